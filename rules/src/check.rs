@@ -216,12 +216,11 @@ impl Groups {
         Self { index, ports }
     }
 
-    /// Returns every fault of the next group. `field` is its path, for example `groups[3]`.
-    pub(crate) fn check(&mut self, field: &str, group: &GroupDraft) -> Vec<Fault> {
+    /// Returns every fault of the next group. Fields are relative to the group.
+    pub(crate) fn check(&mut self, group: &GroupDraft) -> Vec<Fault> {
         let claims = group.into();
-        let own = group.check(self.ports).into_iter();
-        let all = own.chain(self.index.check(&claims, None));
-        let faults = all.map(|fault| fault.within(field)).collect();
+        let mut faults = group.check(self.ports);
+        faults.extend(self.index.check(&claims, None));
         self.index.insert(&claims);
         faults
     }

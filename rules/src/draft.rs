@@ -2,13 +2,14 @@
 
 use core::net::Ipv4Addr;
 
+use castnet_toml_reader::Value;
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use ipnet::Ipv4Net;
 
 use crate::fault::FaultKind;
+use crate::file::port;
 use crate::group::{Endpoint, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory};
 use crate::kinds::KindDraft;
-use crate::reader::{Reader, Value, read_port};
 use crate::route::{Route, RouteHop};
 
 /// A [`GroupRule`] that is being read. A field is `None` if it could not be read; the checker reports nothing about
@@ -61,10 +62,10 @@ impl EndpointRef {
         "the name of one of its endpoints, or a port that only one is at";
 
     /// Reads a name in quotes, or a port number.
-    pub(crate) fn read<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Self> {
+    pub(crate) fn read(value: Value<'_>) -> Option<Self> {
         match value.is_text() {
-            true => r.text(value).map(|name| Self::Name(name.into())),
-            false => read_port(r, value).map(Self::Port),
+            true => value.string().map(Self::Name),
+            false => port(value).map(Self::Port),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Faults of rules, with field and position.
+//! Faults of rules, each with its field.
 
 use core::fmt;
 use core::net::Ipv4Addr;
@@ -6,55 +6,22 @@ use core::net::Ipv4Addr;
 use castnet_wire::{MacAddr, McstId, PortId, Qpn};
 use ipnet::Ipv4Net;
 
-/// A fault of one field. Displays as `12:8: groups[0].paths[1].host.qpn: 0x1000000 is over the 24 bits of a QPN`.
+/// A fault of one field. Displays as `groups[0].paths[1].host.qpn: 0x1000000 is over the 24 bits of a QPN`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Path of the field, for example `groups[1].paths[2].host.qpn`; empty for a whole file.
     pub field: String,
     /// The fault, and what is allowed.
     pub kind: FaultKind,
-    /// Position in the file, if the rules came from one.
-    pub at: Option<Position>,
-}
-
-/// A position in a text file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Position {
-    /// Line, from 1.
-    pub line: usize,
-    /// Column in characters, from 1.
-    pub column: usize,
 }
 
 /// Kinds of faults. Displays what is wrong and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultKind {
-    /// The text is not TOML.
-    #[error("{message}")]
-    Syntax {
-        /// Message of the parser.
-        message: String,
-    },
-    /// The field does not exist.
-    #[error("unknown field{}; allowed: {}", did_you_mean(.suggestion.as_deref()), .allowed.join(", "))]
-    UnknownField {
-        /// The existing field with the most similar name.
-        suggestion: Option<String>,
-        /// The fields that exist.
-        allowed: Vec<&'static str>,
-    },
     /// A required field is missing.
     #[error("missing: {expected}")]
     Missing {
         /// What belongs there.
-        expected: &'static str,
-    },
-    /// The value has the wrong type.
-    #[error("{found} where {expected} belongs")]
-    WrongType {
-        /// The type that was found.
-        found: &'static str,
-        /// The type that is expected.
         expected: &'static str,
     },
     /// The value is outside its range.
@@ -361,12 +328,6 @@ pub enum FaultKind {
     },
 }
 
-fn did_you_mean(suggestion: Option<&str>) -> String {
-    suggestion
-        .map(|s| format!(", did you mean {s:?}?"))
-        .unwrap_or_default()
-}
-
 fn ports_list(ports: &[PortId]) -> String {
     if ports.is_empty() {
         return "none".into();
@@ -380,7 +341,6 @@ impl Fault {
         Self {
             field: field.into(),
             kind,
-            at: None,
         }
     }
 
@@ -401,17 +361,8 @@ pub(crate) fn join(outer: &str, inner: &str) -> String {
     }
 }
 
-impl fmt::Display for Position {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.line, self.column)
-    }
-}
-
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(at) = self.at {
-            write!(f, "{at}: ")?;
-        }
         if !self.field.is_empty() {
             write!(f, "{}: ", self.field)?;
         }
@@ -420,53 +371,3 @@ impl fmt::Display for Fault {
 }
 
 impl core::error::Error for Fault {}
-
-/// All faults of one text, ordered by position. Displays one line per fault, like a compiler.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Faults {
-    /// Name of the file, shown before line and column.
-    pub file: Option<String>,
-    /// The faults; at least one.
-    pub faults: Vec<Fault>,
-}
-
-impl Faults {
-    /// Sets the name of the file.
-    #[must_use]
-    pub fn in_file(mut self, file: impl Into<String>) -> Self {
-        self.file = Some(file.into());
-        self
-    }
-}
-
-impl fmt::Display for Faults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, fault) in self.faults.iter().enumerate() {
-            if i > 0 {
-                writeln!(f)?;
-            }
-            if let Some(file) = &self.file {
-                write!(f, "{file}:{}", if fault.at.is_some() { "" } else { " " })?;
-            }
-            write!(f, "{fault}")?;
-        }
-        Ok(())
-    }
-}
-
-impl core::error::Error for Faults {}
-
-impl core::ops::Deref for Faults {
-    type Target = [Fault];
-    fn deref(&self) -> &[Fault] {
-        &self.faults
-    }
-}
-
-impl IntoIterator for Faults {
-    type Item = Fault;
-    type IntoIter = std::vec::IntoIter<Fault>;
-    fn into_iter(self) -> Self::IntoIter {
-        self.faults.into_iter()
-    }
-}

@@ -1,26 +1,33 @@
 //! Reads and writes rule files (TOML).
 
 use core::fmt::Write;
+use core::net::Ipv4Addr;
 
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Qpn};
+use castnet_toml_reader::{Faults, Table, Value};
+use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 
 use crate::check;
 use crate::draft::{
     EndpointDraft, GroupDraft, HopDraft, HostDraft, PartDraft, RankDraft, RouteDraft, SwitchDraft,
 };
-use crate::fault::{FaultKind, Faults};
+use crate::fault::FaultKind;
 use crate::group::{
     DEFAULT_STALL_TIMEOUT_MS, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory,
 };
 use crate::kinds::{GroupKind, KindDraft};
 use crate::limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT};
-use crate::reader::{self, Fields, Reader, Value, needed_psn, optional, read_port, read_u32};
 use crate::route::Route;
 use crate::set::RuleSet;
 
-const NAME: &str = "a name in quotes";
-pub(crate) const PORT: &str = "a port, 0 to 63";
+const PSN: &str = "a PSN, 0 to 0xffffff";
 const ENDPOINTS: &str = "a list of endpoints: [[groups.endpoints]]";
+
+/// Fields that were renamed, and their earlier names, which are still accepted.
+const RENAMED: &[(&str, &str)] = &[
+    ("endpoints", "paths"),
+    ("start_psn", "psn_start"),
+    ("host", "rank"),
+];
 
 impl RuleSet {
     /// Reads a rule file and reports all faults at once, each with line, column and field. Ports are checked against
@@ -28,7 +35,7 @@ impl RuleSet {
     ///
     /// If the text is not TOML, only that is reported. `examples/` holds files to start from.
     pub fn from_toml(text: &str) -> Result<Self, Faults> {
-        reader::read(text, read_set)
+        castnet_toml_reader::read(text, RENAMED, read_set)
     }
 
     /// Writes a rule file. [`RuleSet::from_toml`] reads it back to the same rules.
@@ -44,45 +51,31 @@ impl RuleSet {
     }
 }
 
-fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSet> {
-    // `None` if a group lacks a field; then the file has faults.
-    let (mut groups, mut checked) = (Some(Vec::new()), check::Groups::new(PortId::COUNT));
+fn read_set(file: &Table<'_>) -> Option<RuleSet> {
+    let (mut groups, mut checked) = (Vec::new(), check::Groups::new(PortId::COUNT));
     let lists = [
-        ("groups", "a list of groups: [[groups]]", "multicast"),
+        (file.value("groups"), "multicast"),
         // Name of the list of groups that compute in earlier versions.
-        ("collectives", "a list of groups: [[groups]]", "translated"),
+        (file.old_value("collectives"), "translated"),
     ];
-    for (name, expected, kind) in lists {
-        let list = match name {
-            "collectives" => fields.take_old(r, name),
-            _ => fields.take(r, name),
-        };
-        let values = list.and_then(|value| r.array(&value, expected));
-        for (i, value) in values.into_iter().flatten().enumerate() {
-            let group = read_group(r, &value, kind).unwrap_or_default();
-            r.fault_at_fields(checked.check(&format!("{name}[{i}]"), &group));
-            // A file can have very many groups. The positions of this group's fields are no longer needed.
-            r.forget_positions();
-            groups = groups.zip(group.finish()).map(|(mut groups, group)| {
-                groups.push(group);
-                groups
-            });
+    for (list, kind) in &lists {
+        let values = list.as_ref().and_then(|v| v.list("a list of groups: [[groups]]"));
+        for value in values.into_iter().flatten() {
+            let group = read_group(value, kind).unwrap_or_default();
+            for fault in checked.check(&group) {
+                value.fault_at(&fault.field, fault.kind);
+            }
+            groups.push(group.finish());
         }
     }
-    let mut routes = Vec::new();
-    if let Some(value) = fields.take(r, "routes") {
-        for value in r
-            .array(&value, "a list of routes: [[routes]]")
-            .into_iter()
-            .flatten()
-        {
-            routes.push(read_route(r, &value).unwrap_or_default());
-        }
+    let routes = file.items("routes", "a list of routes: [[routes]]", |v| {
+        Some(read_route(v).unwrap_or_default())
+    });
+    for fault in check::routes(&routes, PortId::COUNT) {
+        file.fault_at(&fault.field, fault.kind);
     }
-    fields.finish(r);
-    r.fault_at_fields(check::routes(&routes, PortId::COUNT));
     Some(RuleSet {
-        groups: groups?,
+        groups: groups.into_iter().collect::<Option<_>>()?,
         routes: routes
             .into_iter()
             .map(RouteDraft::finish)
@@ -91,60 +84,51 @@ fn read_set<'t>(r: &mut Reader<'t>, mut fields: Fields<'_, 't>) -> Option<RuleSe
 }
 
 /// Reads a group. Its kind is `kind` if the table names none.
-fn read_group<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &'static str) -> Option<GroupDraft> {
-    let mut f = r.table(value, "a group: [[groups]]")?;
-    let (given, known) = (f.take(r, "kind"), GroupKind::NAMES);
-    let kind = match &given {
-        None => kind,
-        Some(value) => {
-            let name = r.text(value)?;
-            let Some(kind) = known.iter().find(|k| **k == name) else {
-                // The fields of an unknown kind cannot be checked.
-                let name = name.to_string();
-                r.fault(value, FaultKind::UnknownKind { name, known });
-                return None;
-            };
-            kind
-        }
+fn read_group(value: Value<'_>, kind: &'static str) -> Option<GroupDraft> {
+    let t = value.table("a group: [[groups]]")?;
+    let kind = t.optional("kind", kind, |v| {
+        let (name, known) = (v.text()?, GroupKind::NAMES);
+        let kind = known.iter().find(|kind| **kind == name).copied();
+        let name = name.into();
+        v.accept(kind.ok_or(FaultKind::UnknownKind { name, known }))
+    });
+    let Some(kind) = kind else {
+        // The fields of an unknown kind cannot be checked.
+        t.accept_all();
+        return None;
     };
-    let group = GroupDraft {
-        name: read_name(r, &mut f),
-        generation: optional(r, &mut f, "generation", 0, |r, v| r.number(v, &Limit::U64)),
-        mcst_id: f
-            .need(r, "mcst_id", IP_TEXT)
-            .and_then(|v| r.parsed(&v, IP_TEXT))
-            .map(McstId),
-        pmtu: f
-            .need(r, "pmtu", "256, 512, 1024, 2048 or 4096")
-            .and_then(|v| read_pmtu(r, &v)),
-        stall_timeout_ms: optional(r, &mut f, "stall_timeout_ms", DEFAULT_STALL_TIMEOUT_MS, read_u32),
-        kind: KindDraft::read(kind, r, &mut f),
-        endpoints: f.need(r, "endpoints", ENDPOINTS).and_then(|v| {
-            let values = r.array(&v, ENDPOINTS)?;
-            let read = |v| read_endpoint(r, v, kind).unwrap_or_default();
-            Some(values.iter().map(read).collect())
+    Some(GroupDraft {
+        name: read_name(&t),
+        generation: t.optional("generation", 0, |v| Limit::U64.read(v)),
+        mcst_id: t.need("mcst_id", IP_TEXT, read_ip).map(McstId),
+        pmtu: t.need("pmtu", "256, 512, 1024, 2048 or 4096", read_pmtu),
+        stall_timeout_ms: t.optional("stall_timeout_ms", DEFAULT_STALL_TIMEOUT_MS, |v| {
+            Limit::U32.read(v)
         }),
-    };
-    f.finish(r);
-    Some(group)
+        kind: KindDraft::read(kind, &t),
+        endpoints: t.need("endpoints", ENDPOINTS, |v| {
+            let endpoints = v.list(ENDPOINTS)?;
+            Some(
+                endpoints
+                    .map(|v| read_endpoint(v, kind).unwrap_or_default())
+                    .collect(),
+            )
+        }),
+    })
 }
 
-fn read_endpoint<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Option<EndpointDraft> {
-    let mut f = r.table(value, "an endpoint: [[groups.endpoints]]")?;
-    let port = f.need(r, "port", PORT).and_then(|v| read_port(r, &v));
-    let virtual_qpn = read_qpn(r, &mut f, "virtual_qpn");
-    let verify_mac = optional(r, &mut f, "verify_mac", false, Reader::boolean);
-    let (host, switch) = (f.take(r, "host"), f.take(r, "switch"));
+fn read_endpoint(value: Value<'_>, kind: &str) -> Option<EndpointDraft> {
+    let t = value.table("an endpoint: [[groups.endpoints]]")?;
+    let (port, virtual_qpn) = (read_port(&t), read_virtual_qpn(&t, "virtual_qpn"));
+    let verify_mac = t.optional("verify_mac", false, Value::flag);
+    let (host, switch) = (t.value("host"), t.value("switch"));
     match (&host, &switch) {
-        (None, None) => f.fault(r, FaultKind::NoNextHop),
-        (Some(_), Some(_)) => f.fault(r, FaultKind::TwoNextHops),
+        (None, None) => t.fault(FaultKind::NoNextHop),
+        (Some(_), Some(_)) => t.fault(FaultKind::TwoNextHops),
         _ => {}
     }
-    let host = host.and_then(|v| read_host(r, &v, kind)).map(HopDraft::Host);
-    let switch = switch
-        .and_then(|v| read_switch(r, &v, kind))
-        .map(HopDraft::Switch);
-    f.finish(r);
+    let host = host.and_then(|v| read_host(v, kind)).map(HopDraft::Host);
+    let switch = switch.and_then(|v| read_switch(v, kind)).map(HopDraft::Switch);
     Some(EndpointDraft {
         port,
         virtual_qpn,
@@ -157,143 +141,124 @@ fn has_ranks(kind: &str) -> bool {
     kind == "translated"
 }
 
-fn read_host<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Option<HostDraft> {
+fn read_host(value: Value<'_>, kind: &str) -> Option<HostDraft> {
     let expected = match has_ranks(kind) {
         true => "a host: { rank, name, ip, qpn, mac, sq_psn, rq_psn }",
         false => "a host: { name, ip, qpn, mac }",
     };
-    let mut f = r.table(value, expected)?;
-    let rank = has_ranks(kind).then(|| {
-        f.need(r, "rank", "a rank, 0 to 1023")
-            .and_then(|v| r.number(&v, &Limit::RANK))
-            .map(|n| n as u16)
-    });
-    let host = HostDraft {
-        name: read_name(r, &mut f),
-        ip: f.need(r, "ip", IP_TEXT).and_then(|v| r.parsed(&v, IP_TEXT)),
-        qpn: f
-            .need(r, "qpn", "the host's QPN, 0x2 to 0xfffffe")
-            .and_then(|v| r.number(&v, &Limit::QPN))
-            .map(|n| Qpn::new(n as u32)),
-        mac: read_mac_or_none(r, &mut f),
+    let t = value.table(expected)?;
+    let rank = has_ranks(kind).then(|| t.need("rank", "a rank, 0 to 1023", |v| Limit::RANK.read(v)));
+    Some(HostDraft {
+        name: read_name(&t),
+        ip: t.need("ip", IP_TEXT, read_ip),
+        qpn: t.need("qpn", "the host's QPN, 0x2 to 0xfffffe", read_qpn),
+        mac: t.optional("mac", MacAddr::UNSPECIFIED, read_mac),
         part: match rank {
             Some(rank) => Some(PartDraft::Rank(RankDraft {
                 rank,
-                sq_psn: needed_psn(r, &mut f, "sq_psn"),
-                rq_psn: needed_psn(r, &mut f, "rq_psn"),
+                sq_psn: t.need("sq_psn", PSN, read_psn),
+                rq_psn: t.need("rq_psn", PSN, read_psn),
             })),
-            None => optional(r, &mut f, "memory", PartDraft::Plain, |r, v| {
-                read_memory(r, v).map(PartDraft::Memory)
+            None => t.optional("memory", PartDraft::Plain, |v| {
+                read_memory(v).map(PartDraft::Memory)
             }),
         },
-    };
-    f.finish(r);
-    Some(host)
-}
-
-/// Reads an optional QPN of a switch; [`Qpn::VIRTUAL`] by default.
-fn read_qpn<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>, name: &'static str) -> Option<Qpn> {
-    optional(r, f, name, Qpn::VIRTUAL, |r, v| {
-        r.number(v, &Limit::QPN).map(|n| Qpn::new(n as u32))
     })
 }
 
-fn read_memory<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<RemoteMemory> {
-    let mut f = r.table(value, "memory: { va, rkey, length }")?;
-    let va = f
-        .need(r, "va", "a virtual address")
-        .and_then(|v| r.number(&v, &Limit::U64));
-    let rkey = f
-        .need(r, "rkey", "a remote key")
-        .and_then(|v| r.number(&v, &Limit::U32));
-    let length = f
-        .need(r, "length", "a length in bytes")
-        .and_then(|v| r.number(&v, &Limit::U64));
-    f.finish(r);
+fn read_memory(value: Value<'_>) -> Option<RemoteMemory> {
+    let t = value.table("memory: { va, rkey, length }")?;
+    let va = t.need("va", "a virtual address", |v| Limit::U64.read(v));
+    let rkey = t.need("rkey", "a remote key", |v| Limit::U32.read(v));
+    let length = t.need("length", "a length in bytes", |v| Limit::U64.read(v));
     Some(RemoteMemory {
         va: va?,
-        rkey: rkey? as u32,
+        rkey: rkey?,
         length: length?,
     })
 }
 
-fn read_switch<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>, kind: &str) -> Option<SwitchDraft> {
+fn read_switch(value: Value<'_>, kind: &str) -> Option<SwitchDraft> {
     const RANKS: &str = "the ranks behind it: [0, 1]";
     let expected = match has_ranks(kind) {
         true => "a switch: { name, mac, ranks }",
         false => "a switch: { name, mac }",
     };
-    let mut f = r.table(value, expected)?;
-    let name = read_name(r, &mut f);
-    let ip = optional(r, &mut f, "ip", None, |r, v| r.parsed(v, IP_TEXT).map(Some));
-    let hop = SwitchDraft {
+    let t = value.table(expected)?;
+    let name = read_name(&t);
+    let ip = t.optional("ip", None, |v| read_ip(v).map(Some));
+    Some(SwitchDraft {
         name,
         ip,
-        qpn: read_qpn(r, &mut f, "qpn"),
+        qpn: read_virtual_qpn(&t, "qpn"),
         mac: match ip {
-            Some(None) => read_mac(r, &mut f),
-            _ => read_mac_or_none(r, &mut f),
+            Some(None) => t.need("mac", MAC_TEXT, read_mac),
+            _ => t.optional("mac", MacAddr::UNSPECIFIED, read_mac),
         },
         ranks: match has_ranks(kind) {
             false => Some(Vec::new()),
-            true => f.need(r, "ranks", RANKS).and_then(|v| {
-                let values = r.array(&v, RANKS)?;
+            true => t.need("ranks", RANKS, |v| {
                 // Read all of them before returning, to report each fault.
-                let ranks: Vec<_> = values.iter().map(|v| r.number(v, &Limit::RANK)).collect();
-                ranks.into_iter().map(|n| n.map(|n| n as u16)).collect()
+                let ranks: Vec<_> = v.list(RANKS)?.map(|v| Limit::RANK.read(v)).collect();
+                ranks.into_iter().collect()
             }),
         },
-    };
-    f.finish(r);
-    Some(hop)
-}
-
-fn read_route<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<RouteDraft> {
-    let mut f = r.table(value, "a route: [[routes]]")?;
-    let prefix = f
-        .need(r, "prefix", PREFIX_TEXT)
-        .and_then(|v| r.parsed(&v, PREFIX_TEXT));
-    let next_hops = f.need(r, "next_hops", "a list of { port, mac }").and_then(|v| {
-        let values = r.array(&v, "a list of { port, mac }")?;
-        Some(
-            values
-                .iter()
-                .map(|v| read_route_hop(r, v).unwrap_or_default())
-                .collect(),
-        )
-    });
-    f.finish(r);
-    Some(RouteDraft { prefix, next_hops })
-}
-
-fn read_route_hop<'t>(
-    r: &mut Reader<'t>,
-    value: &Value<'_, 't>,
-) -> Option<(Option<PortId>, Option<MacAddr>)> {
-    let mut f = r.table(value, "a next hop: { port, mac }")?;
-    let port = f.need(r, "port", PORT).and_then(|v| read_port(r, &v));
-    let mac = read_mac(r, &mut f);
-    f.finish(r);
-    Some((port, mac))
-}
-
-fn read_name<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<String> {
-    fields
-        .need(r, "name", NAME)
-        .and_then(|v| r.text(&v).map(str::to_string))
-}
-
-fn read_mac<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<MacAddr> {
-    fields
-        .need(r, "mac", MAC_TEXT)
-        .and_then(|v| r.parsed(&v, MAC_TEXT))
-}
-
-/// Reads an optional MAC address. The switch resolves a missing one.
-fn read_mac_or_none<'t>(r: &mut Reader<'t>, fields: &mut Fields<'_, 't>) -> Option<MacAddr> {
-    optional(r, fields, "mac", MacAddr::UNSPECIFIED, |r, v| {
-        r.parsed(v, MAC_TEXT)
     })
+}
+
+fn read_route(value: Value<'_>) -> Option<RouteDraft> {
+    const NEXT_HOPS: &str = "a list of { port, mac }";
+    let t = value.table("a route: [[routes]]")?;
+    Some(RouteDraft {
+        prefix: t.need("prefix", PREFIX_TEXT, |v| v.parsed(PREFIX_TEXT)),
+        next_hops: t.need("next_hops", NEXT_HOPS, |v| {
+            let hops = v.list(NEXT_HOPS)?;
+            Some(hops.map(|v| read_route_hop(v).unwrap_or_default()).collect())
+        }),
+    })
+}
+
+fn read_route_hop(value: Value<'_>) -> Option<(Option<PortId>, Option<MacAddr>)> {
+    let t = value.table("a next hop: { port, mac }")?;
+    Some((read_port(&t), t.need("mac", MAC_TEXT, read_mac)))
+}
+
+fn read_name(table: &Table<'_>) -> Option<String> {
+    table.need("name", "a name in quotes", Value::string)
+}
+
+fn read_port(table: &Table<'_>) -> Option<PortId> {
+    table.need("port", "a port, 0 to 63", port)
+}
+
+pub(crate) fn port(value: Value<'_>) -> Option<PortId> {
+    PortId::new(Limit::PORT.read(value)?)
+}
+
+/// Reads an optional QPN of a switch; [`Qpn::VIRTUAL`] by default.
+fn read_virtual_qpn(table: &Table<'_>, name: &'static str) -> Option<Qpn> {
+    table.optional(name, Qpn::VIRTUAL, read_qpn)
+}
+
+fn read_qpn(value: Value<'_>) -> Option<Qpn> {
+    Limit::QPN.read(value).map(Qpn::new)
+}
+
+pub(crate) fn read_psn(value: Value<'_>) -> Option<Psn> {
+    Limit::PSN.read(value).map(Psn::new)
+}
+
+fn read_ip(value: Value<'_>) -> Option<Ipv4Addr> {
+    value.parsed(IP_TEXT)
+}
+
+fn read_mac(value: Value<'_>) -> Option<MacAddr> {
+    value.parsed(MAC_TEXT)
+}
+
+fn read_pmtu(value: Value<'_>) -> Option<Pmtu> {
+    let bytes = Limit::PMTU.read(value)?;
+    value.accept(Pmtu::from_bytes(bytes).ok_or_else(|| Limit::PMTU.fault(bytes)))
 }
 
 /// A MAC address as written in files; empty if unspecified.
@@ -302,15 +267,6 @@ fn mac_text(mac: MacAddr) -> String {
         MacAddr::UNSPECIFIED => String::new(),
         mac => format!(", mac = \"{mac}\""),
     }
-}
-
-fn read_pmtu<'t>(r: &mut Reader<'t>, value: &Value<'_, 't>) -> Option<Pmtu> {
-    let bytes = r.number(value, &Limit::PMTU)?;
-    let pmtu = Pmtu::from_bytes(bytes as u32);
-    if pmtu.is_none() {
-        r.fault(value, Limit::PMTU.fault(bytes));
-    }
-    pmtu
 }
 
 fn write_group(out: &mut String, group: &GroupRule) {

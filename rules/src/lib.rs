@@ -9,7 +9,7 @@
 //!
 //! Types keep values apart that can be confused ([`castnet_wire::Qpn`], [`castnet_wire::PortId`] ...). What types cannot
 //! express is checked by [`GroupRule::check`] and, between groups, by [`GroupIndex::check`]. Files, messages and installs all
-//! use these two. A [`Fault`] names the field and, where the rules came from a file, its line and column.
+//! use these two. A [`Fault`] names the field. [`Faults`] of a file also have line and column.
 //!
 //! ```
 //! use castnet_rules::RuleSet;
@@ -19,7 +19,7 @@
 //! assert_eq!(RuleSet::from_toml(&rules.to_toml()), Ok(rules));
 //!
 //! let faults = RuleSet::from_toml("groups = 3").expect_err("not a list");
-//! assert_eq!(faults[0].to_string(), "1:10: groups: a whole number where a list of groups: [[groups]] belongs");
+//! assert_eq!(faults.faults[0].to_string(), "1:10: groups: a whole number where a list of groups: [[groups]] belongs");
 //! ```
 #![forbid(unsafe_code)]
 
@@ -33,16 +33,16 @@ mod index;
 mod kinds;
 mod lane;
 mod limit;
-mod reader;
 mod route;
 mod set;
 mod text;
 
+pub use castnet_toml_reader::Faults;
 pub use draft::{
     EndpointDraft, EndpointRef, GroupDraft, HopDraft, HostDraft, PartDraft, RankDraft, RouteDraft,
     SwitchDraft,
 };
-pub use fault::{Fault, FaultKind, Faults, Position};
+pub use fault::{Fault, FaultKind};
 pub use generate::{COLLECTIVE_EXAMPLE, FORWARDING_EXAMPLE, TWO_TIER_EXAMPLE};
 pub use group::{
     DEFAULT_STALL_TIMEOUT_MS, ENDPOINTS_MAX, Endpoint, GroupRule, HostEndpoint, HostPart, NextHop, RankPart,

@@ -2,6 +2,8 @@
 
 use core::fmt::Display;
 
+use castnet_toml_reader::Value;
+
 use crate::fault::FaultKind;
 
 /// Description of an IPv4 address in faults.
@@ -43,6 +45,11 @@ impl Limit {
 
     const fn new(most: u64, over: &'static str) -> Self {
         Self { most, over }
+    }
+
+    /// Reads an integer within the limit from a file.
+    pub(crate) fn read<T: TryFrom<u64>>(&self, value: Value<'_>) -> Option<T> {
+        value.number(0..=self.most, self.over)
     }
 
     /// Returns the number if it is within the limit; otherwise the fault, with the number written as `shown`.

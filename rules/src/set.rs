@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::check;
-use crate::draft::{GroupDraft, RouteDraft};
+use crate::draft::RouteDraft;
 use crate::fault::Fault;
 use crate::group::GroupRule;
 use crate::route::Route;
@@ -27,7 +27,8 @@ impl RuleSet {
         let mut groups = check::Groups::new(ports);
         let mut faults = Vec::new();
         for (i, group) in self.groups.iter().enumerate() {
-            faults.extend(groups.check(&format!("groups[{i}]"), &GroupDraft::from(group)));
+            let found = groups.check(&group.into()).into_iter();
+            faults.extend(found.map(|fault| fault.within(&format!("groups[{i}]"))));
         }
         let routes: Vec<RouteDraft> = self.routes.iter().map(RouteDraft::from).collect();
         faults.extend(check::routes(&routes, ports));

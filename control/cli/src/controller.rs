@@ -7,6 +7,7 @@ use castnet_console::connect::{self, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, remark};
 use castnet_console::service::{Ready, Signals};
+use castnet_console::settings;
 use castnet_controller::{Config, Controller, DEFAULT_LISTEN, StartError, SwitchConfig};
 use castnet_proto::transport::Address;
 use castnet_rules::Ipv4Net;
@@ -84,9 +85,8 @@ impl ControllerCommand {
             Some(path) => {
                 let text = exit::read_text(path)?;
                 let folder = path.parent().unwrap_or(std::path::Path::new(""));
-                Config::from_toml(&text, folder).map_err(|e| {
-                    Failure::usage(format!("{}: {e}", path.display()))
-                        .next("deploy/examples/controller.toml has all fields")
+                Config::from_toml(&text, folder).map_err(|faults| {
+                    settings::faulty(path, faults).next("deploy/examples/controller.toml has all fields")
                 })?
             }
             None => {
@@ -98,8 +98,7 @@ impl ControllerCommand {
         if let Some(path) = &self.topology {
             let text = exit::read_text(path)?;
             let topology = Topology::from_toml(&text).map_err(|faults| {
-                Failure::usage(faults.in_file(path.display().to_string()))
-                    .next("deploy/examples/topology.toml shows the form")
+                settings::faulty(path, faults).next("deploy/examples/topology.toml shows the form")
             })?;
             config.topology = Some(topology);
         }

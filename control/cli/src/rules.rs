@@ -6,6 +6,7 @@ use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, write_stdout};
 use castnet_console::units::plural;
 use castnet_rules::{COLLECTIVE_EXAMPLE, Fault, RuleSet};
+use castnet_toml_reader::Fault as FileFault;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -70,10 +71,21 @@ struct FaultReport {
 impl From<&Fault> for FaultReport {
     fn from(fault: &Fault) -> Self {
         Self {
-            line: fault.at.map(|at| at.line),
-            column: fault.at.map(|at| at.column),
+            line: None,
+            column: None,
             field: fault.field.clone(),
             message: fault.kind.to_string(),
+        }
+    }
+}
+
+impl From<FileFault> for FaultReport {
+    fn from(fault: FileFault) -> Self {
+        Self {
+            line: Some(fault.line),
+            column: Some(fault.column),
+            field: fault.field,
+            message: fault.message,
         }
     }
 }
@@ -83,12 +95,14 @@ impl FileReport {
         let text = exit::read_text(path)?;
         let (rules, faults) = match RuleSet::from_toml(&text) {
             Ok(rules) => {
-                let faults = rules.check(ports);
+                let faults = rules.check(ports).iter().map(FaultReport::from).collect();
                 (rules, faults)
             }
-            Err(faults) => (RuleSet::default(), faults.into_iter().collect()),
+            Err(faults) => {
+                let faults = faults.faults.into_iter().map(FaultReport::from).collect();
+                (RuleSet::default(), faults)
+            }
         };
-        let faults = faults.iter().map(FaultReport::from).collect();
         let of_kind = |kind: &str| rules.groups.iter().filter(|g| g.kind.name() == kind).count();
         Ok(Self {
             file: path.display().to_string(),

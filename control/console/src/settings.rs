@@ -1,153 +1,36 @@
-//! Configuration files: read from TOML, each fault named with file, line, column and field.
+//! Configuration files: their faults as failures of a command.
 
-use std::fmt;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use castnet_rules::RuleSet;
-use serde::de::DeserializeOwned;
-use toml::Spanned;
+use castnet_toml_reader::{Faults, Table, Value};
 
 use crate::exit::{self, Failure, Outcome};
 
-/// Something wrong in a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// From 1.
-    pub line: usize,
-    /// In characters, from 1.
-    pub column: usize,
-    /// The field's path; empty where it cannot be told.
-    pub field: String,
-    /// What is wrong.
-    pub message: String,
+/// Reads the file at `path`: `read` takes its fields. The failure has all faults, each with file, line, column and field.
+pub fn read<T>(path: &Path, read: impl FnOnce(&Table<'_>) -> Option<T>) -> Outcome<T> {
+    let text = exit::read_text(path)?;
+    castnet_toml_reader::read(&text, &[], read)
+        .map_err(|faults| faulty(path, faults).next("deploy/ has examples of all configuration files"))
 }
 
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let colon = if self.field.is_empty() { "" } else { ": " };
-        write!(
-            f,
-            "{}:{}: {}{colon}{}",
-            self.line, self.column, self.field, self.message
-        )
-    }
+/// The failure of reading a file with faults.
+pub fn faulty(path: &Path, faults: Faults) -> Failure {
+    Failure::usage(faults.in_file(path.display().to_string()))
 }
 
-/// A file's text, and the faults that were found in it so far.
-#[derive(Debug)]
-pub struct File {
-    path: PathBuf,
-    text: String,
-    faults: Vec<Fault>,
+/// A path in a file, relative to the folder of the file.
+pub fn beside(file: &Path, value: Value<'_>) -> Option<PathBuf> {
+    let folder = file.parent().unwrap_or(Path::new(""));
+    Some(folder.join(value.text()?))
 }
 
-impl File {
-    /// Reads the file at `path` and its table; faults of TOML itself and of the types are told at once.
-    pub fn read<T: DeserializeOwned>(path: &Path) -> Outcome<(Self, T)> {
-        Self::parse(path, exit::read_text(path)?)
-    }
-
-    fn parse<T: DeserializeOwned>(path: &Path, text: String) -> Outcome<(Self, T)> {
-        let mut file = Self {
-            path: path.to_owned(),
-            text,
-            faults: Vec::new(),
-        };
-        match toml::from_str(&file.text) {
-            Ok(table) => Ok((file, table)),
-            Err(error) => {
-                let span = error.span().unwrap_or(0..0);
-                let field = file.key_at(span.start);
-                file.fault(span, field, error.message());
-                Err(file.failure())
-            }
-        }
-    }
-
-    /// Notes a fault.
-    pub fn fault(&mut self, at: Range<usize>, field: impl Into<String>, message: impl fmt::Display) {
-        let before = self.text.get(..at.start).unwrap_or(&self.text);
-        let line = before.matches('\n').count() + 1;
-        let column = before.rsplit('\n').next().map_or(0, |l| l.chars().count()) + 1;
-        self.faults.push(Fault {
-            line,
-            column,
-            field: field.into(),
-            message: message.to_string(),
-        });
-    }
-
-    /// Reads a text as a `T`; a text that is none becomes a fault of `field`.
-    pub fn text<T>(&mut self, field: &str, value: Option<&Spanned<String>>) -> Option<T>
-    where
-        T: FromStr,
-        T::Err: fmt::Display,
-    {
-        let value = value?;
-        match value.get_ref().parse() {
-            Ok(read) => Some(read),
-            Err(error) => {
-                self.fault(value.span(), field, error);
-                None
-            }
-        }
-    }
-
-    /// The path, taken from this file's folder where it is relative.
-    pub fn beside(&self, path: PathBuf) -> PathBuf {
-        self.path
-            .parent()
-            .map(|folder| folder.join(&path))
-            .unwrap_or(path)
-    }
-
-    /// Ends the reading: fails where there was a fault.
-    pub fn finish(self) -> Outcome {
-        if self.faults.is_empty() {
-            Ok(())
-        } else {
-            Err(self.failure())
-        }
-    }
-
-    fn failure(&self) -> Failure {
-        let lines: Vec<_> = self
-            .faults
-            .iter()
-            .map(|f| format!("{}:{f}", self.path.display()))
-            .collect();
-        Failure::usage(lines.join("\n")).next("deploy/ has examples of all configuration files")
-    }
-
-    /// The key of the line at `at`, if the line has one.
-    fn key_at(&self, at: usize) -> String {
-        let start = self
-            .text
-            .get(..at)
-            .and_then(|t| t.rfind('\n'))
-            .map_or(0, |n| n + 1);
-        let line = self
-            .text
-            .get(start..)
-            .and_then(|t| t.lines().next())
-            .unwrap_or_default();
-        match line.split_once('=') {
-            Some((key, _)) if !key.trim_start().starts_with(['#', '[']) => key.trim().to_owned(),
-            _ => String::new(),
-        }
-    }
-}
-
-/// Reads a rule file. The failure names the line, column and field of each fault.
+/// Reads a rule file.
 pub fn read_rules(path: &Path) -> Outcome<RuleSet> {
     let text = exit::read_text(path)?;
     RuleSet::from_toml(&text).map_err(|faults| {
-        Failure::usage(faults.in_file(path.display().to_string())).next(format!(
-            "castnet rules check {}\ncastnet rules example",
-            path.display()
-        ))
+        let next = format!("castnet rules check {}\ncastnet rules example", path.display());
+        faulty(path, faults).next(next)
     })
 }
 
@@ -155,26 +38,28 @@ pub fn read_rules(path: &Path) -> Outcome<RuleSet> {
 mod tests {
     use super::*;
     use castnet_proto::transport::Address;
-    use serde::Deserialize;
 
-    #[derive(Debug, Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Table {
-        listen: Option<Spanned<String>>,
-        agent: Option<Spanned<String>>,
-        #[allow(dead_code)]
-        count: Option<u32>,
-    }
+    use crate::units::{Ratio, Size, Span};
 
-    fn read(text: &str) -> Outcome<(File, Table)> {
-        File::parse(Path::new("/etc/castnet/x.toml"), text.to_owned())
+    const FILE: &str = "/etc/castnet/x.toml";
+
+    fn read(text: &str) -> Result<Option<Address>, Failure> {
+        let read = |t: &Table<'_>| {
+            let (listen, _agent) = (
+                t.get("listen", Value::parse),
+                t.get("agent", Value::parse::<Address>),
+            );
+            t.get("count", |v| v.number::<u32>(0..=9, "is more than 9"));
+            Some(listen)
+        };
+        castnet_toml_reader::read(text, &[], read).map_err(|faults| faulty(Path::new(FILE), faults))
     }
 
     #[test]
     fn faults_of_toml_and_types_have_line_column_and_field() {
         let what = |text: &str| read(text).expect_err("a fault").what;
         assert!(
-            what("listen = \"x\"\ncount = true\n").starts_with("/etc/castnet/x.toml:2:9: count: "),
+            what("listen = \"x\"\ncount = true\n").contains("/etc/castnet/x.toml:2:9: count: "),
             "{}",
             what("listen = \"x\"\ncount = true\n")
         );
@@ -187,32 +72,52 @@ mod tests {
     }
 
     #[test]
-    fn all_faults_of_values_are_told_together() {
-        let (mut file, table) = read("listen = \"here\"\n  agent = \"there\"\n").expect("TOML");
-        let listen: Option<Address> = file.text("listen", table.listen.as_ref());
-        let agent: Option<Address> = file.text("agent", table.agent.as_ref());
-        assert!(listen.is_none() && agent.is_none());
-        let failure = file.finish().expect_err("two faults");
+    fn all_faults_of_a_file_are_reported_together() {
+        let failure =
+            read("listen = \"here\"\n  agent = \"there\"\ncount = 10\ncolour = 1").expect_err("faults");
         let lines: Vec<_> = failure.what.lines().collect();
-        assert_eq!(lines.len(), 2);
-        assert!(
-            lines[0].starts_with("/etc/castnet/x.toml:1:10: listen: "),
-            "{}",
-            lines[0]
-        );
-        assert!(
-            lines[1].starts_with("/etc/castnet/x.toml:2:11: agent: "),
-            "{}",
-            lines[1]
-        );
+        assert_eq!(lines.len(), 4, "{lines:?}");
+        for (line, start) in
+            lines
+                .iter()
+                .zip(["1:10: listen: ", "2:11: agent: ", "3:9: count: ", "4:1: colour: "])
+        {
+            assert!(line.starts_with(&format!("{FILE}:{start}")), "{line}");
+        }
         assert_eq!(failure.code(), 2);
     }
 
     #[test]
-    fn paths_are_taken_from_the_files_folder() {
-        let (file, _) = read("").expect("TOML");
-        assert_eq!(file.beside("a.toml".into()), Path::new("/etc/castnet/a.toml"));
-        assert_eq!(file.beside("/b.toml".into()), Path::new("/b.toml"));
-        assert!(file.finish().is_ok());
+    fn paths_are_relative_to_the_folder_of_the_file() {
+        let text = "a = \"a.toml\"\nb = \"/b.toml\"";
+        let paths = castnet_toml_reader::read(text, &[], |t| {
+            Some(["a", "b"].map(|name| t.get(name, |v| beside(Path::new(FILE), v))))
+        });
+        assert_eq!(
+            paths,
+            Ok([Some("/etc/castnet/a.toml".into()), Some("/b.toml".into())])
+        );
+    }
+
+    #[test]
+    fn files_may_write_numbers_or_text() {
+        let text = "a = 1500\nb = \"1MiB\"\nloss = \"1%\"\nwait = 0.5";
+        let read = castnet_toml_reader::read(text, &[], |t| {
+            let sizes = ["a", "b"].map(|name| t.get(name, Value::number_or_text));
+            let (loss, wait) = (
+                t.get("loss", Value::number_or_text),
+                t.get("wait", Value::number_or_text),
+            );
+            Some((sizes, loss, wait))
+        });
+        let half_a_second = Span(std::time::Duration::from_millis(500));
+        assert_eq!(
+            read,
+            Ok((
+                [Some(Size(1500)), Some(Size(1 << 20))],
+                Some(Ratio(0.01)),
+                Some(half_a_second)
+            ))
+        );
     }
 }

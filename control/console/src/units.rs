@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// A number of bytes: `1500`, `64KiB`, `64MiB`, `1GB`. `k`, `M` and `G` alone mean powers of 1024.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -126,32 +126,6 @@ impl fmt::Display for Span {
         f.write_str(&span(self.0))
     }
 }
-
-/// Text or number in TOML and JSON, as on the command line.
-macro_rules! serde_as_text {
-    ($type:ident) => {
-        impl<'de> Deserialize<'de> for $type {
-            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-                #[derive(Deserialize)]
-                #[serde(untagged)]
-                enum Either {
-                    Whole(u64),
-                    Broken(f64),
-                    Text(String),
-                }
-                let text = match Either::deserialize(from)? {
-                    Either::Whole(n) => n.to_string(),
-                    Either::Broken(n) => n.to_string(),
-                    Either::Text(text) => text,
-                };
-                text.parse().map_err(serde::de::Error::custom)
-            }
-        }
-    };
-}
-serde_as_text!(Size);
-serde_as_text!(Ratio);
-serde_as_text!(Span);
 
 impl Serialize for Size {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
@@ -339,22 +313,5 @@ mod tests {
         assert_eq!(from_hex("0x02:00 fF\n"), Ok(vec![2, 0, 255]));
         assert!(from_hex("0g").is_err());
         assert!(from_hex("012").is_err());
-    }
-
-    #[test]
-    fn files_may_write_numbers_or_text() {
-        #[derive(Deserialize)]
-        struct Both {
-            a: Size,
-            b: Size,
-            loss: Ratio,
-            wait: Span,
-        }
-        let both: Both = toml::from_str("a = 1500\nb = \"1MiB\"\nloss = \"1%\"\nwait = 0.5").expect("TOML");
-        assert_eq!(
-            (both.a, both.b, both.loss),
-            (Size(1500), Size(1 << 20), Ratio(0.01))
-        );
-        assert_eq!(both.wait.0, Duration::from_millis(500));
     }
 }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_proto::transport::{Address, Security, TlsFiles};
-use castnet_rules::Ipv4Net;
+use castnet_rules::{Ipv4Net, PREFIX_TEXT};
+use castnet_toml_reader::{Faults, Value};
 use castnet_topology::{Switch, SwitchKind, Topology, overlaps};
-use serde::Deserialize;
 
 use crate::error::StartError;
 
@@ -119,53 +119,60 @@ impl Config {
     /// ```
     ///
     /// # Errors
-    /// Names the field, and line and column where the text is not as it should be.
-    pub fn from_toml(text: &str, folder: &Path) -> Result<Self, StartError> {
-        let bad = |field: &str, reason: String| StartError::Config {
-            field: field.into(),
-            reason,
-        };
-        let file: File = toml::from_str(text).map_err(|e| bad("configuration", e.to_string()))?;
-        let path = |p: PathBuf| folder.join(p);
-        let address =
-            |field: &str, text: &str| text.parse::<Address>().map_err(|e| bad(field, e.to_string()));
-        let mut config = Self::new(Vec::new());
-        config.listen = address("listen", file.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?;
-        config.security.insecure = file.insecure;
-        config.verify_mac = file.verify_mac;
-        config.security.tls = file.tls.map(|tls| TlsFiles {
-            ca: path(tls.ca),
-            cert: path(tls.cert),
-            key: path(tls.key),
-        });
-        config.store = file.store.map(path);
-        if let Some(pool) = file.mcst_pool {
-            config.mcst_pool = pool
-                .parse()
-                .map_err(|_| bad("mcst_pool", format!("{pool:?} is no IPv4 prefix")))?;
-        }
-        if let Some(name) = file.topology.map(path) {
-            let shown = name.display().to_string();
-            let text =
-                std::fs::read_to_string(&name).map_err(|e| bad("topology", format!("{shown}: {e}")))?;
-            let topology =
-                Topology::from_toml(&text).map_err(|e| bad("topology", e.in_file(shown).to_string()))?;
-            config.topology = Some(topology);
-        }
-        for (i, switch) in file.switches.into_iter().enumerate() {
-            let agent = address(&format!("switches[{i}].agent"), &switch.agent)?;
-            config.switches.push(SwitchConfig {
-                name: switch.name,
-                agent,
+    /// All faults, each with line, column and field.
+    pub fn from_toml(text: &str, folder: &Path) -> Result<Self, Faults> {
+        let path = |v: Value<'_>| Some(folder.join(v.text()?));
+        castnet_toml_reader::read(text, &[], |t| {
+            let mut config = Self::new(Vec::new());
+            config.listen = t.get("listen", Value::parse).or(DEFAULT_LISTEN.parse().ok())?;
+            config.store = t.get("store", path);
+            config.topology = t.get("topology", |v| {
+                let file = path(v)?;
+                let shown = file.display().to_string();
+                let text = std::fs::read_to_string(&file).map_err(|e| format!("{shown}: {e}"));
+                v.accept(Topology::from_toml(&v.accept(text)?).map_err(|faults| faults.in_file(shown)))
             });
-        }
-        let ms = |given: Option<u64>, default: Duration| given.map_or(default, Duration::from_millis);
-        let timeouts = file.timeouts;
-        config.timeouts.switch = ms(timeouts.switch_ms, config.timeouts.switch);
-        config.timeouts.host = ms(timeouts.host_ms, config.timeouts.host);
-        config.timeouts.reconcile = ms(timeouts.reconcile_ms, config.timeouts.reconcile);
-        config.timeouts.link = ms(timeouts.link_ms, config.timeouts.link);
-        Ok(config)
+            if let Some(pool) = t.get("mcst_pool", |v| v.parsed(PREFIX_TEXT)) {
+                config.mcst_pool = pool;
+            }
+            config.verify_mac = t.get("verify_mac", Value::flag).unwrap_or_default();
+            config.security.insecure = t.get("insecure", Value::flag).unwrap_or_default();
+            config.security.tls = t.get("tls", |v| {
+                let t = v.table("a table: { ca, cert, key }")?;
+                let files = ["ca", "cert", "key"].map(|name| t.need(name, "the path of a file", path));
+                let [ca, cert, key] = files;
+                Some(TlsFiles {
+                    ca: ca?,
+                    cert: cert?,
+                    key: key?,
+                })
+            });
+            let timeouts = &mut config.timeouts;
+            t.get("timeouts", |v| {
+                let t = v.table("a table: { switch_ms, host_ms, reconcile_ms, link_ms }")?;
+                for (name, timeout) in [
+                    ("switch_ms", &mut timeouts.switch),
+                    ("host_ms", &mut timeouts.host),
+                    ("reconcile_ms", &mut timeouts.reconcile),
+                    ("link_ms", &mut timeouts.link),
+                ] {
+                    if let Some(ms) = t.get(name, |v| v.number(0..=u64::MAX, "is over 64 bits")) {
+                        *timeout = Duration::from_millis(ms);
+                    }
+                }
+                Some(())
+            });
+            config.switches = t.items("switches", "a list of switches: [[switches]]", |v| {
+                let t = v.table("a switch: [[switches]]")?;
+                let name = t.need("name", "a name in quotes", Value::string);
+                let agent = t.need("agent", "the address of its agent", Value::parse);
+                Some(SwitchConfig {
+                    name: name?,
+                    agent: agent?,
+                })
+            });
+            Some(config)
+        })
     }
 
     /// Whether a controller can run with it.
@@ -215,48 +222,6 @@ impl Config {
         }
         Ok(())
     }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    listen: Option<String>,
-    store: Option<PathBuf>,
-    topology: Option<PathBuf>,
-    mcst_pool: Option<String>,
-    #[serde(default)]
-    verify_mac: bool,
-    #[serde(default)]
-    insecure: bool,
-    tls: Option<TlsTable>,
-    #[serde(default)]
-    timeouts: TimeoutsTable,
-    #[serde(default)]
-    switches: Vec<SwitchTable>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TlsTable {
-    ca: PathBuf,
-    cert: PathBuf,
-    key: PathBuf,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TimeoutsTable {
-    switch_ms: Option<u64>,
-    host_ms: Option<u64>,
-    reconcile_ms: Option<u64>,
-    link_ms: Option<u64>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SwitchTable {
-    name: String,
-    agent: String,
 }
 
 /// A moment in an installation at which a controller could be killed.
@@ -391,16 +356,36 @@ mod tests {
     #[test]
     fn bad_files_name_the_field() {
         let cases = [
-            ("listen = \"localhost\"", "listen"),
-            ("mcst_pool = \"x\"", "mcst_pool"),
-            ("topology = \"/nowhere\"", "topology"),
-            ("[[switches]]\nname = \"a\"\nagent = \"b\"", "switches[0].agent"),
-            ("colour = 1", "configuration"),
+            ("listen = \"localhost\"", "1:10: listen: "),
+            (
+                "mcst_pool = \"x\"",
+                "1:13: mcst_pool: \"x\" is not an IPv4 prefix",
+            ),
+            ("topology = \"/nowhere\"", "1:12: topology: /nowhere: "),
+            (
+                "[[switches]]\nname = \"a\"\nagent = \"b\"",
+                "3:9: switches[0].agent: ",
+            ),
+            ("colour = 1", "1:1: colour: unknown field; allowed: listen, "),
         ];
-        for (text, field) in cases {
+        for (text, start) in cases {
             let error = Config::from_toml(text, Path::new("/")).unwrap_err();
-            assert!(error.to_string().starts_with(&format!("{field}: ")), "{error}");
+            assert!(error.to_string().starts_with(start), "{error}");
         }
+    }
+
+    #[test]
+    fn all_faults_of_a_file_are_reported_at_once() {
+        let text = "listen = 7\ntls = { ca = \"ca.pem\" }\ntimeouts = { host_ms = -1 }\n[[switches]]\nnmae = \"a\"\n";
+        let faults = Config::from_toml(text, Path::new("/")).unwrap_err();
+        let expected = "controller.toml:1:10: listen: a whole number where a text in quotes belongs
+controller.toml:2:7: tls.cert: missing: the path of a file
+controller.toml:2:7: tls.key: missing: the path of a file
+controller.toml:3:24: timeouts.host_ms: -1 is negative: give 0 or more
+controller.toml:4:1: switches[0].name: missing: a name in quotes
+controller.toml:4:1: switches[0].agent: missing: the address of its agent
+controller.toml:5:1: switches[0].nmae: unknown field; allowed: name, agent";
+        assert_eq!(faults.in_file("controller.toml").to_string(), expected);
     }
 
     #[test]

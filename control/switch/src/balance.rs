@@ -1,15 +1,11 @@
 //! When a switch of several workers moves groups by itself: `--balance`, and `[balance]` in its file.
 
-use std::fmt::Display;
-use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
-use castnet_console::settings::File;
 use castnet_console::units::{Ratio, Span};
+use castnet_toml_reader::Value;
 use castnet_worker::Balance;
-use serde::Deserialize;
-use toml::Spanned;
 
 /// The shortest time between two looks: less says little about load.
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
@@ -67,6 +63,16 @@ impl BalanceRule {
         }
     }
 
+    /// Reads `[balance]`.
+    pub(crate) fn read(value: Value<'_>) -> Option<Self> {
+        let t = value.table("a table: [balance]")?;
+        Some(Self {
+            enabled: t.get("enabled", Value::flag),
+            interval: t.get("interval", |v| v.accept(interval(v.number_or_text()?))),
+            threshold: t.get("threshold", |v| v.accept(threshold(v.number_or_text()?))),
+        })
+    }
+
     /// For the dataplane.
     pub fn balance(self) -> Option<Balance> {
         let usual = Balance::default();
@@ -74,41 +80,6 @@ impl BalanceRule {
             interval: self.interval.unwrap_or(usual.interval),
             threshold: self.threshold.unwrap_or(usual.threshold),
         })
-    }
-}
-
-/// `[balance]`.
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct BalanceTable {
-    enabled: Option<bool>,
-    interval: Option<Spanned<String>>,
-    threshold: Option<Spanned<f64>>,
-}
-
-impl BalanceTable {
-    pub(crate) fn read(self, file: &mut File) -> BalanceRule {
-        fn checked<T>(
-            file: &mut File,
-            at: Range<usize>,
-            field: &str,
-            value: Result<T, impl Display>,
-        ) -> Option<T> {
-            value.map_err(|why| file.fault(at, field, why)).ok()
-        }
-        let interval = self.interval.and_then(|text| {
-            let read = text.get_ref().parse().and_then(interval);
-            checked(file, text.span(), "balance.interval", read)
-        });
-        let threshold = self.threshold.and_then(|share| {
-            let read = share.get_ref().to_string().parse().and_then(threshold);
-            checked(file, share.span(), "balance.threshold", read)
-        });
-        BalanceRule {
-            enabled: self.enabled,
-            interval,
-            threshold,
-        }
     }
 }
 

@@ -6,16 +6,15 @@ use std::str::FromStr;
 
 use castnet_console::connect::{self, Tls};
 use castnet_console::exit::{Failure, Outcome};
-use castnet_console::settings::File;
+use castnet_console::settings;
 use castnet_console::units::{Size, Span};
 use castnet_port::PortSpec;
 use castnet_proto::transport::Address;
+use castnet_toml_reader::Value;
 use castnet_wire::PortId;
 use clap::ValueEnum;
-use serde::Deserialize;
-use toml::Spanned;
 
-use crate::balance::{BalanceRule, BalanceTable};
+use crate::balance::BalanceRule;
 use crate::dpdk::Hugepages;
 
 /// What a worker does when it finds no frame.
@@ -54,22 +53,35 @@ impl FromStr for NamedPort {
             _ if text.contains(':') => return Err("write NAME=SPEC, such as h1=af_packet:veth-h1".to_owned()),
             _ => (text, text),
         };
-        Self::new(name, spec)
+        Ok(Self {
+            name: port_name(name)?,
+            spec: port_text(spec)?,
+        })
     }
 }
 
 impl NamedPort {
-    fn new(name: &str, spec: &str) -> Result<Self, String> {
-        if name.is_empty() || name.chars().any(|c| c.is_whitespace() || c.is_control()) {
-            return Err(format!(
-                "'{name}' is no name for a port: printable characters without blanks"
-            ));
-        }
-        Ok(Self {
-            name: name.to_owned(),
-            spec: port_text(spec)?,
+    /// Reads `[[ports]]`. Without a `spec`, the name is that of the interface.
+    fn read(value: Value<'_>) -> Option<Self> {
+        let t = value.table("a port: [[ports]]")?;
+        let name = t.need("name", "a name in quotes", Some);
+        let spec = t.value("spec").or(name);
+        let name = name.and_then(|v| v.accept(port_name(v.text()?)));
+        let spec = spec.and_then(|v| v.accept(port_text(v.text()?)));
+        Some(Self {
+            name: name?,
+            spec: spec?,
         })
     }
+}
+
+fn port_name(name: &str) -> Result<String, String> {
+    if name.is_empty() || name.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        return Err(format!(
+            "'{name}' is no name for a port: printable characters without blanks"
+        ));
+    }
+    Ok(name.to_owned())
 }
 
 /// The whole form of a port's text, checked. A bare interface name is short for `af_packet:INTERFACE`.
@@ -171,6 +183,14 @@ impl FromStr for WorkerPlace {
             None if text == "any" => Ok(Self { core: None }),
             None => Err(fault()),
         }
+    }
+}
+
+impl WorkerPlace {
+    fn read(value: Value<'_>) -> Option<Self> {
+        let t = value.table("a worker: {} or { core = 2 }")?;
+        let core = t.get("core", |v| v.number(0..=u64::MAX, "is over 64 bits"));
+        Some(Self { core })
     }
 }
 
@@ -297,103 +317,44 @@ impl SwitchConfig {
         Ok(specs)
     }
 
-    /// Reads a file; paths in it are taken from its folder.
+    /// Reads a file. Paths in it are relative to its folder.
     pub fn read(path: &Path) -> Outcome<Self> {
-        let (mut file, table) = File::read::<Table>(path)?;
-        let ports = table.ports.iter().enumerate().filter_map(|(i, port)| {
-            let field = format!("ports[{i}]");
-            let spec = port.spec.as_ref().unwrap_or(&port.name);
-            match NamedPort::new(port.name.get_ref(), spec.get_ref()) {
-                Ok(port) => Some(port),
-                Err(message) => {
-                    file.fault(spec.span(), format!("{field}.spec"), message);
-                    None
-                }
-            }
-        });
-        let ports = ports.collect();
-        let each = |file: &mut File, name: &str, list: &[Spanned<String>]| -> Vec<FaultRule> {
-            let rule = |(i, text)| file.text(&format!("{name}[{i}]"), Some(text));
-            list.iter().enumerate().filter_map(rule).collect()
-        };
-        let faults = each(&mut file, "faults", &table.faults);
-        let tls = table.tls.unwrap_or_default();
-        let balance = table.balance.unwrap_or_default().read(&mut file);
-        let path_of = |file: &File, path: Option<PathBuf>| path.map(|p| file.beside(p));
-        let config = Self {
-            name: table.name,
-            ports,
-            listen: file.text("listen", table.listen.as_ref()),
-            idle: file.text("idle", table.idle.as_ref()),
-            lldp: file.text("lldp", table.lldp.as_ref()),
-            hugepages: file.text("hugepages", table.hugepages.as_ref()),
-            memory: file.text("memory", table.memory.as_ref()),
-            rules: path_of(&file, table.rules),
-            tls: Tls {
-                ca: path_of(&file, tls.ca),
-                cert: path_of(&file, tls.cert),
-                key: path_of(&file, tls.key),
-                insecure: table.insecure,
-            },
-            workers: table
-                .workers
-                .iter()
-                .map(|w| WorkerPlace { core: w.core })
-                .collect(),
-            balance,
-            faults,
-            no_flood: table.no_flood,
-            groups_max: table.groups_max,
-        };
-        file.finish()?;
-        Ok(config)
+        let file_path = |v: Value<'_>| settings::beside(path, v);
+        settings::read(path, |t| {
+            let tls = t.get("tls", |v| {
+                let t = v.table("a table: { ca, cert, key }")?;
+                Some(Tls {
+                    ca: t.get("ca", file_path),
+                    cert: t.get("cert", file_path),
+                    key: t.get("key", file_path),
+                    insecure: false,
+                })
+            });
+            Some(Self {
+                name: t.get("name", Value::string),
+                listen: t.get("listen", Value::parse),
+                rules: t.get("rules", file_path),
+                idle: t.get("idle", Value::parse),
+                tls: Tls {
+                    insecure: t.get("insecure", Value::flag).unwrap_or_default(),
+                    ..tls.unwrap_or_default()
+                },
+                workers: t.items(
+                    "workers",
+                    "a list of workers: [{ core = 2 }, {}]",
+                    WorkerPlace::read,
+                ),
+                balance: t.get("balance", BalanceRule::read).unwrap_or_default(),
+                faults: t.items("faults", "a list of faults: [\"PORT:loss=1%\"]", |v| v.parse()),
+                no_flood: t.items("no_flood", "a list of ports: [\"PORT\"]", |v| v.string()),
+                groups_max: t.get("groups_max", |v| v.number(0..=u64::MAX, "is over 64 bits")),
+                memory: t.get("memory", Value::number_or_text),
+                lldp: t.get("lldp", Value::number_or_text),
+                hugepages: t.get("hugepages", Value::parse),
+                ports: t.items("ports", "a list of ports: [[ports]]", NamedPort::read),
+            })
+        })
     }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Table {
-    name: Option<String>,
-    listen: Option<Spanned<String>>,
-    rules: Option<PathBuf>,
-    idle: Option<Spanned<String>>,
-    #[serde(default)]
-    insecure: bool,
-    tls: Option<TlsTable>,
-    #[serde(default)]
-    workers: Vec<WorkerTable>,
-    balance: Option<BalanceTable>,
-    #[serde(default)]
-    faults: Vec<Spanned<String>>,
-    #[serde(default)]
-    no_flood: Vec<String>,
-    groups_max: Option<usize>,
-    memory: Option<Spanned<String>>,
-    lldp: Option<Spanned<String>>,
-    hugepages: Option<Spanned<String>>,
-    #[serde(default)]
-    ports: Vec<PortTable>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TlsTable {
-    ca: Option<PathBuf>,
-    cert: Option<PathBuf>,
-    key: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WorkerTable {
-    core: Option<usize>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PortTable {
-    name: Spanned<String>,
-    spec: Option<Spanned<String>>,
 }
 
 #[cfg(test)]
@@ -533,7 +494,7 @@ mod tests {
         std::fs::write(
             file.path(),
             "listen = \"here\"\nidle = \"lazy\"\nfaults = [\"loss=300%\"]\n[[ports]]\nname = \"h1\"\nspec = \"x:y\"\n\
-             [balance]\ninterval = \"1ms\"\nthreshold = 1.5\n",
+             [balance]\ninterval = \"1ms\"\nthreshold = 1.5\n[[ports]]\n[tsl]\n",
         )
         .expect("written");
         let failure = SwitchConfig::read(file.path()).expect_err("faults");
@@ -544,6 +505,8 @@ mod tests {
             ":6:8: ports[0].spec: ",
             ":8:12: balance.interval: ",
             ":9:13: balance.threshold: ",
+            ":10:1: ports[1].name: missing: a name in quotes",
+            ":11:2: tsl: unknown field; allowed: tls, name, listen, ",
         ] {
             assert!(failure.what.contains(part), "{part} in {}", failure.what);
         }

@@ -1,6 +1,4 @@
-//! What can be wrong with a fabric, and with a file that describes one.
-
-use core::fmt;
+//! What can be wrong with a fabric.
 
 use ipnet::Ipv4Net;
 
@@ -130,61 +128,3 @@ pub enum TopologyError {
         allowed: &'static str,
     },
 }
-
-/// One fault of a topology file. Displays as `7:5: links[0].a: switch "leaf" has no port 9`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileFault {
-    /// Line, from 1.
-    pub line: usize,
-    /// Column in characters, from 1.
-    pub column: usize,
-    /// The field's path, such as `links[3].b`; empty for the whole file.
-    pub field: String,
-    /// What is wrong, and what is allowed.
-    pub message: String,
-}
-
-impl fmt::Display for FileFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: ", self.line, self.column)?;
-        if !self.field.is_empty() {
-            write!(f, "{}: ", self.field)?;
-        }
-        f.write_str(&self.message)
-    }
-}
-
-/// All faults of a topology file in the order of their places, one line each.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileFaults {
-    /// What to call the file in front of line and column.
-    pub file: Option<String>,
-    /// At least one.
-    pub faults: Vec<FileFault>,
-}
-
-impl FileFaults {
-    /// The same faults with the name of their file.
-    #[must_use]
-    pub fn in_file(mut self, file: impl Into<String>) -> Self {
-        self.file = Some(file.into());
-        self
-    }
-}
-
-impl fmt::Display for FileFaults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, fault) in self.faults.iter().enumerate() {
-            if i > 0 {
-                writeln!(f)?;
-            }
-            if let Some(file) = &self.file {
-                write!(f, "{file}:")?;
-            }
-            write!(f, "{fault}")?;
-        }
-        Ok(())
-    }
-}
-
-impl core::error::Error for FileFaults {}

@@ -24,62 +24,46 @@
 //! ```
 
 use core::fmt::Write;
-use core::net::Ipv4Addr;
-use core::ops::Range;
+use std::collections::BTreeMap;
 
-use ipnet::Ipv4Net;
-use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use castnet_toml_reader::{Faults, Value};
+use castnet_wire::MacAddr;
 
 use crate::build::port_mac;
-use crate::error::{FileFault, FileFaults, TopologyError};
+use crate::error::TopologyError;
 use crate::graph::{DEFAULT_MTU, End, PORTS_MAX, SwitchKind, Topology};
 
-type Value<'a> = &'a Spanned<DeValue<'a>>;
+const NAME: &str = "a name in quotes";
+const KIND: &str = "a kind of switch: \"castnet\", \"plain\" or \"router\"";
+const PREFIX: &str = "a prefix of IPv4 addresses, such as \"10.201.0.0/24\"";
+const IP: &str = "an IPv4 address, such as \"10.0.0.1\"";
+const MAC: &str = "an Ethernet address, such as \"02:00:00:00:00:01\"";
+const PORTS: &str = "a number of ports, 1 to 64, or a list of their Ethernet addresses";
 
 impl Topology {
-    /// Reads a topology file, and says all that is wrong with it at once: every fault with its line, column and field.
-    /// Where the text is not TOML, only that is told.
+    /// Reads a topology file and reports all faults at once, each with line, column and field. If the text is not TOML,
+    /// only that is reported.
     ///
     /// `[[switches]]` have a `name` and `ports`: a list of the ports' Ethernet addresses, or their number, whose
     /// addresses are then made up; a `kind`, `"castnet"`, `"plain"` or `"router"`; `up`; and Castnet switches that routers lead to a
     /// `mcst_prefix`, which overlaps no other. `[[hosts]]` have a `name` and, where known, `ip` and `mac`. `[[links]]`
     /// have two ends, `a` and `b`, each `"switch:port"` or `"host"`, and `mtu` and `up`.
-    pub fn from_toml(text: &str) -> Result<Self, FileFaults> {
-        let mut reader = Reader {
-            text,
-            faults: Vec::new(),
-            broken: Vec::new(),
-            switches: Vec::new(),
-        };
-        let (document, errors) = DeTable::parse_recoverable(text);
-        for error in errors {
-            reader.fault(error.span().unwrap_or(0..0), "", error.message().into());
-        }
-        let mut topology = Self::new();
-        if reader.faults.is_empty() {
-            let top = Table {
-                path: String::new(),
-                span: 0..0,
-                table: document.get_ref(),
-            };
-            reader.known(&top, &["switches", "hosts", "links"]);
-            let lists = ["switches", "hosts", "links"].map(|name| reader.tables(&top, name));
-            for (list, read) in lists.iter().zip([Reader::switch, Reader::host, Reader::link]) {
-                list.iter()
-                    .for_each(|table| read(&mut reader, table, &mut topology));
+    pub fn from_toml(text: &str) -> Result<Self, Faults> {
+        castnet_toml_reader::read(text, &[], |file| {
+            let mut reader = Reader::default();
+            file.items("switches", "a list of switches: [[switches]]", |v| {
+                reader.switch(v)
+            });
+            file.items("hosts", "a list of hosts: [[hosts]]", |v| reader.host(v));
+            file.items("links", "a list of links: [[links]]", |v| reader.link(v));
+            for error in reader.topology.prefixes_missing() {
+                if let TopologyError::PrefixMissing { switch, .. } = &error
+                    && let Some(path) = reader.without_prefix.get(switch)
+                {
+                    file.fault_at(&format!("{path}.mcst_prefix"), error);
+                }
             }
-        }
-        if reader.faults.is_empty() {
-            reader.prefixes(&topology);
-        }
-        if reader.faults.is_empty() {
-            return Ok(topology);
-        }
-        reader.faults.sort_by_key(|(at, _)| *at);
-        Err(FileFaults {
-            file: None,
-            faults: reader.faults.into_iter().map(|(_, fault)| fault).collect(),
+            Some(reader.topology)
         })
     }
 
@@ -106,8 +90,8 @@ impl Topology {
                 .ports
                 .iter()
                 .map(|(port, mac)| match dense {
-                    true => format!("\"{}\"", mac_text(mac)),
-                    false => format!("{{ port = {port}, mac = \"{}\" }}", mac_text(mac)),
+                    true => format!("\"{}\"", MacAddr(*mac)),
+                    false => format!("{{ port = {port}, mac = \"{}\" }}", MacAddr(*mac)),
                 })
                 .collect();
             let _ = writeln!(out, "ports = [{}]\n", ports.join(", "));
@@ -118,7 +102,7 @@ impl Topology {
                 let _ = writeln!(out, "ip = \"{ip}\"");
             }
             if let Some(mac) = &host.mac {
-                let _ = writeln!(out, "mac = \"{}\"", mac_text(mac));
+                let _ = writeln!(out, "mac = \"{}\"", MacAddr(*mac));
             }
             out.push('\n');
         }
@@ -134,380 +118,107 @@ impl Topology {
     }
 }
 
-struct Table<'a> {
-    path: String,
-    span: Range<usize>,
-    table: &'a DeTable<'a>,
-}
-
-impl<'a> Table<'a> {
-    fn get(&self, name: &str) -> Option<Value<'a>> {
-        self.table.get(name)
-    }
-
-    fn field(&self, name: &str) -> String {
-        if self.path.is_empty() {
-            name.into()
-        } else {
-            format!("{}.{name}", self.path)
-        }
-    }
-}
-
-struct Reader<'t> {
-    text: &'t str,
-    faults: Vec<(usize, FileFault)>,
-    /// Switches that are there, but could not be read: links to them are not at fault.
+#[derive(Default)]
+struct Reader {
+    topology: Topology,
+    /// Names of switches that could not be read. Links to them are no faults.
     broken: Vec<String>,
-    /// Name, field and place of each switch.
-    switches: Vec<(String, String, Range<usize>)>,
+    /// Names and paths of the switches without `mcst_prefix`.
+    without_prefix: BTreeMap<String, String>,
 }
 
-impl Reader<'_> {
-    fn fault(&mut self, span: Range<usize>, field: &str, message: String) {
-        let before = self.text.get(..span.start).unwrap_or(self.text);
-        let line_start = before.rfind('\n').map_or(0, |n| n + 1);
-        let (line, column) = (
-            before.matches('\n').count() + 1,
-            before[line_start..].chars().count() + 1,
-        );
-        self.faults.push((
-            span.start,
-            FileFault {
-                line,
-                column,
-                field: field.into(),
-                message,
-            },
-        ));
-    }
-
-    /// Faults for all fields that are not known here.
-    fn known(&mut self, table: &Table<'_>, known: &[&str]) {
-        for (key, _) in table.table {
-            let name = key.get_ref().as_ref();
-            if !known.contains(&name) {
-                let meant = known
-                    .iter()
-                    .find(|k| k.trim_end_matches('s') == name.trim_end_matches('s'));
-                let meant = meant
-                    .map(|k| format!(", did you mean {k:?}?"))
-                    .unwrap_or_default();
-                let message = format!("unknown field{meant}; allowed: {}", known.join(", "));
-                self.fault(key.span(), &table.field(name), message);
-            }
-        }
-    }
-
-    fn tables<'a>(&mut self, top: &Table<'a>, name: &str) -> Vec<Table<'a>> {
-        let Some(value) = top.get(name) else {
-            return Vec::new();
-        };
-        let DeValue::Array(array) = value.get_ref() else {
-            self.fault(value.span(), name, format!("a list belongs here: [[{name}]]"));
-            return Vec::new();
-        };
-        let mut tables = Vec::new();
-        for (i, item) in array.iter().enumerate() {
-            let path = format!("{name}[{i}]");
-            match item.get_ref() {
-                DeValue::Table(table) => tables.push(Table {
-                    path,
-                    span: item.span(),
-                    table,
-                }),
-                _ => self.fault(item.span(), &path, format!("a table belongs here: [[{name}]]")),
-            }
-        }
-        tables
-    }
-
-    fn switch(&mut self, table: &Table<'_>, topology: &mut Topology) {
-        self.known(table, &["name", "kind", "ports", "up", "mcst_prefix"]);
-        let name = self.text_of(table, "name", "a name in quotes");
-        let kind = self.kind(table);
-        let up = self.flag(table, "up");
-        let ports = self.ports(table, topology.switches().count());
-        let prefix = self.prefix(table);
-        let Some((name, span)) = name else {
-            return;
-        };
+impl Reader {
+    fn switch(&mut self, value: Value<'_>) -> Option<()> {
+        let t = value.table("a switch: [[switches]]")?;
+        let number = self.topology.switches().count();
+        let name = t.need("name", NAME, Value::text);
+        let kind = t.optional("kind", SwitchKind::default(), |v| v.parsed(KIND));
+        let ports = t.need("ports", PORTS, |v| read_ports(v, number));
+        let up = t.optional("up", true, Value::flag);
+        let prefix = t.value("mcst_prefix");
+        let mcst_prefix = prefix.and_then(|v| v.parsed(PREFIX));
+        let name = name?;
         let (Some(ports), Some(kind), Some(up)) = (ports, kind, up) else {
             self.broken.push(name.into());
-            return;
+            return None;
         };
-        match topology.add_switch(name, ports) {
-            Ok(()) => {
-                topology.set_switch_kind(name, kind);
-                topology.set_switch_up(name, up);
-                let field = table.field("mcst_prefix");
-                if let Some((prefix, span)) = prefix
-                    && let Err(e) = topology.set_mcst_prefix(name, prefix)
-                {
-                    self.fault(span, &field, e.to_string());
-                }
-                self.switches.push((name.into(), field, table.span.clone()));
-            }
-            Err(e) => self.fault(span, &table.field("name"), e.to_string()),
-        }
-    }
-
-    fn kind(&mut self, table: &Table<'_>) -> Option<SwitchKind> {
-        let Some(text) = self.optional_text(table, "kind", KIND) else {
-            return Some(SwitchKind::default());
-        };
-        let (text, span) = text?;
-        let kind = SwitchKind::ALL.into_iter().find(|kind| kind.name() == text);
-        if kind.is_none() {
-            self.fault(span, &table.field("kind"), format!("{text:?} is not {KIND}"));
-        }
-        kind
-    }
-
-    fn prefix(&mut self, table: &Table<'_>) -> Option<(Ipv4Net, Range<usize>)> {
-        let (text, span) = self.optional_text(table, "mcst_prefix", PREFIX)??;
-        let prefix = text.parse::<Ipv4Net>().ok();
+        t.accept_at("name", self.topology.add_switch(name, ports))?;
+        self.topology.set_switch_kind(name, kind);
+        self.topology.set_switch_up(name, up);
         if prefix.is_none() {
-            let message = format!("{text:?} is not {PREFIX}");
-            self.fault(span.clone(), &table.field("mcst_prefix"), message);
+            self.without_prefix.insert(name.into(), value.path());
         }
-        Some((prefix?, span))
+        t.accept_at("mcst_prefix", self.topology.set_mcst_prefix(name, mcst_prefix?))
     }
 
-    /// Faults for all prefixes that are needed and lacking.
-    fn prefixes(&mut self, topology: &Topology) {
-        for error in topology.prefixes_missing() {
-            let TopologyError::PrefixMissing { switch, .. } = &error else {
-                continue;
-            };
-            if let Some((_, field, span)) = self.switches.iter().find(|(name, ..)| name == switch).cloned() {
-                self.fault(span, &field, error.to_string());
-            }
-        }
+    fn host(&mut self, value: Value<'_>) -> Option<()> {
+        let t = value.table("a host: [[hosts]]")?;
+        let name = t.need("name", NAME, Value::text);
+        let ip = t.get("ip", |v| v.parsed(IP));
+        let mac = t.get("mac", read_mac);
+        t.accept_at("name", self.topology.add_host(name?, ip, mac))
     }
 
-    fn ports(&mut self, table: &Table<'_>, number: usize) -> Option<Vec<(u8, [u8; 6])>> {
-        let field = table.field("ports");
-        let expected = format!("a number of ports, 1 to {PORTS_MAX}, or a list of their Ethernet addresses");
-        let Some(value) = table.get("ports") else {
-            self.fault(table.span.clone(), &field, format!("missing: {expected}"));
-            return None;
-        };
-        match value.get_ref() {
-            DeValue::Integer(_) => {
-                let count = self.number(value, &field, 1, PORTS_MAX as u32, "ports of a switch")? as u8;
-                Some((0..count).map(|p| (p, port_mac(number, p))).collect())
-            }
-            DeValue::Array(items) if items.len() <= PORTS_MAX => {
-                let ports: Vec<_> = items
-                    .iter()
-                    .enumerate()
-                    .map(|(i, item)| self.port(item, &format!("{field}[{i}]"), i))
-                    .collect();
-                ports.into_iter().collect()
-            }
-            _ => {
-                self.fault(value.span(), &field, format!("{expected} belongs here"));
-                None
-            }
-        }
-    }
-
-    fn port(&mut self, item: Value<'_>, field: &str, index: usize) -> Option<(u8, [u8; 6])> {
-        match item.get_ref() {
-            DeValue::String(text) => Some((index as u8, self.mac(text, item.span(), field)?)),
-            DeValue::Table(table) => {
-                let table = Table {
-                    path: field.into(),
-                    span: item.span(),
-                    table,
-                };
-                self.known(&table, &["port", "mac"]);
-                let port = match table.get("port") {
-                    Some(value) => self.number(
-                        value,
-                        &table.field("port"),
-                        0,
-                        PORTS_MAX as u32 - 1,
-                        "a port's number",
-                    ),
-                    None => {
-                        self.fault(
-                            item.span(),
-                            &table.field("port"),
-                            "missing: a port, 0 to 63".into(),
-                        );
-                        None
-                    }
-                };
-                let (text, span) = self.text_of(&table, "mac", MAC)?;
-                Some((port? as u8, self.mac(text, span, &table.field("mac"))?))
-            }
-            _ => {
-                self.fault(item.span(), field, format!("{MAC} belongs here"));
-                None
-            }
-        }
-    }
-
-    fn host(&mut self, table: &Table<'_>, topology: &mut Topology) {
-        self.known(table, &["name", "ip", "mac"]);
-        let name = self.text_of(table, "name", "a name in quotes");
-        let ip = self.optional_text(table, "ip", IP).map(|text| {
-            let (text, span) = text?;
-            let ip = text.parse::<Ipv4Addr>().ok();
-            if ip.is_none() {
-                self.fault(span, &table.field("ip"), format!("{text:?} is not {IP}"));
-            }
-            ip
+    fn link(&mut self, value: Value<'_>) -> Option<()> {
+        let t = value.table("a link: [[links]]")?;
+        let ends = ["a", "b"].map(|name| t.need(name, "\"switch:port\" or \"host\"", read_end));
+        let mtu = t.optional("mtu", DEFAULT_MTU, |v| {
+            v.number(576..=65535, "is out of range: an MTU in bytes, 576 to 65535")
         });
-        let mac = self.optional_text(table, "mac", MAC).map(|text| {
-            let (text, span) = text?;
-            self.mac(text, span, &table.field("mac"))
-        });
-        if let Some((name, span)) = name
-            && let Err(e) = topology.add_host(name, ip.flatten(), mac.flatten())
-        {
-            self.fault(span, &table.field("name"), e.to_string());
-        }
-    }
-
-    fn link(&mut self, table: &Table<'_>, topology: &mut Topology) {
-        self.known(table, &["a", "b", "mtu", "up"]);
-        let ends = ["a", "b"].map(|name| {
-            let (text, span) = self.text_of(table, name, "\"switch:port\" or \"host\"")?;
-            self.end(text, span.clone(), &table.field(name))
-                .map(|end| (end, span))
-        });
-        let mtu = match table.get("mtu") {
-            Some(value) => self.number(value, &table.field("mtu"), 576, 65535, "an MTU in bytes"),
-            None => Some(DEFAULT_MTU),
+        let up = t.optional("up", true, Value::flag);
+        let [a, b] = ends;
+        let (a, b, mtu, up) = (a?, b?, mtu?, up?);
+        let at_fault = if self.topology.check_end(&a).is_err() {
+            "a"
+        } else {
+            "b"
         };
-        let up = self.flag(table, "up");
-        let ([Some((a, _)), Some((b, span_b))], Some(mtu), Some(up)) = (ends, mtu, up) else {
-            return;
-        };
-        let a_is_at_fault = topology.check_end(&a).is_err();
-        match topology.connect(a, b, mtu) {
-            Ok(link) => _ = topology.set_link_up(link, up),
+        match self.topology.connect(a, b, mtu) {
+            Ok(link) => _ = self.topology.set_link_up(link, up),
             Err(TopologyError::UnknownNode { name }) if self.broken.contains(&name) => {}
-            Err(e) => {
-                let name = if a_is_at_fault { "a" } else { "b" };
-                let span = table.get(name).map_or(span_b, |v| v.span());
-                self.fault(span, &table.field(name), e.to_string());
-            }
+            Err(e) => t.fault_at(at_fault, e),
         }
-    }
-
-    fn end(&mut self, text: &str, span: Range<usize>, field: &str) -> Option<End> {
-        let Some((switch, port)) = text.rsplit_once(':') else {
-            return Some(End::host(text));
-        };
-        match port.parse() {
-            Ok(port) if (port as usize) < PORTS_MAX => Some(End::port(switch, port)),
-            _ => {
-                self.fault(
-                    span,
-                    field,
-                    format!("{port:?} is no port: 0 to 63, as in {switch:?}:0"),
-                );
-                None
-            }
-        }
-    }
-
-    fn text_of<'a>(
-        &mut self,
-        table: &Table<'a>,
-        name: &str,
-        expected: &str,
-    ) -> Option<(&'a str, Range<usize>)> {
-        let text = self.optional_text(table, name, expected);
-        if text.is_none() {
-            self.fault(
-                table.span.clone(),
-                &table.field(name),
-                format!("missing: {expected}"),
-            );
-        }
-        text.flatten()
-    }
-
-    /// Outer `None`: the field is not there; inner `None`: it is no text.
-    fn optional_text<'a>(
-        &mut self,
-        table: &Table<'a>,
-        name: &str,
-        expected: &str,
-    ) -> Option<Option<(&'a str, Range<usize>)>> {
-        let value = table.get(name)?;
-        match value.get_ref() {
-            DeValue::String(text) => Some(Some((text, value.span()))),
-            _ => {
-                self.fault(
-                    value.span(),
-                    &table.field(name),
-                    format!("{expected} belongs here"),
-                );
-                Some(None)
-            }
-        }
-    }
-
-    fn flag(&mut self, table: &Table<'_>, name: &str) -> Option<bool> {
-        match table.get(name).map(|v| (v.get_ref(), v.span())) {
-            None => Some(true),
-            Some((DeValue::Boolean(flag), _)) => Some(*flag),
-            Some((_, span)) => {
-                self.fault(span, &table.field(name), "true or false belongs here".into());
-                None
-            }
-        }
-    }
-
-    fn number(&mut self, value: Value<'_>, field: &str, least: u32, most: u32, what: &str) -> Option<u32> {
-        let DeValue::Integer(integer) = value.get_ref() else {
-            self.fault(
-                value.span(),
-                field,
-                format!("{what}, {least} to {most}, belongs here"),
-            );
-            return None;
-        };
-        let number = u32::from_str_radix(integer.as_str(), integer.radix()).ok();
-        let number = number.filter(|n| (least..=most).contains(n));
-        if number.is_none() {
-            self.fault(
-                value.span(),
-                field,
-                format!("{integer} is out of range: {what}, {least} to {most}"),
-            );
-        }
-        number
-    }
-
-    fn mac(&mut self, text: &str, span: Range<usize>, field: &str) -> Option<[u8; 6]> {
-        let mut mac = [0; 6];
-        let mut parts = text.split(':');
-        let good = mac.iter_mut().all(|byte| {
-            let part = parts.next().filter(|p| p.len() == 2);
-            part.and_then(|p| u8::from_str_radix(p, 16).ok())
-                .map(|b| *byte = b)
-                .is_some()
-        });
-        if good && parts.next().is_none() {
-            return Some(mac);
-        }
-        self.fault(span, field, format!("{text:?} is not {MAC}"));
         None
     }
 }
 
-const KIND: &str = "a kind of switch: \"castnet\", \"plain\" or \"router\"";
-const PREFIX: &str = "a prefix of IPv4 addresses, such as \"10.201.0.0/24\"";
-const IP: &str = "an IPv4 address, such as \"10.0.0.1\"";
-const MAC: &str = "an Ethernet address, such as \"02:00:00:00:00:01\"";
+fn read_ports(value: Value<'_>, switch: usize) -> Option<Vec<(u8, [u8; 6])>> {
+    if value.is_number() {
+        let outside = "is out of range: ports of a switch, 1 to 64";
+        let count: u8 = value.number(1..=PORTS_MAX as u64, outside)?;
+        return Some((0..count).map(|port| (port, port_mac(switch, port))).collect());
+    }
+    // Read all of them before returning, to report each fault.
+    let ports: Vec<_> = (0..=u8::MAX)
+        .zip(value.list(PORTS)?)
+        .map(|(port, item)| read_port(item, port))
+        .collect();
+    ports.into_iter().collect()
+}
 
-fn mac_text(mac: &[u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
+/// Reads the address of a port, or number and address.
+fn read_port(value: Value<'_>, index: u8) -> Option<(u8, [u8; 6])> {
+    if value.is_text() {
+        return Some((index, read_mac(value)?));
+    }
+    let t = value.table(MAC)?;
+    let port = t.need("port", "a port, 0 to 63", |v| {
+        v.number(0..=63, "is no port: 0 to 63")
+    });
+    let mac = t.need("mac", MAC, read_mac);
+    Some((port?, mac?))
+}
+
+fn read_mac(value: Value<'_>) -> Option<[u8; 6]> {
+    value.parsed(MAC).map(|MacAddr(mac)| mac)
+}
+
+fn read_end(value: Value<'_>) -> Option<End> {
+    let text = value.text()?;
+    let Some((switch, port)) = text.rsplit_once(':') else {
+        return Some(End::host(text));
+    };
+    let number = port.parse().ok().filter(|port| (*port as usize) < PORTS_MAX);
+    let number = number.ok_or_else(|| format!("{port:?} is no port: 0 to 63, as in {switch:?}:0"));
+    value.accept(number).map(|port| End::port(switch, port))
 }

@@ -2,6 +2,7 @@
 
 use core::fmt;
 use core::net::Ipv4Addr;
+use core::str::FromStr;
 use std::collections::BTreeMap;
 
 use ipnet::Ipv4Net;
@@ -41,6 +42,14 @@ impl SwitchKind {
             Self::Plain => "plain",
             Self::Router => "router",
         }
+    }
+}
+
+impl FromStr for SwitchKind {
+    type Err = ();
+
+    fn from_str(name: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or(())
     }
 }
 

@@ -16,6 +16,7 @@ mod file;
 mod graph;
 mod query;
 
-pub use error::{FileFault, FileFaults, TopologyError};
+pub use castnet_toml_reader::Faults;
+pub use error::TopologyError;
 pub use graph::{DEFAULT_MTU, End, Host, Link, LinkId, PORTS_MAX, Switch, SwitchKind, Topology, overlaps};
 pub use query::{Cut, Distances, Down, Neighbour};

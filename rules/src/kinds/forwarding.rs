@@ -1,13 +1,13 @@
 //! Forwarding: two endpoints; frames of one go to the other. It is the smallest kind, used in tests and as the
 //! example of `docs/new-kind.md`.
 
+use castnet_toml_reader::Table;
 use serde::{Deserialize, Serialize};
 
 use super::check_no_ranks;
 use crate::draft::EndpointDraft;
 use crate::fault::{Fault, FaultKind};
 use crate::group::GroupRule;
-use crate::reader::{Fields, Reader};
 
 /// Fields of a forwarding group: none. It has exactly two endpoints. Memory of an endpoint is ignored: a WRITE has
 /// one receiver and keeps its address and key.
@@ -40,7 +40,7 @@ impl ForwardingDraft {
         check_no_ranks(endpoints, faults);
     }
 
-    pub(super) fn read<'t>(_: &mut Reader<'t>, _: &mut Fields<'_, 't>) -> Self {
+    pub(super) fn read(_: &Table<'_>) -> Self {
         Self {}
     }
 }

@@ -6,6 +6,7 @@ mod forwarding;
 mod multicast;
 mod translated;
 
+use castnet_toml_reader::Table;
 use serde::{Deserialize, Serialize};
 
 pub use forwarding::{ForwardingDraft, ForwardingRule};
@@ -19,7 +20,6 @@ use crate::draft::{EndpointDraft, HopDraft, PartDraft};
 use crate::fault::{Fault, FaultKind};
 use crate::file::quoted;
 use crate::group::GroupRule;
-use crate::reader::{Fields, Reader};
 
 /// Declares the two enums over all kinds, and the functions that dispatch to the group's kind.
 macro_rules! kinds {
@@ -106,9 +106,9 @@ macro_rules! kinds {
             }
 
             /// Reads the fields of the kind `name` from a group's table.
-            pub(crate) fn read<'t>(name: &str, r: &mut Reader<'t>, f: &mut Fields<'_, 't>) -> Option<Self> {
+            pub(crate) fn read(name: &str, t: &Table<'_>) -> Option<Self> {
                 match name {
-                    $($name => Some(Self::$kind($draft::read(r, f))),)*
+                    $($name => Some(Self::$kind($draft::read(t))),)*
                     _ => None,
                 }
             }

@@ -1,15 +1,15 @@
 //! Multicast: one source, many receivers (Cepheus).
 
+use castnet_toml_reader::Table;
 use castnet_wire::Psn;
 use serde::{Deserialize, Serialize};
 
 use super::{check_no_ranks, endpoint_name};
 use crate::draft::{EndpointDraft, EndpointRef};
 use crate::fault::Fault;
-use crate::file::line;
+use crate::file::{line, read_psn};
 use crate::group::GroupRule;
 use crate::limit::Limit;
-use crate::reader::{Fields, Reader, optional, read_psn};
 use crate::text;
 
 /// Fields of a multicast group.
@@ -71,13 +71,11 @@ impl MulticastDraft {
         check_no_ranks(endpoints, faults);
     }
 
-    pub(super) fn read<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>) -> Self {
+    pub(super) fn read(t: &Table<'_>) -> Self {
         Self {
-            start_psn: optional(r, f, "start_psn", None, |r, v| read_psn(r, v).map(Some)),
-            va_base: optional(r, f, "va_base", 0, |r, v| r.number(v, &Limit::U64)),
-            source: f
-                .need(r, "source", EndpointRef::EXPECTED)
-                .and_then(|v| EndpointRef::read(r, &v)),
+            start_psn: t.optional("start_psn", None, |v| read_psn(v).map(Some)),
+            va_base: t.optional("va_base", 0, |v| Limit::U64.read(v)),
+            source: t.need("source", EndpointRef::EXPECTED, EndpointRef::read),
         }
     }
 }

@@ -4,16 +4,16 @@ use core::fmt;
 use core::str::FromStr;
 use std::collections::BTreeMap;
 
+use castnet_toml_reader::{Table, Value};
 use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
 use super::endpoint_name;
 use crate::draft::{EndpointDraft, EndpointRef, HopDraft, PartDraft};
 use crate::fault::{Fault, FaultKind};
-use crate::file::line;
+use crate::file::{line, read_psn};
 use crate::group::{ENDPOINTS_MAX, GroupRule};
 use crate::limit::Limit;
-use crate::reader::{Fields, Reader, optional, read_psn, read_u32};
 use crate::text;
 
 /// Least number of slots of a group.
@@ -342,25 +342,20 @@ impl TranslatedDraft {
         }
     }
 
-    pub(super) fn read<'t>(r: &mut Reader<'t>, f: &mut Fields<'_, 't>) -> Self {
+    pub(super) fn read(t: &Table<'_>) -> Self {
         Self {
-            start_psn: optional(r, f, "start_psn", Psn::new(0), read_psn),
-            slots: f
-                .need(r, "slots", "a power of two, 2 to 32768")
-                .and_then(|v| r.number(&v, &Limit::SLOTS))
-                .map(|n| n as u16),
-            message_packets: optional(r, f, "message_packets", DEFAULT_MESSAGE_PACKETS, |r, v| {
-                r.number(v, &Limit::U16).map(|n| n as u16)
+            start_psn: t.optional("start_psn", Psn::new(0), read_psn),
+            slots: t.need("slots", "a power of two, 2 to 32768", |v| Limit::SLOTS.read(v)),
+            message_packets: t.optional("message_packets", DEFAULT_MESSAGE_PACKETS, |v| Limit::U16.read(v)),
+            reproducible: t.optional("reproducible", false, Value::flag),
+            loss_policy: t.optional("loss_policy", LossPolicy::default(), |v| {
+                v.parsed("a policy: \"repair\" or \"reflect\"")
             }),
-            reproducible: optional(r, f, "reproducible", false, |r, v| r.boolean(v)),
-            loss_policy: optional(r, f, "loss_policy", LossPolicy::default(), |r, v| {
-                r.parsed(v, "a policy: \"repair\" or \"reflect\"")
+            straggler_policy: t.optional("straggler_policy", StragglerPolicy::default(), |v| {
+                v.parsed("a policy: \"keep-alive\", \"rnr\" or \"none\"")
             }),
-            straggler_policy: optional(r, f, "straggler_policy", StragglerPolicy::default(), |r, v| {
-                r.parsed(v, "a policy: \"keep-alive\", \"rnr\" or \"none\"")
-            }),
-            ack_timeout_us: optional(r, f, "ack_timeout_us", DEFAULT_ACK_TIMEOUT_US, read_u32),
-            parent: optional(r, f, "parent", None, |r, v| EndpointRef::read(r, v).map(Some)),
+            ack_timeout_us: t.optional("ack_timeout_us", DEFAULT_ACK_TIMEOUT_US, |v| Limit::U32.read(v)),
+            parent: t.optional("parent", None, |v| EndpointRef::read(v).map(Some)),
         }
     }
 }

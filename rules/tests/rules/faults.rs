@@ -426,7 +426,7 @@ fn all_faults_are_reported_at_once_in_order() {
         .replace("length = 64", "length = 0")
         .replace("10.1.0.0/16", "10.1.0.0/99")
         .replace("port = 4", "port = true");
-    let found: Vec<String> = faults(&text).iter().map(|f| f.field.clone()).collect();
+    let found: Vec<String> = faults(&text).faults.iter().map(|f| f.field.clone()).collect();
     assert_eq!(
         found,
         [
@@ -445,18 +445,18 @@ fn all_faults_are_reported_at_once_in_order() {
 #[test]
 fn syntax_errors_have_positions() {
     let found = faults(&GOOD.replace("pmtu = 1024", "pmtu = "));
-    assert_eq!(found[0].at.map(|at| at.line), Some(4), "{found}");
-    assert_eq!(found[0].field, "");
+    assert_eq!(found.faults[0].line, 4, "{found}");
+    assert_eq!(found.faults[0].field, "");
     let found = faults(&GOOD.replace("pmtu = 1024", "pmtu = 1024\npmtu = 512"));
-    assert_eq!(found[0].at.map(|at| at.line), Some(5), "{found}");
+    assert_eq!(found.faults[0].line, 5, "{found}");
 }
 
 #[test]
 fn columns_count_characters() {
     let found = faults(&GOOD.replace("name = \"a\", ip = \"10.0.0.1\"", "name = \"ä\", ip = \"10.0.0\""));
     assert_eq!(
-        found[0].at.map(|at| (at.line, at.column)),
-        Some((10, 27)),
+        (found.faults[0].line, found.faults[0].column),
+        (10, 27),
         "{found}"
     );
 }

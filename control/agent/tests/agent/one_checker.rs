@@ -5,7 +5,7 @@ use castnet_agent::{LoadError, load_rules};
 use castnet_proto::convert::{route_to_proto, rule_to_proto, violations};
 use castnet_proto::v1;
 use castnet_rules::{
-    Fault, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory, Route, RuleSet,
+    GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory, Route, RuleSet,
     TranslatedRule,
 };
 use castnet_wire::{MacAddr, McstId, Qpn};
@@ -91,14 +91,16 @@ type Faults = Vec<(String, String)>;
 
 /// What is wrong with a rule file.
 fn of_file(text: &str) -> Faults {
-    let faults: Vec<Fault> = match RuleSet::from_toml(text) {
-        Ok(rules) => rules.check(PORTS),
-        Err(faults) => faults.into_iter().collect(),
+    let mut faults: Faults = match RuleSet::from_toml(text) {
+        Ok(rules) => {
+            let faults = rules.check(PORTS).into_iter();
+            faults.map(|f| (f.field, f.kind.to_string())).collect()
+        }
+        Err(found) => {
+            let faults = found.faults.into_iter();
+            faults.map(|f| (f.field, f.message)).collect()
+        }
     };
-    let mut faults: Faults = faults
-        .into_iter()
-        .map(|f| (f.field, f.kind.to_string()))
-        .collect();
     faults.sort();
     faults
 }

@@ -63,7 +63,7 @@ fn switches_are_castnet_switches_unless_the_file_says_plain() {
     let faults = Topology::from_toml(&text.replace("\"plain\"", "1")).unwrap_err();
     assert_eq!(
         faults.to_string(),
-        "6:8: switches[1].kind: a kind of switch: \"castnet\", \"plain\" or \"router\" belongs here"
+        "6:8: switches[1].kind: a whole number where a kind of switch: \"castnet\", \"plain\" or \"router\" belongs"
     );
 }
 
@@ -200,12 +200,12 @@ fabric.toml:5:9: switches[0].ports: 70 is out of range: ports of a switch, 1 to 
 fabric.toml:8:31: switches[1].ports[1]: "nonsense" is not an Ethernet address, such as "02:00:00:00:00:01"
 fabric.toml:12:1: switches[2].colour: unknown field; allowed: name, kind, ports, up, mcst_prefix
 fabric.toml:15:6: hosts[0].ip: "10.0.0.256" is not an IPv4 address, such as "10.0.0.1"
-fabric.toml:16:7: hosts[0].mac: an Ethernet address, such as "02:00:00:00:00:01" belongs here
+fabric.toml:16:7: hosts[0].mac: a whole number where an Ethernet address, such as "02:00:00:00:00:01" belongs
 fabric.toml:17:1: hosts[1].name: missing: a name in quotes
 fabric.toml:22:7: links[0].mtu: 99 is out of range: an MTU in bytes, 576 to 65535
 fabric.toml:24:5: links[1].a: switch "c" has no port 9
 fabric.toml:27:5: links[2].a: "one" is no port: 0 to 63, as in "c":0
-fabric.toml:32:6: links[3].up: true or false belongs here"#;
+fabric.toml:32:6: links[3].up: a text where true or false belongs"#;
     assert_eq!(faults.to_string(), expected);
 }
 

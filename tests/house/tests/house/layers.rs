@@ -9,7 +9,8 @@ use cargo_metadata::{DependencyKind, MetadataCommand, Package};
 /// (crate, what it may name).
 const MAY_USE: &[(&str, &[&str])] = &[
     ("wire", &[]),
-    ("rules", &["wire"]),
+    ("toml-reader", &[]),
+    ("rules", &["toml-reader", "wire"]),
     ("collective", &["wire"]),
     ("reduce", &["wire"]),
     ("engine", &["collective", "reduce", "rules", "wire"]),
@@ -17,7 +18,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("dpdk-sys", &[]),
     ("dpdk", &["dpdk-sys", "port"]),
     ("worker", &["engine", "port"]),
-    ("topology", &[]),
+    ("topology", &["toml-reader", "wire"]),
     ("planner", &["topology", "rules"]),
     ("proto", &["rules"]),
     ("agent", &["proto", "worker"]),
@@ -57,6 +58,7 @@ const PURE: &[&str] = &[
     "collective",
     "reduce",
     "engine",
+    "toml-reader",
     "rules",
     "topology",
     "planner",
