@@ -1,4 +1,5 @@
 //! Groups and routes whose fields may be missing, so that one bad field does not hide the faults of the others.
+#![allow(missing_docs, reason = "the fields of a draft are those of its rule")]
 
 use core::net::Ipv4Addr;
 
@@ -17,32 +18,22 @@ use crate::route::{Route, RouteHop};
 /// once.
 #[derive(Clone, Debug, Default)]
 pub struct GroupDraft {
-    /// See [`GroupRule::name`].
     pub name: Option<String>,
-    /// See [`GroupRule::generation`].
     pub generation: Option<u64>,
-    /// See [`GroupRule::mcst_id`].
     pub mcst_id: Option<McstId>,
-    /// See [`GroupRule::pmtu`].
     pub pmtu: Option<Pmtu>,
-    /// See [`GroupRule::stall_timeout_ms`].
     pub stall_timeout_ms: Option<u32>,
-    /// See [`GroupRule::endpoints`]; `None` if the list itself could not be read.
+    /// `None` if the list itself could not be read.
     pub endpoints: Option<Vec<EndpointDraft>>,
-    /// See [`GroupRule::kind`].
     pub kind: Option<KindDraft>,
 }
 
 /// An [`Endpoint`] that is being read.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointDraft {
-    /// See [`Endpoint::port`].
     pub port: Option<PortId>,
-    /// See [`Endpoint::virtual_qpn`].
     pub virtual_qpn: Option<Qpn>,
-    /// See [`Endpoint::verify_mac`].
     pub verify_mac: Option<bool>,
-    /// See [`Endpoint::next_hop`].
     pub next_hop: Option<HopDraft>,
 }
 
@@ -143,61 +134,44 @@ impl HopDraft {
 /// A [`NextHop`] that is being read.
 #[derive(Clone, Debug)]
 pub enum HopDraft {
-    /// See [`NextHop::Host`].
     Host(HostDraft),
-    /// See [`NextHop::Switch`].
     Switch(SwitchDraft),
 }
 
 /// A [`HostEndpoint`] that is being read.
 #[derive(Clone, Debug, Default)]
 pub struct HostDraft {
-    /// See [`HostEndpoint::name`].
     pub name: Option<String>,
-    /// See [`HostEndpoint::ip`].
     pub ip: Option<Ipv4Addr>,
-    /// See [`HostEndpoint::qpn`].
     pub qpn: Option<Qpn>,
-    /// See [`HostEndpoint::mac`].
     pub mac: Option<MacAddr>,
-    /// See [`HostEndpoint::part`].
     pub part: Option<PartDraft>,
 }
 
 /// A [`HostPart`] that is being read.
 #[derive(Clone, Copy, Debug)]
 pub enum PartDraft {
-    /// See [`HostPart::Plain`].
     Plain,
-    /// See [`HostPart::Memory`].
     Memory(RemoteMemory),
-    /// See [`HostPart::Rank`].
     Rank(RankDraft),
 }
 
 /// A [`RankPart`] that is being read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RankDraft {
-    /// See [`RankPart::rank`].
     pub rank: Option<u16>,
-    /// See [`RankPart::sq_psn`].
     pub sq_psn: Option<Psn>,
-    /// See [`RankPart::rq_psn`].
     pub rq_psn: Option<Psn>,
 }
 
 /// The fields of [`NextHop::Switch`] while it is being read.
 #[derive(Clone, Debug, Default)]
 pub struct SwitchDraft {
-    /// Name of the switch.
     pub name: Option<String>,
-    /// McstID of the group at that switch, if routers lie between; the inner `None` is that of an adjacent switch.
+    /// The inner `None` is that of an adjacent switch.
     pub ip: Option<Option<Ipv4Addr>>,
-    /// QPN of that switch for this one.
     pub qpn: Option<Qpn>,
-    /// Ethernet address of the next hop.
     pub mac: Option<MacAddr>,
-    /// Ranks behind the switch.
     pub ranks: Option<Vec<u16>>,
 }
 
@@ -326,9 +300,8 @@ impl From<&HostEndpoint> for HostDraft {
 /// A [`Route`] that is being read.
 #[derive(Clone, Debug, Default)]
 pub struct RouteDraft {
-    /// See [`Route::prefix`].
     pub prefix: Option<Ipv4Net>,
-    /// See [`Route::next_hops`]: port and address of each; `None` if the list itself could not be read.
+    /// Port and MAC address of each; `None` if the list itself could not be read.
     pub next_hops: Option<Vec<(Option<PortId>, Option<MacAddr>)>>,
 }
 

@@ -123,8 +123,8 @@ fn read_endpoint(value: Value<'_>, kind: &str) -> Option<EndpointDraft> {
     let verify_mac = t.optional("verify_mac", false, Value::flag);
     let (host, switch) = (t.value("host"), t.value("switch"));
     match (&host, &switch) {
-        (None, None) => t.fault(FaultKind::NoNextHop),
-        (Some(_), Some(_)) => t.fault(FaultKind::TwoNextHops),
+        (None, None) => value.fault(FaultKind::NoNextHop),
+        (Some(_), Some(_)) => value.fault(FaultKind::TwoNextHops),
         _ => {}
     }
     let host = host.and_then(|v| read_host(v, kind)).map(HopDraft::Host);

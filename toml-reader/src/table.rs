@@ -78,11 +78,6 @@ impl<'a> Table<'a> {
         items.unwrap_or_default()
     }
 
-    /// Records a fault of the table.
-    pub fn fault(&self, message: impl std::fmt::Display) {
-        self.value.fault(message);
-    }
-
     /// See [`Value::fault_at`].
     pub fn fault_at(&self, path: &str, message: impl std::fmt::Display) {
         self.value.fault_at(path, message);

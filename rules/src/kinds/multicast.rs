@@ -34,13 +34,12 @@ pub struct MulticastRule {
 }
 
 /// A [`MulticastRule`] that is being read.
+#[allow(missing_docs, reason = "the fields of a draft are those of its rule")]
 #[derive(Clone, Debug, Default)]
 pub struct MulticastDraft {
-    /// See [`MulticastRule::start_psn`]; the inner `None` is that of the rule.
+    /// The inner `None` is that of the rule.
     pub start_psn: Option<Option<Psn>>,
-    /// See [`MulticastRule::va_base`].
     pub va_base: Option<u64>,
-    /// See [`MulticastRule::source`].
     pub source: Option<EndpointRef>,
 }
 

@@ -243,23 +243,17 @@ impl TranslatedRule {
 }
 
 /// A [`TranslatedRule`] that is being read.
+#[allow(missing_docs, reason = "the fields of a draft are those of its rule")]
 #[derive(Clone, Debug, Default)]
 pub struct TranslatedDraft {
-    /// See [`TranslatedRule::start_psn`].
     pub start_psn: Option<Psn>,
-    /// See [`TranslatedRule::slots`].
     pub slots: Option<u16>,
-    /// See [`TranslatedRule::message_packets`].
     pub message_packets: Option<u16>,
-    /// See [`TranslatedRule::reproducible`].
     pub reproducible: Option<bool>,
-    /// See [`TranslatedRule::loss_policy`].
     pub loss_policy: Option<LossPolicy>,
-    /// See [`TranslatedRule::straggler_policy`].
     pub straggler_policy: Option<StragglerPolicy>,
-    /// See [`TranslatedRule::ack_timeout_us`].
     pub ack_timeout_us: Option<u32>,
-    /// See [`TranslatedRule::parent`]; the inner `None` is that of the root.
+    /// The inner `None` is that of the root.
     pub parent: Option<Option<EndpointRef>>,
 }
 
