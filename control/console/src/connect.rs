@@ -1,4 +1,4 @@
-//! Where switches and the controller are, and how connections to them are protected.
+//! Addresses of switches and the controller, and the protection of connections.
 
 use std::path::PathBuf;
 
@@ -8,13 +8,13 @@ use clap::Args;
 use crate::api::{AgentClient, ControllerClient};
 use crate::exit::{Failure, Outcome};
 
-/// Where the agent of a switch listens unless told otherwise.
+/// Default address of the agent of a switch.
 pub const AGENT: &str = "http://127.0.0.1:7471";
 
-/// Where the controller listens unless told otherwise.
+/// Default address of the controller.
 pub const CONTROLLER: &str = "http://127.0.0.1:7470";
 
-/// What protects a connection: the same files at both ends.
+/// Protection of a connection: the same files at both ends.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Security (https:// addresses need all three files)")]
 pub struct Tls {
@@ -38,7 +38,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// The same where given, `other` elsewhere: flags before file.
+    /// Fields of `self` where they are set, else those of `other`.
     pub fn or(self, other: Self) -> Self {
         Self {
             ca: self.ca.or(other.ca),
@@ -48,7 +48,7 @@ impl Tls {
         }
     }
 
-    /// In the terms of the transport.
+    /// Converts to the type of the transport.
     pub fn security(&self) -> Outcome<Security> {
         let tls = match (&self.ca, &self.cert, &self.key) {
             (Some(ca), Some(cert), Some(key)) => Some(TlsFiles {
@@ -88,7 +88,7 @@ impl AgentArgs {
     }
 }
 
-/// The largest answer that is taken: counters of 100,000 groups do not fit the 4 MiB that gRPC takes by itself.
+/// Largest accepted response. The counters of 100,000 groups exceed the default of gRPC, 4 MiB.
 const ANSWER_BYTES_MAX: usize = 1 << 30;
 
 /// Connects to a switch's agent.
@@ -114,10 +114,10 @@ pub async fn controller(address: &Address, security: &Security) -> Outcome<Contr
     Ok(ControllerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX))
 }
 
-/// What a failed connection means for the user.
+/// The failure for a failed connection.
 pub fn failure(error: &TransportError, not_there: &str) -> Failure {
     match error {
-        // The message of the rule about plaintext says what to do already.
+        // These messages already contain the next step.
         TransportError::Plaintext { .. } | TransportError::NoCertificates { .. } => Failure::usage(error),
         TransportError::File { .. } | TransportError::Tls { .. } => Failure::usage(error)
             .next("see that the PEM files are whole, belong together and can be read by this user"),

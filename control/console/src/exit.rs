@@ -1,39 +1,39 @@
-//! How a command ends: the exit codes, and failures that say what to do next.
+//! Exit codes, and failures with the next step for the user.
 
 use std::fmt;
 use std::io;
 
 use serde::Serialize;
 
-/// What the exit code says; the table is printed by `castnet --help`.
+/// Meaning of the exit codes. `castnet --help` prints the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Kind {
-    /// The command ran, and did not reach its goal.
+    /// The command ran and did not reach its goal.
     Failed = 1,
     /// The command line or a file is wrong; nothing was tried.
     Usage = 2,
-    /// The other side answered, and said no.
+    /// The other side answered and refused.
     Refused = 3,
     /// The other side did not answer.
     Unreachable = 4,
 }
 
-/// Why a command failed, and what to do about it.
+/// Reason why a command failed, and the next step.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Which exit code.
+    /// Determines the exit code.
     pub kind: Kind,
-    /// What went wrong, in one line or more.
+    /// What went wrong, one line or more.
     pub what: String,
-    /// What the reader can do next.
+    /// What the user can do next.
     pub next: Option<String>,
-    /// The reader of our output has gone: end, but say nothing and call it success.
+    /// True if stdout was closed by its reader: the command ends without a message and with code 0.
     pub quiet: bool,
 }
 
-/// What a command returns.
+/// Result of a command.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
@@ -46,34 +46,34 @@ impl Failure {
         }
     }
 
-    /// The command ran, and did not reach its goal.
+    /// A failure of kind [`Kind::Failed`].
     pub fn failed(what: impl fmt::Display) -> Self {
         Self::new(Kind::Failed, what)
     }
 
-    /// The command line or a file is wrong.
+    /// A failure of kind [`Kind::Usage`].
     pub fn usage(what: impl fmt::Display) -> Self {
         Self::new(Kind::Usage, what)
     }
 
-    /// The other side said no.
+    /// A failure of kind [`Kind::Refused`].
     pub fn refused(what: impl fmt::Display) -> Self {
         Self::new(Kind::Refused, what)
     }
 
-    /// The other side did not answer.
+    /// A failure of kind [`Kind::Unreachable`].
     pub fn unreachable(what: impl fmt::Display) -> Self {
         Self::new(Kind::Unreachable, what)
     }
 
-    /// Adds what to do next.
+    /// Sets the next step.
     #[must_use]
     pub fn next(mut self, next: impl fmt::Display) -> Self {
         self.next = Some(next.to_string());
         self
     }
 
-    /// Puts what was being done before what went wrong.
+    /// Adds the prefix `doing` to the message.
     #[must_use]
     pub fn while_doing(mut self, doing: impl fmt::Display) -> Self {
         self.what = format!("{doing}: {}", self.what);
@@ -85,7 +85,7 @@ impl Failure {
         if self.quiet { 0 } else { self.kind as u8 }
     }
 
-    /// What stands on stderr for people.
+    /// Text on stderr for people.
     pub fn text(&self) -> String {
         let mut text = format!("error: {}\n", self.what);
         if let Some(next) = &self.next {
@@ -98,7 +98,7 @@ impl Failure {
         text
     }
 
-    /// What stands on stderr for machines.
+    /// JSON on stderr for machines.
     pub fn json(&self) -> String {
         let object = serde_json::json!({
             "error": self.what, "kind": self.kind, "next": self.next, "exit_code": self.code(),
@@ -113,7 +113,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Errors while writing our own output. A reader that has seen enough (`castnet counters | head -1`) is no fault.
+/// Errors while output is written. It is no failure if the reader closes the pipe (`castnet counters | head -1`).
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         let quiet = error.kind() == io::ErrorKind::BrokenPipe;
@@ -149,7 +149,7 @@ impl From<tonic::Status> for Failure {
     }
 }
 
-/// Reads a file whole, or says which one and why not.
+/// Reads a text file. The failure names the file and the reason.
 pub fn read_text(path: &std::path::Path) -> Outcome<String> {
     std::fs::read_to_string(path).map_err(|e| cannot_read(path, &e))
 }

@@ -1,5 +1,5 @@
-//! What the commands of the binary have in common: reports as tables and as JSON, failures and exit codes, units, configuration
-//! files, connections, readiness and signals.
+//! Code shared by commands: reports as tables and JSON, failures and exit codes, units, configuration files, connections,
+//! readiness and signals.
 
 pub mod api;
 pub mod connect;

@@ -1,4 +1,4 @@
-//! What commands print: tables for people and JSON for machines, both from the same data.
+//! Output of commands: tables for people and JSON for machines, from the same data.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use crate::exit::{Failure, Outcome};
 use crate::units::{bytes, count};
 
-/// Who reads the output.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Tables and sentences for people.
@@ -21,7 +21,7 @@ pub enum Format {
     Json,
 }
 
-/// What a command found. Its fields are the JSON; the page is for people. Nothing is computed twice.
+/// Result of a command. Its fields are the JSON; the page is for people.
 pub trait Report: Serialize {
     /// Writes it for people.
     fn page(&self, page: &mut Page);
@@ -104,14 +104,14 @@ pub fn named<C: CounterSet, S: Serializer>(counters: &C, to: S) -> Result<S::Ok,
     to.collect_map(counters.fields())
 }
 
-/// Text that grows: titles, sentences, facts and tables.
+/// Text with titles, sentences, facts and tables.
 #[derive(Debug, Default)]
 pub struct Page {
     text: String,
 }
 
 impl Page {
-    /// A heading, set apart from what stands above it.
+    /// A heading, after an empty line.
     pub fn title(&mut self, text: impl AsRef<str>) {
         if !self.text.is_empty() {
             self.text.push('\n');
@@ -125,7 +125,7 @@ impl Page {
         self.text.push('\n');
     }
 
-    /// Names and values, one pair a line, values below one another.
+    /// Names and values, one pair per line, aligned.
     pub fn facts(&mut self, facts: &[(&str, String)]) {
         let width = facts
             .iter()
@@ -137,7 +137,7 @@ impl Page {
         }
     }
 
-    /// A table; columns of figures are set to the right.
+    /// A table. Columns of figures are aligned to the right.
     pub fn table(&mut self, columns: &[&str], rows: Vec<Vec<String>>) {
         let mut table = Table::new();
         table
@@ -165,7 +165,7 @@ impl Page {
         }
     }
 
-    /// A table of [`Row`]s, or a sentence where there are none.
+    /// A table of [`Row`]s, or the sentence `empty` if there are none.
     pub fn rows<R: Row>(&mut self, rows: &[R], empty: &str) {
         if rows.is_empty() {
             self.line(empty);
@@ -174,7 +174,7 @@ impl Page {
         }
     }
 
-    /// All that was written.
+    /// The whole text.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -212,7 +212,7 @@ impl<R: Row> Report for Rows<R> {
     }
 }
 
-/// One sentence that says what was done, with its facts for machines.
+/// A sentence about what was done, and its facts for machines.
 #[derive(Debug, Serialize)]
 pub struct Done<T: Serialize> {
     /// The facts.
@@ -229,7 +229,7 @@ impl<T: Serialize> Report for Done<T> {
     }
 }
 
-/// Where reports go.
+/// Prints reports.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
     format: Format,
@@ -241,17 +241,17 @@ impl Output {
         Self { format }
     }
 
-    /// Whether machines read it.
+    /// Returns true if the format is JSON.
     pub fn is_json(self) -> bool {
         self.format == Format::Json
     }
 
-    /// Prints a report that is the command's whole answer.
+    /// Prints the only report of a command.
     pub fn show<R: Report>(self, report: &R) -> Outcome {
         write_stdout(&self.render(report, true)?)
     }
 
-    /// Prints one report of many: in JSON, each on a line of its own.
+    /// Prints one of several reports: in JSON, one per line.
     pub fn show_next<R: Report>(self, report: &R) -> Outcome {
         write_stdout(&self.render(report, false)?)
     }
@@ -274,7 +274,7 @@ impl Output {
         }
     }
 
-    /// Prints a failure on stderr; a stderr that is gone is no further fault.
+    /// Prints a failure on stderr. Errors of stderr are ignored.
     pub fn failure(self, failure: &Failure) {
         if !failure.quiet {
             let text = if self.is_json() {
@@ -286,7 +286,7 @@ impl Output {
         }
     }
 
-    /// Whether progress is shown: stderr is a terminal.
+    /// Returns true if stderr is a terminal, for progress bars.
     pub fn shows_progress(self) -> bool {
         io::stderr().is_terminal()
     }
@@ -315,7 +315,7 @@ impl Output {
     }
 }
 
-/// Writes text to stdout as it is, at once.
+/// Writes text to stdout and flushes it.
 pub fn write_stdout(text: &str) -> Outcome {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;

@@ -1,4 +1,4 @@
-//! What runs until it is told to stop: readiness and signals.
+//! Readiness and signals of services.
 
 use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
@@ -11,10 +11,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::exit::{Failure, Outcome};
 use crate::output::{Done, Output};
 
-/// How a process that a signal ended looks to a shell: 128 + SIGINT.
+/// Exit code of a process that was ended by a signal: 128 + SIGINT.
 const FORCED: i32 = 130;
 
-/// SIGINT and SIGTERM, caught from when this is made on.
+/// Catches SIGINT and SIGTERM.
 #[derive(Debug)]
 pub struct Signals {
     interrupt: Signal,
@@ -22,7 +22,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Catches them. Must be made before readiness is announced, or an early signal would kill.
+    /// Starts to catch them. Call it before readiness is announced; an earlier signal ends the process.
     pub fn catch() -> Outcome<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -30,7 +30,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the first. From then on a second one ends the process at once.
+    /// Waits for the first signal. A second one then ends the process at once.
     pub async fn first(mut self) {
         self.any().await;
         tokio::spawn(async move {
@@ -43,7 +43,7 @@ impl Signals {
         });
     }
 
-    /// Waits for one.
+    /// Waits for a signal.
     pub async fn any(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
@@ -58,7 +58,7 @@ struct Listening<'a> {
     listening: &'a str,
 }
 
-/// Tells that a service is ready: on stdout, to systemd, and in a file. Dropped, it removes the file.
+/// Reports that a service is ready: on stdout, to systemd, and in a file. The file is removed on drop.
 #[derive(Debug)]
 pub struct Ready {
     file: Option<PathBuf>,
@@ -74,12 +74,12 @@ impl Ready {
             },
             sentence: format!("{name}: listening on {address}"),
         };
-        // The file first: who reads the line may look for it at once.
+        // The file first: a reader of the line may look for it at once.
         let ready = match file {
             Some(path) => Self::quiet(path, address)?,
             None => Self::none(),
         };
-        // A service whose stdout nobody reads any more still serves.
+        // A service serves even if its stdout is closed.
         match output.show_next(&line) {
             Err(failure) if !failure.quiet => return Err(failure),
             _ => {}
@@ -88,12 +88,12 @@ impl Ready {
         Ok(ready)
     }
 
-    /// Nothing to tell.
+    /// Reports nothing.
     pub fn none() -> Self {
         Self { file: None }
     }
 
-    /// Tells in a file alone.
+    /// Reports in a file only.
     pub fn quiet(path: &Path, text: &str) -> Outcome<Self> {
         write_whole(path, &format!("{text}\n")).map_err(|e| {
             Failure::usage(format!("cannot write the ready file {}: {e}", path.display()))
@@ -114,7 +114,7 @@ impl Drop for Ready {
     }
 }
 
-/// Writes a file so that who waits for it never sees a part of it.
+/// Writes a file atomically.
 fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     let mut part = path.as_os_str().to_owned();
     part.push(format!(".{}", std::process::id()));
@@ -123,7 +123,7 @@ fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     std::fs::rename(&part, path)
 }
 
-/// Tells systemd how the service is, where systemd asked for it (sd_notify(3)).
+/// Reports the state of the service to systemd, if it asked for it (sd_notify(3)).
 fn notify(state: &str) {
     let Some(target) = std::env::var_os("NOTIFY_SOCKET") else {
         return;
@@ -133,7 +133,7 @@ fn notify(state: &str) {
         Some(name) => SocketAddr::from_abstract_name(name),
         None => SocketAddr::from_pathname(&target),
     };
-    // Nobody to tell is no reason not to serve.
+    // A failed report does not stop the service.
     if let (Ok(address), Ok(socket)) = (address, UnixDatagram::unbound()) {
         let _ = socket.send_to_addr(state.as_bytes(), &address);
     }

@@ -5,18 +5,18 @@ use serde::Serialize;
 use crate::api;
 use crate::units::bytes;
 
-/// A node with its label and what hangs below it.
+/// A node with its label and children.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Node {
-    /// What the node is.
+    /// Label of the node.
     pub label: String,
-    /// Left to right, as drawn top to bottom.
+    /// Children, drawn from top to bottom.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub children: Vec<Node>,
 }
 
 impl Node {
-    /// A node without children yet.
+    /// A node without children.
     pub fn new(label: impl Into<String>) -> Self {
         Self {
             label: label.into(),

@@ -1,4 +1,4 @@
-//! Sizes, shares and spans of time: read from command lines and files, and written for people.
+//! Sizes, shares and spans of time: parsing, and display for people.
 
 use std::fmt;
 use std::str::FromStr;
@@ -95,7 +95,7 @@ impl FromStr for Ratio {
 
 impl fmt::Display for Ratio {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Rounded to what can have been meant: 0.07 * 100 is 7.000000000000001.
+        // Rounded: 0.07 * 100 is 7.000000000000001.
         write!(f, "{}%", (self.0 * 1e9).round() / 1e7)
     }
 }
@@ -157,7 +157,7 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// A bit rate for people, decimal as the field has it: `2.31 Gb/s`.
+/// A bit rate for people, with decimal prefixes: `2.31 Gb/s`.
 pub fn bit_rate(bits_per_second: f64) -> String {
     const UNITS: [&str; 5] = ["b/s", "kb/s", "Mb/s", "Gb/s", "Tb/s"];
     let (mut value, mut unit) = (bits_per_second.max(0.0), 0);
@@ -169,7 +169,7 @@ pub fn bit_rate(bits_per_second: f64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// The bit rate of `bytes` in `seconds`; 0 where no time passed.
+/// The bit rate of `bytes` in `seconds`; 0 if no time passed.
 pub fn rate_of(bytes: u64, seconds: f64) -> f64 {
     if seconds > 0.0 {
         bytes as f64 * 8.0 / seconds
@@ -178,7 +178,7 @@ pub fn rate_of(bytes: u64, seconds: f64) -> f64 {
     }
 }
 
-/// A count with its thousands apart: `1 234 567`.
+/// A count with groups of three digits: `1 234 567`.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);

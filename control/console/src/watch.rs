@@ -1,4 +1,4 @@
-//! `--watch`: the same question again and again.
+//! `--watch`: a report at an interval.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use crate::exit::Outcome;
 use crate::output::{Output, Report, write_stdout};
 use crate::units::Span;
 
-/// Clears a terminal and puts the cursor into its first corner.
+/// Clears a terminal and moves the cursor to the top left.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
-/// The shortest time between two questions.
+/// Shortest interval.
 const EVERY_MIN: Duration = Duration::from_millis(10);
 
-/// How often a question is asked.
+/// Interval and number of reports.
 #[derive(Clone, Debug, Args)]
 pub struct WatchArgs {
     /// Asks again and again, until Ctrl-C; the time between is 1s unless given
@@ -28,12 +28,12 @@ pub struct WatchArgs {
 }
 
 impl WatchArgs {
-    /// The time between two questions; `None` where there is one alone.
+    /// The interval; `None` for a single report.
     pub fn every(&self) -> Option<Duration> {
         self.watch.map(|every| every.0.max(EVERY_MIN))
     }
 
-    /// Shows what `look` finds: once, or each time anew. In JSON, what is watched is one object a line.
+    /// Shows the report that `look` returns, once or at the interval. In JSON, repeated reports are one object a line.
     pub async fn show<R: Report>(
         &self,
         output: Output,

@@ -1,4 +1,4 @@
-//! When a switch of several workers moves groups by itself: `--balance`, and `[balance]` in its file.
+//! Automatic moves of groups between workers: `--balance`, and `[balance]` in files.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use castnet_console::units::{Ratio, Span};
 use castnet_toml_reader::Value;
 use castnet_worker::Balance;
 
-/// The shortest time between two looks: less says little about load.
+/// Shortest interval. A shorter one does not measure load.
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
 
-/// What is asked for; what is not given is as usual.
+/// Configuration of automatic moves. Fields that are `None` have their defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct BalanceRule {
     enabled: Option<bool>,
@@ -54,7 +54,7 @@ fn threshold(Ratio(share): Ratio) -> Result<f64, String> {
 }
 
 impl BalanceRule {
-    /// The same where given, `other` elsewhere.
+    /// Fields of `self` where they are set, else those of `other`.
     pub fn or(self, other: Self) -> Self {
         Self {
             enabled: self.enabled.or(other.enabled),
@@ -73,12 +73,12 @@ impl BalanceRule {
         })
     }
 
-    /// For the dataplane.
+    /// The configuration of the dataplane; `None` if moves are off.
     pub fn balance(self) -> Option<Balance> {
-        let usual = Balance::default();
+        let default = Balance::default();
         self.enabled.unwrap_or(true).then(|| Balance {
-            interval: self.interval.unwrap_or(usual.interval),
-            threshold: self.threshold.unwrap_or(usual.threshold),
+            interval: self.interval.unwrap_or(default.interval),
+            threshold: self.threshold.unwrap_or(default.threshold),
         })
     }
 }

@@ -1,19 +1,19 @@
-//! Ports that DPDK drives, where the feature `dpdk` is built in.
+//! Ports that DPDK drives, with the feature `dpdk`.
 
 use std::str::FromStr;
 
 use castnet_worker::{Dataplane, DataplaneConfig, StartError};
 use clap::ValueEnum;
 
-/// Where DPDK's buffers live.
+/// Memory of DPDK's buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Hugepages {
-    /// In hugepages where enough of them are free.
+    /// Hugepages if enough of them are free.
     #[default]
     Auto,
-    /// In hugepages, or it does not start. NICs as a rule need them.
+    /// Hugepages; without them the switch does not start. Most NICs need them.
     Yes,
-    /// In ordinary memory: enough for virtual devices.
+    /// Ordinary memory: enough for virtual devices.
     No,
 }
 

@@ -1,4 +1,4 @@
-//! Topology files: TOML in, TOML out.
+//! Reads and writes topology files (TOML).
 //!
 //! ```toml
 //! [[switches]]
@@ -8,12 +8,12 @@
 //!
 //! [[switches]]
 //! name = "rack"
-//! kind = "plain"                                       # an ordinary switch; "router"; the default is "castnet"
+//! kind = "plain"                                       # an ordinary switch; or "router"; default "castnet"
 //! ports = 8
 //!
 //! [[hosts]]
 //! name = "h0"
-//! ip = "10.0.0.1"                                      # both may be left out
+//! ip = "10.0.0.1"                                      # optional, as is mac
 //! mac = "02:00:00:00:00:01"
 //!
 //! [[links]]

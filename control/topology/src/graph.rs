@@ -1,4 +1,4 @@
-//! The graph and what changes it.
+//! The graph and its changes.
 
 use core::fmt;
 use core::net::Ipv4Addr;
@@ -14,12 +14,12 @@ use crate::error::TopologyError;
 /// Ports per switch.
 pub const PORTS_MAX: usize = 64;
 
-/// The MTU of a link of which nothing is said: carries a RoCE path MTU of 4096 bytes.
+/// Default MTU of a link. It carries a RoCE path MTU of 4096 bytes.
 pub const DEFAULT_MTU: u32 = 9000;
 
 const NAME_LENGTH_MAX: usize = 64;
 
-/// What a switch can do.
+/// Kind of a switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SwitchKind {
     /// A Castnet switch: runs groups.
@@ -58,13 +58,13 @@ impl FromStr for SwitchKind {
 pub struct Switch {
     /// Its name.
     pub name: String,
-    /// What it can do.
+    /// Its kind.
     pub kind: SwitchKind,
-    /// The Ethernet address of each port; numbers below [`PORTS_MAX`]. Those of a plain switch or router are never used.
+    /// Ethernet address of each port; numbers below [`PORTS_MAX`]. Those of a plain switch or router are not used.
     pub ports: BTreeMap<u8, [u8; 6]>,
-    /// The McstIDs that routers route to it: a group that passes routers has one of them here. Of Castnet switches alone.
+    /// McstIDs that routers route to it: a group that passes routers has one of them here. Only Castnet switches have it.
     pub mcst_prefix: Option<Ipv4Net>,
-    /// Whether it forwards.
+    /// True if it forwards.
     pub up: bool,
 }
 
@@ -93,7 +93,7 @@ pub enum End {
     Host(String),
 }
 
-/// A link's number in its topology: stable while the topology lives.
+/// Number of a link in its topology. It does not change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 
@@ -106,7 +106,7 @@ pub struct Link {
     pub b: End,
     /// The longest IP packet in bytes.
     pub mtu: u32,
-    /// Whether it carries frames.
+    /// True if it carries frames.
     pub up: bool,
 }
 
@@ -176,7 +176,7 @@ impl Link {
 }
 
 impl Topology {
-    /// A fabric of nothing.
+    /// An empty fabric.
     pub fn new() -> Self {
         Self::default()
     }
@@ -214,7 +214,7 @@ impl Topology {
         Ok(())
     }
 
-    /// Adds a host; its addresses may be unknown yet.
+    /// Adds a host. Its addresses may be unknown.
     pub fn add_host(
         &mut self,
         name: &str,
@@ -309,7 +309,7 @@ impl Topology {
         }
     }
 
-    /// Takes a link up or down; whether there is such a link.
+    /// Sets a link up or down. Returns false if there is no such link.
     pub fn set_link_up(&mut self, link: LinkId, up: bool) -> bool {
         self.graph
             .edge_weight_mut(EdgeIndex::new(link.0 as usize))
@@ -317,20 +317,20 @@ impl Topology {
             .is_some()
     }
 
-    /// Takes a switch up or down; whether there is such a switch.
+    /// Sets a switch up or down. Returns false if there is no such switch.
     pub fn set_switch_up(&mut self, name: &str, up: bool) -> bool {
         self.switch_mut(name).map(|s| s.up = up).is_some()
     }
 
-    /// Changes the kind of a switch; whether there is such a switch.
+    /// Changes the kind of a switch. Returns false if there is no such switch.
     pub fn set_switch_kind(&mut self, name: &str, kind: SwitchKind) -> bool {
         self.switch_mut(name).map(|s| s.kind = kind).is_some()
     }
 
-    /// Says which McstIDs are routed to a Castnet switch.
+    /// Sets the McstIDs that are routed to a Castnet switch.
     ///
     /// # Errors
-    /// The prefix is none of unicast addresses, or overlaps that of another switch; or the switch is none that runs groups.
+    /// The prefix has other than unicast addresses, or overlaps that of another switch, or the switch runs no groups.
     pub fn set_mcst_prefix(&mut self, name: &str, prefix: Ipv4Net) -> Result<(), TopologyError> {
         let bad = |reason| Err(TopologyError::BadPrefix { prefix, reason });
         let [first, last] = [prefix.network(), prefix.broadcast()].map(|ip| ip.octets()[0]);
@@ -360,15 +360,7 @@ impl Topology {
         Ok(())
     }
 
-    /// Corrects a port's Ethernet address; whether there is such a port.
-    pub fn set_port_mac(&mut self, switch: &str, port: u8, mac: [u8; 6]) -> bool {
-        self.switch_mut(switch)
-            .and_then(|s| s.ports.get_mut(&port))
-            .map(|m| *m = mac)
-            .is_some()
-    }
-
-    /// Corrects a host's addresses; whether there is such a host.
+    /// Changes the addresses of a host. Returns false if there is no such host.
     pub fn set_host_addresses(&mut self, name: &str, ip: Option<Ipv4Addr>, mac: Option<[u8; 6]>) -> bool {
         match self
             .by_name
@@ -395,7 +387,7 @@ impl Topology {
     }
 }
 
-/// Whether an address is in both. One of two prefixes that overlap holds the other.
+/// Returns true if an address is in both. Of two prefixes that overlap, one contains the other.
 pub fn overlaps(a: &Ipv4Net, b: &Ipv4Net) -> bool {
     a.contains(b) || b.contains(a)
 }

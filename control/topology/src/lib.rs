@@ -1,9 +1,9 @@
-//! The fabric as a graph: switches with ports, hosts, and links between them, with what is down as part of the state.
+//! The fabric as a graph: switches with ports, hosts, and links, each up or down.
 //!
 //! A [`Topology`] is built by hand, by one of the builders ([`Topology::star`], [`Topology::tree`],
-//! [`Topology::leaf_spine`], [`Topology::fat_tree`]) or from a TOML file ([`Topology::from_toml`]), and answers what a
-//! planner asks: neighbours, distances, equal-cost next hops, and where a path is cut. Every answer is in a fixed
-//! order, so that the same fabric gives the same plan.
+//! [`Topology::leaf_spine`], [`Topology::fat_tree`]) or from a TOML file ([`Topology::from_toml`]). A planner queries
+//! neighbours, distances, equal-cost next hops, and where a path is cut. Results have a fixed order, so that the same
+//! fabric gives the same plan.
 //!
 //! A switch is a Castnet switch, which runs groups, or a plain one or a router, which only forward ([`SwitchKind`]). A Castnet
 //! switch that routers lead to has a prefix of McstIDs, which they route to it ([`Switch::mcst_prefix`]).

@@ -1,4 +1,4 @@
-//! What a planner asks.
+//! Queries of a planner.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -8,12 +8,12 @@ use petgraph::visit::EdgeRef;
 use crate::error::TopologyError;
 use crate::graph::{End, Host, Link, LinkId, Node, Switch, SwitchKind, Topology};
 
-/// What is at the other end of a node's link.
+/// A link of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
     /// The link.
     pub link: LinkId,
-    /// The end at the node that was asked about.
+    /// The end at the node.
     pub near: End,
     /// The other end.
     pub far: End,
@@ -42,16 +42,16 @@ impl core::fmt::Display for Down {
     }
 }
 
-/// Why there is no path between two nodes.
+/// The reason why there is no path between two nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// There is none even with everything up.
+    /// There is none even if everything is up.
     NeverLinked,
-    /// These, brought up, would make one: a smallest such set, in order from the first node.
+    /// There is one if these are up: a smallest such set, in order from the first node.
     Down(Vec<Down>),
 }
 
-/// Distances in links to one node, over what is up.
+/// Distances to one node, in links that are up.
 #[derive(Clone, Debug)]
 pub struct Distances {
     by_node: Vec<Option<u32>>,
@@ -66,23 +66,23 @@ impl Topology {
         }
     }
 
-    /// Whether that is the name of a plain switch.
+    /// Returns true if `name` is a plain switch.
     pub fn is_plain(&self, name: &str) -> bool {
         self.switch(name).is_some_and(|s| s.kind == SwitchKind::Plain)
     }
 
-    /// Whether that is the name of a router.
+    /// Returns true if `name` is a router.
     pub fn is_router(&self, name: &str) -> bool {
         self.switch(name).is_some_and(|s| s.kind == SwitchKind::Router)
     }
 
-    /// Whether that is the name of a switch that runs no groups: a plain one or a router.
+    /// Returns true if `name` is a plain switch or a router: a switch that runs no groups.
     pub fn is_forwarder(&self, name: &str) -> bool {
         self.switch(name).is_some_and(|s| s.kind != SwitchKind::Castnet)
     }
 
-    /// The Castnet switches that lack a prefix of McstIDs, in the order of their names: routers lead to them, over plain switches
-    /// or without, whether up or down.
+    /// An error for each Castnet switch that lacks a prefix of McstIDs, by name: routers lead to it, directly or over plain
+    /// switches, up or down.
     pub fn prefixes_missing(&self) -> Vec<TopologyError> {
         let mut missing = BTreeMap::new();
         for router in self.switches().filter(|s| s.kind == SwitchKind::Router) {
@@ -135,7 +135,7 @@ impl Topology {
         self.by_name.keys().filter_map(|name| self.host(name))
     }
 
-    /// All links, in the order they were made.
+    /// All links, oldest first.
     pub fn links(&self) -> impl Iterator<Item = (LinkId, &Link)> {
         self.graph
             .edge_references()
@@ -147,12 +147,12 @@ impl Topology {
         self.graph.edge_weight(EdgeIndex::new(id.0 as usize))
     }
 
-    /// The link at that end, where it has one.
+    /// The link at that end, if any.
     pub fn link_at(&self, end: &End) -> Option<LinkId> {
         self.by_end.get(end).map(|e| LinkId(e.index() as u32))
     }
 
-    /// A node's links in the order of its ports, whether up or down.
+    /// Links of a node by port, up or down.
     pub fn neighbours(&self, name: &str) -> Vec<Neighbour> {
         let Some(index) = self.by_name.get(name) else {
             return Vec::new();
@@ -170,7 +170,7 @@ impl Topology {
         all
     }
 
-    /// The switch and port that a host hangs on, whether up or down.
+    /// Link, switch and port of a host, up or down.
     pub fn attachment(&self, host: &str) -> Option<(LinkId, &str, u8)> {
         let edge = self.by_end.get(&End::Host(host.into()))?;
         match self.graph.edge_weight(*edge)?.far(host) {
@@ -208,7 +208,7 @@ impl Topology {
         distances.by_node.get(index.index()).copied().flatten()
     }
 
-    /// The links by which a shortest path leaves `from`, in the order of its ports; empty where there is no path.
+    /// The links of `from` on shortest paths, by port; empty if there is no path.
     /// `distances` are those [to](Self::distances) the destination.
     pub fn next_hops(&self, from: &str, distances: &Distances) -> Vec<Neighbour> {
         let Some(here) = self.distance(from, distances).filter(|d| *d > 0) else {
@@ -222,15 +222,15 @@ impl Topology {
         hops
     }
 
-    /// Whether frames can go from one node to the other.
+    /// Returns true if frames can go from one node to the other.
     pub fn connected(&self, from: &str, to: &str) -> bool {
         self.distance(from, &self.distances(to)).is_some()
     }
 
-    /// Why there is no path between two nodes; `None` where there is one, or where one of them does not exist.
+    /// The reason why there is no path between two nodes; `None` if there is one, or if a node does not exist.
     pub fn cut(&self, from: &str, to: &str) -> Option<Cut> {
         let (start, goal) = (*self.by_name.get(from)?, *self.by_name.get(to)?);
-        // The path that passes the fewest things that are down: breadth first, with those at cost 1.
+        // Find the path with the fewest links and switches that are down: breadth first, each of them at cost 1.
         let start_cost = u32::from(!self.alive(start));
         let mut best: BTreeMap<NodeIndex, (u32, Option<EdgeIndex>)> = BTreeMap::new();
         best.insert(start, (start_cost, None));
