@@ -240,7 +240,8 @@ fn bad_text(text: &str, expected: &'static str) -> FaultKind {
     FaultKind::BadText { value, expected }
 }
 
-fn port_to_proto(port: PortId) -> u32 {
+/// The number of a port.
+pub fn port_to_proto(port: PortId) -> u32 {
     port.index() as u32
 }
 

@@ -1,8 +1,7 @@
 //! castnet/v1: the gRPC API between switches, controller, hosts and the command line.
 //!
-//! [`v1`] is generated from `castnet/v1/*.proto`; its messages may hold anything. [`convert`] is the only place where
-//! they become typed values, or are refused with the path of the field at fault. [`transport`] says how both ends
-//! meet: loopback, Unix sockets, or TLS with client certificates.
+//! [`v1`] is generated from `castnet/v1/*.proto`. [`convert`] validates its messages. [`transport`] has servers and
+//! connections.
 #![forbid(unsafe_code)]
 
 pub mod convert;

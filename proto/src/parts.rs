@@ -1,4 +1,4 @@
-//! The parts of messages that only one kind of group has.
+//! Accessors of messages.
 
 use crate::v1::endpoint::NextHop;
 use crate::v1::group_rule::Kind;
@@ -18,17 +18,15 @@ impl GroupRule {
         }
     }
 
-    /// What a group adds that computes over translated connections.
+    /// What a group that computes over translated connections adds.
     pub fn translated(&self) -> Option<&TranslatedRule> {
         match &self.kind {
             Some(Kind::Translated(rule)) => Some(rule),
             _ => None,
         }
     }
-}
 
-impl GroupRule {
-    /// The index of the endpoint towards the source or root of the tree; `None` where the root is at this switch.
+    /// Index of the endpoint towards the source or root of the tree; `None` at the root.
     pub fn upstream_index(&self) -> Option<usize> {
         let index = match self.kind.as_ref()? {
             Kind::Multicast(rule) => rule.source,
@@ -38,7 +36,7 @@ impl GroupRule {
         Some(index as usize)
     }
 
-    /// That endpoint.
+    /// The endpoint towards the source or root of the tree.
     pub fn upstream(&self) -> Option<&Endpoint> {
         self.endpoints.get(self.upstream_index()?)
     }
@@ -47,14 +45,13 @@ impl GroupRule {
     pub fn downstream(&self) -> impl Iterator<Item = &Endpoint> {
         let upstream = self.upstream_index();
         let endpoints = self.endpoints.iter().enumerate();
-        endpoints
-            .filter(move |(i, _)| Some(*i) != upstream)
-            .map(|(_, e)| e)
+        let others = endpoints.filter(move |(i, _)| Some(*i) != upstream);
+        others.map(|(_, e)| e)
     }
 }
 
 impl Endpoint {
-    /// The name of its host or switch.
+    /// The name of its next hop.
     pub fn name(&self) -> &str {
         match &self.next_hop {
             Some(NextHop::Host(host)) => &host.name,
@@ -63,14 +60,14 @@ impl Endpoint {
         }
     }
 
-    /// The QPN that its frames are addressed to.
+    /// Destination QPN of its frames.
     pub fn virtual_qpn_or_default(&self) -> u32 {
         self.virtual_qpn.unwrap_or(castnet_wire::Qpn::VIRTUAL.value())
     }
 }
 
 impl HostEndpoint {
-    /// Its rank, in a group that computes.
+    /// Its rank in a group that computes.
     pub fn rank(&self) -> Option<&RankPart> {
         match &self.part {
             Some(Part::Rank(rank)) => Some(rank),

@@ -1,10 +1,12 @@
-//! What happens on the switch, from the dataplane's listener to any number of clients.
+//! Events of the dataplane as messages, for any number of clients.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use castnet_proto::convert::port_to_proto;
 use castnet_proto::v1;
 use castnet_proto::v1::agent_event::Event;
+use castnet_rules::GroupRule;
 use castnet_wire::{McstId, Nanos};
 use castnet_worker::engine::{ContextStatus, EventKind};
 use castnet_worker::{Dataplane, EventStream, MoveCause, SwitchEvent, SwitchEventKind};
@@ -13,17 +15,17 @@ use tokio::sync::broadcast;
 
 use crate::{collective, view};
 
-/// Events that a slow client may lag behind before it loses some.
+/// Events that are kept for a slow client. It loses older ones.
 const EVENTS_MAX: usize = 1024;
-/// How often the pump looks whether anybody still wants it.
+/// Interval at which the pump checks whether agent and dataplane still exist.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// All events, for whoever subscribes.
+/// All events, for subscribers.
 #[derive(Debug)]
 pub(crate) struct Events(Arc<broadcast::Sender<v1::AgentEvent>>);
 
 impl Events {
-    /// Starts the thread that listens to the dataplane. It ends with the dataplane or with the agent.
+    /// Starts the thread that receives events of the dataplane. It ends with the dataplane or with the agent.
     pub(crate) fn pump(dataplane: &Arc<Dataplane>) -> Self {
         let all = Arc::new(broadcast::Sender::new(EVENTS_MAX));
         let (stream, weak, to) = (
@@ -33,7 +35,7 @@ impl Events {
         );
         let thread = std::thread::Builder::new().name("castnet-events".into());
         if let Err(error) = thread.spawn(move || pump(&stream, &weak, &to)) {
-            tracing::error!(%error, "no thread for events: nobody will be told any");
+            tracing::error!(%error, "no thread for events: none will be reported");
         }
         Self(all)
     }
@@ -58,13 +60,11 @@ fn pump(stream: &EventStream, dataplane: &Weak<Dataplane>, to: &Weak<broadcast::
         let now_lost = stream.lost();
         let lagged = (now_lost > lost).then(|| v1::AgentEvent {
             at_ns: dataplane.now().0,
-            event: Some(Event::Lagged(v1::Lagged {
-                events: now_lost - lost,
-            })),
+            event: Some(Event::Lagged(now_lost - lost)),
         });
         lost = now_lost;
         for event in lagged.into_iter().chain(told) {
-            // Nobody listens: nothing to tell.
+            // There may be no subscriber.
             let _ = to.send(event);
         }
     }
@@ -74,7 +74,7 @@ fn message(dataplane: &Dataplane, SwitchEvent { at, kind }: SwitchEvent) -> Opti
     let event = match kind {
         SwitchEventKind::Engine(kind) => engine_event(dataplane, at, kind),
         SwitchEventKind::Port { port, name, up, mtu } => Event::Port(v1::PortChanged {
-            port: view::port_number(port),
+            port: port_to_proto(port),
             name,
             up,
             mtu: mtu as u32,
@@ -137,13 +137,21 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             gone,
         })
     };
+    let full = |entries: usize, port| v1::TableFull {
+        entries: entries as u64,
+        port: port_to_proto(port),
+    };
+    let rule_of = |(mcst_id, generation)| {
+        let rule = dataplane.rule(mcst_id);
+        rule.filter(|r| r.generation == generation)
+    };
     match kind {
         EventKind::PathStalled {
             mcst_id,
             endpoint,
             since,
         } => {
-            let (group, port, next_hop) = names(dataplane, mcst_id, None, endpoint);
+            let (group, port, next_hop) = names(dataplane.rule(mcst_id), endpoint);
             Event::PathStalled(v1::PathStalled {
                 mcst_id: mcst_id.to_string(),
                 group,
@@ -151,20 +159,21 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
                 next_hop,
                 for_ns: at.since(since).0,
                 ack_psn: ack_psn(dataplane, mcst_id, endpoint),
+                ..Default::default()
             })
         }
-        EventKind::BaselineLearned { mcst_id, psn } => {
-            let group = dataplane.rule(mcst_id).map(|rule| rule.name).unwrap_or_default();
-            let (mcst_id, psn) = (mcst_id.to_string(), psn.value());
-            Event::BaselineLearned(v1::BaselineLearned { mcst_id, group, psn })
-        }
+        EventKind::BaselineLearned { mcst_id, psn } => Event::BaselineLearned(v1::BaselineLearned {
+            mcst_id: mcst_id.to_string(),
+            group: dataplane.rule(mcst_id).map(|rule| rule.name).unwrap_or_default(),
+            psn: psn.value(),
+        }),
         EventKind::MemberFailed {
             mcst_id,
             generation,
             endpoint,
             syndrome,
         } => {
-            let (group, port, next_hop) = names(dataplane, mcst_id, Some(generation), endpoint);
+            let (group, port, next_hop) = names(rule_of((mcst_id, generation)), endpoint);
             Event::MemberFailed(v1::MemberFailed {
                 mcst_id: mcst_id.to_string(),
                 group,
@@ -172,6 +181,7 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
                 next_hop,
                 syndrome: syndrome.into(),
                 generation,
+                ..Default::default()
             })
         }
         EventKind::CollectiveStalled {
@@ -181,9 +191,9 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             psn,
             since,
         } => {
-            let of = (mcst_id, generation);
-            let stalled = collective::stalled(dataplane, of, waiting_for, psn, at.since(since));
-            Event::CollectiveStalled(stalled)
+            let (of, patience) = ((mcst_id, generation), at.since(since));
+            let rule = rule_of(of);
+            Event::CollectiveStalled(collective::stalled(rule.as_ref(), of, waiting_for, psn, patience))
         }
         EventKind::RankRefused {
             mcst_id,
@@ -193,43 +203,35 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             why,
         } => {
             let of = (mcst_id, generation);
-            Event::RankRefused(collective::refused(dataplane, of, endpoint, sequence, why))
+            let rule = rule_of(of);
+            Event::RankRefused(collective::refused(rule.as_ref(), of, endpoint, sequence, why))
         }
         EventKind::CollectiveConflict {
             mcst_id,
             generation,
             control,
-        } => Event::CollectiveConflict(collective::conflict(dataplane, (mcst_id, generation), &control)),
+        } => {
+            let of = (mcst_id, generation);
+            Event::CollectiveConflict(collective::conflict(rule_of(of).as_ref(), of, &control))
+        }
         EventKind::NeighbourAppeared(n) | EventKind::NeighbourChanged(n) => neighbour(n, false),
         EventKind::NeighbourGone(n) => neighbour(n, true),
         EventKind::NeighboursUnreported { port, changes } => {
-            let port = view::port_number(port);
+            let port = port_to_proto(port);
             Event::NeighboursUnreported(v1::NeighboursUnreported { port, changes })
         }
-        EventKind::NeighboursFull { entries, port } => {
-            let (entries, port) = (entries as u64, view::port_number(port));
-            Event::NeighboursFull(v1::NeighboursFull { entries, port })
-        }
-        EventKind::FdbFull { entries, port } => {
-            let (entries, port) = (entries as u64, view::port_number(port));
-            Event::FdbFull(v1::FdbFull { entries, port })
-        }
+        EventKind::NeighboursFull { entries, port } => Event::NeighboursFull(full(entries, port)),
+        EventKind::FdbFull { entries, port } => Event::FdbFull(full(entries, port)),
     }
 }
 
-/// The name of a group, and an endpoint's port and name; empty for a group, or for that version of its rule, that is gone by now.
-fn names(
-    dataplane: &Dataplane,
-    mcst_id: McstId,
-    generation: Option<u64>,
-    endpoint: u16,
-) -> (String, u32, String) {
-    let rule = dataplane.rule(mcst_id);
-    let Some(rule) = rule.filter(|r| generation.is_none_or(|g| g == r.generation)) else {
+/// The name of a group, and port and name of an endpoint; empty without a rule.
+fn names(rule: Option<GroupRule>, endpoint: u16) -> (String, u32, String) {
+    let Some(rule) = rule else {
         return Default::default();
     };
     let endpoint = rule.endpoints.get(usize::from(endpoint));
-    let named = endpoint.map(|e| (view::port_number(e.port), e.next_hop.name().to_string()));
+    let named = endpoint.map(|e| (port_to_proto(e.port), e.next_hop.name().to_string()));
     let (port, next_hop) = named.unwrap_or_default();
     (rule.name, port, next_hop)
 }

@@ -1,12 +1,13 @@
-//! What the dataplane says of groups that forward, as messages.
+//! State of groups that forward as messages.
 
+use castnet_proto::convert::port_to_proto;
 use castnet_proto::v1;
 use castnet_rules::GroupRule;
 use castnet_worker::engine::{
     ForwardingCounters, ForwardingEndpoint, ForwardingStatus, copy_forwarding_counters,
 };
 
-use crate::view::{next_hop, port_number};
+use crate::view::next_hop;
 
 pub(crate) fn state(status: &ForwardingStatus) -> v1::ForwardingState {
     v1::ForwardingState {
@@ -15,14 +16,14 @@ pub(crate) fn state(status: &ForwardingStatus) -> v1::ForwardingState {
     }
 }
 
-/// Counters alone; `rule` is the group's, where it is still that one.
+/// Counters only. `rule` is absent if its generation is not installed any more.
 pub(crate) fn counted(
     counters: &ForwardingCounters,
     endpoints: &[ForwardingEndpoint],
     rule: Option<&GroupRule>,
 ) -> v1::ForwardingState {
     let endpoint = |(i, endpoint): (usize, &ForwardingEndpoint)| v1::ForwardingEndpoint {
-        port: port_number(endpoint.port),
+        port: port_to_proto(endpoint.port),
         next_hop: next_hop(rule, i).into(),
         frames_in: endpoint.frames_in,
         frames_out: endpoint.frames_out,

@@ -1,4 +1,4 @@
-//! Installing and removing groups: whose they are, and what a refusal looks like.
+//! Installs and removes groups: their owners, and refusals.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use castnet_worker::{Dataplane, InstallError, Installed, Installer, Stopped};
 use parking_lot::Mutex;
 use tonic::{Code, Status};
 
-/// Who installed which group; those that are not here are an operator's. Held over an installation, so that two
-/// clients do not cross.
+/// The owner of each group; groups without an entry are an operator's. Locked during an installation, so that
+/// installations of several clients do not interleave.
 #[derive(Debug, Default)]
 pub(crate) struct Owners(Mutex<BTreeMap<McstId, String>>);
 
@@ -20,12 +20,12 @@ pub(crate) struct Owners(Mutex<BTreeMap<McstId, String>>);
 const NOBODY: &str = "";
 
 impl Owners {
-    /// Who has a group.
+    /// The owner of a group.
     pub(crate) fn of(&self, mcst_id: McstId) -> String {
         self.0.lock().get(&mcst_id).cloned().unwrap_or_default()
     }
 
-    /// Installs rules for `owner`: what `all` does with the function that installs one. They are published together.
+    /// Calls `all` with a function that installs one rule for `owner`. All rules are published together.
     pub(crate) fn install<T>(
         &self,
         dataplane: &Dataplane,
@@ -38,7 +38,7 @@ impl Owners {
         dataplane.install_together(together).map_err(stopped)
     }
 
-    /// Removes a group, where it is `owner`'s and of this generation, so far as they are given. Whether there was one.
+    /// Removes a group if it has the given owner and generation. Returns whether there was one.
     pub(crate) fn remove(
         &self,
         dataplane: &Dataplane,
@@ -101,8 +101,8 @@ fn install(
     })
 }
 
-/// The same generation must be the same rule. A multicast group's start PSN may differ: who installs a rule again while
-/// the source has long been sending has none to give, and a rule that runs needs none.
+/// The same generation must be the same rule. The start PSN of a multicast group may differ: it is unknown when a rule is
+/// installed again after the source has started, and is not needed then.
 fn unchanged(running: &GroupRule, rule: &GroupRule) -> Result<InstallOutcome, Status> {
     let mut rule = rule.clone();
     if let (GroupKind::Multicast(running), GroupKind::Multicast(rule)) = (&running.kind, &mut rule.kind) {
@@ -126,15 +126,15 @@ fn who(owner: &str) -> String {
     }
 }
 
-/// The dataplane has ended.
+/// The dataplane has stopped.
 pub(crate) fn stopped(stopped: Stopped) -> Status {
     Status::unavailable(stopped.to_string())
 }
 
-/// The answer to a rule that is refused, with the field as the request has it.
+/// The status for a refused rule, with the field path of the request.
 fn refusal(rule: &GroupRule, error: &InstallError) -> Status {
     let kind = rule.kind.name();
-    // What the checker found, with the switch's real ports and groups.
+    // Faults of the checker, with the real ports and groups of the switch.
     let faults = |faults: &[Fault], code| match Invalid::all(rule_faults("rule", kind, faults)) {
         Some(invalid) => invalid.refuse(code),
         None => Status::new(code, "rule: refused"),
@@ -159,7 +159,7 @@ fn refusal(rule: &GroupRule, error: &InstallError) -> Status {
             }
             Refused::MtuTooSmall { .. } => (Code::InvalidArgument, "rule.pmtu".into()),
             Refused::OwnAddress { .. } => (Code::InvalidArgument, "rule.mcst_id".into()),
-            // It is the slots that take memory, and fewer that may fit.
+            // Fewer slots need less memory.
             Refused::NoMemory { .. } if rule.translated().is_some() => {
                 (Code::ResourceExhausted, format!("rule.{kind}.slots"))
             }

@@ -1,8 +1,5 @@
-//! The agent: the gRPC server inside a switch (EPIC's IncAgent). It says in castnet/v1 what a
-//! [`castnet_worker::Dataplane`] says in Rust, and keeps of its own only who installed which group.
-//!
-//! The dataplane does not know that there is an agent: control comes and goes, and the switch keeps its groups
-//! (contract S3).
+//! The agent: the gRPC server inside a switch (EPIC's IncAgent). It serves a [`castnet_worker::Dataplane`] as castnet/v1. Its
+//! only own state is the owner of each group. The dataplane does not depend on it (contract S3).
 #![forbid(unsafe_code)]
 
 mod collective;
@@ -26,7 +23,7 @@ use tonic::service::Routes;
 use crate::events::Events;
 use crate::install::Owners;
 
-/// What all calls share.
+/// State of all calls.
 pub(crate) struct Shared {
     pub(crate) dataplane: Arc<Dataplane>,
     pub(crate) owners: Owners,
@@ -35,15 +32,15 @@ pub(crate) struct Shared {
     pub(crate) boot_id: u64,
 }
 
-/// A running agent. Dropped, it cuts its clients off; the dataplane runs on.
+/// A running agent. Dropping it disconnects its clients; the dataplane runs on.
 #[derive(Debug)]
 pub struct Agent {
     server: Server,
 }
 
 impl Agent {
-    /// Serves `dataplane` at `address`. When this returns, clients can connect. Groups that the dataplane has already
-    /// are an operator's.
+    /// Serves `dataplane` at `address`. Clients can connect when this returns. The owner of groups that are installed
+    /// already is an operator.
     ///
     /// # Errors
     /// The address is not allowed or not free, or the certificates do not work.
@@ -52,8 +49,7 @@ impl Agent {
         address: &Address,
         security: &Security,
     ) -> Result<Self, TransportError> {
-        // From the seed of the standard library's hash maps, which nobody can foresee. 0 is what messages say that do
-        // not know.
+        // The seed of the standard library's hash maps is random. 0 means unknown in messages.
         let boot_id = RandomState::new().build_hasher().finish() | 1;
         let events = Events::pump(&dataplane);
         let shared = Arc::new(Shared {
@@ -70,24 +66,24 @@ impl Agent {
         Ok(Self { server })
     }
 
-    /// Where it serves; with the real port where 0 was asked for.
+    /// Its address, with the real port if it was started with port 0.
     pub fn address(&self) -> &Address {
         self.server.address()
     }
 
-    /// Ends it; the dataplane runs on.
+    /// Stops it; the dataplane runs on.
     pub async fn stop(self) {
         self.server.stop().await;
     }
 }
 
-/// Why the rules of a file are not loaded. Nothing has changed then.
+/// The rules of a file are not loaded. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The rules do not fit the switch by themselves.
+    /// The rules are wrong for this switch.
     #[error("{} fault(s) on a switch with {ports} ports; the first: {}", .faults.len(), .faults.first().map(ToString::to_string).unwrap_or_default())]
     Faults {
-        /// Ports of the switch.
+        /// Number of ports of the switch.
         ports: usize,
         /// At least one.
         faults: Vec<Fault>,
@@ -105,14 +101,14 @@ pub enum LoadError {
     Routes(#[from] RouteError),
 }
 
-/// Groups of a rule file that are published together.
+/// Number of groups of a rule file that are published together.
 const GROUPS_TOGETHER: usize = 256;
 
-/// Installs all groups and routes of a rule file, or none. They are an operator's: no controller touches them. Waits for
-/// the workers: not for async code without `spawn_blocking`.
+/// Installs all groups and routes of a rule file, or none. Their owner is an operator, so no controller changes them. Blocks
+/// until the workers have answered.
 ///
 /// # Errors
-/// What does not fit; nothing has changed then.
+/// A fault of the rules, or a refusal of the dataplane. Nothing has changed then.
 pub fn load_rules(dataplane: &Dataplane, rules: &RuleSet) -> Result<(), LoadError> {
     let ports = dataplane.config().ports.len();
     let faults = rules.check(ports);
@@ -135,15 +131,15 @@ pub fn load_rules(dataplane: &Dataplane, rules: &RuleSet) -> Result<(), LoadErro
             })
         });
         if let Some((name, error)) = refused.unwrap_or_else(|e| Some((String::new(), e.into()))) {
-            take_back(dataplane, done, routes);
+            roll_back(dataplane, done, routes);
             return Err(LoadError::Group { name, error });
         }
     }
     Ok(())
 }
 
-/// Removes groups again, and puts those back that they replaced.
-fn take_back(
+/// Removes groups, and installs again those that they replaced.
+fn roll_back(
     dataplane: &Dataplane,
     groups: Vec<(&GroupRule, Option<GroupRule>)>,
     routes: Vec<castnet_rules::Route>,
@@ -153,10 +149,10 @@ fn take_back(
         let undone =
             removed.and_then(|_| before.map_or(Ok(()), |before| dataplane.install(&before).map(drop)));
         if let Err(error) = undone {
-            tracing::error!(group = group.name, %error, "cannot be taken back");
+            tracing::error!(group = group.name, %error, "cannot be rolled back");
         }
     }
     if let Err(error) = dataplane.set_routes(routes) {
-        tracing::error!(%error, "routes cannot be set back");
+        tracing::error!(%error, "routes cannot be rolled back");
     }
 }

@@ -1,5 +1,6 @@
-//! What the dataplane says of multicast groups, as messages.
+//! State of multicast groups as messages.
 
+use castnet_proto::convert::port_to_proto;
 use castnet_proto::v1;
 use castnet_rules::GroupRule;
 use castnet_wire::Nanos;
@@ -7,68 +8,46 @@ use castnet_worker::engine::{
     GroupStatus, MulticastCounters, PathSnapshot, copy_multicast_counters, copy_path_counters,
 };
 
-use crate::view::{next_hop, port_number};
+use crate::view::next_hop;
 
 pub(crate) fn state(status: &GroupStatus, now: Nanos) -> v1::MulticastState {
+    let machine = &status.machine;
+    let patience = Nanos::from_millis(status.rule.stall_timeout_ms.into());
+    let stalls = machine.since.is_some_and(|since| now.since(since) > patience);
+    let mut state = counted(&status.counters, &status.paths, Some(&status.rule));
+    for (i, path) in state.paths.iter_mut().enumerate() {
+        let live = machine.paths.iter().find(|p| p.path.index() == i);
+        path.ack_psn = live.and_then(|p| p.ack_psn).map(|psn| psn.value());
+        path.stalled = stalls && machine.waiting_for.is_some_and(|p| p.index() == i);
+    }
     v1::MulticastState {
-        status: Some(live(status, now)),
-        counters: Some(copy_multicast_counters!(status.counters => v1::MulticastCounters)),
+        agg_ack_psn: machine.agg_ack_psn.map(|p| p.value()),
+        me_psn: machine.me_psn.map(|p| p.value()),
+        newest_psn: machine.newest_psn.map(|p| p.value()),
+        hot_bytes: status.hot_bytes as u64,
+        cold_bytes: status.cold_bytes as u64,
+        ..state
     }
 }
 
-/// Counters alone; `rule` is the group's, where it is still that one.
+/// Counters only. `rule` is absent if its generation is not installed any more.
 pub(crate) fn counted(
     counters: &MulticastCounters,
     paths: &[PathSnapshot],
     rule: Option<&GroupRule>,
 ) -> v1::MulticastState {
-    let paths = paths
-        .iter()
-        .enumerate()
-        .map(|(i, p)| path(p, next_hop(rule, i), None, false));
-    v1::MulticastState {
-        status: Some(v1::MulticastStatus {
-            paths: paths.collect(),
-            ..Default::default()
-        }),
-        counters: Some(copy_multicast_counters!(counters => v1::MulticastCounters)),
-    }
-}
-
-fn live(status: &GroupStatus, now: Nanos) -> v1::MulticastStatus {
-    let machine = &status.machine;
-    let patience = Nanos::from_millis(status.rule.stall_timeout_ms.into());
-    let stalls = machine.since.is_some_and(|since| now.since(since) > patience);
-    let paths = status.paths.iter().enumerate().map(|(i, snapshot)| {
-        let known = machine.paths.iter().find(|p| p.path.index() == i);
-        let waited_for = machine.waiting_for.is_some_and(|p| p.index() == i);
-        let ack_psn = known.and_then(|p| p.ack_psn).map(|psn| psn.value());
-        path(
-            snapshot,
-            next_hop(Some(&status.rule), i),
-            ack_psn,
-            waited_for && stalls,
-        )
-    });
-    v1::MulticastStatus {
-        agg_ack_psn: machine.agg_ack_psn.map(|p| p.value()),
-        me_psn: machine.me_psn.map(|p| p.value()),
-        newest_psn: machine.newest_psn.map(|p| p.value()),
-        paths: paths.collect(),
-        hot_bytes: status.hot_bytes as u64,
-        cold_bytes: status.cold_bytes as u64,
-    }
-}
-
-fn path(snapshot: &PathSnapshot, next_hop: &str, ack_psn: Option<u32>, stalled: bool) -> v1::PathStatus {
-    v1::PathStatus {
-        port: port_number(snapshot.port),
-        next_hop: next_hop.into(),
-        source: snapshot.source,
-        ack_psn,
-        stalled,
-        counters: Some(copy_path_counters!(snapshot.counters => v1::PathCounters {
-            copies_out: snapshot.copies_out,
+    let path = |(i, path): (usize, &PathSnapshot)| v1::PathStatus {
+        port: port_to_proto(path.port),
+        next_hop: next_hop(rule, i).into(),
+        source: path.source,
+        counters: Some(copy_path_counters!(path.counters => v1::PathCounters {
+            copies_out: path.copies_out,
         })),
+        ..Default::default()
+    };
+    v1::MulticastState {
+        paths: paths.iter().enumerate().map(path).collect(),
+        counters: Some(copy_multicast_counters!(counters => v1::MulticastCounters)),
+        ..Default::default()
     }
 }

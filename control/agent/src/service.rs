@@ -1,5 +1,4 @@
-//! The gRPC service: messages in, calls on the dataplane, messages out. Calls wait for the workers, so they run on
-//! tokio's threads for what blocks.
+//! The gRPC service. Calls wait for the workers, so they run on tokio's blocking threads.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -12,8 +11,7 @@ use castnet_proto::convert::{
 };
 use castnet_proto::v1;
 use castnet_rules::GroupRule;
-use castnet_wire::McstId;
-use castnet_worker::{MoveError, Moved, RouteError};
+use castnet_worker::{InstalledGroup, MoveError, Moved, RouteError};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::Stream;
@@ -23,22 +21,21 @@ use tonic::{Code, Request, Response, Status};
 use crate::install::stopped;
 use crate::{Shared, taps, view};
 
-/// Events that wait for a slow client.
+/// Maximum number of events that wait for a slow client.
 const STREAM_DEPTH: usize = 64;
-/// The longest frame that a dry run takes: what fits an IPv4 packet, and an Ethernet header with a tag.
+/// The longest frame of a dry run: an IPv4 packet with an Ethernet header and a tag.
 const FRAME_BYTES_MAX: usize = 65_535 + 18;
 
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Answer<T> = Result<Response<T>, Status>;
 
-/// The service.
 #[derive(Clone)]
 pub(crate) struct Service {
     pub(crate) shared: Arc<Shared>,
 }
 
 impl Service {
-    /// Runs what waits for the workers where it may wait.
+    /// Runs `question` on a blocking thread.
     async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Shared) -> Result<T, Status> + Send + 'static,
@@ -82,15 +79,7 @@ fn move_refused(error: &MoveError) -> Status {
 #[tonic::async_trait]
 impl v1::agent_server::Agent for Service {
     async fn get_capabilities(&self, _: Request<v1::GetCapabilitiesRequest>) -> Answer<v1::Capabilities> {
-        self.ask(|shared| {
-            let workers = shared.dataplane.runtime().map_err(stopped)?;
-            let pmtus = view::pmtus(&shared.dataplane.ports().map_err(stopped)?);
-            Ok(v1::Capabilities {
-                pmtus,
-                ..view::capabilities(&shared.dataplane, shared.boot_id, &workers)
-            })
-        })
-        .await
+        self.ask(view::capabilities).await
     }
 
     async fn install_group(
@@ -173,30 +162,29 @@ impl v1::agent_server::Agent for Service {
         let v1::ListGroupsRequest { mcst_id, brief } = request.into_inner();
         let only = mcst_id.map(|m| mcst_id_from_proto("mcst_id", &m)).transpose()?;
         self.ask(move |shared| {
-            let dataplane = &shared.dataplane;
+            let (dataplane, boot_id) = (&shared.dataplane, shared.boot_id);
             if brief {
                 let head = |rule: &GroupRule| (rule.mcst_id, rule.name.clone(), rule.generation);
                 let heads = match only {
                     Some(mcst_id) => dataplane.rule(mcst_id).iter().map(head).collect(),
                     None => dataplane.map_rules(head),
                 };
-                let brief = |head: (McstId, _, _)| view::brief(shared.owners.of(head.0), head);
-                return Ok(v1::ListGroupsResponse {
-                    groups: heads.into_iter().map(brief).collect(),
-                    boot_id: shared.boot_id,
-                });
+                let group = |(mcst_id, name, generation)| v1::InstalledGroup {
+                    rule: Some(view::brief(mcst_id, name, generation)),
+                    owner: shared.owners.of(mcst_id),
+                    ..Default::default()
+                };
+                let groups = heads.into_iter().map(group).collect();
+                return Ok(v1::ListGroupsResponse { groups, boot_id });
             }
             let groups = match only {
                 Some(mcst_id) => dataplane.group(mcst_id).map_err(stopped)?.into_iter().collect(),
                 None => dataplane.groups().map_err(stopped)?,
             };
             let now = dataplane.now();
-            let owner = |mcst_id| shared.owners.of(mcst_id);
-            let groups = groups.iter().map(|g| view::group(g, owner(g.rule.mcst_id), now));
-            Ok(v1::ListGroupsResponse {
-                groups: groups.collect(),
-                boot_id: shared.boot_id,
-            })
+            let group = |g: &InstalledGroup| view::group(g, shared.owners.of(g.rule.mcst_id), now);
+            let groups = groups.iter().map(group).collect();
+            Ok(v1::ListGroupsResponse { groups, boot_id })
         })
         .await
     }
@@ -363,7 +351,7 @@ impl v1::agent_server::Agent for Service {
                     told = events.recv() => match told {
                         Ok(told) => told,
                         Err(RecvError::Lagged(events)) => {
-                            let lagged = v1::agent_event::Event::Lagged(v1::Lagged { events });
+                            let lagged = v1::agent_event::Event::Lagged(events);
                             v1::AgentEvent { at_ns: 0, event: Some(lagged) }
                         }
                         Err(RecvError::Closed) => return,

@@ -1,5 +1,5 @@
-//! Live traces and captures: a thread per stream carries them from the dataplane to the client. The dataplane takes
-//! [`TAPS_MAX`](castnet_worker::engine::TAPS_MAX) of them at once, so there are no more such threads.
+//! Live traces and captures: one thread per stream forwards frames from the dataplane to the client. The dataplane allows
+//! [`TAPS_MAX`](castnet_worker::engine::TAPS_MAX) streams at once, which bounds the threads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -14,18 +14,18 @@ use tonic::{Code, Status};
 
 use crate::view;
 
-/// Messages that wait for a slow client.
+/// Maximum number of messages that wait for a slow client.
 const STREAM_DEPTH: usize = 256;
-/// How often a thread looks whether its client is still there.
+/// Interval at which a thread checks whether its client is connected.
 const LOOK: Duration = Duration::from_millis(100);
-/// How often it looks whether a slow client has taken something.
+/// Interval at which it checks whether a slow client has read.
 const RETRY: Duration = Duration::from_millis(1);
-/// How long a client may take nothing while frames wait for it.
+/// A client that does not read for this long while frames wait for it is disconnected.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 type Out<T> = mpsc::Receiver<Result<T, Status>>;
 
-/// The filter in the dataplane's terms.
+/// The filter of the dataplane.
 fn filter_of(filter: &convert::FrameFilter) -> FrameFilter {
     FrameFilter {
         port: filter.port,
@@ -37,7 +37,7 @@ fn filter_of(filter: &convert::FrameFilter) -> FrameFilter {
     }
 }
 
-/// Streams the ways of the next `count` live frames that `filter` wants.
+/// Streams traces of the next `count` live frames that match `filter`.
 pub(crate) fn trace(
     dataplane: &Arc<Dataplane>,
     filter: &convert::FrameFilter,
@@ -49,7 +49,7 @@ pub(crate) fn trace(
     carry("castnet-trace", stream, |trace, lost| view::trace(&trace, lost))
 }
 
-/// Streams copies of the next `count` frames that `filter` wants.
+/// Streams copies of the next `count` frames that match `filter`.
 pub(crate) fn capture(
     dataplane: &Arc<Dataplane>,
     filter: &convert::FrameFilter,
@@ -70,14 +70,14 @@ pub(crate) fn capture(
     })
 }
 
-/// Carries `stream` to the receiver that it returns, until it ends, the client is gone, or takes nothing for
-/// [`PATIENCE`] though there is something for it. Meanwhile the dataplane counts what finds no place.
+/// Forwards `stream` to the returned receiver until the stream ends, the client disconnects, or the client does not read for
+/// [`PATIENCE`]. Meanwhile the dataplane counts lost frames.
 fn carry<T: Send + 'static, M: Send + 'static>(
     name: &str,
     mut stream: TapStream<T>,
     message: impl Fn(T, u64) -> M + Send + 'static,
 ) -> Result<Out<M>, Status> {
-    // One place is kept for the status at the end.
+    // One entry is reserved for the final status.
     let (to, from) = mpsc::channel(STREAM_DEPTH + 1);
     let work = move || {
         loop {
@@ -104,7 +104,7 @@ fn carry<T: Send + 'static, M: Send + 'static>(
     Ok(from)
 }
 
-/// The end of a client that took nothing for too long. The frame at hand is lost too.
+/// The status for a client that did not read for too long. The current frame is lost too.
 fn too_slow<T>(stream: &TapStream<T>) -> Status {
     let lost = stream.lost() + stream.waiting() as u64 + 1;
     Status::resource_exhausted(format!(
@@ -113,7 +113,7 @@ fn too_slow<T>(stream: &TapStream<T>) -> Status {
     ))
 }
 
-/// Why frames cannot be watched.
+/// The status for a refused trace or capture.
 pub(crate) fn refused(error: TapError, port_field: &str) -> Status {
     let text = error.to_string();
     match error {

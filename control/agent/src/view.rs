@@ -1,59 +1,55 @@
-//! What the dataplane says, as messages.
+//! State of the dataplane as messages.
 
-use castnet_proto::convert::rule_to_proto;
+use castnet_proto::convert::{port_to_proto, rule_to_proto};
 use castnet_proto::v1;
 use castnet_proto::v1::installed_group::State;
 use castnet_rules::{ENDPOINTS_MAX, GroupRule};
-use castnet_wire::{CounterSet, Drops, McstId, Nanos, Pmtu, PortId, describe};
+use castnet_wire::{CounterSet, Drops, McstId, Nanos, Pmtu, describe};
 use castnet_worker::engine::{
     Captured, ContextStatus, FdbEntry, Neighbour, Said, Seen, Step, Trace, Verdict, copy_totals,
 };
 use castnet_worker::{
-    Counters, Dataplane, GroupReport, InstalledGroup, KindReport, PortReport, Ring, RingReport, WorkerReport,
-    WorkerStats, copy_clocks, copy_port_totals, copy_worker_counters,
+    Counters, GroupReport, InstalledGroup, KindReport, PortReport, Ring, RingReport, WorkerReport,
+    copy_clocks, copy_port_totals, copy_worker_counters,
 };
+use tonic::Status;
 
-use crate::{collective, forwarding, multicast};
+use crate::install::stopped;
+use crate::{Shared, collective, forwarding, multicast};
 
-/// What a link's MTU must have beyond the path MTU: headers of RoCEv2 over IPv4, the longest of them, and some spare.
-/// A controller plans with the same.
+/// The MTU of a link exceeds the path MTU by at least this: the longest headers of RoCEv2 over IPv4, and a reserve. The
+/// controller plans with the same number.
 const PMTU_HEADROOM: usize = 80;
 
-pub(crate) fn port_number(port: PortId) -> u32 {
-    port.index() as u32
-}
-
-pub(crate) fn capabilities(dataplane: &Dataplane, boot_id: u64, workers: &[WorkerStats]) -> v1::Capabilities {
+pub(crate) fn capabilities(shared: &Shared) -> Result<v1::Capabilities, Status> {
+    let dataplane = &shared.dataplane;
     let config = dataplane.config();
+    let workers = dataplane.runtime().map_err(stopped)?;
     let used: usize = workers.iter().map(|w| w.group_memory_bytes).sum();
     let groups: usize = workers.iter().map(|w| w.groups).sum();
     let max = config.engine.memory_bytes_max;
-    v1::Capabilities {
+    let ports = dataplane.ports().map_err(stopped)?;
+    let widest = ports.iter().map(|p| p.link.mtu).max().unwrap_or(0);
+    let fits = Pmtu::ALL.iter().filter(|p| p.bytes() + PMTU_HEADROOM <= widest);
+    Ok(v1::Capabilities {
         switch_name: dataplane.name().into(),
         version: env!("CARGO_PKG_VERSION").into(),
-        boot_id,
+        boot_id: shared.boot_id,
         ports: config.ports.iter().map(|p| p.name.clone()).collect(),
         groups_max: config.engine.groups_max as u64,
         groups: groups as u64,
         memory_bytes_max: max as u64,
         memory_bytes_free: max.saturating_sub(used) as u64,
-        pmtus: Vec::new(),
+        pmtus: fits.map(|p| p.bytes() as u32).collect(),
         endpoints_max: ENDPOINTS_MAX as u32,
         workers: workers.len() as u32,
-    }
+    })
 }
 
-/// Who is behind an endpoint.
+/// The name of the next hop of an endpoint; empty without a rule.
 pub(crate) fn next_hop(rule: Option<&GroupRule>, endpoint: usize) -> &str {
     let endpoint = rule.and_then(|rule| rule.endpoints.get(endpoint));
     endpoint.map_or("", |endpoint| endpoint.next_hop.name())
-}
-
-/// The path MTUs that fit at least one port.
-pub(crate) fn pmtus(ports: &[PortReport]) -> Vec<u32> {
-    let widest = ports.iter().map(|p| p.link.mtu).max().unwrap_or(0);
-    let fits = Pmtu::ALL.iter().filter(|p| p.bytes() + PMTU_HEADROOM <= widest);
-    fits.map(|p| p.bytes() as u32).collect()
 }
 
 pub(crate) fn group(installed: &InstalledGroup, owner: String, now: Nanos) -> v1::InstalledGroup {
@@ -70,35 +66,25 @@ pub(crate) fn group(installed: &InstalledGroup, owner: String, now: Nanos) -> v1
     }
 }
 
-/// A group's address, name and generation alone.
-pub(crate) fn brief(owner: String, (mcst_id, name, generation): (McstId, String, u64)) -> v1::InstalledGroup {
-    let rule = v1::GroupRule {
+/// A rule with McstID, name and generation only.
+pub(crate) fn brief(mcst_id: McstId, name: String, generation: u64) -> v1::GroupRule {
+    v1::GroupRule {
         name,
         mcst_id: mcst_id.to_string(),
         generation,
         ..Default::default()
-    };
-    v1::InstalledGroup {
-        rule: Some(rule),
-        owner,
-        ..Default::default()
     }
 }
 
-/// A group with its counters alone.
+/// A group with its counters only. `rule` is absent if it is not installed any more.
 pub(crate) fn counted_group(
     report: &GroupReport,
     rule: Option<&GroupRule>,
     owner: String,
 ) -> v1::InstalledGroup {
-    let nameless = || v1::GroupRule {
-        name: report.name.clone(),
-        mcst_id: report.mcst_id.to_string(),
-        generation: report.generation,
-        ..Default::default()
-    };
+    let brief = || brief(report.mcst_id, report.name.clone(), report.generation);
     v1::InstalledGroup {
-        rule: Some(rule.map_or_else(nameless, rule_to_proto)),
+        rule: Some(rule.map_or_else(brief, rule_to_proto)),
         owner,
         worker: report.worker as u32,
         state: Some(match &report.counters {
@@ -120,7 +106,7 @@ pub(crate) fn port(report: &PortReport) -> v1::Port {
     let drops = drop_counts(&drops, false);
     let device = &report.link.device;
     v1::Port {
-        port: port_number(report.id),
+        port: port_to_proto(report.id),
         name: report.name.clone(),
         mac: report.link.mac.to_string(),
         mtu: report.link.mtu as u32,
@@ -136,7 +122,7 @@ pub(crate) fn port(report: &PortReport) -> v1::Port {
     }
 }
 
-/// Drops by reason; those that never happened only where `all` are wanted.
+/// Drops by reason, without zeros except for `all`.
 pub(crate) fn drop_counts(drops: &Drops, all: bool) -> Vec<v1::DropCount> {
     let counted = drops.fields().filter(|(_, frames)| all || *frames > 0);
     let count = |(reason, frames): (&str, u64)| v1::DropCount {
@@ -174,7 +160,7 @@ pub(crate) fn neighbour(neighbour: &Neighbour, now: Nanos) -> v1::Neighbour {
         }),
     };
     v1::Neighbour {
-        port: port_number(neighbour.port),
+        port: port_to_proto(neighbour.port),
         kind: Some(kind),
         age_ns: now.since(neighbour.seen).0,
     }
@@ -183,7 +169,7 @@ pub(crate) fn neighbour(neighbour: &Neighbour, now: Nanos) -> v1::Neighbour {
 pub(crate) fn fdb_entry(entry: &FdbEntry, now: Nanos) -> v1::FdbEntry {
     v1::FdbEntry {
         mac: entry.mac.to_string(),
-        port: port_number(entry.port),
+        port: port_to_proto(entry.port),
         vlan: entry.vlan.into(),
         age_ns: now.since(entry.seen).0,
     }
@@ -201,13 +187,13 @@ pub(crate) fn trace(trace: &Trace, lost: u64) -> v1::FrameTrace {
             .join("; "),
     };
     let sent = trace.sent.iter().map(|sent| v1::TraceOutput {
-        port: port_number(sent.port),
+        port: port_to_proto(sent.port),
         summary: line(&sent.bytes),
         rewrite: String::new(),
     });
     v1::FrameTrace {
         at_ns: trace.at.0,
-        ingress: port_number(trace.ingress),
+        ingress: port_to_proto(trace.ingress),
         summary: line(&trace.frame),
         steps: trace.steps.iter().map(step).collect(),
         outputs: sent.collect(),
@@ -226,7 +212,7 @@ pub(crate) fn captured(captured: Captured, at_unix_ns: u64, lost: u64) -> v1::Ca
     };
     v1::CapturedFrame {
         at_unix_ns,
-        port: port_number(captured.port),
+        port: port_to_proto(captured.port),
         direction: direction as i32,
         length: captured.length as u32,
         bytes: captured.bytes,
@@ -272,7 +258,7 @@ fn ring(report: &RingReport) -> v1::RingStats {
         used_max: occupancy.used_max as u64,
         levels: occupancy.levels.to_vec(),
         from: Some(match &report.ring {
-            Ring::Port { id, .. } => v1::ring_stats::From::Port(port_number(*id)),
+            Ring::Port { id, .. } => v1::ring_stats::From::Port(port_to_proto(*id)),
             Ring::Worker(worker) => v1::ring_stats::From::Worker(*worker as u32),
         }),
     }

@@ -203,7 +203,7 @@ fn line(event: api::AgentEvent, names: &PortNames) -> Option<EventLine> {
             "lagged",
             None,
             None,
-            format!("{} events came too fast and are lost", l.events),
+            format!("{l} events came too fast and are lost"),
         ),
     };
     Some(EventLine {
@@ -279,7 +279,7 @@ fn facts(event: &Event) -> Map<String, Value> {
         Event::NeighboursUnreported(n) => json!({ "changes": n.changes }),
         Event::NeighboursFull(f) => json!({ "neighbours": f.entries }),
         Event::FdbFull(f) => json!({ "addresses": f.entries }),
-        Event::Lagged(l) => json!({ "events": l.events }),
+        Event::Lagged(l) => json!({ "events": l }),
     };
     match facts {
         Value::Object(facts) => facts,
@@ -437,7 +437,7 @@ mod tests {
             line.message,
             "g moved from worker 0 to worker 1: that worker was busy 97 % of the time"
         );
-        let full = api::NeighboursFull {
+        let full = api::TableFull {
             entries: 1024,
             port: 0,
         };

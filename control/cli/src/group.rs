@@ -259,6 +259,7 @@ fn member_phase_name(phase: api::MemberPhase) -> &'static str {
         api::MemberPhase::Unspecified => "unknown",
         api::MemberPhase::Expected => "expected",
         api::MemberPhase::Joined => "joined",
+        api::MemberPhase::Away => "away",
         api::MemberPhase::Left => "left",
     }
 }

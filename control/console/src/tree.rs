@@ -73,7 +73,7 @@ pub fn of_multicast(source: &str, tree: &[api::TreeNode]) -> Option<Node> {
 }
 
 /// The IncTree of a collective group from its root down, by the rules of its switches.
-pub fn of_collective(tree: &[api::CollectiveNode], remark: Remark<'_>) -> Option<Node> {
+pub fn of_collective(tree: &[api::TreeNode], remark: Remark<'_>) -> Option<Node> {
     let switches = tree.iter().map(|node| Switch {
         name: &node.switch_name,
         is_first: node.parent.is_empty(),
@@ -234,8 +234,8 @@ mod tests {
         name: &str,
         parent: Option<(&str, u32)>,
         endpoints: Vec<api::Endpoint>,
-    ) -> api::CollectiveNode {
-        api::CollectiveNode {
+    ) -> api::TreeNode {
+        api::TreeNode {
             switch_name: name.to_owned(),
             parent: parent.map(|p| p.0.to_owned()).unwrap_or_default(),
             installed: true,

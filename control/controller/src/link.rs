@@ -279,21 +279,17 @@ impl Link {
                     group,
                     port,
                     next_hop,
-                    for_ns,
                     ..
-                } = stalled;
-                let switch_name = self.config.name.clone();
-                tracing::warn!(switch = switch_name, group, port, next_hop, "path stalled");
-                let stalled = v1::StalledPath {
-                    group,
-                    switch_name,
-                    port,
-                    next_hop,
-                    for_ns,
+                } = &stalled;
+                let switch = &self.config.name;
+                tracing::warn!(switch, group, port, next_hop, "path stalled");
+                let stalled = v1::PathStalled {
+                    switch_name: switch.clone(),
+                    ..stalled
                 };
                 shared.publish(
                     &mut shared.lock(),
-                    v1::controller_event::Event::StalledPath(stalled),
+                    v1::controller_event::Event::PathStalled(stalled),
                 );
                 false
             }

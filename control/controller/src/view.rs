@@ -1,5 +1,6 @@
 //! State as messages.
 
+use castnet_proto::convert::rule_to_proto;
 use castnet_proto::v1;
 use castnet_rules::lane_name;
 use castnet_topology::{End, SwitchKind, Topology};
@@ -7,7 +8,7 @@ use castnet_wire::{MacAddr, McstId};
 
 use crate::core::Core;
 use crate::fabric::{Place, Reach};
-use crate::record::Record;
+use crate::record::{Record, TreeSwitch};
 use crate::table::Entry;
 
 /// The lanes of a group.
@@ -21,11 +22,32 @@ pub(crate) fn lanes(group: &str, mcst_ids: Vec<McstId>) -> Vec<v1::Lane> {
 }
 
 /// The lanes of a group at a switch that has McstIDs of its own for it; else nothing.
-pub(crate) fn own_lanes(record: &Record, switch: &str) -> Vec<v1::Lane> {
+fn own_lanes(record: &Record, switch: &str) -> Vec<v1::Lane> {
     match record.own_mcst_ids.is_empty() {
         true => Vec::new(),
         false => lanes(&record.name, record.mcst_ids_on(switch).collect()),
     }
+}
+
+/// The switches of the tree of a group.
+pub(crate) fn tree(entry: &Entry) -> Vec<v1::TreeNode> {
+    let record = entry.record();
+    let Some(plan) = &record.plan else {
+        return Vec::new();
+    };
+    let node = |switch: &TreeSwitch| {
+        let rule = plan.rules.get(&switch.name);
+        v1::TreeNode {
+            switch_name: switch.name.clone(),
+            parent: switch.parent.clone().unwrap_or_default(),
+            installed: entry.confirmed.contains(&switch.name),
+            reason: entry.problems.get(&switch.name).cloned().unwrap_or_default(),
+            rule: rule.map(rule_to_proto),
+            lanes: own_lanes(record, &switch.name),
+            memory_bytes: rule.map_or(0, |rule| u64::from(record.lanes()) * rule.reserved_bytes()),
+        }
+    };
+    plan.tree.iter().map(node).collect()
 }
 
 /// What is wrong at switches.

@@ -601,7 +601,7 @@ fn missing(state: &api::CollectiveState) -> Vec<RankName> {
     state
         .members
         .iter()
-        .filter(|m| m.phase() != api::RankPhase::Joined)
+        .filter(|m| m.phase() != api::MemberPhase::Joined)
         .map(|m| RankName {
             rank: m.rank as u16,
             host: m.host.clone(),
@@ -706,7 +706,7 @@ mod tests {
                 call: broadcast,
             },
         };
-        let member = |host: &str| api::RankState {
+        let member = |host: &str| api::MemberState {
             host: host.into(),
             ..Default::default()
         };

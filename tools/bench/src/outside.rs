@@ -145,12 +145,11 @@ impl Switch {
                 .find(|g| g.rule.as_ref().is_some_and(|r| r.mcst_id == address));
             match (&group.kind, found.and_then(|g| g.state.as_ref())) {
                 (GroupKind::Multicast(_), Some(State::Multicast(state))) => {
-                    let newest = state.status.as_ref().and_then(|s| s.newest_psn);
+                    let newest = state.newest_psn;
                     starts.extend(newest.map(|psn| (group.mcst_id, Psn::new(psn).next())));
                 }
                 (GroupKind::Translated(rule), Some(State::Translated(state))) => {
-                    let base = state.status.as_ref().map(|s| s.base_psn);
-                    if base.is_some_and(|base| base != rule.start_psn.value()) {
+                    if state.base_psn != rule.start_psn.value() {
                         return Err(Failure::usage(format!("ranks have used the group '{}' already", group.name)).next(
                             "install it anew under a higher generation: castnet group create --agent URL --rules FILE",
                         ));

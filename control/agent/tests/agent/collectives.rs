@@ -1,73 +1,23 @@
 //! Collective groups at the agent: installed, refused with the field, listed, counted, and what happens to them told.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use castnet_agent::{Agent, load_rules};
-use castnet_port::{MemEnd, MemLink, MemLinkConfig};
+use castnet_agent::load_rules;
 use castnet_proto::convert::{rule_to_proto, violations};
-use castnet_proto::transport::{Security, connect};
 use castnet_proto::v1;
-use castnet_proto::v1::agent_client::AgentClient;
 use castnet_proto::v1::agent_event::Event;
 use castnet_proto::v1::installed_group::State;
 use castnet_rules::{COLLECTIVE_EXAMPLE, GroupRule, NextHop, RuleSet};
 use castnet_wire::{PortId, Qpn};
-use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
-use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::agent::{Lab, PATIENCE};
 
-pub(crate) struct Lab {
-    dataplane: Arc<Dataplane>,
-    _agent: Agent,
-    pub(crate) client: AgentClient<Channel>,
-    _ends: Vec<MemEnd>,
+async fn lab(memory_bytes_max: usize) -> Lab {
+    Lab::new(|config| config.engine.memory_bytes_max = memory_bytes_max).await
 }
 
-impl Lab {
-    pub(crate) async fn new(memory: usize) -> Self {
-        let links = (0..3)
-            .map(|n| MemLink::pair(&MemLinkConfig::between(&format!("p{n}"), &format!("h{n}")).mtu(1500)));
-        let (ours, ends): (Vec<MemEnd>, Vec<MemEnd>) = links.unzip();
-        let ports = ours
-            .into_iter()
-            .enumerate()
-            .map(|(n, end)| PortConfig::new(PortId::new(n as u8).unwrap_or_default(), format!("p{n}"), end));
-        let mut config = DataplaneConfig::new("leaf", ports.collect());
-        config.engine.memory_bytes_max = memory;
-        let start = tokio::task::spawn_blocking(move || Dataplane::start(config));
-        let dataplane = Arc::new(start.await.unwrap().unwrap());
-        let listen = "http://127.0.0.1:0".parse().unwrap();
-        let agent = Agent::start(dataplane.clone(), &listen, &Security::default())
-            .await
-            .unwrap();
-        let client = AgentClient::new(connect(agent.address(), &Security::default()).await.unwrap());
-        Self {
-            dataplane,
-            _agent: agent,
-            client,
-            _ends: ends,
-        }
-    }
-
-    pub(crate) async fn install(
-        &mut self,
-        rule: &GroupRule,
-        owner: &str,
-    ) -> Result<v1::InstallOutcome, Status> {
-        let request = v1::InstallGroupRequest {
-            rule: Some(rule_to_proto(rule)),
-            owner: owner.into(),
-        };
-        Ok(self.client.install_group(request).await?.into_inner().outcome())
-    }
-
-    async fn free(&mut self) -> u64 {
-        let said = self.client.get_capabilities(v1::GetCapabilitiesRequest {}).await;
-        said.unwrap().into_inner().memory_bytes_free
-    }
+async fn free(lab: &mut Lab) -> u64 {
+    let said = lab.client.get_capabilities(v1::GetCapabilitiesRequest {}).await;
+    said.unwrap().into_inner().memory_bytes_free
 }
 
 fn example() -> GroupRule {
@@ -81,7 +31,7 @@ fn example() -> GroupRule {
 async fn a_collective_group_is_installed_listed_and_removed() {
     let rule = example();
     let need = rule.reserved_bytes();
-    let mut lab = Lab::new(need as usize + 1000).await;
+    let mut lab = lab(need as usize + 1000).await;
     let mut events = lab
         .client
         .watch_events(v1::WatchAgentEventsRequest {})
@@ -96,7 +46,7 @@ async fn a_collective_group_is_installed_listed_and_removed() {
         lab.install(&rule, "us").await.unwrap(),
         v1::InstallOutcome::Unchanged
     );
-    assert_eq!(lab.free().await, 1000);
+    assert_eq!(free(&mut lab).await, 1000);
 
     let list = lab
         .client
@@ -111,7 +61,7 @@ async fn a_collective_group_is_installed_listed_and_removed() {
         ("us", Some(&rule_to_proto(&rule)))
     );
     let status_of = |group: &v1::InstalledGroup| match &group.state {
-        Some(State::Translated(state)) => state.status.clone().expect("a status"),
+        Some(State::Translated(state)) => state.clone(),
         other => panic!("{other:?}"),
     };
     let status = status_of(group);
@@ -206,7 +156,7 @@ async fn a_collective_group_is_installed_listed_and_removed() {
             .into_inner()
             .removed
     );
-    assert_eq!(lab.free().await, need + 1000);
+    assert_eq!(free(&mut lab).await, need + 1000);
     let mut told = Vec::new();
     while told.last() != Some(&true) {
         let event = tokio::time::timeout(PATIENCE, events.message())
@@ -223,7 +173,7 @@ async fn a_collective_group_is_installed_listed_and_removed() {
 
 #[tokio::test]
 async fn a_rule_file_with_collective_groups_is_loaded() {
-    let lab = Lab::new(1 << 20).await;
+    let lab = lab(1 << 20).await;
     let rules = RuleSet::from_toml(COLLECTIVE_EXAMPLE).expect("the example");
     let dataplane = lab.dataplane.clone();
     let loaded = tokio::task::spawn_blocking(move || load_rules(&dataplane, &rules))

@@ -6,7 +6,7 @@ use castnet_proto::v1::installed_group::State;
 use castnet_rules::{FORWARDING_EXAMPLE, RuleSet};
 use tonic::Code;
 
-use crate::collectives::Lab;
+use crate::agent::Lab;
 
 #[tokio::test]
 async fn a_group_that_forwards_is_installed_listed_and_counted() {
@@ -14,7 +14,7 @@ async fn a_group_that_forwards_is_installed_listed_and_counted() {
         .expect("the example")
         .groups
         .remove(0);
-    let mut lab = Lab::new(1 << 20).await;
+    let mut lab = Lab::new(|_| {}).await;
     let installed = lab.install(&rule, "us").await.unwrap();
     assert_eq!(installed, v1::InstallOutcome::Installed);
     let list = lab.client.list_groups(v1::ListGroupsRequest::default()).await;

@@ -26,7 +26,7 @@ impl From<api::InstalledGroup> for CollectiveRow {
         let state = installed.translated().cloned().unwrap_or_default();
         let counters = copy_collective_counters!(state.counters.unwrap_or_default() => CollectiveCounters);
         let counted = Counted::new(installed.rule.as_ref(), counters);
-        let endpoints = state.status.unwrap_or_default().endpoints.into_iter();
+        let endpoints = state.endpoints.into_iter();
         Self {
             endpoints: endpoints.map(|e| EndpointRow::new(&counted.group, e)).collect(),
             counted,
@@ -106,16 +106,14 @@ mod tests {
             ..Default::default()
         };
         let state = api::TranslatedState {
-            status: Some(api::TranslatedStatus {
-                endpoints: vec![endpoint],
-                ..Default::default()
-            }),
+            endpoints: vec![endpoint],
             counters: Some(api::TranslatedCounters {
                 contributions,
                 contribution_bytes: 1000 * contributions,
                 stalls,
                 ..Default::default()
             }),
+            ..Default::default()
         };
         api::InstalledGroup {
             rule: Some(api::GroupRule {

@@ -76,11 +76,11 @@ fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
         acks_out: 0,
     };
     match installed.state {
-        Some(State::Multicast(api::MulticastState { status, counters })) => {
-            let (status, counters) = (status.unwrap_or_default(), counters.unwrap_or_default());
+        Some(State::Multicast(state)) => {
+            let counters = state.counters.unwrap_or_default();
             SwitchGroupLine {
                 kind: "multicast",
-                memory_bytes: status.hot_bytes + status.cold_bytes,
+                memory_bytes: state.hot_bytes + state.cold_bytes,
                 data_in: counters.data_in,
                 copies_out: counters.copies_out,
                 acks_in: counters.acks_in,
@@ -88,11 +88,11 @@ fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
                 ..line
             }
         }
-        Some(State::Translated(api::TranslatedState { status, counters })) => {
-            let counters = counters.unwrap_or_default();
+        Some(State::Translated(state)) => {
+            let counters = state.counters.unwrap_or_default();
             SwitchGroupLine {
                 kind: "collective",
-                memory_bytes: status.unwrap_or_default().memory_bytes,
+                memory_bytes: state.memory_bytes,
                 data_in: counters.contributions,
                 copies_out: counters.results,
                 acks_in: counters.acks_in,
@@ -150,8 +150,7 @@ impl SwitchCollectiveReport {
     pub(super) fn new(switch: String, installed: api::InstalledGroup) -> Self {
         let progress = collective::progress(&installed);
         let endpoints = collective::endpoint_rows(&installed);
-        let status = installed.translated().and_then(|state| state.status.clone());
-        let said = status.and_then(|status| status.conflict);
+        let said = installed.translated().and_then(|state| state.conflict);
         let rule = installed.rule.unwrap_or_default();
         let kind = rule.translated().copied().unwrap_or_default();
         let parent_port = rule.upstream().map(|endpoint| endpoint.port);

@@ -31,16 +31,6 @@ pub(crate) fn phase_name(phase: api::CollectivePhase) -> &'static str {
     }
 }
 
-fn rank_phase_name(phase: api::RankPhase) -> &'static str {
-    match phase {
-        api::RankPhase::Unspecified => "unknown",
-        api::RankPhase::Expected => "expected",
-        api::RankPhase::Joined => "joined",
-        api::RankPhase::Away => "away",
-        api::RankPhase::Left => "left",
-    }
-}
-
 /// `0-2 5`: ranks, in order, in few words.
 pub(crate) fn ranks_text(ranks: &[u32]) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
@@ -63,7 +53,7 @@ pub(super) fn group_line(group: api::Collective) -> GroupLine {
     let joined = state
         .members
         .iter()
-        .filter(|m| m.phase() == api::RankPhase::Joined)
+        .filter(|m| m.phase() == api::MemberPhase::Joined)
         .count();
     GroupLine {
         kind: "collective",
@@ -141,12 +131,12 @@ fn number(value: Option<u32>) -> String {
 /// The ranks of a group.
 pub(crate) fn rank_lines(state: &api::CollectiveState) -> Vec<RankLine> {
     let some = |text: &String| Some(text.clone()).filter(|t| !t.is_empty());
-    let line = |member: &api::RankState| {
+    let line = |member: &api::MemberState| {
         let connection = member.connection.as_ref();
         RankLine {
             rank: member.rank,
             host: some(&member.host),
-            phase: rank_phase_name(member.phase()),
+            phase: super::member_phase_name(member.phase()),
             ip: connection.map(|c| c.ip.clone()),
             mac: connection.map(|c| c.mac.clone()),
             qpn: connection.map(|c| c.qpn),
@@ -265,7 +255,7 @@ impl CollectiveReport {
 
 impl SwitchPart {
     async fn ask(
-        node: &api::CollectiveNode,
+        node: &api::TreeNode,
         endpoint: Option<&str>,
         (lane, memory_bytes): (&api::Lane, u64),
         security: &Security,
@@ -399,10 +389,7 @@ mod tests {
             ..Default::default()
         };
         let state = api::TranslatedState {
-            status: Some(api::TranslatedStatus {
-                endpoints: vec![endpoint(0, 0), endpoint(1, 20)],
-                ..Default::default()
-            }),
+            endpoints: vec![endpoint(0, 0), endpoint(1, 20)],
             ..Default::default()
         };
         let installed = api::InstalledGroup {

@@ -189,12 +189,12 @@ pub(super) async fn installed(
 }
 
 fn progress(installed: &api::InstalledGroup) -> Option<Progress> {
-    installed.multicast()?.status.as_ref().map(|status| Progress {
-        newest_psn: status.newest_psn,
-        agg_ack_psn: status.agg_ack_psn,
-        me_psn: status.me_psn,
-        hot_bytes: status.hot_bytes,
-        cold_bytes: status.cold_bytes,
+    installed.multicast().map(|state| Progress {
+        newest_psn: state.newest_psn,
+        agg_ack_psn: state.agg_ack_psn,
+        me_psn: state.me_psn,
+        hot_bytes: state.hot_bytes,
+        cold_bytes: state.cold_bytes,
     })
 }
 
@@ -206,9 +206,8 @@ pub(super) fn virtual_qpn(installed: &api::InstalledGroup, endpoint: usize) -> u
 }
 
 fn path_rows(installed: &api::InstalledGroup) -> Vec<PathRow> {
-    let status = installed.multicast().and_then(|state| state.status.clone());
-    let status = status.unwrap_or_default();
-    let newest = status.newest_psn;
+    let state = installed.multicast().cloned().unwrap_or_default();
+    let newest = state.newest_psn;
     let row = |(i, path): (usize, api::PathStatus)| {
         let counters = path.counters.unwrap_or_default();
         let behind = match (newest, path.ack_psn) {
@@ -227,7 +226,7 @@ fn path_rows(installed: &api::InstalledGroup) -> Vec<PathRow> {
             counters: copy_path_counters!(counters => PathCounters),
         }
     };
-    status.paths.into_iter().enumerate().map(row).collect()
+    state.paths.into_iter().enumerate().map(row).collect()
 }
 
 impl Report for GroupReport {
@@ -390,15 +389,12 @@ mod tests {
             ..Default::default()
         };
         let state = api::MulticastState {
-            status: Some(api::MulticastStatus {
-                newest_psn: Some(4),
-                paths: vec![
-                    path(Some(0xFF_FFFE), false),
-                    path(None, false),
-                    path(Some(1), true),
-                ],
-                ..Default::default()
-            }),
+            newest_psn: Some(4),
+            paths: vec![
+                path(Some(0xFF_FFFE), false),
+                path(None, false),
+                path(Some(1), true),
+            ],
             ..Default::default()
         };
         let installed = api::InstalledGroup {

@@ -76,7 +76,7 @@ fn conflict() -> Value {
 
 #[tokio::test]
 async fn a_collective_group_is_shown_with_its_policies_and_who_conflicts() {
-    let member = |(rank, host): (u32, &str)| api::RankState {
+    let member = |(rank, host): (u32, &str)| api::MemberState {
         rank,
         host: host.to_owned(),
         ..Default::default()
@@ -136,11 +136,8 @@ fn a_switch_shows_the_same_of_its_part() {
     rule.stall_timeout_ms = 1500;
     rule.pmtu = castnet_wire::Pmtu::B4096;
     let state = api::TranslatedState {
-        status: Some(api::TranslatedStatus {
-            failed: true,
-            conflict: Some(disagreement()),
-            ..Default::default()
-        }),
+        failed: true,
+        conflict: Some(disagreement()),
         ..Default::default()
     };
     let installed = api::InstalledGroup {

@@ -66,7 +66,10 @@ async fn a_rank_that_comes_back_too_late_is_told_and_joins_nothing() {
     back.ends().await;
     let group = shown(&client, "job").await.unwrap().state.unwrap();
     assert!(
-        group.members.iter().all(|m| m.phase() == v1::RankPhase::Expected),
+        group
+            .members
+            .iter()
+            .all(|m| m.phase() == v1::MemberPhase::Expected),
         "{group:?}"
     );
 
@@ -166,6 +169,7 @@ async fn a_broken_group_that_nobody_wants_any_more_is_cleaned_up() {
             next_hop: "h3".into(),
             syndrome: 0x62,
             generation: 1,
+            ..Default::default()
         }));
     for state in all(&mut ranks, Failed).await {
         assert_eq!(state.failed_rank, Some(3));
@@ -175,12 +179,12 @@ async fn a_broken_group_that_nobody_wants_any_more_is_cleaned_up() {
         );
     }
     let told = events.until(|event| match event {
-        v1::controller_event::Event::FailedMember(m) => Some(m.clone()),
+        v1::controller_event::Event::MemberFailed(m) => Some(m.clone()),
         _ => None,
     });
     let told = told.await;
     assert_eq!(
-        (told.host.as_str(), told.rank, told.switch_name.as_str()),
+        (told.next_hop.as_str(), told.rank, told.switch_name.as_str()),
         ("h3", Some(3), "leaf1")
     );
     vanishes(&client, "job").await;
@@ -250,7 +254,7 @@ async fn stalls_reach_ranks_and_operators_by_name() {
     };
     lab.switch("spine0").report(stalled(&[2, 3]));
     let told = events.until(|event| match event {
-        v1::controller_event::Event::StalledCollective(s) => Some(s.clone()),
+        v1::controller_event::Event::CollectiveStalled(s) => Some(s.clone()),
         _ => None,
     });
     let told = told.await;

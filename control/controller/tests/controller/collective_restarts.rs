@@ -20,7 +20,7 @@ async fn ranks_that_come_back_to_a_new_controller_are_at_their_places() {
     let (_controller, client) = lab.start().await;
     let group = shown(&client, "job").await.unwrap().state.unwrap();
     assert_eq!(group.phase(), Active);
-    assert!(group.members.iter().all(|m| m.phase() == v1::RankPhase::Away));
+    assert!(group.members.iter().all(|m| m.phase() == v1::MemberPhase::Away));
     let mut back = Vec::new();
     for request in requests {
         back.push(Rank::join(&client, request).await);

@@ -41,7 +41,7 @@ async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
             (member.sq_psn, member.host.as_str()),
             (1000 * (rank as u32 + 1), &*format!("h{rank}"))
         );
-        assert_eq!(member.phase(), v1::RankPhase::Joined);
+        assert_eq!(member.phase(), v1::MemberPhase::Joined);
         let settings = state.settings.unwrap();
         assert_eq!(
             (settings.pmtu, settings.window_packets, settings.message_packets),
@@ -157,7 +157,7 @@ async fn a_rank_that_comes_back_within_its_lease_is_at_its_place() {
     let one = ranks.remove(1);
     drop(one.stream);
     becomes(&client, "job", |g| {
-        g.state.as_ref().unwrap().members[1].phase() == v1::RankPhase::Away
+        g.state.as_ref().unwrap().members[1].phase() == v1::MemberPhase::Away
     })
     .await;
     let mut back = Rank::join(
@@ -171,7 +171,7 @@ async fn a_rank_that_comes_back_within_its_lease_is_at_its_place() {
     let state = back.until(Active).await;
     assert_eq!((state.generation, state.rq_psn), (1, before[1].rq_psn));
     becomes(&client, "job", |g| {
-        g.state.as_ref().unwrap().members[1].phase() == v1::RankPhase::Joined
+        g.state.as_ref().unwrap().members[1].phase() == v1::MemberPhase::Joined
     })
     .await;
     assert_eq!(lab.switch("leaf0").changes(), ["+job.1"]);
@@ -197,7 +197,7 @@ async fn a_rank_that_goes_before_the_group_is_active_is_waited_for() {
     drop(gone.stream);
     becomes(&client, "job", |g| {
         let state = g.state.as_ref().unwrap();
-        state.generation == 1 && state.members[3].phase() == v1::RankPhase::Expected
+        state.generation == 1 && state.members[3].phase() == v1::MemberPhase::Expected
     })
     .await;
     gate.add_permits(8);

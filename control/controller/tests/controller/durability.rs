@@ -359,7 +359,7 @@ async fn whichever_write_fails_ranks_meet() {
         assert_eq!(seen[0].generation, 1, "write {number}");
         let group = shown(&client, "job").await.unwrap().state.unwrap();
         assert!(
-            group.members.iter().all(|m| m.phase() == v1::RankPhase::Joined),
+            group.members.iter().all(|m| m.phase() == v1::MemberPhase::Joined),
             "write {number}"
         );
         assert_eq!(lab.placed().len(), 3, "write {number}");

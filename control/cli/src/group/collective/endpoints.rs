@@ -65,27 +65,26 @@ columns!(row: EndpointRow => row {
 } (row.counters) { contributions, repeats, results, naks_in, naks_out, keep_alives } row { remark() });
 
 pub(crate) fn progress(installed: &api::InstalledGroup) -> Option<Progress> {
-    installed.translated()?.status.as_ref().map(|status| Progress {
-        base_psn: status.base_psn,
-        sequence: status.sequence,
-        call: status.call.clone(),
-        slots_used: status.slots_used,
-        slots: status.slots,
-        finished: status.finished,
-        failed: status.failed,
-        memory_bytes: status.memory_bytes,
+    installed.translated().map(|state| Progress {
+        base_psn: state.base_psn,
+        sequence: state.sequence,
+        call: state.call.clone(),
+        slots_used: state.slots_used,
+        slots: state.slots,
+        finished: state.finished,
+        failed: state.failed,
+        memory_bytes: state.memory_bytes,
     })
 }
 
 pub(crate) fn endpoint_rows(installed: &api::InstalledGroup) -> Vec<EndpointRow> {
-    let status = installed.translated().and_then(|state| state.status.clone());
-    let status = status.unwrap_or_default();
+    let state = installed.translated().cloned().unwrap_or_default();
     // From the lowest packet that is not finished, as PSNs wrap.
     let done = |endpoint: &api::EndpointStatus| {
         let expected = endpoint.expected_psn.filter(|_| !endpoint.parent)?;
-        Some(expected.wrapping_sub(status.base_psn) & (Psn::MODULUS - 1))
+        Some(expected.wrapping_sub(state.base_psn) & (Psn::MODULUS - 1))
     };
-    let foremost = status.endpoints.iter().filter_map(done).max().unwrap_or(0);
+    let foremost = state.endpoints.iter().filter_map(done).max().unwrap_or(0);
     let row = |(i, endpoint): (usize, &api::EndpointStatus)| EndpointRow {
         behind: done(endpoint).map(|done| foremost - done),
         port: endpoint.port,
@@ -99,7 +98,7 @@ pub(crate) fn endpoint_rows(installed: &api::InstalledGroup) -> Vec<EndpointRow>
         waited_for: endpoint.waited_for,
         counters: copy_endpoint_counters!(endpoint.counters.unwrap_or_default() => EndpointCounters),
     };
-    status.endpoints.iter().enumerate().map(row).collect()
+    state.endpoints.iter().enumerate().map(row).collect()
 }
 
 pub(crate) fn progress_text(progress: Option<&Progress>) -> String {
@@ -135,16 +134,13 @@ mod tests {
             ..Default::default()
         };
         let state = api::TranslatedState {
-            status: Some(api::TranslatedStatus {
-                base_psn: 0xFF_FFF0,
-                endpoints: vec![
-                    endpoint(0, Some(0xFF_FFF0), false),
-                    endpoint(1, Some(4), false),
-                    endpoint(2, None, false),
-                    endpoint(3, Some(0xFF_FFF0), true),
-                ],
-                ..Default::default()
-            }),
+            base_psn: 0xFF_FFF0,
+            endpoints: vec![
+                endpoint(0, Some(0xFF_FFF0), false),
+                endpoint(1, Some(4), false),
+                endpoint(2, None, false),
+                endpoint(3, Some(0xFF_FFF0), true),
+            ],
             ..Default::default()
         };
         let installed = api::InstalledGroup {

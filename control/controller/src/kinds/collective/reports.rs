@@ -30,25 +30,24 @@ impl Shared {
             syndrome,
             generation,
             ..
-        } = failed;
+        } = &failed;
+        let (generation, syndrome) = (*generation, *syndrome);
         let rank = {
             let core = self.lock();
-            let found = core.collective_by_mcst_id(&mcst_id);
+            let found = core.collective_by_mcst_id(mcst_id);
             if found.is_some_and(|(entry, _)| is_late(entry, switch, generation)) {
                 return;
             }
-            found.and_then(|(_, group)| group.rank_at(&next_hop))
+            found.and_then(|(_, group)| group.rank_at(next_hop))
         };
         tracing::warn!(switch, group, next_hop, syndrome, "member failed");
-        let failed = v1::controller_event::Event::FailedMember(v1::FailedMember {
-            group,
+        let event = v1::controller_event::Event::MemberFailed(v1::MemberFailed {
             switch_name: switch.into(),
-            host: next_hop.clone(),
             rank: rank.map(u32::from),
-            syndrome,
+            ..failed.clone()
         });
-        self.publish(&mut self.lock(), failed);
-        self.broke(&mcst_id, generation, switch, |group, _| {
+        self.publish(&mut self.lock(), event);
+        self.broke(mcst_id, generation, switch, |group, _| {
             let who = rank.map_or_else(|| format!("host {next_hop}"), |rank| group.rank_name(rank));
             let reason = format!("{who} has ended its connection, with NAK syndrome {syndrome:#04x}");
             Ending::failed(generation, rank, None, reason)
@@ -156,12 +155,12 @@ impl Shared {
             known.map_or_else(String::new, |r| r.host.clone())
         };
         tracing::warn!(group = name, switch, ?ranks, "collective stalls");
-        let event = v1::controller_event::Event::StalledCollective(v1::StalledCollective {
+        let event = v1::controller_event::Event::CollectiveStalled(v1::CollectiveStalled {
             group: name.clone(),
             switch_name: switch.into(),
             hosts: ranks.iter().map(host).collect(),
             ranks: ranks.iter().map(|r| u32::from(*r)).collect(),
-            for_ns: stalled.for_ns,
+            ..stalled.clone()
         });
         self.publish(&mut core, event);
         let Some(entry) = core.groups.get_mut(&name).filter(|_| phase == Phase::Active) else {

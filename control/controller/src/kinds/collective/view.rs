@@ -1,17 +1,15 @@
 //! State of collective groups as messages.
 
-use castnet_proto::convert::{
-    connection_to_proto, disagreement_to_proto, loss_to_proto, rule_to_proto, straggler_to_proto,
-};
+use castnet_proto::convert::{connection_to_proto, disagreement_to_proto, loss_to_proto, straggler_to_proto};
 use castnet_proto::v1;
 
 use super::live::Presence;
 use super::record::{Collective, RankRecord, RankState, Settings};
 use crate::core::Core;
 use crate::lifecycle::{After, Phase};
-use crate::record::{Ending, Plan, TreeSwitch};
+use crate::record::{Ending, Plan};
 use crate::table::Entry;
-use crate::view::{lanes, own_lanes, place, problems};
+use crate::view::{lanes, place, problems, tree};
 use castnet_rules::{GroupRule, HostEndpoint};
 
 fn phase(phase: Phase) -> v1::CollectivePhase {
@@ -48,7 +46,7 @@ pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::Colle
     let ending = record.ended.as_ref().filter(|_| over);
     let qpns = record.plan.as_deref().map(Plan::virtual_qpns).unwrap_or_default();
     let own = entry.own_mcst_ids(|end| Some(end.rank()?.rank));
-    let member = |(rank, member): (u16, &RankRecord)| v1::RankState {
+    let member = |(rank, member): (u16, &RankRecord)| v1::MemberState {
         virtual_qpn: qpns.get(&rank).map(|qpn| qpn.value()),
         mcst_id: own.get(&rank).map(ToString::to_string),
         ..rank_state(core, entry, rank, member)
@@ -185,17 +183,17 @@ fn joined<const N: usize>(parts: [String; N]) -> String {
     parts.collect::<Vec<_>>().join("; ")
 }
 
-fn rank_state(core: &Core, entry: &Entry, rank: u16, member: &RankRecord) -> v1::RankState {
+fn rank_state(core: &Core, entry: &Entry, rank: u16, member: &RankRecord) -> v1::MemberState {
     let (switch_name, port) = place(core, &member.host);
     let (phase, seat) = match &member.state {
-        RankState::Expected => (v1::RankPhase::Expected, None),
+        RankState::Expected => (v1::MemberPhase::Expected, None),
         RankState::Joined(seat) => match entry.live.present.get(&rank) {
-            Some(Presence::Here(_)) => (v1::RankPhase::Joined, Some(seat)),
-            Some(Presence::Away(_)) | None => (v1::RankPhase::Away, Some(seat)),
+            Some(Presence::Here(_)) => (v1::MemberPhase::Joined, Some(seat)),
+            Some(Presence::Away(_)) | None => (v1::MemberPhase::Away, Some(seat)),
         },
-        RankState::Left(seat) => (v1::RankPhase::Left, Some(seat)),
+        RankState::Left(seat) => (v1::MemberPhase::Left, Some(seat)),
     };
-    v1::RankState {
+    v1::MemberState {
         rank: rank.into(),
         host: member.host.clone(),
         phase: phase as i32,
@@ -204,30 +202,14 @@ fn rank_state(core: &Core, entry: &Entry, rank: u16, member: &RankRecord) -> v1:
         rq_psn: member.rq_psn.value(),
         switch_name,
         port,
-        virtual_qpn: None,
-        mcst_id: None,
+        ..Default::default()
     }
 }
 
 /// A group with its tree.
 pub(crate) fn group(group: &Collective, core: &Core, entry: &Entry) -> v1::Collective {
-    let plan = entry.record().plan.as_ref();
-    let node = |switch: &TreeSwitch| {
-        let rule = plan.and_then(|p| p.rules.get(&switch.name));
-        v1::CollectiveNode {
-            switch_name: switch.name.clone(),
-            parent: switch.parent.clone().unwrap_or_default(),
-            installed: entry.confirmed.contains(&switch.name),
-            reason: entry.problems.get(&switch.name).cloned().unwrap_or_default(),
-            rule: rule.map(rule_to_proto),
-            memory_bytes: rule.map_or(0, |rule| {
-                u64::from(entry.record().lanes()) * rule.reserved_bytes()
-            }),
-            lanes: own_lanes(entry.record(), &switch.name),
-        }
-    };
     v1::Collective {
         state: Some(state(group, core, entry)),
-        tree: plan.iter().flat_map(|p| &p.tree).map(node).collect(),
+        tree: tree(entry),
     }
 }

@@ -1,14 +1,13 @@
 //! State of multicast groups as messages.
 
-use castnet_proto::convert::{connection_to_proto, rule_to_proto};
+use castnet_proto::convert::connection_to_proto;
 use castnet_proto::v1;
 
 use super::record::{MemberRecord, MemberState, Multicast};
 use crate::core::Core;
 use crate::lifecycle::{After, Phase};
-use crate::record::TreeSwitch;
 use crate::table::Entry;
-use crate::view::{lanes, own_lanes, place, problems};
+use crate::view::{lanes, place, problems, tree};
 
 fn phase(phase: Phase) -> v1::GroupPhase {
     match phase {
@@ -91,25 +90,15 @@ fn member_state(group: &Multicast, core: &Core, member: &MemberRecord) -> v1::Me
             .map(|_| connection_to_proto(member.state.ends())),
         switch_name,
         port,
-        mcst_id: None,
+        ..Default::default()
     }
 }
 
 /// A group with its tree.
 pub(crate) fn group(group: &Multicast, core: &Core, entry: &Entry) -> v1::Group {
-    let plan = entry.record().plan.as_ref();
-    let node = |switch: &TreeSwitch| v1::TreeNode {
-        switch_name: switch.name.clone(),
-        parent: switch.parent.clone().unwrap_or_default(),
-        installed: entry.confirmed.contains(&switch.name),
-        reason: entry.problems.get(&switch.name).cloned().unwrap_or_default(),
-        rule: plan.and_then(|p| p.rules.get(&switch.name)).map(rule_to_proto),
-        lanes: own_lanes(entry.record(), &switch.name),
-    };
-    let tree = plan.iter().flat_map(|p| &p.tree).map(node).collect();
     v1::Group {
         state: Some(state(group, core, entry, None)),
-        tree,
+        tree: tree(entry),
         collective: None,
     }
 }
