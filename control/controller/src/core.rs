@@ -23,7 +23,7 @@ use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
 use crate::link::Link;
 use crate::planning::Foreign;
-use crate::record::Plan;
+use crate::record::{Plan, Record};
 use crate::table::{Entry, Groups};
 
 /// Events that a slow reader may lag behind before it loses some.
@@ -91,20 +91,18 @@ impl Core {
 
     /// The multicast group, or why not.
     pub(crate) fn multicast(&self, name: &str) -> Result<(&Entry, &Multicast), Refusal> {
-        let found = self
-            .groups
-            .get(name)
-            .and_then(|e| Some((e, e.record().multicast()?)));
-        found.ok_or_else(|| Refusal::UnknownGroup { name: name.into() })
+        self.of_kind(name, Record::multicast)
     }
 
     /// The collective group, or why not.
     pub(crate) fn collective(&self, name: &str) -> Result<(&Entry, &Collective), Refusal> {
-        let found = self
-            .groups
-            .get(name)
-            .and_then(|e| Some((e, e.record().collective()?)));
-        found.ok_or_else(|| Refusal::UnknownGroup { name: name.into() })
+        self.of_kind(name, Record::collective)
+    }
+
+    fn of_kind<K>(&self, name: &str, kind: fn(&Record) -> Option<&K>) -> Result<(&Entry, &K), Refusal> {
+        let entry = self.group(name)?;
+        let kind = kind(entry.record()).ok_or_else(|| Refusal::UnknownGroup { name: name.into() })?;
+        Ok((entry, kind))
     }
 
     /// The collective group of that McstID.
@@ -206,15 +204,10 @@ impl Shared {
     /// As [`Shared::stop`], without waiting.
     pub(crate) fn stop_now(&self) {
         self.stop.cancel();
-        // Whatever is still under way can change nothing any more.
         self.lock().journal.close();
     }
 
-    pub(crate) fn subscribe(&self) -> broadcast::Receiver<v1::ControllerEvent> {
-        self.events.subscribe()
-    }
-
-    /// Has all who watch told of something, once what is staged by now is on disk.
+    /// Sends an event to all subscribers, once what is staged by now is on disk.
     pub(crate) fn publish(&self, core: &mut Core, event: v1::controller_event::Event) {
         let at_unix_ns = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -229,7 +222,7 @@ impl Shared {
     }
 
     pub(crate) fn release(&self, event: v1::ControllerEvent) {
-        // Nobody listens: nothing to tell.
+        // There may be no subscriber.
         let _ = self.events.send(event);
     }
 
@@ -360,7 +353,7 @@ mod tests {
         };
         fabric.know(host);
         assert!(fabric.topology().host("h").is_some());
-        fabric.take_back("h", None);
+        fabric.set("h", None);
         assert!(fabric.topology().host("h").is_none());
     }
 }

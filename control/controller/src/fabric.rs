@@ -15,89 +15,80 @@ const SAME_FRAME_NS: u64 = 1_000_000_000;
 /// A host that made itself known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostRecord {
-    /// Its name.
-    pub name: String,
-    /// Its IPv4 address.
-    pub ip: Ipv4Addr,
-    /// Its Ethernet address.
-    pub mac: [u8; 6],
+    pub(crate) name: String,
+    pub(crate) ip: Ipv4Addr,
+    pub(crate) mac: [u8; 6],
 }
 
 /// Whether a switch can be reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Reach {
-    /// Not tried to the end yet.
+pub(crate) enum Reach {
+    /// The first attempt to connect has not ended.
     #[default]
     Unknown,
-    /// Yes.
     Up,
-    /// No, and why.
+    /// With the reason.
     Down(String),
 }
 
-/// What a switch reported last.
+/// The last report of a switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SwitchReport {
-    /// Its ports, by number.
-    pub ports: BTreeMap<u8, PortReport>,
-    /// Who is at its ports.
-    pub neighbours: Vec<NeighbourReport>,
+pub(crate) struct SwitchReport {
+    /// By number.
+    pub(crate) ports: BTreeMap<u8, PortReport>,
+    pub(crate) neighbours: Vec<NeighbourReport>,
 }
 
-/// A port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortReport {
-    /// Its name.
-    pub name: String,
-    /// Its Ethernet address.
-    pub mac: [u8; 6],
+pub(crate) struct PortReport {
+    pub(crate) name: String,
+    pub(crate) mac: [u8; 6],
     /// Bytes of an IP packet.
-    pub mtu: u32,
+    pub(crate) mtu: u32,
     /// Whether it has a link.
-    pub up: bool,
+    pub(crate) up: bool,
 }
 
-/// Somebody at a port.
+/// A neighbour at a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NeighbourReport {
-    /// The port.
-    pub port: u8,
+pub(crate) struct NeighbourReport {
+    pub(crate) port: u8,
     /// Nanoseconds since it was last seen.
-    pub age_ns: u64,
-    /// Who.
-    pub who: Who,
+    pub(crate) age_ns: u64,
+    pub(crate) who: Who,
 }
 
-/// Who was seen at a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Who {
-    /// A switch, by LLDP.
-    Switch {
-        /// Its name.
-        name: String,
-        /// The name of its port.
-        port: String,
-    },
+pub(crate) enum Who {
+    /// A switch, by LLDP, with the name of its port.
+    Switch { name: String, port: String },
     /// A host, by ARP.
-    Host {
-        /// Its IPv4 address.
-        ip: Ipv4Addr,
-        /// Its Ethernet address.
-        mac: [u8; 6],
-    },
+    Host { ip: Ipv4Addr, mac: [u8; 6] },
 }
 
-/// All that is known.
+/// All that is known of the fabric.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// From a file.
-    pub file: Option<Topology>,
+    pub(crate) file: Option<Topology>,
     /// Every switch that is configured.
-    pub switches: BTreeMap<String, (Reach, SwitchReport)>,
+    pub(crate) switches: BTreeMap<String, (Reach, SwitchReport)>,
     /// Every host that made itself known.
     pub(crate) hosts: BTreeMap<String, HostRecord>,
     /// The names of these and of the hosts of the file, by address.
     pub(crate) names: BTreeSet<(Ipv4Addr, String)>,
+}
+
+/// Where a host is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    At {
+        switch: String,
+        port: u8,
+    },
+    /// At several ports at once: at least one of them must be a link between switches that LLDP has not shown yet.
+    Ambiguous(Vec<(String, u8)>),
+    Unseen,
 }
 
 /// A host whose place is known, and its link.
@@ -111,22 +102,6 @@ impl Seen {
     fn link(self, facts: &Facts, topology: &mut Topology, to: End) {
         facts.link(topology, to, End::host(self.name), self.mtu, self.up);
     }
-}
-
-/// Where a host is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// At this port.
-    At {
-        /// The switch.
-        switch: String,
-        /// Its port.
-        port: u8,
-    },
-    /// At several ports at once: at least one of them must be a link between switches that LLDP has not shown yet.
-    Ambiguous(Vec<(String, u8)>),
-    /// Not seen.
-    Unseen,
 }
 
 impl Facts {
@@ -151,15 +126,10 @@ impl Facts {
         facts
     }
 
-    /// What a host said of itself.
-    pub fn host(&self, name: &str) -> Option<&HostRecord> {
-        self.hosts.get(name)
-    }
-
     /// The fabric: what the file says, corrected by what is reported of ports and links; switches that cannot be
     /// reached are down. Without a file: switches as reported, links where LLDP says so, hosts where they were seen; where
     /// several were seen at one port, an ordinary switch is behind it.
-    pub fn topology(&self) -> Topology {
+    pub(crate) fn topology(&self) -> Topology {
         let mut topology = Topology::new();
         for (name, ports) in self.switch_ports() {
             let up = !matches!(self.switches.get(&name), Some((Reach::Down(_), _)));
@@ -183,7 +153,8 @@ impl Facts {
             let (mtu, up) = self
                 .file_link(&name)
                 .map_or((DEFAULT_MTU, true), |l| (l.mtu, l.up));
-            if let Place::At { switch, port } = self.place_beside(&name, &inner) {
+            let place = self.place_in_file(&name);
+            if let Place::At { switch, port } = place.unwrap_or_else(|| self.place_seen(&name, &inner)) {
                 at_port
                     .entry((switch, port))
                     .or_default()
@@ -224,9 +195,9 @@ impl Facts {
     }
 
     /// Where a host is: by the file, else where its addresses were seen last at a port that leads to no switch.
-    pub fn place(&self, host: &str) -> Place {
-        let in_file = self.place_in_file(host);
-        in_file.unwrap_or_else(|| self.place_beside(host, &self.inner_ports()))
+    pub(crate) fn place(&self, host: &str) -> Place {
+        self.place_in_file(host)
+            .unwrap_or_else(|| self.place_seen(host, &self.inner_ports()))
     }
 
     fn place_in_file(&self, host: &str) -> Option<Place> {
@@ -237,10 +208,8 @@ impl Facts {
         })
     }
 
-    fn place_beside(&self, host: &str, inner: &BTreeSet<(&str, u8)>) -> Place {
-        if let Some(place) = self.place_in_file(host) {
-            return place;
-        }
+    /// Where a host was seen last, at ports that are not `inner`.
+    fn place_seen(&self, host: &str, inner: &BTreeSet<(&str, u8)>) -> Place {
         let Some(record) = self.hosts.get(host) else {
             return Place::Unseen;
         };
@@ -276,12 +245,12 @@ impl Facts {
     }
 
     /// Whether there is a host of that name.
-    pub fn knows_host(&self, name: &str) -> bool {
+    pub(crate) fn knows_host(&self, name: &str) -> bool {
         self.hosts.contains_key(name) || self.file.as_ref().is_some_and(|f| f.host(name).is_some())
     }
 
     /// Whether there is a switch of that name.
-    pub fn knows_switch(&self, name: &str) -> bool {
+    pub(crate) fn knows_switch(&self, name: &str) -> bool {
         self.switches.contains_key(name) || self.file.as_ref().is_some_and(|f| f.switch(name).is_some())
     }
 
@@ -291,8 +260,8 @@ impl Facts {
         said.or_else(|| self.file.as_ref()?.host(host)?.ip)
     }
 
-    /// A host is from now on what it said of itself, or what the file says.
-    fn set(&mut self, name: &str, host: Option<HostRecord>) {
+    /// Sets what a host says of itself; `None`: only the file counts.
+    pub(crate) fn set(&mut self, name: &str, host: Option<HostRecord>) {
         let before = self.ip_of(name).map(|ip| (ip, name.to_owned()));
         before.map(|named| self.names.remove(&named));
         match host {
@@ -303,14 +272,9 @@ impl Facts {
             .extend(self.ip_of(name).map(|ip| (ip, name.to_owned())));
     }
 
-    /// Takes in what a host says of itself.
+    /// Adds what a host says of itself, in place of what it said before.
     pub(crate) fn know(&mut self, host: HostRecord) {
         self.set(&host.name.clone(), Some(host));
-    }
-
-    /// A host is as it was.
-    pub(crate) fn take_back(&mut self, name: &str, before: Option<HostRecord>) {
-        self.set(name, before);
     }
 
     /// The host that has an address, other than `but`.
@@ -322,7 +286,7 @@ impl Facts {
     }
 
     /// All hosts with their addresses, by name; what a host said of itself counts more than the file.
-    pub fn all_hosts(&self) -> Vec<(String, Option<Ipv4Addr>, Option<[u8; 6]>)> {
+    pub(crate) fn all_hosts(&self) -> Vec<(String, Option<Ipv4Addr>, Option<[u8; 6]>)> {
         let mut all = BTreeMap::new();
         for host in self.file.iter().flat_map(Topology::hosts) {
             all.insert(host.name.clone(), (host.ip, host.mac));
@@ -351,15 +315,12 @@ impl Facts {
     }
 
     fn switch_links(&self) -> Vec<(End, End, u32, bool)> {
-        let mut links = Vec::new();
         if let Some(file) = &self.file {
-            for (_, link) in file.links() {
-                if matches!((&link.a, &link.b), (End::Switch { .. }, End::Switch { .. })) {
-                    links.push((link.a.clone(), link.b.clone(), link.mtu, link.up));
-                }
-            }
-            return links;
+            let links = file.links().map(|(_, link)| link);
+            let links = links.filter(|l| !matches!((&l.a, &l.b), (End::Host(_), _) | (_, End::Host(_))));
+            return links.map(|l| (l.a.clone(), l.b.clone(), l.mtu, l.up)).collect();
         }
+        let mut links = Vec::new();
         let mut seen = BTreeSet::new();
         for (switch, (_, report)) in &self.switches {
             for neighbour in &report.neighbours {
@@ -610,7 +571,7 @@ mod tests {
             (Some(moved.clone()), moved.ip, filed),
             (None, filed, moved.ip),
         ] {
-            facts.take_back("h0", said);
+            facts.set("h0", said);
             assert_eq!(
                 (facts.host_of(there, None), facts.host_of(gone, None)),
                 (Some("h0"), None)

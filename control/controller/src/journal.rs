@@ -18,7 +18,7 @@ use crate::record::Record;
 use crate::store::{self, Entry, Key, StoreError, Table, Version, Write, encode};
 use crate::table;
 
-/// What became of a batch; `None` while it is under way.
+/// The outcome of a batch; `None` while it is under way.
 type Outcome = Option<Result<(), Arc<StoreError>>>;
 
 /// Stands for all changes that were staged before it was given out.
@@ -73,6 +73,7 @@ pub(crate) struct Staged {
 }
 
 /// Changes that are written together.
+#[derive(Default)]
 pub(crate) struct Batch {
     writes: BTreeMap<Key, Staged>,
     pub(crate) undo: Vec<Undo>,
@@ -83,19 +84,6 @@ pub(crate) struct Batch {
     outcome: watch::Sender<Outcome>,
 }
 
-impl Default for Batch {
-    fn default() -> Self {
-        Self {
-            writes: BTreeMap::new(),
-            undo: Vec::new(),
-            retries: Vec::new(),
-            events: VecDeque::new(),
-            events_lost: 0,
-            outcome: watch::Sender::new(None),
-        }
-    }
-}
-
 impl Batch {
     fn is_empty(&self) -> bool {
         self.writes.is_empty() && self.events.is_empty()
@@ -103,27 +91,22 @@ impl Batch {
 
     /// The writes as a store takes them.
     pub(crate) fn encoded(&self) -> store::Batch {
-        let entry = |version, value: &Value| Entry {
-            version,
-            value: match value {
-                Value::Group(record) => encode(record),
-                Value::Host(record) => encode(record),
-            },
+        let write = |(key, staged): (&Key, &Staged)| {
+            let entry = staged.version.zip(staged.value.as_ref());
+            let entry = entry.map(|(version, value)| Entry {
+                version,
+                value: match value {
+                    Value::Group(record) => encode(record),
+                    Value::Host(record) => encode(record),
+                },
+            });
+            let was = staged.was;
+            (key.clone(), Write { was, entry })
         };
-        let write = |staged: &Staged| Write {
-            was: staged.was,
-            entry: staged
-                .version
-                .zip(staged.value.as_ref())
-                .map(|(version, value)| entry(version, value)),
-        };
-        self.writes
-            .iter()
-            .map(|(key, staged)| (key.clone(), write(staged)))
-            .collect()
+        self.writes.iter().map(write).collect()
     }
 
-    /// Tells all who wait.
+    /// Reports the outcome to all that wait for it.
     pub(crate) fn end(self, outcome: Result<(), Arc<StoreError>>) {
         self.outcome.send_replace(Some(outcome));
     }

@@ -14,17 +14,16 @@ mod core;
 mod detour;
 mod driver;
 mod error;
-pub mod fabric;
+mod fabric;
 mod journal;
 pub mod kinds;
 pub mod lifecycle;
 mod link;
 mod planning;
 mod pool;
-pub mod reconcile;
+mod reconcile;
 pub mod record;
 mod requests;
-pub mod rule;
 mod service;
 mod state;
 pub mod store;
@@ -44,7 +43,7 @@ pub use crate::config::{
     Checkpoint, Checkpoints, Config, DEFAULT_LISTEN, DEFAULT_MCST_POOL, SwitchConfig, Timeouts,
 };
 use crate::core::{Core, Fabric, Shared};
-pub use crate::error::{Refusal, StartError};
+pub use crate::error::StartError;
 use crate::fabric::Facts;
 use crate::journal::Journal;
 use crate::kinds::collective::links;

@@ -113,16 +113,6 @@ pub enum Event {
     Cleared,
 }
 
-/// An event that does not go with the phase.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{event:?} does not go with {phase:?}")]
-pub struct NotNow {
-    /// The phase.
-    pub phase: Phase,
-    /// The event.
-    pub event: Event,
-}
-
 /// What a step leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
@@ -133,11 +123,8 @@ pub enum Next {
 }
 
 impl Phase {
-    /// The whole table.
-    ///
-    /// # Errors
-    /// The event does not go with the phase; nothing changes then.
-    pub fn step(self, event: Event) -> Result<Next, NotNow> {
+    /// The whole table. `None`: the event has no effect in this phase.
+    pub fn step(self, event: Event) -> Option<Next> {
         use {After as A, Event as E, Phase as P};
         let next = match (self, event) {
             (P::Failed | P::Refused, E::Joined) => P::Registered,
@@ -161,11 +148,11 @@ impl Phase {
             (P::Removing(A::Registered), E::Cleared) => P::Registered,
             (P::Removing(A::Refused), E::Cleared) => P::Refused,
             (P::Removing(A::Failed), E::Cleared) => P::Failed,
-            (P::Removing(A::Gone), E::Cleared) => return Ok(Next::Gone),
+            (P::Removing(A::Gone), E::Cleared) => return Some(Next::Gone),
 
-            (phase, event) => return Err(NotNow { phase, event }),
+            _ => return None,
         };
-        Ok(Next::Phase(next))
+        Some(Next::Phase(next))
     }
 
     /// Whether the group's rules belong on its switches.
@@ -240,7 +227,7 @@ mod tests {
     fn rules_come_and_go_by_the_two_doors() {
         for phase in PHASES {
             for event in EVENTS {
-                let Ok(Next::Phase(next)) = phase.step(event) else {
+                let Some(Next::Phase(next)) = phase.step(event) else {
                     continue;
                 };
                 if !phase.wants_rules() && next.wants_rules() {
@@ -258,7 +245,7 @@ mod tests {
         for phase in PHASES {
             assert_eq!(
                 phase.step(Event::Destroy),
-                Ok(Next::Phase(Phase::Removing(After::Gone)))
+                Some(Next::Phase(Phase::Removing(After::Gone)))
             );
             if matches!(phase, Phase::Removing(_)) {
                 let next = phase.step(Event::Cleared).unwrap();
@@ -274,11 +261,11 @@ mod tests {
         assert_eq!(degraded, Next::Phase(Phase::Degraded));
         assert_eq!(
             Phase::Degraded.step(Event::SwitchesBack),
-            Ok(Next::Phase(Phase::Active))
+            Some(Next::Phase(Phase::Active))
         );
         for phase in [Phase::Active, Phase::Degraded] {
-            assert!(phase.step(Event::Refused).is_err());
-            assert!(phase.step(Event::Withdrawn).is_err());
+            assert!(phase.step(Event::Refused).is_none());
+            assert!(phase.step(Event::Withdrawn).is_none());
         }
     }
 
@@ -286,7 +273,7 @@ mod tests {
     #[test]
     fn a_broken_group_never_becomes_active_by_itself() {
         for event in EVENTS {
-            if let Ok(Next::Phase(next)) = Phase::Broken.step(event) {
+            if let Some(Next::Phase(next)) = Phase::Broken.step(event) {
                 assert!(matches!(next, Phase::Removing(_)), "{event:?}");
             }
         }

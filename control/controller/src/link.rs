@@ -12,7 +12,7 @@ use castnet_proto::v1::agent_event::Event as Told;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::transport::Channel;
-use tonic::{Code, Response, Status, Streaming};
+use tonic::{Code, Response, Status};
 
 use crate::config::SwitchConfig;
 use crate::core::{Core, Shared};
@@ -200,10 +200,10 @@ impl Link {
     /// From one connection to its loss.
     async fn session(&self, shared: &Arc<Shared>) -> Result<std::convert::Infallible, SwitchError> {
         let within = shared.config.timeouts.switch;
-        let unreachable = |error: &dyn std::error::Error| SwitchError::Unreachable(error.to_string());
+        let ended = || SwitchError::Unreachable("the agent ended the connection".into());
         let channel = connect(&self.config.agent, &shared.config.security)
             .await
-            .map_err(|e| unreachable(&e))?;
+            .map_err(|e| SwitchError::Unreachable(e.to_string()))?;
         let mut client = AgentClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
         let before = shared.lock().groups.own(&self.config.name, None);
         let capabilities = call(within, client.get_capabilities(v1::GetCapabilitiesRequest {})).await?;
@@ -217,7 +217,8 @@ impl Link {
         }
         // Watches first: what changes after the reports below is told.
         let mut events = call(within, client.watch_events(v1::WatchAgentEventsRequest {})).await?;
-        self.next(&mut events, within).await?;
+        let first = async { events.message().await.map(Response::new) };
+        call(within, first).await?.ok_or_else(ended)?;
         self.report(shared, &mut client).await?;
         {
             let mut core = shared.lock();
@@ -233,10 +234,7 @@ impl Link {
             tokio::select! {
                 told = events.message() => {
                     let told = told.map_err(|status| SwitchError::Unreachable(status.message().into()))?;
-                    let Some(told) = told else {
-                        return Err(SwitchError::Unreachable("the agent ended the connection".into()));
-                    };
-                    if self.handle(shared, told) {
+                    if self.handle(shared, told.ok_or_else(ended)?) {
                         look_at = look_at.min(Instant::now() + pause);
                     }
                 }
@@ -255,18 +253,6 @@ impl Link {
         }
     }
 
-    async fn next(
-        &self,
-        events: &mut Streaming<v1::AgentEvent>,
-        within: Duration,
-    ) -> Result<(), SwitchError> {
-        let next = async { events.message().await.map(Response::new) };
-        match call(within, next).await? {
-            Some(_) => Ok(()),
-            None => Err(SwitchError::Unreachable("the agent ended the connection".into())),
-        }
-    }
-
     /// Whether the switch is to be looked at again.
     fn handle(&self, shared: &Arc<Shared>, event: v1::AgentEvent) -> bool {
         match event.event {
@@ -275,22 +261,13 @@ impl Link {
             }
             Some(Told::Group(changed)) => changed.removed && self.misses(shared, &changed.mcst_id),
             Some(Told::PathStalled(stalled)) => {
-                let v1::PathStalled {
-                    group,
-                    port,
-                    next_hop,
-                    ..
-                } = &stalled;
-                let switch = &self.config.name;
-                tracing::warn!(switch, group, port, next_hop, "path stalled");
                 let stalled = v1::PathStalled {
-                    switch_name: switch.clone(),
+                    switch_name: self.config.name.clone(),
                     ..stalled
                 };
-                shared.publish(
-                    &mut shared.lock(),
-                    v1::controller_event::Event::PathStalled(stalled),
-                );
+                tracing::warn!(?stalled, "path stalled");
+                let event = v1::controller_event::Event::PathStalled(stalled);
+                shared.publish(&mut shared.lock(), event);
                 false
             }
             Some(Told::MemberFailed(failed)) => {
@@ -306,29 +283,18 @@ impl Link {
                 false
             }
             Some(Told::RankRefused(refused)) => {
-                let v1::RankRefused {
-                    group,
-                    next_hop,
-                    rank,
-                    sequence,
-                    rule,
-                    ..
-                } = refused;
                 let switch = &self.config.name;
-                tracing::warn!(
-                    switch,
-                    group,
-                    next_hop,
-                    rank,
-                    sequence,
-                    ?rule,
-                    "a rank breaks a rule of its group"
-                );
+                tracing::warn!(switch, ?refused, "a rank breaks a rule of its group");
                 false
             }
-            // Which worker has a group is the switch's own affair.
-            Some(Told::GroupMoved(_) | Told::GroupHot(_)) => false,
-            Some(Told::Hello(_) | Told::BaselineLearned(_) | Told::FdbFull(_) | Told::NeighboursFull(_))
+            Some(
+                Told::GroupMoved(_)
+                | Told::GroupHot(_)
+                | Told::Hello(_)
+                | Told::BaselineLearned(_)
+                | Told::FdbFull(_)
+                | Told::NeighboursFull(_),
+            )
             | None => false,
         }
     }

@@ -2,62 +2,49 @@
 
 use std::collections::BTreeMap;
 
-use castnet_wire::McstId;
-
 use castnet_rules::GroupRule;
+use castnet_wire::McstId;
 
 /// A rule that a switch shall have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// As planned.
-    pub rule: GroupRule,
-    /// The source may have sent already: a switch that lacks the rule must learn the PSN from the stream, as the
-    /// planned one is long past. Never so for a collective group: what a switch has lost of it cannot be had again.
-    pub has_run: bool,
+    pub(crate) rule: GroupRule,
+    pub(crate) has_run: bool,
 }
 
 /// The version of a rule that a switch shall have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Version {
-    /// Of the rule.
-    pub generation: u64,
-    /// See [`Wanted::has_run`].
-    pub has_run: bool,
+pub(crate) struct Version {
+    pub(crate) generation: u64,
+    /// The source may have sent already: a switch that lacks the rule must learn the PSN from the stream. Never so for a
+    /// collective group, which does not survive that a switch loses its rule.
+    pub(crate) has_run: bool,
 }
 
 /// A rule that a switch reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// Which group.
-    pub mcst_id: McstId,
-    /// Which version.
-    pub generation: u64,
-    /// Who installed it.
-    pub owner: String,
+pub(crate) struct Found {
+    pub(crate) mcst_id: McstId,
+    pub(crate) generation: u64,
+    pub(crate) owner: String,
 }
 
 /// What is to be done at the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// Install the rule that is wanted of this group, or replace an older version by it.
-    Install {
-        /// Which group.
-        mcst_id: McstId,
-    },
+    Install { mcst_id: McstId },
     /// Remove this version of this group.
-    Remove {
-        /// Which group.
-        mcst_id: McstId,
-        /// Which version.
-        generation: u64,
-    },
+    Remove { mcst_id: McstId, generation: u64 },
 }
 
 impl Wanted {
     /// The rule as it is to be installed where it is lacking.
-    pub fn into_rule(self) -> GroupRule {
+    pub(crate) fn into_rule(self) -> GroupRule {
         match self.has_run {
-            true => crate::rule::learning(self.rule),
+            // The planned PSN of the source is long past.
+            true => self.rule.with_multicast(|rule| rule.start_psn = None),
             false => self.rule,
         }
     }
@@ -71,24 +58,13 @@ impl Wanted {
 /// Rules of other owners are left alone: those of rule files, of operators, of other controllers. A version newer than
 /// the wanted one (the store was set back) is removed before the wanted one is installed, because a switch takes no
 /// older one in place of it.
-pub fn diff(owner: &str, wanted: &BTreeMap<McstId, Version>, found: &[Found]) -> Vec<Action> {
-    let ours: BTreeMap<McstId, u64> = found
-        .iter()
-        .filter(|f| f.owner == owner)
-        .map(|f| (f.mcst_id, f.generation))
-        .collect();
-    let stays = |mcst_id: &McstId, generation: u64| {
-        wanted
-            .get(mcst_id)
-            .is_some_and(|wanted| generation <= wanted.generation)
-    };
-    let removals = ours
-        .iter()
-        .filter(|(mcst_id, generation)| !stays(mcst_id, **generation))
-        .map(|(mcst_id, generation)| Action::Remove {
-            mcst_id: *mcst_id,
-            generation: *generation,
-        });
+pub(crate) fn diff(owner: &str, wanted: &BTreeMap<McstId, Version>, found: &[Found]) -> Vec<Action> {
+    let ours = found.iter().filter(|f| f.owner == owner);
+    let ours: BTreeMap<McstId, u64> = ours.map(|f| (f.mcst_id, f.generation)).collect();
+    let removals = ours.iter().filter_map(|(&mcst_id, &generation)| {
+        let stays = wanted.get(&mcst_id).is_some_and(|w| generation <= w.generation);
+        (!stays).then_some(Action::Remove { mcst_id, generation })
+    });
     let installs = wanted
         .iter()
         .filter(|(mcst_id, wanted)| wanted.has_run && ours.get(mcst_id) != Some(&wanted.generation))

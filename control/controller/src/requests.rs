@@ -21,6 +21,30 @@ pub(crate) fn draw() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
+/// What a member sees of its group.
+pub(crate) enum Seen<S> {
+    /// This, and there may be more.
+    State(Box<S>),
+    /// This, and no more.
+    Last(Box<S>),
+    /// It has left, or the group is gone.
+    Nothing,
+    /// The call does not stand for the member any more, with the reason.
+    Superseded(String),
+}
+
+/// The call of a member, which stands while it waits for changes of its group.
+pub(crate) trait StandingCall: Send + 'static {
+    /// The state of the group, as a message.
+    type State: Clone + PartialEq + Send + 'static;
+
+    /// Ticks at each change of the group.
+    fn changed(&mut self) -> &mut watch::Receiver<()>;
+
+    /// The group as this member sees it.
+    fn look(&mut self) -> impl Future<Output = Result<Seen<Self::State>, Refusal>> + Send;
+}
+
 impl Shared {
     /// Checks a group that is to be created: what can be known to go wrong is refused now and not when the last member
     /// joins. How it can be laid out, as far as that is known. Where its tree passes routers, it gets its McstIDs at each switch;
@@ -69,14 +93,15 @@ impl Shared {
     pub(crate) fn know(&self, core: &mut Core, endpoint: &HostEndpoint) -> Result<(), Refusal> {
         let HostEndpoint { name, ip, mac, .. } = endpoint;
         let same = |known: &HostRecord| (known.ip, known.mac) == (*ip, mac.0);
-        if !core.facts.host(name).is_some_and(same) {
+        if !core.facts.hosts.get(name).is_some_and(same) {
             let record = HostRecord {
                 name: name.clone(),
                 ip: *ip,
                 mac: mac.0,
             };
             core.journal.check_open()?;
-            core.journal.stage_host(&record, core.facts.host(name).cloned());
+            core.journal
+                .stage_host(&record, core.facts.hosts.get(name).cloned());
             core.facts.know(record);
             self.fabric_changed();
         }

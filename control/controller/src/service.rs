@@ -17,9 +17,7 @@ use tonic::{Request, Response, Status};
 
 use crate::core::{Core, Shared};
 use crate::error::Refusal;
-use crate::kinds::collective::requests::{Attendance, Seen};
-use crate::kinds::multicast::requests::Join;
-use crate::requests::missing;
+use crate::requests::{Seen, StandingCall, missing};
 use crate::table::Entry;
 use crate::view;
 
@@ -42,12 +40,22 @@ impl Service {
             .collect()
     }
 
+    /// A stream of what a task sends.
+    fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
+        &self,
+        task: impl FnOnce(mpsc::Sender<Result<T, Status>>) -> F,
+    ) -> Answer<BoxStream<T>> {
+        let (to, from) = mpsc::channel(STREAM_DEPTH);
+        self.shared.spawn(task(to));
+        Ok(Response::new(Box::pin(ReceiverStream::new(from))))
+    }
+
     /// An answer that was found in what is on disk.
     async fn read<T>(&self, read: impl FnMut(&Core) -> Result<T, Refusal>) -> Answer<T> {
         Ok(Response::new(self.shared.read(read).await??))
     }
 
-    /// What a change came to, once it is on disk; a refusal too may be for what is not there yet.
+    /// The result of a change, once it is on disk; a refusal too may rest on what is not there yet.
     async fn stored<T>(&self, changed: Result<T, Refusal>) -> Result<T, Refusal> {
         self.shared.durable().await?;
         changed
@@ -58,59 +66,25 @@ fn shown(core: &Core, entry: &Entry) -> v1::Group {
     entry.record().kind.behaviour().view(core, entry)
 }
 
-/// Tells a joining member each change until the group is active or has failed. When the client goes first, the join is
-/// dropped with this task, and so withdrawn.
-async fn tell(mut join: Join, to: mpsc::Sender<Result<v1::GroupState, Status>>) {
-    let mut told = None;
+/// Sends each change of its group to the client until the call has seen the last. When the client goes first, the call is
+/// dropped with this task.
+async fn follow<C: StandingCall>(mut call: C, to: mpsc::Sender<Result<C::State, Status>>) {
+    let mut sent = None;
     loop {
-        join.changed.mark_unchanged();
-        let Ok(seen) = join.state().await else { return };
-        let Some((state, last)) = seen else {
-            let reason = format!(
-                "host {:?} is not in group {:?} by this call any more",
-                join.host, join.group
-            );
-            // The client may be gone too.
-            let _ = to.send(Err(Status::aborted(reason))).await;
-            return;
-        };
-        if told.as_ref() != Some(&state) {
-            told = Some(state.clone());
-            if to.send(Ok(state)).await.is_err() {
-                return;
-            }
-        }
-        if last {
-            return;
-        }
-        tokio::select! {
-            () = to.closed() => return,
-            _ = join.changed.changed() => {}
-        }
-    }
-}
-
-/// Tells a rank each change of its group for as long as it is in. When the client goes first, the attendance is dropped
-/// with this task, and the rank's lease begins to run.
-async fn attend(mut attendance: Attendance, to: mpsc::Sender<Result<v1::CollectiveState, Status>>) {
-    let mut told = None;
-    loop {
-        attendance.changed.mark_unchanged();
-        let Ok(seen) = attendance.look().await else { return };
+        call.changed().mark_unchanged();
+        let Ok(seen) = call.look().await else { return };
         let (state, last) = match seen {
             Seen::State(state) => (state, false),
             Seen::Last(state) => (state, true),
             Seen::Nothing => return,
-            Seen::Superseded => {
-                let (rank, group) = (attendance.rank, &attendance.group);
-                let reason = format!("rank {rank} of group {group:?} is in by another call");
+            Seen::Superseded(reason) => {
                 // The client may be gone too.
                 let _ = to.send(Err(Status::aborted(reason))).await;
                 return;
             }
         };
-        if told.as_ref() != Some(&state) {
-            told = Some(state.clone());
+        if sent.as_ref() != Some(&state) {
+            sent = Some(state.clone());
             if to.send(Ok(*state)).await.is_err() {
                 return;
             }
@@ -120,7 +94,7 @@ async fn attend(mut attendance: Attendance, to: mpsc::Sender<Result<v1::Collecti
         }
         tokio::select! {
             () = to.closed() => return,
-            _ = attendance.changed.changed() => {}
+            _ = call.changed().changed() => {}
         }
     }
 }
@@ -155,9 +129,7 @@ impl Controller for Service {
         let host = name_from_proto("host", &host)?;
         let ends = connection_from_proto("connection", &host, connection.as_ref())?;
         let join = self.stored(self.shared.join(&group, host, ends)).await?;
-        let (to, from) = mpsc::channel(STREAM_DEPTH);
-        self.shared.spawn(tell(join, to));
-        Ok(Response::new(Box::pin(ReceiverStream::new(from))))
+        self.stream(|to| follow(join, to))
     }
 
     async fn leave_group(&self, request: Request<v1::LeaveGroupRequest>) -> Answer<v1::LeaveGroupResponse> {
@@ -259,9 +231,7 @@ impl Controller for Service {
     async fn init_group(&self, request: Request<v1::InitGroupRequest>) -> Answer<Self::InitGroupStream> {
         let join = rank_join_from_proto(request.get_ref())?;
         let attendance = self.stored(self.shared.init(join)).await?;
-        let (to, from) = mpsc::channel(STREAM_DEPTH);
-        self.shared.spawn(attend(attendance, to));
-        Ok(Response::new(Box::pin(ReceiverStream::new(from))))
+        self.stream(|to| follow(attendance, to))
     }
 
     async fn exchange(&self, request: Request<v1::ExchangeRequest>) -> Answer<v1::ExchangeResponse> {
@@ -275,13 +245,12 @@ impl Controller for Service {
         &self,
         _: Request<v1::WatchControllerEventsRequest>,
     ) -> Answer<Self::WatchEventsStream> {
-        let mut events = self.shared.subscribe();
-        let (to, from) = mpsc::channel(STREAM_DEPTH);
+        let mut events = self.shared.events.subscribe();
         let event = |event| v1::ControllerEvent {
             at_unix_ns: 0,
             event: Some(event),
         };
-        self.shared.spawn(async move {
+        self.stream(|to| async move {
             let mut next = event(v1::controller_event::Event::Started(v1::WatchStarted {}));
             while to.send(Ok(next)).await.is_ok() {
                 next = tokio::select! {
@@ -293,7 +262,6 @@ impl Controller for Service {
                     },
                 };
             }
-        });
-        Ok(Response::new(Box::pin(ReceiverStream::new(from))))
+        })
     }
 }

@@ -99,10 +99,10 @@ impl Shared {
         let entry = core.group(name)?;
         let (mut record, from) = (entry.record().clone(), entry.phase_name());
         let phase = match record.phase.step(event) {
-            Ok(Next::Phase(phase)) => phase,
-            Ok(Next::Gone) => return self.forget(core, name),
-            Err(late) => {
-                tracing::debug!(group = name, %late, "event without effect");
+            Some(Next::Phase(phase)) => phase,
+            Some(Next::Gone) => return self.forget(core, name),
+            None => {
+                tracing::debug!(group = name, phase = from, ?event, "event without effect");
                 return Ok(());
             }
         };
@@ -172,7 +172,7 @@ impl Shared {
         let mut names = BTreeSet::new();
         for undo in undone {
             match undo {
-                Undo::Host(name, before) => core.facts.take_back(&name, before),
+                Undo::Host(name, before) => core.facts.set(&name, before),
                 Undo::Added(name) => {
                     if let Some(gone) = core.groups.remove(&name) {
                         gone.changed.send_replace(());

@@ -19,7 +19,7 @@ pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>) {
                 Table::Groups => groups
                     .get(&key.name)
                     .map(|e| Value::Group(Box::new(e.record().clone()))),
-                Table::Hosts => facts.host(&key.name).cloned().map(Value::Host),
+                Table::Hosts => facts.hosts.get(&key.name).cloned().map(Value::Host),
                 Table::Meta => None,
             })
         };

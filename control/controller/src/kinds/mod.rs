@@ -15,7 +15,7 @@ use crate::lifecycle::{Event, Phase};
 use crate::record::Record;
 use crate::table::Entry;
 
-pub mod collective;
+pub(crate) mod collective;
 pub mod multicast;
 
 /// A group's kind, with what only groups of that kind have.

@@ -14,7 +14,6 @@ use super::{
     Batch, Entry, Key, STORE_VERSION, Store, StoreError, StoreFuture, Table, Version, Write, check, encode,
     v1,
 };
-use crate::record::Record;
 
 type Bytes = TableDefinition<'static, &'static str, &'static [u8]>;
 
@@ -166,15 +165,12 @@ impl File {
             entries.collect::<Result<Vec<(String, Vec<u8>)>, redb::Error>>()
         };
         let mut all: Vec<(Table, String, Vec<u8>)> = Vec::new();
-        for (name, bytes) in read(table(Table::Groups)).map_err(fail)? {
-            let old: v1::Group =
-                serde_json::from_slice(&bytes).map_err(|e| self.unreadable(Table::Groups, &name, e))?;
-            all.push((Table::Groups, name, encode(&Record::from(old))));
-        }
-        for (name, bytes) in read(COLLECTIVES).map_err(fail)? {
-            let old: v1::CollectiveGroupRecord =
-                serde_json::from_slice(&bytes).map_err(|e| self.unreadable(Table::Groups, &name, e))?;
-            all.push((Table::Groups, name, encode(&Record::from(old))));
+        for (of, kind) in [(table(Table::Groups), "Multicast"), (COLLECTIVES, "Collective")] {
+            for (name, bytes) in read(of).map_err(fail)? {
+                let record =
+                    v1::record(kind, &bytes).map_err(|e| self.unreadable(Table::Groups, &name, e))?;
+                all.push((Table::Groups, name, encode(&record)));
+            }
         }
         for (name, bytes) in read(table(Table::Hosts)).map_err(fail)? {
             all.push((Table::Hosts, name, bytes));

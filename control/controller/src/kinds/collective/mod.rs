@@ -7,8 +7,9 @@
 use std::time::Duration;
 
 use castnet_planner::Request;
+use castnet_proto::convert::DEFAULT_LEASE_MS;
 use castnet_proto::v1;
-use castnet_rules::{GroupRule, HostPart, RankPart, TranslatedRule};
+use castnet_rules::{GroupRule, HostPart, NextHop, RankPart, TranslatedRule};
 use castnet_wire::Psn;
 
 use self::record::{Collective, RankRecord};
@@ -23,7 +24,7 @@ use crate::table::Entry;
 pub(crate) mod exchange;
 pub(crate) mod links;
 pub(crate) mod live;
-pub mod record;
+pub(crate) mod record;
 mod reports;
 pub(crate) mod requests;
 pub(crate) mod view;
@@ -64,11 +65,21 @@ impl GroupKind for Collective {
     }
 
     fn notice(&self) -> Duration {
-        self.longest_lease()
+        let leases = self.ranks.iter().filter_map(|r| r.state.seat());
+        let longest = leases.map(|s| s.lease_ms).max();
+        Duration::from_millis(longest.unwrap_or(DEFAULT_LEASE_MS.into()))
     }
 
     fn address_lane(&self, rule: &mut GroupRule, lane: u8) {
-        self.set_ends(rule, lane);
+        for endpoint in &mut rule.endpoints {
+            if let NextHop::Host(host) = &mut endpoint.next_hop
+                && let Some(part) = host.rank()
+                && let Some(record) = self.ranks.get(usize::from(part.rank))
+                && let Some(end) = record.state.seat().and_then(|s| s.ends().nth(lane.into()))
+            {
+                host.qpn = end.qpn;
+            }
+        }
     }
 
     fn follows(&self, phase: Phase, generation: u64) -> Option<Event> {

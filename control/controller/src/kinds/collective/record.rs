@@ -1,103 +1,89 @@
 //! What only a collective group has: its settings and its ranks.
 
-use std::time::Duration;
-
 use castnet_proto::convert::GivenSettings;
-use castnet_rules::{GroupRule, HostEndpoint, LossPolicy, NextHop, StragglerPolicy};
+use castnet_rules::{HostEndpoint, LossPolicy, StragglerPolicy};
 use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
 use crate::record::text;
 
-/// Packets that a rank may have in flight where nothing else is said.
-pub const DEFAULT_WINDOW_PACKETS: u16 = 64;
+/// Packets that a rank may have in flight by default.
+const DEFAULT_WINDOW_PACKETS: u16 = 64;
 
 /// The section of a collective group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Collective {
-    /// How it works.
-    pub settings: Settings,
+    pub(crate) settings: Settings,
     /// The group's first PSN, drawn anew for each generation.
     #[serde(with = "text::psn")]
-    pub start_psn: Psn,
+    pub(crate) start_psn: Psn,
     /// Whether a rank's call created it: then it is forgotten when the last has gone.
-    pub by_call: bool,
+    pub(crate) by_call: bool,
     /// The ranks, rank 0 first.
     pub ranks: Vec<RankRecord>,
 }
 
-/// How a collective group works.
+/// How a collective group works. Times are in the unit of their names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
-    /// Payload bytes of a full packet.
+pub(crate) struct Settings {
     #[serde(with = "text::pmtu")]
-    pub pmtu: Pmtu,
+    pub(crate) pmtu: Pmtu,
     /// Packets that a rank may have in flight.
-    pub window_packets: u16,
+    pub(crate) window_packets: u16,
     /// Packets of a full message, at most the window.
-    pub message_packets: u16,
-    /// Whether contributions are added in rank order.
-    pub reproducible: bool,
-    /// Who repairs losses.
-    pub loss_policy: LossPolicy,
-    /// How ranks that wait are kept alive.
-    pub straggler_policy: StragglerPolicy,
-    /// The ranks' ACK time-out, in microseconds.
-    pub ack_timeout_us: u32,
-    /// When a collective that waits is reported, in milliseconds.
-    pub stall_timeout_ms: u32,
-    /// How many sub-groups it is.
+    pub(crate) message_packets: u16,
+    pub(crate) reproducible: bool,
+    pub(crate) loss_policy: LossPolicy,
+    pub(crate) straggler_policy: StragglerPolicy,
+    pub(crate) ack_timeout_us: u32,
+    pub(crate) stall_timeout_ms: u32,
     #[serde(default = "one")]
-    pub lanes: u8,
+    pub(crate) lanes: u8,
 }
 
 const fn one() -> u8 {
     1
 }
 
-/// A rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankRecord {
-    /// Its host; empty while nobody has called.
-    pub host: String,
-    /// How far it is.
-    pub state: RankState,
+    /// Its host; empty until a rank has called.
+    pub(crate) host: String,
+    pub(crate) state: RankState,
     /// The first PSN that it receives in the present generation.
     #[serde(with = "text::psn")]
-    pub rq_psn: Psn,
+    pub(crate) rq_psn: Psn,
 }
 
-/// How far a rank is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum RankState {
+pub(crate) enum RankState {
     /// Has not called, or must call again.
     Expected,
-    /// Is in.
     Joined(Seat),
-    /// Was in and has left; the rules still name it.
+    /// Has left; the rules still name it.
     Left(Seat),
 }
 
 /// A rank's place in a generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seat {
-    /// Its end of the connection.
-    pub endpoint: HostEndpoint,
-    /// The same of the lanes after the first.
+pub(crate) struct Seat {
+    /// Its end of the first lane's connection.
+    pub(crate) endpoint: HostEndpoint,
+    /// The same of the other lanes.
     #[serde(default)]
-    pub more: Vec<HostEndpoint>,
+    pub(crate) more: Vec<HostEndpoint>,
     /// The first PSN that it sends.
     #[serde(with = "text::psn")]
-    pub sq_psn: Psn,
-    /// How long it may be away, in milliseconds.
-    pub lease_ms: u64,
+    pub(crate) sq_psn: Psn,
+    /// How long it may be away.
+    pub(crate) lease_ms: u64,
     /// The generation that it is in, or waits for.
-    pub generation: u64,
+    pub(crate) generation: u64,
 }
 
 impl Settings {
     /// What was given, and the defaults for the rest.
-    pub fn new(given: &GivenSettings) -> Self {
+    pub(crate) fn new(given: &GivenSettings) -> Self {
         // A full message is never larger than the window, whichever of the two was given.
         let window = given
             .window_packets
@@ -123,7 +109,7 @@ impl Settings {
     }
 
     /// The first setting that somebody wants otherwise: its field, what they want, and what it is.
-    pub fn differs(&self, given: &GivenSettings) -> Option<(&'static str, String, String)> {
+    pub(crate) fn differs(&self, given: &GivenSettings) -> Option<(&'static str, String, String)> {
         fn other<T: PartialEq>(
             field: &'static str,
             given: Option<T>,
@@ -155,14 +141,14 @@ impl Settings {
 
 impl Seat {
     /// The rank's ends of its connections, one for each lane.
-    pub fn ends(&self) -> impl Iterator<Item = &HostEndpoint> {
+    pub(crate) fn ends(&self) -> impl Iterator<Item = &HostEndpoint> {
         std::iter::once(&self.endpoint).chain(&self.more)
     }
 }
 
 impl RankState {
     /// The rank's place, once it has joined.
-    pub fn seat(&self) -> Option<&Seat> {
+    pub(crate) fn seat(&self) -> Option<&Seat> {
         match self {
             Self::Expected => None,
             Self::Joined(seat) | Self::Left(seat) => Some(seat),
@@ -172,7 +158,7 @@ impl RankState {
 
 impl Collective {
     /// A group as it begins: nobody is in.
-    pub fn new(hosts: Vec<String>, settings: Settings, by_call: bool) -> Self {
+    pub(crate) fn new(hosts: Vec<String>, settings: Settings, by_call: bool) -> Self {
         let rank = |host| RankRecord {
             host,
             state: RankState::Expected,
@@ -187,36 +173,37 @@ impl Collective {
     }
 
     /// A rank's place, where it is in.
-    pub fn seat(&self, rank: u16) -> Option<&Seat> {
+    pub(crate) fn seat(&self, rank: u16) -> Option<&Seat> {
         match &self.ranks.get(usize::from(rank))?.state {
             RankState::Joined(seat) => Some(seat),
             RankState::Expected | RankState::Left(_) => None,
         }
     }
 
-    /// Sets a rank's state; whether there is such a rank.
-    pub fn set_rank(&mut self, rank: u16, state: RankState) -> bool {
-        let record = self.ranks.get_mut(usize::from(rank));
-        record.map(|r| r.state = state).is_some()
+    /// Sets the state of a rank, if there is such a rank.
+    pub(crate) fn set_rank(&mut self, rank: u16, state: RankState) {
+        if let Some(record) = self.ranks.get_mut(usize::from(rank)) {
+            record.state = state;
+        }
     }
 
     /// Whether every rank waits for the generation after this one.
-    pub fn all_joined(&self, generation: u64) -> bool {
+    pub(crate) fn all_joined(&self, generation: u64) -> bool {
         self.ranks.iter().all(|r| r.waits_after(generation))
     }
 
     /// Whether some rank waits for the generation after this one.
-    pub fn some_joined(&self, generation: u64) -> bool {
+    pub(crate) fn some_joined(&self, generation: u64) -> bool {
         self.ranks.iter().any(|r| r.waits_after(generation))
     }
 
     /// Whether every rank has left.
-    pub fn all_left(&self) -> bool {
+    pub(crate) fn all_left(&self) -> bool {
         self.ranks.iter().all(|r| matches!(r.state, RankState::Left(_)))
     }
 
     /// The ranks that the generation after this one waits for.
-    pub fn expected(&self, generation: u64) -> Vec<u16> {
+    pub(crate) fn expected(&self, generation: u64) -> Vec<u16> {
         let ranks = (0..).zip(&self.ranks);
         ranks
             .filter(|(_, r)| !r.waits_after(generation))
@@ -225,7 +212,7 @@ impl Collective {
     }
 
     /// This generation is over: ranks that were in it must call again.
-    pub fn end(&mut self, generation: u64) {
+    pub(crate) fn end(&mut self, generation: u64) {
         for rank in &mut self.ranks {
             if rank.state.seat().is_some_and(|s| s.generation <= generation) {
                 rank.state = RankState::Expected;
@@ -234,7 +221,7 @@ impl Collective {
     }
 
     /// This generation came to nothing: ranks that are in it wait for the next.
-    pub fn put_off(&mut self, generation: u64) {
+    pub(crate) fn put_off(&mut self, generation: u64) {
         for rank in &mut self.ranks {
             if let RankState::Joined(seat) = &mut rank.state {
                 seat.generation = seat.generation.max(generation + 1);
@@ -243,7 +230,7 @@ impl Collective {
     }
 
     /// `rank 2 (host h3)`.
-    pub fn rank_name(&self, rank: u16) -> String {
+    pub(crate) fn rank_name(&self, rank: u16) -> String {
         match self.ranks.get(usize::from(rank)).map(|r| r.host.as_str()) {
             None | Some("") => format!("rank {rank}"),
             Some(host) => format!("rank {rank} (host {host})"),
@@ -251,33 +238,13 @@ impl Collective {
     }
 
     /// The rank at a host.
-    pub fn rank_at(&self, host: &str) -> Option<u16> {
+    pub(crate) fn rank_at(&self, host: &str) -> Option<u16> {
         self.ranks.iter().position(|r| r.host == host).map(|r| r as u16)
     }
 
     /// Slots that it wants at each of its switches.
-    pub fn slots(&self) -> u16 {
+    pub(crate) fn slots(&self) -> u16 {
         castnet_planner::slots(self.settings.window_packets, self.settings.message_packets)
-    }
-
-    /// The longest lease of a rank that is in.
-    pub fn longest_lease(&self) -> Duration {
-        let leases = self.ranks.iter().filter_map(|r| r.state.seat());
-        let longest = leases.map(|s| s.lease_ms).max();
-        Duration::from_millis(longest.unwrap_or(castnet_proto::convert::DEFAULT_LEASE_MS.into()))
-    }
-
-    /// Gives a rule the ranks' queue pairs of one lane.
-    pub(crate) fn set_ends(&self, rule: &mut GroupRule, lane: u8) {
-        for endpoint in &mut rule.endpoints {
-            if let NextHop::Host(host) = &mut endpoint.next_hop
-                && let Some(part) = host.rank()
-                && let Some(record) = self.ranks.get(usize::from(part.rank))
-                && let Some(end) = record.state.seat().and_then(|s| s.ends().nth(lane.into()))
-            {
-                host.qpn = end.qpn;
-            }
-        }
     }
 }
 

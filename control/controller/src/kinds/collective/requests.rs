@@ -16,29 +16,18 @@ use crate::error::Refusal;
 use crate::kinds::Kind;
 use crate::lifecycle::{After, Event, Phase};
 use crate::record::{Ending, Record};
-use crate::requests::{check_connection, check_known, check_no_switch};
+use crate::requests::{Seen, StandingCall, check_connection, check_known, check_no_switch};
+use crate::table::Entry;
 
 /// A rank's call, which stands for as long as it is in. Dropped, its lease begins to run.
 pub(crate) struct Attendance {
     shared: Arc<Shared>,
-    pub(crate) group: String,
-    pub(crate) rank: u16,
+    group: String,
+    rank: u16,
     call: u64,
     /// The generation that it is in or waits for, as far as it has looked.
     generation: u64,
-    pub(crate) changed: watch::Receiver<()>,
-}
-
-/// What a rank sees of its group.
-pub(crate) enum Seen {
-    /// This, and there may be more.
-    State(Box<v1::CollectiveState>),
-    /// This, and no more.
-    Last(Box<v1::CollectiveState>),
-    /// It has left, or the group is gone: nothing more to say.
-    Nothing,
-    /// Another call stands for this rank.
-    Superseded,
+    changed: watch::Receiver<()>,
 }
 
 impl Shared {
@@ -111,15 +100,8 @@ impl Shared {
         let is_here = same_seat(group, join).is_some_and(|seat| seat.generation == generation);
         let ended = entry.record().ended.as_ref();
         if !is_here && ended.is_some_and(|e| e.generation >= generation) {
-            return Ok(Attendance {
-                shared: self.clone(),
-                group: join.job.clone(),
-                rank: join.rank,
-                // No call of a rank that is in.
-                call: 0,
-                generation,
-                changed: entry.changed.subscribe(),
-            });
+            // Call 0 is that of no rank that is in.
+            return Ok(self.attendance(entry, (join.rank, 0), generation));
         }
         if !is_here {
             return Err(Refusal::NotNow {
@@ -275,16 +257,20 @@ impl Shared {
             return Err(Refusal::UnknownGroup { name: group.into() });
         };
         entry.live.present.insert(rank, Presence::Here(call));
-        let changed = entry.changed.subscribe();
+        let attendance = self.attendance(entry, (rank, call), generation);
         self.told(core, group);
-        Ok(Attendance {
+        Ok(attendance)
+    }
+
+    fn attendance(self: &Arc<Self>, entry: &Entry, (rank, call): (u16, u64), generation: u64) -> Attendance {
+        Attendance {
             shared: self.clone(),
-            group: group.into(),
+            group: entry.record().name.clone(),
             rank,
             call,
             generation,
-            changed,
-        })
+            changed: entry.changed.subscribe(),
+        }
     }
 
     /// A rank's call has ended: its lease runs.
@@ -450,36 +436,44 @@ fn same_seat<'r>(group: &'r Collective, join: &RankJoin) -> Option<&'r Seat> {
     group.seat(join.rank).filter(same)
 }
 
-impl Attendance {
-    /// The group as this rank sees it.
-    pub(crate) async fn look(&mut self) -> Result<Seen, Refusal> {
+impl StandingCall for Attendance {
+    type State = v1::CollectiveState;
+
+    fn changed(&mut self) -> &mut watch::Receiver<()> {
+        &mut self.changed
+    }
+
+    async fn look(&mut self) -> Result<Seen<v1::CollectiveState>, Refusal> {
         let (seen, generation) = self.shared.read(|core| self.seen(core)).await?;
         self.generation = generation;
         Ok(seen)
     }
+}
 
+impl Attendance {
     /// What it sees, and the generation that it is in or waits for.
-    fn seen(&self, core: &Core) -> (Seen, u64) {
+    fn seen(&self, core: &Core) -> (Seen<v1::CollectiveState>, u64) {
         let Ok((entry, group)) = core.collective(&self.group) else {
             return (Seen::Nothing, self.generation);
         };
-        let record = entry.record();
-        let called = entry.live.present.get(&self.rank) == Some(&Presence::Here(self.call));
-        let seat = group.seat(self.rank).filter(|_| called);
-        let stands = seat.is_some();
-        let generation = seat.map_or(self.generation, |s| s.generation);
-        let state = Box::new(view::state_for(group, core, entry, self.rank, generation));
+        let (rank, record) = (self.rank, entry.record());
+        let seat = group.seat(rank);
+        let called = entry.live.present.get(&rank) == Some(&Presence::Here(self.call));
+        let own = seat.filter(|_| called);
+        let generation = own.map_or(self.generation, |s| s.generation);
+        let state = || Box::new(view::state_for(group, core, entry, rank, generation));
         let over = record.ended.as_ref().is_some_and(|e| e.generation >= generation);
-        let removing = record.phase == Phase::Removing(After::Gone);
-        let left = matches!(
-            group.ranks.get(usize::from(self.rank)).map(|r| &r.state),
-            Some(RankState::Left(_))
-        );
-        let seen = match () {
-            () if over || removing => Seen::Last(state),
-            () if stands => Seen::State(state),
-            () if left || group.seat(self.rank).is_none() => Seen::Nothing,
-            () => Seen::Superseded,
+        let seen = if over || record.phase == Phase::Removing(After::Gone) {
+            Seen::Last(state())
+        } else if own.is_some() {
+            Seen::State(state())
+        } else if seat.is_none() {
+            Seen::Nothing
+        } else {
+            Seen::Superseded(format!(
+                "rank {rank} of group {:?} is in by another call",
+                self.group
+            ))
         };
         (seen, generation)
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use castnet_planner::Request;
 use castnet_proto::v1;
-use castnet_rules::{GroupRule, HostPart, MulticastRule};
+use castnet_rules::{GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
 
 use self::record::{MemberRecord, Multicast};
 use super::{GroupKind, Party};
@@ -56,7 +56,17 @@ impl GroupKind for Multicast {
     }
 
     fn address_lane(&self, rule: &mut GroupRule, lane: u8) {
-        self.set_ends(rule, lane);
+        for endpoint in &mut rule.endpoints {
+            if let NextHop::Host(host) = &mut endpoint.next_hop
+                && let Some((_, member)) = self.member(&host.name)
+                && let Some(end) = member.state.ends().nth(lane.into())
+                && host != end
+            {
+                // Behind routers the rule has no Ethernet address.
+                let mac = host.mac;
+                *host = HostEndpoint { mac, ..end.clone() };
+            }
+        }
     }
 
     /// The members that stayed when another withdrew may be complete again.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use castnet_proto::convert::{NewGroup, NewMember};
-use castnet_rules::{GroupRule, HostEndpoint, NextHop};
+use castnet_rules::HostEndpoint;
 use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
@@ -97,13 +97,12 @@ impl Multicast {
         self.members.iter().enumerate().find(|(_, m)| m.host == host)
     }
 
-    /// Sets a member's state; whether there is such a member.
-    pub fn set_member(&mut self, host: &str, state: MemberState) -> bool {
+    /// Sets the state of a member, if there is such a member.
+    pub(crate) fn set_member(&mut self, host: &str, state: MemberState) {
         let mut members = Arc::make_mut(&mut self.members).iter_mut();
-        members
-            .find(|m| m.host == host)
-            .map(|m| m.state = state)
-            .is_some()
+        if let Some(member) = members.find(|m| m.host == host) {
+            member.state = state;
+        }
     }
 
     /// Whether every member is in.
@@ -157,21 +156,6 @@ impl Multicast {
             } = &mut member.state
             {
                 *call = 0;
-            }
-        }
-    }
-
-    /// Gives a rule the members' queue pairs of one lane.
-    pub(crate) fn set_ends(&self, rule: &mut GroupRule, lane: u8) {
-        for endpoint in &mut rule.endpoints {
-            if let NextHop::Host(host) = &mut endpoint.next_hop
-                && let Some((_, member)) = self.member(&host.name)
-                && let Some(end) = member.state.ends().nth(lane.into())
-                && host != end
-            {
-                // Behind routers the rule has no Ethernet address.
-                let mac = host.mac;
-                *host = HostEndpoint { mac, ..end.clone() };
             }
         }
     }

@@ -8,7 +8,7 @@ use castnet_rules::HostEndpoint;
 use castnet_wire::Psn;
 use tokio::sync::watch;
 
-use super::record::{JoinedBy, MemberState, Multicast};
+use super::record::{JoinedBy, MemberRecord, MemberState, Multicast};
 use super::view;
 use crate::core::{Core, Shared};
 use crate::driver;
@@ -16,15 +16,15 @@ use crate::error::Refusal;
 use crate::kinds::Kind;
 use crate::lifecycle::{Event, Failure, Phase};
 use crate::record::Record;
-use crate::requests::{check_connection, check_known, check_no_switch, draw};
+use crate::requests::{Seen, StandingCall, check_connection, check_known, check_no_switch, draw};
 
 /// A join that stands on a call: withdrawn when dropped before the group is active.
 pub(crate) struct Join {
     shared: Arc<Shared>,
-    pub(crate) group: String,
-    pub(crate) host: String,
-    pub(crate) call: u64,
-    pub(crate) changed: watch::Receiver<()>,
+    group: String,
+    host: String,
+    call: u64,
+    changed: watch::Receiver<()>,
 }
 
 impl Shared {
@@ -76,14 +76,7 @@ impl Shared {
         let mut core = self.lock();
         let (entry, kind) = core.multicast(group)?;
         let record = entry.record();
-        let Some((_, member)) = kind.member(&host) else {
-            let members = kind.members.iter().map(|m| m.host.clone()).collect();
-            return Err(Refusal::NotAMember {
-                host,
-                group: group.into(),
-                members,
-            });
-        };
+        let member = member_of(record, kind, &host)?;
         let (state, phase) = (member.state.clone(), record.phase);
         one_end_each("connection", ends.len(), record.lanes())?;
         let same = matches!(&state, MemberState::Joined { .. }) && state.ends().eq(&ends);
@@ -169,14 +162,7 @@ impl Shared {
         let mut core = self.lock();
         let (entry, kind) = core.multicast(group)?;
         let record = entry.record();
-        let Some((_, member)) = kind.member(host) else {
-            let members = kind.members.iter().map(|m| m.host.clone()).collect();
-            return Err(Refusal::NotAMember {
-                host: host.into(),
-                group: group.into(),
-                members,
-            });
-        };
+        let member = member_of(record, kind, host)?;
         let MemberState::Joined { endpoint, more, .. } = member.state.clone() else {
             return Ok(false);
         };
@@ -234,29 +220,47 @@ impl Shared {
     }
 }
 
-impl Join {
-    /// The group as this member sees it, and whether that is the last news; `None` where the join stands no more.
-    pub(crate) async fn state(&self) -> Result<Option<(v1::GroupState, bool)>, Refusal> {
-        self.shared.read(|core| self.seen(core)).await
+fn member_of<'g>(record: &Record, group: &'g Multicast, host: &str) -> Result<&'g MemberRecord, Refusal> {
+    let member = group.member(host).map(|(_, member)| member);
+    member.ok_or_else(|| Refusal::NotAMember {
+        host: host.into(),
+        group: record.name.clone(),
+        members: group.members.iter().map(|m| m.host.clone()).collect(),
+    })
+}
+
+impl StandingCall for Join {
+    type State = v1::GroupState;
+
+    fn changed(&mut self) -> &mut watch::Receiver<()> {
+        &mut self.changed
     }
 
-    fn seen(&self, core: &Core) -> Option<(v1::GroupState, bool)> {
+    async fn look(&mut self) -> Result<Seen<v1::GroupState>, Refusal> {
+        let seen = self.shared.read(|core| self.seen(core)).await?;
+        Ok(seen.unwrap_or_else(|| {
+            let (host, group) = (&self.host, &self.group);
+            Seen::Superseded(format!(
+                "host {host:?} is not in group {group:?} by this call any more"
+            ))
+        }))
+    }
+}
+
+impl Join {
+    /// What the member sees; `None` if the join stands no more.
+    fn seen(&self, core: &Core) -> Option<Seen<v1::GroupState>> {
         let (entry, kind) = core.multicast(&self.group).ok()?;
-        let phase = entry.record().phase;
-        let last = matches!(phase, Phase::Active | Phase::Degraded | Phase::Refused);
         let (_, member) = kind.member(&self.host)?;
-        let stands = match member.state {
-            MemberState::Joined {
-                by: JoinedBy::Call(call),
-                ..
-            } => call == self.call,
-            MemberState::Joined {
-                by: JoinedBy::Creation,
-                ..
-            } => true,
+        let state = || Box::new(view::state(kind, core, entry, Some(&self.host)));
+        let stands = match &member.state {
+            MemberState::Joined { by, .. } => *by == JoinedBy::Creation || *by == JoinedBy::Call(self.call),
             MemberState::Expected | MemberState::Left { .. } => false,
         };
-        (last || stands).then(|| (view::state(kind, core, entry, Some(&self.host)), last))
+        match entry.record().phase {
+            Phase::Active | Phase::Degraded | Phase::Refused => Some(Seen::Last(state())),
+            _ => stands.then(|| Seen::State(state())),
+        }
     }
 }
 
