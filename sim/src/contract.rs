@@ -100,7 +100,7 @@ impl Contract {
             let port = child
                 .up
                 .as_ref()
-                .and_then(|up| up.parent_port)
+                .and_then(|up| up.near_port())
                 .unwrap_or_default();
             paths.insert(
                 port,
@@ -111,7 +111,7 @@ impl Contract {
             );
         }
         let all = paths.values().flat_map(|p| p.below.iter().copied()).collect();
-        if let Some(source_port) = node.up.as_ref().and_then(|up| up.own_port) {
+        if let Some(source_port) = node.up.as_ref().and_then(|up| up.far_port()) {
             self.switches.insert(
                 id,
                 SwitchRecord {

@@ -22,9 +22,8 @@ use crate::kinds::collective::exchange::Exchanges;
 use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
 use crate::link::Link;
-use crate::planning::Foreign;
 use crate::record::{Plan, Record};
-use crate::table::{Entry, Groups};
+use crate::table::{Entry, Groups, Usage};
 
 /// Events that a slow reader may lag behind before it loses some.
 pub(crate) const EVENTS_MAX: usize = 1024;
@@ -69,8 +68,8 @@ pub(crate) struct Core {
     /// What each switch said of itself last.
     pub(crate) capabilities: BTreeMap<String, v1::Capabilities>,
     pub(crate) groups: Groups,
-    /// What each switch has that is not ours.
-    pub(crate) foreign: BTreeMap<String, Foreign>,
+    /// What each switch has that is not ours, as of its last report.
+    pub(crate) foreign: BTreeMap<String, Usage>,
     /// Number of the last call to join.
     pub(crate) calls: u64,
     /// Where McstIDs come from that are not of one switch.

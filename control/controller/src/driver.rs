@@ -44,11 +44,9 @@ pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
         match record.phase {
             Phase::Removing(_) => {
                 if !remove(&shared, record).await {
-                    let mut core = shared.lock();
-                    let Some(entry) = core.groups.get_mut(&name) else {
-                        return;
-                    };
-                    entry.driven = false;
+                    if let Some(entry) = shared.lock().groups.get_mut(&name) {
+                        entry.driven = false;
+                    }
                     return;
                 }
             }
@@ -160,20 +158,16 @@ fn turned_down(
             tracing::warn!(group = name, switch, reason, "placing the group again");
             shared.try_step(&mut core, name, Event::Elsewhere, None);
         }
-        Err(failure) => {
-            drop(core);
-            refuse(shared, name, generation, failure);
-        }
+        Err(failure) => refuse(shared, &mut core, (name, generation), failure),
     }
 }
 
-fn refuse(shared: &Arc<Shared>, name: &str, generation: u64, failure: Failure) {
-    let mut core = shared.lock();
-    if is_installing(&core, name, generation) {
+fn refuse(shared: &Arc<Shared>, core: &mut Core, (name, generation): (&str, u64), failure: Failure) {
+    if is_installing(core, name, generation) {
         let ending = Ending::refused(generation, failure);
         let (field, reason) = (&ending.field, &ending.reason);
         tracing::warn!(group = name, field, reason, "installation refused");
-        shared.try_step(&mut core, name, Event::Refused, Some(ending));
+        shared.try_step(core, name, Event::Refused, Some(ending));
     }
 }
 
@@ -193,8 +187,7 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
             match laid_out {
                 Ok(plan) => return Some(plan),
                 Err(NoPlan::Never(failure)) => {
-                    drop(core);
-                    refuse(shared, name, generation, failure);
+                    refuse(shared, &mut core, (name, generation), failure);
                     return None;
                 }
                 Err(NoPlan::NotYet(failure)) => {
@@ -206,7 +199,8 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
         if timeout_at(deadline, changes.changed()).await.is_err() {
             let waited = shared.config.timeouts.host;
             let reason = format!("{}; waited {waited:?}", failure.reason);
-            refuse(shared, name, generation, Failure { reason, ..failure });
+            let failure = Failure { reason, ..failure };
+            refuse(shared, &mut shared.lock(), (name, generation), failure);
             return None;
         }
     }

@@ -13,7 +13,7 @@ use crate::detour::Detours;
 use crate::fabric::Place;
 use crate::lifecycle::{Cause, Failure};
 use crate::record::{Plan, Record, TreeSwitch};
-use crate::table::Own;
+use crate::table::Usage;
 
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,26 +32,17 @@ impl NoPlan {
     }
 }
 
-/// What a switch has that is not ours, as of its last report.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Foreign {
-    /// Bytes of group state.
-    pub(crate) memory: u64,
-    /// Groups.
-    pub(crate) groups: u64,
-}
-
 impl Core {
     /// Takes in what a switch says of itself; `before` is what was ours there when it was asked.
     ///
     /// What came or went while it answered may or may not be counted in its answer. It is taken to be, as then no room is
     /// lost: the switch itself has the last word.
-    pub(crate) fn learn(&mut self, switch: &str, capabilities: v1::Capabilities, before: Own) {
+    pub(crate) fn learn(&mut self, switch: &str, capabilities: v1::Capabilities, before: Usage) {
         let now = self.groups.own(switch, None);
         let used = capabilities
             .memory_bytes_max
             .saturating_sub(capabilities.memory_bytes_free);
-        let foreign = Foreign {
+        let foreign = Usage {
             memory: used.saturating_sub(before.memory.max(now.memory)),
             groups: capabilities.groups.saturating_sub(before.groups.max(now.groups)),
         };

@@ -79,6 +79,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The switches from the leaves to the first: a switch that gets its rule has only switches below it that are ready.
+    pub fn leaves_first(&self) -> impl Iterator<Item = &str> {
+        self.tree.iter().rev().map(|s| s.name.as_str())
+    }
+
     /// The QPN that each rank's frames are addressed to on the switch next to it, of those where it is not [`Qpn::VIRTUAL`].
     pub fn virtual_qpns(&self) -> BTreeMap<u16, Qpn> {
         let endpoints = self.rules.values().flat_map(|rule| &rule.endpoints);
@@ -307,20 +312,21 @@ impl Ending {
     }
 }
 
-impl Plan {
-    /// The switches from the leaves to the first: a switch that gets its rule has only switches below it that are ready.
-    pub fn leaves_first(&self) -> impl Iterator<Item = &str> {
-        self.tree.iter().rev().map(|s| s.name.as_str())
-    }
-}
-
 /// How the small types are stored.
 pub(crate) mod text {
+    use std::collections::BTreeMap;
+    use std::net::Ipv4Addr;
+
+    use castnet_wire::{Control, McstId, Pmtu, Psn};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    type Own<T> = BTreeMap<String, Vec<T>>;
+
     /// Declares a serde module that stores `$type` as `$raw`.
     macro_rules! stored {
         ($name:ident, $type:ty, $raw:ty, $to:expr, $from:expr, $what:literal) => {
             pub(crate) mod $name {
-                use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+                use super::*;
 
                 pub(crate) fn serialize<S: Serializer>(value: &$type, s: S) -> Result<S::Ok, S::Error> {
                     let to: fn(&$type) -> $raw = $to;
@@ -335,70 +341,72 @@ pub(crate) mod text {
         };
     }
 
-    use std::collections::BTreeMap;
+    fn ips(mcst_ids: &[McstId]) -> Vec<Ipv4Addr> {
+        mcst_ids.iter().map(|m| m.0).collect()
+    }
 
-    use castnet_wire::{Control as C, McstId as M, Pmtu as P, Psn as N};
+    fn mcst_ids_of(ips: Vec<Ipv4Addr>) -> Vec<McstId> {
+        ips.into_iter().map(McstId).collect()
+    }
+
+    fn known_psn(value: u32) -> Option<Psn> {
+        (value < Psn::MODULUS).then(|| Psn::new(value))
+    }
 
     stored!(
         mcst_id,
-        super::M,
-        std::net::Ipv4Addr,
+        McstId,
+        Ipv4Addr,
         |m| m.0,
-        |ip| Some(super::M(ip)),
+        |ip| Some(McstId(ip)),
         "not a McstID"
     );
     stored!(
         mcst_ids,
-        Vec<super::M>,
-        Vec<std::net::Ipv4Addr>,
-        |ids| ids.iter().map(|m| m.0).collect(),
-        |ips| Some(ips.into_iter().map(super::M).collect()),
+        Vec<McstId>,
+        Vec<Ipv4Addr>,
+        |ids| ips(ids),
+        |ips| Some(mcst_ids_of(ips)),
         "not McstIDs"
     );
     stored!(
         own_mcst_ids,
-        super::BTreeMap<String, Vec<super::M>>,
-        super::BTreeMap<String, Vec<std::net::Ipv4Addr>>,
+        Own<McstId>,
+        Own<Ipv4Addr>,
         |own| own
             .iter()
-            .map(|(switch, ids)| (switch.clone(), ids.iter().map(|m| m.0).collect()))
+            .map(|(switch, ids)| (switch.clone(), ips(ids)))
             .collect(),
         |own| Some(
             own.into_iter()
-                .map(|(switch, ips)| (switch, ips.into_iter().map(super::M).collect()))
+                .map(|(switch, ips)| (switch, mcst_ids_of(ips)))
                 .collect()
         ),
         "not McstIDs of switches"
     );
     stored!(
         pmtu,
-        super::P,
+        Pmtu,
         u32,
         |p| p.bytes() as u32,
-        super::P::from_bytes,
+        Pmtu::from_bytes,
         "not a path MTU"
     );
-    stored!(
-        psn,
-        super::N,
-        u32,
-        |p| p.value(),
-        |v| (v < super::N::MODULUS).then(|| super::N::new(v)),
-        "not a PSN"
-    );
+    stored!(psn, Psn, u32, |p| p.value(), known_psn, "not a PSN");
     // As it is on the wire: that layout has a version of its own.
     stored!(
         control,
-        Option<super::C>,
+        Option<Control>,
         Option<Vec<u8>>,
         |control| control.map(|c| {
-            let mut bytes = [0; super::C::LEN];
+            let mut bytes = [0; Control::LEN];
             c.emit(&mut bytes);
             bytes.into()
         }),
-        |bytes| bytes
-            .map(|b| super::C::parse(&b).ok())
-            .map_or(Some(None), |c| c.map(Some)),
+        |bytes| match bytes {
+            Some(bytes) => Control::parse(&bytes).ok().map(Some),
+            None => Some(None),
+        },
         "not a control message"
     );
 }

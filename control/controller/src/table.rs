@@ -107,9 +107,9 @@ impl Entry {
     }
 }
 
-/// What is ours on a switch: bytes that are set aside, and groups.
+/// What groups take of a switch: bytes of group state, and their number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Own {
+pub(crate) struct Usage {
     pub(crate) memory: u64,
     pub(crate) groups: u64,
 }
@@ -132,7 +132,7 @@ struct Indexes {
     by_mcst_id: HashMap<McstId, Arc<str>>,
     mcst_ids: AddressSet,
     by_switch: BTreeMap<String, BTreeSet<String>>,
-    own: BTreeMap<String, Own>,
+    own: BTreeMap<String, Usage>,
     load: Load,
     /// The groups and hosts of each queue pair.
     queue_pairs: HashMap<(Ipv4Addr, Qpn), Vec<Holder>>,
@@ -211,7 +211,7 @@ impl Groups {
     }
 
     /// What is ours on a switch, but for one group.
-    pub(crate) fn own(&self, switch: &str, but: Option<&str>) -> Own {
+    pub(crate) fn own(&self, switch: &str, but: Option<&str>) -> Usage {
         let mut own = self.indexes.own.get(switch).copied().unwrap_or_default();
         if let Some(entry) = but.and_then(|name| self.get(name))
             && let Some(share) = Footprint::of(&entry.record).own.get(switch)
@@ -320,7 +320,7 @@ fn is_watched(record: &Record) -> bool {
 struct Footprint<'r> {
     mcst_ids: Vec<McstId>,
     switches: BTreeSet<&'r str>,
-    own: BTreeMap<&'r str, Own>,
+    own: BTreeMap<&'r str, Usage>,
     load: Load,
     queue_pairs: Vec<((Ipv4Addr, Qpn), &'r str)>,
     is_watched: bool,
@@ -344,7 +344,7 @@ impl<'r> Footprint<'r> {
     fn of(record: &'r Record) -> Self {
         let rules = || record.plan.iter().flat_map(|p| &p.rules);
         let lanes = record.lanes();
-        let own = |switch: &str| Own {
+        let own = |switch: &str| Usage {
             memory: record.reserved_on(switch),
             groups: lanes.into(),
         };

@@ -3,7 +3,7 @@
 use castnet_proto::convert::rule_to_proto;
 use castnet_proto::v1;
 use castnet_rules::lane_name;
-use castnet_topology::{End, SwitchKind, Topology};
+use castnet_topology::{End, Link, SwitchKind, Topology};
 use castnet_wire::{MacAddr, McstId};
 
 use crate::core::Core;
@@ -68,12 +68,8 @@ pub(crate) fn place(core: &Core, host: &str) -> (String, Option<u32>) {
 
 /// A switch.
 pub(crate) fn switch(core: &Core, name: &str, endpoint: String) -> v1::SwitchState {
-    let reach = core
-        .facts
-        .switches
-        .get(name)
-        .map(|(reach, _)| reach.clone())
-        .unwrap_or_default();
+    let known = core.facts.switches.get(name);
+    let reach = known.map(|(reach, _)| reach.clone()).unwrap_or_default();
     let said = core.capabilities.get(name).cloned().unwrap_or_default();
     let filed = core.facts.file.as_ref().and_then(|file| file.switch(name));
     v1::SwitchState {
@@ -98,18 +94,18 @@ pub(crate) fn switch(core: &Core, name: &str, endpoint: String) -> v1::SwitchSta
 
 /// All hosts.
 pub(crate) fn hosts(core: &Core) -> Vec<v1::Host> {
-    let host = |(name, ip, mac): (String, Option<std::net::Ipv4Addr>, Option<[u8; 6]>)| {
+    let hosts = core.facts.all_hosts().into_iter();
+    let hosts = hosts.map(|(name, ip, mac)| {
         let (switch_name, port) = place(core, &name);
-        let ip = ip.map(|ip| ip.to_string()).unwrap_or_default();
         v1::Host {
             name,
-            ip,
+            ip: ip.map(|ip| ip.to_string()).unwrap_or_default(),
             mac: mac.map(|m| MacAddr(m).to_string()).unwrap_or_default(),
             switch_name,
             port,
         }
-    };
-    core.facts.all_hosts().into_iter().map(host).collect()
+    });
+    hosts.collect()
 }
 
 /// What the file says of switches that run no groups.
@@ -138,14 +134,12 @@ pub(crate) fn links(core: &Core) -> Vec<v1::Link> {
         }
         End::Host(_) => None,
     };
-    let between = topology
-        .links()
-        .filter_map(|(_, l)| end(&l.a).zip(end(&l.b)).map(|(a, b)| (a, b, l.up)));
-    between
-        .map(|(a, b, up)| v1::Link {
-            a: Some(a),
-            b: Some(b),
-            up,
+    let link = |(_, link): (_, &Link)| {
+        Some(v1::Link {
+            a: Some(end(&link.a)?),
+            b: Some(end(&link.b)?),
+            up: link.up,
         })
-        .collect()
+    };
+    topology.links().filter_map(link).collect()
 }

@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_topology::{Distances, End, Topology};
-use castnet_wire::PortId;
 
 use crate::load::LinkLoad;
-use crate::overlay::{Path, Reach, nearest, next_hops};
-use crate::tree::TreeLink;
+use crate::overlay::{Reach, nearest, next_hops};
+use crate::tree::Path;
 
 /// Trees that are grown to be compared; in a large fabric those whose tops have the least load, then the first by name.
 pub(crate) const CANDIDATES_MAX: usize = 16;
@@ -16,7 +15,7 @@ pub(crate) const CANDIDATES_MAX: usize = 16;
 pub(crate) type Parents = BTreeMap<String, Path>;
 
 /// The tree as each node's children with their paths, in the order of its ports, then of the children's names.
-pub(crate) type Children = BTreeMap<String, Vec<(TreeLink, String)>>;
+pub(crate) type Children = BTreeMap<String, Vec<(Path, String)>>;
 
 /// A member that a tree is to reach.
 #[derive(Clone, Debug)]
@@ -210,33 +209,12 @@ pub(crate) fn cost(load: &LinkLoad, parents: &Parents) -> (u32, u64) {
 pub(crate) fn children(parents: &Parents) -> Children {
     let mut all = Children::new();
     for (child, path) in parents {
-        let Path {
-            near: from,
-            far: to,
-            links,
-            via,
-            routers,
-        } = path.reversed();
-        let link = TreeLink {
-            links,
-            via,
-            routers,
-            parent_port: port(&from),
-            own_port: port(&to),
-        };
-        all.entry(from.node().into())
-            .or_default()
-            .push((link, child.clone()));
+        let path = path.reversed();
+        let children: &mut Vec<_> = all.entry(path.near.node().into()).or_default();
+        children.push((path, child.clone()));
     }
     for list in all.values_mut() {
-        list.sort_by_key(|(link, _)| link.parent_port);
+        list.sort_by_key(|(path, _)| path.near_port());
     }
     all
-}
-
-fn port(end: &End) -> Option<PortId> {
-    match end {
-        End::Switch { port, .. } => PortId::new(*port),
-        End::Host(_) => None,
-    }
 }

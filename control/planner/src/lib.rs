@@ -31,4 +31,4 @@ pub use error::{Lack, PlanError, Shortage};
 pub use load::{Edge, LinkLoad};
 pub use plan::{HEADROOM, Plan, plan};
 pub use request::{Member, Request, RequestKind, Room, Rooms, slots, slots_min};
-pub use tree::{Role, Tree, TreeLink, TreeNode};
+pub use tree::{Path, Role, Tree, TreeNode};

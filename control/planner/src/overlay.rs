@@ -8,50 +8,13 @@
 use core::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use castnet_topology::{Cut, Distances, End, LinkId, Neighbour, Topology};
+use castnet_topology::{Cut, Distances, End, Neighbour, Topology};
 
 use crate::load::LinkLoad;
+use crate::tree::Path;
 
 /// What a router on a path costs: more links than a path can have.
 const ROUTER: u32 = 1 << 16;
-
-/// Links from one node of a tree to another, with forwarders between them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Path {
-    /// Where it begins.
-    pub(crate) near: End,
-    /// Where it ends.
-    pub(crate) far: End,
-    /// The links, at least one, from `near` to `far`.
-    pub(crate) links: Vec<LinkId>,
-    /// The forwarders between the links.
-    pub(crate) via: Vec<String>,
-    /// Those of them that are routers.
-    pub(crate) routers: Vec<String>,
-}
-
-impl Path {
-    /// How many links it has.
-    pub(crate) fn length(&self) -> u32 {
-        self.links.len() as u32
-    }
-
-    /// The same path from its other end.
-    pub(crate) fn reversed(&self) -> Self {
-        Self {
-            near: self.far.clone(),
-            far: self.near.clone(),
-            links: self.links.iter().rev().copied().collect(),
-            via: self.via.iter().rev().cloned().collect(),
-            routers: self.routers.iter().rev().cloned().collect(),
-        }
-    }
-
-    /// The sum of the load of its links.
-    pub(crate) fn load(&self, load: &LinkLoad) -> u64 {
-        self.links.iter().map(|link| u64::from(load.get(*link))).sum()
-    }
-}
 
 /// A node's links that are up, to nodes that are up and with at least this MTU, in the order of its ports.
 fn live(topology: &Topology, node: &str, mtu: u32) -> Vec<Neighbour> {

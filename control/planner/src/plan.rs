@@ -12,11 +12,11 @@ use castnet_wire::{MacAddr, PortId, Psn};
 use crate::error::PlanError;
 use crate::grow::{CANDIDATES_MAX, Leaf, Parents, cost, grow, leave_out};
 use crate::load::LinkLoad;
-use crate::overlay::{Path, cut_off, nearest};
+use crate::overlay::{cut_off, nearest};
 use crate::place::place;
 use crate::request::{Request, RequestKind, Rooms, slots};
 use crate::rules::write;
-use crate::tree::Tree;
+use crate::tree::{Path, Tree};
 
 /// Bytes that a link's MTU must have beyond the path MTU: the longest headers of RoCEv2 over IPv4 (20 IP, 8 UDP,
 /// 12 BTH, 28 AtomicETH, 4 ICRC) and 8 to spare.
@@ -99,26 +99,27 @@ fn resolve_member(
     members_at: &BTreeMap<&str, Vec<usize>>,
 ) -> Result<HostEndpoint, PlanError> {
     let member = &request.members[index];
-    let (field, host) = (request.field(index), member.host.clone());
-    let at_host = members_at.get(host.as_str()).map_or(&[][..], Vec::as_slice);
+    let (field, host) = (|| request.field(index), || member.host.clone());
+    let at_host = members_at
+        .get(member.host.as_str())
+        .map_or(&[][..], Vec::as_slice);
     let (name, part) = match request.kind {
         RequestKind::Multicast(rule) => {
             let source = usize::from(rule.source);
-            match at_host.first() {
-                _ if index != source && at_host.contains(&source) => {
-                    return Err(PlanError::SourceAmongReceivers { field, host });
-                }
-                Some(first) if index != source && *first != index => {
-                    let first = request.field(*first);
-                    return Err(PlanError::MemberTwice { field, host, first });
-                }
-                _ => (host.clone(), member.part),
+            if index != source && at_host.contains(&source) {
+                let (field, host) = (field(), host());
+                return Err(PlanError::SourceAmongReceivers { field, host });
             }
+            if let Some(first) = at_host.first().filter(|first| **first != index) {
+                let (field, host, first) = (field(), host(), request.field(*first));
+                return Err(PlanError::MemberTwice { field, host, first });
+            }
+            (host(), member.part)
         }
         RequestKind::Collective { .. } => {
             let name = match at_host.len() {
-                2.. => format!("{host}#{index}"),
-                _ => host.clone(),
+                2.. => format!("{}#{index}", member.host),
+                _ => host(),
             };
             let (sq_psn, rq_psn) = match member.part {
                 HostPart::Rank(part) => (part.sq_psn, part.rq_psn),
@@ -128,21 +129,20 @@ fn resolve_member(
             (name, RankPart { rank, sq_psn, rq_psn }.into())
         }
     };
-    let Some(known) = topology.host(&host) else {
+    let Some(known) = topology.host(&member.host) else {
+        let (field, host) = (field(), host());
         return Err(PlanError::UnknownHost { field, host });
     };
     let lacking = |address| PlanError::NoAddress {
-        field: field.clone(),
-        host: host.clone(),
+        field: field(),
+        host: host(),
         address,
     };
+    let (ip, mac) = (member.ip.or(known.ip), member.mac.or(known.mac.map(MacAddr)));
     Ok(HostEndpoint {
         name,
-        ip: member.ip.or(known.ip).ok_or_else(|| lacking("IP address"))?,
-        mac: member
-            .mac
-            .or(known.mac.map(MacAddr))
-            .ok_or_else(|| lacking("Ethernet address"))?,
+        ip: ip.ok_or_else(|| lacking("IP address"))?,
+        mac: mac.ok_or_else(|| lacking("Ethernet address"))?,
         qpn: member.qpn,
         part,
     })

@@ -10,7 +10,7 @@ use crate::error::PlanError;
 use crate::grow::{Children, Parents, children};
 use crate::plan::Plan;
 use crate::request::{Request, RequestKind};
-use crate::tree::{Role, Tree, TreeLink, TreeNode};
+use crate::tree::{Path, Role, Tree, TreeNode};
 
 /// What all rules of a group have in common.
 struct Writer<'a> {
@@ -63,7 +63,7 @@ pub(crate) fn write(
 }
 
 impl Writer<'_> {
-    fn node(&self, name: &str, up: Option<TreeLink>) -> TreeNode {
+    fn node(&self, name: &str, up: Option<Path>) -> TreeNode {
         let role = match self.members.get(name) {
             Some((member, host)) => self.role(*member, host),
             None => Role::Switch,
@@ -115,13 +115,13 @@ impl Writer<'_> {
             ranks_below(child, &mut below);
             elsewhere.retain(|rank| !below.contains(rank));
             endpoints.extend(child.up.as_ref().and_then(|up| {
-                let hop = self.next_hop(&child.name, (up, up.own_port), below)?;
-                Some(Endpoint::new(up.parent_port?, hop))
+                let hop = self.next_hop(&child.name, (up, up.far_port()), below)?;
+                Some(Endpoint::new(up.near_port()?, hop))
             }));
         }
         if let Some((parent, up)) = parent.zip(node.up.as_ref()) {
-            let hop = self.next_hop(&parent.name, (up, up.parent_port), elsewhere);
-            endpoints.extend(up.own_port.zip(hop).map(|(port, hop)| Endpoint::new(port, hop)));
+            let hop = self.next_hop(&parent.name, (up, up.near_port()), elsewhere);
+            endpoints.extend(up.far_port().zip(hop).map(|(port, hop)| Endpoint::new(port, hop)));
         }
         let order = |e: &Endpoint| (e.next_hop.ranks().first().copied(), e.port);
         endpoints.sort_by(|x, y| {
@@ -158,7 +158,7 @@ impl Writer<'_> {
     fn next_hop(
         &self,
         name: &str,
-        (path, port): (&TreeLink, Option<PortId>),
+        (path, port): (&Path, Option<PortId>),
         ranks: BTreeSet<u16>,
     ) -> Option<NextHop> {
         match (self.members.get(name), port) {
@@ -182,12 +182,7 @@ fn ranks_below(node: &TreeNode, all: &mut BTreeSet<u16>) {
 
 /// A switch as next hop, by the path to it and the port at its end. [`number`] sets its QPN, [`address`] its McstID behind
 /// routers. The switch that sends there resolves the router's Ethernet address itself.
-fn switch_hop(
-    topology: &Topology,
-    name: &str,
-    (path, port): (&TreeLink, PortId),
-    ranks: Vec<u16>,
-) -> NextHop {
+fn switch_hop(topology: &Topology, name: &str, (path, port): (&Path, PortId), ranks: Vec<u16>) -> NextHop {
     let ports = topology.switch(name).map(|s| &s.ports);
     let mac = ports.and_then(|ports| ports.get(&(port.index() as u8)).copied().map(MacAddr));
     NextHop::Switch {
@@ -200,7 +195,7 @@ fn switch_hop(
 }
 
 /// A member as next hop, by the path to it.
-fn host_hop(host: &HostEndpoint, path: &TreeLink) -> NextHop {
+fn host_hop(host: &HostEndpoint, path: &Path) -> NextHop {
     let mut hop = NextHop::Host(host.clone());
     if path.is_routed() {
         hop.set_mac(MacAddr::UNSPECIFIED);

@@ -3,8 +3,10 @@
 use core::fmt;
 use core::net::Ipv4Addr;
 
-use castnet_topology::LinkId;
+use castnet_topology::{End, LinkId};
 use castnet_wire::{PortId, Qpn};
+
+use crate::load::LinkLoad;
 
 /// The tree of one group. Displays as lines with box-drawing characters, port numbers in brackets:
 ///
@@ -32,8 +34,8 @@ pub struct TreeNode {
     pub name: String,
     /// What it is.
     pub role: Role,
-    /// The path to its parent; `None` at the root.
-    pub up: Option<TreeLink>,
+    /// The path from its parent; `None` at the root.
+    pub up: Option<Path>,
     /// What it replicates to, in the order of its ports.
     pub children: Vec<TreeNode>,
 }
@@ -68,19 +70,19 @@ pub enum Role {
     },
 }
 
-/// The path between a node and its parent: one link, or several with plain switches and routers between them.
+/// A path between two nodes of a tree: one link, or several with plain switches and routers between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TreeLink {
-    /// The fabric's links, at least one, from the parent to the node.
+pub struct Path {
+    /// Where it begins.
+    pub near: End,
+    /// Where it ends.
+    pub far: End,
+    /// The links, at least one, from `near` to `far`.
     pub links: Vec<LinkId>,
-    /// The plain switches and routers between the links, from the parent to the node.
+    /// The plain switches and routers between the links.
     pub via: Vec<String>,
-    /// Those of them that are routers. Where there are any, the two ends are in different networks.
+    /// Those of them that are routers. If there are any, the two ends are in different networks.
     pub routers: Vec<String>,
-    /// The parent's port; `None` where the parent is a host.
-    pub parent_port: Option<PortId>,
-    /// The node's own port; `None` where it is a host.
-    pub own_port: Option<PortId>,
 }
 
 impl Tree {
@@ -106,7 +108,7 @@ impl Tree {
     pub fn is_routed(&self) -> bool {
         let nodes = self.nodes();
         let mut paths = nodes.iter().filter_map(|n| n.up.as_ref());
-        paths.any(TreeLink::is_routed)
+        paths.any(Path::is_routed)
     }
 
     /// Castnet switches from the source to the farthest receiver.
@@ -119,10 +121,48 @@ impl Tree {
     }
 }
 
-impl TreeLink {
+impl Path {
+    /// The port where it begins; `None` at a host.
+    pub fn near_port(&self) -> Option<PortId> {
+        port(&self.near)
+    }
+
+    /// The port where it ends; `None` at a host.
+    pub fn far_port(&self) -> Option<PortId> {
+        port(&self.far)
+    }
+
     /// Whether routers lie between its ends.
     pub fn is_routed(&self) -> bool {
         !self.routers.is_empty()
+    }
+
+    /// Its number of links.
+    pub(crate) fn length(&self) -> u32 {
+        self.links.len() as u32
+    }
+
+    /// The same path from its other end.
+    pub(crate) fn reversed(&self) -> Self {
+        Self {
+            near: self.far.clone(),
+            far: self.near.clone(),
+            links: self.links.iter().rev().copied().collect(),
+            via: self.via.iter().rev().cloned().collect(),
+            routers: self.routers.iter().rev().cloned().collect(),
+        }
+    }
+
+    /// The sum of the load of its links.
+    pub(crate) fn load(&self, load: &LinkLoad) -> u64 {
+        self.links.iter().map(|link| u64::from(load.get(*link))).sum()
+    }
+}
+
+fn port(end: &End) -> Option<PortId> {
+    match end {
+        End::Switch { port, .. } => PortId::new(*port),
+        End::Host(_) => None,
     }
 }
 
@@ -132,7 +172,7 @@ impl TreeNode {
             let last = i + 1 == self.children.len();
             write!(f, "\n{indent}{}", if last { "└─" } else { "├─" })?;
             if let Some(up) = &child.up {
-                if let Some(port) = up.parent_port {
+                if let Some(port) = up.near_port() {
                     write!(f, "[{port}]─")?;
                 }
                 for name in &up.via {
@@ -141,7 +181,7 @@ impl TreeNode {
                         false => write!(f, "({name})─")?,
                     }
                 }
-                if let Some(port) = up.own_port {
+                if let Some(port) = up.far_port() {
                     write!(f, "[{port}]")?;
                 }
             }

@@ -27,7 +27,7 @@ pub enum Kind {
     Collective(collective::record::Collective),
 }
 
-/// Somebody who takes part in a group.
+/// A member or rank of a group.
 pub(crate) struct Party<'r> {
     pub(crate) host: &'r str,
     /// Its end of the first lane's connection; `None` before it has joined.
@@ -43,12 +43,12 @@ impl<'r> Party<'r> {
     }
 }
 
-/// What the life of a group asks its kind.
+/// What differs from kind to kind.
 pub(crate) trait GroupKind {
-    /// A phase in one word, as people know it of this kind.
+    /// The name of a phase.
     fn phase_name(&self, phase: Phase) -> &'static str;
 
-    /// All who take part, in the order of the request.
+    /// All members or ranks, in the order of the request.
     fn parties(&self) -> Vec<Party<'_>>;
 
     /// The field of the request that names the host of one of them.
@@ -58,13 +58,19 @@ pub(crate) trait GroupKind {
     fn outlives_switches(&self) -> bool;
 
     /// Whether a group that a switch refused is placed elsewhere where the fabric allows.
-    fn tries_elsewhere(&self) -> bool;
+    fn tries_elsewhere(&self) -> bool {
+        !self.outlives_switches()
+    }
 
     /// Whether a group that has ended is forgotten after a time.
-    fn lingers(&self) -> bool;
+    fn lingers(&self) -> bool {
+        false
+    }
 
-    /// How long the rules of a broken generation stay, for its members to be told.
-    fn notice(&self) -> Duration;
+    /// How long the rules of a broken generation stay, so that switches report the reason to its members.
+    fn notice(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Gives a rule the queue pairs of one lane.
     fn address_lane(&self, rule: &mut GroupRule, lane: u8);
@@ -76,13 +82,15 @@ pub(crate) trait GroupKind {
     fn step(&mut self, event: Event, phase: Phase, generation: u64);
 
     /// Its part of a restart of the controller.
-    fn after_restart(&mut self, phase: Phase);
+    fn after_restart(&mut self, _phase: Phase) {}
 
     /// What the planner is to plan. A member that has not joined yet gets a stand-in for its queue pair.
     fn request(&self, record: &Record) -> Request;
 
     /// The field of the request to create a group for a field of the planner.
-    fn request_field(&self, planned: String) -> String;
+    fn request_field(&self, planned: String) -> String {
+        planned
+    }
 
     /// How a group is now, as an event.
     fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event;

@@ -79,7 +79,7 @@ impl Link {
             results.push(match (wanted.is_empty(), results.last()) {
                 (false, _) => Ok(()),
                 (true, Some(Err(lost @ SwitchError::Unreachable(_)))) => Err(lost.clone()),
-                (true, _) => self.remove_lanes(&mut client, shared, &asked.mcst_ids).await,
+                (true, _) => self.remove(&mut client, shared, &asked.mcst_ids, None).await,
             });
         }
         let lanes = (0..).zip(wanted);
@@ -125,34 +125,27 @@ impl Link {
         results
     }
 
-    async fn remove_lanes(
-        &self,
-        client: &mut Client,
-        shared: &Shared,
-        mcst_ids: &[McstId],
-    ) -> Result<(), SwitchError> {
-        for mcst_id in mcst_ids {
-            self.remove(client, shared, *mcst_id, None).await?;
-        }
-        Ok(())
-    }
-
     pub(super) async fn remove(
         &self,
         client: &mut Client,
         shared: &Shared,
-        mcst_id: McstId,
+        mcst_ids: &[McstId],
         generation: Option<u64>,
     ) -> Result<(), SwitchError> {
-        let request = v1::RemoveGroupRequest {
-            mcst_id: mcst_id.to_string(),
-            owner: Some(shared.owner.clone()),
-            generation,
-        };
-        match call(shared.config.timeouts.switch, client.remove_group(request)).await {
-            // Somebody else's group by now: ours is gone.
-            Err(SwitchError::Refused(status)) if status.code() == Code::FailedPrecondition => Ok(()),
-            done => done.map(|_| ()),
+        for mcst_id in mcst_ids {
+            let request = v1::RemoveGroupRequest {
+                mcst_id: mcst_id.to_string(),
+                owner: Some(shared.owner.clone()),
+                generation,
+            };
+            match call(shared.config.timeouts.switch, client.remove_group(request)).await {
+                // The group of another owner by now: ours is gone.
+                Err(SwitchError::Refused(status)) if status.code() == Code::FailedPrecondition => {}
+                done => {
+                    done?;
+                }
+            }
         }
+        Ok(())
     }
 }

@@ -51,7 +51,7 @@ impl Link {
                 Action::Remove { mcst_id, generation } => (mcst_id, generation),
             };
             tracing::info!(switch, %mcst_id, generation, "removing what is not wanted");
-            match self.remove(client, shared, mcst_id, Some(generation)).await {
+            match self.remove(client, shared, &[mcst_id], Some(generation)).await {
                 Err(error @ SwitchError::Unreachable(_)) => return Err(error),
                 Err(error) => tracing::warn!(switch, %error, "removal refused"),
                 Ok(()) => {}

@@ -134,7 +134,7 @@ fn check(groups: &Groups, all: &BTreeMap<String, Record>) {
         let others = || all.values().filter(|r| but != Some(r.name.as_str()));
         for switch in ["s0", "s1", "s2", "s3"] {
             let placed = || others().filter(|r| r.placed.contains(switch));
-            let own = Own {
+            let own = Usage {
                 memory: placed().map(|r| r.reserved_on(switch)).sum(),
                 groups: placed().map(|r| u64::from(r.lanes())).sum(),
             };
@@ -208,7 +208,7 @@ proptest! {
             groups.remove(name);
         }
         let indexes = groups.indexes;
-        let left = indexes.own.values().any(|own| *own != Own::default());
+        let left = indexes.own.values().any(|own| *own != Usage::default());
         prop_assert!(!left && indexes.load.is_empty() && indexes.by_switch.is_empty());
         prop_assert!(indexes.queue_pairs.is_empty() && indexes.by_mcst_id.is_empty() && indexes.watched.is_empty());
     }

@@ -399,7 +399,7 @@ fn follow(t: &Topology, from: &TreeNode, to: &TreeNode) -> Result<(), TestCaseEr
         Some(port) => End::port(&node.name, port.index() as u8),
         None => End::host(host(node)),
     };
-    let start = end(from, up.parent_port);
+    let start = end(from, up.near_port());
     let mut at = start.clone();
     let mut via = Vec::new();
     for (i, link) in up.links.iter().enumerate() {
@@ -414,7 +414,7 @@ fn follow(t: &Topology, from: &TreeNode, to: &TreeNode) -> Result<(), TestCaseEr
         }
         at = link.far(at.node()).clone();
     }
-    prop_assert_eq!(&at, &end(to, up.own_port));
+    prop_assert_eq!(&at, &end(to, up.far_port()));
     prop_assert_eq!(&via, &up.via);
     via.retain(|name| t.is_router(name));
     prop_assert_eq!(&via, &up.routers);
@@ -436,7 +436,7 @@ pub(crate) fn check(
         prop_assert!(!t.is_forwarder(&node.name));
         prop_assert_eq!(
             rules.contains_key(&node.name),
-            node.up.as_ref().is_none_or(|up| up.own_port.is_some()) && t.switch(&node.name).is_some()
+            node.up.as_ref().is_none_or(|up| up.far_port().is_some()) && t.switch(&node.name).is_some()
         );
         for child in &node.children {
             edges += 1;

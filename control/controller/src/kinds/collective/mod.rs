@@ -56,10 +56,6 @@ impl GroupKind for Collective {
         false
     }
 
-    fn tries_elsewhere(&self) -> bool {
-        true
-    }
-
     fn lingers(&self) -> bool {
         self.by_call
     }
@@ -109,9 +105,6 @@ impl GroupKind for Collective {
         }
     }
 
-    /// Which calls stand is not stored.
-    fn after_restart(&mut self, _phase: Phase) {}
-
     fn request(&self, record: &Record) -> Request {
         let settings = &self.settings;
         let member = |(i, rank): (usize, &RankRecord)| {
@@ -143,10 +136,6 @@ impl GroupKind for Collective {
                 window_and_rule,
             )
         }
-    }
-
-    fn request_field(&self, planned: String) -> String {
-        planned
     }
 
     fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event {

@@ -1,7 +1,5 @@
 //! Multicast groups (Cepheus): one source, many receivers. Members join by a call that stands until the group is active.
 
-use std::time::Duration;
-
 use castnet_planner::Request;
 use castnet_proto::v1;
 use castnet_rules::{GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
@@ -41,18 +39,6 @@ impl GroupKind for Multicast {
 
     fn outlives_switches(&self) -> bool {
         true
-    }
-
-    fn tries_elsewhere(&self) -> bool {
-        false
-    }
-
-    fn lingers(&self) -> bool {
-        false
-    }
-
-    fn notice(&self) -> Duration {
-        Duration::ZERO
     }
 
     fn address_lane(&self, rule: &mut GroupRule, lane: u8) {
