@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod ideal;
-mod mail;
+mod machine;
 mod measure;
 mod paper;
 mod plot;
@@ -107,7 +107,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let results = pool::run(setting, runs, jobs, !options.no_progress).map_err(|e| e as Box<dyn Error>)?;
     let tables: Vec<Table> = specs
-        .iter()
+        .into_iter()
         .map(|spec| Table::new(spec, |run| results.times(run)))
         .collect();
     let mut plots = Vec::new();

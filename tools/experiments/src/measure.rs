@@ -12,6 +12,7 @@ use castnet_wire::control::{CallFlags, DataType, Operation};
 use castnet_wire::{McstId, Nanos, Pmtu, Qpn};
 
 use crate::ideal::{self, Ideal};
+use crate::machine::Rank;
 use crate::relay::{Relay, channel_ends};
 use crate::steps::Steps;
 
@@ -251,12 +252,12 @@ fn wire_up(
     }
     sim.join_connected(hosts, PMTU, qp(setting), |rank| {
         let mut channel_ends = channel_ends(rank, RANKS);
-        let machine: Box<dyn Machine> = match relayed {
-            true => Box::new(Relay::new(rank, RANKS, RING_PIECE, RING_DEPTH)),
-            false => {
-                channel_ends.truncate(2);
-                Box::new(Steps::new(RANKS, RING_PIECE, RING_DEPTH))
-            }
+        let machine: Box<dyn Machine> = if relayed {
+            let (relay, channels) = (Relay::new(rank, RANKS), channel_ends.len() as u16);
+            Box::new(Rank::new(relay, channels, RING_PIECE, RING_DEPTH))
+        } else {
+            channel_ends.truncate(2);
+            Box::new(Rank::new(Steps::new(RANKS), 2, RING_PIECE, RING_DEPTH))
         };
         (machine, channel_ends)
     })?;

@@ -9,16 +9,16 @@ use crate::table::Table;
 
 /// Writes the plot of a table with more than one column: our values as lines with dots, the paper's as plain lines.
 pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box<dyn Error>> {
-    let columns = table.columns.len();
+    let (spec, columns) = (&table.spec, table.spec.columns.len());
     if columns < 2 {
         return Ok(None);
     }
-    let file = folder.join(format!("table-{}.svg", table.number));
+    let file = folder.join(format!("table-{}.svg", spec.number));
     let root = SVGBackend::new(&file, (900, 520)).into_drawing_area();
     root.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&root)
         .caption(
-            format!("Table {}: {}", table.number, table.title),
+            format!("Table {}: {}", spec.number, spec.title),
             ("sans-serif", 20),
         )
         .margin(12)
@@ -28,18 +28,18 @@ pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box
     let name = |x: &f64| {
         let whole = x.round();
         let is_column = (x - whole).abs() < 1e-6 && whole >= 0.0;
-        let column = is_column.then(|| table.columns.get(whole as usize));
+        let column = is_column.then(|| spec.columns.get(whole as usize));
         column.flatten().cloned().unwrap_or_default()
     };
     chart
         .configure_mesh()
         .x_labels(2 * columns)
         .x_label_formatter(&name)
-        .y_desc(table.unit)
+        .y_desc(spec.unit)
         .light_line_style(WHITE)
         .draw()?;
-    for (index, row) in table.rows.iter().enumerate() {
-        let (way, cells) = (row.name, &row.cells);
+    for (index, (row, cells)) in table.rows().enumerate() {
+        let way = row.name;
         let color = Palette99::pick(index).to_rgba();
         let points = |value: &dyn Fn(usize) -> f64| -> Vec<(f64, f64)> {
             (0..cells.len()).map(|i| (i as f64, value(i))).collect()
@@ -56,20 +56,20 @@ pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box
             .others
             .iter()
             .enumerate()
-            .filter(|_| index != 1 || table.number < 31)
+            .filter(|_| index != 1 || spec.number < 31)
         {
             let shade = BLACK.mix(0.25 + 0.2 * other as f64);
             let points = points(&|i| cells[i].others[other]);
             chart
                 .draw_series(LineSeries::new(points, shade.stroke_width(1)))?
-                .label(match table.number {
+                .label(match spec.number {
                     ..31 => format!("{way}, {name}"),
                     _ => (*name).to_owned(),
                 })
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], shade.stroke_width(1)));
         }
         // Both policies are compared with the paper's one row.
-        if index == 0 || cells[0].paper.to_bits() != table.rows[0].cells[0].paper.to_bits() {
+        if index == 0 || cells[0].paper.to_bits() != table.cells[0][0].paper.to_bits() {
             chart
                 .draw_series(DashedLineSeries::new(paper, 6, 4, color.stroke_width(1)))?
                 .label(format!("{way}, paper"))

@@ -90,8 +90,8 @@ pub(crate) fn of(evidence: Evidence<'_>) -> Option<Reason> {
 }
 
 pub(crate) fn all(tables: &[Table]) -> Vec<Reason> {
-    let rows = tables.iter().flat_map(|t| &t.rows);
-    let mut reasons: Vec<Reason> = rows.flat_map(|r| &r.cells).filter_map(|c| c.reason).collect();
+    let cells = tables.iter().flat_map(|t| t.cells.iter().flatten());
+    let mut reasons: Vec<Reason> = cells.filter_map(|c| c.reason).collect();
     reasons.sort();
     reasons.dedup();
     reasons

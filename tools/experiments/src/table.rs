@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::measure::{Run, Times};
 use crate::reason::{self, Evidence, Reason};
-use crate::spec::{CellSpec, TableSpec};
+use crate::spec::{CellSpec, RowSpec, TableSpec};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
@@ -28,19 +28,10 @@ impl Cell {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Row {
-    pub(crate) name: &'static str,
-    pub(crate) cells: Vec<Cell>,
-    pub(crate) others: Vec<&'static str>,
-}
-
-#[derive(Clone, Debug)]
 pub(crate) struct Table {
-    pub(crate) number: u32,
-    pub(crate) title: String,
-    pub(crate) unit: &'static str,
-    pub(crate) columns: Vec<String>,
-    pub(crate) rows: Vec<Row>,
+    pub(crate) spec: TableSpec,
+    /// By row of the spec.
+    pub(crate) cells: Vec<Vec<Cell>>,
 }
 
 /// Rounds a time up, as the paper's simulator does.
@@ -74,30 +65,22 @@ fn cell(spec: &CellSpec, row: Option<Reason>, of: &impl Fn(&Run) -> Times) -> Ce
 }
 
 impl Table {
-    pub(crate) fn new(spec: &TableSpec, of: impl Fn(&Run) -> Times) -> Self {
-        let rows = spec.rows.iter().map(|row| Row {
-            name: row.name,
-            cells: row.cells.iter().map(|c| cell(c, row.reason, &of)).collect(),
-            others: row.others.clone(),
-        });
-        Self {
-            number: spec.number,
-            title: spec.title.clone(),
-            unit: spec.unit,
-            columns: spec.columns.clone(),
-            rows: rows.collect(),
-        }
+    pub(crate) fn new(spec: TableSpec, of: impl Fn(&Run) -> Times) -> Self {
+        let row = |row: &RowSpec| row.cells.iter().map(|c| cell(c, row.reason, &of)).collect();
+        let cells = spec.rows.iter().map(row).collect();
+        Self { spec, cells }
+    }
+
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&RowSpec, &Vec<Cell>)> {
+        self.spec.rows.iter().zip(&self.cells)
     }
 
     /// Name and cells of each line, without the header.
     fn lines(&self) -> Vec<(String, Vec<String>)> {
         let mut lines = Vec::new();
-        for row in &self.rows {
+        for (row, cells) in self.rows() {
             let mut line = |what: &str, text: &dyn Fn(&Cell) -> String| {
-                lines.push((
-                    format!("{}: {what}", row.name),
-                    row.cells.iter().map(text).collect(),
-                ));
+                lines.push((format!("{}: {what}", row.name), cells.iter().map(text).collect()));
             };
             line("paper", &|c| value(c.paper));
             line("castnet", &|c| value(c.ours));
@@ -114,12 +97,18 @@ impl Table {
 
     /// The table as Markdown, for the documentation.
     pub(crate) fn markdown(&self) -> String {
-        let mut text = format!("### Table {}: {}\n\n| |", self.number, self.title);
-        for column in &self.columns {
+        let TableSpec {
+            number,
+            title,
+            columns,
+            ..
+        } = &self.spec;
+        let mut text = format!("### Table {number}: {title}\n\n| |");
+        for column in columns {
             let _ = write!(text, " {column} |");
         }
         text += "\n|---|";
-        self.columns.iter().for_each(|_| text += "---:|");
+        columns.iter().for_each(|_| text += "---:|");
         for (name, values) in self.lines() {
             let bold = if name.ends_with("ratio") { "**" } else { "" };
             let _ = write!(text, "\n| {name} |");
@@ -142,18 +131,18 @@ impl Table {
                 "reason": cell.reason.map(|r| r.letter.to_string()),
             })
         };
-        let row = |row: &Row| {
+        let row = |(row, cells): (&RowSpec, &Vec<Cell>)| {
             json!({
                 "name": row.name,
                 "others": row.others,
-                "cells": self.columns.iter().zip(&row.cells).map(cell).collect::<Vec<_>>(),
+                "cells": self.spec.columns.iter().zip(cells).map(cell).collect::<Vec<_>>(),
             })
         };
         json!({
-            "table": self.number,
-            "title": self.title,
-            "unit": self.unit,
-            "rows": self.rows.iter().map(row).collect::<Vec<_>>(),
+            "table": self.spec.number,
+            "title": self.spec.title,
+            "unit": self.spec.unit,
+            "rows": self.rows().map(row).collect::<Vec<_>>(),
         })
     }
 }
@@ -168,9 +157,9 @@ fn value(value: f64) -> String {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "Table {}: {}", self.number, self.title)?;
+        writeln!(f, "Table {}: {}", self.spec.number, self.spec.title)?;
         write!(f, "{:30}", "")?;
-        for column in &self.columns {
+        for column in &self.spec.columns {
             write!(f, "{:>8} ", column)?;
         }
         writeln!(f)?;
