@@ -1,4 +1,4 @@
-//! What switches say about themselves, read.
+//! Parses the counters of switches and of the kernel.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ pub struct Count {
 }
 
 impl Count {
-    /// Adds another port's.
+    /// Adds the frames of another port.
     pub fn add(&mut self, other: Self) {
         self.frames_in += other.frames_in;
         self.frames_out += other.frames_out;
@@ -24,7 +24,7 @@ impl Count {
 /// The devices of a DPDK process, from its answer to `/ethdev/list`.
 ///
 /// # Errors
-/// It is no such answer.
+/// Another text.
 pub fn devices(answer: &[u8]) -> Result<Vec<u64>> {
     let answer: Value = serde_json::from_slice(answer).context("no JSON from DPDK's telemetry")?;
     let list = answer["/ethdev/list"].as_array().context("no list of devices")?;
@@ -36,7 +36,7 @@ pub fn devices(answer: &[u8]) -> Result<Vec<u64>> {
 /// Frames of one device, from the answer to `/ethdev/stats,N`.
 ///
 /// # Errors
-/// It is no such answer.
+/// Another text.
 pub fn device_stats(answer: &[u8]) -> Result<Count> {
     let answer: Value = serde_json::from_slice(answer).context("no JSON from DPDK's telemetry")?;
     let stats = &answer["/ethdev/stats"];
@@ -51,10 +51,10 @@ pub fn device_stats(answer: &[u8]) -> Result<Count> {
     })
 }
 
-/// Frames of all ports of an Open vSwitch bridge, from what `ovs-ofctl dump-ports` prints; its own port to the host is none of them.
+/// Frames of all ports of an Open vSwitch bridge, from `ovs-ofctl dump-ports`, without its own port to the host.
 ///
 /// # Errors
-/// It is no such text.
+/// Another text.
 pub fn dump_ports(text: &str) -> Result<Count> {
     let mut sum = Count::default();
     let mut counted = false;
@@ -83,7 +83,7 @@ fn after(line: &str, what: &str) -> Option<u64> {
     digits[..end].parse().ok()
 }
 
-/// Frames of one interface that the kernel counts, from `/proc/net/dev`: those that came in to it, and those that it sent.
+/// Frames that an interface has received and sent, from `/proc/net/dev`.
 ///
 /// # Errors
 /// There is no such interface.
@@ -99,19 +99,19 @@ pub fn interface(text: &str, name: &str) -> Result<Count> {
     })
 }
 
-/// Nanoseconds that a thread has run, from its `schedstat`.
+/// Run time of a thread in nanoseconds, from its `schedstat`.
 ///
 /// # Errors
-/// It is no such text.
+/// Another text.
 pub fn schedstat(text: &str) -> Result<u64> {
     let first = text.split_whitespace().next().and_then(|n| n.parse().ok());
     first.context("no time in schedstat")
 }
 
-/// A tick of the kernel's accounts, in nanoseconds.
+/// A tick of the kernel's accounting, in nanoseconds.
 const TICK: u64 = 10_000_000;
 
-/// Nanoseconds that a core has been in the kernel, interrupts included, from `/proc/stat`.
+/// Time of a core in the kernel, with interrupts, in nanoseconds, from `/proc/stat`.
 ///
 /// # Errors
 /// There is no such core.
@@ -127,12 +127,12 @@ pub fn in_kernel(text: &str, core: usize) -> Result<u64> {
     Ok(of_kernel.into_iter().sum::<u64>() * TICK)
 }
 
-/// Nanoseconds that a process has been outside the kernel, from its `stat`.
+/// Time of a process outside the kernel in nanoseconds, from its `stat`.
 ///
 /// # Errors
-/// It is no such text.
+/// Another text.
 pub fn outside_kernel(text: &str) -> Result<u64> {
-    // The name may hold anything, and ends with the last parenthesis; the state is the third field, and this the fourteenth.
+    // The name may contain anything, and ends with the last parenthesis. The state behind it is field 3, the time field 14.
     let rest = text.rsplit_once(')').context("no name in stat")?.1;
     let ticks = rest
         .split_whitespace()

@@ -1,7 +1,7 @@
-//! Castnet beside other switches, in one run: the same frames, the same virtual devices, the same core. docs/peers.md says what
-//! is compared, and what makes it fair.
+//! Compares Castnet with other switches in one run: the same frames, the same virtual devices, the same core. docs/peers.md
+//! describes the comparison.
 //!
-//! Two tables. Over DPDK's virtual devices (feature `dpdk`): testpmd, DPDK's example ipv4_multicast, OVS-DPDK and Castnet. Over veth
+//! There are two tables. Over DPDK's virtual devices (feature `dpdk`): testpmd, DPDK's example ipv4_multicast, OVS-DPDK and Castnet. Over veth
 //! pairs of the kernel: the Linux bridge and Castnet.
 
 pub mod count;

@@ -1,4 +1,4 @@
-//! The machine: its cores, its hugepages, and who wants us to stop.
+//! The machine: cores, hugepages, interrupts.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::Pid;
@@ -15,11 +15,11 @@ use crate::options;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on Ctrl-C and a polite kill end every [`pause`] with an error, so that all is put in order on the way out. For the
-/// first thread, before there are others.
+/// Makes SIGINT, SIGTERM and SIGHUP end every [`pause`] with an error, so that everything is cleaned up. To be called in the
+/// first thread, before others are started.
 ///
 /// # Errors
-/// No thread can be had.
+/// No thread can be started.
 pub fn catch_interrupts() -> Result<()> {
     let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]
         .into_iter()
@@ -36,7 +36,7 @@ pub fn catch_interrupts() -> Result<()> {
 /// Sleeps.
 ///
 /// # Errors
-/// Somebody interrupts.
+/// An interrupt.
 pub fn pause(time: Duration) -> Result<()> {
     let start = Instant::now();
     loop {
@@ -48,36 +48,29 @@ pub fn pause(time: Duration) -> Result<()> {
     }
 }
 
-/// Whether to go on.
+/// Checks for an interrupt.
 ///
 /// # Errors
-/// Somebody has interrupted.
+/// An interrupt.
 pub fn check() -> Result<()> {
-    if interrupted() {
-        bail!("interrupted");
-    }
+    ensure!(!INTERRUPTED.load(Ordering::Relaxed), "interrupted");
     Ok(())
 }
 
-/// Whether somebody has interrupted.
-pub fn interrupted() -> bool {
-    INTERRUPTED.load(Ordering::Relaxed)
-}
-
-/// Where everything runs.
+/// The cores to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cores {
     /// The core of the switch that is measured.
     pub switch: usize,
-    /// Another one, of everything else; the same where there is no other.
+    /// The core of everything else; the same if there is only one.
     pub other: usize,
 }
 
 impl Cores {
-    /// The core that was asked for, or else the last one of those that we may use.
+    /// The core `asked`, or the last usable one.
     ///
     /// # Errors
-    /// We may not use it.
+    /// The core may not be used.
     pub fn choose(asked: Option<usize>) -> Result<Self> {
         let set = sched_getaffinity(Pid::from_raw(0))?;
         let all: Vec<usize> = (0..CpuSet::count())
@@ -93,38 +86,38 @@ impl Cores {
         Ok(Self { switch, other })
     }
 
-    /// Whether they are two.
+    /// Whether they are different.
     pub fn are_two(self) -> bool {
         self.switch != self.other
     }
 }
 
-/// Ties this thread, and all processes that it starts, to a core.
+/// Pins this thread, and all processes that it starts, to a core.
 ///
 /// # Errors
-/// It may not run there.
+/// The core may not be used.
 pub fn pin(core: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(core)?;
     sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("going to core {core}"))
 }
 
-/// Pages of 2 MiB that the largest of the switches needs.
+/// Pages of 2 MiB that the largest switch needs.
 const PAGES: usize = 512;
 
-/// Hugepages for the time of a run.
+/// Hugepages that are reserved until this is dropped.
 #[derive(Debug)]
 pub struct Reserved {
     folder: std::path::PathBuf,
-    /// How many there were before, where we changed it.
+    /// The previous number, if it was changed.
     before: Option<usize>,
 }
 
 impl Reserved {
-    /// Reserves what is missing; `None` where it is to be done without, and why, if that was not what was asked for.
+    /// Reserves missing pages. `None` without hugepages, with the reason unless that was wanted.
     ///
     /// # Errors
-    /// They must be had and cannot.
+    /// They are required and cannot be reserved.
     pub fn new(wish: options::Hugepages) -> Result<(Option<Self>, Option<String>)> {
         if wish == options::Hugepages::No {
             return Ok((None, None));
@@ -147,7 +140,7 @@ impl Reserved {
             let before = number(&all)?;
             fs::write(&all, (before + PAGES - there).to_string())
                 .context("reserving hugepages (needs root)")?;
-            // Given back on the way out, also from here.
+            // They are released if this fails too.
             reserved.before = Some(before);
             let there = number(&free)?;
             ensure!(

@@ -1,4 +1,4 @@
-//! Frames per second of a core.
+//! Frames per second of one core.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,37 +11,37 @@ use crate::count::{Count, schedstat};
 use crate::machine;
 use crate::process::PATIENCE;
 
-/// Nanoseconds by thread.
+/// Run time by thread, in nanoseconds.
 pub type Ran = BTreeMap<String, u64>;
 
-/// A switch at work.
+/// A running switch.
 pub trait Running {
-    /// Nanoseconds that each thread has run of which one may move frames, or the core itself.
+    /// Run time of each thread that may move frames, or of the core.
     ///
     /// # Errors
-    /// It does not run any more.
+    /// It has ended.
     fn ran(&mut self) -> Result<Ran>;
 
-    /// What it has done.
+    /// Frames so far.
     ///
     /// # Errors
-    /// It does not say, or does not run any more.
+    /// It does not answer, or has ended.
     fn count(&mut self) -> Result<Count>;
 
-    /// How many threads move frames, each on a core of its own.
+    /// Number of threads that move frames, each on its own core.
     fn cores(&self) -> usize {
         1
     }
 }
 
-/// What a switch did in one turn.
+/// Result of a switch in one turn.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rate {
-    /// Million frames in, per second of a core; with several cores all that they did together.
+    /// Million frames in per second of a core; with several cores, of all together.
     pub mfps_in: f64,
     /// Million frames out.
     pub mfps_out: f64,
-    /// The share of the time that it had the core, 0 to 1: below 1 others were there as well.
+    /// Share of the time that it had the core, 0 to 1; below 1 if others used the core.
     pub share: f64,
 }
 
@@ -58,7 +58,7 @@ impl Sample {
         let count = running.count()?;
         let asked = start.elapsed();
         let after = running.ran()?;
-        // The counters are of a moment in between.
+        // The counters were read in between.
         let middle = |(id, &ns): (&String, &u64)| (id.clone(), (before.get(id).unwrap_or(&ns) + ns) / 2);
         Ok(Self {
             at: start + asked / 2,
@@ -68,7 +68,7 @@ impl Sample {
     }
 }
 
-/// Nanoseconds that each thread of a process has run whose name begins so.
+/// Run time of each thread of a process whose name begins with `named`.
 ///
 /// # Errors
 /// There is no such process.
@@ -77,7 +77,7 @@ pub fn threads(pid: u32, named: &str) -> Result<Ran> {
     let mut times = Ran::new();
     for entry in folder {
         let path = entry?.path();
-        // A thread may end between one look and the next.
+        // A thread may end meanwhile.
         let name = fs::read_to_string(path.join("comm")).unwrap_or_default();
         if let Ok(text) = fs::read_to_string(path.join("schedstat"))
             && name.starts_with(named)
@@ -88,10 +88,10 @@ pub fn threads(pid: u32, named: &str) -> Result<Ran> {
     Ok(times)
 }
 
-/// Waits until frames flow, lets them for a quarter of the time, then measures for `time`.
+/// Waits until frames flow, warms up for a quarter of `time`, then measures for `time`.
 ///
 /// # Errors
-/// The switch fails, nothing flows, or somebody interrupts.
+/// The switch fails, no frame leaves it, or an interrupt.
 pub fn measure(running: &mut dyn Running, time: Duration) -> Result<Rate> {
     let start = Instant::now();
     while running.count()?.frames_out == 0 {
@@ -105,7 +105,7 @@ pub fn measure(running: &mut dyn Running, time: Duration) -> Result<Rate> {
     rate(&from, &to, running.cores())
 }
 
-/// The threads that ran most are those that move frames: they never sleep.
+/// The threads with the most run time are those that move frames: they never sleep.
 fn rate(from: &Sample, to: &Sample, cores: usize) -> Result<Rate> {
     let ran = |(id, ns): (&String, &u64)| ns - from.threads.get(id).unwrap_or(ns).min(ns);
     let mut times: Vec<u64> = to.threads.iter().map(ran).collect();

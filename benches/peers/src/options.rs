@@ -1,4 +1,4 @@
-//! What can be asked for.
+//! Command line options.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,38 +7,38 @@ use clap::{Parser, ValueEnum};
 
 use crate::report::Setting;
 
-/// Castnet beside other switches: the same frames, the same devices, the same core, in one run.
+/// Compares Castnet with other switches in one run: the same frames, devices and core
 #[derive(Clone, Debug, Parser)]
 #[command(name = "peers", after_help = EXAMPLES)]
 pub struct Options {
-    /// How long each switch is measured at a time, in seconds
+    /// Duration of each measurement, in seconds
     #[arg(long, default_value_t = 1.0, value_parser = seconds)]
     pub seconds: f64,
-    /// How often each switch has its turn; medians count
+    /// Measurements of each switch; the median counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     pub turns: u32,
-    /// The core that every switch runs on; the last one that may be used, if nobody says otherwise
+    /// The core of all switches [default: the last usable one]
     #[arg(long)]
     pub core: Option<usize>,
-    /// Only these switches, with commas between
+    /// Only these switches, separated by commas
     #[arg(long, value_delimiter = ',')]
     pub only: Vec<Name>,
-    /// Only payloads of so many bytes
+    /// Only these payloads, in bytes
     #[arg(long, value_delimiter = ',', default_values_t = [64, 1024, 4096], value_parser = payload)]
     pub payloads: Vec<usize>,
-    /// Only one to so many
+    /// Only these numbers of output ports
     #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 8], value_parser = fanout)]
     pub fanouts: Vec<usize>,
-    /// Where buffers live, for all switches alike; auto: in hugepages that are reserved for the run, if root may do so
+    /// Memory of buffers of all switches; auto: hugepages that are reserved for the run, if possible
     #[arg(long, value_enum, default_value_t = Hugepages::Auto)]
     pub hugepages: Hugepages,
-    /// Draw what came out into this file
+    /// Writes a plot to this SVG file
     #[arg(long)]
     pub svg: Option<PathBuf>,
     /// A table for people, or JSON
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub output: Format,
-    /// What cargo says to every bench
+    /// Passed by cargo
     #[arg(long, hide = true)]
     pub bench: bool,
 }
@@ -50,12 +50,12 @@ Examples:
   cargo bench -p castnet-peers --features dpdk -- --seconds 3 --turns 5 --svg peers.svg --output json";
 
 impl Options {
-    /// How long each switch is measured at a time.
+    /// Duration of each measurement.
     pub fn time(&self) -> Duration {
         Duration::from_secs_f64(self.seconds)
     }
 
-    /// Whether this switch was asked for.
+    /// Whether to measure this switch.
     pub fn wants(&self, name: Name) -> bool {
         self.only.is_empty() || self.only.contains(&name)
     }
@@ -71,14 +71,14 @@ impl Options {
     }
 }
 
-/// Who takes part.
+/// The switches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub enum Name {
-    /// A loop that copies and does nothing else: a yardstick
+    /// A loop that only copies: a reference
     Copy,
-    /// Castnet with everything
+    /// Castnet
     Castnet,
     /// Castnet with two workers, each with a group and a core of its own
     CastnetTwo,
@@ -97,7 +97,7 @@ pub enum Name {
 }
 
 impl Name {
-    /// As tables and plots have it.
+    /// Name in tables and plots.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Copy => "copy loop",
@@ -111,29 +111,29 @@ impl Name {
         }
     }
 
-    /// Whether it is of the second table, that over the kernel's veth pairs.
+    /// Whether it is in the second table, over the kernel's veth pairs.
     pub const fn over_veth(self) -> bool {
         matches!(self, Self::Bridge | Self::CastnetVeth)
     }
 }
 
-/// Where buffers live.
+/// Memory of buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Hugepages {
-    /// In hugepages where they can be had
+    /// Hugepages if possible
     Auto,
-    /// In hugepages, or not at all
+    /// Hugepages
     Yes,
-    /// In ordinary memory
+    /// Ordinary memory
     No,
 }
 
-/// Who reads the output.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// People
+    /// For people
     Table,
-    /// Machines
+    /// For machines
     Json,
 }
 

@@ -1,4 +1,4 @@
-//! Frames out by fan-out, a panel for each payload.
+//! A plot of frames out by fan-out, with a panel for each payload.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use plotters::prelude::*;
 use crate::options::Name;
 use crate::report::Report;
 
-/// The switches over DPDK's devices, in the order of their colours.
+/// The switches of the plot, in the order of their colours.
 const NAMES: [Name; 5] = [
     Name::Castnet,
     Name::Ipv4Multicast,
@@ -17,7 +17,7 @@ const NAMES: [Name; 5] = [
     Name::Copy,
 ];
 
-/// Draws the first table into a file. `false`, and no file, where that table is empty.
+/// Draws the first table. Returns false, without writing a file, if that table is empty.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -73,7 +73,7 @@ fn draw<DB: DrawingBackend>(
             if points.is_empty() {
                 continue;
             }
-            // The yardstick is no switch, and grey.
+            // The reference is no switch: grey.
             let color = match name {
                 Name::Copy => RGBColor(160, 160, 160).to_rgba(),
                 _ => Palette99::pick(index).to_rgba(),

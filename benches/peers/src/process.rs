@@ -1,4 +1,4 @@
-//! Other programs as processes that end with us, whatever happens.
+//! Other programs, as processes that end with this one.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -12,11 +12,11 @@ use castnet_e2e::net::Namespace;
 
 use crate::machine;
 
-/// How long a switch may take to start.
+/// Time-out of starts and answers.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A program, here or in a namespace, that the kernel kills when the thread that starts it ends: also where this process is killed
-/// and can drop nothing.
+/// A command, in a namespace if given. The kernel kills the program when the thread that starts it ends, also if this process is
+/// killed.
 pub fn mortal(within: Option<&Namespace>, program: impl AsRef<OsStr>) -> Command {
     let mut command = match within {
         Some(namespace) => namespace.command("setpriv"),
@@ -26,7 +26,7 @@ pub fn mortal(within: Option<&Namespace>, program: impl AsRef<OsStr>) -> Command
     command
 }
 
-/// A running program. It is killed when this is dropped.
+/// A running program, which is killed when this is dropped.
 pub struct Process {
     name: String,
     child: Child,
@@ -36,7 +36,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it; what it says goes into `<folder>/<name>.log`. Its input stays open until it is dropped.
+    /// Starts a command with its output in `<folder>/<name>.log`. Its input stays open until this is dropped.
     ///
     /// # Errors
     /// It does not start.
@@ -44,10 +44,10 @@ impl Process {
         Self::start_with(name, folder, &mut command, None)
     }
 
-    /// The same for one that [`Process::ask`] talks with.
+    /// [`Process::start`] for a program that answers [`Process::ask`].
     ///
     /// # Errors
-    /// As above.
+    /// It does not start.
     pub fn start_to_ask(name: &str, folder: &Path, mut command: Command) -> Result<Self> {
         Self::start_with(name, folder, &mut command, Some(Stdio::piped()))
     }
@@ -67,15 +67,15 @@ impl Process {
         })
     }
 
-    /// Its number.
+    /// Its process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Asks a line and waits for a line.
+    /// Sends a line and waits for a line.
     ///
     /// # Errors
-    /// It has ended, with what it said.
+    /// It has ended; with its output.
     pub fn ask(&mut self, question: &str) -> Result<String> {
         let mut answer = String::new();
         let mut talk = |stdin: &mut ChildStdin, answers: &mut BufReader<ChildStdout>| {
@@ -92,10 +92,10 @@ impl Process {
         }
     }
 
-    /// Waits until `ready` has something.
+    /// Waits until `ready` returns a value.
     ///
     /// # Errors
-    /// It ends before, patience does, or somebody interrupts.
+    /// It ends before, a time-out, or an interrupt.
     pub fn wait_for<T>(&mut self, mut ready: impl FnMut() -> Option<T>) -> Result<T> {
         let start = Instant::now();
         loop {
@@ -113,10 +113,10 @@ impl Process {
         }
     }
 
-    /// Whether it still runs.
+    /// Checks that it still runs.
     ///
     /// # Errors
-    /// It does not, with the end of what it said.
+    /// It has ended; with the end of its output.
     pub fn lives(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("{} has ended ({status}): {}", self.name, self.said());
@@ -124,7 +124,7 @@ impl Process {
         Ok(())
     }
 
-    /// The end of what it has said.
+    /// The end of its output.
     pub fn said(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
@@ -139,10 +139,10 @@ impl Drop for Process {
     }
 }
 
-/// Runs a command to its end and gives what it printed.
+/// Runs a command and returns its standard output.
 ///
 /// # Errors
-/// It does not start or fails, with its words.
+/// It does not start, or fails; with its standard error.
 pub fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let out = command.output().with_context(|| format!("running {name}"))?;
@@ -151,7 +151,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// Why a program cannot be run: it is not here, and this package has it.
+/// `None` if a program is installed, else a message with its package.
 pub fn missing(program: &str, package: &str) -> Option<String> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&folders).any(|folder| folder.join(program).is_file());

@@ -1,4 +1,4 @@
-//! What came out: tables for people, JSON for machines, from the same data.
+//! The report: tables for people, JSON for machines.
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
@@ -6,76 +6,76 @@ use serde::Serialize;
 use crate::measure::Rate;
 use crate::options::Name;
 
-/// Bytes of a RoCEv2 frame beside its payload: Ethernet, IPv4, UDP, BTH and ICRC.
+/// Bytes of a RoCEv2 frame without its payload: Ethernet, IPv4, UDP, BTH and ICRC.
 pub const HEADERS: usize = 14 + 20 + 8 + 12 + 4;
 
-/// A cell of the tables: payload of a frame in bytes, and how many ports each goes out of.
+/// Parameters of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Setting {
     /// Bytes of payload; a RoCEv2 frame has 58 more.
     pub payload: usize,
-    /// Ports that each frame goes out of.
+    /// Number of ports that each frame leaves by.
     pub fanout: usize,
 }
 
-/// One switch in one cell.
+/// Results of one switch in one setting.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cell {
-    /// Who.
+    /// The switch.
     pub name: Name,
-    /// Where.
+    /// The setting.
     #[serde(flatten)]
     pub setting: Setting,
-    /// The median of the turns, by frames out.
+    /// Median of the turns, by frames out.
     pub median: Rate,
-    /// Of all turns.
+    /// All turns.
     pub turns: Vec<Rate>,
 }
 
-/// A switch that does not take part, or not to the end.
+/// A switch that was not measured, or not in all settings.
 #[derive(Clone, Debug, Serialize)]
 pub struct LeftOut {
-    /// Who.
+    /// The switch.
     pub name: Name,
-    /// Why, and how to have it.
+    /// The reason, and what to install.
     pub why: String,
 }
 
-/// What was to be reached.
+/// A goal.
 #[derive(Clone, Debug, Serialize)]
 pub struct Goal {
-    /// What.
+    /// What is compared.
     pub what: String,
-    /// In words, as the bound is from above or below.
+    /// The bound, such as `>= 2.5`.
     pub wanted: String,
-    /// The figure; `None` where somebody was not there.
+    /// The ratio; `None` if something was not measured.
     pub found: Option<f64>,
-    /// Whether it is reached.
+    /// Whether it is met.
     pub met: Option<bool>,
 }
 
-/// All of one run.
+/// The report of a run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// Processor and kernel.
     pub machine: String,
     /// The core of the switches.
     pub core: usize,
-    /// DPDK's version, and where all switches had their buffers; empty where there was no DPDK.
+    /// DPDK's version, and the memory of buffers; empty without DPDK.
     pub dpdk: String,
-    /// Seconds of each turn.
+    /// Duration of a measurement.
     pub seconds: f64,
-    /// Turns.
+    /// Number of turns.
     pub turns: u32,
-    /// What was measured.
+    /// Results.
     pub cells: Vec<Cell>,
-    /// What was not.
+    /// Switches without all results.
     pub left_out: Vec<LeftOut>,
-    /// What was to be reached.
+    /// Goals.
     pub goals: Vec<Goal>,
 }
 
-/// Castnet's figure and others', in the order of the first table's columns.
+/// Columns of the first table.
 const COLUMNS: [Name; 5] = [
     Name::Copy,
     Name::Castnet,
@@ -85,7 +85,7 @@ const COLUMNS: [Name; 5] = [
 ];
 
 impl Report {
-    /// Adds a turn.
+    /// Adds the result of a turn.
     pub fn add(&mut self, name: Name, setting: Setting, rate: Rate) {
         let cell = match self
             .cells
@@ -109,7 +109,7 @@ impl Report {
         cell.median = sorted[sorted.len() / 2];
     }
 
-    /// The median of a switch in a cell.
+    /// Median of a switch in a setting.
     pub fn rate(&self, name: Name, setting: Setting) -> Option<Rate> {
         let cell = self
             .cells
@@ -123,7 +123,7 @@ impl Report {
             .map(|rate| rate.mfps_out)
     }
 
-    /// Castnet's frames out over another's.
+    /// Ratio of Castnet's frames out to those of another switch.
     fn over(&self, setting: Setting, other: Name) -> Option<f64> {
         let castnet = if other.over_veth() {
             Name::CastnetVeth
@@ -133,7 +133,6 @@ impl Report {
         Some(self.rate(castnet, setting)?.mfps_out / self.rate(other, setting)?.mfps_out)
     }
 
-    /// The settings of one of the two tables.
     fn settings(&self, over_veth: bool) -> Vec<Setting> {
         let of = self
             .cells
@@ -145,7 +144,7 @@ impl Report {
         settings
     }
 
-    /// Holds what was found against what was to be reached.
+    /// Compares the results with the goals.
     pub fn judge(&mut self) {
         let ratio = |a: Option<f64>, b: Option<f64>| Some(a? / b?);
         let kib = Setting {
@@ -185,7 +184,7 @@ impl Report {
         self.goals = goals;
     }
 
-    /// Both tables, the goals, and who is left out.
+    /// Both tables, the goals, and the switches that are left out.
     pub fn page(&self) -> String {
         let mut text = format!(
             "{}, core {}; {} s a turn, medians of {} turns\n",
@@ -245,7 +244,7 @@ impl Report {
         text
     }
 
-    /// A row a setting: what each did, then castnet over others.
+    /// One row per setting: rates, then ratios of castnet to others.
     fn table(&self, settings: &[Setting], names: &[Name], others: &[Name]) -> String {
         let others = if self
             .cells
@@ -302,12 +301,11 @@ fn bytes(payload: usize) -> String {
     }
 }
 
-/// In and out.
 fn figures(rate: Option<Rate>) -> String {
     rate.map_or_else(|| "-".into(), |r| format!("{:.2} > {:.2}", r.mfps_in, r.mfps_out))
 }
 
-/// A table without rules, the columns after the first `left` set to the right.
+/// A table without lines. Columns after the first `left` are right-aligned.
 fn lines(header: Vec<String>, rows: Vec<Vec<String>>, left: usize) -> String {
     let mut table = Table::new();
     table

@@ -1,4 +1,4 @@
-//! The run: who takes part, turn by turn.
+//! The run: all switches in all settings, turn by turn.
 
 use std::time::Duration;
 
@@ -13,30 +13,30 @@ use crate::{plot, veth};
 
 /// A switch that can be started.
 pub trait Peer {
-    /// Who it is.
+    /// Its name.
     fn name(&self) -> Name;
 
-    /// Whether it has something to show in a cell.
+    /// Whether it supports a setting.
     fn can(&self, setting: Setting) -> bool;
 
-    /// Starts it there.
+    /// Starts it.
     ///
     /// # Errors
-    /// It does not start, with its words.
+    /// It does not start; with its output.
     fn start(&self, setting: Setting) -> Result<Box<dyn Running>>;
 }
 
-/// Who takes part, and who cannot and why.
+/// The switches that take part, and those that cannot.
 #[derive(Default)]
 pub struct Field {
-    /// They can be started.
+    /// Switches to measure.
     pub peers: Vec<Box<dyn Peer>>,
-    /// They cannot.
+    /// Switches that cannot be measured.
     pub left_out: Vec<LeftOut>,
 }
 
 impl Field {
-    /// Adds one that was asked for, or why it is not there.
+    /// Adds a switch if it is wanted, or the reason why it cannot be measured.
     pub fn add<P: Peer + 'static>(
         &mut self,
         name: Name,
@@ -56,12 +56,12 @@ impl Field {
     }
 }
 
-/// Measures what the command line asks for and prints it.
+/// Measures as the command line says, and prints the results.
 ///
 /// # Errors
-/// What was asked for cannot be had, or somebody interrupts. What was started or reserved is put in order before.
+/// Something wanted is not available, or an interrupt. Processes are ended and hugepages released before.
 pub fn main() -> Result<()> {
-    // This program is Castnet's part as well, in a process of its own.
+    // The same program runs Castnet in a process of its own.
     let mut words = std::env::args().skip(1);
     match words.next().as_deref() {
         Some(veth::PART) => return veth::part(words),
@@ -72,7 +72,7 @@ pub fn main() -> Result<()> {
     let options = Options::parse();
     machine::catch_interrupts()?;
     let cores = Cores::choose(options.core)?;
-    // All that does not forward frames stays off that core; what forwards goes there by itself.
+    // This keeps everything else off the core of the switches, which pin themselves.
     machine::pin(cores.other)?;
     let mut report = Report {
         machine: machine::describe(),
@@ -93,7 +93,7 @@ pub fn main() -> Result<()> {
     if let Some(file) = &options.svg
         && !plot::write(file, &report)?
     {
-        eprintln!("nothing to draw: the plot is of switches over DPDK's devices");
+        eprintln!("nothing to draw: the plot shows switches over DPDK's devices");
     }
     Ok(())
 }
@@ -123,7 +123,7 @@ fn over_dpdk(options: &Options, _: Cores, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Everybody in every cell, turn by turn. Who fails is left out from there on.
+/// Measures all switches in all settings, turn by turn. A switch that fails is left out from then on.
 fn turns(mut field: Field, options: &Options, report: &mut Report) -> Result<()> {
     report.left_out.append(&mut field.left_out);
     for turn in 1..=options.turns {

@@ -1,8 +1,8 @@
 //! The second table: flooding over veth pairs of the kernel, by its own bridge and by Castnet.
 //!
-//! One namespace has the switch's ends of all pairs, another the hosts'. A generator on another core sends frames to an address
-//! that nobody has, never more than a window ahead of what arrives, so that nothing is lost and nothing waits. The kernel's work of
-//! receiving is steered to the core of the switch, so that this core does all that a switch does.
+//! One namespace has the switch's ends of all pairs, another one the hosts' ends. A generator on another core sends frames to an
+//! unknown address, at most a window ahead of what arrives, so that no frame is lost. The kernel's receive processing is steered to
+//! the core of the switch, so that this core does all the work.
 
 use std::fs;
 use std::rc::Rc;
@@ -27,25 +27,25 @@ use crate::process::{Process, missing, mortal, output};
 use crate::report::{HEADERS, Setting};
 use crate::run::{Field, Peer};
 
-/// The word that makes this program Castnet's part; what is asked for follows, as JSON.
+/// First argument that makes this program run Castnet; the plan follows as JSON.
 pub const PART: &str = "veth-part";
 
-/// Pairs: one to send, and as many to receive as there can be.
+/// Number of pairs: one to send, the others to receive.
 const PAIRS: usize = 9;
 const MTU: u32 = 9000;
-/// Frames that may be on their way: fewer than any queue between holds.
+/// Most frames in flight: fewer than any queue holds.
 const WINDOW: u64 = 512;
-/// Frames that have not arrived by then are lost.
+/// Time after which a frame counts as lost.
 const LOST: Duration = Duration::from_millis(20);
 
-/// What Castnet's part is to do.
+/// Parameters of Castnet's process.
 #[derive(Debug, Serialize, Deserialize)]
 struct Plan {
     interfaces: Vec<String>,
     core: usize,
 }
 
-/// Runs Castnet's part until nobody asks any more.
+/// Runs Castnet, and answers each line of input with its count, until the end of input.
 ///
 /// # Errors
 /// It does not start.
@@ -65,7 +65,7 @@ pub fn part(mut words: impl Iterator<Item = String>) -> Result<()> {
     let mut config = DataplaneConfig::new("peers", ports);
     config.workers = vec![WorkerConfig {
         core: Some(plan.core),
-        // The kernel's part of the work is done by the same core, so it must let go of it.
+        // It must yield the core, because the kernel does its part of the work there.
         idle: Idle::default(),
     }];
     config.engine.lldp_interval = None;
@@ -77,7 +77,7 @@ pub fn part(mut words: impl Iterator<Item = String>) -> Result<()> {
     Ok(())
 }
 
-/// Adds both switches, or why they are not there.
+/// Adds both switches, or the reason why they cannot be measured.
 pub fn join(field: &mut Field, options: &Options, cores: Cores) {
     let wanted = [Name::CastnetVeth, Name::Bridge]
         .into_iter()
@@ -107,7 +107,7 @@ struct Network {
 
 impl Network {
     fn new(cores: Cores) -> Result<Self> {
-        ensure!(cores.are_two(), "needs a second core, for what sends");
+        ensure!(cores.are_two(), "needs a second core, for the generator");
         if let Some(why) = net::missing() {
             bail!(why);
         }
@@ -118,12 +118,12 @@ impl Network {
         for n in 0..PAIRS {
             net::veth(&switch, &format!("p{n}"), &hosts, &format!("e{n}"), MTU)?;
         }
-        // Receivers have queues of their own, and do not fill that of the core eight times as fast as it is emptied.
+        // Receivers have queues of their own. They would overfill the queue of the core.
         for n in 1..PAIRS {
             let interface = format!("e{n}");
             output(hosts.command("ethtool").args(["-K", &interface, "gro", "on"]))?;
         }
-        // What arrives is processed by the core of the switch, whoever sent it.
+        // The core of the switch processes received frames, whichever core sent them.
         let steer = format!(
             "echo {:x} > /sys/class/net/p0/queues/rx-0/rps_cpus",
             1_u128 << cores.switch
@@ -175,13 +175,13 @@ impl OverVeth {
             .arg(PART)
             .arg(serde_json::to_string(&Plan { interfaces, core })?);
         let mut process = Process::start_to_ask("castnet", folder.path(), command)?;
-        // It answers once it is there.
+        // It answers when it has started.
         process.ask("ready")?;
         Ok(process)
     }
 }
 
-/// The kernel's bridge with these interfaces; goes away when this is dropped.
+/// The kernel's bridge with these interfaces, until this is dropped.
 struct Bridge(Rc<Network>);
 
 impl Bridge {
@@ -204,7 +204,7 @@ impl Drop for Bridge {
 }
 
 struct OverVethRunning {
-    // Goes first.
+    // Dropped first.
     generator: Generator,
     castnet: Option<Process>,
     _bridge: Option<Bridge>,
@@ -213,7 +213,7 @@ struct OverVethRunning {
 }
 
 impl Running for OverVethRunning {
-    /// The core's time in the kernel, and of Castnet's own outside of it: so what else runs there counts for little.
+    /// Time of the core in the kernel, and of Castnet outside the kernel. Other processes count little.
     fn ran(&mut self) -> Result<Ran> {
         let text = fs::read_to_string("/proc/stat").context("no /proc/stat")?;
         let mut ns = in_kernel(&text, self.core)?;
@@ -235,11 +235,11 @@ impl Running for OverVethRunning {
     }
 }
 
-/// A thread among the hosts that sends, as fast as frames arrive at the second pair.
+/// A thread in the hosts' namespace that sends as fast as frames arrive at the second pair.
 struct Generator {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<()>>>,
-    /// What the kernel counts in its namespace.
+    /// File with the counters of its namespace.
     counters: String,
 }
 
@@ -270,7 +270,7 @@ impl Generator {
         Ok(generator)
     }
 
-    /// Frames that have come to the hosts behind the first so many ports.
+    /// Frames received by the hosts at the first `fanout` ports.
     fn arrived(&mut self, fanout: usize) -> Result<u64> {
         if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
             self.fault()?;
@@ -281,11 +281,11 @@ impl Generator {
             .sum()
     }
 
-    /// Why it has ended.
+    /// The reason why it has ended.
     fn fault(&mut self) -> Result<()> {
         match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(Err(why))) => Err(why.context("what sends")),
-            _ => bail!("what sends has ended"),
+            Some(Ok(Err(why))) => Err(why.context("the generator")),
+            _ => bail!("the generator has ended"),
         }
     }
 }
@@ -307,7 +307,7 @@ fn generate(counters: &str, length: usize, stop: &AtomicBool) -> Result<()> {
     let mut port = spec.open(&pool, Sides::Send)?;
     let mut bytes = vec![0x5A; length];
     let header = Ethernet {
-        // Nobody's.
+        // Unknown.
         dst: MacAddr([0x02, 0xBB, 0, 0, 0, 1]),
         src: MacAddr([0x02, 0xAA, 0, 0, 0, 1]),
         vlan: None,
@@ -322,7 +322,7 @@ fn generate(counters: &str, length: usize, stop: &AtomicBool) -> Result<()> {
         if here != last {
             (last, moved) = (here, Instant::now());
         } else if moved.elapsed() > LOST {
-            // What is not there by now is lost, or nobody switches yet.
+            // Frames are lost, or the switch does not forward yet.
             (sent, moved) = (here, Instant::now());
         }
         for _ in 0..WINDOW.saturating_sub(sent.saturating_sub(here)) {

@@ -1,5 +1,4 @@
-//! Castnet itself: its dataplane with everything it does, and beside it a loop that does nothing but copy. Both in a process of
-//! their own, which is this program again.
+//! Castnet's dataplane, and a loop that only copies. Both run in processes of this program.
 
 use std::io::{BufRead, Write};
 use std::rc::Rc;
@@ -29,10 +28,10 @@ use crate::run::Peer;
 /// Frames that fit between two workers.
 const HAND_OVER: usize = 1024;
 
-/// What runs.
+/// What to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// The loop that copies.
+    /// The copy loop.
     Copy,
     /// One worker with one group.
     Switch,
@@ -40,22 +39,22 @@ pub enum Kind {
     Two,
 }
 
-/// What is asked of the process.
+/// Parameters of the process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// What runs.
     pub kind: Kind,
-    /// Devices that are read, one for each worker.
+    /// Source devices, one per worker.
     pub sources: Vec<String>,
     /// Devices to send to.
     pub sinks: Vec<String>,
-    /// Bytes of payload of the frames that are read.
+    /// Payload of the frames of the sources, in bytes.
     pub payload: usize,
     /// Cores of the workers.
     pub cores: Vec<usize>,
-    /// Where buffers live.
+    /// Whether buffers are in hugepages.
     pub hugepages: bool,
-    /// Each source ends after so many frames.
+    /// Number of frames of each source; `None`: endless.
     pub end: Option<u32>,
 }
 
@@ -82,19 +81,19 @@ impl Plan {
     }
 }
 
-/// What runs, in this process.
+/// A switch or copy loop in this process.
 pub enum Part {
-    /// The switch; so many of its ports are sources.
+    /// The switch, and the number of its source ports.
     Switch(Dataplane, usize),
-    /// The loop.
+    /// The copy loop.
     Copy(CopyLoop),
 }
 
 impl Part {
-    /// Starts what the plan says.
+    /// Starts it.
     ///
     /// # Errors
-    /// DPDK, a device, a core or memory cannot be had.
+    /// DPDK, a device, a core or memory is not available.
     pub fn start(plan: &Plan) -> Result<Self> {
         match plan.kind {
             Kind::Copy => Ok(Self::Copy(CopyLoop::start(plan)?)),
@@ -102,10 +101,10 @@ impl Part {
         }
     }
 
-    /// Frames so far: those that came from files, and those that went to the other devices.
+    /// Frames from the sources and to the sinks so far.
     ///
     /// # Errors
-    /// It does not run any more.
+    /// It has ended.
     pub fn count(&self) -> Result<Count> {
         let (dataplane, sources) = match self {
             Self::Copy(copies) => return copies.count(),
@@ -166,7 +165,7 @@ fn switch(plan: &Plan) -> Result<Dataplane> {
     Ok(dataplane)
 }
 
-/// Receives, makes replicas as cheaply as DPDK's buffers allow, writes header and trailer of each, and sends them.
+/// Receives frames, replicates them as cheaply as DPDK's buffers allow, writes header and trailer of each replica, and sends them.
 pub struct CopyLoop {
     counts: Arc<[AtomicU64; 2]>,
     stop: Arc<AtomicBool>,
@@ -252,7 +251,7 @@ fn touch(frame: &mut Mbuf) {
     frame.set_trailer([0x5A; 4]);
 }
 
-/// Says how far it is whenever somebody asks, until nobody can any more.
+/// Answers each line of input with its count, until the end of input.
 pub(super) fn serve(plan: &Plan) -> Result<()> {
     let part = Part::start(plan)?;
     for line in std::io::stdin().lock().lines() {
@@ -265,7 +264,7 @@ pub(super) fn serve(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Castnet as one of the switches.
+/// Castnet as a peer.
 pub(super) struct Castnet {
     kind: Kind,
     shared: Rc<Shared>,
@@ -286,7 +285,7 @@ impl Peer for Castnet {
         }
     }
 
-    /// Two workers are held against one in one cell.
+    /// Two workers are compared with one in one setting.
     fn can(&self, setting: Setting) -> bool {
         self.kind != Kind::Two
             || setting
@@ -301,7 +300,7 @@ impl Peer for Castnet {
             Kind::Two => vec![self.shared.cores.switch, self.shared.cores.other],
             _ => vec![self.shared.cores.switch],
         };
-        // Every worker has a send queue of every device.
+        // Every worker has a send queue at every device.
         let queues = NO_CAPTURE.repeat(cores.len());
         let file = |n| self.shared.file(Frames::Group(n), setting.payload);
         let plan = Plan {
@@ -324,7 +323,7 @@ impl Peer for Castnet {
     }
 }
 
-/// A part in another process.
+/// A [`Part`] in another process.
 struct Remote {
     process: Process,
     cores: usize,

@@ -1,4 +1,4 @@
-//! Programs of DPDK: their first words, and what they count, by DPDK's telemetry.
+//! DPDK programs: their common arguments, and their counters from DPDK's telemetry.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,20 +14,20 @@ use crate::count::{Count, device_stats, devices};
 use crate::measure::{Ran, Running, threads};
 use crate::process::{PATIENCE, Process, mortal};
 
-/// Ordinary memory of a program that has no hugepages, in MiB: Open vSwitch takes half for one pool of buffers.
+/// Memory of a program without hugepages, in MiB. Open vSwitch takes half for one pool of buffers.
 const MEMORY: &str = "1100";
 
-/// Words for memory, the same for all.
+/// Arguments for memory, the same for all programs.
 pub(super) fn memory(hugepages: bool) -> &'static [&'static str] {
     if hugepages {
         &["--in-memory"]
     } else {
-        // Open vSwitch would add --in-memory to the first alone, and DPDK refuse both together.
+        // With --no-huge alone Open vSwitch would add --in-memory, and DPDK refuses both together.
         &["--no-huge", "--legacy-mem", "-m", MEMORY]
     }
 }
 
-/// A program of DPDK with these devices, and the words that its cores need.
+/// Starts a DPDK program with these devices. `cores`: arguments for its cores.
 pub(super) fn program(
     shared: &Shared,
     name: &str,
@@ -38,7 +38,7 @@ pub(super) fn program(
 ) -> Result<Box<dyn Running>> {
     let folder = shared.fresh(name)?;
     let mut command = mortal(None, program);
-    // Sockets of telemetry and the like go there.
+    // For sockets such as that of telemetry.
     command
         .env("RUNTIME_DIRECTORY", &folder)
         .args(cores)

@@ -1,6 +1,5 @@
-//! A source that goes on and on, and receivers that acknowledge. A file begins again after its last frame, and a switch must not
-//! take that for the same packets once more: so each frame gets the next PSN, and the ICRC that belongs to it, as it is received.
-//! Now and then each receiver acknowledges, as RNICs do that coalesce. What that costs counts as the switch's.
+//! An endless source, and receivers that acknowledge. The frames of a file repeat, so each received frame gets the next PSN and
+//! its ICRC. Each receiver acknowledges now and then, as RNICs do that coalesce ACKs. The cost counts as the switch's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,32 +12,32 @@ use castnet_port::{Batch, FrameBuf, Memory, MemoryPort, PortSpec, Sides};
 use castnet_wire::icrc::{HeaderDelta, Shift};
 use castnet_wire::{Psn, Syndrome};
 
-/// A receiver acknowledges once in so many frames.
+/// Frames per ACK of a receiver.
 const EVERY: u32 = 4096;
-/// Frames that may be on their way inside the switch: those are not acknowledged yet.
+/// Frames that may be inside the switch, which are not acknowledged yet.
 const LAG: u32 = 1024;
 
-/// What a source has sent to its group.
+/// What a source has sent.
 #[derive(Debug)]
 pub(crate) struct Stream {
     /// The group, as in [`ack`].
     pub(crate) group: usize,
-    /// Frames so far; the PSN is the lower 24 bits.
+    /// Number of frames; the PSN is its lower 24 bits.
     pub(crate) sent: AtomicU32,
-    /// It ends there, where it is to end.
+    /// Number of frames after which it ends.
     pub(crate) end: Option<u32>,
 }
 
-/// What sits at a port.
+/// The host at a port.
 #[derive(Clone, Debug)]
 pub(crate) enum Role {
-    /// The source of a group, whose packets have so many bytes of payload, and PSN 0 in the file.
+    /// The source of a group, and the bytes of payload of its packets, which have PSN 0 in the file.
     Source(Arc<Stream>, usize),
-    /// The receiver at port N of the switch, of these groups.
+    /// The receiver of these groups at this port of the switch.
     Receiver(usize, Vec<Arc<Stream>>),
 }
 
-/// Who is where, by the names of devices. Nothing comes in before `open`.
+/// Roles by device name. No frame is received before `open`.
 #[derive(Debug, Default)]
 pub(crate) struct Roles {
     pub(crate) roles: BTreeMap<String, Role>,
@@ -78,13 +77,13 @@ impl<M: Memory> Wrap<M> for Endless {
 struct Source {
     stream: Arc<Stream>,
     roles: Arc<Roles>,
-    /// What the next PSN adds (XOR) to the ICRC of a frame with PSN 0.
+    /// Difference (XOR) of the ICRC with the next PSN to the ICRC with PSN 0.
     change: u32,
     steps: [u32; 24],
 }
 
-/// What a PSN whose last `i` bits are ones, and the next one, differ by in the ICRC: counting flips these bits and the one before.
-/// So the source takes as little of the switch's core as may be.
+/// Difference of the ICRC between a PSN with `i` trailing ones and the next PSN: counting flips these bits and the one before.
+/// This way the source takes little time of the switch's core.
 fn steps(payload: usize) -> [u32; 24] {
     let after = Shift::by_bytes(payload);
     std::array::from_fn(|ones| {
@@ -95,7 +94,7 @@ fn steps(payload: usize) -> [u32; 24] {
 
 impl Source {
     fn receive<M: Memory>(&mut self, inner: &mut MemoryPort<M>, batch: &mut Batch<M::Buf>) {
-        // Nobody else writes it.
+        // Only this source writes it.
         let mut sent = self.stream.sent.load(Ordering::Relaxed);
         if !self.roles.open.load(Ordering::Relaxed) || self.stream.end.is_some_and(|end| sent >= end) {
             return;
@@ -120,7 +119,7 @@ impl Source {
 struct Receiver<M: Memory> {
     memory: M,
     port: usize,
-    /// With what is acknowledged of each.
+    /// Each with the number of acknowledged frames.
     streams: Vec<(Arc<Stream>, u32)>,
 }
 

@@ -1,5 +1,5 @@
-//! DPDK's example ipv4_multicast: new Ethernet headers before a body that all copies share. It comes as a source, and is built into a
-//! folder that goes away again.
+//! DPDK's example ipv4_multicast: new Ethernet headers before a body that all copies share. It is built from its source into a
+//! temporary folder.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,8 +16,8 @@ use crate::run::Peer;
 
 const SOURCE: &str = "/usr/share/dpdk/examples/ipv4_multicast/main.c";
 
-/// What its source says, and what it must say here: buffers that hold the longest frame in one piece, as net_pcap wants; nothing
-/// asked of devices that net_pcap has not; and in one line of its table eight ports.
+/// Changes of its source: buffers that hold the longest frame in one piece, as net_pcap wants; no offload that net_pcap lacks; a
+/// table entry with eight ports.
 const CHANGES: [(&str, &str); 3] = [
     (
         "PKT_MBUF_DATA_SIZE\tRTE_MBUF_DEFAULT_BUF_SIZE",
@@ -34,8 +34,7 @@ pub(super) struct Ipv4Multicast {
 
 impl Ipv4Multicast {
     pub(super) fn new(shared: Rc<Shared>) -> Result<Self> {
-        let package = |program, package| missing(program, package);
-        if let Some(why) = package("cc", "gcc").or_else(|| package("pkg-config", "pkg-config")) {
+        if let Some(why) = missing("cc", "gcc").or_else(|| missing("pkg-config", "pkg-config")) {
             bail!(why);
         }
         ensure!(Path::new(SOURCE).exists(), "needs {SOURCE} (package dpdk-doc)");
@@ -60,7 +59,7 @@ fn change(text: &str) -> Result<String> {
         let times = text.matches(old).count();
         ensure!(
             times == 1,
-            "its source is not the one that is known here: `{old}` is in it {times} times"
+            "its source is of an unknown version: `{old}` is in it {times} times"
         );
         text = text.replace(old, &new.replace("BYTES", &ROOM.to_string()));
     }
@@ -72,15 +71,15 @@ impl Peer for Ipv4Multicast {
         Name::Ipv4Multicast
     }
 
-    /// Its table's masks are of up to four ports, and of eight by our change.
+    /// Its table has masks of up to four ports, and by our change of eight.
     fn can(&self, setting: Setting) -> bool {
         group(setting.fanout).is_some()
     }
 
     fn start(&self, setting: Setting) -> Result<Box<dyn Running>> {
-        let group = group(setting.fanout).context("no line of its table")?;
+        let group = group(setting.fanout).context("no entry in its table")?;
         let file = self.shared.file(Frames::Table(group), setting.payload);
-        // Its masks begin at port 0: so the sinks come first.
+        // Its masks begin at port 0, so the sinks come first.
         let mut devices: Vec<_> = (1..=setting.fanout).map(sink).collect();
         devices.push(source(0, &file, NO_CAPTURE));
         let (ports, mask) = (
@@ -98,7 +97,7 @@ impl Peer for Ipv4Multicast {
     }
 }
 
-/// The last byte of the address whose frames go to so many ports, all of those from port 0 on.
+/// Last byte of the address whose frames go to the first `fanout` ports.
 fn group(fanout: usize) -> Option<u8> {
     match fanout {
         1 => Some(101),

@@ -1,5 +1,5 @@
-//! The first table: over DPDK's virtual devices. Every switch is a process of its own, moves frames on the same core, reads the
-//! same frames with net_pcap and sends to as many net_null.
+//! The first table: over DPDK's virtual devices. Each switch is a separate process that moves frames on the same core, reads the
+//! same frames with net_pcap, and sends to net_null devices.
 
 mod castnet;
 mod eal;
@@ -23,15 +23,15 @@ use crate::machine::{Cores, Reserved};
 use crate::options::{Name, Options};
 use crate::run::Field;
 
-/// The word that makes this program Castnet's part; what is asked for follows, as JSON.
+/// First argument that makes this program run Castnet; the plan follows as JSON.
 pub const PART: &str = "castnet-part";
 
-/// Frames of a file; net_pcap keeps them all in buffers and begins again after the last.
+/// Frames of a file; net_pcap keeps all of them in buffers and repeats them.
 const FRAMES: usize = 512;
-/// The largest frame that any of the switches has room for in one buffer, as net_pcap wants.
+/// Largest frame: net_pcap wants buffers for it in one piece.
 const ROOM: usize = 9216;
 
-/// Runs Castnet's part until nobody asks any more.
+/// Runs Castnet, and answers each line of input with its count, until the end of input.
 ///
 /// # Errors
 /// It does not start.
@@ -40,24 +40,24 @@ pub fn part(mut words: impl Iterator<Item = String>) -> Result<()> {
     castnet::serve(&serde_json::from_str(&plan)?)
 }
 
-/// What all switches share.
+/// Shared by all switches.
 pub(crate) struct Shared {
     folder: PathBuf,
     cores: Cores,
     hugepages: bool,
 }
 
-/// Whose frames.
+/// Which frames.
 #[derive(Clone, Copy)]
 enum Frames {
-    /// A source's to a group of Castnet.
+    /// Frames of a source to a group of Castnet.
     Group(usize),
-    /// The same to this address of ipv4_multicast's table, 224.0.0.N.
+    /// The same frames to 224.0.0.N, an address of ipv4_multicast's table.
     Table(u8),
 }
 
 impl Shared {
-    /// A file of frames with so much payload; written when first asked for.
+    /// A file of frames with `payload` bytes; written on first use.
     fn file(&self, frames: Frames, payload: usize) -> PathBuf {
         let (name, group, address) = match frames {
             Frames::Group(group) => (format!("group{group}"), group, None),
@@ -74,7 +74,7 @@ impl Shared {
         file
     }
 
-    /// A fresh folder for one process.
+    /// An empty folder for one process.
     fn fresh(&self, name: &str) -> Result<PathBuf> {
         let folder = self.folder.join(name);
         if folder.exists() {
@@ -88,7 +88,7 @@ impl Shared {
 /// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
 
-/// Sends a frame to 224.0.0.`last`, and to the Ethernet address of that.
+/// Changes the destination of a frame to 224.0.0.`last` and its Ethernet address.
 fn to_address(frame: &mut [u8], last: u8) {
     frame[..6].copy_from_slice(&[0x01, 0x00, 0x5E, 0, 0, last]);
     let header = &mut frame[ETHERNET..ETHERNET + 20];
@@ -98,20 +98,20 @@ fn to_address(frame: &mut [u8], last: u8) {
     header[10..12].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// The reading device, as DPDK writes it.
+/// Argument of a device that reads a file.
 fn source(number: usize, file: &Path, tx: &str) -> String {
     format!("net_pcap{number},rx_pcap={},infinite_rx=1{tx}", file.display())
 }
 
-/// A device that takes everything and gives nothing.
+/// Argument of a device that discards frames.
 fn sink(number: usize) -> String {
     format!("net_null{number},no-rx=1")
 }
 
-/// What one send queue of a reading device needs.
+/// Argument for each send queue of a device that reads a file.
 const NO_CAPTURE: &str = ",tx_pcap=/dev/null";
 
-/// The first table's switches, and what is set up for them.
+/// The switches of the first table, and their set-up.
 pub(crate) struct Over {
     shared: Rc<Shared>,
     why_no_hugepages: Option<String>,

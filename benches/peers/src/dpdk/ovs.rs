@@ -1,5 +1,5 @@
-//! Open vSwitch over DPDK: a group of type all, whose buckets write the destination of each receiver, and send. In a network
-//! namespace of its own, with a database and sockets of its own.
+//! Open vSwitch over DPDK: a group of type all, whose buckets write the destination of each receiver and send. It has its own
+//! network namespace, database and sockets.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,8 +17,8 @@ use crate::report::Setting;
 use crate::run::Peer;
 
 const SWITCH: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
-/// It clones frames into memory of malloc's, which as a rule gives that back to the kernel after each batch and takes it anew: up to
-/// six times slower, by chance of where things lie. So malloc is told to keep it.
+/// Settings that make malloc keep memory. Open vSwitch clones frames into memory of malloc, which usually returns it to the kernel
+/// after each batch and is then up to six times slower.
 const MALLOC: [(&str, &str); 2] = [
     ("MALLOC_TRIM_THRESHOLD_", "1073741824"),
     ("MALLOC_TOP_PAD_", "33554432"),
@@ -41,7 +41,7 @@ impl Ovs {
             bail!(why);
         }
         if let Some(why) = net::missing() {
-            bail!("{why}: Open vSwitch makes interfaces in the kernel, which are to stay among themselves");
+            bail!("{why}: Open vSwitch makes interfaces in the kernel, which need a namespace of their own");
         }
         let namespace = Rc::new(Namespace::new("ovs")?);
         Ok(Self { shared, namespace })
@@ -113,7 +113,7 @@ impl Peer for Ovs {
 }
 
 impl Ovs {
-    /// The sinks, the group and the one flow that leads to it; then the source, so that no frame comes before there is a way for it.
+    /// Adds the sinks, the group and its flow; then the source, so that no frame arrives before.
     fn set_up(&self, setting: Setting, running: &OvsRunning) -> Result<()> {
         let at = At {
             folder: &running.folder,
@@ -167,7 +167,7 @@ fn port(name: &str, number: usize, device: &str) -> Vec<String> {
     line.into_iter().map(String::from).chain(rest).collect()
 }
 
-/// Where it lives.
+/// Its folder and namespace.
 struct At<'a> {
     folder: &'a Path,
     namespace: &'a Namespace,
@@ -203,7 +203,7 @@ impl At<'_> {
 
     fn add_ports(&self, words: &[String]) -> Result<()> {
         self.vsctl(&words.iter().map(String::as_str).collect::<Vec<_>>())?;
-        // It waits until ports are made, but not for those that cannot be.
+        // It waits for new ports, but reports no failures.
         let errors = self.vsctl(&["--bare", "--columns=error", "list", "Interface"])?;
         ensure!(errors.trim().is_empty(), "{}", errors.trim());
         Ok(())
@@ -228,7 +228,7 @@ struct OvsRunning {
 
 impl Running for OvsRunning {
     fn ran(&mut self) -> Result<Ran> {
-        // Its main thread has much to do at first.
+        // Its main thread is busy at first.
         threads(self.switch.pid(), "pmd")
     }
 

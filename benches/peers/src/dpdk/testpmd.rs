@@ -1,4 +1,4 @@
-//! DPDK's testpmd: swaps the Ethernet addresses of each frame and sends it on. It has no fan-out.
+//! DPDK's testpmd: swaps the Ethernet addresses of each frame and forwards it. It has no fan-out.
 
 use std::rc::Rc;
 
