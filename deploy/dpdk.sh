@@ -1,15 +1,15 @@
 #!/bin/sh
-# Prepares a machine for ports that DPDK drives: hugepages, and NICs that vfio-pci takes from the kernel.
-# `castnet doctor --for dpdk` tells what there is, `castnet doctor --config FILE` what a switch needs.
+# Prepares a machine for DPDK ports: hugepages, and NICs bound to vfio-pci.
+# `castnet doctor --for dpdk` shows what the machine has, `castnet doctor --config FILE` what a switch needs.
 set -eu
 
-SYS=${CASTNET_SYS:-/sys}        # tests put another folder in its place
+SYS=${CASTNET_SYS:-/sys}        # tests set another folder
 
 usage() {
     cat >&2 <<END
-usage: dpdk.sh hugepages PAGES [NODE]   reserve PAGES of 2 MiB, on one NUMA node or on all together; 0 gives them back
-       dpdk.sh bind [ADDRESS...]        hand NICs to vfio-pci: the kernel no longer sees their interfaces
-       dpdk.sh release [ADDRESS...]     give them back to the kernel's own drivers
+usage: dpdk.sh hugepages PAGES [NODE]   reserve PAGES of 2 MiB, on one NUMA node or on all together; 0 releases them
+       dpdk.sh bind [ADDRESS...]        bind NICs to vfio-pci: the kernel loses their interfaces
+       dpdk.sh release [ADDRESS...]     bind NICs to the kernel's own drivers
 ADDRESS is a PCI address with its domain, such as 0000:3b:00.0
 END
     exit 2
@@ -30,7 +30,7 @@ hugepages() {
     fi
     [ -d "$folder" ] || fail "$folder is not there: no such NUMA node, or a kernel without hugepages of 2 MiB"
     echo "$pages" >"$folder/nr_hugepages"
-    # The kernel takes what it finds, and says nothing where that is less.
+    # The kernel reserves what it finds, and reports no error if that is less.
     got=$(cat "$folder/nr_hugepages")
     [ "$got" -ge "$pages" ] || fail "only $got of $pages hugepages could be had: memory is in pieces; reserve them early after the start"
     echo "hugepages of 2 MiB: $got"

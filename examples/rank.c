@@ -32,7 +32,7 @@ enum { ALLREDUCE = 1, REDUCE = 2, BROADCAST = 3 };
 enum { SUM = 1 };
 enum { F32 = 1, I32 = 7, U8 = 9 };
 
-/* What all ranks must say alike. */
+/* The call, which must be the same at all ranks. */
 struct call {
     uint8_t primitive, operation, type;
     uint16_t root;
@@ -41,7 +41,7 @@ struct call {
 };
 
 struct rank {
-    /* The command line. All but number and ip are the same at all ranks. */
+    /* Options. All except number and ip are the same at all ranks. */
     unsigned number, size, pmtu, message_packets, window, timeout;
     uint64_t elements;
     uint8_t type;
@@ -57,14 +57,14 @@ struct rank {
     uint8_t gid_index;
     char mac[18], address[INET_ADDRSTRLEN];
     uint32_t sq_psn, rq_psn;
-    /* One registered memory: the control message, what this rank sends, and a slot for each posted receive. */
+    /* Registered memory: the control message, the data to send, and a slot for each posted receive. */
     uint8_t *control, *data, *slots;
     uint32_t message_bytes, slot_bytes, slot_count, sends_max;
-    /* Sends that are not acknowledged, and the number of the next collective. */
+    /* Unacknowledged sends, and the number of the next collective. */
     uint32_t unacknowledged, sequence;
 };
 
-/* Says what is wrong and what to do next, and ends. */
+/* Prints an error and what to do next, and exits. */
 __attribute__((noreturn, format(printf, 3, 4)))
 static void fail(int error, const char *next, const char *what, ...)
 {
@@ -118,7 +118,7 @@ static const char *words(char *to, size_t size, const uint8_t *call)
 static const char *const start_anew =
     "start all ranks anew, and install the rule with their new lines and a higher generation";
 
-/* The control result: all ranks have said the same, or this is who said what. */
+/* Checks the control result: all ranks made the same call, or it names two that differ. */
 static void check_control(const struct rank *r, const struct call *call, const struct ibv_wc *wc,
                           const uint8_t *b)
 {
@@ -142,7 +142,7 @@ static void check_control(const struct rank *r, const struct call *call, const s
 
 /* ---- The RNIC ---- */
 
-/* Whether a GID is an IPv4 address over RoCEv2, and the one asked for: then the rule's ip and mac follow from it. */
+/* Takes a GID if it is an IPv4 address over RoCEv2 and matches --ip: it gives the rule's ip and mac. */
 static bool take_gid(struct rank *r, const struct ibv_gid_entry *gid)
 {
     static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
@@ -159,7 +159,7 @@ static bool take_gid(struct rank *r, const struct ibv_gid_entry *gid)
     return true;
 }
 
-/* The first device that has such a GID. */
+/* Opens the first device with such a GID. */
 static void open_device(struct rank *r)
 {
     int count = 0;
@@ -196,14 +196,14 @@ static void post_receive(const struct rank *r, uint64_t slot)
         fail(error, "see the kernel's log: dmesg", "posting a receive");
 }
 
-/* The queue pair, its memory, and all receives: before anything is sent, so that no result finds none. */
+/* Creates the queue pair and its memory, and posts all receives before anything is sent. */
 static void create_qp(struct rank *r)
 {
     const char *next = "ulimit -l bounds registered memory; ibv_devinfo -v shows the device's limits";
     uint32_t window_messages = (r->window + r->message_packets - 1) / r->message_packets;
     r->message_bytes = r->message_packets * r->pmtu;
     r->slot_bytes = r->message_bytes > CONTROL_BYTES ? r->message_bytes : CONTROL_BYTES;
-    /* A window of messages and a control message, twice: results come while earlier ones are being looked at. */
+    /* Twice a window of messages and a control message: results arrive while earlier ones are handled. */
     r->slot_count = r->sends_max = 2 * (window_messages + 1);
     size_t data_bytes = r->elements * ELEMENT_BYTES;
     size_t bytes = CONTROL_BYTES + data_bytes + (size_t)r->slot_count * r->slot_bytes;
@@ -232,7 +232,7 @@ static void create_qp(struct rank *r)
         fail(error, next, "creating a queue pair");
     for (uint32_t slot = 0; slot < r->slot_count; slot++)
         post_receive(r, slot);
-    /* Drawn anew each time, so that nothing of an earlier connection is taken for this one's. */
+    /* Random, so that packets of an earlier connection are not accepted. */
     uint32_t psn[2];
     if (getrandom(psn, sizeof psn, 0) != sizeof psn)
         fail(errno, "try again", "drawing the first PSNs");
@@ -240,7 +240,7 @@ static void create_qp(struct rank *r)
     r->rq_psn = psn[1] & 0xffffff;
 }
 
-/* Prints what the rule must say of this rank, and waits until somebody has installed it. */
+/* Prints this rank's line of the rule, and waits for Enter after its installation. */
 static void wait_for_rule(const struct rank *r)
 {
     printf("host = { rank = %u, name = \"rank%u\", ip = \"%s\", qpn = 0x%x, mac = \"%s\", sq_psn = 0x%x, "
@@ -252,7 +252,7 @@ static void wait_for_rule(const struct rank *r)
             fail(0, "run it where it can read a line", "stdin ended before Enter");
 }
 
-/* To <McstID, QPN 1>. The kernel asks for the McstID by ARP, and the switch answers once the rule is installed. */
+/* Connects to <McstID, QPN 1>. The kernel resolves the McstID by ARP; the switch answers when the rule is installed. */
 static void connect_qp(const struct rank *r)
 {
     enum ibv_mtu mtu = IBV_MTU_256;
@@ -306,7 +306,7 @@ static struct ibv_wc next_completion(const struct rank *r)
         if (count > 0)
             break;
         if (!asked) {
-            /* Asked before looking once more, or one that comes in between is missed. */
+            /* Before the next poll, or a completion in between would be missed. */
             ibv_req_notify_cq(r->cq, 0);
             asked = true;
             continue;
@@ -336,8 +336,8 @@ static struct ibv_wc next_completion(const struct rank *r)
 
 static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
-/* One collective: what is at r->data goes out, what comes in goes to result. Returns when all is here and all that
-   was sent is acknowledged. */
+/* One collective: sends from r->data, receives into result. Returns when everything is received and everything sent is
+   acknowledged. */
 static void collective(struct rank *r, uint8_t primitive, uint16_t root, uint8_t type, uint64_t elements,
                        void *result)
 {
@@ -386,7 +386,7 @@ static void collective(struct rank *r, uint8_t primitive, uint16_t root, uint8_t
     r->sequence++;
 }
 
-/* Element i of a rank. Whole numbers, so small that f32 adds them exactly in any order. */
+/* Element i of a rank: small integers, which f32 adds exactly in any order. */
 static int32_t value(unsigned rank, uint64_t i) { return (int32_t)(rank + 1) * ((int32_t)(i % 1000) - 500); }
 
 static uint32_t element(const struct rank *r, int32_t whole)
@@ -410,7 +410,7 @@ static void check(const struct rank *r, const char *name, const uint32_t *result
     }
 }
 
-/* The root of a Reduce gets the sum of all others, and adds its own share itself. */
+/* The root of a Reduce gets the sum of the other ranks, and adds its own contribution. */
 static void add_own(const struct rank *r, uint32_t *result)
 {
     for (uint64_t i = 0; i < r->elements; i++) {
@@ -445,8 +445,8 @@ static void run(struct rank *r)
     collective(r, BROADCAST, 0, r->type, r->elements, result);
     if (r->number != 0)
         check(r, "broadcast", result, false, 0);
-    /* The barrier: an AllReduce of nothing. Its result says that all ranks have finished all before it, so nobody
-       needs an answer of this queue pair any more. */
+    /* The barrier: an AllReduce without elements. After its result all ranks have finished everything before it, and no
+       rank needs an answer of this queue pair. */
     collective(r, ALLREDUCE, 0, U8, 0, result);
     ibv_destroy_qp(r->qp);
     printf("rank %u of %u: allreduce, reduce, broadcast of %llu %s and a barrier: all elements are right\n",
@@ -457,16 +457,16 @@ static void run(struct rank *r)
 static const char usage[] =
     "One rank of a collective group: allreduce, reduce, broadcast and a barrier on one queue pair, all checked.\n\n"
     "  --rank N             this rank, from 0\n"
-    "  --size N             how many ranks there are\n"
+    "  --size N             number of ranks\n"
     "  --group IP           the group's McstID\n"
-    "  --type f32|i32       what is added [i32]\n"
-    "  --elements N         how many [100000]\n"
+    "  --type f32|i32       data type [i32]\n"
+    "  --elements N         number of elements [100000]\n"
     "  --pmtu BYTES         payload of a full packet, as the rule's pmtu [1024]\n"
     "  --message-packets N  packets of a full message, as the rule's message_packets [16]\n"
     "  --window N           packets in flight: half the rule's slots at most [64]\n"
     "  --timeout T          of the queue pair, 4.096 us * 2^T, as the rule's ack_timeout_us [14, which is 67108]\n"
     "  --ip ADDRESS         of the RNIC [the first that has an IPv4 address]\n\n"
-    "docs/write-your-own-rank.md leads through it.\n";
+    "docs/write-your-own-rank.md explains it step by step.\n";
 
 static unsigned long long number(const char *name, const char *text, unsigned long long min, unsigned long long max)
 {

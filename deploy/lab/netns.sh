@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A lab on one machine: a switch, a controller and hosts, each in a network namespace of its own, joined by veth pairs.
+# A lab on one machine: a switch, a controller and hosts, each in its own network namespace, connected by veth pairs.
 #
-#   netns.sh up            builds it: four hosts at four ports of the switch; starts switch and controller, and says what to try
+#   netns.sh up            builds it with four hosts at four ports of the switch, starts switch and controller, and prints examples
 #   netns.sh up one-armed  eight hosts at an ordinary switch (a bridge of the kernel), and the Castnet switch at one port of that
 #   netns.sh send FILE     sends a file from h1 to all others (OP=write for RDMA WRITE), and compares what arrived
-#   netns.sh allreduce [FLAGS]   an AllReduce of all hosts, added up in the switch (any collective: reduce, broadcast, ...);
-#                          RANKS=N for more ranks than hosts: some hosts then have several
+#   netns.sh allreduce [FLAGS]   an AllReduce of all hosts in the switch (or another collective: reduce, broadcast, ...);
+#                          RANKS=N: number of ranks, also more than hosts
 #   netns.sh status        shows the switch's ports and groups
-#   netns.sh down          stops what runs, and takes the namespaces and all files away
+#   netns.sh down          stops everything, and removes the namespaces and all files
 #
 # Needs root and `ip` (iproute2). CASTNET is the binary; FAULT injects faults on all ports (FAULT=loss=1%,seed=42).
 set -euo pipefail
@@ -15,7 +15,7 @@ set -euo pipefail
 lab=/run/castnet-lab
 prefix=castnet-lab
 mtu=4200
-# As many as the lab that is up has.
+# The hosts of the running lab.
 read -ra hosts 2>/dev/null <"$lab/hosts" || hosts=(h1 h2 h3 h4)
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -34,15 +34,15 @@ find_castnet() {
 
 inside() { ip netns exec "$prefix-$1" "${@:2}"; }
 
-# Starts "$@" in the background; its output goes to NAME.log, and the lab is ready when NAME.ready is there.
+# Starts "$@" in the background with its output in NAME.log, and waits for NAME.ready.
 start() {
     local name=$1
     shift
     "$@" --ready-file "$lab/$name.ready" >"$lab/$name.log" 2>&1 &
     local pid=$!
     echo "$pid" >"$lab/$name.pid"
-    local turn
-    for turn in $(seq 200); do
+    local try
+    for try in $(seq 200); do
         [ -e "$lab/$name.ready" ] && return
         kill -0 "$pid" 2>/dev/null || { cat "$lab/$name.log" >&2; die "$name ended before it was ready"; }
         sleep 0.05
@@ -50,7 +50,7 @@ start() {
     die "$name is not ready after 10 s: see $lab/$name.log"
 }
 
-# Joins namespace $1 by an interface named $2 to namespace $3, where it is named $4.
+# Connects interface $2 of namespace $1 with interface $4 of namespace $3.
 wire() {
     ip link add "$2" netns "$prefix-$1" type veth peer name "$4" netns "$prefix-$3"
     ip -n "$prefix-$1" link set "$2" mtu $mtu up
@@ -98,11 +98,11 @@ The lab is up. In this shell:
 
   $castnet port                            # $what
   $0 send FILE                             # one file from h1 to all others
-  $0 allreduce --type f32 --bytes 4K..4M      # sums of all hosts, made in the switch
+  $0 allreduce --type f32 --bytes 4K..4M      # sums of all hosts, computed in the switch
   $castnet trace --group lab-file          # beside a transfer: what the switch does with its next frame, and why
   $castnet counters --watch
   ip netns exec $prefix-h1 bash            # a shell at a host
-  $0 down                                  # takes everything away
+  $0 down                                  # removes everything
 END
 }
 
@@ -130,7 +130,7 @@ send() {
     return $failed
 }
 
-# One rank at each host, or more where RANKS says so; the table is rank 0's. FLAGS are those of `castnet host allreduce`.
+# One rank per host, or RANKS ranks. Rank 0 prints the table. FLAGS are those of `castnet host allreduce`.
 collective() {
     local primitive=$1 rank size=${RANKS:-${#hosts[@]}} number pids=() failed=0 pid
     shift
@@ -154,12 +154,12 @@ status() {
 }
 
 down() {
-    local name pid turn
+    local name pid try
     for name in controller switch; do
         [ -r "$lab/$name.pid" ] || continue
         pid=$(cat "$lab/$name.pid")
         kill "$pid" 2>/dev/null || continue
-        for turn in $(seq 100); do
+        for try in $(seq 100); do
             kill -0 "$pid" 2>/dev/null || break
             sleep 0.05
         done
