@@ -6,8 +6,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use castnet_port::{Batch, Memory, Pool, PoolBuf, PoolConfig};
-use castnet_traffic::template::HEADER;
-use castnet_traffic::{Host, Pattern, Place, Plan, Scenario, Sizes};
+use castnet_traffic::{HEADER, Host, Pattern, Place, Plan, Scenario, Sizes};
 use castnet_wire::Nanos;
 
 /// The fastest of so many samples of a millisecond counts: other load on the machine only adds time.

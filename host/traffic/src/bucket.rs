@@ -7,7 +7,7 @@ const DEPTH_S: f64 = 0.000_5;
 
 /// Limits to `per_second` units (frames or bits). The caller passes the time.
 #[derive(Clone, Debug)]
-pub struct Bucket {
+pub(crate) struct Bucket {
     per_second: f64,
     tokens: f64,
     depth: f64,
@@ -16,7 +16,7 @@ pub struct Bucket {
 
 impl Bucket {
     /// A bucket for `per_second` units. `most` is the largest number that is ever taken at once.
-    pub fn new(per_second: f64, most: f64) -> Self {
+    pub(crate) fn new(per_second: f64, most: f64) -> Self {
         Self {
             per_second,
             tokens: 0.0,
@@ -27,14 +27,14 @@ impl Bucket {
 
     /// Fills up to `now`. Returns true if units may be taken. One may take more than are left; the bucket then
     /// recovers first.
-    pub fn has(&mut self, now: Nanos) -> bool {
+    pub(crate) fn has(&mut self, now: Nanos) -> bool {
         let since = self.at.replace(now).map_or(0, |at| now.0.saturating_sub(at.0));
         self.tokens = (self.tokens + since as f64 * self.per_second / 1e9).min(self.depth);
         self.tokens >= 0.0
     }
 
     /// Takes `units` from the bucket.
-    pub fn take(&mut self, units: f64) {
+    pub(crate) fn take(&mut self, units: f64) {
         self.tokens -= units;
     }
 }

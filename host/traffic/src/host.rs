@@ -25,7 +25,7 @@ pub struct Host<B> {
     /// The last match: frames of one flow often come in sequence.
     last: ((u32, u32), usize),
     /// Receivers that answer other patterns. Answers are sent first and do not count towards shares.
-    answering: Vec<Class>,
+    answering: Class,
     driving: Vec<Class>,
     /// Flows that both drive and answer.
     ranks: Vec<usize>,
@@ -85,7 +85,7 @@ impl<B: FrameBuf> Host<B> {
     pub fn new(plan: &Plan, place: usize, gather: impl FnMut(&[u8]) -> Option<B>) -> Result<Self, PlanError> {
         let mut gather = gather;
         let host = plan.hosts.get(place).ok_or(PlanError::NoHost(place))?;
-        let mut shifts = Shifts::new();
+        let mut shifts = Shifts::default();
         let (mut flows, mut names, mut by_address, mut ranks) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut answering = Class::new(1);
@@ -133,11 +133,7 @@ impl<B: FrameBuf> Host<B> {
             names,
             by_address,
             last: ((0, 0), usize::MAX),
-            answering: if answering.flows.is_empty() {
-                Vec::new()
-            } else {
-                vec![answering]
-            },
+            answering,
             driving: driving.into_iter().map(|(_, class)| class).collect(),
             ranks,
             scheduler: Scheduler::default(),
@@ -165,12 +161,21 @@ impl<B: FrameBuf> Host<B> {
     }
 
     /// Adds frames to `batch` until it is full or there is nothing to send. `make` replicates a frame; the first
-    /// [`crate::template::HEADER`] bytes and the trailer of the replica must be its own.
+    /// [`crate::HEADER`] bytes and the trailer of the replica must be its own.
     pub fn fill(&mut self, now: Nanos, batch: &mut Batch<B>, mut make: impl FnMut(&B) -> Option<B>) {
         let before = batch.len();
-        for class in 0..self.answering.len() {
-            while !batch.is_full() && self.serve_answers(class, now, batch, &mut make) > 0 {}
-        }
+        let stopped = self.stopped;
+        while !batch.is_full()
+            && serve(
+                &mut self.answering,
+                &mut self.flows,
+                now,
+                stopped,
+                batch,
+                &mut make,
+            )
+            .0 > 0
+        {}
         for rank in 0..self.ranks.len() {
             let flow = &mut self.flows[self.ranks[rank]];
             while !batch.is_full()
@@ -183,7 +188,10 @@ impl<B: FrameBuf> Host<B> {
         while !batch.is_full()
             && let Some(chosen) = self.scheduler.choose(&mut self.driving, idle)
         {
-            if self.serve(chosen, now, batch, &mut make) == 0 {
+            let class = &mut self.driving[chosen];
+            let (served, new) = serve(class, &mut self.flows, now, stopped, batch, &mut make);
+            self.counts.driven += new;
+            if served == 0 {
                 idle |= 1 << chosen;
                 self.scheduler.skip_idle(&mut self.driving[chosen]);
             }
@@ -192,78 +200,6 @@ impl<B: FrameBuf> Host<B> {
             self.counts.sent += 1;
             self.counts.sent_bytes += frame.length() as u64;
         }
-    }
-
-    /// Sends up to a quantum of answers of one flow.
-    fn serve_answers(
-        &mut self,
-        class: usize,
-        now: Nanos,
-        batch: &mut Batch<B>,
-        make: &mut impl FnMut(&B) -> Option<B>,
-    ) -> usize {
-        let class = &mut self.answering[class];
-        let mut served = 0;
-        for _ in 0..class.flows.len().min(FLOWS_TRIED_MAX) {
-            let flow = &mut self.flows[class.flows[class.cursor]];
-            while served < QUANTUM
-                && !batch.is_full()
-                && let Some((frame, _)) = flow.next(now, self.stopped, false, make)
-            {
-                batch.push(frame);
-                served += 1;
-            }
-            class.next_flow();
-            if served > 0 {
-                break;
-            }
-        }
-        served
-    }
-
-    /// Sends up to a quantum of frames of one flow of a pattern.
-    fn serve(
-        &mut self,
-        chosen: usize,
-        now: Nanos,
-        batch: &mut Batch<B>,
-        make: &mut impl FnMut(&B) -> Option<B>,
-    ) -> usize {
-        let class = &mut self.driving[chosen];
-        let mut served = 0;
-        for _ in 0..class.flows.len().min(FLOWS_TRIED_MAX) {
-            let flow = &mut self.flows[class.flows[class.cursor]];
-            while served < QUANTUM && !batch.is_full() {
-                if class.bucket.as_mut().is_some_and(|bucket| !bucket.has(now)) {
-                    break;
-                }
-                let spent = class.left == Some(0);
-                let Some((frame, new)) = flow.next(now, self.stopped, spent, make) else {
-                    break;
-                };
-                if new {
-                    self.counts.driven += 1;
-                    if let Some(left) = &mut class.left {
-                        *left = left.saturating_sub(1);
-                    }
-                }
-                if let Some(bucket) = &mut class.bucket {
-                    bucket.take(if class.bits {
-                        8.0 * frame.length() as f64
-                    } else {
-                        1.0
-                    });
-                }
-                batch.push(frame);
-                served += 1;
-            }
-            class.next_flow();
-            if served > 0 {
-                class.record(served);
-                break;
-            }
-        }
-        served
     }
 
     /// Handles a received frame.
@@ -312,6 +248,52 @@ impl<B: FrameBuf> Host<B> {
             times: self.times.clone(),
         }
     }
+}
+
+/// Sends up to a quantum of frames of one flow of a class. Returns the number of frames, and of new ones.
+#[inline]
+fn serve<B: FrameBuf>(
+    class: &mut Class,
+    flows: &mut [Flow<B>],
+    now: Nanos,
+    stopped: bool,
+    batch: &mut Batch<B>,
+    make: &mut impl FnMut(&B) -> Option<B>,
+) -> (usize, u64) {
+    let (mut served, mut driven) = (0, 0);
+    for _ in 0..class.flows.len().min(FLOWS_TRIED_MAX) {
+        let flow = &mut flows[class.flows[class.cursor]];
+        while served < QUANTUM && !batch.is_full() {
+            if class.bucket.as_mut().is_some_and(|bucket| !bucket.has(now)) {
+                break;
+            }
+            let spent = class.left == Some(0);
+            let Some((frame, new)) = flow.next(now, stopped, spent, make) else {
+                break;
+            };
+            if new {
+                driven += 1;
+                if let Some(left) = &mut class.left {
+                    *left = left.saturating_sub(1);
+                }
+            }
+            if let Some(bucket) = &mut class.bucket {
+                bucket.take(if class.bits {
+                    8.0 * frame.length() as f64
+                } else {
+                    1.0
+                });
+            }
+            batch.push(frame);
+            served += 1;
+        }
+        class.next_flow();
+        if served > 0 {
+            class.record(served);
+            break;
+        }
+    }
+    (served, driven)
 }
 
 impl From<EmitError> for PlanError {

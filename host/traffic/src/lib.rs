@@ -37,12 +37,11 @@ mod receiver;
 mod scenario;
 mod seen;
 mod source;
-pub mod template;
+mod template;
 
-pub use bucket::Bucket;
 pub use counts::{Counts, FlowCounts};
 pub use host::{FlowReport, Host, HostReport};
 pub use latency::Latency;
 pub use plan::{FlowPlan, HostPlan, Place, Plan, PlanError, Role};
 pub use scenario::{BadScenario, Check, Pattern, Rate, Scenario, Share, Sizes, Workload};
-pub use template::{Ends, Template};
+pub use template::{Ends, HEADER};

@@ -55,7 +55,7 @@ impl FlowPlan {
                 sequence: scenario.sizes.sequence(),
                 start,
                 stride,
-                message,
+                message: message.into(),
                 joined: self.joins_frames(scenario),
                 window: match self.pattern {
                     Pattern::Ack => 2,

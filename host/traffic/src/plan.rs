@@ -273,14 +273,8 @@ impl Plan {
             for n in 0..scenario.groups {
                 let name = format!("bench-{}-{n}", share.pattern);
                 let qpn = Qpn::new(0x1000 + number as u32);
-                let group = if share.pattern.is_collective() {
-                    let first = need - scenario.receivers;
-                    let places = &places[first..];
-                    collective(scenario, &name, group_ip(number), qpn, places, first)
-                } else {
-                    multicast(scenario, &name, group_ip(number), qpn, places)
-                };
-                groups.push((group, share.pattern));
+                let rule = rule(scenario, share.pattern, (name, group_ip(number)), qpn, places);
+                groups.push((rule, share.pattern));
                 number += 1;
             }
         }
@@ -357,16 +351,6 @@ impl Plan {
         }
     }
 
-    fn find(places: &[Place], group: &str, member: &str) -> Result<usize, PlanError> {
-        places
-            .iter()
-            .position(|p| p.name == member)
-            .ok_or_else(|| PlanError::NobodyPlays {
-                group: group.to_owned(),
-                member: member.to_owned(),
-            })
-    }
-
     /// Adds a group with the flows of its members.
     fn add(
         &mut self,
@@ -401,14 +385,7 @@ impl Plan {
         }
         let of = group.endpoints.len() - 1;
         let mut number = 0;
-        for (i, path) in group.endpoints.iter().enumerate() {
-            let NextHop::Host(host) = &path.next_hop else {
-                return Err(PlanError::BehindSwitch {
-                    group: group.name.clone(),
-                    switch: path.next_hop.name().to_owned(),
-                });
-            };
-            let place = Self::find(places, &group.name, &host.name)?;
+        for (i, endpoint) in group.endpoints.iter().enumerate() {
             let role = if i == usize::from(kind.source) {
                 Role::Source { start }
             } else {
@@ -419,15 +396,7 @@ impl Plan {
                     of,
                 }
             };
-            self.hosts[place].flows.push(FlowPlan {
-                group: group.name.clone(),
-                mcst_id: group.mcst_id,
-                pattern,
-                role,
-                qpn: host.qpn,
-                ends: ends(&places[place], path.virtual_qpn, host, group.mcst_id),
-                pmtu: group.pmtu,
-            });
+            self.add_member(group, endpoint, places, pattern, role)?;
         }
         Ok(())
     }
@@ -442,30 +411,56 @@ impl Plan {
         // With two windows and two messages of slots the switch never refuses a packet.
         let window = (u32::from(kind.slots) / 2).saturating_sub(message).max(message);
         for endpoint in &group.endpoints {
-            let (Some(host), Some(rank)) = (endpoint.next_hop.host(), endpoint.next_hop.rank()) else {
-                return Err(PlanError::BehindSwitch {
-                    group: group.name.clone(),
-                    switch: endpoint.next_hop.name().to_owned(),
-                });
+            let rank = endpoint
+                .next_hop
+                .rank()
+                .ok_or_else(|| behind_switch(group, endpoint))?;
+            let role = Role::Rank {
+                rank: rank.rank,
+                of,
+                sq: rank.sq_psn,
+                rq: rank.rq_psn,
+                window,
+                message,
             };
-            let place = Self::find(places, &group.name, &host.name)?;
-            self.hosts[place].flows.push(FlowPlan {
-                group: group.name.clone(),
-                mcst_id: group.mcst_id,
-                pattern: Pattern::Aggregate,
-                role: Role::Rank {
-                    rank: rank.rank,
-                    of,
-                    sq: rank.sq_psn,
-                    rq: rank.rq_psn,
-                    window,
-                    message,
-                },
-                qpn: host.qpn,
-                ends: ends(&places[place], endpoint.virtual_qpn, host, group.mcst_id),
-                pmtu: group.pmtu,
-            });
+            self.add_member(group, endpoint, places, Pattern::Aggregate, role)?;
         }
+        Ok(())
+    }
+
+    fn add_member(
+        &mut self,
+        group: &GroupRule,
+        endpoint: &Endpoint,
+        places: &[Place],
+        pattern: Pattern,
+        role: Role,
+    ) -> Result<(), PlanError> {
+        let host = endpoint
+            .next_hop
+            .host()
+            .ok_or_else(|| behind_switch(group, endpoint))?;
+        let found = places.iter().position(|p| p.name == host.name);
+        let place = found.ok_or_else(|| PlanError::NobodyPlays {
+            group: group.name.clone(),
+            member: host.name.clone(),
+        })?;
+        self.hosts[place].flows.push(FlowPlan {
+            group: group.name.clone(),
+            mcst_id: group.mcst_id,
+            pattern,
+            role,
+            qpn: host.qpn,
+            ends: Ends {
+                from: host.mac,
+                to: places[place].gateway,
+                src: host.ip,
+                dst: group.mcst_id.0,
+                qpn: endpoint.virtual_qpn,
+                sport: sport(host.qpn, group.mcst_id),
+            },
+            pmtu: group.pmtu,
+        });
         Ok(())
     }
 
@@ -523,84 +518,65 @@ impl Plan {
     }
 }
 
-fn ends(place: &Place, virtual_qpn: Qpn, host: &HostEndpoint, mcst_id: McstId) -> Ends {
-    Ends {
-        from: host.mac,
-        to: place.gateway,
-        src: host.ip,
-        dst: mcst_id.0,
-        qpn: virtual_qpn,
-        sport: sport(host.qpn, mcst_id),
+fn behind_switch(group: &GroupRule, endpoint: &Endpoint) -> PlanError {
+    PlanError::BehindSwitch {
+        group: group.name.clone(),
+        switch: endpoint.next_hop.name().to_owned(),
     }
 }
 
-fn multicast(scenario: &Scenario, name: &str, mcst_id: McstId, qpn: Qpn, places: &[Place]) -> GroupRule {
-    let path = |(n, place): (usize, &Place)| {
-        Endpoint::new(
-            place.port,
-            NextHop::Host(HostEndpoint {
-                name: place.name.clone(),
-                ip: host_ip(n),
-                qpn,
-                mac: place.mac,
-                part: HostPart::Plain,
-            }),
-        )
-    };
-    GroupRule {
-        name: name.to_owned(),
-        generation: 1,
-        mcst_id,
-        pmtu: scenario.sizes.pmtu(),
-        stall_timeout_ms: castnet_rules::DEFAULT_STALL_TIMEOUT_MS,
-        endpoints: places.iter().enumerate().map(path).collect(),
-        kind: MulticastRule {
+/// A group for a pattern. Members of a multicast group are at all places, the first one is the source; ranks are at the
+/// last ones.
+fn rule(
+    scenario: &Scenario,
+    pattern: Pattern,
+    (name, mcst_id): (String, McstId),
+    qpn: Qpn,
+    places: &[Place],
+) -> GroupRule {
+    let (first, kind) = if pattern.is_collective() {
+        let (window, message) = scenario.rank_window();
+        let slots = (2 * (window + message)).next_power_of_two() as u16;
+        let kind = TranslatedRule {
+            message_packets: message as u16,
+            ack_timeout_us: ACK_TIMEOUT_US,
+            ..TranslatedRule::root(slots)
+        };
+        (places.len() - scenario.receivers, GroupKind::from(kind))
+    } else {
+        let kind = MulticastRule {
             start_psn: Some(Psn::new(0)),
             va_base: 0,
             source: 0,
-        }
-        .into(),
-    }
-}
-
-fn collective(
-    scenario: &Scenario,
-    name: &str,
-    mcst_id: McstId,
-    qpn: Qpn,
-    places: &[Place],
-    first: usize,
-) -> GroupRule {
-    let (window, message) = scenario.rank_window();
+        };
+        (0, kind.into())
+    };
     let endpoint = |(n, place): (usize, &Place)| {
-        Endpoint::new(
-            place.port,
-            NextHop::Host(HostEndpoint {
-                name: place.name.clone(),
-                ip: host_ip(first + n),
-                qpn,
-                mac: place.mac,
-                part: RankPart {
-                    rank: n as u16,
-                    sq_psn: Psn::new(0),
-                    rq_psn: Psn::new(0),
-                }
-                .into(),
-            }),
-        )
+        let part = if pattern.is_collective() {
+            HostPart::from(RankPart {
+                rank: (n - first) as u16,
+                sq_psn: Psn::new(0),
+                rq_psn: Psn::new(0),
+            })
+        } else {
+            HostPart::Plain
+        };
+        let host = HostEndpoint {
+            name: place.name.clone(),
+            ip: host_ip(n),
+            qpn,
+            mac: place.mac,
+            part,
+        };
+        Endpoint::new(place.port, NextHop::Host(host))
     };
     GroupRule {
-        name: name.to_owned(),
+        name,
         generation: 1,
         mcst_id,
         pmtu: scenario.sizes.pmtu(),
         stall_timeout_ms: castnet_rules::DEFAULT_STALL_TIMEOUT_MS,
-        endpoints: places.iter().enumerate().map(endpoint).collect(),
-        kind: TranslatedRule {
-            message_packets: message as u16,
-            ack_timeout_us: ACK_TIMEOUT_US,
-            ..TranslatedRule::root((2 * (window + message)).next_power_of_two() as u16)
-        }
-        .into(),
+        endpoints: places.iter().enumerate().skip(first).map(endpoint).collect(),
+        kind,
     }
 }

@@ -16,20 +16,7 @@ pub(crate) type Positions<B> = [Option<Ready<B>>; 4];
 
 /// Frame `i` of the flow has the PSN `start + (i + 1) * stride - 1`.
 pub(crate) struct Source<B> {
-    pub(crate) frames: Vec<Positions<B>>,
-    /// Sequence of sizes.
-    pub(crate) sequence: Vec<usize>,
-    pub(crate) start: Psn,
-    /// PSNs per frame: more than one only where ACKs are measured.
-    pub(crate) stride: u32,
-    /// Frames per acknowledgement.
-    pub(crate) message: u64,
-    /// True if the frames of a message are one message to the receiver, which requires full packets.
-    pub(crate) joined: bool,
-    /// Most frames in flight.
-    pub(crate) window: u64,
-    /// True if it goes back when it is refused.
-    pub(crate) goes_back: bool,
+    config: SourceConfig<B>,
     next: u64,
     acked: u64,
     /// Next frame to retransmit, up to `next`.
@@ -39,26 +26,25 @@ pub(crate) struct Source<B> {
 
 pub(crate) struct SourceConfig<B> {
     pub(crate) frames: Vec<Positions<B>>,
+    /// Sequence of sizes.
     pub(crate) sequence: Vec<usize>,
     pub(crate) start: Psn,
+    /// PSNs per frame: more than one only where ACKs are measured.
     pub(crate) stride: u32,
-    pub(crate) message: u32,
+    /// Frames per acknowledgement; at least 1.
+    pub(crate) message: u64,
+    /// True if the frames of a message are one message to the receiver, which requires full packets.
     pub(crate) joined: bool,
+    /// Most frames in flight.
     pub(crate) window: u64,
+    /// True if it goes back when it is refused.
     pub(crate) goes_back: bool,
 }
 
 impl<B: FrameBuf> Source<B> {
     pub(crate) fn new(config: SourceConfig<B>) -> Self {
         Self {
-            frames: config.frames,
-            sequence: config.sequence,
-            start: config.start,
-            stride: config.stride.max(1),
-            message: u64::from(config.message.max(1)),
-            joined: config.joined,
-            window: config.window.max(1),
-            goes_back: config.goes_back,
+            config,
             next: 0,
             acked: 0,
             resend_from: None,
@@ -68,13 +54,13 @@ impl<B: FrameBuf> Source<B> {
 
     /// Disables the window: acknowledgements are not waited for.
     pub(crate) fn unbind(&mut self) {
-        self.window = u64::MAX;
+        self.config.window = u64::MAX;
     }
 
     /// The last PSN of the first `frames` frames.
     fn psn_before(&self, frames: u64) -> Psn {
         // Wraps like PSNs do.
-        Psn::new((frames as u32).wrapping_mul(self.stride)).add(self.start.value() as i32 - 1)
+        Psn::new((frames as u32).wrapping_mul(self.config.stride)).add(self.config.start.value() as i32 - 1)
     }
 
     /// The next frame, and whether it is new. `None` if none may be sent, or there is no buffer.
@@ -92,11 +78,11 @@ impl<B: FrameBuf> Source<B> {
             counts.repeated += 1;
             return Some((frame, false));
         }
-        if self.next.wrapping_sub(self.acked) >= self.window {
+        if self.next.wrapping_sub(self.acked) >= self.config.window {
             if now.0 > self.moved.0 + ACK_TIMEOUT.0 {
                 counts.timeouts += 1;
                 self.moved = now;
-                if self.goes_back {
+                if self.config.goes_back {
                     self.resend_from = Some(self.acked);
                 } else {
                     self.acked = self.next;
@@ -119,10 +105,13 @@ impl<B: FrameBuf> Source<B> {
 
     #[inline]
     fn frame(&self, now: Nanos, index: u64, make: &mut impl FnMut(&B) -> Option<B>) -> Option<B> {
-        let size = *self.sequence.get((index % self.sequence.len() as u64) as usize)?;
-        let in_message = index % self.message;
-        let ends = in_message + 1 == self.message;
-        let position = match (self.joined, in_message == 0, ends) {
+        let size = *self
+            .config
+            .sequence
+            .get((index % self.config.sequence.len() as u64) as usize)?;
+        let in_message = index % self.config.message;
+        let ends = in_message + 1 == self.config.message;
+        let position = match (self.config.joined, in_message == 0, ends) {
             (false, ..) | (_, true, true) => 3,
             (_, true, false) => 0,
             (_, false, false) => 1,
@@ -132,7 +121,7 @@ impl<B: FrameBuf> Source<B> {
             0 => [(now.0 >> 32) as u32, now.0 as u32],
             _ => [0; 2],
         };
-        let ready = self.frames.get(size)?.get(position)?.as_ref()?;
+        let ready = self.config.frames.get(size)?.get(position)?.as_ref()?;
         ready.frame(self.psn_before(index + 1), ends, stamp, make)
     }
 
@@ -145,7 +134,7 @@ impl<B: FrameBuf> Source<B> {
             Some(_) => {
                 counts.naks_received += 1;
                 self.acknowledged(now, seen.psn.prev());
-                if self.goes_back && self.acked < self.next {
+                if self.config.goes_back && self.acked < self.next {
                     self.resend_from = Some(self.acked);
                 }
             }
@@ -155,7 +144,7 @@ impl<B: FrameBuf> Source<B> {
 
     fn acknowledged(&mut self, now: Nanos, psn: Psn) {
         let further = psn.diff(self.psn_before(self.acked));
-        let frames = u64::try_from(further).unwrap_or(0) / u64::from(self.stride);
+        let frames = u64::try_from(further).unwrap_or(0) / u64::from(self.config.stride);
         if frames > 0 && self.acked + frames <= self.next {
             self.acked += frames;
             self.moved = now;

@@ -55,14 +55,9 @@ impl Ends {
 
 /// ICRC operators by the number of bytes that follow a word. Templates with equal lengths share them.
 #[derive(Debug, Default)]
-pub struct Shifts(BTreeMap<usize, Arc<Shift>>);
+pub(crate) struct Shifts(BTreeMap<usize, Arc<Shift>>);
 
 impl Shifts {
-    /// An empty collection.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     fn get(&mut self, bytes: usize) -> Arc<Shift> {
         self.0
             .entry(bytes)
@@ -99,7 +94,7 @@ impl Word {
 
 /// A frame whose PSN, acknowledgement request and up to two more words are zero, with its ICRC.
 #[derive(Clone, Debug)]
-pub struct Template {
+pub(crate) struct Template {
     bytes: Vec<u8>,
     icrc: u32,
     psn: Word,
@@ -127,46 +122,42 @@ impl Template {
     }
 
     /// Data with this payload. If it has eight bytes or more, the first eight are the two words: a timestamp.
-    ///
-    /// # Errors
-    /// The payload is longer than a packet can carry, or the opcode needs extended headers.
-    pub fn data(ends: &Ends, opcode: Opcode, payload: &[u8], shifts: &mut Shifts) -> Result<Self, EmitError> {
-        let bytes = ends.emit(
-            Bth::new(opcode, ends.qpn, Psn::new(0)),
-            &ExtHeaders::NONE,
-            payload,
-        )?;
-        let words: &[usize] = if payload.len() >= 8 {
-            &[AFTER_BTH, AFTER_BTH + 4]
-        } else {
-            &[]
-        };
-        Ok(Self::new(bytes, words, shifts))
-    }
-
-    /// A packet of a collective, with a constant payload.
-    ///
-    /// # Errors
-    /// See [`Template::data`].
-    pub fn contribution(
+    pub(crate) fn data(
         ends: &Ends,
         opcode: Opcode,
         payload: &[u8],
         shifts: &mut Shifts,
     ) -> Result<Self, EmitError> {
-        let bytes = ends.emit(
-            Bth::new(opcode, ends.qpn, Psn::new(0)),
-            &ExtHeaders::NONE,
-            payload,
-        )?;
-        Ok(Self::new(bytes, &[], shifts))
+        let words: &[usize] = if payload.len() >= 8 {
+            &[AFTER_BTH, AFTER_BTH + 4]
+        } else {
+            &[]
+        };
+        let bth = Bth::new(opcode, ends.qpn, Psn::new(0));
+        Ok(Self::new(
+            ends.emit(bth, &ExtHeaders::NONE, payload)?,
+            words,
+            shifts,
+        ))
+    }
+
+    /// A packet of a collective, with a constant payload.
+    pub(crate) fn contribution(
+        ends: &Ends,
+        opcode: Opcode,
+        payload: &[u8],
+        shifts: &mut Shifts,
+    ) -> Result<Self, EmitError> {
+        let bth = Bth::new(opcode, ends.qpn, Psn::new(0));
+        Ok(Self::new(
+            ends.emit(bth, &ExtHeaders::NONE, payload)?,
+            &[],
+            shifts,
+        ))
     }
 
     /// An acknowledge packet. Its word is the AETH ([`aeth`]).
-    ///
-    /// # Errors
-    /// None in practice: the frame is short.
-    pub fn feedback(ends: &Ends, shifts: &mut Shifts) -> Result<Self, EmitError> {
+    pub(crate) fn feedback(ends: &Ends, shifts: &mut Shifts) -> Result<Self, EmitError> {
         let ext = ExtHeaders {
             aeth: Some(Aeth {
                 syndrome: Syndrome::Ack,
@@ -179,10 +170,7 @@ impl Template {
     }
 
     /// A CNP. None of its words changes.
-    ///
-    /// # Errors
-    /// None in practice: the frame is short.
-    pub fn cnp(ends: &Ends, shifts: &mut Shifts) -> Result<Self, EmitError> {
+    pub(crate) fn cnp(ends: &Ends, shifts: &mut Shifts) -> Result<Self, EmitError> {
         let bth = Bth {
             becn: true,
             ..Bth::new(Opcode::Cnp, ends.qpn, Psn::new(0))
@@ -191,10 +179,7 @@ impl Template {
     }
 
     /// The control message of a collective. Its word is the number of the collective.
-    ///
-    /// # Errors
-    /// None in practice: the frame is short.
-    pub fn control(ends: &Ends, control: &Control, shifts: &mut Shifts) -> Result<Self, EmitError> {
+    pub(crate) fn control(ends: &Ends, control: &Control, shifts: &mut Shifts) -> Result<Self, EmitError> {
         let mut payload = [0; Control::LEN];
         control.emit(&mut payload);
         let ext = ExtHeaders {
@@ -210,15 +195,10 @@ impl Template {
         ))
     }
 
-    /// The frame with zeros in its words, to be replicated.
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    /// Writes PSN, acknowledgement request and words into a replica of [`Template::bytes`]. Words that the template
+    /// Writes PSN, acknowledgement request and words into a replica of the frame. Words that the template
     /// lacks are ignored.
     #[inline]
-    pub fn write(&self, frame: &mut impl FrameBuf, psn: Psn, ack_request: bool, words: [u32; 2]) {
+    pub(crate) fn write(&self, frame: &mut impl FrameBuf, psn: Psn, ack_request: bool, words: [u32; 2]) {
         let head = frame.head_mut();
         let asks = if ack_request { ACK_REQUEST } else { 0 };
         let mut icrc = self.icrc ^ self.psn.write(head, psn.value() | asks);
@@ -235,7 +215,7 @@ impl Template {
 
 /// AETH of an acknowledge packet.
 #[inline]
-pub fn aeth(syndrome: Syndrome, msn: u32) -> u32 {
+pub(crate) fn aeth(syndrome: Syndrome, msn: u32) -> u32 {
     u32::from_be_bytes(Aeth { syndrome, msn }.to_bytes())
 }
 
@@ -300,7 +280,7 @@ mod tests {
         asks: bool,
         words: [u32; 2],
     ) -> Result<(), TestCaseError> {
-        let mut frame = template.bytes().to_vec();
+        let mut frame = template.bytes.clone();
         template.write(&mut frame, Psn::new(psn), asks, words);
         prop_assert_eq!(&frame, twin);
         prop_assert!(parse_frame(&frame, frame.len()).is_ok());
@@ -314,7 +294,7 @@ mod tests {
             ends in ends(), psn in 0_u32..1 << 24, asks: bool, at: u64, msn in 0_u32..1 << 24, nak: bool,
             payload in proptest::collection::vec(any::<u8>(), 0..600), number: u32
         ) {
-            let mut shifts = Shifts::new();
+            let mut shifts = Shifts::default();
             let bth = |opcode| Bth { ack_request: asks, ..Bth::new(opcode, ends.qpn, Psn::new(psn)) };
             let stamp = [(at >> 32) as u32, at as u32];
 

@@ -5,8 +5,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use castnet_port::{Batch, Memory, Pool, PoolBuf, PoolConfig};
-use castnet_traffic::template::HEADER;
-use castnet_traffic::{Check, Host, Place, Plan, Scenario};
+use castnet_traffic::{Check, HEADER, Host, Place, Plan, Scenario};
 use castnet_wire::Nanos;
 
 struct Counting;
