@@ -1,4 +1,4 @@
-//! Checks of what decides how fast a worker is: its core for itself, the core's clock, and its vector instructions.
+//! Checks of what determines the speed of a worker: its core, the clock of the core, and vector instructions.
 
 use super::machine::{Machine, cores};
 use super::{Check, Use};
@@ -17,27 +17,23 @@ pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
 const CPUS: &str = "/sys/devices/system/cpu";
 
 fn isolation(machine: &Machine) -> Option<Check> {
-    const WHAT: &str = "isolated cores";
+    let check = Check::of(Use::Speed, "isolated cores");
     let isolated = machine.read(&format!("{CPUS}/isolated"))?;
     let tickless = machine.read(&format!("{CPUS}/nohz_full")).unwrap_or_default();
     // Some kernels write "(null)" for none.
     let tickless = tickless.trim_matches(['(', ')']).replace("null", "");
     Some(if isolated.is_empty() {
-        Check::warn(
-            Use::Speed,
-            WHAT,
+        check.warn(
             "none: other programs can interrupt a worker",
             "for steady latency boot with isolcpus=N nohz_full=N rcu_nocbs=N, and pin workers there",
         )
     } else if tickless.is_empty() {
-        Check::warn(
-            Use::Speed,
-            WHAT,
+        check.warn(
             format!("{isolated}, but the timer tick interrupts them"),
             format!("boot with nohz_full={isolated} rcu_nocbs={isolated} as well"),
         )
     } else {
-        Check::ok(Use::Speed, WHAT, format!("{isolated}; without tick: {tickless}"))
+        check.ok(format!("{isolated}; without tick: {tickless}"))
     })
 }
 
@@ -56,21 +52,21 @@ fn siblings(machine: &Machine) -> Option<Check> {
         .collect();
     groups.sort();
     groups.dedup();
-    let what = "hardware threads";
+    let check = Check::of(Use::Speed, "hardware threads");
     Some(if groups.is_empty() {
-        Check::ok(Use::Speed, what, "each core has one")
+        check.ok("each core has one")
     } else {
         let first: Vec<_> = groups.iter().map(|group| group[0].to_string()).collect();
         let found = format!(
             "two or more share a core: give workers one each, such as {}",
             first.join(", ")
         );
-        Check::ok(Use::Speed, what, found)
+        check.ok(found)
     })
 }
 
 fn governor(machine: &Machine) -> Check {
-    const WHAT: &str = "frequency governor";
+    let check = Check::of(Use::Speed, "frequency governor");
     let of = |name: String| {
         let number = name.strip_prefix("cpu")?;
         number.parse::<usize>().ok()?;
@@ -80,20 +76,21 @@ fn governor(machine: &Machine) -> Check {
     governors.sort();
     governors.dedup();
     match governors.as_slice() {
-        [] => Check::ok(Use::Speed, WHAT, "none: the kernel does not change clocks here"),
-        [one] if one == "performance" => Check::ok(Use::Speed, WHAT, "performance"),
-        _ => Check::warn(
-            Use::Speed,
-            WHAT,
-            format!("{}: clocks fall when a core looks idle", governors.join(", ")),
+        [] => check.ok("none: the kernel does not change clocks here"),
+        [one] if one == "performance" => check.ok("performance"),
+        _ => check.warn(
+            format!(
+                "{}: the clock of a core falls while it seems idle",
+                governors.join(", ")
+            ),
             "cpupower frequency-set -g performance (or write it into cpu*/cpufreq/scaling_governor)",
         ),
     }
 }
 
-/// What of the vector instructions this binary takes when it runs; it finds them out itself.
+/// The vector instructions that this binary uses here.
 fn vectors(machine: &Machine) -> Option<Check> {
-    const WHAT: &str = "vector instructions";
+    let check = Check::of(Use::Speed, "vector instructions");
     let flags = machine.field("/proc/cpuinfo", "flags")?;
     let flags: Vec<_> = flags.split_whitespace().collect();
     let has = |all: &[&str]| all.iter().all(|flag| flags.contains(flag));
@@ -109,11 +106,9 @@ fn vectors(machine: &Machine) -> Option<Check> {
     };
     let found = format!("sums of collectives: {sums}; ICRC of payloads: {crc}");
     Some(if has(&["avx2", "pclmulqdq"]) {
-        Check::ok(Use::Speed, WHAT, found)
+        check.ok(found)
     } else {
-        Check::warn(
-            Use::Speed,
-            WHAT,
+        check.warn(
             found,
             "let the virtual machine see the host's processor: -cpu host",
         )

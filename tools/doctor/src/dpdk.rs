@@ -12,6 +12,12 @@ pub(crate) struct Need {
     pub(crate) of: String,
 }
 
+impl Need {
+    pub(crate) fn text(&self) -> String {
+        bytes(self.bytes.next_multiple_of(1 << 20))
+    }
+}
+
 /// All of them, in the order of the table. `version` is that of the DPDK that is built in; `need` what to hold the
 /// hugepages against.
 pub(crate) fn checks(machine: &Machine, version: Option<String>, need: Option<&Need>) -> Vec<Check> {
@@ -27,11 +33,10 @@ pub(crate) fn checks(machine: &Machine, version: Option<String>, need: Option<&N
 }
 
 fn built_in(version: Option<String>) -> Check {
+    let check = Check::of(Use::Dpdk, "DPDK");
     match version {
-        Some(version) => Check::ok(Use::Dpdk, "DPDK", format!("built in: {version}")),
-        None => Check::missing(
-            Use::Dpdk,
-            "DPDK",
+        Some(version) => check.ok(format!("built in: {version}")),
+        None => check.missing(
             "not built in; ports of other kinds do without",
             "apt-get install libdpdk-dev, then cargo build --release -p castnet --features dpdk",
         ),
@@ -52,11 +57,8 @@ pub(crate) fn pages(machine: &Machine) -> Vec<Pages> {
     const NODES: &str = "/sys/devices/system/node";
     let below = |folder: &str, node: Option<u32>| -> Vec<Pages> {
         let of = |name: String| {
-            let kib: u64 = name
-                .strip_prefix("hugepages-")?
-                .strip_suffix("kB")?
-                .parse()
-                .ok()?;
+            let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+            let kib: u64 = kib.parse().ok()?;
             Some(Pages {
                 node,
                 page_bytes: kib << 10,
@@ -114,35 +116,27 @@ pub(crate) fn reserve(pages: &[Pages], need: u64) -> String {
 }
 
 fn hugepages(machine: &Machine, need: Option<&Need>) -> Check {
-    const WHAT: &str = "hugepages";
+    let check = Check::of(Use::Dpdk, "hugepages");
     let pages = pages(machine);
     let found = listed(&pages);
     if pages.is_empty() {
-        return Check::warn(
-            Use::Dpdk,
-            WHAT,
+        return check.warn(
             "this kernel has none",
             "use a kernel with CONFIG_HUGETLBFS; virtual devices do without: --hugepages no",
         );
     }
-    // Where DPDK is not built in, nobody can say how many; this is what NICs of one machine take as a rule.
+    // Without DPDK built in, the need is not known. This is what the NICs of one machine usually take.
     const USUAL: u64 = 2 << 30;
-    let (bytes_needed, of) = match need {
-        Some(need) => (
-            need.bytes,
-            format!(
-                "; {} needs {}",
-                need.of,
-                bytes(need.bytes.next_multiple_of(1 << 20))
-            ),
-        ),
-        None => (USUAL, String::new()),
+    let bytes_needed = need.map_or(USUAL, |need| need.bytes);
+    let found = match need {
+        Some(need) => format!("{found}; {} needs {}", need.of, need.text()),
+        None => found,
     };
     if free_bytes(&pages) >= bytes_needed {
-        Check::ok(Use::Dpdk, WHAT, found + &of)
+        check.ok(found)
     } else {
         let advice = reserve(&pages, bytes_needed) + "; virtual devices do without: --hugepages no";
-        Check::warn(Use::Dpdk, WHAT, found + &of, advice)
+        check.warn(found, advice)
     }
 }
 
@@ -159,27 +153,24 @@ fn hugetlbfs(machine: &Machine) -> Check {
                  mount -t hugetlbfs none /dev/hugepages"
             .to_owned(),
     };
-    Check::ok(Use::Dpdk, "hugetlbfs", found)
+    Check::of(Use::Dpdk, "hugetlbfs").ok(found)
 }
 
 fn iommu(machine: &Machine) -> Check {
-    const WHAT: &str = "IOMMU";
+    let check = Check::of(Use::Dpdk, "IOMMU");
     let groups = machine.names("/sys/kernel/iommu_groups").len();
     let unsafe_mode = machine.read("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode");
     if groups > 0 {
-        return Check::ok(Use::Dpdk, WHAT, plural(groups, "group"));
+        return check.ok(plural(groups, "group"));
     }
     if unsafe_mode.is_some_and(|mode| mode == "Y" || mode == "1") {
-        return Check::warn(
-            Use::Dpdk,
-            WHAT,
+        let advice = "good for a lab; else boot with intel_iommu=on iommu=pt (AMD: iommu=pt) and turn it on in the firmware";
+        return check.warn(
             "none; vfio does without it: a NIC can write to all memory",
-            "good for a lab; else boot with intel_iommu=on iommu=pt (AMD: iommu=pt) and turn it on in the firmware",
+            advice,
         );
     }
-    Check::warn(
-        Use::Dpdk,
-        WHAT,
+    check.warn(
         "none: vfio-pci takes no NIC",
         "boot with intel_iommu=on iommu=pt (AMD: iommu=pt); in a lab without one: \
          modprobe vfio enable_unsafe_noiommu_mode=1. mlx5 and virtual devices need none",
@@ -187,14 +178,13 @@ fn iommu(machine: &Machine) -> Check {
 }
 
 fn vfio(machine: &Machine) -> Check {
+    let check = Check::of(Use::Dpdk, "vfio-pci");
     if machine.has("/sys/bus/pci/drivers/vfio-pci") {
-        return Check::ok(Use::Dpdk, "vfio-pci", "loaded");
+        return check.ok("loaded");
     }
-    Check::warn(
-        Use::Dpdk,
-        "vfio-pci",
+    check.warn(
         "not loaded",
-        "modprobe vfio-pci, for NICs that DPDK takes from the kernel; mlx5 and virtual devices need it not",
+        "modprobe vfio-pci, for NICs that DPDK takes from the kernel; mlx5 and virtual devices do not need it",
     )
 }
 
@@ -203,22 +193,22 @@ const SHARED: &[&str] = &["mlx5_core", "mlx4_core", "mana"];
 /// Drivers by which DPDK has a device for itself.
 const TAKEN: &[&str] = &["vfio-pci", "uio_pci_generic", "igb_uio"];
 
-/// How DPDK can have a device on the PCI bus.
+/// How a device on the PCI bus is driven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Nic {
     /// There is no such device.
     Absent,
-    /// With this driver, beside the kernel.
+    /// With this driver, by DPDK and the kernel at the same time.
     Shared(String),
-    /// It is DPDK's, by this driver.
+    /// With this driver, by DPDK alone.
     Taken(String),
-    /// This driver of the kernel's has it.
+    /// With this driver of the kernel.
     Kernels(String),
-    /// No driver has it.
+    /// Without a driver.
     Unbound,
 }
 
-/// Where the device of a PCI address is in sysfs, and who has it. Addresses may lack their domain.
+/// How the device of a PCI address is driven. Addresses may lack their domain.
 pub(crate) fn nic(machine: &Machine, address: &str) -> Nic {
     let folder = folder(address);
     if !machine.has(&folder) {
@@ -233,27 +223,22 @@ pub(crate) fn nic(machine: &Machine, address: &str) -> Nic {
 }
 
 fn folder(address: &str) -> String {
-    let domain = if address.matches(':').count() == 1 {
-        "0000:"
-    } else {
-        ""
-    };
+    let has_domain = address.matches(':').count() > 1;
+    let domain = if has_domain { "" } else { "0000:" };
     format!("/sys/bus/pci/devices/{domain}{}", address.to_lowercase())
 }
 
 /// The NUMA node of a PCI device.
 pub(crate) fn node_of(machine: &Machine, address: &str) -> Option<u32> {
-    machine
-        .read(&format!("{}/numa_node", folder(address)))?
-        .parse()
-        .ok()
+    let node = machine.read(&format!("{}/numa_node", folder(address)))?;
+    node.parse().ok()
 }
 
 /// The kernel's interfaces of a device, in brackets.
 fn interfaces(machine: &Machine, address: &str) -> String {
     let folder = folder(address);
     let mut names = machine.names(&format!("{folder}/net"));
-    // Of virtio they are one level below.
+    // Those of virtio are one level below.
     for child in machine.names(&folder).iter().filter(|n| n.starts_with("virtio")) {
         names.extend(machine.names(&format!("{folder}/{child}/net")));
     }
@@ -294,23 +279,19 @@ fn nics(machine: &Machine) -> Vec<Check> {
                     format!("no driver. For DPDK: dpdk-devbind.py -b vfio-pci {address}")
                 }
             };
-            Check::ok(Use::Dpdk, format!("NIC {address}"), found + &node)
+            Check::of(Use::Dpdk, format!("NIC {address}")).ok(found + &node)
         })
         .collect();
     if nics.is_empty() {
-        checks.push(Check::ok(
-            Use::Dpdk,
-            "NICs",
-            "none on the PCI bus; virtual devices (net_memif, net_af_xdp, net_pcap) are there always",
-        ));
+        checks.push(
+            Check::of(Use::Dpdk, "NICs").ok(
+                "none on the PCI bus; virtual devices (net_memif, net_af_xdp, net_pcap) are there always",
+            ),
+        );
     }
     if nics.len() > NICS_SHOWN_MAX {
         let more = nics.len() - NICS_SHOWN_MAX;
-        checks.push(Check::ok(
-            Use::Dpdk,
-            "more NICs",
-            format!("{more} were not looked at"),
-        ));
+        checks.push(Check::of(Use::Dpdk, "more NICs").ok(format!("{more} were not looked at")));
     }
     checks
 }

@@ -26,66 +26,57 @@ pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
 }
 
 fn system(machine: &Machine) -> Check {
-    let release = machine.read("/proc/sys/kernel/osrelease");
-    match release {
-        Some(release) => Check::ok(Use::Demo, "operating system", format!("Linux {release}")),
-        None => Check::warn(
-            Use::Demo,
-            "operating system",
+    let check = Check::of(Use::Demo, "operating system");
+    match machine.read("/proc/sys/kernel/osrelease") {
+        Some(release) => check.ok(format!("Linux {release}")),
+        None => check.warn(
             "/proc is not there, or this is not Linux",
             "mount /proc; Castnet is built for Linux",
         ),
     }
 }
 
-/// What the demo's buffers, rings and files take with room to spare.
+/// More than the buffers, rings and files of the demo take.
 const MEMORY_BYTES_MIN: u64 = 1 << 30;
 
 fn memory(machine: &Machine) -> Check {
+    let check = Check::of(Use::Demo, "memory");
     let available = machine
         .field("/proc/meminfo", "MemAvailable")
         .and_then(|v| v.split_whitespace().next()?.parse::<u64>().ok())
         .map(|kib| kib * 1024);
     match available {
-        Some(n) if n >= MEMORY_BYTES_MIN => Check::ok(Use::Demo, "memory", format!("{} free", bytes(n))),
-        Some(n) => Check::warn(
-            Use::Demo,
-            "memory",
+        Some(n) if n >= MEMORY_BYTES_MIN => check.ok(format!("{} free", bytes(n))),
+        Some(n) => check.warn(
             format!("{} free", bytes(n)),
             "end other programs, or give the demo a smaller --size",
         ),
-        None => Check::warn(Use::Demo, "memory", "cannot be told", "mount /proc"),
+        None => check.warn("cannot be told", "mount /proc"),
     }
 }
 
 fn loopback(machine: &Machine) -> Check {
-    let bound = if machine.real {
-        TcpListener::bind(("127.0.0.1", 0)).map(|_| ())
-    } else {
-        Ok(())
-    };
-    match bound {
-        Ok(()) => Check::ok(Use::Demo, "loopback TCP", "127.0.0.1 can be listened at"),
-        Err(error) => Check::missing(
-            Use::Demo,
-            "loopback TCP",
+    let check = Check::of(Use::Demo, "loopback TCP");
+    let bound = machine.real.then(|| TcpListener::bind(("127.0.0.1", 0)));
+    match bound.transpose() {
+        Ok(_) => check.ok("a port of 127.0.0.1 can be opened"),
+        Err(error) => check.missing(
             error.to_string(),
-            "ip link set lo up: controller and agents meet at 127.0.0.1",
+            "ip link set lo up: controller and agents use 127.0.0.1",
         ),
     }
 }
 
 fn cores(machine: &Machine) -> Check {
+    let check = Check::of(Use::Demo, "cores");
     let allowed = allowed(machine).or_else(|| online(machine));
     match allowed.map(|cores| cores.len()) {
-        Some(n) if n >= 4 => Check::ok(Use::Demo, "cores", format!("{n} that this process may use")),
-        Some(n) => Check::warn(
-            Use::Demo,
-            "cores",
+        Some(n) if n >= 4 => check.ok(format!("{n} that this process may use")),
+        Some(n) => check.warn(
             format!("{n} that this process may use"),
             "leave --idle adaptive: with --idle busy each worker takes a core for itself",
         ),
-        None => Check::warn(Use::Demo, "cores", "cannot be told", "mount /proc and /sys"),
+        None => check.warn("cannot be told", "mount /proc and /sys"),
     }
 }
 
@@ -101,7 +92,7 @@ fn has_capability(machine: &Machine, bit: u32) -> bool {
 }
 
 fn raw_sockets(machine: &Machine) -> Check {
-    let what = "raw sockets (AF_PACKET)";
+    let check = Check::of(Use::Switch, "raw sockets (AF_PACKET)");
     let advice = "run as root, or: setcap cap_net_raw+ep \"$(command -v castnet)\"";
     let tried = if machine.real {
         socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).map(|_| ())
@@ -111,31 +102,19 @@ fn raw_sockets(machine: &Machine) -> Check {
         Err(Errno::EPERM)
     };
     match tried {
-        Ok(()) => Check::ok(Use::Switch, what, "can be opened"),
-        Err(Errno::EPERM | Errno::EACCES) => {
-            Check::missing(Use::Switch, what, "not permitted: no CAP_NET_RAW", advice)
-        }
-        Err(Errno::EAFNOSUPPORT) => Check::missing(
-            Use::Switch,
-            what,
-            "this kernel has no AF_PACKET",
-            "modprobe af_packet",
-        ),
-        Err(error) => Check::missing(Use::Switch, what, error.desc(), advice),
+        Ok(()) => check.ok("can be opened"),
+        Err(Errno::EPERM | Errno::EACCES) => check.missing("not permitted: no CAP_NET_RAW", advice),
+        Err(Errno::EAFNOSUPPORT) => check.missing("this kernel has no AF_PACKET", "modprobe af_packet"),
+        Err(error) => check.missing(error.desc(), advice),
     }
 }
 
 fn net_admin(machine: &Machine) -> Check {
+    let check = Check::of(Use::Lab, "CAP_NET_ADMIN");
     if has_capability(machine, CAP_NET_ADMIN) {
-        Check::ok(
-            Use::Lab,
-            "CAP_NET_ADMIN",
-            "held: interfaces can be made and set up",
-        )
+        check.ok("held: interfaces can be made and set up")
     } else {
-        Check::missing(
-            Use::Lab,
-            "CAP_NET_ADMIN",
+        check.missing(
             "not held",
             "run the lab as root; a switch on interfaces that are there does not need it",
         )
@@ -143,18 +122,11 @@ fn net_admin(machine: &Machine) -> Check {
 }
 
 fn namespaces(machine: &Machine) -> Check {
-    let what = "network namespaces";
+    let check = Check::of(Use::Lab, "network namespaces");
     match (machine.has("/proc/self/ns/net"), machine.has_program("ip")) {
-        (true, true) => Check::ok(Use::Lab, what, "the kernel has them, and there is `ip`"),
-        (true, false) => Check::missing(
-            Use::Lab,
-            what,
-            "no program `ip`",
-            "install iproute2 (deploy/lab uses ip netns)",
-        ),
-        (false, _) => Check::missing(
-            Use::Lab,
-            what,
+        (true, true) => check.ok("the kernel has them, and there is `ip`"),
+        (true, false) => check.missing("no program `ip`", "install iproute2 (deploy/lab uses ip netns)"),
+        (false, _) => check.missing(
             "this kernel has none",
             "use a kernel with CONFIG_NET_NS, or separate machines",
         ),
@@ -162,58 +134,47 @@ fn namespaces(machine: &Machine) -> Check {
 }
 
 fn pinning(machine: &Machine) -> Check {
+    let check = Check::of(Use::Speed, "pinning to cores");
     let count = |cores: Option<Vec<usize>>| cores.map(|cores| cores.len());
     match (count(allowed(machine)), count(online(machine))) {
-        (Some(allowed), Some(online)) if allowed < online => Check::warn(
-            Use::Speed,
-            "pinning to cores",
+        (Some(allowed), Some(online)) if allowed < online => check.warn(
             format!("only {allowed} of {online} cores are allowed here"),
             "give --worker core=N only cores of this list: taskset -pc $$",
         ),
-        (Some(_), _) => Check::ok(
-            Use::Speed,
-            "pinning to cores",
-            "all cores are allowed: --worker core=N",
-        ),
-        _ => Check::warn(Use::Speed, "pinning to cores", "cannot be told", "mount /proc"),
+        (Some(_), _) => check.ok("all cores are allowed: --worker core=N"),
+        _ => check.warn("cannot be told", "mount /proc"),
     }
 }
 
 fn carry_less(machine: &Machine) -> Check {
+    let check = Check::of(Use::Speed, "fast ICRC");
     let flags = machine
         .field("/proc/cpuinfo", "flags")
         .or_else(|| machine.field("/proc/cpuinfo", "Features"));
     let fast = ["pclmulqdq", "pmull", "crc32"];
     match flags {
         Some(flags) => match flags.split_whitespace().find(|f| fast.contains(f)) {
-            Some(flag) => Check::ok(Use::Speed, "fast ICRC", format!("the processor has {flag}")),
-            None => Check::warn(
-                Use::Speed,
-                "fast ICRC",
+            Some(flag) => check.ok(format!("the processor has {flag}")),
+            None => check.warn(
                 "the processor has no carry-less multiplication",
                 "use a newer processor, or let the virtual machine see the host's: -cpu host",
             ),
         },
-        None => Check::warn(Use::Speed, "fast ICRC", "cannot be told", "mount /proc"),
+        None => check.warn("cannot be told", "mount /proc"),
     }
 }
 
 fn clock(machine: &Machine) -> Check {
-    let what = "clock source";
+    let check = Check::of(Use::Speed, "clock source");
     match machine.read("/sys/devices/system/clocksource/clocksource0/current_clocksource") {
-        Some(source) if source == "tsc" || source == "arch_sys_counter" => {
-            Check::ok(Use::Speed, what, format!("{source}: read without a system call"))
+        Some(source) if ["tsc", "arch_sys_counter", "kvm-clock"].contains(&source.as_str()) => {
+            check.ok(format!("{source}: read without a system call"))
         }
-        Some(source) if source == "kvm-clock" => {
-            Check::ok(Use::Speed, what, format!("{source}: read without a system call"))
-        }
-        Some(source) => Check::warn(
-            Use::Speed,
-            what,
+        Some(source) => check.warn(
             format!("{source}: slow to read"),
             "boot with clocksource=tsc tsc=reliable if the processor's counter is steady",
         ),
-        None => Check::warn(Use::Speed, what, "cannot be told", "mount /sys"),
+        None => check.warn("cannot be told", "mount /sys"),
     }
 }
 

@@ -23,29 +23,28 @@ use serde::Serialize;
 use dpdk::Need;
 use machine::Machine;
 
-/// Tells what this machine has and lacks for Castnet, and what to do about it
+/// Checks what this machine has and lacks for Castnet, and says what to do about it
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit code 1 if something that --for needs is missing. Without --for, that is what the demo needs; with --config, what the
-switch of that file needs.
+    after_help = "Exit code 1: something is missing that the use of --for needs. Without --for, the use is the demo; with --config, it is the switch of that file.
 
 Examples:
   castnet doctor
   castnet doctor --for switch           can this machine run a switch on its interfaces?
   castnet doctor --for dpdk             can it drive NICs by DPDK? Hugepages, IOMMU, drivers
   castnet doctor --for speed            what slows workers down: cores, clocks, instructions
-  castnet doctor --config switch.toml   will the switch of this file start here, and run as meant?
+  castnet doctor --config switch.toml   will the switch of this file start here, and be fast?
   castnet doctor --for lab              can it run the lab in network namespaces?
   castnet doctor --mcst-id 10.0.0.200   at a host: does what it sends to this group reach a switch?"
 )]
 pub struct DoctorCommand {
-    /// The use that decides the exit code
+    /// The use that the exit code is about
     #[arg(long = "for", value_enum, value_name = "USE")]
     purpose: Option<Use>,
-    /// Looks also at what the switch of this configuration file needs
+    /// Also checks what the switch of this configuration file needs
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Looks, at a host, only at the way to the group of this address: route, and who answers ARP
+    /// At a host: checks only the path to the group of this address: the route, and who answers ARP
     #[arg(long, value_name = "IP", conflicts_with_all = ["purpose", "config"])]
     mcst_id: Option<Ipv4Addr>,
 }
@@ -72,68 +71,54 @@ pub(crate) enum Use {
     Group,
 }
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Level {
-    /// It is as it should be.
     Ok,
-    /// Works, but worse than it could; or it could not be told.
+    /// It works, but worse than it could; or it is not known.
     Warn,
-    /// It is not there.
     Missing,
 }
 
-/// One thing that was looked at.
+/// One thing that was checked.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Check {
-    /// What.
     pub(crate) what: String,
     pub(crate) level: Level,
-    /// Who needs it.
     #[serde(rename = "for")]
     pub(crate) purpose: Use,
-    /// What was found.
     pub(crate) found: String,
-    /// What to do; empty where nothing is.
+    /// What to do; empty if all is well.
     pub(crate) advice: String,
 }
 
 impl Check {
-    pub(crate) fn ok(purpose: Use, what: impl Into<String>, found: impl Into<String>) -> Self {
+    pub(crate) fn of(purpose: Use, what: impl Into<String>) -> Self {
         Self {
             what: what.into(),
             level: Level::Ok,
             purpose,
-            found: found.into(),
+            found: String::new(),
             advice: String::new(),
         }
     }
 
-    pub(crate) fn warn(
-        purpose: Use,
-        what: impl Into<String>,
-        found: impl Into<String>,
-        advice: impl Into<String>,
-    ) -> Self {
-        Self {
-            level: Level::Warn,
-            advice: advice.into(),
-            ..Self::ok(purpose, what, found)
-        }
+    pub(crate) fn ok(mut self, found: impl Into<String>) -> Self {
+        self.found = found.into();
+        self
     }
 
-    pub(crate) fn missing(
-        purpose: Use,
-        what: impl Into<String>,
-        found: impl Into<String>,
-        advice: impl Into<String>,
-    ) -> Self {
-        Self {
-            level: Level::Missing,
-            advice: advice.into(),
-            ..Self::ok(purpose, what, found)
-        }
+    pub(crate) fn warn(mut self, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        self.level = Level::Warn;
+        self.advice = advice.into();
+        self.ok(found)
+    }
+
+    pub(crate) fn missing(mut self, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        self.level = Level::Missing;
+        self.advice = advice.into();
+        self.ok(found)
     }
 }
 
@@ -146,18 +131,13 @@ impl Row for Check {
             Level::Warn => "WARN",
             Level::Missing => "MISSING",
         };
-        // What cannot be asked for is there for the file.
-        let purpose = self.purpose.to_possible_value().map_or_else(
-            || {
-                if self.purpose == Use::Group {
-                    "group"
-                } else {
-                    "file"
-                }
-                .to_owned()
-            },
-            |v| v.get_name().to_owned(),
-        );
+        let purpose = match self.purpose {
+            Use::File => "file".to_owned(),
+            Use::Group => "group".to_owned(),
+            other => other
+                .to_possible_value()
+                .map_or_else(String::new, |v| v.get_name().to_owned()),
+        };
         vec![
             level.to_owned(),
             self.what.clone(),
@@ -191,7 +171,7 @@ impl Examination {
     }
 }
 
-/// Whether who wants `purpose` needs what is there for `other`.
+/// Whether `purpose` needs the things that are checked for `other`.
 fn needs(purpose: Use, other: Use) -> bool {
     match purpose {
         _ if other == Use::File => true,
@@ -206,7 +186,7 @@ fn needs(purpose: Use, other: Use) -> bool {
 
 impl Report for Examination {
     fn page(&self, page: &mut Page) {
-        page.rows(&self.checks, "nothing was looked at");
+        page.rows(&self.checks, "nothing was checked");
         page.title(if self.missing.is_empty() {
             "Nothing that is needed is missing.".to_owned()
         } else {
@@ -215,7 +195,7 @@ impl Report for Examination {
     }
 }
 
-/// What is looked at without a file.
+/// All checks but those of a file.
 fn general(machine: &Machine, need: Option<&Need>) -> Vec<Check> {
     let mut checks = kernel::checks(machine);
     checks.extend(cpu::checks(machine));
@@ -224,7 +204,7 @@ fn general(machine: &Machine, need: Option<&Need>) -> Vec<Check> {
     checks
 }
 
-/// What a switch takes of hugepages.
+/// The hugepages that a switch needs.
 fn need(dataplane: &DataplaneConfig, of: &str) -> Option<Need> {
     castnet_switch::dpdk::bytes(dataplane).map(|bytes| Need {
         bytes,
@@ -232,7 +212,7 @@ fn need(dataplane: &DataplaneConfig, of: &str) -> Option<Need> {
     })
 }
 
-/// The same of one with two NICs and a worker, which many begin with.
+/// The need of a switch of two NICs with one worker: a usual one.
 fn usual_need() -> Option<Need> {
     let nic = |n: u8| {
         let spec = DpdkSpec::new(format!("0000:00:00.{n}"), "");
@@ -245,7 +225,7 @@ fn usual_need() -> Option<Need> {
     )
 }
 
-/// What the switch of a file is: one whose ports DPDK drives needs no raw sockets.
+/// The use of the switch of a file. If DPDK drives all its ports, it needs no raw sockets.
 fn purpose_of(dataplane: &DataplaneConfig) -> Use {
     let dpdk = |port: &PortConfig| port.spec.dpdk().is_some();
     if dataplane.ports.iter().all(dpdk) {
@@ -256,10 +236,10 @@ fn purpose_of(dataplane: &DataplaneConfig) -> Use {
 }
 
 impl DoctorCommand {
-    /// Looks at everything.
+    /// Checks, and prints the results.
     pub fn run(self, output: Output) -> Outcome {
         if let Some(mcst_id) = self.mcst_id {
-            return tell(Examination::new(Use::Group, reach::checks(mcst_id)), output);
+            return show(Examination::new(Use::Group, reach::checks(mcst_id)), output);
         }
         let machine = Machine::this();
         let config = self.config.as_deref().map(SwitchConfig::read).transpose()?;
@@ -276,20 +256,15 @@ impl DoctorCommand {
         if let (Some(config), Some(dataplane)) = (&config, &dataplane) {
             let hugepages = config.hugepages.unwrap_or_default();
             let built_in = castnet_switch::dpdk::version().is_some();
-            checks.extend(plan::checks(
-                &machine,
-                dataplane,
-                hugepages,
-                built_in,
-                need.as_ref(),
-            ));
+            let need = need.as_ref();
+            checks.extend(plan::checks(&machine, dataplane, hugepages, built_in, need));
             purpose = self.purpose.unwrap_or_else(|| purpose_of(dataplane));
         }
-        tell(Examination::new(purpose, checks), output)
+        show(Examination::new(purpose, checks), output)
     }
 }
 
-fn tell(examination: Examination, output: Output) -> Outcome {
+fn show(examination: Examination, output: Output) -> Outcome {
     output.show(&examination)?;
     if examination.missing.is_empty() {
         return Ok(());
@@ -310,8 +285,8 @@ mod tests {
     #[test]
     fn only_what_the_purpose_needs_decides() {
         let checks = vec![
-            Check::missing(Use::Switch, "raw sockets", "not permitted", "run as root"),
-            Check::warn(Use::Demo, "cores", "1", "use more"),
+            Check::of(Use::Switch, "raw sockets").missing("not permitted", "run as root"),
+            Check::of(Use::Demo, "cores").warn("1", "use more"),
         ];
         assert!(Examination::new(Use::Demo, checks.clone()).missing.is_empty());
         assert_eq!(

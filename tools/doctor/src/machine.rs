@@ -1,4 +1,4 @@
-//! The files in which a Linux kernel tells about its machine; tests put others in their place.
+//! The files in which a Linux kernel describes its machine. Tests use others.
 
 use std::path::PathBuf;
 
@@ -86,6 +86,14 @@ impl Machine {
             .chain(more)
             .any(|folder| folder.join(name).is_file())
     }
+}
+
+/// What a program prints; `None` if it fails.
+pub(crate) fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
+    let mut command = std::process::Command::new(program);
+    let output = command.args(arguments).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    output.status.success().then_some(text)
 }
 
 /// The numbers of a list such as `0-3,8`.

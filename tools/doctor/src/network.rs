@@ -1,7 +1,5 @@
 //! Checks of interfaces, offloads, RDMA devices and the RoCEv2 port.
 
-use std::process::{Command, Stdio};
-
 use castnet_rnic::RnicError;
 use castnet_rnic::verbs::{self, VerbsDevice};
 
@@ -12,51 +10,33 @@ use super::{Check, Use};
 pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks = vec![roce_port(machine)];
     checks.extend(rdma_devices(machine));
-    let interfaces: Vec<_> = machine
-        .names("/sys/class/net")
-        .into_iter()
-        .filter(|n| n != "lo")
-        .collect();
+    let mut interfaces = machine.names("/sys/class/net");
+    interfaces.retain(|name| name != "lo");
     if interfaces.is_empty() {
-        checks.push(Check::warn(
-            Use::Switch,
-            "interfaces",
+        checks.push(Check::of(Use::Switch, "interfaces").warn(
             "none but loopback",
             "add an interface, or make a pair: ip link add a type veth peer name b",
         ));
     }
     let is_down = |name: &String| {
-        machine
-            .read(&format!("/sys/class/net/{name}/operstate"))
-            .is_some_and(|s| s == "down")
+        let state = machine.read(&format!("/sys/class/net/{name}/operstate"));
+        state.is_some_and(|state| state == "down")
     };
     let (down, interfaces): (Vec<_>, Vec<_>) = interfaces.into_iter().partition(is_down);
     if !down.is_empty() {
-        checks.push(Check::ok(
-            Use::Switch,
-            "interfaces that are down",
-            down.join(", "),
-        ));
+        checks.push(Check::of(Use::Switch, "interfaces that are down").ok(down.join(", ")));
     }
     for name in interfaces.iter().take(INTERFACES_SHOWN_MAX) {
         checks.push(mtu(machine, name));
         checks.extend(ethtool(machine, name).map(|features| offloads(name, &features)));
     }
     if !machine.has_program("ethtool") {
-        checks.push(Check::warn(
-            Use::Switch,
-            "offloads",
-            "cannot be told without ethtool",
-            "install ethtool; if TCP of kernels behind veth pairs stalls, at their ends: ethtool -K IF tso off gso off",
-        ));
+        let advice = "install ethtool; if TCP of kernels behind veth pairs stalls, at their ends: ethtool -K IF tso off gso off";
+        checks.push(Check::of(Use::Switch, "offloads").warn("cannot be told without ethtool", advice));
     }
     if interfaces.len() > INTERFACES_SHOWN_MAX {
         let more = interfaces.len() - INTERFACES_SHOWN_MAX;
-        checks.push(Check::ok(
-            Use::Switch,
-            "more interfaces",
-            format!("{more} were not looked at"),
-        ));
+        checks.push(Check::of(Use::Switch, "more interfaces").ok(format!("{more} were not looked at")));
     }
     checks
 }
@@ -68,30 +48,23 @@ const INTERFACES_SHOWN_MAX: usize = 16;
 const ROCE_PORT_HEX: &str = "12B7";
 
 fn roce_port(machine: &Machine) -> Check {
-    let what = "UDP port 4791";
+    let check = Check::of(Use::Switch, "UDP port 4791");
     let tables = ["/proc/net/udp", "/proc/net/udp6"].map(|path| machine.read(path));
     let Some(v4) = &tables[0] else {
-        return Check::warn(Use::Switch, what, "cannot be told", "mount /proc");
+        return check.warn("cannot be told", "mount /proc");
     };
-    let held = [Some(v4), tables[1].as_ref()]
-        .into_iter()
-        .flatten()
-        .any(|table| is_bound(table));
+    let held = is_bound(v4) || tables[1].as_deref().is_some_and(is_bound);
     let rxe = machine.has("/sys/module/rdma_rxe");
     match (held, rxe) {
-        (false, _) => Check::ok(Use::Switch, what, "free; `castnet host` holds it while it runs"),
-        (true, true) => Check::warn(
-            Use::Switch,
-            what,
-            "held by the kernel's SoftRoCE (rdma_rxe)",
-            "run `castnet host` on another interface or in another network namespace than rxe: both would answer",
-        ),
-        (true, false) => Check::warn(
-            Use::Switch,
-            what,
-            "held by a program",
-            "see who holds it: ss -ulpn 'sport = :4791'; another `castnet host` does no harm",
-        ),
+        (false, _) => check.ok("free; `castnet host` holds it while it runs"),
+        (true, true) => {
+            let advice = "run `castnet host` on another interface or in another network namespace than rxe: both would answer";
+            check.warn("held by the kernel's SoftRoCE (rdma_rxe)", advice)
+        }
+        (true, false) => {
+            let advice = "see which one: ss -ulpn 'sport = :4791'; another `castnet host` does no harm";
+            check.warn("held by a program", advice)
+        }
     }
 }
 
@@ -107,7 +80,7 @@ fn is_bound(table: &str) -> bool {
 
 /// RDMA devices: the library, and whether each device can be a host's RNIC. None is needed: the software RNIC does without.
 fn rdma_devices(machine: &Machine) -> Vec<Check> {
-    const WHAT: &str = "RDMA devices";
+    let check = Check::of(Use::Switch, "RDMA devices");
     let names = machine.names("/sys/class/infiniband");
     let looked_at = if machine.real {
         verbs::devices()
@@ -120,18 +93,18 @@ fn rdma_devices(machine: &Machine) -> Vec<Check> {
         Ok(devices) => devices.into_iter().map(rdma_device).collect(),
         Err(error) if names.is_empty() => {
             let found = format!("{error}; not needed: `castnet host` has a software RNIC of its own");
-            vec![Check::ok(Use::Switch, WHAT, found)]
+            vec![check.ok(found)]
         }
         Err(error) => {
             let found = format!("{}: {error}", names.join(", "));
             let advice = error.advice().unwrap_or_else(|| "dmesg".to_owned());
-            vec![Check::warn(Use::Switch, WHAT, found, advice)]
+            vec![check.warn(found, advice)]
         }
     }
 }
 
 fn rdma_device(device: VerbsDevice) -> Check {
-    let what = format!("RDMA device {}", device.name);
+    let check = Check::of(Use::Switch, format!("RDMA device {}", device.name));
     match device.state {
         Ok(attributes) => {
             let found = format!(
@@ -140,11 +113,11 @@ fn rdma_device(device: VerbsDevice) -> Check {
                 attributes.active_pmtu.bytes(),
                 device.name
             );
-            Check::ok(Use::Switch, what, found)
+            check.ok(found)
         }
         Err(error) => {
             let advice = device.advice.unwrap_or_else(|| "dmesg".to_owned());
-            Check::warn(Use::Switch, what, error, advice)
+            check.warn(error, advice)
         }
     }
 }
@@ -154,34 +127,27 @@ const HEADERS_BYTES: u64 = 80;
 
 /// The largest RoCE path MTU that fits an interface.
 fn pmtu_of(mtu: u64) -> Option<usize> {
-    let fits = |p: &castnet_wire::Pmtu| p.bytes() as u64 + HEADERS_BYTES <= mtu;
-    castnet_wire::Pmtu::ALL
-        .into_iter()
-        .rev()
-        .find(fits)
-        .map(castnet_wire::Pmtu::bytes)
+    let all = castnet_wire::Pmtu::ALL.into_iter().rev();
+    let mut bytes = all.map(castnet_wire::Pmtu::bytes);
+    bytes.find(|pmtu| *pmtu as u64 + HEADERS_BYTES <= mtu)
 }
 
 fn mtu(machine: &Machine, name: &str) -> Check {
-    let what = format!("{name}: MTU");
+    let check = Check::of(Use::Speed, format!("{name}: MTU"));
     let state = machine
         .read(&format!("/sys/class/net/{name}/operstate"))
         .unwrap_or_else(|| "unknown".to_owned());
     let Some(mtu) = machine.number(&format!("/sys/class/net/{name}/mtu")) else {
-        return Check::warn(Use::Speed, what, "cannot be told", "mount /sys");
+        return check.warn("cannot be told", "mount /sys");
     };
-    let found = match pmtu_of(mtu) {
-        Some(pmtu) => format!("{mtu}, so path MTU {pmtu}; link {state}"),
-        None => format!("{mtu}: too small for any RoCE path MTU; link {state}"),
-    };
+    let advice = format!("for path MTU 4096, on every interface of the path: ip link set {name} mtu 4200");
     match pmtu_of(mtu) {
-        Some(4096) => Check::ok(Use::Speed, what, found),
-        _ => Check::warn(
-            Use::Speed,
-            what,
-            found,
-            format!("for path MTU 4096, on every interface of the path: ip link set {name} mtu 4200"),
-        ),
+        Some(4096) => check.ok(format!("{mtu}, so path MTU 4096; link {state}")),
+        Some(pmtu) => check.warn(format!("{mtu}, so path MTU {pmtu}; link {state}"), advice),
+        None => {
+            let found = format!("{mtu}: too small for any RoCE path MTU; link {state}");
+            check.warn(found, advice)
+        }
     }
 }
 
@@ -190,13 +156,7 @@ fn ethtool(machine: &Machine, name: &str) -> Option<String> {
     if !machine.real || !machine.has_program("ethtool") {
         return None;
     }
-    let answer = Command::new("ethtool")
-        .args(["-k", name])
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .output();
-    let answer = answer.ok().filter(|a| a.status.success())?;
-    Some(String::from_utf8_lossy(&answer.stdout).into_owned())
+    super::machine::output_of("ethtool", &["-k", name])
 }
 
 /// Offloads that merge or split frames: a switch on AF_PACKET would see frames that were never on the wire, and a
@@ -209,7 +169,7 @@ const HARMFUL: [(&str, &str); 4] = [
 ];
 
 fn offloads(name: &str, features: &str) -> Check {
-    let what = format!("{name}: offloads");
+    let check = Check::of(Use::Switch, format!("{name}: offloads"));
     let is_on = |long: &str| {
         features.lines().any(|line| {
             line.trim()
@@ -223,12 +183,10 @@ fn offloads(name: &str, features: &str) -> Check {
         .map(|(_, short)| *short)
         .collect();
     if on.is_empty() {
-        return Check::ok(Use::Switch, what, "none that merges or splits frames");
+        return check.ok("none that merges or splits frames");
     }
     let off: String = on.iter().map(|short| format!(" {short} off")).collect();
-    Check::warn(
-        Use::Switch,
-        what,
+    check.warn(
         format!(
             "{} on: frames longer than the MTU can reach a switch on this port",
             on.join(", ")

@@ -27,7 +27,7 @@ pub(crate) fn checks(
             if !built_in {
                 let what = format!("port {}: DPDK", port.name);
                 let advice = "cargo build --release -p castnet --features dpdk (docs/dpdk.md)";
-                checks.push(Check::missing(Use::File, what, "not built in", advice));
+                checks.push(Check::of(Use::File, what).missing("not built in", advice));
             }
             checks.extend(queues(&port.name, spec, config.workers.len()));
         }
@@ -46,17 +46,14 @@ fn workers(machine: &Machine, config: &DataplaneConfig) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut taken: BTreeMap<usize, usize> = BTreeMap::new();
     for (index, core) in config.workers.iter().enumerate() {
-        let what = format!("worker {index}");
+        let check = Check::of(Use::File, format!("worker {index}"));
         let Some(core) = core.core else {
-            checks.push(if busy && config.workers.len() > 1 {
-                Check::warn(
-                    Use::File,
-                    what,
-                    "on any core, and never lets it go",
+            checks.push(match busy && config.workers.len() > 1 {
+                true => check.warn(
+                    "on any core, which it keeps busy all the time",
                     "give each worker its core: --worker core=N",
-                )
-            } else {
-                Check::ok(Use::File, what, "on any core")
+                ),
+                false => check.ok("on any core"),
             });
             continue;
         };
@@ -67,30 +64,20 @@ fn workers(machine: &Machine, config: &DataplaneConfig) -> Vec<Check> {
             .find(|(other, _)| siblings_of(machine, core).contains(other));
         checks.push(if !among(&online) {
             let found = format!("core {core} is not there; {} are online", plural(there, "core"));
-            Check::missing(
-                Use::File,
-                what,
-                found,
-                "--worker core=N, with one of lscpu --extended",
-            )
+            check.missing(found, "--worker core=N, with one of lscpu --extended")
         } else if !among(&allowed) {
             let advice = "see taskset -pc $$, and what started this shell";
-            Check::missing(
-                Use::File,
-                what,
-                format!("core {core} is not allowed for this process"),
-                advice,
-            )
+            check.missing(format!("core {core} is not allowed for this process"), advice)
         } else if let Some(other) = taken.get(&core) {
             let found = format!("core {core} is worker {other}'s already");
-            Check::missing(Use::File, what, found, "give each worker a core of its own")
+            check.missing(found, "give each worker a core of its own")
         } else if let Some((core_of_other, other)) = shared {
             let found =
                 format!("core {core} is a hardware thread beside core {core_of_other} of worker {other}");
-            let advice = "two workers on one processor core are as fast as one and a bit: take another core";
-            Check::warn(Use::File, what, found, advice)
+            let advice = "two workers on one processor core are hardly faster than one: take another core";
+            check.warn(found, advice)
         } else {
-            Check::ok(Use::File, what, format!("core {core}"))
+            check.ok(format!("core {core}"))
         });
         taken.entry(core).or_insert(index);
     }
@@ -98,83 +85,71 @@ fn workers(machine: &Machine, config: &DataplaneConfig) -> Vec<Check> {
 }
 
 fn port_check(machine: &Machine, name: &str, spec: &PortSpec) -> Check {
-    let what = format!("port {name}");
+    let check = Check::of(Use::File, format!("port {name}"));
     match spec {
         PortSpec::Faulty(inner, _) => port_check(machine, name, inner),
-        PortSpec::AfPacket(packet) => interface(machine, what, &packet.interface),
-        PortSpec::Dpdk(spec) => device(machine, what, spec),
+        PortSpec::AfPacket(packet) => interface(machine, check, &packet.interface),
+        PortSpec::Dpdk(spec) => device(machine, check, spec),
         PortSpec::Pcap(files) => match &files.input {
-            Some(path) if !machine.has(&path.to_string_lossy()) => no_file(what, &path.display().to_string()),
-            _ => Check::ok(Use::File, what, spec.to_string()),
+            Some(path) if !machine.has(&path.to_string_lossy()) => {
+                no_file(check, &path.display().to_string())
+            }
+            _ => check.ok(spec.to_string()),
         },
-        other => Check::ok(Use::File, what, other.to_string()),
+        other => check.ok(other.to_string()),
     }
 }
 
-fn no_file(what: String, path: &str) -> Check {
+fn no_file(check: Check, path: &str) -> Check {
     let advice = "give the path from the folder that the switch runs in";
-    Check::missing(Use::File, what, format!("no file {path}"), advice)
+    check.missing(format!("no file {path}"), advice)
 }
 
-fn interface(machine: &Machine, what: String, name: &str) -> Check {
+fn interface(machine: &Machine, check: Check, name: &str) -> Check {
     let folder = format!("/sys/class/net/{name}");
     if !machine.has(&folder) {
         let found = format!("no interface {name} in this network namespace");
-        return Check::missing(Use::File, what, found, "ip link lists those there are");
+        return check.missing(found, "ip link lists those there are");
     }
     match machine.read(&format!("{folder}/operstate")).as_deref() {
-        Some("down" | "lowerlayerdown") => Check::warn(
-            Use::File,
-            what,
+        Some("down" | "lowerlayerdown") => check.warn(
             format!("interface {name} is down"),
             format!("ip link set {name} up, and see the cable"),
         ),
-        _ => Check::ok(Use::File, what, format!("interface {name}")),
+        _ => check.ok(format!("interface {name}")),
     }
 }
 
-fn device(machine: &Machine, what: String, spec: &DpdkSpec) -> Check {
+fn device(machine: &Machine, check: Check, spec: &DpdkSpec) -> Check {
     let address = &spec.device;
     if !spec.is_pci() {
-        return virtual_device(machine, what, spec);
+        return virtual_device(machine, check, spec);
     }
     let bind = format!("dpdk-devbind.py -b vfio-pci {address} (deploy/README.md)");
     match nic(machine, address) {
-        Nic::Absent => Check::missing(
-            Use::File,
-            what,
+        Nic::Absent => check.missing(
             format!("no device {address} on the PCI bus"),
             "dpdk-devbind.py --status-dev net lists those there are",
         ),
-        Nic::Taken(driver) | Nic::Shared(driver) => {
-            Check::ok(Use::File, what, format!("{address}, driver {driver}"))
-        }
-        Nic::Kernels(driver) => Check::missing(
-            Use::File,
-            what,
-            format!("{address} is the kernel's, by driver {driver}"),
-            bind,
-        ),
-        Nic::Unbound => Check::missing(Use::File, what, format!("{address} has no driver"), bind),
+        Nic::Taken(driver) | Nic::Shared(driver) => check.ok(format!("{address}, driver {driver}")),
+        Nic::Kernels(driver) => check.missing(format!("{address} is the kernel's, by driver {driver}"), bind),
+        Nic::Unbound => check.missing(format!("{address} has no driver"), bind),
     }
 }
 
-/// The interface of AF_XDP and the input of pcap must be there; all else is made as it is asked for.
-fn virtual_device(machine: &Machine, what: String, spec: &DpdkSpec) -> Check {
+/// The interface of AF_XDP and the input of pcap must exist; DPDK creates all other virtual devices.
+fn virtual_device(machine: &Machine, check: Check, spec: &DpdkSpec) -> Check {
     let argument = |key: &str| {
-        let given = spec.arguments.split(',');
-        given
-            .filter_map(|a| a.split_once('='))
-            .find(|(k, _)| *k == key)
-            .map(|(_, value)| value)
+        let mut given = spec.arguments.split(',').filter_map(|a| a.split_once('='));
+        given.find(|(k, _)| *k == key).map(|(_, value)| value)
     };
     if let Some(name) = argument("iface").filter(|_| spec.device.starts_with("net_af_")) {
-        return interface(machine, what, name);
+        return interface(machine, check, name);
     }
     if let Some(path) = argument("rx_pcap").filter(|path| !machine.has(path)) {
-        return no_file(what, path);
+        return no_file(check, path);
     }
-    Check::ok(Use::File, what, format!("virtual device {}", spec.device))
+    check.ok(format!("virtual device {}", spec.device))
 }
 
 fn queues(name: &str, spec: &DpdkSpec, workers: usize) -> Option<Check> {
@@ -185,17 +160,17 @@ fn queues(name: &str, spec: &DpdkSpec, workers: usize) -> Option<Check> {
             plural(workers, "worker")
         );
         let advice = format!("queues={workers}: more than workers cost memory and gain nothing");
-        Check::warn(Use::File, format!("port {name}: queues"), found, advice)
+        Check::of(Use::File, format!("port {name}: queues")).warn(found, advice)
     })
 }
 
-/// Workers whose turn no port's queue is: they get frames only from other workers.
+/// Workers that receive from no queue of a port: they get frames only from other workers.
 fn without_port(config: &DataplaneConfig) -> Option<Check> {
     let workers = config.workers.len();
     let idle: Vec<_> = (0..workers)
         .filter(|worker| {
             let receives = |(place, port): (usize, &castnet_worker::PortConfig)| {
-                // A port's first queue goes to the worker whose turn it is, the others to those after it.
+                // Ports give their first queues to workers in turn, and further queues to the workers after.
                 let rank = (worker + workers - place % workers) % workers;
                 rank < port.spec.receivers()
             };
@@ -204,9 +179,12 @@ fn without_port(config: &DataplaneConfig) -> Option<Check> {
         .map(|worker| worker.to_string())
         .collect();
     (!idle.is_empty()).then(|| {
-        let found = format!("of worker {}: no port's queue is theirs", idle.join(", "));
-        let advice = "queues=N of a DPDK port spreads what it receives; else frames come by hand-over, or take fewer workers";
-        Check::warn(Use::File, "queues", found, advice)
+        let found = format!(
+            "of worker {}: none of a port; it gets frames only from other workers",
+            idle.join(", ")
+        );
+        let advice = "give a DPDK port queues=N, or take fewer workers";
+        Check::of(Use::File, "queues").warn(found, advice)
     })
 }
 
@@ -234,19 +212,14 @@ fn numa(machine: &Machine, config: &DataplaneConfig) -> Vec<Check> {
         if let Some(node) = core_node(core).filter(|node| *node != device) {
             let found = format!("NIC on node {device}, its worker {worker} (core {core}) on node {node}");
             let advice = format!("each frame crosses between nodes: take a core of node {device} (lscpu)");
-            checks.push(Check::warn(
-                Use::File,
-                format!("port {}: NUMA", port.name),
-                found,
-                advice,
-            ));
+            checks.push(Check::of(Use::File, format!("port {}: NUMA", port.name)).warn(found, advice));
         }
     }
     checks
 }
 
 fn memory(machine: &Machine, config: &DataplaneConfig, hugepages: Hugepages, need: &Need) -> Check {
-    const WHAT: &str = "hugepages for it";
+    let check = Check::of(Use::File, "hugepages for it");
     let nics = config
         .ports
         .iter()
@@ -254,27 +227,19 @@ fn memory(machine: &Machine, config: &DataplaneConfig, hugepages: Hugepages, nee
         .any(DpdkSpec::is_pci);
     let pages = pages(machine);
     let free = free_bytes(&pages);
-    let found = format!(
-        "{} needed, {} free",
-        bytes(need.bytes.next_multiple_of(1 << 20)),
-        bytes(free)
-    );
+    let found = format!("{} needed, {} free", need.text(), bytes(free));
     match hugepages {
-        Hugepages::No if nics => Check::warn(
-            Use::File,
-            WHAT,
-            "hugepages = \"no\", but NICs as a rule need them",
+        Hugepages::No if nics => check.warn(
+            "hugepages = \"no\", but most NICs need them",
             "hugepages = \"auto\"",
         ),
-        Hugepages::No => Check::ok(Use::File, WHAT, "none are asked for"),
-        _ if free >= need.bytes => Check::ok(Use::File, WHAT, found),
-        Hugepages::Auto if !nics => Check::warn(
-            Use::File,
-            WHAT,
+        Hugepages::No => check.ok("none are asked for"),
+        _ if free >= need.bytes => check.ok(found),
+        Hugepages::Auto if !nics => check.warn(
             format!("{found}: buffers will be in ordinary memory, which is slower"),
             reserve(&pages, need.bytes),
         ),
-        _ => Check::missing(Use::File, WHAT, found, reserve(&pages, need.bytes)),
+        _ => check.missing(found, reserve(&pages, need.bytes)),
     }
 }
 

@@ -1,12 +1,12 @@
 //! Whether what this machine sends to a group's address reaches a Castnet switch.
 
 use std::net::{Ipv4Addr, UdpSocket};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
+use super::machine::output_of;
 use super::{Check, Use};
 
-/// The discard service: a frame to it asks for the next hop's Ethernet address, and does nothing else to anybody.
+/// The discard service. A frame to it makes the kernel ask for the Ethernet address of the next hop, and does nothing else.
 const DISCARD: u16 = 9;
 /// Kernels ask three times, a second apart; they may have begun before.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -22,66 +22,45 @@ struct Way {
 
 /// Route and next hop of a McstID.
 pub(crate) fn checks(mcst_id: Ipv4Addr) -> Vec<Check> {
-    let route = "route to the McstID";
-    let Some(way) = ip(&["-4", "route", "get", &mcst_id.to_string()]).and_then(|text| way(&text)) else {
-        return vec![Check::missing(
-            Use::Group,
-            route,
-            format!("none to {mcst_id}"),
-            "take McstIDs of an interface's subnet (castnet controller --mcst-pool), or route their prefix to the Castnet switch: \
-             ip route add PREFIX via SWITCH",
-        )];
+    let route = Check::of(Use::Group, "route to the McstID");
+    let Some(way) =
+        output_of("ip", &["-4", "route", "get", &mcst_id.to_string()]).and_then(|text| way(&text))
+    else {
+        let advice = "take McstIDs of an interface's subnet (castnet controller --mcst-pool), or route their prefix to the \
+                      Castnet switch: ip route add PREFIX via SWITCH";
+        return vec![route.missing(format!("none to {mcst_id}"), advice)];
     };
     let (next_hop, found) = match way.gateway {
         None => (mcst_id, format!("on link by {}", way.interface)),
         Some(gateway) => (gateway, format!("by the router {gateway} on {}", way.interface)),
     };
     if way.interface == "lo" {
-        return vec![Check::missing(
-            Use::Group,
-            route,
-            format!("{mcst_id} is an address of this machine"),
-            "no host may have the address of a group: give the group another one, or take it off the interface",
-        )];
+        let advice = "no host may have the address of a group: give the group another one, or take it off the interface";
+        return vec![route.missing(format!("{mcst_id} is an address of this machine"), advice)];
     }
-    let mut checks = vec![Check::ok(Use::Group, route, found)];
-    checks.push(match ask(mcst_id, next_hop, &way.interface) {
-        Some(mac) if way.gateway.is_some() => Check::warn(
-            Use::Group,
-            "next hop of the McstID",
-            format!("{next_hop} is at {mac}"),
-            format!(
-                "that router must route {mcst_id} to the Castnet switch, and every router on the way: see its routes; \
-                 castnet drops and castnet trace at the switch tell whether frames come"
-            ),
-        ),
-        Some(mac) => Check::ok(
-            Use::Group,
-            "next hop of the McstID",
-            format!("{next_hop} is at {mac}: a switch answers for it"),
-        ),
-        None => Check::missing(
-            Use::Group,
-            "next hop of the McstID",
-            format!("nobody answers ARP for {next_hop} on {}", way.interface),
-            match way.gateway {
+    let check = Check::of(Use::Group, "next hop of the McstID");
+    let check = match (ask(mcst_id, next_hop, &way.interface), way.gateway) {
+        (Some(mac), Some(_)) => {
+            let advice = format!(
+                "that router, and every router on the way, must route {mcst_id} to the Castnet switch: see its routes; \
+                 castnet drops and castnet trace at the switch show whether frames come"
+            );
+            check.warn(format!("{next_hop} is at {mac}"), advice)
+        }
+        (Some(mac), None) => check.ok(format!("{next_hop} is at {mac}: a switch answers for it")),
+        (None, gateway) => {
+            let advice = match gateway {
                 Some(_) => "the router is down, or not in this VLAN",
                 None => {
-                    "see that the group is installed (castnet group list --agent URL), that the switch's port is up and in the VLAN of \
-                     this interface (castnet port), and that it hears this machine (castnet neighbours)"
+                    "see that the group is installed (castnet group list --agent URL), that the switch's port is up and in the \
+                     VLAN of this interface (castnet port), and that it sees this machine (castnet neighbours)"
                 }
-            },
-        ),
-    });
-    checks
-}
-
-/// What `ip` prints; `None` where it fails.
-fn ip(words: &[&str]) -> Option<String> {
-    let out = Command::new("ip").args(words).output().ok()?;
-    out.status
-        .success()
-        .then(|| String::from_utf8_lossy(&out.stdout).into_owned())
+            };
+            let found = format!("nobody answers ARP for {next_hop} on {}", way.interface);
+            check.missing(found, advice)
+        }
+    };
+    vec![route.ok(found), check]
 }
 
 /// Reads a line such as `10.9.0.1 via 10.0.0.254 dev eth0 src 10.0.0.1`.
@@ -101,10 +80,13 @@ fn ask(address: Ipv4Addr, next_hop: Ipv4Addr, interface: &str) -> Option<String>
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
-        // Each frame has a kernel that gave up ask again. That nobody answered the last time may be the error of this one.
+        // Each frame makes a kernel ask again that gave up. Its error may be that nobody answered before.
         let _ = socket.send_to(&[], (address, DISCARD));
         std::thread::sleep(PAUSE);
-        let text = ip(&["-4", "neigh", "show", &next_hop.to_string(), "dev", interface])?;
+        let text = output_of(
+            "ip",
+            &["-4", "neigh", "show", &next_hop.to_string(), "dev", interface],
+        )?;
         let mut words = text.split_whitespace().skip_while(|w| *w != "lladdr");
         if let Some(mac) = words.nth(1).filter(|_| !text.contains("FAILED")) {
             return Some(mac.to_owned());
