@@ -1,6 +1,5 @@
 //! A switch inside this process: how fast is this machine's switch?
 
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark};
 use castnet_console::service::Signals;
 use castnet_port::PoolConfig;
-use castnet_traffic::drive::{InCore, Lane, Live, Stage};
+use castnet_traffic::drive::{InCore, Lane};
 use castnet_traffic::{Place, Plan, Scenario};
 use castnet_wire::{MacAddr, PortId};
 use castnet_worker::{DataplaneConfig, Idle, PortConfig, WorkerConfig};
@@ -18,7 +17,7 @@ use super::players::{Part, Players, cores};
 use super::report::{BenchReport, RunReport};
 use super::{InsideArgs, Over, no_plan};
 
-/// What an IP packet may have beyond its payload: headers, immediate data, ICRC.
+/// The most that an IP packet has beside its payload: headers, immediate data, ICRC.
 const OVERHEAD: usize = 128;
 
 /// Where switch and hosts are.
@@ -39,21 +38,19 @@ impl Where {
         if let Some(core) = args.core.filter(|core| !cores.contains(core)) {
             let all: Vec<_> = cores.iter().map(ToString::to_string).collect();
             return Err(Failure::usage(format!("this process may not use core {core}"))
-                .next(format!("say one of these: {}", all.join(", "))));
+                .next(format!("give one of these: {}", all.join(", "))));
         }
         if over == Over::Core && args.threads.is_some() {
             return Err(Failure::usage(
-                "--over core plays the hosts in the worker, on no thread of their own",
+                "--over core simulates the hosts in the worker, without threads of their own",
             )
-            .next("leave --threads out, or say --over memory"));
+            .next("leave --threads out, or give --over memory"));
         }
         let core = args.core.or(cores.last().copied());
         let mut free: Vec<usize> = cores.into_iter().filter(|c| Some(*c) != core).collect();
         if free.is_empty() {
             if over == Over::Memory {
-                remark(
-                    "one core for switch and hosts: they take turns, and the figures are of both together",
-                );
+                remark("switch and hosts share one core: the figures are those of both together");
             }
             free.extend(core);
         }
@@ -86,7 +83,7 @@ pub(super) async fn run(
             place.others.len()
         ),
         Over::Core => format!(
-            "a switch inside, its worker on core {}, which plays the hosts as well",
+            "a switch inside, its worker on core {}, which simulates the hosts as well",
             place.core.unwrap_or_default()
         ),
     });
@@ -112,13 +109,13 @@ fn config(plan: &Plan, place: &Where, ports: Vec<PortConfig>, frame_max: usize) 
         core: place.core,
         idle: Idle::Busy,
     }];
-    config.pool = pool(plan, 0..plan.hosts.len(), frame_max);
+    config.pool = pool(plan, frame_max);
     config
 }
 
-/// Buffers for those who play these hosts, and for what is under way.
-fn pool(plan: &Plan, hosts: impl IntoIterator<Item = usize>, frame_max: usize) -> PoolConfig {
-    let templates: usize = hosts.into_iter().map(|place| plan.templates(place)).sum();
+/// Buffers for the templates of these hosts, and for frames in flight.
+fn pool(plan: &Plan, frame_max: usize) -> PoolConfig {
+    let templates: usize = (0..plan.hosts.len()).map(|place| plan.templates(place)).sum();
     PoolConfig {
         buffers: 4096 + templates,
         bodies: 1024 + templates,
@@ -134,27 +131,20 @@ async fn one(
     signals: &mut Signals,
 ) -> Outcome<RunReport> {
     let places = Place::star(scenario.places());
-    let plan = Arc::new(Plan::own(scenario, &places).map_err(|e| no_plan(&e))?);
+    let part = Part::new(Plan::own(scenario, &places).map_err(|e| no_plan(&e))?);
+    let plan = part.plan.clone();
     let mtu = scenario.sizes.pmtu().bytes() + OVERHEAD;
     let frame_max = mtu + 18;
-    let part = Part {
-        lives: plan.hosts.iter().map(|_| Live::new()).collect(),
-        stage: Arc::new(Stage::new()),
-        plan: plan.clone(),
-    };
     let mac = |n: usize| MacAddr([0x02, 0xCA, 0x57, 0, 1, n as u8]);
-    let (told, hears) = channel();
+    let (report, reports) = channel();
     let (mut ports, mut ends) = (Vec::new(), Vec::new());
     for (n, host) in plan.hosts.iter().enumerate() {
         let id = PortId::new(n as u8).unwrap_or_default();
         ports.push(match place.over {
             Over::Core => {
                 let (stage, live) = (part.stage.clone(), part.lives[n].clone());
-                PortConfig::new(
-                    id,
-                    &host.name,
-                    InCore::new(plan.clone(), n, mac(n), stage, live, told.clone()),
-                )
+                let port = InCore::new(plan.clone(), n, mac(n), stage, live, report.clone());
+                PortConfig::new(id, &host.name, port)
             }
             Over::Memory => {
                 let (near, far) = Lane::pair(&host.name, mac(n), mtu);
@@ -163,14 +153,10 @@ async fn one(
             }
         });
     }
-    drop(told);
+    drop(report);
     let players = match place.over {
         Over::Core => None,
-        Over::Memory => Some(Players::open(
-            ends,
-            &place.others,
-            pool(&plan, 0..plan.hosts.len(), frame_max),
-        )?),
+        Over::Memory => Some(Players::open(ends, &place.others, pool(&plan, frame_max))?),
     };
     let dataplane = castnet_switch::start(config(&plan, place, ports, frame_max)).await?;
     for rule in &plan.groups {
@@ -179,18 +165,15 @@ async fn one(
     if let Some(players) = &players {
         players.begin(&part)?;
     }
-    let course = Run {
+    let run = Run {
         output,
-        title: scenario.workload.name().to_owned(),
+        scenario,
         time,
-        frames: scenario.frames.unwrap_or_default(),
-        stage: part.stage.clone(),
-        lives: part.lives.clone(),
+        part: &part,
         watched: &mut Watched::Inside(dataplane.clone()),
-    }
-    .watch(signals)
-    .await?;
-    let played = match &players {
+    };
+    let course = run.watch(signals).await?;
+    let mut played = match &players {
         Some(players) => players.end(&part)?,
         None => Vec::new(),
     };
@@ -200,18 +183,11 @@ async fn one(
         drop(dataplane);
     });
     stopped.await.map_err(Failure::failed)?;
-    let mut played = played;
     if players.is_none() {
-        // The ports have told when they were closed.
-        drop(part);
-        let order = |name: &str| plan.hosts.iter().position(|h| h.name == name);
-        played = hears.try_iter().collect();
-        played.sort_by_key(|p| order(&p.host.name));
+        // The ports have reported when they were closed.
+        played = reports.try_iter().collect();
+        part.sort(&mut played);
     }
-    Ok(RunReport::new(
-        scenario,
-        &course,
-        &played,
-        place.over == Over::Core,
-    ))
+    let one_core = place.over == Over::Core;
+    Ok(RunReport::new(scenario, &course, &played, one_core))
 }

@@ -1,4 +1,4 @@
-//! `castnet bench`: traffic into a switch, and what comes back of it, counted.
+//! `castnet bench`: sends traffic into a switch, and counts what comes back.
 
 mod inside;
 mod measure;
@@ -24,21 +24,25 @@ use clap::{Args, ValueEnum};
 
 const AFTER_HELP: &str = "Patterns:
   multicast  data of one source to all receivers, which acknowledge each message
-  ack        every receiver acknowledges every PSN; one data frame opens a whole window of them
-  nak        half of the receivers refuse the middle of each window, by a burst; the source sends again from there
+  ack        every receiver acknowledges every PSN; one data frame opens a whole window
+  nak        half of the receivers refuse the middle of each window with a burst of NAKs; the
+             source sends again from there
   cnp        CNPs of all receivers, one after the other
-  aggregate  all ranks contribute to one AllReduce of f32 after the other, and get every result
-  mix        all of these; mix:multicast=8,ack=4,cnp=1 says which, and in what shares of what each host sends
+  aggregate  all ranks contribute to AllReduces of f32, one after the other, and get every result
+  mix        all of these; mix:multicast=8,ack=4,cnp=1 names them with their shares
 
-Without --port, a switch with one worker runs inside this program, and hosts are played around it: on threads of their own
-(--over memory), or as ports of the worker itself (--over core), where no ring and no second core is between and the parts of
-a worker's round are told apart. With --port, each port plays the host at the other end of a real switch's port.
+Without --port, a switch with one worker runs in this program, with simulated hosts: on threads of their own (--over memory), or as ports of the worker (--over core), without rings and a second core. Over core, the table also shows the parts of the worker's time. With --port, each port simulates the host that is connected to one port of a real switch.
 
-Columns: frames into and out of the switch, in millions per second and in Gb/s (whole frames without FCS); nanoseconds of the worker's
-busy time for each; engine ns: of those per frame in, what parsing, deciding and rewriting took; ports ns: what the ports took, which over core are
-the hosts; what bounded the rate (the switch, if its worker was idle for less than 5 %); drops: frames that ended in the switch; missing:
-data that never reached a receiver.
-docs/bench.md says what each pattern does and how to read it.
+Columns:
+  M/s, Gb/s  frames into and out of the switch, in millions per second and in Gb/s (whole frames
+             without FCS)
+  ns         busy time of the worker per frame, in nanoseconds
+  engine ns  its part for parsing, deciding and rewriting, per frame in
+  ports ns   its part for the ports, per frame in; over core the ports are the hosts
+  bound by   what limited the rate; the switch, if its worker was idle for less than 5 %
+  drops      frames that the switch dropped
+  missing    data frames that never reached a receiver
+docs/bench.md says what each pattern does and how to read the table.
 
 Examples:
   castnet bench                                         all patterns, about ten seconds
@@ -47,19 +51,19 @@ Examples:
   castnet bench multicast --size 64:7,1024:4,4096:1 --rate 2M --time 10s
   castnet bench mix:multicast=4,aggregate=1 -O json     one object a line, for each run
   castnet bench --port h1=eth1 --port h2=eth2 --switch http://10.0.0.9:7471 --insecure multicast
-                                         h1 and h2: the switch's ports; groups are made there and removed in the end
+                                         h1 and h2: the switch's ports; groups are installed there, and removed at the end
   castnet bench --port h1=eth1 --port h2=eth2 --group rules.toml multicast     h1 and h2: members of the file's groups
   castnet bench ack --as rx1 --frames 64 --write ack.pcap     packet files, for other generators";
 
-/// Measures a switch: the one inside this program, or a real one behind ports
+/// Measures a switch: one inside this program, or a real one behind ports
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub struct BenchCommand {
-    /// What to send; several are run one after the other [default: all of them]
+    /// What to send; several patterns run one after the other [default: all of them]
     #[arg(value_name = "PATTERN")]
     workloads: Vec<Workload>,
-    /// Payload of data in bytes, or sizes in turn with weights (64:7,1024:4,4096:1); given again: one run each. Contributions have the
-    /// path MTU that carries it [default: as the pattern has it]
+    /// Payload of data in bytes, or a mix of sizes with weights (64:7,1024:4,4096:1); may be given again, for a run each. For aggregate, the
+    /// smallest path MTU that is as large [default: that of the pattern]
     #[arg(long = "size", value_name = "BYTES")]
     sizes: Vec<Sizes>,
     /// Groups of each pattern
@@ -68,43 +72,44 @@ pub struct BenchCommand {
     /// Receivers of each group, or its ranks [default: 8; with --port, all but the first port]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..PortId::COUNT as i64))]
     receivers: Option<u32>,
-    /// flat, frames per second (500k, 2M), or bits per second (10Gbps), of what the pattern is about, all hosts together
+    /// Rate of the pattern's own frames, of all hosts together: frames per second (500k, 2M), bits per second (10Gbps), or flat, as fast as
+    /// possible
     #[arg(long, default_value = "flat")]
     rate: Rate,
     /// How long each run takes
     #[arg(long, value_name = "TIME", default_value = "1s", conflicts_with = "frames")]
     time: Span,
-    /// Ends after so many frames of the pattern instead
+    /// Ends a run after so many frames of the pattern instead
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     frames: Option<u64>,
     /// Data frames from one acknowledgement to the next
     #[arg(long, value_name = "FRAMES", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     message: u32,
-    /// Data that all groups together may have under way; of ack: PSNs to be acknowledged
+    /// Data frames in flight, of all groups together; for ack: PSNs to be acknowledged
     #[arg(long, value_name = "FRAMES", default_value_t = 256, value_parser = clap::value_parser!(u32).range(4..=65_536))]
     window: u32,
-    /// NAKs of one burst
+    /// NAKs in one burst
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     burst: u32,
-    /// Of which frames that come back the ICRC is looked at, and of which results the sum: none, sample (one in 64) or all
+    /// Which frames that come back have their ICRC checked, and which results their sum: none, sample (one in 64) or all
     #[arg(long, default_value = "sample")]
     check: Check,
-    /// Says of each member of each group too what it sent, got and missed
+    /// Also shows what each member of each group has sent, received and missed
     #[arg(long, conflicts_with = "write")]
     flows: bool,
+    /// Writes frames of the pattern into a pcap file instead of sending them (64 unless --frames says otherwise)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["ports", "over"])]
+    write: Option<PathBuf>,
+    /// With --write: the host whose frames are written, tx (the source) or rx1, rx2 ... [default: the first that sends frames of the pattern]
+    #[arg(long = "as", value_name = "HOST", requires = "write")]
+    host: Option<String>,
     #[command(flatten)]
     inside: InsideArgs,
     #[command(flatten)]
     outside: OutsideArgs,
-    /// Writes frames of the pattern into a pcap file instead of sending them (64 unless --frames says otherwise)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["ports", "over"])]
-    write: Option<PathBuf>,
-    /// With --write: whose frames, tx (the source) or rx1, rx2 ... [default: whoever sends what the pattern is about]
-    #[arg(long = "as", value_name = "HOST", requires = "write")]
-    host: Option<String>,
 }
 
-/// Where the hosts of a switch inside are.
+/// Where simulated hosts run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Over {
     /// On threads of their own, with rings between.
@@ -116,13 +121,13 @@ enum Over {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "A switch inside this program")]
 struct InsideArgs {
-    /// memory: hosts on threads and cores of their own; core: as ports of the worker [default: memory where there are two cores]
+    /// memory: hosts on threads of their own; core: hosts as ports of the worker [default: memory if there are two cores]
     #[arg(long, value_enum, hide_possible_values = true)]
     over: Option<Over>,
     /// The worker's core [default: the last one]
     #[arg(long, value_name = "N")]
     core: Option<usize>,
-    /// Threads that play hosts [default: as many as there are other cores, 4 at most; with --port, 1]
+    /// Threads that simulate hosts [default: one for each other core, 4 at most; with --port, 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: Option<u32>,
 }
@@ -130,14 +135,14 @@ struct InsideArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "A real switch")]
 struct OutsideArgs {
-    /// A port of this machine, and the name of the switch's port that it is cabled to (with --group: of the member that it plays); the
-    /// first one is the source's. May be given again. SPEC as for castnet switch
+    /// A port of this machine, with the name of the switch's port that it is connected to (with --group: the name of the member that it
+    /// simulates); the first port is the source's. May be given again. SPEC as for castnet switch
     #[arg(long = "port", value_name = "NAME=SPEC", conflicts_with_all = ["over", "core"])]
     ports: Vec<NamedPort>,
-    /// The switch's rule file: its groups are used as they are
+    /// The switch's rule file, whose groups are used
     #[arg(long = "group", value_name = "FILE", requires = "ports")]
     rules: Option<PathBuf>,
-    /// Where the switch's agent listens: its counters are read, and without --group groups are made there
+    /// Where the switch's agent listens: its counters are read and, without --group, groups are installed there
     #[arg(long, value_name = "URL", requires = "ports")]
     switch: Option<Address>,
     /// Where DPDK's buffers live
@@ -148,7 +153,7 @@ struct OutsideArgs {
 }
 
 impl BenchCommand {
-    /// What is run, in order.
+    /// The runs, in order.
     fn scenarios(&self, ports: Option<usize>) -> Outcome<Vec<Scenario>> {
         let standard = self.workloads.is_empty();
         let workloads = match standard {
@@ -178,7 +183,7 @@ impl BenchCommand {
                 return Err(Failure::usage(format!(
                     "{workload} with {receivers} receivers: a switch has 64 ports, and a source and a receiver need two"
                 ))
-                .next("say --receivers, or give one --port for each member"));
+                .next("give --receivers, or one --port for each member"));
             }
             for sizes in sizes {
                 scenarios.push(Scenario {
@@ -186,7 +191,7 @@ impl BenchCommand {
                     groups: self.groups as usize,
                     receivers,
                     message: self.message,
-                    // All groups share the rings' room.
+                    // All groups share the rings.
                     window: (self.window / self.groups / workload.shares().len() as u32).max(4),
                     burst: self.burst,
                     rate: self.rate,
@@ -215,15 +220,17 @@ impl BenchCommand {
         let time = self.frames.is_none().then_some(self.time.0);
         if time == Some(Duration::ZERO) {
             return Err(
-                Failure::usage("a run of no time measures nothing").next("say --time 1s, or --frames N")
+                Failure::usage("a run of no time measures nothing").next("give --time 1s, or --frames N")
             );
         }
         let mut bench = if self.outside.ports.is_empty() {
             inside::run(output, &self.scenarios(None)?, time, &self.inside, &mut signals).await?
         } else {
             if self.outside.rules.is_none() && self.outside.switch.is_none() {
-                return Err(Failure::usage("the switch behind these ports has which groups?")
-                    .next("--switch URL makes groups there, or --group FILE names those that are there"));
+                return Err(
+                    Failure::usage("it is not known which groups the switch behind these ports has")
+                        .next("--switch URL installs groups there, and --group FILE names those that it has"),
+                );
             }
             let scenarios = self.scenarios(Some(self.outside.ports.len()))?;
             outside::run(
@@ -244,13 +251,11 @@ impl BenchCommand {
     }
 }
 
-/// A plan that cannot be, in the words of the command line.
+/// A plan that is not possible, with what to do.
 fn no_plan(error: &PlanError) -> Failure {
     let failure = Failure::usage(error);
     match error {
-        PlanError::TooFewPlaces { .. } => {
-            failure.next("give more --port NAME=SPEC, or say --receivers with a smaller number")
-        }
+        PlanError::TooFewPlaces { .. } => failure.next("give more --port NAME=SPEC, or fewer --receivers"),
         PlanError::NobodyPlays { .. } => failure.next("name a --port after each member of the file's groups"),
         PlanError::BehindSwitch { .. } => {
             failure.next("give the rule file of a switch that has all members next to it")
@@ -258,7 +263,7 @@ fn no_plan(error: &PlanError) -> Failure {
         PlanError::NoGroup { .. } => {
             failure.next("castnet rules example, and castnet rules example --collective, show such groups")
         }
-        PlanError::OverPmtu { .. } => failure.next("say a smaller --size"),
+        PlanError::OverPmtu { .. } => failure.next("give a smaller --size"),
         _ => failure,
     }
 }

@@ -1,4 +1,4 @@
-//! One run: warm-up, the time that counts, and the end, until nothing comes any more.
+//! One run: warm-up, the time that is measured, and the end, until no more frames come.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,30 +7,28 @@ use castnet_console::api;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::Output;
 use castnet_console::service::Signals;
-use castnet_traffic::Counts;
-use castnet_traffic::drive::{Live, Stage};
+use castnet_traffic::{Counts, Scenario};
 use castnet_wire::CounterSet;
 use castnet_worker::{Clocks, Dataplane, PortReport};
 use indicatif::ProgressBar;
 
-/// How often somebody looks.
+use super::players::Part;
+
+/// How often the counters of the hosts are read.
 const TICK: Duration = Duration::from_millis(10);
-/// It is over when nothing has moved for so long ...
+/// A run has ended when no counter has changed for so long ...
 const QUIET: Duration = Duration::from_millis(150);
 /// ... or after so long.
 const DRAIN_MAX: Duration = Duration::from_secs(3);
-/// A run of so many frames that does not move for so long will not end by itself.
+/// A run of a number of frames ends if no counter has changed for so long.
 const STUCK: Duration = Duration::from_secs(2);
-/// Runs of which a bar is shown.
+/// Runs longer than this have a progress bar.
 const LONG: Duration = Duration::from_secs(2);
 
-/// Whose counters are read.
+/// The switch whose counters are read.
 pub(super) enum Watched {
-    /// Nobody's: the switch is only seen from outside.
     None,
-    /// Of a switch inside this process.
     Inside(Arc<Dataplane>),
-    /// Of a switch elsewhere.
     Agent(api::AgentClient),
 }
 
@@ -52,7 +50,7 @@ pub(super) struct SwitchNow {
 pub(super) struct WorkerNow {
     pub(super) elapsed_ns: u64,
     pub(super) idle_ns: u64,
-    /// Time that its thread had a core, where the kernel tells.
+    /// Time that its thread had a core, if the kernel reports it.
     pub(super) cpu_ns: Option<u64>,
     pub(super) clocks: Clocks,
     pub(super) clock_hz: u64,
@@ -64,11 +62,8 @@ impl Watched {
             Self::None => Ok(None),
             Self::Inside(dataplane) => {
                 let dataplane = dataplane.clone();
-                let counters = tokio::task::spawn_blocking(move || dataplane.counters());
-                let counters = counters
-                    .await
-                    .map_err(Failure::failed)?
-                    .map_err(Failure::failed)?;
+                let counters = tokio::task::spawn_blocking(move || dataplane.counters()).await;
+                let counters = counters.map_err(Failure::failed)?.map_err(Failure::failed)?;
                 let sum = |of: fn(&PortReport) -> u64| counters.ports.iter().map(of).sum();
                 let drops = counters.drops.fields();
                 Ok(Some(SwitchNow {
@@ -76,9 +71,7 @@ impl Watched {
                     sent: counters.totals.sent,
                     rx_bytes: sum(|p| p.stats.rx_bytes),
                     tx_bytes: sum(|p| p.stats.tx_bytes),
-                    drops: drops
-                        .map(|(reason, frames)| (reason.to_owned(), frames))
-                        .collect(),
+                    drops: drops.map(|(reason, n)| (reason.to_owned(), n)).collect(),
                     missed: sum(|p| p.stats.rx_missed),
                     worker: counters.workers.first().map(|w| WorkerNow {
                         elapsed_ns: w.elapsed.0,
@@ -94,16 +87,13 @@ impl Watched {
                 let ports = counters.ports.iter().filter_map(|p| p.counters.as_ref());
                 let sum = |of: fn(&api::PortCounters) -> u64| ports.clone().map(of).sum();
                 let totals = counters.totals.unwrap_or_default();
+                let drops = counters.drops.into_iter();
                 Ok(Some(SwitchNow {
                     received: totals.received,
                     sent: totals.sent,
                     rx_bytes: sum(|p| p.rx_bytes),
                     tx_bytes: sum(|p| p.tx_bytes),
-                    drops: counters
-                        .drops
-                        .iter()
-                        .map(|d| (d.reason.clone(), d.frames))
-                        .collect(),
+                    drops: drops.map(|d| (d.reason, d.frames)).collect(),
                     missed: sum(|p| p.rx_missed),
                     worker: None,
                 }))
@@ -135,22 +125,20 @@ pub(super) struct Course {
     pub(super) interrupted: bool,
 }
 
-/// What a run is made of.
+/// A run of one scenario.
 pub(super) struct Run<'a> {
     pub(super) output: Output,
-    pub(super) title: String,
-    /// `None`: until `frames` are sent.
+    pub(super) scenario: &'a Scenario,
+    /// `None`: until the frames of the scenario are sent.
     pub(super) time: Option<Duration>,
-    pub(super) frames: u64,
-    pub(super) stage: Arc<Stage>,
-    pub(super) lives: Vec<Arc<Live>>,
+    pub(super) part: &'a Part,
     pub(super) watched: &'a mut Watched,
 }
 
 impl Run<'_> {
     fn hosts(&self) -> Counts {
         let mut sum = Counts::default();
-        self.lives.iter().for_each(|live| sum.add(&live.read()));
+        self.part.lives.iter().for_each(|live| sum.add(&live.read()));
         sum
     }
 
@@ -163,11 +151,12 @@ impl Run<'_> {
         })
     }
 
-    /// Lets all play, and looks on.
+    /// Starts the hosts, and reads the counters until the end.
     pub(super) async fn watch(mut self, signals: &mut Signals) -> Outcome<Course> {
         let begin = self.moment().await?;
         let bar = self.bar();
-        self.stage.go();
+        let frames = self.scenario.frames.unwrap_or_default();
+        self.part.stage.go();
         let mut interrupted = false;
         let from = match self.time {
             None => begin.clone(),
@@ -193,14 +182,14 @@ impl Run<'_> {
                     if hosts != before {
                         (before, moved) = (hosts, Instant::now());
                     }
-                    if hosts.driven >= self.frames || moved.elapsed() > STUCK {
+                    if hosts.driven >= frames || moved.elapsed() > STUCK {
                         break;
                     }
                 }
             }
         }
         let to = self.moment().await?;
-        self.stage.stop();
+        self.part.stage.stop();
         let (start, mut before, mut moved) = (Instant::now(), to.hosts, Instant::now());
         while moved.elapsed() < QUIET && start.elapsed() < DRAIN_MAX {
             interrupted |= wait(TICK, signals).await;
@@ -222,12 +211,12 @@ impl Run<'_> {
 
     fn bar(&self) -> ProgressBar {
         let length = match self.time {
-            Some(time) if time > LONG => time.as_millis() as u64,
-            None if self.frames > 0 => self.frames,
+            Some(time) if time > LONG => Some(time.as_millis() as u64),
+            None if self.scenario.frames.is_some() => self.scenario.frames,
             _ => return ProgressBar::hidden(),
         };
-        let bar = self.output.bar(Some(length), "{msg} {bar:30} {percent} % {eta}");
-        bar.with_message(self.title.clone())
+        let bar = self.output.bar(length, "{msg} {bar:30} {percent} % {eta}");
+        bar.with_message(self.scenario.workload.name())
     }
 }
 
@@ -239,12 +228,8 @@ fn cpu_ns(name: &str) -> Option<u64> {
     for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
         let read = |file: &str| std::fs::read_to_string(task.path().join(file));
         if read("comm").is_ok_and(|comm| comm.trim_end() == name) {
-            return read("schedstat")
-                .ok()?
-                .split_ascii_whitespace()
-                .next()?
-                .parse()
-                .ok();
+            let times = read("schedstat").ok()?;
+            return times.split_ascii_whitespace().next()?.parse().ok();
         }
     }
     None

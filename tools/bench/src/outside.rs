@@ -1,6 +1,5 @@
-//! A real switch: each port plays the host at the other end of one of its ports.
+//! A real switch behind ports. Each port simulates the host that is connected to one port of the switch.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use castnet_console::api;
@@ -13,7 +12,6 @@ use castnet_proto::convert::rule_to_proto;
 use castnet_proto::v1::installed_group::State;
 use castnet_rules::{GroupKind, GroupRule, RuleSet};
 use castnet_switch::dpdk::Hugepages;
-use castnet_traffic::drive::{Live, Stage};
 use castnet_traffic::{Place, Plan, Scenario};
 use castnet_wire::{MacAddr, PortId, Psn};
 
@@ -22,10 +20,10 @@ use super::players::{Part, Players};
 use super::report::{BenchReport, RunReport};
 use super::{OutsideArgs, no_plan};
 
-/// Who owns the groups that are made: others leave them alone.
+/// The owner of the groups that a bench installs. Nobody else removes them.
 const OWNER: &str = "castnet bench";
 
-/// The switch, as its agent tells.
+/// The switch, by its agent.
 struct Switch {
     agent: api::AgentClient,
     /// By number: name and Ethernet address.
@@ -38,11 +36,8 @@ impl Switch {
             return Ok(None);
         };
         let mut agent = connect::agent(address, &args.tls.security()?).await?;
-        let mut ports = agent
-            .list_ports(api::ListPortsRequest {})
-            .await?
-            .into_inner()
-            .ports;
+        let answer = agent.list_ports(api::ListPortsRequest {}).await?;
+        let mut ports = answer.into_inner().ports;
         ports.sort_by_key(|p| p.port);
         let ports = ports
             .into_iter()
@@ -65,9 +60,9 @@ impl Switch {
         })
     }
 
-    /// Makes the plan's groups. Where one is refused, those before it are there.
+    /// Installs the groups of the plan. If one is refused, those before it stay.
     async fn install(&mut self, plan: &Plan) -> Outcome {
-        // Later than all that a bench before may have left.
+        // Higher than that of groups which an earlier bench has left.
         let generation = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(1, |d| d.as_secs());
@@ -81,15 +76,13 @@ impl Switch {
                 rule: Some(rule_to_proto(&rule)),
                 owner: OWNER.to_owned(),
             };
-            self.agent
-                .install_group(request)
-                .await
-                .map_err(|s| Failure::from(s).while_doing(format!("group {name}")))?;
+            let installed = self.agent.install_group(request).await;
+            installed.map_err(|s| Failure::from(s).while_doing(format!("group {name}")))?;
         }
         Ok(())
     }
 
-    /// Takes them away again; what is not there is no fault.
+    /// Removes them. A group that does not exist is no failure.
     async fn remove(&mut self, plan: &Plan) -> Outcome {
         let mut failed = Ok(());
         for mcst_id in plan.groups.iter().map(|g| g.mcst_id) {
@@ -100,7 +93,7 @@ impl Switch {
             };
             match self.agent.remove_group(request).await {
                 Ok(_) => {}
-                // Another's group of this address: it was refused above as well.
+                // The group of another owner: it was refused on installation.
                 Err(status) if status.code() == tonic::Code::FailedPrecondition => {}
                 Err(status) => {
                     let doing = format!("group {mcst_id} may still be on the switch");
@@ -111,17 +104,14 @@ impl Switch {
         failed
     }
 
-    /// The PSN that each of these groups' sources goes on with.
+    /// The next PSN of the source of each group that has sent data.
     async fn starts(
         &mut self,
         rules: &RuleSet,
         scenario: &Scenario,
     ) -> Outcome<Vec<(castnet_wire::McstId, Psn)>> {
-        let listed = self
-            .agent
-            .list_groups(api::ListGroupsRequest::default())
-            .await?
-            .into_inner();
+        let listed = self.agent.list_groups(api::ListGroupsRequest::default());
+        let listed = listed.await?.into_inner();
         let not_there = |name: &str| {
             Failure::usage(format!("the switch has no group '{name}' of this file"))
                 .next("castnet group create --agent URL --rules FILE installs them")
@@ -132,7 +122,7 @@ impl Switch {
             let is_used = match &group.kind {
                 GroupKind::Multicast(_) => workload.has_multicast(),
                 GroupKind::Translated(_) => workload.has_collectives(),
-                // No host is played for it.
+                // It has no simulated hosts.
                 GroupKind::Forwarding(_) => false,
             };
             if !is_used {
@@ -195,7 +185,7 @@ pub(super) async fn run(
     let ports: Vec<_> = args.ports.iter().map(|p| p.name.as_str()).collect();
     let mut report = BenchReport::new(match &args.switch {
         Some(address) => format!("the switch at {address}, hosts at its ports {}", ports.join(", ")),
-        None => format!("a switch whose members {} are played here", ports.join(", ")),
+        None => format!("a switch whose members {} are simulated here", ports.join(", ")),
     });
     for scenario in scenarios {
         let plan = match &rules {
@@ -215,19 +205,19 @@ pub(super) async fn run(
                 Plan::on_groups(scenario, &places, &rules.groups, start)
             }
         };
-        let plan = Arc::new(plan.map_err(|e| no_plan(&e))?);
+        let part = Part::new(plan.map_err(|e| no_plan(&e))?);
         let own = rules.is_none();
         let installed = match &mut switch {
-            Some(switch) if own => switch.install(&plan).await,
+            Some(switch) if own => switch.install(&part.plan).await,
             _ => Ok(()),
         };
         let ran = match installed {
-            Ok(()) => one(output, scenario, time, &plan, &players, switch.as_ref(), signals).await,
+            Ok(()) => one(output, scenario, time, &part, &players, switch.as_ref(), signals).await,
             Err(failure) => Err(failure),
         };
-        // Whatever became of it, and of a signal too.
+        // Also after a failure or a signal.
         let removed = match &mut switch {
-            Some(switch) if own => switch.remove(&plan).await,
+            Some(switch) if own => switch.remove(&part.plan).await,
             _ => Ok(()),
         };
         let run = ran?;
@@ -245,30 +235,22 @@ async fn one(
     output: Output,
     scenario: &Scenario,
     time: Option<Duration>,
-    plan: &Arc<Plan>,
+    part: &Part,
     players: &Players,
     switch: Option<&Switch>,
     signals: &mut Signals,
 ) -> Outcome<RunReport> {
-    let part = Part {
-        lives: plan.hosts.iter().map(|_| Live::new()).collect(),
-        stage: Arc::new(Stage::new()),
-        plan: plan.clone(),
-    };
-    players.begin(&part)?;
-    let course = Run {
+    players.begin(part)?;
+    let run = Run {
         output,
-        title: scenario.workload.name().to_owned(),
+        scenario,
         time,
-        frames: scenario.frames.unwrap_or_default(),
-        stage: part.stage.clone(),
-        lives: part.lives.clone(),
+        part,
         watched: &mut switch.map_or(Watched::None, |s| Watched::Agent(s.agent.clone())),
-    }
-    .watch(signals)
-    .await;
-    // The threads must hear of the end, whatever happened.
-    let played = players.end(&part);
+    };
+    let course = run.watch(signals).await;
+    // Also after a failure: the threads wait for the end.
+    let played = players.end(part);
     Ok(RunReport::new(scenario, &course?, &played?, false))
 }
 

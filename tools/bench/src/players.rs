@@ -1,4 +1,4 @@
-//! Threads that play hosts: each opens its ports, hears who it is to be, and plays.
+//! Threads that simulate hosts. Each opens its ports; for each run it gets the plan, and plays its hosts.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,13 +11,29 @@ use castnet_traffic::{Host, Plan, PlanError};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// What one run is.
+/// What the threads of one run share.
 #[derive(Clone)]
 pub(super) struct Part {
     pub(super) plan: Arc<Plan>,
     pub(super) stage: Arc<Stage>,
     /// By place.
     pub(super) lives: Vec<Arc<Live>>,
+}
+
+impl Part {
+    pub(super) fn new(plan: Plan) -> Self {
+        Self {
+            lives: plan.hosts.iter().map(|_| Live::new()).collect(),
+            stage: Arc::new(Stage::new()),
+            plan: Arc::new(plan),
+        }
+    }
+
+    /// Sorts by the places of the hosts.
+    pub(super) fn sort(&self, played: &mut [Played]) {
+        let place = |name: &str| self.plan.hosts.iter().position(|h| h.name == name);
+        played.sort_by_key(|p| place(&p.host.name));
+    }
 }
 
 type Answer = Result<Vec<Played>, PlanError>;
@@ -35,13 +51,11 @@ pub(super) struct Players {
     links: Vec<PortLink>,
 }
 
-/// The ports of one thread: their places and what they are.
+/// The ports of one thread, with their places.
 type Ports = Vec<(usize, PortSpec)>;
-
-/// The same, opened.
 type Opened<M> = Vec<(usize, MemoryPort<M>)>;
 
-/// What one thread is born with.
+/// The thread's ends of the channels, and what it is made of.
 struct Birth {
     ports: Ports,
     core: Option<usize>,
@@ -72,15 +86,15 @@ impl Players {
         }
         let (mut players, mut waiting) = (Vec::new(), Vec::new());
         for (number, ports) in shares.into_iter().enumerate() {
-            let (opened, told) = channel();
-            let (parts, hears) = channel();
-            let (ready, is_ready) = channel();
-            let (answers, hear) = channel();
+            let (opened, opened_here) = channel();
+            let (parts, parts_there) = channel();
+            let (ready, ready_here) = channel();
+            let (answers, answers_here) = channel();
             let birth = Birth {
                 ports,
                 core: cores.get(number).copied().flatten(),
                 opened,
-                parts: hears,
+                parts: parts_there,
                 ready,
                 answers,
             };
@@ -90,16 +104,16 @@ impl Players {
                 .spawn(move || live(birth, &*make))?;
             players.push(Player {
                 parts,
-                answers: hear,
-                ready: is_ready,
+                answers: answers_here,
+                ready: ready_here,
                 thread,
             });
-            waiting.push(told);
+            waiting.push(opened_here);
         }
         let mut links: Vec<Option<PortLink>> = vec![None; count];
         let mut failed = None;
-        for told in waiting {
-            match told.recv() {
+        for opened in waiting {
+            match opened.recv() {
                 Ok(Ok(opened)) => opened
                     .into_iter()
                     .for_each(|(place, link)| links[place] = Some(link)),
@@ -128,30 +142,21 @@ impl Players {
             player.parts.send(part.clone()).map_err(|_| died())?;
         }
         for player in &self.players {
-            player
-                .ready
-                .recv()
-                .map_err(|_| died())?
-                .map_err(Failure::failed)?;
+            let ready = player.ready.recv().map_err(|_| died())?;
+            ready.map_err(Failure::failed)?;
         }
         Ok(())
     }
 
-    /// What became of the run, once the stage has ended; in the order of places.
+    /// Ends the run. Returns what each host has counted, in the order of places.
     pub(super) fn end(&self, part: &Part) -> Outcome<Vec<Played>> {
         part.stage.end();
         let mut all = Vec::new();
         for player in &self.players {
-            all.extend(
-                player
-                    .answers
-                    .recv()
-                    .map_err(|_| died())?
-                    .map_err(Failure::failed)?,
-            );
+            let played = player.answers.recv().map_err(|_| died())?;
+            all.extend(played.map_err(Failure::failed)?);
         }
-        let place = |name: &str| part.plan.hosts.iter().position(|h| h.name == name);
-        all.sort_by_key(|p| place(&p.host.name));
+        part.sort(&mut all);
         Ok(all)
     }
 }
@@ -160,14 +165,14 @@ impl Drop for Players {
     fn drop(&mut self) {
         for player in self.players.drain(..) {
             drop(player.parts);
-            // A panic has been told on stderr.
+            // A panic has been printed on stderr.
             let _ = player.thread.join();
         }
     }
 }
 
 fn died() -> Failure {
-    Failure::failed("a thread that played hosts has died")
+    Failure::failed("a thread that simulated hosts has died")
 }
 
 fn live<M: Memory>(birth: Birth, make: &dyn Fn() -> Result<M, OpenError>) {
@@ -221,7 +226,7 @@ fn live<M: Memory>(birth: Birth, make: &dyn Fn() -> Result<M, OpenError>) {
     }
 }
 
-/// Keeps this thread on a core; one that cannot be had is no reason not to measure.
+/// Pins this thread to a core. If that fails, the bench runs without.
 fn pin(core: usize) {
     let mut set = CpuSet::new();
     if set.set(core).is_ok()

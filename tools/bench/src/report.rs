@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::measure::{Course, SwitchNow};
 
-/// A worker that was idle for less than this share of the time is what bounded the rate.
+/// A worker that was idle for less than this share of the time has limited the rate.
 const BUSY: f64 = 0.05;
 
 /// All runs.
@@ -25,17 +25,17 @@ pub(super) struct BenchReport {
     pub(super) runs: Vec<RunReport>,
 }
 
-/// Who bounded the rate.
+/// What limited the rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Bound {
     /// The worker's core had no time left.
     Switch,
-    /// It had: the hosts' threads, or the rings and windows between.
+    /// The threads of the hosts, or rings and windows.
     Hosts,
-    /// What was asked for.
+    /// The requested rate.
     Rate,
-    /// Switch and hosts on one core: its time is all used, and shared.
+    /// Switch and hosts share one core, which had no time left.
     Core,
 }
 
@@ -50,14 +50,14 @@ impl Bound {
     }
 }
 
-/// What the worker's time went to, per frame that came in; of a sample of its rounds.
+/// Parts of the worker's time, per frame in, measured in a sample of its polls.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Parts {
-    /// Polling and taking frames; over core: making them.
+    /// Polling and receiving; over core: making frames.
     pub(super) receive_ns: f64,
     /// Parsing, deciding, rewriting, copying.
     pub(super) engine_ns: f64,
-    /// Giving frames to ports; over core: counting what came back.
+    /// Sending; over core: counting what came back.
     pub(super) send_ns: f64,
 }
 
@@ -109,24 +109,21 @@ impl RunReport {
         let (from, to) = (&course.from, &course.to);
         let seconds = to.at.duration_since(from.at).as_secs_f64().max(1e-9);
         let rate = |from: u64, to: u64| to.saturating_sub(from) as f64 / seconds;
-        let between = |from: &SwitchNow, to: &SwitchNow| {
-            [
+        let switch = from.switch.as_ref().zip(to.switch.as_ref());
+        let [frames_in, frames_out, bytes_in, bytes_out] = match switch {
+            Some((from, to)) => [
                 (from.received, to.received),
                 (from.sent, to.sent),
                 (from.rx_bytes, to.rx_bytes),
                 (from.tx_bytes, to.tx_bytes),
-            ]
-        };
-        let switch = from.switch.as_ref().zip(to.switch.as_ref());
-        let [frames_in, frames_out, bytes_in, bytes_out] = switch.map_or(
-            [
+            ],
+            None => [
                 (from.hosts.sent, to.hosts.sent),
                 (from.hosts.received, to.hosts.received),
                 (from.hosts.sent_bytes, to.hosts.sent_bytes),
                 (from.hosts.received_bytes, to.hosts.received_bytes),
             ],
-            |(from, to)| between(from, to),
-        );
+        };
         let worker = switch.and_then(|(from, to)| from.worker.zip(to.worker));
         let times = worker.map(|(from, to)| {
             let elapsed = to.elapsed_ns.saturating_sub(from.elapsed_ns) as f64;
@@ -140,7 +137,7 @@ impl RunReport {
             };
             let cpu = from.cpu_ns.zip(to.cpu_ns);
             let on_core = cpu.map(|(from, to)| share(to.saturating_sub(from) as f64));
-            // Whoever else had the core took it from busy rounds and from idle ones alike.
+            // Other threads have taken the core from busy and idle polls alike.
             ((elapsed - idle) * on_core.unwrap_or(1.0), share(idle), on_core)
         });
         let per = |busy: f64, (from, to): (u64, u64)| (to > from).then(|| busy / (to - from) as f64);
@@ -188,7 +185,7 @@ impl RunReport {
             switch_missed: whole.map_or(0, |(begin, end)| end.missed.saturating_sub(begin.missed)),
             host_drops: DropRow::list(&host_drops),
             host_missed: played.iter().map(|p| p.port.rx_missed).sum(),
-            // On one core there is no way between making a frame and counting its copy but the switch's own.
+            // On one core, frames take no time outside the switch.
             latency: (!one_core)
                 .then(|| HostReport::latency(played.iter().map(|p| &p.host)))
                 .flatten(),
@@ -225,15 +222,12 @@ impl RunReport {
         ]
     }
 
-    /// What a table has no room for, and somebody should know.
+    /// What is not in the table.
     fn remarks(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let list = |rows: &[DropRow]| {
-            let rows: Vec<_> = rows
-                .iter()
-                .map(|d| format!("{} {}", d.reason, count(d.frames)))
-                .collect();
-            rows.join(", ")
+            let rows = rows.iter().map(|d| format!("{} {}", d.reason, count(d.frames)));
+            rows.collect::<Vec<_>>().join(", ")
         };
         if !self.drops.is_empty() {
             lines.push(format!("dropped by the switch: {}", list(&self.drops)));
@@ -255,11 +249,8 @@ impl RunReport {
             (total.missing, "missing at the receivers"),
             (total.bad_icrc, "with a wrong ICRC"),
             (total.wrong_results, "with a wrong sum"),
-            (
-                total.timeouts,
-                "times nothing came for so long that a flow went on by itself",
-            ),
-            (self.hosts.others, "for nobody"),
+            (total.timeouts, "time-outs after which a flow went on"),
+            (self.hosts.others, "for no simulated host"),
         ]
         .iter()
         .filter(|(n, _)| *n > 0)
@@ -280,7 +271,7 @@ impl RunReport {
         }
         if let Some(share) = self.on_core.filter(|share| *share < 1.0 - BUSY) {
             lines.push(format!(
-                "others had the worker's core for {:.0} % of the time: rates are lower for it, times per frame are without it",
+                "other threads had the worker's core for {:.0} % of the time: this lowers the rates, not the times per frame",
                 100.0 * (1.0 - share)
             ));
         }
@@ -291,7 +282,7 @@ impl RunReport {
     }
 }
 
-/// What is missing at a receiver, now that all has come: a gap at the very end shows in what was sent alone.
+/// Counts what is missing at each receiver, by what was sent: the receiver itself does not see a gap at the end.
 fn settle(flows: &mut [FlowReport]) {
     let sources = flows.iter().filter(|f| f.role == "source");
     let sent: BTreeMap<String, u64> = sources.map(|f| (f.group.clone(), f.counts.data_sent)).collect();
@@ -303,11 +294,8 @@ fn settle(flows: &mut [FlowReport]) {
 
 fn drops(begin: &SwitchNow, end: &SwitchNow) -> Vec<DropRow> {
     let before = |reason: &str| {
-        begin
-            .drops
-            .iter()
-            .find(|(r, _)| r == reason)
-            .map_or(0, |(_, n)| *n)
+        let row = begin.drops.iter().find(|(r, _)| r == reason);
+        row.map_or(0, |(_, n)| *n)
     };
     let rows = end.drops.iter().map(|(reason, frames)| DropRow {
         reason: reason.clone(),
@@ -370,17 +358,16 @@ impl BenchReport {
         })
     }
 
-    /// Whether it measured anything at all.
+    /// Fails if nothing was measured.
     pub(super) fn verdict(&self) -> Outcome {
         let deaf = |run: &&RunReport| run.hosts.sent > 0 && run.hosts.received == 0 && !run.interrupted;
         match self.runs.iter().find(deaf) {
-            // CNPs of a group without data go nowhere where the switch has not seen any.
             Some(run) => Err(Failure::failed(format!(
                 "{}: {} frames were sent, and nothing came back",
                 run.scenario.workload,
                 count(run.hosts.sent)
             ))
-            .next("see that each --port is cabled to the switch's port of that name: castnet port, castnet counters and castnet drops show what it gets")),
+            .next("see that each --port is connected to the switch's port of that name: castnet port, castnet counters and castnet drops show what it gets")),
             None => Ok(()),
         }
     }
@@ -390,7 +377,7 @@ impl Report for BenchReport {
     fn page(&self, page: &mut Page) {
         page.line(&self.setting);
         if self.runs.iter().any(|run| !run.switch_read) {
-            page.line("the switch's counters were not read: in and out are what the hosts sent and got (--switch URL reads them)");
+            page.line("the switch's counters were not read: in and out are what the hosts sent and received (--switch URL reads them)");
         }
         page.line("");
         page.table(&COLUMNS, self.runs.iter().map(RunReport::cells).collect());

@@ -16,9 +16,9 @@ use serde::Serialize;
 
 use super::no_plan;
 
-/// Frames where nobody says how many.
+/// Frames without --frames.
 const FRAMES: u64 = 64;
-/// Frames at most: a packet file is read into memory by those who send it.
+/// Frames at most: other generators read a packet file into memory.
 const FRAMES_MAX: u64 = 1 << 20;
 /// Time from one frame to the next, in the file.
 const STEP: Duration = Duration::from_micros(1);
@@ -45,7 +45,7 @@ pub(super) fn write(
     };
     if !chosen {
         return Err(
-            Failure::usage("which pattern is to be written?").next("castnet bench ack --write ack.pcap")
+            Failure::usage("a packet file needs a pattern").next("castnet bench ack --write ack.pcap")
         );
     }
     let wanted = scenario.frames.unwrap_or(FRAMES);
@@ -69,7 +69,7 @@ pub(super) fn write(
         let names: Vec<_> = plan.hosts.iter().map(|h| h.name.as_str()).collect();
         return Err(
             Failure::usage(format!("no host '{}' takes part", host.unwrap_or_default()))
-                .next(format!("say one of these: {}", names.join(", "))),
+                .next(format!("give one of these: {}", names.join(", "))),
         );
     };
     let frames = frames(&plan, place, wanted as usize)?;
