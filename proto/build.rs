@@ -1,11 +1,55 @@
 //! Compiles the service definitions without `protoc`: protox parses them, tonic-prost-build generates the code.
 
+/// Messages that commands print as JSON.
+const PRINTED: &[&str] = &[
+    "EndpointCounters",
+    "EndpointStatus",
+    "FdbEntry",
+    "Forwarder",
+    "ForwardingEndpoint",
+    "FrameTrace",
+    "Host",
+    "MiscutPacket",
+    "MulticastStatus",
+    "PathCounters",
+    "PathStatus",
+    "Port",
+    "PortCounters",
+    "RouteHop",
+    "SwitchState",
+    "TraceOutput",
+    "TraceStep",
+    "TranslatedStatus",
+];
+
+/// How their fields are printed if not under their own names. What is skipped is printed in another form beside the message.
+const FIELDS: &[(&str, &str)] = &[
+    ("EndpointStatus.counters", "flatten"),
+    ("FrameTrace.outputs", "skip"),
+    ("Host.switch_name", "rename = \"switch\""),
+    ("MulticastStatus.paths", "skip"),
+    ("PathStatus.source", "skip"),
+    ("PathStatus.counters", "flatten"),
+    ("Port.counters", "flatten"),
+    ("PortCounters.drops", "skip"),
+    ("SwitchState.boot_id", "skip"),
+    ("TranslatedStatus.endpoints", "skip"),
+    ("TranslatedStatus.conflict", "skip"),
+];
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = ["types", "agent", "controller"].map(|name| format!("castnet/v1/{name}.proto"));
     for file in &files {
         println!("cargo::rerun-if-changed={file}");
     }
     let descriptors = protox::compile(&files, ["."])?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    let mut builder = tonic_prost_build::configure();
+    for message in PRINTED {
+        builder = builder.type_attribute(format!(".castnet.v1.{message}"), "#[derive(serde::Serialize)]");
+    }
+    for (field, how) in FIELDS {
+        builder = builder.field_attribute(format!(".castnet.v1.{field}"), format!("#[serde({how})]"));
+    }
+    builder.compile_fds(descriptors)?;
     Ok(())
 }

@@ -21,7 +21,7 @@ use crate::port::PortNames;
 /// Copies frames of a port, of a group or only dropped ones into a pcapng file
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Ends after --count frames, after --seconds, or with Ctrl-C; the file is whole in each case. Dropped frames carry the reason as a packet comment. A switch takes 8 live traces and captures at once, and ends one whose reader takes nothing for 5 s; what was lost is counted.
+    after_help = "Ends after --count frames, after --seconds, or with Ctrl-C; the file is complete in each case. Dropped frames carry the reason as a packet comment. A switch takes 8 live traces and captures at once, and ends one whose reader reads nothing for 5 s; lost frames are counted.
 
 Examples:
   castnet capture --port h1 -o h1.pcapng --seconds 10s
@@ -30,8 +30,6 @@ Examples:
   castnet capture --group g -o - | tshark -r -"
 )]
 pub(crate) struct CaptureCommand {
-    #[command(flatten)]
-    filter: FilterArgs,
     /// The file; `-` is stdout
     #[arg(short, long, value_name = "FILE")]
     out: PathBuf,
@@ -44,6 +42,8 @@ pub(crate) struct CaptureCommand {
     /// Keeps only so many bytes of each frame
     #[arg(long, value_name = "BYTES", default_value_t = 0, hide_default_value = true)]
     snap: u32,
+    #[command(flatten)]
+    filter: FilterArgs,
     #[command(flatten)]
     agent: AgentArgs,
 }
@@ -126,7 +126,7 @@ impl CaptureCommand {
         captured.seconds = deadline.elapsed().as_secs_f64();
         let lost = match captured.lost {
             0 => String::new(),
-            lost => format!("; {} more passed too fast to be copied", count(lost)),
+            lost => format!("; {} more came too fast to be copied", count(lost)),
         };
         let sentence = format!(
             "{} frames ({}) into {}{lost}",

@@ -21,23 +21,23 @@ Then, on real interfaces (each in its own terminal or unit; see deploy/):
 
 Exit codes:
   0  done
-  1  failed: the command ran, and did not reach its goal
+  1  failed: the command ran, and failed
   2  usage: the command line or a file is wrong; nothing was tried
-  3  refused: the other side answered, and said no
+  3  refused: the other side refused
   4  unreachable: the other side did not answer
 
-Environment: CASTNET_AGENT and CASTNET_CONTROLLER say where a switch and the controller are; CASTNET_TLS_CA, CASTNET_TLS_CERT and CASTNET_TLS_KEY name PEM files; RUST_LOG (such as castnet_controller=debug) overrides -v.";
+Environment: CASTNET_AGENT and CASTNET_CONTROLLER say where a switch and the controller listen; CASTNET_TLS_CA, CASTNET_TLS_CERT and CASTNET_TLS_KEY name PEM files; RUST_LOG (such as castnet_controller=debug) overrides -v.";
 
 /// The command line.
 #[derive(Debug, Parser)]
 #[command(name = "castnet", version, about = ABOUT, after_help = AFTER_HELP, max_term_width = 110)]
 #[command(arg_required_else_help = true, subcommand_required = true)]
 pub(crate) struct Cli {
-    /// Who reads the output: table for people, json for machines (what goes on is one object a line)
+    /// table for people, json for programs (output that goes on is one object a line)
     #[arg(short = 'O', long, global = true, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
     #[arg(help_heading = "Everywhere", hide_possible_values = true)]
     pub(crate) output: Format,
-    /// More of the log on stderr; twice: even more
+    /// More log messages on stderr; given twice, even more
     #[arg(short, long, global = true, action = ArgAction::Count, help_heading = "Everywhere")]
     pub(crate) verbose: u8,
     #[command(subcommand)]
@@ -73,7 +73,7 @@ pub(crate) enum Command {
 }
 
 impl Cli {
-    /// Does what was asked for.
+    /// Runs the command.
     pub(crate) fn run(self) -> Outcome {
         let output = Output::new(self.output);
         match self.command {
@@ -101,7 +101,7 @@ impl Cli {
     }
 }
 
-/// Runs a command that asks others and ends: one thread is enough.
+/// Runs a command that asks switches or the controller: one thread is enough.
 fn client(work: impl Future<Output = Outcome>) -> Outcome {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -109,14 +109,14 @@ fn client(work: impl Future<Output = Outcome>) -> Outcome {
         .block_on(work)
 }
 
-/// Runs a command that serves others, beside threads that carry frames: two threads answer calls.
+/// Runs a command that serves requests on two threads, beside the threads that forward frames.
 fn service(work: impl Future<Output = Outcome>) -> Outcome {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()?;
     let outcome = runtime.block_on(work);
-    // Calls that blocking threads still wait for must not hold up the end.
+    // Blocking threads that still wait must not delay the end.
     runtime.shutdown_timeout(std::time::Duration::from_millis(500));
     outcome
 }

@@ -17,7 +17,7 @@ use clap::Args;
 /// Runs the controller: plans groups over the fabric and programs its switches
 #[derive(Debug, Args)]
 #[command(
-    after_help = "It stops at SIGINT or SIGTERM; the switches keep their groups, and a controller that is started again on the same --store takes them up.
+    after_help = "It stops at SIGINT or SIGTERM; the switches keep their groups, and a controller that is started with the same --store continues to manage them.
 
 Examples:
   castnet controller --switch leaf1=http://127.0.0.1:7471
@@ -35,14 +35,14 @@ pub(crate) struct ControllerCommand {
     /// A switch and where its agent is; may be given again
     #[arg(long = "switch", value_name = "NAME=URL")]
     switches: Vec<NamedSwitch>,
-    /// Keeps what is wanted in this file, so that a restart takes it up; without it, in memory alone
+    /// Stores groups in this file, so that a restarted controller has them; without it, in memory alone
     #[arg(long, value_name = "PATH")]
     store: Option<PathBuf>,
     /// Addresses for groups; no host may have one of them. Where a group passes routers, each switch has one of the mcst_prefix that
     /// the topology file gives it
     #[arg(long, value_name = "PREFIX")]
     mcst_pool: Option<Ipv4Net>,
-    /// Has switches drop frames of a member that come from another Ethernet address than its own; such groups forgo the fast path
+    /// Switches drop frames of a member that have another Ethernet address than the member; groups then do without the fast path
     #[arg(long)]
     verify_mac: bool,
     /// Where to listen; port 0 takes any free one
@@ -79,7 +79,7 @@ impl FromStr for NamedSwitch {
 }
 
 impl ControllerCommand {
-    /// File and flags together.
+    /// The settings of file and flags.
     fn settings(&self) -> Outcome<Config> {
         let mut config = match &self.config {
             Some(path) => {

@@ -120,7 +120,7 @@ impl From<api::Counters> for Snapshot {
         Self {
             at_ns: counters.at_ns,
             totals: copy_totals!(counters.totals.unwrap_or_default() => Totals),
-            ports: counters.ports.into_iter().map(PortRow::from).collect(),
+            ports: counters.ports.into_iter().map(PortRow).collect(),
             groups,
             collectives,
             forwarding,
@@ -264,9 +264,9 @@ impl Watched {
             };
         };
         let port = |p: &PortRow| {
-            let b = before.ports.iter().find(|b| b.port == p.port)?;
-            let of = [("port", p.port.into()), ("name", p.name.as_str().into())];
-            Some(Rate::new(of, &p.counters, &b.counters, seconds))
+            let b = before.ports.iter().find(|b| b.0.port == p.0.port)?;
+            let of = [("port", p.0.port.into()), ("name", p.0.name.as_str().into())];
+            Some(Rate::new(of, &p.counters(), &b.counters(), seconds))
         };
         let port_rates = now.ports.iter().filter_map(port).collect();
         let group = |g| Rate::of_group(g, &before.groups, seconds);

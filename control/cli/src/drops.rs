@@ -1,4 +1,4 @@
-//! `castnet drops`: why frames ended in the switch.
+//! `castnet drops`: why a switch dropped frames.
 
 use castnet_console::api;
 use castnet_console::connect::AgentArgs;
@@ -10,15 +10,15 @@ use clap::Args;
 /// Frames dropped by a switch, by reason
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Every frame that comes in leaves, is absorbed by a group, or is counted here.
+    after_help = "Every frame that a switch receives is sent, absorbed by a group, or counted here under one reason.
 
 Examples:
-  castnet drops                      reasons that happened
-  castnet drops --all                every reason there is
+  castnet drops                      reasons with drops
+  castnet drops --all                all reasons
   castnet capture --drops -o d.pcapng    the dropped frames themselves"
 )]
 pub(crate) struct DropsCommand {
-    /// Also the reasons that never happened
+    /// Also the reasons without drops
     #[arg(long)]
     all: bool,
     #[command(flatten)]

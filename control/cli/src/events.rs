@@ -1,4 +1,4 @@
-//! `castnet events`: what happens on a switch, as it happens.
+//! `castnet events`: the events of a switch as they happen.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use castnet_proto::convert::{call_from_proto, disagreement_from_proto};
 use castnet_wire::Verdict;
 use clap::Args;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::pick::Deadline;
 use crate::port::PortNames;
 
-/// What happens on a switch, as it happens: links, neighbours, groups, stalled paths
+/// Events of a switch as they happen: links, neighbours, groups, stalled paths
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   castnet events                                  until Ctrl-C
@@ -42,9 +42,9 @@ struct EventLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     port: Option<String>,
     message: String,
-    /// What the message says, in fields: which ones depends on the kind.
+    /// The facts of the message: an object whose fields depend on the kind. Quantities have their unit in their name.
     #[serde(flatten)]
-    facts: Map<String, Value>,
+    facts: Value,
 }
 
 impl Report for EventLine {
@@ -62,235 +62,215 @@ impl Report for EventLine {
     }
 }
 
-/// `None` for what only opens the stream.
-fn line(event: api::AgentEvent, names: &PortNames) -> Option<EventLine> {
-    let told = event.event?;
-    let facts = facts(&told);
-    let (kind, group, port, message) = match told {
-        Event::Hello(_) => return None,
-        Event::Port(p) => {
-            let state = if p.up { "up" } else { "down" };
-            let message = format!("{} is {state}, MTU {}", p.name, p.mtu);
-            ("port", None, Some(p.name), message)
-        }
-        Event::Neighbour(change) => {
-            let neighbour = change.neighbour.unwrap_or_default();
-            let port = names.name(neighbour.port);
-            let who = match neighbour.kind {
-                Some(api::neighbour::Kind::Switch(s)) => format!("switch {} ({})", s.name, s.port),
-                Some(api::neighbour::Kind::Host(h)) => format!("host {} ({})", h.ip, h.mac),
-                None => "somebody".to_owned(),
-            };
-            let message = format!(
-                "{who} {} at {port}",
-                if change.gone { "is gone" } else { "was seen" }
-            );
-            ("neighbour", None, Some(port), message)
-        }
-        Event::PathStalled(s) => {
-            let waited = units::span(Duration::from_nanos(s.for_ns));
-            let acked = s
-                .ack_psn
-                .map_or_else(|| "nothing".to_owned(), |psn| format!("PSN {psn}"));
-            let message = format!(
-                "{} has acknowledged {acked}, and no more for {waited}",
-                s.next_hop
-            );
-            ("path-stalled", Some(s.group), Some(names.name(s.port)), message)
-        }
-        Event::Group(g) => {
-            let what = if g.removed { "removed" } else { "installed" };
-            let message = format!("{} ({}) {what}, generation {}", g.group, g.mcst_id, g.generation);
-            ("group", Some(g.group), None, message)
-        }
-        Event::BaselineLearned(b) => {
-            let message = format!("the source of {} begins at PSN {}", b.group, b.psn);
-            ("baseline-learned", Some(b.group), None, message)
-        }
-        Event::MemberFailed(m) => {
-            let message = format!("{} has failed: syndrome {:#04x}", m.next_hop, m.syndrome);
-            ("member-failed", Some(m.group), Some(names.name(m.port)), message)
-        }
-        Event::CollectiveStalled(s) => {
-            let waited = units::span(Duration::from_nanos(s.for_ns));
-            let ranks: Vec<String> = s.ranks.iter().map(u32::to_string).collect();
-            let message = format!(
-                "PSN {} waits for {} (rank {}) for {waited}",
-                s.psn,
-                s.next_hops.join(", "),
-                ranks.join(", ")
-            );
-            let ports: Vec<String> = s.ports.iter().map(|p| names.name(*p)).collect();
-            (
-                "collective-stalled",
-                Some(s.group),
-                Some(ports.join(", ")),
-                message,
-            )
-        }
-        Event::CollectiveConflict(c) => {
-            let said = disagreement_from_proto("disagreement", &c.disagreement.unwrap_or_default());
-            let mut message = match said.map(|c| (c, c.verdict)) {
-                Ok((c, Verdict::Conflict { rank, call })) => format!(
-                    "collective {}: rank {} says {}, rank {rank} says {call}",
-                    c.sequence, c.rank, c.call
-                ),
-                _ => "ranks disagree".to_owned(),
-            };
-            for rank in &c.miscounting_ranks {
-                message += &format!("; rank {rank} counts its packets otherwise than the path MTU demands");
+impl EventLine {
+    /// `None` for the event that only opens the stream.
+    fn new(event: api::AgentEvent, ports: &PortNames) -> Option<Self> {
+        let name = |port| Some(ports.name(port));
+        let waited = |ns| units::span(Duration::from_nanos(ns));
+        let (kind, group, port, message, facts) = match event.event? {
+            Event::Hello(_) => return None,
+            Event::Port(p) => {
+                let facts = json!({ "up": p.up, "mtu": p.mtu });
+                let state = if p.up { "up" } else { "down" };
+                let message = format!("{} is {state}, MTU {}", p.name, p.mtu);
+                ("port", None, Some(p.name), message, facts)
             }
-            ("collective-conflict", Some(c.group), None, message)
-        }
-        Event::RankRefused(r) => {
-            let rank = r.rank.map(|rank| format!("rank {rank} ")).unwrap_or_default();
-            let who = format!("{rank}({})", r.next_hop);
-            let message = match r.rule {
-                Some(BrokenRule::Cut(cut)) => format!(
-                    "{who} does not cut its data as the group does: packet {} of collective {} is {} of {} bytes and must be {} of {} bytes",
-                    cut.packet,
-                    r.sequence,
-                    cut.opcode,
-                    cut.payload_bytes,
-                    cut.expected_opcode,
-                    cut.expected_payload_bytes
-                ),
-                Some(BrokenRule::NotReproducible(_)) => format!(
-                    "{who} asks for rank order in collective {}, and the group is not reproducible: create it so, and join it so at all ranks",
-                    r.sequence
-                ),
-                None => format!("{who} breaks a rule of the group in collective {}", r.sequence),
-            };
-            ("rank-refused", Some(r.group), Some(names.name(r.port)), message)
-        }
-        Event::GroupMoved(m) => {
-            let why = m.busy_percent.map_or_else(
-                || "asked for".to_owned(),
-                |busy| format!("that worker was busy {busy} % of the time"),
-            );
-            let message = format!(
-                "{} moved from worker {} to worker {}: {why}",
-                m.group, m.from, m.to
-            );
-            ("group-moved", Some(m.group), None, message)
-        }
-        Event::GroupHot(h) => {
-            let message = format!(
-                "{} takes {} % of worker {}, which is overloaded, and no other could carry it: give it lanes",
-                h.group, h.share_percent, h.worker
-            );
-            ("group-hot", Some(h.group), None, message)
-        }
-        Event::NeighboursUnreported(n) => {
-            let port = names.name(n.port);
-            let message = format!(
-                "{} more neighbours came, changed or went at {port}, too fast to report each",
-                n.changes
-            );
-            ("neighbours-unreported", None, Some(port), message)
-        }
-        Event::NeighboursFull(f) => {
-            let port = names.name(f.port);
-            let message = full("neighbours", f.entries, &port);
-            ("neighbours-full", None, Some(port), message)
-        }
-        Event::FdbFull(f) => {
-            let port = names.name(f.port);
-            let message = full("Ethernet addresses", f.entries, &port);
-            ("fdb-full", None, Some(port), message)
-        }
-        Event::Lagged(l) => (
-            "lagged",
-            None,
-            None,
-            format!("{l} events came too fast and are lost"),
-        ),
-    };
-    Some(EventLine {
-        at_ns: event.at_ns,
-        kind,
-        group,
-        port,
-        message,
-        facts,
-    })
-}
-
-/// What an event says beside group and port, for programs. Quantities have their unit in their name.
-fn facts(event: &Event) -> Map<String, Value> {
-    let facts = match event {
-        Event::Hello(_) => json!({}),
-        Event::Port(p) => json!({ "up": p.up, "mtu": p.mtu }),
-        Event::Neighbour(n) => json!({ "gone": n.gone }),
-        Event::PathStalled(s) => {
-            json!({ "next_hop": s.next_hop, "ack_psn": s.ack_psn, "waited_ns": s.for_ns })
-        }
-        Event::Group(g) => json!({ "mcst_id": g.mcst_id, "generation": g.generation, "removed": g.removed }),
-        Event::BaselineLearned(b) => json!({ "psn": b.psn }),
-        Event::MemberFailed(m) => {
-            json!({ "generation": m.generation, "next_hop": m.next_hop, "syndrome": m.syndrome })
-        }
-        Event::CollectiveStalled(s) => json!({
-            "generation": s.generation,
-            "ranks": s.ranks,
-            "next_hops": s.next_hops,
-            "psn": s.psn,
-            "waited_ns": s.for_ns,
-        }),
-        Event::CollectiveConflict(c) => {
-            let d = c.disagreement.unwrap_or_default();
-            let said = |rank: u32, call: Option<api::CollectiveCall>| {
-                let call = call.and_then(|call| call_from_proto("call", &call).ok());
-                json!({ "rank": rank, "call": call.map(|call| call.to_string()) })
-            };
-            json!({
-                "generation": c.generation,
-                "collective": d.sequence,
-                "ranks": [d.rank, d.other_rank],
-                "said": [said(d.rank, d.call), said(d.other_rank, d.other_call)],
-                "miscounting_ranks": c.miscounting_ranks,
-            })
-        }
-        Event::RankRefused(r) => {
-            let rule = match &r.rule {
-                Some(BrokenRule::Cut(cut)) => json!({ "cut": {
-                    "packet": cut.packet,
-                    "opcode": cut.opcode,
-                    "payload_bytes": cut.payload_bytes,
-                    "expected_opcode": cut.expected_opcode,
-                    "expected_payload_bytes": cut.expected_payload_bytes,
-                } }),
-                Some(BrokenRule::NotReproducible(_)) => json!("not-reproducible"),
-                None => Value::Null,
-            };
-            let ranks: Vec<u32> = r.rank.into_iter().collect();
-            json!({
-                "generation": r.generation,
-                "collective": r.sequence,
-                "ranks": ranks,
-                "next_hop": r.next_hop,
-                "rule": rule,
-            })
-        }
-        Event::GroupMoved(m) => {
-            json!({ "from_worker": m.from, "to_worker": m.to, "busy_percent": m.busy_percent })
-        }
-        Event::GroupHot(h) => json!({ "worker": h.worker, "share_percent": h.share_percent }),
-        Event::NeighboursUnreported(n) => json!({ "changes": n.changes }),
-        Event::NeighboursFull(f) => json!({ "neighbours": f.entries }),
-        Event::FdbFull(f) => json!({ "addresses": f.entries }),
-        Event::Lagged(l) => json!({ "events": l }),
-    };
-    match facts {
-        Value::Object(facts) => facts,
-        _ => Map::new(),
+            Event::Neighbour(change) => {
+                let facts = json!({ "gone": change.gone });
+                let neighbour = change.neighbour.unwrap_or_default();
+                let port = ports.name(neighbour.port);
+                let who = match neighbour.kind {
+                    Some(api::neighbour::Kind::Switch(s)) => format!("switch {} ({})", s.name, s.port),
+                    Some(api::neighbour::Kind::Host(h)) => format!("host {} ({})", h.ip, h.mac),
+                    None => "unknown neighbour".to_owned(),
+                };
+                let change = if change.gone { "is gone" } else { "was seen" };
+                let message = format!("{who} {change} at {port}");
+                ("neighbour", None, Some(port), message, facts)
+            }
+            Event::PathStalled(s) => {
+                let facts = json!({ "next_hop": s.next_hop, "ack_psn": s.ack_psn, "waited_ns": s.for_ns });
+                let acknowledged = s
+                    .ack_psn
+                    .map_or_else(|| "nothing".to_owned(), |psn| format!("PSN {psn}"));
+                let message = format!(
+                    "{} has acknowledged {acknowledged}, and no more for {}",
+                    s.next_hop,
+                    waited(s.for_ns)
+                );
+                ("path-stalled", Some(s.group), name(s.port), message, facts)
+            }
+            Event::Group(g) => {
+                let facts = json!({ "mcst_id": g.mcst_id, "generation": g.generation, "removed": g.removed });
+                let what = if g.removed { "removed" } else { "installed" };
+                let message = format!("{} ({}) {what}, generation {}", g.group, g.mcst_id, g.generation);
+                ("group", Some(g.group), None, message, facts)
+            }
+            Event::BaselineLearned(b) => {
+                let facts = json!({ "psn": b.psn });
+                let message = format!("the source of {} begins at PSN {}", b.group, b.psn);
+                ("baseline-learned", Some(b.group), None, message, facts)
+            }
+            Event::MemberFailed(m) => {
+                let facts =
+                    json!({ "generation": m.generation, "next_hop": m.next_hop, "syndrome": m.syndrome });
+                let message = format!("{} has failed: syndrome {:#04x}", m.next_hop, m.syndrome);
+                ("member-failed", Some(m.group), name(m.port), message, facts)
+            }
+            Event::CollectiveStalled(s) => {
+                let facts = json!({
+                    "generation": s.generation,
+                    "ranks": s.ranks,
+                    "next_hops": s.next_hops,
+                    "psn": s.psn,
+                    "waited_ns": s.for_ns,
+                });
+                let ranks: Vec<String> = s.ranks.iter().map(u32::to_string).collect();
+                let at: Vec<String> = s.ports.iter().map(|p| ports.name(*p)).collect();
+                let message = format!(
+                    "PSN {} waits for {} (rank {}) for {}",
+                    s.psn,
+                    s.next_hops.join(", "),
+                    ranks.join(", "),
+                    waited(s.for_ns)
+                );
+                let at = Some(at.join(", "));
+                ("collective-stalled", Some(s.group), at, message, facts)
+            }
+            Event::CollectiveConflict(c) => {
+                let (message, facts) = conflict(&c);
+                ("collective-conflict", Some(c.group), None, message, facts)
+            }
+            Event::RankRefused(r) => {
+                let (message, facts) = refusal(&r);
+                ("rank-refused", Some(r.group), name(r.port), message, facts)
+            }
+            Event::GroupMoved(m) => {
+                let facts =
+                    json!({ "from_worker": m.from, "to_worker": m.to, "busy_percent": m.busy_percent });
+                let why = m.busy_percent.map_or_else(
+                    || "asked for".to_owned(),
+                    |busy| format!("that worker was busy {busy} % of the time"),
+                );
+                let message = format!(
+                    "{} moved from worker {} to worker {}: {why}",
+                    m.group, m.from, m.to
+                );
+                ("group-moved", Some(m.group), None, message, facts)
+            }
+            Event::GroupHot(h) => {
+                let facts = json!({ "worker": h.worker, "share_percent": h.share_percent });
+                let message = format!(
+                    "{} takes {} % of worker {}, which is overloaded, and no other could carry it: give it lanes",
+                    h.group, h.share_percent, h.worker
+                );
+                ("group-hot", Some(h.group), None, message, facts)
+            }
+            Event::NeighboursUnreported(n) => {
+                let facts = json!({ "changes": n.changes });
+                let port = ports.name(n.port);
+                let message = format!(
+                    "{} more neighbours came, changed or went at {port}, too fast to report each",
+                    n.changes
+                );
+                ("neighbours-unreported", None, Some(port), message, facts)
+            }
+            Event::NeighboursFull(f) => {
+                let facts = json!({ "neighbours": f.entries });
+                let message = full("neighbours", f.entries, &ports.name(f.port));
+                ("neighbours-full", None, name(f.port), message, facts)
+            }
+            Event::FdbFull(f) => {
+                let facts = json!({ "addresses": f.entries });
+                let message = full("Ethernet addresses", f.entries, &ports.name(f.port));
+                ("fdb-full", None, name(f.port), message, facts)
+            }
+            Event::Lagged(l) => {
+                let message = format!("{} events came too fast and are lost", l.events);
+                ("lagged", None, None, message, json!({ "events": l.events }))
+            }
+        };
+        Some(Self {
+            at_ns: event.at_ns,
+            kind,
+            group,
+            port,
+            message,
+            facts,
+        })
     }
 }
 
-/// What happens when a table is full.
+/// Message and facts of a collective that ranks call in different ways.
+fn conflict(c: &api::CollectiveConflict) -> (String, Value) {
+    let d = c.disagreement.unwrap_or_default();
+    let mut message = match disagreement_from_proto("disagreement", &d).map(|c| (c, c.verdict)) {
+        Ok((c, Verdict::Conflict { rank, call })) => format!(
+            "collective {}: rank {} says {}, rank {rank} says {call}",
+            c.sequence, c.rank, c.call
+        ),
+        _ => "ranks disagree".to_owned(),
+    };
+    for rank in &c.miscounting_ranks {
+        message += &format!("; rank {rank} counts its packets otherwise than the path MTU demands");
+    }
+    let said = |rank: u32, call: Option<api::CollectiveCall>| {
+        let call = call.and_then(|call| call_from_proto("call", &call).ok());
+        json!({ "rank": rank, "call": call.map(|call| call.to_string()) })
+    };
+    let facts = json!({
+        "generation": c.generation,
+        "collective": d.sequence,
+        "ranks": [d.rank, d.other_rank],
+        "said": [said(d.rank, d.call), said(d.other_rank, d.other_call)],
+        "miscounting_ranks": c.miscounting_ranks,
+    });
+    (message, facts)
+}
+
+/// Message and facts of a rank that breaks a rule of its group.
+fn refusal(r: &api::RankRefused) -> (String, Value) {
+    let rank = r.rank.map(|rank| format!("rank {rank} ")).unwrap_or_default();
+    let who = format!("{rank}({})", r.next_hop);
+    let (message, rule) = match &r.rule {
+        Some(BrokenRule::Cut(cut)) => {
+            let message = format!(
+                "{who} does not cut its data as the group does: packet {} of collective {} is {} of {} bytes and must be {} of {} bytes",
+                cut.packet,
+                r.sequence,
+                cut.opcode,
+                cut.payload_bytes,
+                cut.expected_opcode,
+                cut.expected_payload_bytes
+            );
+            (message, json!({ "cut": cut }))
+        }
+        Some(BrokenRule::NotReproducible(_)) => {
+            let message = format!(
+                "{who} asks for rank order in collective {}, and the group is not reproducible: create it so, and join it so at all ranks",
+                r.sequence
+            );
+            (message, json!("not-reproducible"))
+        }
+        None => {
+            let message = format!("{who} breaks a rule of the group in collective {}", r.sequence);
+            (message, Value::Null)
+        }
+    };
+    let facts = json!({
+        "generation": r.generation,
+        "collective": r.sequence,
+        "ranks": r.rank.into_iter().collect::<Vec<u32>>(),
+        "next_hop": r.next_hop,
+        "rule": rule,
+    });
+    (message, facts)
+}
+
+/// The message of a full table.
 fn full(what: &str, entries: u64, port: &str) -> String {
     format!(
-        "the table of {what} is full with {entries}: most are at {port}, whose oldest give way to new ones"
+        "the table of {what} is full with {entries}: most are at {port}, and new ones replace the oldest there"
     )
 }
 
@@ -309,7 +289,7 @@ impl EventsCommand {
             let Some(event) = deadline.next(&mut events).await? else {
                 break;
             };
-            if let Some(line) = line(event, &names) {
+            if let Some(line) = EventLine::new(event, &names) {
                 output.show_next(&line)?;
                 seen += 1;
             }
@@ -333,7 +313,7 @@ mod tests {
                 at_ns: 1,
                 event: Some(event),
             };
-            serde_json::to_value(line(event, &names).expect("an event")).expect("JSON")
+            serde_json::to_value(EventLine::new(event, &names).expect("an event")).expect("JSON")
         };
         let port = json(Event::Port(api::PortChanged {
             up: true,
@@ -387,7 +367,7 @@ mod tests {
             at_ns: 1_500_000_000,
             event: Some(event),
         };
-        assert!(line(event(Event::Hello(api::Hello { boot_id: 1 })), &names).is_none());
+        assert!(EventLine::new(event(Event::Hello(api::Hello { boot_id: 1 })), &names).is_none());
         let stalled = api::PathStalled {
             group: "g".to_owned(),
             next_hop: "h2".to_owned(),
@@ -395,7 +375,7 @@ mod tests {
             ack_psn: Some(7),
             ..Default::default()
         };
-        let line = line(event(Event::PathStalled(stalled)), &names).expect("an event");
+        let line = EventLine::new(event(Event::PathStalled(stalled)), &names).expect("an event");
         let mut page = Page::default();
         line.page(&mut page);
         assert_eq!(
@@ -416,7 +396,7 @@ mod tests {
             })),
             ..Default::default()
         };
-        let line = super::line(event(Event::RankRefused(refused)), &names).expect("an event");
+        let line = EventLine::new(event(Event::RankRefused(refused)), &names).expect("an event");
         assert_eq!(
             line.message,
             "rank 1 (h2) does not cut its data as the group does: packet 3 of collective 7 is SEND_ONLY of 512 bytes and must be \
@@ -432,21 +412,21 @@ mod tests {
             busy_percent: Some(97),
             ..Default::default()
         };
-        let line = super::line(event(Event::GroupMoved(moved)), &names).expect("an event");
+        let line = EventLine::new(event(Event::GroupMoved(moved)), &names).expect("an event");
         assert_eq!(
             line.message,
             "g moved from worker 0 to worker 1: that worker was busy 97 % of the time"
         );
-        let full = api::TableFull {
+        let full = api::NeighboursFull {
             entries: 1024,
             port: 0,
         };
-        let line = super::line(event(Event::NeighboursFull(full)), &names).expect("an event");
+        let line = EventLine::new(event(Event::NeighboursFull(full)), &names).expect("an event");
         assert_eq!(
             (line.port.as_deref(), line.message.as_str()),
             (
                 Some("h1"),
-                "the table of neighbours is full with 1024: most are at h1, whose oldest give way to new ones"
+                "the table of neighbours is full with 1024: most are at h1, and new ones replace the oldest there"
             )
         );
     }

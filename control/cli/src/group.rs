@@ -3,9 +3,11 @@
 mod at_switch;
 pub(crate) mod collective;
 mod create;
-pub(crate) mod forwarding;
+mod facts;
 mod lanes;
-pub(crate) mod show;
+mod lines;
+mod progress;
+mod show;
 #[cfg(test)]
 mod tests;
 
@@ -14,8 +16,7 @@ use std::collections::BTreeMap;
 use castnet_console::api;
 use castnet_console::connect::{self, CONTROLLER, Tls};
 use castnet_console::exit::{Failure, Outcome};
-use castnet_console::output::{Done, Output, Page, Report, Row, Rows};
-use castnet_console::units;
+use castnet_console::output::{Done, Output, Rows};
 use castnet_console::watch::WatchArgs;
 use castnet_proto::transport::Address;
 use clap::{Args, Subcommand};
@@ -23,17 +24,19 @@ use serde::Serialize;
 
 use create::Create;
 pub(crate) use create::{number, qpn, virtual_qpn};
+use lines::{GroupLine, last_word, member_lines, rank_lines};
+pub(crate) use lines::{or_dash, role_name};
 
 /// Creates, lists, shows and destroys groups: multicast, and collectives computed in the switches
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Groups live at the controller, which plans their trees and programs the switches. A multicast group carries what its source sends to its members. A collective group adds up, in the switches, what its ranks send (castnet host allreduce --help); ranks also create one by themselves when they start. With --agent URL, the same verbs speak to one switch instead, whose groups come from a rule file.
+    after_help = "Groups live at the controller, which plans their trees and programs the switches. A multicast group carries what its source sends to its members. A collective group computes in the switches with what its ranks send (castnet host allreduce --help); ranks that start without a group create it. With --agent URL, the same commands go to one switch, whose groups come from a rule file.
 
 Examples:
   castnet group create g --source h1 --members h2,h3,h4
   castnet group show g                          the tree, and how far each path has acknowledged
   castnet group create job --collective --ranks h1,h2,h3,h4
-  castnet group show job --watch                the tree, the slots in use and how far each rank is
+  castnet group show job --watch                the tree, the slots in use and the progress of each rank
   castnet group members g
   castnet group destroy g
   castnet group list --agent unix:/run/castnet/leaf1.sock
@@ -53,12 +56,12 @@ A multicast group needs --source and --members, a collective group --collective 
 
 Examples:
   castnet group create g --source h1 --members h2,h3,h4 --pmtu 4096
-  castnet group create hot --source h1 --members h2,h3,h4 --lanes 4      for four workers of each switch to share
+  castnet group create hot --source h1 --members h2,h3,h4 --lanes 4      four workers of each switch share it
   castnet group create job --collective --ranks h1,h2,h3,h4
   castnet group create job --collective --ranks h1,h2,h3,h4 --reproducible --window 256 --pmtu 4096
   castnet group create --agent http://127.0.0.1:7471 --rules rules.toml
 
-Then: castnet group show NAME tells who is missing; castnet host --help how members and ranks join.";
+Then castnet group show NAME names who is missing, and castnet host --help shows how members and ranks join.";
 
 #[derive(Debug, Subcommand)]
 enum Verb {
@@ -68,18 +71,18 @@ enum Verb {
     /// Lists groups
     #[command(visible_alias = "ls")]
     List,
-    /// Shows one group: its tree, and how far each path or rank is
+    /// Shows one group: its tree, and the progress of each path or rank
     #[command(after_help = "Examples:
   castnet group show g
-  castnet group show job --watch 2s             who is how far, again and again, until Ctrl-C
-  castnet group show job --agent unix:/run/castnet/leaf1.sock    what one switch has of it")]
+  castnet group show job --watch 2s             every two seconds, until Ctrl-C
+  castnet group show job --agent unix:/run/castnet/leaf1.sock    at one switch")]
     Show {
         /// Its name; at a switch, its name or its McstID
         group: String,
         #[command(flatten)]
         watch: WatchArgs,
     },
-    /// Lists the members or ranks of a group and how far each is
+    /// Lists the members or ranks of a group
     Members {
         /// Its name; at a switch, its name or its McstID
         group: String,
@@ -95,11 +98,11 @@ Examples:
     Move {
         /// Its name or its McstID
         group: String,
-        /// The worker that it goes to, counted from 0
+        /// The new worker, counted from 0
         #[arg(long, value_name = "N")]
         worker: u32,
     },
-    /// Takes a group off all switches and forgets it
+    /// Removes a group from all switches and from the controller
     #[command(visible_alias = "rm")]
     Destroy {
         /// Its name; at a switch, its name or its McstID
@@ -121,105 +124,7 @@ struct Place {
     tls: Tls,
 }
 
-#[derive(Debug, Serialize)]
-struct GroupLine {
-    group: String,
-    kind: &'static str,
-    mcst_id: String,
-    lanes: usize,
-    phase: String,
-    source: String,
-    members: usize,
-    joined: usize,
-    pmtu: u32,
-    /// Set aside for it on all switches together; 0 for a multicast group, whose state is small.
-    memory_bytes: u64,
-    switches: Vec<String>,
-    reason: String,
-}
-
-impl Row for GroupLine {
-    const COLUMNS: &'static [&'static str] = &[
-        "group", "kind", "mcst id", "lanes", "phase", "source", "joined", "pmtu", "memory", "switches",
-        "remark",
-    ];
-
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.group.clone(),
-            self.kind.to_owned(),
-            self.mcst_id.clone(),
-            self.lanes.to_string(),
-            self.phase.clone(),
-            or_dash(&self.source),
-            format!("{} of {}", self.joined, self.members),
-            self.pmtu.to_string(),
-            match self.memory_bytes {
-                0 => "-".to_owned(),
-                memory => units::bytes(memory),
-            },
-            self.switches.join(" "),
-            self.reason.clone(),
-        ]
-    }
-}
-
-fn or_dash(text: &str) -> String {
-    if text.is_empty() { "-" } else { text }.to_owned()
-}
-
-#[derive(Debug, Serialize)]
-struct MemberLine {
-    host: String,
-    role: &'static str,
-    phase: &'static str,
-    ip: Option<String>,
-    mac: Option<String>,
-    qpn: Option<u32>,
-    /// Those of the lanes after the first.
-    more_qpns: Vec<u32>,
-    switch: Option<String>,
-    port: Option<u32>,
-    /// What its queue pair of the first lane is connected to.
-    mcst_id: String,
-    remote_qpn: u32,
-}
-
-impl Row for MemberLine {
-    const COLUMNS: &'static [&'static str] = &[
-        "host",
-        "role",
-        "phase",
-        "ip",
-        "mac",
-        "qpn",
-        "switch",
-        "port",
-        "connects to",
-    ];
-
-    fn cells(&self) -> Vec<String> {
-        let text = |t: &Option<String>| t.clone().unwrap_or_else(|| "-".to_owned());
-        vec![
-            self.host.clone(),
-            self.role.to_owned(),
-            self.phase.to_owned(),
-            text(&self.ip),
-            text(&self.mac),
-            qpns(self.qpn, &self.more_qpns),
-            text(&self.switch),
-            self.port.map_or_else(|| "-".to_owned(), |p| p.to_string()),
-            remote(&self.mcst_id, self.remote_qpn),
-        ]
-    }
-}
-
-/// What a member's queue pair is connected to.
-fn remote(mcst_id: &str, qpn: u32) -> String {
-    format!("{mcst_id} QP {qpn:#x}")
-}
-
-/// The McstID that each member is told, where switches have their own.
+/// The McstID of each member, if switches have McstIDs of their own.
 fn mcst_ids(state: &api::GroupState) -> BTreeMap<String, String> {
     let members = state.members.iter();
     members
@@ -227,89 +132,23 @@ fn mcst_ids(state: &api::GroupState) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// A member's queue pairs, one for each lane.
-fn qpns(first: Option<u32>, more: &[u32]) -> String {
-    let all = first.iter().chain(more).map(|q| format!("{q:#x}"));
-    or_dash(&all.collect::<Vec<_>>().join(" "))
+/// The common McstID, or those of the members.
+fn member_addresses(common: &str, own: &BTreeMap<String, String>) -> String {
+    let own = own.iter();
+    lanes::addresses(common, own.map(|(host, own)| (host.as_str(), Some(own.as_str()))))
 }
 
-/// The phase's name as people read it.
-pub(crate) fn phase_name(phase: api::GroupPhase) -> &'static str {
-    match phase {
-        api::GroupPhase::Unspecified => "unknown",
-        api::GroupPhase::Registered => "registered",
-        api::GroupPhase::Installing => "installing",
-        api::GroupPhase::Active => "active",
-        api::GroupPhase::Degraded => "degraded",
-        api::GroupPhase::Removing => "removing",
-        api::GroupPhase::Failed => "failed",
-    }
+/// The common McstID, or those of the ranks.
+fn rank_addresses(state: &api::CollectiveState) -> String {
+    let ranks = state.members.iter();
+    let ranks: Vec<_> = ranks
+        .map(|m| (format!("rank {}", m.rank), m.mcst_id.as_deref()))
+        .collect();
+    let ranks = ranks.iter().map(|(rank, own)| (rank.as_str(), *own));
+    lanes::addresses(&state.mcst_id, ranks)
 }
 
-pub(crate) fn role_name(role: api::Role) -> &'static str {
-    match role {
-        api::Role::Unspecified => "-",
-        api::Role::Source => "source",
-        api::Role::Receiver => "receiver",
-    }
-}
-
-fn member_phase_name(phase: api::MemberPhase) -> &'static str {
-    match phase {
-        api::MemberPhase::Unspecified => "unknown",
-        api::MemberPhase::Expected => "expected",
-        api::MemberPhase::Joined => "joined",
-        api::MemberPhase::Away => "away",
-        api::MemberPhase::Left => "left",
-    }
-}
-
-fn group_line(group: api::Group) -> GroupLine {
-    let state = group.state.unwrap_or_default();
-    let joined = state
-        .members
-        .iter()
-        .filter(|m| m.phase() == api::MemberPhase::Joined)
-        .count();
-    GroupLine {
-        kind: "multicast",
-        memory_bytes: 0,
-        phase: phase_name(state.phase()).to_owned(),
-        members: state.members.len(),
-        joined,
-        lanes: state.lanes.len().max(1),
-        group: state.name,
-        mcst_id: state.mcst_id,
-        source: state.source,
-        pmtu: state.pmtu,
-        switches: group.tree.into_iter().map(|node| node.switch_name).collect(),
-        reason: state.reason,
-    }
-}
-
-fn member_line(group: &str, member: api::MemberState) -> MemberLine {
-    let (role, phase) = (role_name(member.role()), member_phase_name(member.phase()));
-    let connection = member.connection;
-    MemberLine {
-        host: member.host,
-        role,
-        phase,
-        ip: connection.as_ref().map(|c| c.ip.clone()),
-        mac: connection.as_ref().map(|c| c.mac.clone()),
-        qpn: connection.as_ref().map(|c| c.qpn),
-        more_qpns: connection.map_or_else(Vec::new, more_qpns),
-        switch: Some(member.switch_name).filter(|name| !name.is_empty()),
-        port: member.port,
-        mcst_id: member.mcst_id.unwrap_or_else(|| group.to_owned()),
-        remote_qpn: 1,
-    }
-}
-
-fn more_qpns(connection: api::Connection) -> Vec<u32> {
-    connection.more_lanes.iter().map(|lane| lane.qpn).collect()
-}
-
-/// ` in 4 lanes`; nothing where there is one.
+/// `, 4 lanes`; empty for one lane.
 fn in_lanes(lanes: usize) -> String {
     match lanes {
         0 | 1 => String::new(),
@@ -327,7 +166,7 @@ struct Created {
     lanes: usize,
     start_psn: u32,
     pmtu: u32,
-    phase: &'static str,
+    phase: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -337,11 +176,11 @@ struct CollectiveCreated {
     lanes: usize,
     ranks: usize,
     slots: u32,
-    phase: &'static str,
+    phase: String,
 }
 
 fn collective_created(state: api::CollectiveState) -> Done<CollectiveCreated> {
-    let phase = collective::phase_name(state.phase());
+    let phase = last_word(state.phase().as_str_name());
     let reason = match state.reason.as_str() {
         "" => String::new(),
         reason => format!(": {reason}"),
@@ -349,7 +188,7 @@ fn collective_created(state: api::CollectiveState) -> Done<CollectiveCreated> {
     let mut sentence = format!(
         "collective group {} has McstID {}{} and is {phase}{reason}",
         state.name,
-        collective::addresses(&state),
+        rank_addresses(&state),
         in_lanes(state.lanes.len())
     );
     if let Some(first) = state.members.first() {
@@ -380,24 +219,7 @@ struct Destroyed {
     pending_switches: Vec<String>,
 }
 
-/// A group of either kind.
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum Shown {
-    Multicast(show::GroupReport),
-    Collective(collective::CollectiveReport),
-}
-
-impl Report for Shown {
-    fn page(&self, page: &mut Page) {
-        match self {
-            Self::Multicast(report) => report.page(page),
-            Self::Collective(report) => report.page(page),
-        }
-    }
-}
-
-/// The controller said no to something about `group`: what to do next.
+/// The controller refused a request about `group`.
 fn refused(status: tonic::Status, group: &str) -> Failure {
     let code = status.code();
     let failure = Failure::from(status);
@@ -406,9 +228,9 @@ fn refused(status: tonic::Status, group: &str) -> Failure {
             failure.next("castnet group list shows the groups, castnet topology the switches and hosts")
         }
         tonic::Code::AlreadyExists => failure.next(format!(
-            "castnet group show {group} shows it; castnet group destroy {group} makes room for another"
+            "castnet group show {group} shows it; castnet group destroy {group} removes it"
         )),
-        tonic::Code::InvalidArgument => failure.next("castnet group create --help has what can be given"),
+        tonic::Code::InvalidArgument => failure.next("castnet group create --help lists the settings"),
         tonic::Code::ResourceExhausted => {
             failure.next("castnet topology shows how much memory and how many groups each switch has left")
         }
@@ -417,7 +239,7 @@ fn refused(status: tonic::Status, group: &str) -> Failure {
 }
 
 impl GroupCommand {
-    /// Speaks to the controller, or to one switch.
+    /// Asks the controller, or one switch.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let security = self.place.tls.security()?;
         if let Some(address) = &self.place.agent {
@@ -439,7 +261,7 @@ impl GroupCommand {
                 let answer = controller.create_group(request).await;
                 let state = answer.map_err(|s| refused(s, &name))?.into_inner().group;
                 let state = state.unwrap_or_default();
-                let phase = phase_name(state.phase());
+                let phase = last_word(state.phase().as_str_name());
                 let waits: Vec<_> = state
                     .members
                     .iter()
@@ -452,13 +274,10 @@ impl GroupCommand {
                     format!("; waits for {} to join (castnet host --help)", waits.join(", "))
                 };
                 let mcst_ids = mcst_ids(&state);
-                let own = mcst_ids
-                    .iter()
-                    .map(|(host, own)| (host.as_str(), Some(own.as_str())));
                 let sentence = format!(
                     "group {} has McstID {}{} and is {phase}{waits}",
                     state.name,
-                    lanes::addresses(&state.mcst_id, own),
+                    member_addresses(&state.mcst_id, &mcst_ids),
                     in_lanes(state.lanes.len())
                 );
                 output.show(&Done {
@@ -479,13 +298,9 @@ impl GroupCommand {
                     .list_groups(api::ListControllerGroupsRequest {})
                     .await?
                     .into_inner();
-                let collectives = listed.collectives.into_iter().map(collective::group_line);
-                let mut rows: Vec<GroupLine> = listed
-                    .groups
-                    .into_iter()
-                    .map(group_line)
-                    .chain(collectives)
-                    .collect();
+                let collectives = listed.collectives.into_iter().map(GroupLine::from);
+                let groups = listed.groups.into_iter().map(GroupLine::from);
+                let mut rows: Vec<_> = groups.chain(collectives).collect();
                 rows.sort_by(|x, y| x.group.cmp(&y.group));
                 output.show(&Rows::new(rows, "no groups: castnet group create --help"))
             }
@@ -496,15 +311,7 @@ impl GroupCommand {
                     let found = answer.map_err(|s| refused(s, &group))?.into_inner();
                     let request = api::ListSwitchesRequest {};
                     let switches = controller.list_switches(request).await?.into_inner().switches;
-                    Ok(match found.collective {
-                        Some(found) => {
-                            let report = collective::CollectiveReport::gather(found, &switches, &security);
-                            Shown::Collective(report.await)
-                        }
-                        None => {
-                            Shown::Multicast(show::GroupReport::gather(found, &switches, &security).await)
-                        }
-                    })
+                    Ok(show::GroupReport::gather(found, &switches, &security).await)
                 };
                 watch.show(output, look).await
             }
@@ -515,16 +322,14 @@ impl GroupCommand {
                     .map_err(|s| refused(s, &group))?
                     .into_inner();
                 if let Some(collective) = group.collective {
-                    let lines = collective::rank_lines(&collective.state.unwrap_or_default());
+                    let lines = rank_lines(&collective.state.unwrap_or_default());
                     return output.show(&Rows::new(lines, "no ranks"));
                 }
-                let state = group.state.unwrap_or_default();
-                let members = state.members.into_iter();
-                let lines = members.map(|m| member_line(&state.mcst_id, m));
-                output.show(&Rows::new(lines.collect(), "no members"))
+                let lines = member_lines(group.state.unwrap_or_default());
+                output.show(&Rows::new(lines, "no members"))
             }
             Verb::Move { group, .. } => Err(Failure::usage(format!(
-                "each switch has workers of its own: at which is group {group} to move?"
+                "each switch has its own workers: name the switch at which group {group} moves"
             ))
             .next(format!("castnet group move {group} --worker N --agent URL"))),
             Verb::Destroy { group } => {
@@ -532,10 +337,10 @@ impl GroupCommand {
                 let answer = controller.destroy_group(request).await;
                 let answer = answer.map_err(|s| refused(s, &group))?.into_inner();
                 let sentence = if answer.complete {
-                    format!("group {group} is gone from all switches")
+                    format!("group {group} is removed from all switches")
                 } else {
                     format!(
-                        "group {group} is forgotten; it is taken off {} as soon as they can be reached",
+                        "group {group} is destroyed; it is removed from {} as soon as they can be reached",
                         answer.pending_switches.join(", ")
                     )
                 };

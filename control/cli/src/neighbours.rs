@@ -1,22 +1,22 @@
-//! `castnet neighbours`: who is at the other end of a switch's ports.
-
-use std::time::Duration;
+//! `castnet neighbours`: the switches and hosts next to a switch.
 
 use castnet_console::api;
+use castnet_console::columns;
 use castnet_console::connect::AgentArgs;
 use castnet_console::exit::Outcome;
-use castnet_console::output::{Output, Row, Rows};
-use castnet_console::units;
+use castnet_console::output::{Output, Rows};
 use clap::Args;
 use serde::Serialize;
 
+use crate::fdb::ago;
+use crate::group::or_dash;
 use crate::port::PortNames;
 
-/// Who is at the other end of a switch's ports: switches by LLDP, hosts by ARP
+/// The switches and hosts at the other ends of a switch's ports, by LLDP and ARP
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   castnet neighbours                 of the switch on this machine
-  castnet neighbours --output json   for machines")]
+  castnet neighbours --output json   for programs")]
 pub(crate) struct NeighboursCommand {
     #[command(flatten)]
     agent: AgentArgs,
@@ -34,26 +34,19 @@ struct NeighbourRow {
     age_ns: u64,
 }
 
-impl Row for NeighbourRow {
-    const COLUMNS: &'static [&'static str] = &["port", "kind", "name", "remote port", "ip", "mac", "seen"];
+impl NeighbourRow {
+    fn name(&self) -> String {
+        or_dash(&self.name)
+    }
 
-    fn cells(&self) -> Vec<String> {
-        let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
-        vec![
-            self.port_name.clone(),
-            self.kind.to_owned(),
-            if self.name.is_empty() {
-                "-".to_owned()
-            } else {
-                self.name.clone()
-            },
-            or_dash(&self.remote_port),
-            or_dash(&self.ip),
-            self.mac.clone(),
-            format!("{} ago", units::span(Duration::from_nanos(self.age_ns))),
-        ]
+    fn seen(&self) -> String {
+        ago(self.age_ns)
     }
 }
+
+columns!(row: NeighbourRow => row {
+    port_name as "port", kind, name(), remote_port, ip, mac, seen(),
+});
 
 fn row(neighbour: api::Neighbour, names: &PortNames) -> NeighbourRow {
     use api::neighbour::Kind;
@@ -86,15 +79,12 @@ impl NeighboursCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let mut agent = self.agent.connect().await?;
         let names = PortNames::fetch(&mut agent).await?;
-        let found = agent
-            .list_neighbours(api::ListNeighboursRequest {})
-            .await?
-            .into_inner()
-            .neighbours;
-        let rows = found.into_iter().map(|n| row(n, &names)).collect();
+        let found = agent.list_neighbours(api::ListNeighboursRequest {}).await?;
+        let neighbours = found.into_inner().neighbours.into_iter();
+        let rows = neighbours.map(|n| row(n, &names)).collect();
         output.show(&Rows::new(
             rows,
-            "nobody was seen yet: hosts show with their first ARP, switches with LLDP",
+            "none seen yet: a host is seen with its first ARP frame, a switch with its first LLDP frame",
         ))
     }
 }

@@ -1,4 +1,4 @@
-//! Which frames: the filter that `trace` and `capture` share, and how long to wait for them.
+//! What `trace` and `capture` share: the filter of frames, and how long to wait for them.
 
 use std::net::Ipv4Addr;
 use std::time::Instant;
@@ -11,9 +11,9 @@ use castnet_wire::DropReason;
 use clap::Args;
 use tokio_stream::{Stream, StreamExt};
 
-use crate::port::PortNames;
+use crate::port::{PortNames, none_of};
 
-/// Which frames; what is not given matches all.
+/// Which frames. Without an option, all match.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Which frames")]
 pub(crate) struct FilterArgs {
@@ -30,7 +30,7 @@ pub(crate) struct FilterArgs {
     #[arg(long, value_name = "IP")]
     pub(crate) dst: Option<Ipv4Addr>,
     /// Only frames that are dropped; with a reason, only for that one (`castnet drops --all` names them). Frames that
-    /// end in a port itself (injected, tx-full, port-down) are counted, but cannot be looked at
+    /// a port drops (injected, tx-full, port-down) are counted, but cannot be seen
     #[arg(long, value_name = "REASON", num_args = 0..=1, default_missing_value = "", require_equals = true, value_parser = reason)]
     pub(crate) drops: Option<String>,
 }
@@ -74,30 +74,19 @@ pub(crate) async fn mcst_id(agent: &mut api::AgentClient, text: &str) -> Outcome
     if text.parse::<Ipv4Addr>().is_ok() {
         return Ok(text.to_owned());
     }
-    let listed = agent
-        .list_groups(api::ListGroupsRequest {
-            mcst_id: None,
-            brief: true,
-        })
-        .await?
-        .into_inner();
-    let rules = listed.groups.into_iter().filter_map(|g| g.rule);
-    let groups: Vec<(String, String)> = rules.map(|rule| (rule.name, rule.mcst_id)).collect();
-    match groups.iter().find(|(name, _)| name == text) {
-        Some((_, mcst_id)) => Ok(mcst_id.clone()),
-        None => {
-            let names: Vec<_> = groups.iter().map(|(name, _)| name.as_str()).collect();
-            Err(
-                Failure::refused(format!("the switch has no group '{text}'")).next(format!(
-                    "its groups are: {}",
-                    if names.is_empty() {
-                        "none".to_owned()
-                    } else {
-                        names.join(", ")
-                    }
-                )),
-            )
-        }
+    let request = api::ListGroupsRequest {
+        mcst_id: None,
+        brief: true,
+    };
+    let listed = agent.list_groups(request).await?.into_inner();
+    let rules: Vec<_> = listed.groups.into_iter().filter_map(|g| g.rule).collect();
+    match rules.iter().find(|rule| rule.name == text) {
+        Some(rule) => Ok(rule.mcst_id.clone()),
+        None => Err(none_of(
+            "group",
+            text,
+            rules.iter().map(|rule| rule.name.as_str()),
+        )),
     }
 }
 

@@ -4,7 +4,7 @@ use castnet_console::api;
 use castnet_console::columns;
 use castnet_console::connect::AgentArgs;
 use castnet_console::exit::{Failure, Outcome};
-use castnet_console::output::{Output, Page, Report, named};
+use castnet_console::output::{Output, Page, Report};
 use castnet_console::units::bit_rate;
 use castnet_worker::{PortTotals, copy_port_totals};
 use clap::Args;
@@ -12,18 +12,21 @@ use serde::Serialize;
 
 /// Ports of a switch: link, device and counters
 #[derive(Debug, Args)]
-#[command(
-    after_help = "mtu: follows the interface's while the switch runs, up to what it was at the start; for more, restart the switch.
-rx missed: frames that the device or the kernel lost before the switch took them (castnet runtime says whether its workers keep up).
-steering: how frames get to one of several receive queues: flow rules or rss keep a group on its worker, none leaves it to hand-over.
-segments: a device that sends frames of several lets replicas share their payload.
+#[command(after_help = "Columns:
+  mtu        that of the interface, at most what it was when the switch started; for more, restart
+             the switch
+  rx missed  frames that the device or the kernel lost before the switch received them (castnet
+             runtime shows the load of the workers)
+  steering   how a device chooses one of several receive queues: by flow rules or rss, the queue of
+             the group's worker; with none, any, and workers hand frames over to each other
+  segments   several: the device can send a frame from several buffers, so that replicas share
+             their payload
 
 Examples:
   castnet port                       all ports of the switch on this machine
-  castnet port h1 h2 --output json   two of them, for machines"
-)]
+  castnet port h1 h2 --output json   two of them, for machines")]
 pub(crate) struct PortCommand {
-    /// Only these: names or numbers
+    /// Names or numbers of ports [default: all]
     #[arg(value_name = "PORT")]
     ports: Vec<String>,
     #[command(flatten)]
@@ -32,44 +35,8 @@ pub(crate) struct PortCommand {
 
 /// A port with its counters.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct PortRow {
-    pub(crate) port: u32,
-    pub(crate) name: String,
-    pub(crate) mac: String,
-    pub(crate) mtu: u32,
-    pub(crate) up: bool,
-    #[serde(flatten, serialize_with = "named")]
-    pub(crate) counters: PortTotals,
-    pub(crate) driver: String,
-    /// Mb/s; none where it is unknown.
-    pub(crate) speed_mbps: Option<u32>,
-    pub(crate) rx_queues: u32,
-    /// None where each worker has one of its own.
-    pub(crate) tx_queues: Option<u32>,
-    pub(crate) steering: String,
-    pub(crate) multi_segment: bool,
-    pub(crate) numa_node: Option<u32>,
-}
-
-impl From<api::Port> for PortRow {
-    fn from(port: api::Port) -> Self {
-        Self {
-            port: port.port,
-            name: port.name,
-            mac: port.mac,
-            mtu: port.mtu,
-            up: port.up,
-            counters: copy_port_totals!(port.counters.unwrap_or_default() => PortTotals),
-            driver: port.driver,
-            speed_mbps: port.speed_mbps,
-            rx_queues: port.rx_queues,
-            tx_queues: port.tx_queues,
-            steering: port.steering,
-            multi_segment: port.multi_segment,
-            numa_node: port.numa_node,
-        }
-    }
-}
+#[serde(transparent)]
+pub(crate) struct PortRow(pub(crate) api::Port);
 
 impl PortRow {
     const DEVICE: &'static [&'static str] = &[
@@ -88,26 +55,30 @@ impl PortRow {
     ];
 
     fn state(&self) -> &'static str {
-        if self.up { "up" } else { "down" }
+        if self.0.up { "up" } else { "down" }
     }
 
-    /// What it is.
+    pub(crate) fn counters(&self) -> PortTotals {
+        copy_port_totals!(self.0.counters.clone().unwrap_or_default() => PortTotals)
+    }
+
     fn device(&self) -> Vec<String> {
+        let port = &self.0;
         let number = |n: Option<u32>, none: &str| n.map_or_else(|| none.to_owned(), |n| n.to_string());
+        let speed = port.speed_mbps.map(|mbps| bit_rate(f64::from(mbps) * 1e6));
         vec![
-            self.port.to_string(),
-            self.name.clone(),
+            port.port.to_string(),
+            port.name.clone(),
             self.state().to_owned(),
-            self.speed_mbps
-                .map_or_else(|| "-".to_owned(), |mbps| bit_rate(f64::from(mbps) * 1e6)),
-            self.mtu.to_string(),
-            self.mac.clone(),
-            self.driver.clone(),
-            self.rx_queues.to_string(),
-            number(self.tx_queues, "per worker"),
-            self.steering.clone(),
-            if self.multi_segment { "several" } else { "one" }.to_owned(),
-            number(self.numa_node, "-"),
+            speed.unwrap_or_else(|| "-".to_owned()),
+            port.mtu.to_string(),
+            port.mac.clone(),
+            port.driver.clone(),
+            port.rx_queues.to_string(),
+            number(port.tx_queues, "per worker"),
+            port.steering.clone(),
+            if port.multi_segment { "several" } else { "one" }.to_owned(),
+            number(port.numa_node, "-"),
         ]
     }
 }
@@ -128,23 +99,35 @@ impl Report for Ports {
     }
 }
 
-columns!(row: PortRow => row { port, name, state() } (row.counters) {
+columns!(row: PortRow => (row.0) { port, name } row { state() } (row.counters()) {
     rx_frames, rx_bytes, tx_frames, tx_bytes, rx_missed, tx_full, dropped,
 });
 
-/// The names of a switch's ports, to read numbers as names and names as numbers.
+async fn list(agent: &mut api::AgentClient) -> Outcome<Vec<api::Port>> {
+    let answer = agent.list_ports(api::ListPortsRequest {}).await?;
+    Ok(answer.into_inner().ports)
+}
+
+/// Something at a port, with the name of the port.
+#[derive(Debug, Serialize)]
+pub(crate) struct AtPort<T> {
+    #[serde(flatten)]
+    pub(crate) of: T,
+    pub(crate) port_name: String,
+}
+
+/// The names and numbers of a switch's ports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PortNames(Vec<(u32, String)>);
 
 impl PortNames {
     /// Asks the switch.
     pub(crate) async fn fetch(agent: &mut api::AgentClient) -> Outcome<Self> {
-        let ports = agent
-            .list_ports(api::ListPortsRequest {})
-            .await?
-            .into_inner()
-            .ports;
-        Ok(Self(ports.into_iter().map(|p| (p.port, p.name)).collect()))
+        Ok(Self::of_ports(&list(agent).await?))
+    }
+
+    fn of_ports(ports: &[api::Port]) -> Self {
+        Self(ports.iter().map(|p| (p.port, p.name.clone())).collect())
     }
 
     /// Names by number, as a list.
@@ -167,6 +150,12 @@ impl PortNames {
             .map_or_else(|| number.to_string(), |(_, name)| name.clone())
     }
 
+    /// `of`, which is at port `number`, with the name of the port.
+    pub(crate) fn at<T>(&self, number: u32, of: T) -> AtPort<T> {
+        let port_name = self.name(number);
+        AtPort { of, port_name }
+    }
+
     /// The port that `text` means: its name, or its number.
     pub(crate) fn find(&self, text: &str) -> Outcome<u32> {
         if let Some((number, _)) = self.0.iter().find(|(_, name)| name == text) {
@@ -177,17 +166,7 @@ impl PortNames {
         {
             return Ok(number);
         }
-        let names: Vec<_> = self.0.iter().map(|(_, name)| name.as_str()).collect();
-        Err(
-            Failure::refused(format!("the switch has no port '{text}'")).next(format!(
-                "its ports are: {}",
-                if names.is_empty() {
-                    "none".to_owned()
-                } else {
-                    names.join(", ")
-                }
-            )),
-        )
+        Err(none_of("port", text, self.iter().map(|(_, name)| name)))
     }
 
     /// All numbers and names.
@@ -196,16 +175,21 @@ impl PortNames {
     }
 }
 
+/// The switch has no port or group of this name; `names` are those that it has.
+pub(crate) fn none_of<'n>(what: &str, name: &str, names: impl Iterator<Item = &'n str>) -> Failure {
+    let names = match names.collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => "none".to_owned(),
+        names => names,
+    };
+    Failure::refused(format!("the switch has no {what} '{name}'")).next(format!("its {what}s are: {names}"))
+}
+
 impl PortCommand {
     /// Lists ports.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let mut agent = self.agent.connect().await?;
-        let ports = agent
-            .list_ports(api::ListPortsRequest {})
-            .await?
-            .into_inner()
-            .ports;
-        let names = PortNames(ports.iter().map(|p| (p.port, p.name.clone())).collect());
+        let ports = list(&mut agent).await?;
+        let names = PortNames::of_ports(&ports);
         let wanted = self
             .ports
             .iter()
@@ -214,7 +198,7 @@ impl PortCommand {
         let ports = ports
             .into_iter()
             .filter(|p| wanted.is_empty() || wanted.contains(&p.port))
-            .map(PortRow::from)
+            .map(PortRow)
             .collect();
         output.show(&Ports(ports))
     }

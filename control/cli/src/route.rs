@@ -3,15 +3,16 @@
 use std::str::FromStr;
 
 use castnet_console::api;
+use castnet_console::columns;
 use castnet_console::connect::AgentArgs;
 use castnet_console::exit::{Failure, Outcome};
-use castnet_console::output::{Done, Output, Row, Rows};
+use castnet_console::output::{Done, Output, Rows};
 use castnet_rules::Ipv4Net;
 use castnet_wire::MacAddr;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::port::PortNames;
+use crate::port::{AtPort, PortNames};
 
 /// Static IP routes of a switch
 #[derive(Debug, Args)]
@@ -75,28 +76,20 @@ impl FromStr for Via {
 #[derive(Debug, Serialize)]
 struct RouteRow {
     prefix: String,
-    next_hops: Vec<HopRow>,
+    next_hops: Vec<AtPort<api::RouteHop>>,
 }
 
-#[derive(Debug, Serialize)]
-struct HopRow {
-    port: u32,
-    port_name: String,
-    mac: String,
-}
-
-impl Row for RouteRow {
-    const COLUMNS: &'static [&'static str] = &["prefix", "next hops"];
-
-    fn cells(&self) -> Vec<String> {
-        let hops: Vec<_> = self
-            .next_hops
-            .iter()
-            .map(|h| format!("{} at {}", h.mac, h.port_name))
+impl RouteRow {
+    fn next_hops(&self) -> String {
+        let hops = self.next_hops.iter();
+        let hops: Vec<_> = hops
+            .map(|hop| format!("{} at {}", hop.of.mac, hop.port_name))
             .collect();
-        vec![self.prefix.clone(), hops.join(", ")]
+        hops.join(", ")
     }
 }
+
+columns!(row: RouteRow => row { prefix, next_hops() });
 
 #[derive(Debug, Serialize)]
 struct Changed {
@@ -112,23 +105,13 @@ impl RouteCommand {
         match self.verb {
             Verb::List => {
                 let names = PortNames::fetch(&mut agent).await?;
-                let routes = agent
-                    .list_routes(api::ListRoutesRequest {})
-                    .await?
-                    .into_inner()
-                    .routes;
-                let hop = |h: api::RouteHop| HopRow {
-                    port_name: names.name(h.port),
-                    port: h.port,
-                    mac: h.mac,
+                let listed = agent.list_routes(api::ListRoutesRequest {}).await?;
+                let hop = |h: api::RouteHop| names.at(h.port, h);
+                let row = |r: api::Route| RouteRow {
+                    prefix: r.prefix,
+                    next_hops: r.next_hops.into_iter().map(hop).collect(),
                 };
-                let rows = routes
-                    .into_iter()
-                    .map(|r| RouteRow {
-                        prefix: r.prefix,
-                        next_hops: r.next_hops.into_iter().map(hop).collect(),
-                    })
-                    .collect();
+                let rows = listed.into_inner().routes.into_iter().map(row).collect();
                 output.show(&Rows::new(
                     rows,
                     "no routes: traffic of no group is switched by Ethernet address",
@@ -149,16 +132,14 @@ impl RouteCommand {
                 };
                 let request = api::AddRouteRequest { route: Some(route) };
                 let replaced = agent.add_route(request).await?.into_inner().replaced;
+                let did = if replaced { "replaced" } else { "added" };
                 output.show(&Done {
                     facts: Changed {
                         prefix: prefix.to_string(),
                         replaced,
                         removed: false,
                     },
-                    sentence: format!(
-                        "{} the route to {prefix}",
-                        if replaced { "replaced" } else { "added" }
-                    ),
+                    sentence: format!("{did} the route to {prefix}"),
                 })
             }
             Verb::Remove { prefix } => {

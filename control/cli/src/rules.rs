@@ -13,11 +13,11 @@ use serde::Serialize;
 /// Checks rule files, or shows an example of one
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A rule file tells one switch its groups and routes, without a controller.
+    after_help = "A rule file has the groups and routes of one switch that runs without a controller.
 
 Examples:
   castnet rules example > rules.toml
-  castnet rules example --collective        a switch that adds up what its hosts send
+  castnet rules example --collective        a switch that computes a collective
   castnet rules check rules.toml            each fault with file, line, column and field; exit 1 if there is one
   castnet switch --rules rules.toml ...     runs them"
 )]
@@ -28,7 +28,7 @@ pub(crate) struct RulesCommand {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Names file, line, column and field of each fault
+    /// Prints file, line, column and field of each fault
     Check {
         /// The files
         #[arg(required = true, value_name = "FILE")]
@@ -37,7 +37,7 @@ enum Verb {
         #[arg(long, value_name = "N", default_value_t = castnet_wire::PortId::COUNT, hide_default_value = true)]
         ports: usize,
     },
-    /// Prints a rule file with remarks
+    /// Prints an example with remarks
     Example {
         /// Of a collective group instead of a multicast group
         #[arg(long)]

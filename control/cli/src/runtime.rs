@@ -1,10 +1,11 @@
-//! `castnet runtime`: how a switch's workers fare: where their clocks go, how full their batches and rings are.
+//! `castnet runtime`: the load of a switch's workers: clocks, batches, rings, buffers.
 
 mod figures;
 
 use std::time::Duration;
 
 use castnet_console::api;
+use castnet_console::columns;
 use castnet_console::connect::AgentArgs;
 use castnet_console::exit::Outcome;
 use castnet_console::output::{Output, Page, Report, Row};
@@ -16,29 +17,31 @@ use tokio::time::{Instant, sleep_until};
 use crate::port::PortNames;
 use figures::{BATCHES, RingRow, Runtime, WorkerRow};
 
-/// Between the two readings unless told otherwise.
+/// The time between two readings without --watch.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Workers of a switch: clocks per frame, batches, idle share, rings, buffers
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Two readings, one second apart; with --watch, one after each time. Clocks are ticks of the processor's counter (TSC). Those of the
-parts are a sample (one poll in 16), as is how full rings were (one poll in 64).
+    after_help = "The figures are differences between two readings, one second apart or, with --watch, the given time apart. Clocks are ticks of the processor's time stamp counter (TSC). The clocks of the parts (receive, hand-over, engine, send, other) are measured in one poll of 16, the fill levels of rings in one poll of 64.
 
-How to read it (docs/runtime.md has more):
-  idle             share of time without work. With --idle busy a worker takes its whole core whatever this says
-  batch            frames per batch, 32 at most. Large batches under load are good: they make frames cheap
-  clocks/frame     of all that a worker did. Falls as batches grow; what it is good for: clock rate / clocks per frame = frames per second of a core
-  rings, max       a ring that comes near its size is about to lose frames: the worker is overloaded, or was held up
+Columns (docs/runtime.md explains all of them):
+  idle          share of the time without frames; with --idle busy, the worker uses its core
+                all the time nevertheless
+  batch         mean number of frames per batch, 32 at most; large batches make frames cheap
+  clocks/frame  all clocks of the worker divided by its frames; clock rate / clocks per frame =
+                frames per second that the core can do
+  rings, max    the most frames in a ring; a ring that is nearly full will lose frames: the worker
+                is overloaded, or was interrupted
 
 Examples:
   castnet runtime                             figures over one second
-  castnet runtime --since-start               over all the time since the switch started
-  castnet runtime --watch 5s                  over each five seconds, until Ctrl-C
+  castnet runtime --since-start               figures since the switch started
+  castnet runtime --watch 5s                  figures of each five seconds, until Ctrl-C
   castnet runtime --watch --output json       one JSON object a line, for scripts"
 )]
 pub(crate) struct RuntimeCommand {
-    /// Figures over all the time since the switch started
+    /// Figures since the switch started
     #[arg(long, conflicts_with = "watch")]
     since_start: bool,
     #[command(flatten)]
@@ -48,7 +51,7 @@ pub(crate) struct RuntimeCommand {
 }
 
 impl RuntimeCommand {
-    /// Takes readings and shows what is between them.
+    /// Shows the differences between readings.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let mut agent = self.agent.connect().await?;
         let names = PortNames::fetch(&mut agent).await?;
@@ -75,7 +78,6 @@ async fn read(agent: &mut api::AgentClient) -> Outcome<api::RuntimeStats> {
     Ok(stats.into_inner())
 }
 
-/// A figure that may be none.
 fn figure(value: Option<f64>, digits: usize) -> String {
     value.map_or_else(|| "-".to_owned(), |v| format!("{v:.digits$}"))
 }
@@ -120,21 +122,22 @@ impl Row for WorkerRow {
     }
 }
 
-impl Row for RingRow {
-    const COLUMNS: &'static [&'static str] = &["worker", "ring", "size", "mean", "max", "max share"];
+impl RingRow {
+    fn ring(&self) -> String {
+        format!("from {} {}", self.kind.name(), self.from)
+    }
 
-    fn cells(&self) -> Vec<String> {
-        let share = self.used_max.map(|max| max as f64 / self.size.max(1) as f64);
-        vec![
-            self.worker.to_string(),
-            format!("from {} {}", self.kind.name(), self.from),
-            count(self.size),
-            figure(self.used_mean, 1),
-            self.used_max.map_or_else(|| "-".to_owned(), count),
-            share.map_or_else(|| "-".to_owned(), percent),
-        ]
+    fn mean(&self) -> String {
+        figure(self.used_mean, 1)
+    }
+
+    fn max_share(&self) -> Option<String> {
+        let max = self.used_max?;
+        Some(percent(max as f64 / self.size.max(1) as f64))
     }
 }
+
+columns!(row: RingRow => row { worker, ring(), size, mean(), used_max as "max", max_share() });
 
 impl Report for Runtime {
     fn page(&self, page: &mut Page) {
@@ -160,8 +163,8 @@ impl Report for Runtime {
         let columns: Vec<_> = columns.iter().map(String::as_str).collect();
         page.table(&columns, self.workers.iter().map(batches).collect());
 
-        page.title("Rings that workers take frames from");
-        page.rows(&self.rings, "none of them tells how full it is");
+        page.title("Rings that workers receive frames from");
+        page.rows(&self.rings, "no ring reports its fill level");
 
         page.title("Frames between workers, buffers and groups");
         let columns = [
@@ -211,7 +214,7 @@ fn rest(worker: &WorkerRow) -> Vec<String> {
     ]
 }
 
-/// How many groups it has, and how many of them came and went.
+/// Its groups, and how many came and went.
 fn groups(worker: &WorkerRow) -> String {
     match (worker.counters.groups_in, worker.counters.groups_out) {
         (0, 0) => worker.groups.to_string(),

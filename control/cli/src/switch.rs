@@ -64,7 +64,7 @@ pub(crate) struct SwitchCommand {
     /// A worker thread and its core, core=N or any; may be given again [default: one, on any core]
     #[arg(long = "worker", value_name = "core=N|any")]
     workers: Vec<WorkerPlace>,
-    /// What workers do when no frame comes [default: adaptive]
+    /// What workers do while no frames come [default: adaptive]
     #[arg(long, value_enum)]
     idle: Option<Idle>,
     /// How often groups are moved off overloaded workers, or off; where there are several workers [default: 1s]
@@ -77,13 +77,13 @@ pub(crate) struct SwitchCommand {
     /// both ends of a link. Groups use the link all the same
     #[arg(long, value_name = "NAME")]
     no_flood: Vec<String>,
-    /// Groups that it takes [default: 4096]
+    /// Maximal number of groups [default: 4096]
     #[arg(long, value_name = "N")]
     groups_max: Option<usize>,
     /// Memory for the state of all groups [default: 64MiB]
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
-    /// How often each port says who it is, by LLDP; 0 for never [default: 30s]
+    /// How often each port sends LLDP; 0 for never [default: 30s]
     #[arg(long, value_name = "TIME")]
     lldp: Option<Span>,
     /// Where DPDK's buffers live [default: auto]
@@ -97,7 +97,7 @@ pub(crate) struct SwitchCommand {
 }
 
 impl SwitchCommand {
-    /// File and flags together, and where to tell readiness.
+    /// The settings of file and flags, and the ready file.
     fn settings(self) -> Outcome<(SwitchConfig, Option<PathBuf>)> {
         let file = self
             .config
@@ -126,7 +126,7 @@ impl SwitchCommand {
         Ok((config, self.ready_file))
     }
 
-    /// Switches until a signal.
+    /// Runs the switch until a signal.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let (config, ready_file) = self.settings()?;
         let security = config.tls.security()?;
@@ -203,7 +203,7 @@ impl Report for Summary {
     }
 }
 
-/// What only the switch's own number of ports can tell.
+/// Checks that need the number of ports of the switch.
 fn check_rules(rules: &RuleSet, path: Option<&Path>, ports: usize) -> Outcome {
     let faults = rules.check(ports);
     if faults.is_empty() {

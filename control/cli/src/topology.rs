@@ -1,6 +1,7 @@
-//! `castnet topology`: the fabric as the controller sees it.
+//! `castnet topology`: the fabric as the controller knows it.
 
 use castnet_console::api;
+use castnet_console::columns;
 use castnet_console::connect::{self, CONTROLLER, Tls};
 use castnet_console::exit::Outcome;
 use castnet_console::output::{Output, Page, Report, Row};
@@ -9,7 +10,9 @@ use castnet_proto::transport::{Address, Security};
 use clap::Args;
 use serde::Serialize;
 
-/// The fabric as the controller sees it: switches, hosts and links
+use crate::group::or_dash;
+
+/// The fabric as the controller knows it: switches, hosts and links
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   castnet topology
@@ -33,94 +36,57 @@ struct TopologyReport {
 }
 
 #[derive(Debug, Serialize)]
-struct SwitchRow {
-    name: String,
-    endpoint: String,
-    reachable: bool,
-    reason: String,
-    version: String,
-    ports: Vec<String>,
-    groups: u64,
-    groups_max: u64,
-    /// For groups: all of it, and what is free.
-    memory_bytes_max: u64,
-    memory_bytes_free: u64,
-    /// The McstIDs that routers route to it.
-    mcst_prefix: Option<String>,
-}
+#[serde(transparent)]
+struct SwitchRow(api::SwitchState);
 
-impl Row for SwitchRow {
-    const COLUMNS: &'static [&'static str] = &[
-        "switch",
-        "agent",
-        "state",
-        "ports",
-        "groups",
-        "memory free",
-        "mcst ids",
-        "version",
-        "remark",
-    ];
+impl SwitchRow {
+    fn state(&self) -> &'static str {
+        if self.0.reachable {
+            "reachable"
+        } else {
+            "unreachable"
+        }
+    }
 
-    fn cells(&self) -> Vec<String> {
-        vec![
-            self.name.clone(),
-            self.endpoint.clone(),
-            if self.reachable {
-                "reachable"
-            } else {
-                "unreachable"
-            }
-            .to_owned(),
-            self.ports.len().to_string(),
-            format!("{} of {}", self.groups, self.groups_max),
-            match self.memory_bytes_max {
-                // It has not been asked yet.
-                0 => "-".to_owned(),
-                max => format!("{} of {}", bytes(self.memory_bytes_free), bytes(max)),
-            },
-            self.mcst_prefix.clone().unwrap_or_else(|| "-".to_owned()),
-            self.version.clone(),
-            self.reason.clone(),
-        ]
+    fn ports(&self) -> usize {
+        self.0.ports.len()
+    }
+
+    fn groups(&self) -> String {
+        format!("{} of {}", self.0.groups, self.0.groups_max)
+    }
+
+    fn memory_free(&self) -> String {
+        match self.0.memory_bytes_max {
+            // It has not been asked yet.
+            0 => "-".to_owned(),
+            max => format!("{} of {}", bytes(self.0.memory_bytes_free), bytes(max)),
+        }
     }
 }
 
-#[derive(Debug, Serialize)]
-struct ForwarderRow {
-    name: String,
-    kind: String,
-}
-
-impl Row for ForwarderRow {
-    const COLUMNS: &'static [&'static str] = &["name", "kind"];
-
-    fn cells(&self) -> Vec<String> {
-        vec![self.name.clone(), self.kind.clone()]
-    }
-}
+columns!(row: SwitchRow => (row.0) { name as "switch", endpoint as "agent" } row {
+    state(), ports(), groups(), memory_free(),
+} (row.0) { mcst_prefix as "mcst ids", version, reason as "remark" });
 
 #[derive(Debug, Serialize)]
-struct HostRow {
-    name: String,
-    ip: String,
-    mac: String,
-    switch: String,
-    port: Option<u32>,
-}
+#[serde(transparent)]
+struct ForwarderRow(api::Forwarder);
+
+columns!(row: ForwarderRow => (row.0) { name, kind });
+
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+struct HostRow(api::Host);
 
 impl Row for HostRow {
     const COLUMNS: &'static [&'static str] = &["host", "ip", "mac", "switch", "port"];
 
     fn cells(&self) -> Vec<String> {
-        let text = |t: &String| if t.is_empty() { "-".to_owned() } else { t.clone() };
-        vec![
-            text(&self.name),
-            text(&self.ip),
-            text(&self.mac),
-            text(&self.switch),
-            self.port.map_or_else(|| "-".to_owned(), |p| p.to_string()),
-        ]
+        let host = &self.0;
+        let port = host.port.map(|port| port.to_string()).unwrap_or_default();
+        let cells = [&host.name, &host.ip, &host.mac, &host.switch_name, &port];
+        cells.map(|text| or_dash(text)).to_vec()
     }
 }
 
@@ -133,46 +99,23 @@ struct LinkRow {
     up: bool,
 }
 
-impl Row for LinkRow {
-    const COLUMNS: &'static [&'static str] = &["link", "state"];
+impl LinkRow {
+    fn link(&self) -> String {
+        format!(
+            "{} port {} - {} port {}",
+            self.a, self.a_port, self.b, self.b_port
+        )
+    }
 
-    fn cells(&self) -> Vec<String> {
-        vec![
-            format!(
-                "{} port {} - {} port {}",
-                self.a, self.a_port, self.b, self.b_port
-            ),
-            if self.up { "up" } else { "down" }.to_owned(),
-        ]
+    fn state(&self) -> &'static str {
+        if self.up { "up" } else { "down" }
     }
 }
 
+columns!(row: LinkRow => row { link(), state() });
+
 impl From<api::Topology> for TopologyReport {
     fn from(topology: api::Topology) -> Self {
-        let switch = |s: api::SwitchState| SwitchRow {
-            name: s.name,
-            endpoint: s.endpoint,
-            reachable: s.reachable,
-            reason: s.reason,
-            version: s.version,
-            ports: s.ports,
-            groups: s.groups,
-            groups_max: s.groups_max,
-            memory_bytes_max: s.memory_bytes_max,
-            memory_bytes_free: s.memory_bytes_free,
-            mcst_prefix: s.mcst_prefix,
-        };
-        let forwarder = |f: api::Forwarder| ForwarderRow {
-            name: f.name,
-            kind: f.kind,
-        };
-        let host = |h: api::Host| HostRow {
-            name: h.name,
-            ip: h.ip,
-            mac: h.mac,
-            switch: h.switch_name,
-            port: h.port,
-        };
         let link = |l: api::Link| {
             let (a, b) = (l.a.unwrap_or_default(), l.b.unwrap_or_default());
             LinkRow {
@@ -185,9 +128,9 @@ impl From<api::Topology> for TopologyReport {
         };
         Self {
             from_file: topology.from_file,
-            switches: topology.switches.into_iter().map(switch).collect(),
-            forwarders: topology.forwarders.into_iter().map(forwarder).collect(),
-            hosts: topology.hosts.into_iter().map(host).collect(),
+            switches: topology.switches.into_iter().map(SwitchRow).collect(),
+            forwarders: topology.forwarders.into_iter().map(ForwarderRow).collect(),
+            hosts: topology.hosts.into_iter().map(HostRow).collect(),
             links: topology.links.into_iter().map(link).collect(),
         }
     }
@@ -213,19 +156,19 @@ impl Report for TopologyReport {
 }
 
 impl SwitchRow {
-    /// Asks the switch itself how much room it has: the controller knows what it was told last.
+    /// Asks the switch itself how much memory is free: the controller may have an older answer.
     async fn refresh(&mut self, security: &Security) {
         let answer = async {
-            let address: Address = self.endpoint.parse().ok()?;
+            let address: Address = self.0.endpoint.parse().ok()?;
             let mut agent = connect::agent(&address, security).await.ok()?;
             let request = api::GetCapabilitiesRequest {};
             Some(agent.get_capabilities(request).await.ok()?.into_inner())
         };
         if let Some(now) = answer.await {
-            self.groups = now.groups;
-            self.groups_max = now.groups_max;
-            self.memory_bytes_max = now.memory_bytes_max;
-            self.memory_bytes_free = now.memory_bytes_free;
+            self.0.groups = now.groups;
+            self.0.groups_max = now.groups_max;
+            self.0.memory_bytes_max = now.memory_bytes_max;
+            self.0.memory_bytes_free = now.memory_bytes_free;
         }
     }
 }
@@ -235,12 +178,9 @@ impl TopologyCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let security = self.tls.security()?;
         let mut controller = connect::controller(&self.controller, &security).await?;
-        let topology = controller
-            .get_topology(api::GetTopologyRequest {})
-            .await?
-            .into_inner();
-        let mut report = TopologyReport::from(topology);
-        for switch in report.switches.iter_mut().filter(|s| s.reachable) {
+        let topology = controller.get_topology(api::GetTopologyRequest {}).await?;
+        let mut report = TopologyReport::from(topology.into_inner());
+        for switch in report.switches.iter_mut().filter(|s| s.0.reachable) {
             switch.refresh(&security).await;
         }
         output.show(&report)

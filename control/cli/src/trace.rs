@@ -13,12 +13,12 @@ use serde::Serialize;
 
 use crate::packets;
 use crate::pick::{self, FilterArgs};
-use crate::port::PortNames;
+use crate::port::{AtPort, PortNames};
 
-/// Tells, stage by stage, what a switch does with a frame and why
+/// Shows, stage by stage, what a switch does with a frame and why
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A dry run (--hex or --pcap) changes nothing on the switch. Without one of them, the next live frames that match are followed.
+    after_help = "A dry run (--hex or --pcap) changes nothing on the switch. Without one of them, the next live frames that match are traced.
 
 Examples:
   castnet trace --port h1 --hex 02000000000102...      what would happen to this frame?
@@ -27,15 +27,13 @@ Examples:
   castnet trace --drops --count 1 --wait 30s           the next frame that is dropped"
 )]
 pub(crate) struct TraceCommand {
-    #[command(flatten)]
-    filter: FilterArgs,
     /// Dry run: the frame from its Ethernet header on, without FCS, in hexadecimal
     #[arg(long, value_name = "DIGITS", requires = "port", conflicts_with = "pcap")]
     hex: Option<String>,
     /// Dry run: take the frame from this pcap or pcapng file
     #[arg(long, value_name = "FILE", requires = "port")]
     pcap: Option<PathBuf>,
-    /// Which frame of the file, from 1
+    /// The frame of the file, from 1
     #[arg(long, value_name = "N", requires = "pcap", default_value_t = 1)]
     frame: usize,
     /// How many live frames
@@ -45,87 +43,51 @@ pub(crate) struct TraceCommand {
     #[arg(long, value_name = "TIME")]
     wait: Option<Span>,
     #[command(flatten)]
+    filter: FilterArgs,
+    #[command(flatten)]
     agent: AgentArgs,
 }
 
-/// Steps of one stage, and frames sent, that are printed before the rest is only counted. JSON has all.
+/// More steps of one stage and more frames sent than this are only counted. JSON has all.
 const LIKE_MAX: usize = 4;
 
 #[derive(Debug, Serialize)]
 struct TraceReport {
-    at_ns: u64,
-    ingress: u32,
+    #[serde(flatten)]
+    trace: api::FrameTrace,
     ingress_name: String,
-    summary: String,
-    steps: Vec<Step>,
-    outputs: Vec<Out>,
-    drop_reason: Option<String>,
-    lost: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct Step {
-    stage: String,
-    decision: String,
-    reason: String,
-}
-
-#[derive(Debug, Serialize)]
-struct Out {
-    port: u32,
-    port_name: String,
-    summary: String,
-    rewrite: String,
+    outputs: Vec<AtPort<api::TraceOutput>>,
 }
 
 impl TraceReport {
-    fn new(trace: api::FrameTrace, names: &PortNames) -> Self {
-        let step = |s: api::TraceStep| Step {
-            stage: s.stage,
-            decision: s.decision,
-            reason: s.reason,
-        };
-        let out = |o: api::TraceOutput| Out {
-            port_name: names.name(o.port),
-            port: o.port,
-            summary: o.summary,
-            rewrite: o.rewrite,
-        };
+    fn new(mut trace: api::FrameTrace, names: &PortNames) -> Self {
+        let outputs = std::mem::take(&mut trace.outputs).into_iter();
         Self {
-            at_ns: trace.at_ns,
-            ingress: trace.ingress,
             ingress_name: names.name(trace.ingress),
-            summary: trace.summary,
-            steps: trace.steps.into_iter().map(step).collect(),
-            outputs: trace.outputs.into_iter().map(out).collect(),
-            drop_reason: trace.drop_reason,
-            lost: trace.lost,
+            outputs: outputs.map(|out| names.at(out.port, out)).collect(),
+            trace,
         }
     }
 }
 
 impl Report for TraceReport {
     fn page(&self, page: &mut Page) {
-        page.line(format!("in at {}: {}", self.ingress_name, self.summary));
-        let width = self
-            .steps
-            .iter()
-            .map(|s| s.stage.chars().count())
-            .max()
-            .unwrap_or(0);
+        page.line(format!("in at {}: {}", self.ingress_name, self.trace.summary));
+        let steps = &self.trace.steps;
+        let width = steps.iter().map(|s| s.stage.chars().count()).max();
+        let width = width.unwrap_or(0);
         let mut of_stage: BTreeMap<&str, usize> = BTreeMap::new();
-        for step in &self.steps {
+        for step in steps {
             let seen = of_stage.entry(&step.stage).or_default();
             *seen += 1;
             if *seen > LIKE_MAX {
                 continue;
             }
-            let why = if step.reason.is_empty() {
-                String::new()
-            } else {
-                format!(": {}", step.reason)
-            };
-            page.line(format!("  {:width$}  {}{why}", step.stage, step.decision));
+            let colon = if step.reason.is_empty() { "" } else { ": " };
+            page.line(format!(
+                "  {:width$}  {}{colon}{}",
+                step.stage, step.decision, step.reason
+            ));
         }
         for (stage, seen) in of_stage {
             if let more @ 1.. = seen.saturating_sub(LIKE_MAX) {
@@ -133,9 +95,9 @@ impl Report for TraceReport {
             }
         }
         for out in self.outputs.iter().take(LIKE_MAX) {
-            page.line(format!("  => out at {}: {}", out.port_name, out.summary));
-            if !out.rewrite.is_empty() {
-                page.line(format!("       {}", out.rewrite));
+            page.line(format!("  => out at {}: {}", out.port_name, out.of.summary));
+            if !out.of.rewrite.is_empty() {
+                page.line(format!("       {}", out.of.rewrite));
             }
         }
         let others = self.outputs.iter().skip(LIKE_MAX);
@@ -147,7 +109,7 @@ impl Report for TraceReport {
                 ports.join(", ")
             ));
         }
-        match &self.drop_reason {
+        match &self.trace.drop_reason {
             Some(reason) => page.line(format!("  => dropped: {reason}")),
             None if self.outputs.is_empty() => page.line("  => absorbed"),
             None => {}
@@ -197,7 +159,7 @@ impl TraceCommand {
             seen += 1;
         }
         if lost > 0 {
-            remark(&format!("{} more passed too fast to be followed", count(lost)));
+            remark(&format!("{} more came too fast to be traced", count(lost)));
         }
         if seen < wanted {
             remark(&format!("{seen} of {wanted} frames seen"));
@@ -290,6 +252,6 @@ mod tests {
             text.contains("\n  => 60 more like these, out at h4, h5, "),
             "{text}"
         );
-        assert_eq!((report.steps.len(), report.outputs.len()), (128, 64));
+        assert_eq!((report.trace.steps.len(), report.outputs.len()), (128, 64));
     }
 }

@@ -1,4 +1,4 @@
-//! A group as an operator writes it.
+//! A group on the command line.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::collective::CollectiveArgs;
 
-/// What a group shall be.
+/// The settings of a group.
 #[derive(Debug, Args)]
 pub(crate) struct Create {
     /// Its name: letters, digits, '-', '_' and '.'
@@ -19,7 +19,7 @@ pub(crate) struct Create {
     /// The host that sends
     #[arg(long, value_name = "HOST", required_unless_present_any = ["rules", "collective"])]
     source: Option<String>,
-    /// The hosts that receive, with commas or given again; the source need not be named again
+    /// The hosts that receive, with commas or given again; the source may be left out
     #[arg(
         long,
         value_name = "HOST,...",
@@ -30,27 +30,27 @@ pub(crate) struct Create {
     /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096
     #[arg(long, value_name = "BYTES", default_value_t = 1024, value_parser = pmtu)]
     pmtu: u32,
-    /// Splits a group that is too hot for one core of a switch into so many sub-groups, 1 to 16, which its workers share;
-    /// hosts join and use all of them as one
+    /// Number of sub-groups, 1 to 16, which the workers of a switch share: for a group that is too much for one core. Hosts use
+    /// them as one group
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     lanes: u8,
-    /// The group's address, of several lanes that of the first; without it, the next free one of the controller's pool. Not for
-    /// groups that pass routers, which have another one at each switch
+    /// The group's address, or that of its first lane [default: the next free address of the controller's pool]. Not for groups
+    /// that pass routers: they have an address per switch
     #[arg(long, value_name = "IP")]
     mcst_id: Option<std::net::Ipv4Addr>,
-    /// The source's start PSN; without it, the controller draws one
+    /// The source's start PSN [default: a random one]
     #[arg(long, value_name = "PSN", value_parser = clap::value_parser!(u32).range(0..1 << 24))]
     start_psn: Option<u32>,
-    /// What the source's virtual addresses are relative to, for WRITE
+    /// Base of the source's virtual addresses, for WRITE
     #[arg(long, value_name = "VA", default_value = "0", value_parser = number)]
     va_base: u64,
-    /// A path that acknowledges nothing for so long while it should, or a collective that waits for so long, is reported
+    /// After this time, a path that has not acknowledged and a collective that still waits are reported
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     stall_timeout_ms: u32,
-    /// A member whose RNIC another tool drives: it counts as joined at once
+    /// A member that another tool connects: it has joined at once
     #[arg(long, value_name = "HOST=IP,MAC,QPN[,VA,RKEY,LENGTH]")]
     connection: Vec<Joined>,
-    /// With --agent: installs the groups of this rule file (those named, or all)
+    /// With --agent: installs the groups of this rule file, or only the one with NAME
     #[arg(long, value_name = "FILE", requires = "agent", conflicts_with_all = ["source", "members", "connection"])]
     pub(crate) rules: Option<PathBuf>,
     #[command(flatten)]

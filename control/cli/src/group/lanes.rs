@@ -1,10 +1,10 @@
-//! The lanes of a group, as people read of them.
+//! The lanes of a group in reports.
 
 use castnet_console::api;
 use castnet_console::output::Row;
 use serde::Serialize;
 
-/// A lane and where it is worked on.
+/// A lane with its workers.
 #[derive(Debug, Serialize)]
 pub(crate) struct LaneLine {
     lane: String,
@@ -29,7 +29,7 @@ impl Row for LaneLine {
     }
 }
 
-/// The lanes of a group; one of its own address where the controller is too old to tell of any.
+/// The lanes of a group; one with the address of the group if the controller, an older one, has reported none.
 pub(crate) fn of(lanes: &[api::Lane], group: &str, mcst_id: &str) -> Vec<api::Lane> {
     match lanes.len() {
         0 => vec![api::Lane {
@@ -40,13 +40,13 @@ pub(crate) fn of(lanes: &[api::Lane], group: &str, mcst_id: &str) -> Vec<api::La
     }
 }
 
-/// The address of a lane at a switch that has lanes of its own.
+/// The address of a lane at a switch whose lanes are `own`.
 pub(crate) fn at<'l>(lane: &'l api::Lane, own: &'l [api::Lane]) -> &'l str {
     let own = own.iter().find(|own| own.name == lane.name);
     &own.unwrap_or(lane).mcst_id
 }
 
-/// A group's address, and where switches have their own, each with its members: `10.200.0.1`, or
+/// The address of a group or, if switches have their own, each address with its members: `10.200.0.1`, or
 /// `10.201.0.1 for h1 h2, 10.202.0.1 for h3`.
 pub(crate) fn addresses<'m>(
     common: &str,
@@ -69,7 +69,7 @@ pub(crate) fn addresses<'m>(
     }
 }
 
-/// A line for each lane; `parts` are switch, lane and worker.
+/// A line for each lane. `parts`: switch, lane and worker.
 pub(crate) fn lines<'p>(
     lanes: &[api::Lane],
     parts: impl Iterator<Item = (&'p str, &'p str, Option<u32>)> + Clone,
@@ -91,7 +91,7 @@ pub(crate) fn lines<'p>(
     lanes.iter().map(line).collect()
 }
 
-/// What is behind a switch's name in the title of its part: nothing where the group has one lane.
+/// Text behind the name of a switch in a title; empty if the group has one lane.
 pub(crate) fn title(lanes: usize, lane: &str, worker: Option<u32>) -> String {
     match (lanes, worker) {
         (0 | 1, _) => String::new(),

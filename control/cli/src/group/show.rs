@@ -1,259 +1,272 @@
-//! One group: its tree drawn, and how far each path has acknowledged.
+//! Reports of one group: at the controller, with its tree, and at one switch.
 
-use std::collections::BTreeMap;
-
-use castnet_console::api;
-use castnet_console::columns;
+use castnet_console::api::{self, installed_group::State};
 use castnet_console::connect;
-use castnet_console::output::{Page, Report, named};
+use castnet_console::output::{Page, Report};
 use castnet_console::tree::{self, Node};
+use castnet_console::units::{bytes, count, plural};
 use castnet_proto::transport::{Address, Security};
-use castnet_worker::engine::{MulticastCounters, PathCounters, copy_path_counters};
+use castnet_worker::engine::MulticastCounters;
 use serde::Serialize;
+use serde_json::json;
 
-use super::at_switch::owner_text;
-use super::collective::millis;
+use super::collective::{Conflict, millis, policies, policies_of_rule};
+use super::facts::Facts;
 use super::lanes::{self, LaneLine};
-use super::phase_name;
+use super::lines::{RankLine, last_word, rank_lines};
+use super::progress::Progress;
 use crate::counters::Counted;
 
-/// A group as the controller planned it and as the switches see it.
+/// A group as the controller has it, with what the switches of its tree report.
 #[derive(Debug, Serialize)]
-pub(crate) struct GroupReport {
-    pub(crate) group: String,
-    pub(crate) mcst_id: String,
-    /// Where switches have McstIDs of their own, that of each member.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) mcst_ids: BTreeMap<String, String>,
-    pub(crate) lanes: Vec<LaneLine>,
-    pub(crate) phase: &'static str,
-    pub(crate) reason: String,
-    pub(crate) source: String,
-    pub(crate) pmtu: u32,
-    pub(crate) start_psn: u32,
-    pub(crate) va_base: u64,
-    pub(crate) stall_timeout_ms: u32,
-    pub(crate) generation: u64,
-    pub(crate) tree: Option<Node>,
-    pub(crate) switches: Vec<SwitchPart>,
+pub(super) struct GroupReport {
+    #[serde(skip)]
+    title: String,
+    #[serde(flatten)]
+    facts: Facts,
+    conflict: Option<Conflict>,
+    /// Of a collective group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ranks: Option<Vec<RankLine>>,
+    lanes: Vec<LaneLine>,
+    tree: Option<Node>,
+    switches: Vec<SwitchPart>,
 }
 
-/// One switch's part in a lane of a group.
+/// The part of a switch in a lane of a group.
 #[derive(Debug, Serialize)]
-pub(crate) struct SwitchPart {
-    pub(crate) switch: String,
-    pub(crate) lane: String,
-    /// Who has it there, where the switch answered.
-    pub(crate) worker: Option<u32>,
-    pub(crate) installed: bool,
-    /// Why the switch has not got its part, or why it could not be asked.
-    pub(crate) reason: String,
-    pub(crate) progress: Option<Progress>,
-    pub(crate) paths: Vec<PathRow>,
+struct SwitchPart {
+    switch: String,
+    lane: String,
+    /// If the switch answered.
+    worker: Option<u32>,
+    installed: bool,
+    /// Why the part is not installed, or why the switch did not answer.
+    reason: String,
+    /// Of a collective group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_bytes: Option<u64>,
+    #[serde(flatten)]
+    progress: Progress,
 }
 
-/// How far a group is at a switch.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Progress {
-    pub(crate) newest_psn: Option<u32>,
-    pub(crate) agg_ack_psn: Option<u32>,
-    pub(crate) me_psn: Option<u32>,
-    pub(crate) hot_bytes: u64,
-    pub(crate) cold_bytes: u64,
-}
-
-/// How far a path is.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct PathRow {
-    pub(crate) port: u32,
-    pub(crate) virtual_qpn: u32,
-    pub(crate) next_hop: String,
-    pub(crate) role: &'static str,
-    pub(crate) ack_psn: Option<u32>,
-    /// PSNs between the newest that the source sent and the newest that this path acknowledged.
-    pub(crate) behind: Option<u32>,
-    pub(crate) stalled: bool,
-    pub(crate) copies_out: u64,
-    #[serde(flatten, serialize_with = "named")]
-    pub(crate) counters: PathCounters,
-}
-
-impl PathRow {
-    fn remark(&self) -> &'static str {
-        if self.stalled { "stalled" } else { "" }
-    }
-}
-
-columns!(row: PathRow => row { port, virtual_qpn as "qpn", next_hop, role, ack_psn, behind, copies_out } (row.counters) {
-    acks_in, naks_in, rnr_naks_in, filtered,
-} row { remark() });
-
-fn psn(value: Option<u32>) -> String {
-    value.map_or_else(|| "-".to_owned(), |v| v.to_string())
+/// A switch of a group's tree as the controller planned it.
+struct Planned<'g> {
+    switch: &'g str,
+    installed: bool,
+    reason: &'g str,
+    lanes: &'g [api::Lane],
+    /// Of a collective group.
+    memory_bytes: Option<u64>,
 }
 
 impl GroupReport {
-    /// The controller's view, completed by asking each switch of the tree; one that does not answer leaves a gap.
-    pub(crate) async fn gather(
+    /// The group as the controller has it. Each switch of the tree is asked for its part.
+    pub(super) async fn gather(
         group: api::Group,
         switches: &[api::SwitchState],
         security: &Security,
     ) -> Self {
         let state = group.state.unwrap_or_default();
-        let lanes = lanes::of(&state.lanes, &state.name, &state.mcst_id);
-        let mut parts = Vec::new();
-        for node in &group.tree {
-            let endpoint = switches
-                .iter()
-                .find(|s| s.name == node.switch_name)
-                .map(|s| s.endpoint.as_str());
+        let (mut report, lanes) = match &group.collective {
+            Some(group) => Self::of_collective(group),
+            None => Self::of_multicast(&state),
+        };
+        let multicast = group.tree.iter().map(|node| Planned {
+            switch: &node.switch_name,
+            installed: node.installed,
+            reason: &node.reason,
+            lanes: &node.lanes,
+            memory_bytes: None,
+        });
+        let collective = group.collective.iter().flat_map(|group| &group.tree);
+        let collective = collective.map(|node| Planned {
+            switch: &node.switch_name,
+            installed: node.installed,
+            reason: &node.reason,
+            lanes: &node.lanes,
+            memory_bytes: Some(node.memory_bytes / lanes.len() as u64),
+        });
+        for node in multicast.chain(collective) {
             for lane in &lanes {
-                parts.push(SwitchPart::ask(node, endpoint, lane, security).await);
+                report.switches.push(node.ask(lane, switches, security).await);
             }
         }
-        let at = parts
-            .iter()
-            .map(|part| (part.switch.as_str(), part.lane.as_str(), part.worker));
-        Self {
-            lanes: lanes::lines(&lanes, at),
-            phase: phase_name(state.phase()),
-            tree: tree::of_multicast(&state.source, &group.tree),
-            mcst_ids: super::mcst_ids(&state),
-            group: state.name,
-            mcst_id: state.mcst_id,
-            reason: state.reason,
-            source: state.source,
-            pmtu: state.pmtu,
-            start_psn: state.start_psn,
-            va_base: state.va_base,
-            stall_timeout_ms: state.stall_timeout_ms,
-            generation: state.generation,
-            switches: parts,
-        }
-    }
-}
-
-impl SwitchPart {
-    async fn ask(
-        node: &api::TreeNode,
-        endpoint: Option<&str>,
-        lane: &api::Lane,
-        security: &Security,
-    ) -> Self {
-        let (answer, reason) = match installed(endpoint, lanes::at(lane, &node.lanes), security).await {
-            Ok(answer) => (Some(answer), node.reason.clone()),
-            Err(why) => (
-                None,
-                if node.reason.is_empty() {
-                    why
-                } else {
-                    node.reason.clone()
-                },
-            ),
+        let parts = &report.switches;
+        let workers = parts.iter();
+        let workers = workers.map(|part| (part.switch.as_str(), part.lane.as_str(), part.worker));
+        report.lanes = lanes::lines(&lanes, workers);
+        report.tree = match &group.collective {
+            Some(group) => {
+                tree::of_collective(&group.tree, &|switch, endpoint| how_far(parts, switch, endpoint))
+            }
+            None => tree::of_multicast(&state.source, &group.tree),
         };
-        let worker = answer.as_ref().map(|g| g.worker);
-        let (progress, paths) = answer.map(|g| (progress(&g), path_rows(&g))).unwrap_or_default();
+        report
+    }
+
+    /// Without tree and switches.
+    fn new(title: &str, name: &str, phase: String, reason: &str) -> Self {
+        let colon = if reason.is_empty() { "" } else { ": " };
+        let mut facts = Facts::default();
+        facts.field("group", name);
+        facts.field("phase", phase.as_str());
+        facts.field("reason", reason);
         Self {
-            switch: node.switch_name.clone(),
+            title: format!("{title} {name}, {phase}{colon}{reason}"),
+            facts,
+            conflict: None,
+            ranks: None,
+            lanes: Vec::new(),
+            tree: None,
+            switches: Vec::new(),
+        }
+    }
+
+    fn of_multicast(state: &api::GroupState) -> (Self, Vec<api::Lane>) {
+        let phase = last_word(state.phase().as_str_name());
+        let mut report = Self::new("Group", &state.name, phase, &state.reason);
+        let own = super::mcst_ids(state);
+        let addresses = super::member_addresses(&state.mcst_id, &own);
+        let facts = &mut report.facts;
+        if !own.is_empty() {
+            facts.field("mcst_ids", json!(own));
+        }
+        facts.add_as("mcst_id", state.mcst_id.as_str(), "McstID", addresses);
+        facts.add("generation", "generation", state.generation);
+        facts.add("source", "source", state.source.as_str());
+        facts.add("pmtu", "PMTU", state.pmtu);
+        facts.add("start_psn", "start PSN", state.start_psn);
+        base_and_timeout(facts, state.va_base, state.stall_timeout_ms);
+        (report, lanes::of(&state.lanes, &state.name, &state.mcst_id))
+    }
+
+    fn of_collective(group: &api::Collective) -> (Self, Vec<api::Lane>) {
+        let state = group.state.clone().unwrap_or_default();
+        let settings = state.settings.unwrap_or_default();
+        let phase = last_word(state.phase().as_str_name());
+        let mut report = Self::new("Collective group", &state.name, phase, &state.reason);
+        report.ranks = Some(rank_lines(&state));
+        let host = |rank| {
+            let member = state.members.iter().find(|m| m.rank == rank)?;
+            Some(member.host.clone())
+        };
+        report.conflict = state.conflict.as_ref().map(|c| Conflict::new(c, host));
+        let (window, slots) = (settings.window_packets, state.slots);
+        let window_text = format!(
+            "{window} packets in messages of {}; {slots} slots per switch",
+            settings.message_packets
+        );
+        let memory_bytes: u64 = group.tree.iter().map(|node| node.memory_bytes).sum();
+        let memory = match memory_bytes {
+            0 => "none set aside yet".to_owned(),
+            memory => format!("{} on all switches", bytes(memory)),
+        };
+        let facts = &mut report.facts;
+        facts.field("kind", "collective");
+        facts.add_as(
+            "mcst_id",
+            state.mcst_id.as_str(),
+            "McstID",
+            super::rank_addresses(&state),
+        );
+        facts.add("generation", "generation", state.generation);
+        facts.add("start_psn", "start PSN", state.start_psn);
+        facts.add("pmtu", "PMTU", settings.pmtu);
+        facts.field("slots", slots);
+        facts.field("message_packets", settings.message_packets);
+        facts.add_as("window_packets", window, "window", window_text);
+        policies(facts, &settings);
+        facts.add_as("memory_bytes", memory_bytes, "memory", memory);
+        (report, lanes::of(&state.lanes, &state.name, &state.mcst_id))
+    }
+}
+
+fn base_and_timeout(facts: &mut Facts, va_base: u64, stall_timeout_ms: u32) {
+    facts.add_as("va_base", va_base, "address base", format!("{va_base:#x}"));
+    facts.add_as(
+        "stall_timeout_ms",
+        stall_timeout_ms,
+        "stall time-out",
+        millis(stall_timeout_ms),
+    );
+}
+
+impl Planned<'_> {
+    async fn ask(&self, lane: &api::Lane, switches: &[api::SwitchState], security: &Security) -> SwitchPart {
+        let address = switches.iter().find(|s| s.name == self.switch);
+        let address = address.map(|s| s.endpoint.as_str());
+        let (answer, why) = match installed(address, lanes::at(lane, self.lanes), security).await {
+            Ok(group) => (Some(group), String::new()),
+            Err(why) => (None, why),
+        };
+        SwitchPart {
+            switch: self.switch.to_owned(),
             lane: lane.name.clone(),
-            worker,
-            installed: node.installed,
-            reason,
-            progress,
-            paths,
+            worker: answer.as_ref().map(|group| group.worker),
+            installed: self.installed,
+            reason: match self.reason {
+                "" => why,
+                reason => reason.to_owned(),
+            },
+            memory_bytes: self.memory_bytes,
+            progress: match answer {
+                Some(group) => Progress::of(&group),
+                None => Progress::unknown(self.memory_bytes.is_some()),
+            },
         }
     }
 }
 
-/// The group as its switch has it, or why it cannot be told.
-pub(super) async fn installed(
-    endpoint: Option<&str>,
+/// The group as a switch has it, or why it is not known.
+async fn installed(
+    address: Option<&str>,
     mcst_id: &str,
     security: &Security,
 ) -> Result<api::InstalledGroup, String> {
-    let endpoint = endpoint.ok_or("the controller does not know where it is")?;
-    let address: Address = endpoint
+    let address = address.ok_or("the controller does not know its address")?;
+    let address: Address = address
         .parse()
-        .map_err(|_| format!("{endpoint} is no address that can be asked"))?;
+        .map_err(|_| format!("{address} is not an address of a switch"))?;
     let mut agent = connect::agent(&address, security).await.map_err(|f| f.what)?;
     let request = api::ListGroupsRequest {
         mcst_id: Some(mcst_id.to_owned()),
         ..Default::default()
     };
-    let answer = agent
-        .list_groups(request)
-        .await
-        .map_err(|s| s.message().to_owned())?;
-    let group = answer.into_inner().groups.pop();
+    let answer = agent.list_groups(request).await;
+    let group = answer
+        .map_err(|s| s.message().to_owned())?
+        .into_inner()
+        .groups
+        .pop();
     group.ok_or_else(|| "it has no such group".to_owned())
 }
 
-fn progress(installed: &api::InstalledGroup) -> Option<Progress> {
-    installed.multicast().map(|state| Progress {
-        newest_psn: state.newest_psn,
-        agg_ack_psn: state.agg_ack_psn,
-        me_psn: state.me_psn,
-        hot_bytes: state.hot_bytes,
-        cold_bytes: state.cold_bytes,
-    })
-}
-
-/// The QPN that frames of an endpoint are addressed to.
-pub(super) fn virtual_qpn(installed: &api::InstalledGroup, endpoint: usize) -> u32 {
-    let rule = installed.rule.as_ref();
-    let endpoint = rule.and_then(|rule| rule.endpoints.get(endpoint));
-    endpoint.map_or(0, api::Endpoint::virtual_qpn_or_default)
-}
-
-fn path_rows(installed: &api::InstalledGroup) -> Vec<PathRow> {
-    let state = installed.multicast().cloned().unwrap_or_default();
-    let newest = state.newest_psn;
-    let row = |(i, path): (usize, api::PathStatus)| {
-        let counters = path.counters.unwrap_or_default();
-        let behind = match (newest, path.ack_psn) {
-            (Some(newest), Some(acked)) if !path.source => Some(newest.wrapping_sub(acked) & 0xFF_FFFF),
-            _ => None,
-        };
-        PathRow {
-            port: path.port,
-            virtual_qpn: virtual_qpn(installed, i),
-            next_hop: path.next_hop,
-            role: if path.source { "source" } else { "receiver" },
-            ack_psn: path.ack_psn.filter(|_| !path.source),
-            behind,
-            stalled: path.stalled,
-            copies_out: counters.copies_out,
-            counters: copy_path_counters!(counters => PathCounters),
-        }
-    };
-    state.paths.into_iter().enumerate().map(row).collect()
+/// By how much an endpoint of a switch is behind the foremost one, in the lane where it is most behind; empty if it is not.
+fn how_far(parts: &[SwitchPart], switch: &str, endpoint: &str) -> String {
+    let parts = parts.iter().filter(|part| part.switch == switch);
+    match parts.filter_map(|part| part.progress.behind(endpoint)).max() {
+        None | Some(0) => String::new(),
+        Some(behind) => format!("  {} behind", plural(behind as usize, "packet")),
+    }
 }
 
 impl Report for GroupReport {
     fn page(&self, page: &mut Page) {
-        let reason = if self.reason.is_empty() {
-            String::new()
-        } else {
-            format!(": {}", self.reason)
-        };
-        page.title(format!("Group {}, {}{reason}", self.group, self.phase));
-        let own = self
-            .mcst_ids
-            .iter()
-            .map(|(host, own)| (host.as_str(), Some(own.as_str())));
-        page.facts(&[
-            ("McstID", lanes::addresses(&self.mcst_id, own)),
-            ("generation", self.generation.to_string()),
-            ("source", self.source.clone()),
-            ("PMTU", self.pmtu.to_string()),
-            ("start PSN", self.start_psn.to_string()),
-            ("address base", format!("{:#x}", self.va_base)),
-            ("stall time-out", millis(self.stall_timeout_ms)),
-        ]);
+        page.title(&self.title);
+        self.facts.page(page);
+        if let Some(conflict) = &self.conflict {
+            conflict.page(page);
+        }
         page.title("Tree");
-        match &self.tree {
-            Some(tree) => page.line(tree.draw()),
-            None => page.line("not planned yet: it is when all members have joined"),
+        match (&self.tree, &self.ranks) {
+            (Some(tree), _) => page.line(tree.draw()),
+            (None, Some(_)) => page.line("not placed: it is when all ranks have joined"),
+            (None, None) => page.line("not planned yet: it is when all members have joined"),
+        }
+        if let Some(ranks) = &self.ranks {
+            page.title("Ranks");
+            page.rows(ranks, "none");
         }
         if self.lanes.len() > 1 {
             page.title("Lanes");
@@ -264,117 +277,151 @@ impl Report for GroupReport {
                 "Switch {}{}{}",
                 part.switch,
                 lanes::title(self.lanes.len(), &part.lane, part.worker),
-                progress_text(part.progress.as_ref())
+                part.progress.sentence()
             ));
             if !part.reason.is_empty() {
                 page.line(format!("  {}", part.reason));
             }
-            if !part.paths.is_empty() {
-                page.rows(&part.paths, "");
+            if !part.progress.is_empty() {
+                part.progress.table(page);
             }
         }
     }
 }
 
-fn progress_text(progress: Option<&Progress>) -> String {
-    progress.map_or_else(String::new, |p| {
-        let waiting = p.me_psn.map_or_else(String::new, |m| format!(", MePSN {m}"));
-        format!(
-            ": newest PSN {}, AggAckPSN {}{waiting}",
-            psn(p.newest_psn),
-            psn(p.agg_ack_psn)
-        )
-    })
-}
-
 /// A group as one switch has it.
 #[derive(Debug, Serialize)]
-pub(crate) struct SwitchGroupReport {
-    pub(crate) switch: String,
-    pub(crate) group: String,
-    pub(crate) mcst_id: String,
-    pub(crate) owner: String,
-    pub(crate) generation: u64,
-    pub(crate) pmtu: u32,
-    /// `None` where it is learned from the first data.
-    pub(crate) start_psn: Option<u32>,
-    pub(crate) va_base: u64,
-    pub(crate) stall_timeout_ms: u32,
-    /// The endpoint that data comes from, and its port.
-    pub(crate) source: String,
-    pub(crate) source_port: u32,
-    pub(crate) worker: u32,
-    pub(crate) progress: Option<Progress>,
-    pub(crate) counters: Counted<MulticastCounters>,
-    pub(crate) paths: Vec<PathRow>,
+pub(super) struct SwitchReport {
+    #[serde(skip)]
+    title: &'static str,
+    switch: String,
+    group: String,
+    #[serde(flatten)]
+    facts: Facts,
+    conflict: Option<Conflict>,
+    /// Of a multicast group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    counters: Option<Counted<MulticastCounters>>,
+    #[serde(flatten)]
+    progress: Progress,
 }
 
-impl SwitchGroupReport {
-    pub(crate) fn new(switch: String, installed: api::InstalledGroup) -> Self {
-        let (progress, paths) = (progress(&installed), path_rows(&installed));
-        let counters = Counted::from(&installed);
-        let rule = installed.rule.unwrap_or_default();
-        let kind = rule.multicast().copied().unwrap_or_default();
-        let source = rule.upstream();
-        let source_port = source.map_or(0, |endpoint| endpoint.port);
-        let source = source.map_or_else(String::new, |endpoint| endpoint.name().to_owned());
+impl SwitchReport {
+    pub(super) fn new(switch: String, installed: api::InstalledGroup) -> Self {
+        let progress = Progress::of(&installed);
+        let mut counters = None;
+        let mut conflict = None;
+        let mut facts = Facts::default();
+        let rule = installed.rule.clone().unwrap_or_default();
+        facts.add("mcst_id", "McstID", rule.mcst_id.as_str());
+        let owner = installed.owner.as_str();
+        facts.add_as("owner", owner, "owner", owner_text(owner));
+        facts.add("generation", "generation", rule.generation);
+        facts.add("pmtu", "PMTU", rule.pmtu);
+        let port = rule.upstream().map(|endpoint| endpoint.port);
+        let name = rule.upstream().map(|endpoint| endpoint.name().to_owned());
+        let title = match &installed.state {
+            Some(State::Translated(state)) => {
+                let status = state.status.clone().unwrap_or_default();
+                let kind = rule.translated().copied().unwrap_or_default();
+                let parent = match (&name, port) {
+                    (Some(name), Some(port)) => format!("{name}, port {port}"),
+                    _ => "none: the tree's root".to_owned(),
+                };
+                let message = format!("{} packets", kind.message_packets);
+                facts.field("kind", "collective");
+                facts.add("start_psn", "start PSN", kind.start_psn);
+                facts.add_as("message_packets", kind.message_packets, "message", message);
+                policies(&mut facts, &policies_of_rule(&rule));
+                facts.field("parent_port", port);
+                facts.add_as("parent", name, "parent", parent);
+                facts.line("memory", bytes(status.memory_bytes));
+                let host = |rank| host_of(&rule, rank);
+                conflict = status.conflict.as_ref().map(|c| Conflict::new(c, host));
+                "Collective group"
+            }
+            Some(State::Forwarding(state)) => {
+                facts.field("kind", "forwarding");
+                facts.add_as(
+                    "memory_bytes",
+                    state.memory_bytes,
+                    "memory",
+                    bytes(state.memory_bytes),
+                );
+                facts.add_as("forwarded", state.forwarded, "forwarded", count(state.forwarded));
+                facts.add_as("dropped", state.dropped, "dropped", count(state.dropped));
+                "Forwarding group"
+            }
+            Some(State::Multicast(_)) | None => {
+                let kind = rule.multicast().copied().unwrap_or_default();
+                let learned = || "learned from the first data".to_owned();
+                let start_psn = kind.start_psn.map_or_else(learned, |psn| psn.to_string());
+                let (name, port) = (name.unwrap_or_default(), port.unwrap_or_default());
+                facts.field("kind", "multicast");
+                facts.add_as("start_psn", kind.start_psn, "start PSN", start_psn);
+                base_and_timeout(&mut facts, kind.va_base, rule.stall_timeout_ms);
+                facts.field("source_port", port);
+                facts.add_as("source", name.as_str(), "source", format!("{name}, port {port}"));
+                if let Progress::Multicast {
+                    progress: Some(p), ..
+                } = &progress
+                {
+                    let state = format!("{} bytes hot, {} bytes cold", p.hot_bytes, p.cold_bytes);
+                    facts.line("state", state);
+                }
+                counters = Some(Counted::from(&installed));
+                "Group"
+            }
+        };
+        facts.add("worker", "worker", installed.worker);
         Self {
+            title,
             switch,
             group: rule.name,
-            mcst_id: rule.mcst_id,
-            owner: installed.owner,
-            generation: rule.generation,
-            pmtu: rule.pmtu,
-            start_psn: kind.start_psn,
-            va_base: kind.va_base,
-            stall_timeout_ms: rule.stall_timeout_ms,
-            source,
-            source_port,
-            worker: installed.worker,
-            progress,
+            facts,
+            conflict,
             counters,
-            paths,
+            progress,
         }
     }
 }
 
-impl Report for SwitchGroupReport {
+/// The host of a rank next to the switch.
+fn host_of(rule: &api::GroupRule, rank: u32) -> Option<String> {
+    rule.endpoints
+        .iter()
+        .find_map(|endpoint| match &endpoint.next_hop {
+            Some(api::endpoint::NextHop::Host(host)) if host.rank()?.rank == rank => Some(host.name.clone()),
+            _ => None,
+        })
+}
+
+impl Report for SwitchReport {
     fn page(&self, page: &mut Page) {
+        let sentence = self.progress.sentence();
         page.title(format!(
-            "Group {} at {}{}",
-            self.group,
-            self.switch,
-            progress_text(self.progress.as_ref())
+            "{} {} at {}{sentence}",
+            self.title, self.group, self.switch
         ));
-        let start_psn = self
-            .start_psn
-            .map_or_else(|| "learned from the first data".to_owned(), |p| p.to_string());
-        let mut facts = vec![
-            ("McstID", self.mcst_id.clone()),
-            ("owner", owner_text(&self.owner)),
-            ("generation", self.generation.to_string()),
-            ("PMTU", self.pmtu.to_string()),
-            ("start PSN", start_psn),
-            ("address base", format!("{:#x}", self.va_base)),
-            ("stall time-out", millis(self.stall_timeout_ms)),
-            ("source", format!("{}, port {}", self.source, self.source_port)),
-            ("worker", self.worker.to_string()),
-        ];
-        if let Some(progress) = &self.progress {
-            facts.push((
-                "state",
-                format!(
-                    "{} bytes hot, {} bytes cold",
-                    progress.hot_bytes, progress.cold_bytes
-                ),
-            ));
+        self.facts.page(page);
+        if let Some(conflict) = &self.conflict {
+            conflict.page(page);
         }
-        page.facts(&facts);
-        page.title("Paths");
-        page.rows(&self.paths, "none");
-        page.title("Counters");
-        page.rows(std::slice::from_ref(&self.counters), "none");
+        page.title(match &self.progress {
+            Progress::Multicast { .. } => "Paths",
+            _ => "Endpoints",
+        });
+        self.progress.table(page);
+        if let Some(counters) = &self.counters {
+            page.title("Counters");
+            page.rows(std::slice::from_ref(counters), "none");
+        }
     }
+}
+
+/// Who installed a group.
+pub(super) fn owner_text(owner: &str) -> String {
+    if owner.is_empty() { "operator" } else { owner }.to_owned()
 }
 
 #[cfg(test)]
@@ -382,26 +429,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_path_is_behind_wraps_with_the_psns() {
-        let path = |ack_psn, source| api::PathStatus {
-            ack_psn,
-            source,
+    fn the_drawing_says_who_is_behind() {
+        let endpoint = |port: u32, expected_psn| api::EndpointStatus {
+            port,
+            next_hop: format!("h{port}"),
+            expected_psn: Some(expected_psn),
             ..Default::default()
         };
-        let state = api::MulticastState {
-            newest_psn: Some(4),
-            paths: vec![
-                path(Some(0xFF_FFFE), false),
-                path(None, false),
-                path(Some(1), true),
-            ],
+        let state = api::TranslatedState {
+            status: Some(api::TranslatedStatus {
+                endpoints: vec![endpoint(0, 0), endpoint(1, 20)],
+                ..Default::default()
+            }),
             ..Default::default()
         };
         let installed = api::InstalledGroup {
-            state: Some(api::installed_group::State::Multicast(state)),
+            state: Some(State::Translated(state)),
             ..Default::default()
         };
-        let behind: Vec<_> = path_rows(&installed).iter().map(|p| p.behind).collect();
-        assert_eq!(behind, [Some(6), None, None]);
+        let part = SwitchPart {
+            switch: "leaf1".to_owned(),
+            lane: "job".to_owned(),
+            worker: Some(0),
+            installed: true,
+            reason: String::new(),
+            memory_bytes: Some(0),
+            progress: Progress::of(&installed),
+        };
+        let far = |endpoint| how_far(std::slice::from_ref(&part), "leaf1", endpoint);
+        assert_eq!(
+            (far("h0").as_str(), far("h1").as_str(), far("h9").as_str()),
+            ("  20 packets behind", "", "")
+        );
     }
 }

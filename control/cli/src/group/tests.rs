@@ -7,9 +7,7 @@ use castnet_proto::transport::Security;
 use castnet_rules::{COLLECTIVE_EXAMPLE, RuleSet};
 use serde_json::{Value, json};
 
-use super::at_switch::SwitchCollectiveReport;
-use super::collective::CollectiveReport;
-use super::show::{GroupReport, SwitchGroupReport};
+use super::show::{GroupReport, SwitchReport};
 
 /// The report as JSON and as text, blanks taken together.
 fn both(report: &impl Report) -> (Value, String) {
@@ -101,11 +99,14 @@ async fn a_collective_group_is_shown_with_its_policies_and_who_conflicts() {
         conflict: Some(disagreement()),
         ..Default::default()
     };
-    let group = api::Collective {
-        state: Some(state),
-        tree: Vec::new(),
+    let group = api::Group {
+        collective: Some(api::Collective {
+            state: Some(state),
+            tree: Vec::new(),
+        }),
+        ..Default::default()
     };
-    let report = CollectiveReport::gather(group, &[], &Security::default()).await;
+    let report = GroupReport::gather(group, &[], &Security::default()).await;
     let fields = json!({ "generation": 3, "conflict": conflict(), "window_packets": 64 });
     says(
         &report,
@@ -145,7 +146,7 @@ fn a_switch_shows_the_same_of_its_part() {
         state: Some(api::installed_group::State::Translated(state)),
         ..Default::default()
     };
-    let report = SwitchCollectiveReport::new("leaf1".to_owned(), installed);
+    let report = SwitchReport::new("leaf1".to_owned(), installed);
     let fields = json!({ "generation": 3, "conflict": conflict() });
     says(
         &report,
@@ -187,7 +188,7 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
         rule: Some(rule),
         ..Default::default()
     };
-    let report = SwitchGroupReport::new("leaf1".to_owned(), installed);
+    let report = SwitchReport::new("leaf1".to_owned(), installed);
     says(&report, &fields, &lines);
     says(
         &report,

@@ -1,4 +1,4 @@
-//! From two readings of a switch's workers to figures. Pure, so that it can be tested.
+//! Figures from two readings of a switch's workers.
 
 use castnet_console::api;
 use castnet_console::output::named;
@@ -9,12 +9,12 @@ use serde::Serialize;
 
 use crate::port::PortNames;
 
-/// The sizes of batches that are told apart, first and last.
+/// Ranges of batch sizes, first and last.
 pub(super) const BATCHES: [(usize, usize); 6] = [(1, 1), (2, 4), (5, 8), (9, 16), (17, 31), (32, 32)];
 
-/// A ring that was so full is about to lose frames.
+/// A ring that was filled to this share will lose frames soon.
 const FULL: f64 = 0.75;
-/// A worker that is idle for less has no room for more.
+/// A worker that was idle for a smaller share is overloaded.
 const BUSY: f64 = 0.05;
 
 /// What the workers did between two readings.
@@ -28,7 +28,7 @@ pub(super) struct Runtime {
     pub(super) since_start: bool,
     pub(super) workers: Vec<WorkerRow>,
     pub(super) rings: Vec<RingRow>,
-    /// What stands out, and what to do about it.
+    /// Remarkable figures, with what to do.
     pub(super) hints: Vec<String>,
 }
 
@@ -45,10 +45,10 @@ pub(super) struct WorkerRow {
     pub(super) batches: u64,
     pub(super) batch_mean: Option<f64>,
     pub(super) batch_sizes: Vec<BatchSize>,
-    /// Clocks of all that it did, for each frame that it had in hand, of ports and of other workers.
+    /// All clocks, for each frame of ports and of other workers.
     pub(super) clocks_per_frame: Option<f64>,
     pub(super) ns_per_frame: Option<f64>,
-    /// Where they went, as sampled.
+    /// A sample of where they were spent.
     pub(super) parts: Option<Parts>,
     pub(super) clock_hz: u64,
     pub(super) buffers: u64,
@@ -80,7 +80,7 @@ pub(super) struct Parts {
     pub(super) other: f64,
 }
 
-/// Who fills a ring.
+/// The writer of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Kind {
@@ -107,18 +107,17 @@ pub(super) struct RingRow {
     pub(super) size: u64,
     pub(super) samples: u64,
     pub(super) used_mean: Option<f64>,
-    /// To a sixteenth of the size, unless it was the most since the start.
+    /// To a sixteenth of the size, unless it is the most since the start.
     pub(super) used_max: Option<u64>,
 }
 
-/// A quotient, where there is something to divide by.
+/// `None` if there is nothing to divide by.
 fn per(sum: f64, by: u64) -> Option<f64> {
     (by > 0).then(|| sum / by as f64)
 }
 
 impl Runtime {
-    /// What happened from `before` to `now`; since the start where there is no reading before, or it is of a switch that
-    /// has been started anew since.
+    /// From `before` to `now`. Since the start without a reading before, or if the switch has restarted since then.
     pub(super) fn new(
         before: Option<&api::RuntimeStats>,
         now: &api::RuntimeStats,
@@ -256,7 +255,7 @@ fn used_max(before: &api::RingStats, now: &api::RingStats) -> Option<u64> {
     Some((now.size * level / sixteenths).min(now.used_max))
 }
 
-/// What stands out, and what to do about it.
+/// Remarkable figures, with what to do.
 fn hints(workers: &[WorkerRow], rings: &[RingRow]) -> Vec<String> {
     let mut hints = Vec::new();
     for worker in workers {
@@ -280,23 +279,23 @@ fn hints(workers: &[WorkerRow], rings: &[RingRow]) -> Vec<String> {
                 )
             } else {
                 format!(
-                    "{name} was held up: {ring}, though it had time. Bursts need a larger ring (rx=FRAMES); a core that \
-                     others use as well needs to be its own (castnet doctor --for speed)."
+                    "{name} was held up: {ring}, although it had idle time. For bursts, give the port a larger ring (rx=FRAMES); \
+                     if other threads use the core, give the worker a core of its own (castnet doctor --for speed)."
                 )
             });
         }
         if worker.counters.hand_over_drops > 0 {
             let frames = count(worker.counters.hand_over_drops);
             hints.push(format!(
-                "{name} dropped {frames} frames of other workers' groups, as those workers were too slow to take them: see \
-                 which is never idle."
+                "{name} dropped {frames} frames of groups of other workers, which were too slow to receive them: see which of them \
+                 is never idle."
             ));
         }
         if worker.exhausted > 0 {
             let times = count(worker.exhausted);
             hints.push(format!(
-                "{name} had no free buffer {times} times: frames wait or are lost. Receivers that do not acknowledge, delayed \
-                 ports and too large rings hold buffers."
+                "{name} had no free buffer {times} times: frames wait or are lost. Buffers are held for receivers that do not \
+                 acknowledge, by delayed ports and by too large rings."
             ));
         }
     }

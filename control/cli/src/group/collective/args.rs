@@ -1,10 +1,9 @@
-//! A collective group as an operator writes it.
+//! Settings of a collective group on the command line.
 
 use castnet_console::api;
 use castnet_rules::{LossPolicy, StragglerPolicy};
 use clap::Args;
 
-/// What a collective group shall be.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Collective groups")]
 pub(crate) struct CollectiveArgs {
@@ -14,20 +13,20 @@ pub(crate) struct CollectiveArgs {
     /// The ranks' hosts, rank 0 first; a host is one rank
     #[arg(long, value_name = "HOST,...", value_delimiter = ',', requires = "collective")]
     ranks: Vec<String>,
-    /// Packets that a rank may have in flight [default: 64]; each switch sets aside slots for two windows and two messages, if it has the memory
+    /// Packets that a rank may have in flight [default: 64]; each switch has slots for two windows and two messages, if it has the memory
     #[arg(long, value_name = "PACKETS", requires = "collective", value_parser = clap::value_parser!(u32).range(1..=16_384))]
     window: Option<u32>,
     /// Packets of a full message, at most the window [default: 16]
     #[arg(long, value_name = "PACKETS", requires = "collective", value_parser = clap::value_parser!(u32).range(1..=16_384))]
     message_packets: Option<u32>,
-    /// Adds contributions in rank order: bit-identical results whoever comes first, for memory of one more packet per
-    /// rank and slot
+    /// Reduces contributions in rank order: the results are bit-identical in every run; takes memory for one more packet per rank
+    /// and slot
     #[arg(long, requires = "collective")]
     reproducible: bool,
-    /// Who repairs losses: the switch (repair, the default) or the hosts (reflect)
+    /// What repairs losses: the switch (repair, the default) or the hosts (reflect)
     #[arg(long, value_name = "POLICY", requires = "collective", value_parser = loss)]
     loss_policy: Option<LossPolicy>,
-    /// How ranks that wait for a late one are kept alive: keep-alive (the default), rnr or none
+    /// What keeps the queue pairs of ranks alive that wait for a late one: keep-alive (the default), rnr or none
     #[arg(long, value_name = "POLICY", requires = "collective", value_parser = straggler)]
     straggler_policy: Option<StragglerPolicy>,
     /// The ACK time-out of the ranks' queue pairs in microseconds [default: 67108]
