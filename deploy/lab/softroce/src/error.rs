@@ -1,14 +1,15 @@
-//! What can go wrong with a lab.
+//! Errors of labs.
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::job::Output;
 
-/// Why a lab cannot be had, or what happened in it.
+/// Errors of labs.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// Something that this machine lacks, and what to do about it: a reason to skip a test.
+    /// Something that this machine lacks, and a remedy: a reason to skip a test.
     #[error("{what} is missing: {remedy}")]
     Missing {
         /// The thing.
@@ -16,7 +17,7 @@ pub enum LabError {
         /// How to get it.
         remedy: String,
     },
-    /// A request that makes no sense.
+    /// An invalid request.
     #[error("{0}")]
     Config(String),
     /// The system refused something.
@@ -55,7 +56,7 @@ pub enum LabError {
         /// The last lines of its console and of QEMU.
         console: String,
     },
-    /// A machine that was up is no more, or does not answer.
+    /// A machine has ended, or does not answer.
     #[error("{host}: {why}; its console ends:\n{console}")]
     Guest {
         /// The machine.
@@ -65,7 +66,7 @@ pub enum LabError {
         /// The last lines of its console and of QEMU.
         console: String,
     },
-    /// A script took longer than it was given. One that [`crate::Host::run`] started has been killed.
+    /// A script did not end in time. [`crate::Host::run`] has killed it.
     #[error("{host}: not done after {after:?}; so far {so_far}")]
     Timeout {
         /// The machine.
@@ -88,10 +89,26 @@ pub enum LabError {
 }
 
 impl LabError {
-    /// An [`LabError::Io`] maker for `map_err`.
-    pub(crate) fn io(what: impl std::fmt::Display) -> impl FnOnce(io::Error) -> Self {
+    /// Makes an [`LabError::Io`]; for `map_err`.
+    pub fn io<E: Into<io::Error>>(what: impl std::fmt::Display) -> impl FnOnce(E) -> Self {
         let what = what.to_string();
-        move |source| Self::Io { what, source }
+        move |source| Self::Io {
+            what,
+            source: source.into(),
+        }
+    }
+
+    /// The same for a file or folder, such as ("reading", its path).
+    pub(crate) fn at<E: Into<io::Error>>(verb: &str, path: &Path) -> impl FnOnce(E) -> Self {
+        Self::io(format!("{verb} {}", path.display()))
+    }
+
+    /// An [`LabError::Package`].
+    pub(crate) fn package(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Package {
+            what: what.into(),
+            why: why.into(),
+        }
     }
 
     /// An [`LabError::Missing`].

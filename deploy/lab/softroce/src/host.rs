@@ -1,11 +1,10 @@
-//! One machine of a lab, as its users see it.
+//! A machine of a lab.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::Ipv4Addr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,17 +16,12 @@ use crate::machine::console_tail;
 use crate::network::{data_ip, data_mac, data_tap, management_ip};
 use crate::process::Process;
 
-/// How long a machine may take to answer a line. Much, as many of them share few cores.
+/// Time-out of an answer. It is long because many machines share few cores.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 /// A machine of a lab, whether this process holds the lab or another does. Clones are the same machine.
 #[derive(Clone, Debug)]
 pub struct Host {
-    inner: Arc<Inner>,
-}
-
-#[derive(Debug)]
-struct Inner {
     index: usize,
     name: String,
     tap: String,
@@ -39,50 +33,47 @@ struct Inner {
 impl Host {
     pub(crate) fn new(index: usize, lab: &Path, qemu: Process) -> Self {
         let name = name(index);
-        let inner = Inner {
+        Self {
             index,
             tap: data_tap(index),
             directory: lab.join(&name),
             exchange: lab.join("share").join(&name),
             name,
             qemu,
-        };
-        Self {
-            inner: Arc::new(inner),
         }
     }
 
     /// Its number, from 1.
     pub fn index(&self) -> usize {
-        self.inner.index
+        self.index
     }
 
     /// Its name, h1 for the first.
     pub fn name(&self) -> &str {
-        &self.inner.name
+        &self.name
     }
 
     /// The address of `eth0` and of the RDMA device `rxe0`, whose GID 1 it is.
     pub fn ip(&self) -> Ipv4Addr {
-        data_ip(self.inner.index)
+        data_ip(self.index)
     }
 
     /// The address of `eth1`.
     pub fn management_ip(&self) -> Ipv4Addr {
-        management_ip(self.inner.index)
+        management_ip(self.index)
     }
 
     /// The MAC address of `eth0`.
     pub fn mac(&self) -> [u8; 6] {
-        data_mac(self.inner.index)
+        data_mac(self.index)
     }
 
     /// The interface of the lab's namespace that is the other end of `eth0`.
     pub fn tap(&self) -> &str {
-        &self.inner.tap
+        &self.tap
     }
 
-    /// Runs a script with bash, as root, in /root, without input, and waits for its end. One that takes too long is killed.
+    /// Runs a script with bash, as root, in /root, without input, and waits for its end. Kills it after the time-out.
     ///
     /// # Errors
     ///
@@ -106,34 +97,34 @@ impl Host {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let file = self.exchange().join(format!("{id}.sh"));
-        fs::write(&file, script).map_err(LabError::io(format!("writing {}", file.display())))?;
+        fs::write(&file, script).map_err(LabError::at("writing", &file))?;
         self.tell("run", &id, "begun")?;
         Ok(Job::new(self.clone(), id))
     }
 
-    /// The machine vanishes as if its power were cut: SIGKILL of its QEMU. Its tap stays, without carrier.
+    /// Cuts the power: kills QEMU with SIGKILL. The tap stays, without carrier.
     pub fn kill_power(&self) {
-        self.inner.qemu.signal(Signal::SIGKILL);
+        self.qemu.signal(Signal::SIGKILL);
     }
 
     /// Whether its QEMU runs.
     pub fn is_up(&self) -> bool {
-        self.inner.qemu.lives()
+        self.qemu.lives()
     }
 
     /// The last lines of its console.
     pub fn console(&self) -> String {
-        console_tail(&self.inner.directory)
+        console_tail(&self.directory)
     }
 
     /// A socket that is a terminal line with a shell at its other end. One user at a time.
     pub fn shell_socket(&self) -> PathBuf {
-        self.inner.directory.join("shell.sock")
+        self.directory.join("shell.sock")
     }
 
     /// Where scripts and their outputs lie.
     pub(crate) fn exchange(&self) -> &Path {
-        &self.inner.exchange
+        &self.exchange
     }
 
     pub(crate) fn gone(&self) -> LabError {
@@ -142,21 +133,21 @@ impl Host {
 
     fn fault(&self, why: &str) -> LabError {
         LabError::Guest {
-            host: self.inner.name.clone(),
+            host: self.name.clone(),
             why: why.to_owned(),
             console: self.console(),
         }
     }
 
-    /// Says `verb id` to the machine's agent, and waits for `answer id`. The line is held until then: bytes that a client has
-    /// not read when it hangs up would be lost to the next.
+    /// Sends `verb id` to the machine's agent, and waits for `answer id`. The line is locked until then, because bytes that a
+    /// client has not read are lost for the next one.
     pub(crate) fn tell(&self, verb: &str, id: &str, answer: &str) -> Result<(), LabError> {
         if !self.is_up() {
             return Err(self.gone());
         }
-        let directory = &self.inner.directory;
+        let directory = &self.directory;
         let lock = directory.join("agent.lock");
-        let lock = File::create(&lock).map_err(LabError::io(format!("making {}", lock.display())))?;
+        let lock = File::create(&lock).map_err(LabError::at("making", &lock))?;
         lock.lock().map_err(LabError::io("locking a machine's line"))?;
         let talk = || -> std::io::Result<bool> {
             let mut line = UnixStream::connect(directory.join("agent.sock"))?;
@@ -173,7 +164,7 @@ impl Host {
                 match answers.read_line(&mut text) {
                     Ok(0) => return Ok(false),
                     Ok(_) if text.trim() == format!("{answer} {id}") => return Ok(true),
-                    // An answer that an earlier client did not wait for.
+                    // An answer to an earlier client.
                     Ok(_) => text.clear(),
                     Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(false),
                     Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}

@@ -18,12 +18,12 @@ use crate::packages::update;
 use crate::process::find_program;
 use crate::rootfs;
 
-/// An image that can be booted. It stays in the cache as long as this lives.
+/// An image to boot. It stays in the cache as long as this exists.
 #[derive(Debug)]
 pub struct Image {
     directory: PathBuf,
     version: String,
-    // Held shared, so that nobody who clears the cache takes the image away.
+    // Held shared: images in use are not removed from the cache.
     _lock: File,
 }
 
@@ -123,7 +123,7 @@ fn hash(parts: &[&[u8]]) -> String {
         .collect()
 }
 
-/// A hash of all that this crate itself puts into an image, or decides about it.
+/// Hash of everything that this crate itself determines of an image.
 fn recipe() -> String {
     hash(&[
         &rootfs::recipe(),
@@ -132,12 +132,12 @@ fn recipe() -> String {
     ])
 }
 
-/// The end of the name of a kernel's folder: another choice of modules is another folder.
+/// Suffix of a kernel's folder: a hash of the choice of modules.
 fn base_suffix() -> String {
     hash(&[NEEDED.join(" ").as_bytes(), WELCOME.join(" ").as_bytes(), b"1"])
 }
 
-/// The newest kernel in the cache, by the time of its coming.
+/// The newest kernel in the cache, by modification time.
 fn base(cache: &Path) -> Option<String> {
     let suffix = base_suffix();
     fs::read_dir(cache)
@@ -158,9 +158,9 @@ pub(crate) fn has_kernel(cache: &Path) -> bool {
     base(cache).is_some()
 }
 
-/// Locks the cache for building; it is free again when the file is dropped.
+/// Locks the cache for building, until the file is dropped.
 fn lock(cache: &Path) -> Result<File, LabError> {
-    fs::create_dir_all(cache).map_err(LabError::io(format!("making {}", cache.display())))?;
+    fs::create_dir_all(cache).map_err(LabError::at("making", cache))?;
     let file = open_lock(&cache.join("lock"))?;
     file.lock().map_err(LabError::io("locking the cache"))?;
     Ok(file)
@@ -172,7 +172,7 @@ fn open_lock(path: &Path) -> Result<File, LabError> {
         .truncate(false)
         .write(true)
         .open(path)
-        .map_err(LabError::io(format!("opening {}", path.display())))
+        .map_err(LabError::at("opening", path))
 }
 
 /// Fetches the kernel unless one is there.
@@ -190,20 +190,20 @@ fn fetch_kernel(cache: &Path, progress: &dyn Fn(&str)) -> Result<String, LabErro
     let name = format!("debian-{version}-{}", base_suffix());
     let target = cache.join(&name);
     let _ = fs::remove_dir_all(&target);
-    fs::rename(&work, &target).map_err(LabError::io(format!("making {}", target.display())))?;
-    // Others are older, or of another choice of modules; images hold all that they need themselves.
+    fs::rename(&work, &target).map_err(LabError::at("making", &target))?;
+    // The others are older, or of another choice of modules. Images do not need them.
     clear(cache, "debian-", &name);
     Ok(name)
 }
 
-/// A folder that is there and empty, for whoever holds the lock; an earlier one was left by a builder that was killed.
+/// An empty folder. An earlier one was left by a builder that was killed.
 fn fresh_folder(path: &Path) -> Result<PathBuf, LabError> {
     let _ = fs::remove_dir_all(path);
-    fs::create_dir_all(path).map_err(LabError::io(format!("making {}", path.display())))?;
+    fs::create_dir_all(path).map_err(LabError::at("making", path))?;
     Ok(path.to_owned())
 }
 
-/// Removes the folders of `cache` whose names begin with `prefix`, but for `keep` and those that somebody uses.
+/// Removes the folders of `cache` whose names begin with `prefix`, except `keep` and those in use.
 fn clear(cache: &Path, prefix: &str, keep: &str) {
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -212,18 +212,18 @@ fn clear(cache: &Path, prefix: &str, keep: &str) {
         }
         let in_use = File::open(entry.path().join("lock")).is_ok_and(|lock| lock.try_lock().is_err());
         if !in_use {
-            // What cannot be removed now is removed after the next build.
+            // A folder that cannot be removed now is removed after the next build.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// The image of the cache, built first where there is none or where it is stale. Several processes may ask at once.
-/// `refresh` fetches Debian's newest kernel first. `progress` hears of each step.
+/// The image of the cache. Builds it if there is none or if it is stale. Several processes may call this at the same time.
+/// `refresh` fetches Debian's newest kernel first. Reports each step to `progress`.
 ///
 /// # Errors
 ///
-/// [`LabError::Missing`] where a program of the host is missing; others where a package cannot be fetched or understood.
+/// [`LabError::Missing`]: a program of the host is missing; others: a package cannot be fetched or understood.
 pub fn image(cache: Option<&Path>, refresh: bool, progress: &dyn Fn(&str)) -> Result<Image, LabError> {
     let cache = cache.map_or_else(default_cache, Path::to_owned);
     let _building = lock(&cache)?;
@@ -275,7 +275,7 @@ fn build(cache: &Path, base: String, progress: &dyn Fn(&str)) -> Result<Current,
         open_lock(&work.join("lock"))?;
         let target = cache.join(&name);
         let _ = fs::remove_dir_all(&target);
-        fs::rename(&work, &target).map_err(LabError::io(format!("making {}", target.display())))?;
+        fs::rename(&work, &target).map_err(LabError::at("making", &target))?;
     }
     let current = Current {
         base,

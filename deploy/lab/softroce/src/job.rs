@@ -61,17 +61,26 @@ impl Job {
         &self.host
     }
 
-    /// Waits until the script has ended. It goes on running where it does not in time.
+    /// Waits until the script has ended. After the time-out it continues to run.
     ///
     /// # Errors
     ///
     /// [`LabError::Timeout`], with what it had written; [`LabError::Guest`] where the machine is gone.
     pub fn wait(&mut self, timeout: Duration) -> Result<Output, LabError> {
+        self.wait_until(timeout, Self::ended)
+    }
+
+    /// Looks again whenever a file of the machine has changed.
+    fn wait_until<T>(
+        &mut self,
+        timeout: Duration,
+        look: impl Fn(&mut Self) -> Result<Option<T>, LabError>,
+    ) -> Result<T, LabError> {
         let deadline = Instant::now() + timeout;
         let watch = Watch::new([self.host.exchange()])?;
         loop {
-            if let Some(output) = self.ended()? {
-                return Ok(output);
+            if let Some(found) = look(self)? {
+                return Ok(found);
             }
             self.check(deadline, timeout)?;
             watch.wait(deadline)?;
@@ -103,8 +112,8 @@ impl Job {
         Ok(self.done.clone())
     }
 
-    /// What the script has written by now. Programs hold back what they write to anything but a terminal: `stdbuf -oL PROGRAM`
-    /// makes most of them write whole lines at once.
+    /// Output so far. Most programs buffer output that does not go to a terminal; `stdbuf -oL PROGRAM` makes them write whole
+    /// lines.
     pub fn output_so_far(&self) -> Output {
         if let Some(output) = &self.done {
             return output.clone();
@@ -122,29 +131,23 @@ impl Job {
     ///
     /// [`LabError::NoSuchOutput`] where it ended without; [`LabError::Timeout`]; [`LabError::Guest`].
     pub fn wait_for_output(&mut self, needle: &str, timeout: Duration) -> Result<Output, LabError> {
-        let deadline = Instant::now() + timeout;
-        let watch = Watch::new([self.host.exchange()])?;
-        loop {
-            // In this order: what it wrote last is there when it has ended.
-            let ended = self.ended()?.is_some();
-            let output = self.output_so_far();
-            if output.stdout.contains(needle) || output.stderr.contains(needle) {
-                return Ok(output);
-            }
-            if ended {
-                return Err(LabError::NoSuchOutput {
-                    host: self.host.name().to_owned(),
+        self.wait_until(timeout, |job| {
+            // In this order: a script that has ended has written all its output.
+            let ended = job.ended()?.is_some();
+            let output = job.output_so_far();
+            match output.stdout.contains(needle) || output.stderr.contains(needle) {
+                true => Ok(Some(output)),
+                false if !ended => Ok(None),
+                false => Err(LabError::NoSuchOutput {
+                    host: job.host.name().to_owned(),
                     needle: needle.to_owned(),
                     output,
-                });
+                }),
             }
-            self.check(deadline, timeout)?;
-            watch.wait(deadline)?;
-        }
+        })
     }
 
-    /// Ends the script and all processes of its group with SIGKILL; its exit code is 137 then. Nothing happens to one that
-    /// has ended.
+    /// Kills the script and all processes of its group with SIGKILL; the exit code is 137. Does nothing after its end.
     ///
     /// # Errors
     ///
@@ -157,7 +160,7 @@ impl Job {
     }
 
     fn check(&self, deadline: Instant, timeout: Duration) -> Result<(), LabError> {
-        // A last answer may lie on the share of a machine that is gone: look there once more, then.
+        // The script may have ended before its machine.
         if !self.host.is_up() && !self.file("rc").exists() {
             return Err(self.host.gone());
         }

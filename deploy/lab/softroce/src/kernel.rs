@@ -26,9 +26,11 @@ fn newest_package() -> Result<String, LabError> {
         Err(LabError::Command { .. }) => update().and_then(|()| ask())?,
         other => other?,
     };
-    parse_depends(&String::from_utf8_lossy(&answer)).ok_or_else(|| LabError::Package {
-        what: format!("package {NEWEST}"),
-        why: "depends on no kernel that apt-cache knows of".into(),
+    parse_depends(&String::from_utf8_lossy(&answer)).ok_or_else(|| {
+        LabError::package(
+            format!("package {NEWEST}"),
+            "depends on no kernel that apt-cache knows of",
+        )
     })
 }
 
@@ -42,13 +44,13 @@ fn parse_depends(text: &str) -> Option<String> {
 /// Downloads a package into `folder` and unpacks it into `folder`/NAME.
 fn unpack(package: &str, folder: &Path) -> Result<PathBuf, LabError> {
     let target = folder.join(package);
-    fs::create_dir_all(&target).map_err(LabError::io(format!("making {}", target.display())))?;
+    fs::create_dir_all(&target).map_err(LabError::at("making", &target))?;
     let download = || {
         run(Command::new("apt-get")
             .args(["-o", "APT::Sandbox::User=root", "-qq", "download", package])
             .current_dir(folder))
     };
-    // Lists that are out of date name files that are gone.
+    // Outdated lists name files that no longer exist.
     download().or_else(|_| update().and_then(|()| download()))?;
     let prefix = format!("{package}_");
     let deb = list(folder)?
@@ -57,10 +59,7 @@ fn unpack(package: &str, folder: &Path) -> Result<PathBuf, LabError> {
             let name = file_name(file);
             name.starts_with(&prefix) && name.ends_with(".deb")
         })
-        .ok_or_else(|| LabError::Package {
-            what: format!("package {package}"),
-            why: "apt-get downloaded nothing".into(),
-        })?;
+        .ok_or_else(|| LabError::package(format!("package {package}"), "apt-get downloaded nothing"))?;
     run(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&target))?;
     fs::remove_file(&deb).map_err(LabError::io("removing a package"))?;
     Ok(target)
@@ -69,7 +68,7 @@ fn unpack(package: &str, folder: &Path) -> Result<PathBuf, LabError> {
 fn list(folder: &Path) -> Result<Vec<PathBuf>, LabError> {
     let mut files: Vec<PathBuf> = fs::read_dir(folder)
         .and_then(|entries| entries.map(|e| e.map(|e| e.path())).collect())
-        .map_err(LabError::io(format!("reading {}", folder.display())))?;
+        .map_err(LabError::at("reading", folder))?;
     files.sort();
     Ok(files)
 }
@@ -92,10 +91,7 @@ pub(crate) fn fetch(folder: &Path, progress: &dyn Fn(&str)) -> Result<String, La
         .map(|path| busybox.join(path))
         .into_iter()
         .find(|file| file.exists())
-        .ok_or_else(|| LabError::Package {
-            what: "package busybox-static".into(),
-            why: "holds no busybox".into(),
-        })?;
+        .ok_or_else(|| LabError::package("package busybox-static", "holds no busybox"))?;
     copy(&found, &folder.join("busybox"))?;
 
     let root = unpack(&package, &work)?;
@@ -108,10 +104,7 @@ pub(crate) fn fetch(folder: &Path, progress: &dyn Fn(&str)) -> Result<String, La
                 .strip_prefix("vmlinuz-")
                 .map(|v| (f.clone(), v.to_owned()))
         })
-        .ok_or_else(|| LabError::Package {
-            what: format!("package {package}"),
-            why: "holds no kernel".into(),
-        })?;
+        .ok_or_else(|| LabError::package(format!("package {package}"), "holds no kernel"))?;
     let (vmlinuz, version) = kernel;
     decompress_kernel(&vmlinuz, &folder.join("vmlinux"))?;
     take_modules(&root, &version, &folder.join("modules"))?;
@@ -122,7 +115,7 @@ pub(crate) fn fetch(folder: &Path, progress: &dyn Fn(&str)) -> Result<String, La
 fn copy(from: &Path, to: &Path) -> Result<(), LabError> {
     fs::copy(from, to)
         .map(|_| ())
-        .map_err(LabError::io(format!("copying {}", from.display())))
+        .map_err(LabError::at("copying", from))
 }
 
 fn take_modules(root: &Path, version: &str, to: &Path) -> Result<(), LabError> {
@@ -134,7 +127,7 @@ fn take_modules(root: &Path, version: &str, to: &Path) -> Result<(), LabError> {
     run(Command::new("depmod").arg("-b").arg(root).arg(version))?;
     let read = |name: &str| {
         let file = lib.join(name);
-        fs::read_to_string(&file).map_err(LabError::io(format!("reading {}", file.display())))
+        fs::read_to_string(&file).map_err(LabError::at("reading", &file))
     };
     let order =
         Dependencies::parse(&read("modules.dep")?, &read("modules.builtin")?).order(NEEDED, WELCOME)?;
@@ -156,7 +149,7 @@ fn decompress_module(from: &Path, to: &Path) -> Result<(), LabError> {
         Some("gz") => "gzip",
         _ => return copy(from, to),
     };
-    decompress(program, &["-dc"], from, to)
+    decompress(program, from, to)
 }
 
 /// The bytes of `vmlinuz` that are a compressed kernel, and the program that expands them: the fields setup_sects,
@@ -172,7 +165,7 @@ fn payload(vmlinuz: &[u8]) -> Option<(&'static str, &[u8])> {
     };
     let start = (setup_sectors + 1).checked_mul(512)?.checked_add(word(0x248)?)?;
     let all = vmlinuz.get(start..start.checked_add(word(0x24c)?)?)?;
-    // All but gzip are followed by the length when expanded, which their programs take for garbage.
+    // All except gzip are followed by the expanded length, which their programs refuse.
     let cut = all.get(..all.len().checked_sub(4)?)?;
     match all {
         [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some(("xz", cut)),
@@ -182,18 +175,15 @@ fn payload(vmlinuz: &[u8]) -> Option<(&'static str, &[u8])> {
     }
 }
 
-/// Writes the kernel as an ELF file, which QEMU starts by its PVH entry: emulated, the kernel's own decompressor takes
-/// longer than all the rest of the boot.
+/// Writes the kernel as an ELF file, which QEMU starts by its PVH entry. Under emulation, the kernel's own decompressor would
+/// take longer than the rest of the boot.
 fn decompress_kernel(vmlinuz: &Path, to: &Path) -> Result<(), LabError> {
-    let fault = |why: &str| LabError::Package {
-        what: vmlinuz.display().to_string(),
-        why: why.to_owned(),
-    };
-    let bytes = fs::read(vmlinuz).map_err(LabError::io(format!("reading {}", vmlinuz.display())))?;
+    let fault = |why: &str| LabError::package(vmlinuz.display().to_string(), why.to_owned());
+    let bytes = fs::read(vmlinuz).map_err(LabError::at("reading", vmlinuz))?;
     let (program, payload) = payload(&bytes).ok_or_else(|| fault("is no kernel of a known compression"))?;
     let packed = to.with_extension("packed");
     fs::write(&packed, payload).map_err(LabError::io("writing the packed kernel"))?;
-    decompress(program, &["-dc"], &packed, to)?;
+    decompress(program, &packed, to)?;
     fs::remove_file(&packed).map_err(LabError::io("removing the packed kernel"))?;
     let head = fs::read(to).map_err(LabError::io("reading the kernel"))?;
     if !head.starts_with(b"\x7fELF") {
@@ -202,21 +192,21 @@ fn decompress_kernel(vmlinuz: &Path, to: &Path) -> Result<(), LabError> {
     Ok(())
 }
 
-fn decompress(program: &str, arguments: &[&str], from: &Path, to: &Path) -> Result<(), LabError> {
-    let input = fs::File::open(from).map_err(LabError::io(format!("opening {}", from.display())))?;
-    let output = fs::File::create(to).map_err(LabError::io(format!("making {}", to.display())))?;
+fn decompress(program: &str, from: &Path, to: &Path) -> Result<(), LabError> {
+    let input = fs::File::open(from).map_err(LabError::at("opening", from))?;
+    let output = fs::File::create(to).map_err(LabError::at("making", to))?;
     let status = Command::new(program)
-        .args(arguments)
+        .arg("-dc")
         .stdin(input)
         .stdout(output)
         .stderr(Stdio::null())
         .status()
         .map_err(LabError::io(format!("running {program}")))?;
     if !status.success() {
-        return Err(LabError::Package {
-            what: from.display().to_string(),
-            why: format!("{program} cannot expand it ({status})"),
-        });
+        return Err(LabError::package(
+            from.display().to_string(),
+            format!("{program} cannot expand it ({status})"),
+        ));
     }
     Ok(())
 }

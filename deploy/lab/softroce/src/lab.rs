@@ -1,4 +1,4 @@
-//! A lab: its machines and their network, from start to end.
+//! A lab: its machines and their network.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -22,7 +22,7 @@ use crate::watch::Watch;
 /// The most machines that a lab has.
 pub const HOSTS_MAX: usize = 16;
 
-/// What a lab is to be.
+/// Configuration of a lab.
 #[derive(Clone, Debug)]
 pub struct LabConfig {
     /// The number of machines, 1 to [`HOSTS_MAX`].
@@ -92,7 +92,7 @@ impl LabConfig {
     }
 }
 
-/// A running lab. All of it goes when this is dropped, or when the process that holds it ends in any way.
+/// A running lab. It is removed when this is dropped, or when the process ends in any way.
 #[derive(Debug)]
 pub struct Lab {
     parts: Parts,
@@ -101,7 +101,7 @@ pub struct Lab {
     image: Image,
 }
 
-/// What has to be taken away, from the moment that there is any of it.
+/// The parts of a lab, which are removed when this is dropped.
 #[derive(Debug)]
 struct Parts {
     name: String,
@@ -110,7 +110,7 @@ struct Parts {
     reaper: Option<Reaper>,
 }
 
-/// A process that takes the lab away as soon as its owner is gone: it reads from a pipe that only the owner holds.
+/// A process that removes the lab when its owner ends: it reads from a pipe that only the owner holds.
 #[derive(Debug)]
 struct Reaper {
     child: Child,
@@ -139,7 +139,7 @@ impl Reaper {
 impl Parts {
     fn take_down(&mut self) -> Result<(), LabError> {
         for machine in &mut self.machines {
-            // Killing one that has ended is no fault.
+            // It may have ended.
             let _ = machine.kill();
         }
         for machine in &mut self.machines {
@@ -160,7 +160,7 @@ impl Parts {
 
 impl Drop for Parts {
     fn drop(&mut self) {
-        // There is nobody left to tell; `softroce ps` shows what could not be removed.
+        // `softroce ps` shows what could not be removed.
         let _ = self.take_down();
     }
 }
@@ -177,11 +177,11 @@ impl Lab {
         Self::start_with(config, &|_| ())
     }
 
-    /// The same; `progress` hears of each step.
+    /// [`Lab::start`] that reports each step to `progress`.
     ///
     /// # Errors
     ///
-    /// As [`Lab::start`].
+    /// Those of [`Lab::start`].
     pub fn start_with(config: &LabConfig, progress: &dyn Fn(&str)) -> Result<Self, LabError> {
         config.check()?;
         let image = image::image(config.cache.as_deref(), false, progress)?;
@@ -229,7 +229,7 @@ impl Lab {
         let directory = make_labs_folder()?.join(&name);
         fs::create_dir(&directory).map_err(|e| match e.kind() {
             std::io::ErrorKind::AlreadyExists => LabError::Config(format!("there is a lab {name} already")),
-            _ => LabError::io(format!("making {}", directory.display()))(e),
+            _ => LabError::at("making", &directory)(e),
         })?;
         if Path::new("/run/netns").join(&name).exists() {
             let _ = fs::remove_dir(&directory);
@@ -245,7 +245,7 @@ impl Lab {
             reaper: Some(reaper),
         };
         for folder in ["share/bin", "share/lib"].map(|name| parts.directory.join(name)) {
-            fs::create_dir_all(&folder).map_err(LabError::io(format!("making {}", folder.display())))?;
+            fs::create_dir_all(&folder).map_err(LabError::at("making", &folder))?;
         }
         Ok(parts)
     }
@@ -269,7 +269,7 @@ impl Lab {
     ///
     /// # Panics
     ///
-    /// Where the lab has none of this number.
+    /// There is no such machine.
     pub fn host(&self, index_from_1: usize) -> &Host {
         &self.hosts[index_from_1 - 1]
     }
@@ -279,9 +279,9 @@ impl Lab {
     ///
     /// # Errors
     ///
-    /// Where it cannot be copied, or a library that it links is missing here.
+    /// It cannot be copied, or a library that it links is missing.
     pub fn share(&self, program: &Path) -> Result<String, LabError> {
-        let fault = |e| LabError::io(format!("sharing {}", program.display()))(e);
+        let fault = |e| LabError::at("sharing", program)(e);
         let name = program
             .file_name()
             .ok_or_else(|| LabError::Config(format!("{} is no file", program.display())))?
@@ -308,7 +308,7 @@ impl Lab {
         MANAGEMENT_IP
     }
 
-    /// How long it took from the first step to the last machine's readiness, without the building of an image.
+    /// Time from the first step until the last machine was ready, without the building of an image.
     pub fn boot_time(&self) -> Duration {
         self.boot_time
     }
@@ -318,16 +318,16 @@ impl Lab {
         self.image.version()
     }
 
-    /// A command that will run in the lab's network namespace. Whatever still runs there is killed when the lab ends.
+    /// A command in the lab's network namespace. Everything that runs there is killed when the lab ends.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         inside(&self.parts.name, program)
     }
 
-    /// Takes the lab down, as dropping it does, and says whether that went well.
+    /// Removes the lab, as dropping it does.
     ///
     /// # Errors
     ///
-    /// Where something of it is still there.
+    /// Something of it cannot be removed.
     pub fn stop(mut self) -> Result<(), LabError> {
         self.parts.take_down()
     }
@@ -340,7 +340,7 @@ impl Parts {
 
     fn make_folders(&self, index: usize) -> Result<(), LabError> {
         for folder in [self.exchange(index), self.directory.join(name(index))] {
-            fs::create_dir_all(&folder).map_err(LabError::io(format!("making {}", folder.display())))?;
+            fs::create_dir_all(&folder).map_err(LabError::at("making", &folder))?;
         }
         Ok(())
     }
@@ -361,7 +361,7 @@ impl Parts {
         let qemu = Process::of(pid).ok_or_else(|| self.boot_fault(index, "its QEMU ended at once"))?;
         let file = directory.join("qemu.json");
         fs::write(&file, serde_json::to_vec(&qemu).expect("plain data"))
-            .map_err(LabError::io(format!("writing {}", file.display())))?;
+            .map_err(LabError::at("writing", &file))?;
         Ok(Host::new(index, &self.directory, qemu))
     }
 

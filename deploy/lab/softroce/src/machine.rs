@@ -10,26 +10,26 @@ use crate::image::Image;
 use crate::network::{data_mac, data_tap, mac_text, management_mac, management_tap};
 use crate::process::inside;
 
-/// The most that QEMU keeps of translated code, per machine, in MiB. Without a limit it grows by 300 MiB.
+/// QEMU's cache of translated code per machine, in MiB. Without a limit it grows by 300 MiB.
 const TRANSLATED_MIB: u32 = 128;
 
-/// What is asked of one machine.
+/// Parameters of one machine.
 pub(crate) struct Machine<'a> {
     pub(crate) index: usize,
     pub(crate) netns: &'a str,
     pub(crate) mtu: u32,
     pub(crate) memory_mib: u32,
-    /// Where its sockets and logs go.
+    /// Folder of its sockets and logs.
     pub(crate) directory: &'a Path,
-    /// What it sees at /share.
+    /// Folder that it mounts at /share.
     pub(crate) share: &'a Path,
 }
 
 impl Machine<'_> {
-    /// Starts its QEMU. The child is in a process group of its own, so that Ctrl-C at a terminal is the lab's affair.
+    /// Starts QEMU, in a process group of its own: Ctrl-C at a terminal is for the lab.
     pub(crate) fn start(&self, image: &Image) -> Result<Child, LabError> {
         let log = self.directory.join("qemu.log");
-        let log = File::create(&log).map_err(LabError::io(format!("making {}", log.display())))?;
+        let log = File::create(&log).map_err(LabError::at("making", &log))?;
         let errors = log.try_clone().map_err(LabError::io("opening a log"))?;
         let mut command = self.command(image);
         command
@@ -118,8 +118,7 @@ impl Machine<'_> {
     }
 }
 
-/// No checksum and no segment is left to a device that does not exist: a frame on the tap is whole, as RoCE's ICRC needs
-/// it, and as it would be on a wire.
+/// A NIC without offloads: a frame on the tap is complete, as on a wire, which RoCE's ICRC requires.
 fn nic(id: &str, mac: [u8; 6], slot: u32) -> String {
     let offloads: String = [
         "csum",

@@ -1,4 +1,4 @@
-//! Which kernel modules the guests load, and in which order.
+//! The kernel modules that guests load, in order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ pub(crate) const NEEDED: &[&str] = &[
     "rdma_ucm",
 ];
 
-/// What the guests do without where the kernel has it not, or where it does not load.
+/// Modules that guests load if the kernel has them.
 pub(crate) const WELCOME: &[&str] = &["sch_netem"];
 
 /// One module to load.
@@ -26,7 +26,7 @@ pub(crate) const WELCOME: &[&str] = &["sch_netem"];
 pub(crate) struct Module {
     /// Its file, below lib/modules/VERSION.
     pub(crate) path: String,
-    /// Whether the guest must do without one that does not load, or give up.
+    /// Whether the guest fails if it does not load.
     pub(crate) needed: bool,
 }
 
@@ -86,10 +86,10 @@ impl Dependencies {
             return Ok(());
         }
         let Some((path, needs)) = self.modules.get(module) else {
-            return Err(LabError::Package {
-                what: format!("kernel module {module}"),
-                why: "the kernel package has no such module, and the kernel none built in".into(),
-            });
+            return Err(LabError::package(
+                format!("kernel module {module}"),
+                "the kernel package has no such module, and the kernel none built in",
+            ));
         };
         for need in needs {
             self.visit(need, needed, seen, order)?;

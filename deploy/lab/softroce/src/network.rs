@@ -7,11 +7,11 @@ use std::process::{Command, Stdio};
 use crate::error::LabError;
 use crate::process::{inside, ip};
 
-/// The management network's address of the namespace itself: what listens there, or on all addresses, guests reach.
+/// Address of the namespace in the management network. Guests reach what listens there or on all addresses.
 pub const MANAGEMENT_IP: Ipv4Addr = Ipv4Addr::new(192, 168, 100, 254);
 
-/// The longest frames that a tap holds while its machine is busy. More than rxe has on its way, so that a slow guest slows the
-/// sender by late acknowledgements rather than by losses.
+/// Frames that a tap queues while its machine is busy. More than rxe has in flight, so that a slow guest delays
+/// acknowledgements and loses no frames.
 const TAP_QUEUE_FRAMES: u32 = 4096;
 
 /// The data address of machine `index`, from 1.
@@ -49,10 +49,10 @@ pub(crate) fn management_tap(index: usize) -> String {
     format!("m{index}")
 }
 
-/// Makes the namespace and all that is in it before the machines start. What was made of it goes with the namespace.
+/// Makes the namespace with its interfaces. On failure they are removed with the namespace.
 pub(crate) fn build(netns: &str, hosts: usize, mtu: u32, bridge: bool) -> Result<(), LabError> {
     ip(&format!("netns add {netns}"))?;
-    // No IPv6 chatter: frames on the taps are the guests' own. A kernel without IPv6 has no such file.
+    // Without IPv6 the taps carry only frames of the guests. A kernel without IPv6 has no such file.
     let quiet = "for which in all default; do echo 1 >/proc/sys/net/ipv6/conf/$which/disable_ipv6; done 2>/dev/null; true";
     crate::process::run(inside(netns, "sh").args(["-c", quiet]))?;
 
@@ -91,7 +91,7 @@ fn batch(netns: &str, lines: &[String]) -> Result<(), LabError> {
             .stderr(Stdio::piped())
             .spawn()?;
         if let Some(mut input) = child.stdin.take() {
-            // Where ip has ended early, its own words say more than the broken pipe.
+            // If ip has ended early, its stderr says more than the broken pipe.
             let _ = input.write_all((lines.join("\n") + "\n").as_bytes());
         }
         child.wait_with_output()

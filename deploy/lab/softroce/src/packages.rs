@@ -1,4 +1,4 @@
-//! What the lab needs of the machine that it runs on, and how that is installed.
+//! What the lab needs of the host, and its installation.
 
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -46,7 +46,7 @@ fn missing_packages() -> Vec<&'static str> {
     missing
 }
 
-/// Whether a lab can be started here. Cheap, and installs nothing.
+/// Checks whether a lab can be started here. Cheap; installs nothing.
 ///
 /// # Errors
 ///
@@ -86,12 +86,12 @@ fn machine_fits() -> Result<(), LabError> {
     Ok(())
 }
 
-/// Installs the packages that are missing, and fetches the guests' kernel into the default cache. Does nothing where all
-/// is there. `progress` hears of each step.
+/// Installs missing packages, and fetches the guests' kernel into the default cache if it is missing. Reports each step to
+/// `progress`.
 ///
 /// # Errors
 ///
-/// Where apt-get is not there or fails, and where the machine is unfit in a way that no package mends.
+/// apt-get is missing or fails, or the machine lacks something that no package has.
 pub fn install(progress: &dyn Fn(&str)) -> Result<(), LabError> {
     machine_fits()?;
     if find_program("apt-get").is_none() {
@@ -107,16 +107,15 @@ pub fn install(progress: &dyn Fn(&str)) -> Result<(), LabError> {
             .args(["install", "-y", "-qq", "--no-install-recommends"])
             .args(&missing))?;
         if let Some(package) = missing_packages().first() {
-            return Err(LabError::Package {
-                what: format!("package {package}"),
-                why: "is installed, and lacks a program that the lab needs".into(),
-            });
+            return Err(LabError::package(
+                format!("package {package}"),
+                "is installed, and lacks a program that the lab needs",
+            ));
         }
     }
     image::fetch_kernel_once(&image::default_cache(), progress)
 }
 
-/// Brings the lists of packages up to date.
 pub(crate) fn update() -> Result<(), LabError> {
     run(Command::new("apt-get").args(["update", "-qq"])).map(|_| ())
 }

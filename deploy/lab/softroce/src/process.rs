@@ -1,4 +1,4 @@
-//! Programs of the host, and which processes live.
+//! Programs and processes of the host.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -54,17 +54,17 @@ fn is_executable(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
-/// A process that is never mistaken for a later one of the same number.
+/// A process, identified by number, start time and boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
-    /// When it began, in ticks after the boot named next: field 22 of proc(5)'s stat.
+    /// Start time in ticks after that boot: field 22 of proc(5)'s stat.
     started: u64,
     boot: String,
 }
 
 impl Process {
-    /// The one that has this number now.
+    /// The process with this number now.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let (_, started) = stat_fields(&stat)?;
@@ -88,7 +88,7 @@ impl Process {
     /// Sends it a signal, if it still runs.
     pub(crate) fn signal(&self, signal: Signal) {
         if self.lives() {
-            // That it ends between the two is no fault: it is gone, as asked.
+            // It may have ended meanwhile.
             let _ = kill(Pid::from_raw(self.pid), signal);
         }
     }
@@ -107,7 +107,7 @@ fn boot_id() -> String {
         .unwrap_or_default()
 }
 
-/// State and start time out of proc(5)'s stat; the name in parentheses may hold anything.
+/// State and start time from proc(5)'s stat. The name in parentheses may contain anything.
 fn stat_fields(stat: &str) -> Option<(char, u64)> {
     let rest = &stat[stat.rfind(')')? + 1..];
     let mut fields = rest.split_whitespace();

@@ -1,4 +1,4 @@
-//! What is in the guests: the host's own programs with the libraries that they link, the kernel's modules, and the two
+//! Content of the guests: the host's own programs with the libraries that they link, the kernel's modules, and the two
 //! scripts of `guest/`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,15 +27,15 @@ const VERBS_PROGRAMS: &str = "\
     ibv_ud_pingpong ib_atomic_bw ib_atomic_lat ib_read_bw ib_read_lat ib_send_bw ib_send_lat \
     ib_write_bw ib_write_lat rping ucmatose udaddy rdma_client rdma_server";
 
-/// Programs that a guest has where the host does.
+/// Programs that guests have if the host has them.
 const WELCOME_PROGRAMS: &str = "\
     ethtool ss tcpdump arping grep sed cmp gawk ps pgrep pkill";
 
-/// Libraries that programs open by name as they run, or that programs put on the share may want.
+/// Libraries that programs open at run time, or that programs on the share may need.
 const LIBRARIES: &str = "\
     libibverbs.so.1 librdmacm.so.1 libgcc_s.so.1 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1";
 
-/// All that this page decides about an image.
+/// Everything that this file determines of an image.
 pub(crate) fn recipe() -> Vec<u8> {
     let lists = [PROGRAMS, VERBS_PROGRAMS, WELCOME_PROGRAMS, LIBRARIES];
     [&lists[..], &[INIT, AGENT, "layout 1"]]
@@ -51,7 +51,6 @@ fn words(list: &'static str) -> impl Iterator<Item = &'static str> {
 /// Files of the guest, by their path there, and of the host; and the names of the programs that are welcome and absent.
 pub(crate) type HostFiles = (BTreeMap<String, PathBuf>, Vec<String>);
 
-/// What of the host goes into the guests.
 pub(crate) fn host_files() -> Result<HostFiles, LabError> {
     let mut found = Vec::new();
     for name in words(PROGRAMS).chain(words(VERBS_PROGRAMS)) {
@@ -92,7 +91,7 @@ pub(crate) fn host_files() -> Result<HostFiles, LabError> {
     Ok((files, absent.into_iter().map(|name| name.to_owned()).collect()))
 }
 
-/// The user's half of rxe: libibverbs opens it, by a name that holds the version of their interface.
+/// rxe's provider for libibverbs. Its name contains the version of the interface.
 fn rxe_provider(folder: &Path) -> Result<PathBuf, LabError> {
     fs::read_dir(folder.join("libibverbs"))
         .into_iter()
@@ -119,7 +118,7 @@ pub(crate) fn libraries_beside(program: &Path) -> Result<Vec<PathBuf>, LabError>
 
 /// All libraries that the dynamic linker would load for `files`.
 fn libraries_of(files: &[PathBuf]) -> Result<BTreeSet<PathBuf>, LabError> {
-    // ldd fails where one of the files is static, and has told of the others all the same.
+    // ldd fails if one of the files is static, but prints the others.
     let out = Command::new("ldd")
         .args(files)
         .stdin(Stdio::null())
@@ -127,10 +126,7 @@ fn libraries_of(files: &[PathBuf]) -> Result<BTreeSet<PathBuf>, LabError> {
         .map_err(LabError::io("running ldd"))?;
     let text = String::from_utf8_lossy(&out.stdout);
     parse_ldd(&text).map_err(|library| {
-        LabError::missing(
-            format!("library {library}"),
-            "a program that the guests are to have links it",
-        )
+        LabError::missing(format!("library {library}"), "a program of the guests links it")
     })
 }
 
@@ -150,7 +146,7 @@ fn parse_ldd(text: &str) -> Result<BTreeSet<PathBuf>, String> {
     Ok(found)
 }
 
-/// Where a file of the host lies in the guest: bin, sbin, lib and lib64 are links into usr there.
+/// Path in the guest of a file of the host: bin, sbin, lib and lib64 are links into usr there.
 fn guest_path(host: &Path) -> String {
     let path = host.to_string_lossy();
     let path = path.trim_start_matches('/');
@@ -164,7 +160,7 @@ fn guest_path(host: &Path) -> String {
 
 /// The archive: `base` is the folder of the kernel's modules and of busybox.
 pub(crate) fn initramfs(base: &Path, files: &BTreeMap<String, PathBuf>) -> Result<Vec<u8>, LabError> {
-    let read = |path: &Path| fs::read(path).map_err(LabError::io(format!("reading {}", path.display())));
+    let read = |path: &Path| fs::read(path).map_err(LabError::at("reading", path));
     let mut archive = Archive::default();
     for folder in [
         "proc",
@@ -202,7 +198,7 @@ pub(crate) fn initramfs(base: &Path, files: &BTreeMap<String, PathBuf>) -> Resul
     archive.file("etc/hosts", false, names.as_bytes());
 
     let order = base.join("modules/order");
-    let order = fs::read_to_string(&order).map_err(LabError::io(format!("reading {}", order.display())))?;
+    let order = fs::read_to_string(&order).map_err(LabError::at("reading", &order))?;
     archive.file("etc/softroce/modules", false, order.as_bytes());
     for name in order.lines().filter_map(|line| line.split_whitespace().nth(1)) {
         let module = read(&base.join(format!("modules/{name}.ko")))?;

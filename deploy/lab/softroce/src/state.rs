@@ -1,4 +1,4 @@
-//! Labs that run, whoever holds them: what is known of them on disk, and how one is taken down.
+//! State of labs on disk, and how a lab is taken down.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
@@ -11,15 +11,15 @@ use crate::error::LabError;
 use crate::host::{Host, name};
 use crate::process::Process;
 
-/// Takes the lab of namespace $1 and folder $2 away: first all processes of the namespace, then the namespace and its
-/// interfaces, then the files. Safe to run twice, and beside another of its kind.
+/// Removes the lab of namespace $1 and folder $2: first all processes of the namespace, then the namespace and its
+/// interfaces, then the files. It may run twice, also at the same time.
 pub(crate) const TAKE_DOWN: &str = r#"
-turn=0
+tries=0
 while [ -e "/run/netns/$1" ] || [ -e "/var/run/netns/$1" ]; do
     alive=$(ip netns pids "$1" 2>/dev/null)
     [ -n "$alive" ] || break
-    turn=$((turn + 1))
-    [ "$turn" -lt 200 ] || break
+    tries=$((tries + 1))
+    [ "$tries" -lt 200 ] || break
     kill -KILL $alive 2>/dev/null
     sleep 0.02
 done
@@ -28,7 +28,7 @@ rm -rf -- "$2"
 [ ! -e "/run/netns/$1" ] && [ ! -e "$2" ]
 "#;
 
-/// What is known of a lab.
+/// State of a lab.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LabState {
     /// Its name, and that of its network namespace.
@@ -52,20 +52,19 @@ impl LabState {
         self.owner.pid
     }
 
-    /// Whether that process still runs. A lab whose owner is gone is taken down by its reaper within moments, or by
-    /// [`take_down`].
+    /// Whether that process still runs. If not, the lab's reaper removes the lab, or [`take_down`] does.
     pub fn owner_lives(&self) -> bool {
         self.owner.lives()
     }
 
-    /// Writes it into the lab's folder, whole or not at all.
+    /// Writes it into the lab's folder, atomically.
     pub(crate) fn write(&self) -> Result<(), LabError> {
         let file = self.directory.join("lab.json");
         let text = serde_json::to_vec_pretty(self).expect("plain data");
         let new = self.directory.join("lab.new");
         fs::write(&new, text)
             .and_then(|()| fs::rename(&new, &file))
-            .map_err(LabError::io(format!("writing {}", file.display())))
+            .map_err(LabError::at("writing", &file))
     }
 
     /// The program that holds it.
@@ -79,22 +78,21 @@ impl LabState {
     }
 }
 
-/// The folder of all labs; it is root's own, so that nobody else can put a lab into it.
+/// The folder of all labs. Only root may write to it.
 pub(crate) fn labs_folder() -> PathBuf {
     PathBuf::from("/var/tmp/castnet-softroce")
 }
 
-/// Makes the folder of all labs, and checks whose it is.
+/// Makes the folder of all labs, and checks its owner and mode.
 pub(crate) fn make_labs_folder() -> Result<PathBuf, LabError> {
     let folder = labs_folder();
     match fs::DirBuilder::new().mode(0o700).create(&folder) {
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(LabError::io(format!("making {}", folder.display()))(e));
+            return Err(LabError::at("making", &folder)(e));
         }
         _ => {}
     }
-    let metadata =
-        fs::symlink_metadata(&folder).map_err(LabError::io(format!("reading {}", folder.display())))?;
+    let metadata = fs::symlink_metadata(&folder).map_err(LabError::at("reading", &folder))?;
     if !metadata.is_dir() || metadata.uid() != 0 || metadata.mode() & 0o022 != 0 {
         return Err(LabError::Config(format!(
             "{} is not a folder that root alone may write to: somebody else has made it",
@@ -117,27 +115,27 @@ pub fn labs() -> Vec<LabState> {
     labs
 }
 
-/// The machines of a lab that runs, for a process that does not hold it.
+/// The machines of a running lab that another process holds.
 ///
 /// # Errors
 ///
-/// Where the lab is not ready, or gone.
+/// The lab is not ready, or gone.
 pub fn hosts_of(lab: &LabState) -> Result<Vec<Host>, LabError> {
     (1..=lab.hosts)
         .map(|index| {
             let file = lab.directory.join(name(index)).join("qemu.json");
-            let text = fs::read(&file).map_err(LabError::io(format!("reading {}", file.display())))?;
+            let text = fs::read(&file).map_err(LabError::at("reading", &file))?;
             let qemu = serde_json::from_slice(&text).map_err(|e| LabError::Config(e.to_string()))?;
             Ok(Host::new(index, &lab.directory, qemu))
         })
         .collect()
 }
 
-/// Takes a lab away: kills all processes of its namespace, its machines among them, and removes namespace and files.
+/// Removes a lab: kills all processes of its namespace, including its machines, and removes namespace and files.
 ///
 /// # Errors
 ///
-/// Where something of it is still there afterwards.
+/// Something of it cannot be removed.
 pub fn take_down(lab: &LabState) -> Result<(), LabError> {
     take_down_parts(&lab.name, &lab.directory)
 }
@@ -159,10 +157,10 @@ pub(crate) fn take_down_parts(netns: &str, directory: &Path) -> Result<(), LabEr
     Ok(())
 }
 
-/// Takes away labs whose owners are gone and whose reapers were killed too.
+/// Removes labs whose owner and reaper are gone.
 pub(crate) fn sweep() {
     for lab in labs().iter().filter(|lab| !lab.owner.lives()) {
-        // Whoever asked wants a lab of his own; that an old one resists is said by `softroce ps`.
+        // `softroce ps` shows a lab that cannot be removed.
         let _ = take_down(lab);
     }
 }

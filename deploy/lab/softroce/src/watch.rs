@@ -10,7 +10,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
 use crate::error::LabError;
 
-/// The longest that a waiter sleeps without looking whether what it waits for can still come.
+/// Longest sleep before the caller checks again.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Folders that are watched.
@@ -22,7 +22,7 @@ impl Watch {
     /// Begins to watch folders. What changes from here on ends a [`Watch::wait`].
     pub(crate) fn new<'a>(folders: impl IntoIterator<Item = &'a Path>) -> Result<Self, LabError> {
         let flags = InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK;
-        let inotify = Inotify::init(flags).map_err(|e| LabError::io("starting inotify")(e.into()))?;
+        let inotify = Inotify::init(flags).map_err(LabError::io("starting inotify"))?;
         let changes = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_MODIFY
             | AddWatchFlags::IN_MOVED_TO
@@ -30,16 +30,16 @@ impl Watch {
         for folder in folders {
             inotify
                 .add_watch(folder, changes)
-                .map_err(|e| LabError::io(format!("watching {}", folder.display()))(e.into()))?;
+                .map_err(LabError::at("watching", folder))?;
         }
         Ok(Self { inotify })
     }
 
     /// Sleeps until something has changed, at most until `deadline`, and at most for a fifth of a second.
     pub(crate) fn wait(&self, deadline: Instant) -> Result<(), LabError> {
-        let failed = |e: Errno| LabError::io("waiting for files")(e.into());
+        let failed = LabError::io("waiting for files");
         let span = deadline.saturating_duration_since(Instant::now()).min(LOOK_EVERY);
-        // One more, as the poll's clock is coarser: a wait that ends before its deadline would be asked for again at once.
+        // One more millisecond, because a poll that ended before the deadline would be repeated at once.
         let span = PollTimeout::try_from(span.as_millis() as u32 + 1).unwrap_or(PollTimeout::ZERO);
         let mut wanted = [PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN)];
         match poll(&mut wanted, span) {

@@ -8,7 +8,7 @@ use castnet_softroce::{LabError, LabState, labs, take_down};
 
 use crate::Down;
 
-/// How long a `softroce up` may take to end when it is asked.
+/// How long `softroce up` may take to end after a signal.
 const END_WITHIN: Duration = Duration::from_secs(20);
 
 pub(crate) fn down(ask: &Down) -> Result<ExitCode, LabError> {

@@ -110,16 +110,16 @@ struct Shell {
 
 #[derive(Args)]
 struct Ps {
-    /// Who reads it
+    /// Output format
     #[arg(short = 'O', long, value_enum, default_value = "table")]
     output: Format,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Format {
-    /// People
+    /// For people
     Table,
-    /// Machines: one array
+    /// For machines: one array
     Json,
 }
 
@@ -130,7 +130,7 @@ struct Down {
     /// All labs that `softroce up` holds, and all that are left over
     #[arg(long, conflicts_with = "name")]
     all: bool,
-    /// Those too that other programs hold, tests for instance
+    /// Also labs that other programs hold, such as tests
     #[arg(long)]
     force: bool,
 }
@@ -160,7 +160,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// A line that says what is going on, where somebody looks; steps as lines elsewhere.
+/// Progress: one changing line on a terminal, else a line per step.
 struct Steps(ProgressBar);
 
 impl Steps {
@@ -201,7 +201,7 @@ fn build(ask: &Image) -> Result<ExitCode, LabError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Labs are root's, and nobody else sees them.
+/// Only root sees labs.
 fn as_root() -> Result<(), LabError> {
     if nix::unistd::Uid::effective().is_root() {
         return Ok(());

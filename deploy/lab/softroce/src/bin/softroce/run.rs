@@ -8,10 +8,10 @@ use castnet_softroce::{Job, LabError, Output};
 
 use crate::{Run, find_host, signals};
 
-/// How soon output and Ctrl-C are looked at.
+/// Interval of checks for output and Ctrl-C.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// timeout(1)'s exit code for a command that took too long.
+/// Exit code of timeout(1) after a time-out.
 const TOO_LONG: u8 = 124;
 
 pub(crate) fn run(ask: &Run) -> Result<ExitCode, LabError> {
@@ -50,7 +50,6 @@ fn code(output: &Output) -> ExitCode {
 fn show(job: &Job, shown: &mut (usize, usize)) {
     let now = job.output_so_far();
     let (out, err) = (now.stdout.as_bytes(), now.stderr.as_bytes());
-    // Where nobody reads any more, there is nobody to tell.
     let _ = std::io::stdout().write_all(&out[shown.0.min(out.len())..]);
     let _ = std::io::stdout().flush();
     let _ = std::io::stderr().write_all(&err[shown.1.min(err.len())..]);

@@ -17,25 +17,23 @@ const LEAVE: u8 = 0x1d;
 
 pub(crate) fn shell(ask: &Shell) -> Result<ExitCode, LabError> {
     let host = find_host(&ask.which)?;
-    let fault = |what: &str| {
-        let what = what.to_owned();
-        move |source| LabError::Io { what, source }
-    };
     if !std::io::stdin().is_terminal() {
         return Err(LabError::Config(
             "a shell is for a terminal; use softroce run".into(),
         ));
     }
     let socket = host.shell_socket();
-    let lock = File::create(socket.with_extension("lock")).map_err(fault("locking the shell"))?;
+    let lock = File::create(socket.with_extension("lock")).map_err(LabError::io("locking the shell"))?;
     if lock.try_lock().is_err() {
         return Err(LabError::Config(format!(
             "somebody has the shell of {}",
             host.name()
         )));
     }
-    let mut line = UnixStream::connect(&socket).map_err(fault("connecting to the shell"))?;
-    let mut from = line.try_clone().map_err(fault("connecting to the shell"))?;
+    let mut line = UnixStream::connect(&socket).map_err(LabError::io("connecting to the shell"))?;
+    let mut from = line
+        .try_clone()
+        .map_err(LabError::io("connecting to the shell"))?;
     println!("{}: Ctrl-] leaves the shell.", host.name());
     let raw = Raw::new()?;
     let reader = thread::spawn(move || {
@@ -84,14 +82,10 @@ struct Raw(Termios);
 
 impl Raw {
     fn new() -> Result<Self, LabError> {
-        let fault = |e: nix::errno::Errno| LabError::Io {
-            what: "setting the terminal".into(),
-            source: e.into(),
-        };
-        let before = tcgetattr(std::io::stdin()).map_err(fault)?;
+        let before = tcgetattr(std::io::stdin()).map_err(LabError::io("setting the terminal"))?;
         let mut raw = before.clone();
         cfmakeraw(&mut raw);
-        tcsetattr(std::io::stdin(), SetArg::TCSADRAIN, &raw).map_err(fault)?;
+        tcsetattr(std::io::stdin(), SetArg::TCSADRAIN, &raw).map_err(LabError::io("setting the terminal"))?;
         Ok(Self(before))
     }
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM, as something that can be waited for.
+//! Waits for Ctrl-C and SIGTERM.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -9,15 +9,10 @@ use nix::sys::signal::{SigSet, Signal};
 /// Blocks SIGINT, SIGTERM and SIGHUP in this thread and those that it starts, and calls `then` for each that comes. To be
 /// called before any other thread is started.
 pub(crate) fn on_end(mut then: impl FnMut() + Send + 'static) -> Result<(), LabError> {
-    let fault = |e: nix::errno::Errno| LabError::Io {
-        what: "blocking signals".into(),
-        source: e.into(),
-    };
-    let mut signals = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        signals.add(signal);
-    }
-    signals.thread_block().map_err(fault)?;
+    let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]
+        .into_iter()
+        .collect();
+    signals.thread_block().map_err(LabError::io("blocking signals"))?;
     thread::spawn(move || {
         while signals.wait().is_ok() {
             then();
@@ -30,7 +25,7 @@ pub(crate) fn on_end(mut then: impl FnMut() + Send + 'static) -> Result<(), LabE
 pub(crate) fn ends() -> Result<Receiver<()>, LabError> {
     let (sender, receiver) = channel();
     on_end(move || {
-        // Nobody listens any more where the program is about to end anyway.
+        // The receiver is gone if the program is about to end.
         let _ = sender.send(());
     })?;
     Ok(receiver)
