@@ -114,7 +114,7 @@ impl Switch {
                 group: Some(MCST),
                 ..FrameFilter::default()
             };
-            engine.arm_trace(tap, filter, u64::MAX);
+            engine.taps.arm_trace(tap, filter, u64::MAX);
         }
         let frames = Pool::new(PoolConfig {
             buffers: 2 * RING,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use castnet_agent::load_rules;
-use castnet_engine::{Context, Owners, PortSet, Tables};
+use castnet_engine::{Context, Owners, Tables};
 use castnet_port::{MemLink, MemLinkConfig};
 use castnet_rules::{GroupRule, NextHop, RuleSet};
 use castnet_wire::{McstId, Qpn};
@@ -74,8 +74,9 @@ fn worker(rules: &[GroupRule]) -> (f64, f64) {
     for (n, rule) in rules.iter().enumerate() {
         let group = Context::compile(rule, &ports).expect("a valid rule");
         owners.insert(rule.mcst_id, 0);
-        let tables = Tables::default().next(n as u64 + 1, PortSet::ALL);
-        let tables = Arc::new(tables.with_owners(owners.clone()));
+        let mut tables = Tables::default();
+        (tables.generation, tables.owners) = (n as u64 + 1, owners.clone());
+        let tables = Arc::new(tables);
         let start = Instant::now();
         engine.install(group).expect("room");
         engine.set_tables(NOW, tables);

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 
 use castnet_endpoint::{Completion, Endpoint};
-use castnet_engine::plain::PlainFrame;
 use castnet_engine::{Engine, EngineConfig};
 use castnet_wire::{Nanos, PortId};
 
@@ -35,7 +34,7 @@ pub(crate) struct SwitchNode {
     /// Outgoing direction of each port.
     pub(crate) out: [Option<usize>; PortId::COUNT],
     /// Received frames that wait for the worker, by port. The flag is true if the frame arrived unchanged.
-    pub(crate) received: Vec<(PortId, VecDeque<(PlainFrame, bool)>)>,
+    pub(crate) received: Vec<(PortId, VecDeque<(Vec<u8>, bool)>)>,
     pub(crate) poll_waits: bool,
     /// Frames that arrived while the switch was stopped.
     pub(crate) missed: u64,

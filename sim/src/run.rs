@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use castnet_engine::plain::{PlainEgress, PlainFrame};
+use castnet_engine::plain::PlainEgress;
 use castnet_wire::{Batch, Nanos, PortId};
 
 use crate::link::{Direction, Passage};
@@ -89,7 +89,7 @@ impl<W: Watch> Simulation<W> {
             }
             Kind::Switch(switch) if switch.engine.is_none() => switch.missed += 1,
             Kind::Switch(switch) => {
-                let frame = (PlainFrame(frame), untouched);
+                let frame = (frame, untouched);
                 match switch.received.binary_search_by_key(&port, |(p, _)| *p) {
                     Ok(at) => switch.received[at].1.push_back(frame),
                     Err(at) => switch.received.insert(at, (port, VecDeque::from([frame]))),
@@ -120,7 +120,7 @@ impl<W: Watch> Simulation<W> {
     }
 
     /// Fills the next batch from the first port that has frames.
-    fn fill_batch(&mut self, node: NodeId, batch: &mut Batch<PlainFrame>) -> Option<PortId> {
+    fn fill_batch(&mut self, node: NodeId, batch: &mut Batch<Vec<u8>>) -> Option<PortId> {
         let switch = self.nodes[node.0].switch_mut()?;
         let (port, frames) = switch
             .received
@@ -145,7 +145,7 @@ impl<W: Watch> Simulation<W> {
                 Delivery {
                     to: node,
                     port,
-                    frame: &frame.0,
+                    frame: &frame,
                     untouched,
                 },
             );
@@ -157,7 +157,7 @@ impl<W: Watch> Simulation<W> {
         for (port, frame) in egress.sent.drain(..) {
             let out = self.nodes[node.0].switch().and_then(|s| s.out[port.index()]);
             if let Some(direction) = out {
-                self.send(direction, frame.0);
+                self.send(direction, frame);
             }
         }
     }

@@ -84,13 +84,7 @@ fn acknowledge(
         vlan: None,
         ethertype: ETHERTYPE_IPV4,
     };
-    let network = Network::V4 {
-        src: from,
-        dst: to,
-        tos: 0,
-        ttl: 64,
-        ident: 0,
-    };
+    let network = Network::v4(from, to);
     let ext = ExtHeaders {
         aeth: Some(Aeth { syndrome, msn: 0 }),
         ..ExtHeaders::NONE

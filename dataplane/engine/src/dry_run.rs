@@ -18,7 +18,7 @@ use crate::group::context::{Context, with_group};
 use crate::group::kind::Kind;
 use crate::observe::trace::{Recorder, Trace};
 use crate::output::cx::Cx;
-use crate::plain::{PlainEgress, PlainFrame};
+use crate::plain::PlainEgress;
 use crate::tables::published::Tables;
 
 /// Most groups that can affect one frame: those of its two addresses.
@@ -81,7 +81,7 @@ impl DryRun {
             egress: &mut egress,
             observer: &mut recorder,
         };
-        let verdict = self.engine.forward(&mut cx, PlainFrame(self.frame));
+        let verdict = self.engine.forward(&mut cx, self.frame);
         recorder.finish(verdict)
     }
 }
@@ -136,7 +136,7 @@ impl Engine {
         let of_group = matches!(parse_frame(frame, frame.len()), Ok(Parsed::Roce(_)))
             && address::destination(frame).is_some_and(|dst| engine.groups.find(dst).is_some());
         if !of_group {
-            engine.bridge.fdb.copy_from(&self.bridge.fdb);
+            engine.bridge.fdb.table.copy_from(&self.bridge.fdb.table);
             engine.bridge.neighbours.copy_from(&self.bridge.neighbours);
         }
         engine.bridge.fdb_full_reported = self.bridge.fdb_full_reported;

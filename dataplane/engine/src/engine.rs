@@ -17,8 +17,8 @@ use crate::group::table::Groups;
 use crate::observe::counters::{CountersSnapshot, Totals};
 use crate::observe::events::EngineEvent;
 use crate::observe::neighbour::Neighbour;
-use crate::observe::tap::{Captured, FrameFilter, TapId, Taps};
-use crate::observe::trace::{Off, Recorder, Trace};
+use crate::observe::tap::Taps;
+use crate::observe::trace::{Observer, Off, Recorder, Verdict};
 use crate::output::Output;
 use crate::output::cx::Cx;
 use crate::tables::fdb::FdbEntry;
@@ -32,7 +32,8 @@ pub struct Engine {
     pub(crate) services: Services,
     /// Switching and routing of frames that belong to no group.
     pub(crate) bridge: Bridge,
-    pub(crate) taps: Taps,
+    /// The subscribers to traces and captured frames.
+    pub taps: Taps,
 }
 
 impl Engine {
@@ -84,7 +85,7 @@ impl Engine {
         {
             return Ok(Some(group));
         }
-        self.groups.check_capacity_for(&group)?;
+        self.groups.check_capacity(mcst_id, group.memory_bytes())?;
         let own = self.config.addresses.first().copied();
         with_group!(&mut group, group => group.bind(&mut self.services.output.next_hops, own))?;
         let (slot, replaced) = self.groups.insert(group);
@@ -174,19 +175,14 @@ impl Engine {
         if self.taps.armed() {
             let mut recorder = Recorder::new(now, PortId::default(), Vec::new());
             self.on_time(now, egress, &mut recorder);
-            let trace = recorder.finish(crate::observe::trace::Verdict::Absorbed);
+            let trace = recorder.finish(Verdict::Absorbed);
             self.taps.take_sent(&trace);
         } else {
             self.on_time(now, egress, &mut Off);
         }
     }
 
-    fn on_time<E: Egress, O: crate::observe::trace::Observer>(
-        &mut self,
-        now: Nanos,
-        egress: &mut E,
-        observer: &mut O,
-    ) {
+    fn on_time<E: Egress, O: Observer>(&mut self, now: Nanos, egress: &mut E, observer: &mut O) {
         let mut cx = Cx {
             now,
             ingress: PortId::default(),
@@ -273,49 +269,5 @@ impl Engine {
     /// The known neighbours on all links.
     pub fn neighbours(&self, now: Nanos) -> impl Iterator<Item = Neighbour> {
         self.bridge.neighbours.iter(now)
-    }
-
-    // ----------------------------------------------------------------------------------------------- watching
-
-    /// Traces the next `count` frames that match `filter`, for a subscriber. Traces wait for [`Engine::pop_trace`]. Replaces an
-    /// earlier subscription of the same id.
-    pub fn arm_trace(&mut self, id: TapId, filter: FrameFilter, count: u64) {
-        self.taps.arm_trace(id, filter, count);
-    }
-
-    /// Captures up to `length_max` bytes of each of the next `count` frames that match `filter`, for a subscriber. Captured frames
-    /// wait for [`Engine::pop_captured`]. Replaces an earlier subscription of the same id.
-    pub fn arm_capture(&mut self, id: TapId, filter: FrameFilter, length_max: usize, count: u64) {
-        self.taps.arm_capture(id, filter, length_max, count);
-    }
-
-    /// The number of frames that a subscriber still wants; 0 if there is no subscriber.
-    pub fn tap_left(&self, id: TapId) -> u64 {
-        self.taps.left(id)
-    }
-
-    /// Removes a subscriber and its queue.
-    pub fn disarm(&mut self, id: TapId) {
-        self.taps.disarm(id);
-    }
-
-    /// Removes and returns the oldest trace of a subscriber.
-    pub fn pop_trace(&mut self, id: TapId) -> Option<Trace> {
-        self.taps.pop_trace(id)
-    }
-
-    /// Removes and returns the oldest captured frame of a subscriber.
-    pub fn pop_captured(&mut self, id: TapId) -> Option<Captured> {
-        self.taps.pop_captured(id)
-    }
-
-    /// Returns the frames lost since the last call because the subscriber's queue was full.
-    pub fn take_tap_lost(&mut self, id: TapId) -> u64 {
-        self.taps.take_lost(id)
-    }
-
-    /// The sum of all values that [`Engine::take_tap_lost`] has returned.
-    pub fn taps_lost(&self) -> u64 {
-        self.taps.lost()
     }
 }

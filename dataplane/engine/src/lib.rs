@@ -9,13 +9,13 @@
 //! 1. [`Engine::process`] for each received batch: drains the batch into the [`Egress`];
 //! 2. [`Engine::handle_timeout`] at the time that [`Engine::poll_timeout`] returns;
 //! 3. between batches [`Engine::install`], [`Engine::remove`] and [`Engine::set_tables`], and the queues
-//!    [`Engine::pop_event`], [`Engine::pop_trace`] and [`Engine::pop_captured`].
+//!    [`Engine::pop_event`], [`Taps::pop_trace`] and [`Taps::pop_captured`].
 //!
 //! [`Engine::new`] allocates all tables, and a [`Context`] has all memory of its group. After that no frame causes an allocation
 //! (contract S2). Each frame ends in exactly one [`Verdict`], which is counted (S1).
 //!
 //! ```
-//! use castnet_engine::plain::{PlainEgress, PlainFrame};
+//! use castnet_engine::plain::PlainEgress;
 //! use castnet_engine::{Engine, EngineConfig, PortInfo, Verdict};
 //! use castnet_wire::{Batch, MacAddr, Nanos, PortId};
 //!
@@ -34,10 +34,10 @@
 //! frame[..6].copy_from_slice(&[2, 0, 0, 0, 1, 9]);
 //! frame[6..12].copy_from_slice(&[2, 0, 0, 0, 1, 1]);
 //! frame[12..14].copy_from_slice(&[0x88, 0xB5]);
-//! let mut batch: Batch<PlainFrame> = [PlainFrame(frame)].into_iter().collect();
+//! let mut batch: Batch<Vec<u8>> = [frame].into_iter().collect();
 //! let mut egress = PlainEgress::default();
 //! engine.process(Nanos::ZERO, port(0), &mut batch, &mut egress);
-//! assert_eq!(egress.take(port(1)).len(), 1);
+//! assert_eq!(egress.sent.len(), 1);
 //! assert_eq!(engine.totals().flooded, 1);
 //! ```
 #![forbid(unsafe_code)]
@@ -78,7 +78,7 @@ pub use observe::counters::{
 };
 pub use observe::events::{EngineEvent, EventKind};
 pub use observe::neighbour::{NAME_MAX, Name, Neighbour, Said};
-pub use observe::tap::{Captured, FrameFilter, Seen, TAPS_MAX, TapId};
+pub use observe::tap::{Captured, FrameFilter, Seen, TAPS_MAX, TapId, Taps};
 pub use observe::trace::{SentFrame, Stage, Step, Trace, Verdict};
 pub use port_set::PortSet;
 pub use tables::fdb::FdbEntry;

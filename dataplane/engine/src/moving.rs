@@ -73,7 +73,7 @@ impl Engine {
         expected: &Expected,
     ) -> Result<(), (InstallError, Context)> {
         let own = self.config.addresses.first().copied();
-        let room = self.groups.check_capacity_for(&group);
+        let room = self.groups.check_capacity(group.mcst_id(), group.memory_bytes());
         let next_hops = &mut self.services.output.next_hops;
         let bound = room.and_then(|()| Ok(with_group!(&mut group, group => group.bind(next_hops, own))?));
         self.unexpect(expected);

@@ -7,7 +7,6 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use castnet_engine::plain::PlainFrame;
 use castnet_engine::{CountersSnapshot, Egress};
 use castnet_rules::{ForwardingRule, GroupRule};
 use castnet_wire::{Batch, FrameBuf, MacAddr, McstId, NakCode, Nanos, Opcode, PortId, Reth, Syndrome};
@@ -50,35 +49,35 @@ static ALLOCATOR: Counting = Counting;
 
 /// An egress that takes its buffers from a stock and puts what is sent back there.
 struct Recycling {
-    stock: Vec<PlainFrame>,
+    stock: Vec<Vec<u8>>,
     sent: u64,
 }
 
 impl Egress for Recycling {
-    type Buf = PlainFrame;
+    type Buf = Vec<u8>;
 
-    fn replicate(&mut self, _: PortId, original: &PlainFrame, _: usize) -> Option<PlainFrame> {
+    fn replicate(&mut self, _: PortId, original: &Vec<u8>, _: usize) -> Option<Vec<u8>> {
         let mut copy = self.stock.pop()?;
-        copy.0.clear();
-        copy.0.extend_from_slice(original.head());
+        copy.clear();
+        copy.extend_from_slice(original.head());
         Some(copy)
     }
 
-    fn allocate(&mut self, _: PortId, length: usize) -> Option<PlainFrame> {
+    fn allocate(&mut self, _: PortId, length: usize) -> Option<Vec<u8>> {
         let mut frame = self.stock.pop()?;
-        frame.0.clear();
-        frame.0.resize(length, 0);
+        frame.clear();
+        frame.resize(length, 0);
         Some(frame)
     }
 
-    fn gather(&mut self, _: PortId, parts: &[&[u8]]) -> Option<PlainFrame> {
+    fn gather(&mut self, _: PortId, parts: &[&[u8]]) -> Option<Vec<u8>> {
         let mut frame = self.stock.pop()?;
-        frame.0.clear();
-        parts.iter().for_each(|part| frame.0.extend_from_slice(part));
+        frame.clear();
+        parts.iter().for_each(|part| frame.extend_from_slice(part));
         Some(frame)
     }
 
-    fn send(&mut self, _: PortId, frame: PlainFrame) {
+    fn send(&mut self, _: PortId, frame: Vec<u8>) {
         self.sent += 1;
         self.stock.push(frame);
     }
@@ -95,7 +94,7 @@ fn a_frame_costs_no_allocation() {
     };
     install(&mut engine, &pair);
     let mut egress = Recycling {
-        stock: (0..256).map(|_| PlainFrame(Vec::with_capacity(2048))).collect(),
+        stock: (0..256).map(|_| Vec::with_capacity(2048)).collect(),
         sent: 0,
     };
     // All frames of all rounds, made beforehand.
@@ -160,8 +159,8 @@ fn a_frame_costs_no_allocation() {
     for (i, frames) in rounds.iter().enumerate() {
         for (ingress, bytes) in frames {
             let mut frame = egress.stock.pop().unwrap();
-            frame.0.clear();
-            frame.0.extend_from_slice(bytes);
+            frame.clear();
+            frame.extend_from_slice(bytes);
             batch.push(frame);
             let before = ALLOCATIONS.get();
             engine.process(now, port(*ingress), &mut batch, &mut egress);
@@ -175,7 +174,7 @@ fn a_frame_costs_no_allocation() {
             }
             // Frames that ended in the engine are gone from the stock: the test makes good for them.
             while egress.stock.len() < 200 {
-                egress.stock.push(PlainFrame(Vec::with_capacity(2048)));
+                egress.stock.push(Vec::with_capacity(2048));
             }
         }
         let before = ALLOCATIONS.get();
@@ -239,15 +238,15 @@ fn a_contribution_costs_no_allocation() {
             );
         }
         let mut egress = Recycling {
-            stock: (0..256).map(|_| PlainFrame(Vec::with_capacity(2048))).collect(),
+            stock: (0..256).map(|_| Vec::with_capacity(2048)).collect(),
             sent: 0,
         };
         let mut snapshot = CountersSnapshot::with_capacity(4, 64);
         let (mut batch, mut now, mut allocations) = (Batch::new(), T0, 0);
         for (i, (ingress, bytes)) in frames.iter().enumerate() {
             let mut frame = egress.stock.pop().unwrap();
-            frame.0.clear();
-            frame.0.extend_from_slice(bytes);
+            frame.clear();
+            frame.extend_from_slice(bytes);
             batch.push(frame);
             if i % 100 == 0 {
                 now += Nanos::from_millis(5);
@@ -263,7 +262,7 @@ fn a_contribution_costs_no_allocation() {
                 allocations += ALLOCATIONS.get() - before;
             }
             while egress.stock.len() < 200 {
-                egress.stock.push(PlainFrame(Vec::with_capacity(2048)));
+                egress.stock.push(Vec::with_capacity(2048));
             }
         }
         assert_conserved(&engine);

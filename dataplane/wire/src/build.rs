@@ -8,7 +8,7 @@ use crate::ethernet::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_L
 use crate::ext::ExtHeaders;
 use crate::icrc;
 use crate::ids::{MacAddr, Qpn};
-use crate::ipv4::{DONT_FRAGMENT, Ipv4, PROTOCOL_UDP};
+use crate::ipv4::{Ipv4, PROTOCOL_UDP};
 use crate::ipv6::Ipv6;
 use crate::lldp::{self, Lldp};
 use crate::opcode::{Headers, Opcode};
@@ -17,109 +17,54 @@ use crate::roce::ICRC_LEN;
 use crate::udp::{ROCE_PORT, Udp};
 use core::net::{Ipv4Addr, Ipv6Addr};
 
-/// The IP header of a frame to be built; lengths, protocol and checksum follow from the rest.
+/// The IP header of a frame to be built. Its lengths, its protocol and the checksum follow from the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Network {
-    /// IPv4, not to be fragmented.
-    V4 {
-        /// Source.
-        src: Ipv4Addr,
-        /// Destination.
-        dst: Ipv4Addr,
-        /// DSCP and ECN.
-        tos: u8,
-        /// Hops.
-        ttl: u8,
-        /// Identification.
-        ident: u16,
-    },
+    /// IPv4.
+    V4(Ipv4),
     /// IPv6.
-    V6 {
-        /// Source.
-        src: Ipv6Addr,
-        /// Destination.
-        dst: Ipv6Addr,
-        /// DSCP and ECN.
-        traffic_class: u8,
-        /// Flow label, 20 bits.
-        flow_label: u32,
-        /// Hops.
-        hop_limit: u8,
-    },
+    V6(Ipv6),
 }
 
 impl Network {
-    /// IPv4 with 64 hops, and zeros for the rest.
+    /// IPv4 with 64 hops, not to be fragmented, and zeros for the rest.
     pub const fn v4(src: Ipv4Addr, dst: Ipv4Addr) -> Self {
-        Self::V4 {
-            src,
-            dst,
-            tos: 0,
-            ttl: 64,
-            ident: 0,
-        }
+        Self::V4(Ipv4::udp(src, dst))
     }
 
     /// IPv6 with 64 hops, and zeros for the rest.
     pub const fn v6(src: Ipv6Addr, dst: Ipv6Addr) -> Self {
-        Self::V6 {
-            src,
-            dst,
-            traffic_class: 0,
-            flow_label: 0,
-            hop_limit: 64,
-        }
+        Self::V6(Ipv6::udp(src, dst))
     }
 
     /// Bytes of the header: 20 or 40.
     pub const fn length(&self) -> usize {
         match self {
-            Self::V4 { .. } => Ipv4::LEN,
-            Self::V6 { .. } => Ipv6::LEN,
+            Self::V4(_) => Ipv4::LEN,
+            Self::V6(_) => Ipv6::LEN,
         }
     }
 
     const fn ethertype(&self) -> u16 {
         match self {
-            Self::V4 { .. } => ETHERTYPE_IPV4,
-            Self::V6 { .. } => ETHERTYPE_IPV6,
+            Self::V4(_) => ETHERTYPE_IPV4,
+            Self::V6(_) => ETHERTYPE_IPV6,
         }
     }
 
     /// Writes the header for `datagram` bytes of UDP, which fit the length fields.
     fn emit(&self, out: &mut [u8], datagram: u16) -> Result<usize, EmitError> {
         match *self {
-            Self::V4 {
-                src,
-                dst,
-                tos,
-                ttl,
-                ident,
-            } => Ipv4 {
-                tos,
+            Self::V4(ip) => Ipv4 {
                 total_len: Ipv4::LEN as u16 + datagram,
-                ident,
-                flags_frag: DONT_FRAGMENT,
-                ttl,
                 protocol: PROTOCOL_UDP,
-                src,
-                dst,
+                ..ip
             }
             .emit(out),
-            Self::V6 {
-                src,
-                dst,
-                traffic_class,
-                flow_label,
-                hop_limit,
-            } => Ipv6 {
-                traffic_class,
-                flow_label,
+            Self::V6(ip) => Ipv6 {
                 payload_len: datagram,
                 next_header: PROTOCOL_UDP,
-                hop_limit,
-                src,
-                dst,
+                ..ip
             }
             .emit(out),
         }

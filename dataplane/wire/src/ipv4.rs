@@ -38,6 +38,20 @@ impl Ipv4 {
     /// Bytes without options.
     pub const LEN: usize = 20;
 
+    /// The header of a UDP datagram with 64 hops, not to be fragmented, and zeros for the rest.
+    pub const fn udp(src: Ipv4Addr, dst: Ipv4Addr) -> Self {
+        Self {
+            tos: 0,
+            total_len: 0,
+            ident: 0,
+            flags_frag: DONT_FRAGMENT,
+            ttl: 64,
+            protocol: PROTOCOL_UDP,
+            src,
+            dst,
+        }
+    }
+
     /// Reads the header at the start of `bytes`. Returns it with its length in bytes, options included: 20 to 60. The
     /// checksum is not checked, see [`checksum_is_right`].
     ///
@@ -103,7 +117,8 @@ impl Ipv4 {
 }
 
 /// Folds a sum of 16-bit words into one word, with end-around carry.
-const fn fold(mut sum: u32) -> u16 {
+#[inline(always)]
+pub const fn fold(mut sum: u32) -> u16 {
     sum = (sum & 0xFFFF) + (sum >> 16);
     sum = (sum & 0xFFFF) + (sum >> 16);
     sum as u16

@@ -1,6 +1,7 @@
 //! IPv6 (RFC 8200). Extension headers are not parsed: a datagram with extension headers is not taken for RoCEv2.
 
 use crate::error::{Header, ParseError, fixed_header};
+use crate::ipv4::PROTOCOL_UDP;
 use core::net::Ipv6Addr;
 
 /// An IPv6 header.
@@ -31,6 +32,19 @@ fn address(bytes: &[u8]) -> Ipv6Addr {
 impl Ipv6 {
     /// Bytes of the header.
     pub const LEN: usize = 40;
+
+    /// The header of a UDP datagram with 64 hops, and zeros for the rest.
+    pub const fn udp(src: Ipv6Addr, dst: Ipv6Addr) -> Self {
+        Self {
+            traffic_class: 0,
+            flow_label: 0,
+            payload_len: 0,
+            next_header: PROTOCOL_UDP,
+            hop_limit: 64,
+            src,
+            dst,
+        }
+    }
 
     /// Reads the header.
     ///

@@ -293,12 +293,11 @@ impl SharedControl {
         let mtus = self.infos.iter().zip(&self.mtus);
         let mtus = mtus.map(|(info, mtu)| (info.id, mtu.load(Ordering::Relaxed)));
         // Unchanged parts share memory with the tables published before.
-        state.tables = state
-            .tables
-            .next(state.generation, up)
-            .with_owners(state.owners.clone())
-            .with_members(state.members.clone())
-            .with_mtus(mtus);
+        let tables = &mut state.tables;
+        (tables.generation, tables.up) = (state.generation, up);
+        tables.owners = state.owners.clone();
+        tables.members = state.members.clone();
+        tables.mtus = mtus.collect();
         let published = Published::new(state.tables.clone(), state.patient || self.config.patient);
         let before = self.published.swap(Arc::new(published));
         state.retired.push(before);
@@ -634,7 +633,7 @@ impl State {
     /// Recompiles the routes into the tables.
     fn compile_routes(&mut self) {
         let routes: Vec<Route> = self.routes.values().cloned().collect();
-        self.tables = std::mem::take(&mut self.tables).with_routes(&routes);
+        self.tables.set_routes(&routes);
     }
 
     /// Changes the number of groups and lanes of the group's worker by `more`.

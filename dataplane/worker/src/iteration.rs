@@ -240,15 +240,17 @@ impl<M: Memory> Worker<M> {
             }
             Command::Arm(subscriber, filter, count) => {
                 match &subscriber.to {
-                    Sink::Traces(_) => self.engine.arm_trace(subscriber.id, filter, count),
+                    Sink::Traces(_) => self.engine.taps.arm_trace(subscriber.id, filter, count),
                     Sink::Captured(_, length_max) => {
-                        self.engine.arm_capture(subscriber.id, filter, *length_max, count);
+                        self.engine
+                            .taps
+                            .arm_capture(subscriber.id, filter, *length_max, count);
                     }
                 }
                 self.subscribers.push(subscriber);
             }
             Command::Disarm(id) => {
-                self.engine.disarm(id);
+                self.engine.taps.disarm(id);
                 self.subscribers.retain(|subscriber| subscriber.id != id);
             }
             Command::Expect(mut group, reply) => {
@@ -304,7 +306,7 @@ impl<M: Memory> Worker<M> {
         self.stats.groups = self.engine.group_count();
         self.stats.group_memory_bytes = self.engine.group_memory_bytes();
         self.stats.generation = self.generation_in_use.load(Ordering::Relaxed);
-        self.stats.counters.lost = self.engine.events_lost() + self.engine.taps_lost();
+        self.stats.counters.lost = self.engine.events_lost() + self.engine.taps.lost();
         self.stats.pool = self.memory.stats();
         into.runtime = self.stats;
     }
@@ -352,13 +354,13 @@ impl<M: Memory> Worker<M> {
         let engine = &mut self.engine;
         self.subscribers.retain(|Subscriber { id, to, lost }| {
             let full = match to {
-                Sink::Traces(to) => forward(to, || engine.pop_trace(*id)),
-                Sink::Captured(to, _) => forward(to, || engine.pop_captured(*id)),
+                Sink::Traces(to) => forward(to, || engine.taps.pop_trace(*id)),
+                Sink::Captured(to, _) => forward(to, || engine.taps.pop_captured(*id)),
             };
-            lost.fetch_add(full + engine.take_tap_lost(*id), Ordering::Relaxed);
-            let active = engine.tap_left(*id) > 0;
+            lost.fetch_add(full + engine.taps.take_lost(*id), Ordering::Relaxed);
+            let active = engine.taps.left(*id) > 0;
             if !active {
-                engine.disarm(*id);
+                engine.taps.disarm(*id);
             }
             active
         });

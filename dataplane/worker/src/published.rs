@@ -20,7 +20,7 @@ impl Published {
     }
 
     pub(crate) fn generation(&self) -> u64 {
-        self.tables.generation()
+        self.tables.generation
     }
 
     /// The worker that processes frames to `destination`: the group's worker, or worker 0.
@@ -44,7 +44,9 @@ mod tests {
         for (n, worker) in [(9, 2), (1, 1), (5, 0)] {
             owners.insert(group(n), worker);
         }
-        let published = Published::new(Tables::default().with_owners(owners), false);
+        let mut tables = Tables::default();
+        tables.owners = owners;
+        let published = Published::new(tables, false);
         let owner = |n| published.owner(Some(group(n).0));
         assert_eq!([1, 2, 5, 9, 10].map(owner), [1, 0, 0, 2, 0]);
         assert_eq!(published.owner(None), 0);

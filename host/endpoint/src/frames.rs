@@ -5,7 +5,7 @@ use castnet_wire::ethernet::ETHERTYPE_IPV4;
 use castnet_wire::layout::PLAIN_FRAME;
 use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::{
-    Aeth, Bth, Ethernet, ExtHeaders, NakCode, Nanos, Network, Opcode, Parsed, Psn, Qpn, Reth, RoceHeader,
+    Aeth, Bth, Ethernet, ExtHeaders, Ipv4, NakCode, Nanos, Network, Opcode, Parsed, Psn, Qpn, Reth, RoceHeader,
     Syndrome, Transport, emit_roce, icrc, ipv4, parse_frame,
 };
 
@@ -226,13 +226,12 @@ impl Endpoint {
             vlan: None,
             ethertype: ETHERTYPE_IPV4,
         };
-        let network = Network::V4 {
-            src: self.config.ip,
-            dst: remote.remote_ip,
+        let network = Network::V4(Ipv4 {
             tos: remote.tos,
             ttl: remote.ttl,
             ident: self.ident,
-        };
+            ..Ipv4::udp(self.config.ip, remote.remote_ip)
+        });
         self.ident = self.ident.wrapping_add(1);
         Some((ethernet, network))
     }

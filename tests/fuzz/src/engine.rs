@@ -15,7 +15,7 @@ use crate::driver::{print_step, reached};
 #[allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 mod common;
 
-use castnet_engine::plain::{PlainEgress, PlainFrame};
+use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Context, ContextStatus, Engine, EngineConfig, Tables};
 use castnet_rules::{GroupRule, LossPolicy, NextHop, StragglerPolicy};
 use castnet_wire::{Batch, McstId, Nanos, PortId, Qpn};
@@ -177,7 +177,9 @@ impl World {
 
     fn tables(&self) -> Arc<Tables> {
         let up = (0..PORTS).filter(|n| self.up & 1 << n != 0).map(port);
-        Arc::new(Tables::new(1, [], &[], up))
+        let mut tables = Tables::default();
+        (tables.generation, tables.up) = (1, up.collect());
+        Arc::new(tables)
     }
 
     /// The existing twins, and the frames that they sent.
@@ -258,13 +260,13 @@ impl World {
                 // Makes the twin take the slow path.
                 twin.set_tables(now, tables.clone());
                 let mut batch = Batch::new();
-                batch.push(PlainFrame::from(&frame[..]));
+                batch.push(frame.to_vec());
                 twin.process(now, ingress, &mut batch, &mut member.sent);
             }
         }
         let mut batch = Batch::new();
         for frame in frames {
-            batch.push(PlainFrame::from(&frame[..]));
+            batch.push(frame.to_vec());
             self.history.push((ingress, frame));
         }
         self.engine.process(now, ingress, &mut batch, &mut self.egress);
@@ -289,16 +291,16 @@ impl World {
             print_step(|| {
                 format!(
                     "    out by {port}: {}",
-                    castnet_wire::describe(&frame.0, frame.0.len())
+                    castnet_wire::describe(&frame, frame.len())
                 )
             });
-            if let Some(index) = oracle::group_of(&self.groups, &frame.0) {
-                sent[index].push((port, frame.0));
+            if let Some(index) = oracle::group_of(&self.groups, &frame) {
+                sent[index].push((port, frame));
             }
         }
         for (index, (member, mut sent)) in self.groups.iter_mut().zip(sent).enumerate() {
             let Some(member) = member else { continue };
-            let mut expected: Vec<Frame> = member.sent.sent.drain(..).map(|(p, f)| (p, f.0)).collect();
+            let mut expected: Vec<Frame> = member.sent.sent.drain(..).collect();
             // The order between ports is undefined.
             sent.sort_by_key(|(port, _)| *port);
             expected.sort_by_key(|(port, _)| *port);

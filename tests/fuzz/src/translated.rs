@@ -354,7 +354,7 @@ impl World {
         assert!(!to.is_empty());
         for e in to {
             assert!(position == past.start || self.receivers(&past.call).contains(e));
-            let psn = self.machine.towards(e, g);
+            let psn = self.machine.header(g).psn(e);
             let number = match self.config.endpoints[e.index()].kind {
                 EndpointKind::Rank { rq_psn, .. } => {
                     let d = self.count(e, false, position);

@@ -123,20 +123,18 @@ fn roce(frame: &[u8], header: &RoceHeader) {
 /// A parsed frame that is written is parsed to the same headers.
 fn emit_and_parse(frame: &[u8], header: &RoceHeader) {
     let network = match header.ip {
-        IpAddrs::V4 { src, dst } => Network::V4 {
-            src,
-            dst,
+        IpAddrs::V4 { src, dst } => Network::V4(Ipv4 {
             tos: header.tos,
             ttl: 1,
             ident: 2,
-        },
-        IpAddrs::V6 { src, dst } => Network::V6 {
-            src,
-            dst,
+            ..Ipv4::udp(src, dst)
+        }),
+        IpAddrs::V6 { src, dst } => Network::V6(Ipv6 {
             traffic_class: header.tos,
             flow_label: 3,
             hop_limit: 4,
-        },
+            ..Ipv6::udp(src, dst)
+        }),
     };
     let payload = &frame[header.payload_at..][..header.payload_len];
     let ext = header.ext(frame);

@@ -224,14 +224,9 @@ impl Multicast {
         }
     }
 
-    /// Bytes that a frame can touch: the machine itself and its Path Table.
+    /// Bytes of memory: the machine itself and its Path Table. A frame can touch all of them.
     pub fn hot_bytes(&self) -> usize {
         core::mem::size_of::<Self>() + core::mem::size_of_val(&*self.table)
-    }
-
-    /// Bytes that only set-up touches: none.
-    pub fn cold_bytes(&self) -> usize {
-        0
     }
 
     fn on_data(&mut self, now: Nanos, from: PathId, psn: Psn, ack_request: bool, out: &mut Effects) {

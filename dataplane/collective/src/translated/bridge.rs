@@ -85,13 +85,6 @@ impl<const W: usize> Translated<W> {
         self.calls.forward(from, Role::Sends, confirmed, ahead, known)
     }
 
-    /// TranslateHeader: returns the PSN of the packet `g` to `endpoint`: `d` for a rank, `g` itself for a switch. It is defined for the
-    /// packets of [`super::Effect::Emit`] and [`super::Effect::EmitControl`].
-    #[inline]
-    pub fn towards(&self, endpoint: EndpointId, g: Psn) -> Psn {
-        self.header(g).psn(endpoint)
-    }
-
     /// Returns the part of TranslateHeader that is equal for all receivers of a packet.
     #[inline]
     pub fn header(&self, g: Psn) -> Header<'_, W> {
@@ -135,7 +128,8 @@ pub struct Header<'a, const W: usize = 1> {
 }
 
 impl<const W: usize> Header<'_, W> {
-    /// The PSN of the packet to `endpoint`. See [`Translated::towards`].
+    /// TranslateHeader: returns the PSN of the packet to `endpoint`: `d` for a rank, `g` itself for a switch. It is defined for the
+    /// packets of [`super::Effect::Emit`] and [`super::Effect::EmitControl`].
     #[inline]
     pub fn psn(&self, endpoint: EndpointId) -> Psn {
         self.machine.translate_header(endpoint, self.g, self.at)

@@ -149,7 +149,7 @@ pub enum Effect<const W: usize = 1> {
         /// The collective with the operation and the type.
         kernel: CallId,
     },
-    /// Send the payload of the slot to each endpoint, with the PSN that [`Translated::towards`] returns.
+    /// Send the payload of the slot to each endpoint, with the PSN that [`Translated::header`] returns.
     Emit {
         /// The slot with the payload and [`Translated::shape`].
         slot: u16,
@@ -160,7 +160,7 @@ pub enum Effect<const W: usize = 1> {
         /// The AckReq bit.
         ack_request: bool,
     },
-    /// Send a control message to each endpoint, with the PSN that [`Translated::towards`] returns and AckReq set.
+    /// Send a control message to each endpoint, with the PSN that [`Translated::header`] returns and AckReq set.
     EmitControl {
         /// The PSN of the group.
         g: Psn,

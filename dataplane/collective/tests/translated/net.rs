@@ -545,7 +545,7 @@ impl Net {
                 let shape = self.switches[switch].machine.shape(slot);
                 assert!(!to.is_empty());
                 for e in to {
-                    let psn = self.switches[switch].machine.towards(e, g);
+                    let psn = self.switches[switch].machine.header(g).psn(e);
                     self.send_from(
                         switch,
                         e,
@@ -561,7 +561,7 @@ impl Net {
             Effect::EmitControl { g, to, control } => {
                 assert!(!to.is_empty());
                 for e in to {
-                    let psn = self.switches[switch].machine.towards(e, g);
+                    let psn = self.switches[switch].machine.header(g).psn(e);
                     self.send_from(switch, e, Frame::Control { psn, control });
                 }
             }

@@ -428,7 +428,7 @@ fn children_never_share_a_send_psn() {
     b.control(1, 6, 1, call);
     let effects = b.control(2, 6, 1, call);
     assert_eq!(emitted(&effects), [(6, vec![0, 1, 2], true)]);
-    let to = |e| b.machine.towards(endpoint(e), Psn::new(8)).value();
+    let to = |e| b.machine.header(Psn::new(8)).psn(endpoint(e)).value();
     assert_eq!((to(0), to(1), to(2)), (5006, 10_001, 15_001));
 }
 

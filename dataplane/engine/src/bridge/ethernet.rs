@@ -113,7 +113,7 @@ impl Bridging<'_> {
     /// Reports a full FDB, once until an entry is free again. `port` is the port with most addresses.
     fn fdb_is_full(&mut self, now: Nanos, port: PortId) {
         if !std::mem::replace(&mut self.own.fdb_full_reported, true) {
-            let entries = self.own.fdb.len();
+            let entries = self.own.fdb.table.len();
             self.events.push(now, EventKind::FdbFull { entries, port });
         }
     }

@@ -47,10 +47,8 @@ impl Bridge {
                 system_name: cut(&config.switch, SYSTEM_MAX),
             };
             let mut bytes = [0; FRAME_MAX];
-            let frame = emit_lldp(&mut bytes, port.mac, &lldp).ok().and_then(|length| {
-                let mut frame = cx.egress.allocate(port.id, length)?;
-                write(&mut frame, bytes.get(..length)?).then_some(frame)
-            });
+            let length = emit_lldp(&mut bytes, port.mac, &lldp).ok();
+            let frame = length.and_then(|length| cx.egress.gather(port.id, &[bytes.get(..length)?]));
             match frame {
                 Some(frame) => {
                     output.counters.totals.originated += 1;
@@ -117,15 +115,4 @@ impl Bridging<'_> {
 fn cut(text: &str, bytes_max: usize) -> &str {
     text.get(..text.floor_char_boundary(bytes_max))
         .unwrap_or_default()
-}
-
-/// Writes all bytes of a new frame. Returns false if the head of its buffer is too short.
-fn write(frame: &mut impl FrameBuf, bytes: &[u8]) -> bool {
-    match frame.head_mut().get_mut(..bytes.len()) {
-        Some(room) => {
-            room.copy_from_slice(bytes);
-            true
-        }
-        None => false,
-    }
 }

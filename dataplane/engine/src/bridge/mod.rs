@@ -60,10 +60,10 @@ impl Bridge {
         ports: &mut Ports,
         events: &mut Events,
     ) {
-        let up = tables.up().and(ports.present);
+        let up = tables.up.and(ports.present);
         let gone = PortSet(ports.up.0 & !up.0);
         if !gone.is_empty() {
-            self.fdb.flush(|port| gone.contains(port));
+            self.fdb.table.flush(|port| gone.contains(port), |_, _| {});
             self.neighbours.flush(now, |port| gone.contains(port), events);
         }
         let came = PortSet(up.0 & !ports.up.0);
@@ -107,17 +107,16 @@ impl Bridge {
     }
 
     fn ageing_interval(&self) -> Nanos {
-        self.fdb.sweep_interval().min(self.neighbours.sweep_interval())
+        let (fdb, neighbours) = (&self.fdb.table, &self.neighbours.arp);
+        fdb.sweep_interval().min(neighbours.sweep_interval())
     }
 
     fn age(&mut self, now: Nanos, events: &mut Events) {
-        self.fdb.age(now);
+        self.fdb.table.age(now, |_, _| {});
         self.neighbours.age(now, events);
         events.report_suppressed(now);
-        if self.fdb.len() < self.config.fdb_capacity {
-            self.fdb_full_reported = false;
-        }
-        let idle = self.fdb.len() == 0 && self.neighbours.is_empty();
+        self.fdb_full_reported &= self.fdb.table.is_full();
+        let idle = self.fdb.table.len() == 0 && self.neighbours.is_empty();
         self.ageing_at = (!idle).then(|| now + self.ageing_interval());
     }
 }

@@ -4,10 +4,10 @@
 
 use core::net::Ipv4Addr;
 
-use castnet_rules::{Endpoint, NextHop};
-use castnet_wire::{
-    Aeth, DropReason, FrameBuf, Headers, Kind, MacAddr, PortId, Qpn, RoceHeader, Transport, ipv4,
-};
+use castnet_rules::{Endpoint, GroupRule, NextHop};
+use castnet_wire::{Aeth, DropReason, FrameBuf, Headers, Kind, MacAddr, PortId, RoceHeader, Transport, ipv4};
+
+use crate::observe::trace::Stage;
 
 /// The class of a frame to a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,46 +20,63 @@ pub(crate) enum Class {
     Cnp,
 }
 
+/// The stage and the reason of a drop.
+pub(crate) type Refusal = (Stage, DropReason);
+
+/// No endpoint has sent the frame.
+pub(crate) const NOT_MEMBER: Refusal = (Stage::Classify, DropReason::NotMember);
+
 /// Checks the IPv4 checksum and the payload length of a frame. Groups of all kinds need these checks. The ICRC is checked elsewhere.
 #[inline]
-pub(crate) fn check_packet(
-    header: &RoceHeader,
-    frame: &impl FrameBuf,
-    pmtu: usize,
-) -> Result<(), DropReason> {
+pub(crate) fn check_packet(header: &RoceHeader, frame: &impl FrameBuf, pmtu: usize) -> Result<(), Refusal> {
     if !frame.checksum_good() && !ipv4::checksum_is_right(frame.head().get(header.l3..).unwrap_or_default()) {
-        return Err(DropReason::BadIpChecksum);
+        return Err((Stage::Verify, DropReason::BadIpChecksum));
     }
     match header.payload_len > pmtu {
-        true => Err(DropReason::OverPmtu),
+        true => Err((Stage::Verify, DropReason::OverPmtu)),
         false => Ok(()),
     }
 }
 
 /// Returns the class of a packet. Packets with an IETH are not data, because the key to invalidate differs between receivers.
 #[inline]
-pub(crate) fn class(header: &RoceHeader) -> Option<Class> {
+pub(crate) fn class(header: &RoceHeader) -> Result<Class, Refusal> {
     let info = header.bth.opcode.info();
-    match (info.transport, info.kind) {
+    let class = match (info.transport, info.kind) {
         (Transport::Rc, Kind::Send | Kind::Write) if !info.headers.contains(Headers::IETH) => {
             Some(Class::Data)
         }
         (Transport::Rc, Kind::Ack) => header.aeth.map(Class::Feedback),
         (Transport::Cnp, Kind::Cnp) => Some(Class::Cnp),
         _ => None,
-    }
+    };
+    class.ok_or((Stage::Classify, DropReason::NotMulticastable))
 }
 
-/// Explains why a frame matches none of the endpoints at its ingress port. `speaks_as` returns the source address of an endpoint's
-/// frames; `None` for any address.
-pub(crate) fn explain_not_member<'r>(
-    endpoints: impl Iterator<Item = &'r Endpoint>,
-    ingress: PortId,
+/// Explains why a frame was refused. `speaks_as` returns the source address of an endpoint's frames; `None` for any address. The texts
+/// are those of the kind for an opcode without a class, and for a wrong ICRC.
+pub(crate) fn explain_refusal(
+    reason: DropReason,
+    rule: &GroupRule,
+    (ingress, src, mac): (PortId, Ipv4Addr, Option<MacAddr>),
+    header: &RoceHeader,
     speaks_as: impl Fn(&NextHop) -> Option<Ipv4Addr>,
-    (src, mac): (Ipv4Addr, Option<MacAddr>),
-    dest_qp: Qpn,
+    [no_class, wrong_icrc]: [&str; 2],
 ) -> String {
-    let known: Vec<&Endpoint> = endpoints.collect();
+    match reason {
+        DropReason::NotMulticastable => return format!("{} {no_class}", header.bth.opcode),
+        DropReason::OverPmtu => {
+            return format!(
+                "payload of {} bytes, path MTU {}",
+                header.payload_len,
+                rule.pmtu.bytes()
+            );
+        }
+        DropReason::BadIcrc => return wrong_icrc.into(),
+        DropReason::NotMember => {}
+        other => return other.to_string(),
+    }
+    let known: Vec<&Endpoint> = rule.endpoints.iter().filter(|e| e.port == ingress).collect();
     if known.is_empty() {
         return format!("the group has no endpoint at port {ingress}");
     }
@@ -74,7 +91,7 @@ pub(crate) fn explain_not_member<'r>(
         shown.push(format!("{} more", known.len() - SHOWN_MAX));
     }
     let (shown, verified) = (shown.join(", "), known.iter().any(|e| e.verify_mac));
-    let at = at(mac.filter(|_| verified));
+    let (at, dest_qp) = (at(mac.filter(|_| verified)), header.bth.dest_qp);
     format!("endpoints at port {ingress} speak from {shown}; this is from {src}{at} to QPN {dest_qp}")
 }
 

@@ -140,7 +140,12 @@ impl Context {
 
     /// The whole state of the group, for display. Allocates.
     pub fn status(&self) -> ContextStatus {
-        with_group!(self, group => group.status())
+        match self {
+            Self::Multicast(group) => ContextStatus::Multicast(group.status()),
+            Self::Collective(Collective::Narrow(group)) => ContextStatus::Collective(group.status()),
+            Self::Collective(Collective::Wide(group)) => ContextStatus::Collective(group.status()),
+            Self::Forwarding(group) => ContextStatus::Forwarding(group.status()),
+        }
     }
 
     /// Its address.

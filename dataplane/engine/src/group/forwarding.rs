@@ -4,12 +4,11 @@
 use core::net::Ipv4Addr;
 
 use castnet_rules::{GroupRule, NextHop};
-use castnet_wire::{DropReason, FrameBuf, MacAddr, PortId, RoceHeader};
+use castnet_wire::{DropReason, FrameBuf, PortId, RoceHeader};
 
 use crate::address;
 use crate::egress::Egress;
-use crate::group::classify;
-use crate::group::context::ContextStatus;
+use crate::group::classify::{self, Refusal};
 use crate::group::install::{macs, rule_bytes};
 use crate::group::kind::Kind;
 use crate::group::lookup::LookupTable;
@@ -72,33 +71,13 @@ impl Forwarding {
         header: &RoceHeader,
         src: Ipv4Addr,
         frame: &impl FrameBuf,
-    ) -> Result<usize, (Stage, DropReason)> {
-        let classified = |reason| (Stage::Classify, reason);
+    ) -> Result<usize, Refusal> {
         let mac = address::source_mac(frame.head());
         let from = self.table.find(ingress, src, header.bth.dest_qp, mac);
-        let from = from.ok_or(classified(DropReason::NotMember))?;
-        classify::class(header).ok_or(classified(DropReason::NotMulticastable))?;
-        let pmtu = self.rule.pmtu.bytes();
-        classify::check_packet(header, frame, pmtu).map_err(|reason| (Stage::Verify, reason))?;
+        let from = from.ok_or(classify::NOT_MEMBER)?;
+        classify::class(header)?;
+        classify::check_packet(header, frame, self.rule.pmtu.bytes())?;
         Ok(from)
-    }
-
-    /// Explains why `admit` refused a frame.
-    fn explain(
-        &self,
-        reason: DropReason,
-        ingress: PortId,
-        header: &RoceHeader,
-        from: (Ipv4Addr, Option<MacAddr>),
-    ) -> String {
-        match reason {
-            DropReason::NotMember => {
-                let at = self.rule.endpoints.iter().filter(|e| e.port == ingress);
-                classify::explain_not_member(at, ingress, NextHop::ip, from, header.bth.dest_qp)
-            }
-            DropReason::NotMulticastable => format!("{} is not forwarded", header.bth.opcode),
-            other => other.to_string(),
-        }
     }
 
     fn describe(&self, endpoint: usize) -> String {
@@ -108,6 +87,8 @@ impl Forwarding {
 }
 
 impl Kind for Box<Forwarding> {
+    type Status = ForwardingStatus;
+
     fn rule(&self) -> &GroupRule {
         &self.rule
     }
@@ -145,8 +126,11 @@ impl Kind for Box<Forwarding> {
             Ok(from) => from,
             Err((stage, reason)) => {
                 group.note_dropped();
-                let from = (src, address::source_mac(frame.head()));
-                return cx.drop(stage, reason, || group.explain(reason, ingress, header, from));
+                return cx.drop(stage, reason, || {
+                    let from = (ingress, src, address::source_mac(frame.head()));
+                    let texts = ["is not forwarded", ""];
+                    classify::explain_refusal(reason, &group.rule, from, header, NextHop::ip, texts)
+                });
             }
         };
         group.endpoints[from].frames_in += 1;
@@ -181,12 +165,12 @@ impl Kind for Box<Forwarding> {
         into.forwarding.add(&self.rule, self.counters, endpoints)
     }
 
-    fn status(&self) -> ContextStatus {
-        ContextStatus::Forwarding(ForwardingStatus {
+    fn status(&self) -> ForwardingStatus {
+        ForwardingStatus {
             rule: self.rule.clone(),
             counters: self.counters,
             endpoints: self.endpoints.to_vec(),
             memory_bytes: self.memory_bytes(),
-        })
+        }
     }
 }

@@ -230,7 +230,7 @@ mod tests {
     use super::*;
     use castnet_wire::{Aeth, Bth, Syndrome};
     use castnet_wire::{
-        Ethernet, ExtHeaders, MacAddr, Network, Parsed, VlanTag, emit_roce, ipv4, parse_frame,
+        Ethernet, ExtHeaders, Ipv4, MacAddr, Network, Parsed, VlanTag, emit_roce, ipv4, parse_frame,
     };
     use proptest::prelude::*;
 
@@ -248,7 +248,7 @@ mod tests {
             let ethernet = Ethernet {
                 dst: MacAddr([2; 6]), src: MacAddr([4; 6]), vlan: tagged.then(|| VlanTag::new(7)), ethertype: 0x0800,
             };
-            let network = Network::V4 { src: [10, 0, 0, 1].into(), dst: [10, 9, 0, 1].into(), tos, ttl, ident };
+            let network = Network::V4(Ipv4 { tos, ttl, ident, ..Ipv4::udp([10, 0, 0, 1].into(), [10, 9, 0, 1].into()) });
             let bth = Bth { ack_request, ..Bth::new(opcode, Qpn::new(qpn), Psn::new(psn)) };
             let payload = vec![7; if matches!(opcode, Opcode::Ack | Opcode::Cnp) { 0 } else { 4 * words }];
             let aeth = (opcode == Opcode::Ack).then_some(Aeth { syndrome: Syndrome::Ack, msn: 3 });

@@ -9,7 +9,6 @@ use castnet_wire::{Nanos, PortId, RoceHeader};
 
 use super::services::Services;
 use crate::egress::Egress;
-use crate::group::context::ContextStatus;
 use crate::observe::counters::CountersSnapshot;
 use crate::observe::trace::{Observer, Off, Verdict};
 use crate::output::cx::Cx;
@@ -29,6 +28,9 @@ impl Prefetch for EnginePrefetch {
 ///
 /// The argument `slot` is the slot of the group in the table of groups. Timers are armed for a slot.
 pub(crate) trait Kind {
+    /// Its state, for display.
+    type Status;
+
     /// The running rule.
     fn rule(&self) -> &GroupRule;
 
@@ -86,5 +88,5 @@ pub(crate) trait Kind {
     fn snapshot(&self, into: &mut CountersSnapshot) -> bool;
 
     /// The whole state of the group, for display. Allocates.
-    fn status(&self) -> ContextStatus;
+    fn status(&self) -> Self::Status;
 }

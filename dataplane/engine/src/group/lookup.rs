@@ -115,12 +115,6 @@ impl LookupTable {
         self.keys.get(endpoint).map(|key| key.port())
     }
 
-    /// The endpoints at a port.
-    pub(crate) fn at(&self, port: PortId) -> impl Iterator<Item = usize> {
-        let keys = self.keys.iter().enumerate();
-        keys.filter(move |(_, key)| key.port() == port).map(|(i, _)| i)
-    }
-
     /// Bytes of memory of the table.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.keys) + size_of_val(&*self.index) + size_of_val(&*self.macs)
@@ -198,7 +192,6 @@ mod tests {
                 prop_assert_eq!(found, walked);
                 if let Some(found) = found {
                     prop_assert_eq!(table.port(found), Some(port));
-                    prop_assert!(table.at(port).any(|i| i == found));
                 }
             }
         }

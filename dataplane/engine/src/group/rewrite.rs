@@ -10,7 +10,7 @@ use castnet_rules::Endpoint;
 use castnet_wire::ethernet::set_macs;
 use castnet_wire::icrc::{self, HeaderDelta, Shift};
 use castnet_wire::layout::{DEST_QP, DST, IPV4_CHECKSUM, PACKET_HEADERS, SRC, UDP_CHECKSUM};
-use castnet_wire::{FrameBuf, PortId, Qpn, Reth, RoceHeader};
+use castnet_wire::{FrameBuf, PortId, Qpn, Reth, RoceHeader, ipv4};
 
 use crate::output::{Output, Ports};
 use crate::tables::next_hops::NextHops;
@@ -114,9 +114,7 @@ impl<'a> FrameRewrite<'a> {
     /// The IPv4 checksum with `dst` as destination.
     #[inline]
     fn checksum(&self, dst: Ipv4Addr) -> u16 {
-        let sum = self.sum + address_sum(dst);
-        let sum = (sum & 0xFFFF) + (sum >> 16);
-        !((sum & 0xFFFF) + (sum >> 16)) as u16
+        !ipv4::fold(self.sum + address_sum(dst))
     }
 
     /// Rewrites a private copy of the frame for a next hop with an IP address.
@@ -134,15 +132,7 @@ impl<'a> FrameRewrite<'a> {
             .from_source
             .and(HeaderDelta::dst(self.mcst_id, ip))
             .and(HeaderDelta::dest_qp(header.bth.dest_qp, qpn));
-        let Some((fixed, ext)) = copy
-            .head_mut()
-            .get_mut(header.l3..)
-            .and_then(|b| b.split_first_chunk_mut::<PACKET_HEADERS>())
-        else {
-            debug_assert!(
-                false,
-                "a frame that was parsed has its headers, and so have its copies"
-            );
+        let Some((fixed, ext)) = headers_of(copy, header.l3) else {
             return;
         };
         fixed[IPV4_CHECKSUM].copy_from_slice(&self.checksum(ip).to_be_bytes());
@@ -166,19 +156,12 @@ impl<'a> FrameRewrite<'a> {
         };
         icrc::write(copy, header.frame_len, self.icrc ^ change);
     }
-}
 
-impl FrameRewrite<'_> {
     /// Rewrites a private copy of the frame for an adjacent switch with another QPN.
     #[cold]
     fn write_qpn(&self, qpn: Qpn, copy: &mut impl FrameBuf) {
         let header = self.header;
-        let head = copy.head_mut().get_mut(header.l3..);
-        let Some(fixed) = head.and_then(|b| b.first_chunk_mut::<PACKET_HEADERS>()) else {
-            debug_assert!(
-                false,
-                "a frame that was parsed has its headers, and so have its copies"
-            );
+        let Some((fixed, _)) = headers_of(copy, header.l3) else {
             return;
         };
         fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
@@ -187,6 +170,18 @@ impl FrameRewrite<'_> {
         let change = icrc::shift(change, header.after_bth());
         icrc::write(copy, header.frame_len, self.icrc ^ change);
     }
+}
+
+/// IPv4, UDP and BTH of a copy, and the bytes behind them.
+#[inline(always)]
+fn headers_of(copy: &mut impl FrameBuf, l3: usize) -> Option<(&mut [u8; PACKET_HEADERS], &mut [u8])> {
+    let head = copy.head_mut().get_mut(l3..);
+    let headers = head.and_then(|b| b.split_first_chunk_mut());
+    debug_assert!(
+        headers.is_some(),
+        "a frame that was parsed has its headers, and so have its copies"
+    );
+    headers
 }
 
 /// Bytes between the last header that is rewritten and the ICRC.

@@ -115,12 +115,8 @@ impl Groups {
         self.memory_used
     }
 
-    /// Checks that `group` fits, in addition to the other groups or as the replacement of the group with the same address.
-    pub(crate) fn check_capacity_for(&self, group: &Context) -> Result<(), InstallError> {
-        self.check_capacity(group.mcst_id(), group.memory_bytes())
-    }
-
-    /// Checks that a group with this address and `need` bytes of memory fits.
+    /// Checks that a group with this address and `need` bytes of memory fits, in addition to the other groups or as the replacement of
+    /// the group with the same address.
     pub(crate) fn check_capacity(&self, mcst_id: McstId, need: usize) -> Result<(), InstallError> {
         let replaced = self.get(mcst_id);
         if replaced.is_none() && self.len() >= self.groups_max {

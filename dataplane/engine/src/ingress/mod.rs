@@ -18,7 +18,6 @@ use crate::group::kind::Kind;
 use crate::group::services::Services;
 use crate::observe::trace::{Observer, Off, Recorder, Stage, Step, Verdict};
 use crate::output::cx::Cx;
-use crate::plain::PlainFrame;
 
 impl Engine {
     /// Runs all frames of `batch`, received at port `ingress`, through the pipeline and sends the results to `egress`. Empties the
@@ -60,7 +59,7 @@ impl Engine {
     /// Handles one frame with a recorder, because a subscriber may want the frame or the frames that it causes.
     #[inline(never)]
     fn recorded_frame<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
-        let mut recorder = Recorder::new(cx.now, cx.ingress, PlainFrame::copy_of(&frame).0);
+        let mut recorder = Recorder::new(cx.now, cx.ingress, frame.segments().concat());
         let mut cx = Cx {
             now: cx.now,
             ingress: cx.ingress,

@@ -6,7 +6,7 @@
 use core::net::Ipv4Addr;
 use std::collections::VecDeque;
 
-use castnet_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_AT, ETHERTYPE_IPV4};
+use castnet_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_AT, ETHERTYPE_IPV4, is_tag};
 use castnet_wire::layout;
 use castnet_wire::{Arp, DropReason, Ethernet, FrameBuf, Ipv4, McstId, Nanos, PortId, VlanTag};
 
@@ -102,11 +102,10 @@ impl Gate {
 
 /// Reads source and destination of the outermost IPv4 or ARP header. The frame may be malformed otherwise.
 fn addresses(frame: &[u8]) -> (Option<Ipv4Addr>, Option<Ipv4Addr>) {
-    const TAGS: [u16; 3] = [0x8100, 0x88A8, 0x9100];
     let bytes = |at: usize| frame.get(at..)?.first_chunk::<2>().copied();
     let ethertype = |at: usize| bytes(at).map(u16::from_be_bytes);
     let mut at = ETHERTYPE_AT;
-    while ethertype(at).is_some_and(|kind| TAGS.contains(&kind)) {
+    while ethertype(at).is_some_and(is_tag) {
         at += VlanTag::LEN;
     }
     let (src, dst) = match ethertype(at) {
@@ -219,9 +218,9 @@ impl Tap {
     }
 }
 
-/// The subscribers with their filters and queues.
+/// The subscribers of an engine to traces and captured frames.
 #[derive(Debug, Default)]
-pub(crate) struct Taps {
+pub struct Taps {
     /// At most [`TAPS_MAX`].
     all: Vec<Tap>,
     /// True if a subscriber still wants frames.
@@ -236,11 +235,15 @@ impl Taps {
         self.wanting
     }
 
-    pub(crate) fn arm_trace(&mut self, id: TapId, filter: FrameFilter, count: u64) {
+    /// Traces the next `count` frames that match `filter`, for a subscriber. Traces wait for [`Taps::pop_trace`]. Replaces an earlier
+    /// subscription of the same id.
+    pub fn arm_trace(&mut self, id: TapId, filter: FrameFilter, count: u64) {
         self.arm(id, filter, count, Queue::Traces(VecDeque::new()));
     }
 
-    pub(crate) fn arm_capture(&mut self, id: TapId, filter: FrameFilter, length_max: usize, count: u64) {
+    /// Captures up to `length_max` bytes of each of the next `count` frames that match `filter`, for a subscriber. Captured frames wait
+    /// for [`Taps::pop_captured`]. Replaces an earlier subscription of the same id.
+    pub fn arm_capture(&mut self, id: TapId, filter: FrameFilter, length_max: usize, count: u64) {
         self.arm(id, filter, count, Queue::Captured(VecDeque::new(), length_max));
     }
 
@@ -259,7 +262,8 @@ impl Taps {
         self.update_wanting();
     }
 
-    pub(crate) fn disarm(&mut self, id: TapId) {
+    /// Removes a subscriber and its queue.
+    pub fn disarm(&mut self, id: TapId) {
         self.all.retain(|tap| tap.id != id);
         self.update_wanting();
     }
@@ -311,27 +315,30 @@ impl Taps {
         self.all.iter_mut().find(|tap| tap.id == id)
     }
 
-    pub(crate) fn left(&self, id: TapId) -> u64 {
+    /// The number of frames that a subscriber still wants; 0 if there is no subscriber.
+    pub fn left(&self, id: TapId) -> u64 {
         let tap = self.all.iter().find(|tap| tap.id == id);
         tap.map_or(0, |tap| tap.subscription.left)
     }
 
-    pub(crate) fn pop_trace(&mut self, id: TapId) -> Option<Trace> {
+    /// Removes and returns the oldest trace of a subscriber.
+    pub fn pop_trace(&mut self, id: TapId) -> Option<Trace> {
         match &mut self.find(id)?.queue {
             Queue::Traces(waiting) => waiting.pop_front(),
             Queue::Captured(..) => None,
         }
     }
 
-    pub(crate) fn pop_captured(&mut self, id: TapId) -> Option<Captured> {
+    /// Removes and returns the oldest captured frame of a subscriber.
+    pub fn pop_captured(&mut self, id: TapId) -> Option<Captured> {
         match &mut self.find(id)?.queue {
             Queue::Captured(waiting, _) => waiting.pop_front(),
             Queue::Traces(_) => None,
         }
     }
 
-    /// Returns the frames that a subscriber has lost since the last call.
-    pub(crate) fn take_lost(&mut self, id: TapId) -> u64 {
+    /// Returns the frames lost since the last call because the subscriber's queue was full.
+    pub fn take_lost(&mut self, id: TapId) -> u64 {
         let lost = self
             .find(id)
             .map_or(0, |tap| std::mem::take(&mut tap.subscription.lost));
@@ -339,7 +346,8 @@ impl Taps {
         lost
     }
 
-    pub(crate) fn lost(&self) -> u64 {
+    /// The sum of all values that [`Taps::take_lost`] has returned.
+    pub fn lost(&self) -> u64 {
         self.lost
     }
 

@@ -5,66 +5,40 @@
 
 use core::fmt;
 
-use castnet_wire::{DropReason, FrameBuf, McstId, Nanos, PortId, describe};
+use castnet_wire::{DropReason, FrameBuf, McstId, Nanos, PortId, describe, names};
 
-/// A stage of the pipeline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
-    /// Parsing of headers.
-    Parse,
-    /// Look-up of group, path and class.
-    Classify,
-    /// Checks before the group's machine: ICRC, path MTU.
-    Verify,
-    /// The group's machine.
-    Machine,
-    /// Sending of copies to paths.
-    Replicate,
-    /// Aggregation of a payload into a slot of a collective group.
-    Aggregate,
-    /// Headers of results for each connection (EPIC's TranslateHeader).
-    Translate,
-    /// Acknowledgements and CNPs towards the source.
-    Feedback,
-    /// ARP for a McstID or an own address.
-    Arp,
-    /// LLDP.
-    Lldp,
-    /// Learning of the source Ethernet address.
-    Learn,
-    /// IPv4 routing.
-    Route,
-    /// Ethernet switching.
-    Switch,
-    /// Sending to a port.
-    Send,
-}
-
-impl Stage {
-    /// Its name, lower case.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Parse => "parse",
-            Self::Classify => "classify",
-            Self::Verify => "verify",
-            Self::Machine => "machine",
-            Self::Replicate => "replicate",
-            Self::Aggregate => "aggregate",
-            Self::Translate => "translate",
-            Self::Feedback => "feedback",
-            Self::Arp => "arp",
-            Self::Lldp => "lldp",
-            Self::Learn => "learn",
-            Self::Route => "route",
-            Self::Switch => "switch",
-            Self::Send => "send",
-        }
-    }
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+names! {
+    /// A stage of the pipeline.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum Stage {
+        /// Parsing of headers.
+        Parse => "parse",
+        /// Look-up of group, path and class.
+        Classify => "classify",
+        /// Checks before the group's machine: ICRC, path MTU.
+        Verify => "verify",
+        /// The group's machine.
+        Machine => "machine",
+        /// Sending of copies to paths.
+        Replicate => "replicate",
+        /// Aggregation of a payload into a slot of a collective group.
+        Aggregate => "aggregate",
+        /// Headers of results for each connection (EPIC's TranslateHeader).
+        Translate => "translate",
+        /// Acknowledgements and CNPs towards the source.
+        Feedback => "feedback",
+        /// ARP for a McstID or an own address.
+        Arp => "arp",
+        /// LLDP.
+        Lldp => "lldp",
+        /// Learning of the source Ethernet address.
+        Learn => "learn",
+        /// IPv4 routing.
+        Route => "route",
+        /// Ethernet switching.
+        Switch => "switch",
+        /// Sending to a port.
+        Send => "send",
     }
 }
 

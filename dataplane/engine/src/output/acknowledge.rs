@@ -5,22 +5,27 @@ use core::ops::Range;
 
 pub(crate) use castnet_wire::ethernet::MACS_LEN as MACS;
 
-use castnet_wire::ethernet::ETHERTYPE_IPV4;
+use castnet_wire::ethernet::{ETHERTYPE_IPV4, set_macs};
 use castnet_wire::icrc::Shift;
-use castnet_wire::ipv4::{ChecksumDelta, DONT_FRAGMENT, PROTOCOL_UDP};
+use castnet_wire::ipv4::ChecksumDelta;
 use castnet_wire::layout::{self, PACKET_HEADERS};
 use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::udp::ROCE_PORT;
-use castnet_wire::{Aeth, Bth, FrameBuf, Ipv4, Opcode, Psn, Qpn, RoceHeader, Udp, icrc};
+use castnet_wire::{Aeth, Bth, FrameBuf, Ipv4, Opcode, PortId, Psn, Qpn, RoceHeader, Udp, icrc};
+
+use crate::egress::Egress;
+use crate::observe::trace::{Observer, Stage, Step};
+use crate::output::Output;
+use crate::output::cx::Cx;
 
 /// Bytes of tags and EtherType between the Ethernet addresses and the IP header: two tags at most.
 pub(crate) const LINK_MAX: usize = 10;
 /// Range of the AETH, from the start of the IPv4 header.
 const AETH: Range<usize> = PACKET_HEADERS..PACKET_HEADERS + Aeth::LEN;
 /// IPv4, UDP, BTH, AETH, ICRC.
-pub(crate) const ACK_LEN: usize = PACKET_HEADERS + Aeth::LEN + ICRC_LEN;
+const ACK_LEN: usize = PACKET_HEADERS + Aeth::LEN + ICRC_LEN;
 /// IPv4, UDP, BTH, 16 reserved bytes, ICRC.
-pub(crate) const CNP_LEN: usize = PACKET_HEADERS + 16 + ICRC_LEN;
+const CNP_LEN: usize = PACKET_HEADERS + 16 + ICRC_LEN;
 
 /// The VLAN tags and the class of service that feedback takes from the frame that causes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,26 +107,24 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    pub(crate) fn ip(&self, tos: u8, packet_len: usize) -> Ipv4 {
-        Ipv4 {
+    /// IPv4, UDP and BTH of a packet of `length` bytes from IPv4 to ICRC.
+    pub(crate) fn headers(&self, tos: u8, length: usize, bth: &Bth) -> [u8; PACKET_HEADERS] {
+        let ip = Ipv4 {
             tos,
-            total_len: packet_len as u16,
-            ident: 0,
-            flags_frag: DONT_FRAGMENT,
-            ttl: 64,
-            protocol: PROTOCOL_UDP,
-            src: self.src,
-            dst: self.dst,
-        }
-    }
-
-    pub(crate) fn udp(&self, packet_len: usize) -> Udp {
-        Udp {
+            total_len: length as u16,
+            ..Ipv4::udp(self.src, self.dst)
+        };
+        let udp = Udp {
             sport: self.sport,
             dport: ROCE_PORT,
-            length: (packet_len - Ipv4::LEN) as u16,
+            length: length.saturating_sub(Ipv4::LEN) as u16,
             checksum: 0,
-        }
+        };
+        let mut bytes = [0; PACKET_HEADERS];
+        bytes[..Ipv4::LEN].copy_from_slice(&ip.to_bytes());
+        bytes[layout::UDP].copy_from_slice(&udp.to_bytes());
+        bytes[layout::BTH].copy_from_slice(&bth.to_bytes());
+        bytes
     }
 }
 
@@ -139,9 +142,8 @@ pub(crate) struct AckTemplate {
 impl AckTemplate {
     pub(crate) fn new(to: &Address) -> Self {
         let mut packet = [0; ACK_LEN];
-        packet[..Ipv4::LEN].copy_from_slice(&to.ip(0, ACK_LEN).to_bytes());
-        packet[layout::UDP].copy_from_slice(&to.udp(ACK_LEN).to_bytes());
-        packet[layout::BTH].copy_from_slice(&Bth::new(Opcode::Ack, to.qpn, Psn::new(0)).to_bytes());
+        let bth = Bth::new(Opcode::Ack, to.qpn, Psn::new(0));
+        packet[..PACKET_HEADERS].copy_from_slice(&to.headers(0, ACK_LEN, &bth));
         Self {
             packet,
             icrc: icrc::full(&[&packet[..ACK_LEN - ICRC_LEN]]),
@@ -150,7 +152,7 @@ impl AckTemplate {
 
     /// Writes the packet with the given TOS, PSN and AETH. The ICRC follows by difference from zeros; it does not cover the TOS.
     #[inline]
-    pub(crate) fn write(&self, out: &mut [u8; ACK_LEN], tos: u8, psn: Psn, aeth: Aeth) {
+    fn write(&self, out: &mut [u8; ACK_LEN], tos: u8, psn: Psn, aeth: Aeth) {
         *out = self.packet;
         if tos != 0 {
             let checksum = &mut out[layout::IPV4_CHECKSUM];
@@ -169,16 +171,57 @@ impl AckTemplate {
     }
 }
 
+/// Makes a feedback frame to a next hop: an acknowledge packet or, without PSN and AETH, a CNP. It is written to `reuse` if that frame has
+/// the same length: the frame that caused the feedback has the same tags. Counts a loss and returns `None` if there is no buffer or the
+/// port is down.
+#[inline]
+pub(crate) fn feedback<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    output: &mut Output,
+    (port, next_hop): (PortId, u16),
+    link: &LinkHeader,
+    (template, address): (&AckTemplate, &Address),
+    ack: Option<(Psn, Aeth)>,
+    reuse: Option<E::Buf>,
+) -> Option<E::Buf> {
+    let l3 = MACS + link.bytes().len();
+    let length = l3 + if ack.is_some() { ACK_LEN } else { CNP_LEN };
+    let reuse = reuse.filter(|f| f.length() == length && f.head().len() >= length);
+    let in_place = reuse.is_some();
+    let frame = match output.ports.up.contains(port) {
+        true => reuse.or_else(|| cx.egress.allocate(port, length)),
+        false => None,
+    };
+    let Some(mut frame) = frame else {
+        output.counters.totals.copies_lost += 1;
+        cx.observer
+            .step(|| Step::new(Stage::Feedback, "not sent", "no buffer, or the port is down"));
+        return None;
+    };
+    let head = frame.head_mut();
+    set_macs(head, output.next_hops.get(next_hop), output.ports.mac(port));
+    if let Some(room) = head.get_mut(MACS..l3).filter(|_| !in_place) {
+        room.copy_from_slice(link.bytes());
+    }
+    let packet = head.get_mut(l3..).unwrap_or_default();
+    if let (Some((psn, aeth)), Some(packet)) = (ack, packet.first_chunk_mut()) {
+        template.write(packet, link.tos(), psn, aeth);
+    } else if let Some(packet) = packet.first_chunk_mut() {
+        write_cnp(packet, address, link.tos());
+    }
+    output.counters.totals.originated += 1;
+    Some(frame)
+}
+
 /// Writes a CNP. There are few, so it is written in full.
-pub(crate) fn write_cnp(out: &mut [u8; CNP_LEN], to: &Address, tos: u8) {
+#[cold]
+fn write_cnp(out: &mut [u8; CNP_LEN], to: &Address, tos: u8) {
     let bth = Bth {
         becn: true,
         ..Bth::new(Opcode::Cnp, to.qpn, Psn::new(0))
     };
     *out = [0; CNP_LEN];
-    out[..Ipv4::LEN].copy_from_slice(&to.ip(tos, CNP_LEN).to_bytes());
-    out[layout::UDP].copy_from_slice(&to.udp(CNP_LEN).to_bytes());
-    out[layout::BTH].copy_from_slice(&bth.to_bytes());
+    out[..PACKET_HEADERS].copy_from_slice(&to.headers(tos, CNP_LEN, &bth));
     let icrc = icrc::full(&[&out[..CNP_LEN - ICRC_LEN]]);
     out[CNP_LEN - ICRC_LEN..].copy_from_slice(&icrc.to_le_bytes());
 }

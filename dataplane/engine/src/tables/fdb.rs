@@ -37,8 +37,7 @@ pub(crate) enum Learned {
 /// The table.
 #[derive(Clone, Debug)]
 pub(crate) struct Fdb {
-    table: PortTable<()>,
-    ageing: Nanos,
+    pub(crate) table: PortTable<()>,
 }
 
 fn key(vlan: u16, mac: MacAddr) -> u64 {
@@ -50,15 +49,7 @@ impl Fdb {
     pub(crate) fn new(capacity: usize, ageing: Nanos, seed: u64) -> Self {
         Self {
             table: PortTable::new(capacity, ageing, seed),
-            ageing,
         }
-    }
-
-    /// Copies another table. Does not allocate if both have the same capacity.
-    pub(crate) fn copy_from(&mut self, of: &Self) {
-        let Self { table, ageing } = of;
-        self.table.copy_from(table);
-        self.ageing = *ageing;
     }
 
     /// Learns that `mac` was seen on `port`. A known address causes a write only at the second sight, if it has moved, or if its time
@@ -71,7 +62,7 @@ impl Fdb {
         if let Some(entry) = self.table.get(now, key)
             && entry.port == port
             && entry.is_seen_again()
-            && now.since(entry.seen).0 < self.ageing.0 / 16
+            && now.since(entry.seen).0 < self.table.ageing.0 / 16
         {
             return Learned::Known;
         }
@@ -93,25 +84,6 @@ impl Fdb {
     /// The port of `mac`, if it was seen within the ageing time.
     pub(crate) fn lookup(&self, now: Nanos, vlan: u16, mac: MacAddr) -> Option<PortId> {
         self.table.get(now, key(vlan, mac)).map(|entry| entry.port)
-    }
-
-    /// Removes a bounded number of addresses that are too old.
-    pub(crate) fn age(&mut self, now: Nanos) {
-        self.table.age(now, |_, _| {});
-    }
-
-    /// The interval between two calls of [`Fdb::age`].
-    pub(crate) fn sweep_interval(&self) -> Nanos {
-        self.table.sweep_interval()
-    }
-
-    /// Removes all addresses of the ports for which `is_gone` returns true.
-    pub(crate) fn flush(&mut self, is_gone: impl Fn(PortId) -> bool) {
-        self.table.flush(is_gone, |_, _| {});
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.table.len()
     }
 
     /// The addresses known at `now`, in no particular order.
@@ -193,9 +165,9 @@ mod tests {
                         prop_assert_eq!(fdb.lookup(now, vlan, mac(m)), expected.map(|(p, ..)| port(*p)));
                     }
                     Op::Wait { nanos } => now += Nanos(nanos),
-                    Op::Age => fdb.age(now),
+                    Op::Age => fdb.table.age(now, |_, _| {}),
                     Op::Flush { port: p } => {
-                        fdb.flush(|q| q == port(p));
+                        fdb.table.flush(|q| q == port(p), |_, _| {});
                         model.retain(|_, (q, ..)| *q != p);
                     }
                 }
@@ -216,7 +188,7 @@ mod tests {
             fdb.learn(Nanos(1), 0, MacAddr::default(), port(1)),
             Learned::NotStation
         );
-        assert_eq!(fdb.len(), 0);
+        assert_eq!(fdb.table.len(), 0);
     }
 
     #[test]

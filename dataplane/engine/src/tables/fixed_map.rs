@@ -41,14 +41,10 @@ impl<V: Copy + Default> FixedMap<V> {
         }
     }
 
-    /// Copies another map. Does not allocate if both have the same capacity.
+    /// Copies another map of the same capacity and seed. Does not allocate.
     pub(crate) fn copy_from(&mut self, of: &Self) {
         self.entries.clone_from(&of.entries);
-        *self = Self {
-            entries: core::mem::take(&mut self.entries),
-            hash: of.hash.clone(),
-            ..*of
-        };
+        self.len = of.len;
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -28,12 +28,15 @@ fn host(key: u64, sighting: &Sighting) -> Neighbour {
     }
 }
 
+fn report_gone(now: Nanos, neighbour: Neighbour, events: &mut Events) {
+    events.neighbour(now, neighbour.port, EventKind::NeighbourGone(neighbour));
+}
+
 /// The table of neighbours.
 #[derive(Clone, Debug)]
 pub(crate) struct Neighbours {
     lldp: Box<[Option<Neighbour>; PortId::COUNT]>,
-    arp: PortTable<MacAddr>,
-    capacity: usize,
+    pub(crate) arp: PortTable<MacAddr>,
     /// True if it was reported that the table is full.
     full_reported: bool,
 }
@@ -43,23 +46,15 @@ impl Neighbours {
         Self {
             lldp: Box::new([None; PortId::COUNT]),
             arp: PortTable::new(capacity, ageing, seed),
-            capacity,
             full_reported: false,
         }
     }
 
-    /// Copies another table. Does not allocate if both have the same capacity.
+    /// Copies another table of the same configuration. Does not allocate.
     pub(crate) fn copy_from(&mut self, of: &Self) {
-        let Self {
-            lldp,
-            arp,
-            capacity,
-            full_reported,
-        } = of;
-        self.lldp.clone_from(lldp);
-        self.arp.copy_from(arp);
-        self.capacity = *capacity;
-        self.full_reported = *full_reported;
+        self.lldp.clone_from(&of.lldp);
+        self.arp.copy_from(&of.arp);
+        self.full_reported = of.full_reported;
     }
 
     /// Records a received LLDP frame. A time to live of zero withdraws the neighbour. Returns true for a new neighbour.
@@ -106,8 +101,7 @@ impl Neighbours {
             events.push(now, EventKind::NeighboursFull { entries, port });
         }
         if let Some((key, entry)) = displaced {
-            let gone = EventKind::NeighbourGone(host(*key, entry));
-            events.neighbour(now, entry.port, gone);
+            report_gone(now, host(*key, entry), events);
         }
         if noted.is_err() {
             return;
@@ -131,29 +125,21 @@ impl Neighbours {
         for place in self.lldp.iter_mut() {
             let gone =
                 place.take_if(|n| matches!(n.said, Said::Lldp { ttl, .. } if now.since(n.seen) >= ttl));
-            if let Some(neighbour) = gone {
-                events.neighbour(now, neighbour.port, EventKind::NeighbourGone(neighbour));
-            }
+            gone.into_iter().for_each(|gone| report_gone(now, gone, events));
         }
-        self.arp.age(now, |key, sighting| {
-            let gone = EventKind::NeighbourGone(host(key, sighting));
-            events.neighbour(now, sighting.port, gone);
-        });
-        if self.arp.len() < self.capacity {
-            self.full_reported = false;
-        }
+        self.arp
+            .age(now, |key, sighting| report_gone(now, host(key, sighting), events));
+        self.full_reported &= self.arp.is_full();
     }
 
     /// Removes all neighbours of the ports for which `is_gone` returns true.
     pub(crate) fn flush(&mut self, now: Nanos, is_gone: impl Fn(PortId) -> bool, events: &mut Events) {
         for place in self.lldp.iter_mut() {
-            if let Some(neighbour) = place.take_if(|n| is_gone(n.port)) {
-                events.neighbour(now, neighbour.port, EventKind::NeighbourGone(neighbour));
-            }
+            let gone = place.take_if(|n| is_gone(n.port));
+            gone.into_iter().for_each(|gone| report_gone(now, gone, events));
         }
         self.arp.flush(is_gone, |key, sighting| {
-            let gone = EventKind::NeighbourGone(host(key, sighting));
-            events.neighbour(now, sighting.port, gone);
+            report_gone(now, host(key, sighting), events)
         });
     }
 
@@ -166,11 +152,6 @@ impl Neighbours {
     /// Returns true if the table is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.arp.len() == 0 && self.lldp.iter().all(Option::is_none)
-    }
-
-    /// The interval between two calls of [`Neighbours::age`].
-    pub(crate) fn sweep_interval(&self) -> Nanos {
-        self.arp.sweep_interval()
     }
 }
 

@@ -103,7 +103,7 @@ pub(crate) struct PortTable<V> {
     lists: Lists,
     /// For each port, the number of its entries that are not held.
     counts: [u32; PortId::COUNT],
-    ageing: Nanos,
+    pub(crate) ageing: Nanos,
 }
 
 impl<V: Copy + Default> PortTable<V> {
@@ -117,23 +117,19 @@ impl<V: Copy + Default> PortTable<V> {
         }
     }
 
-    /// Copies another table. Does not allocate if both have the same capacity.
+    /// Copies another table of the same configuration. Does not allocate.
     pub(crate) fn copy_from(&mut self, of: &Self) {
-        let Self {
-            map,
-            lists: Lists { nodes, ends },
-            counts,
-            ageing,
-        } = of;
-        self.map.copy_from(map);
-        self.lists.nodes.clone_from(nodes);
-        self.lists.ends = *ends;
-        self.counts = *counts;
-        self.ageing = *ageing;
+        self.map.copy_from(&of.map);
+        self.lists.nodes.clone_from(&of.lists.nodes);
+        self.counts = of.counts;
     }
 
     pub(crate) fn len(&self) -> usize {
         self.map.len()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.map.is_full()
     }
 
     /// The entry of `key`, if it was seen within the ageing time.

@@ -74,12 +74,17 @@ impl Members {
 /// Control builds it and all workers read it. It is immutable: a worker replaces it between two batches.
 #[derive(Clone, Debug)]
 pub struct Tables {
-    generation: u64,
-    owners: Owners,
-    members: Members,
+    /// A count of publications.
+    pub generation: u64,
+    /// The groups.
+    pub owners: Owners,
+    /// The hosts that are members of the switch's groups.
+    pub members: Members,
+    /// The ports that are up.
+    pub up: PortSet,
+    /// MTUs in bytes. Other ports keep their MTU.
+    pub mtus: Vec<(PortId, usize)>,
     pub(crate) routes: Arc<Routes>,
-    pub(crate) up: PortSet,
-    pub(crate) mtus: Vec<(PortId, usize)>,
 }
 
 impl Default for Tables {
@@ -97,71 +102,9 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// Returns tables of this generation, with all groups on worker 0. `routes` have been checked; of two routes with the same prefix,
-    /// the later one is used.
-    pub fn new(
-        generation: u64,
-        groups: impl IntoIterator<Item = McstId>,
-        routes: &[Route],
-        up: impl IntoIterator<Item = PortId>,
-    ) -> Self {
-        let mut owners = Owners::default();
-        groups.into_iter().for_each(|group| owners.insert(group, 0));
-        Self {
-            generation,
-            owners,
-            up: up.into_iter().collect(),
-            ..Self::default()
-        }
-        .with_routes(routes)
-    }
-
-    /// Returns a copy with another generation and these ports up.
-    #[must_use]
-    pub fn next(&self, generation: u64, up: PortSet) -> Self {
-        Self {
-            generation,
-            up,
-            ..self.clone()
-        }
-    }
-
-    /// Returns the tables with other routes.
-    #[must_use]
-    pub fn with_routes(mut self, routes: &[Route]) -> Self {
+    /// Replaces the routes, which have been checked. Of two routes with the same prefix, the later one is used.
+    pub fn set_routes(&mut self, routes: &[Route]) {
         self.routes = Arc::new(Routes::new(routes));
-        self
-    }
-
-    /// Returns the tables with these groups.
-    #[must_use]
-    pub fn with_owners(mut self, owners: Owners) -> Self {
-        self.owners = owners;
-        self
-    }
-
-    /// Returns the tables with these hosts as members of the switch's groups.
-    #[must_use]
-    pub fn with_members(mut self, members: Members) -> Self {
-        self.members = members;
-        self
-    }
-
-    /// Returns the tables with these MTUs, in bytes. Other ports keep their MTU.
-    #[must_use]
-    pub fn with_mtus(mut self, mtus: impl IntoIterator<Item = (PortId, usize)>) -> Self {
-        self.mtus = mtus.into_iter().collect();
-        self
-    }
-
-    /// The generation: a count of publications.
-    pub fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// The ports that are up.
-    pub fn up(&self) -> PortSet {
-        self.up
     }
 
     /// Returns the worker of the group with this address; `None` if there is no group.
@@ -202,17 +145,21 @@ mod tests {
         let (mut owners, mut members) = (Owners::default(), Members::default());
         owners.insert(rule.mcst_id, 3);
         (0..2).for_each(|_| members.add(rule));
-        let tables = Tables::default()
-            .with_owners(owners.clone())
-            .with_members(members.clone());
+        let tables = Tables {
+            owners: owners.clone(),
+            members: members.clone(),
+            ..Tables::default()
+        };
         owners.remove(rule.mcst_id);
         members.remove(rule);
         assert!(members.contains(port, host.ip));
         members.remove(rule);
-        let after = tables
-            .next(1, PortSet::ALL)
-            .with_owners(owners)
-            .with_members(members);
+        let after = Tables {
+            generation: 1,
+            owners,
+            members,
+            ..tables.clone()
+        };
         let seen = |t: &Tables| (t.owner(rule.mcst_id.0), t.is_member(port, host.ip));
         assert_eq!((seen(&tables), seen(&after)), ((Some(3), true), (None, false)));
         // Removing the group of a host that is no member changes nothing.

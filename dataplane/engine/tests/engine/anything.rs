@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
-use castnet_engine::{Context, CountersSnapshot, Engine, InstallError, PortInfo, Tables, Verdict};
+use castnet_engine::{Context, CountersSnapshot, Engine, InstallError, PortInfo, Verdict};
 use castnet_rules::{GroupRule, NextHop, Route, RouteHop};
 use castnet_wire::build::emit_arp;
 use castnet_wire::{Arp, DropReason, MacAddr, McstId, NakCode, Nanos, Opcode, Qpn, Reth, Syndrome};
@@ -227,7 +227,7 @@ proptest! {
             feed_into(&mut engine, now, ingress, &bytes, &mut egress);
             assert_conserved(&engine);
             let Some(dry) = dry.filter(|_| buffers.is_none()) else { continue };
-            let sent: Vec<_> = egress.sent[sent_before..].iter().map(|(p, f)| (*p, f.0.clone())).collect();
+            let sent: Vec<_> = egress.sent[sent_before..].iter().map(|(p, f)| (*p, f.clone())).collect();
             let told: Vec<_> = dry.sent.into_iter().map(|s| (s.port, s.bytes)).collect();
             prop_assert_eq!(told, sent, "{:?}", dry.steps);
             let after = engine.totals();
@@ -294,7 +294,7 @@ fn nobody_speaks_in_the_name_of_a_group() {
         };
         engine.set_tables(
             T0,
-            Arc::new(Tables::new(1, [elsewhere], &[route], (0..5).map(port))),
+            Arc::new(crate::common::tables(1, [elsewhere], &[route], (0..5).map(port))),
         );
         let mut forged = 0;
         for (ingress, victim, mcst_id, switched) in [

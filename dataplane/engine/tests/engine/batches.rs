@@ -9,8 +9,8 @@ use std::sync::Arc;
 use super::collective::any_job;
 use crate::common::collective::*;
 use crate::common::*;
-use castnet_engine::plain::{PlainEgress, PlainFrame};
-use castnet_engine::{Context, CountersSnapshot, Engine, FrameFilter, PortSet, Tables, TapId};
+use castnet_engine::plain::PlainEgress;
+use castnet_engine::{Context, CountersSnapshot, Engine, FrameFilter, PortSet, TapId};
 use castnet_rules::{GroupRule, NextHop};
 use castnet_wire::{Aeth, Batch, ExtHeaders, McstId, NakCode, Nanos, Opcode, Syndrome};
 use proptest::prelude::*;
@@ -258,7 +258,7 @@ pub(super) fn feed_batch(
     frames: &[Vec<u8>],
 ) -> Vec<(usize, Vec<u8>)> {
     let mut egress = PlainEgress::default();
-    let mut batch: Batch<PlainFrame> = frames.iter().map(|f| PlainFrame::from(f.as_slice())).collect();
+    let mut batch: Batch<Vec<u8>> = frames.iter().cloned().collect();
     engine.process(now, port(ingress), &mut batch, &mut egress);
     assert!(batch.is_empty(), "a batch is drained");
     // In the order of each port: a run of data leaves path by path.
@@ -316,11 +316,11 @@ fn filter() -> impl Strategy<Value = FrameFilter> {
 
 /// All traces and captured frames of two subscribers.
 fn seen(engine: &mut Engine, [trace, capture]: [TapId; 2]) -> String {
-    let traces: Vec<_> = core::iter::from_fn(|| engine.pop_trace(trace)).collect();
-    let captured: Vec<_> = core::iter::from_fn(|| engine.pop_captured(capture)).collect();
+    let traces: Vec<_> = core::iter::from_fn(|| engine.taps.pop_trace(trace)).collect();
+    let captured: Vec<_> = core::iter::from_fn(|| engine.taps.pop_captured(capture)).collect();
     format!(
         "{traces:?} {captured:?} {:?}",
-        [trace, capture].map(|id| engine.tap_left(id))
+        [trace, capture].map(|id| engine.taps.left(id))
     )
 }
 
@@ -341,12 +341,12 @@ proptest! {
         }
         let [mut fast, mut slow] = engines;
         let [tap, narrower @ ..] = core::array::from_fn::<_, 3, _>(|n| TapId::all().nth(n).unwrap());
-        slow.arm_capture(tap, FrameFilter::default(), usize::MAX, u64::MAX);
+        slow.taps.arm_capture(tap, FrameFilter::default(), usize::MAX, u64::MAX);
         // Narrow subscribers get the same frames, whether the others are recorded or not.
         if let Some((traced, captured, count)) = narrow {
             for engine in [&mut fast, &mut slow] {
-                engine.arm_trace(narrower[0], traced, count);
-                engine.arm_capture(narrower[1], captured, 100, count);
+                engine.taps.arm_trace(narrower[0], traced, count);
+                engine.taps.arm_capture(narrower[1], captured, 100, count);
             }
         }
         let ranks: Vec<Rank> = (0..RANKS).map(|rank| Rank::new(rank, T0, &jobs)).collect();
@@ -369,7 +369,7 @@ proptest! {
                 }
                 Step::Links { up } => for engine in [&mut fast, &mut slow] {
                     let mcst_ids = (0..GROUPS).map(mcst).chain([GROUP]);
-                    let tables = Tables::new(generation, mcst_ids, &[], PortSet(up));
+                    let tables = crate::common::tables(generation, mcst_ids, &[], PortSet(up));
                     engine.set_tables(now, Arc::new(tables));
                 },
                 Step::Install { group: n } => {

@@ -134,7 +134,7 @@ proptest! {
         net.faults = faults;
         if slow {
             let tap = TapId::all().next().unwrap();
-            let all = |engine: &mut Engine| engine.arm_capture(tap, FrameFilter::default(), 0, u64::MAX);
+            let all = |engine: &mut Engine| engine.taps.arm_capture(tap, FrameFilter::default(), 0, u64::MAX);
             net.engines.iter_mut().for_each(all);
         }
         finish(&mut net, &jobs)?;
@@ -675,7 +675,7 @@ proptest! {
             feed_into(&mut engine, now, odd.ingress, &bytes, &mut egress);
             assert_conserved(&engine);
             if let Some(dry) = dry.filter(|_| buffers.is_none()) {
-                let sent: Vec<_> = egress.sent[sent_before..].iter().map(|(p, f)| (*p, headers(&f.0))).collect();
+                let sent: Vec<_> = egress.sent[sent_before..].iter().map(|(p, f)| (*p, headers(f))).collect();
                 let told: Vec<_> = dry.sent.into_iter().map(|s| (s.port, headers(&s.bytes))).collect();
                 prop_assert_eq!(told, sent, "{:?}", dry.steps);
             }
@@ -685,7 +685,7 @@ proptest! {
             }
         }
         for (_, frame) in &egress.sent {
-            prop_assert!(!is_ours(&frame.0) || is_sound(&frame.0));
+            prop_assert!(!is_ours(frame) || is_sound(frame));
         }
         prop_assert!(engine.collective_status(GROUP).is_some());
     }

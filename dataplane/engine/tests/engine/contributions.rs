@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::collective::any_job;
 use crate::common::collective::*;
 use crate::common::*;
-use castnet_engine::plain::{PlainEgress, PlainFrame};
+use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Engine, FrameFilter, TapId};
 use castnet_wire::{Batch, Opcode, Syndrome};
 use proptest::prelude::*;
@@ -13,10 +13,7 @@ use proptest::prelude::*;
 /// Processes a batch. Returns the sent frames by port.
 fn feed_batch(engine: &mut Engine, ingress: usize, frames: &[Vec<u8>]) -> Vec<(usize, Vec<u8>)> {
     let mut egress = PlainEgress::default();
-    let mut batch: Batch<PlainFrame> = frames
-        .iter()
-        .map(|frame| PlainFrame::from(frame.as_slice()))
-        .collect();
+    let mut batch: Batch<Vec<u8>> = frames.iter().cloned().collect();
     engine.process(T0, port(ingress), &mut batch, &mut egress);
     taken(egress)
 }
@@ -40,7 +37,7 @@ proptest! {
         engines.iter_mut().for_each(|engine| install_collective(engine, &rule));
         let [fast, slow] = &mut engines;
         let watching = TapId::all().next().unwrap();
-        slow.arm_trace(watching, FrameFilter::default(), u64::MAX);
+        slow.taps.arm_trace(watching, FrameFilter::default(), u64::MAX);
         let ranks: Vec<Rank> = (0..4).map(|rank| Rank::new(rank, T0, &jobs)).collect();
         let mut next = [0; 4];
         for (rank, count, back, spoiled) in steps {
@@ -62,7 +59,7 @@ proptest! {
                 let ack = [ranks[port].ack(psn, Syndrome::Ack)];
                 prop_assert_eq!(feed_batch(fast, port, &ack), feed_batch(slow, port, &ack));
             }
-            while slow.pop_trace(watching).is_some() {}
+            while slow.taps.pop_trace(watching).is_some() {}
         }
         prop_assert_eq!(fast.collective_status(GROUP), slow.collective_status(GROUP));
         prop_assert_eq!(fast.totals(), slow.totals());

@@ -5,11 +5,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::common::*;
-use castnet_engine::plain::PlainFrame;
-use castnet_engine::{Context, CountersSnapshot, Egress, Engine, FrameFilter, PortSet, Tables, TapId};
+use castnet_engine::{Context, CountersSnapshot, Egress, Engine, FrameFilter, PortSet, TapId};
 use castnet_wire::build::emit_ack;
 use castnet_wire::{
-    Aeth, Batch, FrameBuf, NakCode, Nanos, Network, Opcode, PortId, Psn, Qpn, Reth, Syndrome,
+    Aeth, Batch, FrameBuf, Ipv4, NakCode, Nanos, Network, Opcode, PortId, Psn, Qpn, Reth, Syndrome,
 };
 use proptest::prelude::*;
 
@@ -69,13 +68,12 @@ impl Answer {
             true => Syndrome::Nak(NakCode::PsnSequenceError),
             false => Syndrome::Ack,
         };
-        let network = Network::V4 {
-            src: host_ip(self.from),
-            dst: MCST.0,
+        let network = Network::V4(Ipv4 {
             tos: self.tos,
             ttl: self.ttl,
             ident: self.ident,
-        };
+            ..Ipv4::udp(host_ip(self.from), MCST.0)
+        });
         let mut out = vec![0; 128];
         let psn = Psn::new(newest.saturating_sub(self.back));
         let aeth = Aeth {
@@ -193,7 +191,7 @@ proptest! {
         let (mut fast, mut slow) = (engine(6), engine(6));
         // A tap that wants all frames keeps them from the fast path.
         let tap = TapId::all().next().unwrap();
-        slow.arm_capture(tap, FrameFilter::default(), usize::MAX, u64::MAX);
+        slow.taps.arm_capture(tap, FrameFilter::default(), usize::MAX, u64::MAX);
         let (mut psn, mut generation, mut now) = (100, 1, T0);
         for engine in [&mut fast, &mut slow] {
             install(engine, &group(false, generation));
@@ -228,7 +226,7 @@ proptest! {
                 Draw::Stray { port } => frames.push((port, data(Opcode::SendMiddle, psn, 1024).bytes())),
                 Draw::Links { up } => {
                     for engine in [&mut fast, &mut slow] {
-                        let tables = Tables::new(generation, [MCST], &[], PortSet(up));
+                        let tables = crate::common::tables(generation, [MCST], &[], PortSet(up));
                         engine.set_tables(now, Arc::new(tables));
                     }
                 }
@@ -316,7 +314,7 @@ struct Lending {
 impl Egress for Lending {
     type Buf = Lent;
     fn replicate(&mut self, _: PortId, original: &Lent, _: usize) -> Option<Lent> {
-        Some(Lent::new(&PlainFrame::copy_of(original).0))
+        Some(Lent::new(&original.segments().concat()))
     }
     fn lends(&self, ports: PortSet, length: usize) -> bool {
         !ports.is_empty() && length >= 1000
@@ -361,7 +359,7 @@ fn replicas_that_borrow_their_body_and_icrc_are_right_all_the_same() {
         assert!(egress.to_come.is_empty() || egress.to_come == [2, 1, 0]);
         lent += egress.lent;
         for ((at, borrowed), (plain_at, plain)) in egress.sent.iter().zip(&plain) {
-            let borrowed = PlainFrame::copy_of(borrowed).0;
+            let borrowed = borrowed.segments().concat();
             assert!(at == plain_at && is_sound(&borrowed) && is_sound(plain));
             // Identification, checksum, source port and ICRC may differ, and nothing else.
             let free = [18..20, 24..26, 34..36, plain.len() - 4..plain.len()];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::collective::drops;
 use super::replication::{any_frame, twin};
 use crate::common::*;
-use castnet_engine::{Context, ContextStatus, CountersSnapshot, Engine, ForwardingStatus, Tables};
+use castnet_engine::{Context, ContextStatus, CountersSnapshot, Engine, ForwardingStatus};
 use castnet_rules::{Endpoint, ForwardingRule, GroupRule, NextHop};
 use castnet_wire::{Aeth, DropReason, ExtHeaders, NakCode, Opcode, Pmtu, Qpn, Reth, Syndrome};
 use proptest::prelude::*;
@@ -159,7 +159,7 @@ fn what_is_not_of_the_group_is_refused_and_counted() {
     *corrupt.last_mut().unwrap() ^= 1;
     let sent = feed(&mut engine, T0, 0, &corrupt);
     assert!(sent.len() == 1 && !is_sound(&sent[0].1));
-    let up = Tables::new(1, [MCST], &[], [port(0)]);
+    let up = crate::common::tables(1, [MCST], &[], [port(0)]);
     engine.set_tables(T0, Arc::new(up));
     assert_eq!(feed(&mut engine, T0, 0, &good.bytes()), []);
     assert_eq!(drops(&engine, DropReason::PortDown), 1);

@@ -17,7 +17,7 @@ fn multicast_to_as_many_receivers_as_there_can_be() {
         install(&mut engine, &group);
         if slow {
             let tap = TapId::all().next().unwrap();
-            engine.arm_capture(tap, FrameFilter::default(), 64, u64::MAX);
+            engine.taps.arm_capture(tap, FrameFilter::default(), 64, u64::MAX);
         }
         let mut first = 0;
         // The last has lost the first packet.

@@ -61,13 +61,12 @@ pub(crate) fn twin(original: &[u8], rule: &GroupRule, path: &Endpoint) -> Vec<u8
             _ => (reth.va, reth.rkey) = (u64::MAX, 0),
         }
     }
-    let network = Network::V4 {
-        src,
-        dst,
+    let network = Network::V4(Ipv4 {
         tos: ip.tos,
         ttl: ip.ttl,
         ident: ip.ident,
-    };
+        ..Ipv4::udp(src, dst)
+    });
     let payload = &original[header.payload_at..header.payload_at + header.payload_len];
     let mut out = vec![0; original.len() + 64];
     let length = emit_roce(&mut out, &ethernet, &network, header.sport, &bth, &ext, payload).unwrap();
@@ -266,10 +265,7 @@ fn a_retransmission_goes_only_where_it_is_needed() {
 fn a_path_whose_port_is_down_is_counted_as_lost() {
     let mut engine = star_switch(3);
     let up = (0..5).filter(|n| *n != 3).map(port);
-    engine.set_tables(
-        T0,
-        std::sync::Arc::new(castnet_engine::Tables::new(1, [MCST], &[], up)),
-    );
+    engine.set_tables(T0, std::sync::Arc::new(crate::common::tables(1, [MCST], &[], up)));
     let sent = feed(&mut engine, T0, 0, &send(100, &[1; 64]));
     assert_eq!(sent.iter().map(|(port, _)| *port).collect::<Vec<_>>(), [1, 2]);
     let status = engine.group_status(MCST).unwrap();

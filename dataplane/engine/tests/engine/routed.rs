@@ -70,7 +70,9 @@ impl Chain {
             install(&mut engine, &rule);
             if slow {
                 let tap = TapId::all().next().unwrap();
-                engine.arm_capture(tap, FrameFilter::default(), usize::MAX, u64::MAX);
+                engine
+                    .taps
+                    .arm_capture(tap, FrameFilter::default(), usize::MAX, u64::MAX);
             }
             engine
         });

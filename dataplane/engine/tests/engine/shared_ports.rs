@@ -131,7 +131,7 @@ proptest! {
         // Each endpoint at a port of its own, and packed: the fast path, and the slow one.
         let mut engines = [engine(PORTS), engine(PORTS), engine(PORTS)];
         let [tap, ..] = core::array::from_fn::<_, 3, _>(|n| TapId::all().nth(n).unwrap());
-        engines[2].arm_capture(tap, FrameFilter::default(), usize::MAX, u64::MAX);
+        engines[2].taps.arm_capture(tap, FrameFilter::default(), usize::MAX, u64::MAX);
         let collective = collective_star(RANKS).with_translated(|rule| rule.reproducible = reproducible);
         let install_in = |engines: &mut [Engine; 3], rule: &GroupRule| {
             let [apart, shared @ ..] = engines;
@@ -215,9 +215,11 @@ fn an_endpoint_is_believed_with_its_own_port_qpn_and_address_alone() {
     assert_eq!(drops(&engine, DropReason::NotSource), 3);
     assert_eq!(drops(&engine, DropReason::NotMember), 3 * 8 * 4 - 4);
     // The text for an unknown QPN lists the endpoints.
-    engine.arm_trace(TapId::all().next().unwrap(), FrameFilter::default(), 1);
+    engine
+        .taps
+        .arm_trace(TapId::all().next().unwrap(), FrameFilter::default(), 1);
     feed(&mut engine, T0, 0, &data);
-    let steps = format!("{:?}", engine.pop_trace(TapId::all().next().unwrap()));
+    let steps = format!("{:?}", engine.taps.pop_trace(TapId::all().next().unwrap()));
     assert!(
         steps.contains("10.0.0.1 to QPN 0x2, 10.0.0.2 to QPN 0x3, 10.0.0.3 to QPN 0x4"),
         "{steps}"
@@ -267,7 +269,7 @@ fn an_endpoint_that_verifies_its_mac_address_is_believed_with_that_alone() {
         install(&mut engine, &rule);
         if slow {
             let tap = TapId::all().next().unwrap();
-            engine.arm_capture(tap, FrameFilter::default(), 0, u64::MAX);
+            engine.taps.arm_capture(tap, FrameFilter::default(), 0, u64::MAX);
         }
         if kind == 1 {
             let data: Vec<_> = (100..103).map(|psn| send(psn, &[7; 64])).collect();
@@ -307,9 +309,9 @@ fn an_endpoint_that_verifies_its_mac_address_is_believed_with_that_alone() {
     assert_eq!(drops(&engine, DropReason::NotMember), 0);
     // The trace of an unknown sender names the mismatch.
     let tap = TapId::all().next().unwrap();
-    engine.arm_trace(tap, FrameFilter::default(), 1);
+    engine.taps.arm_trace(tap, FrameFilter::default(), 1);
     feed(&mut engine, T0, 0, &strange(send(101, &[7; 64])));
-    let steps = format!("{:?}", engine.pop_trace(tap));
+    let steps = format!("{:?}", engine.taps.pop_trace(tap));
     let says = "10.0.0.1 at 02:aa:00:00:00:00 to QPN 0x1; this is from 10.0.0.1 at 02:aa:00:00:00:09";
     assert!(steps.contains(says), "{steps}");
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
-use castnet_engine::{CountersSnapshot, Engine, EngineConfig, EventKind, Said, Tables};
+use castnet_engine::{CountersSnapshot, Engine, EngineConfig, EventKind, Said};
 use castnet_rules::{Route, RouteHop};
 use castnet_wire::build::{emit_arp, emit_lldp};
 use castnet_wire::{
@@ -78,13 +78,16 @@ fn what_was_learned_ages_and_goes_with_its_port() {
     assert_eq!(e.fdb(Nanos::ZERO).count(), 0);
 
     feed(&mut e, late, 0, &plain_frame(b, a, None, 60));
-    e.set_tables(late, Arc::new(Tables::new(1, [], &[], [port(1), port(2)])));
+    e.set_tables(
+        late,
+        Arc::new(crate::common::tables(1, [], &[], [port(1), port(2)])),
+    );
     assert_eq!(e.fdb(late).count(), 0);
     assert_eq!(
         to(&feed(&mut e, late, 2, &plain_frame(a, peer_mac(2), None, 60))),
         [1]
     );
-    e.set_tables(late, Arc::new(Tables::new(2, [], &[], [port(2)])));
+    e.set_tables(late, Arc::new(crate::common::tables(2, [], &[], [port(2)])));
     assert_eq!(feed(&mut e, late, 2, &plain_frame(a, peer_mac(2), None, 60)), []);
     assert_eq!(drops(&e, DropReason::NoPort), 1);
     assert_conserved(&e);
@@ -203,7 +206,7 @@ fn arp_for_a_group_is_answered_with_the_address_of_the_port() {
     let elsewhere = Ipv4Addr::new(10, 9, 0, 2);
     e.set_tables(
         T0,
-        Arc::new(Tables::new(
+        Arc::new(crate::common::tables(
             1,
             [castnet_wire::McstId(elsewhere)],
             &[],
@@ -339,7 +342,10 @@ fn a_route_leads_on_with_one_hop_less_and_a_right_checksum() {
             next_hops: vec![hop(3)],
         },
     ];
-    e.set_tables(T0, Arc::new(Tables::new(1, [], &routes, (0..4).map(port))));
+    e.set_tables(
+        T0,
+        Arc::new(crate::common::tables(1, [], &routes, (0..4).map(port))),
+    );
     let mut frame = DataFrame::new(Opcode::SendOnly, 1, &[7; 64]);
     frame.dst = Ipv4Addr::new(10, 1, 2, 3);
     let sent = routed(&mut e, &frame);
@@ -361,12 +367,18 @@ fn a_route_leads_on_with_one_hop_less_and_a_right_checksum() {
         ways[first[0].0] += 1;
     }
     assert!(ways[1] > 10 && ways[2] > 10, "{ways:?}");
-    e.set_tables(T0, Arc::new(Tables::new(2, [], &routes, [port(0), port(2)])));
+    e.set_tables(
+        T0,
+        Arc::new(crate::common::tables(2, [], &routes, [port(0), port(2)])),
+    );
     assert_eq!(to(&routed(&mut e, &frame)), [2]);
-    e.set_tables(T0, Arc::new(Tables::new(3, [], &routes, [port(0)])));
+    e.set_tables(T0, Arc::new(crate::common::tables(3, [], &routes, [port(0)])));
     assert_eq!(routed(&mut e, &frame), []);
     frame.ttl = 1;
-    e.set_tables(T0, Arc::new(Tables::new(4, [], &routes, (0..4).map(port))));
+    e.set_tables(
+        T0,
+        Arc::new(crate::common::tables(4, [], &routes, (0..4).map(port))),
+    );
     assert_eq!(routed(&mut e, &frame), []);
     frame.dst = Ipv4Addr::new(10, 2, 0, 1);
     assert_eq!(routed(&mut e, &frame), []);

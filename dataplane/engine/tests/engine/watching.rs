@@ -58,13 +58,13 @@ fn live_traces_and_captures_take_what_their_filters_want_and_end() {
         group: Some(MCST),
         ..FrameFilter::default()
     };
-    engine.arm_trace(follow, of_group, 2);
-    engine.arm_capture(copy, FrameFilter::default(), 60, 4);
+    engine.taps.arm_trace(follow, of_group, 2);
+    engine.taps.arm_capture(copy, FrameFilter::default(), 60, 4);
     let only_drops = FrameFilter {
         drops: true,
         ..FrameFilter::default()
     };
-    engine.arm_capture(drops, only_drops, usize::MAX, 1);
+    engine.taps.arm_capture(drops, only_drops, usize::MAX, 1);
     feed(
         &mut engine,
         T0,
@@ -74,12 +74,12 @@ fn live_traces_and_captures_take_what_their_filters_want_and_end() {
     for psn in 100..104 {
         feed(&mut engine, T0, 0, &send(psn, &[1; 64]));
     }
-    assert_eq!([follow, copy, drops].map(|id| engine.tap_left(id)), [0, 0, 1]);
+    assert_eq!([follow, copy, drops].map(|id| engine.taps.left(id)), [0, 0, 1]);
     feed(&mut engine, T0, 3, &send(104, &[1; 64]));
-    assert_eq!(engine.tap_left(drops), 0);
+    assert_eq!(engine.taps.left(drops), 0);
     feed(&mut engine, T0, 3, &send(104, &[1; 64]));
 
-    let traces: Vec<_> = core::iter::from_fn(|| engine.pop_trace(follow)).collect();
+    let traces: Vec<_> = core::iter::from_fn(|| engine.taps.pop_trace(follow)).collect();
     assert_eq!(traces.len(), 2);
     assert!(
         traces
@@ -87,36 +87,39 @@ fn live_traces_and_captures_take_what_their_filters_want_and_end() {
             .all(|t| t.verdict == Verdict::Replicated && t.sent.len() == 2)
     );
     assert_eq!(traces[0].steps[0].stage, Stage::Classify);
-    let seen: Vec<_> = core::iter::from_fn(|| engine.pop_captured(copy)).collect();
+    let seen: Vec<_> = core::iter::from_fn(|| engine.taps.pop_captured(copy)).collect();
     assert_eq!(
         seen.iter().map(|c| (c.seen, c.port.index())).collect::<Vec<_>>(),
         [(Seen::In, 3), (Seen::Out, 0), (Seen::Out, 1), (Seen::Out, 2),]
     );
     assert!(seen.iter().all(|c| c.bytes.len() == 60));
-    let dropped = engine.pop_captured(drops).unwrap();
+    let dropped = engine.taps.pop_captured(drops).unwrap();
     assert_eq!(
         (dropped.seen, dropped.group),
         (Seen::Dropped(DropReason::NotMember), Some(MCST))
     );
-    assert_eq!(engine.pop_captured(drops), None);
+    assert_eq!(engine.taps.pop_captured(drops), None);
 
     // A subscriber that is not drained loses frames beyond its capacity; another one loses nothing.
-    engine.arm_trace(follow, FrameFilter::default(), u64::MAX);
-    engine.arm_trace(copy, FrameFilter::default(), u64::MAX);
+    engine.taps.arm_trace(follow, FrameFilter::default(), u64::MAX);
+    engine.taps.arm_trace(copy, FrameFilter::default(), u64::MAX);
     let mut followed = 0;
     for _ in 0..1500 {
         feed(&mut engine, T0, 3, &send(104, &[1; 64]));
-        followed += u64::from(engine.pop_trace(copy).is_some());
+        followed += u64::from(engine.taps.pop_trace(copy).is_some());
     }
-    let waiting = core::iter::from_fn(|| engine.pop_trace(follow)).count() as u64;
+    let waiting = core::iter::from_fn(|| engine.taps.pop_trace(follow)).count() as u64;
     assert_eq!(followed, 1500);
-    assert_eq!(engine.take_tap_lost(follow), 1500 - waiting);
-    assert_eq!((engine.take_tap_lost(follow), engine.take_tap_lost(copy)), (0, 0));
-    assert_eq!(engine.taps_lost(), 1500 - waiting);
-    engine.disarm(follow);
-    engine.disarm(copy);
+    assert_eq!(engine.taps.take_lost(follow), 1500 - waiting);
+    assert_eq!(
+        (engine.taps.take_lost(follow), engine.taps.take_lost(copy)),
+        (0, 0)
+    );
+    assert_eq!(engine.taps.lost(), 1500 - waiting);
+    engine.taps.disarm(follow);
+    engine.taps.disarm(copy);
     feed(&mut engine, T0, 3, &send(104, &[1; 64]));
-    assert_eq!(engine.pop_trace(copy), None);
+    assert_eq!(engine.taps.pop_trace(copy), None);
 }
 
 /// The filter sees a frame whole though less of it is kept, and of a malformed one the addresses that can be read.
@@ -130,9 +133,9 @@ fn a_filter_by_address_sees_frames_that_are_cut_or_malformed() {
     };
     let tap = TapId::all().next().unwrap();
     let mut captured = |bytes: &[u8], filter: FrameFilter| {
-        engine.arm_capture(tap, filter, 14, u64::MAX);
+        engine.taps.arm_capture(tap, filter, 14, u64::MAX);
         feed(&mut engine, T0, 0, bytes);
-        let seen: Vec<_> = core::iter::from_fn(|| engine.pop_captured(tap)).collect();
+        let seen: Vec<_> = core::iter::from_fn(|| engine.taps.pop_captured(tap)).collect();
         assert!(seen.iter().all(|c| c.bytes.len() == 14));
         seen.iter().map(|c| c.seen).collect::<Vec<_>>()
     };
@@ -204,7 +207,9 @@ fn what_timers_and_later_polls_send_is_captured_for_its_own_group() {
         frame.bytes()
     };
     let tap = TapId::all().next().unwrap();
-    engine.arm_capture(tap, FrameFilter::default(), usize::MAX, u64::MAX);
+    engine
+        .taps
+        .arm_capture(tap, FrameFilter::default(), usize::MAX, u64::MAX);
     let mut egress = PlainEgress::default();
     for mcst_id in [GROUP, OTHER_GROUP] {
         feed_into(&mut engine, T0, 0, &frame(0, 0, mcst_id), &mut egress);
@@ -226,7 +231,7 @@ fn what_timers_and_later_polls_send_is_captured_for_its_own_group() {
     }
     assert!(egress.sent.len() > before, "nothing was left for later polls");
 
-    let seen = core::iter::from_fn(|| engine.pop_captured(tap));
+    let seen = core::iter::from_fn(|| engine.taps.pop_captured(tap));
     let out: Vec<_> = seen.filter(|c| c.seen == Seen::Out).collect();
     assert_eq!(out.len(), egress.sent.len());
     for captured in &out {

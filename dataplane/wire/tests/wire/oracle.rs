@@ -29,14 +29,14 @@ proptest! {
         }
 
         match (sliced.net, spec.network) {
-            (Some(NetSlice::Ipv4(ip)), Network::V4 { src, dst, tos, ttl, ident }) => {
+            (Some(NetSlice::Ipv4(ip)), Network::V4(Ipv4 { src, dst, tos, ttl, ident, .. })) => {
                 let ip = ip.header().to_header();
                 prop_assert_eq!((ip.source, ip.destination), (src.octets(), dst.octets()));
                 prop_assert_eq!((ip.dscp.value() << 2 | ip.ecn.value(), ip.time_to_live, ip.identification), (tos, ttl, ident));
                 prop_assert_eq!((ip.dont_fragment, ip.more_fragments), (true, false));
                 prop_assert_eq!(ip.header_checksum, ip.calc_header_checksum());
             }
-            (Some(NetSlice::Ipv6(ip)), Network::V6 { src, dst, traffic_class, flow_label, hop_limit }) => {
+            (Some(NetSlice::Ipv6(ip)), Network::V6(Ipv6 { src, dst, traffic_class, flow_label, hop_limit, .. })) => {
                 let ip = ip.header().to_header();
                 prop_assert_eq!((ip.source, ip.destination), (src.octets(), dst.octets()));
                 prop_assert_eq!((ip.traffic_class, ip.flow_label.value(), ip.hop_limit), (traffic_class, flow_label, hop_limit));

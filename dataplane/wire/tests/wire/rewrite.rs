@@ -5,18 +5,16 @@ use crate::support::{Spec, aeth, ipv4 as address, mac, roce, spec_v4};
 use castnet_wire::ethernet::set_macs;
 use castnet_wire::icrc::{self, HeaderDelta, shift};
 use castnet_wire::ipv4::ChecksumDelta;
-use castnet_wire::{Bth, ExtHeaders, Network, Psn, Qpn, Reth, ipv4};
+use castnet_wire::{Bth, ExtHeaders, Ipv4, Network, Psn, Qpn, Reth, ipv4};
 use proptest::prelude::*;
 
 fn with_addresses(spec: &Spec, new_src: std::net::Ipv4Addr, new_dst: std::net::Ipv4Addr) -> Network {
     match spec.network {
-        Network::V4 { tos, ttl, ident, .. } => Network::V4 {
+        Network::V4(ip) => Network::V4(Ipv4 {
             src: new_src,
             dst: new_dst,
-            tos,
-            ttl,
-            ident,
-        },
+            ..ip
+        }),
         other => other,
     }
 }

@@ -347,9 +347,9 @@ proptest! {
     fn decrementing_the_ttl_keeps_checksum_and_icrc_right(spec in spec()) {
         let mut frame = spec.emit();
         let header = roce(&frame);
-        if let castnet_wire::Network::V4 { ttl, .. } = spec.network {
+        if let castnet_wire::Network::V4(ip) = spec.network {
             let left = ipv4::decrement_ttl(&mut frame[header.l3..]);
-            prop_assert_eq!(left, ttl.checked_sub(1));
+            prop_assert_eq!(left, ip.ttl.checked_sub(1));
             prop_assert!(ipv4::checksum_is_right(&frame[header.l3..]));
             prop_assert!(icrc::verify_bytes(&frame, header.l3, header.frame_len));
         }

@@ -46,24 +46,16 @@ pub(crate) fn network(frame: &[u8], header: &RoceHeader) -> Network {
     match header.ip {
         IpAddrs::V4 { src, dst } => {
             let (ip, _) = Ipv4::parse(&frame[header.l3..]).expect("parsed before");
-            Network::V4 {
-                src,
-                dst,
+            Network::V4(Ipv4 {
                 tos: ip.tos,
                 ttl: ip.ttl,
                 ident: ip.ident,
-            }
+                ..Ipv4::udp(src, dst)
+            })
         }
         IpAddrs::V6 { src, dst } => {
             let ip = Ipv6::parse(&frame[header.l3..]).expect("parsed before");
-            let (traffic_class, flow_label, hop_limit) = (ip.traffic_class, ip.flow_label, ip.hop_limit);
-            Network::V6 {
-                src,
-                dst,
-                traffic_class,
-                flow_label,
-                hop_limit,
-            }
+            Network::V6(Ipv6 { src, dst, ..ip })
         }
     }
 }
@@ -177,23 +169,25 @@ pub(crate) fn ethernet() -> impl Strategy<Value = Ethernet> {
 }
 
 pub(crate) fn network_v4() -> impl Strategy<Value = Network> {
-    any::<([u8; 4], [u8; 4], u8, u8, u16)>().prop_map(|(src, dst, tos, ttl, ident)| Network::V4 {
-        src: src.into(),
-        dst: dst.into(),
-        tos,
-        ttl,
-        ident,
+    any::<([u8; 4], [u8; 4], u8, u8, u16)>().prop_map(|(src, dst, tos, ttl, ident)| {
+        Network::V4(Ipv4 {
+            tos,
+            ttl,
+            ident,
+            ..Ipv4::udp(src.into(), dst.into())
+        })
     })
 }
 
 pub(crate) fn network_v6() -> impl Strategy<Value = Network> {
     (any::<([u8; 16], [u8; 16], u8, u8)>(), 0u32..1 << 20).prop_map(
-        |((src, dst, traffic_class, hop_limit), flow_label)| Network::V6 {
-            src: Ipv6Addr::from(src),
-            dst: Ipv6Addr::from(dst),
-            traffic_class,
-            flow_label,
-            hop_limit,
+        |((src, dst, traffic_class, hop_limit), flow_label)| {
+            Network::V6(Ipv6 {
+                traffic_class,
+                flow_label,
+                hop_limit,
+                ..Ipv6::udp(Ipv6Addr::from(src), Ipv6Addr::from(dst))
+            })
         },
     )
 }

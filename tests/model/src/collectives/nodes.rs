@@ -279,7 +279,7 @@ impl Nodes {
         let send =
             |to: EndpointSet, make: &dyn Fn(Psn) -> Message, g: Psn, out: &mut Vec<(usize, Message)>| {
                 for endpoint in to {
-                    let psn = switch.machine.towards(endpoint, g);
+                    let psn = switch.machine.header(g).psn(endpoint);
                     out.push((self.away(index, endpoint.index()), make(psn)));
                 }
             };

@@ -15,7 +15,6 @@ use core::net::Ipv4Addr;
 use super::slots::Slots;
 use super::translate::{EndpointConnection, GroupHeader};
 use crate::egress::Egress;
-use crate::group::context::ContextStatus;
 use crate::group::install::{macs, rule_bytes};
 use crate::group::kind::{EnginePrefetch, Kind};
 use crate::group::lookup::LookupTable;
@@ -277,6 +276,8 @@ impl<const W: usize> Kind for Box<CollectiveContext<W>>
 where
     CollectiveEffects: EffectsOfWidth<W>,
 {
+    type Status = CollectiveGroupStatus;
+
     fn rule(&self) -> &GroupRule {
         &self.rule
     }
@@ -352,7 +353,7 @@ where
         into.collective.add(&self.rule, self.counters, self.endpoints())
     }
 
-    fn status(&self) -> ContextStatus {
+    fn status(&self) -> CollectiveGroupStatus {
         let machine = self.machine.status();
         let ahead = machine
             .endpoints
@@ -360,7 +361,7 @@ where
             .map(|e| e.expected.diff(machine.base).max(e.next.diff(machine.base)));
         let slots = self.rule.translated().map_or(0, |kind| kind.slots);
         let slots_used = ahead.max().unwrap_or(0).clamp(0, slots.into()) as usize;
-        ContextStatus::Collective(CollectiveGroupStatus {
+        CollectiveGroupStatus {
             rule: self.rule.clone(),
             machine,
             counters: self.counters,
@@ -368,7 +369,7 @@ where
             endpoints: self.endpoints().collect(),
             slots_used,
             memory_bytes: self.memory_bytes(),
-        })
+        }
     }
 }
 

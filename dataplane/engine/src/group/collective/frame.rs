@@ -4,20 +4,20 @@ use core::net::Ipv4Addr;
 
 use castnet_collective::translated::{Effect, Effects, Event, PacketShape};
 use castnet_collective::{EndpointId, EndpointSet};
+use castnet_rules::NextHop;
 use castnet_wire::{
-    Aeth, Control, DropReason, FrameBuf, Headers, MacAddr, Nanos, Opcode, Psn, RoceHeader, Syndrome,
+    Aeth, Control, DropReason, FrameBuf, Headers, Kind, Nanos, Opcode, Psn, RoceHeader, Syndrome,
 };
 
 use super::context::CollectiveContext;
 use super::explain;
-use super::feedback::{acknowledge, notify};
-use super::lookup::{self, Class};
+use super::feedback;
 use super::slots::{self, Pieces};
 use super::translate::{self, Packet, SendContext};
 use super::verify::{self, ECN};
 use crate::address;
 use crate::egress::Egress;
-use crate::group::classify;
+use crate::group::classify::{self, Class, Refusal};
 use crate::group::services::{CollectiveEffects, EffectsOfWidth};
 use crate::group::services::{Services, Timers};
 use crate::observe::counters::{CollectiveCounters, EndpointCounters};
@@ -75,8 +75,17 @@ where
         let event = match admit(cx, self, header, src, &frame, payload) {
             Ok(event) => event,
             Err((stage, reason)) => {
-                let mac = address::source_mac(frame.head());
-                return refuse(cx, self, (stage, reason), header, src, mac);
+                self.counters.dropped += 1;
+                let from = (cx.ingress, src, address::source_mac(frame.head()));
+                return cx.drop(stage, reason, || {
+                    // Frames of an adjacent switch have the McstID as their source.
+                    let speaks_as = |hop: &NextHop| Some(hop.ip().unwrap_or(self.mcst_id.0));
+                    let texts = [
+                        "is neither SEND nor feedback",
+                        "the ICRC is wrong: it must not be added",
+                    ];
+                    classify::explain_refusal(reason, &self.rule, from, header, speaks_as, texts)
+                });
             }
         };
         self.machine.handle(cx.now, event, effects);
@@ -180,10 +189,14 @@ fn admit<E: Egress, O: Observer, const W: usize>(
     src: Ipv4Addr,
     frame: &E::Buf,
     payload: Pieces<'_>,
-) -> Result<Event, (Stage, DropReason)> {
+) -> Result<Event, Refusal> {
     let mac = address::source_mac(frame.head());
-    let (from, class) =
-        lookup::lookup(group, cx.ingress, src, mac, header).map_err(|reason| (Stage::Classify, reason))?;
+    let from = group.sender(cx.ingress, src, header.bth.dest_qp, mac);
+    let from = from.ok_or(classify::NOT_MEMBER)?;
+    let class = classify::class(header)?;
+    if matches!(class, Class::Data) && header.bth.opcode.info().kind != Kind::Send {
+        return Err((Stage::Classify, DropReason::NotMulticastable));
+    }
     cx.observer.step(|| {
         let (name, opcode) = (&group.rule.name, header.bth.opcode);
         let decision = format!("group {name}, {opcode} from {}", explain::name(&group.rule, from));
@@ -191,10 +204,9 @@ fn admit<E: Egress, O: Observer, const W: usize>(
         let why = format!("dst {} qpn {qpn}, src {src}, port {}", group.mcst_id, cx.ingress);
         Step::new(Stage::Classify, decision, why)
     });
-    let verify = |reason| (Stage::Verify, reason);
-    classify::check_packet(header, frame, group.pmtu).map_err(verify)?;
+    classify::check_packet(header, frame, group.pmtu)?;
     if !verify::is_sound(&group.checksum, frame, header) {
-        return Err(verify(DropReason::BadIcrc));
+        return Err((Stage::Verify, DropReason::BadIcrc));
     }
     cx.observer.step(|| {
         let why = "results get a new ICRC, so that of each frame is verified in full";
@@ -205,12 +217,23 @@ fn admit<E: Egress, O: Observer, const W: usize>(
         if connection.link != link {
             connection.link = link;
         }
-        if matches!(class, Class::Data | Class::Control) {
+        if matches!(class, Class::Data) {
             connection.ect = header.tos & ECN != 0;
         }
     }
     let (psn, ack_request) = (header.bth.psn, header.bth.ack_request);
     match class {
+        Class::Data if header.bth.opcode == Opcode::SendOnlyImm && header.imm == Some(Control::IMMEDIATE) => {
+            let mut bytes = [0; Control::LEN];
+            slots::copy(&mut bytes, payload);
+            let control = Control::parse(&bytes[..Control::LEN.min(header.payload_len)]);
+            Ok(Event::Control {
+                from,
+                psn,
+                control: control.map_err(|_| (Stage::Verify, DropReason::Malformed))?,
+                ack_request,
+            })
+        }
         Class::Data => Ok(Event::Data {
             from,
             psn,
@@ -221,19 +244,6 @@ fn admit<E: Egress, O: Observer, const W: usize>(
             },
             ack_request,
         }),
-        Class::Control => {
-            let mut bytes = [0; Control::LEN];
-            slots::copy(&mut bytes, payload);
-            match Control::parse(&bytes[..Control::LEN.min(header.payload_len)]) {
-                Ok(control) => Ok(Event::Control {
-                    from,
-                    psn,
-                    control,
-                    ack_request,
-                }),
-                Err(_) => Err(verify(DropReason::Malformed)),
-            }
-        }
         Class::Feedback(Aeth { syndrome, msn }) => Ok(Event::Feedback {
             from,
             psn,
@@ -242,27 +252,6 @@ fn admit<E: Egress, O: Observer, const W: usize>(
         }),
         Class::Cnp => Ok(Event::Cnp { from }),
     }
-}
-
-#[cold]
-fn refuse<E: Egress, O: Observer, const W: usize>(
-    cx: &mut Cx<'_, E, O>,
-    group: &mut CollectiveContext<W>,
-    (stage, reason): (Stage, DropReason),
-    header: &RoceHeader,
-    src: Ipv4Addr,
-    mac: Option<MacAddr>,
-) -> Verdict {
-    group.counters.dropped += 1;
-    let ingress = cx.ingress;
-    cx.drop(stage, reason, || match reason {
-        DropReason::NotMember | DropReason::NotMulticastable => {
-            lookup::explain(group, ingress, src, mac, header)
-        }
-        DropReason::OverPmtu => format!("payload of {} bytes, path MTU {}", header.payload_len, group.pmtu),
-        DropReason::BadIcrc => "the ICRC is wrong: it must not be added".into(),
-        other => other.to_string(),
-    })
 }
 
 /// Returns the endpoint of an event.
@@ -360,6 +349,7 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
     effects: &[Effect<W>],
     received: Option<&Received<'_>>,
 ) -> Verdict {
+    let (mcst_id, generation) = (group.mcst_id, group.rule.generation);
     let mut verdict = Verdict::Absorbed;
     for effect in effects {
         match *effect {
@@ -411,10 +401,10 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                 psn,
                 msn,
                 syndrome,
-            } => acknowledge(cx, effect_cx, group, to, psn, Aeth { syndrome, msn }),
+            } => feedback::send(cx, effect_cx, group, to, Some((psn, Aeth { syndrome, msn }))),
             Effect::Cnp { to } => {
                 for endpoint in to {
-                    notify(cx, effect_cx, group, endpoint);
+                    feedback::send(cx, effect_cx, group, endpoint, None);
                 }
             }
             Effect::Merged | Effect::Absorb => {}
@@ -429,8 +419,8 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
             } => {
                 group.counters.stalls += 1;
                 let kind = EventKind::CollectiveStalled {
-                    mcst_id: group.mcst_id,
-                    generation: group.rule.generation,
+                    mcst_id,
+                    generation,
                     waiting_for: waiting_for.iter().collect(),
                     psn: g,
                     since,
@@ -440,16 +430,16 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
             Effect::Conflict { control } => {
                 group.counters.conflicts += 1;
                 let kind = EventKind::CollectiveConflict {
-                    mcst_id: group.mcst_id,
-                    generation: group.rule.generation,
+                    mcst_id,
+                    generation,
                     control,
                 };
                 effect_cx.events.push(cx.now, kind);
             }
             Effect::Refused { from, sequence, why } => {
                 let kind = EventKind::RankRefused {
-                    mcst_id: group.mcst_id,
-                    generation: group.rule.generation,
+                    mcst_id,
+                    generation,
                     endpoint: from.index() as u16,
                     sequence,
                     why,
@@ -458,8 +448,8 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
             }
             Effect::MemberFailed { from, syndrome } => {
                 let kind = EventKind::MemberFailed {
-                    mcst_id: group.mcst_id,
-                    generation: group.rule.generation,
+                    mcst_id,
+                    generation,
                     endpoint: from.index() as u16,
                     syndrome: syndrome.byte(),
                 };

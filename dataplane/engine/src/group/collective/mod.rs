@@ -1,7 +1,7 @@
 //! A collective group in the engine: translated connections, with payloads in slots (EPIC 4.3, Mode-II).
 //!
-//! The machine decides without payloads ([`castnet_collective::Translated`]); this module executes its effects on bytes. `lookup` is
-//! EPIC's LookupTable. `slots` holds payloads for AggregateData, ReplicateData and RecycleBuffer. `translate` is TranslateHeader.
+//! The machine decides without payloads ([`castnet_collective::Translated`]); this module executes its effects on bytes.
+//! `CollectiveContext::sender` is EPIC's LookupTable (contract C4). `slots` holds payloads for AggregateData, ReplicateData and RecycleBuffer. `translate` is TranslateHeader.
 //! `verify` implements contract C3.
 
 mod context;
@@ -9,7 +9,6 @@ mod explain;
 mod fast;
 mod feedback;
 mod frame;
-mod lookup;
 mod slots;
 mod translate;
 mod verify;

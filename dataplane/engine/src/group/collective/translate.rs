@@ -18,7 +18,7 @@ use castnet_wire::ethernet::set_macs;
 use castnet_wire::icrc::{self, HeaderDelta};
 use castnet_wire::layout::{self, IPV4_CHECKSUM, PACKET_HEADERS as FIXED};
 use castnet_wire::roce::ICRC_LEN;
-use castnet_wire::{Bth, FrameBuf, Ipv4, McstId, Opcode, PortId, Psn, Qpn};
+use castnet_wire::{Bth, FrameBuf, Ipv4, McstId, Opcode, PortId, Psn, Qpn, ipv4};
 
 const IMM: usize = 4;
 /// AckReq, reserved bits, PSN: the end of the BTH.
@@ -41,14 +41,12 @@ pub(super) struct Template {
 
 impl Template {
     pub(super) fn new(address: &Address) -> Self {
-        let mut bytes = [0; FIXED];
-        bytes[..Ipv4::LEN].copy_from_slice(&address.ip(0, 0).to_bytes());
+        // SEND_FIRST is opcode 0.
+        let bth = Bth::new(Opcode::SendFirst, address.qpn, Psn::new(0));
+        let mut bytes = address.headers(0, 0, &bth);
         let checksum = [IPV4_CHECKSUM.start, IPV4_CHECKSUM.start + 1].map(|at| bytes[at]);
         let checksum = u16::from_be_bytes(checksum);
         bytes[IPV4_CHECKSUM].fill(0);
-        bytes[layout::UDP].copy_from_slice(&address.udp(Ipv4::LEN).to_bytes());
-        // SEND_FIRST is opcode 0.
-        bytes[layout::BTH].copy_from_slice(&Bth::new(Opcode::SendFirst, address.qpn, Psn::new(0)).to_bytes());
         Self {
             bytes,
             sum: u32::from(!checksum),
@@ -69,9 +67,7 @@ impl Template {
     /// Changes the header of the same packet to another endpoint into the header for this one.
     #[inline]
     fn readdress(&self, out: &mut [u8; FIXED], tos: u8, length: u16, psn: [u8; PSN_WORD]) {
-        let sum = self.sum + u32::from(length) + u32::from(tos);
-        let sum = (sum & 0xFFFF) + (sum >> 16);
-        let checksum = !((sum & 0xFFFF) + (sum >> 16)) as u16;
+        let checksum = !ipv4::fold(self.sum + u32::from(length) + u32::from(tos));
         out[layout::TOS] = tos;
         out[IPV4_CHECKSUM].copy_from_slice(&checksum.to_be_bytes());
         out[layout::DST].copy_from_slice(&self.bytes[layout::DST]);
@@ -100,7 +96,7 @@ pub(super) struct EndpointConnection {
     /// True if data of the endpoint is ECN-capable (ECT). Data to the endpoint then is, too.
     pub(super) ect: bool,
     template: Template,
-    ack: AckTemplate,
+    pub(super) ack: AckTemplate,
     /// The ICRC difference between its header and the group header, as a register before AckReq and PSN.
     difference: u32,
 }
@@ -131,10 +127,6 @@ impl EndpointConnection {
     #[inline]
     fn tos(&self) -> u8 {
         self.link.tos() | if self.ect { ECT_0 } else { 0 }
-    }
-
-    pub(super) fn ack(&self) -> &AckTemplate {
-        &self.ack
     }
 }
 

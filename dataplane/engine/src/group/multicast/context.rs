@@ -10,7 +10,6 @@ use castnet_wire::{MacAddr, McstId, Nanos, PortId, Qpn, RoceHeader};
 use core::net::Ipv4Addr;
 
 use crate::egress::Egress;
-use crate::group::context::ContextStatus;
 use crate::group::install::{feedback_sport, macs, rule_bytes};
 use crate::group::kind::{EnginePrefetch, Kind};
 use crate::group::lookup::LookupTable;
@@ -75,18 +74,6 @@ impl Hot {
         // Members behind an adjacent switch are known only to the switches next to them, so any source address is valid.
         let known = dest_qp == Qpn::VIRTUAL && (!dest.is_addressed() || dest.ip == src.octets());
         known.then_some(path)
-    }
-
-    /// The paths of `port`.
-    pub(crate) fn paths_at(&self, port: PortId) -> impl Iterator<Item = PathId> {
-        let listed = self.table.iter().flat_map(move |table| table.at(port));
-        let listed = listed.filter_map(PathId::new);
-        let alone = if self.table.is_none() {
-            self.path(port)
-        } else {
-            None
-        };
-        listed.chain(alone)
     }
 
     /// The port of `path`.
@@ -229,7 +216,6 @@ impl Group {
             + size_of::<Cold>()
             + rule_bytes(&self.cold.rule)
             + size_of_val(&*self.paths)
-            + self.hot.machine.cold_bytes()
     }
 
     /// Its counters.
@@ -264,6 +250,8 @@ impl Group {
 }
 
 impl Kind for Box<Group> {
+    type Status = GroupStatus;
+
     fn rule(&self) -> &GroupRule {
         &self.cold.rule
     }
@@ -337,15 +325,15 @@ impl Kind for Box<Group> {
         into.multicast.add(self.rule(), self.counters(), self.paths())
     }
 
-    fn status(&self) -> ContextStatus {
-        ContextStatus::Multicast(GroupStatus {
+    fn status(&self) -> GroupStatus {
+        GroupStatus {
             rule: self.cold.rule.clone(),
             machine: self.hot.machine.status(),
             counters: self.counters(),
             paths: self.paths().collect(),
             hot_bytes: self.hot_bytes(),
             cold_bytes: self.cold_bytes(),
-        })
+        }
     }
 }
 

@@ -3,14 +3,14 @@
 use core::net::Ipv4Addr;
 
 use castnet_collective::{Effect, Event, Multicast, PathId};
-use castnet_wire::{DropReason, FrameBuf, MacAddr, Nanos, RoceHeader, Syndrome, icrc};
+use castnet_rules::NextHop;
+use castnet_wire::{Aeth, DropReason, FrameBuf, Nanos, Psn, RoceHeader, Syndrome, icrc};
 
-use super::classify as by_path;
 use crate::address;
 use crate::egress::Egress;
-use crate::group::classify::{self, Class};
+use crate::group::classify::{self, Class, Refusal};
 use crate::group::multicast::context::Group;
-use crate::group::multicast::feedback::{self, Feedback};
+use crate::group::multicast::feedback;
 use crate::group::multicast::replicate;
 use crate::group::services::Services;
 use crate::observe::events::EventKind;
@@ -32,22 +32,26 @@ impl Group {
         src: Ipv4Addr,
         frame: E::Buf,
     ) -> Verdict {
-        let (
-            group,
-            Services {
-                output,
-                timers,
-                events,
-                scratch,
-            },
-        ) = (self, services);
+        let group = self;
+        let Services {
+            output,
+            timers,
+            events,
+            scratch,
+        } = services;
         cx.observer.group(group.hot.mcst_id);
-        let admitted = admit(cx, group, header, src, &frame);
-        let (from, event) = match admitted {
+        let (from, event) = match admit(cx, group, header, src, &frame) {
             Ok(admitted) => admitted,
             Err((stage, reason)) => {
-                let mac = address::source_mac(frame.head());
-                return refuse(cx, group, (stage, reason), header, src, mac);
+                group.cold.exceptions.dropped += 1;
+                let from = (cx.ingress, src, address::source_mac(frame.head()));
+                return cx.drop(stage, reason, || {
+                    let texts = [
+                        "cannot be multicast",
+                        "the ICRC is wrong, and the frame could have changed state",
+                    ];
+                    classify::explain_refusal(reason, &group.cold.rule, from, header, NextHop::ip, texts)
+                });
             }
         };
         let before = group.hot.machine.next_psn();
@@ -74,30 +78,22 @@ impl Group {
                 carry_out(cx, output, group, header, effects, frame)
             }
         };
+        let mcst_id = group.hot.mcst_id;
         match event {
             Event::Data { psn, .. } if before.is_none() && group.hot.machine.next_psn().is_some() => {
-                events.push(
-                    cx.now,
-                    EventKind::BaselineLearned {
-                        mcst_id: group.hot.mcst_id,
-                        psn,
-                    },
-                );
+                events.push(cx.now, EventKind::BaselineLearned { mcst_id, psn });
             }
             Event::Feedback {
                 syndrome: syndrome @ Syndrome::Nak(code),
                 ..
             } if code.is_fatal() && !matches!(verdict, Verdict::Dropped(_)) => {
-                let (mcst_id, endpoint) = (group.hot.mcst_id, from.index() as u16);
-                events.push(
-                    cx.now,
-                    EventKind::MemberFailed {
-                        mcst_id,
-                        generation: group.cold.rule.generation,
-                        endpoint,
-                        syndrome: syndrome.byte(),
-                    },
-                );
+                let kind = EventKind::MemberFailed {
+                    mcst_id,
+                    generation: group.cold.rule.generation,
+                    endpoint: from.index() as u16,
+                    syndrome: syndrome.byte(),
+                };
+                events.push(cx.now, kind);
             }
             _ => {}
         }
@@ -119,22 +115,16 @@ impl Group {
             for effect in &scratch.effects {
                 if let Effect::Stalled { path, since } = *effect {
                     self.cold.exceptions.stalls += 1;
-                    let endpoint = path.index() as u16;
-                    let mcst_id = self.hot.mcst_id;
-                    events.push(
-                        now,
-                        EventKind::PathStalled {
-                            mcst_id,
-                            endpoint,
-                            since,
-                        },
-                    );
+                    let kind = EventKind::PathStalled {
+                        mcst_id: self.hot.mcst_id,
+                        endpoint: path.index() as u16,
+                        since,
+                    };
+                    events.push(now, kind);
                 }
             }
         }
-        if let Some((at, _)) = self.hot.machine.poll_timeout() {
-            timers.coarse.arm(now, slot, at);
-        }
+        arm(&mut timers.coarse, now, slot, &self.hot.machine);
     }
 }
 
@@ -157,11 +147,12 @@ fn admit<E: Egress, O: Observer>(
     header: &RoceHeader,
     src: Ipv4Addr,
     frame: &E::Buf,
-) -> Result<(PathId, Event), (Stage, DropReason)> {
+) -> Result<(PathId, Event), Refusal> {
     let hot = &group.hot;
     let mac = address::source_mac(frame.head());
-    let (from, class) =
-        by_path::classify(hot, cx.ingress, src, mac, header).map_err(|reason| (Stage::Classify, reason))?;
+    let from = hot.sender(cx.ingress, src, header.bth.dest_qp, mac);
+    let from = from.ok_or(classify::NOT_MEMBER)?;
+    let class = classify::class(header)?;
     cx.observer.step(|| {
         let decision = format!(
             "group {}, {} from {}",
@@ -178,7 +169,7 @@ fn admit<E: Egress, O: Observer>(
             ),
         )
     });
-    classify::check_packet(header, frame, hot.pmtu.into()).map_err(|reason| (Stage::Verify, reason))?;
+    classify::check_packet(header, frame, hot.pmtu.into())?;
     let psn = header.bth.psn;
     let (event, trusted) = match class {
         Class::Data => {
@@ -219,27 +210,6 @@ fn admit<E: Egress, O: Observer>(
         ),
     });
     Ok((from, event))
-}
-
-#[cold]
-fn refuse<E: Egress, O: Observer>(
-    cx: &mut Cx<'_, E, O>,
-    group: &mut Group,
-    (stage, reason): (Stage, DropReason),
-    header: &RoceHeader,
-    src: Ipv4Addr,
-    mac: Option<MacAddr>,
-) -> Verdict {
-    group.cold.exceptions.dropped += 1;
-    let (ingress, pmtu) = (cx.ingress, group.hot.pmtu);
-    cx.drop(stage, reason, || match reason {
-        DropReason::NotMember | DropReason::NotMulticastable => {
-            by_path::explain(group, ingress, src, mac, header)
-        }
-        DropReason::OverPmtu => format!("payload of {} bytes, path MTU {pmtu}", header.payload_len),
-        DropReason::BadIcrc => "the ICRC is wrong, and the frame could have changed state".into(),
-        other => other.to_string(),
-    })
 }
 
 #[inline]
@@ -285,7 +255,7 @@ pub(crate) fn count_arrival(group: &mut Group, from: PathId, event: &Event, leng
 
 /// Counts retransmitted data and the paths that did not need it.
 #[cold]
-fn count_retransmission(group: &mut Group, expected: Option<castnet_wire::Psn>, psn: castnet_wire::Psn) {
+fn count_retransmission(group: &mut Group, expected: Option<Psn>, psn: Psn) {
     if expected.is_some_and(|e| psn.is_before(e)) {
         group.cold.exceptions.retransmitted_in += 1;
     }
@@ -324,13 +294,8 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
                 psn,
                 msn,
                 syndrome,
-            } => Feedback::Acknowledge {
-                to,
-                psn,
-                msn,
-                syndrome,
-            },
-            Effect::Cnp { to } => Feedback::Cnp { to },
+            } => (to, Some((psn, Aeth { syndrome, msn }))),
+            Effect::Cnp { to } => (to, None),
             Effect::Replicate { .. } => {
                 if let Some(frame) = frame.take() {
                     verdict = replicate::replicate(cx, output, group, header, src, frame);
@@ -356,7 +321,7 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
 }
 
 /// Describes the decision of the machine, for traces.
-fn explain(group: &Group, event: &Event, expected: Option<castnet_wire::Psn>, effects: &[Effect]) -> Step {
+fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effect]) -> Step {
     let what = match event {
         Event::Data { psn, .. } => match expected.map(|e| psn.diff(e)) {
             Some(0) => format!("PSN {psn} is the next expected"),
@@ -384,7 +349,7 @@ fn explain(group: &Group, event: &Event, expected: Option<castnet_wire::Psn>, ef
         })
         .collect();
     let status = group.hot.machine.status();
-    let psn_text = |psn: Option<castnet_wire::Psn>| psn.map_or("unknown".into(), |p| p.to_string());
+    let psn_text = |psn: Option<Psn>| psn.map_or("unknown".into(), |p| p.to_string());
     let mut facts = vec![format!(
         "AggAckPSN {}, newest data {}, MePSN {}",
         psn_text(status.agg_ack_psn),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use castnet_engine::plain::{PlainEgress, PlainFrame};
+use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Context, Engine};
 use castnet_rules::{
     Endpoint, GroupRule, HostEndpoint, LossPolicy, NextHop, RankPart, StragglerPolicy, TranslatedRule,
@@ -657,10 +657,10 @@ impl Net {
         let own = self.routed.map_or(GROUP, |mcst_ids| mcst_ids[from]);
         for (port, frame) in egress.sent {
             assert!(
-                !is_from(own, &frame.0) || is_sound(&frame.0),
+                !is_from(own, &frame) || is_sound(&frame),
                 "what a switch makes is sound"
             );
-            self.put(End::Port(from, port.index()), frame.0);
+            self.put(End::Port(from, port.index()), frame);
         }
     }
 
@@ -717,7 +717,7 @@ impl Net {
                     }
                     let mut egress = PlainEgress::default();
                     let mut batch = Batch::new();
-                    batch.push(PlainFrame(frame));
+                    batch.push(frame);
                     self.engines[switch].process(now, port(ingress), &mut batch, &mut egress);
                     self.leave(switch, egress);
                 }

@@ -5,12 +5,14 @@ pub mod collective;
 
 use core::net::Ipv4Addr;
 
-use castnet_engine::plain::{PlainEgress, PlainFrame};
-use castnet_engine::{Context, Engine, EngineConfig, Expected, PortInfo};
-use castnet_rules::{Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RemoteMemory};
+use castnet_engine::plain::PlainEgress;
+use castnet_engine::{Context, Engine, EngineConfig, Expected, PortInfo, Tables};
+use castnet_rules::{
+    Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RemoteMemory, Route,
+};
 use castnet_wire::build::{emit_ack, emit_arp};
 use castnet_wire::{
-    Aeth, Arp, Batch, Bth, Ethernet, ExtHeaders, MacAddr, McstId, Nanos, Network, Opcode, Parsed, Pmtu,
+    Aeth, Arp, Batch, Bth, Ethernet, ExtHeaders, Ipv4, MacAddr, McstId, Nanos, Network, Opcode, Parsed, Pmtu,
     PortId, Psn, Qpn, RoceHeader, Syndrome, VlanTag, emit_roce, icrc, parse_frame,
 };
 
@@ -196,13 +198,12 @@ impl DataFrame {
     }
 
     pub fn bytes(&self) -> Vec<u8> {
-        let network = Network::V4 {
-            src: self.src,
-            dst: self.dst,
+        let network = Network::V4(Ipv4 {
             tos: self.tos,
             ttl: self.ttl,
             ident: self.ident,
-        };
+            ..Ipv4::udp(self.src, self.dst)
+        });
         let bth = Bth {
             solicited: self.solicited,
             ack_request: self.ack_request,
@@ -245,6 +246,22 @@ pub fn ack(n: usize, psn: u32, msn: u32, syndrome: Syndrome) -> Vec<u8> {
     .unwrap();
     out.truncate(n);
     out
+}
+
+/// Tables with these routes, with all groups on worker 0.
+pub fn tables(
+    generation: u64,
+    groups: impl IntoIterator<Item = McstId>,
+    routes: &[Route],
+    up: impl IntoIterator<Item = PortId>,
+) -> Tables {
+    let mut tables = Tables::default();
+    (tables.generation, tables.up) = (generation, up.into_iter().collect());
+    groups
+        .into_iter()
+        .for_each(|group| tables.owners.insert(group, 0));
+    tables.set_routes(routes);
+    tables
 }
 
 pub fn cnp(n: usize) -> Vec<u8> {
@@ -299,7 +316,7 @@ pub fn feed(engine: &mut Engine, now: Nanos, ingress: usize, frame: &[u8]) -> Ve
 
 pub fn feed_into(engine: &mut Engine, now: Nanos, ingress: usize, frame: &[u8], egress: &mut PlainEgress) {
     let mut batch = Batch::new();
-    batch.push(PlainFrame::from(frame));
+    batch.push(frame.to_vec());
     engine.process(now, port(ingress), &mut batch, egress);
     assert!(batch.is_empty(), "a batch is drained");
 }
@@ -325,7 +342,7 @@ pub fn taken(egress: PlainEgress) -> Vec<(usize, Vec<u8>)> {
     egress
         .sent
         .into_iter()
-        .map(|(port, frame)| (port.index(), frame.0))
+        .map(|(port, frame)| (port.index(), frame))
         .collect()
 }
 

@@ -3,12 +3,12 @@
 
 use castnet_collective::{Effect, Event, PathId};
 use castnet_wire::icrc::{self, ACK_LEN, AckWords};
-use castnet_wire::{DropReason, FrameBuf, Parsed, Syndrome, parse_frame};
+use castnet_wire::{Aeth, DropReason, FrameBuf, Parsed, Syndrome, parse_frame};
 
 use crate::egress::Egress;
 use crate::group::headers::{Headers, L3};
 use crate::group::multicast::context::Group;
-use crate::group::multicast::feedback::{self, Feedback};
+use crate::group::multicast::feedback;
 use crate::group::multicast::frame as slow;
 use crate::group::services::Services;
 use crate::observe::trace::{Observer, Verdict};
@@ -87,13 +87,11 @@ impl Group {
                 },
             ] => {
                 let link = LinkHeader::plain(headers.tos());
-                let wanted = Feedback::Acknowledge {
-                    to: *to,
-                    psn: *psn,
-                    msn: *msn,
+                let aeth = Aeth {
                     syndrome: *syndrome,
+                    msn: *msn,
                 };
-                feedback::send(cx, output, group, &link, wanted, Some(frame));
+                feedback::send(cx, output, group, &link, (*to, Some((*psn, aeth))), Some(frame));
                 Verdict::Absorbed
             }
             effects => match parse_frame(frame.head(), frame.length()) {
