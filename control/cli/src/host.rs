@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use castnet_comm::machine::Collective;
 use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, remark};
@@ -29,9 +30,9 @@ use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::group::{qpn, virtual_qpn};
 use castnet_console::units::pmtu;
-use collective::{BarrierCommand, BroadcastCommand, GatherCommand, ReduceCommand, ReducingCommand, Which};
+use crate::group::{qpn, virtual_qpn};
+use collective::{BarrierCommand, BroadcastCommand, GatherCommand, ReduceCommand, ReducingCommand};
 use device::{Device, Kind};
 use help::{
     ALL_GATHER_HELP, ALL_REDUCE_HELP, BARRIER_HELP, BROADCAST_HELP, REDUCE_HELP, REDUCE_SCATTER_HELP,
@@ -49,21 +50,21 @@ type Stop = Arc<AtomicBool>;
 /// Silence after which a source reports that it waits.
 const REMARK_AFTER: Duration = Duration::from_secs(5);
 
-/// An RNIC, in software on an interface or of the machine: sends or receives a file in a group, or runs collectives
+/// Sends or receives a file in a group, or runs collectives, with the software RNIC or one of this machine
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Each member of a group runs one of these, or has a program of its own that drives its RNIC. With a controller, a host joins by its name; without one (--mcst-id, for switches with rule files) it takes its part from the flags.
+    after_help = "Each member of a group runs one of these commands, or a program of its own that uses its RNIC. With a controller, a host joins the group by name. Without one (--mcst-id, for switches with rule files) the flags describe the group.
 
 Examples:
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out copy.bin
   castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file data.bin
-  castnet host send ... --op write --message-size 1MiB          by RDMA WRITE; receivers with the same two flags
+  castnet host send ... --op write --message-size 1MiB          by RDMA WRITE; receivers need the same two flags
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name b --out copy.bin \\
       --mcst-id 10.255.0.1 --qpn 0x12 --start-psn 0 --pmtu 1024   without a controller
   castnet host send --rnic verbs --name h1 --group g --file data.bin      on a real RNIC, or the kernel's SoftRoCE
   castnet host selftest --rnic verbs                            does my RNIC do what Castnet needs?
-  castnet host ping --interface veth0 --ip 10.0.0.1/24 10.0.0.2 who answers ARP on this link?
-  castnet host allreduce --interface veth0 --ip 10.0.0.1/24 --name h1 --job j --rank 0 --size 4    as one rank of four"
+  castnet host ping --interface veth0 --ip 10.0.0.1/24 10.0.0.2 which addresses answer ARP?
+  castnet host allreduce --interface veth0 --ip 10.0.0.1/24 --name h1 --job j --rank 0 --size 4    as rank 0 of four"
 )]
 pub(crate) struct HostCommand {
     #[command(subcommand)]
@@ -82,71 +83,76 @@ enum Verb {
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out folder/
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out - | tar x")]
     Receive(ReceiveCommand),
-    /// As a rank of a job: reduces all ranks' data and gives the result to all; checked and measured
+    /// Collective: all ranks receive the reduction of all ranks' data; checked and measured
     #[command(name = "allreduce", after_help = ALL_REDUCE_HELP, after_long_help = [ALL_REDUCE_HELP, TABLE_HELP].concat())]
     AllReduce(ReducingCommand),
-    /// As a rank of a job: reduces all ranks' data and gives the result to one (--root); checked and measured
+    /// Collective: one rank (--root) receives the reduction of all ranks' data; checked and measured
     #[command(after_help = REDUCE_HELP, after_long_help = [REDUCE_HELP, TABLE_HELP].concat())]
     Reduce(ReduceCommand),
-    /// As a rank of a job: gives one rank's data (--root) to all; checked and measured
+    /// Collective: all ranks receive the data of one rank (--root); checked and measured
     #[command(after_help = BROADCAST_HELP, after_long_help = [BROADCAST_HELP, TABLE_HELP].concat())]
     Broadcast(BroadcastCommand),
-    /// As a rank of a job: nobody goes on before all have come; measured
+    /// Collective: no rank continues before all have called it; measured
     #[command(after_help = BARRIER_HELP, after_long_help = [BARRIER_HELP, TABLE_HELP].concat())]
     Barrier(BarrierCommand),
-    /// As a rank of a job: reduces all ranks' data and gives each rank its block; checked and measured
+    /// Collective: each rank receives its block of the reduction of all ranks' data; checked and measured
     #[command(name = "reducescatter", after_help = REDUCE_SCATTER_HELP, after_long_help = [REDUCE_SCATTER_HELP, TABLE_HELP].concat())]
     ReduceScatter(ReducingCommand),
-    /// As a rank of a job: gives all ranks' blocks to all; checked and measured
+    /// Collective: all ranks receive all ranks' blocks; checked and measured
     #[command(name = "allgather", after_help = ALL_GATHER_HELP, after_long_help = [ALL_GATHER_HELP, TABLE_HELP].concat())]
     AllGather(GatherCommand),
-    /// Tries an RNIC out against itself: does it do what Castnet needs?
+    /// Checks that an RNIC does what Castnet needs
     Selftest(SelftestCommand),
-    /// Asks by ARP whether addresses can be reached from this interface: hosts, and McstIDs of installed groups
+    /// Checks by ARP which addresses can be reached from this interface: hosts, and McstIDs of installed groups
     Ping(PingCommand),
 }
 
-/// What all members of a group do alike, and this member's part.
 #[derive(Debug, Args)]
 struct MemberArgs {
     #[command(flatten)]
     device: Device,
-    /// This host's name, as the group has it
+    /// Name of this host in the group
     #[arg(long)]
     name: String,
-    /// SEND or WRITE, both with immediate; the same at all members
+    /// Operation, SEND or WRITE with immediate; the same at all members
     #[arg(long, value_enum, default_value_t = Op::Send)]
     op: Op,
     /// Bytes of a full message; the same at all members
     #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     message_size: Size,
-    /// Messages that a receiver holds; with WRITE the same at all members
+    /// Messages in a receiver's ring; with WRITE the same at all members
     #[arg(long, value_name = "N", default_value_t = 32)]
     slots: u32,
-    /// Time-out exponent of the sender's QP: 4.096 us * 2^N; 14 is 67 ms
-    #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..32))]
-    qp_timeout: u8,
-    /// Retries of the sender's QP without progress; 7 is for ever with the software RNIC and SoftRoCE
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..8))]
-    retry_cnt: u8,
-    /// Retries of the sender's QP after RNR NAKs; 7 is for ever
+    #[command(flatten)]
+    qp: QpArgs,
+    /// Retries of the QP after RNR NAKs; 7: no limit
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..8))]
     rnr_retry: u8,
-    /// Waits so long for somebody to answer ARP for the group
+    /// How long to wait for an answer to ARP for the group
     #[arg(long, value_name = "TIME", default_value = "5s")]
     connect_timeout: Span,
     #[command(flatten)]
     join: JoinArgs,
     #[command(flatten)]
     fixed: FixedArgs,
-    /// Writes this end of the connection (address, QPN, memory) into this file, as JSON, before it joins
+    /// Before joining, writes this end of the connection (address, QPN, memory) into this file, as JSON
     #[arg(long, value_name = "PATH")]
     qp_file: Option<PathBuf>,
-    /// Writes a line into this file once the QP is connected
+    /// Writes a line into this file when the QP is connected
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
     #[command(flatten)]
     tls: Tls,
+}
+
+#[derive(Clone, Debug, Args)]
+struct QpArgs {
+    /// Time-out exponent of the QP: 4.096 us * 2^N; 14 is 67 ms
+    #[arg(long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..32))]
+    qp_timeout: u8,
+    /// Retries of the QP without progress; 7: no limit with the software RNIC and SoftRoCE
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..8))]
+    retry_cnt: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -158,13 +164,13 @@ enum Op {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "With a controller")]
 struct JoinArgs {
-    /// The group to join
+    /// Name of the group
     #[arg(long, required_unless_present = "mcst_id")]
     group: Option<String>,
-    /// The controller
+    /// Address of the controller
     #[arg(long, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]
     controller: Address,
-    /// Waits so long for a controller that is not there yet, and for a group that is not created yet
+    /// How long to wait for the controller to start, and for the group to be created
     #[arg(long, value_name = "TIME", default_value = "0s")]
     wait: Span,
 }
@@ -172,22 +178,22 @@ struct JoinArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Without a controller (the values of the switch's rule file)")]
 struct FixedArgs {
-    /// The group's address
+    /// Address of the group
     #[arg(long, value_name = "IP", conflicts_with = "group", requires = "start_psn")]
     mcst_id: Option<Ipv4Addr>,
-    /// This member's QPN; with --rnic verbs the device draws it, and --qp-file tells it
+    /// QPN of this member; with --rnic verbs the device chooses it, see --qp-file
     #[arg(id = "own_qpn", long = "qpn", value_name = "QPN", value_parser = qpn)]
     qpn: Option<Qpn>,
-    /// The QPN that this member's frames are addressed to: its endpoint's virtual_qpn [default: 1]
+    /// QPN that this member sends to: virtual_qpn of its endpoint [default: 1]
     #[arg(long, value_name = "QPN", requires = "mcst_id", value_parser = virtual_qpn)]
     virtual_qpn: Option<Qpn>,
-    /// The source's start PSN
+    /// Start PSN of the source
     #[arg(long, value_name = "PSN", requires = "mcst_id", value_parser = clap::value_parser!(u32).range(0..1 << 24))]
     start_psn: Option<u32>,
-    /// The group's path MTU [default: 1024]
+    /// Path MTU of the group [default: 1024]
     #[arg(long, value_name = "BYTES", requires = "mcst_id", value_parser = pmtu)]
     pmtu: Option<u32>,
-    /// What the source's virtual addresses are relative to, for WRITE
+    /// With --op write: base of the source's virtual addresses
     #[arg(long, value_name = "VA", requires = "mcst_id", value_parser = crate::group::number)]
     va_base: Option<u64>,
 }
@@ -196,7 +202,7 @@ struct FixedArgs {
 struct SendCommand {
     #[command(flatten)]
     member: MemberArgs,
-    /// The file; `-` is stdin
+    /// File to send; `-` is stdin
     #[arg(
         long,
         value_name = "FILE",
@@ -204,7 +210,7 @@ struct SendCommand {
         conflicts_with = "size"
     )]
     file: Option<PathBuf>,
-    /// Fails when nobody has answered for so long; 0 tries for ever
+    /// Fails after so long without an answer; 0: never
     #[arg(long, value_name = "TIME", default_value = "1m")]
     give_up: Span,
     #[command(flatten)]
@@ -215,7 +221,7 @@ struct SendCommand {
 struct ReceiveCommand {
     #[command(flatten)]
     member: MemberArgs,
-    /// The file to write, or a folder for a file of the sender's name; `-` is stdout
+    /// File to write, or a folder for a file with the sender's name; `-` is stdout
     #[arg(
         long,
         value_name = "FILE|DIR",
@@ -240,11 +246,11 @@ impl HostCommand {
         let work = move || match self.verb {
             Verb::Send(command) => command.run(output, &stop),
             Verb::Receive(command) => command.run(output, &stop),
-            Verb::AllReduce(command) => command.run(Which::AllReduce, output, &stop),
+            Verb::AllReduce(command) => command.run(Collective::AllReduce, output, &stop),
             Verb::Reduce(command) => command.run(output, &stop),
             Verb::Broadcast(command) => command.run(output, &stop),
             Verb::Barrier(command) => command.run(output, &stop),
-            Verb::ReduceScatter(command) => command.run(Which::ReduceScatter, output, &stop),
+            Verb::ReduceScatter(command) => command.run(Collective::ReduceScatter, output, &stop),
             Verb::AllGather(command) => command.run(output, &stop),
             Verb::Selftest(command) => command.run(output),
             Verb::Ping(command) => command.run(output, &stop),
@@ -282,8 +288,8 @@ impl MemberArgs {
             by_write: self.op == Op::Write,
             message_size,
             slots: self.slots,
-            timeout: self.qp_timeout,
-            retry_cnt: self.retry_cnt,
+            timeout: self.qp.qp_timeout,
+            retry_cnt: self.qp.retry_cnt,
             rnr_retry: self.rnr_retry,
             connect_timeout: self.connect_timeout.0,
             interrupt: Some(stop.clone()),
@@ -363,20 +369,23 @@ fn remark_silence(is_remarked: &mut bool, silent: Duration) {
     *is_remarked = is_long;
 }
 
-/// A bar for bytes, on stderr, where somebody sees it.
+/// A progress bar for bytes.
 pub(crate) fn bar(output: Output, length: Option<u64>) -> ProgressBar {
+    let template = match length {
+        Some(_) => "{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        None => "{msg} {spinner} {bytes} {bytes_per_sec}",
+    };
+    progress_bar(output, length, template)
+}
+
+/// A progress bar on stderr, hidden unless that is a terminal.
+fn progress_bar(output: Output, length: Option<u64>, template: &str) -> ProgressBar {
     if !output.shows_progress() {
         return ProgressBar::hidden();
     }
-    let (bar, template) = match length {
-        Some(length) => (
-            ProgressBar::new(length),
-            "{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-        ),
-        None => (
-            ProgressBar::new_spinner(),
-            "{msg} {spinner} {bytes} {bytes_per_sec}",
-        ),
+    let bar = match length {
+        Some(length) => ProgressBar::new(length),
+        None => ProgressBar::new_spinner(),
     };
     match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style),
@@ -384,7 +393,7 @@ pub(crate) fn bar(output: Output, length: Option<u64>) -> ProgressBar {
     }
 }
 
-/// The file to send, its name and its length where it has one.
+/// Opens the file to send. Its header has its name, and its length if it is a regular file.
 fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
     if path == Path::new("-") {
         return Ok((
@@ -445,7 +454,7 @@ impl ReceiveCommand {
         let Some(out) = &self.out else {
             return self.receive_messages(config, output);
         };
-        let target = Target::new(out.clone());
+        let target = Target(out.clone());
         let mut rnic = args.device.open()?;
         let receiver = castnet_member::receiver(config, &mut *rnic).map_err(failure::member)?;
         let (mut receiver, _ready) = args.join(receiver)?;

@@ -189,7 +189,7 @@ columns!(row: RankLine => row { rank, host, phase } (row.endpoint) { ip, mac, qp
 
 /// The ranks of a group.
 pub(super) fn rank_lines(state: &api::CollectiveState) -> Vec<RankLine> {
-    let line = |member: api::RankState| RankLine {
+    let line = |member: api::MemberState| RankLine {
         rank: member.rank,
         phase: last_word(member.phase().as_str_name()),
         host: unless_empty(member.host),

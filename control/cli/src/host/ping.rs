@@ -1,4 +1,4 @@
-//! `castnet host ping`: who answers ARP.
+//! `castnet host ping`: which addresses answer ARP.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::Ordering;
@@ -14,15 +14,14 @@ use serde::Serialize;
 use super::device::{Device, Kind};
 use super::{Stop, failure};
 
-/// Whom to ask for.
 #[derive(Debug, Args)]
 pub(crate) struct PingCommand {
     #[command(flatten)]
     device: Device,
-    /// Addresses to ask for
+    /// Addresses to resolve
     #[arg(required = true, value_name = "IP")]
     targets: Vec<Ipv4Addr>,
-    /// How long to wait for each
+    /// How long to wait for each answer
     #[arg(long, value_name = "TIME", default_value = "1s")]
     wait: Span,
 }
@@ -47,7 +46,7 @@ impl Row for Answer {
 }
 
 impl PingCommand {
-    /// Asks for one after the other.
+    /// Resolves one address after the other.
     pub(crate) fn run(self, output: Output, stop: &Stop) -> Outcome {
         if self.device.rnic == Kind::Verbs {
             return Err(Failure::usage(
@@ -74,7 +73,7 @@ impl PingCommand {
         }
         let silent = answers.iter().filter(|a| a.mac.is_none()).count();
         let from = rnic.attributes().mac;
-        output.show(&Rows::new(answers, "nobody was asked"))?;
+        output.show(&Rows::new(answers, "no address was given"))?;
         if silent == 0 {
             return Ok(());
         }
@@ -82,6 +81,6 @@ impl PingCommand {
             "{silent} of {} did not answer {from}",
             self.targets.len()
         ))
-        .next("see that they run, and that the switch has this port: castnet port; castnet fdb"))
+        .next("check that they run, and that the switch has this port: castnet port; castnet fdb"))
     }
 }

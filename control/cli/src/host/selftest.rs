@@ -13,12 +13,10 @@ use serde::Serialize;
 use super::device::{Device, Kind};
 use super::failure;
 
-/// Which RNIC.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Two QPs of the device are connected to each other, and everything that Castnet needs of an RNIC is tried out: SEND and
-WRITE with and without immediate, path MTUs, start PSNs, RNR, wrong keys, flushes, waiting for events. No switch is
-needed. With --rnic soft, two software RNICs on a link in memory; --interface and --ip are not needed.
+    after_help = "Connects two QPs of the device to each other, and checks everything that Castnet needs: SEND and WRITE with and without
+immediate, path MTUs, start PSNs, RNR, wrong keys, flushes, waiting for events. No switch is needed. With --rnic soft, two software RNICs on a link in memory; --interface and --ip are not needed.
 
 Examples:
   castnet host selftest --rnic verbs
@@ -48,7 +46,7 @@ struct CheckLine {
     name: &'static str,
     about: &'static str,
     ok: bool,
-    /// What was seen, or what was wrong.
+    /// What was observed, or what was wrong.
     seen: String,
     seconds: f64,
 }
@@ -67,7 +65,7 @@ impl From<&CheckReport> for CheckLine {
 }
 
 impl Row for CheckLine {
-    const COLUMNS: &'static [&'static str] = &["", "check", "what is looked at", "seen", "after"];
+    const COLUMNS: &'static [&'static str] = &["", "check", "what is checked", "seen", "after"];
 
     fn cells(&self) -> Vec<String> {
         vec![
@@ -86,7 +84,7 @@ impl Report for SelftestReport {
             "{}, {}, MTU {}, path MTU up to {}",
             self.device, self.ip, self.mtu, self.active_pmtu
         ));
-        page.rows(&self.checks, "nothing was tried");
+        page.rows(&self.checks, "no checks");
         page.title(match self.failed {
             0 => "This RNIC does what Castnet needs.".to_owned(),
             failed => format!("{failed} of {} checks failed.", self.checks.len()),
@@ -95,7 +93,7 @@ impl Report for SelftestReport {
 }
 
 impl SelftestCommand {
-    /// Tries everything, whatever fails.
+    /// Runs all checks, also after one has failed.
     pub(crate) fn run(self, output: Output) -> Outcome {
         let mut each = |report: &CheckReport| {
             if let Err(wrong) = &report.outcome {
@@ -122,7 +120,7 @@ impl SelftestCommand {
         }
         Err(
             Failure::failed(format!("{failed} of {} checks failed", reports.len()))
-                .next("this RNIC or its driver is not fit for groups as it is; its documentation may tell of settings"),
+                .next("this RNIC or its driver cannot be used for groups with its current settings; see its documentation"),
         )
     }
 

@@ -1,27 +1,22 @@
-//! Where a received stream goes: a file that appears whole or not at all, or stdout.
+//! The target of a received stream: stdout, or a file that appears whole or not at all.
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use castnet_rnic::stream::StreamHeader;
+use castnet_member::StreamHeader;
 
-/// What the user named: a file, a folder, or `-` for stdout.
+/// A file, a folder, or `-` for stdout.
 #[derive(Clone, Debug)]
-pub(crate) struct Target(PathBuf);
+pub(crate) struct Target(pub(crate) PathBuf);
 
 impl Target {
-    pub(crate) fn new(path: PathBuf) -> Self {
-        Self(path)
-    }
-
-    /// Whether the bytes go to stdout, where nothing else may go then.
     pub(crate) fn is_stdout(&self) -> bool {
         self.0 == Path::new("-")
     }
 
-    /// The file for a stream of this name; `None` for stdout.
+    /// The file for a stream; `None` for stdout.
     fn path(&self, header: &StreamHeader) -> io::Result<Option<PathBuf>> {
         if self.is_stdout() {
             return Ok(None);
@@ -29,7 +24,7 @@ impl Target {
         if !self.0.is_dir() {
             return Ok(Some(self.0.clone()));
         }
-        // The name comes from another host: only its last part is believed, and it cannot lead out of the folder.
+        // The name comes from another host. Only its last part is used, which cannot lead out of the folder.
         let name = Path::new(&header.name)
             .file_name()
             .filter(|n| *n != OsStr::new(".."));
@@ -42,73 +37,51 @@ impl Target {
         Ok(Some(self.0.join(name)))
     }
 
-    /// Opens the place for a stream.
+    /// Opens the target for a stream.
     pub(crate) fn open(&self, header: &StreamHeader) -> io::Result<Sink> {
-        match self.path(header)? {
-            None => Ok(Sink {
+        let Some(path) = self.path(header)? else {
+            return Ok(Sink {
                 part: None,
-                out: Some(Out::Stdout(io::stdout())),
-            }),
-            Some(path) => {
-                let mut part = path.as_os_str().to_owned();
-                part.push(".part");
-                let part = PathBuf::from(part);
-                let file = File::create(&part)
-                    .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", part.display())))?;
-                Ok(Sink {
-                    part: Some((part, path)),
-                    out: Some(Out::File(BufWriter::with_capacity(1 << 20, file))),
-                })
-            }
-        }
+                out: Box::new(io::stdout()),
+            });
+        };
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        let part = PathBuf::from(part);
+        let file =
+            File::create(&part).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", part.display())))?;
+        Ok(Sink {
+            part: Some((part, path)),
+            out: Box::new(BufWriter::with_capacity(1 << 20, file)),
+        })
     }
 }
 
-#[derive(Debug)]
-enum Out {
-    Stdout(io::Stdout),
-    File(BufWriter<File>),
-}
-
-/// An open place. Dropped before it is kept, a file disappears.
-#[derive(Debug)]
+/// An open target. If it is dropped before [`Sink::keep`], its file is removed.
 pub(crate) struct Sink {
-    /// Under which name it is written, and under which it shall appear.
+    /// The name of the file until it is complete, and then.
     part: Option<(PathBuf, PathBuf)>,
-    out: Option<Out>,
+    out: Box<dyn Write>,
 }
 
 impl Sink {
-    /// Everything has arrived: the file appears. Returns where it is.
+    /// Gives the complete file its name, and returns that.
     pub(crate) fn keep(mut self) -> io::Result<Option<PathBuf>> {
-        match self.out.take() {
-            Some(Out::File(file)) => drop(file.into_inner().map_err(io::IntoInnerError::into_error)?),
-            Some(Out::Stdout(mut out)) => out.flush()?,
-            None => {}
+        self.out.flush()?;
+        if let Some((part, path)) = &self.part {
+            std::fs::rename(part, path)?;
         }
-        let Some((part, path)) = &self.part else {
-            return Ok(None);
-        };
-        std::fs::rename(part, path)?;
         Ok(self.part.take().map(|(_, path)| path))
     }
 }
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match &mut self.out {
-            Some(Out::Stdout(out)) => out.write(bytes),
-            Some(Out::File(file)) => file.write(bytes),
-            None => Ok(bytes.len()),
-        }
+        self.out.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match &mut self.out {
-            Some(Out::Stdout(out)) => out.flush(),
-            Some(Out::File(file)) => file.flush(),
-            None => Ok(()),
-        }
+        self.out.flush()
     }
 }
 
@@ -134,7 +107,7 @@ mod tests {
     #[test]
     fn a_file_appears_whole_or_not_at_all() {
         let folder = tempfile::tempdir().expect("a folder");
-        let target = Target::new(folder.path().join("out.bin"));
+        let target = Target(folder.path().join("out.bin"));
         let mut sink = target.open(&header("x")).expect("a place");
         sink.write_all(b"half").expect("written");
         drop(sink);
@@ -152,7 +125,7 @@ mod tests {
     #[test]
     fn a_name_from_another_host_stays_in_the_folder() {
         let folder = tempfile::tempdir().expect("a folder");
-        let target = Target::new(folder.path().to_owned());
+        let target = Target(folder.path().to_owned());
         for (name, file) in [
             ("a.bin", "a.bin"),
             ("../../etc/passwd", "passwd"),

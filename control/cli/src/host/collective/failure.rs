@@ -1,4 +1,4 @@
-//! What a collective that failed means for the user.
+//! Failures of collectives, with what the user can do about them.
 
 use castnet_comm::{CommError, ControllerError, RankName};
 use castnet_console::connect;
@@ -7,7 +7,6 @@ use castnet_console::units::span;
 
 use crate::host::failure::{self, NO_CONTROLLER};
 
-/// Names in a row.
 fn names(ranks: &[RankName]) -> String {
     let names: Vec<_> = ranks.iter().map(ToString::to_string).collect();
     names.join(", ")
@@ -31,11 +30,11 @@ pub(crate) fn failure(error: CommError, job: &str) -> Failure {
         | CommError::Unsupported { .. }
         | CommError::Lengths { .. }) => Failure::usage(error).next("castnet host COLLECTIVE --help"),
         error @ CommError::Refused { .. } => Failure::refused(error).next(
-            "castnet group list and castnet topology tell who has the memory; --window and --pmtu make the group smaller\n\
+            "castnet group list and castnet topology show which groups use the memory; --window and --pmtu make the group smaller\n\
              --fallback allowed uses algorithms between hosts instead",
         ),
         CommError::JoinTimedOut { after, missing, .. } if !missing.is_empty() => Failure::unreachable(format!(
-            "the group is not there after {}; missing: {}",
+            "the group is not active after {}; missing: {}",
             span(after),
             names(&missing)
         ))
@@ -44,7 +43,7 @@ pub(crate) fn failure(error: CommError, job: &str) -> Failure {
             Failure::unreachable(format!("the controller has not answered for {}", span(after))).next(NO_CONTROLLER)
         }
         CommError::JoinTimedOut { after, reason, .. } => {
-            Failure::unreachable(format!("the group is not there after {}: {reason}", span(after)))
+            Failure::unreachable(format!("the group is not active after {}: {reason}", span(after)))
                 .next(format!("{show}; castnet topology; or wait longer: --wait 5m"))
         }
         CommError::TimedOut {
@@ -60,35 +59,35 @@ pub(crate) fn failure(error: CommError, job: &str) -> Failure {
             let name = collective.name();
             let after = span(after);
             Failure::failed(format!("{name} did not end within {after}: waited for {what}{missing}")).next(format!(
-                "{show} tells who is late; or wait longer: --timeout 5m"
+                "{show} lists the ranks that are late; or wait longer: --timeout 5m"
             ))
         }
         error @ (CommError::Conflict { .. } | CommError::Mismatch { .. }) => {
             Failure::failed(error).next("all ranks need the same command with the same flags")
         }
         error @ CommError::NotReproducible { .. } => Failure::refused(error)
-            .next("castnet group create --collective --reproducible makes it so; or call without --reproducible"),
+            .next("create it with castnet group create --collective --reproducible; or call without --reproducible"),
         CommError::RankFailed { rank, reason } => Failure::failed(format!("{rank} is gone: {reason}"))
-            .next("see why it ended, and start all ranks again: the group's memory is free"),
+            .next("find out why it ended, and start all ranks again; the group's memory is free"),
         error @ CommError::GroupFailed { .. } => {
-            Failure::failed(error).next(format!("start all ranks again; {show} and castnet topology tell how the fabric is"))
+            Failure::failed(error).next(format!("start all ranks again; {show} and castnet topology show the state of the fabric"))
         }
         error @ CommError::QueuePair { .. } => Failure::failed(error).next(
-            "castnet drops and castnet counters at each switch tell what was lost on the way; \
-             --qp-timeout and --retry-cnt make queue pairs more patient",
+            "castnet drops and castnet counters at each switch show what was lost; \
+             --qp-timeout and --retry-cnt let queue pairs try for longer",
         ),
         other => Failure::failed(other).next("start all ranks again"),
     }
 }
 
-/// The controller said no.
+/// The failure of a request that the controller refused.
 fn refused(status: tonic::Status, show: &str) -> Failure {
     let code = status.code();
     let failure = Failure::from(status);
     match code {
-        tonic::Code::AlreadyExists => failure.next(format!("{show} tells who is in; or take another --job")),
+        tonic::Code::AlreadyExists => failure.next(format!("{show} lists its members; or use another --job")),
         tonic::Code::InvalidArgument => failure.next(format!(
-            "give all ranks the same flags; {show} tells what the group was made with, castnet topology which hosts there are"
+            "give all ranks the same flags; {show} lists the settings of the group, castnet topology the hosts"
         )),
         tonic::Code::Unavailable | tonic::Code::DeadlineExceeded => failure.next(NO_CONTROLLER),
         _ => failure,

@@ -1,22 +1,20 @@
-//! One size: warm-up, calls with the clock, a checked call, and what all ranks saw.
+//! Measures one size: warm-up, timed calls and a checked call, and the figures over all ranks.
 
 use std::time::Instant;
 
+use castnet_comm::machine::Collective;
 use castnet_comm::{CommError, Communicator, DataType, Operation, bf16, f16};
 use castnet_console::exit::Failure;
 use castnet_console::units;
 
-use super::Which;
 use super::failure::failure;
 use super::numbers::{Number, contribution, reduced};
 use super::table::{Row, path_name};
 
-/// What is measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measure {
-    pub(super) which: Which,
+    pub(super) collective: Collective,
     pub(super) operation: Operation,
-    pub(super) root: u16,
     pub(super) data_type: DataType,
     pub(super) bytes: u64,
     pub(super) iters: u32,
@@ -26,7 +24,7 @@ pub(super) struct Measure {
 }
 
 impl Measure {
-    /// Measures; `call` hears of each call that is over.
+    /// Measures. Calls `call` after each call.
     pub(super) fn run(
         &self,
         communicator: &mut Communicator,
@@ -48,27 +46,26 @@ impl Measure {
         }
     }
 
-    fn has_blocks(&self) -> bool {
-        matches!(self.which, Which::ReduceScatter | Which::AllGather)
-    }
-
     fn typed<T: Number>(
         &self,
         communicator: &mut Communicator,
         call: &mut dyn FnMut(),
     ) -> Result<Row, Trouble> {
         let size = usize::from(communicator.size());
-        let blocks = if self.has_blocks() { size } else { 1 };
+        let blocks = match self.collective {
+            Collective::ReduceScatter | Collective::AllGather => size,
+            _ => 1,
+        };
         let count = self.bytes as usize / size_of::<T>() / blocks;
         let mut memory = Memory::<T>::new(self, count, size)?;
         for _ in 0..self.warmup {
             memory.call(self, communicator)?;
             call();
         }
-        // As the OSU benchmarks do: each call is timed alone, and all begin together.
+        // As in the OSU benchmarks, each call is timed alone, and all ranks begin together.
         let mut seconds = 0.0;
         for _ in 0..self.iters {
-            if self.which != Which::Barrier {
+            if self.collective != Collective::Barrier {
                 communicator.barrier()?;
             }
             let start = Instant::now();
@@ -96,22 +93,24 @@ impl Measure {
         let (min, max) = (over_ranks(Operation::Min)?, over_ranks(Operation::Max)?);
         let bytes = (count * size_of::<T>() * blocks) as u64;
         let rate = bytes as f64 / average / 1e9;
-        let reduces = !matches!(self.which, Which::Broadcast | Which::Barrier | Which::AllGather);
-        let rooted = matches!(self.which, Which::Reduce | Which::Broadcast);
+        let root = match self.collective {
+            Collective::Reduce { root } | Collective::Broadcast { root } => Some(root),
+            _ => None,
+        };
+        let op = match self.collective {
+            Collective::Broadcast { .. } | Collective::Barrier | Collective::AllGather => "-".to_owned(),
+            _ => self.operation.to_string(),
+        };
         Ok(Row {
-            collective: self.which.name(),
+            collective: self.collective.name(),
             bytes,
             count: count as u64,
-            data_type: match self.which {
-                Which::Barrier => "-".to_owned(),
+            data_type: match self.collective {
+                Collective::Barrier => "-".to_owned(),
                 _ => self.data_type.to_string(),
             },
-            op: if reduces {
-                self.operation.to_string()
-            } else {
-                "-".to_owned()
-            },
-            root: rooted.then_some(self.root),
+            op,
+            root,
             in_place: self.in_place,
             ranks: communicator.size(),
             path: path_name(communicator.path()),
@@ -120,7 +119,7 @@ impl Measure {
             time_min_us: min * 1e6,
             time_max_us: max * 1e6,
             algbw_gb_s: rate,
-            busbw_gb_s: rate * bus_factor(self.which, size),
+            busbw_gb_s: rate * bus_factor(self.collective, size),
             wrong,
         })
     }
@@ -131,7 +130,7 @@ impl Measure {
 pub(super) enum Trouble {
     /// The collective failed.
     Call(CommError),
-    /// The machine has no room for the buffers.
+    /// There is no memory for the buffers.
     Memory { bytes: u64 },
 }
 
@@ -142,8 +141,7 @@ impl From<CommError> for Trouble {
 }
 
 impl Trouble {
-    /// For the user.
-    pub(super) fn told(self, job: &str) -> Failure {
+    pub(super) fn failure(self, job: &str) -> Failure {
         match self {
             Self::Call(error) => failure(error, job),
             Self::Memory { bytes } => {
@@ -154,17 +152,17 @@ impl Trouble {
     }
 }
 
-/// What each link carries of each byte, as nccl-tests reckons it for a ring.
-fn bus_factor(which: Which, size: usize) -> f64 {
+/// How often each byte crosses each link of a ring, as nccl-tests computes it.
+fn bus_factor(collective: Collective, size: usize) -> f64 {
     let n = size as f64;
-    match which {
-        Which::AllReduce => 2.0 * (n - 1.0) / n,
-        Which::ReduceScatter | Which::AllGather => (n - 1.0) / n,
-        Which::Reduce | Which::Broadcast | Which::Barrier => 1.0,
+    match collective {
+        Collective::AllReduce => 2.0 * (n - 1.0) / n,
+        Collective::ReduceScatter | Collective::AllGather => (n - 1.0) / n,
+        Collective::Reduce { .. } | Collective::Broadcast { .. } | Collective::Barrier => 1.0,
     }
 }
 
-/// A rank's buffers; in place, only the first one is used.
+/// The buffers of a rank. In place, only `from` is used.
 struct Memory<T> {
     from: Vec<T>,
     to: Vec<T>,
@@ -172,12 +170,12 @@ struct Memory<T> {
 
 impl<T: Number> Memory<T> {
     fn new(measure: &Measure, count: usize, size: usize) -> Result<Self, Trouble> {
-        let (input, output) = match measure.which {
-            Which::AllReduce | Which::Reduce => (count, count),
-            Which::Broadcast => (count, 0),
-            Which::Barrier => (0, 0),
-            Which::ReduceScatter => (count * size, count),
-            Which::AllGather => (count, count * size),
+        let (input, output) = match measure.collective {
+            Collective::AllReduce | Collective::Reduce { .. } => (count, count),
+            Collective::Broadcast { .. } => (count, 0),
+            Collective::Barrier => (0, 0),
+            Collective::ReduceScatter => (count * size, count),
+            Collective::AllGather => (count, count * size),
         };
         let ones = |n: usize| -> Result<Vec<T>, Trouble> {
             let mut memory = Vec::new();
@@ -198,85 +196,73 @@ impl<T: Number> Memory<T> {
     }
 
     fn call(&mut self, measure: &Measure, communicator: &mut Communicator) -> Result<(), CommError> {
-        let (op, root) = (measure.operation, measure.root);
+        let op = measure.operation;
         let (from, to) = (&mut self.from, &mut self.to);
-        match (measure.which, measure.in_place) {
-            (Which::AllReduce, true) => communicator.allreduce(from, op),
-            (Which::AllReduce, false) => communicator.allreduce((&*from, to), op),
-            (Which::Reduce, true) => communicator.reduce(from, op, root),
-            (Which::Reduce, false) => communicator.reduce((&*from, to), op, root),
-            (Which::Broadcast, _) => communicator.broadcast(from, root),
-            (Which::Barrier, _) => communicator.barrier(),
-            (Which::ReduceScatter, true) => communicator.reduce_scatter(from, op),
-            (Which::ReduceScatter, false) => communicator.reduce_scatter((&*from, to), op),
-            (Which::AllGather, true) => communicator.allgather(from),
-            (Which::AllGather, false) => communicator.allgather((&*from, to)),
+        match (measure.collective, measure.in_place) {
+            (Collective::AllReduce, true) => communicator.allreduce(from, op),
+            (Collective::AllReduce, false) => communicator.allreduce((&*from, to), op),
+            (Collective::Reduce { root }, true) => communicator.reduce(from, op, root),
+            (Collective::Reduce { root }, false) => communicator.reduce((&*from, to), op, root),
+            (Collective::Broadcast { root }, _) => communicator.broadcast(from, root),
+            (Collective::Barrier, _) => communicator.barrier(),
+            (Collective::ReduceScatter, true) => communicator.reduce_scatter(from, op),
+            (Collective::ReduceScatter, false) => communicator.reduce_scatter((&*from, to), op),
+            (Collective::AllGather, true) => communicator.allgather(from),
+            (Collective::AllGather, false) => communicator.allgather((&*from, to)),
         }
     }
 
-    /// Puts this rank's contribution where it must be, and something else everywhere else.
+    /// Writes this rank's contribution, and another value everywhere else.
     fn fill(&mut self, measure: &Measure, communicator: &Communicator, count: usize) {
         let (rank, size) = (communicator.rank(), communicator.size());
         let other = T::of(99);
         self.to.fill(other);
-        let value = |index: usize| T::of(contribution(measure.operation, rank, size, index as u64));
-        match measure.which {
-            Which::Broadcast if rank != measure.root => self.from.fill(other),
-            Which::AllGather if measure.in_place => {
+        let own = match measure.collective {
+            Collective::Broadcast { root } if rank != root => {
                 self.from.fill(other);
-                let own = usize::from(rank) * count;
-                for (index, element) in self.from[own..own + count].iter_mut().enumerate() {
-                    *element = value(index);
-                }
+                return;
             }
-            _ => {
-                for (index, element) in self.from.iter_mut().enumerate() {
-                    *element = value(index);
-                }
+            Collective::AllGather if measure.in_place => {
+                let begin = usize::from(rank) * count;
+                self.from.fill(other);
+                &mut self.from[begin..begin + count]
             }
+            _ => &mut self.from[..],
+        };
+        for (index, element) in own.iter_mut().enumerate() {
+            *element = T::of(contribution(measure.operation, rank, size, index as u64));
         }
     }
 
-    /// Elements of the result that are not as they must.
+    /// The number of wrong elements of the result.
     fn wrong(&self, measure: &Measure, communicator: &Communicator, count: usize) -> u64 {
         let (rank, size, op) = (communicator.rank(), communicator.size(), measure.operation);
         let saturates = communicator.config().saturate;
         let own = usize::from(rank) * count;
-        let result = if measure.in_place || measure.which == Which::Broadcast {
-            &self.from
-        } else {
-            &self.to
-        };
-        let all = |index: usize| reduced::<T>(op, size, index as u64, saturates);
+        let has_two_buffers =
+            !measure.in_place && !matches!(measure.collective, Collective::Broadcast { .. });
+        let result = if has_two_buffers { &self.to } else { &self.from };
+        let sum = |index: usize| reduced::<T>(op, size, index as u64, saturates);
         let of = |rank, index: usize| T::of(contribution(op, rank, size, index as u64));
-        let differs = |(got, must): (&T, T)| *got != must;
-        let wrong = match measure.which {
-            Which::Barrier => 0,
-            Which::Reduce if rank != measure.root => 0,
-            Which::AllReduce | Which::Reduce => result
-                .iter()
-                .zip((0..count).map(all))
-                .filter(|&p| differs(p))
-                .count(),
-            Which::Broadcast => {
-                let must = (0..count).map(|i| of(measure.root, i));
-                result.iter().zip(must).filter(|&p| differs(p)).count()
-            }
-            Which::ReduceScatter => {
-                let block = if measure.in_place {
-                    &result[own..own + count]
-                } else {
-                    &result[..]
-                };
-                let must = (own..own + count).map(all);
-                block.iter().zip(must).filter(|&p| differs(p)).count()
-            }
-            Which::AllGather => {
-                let must = (0..size).flat_map(|r| (0..count).map(move |i| of(r, i)));
-                result.iter().zip(must).filter(|&p| differs(p)).count()
-            }
+        let wrong = |result: &[T], expected: &dyn Fn(usize) -> T| {
+            let elements = result.iter().enumerate();
+            elements.filter(|&(index, got)| *got != expected(index)).count() as u64
         };
-        wrong as u64
+        match measure.collective {
+            Collective::Barrier => 0,
+            Collective::Reduce { root } if rank != root => 0,
+            Collective::AllReduce | Collective::Reduce { .. } => wrong(result, &sum),
+            Collective::Broadcast { root } => wrong(result, &|index| of(root, index)),
+            Collective::ReduceScatter => {
+                let block = if measure.in_place {
+                    own..own + count
+                } else {
+                    0..count
+                };
+                wrong(&result[block], &|index| sum(own + index))
+            }
+            Collective::AllGather => wrong(result, &|index| of((index / count) as u16, index % count)),
+        }
     }
 }
 
@@ -285,18 +271,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bus_bandwidth_is_reckoned_as_for_a_ring() {
-        assert!((bus_factor(Which::AllReduce, 4) - 1.5).abs() < 1e-9);
-        assert!((bus_factor(Which::AllGather, 4) - 0.75).abs() < 1e-9);
-        assert_eq!(bus_factor(Which::Broadcast, 4), 1.0);
+    fn bus_bandwidth_is_computed_as_for_a_ring() {
+        assert!((bus_factor(Collective::AllReduce, 4) - 1.5).abs() < 1e-9);
+        assert!((bus_factor(Collective::AllGather, 4) - 0.75).abs() < 1e-9);
+        assert_eq!(bus_factor(Collective::Broadcast { root: 0 }, 4), 1.0);
     }
 
     #[test]
     fn buffers_that_fit_no_machine_are_an_error() {
         let measure = Measure {
-            which: Which::AllReduce,
+            collective: Collective::AllReduce,
             operation: Operation::Sum,
-            root: 0,
             data_type: DataType::F32,
             bytes: u64::MAX / 2,
             iters: 1,
@@ -307,7 +292,7 @@ mod tests {
         let trouble = Memory::<f32>::new(&measure, usize::MAX / 8, 4)
             .err()
             .expect("no room");
-        let failure = trouble.told("job");
+        let failure = trouble.failure("job");
         assert!(failure.code() == 1 && failure.next.is_some(), "{failure:?}");
     }
 }

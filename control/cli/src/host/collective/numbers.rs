@@ -1,13 +1,13 @@
-//! Numbers for checks: what each rank contributes, and what must come of it. Small ones, so that all types hold them exactly.
+//! Numbers for checks: the contribution of each rank, and the expected result. They are small, so that all types hold them exactly.
 
 use castnet_comm::{Element, Operation, bf16, f16};
 
-/// A type of element that small numbers can be made of.
+/// A type of element that can hold small numbers.
 pub(super) trait Number: Element {
-    /// The number; an integer's lowest bits.
+    /// Converts a number. An integer type takes its lowest bits.
     fn of(value: i64) -> Self;
 
-    /// The range of an integer.
+    /// The range of an integer type below 64 bits.
     const RANGE: Option<(i64, i64)>;
 }
 
@@ -18,7 +18,6 @@ macro_rules! integers {
                 fn of(value: i64) -> Self {
                     value as Self
                 }
-                // No sum of small numbers leaves the range of 64 bits.
                 const RANGE: Option<(i64, i64)> = if size_of::<$t>() < 8 {
                     Some((<$t>::MIN as i64, <$t>::MAX as i64))
                 } else {
@@ -54,12 +53,12 @@ pub(super) fn contribution(operation: Operation, rank: u16, size: u16, index: u6
         .wrapping_mul(0x9E37_79B9_7F4A_7C15)
         >> 61;
     if operation == Operation::Prod {
-        // Two of the ranks double, others keep: any product is exact.
-        let turn = u64::from(size.max(1));
-        let doubles = [index % turn, (index + 1) % turn].contains(&u64::from(rank));
+        // Two ranks contribute 2, the others 1: any product is exact.
+        let ranks = u64::from(size.max(1));
+        let doubles = [index % ranks, (index + 1) % ranks].contains(&u64::from(rank));
         1 + i64::from(doubles)
     } else if size <= 32 {
-        // Up to 7 each: exact up to 8 bits of mantissa.
+        // At most 7 each: sums fit 8 bits of mantissa.
         mixed as i64
     } else {
         (mixed % 2) as i64

@@ -4,7 +4,6 @@ use std::str::FromStr;
 
 use castnet_console::units::Size;
 
-/// As given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Sizes {
     List(Vec<u64>),
@@ -34,7 +33,6 @@ impl FromStr for Sizes {
 }
 
 impl Sizes {
-    /// All of them, in order.
     pub(super) fn list(&self, factor: u64) -> Vec<u64> {
         match self {
             Self::List(sizes) => sizes.clone(),

@@ -1,16 +1,17 @@
-//! The table of results, as people know it from nccl-tests and the OSU benchmarks.
+//! The table of results, in the format of nccl-tests and the OSU benchmarks.
 
 use castnet_comm::CommPath;
+use castnet_comm::machine::Collective;
 use castnet_console::output::{Page, Report};
 use serde::Serialize;
 
-use super::{MeasureArgs, Which};
+use super::MeasureArgs;
 
-/// What a size came to.
+/// Result of one size.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) collective: &'static str,
-    /// Bytes as nccl-tests counts: of all ranks' blocks together for reducescatter and allgather.
+    /// As in nccl-tests, of all ranks' blocks together for reducescatter and allgather.
     pub(super) bytes: u64,
     /// Elements of a block, or of the whole.
     pub(super) count: u64,
@@ -21,7 +22,7 @@ pub(super) struct Row {
     pub(super) in_place: bool,
     /// Ranks of the job.
     pub(super) ranks: u16,
-    /// Which way it took: `in-network` or `between-hosts`.
+    /// `in-network` or `between-hosts`.
     pub(super) path: &'static str,
     pub(super) iterations: u32,
     /// Mean over calls and ranks, microseconds.
@@ -32,13 +33,12 @@ pub(super) struct Row {
     pub(super) time_max_us: f64,
     /// Bytes over mean time, GB/s.
     pub(super) algbw_gb_s: f64,
-    /// The same times what each link of a ring carries of each byte: comparable with a link's rate.
+    /// `algbw` times how often each byte crosses each link of a ring: comparable with a link's rate.
     pub(super) busbw_gb_s: f64,
-    /// Elements that were not as they must, at all ranks; absent where nobody looked.
+    /// Wrong elements at all ranks. `None`: not checked.
     pub(super) wrong: Option<u64>,
 }
 
-/// The path's name for machines.
 pub(super) fn path_name(path: &CommPath) -> &'static str {
     match path {
         CommPath::InNetwork { .. } => "in-network",
@@ -78,7 +78,6 @@ fn or_dash<T: ToString>(value: Option<T>) -> String {
 }
 
 impl Row {
-    /// The figures.
     fn line(&self) -> String {
         let time = |us: f64| format!("{us:.2}");
         let rate = |gb_s: f64| match self.bytes {
@@ -107,35 +106,35 @@ impl Report for Row {
     }
 }
 
-/// Rows under their heading, and what they come to.
+/// Rows under their heading, and their totals.
 pub(super) struct Table {
     title: String,
     rows: u32,
     busbw_sum: f64,
     is_checked: bool,
     has_no_data: bool,
-    /// Elements of all rows that were not as they must.
+    /// Wrong elements of all rows.
     pub(super) wrong: u64,
 }
 
 impl Table {
-    pub(super) fn new(which: Which, measure: &MeasureArgs) -> Self {
+    pub(super) fn new(collective: Collective, measure: &MeasureArgs) -> Self {
         Self {
             title: format!(
                 "{}: {} calls with the clock after {} without",
-                which.name(),
+                collective.name(),
                 measure.iters,
                 measure.warmup
             ),
             rows: 0,
             busbw_sum: 0.0,
             is_checked: false,
-            has_no_data: which == Which::Barrier,
+            has_no_data: collective == Collective::Barrier,
             wrong: 0,
         }
     }
 
-    /// Takes a row in; its text, with all that stands above it where it is the first.
+    /// Adds a row. Returns its text, with the title and the heading if it is the first.
     pub(super) fn take(&mut self, row: &Row, path: &CommPath) -> String {
         let mut text = String::new();
         if self.rows == 0 {
@@ -149,7 +148,7 @@ impl Table {
         text
     }
 
-    /// The last line, where there is anything to sum up.
+    /// The last line; empty for barriers.
     pub(super) fn end(&self) -> String {
         if self.has_no_data {
             return String::new();
@@ -196,7 +195,7 @@ mod tests {
             verify: false,
             timeout: castnet_console::units::Span(std::time::Duration::ZERO),
         };
-        Table::new(Which::Reduce, &measure)
+        Table::new(Collective::Reduce { root: 3 }, &measure)
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a rank tells while it waits for its group: who is missing, or that the controller is.
+//! Reports what a rank waits for while it joins: missing ranks, or the controller.
 
 use std::time::Duration;
 
@@ -6,52 +6,47 @@ use castnet_comm::{CommConfig, Fallback};
 use castnet_console::output::{Output, remark};
 use castnet_console::{api, connect};
 use castnet_proto::transport::{Address, Security};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::RankArgs;
+use crate::host::progress_bar;
 
-/// Nobody reads what is over sooner.
+/// Shorter waits are not reported.
 const SILENT: Duration = Duration::from_secs(2);
 /// How often the controller is asked.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Tells beside the thread that waits. Dropped, it says no more.
+/// Reports beside the thread that waits, until it is dropped.
 pub(super) struct Waiting {
     task: JoinHandle<()>,
     bar: ProgressBar,
 }
 
 impl Waiting {
-    /// Begins to tell, in words on stderr, or on its last line where that is a terminal.
+    /// Starts: in lines on stderr, or in its last line if that is a terminal.
     pub(super) fn begin(rank: &RankArgs, config: &CommConfig, output: Output) -> Self {
-        let bar = match ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}") {
-            Ok(style) if output.shows_progress() => ProgressBar::new_spinner().with_style(style),
-            _ => ProgressBar::hidden(),
-        };
+        let bar = progress_bar(output, None, "{spinner} {elapsed} {wide_msg}");
         let (address, security) = (config.controller.clone(), config.security.clone());
         let (name, job, own_bar) = (rank.name.clone(), rank.job.clone(), bar.clone());
         let has_group = config.fallback != Fallback::Only;
         let task = Handle::current().spawn(async move {
             tokio::time::sleep(SILENT).await;
-            let mut told = String::new();
+            let mut last = String::new();
             loop {
                 let words = ask(&address, &security, &job, has_group).await;
                 own_bar.set_message(format!("{name} {words}"));
                 own_bar.tick();
-                if own_bar.is_hidden() && words != told {
+                if own_bar.is_hidden() && words != last {
                     remark(&format!("{name} {words}"));
-                    told = words;
+                    last = words;
                 }
                 tokio::time::sleep(INTERVAL).await;
             }
         });
         Self { task, bar }
     }
-
-    /// There is nothing to wait for any more.
-    pub(super) fn end(self) {}
 }
 
 impl Drop for Waiting {
@@ -61,7 +56,7 @@ impl Drop for Waiting {
     }
 }
 
-/// What the rank waits for, as the controller sees it.
+/// What the rank waits for, as the controller reports it.
 async fn ask(address: &Address, security: &Security, job: &str, has_group: bool) -> String {
     let Ok(mut client) = connect::controller(address, security).await else {
         return format!("waits for the controller at {address}");
@@ -97,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_controllers_word_is_what_is_told() {
+    fn the_controllers_reason_is_reported() {
         let state = |reason: &str| {
             let reason = reason.to_owned();
             words(Some(api::CollectiveState {
