@@ -65,7 +65,7 @@ impl DerefMut for Fabric {
 /// All that is known.
 pub(crate) struct Core {
     pub(crate) facts: Fabric,
-    /// What each switch said of itself last.
+    /// The last report of each switch about itself.
     pub(crate) capabilities: BTreeMap<String, v1::Capabilities>,
     pub(crate) groups: Groups,
     /// What each switch has that is not ours, as of its last report.
@@ -110,7 +110,7 @@ impl Core {
         Some((entry, entry.record().collective()?))
     }
 
-    /// A name must be nobody's yet.
+    /// Checks that no group has this name.
     pub(crate) fn free_name(&self, name: &str) -> Result<(), Refusal> {
         match self.groups.get(name) {
             Some(entry) => Err(Refusal::DuplicateGroup {
@@ -121,19 +121,13 @@ impl Core {
         }
     }
 
-    /// Keeps how a group would be laid out for its members to be told their switches' McstIDs, where switches have their own.
+    /// Keeps how a group would be laid out, if switches have their own McstIDs: its members get them before it is installed.
     pub(crate) fn foresee(&mut self, group: &str, plan: &Option<Plan>) {
         if let Some(entry) = self.groups.get_mut(group)
             && !entry.record().own_mcst_ids.is_empty()
         {
             entry.foreseen = plan.clone();
         }
-    }
-
-    /// The parts that a switch shall have of the lanes of a group: of all or of none.
-    pub(crate) fn wanted_on(&self, group: &str, switch: &str) -> Vec<crate::reconcile::Wanted> {
-        let entry = self.groups.get(group);
-        entry.map_or_else(Vec::new, |e| e.record().wanted_on(switch))
     }
 }
 

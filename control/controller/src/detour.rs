@@ -1,6 +1,6 @@
 //! Switches that did not take their part of a group, and what the next placement has to know of that.
 //!
-//! The controller reckons with what switches said last; they have the last word. A switch without room is passed by, or
+//! The controller plans with the last reports of switches, which may be outdated. A switch that refuses is passed by, or
 //! gets a smaller part, where the fabric allows.
 
 use castnet_planner::{Room, Rooms, Shortage};
@@ -11,7 +11,7 @@ use castnet_rules::GroupRule;
 /// Refusals that one group is placed again for, at most.
 const REFUSALS_MAX: usize = 8;
 
-/// What switches have said to the placements of a group since it was last active.
+/// The refusals of switches since the group was last active.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Detours(Vec<Detour>);
 
@@ -69,24 +69,24 @@ impl Detours {
         each.collect::<Vec<_>>().join("; ")
     }
 
-    /// What a switch said last.
+    /// The last refusal of a switch.
     fn of(&self, switch: &str) -> Option<String> {
         let refusals = self.0.iter().rev();
         refusals.filter(|d| d.switch == switch).map(Detour::words).next()
     }
 
-    /// What all of them said.
+    /// All refusals.
     pub(crate) fn words(&self) -> String {
         self.0.iter().map(Detour::words).collect::<Vec<_>>().join("; ")
     }
 
-    /// The failure that is left when there is no other place, which `failure` says.
+    /// The failure of a group for which there is no other place, as `failure` reports.
     pub(crate) fn end(&self, failure: Failure) -> Failure {
         let Some(last) = self.0.last() else {
             return failure;
         };
         match failure.cause {
-            // The planner names the switches, and so what they said.
+            // The planner names the switches, and `explain` their refusals.
             Cause::NoRoom => failure,
             _ => Failure {
                 reason: format!("{}; no place elsewhere: {}", self.words(), failure.reason),

@@ -1,7 +1,7 @@
 //! Carries a group from one resting phase to the next: plans it and programs its switches, or takes it off them.
 //!
-//! One task per group at a time. It may be dropped at any point (the controller is killed): what is stored says what is
-//! wanted, and whoever starts again finds out what the switches have.
+//! One task per group at a time. It may be dropped at any point, as if the controller were killed: the next start reads from the
+//! store what is wanted, and from the switches what they have.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::planning::{NoPlan, plan_group};
 use crate::record::{Ending, Plan, Record};
 use crate::table::Entry;
 
-/// How often a switch of a tree is told in one installation, at most.
+/// Most calls per switch of a tree in one installation.
 const CALLS_PER_SWITCH_MAX: usize = 4;
 
 /// Works on a group until it rests.
@@ -72,7 +72,7 @@ async fn install(shared: &Arc<Shared>, record: Record) {
         return tokio::time::sleep(shared.config.timeouts.backoff.1).await;
     }
     pass(Checkpoint::Planned).await;
-    // A switch that restarts meanwhile has to be told again; one that does so again and again is no switch to rely on.
+    // A switch that restarts meanwhile gets its rule again. The limit is for one that restarts all the time.
     let mut calls_left = CALLS_PER_SWITCH_MAX * plan.rules.len();
     while let Some((switch, mcst_ids)) = next_switch(shared, name, generation, &plan) {
         let done = match shared.links.get(&switch) {
@@ -89,15 +89,15 @@ async fn install(shared: &Arc<Shared>, record: Record) {
     }
     pass(Checkpoint::AllInstalled).await;
     let mut core = shared.lock();
-    // Where a switch was lost since, the next round tells it again.
+    // If a switch was lost since, the next round installs its rule again.
     let complete = core.groups.get(name).is_some_and(Entry::is_confirmed);
     if complete && is_installing(&core, name, generation) {
         shared.try_step(&mut core, name, Event::Confirmed, None);
     }
 }
 
-/// The next switch to be told, with the addresses of rules that it may have; `None` where all have confirmed, or the installation
-/// is off.
+/// The next switch that has not confirmed, with the addresses of rules that it may have; `None` if all have confirmed, or the
+/// installation is off.
 fn next_switch(shared: &Shared, name: &str, generation: u64, plan: &Plan) -> Option<(String, Vec<McstId>)> {
     let core = shared.lock();
     let entry = core
@@ -121,7 +121,7 @@ fn confirm(shared: &Shared, name: &str, generation: u64, switch: &str) {
     {
         entry.problems.remove(switch);
         entry.confirmed.insert(switch.into());
-        shared.told(&mut core, name);
+        shared.notify(&mut core, name);
     }
 }
 
@@ -272,7 +272,7 @@ async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     // those that cannot be reached are cleaned when they can: the next generation takes the place of this one.
     let must_wait = entry.record().phase == Phase::Removing(After::Gone) && !entry.record().placed.is_empty();
     if must_wait {
-        shared.told(&mut core, name);
+        shared.notify(&mut core, name);
     } else {
         shared.try_step(&mut core, name, Event::Cleared, None);
     }
@@ -283,7 +283,7 @@ async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
 async fn off(shared: &Shared, name: &str, mcst_ids: &[McstId], switch: &str) -> Result<(), String> {
     match shared.links.get(switch) {
         Some(link) => link.sync(shared, name, mcst_ids).await.map_err(|e| e.to_string()),
-        // Taken out of the configuration: nobody can say what it has.
+        // It is not in the configuration any more: it cannot be asked.
         None => Ok(()),
     }
 }

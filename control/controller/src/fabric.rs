@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use castnet_topology::{DEFAULT_MTU, End, PORTS_MAX, Topology};
 use serde::{Deserialize, Serialize};
 
-/// Of a link whose ends say how narrow it is.
+/// MTU of a link whose ends report how narrow it is.
 const MTU_MAX: u32 = 65_535;
 /// Two sightings of one host this close together are one frame that was flooded, not a host that moved.
 const SAME_FRAME_NS: u64 = 1_000_000_000;
@@ -254,13 +254,13 @@ impl Facts {
         self.switches.contains_key(name) || self.file.as_ref().is_some_and(|f| f.switch(name).is_some())
     }
 
-    /// A host's address; what it said of itself counts more than the file.
+    /// The address of a host: its own report, or else the file.
     fn ip_of(&self, host: &str) -> Option<Ipv4Addr> {
         let said = self.hosts.get(host).map(|h| h.ip);
         said.or_else(|| self.file.as_ref()?.host(host)?.ip)
     }
 
-    /// Sets what a host says of itself; `None`: only the file counts.
+    /// Sets the report of a host; `None`: only the file counts.
     pub(crate) fn set(&mut self, name: &str, host: Option<HostRecord>) {
         let before = self.ip_of(name).map(|ip| (ip, name.to_owned()));
         before.map(|named| self.names.remove(&named));
@@ -272,7 +272,7 @@ impl Facts {
             .extend(self.ip_of(name).map(|ip| (ip, name.to_owned())));
     }
 
-    /// Adds what a host says of itself, in place of what it said before.
+    /// Adds the report of a host, in place of an earlier one.
     pub(crate) fn know(&mut self, host: HostRecord) {
         self.set(&host.name.clone(), Some(host));
     }
@@ -285,7 +285,7 @@ impl Facts {
         named.find(|name| Some(*name) != but)
     }
 
-    /// All hosts with their addresses, by name; what a host said of itself counts more than the file.
+    /// All hosts with their addresses, by name. A host's own report counts more than the file.
     pub(crate) fn all_hosts(&self) -> Vec<(String, Option<Ipv4Addr>, Option<[u8; 6]>)> {
         let mut all = BTreeMap::new();
         for host in self.file.iter().flat_map(Topology::hosts) {

@@ -1,7 +1,7 @@
 //! The controller: knows switches and hosts, takes "a group of these members", plans its tree, programs the switches
 //! all or nothing, and keeps it so.
 //!
-//! What is wanted is in a [`store`] on disk before a switch or a client hears of it; it is written outside the lock that
+//! What is wanted is in a [`store`] on disk before it is sent to a switch or a client; it is written outside the lock that
 //! holds what is in memory, many changes at once. A task per switch compares that with what the
 //! switch reports ([`reconcile`]) whenever either may have changed: at connection, after events, now and then. So a
 //! controller that was killed half-way through anything finishes or takes back what it had begun, a switch that was

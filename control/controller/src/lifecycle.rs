@@ -101,13 +101,13 @@ pub enum Event {
     SwitchesBack,
     /// The members disagree, a queue pair ended, or a member joins again: this generation is over.
     Broke,
-    /// The time in which the others were to hear of it is up.
+    /// The time in which the other members get the reason is up.
     TimeUp,
     /// A member's lease ran out, a switch lost its part for good, or a link of the tree is down.
     Lost,
-    /// Those have left without whom the group has nothing to do.
+    /// All members have left, or the source, or all receivers.
     Ended,
-    /// Somebody wants it gone.
+    /// A client destroys it.
     Destroy,
     /// No switch that can be reached has it any more; for a group that is to be gone: no switch at all.
     Cleared,
@@ -139,7 +139,7 @@ impl Phase {
             (P::Active, E::Broke) => P::Broken,
             (P::Active | P::Broken, E::Lost) => P::Removing(A::Failed),
             (P::Broken, E::TimeUp) => P::Removing(A::Failed),
-            // All have joined again: nobody is left who waits for the reason.
+            // All have joined again: no member waits for the reason.
             (P::Broken, E::AllJoined) => P::Removing(A::Registered),
             (P::Active | P::Degraded | P::Broken, E::Ended) => P::Removing(A::Registered),
 

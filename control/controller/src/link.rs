@@ -40,9 +40,9 @@ type Client = AgentClient<Channel>;
 pub(crate) struct Link {
     config: SwitchConfig,
     connection: watch::Sender<Connection>,
-    /// Whoever looks at what is wanted on the switch and makes it so holds this; so no late install follows a removal.
+    /// Held while a task brings the switch to what is wanted: so no late installation follows a removal.
     turn: tokio::sync::Mutex<()>,
-    /// What drivers have asked for since somebody last had the turn.
+    /// What drivers have asked for since a task last had the turn.
     asked: parking_lot::Mutex<VecDeque<install::Asked>>,
 }
 
@@ -53,7 +53,7 @@ enum Connection {
     Down(String),
 }
 
-/// Why a switch did not do as it was told.
+/// Why a call to a switch failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum SwitchError {
     #[error("{0}")]
@@ -215,7 +215,7 @@ impl Link {
             );
             return Err(SwitchError::Unreachable(reason));
         }
-        // Watches first: what changes after the reports below is told.
+        // Subscribes first: changes after the reports below arrive as events.
         let mut events = call(within, client.watch_events(v1::WatchAgentEventsRequest {})).await?;
         let first = async { events.message().await.map(Response::new) };
         call(within, first).await?.ok_or_else(ended)?;
@@ -307,7 +307,7 @@ impl Link {
         entry.is_some_and(|e| e.record().wanted_rule(&self.config.name).is_some())
     }
 
-    /// Takes in what the switch says of ports and neighbours.
+    /// Reads the ports and neighbours of the switch.
     async fn report(&self, shared: &Arc<Shared>, client: &mut Client) -> Result<(), SwitchError> {
         let within = shared.config.timeouts.switch;
         let ports = call(within, client.list_ports(v1::ListPortsRequest {})).await?;

@@ -33,7 +33,7 @@ impl NoPlan {
 }
 
 impl Core {
-    /// Takes in what a switch says of itself; `before` is what was ours there when it was asked.
+    /// Adds the report of a switch about itself; `before` is what was ours there when it was asked.
     ///
     /// What came or went while it answered may or may not be counted in its answer. It is taken to be, as then no room is
     /// lost: the switch itself has the last word.
@@ -146,7 +146,7 @@ impl Core {
                 self.foreign.get(switch).copied().unwrap_or_default(),
                 self.groups.own(switch, Some(&record.name)),
             );
-            // 0: it does not say.
+            // 0: not reported.
             let left = |max: u64, taken: u64| {
                 if max == 0 {
                     u64::MAX

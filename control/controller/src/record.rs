@@ -40,7 +40,7 @@ pub struct Record {
     pub ended: Option<Ending>,
     /// How it is laid out, while it is installed or being so.
     pub plan: Option<Arc<Plan>>,
-    /// The switches that may have a rule of it. Written before the first is told, cleared as each confirms to have
+    /// The switches that may have a rule of it. Written before the first gets its rule, cleared as each confirms to have
     /// none.
     pub placed: BTreeSet<String>,
     /// What only groups of its kind have.
@@ -64,7 +64,7 @@ pub struct Ending {
     pub switch: Option<String>,
     /// The facts, for people.
     pub reason: String,
-    /// Who said what, where the ranks disagreed.
+    /// The calls of the ranks, if they disagreed.
     #[serde(default, with = "text::control")]
     pub conflict: Option<Control>,
 }
@@ -249,7 +249,7 @@ impl Record {
         self.phase = match self.phase {
             // Which switches can be reached is found out anew.
             Phase::Degraded => Phase::Active,
-            // Members that were to hear of it hear of it by calling again.
+            // Members get the reason when they call again.
             Phase::Broken => Phase::Removing(crate::lifecycle::After::Failed),
             phase => phase,
         };

@@ -16,7 +16,7 @@ use crate::lifecycle::{Event, Phase};
 use crate::planning::{NoPlan, plan_group};
 use crate::record::{Plan, Record};
 
-/// A number that nobody can foresee, from the seed of the standard library's hash maps.
+/// An unpredictable number, from the seed of the standard library's hash maps.
 pub(crate) fn draw() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -162,7 +162,7 @@ pub(crate) fn check_no_switch(core: &Core, field: impl Display, host: &str) -> R
     Ok(())
 }
 
-/// A McstID must be nobody else's.
+/// Checks that no group and no host has this McstID.
 fn wanted_mcst_id(core: &Core, mcst_id: McstId) -> Result<McstId, Refusal> {
     if let Some(entry) = core.groups.by_mcst_id(mcst_id) {
         let group = entry.record().name.clone();

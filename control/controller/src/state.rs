@@ -29,7 +29,7 @@ impl Shared {
         }
         core.given_out(&record.own_mcst_ids);
         core.groups.put(record);
-        self.told(core, &name);
+        self.notify(core, &name);
         Ok(())
     }
 
@@ -62,7 +62,7 @@ impl Shared {
             entry.live.rules_ended();
         }
         core.groups.put(record);
-        self.told(core, &name);
+        self.notify(core, &name);
         self.drive(core, &name);
         Ok(())
     }
@@ -127,7 +127,7 @@ impl Shared {
             entry.detoured.clear();
             match event {
                 Event::Confirmed => entry.detoured = std::mem::take(&mut entry.detours).words(),
-                // Only where it goes straight on is what switches said still news.
+                // The refusals count only while the group is placed again at once.
                 Event::Cleared if follows(&record) != Some(Event::AllJoined) => {
                     entry.detours = Detours::default();
                 }
@@ -135,7 +135,7 @@ impl Shared {
             }
         }
         let watched = phase == Phase::Active && !record.kind.behaviour().outlives_switches();
-        // A link may have gone down while switches were told.
+        // A link may have gone down during the installation.
         let broken = watched && !links::down(&core.facts, &record).is_empty();
         self.replace(core, record)?;
         if broken {
@@ -182,7 +182,7 @@ impl Shared {
                     let name = record.name.clone();
                     core.groups.put(*record);
                     if let Some(entry) = core.groups.get_mut(&name) {
-                        // No switch was told of what is taken back.
+                        // No switch has got what is taken back.
                         entry.confirmed = confirmed;
                         entry.confirmed.retain(|s| !entry.problems.contains_key(s));
                     }
@@ -201,7 +201,7 @@ impl Shared {
             };
             entry.live.rules_ended();
             let notice = entry.record().kind.behaviour().notice();
-            self.told(core, &name);
+            self.notify(core, &name);
             self.arm(core, &name, notice);
             self.lease_absent(core, &name);
             self.later(&name, self.config.timeouts.backoff.1, |shared, core, name| {
@@ -235,12 +235,12 @@ impl Shared {
             && entry.note != note
         {
             entry.note = note;
-            self.told(core, name);
+            self.notify(core, name);
         }
     }
 
-    /// Tells everybody how a group is now.
-    pub(crate) fn told(&self, core: &mut Core, name: &str) {
+    /// Reports the state of a group to its members and to subscribers.
+    pub(crate) fn notify(&self, core: &mut Core, name: &str) {
         if let Some(entry) = core.groups.get(name) {
             entry.changed.send_replace(());
             // A subscriber that comes later reads the change with the state of the group.
@@ -283,7 +283,7 @@ impl Shared {
                 Some(Some(there)) if *there == generation && phase.wants_rules() => {
                     let had_problem = entry.problems.remove(switch).is_some();
                     if entry.confirmed.insert(switch.into()) || had_problem {
-                        self.told(core, name);
+                        self.notify(core, name);
                     }
                 }
                 Some(None) if phase.has_run() && !record.kind.behaviour().outlives_switches() => {
@@ -312,7 +312,7 @@ impl Shared {
         }
     }
 
-    /// A switch does not have what it should of a group, or nobody knows. The group goes on: its frames may well flow.
+    /// A switch lacks its part of a group, or cannot be asked. The group goes on: its frames may well flow.
     pub(crate) fn unsettled(self: &Arc<Self>, core: &mut Core, switch: &str, name: &str, reason: &str) {
         let Some(entry) = core.groups.get_mut(name).filter(|e| e.concerns(switch)) else {
             return;
@@ -323,11 +323,11 @@ impl Shared {
         if degrades && entry.record().phase == Phase::Active {
             self.try_step(core, name, Event::SwitchLost, None);
         } else {
-            self.told(core, name);
+            self.notify(core, name);
         }
     }
 
-    /// As [`Shared::step`], where nobody waits for the answer.
+    /// As [`Shared::step`]; logs errors.
     pub(crate) fn try_step(
         self: &Arc<Self>,
         core: &mut Core,
@@ -340,7 +340,7 @@ impl Shared {
         }
     }
 
-    /// As [`Shared::change`], where nobody waits for the answer.
+    /// As [`Shared::change`]; logs errors.
     pub(crate) fn try_change(
         self: &Arc<Self>,
         core: &mut Core,

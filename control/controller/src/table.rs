@@ -31,7 +31,7 @@ pub(crate) struct Entry {
     pub(crate) driven: bool,
     /// Ticks at each change.
     pub(crate) changed: watch::Sender<()>,
-    /// What switches said to placements since it was last active.
+    /// The refusals of switches since it was last active.
     pub(crate) detours: Detours,
     /// For an active group: why it is not where it was placed first; may be empty.
     pub(crate) detoured: String,
@@ -96,7 +96,7 @@ impl Entry {
         tree.all(|s| self.confirmed.contains(s))
     }
 
-    /// Its phase in one word.
+    /// The name of its phase.
     pub(crate) fn phase_name(&self) -> &'static str {
         self.record.kind.behaviour().phase_name(self.record.phase)
     }

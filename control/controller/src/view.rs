@@ -108,7 +108,7 @@ pub(crate) fn hosts(core: &Core) -> Vec<v1::Host> {
     hosts.collect()
 }
 
-/// What the file says of switches that run no groups.
+/// The plain switches and routers of the file.
 pub(crate) fn forwarders(core: &Core) -> Vec<v1::Forwarder> {
     let all = core.facts.file.iter().flat_map(Topology::switches);
     let all = all.filter(|s| s.kind != SwitchKind::Castnet);

@@ -35,7 +35,7 @@ pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>) {
             true => Ok(()),
             false => tokio::select! {
                 biased;
-                // As if killed: nobody hears what became of it.
+                // As if killed: the outcome is not reported.
                 () = shared.stopped() => break,
                 written = store.commit(writes) => written,
             },
@@ -78,11 +78,11 @@ fn take_back(shared: &Arc<Shared>, mut batch: Batch, error: StoreError) {
         shared.after(shared.config.timeouts.backoff.1, retry);
     }
     for event in batch.events.drain(..).chain(rest.events.drain(..)) {
-        // What switches have reported is so all the same; how groups are is told anew.
+        // Reports of switches stay true; the states of groups are reported anew.
         match &event.event {
             Some(Event::GroupGone(_)) => {}
-            Some(Event::Group(state)) => shared.told(&mut core, &state.name),
-            Some(Event::Collective(state)) => shared.told(&mut core, &state.name),
+            Some(Event::Group(state)) => shared.notify(&mut core, &state.name),
+            Some(Event::Collective(state)) => shared.notify(&mut core, &state.name),
             _ => shared.release(event),
         }
     }

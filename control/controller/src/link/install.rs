@@ -68,7 +68,10 @@ impl Link {
         asked: &[Asked],
     ) -> Result<Vec<Result<(), SwitchError>>, SwitchError> {
         let mut client = self.client(shared.config.timeouts.switch).await?;
-        let on = |core: &Core, asked: &Asked| core.wanted_on(&asked.group, &self.config.name);
+        let on = |core: &Core, asked: &Asked| {
+            let entry = core.groups.get(&asked.group);
+            entry.map_or_else(Vec::new, |e| e.record().wanted_on(&self.config.name))
+        };
         let wanted = shared.read(|core| asked.iter().map(|a| on(core, a)).collect::<Vec<_>>());
         let wanted = wanted
             .await

@@ -1,4 +1,4 @@
-//! Desired state on disk: what is wanted is written here before any switch or client hears of it.
+//! Desired state on disk: what is wanted is written here before it is sent to a switch or a client.
 //!
 //! A [`Store`] keeps entries: bytes under a key, each with the number of its writes. The journal (`journal.rs`) hands it
 //! batches; each is written whole or not at all. [`redb`] is a file on this machine, [`memory`] ends with the process.

@@ -1,4 +1,4 @@
-//! Links of trees that are down. No collective of such a group can end, and its switches only ever say that they wait: after a
+//! Links of trees that are down. No collective of such a group can end, and its switches only report that they wait: after a
 //! moment of grace the group fails, with the link's name, and its ranks find another place.
 
 use std::collections::BTreeMap;
@@ -92,7 +92,7 @@ fn look(shared: &Arc<Shared>, now: Instant) -> Option<Instant> {
             && let Some(entry) = core.groups.get_mut(&name)
         {
             entry.live.links_down = down;
-            shared.told(&mut core, &name);
+            shared.notify(&mut core, &name);
         }
     }
     next
@@ -140,14 +140,14 @@ pub(crate) fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
     all
 }
 
-/// A port that its switch says has no link.
+/// Why a port has no link, if its switch reports that.
 fn silent_port(facts: &Facts, (switch, port): (&str, u8)) -> Option<String> {
     let (_, report) = facts.switches.get(switch)?;
     let port = report.ports.get(&port).filter(|p| !p.up)?;
     Some(format!("port {} of switch {switch} has no link", port.name))
 }
 
-/// Without a file, a link is there as long as one of its ends hears the other; switches that cannot be reached say nothing.
+/// Without a file, a link is up while one of its ends gets the LLDP of the other. Switches that cannot be reached do not count.
 fn unheard(facts: &Facts, near: (&str, u8), far: (&str, u8)) -> Option<String> {
     let hears = |at: (&str, u8), other: (&str, u8)| match facts.switches.get(at.0) {
         Some((Reach::Up, report)) => Some(

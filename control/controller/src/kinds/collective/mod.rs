@@ -82,7 +82,7 @@ impl GroupKind for Collective {
         match phase {
             Phase::Failed | Phase::Refused if self.some_joined(generation) => Some(Event::Joined),
             Phase::Registered | Phase::Broken if self.all_joined(generation) => Some(Event::AllJoined),
-            // Nobody is left of those whose calls it was made for.
+            // All ranks whose calls created it are gone.
             Phase::Registered if self.by_call && !self.some_joined(generation) => Some(Event::Destroy),
             Phase::Active | Phase::Broken if self.all_left() => Some(Event::Ended),
             _ => None,

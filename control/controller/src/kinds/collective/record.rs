@@ -108,7 +108,7 @@ impl Settings {
         }
     }
 
-    /// The first setting that somebody wants otherwise: its field, what they want, and what it is.
+    /// The first setting that differs from the given ones: its field, the given value, and the present one.
     pub(crate) fn differs(&self, given: &GivenSettings) -> Option<(&'static str, String, String)> {
         fn other<T: PartialEq>(
             field: &'static str,
@@ -157,7 +157,7 @@ impl RankState {
 }
 
 impl Collective {
-    /// A group as it begins: nobody is in.
+    /// A new group, without ranks that have joined.
     pub(crate) fn new(hosts: Vec<String>, settings: Settings, by_call: bool) -> Self {
         let rank = |host| RankRecord {
             host,

@@ -17,7 +17,7 @@ use crate::lifecycle::{Event, Phase};
 use crate::record::{Ending, Record};
 use crate::table::Entry;
 
-/// How much later than after its time a switch's next word of a stall may come.
+/// How late the next report of a stall may come.
 const REPORT_MARGIN: Duration = Duration::from_millis(500);
 
 impl Shared {
@@ -67,7 +67,7 @@ impl Shared {
                     return Ending::failed(record.generation, None, None, reason);
                 }
             };
-            // Each switch says what the tree's root tells the ranks; of two that differ, what both say together counts.
+            // Each switch reports what the tree's root sends to the ranks; reports that differ are merged.
             let before = record
                 .ended
                 .as_ref()
@@ -118,7 +118,7 @@ impl Shared {
         match record.phase {
             _ if record.generation != ending.generation => return,
             Phase::Active => self.try_step(core, name, Event::Broke, Some(ending)),
-            // The ranks were faster than the switch's report: those that come to hear of it hear the cause.
+            // The ranks were faster than the report of the switch: those that call later get the cause.
             Phase::Broken => self.try_change(core, name, |r| {
                 let unexplained = |e: &Ending| {
                     e.generation == ending.generation
@@ -146,7 +146,7 @@ impl Shared {
             return;
         }
         let (name, phase) = (entry.record().name.clone(), entry.record().phase);
-        // A switch that still waits says so again after each stall time-out.
+        // A switch that still waits reports it again after each stall time-out.
         let stall = Duration::from_millis(group.settings.stall_timeout_ms.into());
         let known = stalled.ranks.iter().filter_map(|r| u16::try_from(*r).ok());
         let ranks: Vec<u16> = known.collect();
@@ -168,7 +168,7 @@ impl Shared {
         };
         let (at, switch) = (Instant::now(), switch.to_owned());
         entry.live.stalls.insert(switch.clone(), (at, ranks));
-        self.waits_anew(&mut core, &name);
+        self.update_waiting(&mut core, &name);
         self.later(&name, 2 * stall + REPORT_MARGIN, move |shared, core, name| {
             if let Some(entry) = core.groups.get_mut(name)
                 && entry
@@ -178,25 +178,25 @@ impl Shared {
                     .is_some_and(|(when, _)| *when == at)
             {
                 entry.live.stalls.remove(&switch);
-                shared.waits_anew(core, name);
+                shared.update_waiting(core, name);
             }
         });
     }
 
-    /// Tells whom switches wait for, where that has changed.
-    fn waits_anew(&self, core: &mut Core, name: &str) {
+    /// Reports the ranks that switches wait for, if they have changed.
+    fn update_waiting(&self, core: &mut Core, name: &str) {
         if let Some(entry) = core.groups.get_mut(name) {
             let ranks = waited_for(entry);
             if entry.live.waiting_for != ranks {
                 entry.live.waiting_for = ranks;
-                self.told(core, name);
+                self.notify(core, name);
             }
         }
     }
 }
 
-/// The ranks that switches wait for. A switch far from a rank names all that are behind a port; what the rank's own switch says
-/// counts more, once it has said something.
+/// The ranks that switches wait for. A switch far from a rank names all that are behind a port; the report of the rank's own
+/// switch counts more, if there is one.
 fn waited_for(entry: &Entry) -> Vec<u16> {
     let rules = || entry.record().plan.iter().flat_map(|p| &p.rules);
     let own = |rank: u16| {
@@ -216,7 +216,7 @@ fn waited_for(entry: &Entry) -> Vec<u16> {
     all.into_iter().collect()
 }
 
-/// Whether a report is of another generation than the present one, which it says nothing about.
+/// Whether a report is of another generation than the present one.
 fn is_late(entry: &Entry, switch: &str, generation: u64) -> bool {
     let (group, present) = (&entry.record().name, entry.record().generation);
     let late = generation != present;

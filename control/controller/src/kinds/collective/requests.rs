@@ -88,8 +88,8 @@ impl Shared {
         self.take_place(&mut core, join, call)
     }
 
-    /// A rank whose call had ended comes back to the generation that it is in, with the same connection; or hears what has
-    /// become of that one. It has no part in any other: its queue pair knows that generation's PSNs.
+    /// A rank whose call had ended comes back to the generation that it is in, with the same connection; or gets the end
+    /// of that one. It has no part in any other: its queue pair knows that generation's PSNs.
     fn come_back(
         self: &Arc<Self>,
         core: &mut Core,
@@ -182,7 +182,7 @@ impl Shared {
             }
             Phase::Active => {
                 let reason = format!("{} joins again with a new connection", group.rank_name(join.rank));
-                // A rank that has heard of a failure before this controller is not at fault itself.
+                // A rank that has detected a failure before this controller is not at fault itself.
                 let at_fault = join.rejoin_of.is_none().then_some(join.rank);
                 let ending = Ending::failed(generation, at_fault, None, reason);
                 self.step(core, &join.job, Event::Broke, Some(ending))
@@ -258,7 +258,7 @@ impl Shared {
         };
         entry.live.present.insert(rank, Presence::Here(call));
         let attendance = self.attendance(entry, (rank, call), generation);
-        self.told(core, group);
+        self.notify(core, group);
         Ok(attendance)
     }
 
@@ -288,7 +288,7 @@ impl Shared {
         }
         tracing::info!(group, rank, "call ended: its lease runs");
         self.lease(&mut core, group, rank, call);
-        self.told(&mut core, group);
+        self.notify(&mut core, group);
     }
 
     /// Lets a rank's lease run.

@@ -38,7 +38,7 @@ fn settings(settings: &Settings) -> v1::CollectiveSettings {
     }
 }
 
-/// A group's state, as nobody in particular sees it.
+/// A group's state, without what only one rank sees.
 pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::CollectiveState {
     let record = entry.record();
     let phase = phase(record.phase);
