@@ -3,7 +3,7 @@
 //!
 //! What is wanted is in a [`store`] on disk before it is sent to a switch or a client; it is written outside the lock that
 //! holds what is in memory, many changes at once. A task per switch compares that with what the
-//! switch reports ([`reconcile`]) whenever either may have changed: at connection, after events, now and then. So a
+//! switch reports (`reconcile.rs`) whenever either may have changed: at connection, after events, now and then. So a
 //! controller that was killed half-way through anything finishes or takes back what it had begun, a switch that was
 //! restarted gets its groups again, and traffic does not notice (contract S3). The life of a group is one table
 //! ([`lifecycle`]), whatever its kind; what differs from kind to kind is in [`kinds`].
