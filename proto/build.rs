@@ -10,7 +10,7 @@ const PRINTED: &[&str] = &[
     "FrameTrace",
     "Host",
     "MiscutPacket",
-    "MulticastStatus",
+    "MulticastState",
     "PathCounters",
     "PathStatus",
     "Port",
@@ -19,7 +19,7 @@ const PRINTED: &[&str] = &[
     "SwitchState",
     "TraceOutput",
     "TraceStep",
-    "TranslatedStatus",
+    "TranslatedState",
 ];
 
 /// How their fields are printed if not under their own names. What is skipped is printed in another form beside the message.
@@ -27,14 +27,16 @@ const FIELDS: &[(&str, &str)] = &[
     ("EndpointStatus.counters", "flatten"),
     ("FrameTrace.outputs", "skip"),
     ("Host.switch_name", "rename = \"switch\""),
-    ("MulticastStatus.paths", "skip"),
+    ("MulticastState.counters", "skip"),
+    ("MulticastState.paths", "skip"),
     ("PathStatus.source", "skip"),
     ("PathStatus.counters", "flatten"),
     ("Port.counters", "flatten"),
     ("PortCounters.drops", "skip"),
     ("SwitchState.boot_id", "skip"),
-    ("TranslatedStatus.endpoints", "skip"),
-    ("TranslatedStatus.conflict", "skip"),
+    ("TranslatedState.endpoints", "skip"),
+    ("TranslatedState.conflict", "skip"),
+    ("TranslatedState.counters", "skip"),
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -6,6 +6,8 @@
 //!
 //! `cargo bench -p castnet-benches --bench control [-- GROUPS_MAX]`
 
+mod common;
+
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,13 +18,13 @@ use castnet_controller::store::Store;
 use castnet_controller::store::memory::MemoryStore;
 use castnet_controller::store::redb::RedbStore;
 use castnet_controller::{Config, Controller, SwitchConfig};
-use castnet_port::{MemEnd, MemLink, MemLinkConfig};
+use castnet_port::MemEnd;
 use castnet_proto::transport::{Address, Security, connect};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_client::ControllerClient;
 use castnet_topology::Topology;
-use castnet_wire::{MacAddr, PortId};
-use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
+use castnet_wire::MacAddr;
+use castnet_worker::Dataplane;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use tonic::transport::Channel;
@@ -42,8 +44,6 @@ type Client = ControllerClient<Channel>;
 
 #[tokio::main]
 async fn main() -> Outcome<()> {
-    let most = std::env::args().skip(1).find_map(|a| a.parse().ok());
-    let counts = || COUNTS.into_iter().filter(|&n| most.is_none_or(|most| n <= most));
     println!("Microseconds per group of {RECEIVERS} receivers; {CLIENTS} requests at a time.\n");
     println!(
         "{:>8} {:>8} {:>28} {:>28}",
@@ -51,7 +51,7 @@ async fn main() -> Outcome<()> {
     );
     for name in ["memory", "redb"] {
         let mut first = None;
-        for groups in counts() {
+        for groups in common::group_counts(&COUNTS) {
             let folder = tempfile::tempdir()?;
             let store: Arc<dyn Store> = match name {
                 "redb" => Arc::new(RedbStore::open(&folder.path().join("bench.redb"))?),
@@ -70,7 +70,7 @@ async fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Since when a phase runs, and the processor time that was spent before.
+/// Start of a phase, and the processor time that was spent before.
 struct Since(Instant, Duration);
 
 impl Since {
@@ -78,7 +78,7 @@ impl Since {
         Ok(Self(Instant::now(), cpu()?))
     }
 
-    /// How long that is, and the processor time.
+    /// Duration and processor time since then.
     fn elapsed(&self) -> Outcome<[Duration; 2]> {
         Ok([self.0.elapsed(), cpu()?.saturating_sub(self.1)])
     }
@@ -91,7 +91,7 @@ fn cpu() -> Outcome<Duration> {
     Ok(Duration::from_micros(spent.num_microseconds().try_into()?))
 }
 
-/// What it takes to create that many groups, and to install them on a switch that has lost them.
+/// Time and processor time to create so many groups, and to install them on a switch that has lost them.
 async fn measure(folder: &Path, store: Arc<dyn Store>, groups: usize) -> Outcome<[[Duration; 2]; 2]> {
     let topology = Topology::star(RECEIVERS + 1)?;
     let at = Address::Unix(folder.join("agent"));
@@ -134,15 +134,7 @@ struct Switch {
 }
 
 async fn switch(at: &Address, groups: usize) -> Outcome<Switch> {
-    let links =
-        (0..=RECEIVERS).map(|n| MemLink::pair(&MemLinkConfig::between(&format!("p{n}"), &format!("h{n}"))));
-    let (own, hosts): (Vec<MemEnd>, _) = links.unzip();
-    let ports = (0..)
-        .zip(own)
-        .map(|(n, end)| Some(PortConfig::new(PortId::new(n)?, format!("p{n}"), end)));
-    let mut config = DataplaneConfig::new("s0", ports.flatten().collect());
-    config.engine.groups_max = groups;
-    config.engine.memory_bytes_max = 8 << 30;
+    let (config, hosts) = common::dataplane("s0", RECEIVERS + 1, groups);
     let dataplane = tokio::task::spawn_blocking(|| Dataplane::start(config)).await??;
     let agent = Agent::start(Arc::new(dataplane), at, &Security::default()).await?;
     Ok(Switch { agent, _hosts: hosts })

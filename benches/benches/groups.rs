@@ -9,12 +9,14 @@ mod common;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use castnet_engine::{Context, Engine, FrameFilter, TapId};
+use castnet_engine::{Engine, FrameFilter, TapId};
 use castnet_port::{Pool, PoolBuf, PoolConfig};
 use castnet_rules::GroupRule;
 use castnet_wire::{BATCH, Batch, McstId};
 use common::collective::{RANKS, contribution, control, rule};
-use common::{MCST, NOW, Sink, ack_to, data_from, engine_with, port, star};
+use common::{
+    MCST, NOW, Sink, ack_to, data_from, engine_with, floats, group, group_counts, install, port, star,
+};
 
 const COUNTS: [usize; 7] = [1, 16, 256, 1024, 4096, 16_384, 100_000];
 /// Receivers of a multicast group.
@@ -40,8 +42,6 @@ const COLUMNS: [&str; 4] = [
 ];
 
 fn main() {
-    let most = std::env::args().skip(1).find_map(|a| a.parse().ok());
-    let counts = COUNTS.into_iter().filter(|&n| most.is_none_or(|most| n <= most));
     println!(
         "Nanoseconds per frame of the engine alone, lowest of {SAMPLES} samples; groups in random order, the same ports.\n"
     );
@@ -60,7 +60,7 @@ fn main() {
         println!("{title:>8} {}", cells.join(" "));
     };
     let mut one = None;
-    for count in counts {
+    for count in group_counts(&COUNTS) {
         let row = measured(count, false);
         print(&count.to_string(), row, *one.get_or_insert(row));
     }
@@ -68,12 +68,6 @@ fn main() {
     let row = measured(TRACED, false);
     print("none", row, row);
     print("armed", measured(TRACED, true), row);
-}
-
-/// The address of group `n`.
-fn group(n: usize) -> McstId {
-    let [_, a, b, c] = (n as u32 + 1).to_be_bytes();
-    McstId([10, 64 + a, b, c].into())
 }
 
 /// The numbers below `count`, each `times` times, in random order.
@@ -134,16 +128,13 @@ impl Switch {
             mcst_id,
             ..star(RECEIVERS).with_multicast(|rule| rule.source = source as u16)
         };
-        let group = Context::compile(&rule, &self.engine.config().ports).expect("a valid rule");
-        self.engine.install(group).expect("room");
+        install(&mut self.engine, &rule);
     }
 
     /// Installs new collective groups and sends them their control messages.
     fn collectives(&mut self, rules: &[GroupRule], packets: u32) {
         for rule in rules {
-            self.engine.remove(rule.mcst_id);
-            let group = Context::compile(rule, &self.engine.config().ports).expect("a valid rule");
-            self.engine.install(group).expect("room");
+            install(&mut self.engine, rule);
         }
         for rank in 0..RANKS {
             self.feed(
@@ -220,17 +211,13 @@ fn rules(groups: impl Iterator<Item = McstId>, packets: u32) -> Vec<GroupRule> {
     groups.map(rule).collect()
 }
 
-fn floats() -> Vec<u8> {
-    (0..SUM / 4).flat_map(|i| (i as f32).to_le_bytes()).collect()
-}
-
 /// Contributions that are added to existing ones and complete nothing.
 fn contributions(count: usize, traced: bool) -> f64 {
     let mut switch = Switch::new(count, RANKS, traced);
     // The same number of buffered frames as with many groups.
     let times = (RING / count).max(2);
     let rules = rules((0..count).map(group), times as u32);
-    let (order, floats) = (random_order(count, times), floats());
+    let (order, floats) = (random_order(count, times), floats(SUM));
     let mut lowest = f64::MAX;
     for _ in 0..SAMPLES {
         let (mut total, mut frames) = (0.0, 0);
@@ -270,7 +257,7 @@ fn all_mixed(count: usize, traced: bool) -> f64 {
         switch.multicast(group(3 * n + 1), 1);
         switch.multicast(group(3 * n + 2), 0);
     }
-    let (order, floats) = (random_order(3 * each, times), floats());
+    let (order, floats) = (random_order(3 * each, times), floats(SUM));
     let mut psns = vec![0; 3 * each];
     let mut lowest = f64::MAX;
     for _ in 0..SAMPLES {

@@ -9,27 +9,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use castnet_agent::load_rules;
-use castnet_engine::{Context, Owners, Tables};
-use castnet_port::{MemLink, MemLinkConfig};
+use castnet_engine::{Context, Owners, PortSet, Tables};
 use castnet_rules::{GroupRule, NextHop, RuleSet};
-use castnet_wire::{McstId, Qpn};
-use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
-use common::{NOW, engine_with, port, star};
+use castnet_wire::Qpn;
+use castnet_worker::Dataplane;
+use common::{NOW, engine_with, group, group_counts, star};
 
 const COUNTS: [usize; 3] = [1_000, 10_000, 100_000];
 /// Receivers of each group.
 const RECEIVERS: usize = 8;
 
 fn main() {
-    let most = std::env::args().skip(1).find_map(|a| a.parse().ok());
-    let counts = COUNTS.into_iter().filter(|&n| most.is_none_or(|most| n <= most));
     println!("Microseconds per group of {RECEIVERS} receivers; the worker's time, mean and longest.\n");
     println!(
         "{:>8} {:>12} {:>12} {:>24} {:>24}",
         "groups", "worker", "longest", "dataplane, one by one", "rule file, read and run"
     );
     let mut one = None;
-    for count in counts {
+    for count in group_counts(&COUNTS) {
         let rules: Vec<GroupRule> = (0..count).map(rule).collect();
         let (mean, longest) = worker(&rules);
         let row = [dataplane(&rules), file(&rules)];
@@ -49,10 +46,9 @@ fn main() {
 
 /// Group `n`. Each host has a queue pair for each group.
 fn rule(n: usize) -> GroupRule {
-    let [_, a, b, c] = (n as u32 + 1).to_be_bytes();
     let mut rule = GroupRule {
         name: format!("g{n}"),
-        mcst_id: McstId([10, 64 + a, b, c].into()),
+        mcst_id: group(n),
         ..star(RECEIVERS)
     };
     for endpoint in &mut rule.endpoints {
@@ -87,13 +83,7 @@ fn worker(rules: &[GroupRule]) -> (f64, f64) {
 }
 
 fn start(groups_max: usize) -> Dataplane {
-    let ports = (0..=RECEIVERS).map(|n| {
-        let (end, _) = MemLink::pair(&MemLinkConfig::between(&format!("p{n}"), &format!("h{n}")));
-        PortConfig::new(port(n), format!("p{n}"), end)
-    });
-    let mut config = DataplaneConfig::new("bench", ports.collect());
-    config.engine.groups_max = groups_max;
-    config.engine.memory_bytes_max = 8 << 30;
+    let (config, _) = common::dataplane("bench", RECEIVERS + 1, groups_max);
     Dataplane::start(config).expect("it starts")
 }
 

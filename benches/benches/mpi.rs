@@ -5,9 +5,7 @@
 //! `ethtool`, `mpicc` and `mpirun` (Debian: iproute2, ethtool, openmpi-bin, libopenmpi-dev). Times are means over
 //! calls and ranks. The two sides are measured alternately, and the best measurement of each counts.
 //!
-//! For quick runs: `--only allreduce,barrier`, `--sizes 4096,65536`, `--turns 1`, `--iters 10` (factor for the number
-//! of iterations), `--alone` (Castnet without Open MPI), `--flags "--spin 1ms"` (more flags for the ranks' commands),
-//! `--binary PATH` (this `castnet` instead of one built now).
+//! For quick runs: `--only allreduce,barrier --sizes 4096,65536 --turns 1`; `--help` lists all options.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,6 +13,7 @@ use std::process::{Command, Stdio};
 
 use castnet_e2e::lab::{Lab, STAR};
 use castnet_e2e::net::{self, Namespace};
+use clap::Parser;
 use serde_json::Value;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -23,8 +22,6 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 const HOSTS: [&str; 4] = ["h1", "h2", "h3", "h4"];
 /// MTU of all interfaces. Frames of both sides have this length if segmentation is not offloaded.
 const MTU: u32 = 4200;
-/// Measurements of each side.
-const TURNS: usize = 3;
 const SIZES: [(u64, u32); 6] = [
     (4 << 10, 400),
     (16 << 10, 200),
@@ -39,78 +36,53 @@ type Times = BTreeMap<(&'static str, u64), f64>;
 
 const PRIMITIVES: [&str; 3] = ["allreduce", "broadcast", "barrier"];
 
-/// Command line options.
+#[derive(Parser)]
 struct Options {
+    /// Leave segmentation offload on
+    #[arg(long)]
     offload: bool,
+    /// Castnet without Open MPI
+    #[arg(long)]
     alone: bool,
-    primitives: Vec<&'static str>,
-    sizes: Vec<(u64, u32)>,
+    /// Only these primitives
+    #[arg(long = "only", value_delimiter = ',', default_values = PRIMITIVES)]
+    primitives: Vec<String>,
+    /// Only these sizes, in bytes
+    #[arg(long, value_delimiter = ',')]
+    sizes: Vec<u64>,
+    /// Measurements of each side
+    #[arg(long, default_value_t = 3)]
     turns: usize,
+    /// Factor for the number of iterations
+    #[arg(long = "iters", default_value_t = 1)]
     iterations: u32,
-    flags: Vec<String>,
+    /// More flags for the ranks' commands
+    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    flags: String,
+    /// This castnet instead of one built now
+    #[arg(long)]
     binary: Option<PathBuf>,
+    /// Passed by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
 }
 
 impl Options {
-    fn parse() -> Result<Self> {
-        let mut options = Self {
-            offload: false,
-            alone: false,
-            primitives: PRIMITIVES.to_vec(),
-            sizes: SIZES.to_vec(),
-            turns: TURNS,
-            iterations: 1,
-            flags: Vec::new(),
-            binary: None,
-        };
-        let mut args = std::env::args().skip(1);
-        while let Some(flag) = args.next() {
-            let mut value = || args.next().ok_or_else(|| format!("{flag} needs a value"));
-            match flag.as_str() {
-                "--offload" => options.offload = true,
-                "--alone" => options.alone = true,
-                "--only" => {
-                    let only = value()?;
-                    options
-                        .primitives
-                        .retain(|p| only.split(',').any(|name| name == *p));
-                }
-                "--sizes" => {
-                    let wanted = value()?;
-                    let wanted = wanted
-                        .split(',')
-                        .map(str::parse)
-                        .collect::<std::result::Result<Vec<u64>, _>>()?;
-                    options.sizes.retain(|(bytes, _)| wanted.contains(bytes));
-                }
-                "--turns" => options.turns = value()?.parse()?,
-                "--iters" => options.iterations = value()?.parse()?,
-                "--flags" => options.flags = value()?.split_whitespace().map(String::from).collect(),
-                "--binary" => options.binary = Some(value()?.into()),
-                // Passed by cargo.
-                "--bench" => {}
-                _ => return Err(format!("unknown flag {flag}").into()),
-            }
-        }
-        Ok(options)
-    }
-
     /// Sizes and iterations of a primitive.
     fn sizes(&self, primitive: &str) -> Vec<(u64, u32)> {
         let sizes = if primitive == "barrier" {
             &[(0, 400)]
         } else {
-            &self.sizes[..]
+            &SIZES[..]
         };
-        sizes
-            .iter()
-            .map(|&(bytes, n)| (bytes, n * self.iterations))
-            .collect()
+        let wanted = |bytes| primitive == "barrier" || self.sizes.is_empty() || self.sizes.contains(bytes);
+        let sizes = sizes.iter().filter(|(bytes, _)| wanted(bytes));
+        sizes.map(|&(bytes, n)| (bytes, n * self.iterations)).collect()
     }
 }
 
 fn main() -> Result<()> {
-    let options = Options::parse()?;
+    let options = Options::parse();
     let (offload, turns) = (options.offload, options.turns);
     if let Some(why) = missing() {
         eprintln!("SKIPPED: collectives beside Open MPI: {why}");
@@ -124,7 +96,10 @@ fn main() -> Result<()> {
     let bridge = Bridge::new(&lab, offload)?;
     let (mut ours, mut theirs) = (Times::new(), Times::new());
     for turn in 0..turns {
-        for &primitive in &options.primitives {
+        for primitive in PRIMITIVES
+            .into_iter()
+            .filter(|p| options.primitives.iter().any(|name| name == p))
+        {
             eprintln!("turn {} of {turns}: {primitive}", turn + 1);
             keep_best(&mut ours, castnet(&lab, primitive, turn, &options)?);
             if !options.alone {
@@ -202,7 +177,9 @@ fn castnet(lab: &Lab, primitive: &'static str, turn: usize, options: &Options) -
                 if primitive != "barrier" {
                     command.args(["--type", "f32", "--bytes", &bytes.to_string(), "--verify"]);
                 }
-                command.args(["--output", "json"]).args(&options.flags);
+                command
+                    .args(["--output", "json"])
+                    .args(options.flags.split_whitespace());
                 let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
                 Ok(child)
             })

@@ -3,38 +3,24 @@
 
 #[path = "../../dataplane/reduce/tests/reduce/common/scalar.rs"]
 mod scalar;
+mod common;
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use castnet_reduce::{CallFlags, Checksum, DataType, Kernel, Level, Operation};
-use castnet_wire::{
-    Bth, Ethernet, ExtHeaders, FrameBuf, MacAddr, Network, Opcode, Parsed, Psn, Qpn, RoceHeader, emit_roce,
-    icrc, parse_frame,
-};
+use castnet_wire::{FrameBuf, Opcode, Parsed, RoceHeader, icrc, parse_frame};
+use common::MCST;
+use common::samples::{SAMPLES, lowest};
 
-/// Samples per figure. The lowest one counts: other load on the machine only adds time.
-const SAMPLES: usize = 200;
 const KIB: usize = 1024;
 
-/// The lowest nanoseconds per item of each measurement. Samples alternate, so that a slow period affects all alike.
-fn lowest<const N: usize>(mut measurements: [&mut dyn FnMut() -> (Duration, usize); N]) -> [f64; N] {
-    let mut best = [f64::MAX; N];
-    for _ in 0..SAMPLES {
-        for (best, take) in best.iter_mut().zip(&mut measurements) {
-            let (time, items) = take();
-            *best = best.min(time.as_nanos() as f64 / items as f64);
-        }
-    }
-    best
-}
-
-fn timed(rounds: usize, mut each: impl FnMut(usize)) -> (Duration, usize) {
+fn timed(rounds: usize, mut each: impl FnMut(usize)) -> (Duration, u64) {
     let start = Instant::now();
     for round in 0..rounds {
         each(round);
     }
-    (start.elapsed(), rounds)
+    (start.elapsed(), rounds as u64)
 }
 
 /// Numbers near one, so that none becomes subnormal or infinite.
@@ -74,29 +60,10 @@ fn row(what: &str, ns: f64, bytes: usize, copy: f64) {
 
 /// A SEND_MIDDLE of 1 KiB.
 fn frame(fill: u8) -> (Vec<u8>, RoceHeader) {
-    let ethernet = Ethernet {
-        dst: MacAddr([2, 0, 0, 0, 0, 2]),
-        src: MacAddr([2, 0, 0, 0, 0, 1]),
-        vlan: None,
-        ethertype: 0,
-    };
-    let network = Network::v4([10, 0, 0, 1].into(), [10, 9, 0, 1].into());
-    let bth = Bth::new(Opcode::SendMiddle, Qpn::VIRTUAL, Psn::new(fill.into()));
     let mut payload = ones(DataType::F32, KIB);
     payload[0] = fill;
-    let mut out = vec![0; 2048];
-    let n = emit_roce(
-        &mut out,
-        &ethernet,
-        &network,
-        0xC123,
-        &bth,
-        &ExtHeaders::NONE,
-        &payload,
-    )
-    .expect("room");
-    out.truncate(n);
-    match parse_frame(&out, n) {
+    let out = common::frame(MCST, 0, Opcode::SendMiddle, fill.into(), None, &payload);
+    match parse_frame(&out, out.len()) {
         Ok(Parsed::Roce(header)) => (out, header),
         other => panic!("what was written: {other:?}"),
     }

@@ -4,14 +4,16 @@
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::fmt::Display;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use castnet_reduce::Checksum;
 use castnet_wire::icrc::{self, HeaderDelta, ShiftCache};
 use castnet_wire::{BATCH, Qpn, parse_frame};
 use common::collective::{self, Sums};
+use common::samples::{self, SAMPLES, lowest, lowest_of, median};
 use common::{ACKS, Bench, data};
 
 struct Counting;
@@ -35,45 +37,6 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Samples per figure. The lowest one counts: other load on the machine only adds time. A sample is shorter than a
-/// time slice, so that some samples are undisturbed.
-const SAMPLES: usize = 200;
-
-/// Nanoseconds per item of several measurements. Samples alternate, so that a slow period affects all alike.
-fn take_samples<const N: usize>(mut measurements: [&mut dyn FnMut() -> (Duration, u64); N]) -> Vec<[f64; N]> {
-    let mut each = || {
-        measurements.each_mut().map(|take| {
-            let (time, items) = take();
-            time.as_nanos() as f64 / items as f64
-        })
-    };
-    (0..SAMPLES).map(|_| each()).collect()
-}
-
-/// The lowest sample of each measurement.
-fn lowest_of<const N: usize>(samples: &[[f64; N]]) -> [f64; N] {
-    let lowest = |i| {
-        samples
-            .iter()
-            .map(|take: &[f64; N]| take[i])
-            .fold(f64::MAX, f64::min)
-    };
-    std::array::from_fn(lowest)
-}
-
-/// Takes samples of measurements and returns the lowest of each.
-fn lowest<const N: usize>(measurements: [&mut dyn FnMut() -> (Duration, u64); N]) -> [f64; N] {
-    lowest_of(&take_samples(measurements))
-}
-
-/// Median of a figure over all samples. This is the right value for a ratio: both of its sides were sampled in the
-/// same period.
-fn median<const N: usize>(samples: &[[f64; N]], figure: impl Fn(&[f64; N]) -> f64) -> f64 {
-    let mut all: Vec<f64> = samples.iter().map(figure).collect();
-    all.sort_by(f64::total_cmp);
-    all[all.len() / 2]
-}
-
 struct Table {
     met: bool,
 }
@@ -83,8 +46,8 @@ impl Table {
         &mut self,
         what: &str,
         figure: String,
-        baseline: String,
-        ratio: String,
+        baseline: impl Display,
+        ratio: impl Display,
         goal: Option<(String, bool)>,
     ) {
         let goal = goal.map_or(String::new(), |(text, met)| {
@@ -92,6 +55,12 @@ impl Table {
             format!("{text} {}", if met { "met" } else { "MISSED" })
         });
         println!("{what:<44} {figure:>12} {baseline:>30} {ratio:>22}  {goal}");
+    }
+
+    /// A row with the time of the port alone, and the difference.
+    fn port(&mut self, what: &str, figure: f64, moved: f64, goal: Option<(String, bool)>) {
+        let (baseline, more) = (format!("{} port moves it", ns(moved)), ns(figure - moved));
+        self.row(what, ns(figure), baseline, format!("+{more}"), goal);
     }
 }
 
@@ -179,25 +148,11 @@ fn plain(table: &mut Table) {
     let [refuse, moved] = lowest([&mut || (bench.refuse(true, BATCHES), items), &mut || {
         (other.refuse(false, BATCHES), items)
     }]);
-    let what = "parse, classify and drop a foreign frame";
-    table.row(
-        what,
-        ns(refuse),
-        format!("{} port moves it", ns(moved)),
-        format!("+{}", ns(refuse - moved)),
-        None,
-    );
+    table.port("parse, classify and drop a foreign frame", refuse, moved, None);
     let [switch, moved] = lowest([&mut || (bench.switch(true, BATCHES), items), &mut || {
         (other.switch(false, BATCHES), items)
     }]);
-    let what = "switch a frame of no group (FDB hit)";
-    table.row(
-        what,
-        ns(switch),
-        format!("{} port moves it", ns(moved)),
-        format!("+{}", ns(switch - moved)),
-        None,
-    );
+    table.port("switch a frame of no group (FDB hit)", switch, moved, None);
 }
 
 fn acks(table: &mut Table) {
@@ -218,22 +173,11 @@ fn acks(table: &mut Table) {
         cost[i] = ack - moved;
         // In this case two frames are handled: one in, one out.
         let goal = at_most(3.0, cost[i] / moved / if triggers { 2.0 } else { 1.0 });
-        table.row(
-            what,
-            ns(ack),
-            format!("{} port moves it", ns(moved)),
-            format!("+{}", ns(cost[i])),
-            Some(goal),
-        );
+        table.port(what, ack, moved, Some(goal));
     }
     let mean = (7.0 * cost[0] + cost[1]) / 8.0;
-    table.row(
-        "mean of 8 receivers' ACKs, one to the source",
-        ns(mean),
-        String::new(),
-        String::new(),
-        None,
-    );
+    let what = "mean of 8 receivers' ACKs, one to the source";
+    table.row(what, ns(mean), "", "", None);
 }
 
 fn replication(table: &mut Table) {
@@ -274,14 +218,8 @@ fn replication(table: &mut Table) {
                         further <= further_at_64 * 1.25 + 1.0,
                     )),
                 };
-                let what = "  each copy after the first";
-                table.row(
-                    what,
-                    ns(further),
-                    String::new(),
-                    format!("first: {}", ns(alone)),
-                    goal,
-                );
+                let first = format!("first: {}", ns(alone));
+                table.row("  each copy after the first", ns(further), "", first, goal);
             }
         }
     }
@@ -294,10 +232,10 @@ fn sums(table: &mut Table) {
     for (payload, reproducible) in [(256, false), (1024, false), (4096, false), (1024, true)] {
         let mut benches = [(); 6].map(|()| Sums::new(payload, reproducible));
         let [bench, other, finishing, still, alone, ours] = &mut benches;
-        let samples = take_samples([
+        let samples = samples::take([
             &mut || bench.contributions(true, ROUNDS),
             &mut || other.contributions(false, ROUNDS),
-            &mut || finishing.results(true, ROUNDS),
+            &mut || finishing.results(ROUNDS),
             &mut || still.results_moved(ROUNDS),
             &mut || alone.crc_and_add(&crc32fast::hash, ROUNDS),
             &mut || ours.crc_and_add(&|bytes| checksum.update(0, bytes, &[]), ROUNDS),
@@ -310,13 +248,8 @@ fn sums(table: &mut Table) {
         });
         let kept = if reproducible { ", kept" } else { "" };
         let cost = added - moved;
-        table.row(
-            &format!("contribution, {payload:4} B of f32, verified{kept}"),
-            ns(added),
-            format!("{} port moves it", ns(moved)),
-            format!("+{}", ns(cost)),
-            None,
-        );
+        let what = format!("contribution, {payload:4} B of f32, verified{kept}");
+        table.port(&what, added, moved, None);
         let goal = payload == 1024 && !reproducible;
         table.row(
             "  beside its CRC and its sum alone (median)",
@@ -325,13 +258,8 @@ fn sums(table: &mut Table) {
             format!("{over_alone:.2} x"),
             goal.then(|| at_most(1.5, over_alone)),
         );
-        table.row(
-            "",
-            String::new(),
-            format!("{} with our CRC", ns(ours)),
-            format!("{over_ours:.2} x"),
-            None,
-        );
+        let (baseline, ratio) = (format!("{} with our CRC", ns(ours)), format!("{over_ours:.2} x"));
+        table.row("", String::new(), baseline, ratio, None);
         let per_child = (last - moved_last - cost) / collective::RANKS as f64;
         table.row(
             &format!("the last one, and the result to {} ranks", collective::RANKS),
@@ -341,17 +269,12 @@ fn sums(table: &mut Table) {
             goal.then(|| at_most(2.0, over_port)),
         );
         let with_ports = (last - moved - cost) / collective::RANKS as f64;
+        let port = (moved_last - moved) / collective::RANKS as f64;
         table.row(
             "  of which each child, with what its port needs",
             ns(with_ports),
-            format!(
-                "{} the port alone",
-                ns((moved_last - moved) / collective::RANKS as f64)
-            ),
-            format!(
-                "{:.1} x",
-                with_ports * collective::RANKS as f64 / (moved_last - moved)
-            ),
+            format!("{} the port alone", ns(port)),
+            format!("{:.1} x", with_ports / port),
             None,
         );
     }
@@ -429,9 +352,9 @@ fn allocations(table: &mut Table) {
     let frames = 2 * 3992 * BATCH + collective::RANKS * (collective::PACKETS as usize + 1);
     table.row(
         "allocations: replicated, switched, added",
-        format!("{total}"),
+        total.to_string(),
         format!("in {frames} frames"),
-        String::new(),
+        "",
         Some(("0".into(), total == 0)),
     );
 }

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use castnet_engine::Context;
+use castnet_engine::CollectiveCounters;
 use castnet_port::{Pool, PoolBuf, PoolConfig};
 use castnet_reduce::Kernel;
 use castnet_rules::{GroupRule, HostEndpoint, RankPart, TranslatedRule};
@@ -29,26 +29,6 @@ pub struct Sums {
     /// Payloads and slots of the baseline, as many as [`Sums::contributions`] uses.
     payloads: Vec<Vec<u8>>,
     slots: Vec<[u8; 64]>,
-}
-
-/// A packet of a rank to the group.
-pub fn frame(
-    group: McstId,
-    rank: usize,
-    opcode: Opcode,
-    psn: u32,
-    imm: Option<u32>,
-    payload: &[u8],
-) -> Vec<u8> {
-    let (network, ethernet) = (Network::v4(ip(rank), group.0), ethernet(rank));
-    let bth = Bth::new(opcode, Qpn::VIRTUAL, Psn::new(psn));
-    let ext = ExtHeaders {
-        imm,
-        ..ExtHeaders::NONE
-    };
-    let mut out = vec![0; roce_len(&ethernet, &network, opcode, payload.len())];
-    emit_roce(&mut out, &ethernet, &network, 0xC123, &bth, &ext, payload).expect("room");
-    out
 }
 
 /// The rule of a group of ranks at ports 0 to 7, for packets of `payload` bytes.
@@ -123,7 +103,7 @@ impl Sums {
             bodies: 1024,
             frame_max: 4400,
         });
-        let floats: Vec<u8> = (0..payload / 4).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        let floats = floats(payload);
         let pool = sink.pool.clone();
         let load = |bytes: Vec<u8>| pool.copy_from(&bytes).expect("a buffer");
         let data = |rank| {
@@ -158,9 +138,7 @@ impl Sums {
 
     /// Installs a new group.
     pub fn install(&mut self) {
-        self.engine.remove(MCST);
-        let group = Context::compile(&self.rule, &self.engine.config().ports).expect("a valid rule");
-        self.engine.install(group).expect("room");
+        install(&mut self.engine, &self.rule);
     }
 
     /// Installs a new group and sends it the control messages of all ranks and the data of the first `ranks`.
@@ -172,6 +150,11 @@ impl Sums {
         for rank in 0..ranks {
             self.feed(rank, |s| &s.data[rank], true);
         }
+    }
+
+    fn counters(&self) -> CollectiveCounters {
+        let group = self.engine.collective(MCST);
+        group.map(|g| *g.counters()).unwrap_or_default()
     }
 
     /// Contributions that are added to existing ones and complete nothing. If `engine` is false, frames are only
@@ -187,11 +170,7 @@ impl Sums {
             total += start.elapsed();
         }
         if engine {
-            let counters = self
-                .engine
-                .collective(MCST)
-                .map(|g| *g.counters())
-                .unwrap_or_default();
+            let counters = self.counters();
             let expected = u64::from(PACKETS) * (RANKS as u64 - 1);
             assert_eq!(
                 (counters.contributions, counters.results),
@@ -223,26 +202,16 @@ impl Sums {
     }
 
     /// The last contributions: each is added, and its result sent to all ranks.
-    pub fn results(&mut self, engine: bool, rounds: u64) -> (Duration, u64) {
+    pub fn results(&mut self, rounds: u64) -> (Duration, u64) {
         let mut total = Duration::ZERO;
         for _ in 0..rounds {
             self.prepare(RANKS - 1);
             let start = Instant::now();
-            self.feed(RANKS - 1, |s| &s.data[RANKS - 1], engine);
+            self.feed(RANKS - 1, |s| &s.data[RANKS - 1], true);
             total += start.elapsed();
         }
-        if engine {
-            let counters = self
-                .engine
-                .collective(MCST)
-                .map(|g| *g.counters())
-                .unwrap_or_default();
-            assert_eq!(
-                counters.results,
-                u64::from(PACKETS) * RANKS as u64,
-                "the intended case is measured"
-            );
-        }
+        let expected = u64::from(PACKETS) * RANKS as u64;
+        assert_eq!(self.counters().results, expected, "the intended case is measured");
         (total, rounds * u64::from(PACKETS))
     }
 

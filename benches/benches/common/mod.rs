@@ -2,19 +2,21 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod collective;
+pub mod samples;
 
 use core::net::Ipv4Addr;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use castnet_engine::{Context, Egress, Engine, EngineConfig, PortInfo};
-use castnet_port::{Pool, PoolBuf, PoolConfig};
+use castnet_port::{MemEnd, MemLink, MemLinkConfig, Pool, PoolBuf, PoolConfig};
 use castnet_rules::{Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
 use castnet_wire::build::{emit_ack, roce_len};
 use castnet_wire::{
     Aeth, BATCH, Batch, Bth, Ethernet, ExtHeaders, FrameBuf, MacAddr, McstId, Nanos, Network, Opcode, Pmtu,
     PortId, Psn, Qpn, Syndrome, emit_roce,
 };
+use castnet_worker::{DataplaneConfig, PortConfig};
 
 pub const MCST: McstId = McstId(Ipv4Addr::new(10, 9, 0, 1));
 pub const NOW: Nanos = Nanos(1_000_000_000);
@@ -125,6 +127,39 @@ pub fn engine_with(ports: usize, change: impl FnOnce(&mut EngineConfig)) -> Engi
     Engine::new(config).expect("a valid configuration")
 }
 
+/// Installs a group, in place of an earlier one with its address.
+pub fn install(engine: &mut Engine, rule: &GroupRule) {
+    engine.remove(rule.mcst_id);
+    let group = Context::compile(rule, &engine.config().ports).expect("a valid rule");
+    engine.install(group).expect("room");
+}
+
+/// The address of group `n` of many.
+pub fn group(n: usize) -> McstId {
+    let [_, a, b, c] = (n as u32 + 1).to_be_bytes();
+    McstId([10, 64 + a, b, c].into())
+}
+
+/// These numbers of groups, up to the one on the command line.
+pub fn group_counts(all: &[usize]) -> impl Iterator<Item = usize> {
+    let most: Option<usize> = std::env::args().skip(1).find_map(|a| a.parse().ok());
+    all.iter()
+        .copied()
+        .filter(move |&n| most.is_none_or(|most| n <= most))
+}
+
+/// Configuration of a switch with `ports` memory links and capacity for `groups_max` groups, and the hosts' ends.
+pub fn dataplane(name: &str, ports: usize, groups_max: usize) -> (DataplaneConfig, Vec<MemEnd>) {
+    let link = |n: usize| MemLink::pair(&MemLinkConfig::between(&format!("p{n}"), &format!("h{n}")));
+    let (own, hosts): (Vec<_>, _) = (0..ports).map(link).unzip();
+    let own = own.into_iter().enumerate();
+    let own = own.map(|(n, end)| PortConfig::new(port(n), format!("p{n}"), end));
+    let mut config = DataplaneConfig::new(name, own.collect());
+    config.engine.groups_max = groups_max;
+    config.engine.memory_bytes_max = 8 << 30;
+    (config, hosts)
+}
+
 fn ethernet(n: usize) -> Ethernet {
     Ethernet {
         dst: mac(0xCA, n),
@@ -134,6 +169,26 @@ fn ethernet(n: usize) -> Ethernet {
     }
 }
 
+/// A packet of the host at port `from` to `group`.
+pub fn frame(
+    group: McstId,
+    from: usize,
+    opcode: Opcode,
+    psn: u32,
+    imm: Option<u32>,
+    payload: &[u8],
+) -> Vec<u8> {
+    let (network, ethernet) = (Network::v4(ip(from), group.0), ethernet(from));
+    let bth = Bth::new(opcode, Qpn::VIRTUAL, Psn::new(psn));
+    let ext = ExtHeaders {
+        imm,
+        ..ExtHeaders::NONE
+    };
+    let mut out = vec![0; roce_len(&ethernet, &network, opcode, payload.len())];
+    emit_roce(&mut out, &ethernet, &network, 0xC123, &bth, &ext, payload).expect("room");
+    out
+}
+
 /// A SEND_MIDDLE of the source with `payload` bytes.
 pub fn data(payload: usize) -> Vec<u8> {
     data_from(0, MCST, 0, payload)
@@ -141,22 +196,13 @@ pub fn data(payload: usize) -> Vec<u8> {
 
 /// A SEND_MIDDLE with `payload` bytes and this PSN, of the source at port `source` to `group`.
 pub fn data_from(source: usize, group: McstId, psn: u32, payload: usize) -> Vec<u8> {
-    let network = Network::v4(ip(source), group.0);
-    let bth = Bth::new(Opcode::SendMiddle, Qpn::VIRTUAL, Psn::new(psn));
-    let ethernet = ethernet(source);
-    let mut out = vec![0; roce_len(&ethernet, &network, bth.opcode, payload)];
     let payload: Vec<u8> = (0..payload).map(|i| i as u8).collect();
-    emit_roce(
-        &mut out,
-        &ethernet,
-        &network,
-        0xC123,
-        &bth,
-        &ExtHeaders::NONE,
-        &payload,
-    )
-    .expect("room");
-    out
+    frame(group, source, Opcode::SendMiddle, psn, None, &payload)
+}
+
+/// As many bytes of f32: 0, 1, 2 and so on.
+pub fn floats(bytes: usize) -> Vec<u8> {
+    (0..bytes / 4).flat_map(|i| (i as f32).to_le_bytes()).collect()
 }
 
 pub fn ack(n: usize, psn: u32) -> Vec<u8> {
@@ -204,10 +250,7 @@ impl Bench {
 
     /// Installs the group again, outside of any measured time.
     pub fn reset(&mut self) {
-        self.engine.remove(MCST);
-        let rule = star(self.receivers);
-        let group = Context::compile(&rule, &self.engine.config().ports).expect("a valid rule");
-        self.engine.install(group).expect("room");
+        install(&mut self.engine, &star(self.receivers));
     }
 
     fn load(&mut self, frames: impl IntoIterator<Item = Vec<u8>>) {

@@ -186,8 +186,8 @@ impl EventLine {
                 ("fdb-full", None, name(f.port), message, facts)
             }
             Event::Lagged(l) => {
-                let message = format!("{} events came too fast and are lost", l.events);
-                ("lagged", None, None, message, json!({ "events": l.events }))
+                let message = format!("{l} events came too fast and are lost");
+                ("lagged", None, None, message, json!({ "events": l }))
             }
         };
         Some(Self {
@@ -417,7 +417,7 @@ mod tests {
             line.message,
             "g moved from worker 0 to worker 1: that worker was busy 97 % of the time"
         );
-        let full = api::NeighboursFull {
+        let full = api::TableFull {
             entries: 1024,
             port: 0,
         };

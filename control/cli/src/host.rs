@@ -30,8 +30,8 @@ use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use castnet_console::units::pmtu;
 use crate::group::{qpn, virtual_qpn};
+use castnet_console::units::pmtu;
 use collective::{BarrierCommand, BroadcastCommand, GatherCommand, ReduceCommand, ReducingCommand};
 use device::{Device, Kind};
 use help::{

@@ -5,8 +5,8 @@ use castnet_wire::ethernet::ETHERTYPE_IPV4;
 use castnet_wire::layout::PLAIN_FRAME;
 use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::{
-    Aeth, Bth, Ethernet, ExtHeaders, Ipv4, NakCode, Nanos, Network, Opcode, Parsed, Psn, Qpn, Reth, RoceHeader,
-    Syndrome, Transport, emit_roce, icrc, ipv4, parse_frame,
+    Aeth, Bth, Ethernet, ExtHeaders, Ipv4, NakCode, Nanos, Network, Opcode, Parsed, Psn, Qpn, Reth,
+    RoceHeader, Syndrome, Transport, emit_roce, icrc, ipv4, parse_frame,
 };
 
 use crate::endpoint::{Endpoint, Qp};

@@ -64,11 +64,11 @@ fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
         ..Default::default()
     };
     match installed.state {
-        Some(State::Multicast(api::MulticastState { status, counters })) => {
-            let (status, counters) = (status.unwrap_or_default(), counters.unwrap_or_default());
+        Some(State::Multicast(state)) => {
+            let counters = state.counters.unwrap_or_default();
             SwitchGroupLine {
                 kind: "multicast",
-                memory_bytes: status.hot_bytes + status.cold_bytes,
+                memory_bytes: state.hot_bytes + state.cold_bytes,
                 data_in: counters.data_in,
                 copies_out: counters.copies_out,
                 acks_in: counters.acks_in,
@@ -76,11 +76,11 @@ fn switch_group_line(installed: api::InstalledGroup) -> SwitchGroupLine {
                 ..line
             }
         }
-        Some(State::Translated(api::TranslatedState { status, counters })) => {
-            let counters = counters.unwrap_or_default();
+        Some(State::Translated(state)) => {
+            let counters = state.counters.unwrap_or_default();
             SwitchGroupLine {
                 kind: "collective",
-                memory_bytes: status.unwrap_or_default().memory_bytes,
+                memory_bytes: state.memory_bytes,
                 data_in: counters.contributions,
                 copies_out: counters.results,
                 acks_in: counters.acks_in,

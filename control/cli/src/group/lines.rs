@@ -1,6 +1,6 @@
 //! Groups, members and ranks as lines of tables, as the controller reports them.
 
-use castnet_console::api::{self, MemberPhase, RankPhase, Role};
+use castnet_console::api::{self, MemberPhase, Role};
 use castnet_console::{columns, units};
 use serde::Serialize;
 
@@ -75,7 +75,7 @@ impl From<api::Collective> for GroupLine {
         Self {
             kind: "collective",
             phase: last_word(state.phase().as_str_name()),
-            joined: members.filter(|m| m.phase() == RankPhase::Joined).count(),
+            joined: members.filter(|m| m.phase() == MemberPhase::Joined).count(),
             members: state.members.len(),
             lanes: state.lanes.len().max(1),
             group: state.name,

@@ -15,11 +15,11 @@ use super::collective::ranks_text;
 #[serde(untagged)]
 pub(super) enum Progress {
     Multicast {
-        progress: Option<api::MulticastStatus>,
+        progress: Option<api::MulticastState>,
         paths: Vec<PathRow>,
     },
     Collective {
-        progress: Option<api::TranslatedStatus>,
+        progress: Option<api::TranslatedState>,
         endpoints: Vec<EndpointRow>,
     },
     Forwarding {
@@ -31,15 +31,15 @@ impl Progress {
     pub(super) fn of(installed: &api::InstalledGroup) -> Self {
         match installed.state.clone() {
             Some(State::Translated(state)) => Self::Collective {
-                endpoints: endpoint_rows(installed, state.status.as_ref()),
-                progress: state.status,
+                endpoints: endpoint_rows(installed, &state),
+                progress: Some(state),
             },
             Some(State::Forwarding(state)) => Self::Forwarding {
                 endpoints: state.endpoints.into_iter().map(ForwardingRow).collect(),
             },
             Some(State::Multicast(state)) => Self::Multicast {
-                paths: path_rows(installed, state.status.as_ref()),
-                progress: state.status,
+                paths: path_rows(installed, &state),
+                progress: Some(state),
             },
             None => Self::unknown(false),
         }
@@ -113,7 +113,7 @@ impl Progress {
     }
 }
 
-fn collective_sentence(status: &api::TranslatedStatus) -> String {
+fn collective_sentence(status: &api::TranslatedState) -> String {
     let failed = if status.failed { ", failed" } else { "" };
     let call = match (status.sequence, status.failed) {
         (Some(sequence), true) => format!(" at collective {sequence} ({})", status.call),
@@ -159,14 +159,14 @@ columns!(row: PathRow => (row.path) { port } row { virtual_qpn as "qpn" } (row.p
         copies_out, acks_in, naks_in, rnr_naks_in, filtered,
     } row { remark() });
 
-fn path_rows(installed: &api::InstalledGroup, status: Option<&api::MulticastStatus>) -> Vec<PathRow> {
-    let newest = status.and_then(|status| status.newest_psn);
+fn path_rows(installed: &api::InstalledGroup, state: &api::MulticastState) -> Vec<PathRow> {
     let row = |(i, path): (usize, &api::PathStatus)| {
         let ack_psn = path.ack_psn.filter(|_| !path.source);
         PathRow {
             virtual_qpn: virtual_qpn(installed, i),
             role: if path.source { "source" } else { "receiver" },
-            behind: newest
+            behind: state
+                .newest_psn
                 .zip(ack_psn)
                 .map(|(newest, acknowledged)| distance(acknowledged, newest)),
             path: api::PathStatus {
@@ -175,8 +175,7 @@ fn path_rows(installed: &api::InstalledGroup, status: Option<&api::MulticastStat
             },
         }
     };
-    let paths = status.into_iter().flat_map(|status| &status.paths);
-    paths.enumerate().map(row).collect()
+    state.paths.iter().enumerate().map(row).collect()
 }
 
 /// An endpoint of a collective group. PSNs are the group's.
@@ -209,24 +208,18 @@ columns!(row: EndpointRow => (row.status) { port } row { virtual_qpn as "qpn" } 
         contributions, repeats, results, naks_in, naks_out, keep_alives,
     } row { remark() });
 
-fn endpoint_rows(
-    installed: &api::InstalledGroup,
-    status: Option<&api::TranslatedStatus>,
-) -> Vec<EndpointRow> {
-    let Some(status) = status else {
-        return Vec::new();
-    };
+fn endpoint_rows(installed: &api::InstalledGroup, state: &api::TranslatedState) -> Vec<EndpointRow> {
     let done = |endpoint: &api::EndpointStatus| {
         let expected = endpoint.expected_psn.filter(|_| !endpoint.parent)?;
-        Some(distance(status.base_psn, expected))
+        Some(distance(state.base_psn, expected))
     };
-    let foremost = status.endpoints.iter().filter_map(done).max().unwrap_or(0);
+    let foremost = state.endpoints.iter().filter_map(done).max().unwrap_or(0);
     let row = |(i, endpoint): (usize, &api::EndpointStatus)| EndpointRow {
         behind: done(endpoint).map(|done| foremost - done),
         virtual_qpn: virtual_qpn(installed, i),
         status: endpoint.clone(),
     };
-    status.endpoints.iter().enumerate().map(row).collect()
+    state.endpoints.iter().enumerate().map(row).collect()
 }
 
 /// From one PSN to a later one: PSNs wrap.
@@ -260,7 +253,7 @@ mod tests {
             source,
             ..Default::default()
         };
-        let status = api::MulticastStatus {
+        let state = api::MulticastState {
             newest_psn: Some(4),
             paths: vec![
                 path(Some(0xFF_FFFE), false),
@@ -269,7 +262,7 @@ mod tests {
             ],
             ..Default::default()
         };
-        let rows = path_rows(&api::InstalledGroup::default(), Some(&status));
+        let rows = path_rows(&api::InstalledGroup::default(), &state);
         let behind: Vec<_> = rows.iter().map(|row| row.behind).collect();
         assert_eq!(behind, [Some(6), None, None]);
     }
@@ -283,7 +276,7 @@ mod tests {
             parent,
             ..Default::default()
         };
-        let status = api::TranslatedStatus {
+        let state = api::TranslatedState {
             base_psn: 0xFF_FFF0,
             endpoints: vec![
                 endpoint(0, Some(0xFF_FFF0), false),
@@ -293,14 +286,10 @@ mod tests {
             ],
             ..Default::default()
         };
-        let rows = endpoint_rows(&api::InstalledGroup::default(), Some(&status));
+        let rows = endpoint_rows(&api::InstalledGroup::default(), &state);
         let behind: Vec<_> = rows.iter().map(|row| row.behind).collect();
         assert_eq!(behind, [Some(20), Some(0), None, None]);
         assert_eq!(rows[0].cells().len(), EndpointRow::COLUMNS.len());
-        let state = api::TranslatedState {
-            status: Some(status),
-            ..Default::default()
-        };
         let progress = Progress::of(&installed(State::Translated(state)));
         let behind = ["h0", "h1", "h3", "h9"].map(|name| progress.behind(name));
         assert_eq!(behind, [Some(20), Some(0), None, None]);
@@ -308,7 +297,7 @@ mod tests {
 
     #[test]
     fn progress_is_a_sentence() {
-        let mut status = api::TranslatedStatus {
+        let mut status = api::TranslatedState {
             base_psn: 77,
             sequence: Some(3),
             call: "allreduce sum f32".to_owned(),
@@ -321,7 +310,6 @@ mod tests {
         assert_eq!(collective_sentence(&status), says);
         (status.sequence, status.failed) = (None, true);
         assert!(collective_sentence(&status).contains("finished, failed; "));
-        let unknown = Progress::of(&installed(State::Translated(api::TranslatedState::default())));
-        assert_eq!(unknown.sentence(), "");
+        assert_eq!(Progress::unknown(true).sentence(), "");
     }
 }

@@ -322,7 +322,6 @@ impl SwitchReport {
         let name = rule.upstream().map(|endpoint| endpoint.name().to_owned());
         let title = match &installed.state {
             Some(State::Translated(state)) => {
-                let status = state.status.clone().unwrap_or_default();
                 let kind = rule.translated().copied().unwrap_or_default();
                 let parent = match (&name, port) {
                     (Some(name), Some(port)) => format!("{name}, port {port}"),
@@ -335,9 +334,9 @@ impl SwitchReport {
                 policies(&mut facts, &policies_of_rule(&rule));
                 facts.field("parent_port", port);
                 facts.add_as("parent", name, "parent", parent);
-                facts.line("memory", bytes(status.memory_bytes));
+                facts.line("memory", bytes(state.memory_bytes));
                 let host = |rank| host_of(&rule, rank);
-                conflict = status.conflict.as_ref().map(|c| Conflict::new(c, host));
+                conflict = state.conflict.as_ref().map(|c| Conflict::new(c, host));
                 "Collective group"
             }
             Some(State::Forwarding(state)) => {
