@@ -29,7 +29,7 @@ pub use route::*;
 pub use rule::*;
 
 /// Maximum number of faults in a status. A status is sent in headers, and clients accept 16 KiB of headers.
-const FAULTS_TOLD_MAX: usize = 32;
+const FAULTS_SENT_MAX: usize = 32;
 
 /// Maximum number of rules in one `InstallGroupsRequest`.
 pub const RULES_TOGETHER_MAX: usize = 1024;
@@ -71,9 +71,9 @@ impl Invalid {
 
     /// The status with this code; [`Status::from`] has INVALID_ARGUMENT.
     pub fn refuse(&self, code: Code) -> Status {
-        let told = self.0.iter().take(FAULTS_TOLD_MAX);
-        let violations = told.map(|f| (f.field.clone(), f.kind.to_string()));
-        let more = self.0.len().saturating_sub(FAULTS_TOLD_MAX);
+        let sent = self.0.iter().take(FAULTS_SENT_MAX);
+        let violations = sent.map(|f| (f.field.clone(), f.kind.to_string()));
+        let more = self.0.len().saturating_sub(FAULTS_SENT_MAX);
         let rest = (more > 0).then(|| (String::new(), format!("and {more} more")));
         refuse_fields(code, violations.chain(rest))
     }

@@ -52,7 +52,7 @@ fn pump(stream: &EventStream, dataplane: &Weak<Dataplane>, to: &Weak<broadcast::
         let (Some(to), Some(dataplane)) = (to.upgrade(), dataplane.upgrade()) else {
             return;
         };
-        let told = match event {
+        let reported = match event {
             Ok(event) => message(&dataplane, event),
             Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => return,
@@ -63,7 +63,7 @@ fn pump(stream: &EventStream, dataplane: &Weak<Dataplane>, to: &Weak<broadcast::
             event: Some(Event::Lagged(now_lost - lost)),
         });
         lost = now_lost;
-        for event in lagged.into_iter().chain(told) {
+        for event in lagged.into_iter().chain(reported) {
             // There may be no subscriber.
             let _ = to.send(event);
         }

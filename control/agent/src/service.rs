@@ -348,8 +348,8 @@ impl v1::agent_server::Agent for Service {
             while to.send(Ok(next)).await.is_ok() {
                 next = tokio::select! {
                     () = to.closed() => return,
-                    told = events.recv() => match told {
-                        Ok(told) => told,
+                    event = events.recv() => match event {
+                        Ok(event) => event,
                         Err(RecvError::Lagged(events)) => {
                             let lagged = v1::agent_event::Event::Lagged(events);
                             v1::AgentEvent { at_ns: 0, event: Some(lagged) }

@@ -213,8 +213,8 @@ proptest! {
                 let status = Status::from(invalid.clone());
                 prop_assert_eq!(status.code(), Code::InvalidArgument);
                 let fields: Vec<String> = violations(&status).into_iter().map(|v| v.field).collect();
-                let told = invalid.faults().iter().take(FAULTS_TOLD_MAX).map(|f| f.field.clone());
-                prop_assert_eq!(&fields[..fields.len().min(FAULTS_TOLD_MAX)], &told.collect::<Vec<_>>());
+                let told = invalid.faults().iter().take(FAULTS_SENT_MAX).map(|f| f.field.clone());
+                prop_assert_eq!(&fields[..fields.len().min(FAULTS_SENT_MAX)], &told.collect::<Vec<_>>());
                 prop_assert!(status.message().starts_with(&fields[0]));
             }
         }
@@ -407,7 +407,7 @@ fn a_refusal_tells_as_many_faults_as_its_headers_hold() {
         "{}",
         status.message()
     );
-    assert_eq!(violations(&status).len(), FAULTS_TOLD_MAX + 1);
+    assert_eq!(violations(&status).len(), FAULTS_SENT_MAX + 1);
 }
 
 #[test]
