@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use castnet_e2e::net::Namespace;
+use serde::Serialize;
 
 use crate::machine;
 
@@ -137,6 +138,18 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Answers each line of input with a value as JSON, until the end of input: the other end of [`Process::ask`].
+///
+/// # Errors
+/// Those of `answer`; the output is closed.
+pub fn serve<T: Serialize>(answer: impl Fn() -> Result<T>) -> Result<()> {
+    for line in std::io::stdin().lines() {
+        line?;
+        println!("{}", serde_json::to_string(&answer()?)?);
+    }
+    Ok(())
 }
 
 /// Runs a command and returns its standard output.

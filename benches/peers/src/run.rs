@@ -1,12 +1,10 @@
 //! The run: all switches in all settings, turn by turn.
 
-use std::time::Duration;
-
 use anyhow::Result;
 use clap::Parser;
 
 use crate::machine::{self, Cores};
-use crate::measure::{Rate, Running, measure};
+use crate::measure::{Running, measure};
 use crate::options::{Format, Name, Options};
 use crate::report::{LeftOut, Report, Setting};
 use crate::{plot, veth};
@@ -137,7 +135,10 @@ fn turns(mut field: Field, options: &Options, report: &mut Report) -> Result<()>
                     options.turns,
                     name.label()
                 );
-                match one(peer.as_ref(), setting, options.time()) {
+                let rate = peer
+                    .start(setting)
+                    .and_then(|mut running| measure(running.as_mut(), options.time()));
+                match rate {
                     Ok(rate) => report.add(name, setting, rate),
                     Err(why) => {
                         machine::check()?;
@@ -154,8 +155,4 @@ fn turns(mut field: Field, options: &Options, report: &mut Report) -> Result<()>
         }
     }
     Ok(())
-}
-
-fn one(peer: &dyn Peer, setting: Setting, time: Duration) -> Result<Rate> {
-    measure(peer.start(setting)?.as_mut(), time)
 }

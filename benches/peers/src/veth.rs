@@ -23,7 +23,7 @@ use crate::count::{Count, in_kernel, interface, outside_kernel};
 use crate::machine::{self, Cores};
 use crate::measure::{Ran, Running};
 use crate::options::{Name, Options};
-use crate::process::{Process, missing, mortal, output};
+use crate::process::{Process, missing, mortal, output, serve};
 use crate::report::{HEADERS, Setting};
 use crate::run::{Field, Peer};
 
@@ -70,11 +70,7 @@ pub fn part(mut words: impl Iterator<Item = String>) -> Result<()> {
     }];
     config.engine.lldp_interval = None;
     let dataplane = Dataplane::start(config)?;
-    for line in std::io::stdin().lines() {
-        line?;
-        println!("{}", dataplane.counters()?.totals.flooded);
-    }
-    Ok(())
+    serve(|| Ok(dataplane.counters()?.totals.flooded))
 }
 
 /// Adds both switches, or the reason why they cannot be measured.

@@ -1,6 +1,5 @@
 //! Castnet's dataplane, and a loop that only copies. Both run in processes of this program.
 
-use std::io::{BufRead, Write};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -249,19 +248,6 @@ fn touch(frame: &mut Mbuf) {
         head.fill(0x5A);
     }
     frame.set_trailer([0x5A; 4]);
-}
-
-/// Answers each line of input with its count, until the end of input.
-pub(super) fn serve(plan: &Plan) -> Result<()> {
-    let part = Part::start(plan)?;
-    for line in std::io::stdin().lock().lines() {
-        line?;
-        let mut out = std::io::stdout().lock();
-        serde_json::to_writer(&mut out, &part.count()?)?;
-        writeln!(out)?;
-        out.flush()?;
-    }
-    Ok(())
 }
 
 /// Castnet as a peer.

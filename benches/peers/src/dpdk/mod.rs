@@ -21,6 +21,7 @@ pub use castnet::{Kind, Part, Plan};
 
 use crate::machine::{Cores, Reserved};
 use crate::options::{Name, Options};
+use crate::process::serve;
 use crate::run::Field;
 
 /// First argument that makes this program run Castnet; the plan follows as JSON.
@@ -36,8 +37,9 @@ const ROOM: usize = 9216;
 /// # Errors
 /// It does not start.
 pub fn part(mut words: impl Iterator<Item = String>) -> Result<()> {
-    let plan = words.next().context("no plan")?;
-    castnet::serve(&serde_json::from_str(&plan)?)
+    let plan = serde_json::from_str(&words.next().context("no plan")?)?;
+    let part = Part::start(&plan)?;
+    serve(|| part.count())
 }
 
 /// Shared by all switches.
