@@ -1,9 +1,9 @@
 //! The arithmetic of collectives, each figure next to a copy of the same number of bytes in the same run; and the
 //! complete handling of a contribution: its ICRC is verified, then it is added to its slot.
 
+mod common;
 #[path = "../../dataplane/reduce/tests/reduce/common/scalar.rs"]
 mod scalar;
-mod common;
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

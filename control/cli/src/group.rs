@@ -24,8 +24,8 @@ use serde::Serialize;
 
 use create::Create;
 pub(crate) use create::{number, qpn, virtual_qpn};
-use lines::{GroupLine, last_word, member_lines, rank_lines};
 pub(crate) use lines::or_dash;
+use lines::{GroupLine, last_word, member_lines, rank_lines};
 
 /// Creates, lists, shows and destroys groups: multicast, and collectives computed in the switches
 #[derive(Debug, Args)]

@@ -7,7 +7,6 @@ use crate::state::QpEvent;
 use crate::work::{Completion, CompletionOp, RecvWr, SendOp, SendWr, Status};
 
 impl Endpoint {
-    /// Completes the acknowledged sends.
     pub(crate) fn complete_acknowledged(&mut self, qpn: Qpn) {
         while let Some(wr) = self.qps.get_mut(&qpn).and_then(|qp| qp.requester.pop_completed()) {
             self.complete_send(qpn, &wr, Status::Success);

@@ -126,7 +126,6 @@ impl QpConfig {
         }
     }
 
-    /// Checks the ranges of all fields.
     pub(crate) fn check(&self) -> Result<(), QpError> {
         check_qpn(self.qpn)?;
         let bounds = [
@@ -146,7 +145,6 @@ impl QpConfig {
     }
 }
 
-/// Refuses reserved QP numbers.
 pub(crate) fn check_qpn(qpn: Qpn) -> Result<(), QpError> {
     if qpn.value() < 2 || qpn.value() == 0xFF_FFFF {
         Err(QpError::Reserved { qpn })

@@ -180,7 +180,6 @@ impl Memory {
         Ok(())
     }
 
-    /// The bytes at `offset` of a region, if they exist.
     pub(crate) fn read(&self, key: MemoryKey, offset: u64, length: usize) -> Option<&[u8]> {
         if length == 0 {
             return Some(&[]);
@@ -212,7 +211,6 @@ impl Memory {
         (end <= region.bytes.len() as u64).then_some((key, offset))
     }
 
-    /// Returns true if a SEND with invalidate may use the key.
     pub(crate) fn may_invalidate(&self, rkey: u32) -> bool {
         self.region(MemoryKey(rkey))
             .is_some_and(|r| r.access.remote_invalidate)

@@ -26,7 +26,6 @@ pub(crate) struct Request<'a> {
     pub(crate) solicited: bool,
     /// The number of pad bytes after the payload, 0 to 3.
     pub(crate) pad: u8,
-    /// The target of a WRITE.
     pub(crate) target: Option<Reth>,
     pub(crate) imm: Option<u32>,
     pub(crate) invalidate: Option<u32>,
@@ -81,7 +80,6 @@ impl<'a> DecodedPacket<'a> {
     }
 }
 
-/// The opcode of a request packet.
 pub(crate) const fn request_opcode(op: SendOp, is_first: bool, is_last: bool) -> Opcode {
     match (op, is_first, is_last) {
         (SendOp::Send | SendOp::SendImm(_), true, false) => Opcode::SendFirst,

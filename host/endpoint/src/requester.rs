@@ -31,9 +31,7 @@ pub(crate) struct OutgoingPacket {
     pub(crate) solicited: bool,
     /// Bytes of the whole message, the length in RETH.
     pub(crate) message_length: u32,
-    /// Payload of the packet.
     pub(crate) payload: LocalSlice,
-    /// True for a retransmission.
     pub(crate) is_retransmission: bool,
     /// Index of the work request in the queue.
     pub(crate) index: usize,
@@ -149,7 +147,6 @@ impl Requester {
         self.psn(self.sent)
     }
 
-    /// PSN of the oldest unacknowledged packet.
     pub(crate) fn psn_unacked(&self) -> Psn {
         self.psn(self.unacked)
     }
@@ -328,7 +325,6 @@ impl Requester {
         self.rnr_deadline = None;
     }
 
-    /// Ends an RNR wait that is over.
     pub(crate) fn handle_rnr_timeout(&mut self, now: Nanos) {
         if self.rnr_deadline.is_some_and(|at| at <= now) {
             self.rnr_deadline = None;

@@ -52,7 +52,6 @@ enum OpenMessage {
     },
 }
 
-/// The reason why a packet in order was refused.
 enum Refusal {
     NotReady,
     Fatal(NakCode, Option<Status>),

@@ -12,7 +12,6 @@ use sha2::{Digest as _, Sha256};
 use crate::rnic::{MemoryRegion, Rnic};
 use crate::stream::{Digest, Flow, ReceiveLane, StreamError, Transfer, check, check_work, poll_or_wait};
 
-/// The largest message in bytes.
 const SIZE_MAX: u64 = 1 << 30;
 /// The maximum number of messages. The time of each is recorded.
 const COUNT_MAX: u64 = 1 << 20;

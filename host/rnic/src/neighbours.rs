@@ -152,7 +152,6 @@ impl Neighbours {
         }
     }
 
-    /// Processes a received packet.
     pub(crate) fn handle(&mut self, arp: &Arp) -> ArpOutcome {
         self.stats.packets_in += 1;
         let mut outcome = ArpOutcome::default();

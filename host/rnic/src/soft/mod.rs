@@ -69,7 +69,6 @@ impl SoftRnicConfig {
     }
 }
 
-/// The QP number assigned after `qpn`.
 fn following_qpn(qpn: u32) -> u32 {
     let next = qpn.wrapping_add(1);
     if (LEAST_QPN..END_QPN).contains(&next) {
@@ -106,7 +105,6 @@ pub struct SoftRnic<P> {
     queues: BTreeMap<Qpn, Queues>,
     qpn_next: u32,
     va_next: u64,
-    /// Frames to send.
     batch: Batch<PoolBuf>,
     /// Received ARP packets that are not processed yet.
     arps: Vec<Arp>,
@@ -222,7 +220,6 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         Ok(self.endpoint.qp_status(qpn)?)
     }
 
-    /// The next hop to an address.
     fn next_hop(&self, ip: Ipv4Addr) -> Ipv4Addr {
         match self.config.gateway {
             Some(gateway) => {

@@ -99,7 +99,6 @@ fn in_lane(lane: Option<u8>) -> String {
     lane.map_or_else(String::new, |lane| format!("lane {lane}: "))
 }
 
-/// Returns an error if a value is out of range.
 pub(crate) fn check(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), StreamError> {
     if (min..=max).contains(&value) {
         Ok(())

@@ -10,10 +10,8 @@ use super::error::StreamError;
 pub(super) const MESSAGE_MIN: u64 = 1024;
 /// The maximum message size. A larger message would take too long for the QP's timeout.
 pub(super) const MESSAGE_MAX: u64 = 16 << 20;
-/// The longest name in bytes.
 const NAME_MAX: usize = 512;
 
-/// The maximum number of lanes.
 pub(super) const LANES_MAX: u64 = 16;
 
 const MAGIC: [u8; 4] = *b"CNST";
@@ -59,7 +57,6 @@ pub struct StreamSummary {
     pub digest: Digest,
 }
 
-/// The stream that is being sent or received.
 pub(super) struct OpenStream {
     pub(super) header: StreamHeader,
     pub(super) bytes: u64,
@@ -109,7 +106,6 @@ pub(super) enum MessageKind {
     End = 2,
 }
 
-/// The immediate of a message.
 pub(super) fn immediate(kind: MessageKind, number: u64) -> u32 {
     (kind as u32) << 30 | (number as u32 & 0x3FFF_FFFF)
 }
@@ -140,7 +136,6 @@ pub(super) fn begin(header: &StreamHeader) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Decodes the payload of a begin message.
 pub(super) fn read_begin(bytes: &[u8]) -> Result<StreamHeader, &'static str> {
     let (fixed, name) = bytes
         .split_first_chunk::<BEGIN>()
@@ -165,7 +160,6 @@ pub(super) fn read_begin(bytes: &[u8]) -> Result<StreamHeader, &'static str> {
     })
 }
 
-/// The payload of an end message.
 pub(super) fn end(bytes: u64, digest: Digest) -> [u8; 40] {
     let mut out = [0; 40];
     out[..8].copy_from_slice(&bytes.to_be_bytes());
@@ -173,7 +167,6 @@ pub(super) fn end(bytes: u64, digest: Digest) -> [u8; 40] {
     out
 }
 
-/// Decodes the payload of an end message.
 pub(super) fn read_end(bytes: &[u8]) -> Option<(u64, Digest)> {
     let (length, digest) = bytes.split_first_chunk::<8>()?;
     Some((u64::from_be_bytes(*length), Digest(digest.try_into().ok()?)))

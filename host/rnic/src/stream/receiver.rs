@@ -117,7 +117,6 @@ pub struct StreamReceiver {
     /// Messages consumed, over all streams.
     consumed: u64,
     open: Option<OpenStream>,
-    /// The last consumed message.
     message: Vec<u8>,
 }
 
@@ -132,9 +131,6 @@ impl StreamReceiver {
 
     /// Creates a receiver over several lanes. `config` has the QP of the first lane, `more` has the other QPs
     /// in order. Each lane has its own ring.
-    ///
-    /// # Errors
-    /// As [`StreamReceiver::new`].
     pub fn over_lanes(
         rnic: &mut dyn Rnic,
         config: ReceiverConfig,

@@ -79,12 +79,10 @@ impl SenderConfig {
     }
 }
 
-/// A lane and its progress.
 struct Lane {
     at: SenderLane,
     /// Messages posted, over all streams.
     posted: u64,
-    /// Messages acknowledged.
     acknowledged: u64,
 }
 
@@ -118,9 +116,6 @@ impl StreamSender {
 
     /// Creates a sender over several lanes. `config` has the first lane, `more` the others. The order must be
     /// the same at all receivers.
-    ///
-    /// # Errors
-    /// As [`StreamSender::new`].
     pub fn over_lanes(
         rnic: &mut dyn Rnic,
         config: SenderConfig,
@@ -167,7 +162,6 @@ impl StreamSender {
         &self.config
     }
 
-    /// The index of the lane for the next message.
     fn next_lane(&self) -> usize {
         (self.posted % self.lanes.len() as u64) as usize
     }
@@ -177,7 +171,6 @@ impl StreamSender {
         lane.posted - lane.acknowledged < u64::from(self.config.in_flight)
     }
 
-    /// Offset of the next message in the staging memory.
     fn staged_at(&self) -> u64 {
         let (lane, in_flight) = (self.next_lane(), u64::from(self.config.in_flight));
         let slot = lane as u64 * in_flight + self.lanes[lane].posted % in_flight;
@@ -308,7 +301,6 @@ impl StreamSender {
         self.post(rnic, kind)
     }
 
-    /// Posts the filled message.
     fn post(&mut self, rnic: &mut dyn Rnic, kind: MessageKind) -> Result<(), StreamError> {
         let imm = frame::immediate(kind, self.posted);
         let lane_index = self.next_lane();

@@ -35,9 +35,6 @@ pub(crate) fn poll_or_wait(rnic: &mut dyn Rnic) -> Result<(), StreamError> {
 /// `progress` is called about once per message and at least several times per second. It receives the number
 /// of bytes read from the source and may stop the loop. Its argument gives access to the RNIC's counters,
 /// which show whether receivers reply.
-///
-/// # Errors
-/// Any [`StreamError`].
 pub fn send(
     rnic: &mut dyn Rnic,
     sender: &mut StreamSender,
@@ -96,9 +93,6 @@ pub fn send(
 ///
 /// The last acknowledgement may still be unsent, or may get lost. Continue to poll the RNIC until the sender
 /// is known to be done.
-///
-/// # Errors
-/// Any [`StreamError`].
 pub fn receive<W: Write>(
     rnic: &mut dyn Rnic,
     receiver: &mut StreamReceiver,

@@ -8,7 +8,7 @@
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -20,9 +20,27 @@ use super::library::Api;
 use super::sys;
 use crate::error::RnicError;
 
+/// An object of the library.
+struct Raw<T>(NonNull<T>);
+
+// SAFETY: libibverbs allows every call from every thread (ibv_* man pages: "thread-safe"), and nothing here
+// is bound to the thread that created it.
+unsafe impl<T> Send for Raw<T> {}
+// SAFETY: as above; the library has its own locks.
+unsafe impl<T> Sync for Raw<T> {}
+
+impl<T> Deref for Raw<T> {
+    type Target = NonNull<T>;
+
+    fn deref(&self) -> &NonNull<T> {
+        &self.0
+    }
+}
+
 /// Checks the result of a call that returns null and sets errno on failure.
-fn check_pointer<T>(what: &'static str, raw: *mut T) -> Result<NonNull<T>, RnicError> {
-    NonNull::new(raw).ok_or_else(|| RnicError::io(what)(io::Error::last_os_error()))
+fn check_pointer<T>(what: &'static str, raw: *mut T) -> Result<Raw<T>, RnicError> {
+    let raw = NonNull::new(raw).ok_or_else(|| RnicError::io(what)(io::Error::last_os_error()))?;
+    Ok(Raw(raw))
 }
 
 /// Checks the result of a call that returns an errno, or -1 and sets errno.
@@ -67,7 +85,7 @@ impl<'a> DeviceList<'a> {
         // SAFETY: the argument points to an int.
         let raw = unsafe { (api.get_device_list)(&raw mut length) };
         let raw = match check_pointer("listing RDMA devices", raw) {
-            Ok(raw) => Some(raw),
+            Ok(raw) => Some(raw.0),
             Err(RnicError::Io { source, .. }) if source.raw_os_error() == Some(libc::ENOSYS) => None,
             Err(error) => return Err(error),
         };
@@ -99,19 +117,12 @@ impl Drop for DeviceList<'_> {
     }
 }
 
-/// An open device.
 pub(super) struct Context {
     api: Arc<Api>,
-    raw: NonNull<sys::Context>,
+    raw: Raw<sys::Context>,
     /// Readable when there is an asynchronous event.
     pub(super) events: Arc<OwnedFd>,
 }
-
-// SAFETY: libibverbs allows every call from every thread (ibv_* man pages: "thread-safe"), and nothing here
-// is bound to the thread that created it.
-unsafe impl Send for Context {}
-// SAFETY: as above; the library has its own locks.
-unsafe impl Sync for Context {}
 
 impl Context {
     /// Opens the device with this name. Returns `None` if the library does not know it.
@@ -122,10 +133,10 @@ impl Context {
         };
         // SAFETY: the list, and so the device, exists. An open device may outlive the list.
         let raw = unsafe { (api.open_device)(device) };
-        let raw = NonNull::new(raw).ok_or_else(|| RnicError::VerbsOpen {
+        let raw = Raw(NonNull::new(raw).ok_or_else(|| RnicError::VerbsOpen {
             device: name.to_owned(),
             source: io::Error::last_os_error(),
-        })?;
+        })?);
         // SAFETY: the library has just created it. The layout test verifies the position of the field.
         let async_fd = unsafe { (*raw.as_ptr()).async_fd };
         match unblock(async_fd) {
@@ -142,7 +153,6 @@ impl Context {
         }
     }
 
-    /// Attributes of the device.
     pub(super) fn query(&self) -> Result<sys::DeviceAttr, RnicError> {
         // SAFETY: all zero bytes are valid for this plain structure.
         let mut attr: sys::DeviceAttr = unsafe { std::mem::zeroed() };
@@ -205,16 +215,10 @@ impl Drop for Context {
     }
 }
 
-/// A protection domain.
 pub(super) struct Domain {
     context: Arc<Context>,
-    raw: NonNull<sys::Pd>,
+    raw: Raw<sys::Pd>,
 }
-
-// SAFETY: as for `Context`.
-unsafe impl Send for Domain {}
-// SAFETY: as for `Context`.
-unsafe impl Sync for Domain {}
 
 impl Domain {
     pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>, RnicError> {
@@ -238,15 +242,10 @@ impl Drop for Domain {
 /// The channel on which completion queues send events.
 pub(super) struct Channel {
     context: Arc<Context>,
-    raw: NonNull<sys::CompChannel>,
+    raw: Raw<sys::CompChannel>,
     /// Readable when there is an event.
     pub(super) events: Arc<OwnedFd>,
 }
-
-// SAFETY: as for `Context`.
-unsafe impl Send for Channel {}
-// SAFETY: as for `Context`.
-unsafe impl Sync for Channel {}
 
 impl Channel {
     pub(super) fn new(context: &Arc<Context>) -> Result<Arc<Self>, RnicError> {
@@ -292,17 +291,12 @@ impl Drop for Channel {
     }
 }
 
-/// A completion queue.
 pub(super) struct CompletionQueue {
     channel: Arc<Channel>,
-    raw: NonNull<sys::Cq>,
+    raw: Raw<sys::Cq>,
 }
 
-// SAFETY: as for `Context`.
-unsafe impl Send for CompletionQueue {}
-
 impl CompletionQueue {
-    /// The library's text for a completion status.
     pub(super) fn status_text(&self, status: c_uint) -> Option<&'static str> {
         self.channel.context.api.status_text(status)
     }
@@ -365,13 +359,10 @@ impl Drop for CompletionQueue {
 /// An RC QP with its two completion queues.
 pub(super) struct QueuePair {
     domain: Arc<Domain>,
-    raw: NonNull<sys::Qp>,
+    raw: Raw<sys::Qp>,
     pub(super) send_queue: CompletionQueue,
     pub(super) recv_queue: CompletionQueue,
 }
-
-// SAFETY: as for `Context`.
-unsafe impl Send for QueuePair {}
 
 impl QueuePair {
     pub(super) fn new(
@@ -397,13 +388,11 @@ impl QueuePair {
         })
     }
 
-    /// The QP number.
     pub(super) fn number(&self) -> u32 {
         // SAFETY: the QP exists and its number never changes.
         unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
-    /// Changes the attributes in `mask`.
     pub(super) fn modify(&mut self, mut attr: sys::QpAttr, mask: c_uint) -> io::Result<()> {
         // SAFETY: the QP exists and the structure has the header's layout.
         check_code(unsafe {
@@ -476,7 +465,7 @@ impl Drop for QueuePair {
 /// Pages of this process that the device may read and write at any time. They are accessed only by copies,
 /// and no reference to them is ever created.
 struct Pages {
-    start: NonNull<c_void>,
+    start: Raw<c_void>,
     length: usize,
     mapped: std::num::NonZeroUsize,
 }
@@ -496,7 +485,7 @@ impl Pages {
         }
         .map_err(failed)?;
         let pages = Self {
-            start,
+            start: Raw(start),
             length,
             mapped,
         };
@@ -510,19 +499,15 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: mapped above, unmapped once. The device has released it, as `Region` ensures.
-        let _ = unsafe { munmap(self.start, self.mapped.get()) };
+        let _ = unsafe { munmap(*self.start, self.mapped.get()) };
     }
 }
 
-/// A memory region: registered pages.
 pub(super) struct Region {
     domain: Arc<Domain>,
-    raw: NonNull<sys::Mr>,
+    raw: Raw<sys::Mr>,
     pages: std::mem::ManuallyDrop<Pages>,
 }
-
-// SAFETY: as for `Context`; the region is the only owner of the pages.
-unsafe impl Send for Region {}
 
 impl Region {
     /// Registers `length` zero bytes with the rights IBV_ACCESS_*.
@@ -551,7 +536,6 @@ impl Region {
         (mr.lkey, mr.rkey)
     }
 
-    /// Address of the first byte.
     pub(super) fn va(&self) -> u64 {
         self.pages.start.as_ptr().expose_provenance() as u64
     }

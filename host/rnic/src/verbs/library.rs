@@ -86,7 +86,6 @@ impl Api {
         Ok(Arc::new(api))
     }
 
-    /// The library's text for a completion status.
     pub(super) fn status_text(&self, status: c_uint) -> Option<&'static str> {
         // SAFETY: any number is allowed.
         let text = unsafe { (self.wc_status_str)(status) };

@@ -129,7 +129,6 @@ pub struct VerbsRnic {
     sleeper: Sleeper,
     origin: Instant,
     token_next: usize,
-    /// Buffer for completions read from the device.
     wcs: Box<[sys::Wc]>,
     completions: u64,
     /// The kernel's counters when the device was opened.
@@ -138,9 +137,7 @@ pub struct VerbsRnic {
     failed: Option<String>,
 }
 
-/// The maximum number of completions per call.
 const BATCH: usize = 64;
-/// The maximum number of asynchronous events per iteration.
 const EVENTS_MAX: usize = 64;
 /// Delay before the kernel is asked again for a next hop if it failed immediately.
 const RESOLVE_AGAIN: Duration = Duration::from_millis(100);
@@ -182,11 +179,6 @@ impl VerbsRnic {
             completions: 0,
             failed: None,
         })
-    }
-
-    /// Index of the GID of the QPs.
-    pub fn gid_index(&self) -> u8 {
-        self.gid_index
     }
 
     /// The kernel's counters of the device by name, for all QPs and users. The driver defines which counters exist.
@@ -592,10 +584,8 @@ impl Rnic for VerbsRnic {
         Ok(())
     }
 
-    /// Makes the kernel broadcast an ARP request on the device's interface. An RDMA device does not announce itself.
     fn announce(&mut self) -> Result<(), RnicError> {
-        let interface = self.interface.as_deref().unwrap_or_default();
-        announce::announce(interface, self.attributes.ip).map_err(RnicError::io("announcing the host by ARP"))
+        Self::announce(self)
     }
 
     fn poll(&mut self, _now: Nanos) -> Result<bool, RnicError> {

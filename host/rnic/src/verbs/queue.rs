@@ -129,7 +129,6 @@ impl WorkQueue {
     }
 }
 
-/// A QP and its pending work.
 pub(super) struct VerbsQp {
     pub(super) pair: QueuePair,
     pub(super) sends: WorkQueue,

@@ -13,12 +13,10 @@ use super::{VerbsConfig, sys};
 use crate::error::RnicError;
 use crate::rnic::DeviceAttributes;
 
-/// A selected device.
 pub(super) struct ChosenDevice {
     pub(super) context: Arc<Context>,
     pub(super) attributes: DeviceAttributes,
     pub(super) gid_index: u8,
-    /// The interface of the GID.
     pub(super) interface: Option<String>,
     pub(super) limits: sys::DeviceAttr,
 }
@@ -108,7 +106,6 @@ pub(super) fn pmtu(code: u32) -> Option<Pmtu> {
     Pmtu::ALL.into_iter().find(|pmtu| mtu_code(*pmtu) == code)
 }
 
-/// The code of a path MTU.
 pub(super) fn mtu_code(pmtu: Pmtu) -> u32 {
     match pmtu {
         Pmtu::B256 => sys::MTU_256,

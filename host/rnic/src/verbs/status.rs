@@ -34,12 +34,10 @@ pub(super) fn wc_name(wc: c_uint) -> String {
     })
 }
 
-/// The header's name of an asynchronous event.
 pub(super) fn event_name(event: c_uint) -> String {
     name_of("IBV_EVENT_", event, |_| true)
 }
 
-/// The header's name of a port's state.
 pub(super) fn port_state_name(state: c_uint) -> String {
     name_of("IBV_PORT_", state, |_| true)
 }

@@ -16,7 +16,6 @@ pub(super) struct Device {
     _opaque: [u8; 0],
 }
 
-/// A protection domain.
 #[repr(C)]
 pub(super) struct Pd {
     _opaque: [u8; 0],

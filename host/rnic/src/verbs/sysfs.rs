@@ -78,7 +78,6 @@ impl Sysfs {
         (0..=u8::MAX).take(count).filter_map(entry).collect()
     }
 
-    /// Ethernet address and MTU of an interface.
     pub(super) fn interface(&self, name: &str) -> Option<(MacAddr, usize)> {
         let mac = self.read(format!("class/net/{name}/address"))?.parse().ok()?;
         let mtu = self.read(format!("class/net/{name}/mtu"))?.parse().ok()?;
