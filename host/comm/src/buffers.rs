@@ -101,7 +101,6 @@ impl<T> OwnedBuffers<T> {
         }
     }
 
-    /// The buffer that holds the result.
     pub(crate) fn into_output(self) -> Vec<T> {
         match self {
             Self::InPlace(all) | Self::Apart(_, all) => all,
@@ -116,7 +115,6 @@ pub(crate) struct Bases {
     pub(crate) output: usize,
 }
 
-/// Input and output of a task, as bytes.
 pub(crate) enum Data<'a> {
     Apart(&'a [u8], &'a mut [u8]),
     InPlace(&'a mut [u8], Bases),
@@ -169,7 +167,6 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// A copy of this view with a shorter lifetime.
     pub(crate) fn reborrow(&mut self) -> Data<'_> {
         match self {
             Self::Apart(from, to) => Data::Apart(from, to),

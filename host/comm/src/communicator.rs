@@ -25,8 +25,8 @@ const LINGER: Duration = Duration::from_millis(200);
 /// How long to wait, after the controller reported a failed group, for the in-band report with the cause.
 pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
-/// A non-blocking collective that is running. Pass it to [`Communicator::wait`]: until then the communicator keeps
-/// its memory.
+/// A non-blocking collective that is running. Its start has returned the errors known then. Pass it to
+/// [`Communicator::wait`]: until then the communicator keeps its memory.
 #[must_use = "a running collective must be waited for"]
 #[derive(Debug)]
 pub struct Request<T> {
@@ -57,12 +57,6 @@ pub struct Communicator {
     pub(crate) broken: bool,
     /// The group was created and failed before this rank saw it. The next call returns this error.
     pub(crate) pending_failure: Option<CommError>,
-}
-
-/// A checked call: the task, and where its input and output begin in memory that is used in place.
-struct CheckedCall {
-    task: Task,
-    bases: Bases,
 }
 
 impl Communicator {
@@ -131,9 +125,6 @@ impl Communicator {
     }
 
     /// Reduces the elements of all ranks and returns the result at `root`. The other ranks may pass an input only.
-    ///
-    /// # Errors
-    /// Any [`CommError`].
     pub fn reduce<'a, T: Element>(
         &mut self,
         buffers: impl Into<Buffers<'a, T>>,
@@ -144,9 +135,6 @@ impl Communicator {
     }
 
     /// Copies the buffer of `root` to all ranks.
-    ///
-    /// # Errors
-    /// Any [`CommError`].
     pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: u16) -> Result<(), CommError> {
         self.blocking(
             Collective::Broadcast { root },
@@ -156,18 +144,12 @@ impl Communicator {
     }
 
     /// Returns when all ranks have called it.
-    ///
-    /// # Errors
-    /// Any [`CommError`].
     pub fn barrier(&mut self) -> Result<(), CommError> {
         self.blocking::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
     }
 
     /// Reduces the elements of all ranks and returns block i of the result at rank i. The input has one block for
     /// each rank. In place, the result replaces this rank's block and the other blocks are unchanged.
-    ///
-    /// # Errors
-    /// Any [`CommError`].
     pub fn reduce_scatter<'a, T: Element>(
         &mut self,
         buffers: impl Into<Buffers<'a, T>>,
@@ -178,17 +160,11 @@ impl Communicator {
 
     /// Collects the blocks of all ranks at every rank. The output has one block for each rank. In place, this rank's
     /// contribution is the block at its own index.
-    ///
-    /// # Errors
-    /// Any [`CommError`].
     pub fn allgather<'a, T: Element>(&mut self, buffers: impl Into<Buffers<'a, T>>) -> Result<(), CommError> {
         self.blocking(Collective::AllGather, Operation::Sum, buffers.into())
     }
 
     /// Non-blocking [`Communicator::allreduce`].
-    ///
-    /// # Errors
-    /// Errors that are known when the call is made.
     pub fn iallreduce<T: Element>(
         &mut self,
         buffers: impl Into<OwnedBuffers<T>>,
@@ -198,9 +174,6 @@ impl Communicator {
     }
 
     /// Non-blocking [`Communicator::reduce`]. At all ranks but `root` the memory is returned unchanged.
-    ///
-    /// # Errors
-    /// Errors that are known when the call is made.
     pub fn ireduce<T: Element>(
         &mut self,
         buffers: impl Into<OwnedBuffers<T>>,
@@ -211,9 +184,6 @@ impl Communicator {
     }
 
     /// Non-blocking [`Communicator::broadcast`].
-    ///
-    /// # Errors
-    /// Errors that are known when the call is made.
     pub fn ibroadcast<T: Element>(&mut self, buffer: Vec<T>, root: u16) -> Result<Request<T>, CommError> {
         self.begin(
             Collective::Broadcast { root },
@@ -223,9 +193,6 @@ impl Communicator {
     }
 
     /// Non-blocking [`Communicator::barrier`].
-    ///
-    /// # Errors
-    /// Errors that are known when the call is made.
     pub fn ibarrier(&mut self) -> Result<Request<u8>, CommError> {
         self.begin(
             Collective::Barrier,
@@ -235,9 +202,6 @@ impl Communicator {
     }
 
     /// Non-blocking [`Communicator::reduce_scatter`].
-    ///
-    /// # Errors
-    /// Errors that are known when the call is made.
     pub fn ireduce_scatter<T: Element>(
         &mut self,
         buffers: impl Into<OwnedBuffers<T>>,
@@ -247,9 +211,6 @@ impl Communicator {
     }
 
     /// Non-blocking [`Communicator::allgather`].
-    ///
-    /// # Errors
-    /// Errors that are known when the call is made.
     pub fn iallgather<T: Element>(
         &mut self,
         buffers: impl Into<OwnedBuffers<T>>,
@@ -327,7 +288,6 @@ impl Communicator {
         Ok(())
     }
 
-    /// Waits until every send is acknowledged, at most for `patience`.
     fn drain(&mut self, patience: Duration) -> Result<(), CommError> {
         let start = Instant::now();
         while let Some(driver) = &self.driver
@@ -341,14 +301,15 @@ impl Communicator {
         Ok(())
     }
 
-    /// Checks a call and lays out its memory. `output` is `None` where input and output share one buffer.
+    /// Checks a call and lays out its memory. `output` is `None` where input and output share one buffer; the bases
+    /// say where they begin in it.
     fn check_call(
         &self,
         collective: Collective,
         operation: Operation,
         data_type: DataType,
         (input, output): (usize, Option<usize>),
-    ) -> Result<CheckedCall, CommError> {
+    ) -> Result<(Task, Bases), CommError> {
         let (rank, size) = (self.config.rank, self.config.size);
         if let Collective::Reduce { root } | Collective::Broadcast { root } = collective
             && root >= size
@@ -363,44 +324,31 @@ impl Communicator {
             return Err(CommError::Unsupported { operation, data_type });
         }
         let ranks = usize::from(size);
-        let (fits, expected, elements) = match collective {
-            Collective::AllReduce => (
-                output.is_none_or(|o| o == input),
-                "input and output of equal length",
-                input,
-            ),
-            Collective::Reduce { root } if root == rank => (
-                output.is_none_or(|o| o == input),
-                "input and output of equal length",
-                input,
-            ),
-            Collective::Reduce { .. } | Collective::Broadcast { .. } | Collective::Barrier => {
+        let is_equal = output.is_none_or(|output| output == input);
+        let in_place = (
+            input.is_multiple_of(ranks),
+            "one block for each rank",
+            input / ranks,
+        );
+        let (fits, expected, elements) = match (collective, output) {
+            (Collective::AllReduce, _) => (is_equal, "input and output of equal length", input),
+            (Collective::Reduce { root }, _) if root == rank => {
+                (is_equal, "input and output of equal length", input)
+            }
+            (Collective::Reduce { .. } | Collective::Broadcast { .. } | Collective::Barrier, _) => {
                 (true, "", input)
             }
-            Collective::ReduceScatter => match output {
-                Some(output) => (
-                    output.checked_mul(ranks) == Some(input),
-                    "one input block for each rank, one output block",
-                    output,
-                ),
-                None => (
-                    input.is_multiple_of(ranks),
-                    "one block for each rank",
-                    input / ranks,
-                ),
-            },
-            Collective::AllGather => match output {
-                Some(output) => (
-                    input.checked_mul(ranks) == Some(output),
-                    "one input block, one output block for each rank",
-                    input,
-                ),
-                None => (
-                    input.is_multiple_of(ranks),
-                    "one block for each rank",
-                    input / ranks,
-                ),
-            },
+            (Collective::ReduceScatter | Collective::AllGather, None) => in_place,
+            (Collective::ReduceScatter, Some(output)) => (
+                output.checked_mul(ranks) == Some(input),
+                "one input block for each rank, one output block",
+                output,
+            ),
+            (Collective::AllGather, Some(output)) => (
+                input.checked_mul(ranks) == Some(output),
+                "one input block, one output block for each rank",
+                input,
+            ),
         };
         if !fits {
             return Err(CommError::Lengths {
@@ -418,27 +366,20 @@ impl Communicator {
             flags.0 |= CallFlags::SATURATE.0;
         }
         let own = usize::from(rank) * elements * data_type.size();
-        let bases = match collective {
-            Collective::ReduceScatter => Bases {
-                input: 0,
-                output: own,
-            },
-            Collective::AllGather => Bases {
-                input: own,
-                output: 0,
-            },
-            _ => Bases::default(),
+        let mut bases = Bases::default();
+        match collective {
+            Collective::ReduceScatter => bases.output = own,
+            Collective::AllGather => bases.input = own,
+            _ => {}
+        }
+        let task = Task {
+            collective,
+            operation: if reduces { operation } else { Operation::Sum },
+            data_type,
+            flags,
+            elements: elements as u64,
         };
-        Ok(CheckedCall {
-            task: Task {
-                collective,
-                operation: if reduces { operation } else { Operation::Sum },
-                data_type,
-                flags,
-                elements: elements as u64,
-            },
-            bases,
-        })
+        Ok((task, bases))
     }
 
     /// Starts a task. Joins the group again first if it is broken.
@@ -465,12 +406,10 @@ impl Communicator {
         operation: Operation,
         buffers: Buffers<'_, T>,
     ) -> Result<(), CommError> {
-        let checked = self.check_call(collective, operation, T::DATA_TYPE, buffers.lengths())?;
-        let task = self.start(checked.task, None)?;
-        let mut borrowed = Borrowed {
-            task,
-            data: Data::new(buffers, checked.bases),
-        };
+        let (task, bases) = self.check_call(collective, operation, T::DATA_TYPE, buffers.lengths())?;
+        let task = self.start(task, None)?;
+        let data = Data::new(buffers, bases);
+        let mut borrowed = Borrowed { task, data };
         self.run(task, collective, Some(&mut borrowed))?;
         Ok(())
     }
@@ -481,12 +420,8 @@ impl Communicator {
         operation: Operation,
         buffers: OwnedBuffers<T>,
     ) -> Result<Request<T>, CommError> {
-        let checked = self.check_call(collective, operation, T::DATA_TYPE, buffers.lengths())?;
-        let owned = OwnedData {
-            buffers,
-            bases: checked.bases,
-        };
-        let task = self.start(checked.task, Some(Box::new(owned)))?;
+        let (task, bases) = self.check_call(collective, operation, T::DATA_TYPE, buffers.lengths())?;
+        let task = self.start(task, Some(Box::new(OwnedData { buffers, bases })))?;
         self.poll_driver(None)?;
         Ok(Request {
             task,
@@ -511,7 +446,6 @@ impl Communicator {
         }
     }
 
-    /// Returns an error if the group has failed.
     fn check_group(&mut self) -> Result<(), CommError> {
         match self.lost_group() {
             Some(error) => {
@@ -534,7 +468,6 @@ impl Communicator {
         }
     }
 
-    /// Runs the driver until a task ends.
     fn run(
         &mut self,
         task: TaskId,

@@ -1,7 +1,8 @@
 //! The connection to the controller: a thread with its own small runtime. It holds the group's lease (the stream of
 //! InitGroup) as long as the rank is in the group. The rank's thread never crosses an async boundary.
 
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::pin::Pin;
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -37,7 +38,6 @@ impl Lease {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The newest state that the controller sent.
     pub(crate) fn state(&self) -> Option<Arc<api::CollectiveState>> {
         self.lock().state.clone()
     }
@@ -48,21 +48,18 @@ impl Lease {
     }
 }
 
-type Reply<T> = SyncSender<Result<T, ControllerError>>;
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 enum Command {
     Join(Box<api::InitGroupRequest>, Arc<Lease>, Duration),
     Leave,
-    Exchange(Box<api::ExchangeRequest>, Duration, Reply<Vec<Vec<u8>>>),
-    Destroy(String, Reply<()>),
-    Lanes(String, Duration, Reply<u8>),
+    Request(Box<dyn FnOnce(Dial) -> Work + Send>),
 }
 
 /// The answer to a request, received later.
 pub(crate) struct Answer<T>(Receiver<Result<T, ControllerError>>);
 
 impl<T> Answer<T> {
-    /// Returns the answer if it has arrived.
     pub(crate) fn poll(&self) -> Option<Result<T, ControllerError>> {
         match self.0.try_recv() {
             Ok(answer) => Some(answer),
@@ -82,14 +79,15 @@ impl Control {
     /// Starts the thread. It connects with the first request.
     pub(crate) fn start(address: Address, security: Security) -> Result<Self, ControllerError> {
         let (commands, commands_received) = mpsc::unbounded_channel();
+        let failed = |e: std::io::Error| ControllerError::Invalid { what: e.to_string() };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|e| ControllerError::Invalid { what: e.to_string() })?;
+            .map_err(failed)?;
         let thread = std::thread::Builder::new()
             .name("castnet-comm".into())
             .spawn(move || runtime.block_on(serve(Dial { address, security }, commands_received)))
-            .map_err(|e| ControllerError::Invalid { what: e.to_string() })?;
+            .map_err(failed)?;
         Ok(Self {
             commands: Some(commands),
             thread: Some(thread),
@@ -108,29 +106,62 @@ impl Control {
         lease
     }
 
-    /// Ends the lease.
     pub(crate) fn leave(&self) {
         self.send(Command::Leave);
     }
 
+    fn request<T, F>(&self, request: impl FnOnce(Dial) -> F + Send + 'static) -> Answer<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, ControllerError>> + Send + 'static,
+    {
+        let (reply, answer) = sync_channel(1);
+        self.send(Command::Request(Box::new(|dial| {
+            let request = request(dial);
+            // The receiver is gone if the rank has given up.
+            Box::pin(async move { drop(reply.send(request.await)) })
+        })));
+        Answer(answer)
+    }
+
     /// Sends a blob to all ranks and returns the blobs of all.
     pub(crate) fn exchange(&self, request: api::ExchangeRequest, patience: Duration) -> Answer<Vec<Vec<u8>>> {
-        let (reply, answer) = sync_channel(1);
-        self.send(Command::Exchange(Box::new(request), patience, reply));
-        Answer(answer)
+        self.request(move |dial| async move {
+            let exchange = || {
+                let (dial, request) = (dial.clone(), request.clone());
+                async move { Ok(dial.client().await?.exchange(request).await?) }
+            };
+            Ok(retry(patience, exchange).await?.into_inner().blobs)
+        })
     }
 
     /// Returns the number of lanes of a collective group; 1 where it does not exist yet.
     pub(crate) fn lanes(&self, group: String, patience: Duration) -> Answer<u8> {
-        let (reply, answer) = sync_channel(1);
-        self.send(Command::Lanes(group, patience, reply));
-        Answer(answer)
+        self.request(move |dial| async move {
+            let lanes = || {
+                let (dial, group) = (dial.clone(), group.clone());
+                async move {
+                    let request = api::GetGroupRequest { group };
+                    let answer = match dial.client().await?.get_group(request).await {
+                        Err(status) if status.code() == Code::NotFound => return Ok(1),
+                        answer => answer?.into_inner(),
+                    };
+                    let state = answer.collective.and_then(|c| c.state);
+                    Ok(state.map_or(1, |s| s.lanes.len().clamp(1, LANES_MAX.into()) as u8))
+                }
+            };
+            retry(patience, lanes).await
+        })
     }
 
     pub(crate) fn destroy(&self, group: String) -> Answer<()> {
-        let (reply, answer) = sync_channel(1);
-        self.send(Command::Destroy(group, reply));
-        Answer(answer)
+        self.request(|dial| async move {
+            let request = api::DestroyGroupRequest { group };
+            match dial.client().await?.destroy_group(request).await {
+                Err(status) if status.code() != Code::NotFound => Err(status.into()),
+                _ => Ok(()),
+            }
+        })
     }
 }
 
@@ -178,25 +209,7 @@ async fn serve(dial: Dial, mut commands_received: mpsc::UnboundedReceiver<Comman
                     before.abort();
                 }
             }
-            Command::Exchange(request, patience, reply) => {
-                let dial = dial.clone();
-                tokio::spawn(async move {
-                    // The receiver is gone if the rank has given up.
-                    let _ = reply.send(exchange(&dial, *request, patience).await);
-                });
-            }
-            Command::Lanes(group, patience, reply) => {
-                let dial = dial.clone();
-                tokio::spawn(async move {
-                    let _ = reply.send(lanes(&dial, group, patience).await);
-                });
-            }
-            Command::Destroy(group, reply) => {
-                let dial = dial.clone();
-                tokio::spawn(async move {
-                    let _ = reply.send(destroy(&dial, group).await);
-                });
-            }
+            Command::Request(request) => drop(tokio::spawn(request(dial.clone()))),
         }
     }
 }
@@ -272,55 +285,17 @@ async fn follow(
     Ok(false)
 }
 
-async fn exchange(
-    dial: &Dial,
-    request: api::ExchangeRequest,
+/// Repeats a request for `patience` while it may succeed.
+async fn retry<T, F: Future<Output = Result<T, ControllerError>>>(
     patience: Duration,
-) -> Result<Vec<Vec<u8>>, ControllerError> {
+    request: impl Fn() -> F,
+) -> Result<T, ControllerError> {
     let start = Instant::now();
     loop {
-        let answer = async { Ok(dial.client().await?.exchange(request.clone()).await?) };
-        let error: ControllerError = match answer.await {
-            Ok(answer) => return Ok(answer.into_inner().blobs),
-            Err(error) => error,
-        };
-        if !is_transient(&error) || start.elapsed() >= patience {
-            return Err(error);
+        match request().await {
+            Err(error) if is_transient(&error) && start.elapsed() < patience => {}
+            answer => return answer,
         }
         tokio::time::sleep(RETRY_DELAY).await;
-    }
-}
-
-async fn lanes(dial: &Dial, group: String, patience: Duration) -> Result<u8, ControllerError> {
-    let start = Instant::now();
-    loop {
-        let request = api::GetGroupRequest { group: group.clone() };
-        let answer = async { Ok(dial.client().await?.get_group(request).await) };
-        let error: ControllerError = match answer.await {
-            Ok(Ok(answer)) => {
-                let state = answer.into_inner().collective.and_then(|c| c.state);
-                let lanes = state.map_or(1, |s| s.lanes.len().clamp(1, LANES_MAX.into()));
-                return Ok(lanes as u8);
-            }
-            Ok(Err(status)) if status.code() == Code::NotFound => return Ok(1),
-            Ok(Err(status)) => status.into(),
-            Err(error) => error,
-        };
-        if !is_transient(&error) || start.elapsed() >= patience {
-            return Err(error);
-        }
-        tokio::time::sleep(RETRY_DELAY).await;
-    }
-}
-
-async fn destroy(dial: &Dial, group: String) -> Result<(), ControllerError> {
-    match dial
-        .client()
-        .await?
-        .destroy_group(api::DestroyGroupRequest { group })
-        .await
-    {
-        Err(status) if status.code() != Code::NotFound => Err(status.into()),
-        _ => Ok(()),
     }
 }

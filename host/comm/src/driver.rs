@@ -15,7 +15,6 @@ use crate::machine::{
 /// Bytes at the start of a received message that are passed to the machine.
 const HEAD: usize = 64;
 
-/// A queue pair with its slots.
 struct Channel {
     qpn: Qpn,
     sends: MemoryRegion,
@@ -40,7 +39,6 @@ pub(crate) struct Borrowed<'a> {
     pub(crate) data: Data<'a>,
 }
 
-/// A machine, its queue pairs and their slots.
 pub(crate) struct Driver {
     machine: Box<dyn Machine>,
     shape: ChannelShape,
@@ -102,14 +100,12 @@ impl Driver {
         }
     }
 
-    /// Destroys the queue pairs and deregisters their memory.
     pub(crate) fn close(&mut self, rnic: &mut dyn Rnic) {
         for channel in self.channels.drain(..) {
             close(rnic, &channel);
         }
     }
 
-    /// The numbers of the queue pairs.
     pub(crate) fn qpns(&self) -> Vec<Qpn> {
         self.channels.iter().map(|c| c.qpn).collect()
     }
@@ -177,7 +173,7 @@ impl Driver {
                 let mut head = [0; HEAD];
                 let head = &mut head[..HEAD.min(completion.byte_len as usize)];
                 if completion.imm.is_some() {
-                    let offset = u64::from(slot) * u64::from(self.shape.slot_bytes);
+                    let offset = self.offset(slot);
                     rnic.read_memory(self.channels[index].receives.key, offset, head)?;
                 }
                 self.machine.handle(Event::Received {
@@ -223,7 +219,7 @@ impl Driver {
                     content,
                     immediate,
                 } => {
-                    let offset = u64::from(slot) * u64::from(self.shape.slot_bytes);
+                    let offset = self.offset(slot);
                     let Some(queue_pair) = self.channels.get(usize::from(channel.0)) else {
                         continue;
                     };
@@ -285,22 +281,21 @@ impl Driver {
         Ok(worked)
     }
 
+    fn offset(&self, slot: u32) -> u64 {
+        u64::from(slot) * u64::from(self.shape.slot_bytes)
+    }
+
     fn post_receive(&self, rnic: &mut dyn Rnic, channel: ChannelId, slot: u32) -> Result<(), RnicError> {
         let Some(queue_pair) = self.channels.get(usize::from(channel.0)) else {
             return Ok(());
         };
-        let bytes = self.shape.slot_bytes;
-        rnic.post_recv(
-            queue_pair.qpn,
-            RecvWr {
-                wr_id: slot.into(),
-                local: LocalSlice {
-                    key: queue_pair.receives.key,
-                    offset: u64::from(slot) * u64::from(bytes),
-                    length: bytes,
-                },
-            },
-        )
+        let local = LocalSlice {
+            key: queue_pair.receives.key,
+            offset: self.offset(slot),
+            length: self.shape.slot_bytes,
+        };
+        let wr_id = slot.into();
+        rnic.post_recv(queue_pair.qpn, RecvWr { wr_id, local })
     }
 
     /// Readable bytes of a task.
@@ -315,11 +310,7 @@ impl Driver {
         if place.space == Space::Scratch {
             return scratch(&mut pending.scratch, place, length).map(|b| &*b);
         }
-        match borrowed.filter(|b| b.task == task) {
-            Some(borrowed) => borrowed.data.read(place, length),
-            // `into_read` takes a view by value: the lifetime of its result does not depend on the view.
-            None => pending.data.as_mut()?.data().into_read(place, length),
-        }
+        view(&mut pending.data, borrowed, task)?.into_read(place, length)
     }
 
     /// Copies a message out of its slot. The message of an abandoned task is dropped.
@@ -335,10 +326,7 @@ impl Driver {
         let Some(queue_pair) = self.channels.get(usize::from(channel.0)) else {
             return Ok(());
         };
-        let (key, offset) = (
-            queue_pair.receives.key,
-            u64::from(slot) * u64::from(self.shape.slot_bytes),
-        );
+        let (key, offset) = (queue_pair.receives.key, self.offset(slot));
         let Some(with) = combine else {
             return match self.bytes_mut(task, borrowed, to, length.into()) {
                 Some(bytes) => rnic.read_memory(key, offset, bytes),
@@ -372,10 +360,7 @@ impl Driver {
         if place.space == Space::Scratch {
             return scratch(&mut pending.scratch, place, length);
         }
-        match borrowed.filter(|b| b.task == task) {
-            Some(borrowed) => borrowed.data.write(place, length),
-            None => pending.data.as_mut()?.data().into_write(place, length),
-        }
+        view(&mut pending.data, borrowed, task)?.into_write(place, length)
     }
 
     fn copy(
@@ -389,11 +374,9 @@ impl Driver {
         let Some(pending) = self.pending.get_mut(&task) else {
             return;
         };
-        let data = match borrowed.filter(|b| b.task == task) {
-            Some(borrowed) => Some(borrowed.data.reborrow()),
-            None => pending.data.as_mut().map(|d| d.data()),
+        let Some(mut data) = view(&mut pending.data, borrowed, task) else {
+            return;
         };
-        let Some(mut data) = data else { return };
         let copied = match (from.space, to.space) {
             (Space::Input, Space::Output) => data.copy_across(from.offset, to.offset, length),
             (Space::Scratch, Space::Output) => scratch(&mut pending.scratch, from, length)
@@ -420,6 +403,18 @@ fn close(rnic: &mut dyn Rnic, channel: &Channel) {
     ];
     for error in results.into_iter().filter_map(Result::err) {
         tracing::debug!(%error, qpn = %channel.qpn, "closing a channel");
+    }
+}
+
+/// Input and output of a task: lent by its caller, or its own.
+fn view<'b>(
+    own: &'b mut Option<Box<dyn Owned>>,
+    borrowed: Option<&'b mut Borrowed<'_>>,
+    task: TaskId,
+) -> Option<Data<'b>> {
+    match borrowed.filter(|b| b.task == task) {
+        Some(borrowed) => Some(borrowed.data.reborrow()),
+        None => own.as_mut().map(|own| own.data()),
     }
 }
 

@@ -6,10 +6,9 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use castnet_proto::convert::disagreement_from_proto;
+use castnet_proto::convert::{disagreement_from_proto, loss_to_proto, straggler_to_proto};
 use castnet_proto::v1 as api;
 use castnet_rnic::{QpOptions, QpRemote, QueueLimits};
-use castnet_rules::{LossPolicy, StragglerPolicy};
 use castnet_wire::{MacAddr, Pmtu, Psn, Qpn, Verdict};
 
 use crate::communicator::{Communicator, GRACE};
@@ -56,7 +55,6 @@ fn invalid(what: impl Into<String>) -> CommError {
     ControllerError::Invalid { what: what.into() }.into()
 }
 
-/// Why the network provides no group.
 enum NoGroup {
     Refused { switch: Option<String>, reason: String },
     Failed(CommError),
@@ -110,7 +108,6 @@ impl Communicator {
         Ok(())
     }
 
-    /// Releases the driver and its queue pairs.
     pub(crate) fn release(&mut self) {
         if let Some(mut driver) = self.driver.take() {
             driver.close(&mut *self.rnic);
@@ -118,7 +115,6 @@ impl Communicator {
         self.broken = true;
     }
 
-    /// Polls the RNIC; sleeps if it had nothing to do.
     pub(crate) fn idle(&mut self) -> Result<(), CommError> {
         let now = self.rnic.now();
         if !self.rnic.poll(now)? {
@@ -138,22 +134,13 @@ impl Communicator {
     }
 
     fn settings(&self, lanes: usize) -> api::CollectiveSettings {
-        let loss = match self.config.loss {
-            LossPolicy::Repair => api::CollectiveLossPolicy::Repair,
-            LossPolicy::Reflect => api::CollectiveLossPolicy::Reflect,
-        };
-        let straggler = match self.config.straggler {
-            StragglerPolicy::KeepAlive => api::CollectiveStragglerPolicy::KeepAlive,
-            StragglerPolicy::Rnr => api::CollectiveStragglerPolicy::Rnr,
-            StragglerPolicy::None => api::CollectiveStragglerPolicy::None,
-        };
         api::CollectiveSettings {
             pmtu: self.config.pmtu.bytes() as u32,
             window_packets: self.config.window_packets,
             message_packets: self.config.message_packets,
             reproducible: Some(self.config.reproducible),
-            loss_policy: loss.into(),
-            straggler_policy: straggler.into(),
+            loss_policy: loss_to_proto(self.config.loss).into(),
+            straggler_policy: straggler_to_proto(self.config.straggler).into(),
             ack_timeout_us: timeout_us(self.config.qp_timeout),
             stall_timeout_ms: 0,
             lanes: lanes as u32,
@@ -184,16 +171,14 @@ impl Communicator {
             ..QpOptions::default()
         };
         let mut qpns = Vec::with_capacity(lanes);
-        let mut joined = Ok(());
-        for _ in 0..lanes {
-            match self.rnic.create_qp(&options) {
-                Ok(qpn) => qpns.push(qpn),
-                Err(error) => joined = Err(NoGroup::Failed(error.into())),
-            }
-        }
-        if joined.is_ok() {
-            joined = self.join_with(&qpns, limits);
-        }
+        let created = (0..lanes).try_for_each(|_| {
+            qpns.push(self.rnic.create_qp(&options)?);
+            Ok::<_, CommError>(())
+        });
+        let joined = match created {
+            Ok(()) => self.join_with(&qpns, limits),
+            Err(error) => Err(NoGroup::Failed(error)),
+        };
         if joined.is_err() && self.driver.is_none() {
             if let Ok(control) = self.control() {
                 control.leave();
@@ -261,14 +246,11 @@ impl Communicator {
             return Err(NoGroup::Failed(self.not_reproducible()));
         }
         let read = |text: &String| text.parse().map_err(|_| invalid(format!("McstID '{text}'")));
-        let mcst_ids: Vec<Ipv4Addr> = match state.lanes.len() {
-            0 => vec![read(&state.mcst_id)?],
-            _ => state
-                .lanes
-                .iter()
-                .map(|l| read(&l.mcst_id))
-                .collect::<Result<_, _>>()?,
-        };
+        let lanes = state.lanes.iter().map(|lane| read(&lane.mcst_id));
+        let mut mcst_ids: Vec<Ipv4Addr> = lanes.collect::<Result<_, _>>()?;
+        if mcst_ids.is_empty() {
+            mcst_ids.push(read(&state.mcst_id)?);
+        }
         if mcst_ids.len() != qpns.len() {
             let what = format!("{} lanes for {} queue pairs", mcst_ids.len(), qpns.len());
             return Err(NoGroup::Failed(invalid(what)));
@@ -311,12 +293,10 @@ impl Communicator {
             retry_cnt: self.config.retry_cnt,
             ..QpRemote::new(mcst_id, virtual_qpn)
         };
+        let patience = self.config.timeouts.resolve;
         let connected = driver.carry_out(&mut *self.rnic, None).and_then(|_| {
-            let lanes = qpns.iter().zip(&mcst_ids);
-            lanes.into_iter().try_for_each(|(&qpn, &mcst_id)| {
-                self.rnic
-                    .connect_qp(qpn, &remote(mcst_id), self.config.timeouts.resolve)
-            })
+            let mut lanes = qpns.iter().zip(&mcst_ids);
+            lanes.try_for_each(|(&qpn, &mcst_id)| self.rnic.connect_qp(qpn, &remote(mcst_id), patience))
         });
         self.driver = Some(driver);
         if let Err(error) = connected {
@@ -443,7 +423,6 @@ impl Communicator {
         Ok(self.control()?.exchange(request, patience))
     }
 
-    /// Connects to each peer.
     fn connect_hosts(&mut self, reason: String) -> Result<(), CommError> {
         if self.config.size > 1
             && let Ok(control) = self.control()
@@ -460,13 +439,16 @@ impl Communicator {
             },
             ..QpOptions::default()
         };
-        let mut own = QueuePairs::new(self.rnic.attributes().ip, self.rnic.attributes().mac);
-        let mut qpns = Vec::new();
-        for &peer in &peers {
+        let mut own = QueuePairs {
+            ip: self.rnic.attributes().ip,
+            mac: self.rnic.attributes().mac,
+            entries: Vec::new(),
+        };
+        for peer in peers {
             let qpn = self.rnic.create_qp(&options)?;
-            qpns.push(qpn);
             own.entries.push((peer, qpn, random_psn()));
         }
+        let qpns = own.entries.iter().map(|entry| entry.1).collect();
         let mut driver = Driver::new(&mut *self.rnic, Box::new(HostBased::new(config)), qpns)?;
         let posted = driver.carry_out(&mut *self.rnic, None);
         // From here on `release` cleans up.
@@ -531,7 +513,6 @@ impl Communicator {
         ranks.into_iter().map(|r| self.name(r as u16)).collect()
     }
 
-    /// A rank with its host name.
     pub(crate) fn name(&self, rank: u16) -> RankName {
         RankName {
             rank,
@@ -551,14 +532,8 @@ fn group_failure(state: &api::CollectiveState) -> CommError {
     }
     match state.failed_rank {
         Some(rank) => {
-            let host = state.members.get(rank as usize).map(|m| m.host.clone());
-            CommError::RankFailed {
-                rank: RankName {
-                    rank: rank as u16,
-                    host: host.unwrap_or_default(),
-                },
-                reason,
-            }
+            let rank = member_name(state, rank as u16);
+            CommError::RankFailed { rank, reason }
         }
         None => CommError::GroupFailed { reason },
     }
@@ -581,22 +556,21 @@ fn conflict(state: &api::CollectiveState, reported: &api::Disagreement) -> Optio
     else {
         return None;
     };
-    let name = |rank: u16| RankName {
-        rank,
-        host: state
-            .members
-            .get(usize::from(rank))
-            .map(|m| m.host.clone())
-            .unwrap_or_default(),
-    };
     Some(CommError::Conflict {
         sequence,
-        first: Box::new((name(rank), call)),
-        second: Box::new((name(other), other_call)),
+        first: Box::new((member_name(state, rank), call)),
+        second: Box::new((member_name(state, other), other_call)),
     })
 }
 
-/// The ranks that have not joined.
+fn member_name(state: &api::CollectiveState, rank: u16) -> RankName {
+    let member = state.members.get(usize::from(rank));
+    RankName {
+        rank,
+        host: member.map(|m| m.host.clone()).unwrap_or_default(),
+    }
+}
+
 fn missing(state: &api::CollectiveState) -> Vec<RankName> {
     state
         .members
@@ -621,14 +595,6 @@ impl QueuePairs {
     const VERSION: u8 = 1;
     const HEAD: usize = 11;
     const ENTRY: usize = 10;
-
-    fn new(ip: Ipv4Addr, mac: MacAddr) -> Self {
-        Self {
-            ip,
-            mac,
-            entries: Vec::new(),
-        }
-    }
 
     fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![Self::VERSION];
@@ -743,9 +709,14 @@ mod tests {
 
     #[test]
     fn queue_pairs_are_decoded_as_encoded() {
-        let mut own = QueuePairs::new(Ipv4Addr::new(10, 0, 0, 1), MacAddr([2, 0, 0, 0, 0, 9]));
-        own.entries.push((3, Qpn::new(77), Psn::new(0xFF_FFFF)));
-        own.entries.push((900, Qpn::new(0xAB_CDEF), Psn::new(0)));
+        let own = QueuePairs {
+            ip: Ipv4Addr::new(10, 0, 0, 1),
+            mac: MacAddr([2, 0, 0, 0, 0, 9]),
+            entries: vec![
+                (3, Qpn::new(77), Psn::new(0xFF_FFFF)),
+                (900, Qpn::new(0xAB_CDEF), Psn::new(0)),
+            ],
+        };
         let back = QueuePairs::from_bytes(&own.to_bytes()).expect("valid bytes");
         assert_eq!((back.ip, back.mac), (own.ip, own.mac));
         assert_eq!(back.entries, own.entries);

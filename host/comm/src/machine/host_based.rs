@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use castnet_rnic::Status;
 
-use super::schedule::{CopyStep, Schedule, Step, peers, schedule};
+use super::schedule::{Schedule, Step, peers, schedule};
 use super::{
     Action, ChannelId, ChannelShape, Collective, Content, Event, Failure, Machine, Task, TaskId, Waiting,
 };
@@ -156,14 +156,8 @@ impl HostBased {
             && task.sends_left == 0
         {
             let id = task.id;
-            if let Some(CopyStep { from, to, length }) = task.schedule.last {
-                self.actions.push_back(Action::Copy {
-                    task: id,
-                    from,
-                    to,
-                    length,
-                });
-            }
+            self.actions
+                .extend(task.schedule.last.map(|copy| copy.action(id)));
             self.actions.push_back(Action::Done {
                 task: id,
                 result: Ok(()),
@@ -234,13 +228,13 @@ impl HostBased {
             let peer = self.peers[channel];
             let Some(at) = self.at(next.task) else { continue };
             let task = &mut self.running[at];
-            let Some(&Step::Receive {
+            let Some(Step::Receive {
                 to,
                 length,
                 combine,
                 signals,
                 ..
-            }) = task.schedule.steps.get(next.step)
+            }) = task.schedule.steps.get(next.step).cloned()
             else {
                 continue;
             };
@@ -248,7 +242,7 @@ impl HostBased {
                 let id = task.id;
                 return self.fail(id, Failure::Mismatch { peer, task: id.0 });
             }
-            for signal in signals.first..signals.end {
+            for signal in signals {
                 if let Some(times_given) = task.signals.get_mut(signal as usize) {
                     *times_given += 1;
                 }
@@ -277,15 +271,11 @@ impl HostBased {
         self.has_failed = true;
         for task in std::mem::take(&mut self.running) {
             // Tasks before the culprit fail alike: they are incomplete too.
-            let failure = if task.id <= culprit {
-                failure
-            } else {
-                Failure::Aborted
+            let failure = match task.id <= culprit {
+                true => failure,
+                false => Failure::Aborted,
             };
-            self.actions.push_back(Action::Done {
-                task: task.id,
-                result: Err(failure),
-            });
+            self.actions.push_back(Action::failed(task.id, failure));
         }
         for channel in &mut self.channels {
             channel.sends.clear();
@@ -319,10 +309,7 @@ impl Machine for HostBased {
         let id = TaskId(self.tasks);
         self.tasks += 1;
         if self.has_failed {
-            self.actions.push_back(Action::Done {
-                task: id,
-                result: Err(Failure::Aborted),
-            });
+            self.actions.push_back(Action::failed(id, Failure::Aborted));
             return id;
         }
         let schedule = schedule(
@@ -331,14 +318,7 @@ impl Machine for HostBased {
             self.config.size,
             self.config.message_bytes,
         );
-        if let Some(CopyStep { from, to, length }) = schedule.first {
-            self.actions.push_back(Action::Copy {
-                task: id,
-                from,
-                to,
-                length,
-            });
-        }
+        self.actions.extend(schedule.first.map(|copy| copy.action(id)));
         let (mut receives_left, mut sends_left) = (0, 0);
         for (index, step) in schedule.steps.iter().enumerate() {
             let step_ref = StepRef {

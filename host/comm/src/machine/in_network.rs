@@ -120,7 +120,6 @@ impl Part {
         (messages * u64::from(message_packets)).min(self.wire.call.packets.into())
     }
 
-    /// Data messages that are finished.
     fn finished_messages(&self) -> u64 {
         if self.wire.receives.is_some() {
             self.received
@@ -356,25 +355,20 @@ impl InNetwork {
             let Ok(control) = Control::parse(head) else {
                 return self.fail(at, invalid("a malformed control result"));
             };
-            let own = (self.config.rank, part.wire.call);
+            let conflict = |second| Failure::Conflict {
+                sequence: sequence as u32,
+                first: (control.rank, control.call),
+                second,
+            };
             if let Verdict::Conflict { rank, call } = control.verdict {
-                let failure = Failure::Conflict {
-                    sequence: sequence as u32,
-                    first: (control.rank, control.call),
-                    second: (rank, call),
-                };
-                return self.fail(at, failure);
+                return self.fail(at, conflict((rank, call)));
             }
             if control.sequence != sequence as u32 {
                 return self.fail(at, invalid("the control result of another collective"));
             }
+            let own = (self.config.rank, part.wire.call);
             if control.call != own.1 {
-                let failure = Failure::Conflict {
-                    sequence: sequence as u32,
-                    first: (control.rank, control.call),
-                    second: own,
-                };
-                return self.fail(at, failure);
+                return self.fail(at, conflict(own));
             }
             part.control_received = true;
             self.bound = self.bound.max(part.g + 2);
@@ -421,19 +415,14 @@ impl InNetwork {
             .unwrap_or(0);
         let mut last = None;
         for part in self.parts.drain(keep..) {
-            if last == Some(part.task) {
+            if last.replace(part.task) == Some(part.task) {
                 continue;
             }
-            last = Some(part.task);
-            let failure = if culprit == last {
-                failure
-            } else {
-                Failure::Aborted
+            let failure = match culprit == last {
+                true => failure,
+                false => Failure::Aborted,
             };
-            self.actions.push_back(Action::Done {
-                task: part.task,
-                result: Err(failure),
-            });
+            self.actions.push_back(Action::failed(part.task, failure));
         }
         self.sending = self.sending.min(self.parts.len());
     }
@@ -476,10 +465,7 @@ impl Machine for InNetwork {
         let id = TaskId(self.tasks);
         self.tasks += 1;
         if let Err(failure) = self.check(&task) {
-            self.actions.push_back(Action::Done {
-                task: id,
-                result: Err(failure),
-            });
+            self.actions.push_back(Action::failed(id, failure));
             return id;
         }
         let (rank, size) = (self.config.rank, self.config.size);

@@ -132,74 +132,45 @@ impl Laned {
     }
 
     /// Translates a lane's action to one of the whole task; `None` where the driver has nothing to do.
-    fn translate(&mut self, lane: usize, action: Action) -> Option<Action> {
-        let channel = ChannelId(lane as u16);
+    fn translate(&mut self, lane: usize, mut action: Action) -> Option<Action> {
+        let own_channel = ChannelId(lane as u16);
         let cuts = &mut self.lanes[lane].cuts;
-        let cut = |task: &TaskId| cuts.get(task).copied();
-        Some(match action {
-            Action::Receive { slot, .. } => Action::Receive { channel, slot },
+        match &mut action {
+            Action::Receive { channel, .. } => *channel = own_channel,
             Action::Send {
-                wr,
-                slot,
+                channel,
                 task,
                 content,
-                immediate,
                 ..
             } => {
-                let cut = cut(&task)?;
-                let content = match content {
-                    Content::Control(bytes) => Content::Control(bytes),
-                    Content::Data { from, length } => Content::Data {
-                        from: cut.place(from),
-                        length,
-                    },
-                };
-                Action::Send {
-                    channel,
-                    wr,
-                    slot,
-                    task: cut.task,
-                    content,
-                    immediate,
+                let cut = cuts.get(task)?;
+                (*channel, *task) = (own_channel, cut.task);
+                if let Content::Data { from, .. } = content {
+                    *from = cut.place(*from);
                 }
             }
             Action::Deliver {
-                slot,
+                channel,
                 task,
                 to,
-                length,
                 combine,
                 ..
             } => {
-                let cut = cut(&task)?;
-                Action::Deliver {
-                    channel,
-                    slot,
-                    task: cut.task,
-                    to: cut.place(to),
-                    length,
-                    combine: combine.map(|place| cut.place(place)),
-                }
+                let cut = cuts.get(task)?;
+                (*channel, *task) = (own_channel, cut.task);
+                *to = cut.place(*to);
+                *combine = combine.map(|place| cut.place(place));
             }
-            Action::Copy {
-                task,
-                from,
-                to,
-                length,
-            } => {
-                let cut = cut(&task)?;
-                Action::Copy {
-                    task: cut.task,
-                    from: cut.place(from),
-                    to: cut.place(to),
-                    length,
-                }
+            Action::Copy { task, from, to, .. } => {
+                let cut = cuts.get(task)?;
+                (*task, *from, *to) = (cut.task, cut.place(*from), cut.place(*to));
             }
             Action::Done { task, result } => {
-                let cut = cuts.remove(&task)?;
-                return self.part_ended(lane, cut.task, result);
+                let cut = cuts.remove(task)?;
+                return self.part_ended(lane, cut.task, *result);
             }
-        })
+        }
+        Some(action)
     }
 
     /// Ends one part, and its task if it was the last. The first part that fails ends the task and all later ones.
@@ -207,7 +178,12 @@ impl Laned {
         let open = self.open.get_mut(&task)?;
         open.parts -= 1;
         if open.result.is_ok() {
-            open.result = result.map_err(|failure| in_lane(failure, lane));
+            open.result = result.map_err(|mut failure| {
+                if let Failure::Channel { lane: of, .. } = &mut failure {
+                    *of = Some(lane as u8);
+                }
+                failure
+            });
         }
         let result = open.result;
         if result.is_ok() && open.parts > 0 {
@@ -223,24 +199,12 @@ impl Laned {
     /// Ends the tasks after one that has failed: other lanes would wait without end for this one.
     fn fail_after(&mut self, task: TaskId) {
         self.has_failed = true;
-        for (task, _) in self.open.split_off(&task) {
-            self.actions.push_back(Action::Done {
-                task,
-                result: Err(Failure::Aborted),
-            });
-        }
-    }
-}
-
-/// Adds the lane to a failure of a queue pair.
-fn in_lane(failure: Failure, lane: usize) -> Failure {
-    match failure {
-        Failure::Channel { peer, status, .. } => Failure::Channel {
-            peer,
-            lane: Some(lane as u8),
-            status,
-        },
-        other => other,
+        let later = self.open.split_off(&task);
+        self.actions.extend(
+            later
+                .into_keys()
+                .map(|task| Action::failed(task, Failure::Aborted)),
+        );
     }
 }
 
@@ -262,10 +226,7 @@ impl Machine for Laned {
             false => self.lanes[0].machine.check(&task),
         };
         if let Err(failure) = checked {
-            self.actions.push_back(Action::Done {
-                task: id,
-                result: Err(failure),
-            });
+            self.actions.push_back(Action::failed(id, failure));
             return id;
         }
         let parts = cut(&task, self.lanes.len(), self.part_bytes_min);

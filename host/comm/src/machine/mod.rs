@@ -77,37 +77,29 @@ pub struct Place {
 }
 
 impl Place {
+    const fn new(space: Space, offset: u64) -> Self {
+        Self { space, offset }
+    }
+
     /// `offset` bytes into the task's input.
     pub const fn input(offset: u64) -> Self {
-        Self {
-            space: Space::Input,
-            offset,
-        }
+        Self::new(Space::Input, offset)
     }
 
     /// `offset` bytes into the task's output.
     pub const fn output(offset: u64) -> Self {
-        Self {
-            space: Space::Output,
-            offset,
-        }
+        Self::new(Space::Output, offset)
     }
 
     /// `offset` bytes into the task's scratch memory.
     pub const fn scratch(offset: u64) -> Self {
-        Self {
-            space: Space::Scratch,
-            offset,
-        }
+        Self::new(Space::Scratch, offset)
     }
 
     /// The address `bytes` further on.
     #[must_use]
     pub const fn plus(self, bytes: u64) -> Self {
-        Self {
-            space: self.space,
-            offset: self.offset + bytes,
-        }
+        Self::new(self.space, self.offset + bytes)
     }
 }
 
@@ -184,6 +176,13 @@ pub enum Action {
         /// Its result.
         result: Result<(), Failure>,
     },
+}
+
+impl Action {
+    const fn failed(task: TaskId, failure: Failure) -> Self {
+        let result = Err(failure);
+        Self::Done { task, result }
+    }
 }
 
 /// The outcome of an action.
@@ -265,7 +264,6 @@ pub enum Failure {
     },
 }
 
-/// Displays a call in words.
 pub(crate) struct CallText<'a>(pub(crate) &'a Call);
 
 impl fmt::Display for CallText<'_> {

@@ -7,9 +7,9 @@
 
 use std::ops::Range;
 
-use super::{Collective, Place, Task};
+use super::{Action, Collective, Place, Task, TaskId};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Send {
         to: u16,
@@ -24,24 +24,8 @@ pub(super) enum Step {
         length: u32,
         combine: bool,
         /// The signals that this step gives.
-        signals: Signals,
+        signals: Range<u32>,
     },
-}
-
-/// The signals `first..end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Signals {
-    pub(super) first: u32,
-    pub(super) end: u32,
-}
-
-impl Signals {
-    const fn one(signal: u32) -> Self {
-        Self {
-            first: signal,
-            end: signal + 1,
-        }
-    }
 }
 
 /// Bytes to copy inside the rank.
@@ -50,6 +34,18 @@ pub(super) struct CopyStep {
     pub(super) from: Place,
     pub(super) to: Place,
     pub(super) length: u64,
+}
+
+impl CopyStep {
+    pub(super) fn action(self, task: TaskId) -> Action {
+        let Self { from, to, length } = self;
+        Action::Copy {
+            task,
+            from,
+            to,
+            length,
+        }
+    }
 }
 
 /// The steps of one rank for a task.
@@ -62,6 +58,35 @@ pub(super) struct Schedule {
     pub(super) signals: u32,
     /// Copied after all steps.
     pub(super) last: Option<CopyStep>,
+}
+
+impl Schedule {
+    fn send(&mut self, to: u16, from: Place, length: u32, after: Option<(u32, u32)>) {
+        self.steps.push(Step::Send {
+            to,
+            from,
+            length,
+            after,
+        });
+    }
+
+    fn receive(&mut self, from: u16, to: Place, length: u32, combine: bool, signals: Range<u32>) {
+        self.signals = self.signals.max(signals.end);
+        self.steps.push(Step::Receive {
+            from,
+            to,
+            length,
+            combine,
+            signals,
+        });
+    }
+
+    fn first(from: Place, to: Place, length: u64) -> Self {
+        Self {
+            first: Some(CopyStep { from, to, length }),
+            ..Self::default()
+        }
+    }
 }
 
 /// Splits a range into pieces of at most `piece` bytes. An empty range has none.
@@ -130,23 +155,13 @@ impl Plan {
             let sent_block = (first + 2 * self.size - step) % self.size;
             let received_block = (sent_block + self.size - 1) % self.size;
             for (index, (offset, length)) in pieces(block(sent_block), self.piece).enumerate() {
-                out.steps.push(Step::Send {
-                    to: self.next(),
-                    from: place(offset),
-                    length,
-                    after: received_signal.map(|signal| (signal + index as u32, 1)),
-                });
+                let after = received_signal.map(|signal| (signal + index as u32, 1));
+                out.send(self.next(), place(offset), length, after);
             }
             received_signal = Some(out.signals);
             for (offset, length) in pieces(block(received_block), self.piece) {
-                out.steps.push(Step::Receive {
-                    from: self.prev(),
-                    to: place(offset),
-                    length,
-                    combine,
-                    signals: Signals::one(out.signals),
-                });
-                out.signals += 1;
+                let signal = out.signals;
+                out.receive(self.prev(), place(offset), length, combine, signal..signal + 1);
             }
         }
     }
@@ -161,14 +176,7 @@ impl Plan {
     }
 
     fn ring_allreduce(&self, task: &Task) -> Schedule {
-        let mut out = Schedule {
-            first: Some(CopyStep {
-                from: Place::input(0),
-                to: Place::output(0),
-                length: task.bytes(),
-            }),
-            ..Schedule::default()
-        };
+        let mut out = Schedule::first(Place::input(0), Place::output(0), task.bytes());
         let block = |b| self.share(task, b);
         // Ends with this rank's own block reduced. Its pieces gave the last signals.
         self.ring(&mut out, self.behind(1), block, Place::output, true, None);
@@ -181,17 +189,12 @@ impl Plan {
     fn ring_reduce_scatter(&self, task: &Task) -> Schedule {
         let (bytes, size) = (task.bytes(), u64::from(self.size));
         let mut out = Schedule {
-            first: Some(CopyStep {
-                from: Place::input(0),
-                to: Place::scratch(0),
-                length: bytes * size,
-            }),
             last: Some(CopyStep {
                 from: Place::scratch(u64::from(self.rank) * bytes),
                 to: Place::output(0),
                 length: bytes,
             }),
-            ..Schedule::default()
+            ..Schedule::first(Place::input(0), Place::scratch(0), bytes * size)
         };
         let block = |b| u64::from(b) * bytes..u64::from(b + 1) * bytes;
         self.ring(&mut out, self.behind(1), block, Place::scratch, true, None);
@@ -200,14 +203,8 @@ impl Plan {
 
     fn ring_allgather(&self, task: &Task) -> Schedule {
         let bytes = task.bytes();
-        let mut out = Schedule {
-            first: Some(CopyStep {
-                from: Place::input(0),
-                to: Place::output(u64::from(self.rank) * bytes),
-                length: bytes,
-            }),
-            ..Schedule::default()
-        };
+        let own = Place::output(u64::from(self.rank) * bytes);
+        let mut out = Schedule::first(Place::input(0), own, bytes);
         let block = |b| u64::from(b) * bytes..u64::from(b + 1) * bytes;
         self.ring(&mut out, self.rank, block, Place::output, false, None);
         out
@@ -246,22 +243,10 @@ impl Plan {
         for (index, (offset, length)) in pieces(0..task.bytes(), self.piece).enumerate() {
             let index = index as u32;
             if let Some(from) = parent {
-                out.steps.push(Step::Receive {
-                    from,
-                    to: place(offset),
-                    length,
-                    combine: false,
-                    signals: Signals::one(index),
-                });
-                out.signals = index + 1;
+                out.receive(from, place(offset), length, false, index..index + 1);
             }
             for &to in &children {
-                out.steps.push(Step::Send {
-                    to,
-                    from: place(offset),
-                    length,
-                    after: parent.map(|_| (index, 1)),
-                });
+                out.send(to, place(offset), length, parent.map(|_| (index, 1)));
             }
         }
         out
@@ -269,37 +254,21 @@ impl Plan {
 
     fn tree_reduce(&self, task: &Task, root: u32) -> Schedule {
         let (parent, children) = self.tree(root);
-        let mut out = Schedule::default();
         let place = match (parent, children.is_empty()) {
             (None, _) => Place::output,
             (Some(_), false) => Place::scratch,
             (Some(_), true) => Place::input,
         };
-        out.first = Some(CopyStep {
-            from: Place::input(0),
-            to: place(0),
-            length: task.bytes(),
-        })
-        .filter(|copy| copy.from != copy.to);
+        let mut out = Schedule::first(Place::input(0), place(0), task.bytes());
+        out.first = out.first.filter(|copy| copy.from != copy.to);
         for (index, (offset, length)) in pieces(0..task.bytes(), self.piece).enumerate() {
             let index = index as u32;
             for &from in children.iter().rev() {
-                out.steps.push(Step::Receive {
-                    from,
-                    to: place(offset),
-                    length,
-                    combine: true,
-                    signals: Signals::one(index),
-                });
-                out.signals = index + 1;
+                out.receive(from, place(offset), length, true, index..index + 1);
             }
             if let Some(to) = parent {
-                out.steps.push(Step::Send {
-                    to,
-                    from: place(offset),
-                    length,
-                    after: (!children.is_empty()).then_some((index, children.len() as u32)),
-                });
+                let after = (!children.is_empty()).then_some((index, children.len() as u32));
+                out.send(to, place(offset), length, after);
             }
         }
         out
@@ -311,25 +280,13 @@ impl Plan {
         let rounds = self.size.next_power_of_two().trailing_zeros();
         for round in 0..rounds {
             let distance = 1 << round;
-            out.steps.push(Step::Send {
-                to: ((self.rank + distance) % self.size) as u16,
-                from: Place::input(0),
-                length: 0,
-                after: round.checked_sub(1).map(|before| (before, round)),
-            });
-            out.steps.push(Step::Receive {
-                from: self.behind(distance) as u16,
-                to: Place::input(0),
-                length: 0,
-                combine: false,
-                // Signal j is given by all rounds up to j.
-                signals: Signals {
-                    first: round,
-                    end: rounds,
-                },
-            });
+            let to = ((self.rank + distance) % self.size) as u16;
+            let after = round.checked_sub(1).map(|before| (before, round));
+            out.send(to, Place::input(0), 0, after);
+            let from = self.behind(distance) as u16;
+            // Signal j is given by all rounds up to j.
+            out.receive(from, Place::input(0), 0, false, round..rounds);
         }
-        out.signals = rounds;
         out
     }
 }

@@ -112,7 +112,6 @@ pub(crate) const CALL_PACKETS_MAX: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WireCall {
     pub(crate) call: Call,
-    /// Number of data bytes.
     pub(crate) bytes: u64,
     /// Source of the data, if this rank sends.
     pub(crate) sends: Option<Place>,
@@ -125,66 +124,64 @@ pub(crate) struct WireCall {
 /// The calls on the wire of a task, in order (EPIC, appendix A: a ReduceScatter is one Reduce per rank, an AllGather
 /// one Broadcast per rank, a Barrier an AllReduce without data).
 pub(crate) fn wire_calls(task: &Task, rank: u16, size: u16, pmtu: u64) -> Vec<WireCall> {
-    let mut calls = Vec::new();
     let bytes = task.bytes();
-    match task.collective {
-        Collective::Barrier => split(&mut calls, task, Primitive::AllReduce, 0, 0, pmtu, [None; 3]),
+    let reduce = |root: u16, own| match rank == root {
+        true => [None, Some(Place::output(0)), Some(own)],
+        false => [Some(own), None, None],
+    };
+    let broadcast = |root: u16, to| match rank == root {
+        true => [Some(Place::input(0)), None, None],
+        false => [None, Some(to), None],
+    };
+    let block = |root: u16| u64::from(root) * bytes;
+    let calls: Vec<_> = match task.collective {
+        Collective::Barrier => vec![(Primitive::AllReduce, 0, [None; 3])],
         Collective::AllReduce => {
             let places = [Some(Place::input(0)), Some(Place::output(0)), None];
-            split(&mut calls, task, Primitive::AllReduce, 0, bytes, pmtu, places);
+            vec![(Primitive::AllReduce, 0, places)]
         }
         Collective::Reduce { root } => {
-            let places = reduce_places(rank == root, Place::input(0));
-            split(&mut calls, task, Primitive::Reduce, root, bytes, pmtu, places);
+            vec![(Primitive::Reduce, root, reduce(root, Place::input(0)))]
         }
         Collective::Broadcast { root } => {
-            let places = broadcast_places(rank == root, Place::output(0));
-            split(&mut calls, task, Primitive::Broadcast, root, bytes, pmtu, places);
+            vec![(Primitive::Broadcast, root, broadcast(root, Place::output(0)))]
         }
-        Collective::ReduceScatter => {
-            for root in 0..size {
-                let places = reduce_places(rank == root, Place::input(u64::from(root) * bytes));
-                split(&mut calls, task, Primitive::Reduce, root, bytes, pmtu, places);
-            }
-        }
-        Collective::AllGather => {
-            for root in 0..size {
-                let places = broadcast_places(rank == root, Place::output(u64::from(root) * bytes));
-                split(&mut calls, task, Primitive::Broadcast, root, bytes, pmtu, places);
-            }
-        }
+        Collective::ReduceScatter => (0..size)
+            .map(|root| (Primitive::Reduce, root, reduce(root, Place::input(block(root)))))
+            .collect(),
+        Collective::AllGather => (0..size)
+            .map(|root| {
+                (
+                    Primitive::Broadcast,
+                    root,
+                    broadcast(root, Place::output(block(root))),
+                )
+            })
+            .collect(),
+    };
+    let mut split_calls = Vec::new();
+    for (primitive, root, places) in calls {
+        split(&mut split_calls, task, primitive, root, pmtu, places);
     }
-    calls
+    split_calls
 }
 
-fn reduce_places(is_root: bool, own: Place) -> [Option<Place>; 3] {
-    if is_root {
-        [None, Some(Place::output(0)), Some(own)]
-    } else {
-        [Some(own), None, None]
-    }
-}
-
-fn broadcast_places(is_root: bool, to: Place) -> [Option<Place>; 3] {
-    if is_root {
-        [Some(Place::input(0)), None, None]
-    } else {
-        [None, Some(to), None]
-    }
-}
-
-/// Splits `bytes` into calls of at most [`CALL_PACKETS_MAX`] packets. Returns at least one: ranks must also agree on
+/// Splits a call on the wire into calls of at most [`CALL_PACKETS_MAX`] packets. Returns at least one: ranks must also agree on
 /// an empty call.
 fn split(
     calls: &mut Vec<WireCall>,
     task: &Task,
     primitive: Primitive,
     root: u16,
-    bytes: u64,
     pmtu: u64,
     [sends, receives, adds]: [Option<Place>; 3],
 ) {
     let most = CALL_PACKETS_MAX * pmtu;
+    // A barrier has no data.
+    let bytes = match task.collective {
+        Collective::Barrier => 0,
+        _ => task.bytes(),
+    };
     let mut done = 0;
     loop {
         let now = (bytes - done).min(most);
