@@ -155,7 +155,6 @@ unsafe extern "C" {
         socket: c_int,
     ) -> *mut rte_mempool;
     pub fn rte_mempool_avail_count(pool: *const rte_mempool) -> c_uint;
-    pub fn rte_pktmbuf_free_bulk(mbufs: *mut *mut rte_mbuf, count: c_uint);
     pub fn rte_dev_probe(devargs: *const c_char) -> c_int;
     pub fn rte_eth_dev_get_port_by_name(name: *const c_char, port: *mut u16) -> c_int;
 }

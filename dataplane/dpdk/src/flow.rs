@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 
 use castnet_port::{FlowTable, Steered};
@@ -19,7 +20,6 @@ pub(crate) enum Form {
 
 /// Creates and destroys the rules of a device.
 pub(crate) trait RuleDriver {
-    /// A rule that exists.
     type Rule;
 
     /// # Errors
@@ -129,7 +129,7 @@ impl FlowTable for DeviceFlowTable {
             &*device,
             wanted.iter().copied().filter(|(_, queue)| *queue < queues),
         );
-        device.note_rules(steered.rules);
+        device.rules.store(steered.rules, Ordering::Relaxed);
         steered
     }
 }

@@ -24,6 +24,6 @@ pub use fence::eal::{Hugepages, version};
 pub use fence::mbuf::Mbuf;
 pub use memory::DpdkMemory;
 pub use port::DpdkPort;
-pub use rss::{KEY_LENGTH, destination_key, toeplitz};
+pub use rss::{KEY_LENGTH, destination_key};
 pub use runtime::{Config, Runtime};
 pub use sharing::Thresholds;

@@ -77,14 +77,14 @@ impl Stash {
 impl DpdkMemory {
     pub(crate) fn new(runtime: Arc<Runtime>, registered: Registered) -> Self {
         let memory = Self(Rc::new(MemoryInner {
-            whole: Stash::new(runtime.whole()),
-            small: Stash::new(runtime.small()),
+            whole: Stash::new(&runtime.whole),
+            small: Stash::new(&runtime.small),
             pool: OnceCell::new(),
             thresholds: Cell::new(Thresholds { lend: 0, share: 0 }),
             runtime,
             _registered: registered,
         }));
-        let measured = memory.0.runtime.thresholds();
+        let measured = &memory.0.runtime.thresholds;
         memory.set_thresholds(*measured.get_or_init(|| Thresholds::measure(&memory)));
         memory
     }
@@ -103,9 +103,8 @@ impl DpdkMemory {
         });
     }
 
-    /// Bytes that a buffer holds.
     pub(crate) fn capacity(&self) -> usize {
-        self.0.whole.lease.capacity()
+        self.0.whole.lease.capacity
     }
 
     /// Creates a frame with these bytes. Returns `None` if no buffer is free or they are too long.
@@ -128,7 +127,7 @@ impl DpdkMemory {
 
     /// The pool for frames of ports that are not DPDK devices.
     fn pool(&self) -> &Pool {
-        self.0.pool.get_or_init(|| Pool::new(self.0.runtime.pool()))
+        self.0.pool.get_or_init(|| Pool::new(self.0.runtime.pool))
     }
 }
 
@@ -142,7 +141,7 @@ impl Memory for DpdkMemory {
         let inner = match spec {
             PortSpec::Dpdk(spec) => {
                 let device = self.0.runtime.device(spec)?;
-                let port = DpdkPort::open(device, self, sides, queue, self.0.runtime.threads(), spec.queues)?;
+                let port = DpdkPort::open(device, self, sides, queue, self.0.runtime.threads, spec.queues)?;
                 return Ok(Box::new(port));
             }
             // Fault injectors work on the pool's frames, so the port is bridged to the pool and back.
@@ -201,7 +200,7 @@ impl Memory for DpdkMemory {
     fn stats(&self) -> PoolStats {
         let (whole, small) = (&self.0.whole, &self.0.small);
         PoolStats {
-            buffers: whole.lease.count(),
+            buffers: whole.lease.count,
             buffers_free: whole.lease.available() + whole.fresh.borrow().len(),
             bodies_free: small.lease.available() + small.fresh.borrow().len(),
             exhausted: whole.exhausted.get() + small.exhausted.get(),

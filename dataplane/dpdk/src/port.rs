@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use castnet_port::{
     Batch, FlowTable, FrameBuf, Memory, Port, PortDevice, PortLink, PortStats, RingUse, Sides, Sleeper,
@@ -81,12 +82,12 @@ impl DpdkPort {
 
     fn check(&self, frame: &Mbuf) -> Result<(), DropReason> {
         if frame.length() < frame_max(0) - 4 {
-            return Err(DropReason::Malformed);
+            Err(DropReason::Malformed)
+        } else if !fits(frame, self.mtu) {
+            Err(DropReason::TooLong)
+        } else {
+            Ok(())
         }
-        if !fits(frame, self.mtu) {
-            return Err(DropReason::TooLong);
-        }
-        Ok(())
     }
 
     /// Drops frames that cannot be sent, and copies frames that must have one segment.
@@ -111,7 +112,6 @@ impl DpdkPort {
         self.stats.drops[reason] += frames as u64;
     }
 
-    /// Sends what the device accepts and drops the rest.
     fn send_or_drop(&mut self, batch: &mut Batch<Mbuf>) {
         let (frames, all) = (batch.len(), bytes(batch));
         let Tx::Own(queue, _) = &mut self.tx else { return };
@@ -153,7 +153,7 @@ impl DpdkPort {
     }
 }
 
-fn bytes(batch: &Batch<Mbuf>) -> u64 {
+fn bytes(batch: &[Mbuf]) -> u64 {
     batch.iter().map(|f| f.length() as u64).sum()
 }
 
@@ -176,7 +176,7 @@ impl Port for DpdkPort {
         }
         let received = batch.get(before..).unwrap_or_default();
         self.stats.rx_frames += received.len() as u64;
-        self.stats.rx_bytes += received.iter().map(|f| f.length() as u64).sum::<u64>();
+        self.stats.rx_bytes += bytes(received);
     }
 
     fn multi_segment(&self) -> bool {
@@ -223,7 +223,7 @@ impl Port for DpdkPort {
 
     fn info(&self) -> PortLink {
         PortLink {
-            name: self.device.name().to_owned(),
+            name: self.device.probed.name.clone(),
             mac: self.device.info.mac,
             mtu: self.mtu,
             up: self.is_up(),
@@ -274,7 +274,7 @@ impl Port for DpdkPort {
     }
 
     fn steering(&self) -> Steering {
-        if self.device.rules() > 0 {
+        if self.device.rules.load(Ordering::Relaxed) > 0 {
             Steering::FlowRules
         } else if self.device.rss {
             Steering::Rss

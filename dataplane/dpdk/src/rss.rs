@@ -1,8 +1,6 @@
 //! The Toeplitz hash by which a device spreads frames over its receive queues, and a key that makes it a hash
 //! of the destination address. All data frames of a group then arrive at one queue and one worker.
 
-use std::net::Ipv4Addr;
-
 /// Bytes of the key. Drivers use the part that they support, at least 40.
 pub const KEY_LENGTH: usize = 52;
 
@@ -26,18 +24,4 @@ pub const fn destination_key() -> [u8; KEY_LENGTH] {
         i += 1;
     }
     key
-}
-
-/// The hash of an IPv4 packet's addresses, as a device computes it.
-pub fn toeplitz(key: &[u8; KEY_LENGTH], src: Ipv4Addr, dst: Ipv4Addr) -> u32 {
-    let input = (u64::from(src.to_bits()) << 32) | u64::from(dst.to_bits());
-    let mut hash = 0;
-    for bit in (0..64).filter(|bit| input >> (63 - bit) & 1 != 0) {
-        let window = (0..32).fold(0, |window, i| {
-            let at = bit + i;
-            window << 1 | u32::from(key[at / 8] >> (7 - at % 8) & 1)
-        });
-        hash ^= window;
-    }
-    hash
 }

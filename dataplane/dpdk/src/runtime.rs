@@ -80,10 +80,9 @@ impl Config {
     /// Memory in bytes for the buffers, the EAL and the devices.
     pub fn bytes(&self) -> usize {
         let needs = self.needs();
-        let xdp = if needs.xdp == 0 {
-            0
-        } else {
-            Lease::bytes(needs.xdp, XDP_ROOM)
+        let xdp = match needs.xdp {
+            0 => 0,
+            count => Lease::bytes(count, XDP_ROOM),
         };
         Lease::bytes(needs.whole, needs.capacity) + Lease::bytes(needs.small, HEAD) + xdp + BESIDE
     }
@@ -93,16 +92,16 @@ impl Config {
 #[derive(Debug)]
 pub struct Runtime {
     eal: Eal,
-    threads: usize,
-    pool: PoolConfig,
+    pub(crate) threads: usize,
+    pub(crate) pool: PoolConfig,
     /// Buffers for whole frames; and for the heads, bodies and tails of shared frames.
-    whole: Arc<Lease>,
-    small: Arc<Lease>,
+    pub(crate) whole: Arc<Lease>,
+    pub(crate) small: Arc<Lease>,
     /// Buffers for AF_XDP devices, if there are any.
     xdp: Option<Arc<Lease>>,
     devices: Mutex<BTreeMap<String, Weak<Device>>>,
     /// Measured by the first thread that creates its memory.
-    thresholds: OnceLock<Thresholds>,
+    pub(crate) thresholds: OnceLock<Thresholds>,
 }
 
 impl Runtime {
@@ -151,26 +150,6 @@ impl Runtime {
         Ok(DpdkMemory::new(self.clone(), registered))
     }
 
-    pub(crate) fn thresholds(&self) -> &OnceLock<Thresholds> {
-        &self.thresholds
-    }
-
-    pub(crate) fn threads(&self) -> usize {
-        self.threads
-    }
-
-    pub(crate) fn pool(&self) -> PoolConfig {
-        self.pool
-    }
-
-    pub(crate) fn whole(&self) -> &Arc<Lease> {
-        &self.whole
-    }
-
-    pub(crate) fn small(&self) -> &Arc<Lease> {
-        &self.small
-    }
-
     /// Returns the running device that `spec` describes, or starts it.
     pub(crate) fn device(&self, spec: &DpdkSpec) -> Result<Arc<Device>, DpdkError> {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
@@ -204,16 +183,16 @@ impl Runtime {
             "configured queue (queues=)",
         )?;
         enough("send", info.tx_queues_max, 1, "port")?;
-        let device_max = if info.memif {
-            memif_buffer(spec).saturating_sub(frame_max(0))
-        } else {
-            info.mtu_max
+        // The other end of a memif has a configured number of queues. Frames to other queues are lost.
+        let (device_max, sends_max) = match info.memif {
+            true => (memif_buffer(spec).saturating_sub(frame_max(0)), spec.queues),
+            false => (info.mtu_max, info.tx_queues_max),
         };
         let pool = match &self.xdp {
             Some(xdp) if spec.device.starts_with(XDP) => xdp,
             _ => &self.whole,
         };
-        let max = device_max.min(pool.capacity() - frame_max(0));
+        let max = device_max.min(pool.capacity - frame_max(0));
         let mtu = spec.mtu.unwrap_or(MTU.min(max));
         if !(info.mtu_min..=max).contains(&mtu) {
             return Err(DpdkError::Mtu {
@@ -223,12 +202,6 @@ impl Runtime {
                 asked: mtu,
             });
         }
-        // The other end of a memif has a configured number of queues. Frames to other queues are lost.
-        let sends_max = if info.memif {
-            spec.queues
-        } else {
-            info.tx_queues_max
-        };
         let set_up = SetUp {
             rx_queues: spec.queues,
             tx_queues: self.threads.min(sends_max),

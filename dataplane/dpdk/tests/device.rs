@@ -8,9 +8,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
 
-use castnet_dpdk::{
-    Config, DpdkMemory, Hugepages, KEY_LENGTH, Mbuf, Runtime, Thresholds, destination_key, toeplitz,
-};
+use castnet_dpdk::{Config, DpdkMemory, Hugepages, KEY_LENGTH, Mbuf, Runtime, Thresholds, destination_key};
 use castnet_port::{
     Batch, DpdkSpec, FrameBuf, HandOver, Memory, MemoryPort, MoveRing, PoolConfig, Port, PortSpec, Sides,
     Steered, Steering,
@@ -543,4 +541,18 @@ fn a_device_describes_itself() {
     assert_eq!(device.steering, port.steering());
     // This device does not report the occupancy of its ring. Others report at most the capacity.
     assert!(port.receive_ring().is_none_or(|ring| ring.used <= ring.size));
+}
+
+/// The hash of an IPv4 packet's addresses, as a device computes it.
+fn toeplitz(key: &[u8; KEY_LENGTH], src: Ipv4Addr, dst: Ipv4Addr) -> u32 {
+    let input = (u64::from(src.to_bits()) << 32) | u64::from(dst.to_bits());
+    let mut hash = 0;
+    for bit in (0..64).filter(|bit| input >> (63 - bit) & 1 != 0) {
+        let window = (0..32).fold(0, |window, i| {
+            let at = bit + i;
+            window << 1 | u32::from(key[at / 8] >> (7 - at % 8) & 1)
+        });
+        hash ^= window;
+    }
+    hash
 }

@@ -198,7 +198,6 @@ impl AfPacketPort {
         self.roce_filter.is_some()
     }
 
-    /// The interface's driver and device properties.
     fn device(&self) -> PortDevice {
         let (driver, bus) = sys::driver(&self.control, &self.interface)
             .unwrap_or_else(|_| ("af_packet".to_owned(), String::new()));
@@ -259,7 +258,6 @@ impl AfPacketPort {
     }
 }
 
-/// The NUMA node of a PCI device.
 fn numa_node(bus: &str) -> Option<u32> {
     // The address comes from the kernel but is used in a path, so it is checked.
     if bus.is_empty()
@@ -409,15 +407,11 @@ impl Port for AfPacketPort {
         // A failed send from before shows that the interface is down before more frames are queued.
         let up = !self.has_unsent || self.kick();
         for frame in batch.drain(..) {
-            let sent = if up {
-                self.send_one(&frame)
-            } else {
-                Err(DropReason::PortDown)
+            let sent = match up {
+                true => self.send_one(&frame),
+                false => Err(DropReason::PortDown),
             };
-            match sent {
-                Ok(()) => self.stats.count_sent(frame.length()),
-                Err(reason) => self.stats.count_drop(reason),
-            }
+            self.stats.count_send(frame.length(), sent);
         }
         if up {
             self.kick();

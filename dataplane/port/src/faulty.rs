@@ -6,18 +6,15 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use castnet_wire::{Batch, DropReason, FrameBuf, Nanos};
+use castnet_wire::{Batch, CounterSet, DropReason, FrameBuf, Nanos, counters};
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::pool::PoolBuf;
-use crate::port::{Port, PortLink, PortStats, RingUse, Steering};
-use crate::sleep::Sleeper;
-use crate::steer::FlowTable;
+use crate::port::{Port, PortStats, delegate_port};
 
 /// Words of the random stream per frame.
 const WORDS: usize = 8;
@@ -69,37 +66,33 @@ impl Faults {
     }
 }
 
-/// Counters of one direction, in frames.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FaultCounts {
-    /// Frames processed.
-    pub frames: u64,
-    /// Frames dropped.
-    pub lost: u64,
-    /// Frames duplicated.
-    pub duplicated: u64,
-    /// Frames reordered.
-    pub reordered: u64,
-    /// Frames corrupted.
-    pub corrupted: u64,
-    /// Frames delayed.
-    pub delayed: u64,
+counters! {
+    /// Counters of one direction, in frames.
+    pub struct FaultCounts {
+        /// Frames processed.
+        frames,
+        /// Frames dropped.
+        lost,
+        /// Frames duplicated.
+        duplicated,
+        /// Frames reordered.
+        reordered,
+        /// Frames corrupted.
+        corrupted,
+        /// Frames delayed.
+        delayed,
+    }
 }
 
 /// Settings and counters of one direction, shared by the control and the ports.
 #[derive(Debug, Default)]
 struct DirectionSettings {
-    /// Probabilities scaled to 2^32 (which means certain), and times in nanoseconds.
-    loss: AtomicU64,
-    duplicate: AtomicU64,
-    reorder: AtomicU64,
-    corrupt: AtomicU64,
-    delay: AtomicU64,
-    jitter: AtomicU64,
+    /// The fields of [`Thresholds`].
+    settings: [AtomicU64; 6],
     counts: [AtomicU64; 6],
 }
 
-/// A copy of the settings.
+/// A copy of the settings: probabilities scaled to 2^32 (which means certain), and times in nanoseconds.
 #[derive(Clone, Copy)]
 struct Thresholds {
     loss: u64,
@@ -113,23 +106,29 @@ struct Thresholds {
 impl DirectionSettings {
     fn set(&self, faults: Faults) {
         let threshold = |p: f64| (p.clamp(0.0, 1.0) * (1_u64 << 32) as f64) as u64;
-        self.loss.store(threshold(faults.loss), Ordering::Relaxed);
-        self.duplicate
-            .store(threshold(faults.duplicate), Ordering::Relaxed);
-        self.reorder.store(threshold(faults.reorder), Ordering::Relaxed);
-        self.corrupt.store(threshold(faults.corrupt), Ordering::Relaxed);
-        self.delay.store(faults.delay.0, Ordering::Relaxed);
-        self.jitter.store(faults.jitter.0, Ordering::Relaxed);
+        let settings = [
+            threshold(faults.loss),
+            threshold(faults.duplicate),
+            threshold(faults.reorder),
+            threshold(faults.corrupt),
+            faults.delay.0,
+            faults.jitter.0,
+        ];
+        for (setting, value) in self.settings.iter().zip(settings) {
+            setting.store(value, Ordering::Relaxed);
+        }
     }
 
     fn thresholds(&self) -> Thresholds {
+        let [loss, duplicate, reorder, corrupt, delay, jitter] =
+            self.settings.each_ref().map(|s| s.load(Ordering::Relaxed));
         Thresholds {
-            loss: self.loss.load(Ordering::Relaxed),
-            duplicate: self.duplicate.load(Ordering::Relaxed),
-            reorder: self.reorder.load(Ordering::Relaxed),
-            corrupt: self.corrupt.load(Ordering::Relaxed),
-            delay: Nanos(self.delay.load(Ordering::Relaxed)),
-            jitter: self.jitter.load(Ordering::Relaxed),
+            loss,
+            duplicate,
+            reorder,
+            corrupt,
+            delay: Nanos(delay),
+            jitter,
         }
     }
 
@@ -160,14 +159,7 @@ impl DirectionSettings {
     }
 
     fn add(&self, more: &FaultCounts) {
-        let more = [
-            more.frames,
-            more.lost,
-            more.duplicated,
-            more.reordered,
-            more.corrupted,
-            more.delayed,
-        ];
+        let more = more.fields().map(|(_, more)| more);
         for (count, more) in self.counts.iter().zip(more).filter(|(_, more)| *more > 0) {
             count.fetch_add(more, Ordering::Relaxed);
         }
@@ -318,7 +310,6 @@ impl DirectionState {
         [(); WORDS].map(|()| self.rng.next_u32())
     }
 
-    /// Applies the faults to the next frame.
     fn inject(&mut self, mut frame: PoolBuf, now: Nanos, t: &Thresholds, counts: &mut FaultCounts) {
         let hit = |word: u32, threshold: u64| u64::from(word) < threshold;
         let [
@@ -341,10 +332,9 @@ impl DirectionState {
         if hit(corrupted, t.corrupt) && flip_bit(&mut frame, bit) {
             counts.corrupted += 1;
         }
-        let copy = if hit(duplicated, t.duplicate) {
-            frame.replicate()
-        } else {
-            None
+        let copy = match hit(duplicated, t.duplicate) {
+            true => frame.replicate(),
+            false => None,
         };
         if hit(reordered, t.reorder) && self.overtaken.len() < HELD_MAX {
             counts.reordered += 1;
@@ -371,12 +361,8 @@ impl DirectionState {
             self.ready.push_back(frame);
         } else {
             counts.delayed += 1;
-            let order = self.index;
-            self.delayed.push(DelayedFrame {
-                due: now + delay,
-                order,
-                frame,
-            });
+            let (due, order) = (now + delay, self.index);
+            self.delayed.push(DelayedFrame { due, order, frame });
         }
     }
 
@@ -392,7 +378,6 @@ impl DirectionState {
         }
     }
 
-    /// Releases the frames that are due.
     fn release(&mut self, now: Nanos) {
         self.release_overtaken(now);
         while self.delayed.peek().is_some_and(|held| held.due <= now) {
@@ -444,7 +429,6 @@ impl<P: Port<Buf = PoolBuf>> Faulty<P> {
         [self.rx.held(), self.tx.held()]
     }
 
-    /// Sends the frames that are ready.
     fn flush(&mut self) {
         while !self.tx.ready.is_empty() {
             while !self.scratch.is_full()
@@ -497,17 +481,7 @@ impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
         self.control.directions[1].add(&counts);
     }
 
-    fn info(&self) -> PortLink {
-        self.inner.info()
-    }
-
-    fn mtu(&self) -> usize {
-        self.inner.mtu()
-    }
-
-    fn is_up(&self) -> bool {
-        self.inner.is_up()
-    }
+    delegate_port!(|this| this.inner);
 
     fn stats(&self) -> PortStats {
         let mut stats = self.inner.stats();
@@ -519,10 +493,6 @@ impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
         !self.rx.ready.is_empty()
             || self.inner.ready()
             || self.rx.timeout().is_some_and(|due| due <= self.now)
-    }
-
-    fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
-        self.inner.attach(sleeper)
     }
 
     fn poll(&mut self, now: Nanos) {
@@ -543,21 +513,5 @@ impl<P: Port<Buf = PoolBuf>> Port for Faulty<P> {
 
     fn pending(&self) -> usize {
         self.tx.held() + self.inner.pending()
-    }
-
-    fn receive_ring(&self) -> Option<RingUse> {
-        self.inner.receive_ring()
-    }
-
-    fn speed_mbps(&self) -> Option<u32> {
-        self.inner.speed_mbps()
-    }
-
-    fn steering(&self) -> Steering {
-        self.inner.steering()
-    }
-
-    fn flow_table(&self) -> Option<Arc<dyn FlowTable>> {
-        self.inner.flow_table()
     }
 }

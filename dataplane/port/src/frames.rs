@@ -1,17 +1,12 @@
 //! [`Memory`], the trait of frame memory over which a worker's loop is generic, and [`Bridge`], which
 //! connects ports of another kind of memory.
 
-use std::io;
-use std::sync::Arc;
-
 use castnet_wire::{Batch, CounterSet, DropReason, Drops, FrameBuf, Nanos, PortId};
 
 use crate::pool::{Pool, PoolBuf, PoolStats};
-use crate::port::{Port, PortLink, PortStats, RingUse, Sides, Steering};
+use crate::port::{Port, PortStats, Sides, delegate_port};
 use crate::ring::{FrameRing, HandOver};
-use crate::sleep::Sleeper;
 use crate::spec::{OpenError, PortSpec};
-use crate::steer::FlowTable;
 
 /// A port whose frames live in memory of type `M`.
 pub type MemoryPort<M> = Box<dyn Port<Buf = <M as Memory>::Buf>>;
@@ -29,9 +24,6 @@ pub trait Memory: Clone + 'static {
 
     /// Opens a port for this thread. `queue` is the index of the thread among those that use the port, where
     /// 0 is the first thread that receives.
-    ///
-    /// # Errors
-    /// See [`OpenError`].
     fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError>;
 
     /// Creates a frame from the concatenated bytes of `parts`. Returns `None` if no buffer is free or the
@@ -173,17 +165,7 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
         self.port.send(&mut self.sending);
     }
 
-    fn info(&self) -> PortLink {
-        self.port.info()
-    }
-
-    fn mtu(&self) -> usize {
-        self.port.mtu()
-    }
-
-    fn is_up(&self) -> bool {
-        self.port.is_up()
-    }
+    delegate_port!(|this| this.port);
 
     fn stats(&self) -> PortStats {
         let mut stats = self.port.stats();
@@ -197,10 +179,6 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
         !self.received.is_empty() || self.port.ready()
     }
 
-    fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
-        self.port.attach(sleeper)
-    }
-
     fn poll(&mut self, now: Nanos) {
         self.port.poll(now);
     }
@@ -211,21 +189,5 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
 
     fn pending(&self) -> usize {
         self.port.pending()
-    }
-
-    fn receive_ring(&self) -> Option<RingUse> {
-        self.port.receive_ring()
-    }
-
-    fn speed_mbps(&self) -> Option<u32> {
-        self.port.speed_mbps()
-    }
-
-    fn steering(&self) -> Steering {
-        self.port.steering()
-    }
-
-    fn flow_table(&self) -> Option<Arc<dyn FlowTable>> {
-        self.port.flow_table()
     }
 }

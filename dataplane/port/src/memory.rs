@@ -197,15 +197,11 @@ impl Port for MemPort {
         }
         let up = self.end.is_up();
         for frame in batch.drain(..) {
-            let sent = if up {
-                self.send_one(&frame)
-            } else {
-                Err(DropReason::PortDown)
+            let sent = match up {
+                true => self.send_one(&frame),
+                false => Err(DropReason::PortDown),
             };
-            match sent {
-                Ok(()) => self.stats.count_sent(frame.length()),
-                Err(reason) => self.stats.count_drop(reason),
-            }
+            self.stats.count_send(frame.length(), sent);
         }
         self.end.tx.wake();
     }

@@ -206,13 +206,6 @@ impl Unit {
     }
 }
 
-/// A frame of a file: its capture time, its length on the wire, and its bytes.
-struct Record<'a> {
-    at: Nanos,
-    length: u32,
-    bytes: &'a [u8],
-}
-
 impl fmt::Debug for Reader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -249,41 +242,27 @@ impl Reader {
         }
     }
 
-    /// Passes the next frame to `take`. Returns `None` at the end of the file or at a read error.
-    fn next<T>(&mut self, take: impl FnOnce(Record<'_>) -> T) -> Option<T> {
+    /// Passes the next frame to `take`: its capture time, its length on the wire, and its bytes. Returns `None` at the
+    /// end of the file or at a read error.
+    fn next<T>(&mut self, take: impl FnOnce(Nanos, u32, &[u8]) -> T) -> Option<T> {
         match self {
             Self::Pcap(reader) => {
                 let packet = reader.next_packet()?.ok()?;
                 let at = Nanos(u64::try_from(packet.timestamp.as_nanos()).unwrap_or(u64::MAX));
-                Some(take(Record {
-                    at,
-                    length: packet.orig_len,
-                    bytes: &packet.data,
-                }))
+                Some(take(at, packet.orig_len, &packet.data))
             }
             Self::PcapNg(reader, units) => loop {
                 match reader.next_block()?.ok()? {
                     Block::SectionHeader(_) => units.clear(),
                     Block::InterfaceDescription(interface) => units.push(Unit::of(&interface)),
                     Block::EnhancedPacket(p) => {
-                        let unit = units
-                            .get(p.interface_id as usize)
-                            .copied()
-                            .unwrap_or(Unit(1_000_000));
-                        let at = unit.nanos(p.timestamp);
-                        return Some(take(Record {
-                            at,
-                            length: p.original_len,
-                            bytes: &p.data,
-                        }));
+                        let unit = units.get(p.interface_id as usize).copied();
+                        let at = unit.unwrap_or(Unit(1_000_000)).nanos(p.timestamp);
+                        return Some(take(at, p.original_len, &p.data));
                     }
                     Block::SimplePacket(p) => {
                         let bytes = p.data.get(..p.original_len as usize).unwrap_or(&p.data);
-                        return Some(take(Record {
-                            at: Nanos::ZERO,
-                            length: p.original_len,
-                            bytes,
-                        }));
+                        return Some(take(Nanos::ZERO, p.original_len, bytes));
                     }
                     _ => {}
                 }
@@ -320,13 +299,12 @@ impl PcapPort {
         while self.next.is_none() && self.pool.has_capacity() {
             let Some(reader) = &mut self.reader else { return };
             let pool = &self.pool;
-            let frame = reader.next(|r| {
-                if r.bytes.len() < r.length as usize {
+            let frame = reader.next(|at, length, bytes| {
+                if bytes.len() < length as usize {
                     return Err(DropReason::Malformed);
                 }
-                pool.copy_from(r.bytes)
-                    .map(|frame| (r.at, frame))
-                    .ok_or(DropReason::TooLong)
+                let frame = pool.copy_from(bytes).ok_or(DropReason::TooLong)?;
+                Ok((at, frame))
             });
             match frame {
                 Some(Ok(next)) => self.next = Some(next),

@@ -122,6 +122,45 @@ pub trait Port {
     }
 }
 
+/// Implements the methods of [`Port`] that describe the device, by those of another port.
+macro_rules! delegate_port {
+    (|$this:ident| $inner:expr) => {
+        fn info(&self) -> $crate::PortLink {
+            let $this = self;
+            $inner.info()
+        }
+        fn mtu(&self) -> usize {
+            let $this = self;
+            $inner.mtu()
+        }
+        fn is_up(&self) -> bool {
+            let $this = self;
+            $inner.is_up()
+        }
+        fn attach(&mut self, sleeper: &mut $crate::Sleeper) -> std::io::Result<()> {
+            let $this = self;
+            $inner.attach(sleeper)
+        }
+        fn receive_ring(&self) -> Option<$crate::RingUse> {
+            let $this = self;
+            $inner.receive_ring()
+        }
+        fn speed_mbps(&self) -> Option<u32> {
+            let $this = self;
+            $inner.speed_mbps()
+        }
+        fn steering(&self) -> $crate::Steering {
+            let $this = self;
+            $inner.steering()
+        }
+        fn flow_table(&self) -> Option<std::sync::Arc<dyn $crate::FlowTable>> {
+            let $this = self;
+            $inner.flow_table()
+        }
+    };
+}
+pub(crate) use delegate_port;
+
 impl<P: Port + ?Sized> Port for Box<P> {
     type Buf = P::Buf;
 
@@ -144,23 +183,11 @@ impl<P: Port + ?Sized> Port for Box<P> {
     ) -> Option<(usize, bool)> {
         (**self).send_in_place(least, fill)
     }
-    fn info(&self) -> PortLink {
-        (**self).info()
-    }
-    fn mtu(&self) -> usize {
-        (**self).mtu()
-    }
-    fn is_up(&self) -> bool {
-        (**self).is_up()
-    }
     fn stats(&self) -> PortStats {
         (**self).stats()
     }
     fn ready(&self) -> bool {
         (**self).ready()
-    }
-    fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
-        (**self).attach(sleeper)
     }
     fn poll(&mut self, now: Nanos) {
         (**self).poll(now);
@@ -171,18 +198,8 @@ impl<P: Port + ?Sized> Port for Box<P> {
     fn pending(&self) -> usize {
         (**self).pending()
     }
-    fn receive_ring(&self) -> Option<RingUse> {
-        (**self).receive_ring()
-    }
-    fn speed_mbps(&self) -> Option<u32> {
-        (**self).speed_mbps()
-    }
-    fn steering(&self) -> Steering {
-        (**self).steering()
-    }
-    fn flow_table(&self) -> Option<Arc<dyn FlowTable>> {
-        (**self).flow_table()
-    }
+
+    delegate_port!(|this| (**this));
 }
 
 /// The sides of a port that a thread opens. One thread receives from each queue; any number may send.
@@ -311,6 +328,14 @@ impl PortStats {
     pub(crate) fn count_sent(&mut self, length: usize) {
         self.tx_frames += 1;
         self.tx_bytes += length as u64;
+    }
+
+    /// Counts a frame of `length` bytes that was sent or dropped.
+    pub(crate) fn count_send(&mut self, length: usize, sent: Result<(), DropReason>) {
+        match sent {
+            Ok(()) => self.count_sent(length),
+            Err(reason) => self.count_drop(reason),
+        }
     }
 }
 

@@ -85,9 +85,6 @@ pub enum OpenError {
 /// A backend outside this crate.
 pub trait Backend: fmt::Debug + Send + Sync {
     /// Opens the port for the thread that owns `pool`.
-    ///
-    /// # Errors
-    /// See [`OpenError`].
     fn open(&self, pool: &Pool, sides: Sides) -> Result<BoxPort, OpenError>;
 
     /// The text form of the port.
@@ -126,18 +123,12 @@ pub enum PortSpec {
 
 impl PortSpec {
     /// Opens the port for the thread that owns `pool`. This thread is the only user of the port, or the first one.
-    ///
-    /// # Errors
-    /// See [`OpenError`].
     pub fn open(&self, pool: &Pool, sides: Sides) -> Result<BoxPort, OpenError> {
         self.open_queue(pool, sides, 0)
     }
 
     /// Opens the port for one of several threads. `queue` is the index of the thread, where 0 is the first
     /// thread that receives. The index selects the part of the fault injector's random stream.
-    ///
-    /// # Errors
-    /// See [`OpenError`].
     pub fn open_queue(&self, pool: &Pool, sides: Sides, queue: usize) -> Result<BoxPort, OpenError> {
         Ok(match self {
             Self::Memory(end) => Box::new(end.open(pool, sides)),
@@ -183,29 +174,17 @@ impl PortSpec {
     }
 }
 
-impl From<MemEnd> for PortSpec {
-    fn from(end: MemEnd) -> Self {
-        Self::Memory(end)
-    }
+macro_rules! from_kinds {
+    ($($kind:ty => $variant:ident),*) => {
+        $(impl From<$kind> for PortSpec {
+            fn from(kind: $kind) -> Self {
+                Self::$variant(kind)
+            }
+        })*
+    };
 }
 
-impl From<AfPacketSpec> for PortSpec {
-    fn from(spec: AfPacketSpec) -> Self {
-        Self::AfPacket(spec)
-    }
-}
-
-impl From<DpdkSpec> for PortSpec {
-    fn from(spec: DpdkSpec) -> Self {
-        Self::Dpdk(spec)
-    }
-}
-
-impl From<PcapSpec> for PortSpec {
-    fn from(spec: PcapSpec) -> Self {
-        Self::Pcap(spec)
-    }
-}
+from_kinds!(MemEnd => Memory, AfPacketSpec => AfPacket, DpdkSpec => Dpdk, PcapSpec => Pcap);
 
 impl fmt::Display for PortSpec {
     /// Writes the kind and the arguments. Of the options only the seed is written, because faults can change.
@@ -282,41 +261,18 @@ fn af_packet(plain: &[&str], options: &mut Options<'_>) -> Result<AfPacketSpec, 
         return Err(format!("`{interface}` cannot be an interface's name"));
     }
     let mut spec = AfPacketSpec::new(*interface);
-    if let Some(frames) = options.number("rx", "a number of frames", 1..=1 << 20)? {
-        spec.rx_frames = Some(frames);
-    }
-    if let Some(frames) = options.number("tx", "a number of frames", 1..=1 << 20)? {
-        spec.tx_frames = Some(frames);
-    }
-    if let Some(yes) = options.take("promiscuous", "yes or no", yes_or_no)? {
-        spec.promiscuous = yes;
-    }
-    if let Some(yes) = options.take("bypass", "yes or no", yes_or_no)? {
-        spec.qdisc_bypass = yes;
-    }
-    if options
-        .take("offloads", "keep", |v| (v == "keep").then_some(()))?
-        .is_some()
-    {
-        spec.keep_offloads = true;
-    }
-    if options
-        .take("roce", "share", |v| (v == "share").then_some(()))?
-        .is_some()
-    {
-        spec.share_roce = true;
-    }
+    spec.rx_frames = options.number("rx", "a number of frames", 1..=1 << 20)?;
+    spec.tx_frames = options.number("tx", "a number of frames", 1..=1 << 20)?;
+    options.yes_or_no("promiscuous", &mut spec.promiscuous)?;
+    options.yes_or_no("bypass", &mut spec.qdisc_bypass)?;
+    let word = |word| move |value: &str| (value == word).then_some(true);
+    options.set("offloads", "keep", word("keep"), &mut spec.keep_offloads)?;
+    options.set("roce", "share", word("share"), &mut spec.share_roce)?;
     Ok(spec)
 }
 
 fn pcap(plain: &[&str], options: &mut Options<'_>) -> Result<PcapSpec, String> {
-    let path = |p: &str| {
-        if p.is_empty() {
-            None
-        } else {
-            Some(PathBuf::from(p))
-        }
-    };
+    let path = |p: &&str| Some(PathBuf::from(p)).filter(|_| !p.is_empty());
     let (input, output) = match plain {
         [input] => (path(input), None),
         [input, output] => (path(input), path(output)),
@@ -326,13 +282,9 @@ fn pcap(plain: &[&str], options: &mut Options<'_>) -> Result<PcapSpec, String> {
         return Err("neither a file to read nor one to write: write pcap:IN,OUT".into());
     }
     let mut spec = PcapSpec::new(input, output);
-    if let Some(yes) = options.take("timed", "yes or no", yes_or_no)? {
-        spec.timed = yes;
-    }
+    options.yes_or_no("timed", &mut spec.timed)?;
     let mtu = |v: &str| v.parse().ok().filter(|mtu| (68..=9198).contains(mtu));
-    if let Some(mtu) = options.take("mtu", "bytes, from 68 to 9198", mtu)? {
-        spec.mtu = mtu;
-    }
+    options.set("mtu", "bytes, from 68 to 9198", mtu, &mut spec.mtu)?;
     Ok(spec)
 }
 
@@ -348,17 +300,13 @@ fn dpdk(plain: &[&str], options: &mut Options<'_>) -> Result<DpdkSpec, String> {
     let mut spec = DpdkSpec::new(*device, "");
     for (key, frames) in [("rx", &mut spec.rx_frames), ("tx", &mut spec.tx_frames)] {
         // Most NICs need a power of two. DPDK's own limit is 16 bits.
-        if let Some(given) = options.number(key, "a number of frames", 1..=32768)? {
-            *frames = given;
-        }
+        *frames = options
+            .number(key, "a number of frames", 1..=32768)?
+            .unwrap_or(*frames);
     }
-    if let Some(queues) = options.number("queues", "a number", 1..=64)? {
-        spec.queues = queues;
-    }
+    spec.queues = options.number("queues", "a number", 1..=64)?.unwrap_or(1);
     spec.mtu = options.number("mtu", "bytes,", 68..=65535)?;
-    if let Some(yes) = options.take("promiscuous", "yes or no", yes_or_no)? {
-        spec.promiscuous = yes;
-    }
+    options.yes_or_no("promiscuous", &mut spec.promiscuous)?;
     // The remaining options belong to the driver, which reports unknown ones.
     let left: Vec<_> = options.0.drain(..).map(|(k, v)| format!("{k}={v}")).collect();
     spec.arguments = left.join(",");
@@ -408,15 +356,11 @@ fn direction(options: &mut Options<'_>, prefix: &str, start: Faults) -> Result<F
         ("corrupt", &mut faults.corrupt),
     ] {
         let what = "a probability such as 1% or 0.01";
-        if let Some(p) = options.take(&format!("{prefix}{name}"), what, probability)? {
-            *field = p;
-        }
+        options.set(&format!("{prefix}{name}"), what, probability, field)?;
     }
     for (name, field) in [("delay", &mut faults.delay), ("jitter", &mut faults.jitter)] {
         let what = "a time such as 50us or 1ms";
-        if let Some(time) = options.take(&format!("{prefix}{name}"), what, duration)? {
-            *field = time;
-        }
+        options.set(&format!("{prefix}{name}"), what, duration, field)?;
     }
     Ok(faults)
 }
@@ -441,6 +385,29 @@ impl Options<'_> {
             .ok_or_else(|| format!("`{key}={value}`: must be {what}"))
     }
 
+    /// Sets a field if its option is given.
+    fn set<T>(
+        &mut self,
+        key: &str,
+        what: &str,
+        read: impl Fn(&str) -> Option<T>,
+        field: &mut T,
+    ) -> Result<(), String> {
+        if let Some(value) = self.take(key, what, read)? {
+            *field = value;
+        }
+        Ok(())
+    }
+
+    fn yes_or_no(&mut self, key: &str, field: &mut bool) -> Result<(), String> {
+        let read = |value: &str| match value {
+            "yes" => Some(true),
+            "no" => Some(false),
+            _ => None,
+        };
+        self.set(key, "yes or no", read, field)
+    }
+
     /// Parses a number within `range`. `what` describes it in the error.
     fn number(
         &mut self,
@@ -450,14 +417,6 @@ impl Options<'_> {
     ) -> Result<Option<usize>, String> {
         let what = format!("{what} from {} to {}", range.start(), range.end());
         self.take(key, &what, |v| v.parse().ok().filter(|n| range.contains(n)))
-    }
-}
-
-fn yes_or_no(value: &str) -> Option<bool> {
-    match value {
-        "yes" => Some(true),
-        "no" => Some(false),
-        _ => None,
     }
 }
 

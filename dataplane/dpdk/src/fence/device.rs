@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use castnet_dpdk_sys as sys;
@@ -38,7 +38,6 @@ pub(crate) struct DeviceInfo {
     pub(crate) mtu_max: usize,
     /// True if the reported lengths and segments are wrong, see [`MEMIF`].
     pub(crate) memif: bool,
-    /// The NUMA node of the device, if it has one.
     pub(crate) numa_node: Option<u32>,
 }
 
@@ -58,14 +57,14 @@ pub(crate) struct SetUp {
 /// A probed device. Dropping it removes the device.
 #[derive(Debug)]
 pub(crate) struct Probed {
-    port: u16,
-    name: String,
+    pub(crate) port: u16,
+    pub(crate) name: String,
 }
 
 /// A running device. It stops when its last owner, including queues, is dropped.
 #[derive(Debug)]
 pub(crate) struct Device {
-    probed: Probed,
+    pub(crate) probed: Probed,
     pub(crate) info: DeviceInfo,
     pub(crate) mtu: usize,
     /// True if the device sends frames of several segments.
@@ -78,11 +77,9 @@ pub(crate) struct Device {
     rx_frames: usize,
     /// By send queue, the ring for frames of threads without a send queue. Empty if all threads have one.
     pub(crate) send_rings: Vec<Arc<SendRing>>,
-    /// The flow rules of the device.
     pub(crate) flows: Mutex<FlowRules<Rule>>,
-    rules: AtomicUsize,
-    /// The queues in use.
-    taken: Mutex<Vec<(Direction, usize)>>,
+    pub(crate) rules: AtomicUsize,
+    taken: Mutex<Vec<(Direction, u16)>>,
     _pool: Arc<Lease>,
 }
 
@@ -99,10 +96,6 @@ enum Direction {
 static HOTPLUG: Mutex<()> = Mutex::new(());
 
 impl Probed {
-    /// Probes a device.
-    ///
-    /// # Errors
-    /// [`DpdkError::NoDevice`].
     pub(crate) fn new(_running: Eal, name: &str, devargs: &str) -> Result<Self, DpdkError> {
         let no_device = |code| DpdkError::NoDevice {
             device: devargs.to_owned(),
@@ -169,15 +162,12 @@ impl Probed {
     }
 
     /// Configures and starts the device. Received frames use buffers of `pool`, each of which holds a whole frame.
-    ///
-    /// # Errors
-    /// [`DpdkError::SetUp`].
     pub(crate) fn start(self, set_up: SetUp, pool: Arc<Lease>) -> Result<Device, DpdkError> {
         let info = self.info()?;
         let short = |n: usize| u16::try_from(n).unwrap_or(u16::MAX);
         let mut key = rss::destination_key();
         let mut setup = sys::cn_setup {
-            pool: pool.raw(),
+            pool: pool.raw.as_ptr(),
             rss_key: key.as_mut_ptr(),
             rx_queues: short(set_up.rx_queues),
             tx_queues: short(set_up.tx_queues),
@@ -203,10 +193,7 @@ impl Probed {
         // Each entry of a ring holds a buffer, which `Runtime::start` has counted.
         let without = set_up.threads.saturating_sub(tx_queues);
         let clients = without.div_ceil(tx_queues.max(1));
-        let send_rings = match clients {
-            0 => 0,
-            _ => tx_queues,
-        };
+        let send_rings = if clients == 0 { 0 } else { tx_queues };
         Ok(Device {
             probed: self,
             multi_segment: TAKES_SEGMENTS.contains(&info.driver.as_str())
@@ -237,10 +224,6 @@ impl Drop for Probed {
 }
 
 impl Device {
-    pub(crate) fn name(&self) -> &str {
-        &self.probed.name
-    }
-
     /// Returns true if the link is up, and the speed in Mb/s, 0 if unknown.
     pub(crate) fn link(&self) -> (bool, u32) {
         let mut mbps = 0;
@@ -255,62 +238,63 @@ impl Device {
         unsafe { sys::cn_missed(self.probed.port) }
     }
 
-    pub(crate) fn port(&self) -> u16 {
-        self.probed.port
-    }
-
     /// The ring in which the thread with index `rank` queues frames if it has no send queue. `None` if it has one.
     pub(crate) fn send_ring(&self, rank: usize) -> Option<&Arc<SendRing>> {
         let at = rank.checked_sub(self.tx_queues)?;
         self.send_rings.get(at % self.tx_queues.max(1))
     }
+}
 
-    /// The number of flow rules.
-    pub(crate) fn rules(&self) -> usize {
-        self.rules.load(Ordering::Relaxed)
-    }
+/// A queue of a device, which has one owner.
+#[derive(Debug)]
+struct Claim {
+    device: Arc<Device>,
+    direction: Direction,
+    queue: u16,
+}
 
-    pub(crate) fn note_rules(&self, rules: usize) {
-        self.rules.store(rules, Ordering::Relaxed);
-    }
-
-    fn claim(&self, direction: Direction, queue: usize) -> Result<(), DpdkError> {
-        let there = match direction {
-            Direction::Receive => self.rx_queues,
-            Direction::Send => self.tx_queues,
+impl Claim {
+    fn new(device: &Arc<Device>, direction: Direction, queue: usize) -> Result<Self, DpdkError> {
+        let queues = match direction {
+            Direction::Receive => device.rx_queues,
+            Direction::Send => device.tx_queues,
         };
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue >= there || taken.contains(&(direction, queue)) {
+        let mut taken = device.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue >= queues || taken.contains(&(direction, queue as u16)) {
             return Err(DpdkError::InUse {
-                device: self.probed.name.clone(),
+                device: device.probed.name.clone(),
             });
         }
-        taken.push((direction, queue));
-        Ok(())
+        taken.push((direction, queue as u16));
+        Ok(Self {
+            device: device.clone(),
+            direction,
+            queue: queue as u16,
+        })
     }
 
-    fn release(&self, direction: Direction, queue: usize) {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.retain(|t| *t != (direction, queue));
+    #[inline]
+    fn port(&self) -> u16 {
+        self.device.probed.port
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut taken = self.device.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.retain(|t| *t != (self.direction, self.queue));
     }
 }
 
 /// A receive queue of a device.
 #[derive(Debug)]
-pub(crate) struct RxQueue {
-    device: Arc<Device>,
-    queue: u16,
-}
+pub(crate) struct RxQueue(Claim);
 
 impl RxQueue {
     /// # Errors
     /// [`DpdkError::InUse`]: the queue is in use or does not exist.
     pub(crate) fn new(device: &Arc<Device>, queue: usize) -> Result<Self, DpdkError> {
-        device.claim(Direction::Receive, queue)?;
-        Ok(Self {
-            device: device.clone(),
-            queue: queue as u16,
-        })
+        Claim::new(device, Direction::Receive, queue).map(Self)
     }
 
     /// Appends received frames to `batch` up to its capacity. A frame of several segments occurs only if the
@@ -326,8 +310,7 @@ impl RxQueue {
         let capacity = batch.remaining_capacity().min(BATCH) as u16;
         // SAFETY: this value owns the queue, and the array has this capacity. The written frames are owned by
         // this thread.
-        let count =
-            unsafe { sys::cn_rx_burst(self.device.probed.port, self.queue, raw.as_mut_ptr(), capacity) };
+        let count = unsafe { sys::cn_rx_burst(self.0.port(), self.0.queue, raw.as_mut_ptr(), capacity) };
         let mut lost = 0;
         let received = &raw[..usize::from(count).min(BATCH)];
         for &raw in received {
@@ -357,23 +340,16 @@ impl RxQueue {
     /// The number of waiting frames, if the device reports it.
     pub(crate) fn waiting(&self) -> Option<usize> {
         // SAFETY: the queue exists and is owned by this value.
-        let frames = unsafe { sys::cn_rx_waiting(self.device.probed.port, self.queue) };
+        let frames = unsafe { sys::cn_rx_waiting(self.0.port(), self.0.queue) };
         usize::try_from(frames).ok()
     }
 
     /// Capacity of the ring in frames.
     pub(crate) fn size(&self) -> usize {
-        self.device.rx_frames
+        self.0.device.rx_frames
     }
 }
 
-impl Drop for RxQueue {
-    fn drop(&mut self) {
-        self.device.release(Direction::Receive, self.queue.into());
-    }
-}
-
-/// Prefetches the first lines of a frame.
 #[inline]
 fn prefetch(raw: *const sys::rte_mbuf) {
     #[cfg(target_arch = "x86_64")]
@@ -412,20 +388,13 @@ fn gather(raw: NonNull<sys::rte_mbuf>, whole: &mut impl FnMut(&[&[u8]]) -> Optio
 
 /// A send queue of a device.
 #[derive(Debug)]
-pub(crate) struct TxQueue {
-    device: Arc<Device>,
-    queue: u16,
-}
+pub(crate) struct TxQueue(Claim);
 
 impl TxQueue {
     /// # Errors
     /// [`DpdkError::InUse`]: the queue is in use or does not exist.
     pub(crate) fn new(device: &Arc<Device>, queue: usize) -> Result<Self, DpdkError> {
-        device.claim(Direction::Send, queue)?;
-        Ok(Self {
-            device: device.clone(),
-            queue: queue as u16,
-        })
+        Claim::new(device, Direction::Send, queue).map(Self)
     }
 
     /// Sends the first frames of `batch`, as many as the device accepts, and keeps the rest. Returns the number sent.
@@ -437,7 +406,7 @@ impl TxQueue {
         // rest moves to the front.
         unsafe {
             let first: *mut *mut sys::rte_mbuf = batch.as_mut_ptr().cast();
-            let sent = sys::cn_tx_burst(self.device.probed.port, self.queue, first, length as u16);
+            let sent = sys::cn_tx_burst(self.0.port(), self.0.queue, first, length as u16);
             let sent = usize::from(sent).min(length);
             batch.set_len(0);
             if sent < length {
@@ -446,11 +415,5 @@ impl TxQueue {
             }
             sent
         }
-    }
-}
-
-impl Drop for TxQueue {
-    fn drop(&mut self) {
-        self.device.release(Direction::Send, self.queue.into());
     }
 }

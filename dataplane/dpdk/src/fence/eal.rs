@@ -51,7 +51,6 @@ static RUNNING: Mutex<Option<Eal>> = Mutex::new(None);
 /// DPDK's log since it was last cleared.
 static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 const LOG_MAX: usize = 16 << 10;
-/// The number of log lines in an error.
 const LOG_LINES: usize = 5;
 
 extern "C" fn log(text: *const c_char, length: usize) {
@@ -96,9 +95,6 @@ pub(crate) fn text(from: *const c_char) -> String {
 
 impl Eal {
     /// Starts the environment if it is not running. The settings of the first start apply.
-    ///
-    /// # Errors
-    /// [`DpdkError::Start`], [`DpdkError::Hugepages`].
     pub(crate) fn start(config: &EalConfig) -> Result<Self, DpdkError> {
         let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(eal) = *running {
@@ -125,26 +121,21 @@ impl Eal {
             .name("castnet-eal".into())
             .spawn(move || init(&arguments))
             .map(|thread| thread.join());
-        let failed = match started {
-            Ok(Ok(Ok(()))) => {
-                let eal = Self { hugepages };
-                *running = Some(eal);
-                return Ok(eal);
-            }
-            Ok(Ok(Err(reason))) => reason,
-            Ok(Err(_)) | Err(_) => Reason {
-                code: 0,
-                text: "cannot create a thread".to_owned(),
-                log: String::new(),
-            },
+        let no_thread = || Reason {
+            code: 0,
+            text: "cannot create a thread".to_owned(),
+            log: String::new(),
         };
-        Err(DpdkError::Start {
-            arguments: line,
-            reason: failed,
-        })
+        let started = started.ok().and_then(Result::ok);
+        started
+            .unwrap_or_else(|| Err(no_thread()))
+            .map_err(|reason| DpdkError::Start {
+                arguments: line,
+                reason,
+            })?;
+        Ok(*running.insert(Self { hugepages }))
     }
 
-    /// Returns true if memory is allocated in hugepages.
     pub(crate) fn hugepages(self) -> bool {
         self.hugepages
     }
@@ -199,7 +190,6 @@ fn arguments(config: &EalConfig, hugepages: bool, megabytes: usize) -> Vec<Strin
     out
 }
 
-/// Bytes of free hugepages.
 fn free_hugepages() -> usize {
     let sizes = fs::read_dir("/sys/kernel/mm/hugepages")
         .into_iter()

@@ -27,7 +27,7 @@ impl RuleDriver for Device {
     fn create(&self, address: Ipv4Addr, queue: usize, form: Form) -> Result<Rule, String> {
         let mut why = [0; MESSAGE_MAX];
         let narrow = (form == Form::Narrow).into();
-        let port = self.port();
+        let port = self.probed.port;
         // SAFETY: the device exists and runs. DPDK writes at most the length of `why`, zero-terminated.
         let rule = unsafe {
             sys::cn_flow_create(
@@ -51,7 +51,7 @@ impl RuleDriver for Device {
 
     fn destroy(&self, rule: &Rule) -> bool {
         // SAFETY: the device exists and has this rule. The owner of the rule destroys it once.
-        unsafe { sys::cn_flow_destroy(self.port(), rule.0.as_ptr()) == 0 }
+        unsafe { sys::cn_flow_destroy(self.probed.port, rule.0.as_ptr()) == 0 }
     }
 }
 

@@ -93,10 +93,7 @@ impl Mbuf {
     /// The bytes of the first segment.
     #[inline]
     fn first(&self) -> (*mut u8, usize) {
-        let raw = self.raw();
-        // SAFETY: DPDK keeps `data_off` within the buffer.
-        let start = unsafe { raw.buf_addr.add(usize::from(raw.data_off)) };
-        (start, usize::from(raw.data_len))
+        bytes_of(self.raw())
     }
 
     /// The bytes of the segment `hops` after the first.
@@ -108,14 +105,8 @@ impl Mbuf {
             // SAFETY: the frame has this many segments and owns them.
             at = unsafe { sys::cn_next(at) };
         }
-        // SAFETY: as above, and DPDK keeps `data_off` within the buffer.
-        unsafe {
-            let raw = &*at;
-            (
-                raw.buf_addr.add(usize::from(raw.data_off)),
-                usize::from(raw.data_len),
-            )
-        }
+        // SAFETY: as above.
+        bytes_of(unsafe { &*at })
     }
 
     /// Bytes from the start of the frame to the end of its first buffer.
@@ -311,6 +302,14 @@ impl Mbuf {
     pub fn segment_count(&self) -> usize {
         usize::from(self.raw().nb_segs)
     }
+}
+
+/// The bytes of a segment.
+#[inline]
+fn bytes_of(segment: &sys::rte_mbuf) -> (*mut u8, usize) {
+    // SAFETY: DPDK keeps `data_off` within the buffer.
+    let start = unsafe { segment.buf_addr.add(usize::from(segment.data_off)) };
+    (start, usize::from(segment.data_len))
 }
 
 // SAFETY: a frame is not bound to a thread, and any thread may free a buffer. Only lent bytes can be reached

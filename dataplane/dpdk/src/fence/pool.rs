@@ -34,9 +34,10 @@ static POOLS: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
 /// The use of a pool. New buffers are allocated only through it.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    raw: NonNull<sys::rte_mempool>,
-    count: usize,
-    capacity: usize,
+    pub(crate) raw: NonNull<sys::rte_mempool>,
+    pub(crate) count: usize,
+    /// Bytes for a frame in each buffer.
+    pub(crate) capacity: usize,
 }
 
 // SAFETY: see `Pool`; a lease is immutable.
@@ -47,9 +48,6 @@ unsafe impl Sync for Lease {}
 impl Lease {
     /// Leases a pool of at least `count` buffers, each with `capacity` bytes for a frame and DPDK's headroom
     /// before them.
-    ///
-    /// # Errors
-    /// [`DpdkError::Buffers`].
     pub(crate) fn new(_running: Eal, count: usize, capacity: usize) -> Result<Self, DpdkError> {
         let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
         let free = pools.iter_mut().find(|pool| {
@@ -99,20 +97,6 @@ impl Lease {
     pub(crate) fn bytes(count: usize, capacity: usize) -> usize {
         // Header, headroom, and the overhead of the pool per buffer.
         count.max(2 * CACHE) * (capacity + HEADER + 256)
-    }
-
-    pub(crate) fn raw(&self) -> *mut sys::rte_mempool {
-        self.raw.as_ptr()
-    }
-
-    /// The number of buffers.
-    pub(crate) fn count(&self) -> usize {
-        self.count
-    }
-
-    /// Bytes for a frame in each buffer.
-    pub(crate) fn capacity(&self) -> usize {
-        self.capacity
     }
 
     /// The number of free buffers, including those in thread caches.

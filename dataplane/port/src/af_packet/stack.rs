@@ -84,6 +84,7 @@ const PROGRAM: [Instruction; 19] = [
 
 /// The used part of PROG_LOAD's arguments.
 #[repr(C)]
+#[derive(Default)]
 struct Load {
     program_type: u32,
     instructions: u32,
@@ -98,6 +99,7 @@ struct Load {
 
 /// Arguments of LINK_CREATE for an ingress.
 #[repr(C)]
+#[derive(Default)]
 struct Attach {
     program: u32,
     interface: u32,
@@ -126,21 +128,14 @@ impl RoceFilter {
             instructions: PROGRAM.len() as u32,
             instructions_at: PROGRAM.as_ptr() as u64,
             license_at: c"Dual MIT/GPL".as_ptr() as u64,
-            log_level: 0,
-            log_size: 0,
-            log_at: 0,
-            kernel: 0,
-            flags: 0,
+            ..Load::default()
         };
         let program = bpf(PROG_LOAD, &load)?;
         let attach = Attach {
             program: program.as_raw_fd().cast_unsigned(),
             interface,
             kind: TCX_INGRESS,
-            flags: 0,
-            relative: 0,
-            _pad: 0,
-            revision: 0,
+            ..Attach::default()
         };
         Ok(Self {
             _link: bpf(LINK_CREATE, &attach)?,

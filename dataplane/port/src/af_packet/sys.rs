@@ -288,7 +288,6 @@ impl TxRing {
         })
     }
 
-    /// Binds the ring to an interface.
     pub(super) fn bind(&self, interface: u32) -> io::Result<()> {
         bind(&self.fd, interface, false)
     }
@@ -392,7 +391,6 @@ pub(super) fn promiscuous(fd: &OwnedFd, interface: u32) -> io::Result<()> {
     set_option(fd, libc::PACKET_ADD_MEMBERSHIP, &request)
 }
 
-/// Sets a packet-layer option with a plain value.
 pub(super) fn set_option<T: Copy>(fd: &OwnedFd, option: c_int, value: &T) -> io::Result<()> {
     set_any_option(fd, libc::SOL_PACKET, option, value)
 }
@@ -449,7 +447,6 @@ pub(super) fn is_up(fd: &OwnedFd, interface: &str) -> io::Result<bool> {
     Ok(flags & (libc::IFF_UP | libc::IFF_RUNNING) == libc::IFF_UP | libc::IFF_RUNNING)
 }
 
-/// Sets an ethtool flag of an interface.
 pub(super) fn ethtool_set(fd: &OwnedFd, interface: &str, command: u32, value: u32) -> io::Result<()> {
     /// `struct ethtool_value` of linux/ethtool.h.
     #[repr(C)]
