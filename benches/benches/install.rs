@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use castnet_agent::load_rules;
-use castnet_engine::{Context, Owners, PortSet, Tables};
+use castnet_engine::{Context, Owners, Tables};
 use castnet_rules::{GroupRule, NextHop, RuleSet};
 use castnet_wire::Qpn;
 use castnet_worker::Dataplane;

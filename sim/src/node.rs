@@ -26,6 +26,9 @@ pub(crate) enum Kind {
     Host(Box<HostNode>),
 }
 
+/// The bytes of a frame, and whether it arrived unchanged.
+pub(crate) type ReceivedFrame = (Vec<u8>, bool);
+
 #[derive(Debug)]
 pub(crate) struct SwitchNode {
     /// `None` while the switch is stopped.
@@ -33,8 +36,8 @@ pub(crate) struct SwitchNode {
     pub(crate) config: EngineConfig,
     /// Outgoing direction of each port.
     pub(crate) out: [Option<usize>; PortId::COUNT],
-    /// Received frames that wait for the worker, by port. The flag is true if the frame arrived unchanged.
-    pub(crate) received: Vec<(PortId, VecDeque<(Vec<u8>, bool)>)>,
+    /// Received frames that wait for the worker, by port.
+    pub(crate) received: Vec<(PortId, VecDeque<ReceivedFrame>)>,
     pub(crate) poll_waits: bool,
     /// Frames that arrived while the switch was stopped.
     pub(crate) missed: u64,

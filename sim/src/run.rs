@@ -145,7 +145,7 @@ impl<W: Watch> Simulation<W> {
                 Delivery {
                     to: node,
                     port,
-                    frame: &frame,
+                    frame,
                     untouched,
                 },
             );

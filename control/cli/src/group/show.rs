@@ -436,10 +436,7 @@ mod tests {
             ..Default::default()
         };
         let state = api::TranslatedState {
-            status: Some(api::TranslatedStatus {
-                endpoints: vec![endpoint(0, 0), endpoint(1, 20)],
-                ..Default::default()
-            }),
+            endpoints: vec![endpoint(0, 0), endpoint(1, 20)],
             ..Default::default()
         };
         let installed = api::InstalledGroup {

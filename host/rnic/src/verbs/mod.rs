@@ -584,8 +584,10 @@ impl Rnic for VerbsRnic {
         Ok(())
     }
 
+    /// Makes the kernel broadcast an ARP request on the device's interface. An RDMA device does not announce itself.
     fn announce(&mut self) -> Result<(), RnicError> {
-        Self::announce(self)
+        let interface = self.interface.as_deref().unwrap_or_default();
+        announce::announce(interface, self.attributes.ip).map_err(RnicError::io("announcing the host by ARP"))
     }
 
     fn poll(&mut self, _now: Nanos) -> Result<bool, RnicError> {

@@ -117,7 +117,7 @@ pub(crate) fn one_armed_scenario(add: &mut impl FnMut(String, Scenario)) {
 
 /// A rank that runs, in a machine or beside them.
 enum Rank {
-    Machine(Job),
+    Machine(Box<Job>),
     Beside(Child),
 }
 
@@ -156,7 +156,9 @@ fn collectives(scene: &mut Scene, job: Job4) -> Result<String> {
             job.name, job.kind, job.bytes, FIRST_PSNS[rank], job.timeout, job.retry
         );
         ranks.push(match host.strip_prefix('s') {
-            None => Rank::Machine(scene.machine(host)?.spawn(&format!("exec {shared} {line}"))?),
+            None => Rank::Machine(Box::new(
+                scene.machine(host)?.spawn(&format!("exec {shared} {line}"))?,
+            )),
             Some(number) => {
                 let number: u32 = number.parse()?;
                 let mut command = scene.lab.command(program);
