@@ -325,7 +325,8 @@ pub fn write_stdout(text: &str) -> Outcome {
 
 /// Writes a remark to stderr: for people, beside the report.
 pub fn remark(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    // One write, so that lines of several processes do not mix.
+    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
 #[cfg(test)]

@@ -7,9 +7,16 @@ use castnet_console::units::span;
 
 use crate::host::failure::{self, NO_CONTROLLER};
 
+/// Ranks that an error names, at most.
+const NAMED: usize = 16;
+
 fn names(ranks: &[RankName]) -> String {
-    let names: Vec<_> = ranks.iter().map(ToString::to_string).collect();
-    names.join(", ")
+    let names: Vec<_> = ranks.iter().take(NAMED).map(ToString::to_string).collect();
+    let more = match ranks.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    names.join(", ") + &more
 }
 
 /// The failure of a collective of `job`, and what to do next.
@@ -99,6 +106,17 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn a_thousand_missing_ranks_are_counted() {
+        let rank = |rank| RankName {
+            rank,
+            host: String::new(),
+        };
+        let all: Vec<_> = (0..1000).map(rank).collect();
+        assert!(names(&all).ends_with("rank 15 and 984 more"), "{}", names(&all));
+        assert_eq!(names(&all[..2]), "rank 0, rank 1");
+    }
 
     #[test]
     fn every_failure_says_what_to_do_next() {
