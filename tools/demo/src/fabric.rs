@@ -10,7 +10,7 @@ use castnet_proto::transport::{Address, Security};
 use castnet_wire::{Nanos, PortId};
 use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
 
-/// The switches, and who is behind their ports in the order of the ports.
+/// The switches, and the neighbours at their ports, in the order of the ports.
 pub(crate) const SWITCHES: [(&str, &[&str]); 3] = [
     ("spine", &["leaf1", "leaf2"]),
     ("leaf1", &["spine", "h1", "h2", "h3"]),
@@ -31,10 +31,10 @@ pub(crate) const LINKS: [(&str, &str); 7] = [
     ("leaf2", "spine"),
 ];
 
-/// Agents and the controller listen here.
+/// Address of agents and the controller.
 pub(crate) const LOOPBACK: &str = "http://127.0.0.1:0";
 
-/// The switch that a host is at.
+/// The switch of a host.
 pub(crate) fn switch_of(host: &str) -> &'static str {
     SWITCHES
         .iter()
@@ -51,7 +51,6 @@ fn is_leaf(switch: &str) -> bool {
 pub(crate) struct Switch {
     pub(crate) name: &'static str,
     pub(crate) dataplane: Arc<Dataplane>,
-    /// Where its agent is.
     pub(crate) address: Address,
     agent: Agent,
     /// By port: whether a host is behind it, and its fault injector.
@@ -66,7 +65,7 @@ pub(crate) struct Fabric {
 }
 
 impl Fabric {
-    /// Builds the links and starts the switches. Injectors, seeded from `seed`, take nothing yet.
+    /// Builds the links and starts the switches. Fault injectors are seeded from `seed` and do nothing yet.
     pub(crate) async fn start(seed: u64) -> Outcome<Self> {
         let mut ends = links();
         let mut take = |at: &str, towards: &str| -> Outcome<MemEnd> {
@@ -95,7 +94,7 @@ impl Fabric {
         Ok(Self { switches, hosts })
     }
 
-    /// The handle on what its links lose.
+    /// Control of the losses of all links.
     pub(crate) fn losses(&self) -> Losses {
         Losses(
             self.switches
@@ -118,13 +117,13 @@ impl Fabric {
     }
 }
 
-/// What the links lose. Clones are the same.
+/// Control of the losses of all links.
 #[derive(Clone, Debug)]
 pub(crate) struct Losses(Vec<(bool, FaultControl)>);
 
 impl Losses {
-    /// From now on each direction of each link loses this share of its frames: a link between switches at its
-    /// receiving end, a host's link at the switch, both ways.
+    /// Sets the share of frames that each direction of each link loses. Links between switches lose at the receiving
+    /// end, links of hosts at the switch in both directions.
     pub(crate) fn set(&self, share: f64) {
         for (to_host, control) in &self.0 {
             control.set_rx(Faults::loss(share));
@@ -145,7 +144,7 @@ impl Switch {
     ) -> Outcome<Self> {
         let mut config = DataplaneConfig::new(name, ports);
         config.engine.hash_seed = castnet_switch::hash_seed();
-        // A visitor does not wait half a minute until the controller has heard of all links.
+        // Short, so that the controller knows all links soon.
         config.engine.lldp_interval = Some(Nanos::from_millis(250));
         let dataplane = castnet_switch::start(config).await?;
         let listen: Address = LOOPBACK.parse().map_err(Failure::failed)?;
@@ -162,7 +161,7 @@ impl Switch {
     }
 }
 
-/// Every link once, as its two ends: where, towards whom, the end.
+/// The two ends of each link: node, neighbour, end.
 fn links() -> Vec<(&'static str, &'static str, MemEnd)> {
     let mut ends: Vec<(&'static str, &'static str, MemEnd)> = Vec::new();
     for (switch, behind) in SWITCHES {

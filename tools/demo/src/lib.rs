@@ -1,5 +1,5 @@
-//! `castnet demo`: a whole fabric in one process, without privileges; a transfer over it and sums made in its switches, without and with
-//! losses.
+//! `castnet demo`: a fabric in one process, without privileges. It runs a transfer and an AllReduce in the switches, each without and
+//! with losses.
 
 mod act;
 mod allreduce;
@@ -24,10 +24,10 @@ use fabric::{Fabric, HOSTS, LOOPBACK};
 use links::{AllReduceReport, LinkReport};
 use report::DemoReport;
 
-/// Shows it all in one process: a controller, three switches in two tiers, five hosts
+/// Runs a controller, three switches in two tiers and five hosts in one process
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The parts are those that run apart elsewhere: agents and controller speak gRPC over loopback, hosts join as hosts do, frames go over links in memory. One host sends to four, first over good links, then over links that lose frames. Then all five are ranks of a job, and the switches add up what they have (AllReduce of f32): the sums are compared, bit for bit, with those computed at one place, and the bytes that each link carried stand beside those of a ring between the hosts. Exit code 0 only if every receiver had every byte, and every rank every sum, each time.
+    after_help = "Agents and controller talk gRPC over loopback, hosts join as `castnet host` does, and frames use links in memory. One host sends to four, first without losses, then with losses. Then the five hosts are ranks of a job, and the switches compute an AllReduce of f32. The sums are compared bit for bit with sums computed at one place, and the bytes that each link carried with those of a ring between the hosts. The exit code is 0 if every receiver has every byte and every rank every sum, each time.
 
 Examples:
   castnet demo
@@ -43,13 +43,13 @@ pub struct DemoCommand {
     /// Sends this file instead
     #[arg(long, value_name = "PATH")]
     file: Option<PathBuf>,
-    /// Bytes of f32 that each host gives to the AllReduce; 0 leaves it out
+    /// Bytes of f32 that each host contributes to the AllReduce; 0: no AllReduce
     #[arg(long, value_name = "SIZE", default_value = "16MiB")]
     allreduce: Size,
-    /// Share of the frames that each link loses in every other act, each way
+    /// Share of the frames that each link loses in acts 2 and 4, in each direction
     #[arg(long, value_name = "SHARE", default_value = "1%")]
     loss: Ratio,
-    /// What losses and content are drawn from
+    /// Seed of losses and content
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096
@@ -143,7 +143,7 @@ impl DemoCommand {
         }))
     }
 
-    /// AllReduce in the switches: beside the same in a ring, and over links that lose frames.
+    /// AllReduce in the switches, in a ring for comparison, and in the switches with losses.
     async fn collectives(
         &self,
         fabric: &Fabric,
@@ -160,7 +160,7 @@ impl DemoCommand {
         let sums = sums.await.map_err(Failure::failed)?;
         let payload = elements as u64 * 4;
         let play = async |name, job, ring, loss: Ratio| {
-            // What a ring's links carry: every byte but a rank's own, twice.
+            // The links of a ring carry all blocks but one, twice.
             let carried = if ring {
                 payload * 2 * (HOSTS.len() as u64 - 1) / HOSTS.len() as u64
             } else {
@@ -190,8 +190,8 @@ impl DemoCommand {
             ("Act 4", "demo-sums-2", self.loss, lossy, None),
         ];
         for (name, group, loss, played, ring) in acts {
-            let of = |played: &Played| played.ranks.iter().all(|rank| rank.wrong == 0);
-            let ok = of(&played) && ring.as_ref().is_none_or(of);
+            let is_right = |played: &Played| played.ranks.iter().all(|rank| rank.wrong == 0);
+            let ok = is_right(&played) && ring.as_ref().is_none_or(is_right);
             report.ok &= ok;
             report.collectives.push(AllReduceReport {
                 name,

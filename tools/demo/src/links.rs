@@ -1,4 +1,4 @@
-//! What the demo shows of an AllReduce: the sums, and the bytes that each link carried.
+//! The report of an AllReduce: the sums, and the bytes that each link carried.
 
 use castnet_console::drops::DropRow;
 use castnet_console::output::{Page, Row};
@@ -17,7 +17,7 @@ pub(crate) struct Bytes {
 }
 
 impl Bytes {
-    /// What was carried since it had carried `then`.
+    /// Difference to an earlier count.
     pub(crate) fn since(self, then: Self) -> Self {
         Self {
             up: self.up.saturating_sub(then.up),
@@ -25,13 +25,13 @@ impl Bytes {
         }
     }
 
-    /// Of the direction that carried more.
+    /// Bytes of the busier direction.
     pub(crate) fn busier(self) -> u64 {
         self.up.max(self.down)
     }
 }
 
-/// One AllReduce in the switches, and the same in a ring where that was run too.
+/// One AllReduce in the switches, and in a ring if that was run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct AllReduceReport {
     pub(crate) name: &'static str,
@@ -45,23 +45,23 @@ pub(crate) struct AllReduceReport {
     pub(crate) bytes: u64,
     /// Share of the frames that each direction of each link loses.
     pub(crate) loss: Ratio,
-    /// Whether every rank had every sum, bit for bit, in the ring too.
+    /// Whether every rank had every sum, bit for bit, also in the ring.
     pub(crate) ok: bool,
     /// Until the last rank had its sums.
     pub(crate) seconds: f64,
-    /// The same in a ring between the hosts.
+    /// In a ring between the hosts.
     pub(crate) ring_seconds: Option<f64>,
     pub(crate) links: Vec<LinkReport>,
     pub(crate) switches: Vec<SwitchReport<CollectiveCounters>>,
     pub(crate) ranks: Vec<RankReport>,
     /// In all switches, injected losses included.
     pub(crate) drops: Vec<DropRow>,
-    /// Whether bars are drawn: where the reader has a terminal.
+    /// Whether to draw bars: on a terminal.
     #[serde(skip)]
     pub(crate) bars: bool,
 }
 
-/// What a link carried.
+/// Bytes that a link carried.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct LinkReport {
     /// Its lower end: a host or a leaf.
@@ -70,9 +70,9 @@ pub(crate) struct LinkReport {
     pub(crate) to: &'static str,
     #[serde(flatten)]
     pub(crate) carried: Bytes,
-    /// Of the busier direction, over the bytes that a rank contributes.
+    /// Ratio of the busier direction to the bytes that a rank contributes.
     pub(crate) times: f64,
-    /// The same with a ring between the hosts.
+    /// In a ring between the hosts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ring: Option<Bytes>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,7 +98,7 @@ impl LinkReport {
     }
 }
 
-/// Columns of the table of links; the last three only beside a ring.
+/// Columns of the table of links; the last three only with a ring.
 const LINK_COLUMNS: [&str; 7] = [
     "link",
     "up",
@@ -124,14 +124,14 @@ impl LinkReport {
     }
 }
 
-/// What a rank got.
+/// Result of a rank.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct RankReport {
     pub(crate) rank: usize,
     pub(crate) host: String,
     pub(crate) switch: String,
     pub(crate) elements: u64,
-    /// Elements that are not the sum, to the bit.
+    /// Elements that differ from the sum.
     pub(crate) wrong: u64,
     pub(crate) seconds: f64,
 }
@@ -155,10 +155,9 @@ impl Row for RankReport {
     }
 }
 
-/// Cells of the longest bar.
+/// Characters of the longest bar.
 const BAR: usize = 40;
 
-/// A bar, `share` of the longest one.
 fn bar(share: f64) -> String {
     const PARTS: [char; 8] = ['▏', '▎', '▍', '▌', '▋', '▊', '▉', '█'];
     let eighths = (share.clamp(0.0, 1.0) * (BAR * 8) as f64).round() as usize;
@@ -169,7 +168,6 @@ fn bar(share: f64) -> String {
 }
 
 impl AllReduceReport {
-    /// This act for people.
     pub(crate) fn section(&self, page: &mut Page) {
         page.title(format!(
             "{}: AllReduce, {} (group {}, McstID {})",
@@ -219,7 +217,7 @@ impl AllReduceReport {
         page.line(DropRow::sentence(&self.drops));
     }
 
-    /// Two bars a link: what it carried in the busier direction, and what it carries with a ring.
+    /// Two bars per link, of its busier direction: in the switches, and in a ring.
     fn draw(&self, page: &mut Page) {
         let most = |link: &LinkReport| link.carried.busier().max(link.ring.map_or(0, Bytes::busier));
         let longest = self.links.iter().map(most).max().unwrap_or(0).max(1);

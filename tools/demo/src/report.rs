@@ -1,4 +1,4 @@
-//! What the demo shows.
+//! The report of the demo.
 
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ pub(crate) struct SourceReport {
 }
 
 /// A receiving host.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct ReceiverReport {
     pub(crate) host: String,
     pub(crate) switch: String,
@@ -82,7 +82,7 @@ pub(crate) struct ReceiverReport {
     pub(crate) duplicates: u64,
     pub(crate) acks_sent: u64,
     pub(crate) naks_sent: u64,
-    /// Why it has not every byte.
+    /// Why it lacks bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
 }
@@ -134,7 +134,7 @@ columns!(row: SwitchReport<CollectiveCounters> => row { switch } (row.counters) 
     contributions, results, repeats, acks_in, acks_out, naks_in, naks_out,
 });
 
-/// What an act's links lose.
+/// The losses of an act, in words.
 pub(crate) fn losses(loss: Ratio) -> String {
     if loss.0 > 0.0 {
         format!("{loss} loss on every link, both ways")
@@ -143,7 +143,6 @@ pub(crate) fn losses(loss: Ratio) -> String {
     }
 }
 
-/// Seconds, as people write them.
 pub(crate) fn time(seconds: f64) -> String {
     span(Duration::from_secs_f64(seconds.max(0.0)))
 }
