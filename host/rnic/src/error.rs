@@ -168,7 +168,6 @@ pub enum RnicError {
 }
 
 impl RnicError {
-    /// Makes the error of a failed operation of the system.
     pub(crate) fn io<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> Self + Copy {
         move |error| Self::Io {
             what,

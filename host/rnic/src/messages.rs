@@ -158,9 +158,8 @@ impl MessageReceiver {
         &self.rings
     }
 
-    /// Receives all messages and verifies every byte. `progress` receives the number of messages.
-    ///
-    /// The last acknowledgement may not be sent yet. Continue to poll the RNIC until the sender is known to be done.
+    /// Receives all messages and verifies every byte. `progress` receives the number of messages. The last
+    /// acknowledgement may not be sent yet: continue to poll the RNIC until the sender is known to be done.
     ///
     /// # Errors
     /// [`StreamError::Work`]; and [`StreamError::Malformed`] or [`StreamError::OutOfSequence`] if bytes or

@@ -79,10 +79,8 @@ enum Entry {
     Unreachable,
 }
 
-/// Result of processing a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ArpOutcome {
-    /// A reply to send to the packet's sender.
     pub(crate) reply: Option<Arp>,
     /// An address that was learned or has changed.
     pub(crate) learned: Option<(Ipv4Addr, MacAddr)>,
@@ -117,7 +115,7 @@ impl Neighbours {
         self.stats
     }
 
-    /// Returns the state of an address. Starts the resolution if necessary.
+    /// Starts the resolution if necessary.
     pub(crate) fn resolve(&mut self, now: Nanos, ip: Ipv4Addr) -> Resolution {
         match self.entries.get(&ip) {
             Some(Entry::Known { mac, .. }) => return Resolution::Reachable(*mac),
@@ -194,7 +192,6 @@ impl Neighbours {
         self.announce = self.announce.min(now);
     }
 
-    /// The next due packet and its destination Ethernet address.
     pub(crate) fn poll_transmit(&mut self, now: Nanos) -> Option<(MacAddr, Arp)> {
         if self.announce <= now {
             self.announce = now + self.config.announce_interval;
@@ -220,7 +217,6 @@ impl Neighbours {
         None
     }
 
-    /// The time of the next work for [`Neighbours::poll_transmit`].
     pub(crate) fn poll_timeout(&self) -> Nanos {
         let asking = self.entries.values().filter_map(|entry| match entry {
             Entry::Asking { next, .. } => Some(*next),

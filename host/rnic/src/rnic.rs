@@ -124,8 +124,11 @@ pub struct Traffic {
     pub requests: u64,
 }
 
-/// An RNIC with QPs, memory regions and completions. One thread owns it. Each QP has a completion queue for
-/// sends and one for receives, so users of different QPs or directions do not take each other's completions.
+/// An RNIC with QPs, memory regions and completions. One thread owns it. Each QP has a completion queue for sends and
+/// one for receives, so users of different QPs or directions do not take each other's completions.
+///
+/// # Errors
+/// Calls fail if the QP or region does not exist, the region is too short, or the device or the kernel fails.
 pub trait Rnic {
     /// Properties of the device.
     fn attributes(&self) -> &DeviceAttributes;
@@ -143,21 +146,12 @@ pub trait Rnic {
     fn register_memory(&mut self, length: usize, access: Access) -> Result<MemoryRegion, RnicError>;
 
     /// Releases a region.
-    ///
-    /// # Errors
-    /// The region does not exist.
     fn deregister_memory(&mut self, key: MemoryKey) -> Result<(), RnicError>;
 
     /// Copies bytes of a region, starting at `offset`, into `out`.
-    ///
-    /// # Errors
-    /// The region does not exist or is too short.
     fn read_memory(&self, key: MemoryKey, offset: u64, out: &mut [u8]) -> Result<(), RnicError>;
 
     /// Copies `bytes` into a region, starting at `offset`.
-    ///
-    /// # Errors
-    /// The region does not exist or is too short.
     fn write_memory(&mut self, key: MemoryKey, offset: u64, bytes: &[u8]) -> Result<(), RnicError>;
 
     /// Creates a QP. Receives may be posted from now on.
@@ -174,47 +168,25 @@ pub trait Rnic {
     fn connect_qp(&mut self, qpn: Qpn, remote: &QpRemote, timeout: Duration) -> Result<(), RnicError>;
 
     /// The state of a QP.
-    ///
-    /// # Errors
-    /// The QP does not exist.
     fn qp_state(&self, qpn: Qpn) -> Result<QpState, RnicError>;
 
     /// Moves a QP to the error state and flushes its work requests.
-    ///
-    /// # Errors
-    /// The QP does not exist.
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), RnicError>;
 
     /// Removes a QP with its work requests and completions.
-    ///
-    /// # Errors
-    /// The QP does not exist.
     fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), RnicError>;
 
-    /// Posts a send.
-    ///
-    /// # Errors
-    /// Usually [`RnicError::Post`]. Nothing was posted.
+    /// Posts a send. If that fails, usually with [`RnicError::Post`], nothing was posted.
     fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), RnicError>;
 
-    /// Posts a receive.
-    ///
-    /// # Errors
-    /// Usually [`RnicError::Post`]. Nothing was posted.
+    /// Posts a receive. If that fails, usually with [`RnicError::Post`], nothing was posted.
     fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), RnicError>;
 
-    /// Announces this host to switches soon, because a restarted switch has lost its table. Sends a
-    /// broadcast, so once a second is often enough.
-    ///
-    /// # Errors
-    /// The device or the kernel failed.
+    /// Announces this host soon: a restarted switch has lost its table. This is a broadcast; once a second is enough.
     fn announce(&mut self) -> Result<(), RnicError>;
 
-    /// Does the work that is due at `now` in bounded batches: receiving, replying, sending and timers.
-    /// Returns true if there was work, in which case it should be called again soon.
-    ///
-    /// # Errors
-    /// The device failed.
+    /// Does the work that is due at `now` in bounded batches: receiving, replying, sending and timers. Returns true if
+    /// there was work, in which case it should be called again soon.
     fn poll(&mut self, now: Nanos) -> Result<bool, RnicError>;
 
     /// The next completion of a send on this QP, in order.
@@ -224,9 +196,6 @@ pub trait Rnic {
     fn poll_recv_completion(&mut self, qpn: Qpn) -> Option<Completion>;
 
     /// Sleeps until there may be work or `timeout` has passed. It may return early.
-    ///
-    /// # Errors
-    /// The device failed.
     fn wait(&mut self, timeout: Duration) -> Result<(), RnicError>;
 }
 

@@ -369,7 +369,6 @@ fn rnr(s: &mut Session<'_>) -> Checked<String> {
     Ok("waited 50 ms".to_owned())
 }
 
-/// Checks that a completion failed with one of these statuses.
 fn failed(done: &Completion, expected: &[Status]) -> Checked<String> {
     if expected.contains(&done.status) {
         return Ok(status_text(done.status).into_owned());

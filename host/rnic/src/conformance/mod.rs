@@ -1,7 +1,5 @@
-//! Checks that every [`Rnic`] must pass, with two connected QPs on one or two devices.
-//!
-//! The software RNIC passes them in its tests. `castnet host selftest` runs them on a device of the machine.
-//! This ensures that all RNICs behave the same.
+//! Checks that every [`Rnic`] must pass, with two connected QPs on one or two devices. The software RNIC passes them in
+//! its tests. `castnet host selftest` runs them on a device of the machine.
 
 mod bench;
 mod checks;
@@ -32,7 +30,6 @@ pub struct CheckReport {
     pub elapsed: Duration,
 }
 
-/// The reason why a check failed.
 #[derive(Debug, thiserror::Error)]
 enum Fault {
     #[error(transparent)]
@@ -47,7 +44,6 @@ fn fail<T>(what: impl Into<String>) -> Checked<T> {
     Err(Fault::Wrong(what.into()))
 }
 
-/// Fails the check if `seen` differs from `expected`.
 fn expect_equal<T: PartialEq + std::fmt::Debug>(what: &str, seen: T, expected: T) -> Checked {
     if seen == expected {
         return Ok(());
@@ -57,7 +53,6 @@ fn expect_equal<T: PartialEq + std::fmt::Debug>(what: &str, seen: T, expected: T
 
 /// Timeout for every expected event.
 const TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Sleep between polls for conditions that no event reports.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -158,7 +153,6 @@ impl<'a> Session<'a> {
         Ok(pair)
     }
 
-    /// Polls until `look` returns a value.
     fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Checked<Option<T>>) -> Checked<T> {
         let start = Instant::now();
         while start.elapsed() < TIMEOUT {
@@ -196,7 +190,6 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The slice of a whole region.
 fn whole(region: &MemoryRegion) -> LocalSlice {
     LocalSlice {
         key: region.key,
@@ -214,7 +207,6 @@ fn good(done: &Completion, op: CompletionOp, wr_id: u64) -> Checked {
     expect_equal("the completion's wr_id", done.wr_id, wr_id)
 }
 
-/// Pseudo-random bytes.
 fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; length];
     crate::messages::fill(seed, &mut bytes);

@@ -135,7 +135,6 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         any
     }
 
-    /// The time until the next work is due.
     pub(super) fn idle_for(&self, now: Nanos) -> Duration {
         let due = [
             self.endpoint.poll_timeout().map(|(at, _)| at),

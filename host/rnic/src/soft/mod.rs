@@ -78,7 +78,6 @@ fn following_qpn(qpn: u32) -> u32 {
     }
 }
 
-/// Completions of one QP.
 #[derive(Debug, Default)]
 struct Queues {
     sends: VecDeque<Completion>,
@@ -88,10 +87,9 @@ struct Queues {
     limits: QueueLimits,
 }
 
-/// An RC endpoint on a port, with ARP. It answers for its own address, resolves others, and announces itself
-/// at start and every 30 seconds, so that switches learn its port.
-///
-/// The RNIC processes only frames to its own Ethernet address and broadcasts.
+/// An RC endpoint on a port, with ARP. It answers for its own address, resolves others, and announces itself at start
+/// and every [`NeighbourConfig::announce_interval`], so that switches learn its port. It processes only frames to its
+/// own Ethernet address and broadcasts.
 pub struct SoftRnic<P> {
     attributes: DeviceAttributes,
     config: SoftRnicConfig,
@@ -117,8 +115,7 @@ pub struct SoftRnic<P> {
 }
 
 impl SoftRnic<BoxPort> {
-    /// How often an opened RNIC announces itself: a switch that starts later must learn the host before the controller
-    /// gives up.
+    /// How often an opened RNIC announces itself. A later switch must learn the host before the controller gives up.
     const ANNOUNCE_INTERVAL: Nanos = Nanos::from_secs(2);
 
     /// Opens a port and creates an RNIC on it, for a host that is a process of its own. It announces itself every 2
@@ -270,7 +267,6 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         }
     }
 
-    /// Connects a QP with a known Ethernet address of the next hop.
     fn connect(&mut self, qpn: Qpn, remote: &QpRemote, mac: MacAddr) -> Result<(), RnicError> {
         let active = self.attributes.active_pmtu;
         if remote.pmtu > active {

@@ -112,7 +112,6 @@ pub(crate) fn check(field: &'static str, value: u64, min: u64, max: u64) -> Resu
     }
 }
 
-/// Returns an error if the work request of a message in this lane, one of `lanes`, has failed.
 pub(crate) fn check_work(done: &Completion, lane: usize, lanes: usize) -> Result<(), StreamError> {
     if done.status == Status::Success {
         return Ok(());

@@ -98,7 +98,6 @@ impl OpenStream {
     }
 }
 
-/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MessageKind {
     Begin = 0,

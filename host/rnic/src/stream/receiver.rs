@@ -56,7 +56,6 @@ pub(crate) struct ReceiveLane {
 }
 
 impl ReceiveLane {
-    /// Registers the ring and posts its receives.
     pub(crate) fn new(
         rnic: &mut dyn Rnic,
         qpn: Qpn,
@@ -107,9 +106,8 @@ impl ReceiveLane {
     }
 }
 
-/// The receiving side: a ring of buffers. A buffer is free again after its message was consumed.
-///
-/// Only [`StreamReceiver::next_event`] consumes messages. Without calls the sender is blocked.
+/// The receiving side: a ring of buffers. A buffer is free again after its message was consumed. Only
+/// [`StreamReceiver::next_event`] consumes messages: without calls the sender is blocked.
 pub struct StreamReceiver {
     config: ReceiverConfig,
     /// Message k uses the lane with index k modulo the number of lanes.
@@ -183,7 +181,7 @@ impl StreamReceiver {
         self.open.as_ref().map(|open| (&open.header, open.bytes))
     }
 
-    /// Consumes the next message. Returns `None` if none has arrived.
+    /// Consumes the next message; `None` if none has arrived.
     ///
     /// # Errors
     /// The QP has failed, the messages do not form a stream, or bytes differ from those sent.
@@ -258,7 +256,6 @@ impl StreamReceiver {
     }
 }
 
-/// Compares the received stream with the sender's length and digest.
 fn finish(open: &OpenStream, (sent_bytes, sent): (u64, Digest)) -> Result<StreamSummary, StreamError> {
     open.check_length(open.bytes, true)?;
     let summary = open.summary();

@@ -12,8 +12,7 @@ use crate::rnic::{MemoryRegion, Rnic};
 /// The receivers' ring as WRITEs address it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteRing {
-    /// Virtual address of the first byte. For a group it is the group's base address, which switches
-    /// translate per receiver.
+    /// Virtual address of the first byte. For a group its base address, which switches translate per receiver.
     pub va: u64,
     /// Remote key. For a group any value; switches insert each receiver's key.
     pub rkey: u32,
@@ -114,8 +113,7 @@ impl StreamSender {
         Self::over_lanes(rnic, config, &[])
     }
 
-    /// Creates a sender over several lanes. `config` has the first lane, `more` the others. The order must be
-    /// the same at all receivers.
+    /// Creates a sender over several lanes: that of `config`, then `more`. The order must be the same at all receivers.
     pub fn over_lanes(
         rnic: &mut dyn Rnic,
         config: SenderConfig,
@@ -182,7 +180,7 @@ impl StreamSender {
         self.lanes.iter().map(|lane| lane.acknowledged).sum()
     }
 
-    /// Returns true if all posted messages are acknowledged.
+    /// True if no stream is open and all posted messages are acknowledged.
     pub fn is_drained(&self) -> bool {
         self.posted == self.messages_acknowledged() && self.open.is_none()
     }
@@ -283,7 +281,6 @@ impl StreamSender {
         Ok(rnic.deregister_memory(self.staging.key)?)
     }
 
-    /// The open stream, which `call` needs.
     fn open(&self, call: &'static str) -> Result<&OpenStream, StreamError> {
         let reason = "no stream is open";
         self.open.as_ref().ok_or(StreamError::WrongOrder { call, reason })

@@ -21,7 +21,6 @@ pub enum Flow {
     Stop,
 }
 
-/// Polls the RNIC, and sleeps if there was no work.
 pub(crate) fn poll_or_wait(rnic: &mut dyn Rnic) -> Result<(), StreamError> {
     let now = rnic.now();
     if !rnic.poll(now)? {
@@ -32,9 +31,8 @@ pub(crate) fn poll_or_wait(rnic: &mut dyn Rnic) -> Result<(), StreamError> {
 
 /// Sends all of `source` as one stream. Returns when every receiver has acknowledged it.
 ///
-/// `progress` is called about once per message and at least several times per second. It receives the number
-/// of bytes read from the source and may stop the loop. Its argument gives access to the RNIC's counters,
-/// which show whether receivers reply.
+/// `progress` is called about once per message and at least several times per second, with the bytes read from the
+/// source. It may stop the loop. The RNIC's counters show whether receivers reply.
 pub fn send(
     rnic: &mut dyn Rnic,
     sender: &mut StreamSender,
@@ -87,12 +85,11 @@ pub fn send(
     Ok(summary)
 }
 
-/// Receives one stream. `open` creates the sink when the header has arrived. The flushed sink is returned
-/// with the summary. `progress` is called with the header and the bytes so far, about once per message and at
-/// least several times per second. It may stop the loop.
+/// Receives one stream. `open` creates the sink when the header has arrived. The flushed sink is returned with the
+/// summary. `progress` is called with the header and the bytes so far, about once per message and at least several
+/// times per second. It may stop the loop.
 ///
-/// The last acknowledgement may still be unsent, or may get lost. Continue to poll the RNIC until the sender
-/// is known to be done.
+/// The last acknowledgement may be unsent or get lost: continue to poll the RNIC until the sender is known to be done.
 pub fn receive<W: Write>(
     rnic: &mut dyn Rnic,
     receiver: &mut StreamReceiver,
@@ -143,7 +140,6 @@ pub fn receive<W: Write>(
     }
 }
 
-/// Reports progress. Returns an error if the owner stops the loop.
 fn report_progress(
     receiver: &StreamReceiver,
     progress: &mut dyn FnMut(Option<&StreamHeader>, u64) -> Flow,

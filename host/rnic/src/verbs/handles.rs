@@ -1,9 +1,7 @@
-//! Owned handles to objects of the device. Dropping a handle releases its object. A handle keeps the objects
-//! that it depends on.
-//!
-//! A QP holds its completion queues and its protection domain, a region its memory and its domain, a
-//! completion queue its channel, and all of them the open device. Handles cannot be cloned, so each object is
-//! released once, after all its users.
+//! Owned handles to objects of the device. A handle keeps the objects that it depends on, and releases its own when it
+//! is dropped: a QP holds its completion queues and its protection domain, a region its memory and its domain, a
+//! completion queue its channel, and all of them the open device. Handles cannot be cloned, so each object is released
+//! once, after all its users.
 #![allow(unsafe_code)] // Fence: every call into libibverbs is in this file.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
@@ -20,7 +18,6 @@ use super::library::Api;
 use super::sys;
 use crate::error::RnicError;
 
-/// An object of the library.
 struct Raw<T>(NonNull<T>);
 
 // SAFETY: libibverbs allows every call from every thread (ibv_* man pages: "thread-safe"), and nothing here
@@ -71,7 +68,7 @@ pub(super) fn device_names(api: &Api) -> Result<Vec<String>, RnicError> {
     Ok(list.iter().map(|(name, _)| name).collect())
 }
 
-/// The list of devices. The devices exist as long as the list.
+/// The devices exist as long as the list.
 struct DeviceList<'a> {
     api: &'a Api,
     /// `None` if the kernel has no RDMA support.
@@ -125,7 +122,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// Opens the device with this name. Returns `None` if the library does not know it.
+    /// `None` if the library does not know the device.
     pub(super) fn open(api: &Arc<Api>, name: &str) -> Result<Option<Arc<Self>>, RnicError> {
         let list = DeviceList::new(api)?;
         let Some((_, device)) = list.iter().find(|(known, _)| known == name) else {
@@ -171,8 +168,7 @@ impl Context {
         Ok(attr)
     }
 
-    /// The next asynchronous event: its type and, if it concerns a QP, the QP's number. Returns an error if
-    /// the device is gone.
+    /// The next asynchronous event: its type and the QP that it concerns. Fails if the device is gone.
     pub(super) fn next_event(&self) -> io::Result<Option<(c_uint, Option<u32>)>> {
         let mut event = sys::AsyncEvent {
             element: ptr::null_mut(),
@@ -243,7 +239,6 @@ impl Drop for Domain {
 pub(super) struct Channel {
     context: Arc<Context>,
     raw: Raw<sys::CompChannel>,
-    /// Readable when there is an event.
     pub(super) events: Arc<OwnedFd>,
 }
 
@@ -320,7 +315,6 @@ impl CompletionQueue {
         })
     }
 
-    /// Reads completions. Returns their number.
     pub(super) fn poll(&mut self, out: &mut [sys::Wc]) -> Result<usize, RnicError> {
         let capacity = c_int::try_from(out.len()).unwrap_or(c_int::MAX);
         // SAFETY: the queue and its device with the provider's functions exist. The slice has this capacity.
@@ -356,7 +350,6 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// An RC QP with its two completion queues.
 pub(super) struct QueuePair {
     domain: Arc<Domain>,
     raw: Raw<sys::Qp>,

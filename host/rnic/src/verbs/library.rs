@@ -30,7 +30,6 @@ macro_rules! api {
                 })
             }
 
-            /// The symbols that are looked up.
             #[cfg(test)]
             pub(super) const SYMBOLS: &[&str] = &[$($symbol),*];
         }
@@ -75,7 +74,6 @@ fn missing(library: &str, error: &libloading::Error) -> RnicError {
 }
 
 impl Api {
-    /// Loads the library with this name or path.
     pub(super) fn load(name: &str) -> Result<Arc<Self>, RnicError> {
         // SAFETY: this runs initializers of a shared library. Those of libibverbs only register its clean-up.
         // Another library is loaded only if the user names it.

@@ -194,7 +194,7 @@ impl VerbsRnic {
         Ok(self.regions.get(&key).ok_or(MemoryError::UnknownKey { key })?)
     }
 
-    /// A work request's bytes in the form of the device. `None` if the slice is empty.
+    /// `None` if the slice is empty.
     fn bytes(&self, slice: LocalSlice) -> Result<Option<sys::Sge>, RnicError> {
         let LocalSlice { key, offset, length } = slice;
         if length == 0 {
@@ -353,7 +353,6 @@ fn check_remote(remote: &QpRemote) -> Result<(), QpError> {
     ])
 }
 
-/// Converts a queue's capacity to the device's type.
 fn depth(field: &'static str, asked: usize, max: i32) -> Result<u32, QpError> {
     let max = u32::try_from(max).unwrap_or(0).max(1);
     QpError::check_bounds(&[(field, asked as u64, 1, max.into())])?;

@@ -13,14 +13,12 @@ use super::handles::{CompletionQueue, QueuePair};
 use super::{status, sys};
 use crate::error::RnicError;
 
-/// The two directions of a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Send,
     Receive,
 }
 
-/// A posted work request.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     wr_id: u64,
@@ -86,7 +84,6 @@ impl WorkQueue {
         });
     }
 
-    /// Processes a completion of the device.
     fn complete(&mut self, qpn: Qpn, direction: Direction, wc: &sys::Wc, status: Status) {
         // Earlier requests without a completion have succeeded.
         while self.first < wc.wr_id && self.posted.front().is_some_and(|p| !p.signaled) {
@@ -151,7 +148,7 @@ impl VerbsQp {
         }
     }
 
-    /// Reads completions of one direction. Returns the number of completed work requests.
+    /// Returns the number of completed work requests.
     pub(super) fn drain(
         &mut self,
         qpn: Qpn,
@@ -205,7 +202,6 @@ impl VerbsQp {
     }
 }
 
-/// The error of a work request that the device refused.
 pub(super) fn refused(qpn: Qpn, what: &'static str, max: usize, error: io::Error) -> RnicError {
     match error.raw_os_error() {
         Some(libc::ENOMEM) => PostError::QueueFull { qpn, max }.into(),

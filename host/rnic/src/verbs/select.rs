@@ -1,4 +1,4 @@
-//! Selection of a device, port and GID: those that the user names, or the first that match.
+//! Selection of a device, port and GID: as the user names them, or the first that is up and has a matching GID.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -21,7 +21,6 @@ pub(super) struct ChosenDevice {
     pub(super) limits: sys::DeviceAttr,
 }
 
-/// Opens the device that the user names, or the first whose port is up and has a matching GID.
 pub(super) fn choose(api: &Arc<Api>, sysfs: &Sysfs, config: &VerbsConfig) -> Result<ChosenDevice, RnicError> {
     let names = handles::device_names(api)?;
     if names.is_empty() {

@@ -6,8 +6,7 @@ use castnet_endpoint::Status;
 
 use super::sys;
 
-/// Converts the status of a work completion, IBV_WC_*. A status without an equivalent keeps its number and
-/// the library's text.
+/// Converts IBV_WC_*. A status without an equivalent keeps its number and the library's text.
 pub(super) fn status(wc: c_uint, text: impl FnOnce(c_uint) -> Option<&'static str>) -> Status {
     match wc {
         sys::WC_SUCCESS => Status::Success,

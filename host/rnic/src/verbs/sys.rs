@@ -1,9 +1,6 @@
-//! The used part of <infiniband/verbs.h>: structures and constants.
-//!
-//! libibverbs keeps them stable: its soname is libibverbs.so.1 since 2006, and new fields are appended.
-//! `sys/layout.rs` compiles a C program against the header and compares every size, offset and number.
-//!
-//! Structures that the library allocates have only their first fields here, as far as they are read.
+//! The used part of <infiniband/verbs.h>: structures and constants. Structures that the library allocates have only
+//! their first fields here. libibverbs keeps them stable: its soname is libibverbs.so.1 since 2006, and new fields are
+//! appended. `sys/layout.rs` compiles a C program against the header and compares every size, offset and number.
 
 #[cfg(test)]
 mod layout;
@@ -21,7 +18,7 @@ pub(super) struct Pd {
     _opaque: [u8; 0],
 }
 
-/// An open device: its first fields. They are followed by a mutex of the C library.
+/// Followed by a mutex of the C library.
 #[repr(C)]
 pub(super) struct Context {
     pub(super) device: *mut Device,
@@ -46,7 +43,6 @@ pub(super) struct ContextOps {
     _after: [Unused; 5],
 }
 
-/// A completion channel.
 #[repr(C)]
 pub(super) struct CompChannel {
     pub(super) context: *mut Context,
@@ -54,7 +50,6 @@ pub(super) struct CompChannel {
     pub(super) refcnt: c_int,
 }
 
-/// A completion queue: its first fields.
 #[repr(C)]
 pub(super) struct Cq {
     pub(super) context: *mut Context,
@@ -64,7 +59,6 @@ pub(super) struct Cq {
     pub(super) cqe: c_int,
 }
 
-/// A queue pair: its first fields.
 #[repr(C)]
 pub(super) struct Qp {
     pub(super) context: *mut Context,
@@ -79,7 +73,6 @@ pub(super) struct Qp {
     pub(super) qp_type: c_uint,
 }
 
-/// A memory region.
 #[repr(C)]
 pub(super) struct Mr {
     pub(super) context: *mut Context,
@@ -98,7 +91,6 @@ pub(super) struct Gid {
     pub(super) raw: [u8; 16],
 }
 
-/// Attributes of a device.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct DeviceAttr {
@@ -125,7 +117,6 @@ pub(super) struct DeviceAttr {
     pub(super) phys_port_cnt: u8,
 }
 
-/// Attributes of a port.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct PortAttr {
@@ -153,7 +144,6 @@ pub(super) struct PortAttr {
     pub port_cap_flags2: u16,
 }
 
-/// An asynchronous event.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct AsyncEvent {
@@ -162,7 +152,6 @@ pub(super) struct AsyncEvent {
     pub(super) event_type: c_uint,
 }
 
-/// A work completion.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Wc {
@@ -182,7 +171,6 @@ pub(super) struct Wc {
     pub(super) dlid_path_bits: u8,
 }
 
-/// A route to a GID.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct GlobalRoute {
@@ -206,7 +194,6 @@ pub(super) struct AhAttr {
     pub(super) port_num: u8,
 }
 
-/// Capacities of a QP's queues.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct QpCap {
@@ -217,7 +204,6 @@ pub(super) struct QpCap {
     pub(super) max_inline_data: u32,
 }
 
-/// Parameters for creating a QP.
 #[repr(C)]
 pub(super) struct QpInitAttr {
     pub(super) qp_context: *mut c_void,
@@ -243,7 +229,6 @@ impl Default for QpInitAttr {
     }
 }
 
-/// Attributes of a QP.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct QpAttr {
@@ -275,7 +260,6 @@ pub(super) struct QpAttr {
     pub(super) rate_limit: u32,
 }
 
-/// A slice of local memory.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sge {
@@ -284,8 +268,7 @@ pub(super) struct Sge {
     pub(super) lkey: u32,
 }
 
-/// A send work request. The header has unions after the immediate, of which only the address and key of
-/// WRITEs are declared.
+/// The header has unions after the immediate, of which only the address and key of WRITEs are declared.
 #[repr(C)]
 pub(super) struct SendWr {
     pub(super) wr_id: u64,
@@ -323,7 +306,6 @@ impl SendWr {
     }
 }
 
-/// A receive work request.
 #[repr(C)]
 pub(super) struct RecvWr {
     pub(super) wr_id: u64,
@@ -332,11 +314,10 @@ pub(super) struct RecvWr {
     pub(super) num_sge: c_int,
 }
 
-/// Declares constants of the header, whose C names begin with `IBV_`, and a table of them for the layout test.
+/// Declares constants of the header, without their prefix `IBV_`, and a table for the layout test and for logs.
 macro_rules! numbers {
     ($($name:ident = $value:expr;)*) => {
         $(pub(super) const $name: c_uint = $value;)*
-        /// All constants with their names in the header.
         pub(super) const NUMBERS: &[(&str, u64)] = &[$((concat!("IBV_", stringify!($name)), $name as u64)),*];
     };
 }

@@ -62,7 +62,6 @@ impl Sysfs {
         names
     }
 
-    /// The used GIDs of a port, by index.
     pub(super) fn gids(&self, device: &str, port: u8, count: usize) -> Vec<GidEntry> {
         let port = format!("class/infiniband/{device}/ports/{port}");
         let entry = |index: u8| {
