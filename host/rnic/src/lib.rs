@@ -1,12 +1,10 @@
 //! RNICs as a program on a host uses them: the trait [`Rnic`] with QPs, memory regions and completions.
 //!
-//! Two types implement the trait. [`SoftRnic`] is the software RNIC: an [`Endpoint`](castnet_endpoint::Endpoint) on a
-//! [`Port`](castnet_port::Port), with ARP. [`VerbsRnic`](verbs::VerbsRnic) is an RNIC of the machine, used through
-//! libibverbs. [`stream`] sends files and other streams over a QP to one receiver, or to many if the QP is a member of
-//! a group. [`messages`] sends messages of one size, for checks.
+//! [`SoftRnic`] is the software RNIC: an [`Endpoint`](castnet_endpoint::Endpoint) on a [`Port`](castnet_port::Port),
+//! with ARP. [`VerbsRnic`](verbs::VerbsRnic) is an RNIC of the machine, used through libibverbs. [`stream`] sends files
+//! and other streams to one receiver or a group. [`messages`] sends messages of one size, for checks.
 //!
-//! One thread owns an RNIC. It posts work, calls [`Rnic::poll`] with the current time and reads completions. If there
-//! was nothing to do, it calls [`Rnic::wait`].
+//! One thread owns an RNIC: it posts work, calls [`Rnic::poll`], reads completions, and calls [`Rnic::wait`] if idle.
 //!
 //! ```
 //! use castnet_port::{MemLink, MemLinkConfig, Pool, PoolConfig, Sides};

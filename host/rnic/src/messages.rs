@@ -53,14 +53,12 @@ pub struct MessagesSummary {
     pub bytes: u64,
     /// SHA-256 of all messages in order.
     pub digest: Digest,
-    /// Time per message. At the sender, from its posting to its completion, when the last receiver has
-    /// acknowledged it. At a receiver, from the first completion to its completion.
+    /// Time per message: at the sender from posting to completion, at a receiver from the first completion to its own.
     pub times: Vec<Duration>,
 }
 
-/// Sends `messages` over the QPs in turn, which are the lanes of a group. At most `in_flight` messages are
-/// unacknowledged. Returns when all are acknowledged. `progress` receives the number of acknowledged messages
-/// and may stop the loop.
+/// Sends `messages` over the QPs in turn, which are the lanes of a group, with at most `in_flight` unacknowledged.
+/// Returns when all are acknowledged. `progress` receives the number of acknowledged messages and may stop the loop.
 ///
 /// # Errors
 /// [`StreamError::Work`] with the status of the first failed message, and any other error of a sender.
@@ -162,8 +160,7 @@ impl MessageReceiver {
     /// acknowledgement may not be sent yet: continue to poll the RNIC until the sender is known to be done.
     ///
     /// # Errors
-    /// [`StreamError::Work`]; and [`StreamError::Malformed`] or [`StreamError::OutOfSequence`] if bytes or
-    /// numbers differ from those sent.
+    /// [`StreamError::Work`]; [`StreamError::Malformed`] or [`StreamError::OutOfSequence`] if bytes or numbers differ.
     pub fn receive(
         &mut self,
         rnic: &mut dyn Rnic,

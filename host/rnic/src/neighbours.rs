@@ -1,5 +1,4 @@
-//! ARP as a pure machine. It answers requests for its own address, resolves other addresses and announces
-//! itself (RFC 826, RFC 5227).
+//! ARP as a pure machine: answers requests for its own address, resolves others, announces itself (RFC 826, RFC 5227).
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -133,8 +132,7 @@ impl Neighbours {
         Resolution::Pending
     }
 
-    /// Requests confirmation of all known neighbours after a QP had to retransmit. Known addresses stay valid
-    /// until a reply changes them.
+    /// Requests confirmation of all known neighbours, which stay valid until a reply changes them.
     pub(crate) fn confirm_all(&mut self, now: Nanos) {
         for entry in self.entries.values_mut() {
             if let Entry::Known {

@@ -96,8 +96,7 @@ impl QpRemote {
     }
 }
 
-/// Counters since the RNIC was opened. `None`: the device does not count it. Those of an RDMA device cover all programs
-/// that use it.
+/// Counters since the RNIC was opened; `None` if not counted. Those of an RDMA device cover all its users.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Traffic {
     /// Frames sent.
@@ -139,10 +138,7 @@ pub trait Rnic {
     /// The current time of the device's clock, for [`Rnic::poll`]. The origin is unspecified.
     fn now(&self) -> Nanos;
 
-    /// Registers a region of `length` zero bytes.
-    ///
-    /// # Errors
-    /// The device has no capacity for further regions.
+    /// Registers a region of `length` zero bytes. Fails if the device has no capacity for further regions.
     fn register_memory(&mut self, length: usize, access: Access) -> Result<MemoryRegion, RnicError>;
 
     /// Releases a region.
@@ -154,14 +150,11 @@ pub trait Rnic {
     /// Copies `bytes` into a region, starting at `offset`.
     fn write_memory(&mut self, key: MemoryKey, offset: u64, bytes: &[u8]) -> Result<(), RnicError>;
 
-    /// Creates a QP. Receives may be posted from now on.
-    ///
-    /// # Errors
-    /// The number is in use or cannot be chosen, or there are too many QPs.
+    /// Creates a QP, which takes receives from now on. Fails if its number is in use or cannot be chosen, or there are
+    /// too many QPs.
     fn create_qp(&mut self, options: &QpOptions) -> Result<Qpn, RnicError>;
 
-    /// Connects a QP, which sends and receives from now on. Blocks until the Ethernet address of the next hop
-    /// is resolved.
+    /// Connects a QP, which then sends and receives. Blocks until the Ethernet address of the next hop is resolved.
     ///
     /// # Errors
     /// The QP's state or a value of `remote` does not allow it, or the next hop does not reply within `timeout`.
@@ -185,8 +178,7 @@ pub trait Rnic {
     /// Announces this host soon: a restarted switch has lost its table. This is a broadcast; once a second is enough.
     fn announce(&mut self) -> Result<(), RnicError>;
 
-    /// Does the work that is due at `now` in bounded batches: receiving, replying, sending and timers. Returns true if
-    /// there was work, in which case it should be called again soon.
+    /// Does the work that is due at `now`, in bounded batches. Returns true if there was work: call it again soon.
     fn poll(&mut self, now: Nanos) -> Result<bool, RnicError>;
 
     /// The next completion of a send on this QP, in order.

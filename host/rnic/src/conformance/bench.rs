@@ -17,11 +17,8 @@ pub trait Bench {
     /// The RNIC of an end.
     fn rnic(&mut self, end: usize) -> &mut dyn Rnic;
 
-    /// Polls. If there was no work, sleeps until an event of the device or for at most `at_most`. Two devices
-    /// are polled in turn, so each sleeps only briefly. Returns true if it slept.
-    ///
-    /// # Errors
-    /// A device failed.
+    /// Polls. Without work, sleeps until an event or for `at_most`; of two devices, each sleeps only briefly. Returns
+    /// true if it slept.
     fn poll_or_wait(&mut self, at_most: Duration) -> Result<bool, RnicError>;
 }
 
@@ -62,10 +59,7 @@ impl<A: Rnic, B: Rnic> Bench for TwoDevices<A, B> {
     }
 }
 
-/// Creates two software RNICs on a memory link with this MTU.
-///
-/// # Errors
-/// The MTU is too small, or no file descriptor is free.
+/// Creates two software RNICs on a memory link with this MTU. Fails if it is too small or no descriptor is free.
 pub fn software(mtu: usize) -> Result<TwoDevices<SoftRnic<MemPort>, SoftRnic<MemPort>>, RnicError> {
     let pool = Pool::new(PoolConfig {
         buffers: 1024,

@@ -43,15 +43,13 @@ pub struct SoftRnicConfig {
     pub ip: Ipv4Addr,
     /// Ethernet address. `None` uses that of the port.
     pub mac: Option<MacAddr>,
-    /// The gateway. `None` if all addresses are on the link. McstIDs of groups are always on the link,
-    /// because the switch answers ARP for them.
+    /// `None` if all addresses are on the link. McstIDs always are: the switch answers ARP for them.
     pub gateway: Option<Gateway>,
     /// Configuration of ARP.
     pub neighbours: NeighbourConfig,
     /// The maximum number of unacknowledged PSNs per QP.
     pub window: u32,
-    /// The first QP number that the RNIC assigns. Two RNICs with the same address, at the same time or one
-    /// after the other, need different first numbers so that their frames can be told apart.
+    /// The first QP number assigned. RNICs with one address, at once or in turn, need different ones to be told apart.
     pub first_qpn: Qpn,
 }
 
@@ -87,9 +85,8 @@ struct Queues {
     limits: QueueLimits,
 }
 
-/// An RC endpoint on a port, with ARP. It answers for its own address, resolves others, and announces itself at start
-/// and every [`NeighbourConfig::announce_interval`], so that switches learn its port. It processes only frames to its
-/// own Ethernet address and broadcasts.
+/// An RC endpoint on a port, with ARP: answers for its address, resolves others, and announces itself periodically, so
+/// that switches learn its port. It processes only frames to its own Ethernet address and broadcasts.
 pub struct SoftRnic<P> {
     attributes: DeviceAttributes,
     config: SoftRnicConfig,
@@ -119,12 +116,9 @@ impl SoftRnic<BoxPort> {
     const ANNOUNCE_INTERVAL: Nanos = Nanos::from_secs(2);
 
     /// Opens a port and creates an RNIC on it, for a host that is a process of its own. It announces itself every 2
-    /// seconds. Its first QP number is random, so that a group does not take it for an earlier process with its address.
-    /// It binds the UDP port of RoCEv2 if the kernel has its address: otherwise the kernel would answer each frame with an
-    /// ICMP error.
-    ///
-    /// # Errors
-    /// [`RnicError::Open`], or as [`SoftRnic::new`].
+    /// seconds. Its first QP number is random, so that a group does not take it for an earlier process with its
+    /// address. If the kernel has its address, it binds the UDP port of RoCEv2: otherwise the kernel answers each frame
+    /// with an ICMP error.
     pub fn open(spec: &PortSpec, mut config: SoftRnicConfig) -> Result<Self, RnicError> {
         config.first_qpn = Qpn::new(RandomState::new().hash_one(config.ip) as u32);
         config.neighbours.announce_interval = Self::ANNOUNCE_INTERVAL;
@@ -148,10 +142,7 @@ impl SoftRnic<BoxPort> {
 }
 
 impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
-    /// Creates an RNIC on `port`, whose frames live in `pool`.
-    ///
-    /// # Errors
-    /// [`RnicError::MtuTooSmall`], or no file descriptor is free.
+    /// Creates an RNIC on `port`, whose frames live in `pool`. Fails if the MTU is too small or no descriptor is free.
     pub fn new(mut port: P, pool: Pool, config: SoftRnicConfig) -> Result<Self, RnicError> {
         let link = port.info();
         let least = Pmtu::B256.bytes() + HEADERS;
@@ -209,10 +200,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         self.neighbours.stats()
     }
 
-    /// Status of a QP.
-    ///
-    /// # Errors
-    /// The QP does not exist.
+    /// Status of a QP, which must exist.
     pub fn qp_status(&self, qpn: Qpn) -> Result<castnet_endpoint::QpStatus, RnicError> {
         Ok(self.endpoint.qp_status(qpn)?)
     }
@@ -237,9 +225,6 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
     }
 
     /// As [`SoftRnic::resolve`], but blocks until there is a result or `timeout` has passed.
-    ///
-    /// # Errors
-    /// [`RnicError::Unreachable`], [`RnicError::NeighboursFull`].
     pub fn resolve_within(&mut self, ip: Ipv4Addr, timeout: Duration) -> Result<MacAddr, RnicError> {
         let start = Instant::now();
         loop {

@@ -5,9 +5,8 @@
 //!
 //! # On the wire
 //!
-//! A stream is a sequence of messages. Each is a SEND or WRITE with immediate of at most `message_size`
-//! bytes. The immediate contains the message's kind (upper two bits) and number (lower 30 bits, counted over
-//! all streams of the QP):
+//! A stream is a sequence of messages: SENDs or WRITEs with immediate of at most `message_size` bytes. The immediate is
+//! the kind (upper two bits) and the number (lower 30 bits, counted over all streams of the QP):
 //!
 //! | kind | message | payload |
 //! |---|---|---|

@@ -119,16 +119,13 @@ pub struct StreamReceiver {
 }
 
 impl StreamReceiver {
-    /// Creates a receiver and posts its receives. The QP has received nothing yet and need not be connected.
-    ///
-    /// # Errors
-    /// [`StreamError::OutOfRange`], or the RNIC has no capacity for the memory or receives.
+    /// Creates a receiver and posts its receives. The QP has received nothing yet and need not be connected. Fails if a
+    /// value is out of range, or the RNIC has no capacity for the memory or receives.
     pub fn new(rnic: &mut dyn Rnic, config: ReceiverConfig) -> Result<Self, StreamError> {
         Self::over_lanes(rnic, config, &[])
     }
 
-    /// Creates a receiver over several lanes. `config` has the QP of the first lane, `more` has the other QPs
-    /// in order. Each lane has its own ring.
+    /// Creates a receiver over several lanes, each with its own ring: the QP of `config`, then `more`.
     pub fn over_lanes(
         rnic: &mut dyn Rnic,
         config: ReceiverConfig,
@@ -245,9 +242,6 @@ impl StreamReceiver {
     }
 
     /// Releases the memory. The QPs must have been destroyed or failed before.
-    ///
-    /// # Errors
-    /// The RNIC does not know the memory any more.
     pub fn close(self, rnic: &mut dyn Rnic) -> Result<(), StreamError> {
         for lane in &self.lanes {
             rnic.deregister_memory(lane.ring.key)?;

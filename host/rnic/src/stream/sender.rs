@@ -61,8 +61,7 @@ pub struct SenderConfig {
     pub transfer: Transfer,
     /// Bytes of a full message, 1 KiB to 16 MiB. The same at both sides.
     pub message_size: u32,
-    /// The maximum number of unacknowledged messages per lane: 1 to 4096, and at most the capacity of the
-    /// QP's send queue. The sender's memory holds this many messages per lane.
+    /// Most unacknowledged messages per lane, 1 to 4096: at most the QP's send queue; the sender has memory for them.
     pub in_flight: u32,
 }
 
@@ -85,12 +84,10 @@ struct Lane {
     acknowledged: u64,
 }
 
-/// The sending side. It accepts bytes while it has capacity and posts them as messages.
-///
-/// Call [`StreamSender::start`], then [`StreamSender::write`] until all bytes are accepted, then
-/// [`StreamSender::finish`]. In between, and at the end until [`StreamSender::is_drained`], call
-/// [`Rnic::poll`] and [`StreamSender::poll`]. Then the next stream may start. All receivers must exist before
-/// the first stream, because messages are numbered.
+/// The sending side. Call [`StreamSender::start`], then [`StreamSender::write`] until all bytes are accepted, then
+/// [`StreamSender::finish`]. In between, and until [`StreamSender::is_drained`], call [`Rnic::poll`] and
+/// [`StreamSender::poll`]. Then the next stream may start. Messages are numbered, so all receivers must exist before
+/// the first stream.
 pub struct StreamSender {
     config: SenderConfig,
     /// Message k uses the lane with index k modulo the number of lanes.
@@ -105,10 +102,8 @@ pub struct StreamSender {
 }
 
 impl StreamSender {
-    /// Creates a sender on a connected QP that has sent nothing yet.
-    ///
-    /// # Errors
-    /// [`StreamError::OutOfRange`], or the memory cannot be registered.
+    /// Creates a sender on a connected QP that has sent nothing yet. Fails if a value is out of range or memory is
+    /// short.
     pub fn new(rnic: &mut dyn Rnic, config: SenderConfig) -> Result<Self, StreamError> {
         Self::over_lanes(rnic, config, &[])
     }
@@ -254,10 +249,7 @@ impl StreamSender {
         Ok(Some(summary))
     }
 
-    /// Reads acknowledgements. Returns the number of newly acknowledged messages.
-    ///
-    /// # Errors
-    /// [`StreamError::Work`]: the QP has failed.
+    /// Reads acknowledgements. Returns the number of newly acknowledged messages. Fails if the QP has failed.
     pub fn poll(&mut self, rnic: &mut dyn Rnic) -> Result<u64, StreamError> {
         let (mut acknowledged, lanes) = (0, self.lanes.len());
         for (number, lane) in self.lanes.iter_mut().enumerate() {
@@ -271,9 +263,6 @@ impl StreamSender {
     }
 
     /// Releases the memory. Fails QPs that have unacknowledged messages first.
-    ///
-    /// # Errors
-    /// The RNIC does not know a QP or the memory any more.
     pub fn close(self, rnic: &mut dyn Rnic) -> Result<(), StreamError> {
         for lane in self.lanes.iter().filter(|l| l.posted != l.acknowledged) {
             rnic.fail_qp(lane.at.qpn)?;

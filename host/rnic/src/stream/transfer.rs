@@ -29,10 +29,9 @@ pub(crate) fn poll_or_wait(rnic: &mut dyn Rnic) -> Result<(), StreamError> {
     Ok(())
 }
 
-/// Sends all of `source` as one stream. Returns when every receiver has acknowledged it.
-///
-/// `progress` is called about once per message and at least several times per second, with the bytes read from the
-/// source. It may stop the loop. The RNIC's counters show whether receivers reply.
+/// Sends all of `source` as one stream. Returns when every receiver has acknowledged it. `progress` is called about
+/// once per message and at least several times per second, with the RNIC and the bytes read so far. It may stop the
+/// loop.
 pub fn send(
     rnic: &mut dyn Rnic,
     sender: &mut StreamSender,
@@ -85,11 +84,9 @@ pub fn send(
     Ok(summary)
 }
 
-/// Receives one stream. `open` creates the sink when the header has arrived. The flushed sink is returned with the
-/// summary. `progress` is called with the header and the bytes so far, about once per message and at least several
-/// times per second. It may stop the loop.
-///
-/// The last acknowledgement may be unsent or get lost: continue to poll the RNIC until the sender is known to be done.
+/// Receives one stream into the sink that `open` creates from the header. Returns the flushed sink with the summary.
+/// `progress` is called about once per message and at least several times per second, and may stop the loop. The last
+/// acknowledgement may be unsent or get lost: continue to poll the RNIC until the sender is known to be done.
 pub fn receive<W: Write>(
     rnic: &mut dyn Rnic,
     receiver: &mut StreamReceiver,

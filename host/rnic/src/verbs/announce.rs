@@ -12,8 +12,7 @@ const UNUSED_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// UDP's discard service (RFC 863). The datagram is never sent, because the address cannot be resolved.
 const DISCARD: u16 = 9;
 
-/// Makes the kernel send an ARP request on this interface from this address, by sending a datagram to an
-/// unused address that is treated as on the link.
+/// Makes the kernel send an ARP request: sends a datagram to an unused address that is treated as on the link.
 pub(super) fn announce(interface: &str, ip: Ipv4Addr) -> io::Result<()> {
     let socket = UdpSocket::bind((ip, 0))?;
     socket.set_nonblocking(true)?;

@@ -263,8 +263,7 @@ impl Channel {
         }
     }
 
-    /// The token of the next completion queue with an event. The event is acknowledged at once, so that the
-    /// queue can be destroyed at any time.
+    /// The token of the next completion queue with an event. Acknowledged at once, so that the queue can be destroyed.
     pub(super) fn next_event(&self) -> Option<usize> {
         let (mut cq, mut token) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel is open and non-blocking. The kernel drops unread events of destroyed queues,
@@ -455,8 +454,7 @@ impl Drop for QueuePair {
     }
 }
 
-/// Pages of this process that the device may read and write at any time. They are accessed only by copies,
-/// and no reference to them is ever created.
+/// Pages that the device may read and write at any time: accessed only by copies, never by reference.
 struct Pages {
     start: Raw<c_void>,
     length: usize,

@@ -1,7 +1,5 @@
-//! RNICs of the machine through libibverbs: hardware, or the kernel's rdma_rxe (SoftRoCE).
-//!
-//! The library is loaded when a [`VerbsRnic`] is opened, so programs also run where it is not installed.
-//! Differences from the software RNIC:
+//! RNICs of the machine through libibverbs: hardware, or the kernel's rdma_rxe (SoftRoCE). The library is loaded when a
+//! [`VerbsRnic`] is opened, so programs also run where it is not installed. Differences from the software RNIC:
 //!
 //! - The device assigns QP numbers.
 //! - The kernel resolves the next hop, so [`QpRemote::mac`] is ignored.
@@ -78,10 +76,7 @@ pub struct VerbsDevice {
     pub advice: Option<String>,
 }
 
-/// Lists all RDMA devices of this machine.
-///
-/// # Errors
-/// [`RnicError::NoVerbsLibrary`], [`RnicError::NoRdmaDevice`].
+/// Lists all RDMA devices of this machine. Fails if there is none, or the library is missing.
 pub fn devices() -> Result<Vec<VerbsDevice>, RnicError> {
     let (config, sysfs) = (VerbsConfig::default(), Sysfs::default());
     let api = Api::load(&config.library)?;
@@ -143,10 +138,7 @@ const EVENTS_MAX: usize = 64;
 const RESOLVE_AGAIN: Duration = Duration::from_millis(100);
 
 impl VerbsRnic {
-    /// Opens a device.
-    ///
-    /// # Errors
-    /// The library, a device, a GID or an active port is missing. [`RnicError`] has a variant for each.
+    /// Opens a device. Fails if the library, a device, a GID or an active port is missing, with a variant for each.
     pub fn open(config: VerbsConfig) -> Result<Self, RnicError> {
         let (api, sysfs) = (Api::load(&config.library)?, Sysfs::default());
         let chosen = select::choose(&api, &sysfs, &config)?;
