@@ -71,8 +71,7 @@ impl<T> Buffers<'_, T> {
     }
 }
 
-/// The memory of a non-blocking collective, which owns it until it ends. Converts from `Vec<T>` (in place) and
-/// `(Vec<T>, Vec<T>)` (input, output).
+/// The memory of a non-blocking collective until it ends. Converts from `Vec<T>` (in place) and `(Vec<T>, Vec<T>)`.
 #[derive(Debug)]
 pub enum OwnedBuffers<T> {
     /// The result replaces the contribution.
@@ -145,7 +144,6 @@ impl<'a> Data<'a> {
         self.reborrow().into_write(place, length)
     }
 
-    /// [`Data::read`] that consumes the view.
     pub(crate) fn into_read(self, place: Place, length: u64) -> Option<&'a [u8]> {
         let offset = place.offset;
         match (self, place.space) {
@@ -157,7 +155,6 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// [`Data::write`] that consumes the view.
     pub(crate) fn into_write(self, place: Place, length: u64) -> Option<&'a mut [u8]> {
         let offset = place.offset;
         match (self, place.space) {

@@ -25,8 +25,7 @@ const LINGER: Duration = Duration::from_millis(200);
 /// How long to wait, after the controller reported a failed group, for the in-band report with the cause.
 pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
-/// A non-blocking collective that is running. Its start has returned the errors known then. Pass it to
-/// [`Communicator::wait`]: until then the communicator keeps its memory.
+/// A running non-blocking collective. The communicator keeps its memory until [`Communicator::wait`].
 #[must_use = "a running collective must be waited for"]
 #[derive(Debug)]
 pub struct Request<T> {
@@ -37,9 +36,8 @@ pub struct Request<T> {
     _type: PhantomData<T>,
 }
 
-/// One rank of a job, connected with all others. All ranks call the same collectives in the same order.
-///
-/// Use it from one thread. Collectives progress only during a call: a blocking collective, [`Communicator::wait`],
+/// One rank of a job, connected with all others. All ranks call the same collectives in the same order, each from one
+/// thread. Collectives progress only during a call: a blocking collective, [`Communicator::wait`],
 /// [`Communicator::test`] or [`Communicator::progress`]. A hardware RNIC also moves posted work between calls.
 pub struct Communicator {
     pub(crate) config: CommConfig,
@@ -111,8 +109,7 @@ impl Communicator {
         &*self.rnic
     }
 
-    /// Reduces the elements of all ranks, index by index, and returns the result at all ranks. Every rank passes the
-    /// same number of elements.
+    /// Reduces the elements of all ranks, index by index, to all ranks. All ranks pass the same number of elements.
     ///
     /// # Errors
     /// Any [`CommError`]. All ranks fail, possibly with different errors.
@@ -218,10 +215,8 @@ impl Communicator {
         self.begin(Collective::AllGather, Operation::Sum, buffers.into())
     }
 
-    /// Waits until a non-blocking collective ends. Returns its output buffer; in place, the whole buffer.
-    ///
-    /// # Errors
-    /// Any [`CommError`]. The buffers are lost in that case.
+    /// Waits until a non-blocking collective ends. Returns its output; in place, the whole buffer. The buffers are lost
+    /// on an error.
     pub fn wait<T: Element>(&mut self, request: Request<T>) -> Result<Vec<T>, CommError> {
         if request.attempt != self.attempts {
             return Err(CommError::Aborted);
@@ -231,10 +226,8 @@ impl Communicator {
         Ok(data.map(|d| d.buffers.into_output()).unwrap_or_default())
     }
 
-    /// Returns true if a non-blocking collective has ended. Progresses all collectives first, and never waits.
-    ///
-    /// # Errors
-    /// The RNIC or the group has failed.
+    /// Progresses all collectives without waiting. Returns true if `request` has ended. Fails if the RNIC or group
+    /// failed.
     pub fn test<T: Element>(&mut self, request: &Request<T>) -> Result<bool, CommError> {
         if request.attempt != self.attempts {
             return Ok(true);
@@ -243,10 +236,7 @@ impl Communicator {
         Ok(self.driver.as_ref().is_none_or(|d| d.is_done(request.task)))
     }
 
-    /// Progresses all collectives without waiting. Returns true if there was work to do.
-    ///
-    /// # Errors
-    /// The RNIC or the group has failed.
+    /// Progresses all collectives without waiting. Returns true if there was work. Fails if the RNIC or group failed.
     pub fn progress(&mut self) -> Result<bool, CommError> {
         let worked = self.poll_driver(None)?;
         if !worked {
@@ -255,11 +245,8 @@ impl Communicator {
         Ok(worked)
     }
 
-    /// Waits until all ranks close, so that each rank receives its last messages, then leaves. Rank 0 destroys the
-    /// group.
-    ///
-    /// # Errors
-    /// Not all ranks close in time, or the RNIC failed. The rank leaves in either case.
+    /// Waits until all ranks close, so that each receives its last messages, then leaves. Rank 0 destroys the group. If
+    /// not all close in time or the RNIC fails, it leaves too, and returns the error.
     pub fn close(mut self) -> Result<(), CommError> {
         let result = self.wait_for_goodbyes();
         self.release();
@@ -542,7 +529,6 @@ impl Communicator {
         }
     }
 
-    /// Forgets a task whose caller no longer waits.
     fn abandon(&mut self, task: TaskId) {
         if let Some(driver) = &mut self.driver {
             driver.abandon(task);
@@ -565,7 +551,6 @@ impl Communicator {
         }
     }
 
-    /// The error where reproducible sums are required and the group does not provide them.
     pub(crate) fn not_reproducible(&self) -> CommError {
         CommError::NotReproducible {
             group: self.config.job.clone(),

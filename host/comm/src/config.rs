@@ -102,8 +102,7 @@ pub struct CommConfig {
     pub qp_timeout: u8,
     /// Retries of the queue pair without progress. 7 means no limit, where the device reads it so.
     pub retry_cnt: u8,
-    /// PSN of the first packet that this rank sends to its group. `None`: random, so that packets of an earlier
-    /// connection are not accepted.
+    /// PSN of the first packet to the group. `None`: random, so that packets of an earlier connection are refused.
     pub first_psn: Option<Psn>,
     /// Time-outs.
     pub timeouts: Timeouts,

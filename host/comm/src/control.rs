@@ -56,7 +56,6 @@ enum Command {
     Request(Box<dyn FnOnce(Dial) -> Work + Send>),
 }
 
-/// The answer to a request, received later.
 pub(crate) struct Answer<T>(Receiver<Result<T, ControllerError>>);
 
 impl<T> Answer<T> {
@@ -214,7 +213,6 @@ async fn serve(dial: Dial, mut commands_received: mpsc::UnboundedReceiver<Comman
     }
 }
 
-/// Returns true if a repeated request may succeed.
 fn is_transient(error: &ControllerError) -> bool {
     use castnet_proto::transport::TransportError::{Connect, Timeout};
     match error {
@@ -260,8 +258,7 @@ async fn hold(
     }
 }
 
-/// Follows one stream to its end. Returns true if the group has failed or was refused. Stores the generation of the
-/// active group.
+/// Returns true if the group has failed or was refused, false if the stream ended. Stores the active generation.
 async fn follow(
     dial: &Dial,
     request: &api::InitGroupRequest,
@@ -285,7 +282,6 @@ async fn follow(
     Ok(false)
 }
 
-/// Repeats a request for `patience` while it may succeed.
 async fn retry<T, F: Future<Output = Result<T, ControllerError>>>(
     patience: Duration,
     request: impl Fn() -> F,

@@ -1,5 +1,4 @@
-//! Executes a machine's actions on an RNIC: registers slots, posts work requests, copies bytes to and from user
-//! memory.
+//! Executes a machine's actions on an RNIC: registers slots, posts work requests, copies bytes of user memory.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +29,6 @@ struct Pending {
     result: Option<Result<(), Failure>>,
 }
 
-/// Result of a task, and its memory if owned.
 pub(crate) type TaskEnd = (Result<(), Failure>, Option<Box<dyn Owned>>);
 
 /// Memory of the one task whose caller waits.
@@ -298,7 +296,6 @@ impl Driver {
         rnic.post_recv(queue_pair.qpn, RecvWr { wr_id, local })
     }
 
-    /// Readable bytes of a task.
     fn bytes<'b>(
         &'b mut self,
         task: TaskId,

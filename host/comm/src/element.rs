@@ -6,8 +6,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type that collectives work on: the floating point and integer types that EPIC and MPI commonly use. Elements are
-/// little endian in memory and on the wire.
+/// A type that collectives work on, of those common in EPIC and MPI. Little endian in memory and on the wire.
 pub trait Element: sealed::Sealed + bytemuck::Pod + PartialEq + std::fmt::Debug + Send + 'static {
     /// The type's code on the wire.
     const DATA_TYPE: DataType;

@@ -21,8 +21,7 @@ use crate::machine::{HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Lan
 /// Longest sleep of a rank that waits for the controller. It must answer ARP in the meantime.
 const SLEEP_MAX: Duration = Duration::from_millis(2);
 
-/// Numbers of the exchanges between the ranks. They are the same in each attempt: a restarted rank has not counted
-/// how often the others have joined.
+/// Numbers of the exchanges, the same in each attempt: a restarted rank does not know how often the others joined.
 const EXCHANGE_QUEUE_PAIRS: u64 = 0;
 const EXCHANGE_CONNECTED: u64 = 1;
 /// The exchange of [`Communicator::close`].
@@ -30,8 +29,6 @@ pub(crate) const EXCHANGE_GOODBYE: u64 = 2;
 
 /// How often a rank that waits for its group announces its address to the switches.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Unit of QP time-outs, in nanoseconds.
 const TIMEOUT_UNIT_NS: u64 = 4096;
 
 /// A random first PSN, so that packets of an earlier connection are not accepted.
@@ -67,7 +64,6 @@ impl From<CommError> for NoGroup {
 }
 
 impl Communicator {
-    /// Establishes the path of the collectives, in the network or between hosts, and logs which it is.
     pub(crate) fn establish(&mut self) -> Result<(), CommError> {
         self.await_failure_notice()?;
         self.release();
@@ -97,8 +93,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Waits until the switches have reported why the group failed. Joining again removes the old group, and a rank
-    /// that has not received the report would never see it.
+    /// Waits until the switches have reported why the group failed: joining again removes the old group and the report.
     fn await_failure_notice(&mut self) -> Result<(), CommError> {
         let start = Instant::now();
         while self.lease.is_some() && self.lost_group().is_none() && start.elapsed() < 2 * GRACE {
@@ -341,8 +336,7 @@ impl Communicator {
                             reason: state.reason.clone(),
                         });
                     }
-                    // The ranks themselves made it fail, for example by different calls. All had joined; this rank
-                    // sees it late.
+                    // The ranks themselves made it fail, for example by different calls. This rank sees it late.
                     api::CollectivePhase::Failed
                         if state.failed_rank.is_none() && state.failed_switch.is_empty() =>
                     {
@@ -405,7 +399,6 @@ impl Communicator {
         }
     }
 
-    /// Sends a blob to all ranks. The answer holds the blobs of all.
     pub(crate) fn exchange(
         &mut self,
         round: u64,

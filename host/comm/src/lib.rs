@@ -1,6 +1,5 @@
-//! CommLib (EPIC 3.2, 3.3): six collectives on slices of any [`Element`], called by the ranks of a job. The switches compute
-//! them in the network. Where the network cannot provide the group, the hosts compute them among themselves.
-//! [`Communicator::path`] returns which of the two is in use, and why.
+//! CommLib (EPIC 3.2, 3.3): six collectives on slices of any [`Element`], called by the ranks of a job. Switches
+//! compute them or, where the network cannot provide the group, hosts ([`Communicator::path`]).
 //!
 //! - [`Communicator`] connects one rank. It needs the controller's address, the job's name, the rank and the number of ranks
 //!   ([`CommConfig`]), and any [`castnet_rnic::Rnic`].
@@ -18,10 +17,8 @@
 //! }
 //! ```
 //!
-//! # Reliability
-//!
-//! Every collective ends: with its result or, after its time-out at the latest, with a [`CommError`] that names what it
-//! waited for. After a failure the next call joins the group again, at all ranks together.
+//! Every collective ends: with its result, or at its time-out with a [`CommError`] that names what it waited for. After
+//! a failure the next call joins the group again, at all ranks together.
 #![forbid(unsafe_code)]
 
 mod buffers;

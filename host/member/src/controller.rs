@@ -11,7 +11,6 @@ use crate::error::MemberError;
 
 type Client = api::controller_client::ControllerClient<Channel>;
 
-/// Delay before a call is repeated.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// How long a call that leaves is repeated.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
@@ -21,21 +20,16 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 const LOOKS_WITHOUT_SOURCE: u32 = 3;
 /// How often a receiver that has everything asks whether the source has left.
 const LEFT_INTERVAL: Duration = Duration::from_millis(50);
-/// The largest answer.
 const ANSWER_BYTES_MAX: usize = 1 << 28;
 
-/// The controller of a group.
 #[derive(Clone)]
 pub(crate) struct Controller {
     pub(crate) address: Address,
     pub(crate) security: Security,
-    /// The group.
     pub(crate) group: String,
-    /// This host.
     pub(crate) host: String,
 }
 
-/// Repeats `call` for `patience` while `is_transient` holds for its error.
 async fn retry<T, F: Future<Output = Result<T, MemberError>>>(
     patience: Duration,
     is_transient: fn(&MemberError) -> bool,
@@ -62,7 +56,6 @@ fn is_early(error: &MemberError) -> bool {
     }
 }
 
-/// Whether the source is a member at the moment.
 fn has_source(state: &api::GroupState) -> bool {
     let source = state.members.iter().find(|m| m.host == state.source);
     source.is_some_and(|m| m.phase() == api::MemberPhase::Joined)
@@ -88,7 +81,6 @@ impl Controller {
         }
     }
 
-    /// The number of lanes of the group. A member has a QP in each.
     pub(crate) async fn lanes(self, patience: Duration) -> Result<usize, MemberError> {
         let ask = || async {
             let mut client = self.client().await?;
@@ -163,8 +155,7 @@ impl Controller {
         }
     }
 
-    /// Waits until the transfer of this host cannot end any more, and returns why: the group was destroyed, or the source
-    /// has left before this receiver.
+    /// Waits until the group is destroyed, or the source leaves before this receiver, and returns which.
     pub(crate) async fn lost(self) -> MemberError {
         let mut looks_without_source = 0;
         loop {

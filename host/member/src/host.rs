@@ -77,7 +77,7 @@ impl<'r> Host<'r> {
         }
     }
 
-    /// Polls the RNIC until a call to the controller has ended. `None`: interrupted.
+    /// Polls the RNIC until a call to the controller has ended, or this host is interrupted.
     pub(crate) fn await_call<T>(&mut self, call: JoinHandle<T>) -> Result<T, MemberError> {
         self.poll_until(&mut |_| call.is_finished())?;
         self.result(call).ok_or(MemberError::Interrupted)
@@ -97,7 +97,6 @@ impl<'r> Host<'r> {
         Ok(())
     }
 
-    /// Polls the RNIC, and sleeps if it had nothing to do.
     pub(crate) fn idle(&mut self) -> Result<(), RnicError> {
         let now = self.rnic.now();
         if !self.rnic.poll(now)? {

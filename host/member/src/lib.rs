@@ -35,8 +35,7 @@
 //! }
 //! ```
 //!
-//! 1. [`source`], [`receiver`] or [`message_receiver`] creates the QPs, one for each lane of the group, and a receiver's
-//!    memory. [`Prepared::connection`] describes them.
+//! 1. [`source`], [`receiver`] or [`message_receiver`] creates the QPs, one for each lane, and a receiver's memory.
 //! 2. [`Prepared::join`] joins over the controller and waits until the group is active, or uses the given address
 //!    ([`Group::Fixed`], for switches with rule files). It connects the QPs.
 //! 3. [`Member`] sends or receives; [`Member::leave`] ends the membership.

@@ -53,19 +53,14 @@ pub struct Transferred {
     pub elapsed: Duration,
 }
 
-/// Prepares the source of a group.
-///
-/// # Errors
-/// The controller cannot be reached or does not know the group, or the RNIC cannot create the QPs.
+/// Prepares the source of a group. Fails if the controller cannot be reached or does not know the group, or the RNIC
+/// cannot create the QPs.
 pub fn source(config: MemberConfig, rnic: &mut dyn Rnic) -> Result<Prepared<'_, Source>, MemberError> {
     let (host, qpns) = create_qps(config, rnic)?;
     Ok(Prepared::new(host, qpns, api::Role::Source, Source, &[]))
 }
 
-/// Prepares a receiver of streams.
-///
-/// # Errors
-/// As [`source`]; or the RNIC has no capacity for the ring.
+/// Prepares a receiver of streams. Fails as [`source`], or if the RNIC has no capacity for the ring.
 pub fn receiver(
     config: MemberConfig,
     rnic: &mut dyn Rnic,
@@ -81,10 +76,7 @@ pub fn receiver(
     Ok(Prepared::new(host, qpns, api::Role::Receiver, side, &rings))
 }
 
-/// Prepares a receiver of [`Messages`], for checks.
-///
-/// # Errors
-/// As [`receiver`].
+/// Prepares a receiver of [`Messages`], for checks. Fails as [`receiver`].
 pub fn message_receiver(
     config: MemberConfig,
     rnic: &mut dyn Rnic,
@@ -235,10 +227,7 @@ impl<T> Member<'_, T> {
         &self.qpns
     }
 
-    /// Polls the RNIC until `done`, so that this host answers ARP and repeated requests meanwhile.
-    ///
-    /// # Errors
-    /// [`MemberError::Interrupted`], or the RNIC failed.
+    /// Polls the RNIC until `done`, so that this host answers ARP and repeated requests. Fails if interrupted.
     pub fn wait_until(&mut self, done: &mut dyn FnMut() -> bool) -> Result<(), MemberError> {
         let mut is_done = false;
         self.host.poll_until(&mut |_| {
@@ -252,12 +241,9 @@ impl<T> Member<'_, T> {
         }
     }
 
-    /// Leaves the group. A receiver that has everything first waits until the source has left: a lost last acknowledgement
-    /// must be sent again. Does not wait for a source from which nothing comes for 3 seconds.
-    ///
-    /// # Errors
-    /// The RNIC failed, or the controller cannot be reached; the group then waits for this member. What was transferred is
-    /// complete nevertheless.
+    /// Leaves the group. A receiver that has everything first waits until the source has left, or is silent for 3
+    /// seconds: a lost last acknowledgement must be sent again. If the controller cannot be reached, the group waits
+    /// for this member; what was transferred is complete.
     pub fn leave(mut self) -> Result<(), MemberError> {
         if self.has_all {
             self.await_source_left()?;
@@ -285,8 +271,7 @@ impl<T> Member<'_, T> {
         Ok(())
     }
 
-    /// Runs `transfer`, which calls its argument often and stops when that returns [`Flow::Stop`]: if this host is
-    /// interrupted, or the controller reports that the transfer cannot end any more. Returns that as the error.
+    /// Runs `transfer` until it ends, this host is interrupted, or the controller reports that it cannot end any more.
     fn watched<S>(
         &mut self,
         transfer: impl FnOnce(&mut dyn Rnic, &mut T, &dyn Fn() -> Flow) -> Result<S, StreamError>,
@@ -324,11 +309,8 @@ impl Member<'_, Source> {
         })
     }
 
-    /// Sends all of `source` as one stream. Returns when every receiver has acknowledged it. `progress` receives the bytes
-    /// read so far, and for how long nothing has been acknowledged.
-    ///
-    /// # Errors
-    /// [`MemberError::Stream`], [`MemberError::Silent`], [`MemberError::Destroyed`], [`MemberError::Interrupted`].
+    /// Sends all of `source` as one stream. Returns when every receiver has acknowledged it. `progress` receives the
+    /// bytes read so far, and for how long nothing has been acknowledged.
     pub fn send(
         &mut self,
         header: &StreamHeader,
@@ -355,11 +337,7 @@ impl Member<'_, Source> {
         Ok(Transferred { summary, elapsed })
     }
 
-    /// Sends messages of one size, for checks, `in_flight` at once. `progress` receives the number of acknowledged messages,
-    /// and for how long nothing has been acknowledged.
-    ///
-    /// # Errors
-    /// As [`Member::send`].
+    /// Sends messages of one size, for checks, `in_flight` at once. As [`Member::send`]; `progress` receives messages.
     pub fn send_messages(
         &mut self,
         messages: Messages,
@@ -396,11 +374,8 @@ impl Member<'_, Source> {
 }
 
 impl Member<'_, StreamReceiver> {
-    /// Receives one stream into what `open` returns, and returns that when all is in it. `progress` receives the header when
-    /// it has arrived, and the bytes so far.
-    ///
-    /// # Errors
-    /// [`MemberError::Stream`], [`MemberError::SourceLeft`], [`MemberError::Destroyed`], [`MemberError::Interrupted`].
+    /// Receives one stream into what `open` returns, and returns that when all is in it. `progress` receives the header
+    /// when it has arrived, and the bytes so far.
     pub fn receive<W: Write>(
         &mut self,
         open: &mut dyn FnMut(&StreamHeader) -> io::Result<W>,
@@ -424,9 +399,6 @@ impl Member<'_, StreamReceiver> {
 
 impl Member<'_, MessageReceiver> {
     /// Receives all messages, and checks every byte.
-    ///
-    /// # Errors
-    /// As for streams.
     pub fn receive_messages(&mut self) -> Result<MessagesSummary, MemberError> {
         let summary = self.watched(|rnic, receiver, flow| receiver.receive(rnic, &mut |_| flow()))?;
         self.has_all = true;

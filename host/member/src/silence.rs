@@ -5,10 +5,8 @@ use std::time::{Duration, Instant};
 /// How often the counters of the RNIC are read.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Measures for how long a counter of the RNIC and the progress of a transfer have not changed.
-///
-/// A receiver that takes its time answers with RNR NAKs, and a source that reads slowly makes progress late: neither is
-/// silent.
+/// Measures for how long a counter of the RNIC and the progress of a transfer have not changed. A slow receiver answers
+/// with RNR NAKs and a slow source makes late progress: neither is silent.
 pub(crate) struct Silence {
     since: Instant,
     /// The last look, and what was found.

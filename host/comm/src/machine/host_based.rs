@@ -1,7 +1,5 @@
-//! Collectives between hosts: ring, binomial tree and dissemination, over a reliable connection to each peer.
-//!
-//! Each message carries an immediate that identifies its call. So ranks that made different calls detect it instead
-//! of using each other's bytes.
+//! Collectives between hosts: ring, binomial tree and dissemination, over a reliable connection to each peer. Each
+//! message carries an immediate that identifies its call, so ranks that made different calls detect it.
 
 use std::collections::VecDeque;
 
@@ -108,8 +106,7 @@ fn immediate_of(id: TaskId, task: &Task) -> u32 {
 }
 
 impl HostBased {
-    /// A rank without tasks, with a connection to each of its [`peers`]. Values below their bounds are raised to
-    /// them.
+    /// A rank without tasks, with a connection to each of its [`peers`]. Values out of bounds are clamped.
     pub fn new(config: HostBasedConfig) -> Self {
         let config = HostBasedConfig {
             message_bytes: (config.message_bytes - config.message_bytes % 8).max(64),

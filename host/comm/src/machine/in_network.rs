@@ -79,7 +79,6 @@ impl InNetworkConfig {
         }
     }
 
-    /// The configuration with all values within their bounds.
     fn clamped(self) -> Self {
         let window_packets = self.window_packets.max(1);
         Self {
@@ -95,18 +94,15 @@ impl InNetworkConfig {
 #[derive(Clone, Debug)]
 struct Part {
     task: TaskId,
-    /// True if it is the last call of the task.
     is_last: bool,
     wire: WireCall,
     /// Its first number `g`, that of the control message.
     g: u64,
     control_sent: bool,
     control_received: bool,
-    /// Data messages posted.
+    /// Data messages posted, acknowledged and received.
     sent: u64,
-    /// Data messages acknowledged.
     acknowledged: u64,
-    /// Data messages received.
     received: u64,
 }
 
@@ -138,7 +134,6 @@ impl Part {
     }
 }
 
-/// A send that is not acknowledged.
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
     wr: u64,
@@ -171,7 +166,7 @@ pub struct InNetwork {
 const CHANNEL: ChannelId = ChannelId(0);
 
 impl InNetwork {
-    /// A rank of a new group. Values below their bounds are raised to them.
+    /// A rank of a new group. Values out of bounds are clamped.
     pub fn new(config: InNetworkConfig) -> Self {
         let config = config.clamped();
         let mut machine = Self {
@@ -213,7 +208,6 @@ impl InNetwork {
         }
     }
 
-    /// Returns an error if a task must not be started.
     pub(super) fn check(&self, task: &Task) -> Result<(), Failure> {
         if self.has_failed {
             Err(Failure::Aborted)
@@ -333,8 +327,7 @@ impl InNetwork {
 
     fn received(&mut self, slot: u32, length: u32, immediate: Option<u32>, head: &[u8]) {
         if self.has_failed {
-            // Nothing of earlier calls can arrive after the failed one, and the data of the failed one is not a
-            // result.
+            // After the failed call nothing of earlier ones arrives, and its own data is not a result.
             return;
         }
         let message_packets = self.config.message_packets;

@@ -9,8 +9,7 @@
 //! flags encode the remainder of the division by K. Its flags never equal those of a barrier that a program calls.
 //!
 //! A block here is the unit of [`Task::elements`]: the whole of an AllReduce, one rank's part of a ReduceScatter or
-//! AllGather. Each block is split alike, so a lane's part of a collective is a collective of the same kind with fewer
-//! elements; only the addresses of its bytes differ.
+//! AllGather. Each block is split alike, so a lane's part of a collective is one of the same kind with fewer elements.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;

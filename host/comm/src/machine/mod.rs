@@ -1,9 +1,7 @@
-//! The collectives of one rank as pure machines: no I/O, no clock. The driver of this crate and the simulator execute
-//! their actions.
+//! The collectives of one rank as pure machines. The driver of this crate and the simulator execute their actions.
 //!
 //! [`InNetwork`] is the rank's side of collectives that switches compute (EPIC 3.3.2, appendix A). [`HostBased`] runs
-//! ring, tree and dissemination algorithms between ranks over plain reliable connections. [`Laned`] splits
-//! collectives over several [`InNetwork`]. All are a [`Machine`].
+//! ring, tree and dissemination algorithms between ranks. [`Laned`] splits collectives over several [`InNetwork`].
 //!
 //! # Calling order
 //!

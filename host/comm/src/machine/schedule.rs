@@ -1,9 +1,7 @@
-//! Host-based algorithms as schedules: the sends and receives of one rank, and the receives that each send depends
-//! on.
+//! Host-based algorithms as schedules: the sends and receives of one rank, and on which receives each send depends.
 //!
-//! Messages are split into pieces of one slot. A piece is sent as soon as the pieces that it depends on have arrived,
-//! so long messages fill the whole ring or tree. All schedules of a collective agree on the number, order and lengths
-//! of the messages between two ranks: these are matched by order.
+//! Messages are split into pieces of one slot. A piece is sent once the pieces that it depends on have arrived, so long
+//! messages fill the ring or tree. Messages between two ranks are matched by order, on which all schedules agree.
 
 use std::ops::Range;
 
@@ -28,7 +26,6 @@ pub(super) enum Step {
     },
 }
 
-/// Bytes to copy inside the rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CopyStep {
     pub(super) from: Place,
@@ -48,7 +45,6 @@ impl CopyStep {
     }
 }
 
-/// The steps of one rank for a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Schedule {
     /// Copied before all steps.
@@ -99,7 +95,6 @@ fn pieces(bytes: Range<u64>, piece: u32) -> impl Iterator<Item = (u64, u32)> {
     })
 }
 
-/// The schedule of `rank` of `size` for a task, in pieces of at most `piece` bytes.
 pub(super) fn schedule(task: &Task, rank: u16, size: u16, piece: u32) -> Schedule {
     let piece = piece - piece % task.data_type.size() as u32;
     let plan = Plan {
@@ -138,9 +133,8 @@ impl Plan {
         self.behind(1) as u16
     }
 
-    /// `size - 1` steps round the ring. In step s the block `first - s` is sent and the block `first - s - 1`
-    /// received. Each piece is sent as soon as it has been received. `base` is the signal of the first piece of the
-    /// first block, if that block depends on earlier steps.
+    /// `size - 1` steps round the ring. Step s sends the block `first - s` and receives the block `first - s - 1`.
+    /// `base` is the signal of the first piece of the first block, if that block depends on earlier steps.
     fn ring(
         &self,
         out: &mut Schedule,

@@ -52,8 +52,7 @@ pub struct Task {
     pub data_type: DataType,
     /// Whether integers saturate, and whether contributions are reduced in rank order.
     pub flags: CallFlags,
-    /// Number of elements: of the whole for AllReduce, Reduce and Broadcast; of one rank's block for ReduceScatter
-    /// and AllGather.
+    /// Number of elements: of one rank's block for ReduceScatter and AllGather, otherwise of the whole.
     pub elements: u64,
 }
 
@@ -104,11 +103,9 @@ impl Task {
     }
 }
 
-/// Most packets of one call on the wire: a switch can order PSNs over less than half of their range of 2^24. A longer
-/// task becomes several calls, which are pipelined.
+/// Most packets of one call on the wire: a switch orders PSNs over less than 2^23. Longer tasks become several calls.
 pub(crate) const CALL_PACKETS_MAX: u64 = 1 << 20;
 
-/// One call on the wire that is part of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WireCall {
     pub(crate) call: Call,
@@ -166,8 +163,7 @@ pub(crate) fn wire_calls(task: &Task, rank: u16, size: u16, pmtu: u64) -> Vec<Wi
     split_calls
 }
 
-/// Splits a call on the wire into calls of at most [`CALL_PACKETS_MAX`] packets. Returns at least one: ranks must also agree on
-/// an empty call.
+/// Splits a call into calls of at most [`CALL_PACKETS_MAX`] packets; at least one: ranks must agree on an empty call.
 fn split(
     calls: &mut Vec<WireCall>,
     task: &Task,
