@@ -1,5 +1,3 @@
-//! The communicator: the type that a program calls.
-
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,3 @@
-//! Element types.
-
 use castnet_wire::control::DataType;
 
 mod sealed {

@@ -1,5 +1,3 @@
-//! Errors of a communicator.
-
 use std::fmt;
 use std::time::Duration;
 

@@ -1,5 +1,3 @@
-//! Configuration of a member.
-
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,3 @@
-//! Calls to the controller.
-
 use std::time::{Duration, Instant};
 
 use castnet_proto::transport::{Address, Security, connect};

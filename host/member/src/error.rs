@@ -1,5 +1,3 @@
-//! Errors of members.
-
 use std::io;
 use std::time::Duration;
 

@@ -89,7 +89,6 @@ pub fn message_receiver(
     Ok(Prepared::new(host, qpns, api::Role::Receiver, side, &rings))
 }
 
-/// Creates a QP for each lane of the group.
 fn create_qps(config: MemberConfig, rnic: &mut dyn Rnic) -> Result<(Host<'_>, Vec<Qpn>), MemberError> {
     let mut host = Host::new(rnic, config)?;
     let (mut lanes, mut qpn) = (1, None);

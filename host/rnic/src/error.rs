@@ -1,5 +1,3 @@
-//! Errors of RNICs.
-
 use std::borrow::Cow;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};

@@ -185,7 +185,6 @@ impl Neighbours {
         outcome
     }
 
-    /// Schedules an announcement for the next [`Neighbours::poll_transmit`].
     pub(crate) fn announce(&mut self, now: Nanos) {
         self.announce = self.announce.min(now);
     }

@@ -1,5 +1,3 @@
-//! The checks.
-
 use std::slice::SliceIndex;
 use std::time::{Duration, Instant};
 

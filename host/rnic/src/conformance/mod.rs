@@ -110,7 +110,6 @@ impl<'a> Session<'a> {
         self.bench.rnic(end)
     }
 
-    /// A region at an end, filled with `bytes`.
     fn region(&mut self, end: usize, access: Access, bytes: &[u8]) -> Checked<MemoryRegion> {
         let region = self.rnic(end).register_memory(bytes.len(), access)?;
         self.regions.push((end, region.key));

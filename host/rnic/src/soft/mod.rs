@@ -105,7 +105,7 @@ pub struct SoftRnic<P> {
     arps: Vec<Arp>,
     /// Buffer for a whole frame in one piece.
     frame: Box<[u8]>,
-    /// True if the last poll stopped at its limit before the work was done.
+    /// True if the last poll found work or a send was posted since: then waiting does not sleep.
     busy: bool,
     /// Keeps the kernel from answering RoCEv2 frames with ICMP errors. Never read.
     _kernel_port: Option<UdpSocket>,

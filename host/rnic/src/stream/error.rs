@@ -1,5 +1,3 @@
-//! Errors of streams.
-
 use std::io;
 
 use castnet_endpoint::{Completion, Status};

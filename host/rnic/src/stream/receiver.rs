@@ -1,5 +1,3 @@
-//! The receiving side.
-
 use castnet_endpoint::{Access, Completion, LocalSlice, RecvWr};
 use castnet_wire::Qpn;
 
@@ -110,7 +108,6 @@ impl ReceiveLane {
 /// [`StreamReceiver::next_event`] consumes messages: without calls the sender is blocked.
 pub struct StreamReceiver {
     config: ReceiverConfig,
-    /// Message k uses the lane with index k modulo the number of lanes.
     lanes: Vec<ReceiveLane>,
     /// Messages consumed, over all streams.
     consumed: u64,

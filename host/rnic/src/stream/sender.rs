@@ -1,5 +1,3 @@
-//! The sending side.
-
 use castnet_endpoint::{Access, LocalSlice, SendOp, SendWr};
 use castnet_wire::Qpn;
 
@@ -79,7 +77,6 @@ impl SenderConfig {
 
 struct Lane {
     at: SenderLane,
-    /// Messages posted, over all streams.
     posted: u64,
     acknowledged: u64,
 }
@@ -90,7 +87,6 @@ struct Lane {
 /// the first stream.
 pub struct StreamSender {
     config: SenderConfig,
-    /// Message k uses the lane with index k modulo the number of lanes.
     lanes: Vec<Lane>,
     /// `in_flight` messages per lane.
     staging: MemoryRegion,

@@ -274,7 +274,6 @@ impl VerbsRnic {
         }
     }
 
-    /// Moves a QP to ready-to-receive, then to ready-to-send.
     fn ready(&mut self, qpn: Qpn, remote: &QpRemote) -> Result<(), (&'static str, io::Error)> {
         let dgid = sys::Gid {
             raw: remote.ip.to_ipv6_mapped().octets(),

@@ -7,7 +7,6 @@ mod layout;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// A device, before it is opened.
 #[repr(C)]
 pub(super) struct Device {
     _opaque: [u8; 0],
@@ -181,7 +180,6 @@ pub(super) struct GlobalRoute {
     pub(super) traffic_class: u8,
 }
 
-/// The address of a QP's packets.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct AhAttr {

@@ -83,7 +83,7 @@ impl Sysfs {
         Some((mac, mtu))
     }
 
-    /// The hardware counters of a port (or those of rxe) by name.
+    /// The counters of a port by name: those of the hardware, or of rxe.
     pub(super) fn counters(&self, device: &str, port: u8) -> BTreeMap<String, u64> {
         let folder = self
             .0
