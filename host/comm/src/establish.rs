@@ -576,8 +576,8 @@ fn missing(state: &api::CollectiveState) -> Vec<RankName> {
         .collect()
 }
 
-/// The queue pairs of a rank towards its peers, as sent to the other ranks. Encoding, all big endian: version 1, address (4 bytes), MAC
-/// (6), then for each peer its rank (2), queue pair number (4) and first PSN (4).
+/// The queue pairs of a rank towards its peers. Encoding, all big endian: version 1, address (4 bytes), MAC (6), then
+/// for each peer its rank (2), queue pair number (4) and first PSN (4).
 struct QueuePairs {
     ip: Ipv4Addr,
     mac: MacAddr,

@@ -1,8 +1,8 @@
 //! CommLib (EPIC 3.2, 3.3): six collectives on slices of any [`Element`], called by the ranks of a job. Switches
 //! compute them or, where the network cannot provide the group, hosts ([`Communicator::path`]).
 //!
-//! - [`Communicator`] connects one rank. It needs the controller's address, the job's name, the rank and the number of ranks
-//!   ([`CommConfig`]), and any [`castnet_rnic::Rnic`].
+//! - [`Communicator`] connects one rank, over any [`castnet_rnic::Rnic`]. [`CommConfig`] has the controller's address,
+//!   the job's name, the rank and the number of ranks.
 //! - [`machine`] holds the algorithms as pure machines, without I/O. The simulator and the tests use them too.
 //!
 //! ```no_run

@@ -12,7 +12,7 @@ use crate::error::MemberError;
 
 /// Longest sleep of a host that waits.
 const SLEEP_MAX: Duration = Duration::from_millis(2);
-/// How often a host that waits announces itself: a switch that starts later must learn it before the controller gives up.
+/// How often a waiting host announces itself: a later switch must learn it before the controller gives up.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
 
 pub(crate) struct Host<'r> {

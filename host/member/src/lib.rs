@@ -1,5 +1,5 @@
-//! Multicast from a program: a host joins a group as its source or as a receiver, and sends or receives a stream of bytes.
-//! The switches copy what the source sends; it is done when every receiver has acknowledged everything.
+//! Multicast from a program: a host joins a group as its source or as a receiver, and sends or receives a stream. The
+//! switches copy what the source sends; it is done when every receiver has acknowledged everything.
 //!
 //! ```no_run
 //! use std::time::Duration;

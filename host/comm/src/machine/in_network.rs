@@ -1,4 +1,4 @@
-//! One rank's side of collectives in the network (EPIC 3.3.2, 4.2; appendix A), over one queue pair for the group's life.
+//! One rank's side of collectives in the network (EPIC 3.3.2, 4.2; appendix A), over one queue pair for the group.
 //!
 //! # On the wire
 //!

@@ -70,7 +70,7 @@ pub struct Laned {
     part_bytes_min: u64,
 }
 
-/// Number of elements of each lane's part, in order. One part only if a part would have fewer than `part_bytes_min` bytes.
+/// Elements of each lane's part, in order: one part only if one would have fewer than `part_bytes_min` bytes.
 fn cut(task: &Task, lanes: usize, part_bytes_min: u64) -> Vec<u64> {
     let lanes = lanes.max(1) as u64;
     let (each, more) = (task.elements / lanes, task.elements % lanes);
