@@ -96,8 +96,8 @@ pub struct MemberConfig {
 }
 
 impl MemberConfig {
-    /// A member that uses SEND: messages of 64 KiB, 32 in a ring. QPs have a time-out of 67 ms and retry without limit. 5
-    /// seconds for ARP; a source never gives up.
+    /// A member that uses SEND: messages of 64 KiB, 32 in a ring. QPs have a time-out of 67 ms and retry without limit.
+    /// 5 seconds for ARP; a source never gives up.
     pub fn new(host: impl Into<String>, group: Group) -> Self {
         Self {
             host: host.into(),
