@@ -1,10 +1,8 @@
 //! The protocol machines of groups, without payloads.
 //!
 //! A machine takes events and returns effects. It uses no bytes, ports or clocks: the engine executes its effects on frames, the model
-//! checker on sets. The same code runs in the switch, the simulator, the model checker and the fuzzer.
-//!
-//! Main types: [`Multicast`] is Cepheus' multicast forwarding table (III.B, III.D), with one source, many paths and aggregated
-//! feedback. [`Translated`] is EPIC's Mode-II (4.3): AllReduce, Reduce and Broadcast over a tree of switches.
+//! checker on sets. [`Multicast`] is Cepheus' multicast forwarding table (III.B, III.D): one source, many paths, aggregated feedback.
+//! [`Translated`] is EPIC's Mode-II (4.3): AllReduce, Reduce and Broadcast over a tree of switches.
 //!
 //! ```
 //! use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathId};

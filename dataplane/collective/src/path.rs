@@ -34,7 +34,7 @@ impl fmt::Display for PathId {
     }
 }
 
-/// A set of paths, one bit each, in `W` words. It can hold paths below `64 * W`: all paths of a machine of that width.
+/// A set of paths below `64 * W`, one bit each.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathSet<const W: usize = 1>([u64; W]);
 
@@ -51,7 +51,7 @@ impl<const W: usize> PathSet<W> {
     /// The most paths in the set.
     pub const CAPACITY: usize = 64 * W;
 
-    /// Returns the paths 0 to `count - 1`, up to the capacity.
+    /// The paths 0 to `count - 1`, up to the capacity.
     pub fn first(count: usize) -> Self {
         Self(array::from_fn(|word| match count.saturating_sub(64 * word) {
             left @ 0..64 => (1 << left) - 1,
@@ -67,14 +67,13 @@ impl<const W: usize> PathSet<W> {
         set
     }
 
-    /// Returns the index of the word with the bit of `path`, and the bit. With one word the index is constant.
     #[inline(always)]
     const fn bit(path: PathId) -> (usize, u64) {
         let word = if W == 1 { 0 } else { path.index() / 64 };
         (word, 1 << (path.index() % 64))
     }
 
-    /// Returns true if the set contains `path`.
+    /// True if the set contains `path`.
     #[inline]
     pub fn contains(&self, path: PathId) -> bool {
         let (word, bit) = Self::bit(path);
@@ -108,14 +107,14 @@ impl<const W: usize> PathSet<W> {
         self
     }
 
-    /// Returns the union of both sets.
+    /// The union of both sets.
     #[must_use]
     #[inline]
     pub fn or(self, other: Self) -> Self {
         Self(array::from_fn(|i| self.0[i] | other.0[i]))
     }
 
-    /// Returns the set without the paths of `other`.
+    /// The set without the paths of `other`.
     #[must_use]
     #[inline]
     pub fn minus(self, other: Self) -> Self {
@@ -127,7 +126,7 @@ impl<const W: usize> PathSet<W> {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Returns true if the set is empty.
+    /// True if the set is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.0 == [0; W]
@@ -171,7 +170,7 @@ impl<const W: usize> fmt::Debug for PathSet<W> {
 #[derive(Clone, Debug)]
 pub struct PathIter<const W: usize = 1> {
     left: [u64; W],
-    /// Index of the current word. All words before it have been visited.
+    /// All words before this one have been visited.
     word: usize,
 }
 

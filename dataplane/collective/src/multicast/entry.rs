@@ -2,13 +2,13 @@
 
 use castnet_wire::{NakCode, Psn, RnrTimer, Syndrome};
 
-/// The feedback state of one path. It has only byte fields, so that entries have no padding.
+/// The feedback state of one path, in byte fields, so that entries have no padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Entry {
     ack: [u8; 3],
     msn: [u8; 3],
-    /// The NAK of `ack + 1`. A NAK of `e` acknowledges all up to `e - 1`, so its PSN need not be stored. The next progress of the
-    /// path clears it.
+    /// The NAK of `ack + 1`; the next progress of the path clears it. A NAK of `e` acknowledges all up to `e - 1`, so its PSN is not
+    /// stored.
     pub(super) refusal: Refusal,
 }
 
@@ -21,7 +21,6 @@ impl Entry {
         }
     }
 
-    /// AckPSN.
     pub(super) const fn ack(&self) -> Psn {
         Psn::from_bytes(self.ack)
     }
@@ -30,7 +29,7 @@ impl Entry {
         Psn::from_bytes(self.msn).value()
     }
 
-    /// Records that the path has everything up to `ack`, and has refused the next PSN with `refusal`.
+    /// The path has everything up to `ack`, and has refused the next PSN with `refusal`.
     pub(super) const fn advance(&mut self, ack: Psn, msn: u32, refusal: Refusal) {
         *self = Self {
             ack: ack.to_bytes(),
@@ -40,10 +39,9 @@ impl Entry {
     }
 }
 
-/// A NAK or none, in a byte whose order is its precedence: if several paths refuse the same PSN, the source gets the largest.
-///
-/// An RNR NAK is above a sequence NAK, because a repetition after the wait serves both. A longer wait is above a shorter one. A NAK
-/// that ends the connection is above all others.
+/// A NAK or none, in a byte whose order is its precedence: if several paths refuse the same PSN, the source gets the largest. A NAK
+/// that ends the connection is above all others; then a longer RNR wait; then a sequence NAK, because a repetition after the wait
+/// serves both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Refusal(u8);
 

@@ -1,4 +1,4 @@
-//! The multicast machine.
+//! The multicast machine (Cepheus III.B, III.D).
 
 use super::entry::{Entry, Refusal};
 use super::{Effect, Effects, Event, MulticastConfig, MulticastStatus, PathStatus, TimerReason};
@@ -14,23 +14,21 @@ const UNKNOWN_BEHIND: i32 = 1 << 22;
 
 /// The state of one group at one switch: Cepheus' MFT without the fields for rewriting.
 ///
-/// Replication. Data from the source is sent to every path that has not acknowledged it: a new packet to all paths, a retransmitted
-/// one only to those that need it (M3). Data that all paths have acknowledged is not sent. The source has missed that
-/// acknowledgement: it gets it again if the packet requests one, or with the last acknowledged packet. In a tree, the lowest switch
-/// whose feedback was lost answers.
+/// Replication. Data of the source is sent to every path that has not acknowledged it: a new packet to all, a retransmitted one only to
+/// those that need it (M3). For data that all paths have acknowledged, the source has missed the ACK: it gets it again if the packet
+/// requests one, or with the last acknowledged packet. In a tree, the lowest switch whose feedback was lost answers.
 ///
-/// Acknowledgement. AggAckPSN is always the lowest AckPSN. The paper keeps one path with that value (triPort), and scans all entries
-/// when this path moves. This machine counts the paths with that value, and scans all entries only when the last of them has moved:
-/// once per aggregated ACK, for every order of answers. Each time an ACK is sent to the source (M1).
+/// Acknowledgement. AggAckPSN is always the lowest AckPSN; each rise is sent to the source (M1). The paper scans all entries when one
+/// path with that value (triPort) moves. This machine counts the paths with that value, and scans when the last of them has moved: once
+/// per aggregated ACK, for every order of answers.
 ///
-/// Refusal. A NAK of `e` acknowledges all before `e`, so the pending NAK of each path is that of its AckPSN + 1, and one byte per
-/// entry is enough. The paper keeps a single MePSN instead, and loses the NAK of one path when a lower one of another path is received
-/// or served. A NAK is sent to the source when AggAckPSN reaches the PSN before it. The machine checks that on ACKs and on NAKs (M2),
-/// and sends it once until the source goes back. If several paths refuse the same PSN, the strongest refusal is sent: one that ends
-/// the connection, then the longest RNR wait, then a gap. A refusal that ends the connection is kept, because its receiver does not
-/// repeat it: it is sent again each time the source goes back to that PSN or requests an acknowledgement.
+/// Refusal. A NAK of `e` acknowledges all before `e`, so the pending NAK of a path is that of its AckPSN + 1: one byte per entry. The
+/// paper's single MePSN loses the NAK of one path when a lower one of another path is received or served. A NAK is sent once, when
+/// AggAckPSN reaches the PSN before it (checked on ACKs and on NAKs, M2), until the source goes back. Of several refusals of a PSN the
+/// strongest is sent: one that ends the connection, then the longest RNR wait, then a gap. One that ends the connection is kept, because
+/// its receiver does not repeat it, and sent each time the source goes back to that PSN or requests an acknowledgement.
 ///
-/// Only [`handle`](Self::handle), [`next_data`](Self::next_data) and [`handle_timeout`](Self::handle_timeout) change the state. Call
+/// Only [`handle`](Self::handle), [`next_data`](Self::next_data) and [`handle_timeout`](Self::handle_timeout) advance the state. Call
 /// `handle` for each frame, then `poll_timeout`, and `handle_timeout` at the returned time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Multicast {
@@ -38,35 +36,31 @@ pub struct Multicast {
     table: Box<[Entry]>,
     /// Time of the last progress, or of the first data after none was outstanding.
     since: Nanos,
-    /// Time at which a stall is reported.
     stall_at: Nanos,
     stall_timeout: Nanos,
-    /// Newest data seen. No AckPSN is ever beyond it.
+    /// Newest data. No AckPSN is beyond it.
     newest: Psn,
-    /// AggAckPSN: the lowest AckPSN.
     agg_ack: Psn,
     source: PathId,
-    /// The number of paths whose AckPSN is `agg_ack`. The paper's triPort is one of them.
+    /// The number of paths with AckPSN `agg_ack`; the paper's triPort is one of them.
     lowest: u16,
     phase: Phase,
-    /// True if the NAK of `agg_ack + 1` has been sent to the source, and the source has not gone back since.
+    /// The NAK of `agg_ack + 1` has been sent, and the source has not gone back since.
     nak_sent: bool,
 }
 
-/// The knowledge about the PSNs of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Phase {
-    /// No data has been received, and the start is unknown.
+    /// No data has been received; the start is unknown.
     Learning,
-    /// `agg_ack` is only the start of counting. It is never sent: a requester accepts any ACK, and this one may have a PSN that it
-    /// never sent.
+    /// `agg_ack` is only the start of counting. It is never sent: a requester accepts any ACK, even of a PSN that it never sent.
     Baseline,
     /// All paths have acknowledged `agg_ack`.
     Acknowledged,
 }
 
 impl Multicast {
-    /// Returns the machine of a new group. Allocates all memory of the machine.
+    /// The machine of a new group. Allocates all memory of the machine.
     pub fn new(config: MulticastConfig) -> Self {
         let MulticastConfig {
             paths,
@@ -94,7 +88,7 @@ impl Multicast {
         }
     }
 
-    /// Copies the state of `of`, a machine of the same configuration. Does not allocate.
+    /// Copies the state of a machine of the same configuration, without allocating.
     pub fn copy_state(&mut self, of: &Self) {
         self.table.clone_from(&of.table);
         *self = Self {
@@ -131,8 +125,8 @@ impl Multicast {
         }
     }
 
-    /// The fast path of [`handle`](Self::handle), for nearly all frames of a stream: data of the source with the next expected PSN,
-    /// which is sent to all receivers. Returns false, with nothing changed, in all other cases.
+    /// The fast path of [`handle`](Self::handle): data of the source with the next expected PSN, which is sent to all receivers. Returns
+    /// false, with nothing changed, in all other cases.
     #[inline]
     pub fn next_data(&mut self, now: Nanos, psn: Psn) -> bool {
         let next = self.phase != Phase::Learning && psn == self.newest.next();
@@ -143,11 +137,11 @@ impl Multicast {
         taken
     }
 
-    /// Returns true if the data packet of `psn` must be sent to `path`: the path is not the source, and has not acknowledged it (M3).
+    /// True if data of `psn` must be sent to `path`: not the source, and it has not acknowledged it (M3).
     #[inline]
     pub fn lacks(&self, path: PathId, psn: Psn) -> bool {
         let entry = self.table.get(path.index());
-        // The comparison with AggAckPSN comes first: only PSNs after it can be compared without wrapping.
+        // AggAckPSN comes first: only PSNs after it can be compared without wrapping.
         path != self.source && psn.is_after(self.agg_ack) && entry.is_some_and(|e| psn.is_after(e.ack()))
     }
 
@@ -186,8 +180,8 @@ impl Multicast {
         }
     }
 
-    /// The next expected PSN of data; `None` if the start PSN is unknown and no data has been received. A frame with another PSN may
-    /// change other state, so its ICRC must be verified first.
+    /// The next expected PSN of data; `None` while the start PSN is unknown. A frame with another PSN may change other state, so its
+    /// ICRC must be verified first.
     pub fn next_psn(&self) -> Option<Psn> {
         (self.phase != Phase::Learning).then(|| self.newest.next())
     }
@@ -224,7 +218,7 @@ impl Multicast {
         }
     }
 
-    /// Bytes of memory: the machine itself and its Path Table. A frame can touch all of them.
+    /// Bytes of the machine and its Path Table. A frame can touch all of them.
     pub fn hot_bytes(&self) -> usize {
         core::mem::size_of::<Self>() + core::mem::size_of_val(&*self.table)
     }
@@ -244,8 +238,7 @@ impl Multicast {
         if self.phase == Phase::Learning {
             self.learn(psn);
         }
-        // AggAckPSN is checked first: a PSN beyond the half circle after it does not count as newer. So all stored PSNs lie within
-        // one half circle, where they can be compared.
+        // First, because a PSN beyond the half circle after AggAckPSN is not newer. So all stored PSNs can be compared.
         if !psn.is_after(self.agg_ack) {
             self.on_acknowledged_data(psn, ack_request, out);
         } else if psn.is_after(self.newest) {
@@ -256,7 +249,7 @@ impl Multicast {
         }
     }
 
-    /// Handles new data. No AckPSN is beyond the newest data, so all paths need the packet.
+    /// No AckPSN is beyond the newest data, so all paths need the packet.
     #[inline]
     fn on_new_data(&mut self, now: Nanos, psn: Psn) {
         if !self.is_outstanding() {
@@ -267,9 +260,9 @@ impl Multicast {
 
     /// Sets the start of counting from the first data of a stream that may already be running.
     ///
-    /// Data before that PSN must not count as acknowledged: the source may have older PSNs outstanding that a receiver lacks. Their
-    /// retransmissions would be filtered, and acknowledged to the source. So the paths are assumed to be as far behind as possible:
-    /// all data is replicated, and nothing is acknowledged, until each path has sent feedback.
+    /// Data before that PSN must not count as acknowledged: the source may have older PSNs outstanding that a receiver lacks, and their
+    /// retransmissions would be filtered and acknowledged. So the paths are assumed to be as far behind as possible: all data is
+    /// replicated, and nothing is acknowledged, until each path has sent feedback.
     fn learn(&mut self, psn: Psn) {
         let baseline = psn.add(-UNKNOWN_BEHIND);
         self.table.fill(Entry::new(baseline));
@@ -279,10 +272,9 @@ impl Multicast {
         self.phase = Phase::Baseline;
     }
 
-    /// Handles retransmitted data that some paths have not acknowledged: it is sent to these paths (M3).
     fn on_retransmission(&mut self, psn: Psn, out: &mut Effects) {
         for entry in &mut self.table {
-            // A requester that goes back repeats all packets from there on, so it serves all refusals from there on.
+            // A requester that goes back repeats all packets from there on, which serves all later refusals.
             if !psn.is_after(entry.ack().next()) {
                 entry.refusal.serve();
             }
@@ -294,10 +286,8 @@ impl Multicast {
         }
     }
 
-    /// Handles data that all paths have acknowledged: the source has missed the ACK, and has gone back further than any NAK requires.
-    ///
-    /// The ACK is sent again if the packet requests it. It is also sent for the last acknowledged packet, which the source always
-    /// repeats: packets with a request may be lost each time.
+    /// All paths have acknowledged this data: the source has missed the ACK, and has gone back further than any NAK requires. The ACK is
+    /// sent again on request, and for the last acknowledged packet, which the source always repeats: packets with a request may be lost.
     fn on_acknowledged_data(&mut self, psn: Psn, ack_request: bool, out: &mut Effects) {
         for entry in &mut self.table {
             entry.refusal.serve();
@@ -306,7 +296,7 @@ impl Multicast {
         if answer {
             self.send_ack(out);
         }
-        // A refusal that is left now ends the connection. It was sent before, and is sent again to a source that requests an answer.
+        // A refusal left now ends the connection. It is sent again to a source that requests an answer.
         if answer || self.refusal().is_none() {
             self.nak_sent = false;
             self.send_nak(out);
@@ -325,7 +315,7 @@ impl Multicast {
         if self.phase == Phase::Learning {
             return emit(out, Effect::Drop(DropReason::AckAhead));
         }
-        // These checks come first: only PSNs between AggAckPSN and the newest data can be compared without wrapping.
+        // First, because only PSNs between AggAckPSN and the newest data can be compared without wrapping.
         if !psn.is_after(self.agg_ack) {
             return;
         }
@@ -358,15 +348,14 @@ impl Multicast {
         } else {
             entry.refusal = entry.refusal.max(refusal);
         }
-        // In the paper, a NAK is evaluated only when an ACK is sent. Then the NAK of the path with the lowest AckPSN would never be
-        // sent.
+        // The paper evaluates a NAK only when an ACK is sent. Then the NAK of the path with the lowest AckPSN would never be sent.
         if !refusal.is_none() {
             self.send_nak(out);
         }
     }
 
-    /// Finds the new lowest AckPSN after the last path with the old one has moved, and raises AggAckPSN. Returns the first path with
-    /// the new value, and the strongest refusal of all paths with it.
+    /// Raises AggAckPSN after the last path with the old value has moved. Returns the first path with the new value, and the strongest
+    /// refusal of all paths with it.
     fn raise_agg_ack(&mut self) -> (usize, Refusal) {
         let (before, source) = (self.agg_ack, self.source.index());
         let (mut least, mut first, mut strongest) = (i32::MAX, source, Refusal::NONE);
@@ -386,7 +375,6 @@ impl Multicast {
         (first, strongest)
     }
 
-    /// The strongest refusal of the PSN after AggAckPSN.
     fn refusal(&self) -> Refusal {
         let lowest = self.entries().filter(|(_, entry)| entry.ack() == self.agg_ack);
         lowest
@@ -399,7 +387,6 @@ impl Multicast {
         self.acknowledge((self.agg_ack, self.msn()), Syndrome::Ack, out);
     }
 
-    /// Sends the NAK of the PSN after AggAckPSN, if there is one and it has not been sent.
     fn send_nak(&mut self, out: &mut Effects) {
         if self.nak_sent {
             return;
@@ -410,7 +397,6 @@ impl Multicast {
         }
     }
 
-    /// The message sequence number of the feedback with the lowest AckPSN.
     fn msn(&self) -> u32 {
         self.table[self.waits_for().index()].msn()
     }
@@ -446,19 +432,18 @@ impl Multicast {
         self.newest != self.agg_ack
     }
 
-    /// Returns the first path whose AckPSN is the lowest; the path of the source if there is no other.
+    /// The first path with the lowest AckPSN; the source if there is no other path.
     fn waits_for(&self) -> PathId {
         let mut lowest = self.entries().filter(|(_, entry)| entry.ack() == self.agg_ack);
         lowest.next().map_or(self.source, |(path, _)| path)
     }
 
-    /// The entries of all receivers.
+    /// The entries of all receivers, without the source.
     fn entries(&self) -> impl Iterator<Item = (PathId, &Entry)> {
         let paths = (0..).map_while(PathId::new).zip(&self.table);
         paths.filter(|(path, _)| *path != self.source)
     }
 
-    /// Writes the effects of data that some receiver lacks.
     fn replicate(&self, psn: Psn, out: &mut Effects) {
         if self.table.len() > 1 {
             emit(out, Effect::Replicate { psn });

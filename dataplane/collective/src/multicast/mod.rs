@@ -13,13 +13,12 @@ pub use machine::Multicast;
 /// The configuration of a group, as the machine needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MulticastConfig {
-    /// Entries of the Path Table, including the source: at most [`PATHS_MAX`](crate::path::PATHS_MAX), and more than the index of the
-    /// source. A number outside of this range is clamped.
+    /// Entries of the Path Table, with the source: clamped to at most [`PATHS_MAX`](crate::path::PATHS_MAX) and more than its index.
     pub paths: u16,
     /// The path towards the source. Feedback is sent to it (the paper's AckOutPort).
     pub source: PathId,
-    /// The PSN of the source's first packet. `None` if the switch joins a stream that may already be running, for example after its
-    /// own restart. It is then learned from the first received data.
+    /// The PSN of the source's first packet. `None` if the stream may already be running, as after a restart of the switch: the first
+    /// received data sets it.
     pub start_psn: Option<Psn>,
     /// Time without progress of outstanding data before [`Effect::Stalled`]; zero for never.
     pub stall_timeout: Nanos,
@@ -133,7 +132,6 @@ pub struct PathStatus {
     pub ack_psn: Option<Psn>,
     /// The message sequence number in the same feedback.
     pub msn: u32,
-    /// The NAK or RNR NAK of the PSN after AckPSN, if it was the last feedback of the path and the source has not gone back to that PSN
-    /// since.
+    /// The NAK or RNR NAK of the PSN after AckPSN, if it was the path's last feedback and the source has not gone back to it since.
     pub refusal: Option<Syndrome>,
 }

@@ -1,7 +1,6 @@
-//! PSN bridging: converts PSNs on the wire to positions and back.
-//!
-//! The `u` and `d` of a host count only packets that this host sends or receives. Conversion starts at the lowest unacknowledged
-//! position, whose `u` or `d` is known, and walks over the collectives in flight.
+//! PSN bridging: converts PSNs on the wire to positions and back. The `u` and `d` of a host count only packets that this host sends or
+//! receives. Conversion starts at the lowest unacknowledged position, whose `u` or `d` is known, and walks over the collectives in
+//! flight.
 
 use super::calls::Role;
 use super::endpoint::Receiving;
@@ -9,25 +8,23 @@ use super::machine::Translated;
 use super::{EndpointId, EndpointKind};
 use castnet_wire::Psn;
 
-/// The location of a packet from an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Location {
-    /// It has been acknowledged to the endpoint, or is finished here. `newest` is true for the newest such packet.
+    /// Acknowledged to the endpoint, or finished here; `newest`: the newest such packet.
     Done { newest: bool },
-    /// It has this position.
+    /// Its position.
     At(u64),
-    /// It lies beyond a control message that has not been received.
+    /// Beyond a control message that has not been received.
     Unknown,
 }
 
 impl<const W: usize> Translated<W> {
-    /// The group's PSN of a position.
     #[inline]
     pub(super) fn wire_g(&self, g: u64) -> Psn {
         wire(self.cold().start_psn, g)
     }
 
-    /// The position of a group's PSN, as the distance from `base`.
+    /// The position of a group's PSN, as distance from `base`.
     #[inline]
     pub(super) fn ahead_of_base(&self, psn: Psn) -> i64 {
         i64::from(psn.diff(self.wire_g(self.base)))
@@ -72,7 +69,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// The position of the next packet of a host, by a walk over the collectives.
+    /// The same for the next packet of a host, by a walk over the collectives.
     fn locate_in_turn(&self, from: EndpointId) -> Option<u64> {
         let Receiving {
             confirmed,
@@ -85,7 +82,7 @@ impl<const W: usize> Translated<W> {
         self.calls.forward(from, Role::Sends, confirmed, ahead, known)
     }
 
-    /// Returns the part of TranslateHeader that is equal for all receivers of a packet.
+    /// The part of TranslateHeader that is equal for all receivers.
     #[inline]
     pub fn header(&self, g: Psn) -> Header<'_, W> {
         Header {
@@ -106,7 +103,6 @@ impl<const W: usize> Translated<W> {
                 let walked =
                     || sending.acked_d + self.calls.count(endpoint, Role::Receives, sending.acked, at);
                 let d = if at + 1 == sending.next {
-                    // The packet has just been sent in order.
                     debug_assert_eq!(walked(), sending.next_d - 1);
                     sending.next_d - 1
                 } else {
@@ -128,15 +124,14 @@ pub struct Header<'a, const W: usize = 1> {
 }
 
 impl<const W: usize> Header<'_, W> {
-    /// TranslateHeader: returns the PSN of the packet to `endpoint`: `d` for a rank, `g` itself for a switch. It is defined for the
-    /// packets of [`super::Effect::Emit`] and [`super::Effect::EmitControl`].
+    /// The PSN of the packet to `endpoint`: `d` for a rank, `g` for a switch. Defined for the packets of [`super::Effect::Emit`] and
+    /// [`super::Effect::EmitControl`].
     #[inline]
     pub fn psn(&self, endpoint: EndpointId) -> Psn {
         self.machine.translate_header(endpoint, self.g, self.at)
     }
 }
 
-/// `start` moved by `index`.
 pub(super) fn wire(start: Psn, index: u64) -> Psn {
     Psn::new((u64::from(start.value()) + index) as u32)
 }

@@ -1,14 +1,11 @@
-//! The collectives in flight, with the senders and receivers of their packets.
-//!
-//! Positions count packets from the first one of the group, in 64 bits, and never wrap. Only `bridge` converts them from and to the 24
-//! bits on the wire.
+//! The collectives in flight, with the senders and receivers of their packets. Positions count the group's packets in 64 bits and never
+//! wrap. Only `bridge` converts them from and to the 24 bits on the wire.
 
 use super::{EndpointId, PacketShape};
 use alloc::boxed::Box;
 use alloc::vec;
 use castnet_wire::{Call, CallFlags, Control, DataType, Opcode, Operation, Primitive, Verdict};
 
-/// The call of an unused ring entry.
 const NO_CALL: Call = Call {
     primitive: Primitive::AllReduce,
     root: 0,
@@ -19,20 +16,18 @@ const NO_CALL: Call = Call {
     packets: 0,
 };
 
-/// One collective in flight.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Collective {
     /// The position of its control message; data follows.
     pub(super) start: u64,
-    /// The call in the first received control message. It defines the mapping of packets, unless ranks disagree.
+    /// Of the first received control message. It defines the mapping of packets, unless ranks disagree.
     pub(super) call: Call,
-    /// The merged control message of all endpoints received so far; later the result.
+    /// Merged of all endpoints received so far; later the result.
     pub(super) control: Control,
-    /// The endpoint with the root rank behind it. It has no meaning for AllReduce.
+    /// The endpoint with the root rank behind it; without meaning for AllReduce.
     root: EndpointId,
 }
 
-/// The direction of a packet between an endpoint and this switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// From the endpoint to this switch.
@@ -41,7 +36,6 @@ pub(super) enum Role {
     Receives,
 }
 
-/// The flow of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
     /// Control messages and AllReduce: up the tree, then down.
@@ -68,12 +62,10 @@ impl Collective {
         },
     };
 
-    /// The position after its last packet.
     pub(super) fn end(&self) -> u64 {
         self.start + 1 + u64::from(self.call.packets)
     }
 
-    /// The flow of its packet at `g`.
     pub(super) fn flow(&self, g: u64) -> Flow {
         match self.call.primitive {
             _ if g == self.start => Flow::UpDown,
@@ -83,7 +75,6 @@ impl Collective {
         }
     }
 
-    /// Returns true if `endpoint` has this role for the packet at `g`.
     pub(super) fn involves(&self, endpoint: EndpointId, role: Role, g: u64) -> bool {
         match self.flow(g) {
             Flow::UpDown => true,
@@ -92,12 +83,12 @@ impl Collective {
         }
     }
 
-    /// The position after the part of `g`: the control message alone, or all data.
+    /// The end of the part of `g`: the control message alone, or all data.
     pub(super) fn part_end(&self, g: u64) -> u64 {
         if g == self.start { g + 1 } else { self.end() }
     }
 
-    /// The number of messages that end in the packets from `from` to before `to`, both within one part.
+    /// Messages that end in the packets from `from` to before `to`, both within one part.
     pub(super) fn messages(&self, from: u64, to: u64, message_packets: u16) -> u32 {
         if from == self.start {
             return 1;
@@ -118,10 +109,10 @@ impl Collective {
         }
     }
 
-    /// Returns the required shape of the data packet at `g` (docs/control-message.md): `pmtu` bytes per packet and `message_packets`
-    /// packets per message, except for the last of each.
+    /// The required shape of the data packet at `g` (docs/control-message.md): `pmtu` bytes per packet and `message_packets` packets per
+    /// message, except for the last of each.
     pub(super) fn cut(&self, g: u64, pmtu: u16, message_packets: u16) -> PacketShape {
-        // Less than the number of packets, which has 32 bits.
+        // The number of packets has 32 bits.
         let index = (g - self.start - 1) as u32;
         let left = self
             .call
@@ -144,7 +135,6 @@ impl Collective {
     }
 }
 
-/// The ring of collectives in flight, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Calls {
     ring: Box<[Collective]>,
@@ -166,7 +156,7 @@ impl Calls {
         }
     }
 
-    /// Copies the collectives of another ring of the same size. This ring must be new.
+    /// `of` has the same size; this ring is new.
     pub(super) fn copy_state(&mut self, of: &Self) {
         for index in (0..of.count).map(|nth| of.index(nth)) {
             self.ring[index] = of.ring[index].clone();
@@ -174,7 +164,6 @@ impl Calls {
         (self.first, self.count, self.end) = (of.first, of.count, of.end);
     }
 
-    /// The position of the next collective's control message.
     pub(super) fn end(&self) -> u64 {
         self.end
     }
@@ -191,7 +180,7 @@ impl Calls {
         core::mem::size_of_val(&*self.ring)
     }
 
-    /// Adds the next collective. `control` is its first received control message.
+    /// `control` is the first received control message of the new collective.
     pub(super) fn push(&mut self, control: &Control, root: EndpointId) -> usize {
         let index = self.index(self.count);
         self.ring[index] = Collective {
@@ -205,7 +194,7 @@ impl Calls {
         index
     }
 
-    /// Removes collectives that end at or before `base`, but none from `limit` on.
+    /// Removes collectives that end at or before `base` and before `limit`.
     pub(super) fn retire(&mut self, base: u64, limit: u64) {
         while self.count > 0 {
             let index = self.index(0);
@@ -219,7 +208,7 @@ impl Calls {
         }
     }
 
-    /// Returns the ring index of the collective of position `g`.
+    /// The ring index of the collective of `g`.
     #[inline(always)]
     pub(super) fn find(&self, g: u64) -> Option<usize> {
         let oldest = self.index(0);
@@ -249,7 +238,7 @@ impl Calls {
         &self.ring[index & (self.ring.len() - 1)]
     }
 
-    /// The oldest collective in flight. It has no meaning if there is none.
+    /// Without meaning if none is in flight.
     #[inline]
     pub(super) fn oldest(&self) -> &Collective {
         &self.ring[self.index(0)]
@@ -259,7 +248,7 @@ impl Calls {
         &mut self.ring[index]
     }
 
-    /// The collectives in flight with their numbers, oldest first.
+    /// With their numbers, oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Collective)> {
         (0..self.count).map(|i| (self.first.wrapping_add(i), &self.ring[self.index(i)]))
     }
@@ -272,7 +261,7 @@ impl Calls {
         }
     }
 
-    /// The number of packets from `from` to before `to` for which `endpoint` has this role.
+    /// Packets from `from` to before `to` for which `endpoint` has this role.
     pub(super) fn count(&self, endpoint: EndpointId, role: Role, from: u64, to: u64) -> u64 {
         let (mut g, mut count) = (from, 0);
         while g < to {
@@ -316,7 +305,7 @@ impl Calls {
     }
 }
 
-/// The shape in the slot of a control message. It is not compared.
+/// In the slot of a control message; not compared.
 pub(super) const NO_SHAPE: PacketShape = PacketShape {
     opcode: Opcode::SendOnlyImm,
     payload: 0,

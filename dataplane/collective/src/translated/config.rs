@@ -14,18 +14,17 @@ pub struct TranslatedConfig {
     pub parent: Option<EndpointId>,
     /// The group's PSN of the first collective's control message.
     pub start_psn: Psn,
-    /// Most packets in flight: at least two windows of the hosts. With two messages no packet is ever refused, because hosts acknowledge
-    /// at the ends of messages. Rounded up to a power of two from 2 to 32768.
+    /// Most packets in flight, rounded up to a power of two from 2 to 32768: at least two windows of the hosts. With two messages no
+    /// packet is ever refused, because hosts acknowledge at the ends of messages.
     pub slots: u16,
     /// Packets of a full message, the paper's `M`; 0 if the data of a collective is one message.
     pub message_packets: u16,
-    /// Bytes of payload of a full packet. With `message_packets` it defines the required packet shapes. 0: contributions to one packet
-    /// only need equal shapes.
+    /// Bytes of payload of a full packet; with `message_packets`, the required shapes. 0: contributions to one packet need only equal
+    /// shapes.
     pub pmtu: u16,
     /// True if contributions are stored separately and reduced in rank order. Only then may a call require that order.
     pub reproducible: bool,
-    /// Most collectives in flight. Each needs at least one slot, so with this value equal to `slots` no collective is ever refused.
-    /// Rounded up to a power of two from 2 to 32768.
+    /// Most collectives in flight, rounded as `slots`. With the value of `slots` none is ever refused, since each needs a slot.
     pub collectives_max: u16,
     /// The policy of loss repair.
     pub loss: LossPolicy,
@@ -67,7 +66,7 @@ pub enum EndpointKind {
 pub struct RankSet(Box<[u16]>);
 
 impl RankSet {
-    /// Returns true if the set contains `rank`.
+    /// True if the set contains `rank`.
     pub fn contains(&self, rank: u16) -> bool {
         self.0.binary_search(&rank).is_ok()
     }

@@ -1,8 +1,8 @@
-//! Congestion: forwarding of CNPs to the senders, and CNPs of the switch itself as the notification point of each connection.
+//! CNPs of receivers, and CNPs of the switch itself as the notification point of each connection.
 //!
-//! A CNP of a receiver is forwarded to the senders of the data that it received last. For an AllReduce that is the host itself,
-//! because all results wait for its contributions; for a Reduce all senders; for a Broadcast the source. Of the CNPs of a window, only
-//! those of the receiver with most CNPs are forwarded (Cepheus III.D, contract M4).
+//! A CNP of a receiver is forwarded to the senders of the data that it received last: for an AllReduce the host itself, because all
+//! results wait for its contributions; for a Reduce all senders; for a Broadcast the source. Of the CNPs of a window, only those of the
+//! receiver with most CNPs are forwarded (Cepheus III.D, contract M4).
 
 use super::calls::Flow;
 use super::machine::{Translated, emit};
@@ -14,10 +14,9 @@ pub const CNP_INTERVAL: Nanos = Nanos::from_micros(50);
 /// The window over which the CNPs of receivers are compared.
 pub const CNP_WINDOW: Nanos = Nanos::from_millis(1);
 
-/// The congestion state of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Congestion {
-    /// Number of the window of the counts.
+    /// Window of the counts.
     window: u64,
     /// CNPs received from it in this window.
     received: u32,
@@ -28,7 +27,6 @@ pub(super) struct Congestion {
 }
 
 impl Congestion {
-    /// Clears the counts if they are not those of `window`.
     fn within(&mut self, window: u64) -> &mut Self {
         if self.window != window {
             (self.window, self.received, self.passed) = (window, 0, 0);
@@ -36,7 +34,7 @@ impl Congestion {
         self
     }
 
-    /// Returns true if a CNP may be sent to the endpoint now, and records it as sent.
+    /// True if a CNP may be sent now; it is recorded as sent.
     fn try_notify(&mut self, now: Nanos) -> bool {
         let due = now >= self.quiet_until;
         if due {
@@ -47,7 +45,6 @@ impl Congestion {
 }
 
 impl<const W: usize> Translated<W> {
-    /// Handles a CNP of a receiver.
     pub(super) fn receive_cnp(&mut self, now: Nanos, from: EndpointId, out: &mut Effects<W>) {
         let window = now.0 / CNP_WINDOW.0;
         let Some(receiver) = self.congestion.get_mut(from.index()) else {
@@ -71,7 +68,7 @@ impl<const W: usize> Translated<W> {
         notify(to, out);
     }
 
-    /// Handles a congestion mark in a frame of `from`: this switch is the notification point, and sends it a CNP.
+    /// This switch is the notification point for a marked frame of `from`.
     pub(super) fn mark_seen(&mut self, now: Nanos, from: EndpointId, out: &mut Effects<W>) {
         if self
             .congestion
@@ -82,7 +79,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Returns the senders of the data that `receiver` got last.
+    /// The senders of the data that `receiver` got last.
     fn slowed_by(&self, receiver: EndpointId) -> EndpointSet<W> {
         let newest = self.endpoint(receiver).sending.sent.checked_sub(1);
         let Some((g, index)) = newest.and_then(|g| Some((g, self.calls.find(g)?))) else {

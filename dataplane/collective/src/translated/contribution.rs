@@ -19,7 +19,6 @@ pub struct Nexts<'a, const W: usize = 1> {
     children: EndpointSet<W>,
     repairing: bool,
     sq_psn: Psn,
-    /// One past the last position.
     end: u64,
     call: &'a Call,
 }
@@ -30,9 +29,8 @@ impl<const W: usize> Nexts<'_, W> {
         self.call
     }
 
-    /// Accepts the next packet, and returns the slot into which its payload must be reduced. It has no further effect: for such a
-    /// packet, [`Translated::handle`] returns only an [`Effect::Aggregate`] that is not the first. Returns `None`, with nothing
-    /// changed, for any other packet.
+    /// Accepts the next packet, and returns the slot to reduce its payload into. For such a packet, [`Translated::handle`] returns only
+    /// an [`Effect::Aggregate`] that is not the first. `None`, with nothing changed, for any other packet.
     #[inline(always)]
     pub fn take(&mut self, psn: Psn, shape: PacketShape, ack_request: bool) -> Option<u16> {
         let Receiving {
@@ -65,7 +63,7 @@ impl<const W: usize> Nexts<'_, W> {
 }
 
 impl<const W: usize> Translated<W> {
-    /// Prefetches the memory outside of the machine that data of `from` touches first.
+    /// Prefetches what data of `from` touches first outside of the machine.
     #[inline]
     pub fn prefetch(&self, from: EndpointId, by: &impl Prefetch) {
         by.prefetch(self.cold());
@@ -74,8 +72,8 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Prefetches the memory that data of `from` touches next; it reads the memory of [`prefetch`](Self::prefetch). Returns the slot of
-    /// the next packet, if there is one.
+    /// Prefetches what data of `from` touches next. Reads the memory of [`prefetch`](Self::prefetch). Returns the slot of the next
+    /// packet.
     #[inline]
     pub fn prefetch_next(&self, from: EndpointId, by: &impl Prefetch) -> Option<u16> {
         by.prefetch(&self.cold().endpoints.get(from.index())?.kind);
@@ -87,8 +85,8 @@ impl<const W: usize> Translated<W> {
         Some(self.slots.number(g))
     }
 
-    /// The fast path of contributions: returns the next packets of a host that go to slots which have contributions and stay
-    /// incomplete. `None` if the next packet is another one, or if effects are pending.
+    /// The fast path of contributions: the next packets of a host that go to slots which have contributions and stay incomplete. `None`
+    /// if the next packet is another one, or if effects are pending.
     #[inline]
     pub fn nexts(&mut self, from: EndpointId) -> Option<Nexts<'_, W>> {
         let EndpointKind::Rank { sq_psn, .. } = self.cold().endpoints.get(from.index())?.kind else {
@@ -266,8 +264,7 @@ impl<const W: usize> Translated<W> {
         self.record_received(from, g, g + 1, ack_request);
     }
 
-    /// Returns the position of a packet, if it can be handled. A finished packet is acknowledged again; a packet too far ahead is
-    /// refused.
+    /// The position of a packet that can be handled. A finished one is acknowledged again; one too far ahead is refused.
     #[inline]
     fn admit(&mut self, from: EndpointId, psn: Psn, ack_request: bool, out: &mut Effects<W>) -> Option<u64> {
         match self.locate(from, psn) {
@@ -308,7 +305,6 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Starts a new collective.
     fn open(&mut self, now: Nanos, control: &Control) -> Result<usize, DropReason> {
         let call = &control.call;
         let has = |e: &EndpointId| self.cold().endpoints[e.index()].ranks.contains(call.root);
@@ -324,9 +320,9 @@ impl<const W: usize> Translated<W> {
         Ok(self.calls.push(control, root))
     }
 
-    /// Refuses a packet that breaks a rule of the group; its repetition would break it, too. A rank is reported, and its queue pair is
-    /// ended as soon as all packets before are acknowledged to it. A switch is not reported: it forwards the call on which its ranks
-    /// agree, which may differ from the call known here.
+    /// Refuses a packet that breaks a rule of the group; a repetition would, too. A rank is reported, and its queue pair is ended once
+    /// all packets before are acknowledged to it. A switch is not reported: it forwards the call on which its ranks agree, which may
+    /// differ from the call known here.
     #[cold]
     fn refuse(&mut self, from: EndpointId, g: u64, (sequence, why): (u32, Refusal), out: &mut Effects<W>) {
         emit(
@@ -348,7 +344,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Fails the group because ranks disagree: positions from `limit` on are not served.
+    /// Ranks disagree: positions from `limit` on are not served.
     fn fail(&mut self, limit: u64) {
         self.limit = limit;
         self.refused = EndpointSet::EMPTY;
@@ -357,7 +353,6 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Handles the completion of `g`: all inputs have contributed.
     fn complete(&mut self, g: u64, flow: Flow) {
         let goes_up = flow == Flow::UpDown && self.cold().parent.is_some();
         self.slots.at_mut(g).phase = if goes_up { Phase::Partial } else { Phase::Result };
@@ -368,7 +363,6 @@ impl<const W: usize> Translated<W> {
         self.ready(g, to);
     }
 
-    /// Handles the result of `g` from the parent.
     fn take_result(&mut self, g: u64, parent: EndpointId) {
         let slot = self.slots.at_mut(g);
         slot.phase = Phase::Result;
@@ -377,7 +371,7 @@ impl<const W: usize> Translated<W> {
         self.ready(g, self.cold().children);
     }
 
-    /// Marks all of `to` for which `g` is the next packet as pending. `g` is in the window and ready for all of them.
+    /// Marks those of `to` as pending for which `g` is next. `g` is in the window and ready for all of them.
     fn ready(&mut self, g: u64, to: EndpointSet<W>) {
         for endpoint in to {
             let sending = &self.endpoint(endpoint).sending;
@@ -388,11 +382,10 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Moves the expected position of `from` past the received packet, and requests packets that are missing before it. The endpoint
-    /// sends all packets up to `part_end`.
+    /// Moves the expected position past `g`, and requests missing packets before it. The endpoint sends all packets up to `part_end`.
     #[inline]
     fn record_received(&mut self, from: EndpointId, g: u64, part_end: u64, ack_request: bool) {
-        // For a result, the AckReq of the parent counts as well as those of the contributions.
+        // For a result, the AckReq of the parent counts, too.
         self.slots.at_mut(g).ack_request |= ack_request;
         let is_rank = self.is_rank(from);
         let receiving = &self.endpoint(from).receiving;
@@ -432,7 +425,6 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Handles a gap before the received packet.
     fn gap(&mut self, from: EndpointId) {
         if self.is_repairing() && !self.endpoint(from).receiving.nak_sent {
             self.endpoint_mut(from).receiving.nak_sent = true;
@@ -454,7 +446,6 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Handles a repeated packet: its sender lacks an answer.
     fn on_repeat(&mut self, from: EndpointId, g: u64, ack_request: bool, out: &mut Effects<W>) {
         let repairing = self.is_repairing();
         let (is_rank, is_parent) = (self.is_rank(from), self.is_parent(from));
@@ -470,8 +461,7 @@ impl<const W: usize> Translated<W> {
         }
         let (expected, nak_sent) = (receiving.expected, receiving.nak_sent);
         if repairing && is_rank && nak_sent && g > expected {
-            // The host has gone back as requested, but the missing packet was lost again, and only the packets behind it are received.
-            // The first of them shows that.
+            // The host has gone back, but the missing packet was lost again: this is the first packet behind it.
             if (expected..g).all(|g| !self.slots.check_duplicate(g, from)) {
                 self.nak_due.insert(from);
             }
@@ -485,8 +475,7 @@ impl<const W: usize> Translated<W> {
             Phase::Partial => self.cold().parent.map_or(EndpointSet::EMPTY, EndpointSet::only),
             Phase::Result if flow == Flow::UpDown && !is_parent => EndpointSet::only(from),
             Phase::Result if repairing && !is_rank => return,
-            // All contributors lack the same result and repeat their packets. One result is enough: one for each repetition would
-            // overload the link that was too slow or lossy.
+            // All contributors repeat their packets for the same result. One result for each would overload a slow or lossy link.
             Phase::Result
                 if !repairing
                     && matches!(flow, Flow::Gather(_))
@@ -501,8 +490,7 @@ impl<const W: usize> Translated<W> {
             return;
         }
         self.slots.at_mut(g).ack_request |= ack_request;
-        // A receiver that lacks packets of an earlier collective gets them otherwise, and accepts none of this one before. Sending it
-        // now would only delay them.
+        // A receiver accepts none of this collective while it lacks packets of an earlier one, which it gets otherwise.
         let start = self.calls.get(index).start;
         let is_next = |e: EndpointId| repairing || self.endpoint(e).sending.acked >= start;
         let lacking = to.iter().filter(|&e| is_next(e) && self.lacks(e, g)).collect();

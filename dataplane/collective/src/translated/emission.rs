@@ -5,19 +5,16 @@ use super::machine::{Translated, emit};
 use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointSet};
 
-/// The readiness of a packet for an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     /// Contributions or the result are missing.
     NotYet,
-    /// The packet can be sent.
     Ready,
-    /// The packet need not be sent: its result has already been received.
+    /// Not to be sent: its result has already been received.
     Answered,
 }
 
 impl<const W: usize> Translated<W> {
-    /// Returns the readiness of the packet at `g` for `endpoint`.
     pub(super) fn readiness(&self, endpoint: EndpointId, g: u64) -> Readiness {
         let Some(index) = self.calls.find(g) else {
             return Readiness::NotYet;
@@ -31,7 +28,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Returns true if `g` was sent to `endpoint`, is not acknowledged, and can be sent again.
+    /// `g` was sent, is not acknowledged, and can be sent again.
     pub(super) fn lacks(&self, endpoint: EndpointId, g: u64) -> bool {
         let sending = &self.endpoint(endpoint).sending;
         sending.acked <= g
@@ -40,7 +37,6 @@ impl<const W: usize> Translated<W> {
             && self.readiness(endpoint, g) == Readiness::Ready
     }
 
-    /// Updates whether the next packet of the endpoint is ready.
     pub(super) fn refresh(&mut self, endpoint: EndpointId) {
         self.pending.remove(endpoint);
         if self.rnr_waiting.contains(endpoint) {
@@ -55,7 +51,6 @@ impl<const W: usize> Translated<W> {
             };
             match readiness {
                 Readiness::NotYet => {
-                    // Everything that could be sent has been sent.
                     self.endpoint_mut(endpoint).sending.pacing = false;
                     return;
                 }
@@ -83,8 +78,7 @@ impl<const W: usize> Translated<W> {
         sending.sent = sending.sent.max(g + 1);
     }
 
-    /// Sends the lowest ready packet to all endpoints for which it is the next one. Does nothing if no packet is ready, or if `out` is
-    /// full.
+    /// Sends the lowest ready packet to all endpoints for which it is next, if there is one and `out` is not full.
     pub(super) fn replicate_data(&mut self, out: &mut Effects<W>) {
         if self.pending.is_empty() || out.is_full() {
             return;
@@ -99,8 +93,7 @@ impl<const W: usize> Translated<W> {
                 to.insert(endpoint);
             }
         }
-        // Within the data of one collective, the following packet is the next one for all receivers. If it is not ready for any of
-        // them, one check is enough.
+        // Within the data of a collective, all receivers have the same following packet: if it is not ready, one check is enough.
         let next = g + 1;
         let alike = self.calls.find(g).is_some_and(|index| {
             let call = self.calls.get(index);
@@ -122,7 +115,6 @@ impl<const W: usize> Translated<W> {
         self.put(g, to, paced, out);
     }
 
-    /// Retransmits `g`, out of order.
     pub(super) fn emit_again(&mut self, g: u64, to: EndpointSet<W>, ack_request: bool, out: &mut Effects<W>) {
         if to.is_empty() {
             return;

@@ -8,7 +8,6 @@ use super::{Effect, Effects, EndpointId, EndpointKind};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
 
 impl<const W: usize> Translated<W> {
-    /// ReceiveAck.
     pub(super) fn receive_ack(
         &mut self,
         now: Nanos,
@@ -60,7 +59,7 @@ impl<const W: usize> Translated<W> {
             return;
         }
         if to == sent {
-            // The host refuses a packet that was not sent to it: there is nothing to repeat or to report.
+            // The host refuses a packet that was not sent to it.
             return;
         }
         if self.is_repairing() {
@@ -117,20 +116,20 @@ impl<const W: usize> Translated<W> {
         {
             let call = self.calls.get(index);
             if call.start == g {
-                // Without the control message, the switch has refused all packets behind it.
+                // Without it, the switch has refused all packets behind it.
                 self.endpoint_mut(from).sending.next = g;
                 self.refresh(from);
             } else if call.involves(from, Role::Receives, g) {
                 self.emit_again(g, only(from), false, out);
             } else {
-                // The packet was never sent to that switch: it sends this packet itself.
+                // That switch sends this packet itself.
                 emit(out, Effect::Drop(DropReason::AckAhead));
             }
         }
     }
 
-    /// Returns the position below which all packets are acknowledged, once a switch has acknowledged all below `target`. A contribution
-    /// to the parent is acknowledged by its result alone, so further positions with a result count, too.
+    /// The position below which all is acknowledged, once a switch has acknowledged all below `target`. A result alone acknowledges a
+    /// contribution to the parent, so further positions with a result count, too.
     fn acknowledged_below(&self, from: EndpointId, target: u64) -> u64 {
         let is_parent = self.is_parent(from);
         let end = self.window_end().min(self.calls.end());
@@ -156,7 +155,7 @@ impl<const W: usize> Translated<W> {
         acked
     }
 
-    /// Handles a result from the parent: contributions to it are acknowledged as far as there are results.
+    /// A result from the parent acknowledges contributions as far as there are results.
     pub(super) fn answered(&mut self, parent: EndpointId) {
         let before = self.endpoint(parent).sending.acked;
         let acked = self.acknowledged_below(parent, before);
@@ -180,7 +179,6 @@ impl<const W: usize> Translated<W> {
         self.refresh(from);
     }
 
-    /// Handles that `from` has acknowledged all before `acked`.
     fn acknowledged(&mut self, now: Nanos, from: EndpointId, acked: u64) {
         let before = self.endpoint(from).sending.acked;
         self.moved(from, acked);
@@ -191,8 +189,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Handles that `from` has acknowledged its packets from `before` to `acked`: confirms packets of the senders for which that is
-    /// decisive.
+    /// Confirms packets of the senders for which the acknowledgement of `from`, from `before` to `acked`, is decisive.
     fn confirm_senders(&mut self, from: EndpointId, before: u64, acked: u64) {
         let mut g = before;
         while g < acked {
@@ -220,8 +217,7 @@ impl<const W: usize> Translated<W> {
         );
     }
 
-    /// Returns the index of the collective and the position up to which packets of `sender` can be confirmed, within one part of the
-    /// collective. `None` if nothing can be confirmed.
+    /// The collective's index and the position up to which packets of `sender` can be confirmed, within one part of the collective.
     fn confirmable(&self, sender: EndpointId) -> Option<(usize, u64)> {
         let receiving = &self.endpoint(sender).receiving;
         let (g, bound) = (receiving.confirmed, receiving.expected.min(self.limit));
@@ -236,7 +232,7 @@ impl<const W: usize> Translated<W> {
         (upto > g).then_some((index, upto))
     }
 
-    /// Confirms packets of `sender` as far as the deciding endpoints have acknowledged them. An ACK becomes due if that is progress.
+    /// Confirms packets of `sender` as far as its deciders have acknowledged them. An ACK becomes due on progress.
     fn confirm(&mut self, sender: EndpointId) {
         let (is_rank, message_packets) = (self.is_rank(sender), self.cold().message_packets);
         let mut news = false;
@@ -262,8 +258,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Returns the strongest refusal of the packet after the last confirmed one of `sender`. All deciding endpoints have everything
-    /// before it (M2).
+    /// The strongest refusal of the packet after the last confirmed one. All deciders have everything before it (M2).
     fn refusal(&self, sender: EndpointId) -> Option<Syndrome> {
         let receiving = &self.endpoint(sender).receiving;
         let g = receiving.confirmed;
@@ -285,7 +280,7 @@ impl<const W: usize> Translated<W> {
             })
     }
 
-    /// Reflects refusals to the senders that can repeat the refused packet: once until they do.
+    /// Reflects refusals, once, to the senders that can repeat the refused packet.
     fn reflect(&mut self) {
         for sender in self.cold().all {
             if !self.endpoint(sender).receiving.nak_sent && self.refusal(sender).is_some() {
@@ -295,8 +290,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// SendAck: sends the ACK and the NAK that are due to `to`. A host always gets an ACK before a NAK, because a NAK alone does not
-    /// count as progress.
+    /// SendAck: the ACK and the NAK that are due. A host gets an ACK before a NAK, because a NAK alone is no progress.
     pub(super) fn send_ack(&mut self, to: EndpointId, out: &mut Effects<W>) {
         let nak = self.nak_due.contains(to);
         let ack = self.ack_due.contains(to) || (nak && self.is_rank(to));
@@ -317,7 +311,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Writes an acknowledge packet: an ACK of the last confirmed packet of `to`, or a NAK of the next one.
+    /// An ACK of the last confirmed packet of `to`, or a NAK of the next one.
     pub(super) fn acknowledge(&self, to: EndpointId, syndrome: Syndrome, out: &mut Effects<W>) {
         let receiving = &self.endpoint(to).receiving;
         let is_rank = self.is_rank(to);
@@ -342,7 +336,7 @@ impl<const W: usize> Translated<W> {
         );
     }
 
-    /// Runs SendAck for all endpoints to which feedback is due, while `out` has more free capacity than `reserve`.
+    /// SendAck for all endpoints, while `out` has more free capacity than `reserve`.
     pub(super) fn send_acks(&mut self, out: &mut Effects<W>, reserve: usize) {
         for endpoint in self.ack_due.or(self.nak_due) {
             if out.remaining_capacity() < reserve + 2 {

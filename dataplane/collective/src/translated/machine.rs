@@ -1,5 +1,3 @@
-//! The machine: its state and its public functions.
-
 use super::calls::{Calls, Flow};
 use super::congestion::Congestion;
 use super::endpoint::Endpoint;
@@ -16,48 +14,44 @@ use core::hash::{Hash, Hasher};
 use core::mem::take;
 use core::ops::Range;
 
-/// The context of one collective group at one switch: endpoints, routing, transmission and computation states, without payloads.
-///
-/// `W` is the number of words in its sets of endpoints. The machine has at most `64 * W` endpoints.
+/// The context of one collective group at one switch: endpoints, routing, transmission and computation states, without payloads. Sets of
+/// endpoints have `W` words, so there are at most `64 * W` endpoints.
 ///
 /// Call [`handle`](Self::handle) for each frame, then [`poll_emit`](Self::poll_emit) until it returns false. Call
-/// [`handle_timeout`](Self::handle_timeout) while [`poll_timeout`](Self::poll_timeout) is due, and after each call `poll_emit` until
-/// it returns false. Apart from [`nexts`](Self::nexts), no other function changes the state.
+/// [`handle_timeout`](Self::handle_timeout) while [`poll_timeout`](Self::poll_timeout) is due, and after each call `poll_emit` until it
+/// returns false. [`nexts`](Self::nexts) is the fast path of `handle`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Translated<const W: usize = 1> {
     pub(super) cold: SharedConfig<W>,
     pub(super) endpoints: Box<[Endpoint]>,
-    /// For each endpoint, its congestion state.
     pub(super) congestion: Box<[Congestion]>,
     pub(super) slots: Slots<W>,
     pub(super) calls: Calls,
-    /// The lowest unfinished position. A finished position is complete, and acknowledged by all its receivers.
+    /// The lowest unfinished position. A finished one is complete, and acknowledged by all its receivers.
     pub(super) base: u64,
-    /// An endpoint with the least acknowledgements: `base` cannot move before it does.
+    /// An endpoint with the least acknowledgements, which holds `base`.
     pub(super) slowest: EndpointId,
     /// Positions from here on are not served: one past the control message on which ranks disagree.
     pub(super) limit: u64,
-    /// Endpoints whose next packet is ready to be sent.
+    /// Their next packet is ready.
     pub(super) pending: EndpointSet<W>,
-    /// Endpoints to which an ACK is due.
     pub(super) ack_due: EndpointSet<W>,
-    /// Endpoints to which a NAK is due.
     pub(super) nak_due: EndpointSet<W>,
-    /// Endpoints with a packet that was refused for lack of a free slot.
+    /// Had a packet refused for lack of a free slot.
     pub(super) refused: EndpointSet<W>,
-    /// Endpoints that have been reported for breaking a rule.
+    /// Reported for breaking a rule.
     pub(super) blamed: EndpointSet<W>,
-    /// Endpoints that had no receive posted.
+    /// Had no receive posted.
     pub(super) rnr_waiting: EndpointSet<W>,
-    /// Time of the next tick, while something is in flight.
+    /// While something is in flight.
     pub(super) tick_at: Nanos,
-    /// Endpoint at which a tick continues whose effects did not fit into one call.
+    /// Where a tick continues whose effects did not fit into one call.
     pub(super) tick_next: u16,
     pub(super) since: Nanos,
     pub(super) stall_at: Nanos,
 }
 
-/// The constant part of the machine.
+/// The constant part.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cold<const W: usize> {
     pub(super) endpoints: Box<[EndpointConfig]>,
@@ -74,8 +68,7 @@ pub(super) struct Cold<const W: usize> {
     pub(super) stall_timeout: Nanos,
 }
 
-/// The constant part, shared between copies of the machine. It is not part of the hash, because it is equal for all states of a model
-/// checker run.
+/// Shared between copies of the machine. Not hashed, because it is equal for all states of a model checker's run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SharedConfig<const W: usize>(pub(super) Arc<Cold<W>>);
 
@@ -84,9 +77,7 @@ impl<const W: usize> Hash for SharedConfig<W> {
 }
 
 impl<const W: usize> Translated<W> {
-    /// Returns the machine of a new group. Allocates all memory of the machine.
-    ///
-    /// Endpoints beyond [`EndpointSet::CAPACITY`] are ignored, and so is a parent that is not one of the endpoints.
+    /// The machine of a new group, with all its memory. Endpoints beyond [`EndpointSet::CAPACITY`] are ignored, as is an unknown parent.
     pub fn new(config: TranslatedConfig) -> Self {
         let mut endpoints = config.endpoints;
         endpoints.truncate(EndpointSet::<W>::CAPACITY);
@@ -128,8 +119,8 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Copies the state of `of`, a machine of the same configuration. This machine must be new. It does not allocate, and takes time in
-    /// proportion to the packets in flight.
+    /// Copies the state of a machine of the same configuration to this new one, without allocating, in proportion to the packets in
+    /// flight.
     pub fn copy_state(&mut self, of: &Self) {
         for g in of.in_flight() {
             *self.slots.at_mut(g) = of.slots.at(g).clone();
@@ -147,7 +138,6 @@ impl<const W: usize> Translated<W> {
         };
     }
 
-    /// The positions in flight: from `base` up to the highest that an endpoint has sent.
     fn in_flight(&self) -> Range<u64> {
         let seen = self.endpoints.iter().map(|e| e.receiving.seen).max();
         let (base, end) = (self.base, self.base + self.slots.len());
@@ -159,7 +149,7 @@ impl<const W: usize> Translated<W> {
         self.in_flight().map(|g| self.slots.number(g))
     }
 
-    /// Handles a frame. Clears `out`, and writes at least one effect to it.
+    /// Handles a frame. Clears `out`, and writes at least one effect.
     pub fn handle(&mut self, now: Nanos, event: Event, out: &mut Effects<W>) {
         out.clear();
         let (Event::Data { from, .. }
@@ -190,7 +180,6 @@ impl<const W: usize> Translated<W> {
         self.conclude(out);
     }
 
-    /// Writes the further effects of a frame.
     #[inline]
     fn conclude(&mut self, out: &mut Effects<W>) {
         self.send_acks(out, 1);
@@ -200,8 +189,8 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Writes pending effects: acknowledgements that did not fit into an earlier call, and packets that had to wait for another one.
-    /// Call it until it returns false. Clears `out`, and writes at most one effect, or two acknowledgements to one endpoint.
+    /// Writes pending effects: acknowledgements that did not fit before, and packets that waited for another one. Call it until it
+    /// returns false. Clears `out`, and writes at most one effect, or two acknowledgements to one endpoint.
     #[inline]
     pub fn poll_emit(&mut self, _now: Nanos, out: &mut Effects<W>) -> bool {
         out.clear();
@@ -212,7 +201,7 @@ impl<const W: usize> Translated<W> {
         !out.is_empty()
     }
 
-    /// Returns true if [`poll_emit`](Self::poll_emit) has a pending effect.
+    /// True if [`poll_emit`](Self::poll_emit) has a pending effect.
     #[inline]
     pub fn has_more(&self) -> bool {
         !(self.ack_due.is_empty() && self.nak_due.is_empty() && self.pending.is_empty())
@@ -226,7 +215,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// The call of a collective in flight, from the first control message received for it.
+    /// The call of a collective in flight, from its first received control message.
     #[inline]
     pub fn call(&self, id: CallId) -> &Call {
         &self.calls.get(usize::from(id.0)).call
@@ -289,7 +278,7 @@ impl<const W: usize> Translated<W> {
         &mut self.endpoints[id.index()]
     }
 
-    /// The endpoints that contribute to a packet. For a packet that goes up and down, those of the way up.
+    /// The endpoints that contribute to a packet; for one that goes up and down, on the way up.
     pub(super) fn inputs(&self, flow: Flow) -> EndpointSet<W> {
         match flow {
             Flow::UpDown => self.cold().children,
@@ -298,7 +287,6 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// The endpoints that receive its result.
     pub(super) fn outputs(&self, flow: Flow) -> EndpointSet<W> {
         match flow {
             Flow::UpDown => self.cold().children,
@@ -307,7 +295,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// The endpoints whose acknowledgements decide about the ACK to `sender`.
+    /// Their acknowledgements decide about the ACK to `sender`.
     pub(super) fn deciders(&self, sender: EndpointId, flow: Flow) -> EndpointSet<W> {
         match flow {
             Flow::UpDown if !self.is_parent(sender) => EndpointSet::only(sender),
@@ -315,17 +303,15 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Returns true if something is in flight.
     pub(super) fn is_active(&self) -> bool {
         self.base < self.calls.end().min(self.limit)
     }
 
-    /// One past the highest position that is served.
     pub(super) fn window_end(&self) -> u64 {
         (self.base + self.slots.len()).min(self.limit)
     }
 
-    /// Records progress: a packet was finished, or the first one was started.
+    /// A packet was finished, or the first one was started.
     pub(super) fn progress(&mut self, now: Nanos) {
         self.since = now;
         self.stall_at = now + self.cold().stall_timeout;
@@ -362,8 +348,8 @@ impl<const W: usize> Translated<W> {
     }
 }
 
-/// Returns the endpoint with the lowest acknowledged position, and that position. If there are several, returns the last one, because
-/// endpoints mostly answer in the order in which packets are sent to them.
+/// An endpoint with the lowest acknowledged position, and that position: the last one, because endpoints mostly answer in the order in
+/// which packets are sent to them.
 fn slowest(endpoints: &[Endpoint]) -> (EndpointId, u64) {
     let acked = (0..)
         .map_while(EndpointId::new)

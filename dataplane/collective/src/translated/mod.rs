@@ -1,12 +1,9 @@
 //! Collectives in the network, with translated connections (EPIC 4.3, Mode-II) and PSN bridging at the first hop.
 //!
-//! A [`Translated`] is the context of one group at one switch of its tree. Functions have the names of EPIC 4.1: check_duplicate,
-//! aggregate_data and recycle_buffer are in `slot`, receive_ack and send_ack in `feedback`, replicate_data in `emission`,
-//! retransmission in `timer`, translate_header and its inverses in `bridge`.
+//! A [`Translated`] is the context of one group at one switch of its tree. Functions have the names of EPIC 4.1.
 //!
-//! There are three number spaces: `u`, the PSNs that a host sends; `d`, the PSNs that it receives; `g`, the PSNs of the group. Only `g`
-//! is used between switches. Each collective uses one `g` for its control message and one for each data packet, so all switches
-//! number packets equally without coordination.
+//! Number spaces: `u`, the PSNs that a host sends; `d`, those that it receives; `g`, those of the group, the only ones between switches.
+//! A collective uses one `g` for its control message and one for each data packet, so switches number packets equally.
 //!
 //! The flow of a packet at one switch. `e_r` is the endpoint with the root rank behind it:
 //!
@@ -177,8 +174,8 @@ pub enum Effect<const W: usize = 1> {
         psn: Psn,
         /// Completed messages of that rank, 24 bits; 0 towards a switch.
         msn: u32,
-        /// ACK, NAK or RNR NAK. Between switches a NAK requests one packet and acknowledges nothing. The NAK of a control message
-        /// requests that packet and all after it.
+        /// ACK, NAK or RNR NAK. Between switches a NAK requests one packet and acknowledges nothing; that of a control message requests
+        /// all after it, too.
         syndrome: Syndrome,
     },
     /// Send a congestion notification packet to each endpoint.
@@ -199,8 +196,8 @@ pub enum Effect<const W: usize = 1> {
         /// Time of the last progress.
         since: Nanos,
     },
-    /// Report a conflict: ranks have called different collectives. The group serves no later collective. It is reported once, after
-    /// the control messages of all ranks: every switch of the tree names the same two ranks, for every order of the messages.
+    /// Report, once, that ranks have called different collectives: no later one is served. It follows the control messages of all
+    /// ranks, so every switch names the same two ranks.
     Conflict {
         /// The merged control message, with the two different calls.
         control: Control,

@@ -1,14 +1,11 @@
-//! The slots: the state of each packet in flight, without its payload.
-//!
-//! A slot first holds the sum of the children's contributions, and later the result of the whole tree. The slot of a position is
-//! `g % slots`, as in the paper. The position of a slot follows from `base`: only positions in `base .. base + slots` are accepted, and
-//! a slot is recycled when `base` passes it.
+//! The state of each packet in flight, without its payload. A slot first holds the sum of the children's contributions, and later the
+//! result of the whole tree. As in the paper, the slot of a position is `g % slots`. Only positions in `base .. base + slots` are
+//! accepted, and a slot is recycled when `base` passes it.
 
 use super::{EndpointId, EndpointSet, PacketShape};
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// The progress of a packet at this switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Phase {
     /// Contributions are missing.
@@ -20,22 +17,19 @@ pub(super) enum Phase {
     Result,
 }
 
-/// One slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Slot<const W: usize> {
-    /// Endpoints that have contributed: the paper's `arrived`. Its size is `degree`. The result of the parent counts, too.
+    /// The paper's `arrived`, whose size is `degree`. The result of the parent counts, too.
     pub(super) contributed: EndpointSet<W>,
     pub(super) shape: PacketShape,
     pub(super) phase: Phase,
-    /// True if a contribution has requested an acknowledgement. The result then requests one, too.
+    /// A contribution has requested an acknowledgement, so the result does, too.
     pub(super) ack_request: bool,
 }
 
-/// All slots of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Slots<const W: usize>(Box<[Slot<W>]>);
 
-/// The result of a contribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Aggregated {
     pub(super) first: bool,
@@ -56,7 +50,6 @@ impl<const W: usize> Slots<W> {
         core::mem::size_of_val(&*self.0)
     }
 
-    /// The slot's number, for the engine.
     #[inline]
     pub(super) fn number(&self, g: u64) -> u16 {
         (g & (self.len() - 1)) as u16
@@ -77,7 +70,7 @@ impl<const W: usize> Slots<W> {
         &self.0[usize::from(number) & (self.0.len() - 1)]
     }
 
-    /// CheckDuplicate: returns true if the packet of the endpoint at `g` has been received.
+    /// CheckDuplicate: true if the packet of the endpoint at `g` has been received.
     pub(super) fn check_duplicate(&self, g: u64, from: EndpointId) -> bool {
         self.at(g).contributed.contains(from)
     }
@@ -93,7 +86,7 @@ impl<const W: usize> Slots<W> {
         }
     }
 
-    /// RecycleBuffer: clears the slots of positions from `start` to before `end`.
+    /// RecycleBuffer: clears the slots from `start` to before `end`.
     pub(super) fn recycle_buffer(&mut self, start: u64, end: u64) {
         for g in start..end.min(start + self.len()) {
             *self.at_mut(g) = Slot::default();

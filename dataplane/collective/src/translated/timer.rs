@@ -28,8 +28,8 @@ impl<const W: usize> Translated<W> {
         [rnr, tick, stall].into_iter().flatten().min()
     }
 
-    /// Handles a due timer. Clears `out` first. One call may not have all effects: call it again while
-    /// [`poll_timeout`](Self::poll_timeout) is due, and [`poll_emit`](Self::poll_emit) after each call.
+    /// Handles a due timer. Clears `out`. Effects may be left: call it again while [`poll_timeout`](Self::poll_timeout) is due, and
+    /// [`poll_emit`](Self::poll_emit) after each call.
     pub fn handle_timeout(&mut self, now: Nanos, out: &mut Effects<W>) {
         out.clear();
         for endpoint in self.rnr_waiting {
@@ -73,8 +73,8 @@ impl<const W: usize> Translated<W> {
         self.tick_at = now + tick;
     }
 
-    /// Retransmits packets that the endpoint has not acknowledged for a whole tick. A host gets the oldest packet, and its answer shows
-    /// how much it has received. A switch gets the oldest and the newest packet, and then detects each gap between them.
+    /// Retransmits packets unacknowledged for a whole tick. A host gets the oldest, and its answer shows how much it has received. A
+    /// switch gets the oldest and the newest, and then detects each gap between them.
     fn repeat(&mut self, endpoint: EndpointId, out: &mut Effects<W>) {
         let is_rank = self.is_rank(endpoint);
         let sending = &mut self.endpoint_mut(endpoint).sending;
@@ -90,7 +90,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Sends feedback to a sender: a NAK for a packet that is still missing, or a keep-alive while another endpoint is waited for.
+    /// A NAK for a packet that is still missing, or a keep-alive while another endpoint is waited for.
     fn keep_alive(&mut self, endpoint: EndpointId, out: &mut Effects<W>) {
         let (is_rank, repairing) = (self.is_rank(endpoint), self.is_repairing());
         let receiving = &mut self.endpoint_mut(endpoint).receiving;
@@ -116,11 +116,9 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Returns true if the host has contributed its oldest unacknowledged packet and can do nothing about the wait: contributions of
-    /// others are missing or, with repair by this switch, answers of switches, of hosts without a posted receive, or of hosts to which
-    /// the packet has not been sent yet.
-    ///
-    /// It is false in all other cases, because an ACK also delays repetitions that are needed.
+    /// True if the host has contributed its oldest unacknowledged packet and can do nothing about the wait: contributions of others are
+    /// missing or, with repair by this switch, answers of switches, of hosts without a posted receive, or of hosts to which the packet
+    /// has not been sent yet. False in all other cases, because an ACK also delays repetitions that are needed.
     fn waits(&self, host: EndpointId) -> bool {
         let receiving = &self.endpoint(host).receiving;
         let g = receiving.confirmed;
@@ -163,7 +161,7 @@ impl<const W: usize> Translated<W> {
     }
 }
 
-/// Returns the shortest RNR wait that is at least `tick`.
+/// The shortest RNR wait that is at least `tick`.
 fn rnr_timer(tick: Nanos) -> RnrTimer {
     (1..32)
         .map(RnrTimer::new)
