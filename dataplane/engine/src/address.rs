@@ -6,20 +6,18 @@ use castnet_wire::ethernet::{ETHERTYPE_IPV4, SRC_AT};
 use castnet_wire::layout;
 use castnet_wire::{Ethernet, MacAddr};
 
-/// Returns the destination address of an IPv4 frame. `head` begins with the Ethernet header; up to two VLAN tags are skipped. The
-/// dispatch to workers uses it to find the group of a frame.
+/// The destination of an IPv4 frame, for the dispatch to workers. `head` begins with the Ethernet header; two VLAN tags may follow.
 #[inline]
 pub fn destination(head: &[u8]) -> Option<Ipv4Addr> {
     address(head, layout::DST.start)
 }
 
-/// Returns the source address of an IPv4 frame. `head` begins with the Ethernet header.
+/// The source address of an IPv4 frame, as [`destination`].
 #[inline]
 pub(crate) fn source(head: &[u8]) -> Option<Ipv4Addr> {
     address(head, layout::SRC.start)
 }
 
-/// Returns the source MAC address of a frame. `head` begins with the Ethernet header.
 #[inline]
 pub(crate) fn source_mac(head: &[u8]) -> Option<MacAddr> {
     head.get(SRC_AT..)?.first_chunk().copied().map(MacAddr)

@@ -1,4 +1,4 @@
-//! The configuration of an engine. It is fixed at the start, because all tables are sized from it.
+//! The configuration of an engine, fixed at the start, because all tables are sized from it.
 
 use core::net::Ipv4Addr;
 
@@ -51,7 +51,7 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// Returns the configuration of a switch with this name and these ports. Its Ethernet address is that of its first port.
+    /// A switch with this name and these ports. Its Ethernet address is that of its first port.
     pub fn new(switch: impl Into<String>, ports: Vec<PortInfo>) -> Self {
         Self {
             switch: switch.into(),
@@ -70,10 +70,7 @@ impl EngineConfig {
         }
     }
 
-    /// Checks the configuration.
-    ///
-    /// # Errors
-    /// A port is configured twice, or a size is too large.
+    /// Checks that no port is configured twice and no size is too large.
     pub fn check(&self) -> Result<(), ConfigError> {
         let mut seen = 0u64;
         for port in &self.ports {
@@ -98,7 +95,6 @@ impl EngineConfig {
     }
 }
 
-/// The largest value of [`EngineConfig::groups_max`].
 const GROUPS_LIMIT: usize = 1 << 20;
 
 /// Why an engine cannot start.

@@ -1,9 +1,8 @@
-//! Dry runs: determine what would happen to a frame, on a copy of the state.
+//! Dry runs determine what would happen to a frame, on a copy of the state.
 //!
 //! A dry run must not delay a worker. The calling thread allocates all memory ([`DryRun::new`]), the worker copies the state that
-//! affects the frame ([`Engine::copy_into`]), and the stages run on the calling thread ([`DryRun::run`]). The copy is bounded by
-//! the packets in flight in the frame's groups or, for a frame of no group, by the capacities of the address tables. Payload in
-//! the slots of collective groups is not copied.
+//! affects the frame ([`Engine::copy_into`]), and the stages run on the calling thread ([`DryRun::run`]). The copy is bounded by the
+//! packets in flight in the frame's groups or, without a group, by the address tables. Payload in slots is not copied.
 
 use core::net::Ipv4Addr;
 use std::sync::Arc;
@@ -21,9 +20,8 @@ use crate::output::cx::Cx;
 use crate::plain::PlainEgress;
 use crate::tables::published::Tables;
 
-/// Most groups that can affect one frame: those of its two addresses.
+/// Most groups that can affect a frame: those of its two addresses.
 const GROUPS_MAX: usize = 2;
-/// Most next hops of these groups.
 const NEXT_HOPS_MAX: usize = GROUPS_MAX * ENDPOINTS_MAX;
 
 /// One frame, and memory for the state that affects it.
@@ -34,13 +32,12 @@ pub struct DryRun {
     frame: Vec<u8>,
     engine: Engine,
     tables: Option<Arc<Tables>>,
-    /// Compiled groups of the frame's addresses, until their state is copied.
+    /// Compiled groups, until their state is copied.
     groups: Vec<Option<Context>>,
 }
 
 impl DryRun {
-    /// Allocates all memory for a dry run of a frame on an engine with this configuration. `compile` returns the group of an
-    /// address, if there is one, compiled by [`Context::compile_dry`] from the running rule.
+    /// Allocates all memory. `compile` returns the group of an address, compiled by [`Context::compile_dry`] from the running rule.
     pub fn new(
         config: &EngineConfig,
         ingress: PortId,
@@ -70,7 +67,7 @@ impl DryRun {
         }
     }
 
-    /// Returns the trace of the frame. In frames that would be sent from a group's slots, the payload is zeros.
+    /// The trace of the frame. Payload from a group's slots is zeros.
     pub fn run(mut self) -> Trace {
         self.engine.bridge.tables = self.tables.unwrap_or_default();
         let mut recorder = Recorder::new(self.at, self.ingress, self.frame.clone());
@@ -86,7 +83,6 @@ impl DryRun {
     }
 }
 
-/// Returns the addresses of a frame that may belong to groups, without duplicates.
 fn addresses(frame: &[u8]) -> [Option<Ipv4Addr>; GROUPS_MAX] {
     let [a, b] = match parse_network(frame, frame.len()) {
         Ok(Parsed::Arp(Arp {
@@ -98,7 +94,7 @@ fn addresses(frame: &[u8]) -> [Option<Ipv4Addr>; GROUPS_MAX] {
 }
 
 impl Engine {
-    /// Returns the trace of a frame, and changes nothing. This is a whole [`DryRun`] in one call.
+    /// The trace of a frame: a whole [`DryRun`], which changes nothing.
     pub fn trace(&self, now: Nanos, ingress: PortId, frame: &[u8]) -> Trace {
         let ports = &self.config.ports;
         let compile = |address| {
@@ -110,7 +106,7 @@ impl Engine {
         dry.run()
     }
 
-    /// Copies the state that affects the frame of `dry` to it. Neither allocates nor frees memory.
+    /// Copies the state that affects the frame. Neither allocates nor frees memory.
     pub fn copy_into(&self, now: Nanos, dry: &mut DryRun) {
         let DryRun {
             at,

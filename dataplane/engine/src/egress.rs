@@ -9,30 +9,29 @@ pub trait Egress {
     /// A frame in a buffer of these ports.
     type Buf: FrameBuf;
 
-    /// Returns a replica of `original` for egress port `port`. It has at least `header` bytes of private head, and a private
-    /// trailer; the port decides whether the body is shared or copied. `None` if no buffer is free.
+    /// A replica of `original` for `port`, with a private trailer and at least `header` bytes of private head. The port decides whether
+    /// the body is shared or copied. `None` if no buffer is free.
     fn replicate(&mut self, port: PortId, original: &Self::Buf, header: usize) -> Option<Self::Buf>;
 
-    /// Returns true if [`Egress::lend`] is the cheapest way to make replicas of a frame of `length` bytes for all these ports.
+    /// True if [`Egress::lend`] is the cheapest way to make replicas of `length` bytes for all these ports.
     fn lends(&self, ports: PortSet, length: usize) -> bool {
         let _ = (ports, length);
         false
     }
 
-    /// Returns a replica with a private head of 64 bytes. It shares all other bytes of `original`, including the trailer: the
-    /// trailer of neither can be written while both exist. `to_come` is the number of further replicas that will be requested.
-    /// `None` if no buffer is free.
+    /// A replica with a private head of 64 bytes. It shares all other bytes: the trailer of neither can be written while both exist.
+    /// `to_come` is the number of further replicas. `None` if no buffer is free.
     fn lend(&mut self, original: &Self::Buf, to_come: usize) -> Option<Self::Buf> {
         let _ = (original, to_come);
         None
     }
 
-    /// Returns a new frame of `length` bytes for egress port `port`, with a zeroed head. `None` if no buffer is free.
+    /// A new frame of `length` bytes for `port`, with a zeroed head. `None` if no buffer is free.
     fn allocate(&mut self, port: PortId, length: usize) -> Option<Self::Buf>;
 
-    /// Returns a new frame for egress port `port` with the concatenated bytes of `parts`. `None` if no buffer is free.
+    /// A new frame for `port` with the concatenated bytes of `parts`. `None` if no buffer is free.
     fn gather(&mut self, port: PortId, parts: &[&[u8]]) -> Option<Self::Buf>;
 
-    /// Queues `frame` for sending on `port`. The port counts what happens to the frame from here on.
+    /// Queues `frame` for sending on `port`, which counts it from here on.
     fn send(&mut self, port: PortId, frame: Self::Buf);
 }

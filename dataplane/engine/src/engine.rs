@@ -30,17 +30,13 @@ pub struct Engine {
     pub(crate) config: Arc<EngineConfig>,
     pub(crate) groups: Groups,
     pub(crate) services: Services,
-    /// Switching and routing of frames that belong to no group.
     pub(crate) bridge: Bridge,
     /// The subscribers to traces and captured frames.
     pub taps: Taps,
 }
 
 impl Engine {
-    /// Returns an engine without groups and routes, with every port up. Allocates all tables.
-    ///
-    /// # Errors
-    /// A port is configured twice, or a size is too large.
+    /// An engine without groups and routes, with every port up. Allocates all tables. Fails as [`EngineConfig::check`].
     pub fn new(config: EngineConfig) -> Result<Self, ConfigError> {
         config.check()?;
         Ok(Self::build(config))
@@ -58,18 +54,14 @@ impl Engine {
         }
     }
 
-    /// The configuration of the engine.
+    /// Its configuration.
     pub fn config(&self) -> &EngineConfig {
         &self.config
     }
 
-    // ------------------------------------------------------------------------------------------------ control
-
-    /// Installs a compiled group. A running group of the same address is replaced, and the new group starts with fresh state. If
-    /// the running group has an equal rule, it stays, and the new group is returned. The caller frees the returned group on
+    /// Installs a compiled group, without allocating, in time proportional to its paths. It replaces a running group of the same
+    /// address and starts with fresh state; if the rules are equal, it is returned instead. The caller frees the returned group on
     /// another thread.
-    ///
-    /// Takes time in proportion to the group's paths, and does not allocate.
     ///
     /// # Errors
     /// No capacity or memory is left for the group. Nothing has changed then.
@@ -96,7 +88,7 @@ impl Engine {
         Ok(replaced)
     }
 
-    /// Removes a group. The caller frees it on another thread, or [attaches](Engine::attach) it to another engine.
+    /// Removes a group, to be freed on another thread or [attached](Engine::attach) to another engine.
     pub fn remove(&mut self, mcst_id: McstId) -> Option<Context> {
         let (slot, group) = self.groups.remove(mcst_id)?;
         self.services.timers.disarm(slot);
@@ -124,7 +116,7 @@ impl Engine {
         self.groups.len()
     }
 
-    /// Bytes of memory that all groups use.
+    /// Bytes of memory of all groups.
     pub fn group_memory_bytes(&self) -> usize {
         self.groups.memory_used()
     }
@@ -161,16 +153,13 @@ impl Engine {
         &self.bridge.tables
     }
 
-    // ------------------------------------------------------------------------------------------------- timers
-
     /// The time at which [`Engine::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Nanos> {
         let own = self.bridge.poll_timeout();
         own.into_iter().chain(self.services.timers.poll()).min()
     }
 
-    /// Runs all timers that are due: LLDP, a bounded part of ageing, stall reports of groups, retransmissions and pending
-    /// emissions of collective groups.
+    /// Runs all due timers: LLDP, a bounded part of ageing, stall reports, retransmissions and pending emissions of groups.
     pub fn handle_timeout<E: Egress>(&mut self, now: Nanos, egress: &mut E) {
         if self.taps.armed() {
             let mut recorder = Recorder::new(now, PortId::default(), Vec::new());
@@ -220,14 +209,12 @@ impl Engine {
         }
     }
 
-    // ------------------------------------------------------------------------------------------------ reading
-
     /// Removes and returns the oldest event.
     pub fn pop_event(&mut self) -> Option<EngineEvent> {
         self.services.events.pop()
     }
 
-    /// The number of events lost because the queue was full.
+    /// Events lost because the queue was full.
     pub fn events_lost(&self) -> u64 {
         self.services.events.lost()
     }
@@ -237,8 +224,8 @@ impl Engine {
         self.services.output.counters.totals
     }
 
-    /// Fills a snapshot: totals and ports always, and groups from [`CountersSnapshot::next_group`] on, up to the capacity of `into`.
-    /// Does not allocate if `into` has enough capacity for the ports.
+    /// Fills a snapshot: totals, ports, and groups from [`CountersSnapshot::next_group`] on, up to the capacity of `into`. Does not
+    /// allocate if there is capacity for the ports.
     pub fn snapshot(&self, into: &mut CountersSnapshot) {
         let Output { ports, counters, .. } = &self.services.output;
         into.totals = counters.totals;

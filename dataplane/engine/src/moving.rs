@@ -1,8 +1,7 @@
 //! Moves a group from one engine to another, with all its state: machine, slots, counters and timers.
 //!
-//! The mover first reserves capacity in the target engine ([`Engine::expect`]), so that the move cannot fail later. Then it
-//! removes the group from the source engine ([`Engine::remove`]) and attaches it to the target ([`Engine::attach`]), where the
-//! group continues without interruption. None of these functions allocates.
+//! [`Engine::expect`] reserves capacity in the target, so that the move cannot fail later; [`Engine::remove`] takes the group from the
+//! source; [`Engine::attach`] continues it in the target without interruption. None of them allocates.
 
 use castnet_wire::{MacAddr, McstId, Nanos};
 
@@ -11,19 +10,17 @@ use crate::group::context::{Context, with_group};
 use crate::group::install::InstallError;
 use crate::group::kind::Kind;
 
-/// The resources that an engine reserves for a group that will be attached. Create and free it outside the worker threads.
+/// What an engine reserves for a group. Create and free it outside the worker threads.
 #[derive(Clone, Debug)]
 pub struct Expected {
     mcst_id: McstId,
     memory_bytes: usize,
-    /// The Ethernet addresses of its next hops.
     macs: Box<[MacAddr]>,
-    /// The indexes that the engine reserves for these addresses.
     indexes: Box<[u16]>,
 }
 
 impl Expected {
-    /// Describes a group: its address, the bytes of group memory that it uses, and its next hops.
+    /// `memory_bytes` is the group memory in use.
     pub fn new(mcst_id: McstId, memory_bytes: usize, next_hops: impl IntoIterator<Item = MacAddr>) -> Self {
         let macs: Box<[MacAddr]> = next_hops.into_iter().collect();
         Self {
@@ -41,8 +38,7 @@ impl Expected {
 }
 
 impl Engine {
-    /// Reserves capacity for a group that will be attached. Until [`Engine::attach`] or [`Engine::unexpect`], no other group may be
-    /// installed in this engine.
+    /// Reserves capacity for a group. Until [`Engine::attach`] or [`Engine::unexpect`], no other group may be installed here.
     ///
     /// # Errors
     /// There is no capacity or memory for the group. Nothing is reserved then.
@@ -62,10 +58,10 @@ impl Engine {
             .for_each(|index| self.services.output.next_hops.release(*index));
     }
 
-    /// Installs a group that was removed from another engine. Its timers are armed and its pending emissions are queued.
+    /// Installs a group that was removed from another engine, arms its timers and queues its pending emissions.
     ///
     /// # Errors
-    /// No capacity for the group. This cannot happen after [`Engine::expect`]. The group is returned unchanged.
+    /// The unchanged group, without capacity for it: never after [`Engine::expect`].
     pub fn attach(
         &mut self,
         now: Nanos,

@@ -1,8 +1,6 @@
-//! Sets of ports: one bit each.
-
 use castnet_wire::PortId;
 
-/// A set of a switch's ports.
+/// A set of a switch's ports, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PortSet(pub u64);
 
@@ -10,7 +8,7 @@ impl PortSet {
     /// All 64 ports.
     pub const ALL: Self = Self(u64::MAX);
 
-    /// Returns true if `port` is in it.
+    /// True if `port` is in it.
     pub const fn contains(self, port: PortId) -> bool {
         self.0 >> port.index() & 1 != 0
     }
@@ -20,13 +18,13 @@ impl PortSet {
         self.0 |= 1 << port.index();
     }
 
-    /// Returns the set without `port`.
+    /// The set without `port`.
     #[must_use]
     pub const fn without(self, port: PortId) -> Self {
         Self(self.0 & !(1 << port.index()))
     }
 
-    /// Returns the intersection of both sets.
+    /// The intersection of both sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
@@ -37,15 +35,15 @@ impl PortSet {
         self.0.count_ones() as usize
     }
 
-    /// Returns true if the set is empty.
+    /// True if the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The number of ports in the set with a smaller number than `port`.
+    /// The number of ports in it below `port`.
     pub const fn rank(self, port: PortId) -> usize {
         let smaller = (1 << port.index()) - 1;
-        // Often all smaller ports are in the set. Counting bits takes a dozen instructions on baseline x86-64.
+        // Often all smaller ports are in it. Counting bits takes a dozen instructions on baseline x86-64.
         match self.0 & smaller {
             all if all == smaller => port.index(),
             some => some.count_ones() as usize,

@@ -1,5 +1,5 @@
-//! The ARP responder: it answers requests for McstIDs and the switch's own addresses with the address of the ingress port. All other
-//! ARP is switched. The table of neighbours learns the senders.
+//! The ARP responder answers requests for McstIDs and the switch's own addresses with the address of the ingress port. All other ARP is
+//! switched. The table of neighbours learns the senders.
 
 use castnet_wire::{Arp, ArpOp, DropReason, Ethernet, FrameBuf};
 
@@ -10,7 +10,6 @@ use crate::output::cx::Cx;
 use castnet_wire::ethernet::set_macs;
 
 impl Bridging<'_> {
-    /// Handles one ARP packet.
     pub(crate) fn arp_frame<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,

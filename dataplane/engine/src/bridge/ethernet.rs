@@ -1,5 +1,4 @@
-//! Frames that belong to no group: switched by Ethernet address (contract S4), or routed if they are for the port's own Ethernet
-//! address and a static route matches.
+//! Frames of no group: switched by Ethernet address (contract S4), or routed if the port's own address is theirs and a route matches.
 
 use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use castnet_wire::ipv4::{self, PROTOCOL_UDP};
@@ -16,21 +15,19 @@ use crate::tables::fdb::Learned;
 use crate::tables::route::{Flow, Routed};
 use castnet_wire::ethernet::set_macs;
 
-/// IP protocol number of TCP.
 const PROTOCOL_TCP: u8 = 6;
 
-/// Returns true for addresses that a bridge never forwards (IEEE 802.1Q, table 8-1): 01:80:c2:00:00:00 to 0f.
+/// True for addresses that a bridge never forwards (IEEE 802.1Q, table 8-1): 01:80:c2:00:00:00 to 0f.
 pub(crate) fn is_reserved(mac: MacAddr) -> bool {
     mac.0[..5] == [0x01, 0x80, 0xC2, 0, 0] && mac.0[5] < 0x10
 }
 
-/// Returns the VLAN of a frame as the FDB uses it: 0 without a tag.
+/// The VLAN of a frame in the FDB: 0 without a tag.
 pub(crate) fn vlan(ethernet: &Ethernet) -> u16 {
     ethernet.vlan.map_or(0, |tag| tag.vid)
 }
 
 impl Bridging<'_> {
-    /// Switches or routes one frame.
     pub(crate) fn bridge<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, frame: E::Buf) -> Verdict {
         let (ethernet, l3) = match Ethernet::parse(frame.head()) {
             Ok(parsed) => parsed,
@@ -46,8 +43,7 @@ impl Bridging<'_> {
                 format!("source {} is a group address", ethernet.src)
             });
         }
-        // Frames from a group address to a host are sent only by the switch next to that host. A received one is a forgery of data
-        // or acknowledgements that bypasses the group's state.
+        // Only the switch next to a host sends it frames from a group address. A received one is a forgery.
         if let Some(src) = address::source(frame.head()).filter(|src| self.is_group(*src)) {
             return cx.drop(Stage::Switch, DropReason::NotMember, || {
                 format!("source {src} is a group's address, in whose name only its switches speak")
@@ -77,7 +73,6 @@ impl Bridging<'_> {
         }
     }
 
-    /// Learns the Ethernet address and port of the sender.
     pub(crate) fn learn<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, ethernet: &Ethernet) {
         let learned = self
             .own
@@ -110,7 +105,7 @@ impl Bridging<'_> {
         });
     }
 
-    /// Reports a full FDB, once until an entry is free again. `port` is the port with most addresses.
+    /// Reports a full FDB, once until an entry is free. `port` has most addresses.
     fn fdb_is_full(&mut self, now: Nanos, port: PortId) {
         if !std::mem::replace(&mut self.own.fdb_full_reported, true) {
             let entries = self.own.fdb.table.len();
@@ -154,7 +149,7 @@ impl Bridging<'_> {
         Verdict::Switched
     }
 
-    /// Sends a frame to all flood ports but the ingress port. The last port gets the frame itself, all others get copies.
+    /// Sends to all flood ports but the ingress port: the frame itself to the last port, copies to the others.
     fn flood<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
@@ -263,8 +258,7 @@ impl Bridging<'_> {
     }
 }
 
-/// Returns the flow key that selects among equal next hops. For fragments it has only the addresses, so that all fragments of a packet
-/// take the same path.
+/// Selects among equal next hops. A fragment has only addresses, so that all fragments of a packet take the same path.
 fn flow(ip: &Ipv4, payload: &[u8]) -> Flow {
     let ports = match ip.protocol {
         PROTOCOL_UDP | PROTOCOL_TCP if !ip.is_fragment() => {

@@ -13,20 +13,19 @@ use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
 use crate::output::cx::Cx;
 
-/// Most bytes of port name and switch name that are sent, so that a frame fits the head of any buffer.
+/// Names are cut in announcements, so that a frame fits the head of any buffer.
 const PORT_MAX: usize = 36;
 const SYSTEM_MAX: usize = 56;
-/// The longest frame that is sent: Ethernet, chassis, port, time, system name, end.
+/// Ethernet, chassis, port, time, system name, end.
 const FRAME_MAX: usize = Ethernet::LEN + 9 + (3 + PORT_MAX) + 4 + (2 + SYSTEM_MAX) + 2;
 
-/// The number of intervals after which a silent neighbour expires (802.1AB 9.2.5.6: msgTxHold).
+/// Intervals after which a silent neighbour expires (802.1AB 9.2.5.6: msgTxHold).
 const HOLD: u64 = 4;
 
 /// Rate limit of answers to new neighbours (802.1AB: txCreditMax, and one txCredit a second).
 pub(crate) const ANSWERS: Limit = Limit::new(5, Nanos::from_secs(1));
 
 impl Bridge {
-    /// Sends an LLDP frame to every port that is up.
     pub(crate) fn send_lldp<E: Egress, O: Observer>(
         &self,
         cx: &mut Cx<'_, E, O>,
@@ -61,7 +60,7 @@ impl Bridge {
 }
 
 impl Bridging<'_> {
-    /// Handles one LLDP frame, whose data unit begins at `at`.
+    /// Handles an LLDP frame. `at` is the offset of the data unit.
     pub(crate) fn lldp_frame<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
@@ -92,7 +91,7 @@ impl Bridging<'_> {
             },
             self.events,
         );
-        // A new neighbour gets an answer at once, and need not wait for the interval (802.1AB: txFast).
+        // A new neighbour gets an answer at once (802.1AB: txFast).
         let answer = self.own.lldp_answers.next(cx.now);
         if news && self.own.lldp_at.is_some_and(|due| due > answer) {
             self.own.lldp_answers.take(cx.now);

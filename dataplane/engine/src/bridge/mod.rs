@@ -1,4 +1,4 @@
-//! Handling of frames that belong to no group: Ethernet switching, routing, ARP, LLDP (contract S4).
+//! Frames that belong to no group: Ethernet switching, routing, ARP, LLDP (contract S4).
 
 mod arp;
 mod ethernet;
@@ -24,7 +24,6 @@ use crate::tables::fdb::Fdb;
 use crate::tables::neighbours::Neighbours;
 use crate::tables::published::Tables;
 
-/// The tables and timers of the bridge.
 #[derive(Debug)]
 pub(crate) struct Bridge {
     pub(crate) config: Arc<EngineConfig>,
@@ -52,7 +51,7 @@ impl Bridge {
         }
     }
 
-    /// Replaces the tables. Addresses learned on ports that went down are forgotten.
+    /// Forgets addresses learned on ports that went down.
     pub(crate) fn set_tables(
         &mut self,
         now: Nanos,
@@ -77,12 +76,11 @@ impl Bridge {
         self.tables = tables;
     }
 
-    /// The time at which [`Bridge::handle_timeout`] is due.
     pub(crate) fn poll_timeout(&self) -> Option<Nanos> {
         self.lldp_at.into_iter().chain(self.ageing_at).min()
     }
 
-    /// Sends LLDP frames and removes a bounded number of expired entries, if due.
+    /// If due, sends LLDP frames and removes a bounded number of expired entries.
     pub(crate) fn handle_timeout<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
@@ -99,7 +97,7 @@ impl Bridge {
         }
     }
 
-    /// Starts the ageing timer if it does not run. Called when an address is learned.
+    /// Called when an address is learned.
     pub(crate) fn start_ageing(&mut self, now: Nanos) {
         if self.ageing_at.is_none() {
             self.ageing_at = Some(now + self.ageing_interval());
@@ -130,7 +128,7 @@ pub(crate) struct Bridging<'a> {
 }
 
 impl Bridging<'_> {
-    /// Returns true if `address` is a group's or the switch's own, so that ARP requests for it are answered.
+    /// True for an address of a group or the switch, for which ARP requests are answered.
     pub(crate) fn answers_for(&self, address: Ipv4Addr) -> bool {
         self.is_group(address) || self.own.config.addresses.contains(&address)
     }

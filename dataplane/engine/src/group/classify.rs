@@ -1,6 +1,5 @@
-//! Classifies a frame of a group, and checks its packet. Each kind finds the sender of a frame by an exact match on destination QPN,
-//! source address and ingress port, and on the source MAC address if the rule requires it (contract C4: one group can never change
-//! the state of another).
+//! Classifies a frame of a group, and checks its packet. A kind finds the sender by destination QPN, source address and ingress port,
+//! and the source MAC address if the rule requires it (contract C4).
 
 use core::net::Ipv4Addr;
 
@@ -9,7 +8,6 @@ use castnet_wire::{Aeth, DropReason, FrameBuf, Headers, Kind, MacAddr, PortId, R
 
 use crate::observe::trace::Stage;
 
-/// The class of a frame to a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     /// SEND or WRITE, to be multicast.
@@ -20,13 +18,11 @@ pub(crate) enum Class {
     Cnp,
 }
 
-/// The stage and the reason of a drop.
 pub(crate) type Refusal = (Stage, DropReason);
 
-/// No endpoint has sent the frame.
 pub(crate) const NOT_MEMBER: Refusal = (Stage::Classify, DropReason::NotMember);
 
-/// Checks the IPv4 checksum and the payload length of a frame. Groups of all kinds need these checks. The ICRC is checked elsewhere.
+/// Checks the IPv4 checksum and the payload length, for all kinds. The ICRC is checked elsewhere.
 #[inline]
 pub(crate) fn check_packet(header: &RoceHeader, frame: &impl FrameBuf, pmtu: usize) -> Result<(), Refusal> {
     if !frame.checksum_good() && !ipv4::checksum_is_right(frame.head().get(header.l3..).unwrap_or_default()) {
@@ -38,7 +34,7 @@ pub(crate) fn check_packet(header: &RoceHeader, frame: &impl FrameBuf, pmtu: usi
     }
 }
 
-/// Returns the class of a packet. Packets with an IETH are not data, because the key to invalidate differs between receivers.
+/// Packets with an IETH are not data, because the key to invalidate differs between receivers.
 #[inline]
 pub(crate) fn class(header: &RoceHeader) -> Result<Class, Refusal> {
     let info = header.bth.opcode.info();
@@ -53,8 +49,8 @@ pub(crate) fn class(header: &RoceHeader) -> Result<Class, Refusal> {
     class.ok_or((Stage::Classify, DropReason::NotMulticastable))
 }
 
-/// Explains why a frame was refused. `speaks_as` returns the source address of an endpoint's frames; `None` for any address. The texts
-/// are those of the kind for an opcode without a class, and for a wrong ICRC.
+/// Why a frame was refused. `speaks_as` returns the source address of an endpoint's frames; `None` for any. The texts are those of the
+/// kind for an opcode without a class, and for a wrong ICRC.
 pub(crate) fn explain_refusal(
     reason: DropReason,
     rule: &GroupRule,
@@ -95,5 +91,5 @@ pub(crate) fn explain_refusal(
     format!("endpoints at port {ingress} speak from {shown}; this is from {src}{at} to QPN {dest_qp}")
 }
 
-/// Most endpoints that the text lists. Further ones are only counted.
+/// Most endpoints listed. Further ones are counted.
 const SHOWN_MAX: usize = 4;

@@ -1,6 +1,5 @@
-//! A group of any kind, as installed under a McstID.
-//!
-//! A new kind needs an implementation of [`Kind`] and a line in each enum and `match` of this file.
+//! A group of any kind, as installed under a McstID. A new kind needs an implementation of [`Kind`] and a line in each enum and `match`
+//! of this file.
 
 use core::net::Ipv4Addr;
 
@@ -36,7 +35,7 @@ pub enum ContextStatus {
     Forwarding(ForwardingStatus),
 }
 
-/// Evaluates an expression for a group of any kind: an implementation of [`Kind`].
+/// Evaluates an expression for the [`Kind`] of a group.
 macro_rules! with_group {
     ($context:expr, $group:ident => $result:expr) => {
         match $context {
@@ -61,7 +60,7 @@ impl ContextStatus {
         }
     }
 
-    /// The status, if the group multicasts.
+    /// The status of a multicast group.
     pub const fn multicast(&self) -> Option<&GroupStatus> {
         match self {
             Self::Multicast(status) => Some(status),
@@ -69,7 +68,7 @@ impl ContextStatus {
         }
     }
 
-    /// The status, if the group is a collective.
+    /// The status of a collective group.
     pub const fn collective(&self) -> Option<&CollectiveGroupStatus> {
         match self {
             Self::Collective(status) => Some(status),
@@ -79,8 +78,7 @@ impl ContextStatus {
 }
 
 impl Context {
-    /// Checks `rule` for a switch with these ports and builds the group. Allocates all memory of the group, so call it outside the
-    /// worker threads.
+    /// Checks `rule` for a switch with these ports, and builds the group with all its memory: not on a worker thread.
     ///
     /// # Errors
     /// [`InstallError::Faults`], [`InstallError::NoPort`], [`InstallError::NoMac`] or [`InstallError::MtuTooSmall`].
@@ -106,8 +104,7 @@ impl Context {
         })
     }
 
-    /// Returns the bytes of group memory for a rule whose kind reserves memory for slots, without allocating them. `None` for other
-    /// kinds: their size is known only after compilation.
+    /// Bytes of group memory of a rule whose kind reserves slots. `None` for other kinds, whose size is known only after compilation.
     ///
     /// # Errors
     /// The errors of [`Context::compile`].
@@ -118,7 +115,7 @@ impl Context {
         }
     }
 
-    /// Copies the state that decides what happens to a frame, without payload, from a group of the same rule. Allocates no memory.
+    /// Copies the state that decides what happens to a frame, without payload, from a group of the same rule. Does not allocate.
     pub(crate) fn copy_state(&mut self, of: &Self) {
         match (self, of) {
             (Self::Multicast(group), Self::Multicast(of)) => group.copy_state(of),
@@ -133,12 +130,12 @@ impl Context {
         with_group!(self, group => group.rule())
     }
 
-    /// Bytes of group memory that the group uses.
+    /// Bytes of group memory in use.
     pub fn memory_bytes(&self) -> usize {
         with_group!(self, group => group.memory_bytes())
     }
 
-    /// The whole state of the group, for display. Allocates.
+    /// The whole state, for display. Allocates.
     pub fn status(&self) -> ContextStatus {
         match self {
             Self::Multicast(group) => ContextStatus::Multicast(group.status()),
@@ -174,13 +171,12 @@ impl Context {
         }
     }
 
-    /// Returns true if both groups have equal rules.
     pub(crate) fn same_rule(&self, other: &Self) -> bool {
         self.rule() == other.rule()
     }
 }
 
-/// Checks a rule for a switch with these ports, before any memory is allocated.
+/// Checks the rule before any memory is allocated.
 fn check(rule: &GroupRule, ports: &[PortInfo]) -> Result<(), InstallError> {
     let faults = rule.check(port_count(ports));
     if !faults.is_empty() {

@@ -1,5 +1,5 @@
-//! Forwarding: each frame of one endpoint goes to the other one, both data and feedback, with its connection bridged. This is the
-//! smallest kind, without protocol state, timers or fast path. It is the example of `docs/new-kind.md`.
+//! Forwarding: each frame of an endpoint goes to the other one, data and feedback, with its connection bridged. The smallest kind,
+//! without protocol state, timers or fast path: the example of `docs/new-kind.md`.
 
 use core::net::Ipv4Addr;
 
@@ -47,7 +47,6 @@ pub struct ForwardingStatus {
 }
 
 impl Forwarding {
-    /// Builds the group of a checked rule whose endpoints are in order.
     pub(crate) fn new(rule: GroupRule) -> Box<Self> {
         // The rule has been checked: it has exactly two endpoints.
         let ends = [&rule.endpoints[0], &rule.endpoints[1]];
@@ -64,7 +63,7 @@ impl Forwarding {
         })
     }
 
-    /// Returns the index of the endpoint that sent a frame, or the reason for its drop.
+    /// The index of the endpoint that sent a frame, or why it is dropped.
     fn admit(
         &self,
         ingress: PortId,

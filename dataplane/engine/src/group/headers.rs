@@ -1,5 +1,4 @@
-//! The headers of a plain frame: no tag, no IP option, no fragment, no padding. The constant fields of plain frames are compared with
-//! constants, in words of eight bytes.
+//! The headers of a plain frame: no tag, no IP option, no fragment, no padding. Constant fields are compared in words of eight bytes.
 
 use core::net::Ipv4Addr;
 
@@ -9,15 +8,14 @@ use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::udp::ROCE_PORT;
 use castnet_wire::{Aeth, Ethernet, FrameBuf, Opcode, Psn, Qpn};
 
-/// Offset of the IPv4 header in a plain frame.
 pub(crate) const L3: usize = Ethernet::LEN;
-/// Bytes of a plain frame that are not payload: its headers and the ICRC.
+/// Bytes of headers and ICRC.
 pub(crate) const OVERHEAD: u32 = (PLAIN + ICRC_LEN) as u32;
-/// The first bytes of a plain frame: all headers and two bytes more, which every plain frame has.
+/// All headers and two bytes more, which every plain frame has.
 const FIRST: usize = PLAIN + 2;
-/// The most bytes of payload: the total length of IPv4 has 16 bits.
+/// The total length of IPv4 has 16 bits.
 const PAYLOAD_MAX: u32 = u16::MAX as u32 + L3 as u32 - OVERHEAD;
-/// Bytes of a plain acknowledgement: it has an AETH instead of payload.
+/// A frame with an AETH instead of payload.
 const ACK_FRAME: u32 = OVERHEAD + Aeth::LEN as u32;
 
 const fn set(opcodes: &[Opcode]) -> u64 {
@@ -43,17 +41,16 @@ const fn contains(set: u64, opcode: u8) -> bool {
     opcode < 64 && set >> opcode & 1 != 0
 }
 
-/// The first bytes of a frame, as words. The fields have a meaning only if the frame is plain.
+/// The first bytes of a frame. The fields have a meaning only if the frame is plain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Headers {
-    /// Bytes 8 to 55 of the frame; zeros if it has less.
+    /// Bytes 8 to 55; zeros if the frame has less.
     words: [u64; 6],
-    /// Bytes of the frame.
     pub(crate) length: u32,
 }
 
-/// The bits that are equal in plain data frames of the same length from one sender to one group: the constant fields without the
-/// opcode, source address, destination address and QPN.
+/// The bits that are equal in plain data of the same length from one sender to one group: the constant fields without the opcode, source
+/// address, destination address and QPN.
 const ALIKE: [u64; 6] = [
     WORD_1.0,
     WORD_2.0,
@@ -63,7 +60,7 @@ const ALIKE: [u64; 6] = [
     0xFFFF,
 ];
 
-/// Mask and value of bytes 8 to 15: EtherType, version and length of the IP header. Further words follow in order.
+/// Mask and value of bytes 8 to 15: EtherType, version and length of the IP header. Further words follow.
 const WORD_1: (u64, u64) = (
     u64::from_le_bytes([0, 0, 0, 0, 0xFF, 0xFF, 0xFF, 0]),
     u64::from_le_bytes([0, 0, 0, 0, 0x08, 0x00, VERSION_LENGTH, 0]),
@@ -103,11 +100,10 @@ impl Headers {
         }
     }
 
-    /// Returns true if the frame is plain.
     #[inline(always)]
     fn is_plain(&self) -> bool {
         let [w1, w2, _, w4, w5, _] = self.words;
-        // A length of more than 16 bits is cut here, and refused by `PAYLOAD_MAX` below.
+        // A longer length is cut here, and refused by `PAYLOAD_MAX` below.
         let total = u64::from((self.length as u16).wrapping_sub(L3 as u16).swap_bytes());
         let udp = u64::from(
             (self.length as u16)
@@ -122,13 +118,13 @@ impl Headers {
         wrong == 0 && payload <= PAYLOAD_MAX && payload.is_multiple_of(4)
     }
 
-    /// Returns true for a plain SEND or WRITE whose payload directly follows the BTH.
+    /// True for a plain SEND or WRITE whose payload directly follows the BTH.
     #[inline(always)]
     pub(crate) fn is_data(&self) -> bool {
         contains(DATA, self.opcode()) && self.is_plain()
     }
 
-    /// Returns true for a plain ACK, and false for a NAK.
+    /// True for a plain ACK, false for a NAK.
     #[inline(always)]
     pub(crate) fn is_ack(&self) -> bool {
         let [.., w6] = self.words;
@@ -138,7 +134,7 @@ impl Headers {
             && self.is_plain()
     }
 
-    /// Returns true for plain data with the sender, group and length of `other`, which is plain data.
+    /// True for plain data with the sender, group and length of `other`, which is plain data.
     #[inline(always)]
     pub(crate) fn is_data_like(&self, other: &Self) -> bool {
         let mut differ = u64::from(self.length ^ other.length);
@@ -154,14 +150,13 @@ impl Headers {
         (w5 >> 16) as u8
     }
 
-    /// Returns true if the opcode is one of plain data.
     #[inline(always)]
     pub(crate) fn may_be_data(&self) -> bool {
         contains(DATA, self.opcode())
     }
 
-    /// Returns true if the checksum of the IP header is right. A sum with end-around carry is a sum modulo 2^16 - 1: it depends
-    /// neither on the order of bytes nor on that of words (RFC 1071).
+    /// True if the IP header's checksum is right. A sum with end-around carry is a sum modulo 2^16 - 1, which depends neither on the
+    /// order of bytes nor on that of words (RFC 1071).
     #[inline(always)]
     pub(crate) fn is_sound(&self, frame: &impl FrameBuf) -> bool {
         let [w1, w2, w3, w4, ..] = self.words;
@@ -183,7 +178,6 @@ impl Headers {
         Ipv4Addr::from(((w3 >> 16) as u32).to_le_bytes())
     }
 
-    /// The destination QPN.
     #[inline(always)]
     pub(crate) fn qpn(&self) -> Qpn {
         let [.., w5, w6] = self.words;
@@ -202,20 +196,17 @@ impl Headers {
         w6 >> 16 & 0x80 != 0
     }
 
-    /// The checksum of the IP header.
     #[inline(always)]
     pub(crate) fn checksum(&self) -> u16 {
         let [_, _, w3, ..] = self.words;
         (w3 as u16).swap_bytes()
     }
 
-    /// Bytes of payload.
     #[inline(always)]
     pub(crate) fn payload(&self) -> u32 {
         self.length.wrapping_sub(OVERHEAD)
     }
 
-    /// The opcode, if it is a SEND.
     #[inline(always)]
     pub(crate) fn send(&self) -> Option<Opcode> {
         let opcode = self.opcode();

@@ -10,8 +10,7 @@ use castnet_wire::{MacAddr, McstId, PortId, Reth};
 use crate::config::PortInfo;
 use crate::tables::next_hops::NextHopsFull;
 
-/// Bytes of IP header to ICRC around the payload of the largest packet that a group carries: IPv4, UDP, BTH, RETH, ImmDt
-/// and ICRC.
+/// Bytes around the payload of the largest packet: IPv4, UDP, BTH, RETH, ImmDt and ICRC.
 pub(crate) const OVERHEAD: usize = PACKET_HEADERS + Reth::LEN + 4 + ICRC_LEN;
 
 /// Why a group cannot be installed.
@@ -80,17 +79,15 @@ pub enum InstallError {
     },
 }
 
-/// Returns the number of ports as rules count them: one more than the highest port number.
+/// The number of ports as rules count them: one more than the highest port number.
 pub fn port_count(ports: &[PortInfo]) -> usize {
     ports.iter().map(|port| port.id.index() + 1).max().unwrap_or(0)
 }
 
-/// The Ethernet addresses of a rule's next hops.
 pub(crate) fn macs(rule: &GroupRule) -> impl Iterator<Item = MacAddr> + Clone {
     rule.endpoints.iter().map(|endpoint| endpoint.next_hop.mac())
 }
 
-/// Bytes of a rule's names and endpoints.
 pub(crate) fn rule_bytes(rule: &GroupRule) -> usize {
     let endpoints = rule.endpoints.iter().map(|endpoint| {
         let ranks = match &endpoint.next_hop {
@@ -102,8 +99,7 @@ pub(crate) fn rule_bytes(rule: &GroupRule) -> usize {
     rule.name.len() + endpoints.sum::<usize>()
 }
 
-/// Returns the UDP source port of a group's feedback, in the range of RoCEv2. It is constant for the life of the group and differs
-/// between groups, as entropy for equal-cost paths.
+/// The UDP source port of a group's feedback, in the range of RoCEv2: constant for the group, and entropy for equal-cost paths.
 pub(crate) fn feedback_sport(mcst_id: McstId) -> u16 {
     let address = u32::from(mcst_id.0);
     0xC000 | ((address ^ address >> 14 ^ address >> 28) & 0x3FFF) as u16

@@ -1,5 +1,3 @@
-//! The contract of each kind of group.
-
 use core::net::Ipv4Addr;
 
 use castnet_collective::Prefetch;
@@ -14,7 +12,7 @@ use crate::observe::trace::{Observer, Off, Verdict};
 use crate::output::cx::Cx;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
 
-/// Prefetches memory for the protocol machines, which forbid unsafe code.
+/// Prefetches for the protocol machines, which forbid unsafe code.
 pub(crate) struct EnginePrefetch;
 
 impl Prefetch for EnginePrefetch {
@@ -24,32 +22,25 @@ impl Prefetch for EnginePrefetch {
     }
 }
 
-/// The functions of a kind of group: memory, frames, timers and reports. `docs/new-kind.md` explains them by an example.
-///
-/// The argument `slot` is the slot of the group in the table of groups. Timers are armed for a slot.
+/// The contract of each kind of group: memory, frames, timers and reports; `docs/new-kind.md` explains it by an example. `slot` is the
+/// group's slot in the table of groups, for which timers are armed.
 pub(crate) trait Kind {
-    /// Its state, for display.
     type Status;
 
-    /// The running rule.
     fn rule(&self) -> &GroupRule;
 
-    /// Bytes of group memory that the group uses.
     fn memory_bytes(&self) -> usize;
 
-    /// Acquires table entries for the Ethernet addresses of its next hops; acquires none if one does not fit. `own` is the address
-    /// of the switch, if it has one.
+    /// Acquires table entries for the Ethernet addresses of its next hops; none if one does not fit. `own` is the switch's address.
     fn bind(&mut self, next_hops: &mut NextHops, own: Option<Ipv4Addr>) -> Result<(), NextHopsFull>;
 
-    /// Releases these table entries.
     fn unbind(&self, next_hops: &mut NextHops);
 
-    /// Prefetches the memory that plain frames touch, in three steps. Each step reads memory that the step before it prefetched.
+    /// Prefetches the memory of plain frames, in three steps. Each reads what the step before it prefetched.
     #[inline(always)]
     fn prefetch(&self, _step: usize, _ingress: PortId) {}
 
-    /// The fast path: handles frames to the group that no subscriber wants. Returns the first frame that needs the slow path, or
-    /// `None` after all frames. The default has no fast path.
+    /// The fast path, for frames that no subscriber wants. Returns the first frame that needs the slow path.
     #[inline(always)]
     fn fast_frames<E: Egress>(
         &mut self,
@@ -61,7 +52,7 @@ pub(crate) trait Kind {
         frames.next()
     }
 
-    /// The slow path: handles one frame whose destination is the group.
+    /// The slow path, for a frame whose destination is the group.
     fn frame<E: Egress, O: Observer>(
         &mut self,
         services: &mut Services,
@@ -72,21 +63,20 @@ pub(crate) trait Kind {
         frame: E::Buf,
     ) -> Verdict;
 
-    /// Handles a timer of the group that is due in one of the wheels.
+    /// A timer of the group is due in one of the wheels.
     fn timeout<E: Egress, O: Observer>(&mut self, _: &mut Services, _: &mut Cx<'_, E, O>, _slot: u32) {}
 
-    /// Continues to send. The group was queued in [`Timers::emitting`](crate::group::services::Timers::emitting).
+    /// Continues to send: the group was queued in [`Timers::emitting`](crate::group::services::Timers::emitting).
     fn emit<E: Egress, O: Observer>(&mut self, _: &mut Services, _: &mut Cx<'_, E, O>, _slot: u32) {}
 
     /// Arms the timers of a group that was moved from another engine.
     fn resume(&mut self, _: &mut Services, _now: Nanos, _slot: u32) {}
 
-    /// Counts a dropped frame of the group.
     fn note_dropped(&mut self);
 
-    /// Adds the counters of the group to a snapshot. Returns false if its capacity is used up.
+    /// Returns false if the capacity of the snapshot is used up.
     fn snapshot(&self, into: &mut CountersSnapshot) -> bool;
 
-    /// The whole state of the group, for display. Allocates.
+    /// The whole state, for display. Allocates.
     fn status(&self) -> Self::Status;
 }

@@ -1,25 +1,22 @@
-//! Finds the endpoint that sent a frame, for groups whose endpoints cannot be told apart by port (EPIC 4.1: LookupTable; contract
-//! C4). It is an exact match on ingress port, destination QPN and source address, and on the source MAC address if the rule requires
-//! it.
+//! Finds the endpoint that sent a frame, where the port does not tell (EPIC 4.1: LookupTable; contract C4). An exact match on ingress
+//! port, destination QPN and source address, and on the source MAC address if the rule requires it.
 
 use core::net::Ipv4Addr;
 
 use castnet_rules::GroupRule;
 use castnet_wire::{MacAddr, PortId, Qpn};
 
-/// The look-up table of a group that has several endpoints at one port, or its own virtual QPNs, or verifies MAC addresses.
+/// For several endpoints at one port, own virtual QPNs, or verified MAC addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct LookupTable {
-    /// For each endpoint, its key.
     keys: Box<[Key]>,
-    /// Hash table with linear probing: endpoint index plus one, or 0 for a free entry. Its length is a power of two, at least twice
-    /// the number of endpoints.
+    /// Linear probing: endpoint index plus one, or 0 if free. Its length is a power of two, at least twice the number of endpoints.
     index: Box<[u16]>,
-    /// For each endpoint, the MAC address that its frames must have; `None` for any. Empty if no endpoint verifies it.
+    /// The MAC address that frames of each endpoint must have; `None` for any. Empty if none verifies it.
     macs: Box<[Option<MacAddr>]>,
 }
 
-/// Port, QPN and source address, in 8, 24 and 32 bits. Address 0 stands for any source.
+/// Port, QPN and source address, in 8, 24 and 32 bits. Address 0: any source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key(u64);
 
@@ -33,18 +30,18 @@ impl Key {
         PortId::new((self.0 >> 56) as u8).unwrap_or_default()
     }
 
-    /// The first index of its probe sequence in a table of `length` entries, a power of two.
+    /// Where its probe sequence starts in a table of `length` entries, a power of two.
     #[inline(always)]
     fn home(self, length: usize) -> usize {
-        // Fibonacci hashing: the upper bits of the product depend on all bits of the key.
+        // Fibonacci hashing: the upper bits of the product depend on the whole key.
         let mixed = (self.0 ^ self.0 >> 32).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         (mixed >> 32) as usize & (length - 1)
     }
 }
 
 impl LookupTable {
-    /// Returns the table of a checked rule. `None` if each endpoint has its own port and [`Qpn::VIRTUAL`], and none verifies MAC
-    /// addresses: then the port is enough. Frames of an adjacent switch have the source address `switch`, or any if that is `None`.
+    /// The table of a checked rule. `None` if the port is enough: each endpoint has its own port and [`Qpn::VIRTUAL`], and none
+    /// verifies MAC addresses. Frames of an adjacent switch have the source address `switch`, or any if that is `None`.
     pub(crate) fn new(rule: &GroupRule, switch: Option<Ipv4Addr>) -> Option<Box<Self>> {
         let mut ports = 0_u64;
         let alone = rule.endpoints.iter().all(|endpoint| {
@@ -56,7 +53,7 @@ impl LookupTable {
         (!alone).then(|| Box::new(Self::of_all(rule, switch)))
     }
 
-    /// Returns the table of a checked rule, also if the port would be enough.
+    /// The table of a checked rule, also if the port would be enough.
     pub(crate) fn of_all(rule: &GroupRule, switch: Option<Ipv4Addr>) -> Self {
         let any = Ipv4Addr::UNSPECIFIED;
         let keys = rule.endpoints.iter().map(|endpoint| {
@@ -78,7 +75,7 @@ impl LookupTable {
         Self { keys, index, macs }
     }
 
-    /// Returns the endpoint that sent a frame. With `None` for the source MAC address, endpoints that verify it are not found.
+    /// With `None` for the MAC address, endpoints that verify it are not found.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -99,7 +96,7 @@ impl LookupTable {
     #[inline(always)]
     fn find_key(&self, key: Key) -> Option<usize> {
         let mut at = key.home(self.index.len());
-        // Terminates because at least half of the entries are free.
+        // At least half of the entries are free.
         while let Some(endpoint) = usize::from(*self.index.get(at)?).checked_sub(1) {
             if self.keys.get(endpoint) == Some(&key) {
                 return Some(endpoint);
@@ -109,13 +106,11 @@ impl LookupTable {
         None
     }
 
-    /// The port of an endpoint.
     #[inline]
     pub(crate) fn port(&self, endpoint: usize) -> Option<PortId> {
         self.keys.get(endpoint).map(|key| key.port())
     }
 
-    /// Bytes of memory of the table.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<Self>() + size_of_val(&*self.keys) + size_of_val(&*self.index) + size_of_val(&*self.macs)
     }

@@ -1,6 +1,5 @@
-//! Groups: the table of groups, the contract of a kind, and the kinds.
-//!
-//! A kind gets [`services::Services`] beside its group. It has access neither to the engine nor to other groups (contract C4).
+//! Groups: their table, the contract of a kind, and the kinds. A kind gets [`services::Services`] beside its group, and has access
+//! neither to the engine nor to other groups (contract C4).
 
 pub(crate) mod classify;
 pub(crate) mod collective;

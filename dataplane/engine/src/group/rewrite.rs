@@ -1,8 +1,6 @@
-//! Header rewriting for one endpoint: connection bridging towards an address (Cepheus III.B), and rewriting of Ethernet addresses and
-//! QPN towards an adjacent switch.
-//!
-//! The payload is never read. The IPv4 checksum and the ICRC are updated by difference: a frame that is received corrupted is sent
-//! corrupted, and the receiver drops it.
+//! Header rewriting for one endpoint: connection bridging towards an address (Cepheus III.B), or new Ethernet addresses and QPN towards
+//! an adjacent switch. The payload is never read. IPv4 checksum and ICRC change by difference: a corrupted frame stays corrupted, and
+//! the receiver drops it.
 
 use core::net::Ipv4Addr;
 
@@ -15,11 +13,10 @@ use castnet_wire::{FrameBuf, PortId, Qpn, Reth, RoceHeader, ipv4};
 use crate::output::{Output, Ports};
 use crate::tables::next_hops::NextHops;
 
-/// The destination of frames to one path, in nine bytes. The port is not part of it: the group's set of ports or its look-up table
-/// has it.
+/// The destination of frames to one path, in nine bytes. The group's set of ports or its look-up table has the port.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathDestination {
-    /// The IP address of the next hop: a member, or a switch behind routers. Zeros for an adjacent switch.
+    /// Address of a member or of a switch behind routers. Zeros for an adjacent switch.
     pub(crate) ip: [u8; 4],
     pub(crate) qpn: [u8; 3],
     next_hop: [u8; 2],
@@ -34,35 +31,32 @@ impl PathDestination {
         }
     }
 
-    /// Returns true if the next hop has an IP address, which is also the source of its frames. False for an adjacent switch.
+    /// True if the next hop has an IP address, the source of its frames. False for an adjacent switch.
     pub(crate) fn is_addressed(&self) -> bool {
         self.ip != [0; 4]
     }
 
-    /// Sets the index of the next hop's Ethernet address.
     pub(crate) fn bind(&mut self, index: u16) {
         self.next_hop = index.to_be_bytes();
     }
 
-    /// The index of the next hop's Ethernet address.
     pub(crate) const fn next_hop(&self) -> u16 {
         u16::from_be_bytes(self.next_hop)
     }
 }
 
-/// The part of rewriting one frame that is the same for all paths. It is computed once per frame.
+/// The part of rewriting that is equal for all paths, computed once per frame.
 pub(super) struct FrameRewrite<'a> {
     pub(super) header: &'a RoceHeader,
     pub(super) mcst_id: Ipv4Addr,
-    /// ICRC of the received frame.
     icrc: u32,
     /// Change of the ICRC by the new source address.
     from_source: HeaderDelta,
-    /// The sum that the IPv4 checksum complements (RFC 1624), with the new source address and without a destination.
+    /// What the IPv4 checksum complements (RFC 1624), with the new source address and without a destination.
     sum: u32,
 }
 
-/// The address and key of the RETH for a next hop with an IP address.
+/// Address and key of the RETH for a next hop with an IP address.
 #[derive(Clone, Copy)]
 pub(super) struct Target {
     pub(super) va: u64,
@@ -80,7 +74,6 @@ impl Target {
     }
 }
 
-/// The sum of the two 16-bit words of an address.
 #[inline]
 pub(crate) const fn address_sum(ip: Ipv4Addr) -> u32 {
     let bits = ip.to_bits();
@@ -100,7 +93,7 @@ impl<'a> FrameRewrite<'a> {
             .get(header.l3 + IPV4_CHECKSUM.start..)
             .and_then(|b| b.first_chunk::<2>());
         let checksum = checksum.map_or(0, |b| u16::from_be_bytes(*b));
-        // The McstID was the destination and becomes the source: it stays in the sum, and only the old source is subtracted.
+        // The McstID moves from destination to source, so only the old source is subtracted.
         let sum = u32::from(!checksum) + 2 * 0xFFFF - address_sum(src);
         Self {
             header,
@@ -117,7 +110,7 @@ impl<'a> FrameRewrite<'a> {
         !ipv4::fold(self.sum + address_sum(dst))
     }
 
-    /// Rewrites a private copy of the frame for a next hop with an IP address.
+    /// Rewrites a private copy for a next hop with an IP address.
     #[inline(always)]
     fn write(
         &self,
@@ -157,7 +150,7 @@ impl<'a> FrameRewrite<'a> {
         icrc::write(copy, header.frame_len, self.icrc ^ change);
     }
 
-    /// Rewrites a private copy of the frame for an adjacent switch with another QPN.
+    /// Rewrites a private copy for an adjacent switch with another QPN.
     #[cold]
     fn write_qpn(&self, qpn: Qpn, copy: &mut impl FrameBuf) {
         let header = self.header;
@@ -172,7 +165,6 @@ impl<'a> FrameRewrite<'a> {
     }
 }
 
-/// IPv4, UDP and BTH of a copy, and the bytes behind them.
 #[inline(always)]
 fn headers_of(copy: &mut impl FrameBuf, l3: usize) -> Option<(&mut [u8; PACKET_HEADERS], &mut [u8])> {
     let head = copy.head_mut().get_mut(l3..);
@@ -184,12 +176,11 @@ fn headers_of(copy: &mut impl FrameBuf, l3: usize) -> Option<(&mut [u8; PACKET_H
     headers
 }
 
-/// Bytes between the last header that is rewritten and the ICRC.
+/// Bytes between the last rewritten header and the ICRC.
 pub(super) fn bytes_after(header: &RoceHeader) -> usize {
     header.after_reth().unwrap_or(header.after_bth())
 }
 
-/// Rewrites copies of one frame.
 pub(super) struct CopyRewriter<'a> {
     pub(super) packet: FrameRewrite<'a>,
     /// ICRC operator for the bytes between the last rewritten header and the ICRC.
@@ -199,7 +190,7 @@ pub(super) struct CopyRewriter<'a> {
 }
 
 impl CopyRewriter<'_> {
-    /// Rewrites a private copy of the frame for the next hop of `dest`.
+    /// Rewrites a private copy of the frame.
     #[inline(always)]
     pub(super) fn rewrite(
         &self,
@@ -224,7 +215,7 @@ impl CopyRewriter<'_> {
     }
 }
 
-/// Rewrites `frame` for the next hop of `dest`, for kinds that forward each frame to one endpoint. A WRITE keeps its address and key.
+/// Rewrites for kinds that forward each frame to one endpoint. A WRITE keeps its address and key.
 pub(crate) fn bridge(
     output: &mut Output,
     mcst_id: Ipv4Addr,

@@ -1,5 +1,3 @@
-//! Services of the engine that groups of all kinds use.
-
 use std::collections::VecDeque;
 
 use castnet_collective::path::WORDS_MAX;
@@ -11,10 +9,9 @@ use crate::observe::events::Events;
 use crate::output::Output;
 use crate::tables::wheel::{FINE_TICK, TICK, Wheel};
 
-/// Bytes of the largest path MTU.
 const PAYLOAD_MAX: usize = 4096;
 
-/// Output, timers, events and scratch memory. A group is borrowed beside them.
+/// Output, timers, events and scratch memory for groups of all kinds. A group is borrowed beside them.
 #[derive(Debug)]
 pub(crate) struct Services {
     pub(crate) output: Output,
@@ -49,19 +46,18 @@ pub(crate) struct Timers {
     pub(crate) coarse: Wheel,
     /// Timers of collective groups.
     pub(crate) fine: Wheel,
-    /// Slots of groups that have more to send than the limit of one iteration.
+    /// Groups with more to send than the limit of one iteration.
     pub(crate) emitting: VecDeque<u32>,
 }
 
 impl Timers {
-    /// Disarms all timers of a slot.
     pub(crate) fn disarm(&mut self, slot: u32) {
         self.coarse.disarm(slot);
         self.fine.disarm(slot);
         self.emitting.retain(|other| *other != slot);
     }
 
-    /// The time of the next timer. Pending emissions are due immediately.
+    /// Pending emissions are due immediately.
     pub(crate) fn poll(&self) -> Option<Nanos> {
         let emission = (!self.emitting.is_empty()).then_some(Nanos::ZERO);
         [self.coarse.poll(), self.fine.poll(), emission]
@@ -71,14 +67,12 @@ impl Timers {
     }
 }
 
-/// Scratch memory for one frame at a time.
+/// Memory for one frame at a time.
 #[derive(Debug)]
 pub(crate) struct Scratch {
-    /// Effects of multicast machines.
     pub(crate) effects: Effects,
-    /// Effects of collective machines.
     pub(crate) collective: CollectiveEffects,
-    /// Buffer for a payload that lies in several segments.
+    /// Buffer for a payload in several segments.
     pub(crate) payload: Box<[u8; PAYLOAD_MAX]>,
 }
 
@@ -89,7 +83,6 @@ pub(crate) struct CollectiveEffects {
     wide: translated::Effects<WORDS_MAX>,
 }
 
-/// Selects the effects for a width.
 pub(crate) trait EffectsOfWidth<const W: usize> {
     fn of(&mut self) -> &mut translated::Effects<W>;
 }

@@ -9,21 +9,20 @@ use crate::group::context::Context;
 use crate::group::install::InstallError;
 use crate::tables::fixed_map::FixedMap;
 
-/// Sentinel for "no group". No slot has this number.
+/// No slot has this number.
 pub(crate) const NO_GROUP: u32 = u32::MAX;
 
 fn key(address: Ipv4Addr) -> u64 {
     u32::from(address).into()
 }
 
-/// Sentinel for an empty look-up cache. Keys have 32 bits, so no key has all 64 bits set.
+/// Keys have 32 bits, so no key has all 64 bits set.
 const NONE: (u64, u32) = (u64::MAX, 0);
 
-/// The table of groups. A group keeps its slot while it is installed.
 #[derive(Debug)]
 pub(crate) struct Groups {
     index: FixedMap<u32>,
-    /// Cache of the last look-up: the key, and its slot or [`NO_GROUP`].
+    /// The last look-up: the key, and its slot or [`NO_GROUP`].
     last: (u64, u32),
     slots: Vec<Option<Context>>,
     free: Vec<u32>,
@@ -50,7 +49,7 @@ impl Groups {
         self.index.get(key(address)).copied()
     }
 
-    /// Finds the slot of an address, and caches the look-up. Consecutive frames often belong to the same group.
+    /// Caches the look-up: consecutive frames often belong to the same group.
     #[inline]
     pub(crate) fn find_next(&mut self, address: Ipv4Addr) -> Option<u32> {
         let key = key(address);
@@ -60,19 +59,18 @@ impl Groups {
         Some(self.last.1).filter(|slot| *slot != NO_GROUP)
     }
 
-    /// Prefetches the index entry of `address`. Returns its position for [`Groups::find_from`].
+    /// Returns the position of the index entry for [`Groups::find_from`].
     #[inline]
     pub(crate) fn prefetch_index(&self, address: Ipv4Addr) -> usize {
         self.index.prefetch(key(address))
     }
 
-    /// Finds the slot of `address`. `home` is the position that [`Groups::prefetch_index`] returned.
+    /// `home` is the position that [`Groups::prefetch_index`] returned.
     #[inline]
     pub(crate) fn find_from(&self, home: usize, address: Ipv4Addr) -> Option<u32> {
         self.index.get_from(home, key(address)).copied()
     }
 
-    /// Prefetches a slot.
     #[inline]
     pub(crate) fn prefetch_slot(&self, slot: u32) {
         if let Some(slot) = self.slots.get(slot as usize) {
@@ -85,7 +83,6 @@ impl Groups {
         self.slots.get_mut(slot as usize)?.as_mut()
     }
 
-    /// Calls a function with the group in a slot, if there is one.
     #[inline]
     pub(crate) fn with(&mut self, slot: u32, what: impl FnOnce(&mut Context)) {
         if let Some(group) = self.at_mut(slot) {
@@ -102,7 +99,6 @@ impl Groups {
         self.slots.get(slot as usize)?.as_ref()
     }
 
-    /// The number of slots that have been used.
     pub(crate) fn slot_count(&self) -> usize {
         self.slots.len()
     }
@@ -115,8 +111,7 @@ impl Groups {
         self.memory_used
     }
 
-    /// Checks that a group with this address and `need` bytes of memory fits, in addition to the other groups or as the replacement of
-    /// the group with the same address.
+    /// Checks that a group of `need` bytes fits, beside the others or as the replacement of the one with this address.
     pub(crate) fn check_capacity(&self, mcst_id: McstId, need: usize) -> Result<(), InstallError> {
         let replaced = self.get(mcst_id);
         if replaced.is_none() && self.len() >= self.groups_max {
@@ -130,7 +125,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Inserts `group`; its capacity has been checked. Returns its slot and the group that it replaces.
+    /// The capacity has been checked. Returns the slot and the replaced group.
     pub(crate) fn insert(&mut self, group: Context) -> (u32, Option<Context>) {
         self.last = NONE;
         self.memory_used += group.memory_bytes();
@@ -150,12 +145,10 @@ impl Groups {
                 (self.slots.len() - 1) as u32
             }
         };
-        // The capacity has been checked by the caller.
         let _ = self.index.insert(key, slot);
         (slot, None)
     }
 
-    /// Removes a group. Returns its slot and the group.
     pub(crate) fn remove(&mut self, mcst_id: McstId) -> Option<(u32, Context)> {
         self.last = NONE;
         let slot = self.index.remove(key(mcst_id.0))?;

@@ -1,9 +1,8 @@
 //! The fast path, for batches of frames that no subscriber wants.
 //!
-//! The headers of a frame alone decide whether it takes the fast path, and all state that it needs lies in its group. If a batch
-//! has frames for several groups, the engine first looks up all groups, in stages: each stage prefetches the memory that the next
-//! one reads, so that the memory latencies of up to 32 frames overlap. Every other frame takes the slow path, in the order of the
-//! batch; the fast path has changed nothing for it.
+//! The headers of a frame alone decide whether it takes the fast path, and its group has all state that it needs. For a batch of several
+//! groups, the engine first looks up all groups in stages: each prefetches the memory that the next one reads, so that up to 32 memory
+//! latencies overlap. Every other frame takes the slow path, in the order of the batch; the fast path has changed nothing for it.
 
 use core::net::Ipv4Addr;
 
@@ -18,7 +17,7 @@ use crate::group::table::NO_GROUP;
 use crate::observe::trace::Off;
 use crate::output::cx::Cx;
 
-/// Returns the destination address of a plain frame. For other frames the result has no meaning, but the look-up is safe.
+/// The destination of a plain frame; without meaning for others, but safe to look up.
 #[inline(always)]
 fn dst(frame: &impl FrameBuf) -> Ipv4Addr {
     let octets = frame.head().get(in_frame(DST)).and_then(|b| b.first_chunk::<4>());
@@ -26,7 +25,6 @@ fn dst(frame: &impl FrameBuf) -> Ipv4Addr {
 }
 
 impl Engine {
-    /// Handles all frames of a batch.
     #[inline(never)]
     pub(crate) fn fast_batch<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, batch: &mut Batch<E::Buf>) {
         let Some(first) = batch.first().map(dst) else {
@@ -55,7 +53,7 @@ impl Engine {
         }
     }
 
-    /// Writes the group slot of each frame to `slots`, and prefetches the memory that plain frames of these groups touch.
+    /// Writes the group slot of each frame to `slots`, and prefetches what plain frames of these groups touch.
     #[inline(never)]
     fn find_groups<B: FrameBuf>(&self, ingress: PortId, batch: &Batch<B>, slots: &mut [u32]) {
         let mut homes = [0; BATCH];
@@ -73,8 +71,8 @@ impl Engine {
         groups().for_each(|group| with_group!(group, group => group.prefetch(2, ingress)));
     }
 
-    /// Handles a frame that has no fast path.
-    // Not inlined: the function is large, and rarely called from here.
+    /// A frame that has no fast path.
+    // Not inlined: large, and rarely called from here.
     #[inline(never)]
     pub(crate) fn slow<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
         let verdict = self.forward(cx, frame);

@@ -20,8 +20,7 @@ use crate::observe::trace::{Observer, Off, Recorder, Stage, Step, Verdict};
 use crate::output::cx::Cx;
 
 impl Engine {
-    /// Runs all frames of `batch`, received at port `ingress`, through the pipeline and sends the results to `egress`. Empties the
-    /// batch.
+    /// Runs all frames of `batch`, received at port `ingress`, through the pipeline, and sends the results. Empties the batch.
     pub fn process<E: Egress>(
         &mut self,
         now: Nanos,
@@ -43,7 +42,7 @@ impl Engine {
         if self.taps.want_none(ingress, batch) {
             return self.fast_batch(&mut cx, batch);
         }
-        // To keep the order, frames that are not recorded are handled before the next recorded one.
+        // To keep the order, other frames are handled before the next recorded one.
         let mut others = Batch::new();
         for frame in batch.drain(..) {
             if !self.taps.may_want(ingress, &frame) {
@@ -56,7 +55,7 @@ impl Engine {
         self.fast_batch(&mut cx, &mut others);
     }
 
-    /// Handles one frame with a recorder, because a subscriber may want the frame or the frames that it causes.
+    /// Handles a frame with a recorder: a subscriber may want it or one that it causes.
     #[inline(never)]
     fn recorded_frame<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
         let mut recorder = Recorder::new(cx.now, cx.ingress, frame.segments().concat());
@@ -71,14 +70,13 @@ impl Engine {
         self.taps.take(recorder.finish(verdict));
     }
 
-    /// Handles one frame.
     #[inline]
     pub(crate) fn forward<E: Egress, O: Observer>(
         &mut self,
         cx: &mut Cx<'_, E, O>,
         frame: E::Buf,
     ) -> Verdict {
-        // Matched by reference: moving the large value costs more than reading it.
+        // By reference: moving the large value costs more.
         let parsed = parse_frame(frame.head(), frame.length());
         match &parsed {
             Ok(Parsed::Roce(header)) => {
@@ -94,7 +92,6 @@ impl Engine {
         }
     }
 
-    /// Handles a frame whose destination is the group in `slot`.
     #[inline]
     pub(crate) fn group_frame<E: Egress, O: Observer>(
         &mut self,
@@ -119,7 +116,7 @@ impl Engine {
         }
     }
 
-    /// Counts a dropped frame of the group in `slot`. Returns false if there is none.
+    /// Returns false if there is no group.
     fn note_dropped<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, slot: Option<u32>) -> bool {
         let Some(group) = slot.and_then(|slot| self.groups.at_mut(slot)) else {
             return false;
@@ -170,8 +167,7 @@ impl Engine {
         }
     }
 
-    /// Handles a frame that the RoCEv2 parser refused. A frame to a group is dropped. Every other frame is forwarded if its
-    /// Ethernet and IP headers are valid.
+    /// The RoCEv2 parser refused the frame. For a group it is dropped, else forwarded if Ethernet and IP headers are valid.
     #[inline(never)]
     fn unparsed_frame<E: Egress, O: Observer>(
         &mut self,
@@ -198,8 +194,7 @@ impl Engine {
     }
 }
 
-/// Removes bytes behind the packet if the packet is longer than a head. Its ICRC would otherwise lie in the part that replicas
-/// share, and only a trailer is private to each replica. Frames that a port pads are shorter.
+/// Removes bytes behind a packet longer than a head: its ICRC would lie in the part that replicas share. Padded frames are shorter.
 #[inline(always)]
 fn without_padding<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
@@ -212,7 +207,7 @@ fn without_padding<E: Egress, O: Observer>(
     copy_prefix(cx, header.frame_len, &frame)
 }
 
-/// Copies the first `length` bytes to a new frame. Drops the frame if no buffer is free.
+/// Copies the first `length` bytes to a new frame, if a buffer is free.
 #[cold]
 fn copy_prefix<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,

@@ -1,11 +1,9 @@
 //! The counters of the engine: plain numbers that one thread writes, and snapshots of them.
 //!
-//! Contract S1 is an equation over [`Totals`]: every received frame is exactly one of switched, routed, flooded, replicated, absorbed
-//! or dropped. Sent frames are the forwarded frames, their copies, and the frames that the switch made:
+//! Contract S1 over [`Totals`]: every received frame is exactly one of switched, routed, flooded, replicated, absorbed or dropped, and
 //! `sent = switched + routed + flooded + replicated + copies + originated`.
 //!
-//! A counter is named here and in the message that reports it (`agent.proto`), and nowhere else: sums, differences, messages,
-//! JSON and rates visit the fields.
+//! A counter is named here and in the message that reports it (`agent.proto`), and nowhere else: sums, JSON and rates visit the fields.
 
 use core::net::Ipv4Addr;
 
@@ -118,9 +116,8 @@ counters! {
 }
 
 counters! {
-    /// One path of a group: exceptions only, so that plain replication writes nothing here.
-    ///
-    /// The data frames sent to a path that is not the source's are `data_in - filtered - lost` of this path.
+    /// One path of a group: exceptions only, so that plain replication writes nothing here. Unless it is the source's path, the data
+    /// frames sent to it are `data_in - filtered - lost`, the latter two of this path.
     pub struct PathCounters => copy_path_counters {
         /// ACKs from it.
         acks_in,
@@ -262,7 +259,6 @@ pub struct GroupSnapshot<C> {
     pub counters: C,
     /// Index of its first endpoint in [`KindSnapshot::endpoints`].
     first: usize,
-    /// The number of its endpoints.
     count: usize,
 }
 
@@ -288,7 +284,7 @@ impl<C, E> KindSnapshot<C, E> {
         self.endpoints.clear();
     }
 
-    /// Adds the group of `rule`. Returns false if the capacity is used up.
+    /// Returns false if the capacity is used up.
     pub(crate) fn add(&mut self, rule: &GroupRule, counters: C, endpoints: impl Iterator<Item = E>) -> bool {
         fn room<T>(list: &Vec<T>, more: usize) -> bool {
             list.len() + more <= list.capacity()
@@ -349,13 +345,12 @@ pub struct CountersSnapshot {
     pub collective: KindSnapshot<CollectiveCounters, EndpointSnapshot>,
     /// Forwarding groups and their endpoints.
     pub forwarding: KindSnapshot<ForwardingCounters, ForwardingEndpoint>,
-    /// The group slot at which the next snapshot starts. [`crate::Engine::snapshot`] sets it to the first group that did not fit, or
-    /// to 0 after the last group.
+    /// Slot at which the next snapshot starts: the first group that did not fit, or 0 after the last one.
     pub next_group: usize,
 }
 
 impl CountersSnapshot {
-    /// Returns an empty snapshot with capacity for `groups` groups of each kind and, for all groups of a kind, `endpoints` endpoints.
+    /// Empty, with capacity for `groups` groups of each kind and `endpoints` endpoints of all groups of a kind.
     pub fn with_capacity(groups: usize, endpoints: usize) -> Self {
         Self {
             ports: Vec::with_capacity(PortId::COUNT),
@@ -366,7 +361,6 @@ impl CountersSnapshot {
         }
     }
 
-    /// Removes everything but `next_group`.
     pub(crate) fn clear(&mut self) {
         self.ports.clear();
         self.multicast.clear();
@@ -374,13 +368,12 @@ impl CountersSnapshot {
         self.forwarding.clear();
     }
 
-    /// The multicast group of this address, where the snapshot has it.
+    /// The multicast group of this address, if the snapshot has it.
     pub fn group(&self, address: Ipv4Addr) -> Option<&GroupSnapshot<MulticastCounters>> {
         self.multicast.groups.iter().find(|g| g.mcst_id.0 == address)
     }
 }
 
-/// The counters that the engine changes.
 #[derive(Clone, Debug)]
 pub(crate) struct Counters {
     pub(crate) totals: Totals,
@@ -411,14 +404,13 @@ impl Counters {
         traffic.tx_bytes += bytes;
     }
 
-    /// Counts a violated invariant. Debug builds panic.
+    /// Debug builds panic.
     #[cold]
     pub(crate) fn invariant_violated(&mut self, invariant: &str) {
         debug_assert!(false, "{invariant}");
         self.totals.internal_errors += 1;
     }
 
-    /// Counts the verdict of one frame.
     #[inline]
     pub(crate) fn account(&mut self, ingress: PortId, verdict: Verdict) {
         let totals = &mut self.totals;
@@ -444,7 +436,6 @@ impl Counters {
         }
     }
 
-    /// Drops of all ports together.
     pub(crate) fn drops(&self) -> Drops {
         let mut sum = Drops::default();
         for port in self.drops.iter() {

@@ -113,19 +113,16 @@ pub enum EventKind {
     },
 }
 
-/// Rate limit of neighbour events for each port: a burst of 16, then one each 250 ms.
+/// Rate limit for each port: a burst of 16, then one each 250 ms.
 const NEIGHBOURS: Limit = Limit::new(16, Nanos::from_millis(250));
 
-/// The event queue. If it is full, further events are only counted.
-///
-/// Any host at a port can cause neighbour events at the speed of its link. They are rate-limited for each port, and never use more
-/// than half of the queue, so that they displace neither other events nor those of another port.
+/// If it is full, further events are only counted. Any host can cause neighbour events at the speed of its link: they are rate-limited
+/// for each port, and use at most half of the queue, so that they displace neither other events nor those of another port.
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
     queue: VecDeque<EngineEvent>,
     capacity: usize,
     lost: u64,
-    /// For each port, the rate limit of neighbour events.
     neighbours: Box<[Limit; PortId::COUNT]>,
     unreported: Box<[u64; PortId::COUNT]>,
 }
@@ -149,7 +146,7 @@ impl Events {
         }
     }
 
-    /// Reports that a neighbour at `port` has appeared, changed or gone, within the rate limit.
+    /// Reports a change of a neighbour, within the rate limit.
     pub(crate) fn neighbour(&mut self, at: Nanos, port: PortId, kind: EventKind) {
         let limit = &mut self.neighbours[port.index()];
         if self.queue.len() < self.capacity / 2 && limit.next(at) <= at {
@@ -160,7 +157,6 @@ impl Events {
         }
     }
 
-    /// Reports the number of neighbour events that the rate limit has suppressed.
     pub(crate) fn report_suppressed(&mut self, at: Nanos) {
         for (n, changes) in self.unreported.iter_mut().enumerate() {
             if let (Some(port), 1..) = (PortId::new(n as u8), *changes)

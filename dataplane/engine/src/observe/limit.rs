@@ -2,17 +2,16 @@
 
 use castnet_wire::Nanos;
 
-/// A budget that refills with time. Its state is a single point in time.
+/// A budget that refills with time. Its state is one point in time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
     burst: u64,
     every: Nanos,
-    /// Time at which the budget will be full again.
     full_at: Nanos,
 }
 
 impl Limit {
-    /// Returns a limit of `burst` actions at once, and one more after each interval `every`.
+    /// `burst` actions at once, and one more after each interval `every`.
     pub(crate) const fn new(burst: u64, every: Nanos) -> Self {
         Self {
             burst,
@@ -21,13 +20,13 @@ impl Limit {
         }
     }
 
-    /// Returns the time at which the next action is allowed: `now` or later.
+    /// When the next action is allowed: `now` or later.
     pub(crate) fn next(&self, now: Nanos) -> Nanos {
         let spent = self.full_at.max(now) + self.every;
         now.max(spent - Nanos(self.burst * self.every.0))
     }
 
-    /// Records an action at the time that [`Limit::next`] has returned.
+    /// `at` is the time that [`Limit::next`] has returned.
     pub(crate) fn take(&mut self, now: Nanos) {
         self.full_at = self.full_at.max(now) + self.every;
     }

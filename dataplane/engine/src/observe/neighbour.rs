@@ -12,7 +12,7 @@ pub const NAME_MAX: usize = 64;
 /// A short name, escaped ([`castnet_wire::lldp::Printable`]) and cut at [`NAME_MAX`] bytes.
 pub type Name = ArrayString<NAME_MAX>;
 
-/// Formats `text` into a [`Name`], cut at the border of a written piece.
+/// Formats `text`, cut at the border of a written piece.
 pub(crate) fn name(text: impl Display) -> Name {
     let mut name = Name::new();
     let _ = write!(name, "{text}");

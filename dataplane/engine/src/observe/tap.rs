@@ -1,7 +1,6 @@
-//! Live traces and captured frames for subscribers, in bounded queues that the worker drains.
-//!
-//! Without subscribers the cost is a branch per batch. With subscribers, frames that one may want take the slow path, are recorded
-//! and may cause allocations. For all other frames the cost is a check of port and destination.
+//! Live traces and captured frames for subscribers, in bounded queues that the worker drains. Without subscribers the cost is a branch
+//! per batch. With subscribers, frames that one may want take the slow path, are recorded and may cause allocations; for others port
+//! and destination are checked.
 
 use core::net::Ipv4Addr;
 use std::collections::VecDeque;
@@ -13,7 +12,6 @@ use castnet_wire::{Arp, DropReason, Ethernet, FrameBuf, Ipv4, McstId, Nanos, Por
 use crate::observe::trace::{Trace, Verdict};
 use crate::port_set::PortSet;
 
-/// Capacity of each subscriber's queue.
 const QUEUE_MAX: usize = 1024;
 
 /// Most subscribers of an engine, live traces and captures together.
@@ -53,8 +51,8 @@ pub struct FrameFilter {
 }
 
 impl FrameFilter {
-    /// Returns the destination that a received frame must have, so that it or a frame that it causes is wanted; `None` for any.
-    /// `incoming` is true if only received frames are wanted. The destination of a group's frame is the address of the group.
+    /// The destination that a received frame must have, so that it or, unless `incoming`, a frame that it causes is wanted; `None` for
+    /// any. The destination of a group's frame is the address of the group.
     fn destination(&self, incoming: bool) -> Option<Ipv4Addr> {
         let group = self.group.map(|group| group.0);
         group.or(self.dst.filter(|_| incoming))
@@ -73,18 +71,18 @@ impl FrameFilter {
     }
 }
 
-/// A quick check for received frames that need not be recorded.
+/// Excludes received frames that need not be recorded.
 #[derive(Clone, Copy, Debug, Default)]
 struct Gate {
     /// Ingress ports of frames that may be wanted.
     ports: PortSet,
-    /// Destination addresses of frames that may be wanted: the first `count` entries. Without a count, all destinations.
+    /// Destinations of frames that may be wanted: the first `count` entries. Without a count, all.
     addresses: [[u8; 4]; TAPS_MAX],
     count: Option<u8>,
 }
 
 impl Gate {
-    /// Returns true if a frame may be wanted. It is false only for IPv4 without tags and options to other addresses.
+    /// False only for IPv4 without tags and options to other addresses.
     #[inline(always)]
     fn passes(&self, head: &[u8]) -> bool {
         let (Some(count), Some(first)) = (self.count, head.first_chunk::<{ Ethernet::LEN + Ipv4::LEN }>())
@@ -100,7 +98,7 @@ impl Gate {
     }
 }
 
-/// Reads source and destination of the outermost IPv4 or ARP header. The frame may be malformed otherwise.
+/// Of the outermost IPv4 or ARP header. The frame may be malformed otherwise.
 fn addresses(frame: &[u8]) -> (Option<Ipv4Addr>, Option<Ipv4Addr>) {
     let bytes = |at: usize| frame.get(at..)?.first_chunk::<2>().copied();
     let ethertype = |at: usize| bytes(at).map(u16::from_be_bytes);
@@ -158,13 +156,12 @@ pub struct Captured {
     pub bytes: Vec<u8>,
 }
 
-/// The filter and the counts of one subscriber.
 #[derive(Debug)]
 struct Subscription {
     filter: FrameFilter,
-    /// The number of frames that it still wants.
+    /// Frames that it still wants.
     left: u64,
-    /// Frames lost because its queue was full, since this was last read.
+    /// Frames lost because its queue was full, since last read.
     lost: u64,
 }
 
@@ -183,15 +180,13 @@ impl Subscription {
     }
 }
 
-/// The queue of a subscriber.
 #[derive(Debug)]
 enum Queue {
     Traces(VecDeque<Trace>),
-    /// Captured frames, and the most bytes to keep of each frame.
+    /// With the most bytes to keep of each frame.
     Captured(VecDeque<Captured>, usize),
 }
 
-/// One subscriber.
 #[derive(Debug)]
 struct Tap {
     id: TapId,
@@ -200,13 +195,13 @@ struct Tap {
 }
 
 impl Tap {
-    /// Returns true if it wants only received frames. Sent frames are only captured, and are never dropped.
+    /// True if it wants only received frames. Sent frames are only captured, and never dropped.
     fn is_incoming(&self) -> bool {
         let filter = &self.subscription.filter;
         matches!(self.queue, Queue::Traces(_)) || filter.drops || filter.reason.is_some()
     }
 
-    /// Returns true if it may want this frame, or a frame sent because of it.
+    /// True if it may want this frame, or one sent because of it.
     fn may_want(&self, ingress: PortId, (src, dst): (Option<Ipv4Addr>, Option<Ipv4Addr>)) -> bool {
         let (filter, incoming) = (&self.subscription.filter, self.is_incoming());
         self.subscription.left > 0
@@ -221,28 +216,25 @@ impl Tap {
 /// The subscribers of an engine to traces and captured frames.
 #[derive(Debug, Default)]
 pub struct Taps {
-    /// At most [`TAPS_MAX`].
     all: Vec<Tap>,
-    /// True if a subscriber still wants frames.
+    /// A subscriber still wants frames.
     wanting: bool,
     gate: Gate,
     lost: u64,
 }
 
 impl Taps {
-    /// Returns true if frames must be recorded.
     pub(crate) fn armed(&self) -> bool {
         self.wanting
     }
 
-    /// Traces the next `count` frames that match `filter`, for a subscriber. Traces wait for [`Taps::pop_trace`]. Replaces an earlier
-    /// subscription of the same id.
+    /// Traces the next `count` frames that match, for [`Taps::pop_trace`]. Replaces an earlier subscription of the same id.
     pub fn arm_trace(&mut self, id: TapId, filter: FrameFilter, count: u64) {
         self.arm(id, filter, count, Queue::Traces(VecDeque::new()));
     }
 
-    /// Captures up to `length_max` bytes of each of the next `count` frames that match `filter`, for a subscriber. Captured frames wait
-    /// for [`Taps::pop_captured`]. Replaces an earlier subscription of the same id.
+    /// Captures up to `length_max` bytes of the next `count` frames that match, for [`Taps::pop_captured`]. Replaces an earlier
+    /// subscription of the same id.
     pub fn arm_capture(&mut self, id: TapId, filter: FrameFilter, length_max: usize, count: u64) {
         self.arm(id, filter, count, Queue::Captured(VecDeque::new(), length_max));
     }
@@ -294,7 +286,7 @@ impl Taps {
         self.gate = gate;
     }
 
-    /// Returns true if no frame of a batch need be recorded.
+    /// True if no frame of a batch need be recorded.
     #[inline]
     pub(crate) fn want_none<B: FrameBuf>(&self, ingress: PortId, batch: &[B]) -> bool {
         !self.wanting
@@ -302,7 +294,7 @@ impl Taps {
             || !batch.iter().any(|frame| self.gate.passes(frame.head()))
     }
 
-    /// Returns true if this frame must be recorded, because it or a frame sent because of it may be wanted.
+    /// True if this frame, or one sent because of it, may be wanted.
     pub(crate) fn may_want(&self, ingress: PortId, frame: &impl FrameBuf) -> bool {
         let head = frame.head();
         let found = addresses(head);
@@ -315,7 +307,7 @@ impl Taps {
         self.all.iter_mut().find(|tap| tap.id == id)
     }
 
-    /// The number of frames that a subscriber still wants; 0 if there is no subscriber.
+    /// Frames that a subscriber still wants; 0 without subscriber.
     pub fn left(&self, id: TapId) -> u64 {
         let tap = self.all.iter().find(|tap| tap.id == id);
         tap.map_or(0, |tap| tap.subscription.left)
@@ -337,7 +329,7 @@ impl Taps {
         }
     }
 
-    /// Returns the frames lost since the last call because the subscriber's queue was full.
+    /// Frames lost since the last call because the subscriber's queue was full.
     pub fn take_lost(&mut self, id: TapId) -> u64 {
         let lost = self
             .find(id)
@@ -381,7 +373,7 @@ impl Taps {
         self.update_wanting();
     }
 
-    /// Passes the sent frames of a trace to the subscribers that want them. A frame or a timer has caused the trace.
+    /// Passes the sent frames of a trace, which a frame or a timer has caused.
     pub(crate) fn take_sent(&mut self, trace: &Trace) {
         for sent in &trace.sent {
             self.capture(trace.at, sent.port, Seen::Out, sent.group, &sent.bytes);

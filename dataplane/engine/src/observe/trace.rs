@@ -1,7 +1,5 @@
-//! Traces: the decision of each stage about one frame, and its reason.
-//!
-//! The stages are generic over an [`Observer`]. On the fast path it compiles to nothing; for a traced frame it is a recorder. So a
-//! trace always agrees with the processing.
+//! Traces: the decision of each stage about one frame, and its reason. The stages are generic over an [`Observer`]. On the fast path it
+//! compiles to nothing; for a traced frame it is a recorder. So a trace always agrees with the processing.
 
 use core::fmt;
 
@@ -132,7 +130,7 @@ pub struct Trace {
 }
 
 impl fmt::Display for Trace {
-    /// Writes a line for the frame, a line for each step with its facts below, and a line for the verdict.
+    /// A line for the frame, for each step with its facts below, and for the verdict.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -150,19 +148,17 @@ impl fmt::Display for Trace {
     }
 }
 
-/// Receives the reports of the stages. [`Off`] compiles to nothing.
+/// [`Off`] compiles to nothing.
 pub(crate) trait Observer {
-    /// Records a step. Only a recorder calls the closure.
+    /// Only a recorder calls the closure.
     fn step(&mut self, step: impl FnOnce() -> Step);
 
     /// Sets the group of all further reports.
     fn group(&mut self, mcst_id: McstId);
 
-    /// Records a sent frame.
     fn sent(&mut self, port: PortId, frame: &impl FrameBuf);
 }
 
-/// An observer that ignores all reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Off;
 
@@ -177,7 +173,7 @@ impl Observer for Off {
     fn sent(&mut self, _: PortId, _: &impl FrameBuf) {}
 }
 
-/// An observer that records all reports as a [`Trace`].
+/// Records all reports as a [`Trace`].
 #[derive(Clone, Debug)]
 pub(crate) struct Recorder {
     trace: Trace,

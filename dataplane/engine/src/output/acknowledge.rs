@@ -18,7 +18,7 @@ use crate::observe::trace::{Observer, Stage, Step};
 use crate::output::Output;
 use crate::output::cx::Cx;
 
-/// Bytes of tags and EtherType between the Ethernet addresses and the IP header: two tags at most.
+/// Most bytes between the Ethernet addresses and the IP header: two tags and the EtherType.
 pub(crate) const LINK_MAX: usize = 10;
 /// Range of the AETH, from the start of the IPv4 header.
 const AETH: Range<usize> = PACKET_HEADERS..PACKET_HEADERS + Aeth::LEN;
@@ -27,7 +27,7 @@ const ACK_LEN: usize = PACKET_HEADERS + Aeth::LEN + ICRC_LEN;
 /// IPv4, UDP, BTH, 16 reserved bytes, ICRC.
 const CNP_LEN: usize = PACKET_HEADERS + 16 + ICRC_LEN;
 
-/// The VLAN tags and the class of service that feedback takes from the frame that causes it.
+/// VLAN tags and class of service, which feedback takes from the frame that causes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinkHeader {
     bytes: [u8; LINK_MAX],
@@ -55,7 +55,7 @@ impl LinkHeader {
         link
     }
 
-    /// Returns a header without tags, with the DSCP of `tos`.
+    /// A header without tags, with the DSCP of `tos`.
     pub(crate) const fn plain(tos: u8) -> Self {
         Self {
             tos: tos & 0xFC,
@@ -73,7 +73,7 @@ impl LinkHeader {
         }
     };
 
-    /// Returns true if both are equal. It is faster than comparing all bytes.
+    /// Faster than comparing all bytes.
     #[inline]
     pub(crate) fn is_like(&self, other: &Self) -> bool {
         self.tos == other.tos
@@ -81,7 +81,7 @@ impl LinkHeader {
             && (self.length == Self::PLAIN.length || self.bytes == other.bytes)
     }
 
-    /// Returns true if there are no tags, and the class of service is that of `tos`.
+    /// True without tags and with the class of service of `tos`.
     #[inline]
     pub(crate) fn is_plain(&self, tos: u8) -> bool {
         self.length == Self::PLAIN.length && self.tos == tos & 0xFC
@@ -97,7 +97,7 @@ impl LinkHeader {
     }
 }
 
-/// The addresses of a group's feedback. They are constant for the life of the group.
+/// The addresses of a group's feedback, constant for the life of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) src: Ipv4Addr,
@@ -107,7 +107,7 @@ pub(crate) struct Address {
 }
 
 impl Address {
-    /// IPv4, UDP and BTH of a packet of `length` bytes from IPv4 to ICRC.
+    /// `length` is from IPv4 to ICRC.
     pub(crate) fn headers(&self, tos: u8, length: usize, bth: &Bth) -> [u8; PACKET_HEADERS] {
         let ip = Ipv4 {
             tos,
@@ -132,7 +132,7 @@ impl Address {
 static PSN_WORD: Shift = Shift::by_bytes(8);
 static AETH_WORD: Shift = Shift::by_bytes(4);
 
-/// An acknowledge packet with all constant fields. PSN, AETH and TOS are zeros, and the ICRC is computed for these zeros.
+/// An acknowledge packet. PSN, AETH and TOS are zeros, and the ICRC is that of these zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AckTemplate {
     packet: [u8; ACK_LEN],
@@ -150,7 +150,7 @@ impl AckTemplate {
         }
     }
 
-    /// Writes the packet with the given TOS, PSN and AETH. The ICRC follows by difference from zeros; it does not cover the TOS.
+    /// The ICRC follows by difference from zeros; it does not cover the TOS.
     #[inline]
     fn write(&self, out: &mut [u8; ACK_LEN], tos: u8, psn: Psn, aeth: Aeth) {
         *out = self.packet;
@@ -171,9 +171,8 @@ impl AckTemplate {
     }
 }
 
-/// Makes a feedback frame to a next hop: an acknowledge packet or, without PSN and AETH, a CNP. It is written to `reuse` if that frame has
-/// the same length: the frame that caused the feedback has the same tags. Counts a loss and returns `None` if there is no buffer or the
-/// port is down.
+/// A feedback frame to a next hop: an acknowledge packet or, without PSN and AETH, a CNP. It is written to `reuse`, which has caused it
+/// and so has the same tags, if the lengths are equal. Counts a loss and returns `None` without buffer or if the port is down.
 #[inline]
 pub(crate) fn feedback<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
@@ -213,7 +212,6 @@ pub(crate) fn feedback<E: Egress, O: Observer>(
     Some(frame)
 }
 
-/// Writes a CNP. There are few, so it is written in full.
 #[cold]
 fn write_cnp(out: &mut [u8; CNP_LEN], to: &Address, tos: u8) {
     let bth = Bth {

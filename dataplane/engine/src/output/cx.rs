@@ -1,12 +1,10 @@
-//! The context that the stages of one frame share.
-
 use castnet_wire::{DropReason, FrameBuf, Nanos, PortId};
 
 use crate::egress::Egress;
 use crate::observe::counters::Counters;
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 
-/// The context that the stages of one frame share.
+/// What the stages of one frame share.
 pub(crate) struct Cx<'a, E, O> {
     pub(crate) now: Nanos,
     pub(crate) ingress: PortId,
@@ -15,7 +13,6 @@ pub(crate) struct Cx<'a, E, O> {
 }
 
 impl<E: Egress, O: Observer> Cx<'_, E, O> {
-    /// Hands a finished frame to its port.
     #[inline(always)]
     pub(crate) fn send(&mut self, counters: &mut Counters, port: PortId, frame: E::Buf) {
         self.observer.sent(port, &frame);
@@ -23,7 +20,7 @@ impl<E: Egress, O: Observer> Cx<'_, E, O> {
         self.egress.send(port, frame);
     }
 
-    /// Records the drop of a frame with its reason, and returns the verdict.
+    /// Records the drop of a frame, and returns the verdict.
     #[inline]
     pub(crate) fn drop(&mut self, stage: Stage, reason: DropReason, why: impl FnOnce() -> String) -> Verdict {
         self.observer

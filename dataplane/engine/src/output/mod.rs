@@ -19,11 +19,10 @@ pub(crate) type Shifts = ShiftCache<16>;
 pub(crate) struct Ports {
     pub(crate) macs: [MacAddr; PortId::COUNT],
     pub(crate) mtus: [u32; PortId::COUNT],
-    /// Configured ports.
     pub(crate) present: PortSet,
-    /// Configured ports that are up.
+    /// Present ports that are up.
     pub(crate) up: PortSet,
-    /// Configured ports that are flooded to, up or not.
+    /// Present ports that are flooded to, up or not.
     pub(crate) flood: PortSet,
 }
 
@@ -57,7 +56,6 @@ impl Ports {
     }
 }
 
-/// Ports, next hops, ICRC operators and counters.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) ports: Ports,

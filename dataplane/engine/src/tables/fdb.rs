@@ -1,5 +1,5 @@
-//! The forwarding database: the port at which an Ethernet address was last seen, per VLAN. It is bounded and never allocates after the
-//! start. If it is full, a new address displaces one of the port with most addresses ([`PortTable`]).
+//! The forwarding database: the port at which an Ethernet address was last seen, per VLAN. It never allocates after the start. If it is
+//! full, a new address displaces one of the port with most addresses ([`PortTable`]).
 
 use castnet_wire::{MacAddr, Nanos, PortId};
 
@@ -18,7 +18,6 @@ pub struct FdbEntry {
     pub seen: Nanos,
 }
 
-/// The result of learning an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Learned {
     New,
@@ -34,7 +33,6 @@ pub(crate) enum Learned {
     NotStation,
 }
 
-/// The table.
 #[derive(Clone, Debug)]
 pub(crate) struct Fdb {
     pub(crate) table: PortTable<()>,
@@ -52,8 +50,7 @@ impl Fdb {
         }
     }
 
-    /// Learns that `mac` was seen on `port`. A known address causes a write only at the second sight, if it has moved, or if its time
-    /// is too old.
+    /// A known address causes a write only at the second sight, if it has moved, or if its time is too old.
     pub(crate) fn learn(&mut self, now: Nanos, vlan: u16, mac: MacAddr, port: PortId) -> Learned {
         if mac.is_multicast() || mac == MacAddr::default() {
             return Learned::NotStation;

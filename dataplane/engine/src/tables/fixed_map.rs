@@ -1,5 +1,4 @@
-//! A hash table of fixed size: open addressing with linear probing, at most half full. Removal shifts entries back. Keys are 64-bit
-//! numbers that are never all ones.
+//! A hash table of fixed size: open addressing with linear probing, at most half full. Removal shifts entries back.
 
 use core::hash::BuildHasher;
 
@@ -13,7 +12,7 @@ struct Entry<V> {
     value: V,
 }
 
-/// A map of at most `capacity` entries. All its memory is allocated at the start.
+/// At most `capacity` entries. All memory is allocated at the start.
 #[derive(Clone, Debug)]
 pub(crate) struct FixedMap<V> {
     entries: Box<[Entry<V>]>,
@@ -22,7 +21,6 @@ pub(crate) struct FixedMap<V> {
     hash: FixedState,
 }
 
-/// The capacity of the table is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
@@ -41,7 +39,7 @@ impl<V: Copy + Default> FixedMap<V> {
         }
     }
 
-    /// Copies another map of the same capacity and seed. Does not allocate.
+    /// `of` has the same capacity and seed. Does not allocate.
     pub(crate) fn copy_from(&mut self, of: &Self) {
         self.entries.clone_from(&of.entries);
         self.len = of.len;
@@ -51,7 +49,6 @@ impl<V: Copy + Default> FixedMap<V> {
         self.len
     }
 
-    /// Returns true if no further key fits.
     pub(crate) fn is_full(&self) -> bool {
         self.len >= self.capacity
     }
@@ -66,8 +63,7 @@ impl<V: Copy + Default> FixedMap<V> {
         self.hash.hash_one(key) as usize & self.mask()
     }
 
-    /// Returns the index of `key`, or the free index that ends its probe sequence. It terminates because at least half of the entries
-    /// are free.
+    /// The index of `key`, or the free one that ends its probe sequence: at least half of the entries are free.
     #[inline]
     fn probe(&self, key: u64) -> Result<usize, usize> {
         self.probe_from(self.home(key), key)
@@ -90,7 +86,7 @@ impl<V: Copy + Default> FixedMap<V> {
         self.probe(key).ok().map(|at| &self.entries[at].value)
     }
 
-    /// Prefetches the entry at which the search for `key` begins. Returns its index for [`FixedMap::get_from`].
+    /// Returns the index at which the search begins, for [`FixedMap::get_from`].
     #[inline]
     pub(crate) fn prefetch(&self, key: u64) -> usize {
         let home = self.home(key);
@@ -100,7 +96,7 @@ impl<V: Copy + Default> FixedMap<V> {
         home
     }
 
-    /// Returns the value of `key`. `home` is the index that [`FixedMap::prefetch`] returned.
+    /// `home` is the index that [`FixedMap::prefetch`] returned.
     #[inline]
     pub(crate) fn get_from(&self, home: usize, key: u64) -> Option<&V> {
         let at = self.probe_from(home & self.mask(), key).ok()?;
@@ -111,10 +107,7 @@ impl<V: Copy + Default> FixedMap<V> {
         self.probe(key).ok().map(|at| &mut self.entries[at].value)
     }
 
-    /// Sets the value of `key`, which must not be all ones.
-    ///
-    /// # Errors
-    /// `Full` if the key is new and the capacity is used up.
+    /// `key` must not be all ones. `Full` if it is new and the capacity is used up.
     pub(crate) fn insert(&mut self, key: u64, value: V) -> Result<(), Full> {
         match self.probe(key) {
             Ok(at) => self.entries[at].value = value,
@@ -127,7 +120,6 @@ impl<V: Copy + Default> FixedMap<V> {
         Ok(())
     }
 
-    /// Removes an entry.
     pub(crate) fn remove(&mut self, key: u64) -> Option<V> {
         let at = self.probe(key).ok()?;
         let value = self.entries[at].value;
@@ -135,7 +127,7 @@ impl<V: Copy + Default> FixedMap<V> {
         Some(value)
     }
 
-    /// Frees an entry and shifts those after it back, so that every key stays reachable from its home.
+    /// Shifts the entries after it back, so that every key stays reachable from its home.
     fn remove_at(&mut self, at: usize) {
         let mask = self.mask();
         let (mut hole, mut next) = (at, (at + 1) & mask);
@@ -151,7 +143,6 @@ impl<V: Copy + Default> FixedMap<V> {
         self.len -= 1;
     }
 
-    /// All entries, in the order of their indexes.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &V)> {
         self.entries
             .iter()

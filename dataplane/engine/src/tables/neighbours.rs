@@ -9,7 +9,7 @@ use crate::observe::neighbour::{Neighbour, Said};
 use crate::tables::port_table::{Entry, PortTable};
 use crate::tables::published::Tables;
 
-/// The Ethernet address of a host that was seen in ARP. The key is its IPv4 address.
+/// A host seen in ARP. The key is its IPv4 address.
 type Sighting = Entry<MacAddr>;
 
 fn key(ip: Ipv4Addr) -> u64 {
@@ -32,12 +32,10 @@ fn report_gone(now: Nanos, neighbour: Neighbour, events: &mut Events) {
     events.neighbour(now, neighbour.port, EventKind::NeighbourGone(neighbour));
 }
 
-/// The table of neighbours.
 #[derive(Clone, Debug)]
 pub(crate) struct Neighbours {
     lldp: Box<[Option<Neighbour>; PortId::COUNT]>,
     pub(crate) arp: PortTable<MacAddr>,
-    /// True if it was reported that the table is full.
     full_reported: bool,
 }
 
@@ -50,14 +48,14 @@ impl Neighbours {
         }
     }
 
-    /// Copies another table of the same configuration. Does not allocate.
+    /// `of` has the same configuration. Does not allocate.
     pub(crate) fn copy_from(&mut self, of: &Self) {
         self.lldp.clone_from(&of.lldp);
         self.arp.copy_from(&of.arp);
         self.full_reported = of.full_reported;
     }
 
-    /// Records a received LLDP frame. A time to live of zero withdraws the neighbour. Returns true for a new neighbour.
+    /// A time to live of zero withdraws the neighbour. Returns true for a new one.
     pub(crate) fn lldp(&mut self, heard: Neighbour, events: &mut Events) -> bool {
         let place = &mut self.lldp[heard.port.index()];
         let leaves = matches!(heard.said, Said::Lldp { ttl: Nanos::ZERO, .. });
@@ -76,8 +74,7 @@ impl Neighbours {
         !leaves
     }
 
-    /// Records the sender of an ARP packet. If the table is full, it displaces a neighbour of the port with most entries, but never a
-    /// member of an installed group.
+    /// Records the sender of an ARP packet. A full table displaces a neighbour of the port with most entries, but no member of a group.
     pub(crate) fn arp(
         &mut self,
         (now, port): (Nanos, PortId),
@@ -87,7 +84,7 @@ impl Neighbours {
         events: &mut Events,
     ) {
         let before = self.arp.get(now, key(ip)).copied();
-        // A member of a group keeps its port until it ages or the port goes down, even if another host claims its address.
+        // A member keeps its port until it ages or the port goes down, even if another host claims its address.
         let is_elsewhere = |old: Sighting| old.port != port && tables.is_member(old.port, ip);
         if before.is_some_and(is_elsewhere) && !tables.is_member(port, ip) {
             return;
@@ -132,7 +129,7 @@ impl Neighbours {
         self.full_reported &= self.arp.is_full();
     }
 
-    /// Removes all neighbours of the ports for which `is_gone` returns true.
+    /// Removes the neighbours of the ports for which `is_gone` returns true.
     pub(crate) fn flush(&mut self, now: Nanos, is_gone: impl Fn(PortId) -> bool, events: &mut Events) {
         for place in self.lldp.iter_mut() {
             let gone = place.take_if(|n| is_gone(n.port));
@@ -149,7 +146,6 @@ impl Neighbours {
         self.lldp.iter().flatten().copied().chain(arp)
     }
 
-    /// Returns true if the table is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.arp.len() == 0 && self.lldp.iter().all(Option::is_none)
     }

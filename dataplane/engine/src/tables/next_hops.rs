@@ -1,10 +1,9 @@
-//! The table of the Ethernet addresses of all groups' next hops. Each address has one entry; groups refer to it by a two-byte index.
+//! The Ethernet addresses of all groups' next hops, one entry each. Groups refer to them by a two-byte index.
 
 use castnet_wire::MacAddr;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-/// The capacity of the table is used up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NextHopsFull;
 
@@ -14,7 +13,7 @@ struct Place {
     users: u32,
 }
 
-/// The table: at most `capacity` addresses, each with the count of its users.
+/// At most `capacity` addresses, each with the count of its users.
 #[derive(Clone, Debug)]
 pub(crate) struct NextHops {
     indexes: Vec<Place>,
@@ -29,13 +28,13 @@ impl NextHops {
         Self {
             indexes: Vec::with_capacity(capacity),
             free: Vec::with_capacity(capacity),
-            // Twice the capacity: a table that is at most half full rehashes in place and does not grow.
+            // Twice the capacity: a table at most half full rehashes in place and does not grow.
             index: HashMap::with_capacity_and_hasher(2 * capacity, FixedState::with_seed(seed)),
             capacity,
         }
     }
 
-    /// Returns the address of an index; zeros if there is none.
+    /// The address of an index; zeros if there is none.
     pub(crate) fn get(&self, index: u16) -> MacAddr {
         self.indexes
             .get(usize::from(index))
@@ -43,7 +42,7 @@ impl NextHops {
             .unwrap_or_default()
     }
 
-    /// Counts one more user of `mac`, and returns its index. `None` if the capacity is used up.
+    /// Counts one more user. `None` if the capacity is used up.
     pub(crate) fn acquire(&mut self, mac: MacAddr) -> Option<u16> {
         if let Some(index) = self.index.get(&mac.0) {
             self.indexes[usize::from(*index)].users += 1;
@@ -65,7 +64,7 @@ impl NextHops {
         Some(index)
     }
 
-    /// Counts one more user of each of `macs`, and calls `put` with their indexes. Acquires none if one does not fit.
+    /// Counts one more user of each, and calls `put` with the indexes. Acquires none if one does not fit.
     pub(crate) fn acquire_all(
         &mut self,
         macs: impl Iterator<Item = MacAddr> + Clone,

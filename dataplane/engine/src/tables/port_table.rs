@@ -1,8 +1,7 @@
-//! A bounded table of keys and the ports at which they were seen. A port may use all free entries. If no entry is free, a new key
-//! displaces an entry of the port with most entries: the oldest one that was seen only once, or else the oldest. So a flood of
-//! made-up addresses displaces its own entries, and the few stations at other ports stay. Held entries are never displaced.
-//!
-//! The table never allocates after the start. A look-up touches only the map; the lists change when a key is new, moves or is removed.
+//! A bounded table of keys and the ports at which they were seen. If no entry is free, a new key displaces an entry of the port with
+//! most entries: the oldest one seen only once, or else the oldest. So a flood of made-up addresses displaces its own entries, and the
+//! few stations at other ports stay. Held entries are never displaced. The table never allocates after the start. A look-up touches
+//! only the map; the lists change when a key is new, moves or is removed.
 
 use castnet_wire::{Nanos, PortId};
 
@@ -10,27 +9,24 @@ use crate::tables::fixed_map::{FixedMap, Full};
 
 /// Most entries that one sweep removes.
 const PER_SWEEP: usize = 256;
-/// Most entries that one displacement may find to be held.
+/// Most held entries that one displacement finds.
 const HELD_PER_DISPLACEMENT: usize = 16;
 
-/// The lists: for each port, a list of entries seen once and one of entries seen again; then one of held and one of free entries.
+/// For each port, a list of entries seen once and one of entries seen again; then one of held and one of free entries.
 const HELD: usize = 2 * PortId::COUNT;
 const FREE: usize = HELD + 1;
 
-/// An entry of the table.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Entry<V> {
     pub(crate) value: V,
-    /// When the key was last seen.
     pub(crate) seen: Nanos,
-    /// The port at which it was last seen.
     pub(crate) port: PortId,
     list: u8,
     node: u32,
 }
 
 impl<V> Entry<V> {
-    /// Returns true if the key was seen at its port more than once, or is held.
+    /// True if the key was seen at its port more than once, or is held.
     pub(crate) fn is_seen_again(&self) -> bool {
         self.list % 2 == 1 || usize::from(self.list) == HELD
     }
@@ -43,7 +39,7 @@ struct Node {
     after: u32,
 }
 
-/// Circular lists of nodes, oldest first. Behind the nodes of the entries there is one end node for each list.
+/// Circular lists, oldest first. Behind the nodes of the entries there is one end node for each list.
 #[derive(Clone, Debug)]
 struct Lists {
     nodes: Box<[Node]>,
@@ -65,7 +61,7 @@ impl Lists {
         lists
     }
 
-    /// Returns the node after this one, unless that is the end of the list.
+    /// The node after this one, unless the list ends.
     fn after(&self, node: usize) -> Option<u32> {
         let after = self.nodes[node].after;
         ((after as usize) < self.ends).then_some(after)
@@ -79,7 +75,7 @@ impl Lists {
         self.nodes[node as usize].key
     }
 
-    /// Moves a node from its list to the young end of `list`.
+    /// Moves a node to the young end of `list`.
     fn put(&mut self, node: u32, list: usize, key: u64) {
         let Node { before, after, .. } = self.nodes[node as usize];
         self.nodes[before as usize].after = after;
@@ -96,18 +92,17 @@ impl Lists {
     }
 }
 
-/// The table.
 #[derive(Clone, Debug)]
 pub(crate) struct PortTable<V> {
     map: FixedMap<Entry<V>>,
     lists: Lists,
-    /// For each port, the number of its entries that are not held.
+    /// For each port, its entries that are not held.
     counts: [u32; PortId::COUNT],
     pub(crate) ageing: Nanos,
 }
 
 impl<V: Copy + Default> PortTable<V> {
-    /// Returns a table of at most `capacity` entries. An entry expires `ageing` after it was last seen.
+    /// An entry expires `ageing` after it was last seen.
     pub(crate) fn new(capacity: usize, ageing: Nanos, seed: u64) -> Self {
         Self {
             map: FixedMap::new(capacity, seed),
@@ -117,7 +112,7 @@ impl<V: Copy + Default> PortTable<V> {
         }
     }
 
-    /// Copies another table of the same configuration. Does not allocate.
+    /// `of` has the same configuration. Does not allocate.
     pub(crate) fn copy_from(&mut self, of: &Self) {
         self.map.copy_from(&of.map);
         self.lists.nodes.clone_from(&of.lists.nodes);
@@ -140,8 +135,7 @@ impl<V: Copy + Default> PortTable<V> {
             .filter(|entry| now.since(entry.seen) < self.ageing)
     }
 
-    /// Records that `key`, which must not be all ones, was seen at `port`. Returns the entry that it has displaced, if any. `is_held`
-    /// returns true for entries that must not be displaced.
+    /// Records that `key`, never all ones, was seen at `port`. Returns the displaced entry, for which `is_held` is false.
     pub(crate) fn see(
         &mut self,
         now: Nanos,
@@ -195,7 +189,7 @@ impl<V: Copy + Default> PortTable<V> {
             if !is_held(key, from) {
                 return self.remove(key).map(|entry| (key, entry));
             }
-            // The entry has become held since it was last seen.
+            // It has become held since it was last seen.
             if let Some(entry) = self.map.get_mut(key) {
                 entry.list = HELD as u8;
             }
@@ -205,7 +199,7 @@ impl<V: Copy + Default> PortTable<V> {
         None
     }
 
-    /// Returns the port with most entries, if it has more than `port` would have with one more entry; otherwise `port`.
+    /// The port with most entries, if it has more than `port` would have with one more; otherwise `port`.
     fn victim(&self, port: PortId) -> PortId {
         let (mut most, own) = (port, self.counts[port.index()]);
         let mut count = if own == 0 { 0 } else { own + 1 };
@@ -224,7 +218,7 @@ impl<V: Copy + Default> PortTable<V> {
         Some(entry)
     }
 
-    /// Removes a bounded number of entries that were not seen within the ageing time.
+    /// Removes a bounded number of entries not seen within the ageing time.
     pub(crate) fn age(&mut self, now: Nanos, mut gone: impl FnMut(u64, &Entry<V>)) {
         let mut left = PER_SWEEP;
         for list in 0..=HELD {
@@ -239,13 +233,13 @@ impl<V: Copy + Default> PortTable<V> {
         }
     }
 
-    /// The interval between two sweeps. The whole table can be swept within a quarter of the ageing time.
+    /// The whole table can be swept within a quarter of the ageing time.
     pub(crate) fn sweep_interval(&self) -> Nanos {
         let sweeps = self.lists.ends.div_ceil(PER_SWEEP).max(1) as u64;
         Nanos((self.ageing.0 / (4 * sweeps)).clamp(1_000_000, 1_000_000_000))
     }
 
-    /// Removes all entries of the ports for which `is_gone` returns true.
+    /// Removes the entries of the ports for which `is_gone` returns true.
     pub(crate) fn flush(&mut self, is_gone: impl Fn(PortId) -> bool, mut gone: impl FnMut(u64, &Entry<V>)) {
         for list in 0..=HELD {
             let mut next = self.lists.oldest(list);

@@ -10,10 +10,8 @@ use immutable_chunkmap::map::MapM;
 use crate::port_set::PortSet;
 use crate::tables::route::Routes;
 
-/// The addresses of all groups of a switch, with the worker of each group.
-///
-/// A copy shares memory with the original, and the cost of a change does not depend on the number of groups: a switch publishes a copy
-/// each time that a group is installed or removed.
+/// The groups of a switch and the worker of each. A copy shares memory with the original, and a change costs the same for any number of
+/// groups: a switch publishes a copy each time that a group is installed or removed.
 #[derive(Clone, Debug, Default)]
 pub struct Owners(MapM<Ipv4Addr, u16>);
 
@@ -28,15 +26,14 @@ impl Owners {
         self.0.remove_cow(&mcst_id.0);
     }
 
-    /// Returns the worker of the group with this address; `None` if there is no group.
+    /// The worker of the group with this address; `None` without group.
     #[inline]
     pub fn get(&self, address: Ipv4Addr) -> Option<usize> {
         self.0.get(&address).map(|worker| usize::from(*worker))
     }
 }
 
-/// The hosts next to a switch that are members of its groups, each with its port and the number of its groups. Copies and changes are
-/// as cheap as those of [`Owners`].
+/// The hosts next to a switch that are members of its groups, each with its port and number of groups; as cheap as [`Owners`].
 #[derive(Clone, Debug, Default)]
 pub struct Members(MapM<(PortId, Ipv4Addr), u32>);
 
@@ -70,8 +67,8 @@ impl Members {
     }
 }
 
-/// Routes, the addresses of all groups of the switch with their workers and members, the ports that are up, and the MTUs of ports.
-/// Control builds it and all workers read it. It is immutable: a worker replaces it between two batches.
+/// Routes, groups with their workers and members, the ports that are up, and MTUs of ports. Control builds it and all workers read it.
+/// It is immutable: a worker replaces it between two batches.
 #[derive(Clone, Debug)]
 pub struct Tables {
     /// A count of publications.
@@ -88,7 +85,7 @@ pub struct Tables {
 }
 
 impl Default for Tables {
-    /// Returns tables without routes and groups, with every port up and unchanged MTUs.
+    /// Without routes and groups, with every port up and unchanged MTUs.
     fn default() -> Self {
         Self {
             generation: 0,
@@ -102,23 +99,23 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// Replaces the routes, which have been checked. Of two routes with the same prefix, the later one is used.
+    /// Replaces the routes, which have been checked. Of two with the same prefix, the later one is used.
     pub fn set_routes(&mut self, routes: &[Route]) {
         self.routes = Arc::new(Routes::new(routes));
     }
 
-    /// Returns the worker of the group with this address; `None` if there is no group.
+    /// The worker of the group with this address; `None` without group.
     #[inline]
     pub fn owner(&self, address: Ipv4Addr) -> Option<usize> {
         self.owners.get(address)
     }
 
-    /// Returns true if `address` is the McstID of a group of this switch.
+    /// True for the McstID of a group of this switch.
     pub fn is_group(&self, address: Ipv4Addr) -> bool {
         self.owner(address).is_some()
     }
 
-    /// Returns true if the host of this address at `port` is a member of a group of this switch.
+    /// True if the host at `port` is a member of a group of this switch.
     pub fn is_member(&self, port: PortId, address: Ipv4Addr) -> bool {
         self.members.contains(port, address)
     }

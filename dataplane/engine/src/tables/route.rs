@@ -1,5 +1,5 @@
-//! Static IPv4 routes: longest prefix match. Among next hops of equal cost, a hash of the flow selects one, so that a flow keeps its
-//! path and the loss of a hop moves only the flows that used it.
+//! Static IPv4 routes: longest prefix match. A hash of the flow selects among equal next hops, so that a flow keeps its path and the
+//! loss of a hop moves only the flows that used it.
 
 use core::hash::BuildHasher;
 use core::net::Ipv4Addr;
@@ -11,8 +11,7 @@ use hashbrown::HashMap;
 
 use crate::port_set::PortSet;
 
-/// The key of a flow: addresses, protocol, and the ports of UDP and TCP (zeros for other protocols). RoCEv2 puts its entropy into the
-/// UDP source port.
+/// Addresses, protocol, and the ports of UDP and TCP (zeros for others) of a flow. RoCEv2 has its entropy in the UDP source port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Source address.
@@ -36,7 +35,6 @@ pub struct Hop {
     pub mac: MacAddr,
 }
 
-/// The result of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Routed {
     Hop { hop: Hop, prefix: u8, of: usize },
@@ -44,7 +42,7 @@ pub(crate) enum Routed {
     AllDown { prefix: u8 },
 }
 
-/// The compiled routes: one exact-match table for all prefix lengths, and the set of used lengths.
+/// One exact-match table for all prefix lengths, and the set of used lengths.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routes {
     /// Maps (network, length) to a range of `hops`.
@@ -93,7 +91,7 @@ impl Routes {
         None
     }
 
-    /// Returns the next hop of `flow`, among those whose port is in `up`.
+    /// Only hops whose port is in `up`.
     pub(crate) fn lookup(&self, flow: &Flow, up: PortSet) -> Routed {
         let Some((prefix, hops)) = self.longest(flow.dst) else {
             return Routed::NoRoute;
@@ -113,8 +111,7 @@ impl Routes {
     }
 }
 
-/// Returns the weight of a next hop for a flow: the hop with the highest weight is used (highest random weight hashing). It is the same
-/// on every switch and in every run.
+/// The hop with the highest weight is used (highest random weight hashing). The same on every switch and in every run.
 fn weight(flow: &Flow, hop: &Hop) -> u64 {
     FixedState::with_seed(0).hash_one((flow, hop.port.index() as u8, hop.mac.0))
 }

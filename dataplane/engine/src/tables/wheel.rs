@@ -1,14 +1,14 @@
-//! Timers of the groups: a timer wheel with one node per group slot. All memory is allocated at the start.
+//! Timers of the groups: a timer wheel with one node per group slot, all allocated at the start.
 //!
-//! A group has at most one entry. It is armed when its machine first has a deadline. Frames may move that deadline, but do not change
-//! the entry: if it expires too early, the group re-arms it. So the only cost of a frame is the check that its group is armed.
+//! A group has at most one entry, armed when its machine first has a deadline. Frames may move that deadline, but not the entry: if it
+//! expires too early, the group re-arms it. So a frame only checks that its group is armed.
 
 use castnet_wire::Nanos;
 
 /// Tick of the wheel of multicast groups.
 pub(crate) const TICK: Nanos = Nanos::from_millis(4);
-/// Tick of the wheel of collective groups. Their timers keep connections alive and repair losses. A tick of the machine is a quarter
-/// of the hosts' time-out, which is tens of microseconds on a fast network.
+/// Tick of the wheel of collective groups. Their timers keep connections alive and repair losses. A tick of the machine is a quarter of
+/// the hosts' time-out: tens of microseconds on a fast network.
 pub(crate) const FINE_TICK: Nanos = Nanos::from_micros(4);
 
 const SPOKES: usize = 512;
@@ -30,17 +30,14 @@ const UNLINKED: Node = Node {
     spoke: IDLE,
 };
 
-/// The wheel. Slots are numbered from 0.
 #[derive(Clone, Debug)]
 pub(crate) struct Wheel {
     heads: Box<[u32; SPOKES]>,
-    /// Bits of the spokes that are not empty. A worker polls the next deadline in each iteration.
+    /// Spokes that are not empty. A worker polls the next deadline in each iteration.
     busy: [u64; WORDS],
     nodes: Box<[Node]>,
     armed: usize,
-    /// The last tick that was handled.
     at: u64,
-    /// Duration of a tick.
     tick: Nanos,
 }
 
@@ -56,12 +53,11 @@ impl Wheel {
         }
     }
 
-    /// Returns true if the timer of `slot` is armed.
     pub(crate) fn is_armed(&self, slot: u32) -> bool {
         self.nodes.get(slot as usize).is_some_and(|l| l.spoke != IDLE)
     }
 
-    /// Prefetches the memory that [`Wheel::is_armed`] reads.
+    /// Prefetches what [`Wheel::is_armed`] reads.
     #[inline]
     pub(crate) fn prefetch(&self, slot: u32) {
         if let Some(node) = self.nodes.get(slot as usize) {
@@ -69,8 +65,7 @@ impl Wheel {
         }
     }
 
-    /// Arms the timer of `slot` for `deadline`. It expires at most two ticks late, or earlier if the deadline is beyond the reach of the
-    /// wheel.
+    /// Expires at most two ticks late, or earlier if the deadline is beyond the reach of the wheel.
     pub(crate) fn arm(&mut self, now: Nanos, slot: u32, deadline: Nanos) {
         if self.is_armed(slot) || slot as usize >= self.nodes.len() {
             return;
@@ -96,7 +91,6 @@ impl Wheel {
         self.armed += 1;
     }
 
-    /// Disarms the timer of `slot`.
     pub(crate) fn disarm(&mut self, slot: u32) {
         if !self.is_armed(slot) {
             return;
@@ -118,7 +112,7 @@ impl Wheel {
         self.armed -= 1;
     }
 
-    /// Removes and returns a slot whose timer has expired at `now`. Call it until it returns `None`.
+    /// Removes and returns a slot whose timer has expired, until it returns `None`.
     pub(crate) fn pop(&mut self, now: Nanos) -> Option<u32> {
         let tick = now.0 / self.tick.0;
         match self.next().filter(|next| *next <= tick) {
@@ -135,7 +129,6 @@ impl Wheel {
         }
     }
 
-    /// The deadline of the next timer.
     pub(crate) fn poll(&self) -> Option<Nanos> {
         self.next().map(|tick| Nanos(tick * self.tick.0))
     }
@@ -149,7 +142,7 @@ impl Wheel {
         let from = u64::MAX << (start % 64);
         (0..=WORDS).find_map(|i| {
             let word = (start / 64 + i) % WORDS;
-            // The first word is read twice: first its bits from the start on, and at the end those before the start.
+            // The first word is read twice: its bits from the start on, and at the end those before the start.
             let bits = self.busy[word]
                 & match i {
                     0 => from,

@@ -1,4 +1,4 @@
-//! A compiled collective group, with all memory that it needs during its life.
+//! A compiled collective group, with all its memory.
 
 use castnet_collective::path::WORDS_MAX;
 use castnet_collective::translated::{
@@ -26,11 +26,10 @@ use crate::observe::trace::{Observer, Off, Verdict};
 use crate::output::cx::Cx;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
 
-/// Bytes of IP header to ICRC around a payload: IPv4, UDP, BTH, ImmDt and ICRC.
+/// IPv4, UDP, BTH, ImmDt and ICRC around a payload.
 pub(crate) const OVERHEAD: usize = PACKET_HEADERS + 4 + ICRC_LEN;
 /// Machine ticks per time-out of the members' QPs.
 const TICKS: u64 = 4;
-/// Sentinel for "no endpoint".
 const NONE: u8 = u8::MAX;
 
 /// A compiled collective group. The width of its endpoint sets depends on the number of endpoints.
@@ -47,7 +46,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// Builds the group of a checked rule whose endpoints are in order, with or without memory for payload.
+    /// The rule is checked, its endpoints are in order. `payload`: with memory for payload.
     pub(crate) fn new(rule: GroupRule, kind: &TranslatedRule, payload: bool) -> Self {
         match rule.endpoints.len() <= EndpointSet::<1>::CAPACITY {
             true => Self::Narrow(CollectiveContext::new(rule, kind, payload)),
@@ -64,7 +63,7 @@ impl Collective {
         }
     }
 
-    /// Bytes of memory that the group has allocated: at most [`GroupRule::reserved_bytes`].
+    /// Bytes that the group has allocated: at most [`GroupRule::reserved_bytes`].
     pub fn footprint(&self) -> usize {
         match self {
             Self::Narrow(group) => group.footprint(),
@@ -81,18 +80,16 @@ impl Collective {
     }
 }
 
-/// The context of a collective group at a switch (EPIC 4.1), with `W` words in its sets of endpoints. It has the alignment of
-/// [`crate::Group`].
+/// The context of a collective group at a switch (EPIC 4.1), with `W` words in its sets of endpoints, aligned like [`crate::Group`].
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct CollectiveContext<const W: usize> {
     pub(super) machine: Translated<W>,
     pub(super) slots: Slots<W>,
-    /// For each endpoint, its connection.
     pub(super) connections: Box<[EndpointConnection]>,
-    /// The endpoint of each port, or [`NONE`]. It has a meaning only without `table`.
+    /// The endpoint of each port, or [`NONE`], if there is no `table`.
     by_port: [u8; PortId::COUNT],
-    /// The look-up table, if a port has several endpoints.
+    /// Present if a port has several endpoints.
     table: Option<Box<LookupTable>>,
     pub(super) mcst_id: McstId,
     pub(super) pmtu: usize,
@@ -101,11 +98,9 @@ pub(crate) struct CollectiveContext<const W: usize> {
     pub(super) checksum: Checksum,
     pub(super) counters: CollectiveCounters,
     pub(super) congestion: CongestionCounters,
-    /// For each endpoint, its counters.
     pub(super) per_endpoint: Box<[EndpointCounters]>,
-    /// Deadline for which the timer is armed.
     pub(super) armed_for: Nanos,
-    /// True if the group is queued because it has more to send.
+    /// The group is queued because it has more to send.
     pub(super) emitting: bool,
     pub(super) rule: GroupRule,
 }
@@ -180,7 +175,7 @@ impl<const W: usize> CollectiveContext<W> {
             + rule_bytes(&self.rule)
     }
 
-    /// The counters of its endpoints, in the order of the rule.
+    /// In the order of the rule.
     fn endpoints(&self) -> impl Iterator<Item = EndpointSnapshot> {
         self.rule
             .endpoints
@@ -192,7 +187,6 @@ impl<const W: usize> CollectiveContext<W> {
             })
     }
 
-    /// Prefetches the memory of the group itself that data from `ingress` touches.
     #[inline]
     fn prefetch_self(&self, ingress: PortId) {
         prefetch(&self.machine);
@@ -205,7 +199,6 @@ impl<const W: usize> CollectiveContext<W> {
         prefetch(&self.counters.contributions);
     }
 
-    /// Prefetches the state of the endpoint at `ingress`.
     #[inline]
     fn prefetch_endpoint(&self, ingress: PortId) {
         let Some(from) = self.endpoint_at(ingress) else {
@@ -221,7 +214,6 @@ impl<const W: usize> CollectiveContext<W> {
         }
     }
 
-    /// Prefetches the slot of the next packet of the endpoint at `ingress`.
     #[inline]
     fn prefetch_next(&self, ingress: PortId) {
         let next = self
@@ -232,7 +224,7 @@ impl<const W: usize> CollectiveContext<W> {
         }
     }
 
-    /// Returns the endpoint of a port. `None` if there is none, or if the group needs its look-up table.
+    /// The endpoint of a port. `None` without one, or if the group needs its look-up table.
     #[inline]
     fn endpoint_at(&self, port: PortId) -> Option<EndpointId> {
         let endpoint = self.by_port[port.index()];
@@ -240,8 +232,7 @@ impl<const W: usize> CollectiveContext<W> {
         unique.then(|| EndpointId::new(endpoint.into()))?
     }
 
-    /// Returns the endpoint that sent a frame, for fast path and slow path. The fast path passes `None` for the source MAC address
-    /// `mac`, so frames of an endpoint that verifies it take the slow path.
+    /// The endpoint that sent a frame. The fast path passes `None` for `mac`, so an endpoint that verifies it takes the slow path.
     #[inline(always)]
     pub(super) fn sender(
         &self,
@@ -282,7 +273,6 @@ where
         &self.rule
     }
 
-    /// Bytes that the rule reserves.
     fn memory_bytes(&self) -> usize {
         self.rule.reserved_bytes() as usize
     }
@@ -373,12 +363,10 @@ where
     }
 }
 
-/// Caches the kernel of the last collective.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KernelCache(Option<((Operation, DataType, CallFlags), Kernel)>);
 
 impl KernelCache {
-    /// Returns the kernel for the contributions of a call.
     #[inline]
     pub(super) fn select(&mut self, call: &Call) -> Kernel {
         let key = (call.operation, call.data_type, call.flags);
@@ -403,7 +391,7 @@ fn endpoint_kind(hop: &NextHop) -> EndpointKind {
 /// The state of a collective group, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CollectiveGroupStatus {
-    /// Its rule, endpoints in the order of the lowest ranks behind them. The index of an endpoint is its number in `machine`.
+    /// Its rule, endpoints in the order of the lowest ranks behind them, which is the numbering in `machine`.
     pub rule: GroupRule,
     /// The protocol state.
     pub machine: TranslatedStatus,

@@ -9,7 +9,6 @@ use super::context::CollectiveContext;
 use super::frame::sender;
 use crate::observe::trace::{Stage, Step};
 
-/// Describes an endpoint: its port and its next hop.
 pub(super) fn name(rule: &GroupRule, endpoint: EndpointId) -> String {
     match rule.endpoints.get(endpoint.index()) {
         Some(e) => {
@@ -23,7 +22,7 @@ pub(super) fn name(rule: &GroupRule, endpoint: EndpointId) -> String {
     }
 }
 
-/// Most endpoints that a text lists. Further ones are only counted.
+/// Most endpoints listed. Further ones are counted.
 const NAMED_MAX: usize = 4;
 
 fn names(rule: &GroupRule, set: impl ExactSizeIterator<Item = EndpointId>) -> String {
@@ -37,7 +36,6 @@ fn names(rule: &GroupRule, set: impl ExactSizeIterator<Item = EndpointId>) -> St
     names.join(", ")
 }
 
-/// Describes a call.
 pub(crate) fn call(call: &Call) -> String {
     let Call {
         primitive,
@@ -51,7 +49,6 @@ pub(crate) fn call(call: &Call) -> String {
     format!("{primitive:?} {operation:?} of {elements} {data_type:?} in {packets} packets, root {root}")
 }
 
-/// Describes the decision of the machine.
 pub(super) fn decision<const W: usize>(
     group: &CollectiveContext<W>,
     event: &Event,
@@ -89,7 +86,6 @@ pub(super) fn decision<const W: usize>(
     Step::new(Stage::Machine, all(group, effects), what).with(facts)
 }
 
-/// Describes effects.
 pub(super) fn all<const W: usize>(group: &CollectiveContext<W>, effects: &[Effect<W>]) -> String {
     let rule = &group.rule;
     let words: Vec<String> = effects

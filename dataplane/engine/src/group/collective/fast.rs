@@ -1,5 +1,4 @@
-//! The fast path of contributions: plain SENDs of one endpoint, to slots that already have contributions and stay incomplete. The slow
-//! twin is `frame`.
+//! The fast path of contributions: plain SENDs of one endpoint, to slots with contributions that stay incomplete. Slow twin: `frame`.
 
 use castnet_collective::EndpointId;
 use castnet_collective::translated::{Event, PacketShape};
@@ -15,13 +14,13 @@ use crate::group::services::{CollectiveEffects, EffectsOfWidth};
 use crate::observe::trace::Off;
 use crate::output::cx::Cx;
 
-/// The end of a run of contributions that only have to be added.
+/// The end of a run of contributions that are only added.
 enum End<B> {
     /// There are no more frames.
     Batch,
     /// The frame needs the slow path. It has changed nothing.
     Slow(B),
-    /// The frame is a verified contribution of the endpoint that has further effects than its addition.
+    /// A verified contribution of the endpoint with further effects.
     MoreEffects(B, EndpointId, PacketShape, Headers),
 }
 
@@ -29,8 +28,8 @@ impl<const W: usize> CollectiveContext<W>
 where
     CollectiveEffects: EffectsOfWidth<W>,
 {
-    /// Handles frames. Returns the first frame that needs the slow path, or `None` after all frames.
-    // Not inlined: there is one call for each run of frames to the group.
+    /// Returns the first frame that needs the slow path.
+    // Not inlined: one call for each run of frames to the group.
     #[inline(never)]
     pub(super) fn fast_frames<E: Egress>(
         &mut self,
@@ -52,7 +51,7 @@ where
         }
     }
 
-    /// Handles a verified contribution with the machine, and executes the effects.
+    /// Handles a verified contribution with the machine.
     fn handle_contribution<E: Egress>(
         &mut self,
         services: &mut Services,
@@ -95,8 +94,7 @@ where
         output.counters.account(cx.ingress, verdict);
     }
 
-    /// Adds contributions to slots that already have contributions and stay incomplete. Returns their number, and the reason for the
-    /// end of the run.
+    /// Adds contributions to slots that have some and stay incomplete. Returns their number, and why the run ends.
     #[inline]
     fn add_all<E: Egress>(
         &mut self,
@@ -129,8 +127,7 @@ where
             (nexts, kernel)
         });
         let end = loop {
-            // The connection has the tags, class of service and ECT of earlier frames. A frame that differs takes the slow path,
-            // which updates them.
+            // A frame whose tags, class of service or ECT differ from the connection's takes the slow path, which updates them.
             let ecn = headers.tos() & ECN;
             let usual = headers.is_data()
                 && (headers.src(), headers.qpn()) == (src, qpn)

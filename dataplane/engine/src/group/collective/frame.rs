@@ -27,20 +27,19 @@ use crate::output::Output;
 use crate::output::acknowledge::LinkHeader;
 use crate::output::cx::Cx;
 
-/// Most packets that a group emits in one iteration, in addition to the effects of a frame.
+/// Most packets emitted in one iteration, besides the effects of a frame.
 const EMISSIONS_MAX: usize = 32;
-/// Most timers of one group that are handled in one iteration.
+/// Most timers handled in one iteration.
 const TIMERS_MAX: usize = 64;
 
-/// The context in which effects are executed, in addition to the group.
+/// The context of effects besides the group.
 pub(super) struct EffectCx<'a> {
     pub(super) output: &'a mut Output,
     pub(super) events: &'a mut Events,
-    /// True if a timer has caused the effects, and false for a frame.
+    /// A timer has caused the effects, not a frame.
     pub(super) timed: bool,
 }
 
-/// The payload of the received frame.
 pub(super) struct Received<'a> {
     pub(super) payload: Pieces<'a>,
     pub(super) imm: Option<u32>,
@@ -51,7 +50,6 @@ impl<const W: usize> CollectiveContext<W>
 where
     CollectiveEffects: EffectsOfWidth<W>,
 {
-    /// Handles one frame of the group.
     // Not inlined: most contributions take the fast path, and this large function would slow multicast down.
     #[inline(never)]
     pub(super) fn on_frame<E: Egress, O: Observer>(
@@ -116,7 +114,7 @@ where
         verdict
     }
 
-    /// Handles all timers of the group that are due.
+    /// Handles all due timers of the group.
     pub(super) fn on_timeout<E: Egress, O: Observer>(
         &mut self,
         services: &mut Services,
@@ -179,8 +177,7 @@ where
     }
 }
 
-/// Returns the event of a frame for the machine, or the reason for its drop. The whole ICRC is verified first, because aggregated
-/// results get a new ICRC (contract C3).
+/// The event of a frame, or why it is dropped. The whole ICRC is verified first, because results get a new ICRC (contract C3).
 #[inline]
 fn admit<E: Egress, O: Observer, const W: usize>(
     cx: &mut Cx<'_, E, O>,
@@ -254,7 +251,6 @@ fn admit<E: Egress, O: Observer, const W: usize>(
     }
 }
 
-/// Returns the endpoint of an event.
 pub(super) fn sender(event: &Event) -> EndpointId {
     let (Event::Data { from, .. }
     | Event::Control { from, .. }
@@ -317,7 +313,7 @@ pub(super) fn count_data<const W: usize>(
         return;
     };
     let all = &mut group.counters;
-    // If the machine accepts a contribution, its first effect is to store or add it.
+    // The first effect of an accepted contribution is to store or add it.
     match effects.first() {
         Some(Effect::Aggregate { .. } | Effect::Store { .. }) => {
             all.contributions += 1;
@@ -328,7 +324,6 @@ pub(super) fn count_data<const W: usize>(
     }
 }
 
-/// Counts a packet as repeated, if it was neither accepted nor dropped.
 fn count_repeat<const W: usize>(
     all: &mut CollectiveCounters,
     endpoint: &mut EndpointCounters,
@@ -340,7 +335,6 @@ fn count_repeat<const W: usize>(
     }
 }
 
-/// Executes effects in order.
 #[inline(never)]
 pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
     cx: &mut Cx<'_, E, O>,
@@ -460,7 +454,6 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
     verdict
 }
 
-/// Stores the immediate data of a packet with its slot.
 #[inline]
 fn store_imm<const W: usize>(group: &mut CollectiveContext<W>, slot: u16, received: &Received<'_>) {
     if let (Some(imm), Some(metadata)) = (received.imm, group.slots.metadata_mut(slot)) {
@@ -468,7 +461,7 @@ fn store_imm<const W: usize>(group: &mut CollectiveContext<W>, slot: u16, receiv
     }
 }
 
-/// Sends pending packets of the group, up to the limit of one iteration. Returns true if there may be more.
+/// Sends pending packets, up to the limit of one iteration. True if there may be more.
 #[inline]
 pub(super) fn emit_due<E: Egress, O: Observer, const W: usize>(
     cx: &mut Cx<'_, E, O>,

@@ -1,8 +1,8 @@
 //! A collective group in the engine: translated connections, with payloads in slots (EPIC 4.3, Mode-II).
 //!
 //! The machine decides without payloads ([`castnet_collective::Translated`]); this module executes its effects on bytes.
-//! `CollectiveContext::sender` is EPIC's LookupTable (contract C4). `slots` holds payloads for AggregateData, ReplicateData and RecycleBuffer. `translate` is TranslateHeader.
-//! `verify` implements contract C3.
+//! `CollectiveContext::sender` is EPIC's LookupTable (contract C4), `slots` holds payloads for AggregateData, ReplicateData and
+//! RecycleBuffer, `translate` is TranslateHeader, and `verify` implements contract C3.
 
 mod context;
 mod explain;

@@ -1,7 +1,5 @@
-//! The payloads of a group's slots, and the arithmetic on them (EPIC 4.1: AggregateData).
-//!
-//! All memory is allocated when the group is compiled. A payload lies in its frame in two pieces, and an element may be split between
-//! them.
+//! The payloads of a group's slots, and the arithmetic on them (EPIC 4.1: AggregateData). All memory is allocated when the group is
+//! compiled. A payload lies in its frame in two pieces, and an element may be split between them.
 
 use castnet_collective::EndpointId;
 use castnet_collective::EndpointSet;
@@ -9,28 +7,27 @@ use castnet_reduce::{Kernel, prefetch};
 use castnet_rules::{GroupRule, SLOT_ALIGN, TranslatedRule};
 use castnet_wire::FrameBuf;
 
-/// The payload of a packet, in the two pieces in which it lies in the frame.
+/// The two pieces of a packet's payload.
 pub(crate) type Pieces<'a> = (&'a [u8], &'a [u8]);
 
-/// The state of a slot in addition to its payload.
+/// The state of a slot besides its payload.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SlotMetadata<const W: usize> {
-    /// Immediate data of the packet, where its opcode has it.
+    /// Immediate data, where the opcode has it.
     pub(crate) imm: u32,
-    /// The ICRC of the payload with the group's own header; `None` until it is computed.
+    /// The ICRC of the payload with the group's own header, once computed.
     pub(crate) icrc: Option<u32>,
     /// Endpoints whose contributions are stored separately.
     kept: EndpointSet<W>,
 }
 
-/// The slots of a group.
 #[derive(Debug)]
 pub(crate) struct Slots<const W: usize> {
     bytes: Box<[u8]>,
-    /// Offset of the first slot. Its address is a multiple of [`SLOT_ALIGN`].
+    /// Offset of the first slot, whose address is a multiple of [`SLOT_ALIGN`].
     start: usize,
     stride: usize,
-    /// Packets per slot: the result and, if contributions are stored separately, one for each endpoint. 0 without payload.
+    /// Per slot: the result and, if stored separately, one for each endpoint. 0 without payload.
     packets: usize,
     metadata: Box<[SlotMetadata<W>]>,
 }
@@ -40,10 +37,10 @@ fn start(bytes: &[u8]) -> usize {
 }
 
 impl<const W: usize> Slots<W> {
-    /// Without payload, contributions are ignored, and each result is zeros.
+    /// Without payload, contributions are ignored, and results are zeros.
     pub(crate) fn new(rule: &GroupRule, kind: &TranslatedRule, payload: bool) -> Self {
         let (endpoints, stride) = (rule.endpoints.len(), TranslatedRule::slot_stride(rule.pmtu));
-        // Not zeros: the kernel would map zeroed pages only at the first access, which would be while a frame is handled.
+        // Not zeros: the kernel would map zeroed pages at the first access, while a frame is handled.
         let bytes = match payload {
             true => vec![u8::MAX; kind.slot_bytes(rule.pmtu, endpoints) as usize + SLOT_ALIGN],
             false => vec![0; stride],
@@ -61,7 +58,6 @@ impl<const W: usize> Slots<W> {
         }
     }
 
-    /// Bytes of memory of all slots.
     pub(crate) fn footprint(&self) -> usize {
         self.bytes.len() + size_of_val(&*self.metadata)
     }
@@ -70,14 +66,12 @@ impl<const W: usize> Slots<W> {
         self.packets > 1
     }
 
-    /// All packets of a slot.
     fn slot(&mut self, slot: u16) -> &mut [u8] {
         let length = self.packets * self.stride;
         let at = self.start + usize::from(slot) * length;
         self.bytes.get_mut(at..at + length).unwrap_or_default()
     }
 
-    /// Prefetches the metadata and the result of a slot.
     #[inline]
     pub(crate) fn prefetch(&self, slot: u16) {
         if let Some(metadata) = self.metadata.get(usize::from(slot)) {
@@ -86,7 +80,6 @@ impl<const W: usize> Slots<W> {
         prefetch(self.result(slot, self.stride));
     }
 
-    /// The result's payload.
     pub(crate) fn result(&self, slot: u16, length: usize) -> &[u8] {
         let at = self.start + usize::from(slot) * self.packets * self.stride;
         self.bytes
@@ -102,7 +95,7 @@ impl<const W: usize> Slots<W> {
         self.metadata.get_mut(usize::from(slot))
     }
 
-    /// Stores a payload that is already the result.
+    /// The payload is already the result.
     pub(crate) fn store(&mut self, slot: u16, payload: Pieces<'_>) {
         copy(self.slot(slot), payload);
         if let Some(metadata) = self.metadata_mut(slot) {
@@ -110,7 +103,7 @@ impl<const W: usize> Slots<W> {
         }
     }
 
-    /// Adds a contribution: the first one is copied, others are reduced into it. A reproducible group stores each one separately.
+    /// Copies the first contribution and reduces others into it; a reproducible group stores each separately.
     #[inline]
     pub(crate) fn aggregate(
         &mut self,
@@ -141,7 +134,7 @@ impl<const W: usize> Slots<W> {
         }
     }
 
-    /// Computes the result from separately stored contributions, in the order of endpoints. All of them have been received.
+    /// Reduces separately stored contributions, all of which have been received, in the order of endpoints.
     pub(crate) fn complete(&mut self, slot: u16, kernel: &Kernel, length: usize) {
         if !self.keeps() {
             return;
@@ -169,8 +162,7 @@ impl<const W: usize> Slots<W> {
     }
 }
 
-/// Returns the payload of a frame, `length` bytes from offset `at` on, in place. `None` if it reaches into the trailer, which holds
-/// the ICRC.
+/// The `length` bytes of payload at `at`, in place. `None` if they reach into the trailer, which holds the ICRC.
 #[inline]
 pub(crate) fn pieces(frame: &impl FrameBuf, at: usize, length: usize) -> Option<Pieces<'_>> {
     let (end, [head, body, _]) = (at + length, frame.segments());
@@ -180,8 +172,7 @@ pub(crate) fn pieces(frame: &impl FrameBuf, at: usize, length: usize) -> Option<
     }
 }
 
-/// Returns the payload of any frame. If it does not lie in head and body alone, it is copied to `room`, which has the size of the
-/// largest payload.
+/// The payload of any frame. If it is not in head and body alone, it is copied to `room`, which has the size of the largest payload.
 #[inline]
 pub(crate) fn payload<'f>(
     frame: &'f impl FrameBuf,
@@ -192,7 +183,6 @@ pub(crate) fn payload<'f>(
     pieces(frame, at, length).unwrap_or_else(|| (gathered(frame, at, length, room), &[]))
 }
 
-/// Copies the payload to `room`.
 #[cold]
 fn gathered<'f>(frame: &'f impl FrameBuf, at: usize, length: usize, room: &'f mut [u8]) -> &'f [u8] {
     let length = length.min(room.len());
@@ -208,7 +198,6 @@ fn gathered<'f>(frame: &'f impl FrameBuf, at: usize, length: usize, room: &'f mu
     &room[..length]
 }
 
-/// Copies the payload, as many bytes as fit.
 #[inline]
 pub(crate) fn copy(mut to: &mut [u8], (first, second): Pieces<'_>) {
     for piece in [first, second] {

@@ -1,8 +1,8 @@
 //! Writes the headers of packets that a group sends: one connection for each endpoint (EPIC 4.1: TranslateHeader).
 //!
-//! A packet to a rank has the rank's address and QPN as its destination, and a PSN of the rank's own space. A packet to an adjacent
-//! switch has the McstID as its destination, and the PSN of the group. The source is always the McstID. The ICRC is computed once for
-//! each result, with a header from the group to itself; the ICRC for each endpoint follows by difference.
+//! A packet to a rank has the rank's address and QPN, and a PSN of the rank's own space; one to an adjacent switch has the McstID and
+//! the group's PSN. The source is always the McstID. The ICRC is computed once for each result, with a header from the group to itself;
+//! that for each endpoint follows by difference.
 
 use crate::egress::Egress;
 use crate::group::install::feedback_sport;
@@ -23,25 +23,23 @@ use castnet_wire::{Bth, FrameBuf, Ipv4, McstId, Opcode, PortId, Psn, Qpn, ipv4};
 const IMM: usize = 4;
 /// AckReq, reserved bits, PSN: the end of the BTH.
 const PSN_WORD: usize = 4;
-/// "ECN-capable transport" (RFC 3168).
+/// RFC 3168.
 const ECT_0: u8 = 2;
-/// This number of zero bytes does not change the register of a CRC.
+/// So many zero bytes do not change the register of a CRC.
 const PERIOD: usize = u32::MAX as usize;
-/// The longest head: Ethernet addresses, tags, IPv4, UDP, BTH, ImmDt.
+/// Ethernet addresses, tags, IPv4, UDP, BTH, ImmDt.
 const HEAD_MAX: usize = MACS + LINK_MAX + FIXED + IMM;
 
-/// IPv4, UDP and BTH with all fields that are constant for a connection. Lengths, TOS, checksum, opcode, pad, AckReq and PSN are
-/// zeros.
+/// IPv4, UDP and BTH of a connection. Lengths, TOS, checksum, opcode, pad, AckReq and PSN are zeros.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Template {
     bytes: [u8; FIXED],
-    /// The sum that the IPv4 checksum complements, without lengths and TOS (RFC 1071).
+    /// What the IPv4 checksum complements, without lengths and TOS (RFC 1071).
     sum: u32,
 }
 
 impl Template {
     pub(super) fn new(address: &Address) -> Self {
-        // SEND_FIRST is opcode 0.
         let bth = Bth::new(Opcode::SendFirst, address.qpn, Psn::new(0));
         let mut bytes = address.headers(0, 0, &bth);
         let checksum = [IPV4_CHECKSUM.start, IPV4_CHECKSUM.start + 1].map(|at| bytes[at]);
@@ -53,7 +51,6 @@ impl Template {
         }
     }
 
-    /// Writes the header of a packet of `length` bytes from IPv4 to ICRC.
     #[inline]
     fn write(&self, out: &mut [u8; FIXED], tos: u8, packet: &Packet<'_>, length: u16, psn: [u8; PSN_WORD]) {
         *out = self.bytes;
@@ -64,7 +61,7 @@ impl Template {
         self.readdress(out, tos, length, psn);
     }
 
-    /// Changes the header of the same packet to another endpoint into the header for this one.
+    /// Changes the header to another endpoint into the header for this one.
     #[inline]
     fn readdress(&self, out: &mut [u8; FIXED], tos: u8, length: u16, psn: [u8; PSN_WORD]) {
         let checksum = !ipv4::fold(self.sum + u32::from(length) + u32::from(tos));
@@ -76,7 +73,6 @@ impl Template {
     }
 }
 
-/// Returns the last four bytes of the BTH: AckReq and PSN.
 #[inline]
 fn psn_word(psn: Psn, ack_request: bool) -> [u8; PSN_WORD] {
     let [a, b, c] = psn.to_bytes();
@@ -87,17 +83,17 @@ fn psn_word(psn: Psn, ack_request: bool) -> [u8; PSN_WORD] {
 #[derive(Clone, Debug)]
 pub(super) struct EndpointConnection {
     pub(super) port: PortId,
-    /// The index of the next hop's Ethernet address.
+    /// Index of the next hop's Ethernet address.
     pub(super) next_hop: u16,
-    /// Addresses of frames to the endpoint. Its own frames have the destination address as their source.
+    /// Addresses of frames to the endpoint. The source of its own frames is the destination here.
     pub(super) address: Address,
     /// VLAN tags and class of service, from the last frame of the endpoint.
     pub(super) link: LinkHeader,
-    /// True if data of the endpoint is ECN-capable (ECT). Data to the endpoint then is, too.
+    /// Data of the endpoint is ECN-capable. Data to it then is, too.
     pub(super) ect: bool,
     template: Template,
     pub(super) ack: AckTemplate,
-    /// The ICRC difference between its header and the group header, as a register before AckReq and PSN.
+    /// ICRC difference between its header and the group header, as a register before AckReq and PSN.
     difference: u32,
 }
 
@@ -123,14 +119,13 @@ impl EndpointConnection {
         }
     }
 
-    /// TOS of data to the endpoint.
     #[inline]
     fn tos(&self) -> u8 {
         self.link.tos() | if self.ect { ECT_0 } else { 0 }
     }
 }
 
-/// The addresses of packets from the group to itself, which adjacent switches use.
+/// Addresses of packets from the group to itself, which adjacent switches use.
 pub(super) fn own_address(mcst_id: McstId) -> Address {
     Address {
         src: mcst_id.0,
@@ -145,28 +140,27 @@ pub(super) fn own_address(mcst_id: McstId) -> Address {
 pub(super) struct Packet<'a> {
     pub(super) opcode: Opcode,
     pub(super) pad: u8,
-    /// Immediate data, for opcodes that have it.
     pub(super) imm: Option<u32>,
     pub(super) payload: &'a [u8],
 }
 
 impl Packet<'_> {
-    /// Bytes from BTH to ICRC.
+    /// Bytes after the BTH, with the ICRC.
     fn after_bth(&self) -> usize {
         self.imm.map_or(0, |_| IMM) + self.payload.len() + usize::from(self.pad)
     }
 
-    /// Bytes before the payload, if the IPv4 header is at offset `l3`.
+    /// Bytes before the payload, with the IPv4 header at `l3`.
     fn head_length(&self, l3: usize) -> usize {
         l3 + FIXED + self.imm.map_or(0, |_| IMM)
     }
 
-    /// Bytes from IPv4 to ICRC, both included.
+    /// Bytes from IPv4 to ICRC.
     fn length(&self) -> u16 {
         (FIXED + self.after_bth() + ICRC_LEN) as u16
     }
 
-    /// The ICRC of the packet with the group header.
+    /// The ICRC with the group header.
     pub(super) fn icrc(&self, group_header: &mut GroupHeader, checksum: &Checksum) -> u32 {
         let mut register = group_header.register(self);
         if let Some(imm) = self.imm {
@@ -181,7 +175,7 @@ impl Packet<'_> {
 #[derive(Clone, Debug)]
 pub(super) struct GroupHeader {
     template: Template,
-    /// Opcode, padding and length of the last packet, and the register at the end of its header with zeros for PSN and AckReq.
+    /// Of the last packet: opcode, padding, length, and the register at the end of its header with zeros for PSN and AckReq.
     last: Option<((Opcode, u8, u16), u32)>,
 }
 
@@ -209,7 +203,6 @@ impl GroupHeader {
     }
 }
 
-/// The parts of a group that sending needs.
 pub(super) struct SendContext<'a, const W: usize> {
     pub(super) machine: &'a Translated<W>,
     pub(super) connections: &'a [EndpointConnection],
@@ -217,8 +210,7 @@ pub(super) struct SendContext<'a, const W: usize> {
     pub(super) rule: &'a GroupRule,
 }
 
-/// Sends a packet to each endpoint of `to`, with the PSN of the endpoint. `icrc` is [`Packet::icrc`]. Returns the numbers of sent and
-/// of lost packets.
+/// Sends a packet to each endpoint of `to`. `icrc` is [`Packet::icrc`]. Returns the numbers of sent and of lost packets.
 #[inline]
 pub(super) fn send<E: Egress, O: Observer, const W: usize>(
     cx: &mut Cx<'_, E, O>,
@@ -239,7 +231,7 @@ pub(super) fn send<E: Egress, O: Observer, const W: usize>(
     let operator = shifts.find(after_qpn);
     let header = send_cx.machine.header(g);
     let (mut sent, mut lost) = (0, 0);
-    // The first frame is the original; the others share its payload if the port can. The original is sent last.
+    // The first frame is the original, and sent last; the others share its payload if the port can.
     let mut original: Option<(&EndpointConnection, E::Buf)> = None;
     for endpoint in to {
         let (Some(connection), Some(per_endpoint)) = (
@@ -317,7 +309,6 @@ pub(super) fn send<E: Egress, O: Observer, const W: usize>(
     (sent, lost)
 }
 
-/// Writes all bytes before the payload.
 #[inline]
 fn write_head<'b>(
     bytes: &'b mut [u8; HEAD_MAX],

@@ -1,5 +1,5 @@
-//! Verifies the ICRC of frames to a collective group. Aggregated results get a new ICRC, so the ICRC of each frame is verified before
-//! its payload is added (contract C3). The CRC reads headers and payload in place, in one pass.
+//! Verifies the ICRC of each frame before its payload is added, because results get a new ICRC (contract C3). The CRC reads headers and
+//! payload in place, in one pass.
 
 use castnet_reduce::Checksum;
 use castnet_wire::icrc;
@@ -8,11 +8,10 @@ use castnet_wire::{FrameBuf, RoceHeader};
 
 use super::slots;
 
-/// ECN bits of the TOS. Both bits set means "congestion experienced" (RFC 3168).
+/// Both bits set: "congestion experienced" (RFC 3168).
 pub(super) const ECN: u8 = 3;
 
-/// Verifies the ICRC of a frame without padding whose IPv4 header, at `l3`, has no options. `None` if the frame does not lie in head,
-/// body and trailer.
+/// The frame has no padding, and its IPv4 header at `l3` no options. `None` if it does not lie in head, body and trailer.
 #[inline(always)]
 pub(super) fn is_sound_in_place(checksum: &Checksum, frame: &impl FrameBuf, l3: usize) -> Option<bool> {
     let (first, second) = slots::pieces(frame, l3, (frame.length() - ICRC_LEN).checked_sub(l3)?)?;
@@ -20,7 +19,6 @@ pub(super) fn is_sound_in_place(checksum: &Checksum, frame: &impl FrameBuf, l3: 
     Some(checksum.update(register, first, second) == u32::from_le_bytes(frame.trailer()))
 }
 
-/// Returns true if the ICRC of a frame is right.
 #[inline]
 pub(super) fn is_sound(checksum: &Checksum, frame: &impl FrameBuf, header: &RoceHeader) -> bool {
     let in_place =

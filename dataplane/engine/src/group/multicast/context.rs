@@ -1,7 +1,5 @@
-//! A multicast group in the engine. Hot state is touched by each frame; cold state only by set-up, exceptions and first packets of
-//! WRITEs.
-//!
-//! Contract M6: hot state is at most 16 bytes per path in use. The machine has seven of them, [`PathDestination`] nine.
+//! A multicast group in the engine. Each frame touches hot state: at most 16 bytes per path in use (contract M6), seven in the machine,
+//! nine in [`PathDestination`]. Set-up, exceptions and first packets of WRITEs touch cold state.
 
 use castnet_collective::{Multicast, MulticastConfig, MulticastStatus, PathId};
 use castnet_reduce::prefetch;
@@ -25,29 +23,27 @@ use crate::output::cx::Cx;
 use crate::port_set::PortSet;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
 
-/// The state that each frame touches.
 #[derive(Clone, Debug)]
 pub(crate) struct Hot {
-    /// The Path Index: if each port has one path, the index of a path is the number of used ports below its own.
+    /// If each port has one path, the index of a path is the number of used ports below its own (Path Index).
     pub(crate) ports: PortSet,
-    /// The look-up table, if a port has several paths.
+    /// Present if a port has several paths.
     pub(crate) table: Option<Box<LookupTable>>,
     pub(crate) machine: Multicast,
-    /// For each path, its destination.
     pub(crate) destinations: Box<[PathDestination]>,
     pub(crate) mcst_id: McstId,
     pub(crate) pmtu: u16,
-    /// Port of the path towards the source.
+    /// Towards the source.
     source_port: PortId,
     pub(crate) source: PathId,
     pub(crate) counters: HotCounters,
 }
 
 impl Hot {
-    /// Returns the path of `port`. It has a meaning only if the group has no look-up table.
+    /// Has a meaning only without look-up table.
     #[inline]
     fn path(&self, port: PortId) -> Option<PathId> {
-        // Most frames come from the source, and counting bits takes longer than this comparison.
+        // Most frames come from the source. Counting bits takes longer than this.
         if port == self.source_port {
             return Some(self.source);
         }
@@ -56,8 +52,7 @@ impl Hot {
             .then(|| PathId::new(self.ports.rank(port)))?
     }
 
-    /// Returns the ingress path of a frame, for fast path and slow path. The fast path passes `None` for the source MAC address
-    /// `mac`, so frames of an endpoint that verifies it take the slow path.
+    /// The ingress path of a frame. The fast path passes `None` for `mac`, so frames of an endpoint that verifies it take the slow path.
     #[inline(always)]
     pub(crate) fn sender(
         &self,
@@ -71,12 +66,11 @@ impl Hot {
         }
         let path = self.path(ingress)?;
         let dest = self.dest(path)?;
-        // Members behind an adjacent switch are known only to the switches next to them, so any source address is valid.
+        // Only the switch next to a member knows its address, so any source address is valid.
         let known = dest_qp == Qpn::VIRTUAL && (!dest.is_addressed() || dest.ip == src.octets());
         known.then_some(path)
     }
 
-    /// The port of `path`.
     pub(crate) fn port(&self, path: PathId) -> Option<PortId> {
         match &self.table {
             Some(table) => table.port(path.index()),
@@ -84,7 +78,7 @@ impl Hot {
         }
     }
 
-    /// Returns the port of `path`, in a loop over all paths from the first on. `left` is initially the set of the group's ports.
+    /// The port of `path`, in a loop over all paths from the first on. `left` is initially the set of the group's ports.
     #[inline(always)]
     pub(crate) fn next_port(&self, left: &mut PortSet, path: usize) -> Option<PortId> {
         match &self.table {
@@ -98,16 +92,14 @@ impl Hot {
     }
 }
 
-/// The state that only set-up, exceptions and first packets of WRITEs touch.
+/// What only set-up, exceptions and first packets of WRITEs touch.
 #[derive(Clone, Debug)]
 pub(crate) struct Cold {
-    /// Its endpoints in order of their ports: an endpoint's index is its [`PathId`].
+    /// Endpoints in order of their ports: an index is a [`PathId`].
     pub(crate) rule: GroupRule,
-    /// See [`MulticastRule::va_base`].
     pub(crate) va_base: u64,
-    /// Addresses of feedback.
     pub(crate) feedback: Address,
-    /// An acknowledge packet with these addresses.
+    /// An acknowledge packet with the addresses of `feedback`.
     pub(crate) ack: AckTemplate,
     pub(crate) exceptions: Exceptions,
 }
@@ -118,7 +110,6 @@ impl Cold {
         self.rule.endpoints.get(path.index())?.next_hop.host()
     }
 
-    /// Describes a path: its port and its next hop.
     pub(crate) fn describe(&self, path: PathId) -> String {
         match self.rule.endpoints.get(path.index()) {
             Some(p) => {
@@ -134,21 +125,18 @@ impl Cold {
     }
 }
 
-/// A compiled multicast group.
-///
-/// It is aligned to a cache line: groups of different workers lie in one heap, and no two workers may write the same cache line for
-/// each frame.
+/// A compiled multicast group, aligned to a cache line: groups of several workers lie in one heap, and no two workers may write the same
+/// line for each frame.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub struct Group {
     pub(crate) hot: Hot,
-    /// For each path, its counters. They are not part of the cold state, because ACKs change them.
+    /// Not part of the cold state, because ACKs change them.
     pub(crate) paths: Box<[PathCounters]>,
     pub(crate) cold: Box<Cold>,
 }
 
 impl Group {
-    /// Builds the group of a checked rule whose endpoints are in order.
     pub(crate) fn new(rule: GroupRule, kind: &MulticastRule) -> Box<Self> {
         let ports: PortSet = rule.endpoints.iter().map(|e| e.port).collect();
         let source = PathId::new(kind.source.into()).unwrap_or_default();
@@ -188,7 +176,7 @@ impl Group {
         self.hot.machine.copy_state(&of.hot.machine);
     }
 
-    /// Prefetches the memory outside of the group that frames from `ingress` touch.
+    /// Prefetches what frames from `ingress` touch outside of the group.
     #[inline]
     fn prefetch_path(&self, ingress: PortId) {
         prefetch(&*self.hot.destinations);
@@ -202,7 +190,7 @@ impl Group {
         }
     }
 
-    /// Bytes that plain frames touch: Path Index, machine, destinations, and the counters of data and ACKs.
+    /// Bytes that plain frames touch: Path Index, machine, destinations, counters of data and ACKs.
     pub fn hot_bytes(&self) -> usize {
         size_of::<Hot>() - size_of::<Multicast>()
             + self.hot.machine.hot_bytes()
@@ -210,7 +198,7 @@ impl Group {
             + self.hot.table.as_ref().map_or(0, |table| table.bytes())
     }
 
-    /// Bytes of the cold state: the rule with its names and memories, and the counters of exceptions.
+    /// Bytes of the cold state: the rule, and the counters of exceptions.
     pub fn cold_bytes(&self) -> usize {
         size_of::<Self>() - size_of::<Hot>()
             + size_of::<Cold>()
@@ -340,7 +328,7 @@ impl Kind for Box<Group> {
 /// The state of a multicast group, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupStatus {
-    /// Its rule, endpoints in order of their ports. The index of an endpoint is the index of its path in `machine`.
+    /// Its rule, endpoints in order of their ports, which is the numbering of paths in `machine`.
     pub rule: GroupRule,
     /// The protocol state: AckPSN per path, AggAckPSN, MePSN.
     pub machine: MulticastStatus,
@@ -354,8 +342,8 @@ pub struct GroupStatus {
     pub cold_bytes: usize,
 }
 
-/// Returns the addresses of feedback. Towards the source and a switch behind routers, the source address is the McstID. Towards an
-/// adjacent switch, the addresses are like those of a member.
+/// The addresses of feedback. The source address is the McstID towards the source and a switch behind routers. Towards an adjacent
+/// switch, the addresses are like those of a member.
 fn feedback_address(rule: &GroupRule, own: Option<Ipv4Addr>) -> Address {
     let group = rule.mcst_id.0;
     let hop = rule.upstream().map(|endpoint| &endpoint.next_hop);

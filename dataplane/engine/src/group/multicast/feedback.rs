@@ -1,9 +1,8 @@
-//! Feedback frames that a group sends towards its source: aggregated ACK, NAK and RNR NAK, and forwarded CNPs.
+//! Feedback that a group sends towards its source: aggregated ACK, NAK and RNR NAK, and forwarded CNPs.
 //!
-//! Towards the source itself or a switch behind routers, the frame has the McstID as its source address, and the address and QPN of
-//! the next hop as its destination. Towards an adjacent switch, the destination is the McstID and the QPN of the endpoint there, as
-//! for a member. The adjacent switch does not check the source address: it is the own address of this switch or, without one, the
-//! McstID.
+//! Towards the source or a switch behind routers, the frame goes from the McstID to the address and QPN of the next hop. Towards an
+//! adjacent switch, it goes to the McstID and the QPN of the endpoint there, as for a member, from this switch's own address or, without
+//! one, the McstID: the adjacent switch does not check it.
 
 use castnet_collective::PathId;
 use castnet_wire::{Aeth, Psn, Syndrome};

@@ -21,7 +21,6 @@ use crate::output::cx::Cx;
 use crate::tables::wheel::Wheel;
 
 impl Group {
-    /// Handles one frame of the group.
     #[inline]
     pub(crate) fn on_frame<E: Egress, O: Observer>(
         &mut self,
@@ -61,7 +60,7 @@ impl Group {
             .step(|| explain(group, &event, before, &scratch.effects));
 
         let verdict = match (&event, scratch.effects.as_slice()) {
-            // The usual cases first: data that is replicated, and feedback that causes none towards the source.
+            // The usual cases first: replicated data, and feedback that causes none towards the source.
             (Event::Data { psn, .. }, [Effect::Replicate { .. }]) => {
                 if before != Some(*psn) {
                     count_retransmission(group, before, *psn);
@@ -101,7 +100,7 @@ impl Group {
         verdict
     }
 
-    /// Handles the stall timer: reports paths that have stalled, and re-arms the timer.
+    /// Reports stalled paths, and re-arms the timer.
     pub(crate) fn on_timeout(&mut self, services: &mut Services, now: Nanos, slot: u32) {
         let Services {
             timers,
@@ -128,7 +127,7 @@ impl Group {
     }
 }
 
-/// Arms the timer of a group for the next deadline of its machine, unless it is armed.
+/// Arms the timer for the next deadline of the machine, unless it is armed.
 #[inline(always)]
 pub(crate) fn arm(wheel: &mut Wheel, now: Nanos, slot: u32, machine: &Multicast) {
     if !wheel.is_armed(slot)
@@ -138,8 +137,8 @@ pub(crate) fn arm(wheel: &mut Wheel, now: Nanos, slot: u32, machine: &Multicast)
     }
 }
 
-/// Returns the ingress path of a frame and the event for the machine, or the reason for its drop. The whole ICRC is verified first,
-/// unless the frame is data with the next expected PSN: so a corrupted frame never changes other state.
+/// The ingress path and the event of a frame, or why it is dropped. The whole ICRC is verified first, except of data with the next
+/// expected PSN, so a corrupted frame never changes other state.
 #[inline]
 fn admit<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
@@ -218,7 +217,7 @@ pub(crate) fn count_arrival(group: &mut Group, from: PathId, event: &Event, leng
     let Group { hot, paths, cold } = group;
     let hot = &mut hot.counters;
     match event {
-        // Data of other endpoints is dropped by the machine, and is not counted here.
+        // The machine drops data of other endpoints.
         Event::Data { .. } if from == source => {
             hot.data_in += 1;
             hot.data_bytes_in += length as u64;
@@ -253,7 +252,7 @@ pub(crate) fn count_arrival(group: &mut Group, from: PathId, event: &Event, leng
     }
 }
 
-/// Counts retransmitted data and the paths that did not need it.
+/// Counts retransmitted data, and the paths that did not need it.
 #[cold]
 fn count_retransmission(group: &mut Group, expected: Option<Psn>, psn: Psn) {
     if expected.is_some_and(|e| psn.is_before(e)) {
@@ -269,7 +268,7 @@ fn count_retransmission(group: &mut Group, expected: Option<Psn>, psn: Psn) {
     }
 }
 
-/// Executes effects in order. The received frame is reused for the last sent frame, if the lengths match.
+/// The last sent frame reuses the received one, if the lengths match.
 pub(crate) fn carry_out<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
     output: &mut Output,
@@ -320,7 +319,6 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
     verdict
 }
 
-/// Describes the decision of the machine, for traces.
 fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effect]) -> Step {
     let what = match event {
         Event::Data { psn, .. } => match expected.map(|e| psn.diff(e)) {

@@ -1,5 +1,5 @@
-//! Sends copies of a data frame to paths. Copies to a member (connection bridging, Cepheus III.B) or to a switch behind routers get
-//! new headers. Copies to adjacent switches get new Ethernet addresses and, if it differs, a new QPN.
+//! Sends copies of data to paths. Copies to a member (connection bridging, Cepheus III.B) or to a switch behind routers get new headers,
+//! copies to adjacent switches new Ethernet addresses and, if it differs, a new QPN.
 
 use core::net::Ipv4Addr;
 
@@ -25,7 +25,7 @@ pub(crate) fn count_lost_copy(group: &mut Group, counters: &mut Counters, path: 
     }
 }
 
-/// Sends `frame` to all paths that have not acknowledged it. The last path gets the frame itself, all others get copies.
+/// Sends to all paths that have not acknowledged it: copies, and the frame itself to the last path.
 #[inline]
 pub(crate) fn replicate<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
@@ -47,7 +47,7 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
         ports,
         next_hops,
     };
-    // With Ethernet padding the ICRC is not in the trailer: it must lie in the private head.
+    // With padding the ICRC is not in the trailer: it must lie in the private head.
     let padded = header.frame_len != frame.length();
     let private = if padded {
         header.frame_len
@@ -56,7 +56,7 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
     };
     let length = frame.length();
     let (mut members, mut sent) = (group.hot.ports, 0u64);
-    // A copy is sent once the next path is known, because the last path gets the frame itself.
+    // Sent once the next path is known, because the last one gets the frame itself.
     let mut waiting: Option<(PathId, PortId)> = None;
     for path in (0..group.hot.destinations.len()).map_while(PathId::new) {
         let Some(port) = group.hot.next_port(&mut members, path.index()) else {
@@ -98,11 +98,11 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
 }
 
 impl Target {
-    /// Returns the address and key of a WRITE for a path. The sender's address is relative to the group's base.
+    /// The address and key of a WRITE for a path. The sender's address is relative to the group's base.
     ///
-    /// A WRITE outside the memory of the member gets an invalid key and address, so that the receiver refuses it (NAK, remote
-    /// access error) and the source's connection fails with that error. If the switch dropped it, the source would repeat it
-    /// until its retries are used up. Towards a switch the RETH does not change: the switch next to a member has its memory.
+    /// A WRITE outside the member's memory gets an invalid key and address, so that the receiver refuses it (NAK, remote access error)
+    /// and the source's connection fails with that error. If it were dropped here, the source would repeat it until its retries are
+    /// used up. Towards a switch the RETH does not change: the switch next to a member has its memory.
     fn of(cold: &Cold, path: PathId, reth: &Reth) -> Self {
         let Some(host) = cold.host(path) else {
             return Self::unchanged(reth);
@@ -115,7 +115,7 @@ impl Target {
                 rkey: memory.rkey,
                 in_range: true,
             },
-            // A WRITE of zero bytes touches no memory, and its key is not checked (IBA 9.7.4.1.5).
+            // No key is checked, because no memory is touched (IBA 9.7.4.1.5).
             None if reth.dma_len == 0 => Self::unchanged(reth),
             None => Self {
                 va: u64::MAX,
@@ -127,7 +127,6 @@ impl Target {
 }
 
 impl CopyRewriter<'_> {
-    /// Rewrites a copy for its path and sends it.
     #[inline(always)]
     fn send_copy<E: Egress, O: Observer>(
         &self,
@@ -150,7 +149,7 @@ impl CopyRewriter<'_> {
     }
 }
 
-/// Returns the address and key of a WRITE for `path`, and counts a WRITE outside the member's memory.
+/// The address and key for `path`. Counts a WRITE outside the member's memory.
 fn write_target(cold: &mut Cold, paths: &mut [PathCounters], path: PathId, reth: &Reth) -> Target {
     let target = Target::of(cold, path, reth);
     if !target.in_range {

@@ -1,5 +1,4 @@
-//! The fast path of feedback: a plain ACK of a member. It changes state, so its whole ICRC is verified first. The slow twin is
-//! `multicast::frame`.
+//! The fast path of a plain ACK of a member. It changes state, so its whole ICRC is verified first. Slow twin: `multicast::frame`.
 
 use castnet_collective::{Effect, Event, PathId};
 use castnet_wire::icrc::{self, ACK_LEN, AckWords};
@@ -15,7 +14,6 @@ use crate::observe::trace::{Observer, Verdict};
 use crate::output::acknowledge::LinkHeader;
 use crate::output::cx::Cx;
 
-/// The last ACK that was accepted.
 #[derive(Debug)]
 pub(super) struct Previous {
     words: AckWords,
@@ -23,10 +21,7 @@ pub(super) struct Previous {
 }
 
 impl Group {
-    /// Handles a plain ACK.
-    ///
-    /// # Errors
-    /// The frame, if it needs the slow path. Nothing has changed then.
+    /// An error is the frame, with nothing changed, if it needs the slow path.
     #[inline(always)]
     pub(super) fn try_ack<E: Egress, O: Observer>(
         &mut self,
@@ -42,7 +37,7 @@ impl Group {
             return Err(frame);
         };
         let words = ack_words(packet);
-        // ACKs of one member often follow each other, and then differ only in PSN and AETH.
+        // ACKs of a member often follow each other, and differ only in PSN and AETH.
         let from = match previous
             .as_ref()
             .and_then(|like| Some((like.from, icrc::follows(&like.words, &words)?)))

@@ -1,10 +1,9 @@
 //! The fast path of data: a plain packet of the source with the next expected PSN.
 //!
-//! The bytes written into replicas for one path are the same for each packet of the source, except for the IPv4 checksum and the
-//! ICRC. These change by constants: one checksum difference for each path, and one ICRC difference for each path and frame length,
-//! because the CRC is linear. The constants are computed once for a run of packets. A replica then costs its copy, five stores and
-//! an XOR. If replicas share all bytes behind their headers, including the ICRC, they are rewritten so that the ICRC does not change
-//! ([`Neutral`]). The slow twin is `replicate`.
+//! The bytes written into replicas for a path are the same for each packet of the source, except for the IPv4 checksum and the ICRC.
+//! These change by constants, which are computed once for a run of packets: a checksum difference for each path, and an ICRC difference
+//! for each path and frame length, because the CRC is linear. A replica then costs its copy, five stores and an XOR. If replicas share
+//! all bytes behind their headers, they are rewritten so that the ICRC does not change ([`Neutral`]). Slow twin: `replicate`.
 
 use core::net::Ipv4Addr;
 use core::ops::Range;
@@ -26,13 +25,11 @@ use crate::group::services::Services;
 use crate::observe::trace::Observer;
 use crate::output::cx::Cx;
 
-/// Consecutive packets of the source with equal length that the machine has accepted. They are sent path by path, so that the
-/// constants of a path are computed once.
+/// Consecutive accepted packets of the source with equal length. They are sent path by path, to compute the constants of a path once.
 #[derive(Debug)]
 struct Run<B> {
-    /// Each frame with its received IPv4 checksum and ICRC.
+    /// Each with its received IPv4 checksum and ICRC.
     frames: ArrayVec<(B, (u16, u32)), BATCH>,
-    /// Headers of the first frame.
     headers: Headers,
 }
 
@@ -48,26 +45,22 @@ impl<B: FrameBuf> Run<B> {
 struct RunCommon {
     mcst_id: Ipv4Addr,
     src: Ipv4Addr,
-    /// The received destination QPN.
     qpn: Qpn,
-    /// Change of the ICRC by the new source address.
     from_source: HeaderDelta,
-    /// Term of the IPv4 checksum sum. The McstID was the destination and becomes the source: it stays in the sum, and only the old
-    /// source is subtracted.
+    /// Term of the IPv4 checksum. The McstID moves from destination to source, so only the old source is subtracted.
     sum: u32,
 }
 
-/// The bytes that are written into the replicas for one path.
+/// What is written into the replicas for one path.
 struct Rewrite {
-    /// Ethernet addresses of the next hop and of the port.
+    /// Addresses of the next hop and of the port.
     macs: [u8; MACS_LEN],
-    /// IP addresses: the McstID and the next hop, or the received ones towards an adjacent switch. Zeros if only Ethernet addresses
-    /// are written.
+    /// The McstID and the next hop, or the received ones towards an adjacent switch. Zeros if only Ethernet addresses are written.
     addresses: [u8; 8],
     qpn: [u8; 3],
     /// Added to the complement of the IPv4 checksum.
     sum: u32,
-    /// The ICRC change, as a register at the end of the BTH.
+    /// ICRC change, as a register at the end of the BTH.
     register: u32,
 }
 
@@ -97,7 +90,7 @@ impl Rewrite {
         rewrite
     }
 
-    /// Towards an adjacent switch the addresses do not change. If the QPN does not change either, only Ethernet addresses are written.
+    /// Towards an adjacent switch the addresses stay. If the QPN stays, too, only Ethernet addresses are written.
     #[inline(always)]
     fn keep_addresses(&mut self, common: &RunCommon, qpn: Qpn, to_qp: HeaderDelta) {
         (self.sum, self.register) = (0, to_qp.at_bth());
@@ -108,14 +101,14 @@ impl Rewrite {
         }
     }
 
-    /// Returns true if more than the Ethernet addresses is written.
+    /// True if more than Ethernet addresses is written.
     #[inline(always)]
     fn rewrites_packet(&self) -> bool {
         let [.., a, b, c, d] = self.addresses;
         [a, b, c, d] != [0; 4]
     }
 
-    /// Writes all fields of the headers. `sum` is added to the checksum, in addition to the constant of the path.
+    /// `sum` is added to the checksum, in addition to the constant of the path.
     #[inline(always)]
     fn write_headers(&self, head: &mut [u8; PLAIN], sum: u32) {
         let sum = sum + self.sum;
@@ -127,7 +120,7 @@ impl Rewrite {
         head[in_frame(DEST_QP)].copy_from_slice(&self.qpn);
     }
 
-    /// Rewrites a replica with a private trailer. `icrc` is the ICRC of the original, and `change` its difference (XOR).
+    /// Rewrites a replica with a private trailer. `icrc` is that of the original, `change` its difference (XOR).
     #[inline(always)]
     fn write(&self, (checksum, icrc): (u16, u32), change: u32, copy: &mut impl FrameBuf) {
         let Some(head) = copy.head_mut().first_chunk_mut::<PLAIN>() else {
@@ -164,10 +157,8 @@ impl Rewrite {
 }
 
 impl Group {
-    /// Handles a plain data frame of the source, and the following `frames` as long as they are alike. Returns the next frame.
-    ///
-    /// # Errors
-    /// The first frame, if it needs the slow path. Nothing has changed then.
+    /// Handles plain data of the source, and the following `frames` while they are alike. Returns the next frame or, as an error with
+    /// nothing changed, the first one if it needs the slow path.
     // Not inlined: the loop needs all registers.
     #[inline(never)]
     pub(super) fn try_data<E: Egress, O: Observer>(
@@ -231,7 +222,7 @@ impl Group {
             None => icrc::shift(rewrite.register, after_bth),
         };
         let source = group.hot.source.index();
-        // All paths but the source get the packets. The original frames go to the last path.
+        // The original frames go to the last path.
         let end = group.hot.destinations.len();
         let last = if source + 1 == end {
             source.saturating_sub(1)
@@ -239,7 +230,7 @@ impl Group {
             end - 1
         };
         let mut others = end.saturating_sub(2);
-        // With a single destination there are no replicas, and so nothing to lend.
+        // A single destination needs no replicas.
         let lends = others != 0 && cx.egress.lends(group.hot.ports, length as usize);
         let mut ports = group.hot.ports;
         let mut sent = frames;

@@ -14,8 +14,8 @@ use crate::observe::trace::{Off, Verdict};
 use crate::output::cx::Cx;
 
 impl Group {
-    /// Handles frames. Returns the first frame that needs the slow path, or `None` after all frames.
-    // Not inlined: there is one call for each run of frames to the group.
+    /// Returns the first frame that needs the slow path.
+    // Not inlined: one call for each run of frames to the group.
     #[inline(never)]
     pub(super) fn fast_frames<E: Egress>(
         &mut self,
@@ -33,7 +33,7 @@ impl Group {
                 let from = sender(None);
                 let mac = || address::source_mac(frame.head());
                 if from.is_none() && headers.is_data() && sender(mac()).is_none() {
-                    // Data of a sender that is no endpoint is dropped here, so that a flood of it costs no more than member data.
+                    // Data of no endpoint is dropped here: a flood of it costs no more than member data.
                     let verdict = Verdict::Dropped(DropReason::NotMember);
                     self.cold.exceptions.dropped += 1;
                     services.output.counters.account(cx.ingress, verdict);
