@@ -1,10 +1,8 @@
-//! Bindings to the part of DPDK that Castnet uses: a C shim over DPDK's inline functions, and some plain functions.
+//! The part of DPDK that Castnet uses: a C shim over its inline functions, and some plain functions.
 //!
-//! The bindings are written by hand, so libclang is not needed. The shim (`shim/shim.c`) asserts every offset of
-//! [`rte_mbuf`] at compile time and hides everything that differs between DPDK releases. An error is a negative `errno`
-//! value, or -1 or a null pointer with the reason in `cn_errno`. The crate `castnet-dpdk` converts errors to types.
-//!
-//! The crate is built only with the feature `dpdk`. Without it the crate is empty and needs nothing of DPDK.
+//! The shim (`shim/shim.c`) asserts every offset of [`rte_mbuf`] at compile time and hides what differs between DPDK
+//! releases. An error is a negative `errno` value, or -1 or a null pointer with the reason in `cn_errno`.
+//! `castnet-dpdk` converts errors to types. Without the feature `dpdk` the crate is empty and needs nothing of DPDK.
 #![cfg(feature = "dpdk")]
 // Only declarations of foreign functions, which are unsafe by nature.
 #![allow(unsafe_code)]
@@ -13,7 +11,7 @@
 use core::ffi::{c_char, c_int, c_uint};
 use core::sync::atomic::{AtomicU16, AtomicU32};
 
-/// The header of a buffer, with the fields that Rust code uses. The shim accesses all others.
+/// With the fields that Rust code uses. The shim accesses all others.
 #[repr(C, align(64))]
 pub struct rte_mbuf {
     /// Start of the buffer's memory.
@@ -80,8 +78,7 @@ pub struct cn_info {
     pub rss: u8,
 }
 
-/// Configuration of a device. The shim updates the number of send queues, the descriptors and the last three
-/// fields to the actual values.
+/// The shim updates the number of send queues, the descriptors and the last three fields to the actual values.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]

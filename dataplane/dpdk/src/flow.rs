@@ -9,37 +9,32 @@ use castnet_port::{FlowTable, Steered};
 
 use crate::fence::device::Device;
 
-/// The fields that a rule matches. Devices differ in what their hardware supports.
+/// What a rule matches. Devices differ in what their hardware supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// The destination address.
     Wide,
     /// The destination address and RoCEv2's UDP port.
     Narrow,
 }
 
-/// Creates and destroys the rules of a device.
 pub(crate) trait RuleDriver {
     type Rule;
 
-    /// # Errors
     /// The driver's message if the device refuses the rule.
     fn create(&self, address: Ipv4Addr, queue: usize, form: Form) -> Result<Self::Rule, String>;
 
-    /// Destroys a rule. Returns false if it still exists.
+    /// Returns false if the rule still exists.
     fn destroy(&self, rule: &Self::Rule) -> bool;
 }
 
-/// The rules of one device.
 #[derive(Debug)]
 pub(crate) struct FlowRules<R> {
     rules: BTreeMap<Ipv4Addr, (usize, R)>,
-    /// Refused rules. They are not retried until a rule has been removed.
+    /// They are not retried until a rule has been removed.
     refused: BTreeMap<Ipv4Addr, usize>,
-    /// The forms to try. After the first success only that form is used. After the first failure of all forms
-    /// none is used.
+    /// The forms to try: after a success only that form, after a failure of all forms none.
     forms: &'static [Form],
-    /// The reason of the latest refusal.
+    /// Of the latest refusal.
     reason: String,
 }
 
@@ -113,7 +108,7 @@ impl<R> FlowRules<R> {
     }
 }
 
-/// The flow table of a device, owned by control. It does not keep the device open.
+/// Owned by control. It does not keep the device open.
 #[derive(Debug)]
 pub(crate) struct DeviceFlowTable(pub(crate) Weak<Device>);
 
@@ -135,7 +130,7 @@ impl FlowTable for DeviceFlowTable {
 }
 
 impl DeviceFlowTable {
-    /// Returns `None` if there is only one queue.
+    /// `None` if there is only one queue.
     pub(crate) fn of(device: &Arc<Device>) -> Option<Arc<dyn FlowTable>> {
         (device.rx_queues > 1).then(|| Arc::new(Self(Arc::downgrade(device))) as _)
     }

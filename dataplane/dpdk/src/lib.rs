@@ -1,13 +1,12 @@
 //! DPDK devices as ports.
 //!
 //! A `Runtime` is DPDK for one dataplane: the environment (EAL), which is started once per process, the buffers, and
-//! the devices that the dataplane's ports name. Each thread has a `DpdkMemory`, in which its frames live as `Mbuf`s,
-//! and opens its ports there. A port of another kind is opened behind a bridge that copies.
+//! the devices. Each thread has a `DpdkMemory`, in which its frames live as `Mbuf`s, and opens its ports there. A port
+//! of another kind is opened behind a bridge that copies.
 //!
-//! Replicas copy short frames. They share the body of long frames if the device can send frames of several
-//! segments. The length threshold is measured when the first thread creates its memory.
-//!
-//! The crate is built only with the feature `dpdk`. Without it the crate is empty and needs nothing of DPDK.
+//! Replicas copy short frames and, if the device can send frames of several segments, share the body of long ones. The
+//! length threshold is measured when the first thread creates its memory. Without the feature `dpdk` the crate is empty
+//! and needs nothing of DPDK.
 #![cfg(feature = "dpdk")]
 
 mod error;

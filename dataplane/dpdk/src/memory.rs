@@ -17,15 +17,14 @@ use crate::port::DpdkPort;
 use crate::runtime::Runtime;
 use crate::sharing::Thresholds;
 
-/// The memory of one thread's frames. It is a handle; clones refer to the same memory.
+/// The memory of one thread's frames. Clones refer to the same memory.
 #[derive(Clone)]
 pub struct DpdkMemory(Rc<MemoryInner>);
 
 struct MemoryInner {
-    /// New buffers, allocated in bulk.
     whole: Stash,
     small: Stash,
-    /// Frames of ports of other kinds. Created when the first is opened.
+    /// Created when the first port of another kind is opened.
     pool: OnceCell<Pool>,
     thresholds: Cell<Thresholds>,
     runtime: Arc<Runtime>,
@@ -33,7 +32,7 @@ struct MemoryInner {
     _registered: Registered,
 }
 
-/// New buffers of one pool.
+/// Of one pool.
 struct Stash {
     fresh: RefCell<Batch<Mbuf>>,
     lease: Arc<Lease>,
@@ -89,13 +88,13 @@ impl DpdkMemory {
         memory
     }
 
-    /// The frame lengths from which on replicas share their body, if the device supports it. They are
-    /// measured when the first thread creates its memory, unless [set](Self::set_thresholds).
+    /// The frame lengths from which on replicas share their body, if the device supports it: measured when the first
+    /// thread creates its memory, or [set](Self::set_thresholds).
     pub fn thresholds(&self) -> Thresholds {
         self.0.thresholds.get()
     }
 
-    /// Sets the thresholds of this thread. A frame that has only head and tail cannot be shared.
+    /// Of this thread. A frame that has only head and tail cannot be shared.
     pub fn set_thresholds(&self, thresholds: Thresholds) {
         self.0.thresholds.set(Thresholds {
             lend: thresholds.lend.max(HEAD + TAIL),
@@ -107,7 +106,7 @@ impl DpdkMemory {
         self.0.whole.lease.capacity
     }
 
-    /// Creates a frame with these bytes. Returns `None` if no buffer is free or they are too long.
+    /// `None` if no buffer is free or the bytes are too long.
     pub fn copy_from(&self, bytes: &[u8]) -> Option<Mbuf> {
         self.gather(&[bytes])
     }
@@ -125,7 +124,7 @@ impl DpdkMemory {
         original.share(parts)
     }
 
-    /// The pool for frames of ports that are not DPDK devices.
+    /// For frames of ports that are not DPDK devices.
     fn pool(&self) -> &Pool {
         self.0.pool.get_or_init(|| Pool::new(self.0.runtime.pool))
     }
@@ -136,7 +135,7 @@ impl Memory for DpdkMemory {
     /// Any thread may own a buffer.
     type HandOver = MoveRing<PortId, Mbuf>;
 
-    /// Opens a DPDK device directly, and any other port behind a bridge that copies.
+    /// A port of another kind is opened behind a bridge that copies.
     fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError> {
         let inner = match spec {
             PortSpec::Dpdk(spec) => {
@@ -196,7 +195,7 @@ impl Memory for DpdkMemory {
         self.0.whole.has_capacity()
     }
 
-    /// Statistics of the buffers shared by all threads. `bodies_free` counts the buffers for replicas that share.
+    /// Of the buffers shared by all threads. `bodies_free` counts the buffers for replicas that share.
     fn stats(&self) -> PoolStats {
         let (whole, small) = (&self.0.whole, &self.0.small);
         PoolStats {

@@ -16,13 +16,11 @@ use crate::fence::mbuf::Mbuf;
 use crate::flow::DeviceFlowTable;
 use crate::memory::DpdkMemory;
 
-/// The number of attempts to send the rest of a batch.
 const SEND_ATTEMPTS: usize = 3;
 
-/// The way in which a thread sends.
 #[derive(Debug)]
 enum Tx {
-    /// On its own queue. It also sends the frames that other threads put into the ring.
+    /// On its own queue, which also sends the frames that other threads put into the ring.
     Own(TxQueue, Option<Arc<SendRing>>),
     /// Through the thread that reads this ring, because the device has no further send queue.
     Through(Arc<SendRing>),
@@ -34,7 +32,7 @@ pub struct DpdkPort {
     // Queues are dropped before the device, which stops with its last owner.
     rx: Vec<RxQueue>,
     tx: Tx,
-    /// The index of the receive queue that is polled first next time.
+    /// The receive queue that is polled first next time.
     next_queue: usize,
     /// True if this thread reports the counters of the whole device.
     first: bool,
@@ -46,8 +44,8 @@ pub struct DpdkPort {
 }
 
 impl DpdkPort {
-    /// Takes the queues of thread `rank` of `threads`: the send queue with this index, if it exists, and this
-    /// thread's share of the receive queues.
+    /// Takes the queues of thread `rank` of `threads`: the send queue with this index, if it exists, and its share of
+    /// the receive queues.
     pub(crate) fn open(
         device: Arc<Device>,
         memory: &DpdkMemory,
@@ -130,7 +128,7 @@ impl DpdkPort {
         }
     }
 
-    /// Queues the batch for the thread that sends for this one. That thread counts the frames as sent.
+    /// The thread that sends for this one counts the frames as sent.
     fn queue_for_sender(&mut self, batch: &mut Batch<Mbuf>) {
         let Tx::Through(send_ring) = &self.tx else { return };
         let mut lost = 0;
@@ -195,14 +193,13 @@ impl Port for DpdkPort {
         }
     }
 
-    /// Sends the frames that threads without a send queue have queued.
+    /// Sends the frames of threads without a send queue.
     fn poll(&mut self, _now: Nanos) {
         let Tx::Own(_, Some(send_ring)) = &self.tx else {
             return;
         };
         let send_ring = send_ring.clone();
         let mut batch = Batch::new();
-        // Frames queued meanwhile are sent in the next iteration.
         for _ in 0..send_ring.len() {
             let Some(((), frame)) = send_ring.pop() else { break };
             batch.push(frame);
@@ -213,7 +210,6 @@ impl Port for DpdkPort {
         self.send_or_drop(&mut batch);
     }
 
-    /// The number of frames in the ring.
     fn pending(&self) -> usize {
         match &self.tx {
             Tx::Through(send_ring) => send_ring.len(),

@@ -13,27 +13,27 @@ use crate::fence::pool::{CACHE, Lease};
 use crate::memory::DpdkMemory;
 use crate::sharing::Thresholds;
 
-/// The default MTU, if the device supports it: it fits RoCE's largest packets and jumbo frames.
+/// The default if the device supports it: it fits RoCE's largest packets and jumbo frames.
 const MTU: usize = 9000;
-/// Buffers in a thread's cache. DPDK's cache holds half as many more before it frees any.
+/// DPDK's cache holds half as many more before it frees any.
 const CACHED: usize = CACHE * 3 / 2 + BATCH;
 
-/// Memory in bytes for the EAL and devices, without the buffers.
+/// Bytes for the EAL and devices, without the buffers.
 const BESIDE: usize = 64 << 20;
 
-/// Driver of AF_XDP. Its buffers including headers must fit a page.
+/// Buffers of AF_XDP, including headers, must fit a page.
 const XDP: &str = "net_af_xdp";
 const XDP_ROOM: usize = 3328;
-/// Buffers per AF_XDP queue. The kernel holds this many per direction.
+/// Per AF_XDP queue: the kernel holds this many per direction.
 const XDP_BUFFERS: usize = 8192;
 
 /// DPDK resources that a dataplane needs.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The number of threads with a [`DpdkMemory`]. Each has its own send queue at each device.
+    /// Threads with a [`DpdkMemory`]. Each has its own send queue at each device.
     pub threads: usize,
-    /// The longest frame. `bodies` is the number of buffers per thread beyond those in the devices' rings.
-    /// `buffers` is not used.
+    /// The longest frame, and in `bodies` the buffers per thread beyond those in the devices' rings. `buffers` is not
+    /// used.
     pub pool: PoolConfig,
     /// Capacity in frames of the ring between each pair of threads. Each entry needs a buffer.
     pub hand_over: usize,
@@ -43,7 +43,6 @@ pub struct Config {
     pub devices: Vec<DpdkSpec>,
 }
 
-/// The required number and size of buffers.
 struct Needs {
     threads: usize,
     /// Whole frames: number and bytes of each.
@@ -62,8 +61,8 @@ impl Config {
         let ports = self.devices.len();
         let between = threads * (threads - 1) * self.hand_over;
         let whole = sends + receives + between + threads * (CACHED + self.pool.bodies + ports * BATCH);
-        // A device's ring holds segments. A shared frame has three, of which one is counted there. A ring
-        // between threads holds frames.
+        // A device's ring holds segments. A shared frame has three, one of them counted there. A ring between threads
+        // holds frames.
         let small = sends * if threads > 1 { 3 } else { 1 } + threads * (CACHED + 3 * (ports + 1) * BATCH);
         let capacity = self.pool.frame_max.max(HEAD).next_multiple_of(64);
         let xdp = self.devices.iter().filter(|d| d.device.starts_with(XDP));
@@ -97,18 +96,14 @@ pub struct Runtime {
     /// Buffers for whole frames; and for the heads, bodies and tails of shared frames.
     pub(crate) whole: Arc<Lease>,
     pub(crate) small: Arc<Lease>,
-    /// Buffers for AF_XDP devices, if there are any.
     xdp: Option<Arc<Lease>>,
     devices: Mutex<BTreeMap<String, Weak<Device>>>,
-    /// Measured by the first thread that creates its memory.
+    /// By the first thread that creates its memory.
     pub(crate) thresholds: OnceLock<Thresholds>,
 }
 
 impl Runtime {
     /// Starts DPDK, if it is not running in this process, and allocates the buffers.
-    ///
-    /// # Errors
-    /// [`DpdkError::Start`], [`DpdkError::Hugepages`], [`DpdkError::Buffers`].
     pub fn start(config: &Config) -> Result<Arc<Self>, DpdkError> {
         let needs = config.needs();
         let eal = Eal::start(&EalConfig {
@@ -141,16 +136,13 @@ impl Runtime {
         self.eal.hugepages()
     }
 
-    /// Creates the memory of the calling thread and registers the thread with DPDK.
-    ///
-    /// # Errors
-    /// [`DpdkError::Thread`].
+    /// The memory of the calling thread, which is registered with DPDK.
     pub fn memory(self: &Arc<Self>) -> Result<DpdkMemory, DpdkError> {
         let registered = Registered::new(self.eal)?;
         Ok(DpdkMemory::new(self.clone(), registered))
     }
 
-    /// Returns the running device that `spec` describes, or starts it.
+    /// The running device that `spec` describes. Starts it if necessary.
     pub(crate) fn device(&self, spec: &DpdkSpec) -> Result<Arc<Device>, DpdkError> {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = devices.get(&spec.device).and_then(Weak::upgrade) {
@@ -183,7 +175,7 @@ impl Runtime {
             "configured queue (queues=)",
         )?;
         enough("send", info.tx_queues_max, 1, "port")?;
-        // The other end of a memif has a configured number of queues. Frames to other queues are lost.
+        // The other end of a memif has a configured number of queues. Frames to further queues are lost.
         let (device_max, sends_max) = match info.memif {
             true => (memif_buffer(spec).saturating_sub(frame_max(0)), spec.queues),
             false => (info.mtu_max, info.tx_queues_max),
@@ -215,7 +207,7 @@ impl Runtime {
     }
 }
 
-/// Bytes of a buffer in a memif ring. Both ends must have the same value.
+/// Both ends must have the same value.
 fn memif_buffer(spec: &DpdkSpec) -> usize {
     let options = spec.arguments.split(',');
     let mut given = options.filter_map(|o| o.strip_prefix("bsize=")?.parse().ok());

@@ -1,5 +1,5 @@
-//! Measures the frame length from which on a replica shares its original's bytes instead of copying them. The
-//! costs differ by a factor of two between CPUs, so they are measured at run time.
+//! Measures the frame length from which on a replica shares its original's bytes instead of copying them. The costs
+//! differ by a factor of two between CPUs.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -9,11 +9,11 @@ use castnet_port::{BATCH, Batch, Memory};
 use crate::fence::mbuf::Mbuf;
 use crate::memory::DpdkMemory;
 
-/// Frame lengths measured, in bytes.
+/// In bytes.
 const LENGTHS: [usize; 7] = [512, 1024, 1536, 2048, 3072, 4096, 8192];
-/// Replicas of each frame.
+/// Of each frame.
 const REPLICAS: usize = 7;
-/// Iterations per length. The best one counts, because other threads on the core disturb the others.
+/// Per length. The best one counts, because other threads on the core disturb the others.
 const ITERATIONS: usize = 32;
 
 /// Frame lengths in bytes from which on replicas share the body. Replicas of shorter frames are copies.
@@ -26,7 +26,7 @@ pub struct Thresholds {
 }
 
 impl Thresholds {
-    /// Measures on this thread, in some milliseconds. The cost of a device per sent segment is not included.
+    /// On this thread, in some milliseconds. The cost of a device per sent segment is not included.
     pub(crate) fn measure(memory: &DpdkMemory) -> Self {
         let (mut lend, mut share) = (Vec::new(), Vec::new());
         for length in LENGTHS.into_iter().filter(|&l| l <= memory.capacity()) {
@@ -56,7 +56,7 @@ impl fmt::Display for Thresholds {
     }
 }
 
-/// A function that creates a replica. The number is that of the replicas still to come.
+/// Creates a replica. The number is that of the replicas still to come.
 type Replicate = fn(&DpdkMemory, &Mbuf, usize) -> Option<Mbuf>;
 
 fn copied(memory: &DpdkMemory, frame: &Mbuf, _: usize) -> Option<Mbuf> {
@@ -71,12 +71,12 @@ fn shared(memory: &DpdkMemory, frame: &Mbuf, _: usize) -> Option<Mbuf> {
     memory.share(frame)
 }
 
-/// A function that creates all replicas of the frames and frees them in batches. Returns true if all were created. It
-/// always requests all of them, because a frame leaks if fewer borrowers are created than announced ([`Memory::lend`]).
+/// Creates all replicas of the frames and frees them in batches. Returns true if all were created. It requests all of
+/// them in any case, because a frame leaks if fewer borrowers are created than announced ([`Memory::lend`]).
 type Schedule = fn(&DpdkMemory, &[Mbuf], Replicate) -> bool;
 
-/// The schedule of plain data of one flow: all frames for one path, then for the next. A frame may have left the
-/// first-level cache when its next replica is created.
+/// As for plain data of one flow: all frames for one path, then for the next. A frame may have left the first-level
+/// cache when its next replica is created.
 fn path_by_path(memory: &DpdkMemory, frames: &[Mbuf], replicate: Replicate) -> bool {
     let mut made = 0;
     for to_come in (0..REPLICAS).rev() {
@@ -91,7 +91,7 @@ fn path_by_path(memory: &DpdkMemory, frames: &[Mbuf], replicate: Replicate) -> b
     made == REPLICAS * frames.len()
 }
 
-/// The schedule of all other frames: all replicas of one frame, then of the next.
+/// As for all other frames: all replicas of one frame, then of the next.
 fn frame_by_frame(memory: &DpdkMemory, frames: &[Mbuf], replicate: Replicate) -> bool {
     let mut made = 0;
     for frames in frames.chunks(BATCH / REPLICAS) {
@@ -108,7 +108,7 @@ fn frame_by_frame(memory: &DpdkMemory, frames: &[Mbuf], replicate: Replicate) ->
     made == REPLICAS * frames.len()
 }
 
-/// The minimum time of an iteration with each of two functions.
+/// Of an iteration with each of two functions.
 fn best_times(
     memory: &DpdkMemory,
     bytes: &[u8],
@@ -123,7 +123,6 @@ fn best_times(
             let start = Instant::now();
             let made = schedule(memory, &frames, replicate);
             let elapsed = start.elapsed();
-            // An incomplete iteration is not measured.
             if made && frames.len() == BATCH {
                 *best = elapsed.min(*best);
             }
@@ -132,8 +131,8 @@ fn best_times(
     best
 }
 
-/// The shortest length from which on sharing costs no more than copying, given (length, cost of copying, cost
-/// of sharing). A cost of [`Duration::MAX`] means that it could not be measured.
+/// The shortest length from which on sharing costs no more than copying, given (length, cost of copying, cost of
+/// sharing). [`Duration::MAX`] means that a cost could not be measured.
 fn threshold(costs: &[(usize, Duration, Duration)]) -> usize {
     let cheaper = costs
         .iter()

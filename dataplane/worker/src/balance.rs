@@ -1,8 +1,7 @@
 //! Pure decisions on the worker of each group, from the load of the workers and the work of their groups.
 //!
-//! The load of a worker is measured; the share of a group is estimated. Each piece of work has a [`cost`]
-//! in nanoseconds, of which only the proportions matter. The costs of all groups and of the worker's other
-//! frames are scaled to the time that the worker was busy.
+//! The load of a worker is measured. The share of a group is estimated: the [`cost`]s of all groups and of the worker's
+//! other frames are scaled to the time that the worker was busy.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,8 +11,7 @@ use castnet_wire::{McstId, Nanos};
 /// Settings for moving groups between workers automatically.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Balance {
-    /// Interval of the load measurement. A group is moved only if its worker was overloaded in two
-    /// consecutive measurements.
+    /// Interval of the load measurement. A group moves only if its worker was overloaded in two consecutive ones.
     pub interval: Duration,
     /// The load, 0 to 1, from which on a worker is overloaded.
     pub threshold: f64,
@@ -45,18 +43,16 @@ mod cost {
     pub(super) const BYTE: f64 = 0.06;
 }
 
-/// Work of a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GroupWork {
-    /// Data frames received, and copies sent.
     pub(crate) data: u64,
     pub(crate) copies: u64,
     /// ACKs, NAKs and CNPs, in and out.
     pub(crate) feedback: u64,
-    /// Packets of collectives, in and out, and their bytes.
+    /// Of collectives, in and out.
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
-    /// All of the group's frames that were received.
+    /// Received frames of all kinds.
     pub(crate) frames_in: u64,
 }
 
@@ -86,11 +82,11 @@ impl GroupWork {
 pub(crate) struct WorkerWork {
     pub(crate) elapsed: Nanos,
     pub(crate) idle: Nanos,
-    /// Frames received, handed over and taken over.
+    /// Received, handed over and taken over.
     pub(crate) handled: u64,
-    /// Frames processed by the engine.
+    /// By the engine.
     pub(crate) processed: u64,
-    /// Work of the groups. Empty if not requested.
+    /// Empty if not requested.
     pub(crate) groups: BTreeMap<McstId, GroupWork>,
 }
 
@@ -105,7 +101,7 @@ impl WorkerWork {
         }
     }
 
-    /// The load since `before`, with the shares of the groups. Groups that are not in `before` are left out.
+    /// Groups that are not in `before` are left out.
     pub(crate) fn load_since(&self, before: &Self) -> WorkerLoad {
         let busy = self.busy_since(before);
         let work: Vec<(McstId, GroupWork)> = self
@@ -134,21 +130,18 @@ impl WorkerWork {
     }
 }
 
-/// Load of a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct WorkerLoad {
     /// The share of time that the worker is busy, 0 to 1.
     pub(crate) busy: f64,
-    /// The share of each group.
+    /// The part of `busy` that each group takes.
     pub(crate) groups: Vec<(McstId, f64)>,
 }
 
-/// Result of [`advise`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Advice {
     /// No worker is overloaded, or no move helps.
     Nothing,
-    /// Move a group.
     Move { mcst_id: McstId, from: usize, to: usize },
     /// A worker is overloaded mainly by this group, and no other worker could carry it.
     Hot {
@@ -158,18 +151,16 @@ pub(crate) enum Advice {
     },
 }
 
-/// Upper bound of a group's cost at a worker that must take its frames over, relative to its cost at the
-/// worker that receives them.
+/// Upper bound of a group's cost at a worker that takes its frames over, relative to that at the receiving worker.
 const HAND_OVER_FACTOR: f64 = 1.1;
 /// The minimum decrease of the larger of both loads that justifies a move.
 const GAIN_MIN: f64 = 0.02;
 /// The share of an overloaded worker's load from which on a group is reported as hot.
 const HOT_SHARE: f64 = 0.5;
 
-/// Recommends one move, or none. The move takes a group from an overloaded worker, the most loaded first, to
-/// the least loaded worker. It is recommended only if afterwards both workers have less load than the first
-/// has now, and the second is not overloaded. Each move therefore reduces the largest load that it changes,
-/// so moves end and never reverse.
+/// Recommends one move, or none: from an overloaded worker, the most loaded first, to the least loaded worker, if
+/// afterwards both have less load than the first has now, and the second is not overloaded. Each move therefore reduces
+/// the largest load that it changes, so moves end and never reverse.
 pub(crate) fn advise(workers: &[WorkerLoad], threshold: f64) -> Advice {
     let mut overloaded: Vec<usize> = (0..workers.len())
         .filter(|w| workers[*w].busy >= threshold)
@@ -206,10 +197,10 @@ pub(crate) fn advise(workers: &[WorkerLoad], threshold: f64) -> Advice {
     Advice::Nothing
 }
 
-/// The expected load of a worker with one more group: its last measured load and an estimate for each group added
-/// since. The unit is a twentieth, so that small differences of load do not outweigh the number of groups.
+/// The last measured load of a worker, with an estimate for each group added since. The unit is a twentieth, so that
+/// small differences of load do not outweigh the number of groups.
 pub(crate) fn expected_load(busy: f64, since: usize, groups: usize) -> u32 {
-    /// The minimum load assumed for a group that is not measured.
+    /// Assumed for a group that is not measured.
     const GROUP_MIN: f64 = 0.05;
     let known = groups.saturating_sub(since);
     let each = if known == 0 {

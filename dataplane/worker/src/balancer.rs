@@ -1,5 +1,4 @@
-//! Measures the load of the workers periodically, stores it for the placement of new groups, and moves a
-//! group when [`advise`] recommends it. Runs on the housekeeping thread.
+//! Measures the load of the workers, places new groups by it, and moves a group when [`advise`] recommends it.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -14,18 +13,17 @@ use crate::error::Stopped;
 use crate::events::{MoveCause, SwitchEventKind};
 use crate::report::Report;
 
-/// The periodic balancer.
+/// Runs on the housekeeping thread.
 pub(crate) struct Balancer {
     balance: Balance,
     due: Instant,
     /// Work of each worker at the last measurement, with its groups if the worker was overloaded.
     last: Vec<WorkerWork>,
-    /// Groups already reported as hot.
     reported_hot: BTreeSet<McstId>,
 }
 
 impl Balancer {
-    /// Returns `None` if balancing is disabled or there is only one worker.
+    /// `None` if balancing is disabled or there is only one worker.
     pub(crate) fn new(shared: &SharedControl) -> Option<Self> {
         let balance = shared.config.balance.filter(|_| shared.workers.len() > 1)?;
         Some(Self {
@@ -36,12 +34,11 @@ impl Balancer {
         })
     }
 
-    /// The time of the next measurement.
     pub(crate) fn due(&self) -> Instant {
         self.due
     }
 
-    /// Measures and balances if it is time. Errors are ignored: they mean that the dataplane has stopped.
+    /// Errors are ignored: they mean that the dataplane has stopped.
     pub(crate) fn run_if_due(&mut self, shared: &SharedControl) {
         if Instant::now() < self.due {
             return;
@@ -106,7 +103,6 @@ fn percent(share: f64) -> u8 {
     (share * 100.0).round().clamp(0.0, 100.0) as u8
 }
 
-/// Reads the work of a worker, with its groups if `groups` is set.
 fn read(shared: &SharedControl, worker: usize, groups: bool) -> Result<WorkerWork, Stopped> {
     let mut report = Report::new();
     if !groups {

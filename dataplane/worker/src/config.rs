@@ -11,31 +11,31 @@ use crate::balance::Balance;
 /// Configuration of a switch: its ports, workers and limits.
 #[derive(Clone, Debug)]
 pub struct DataplaneConfig {
-    /// The engine's configuration. `ports` is filled in when the ports are opened. A zero `mac` is replaced
-    /// by that of the first port. `groups_max` and `memory_bytes_max` apply to all workers together.
+    /// `ports` is filled in when the ports are opened. A zero `mac` is replaced by that of the first port. `groups_max`
+    /// and `memory_bytes_max` apply to all workers together.
     pub engine: EngineConfig,
     /// The ports.
     pub ports: Vec<PortConfig>,
-    /// The workers, one thread each. At least one.
+    /// One thread each. At least one.
     pub workers: Vec<WorkerConfig>,
     /// The buffers of each worker.
     pub pool: PoolConfig,
     /// Capacity in frames of the ring between each pair of workers.
     pub hand_over: usize,
-    /// The number of frames of a moving group that the target worker holds until it has the group. Further
-    /// frames wait in ports and rings.
+    /// Frames of a moving group that the target worker holds until it has the group. Further ones wait in ports and
+    /// rings.
     pub hold: usize,
-    /// True if a frame is blocked, not dropped, when the ring to another worker is full. All later frames of
-    /// that worker's ports wait behind it. During a move frames are always blocked.
+    /// True if a frame is blocked, not dropped, when the ring to another worker is full. All later frames of that
+    /// worker's ports wait behind it. During a move frames are always blocked.
     pub patient: bool,
-    /// Settings for moving groups automatically. `None` disables automatic moves. A single worker is never balanced.
+    /// When groups move automatically. `None`: never. A single worker is never balanced.
     pub balance: Option<Balance>,
     /// Queued events per subscriber. Further events are only counted.
     pub events_max: usize,
 }
 
 impl DataplaneConfig {
-    /// Configuration with these ports and one worker, which is not pinned and sleeps when idle.
+    /// With one worker, which is not pinned and sleeps when idle.
     pub fn new(switch: impl Into<String>, ports: Vec<PortConfig>) -> Self {
         Self {
             engine: EngineConfig::new(switch, Vec::new()),
@@ -56,7 +56,7 @@ impl DataplaneConfig {
 pub struct PortConfig {
     /// Number of the port.
     pub id: PortId,
-    /// Name of the port, as operators and LLDP neighbours see it.
+    /// The name that operators and LLDP neighbours see.
     pub name: String,
     /// The device or link behind the port.
     pub spec: PortSpec,
@@ -65,7 +65,7 @@ pub struct PortConfig {
 }
 
 impl PortConfig {
-    /// A port with flooding enabled.
+    /// With flooding enabled.
     pub fn new(id: PortId, name: impl Into<String>, spec: impl Into<PortSpec>) -> Self {
         Self {
             id,
@@ -79,7 +79,7 @@ impl PortConfig {
 /// Configuration of one worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerConfig {
-    /// The core that the worker is pinned to. `None` leaves it unpinned.
+    /// The core that the worker is pinned to.
     pub core: Option<usize>,
     /// Behaviour of the worker when it is idle.
     pub idle: Idle,
@@ -90,12 +90,11 @@ pub struct WorkerConfig {
 pub enum Idle {
     /// Polls again at once. This has the lowest latency and uses a whole core.
     Busy,
-    /// Spins for some polls, then yields the core for some polls, then sleeps until a port or a command wakes
-    /// the worker.
+    /// Spins, then yields the core, then sleeps until a port or a command wakes the worker.
     Adaptive {
-        /// The number of idle polls before the worker yields.
+        /// Idle polls before the worker yields.
         spins: u32,
-        /// The number of further idle polls before the worker sleeps.
+        /// Further idle polls before it sleeps.
         yields: u32,
         /// The longest sleep.
         sleep: Duration,

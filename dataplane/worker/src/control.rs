@@ -27,7 +27,7 @@ use crate::report::Report;
 use crate::steering::FlowTables;
 use crate::worker::port_infos;
 
-/// The clock of all workers: nanoseconds since the start, and the time of day of the start.
+/// Nanoseconds since the start, for all workers, and the time of day of the start.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     clock: quanta::Clock,
@@ -46,7 +46,7 @@ impl Clock {
         }
     }
 
-    /// A clock for tests. It advances only when the test says so, at one nanosecond per tick.
+    /// For tests: advances only when the test says so, at one nanosecond per tick.
     #[cfg(test)]
     pub(crate) fn mock() -> (Self, Arc<quanta::Mock>) {
         let (clock, hand) = quanta::Clock::mock();
@@ -70,7 +70,6 @@ impl Clock {
         self.clock.raw()
     }
 
-    /// Frequency of [`Self::ticks`].
     pub(crate) fn ticks_per_second(&self) -> u64 {
         const MANY: u64 = 1 << 32;
         let nanos = self.clock.delta_as_nanos(0, MANY).max(1);
@@ -82,16 +81,14 @@ impl Clock {
     }
 }
 
-/// The control side's handle to one worker.
 pub(crate) struct WorkerHandle {
     commands: Sender<Command>,
     waker: Waker,
     generation_in_use: Arc<AtomicU64>,
-    /// Expires when the worker ends.
     alive: Weak<()>,
 }
 
-/// Interval at which a caller that waits for a worker checks that the worker is alive.
+/// How often a caller that waits for a worker checks that the worker is alive.
 const ALIVE_CHECK: Duration = Duration::from_millis(50);
 
 impl WorkerHandle {
@@ -109,21 +106,20 @@ impl WorkerHandle {
         }
     }
 
-    /// Sends a command. Blocks while the queue is full.
+    /// Blocks while the queue is full.
     pub(crate) fn send(&self, command: Command) -> Result<(), Stopped> {
         self.commands.send(command).map_err(|_| Stopped)?;
         self.waker.wake();
         Ok(())
     }
 
-    /// The worker's report without its groups.
+    /// Without groups.
     pub(crate) fn report(&self) -> Result<Box<Report>, Stopped> {
         let mut report = Report::new();
         report.counters.next_group = usize::MAX;
         self.request(|reply| Command::Report(report, reply))
     }
 
-    /// Sends a command and waits for the reply.
     pub(crate) fn request<T>(&self, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, Stopped> {
         let (reply, answer) = bounded(1);
         self.send(command(reply))?;
@@ -141,37 +137,34 @@ impl WorkerHandle {
     }
 }
 
-/// An installed group.
 pub(crate) struct RegisteredGroup {
-    /// The rule, with its endpoints in the engine's order.
+    /// With its endpoints in the engine's order.
     pub(crate) rule: GroupRule,
     pub(crate) worker: usize,
     pub(crate) memory: usize,
 }
 
-/// Everything that is installed. A function that changes it holds its lock until the workers use the change.
+/// A function that changes it holds its lock until the workers use the change.
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) groups: BTreeMap<McstId, RegisteredGroup>,
     index: GroupIndex,
-    /// The published owners and members of the groups.
     owners: Owners,
     members: Members,
     routes: BTreeMap<Ipv4Net, Route>,
-    /// The tables published last.
+    /// Those published last.
     tables: Tables,
-    /// Bytes used by all groups, and the number of groups per worker.
+    /// Bytes of all groups.
     memory_used: usize,
     groups_per_worker: Vec<usize>,
-    /// The number of lanes per worker, by name of the group that has the lanes.
+    /// Lanes per worker, by name of the group that has the lanes.
     lanes_per_worker: BTreeMap<String, Vec<usize>>,
     pub(crate) generation: u64,
-    /// True while a group is moved. No frame may be dropped between workers then.
+    /// A group is being moved: no frame may be dropped between workers.
     pub(crate) patient: bool,
-    /// Per worker, the load at the last measurement and the number of groups added since. Empty if load is
-    /// not measured.
+    /// Per worker, the last measured load and the number of groups added since. Empty if load is not measured.
     loads: Vec<(f64, usize)>,
-    /// Tables that a worker may still use. They are kept here so that control frees them, not a worker.
+    /// Tables that a worker may still use. They are kept so that control frees them, not a worker.
     retired: Vec<Arc<Published>>,
 }
 
@@ -192,19 +185,17 @@ pub enum Installed {
     Unchanged,
 }
 
-/// State shared by the control API, the housekeeping thread and the streams.
 pub(crate) struct SharedControl {
     pub(crate) config: Arc<DataplaneConfig>,
     pub(crate) clock: Clock,
     pub(crate) infos: Vec<PortInfo>,
     pub(crate) links: Vec<PortLink>,
     up: AtomicU64,
-    /// Current MTUs in the order of `infos`. The MTUs in `infos` are those at start.
+    /// Current MTUs in the order of `infos`, which has those at start.
     mtus: Vec<AtomicUsize>,
     published: Arc<ArcSwap<Published>>,
     pub(crate) state: Mutex<State>,
-    /// Write-locked while a group is moved, read-locked by readers that need a stable assignment. Locked
-    /// before `state`.
+    /// Write-locked during a move, read-locked by readers that need a stable assignment. Locked before `state`.
     pub(crate) moves: RwLock<()>,
     pub(crate) workers: Vec<WorkerHandle>,
     pub(crate) flow_tables: FlowTables,
@@ -263,7 +254,7 @@ impl SharedControl {
             .unwrap_or_default()
     }
 
-    /// The ports with their current MTUs.
+    /// With their current MTUs.
     pub(crate) fn infos_now(&self) -> Vec<PortInfo> {
         let mut infos = self.infos.clone();
         for (info, mtu) in infos.iter_mut().zip(&self.mtus) {
@@ -272,7 +263,6 @@ impl SharedControl {
         infos
     }
 
-    /// Applies a change of a port's link or MTU.
     pub(crate) fn set_link(&self, port: PortId, up: bool, mtu: usize) {
         let mut state = self.state.lock();
         if let Some(port_index) = self.infos.iter().position(|i| i.id == port) {
@@ -286,7 +276,7 @@ impl SharedControl {
         self.publish(&mut state);
     }
 
-    /// Publishes new tables made from `state`. Workers load them before their next batch.
+    /// Workers load the new tables before their next batch.
     pub(crate) fn publish(&self, state: &mut State) {
         state.generation += 1;
         let up = PortSet(self.up.load(Ordering::Relaxed));
@@ -312,7 +302,7 @@ impl SharedControl {
         self.steer(state);
     }
 
-    /// Installs the steering rules of the devices. Until a rule is active, workers hand the group's frames over.
+    /// Until a device's rule is active, workers hand the group's frames over.
     fn steer(&self, state: &State) {
         // The frames of a moving group are held. Its rule is updated after the move.
         if state.patient {
@@ -339,7 +329,6 @@ impl SharedControl {
         }
     }
 
-    /// Publishes and waits until all workers use the new tables.
     pub(crate) fn publish_and_wait(&self, state: &mut State) -> Result<(), Stopped> {
         self.publish(state);
         for worker in &self.workers {
@@ -348,7 +337,6 @@ impl SharedControl {
         Ok(())
     }
 
-    /// Calls `install`, then publishes all installed groups together.
     pub(crate) fn install_together<T>(
         &self,
         install: impl FnOnce(&mut Installer<'_>) -> T,
@@ -371,7 +359,7 @@ impl SharedControl {
         Ok(result)
     }
 
-    /// Puts a group into the engine of its worker. The group is served once the tables are published.
+    /// The group is served once the tables are published.
     fn install_unpublished(
         &self,
         state: &mut State,
@@ -379,8 +367,7 @@ impl SharedControl {
         rule: &GroupRule,
     ) -> Result<Installed, InstallError> {
         let rule = &*self.resolve(state, rule)?;
-        // Slots can be large. The context of a group that reserves memory is compiled only after the limits
-        // are checked.
+        // Slots can be large, so a context that reserves memory is compiled only after the limits are checked.
         let mut made = None;
         let memory = match Context::reserved(rule, infos)? {
             Some(bytes) => bytes,
@@ -398,7 +385,7 @@ impl SharedControl {
         };
         let group = made.map_or_else(|| Context::compile(rule, infos), Ok)?;
         let handle = self.workers.get(worker).ok_or(Stopped)?;
-        // The worker returns the replaced context, or the new one if both are equal. It is freed here.
+        // The worker returns the replaced context, or the new one if both are equal. Control frees it.
         drop(handle.request(|reply| Command::Install(group, reply))??);
         if let (None, Some((_, since))) = (&before, state.loads.get_mut(worker)) {
             *since += 1;
@@ -417,7 +404,7 @@ impl SharedControl {
         })
     }
 
-    /// Checks the limits of the whole switch. Each engine alone would allow as much.
+    /// Limits of the whole switch. Each engine alone would allow as much.
     fn check_limits(&self, state: &State, mcst_id: McstId, need: usize) -> Result<(), Refused> {
         let replaced = state.groups.get(&mcst_id).map(|g| g.memory);
         let max = self.config.engine.groups_max;
@@ -439,7 +426,7 @@ impl SharedControl {
         let Some(group) = state.unregister(mcst_id) else {
             return Ok(None);
         };
-        // Stop hand-over to the group's worker before the group is removed.
+        // Hand-over to the group's worker must stop first.
         self.publish_and_wait(&mut state)?;
         let handle = self.workers.get(group.worker).ok_or(Stopped)?;
         drop(handle.request(|reply| Command::Remove(mcst_id, reply))?);
@@ -519,33 +506,28 @@ impl SharedControl {
     }
 }
 
-/// Installs groups that are published together. See
-/// [`Dataplane::install_together`](crate::Dataplane::install_together).
+/// Installs groups that are published together: [`Dataplane::install_together`](crate::Dataplane::install_together).
 pub struct Installer<'d> {
     shared: &'d SharedControl,
     state: MutexGuard<'d, State>,
-    /// The ports. They cannot change while `state` is locked.
+    /// They cannot change while `state` is locked.
     infos: Vec<PortInfo>,
     events: Vec<SwitchEventKind>,
 }
 
 impl Installer<'_> {
-    /// The rule of a group. Returns `None` if there is no such group.
+    /// `None` if there is no such group.
     pub fn rule(&self, mcst_id: McstId) -> Option<&GroupRule> {
         self.state.groups.get(&mcst_id).map(|g| &g.rule)
     }
 
-    /// Fills in the next hops' Ethernet addresses that the rule leaves open and the switch knows. Sources are
-    /// the running rule of the same generation, the routes, and ARP.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
+    /// Fills in the next hops' Ethernet addresses that the rule leaves open, from the running rule of the same
+    /// generation, the routes, and ARP, as far as they are known.
     pub fn resolve<'r>(&self, rule: &'r GroupRule) -> Result<Cow<'r, GroupRule>, Stopped> {
         self.shared.resolve(&self.state, rule)
     }
 
-    /// Installs a group, or a new version of one, with its next hops [resolved](Installer::resolve). It is
-    /// served once all groups are published.
+    /// Installs a group, or a new version of one, with its next hops [resolved](Installer::resolve).
     ///
     /// # Errors
     /// As [`Dataplane::install`](crate::Dataplane::install). An error does not affect the other groups.
@@ -565,7 +547,7 @@ impl Installer<'_> {
 }
 
 impl State {
-    /// Checks the rule against what is installed. Returns the worker and rule of the running version.
+    /// Returns the worker and rule of the running version.
     fn check(&self, rule: &GroupRule) -> Result<Option<(usize, GroupRule)>, InstallError> {
         let name = rule.name.as_str();
         // A group with this address but another name is a clash, not an older version.
@@ -589,7 +571,6 @@ impl State {
         Ok(Some((running.worker, running.rule.clone())))
     }
 
-    /// Stores the measured load of the workers.
     pub(crate) fn set_loads(&mut self, busy: &[f64]) {
         self.loads.clear();
         self.loads.extend(busy.iter().map(|busy| (*busy, 0)));
@@ -614,7 +595,6 @@ impl State {
         Some(group)
     }
 
-    /// Assigns a group to another worker.
     pub(crate) fn reassign(&mut self, mcst_id: McstId, worker: usize) {
         if let Some(mut group) = self.unregister(mcst_id) {
             group.worker = worker;
@@ -622,7 +602,7 @@ impl State {
         }
     }
 
-    /// MAC address of the next hop at `port`, from the route to `ip` with the longest prefix.
+    /// From the route to `ip` with the longest prefix.
     pub(crate) fn next_hop_mac(&self, ip: Ipv4Addr, port: PortId) -> Option<MacAddr> {
         let routes = self.routes.values().filter(|route| route.prefix.contains(&ip));
         let longest = routes.max_by_key(|route| route.prefix.prefix_len())?;
@@ -630,7 +610,6 @@ impl State {
         Some(hop.mac)
     }
 
-    /// Recompiles the routes into the tables.
     fn compile_routes(&mut self) {
         let routes: Vec<Route> = self.routes.values().cloned().collect();
         self.tables.set_routes(&routes);
@@ -653,13 +632,12 @@ impl State {
         }
     }
 
-    /// Chooses the worker of a new group: the least loaded one as far as the load is known, then the one with
-    /// the fewest groups, then the first. Lanes go to the worker with the fewest other lanes of the same
-    /// group, so that they are spread.
+    /// The least loaded worker as far as the load is known, then the one with the fewest groups, then the first. Lanes
+    /// go to the worker with the fewest other lanes of the same group.
     fn choose_worker(&self, name: &str, workers: usize) -> usize {
         let of = lane_of(name).and_then(|(group, _)| self.lanes_per_worker.get(group));
         let count = |counts: &Vec<usize>, worker: usize| counts.get(worker).copied().unwrap_or(0);
-        // Key per worker: other lanes of the same group, expected load, groups.
+        // Other lanes of the same group, expected load, groups.
         let mut load: Vec<(usize, u32, usize)> = (0..workers)
             .map(|w| {
                 (

@@ -31,13 +31,12 @@ use crate::sum::Sum;
 use crate::tap::{TapGuard, TapStream};
 use crate::worker::{self, MakeMemory, WorkerSetup};
 
-/// Capacity of the channel between the workers and one reader of traces or captured frames.
 const TAP_QUEUE: usize = 4096;
 
 /// A running dataplane. Dropping it stops it.
 ///
-/// All methods may be called from any thread. They block until the workers reply. Workers reply between two
-/// batches, usually within microseconds. Async code must call them in `spawn_blocking`.
+/// All methods may be called from any thread. They block until the workers reply between two batches, usually within
+/// microseconds. Async code must call them in `spawn_blocking`.
 pub struct Dataplane {
     shared: Arc<SharedControl>,
     threads: Mutex<Option<Threads>>,
@@ -53,17 +52,14 @@ impl Dataplane {
     /// Opens all ports and starts the workers. Each worker keeps its frames in its own [`Pool`].
     ///
     /// # Errors
-    /// See [`StartError`]. If several workers fail, the error is that of the first one. No thread is left running.
+    /// If several workers fail, the error is that of the first one. No thread is left running.
     pub fn start(config: DataplaneConfig) -> Result<Self, StartError> {
         let pool = config.pool;
         Self::start_in(config, move |_| Ok(Pool::new(pool)))
     }
 
-    /// Starts a dataplane whose frames live in memory of type `M`. `make` is called on each worker's thread
-    /// with the worker's index.
-    ///
-    /// # Errors
-    /// As [`Dataplane::start`].
+    /// As [`Dataplane::start`], with frames in memory that `make` creates on each worker's thread, by the worker's
+    /// index.
     pub fn start_in<M: Memory>(
         config: DataplaneConfig,
         make: impl Fn(usize) -> Result<M, OpenError> + Send + Sync + 'static,
@@ -165,82 +161,71 @@ impl Dataplane {
         &self.shared.config.engine.switch
     }
 
-    /// The configuration that the dataplane was started with.
+    /// What the dataplane was started with.
     pub fn config(&self) -> &DataplaneConfig {
         &self.shared.config
     }
 
-    /// The current time on the dataplane's clock: nanoseconds since the start.
+    /// Nanoseconds since the start, on the dataplane's clock.
     pub fn now(&self) -> Nanos {
         self.shared.clock.now()
     }
 
-    /// Converts a time on the dataplane's clock to the time of day.
+    /// Converts a time on the dataplane's clock.
     pub fn time_of_day(&self, at: Nanos) -> SystemTime {
         self.shared.clock.time_of_day(at)
     }
 
-    // ------------------------------------------------------------------------------------------------- groups
 
-    /// Installs a group, or a new version of one. When this returns, the group's frames are served and ARP
-    /// requests for its McstID are answered. Traffic of other groups is not disturbed. The group's slots are
-    /// allocated here. The rule is [resolved](Installer::resolve) first.
+    /// Installs a group, or a new version of one, with its next hops [resolved](Installer::resolve). On return its
+    /// frames are served, ARP requests for its McstID are answered, and its slots are allocated. Other groups are not
+    /// disturbed.
     ///
     /// # Errors
-    /// See [`InstallError`]: the rule is faulty, a port or MTU does not fit, a limit is reached, or an address or name
-    /// is taken. [`castnet_engine::InstallError::NoMemory`] contains the number of bytes left.
+    /// The rule is faulty, a port or MTU does not fit, a limit is reached ([`castnet_engine::InstallError::NoMemory`]
+    /// has the number of bytes left), or an address or name is taken.
     pub fn install(&self, rule: &GroupRule) -> Result<Installed, InstallError> {
         self.install_together(|installer| installer.install(rule))?
     }
 
-    /// Installs several groups and publishes them together. `install` installs them one by one. When this
-    /// returns, the frames of all installed groups are served. Other changes wait until then; workers do not.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
+    /// Installs several groups, one by one in `install`, and publishes them together. On return the frames of all are
+    /// served. Other changes wait until then; workers do not.
     pub fn install_together<T>(&self, install: impl FnOnce(&mut Installer<'_>) -> T) -> Result<T, Stopped> {
         self.shared.install_together(install)
     }
 
-    /// Removes a group and returns its rule. Returns `None` if there is no such group.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
+    /// Removes a group. Returns its rule, `None` if there is no such group.
     pub fn remove_group(&self, mcst_id: McstId) -> Result<Option<GroupRule>, Stopped> {
         self.shared.remove(mcst_id)
     }
 
-    /// Moves a group with all its state to another worker. When this returns, the new worker has the group.
-    /// No frame is lost or sent twice, and the frames of each connection stay in order.
+    /// Moves a group with all its state. On return the new worker has it. No frame is lost or sent twice, and the
+    /// frames of each connection stay in order.
     ///
     /// # Errors
-    /// See [`MoveError`]: the group or the worker does not exist, the worker already has the group, or the
-    /// worker has no capacity for it.
+    /// The group or the worker does not exist, or the worker has the group already or no capacity for it.
     pub fn move_group(&self, mcst_id: McstId, worker: usize) -> Result<Moved, MoveError> {
         self.shared.move_group(mcst_id, worker, MoveCause::Asked)
     }
 
-    /// The rules of all groups, in the order of their McstIDs.
+    /// In the order of the McstIDs.
     pub fn rules(&self) -> Vec<GroupRule> {
         self.map_rules(GroupRule::clone)
     }
 
-    /// Calls `read` with the rule of each group, in the order of the McstIDs, and returns the results.
+    /// Results of `read` for the rule of each group, in the order of the McstIDs.
     pub fn map_rules<T>(&self, read: impl FnMut(&GroupRule) -> T) -> Vec<T> {
         let state = self.shared.state.lock();
         state.groups.values().map(|g| &g.rule).map(read).collect()
     }
 
-    /// The rule of a group. Returns `None` if there is no such group.
+    /// `None` if there is no such group.
     pub fn rule(&self, mcst_id: McstId) -> Option<GroupRule> {
         let state = self.shared.state.lock();
         state.groups.get(&mcst_id).map(|g| g.rule.clone())
     }
 
-    /// The rule and status of one group. Returns `None` if there is no such group.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
+    /// The rule and status of one group. `None` if there is no such group.
     pub fn group(&self, mcst_id: McstId) -> Result<Option<InstalledGroup>, Stopped> {
         let state = self.shared.state.lock();
         let Some(group) = state.groups.get(&mcst_id) else {
@@ -256,9 +241,6 @@ impl Dataplane {
     }
 
     /// The rules and status of all groups, in the order of their McstIDs.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
     pub fn groups(&self) -> Result<Vec<InstalledGroup>, Stopped> {
         let addresses: Vec<McstId> = self.shared.state.lock().groups.keys().copied().collect();
         let mut groups = Vec::with_capacity(addresses.len());
@@ -268,33 +250,23 @@ impl Dataplane {
         Ok(groups)
     }
 
-    // ------------------------------------------------------------------------------------------------- routes
 
     /// Replaces all routes.
-    ///
-    /// # Errors
-    /// See [`RouteError`].
     pub fn set_routes(&self, routes: Vec<Route>) -> Result<(), RouteError> {
         self.shared.set_routes(routes)
     }
 
     /// Adds a route. Returns true if it replaced a route with the same prefix.
-    ///
-    /// # Errors
-    /// See [`RouteError`].
     pub fn add_route(&self, route: Route) -> Result<bool, RouteError> {
         self.shared.add_route(route)
     }
 
     /// Removes the route with this prefix. Returns false if there is none.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
     pub fn remove_route(&self, prefix: Ipv4Net) -> Result<bool, Stopped> {
         self.shared.remove_route(prefix)
     }
 
-    /// All routes, in the order of their prefixes.
+    /// In the order of the prefixes.
     pub fn routes(&self) -> Vec<Route> {
         self.shared.routes()
     }
@@ -304,12 +276,8 @@ impl Dataplane {
         self.shared.state.lock().generation
     }
 
-    // ------------------------------------------------------------------------------------------------ reading
 
-    /// All counters. The counters of each worker are a consistent snapshot.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
+    /// All counters. Those of each worker are a consistent snapshot.
     pub fn counters(&self) -> Result<Counters, Stopped> {
         let _no_moves = self.shared.moves.read();
         self.counters_now()
@@ -332,9 +300,6 @@ impl Dataplane {
     }
 
     /// All ports with their links and counters, in the order of the configuration.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
     pub fn ports(&self) -> Result<Vec<PortReport>, Stopped> {
         let mut sum = Sum::new(&self.shared);
         for worker in &self.shared.workers {
@@ -343,26 +308,20 @@ impl Dataplane {
         Ok(sum.finish().ports)
     }
 
-    /// The result of flow steering at this port. The steering rules direct each group's frames to the receive
-    /// queue of the group's worker. Returns `None` if the device does not support steering rules.
+    /// Result of flow steering: rules of the device that direct each group's frames to the receive queue of its worker.
+    /// `None` if the device does not support rules.
     pub fn steered(&self, port: PortId) -> Option<Steered> {
         let port_index = self.shared.infos.iter().position(|info| info.id == port)?;
         self.shared.flow_tables.result(port_index)
     }
 
     /// The statistics of each worker.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
     pub fn runtime(&self) -> Result<Vec<WorkerStats>, Stopped> {
         let workers = self.shared.workers.iter();
         workers.map(|worker| Ok(worker.report()?.runtime)).collect()
     }
 
     /// The statistics of each worker and the occupancy of its rings.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
     pub fn workers(&self) -> Result<Vec<WorkerReport>, Stopped> {
         let infos = &self.shared.infos;
         let ports = infos.iter().map(|port| Ring::Port {
@@ -390,17 +349,11 @@ impl Dataplane {
     }
 
     /// Frames dropped anywhere in the switch, including the ports.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
     pub fn drops(&self) -> Result<Drops, Stopped> {
         Ok(self.counters()?.drops)
     }
 
     /// The learned Ethernet addresses, in order.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
     pub fn fdb(&self) -> Result<Vec<FdbEntry>, Stopped> {
         let entries = Vec::with_capacity(self.shared.config.engine.fdb_capacity);
         let mut entries = self
@@ -411,16 +364,12 @@ impl Dataplane {
     }
 
     /// The neighbours on the links, ordered by port.
-    ///
-    /// # Errors
-    /// The dataplane has stopped.
     pub fn neighbours(&self) -> Result<Vec<Neighbour>, Stopped> {
         let mut neighbours = self.shared.neighbours()?;
         neighbours.sort_by_key(|n| n.port);
         Ok(neighbours)
     }
 
-    // ----------------------------------------------------------------------------------------------- watching
 
     /// Subscribes to events from now on.
     pub fn events(&self) -> EventStream {
@@ -429,10 +378,7 @@ impl Dataplane {
             .subscribe(self.shared.config.events_max, &self.shared.events_lost)
     }
 
-    /// Returns the trace of this frame as if it had been received by `port`. Changes no state.
-    ///
-    /// # Errors
-    /// No such port, or the dataplane has stopped.
+    /// Traces this frame as if `port` had received it. Changes no state.
     pub fn trace(&self, port: PortId, frame: &[u8]) -> Result<Trace, TapError> {
         self.check_port(port)?;
         let state = self.shared.state.lock();
@@ -450,8 +396,7 @@ impl Dataplane {
         Ok(dry.run())
     }
 
-    /// Traces the next `count` frames that match `filter`. Frames that are dropped between workers or in a
-    /// port are not traced.
+    /// Traces the next `count` frames that match `filter`, except those dropped between workers or in a port.
     ///
     /// # Errors
     /// All tap slots are in use, the port does not exist, or the dataplane has stopped.
@@ -459,11 +404,7 @@ impl Dataplane {
         self.tap(filter, count, Sink::Traces)
     }
 
-    /// Captures up to `length_max` bytes of each of the next `count` frames that match `filter`. Frames that
-    /// are dropped between workers or in a port are not captured.
-    ///
-    /// # Errors
-    /// As [`Dataplane::trace_live`].
+    /// As [`Dataplane::trace_live`], but captures up to `length_max` bytes of each frame.
     pub fn capture(
         &self,
         filter: FrameFilter,
@@ -513,17 +454,15 @@ impl Dataplane {
         self.shared.workers.first().ok_or(Stopped)
     }
 
-    // ----------------------------------------------------------------------------------------------- stopping
 
     /// Stops receiving, sends the frames that are queued between workers and in the outputs, and ends the threads.
-    /// Returns the final counters, or `None` if the dataplane had already stopped or a worker had died.
+    /// Returns the final counters, `None` if the dataplane had already stopped or a worker had died.
     pub fn stop(&self) -> Option<Counters> {
         let threads = self.threads.lock().take()?;
-        // Waits until a group that is being moved has arrived.
         let no_moves = self.shared.moves.write();
         let last = self.stop_workers().ok();
         for worker in &self.shared.workers {
-            // A worker that has died cannot be told to end; the others must still end.
+            // If a worker has died, the others must still end.
             let _ = worker.send(Command::End);
         }
         join(threads.workers);

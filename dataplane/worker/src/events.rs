@@ -101,7 +101,7 @@ struct EventSubscriber {
 pub(crate) struct Subscribers(Mutex<Vec<EventSubscriber>>);
 
 impl Subscribers {
-    /// Adds a subscriber with a queue of `events_max` events. `before` counts events lost inside the workers.
+    /// `before` counts events lost inside the workers.
     pub(crate) fn subscribe(&self, events_max: usize, before: &Arc<AtomicU64>) -> EventStream {
         let (to, from) = bounded(events_max.max(1));
         let lost = Arc::new(AtomicU64::new(0));
@@ -131,7 +131,6 @@ impl Subscribers {
             });
     }
 
-    /// Ends all streams.
     pub(crate) fn close(&self) {
         self.0.lock().clear();
     }
@@ -142,24 +141,18 @@ impl Subscribers {
 pub struct EventStream {
     from: Receiver<SwitchEvent>,
     lost: Arc<AtomicU64>,
-    /// Events lost inside the workers.
     before: Arc<AtomicU64>,
     before_start: u64,
 }
 
 impl EventStream {
-    /// Returns the next event. Waits for at most `timeout`.
-    ///
-    /// # Errors
-    /// `Timeout`, or `Disconnected` once the dataplane has stopped and all events have been read.
+    /// The next event, after `timeout` at most. `Disconnected` once the dataplane has stopped and all events have been
+    /// read.
     pub fn recv_timeout(&self, timeout: Duration) -> Result<SwitchEvent, RecvTimeoutError> {
         self.from.recv_timeout(timeout)
     }
 
-    /// Returns the next event if one is queued.
-    ///
-    /// # Errors
-    /// `Empty`, or `Disconnected` as in [`Self::recv_timeout`].
+    /// The next event if one is queued. `Disconnected` as in [`Self::recv_timeout`].
     pub fn try_recv(&self) -> Result<SwitchEvent, TryRecvError> {
         self.from.try_recv()
     }
@@ -169,7 +162,7 @@ impl EventStream {
         &self.from
     }
 
-    /// The number of events that this subscriber missed because a queue was full.
+    /// The number of events lost because a queue was full.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed) + self.before.load(Ordering::Relaxed) - self.before_start
     }

@@ -1,9 +1,8 @@
-//! The worker side of moving a group between workers.
+//! The worker side of moving a group between workers (docs/decisions/0007-moving-groups.md).
 //!
-//! The target worker holds frames of the group from before the first one can arrive until it has the group.
-//! The source worker releases the group after it has processed and sent all frames that were in its rings
-//! when the last worker switched to the target. During a move no frame is dropped because a ring is full: a
-//! worker that finds a ring full keeps the frame and stops receiving.
+//! The target worker holds frames of the group until it has the group. The source worker releases the group after it
+//! has processed and sent all frames that were in its rings when the last worker switched to the target. During a move
+//! a worker that finds a ring full keeps the frame and stops receiving.
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
@@ -16,35 +15,33 @@ use crossbeam::channel::Sender;
 use crate::config::DataplaneConfig;
 use crate::worker::Worker;
 
-/// Longest time that a detach waits for frames queued in a port, and control for a worker that has fallen behind.
+/// Longest time that a detach waits for frames queued in a port, and a barrier for rings that are crowded.
 const CATCH_UP: Nanos = Nanos::from_millis(10);
 /// Longest time that a frame is blocked on a full ring. Only a worker that has died causes so long a wait.
 const BLOCKED_MAX: Nanos = Nanos::from_secs(1);
 
-/// State of the moves at one worker. Control moves one group at a time.
+/// Control moves one group at a time.
 pub(crate) struct MoveState<B> {
     /// The group that will be attached here.
     expecting: Option<Ipv4Addr>,
-    /// Frames of that group, oldest first.
+    /// Oldest first.
     held: VecDeque<(PortId, B)>,
     held_max: usize,
-    /// Frames of one port that are blocked because the first of them found a ring full, oldest first.
+    /// Frames of one port, oldest first. The first of them found a ring full.
     blocked: Batch<B>,
     blocked_port: usize,
     blocked_until: Nanos,
-    /// The group to detach, the deadline and the reply channel.
     pending_detach: Option<(McstId, Nanos, Sender<Option<Context>>)>,
     /// By worker, the number of frames in its ring that must be processed before the group is detached.
     before_detach: Box<[usize]>,
-    /// Pending barrier: replies once the frames blocked now are flushed and, if the flag is set, once the
-    /// inbound rings are at most half full or the deadline has passed.
+    /// Replies once the frames blocked at its start are sent on and, if the flag is set, the inbound rings are at most
+    /// half full or the deadline has passed.
     pending_barrier: Option<(bool, Nanos, Sender<()>)>,
     /// True if no frame was blocked at some moment since the barrier was requested.
     was_unblocked: bool,
 }
 
 impl<B> MoveState<B> {
-    /// Allocates the capacity for all frames that may be held.
     pub(crate) fn new(config: &DataplaneConfig) -> Self {
         // Held frames must leave buffers for the frames that processing them creates.
         let spare = (config.pool.bodies / 2).min(config.pool.buffers / 4);
@@ -63,7 +60,7 @@ impl<B> MoveState<B> {
         }
     }
 
-    /// Returns true if a frame to `destination` must be held until its group is attached.
+    /// True if the group of `destination` is expected and not yet attached.
     #[inline]
     pub(crate) fn must_hold(&self, destination: Option<Ipv4Addr>) -> bool {
         self.expecting.is_some() && self.expecting == destination
@@ -75,24 +72,23 @@ impl<B> MoveState<B> {
         self.expecting.is_some() && self.expecting == destination(frame.head())
     }
 
-    /// Holds a frame. The caller has checked the [capacity](Self::has_capacity).
+    /// The caller has checked the [capacity](Self::has_capacity).
     pub(crate) fn hold(&mut self, from: PortId, frame: B) {
         self.held.push_back((from, frame));
     }
 
-    /// Returns true if so many frames can be held, or if no group is expected.
+    /// Capacity for held frames. There is no limit if no group is expected.
     #[inline]
     pub(crate) fn has_capacity(&self, frames: usize) -> bool {
         self.expecting.is_none() || self.held.len() + frames <= self.held_max
     }
 
-    /// Returns true if a frame is blocked on a ring. All later frames are blocked behind it.
+    /// Later frames are blocked behind the first.
     #[inline]
     pub(crate) fn has_blocked(&self) -> bool {
         !self.blocked.is_empty()
     }
 
-    /// Blocks a frame of the port at `port_index` until a ring has capacity.
     pub(crate) fn block(&mut self, now: Nanos, port_index: usize, frame: B) {
         if self.blocked.is_empty() {
             self.blocked_until = now + BLOCKED_MAX;
@@ -101,20 +97,19 @@ impl<B> MoveState<B> {
         self.blocked.push(frame);
     }
 
-    /// Counts a frame taken from the ring of worker `from`.
+    /// From the ring of worker `from`.
     #[inline]
     pub(crate) fn count_taken(&mut self, from: usize) {
         self.before_detach[from] = self.before_detach[from].saturating_sub(1);
     }
 
-    /// Returns true if nothing is pending that must be polled.
+    /// True if nothing is pending that must be polled.
     pub(crate) fn is_idle(&self) -> bool {
         self.pending_detach.is_none() && self.pending_barrier.is_none() && self.blocked.is_empty()
     }
 }
 
 impl<M: Memory> Worker<M> {
-    /// Retries blocked frames.
     #[inline]
     pub(crate) fn retry_blocked(&mut self, now: Nanos) {
         if self.moving.has_blocked() && self.moving.has_capacity(BATCH) {
@@ -140,14 +135,13 @@ impl<M: Memory> Worker<M> {
         }
     }
 
-    /// Prepares for a group that will be attached here.
     pub(crate) fn expect(&mut self, group: &mut Expected) -> Result<(), InstallError> {
         self.engine.expect(group)?;
         self.moving.expecting = Some(group.mcst_id().0);
         Ok(())
     }
 
-    /// Cancels [`Self::expect`]. Drops the held frames.
+    /// Drops the held frames.
     pub(crate) fn unexpect(&mut self, group: Option<&Expected>) {
         if let Some(group) = group {
             self.engine.unexpect(group);
@@ -183,7 +177,7 @@ impl<M: Memory> Worker<M> {
         Ok(())
     }
 
-    /// Detaches a group once the frames now in the inbound rings have been processed.
+    /// Waits until the frames now in the inbound rings have been processed.
     pub(crate) fn detach(&mut self, now: Nanos, mcst_id: McstId, reply: Sender<Option<Context>>) {
         for (before_detach, ring) in self.moving.before_detach.iter_mut().zip(&self.inbound) {
             *before_detach = ring.len();
@@ -191,8 +185,6 @@ impl<M: Memory> Worker<M> {
         self.moving.pending_detach = Some((mcst_id, now + CATCH_UP, reply));
     }
 
-    /// Requests a barrier: the reply is sent once no frame is blocked and, if `catch_up` is set, the inbound
-    /// rings are not crowded.
     pub(crate) fn barrier(&mut self, now: Nanos, catch_up: bool, reply: Sender<()>) {
         self.moving.was_unblocked = !self.moving.has_blocked();
         self.moving.pending_barrier = Some((catch_up, now + CATCH_UP, reply));

@@ -1,4 +1,4 @@
-//! The housekeeping thread. It processes the workers' notes off their fast path and balances their load.
+//! The housekeeping thread processes the workers' notes and balances their load.
 
 use std::sync::Arc;
 
@@ -10,10 +10,9 @@ use crate::balancer::Balancer;
 use crate::control::SharedControl;
 use crate::events::{SwitchEvent, SwitchEventKind};
 
-/// Capacity of the queue of notes.
 pub(crate) const QUEUE: usize = 4096;
 
-/// A note from a worker. The queue is allocated once for the largest variant, so that sending allocates nothing.
+/// The queue is allocated once for the largest variant, so that sending allocates nothing.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Note {
     Event(EngineEvent),
@@ -27,8 +26,7 @@ pub(crate) enum Note {
     End,
 }
 
-/// Main loop of the housekeeping thread. It forwards events, publishes tables when a link or MTU changes, and
-/// balances the workers until they end.
+/// Forwards events, publishes tables when a link or MTU changes, and balances the workers, until they end.
 pub(crate) fn run(shared: &Arc<SharedControl>, notes: &Receiver<Note>) {
     let mut balancer = Balancer::new(shared);
     loop {

@@ -13,11 +13,9 @@ use crate::meter::Part;
 use crate::report::{PortNow, Report};
 use crate::worker::{Iteration, Worker};
 
-/// Limit of events taken from the engine per iteration.
 const EVENTS_PER_ITERATION: usize = 256;
 
-/// Limit of full batches received from one port per iteration. Several batches amortize the fixed cost of an
-/// iteration; the other ports wait some microseconds.
+/// Several batches amortize the fixed cost of an iteration. The other ports wait some microseconds.
 const BATCHES_PER_ITERATION: usize = 4;
 
 impl<M: Memory> Worker<M> {
@@ -37,7 +35,6 @@ impl<M: Memory> Worker<M> {
                     }
                 }
                 Err(TryRecvError::Empty) => break,
-                // Control is gone.
                 Err(TryRecvError::Disconnected) => return Iteration::End,
             }
         }
@@ -99,7 +96,7 @@ impl<M: Memory> Worker<M> {
         received
     }
 
-    /// Receives a batch from the port at `port_index` and processes it. Returns the number of frames.
+    /// Receives a batch and processes it. Returns the number of frames.
     fn receive_batch(&mut self, now: Nanos, port_index: usize) -> usize {
         if self.moving.has_blocked() || !self.moving.has_capacity(BATCH) {
             return 0;
@@ -121,9 +118,8 @@ impl<M: Memory> Worker<M> {
         frames
     }
 
-    /// Hands frames that belong to other workers over to them. The rest stays in the batch, in order. If a
-    /// ring is full, the frame and all after it are blocked when `patient` is set or a group is being moved;
-    /// otherwise the frame is dropped.
+    /// Hands frames of other workers over. The rest stays in the batch, in order. If a ring is full, the frame and all
+    /// after it are blocked when `patient` is set or a group is being moved. Otherwise the frame is dropped.
     pub(crate) fn hand_over(&mut self, now: Nanos, port_index: usize, patient: bool) {
         let slot = &mut self.outputs.slots[port_index];
         let published = self.published.load();
@@ -165,7 +161,7 @@ impl<M: Memory> Worker<M> {
         std::mem::swap(&mut self.batch, &mut self.own_frames);
     }
 
-    /// Takes up to a batch from each other worker's ring and processes it.
+    /// Processes up to a batch from each other worker's ring.
     pub(crate) fn take_over(&mut self, now: Nanos) -> usize {
         let mut taken = 0;
         for from in 0..self.inbound.len() {
@@ -311,7 +307,6 @@ impl<M: Memory> Worker<M> {
         into.runtime = self.stats;
     }
 
-    /// Samples the occupancy of the rings that this worker takes frames from.
     fn sample_rings(&mut self) {
         let (ports, others) = self.rings.split_at_mut(self.outputs.slots.len());
         for (occupancy, slot) in ports.iter_mut().zip(&self.outputs.slots) {
@@ -329,7 +324,6 @@ impl<M: Memory> Worker<M> {
         }
     }
 
-    /// Sends the engine's events, traces and captures to their receivers.
     fn send_events(&mut self) {
         for _ in 0..EVENTS_PER_ITERATION {
             let Some(event) = self.engine.pop_event() else {
@@ -348,8 +342,7 @@ impl<M: Memory> Worker<M> {
         !self.subscribers.is_empty()
     }
 
-    /// Sends traces and captures to their subscribers and updates the loss counters. Removes subscribers that
-    /// have received all requested frames.
+    /// Removes subscribers that have received all requested frames.
     fn send_taps(&mut self) {
         let engine = &mut self.engine;
         self.subscribers.retain(|Subscriber { id, to, lost }| {
@@ -389,7 +382,7 @@ impl<M: Memory> Worker<M> {
     }
 }
 
-/// Moves all items of an engine's queue into `to`. Returns how many were lost because `to` was full.
+/// Returns how many items of the engine's queue were lost because `to` was full.
 fn forward<T>(to: &Sender<T>, mut pop: impl FnMut() -> Option<T>) -> u64 {
     let mut lost = 0;
     while let Some(item) = pop() {

@@ -1,8 +1,8 @@
 //! The poll-mode workers of a switch, and the [`Dataplane`] that they form.
 //!
-//! A worker is one thread, pinned to a core if so configured. It owns an engine, its groups, and its own send
-//! and receive side of the ports, so no frame waits for a lock. The main types are [`Dataplane`],
-//! [`DataplaneConfig`], [`Counters`] and [`EventStream`].
+//! A worker is one thread, pinned to a core if so configured. It owns an engine, its groups, and its own send and
+//! receive side of the ports, so no frame waits for a lock. The main types are [`Dataplane`], [`DataplaneConfig`],
+//! [`Counters`] and [`EventStream`].
 //!
 //! [`Dataplane::start`] starts the workers. Each worker opens its side of all ports in its own thread:
 //!
@@ -14,9 +14,9 @@
 //!                              worker 0, j, ...
 //! ```
 //!
-//! Each group belongs to one worker, which is chosen at installation. The group is [moved](Dataplane::move_group) with
-//! all its state when its worker is overloaded or when an operator requests it. Frames that belong to no group are
-//! processed by worker 0. Only worker 0 learns Ethernet addresses and runs ARP and LLDP.
+//! Each group belongs to one worker, and [moves](Dataplane::move_group) with all its state when that one is overloaded.
+//! Worker 0 processes the frames that belong to no group. Only it learns Ethernet addresses and runs ARP and LLDP. See
+//! docs/workers.md.
 //!
 //! ```
 //! use castnet_port::{MemLink, MemLinkConfig};

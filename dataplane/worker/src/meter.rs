@@ -1,11 +1,10 @@
 //! Measurements of a worker: the clocks spent in each part of an iteration, and the occupancy of its rings.
 //!
-//! Both are sampled so that they cost almost nothing. One of 16 iterations is measured in parts, with one
-//! read of the processor's counter at the end of each part and none per frame. One of 64 iterations samples
-//! the rings. The sums only grow, so any number of readers can compute the difference of two reads.
+//! Both are sampled so that they cost almost nothing: one of 16 iterations reads the processor's counter at the end of
+//! each part, and one of 64 samples the rings. The sums only grow, so any number of readers can compute differences.
 //!
-//! The counter also advances while another thread has the core. An iteration in which that happened is
-//! discarded. It is recognized by its length: a batch takes microseconds, a time slice milliseconds.
+//! The counter also advances while another thread has the core. Such an iteration is recognized by its length (a batch
+//! takes microseconds, a time slice milliseconds) and discarded.
 
 use std::time::Duration;
 
@@ -14,16 +13,15 @@ use castnet_wire::counters;
 
 use crate::control::Clock;
 
-/// One of this many iterations is measured in parts.
 const CLOCKS_EVERY: u64 = 16;
-/// One of this many iterations samples the rings. It is never a measured one, so that neither disturbs the other.
+/// Iterations that sample the rings are never measured ones, so that neither disturbs the other.
 const RINGS_EVERY: u64 = 64;
 /// A part that takes longer was interrupted by another thread.
 const PART_MAX: Duration = Duration::from_micros(500);
 
 counters! {
-    /// Clocks spent in the measured polls that processed frames without interruption, by part. A clock is a
-    /// tick of the processor's counter (TSC), or a nanosecond on machines without one.
+    /// Clocks by part, in measured polls that processed frames without interruption. A clock is a tick of the
+    /// processor's counter (TSC), or a nanosecond on machines without one.
     pub struct Clocks => copy_clocks {
         /// Measured polls.
         polls,
@@ -37,12 +35,11 @@ counters! {
         engine,
         /// Sending frames to the ports.
         send,
-        /// All parts together. The difference to the sum of the other fields is tables, commands and events.
+        /// All parts. The difference to the sum of the others is tables, commands and events.
         all,
     }
 }
 
-/// A part of an iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Other,
@@ -55,7 +52,7 @@ pub(crate) enum Part {
 /// Samples of the occupancy of a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Occupancy {
-    /// Capacity in frames. Zero if the ring does not exist or does not report its occupancy.
+    /// In frames. Zero if the ring does not exist or does not report its occupancy.
     pub size: usize,
     /// The number of samples.
     pub samples: u64,
@@ -63,8 +60,8 @@ pub struct Occupancy {
     pub used_sum: u64,
     /// The largest sampled occupancy, in frames.
     pub used_max: usize,
-    /// Histogram of the samples: element 0 counts empty rings, element `i` rings filled over `i - 1` and up
-    /// to `i` sixteenths. The difference of two reads shows the maximum between them, to a sixteenth.
+    /// Histogram: element 0 counts empty rings, element `i` rings filled over `i - 1` and up to `i` sixteenths. The
+    /// difference of two reads shows the maximum between them, to a sixteenth.
     pub levels: [u64; Self::LEVELS],
 }
 
@@ -85,14 +82,12 @@ impl Occupancy {
     }
 }
 
-/// Measures the iterations of one worker.
 pub(crate) struct Meter {
     clock: Clock,
     /// Ticks that one read of the counter takes. They are subtracted from each part.
     reading: u64,
     /// [`PART_MAX`] in ticks.
     part_max: u64,
-    /// True if this iteration is measured.
     on: bool,
     /// Tick at which the previous part ended.
     at: u64,
@@ -120,7 +115,7 @@ impl Meter {
         }
     }
 
-    /// Starts an iteration. Returns true if it samples the rings.
+    /// Returns true if this iteration samples the rings.
     #[inline]
     pub(crate) fn begin(&mut self, iteration: u64) -> bool {
         self.on = iteration.is_multiple_of(CLOCKS_EVERY);
@@ -143,7 +138,6 @@ impl Meter {
         }
     }
 
-    /// Ends an iteration that processed `frames` frames.
     #[inline]
     pub(crate) fn end(&mut self, frames: usize) {
         if self.on {

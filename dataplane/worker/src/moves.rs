@@ -18,7 +18,7 @@ pub struct Moved {
 }
 
 impl SharedControl {
-    /// Moves a group. Waits until the new worker has it and no frame is blocked or held.
+    /// Waits until the new worker has the group and no frame is blocked or held.
     pub(crate) fn move_group(
         &self,
         mcst_id: McstId,
@@ -96,8 +96,8 @@ impl SharedControl {
             target.request(|reply| Command::Barrier(true, reply))?;
             return Ok(Moved { from, to });
         };
-        // Memory was reserved, so attaching cannot fail. If it does, the group returns to the source and the
-        // held frames are dropped.
+        // Memory was reserved, so attaching cannot fail. If it does, the source gets the group back and the held frames
+        // are dropped.
         own(state, from);
         let (_, expected) = source.request(|reply| Command::Expect(expected, reply))?;
         self.publish_and_wait(state)?;

@@ -6,27 +6,25 @@ use castnet_wire::{DropReason, Drops, Nanos, PortId};
 
 use crate::meter::{Meter, Part};
 
-/// A port as this worker has opened it.
 pub(crate) struct PortSlot<M: Memory> {
     pub(crate) id: PortId,
     pub(crate) port: MemoryPort<M>,
-    /// True if this worker receives from the port.
     pub(crate) receives: bool,
     /// True if this worker reports the link to control.
     pub(crate) reports_link: bool,
-    /// Link state and MTU as last reported to control.
+    /// As last reported to control.
     pub(crate) reported_link: (bool, usize),
-    /// Link speed as last read.
+    /// As last read.
     pub(crate) speed_mbps: Option<u32>,
-    /// Frames dropped between this port and an engine.
+    /// Between this port and an engine.
     pub(crate) drops: Drops,
     out: Batch<M::Buf>,
 }
 
-/// All ports of the switch, in the order of the configuration.
+/// In the order of the configuration.
 pub(crate) struct Outputs<M: Memory> {
     pub(crate) slots: Vec<PortSlot<M>>,
-    /// The slot index by port number. [`NO_SLOT`] for ports that the switch does not have.
+    /// [`NO_SLOT`] for ports that the switch does not have.
     slot_of_port: [u8; PortId::COUNT],
     /// Slots with gathered frames, one bit each.
     waiting: u64,
@@ -51,7 +49,7 @@ impl<M: Memory> Outputs<M> {
         }
     }
 
-    /// Adds a port. Port numbers are unique; the configuration is checked before.
+    /// Port numbers are unique; the configuration is checked before.
     pub(crate) fn add(&mut self, id: PortId, port: MemoryPort<M>, receives: bool, reports_link: bool) {
         self.slot_of_port[id.index()] = self.slots.len() as u8;
         self.multi_segment |= u64::from(port.multi_segment()) << id.index();
@@ -68,7 +66,6 @@ impl<M: Memory> Outputs<M> {
         });
     }
 
-    /// Sends all gathered frames.
     pub(crate) fn flush(&mut self) {
         while self.waiting != 0 {
             let slot_index = self.waiting.trailing_zeros();
@@ -78,7 +75,6 @@ impl<M: Memory> Outputs<M> {
         }
     }
 
-    /// The next time at which a port must be polled.
     pub(crate) fn poll_timeout(&self) -> Option<Nanos> {
         self.slots.iter().filter_map(|s| s.port.poll_timeout()).min()
     }
@@ -88,7 +84,7 @@ impl<M: Memory> Outputs<M> {
         self.slots.iter().any(|s| s.port.ready())
     }
 
-    /// Counts a frame received by `port` and dropped before it reached an engine.
+    /// The frame was received by `port` and dropped before it reached an engine.
     pub(crate) fn count_drop(&mut self, port: PortId, reason: DropReason) {
         let slot_index = self.slot_of_port[port.index()];
         if let Some(slot) = self.slots.get_mut(usize::from(slot_index)) {

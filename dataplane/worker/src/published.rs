@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use castnet_engine::Tables;
 
-/// One snapshot: the engine's tables and the policy for full rings.
 #[derive(Debug)]
 pub(crate) struct Published {
     pub(crate) tables: Arc<Tables>,

@@ -51,7 +51,7 @@ pub struct WorkerStats {
     pub elapsed: Nanos,
     /// The part of `elapsed` spent in idle polls and asleep.
     pub idle: Nanos,
-    /// Received batches by size, from 0 (never counted) to a full batch.
+    /// Received batches by size. Empty ones are not counted.
     pub batch_sizes: [u64; BATCH + 1],
     /// The number of the worker's groups.
     pub groups: usize,
@@ -115,32 +115,31 @@ impl WorkerStats {
     }
 }
 
-/// The maximum number of workers. The hand-over keeps a set of workers in one 64-bit word.
+/// The hand-over keeps a set of workers in one 64-bit word.
 pub(crate) const WORKERS_MAX: usize = 64;
 
-/// The number of groups, and of paths of all of them, in one report. Further groups follow in the next report.
+/// In one report, with the paths of all of them. Further groups follow in the next report.
 const GROUPS_PER_REPORT: usize = 256;
 const PATHS_PER_REPORT: usize = 2048;
 
-/// A worker's report of one port.
 #[derive(Debug)]
 pub(crate) struct PortNow {
-    /// Statistics of the worker's side of the port.
+    /// Of the worker's side of the port.
     pub(crate) stats: PortStats,
-    /// Frames dropped between the port and the engine.
+    /// Between the port and the engine.
     pub(crate) drops: Drops,
     /// Link speed and steering mode, from the worker that reports the link.
     pub(crate) link: Option<(Option<u32>, Steering)>,
 }
 
-/// A worker's report. Control allocates it with its full capacity.
+/// Control allocates it with its full capacity.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) at: Nanos,
     pub(crate) counters: CountersSnapshot,
-    /// The ports in the order of the configuration.
+    /// In the order of the configuration.
     pub(crate) ports: Vec<PortNow>,
-    /// Occupancy of the rings: those of the ports in the same order, then those from the other workers by index.
+    /// Of the ports in the same order, then of the rings from the other workers by index.
     pub(crate) rings: Vec<Occupancy>,
     pub(crate) runtime: WorkerStats,
 }
@@ -288,8 +287,8 @@ pub struct InstalledGroup {
     pub worker: usize,
     /// The rule as it was installed.
     pub rule: GroupRule,
-    /// Status of the group. The rule in it has the endpoints in the order of their ports, or of the lowest
-    /// ranks behind them.
+    /// Status of the group. The rule in it has the endpoints in the order of their ports, or of the lowest ranks behind
+    /// them.
     pub status: ContextStatus,
 }
 

@@ -1,5 +1,5 @@
-//! Resolves next hops whose Ethernet address a rule leaves open. The switch resolves them when the group is
-//! installed and keeps the addresses while this generation of the rule runs.
+//! Resolves next hops whose Ethernet address a rule leaves open, when the group is installed. The addresses are kept
+//! while this generation of the rule runs.
 
 use std::borrow::Cow;
 use std::net::Ipv4Addr;
@@ -13,9 +13,8 @@ use crate::control::{SharedControl, State};
 use crate::error::Stopped;
 
 impl SharedControl {
-    /// Fills in the Ethernet addresses of the rule's next hops as far as they are known. The sources, in
-    /// order, are the running rule of the same generation, the route with the longest prefix, and ARP. Routes
-    /// come before ARP because operators configure them and hosts do not.
+    /// The sources, in order, are the running rule of the same generation, the route with the longest prefix, and ARP.
+    /// Routes come before ARP because operators configure them and hosts do not.
     pub(crate) fn resolve<'r>(
         &self,
         state: &State,
@@ -35,7 +34,7 @@ impl SharedControl {
             Some(running?.endpoints.iter().find(same)?.next_hop.mac())
         };
         let mut resolved = rule.clone();
-        // Read at most once, and only if nothing else knows the address.
+        // Read at most once, and only if no other source has the address.
         let mut neighbours: Option<Vec<Neighbour>> = None;
         for endpoint in resolved.endpoints.iter_mut().filter(|e| is_open(e)) {
             let Some(ip) = endpoint.next_hop.ip() else {
@@ -55,7 +54,7 @@ impl SharedControl {
         Ok(Cow::Owned(resolved))
     }
 
-    /// The neighbours on the links, as worker 0 has learned them.
+    /// As worker 0 has learned them.
     pub(crate) fn neighbours(&self) -> Result<Vec<Neighbour>, Stopped> {
         let entries = Vec::with_capacity(self.config.engine.neighbours_max + PortId::COUNT);
         let worker = self.workers.first().ok_or(Stopped)?;
@@ -63,7 +62,6 @@ impl SharedControl {
     }
 }
 
-/// The Ethernet address that ARP has learned for `ip` at `port`.
 fn learned_mac(neighbours: &[Neighbour], ip: Ipv4Addr, port: PortId) -> Option<MacAddr> {
     neighbours.iter().find_map(|neighbour| match neighbour.said {
         Said::Arp { ip: of, mac } if of == ip && neighbour.port == port => Some(mac),

@@ -15,15 +15,14 @@ use crate::error::StartError;
 use crate::steering::FlowTables;
 use crate::worker::{OpenedWorker, Ring};
 
-/// A worker whose thread has been created.
 pub(crate) struct StartingWorker {
     pub(crate) commands: Sender<Command>,
     pub(crate) generation_in_use: Arc<AtomicU64>,
     pub(crate) opened: Receiver<Result<OpenedWorker, StartError>>,
 }
 
-/// Waits until all workers have opened their ports. On failure the other workers end because their command channels
-/// close. `failed` is an earlier failure, which takes precedence.
+/// On failure the other workers end because their command channels close. An earlier failure, `failed`, takes
+/// precedence.
 pub(crate) fn await_opened(
     workers: Vec<StartingWorker>,
     mut failed: Option<StartError>,
@@ -56,8 +55,7 @@ pub(crate) fn await_opened(
     Ok((handles, links, FlowTables::new(flow_tables, workers)))
 }
 
-/// Creates the rings from each worker to each other worker. The ring from a worker to itself is never used
-/// and has capacity 1.
+/// From each worker to each other one. The ring from a worker to itself is never used and has capacity 1.
 pub(crate) fn rings<M: Memory>(config: &DataplaneConfig) -> Vec<Vec<Ring<M>>> {
     let workers = config.workers.len();
     let ring = |from, to| {
@@ -75,7 +73,7 @@ pub(crate) fn rings<M: Memory>(config: &DataplaneConfig) -> Vec<Vec<Ring<M>>> {
 
 pub(crate) fn join(threads: Vec<JoinHandle<()>>) {
     for thread in threads {
-        // A worker that panicked has printed its message on standard error. Its frames are lost.
+        // A worker that panicked has printed its message. Its frames are lost.
         let _ = thread.join();
     }
 }

@@ -9,12 +9,11 @@ use parking_lot::Mutex;
 
 use crate::worker::rank;
 
-/// The flow tables of all ports, in the order of the configuration. Only control uses them, because device
-/// calls can be slow.
+/// In the order of the configured ports. Only control uses them, because device calls can be slow.
 pub(crate) struct FlowTables {
     tables: Vec<Option<Arc<dyn FlowTable>>>,
     workers: usize,
-    /// The last result per port.
+    /// Per port.
     results: Mutex<Vec<Option<Steered>>>,
 }
 
@@ -28,8 +27,8 @@ impl FlowTables {
         }
     }
 
-    /// Replaces the steering rules by those of `groups`, given as group and worker in the order of the
-    /// McstIDs. Returns the indexes of the ports whose device refuses rules now and refused none before.
+    /// Replaces the steering rules by those of `groups` (group and worker, in the order of the McstIDs). Returns the
+    /// indexes of the ports whose device refuses rules now and refused none before.
     pub(crate) fn steer(&self, groups: impl Iterator<Item = (McstId, usize)> + Clone) -> Vec<usize> {
         let mut newly_refused = Vec::new();
         let mut results = self.results.lock();
@@ -48,7 +47,7 @@ impl FlowTables {
         newly_refused
     }
 
-    /// The last result of the port at `port_index`. Returns `None` if its device has no flow table.
+    /// `None` if the port's device has no flow table.
     pub(crate) fn result(&self, port_index: usize) -> Option<Steered> {
         self.results.lock().get(port_index).cloned().flatten()
     }

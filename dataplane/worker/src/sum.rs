@@ -7,7 +7,6 @@ use castnet_wire::{CounterSet, Drops, Nanos};
 use crate::control::SharedControl;
 use crate::report::{Counters, GroupReport, KindReport, PortReport, Report};
 
-/// Sum of the workers' reports.
 pub(crate) struct Sum<'a> {
     shared: &'a SharedControl,
     counters: Counters,

@@ -10,21 +10,17 @@ use crossbeam::channel::{Receiver, RecvTimeoutError};
 use crate::command::Command;
 use crate::control::SharedControl;
 
-/// A stream of traces or captured frames, in order per worker. It ends after the requested number of items or
-/// when the dataplane stops. Dropping it cancels the subscription.
+/// Traces or captured frames, in order per worker. The stream ends after the requested number of items or when the
+/// dataplane stops. Dropping it cancels the subscription.
 pub struct TapStream<T> {
     pub(crate) from: Receiver<T>,
     pub(crate) left: u64,
     pub(crate) lost: Arc<AtomicU64>,
-    /// Cancels the subscription when it is dropped.
     pub(crate) _guard: TapGuard,
 }
 
 impl<T> TapStream<T> {
-    /// Returns the next item. Waits for at most `timeout`.
-    ///
-    /// # Errors
-    /// `Timeout`, or `Disconnected` at the end of the stream.
+    /// The next item, after `timeout` at most. `Disconnected` at the end of the stream.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<T, RecvTimeoutError> {
         if self.left == 0 {
             return Err(RecvTimeoutError::Disconnected);
@@ -60,7 +56,7 @@ pub(crate) struct TapGuard {
 }
 
 impl TapGuard {
-    /// Reserves a free tap id. Returns `None` if all are in use.
+    /// `None` if all ids are in use.
     pub(crate) fn take(shared: &Arc<SharedControl>) -> Option<Self> {
         let id = TapId::all().find(|id| {
             let bit = 1 << id.index();

@@ -26,21 +26,19 @@ use crate::outputs::Outputs;
 use crate::published::Published;
 use crate::report::WorkerStats;
 
-/// Interval at which a worker checks the links of its ports.
 pub(crate) const LINK_INTERVAL: Nanos = Nanos::from_millis(50);
 /// Longest time that an ending worker waits for its ports to send their queued frames.
 const DRAIN_MAX: Nanos = Nanos::from_secs(1);
 
-/// The ring for frames from one worker to another, each with its ingress port.
+/// For frames from one worker to another, each with its ingress port.
 pub(crate) type Ring<M> = Arc<<M as Memory>::HandOver>;
 
-/// Everything that a worker's thread needs to start.
 pub(crate) struct WorkerSetup<M: Memory> {
     pub(crate) index: usize,
     pub(crate) config: Arc<DataplaneConfig>,
     pub(crate) clock: Clock,
     pub(crate) published: Arc<ArcSwap<Published>>,
-    /// The generation of the tables in use. Control reads it.
+    /// Control reads it.
     pub(crate) generation_in_use: Arc<AtomicU64>,
     /// Rings by worker. The entry at this worker's own index is unused.
     pub(crate) inbound: Vec<Ring<M>>,
@@ -51,21 +49,17 @@ pub(crate) struct WorkerSetup<M: Memory> {
     pub(crate) opened: Sender<Result<OpenedWorker, StartError>>,
 }
 
-/// Function that creates the memory of one worker, called on that worker's thread.
+/// Called on the worker's thread, with its index.
 pub(crate) type MakeMemory<M> = dyn Fn(usize) -> Result<M, OpenError> + Send + Sync;
 
-/// Reply of a worker that is ready to run.
 pub(crate) struct OpenedWorker {
-    /// Expires when the worker ends.
     pub(crate) alive: Weak<()>,
     pub(crate) waker: Waker,
     /// In the order of the configuration.
     pub(crate) links: Vec<PortLink>,
-    /// The flow table of each port, if its device has one.
     pub(crate) flow_tables: Vec<Option<Arc<dyn FlowTable>>>,
 }
 
-/// Main function of a worker's thread.
 pub(crate) fn run<M: Memory>(setup: WorkerSetup<M>, make: &MakeMemory<M>) {
     let opened = setup.opened.clone();
     match Worker::open(setup, make) {
@@ -94,7 +88,6 @@ pub(crate) struct Worker<M: Memory> {
     pub(crate) commands: Receiver<Command>,
     pub(crate) notes: Sender<Note>,
     pub(crate) events_lost: Arc<AtomicU64>,
-    /// Subscribers to live traces or captures.
     pub(crate) subscribers: Vec<Subscriber>,
     /// Frames just received, and those of them that this worker processes itself.
     pub(crate) batch: Batch<M::Buf>,
@@ -102,13 +95,12 @@ pub(crate) struct Worker<M: Memory> {
     pub(crate) receiving: bool,
     pub(crate) moving: MoveState<M::Buf>,
     pub(crate) stats: WorkerStats,
-    /// Occupancy of the rings: first the ports' in slot order, then the inbound ones.
+    /// Of the ports' rings in slot order, then of the inbound ones.
     pub(crate) rings: Vec<Occupancy>,
     pub(crate) next_link_check: Nanos,
     _alive: Arc<()>,
     sleeper: Sleeper,
     started: Nanos,
-    /// The number of consecutive idle iterations.
     idle_polls: u32,
 }
 
@@ -117,7 +109,6 @@ pub(crate) struct Worker<M: Memory> {
 pub(crate) enum Iteration {
     Busy,
     Empty,
-    /// The worker must end.
     End,
 }
 
@@ -206,7 +197,6 @@ impl<M: Memory> Worker<M> {
         Ok((worker, ready))
     }
 
-    /// Waits for the start command, then runs the main loop.
     fn run(&mut self) {
         match self.commands.recv() {
             Ok(Command::Go) => {}
@@ -239,7 +229,7 @@ impl<M: Memory> Worker<M> {
         }
     }
 
-    /// Spins, yields or sleeps after an idle iteration, as configured.
+    /// As configured.
     fn wait(&mut self, now: Nanos) {
         let idle = self
             .config
@@ -301,8 +291,7 @@ impl<M: Memory> Worker<M> {
         });
     }
 
-    /// Called when no worker receives any more. Processes the frames in the inbound rings and sends
-    /// everything that the ports still hold.
+    /// Called when no worker receives any more. Processes the inbound rings and sends what the ports still hold.
     pub(crate) fn drain(&mut self) {
         let start = self.clock.now();
         loop {
@@ -323,13 +312,12 @@ impl<M: Memory> Worker<M> {
     }
 }
 
-/// The index of a worker among those that use a port. Index 0 is the worker to which the port is assigned. A
-/// worker receives from the port if its index is below the number of receive queues.
+/// The index of a worker among those that use a port, 0 for the worker to which it is assigned. A worker receives from
+/// the port if its index is below the number of receive queues.
 pub(crate) fn rank(worker: usize, port_index: usize, workers: usize) -> usize {
     (worker + workers - port_index % workers) % workers
 }
 
-/// The configuration that all engines share.
 pub(crate) fn engine_config(config: &DataplaneConfig, links: &[PortLink]) -> EngineConfig {
     let mut engine_config = config.engine.clone();
     engine_config.ports = port_infos(config, links);
@@ -339,7 +327,7 @@ pub(crate) fn engine_config(config: &DataplaneConfig, links: &[PortLink]) -> Eng
     engine_config
 }
 
-/// Creates the engine of one worker. Only worker 0 sends LLDP, because only worker 0 receives it.
+/// Only worker 0 sends LLDP, because only worker 0 receives it.
 fn create_engine(config: &DataplaneConfig, index: usize, links: &[PortLink]) -> Result<Engine, StartError> {
     let mut engine_config = engine_config(config, links);
     if index != 0 {
@@ -348,7 +336,6 @@ fn create_engine(config: &DataplaneConfig, index: usize, links: &[PortLink]) -> 
     Engine::new(engine_config).map_err(StartError::Config)
 }
 
-/// Describes the ports for the engine.
 pub(crate) fn port_infos(config: &DataplaneConfig, links: &[PortLink]) -> Vec<PortInfo> {
     let ports = config.ports.iter().zip(links);
     ports

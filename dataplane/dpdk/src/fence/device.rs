@@ -18,15 +18,14 @@ use crate::error::DpdkError;
 use crate::flow::FlowRules;
 use crate::rss;
 
-/// Drivers that send frames of several segments but do not report it. Verified in DPDK 22.11: they read or
-/// free segment by segment.
+/// Drivers that send frames of several segments but do not report it. Verified in DPDK 22.11: they read or free segment
+/// by segment.
 const TAKES_SEGMENTS: &[&str] = &["net_null", "net_pcap"];
-/// The memif driver. It reports a maximum length of 1518 bytes and support for several segments. In fact any
-/// frame that fits one buffer of its ring is carried. If a frame needs several buffers, because of its length
-/// or its segments, the descriptors keep a stale flag and later frames are merged (DPDK 22.11).
+/// The memif driver. It reports a maximum length of 1518 bytes and support for several segments. In fact it carries any
+/// frame that fits one buffer of its ring. If a frame needs several, the descriptors keep a stale flag and later frames
+/// are merged (DPDK 22.11).
 const MEMIF: &str = "net_memif";
 
-/// Properties of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceInfo {
     pub(crate) driver: String,
@@ -34,14 +33,12 @@ pub(crate) struct DeviceInfo {
     pub(crate) rx_queues_max: usize,
     pub(crate) tx_queues_max: usize,
     pub(crate) mtu_min: usize,
-    /// The maximum MTU reported by the driver.
     pub(crate) mtu_max: usize,
     /// True if the reported lengths and segments are wrong, see [`MEMIF`].
     pub(crate) memif: bool,
     pub(crate) numa_node: Option<u32>,
 }
 
-/// Configuration of a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SetUp {
     pub(crate) rx_queues: usize,
@@ -54,28 +51,27 @@ pub(crate) struct SetUp {
     pub(crate) promiscuous: bool,
 }
 
-/// A probed device. Dropping it removes the device.
+/// Dropping it removes the device.
 #[derive(Debug)]
 pub(crate) struct Probed {
     pub(crate) port: u16,
     pub(crate) name: String,
 }
 
-/// A running device. It stops when its last owner, including queues, is dropped.
+/// It stops when its last owner, including queues, is dropped.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) probed: Probed,
     pub(crate) info: DeviceInfo,
     pub(crate) mtu: usize,
-    /// True if the device sends frames of several segments.
     pub(crate) multi_segment: bool,
     /// True if the device spreads frames over its receive queues by destination address.
     pub(crate) rss: bool,
     pub(crate) rx_queues: usize,
     pub(crate) tx_queues: usize,
-    /// Capacity of each receive queue in frames, as adjusted by the device.
+    /// Of each receive queue, as adjusted by the device.
     rx_frames: usize,
-    /// By send queue, the ring for frames of threads without a send queue. Empty if all threads have one.
+    /// By send queue, for frames of threads without a send queue. Empty if all threads have one.
     pub(crate) send_rings: Vec<Arc<SendRing>>,
     pub(crate) flows: Mutex<FlowRules<Rule>>,
     pub(crate) rules: AtomicUsize,
@@ -83,7 +79,7 @@ pub(crate) struct Device {
     _pool: Arc<Lease>,
 }
 
-/// A ring of frames to the thread that owns a send queue.
+/// To the thread that owns the send queue.
 pub(crate) type SendRing = MoveRing<(), Mbuf>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +88,6 @@ enum Direction {
     Send,
 }
 
-/// Serializes probing and removal of devices.
 static HOTPLUG: Mutex<()> = Mutex::new(());
 
 impl Probed {
@@ -127,8 +122,6 @@ impl Probed {
         })
     }
 
-    /// # Errors
-    /// [`DpdkError::SetUp`].
     pub(crate) fn info(&self) -> Result<DeviceInfo, DpdkError> {
         let mut info = MaybeUninit::<sys::cn_info>::zeroed();
         eal::forget_log();
@@ -161,7 +154,7 @@ impl Probed {
         }
     }
 
-    /// Configures and starts the device. Received frames use buffers of `pool`, each of which holds a whole frame.
+    /// Received frames use buffers of `pool`, each of which holds a whole frame.
     pub(crate) fn start(self, set_up: SetUp, pool: Arc<Lease>) -> Result<Device, DpdkError> {
         let info = self.info()?;
         let short = |n: usize| u16::try_from(n).unwrap_or(u16::MAX);
@@ -224,7 +217,7 @@ impl Drop for Probed {
 }
 
 impl Device {
-    /// Returns true if the link is up, and the speed in Mb/s, 0 if unknown.
+    /// True if the link is up, and the speed in Mb/s, 0 if unknown.
     pub(crate) fn link(&self) -> (bool, u32) {
         let mut mbps = 0;
         // SAFETY: the device exists, and DPDK writes only to `mbps`.
@@ -232,20 +225,19 @@ impl Device {
         (up != 0, mbps)
     }
 
-    /// Received frames that were lost in the device.
     pub(crate) fn missed(&self) -> u64 {
         // SAFETY: the device exists.
         unsafe { sys::cn_missed(self.probed.port) }
     }
 
-    /// The ring in which the thread with index `rank` queues frames if it has no send queue. `None` if it has one.
+    /// For the frames of the thread with index `rank`. `None` if it has a send queue.
     pub(crate) fn send_ring(&self, rank: usize) -> Option<&Arc<SendRing>> {
         let at = rank.checked_sub(self.tx_queues)?;
         self.send_rings.get(at % self.tx_queues.max(1))
     }
 }
 
-/// A queue of a device, which has one owner.
+/// A queue has one owner.
 #[derive(Debug)]
 struct Claim {
     device: Arc<Device>,
@@ -286,20 +278,18 @@ impl Drop for Claim {
     }
 }
 
-/// A receive queue of a device.
 #[derive(Debug)]
 pub(crate) struct RxQueue(Claim);
 
 impl RxQueue {
-    /// # Errors
-    /// [`DpdkError::InUse`]: the queue is in use or does not exist.
+    /// [`DpdkError::InUse`] if the queue is in use or does not exist.
     pub(crate) fn new(device: &Arc<Device>, queue: usize) -> Result<Self, DpdkError> {
         Claim::new(device, Direction::Receive, queue).map(Self)
     }
 
-    /// Appends received frames to `batch` up to its capacity. A frame of several segments occurs only if the
-    /// device ignores the buffer size. `whole` copies it into one segment. Returns the number of frames lost
-    /// because that failed.
+    /// Appends received frames up to the capacity of `batch`. A frame of several segments occurs only if the device
+    /// ignores the buffer size. `whole` copies it into one segment. Returns the number of frames lost because that
+    /// failed.
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -332,19 +322,19 @@ impl RxQueue {
         lost
     }
 
-    /// Returns true if frames are waiting or if the device does not report it.
+    /// True also if the device does not report waiting frames.
     pub(crate) fn ready(&self) -> bool {
         self.waiting().is_none_or(|frames| frames > 0)
     }
 
-    /// The number of waiting frames, if the device reports it.
+    /// `None` if the device does not report it.
     pub(crate) fn waiting(&self) -> Option<usize> {
         // SAFETY: the queue exists and is owned by this value.
         let frames = unsafe { sys::cn_rx_waiting(self.0.port(), self.0.queue) };
         usize::try_from(frames).ok()
     }
 
-    /// Capacity of the ring in frames.
+    /// In frames.
     pub(crate) fn size(&self) -> usize {
         self.0.device.rx_frames
     }
@@ -364,7 +354,7 @@ fn prefetch(raw: *const sys::rte_mbuf) {
     let _ = raw;
 }
 
-/// The maximum number of segments of a received frame.
+/// Of a received frame.
 const SEGMENTS_MAX: usize = 16;
 
 #[cold]
@@ -386,18 +376,16 @@ fn gather(raw: NonNull<sys::rte_mbuf>, whole: &mut impl FnMut(&[&[u8]]) -> Optio
     if at.is_null() { whole(&parts) } else { None }
 }
 
-/// A send queue of a device.
 #[derive(Debug)]
 pub(crate) struct TxQueue(Claim);
 
 impl TxQueue {
-    /// # Errors
-    /// [`DpdkError::InUse`]: the queue is in use or does not exist.
+    /// [`DpdkError::InUse`] if the queue is in use or does not exist.
     pub(crate) fn new(device: &Arc<Device>, queue: usize) -> Result<Self, DpdkError> {
         Claim::new(device, Direction::Send, queue).map(Self)
     }
 
-    /// Sends the first frames of `batch`, as many as the device accepts, and keeps the rest. Returns the number sent.
+    /// Sends the first frames, as many as the device accepts, and keeps the rest. Returns the number sent.
     #[inline]
     pub(crate) fn send(&mut self, batch: &mut Batch<Mbuf>) -> usize {
         let length = batch.len();

@@ -30,13 +30,13 @@ pub enum Hugepages {
     No,
 }
 
-/// Settings of the environment. Only those of the first start have an effect.
+/// Only the settings of the first start have an effect.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EalConfig {
     pub(crate) hugepages: Hugepages,
-    /// Memory in bytes that is needed in total.
+    /// Needed in total.
     pub(crate) bytes: usize,
-    /// PCI devices with their options. DPDK uses no others.
+    /// With their options. DPDK uses no other PCI devices.
     pub(crate) pci: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Eal {
 
 static RUNNING: Mutex<Option<Eal>> = Mutex::new(None);
 
-/// DPDK's log since it was last cleared.
+/// Since it was last cleared.
 static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 const LOG_MAX: usize = 16 << 10;
 const LOG_LINES: usize = 5;
@@ -62,12 +62,12 @@ extern "C" fn log(text: *const c_char, length: usize) {
     log.extend(bytes.iter().take(LOG_MAX));
 }
 
-/// Clears the log before an operation whose failure must be explained.
+/// Called before an operation whose failure must be explained.
 pub(crate) fn forget_log() {
     LOG.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-/// The reason for a negative return value. The value is an error number, or -1 if [`sys::cn_errno`] has it.
+/// For a negative return value, which is an error number, or -1 if [`sys::cn_errno`] has it.
 pub(crate) fn reason(code: i32) -> Reason {
     // SAFETY: reads a thread-local variable.
     let errno = || unsafe { sys::cn_errno() };
@@ -84,7 +84,7 @@ pub(crate) fn reason(code: i32) -> Reason {
     }
 }
 
-/// Copies a C string, which must be valid during this call.
+/// `from` must be valid during this call.
 pub(crate) fn text(from: *const c_char) -> String {
     if from.is_null() {
         return String::new();
@@ -94,7 +94,7 @@ pub(crate) fn text(from: *const c_char) -> String {
 }
 
 impl Eal {
-    /// Starts the environment if it is not running. The settings of the first start apply.
+    /// The settings of the first start apply.
     pub(crate) fn start(config: &EalConfig) -> Result<Self, DpdkError> {
         let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(eal) = *running {
@@ -210,12 +210,11 @@ fn free_hugepages() -> usize {
 }
 
 thread_local! {
-    /// The number of [`Registered`] values in this thread.
+    /// [`Registered`] values in this thread.
     static REGISTERED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Registration of this thread with DPDK. A registered thread has its own cache in each pool. Without it each
-/// buffer costs three times as much.
+/// A registered thread has its own cache in each pool. Without it each buffer costs three times as much.
 #[derive(Debug)]
 pub(crate) struct Registered {
     /// Makes the type `!Send`: the same thread must unregister.
@@ -223,10 +222,7 @@ pub(crate) struct Registered {
 }
 
 impl Registered {
-    /// Registers this thread if it is not registered.
-    ///
-    /// # Errors
-    /// [`DpdkError::Thread`]: DPDK supports 128 threads by default.
+    /// [`DpdkError::Thread`] if there are too many: DPDK supports 128 threads by default.
     pub(crate) fn new(_running: Eal) -> Result<Self, DpdkError> {
         if REGISTERED.get() == 0 {
             forget_log();

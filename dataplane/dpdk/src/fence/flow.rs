@@ -10,7 +10,7 @@ use super::device::Device;
 use super::eal;
 use crate::flow::{Form, RuleDriver};
 
-/// A rule that a device has. Closing the device removes it.
+/// Closing the device removes the rule.
 #[derive(Debug)]
 pub(crate) struct Rule(NonNull<sys::rte_flow>);
 
@@ -18,7 +18,6 @@ pub(crate) struct Rule(NonNull<sys::rte_flow>);
 // so any thread may call them. This side reads nothing through the pointer.
 unsafe impl Send for Rule {}
 
-/// Capacity in bytes for a driver's message.
 const MESSAGE_MAX: usize = 160;
 
 impl RuleDriver for Device {
@@ -55,7 +54,7 @@ impl RuleDriver for Device {
     }
 }
 
-/// A rule in testpmd's syntax, as the device would receive it.
+/// In testpmd's syntax, as the device would receive it.
 pub(crate) fn flow_text(address: Ipv4Addr, queue: usize, form: Form) -> String {
     const TEXT_MAX: usize = 256;
     let mut out: [c_char; TEXT_MAX] = [0; TEXT_MAX];

@@ -1,15 +1,12 @@
 //! A frame in DPDK's buffers.
 //!
 //! A frame has one of three shapes:
-//!
 //! - *Whole*: one segment.
-//! - *Shared*: three segments. A head of [`HEAD`] bytes and a tail of [`TAIL`] bytes are its own. Between
-//!   them are the bytes of a whole frame, which other frames read as well.
-//! - *Borrowed*: two segments. A head of [`LENT_HEAD`] bytes is its own. The rest, including the tail, are
-//!   the bytes of a whole frame.
+//! - *Shared*: three segments. A head of [`HEAD`] bytes and a tail of [`TAIL`] bytes are its own. Between them are
+//!   bytes of a whole frame, which other frames read as well.
+//! - *Borrowed*: two segments. A head of [`LENT_HEAD`] bytes is its own. The rest is that of a whole frame.
 //!
-//! While such frames exist, the whole frame permits writes only to the part of its head and tail that no
-//! other frame reads.
+//! While such frames exist, the whole frame permits writes only to the part of its head and tail that no other reads.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -19,14 +16,13 @@ use std::{ptr, slice};
 use castnet_dpdk_sys as sys;
 use castnet_port::FrameBuf;
 
-/// Bytes of a private head, see [`FrameBuf::HEAD`].
+/// See [`FrameBuf::HEAD`].
 pub(crate) const HEAD: usize = 128;
-/// Bytes of a private tail.
 pub(crate) const TAIL: usize = 4;
-/// Bytes of the private head of a borrowed frame: a cache line.
+/// A cache line.
 pub(crate) const LENT_HEAD: usize = 64;
-/// Values of the lowest byte of a whole frame's `usr` word, set when the first other frame starts to read it: how the
-/// frame is lent. The upper bits are the number of references already counted for replicas that are still to be created.
+/// The lowest byte of a whole frame's `usr` word, set when the first other frame starts to read it: how it is lent. The
+/// upper bits are the number of references already counted for replicas that are still to be created.
 const LENT_WITHOUT_TAIL: u32 = 1;
 const LENT_WITH_TAIL: u32 = 2;
 const LENT: u32 = 0xFF;
@@ -55,13 +51,13 @@ impl Mbuf {
         self.raw().nb_segs == 1
     }
 
-    /// Returns true if other frames share this whole frame's body. Other threads can only reduce their number.
+    /// True if other frames share this whole frame's body. Other threads can only reduce their number.
     #[inline]
     fn is_lent(&self) -> bool {
         self.raw().refcnt.load(Ordering::Acquire) != 1
     }
 
-    /// Returns true if no other frame uses the last bytes, see the three shapes.
+    /// True if no other frame uses the last bytes.
     #[inline]
     fn owns_tail(&self) -> bool {
         match self.raw().nb_segs {
@@ -71,32 +67,30 @@ impl Mbuf {
         }
     }
 
-    /// Returns true if the lent frame is lent with its tail.
     #[inline]
     fn is_lent_with_tail(&self) -> bool {
         self.raw().usr.load(Ordering::Relaxed) & LENT == LENT_WITH_TAIL
     }
 
-    /// Returns true if other frames can borrow its bytes. The frame must be whole and own its buffer, so that
-    /// its reference count covers the borrowers.
+    /// True if other frames can borrow its bytes: it must be whole and own its buffer, so that its reference count
+    /// covers the borrowers.
     #[inline]
     pub(crate) fn can_lend(&self) -> bool {
         self.is_whole() && self.raw().ol_flags & sys::NOT_ITS_OWN == 0
     }
 
-    /// Returns true if other frames can share its body: the frame can lend, or shares a body itself.
+    /// True if the frame can lend, or shares a body itself.
     #[inline]
     pub(crate) fn can_share(&self) -> bool {
         self.can_lend() || self.raw().nb_segs == 3
     }
 
-    /// The bytes of the first segment.
     #[inline]
     fn first(&self) -> (*mut u8, usize) {
         bytes_of(self.raw())
     }
 
-    /// The bytes of the segment `hops` after the first.
+    /// The segment `hops` after the first.
     #[inline]
     fn later(&self, hops: usize) -> (*mut u8, usize) {
         debug_assert!(!self.is_whole());
@@ -109,14 +103,13 @@ impl Mbuf {
         bytes_of(unsafe { &*at })
     }
 
-    /// Bytes from the start of the frame to the end of its first buffer.
+    /// From the start of the frame to the end of its first buffer.
     fn capacity(&self) -> usize {
         let raw = self.raw();
         usize::from(raw.buf_len.saturating_sub(raw.data_off))
     }
 
-    /// Sets the length of a whole frame; new bytes are undefined. Returns false and changes nothing if the
-    /// buffer is too small, the frame is not whole or it is lent.
+    /// New bytes are undefined. Returns false if the buffer is too small, or the frame is not whole or is lent.
     #[inline]
     pub(crate) fn set_length(&mut self, length: usize) -> bool {
         if length > self.capacity() || !self.is_whole() || self.is_lent() {
@@ -132,7 +125,7 @@ impl Mbuf {
         true
     }
 
-    /// Fills a new frame with the concatenated bytes of `parts`. Returns false if they are too long.
+    /// Fills a new frame. Returns false if `parts` are too long.
     #[inline]
     pub(crate) fn fill(&mut self, parts: &[&[u8]]) -> bool {
         let length = parts.iter().map(|p| p.len()).sum();
@@ -152,7 +145,7 @@ impl Mbuf {
         true
     }
 
-    /// Fills a new frame with `length` zeros. Returns false if they are too many.
+    /// Returns false if `length` is too large.
     pub(crate) fn fill_zero(&mut self, length: usize) -> bool {
         if !self.set_length(length) {
             return false;
@@ -180,8 +173,8 @@ impl Mbuf {
         true
     }
 
-    /// Combines three new, empty frames into one that shares the body of this frame. Returns `None` and frees
-    /// them if this frame has no body to share.
+    /// Combines three new, empty frames into one that shares the body of this frame. If it has no body to share, they
+    /// are freed.
     #[inline]
     pub(crate) fn share(&self, mut parts: [Self; 3]) -> Option<Self> {
         let length = self.length();
@@ -212,8 +205,8 @@ impl Mbuf {
         }
     }
 
-    /// Counts this borrower of the frame's bytes and `to_come` further ones, or uses a reference that was
-    /// counted before. Returns false and counts nothing if the body is lent without the tail.
+    /// Counts this borrower and `to_come` further ones, or uses a reference that was counted before. Returns false and
+    /// counts nothing if the body is lent without the tail.
     #[inline]
     fn count_borrower(&self, to_come: u16) -> bool {
         let (usr, refcnt) = (&self.raw().usr, &self.raw().refcnt);
@@ -237,9 +230,8 @@ impl Mbuf {
         true
     }
 
-    /// Combines two new, empty frames into one that borrows everything of this frame but the head. Exactly
-    /// `to_come` further borrowers must follow. Returns `None` and frees the new frames if there are none or
-    /// this frame [cannot lend](Self::can_lend).
+    /// Combines two new, empty frames into one that borrows everything of this frame but the head. Exactly `to_come`
+    /// further borrowers must follow. `None` if there are no new frames or this frame [cannot lend](Self::can_lend).
     #[inline]
     pub(crate) fn lend(&self, fresh: Option<[Self; 2]>, to_come: u16) -> Option<Self> {
         if self.length() < HEAD + TAIL || !self.can_lend() || !self.count_borrower(to_come) {
@@ -266,7 +258,7 @@ impl Mbuf {
         Some(Self(front))
     }
 
-    /// The last [`TAIL`] bytes. The frame must have at least that many.
+    /// The frame must have at least [`TAIL`] bytes.
     #[inline]
     fn tail(&self) -> (*mut u8, usize) {
         let (start, length) = match self.raw().nb_segs {
@@ -288,23 +280,21 @@ impl Mbuf {
         match self.is_whole() && self.is_lent() {
             true if self.is_lent_with_tail() => (start, length.min(LENT_HEAD)),
             true => (start, length.min(HEAD)),
-            // The first segment of a shared or borrowed frame is its own.
             false => (start, length),
         }
     }
 
-    /// A copy of all bytes. For tests and slow paths.
+    /// A copy of all bytes, for tests and slow paths.
     pub fn to_vec(&self) -> Vec<u8> {
         self.segments().concat()
     }
 
-    /// The number of segments: 1 (whole), 2 (borrowed) or 3 (shared).
+    /// 1 (whole), 2 (borrowed) or 3 (shared).
     pub fn segment_count(&self) -> usize {
         usize::from(self.raw().nb_segs)
     }
 }
 
-/// The bytes of a segment.
 #[inline]
 fn bytes_of(segment: &sys::rte_mbuf) -> (*mut u8, usize) {
     // SAFETY: DPDK keeps `data_off` within the buffer.

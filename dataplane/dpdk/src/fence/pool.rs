@@ -1,5 +1,5 @@
-//! Pools of buffers. They exist as long as the process, because a buffer may outlive the owner of its pool. A
-//! pool is reused when all its buffers are free again.
+//! Pools of buffers. They are never freed, because a buffer may outlive the owner of its pool. A pool is reused when
+//! all its buffers are free again.
 
 use std::ffi::CString;
 use std::ptr::NonNull;
@@ -12,9 +12,9 @@ use super::eal::{self, Eal};
 use super::mbuf::Mbuf;
 use crate::error::DpdkError;
 
-/// Buffers in a thread's cache of a pool.
+/// Per thread and pool.
 pub(crate) const CACHE: usize = 256;
-/// Bytes of a buffer's header.
+/// Bytes per buffer.
 const HEADER: usize = 128;
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ unsafe impl Send for Pool {}
 
 static POOLS: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
 
-/// The use of a pool. New buffers are allocated only through it.
+/// New buffers are allocated only through a lease.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) raw: NonNull<sys::rte_mempool>,
@@ -46,8 +46,7 @@ unsafe impl Send for Lease {}
 unsafe impl Sync for Lease {}
 
 impl Lease {
-    /// Leases a pool of at least `count` buffers, each with `capacity` bytes for a frame and DPDK's headroom
-    /// before them.
+    /// Leases at least `count` buffers, each with `capacity` bytes for a frame, and DPDK's headroom before them.
     pub(crate) fn new(_running: Eal, count: usize, capacity: usize) -> Result<Self, DpdkError> {
         let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
         let free = pools.iter_mut().find(|pool| {
@@ -93,13 +92,13 @@ impl Lease {
         Ok(Self { raw, count, capacity })
     }
 
-    /// The approximate size in bytes of `count` buffers with this capacity.
+    /// Approximate.
     pub(crate) fn bytes(count: usize, capacity: usize) -> usize {
         // Header, headroom, and the overhead of the pool per buffer.
         count.max(2 * CACHE) * (capacity + HEADER + 256)
     }
 
-    /// The number of free buffers, including those in thread caches.
+    /// Including those in thread caches.
     pub(crate) fn available(&self) -> usize {
         // SAFETY: the pool exists forever.
         unsafe { sys::rte_mempool_avail_count(self.raw.as_ptr()) as usize }
