@@ -1,7 +1,7 @@
 //! A key that makes the Toeplitz hash, by which a device spreads frames over its receive queues, a hash of the
 //! destination address. All data frames of a group then arrive at one queue and one worker.
 
-/// Drivers use the part that they support, at least 40 bytes.
+/// In bytes. Drivers use the part that they support, at least 40.
 pub const KEY_LENGTH: usize = 52;
 
 /// Toeplitz hashes the source address, the destination address and, if enabled, the ports. Bit `i` of this input

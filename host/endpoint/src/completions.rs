@@ -13,8 +13,8 @@ impl Endpoint {
         }
     }
 
-    /// Moves a QP to the error state. `send` is the index and status of a failed send, `receive` the status of the
-    /// oldest receive. All other work requests are flushed.
+    /// `send` is the index and status of a failed send, `receive` the status of the oldest receive. All other work
+    /// requests are flushed.
     pub(crate) fn fail(&mut self, qpn: Qpn, send: Option<(usize, Status)>, receive: Option<Status>) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let Some(state) = qp.state.step(QpEvent::Fail) else {

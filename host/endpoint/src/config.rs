@@ -18,11 +18,11 @@ pub struct EndpointConfig {
     pub qps_max: usize,
     /// The maximum number of memory regions.
     pub regions_max: usize,
-    /// The maximum number of completions that are queued or still to come. Posting beyond it is refused, so the
-    /// completion queue never overflows.
+    /// The maximum number of completions that are queued or to come. Posting beyond it is refused, so none is ever
+    /// lost.
     pub completions_max: usize,
-    /// The maximum number of queued ACKs and NAKs per QP. When the queue is full, a newer ACK replaces a queued ACK at
-    /// the end, which it includes.
+    /// The maximum number of queued ACKs and NAKs per QP. Beyond it a newer ACK replaces an ACK at the end, which it
+    /// includes.
     pub responses_max: usize,
     /// True to send only the newest of several queued ACKs, which includes the others (IBA 9.7.5.1.2), as hardware
     /// RNICs do. rxe sends each ACK.
@@ -30,7 +30,7 @@ pub struct EndpointConfig {
 }
 
 impl EndpointConfig {
-    /// An endpoint in the default partition, with limits of 1,024 QPs, 4,096 regions and 65,536 completions.
+    /// In the default partition, with limits of 1,024 QPs, 4,096 regions and 65,536 completions.
     pub const fn new(mac: MacAddr, ip: Ipv4Addr) -> Self {
         Self {
             mac,
@@ -66,7 +66,7 @@ impl Default for QueueLimits {
 /// Configuration of a QP and its connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpConfig {
-    /// QP number. 0 and 1 are reserved (subnet and general management).
+    /// QP number. 0, 1 and 0xFFFFFF are reserved.
     pub qpn: Qpn,
     /// Capacities of the queues.
     pub limits: QueueLimits,
@@ -82,11 +82,11 @@ pub struct QpConfig {
     pub rq_psn: Psn,
     /// Payload bytes of a full packet in both directions.
     pub pmtu: Pmtu,
-    /// Timeout exponent t, below 32. The QP retransmits after 4.096 us * 2^t without an acknowledgement. 0 disables the
+    /// Timeout exponent t, below 32: retransmit after 4.096 us * 2^t without an acknowledgement. 0 disables the
     /// timeout.
     pub timeout: u8,
-    /// Retries without progress before the QP fails, below 8. 7 means no limit, as in rxe; in the InfiniBand
-    /// specification it means seven.
+    /// Retries without progress before the QP fails, below 8. 7 means no limit, as in rxe, not seven as in the
+    /// InfiniBand specification.
     pub retry_cnt: u8,
     /// Retries after RNR NAKs before the QP fails, below 8. 7 means no limit.
     pub rnr_retry: u8,
@@ -104,8 +104,8 @@ impl QpConfig {
     /// The default of `window`. rxe's constant is 128, and it sends one packet more.
     pub const WINDOW: u32 = 129;
 
-    /// A QP with the usual values of verbs programs: PSNs start at 0, path MTU 1024, timeout 14 (67 ms), 7 retries of
-    /// both kinds (no limit), RNR timer 12 (0.64 ms).
+    /// With the usual values of verbs programs: PSNs start at 0, path MTU 1024, timeout 14 (67 ms), 7 retries of both
+    /// kinds (no limit), RNR timer 12 (0.64 ms).
     pub fn new(qpn: Qpn, remote_ip: Ipv4Addr, remote_mac: MacAddr, remote_qpn: Qpn) -> Self {
         Self {
             qpn,

@@ -17,7 +17,7 @@ use crate::work::{Completion, MESSAGE_MAX, RecvWr, SendWr, Status};
 /// Reason of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TimerReason {
-    /// The retransmission timer, which waits for an acknowledgement.
+    /// Waits for an acknowledgement.
     Retransmit,
     /// The wait after an RNR NAK. The QP retransmits afterwards.
     RnrWait,
@@ -42,24 +42,23 @@ pub struct QpStatus {
     pub receives: usize,
 }
 
-/// A QP.
 #[derive(Debug)]
 pub(crate) struct Qp {
     pub(crate) state: QpState,
     pub(crate) config: QpConfig,
-    /// UDP source port of all frames of the QP.
+    /// Of all frames of the QP.
     pub(crate) sport: u16,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
-    /// True if the QP is in the queue of QPs with responses.
+    /// True if the QP is in `Endpoint::answering`.
     answering: bool,
-    /// True if the QP is in the queue of QPs with requests.
+    /// True if the QP is in `Endpoint::requesting`.
     requesting: bool,
-    /// The QP's entry in the timers.
+    /// As in `Endpoint::timers`.
     timer: Option<Nanos>,
 }
 
-/// An RC endpoint: many QPs at one IP and Ethernet address. The crate documentation describes the calling order.
+/// Many QPs at one IP and Ethernet address. The crate documentation describes the calling order.
 #[derive(Debug)]
 pub struct Endpoint {
     pub(crate) config: EndpointConfig,
@@ -79,7 +78,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Creates an endpoint without QPs and memory.
+    /// Without QPs and memory.
     pub fn new(config: EndpointConfig) -> Self {
         Self {
             memory: Memory::new(config.regions_max),
@@ -119,33 +118,21 @@ impl Endpoint {
     }
 
     /// Removes a region and returns its bytes. Work requests that still refer to it fail, and their QPs with them.
-    ///
-    /// # Errors
-    /// [`MemoryError::UnknownKey`].
     pub fn deregister_memory(&mut self, key: MemoryKey) -> Result<Vec<u8>, MemoryError> {
         self.memory.deregister(key)
     }
 
     /// The bytes of a region.
-    ///
-    /// # Errors
-    /// [`MemoryError::UnknownKey`].
     pub fn memory(&self, key: MemoryKey) -> Result<&[u8], MemoryError> {
         self.memory.bytes(key).ok_or(MemoryError::UnknownKey { key })
     }
 
-    /// Mutable access to the bytes of a region.
-    ///
-    /// # Errors
-    /// [`MemoryError::UnknownKey`].
+    /// The bytes of a region.
     pub fn memory_mut(&mut self, key: MemoryKey) -> Result<&mut [u8], MemoryError> {
         self.memory.bytes_mut(key).ok_or(MemoryError::UnknownKey { key })
     }
 
-    /// Creates a connected QP: [`Endpoint::open_qp`], then [`Endpoint::connect_qp`].
-    ///
-    /// # Errors
-    /// As those calls. Nothing has changed after an error.
+    /// [`Endpoint::open_qp`], then [`Endpoint::connect_qp`], with their errors. Nothing has changed after an error.
     pub fn create_qp(&mut self, config: QpConfig) -> Result<(), QpError> {
         config.check()?;
         self.open_qp(config.qpn, config.limits)?;
@@ -206,10 +193,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Changes the Ethernet address of the next hop.
-    ///
-    /// # Errors
-    /// [`QpError::Unknown`], [`QpError::MulticastMac`].
+    /// Changes the Ethernet address of the next hop, which must be unicast.
     pub fn set_remote_mac(&mut self, qpn: Qpn, mac: MacAddr) -> Result<(), QpError> {
         if mac.is_multicast() {
             return Err(QpError::MulticastMac { mac });
@@ -220,9 +204,6 @@ impl Endpoint {
     }
 
     /// Moves a QP to [`QpState::Error`] and flushes its work requests.
-    ///
-    /// # Errors
-    /// [`QpError::Unknown`].
     pub fn fail_qp(&mut self, qpn: Qpn) -> Result<(), QpError> {
         self.qp_status(qpn)?;
         self.fail(qpn, None, None);
@@ -230,9 +211,6 @@ impl Endpoint {
     }
 
     /// Resets a QP to [`QpState::Init`]. Its work requests are removed; completions stay until they are polled.
-    ///
-    /// # Errors
-    /// [`QpError::Unknown`].
     pub fn reset_qp(&mut self, qpn: Qpn) -> Result<(), QpError> {
         let qp = self.qps.get_mut(&qpn).ok_or(QpError::Unknown { qpn })?;
         qp.state = qp.state.try_step(qpn, QpEvent::Reset)?;
@@ -244,9 +222,6 @@ impl Endpoint {
     }
 
     /// Removes a QP and its work requests. Completions stay until they are polled.
-    ///
-    /// # Errors
-    /// [`QpError::Unknown`].
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), QpError> {
         self.reset_qp(qpn)?;
         self.qps.remove(&qpn);
@@ -256,9 +231,6 @@ impl Endpoint {
     }
 
     /// Status of a QP.
-    ///
-    /// # Errors
-    /// [`QpError::Unknown`].
     pub fn qp_status(&self, qpn: Qpn) -> Result<QpStatus, QpError> {
         let qp = self.qps.get(&qpn).ok_or(QpError::Unknown { qpn })?;
         Ok(QpStatus {
@@ -272,10 +244,7 @@ impl Endpoint {
         })
     }
 
-    /// Posts a send. On a failed QP it is flushed immediately.
-    ///
-    /// # Errors
-    /// Any [`PostError`]. Nothing was posted.
+    /// Posts a send. On a failed QP it is flushed immediately. After an error nothing is posted.
     pub fn post_send(&mut self, qpn: Qpn, wr: SendWr) -> Result<(), PostError> {
         let qp = self.qps.get_mut(&qpn).ok_or(PostError::UnknownQp { qpn })?;
         if qp.state == QpState::Init {
@@ -301,10 +270,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Posts a receive. On a failed QP it is flushed immediately.
-    ///
-    /// # Errors
-    /// Any [`PostError`] except [`PostError::NotConnected`]. Nothing was posted.
+    /// Posts a receive, also before the QP is connected. On a failed QP it is flushed immediately. After an error
+    /// nothing is posted.
     pub fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), PostError> {
         let qp = self.qps.get_mut(&qpn).ok_or(PostError::UnknownQp { qpn })?;
         check_queue(qpn, qp.responder.queue.len(), qp.config.limits.receive)?;
@@ -325,7 +292,7 @@ impl Endpoint {
         self.completions.pop_front()
     }
 
-    /// The time and reason of the next required call of [`Endpoint::handle_timeout`].
+    /// When and why [`Endpoint::handle_timeout`] must be called next.
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
         let &(at, qpn) = self.timers.first()?;
         let rnr_deadline = self.qps.get(&qpn).and_then(|qp| qp.requester.rnr_deadline);
@@ -383,7 +350,7 @@ impl Endpoint {
         }
     }
 
-    /// Removes the next QP from the queue of QPs with responses. The caller must refresh it afterwards.
+    /// The caller must refresh the QP afterwards.
     pub(crate) fn pop_answering(&mut self) -> Option<Qpn> {
         let qpn = self.answering.pop_front()?;
         if let Some(qp) = self.qps.get_mut(&qpn) {
@@ -392,7 +359,7 @@ impl Endpoint {
         Some(qpn)
     }
 
-    /// Removes the next QP from the queue of QPs with requests. The caller must refresh it afterwards.
+    /// The caller must refresh the QP afterwards.
     pub(crate) fn pop_requesting(&mut self) -> Option<Qpn> {
         let qpn = self.requesting.pop_front()?;
         if let Some(qp) = self.qps.get_mut(&qpn) {

@@ -63,10 +63,7 @@ pub enum QpError {
 }
 
 impl QpError {
-    /// Checks values against their bounds: field, value, minimum and maximum.
-    ///
-    /// # Errors
-    /// [`QpError::OutOfRange`] with the first value that is out of range.
+    /// Checks field, value, minimum and maximum: [`QpError::OutOfRange`] with the first value that is out of range.
     pub fn check_bounds(bounds: &[(&'static str, u64, u64, u64)]) -> Result<(), Self> {
         for &(field, value, min, max) in bounds {
             if value < min || value > max {

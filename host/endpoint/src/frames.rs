@@ -18,8 +18,8 @@ use crate::stats::Discard;
 use crate::work::{SendOp, Status};
 
 impl Endpoint {
-    /// The longest frame that [`Endpoint::poll_transmit`] writes: Ethernet 14, IPv4 20, UDP 8, BTH 12, RETH 16,
-    /// immediate 4, 4096 bytes of payload, ICRC 4.
+    /// What [`Endpoint::poll_transmit`] writes at most: Ethernet 14, IPv4 20, UDP 8, BTH 12, RETH 16, immediate 4,
+    /// payload 4096, ICRC 4.
     pub const FRAME_MAX: usize = PLAIN_FRAME + Reth::LEN + 4 + 4096 + ICRC_LEN;
 
     /// Processes a received Ethernet frame without FCS. Discarded frames are counted by [`Discard`].
@@ -38,7 +38,7 @@ impl Endpoint {
         self.refresh(qpn);
     }
 
-    /// Performs the stateless checks in rxe's order, and the ICRC check.
+    /// The stateless checks in rxe's order, and the ICRC check.
     fn accept<'a>(&self, frame: &'a [u8]) -> Result<(Qpn, DecodedPacket<'a>), Discard> {
         if frame.get(..6).is_some_and(|dst| dst != self.config.mac.0) {
             return Err(Discard::NotMyMac);
@@ -115,10 +115,9 @@ impl Endpoint {
         }
     }
 
-    /// Writes the next Ethernet frame without FCS to the start of `out` and returns its length. Returns `None` if there
-    /// is nothing to send. ACKs and NAKs precede requests. QPs are served round robin.
-    ///
-    /// `out` must have [`Endpoint::FRAME_MAX`] bytes. A shorter buffer is counted, and nothing is written.
+    /// Writes the next Ethernet frame without FCS to the start of `out` and returns its length, `None` if there is
+    /// nothing to send. ACKs and NAKs precede requests. QPs are served round robin. `out` must have
+    /// [`Endpoint::FRAME_MAX`] bytes: a shorter buffer is counted, and nothing is written.
     pub fn poll_transmit(&mut self, now: Nanos, out: &mut [u8]) -> Option<usize> {
         if out.len() < Self::FRAME_MAX {
             self.stats.short_buffers += 1;
@@ -197,7 +196,6 @@ impl Endpoint {
                 dma_len: packet.message_length,
             })
         };
-        // Headers that the opcode does not have are omitted.
         let (reth, imm) = match packet.op {
             SendOp::Send => (None, None),
             SendOp::SendImm(imm) => (None, Some(imm)),
@@ -217,7 +215,7 @@ impl Endpoint {
         Some(length)
     }
 
-    /// The Ethernet and IP headers of the next frame of a QP.
+    /// The headers of the QP's next frame.
     fn envelope(&mut self, qpn: Qpn) -> Option<(Ethernet, Network)> {
         let Qp { config: remote, .. } = self.qps.get(&qpn)?;
         let ethernet = Ethernet {

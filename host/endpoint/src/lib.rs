@@ -1,14 +1,13 @@
 //! An RC endpoint as a pure machine: requester, responder and retransmission.
 //!
 //! The main type is [`Endpoint`]. It behaves as Linux rxe (SoftRoCE), so a switch that works with it also works with
-//! rxe. `tests/data` contains scripts that were played to the rxe of Linux 6.1, with the captured frames. The tests
-//! require that the endpoint sends the same frames. The interoperability tests play the same scripts to a running rxe.
-//! The crate does no I/O and has no clock: frames and times are arguments.
+//! rxe: `tests/data` contains scripts with the frames that the rxe of Linux 6.1 sent, and the endpoint must send the
+//! same. The interoperability tests play the scripts to a running rxe. The crate does no I/O and has no clock: frames
+//! and times are arguments. All QPs and memory regions of one endpoint belong to one protection domain.
 //!
 //! # Intended differences from rxe
 //!
-//! - An ACK or NAK of a PSN that was never sent changes nothing. rxe accepts it and completes work whose data was not
-//!   delivered.
+//! An ACK or NAK of a PSN that was never sent changes nothing. rxe completes work whose data was not delivered.
 //! - After an RNR NAK nothing new is sent until the wait is over, as the InfiniBand specification requires. rxe sends
 //!   new work, which is refused.
 //! - During a retransmission, a response to the first transmission shortens it. rxe ignores the response until the
@@ -44,10 +43,6 @@
 //! let length = endpoint.poll_transmit(Nanos::ZERO, &mut frame);
 //! assert!(length.is_some());
 //! ```
-//!
-//! # Protection
-//!
-//! All QPs and memory regions of one endpoint belong to one protection domain.
 #![no_std]
 #![forbid(unsafe_code)]
 

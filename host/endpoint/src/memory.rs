@@ -6,9 +6,8 @@ use core::fmt;
 use crate::error::{MemoryError, PostError};
 use crate::work::LocalSlice;
 
-/// The key of a memory region, used as lkey and rkey, as in rxe.
-///
-/// The low byte changes each time a slot is reused, so a stale key matches no region.
+/// The key of a memory region, used as lkey and rkey, as in rxe. The low byte changes each time a slot is reused, so a
+/// stale key matches no region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoryKey(u32);
 
@@ -50,18 +49,18 @@ pub struct Access {
 }
 
 impl Access {
-    /// Access for sends.
+    /// For sends.
     pub const READ: Self = Self {
         local_write: false,
         remote_write: false,
         remote_invalidate: false,
     };
-    /// Access for sends and receives.
+    /// For sends and receives.
     pub const LOCAL: Self = Self {
         local_write: true,
         ..Self::READ
     };
-    /// Access for sends, receives and remote WRITEs.
+    /// For sends, receives and remote WRITEs.
     pub const REMOTE_WRITE: Self = Self {
         remote_write: true,
         ..Self::LOCAL
@@ -75,14 +74,13 @@ struct Region {
     access: Access,
 }
 
-/// The slot of a region. It outlives the region so that keys differ between its uses.
+/// A slot outlives its region so that keys differ between its uses.
 #[derive(Debug)]
 struct Slot {
     variant: u8,
     region: Option<Region>,
 }
 
-/// All regions of an endpoint.
 #[derive(Debug)]
 pub(crate) struct Memory {
     slots: Vec<Slot>,
@@ -166,7 +164,7 @@ impl Memory {
         self.region_mut(key).map(|r| r.bytes.as_mut_slice())
     }
 
-    /// Checks the slice of a work request. `write` is true for the buffer of a receive.
+    /// `write` is true for the buffer of a receive.
     pub(crate) fn check_local(&self, slice: LocalSlice, write: bool) -> Result<(), PostError> {
         if slice.length == 0 {
             return Ok(());
@@ -188,7 +186,7 @@ impl Memory {
         self.region(key)?.bytes.get(from..from.checked_add(length)?)
     }
 
-    /// Copies `data` to `offset` of a region. Returns `None` if the region does not exist or is too short.
+    /// `None` if the region does not exist or is too short.
     pub(crate) fn write(&mut self, key: MemoryKey, offset: u64, data: &[u8]) -> Option<()> {
         if data.is_empty() {
             return Some(());
@@ -202,7 +200,7 @@ impl Memory {
         Some(())
     }
 
-    /// The region and offset of a remote WRITE of `length` bytes at `va`, if the region allows it.
+    /// For a remote WRITE of `length` bytes at `va`, if the region allows it.
     pub(crate) fn check_remote(&self, rkey: u32, va: u64, length: u32) -> Option<(MemoryKey, u64)> {
         let key = MemoryKey(rkey);
         let region = self.region(key).filter(|r| r.access.remote_write)?;
@@ -216,7 +214,7 @@ impl Memory {
             .is_some_and(|r| r.access.remote_invalidate)
     }
 
-    /// Revokes remote access to the region. The owner keeps it.
+    /// The owner keeps its access.
     pub(crate) fn invalidate(&mut self, rkey: u32) {
         if let Some(region) = self.region_mut(MemoryKey(rkey)) {
             region.access.remote_write = false;

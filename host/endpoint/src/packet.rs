@@ -4,7 +4,7 @@ use castnet_wire::{Kind, Opcode, Psn, Reth, RoceHeader, Syndrome};
 
 use crate::work::SendOp;
 
-/// The operation of a request. The responder's rules depend on it, not on the opcode.
+/// The responder's rules depend on the kind, not on the opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestKind {
     Send,
@@ -13,18 +13,17 @@ pub(crate) enum RequestKind {
     Unsupported,
 }
 
-/// A request packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) kind: RequestKind,
-    /// True for FIRST and ONLY.
+    /// FIRST and ONLY.
     pub(crate) is_first: bool,
-    /// True for LAST and ONLY.
+    /// LAST and ONLY.
     pub(crate) is_last: bool,
     pub(crate) psn: Psn,
     pub(crate) ack_request: bool,
     pub(crate) solicited: bool,
-    /// The number of pad bytes after the payload, 0 to 3.
+    /// Bytes after the payload, 0 to 3.
     pub(crate) pad: u8,
     pub(crate) target: Option<Reth>,
     pub(crate) imm: Option<u32>,
@@ -32,7 +31,6 @@ pub(crate) struct Request<'a> {
     pub(crate) payload: &'a [u8],
 }
 
-/// A decoded RC packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DecodedPacket<'a> {
     Request(Request<'a>),
@@ -41,14 +39,14 @@ pub(crate) enum DecodedPacket<'a> {
         psn: Psn,
         syndrome: Syndrome,
     },
-    /// A READ or atomic response.
+    /// To a READ or atomic.
     DataResponse,
     /// Congestion notification.
     Cnp,
 }
 
 impl<'a> DecodedPacket<'a> {
-    /// Decodes a packet whose header was parsed from `frame`. Returns `None` if the two are inconsistent.
+    /// `None` if `header`, which was parsed from `frame`, does not agree with it.
     pub(crate) fn decode(header: &RoceHeader, frame: &'a [u8]) -> Option<Self> {
         let info = header.bth.opcode.info();
         let kind = match info.kind {

@@ -1,7 +1,7 @@
 //! The requester of a QP: send queue, window, go-back-N and timers, as in rxe.
 //!
-//! Packets are numbered internally by 64-bit sequence numbers that start at 0. Only frames contain the 24-bit PSNs, so
-//! no code here handles their wrap.
+//! Internally, packets have 64-bit sequence numbers from 0. Only frames contain the 24-bit PSNs, so no code here
+//! handles their wrap.
 
 use alloc::collections::VecDeque;
 use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
@@ -12,7 +12,7 @@ use crate::work::{LocalSlice, SendOp, SendWr, Status};
 /// rxe requests an ACK after this many packets without a request: "more than 64".
 const ACK_REQUEST_INTERVAL: u32 = 65;
 
-/// A send work request and the sequence numbers of its packets.
+/// With the sequence numbers of its packets.
 #[derive(Clone, Copy, Debug)]
 struct QueuedSend {
     wr: SendWr,
@@ -20,7 +20,6 @@ struct QueuedSend {
     last: u64,
 }
 
-/// A request packet to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OutgoingPacket {
     pub(crate) op: SendOp,
@@ -29,15 +28,14 @@ pub(crate) struct OutgoingPacket {
     pub(crate) psn: Psn,
     pub(crate) ack_request: bool,
     pub(crate) solicited: bool,
-    /// Bytes of the whole message, the length in RETH.
+    /// The length in RETH.
     pub(crate) message_length: u32,
     pub(crate) payload: LocalSlice,
     pub(crate) is_retransmission: bool,
-    /// Index of the work request in the queue.
+    /// Of the work request, in the queue.
     pub(crate) index: usize,
 }
 
-/// Effect of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Response {
     /// An ACK that acknowledged new packets.
@@ -71,7 +69,7 @@ pub(crate) struct Requester {
     posted: u64,
     /// The oldest unacknowledged packet.
     unacked: u64,
-    /// The next packet to send. It is less than `sent` during a retransmission.
+    /// Less than `sent` during a retransmission.
     next: u64,
     /// One past the newest packet ever sent.
     sent: u64,
@@ -85,7 +83,7 @@ pub(crate) struct Requester {
     /// True from the start of a retry until an ACK arrives or a message completes. Meanwhile sequence NAKs start no
     /// retry.
     retrying: bool,
-    /// Time at which the retransmission timer expires.
+    /// When the retransmission timer expires.
     pub(crate) ack_deadline: Option<Nanos>,
     /// End of the wait after an RNR NAK.
     pub(crate) rnr_deadline: Option<Nanos>,
@@ -142,7 +140,6 @@ impl Requester {
         self.start_psn.add((sequence % Psn::MODULUS as u64) as i32)
     }
 
-    /// PSN of the next new packet.
     pub(crate) fn psn_next(&self) -> Psn {
         self.psn(self.sent)
     }
@@ -155,7 +152,7 @@ impl Requester {
         self.rnr_deadline.is_none() && self.next < self.posted && self.next - self.unacked < self.window
     }
 
-    /// Returns the next packet, which then counts as sent.
+    /// The packet then counts as sent.
     pub(crate) fn next_packet(&mut self, now: Nanos) -> Option<OutgoingPacket> {
         if !self.can_send() {
             return None;
@@ -198,15 +195,12 @@ impl Requester {
         Some(packet)
     }
 
-    /// Re-arms the retransmission timer if packets are outstanding, else disarms it.
     fn arm(&mut self, now: Nanos) {
         self.ack_deadline = self.timeout.filter(|_| self.unacked < self.next).map(|t| now + t);
     }
 
-    /// Processes an ACK or NAK. Completed work requests are then available from [`Requester::pop_completed`].
-    ///
-    /// rxe accepts an ACK of a PSN that was never sent and completes work requests whose data was not delivered. This
-    /// requester returns [`Response::Ahead`] and changes nothing.
+    /// Completed work requests are then available from [`Requester::pop_completed`]. For a PSN that was never sent,
+    /// unlike rxe, nothing changes: [`Response::Ahead`].
     pub(crate) fn handle_response(&mut self, now: Nanos, psn: Psn, syndrome: Syndrome) -> Response {
         let ahead = psn.diff(self.psn(self.unacked)) as i64;
         if ahead < 0 {
@@ -254,7 +248,7 @@ impl Requester {
         response
     }
 
-    /// Resets the retry counters after progress. A sequence NAK may start a retry again.
+    /// After progress. A sequence NAK may start a retry again.
     fn reset_retries(&mut self) {
         self.retries_left = self.retry_cnt;
         self.rnr_retries_left = self.rnr_retry;
@@ -291,8 +285,8 @@ impl Requester {
         self.cursor = 0;
     }
 
-    /// Stops sending for the time of an RNR NAK. As in rxe, the retransmission timer keeps running, so a longer wait
-    /// uses up retries. Unlike rxe, no new work is sent, because it would be refused.
+    /// As in rxe, the retransmission timer keeps running, so a longer wait uses up retries. Unlike rxe, no new work is
+    /// sent, because it would be refused.
     fn wait_for_receiver(&mut self, now: Nanos, timer: RnrTimer) -> Response {
         if self.rnr_retries_left == 0 {
             return Response::Failed(Status::RnrRetryExceeded);
@@ -304,7 +298,7 @@ impl Requester {
         Response::Waiting
     }
 
-    /// The next completed work request, in order.
+    /// In order.
     pub(crate) fn pop_completed(&mut self) -> Option<SendWr> {
         if self.queue.front()?.last >= self.unacked {
             return None;
@@ -313,12 +307,11 @@ impl Requester {
         self.queue.pop_front().map(|s| s.wr)
     }
 
-    /// The next work request of a failed QP, in order.
+    /// Of a failed QP, in order.
     pub(crate) fn pop_any(&mut self) -> Option<SendWr> {
         self.queue.pop_front().map(|s| s.wr)
     }
 
-    /// Stops permanently after the QP has failed.
     pub(crate) fn halt(&mut self) {
         self.posted = self.next;
         self.ack_deadline = None;
@@ -332,7 +325,7 @@ impl Requester {
         }
     }
 
-    /// Retransmits if the retransmission timer has expired. Returns `None` if it has not.
+    /// Retransmits. `None` if the retransmission timer has not expired.
     pub(crate) fn handle_ack_timeout(&mut self, now: Nanos) -> Option<Response> {
         if self.ack_deadline.is_none_or(|at| at > now) {
             return None;

@@ -8,7 +8,6 @@ use crate::memory::{Memory, MemoryKey};
 use crate::packet::{Request, RequestKind};
 use crate::work::{Completion, CompletionOp, MESSAGE_MAX, RecvWr, Status};
 
-/// An ACK or NAK to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) psn: Psn,
@@ -16,7 +15,6 @@ pub(crate) struct Answer {
     pub(crate) syndrome: Syndrome,
 }
 
-/// Result of a request packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// In order and processed.
@@ -33,11 +31,10 @@ pub(crate) enum Verdict {
     Duplicate,
     /// A duplicate READ or atomic.
     DuplicateUnsupported,
-    /// Refused with a NAK that fails the QP. The status is that of the receive that the request would have used.
+    /// With a NAK that fails the QP. The status is that of the receive that the request would have used.
     Refused(Option<Status>),
 }
 
-/// The message that is being received.
 #[derive(Clone, Copy, Debug)]
 enum OpenMessage {
     Nothing,
@@ -66,17 +63,16 @@ pub(crate) struct Responder {
     pmtu: u32,
     rnr_timer: RnrTimer,
     pub(crate) expected: Psn,
-    /// The number of completed messages, modulo 2^24.
+    /// Completed messages, modulo 2^24.
     pub(crate) msn: u32,
     /// True if the gap before `expected` was NAKed.
     nak_sent: bool,
     open_message: OpenMessage,
-    /// Posted receives that are not completed.
     pub(crate) queue: VecDeque<RecvWr>,
     pub(crate) answers: VecDeque<Answer>,
     answers_max: usize,
     coalesces: bool,
-    /// Responses lost because the queue was full.
+    /// Because the queue was full.
     pub(crate) answers_lost: u64,
 }
 
@@ -98,7 +94,7 @@ impl Responder {
         }
     }
 
-    /// Applies the parameters of a connection. Posted receives stay.
+    /// Posted receives stay.
     pub(crate) fn connect(&mut self, config: &QpConfig) {
         self.pmtu = config.pmtu.bytes() as u32;
         self.rnr_timer = RnrTimer::new(config.min_rnr_timer);
@@ -126,7 +122,7 @@ impl Responder {
         }
     }
 
-    /// Processes a request packet whose ICRC and addresses are verified.
+    /// ICRC and addresses of the request are verified.
     pub(crate) fn handle(&mut self, request: &Request<'_>, memory: &mut Memory) -> Verdict {
         match request.psn.diff(self.expected) {
             0 => self.nak_sent = false,
@@ -165,7 +161,7 @@ impl Responder {
         }
     }
 
-    /// Processes the expected packet. Nothing changes if it is refused.
+    /// Nothing changes if the packet is refused.
     fn process_expected(
         &mut self,
         request: &Request<'_>,
@@ -280,7 +276,7 @@ impl Responder {
         }
     }
 
-    /// Checks the target of a WRITE. Key and address are ignored for an empty WRITE.
+    /// Key and address are ignored for an empty WRITE.
     fn check_target(&self, target: Option<Reth>, memory: &Memory) -> Result<(MemoryKey, u64, u32), Refusal> {
         let target = target.filter(|t| t.dma_len <= MESSAGE_MAX).ok_or(INVALID)?;
         let (va, rkey, length) = (target.va, target.rkey, target.dma_len);
@@ -304,7 +300,6 @@ impl Responder {
     }
 }
 
-/// Pad bytes that round `length` up to a multiple of four.
 fn pad_of(length: u32) -> u8 {
     (length.wrapping_neg() & 3) as u8
 }

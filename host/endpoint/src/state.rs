@@ -4,8 +4,8 @@ use castnet_wire::Qpn;
 
 use crate::error::QpError;
 
-/// State of a QP (InfiniBand Architecture Specification, volume 1, 10.3.1). Ready combines the specification's states
-/// ready-to-receive and ready-to-send.
+/// State of a QP: InfiniBand Architecture Specification, volume 1, 10.3.1. Ready combines its ready-to-receive and
+/// ready-to-send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QpState {
     /// Not connected. Receives may be posted. Received frames are discarded.
@@ -28,7 +28,7 @@ pub enum QpEvent {
 }
 
 impl QpState {
-    /// The next state. Returns `None` if the event is not allowed.
+    /// `None` if the event is not allowed.
     pub const fn step(self, event: QpEvent) -> Option<Self> {
         use QpEvent::{Connect, Fail, Reset};
         use QpState::{Error, Init, Ready};
@@ -40,7 +40,6 @@ impl QpState {
         }
     }
 
-    /// As [`QpState::step`], with an error that names the QP.
     pub(crate) fn try_step(self, qpn: Qpn, event: QpEvent) -> Result<Self, QpError> {
         self.step(event).ok_or(QpError::WrongState {
             qpn,

@@ -27,10 +27,7 @@ impl LocalSlice {
         length: 0,
     };
 
-    /// Checks that the slice is inside its region of `region` bytes.
-    ///
-    /// # Errors
-    /// [`PostError::OutOfBounds`].
+    /// [`PostError::OutOfBounds`] unless the slice is inside its region of `region` bytes.
     pub fn check_inside(self, region: u64) -> Result<(), PostError> {
         let Self { key, offset, length } = self;
         let end = offset.checked_add(length as u64).filter(|&end| end <= region);
@@ -84,7 +81,7 @@ pub struct SendWr {
 }
 
 impl SendWr {
-    /// A signaled, unsolicited request.
+    /// Signaled, unsolicited.
     pub const fn new(wr_id: u64, op: SendOp, local: LocalSlice) -> Self {
         Self {
             wr_id,
