@@ -6,22 +6,22 @@ use castnet_rules::Fault;
 use castnet_topology::{Cut, End};
 use castnet_wire::{McstId, Pmtu};
 
-/// Why a request cannot be met. [`PlanError::field`] names the field of the request.
+/// Why a request cannot be planned. [`PlanError::field`] names the field of the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// A multicast group without a receiver.
     #[error("members: {members} member(s); a group needs a source and at least one receiver")]
     NoReceivers {
-        /// How many members.
+        /// Number of members.
         members: usize,
     },
-    /// Too few ranks, or too many.
+    /// Not 2 to [`RANKS_MAX`](castnet_rules::RANKS_MAX) ranks.
     #[error(
         "ranks: {ranks} rank(s); a collective group has 2 to {}",
         castnet_rules::RANKS_MAX
     )]
     BadSize {
-        /// How many ranks.
+        /// Number of ranks.
         ranks: usize,
     },
     /// No host of that name.
@@ -32,7 +32,7 @@ pub enum PlanError {
         /// The name.
         host: String,
     },
-    /// A host twice in a multicast group.
+    /// A host is a member of a multicast group twice.
     #[error("{field}: host {host:?} is {first} already; a host is a member of a group once")]
     MemberTwice {
         /// The member's field.
@@ -42,7 +42,7 @@ pub enum PlanError {
         /// The field that names it first.
         first: String,
     },
-    /// The source cannot receive what it sends.
+    /// The source is among the receivers.
     #[error("{field}: host {host:?} is the source")]
     SourceAmongReceivers {
         /// The receiver's field.
@@ -50,7 +50,7 @@ pub enum PlanError {
         /// The host.
         host: String,
     },
-    /// Neither fabric nor request have an address of the member.
+    /// Neither fabric nor request has an address of the member.
     #[error("{field}: the {address} of host {host:?} is not known; give it in the request")]
     NoAddress {
         /// The member's field.
@@ -60,7 +60,7 @@ pub enum PlanError {
         /// Which address.
         address: &'static str,
     },
-    /// The McstID is a host's address.
+    /// The McstID is the address of a host.
     #[error("mcst_id: {mcst_id} is the address of host {host:?}")]
     McstIdIsHost {
         /// The McstID.
@@ -71,37 +71,37 @@ pub enum PlanError {
     /// No path from the source, or rank 0, to another member, or to any Castnet switch.
     #[error("{field}: no path from {from:?} to {to:?}: {}", cut_text(.cut))]
     NoPath {
-        /// The other member's field; that of the source or rank 0, if it reaches no Castnet switch.
+        /// The other member's field; that of the source or rank 0 if it reaches no Castnet switch.
         field: String,
-        /// The host of the source or rank 0.
+        /// Host of the source or rank 0.
         from: String,
-        /// The other member's host, or the Castnet switch that is cut off by the fewest things that are down.
+        /// The other member's host, or the Castnet switch from which the fewest things that are down cut it off.
         to: String,
         /// Where it is cut.
         cut: Cut,
     },
-    /// Plain switches alone cannot run a group.
+    /// The fabric has plain switches and routers only.
     #[error("the fabric has no Castnet switch: plain switches and routers run no groups")]
     NoCastnetSwitch,
-    /// A link that is needed cannot carry full packets.
+    /// A needed link cannot carry full packets.
     #[error("pmtu: {} needs an MTU of {needed} on every link, but {a} - {b} has {mtu}", .pmtu.bytes())]
     PmtuTooLarge {
         /// The path MTU of the request.
         pmtu: Pmtu,
-        /// The link MTU that it needs: packets of the path MTU with their headers.
+        /// The link MTU for packets of the path MTU with their headers, in bytes.
         needed: u32,
         /// One end of the link.
         a: End,
         /// The other end.
         b: End,
-        /// Its MTU.
+        /// Its MTU in bytes.
         mtu: u32,
     },
     /// Every tree of a collective group has a switch without room.
     #[error("{}", joined(.shortages))]
     NoRoom {
-        /// The switches that were tried and what they lack, in the order they were tried; at least one. The last is the
-        /// one that the ranks could not be linked without.
+        /// The switches that were tried and what they lack, in that order; at least one. Without the last one the ranks
+        /// cannot be linked.
         shortages: Vec<Shortage>,
     },
     /// The tree passes routers, and the request has no McstID for one of its switches.
@@ -110,14 +110,14 @@ pub enum PlanError {
         /// The switch.
         switch: String,
     },
-    /// Values of the request that the checker of rules refuses, with fields as in the request.
+    /// The rule checker refuses values of the request; fields as in the request.
     #[error("{}", joined(.faults))]
     Refused {
         /// At least one.
         faults: Vec<Fault>,
     },
-    /// A rule of the plan that the checker of rules refuses: more members are behind one port of a switch than a group can
-    /// have endpoints there, or the fabric contradicts itself, for instance with an invalid Ethernet address of a port.
+    /// The rule checker refuses a rule of the plan: more members are behind one port than a group can have endpoints
+    /// there, or the fabric contradicts itself, for instance with an invalid Ethernet address of a port.
     #[error("rule for switch {switch:?}: {}", joined(.faults))]
     BadRule {
         /// The switch.
@@ -137,40 +137,40 @@ pub struct Shortage {
     pub lack: Lack,
 }
 
-/// What can be short.
+/// What a switch can lack.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Lack {
-    /// Memory for slots and state.
+    /// Memory for slots and state, in bytes.
     #[error("needs {needed} bytes for it, {free} are free")]
     Memory {
-        /// Bytes that the group takes there.
+        /// Bytes that the group needs there.
         needed: u64,
         /// Bytes that are free.
         free: u64,
     },
-    /// Places for groups.
+    /// It takes no more groups.
     #[error("takes no more groups")]
     Groups,
-    /// A path MTU that it cannot carry.
+    /// The path MTU.
     #[error("does not carry a path MTU of {}{}", .wanted.bytes(), largest_text(.largest))]
     Pmtu {
-        /// The path MTU asked for.
+        /// The path MTU of the request.
         wanted: Pmtu,
-        /// The largest that it carries.
+        /// The largest that the switch carries.
         largest: Option<Pmtu>,
     },
-    /// More endpoints than a group can have there.
+    /// The tree has more endpoints there than a group can have.
     #[error("has {needed} endpoints in the tree, a group can have {max} there")]
     Endpoints {
         /// Endpoints of the tree.
         needed: u64,
-        /// What it takes.
+        /// Maximum per group.
         max: u64,
     },
 }
 
 impl PlanError {
-    /// The field of the request that is at fault, such as `ranks[2]`, or `switches.NAME`; empty if it is the fabric.
+    /// The field of the request at fault, such as `ranks[2]`, or `switches.NAME`; empty if the fabric is at fault.
     pub fn field(&self) -> String {
         match self {
             Self::NoReceivers { .. } => "members".into(),
@@ -192,7 +192,7 @@ impl PlanError {
         }
     }
 
-    /// The reason without the field in front of it.
+    /// The message without the field in front of it.
     pub fn reason(&self) -> String {
         let text = self.to_string();
         let rest = text

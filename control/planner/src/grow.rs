@@ -8,26 +8,23 @@ use crate::load::LinkLoad;
 use crate::overlay::{Reach, nearest, next_hops};
 use crate::tree::Path;
 
-/// Trees that are grown to be compared; in a large fabric those whose tops have the least load, then the first by name.
+/// Maximum number of trees that are compared. Of more tops, those with the least load count, then the first by name.
 pub(crate) const CANDIDATES_MAX: usize = 16;
 
-/// The tree as each node's path to its parent.
+/// A tree as each node's path to its parent.
 pub(crate) type Parents = BTreeMap<String, Path>;
 
-/// The tree as each node's children with their paths, in the order of its ports, then of the children's names.
+/// A tree as each node's children with their paths, ordered by port, then by the children's names.
 pub(crate) type Children = BTreeMap<String, Vec<(Path, String)>>;
 
-/// A member that a tree is to reach.
 #[derive(Clone, Debug)]
 pub(crate) struct Leaf {
-    /// Its name in the tree.
     pub(crate) name: String,
-    /// The paths from its host to the nearest Castnet switches: it joins at one of these.
+    /// Shortest paths from its host to the nearest Castnet switches.
     pub(crate) nearest: Vec<Path>,
 }
 
 impl Leaf {
-    /// A member of that name at that host.
     pub(crate) fn new(topology: &Topology, name: &str, host: &str) -> Self {
         Self {
             name: name.into(),
@@ -35,7 +32,7 @@ impl Leaf {
         }
     }
 
-    /// Links to the switch that `distances` are those to, by way of a nearest Castnet switch.
+    /// Links to the destination of `distances`, over the nearest Castnet switch.
     pub(crate) fn distance(&self, topology: &Topology, distances: &Distances) -> Option<u32> {
         let each = self.nearest.iter().filter_map(|path| {
             let rest = topology.distance(path.far.node(), distances)?;
@@ -45,7 +42,7 @@ impl Leaf {
     }
 }
 
-/// How a node is reached from the tree: new links, the load of them, and the last path.
+/// How a node is reached from the tree: number of new links, their load, and the last path.
 #[derive(Clone, Debug, Default)]
 struct Way {
     links: u32,
@@ -53,10 +50,8 @@ struct Way {
     by: Option<Path>,
 }
 
-/// A tree below `root` that has all `leaves`. They join one after the other, nearest first.
-///
-/// A switch of the tree hangs on a shortest path from the root. So a leaf that joins at a switch on one of its own shortest
-/// paths has a shortest path too, and every node keeps one parent.
+/// A tree below `root` that has all `leaves`, which join nearest first. Each switch of the tree is on a shortest path
+/// from the root, so a leaf that joins there also has a shortest path, and each node keeps one parent.
 pub(crate) fn grow(
     topology: &Topology,
     load: &LinkLoad,
@@ -75,8 +70,7 @@ pub(crate) fn grow(
     parents
 }
 
-/// Adds `leaf` by the way that takes the fewest new links, and among those the least load; among equals the first in
-/// the order of names and ports.
+/// Adds `leaf` over the fewest new links; among equals with the least load, then first by names and ports.
 fn join(
     topology: &Topology,
     load: &LinkLoad,
@@ -94,7 +88,7 @@ fn join(
         })
         .cloned()
         .collect();
-    // Walk back from the leaf over its shortest paths as far as the tree. The switches there, those nearest to the root first.
+    // Walk back from the leaf over its shortest paths to the tree. In the map, switches near the root come first.
     let mut hops: BTreeMap<(Option<u32>, String), Vec<Path>> = BTreeMap::new();
     let mut open: Vec<String> = entries.iter().map(|path| path.far.node().to_string()).collect();
     while let Some(name) = open.pop() {
@@ -126,7 +120,7 @@ fn join(
     }
 }
 
-/// The best way by one of these paths.
+/// The best way over one of these paths.
 fn best(load: &LinkLoad, paths: &[Path], ways: &BTreeMap<String, Way>) -> Option<Way> {
     let each = paths.iter().filter_map(|path| {
         let rest = ways.get(path.far.node())?;
@@ -139,8 +133,8 @@ fn best(load: &LinkLoad, paths: &[Path], ways: &BTreeMap<String, Way>) -> Option
     each.min_by_key(|way| (way.links, way.groups))
 }
 
-/// Leaves out each switch that saves no links: where its children can hang on its parent by fewer links in all, over plain
-/// switches and routers, they do. The switches farthest from the top come first. A host keeps one child, a switch.
+/// Removes each switch that saves no links: its children hang on its parent instead if that takes fewer links in total,
+/// over plain switches and routers. Starts with the switches farthest from the top. A host keeps one child, a switch.
 pub(crate) fn leave_out(topology: &Topology, load: &LinkLoad, parents: &mut Parents) {
     if !topology.switches().any(|s| topology.is_forwarder(&s.name)) {
         return;
@@ -199,13 +193,12 @@ pub(crate) fn leave_out(topology: &Topology, load: &LinkLoad, parents: &mut Pare
     }
 }
 
-/// The links of a tree, each as often as it is used, and their load.
+/// Number of links of a tree, each as often as it is used, and the sum of their load.
 pub(crate) fn cost(load: &LinkLoad, parents: &Parents) -> (u32, u64) {
     let links = parents.values().map(Path::length).sum();
     (links, parents.values().map(|path| path.load(load)).sum())
 }
 
-/// The same tree from the top.
 pub(crate) fn children(parents: &Parents) -> Children {
     let mut all = Children::new();
     for (child, path) in parents {

@@ -1,4 +1,4 @@
-//! How often groups use a link: what load balancing looks at.
+//! How many groups use a link, for load balancing.
 
 use std::collections::BTreeMap;
 
@@ -10,26 +10,25 @@ use crate::overlay::between;
 use crate::plan::HEADROOM;
 use crate::tree::Tree;
 
-/// Groups per link (Cepheus III.C: the port that is "least used by MGs"). A group whose tree uses a link several times, as at
-/// a Castnet switch that hangs on a plain one or a router by a single link, counts there as often.
+/// Groups per link (Cepheus III.C: the port "least used by MGs"). A tree that uses a link several times, for instance
+/// to a Castnet switch behind a plain one, counts as often.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkLoad {
     groups: BTreeMap<LinkId, u32>,
 }
 
-/// An edge of a group's tree as the rule of a switch has it: from the switch's port to an endpoint. Where a plain switch or a router
-/// is at that port, it is a path through such to the host or switch of the endpoint's name.
+/// An edge of a tree in the rule of a switch: from a port of the switch to an endpoint, over plain switches and routers
+/// if one is at that port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Edge {
     switch: String,
     port: PortId,
     to: String,
     far: Far,
-    /// The least MTU of the links that it may use.
+    /// The least MTU of its links in bytes.
     mtu: u32,
 }
 
-/// What an edge ends at.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Far {
     Host,
@@ -40,7 +39,7 @@ enum Far {
 }
 
 impl Edge {
-    /// Of an endpoint in the rule of that switch. `other` has the rules of the group at other switches.
+    /// The edge of an endpoint in the rule of `switch`. `other` has the rules of the group at other switches.
     pub fn new<'r>(
         switch: &str,
         rule: &GroupRule,
@@ -61,14 +60,14 @@ impl Edge {
             port: endpoint.port,
             to: endpoint.next_hop.name().into(),
             far,
-            // Collective groups avoid narrow links; multicast groups are refused where they would use one.
+            // Collective groups avoid narrow links. Multicast groups that would use one are refused.
             mtu: rule
                 .translated()
                 .map_or(0, |_| rule.pmtu.bytes() as u32 + HEADROOM),
         }
     }
 
-    /// Its links, from the same end whichever of its switches it is of.
+    /// Its links, in the same order from both ends.
     fn links(&self, topology: &Topology) -> Option<Vec<LinkId>> {
         let near = End::port(&self.switch, self.port.index() as u8);
         let first = topology.link_at(&near)?;
@@ -81,7 +80,7 @@ impl Edge {
         between(topology, a, b, self.mtu).map(|path| path.links)
     }
 
-    /// The far end of a path through plain switches and routers. The ranks of one host are called `host#rank`.
+    /// The far end of a path over plain switches and routers. Ranks that share a host are called `host#rank`.
     fn far(&self, topology: &Topology) -> Option<End> {
         match &self.far {
             Far::Host => {}
@@ -99,13 +98,13 @@ impl Edge {
 }
 
 impl LinkLoad {
-    /// No groups anywhere.
+    /// No groups.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Counts the edges that groups use, each with the number of its groups. The rules of both ends of an edge count it: if
-    /// their sums differ, the larger one counts. Links that the fabric does not have do not count.
+    /// Counts edges with their numbers of groups. The rules of both ends count an edge: if their sums differ, the
+    /// larger one counts. Links that the fabric does not have are ignored.
     pub fn from_edges<'a>(topology: &Topology, edges: impl IntoIterator<Item = (&'a Edge, u32)>) -> Self {
         let mut sums: BTreeMap<Vec<LinkId>, BTreeMap<&str, u32>> = BTreeMap::new();
         for (edge, groups) in edges {
@@ -120,12 +119,12 @@ impl LinkLoad {
         load
     }
 
-    /// Groups on that link.
+    /// Number of groups on a link.
     pub fn get(&self, link: LinkId) -> u32 {
         self.groups.get(&link).copied().unwrap_or(0)
     }
 
-    /// Counts the tree of one more group.
+    /// Counts the tree of a group.
     pub fn add(&mut self, tree: &Tree) {
         self.count(tree.links(), 1);
     }

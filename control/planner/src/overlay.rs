@@ -1,9 +1,9 @@
-//! The fabric as trees see it: hosts and Castnet switches, and the paths between them.
+//! The fabric as trees see it: hosts and Castnet switches, and paths between them.
 //!
-//! A tree replicates and aggregates at Castnet switches only. Two of its nodes are adjacent where a path of links joins them
-//! whose inner nodes are plain switches and routers, which are called forwarders here; a link alone is such a path. Forwarders
-//! choose the path themselves, so between two ends there is one path here: one with the fewest routers, among those a
-//! shortest one, always the same. Two ends of one Ethernet segment have no router between them, however long the way.
+//! Trees replicate and aggregate at Castnet switches only. A path joins two adjacent nodes over forwarders (plain
+//! switches and routers) or by one link. Forwarders choose their paths themselves, so there is one path here between
+//! two ends: always the same shortest one of those with the fewest routers. Two ends of one Ethernet segment have no
+//! router between them, however long the path.
 
 use core::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -13,10 +13,10 @@ use castnet_topology::{Cut, Distances, End, Neighbour, Topology};
 use crate::load::LinkLoad;
 use crate::tree::Path;
 
-/// What a router on a path costs: more links than a path can have.
+/// Cost of a router on a path: more links than a path can have.
 const ROUTER: u32 = 1 << 16;
 
-/// A node's links that are up, to nodes that are up and with at least this MTU, in the order of its ports.
+/// A node's links that are up, with at least this MTU, to nodes that are up, by port.
 fn live(topology: &Topology, node: &str, mtu: u32) -> Vec<Neighbour> {
     let mut all = topology.neighbours(node);
     all.retain(|n| {
@@ -26,13 +26,13 @@ fn live(topology: &Topology, node: &str, mtu: u32) -> Vec<Neighbour> {
     all
 }
 
-/// What it costs to go over a forwarder, and by one link.
+/// Cost of a forwarder and one link.
 fn step(topology: &Topology, forwarder: &str) -> u32 {
     1 + if topology.is_router(forwarder) { ROUTER } else { 0 }
 }
 
-/// What it costs to reach this end from each forwarder, over forwarders only, that one included: links, and [`ROUTER`] for each
-/// router. Where one is sought, of those that are nearer than it, and of it.
+/// Cost to reach `end` from each forwarder over forwarders only, itself included: links, and [`ROUTER`] per router.
+/// With `sought`, only `sought` and forwarders nearer than it.
 fn costs(topology: &Topology, end: &End, mtu: u32, sought: Option<&str>) -> BTreeMap<String, u32> {
     let mut costs = BTreeMap::new();
     let mut open = BinaryHeap::new();
@@ -60,7 +60,7 @@ fn costs(topology: &Topology, end: &End, mtu: u32, sought: Option<&str>) -> BTre
     costs
 }
 
-/// The path between the ends of two nodes over forwarders and links of at least this MTU. It is the same in both directions.
+/// The path between the ends of two nodes over forwarders and links of at least this MTU; the same in both directions.
 pub(crate) fn between(topology: &Topology, near: &End, far: &End, mtu: u32) -> Option<Path> {
     let (from, to) = if near <= far { (near, far) } else { (far, near) };
     let first = live(topology, from.node(), mtu);
@@ -94,9 +94,9 @@ pub(crate) fn between(topology: &Topology, near: &End, far: &End, mtu: u32) -> O
     Some(if from == near { path } else { path.reversed() })
 }
 
-/// The paths from a host to the Castnet switches nearest to it, all of one length, in the order of the switches' ends.
+/// Paths from a host to its nearest Castnet switches, all of one length, by the switches' ends.
 pub(crate) fn nearest(topology: &Topology, host: &str) -> Vec<Path> {
-    // Most hosts are at a Castnet switch: then their one link is the path.
+    // Most hosts have their one link to a Castnet switch.
     if let [hop] = &live(topology, host, 0)[..]
         && !topology.is_forwarder(hop.far.node())
     {
@@ -134,8 +134,8 @@ pub(crate) fn nearest(topology: &Topology, host: &str) -> Vec<Path> {
     Vec::new()
 }
 
-/// The paths by which shortest paths leave a Castnet switch, each as far as the next Castnet switch; in the order of the
-/// far ends. `distances` are those to the destination, a Castnet switch.
+/// Where shortest paths lead from a Castnet switch, each to the next Castnet switch, by far end. The destination of
+/// `distances` is a Castnet switch.
 pub(crate) fn next_hops(topology: &Topology, from: &str, distances: &Distances) -> Vec<Path> {
     let mut all = Vec::new();
     for first in topology.next_hops(from, distances) {
@@ -159,11 +159,10 @@ pub(crate) fn next_hops(topology: &Topology, from: &str, distances: &Distances) 
     all
 }
 
-/// What it costs to reach each end of a node from forwarders.
+/// Cost to reach each end of a node from forwarders.
 pub(crate) struct Reach(Vec<(End, BTreeMap<String, u32>)>);
 
 impl Reach {
-    /// Of that node.
     pub(crate) fn new(topology: &Topology, node: &str) -> Self {
         let ends = live(topology, node, 0).into_iter().map(|n| n.near);
         let each = ends.map(|end| {
@@ -173,8 +172,7 @@ impl Reach {
         Self(each.collect())
     }
 
-    /// The ends between which the cheapest paths over forwarders join another node with this one, that node's first, and their
-    /// length in links.
+    /// Pairs of ends (the other node's first) that the cheapest paths over forwarders join, and the length in links.
     fn ends(&self, topology: &Topology, from: &str) -> Option<(u32, Vec<(End, &End)>)> {
         let mut best: Option<(u32, Vec<(End, &End)>)> = None;
         for near in live(topology, from, 0) {
@@ -193,13 +191,12 @@ impl Reach {
         best.map(|(cost, ends)| (cost % ROUTER, ends))
     }
 
-    /// How many links lead over forwarders from another node to this one.
+    /// Number of links from another node over forwarders.
     pub(crate) fn length(&self, topology: &Topology, from: &str) -> Option<u32> {
         self.ends(topology, from).map(|(length, _)| length)
     }
 
-    /// The cheapest path over forwarders from another node to this one; among equal ones that with the least load, then the
-    /// first in the order of the ends.
+    /// The cheapest path from another node over forwarders; among equals with the least load, then the first by ends.
     pub(crate) fn path(&self, topology: &Topology, load: &LinkLoad, from: &str) -> Option<Path> {
         let (_, ends) = self.ends(topology, from)?;
         let paths = ends
@@ -209,8 +206,7 @@ impl Reach {
     }
 }
 
-/// The Castnet switch that is cut off from a host by the fewest things that are down, and by which; `None` where the fabric
-/// has no Castnet switch.
+/// The Castnet switch that the fewest things that are down cut off from a host, and these.
 pub(crate) fn cut_off(topology: &Topology, host: &str) -> Option<(String, Cut)> {
     let castnet = topology.switches().filter(|s| !topology.is_forwarder(&s.name));
     let cuts = castnet.filter_map(|s| Some((s.name.clone(), topology.cut(host, &s.name)?)));

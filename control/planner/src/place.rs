@@ -1,14 +1,14 @@
 //! IncTree placement: from a request to one collective rule per switch (EPIC 6.1, 6.2).
 //!
-//! The level of a switch, for a group, is the number of links to the farthest of its ranks: in a Clos network that is the
-//! tier from which all ranks are reached downwards (EPIC 6.2), and it has a meaning in any other graph. The root is a
-//! switch of the lowest level; among several the one whose tree takes the fewest links, then the one over the links with
-//! the fewest groups, then the first by name. The tree is a shortest-path tree from the root in which paths part as late
-//! as possible, as that of multicast. Each rank is a leaf of its own.
+//! The level of a switch, for a group, is the number of links to the farthest rank: in a Clos network the tier that
+//! reaches all ranks downwards (EPIC 6.2), and defined in any graph. The root is a switch of the lowest level; among
+//! several the one whose tree has the fewest links, then the fewest groups on its links, then the first by name. As for
+//! multicast, the tree is a shortest-path tree from the root whose paths part as late as possible. Each rank is a leaf
+//! of its own.
 //!
-//! A switch that has no room is left out and the search begins anew, until a tree fits or the ranks cannot be linked any
-//! more. Where that was for lack of memory, all is tried again with the fewest slots that a group can do with; then the
-//! shortages are told. Slots are the same at all switches of a group.
+//! A switch without room is left out and the search starts again, until a tree fits or the ranks cannot be linked. If
+//! memory is lacking, the search is repeated with the fewest slots that a group can work with before shortages are
+//! reported. All switches of a group have the same number of slots.
 
 use castnet_rules::{ENDPOINTS_MAX, GroupRule, HostEndpoint, TranslatedRule};
 use castnet_topology::{Distances, SwitchKind, Topology};
@@ -20,7 +20,6 @@ use crate::plan::{Plan, needed_mtu, no_path, too_narrow};
 use crate::request::{Request, Room, Rooms, slots, slots_min};
 use crate::rules::write;
 
-/// Places a collective group.
 pub(crate) fn place(
     topology: &Topology,
     load: &LinkLoad,
@@ -43,7 +42,7 @@ pub(crate) fn place(
     })
 }
 
-/// The best tree of switches that have room; or the switches that lack it, without which the ranks cannot be linked.
+/// The best tree of switches with room; or the switches without room, if the ranks cannot be linked without them.
 fn fit(
     usable: &Topology,
     load: &LinkLoad,
@@ -74,7 +73,7 @@ fn fit(
 /// The fabric without the links that cannot carry full packets.
 ///
 /// # Errors
-/// A rank hangs on such a link.
+/// A rank's only link is one of these.
 fn wide_enough(topology: &Topology, request: &Request) -> Result<Topology, PlanError> {
     let mut usable = topology.clone();
     for (id, link) in topology.links().filter(|(_, l)| l.mtu < needed_mtu(request)) {
@@ -87,7 +86,7 @@ fn wide_enough(topology: &Topology, request: &Request) -> Result<Topology, PlanE
     Ok(usable)
 }
 
-/// The best tree of the lowest level; `None` where no switch reaches all ranks.
+/// The best tree of the lowest level; `None` if no switch reaches all ranks.
 fn lowest(
     usable: &Topology,
     load: &LinkLoad,
@@ -111,8 +110,7 @@ fn lowest(
     write(usable, (request, slots), ranks, (&root, &parents)).map(Some)
 }
 
-/// The Castnet switches of the lowest level with the distances to them; those whose links carry the fewest groups first, then
-/// by name.
+/// The Castnet switches of the lowest level with the distances to them, by groups on their links, then by name.
 fn roots(usable: &Topology, load: &LinkLoad, leaves: &[Leaf]) -> Vec<(String, Distances)> {
     let mut lowest = u32::MAX;
     let mut all = Vec::new();
@@ -149,7 +147,7 @@ impl Shortage {
         matches!(self.lack, Lack::Memory { .. })
     }
 
-    /// What the switch lacks for the rule, if anything.
+    /// What the switch lacks for the rule.
     fn of(switch: &str, room: &Room, rule: &GroupRule) -> Option<Self> {
         let endpoints = rule.endpoints.len() as u64;
         let endpoints_max = room.endpoints_max.min(ENDPOINTS_MAX as u64);

@@ -18,27 +18,26 @@ use crate::request::{Request, RequestKind, Rooms, slots};
 use crate::rules::write;
 use crate::tree::{Path, Tree};
 
-/// Bytes that a link's MTU must have beyond the path MTU: the longest headers of RoCEv2 over IPv4 (20 IP, 8 UDP,
-/// 12 BTH, 28 AtomicETH, 4 ICRC) and 8 to spare.
+/// Minimum MTU of a link beyond the path MTU, in bytes: the longest headers of RoCEv2 over IPv4 (20 IP, 8 UDP, 12 BTH,
+/// 28 AtomicETH, 4 ICRC) and 8 to spare.
 pub const HEADROOM: u32 = 80;
 
 /// How a group is laid out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The tree.
+    /// Its tree.
     pub tree: Tree,
-    /// The rule of each switch, by its name.
+    /// Rules by name of the switch.
     pub rules: BTreeMap<String, GroupRule>,
 }
 
-/// Plans a group. `load` is the number of groups on each link. A collective group is placed at switches with room by
-/// `rooms`; a multicast group needs none.
+/// Plans a group. A collective group is placed at switches with room by `rooms`; a multicast group needs none.
 ///
-/// The same request gives the same plan, for a multicast group with its members in any order. Endpoints and leaves of the
-/// tree have the names of their hosts; if a host has several ranks, they are called `host#rank`.
+/// The order of a multicast group's members does not matter. Endpoints and leaves of the tree have the names of their
+/// hosts, or `host#rank` if a host has several ranks.
 ///
 /// # Errors
-/// Names the member, the setting or the switches at fault.
+/// The error names the member, the setting or the switches at fault.
 pub fn plan(
     topology: &Topology,
     load: &LinkLoad,
@@ -62,7 +61,7 @@ pub fn plan(
     }
 }
 
-/// The members with their addresses and their names in the tree. Checks all that can be checked without paths.
+/// The members with their addresses and names in the tree. Checks all that can be checked without paths.
 fn resolve(topology: &Topology, request: &Request) -> Result<Vec<HostEndpoint>, PlanError> {
     let count = request.members.len();
     match request.kind {
@@ -148,10 +147,10 @@ fn resolve_member(
     })
 }
 
-/// Has the checker of rules check the values of the request, with all members as the endpoints of one switch.
+/// Checks the values of the request with the rule checker, as if all members were endpoints of one switch.
 fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanError> {
     let kind = match request.kind {
-        // Checked with the rules: its values have no limits.
+        // Checked with the rules: it has no limits of its own.
         RequestKind::Multicast(_) => None,
         RequestKind::Collective { window_packets, rule } => Some(GroupKind::from(TranslatedRule {
             slots: slots(window_packets, rule.message_packets),
@@ -185,7 +184,7 @@ fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanE
     Err(PlanError::Refused { faults })
 }
 
-/// The field of an endpoint becomes the field of the member.
+/// Turns the field of an endpoint into that of the member.
 fn in_request(request: &Request, field: &mut String) {
     let index_and_rest = field
         .strip_prefix("endpoints[")
@@ -197,8 +196,8 @@ fn in_request(request: &Request, field: &mut String) {
     }
 }
 
-/// The best tree: of those that begin at one of the source's nearest Castnet switches the one that takes the fewest links,
-/// then the one with the least load on them, then the first by the switch's name.
+/// Of the trees that begin at the source's nearest Castnet switches the one with the fewest links, then the least load,
+/// then the first by name of the switch.
 fn best_tree(
     topology: &Topology,
     load: &LinkLoad,
@@ -235,8 +234,8 @@ fn best_tree(
         .ok_or_else(|| no_path(topology, request, source))
 }
 
-/// Why no tree reaches all members from the source or rank 0: the first member that is cut off, or `from` itself if it is cut off
-/// from all Castnet switches, or else a link that is too narrow for full packets.
+/// Why no tree reaches all members from the source or rank 0: the first member that is cut off; `from` if it is cut off
+/// from all Castnet switches; or a link that cannot carry full packets.
 pub(crate) fn no_path(topology: &Topology, request: &Request, from: usize) -> PlanError {
     let from_host = &request.members[from].host;
     let no_path = |member, to, cut| PlanError::NoPath {
@@ -273,12 +272,11 @@ pub(crate) fn no_path(topology: &Topology, request: &Request, from: usize) -> Pl
     }
 }
 
-/// The MTU that links need for full packets.
+/// Minimum MTU of links for full packets, in bytes.
 pub(crate) fn needed_mtu(request: &Request) -> u32 {
     request.pmtu.bytes() as u32 + HEADROOM
 }
 
-/// The first link of a path that cannot carry full packets.
 fn narrow<'t>(topology: &'t Topology, request: &Request, path: &Path) -> Option<&'t Link> {
     let mut links = path.links.iter().filter_map(|link| topology.link(*link));
     links.find(|link| link.mtu < needed_mtu(request))

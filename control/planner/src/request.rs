@@ -1,4 +1,4 @@
-//! The group that is wanted, and the room that switches have.
+//! The requested group, and the room of switches.
 
 use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
@@ -6,35 +6,35 @@ use std::collections::BTreeMap;
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, HostPart, MulticastRule, TranslatedRule};
 use castnet_wire::{MacAddr, McstId, Pmtu, Qpn};
 
-/// A group that is wanted.
+/// A requested group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Name of the group.
     pub name: String,
-    /// Version that the rules will have.
+    /// Version of its rules.
     pub generation: u64,
-    /// Address of the group; no host of the fabric has it.
+    /// Its address; no host of the fabric has it.
     pub mcst_id: McstId,
-    /// Address of the group at each switch. Used if the tree passes routers: then each switch needs its own.
+    /// Its address at each switch, if the tree passes routers.
     pub mcst_ids: BTreeMap<String, McstId>,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
-    /// After how many milliseconds a stalled path or collective is reported.
+    /// Milliseconds after which a stalled path or collective is reported.
     pub stall_timeout_ms: u32,
-    /// The members. Those of a collective group are its ranks, rank 0 first.
+    /// Its members; for a collective group the ranks, rank 0 first.
     pub members: Vec<Member>,
     /// The fields of its kind.
     pub kind: RequestKind,
 }
 
-/// The kind of a [`Request`].
+/// Kind of a [`Request`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestKind {
-    /// One source, many receivers. `source` is the index of the source among the members. A host is a member once.
+    /// One source, many receivers, each host once. `source` is an index into the members.
     Multicast(MulticastRule),
-    /// At least two ranks. Several may be at one host, each with its own QP.
+    /// At least two ranks. A host may have several, each with its own QP.
     Collective {
-        /// Packets that a rank may have in flight. The slots follow from it and from the length of messages ([`slots`]).
+        /// Packets that a rank may have in flight. With the length of messages they give the slots ([`slots`]).
         window_packets: u16,
         /// The rest. The planner sets `slots` and `parent`.
         rule: TranslatedRule,
@@ -46,31 +46,31 @@ pub enum RequestKind {
 pub struct Member {
     /// Name of the host in the fabric.
     pub host: String,
-    /// Its address; `None`: that of the fabric.
+    /// Its address; `None`: as in the fabric.
     pub ip: Option<Ipv4Addr>,
-    /// Its Ethernet address; `None`: that of the fabric.
+    /// Its Ethernet address; `None`: as in the fabric.
     pub mac: Option<MacAddr>,
     /// Its QP.
     pub qpn: Qpn,
-    /// Its memory, or the first PSNs of a rank. The planner sets the number of the rank.
+    /// Its memory, or the first PSNs of a rank. The planner sets the rank.
     pub part: HostPart,
 }
 
-/// What a switch has left.
+/// Room of a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Bytes of group state that are free.
+    /// Free bytes of group state.
     pub memory_free: u64,
-    /// Groups that it can still take.
+    /// Number of further groups.
     pub groups_free: u64,
-    /// Endpoints that one group can have there.
+    /// Maximum number of endpoints of a group there.
     pub endpoints_max: u64,
     /// Path MTUs that it carries; empty: any.
     pub pmtus: Vec<Pmtu>,
 }
 
 impl Room {
-    /// The room of a switch that has not reported: no limit.
+    /// No limit, for a switch that has not reported.
     pub const UNKNOWN: Self = Self {
         memory_free: u64::MAX,
         groups_free: u64::MAX,
@@ -79,7 +79,7 @@ impl Room {
     };
 }
 
-/// The room of each switch, by name; a switch without an entry has no limit.
+/// Room by name of the switch; no entry: no limit.
 pub type Rooms = BTreeMap<String, Room>;
 
 impl Request {
@@ -117,7 +117,7 @@ impl Request {
         }
     }
 
-    /// The rule of a collective group, without what the planner sets.
+    /// The rule of a collective group, without the fields that the planner sets.
     pub fn translated(&self) -> Option<&TranslatedRule> {
         match &self.kind {
             RequestKind::Multicast(_) => None,
@@ -125,7 +125,6 @@ impl Request {
         }
     }
 
-    /// The field of a member, such as `ranks[2]`.
     pub(crate) fn field(&self, member: usize) -> String {
         match self.kind {
             RequestKind::Multicast(_) => format!("members[{member}]"),
@@ -135,7 +134,7 @@ impl Request {
 }
 
 impl Member {
-    /// The QP of a host, with the addresses that the fabric has, and no memory.
+    /// The QP of a host, with the addresses of the fabric and without memory.
     pub fn new(host: &str, qpn: Qpn) -> Self {
         Self {
             host: host.into(),
@@ -147,14 +146,14 @@ impl Member {
     }
 }
 
-/// Slots of a group at a switch with room: the smallest power of two of at least two windows and two messages, at most 32768. With
-/// so many, no packet is ever early (docs/decisions/0005).
+/// Slots at a switch with room: the smallest power of two of at least two windows and two messages, at most 32768. Then
+/// no packet is ever early (docs/decisions/0005).
 pub const fn slots(window: u16, message_packets: u16) -> u16 {
     power_of_two(2 * (window as u32 + message_packets as u32))
 }
 
-/// The fewest slots that a group can do with: the smallest power of two of at least two windows, at most 32768 (2MW of EPIC
-/// 4.3). It is [`slots`], or half of that.
+/// The fewest slots that a group can work with: the smallest power of two of at least two windows, at most 32768 (2MW
+/// of EPIC 4.3). Either [`slots`] or half of that.
 pub const fn slots_min(window: u16) -> u16 {
     power_of_two(2 * window as u32)
 }

@@ -12,13 +12,12 @@ use crate::plan::Plan;
 use crate::request::{Request, RequestKind};
 use crate::tree::{Path, Role, Tree, TreeNode};
 
-/// What all rules of a group have in common.
+/// What all rules of a group share.
 struct Writer<'a> {
     topology: &'a Topology,
     request: &'a Request,
-    /// Slots of a collective group.
     slots: u16,
-    /// The members by their names in the tree, with their indexes in the request.
+    /// By name in the tree, with the index in the request.
     members: BTreeMap<&'a str, (usize, &'a HostEndpoint)>,
     children: Children,
 }
@@ -51,7 +50,7 @@ pub(crate) fn write(
     for (switch, rule) in &rules {
         let mut faults = rule.check(PortId::COUNT);
         if rule.translated().is_some() {
-            // A shortage of this switch, not a fault of the rule.
+            // The switch lacks room; the rule has no fault.
             faults.retain(|fault| !matches!(fault.kind, FaultKind::TooManyEndpoints { .. }));
         }
         if !faults.is_empty() {
@@ -93,7 +92,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes the rule of a switch, and those of the switches below it.
+    /// Writes the rules of a switch and of those below it.
     fn write(&self, node: &TreeNode, parent: Option<&TreeNode>, rules: &mut BTreeMap<String, GroupRule>) {
         if node.role == Role::Switch {
             rules.insert(node.name.clone(), self.rule(node, parent));
@@ -104,7 +103,6 @@ impl Writer<'_> {
     }
 
     fn rule(&self, node: &TreeNode, parent: Option<&TreeNode>) -> GroupRule {
-        // The ranks that are behind the parent.
         let mut elsewhere = match self.request.kind {
             RequestKind::Multicast(_) => BTreeSet::new(),
             RequestKind::Collective { .. } => (0..self.members.len() as u16).collect(),
@@ -154,7 +152,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A node of the tree as next hop, by the path to it and its port there, and the ranks behind it.
+    /// Next hop to a node of the tree, by the path to it, its port there, and the ranks behind it.
     fn next_hop(
         &self,
         name: &str,
@@ -172,7 +170,6 @@ impl Writer<'_> {
     }
 }
 
-/// Collects the ranks in a part of the tree.
 fn ranks_below(node: &TreeNode, all: &mut BTreeSet<u16>) {
     if let Role::Rank { rank, .. } = node.role {
         all.insert(rank);
@@ -180,8 +177,8 @@ fn ranks_below(node: &TreeNode, all: &mut BTreeSet<u16>) {
     node.children.iter().for_each(|child| ranks_below(child, all));
 }
 
-/// A switch as next hop, by the path to it and the port at its end. [`number`] sets its QPN, [`address`] its McstID behind
-/// routers. The switch that sends there resolves the router's Ethernet address itself.
+/// Next hop to a switch. [`number`] sets its QPN, [`address`] its McstID behind routers. The sending switch resolves
+/// the router's Ethernet address itself.
 fn switch_hop(topology: &Topology, name: &str, (path, port): (&Path, PortId), ranks: Vec<u16>) -> NextHop {
     let ports = topology.switch(name).map(|s| &s.ports);
     let mac = ports.and_then(|ports| ports.get(&(port.index() as u8)).copied().map(MacAddr));
@@ -194,7 +191,6 @@ fn switch_hop(topology: &Topology, name: &str, (path, port): (&Path, PortId), ra
     }
 }
 
-/// A member as next hop, by the path to it.
 fn host_hop(host: &HostEndpoint, path: &Path) -> NextHop {
     let mut hop = NextHop::Host(host.clone());
     if path.is_routed() {
@@ -203,8 +199,7 @@ fn host_hop(host: &HostEndpoint, path: &Path) -> NextHop {
     hop
 }
 
-/// Gives each switch of a tree that passes routers its own McstID, which its neighbours name. A tree without routers is not
-/// changed.
+/// If the tree passes routers, gives each of its switches its own McstID, which the neighbours' rules name.
 fn address(
     tree: &Tree,
     own: &BTreeMap<String, McstId>,
@@ -230,12 +225,11 @@ fn address(
     Ok(())
 }
 
-/// Gives the endpoints of a group their QPNs. Those that port and source address do not tell from the others of their switch get
-/// 2, 3 and so on at each port: several switches at a port, and the members of one host. Both ends of an edge between
-/// switches know the QPN of the other.
+/// Assigns QPNs to the endpoints of a group. Endpoints that share port and source address (several switches at a port,
+/// members of one host) get 2, 3 and so on per port. Both ends of an edge between switches know each other's QPN.
 ///
-/// `host_of` is the name of a member's host. Members of one host have one address, but the request may not have it yet, and
-/// have another for each.
+/// `host_of` is the name of a member's host. Members of one host have one address, but it may be missing from the
+/// request, which then has a stand-in for each.
 fn number<'r>(rules: &mut BTreeMap<String, GroupRule>, host_of: impl Fn(&HostEndpoint) -> Option<&'r str>) {
     let mut known: BTreeMap<(String, String), Qpn> = BTreeMap::new();
     for (switch, rule) in rules.iter_mut() {

@@ -1,4 +1,4 @@
-//! A distribution tree or IncTree, for drawing and for counting.
+//! Distribution trees and IncTrees, for drawing and counting.
 
 use core::fmt;
 use core::net::Ipv4Addr;
@@ -8,7 +8,7 @@ use castnet_wire::{PortId, Qpn};
 
 use crate::load::LinkLoad;
 
-/// The tree of one group. Displays as lines with box-drawing characters, port numbers in brackets:
+/// The tree of one group. Displays as lines with box-drawing characters; port numbers are in brackets:
 ///
 /// ```text
 /// h0 10.0.0.1 QP 0x11, source
@@ -19,8 +19,7 @@ use crate::load::LinkLoad;
 ///          └─[0]─(rack)─ h2 10.0.0.3 QP 0x13
 /// ```
 ///
-/// Plain switches and routers are no nodes of it: those on the path between two nodes are in parentheses, routers in angle
-/// brackets.
+/// Plain switches and routers are not nodes: those between two nodes are in parentheses, routers in angle brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree {
     /// The source of a multicast group; the topmost switch of an IncTree.
@@ -30,13 +29,13 @@ pub struct Tree {
 /// A Castnet switch or a member of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeNode {
-    /// The name of the switch or host; of a host with several ranks of the group, `host#rank`.
+    /// Name of the switch or host; `host#rank` if the host has several ranks of the group.
     pub name: String,
     /// What it is.
     pub role: Role,
     /// The path from its parent; `None` at the root.
     pub up: Option<Path>,
-    /// What it replicates to, in the order of its ports.
+    /// The nodes that it replicates to, by port.
     pub children: Vec<TreeNode>,
 }
 
@@ -70,7 +69,7 @@ pub enum Role {
     },
 }
 
-/// A path between two nodes of a tree: one link, or several with plain switches and routers between them.
+/// A path between two nodes of a tree: one link, or several over plain switches and routers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Where it begins.
@@ -79,14 +78,14 @@ pub struct Path {
     pub far: End,
     /// The links, at least one, from `near` to `far`.
     pub links: Vec<LinkId>,
-    /// The plain switches and routers between the links.
+    /// Plain switches and routers between the links.
     pub via: Vec<String>,
-    /// Those of them that are routers. If there are any, the two ends are in different networks.
+    /// Those of `via` that are routers. If there are any, the ends are in different networks.
     pub routers: Vec<String>,
 }
 
 impl Tree {
-    /// All nodes, parents before children.
+    /// All nodes, parents first.
     pub fn nodes(&self) -> Vec<&TreeNode> {
         let mut all = vec![&self.root];
         let mut next = 0;
@@ -97,8 +96,7 @@ impl Tree {
         all
     }
 
-    /// All links: each carries each frame of the source as often as it is here, which is once but for links of plain
-    /// switches.
+    /// All links, each as often as it carries each frame of the source: once, but links of plain switches may repeat.
     pub fn links(&self) -> Vec<LinkId> {
         let paths = self.nodes().into_iter().filter_map(|n| n.up.as_ref());
         paths.flat_map(|up| up.links.iter().copied()).collect()
@@ -137,7 +135,6 @@ impl Path {
         !self.routers.is_empty()
     }
 
-    /// Its number of links.
     pub(crate) fn length(&self) -> u32 {
         self.links.len() as u32
     }
@@ -153,7 +150,7 @@ impl Path {
         }
     }
 
-    /// The sum of the load of its links.
+    /// Sum of the load of its links.
     pub(crate) fn load(&self, load: &LinkLoad) -> u64 {
         self.links.iter().map(|link| u64::from(load.get(*link))).sum()
     }
@@ -193,7 +190,7 @@ impl TreeNode {
 }
 
 impl fmt::Display for TreeNode {
-    /// The node alone, without its children.
+    /// Without its children.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.role {
             Role::Source { ip, qpn } => write!(f, "{} {ip} QP {qpn}, source", self.name),

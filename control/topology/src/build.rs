@@ -1,7 +1,7 @@
-//! Fabrics of the usual shapes.
+//! Builders of fabrics of the usual shapes.
 //!
-//! Names and addresses follow from the position alone: host `h7` is the eighth, with address 10.0.0.8 and Ethernet
-//! address 02:00:0a:00:00:08; ports of the switch that was made as number `n` have 06:ca:nn:nn:00:pp.
+//! Names and addresses follow from the position: host `h7` is the eighth, with address 10.0.0.8 and Ethernet address
+//! 02:00:0a:00:00:08; the ports of switch number `n` (in the order of creation) have 06:ca:nn:nn:00:pp.
 
 use core::net::Ipv4Addr;
 
@@ -14,9 +14,8 @@ impl Topology {
         Self::tree(hosts, 1)
     }
 
-    /// A tree of `depth` tiers of switches; every switch has `fan_out` children, which in the lowest tier are hosts.
-    /// Switch `t<tier>-<i>` (the root is `s0` where it is alone) has its children at ports `0..fan_out` and its parent
-    /// at port `fan_out`.
+    /// A tree of `depth` tiers of switches with `fan_out` children each; those of the lowest tier are hosts. Switch
+    /// `t<tier>-<i>` (`s0` if it is the only one) has its children at ports `0..fan_out`, its parent at port `fan_out`.
     pub fn tree(fan_out: usize, depth: usize) -> Result<Self, TopologyError> {
         size(
             "fan_out",
@@ -53,8 +52,8 @@ impl Topology {
         Ok(fabric.topology)
     }
 
-    /// `leaves` switches with `hosts_per_leaf` hosts each, every leaf linked to each of `spines` switches. At `leaf<i>`
-    /// hosts are at the first ports and spine `j` at port `hosts_per_leaf + j`; at `spine<j>` leaf `i` is at port `i`.
+    /// `leaves` switches with `hosts_per_leaf` hosts each; every leaf is linked to each of `spines` switches. `leaf<i>`
+    /// has hosts at the first ports and spine `j` at port `hosts_per_leaf + j`; `spine<j>` has leaf `i` at port `i`.
     pub fn leaf_spine(leaves: usize, spines: usize, hosts_per_leaf: usize) -> Result<Self, TopologyError> {
         size("leaves", leaves, 1, PORTS_MAX, "1 to 64: one port of each spine")?;
         size("spines", spines, 0, PORTS_MAX, "0 to 64")?;
@@ -83,8 +82,8 @@ impl Topology {
     }
 
     /// The three-tier fat tree of `k`-port switches: `k` pods of `k/2` edge and `k/2` aggregation switches, `(k/2)^2`
-    /// core switches, `k^3/4` hosts. Switches are `edge<pod>-<i>`, `agg<pod>-<i>` and `core<i>`; lower neighbours are
-    /// at ports below `k/2`, upper ones from `k/2` on; core `i` has pod `p` at port `p`.
+    /// core switches, `k^3/4` hosts. Switches `edge<pod>-<i>` and `agg<pod>-<i>` have lower neighbours at ports below
+    /// `k/2`, upper ones from `k/2` on; `core<i>` has pod `p` at port `p`.
     pub fn fat_tree(k: usize) -> Result<Self, TopologyError> {
         let allowed = "an even number, 2 to 64";
         size("k", k, 2, PORTS_MAX, allowed)?;
@@ -139,7 +138,6 @@ fn size(
     }
 }
 
-/// The Ethernet address of a builder's switch port.
 pub(crate) fn port_mac(switch: usize, port: u8) -> [u8; 6] {
     let [hi, lo] = (switch as u16).to_be_bytes();
     [0x06, 0xCA, hi, lo, 0, port]

@@ -4,32 +4,32 @@ use ipnet::Ipv4Net;
 
 use crate::graph::End;
 
-/// Why a change of a fabric is refused.
+/// Why a change to a fabric is refused.
 #[allow(missing_docs, reason = "the messages show what the fields are")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
     /// No switch or host has that name.
     #[error("{name:?} is neither a switch nor a host of this fabric")]
     UnknownNode { name: String },
-    /// The name is in use. Switches and hosts share one name space.
+    /// The name is in use; switches and hosts share one name space.
     #[error("the name {name:?} is taken")]
     DuplicateNode { name: String },
-    /// The name is not possible in rules or in `switch:port`.
+    /// The name is not allowed in rules or in `switch:port`.
     #[error("{name:?} is no name: 1 to 64 printable characters without blanks and colons")]
     BadName { name: String },
     /// The switch does not have the port.
     #[error("switch {switch:?} has no port {port}")]
     NoSuchPort { switch: String, port: u8 },
-    /// No switch can have a port of that number.
+    /// The number is too high for a port.
     #[error("switch {switch:?} would have a port {port}: ports are 0 to 63")]
     PortBeyondLimit { switch: String, port: usize },
     /// The port or host already has a link.
     #[error("{end} is linked to {to} already")]
     EndTaken { end: End, to: End },
-    /// A switch is named without a port.
+    /// A switch without a port.
     #[error("{name:?} is a switch: say which port, such as {name}:0")]
     PortLacking { name: String },
-    /// A host is named with a port.
+    /// A host with a port.
     #[error("{name:?} is a host: it has one interface and no port numbers")]
     PortOfHost { name: String },
     /// The link is from a switch to itself.
@@ -38,13 +38,13 @@ pub enum TopologyError {
     /// Neither end of the link is a switch.
     #[error("a link between the hosts {a:?} and {b:?}: one end must be a switch")]
     HostToHost { a: String, b: String },
-    /// The MTU is outside the range of IPv4.
+    /// The MTU is out of range.
     #[error("an MTU of {mtu} bytes on {end}: 576 to 65535")]
     BadMtu { end: End, mtu: u32 },
-    /// The prefix is not usable for McstIDs.
+    /// The prefix is not allowed for McstIDs.
     #[error("{prefix} cannot be a prefix of McstIDs: {reason}")]
     BadPrefix { prefix: Ipv4Net, reason: &'static str },
-    /// McstIDs would be routed to two switches.
+    /// Routers would route a McstID to two switches.
     #[error("{prefix} of switch {switch:?} overlaps {theirs} of switch {other:?}")]
     PrefixesOverlap {
         prefix: Ipv4Net,
@@ -55,10 +55,10 @@ pub enum TopologyError {
     /// A switch that runs no groups has no McstIDs.
     #[error("{name:?} runs no groups: McstIDs are routed to Castnet switches")]
     PrefixOfForwarder { name: String },
-    /// Routers lead to a Castnet switch without a prefix of McstIDs.
+    /// Routers lead to a Castnet switch that has no prefix of McstIDs.
     #[error("missing: the prefix of McstIDs that router {router:?} and others route to switch {switch:?}")]
     PrefixMissing { switch: String, router: String },
-    /// A builder cannot build a fabric of that size.
+    /// A builder is asked for a size that it does not support.
     #[error("{what} is {given}: {allowed}")]
     BadSize {
         what: &'static str,

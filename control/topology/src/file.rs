@@ -1,27 +1,4 @@
 //! Reads and writes topology files (TOML).
-//!
-//! ```toml
-//! [[switches]]
-//! name = "leaf"
-//! ports = ["06:00:00:00:01:00", "06:00:00:00:01:01"]   # addresses of ports 0 and 1; or a number of ports
-//! mcst_prefix = "10.201.0.0/24"                        # McstIDs that routers route to it; needed where one leads to it
-//!
-//! [[switches]]
-//! name = "rack"
-//! kind = "plain"                                       # an ordinary switch; or "router"; default "castnet"
-//! ports = 8
-//!
-//! [[hosts]]
-//! name = "h0"
-//! ip = "10.0.0.1"                                      # optional, as is mac
-//! mac = "02:00:00:00:00:01"
-//!
-//! [[links]]
-//! a = "leaf:0"
-//! b = "h0"
-//! mtu = 9000                                           # the default
-//! up = true                                            # the default
-//! ```
 
 use core::fmt::Write;
 use std::collections::BTreeMap;
@@ -42,12 +19,31 @@ const PORTS: &str = "a number of ports, 1 to 64, or a list of their Ethernet add
 
 impl Topology {
     /// Reads a topology file and reports all faults at once, each with line, column and field. If the text is not TOML,
-    /// only that is reported.
+    /// only that is reported. If `ports` is a number, the Ethernet addresses are generated. Prefixes of McstIDs must
+    /// not overlap.
     ///
-    /// `[[switches]]` have a `name` and `ports`: a list of the ports' Ethernet addresses, or their number, whose
-    /// addresses are then made up; a `kind`, `"castnet"`, `"plain"` or `"router"`; `up`; and Castnet switches that routers lead to a
-    /// `mcst_prefix`, which overlaps no other. `[[hosts]]` have a `name` and, where known, `ip` and `mac`. `[[links]]`
-    /// have two ends, `a` and `b`, each `"switch:port"` or `"host"`, and `mtu` and `up`.
+    /// ```toml
+    /// [[switches]]
+    /// name = "leaf"
+    /// ports = ["06:00:00:00:01:00", "06:00:00:00:01:01"]   # addresses of ports 0 and 1; or a number of ports
+    /// mcst_prefix = "10.201.0.0/24"                        # McstIDs that routers route to it; needed behind a router
+    ///
+    /// [[switches]]
+    /// name = "rack"
+    /// kind = "plain"                                       # an ordinary switch; or "router"; default "castnet"
+    /// ports = 8
+    ///
+    /// [[hosts]]
+    /// name = "h0"
+    /// ip = "10.0.0.1"                                      # optional, as is mac
+    /// mac = "02:00:00:00:00:01"
+    ///
+    /// [[links]]
+    /// a = "leaf:0"
+    /// b = "h0"
+    /// mtu = 9000                                           # the default
+    /// up = true                                            # the default
+    /// ```
     pub fn from_toml(text: &str) -> Result<Self, Faults> {
         castnet_toml_reader::read(text, &[], |file| {
             let mut reader = Reader::default();
@@ -67,7 +63,7 @@ impl Topology {
         })
     }
 
-    /// Writes a topology file that [`Topology::from_toml`] reads back to the same fabric.
+    /// The fabric as a topology file; [`Topology::from_toml`] reads it back.
     pub fn to_toml(&self) -> String {
         let mut out = String::new();
         let quoted = |text: &str| toml::Value::String(text.into()).to_string();
@@ -84,7 +80,7 @@ impl Topology {
             if let Some(prefix) = switch.mcst_prefix {
                 let _ = writeln!(out, "mcst_prefix = \"{prefix}\"");
             }
-            // Lists have no holes: ports that do not count from 0 are tables.
+            // A list has no gaps: ports that do not count from 0 are written as tables.
             let dense = switch.ports.keys().enumerate().all(|(i, p)| i == *p as usize);
             let ports: Vec<String> = switch
                 .ports
@@ -121,9 +117,9 @@ impl Topology {
 #[derive(Default)]
 struct Reader {
     topology: Topology,
-    /// Names of switches that could not be read. Links to them are no faults.
+    /// Switches that could not be read: links to them are not reported as faults.
     broken: Vec<String>,
-    /// Names and paths of the switches without `mcst_prefix`.
+    /// Names and field paths of the switches without `mcst_prefix`.
     without_prefix: BTreeMap<String, String>,
 }
 
@@ -196,7 +192,7 @@ fn read_ports(value: Value<'_>, switch: usize) -> Option<Vec<(u8, [u8; 6])>> {
     ports.into_iter().collect()
 }
 
-/// Reads the address of a port, or number and address.
+/// An Ethernet address, or a table of port number and address.
 fn read_port(value: Value<'_>, index: u8) -> Option<(u8, [u8; 6])> {
     if value.is_text() {
         return Some((index, read_mac(value)?));

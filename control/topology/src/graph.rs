@@ -11,10 +11,10 @@ use petgraph::graph::{EdgeIndex, NodeIndex, UnGraph};
 use crate::build::port_mac;
 use crate::error::TopologyError;
 
-/// Ports per switch.
+/// Maximum number of ports of a switch.
 pub const PORTS_MAX: usize = 64;
 
-/// Default MTU of a link. It carries a RoCE path MTU of 4096 bytes.
+/// Default MTU of a link in bytes; fits a RoCE path MTU of 4096.
 pub const DEFAULT_MTU: u32 = 9000;
 
 const NAME_LENGTH_MAX: usize = 64;
@@ -22,12 +22,12 @@ const NAME_LENGTH_MAX: usize = 64;
 /// Kind of a switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SwitchKind {
-    /// A Castnet switch: runs groups.
+    /// Runs groups.
     #[default]
     Castnet,
-    /// An ordinary Ethernet switch: forwards, runs no groups.
+    /// Forwards Ethernet frames; runs no groups.
     Plain,
-    /// A router: forwards by IP address, with its own Ethernet addresses, and runs no groups.
+    /// Forwards by IP address, with Ethernet addresses of its own; runs no groups.
     Router,
 }
 
@@ -53,18 +53,18 @@ impl FromStr for SwitchKind {
     }
 }
 
-/// A switch: its kind, its ports' Ethernet addresses by number, and whether it is up.
+/// A switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Switch {
     /// Its name.
     pub name: String,
     /// Its kind.
     pub kind: SwitchKind,
-    /// Ethernet address of each port; numbers below [`PORTS_MAX`]. Those of a plain switch or router are not used.
+    /// Ethernet address of each port; numbers below [`PORTS_MAX`]. Not used for plain switches and routers.
     pub ports: BTreeMap<u8, [u8; 6]>,
-    /// McstIDs that routers route to it: a group that passes routers has one of them here. Only Castnet switches have it.
+    /// McstIDs that routers route to it, for groups that pass routers. Only Castnet switches have it.
     pub mcst_prefix: Option<Ipv4Net>,
-    /// True if it forwards.
+    /// Whether it forwards.
     pub up: bool,
 }
 
@@ -73,9 +73,9 @@ pub struct Switch {
 pub struct Host {
     /// Its name.
     pub name: String,
-    /// Its address, where known.
+    /// Its address, if known.
     pub ip: Option<Ipv4Addr>,
-    /// Its Ethernet address, where known.
+    /// Its Ethernet address, if known.
     pub mac: Option<[u8; 6]>,
 }
 
@@ -93,7 +93,7 @@ pub enum End {
     Host(String),
 }
 
-/// Number of a link in its topology. It does not change.
+/// Number of a link in its topology; never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 
@@ -104,9 +104,9 @@ pub struct Link {
     pub a: End,
     /// The other.
     pub b: End,
-    /// The longest IP packet in bytes.
+    /// Longest IP packet in bytes.
     pub mtu: u32,
-    /// True if it carries frames.
+    /// Whether it carries frames.
     pub up: bool,
 }
 
@@ -116,12 +116,11 @@ pub(crate) enum Node {
     Host(Host),
 }
 
-/// A fabric: switches, hosts, links, and which of them are down.
+/// A fabric: switches, hosts and links, each up or down.
 #[derive(Clone, Debug, Default)]
 pub struct Topology {
     pub(crate) graph: UnGraph<Node, Link>,
     pub(crate) by_name: BTreeMap<String, NodeIndex>,
-    /// The link of each end that has one.
     pub(crate) by_end: BTreeMap<End, EdgeIndex>,
 }
 
@@ -139,7 +138,7 @@ impl End {
         Self::Host(name.into())
     }
 
-    /// The name of its switch or host.
+    /// Name of its switch or host.
     pub fn node(&self) -> &str {
         match self {
             Self::Switch { switch, .. } => switch,
@@ -181,7 +180,7 @@ impl Topology {
         Self::default()
     }
 
-    /// Adds a switch with its ports (number and Ethernet address), up.
+    /// Adds a switch, up, with its ports (number and Ethernet address).
     pub fn add_switch(
         &mut self,
         name: &str,
@@ -206,7 +205,7 @@ impl Topology {
         )
     }
 
-    /// Adds a plain switch with the ports `0..ports`, up.
+    /// Adds a plain switch, up, with the ports `0..ports`.
     pub fn add_plain(&mut self, name: &str, ports: u8) -> Result<(), TopologyError> {
         let number = self.switches().count();
         self.add_switch(name, (0..ports).map(|port| (port, port_mac(number, port))))?;
@@ -214,7 +213,7 @@ impl Topology {
         Ok(())
     }
 
-    /// Adds a host. Its addresses may be unknown.
+    /// Adds a host; `None`: address unknown.
     pub fn add_host(
         &mut self,
         name: &str,
@@ -248,7 +247,7 @@ impl Topology {
         Ok(())
     }
 
-    /// Links two ends, up. Each port and each host has one link at most.
+    /// Adds a link, up. Each port and each host has one link at most.
     pub fn connect(&mut self, a: End, b: End, mtu: u32) -> Result<LinkId, TopologyError> {
         let (from, to) = (self.check_end(&a)?, self.check_end(&b)?);
         match (&a, &b) {
@@ -309,7 +308,7 @@ impl Topology {
         }
     }
 
-    /// Sets a link up or down. Returns false if there is no such link.
+    /// Sets a link up or down; false if there is no such link.
     pub fn set_link_up(&mut self, link: LinkId, up: bool) -> bool {
         self.graph
             .edge_weight_mut(EdgeIndex::new(link.0 as usize))
@@ -317,20 +316,20 @@ impl Topology {
             .is_some()
     }
 
-    /// Sets a switch up or down. Returns false if there is no such switch.
+    /// Sets a switch up or down; false if there is no such switch.
     pub fn set_switch_up(&mut self, name: &str, up: bool) -> bool {
         self.switch_mut(name).map(|s| s.up = up).is_some()
     }
 
-    /// Changes the kind of a switch. Returns false if there is no such switch.
+    /// Sets the kind of a switch; false if there is no such switch.
     pub fn set_switch_kind(&mut self, name: &str, kind: SwitchKind) -> bool {
         self.switch_mut(name).map(|s| s.kind = kind).is_some()
     }
 
-    /// Sets the McstIDs that are routed to a Castnet switch.
+    /// Sets the McstIDs that routers route to a Castnet switch.
     ///
     /// # Errors
-    /// The prefix has other than unicast addresses, or overlaps that of another switch, or the switch runs no groups.
+    /// The prefix is not unicast, or overlaps that of another switch, or the switch runs no groups.
     pub fn set_mcst_prefix(&mut self, name: &str, prefix: Ipv4Net) -> Result<(), TopologyError> {
         let bad = |reason| Err(TopologyError::BadPrefix { prefix, reason });
         let [first, last] = [prefix.network(), prefix.broadcast()].map(|ip| ip.octets()[0]);
@@ -360,7 +359,7 @@ impl Topology {
         Ok(())
     }
 
-    /// Changes the addresses of a host. Returns false if there is no such host.
+    /// Sets the addresses of a host; false if there is no such host.
     pub fn set_host_addresses(&mut self, name: &str, ip: Option<Ipv4Addr>, mac: Option<[u8; 6]>) -> bool {
         match self
             .by_name
@@ -387,7 +386,7 @@ impl Topology {
     }
 }
 
-/// Returns true if an address is in both. Of two prefixes that overlap, one contains the other.
+/// Whether an address is in both. Of two prefixes that overlap, one contains the other.
 pub fn overlaps(a: &Ipv4Net, b: &Ipv4Net) -> bool {
     a.contains(b) || b.contains(a)
 }

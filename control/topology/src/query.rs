@@ -1,4 +1,4 @@
-//! Queries of a planner.
+//! Queries of the planner.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -42,16 +42,16 @@ impl core::fmt::Display for Down {
     }
 }
 
-/// The reason why there is no path between two nodes.
+/// Why there is no path between two nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// There is none even if everything is up.
+    /// There is no path even if everything is up.
     NeverLinked,
-    /// There is one if these are up: a smallest such set, in order from the first node.
+    /// There is a path if these are up: a smallest such set, in order from the first node.
     Down(Vec<Down>),
 }
 
-/// Distances to one node, in links that are up.
+/// Distances of all nodes to one node, in links that are up.
 #[derive(Clone, Debug)]
 pub struct Distances {
     by_node: Vec<Option<u32>>,
@@ -66,23 +66,23 @@ impl Topology {
         }
     }
 
-    /// Returns true if `name` is a plain switch.
+    /// Whether `name` is a plain switch.
     pub fn is_plain(&self, name: &str) -> bool {
         self.switch(name).is_some_and(|s| s.kind == SwitchKind::Plain)
     }
 
-    /// Returns true if `name` is a router.
+    /// Whether `name` is a router.
     pub fn is_router(&self, name: &str) -> bool {
         self.switch(name).is_some_and(|s| s.kind == SwitchKind::Router)
     }
 
-    /// Returns true if `name` is a plain switch or a router: a switch that runs no groups.
+    /// Whether `name` is a plain switch or a router.
     pub fn is_forwarder(&self, name: &str) -> bool {
         self.switch(name).is_some_and(|s| s.kind != SwitchKind::Castnet)
     }
 
-    /// An error for each Castnet switch that lacks a prefix of McstIDs, by name: routers lead to it, directly or over plain
-    /// switches, up or down.
+    /// An error for each Castnet switch without a prefix of McstIDs to which routers lead, directly or over plain
+    /// switches, up or down; by name.
     pub fn prefixes_missing(&self) -> Vec<TopologyError> {
         let mut missing = BTreeMap::new();
         for router in self.switches().filter(|s| s.kind == SwitchKind::Router) {
@@ -147,7 +147,7 @@ impl Topology {
         self.graph.edge_weight(EdgeIndex::new(id.0 as usize))
     }
 
-    /// The link at that end, if any.
+    /// The link at that end.
     pub fn link_at(&self, end: &End) -> Option<LinkId> {
         self.by_end.get(end).map(|e| LinkId(e.index() as u32))
     }
@@ -170,7 +170,7 @@ impl Topology {
         all
     }
 
-    /// Link, switch and port of a host, up or down.
+    /// The link, switch and port of a host, up or down.
     pub fn attachment(&self, host: &str) -> Option<(LinkId, &str, u8)> {
         let edge = self.by_end.get(&End::Host(host.into()))?;
         match self.graph.edge_weight(*edge)?.far(host) {
@@ -179,7 +179,7 @@ impl Topology {
         }
     }
 
-    /// The distance of every node to `to` in links that are up. Hosts do not forward, nor do switches that are down.
+    /// Distances of all nodes to `to`. Hosts do not forward, nor do switches that are down.
     pub fn distances(&self, to: &str) -> Distances {
         let mut by_node = vec![None; self.graph.node_count()];
         let Some(start) = self.by_name.get(to).copied().filter(|i| self.alive(*i)) else {
@@ -202,14 +202,14 @@ impl Topology {
         Distances { by_node }
     }
 
-    /// The distance of one node.
+    /// Distance of one node in links; `None` if there is no path.
     pub fn distance(&self, from: &str, distances: &Distances) -> Option<u32> {
         let index = self.by_name.get(from)?;
         distances.by_node.get(index.index()).copied().flatten()
     }
 
-    /// The links of `from` on shortest paths, by port; empty if there is no path.
-    /// `distances` are those [to](Self::distances) the destination.
+    /// The links of `from` on shortest paths, by port; empty if there is no path. `distances` are those to the
+    /// destination.
     pub fn next_hops(&self, from: &str, distances: &Distances) -> Vec<Neighbour> {
         let Some(here) = self.distance(from, distances).filter(|d| *d > 0) else {
             return Vec::new();
@@ -222,15 +222,15 @@ impl Topology {
         hops
     }
 
-    /// Returns true if frames can go from one node to the other.
+    /// Whether frames can pass from one node to the other.
     pub fn connected(&self, from: &str, to: &str) -> bool {
         self.distance(from, &self.distances(to)).is_some()
     }
 
-    /// The reason why there is no path between two nodes; `None` if there is one, or if a node does not exist.
+    /// Why there is no path between two nodes; `None` if there is one, or if a node does not exist.
     pub fn cut(&self, from: &str, to: &str) -> Option<Cut> {
         let (start, goal) = (*self.by_name.get(from)?, *self.by_name.get(to)?);
-        // Find the path with the fewest links and switches that are down: breadth first, each of them at cost 1.
+        // Find the path with the fewest links and switches that are down: each costs 1, everything else 0.
         let start_cost = u32::from(!self.alive(start));
         let mut best: BTreeMap<NodeIndex, (u32, Option<EdgeIndex>)> = BTreeMap::new();
         best.insert(start, (start_cost, None));
