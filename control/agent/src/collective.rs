@@ -42,7 +42,7 @@ pub(crate) fn state(status: &CollectiveGroupStatus) -> v1::TranslatedState {
     }
 }
 
-/// Counters only. `rule` is absent if its generation is not installed any more.
+/// `rule`: absent if its generation is not installed any more.
 pub(crate) fn counted(
     counters: &CollectiveCounters,
     endpoints: &[EndpointSnapshot],
@@ -69,7 +69,6 @@ fn ranks(endpoint: &Endpoint) -> Vec<u32> {
     endpoint.next_hop.ranks().iter().map(|r| u32::from(*r)).collect()
 }
 
-/// `rule` is absent if this generation is not installed any more. The same holds for the other events.
 pub(crate) fn stalled(
     rule: Option<&GroupRule>,
     (mcst_id, generation): (McstId, u64),

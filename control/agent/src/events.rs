@@ -15,12 +15,11 @@ use tokio::sync::broadcast;
 
 use crate::{collective, view};
 
-/// Events that are kept for a slow client. It loses older ones.
+/// Events that are kept for a slow client, which loses older ones.
 const EVENTS_MAX: usize = 1024;
-/// Interval at which the pump checks whether agent and dataplane still exist.
+/// How often the pump checks whether agent and dataplane still exist.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// All events, for subscribers.
 #[derive(Debug)]
 pub(crate) struct Events(Arc<broadcast::Sender<v1::AgentEvent>>);
 
@@ -225,7 +224,6 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
     }
 }
 
-/// The name of a group, and port and name of an endpoint; empty without a rule.
 fn names(rule: Option<GroupRule>, endpoint: u16) -> (String, u32, String) {
     let Some(rule) = rule else {
         return Default::default();

@@ -16,7 +16,7 @@ pub(crate) fn state(status: &ForwardingStatus) -> v1::ForwardingState {
     }
 }
 
-/// Counters only. `rule` is absent if its generation is not installed any more.
+/// `rule`: absent if its generation is not installed any more.
 pub(crate) fn counted(
     counters: &ForwardingCounters,
     endpoints: &[ForwardingEndpoint],

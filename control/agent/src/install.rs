@@ -11,16 +11,14 @@ use castnet_worker::{Dataplane, InstallError, Installed, Installer, Stopped};
 use parking_lot::Mutex;
 use tonic::{Code, Status};
 
-/// The owner of each group; groups without an entry are an operator's. Locked during an installation, so that
-/// installations of several clients do not interleave.
+/// The owner of each group; no entry: an operator. Locked during an installation: those of several clients do not mix.
 #[derive(Debug, Default)]
 pub(crate) struct Owners(Mutex<BTreeMap<McstId, String>>);
 
-/// An operator, or a rule file.
+/// The owner of groups of an operator or a rule file.
 const NOBODY: &str = "";
 
 impl Owners {
-    /// The owner of a group.
     pub(crate) fn of(&self, mcst_id: McstId) -> String {
         self.0.lock().get(&mcst_id).cloned().unwrap_or_default()
     }
@@ -38,7 +36,7 @@ impl Owners {
         dataplane.install_together(together).map_err(stopped)
     }
 
-    /// Removes a group if it has the given owner and generation. Returns whether there was one.
+    /// Removes a group if it has this owner and generation; false if there was none.
     pub(crate) fn remove(
         &self,
         dataplane: &Dataplane,
@@ -101,8 +99,8 @@ fn install(
     })
 }
 
-/// The same generation must be the same rule. The start PSN of a multicast group may differ: it is unknown when a rule is
-/// installed again after the source has started, and is not needed then.
+/// The same generation must be the same rule. The start PSN of a multicast group may differ: when a rule is installed
+/// again after the source has started, it is unknown and not needed.
 fn unchanged(running: &GroupRule, rule: &GroupRule) -> Result<InstallOutcome, Status> {
     let mut rule = rule.clone();
     if let (GroupKind::Multicast(running), GroupKind::Multicast(rule)) = (&running.kind, &mut rule.kind) {
@@ -126,12 +124,11 @@ fn who(owner: &str) -> String {
     }
 }
 
-/// The dataplane has stopped.
 pub(crate) fn stopped(stopped: Stopped) -> Status {
     Status::unavailable(stopped.to_string())
 }
 
-/// The status for a refused rule, with the field path of the request.
+/// The status for a refused rule, with field paths of the request.
 fn refusal(rule: &GroupRule, error: &InstallError) -> Status {
     let kind = rule.kind.name();
     // Faults of the checker, with the real ports and groups of the switch.

@@ -1,5 +1,5 @@
-//! The agent: the gRPC server inside a switch (EPIC's IncAgent). It serves a [`castnet_worker::Dataplane`] as castnet/v1. Its
-//! only own state is the owner of each group. The dataplane does not depend on it (contract S3).
+//! The agent: the gRPC server inside a switch (EPIC's IncAgent). It serves a [`castnet_worker::Dataplane`] as
+//! castnet/v1. Its only own state is the owner of each group. The dataplane does not depend on it (contract S3).
 #![forbid(unsafe_code)]
 
 mod collective;
@@ -23,7 +23,6 @@ use tonic::service::Routes;
 use crate::events::Events;
 use crate::install::Owners;
 
-/// State of all calls.
 pub(crate) struct Shared {
     pub(crate) dataplane: Arc<Dataplane>,
     pub(crate) owners: Owners,
@@ -39,8 +38,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Serves `dataplane` at `address`. Clients can connect when this returns. The owner of groups that are installed
-    /// already is an operator.
+    /// Serves `dataplane` at `address`; clients can connect when this returns. Groups that are already installed belong
+    /// to an operator.
     ///
     /// # Errors
     /// The address is not allowed or not free, or the certificates do not work.
@@ -77,7 +76,7 @@ impl Agent {
     }
 }
 
-/// The rules of a file are not loaded. Nothing has changed.
+/// Why the rules of a file are not loaded. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The rules are wrong for this switch.
@@ -101,11 +100,11 @@ pub enum LoadError {
     Routes(#[from] RouteError),
 }
 
-/// Number of groups of a rule file that are published together.
+/// Groups of a rule file that are published together.
 const GROUPS_TOGETHER: usize = 256;
 
-/// Installs all groups and routes of a rule file, or none. Their owner is an operator, so no controller changes them. Blocks
-/// until the workers have answered.
+/// Installs all groups and routes of a rule file, or none. They belong to an operator, so no controller changes them.
+/// Blocks until the workers have answered.
 ///
 /// # Errors
 /// A fault of the rules, or a refusal of the dataplane. Nothing has changed then.

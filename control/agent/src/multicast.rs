@@ -30,7 +30,7 @@ pub(crate) fn state(status: &GroupStatus, now: Nanos) -> v1::MulticastState {
     }
 }
 
-/// Counters only. `rule` is absent if its generation is not installed any more.
+/// `rule`: absent if its generation is not installed any more.
 pub(crate) fn counted(
     counters: &MulticastCounters,
     paths: &[PathSnapshot],

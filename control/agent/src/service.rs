@@ -21,9 +21,9 @@ use tonic::{Code, Request, Response, Status};
 use crate::install::stopped;
 use crate::{Shared, taps, view};
 
-/// Maximum number of events that wait for a slow client.
+/// Events that wait for a slow client.
 const STREAM_DEPTH: usize = 64;
-/// The longest frame of a dry run: an IPv4 packet with an Ethernet header and a tag.
+/// Longest frame of a dry run: an IPv4 packet with an Ethernet header and a tag.
 const FRAME_BYTES_MAX: usize = 65_535 + 18;
 
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -35,7 +35,6 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Runs `question` on a blocking thread.
     async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&Shared) -> Result<T, Status> + Send + 'static,

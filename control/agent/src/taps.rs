@@ -1,5 +1,5 @@
-//! Live traces and captures: one thread per stream forwards frames from the dataplane to the client. The dataplane allows
-//! [`TAPS_MAX`](castnet_worker::engine::TAPS_MAX) streams at once, which bounds the threads.
+//! Live traces and captures: one thread per stream passes frames from the dataplane to the client, at most
+//! [`TAPS_MAX`](castnet_worker::engine::TAPS_MAX) at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -14,18 +14,17 @@ use tonic::{Code, Status};
 
 use crate::view;
 
-/// Maximum number of messages that wait for a slow client.
+/// Messages that wait for a slow client.
 const STREAM_DEPTH: usize = 256;
-/// Interval at which a thread checks whether its client is connected.
+/// How often a thread checks whether its client is connected.
 const LOOK: Duration = Duration::from_millis(100);
-/// Interval at which it checks whether a slow client has read.
+/// How often it checks whether a slow client has read.
 const RETRY: Duration = Duration::from_millis(1);
-/// A client that does not read for this long while frames wait for it is disconnected.
+/// After this time without a read while frames wait, a client is disconnected.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 type Out<T> = mpsc::Receiver<Result<T, Status>>;
 
-/// The filter of the dataplane.
 fn filter_of(filter: &convert::FrameFilter) -> FrameFilter {
     FrameFilter {
         port: filter.port,
@@ -70,8 +69,8 @@ pub(crate) fn capture(
     })
 }
 
-/// Forwards `stream` to the returned receiver until the stream ends, the client disconnects, or the client does not read for
-/// [`PATIENCE`]. Meanwhile the dataplane counts lost frames.
+/// Forwards `stream` to the returned receiver until the stream ends, the client disconnects, or the client does not
+/// read for [`PATIENCE`]. Meanwhile the dataplane counts lost frames.
 fn carry<T: Send + 'static, M: Send + 'static>(
     name: &str,
     mut stream: TapStream<T>,
@@ -104,7 +103,7 @@ fn carry<T: Send + 'static, M: Send + 'static>(
     Ok(from)
 }
 
-/// The status for a client that did not read for too long. The current frame is lost too.
+/// The status for a client that did not read in time. The current frame is lost too.
 fn too_slow<T>(stream: &TapStream<T>) -> Status {
     let lost = stream.lost() + stream.waiting() as u64 + 1;
     Status::resource_exhausted(format!(
@@ -113,7 +112,6 @@ fn too_slow<T>(stream: &TapStream<T>) -> Status {
     ))
 }
 
-/// The status for a refused trace or capture.
 pub(crate) fn refused(error: TapError, port_field: &str) -> Status {
     let text = error.to_string();
     match error {

@@ -17,8 +17,8 @@ use tonic::Status;
 use crate::install::stopped;
 use crate::{Shared, collective, forwarding, multicast};
 
-/// The MTU of a link exceeds the path MTU by at least this: the longest headers of RoCEv2 over IPv4, and a reserve. The
-/// controller plans with the same number.
+/// Minimum of link MTU minus path MTU, in bytes: the longest headers of RoCEv2 over IPv4, and a reserve; the planner's
+/// `HEADROOM`.
 const PMTU_HEADROOM: usize = 80;
 
 pub(crate) fn capabilities(shared: &Shared) -> Result<v1::Capabilities, Status> {
@@ -46,7 +46,7 @@ pub(crate) fn capabilities(shared: &Shared) -> Result<v1::Capabilities, Status> 
     })
 }
 
-/// The name of the next hop of an endpoint; empty without a rule.
+/// Empty without a rule.
 pub(crate) fn next_hop(rule: Option<&GroupRule>, endpoint: usize) -> &str {
     let endpoint = rule.and_then(|rule| rule.endpoints.get(endpoint));
     endpoint.map_or("", |endpoint| endpoint.next_hop.name())
@@ -76,7 +76,7 @@ pub(crate) fn brief(mcst_id: McstId, name: String, generation: u64) -> v1::Group
     }
 }
 
-/// A group with its counters only. `rule` is absent if it is not installed any more.
+/// Counters only. `rule`: absent if it is not installed any more.
 pub(crate) fn counted_group(
     report: &GroupReport,
     rule: Option<&GroupRule>,
@@ -122,7 +122,7 @@ pub(crate) fn port(report: &PortReport) -> v1::Port {
     }
 }
 
-/// Drops by reason, without zeros except for `all`.
+/// Drops by reason, without zeros unless `all`.
 pub(crate) fn drop_counts(drops: &Drops, all: bool) -> Vec<v1::DropCount> {
     let counted = drops.fields().filter(|(_, frames)| all || *frames > 0);
     let count = |(reason, frames): (&str, u64)| v1::DropCount {
