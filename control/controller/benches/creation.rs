@@ -1,5 +1,5 @@
-//! What the creation of a group costs over the number of groups that there are: by gRPC, many clients at once, each group
-//! with a queue pair of its own. The baseline is the first thousand groups of the same run.
+//! Time to create a group over the number of groups: by gRPC, many clients at once, each group with its own queue pair.
+//! The baseline is the first thousand groups of the same run.
 //!
 //! `cargo bench -p castnet-controller --bench creation [-- GROUPS]`
 
@@ -24,11 +24,11 @@ use tonic::server::NamedService;
 use tonic::service::Routes;
 use tonic::transport::Channel;
 
-/// Groups that are asked for at one time.
+/// Requests under way at one time.
 const CLIENTS: u64 = 32;
 /// Groups that one time is the mean of.
 const BLOCK: u64 = 200;
-/// Blocks of which the fastest makes a figure: those before it on a machine that others use too.
+/// The fastest of this many blocks counts: other programs slow some down.
 const BLOCKS: usize = 5;
 
 type Client = ControllerClient<Channel>;
@@ -76,7 +76,7 @@ fn request(topology: &Topology, n: u64) -> Option<v1::CreateGroupRequest> {
     })
 }
 
-/// Creates a block of groups; how long one took.
+/// Creates a block of groups; returns the time per group.
 async fn create(client: &Client, topology: &Arc<Topology>, from: u64) -> Result<Duration, tonic::Status> {
     let began = Instant::now();
     let mut clients = tokio::task::JoinSet::new();
@@ -104,7 +104,7 @@ async fn measure(what: &str, store: Arc<dyn Store>, groups: u64) -> Result<(), B
         name: name.into(),
         agent: Address::Unix(folder.path().join(name)),
     };
-    // Agents that never answer: the switches count as not tried to the end yet, and groups are planned over them.
+    // The agents never answer, so the switches count as not yet tried, and groups are planned over them.
     let mut silent = Vec::new();
     for switch in topology.switches() {
         let address = Address::Unix(folder.path().join(&switch.name));

@@ -1,4 +1,4 @@
-//! What a controller is started with.
+//! The configuration of a controller.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,12 +13,12 @@ use castnet_topology::{Switch, SwitchKind, Topology, overlaps};
 
 use crate::error::StartError;
 
-/// The McstIDs that groups get where nothing else is said: 65,534 of them. No host may have an address of it.
+/// Default pool of McstIDs: 65,534 of them. No host may have an address of it.
 pub const DEFAULT_MCST_POOL: &str = "10.200.0.0/16";
-/// Where a controller listens where nothing else is said.
+/// Default address of a controller.
 pub const DEFAULT_LISTEN: &str = "http://127.0.0.1:7470";
 
-/// What a controller is started with.
+/// The configuration of a controller.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where to serve.
@@ -27,13 +27,13 @@ pub struct Config {
     pub security: Security,
     /// The switches.
     pub switches: Vec<SwitchConfig>,
-    /// The fabric, where it is not to be found out from the switches' reports.
+    /// The fabric; `None`: from the switches' reports.
     pub topology: Option<Topology>,
-    /// Where McstIDs come from; first and last address are left out.
+    /// The pool of McstIDs; its first and last address are left out.
     pub mcst_pool: Ipv4Net,
     /// Whether switches drop frames of a member that come from another Ethernet address than its own.
     pub verify_mac: bool,
-    /// The store's file; `None`: desired state ends with the process.
+    /// File of the store; `None`: desired state ends with the process.
     pub store: Option<PathBuf>,
     /// How long things may take.
     pub timeouts: Timeouts,
@@ -44,26 +44,26 @@ pub struct Config {
 /// A switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchConfig {
-    /// Its name; its agent must say the same.
+    /// Its name; its agent must report the same.
     pub name: String,
-    /// Where its agent is.
+    /// Address of its agent.
     pub agent: Address,
 }
 
-/// How long things may take.
+/// Time limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// One call to a switch.
+    /// Limit of one call to a switch.
     pub switch: Duration,
-    /// All members have joined, but one of them is not seen at any switch yet.
+    /// Limit until each member is seen at a switch, once all have joined.
     pub host: Duration,
-    /// Between two looks at a switch that reports nothing.
+    /// Pause between reconciliations of a switch that reports nothing.
     pub reconcile: Duration,
-    /// First and longest wait before a switch is tried again.
+    /// First and longest pause before the next attempt to connect to a switch.
     pub backoff: (Duration, Duration),
-    /// A link of a collective group's tree is down for so long: then the group fails.
+    /// After a link of its tree is down for so long, a collective group fails.
     pub link: Duration,
-    /// A collective group that a rank created is kept after it has failed, for people to see why.
+    /// How long a failed collective group that a rank created is kept, for people to see why.
     pub linger: Duration,
 }
 
@@ -81,7 +81,7 @@ impl Default for Timeouts {
 }
 
 impl Config {
-    /// A controller of these switches with all else as usual: loopback, no topology file, store in memory.
+    /// Defaults for all but the switches: loopback, no topology file, store in memory.
     pub fn new(switches: Vec<SwitchConfig>) -> Self {
         Self {
             listen: Address::Tcp {
@@ -92,7 +92,7 @@ impl Config {
             security: Security::default(),
             switches,
             topology: None,
-            // Ten, two hundred: a private range that is rarely in use.
+            // A private range that is rarely in use.
             mcst_pool: Ipv4Net::new_assert([10, 200, 0, 0].into(), 16),
             verify_mac: false,
             store: None,
@@ -175,7 +175,6 @@ impl Config {
         })
     }
 
-    /// Whether a controller can run with it.
     pub(crate) fn check(&self) -> Result<(), StartError> {
         let bad = |field: String, reason: String| Err(StartError::Config { field, reason });
         let mut names = BTreeSet::new();
@@ -191,7 +190,7 @@ impl Config {
             }
         }
         let switches = || self.topology.iter().flat_map(Topology::switches);
-        // Castnet switches have agents, ordinary ones have none.
+        // Castnet switches have agents, others have none.
         let wrong = |s: &&Switch| names.contains(&s.name) != (s.kind == SwitchKind::Castnet);
         if let Some(Switch { name, kind, .. }) = switches().find(wrong) {
             let reason = match kind {
@@ -224,18 +223,18 @@ impl Config {
     }
 }
 
-/// A moment in an installation at which a controller could be killed.
+/// A point of an installation at which tests can halt a controller, as if killed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Checkpoint {
     /// All members have joined, and that is stored.
     Joined,
-    /// The plan is stored; no switch has heard of it.
+    /// The plan is stored; no switch has it yet.
     Planned,
     /// This switch has confirmed; that is not stored.
     Installed(String),
     /// All switches have confirmed; that is not stored.
     AllInstalled,
-    /// The removal is stored; no switch has heard of it.
+    /// The removal is stored; no switch knows of it yet.
     Removing,
     /// This switch has confirmed that it has no rule; that is not stored.
     Removed(String),
@@ -243,12 +242,12 @@ pub enum Checkpoint {
 
 type StandStill = dyn Fn(&Checkpoint) -> bool + Send + Sync;
 
-/// For tests: is asked at each [`Checkpoint`] whether to stand still there for good, as if killed. Without one, never.
+/// For tests: decides at each [`Checkpoint`] whether to halt there for good, as if killed. Default: never.
 #[derive(Clone, Default)]
 pub struct Checkpoints(Option<Arc<StandStill>>);
 
 impl Checkpoints {
-    /// Asks `stand_still`.
+    /// Halts where `stand_still` returns true.
     pub fn new(stand_still: impl Fn(&Checkpoint) -> bool + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(stand_still)))
     }

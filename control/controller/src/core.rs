@@ -1,4 +1,4 @@
-//! The controller's state in memory, and what all its tasks share.
+//! The controller's state in memory, shared by all its tasks.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -28,7 +28,7 @@ use crate::table::{Entry, Groups, Usage};
 /// Events that a slow reader may lag behind before it loses some.
 pub(crate) const EVENTS_MAX: usize = 1024;
 
-/// The facts, and the fabric that follows from them: made once, and anew after any access that may change the facts.
+/// Facts, and the fabric that is derived from them: cached until an access that may change the facts.
 pub(crate) struct Fabric {
     facts: Facts,
     topology: OnceLock<Arc<Topology>>,
@@ -40,7 +40,6 @@ impl Fabric {
         Self { facts, topology }
     }
 
-    /// See [`Facts::topology`].
     pub(crate) fn topology(&self) -> Arc<Topology> {
         let made = || Arc::new(self.facts.topology());
         self.topology.get_or_init(made).clone()
@@ -62,38 +61,34 @@ impl DerefMut for Fabric {
     }
 }
 
-/// All that is known.
 pub(crate) struct Core {
     pub(crate) facts: Fabric,
-    /// The last report of each switch about itself.
+    /// Last report of each switch about itself.
     pub(crate) capabilities: BTreeMap<String, v1::Capabilities>,
     pub(crate) groups: Groups,
-    /// What each switch has that is not ours, as of its last report.
+    /// What other owners use of each switch, as of its last report.
     pub(crate) foreign: BTreeMap<String, Usage>,
     /// Number of the last call to join.
     pub(crate) calls: u64,
-    /// Where McstIDs come from that are not of one switch.
+    /// Pool of McstIDs that are not of one switch.
     pub(crate) mcst_pool: Ipv4Net,
-    /// The McstID that was given out last of each pool: the next one comes after it, so that none is used again soon.
+    /// McstID given out last, per pool: the search continues after it, so that none is used again soon.
     pub(crate) last_mcst_ids: BTreeMap<Ipv4Net, McstId>,
-    /// What of all this is not on disk yet.
+    /// Changes that are not on disk yet.
     pub(crate) journal: Journal,
 }
 
 impl Core {
-    /// The group, or why not.
     pub(crate) fn group(&self, name: &str) -> Result<&Entry, Refusal> {
         self.groups
             .get(name)
             .ok_or_else(|| Refusal::UnknownGroup { name: name.into() })
     }
 
-    /// The multicast group, or why not.
     pub(crate) fn multicast(&self, name: &str) -> Result<(&Entry, &Multicast), Refusal> {
         self.of_kind(name, Record::multicast)
     }
 
-    /// The collective group, or why not.
     pub(crate) fn collective(&self, name: &str) -> Result<(&Entry, &Collective), Refusal> {
         self.of_kind(name, Record::collective)
     }
@@ -104,13 +99,11 @@ impl Core {
         Ok((entry, kind))
     }
 
-    /// The collective group of that McstID.
     pub(crate) fn collective_by_mcst_id(&self, mcst_id: &str) -> Option<(&Entry, &Collective)> {
         let entry = self.groups.by_mcst_id(mcst_id.parse().ok().map(McstId)?)?;
         Some((entry, entry.record().collective()?))
     }
 
-    /// Checks that no group has this name.
     pub(crate) fn free_name(&self, name: &str) -> Result<(), Refusal> {
         match self.groups.get(name) {
             Some(entry) => Err(Refusal::DuplicateGroup {
@@ -121,7 +114,7 @@ impl Core {
         }
     }
 
-    /// Keeps how a group would be laid out, if switches have their own McstIDs: its members get them before it is installed.
+    /// Keeps the layout of a group whose switches have their own McstIDs: members get them before the installation.
     pub(crate) fn foresee(&mut self, group: &str, plan: &Option<Plan>) {
         if let Some(entry) = self.groups.get_mut(group)
             && !entry.record().own_mcst_ids.is_empty()
@@ -131,14 +124,13 @@ impl Core {
     }
 }
 
-/// What all tasks share.
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) owner: String,
     pub(crate) links: BTreeMap<String, Arc<Link>>,
     pub(crate) exchanges: Exchanges,
     core: Mutex<Core>,
-    /// Ticks when there is something to write.
+    /// Notified when there is something to write.
     pub(crate) staged: Arc<Notify>,
     pub(crate) events: broadcast::Sender<v1::ControllerEvent>,
     fabric: watch::Sender<()>,
@@ -171,7 +163,7 @@ impl Shared {
         self.core.lock()
     }
 
-    /// Runs `task` until the controller stops: then it is dropped where it stands, as if the process had been killed.
+    /// Runs `task` until the controller stops, then drops it, as if the process had been killed.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
         self.tasks.spawn(async move {
@@ -183,7 +175,6 @@ impl Shared {
         });
     }
 
-    /// Ends all tasks and closes the store.
     pub(crate) async fn stop(&self) {
         self.stop_now();
         self.tasks.close();
@@ -194,13 +185,13 @@ impl Shared {
         self.stop.is_cancelled()
     }
 
-    /// As [`Shared::stop`], without waiting.
+    /// Like [`Shared::stop`], without waiting.
     pub(crate) fn stop_now(&self) {
         self.stop.cancel();
         self.lock().journal.close();
     }
 
-    /// Sends an event to all subscribers, once what is staged by now is on disk.
+    /// Sends an event to all subscribers, once the changes staged so far are on disk.
     pub(crate) fn publish(&self, core: &mut Core, event: v1::controller_event::Event) {
         let at_unix_ns = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -219,13 +210,13 @@ impl Shared {
         let _ = self.events.send(event);
     }
 
-    /// Waits until all that was changed by now is on disk.
+    /// Waits until all changes so far are on disk.
     pub(crate) async fn durable(&self) -> Result<(), Refusal> {
         let ticket = self.lock().journal.ticket();
         ticket.durable().await
     }
 
-    /// What `read` finds, once all that it was found in is on disk. What could not be written was taken back: then it
+    /// The result of `read`, once the state that it saw is on disk. If that could not be written and was taken back, it
     /// reads again.
     pub(crate) async fn read<T>(&self, mut read: impl FnMut(&Core) -> T) -> Result<T, Refusal> {
         loop {
@@ -241,8 +232,8 @@ impl Shared {
         }
     }
 
-    /// What `look` finds at last, now or after a change that `changed` reports, once all that it was found in is on disk.
-    /// `None`: there are no more changes.
+    /// The first result of `look`, now or after a change that `changed` reports, once the state that it saw is on disk.
+    /// `None`: no more changes.
     pub(crate) async fn find<T>(
         &self,
         mut changed: watch::Receiver<()>,
@@ -257,7 +248,7 @@ impl Shared {
             match found {
                 Some((found, ticket)) => match ticket.durable().await {
                     Ok(()) => return Ok(Some(found)),
-                    // Taken back: what is there now counts.
+                    // Taken back: look again.
                     Err(Refusal::Store(_)) => {}
                     Err(other) => return Err(other),
                 },
@@ -267,17 +258,16 @@ impl Shared {
         }
     }
 
-    /// Runs `task` to its end, also while the controller stops.
+    /// Runs `task` to its end, even if the controller stops.
     pub(crate) fn spawn_to_end(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(task);
     }
 
-    /// Returns when the controller stops.
     pub(crate) async fn stopped(&self) {
         self.stop.cancelled().await;
     }
 
-    /// Ticks whenever switches or hosts report something new.
+    /// Changes whenever switches or hosts report something new.
     pub(crate) fn fabric_changes(&self) -> watch::Receiver<()> {
         self.fabric.subscribe()
     }
@@ -286,7 +276,7 @@ impl Shared {
         self.fabric.send_replace(());
     }
 
-    /// Does something with a group after a time, if the controller still runs.
+    /// Like [`Shared::after`], for a group.
     pub(crate) fn later(
         self: &Arc<Self>,
         name: &str,
@@ -297,7 +287,7 @@ impl Shared {
         self.after(pause, move |shared, core| act(shared, core, &name));
     }
 
-    /// Does something after a time, if the controller still runs.
+    /// Runs `act` after a pause, if the controller still runs.
     pub(crate) fn after(
         self: &Arc<Self>,
         pause: Duration,

@@ -1,31 +1,28 @@
-//! Switches that did not take their part of a group, and what the next placement has to know of that.
-//!
-//! The controller plans with the last reports of switches, which may be outdated. A switch that refuses is passed by, or
-//! gets a smaller part, where the fabric allows.
+//! Refusals of switches, and what the next placement learns from them. Reports of switches, with which the controller
+//! plans, may be outdated. Where the fabric allows, a switch that refuses is avoided, or gets a smaller part.
 
 use castnet_planner::{Room, Rooms, Shortage};
 
 use crate::lifecycle::{Cause, Failure};
 use castnet_rules::GroupRule;
 
-/// Refusals that one group is placed again for, at most.
+/// Maximum number of refusals for which a group is placed again.
 const REFUSALS_MAX: usize = 8;
 
-/// The refusals of switches since the group was last active.
+/// Refusals of switches since the group was last active.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Detours(Vec<Detour>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Detour {
     switch: String,
-    /// The bytes that it did not have; `None`: it takes no part at all.
+    /// Bytes that it lacked; `None`: it takes no part at all.
     bytes: Option<u64>,
     failure: Failure,
 }
 
 impl Detours {
-    /// Notes that a switch did not take `rule`; `of_memory` where a smaller one may fit. Whether the group is to be placed
-    /// again for that.
+    /// Notes that a switch refused `rule`; `of_memory`: a smaller one may fit. Whether to place the group again.
     pub(crate) fn note(
         &mut self,
         switch: &str,
@@ -33,7 +30,7 @@ impl Detours {
         of_memory: bool,
         failure: &Failure,
     ) -> bool {
-        // Other refusals would be the same elsewhere, or are for an operator to see to.
+        // Other refusals would be the same elsewhere, or an operator has to act.
         let may_differ = matches!(failure.cause, Cause::NoRoom | Cause::Unreachable);
         if !may_differ || self.0.len() >= REFUSALS_MAX {
             return false;
@@ -46,7 +43,7 @@ impl Detours {
         true
     }
 
-    /// Takes off what there is not.
+    /// Reduces the room of switches by the refusals.
     pub(crate) fn apply(&self, rooms: &mut Rooms) {
         for Detour { switch, bytes, .. } in &self.0 {
             let room = rooms.entry(switch.clone()).or_insert(Room::UNKNOWN);
@@ -61,7 +58,7 @@ impl Detours {
         self.0.is_empty()
     }
 
-    /// What switches lack: in their own words, if they have refused.
+    /// What switches lack: their refusals, or else the planner's shortages.
     pub(crate) fn explain(&self, shortages: &[Shortage]) -> String {
         let each = shortages
             .iter()
@@ -69,18 +66,16 @@ impl Detours {
         each.collect::<Vec<_>>().join("; ")
     }
 
-    /// The last refusal of a switch.
     fn of(&self, switch: &str) -> Option<String> {
         let refusals = self.0.iter().rev();
         refusals.filter(|d| d.switch == switch).map(Detour::words).next()
     }
 
-    /// All refusals.
     pub(crate) fn words(&self) -> String {
         self.0.iter().map(Detour::words).collect::<Vec<_>>().join("; ")
     }
 
-    /// The failure of a group for which there is no other place, as `failure` reports.
+    /// The failure to report for a group that has no other place.
     pub(crate) fn end(&self, failure: Failure) -> Failure {
         let Some(last) = self.0.last() else {
             return failure;

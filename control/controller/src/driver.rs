@@ -1,7 +1,7 @@
-//! Carries a group from one resting phase to the next: plans it and programs its switches, or takes it off them.
+//! Takes a group from one resting phase to the next: plans it and programs its switches, or removes it from them.
 //!
-//! One task per group at a time. It may be dropped at any point, as if the controller were killed: the next start reads from the
-//! store what is wanted, and from the switches what they have.
+//! One task per group at a time. It may be dropped at any point, as if the controller were killed: the next start reads
+//! the desired state from the store, and the reported state from the switches.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use crate::planning::{NoPlan, plan_group};
 use crate::record::{Ending, Plan, Record};
 use crate::table::Entry;
 
-/// Most calls per switch of a tree in one installation.
+/// Maximum number of calls per switch of a tree in one installation.
 const CALLS_PER_SWITCH_MAX: usize = 4;
 
 /// Works on a group until it rests.
 pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
     loop {
-        // What calls for work is on disk first; where it was taken back, there may be nothing to do.
+        // What calls for work must be on disk first; if it was taken back, there may be nothing to do.
         match shared.durable().await {
             Ok(()) => {}
             Err(Refusal::Stopping) => return,
@@ -55,7 +55,7 @@ pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
     }
 }
 
-/// From Installing to Active, or to Removing where anything goes wrong. All switches or none.
+/// From Installing to Active, or to Removing if anything fails: all switches or none.
 async fn install(shared: &Arc<Shared>, record: Record) {
     let (name, generation) = (record.name.as_str(), record.generation);
     let pass = |checkpoint| shared.config.checkpoints.pass(checkpoint);
@@ -67,7 +67,7 @@ async fn install(shared: &Arc<Shared>, record: Record) {
             None => return,
         },
     };
-    // The plan may have been taken back: then it is tried again after a pause.
+    // If the plan was taken back, try again after a pause.
     if shared.durable().await.is_err() {
         return tokio::time::sleep(shared.config.timeouts.backoff.1).await;
     }
@@ -89,15 +89,15 @@ async fn install(shared: &Arc<Shared>, record: Record) {
     }
     pass(Checkpoint::AllInstalled).await;
     let mut core = shared.lock();
-    // If a switch was lost since, the next round installs its rule again.
+    // If a switch was lost since, the next iteration installs its rule again.
     let complete = core.groups.get(name).is_some_and(Entry::is_confirmed);
     if complete && is_installing(&core, name, generation) {
         shared.try_step(&mut core, name, Event::Confirmed, None);
     }
 }
 
-/// The next switch that has not confirmed, with the addresses of rules that it may have; `None` if all have confirmed, or the
-/// installation is off.
+/// The next switch that has not confirmed, with the addresses of rules that it may have; `None`: all have confirmed, or
+/// the installation is cancelled.
 fn next_switch(shared: &Shared, name: &str, generation: u64, plan: &Plan) -> Option<(String, Vec<McstId>)> {
     let core = shared.lock();
     let entry = core
@@ -125,7 +125,7 @@ fn confirm(shared: &Shared, name: &str, generation: u64, switch: &str) {
     }
 }
 
-/// A switch has not taken its part: the group is placed again, or refused where there is no other place for it.
+/// A switch refused its part: places the group again, or refuses it if there is no other place.
 fn turned_down(
     shared: &Arc<Shared>,
     name: &str,
@@ -171,7 +171,7 @@ fn refuse(shared: &Arc<Shared>, core: &mut Core, (name, generation): (&str, u64)
     }
 }
 
-/// Places the group and stores that, waiting for reports where they are lacking. `None`: there is nothing to install.
+/// Places the group and stores that; waits for missing reports. `None`: there is nothing to install.
 async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Arc<Plan>> {
     let deadline = Instant::now() + shared.config.timeouts.host;
     let mut changes = shared.fabric_changes();
@@ -206,14 +206,14 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
     }
 }
 
-/// Stores how a group is laid out. From then on its switches may have a part of it.
+/// Stores the layout of a group. From then on its switches may have a part of it.
 pub(crate) fn place(
     shared: &Arc<Shared>,
     core: &mut Core,
     name: &str,
     mut plan: Plan,
 ) -> Result<Arc<Plan>, NoPlan> {
-    // The addresses of its ports and what it has left are in its report: without it they would be guesses.
+    // Its report has the addresses of its ports and its free room.
     let silent = plan
         .tree
         .iter()
@@ -241,7 +241,7 @@ pub(crate) fn place(
     Ok(plan)
 }
 
-/// Takes the group off its switches, the first of its tree first: from then on nothing flows. Whether there is more to do.
+/// Removes the group from its switches, the top one first: that stops all traffic. Whether there is more to do.
 async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     let name = record.name.as_str();
     shared.config.checkpoints.pass(Checkpoint::Removing).await;
@@ -268,8 +268,8 @@ async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     let Some(entry) = core.groups.get(name) else {
         return false;
     };
-    // A name and a McstID are free again only when no switch knows them any more. Otherwise the group goes on, and
-    // those that cannot be reached are cleaned when they can: the next generation takes the place of this one.
+    // Name and McstID are free again only when no switch knows them. Otherwise the group goes on, and switches that
+    // cannot be reached are cleaned later: the next generation replaces this one.
     let must_wait = entry.record().phase == Phase::Removing(After::Gone) && !entry.record().placed.is_empty();
     if must_wait {
         shared.notify(&mut core, name);
@@ -279,7 +279,6 @@ async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     !must_wait
 }
 
-/// Takes all lanes of a group off a switch.
 async fn off(shared: &Shared, name: &str, mcst_ids: &[McstId], switch: &str) -> Result<(), String> {
     match shared.links.get(switch) {
         Some(link) => link.sync(shared, name, mcst_ids).await.map_err(|e| e.to_string()),

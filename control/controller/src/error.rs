@@ -1,5 +1,3 @@
-//! Why a request is refused, and why a controller does not start.
-
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +62,7 @@ pub(crate) enum Refusal {
         ip: Ipv4Addr,
         group: String,
     },
-    /// `size` is the number of McstIDs of the pool.
+    /// `size`: number of McstIDs of the pool.
     #[error("the pool {pool} is used up: all {size} McstIDs are in use")]
     PoolExhausted { pool: Ipv4Net, size: usize },
     /// The group is not in a state for it; `way_out` is what to do.
@@ -104,7 +102,7 @@ pub(crate) enum Refusal {
     },
     #[error("{bytes} bytes wait to be exchanged already; try again when other jobs are done")]
     ExchangesFull { bytes: usize },
-    /// The group does not go with the fabric or its switches.
+    /// The group does not fit the fabric or its switches.
     #[error("{}", .0.reason)]
     Failed(Failure),
     /// The store failed: nothing was changed.
@@ -115,7 +113,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// The status code, and the field of the request that is at fault; empty if it is none.
+    /// The status code, and the field of the request at fault; may be empty.
     fn code_and_field(&self) -> (Code, &str) {
         match self {
             Self::Invalid(_) => (Code::InvalidArgument, ""),
@@ -152,7 +150,7 @@ impl Refusal {
     }
 }
 
-/// `0, 2, 3`, not more than a line.
+/// `0, 2, 3`, at most a line.
 fn ranks_text(ranks: &[u16]) -> String {
     const SHOWN_MAX: usize = 16;
     let shown: Vec<String> = ranks.iter().take(SHOWN_MAX).map(u16::to_string).collect();
@@ -185,10 +183,10 @@ pub enum StartError {
         /// What is wrong.
         reason: String,
     },
-    /// The store.
+    /// The store fails.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The address to serve at.
+    /// The address cannot be served.
     #[error(transparent)]
     Transport(#[from] TransportError),
 }

@@ -1,5 +1,5 @@
-//! The fabric as the controller sees it: the topology file if there is one, and what switches and hosts report.
-//! Pure: facts in, a [`Topology`] out.
+//! The fabric as the controller knows it: the topology file, if any, and the reports of switches and hosts. Pure: facts
+//! in, a [`Topology`] out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -7,12 +7,12 @@ use std::net::Ipv4Addr;
 use castnet_topology::{DEFAULT_MTU, End, PORTS_MAX, Topology};
 use serde::{Deserialize, Serialize};
 
-/// MTU of a link whose ends report how narrow it is.
+/// MTU of a link whose ends report their own.
 const MTU_MAX: u32 = 65_535;
-/// Two sightings of one host this close together are one frame that was flooded, not a host that moved.
+/// Two sightings of a host this close together are one flooded frame, not a host that moved.
 const SAME_FRAME_NS: u64 = 1_000_000_000;
 
-/// A host that made itself known.
+/// A host that has registered or joined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostRecord {
     pub(crate) name: String,
@@ -20,7 +20,6 @@ pub struct HostRecord {
     pub(crate) mac: [u8; 6],
 }
 
-/// Whether a switch can be reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Reach {
     /// The first attempt to connect has not ended.
@@ -31,7 +30,6 @@ pub(crate) enum Reach {
     Down(String),
 }
 
-/// The last report of a switch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SwitchReport {
     /// By number.
@@ -45,11 +43,9 @@ pub(crate) struct PortReport {
     pub(crate) mac: [u8; 6],
     /// Bytes of an IP packet.
     pub(crate) mtu: u32,
-    /// Whether it has a link.
     pub(crate) up: bool,
 }
 
-/// A neighbour at a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NeighbourReport {
     pub(crate) port: u8,
@@ -60,38 +56,33 @@ pub(crate) struct NeighbourReport {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
-    /// A switch, by LLDP, with the name of its port.
+    /// By LLDP, with the name of its port.
     Switch { name: String, port: String },
-    /// A host, by ARP.
+    /// By ARP.
     Host { ip: Ipv4Addr, mac: [u8; 6] },
 }
 
-/// All that is known of the fabric.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
-    /// From a file.
     pub(crate) file: Option<Topology>,
-    /// Every switch that is configured.
+    /// All configured switches.
     pub(crate) switches: BTreeMap<String, (Reach, SwitchReport)>,
-    /// Every host that made itself known.
     pub(crate) hosts: BTreeMap<String, HostRecord>,
-    /// The names of these and of the hosts of the file, by address.
+    /// Names of all hosts, those of the file included, by address.
     pub(crate) names: BTreeSet<(Ipv4Addr, String)>,
 }
 
-/// Where a host is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     At {
         switch: String,
         port: u8,
     },
-    /// At several ports at once: at least one of them must be a link between switches that LLDP has not shown yet.
+    /// At several ports: at least one of them must be a link between switches that LLDP has not shown yet.
     Ambiguous(Vec<(String, u8)>),
     Unseen,
 }
 
-/// A host whose place is known, and its link.
 struct Seen {
     name: String,
     mtu: u32,
@@ -105,7 +96,6 @@ impl Seen {
 }
 
 impl Facts {
-    /// What is known at the start: a file, switches that have not reported, and hosts.
     pub(crate) fn new(
         file: Option<Topology>,
         switches: impl IntoIterator<Item = String>,
@@ -126,9 +116,9 @@ impl Facts {
         facts
     }
 
-    /// The fabric: what the file says, corrected by what is reported of ports and links; switches that cannot be
-    /// reached are down. Without a file: switches as reported, links where LLDP says so, hosts where they were seen; where
-    /// several were seen at one port, an ordinary switch is behind it.
+    /// The file, corrected by reports of ports and links; switches that cannot be reached are down. Without a file:
+    /// switches as reported, links by LLDP, hosts where they were seen; if several were seen at a port, an ordinary
+    /// switch is assumed there.
     pub(crate) fn topology(&self) -> Topology {
         let mut topology = Topology::new();
         for (name, ports) in self.switch_ports() {
@@ -146,7 +136,7 @@ impl Facts {
         let inner = self.inner_ports();
         let mut at_port: BTreeMap<(String, u8), Vec<Seen>> = BTreeMap::new();
         for (name, ip, mac) in self.all_hosts() {
-            // A host with a switch's name is none; registration refuses it.
+            // Registration refuses hosts with the name of a switch.
             if topology.add_host(&name, ip, mac).is_err() {
                 continue;
             }
@@ -167,15 +157,14 @@ impl Facts {
         topology
     }
 
-    /// Links the hosts that are behind a port: one to the port itself, several to an ordinary switch there, or as many in a row as
-    /// it takes.
+    /// Links the hosts behind a port: one to the port itself, several to an ordinary switch there, or to a row of them.
     fn attach(&self, topology: &mut Topology, (switch, port): (&str, u8), hosts: Vec<Seen>) {
         let mut up = End::port(switch, port);
         if hosts.len() == 1 {
             let hosts = hosts.into_iter();
             return hosts.for_each(|host| host.link(self, topology, up.clone()));
         }
-        // One port leads up, one to the next of the row.
+        // One port leads up, one to the next switch of the row.
         const HOSTS: usize = PORTS_MAX - 2;
         let mut left = hosts.into_iter().peekable();
         for number in 0.. {
@@ -194,7 +183,7 @@ impl Facts {
         }
     }
 
-    /// Where a host is: by the file, else where its addresses were seen last at a port that leads to no switch.
+    /// By the file, else where its addresses were seen last at a port that leads to no switch.
     pub(crate) fn place(&self, host: &str) -> Place {
         self.place_in_file(host)
             .unwrap_or_else(|| self.place_seen(host, &self.inner_ports()))
@@ -208,7 +197,6 @@ impl Facts {
         })
     }
 
-    /// Where a host was seen last, at ports that are not `inner`.
     fn place_seen(&self, host: &str, inner: &BTreeSet<(&str, u8)>) -> Place {
         let Some(record) = self.hosts.get(host) else {
             return Place::Unseen;
@@ -244,17 +232,15 @@ impl Facts {
         }
     }
 
-    /// Whether there is a host of that name.
     pub(crate) fn knows_host(&self, name: &str) -> bool {
         self.hosts.contains_key(name) || self.file.as_ref().is_some_and(|f| f.host(name).is_some())
     }
 
-    /// Whether there is a switch of that name.
     pub(crate) fn knows_switch(&self, name: &str) -> bool {
         self.switches.contains_key(name) || self.file.as_ref().is_some_and(|f| f.switch(name).is_some())
     }
 
-    /// The address of a host: its own report, or else the file.
+    /// The host's own report counts more than the file.
     fn ip_of(&self, host: &str) -> Option<Ipv4Addr> {
         let said = self.hosts.get(host).map(|h| h.ip);
         said.or_else(|| self.file.as_ref()?.host(host)?.ip)
@@ -272,12 +258,11 @@ impl Facts {
             .extend(self.ip_of(name).map(|ip| (ip, name.to_owned())));
     }
 
-    /// Adds the report of a host, in place of an earlier one.
     pub(crate) fn know(&mut self, host: HostRecord) {
         self.set(&host.name.clone(), Some(host));
     }
 
-    /// The host that has an address, other than `but`.
+    /// A host with this address, other than `but`.
     pub(crate) fn host_of(&self, ip: Ipv4Addr, but: Option<&str>) -> Option<&str> {
         let named = self.names.range((ip, String::new())..);
         let named = named.take_while(|(theirs, _)| *theirs == ip);
@@ -336,7 +321,7 @@ impl Facts {
         links
     }
 
-    /// The port of the other switch that an LLDP neighbour is.
+    /// The port that an LLDP neighbour is.
     fn far_end(&self, neighbour: &NeighbourReport) -> Option<End> {
         let Who::Switch { name, port } = &neighbour.who else {
             return None;
@@ -350,8 +335,8 @@ impl Facts {
         Some(End::port(name.clone(), number))
     }
 
-    /// The ports that lead to other switches. One end's word is enough: a switch that was restarted hears its neighbours' LLDP
-    /// again only when they next send it, and sees all hosts behind them before.
+    /// The ports that lead to other switches. The report of one end is enough: a restarted switch sees all hosts behind
+    /// its neighbours before it receives their next LLDP frame.
     fn inner_ports(&self) -> BTreeSet<(&str, u8)> {
         let mut inner = BTreeSet::new();
         for (switch, (_, report)) in &self.switches {
@@ -381,7 +366,7 @@ impl Facts {
         inner
     }
 
-    /// Adds a link, as narrow and as much down as its ports are. One that contradicts what is there is left out: the
+    /// Adds a link with the least MTU of its ends, up if both are. One that contradicts a known link is ignored: the
     /// first report stands until the other one ages.
     fn link(&self, topology: &mut Topology, a: End, b: End, mtu: u32, up: bool) {
         let reports = [&a, &b].map(|end| self.port(end).cloned());
