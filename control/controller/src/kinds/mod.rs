@@ -1,7 +1,7 @@
-//! What differs from kind to kind of group: its section of the record, its requests, its planning and its view.
+//! What differs between kinds of groups: part of the record, requests, planning and view.
 //!
-//! All else (life cycle, driver, reconciliation, store) is one for all and asks `GroupKind`. A further kind is a folder
-//! here that meets this contract, and one more arm in `Kind::behaviour`.
+//! All else (life cycle, driver, reconciliation, store) is common and asks `GroupKind`. A further kind is a folder here
+//! that implements it, and has an arm in `Kind::behaviour` and in `Kind::behaviour_mut`.
 
 use std::time::Duration;
 
@@ -27,7 +27,6 @@ pub enum Kind {
     Collective(collective::record::Collective),
 }
 
-/// A member or rank of a group.
 pub(crate) struct Party<'r> {
     pub(crate) host: &'r str,
     /// Its end of the first lane's connection; `None` before it has joined.
@@ -37,7 +36,6 @@ pub(crate) struct Party<'r> {
 }
 
 impl<'r> Party<'r> {
-    /// Its ends of the connections, one for each lane.
     pub(crate) fn ends(&self) -> impl Iterator<Item = &'r HostEndpoint> + use<'r> {
         self.first.into_iter().chain(self.more)
     }
@@ -45,19 +43,18 @@ impl<'r> Party<'r> {
 
 /// What differs from kind to kind.
 pub(crate) trait GroupKind {
-    /// The name of a phase.
     fn phase_name(&self, phase: Phase) -> &'static str;
 
     /// All members or ranks, in the order of the request.
     fn parties(&self) -> Vec<Party<'_>>;
 
-    /// The field of the request that names the host of one of them.
+    /// The field of the request that names a party's host.
     fn party_field(&self, party: usize) -> String;
 
-    /// Whether a rule that a switch has lost can be installed again while data flows. If not, the group is lost with it.
+    /// Whether a rule that a switch has lost can be installed again while data flows. If not, the group fails with it.
     fn outlives_switches(&self) -> bool;
 
-    /// Whether a group that a switch refused is placed elsewhere where the fabric allows.
+    /// Whether a group that a switch refused is placed elsewhere if the fabric allows.
     fn tries_elsewhere(&self) -> bool {
         !self.outlives_switches()
     }
@@ -72,35 +69,32 @@ pub(crate) trait GroupKind {
         Duration::ZERO
     }
 
-    /// Gives a rule the queue pairs of one lane.
+    /// Writes the queue pairs of one lane into a rule.
     fn address_lane(&self, rule: &mut GroupRule, lane: u8);
 
-    /// The event that follows by itself on how a group is.
+    /// The event that the state of a group leads to by itself.
     fn follows(&self, phase: Phase, generation: u64) -> Option<Event>;
 
     /// Its part of a step that led to `phase`.
     fn step(&mut self, event: Event, phase: Phase, generation: u64);
 
-    /// Its part of a restart of the controller.
     fn after_restart(&mut self, _phase: Phase) {}
 
-    /// What the planner is to plan. A member that has not joined yet gets a stand-in for its queue pair.
+    /// The request for the planner. A member that has not joined yet gets a stand-in for its queue pair.
     fn request(&self, record: &Record) -> Request;
 
-    /// The field of the request to create a group for a field of the planner.
+    /// Turns a field of the planner into that of the request to create the group.
     fn request_field(&self, planned: String) -> String {
         planned
     }
 
-    /// How a group is now, as an event.
+    /// The event that reports the state of a group.
     fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event;
 
-    /// A group with its tree.
     fn view(&self, core: &Core, entry: &Entry) -> v1::Group;
 }
 
 impl Kind {
-    /// The one place that knows all kinds.
     pub(crate) fn behaviour(&self) -> &dyn GroupKind {
         match self {
             Self::Multicast(kind) => kind,

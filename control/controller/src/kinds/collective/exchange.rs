@@ -1,4 +1,4 @@
-//! The exchange of blobs between the ranks of a job: an all-gather that needs nothing but the controller.
+//! The exchange of blobs between the ranks of a job: an all-gather through the controller.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,14 +11,13 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::error::Refusal;
 
-/// Bytes of all blobs that wait at one time, at most.
+/// Maximum bytes of all waiting blobs.
 const WAITING_BYTES_MAX: usize = 256 << 20;
 
 /// All blobs of a round, by rank.
 type Blobs = Arc<Vec<Vec<u8>>>;
 type Done = watch::Receiver<Option<Blobs>>;
 
-/// Exchanges under way, by job and round.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exchanges(Arc<Mutex<Open>>);
 
@@ -32,12 +31,12 @@ struct Open {
 #[derive(Debug)]
 struct Round {
     size: u16,
-    /// By rank, with the call that brought it.
+    /// By rank, with the number of the call.
     blobs: BTreeMap<u16, (u64, Vec<u8>)>,
     done: watch::Sender<Option<Blobs>>,
 }
 
-/// A rank's part in a round: taken back when dropped before the round is complete.
+/// A rank's part in a round: taken back if dropped before the round is complete.
 struct Part {
     exchanges: Exchanges,
     key: (String, u64),
@@ -53,7 +52,7 @@ impl Exchanges {
         let (part, mut done) = self.put(call)?;
         let blobs = match timeout_at(deadline, done.wait_for(Option::is_some)).await {
             Ok(Ok(blobs)) => blobs.clone(),
-            // Its sender goes when the round is complete, or with its last part, which is this one.
+            // The sender is dropped with the complete round, or with its last part, which is this one.
             Ok(Err(_)) => None,
             Err(_) => {
                 let missing = self.missing(&key);

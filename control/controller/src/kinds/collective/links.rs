@@ -1,5 +1,5 @@
-//! Links of trees that are down. No collective of such a group can end, and its switches only report that they wait: after a
-//! moment of grace the group fails, with the link's name, and its ranks find another place.
+//! Links of trees that are down. No collective of such a group can end, and its switches only report that they wait.
+//! After a grace period the group fails with the name of the link, and its ranks find another place.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,12 +14,10 @@ use crate::lifecycle::Event;
 use crate::record::{Ending, Record};
 use castnet_rules::NextHop;
 
-/// A link of a tree that carries nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DownLink {
     /// `leaf0:2 - spine0:0`.
     pub(crate) name: String,
-    /// How that is known.
     why: String,
     /// The rank that it leads to, or else the switch below it.
     rank: Option<u16>,
@@ -27,16 +25,15 @@ pub(crate) struct DownLink {
 }
 
 impl DownLink {
-    /// In words.
     pub(crate) fn words(&self) -> String {
         format!("link {} is down: {}", self.name, self.why)
     }
 }
 
-/// The links of a group's tree that are down, with the moments from which on they were.
+/// Links of a group's tree that are down, by name, with the time since when.
 pub(crate) type DownLinks = BTreeMap<String, (Instant, DownLink)>;
 
-/// Looks after the links of all trees for as long as the controller runs.
+/// Watches the links of all trees until the controller stops.
 pub(crate) async fn watch(shared: Arc<Shared>) {
     let mut changes = shared.fabric_changes();
     loop {
@@ -51,7 +48,7 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
     }
 }
 
-/// Notes which links are down, and ends groups whose time is up. When the next one's will be.
+/// Notes which links are down, and fails groups whose time is up. Returns when the next one's time is up.
 fn look(shared: &Arc<Shared>, now: Instant) -> Option<Instant> {
     let mut core = shared.lock();
     let mut next: Option<Instant> = None;
@@ -98,7 +95,6 @@ fn look(shared: &Arc<Shared>, now: Instant) -> Option<Instant> {
     next
 }
 
-/// The links of its tree that are down.
 pub(crate) fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
     let Some(plan) = &record.plan else {
         return Vec::new();
@@ -115,7 +111,7 @@ pub(crate) fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
                     rank: host.rank().map(|part| part.rank),
                     switch: None,
                 })),
-                // Each link between switches once: as the lower one's link to its parent.
+                // Each link between switches once: at the lower one.
                 NextHop::Switch { name, .. } if parent == Some(index) => {
                     let back = plan.rules.get(name).and_then(|parent| {
                         let mut endpoints = parent.endpoints.iter();
@@ -140,14 +136,13 @@ pub(crate) fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
     all
 }
 
-/// Why a port has no link, if its switch reports that.
 fn silent_port(facts: &Facts, (switch, port): (&str, u8)) -> Option<String> {
     let (_, report) = facts.switches.get(switch)?;
     let port = report.ports.get(&port).filter(|p| !p.up)?;
     Some(format!("port {} of switch {switch} has no link", port.name))
 }
 
-/// Without a file, a link is up while one of its ends gets the LLDP of the other. Switches that cannot be reached do not count.
+/// Without a file, a link is up while one end receives the LLDP of the other. Unreachable switches do not count.
 fn unheard(facts: &Facts, near: (&str, u8), far: (&str, u8)) -> Option<String> {
     let hears = |at: (&str, u8), other: (&str, u8)| match facts.switches.get(at.0) {
         Some((Reach::Up, report)) => Some(

@@ -1,4 +1,4 @@
-//! What a group of ranks has in memory alone.
+//! State of a group of ranks that is in memory only.
 
 use std::collections::BTreeMap;
 
@@ -6,31 +6,29 @@ use tokio::time::Instant;
 
 use super::links::DownLinks;
 
-/// Who is in, who is waited for, and what is wrong; nothing of it for groups of other kinds.
+/// Empty for groups of other kinds.
 #[derive(Debug, Default)]
 pub(crate) struct Live {
-    /// The last call of each rank. It counts for as long as the rank has a seat: whether it has is stored, and may be taken
-    /// back.
+    /// The last call of each rank. Counts while the rank has a seat, which is stored and may be taken back.
     pub(crate) present: BTreeMap<u16, Presence>,
-    /// The ranks that switches wait for, by the last report of each, and when that came.
+    /// Ranks that switches wait for: the last report of each, and when it came.
     pub(crate) stalls: BTreeMap<String, (Instant, Vec<u16>)>,
-    /// The ranks that are waited for, by all of these.
+    /// Ranks that are waited for, by all of these reports.
     pub(crate) waiting_for: Vec<u16>,
-    /// For an active group: the links of its tree that are down.
+    /// Of an active group.
     pub(crate) links_down: DownLinks,
 }
 
-/// Whether the last call of a rank stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
     /// This call stands.
     Here(u64),
-    /// This was the last; the lease runs.
+    /// This was the last call; the lease runs.
     Away(u64),
 }
 
 impl Live {
-    /// The rules are others now, or none: what was reported of them is over.
+    /// The rules have ended or been replaced: earlier reports no longer apply.
     pub(crate) fn rules_ended(&mut self) {
         self.stalls.clear();
         self.waiting_for.clear();

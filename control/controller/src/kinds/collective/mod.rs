@@ -1,8 +1,8 @@
 //! Collective groups (EPIC): ranks that compute together.
 //!
-//! Ranks come by a call that stands for as long as they are in (`requests`): it is their lease. When all are in, the
-//! group is placed  and installed; from then on what happens to a rank, to a switch (`reports`) or to a link
-//! (`links`) decides. A generation of rules serves one set of connections: ranks that join again get a new one.
+//! A rank comes by a call that stands while it is in (`requests`): its lease. When all are in, the group is placed and
+//! installed; after that, events of ranks, switches (`reports`) and links (`links`) decide. A generation of rules
+//! serves one set of connections: ranks that join again get a new one.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ impl GroupKind for Collective {
         format!("ranks[{party}]")
     }
 
-    /// What a switch has lost of a collective cannot be had again.
+    /// The state of a collective that a switch has lost cannot be restored.
     fn outlives_switches(&self) -> bool {
         false
     }
@@ -82,7 +82,6 @@ impl GroupKind for Collective {
         match phase {
             Phase::Failed | Phase::Refused if self.some_joined(generation) => Some(Event::Joined),
             Phase::Registered | Phase::Broken if self.all_joined(generation) => Some(Event::AllJoined),
-            // All ranks whose calls created it are gone.
             Phase::Registered if self.by_call && !self.some_joined(generation) => Some(Event::Destroy),
             Phase::Active | Phase::Broken if self.all_left() => Some(Event::Ended),
             _ => None,

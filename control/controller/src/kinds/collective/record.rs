@@ -1,4 +1,4 @@
-//! What only a collective group has: its settings and its ranks.
+//! Settings and ranks of a collective group.
 
 use castnet_proto::convert::GivenSettings;
 use castnet_rules::{HostEndpoint, LossPolicy, StragglerPolicy};
@@ -7,23 +7,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::record::text;
 
-/// Packets that a rank may have in flight by default.
+/// Default number of packets that a rank may have in flight.
 const DEFAULT_WINDOW_PACKETS: u16 = 64;
 
-/// The section of a collective group.
+/// The part of a record that only collective groups have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Collective {
     pub(crate) settings: Settings,
-    /// The group's first PSN, drawn anew for each generation.
+    /// First PSN of the group, drawn for each generation.
     #[serde(with = "text::psn")]
     pub(crate) start_psn: Psn,
-    /// Whether a rank's call created it: then it is forgotten when the last has gone.
+    /// Whether a rank's call created it: then it is forgotten with its last rank.
     pub(crate) by_call: bool,
     /// The ranks, rank 0 first.
     pub ranks: Vec<RankRecord>,
 }
 
-/// How a collective group works. Times are in the unit of their names.
+/// Settings of a collective group. Units are in the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     #[serde(with = "text::pmtu")]
@@ -50,7 +50,7 @@ pub struct RankRecord {
     /// Its host; empty until a rank has called.
     pub(crate) host: String,
     pub(crate) state: RankState,
-    /// The first PSN that it receives in the present generation.
+    /// First PSN that it receives in the present generation.
     #[serde(with = "text::psn")]
     pub(crate) rq_psn: Psn,
 }
@@ -64,7 +64,7 @@ pub(crate) enum RankState {
     Left(Seat),
 }
 
-/// A rank's place in a generation.
+/// A rank's seat in a generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seat {
     /// Its end of the first lane's connection.
@@ -72,7 +72,7 @@ pub(crate) struct Seat {
     /// The same of the other lanes.
     #[serde(default)]
     pub(crate) more: Vec<HostEndpoint>,
-    /// The first PSN that it sends.
+    /// First PSN that it sends.
     #[serde(with = "text::psn")]
     pub(crate) sq_psn: Psn,
     /// How long it may be away.
@@ -82,7 +82,7 @@ pub(crate) struct Seat {
 }
 
 impl Settings {
-    /// What was given, and the defaults for the rest.
+    /// The given settings, and defaults for the rest.
     pub(crate) fn new(given: &GivenSettings) -> Self {
         // A full message is never larger than the window, whichever of the two was given.
         let window = given
@@ -108,7 +108,7 @@ impl Settings {
         }
     }
 
-    /// The first setting that differs from the given ones: its field, the given value, and the present one.
+    /// The first setting that differs from the given ones: field, given value, present value.
     pub(crate) fn differs(&self, given: &GivenSettings) -> Option<(&'static str, String, String)> {
         fn other<T: PartialEq>(
             field: &'static str,
@@ -140,14 +140,12 @@ impl Settings {
 }
 
 impl Seat {
-    /// The rank's ends of its connections, one for each lane.
     pub(crate) fn ends(&self) -> impl Iterator<Item = &HostEndpoint> {
         std::iter::once(&self.endpoint).chain(&self.more)
     }
 }
 
 impl RankState {
-    /// The rank's place, once it has joined.
     pub(crate) fn seat(&self) -> Option<&Seat> {
         match self {
             Self::Expected => None,
@@ -157,7 +155,6 @@ impl RankState {
 }
 
 impl Collective {
-    /// A new group, without ranks that have joined.
     pub(crate) fn new(hosts: Vec<String>, settings: Settings, by_call: bool) -> Self {
         let rank = |host| RankRecord {
             host,
@@ -172,7 +169,7 @@ impl Collective {
         }
     }
 
-    /// A rank's place, where it is in.
+    /// The seat of a rank that is in.
     pub(crate) fn seat(&self, rank: u16) -> Option<&Seat> {
         match &self.ranks.get(usize::from(rank))?.state {
             RankState::Joined(seat) => Some(seat),
@@ -180,29 +177,27 @@ impl Collective {
         }
     }
 
-    /// Sets the state of a rank, if there is such a rank.
     pub(crate) fn set_rank(&mut self, rank: u16, state: RankState) {
         if let Some(record) = self.ranks.get_mut(usize::from(rank)) {
             record.state = state;
         }
     }
 
-    /// Whether every rank waits for the generation after this one.
+    /// Whether every rank waits for the next generation.
     pub(crate) fn all_joined(&self, generation: u64) -> bool {
         self.ranks.iter().all(|r| r.waits_after(generation))
     }
 
-    /// Whether some rank waits for the generation after this one.
+    /// Whether some rank waits for the next generation.
     pub(crate) fn some_joined(&self, generation: u64) -> bool {
         self.ranks.iter().any(|r| r.waits_after(generation))
     }
 
-    /// Whether every rank has left.
     pub(crate) fn all_left(&self) -> bool {
         self.ranks.iter().all(|r| matches!(r.state, RankState::Left(_)))
     }
 
-    /// The ranks that the generation after this one waits for.
+    /// Ranks that have not joined the next generation.
     pub(crate) fn expected(&self, generation: u64) -> Vec<u16> {
         let ranks = (0..).zip(&self.ranks);
         ranks
@@ -211,7 +206,7 @@ impl Collective {
             .collect()
     }
 
-    /// This generation is over: ranks that were in it must call again.
+    /// Ends a generation: ranks that were in it must call again.
     pub(crate) fn end(&mut self, generation: u64) {
         for rank in &mut self.ranks {
             if rank.state.seat().is_some_and(|s| s.generation <= generation) {
@@ -220,7 +215,7 @@ impl Collective {
         }
     }
 
-    /// This generation came to nothing: ranks that are in it wait for the next.
+    /// Cancels a generation: ranks that are in it wait for the next.
     pub(crate) fn put_off(&mut self, generation: u64) {
         for rank in &mut self.ranks {
             if let RankState::Joined(seat) = &mut rank.state {
@@ -237,12 +232,11 @@ impl Collective {
         }
     }
 
-    /// The rank at a host.
     pub(crate) fn rank_at(&self, host: &str) -> Option<u16> {
         self.ranks.iter().position(|r| r.host == host).map(|r| r as u16)
     }
 
-    /// Slots that it wants at each of its switches.
+    /// Slots that it requests of each of its switches.
     pub(crate) fn slots(&self) -> u16 {
         castnet_planner::slots(self.settings.window_packets, self.settings.message_packets)
     }

@@ -21,7 +21,6 @@ use crate::table::Entry;
 const REPORT_MARGIN: Duration = Duration::from_millis(500);
 
 impl Shared {
-    /// A switch reports that a member ended its connection.
     pub(crate) fn member_failed(self: &Arc<Self>, switch: &str, failed: v1::MemberFailed) {
         let v1::MemberFailed {
             mcst_id,
@@ -54,7 +53,6 @@ impl Shared {
         });
     }
 
-    /// A switch reports that ranks disagree.
     pub(crate) fn conflict(self: &Arc<Self>, switch: &str, conflict: &v1::CollectiveConflict) {
         let said = conflict.disagreement.unwrap_or_default();
         let said = disagreement_from_proto("disagreement", &said);
@@ -84,7 +82,7 @@ impl Shared {
         });
     }
 
-    /// A switch reports that a generation cannot go on; `why` makes its ending from the record.
+    /// A switch reports that a generation cannot go on; `why` makes the ending from the record.
     fn broke(
         self: &Arc<Self>,
         mcst_id: &str,
@@ -109,7 +107,6 @@ impl Shared {
         self.end(&mut core, &name, ending);
     }
 
-    /// Ends the generation that `ending` is of.
     fn end(self: &Arc<Self>, core: &mut Core, name: &str, ending: Ending) {
         let Ok(record) = core.group(name).map(Entry::record) else {
             return;
@@ -118,7 +115,7 @@ impl Shared {
         match record.phase {
             _ if record.generation != ending.generation => return,
             Phase::Active => self.try_step(core, name, Event::Broke, Some(ending)),
-            // The ranks were faster than the report of the switch: those that call later get the cause.
+            // The ranks were faster than the report of the switch: later calls get the cause.
             Phase::Broken => self.try_change(core, name, |r| {
                 let unexplained = |e: &Ending| {
                     e.generation == ending.generation
@@ -131,7 +128,7 @@ impl Shared {
             }),
             _ => return,
         }
-        // A switch reports it once.
+        // Work to retry: a switch reports it only once.
         core.journal
             .retry(move |shared, core| shared.end(core, &again.0, again.1));
     }
@@ -195,8 +192,8 @@ impl Shared {
     }
 }
 
-/// The ranks that switches wait for. A switch far from a rank names all that are behind a port; the report of the rank's own
-/// switch counts more, if there is one.
+/// The ranks that switches wait for. A switch far from a rank names all ranks behind a port; the report of the rank's
+/// own switch takes precedence.
 fn waited_for(entry: &Entry) -> Vec<u16> {
     let rules = || entry.record().plan.iter().flat_map(|p| &p.rules);
     let own = |rank: u16| {
@@ -216,7 +213,6 @@ fn waited_for(entry: &Entry) -> Vec<u16> {
     all.into_iter().collect()
 }
 
-/// Whether a report is of another generation than the present one.
 fn is_late(entry: &Entry, switch: &str, generation: u64) -> bool {
     let (group, present) = (&entry.record().name, entry.record().generation);
     let late = generation != present;

@@ -1,4 +1,4 @@
-//! What ranks and operators ask for.
+//! Requests of ranks and operators.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::record::{Ending, Record};
 use crate::requests::{Seen, StandingCall, check_connection, check_known, check_no_switch};
 use crate::table::Entry;
 
-/// A rank's call, which stands for as long as it is in. Dropped, its lease begins to run.
+/// A rank's call, which stands while it is in. When it is dropped, the rank's lease starts to run.
 pub(crate) struct Attendance {
     shared: Arc<Shared>,
     group: String,
@@ -31,7 +31,6 @@ pub(crate) struct Attendance {
 }
 
 impl Shared {
-    /// Creates a collective group before its ranks come.
     pub(crate) fn create_collective(
         self: &Arc<Self>,
         new: NewCollective,
@@ -54,7 +53,7 @@ impl Shared {
         Ok(view::state(group, &core, entry))
     }
 
-    /// A rank joins, joins again, or comes back to its place after its call had ended.
+    /// A rank joins, joins again, or returns to its seat after its call had ended.
     pub(crate) fn init(self: &Arc<Self>, join: RankJoin) -> Result<Attendance, Refusal> {
         let mut core = self.lock();
         let known = core.collective(&join.job).is_ok();
@@ -88,8 +87,8 @@ impl Shared {
         self.take_place(&mut core, join, call)
     }
 
-    /// A rank whose call had ended comes back to the generation that it is in, with the same connection; or gets the end
-    /// of that one. It has no part in any other: its queue pair knows that generation's PSNs.
+    /// A rank whose call had ended returns to its generation with the same connection, or gets the end of that
+    /// generation. It has no part in others: its queue pair knows that generation's PSNs.
     fn come_back(
         self: &Arc<Self>,
         core: &mut Core,
@@ -100,7 +99,7 @@ impl Shared {
         let is_here = same_seat(group, join).is_some_and(|seat| seat.generation == generation);
         let ended = entry.record().ended.as_ref();
         if !is_here && ended.is_some_and(|e| e.generation >= generation) {
-            // Call 0 is that of no rank that is in.
+            // No rank that is in has call 0.
             return Ok(self.attendance(entry, (join.rank, 0), generation));
         }
         if !is_here {
@@ -118,7 +117,6 @@ impl Shared {
         self.attend(core, &join.job, join.rank, call, generation)
     }
 
-    /// Whether a rank can join at all, or again.
     fn check_join(&self, core: &Core, join: &RankJoin) -> Result<(), Refusal> {
         let (entry, group) = core.collective(&join.job)?;
         if entry.record().phase == Phase::Removing(After::Gone) {
@@ -167,7 +165,7 @@ impl Shared {
         Ok(())
     }
 
-    /// A rank that comes with a new connection ends the generation that it is in.
+    /// A rank with a new connection ends the generation that it is in.
     fn give_up_place(self: &Arc<Self>, core: &mut Core, join: &RankJoin) -> Result<(), Refusal> {
         let (entry, group) = core.collective(&join.job)?;
         let generation = entry.record().generation;
@@ -182,7 +180,7 @@ impl Shared {
             }
             Phase::Active => {
                 let reason = format!("{} joins again with a new connection", group.rank_name(join.rank));
-                // A rank that has detected a failure before this controller is not at fault itself.
+                // A rank that detected a failure before this controller is not at fault itself.
                 let at_fault = join.rejoin_of.is_none().then_some(join.rank);
                 let ending = Ending::failed(generation, at_fault, None, reason);
                 self.step(core, &join.job, Event::Broke, Some(ending))
@@ -244,7 +242,6 @@ impl Shared {
         Ok(attendance)
     }
 
-    /// From now on this call stands for the rank.
     fn attend(
         self: &Arc<Self>,
         core: &mut Core,
@@ -273,9 +270,8 @@ impl Shared {
         }
     }
 
-    /// A rank's call has ended: its lease runs.
     fn away(self: &Arc<Self>, group: &str, rank: u16, call: u64) {
-        // A controller that stops is no client that goes.
+        // The controller stops; the client has not gone.
         if self.stopping() {
             return;
         }
@@ -291,7 +287,6 @@ impl Shared {
         self.notify(&mut core, group);
     }
 
-    /// Lets a rank's lease run.
     fn lease(self: &Arc<Self>, core: &mut Core, group: &str, rank: u16, call: u64) {
         let seat = core.collective(group).ok().and_then(|(_, g)| g.seat(rank));
         let lease = seat.map(|s| Duration::from_millis(s.lease_ms));
@@ -305,7 +300,7 @@ impl Shared {
         }
     }
 
-    /// Lets the leases of ranks run whose calls do not stand.
+    /// Starts the leases of ranks whose calls have ended.
     pub(crate) fn lease_absent(self: &Arc<Self>, core: &mut Core, group: &str) {
         let Ok((entry, ranks)) = core.collective(group) else {
             return;
@@ -321,7 +316,6 @@ impl Shared {
         }
     }
 
-    /// A rank's lease has run out.
     fn expired(self: &Arc<Self>, core: &mut Core, name: &str, rank: u16, call: u64) {
         let Ok((entry, group)) = core.collective(name) else {
             return;
@@ -344,7 +338,7 @@ impl Shared {
         }
     }
 
-    /// A rank that is in is so no more; `then` where the group is active with it.
+    /// A rank is no longer in; `then` is the event if the group is active with it.
     fn rank_gone(
         self: &Arc<Self>,
         core: &mut Core,
@@ -376,7 +370,7 @@ impl Shared {
         }
     }
 
-    /// A rank leaves; whether it was in.
+    /// Returns whether the rank was in.
     pub(crate) fn leave_collective(self: &Arc<Self>, group: &str, rank: u32) -> Result<bool, Refusal> {
         let mut core = self.lock();
         let (entry, ranks) = core.collective(group)?;
@@ -419,7 +413,7 @@ impl Shared {
     }
 }
 
-/// The rank's place, where it comes with the connection that it has.
+/// The rank's seat, if it comes with the same connection.
 fn same_seat<'r>(group: &'r Collective, join: &RankJoin) -> Option<&'r Seat> {
     let same = |seat: &&Seat| {
         let HostEndpoint { ip, mac, qpn, .. } = &seat.endpoint;

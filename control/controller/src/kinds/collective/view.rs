@@ -38,7 +38,7 @@ fn settings(settings: &Settings) -> v1::CollectiveSettings {
     }
 }
 
-/// A group's state, without what only one rank sees.
+/// Without what only one rank sees.
 pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::CollectiveState {
     let record = entry.record();
     let phase = phase(record.phase);
@@ -71,7 +71,7 @@ pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::Colle
     }
 }
 
-/// A group's state, as a rank sees it that is in `generation`: whatever has become of that one.
+/// As a rank in `generation` sees it, also after that one has ended.
 pub(crate) fn state_for(
     group: &Collective,
     core: &Core,
@@ -90,7 +90,7 @@ pub(crate) fn state_for(
     seen.rq_psn = group.ranks.get(usize::from(rank)).map_or(0, |r| r.rq_psn.value());
     match &record.ended {
         Some(ending) if ending.generation >= generation => over(&mut seen, ending),
-        // It waits for the next; what became of the last is not its concern.
+        // It waits for the next generation; the end of the last does not concern it.
         _ if generation > record.generation && record.phase != Phase::Removing(After::Gone) => {
             seen.phase = v1::CollectivePhase::Waiting as i32;
             seen.reason = waits_for(group, record.generation);
@@ -118,7 +118,7 @@ fn conflict(ending: &Ending) -> Option<v1::Disagreement> {
     disagreement_to_proto(&ending.conflict?)
 }
 
-/// Slots at each of its switches; while it is not placed, those that it wants.
+/// Slots at each of its switches; until it is placed, the requested number.
 fn slots(group: &Collective, entry: &Entry) -> u16 {
     let placed = entry.record().plan.as_ref().and_then(|p| p.rules.values().next());
     placed
@@ -136,7 +136,6 @@ fn waits_for(group: &Collective, generation: u64) -> String {
     }
 }
 
-/// Why a group is where it is, for people.
 fn reason(group: &Collective, entry: &Entry) -> String {
     let record = entry.record();
     let problems = || problems(entry, "switch ");
@@ -206,7 +205,6 @@ fn rank_state(core: &Core, entry: &Entry, rank: u16, member: &RankRecord) -> v1:
     }
 }
 
-/// A group with its tree.
 pub(crate) fn group(group: &Collective, core: &Core, entry: &Entry) -> v1::Collective {
     v1::Collective {
         state: Some(state(group, core, entry)),

@@ -55,7 +55,7 @@ impl GroupKind for Multicast {
         }
     }
 
-    /// The members that stayed when another withdrew may be complete again.
+    /// When a member withdraws, the others may be complete again.
     fn follows(&self, phase: Phase, _generation: u64) -> Option<Event> {
         (phase == Phase::Registered && self.all_joined()).then_some(Event::AllJoined)
     }

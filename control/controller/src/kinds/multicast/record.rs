@@ -1,4 +1,4 @@
-//! What only a multicast group has: its source and its members.
+//! Source and members of a multicast group.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::record::text;
 
-/// The section of a multicast group.
+/// The part of a record that only multicast groups have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Multicast {
     /// Payload bytes of a full packet.
@@ -20,11 +20,11 @@ pub struct Multicast {
     pub start_psn: Psn,
     /// What the source's virtual addresses are relative to.
     pub va_base: u64,
-    /// When a stalled path is reported, in milliseconds.
+    /// Milliseconds after which a stalled path is reported.
     pub stall_timeout_ms: u32,
     /// The host that sends.
     pub source: String,
-    /// All members, the source included, in the order they were given.
+    /// All members, the source included, in the order of the request.
     pub members: Arc<Vec<MemberRecord>>,
 }
 
@@ -33,26 +33,26 @@ pub struct Multicast {
 pub struct MemberRecord {
     /// The host's name.
     pub host: String,
-    /// How far it is.
+    /// Whether it has joined.
     pub state: MemberState,
 }
 
-/// How far a member is.
+/// Whether a member has joined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemberState {
     /// Has not joined.
     Expected,
-    /// Is in.
+    /// Has joined.
     Joined {
         /// Its end of the connection.
         endpoint: HostEndpoint,
         /// The same of the lanes after the first.
         #[serde(default)]
         more: Vec<HostEndpoint>,
-        /// How it came in.
+        /// How it joined.
         by: JoinedBy,
     },
-    /// Was in and has left; the rules still name it.
+    /// Has left; the rules still name it.
     Left {
         /// Its end of the connection.
         endpoint: HostEndpoint,
@@ -62,18 +62,18 @@ pub enum MemberState {
     },
 }
 
-/// How a member came in.
+/// How a member joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JoinedBy {
     /// Its connection was given when the group was created.
     Creation,
-    /// By the call of this number, which stands until the group is active. Numbers start from 1 with each start of the
-    /// controller; 0 is a call of an earlier one.
+    /// By the call of this number, which stands until the group is active. Numbers start from 1 at each start of the
+    /// controller; 0 is a call to an earlier controller.
     Call(u64),
 }
 
 impl Multicast {
-    /// A group as it begins.
+    /// A new group.
     pub fn new(group: NewGroup, start_psn: Psn) -> Self {
         let member = |m: NewMember| {
             let joined = MemberState::joined(m.ends, JoinedBy::Creation);
@@ -92,12 +92,11 @@ impl Multicast {
         }
     }
 
-    /// The member of that host, and its place.
+    /// The member of a host, and its index.
     pub fn member(&self, host: &str) -> Option<(usize, &MemberRecord)> {
         self.members.iter().enumerate().find(|(_, m)| m.host == host)
     }
 
-    /// Sets the state of a member, if there is such a member.
     pub(crate) fn set_member(&mut self, host: &str, state: MemberState) {
         let mut members = Arc::make_mut(&mut self.members).iter_mut();
         if let Some(member) = members.find(|m| m.host == host) {
@@ -105,21 +104,21 @@ impl Multicast {
         }
     }
 
-    /// Whether every member is in.
+    /// Whether every member has joined.
     pub fn all_joined(&self) -> bool {
         self.members
             .iter()
             .all(|m| matches!(m.state, MemberState::Joined { .. }))
     }
 
-    /// Whether its traffic is over: the source has left, or no receiver is left.
+    /// Whether its traffic is over: the source has left, or all receivers.
     pub fn is_over(&self) -> bool {
         let left = |m: &MemberRecord| matches!(m.state, MemberState::Left { .. });
         let source_left = self.members.iter().any(|m| m.host == self.source && left(m));
         source_left || self.members.iter().filter(|m| m.host != self.source).all(left)
     }
 
-    /// Who is still waited for.
+    /// Hosts that have not joined.
     pub fn expected(&self) -> Vec<&str> {
         let waits = self.members.iter().filter(|m| m.state == MemberState::Expected);
         waits.map(|m| m.host.as_str()).collect()
@@ -132,7 +131,7 @@ impl Multicast {
         }
     }
 
-    /// Joins that stood on a call are over: the calls ended with the failure, or with the controller.
+    /// Ends joins that stand on a call: the calls ended with the failure, or with the controller.
     pub fn forget_calls(&mut self) {
         for member in Arc::make_mut(&mut self.members) {
             if matches!(
@@ -147,7 +146,7 @@ impl Multicast {
         }
     }
 
-    /// Joins that stand on a call stand on one of an earlier controller.
+    /// Marks joins that stand on a call as calls to an earlier controller.
     pub(crate) fn calls_are_old(&mut self) {
         for member in Arc::make_mut(&mut self.members) {
             if let MemberState::Joined {
@@ -162,7 +161,7 @@ impl Multicast {
 }
 
 impl MemberState {
-    /// In, with these ends of its connections; `None` where there is none.
+    /// Joined with these ends, one per lane; `None` without ends.
     pub fn joined(ends: Vec<HostEndpoint>, by: JoinedBy) -> Option<Self> {
         let mut ends = ends.into_iter();
         ends.next().map(|endpoint| Self::Joined {
@@ -177,7 +176,7 @@ impl MemberState {
         self.endpoint().into_iter().chain(self.more())
     }
 
-    /// Its ends of the connections of the lanes after the first.
+    /// Its ends of the lanes after the first.
     pub fn more(&self) -> &[HostEndpoint] {
         match self {
             Self::Expected => &[],
@@ -185,7 +184,7 @@ impl MemberState {
         }
     }
 
-    /// Its end of the first lane's connection, once it has joined.
+    /// Its end of the first lane, once it has joined.
     pub fn endpoint(&self) -> Option<&HostEndpoint> {
         match self {
             Self::Expected => None,

@@ -1,4 +1,4 @@
-//! What members of multicast groups ask for.
+//! Requests of members of multicast groups.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::lifecycle::{Event, Failure, Phase};
 use crate::record::Record;
 use crate::requests::{Seen, StandingCall, check_connection, check_known, check_no_switch, draw};
 
-/// A join that stands on a call: withdrawn when dropped before the group is active.
+/// A join that stands on a call: withdrawn if dropped before the group is active.
 pub(crate) struct Join {
     shared: Arc<Shared>,
     group: String,
@@ -28,7 +28,7 @@ pub(crate) struct Join {
 }
 
 impl Shared {
-    /// Creates a group; whether all members are in already.
+    /// Returns whether all members are in already.
     pub(crate) fn create(self: &Arc<Self>, group: NewGroup) -> Result<bool, Refusal> {
         let mut core = self.lock();
         core.free_name(&group.name)?;
@@ -55,7 +55,7 @@ impl Shared {
         self.add(&mut core, record)?;
         core.foresee(&name, &plan);
         self.settle(&mut core, &name)?;
-        // Nothing has changed since it was planned. A switch that has not reported yet is left to the driver.
+        // Nothing has changed since it was planned. The driver waits for a switch that has not reported yet.
         if let Some(mut plan) = plan.filter(|_| complete) {
             let generation = core.group(&name)?.record().generation;
             plan.rules
@@ -66,7 +66,6 @@ impl Shared {
         Ok(complete)
     }
 
-    /// A member joins.
     pub(crate) fn join(
         self: &Arc<Self>,
         group: &str,
@@ -131,7 +130,7 @@ impl Shared {
     }
 
     fn withdraw(self: &Arc<Self>, core: &mut Core, group: &str, host: &str, call: u64) {
-        // A controller that stops is no client that goes: the join is as it is stored.
+        // The controller stops; the client has not gone. The join stays as it is stored.
         if self.stopping() {
             return;
         }
@@ -157,7 +156,7 @@ impl Shared {
             .retry(move |shared, core| shared.withdraw(core, &group, &host, call));
     }
 
-    /// A member leaves; whether it was in.
+    /// Returns whether the member was in.
     pub(crate) fn leave(self: &Arc<Self>, group: &str, host: &str) -> Result<bool, Refusal> {
         let mut core = self.lock();
         let (entry, kind) = core.multicast(group)?;
@@ -196,7 +195,7 @@ impl Shared {
         })
     }
 
-    /// A group that was just created; where all members are in, once it is active. Or why it cannot be installed.
+    /// The state of a new group; if all members are in, once it is active. Or why it cannot be installed.
     pub(crate) async fn created(
         &self,
         group: &str,
@@ -248,7 +247,7 @@ impl StandingCall for Join {
 }
 
 impl Join {
-    /// What the member sees; `None` if the join stands no more.
+    /// What the member sees; `None` if the join no longer stands.
     fn seen(&self, core: &Core) -> Option<Seen<v1::GroupState>> {
         let (entry, kind) = core.multicast(&self.group).ok()?;
         let (_, member) = kind.member(&self.host)?;

@@ -28,7 +28,7 @@ fn role(group: &Multicast, host: &str) -> v1::Role {
     }
 }
 
-/// A group's state, as `member` sees it.
+/// As `member` sees it.
 pub(crate) fn state(group: &Multicast, core: &Core, entry: &Entry, member: Option<&str>) -> v1::GroupState {
     let record = entry.record();
     let own = member.and_then(|host| entry.mcst_ids_for(|end| end.name == host));
@@ -58,7 +58,6 @@ pub(crate) fn state(group: &Multicast, core: &Core, entry: &Entry, member: Optio
     }
 }
 
-/// Why a group is where it is, for people.
 fn reason(group: &Multicast, entry: &Entry) -> String {
     let record = entry.record();
     match record.phase {
@@ -94,7 +93,6 @@ fn member_state(group: &Multicast, core: &Core, member: &MemberRecord) -> v1::Me
     }
 }
 
-/// A group with its tree.
 pub(crate) fn group(group: &Multicast, core: &Core, entry: &Entry) -> v1::Group {
     v1::Group {
         state: Some(state(group, core, entry, None)),
