@@ -1,12 +1,10 @@
-//! The controller: knows switches and hosts, takes "a group of these members", plans its tree, programs the switches
-//! all or nothing, and keeps it so.
+//! The controller: plans the tree of a requested group, programs its switches all or nothing, and keeps them so.
 //!
-//! What is wanted is in a [`store`] on disk before it is sent to a switch or a client; it is written outside the lock that
-//! holds what is in memory, many changes at once. A task per switch compares that with what the
-//! switch reports (`reconcile.rs`) whenever either may have changed: at connection, after events, now and then. So a
-//! controller that was killed half-way through anything finishes or takes back what it had begun, a switch that was
-//! restarted gets its groups again, and traffic does not notice (contract S3). The life of a group is one table
-//! ([`lifecycle`]), whatever its kind; what differs from kind to kind is in [`kinds`].
+//! Desired state is in a [`store`] on disk before it is sent to a switch or a client. It is written outside the lock of
+//! the state in memory, many changes at once. A task per switch compares it with the switch's reports (`reconcile.rs`)
+//! at connection, after events, and at intervals. So a controller that was killed finishes or takes back what it had
+//! begun, a restarted switch gets its groups again, and traffic is not affected (contract S3). The life of a group of
+//! any kind is one table ([`lifecycle`]); what differs between kinds is in [`kinds`].
 #![forbid(unsafe_code)]
 
 mod config;
@@ -52,18 +50,18 @@ use crate::store::redb::RedbStore;
 use crate::store::{Store, Stored};
 use crate::table::Groups;
 
-/// A running controller. Dropped, it ends where it stands, as if killed; [`Controller::stop`] waits until it has.
+/// A running controller. If dropped, it ends at once, as if killed; [`Controller::stop`] waits until it has ended.
 pub struct Controller {
     shared: Arc<Shared>,
     server: Option<Server>,
 }
 
 impl Controller {
-    /// Opens the store, takes up what it finds there, connects to the switches and serves. When this returns, clients
-    /// can connect; switches are connected to in the background.
+    /// Opens the store, loads it, connects to the switches in the background, and serves: clients can connect when this
+    /// returns.
     ///
     /// # Errors
-    /// The configuration contradicts itself, the store does not open, or the address cannot be listened at.
+    /// The configuration contradicts itself, the store does not open, or the address cannot be served.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         config.check()?;
         let store: Arc<dyn Store> = match &config.store {
@@ -73,10 +71,7 @@ impl Controller {
         Self::start_with(config, store).await
     }
 
-    /// As [`Controller::start`], with this store and not the one of the configuration.
-    ///
-    /// # Errors
-    /// As [`Controller::start`].
+    /// Like [`Controller::start`], with this store instead of the configured one.
     pub async fn start_with(config: Config, store: Arc<dyn Store>) -> Result<Self, StartError> {
         config.check()?;
         let owner = format!("controller-{:016x}", requests::draw());
@@ -125,17 +120,17 @@ impl Controller {
         })
     }
 
-    /// Where it serves.
+    /// Its address.
     pub fn address(&self) -> Option<&Address> {
         self.server.as_ref().map(Server::address)
     }
 
-    /// Who it is to the switches: the owner of the groups it installs.
+    /// Its name as the owner of the groups that it installs.
     pub fn owner(&self) -> &str {
         &self.shared.owner
     }
 
-    /// Ends it: the store is closed, and its address is free again. Groups stay on the switches.
+    /// Stops it: closes the store and frees the address. Groups stay on the switches.
     pub async fn stop(mut self) {
         self.shared.stop().await;
         if let Some(server) = self.server.take() {

@@ -1,4 +1,4 @@
-//! The life of a group of any kind: one table, and nothing that acts.
+//! The life of a group of any kind, as one table without actions.
 //!
 //! ```text
 //!              all joined             all switches confirm            a switch is lost
@@ -14,34 +14,34 @@
 //!   +---- joined -- Failed <----+
 //! ```
 //!
-//! Which events happen to a group depends on its kind: a multicast group outlives a switch that is lost (Degraded), a
-//! collective group does not (Broken, Failed). EPIC 3.3.1 has the same phases: initialization, connection and routing,
-//! teardown; it leaves failures to groups that are made anew (3.4).
+//! Which events happen depends on the kind: a multicast group outlives a lost switch (Degraded), a collective group
+//! does not (Broken, Failed). EPIC 3.3.1 has the same phases (initialization, connection and routing, teardown) and
+//! leaves failures to new groups (3.4).
 
 use serde::{Deserialize, Serialize};
 
-/// Where in its life a group is.
+/// Phase of a group's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// Waits for its members to join.
     Registered,
-    /// All members have joined: it is planned, and the switches are programmed.
+    /// All members have joined; it is planned and the switches are programmed.
     Installing,
     /// Every switch has confirmed.
     Active,
-    /// Was active, and a switch of its tree cannot be reached. Its traffic may well still flow.
+    /// Was active, and a switch of its tree cannot be reached. Traffic may still flow.
     Degraded,
-    /// It has failed, but its rules stay for a moment: switches still have to report the reason to members.
+    /// Has failed, but its rules stay for a moment: switches still have to report the reason to members.
     Broken,
-    /// Is taken off the switches; then comes what is named.
+    /// Is removed from the switches; then enters the named state.
     Removing(After),
-    /// It could not be installed, and is taken back everywhere. Waits for members that try again.
+    /// Could not be installed, and is removed everywhere. Waits for members that try again.
     Refused,
-    /// It was active and has failed; its rules are removed. Waits for members that join again.
+    /// Was active and has failed; its rules are removed. Waits for members that join again.
     Failed,
 }
 
-/// What follows on [`Phase::Removing`].
+/// What follows [`Phase::Removing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum After {
     /// It waits for its members again.
@@ -57,7 +57,7 @@ pub enum After {
 /// Why a group could not be installed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What kind of thing went wrong.
+    /// Kind of failure.
     pub cause: Cause,
     /// What is at fault: a field of the request, or `switches.NAME`.
     pub field: String,
@@ -65,14 +65,14 @@ pub struct Failure {
     pub reason: String,
 }
 
-/// Kinds of [`Failure`].
+/// Kind of a [`Failure`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
     /// The request does not fit the fabric: no path, a path MTU too large, addresses that contradict each other.
     Unfit,
     /// A member was not seen at any switch in time.
     Unseen,
-    /// A switch has no room for it.
+    /// A switch has no room.
     NoRoom,
     /// A switch refused it for another reason.
     Refused,
@@ -85,11 +85,11 @@ pub enum Cause {
 pub enum Event {
     /// A member joined a group that had failed or was refused.
     Joined,
-    /// The last member that was waited for joined.
+    /// The last missing member joined.
     AllJoined,
-    /// A member that had joined is gone before the group is active.
+    /// A member left before the group is active.
     Withdrawn,
-    /// A switch did not take its part, and there is another way to place the group.
+    /// A switch refused its part, and the group can be placed in another way.
     Elsewhere,
     /// Every switch has confirmed.
     Confirmed,
@@ -101,7 +101,7 @@ pub enum Event {
     SwitchesBack,
     /// The members disagree, a queue pair ended, or a member joins again: this generation is over.
     Broke,
-    /// The time in which the other members get the reason is up.
+    /// The time for reporting the reason to the other members is over.
     TimeUp,
     /// A member's lease ran out, a switch lost its part for good, or a link of the tree is down.
     Lost,
@@ -109,16 +109,15 @@ pub enum Event {
     Ended,
     /// A client destroys it.
     Destroy,
-    /// No switch that can be reached has it any more; for a group that is to be gone: no switch at all.
+    /// No reachable switch has it; for a group that is to be forgotten: no switch at all.
     Cleared,
 }
 
-/// What a step leads to.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// This phase.
     Phase(Phase),
-    /// The group is no more.
+    /// The group is forgotten.
     Gone,
 }
 
@@ -155,7 +154,7 @@ impl Phase {
         Some(Next::Phase(next))
     }
 
-    /// Whether the group's rules belong on its switches.
+    /// Whether its rules belong on the switches.
     pub fn wants_rules(self) -> bool {
         matches!(
             self,
@@ -168,7 +167,6 @@ impl Phase {
         matches!(self, Self::Active | Self::Degraded | Self::Broken)
     }
 
-    /// Whether there is work to do on the switches.
     pub fn needs_driver(self) -> bool {
         matches!(self, Self::Installing | Self::Removing(_))
     }

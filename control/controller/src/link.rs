@@ -1,4 +1,4 @@
-//! One switch: the connection to its agent, what it reports, and bringing it to what is wanted there.
+//! One switch: the connection to its agent, its reports, and the calls that bring it to the desired state.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,25 +22,25 @@ use crate::lifecycle::{Cause, Failure};
 mod install;
 mod reconcile;
 
-/// Groups that are worked on together: a switch publishes them at once, and the core's lock is held for no longer.
+/// Groups that are handled together: a switch publishes them at once, which also bounds how long the core's lock is
+/// held.
 const GROUPS_TOGETHER: usize = 256;
 
-/// Events come in bursts; a switch is asked once for all that come within this time.
+/// A burst of events within this time causes one query of the switch.
 const BURST: Duration = Duration::from_millis(20);
 
-/// How many times as long as the last look at the switch took there is no other one for what is reported.
+/// Reported changes cause the next look at the switch after this many times the duration of the last.
 const PAUSE_TIMES_LOOK: u32 = 10;
 
-/// The largest answer that is taken: 100,000 groups do not fit the 4 MiB that gRPC takes by itself.
+/// Largest response: 100,000 groups do not fit gRPC's default of 4 MiB.
 const ANSWER_BYTES_MAX: usize = 1 << 30;
 
 type Client = AgentClient<Channel>;
 
-/// A switch.
 pub(crate) struct Link {
     config: SwitchConfig,
     connection: watch::Sender<Connection>,
-    /// Held while a task brings the switch to what is wanted: so no late installation follows a removal.
+    /// Held while a task changes the switch, so that no late installation follows a removal.
     turn: tokio::sync::Mutex<()>,
     /// What drivers have asked for since a task last had the turn.
     asked: parking_lot::Mutex<VecDeque<install::Asked>>,
@@ -53,7 +53,6 @@ enum Connection {
     Down(String),
 }
 
-/// Why a call to a switch failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum SwitchError {
     #[error("{0}")]
@@ -63,7 +62,7 @@ pub(crate) enum SwitchError {
 }
 
 impl SwitchError {
-    /// Whether it is memory that a collective group's slots lack, so that one with fewer may fit.
+    /// Whether memory for the slots of a collective group is short: one with fewer may fit.
     pub(crate) fn is_of_memory(&self) -> bool {
         match self {
             Self::Refused(status) if status.code() == Code::ResourceExhausted => {
@@ -73,7 +72,6 @@ impl SwitchError {
         }
     }
 
-    /// As the reason why a group fails.
     pub(crate) fn failure(&self, switch: &str) -> Failure {
         let (cause, reason) = match self {
             Self::Unreachable(reason) => (Cause::Unreachable, format!("cannot be reached: {reason}")),
@@ -93,7 +91,7 @@ impl SwitchError {
 impl From<Status> for SwitchError {
     fn from(status: Status) -> Self {
         match status.code() {
-            // What the connection itself comes to.
+            // Failures of the connection itself.
             Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded | Code::Internal => {
                 Self::Unreachable(status.message().into())
             }
@@ -102,7 +100,7 @@ impl From<Status> for SwitchError {
     }
 }
 
-/// A call to a switch that ends in time, one way or the other.
+/// A call to a switch with a time limit.
 async fn call<T>(
     within: Duration,
     call: impl Future<Output = Result<Response<T>, Status>>,
@@ -128,7 +126,7 @@ impl Link {
         self.config.agent.to_string()
     }
 
-    /// The client, waiting for a first attempt to connect where that is under way.
+    /// The client; waits for a first attempt to connect that is under way.
     async fn client(&self, within: Duration) -> Result<Client, SwitchError> {
         let mut connection = self.connection.subscribe();
         let settled = connection.wait_for(|c| !matches!(c, Connection::Trying));
@@ -144,7 +142,7 @@ impl Link {
         }
     }
 
-    /// Stays connected to the switch for as long as the controller runs.
+    /// Keeps the switch connected until the controller stops.
     pub(crate) async fn run(self: Arc<Self>, shared: Arc<Shared>) {
         let (first, longest) = shared.config.timeouts.backoff;
         let mut pause = first;
@@ -155,7 +153,7 @@ impl Link {
                 Err(error) => error.to_string(),
             };
             self.lost(&shared, reason).await;
-            // A connection that stood was no failed attempt.
+            // A connection that lasted was no failed attempt.
             pause = if began.elapsed() > longest {
                 first
             } else {
@@ -197,7 +195,6 @@ impl Link {
         shared.publish(core, v1::controller_event::Event::Switch(state));
     }
 
-    /// From one connection to its loss.
     async fn session(&self, shared: &Arc<Shared>) -> Result<std::convert::Infallible, SwitchError> {
         let within = shared.config.timeouts.switch;
         let ended = || SwitchError::Unreachable("the agent ended the connection".into());
@@ -245,7 +242,7 @@ impl Link {
                     let before = shared.lock().groups.own(&self.config.name, None);
                     let capabilities = call(within, client.get_capabilities(v1::GetCapabilitiesRequest {})).await?;
                     shared.lock().learn(&self.config.name, capabilities, before);
-                    // A switch with many groups is not looked at all the time, whatever it reports meanwhile.
+                    // A switch with many groups is not queried all the time, whatever it reports.
                     pause = (began.elapsed() * PAUSE_TIMES_LOOK).clamp(BURST, period.max(BURST));
                     look_at = Instant::now() + period;
                 }
@@ -253,7 +250,7 @@ impl Link {
         }
     }
 
-    /// Whether the switch is to be looked at again.
+    /// Returns whether to query the switch again.
     fn handle(&self, shared: &Arc<Shared>, event: v1::AgentEvent) -> bool {
         match event.event {
             Some(Told::Port(_) | Told::Neighbour(_) | Told::NeighboursUnreported(_) | Told::Lagged(_)) => {
@@ -299,7 +296,6 @@ impl Link {
         }
     }
 
-    /// Whether that group is wanted on this switch.
     fn misses(&self, shared: &Shared, mcst_id: &str) -> bool {
         let core = shared.lock();
         let group = mcst_id_from_proto("mcst_id", mcst_id).ok();
@@ -307,7 +303,6 @@ impl Link {
         entry.is_some_and(|e| e.record().wanted_rule(&self.config.name).is_some())
     }
 
-    /// Reads the ports and neighbours of the switch.
     async fn report(&self, shared: &Arc<Shared>, client: &mut Client) -> Result<(), SwitchError> {
         let within = shared.config.timeouts.switch;
         let ports = call(within, client.list_ports(v1::ListPortsRequest {})).await?;

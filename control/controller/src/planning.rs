@@ -1,4 +1,4 @@
-//! From a record to a plan: what planning is alike for all kinds of groups.
+//! From a record to a plan: the part of planning that all kinds share.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +15,10 @@ use crate::lifecycle::{Cause, Failure};
 use crate::record::{Plan, Record, TreeSwitch};
 use crate::table::Usage;
 
-/// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoPlan {
-    /// Perhaps there will be one when switches have reported more.
+    /// There may be one after further reports of switches.
     NotYet(Failure),
-    /// There is none.
     Never(Failure),
 }
 
@@ -33,10 +31,9 @@ impl NoPlan {
 }
 
 impl Core {
-    /// Adds the report of a switch about itself; `before` is what was ours there when it was asked.
-    ///
-    /// What came or went while it answered may or may not be counted in its answer. It is taken to be, as then no room is
-    /// lost: the switch itself has the last word.
+    /// Adds the report of a switch about itself; `before`: our usage there when it was asked. Groups that came or went
+    /// while it answered may be counted or not; they are taken as counted, so that no room is lost. The switch decides
+    /// in the end.
     pub(crate) fn learn(&mut self, switch: &str, capabilities: v1::Capabilities, before: Usage) {
         let now = self.groups.own(switch, None);
         let used = capabilities
@@ -50,22 +47,22 @@ impl Core {
         self.capabilities.insert(switch.into(), capabilities);
     }
 
-    /// The addresses of a pool that neither groups nor hosts have, those after the last that was given out first.
+    /// Addresses of a pool that neither groups nor hosts have, starting after the last one given out.
     pub(crate) fn free_mcst_ids(&self, pool: Ipv4Net) -> impl Iterator<Item = McstId> {
         let last = self.last_mcst_ids.get(&pool).map(|m| m.0);
         let free = self.groups.mcst_ids().free_in(pool, last).map(McstId);
         free.filter(|m| self.facts.host_of(m.0, None).is_none())
     }
 
-    /// Where the McstIDs come from that a switch has for groups whose trees pass routers: those that are routed to it, or where no
-    /// router leads to it the pool.
+    /// The pool of a switch's McstIDs, for groups whose trees pass routers: the prefix that is routed to it, or the
+    /// common pool if no router leads to it.
     fn pool_of(&self, switch: &str) -> Ipv4Net {
         let filed = self.facts.file.as_ref().and_then(|file| file.switch(switch));
         filed.and_then(|s| s.mcst_prefix).unwrap_or(self.mcst_pool)
     }
 
-    /// McstIDs for all lanes of a group at each switch, where the fabric has routers: those that it has there, or the next free
-    /// ones. A switch that has not as many is left out.
+    /// McstIDs for all lanes of a group at each switch, if the fabric has routers: those that it has there, or the next
+    /// free ones. Switches with too few are left out.
     fn offers(&self, record: &Record) -> BTreeMap<String, Vec<McstId>> {
         let switches = || self.facts.file.iter().flat_map(Topology::switches);
         let mut offers = BTreeMap::new();
@@ -90,7 +87,7 @@ impl Core {
         offers
     }
 
-    /// The McstID of the first lane at each switch that has one to offer, for the planner.
+    /// McstIDs of the first lane, for the planner.
     fn first_offers(&self, record: &Record) -> BTreeMap<String, McstId> {
         let offers = self.offers(record).into_iter();
         offers
@@ -98,7 +95,7 @@ impl Core {
             .collect()
     }
 
-    /// The McstIDs that a group gets with a plan for it, at switches where it has none yet: none where its tree passes no routers.
+    /// McstIDs that a plan newly assigns to a group: none if its tree passes no routers.
     pub(crate) fn new_mcst_ids(&self, record: &Record, plan: &Plan) -> BTreeMap<String, Vec<McstId>> {
         let is_new = |(switch, rule): (&String, &GroupRule)| {
             rule.mcst_id != record.mcst_id && !record.own_mcst_ids.contains_key(switch)
@@ -111,7 +108,7 @@ impl Core {
         new
     }
 
-    /// Notes which McstIDs a group has got at its switches.
+    /// Notes the McstIDs that a group got at its switches.
     pub(crate) fn given_out<'i>(&mut self, own: impl IntoIterator<Item = (&'i String, &'i Vec<McstId>)>) {
         for (switch, ids) in own {
             if let Some(last) = ids.last() {
@@ -120,7 +117,6 @@ impl Core {
         }
     }
 
-    /// Why a switch has no McstIDs to offer to a group.
     fn no_mcst_id(&self, record: &Record, switch: &str) -> Failure {
         let pool = self.pool_of(switch);
         let name = match pool == self.mcst_pool {
@@ -138,7 +134,7 @@ impl Core {
         }
     }
 
-    /// What each switch has left for each lane of a group.
+    /// The room of each switch for each lane of a group.
     fn rooms(&self, record: &Record) -> Rooms {
         let lanes = u64::from(record.lanes());
         let room = |(switch, said): (&String, &v1::Capabilities)| {
@@ -166,7 +162,7 @@ impl Core {
     }
 }
 
-/// Plans a group over the fabric as it is known now, with the groups that are laid out already.
+/// Plans a group over the present fabric, with the load of all other groups.
 pub(crate) fn plan_group(core: &Core, record: &Record) -> Result<Plan, NoPlan> {
     locate(core, record)?;
     let topology = core.facts.topology();
@@ -210,7 +206,6 @@ pub(crate) fn plan_group(core: &Core, record: &Record) -> Result<Plan, NoPlan> {
     })
 }
 
-/// Checks that every host of a group has a place.
 fn locate(core: &Core, record: &Record) -> Result<(), NoPlan> {
     let kind = record.kind.behaviour();
     for (i, party) in kind.parties().into_iter().enumerate() {
@@ -242,8 +237,8 @@ fn locate(core: &Core, record: &Record) -> Result<(), NoPlan> {
     Ok(())
 }
 
-/// A member for the planner. One that has not joined yet gets addresses that no host has: 198.18.0.0/15 is reserved for
-/// measurements (RFC 2544).
+/// A member for the planner. Until it has joined, it has stand-in addresses from 198.18.0.0/15 (RFC 2544, benchmarks),
+/// which no host has.
 pub(crate) fn planned_member(index: usize, host: &str, end: Option<&HostEndpoint>, part: HostPart) -> Member {
     let [hi, lo] = (index as u16).to_be_bytes();
     let stand_in = (
@@ -261,7 +256,6 @@ pub(crate) fn planned_member(index: usize, host: &str, end: Option<&HostEndpoint
     }
 }
 
-/// The switches of a tree, parents before children.
 fn tree_switches(tree: &Tree) -> Vec<TreeSwitch> {
     let mut all = Vec::new();
     let mut next: Vec<(&TreeNode, Option<&str>)> = vec![(&tree.root, None)];

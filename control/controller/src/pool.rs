@@ -1,12 +1,11 @@
-//! The addresses that groups have, so that free ones are found without a walk over those in use.
+//! The addresses of groups; free ones are found without a walk over those in use.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use castnet_rules::Ipv4Net;
 
-/// A set of addresses, kept as the runs of neighbours in it: adding, removing and finding the first that is not in it
-/// take a search in a tree of the runs.
+/// A set of addresses as runs of neighbours: adding, removing and finding the first free one are searches in a tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AddressSet {
     /// First and last of each run; no two runs touch.
@@ -14,7 +13,7 @@ pub(crate) struct AddressSet {
 }
 
 impl AddressSet {
-    /// Puts an address in, or takes it out.
+    /// Adds or removes an address.
     pub(crate) fn set(&mut self, address: Ipv4Addr, member: bool) {
         let at = u32::from(address);
         match (self.run_of(at), member) {
@@ -42,7 +41,6 @@ impl AddressSet {
         }
     }
 
-    /// The first address from `at` on that is not in the set.
     fn first_free(&self, at: u32) -> Option<u32> {
         match self.run_of(at) {
             Some((_, last)) => last.checked_add(1),
@@ -55,14 +53,14 @@ impl AddressSet {
         (at <= *last).then_some((*first, *last))
     }
 
-    /// The addresses of `pool` that are not in the set: those after `last` first, then those up to it.
+    /// Addresses of `pool` that are not in the set: those after `last` first, then the others.
     pub(crate) fn free_in(&self, pool: Ipv4Net, last: Option<Ipv4Addr>) -> impl Iterator<Item = Ipv4Addr> {
         let bounds = bounds(pool);
         let start = bounds.map_or(0, |(first, end)| {
             let after = last.and_then(|last| u32::from(last).checked_add(1));
             after.filter(|at| (first..=end).contains(at)).unwrap_or(first)
         });
-        // What is left to look through: from the start to the end, then from the first to the start.
+        // The remaining ranges: from the start to the end, then from the first address to the start.
         let mut parts = match bounds {
             Some((first, end)) => [
                 Some((start, end)),
@@ -87,7 +85,7 @@ impl AddressSet {
     }
 }
 
-/// First and last address of a pool that groups can have.
+/// First and last usable address of a pool.
 fn bounds(pool: Ipv4Net) -> Option<(u32, u32)> {
     let first = pool.hosts().next()?;
     let last = match pool.prefix_len() {

@@ -1,11 +1,11 @@
-//! Desired against reported, for one switch: a pure function.
+//! Compares desired and reported state of one switch; pure.
 
 use std::collections::BTreeMap;
 
 use castnet_rules::GroupRule;
 use castnet_wire::McstId;
 
-/// A rule that a switch shall have.
+/// A rule that a switch must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// As planned.
@@ -13,16 +13,14 @@ pub struct Wanted {
     pub(crate) has_run: bool,
 }
 
-/// The version of a rule that a switch shall have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version {
     pub(crate) generation: u64,
-    /// The source may have sent already: a switch that lacks the rule must learn the PSN from the stream. Never so for a
-    /// collective group, which does not survive that a switch loses its rule.
+    /// The source may have sent already: a switch that lacks the rule must learn the PSN from the stream. Never for a
+    /// collective group, which fails when a switch loses its rule.
     pub(crate) has_run: bool,
 }
 
-/// A rule that a switch reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) mcst_id: McstId,
@@ -30,34 +28,30 @@ pub(crate) struct Found {
     pub(crate) owner: String,
 }
 
-/// What is to be done at the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Install the rule that is wanted of this group, or replace an older version by it.
+    /// Install the desired rule, or replace an older version by it.
     Install { mcst_id: McstId },
-    /// Remove this version of this group.
     Remove { mcst_id: McstId, generation: u64 },
 }
 
 impl Wanted {
-    /// The rule as it is to be installed where it is lacking.
+    /// The rule as it is installed if it is missing.
     pub(crate) fn into_rule(self) -> GroupRule {
         match self.has_run {
-            // The planned PSN of the source is long past.
+            // The source is past the planned PSN.
             true => self.rule.with_multicast(|rule| rule.start_psn = None),
             false => self.rule,
         }
     }
 }
 
-/// What makes `found` into `wanted`; removals first, as they make room.
+/// The actions that turn `found` into `wanted`; removals first, as they make room.
 ///
-/// A group that has not run yet is being installed, switch after switch in the order of its tree: where its rule is not
-/// yet, it is not this function's to install, and where it is, it stays.
-///
-/// Rules of other owners are left alone: those of rule files, of operators, of other controllers. A version newer than
-/// the wanted one (the store was set back) is removed before the wanted one is installed, because a switch takes no
-/// older one in place of it.
+/// Drivers install groups that have not run yet, switch by switch: a missing rule of such a group is not installed
+/// here, and a present one stays. Rules of other owners (rule files, operators, other controllers) are left alone. A
+/// version newer than the desired one (the store was restored from a backup) is removed first, as a switch refuses
+/// older versions.
 pub(crate) fn diff(owner: &str, wanted: &BTreeMap<McstId, Version>, found: &[Found]) -> Vec<Action> {
     let ours = found.iter().filter(|f| f.owner == owner);
     let ours: BTreeMap<McstId, u64> = ours.map(|f| (f.mcst_id, f.generation)).collect();

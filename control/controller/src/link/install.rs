@@ -1,4 +1,4 @@
-//! Groups that drivers want brought to a switch. What is asked for while the switch is busy goes out together.
+//! Groups that drivers want on a switch. Requests that arrive while the switch is busy are sent together.
 
 use castnet_proto::convert::{install_requests, install_result_from_proto};
 use castnet_proto::v1;
@@ -10,7 +10,6 @@ use tonic::Code;
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::core::{Core, Shared};
 
-/// A group that a driver waits for.
 pub(super) struct Asked {
     group: String,
     mcst_ids: Vec<McstId>,
@@ -18,10 +17,9 @@ pub(super) struct Asked {
 }
 
 impl Link {
-    /// Makes one group on the switch what is wanted there now: has the rules of its lanes installed, or removed. Where one
-    /// of them is refused, the others stay until the group is removed.
-    ///
-    /// The task that gets the turn does what all tasks have asked for by then.
+    /// Brings one group on the switch to the desired state: installs or removes the rules of its lanes. If one is
+    /// refused, the others stay until the group is removed. The task that gets the turn handles all requests up to
+    /// then.
     pub(crate) async fn sync(
         &self,
         shared: &Shared,
@@ -57,7 +55,7 @@ impl Link {
             Err(error) => vec![Err(error); asked.len()],
         };
         for (asked, result) in asked.into_iter().zip(results.drain(..)) {
-            // A driver that has ended needs no answer.
+            // A driver that has ended needs no reply.
             let _ = asked.done.send(result);
         }
     }
@@ -97,8 +95,8 @@ impl Link {
         Ok(results)
     }
 
-    /// Has rules installed, as many in a call as fit in one. What became of each; a switch that does not answer is not
-    /// asked for those that are left.
+    /// Installs rules, as many per call as fit; returns the result of each. After a call without an answer, no more are
+    /// made.
     pub(super) async fn install(
         &self,
         client: &mut Client,
@@ -142,7 +140,7 @@ impl Link {
                 generation,
             };
             match call(shared.config.timeouts.switch, client.remove_group(request)).await {
-                // The group of another owner by now: ours is gone.
+                // Another owner has the group now: ours is gone.
                 Err(SwitchError::Refused(status)) if status.code() == Code::FailedPrecondition => {}
                 done => {
                     done?;

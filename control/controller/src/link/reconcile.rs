@@ -1,4 +1,4 @@
-//! A whole switch brought to what is wanted there.
+//! Brings a whole switch to the desired state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,19 +12,18 @@ use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::core::{Core, Shared};
 use crate::reconcile::{Action, Found, Version, Wanted, diff};
 
-/// A group that is wanted on the switch.
 struct Part<'n> {
     name: &'n str,
     generation: u64,
-    /// Whether the switch has all lanes but those that it lacks.
+    /// Whether the switch has all lanes except those that it lacks.
     has_rest: bool,
-    /// How many lanes it lacks.
+    /// Number of lanes that it lacks.
     lacks: usize,
 }
 
 impl Link {
-    /// Makes the switch have all rules that are wanted there, and no others of ours. What drivers ask for waits meanwhile:
-    /// so what was found stays true.
+    /// Installs all missing rules and removes ours that are not wanted. Requests of drivers wait meanwhile, so the
+    /// result of the query stays true.
     pub(super) async fn reconcile(
         &self,
         shared: &Arc<Shared>,
@@ -69,7 +68,7 @@ impl Link {
         Ok(())
     }
 
-    /// Installs what the switch lacks of these groups, and notes how they are there.
+    /// Installs the missing rules of these groups, and notes their state there.
     async fn reconcile_groups(
         &self,
         shared: &Arc<Shared>,
@@ -130,7 +129,7 @@ fn unreadable(error: crate::error::Refusal) -> SwitchError {
     SwitchError::Unreachable(error.to_string())
 }
 
-/// What is wanted on the switch, by the address of each lane.
+/// The desired versions on a switch, by the address of each lane.
 fn wanted(core: &Core, switch: &str) -> BTreeMap<McstId, Version> {
     let names = core.groups.on_switch(switch);
     let records = names
@@ -142,7 +141,6 @@ fn wanted(core: &Core, switch: &str) -> BTreeMap<McstId, Version> {
         .collect()
 }
 
-/// The rules that a switch has.
 fn found(listed: v1::ListGroupsResponse) -> Vec<Found> {
     let read = |group: v1::InstalledGroup| {
         let rule = group.rule?;
