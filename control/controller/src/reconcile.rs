@@ -32,6 +32,7 @@ pub(crate) struct Found {
 pub(crate) enum Action {
     /// Install the desired rule, or replace an older version by it.
     Install { mcst_id: McstId },
+    /// Remove this version.
     Remove { mcst_id: McstId, generation: u64 },
 }
 

@@ -1,4 +1,4 @@
-//! What the controller knows of a group, as it is stored: what all groups have in common, and a section for its kind.
+//! The record of a group, as it is stored: a common part, and a part for its kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,77 +14,77 @@ use crate::lifecycle::{Cause, Failure, Phase};
 use crate::reconcile::{Version, Wanted};
 use castnet_rules::{GroupRule, NextHop};
 
-/// A group: what was asked for, who has joined, how it is planned and where its rules may be.
+/// A group: the request, who has joined, its plan, and where its rules may be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Its name.
     pub name: String,
-    /// Of the rules of the present or last plan; 0 before the first.
+    /// Version of the rules of the present or last plan; 0 before the first.
     pub generation: u64,
     /// Its address.
     #[serde(with = "text::mcst_id")]
     pub mcst_id: McstId,
-    /// The addresses of its lanes after the first: sub-groups of the same members.
+    /// Addresses of its lanes after the first: sub-groups of the same members.
     #[serde(default, with = "text::mcst_ids")]
     pub more_lanes: Vec<McstId>,
-    /// The addresses of all lanes at each switch that was part of a tree which passes routers. They are the group's until it ends.
+    /// Addresses of all lanes at each switch that was part of a tree which passes routers; the group's until it ends.
     #[serde(
         default,
         skip_serializing_if = "BTreeMap::is_empty",
         with = "text::own_mcst_ids"
     )]
     pub own_mcst_ids: BTreeMap<String, Vec<McstId>>,
-    /// Where in its life it is.
+    /// Its phase.
     pub phase: Phase,
-    /// How the last generation that ended did so.
+    /// How the last generation ended.
     pub ended: Option<Ending>,
-    /// How it is laid out, while it is installed or being so.
+    /// Its layout, while it is being installed or installed.
     pub plan: Option<Arc<Plan>>,
-    /// The switches that may have a rule of it. Written before the first gets its rule, cleared as each confirms to have
-    /// none.
+    /// Switches that may have a rule of it. Written before the first gets its rule; each is removed when it confirms
+    /// that it has none.
     pub placed: BTreeSet<String>,
-    /// What only groups of its kind have.
+    /// The part for its kind.
     pub kind: Kind,
 }
 
 /// How a generation ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ending {
-    /// Which.
+    /// The generation that ended.
     pub generation: u64,
-    /// Whether it never began.
+    /// Whether its installation failed.
     pub refused: bool,
-    /// What kind of thing went wrong, where it was refused.
+    /// Kind of failure, if it was refused.
     pub cause: Cause,
     /// What is at fault: a field of the request, or `switches.NAME`; may be empty.
     pub field: String,
-    /// The rank at fault, where one is.
+    /// The rank at fault, if any.
     pub rank: Option<u16>,
-    /// The switch at fault, where one is.
+    /// The switch at fault, if any.
     pub switch: Option<String>,
     /// The facts, for people.
     pub reason: String,
-    /// The calls of the ranks, if they disagreed.
+    /// Calls of the ranks, if they disagreed.
     #[serde(default, with = "text::control")]
     pub conflict: Option<Control>,
 }
 
-/// How a group is laid out over the switches.
+/// Layout of a group over the switches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// The switches of the tree, parents before children; the first is the source's or the root.
+    /// Switches of the tree, parents first; the first is the source's or the root.
     pub tree: Vec<TreeSwitch>,
-    /// Each switch's part, for the first lane.
+    /// Rule of each switch for the first lane.
     pub rules: BTreeMap<String, GroupRule>,
 }
 
 impl Plan {
-    /// The switches from the leaves to the first: a switch that gets its rule has only switches below it that are ready.
+    /// Switches from the leaves to the first: when one gets its rule, all below it are ready.
     pub fn leaves_first(&self) -> impl Iterator<Item = &str> {
         self.tree.iter().rev().map(|s| s.name.as_str())
     }
 
-    /// The QPN that each rank's frames are addressed to on the switch next to it, of those where it is not [`Qpn::VIRTUAL`].
+    /// The QPN to which each rank addresses frames on the switch next to it, where it is not [`Qpn::VIRTUAL`].
     pub fn virtual_qpns(&self) -> BTreeMap<u16, Qpn> {
         let endpoints = self.rules.values().flat_map(|rule| &rule.endpoints);
         let own = endpoints.filter(|endpoint| endpoint.virtual_qpn != Qpn::VIRTUAL);
@@ -92,7 +92,7 @@ impl Plan {
             .collect()
     }
 
-    /// Has each frame of a member verified whose Ethernet address is known: of those that no router is before.
+    /// Has switches verify the Ethernet address of members that are not behind routers.
     pub(crate) fn verify_macs(&mut self) {
         for endpoint in self.rules.values_mut().flat_map(|rule| &mut rule.endpoints) {
             let is_host = endpoint.next_hop.host().is_some();
@@ -100,7 +100,6 @@ impl Plan {
         }
     }
 
-    /// The switch next to a member.
     pub(crate) fn switch_of(&self, member: impl Fn(&HostEndpoint) -> bool) -> Option<&str> {
         let has = |rule: &GroupRule| rule.hosts().any(|(_, host)| member(host));
         let (switch, _) = self.rules.iter().find(|(_, rule)| has(rule))?;
@@ -118,7 +117,7 @@ pub struct TreeSwitch {
 }
 
 impl Record {
-    /// A group as it begins, with the address of its first lane and those of the others.
+    /// A new group, with the addresses of its first and other lanes.
     pub fn new(name: String, (mcst_id, more_lanes): (McstId, Vec<McstId>), kind: Kind) -> Self {
         Self {
             name,
@@ -134,7 +133,7 @@ impl Record {
         }
     }
 
-    /// What only a multicast group has.
+    /// `None` for other kinds.
     pub fn multicast(&self) -> Option<&Multicast> {
         match &self.kind {
             Kind::Multicast(kind) => Some(kind),
@@ -142,7 +141,7 @@ impl Record {
         }
     }
 
-    /// What only a collective group has.
+    /// `None` for other kinds.
     pub fn collective(&self) -> Option<&Collective> {
         match &self.kind {
             Kind::Collective(kind) => Some(kind),
@@ -150,18 +149,18 @@ impl Record {
         }
     }
 
-    /// The addresses of its lanes, where its tree passes no routers.
+    /// Addresses of its lanes, if its tree passes no routers.
     pub fn mcst_ids(&self) -> impl Iterator<Item = McstId> {
         std::iter::once(self.mcst_id).chain(self.more_lanes.iter().copied())
     }
 
-    /// All addresses that it has anywhere.
+    /// All its addresses at any switch.
     pub fn all_mcst_ids(&self) -> impl Iterator<Item = McstId> {
         let own = self.own_mcst_ids.values().flatten();
         self.mcst_ids().chain(own.copied())
     }
 
-    /// The addresses of its lanes at a switch, by a plan.
+    /// Addresses of its lanes at a switch, by a plan.
     pub(crate) fn mcst_ids_by(&self, plan: Option<&Plan>, switch: &str) -> impl Iterator<Item = McstId> {
         let rule = plan.and_then(|p| p.rules.get(switch));
         let is_own = rule.is_some_and(|rule| rule.mcst_id != self.mcst_id);
@@ -172,30 +171,29 @@ impl Record {
         std::iter::once(*first).chain(more.iter().copied())
     }
 
-    /// The addresses of its lanes at a switch, as it is laid out.
+    /// Addresses of its lanes at a switch, by its present plan.
     pub(crate) fn mcst_ids_on(&self, switch: &str) -> impl Iterator<Item = McstId> {
         self.mcst_ids_by(self.plan.as_deref(), switch)
     }
 
-    /// The addresses of rules that a switch may have of it, by this plan or an earlier one.
+    /// Addresses of rules that a switch may have of it, by this plan or an earlier one.
     pub(crate) fn mcst_ids_left_on(&self, switch: &str) -> Vec<McstId> {
         let own = self.own_mcst_ids.get(switch).into_iter().flatten();
         self.mcst_ids().chain(own.copied()).collect()
     }
 
-    /// How many lanes it has.
+    /// Number of its lanes.
     pub fn lanes(&self) -> u8 {
         1 + self.more_lanes.len() as u8
     }
 
-    /// The switch's part of the first lane, where the group's rules belong on its switches and this is one of them.
+    /// The switch's rule for the first lane; `None` if no rules belong there.
     pub fn wanted_rule(&self, switch: &str) -> Option<&GroupRule> {
         let rule = self.plan.as_ref()?.rules.get(switch);
         rule.filter(|_| self.phase.wants_rules())
     }
 
-    /// The switch's part of each lane, where the group's rules belong on its switches and this is one of them; else
-    /// nothing.
+    /// The switch's rules for all lanes; empty if no rules belong there.
     pub fn wanted_on(&self, switch: &str) -> Vec<Wanted> {
         let Some(rule) = self.wanted_rule(switch) else {
             return Vec::new();
@@ -221,7 +219,7 @@ impl Record {
         (0..).zip(self.mcst_ids_on(switch)).map(wanted).collect()
     }
 
-    /// The version of the switch's part, where the group's rules belong on its switches and this is one of them.
+    /// Version of the switch's rules; `None` if no rules belong there.
     pub(crate) fn wanted_version(&self, switch: &str) -> Option<Version> {
         self.wanted_rule(switch).map(|rule| Version {
             generation: rule.generation,
@@ -234,7 +232,7 @@ impl Record {
         self.phase.has_run() && self.kind.behaviour().outlives_switches()
     }
 
-    /// What the group has set aside on that switch, in bytes, for as long as it may have its part there.
+    /// Bytes that the group reserves on a switch while it may have a rule there.
     pub fn reserved_on(&self, switch: &str) -> u64 {
         let rule = self.plan.as_ref().and_then(|p| p.rules.get(switch));
         let bytes = rule
@@ -243,11 +241,11 @@ impl Record {
         u64::from(self.lanes()) * bytes.unwrap_or(0)
     }
 
-    /// As it is after a restart of the controller.
+    /// The record after a restart of the controller.
     pub(crate) fn after_restart(mut self) -> Self {
         self.kind.behaviour_mut().after_restart(self.phase);
         self.phase = match self.phase {
-            // Which switches can be reached is found out anew.
+            // Reachability of switches is not known yet.
             Phase::Degraded => Phase::Active,
             // Members get the reason when they call again.
             Phase::Broken => Phase::Removing(crate::lifecycle::After::Failed),
@@ -258,7 +256,6 @@ impl Record {
 }
 
 impl Ending {
-    /// Of an installation.
     pub(crate) fn refused(generation: u64, failure: Failure) -> Self {
         let Failure { cause, field, reason } = failure;
         let rank = field
@@ -277,7 +274,7 @@ impl Ending {
         }
     }
 
-    /// Of a generation that ran.
+    /// The end of a generation that ran.
     pub(crate) fn failed(generation: u64, rank: Option<u16>, switch: Option<&str>, reason: String) -> Self {
         Self {
             generation,
@@ -291,7 +288,6 @@ impl Ending {
         }
     }
 
-    /// As the failure of an installation.
     pub(crate) fn failure(&self) -> Failure {
         Failure {
             cause: self.cause,
@@ -300,10 +296,10 @@ impl Ending {
         }
     }
 
-    /// The facts, with the switch that is at fault.
+    /// The facts, with the switch at fault.
     pub(crate) fn words(&self) -> String {
         match &self.switch {
-            // The planner's words name the switch already.
+            // The planner's reason already names the switch.
             Some(name) if self.refused && !self.reason.starts_with("switch ") => {
                 format!("switch {name} {}", self.reason)
             }
@@ -312,7 +308,7 @@ impl Ending {
     }
 }
 
-/// How the small types are stored.
+/// How small types are stored.
 pub(crate) mod text {
     use std::collections::BTreeMap;
     use std::net::Ipv4Addr;
@@ -393,7 +389,7 @@ pub(crate) mod text {
         "not a path MTU"
     );
     stored!(psn, Psn, u32, |p| p.value(), known_psn, "not a PSN");
-    // As it is on the wire: that layout has a version of its own.
+    // As on the wire: that layout has its own version.
     stored!(
         control,
         Option<Control>,

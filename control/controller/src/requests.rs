@@ -1,4 +1,4 @@
-//! What hosts and operators ask for, of any group.
+//! Requests of hosts and operators, for groups of any kind.
 
 use std::fmt::Display;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -23,32 +23,29 @@ pub(crate) fn draw() -> u64 {
 
 /// What a member sees of its group.
 pub(crate) enum Seen<S> {
-    /// This, and there may be more.
+    /// More may follow.
     State(Box<S>),
-    /// This, and no more.
+    /// No more follow.
     Last(Box<S>),
     /// It has left, or the group is gone.
     Nothing,
-    /// The call does not stand for the member any more, with the reason.
+    /// The call no longer stands for the member; with the reason.
     Superseded(String),
 }
 
-/// The call of a member, which stands while it waits for changes of its group.
+/// A member's call that stands while it waits for changes of its group.
 pub(crate) trait StandingCall: Send + 'static {
-    /// The state of the group, as a message.
     type State: Clone + PartialEq + Send + 'static;
 
-    /// Ticks at each change of the group.
+    /// Notified at each change of the group.
     fn changed(&mut self) -> &mut watch::Receiver<()>;
 
-    /// The group as this member sees it.
     fn look(&mut self) -> impl Future<Output = Result<Seen<Self::State>, Refusal>> + Send;
 }
 
 impl Shared {
-    /// Checks a group that is to be created: what can be known to go wrong is refused now and not when the last member
-    /// joins. How it can be laid out, as far as that is known. Where its tree passes routers, it gets its McstIDs at each switch;
-    /// then nobody can have `wanted` another one.
+    /// Checks a new group: what is known to be impossible is refused now, not when the last member joins. Returns its
+    /// layout, if known. If its tree passes routers, it gets McstIDs at each switch; then a `wanted` one is refused.
     pub(crate) fn check_new(
         &self,
         core: &Core,
@@ -67,8 +64,8 @@ impl Shared {
         }
     }
 
-    /// The McstIDs of the lanes of a group: the one that somebody wants for the first, and the next of the pool after the
-    /// last that was given out, round and round.
+    /// McstIDs of the lanes of a group: `wanted` for the first, else the next free ones of the pool after the last one
+    /// given out, cyclically.
     pub(crate) fn mcst_ids_for(
         &self,
         core: &Core,
@@ -89,7 +86,6 @@ impl Shared {
         Ok((first.ok_or_else(exhausted)?, more))
     }
 
-    /// Remembers a host's addresses.
     pub(crate) fn know(&self, core: &mut Core, endpoint: &HostEndpoint) -> Result<(), Refusal> {
         let HostEndpoint { name, ip, mac, .. } = endpoint;
         let same = |known: &HostRecord| (known.ip, known.mac) == (*ip, mac.0);
@@ -108,7 +104,6 @@ impl Shared {
         Ok(())
     }
 
-    /// A host makes itself known.
     pub(crate) fn register(&self, host: &HostEndpoint) -> Result<(), Refusal> {
         let mut core = self.lock();
         check_no_switch(&core, "name", &host.name)?;
@@ -116,7 +111,7 @@ impl Shared {
         self.know(&mut core, host)
     }
 
-    /// Has a group taken off all switches and forgotten.
+    /// Starts the removal of a group from all switches; then it is forgotten.
     pub(crate) fn destroy(self: &Arc<Self>, group: &str) -> Result<watch::Receiver<()>, Refusal> {
         let mut core = self.lock();
         let changed = core.group(group)?.changed.subscribe();
@@ -124,7 +119,7 @@ impl Shared {
         Ok(changed)
     }
 
-    /// Waits until a group that is to be gone is gone, or waits for switches that cannot be reached: those.
+    /// Waits until a group that is being destroyed is gone or waits for unreachable switches; returns those.
     pub(crate) async fn gone(
         &self,
         group: &str,
@@ -143,8 +138,7 @@ impl Shared {
     }
 }
 
-/// A host that a request names must be known. Without a file nothing says who exists: such a host is looked for when it
-/// joins.
+/// Refuses unknown hosts. Without a file any host may exist: it is looked for when it joins.
 pub(crate) fn check_known(core: &Core, field: impl Display, host: &str) -> Result<(), Refusal> {
     if core.facts.file.is_some() && !core.facts.knows_host(host) {
         let (field, host) = (field.to_string(), host.into());
@@ -153,7 +147,7 @@ pub(crate) fn check_known(core: &Core, field: impl Display, host: &str) -> Resul
     Ok(())
 }
 
-/// No host has the name of a switch.
+/// Refuses hosts with the name of a switch.
 pub(crate) fn check_no_switch(core: &Core, field: impl Display, host: &str) -> Result<(), Refusal> {
     if core.facts.knows_switch(host) {
         let (field, name) = (field.to_string(), host.into());
@@ -162,7 +156,7 @@ pub(crate) fn check_no_switch(core: &Core, field: impl Display, host: &str) -> R
     Ok(())
 }
 
-/// Checks that no group and no host has this McstID.
+/// Refuses a McstID that a group or host has.
 fn wanted_mcst_id(core: &Core, mcst_id: McstId) -> Result<McstId, Refusal> {
     if let Some(entry) = core.groups.by_mcst_id(mcst_id) {
         let group = entry.record().name.clone();
@@ -178,7 +172,7 @@ fn wanted_mcst_id(core: &Core, mcst_id: McstId) -> Result<McstId, Refusal> {
     }
 }
 
-/// A member's ends of its connections, one for each lane, must be its own, and in no other group.
+/// A member's ends of its connections, one per lane, must be its own and in no other group.
 pub(crate) fn check_connection<'e>(
     core: &Core,
     field: impl Display,
@@ -201,7 +195,7 @@ pub(crate) fn check_connection<'e>(
     Ok(())
 }
 
-/// Addresses must be those of the topology file, and no other host's or group's.
+/// Addresses must be those of the topology file, and of no other host or group.
 fn check_addresses(core: &Core, prefix: impl Display, endpoint: &HostEndpoint) -> Result<(), Refusal> {
     let HostEndpoint {
         name: host, ip, mac, ..
@@ -238,7 +232,6 @@ fn check_addresses(core: &Core, prefix: impl Display, endpoint: &HostEndpoint) -
     }
 }
 
-/// A field that must be given.
 pub(crate) fn missing(field: &str, expected: &'static str) -> Refusal {
     Invalid::missing(field, expected).into()
 }

@@ -1,4 +1,4 @@
-//! The gRPC service: messages in, calls on the state, messages out.
+//! The gRPC service.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -27,7 +27,6 @@ const STREAM_DEPTH: usize = 64;
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Answer<T> = Result<Response<T>, Status>;
 
-/// The service.
 #[derive(Clone)]
 pub(crate) struct Service {
     pub(crate) shared: Arc<Shared>,
@@ -40,7 +39,6 @@ impl Service {
             .collect()
     }
 
-    /// A stream of what a task sends.
     fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
         &self,
         task: impl FnOnce(mpsc::Sender<Result<T, Status>>) -> F,
@@ -50,12 +48,12 @@ impl Service {
         Ok(Response::new(Box::pin(ReceiverStream::new(from))))
     }
 
-    /// An answer that was found in what is on disk.
+    /// A response from state that is on disk.
     async fn read<T>(&self, read: impl FnMut(&Core) -> Result<T, Refusal>) -> Answer<T> {
         Ok(Response::new(self.shared.read(read).await??))
     }
 
-    /// The result of a change, once it is on disk; a refusal too may rest on what is not there yet.
+    /// The result of a change, once it is on disk; a refusal may also depend on state that is not there yet.
     async fn stored<T>(&self, changed: Result<T, Refusal>) -> Result<T, Refusal> {
         self.shared.durable().await?;
         changed
@@ -66,8 +64,7 @@ fn shown(core: &Core, entry: &Entry) -> v1::Group {
     entry.record().kind.behaviour().view(core, entry)
 }
 
-/// Sends each change of its group to the client until the call has seen the last. When the client goes first, the call is
-/// dropped with this task.
+/// Sends each change of its group to the client until the last. If the client goes first, the call is dropped.
 async fn follow<C: StandingCall>(mut call: C, to: mpsc::Sender<Result<C::State, Status>>) {
     let mut sent = None;
     loop {
@@ -112,7 +109,7 @@ impl Controller for Service {
             Ok(group) => return Ok(Response::new(v1::CreateGroupResponse { group: Some(group) })),
             Err(failure) => failure,
         };
-        // Everything was given, and it cannot be: refused whole, and nothing stays.
+        // All members were given, but the group cannot be installed: nothing of it stays.
         let changed = self.stored(self.shared.destroy(&name)).await?;
         self.shared.gone(&name, changed).await?;
         Err(Refusal::Failed(failure).into())

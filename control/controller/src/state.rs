@@ -1,5 +1,5 @@
-//! Every change of a group. It is made on a copy, and put in place and staged to be stored in one go; nothing of it leaves
-//! the controller before it is stored (see `journal.rs`).
+//! All changes of groups. A change is made on a copy, then put in place and staged together; nothing of it leaves the
+//! controller before it is stored (see `journal.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,7 +18,6 @@ use crate::record::{Ending, Record};
 use crate::table::Entry;
 
 impl Shared {
-    /// Adds a group.
     pub(crate) fn add(self: &Arc<Self>, core: &mut Core, record: Record) -> Result<(), Refusal> {
         core.journal.check_open()?;
         core.journal.stage_added(&record);
@@ -33,7 +32,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Changes a group. Starts the work that the change calls for.
+    /// Changes a group, and starts the work that follows.
     pub(crate) fn change(
         self: &Arc<Self>,
         core: &mut Core,
@@ -67,8 +66,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes a group one step on in its life, and further where that makes it ready to go on. An event that does not go
-    /// with its phase is late news: nothing happens.
+    /// Takes a group one step on in its life, and further steps that follow. An event that does not fit the phase is
+    /// late and has no effect.
     pub(crate) fn step(
         self: &Arc<Self>,
         core: &mut Core,
@@ -80,9 +79,9 @@ impl Shared {
         self.settle(core, name)
     }
 
-    /// Takes the steps that follow by themselves on how a group is.
+    /// Takes the steps that follow from the state of a group.
     pub(crate) fn settle(self: &Arc<Self>, core: &mut Core, name: &str) -> Result<(), Refusal> {
-        // A group that is gone by now has nothing to follow.
+        // A group that is gone has no more steps.
         while let Some(event) = core.groups.get(name).and_then(|e| follows(e.record())) {
             self.one_step(core, name, event, None)?;
         }
@@ -145,7 +144,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Starts the timers of the phase that a group is in.
     fn arm(self: &Arc<Self>, core: &Core, name: &str, notice: Duration) {
         let Some(record) = core.groups.get(name).map(Entry::record) else {
             return;
@@ -166,8 +164,8 @@ impl Shared {
         });
     }
 
-    /// Takes back what could not be written, the last change first. What is left to do for the groups as they were is
-    /// tried again after a pause.
+    /// Takes back what could not be written, the last change first. Work that remains for the groups is tried again
+    /// after a pause.
     pub(crate) fn take_back(self: &Arc<Self>, core: &mut Core, undone: impl IntoIterator<Item = Undo>) {
         let mut names = BTreeSet::new();
         for undo in undone {
@@ -239,11 +237,10 @@ impl Shared {
         }
     }
 
-    /// Reports the state of a group to its members and to subscribers.
     pub(crate) fn notify(&self, core: &mut Core, name: &str) {
         if let Some(entry) = core.groups.get(name) {
             entry.changed.send_replace(());
-            // A subscriber that comes later reads the change with the state of the group.
+            // Later subscribers read the change with the state of the group.
             if self.events.receiver_count() == 0 {
                 return;
             }
@@ -252,7 +249,7 @@ impl Shared {
         }
     }
 
-    /// Starts a task on a group that needs one and has none.
+    /// Starts a task for a group that needs one and has none.
     pub(crate) fn drive(self: &Arc<Self>, core: &mut Core, name: &str) {
         if let Some(entry) = core.groups.get_mut(name)
             && !entry.driven
@@ -263,8 +260,8 @@ impl Shared {
         }
     }
 
-    /// A switch can be reached, and was just looked through for these groups: `wanted` are those whose rules were wanted
-    /// there, with the generations that are there now, if any; it has no rules of the others.
+    /// A switch was just reconciled for these groups. `wanted`: those whose rules were wanted there, with the
+    /// generations that are there now, if any. It has no rules of the others.
     pub(crate) fn settled(
         self: &Arc<Self>,
         core: &mut Core,
@@ -304,7 +301,6 @@ impl Shared {
         }
     }
 
-    /// A degraded group whose switches all have their part is active again.
     fn recover(self: &Arc<Self>, core: &mut Core, name: &str) {
         let back = |e: &Entry| e.record().phase == Phase::Degraded && e.is_confirmed();
         if core.group(name).is_ok_and(back) {
@@ -312,7 +308,7 @@ impl Shared {
         }
     }
 
-    /// A switch lacks its part of a group, or cannot be asked. The group goes on: its frames may well flow.
+    /// A switch lacks its part of a group, or cannot be reached. The group goes on: traffic may still flow.
     pub(crate) fn unsettled(self: &Arc<Self>, core: &mut Core, switch: &str, name: &str, reason: &str) {
         let Some(entry) = core.groups.get_mut(name).filter(|e| e.concerns(switch)) else {
             return;
@@ -327,7 +323,7 @@ impl Shared {
         }
     }
 
-    /// As [`Shared::step`]; logs errors.
+    /// Like [`Shared::step`]; logs errors.
     pub(crate) fn try_step(
         self: &Arc<Self>,
         core: &mut Core,
@@ -340,7 +336,7 @@ impl Shared {
         }
     }
 
-    /// As [`Shared::change`]; logs errors.
+    /// Like [`Shared::change`]; logs errors.
     pub(crate) fn try_change(
         self: &Arc<Self>,
         core: &mut Core,
@@ -353,7 +349,6 @@ impl Shared {
     }
 }
 
-/// What follows by itself on how a group is.
 fn follows(record: &Record) -> Option<Event> {
     record.kind.behaviour().follows(record.phase, record.generation)
 }

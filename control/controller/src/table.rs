@@ -1,4 +1,4 @@
-//! All groups in memory, with an index for each question that is asked often: none of them walks the groups.
+//! All groups in memory, with an index for each frequent query, so that none walks the groups.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv4Addr;
@@ -18,26 +18,25 @@ use crate::record::{Plan, Record};
 #[cfg(test)]
 mod tests;
 
-/// A group in memory.
 pub(crate) struct Entry {
     record: Record,
-    /// The switches known to have their part of the present generation.
+    /// Switches that have confirmed their part of the present generation.
     pub(crate) confirmed: BTreeSet<String>,
-    /// Why a switch does not have what it should.
+    /// By switch: why it lacks its part.
     pub(crate) problems: BTreeMap<String, String>,
     /// What an installation waits for.
     pub(crate) note: String,
     /// A task works on it.
     pub(crate) driven: bool,
-    /// Ticks at each change.
+    /// Notified at each change.
     pub(crate) changed: watch::Sender<()>,
-    /// The refusals of switches since it was last active.
+    /// Refusals of switches since it was last active.
     pub(crate) detours: Detours,
-    /// For an active group: why it is not where it was placed first; may be empty.
+    /// Of an active group: why it is not where it was placed first; may be empty.
     pub(crate) detoured: String,
-    /// Who is in and who is waited for, in a group of ranks.
+    /// Of a group of ranks.
     pub(crate) live: Live,
-    /// Where the tree passes routers: how it would have been laid out when it was created.
+    /// If the tree passes routers: its layout as planned at its creation.
     pub(crate) foreseen: Option<Plan>,
 }
 
@@ -57,12 +56,12 @@ impl Entry {
         }
     }
 
-    /// How it is laid out, or else would be, as far as that matters to its members.
+    /// Its layout, or the foreseen one, as far as that matters to its members.
     pub(crate) fn plan(&self) -> Option<&Plan> {
         self.record.plan.as_deref().or(self.foreseen.as_ref())
     }
 
-    /// The address of the first lane for each member, where switches have their own: that of the switch next to it.
+    /// Address of the first lane for each member, if switches have their own: that of the switch next to it.
     pub(crate) fn own_mcst_ids<K: Ord>(
         &self,
         member: impl Fn(&HostEndpoint) -> Option<K>,
@@ -76,7 +75,7 @@ impl Entry {
             .collect()
     }
 
-    /// The addresses of its lanes for a member, where switches have their own: those of the switch next to it.
+    /// Addresses of its lanes for a member, if switches have their own: those of the switch next to it.
     pub(crate) fn mcst_ids_for(&self, member: impl Fn(&HostEndpoint) -> bool) -> Option<Vec<McstId>> {
         if self.record.own_mcst_ids.is_empty() {
             return None;
@@ -85,18 +84,17 @@ impl Entry {
         Some(self.record.mcst_ids_by(self.plan(), switch).collect())
     }
 
-    /// What is stored of it. [`Groups::put`] changes it.
+    /// The stored part. [`Groups::put`] changes it.
     pub(crate) fn record(&self) -> &Record {
         &self.record
     }
 
-    /// Whether every switch of its tree is known to have its part.
+    /// Whether every switch of its tree has confirmed its part.
     pub(crate) fn is_confirmed(&self) -> bool {
         let mut tree = self.record.plan.iter().flat_map(|p| p.rules.keys());
         tree.all(|s| self.confirmed.contains(s))
     }
 
-    /// The name of its phase.
     pub(crate) fn phase_name(&self) -> &'static str {
         self.record.kind.behaviour().phase_name(self.record.phase)
     }
@@ -107,17 +105,16 @@ impl Entry {
     }
 }
 
-/// What groups take of a switch: bytes of group state, and their number.
+/// Usage of a switch by groups: bytes of group state, and their number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     pub(crate) memory: u64,
     pub(crate) groups: u64,
 }
 
-/// Groups that use a port.
+/// Number of groups per edge.
 pub(crate) type Load = BTreeMap<Edge, u32>;
 
-/// All groups, by name.
 #[derive(Default)]
 pub(crate) struct Groups {
     entries: BTreeMap<String, Entry>,
@@ -134,7 +131,6 @@ struct Indexes {
     by_switch: BTreeMap<String, BTreeSet<String>>,
     own: BTreeMap<String, Usage>,
     load: Load,
-    /// The groups and hosts of each queue pair.
     queue_pairs: HashMap<(Ipv4Addr, Qpn), Vec<Holder>>,
     watched: BTreeSet<String>,
 }
@@ -144,7 +140,6 @@ impl Groups {
         self.entries.get(name)
     }
 
-    /// To change what is in memory alone.
     pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Entry> {
         self.entries.get_mut(name)
     }
@@ -157,13 +152,13 @@ impl Groups {
         self.entries.keys().cloned().collect()
     }
 
-    /// Adds a group, or puts this record in place of the one that it has.
+    /// Adds a group, or replaces its record.
     pub(crate) fn put(&mut self, record: Record) {
         let name = record.name.clone();
         if let Some(entry) = self.entries.get_mut(&name) {
             let old = std::mem::replace(&mut entry.record, record);
             let new = &entry.record;
-            // Most changes are of the phase alone.
+            // Most changes are of the phase only.
             let same = old.all_mcst_ids().eq(new.all_mcst_ids())
                 && (&old.kind, &old.plan, &old.placed) == (&new.kind, &new.plan, &new.placed);
             if same && is_watched(&old) == is_watched(new) {
@@ -179,7 +174,7 @@ impl Groups {
         }
     }
 
-    /// A group that was removed is there again.
+    /// Adds a removed group again.
     pub(crate) fn put_back(&mut self, mut entry: Entry) {
         let name = entry.record.name.clone();
         // The task that worked on it has ended.
@@ -194,7 +189,6 @@ impl Groups {
         Some(entry)
     }
 
-    /// The group of that McstID.
     pub(crate) fn by_mcst_id(&self, mcst_id: McstId) -> Option<&Entry> {
         self.get(self.indexes.by_mcst_id.get(&mcst_id)?)
     }
@@ -204,13 +198,13 @@ impl Groups {
         &self.indexes.mcst_ids
     }
 
-    /// The groups that have a part on a switch, or may have one.
+    /// Groups that have a part on a switch, or may have one.
     pub(crate) fn on_switch(&self, switch: &str) -> Vec<String> {
         let names = self.indexes.by_switch.get(switch).into_iter().flatten();
         names.cloned().collect()
     }
 
-    /// What is ours on a switch, but for one group.
+    /// Our usage of a switch, without group `but`.
     pub(crate) fn own(&self, switch: &str, but: Option<&str>) -> Usage {
         let mut own = self.indexes.own.get(switch).copied().unwrap_or_default();
         if let Some(entry) = but.and_then(|name| self.get(name))
@@ -222,7 +216,7 @@ impl Groups {
         own
     }
 
-    /// How many groups use each edge, but for one group. Each lane is a group.
+    /// Number of groups per edge, without group `but`. Each lane counts as a group.
     pub(crate) fn load(&self, but: &str) -> impl Iterator<Item = (&Edge, u32)> {
         let own = self
             .get(but)
@@ -234,7 +228,7 @@ impl Groups {
         })
     }
 
-    /// The group that has a queue pair, other than for this member of this group.
+    /// The group that has this queue pair, other than for this member of `group`.
     pub(crate) fn of_queue_pair(&self, end: &HostEndpoint, group: Option<&str>) -> Option<&str> {
         let holders = self.indexes.queue_pairs.get(&(end.ip, end.qpn))?;
         let mut others = holders
@@ -243,14 +237,14 @@ impl Groups {
         others.next().map(|(name, _)| &**name)
     }
 
-    /// The active groups that are lost with a link of their tree.
+    /// Active groups that fail with a link of their tree.
     pub(crate) fn watched(&self) -> Vec<String> {
         self.indexes.watched.iter().cloned().collect()
     }
 }
 
 impl Indexes {
-    /// Adds a group with this footprint, or takes it out.
+    /// Adds or removes a group with this footprint.
     fn set(&mut self, name: &str, footprint: &Footprint<'_>, add: bool) {
         let shared: Arc<str> = name.into();
         for mcst_id in &footprint.mcst_ids {
@@ -327,7 +321,7 @@ struct Footprint<'r> {
 }
 
 impl<'r> Footprint<'r> {
-    /// Forgets of both what is alike: most changes are of some indexes alone.
+    /// Clears what is equal in both: most changes affect few indexes.
     fn leave_differences(&mut self, other: &mut Self) {
         fn part<T: Default + PartialEq>(one: &mut T, other: &mut T) {
             if one == other {

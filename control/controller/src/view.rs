@@ -11,7 +11,6 @@ use crate::fabric::{Place, Reach};
 use crate::record::{Record, TreeSwitch};
 use crate::table::Entry;
 
-/// The lanes of a group.
 pub(crate) fn lanes(group: &str, mcst_ids: Vec<McstId>) -> Vec<v1::Lane> {
     let count = mcst_ids.len() as u8;
     let lane = |(lane, mcst_id): (u8, McstId)| v1::Lane {
@@ -21,7 +20,7 @@ pub(crate) fn lanes(group: &str, mcst_ids: Vec<McstId>) -> Vec<v1::Lane> {
     (0..).zip(mcst_ids).map(lane).collect()
 }
 
-/// The lanes of a group at a switch that has McstIDs of its own for it; else nothing.
+/// Lanes at a switch that has its own McstIDs for the group; else empty.
 fn own_lanes(record: &Record, switch: &str) -> Vec<v1::Lane> {
     match record.own_mcst_ids.is_empty() {
         true => Vec::new(),
@@ -29,7 +28,6 @@ fn own_lanes(record: &Record, switch: &str) -> Vec<v1::Lane> {
     }
 }
 
-/// The switches of the tree of a group.
 pub(crate) fn tree(entry: &Entry) -> Vec<v1::TreeNode> {
     let record = entry.record();
     let Some(plan) = &record.plan else {
@@ -50,7 +48,6 @@ pub(crate) fn tree(entry: &Entry) -> Vec<v1::TreeNode> {
     plan.tree.iter().map(node).collect()
 }
 
-/// What is wrong at switches.
 pub(crate) fn problems(entry: &Entry, switch: &str) -> String {
     let each = entry
         .problems
@@ -66,7 +63,6 @@ pub(crate) fn place(core: &Core, host: &str) -> (String, Option<u32>) {
     }
 }
 
-/// A switch.
 pub(crate) fn switch(core: &Core, name: &str, endpoint: String) -> v1::SwitchState {
     let known = core.facts.switches.get(name);
     let reach = known.map(|(reach, _)| reach.clone()).unwrap_or_default();
@@ -92,7 +88,6 @@ pub(crate) fn switch(core: &Core, name: &str, endpoint: String) -> v1::SwitchSta
     }
 }
 
-/// All hosts.
 pub(crate) fn hosts(core: &Core) -> Vec<v1::Host> {
     let hosts = core.facts.all_hosts().into_iter();
     let hosts = hosts.map(|(name, ip, mac)| {
@@ -108,7 +103,7 @@ pub(crate) fn hosts(core: &Core) -> Vec<v1::Host> {
     hosts.collect()
 }
 
-/// The plain switches and routers of the file.
+/// Plain switches and routers of the file.
 pub(crate) fn forwarders(core: &Core) -> Vec<v1::Forwarder> {
     let all = core.facts.file.iter().flat_map(Topology::switches);
     let all = all.filter(|s| s.kind != SwitchKind::Castnet);
@@ -119,7 +114,6 @@ pub(crate) fn forwarders(core: &Core) -> Vec<v1::Forwarder> {
     .collect()
 }
 
-/// The links between switches.
 pub(crate) fn links(core: &Core) -> Vec<v1::Link> {
     let topology = core.facts.topology();
     let end = |end: &End| match end {

@@ -1,4 +1,4 @@
-//! The task that writes what is staged: all that has come while the last batch was written is the next.
+//! The task that writes staged changes: those that arrive during a write are the next batch.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::core::Shared;
 use crate::journal::{Batch, Value};
 use crate::store::{Store, StoreError, Table};
 
-/// Writes until the controller stops, then lets go of the store.
+/// Writes until the controller stops, then closes the store.
 pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>) {
     while !shared.stopping() {
         let batch = {
@@ -78,7 +78,7 @@ fn take_back(shared: &Arc<Shared>, mut batch: Batch, error: StoreError) {
         shared.after(shared.config.timeouts.backoff.1, retry);
     }
     for event in batch.events.drain(..).chain(rest.events.drain(..)) {
-        // Reports of switches stay true; the states of groups are reported anew.
+        // Reports of switches stay true; states of groups are reported anew.
         match &event.event {
             Some(Event::GroupGone(_)) => {}
             Some(Event::Group(state)) => shared.notify(&mut core, &state.name),

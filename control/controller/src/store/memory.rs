@@ -1,4 +1,4 @@
-//! A store that ends with the process: for demonstrations and tests.
+//! A store that ends with the process, for demonstrations and tests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::{Batch, Entry, Key, Store, StoreError, StoreFuture, check};
 
-/// Entries in memory. Its clones are the same store, so that it can outlive a controller.
+/// Entries in memory. Clones share them, so the store can outlive a controller.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryStore(Arc<Mutex<BTreeMap<Key, Entry>>>);
 

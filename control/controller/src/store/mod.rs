@@ -1,7 +1,7 @@
-//! Desired state on disk: what is wanted is written here before it is sent to a switch or a client.
+//! Desired state on disk, written before it is sent to a switch or a client.
 //!
-//! A [`Store`] keeps entries: bytes under a key, each with the number of its writes. The journal (`journal.rs`) hands it
-//! batches; each is written whole or not at all. [`redb`] is a file on this machine, [`memory`] ends with the process.
+//! A [`Store`] keeps versioned entries: bytes under a key. The journal (`journal.rs`) writes atomic batches. [`redb`]
+//! is a file on this machine, [`memory`] ends with the process.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,28 +18,28 @@ pub mod memory;
 pub mod redb;
 mod v1;
 
-/// The version of the layout that this controller reads and writes.
+/// Version of the layout that this controller reads and writes.
 pub const STORE_VERSION: u64 = 2;
 
-/// How often an entry was written; 0: it is not there.
+/// Number of writes of an entry; 0: it does not exist.
 pub type Version = u64;
 
-/// What entries are of.
+/// Kinds of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Table {
     /// Groups, by name.
     Groups,
     /// Hosts, by name.
     Hosts,
-    /// The controller itself: `owner`.
+    /// Of the controller itself: `owner`.
     Meta,
 }
 
 impl Table {
-    /// All of them.
+    /// All tables.
     pub const ALL: [Self; 3] = [Self::Groups, Self::Hosts, Self::Meta];
 
-    /// Its name in a store.
+    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Groups => "groups",
@@ -52,9 +52,9 @@ impl Table {
 /// The name of an entry. Displays as `groups/g1`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// What it is of.
+    /// Its table.
     pub table: Table,
-    /// The group's or host's name.
+    /// Name of the group or host.
     pub name: String,
 }
 
@@ -64,31 +64,31 @@ impl fmt::Display for Key {
     }
 }
 
-/// One write of one entry.
+/// A write of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// The version that this replaces. Another one in the store means that somebody else writes there too.
+    /// The version that it replaces. If the store has another one, somebody else writes there too.
     pub was: Version,
-    /// What it is from then on; `None`: it is removed.
+    /// The new value; `None`: it is removed.
     pub entry: Option<Entry>,
 }
 
-/// Writes that belong together, one for each entry.
+/// Writes that belong together, one per entry.
 pub type Batch = BTreeMap<Key, Write>;
 
 /// An entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// How often it was written.
+    /// Number of its writes.
     pub version: Version,
     /// Its bytes.
     pub value: Vec<u8>,
 }
 
-/// What a store's calls return.
+/// Result of a store's methods.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// Where desired state is kept.
+/// A store of desired state.
 pub trait Store: fmt::Debug + Send + Sync {
     /// Reads all entries.
     ///
@@ -96,29 +96,29 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// The store fails, or its layout is not known.
     fn load(&self) -> StoreFuture<'_, BTreeMap<Key, Entry>>;
 
-    /// Carries out all writes, or none of them, and returns when they would outlive a crash. One call at a time. A call
-    /// that is dropped may have been carried out or not.
+    /// Performs all writes or none; returns when they would survive a crash. One call at a time. If the call is
+    /// dropped, the writes may have been performed or not.
     ///
     /// # Errors
-    /// The store fails, or an entry has another version than expected; nothing is written then.
+    /// The store fails, or an entry has another version than expected; then nothing is written.
     fn commit(&self, batch: Batch) -> StoreFuture<'_, ()>;
 
-    /// Lets go of the store, so that another controller can open it. Calls after this one fail.
+    /// Releases the store for another controller. Later calls fail.
     ///
     /// # Errors
-    /// None that a caller could do anything about; they are for the log.
+    /// For the log only.
     fn close(&self) -> StoreFuture<'_, ()>;
 }
 
-/// Why the store does not work.
+/// Why a store fails.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The store itself.
+    /// The store itself fails.
     #[error("store {store}: {}{error}", .entry.as_ref().map(|e| format!("{e}: ")).unwrap_or_default())]
     Failed {
-        /// Which store.
+        /// Name of the store.
         store: String,
-        /// The entry that was read or written, where it was a single one.
+        /// The single entry that was read or written, if any.
         entry: Option<Key>,
         /// Why.
         error: Box<dyn std::error::Error + Send + Sync>,
@@ -128,15 +128,15 @@ pub enum StoreError {
         "store {store}: layout {found} is newer than {STORE_VERSION}, the newest that this version reads"
     )]
     Layout {
-        /// Which store.
+        /// Name of the store.
         store: String,
         /// Its layout.
         found: String,
     },
-    /// A value that does not read.
+    /// A value cannot be decoded.
     #[error("store {store}: the entry {entry} does not read: {error}")]
     Entry {
-        /// Which store.
+        /// Name of the store.
         store: String,
         /// Which entry.
         entry: Key,
@@ -146,41 +146,41 @@ pub enum StoreError {
     /// Somebody else has written the entry.
     #[error("store {store}: {entry} was written by somebody else: version {found}, not {expected}")]
     Conflict {
-        /// Which store.
+        /// Name of the store.
         store: String,
         /// Which entry.
         entry: Key,
-        /// The version that it should have.
+        /// Expected version.
         expected: Version,
-        /// The version that it has.
+        /// Version in the store.
         found: Version,
     },
-    /// It was let go of.
+    /// It was closed.
     #[error("store {store}: closed")]
     Closed {
-        /// Which store.
+        /// Name of the store.
         store: String,
     },
 }
 
-/// All that was stored.
+/// Content of a store.
 #[derive(Debug, Default)]
 pub struct Stored {
-    /// Who this controller is to the switches: the owner of the rules it installs.
+    /// Name of this controller as the owner of the rules that it installs.
     pub owner: String,
-    /// The groups, by name.
+    /// Groups by name.
     pub groups: Vec<Record>,
-    /// The hosts, by name.
+    /// Hosts by name.
     pub hosts: Vec<HostRecord>,
-    /// The versions of all entries.
+    /// Versions of all entries.
     pub versions: BTreeMap<Key, Version>,
 }
 
 impl Stored {
-    /// Reads all; a new store gets `owner`.
+    /// Reads everything; a new store gets `owner`.
     ///
     /// # Errors
-    /// The store fails, or an entry does not read.
+    /// The store fails, or an entry cannot be decoded.
     pub async fn load(store: &dyn Store, owner: &str) -> Result<Self, StoreError> {
         let mut entries = store.load().await?;
         let meta = Key {
@@ -219,9 +219,8 @@ impl Stored {
     }
 }
 
-/// An entry's bytes.
 pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
-    // What is stored has string keys only, and writes to memory do not fail.
+    // Cannot fail: all keys are strings, and it writes to memory.
     serde_json::to_vec(value).unwrap_or_default()
 }
 
@@ -233,7 +232,7 @@ fn parse<T: DeserializeOwned>(key: &Key, entry: &Entry) -> Result<T, StoreError>
     })
 }
 
-/// Whether a write fits the version that is stored.
+/// Fails unless the stored version is the expected one.
 fn check(store: &str, key: &Key, expected: Version, found: Version) -> Result<(), StoreError> {
     match found == expected {
         true => Ok(()),

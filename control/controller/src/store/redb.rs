@@ -1,7 +1,7 @@
-//! A store in a file of this machine, a redb database.
+//! A store in a redb database, a file of this machine.
 //!
-//! Table `meta` has `version` (of the layout); `groups`, `hosts` and `controller` have one value per entry: its version as
-//! eight bytes, most significant first, then JSON.
+//! Table `meta` has the `version` of the layout. `groups`, `hosts` and `controller` have one value per entry: its
+//! version in eight bytes, most significant first, then JSON.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,19 +28,19 @@ const fn table(table: Table) -> Bytes {
     })
 }
 
-/// An open file. A second one on it is refused while this one lives.
+/// An open file. It cannot be opened again while this one lives.
 #[derive(Clone, Debug)]
 pub struct RedbStore(Arc<File>);
 
 #[derive(Debug)]
 struct File {
     path: PathBuf,
-    /// `None` once it is closed. Held over a commit, so that closing waits for one that is under way.
+    /// `None` once closed. Locked during a commit, so that closing waits for it.
     database: Mutex<Option<Database>>,
 }
 
 impl RedbStore {
-    /// Opens the store at `path`, or makes it. An older layout is brought to this one in one transaction.
+    /// Opens or creates the store at `path`. An older layout is converted in one transaction.
     ///
     /// # Errors
     /// The file cannot be opened, is in use, or has a layout that is newer than [`STORE_VERSION`].
@@ -55,7 +55,7 @@ impl RedbStore {
         Ok(Self(Arc::new(file)))
     }
 
-    /// Runs `act` on a thread that may block.
+    /// Runs `act` on a blocking thread.
     fn blocking<T: Send + 'static>(
         &self,
         act: impl FnOnce(&File, &Database) -> Result<T, StoreError> + Send + 'static,
@@ -88,7 +88,7 @@ impl Store for RedbStore {
     fn close(&self) -> StoreFuture<'_, ()> {
         let file = self.0.clone();
         Box::pin(async move {
-            // Closed either way: where the thread ends early, the runtime does.
+            // Closed in either case: the thread ends early only with the runtime.
             let _ = tokio::task::spawn_blocking(move || drop(file.database.lock().take())).await;
             Ok(())
         })
@@ -119,7 +119,7 @@ impl File {
         }
     }
 
-    /// Makes the tables that a new store lacks, and brings an older layout to this one: all in one transaction.
+    /// Creates missing tables and converts an older layout, in one transaction.
     fn prepare(&self, database: &Database) -> Result<(), StoreError> {
         let fail = |e: redb::Error| self.failed(None, e);
         let transaction = database.begin_write().map_err(|e| fail(e.into()))?;
@@ -256,7 +256,7 @@ fn with_version(version: Version, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The version and the value of an entry; what is too short to have a version has none, and does not read either.
+/// Version and value of an entry; version 0 if it is too short, which cannot be decoded either.
 fn parts(bytes: &[u8]) -> (Version, &[u8]) {
     match bytes.split_first_chunk() {
         Some((version, value)) => (Version::from_be_bytes(*version), value),

@@ -1,11 +1,11 @@
-//! Layout 1 of the store, which had a table and a record of its own for each kind of group. Read once, to be written anew.
+//! Layout 1 of the store, with a table and a record for each kind of group. Read once, to be converted.
 
 use serde::de::Error as _;
 use serde_json::{Error, Map, Value, json};
 
 use crate::record::{Ending, Record};
 
-/// Fields of a group that are now in the section of its kind.
+/// Fields of a group that are now in the part for its kind.
 const OF_GROUP_KIND: [&str; 9] = [
     "pmtu",
     "start_psn",
@@ -18,7 +18,7 @@ const OF_GROUP_KIND: [&str; 9] = [
     "ranks",
 ];
 
-/// Fields of a rule that are now in the section of its kind.
+/// Fields of a rule that are now in the part for its kind.
 const OF_RULE_KIND: [&str; 10] = [
     "start_psn",
     "va_base",
@@ -32,7 +32,7 @@ const OF_RULE_KIND: [&str; 10] = [
     "parent",
 ];
 
-/// The record of a group. `kind` is the name of its section.
+/// `kind` is the name of its section.
 pub(super) fn record(kind: &str, bytes: &[u8]) -> Result<Record, Error> {
     let mut group: Map<String, Value> = serde_json::from_slice(bytes)?;
     rename_psn(&mut group);
@@ -53,7 +53,7 @@ pub(super) fn record(kind: &str, bytes: &[u8]) -> Result<Record, Error> {
     Ok(record)
 }
 
-/// The phase, or what follows on a removal, and why the group was refused.
+/// The phase, and why the group was refused.
 fn phase(old: Value) -> (Value, Option<Value>) {
     match old {
         Value::String(name) if name == "Gathering" => ("Registered".into(), None),
@@ -68,7 +68,7 @@ fn phase(old: Value) -> (Value, Option<Value>) {
     }
 }
 
-/// Takes these fields out of an object.
+/// Removes these fields from an object.
 fn section(object: &mut Map<String, Value>, fields: &[&str]) -> Map<String, Value> {
     let section = fields.iter();
     section
@@ -82,7 +82,7 @@ fn rename_psn(object: &mut Map<String, Value>) {
     }
 }
 
-/// Brings a rule of either kind to the shape that all rules have now.
+/// Converts a rule of either kind to the present shape.
 fn convert_rule(rule: &mut Value) -> Result<(), String> {
     let rule = rule.as_object_mut().ok_or("a rule is an object")?;
     let paths = rule.remove("paths");
@@ -104,7 +104,7 @@ fn convert_rule(rule: &mut Value) -> Result<(), String> {
     }
     rule.insert("endpoints".into(), endpoints);
     rename_psn(rule);
-    // Its port was what named an endpoint.
+    // Endpoints were named by their port.
     for name in ["source", "parent"] {
         let Some(port) = rule.get(name).filter(|port| port.is_u64()).cloned() else {
             continue;
