@@ -58,7 +58,6 @@ struct Captured {
 }
 
 impl CaptureCommand {
-    /// Captures until there is enough.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let to_stdout = self.out.as_os_str() == "-";
         let mut agent = self.agent.connect().await?;
@@ -71,7 +70,7 @@ impl CaptureCommand {
         };
         let mut frames = agent.capture(request).await?.into_inner();
 
-        // The file is made only now: a refused request leaves an older capture as it was.
+        // Opened only now: a refused request leaves an older capture as it was.
         let file: Box<dyn Write + Send> = if to_stdout {
             Box::new(io::stdout())
         } else {

@@ -73,7 +73,6 @@ pub(crate) enum Command {
 }
 
 impl Cli {
-    /// Runs the command.
     pub(crate) fn run(self) -> Outcome {
         let output = Output::new(self.output);
         match self.command {
@@ -101,7 +100,7 @@ impl Cli {
     }
 }
 
-/// Runs a command that asks switches or the controller: one thread is enough.
+/// One thread is enough for requests.
 fn client(work: impl Future<Output = Outcome>) -> Outcome {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -109,14 +108,14 @@ fn client(work: impl Future<Output = Outcome>) -> Outcome {
         .block_on(work)
 }
 
-/// Runs a command that serves requests on two threads, beside the threads that forward frames.
+/// Serves requests on two threads, beside the threads that forward frames.
 fn service(work: impl Future<Output = Outcome>) -> Outcome {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()?;
     let outcome = runtime.block_on(work);
-    // Blocking threads that still wait must not delay the end.
+    // Blocking threads must not delay the end.
     runtime.shutdown_timeout(std::time::Duration::from_millis(500));
     outcome
 }

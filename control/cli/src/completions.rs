@@ -19,7 +19,6 @@ pub(crate) struct CompletionsCommand {
 }
 
 impl CompletionsCommand {
-    /// Prints them.
     pub(crate) fn run(self) -> Outcome {
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "castnet", &mut text);

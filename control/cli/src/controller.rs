@@ -55,7 +55,6 @@ pub(crate) struct ControllerCommand {
     tls: Tls,
 }
 
-/// A switch as written: `NAME=URL`.
 #[derive(Clone, Debug)]
 struct NamedSwitch(SwitchConfig);
 
@@ -79,7 +78,6 @@ impl FromStr for NamedSwitch {
 }
 
 impl ControllerCommand {
-    /// The settings of file and flags.
     fn settings(&self) -> Outcome<Config> {
         let mut config = match &self.config {
             Some(path) => {
@@ -126,7 +124,6 @@ impl ControllerCommand {
         Ok(config)
     }
 
-    /// Serves until a signal.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let config = self.settings()?;
         let signals = Signals::catch()?;

@@ -37,7 +37,6 @@ pub(crate) struct CountersCommand {
     agent: AgentArgs,
 }
 
-/// All counters of a switch at one moment.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Snapshot {
     pub(crate) at_ns: u64,
@@ -70,7 +69,6 @@ pub(crate) fn totals_sentence(totals: &Totals) -> String {
     )
 }
 
-/// What a group has done at a switch.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Counted<C: CounterSet> {
     pub(crate) group: String,
@@ -153,12 +151,11 @@ impl Report for Snapshot {
     }
 }
 
-/// A snapshot with what changed since the one before.
 #[derive(Clone, Debug, Serialize)]
 struct Watched {
     #[serde(flatten)]
     now: Snapshot,
-    /// Seconds since the one before; absent in the first.
+    /// Since the snapshot before; absent in the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     seconds: Option<f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -169,17 +166,16 @@ struct Watched {
     collective_rates: Vec<Rate>,
 }
 
-/// How fast the counters of a port or a group grow.
+/// How fast the counters of a port or group grow.
 #[derive(Clone, Debug)]
 struct Rate {
-    /// Which one: two fields of it.
+    /// Two fields that identify it.
     of: [(&'static str, Value); 2],
-    /// Each counter with what it grows by in a second.
     per_s: Vec<(&'static str, f64)>,
 }
 
 impl Rate {
-    /// A restarted switch counts from nothing: its first rates are 0, not huge.
+    /// The first rates after a restart of the switch are 0.
     fn new<C: CounterSet>(of: [(&'static str, Value); 2], now: &C, before: &C, seconds: f64) -> Self {
         let grown = now.since(before);
         let per_s = grown.fields().map(|(name, n)| (name, n as f64 / seconds));
@@ -189,7 +185,6 @@ impl Rate {
         }
     }
 
-    /// That of a group.
     fn of_group<C: CounterSet>(now: &Counted<C>, before: &[Counted<C>], seconds: f64) -> Option<Self> {
         let before = before.iter().find(|b| b.mcst_id == now.mcst_id)?;
         let of = [
@@ -199,7 +194,6 @@ impl Rate {
         Some(Self::new(of, &now.counters, &before.counters, seconds))
     }
 
-    /// A table of what grows anywhere.
     fn table(page: &mut Page, rates: &[Self]) {
         let Some(first) = rates.first() else {
             return page.line("none");
@@ -229,7 +223,7 @@ impl Rate {
     }
 }
 
-/// The name of a counter's rate: that of bytes is given in bits.
+/// Bytes are shown as bits.
 fn bits(name: &str) -> String {
     name.replace("bytes", "bits")
 }
@@ -301,7 +295,6 @@ impl Report for Watched {
 }
 
 impl CountersCommand {
-    /// Shows counters once, or, with rates, again and again.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let mut agent = self.agent.connect().await?;
         let mut before: Option<Snapshot> = None;

@@ -26,7 +26,6 @@ pub(crate) struct DropsCommand {
 }
 
 impl DropsCommand {
-    /// Lists drops.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let mut agent = self.agent.connect().await?;
         let drops = agent

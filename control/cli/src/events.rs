@@ -42,7 +42,7 @@ struct EventLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     port: Option<String>,
     message: String,
-    /// The facts of the message: an object whose fields depend on the kind. Quantities have their unit in their name.
+    /// Its fields depend on the kind. Quantities have their unit in their name.
     #[serde(flatten)]
     facts: Value,
 }
@@ -201,7 +201,6 @@ impl EventLine {
     }
 }
 
-/// Message and facts of a collective that ranks call in different ways.
 fn conflict(c: &api::CollectiveConflict) -> (String, Value) {
     let d = c.disagreement.unwrap_or_default();
     let mut message = match disagreement_from_proto("disagreement", &d).map(|c| (c, c.verdict)) {
@@ -228,7 +227,6 @@ fn conflict(c: &api::CollectiveConflict) -> (String, Value) {
     (message, facts)
 }
 
-/// Message and facts of a rank that breaks a rule of its group.
 fn refusal(r: &api::RankRefused) -> (String, Value) {
     let rank = r.rank.map(|rank| format!("rank {rank} ")).unwrap_or_default();
     let who = format!("{rank}({})", r.next_hop);
@@ -267,7 +265,6 @@ fn refusal(r: &api::RankRefused) -> (String, Value) {
     (message, facts)
 }
 
-/// The message of a full table.
 fn full(what: &str, entries: u64, port: &str) -> String {
     format!(
         "the table of {what} is full with {entries}: most are at {port}, and new ones replace the oldest there"
@@ -275,7 +272,6 @@ fn full(what: &str, entries: u64, port: &str) -> String {
 }
 
 impl EventsCommand {
-    /// Prints events until there are enough.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let mut agent = self.agent.connect().await?;
         let names = PortNames::fetch(&mut agent).await?;

@@ -37,13 +37,11 @@ impl AtPort<api::FdbEntry> {
 
 columns!(row: AtPort<api::FdbEntry> => (row.of) { mac } row { vlan(), port_name as "port", seen() });
 
-/// How long ago something was seen.
 pub(crate) fn ago(age_ns: u64) -> String {
     format!("{} ago", units::span(Duration::from_nanos(age_ns)))
 }
 
 impl FdbCommand {
-    /// Lists entries.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let mut agent = self.agent.connect().await?;
         let names = PortNames::fetch(&mut agent).await?;

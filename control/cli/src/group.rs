@@ -124,7 +124,7 @@ struct Place {
     tls: Tls,
 }
 
-/// The McstID of each member, if switches have McstIDs of their own.
+/// Empty unless switches have McstIDs of their own.
 fn mcst_ids(state: &api::GroupState) -> BTreeMap<String, String> {
     let members = state.members.iter();
     members
@@ -132,13 +132,11 @@ fn mcst_ids(state: &api::GroupState) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The common McstID, or those of the members.
 fn member_addresses(common: &str, own: &BTreeMap<String, String>) -> String {
     let own = own.iter();
     lanes::addresses(common, own.map(|(host, own)| (host.as_str(), Some(own.as_str()))))
 }
 
-/// The common McstID, or those of the ranks.
 fn rank_addresses(state: &api::CollectiveState) -> String {
     let ranks = state.members.iter();
     let ranks: Vec<_> = ranks
@@ -148,7 +146,6 @@ fn rank_addresses(state: &api::CollectiveState) -> String {
     lanes::addresses(&state.mcst_id, ranks)
 }
 
-/// `, 4 lanes`; empty for one lane.
 fn in_lanes(lanes: usize) -> String {
     match lanes {
         0 | 1 => String::new(),
@@ -219,7 +216,6 @@ struct Destroyed {
     pending_switches: Vec<String>,
 }
 
-/// The controller refused a request about `group`.
 fn refused(status: tonic::Status, group: &str) -> Failure {
     let code = status.code();
     let failure = Failure::from(status);
@@ -239,7 +235,6 @@ fn refused(status: tonic::Status, group: &str) -> Failure {
 }
 
 impl GroupCommand {
-    /// Asks the controller, or one switch.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let security = self.place.tls.security()?;
         if let Some(address) = &self.place.agent {

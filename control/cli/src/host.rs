@@ -234,7 +234,7 @@ struct ReceiveCommand {
 }
 
 impl HostCommand {
-    /// Runs the command on a thread of its own, which owns the RNIC.
+    /// On a thread of its own, which owns the RNIC.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let stop = Stop::default();
         let signals = Signals::catch()?;
@@ -297,7 +297,7 @@ impl MemberArgs {
         })
     }
 
-    /// Checks that the number of the QP is given where it must be, and only there.
+    /// The QPN must be given with some flags, and only then.
     fn check_qpn(&self) -> Outcome {
         match (self.device.rnic, self.fixed.mcst_id, self.fixed.qpn) {
             (Kind::Soft, Some(_), None) => {
@@ -312,7 +312,6 @@ impl MemberArgs {
         }
     }
 
-    /// The group's name in reports.
     fn group_name(&self) -> String {
         self.join
             .group
@@ -321,7 +320,6 @@ impl MemberArgs {
             .unwrap_or_default()
     }
 
-    /// Joins the group, and writes the files that the flags name.
     fn join<'r, T>(&self, prepared: Prepared<'r, T>) -> Outcome<(Member<'r, T>, Ready)> {
         let connection = prepared.connection();
         if let Some(path) = &self.qp_file {
@@ -351,14 +349,13 @@ impl MemberArgs {
     }
 }
 
-/// Leaves the group. What was transferred is complete even if that fails.
+/// A failure is only logged: what was transferred is complete.
 fn leave<T>(member: Member<'_, T>) {
     if let Err(error) = member.leave() {
         tracing::warn!(%error, "not left");
     }
 }
 
-/// Remarks once in each silence that nothing is acknowledged.
 fn remark_silence(is_remarked: &mut bool, silent: Duration) {
     let is_long = silent >= REMARK_AFTER;
     if is_long && !*is_remarked {
@@ -369,7 +366,6 @@ fn remark_silence(is_remarked: &mut bool, silent: Duration) {
     *is_remarked = is_long;
 }
 
-/// A progress bar for bytes.
 pub(crate) fn bar(output: Output, length: Option<u64>) -> ProgressBar {
     let template = match length {
         Some(_) => "{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
@@ -378,7 +374,7 @@ pub(crate) fn bar(output: Output, length: Option<u64>) -> ProgressBar {
     progress_bar(output, length, template)
 }
 
-/// A progress bar on stderr, hidden unless that is a terminal.
+/// Hidden unless stderr is a terminal.
 fn progress_bar(output: Output, length: Option<u64>, template: &str) -> ProgressBar {
     if !output.shows_progress() {
         return ProgressBar::hidden();
@@ -393,7 +389,7 @@ fn progress_bar(output: Output, length: Option<u64>, template: &str) -> Progress
     }
 }
 
-/// Opens the file to send. Its header has its name, and its length if it is a regular file.
+/// The header has the file's name, and its length if it is a regular file.
 fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
     if path == Path::new("-") {
         return Ok((

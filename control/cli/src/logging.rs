@@ -4,10 +4,10 @@ use std::io::{self, IsTerminal, Write};
 
 use tracing_subscriber::EnvFilter;
 
-/// Starts the log: warnings, with `-v` what happens, with `-vv` how. RUST_LOG overrides both.
+/// Levels: warnings, with `-v` what happens, with `-vv` how. RUST_LOG overrides all of them.
 pub(crate) fn start(verbose: u8) {
     let level = match verbose {
-        // Which way collectives take, and why, is said by the command itself.
+        // The command itself reports which path collectives take, and why.
         0 => "warn,castnet_comm=error",
         1 => "info,h2=warn,hyper=warn,tower=warn,tonic=warn",
         _ => "debug,h2=info,hyper=info,tower=info,tonic=info",
@@ -21,7 +21,7 @@ pub(crate) fn start(verbose: u8) {
         .init();
 }
 
-/// A stderr that takes what it is given even where nobody reads it.
+/// A stderr whose errors are ignored.
 struct Patient(io::Stderr);
 
 impl Write for Patient {

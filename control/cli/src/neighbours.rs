@@ -75,7 +75,6 @@ fn row(neighbour: api::Neighbour, names: &PortNames) -> NeighbourRow {
 }
 
 impl NeighboursCommand {
-    /// Lists neighbours.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let mut agent = self.agent.connect().await?;
         let names = PortNames::fetch(&mut agent).await?;

@@ -67,20 +67,18 @@ fn read_pcapng(file: File, most: usize) -> Result<Vec<Vec<u8>>, PcapError> {
     Ok(frames)
 }
 
-/// A frame on its way into a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Record<'a> {
-    /// Number of the interface in the order they were given to [`Writer::new`].
+    /// Index of the interface in [`Writer::new`].
     pub(crate) interface: u32,
     /// Nanoseconds since the Unix epoch.
     pub(crate) at_unix_ns: u64,
-    /// Length on the wire.
     pub(crate) length: u32,
-    /// What was kept of it.
+    /// As many bytes as are kept.
     pub(crate) bytes: &'a [u8],
     /// `Some(true)`: it went out; `Some(false)`: it came in.
     pub(crate) outbound: Option<bool>,
-    /// Remark of this frame: why it was dropped.
+    /// Why it was dropped.
     pub(crate) comment: Option<String>,
 }
 
@@ -90,7 +88,6 @@ pub(crate) struct Writer<W: Write> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Starts the file with the interfaces' names.
     pub(crate) fn new<'n>(to: W, interfaces: impl IntoIterator<Item = &'n str>, snap: u32) -> Outcome<Self> {
         let mut inner = PcapNgWriter::new(to).map_err(failure)?;
         for name in interfaces {
@@ -108,7 +105,6 @@ impl<W: Write> Writer<W> {
         Ok(Self { inner })
     }
 
-    /// Adds a frame.
     pub(crate) fn write(&mut self, record: &Record<'_>) -> Outcome {
         let mut options = Vec::new();
         if let Some(comment) = &record.comment {
@@ -129,7 +125,6 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Hands what was written so far to its reader.
     pub(crate) fn flush(&mut self) -> Outcome {
         Ok(self.inner.get_mut().flush()?)
     }

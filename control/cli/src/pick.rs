@@ -35,7 +35,6 @@ pub(crate) struct FilterArgs {
     pub(crate) drops: Option<String>,
 }
 
-/// A reason's name, or nothing for all of them.
 fn reason(text: &str) -> Result<String, String> {
     if text.is_empty() || DropReason::ALL.iter().any(|r| r.name() == text) {
         return Ok(text.to_owned());
@@ -69,7 +68,7 @@ impl FilterArgs {
     }
 }
 
-/// The McstID of the group that `text` means on this switch: its name, or the McstID itself.
+/// The McstID of the group with this name or McstID on this switch.
 pub(crate) async fn mcst_id(agent: &mut api::AgentClient, text: &str) -> Outcome<String> {
     if text.parse::<Ipv4Addr>().is_ok() {
         return Ok(text.to_owned());
@@ -90,7 +89,7 @@ pub(crate) async fn mcst_id(agent: &mut api::AgentClient, text: &str) -> Outcome
     }
 }
 
-/// Waits for items of a stream: until a time has passed, or a signal says that it is enough.
+/// Waits for items of a stream until a time has passed, or a signal.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     at: Option<tokio::time::Instant>,
@@ -100,10 +99,9 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// From now on, for `wait` at most.
     pub(crate) fn new(wait: Option<Span>) -> Outcome<Self> {
         let at = wait.map(|span| tokio::time::Instant::now() + span.0);
-        // Caught from now on: one that comes between two items must not be lost.
+        // From now on: a signal between two items must not be lost.
         let signals = Signals::catch()?;
         Ok(Self {
             at,
@@ -113,12 +111,11 @@ impl Deadline {
         })
     }
 
-    /// How long it has been waiting.
     pub(crate) fn elapsed(&self) -> std::time::Duration {
         self.started.elapsed()
     }
 
-    /// The next item; `None` where the stream or the time is over, or after a signal.
+    /// `None` after the end of the stream, the time, or a signal.
     pub(crate) async fn next<T, S>(&mut self, stream: &mut S) -> Outcome<Option<T>>
     where
         S: Stream<Item = Result<T, tonic::Status>> + Unpin,

@@ -33,7 +33,6 @@ pub(crate) struct PortCommand {
     agent: AgentArgs,
 }
 
-/// A port with its counters.
 #[derive(Clone, Debug, Serialize)]
 #[serde(transparent)]
 pub(crate) struct PortRow(pub(crate) api::Port);
@@ -83,7 +82,6 @@ impl PortRow {
     }
 }
 
-/// The ports of a switch: in JSON a list.
 #[derive(Debug, Serialize)]
 #[serde(transparent)]
 struct Ports(Vec<PortRow>);
@@ -108,7 +106,6 @@ async fn list(agent: &mut api::AgentClient) -> Outcome<Vec<api::Port>> {
     Ok(answer.into_inner().ports)
 }
 
-/// Something at a port, with the name of the port.
 #[derive(Debug, Serialize)]
 pub(crate) struct AtPort<T> {
     #[serde(flatten)]
@@ -116,12 +113,10 @@ pub(crate) struct AtPort<T> {
     pub(crate) port_name: String,
 }
 
-/// The names and numbers of a switch's ports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PortNames(Vec<(u32, String)>);
 
 impl PortNames {
-    /// Asks the switch.
     pub(crate) async fn fetch(agent: &mut api::AgentClient) -> Outcome<Self> {
         Ok(Self::of_ports(&list(agent).await?))
     }
@@ -130,7 +125,6 @@ impl PortNames {
         Self(ports.iter().map(|p| (p.port, p.name.clone())).collect())
     }
 
-    /// Names by number, as a list.
     #[cfg(test)]
     pub(crate) fn of(names: &[&str]) -> Self {
         Self(
@@ -142,7 +136,7 @@ impl PortNames {
         )
     }
 
-    /// The name of port `number`; the number where it has none.
+    /// The number if the port has no name.
     pub(crate) fn name(&self, number: u32) -> String {
         self.0
             .iter()
@@ -150,13 +144,12 @@ impl PortNames {
             .map_or_else(|| number.to_string(), |(_, name)| name.clone())
     }
 
-    /// `of`, which is at port `number`, with the name of the port.
     pub(crate) fn at<T>(&self, number: u32, of: T) -> AtPort<T> {
         let port_name = self.name(number);
         AtPort { of, port_name }
     }
 
-    /// The port that `text` means: its name, or its number.
+    /// By name or number.
     pub(crate) fn find(&self, text: &str) -> Outcome<u32> {
         if let Some((number, _)) = self.0.iter().find(|(_, name)| name == text) {
             return Ok(*number);
@@ -169,13 +162,12 @@ impl PortNames {
         Err(none_of("port", text, self.iter().map(|(_, name)| name)))
     }
 
-    /// All numbers and names.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &str)> {
         self.0.iter().map(|(number, name)| (*number, name.as_str()))
     }
 }
 
-/// The switch has no port or group of this name; `names` are those that it has.
+/// `names` are those that exist.
 pub(crate) fn none_of<'n>(what: &str, name: &str, names: impl Iterator<Item = &'n str>) -> Failure {
     let names = match names.collect::<Vec<_>>().join(", ") {
         none if none.is_empty() => "none".to_owned(),
@@ -185,7 +177,6 @@ pub(crate) fn none_of<'n>(what: &str, name: &str, names: impl Iterator<Item = &'
 }
 
 impl PortCommand {
-    /// Lists ports.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let mut agent = self.agent.connect().await?;
         let ports = list(&mut agent).await?;

@@ -49,7 +49,6 @@ enum Verb {
     },
 }
 
-/// A next hop as written: `PORT=MAC`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Via {
     port: String,
@@ -99,7 +98,6 @@ struct Changed {
 }
 
 impl RouteCommand {
-    /// Lists, adds or removes.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let mut agent = self.agent.connect().await?;
         match self.verb {

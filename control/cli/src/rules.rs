@@ -148,7 +148,6 @@ impl Report for Checked {
 }
 
 impl RulesCommand {
-    /// Checks, or shows the example.
     pub(crate) fn run(self, output: Output) -> Outcome {
         match self.verb {
             Verb::Example { collective: false } => write_stdout(EXAMPLE),

@@ -51,7 +51,6 @@ pub(crate) struct RuntimeCommand {
 }
 
 impl RuntimeCommand {
-    /// Shows the differences between readings.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let mut agent = self.agent.connect().await?;
         let names = PortNames::fetch(&mut agent).await?;
@@ -214,7 +213,7 @@ fn rest(worker: &WorkerRow) -> Vec<String> {
     ]
 }
 
-/// Its groups, and how many came and went.
+/// Its groups, and how many were moved to it and away from it.
 fn groups(worker: &WorkerRow) -> String {
     match (worker.counters.groups_in, worker.counters.groups_out) {
         (0, 0) => worker.groups.to_string(),

@@ -97,7 +97,6 @@ pub(crate) struct SwitchCommand {
 }
 
 impl SwitchCommand {
-    /// The settings of file and flags, and the ready file.
     fn settings(self) -> Outcome<(SwitchConfig, Option<PathBuf>)> {
         let file = self
             .config
@@ -126,7 +125,6 @@ impl SwitchCommand {
         Ok((config, self.ready_file))
     }
 
-    /// Runs the switch until a signal.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let (config, ready_file) = self.settings()?;
         let security = config.tls.security()?;
@@ -164,14 +162,13 @@ impl SwitchCommand {
     }
 }
 
-/// What a switch did.
 #[derive(Debug, Serialize)]
 struct Summary {
     name: String,
     seconds: f64,
     #[serde(serialize_with = "named")]
     totals: Totals,
-    /// Of either kind.
+    /// Groups of all kinds.
     groups: usize,
     drops: Vec<DropRow>,
 }

@@ -29,7 +29,7 @@ pub(crate) struct TopologyCommand {
 struct TopologyReport {
     from_file: bool,
     switches: Vec<SwitchRow>,
-    /// Those of the topology file that run no groups.
+    /// Switches of the topology file that run no groups.
     forwarders: Vec<ForwarderRow>,
     hosts: Vec<HostRow>,
     links: Vec<LinkRow>,
@@ -58,7 +58,7 @@ impl SwitchRow {
 
     fn memory_free(&self) -> String {
         match self.0.memory_bytes_max {
-            // It has not been asked yet.
+            // Not asked yet.
             0 => "-".to_owned(),
             max => format!("{} of {}", bytes(self.0.memory_bytes_free), bytes(max)),
         }
@@ -156,7 +156,7 @@ impl Report for TopologyReport {
 }
 
 impl SwitchRow {
-    /// Asks the switch itself how much memory is free: the controller may have an older answer.
+    /// Asks the switch for its free memory: the controller may have an older answer.
     async fn refresh(&mut self, security: &Security) {
         let answer = async {
             let address: Address = self.0.endpoint.parse().ok()?;
@@ -174,7 +174,6 @@ impl SwitchRow {
 }
 
 impl TopologyCommand {
-    /// Shows it.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let security = self.tls.security()?;
         let mut controller = connect::controller(&self.controller, &security).await?;

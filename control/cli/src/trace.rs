@@ -118,7 +118,6 @@ impl Report for TraceReport {
 }
 
 impl TraceCommand {
-    /// Traces a given frame or the next live ones.
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let given = match (&self.hex, &self.pcap) {
             (Some(digits), _) => {

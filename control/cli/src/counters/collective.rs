@@ -12,12 +12,11 @@ use serde::Serialize;
 use super::Counted;
 use crate::group::collective::ranks_text;
 
-/// What a collective group has done at a switch.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CollectiveRow {
     #[serde(flatten)]
     pub(super) counted: Counted<CollectiveCounters>,
-    /// By endpoint, in the order of the lowest ranks behind them.
+    /// In the order of the lowest ranks behind them.
     pub(crate) endpoints: Vec<EndpointRow>,
 }
 
@@ -53,14 +52,12 @@ columns!(row: CollectiveRow => (row.counted) { group, mcst_id } (row.counted.cou
     naks_in, naks_out, keep_alives, dropped,
 } row { remark() });
 
-/// What an endpoint of a collective group has done.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct EndpointRow {
     /// In JSON it stands in its group.
     #[serde(skip)]
     group: String,
     port: u32,
-    /// The host or switch behind it.
     next_hop: String,
     ranks: Vec<u32>,
     #[serde(flatten, serialize_with = "named")]

@@ -22,10 +22,9 @@ struct SwitchGroupLine {
     mcst_id: String,
     owner: String,
     generation: u64,
-    /// The endpoint that data comes from, and its port: of a multicast group.
+    /// The endpoint that data comes from, and its port; multicast only.
     source: Option<String>,
     source_port: Option<u32>,
-    /// Its endpoints at the switch.
     endpoints: usize,
     pmtu: u32,
     memory_bytes: u64,
@@ -119,7 +118,6 @@ struct Moved {
     to: u32,
 }
 
-/// The switch refused to move a group.
 fn move_refused(status: tonic::Status, group: &str) -> Failure {
     let code = status.code();
     let failure = Failure::from(status);
@@ -133,7 +131,7 @@ fn move_refused(status: tonic::Status, group: &str) -> Failure {
     }
 }
 
-/// Removes the groups that were installed from a file, because another one was refused. Groups that ran before stay.
+/// Removes the groups of a file after one was refused. Groups that ran before stay.
 async fn remove_again(agent: &mut api::AgentClient, groups: &[McstId]) {
     for mcst_id in groups {
         let request = api::RemoveGroupRequest {
@@ -150,7 +148,6 @@ async fn remove_again(agent: &mut api::AgentClient, groups: &[McstId]) {
     }
 }
 
-/// The verbs at one switch.
 pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output) -> Outcome {
     match verb {
         Verb::List => {

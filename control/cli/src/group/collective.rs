@@ -31,12 +31,10 @@ pub(crate) fn ranks_text(ranks: &[u32]) -> String {
     runs.into_iter().map(run).collect::<Vec<_>>().join(" ")
 }
 
-/// A time-out in milliseconds, for people.
 pub(super) fn millis(ms: u32) -> String {
     span(Duration::from_millis(ms.into()))
 }
 
-/// How a collective group works, from its rule.
 pub(super) fn policies_of_rule(rule: &api::GroupRule) -> api::CollectiveSettings {
     let kind = rule.translated().copied().unwrap_or_default();
     api::CollectiveSettings {
@@ -49,7 +47,6 @@ pub(super) fn policies_of_rule(rule: &api::GroupRule) -> api::CollectiveSettings
     }
 }
 
-/// Adds how a collective group works.
 pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings) {
     let order = match settings.reproducible() {
         true => "in rank order (reproducible)",
@@ -73,19 +70,17 @@ pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings) {
     facts.add_as("stall_timeout_ms", stall, "stall time-out", millis(stall));
 }
 
-/// A collective that the ranks of a group disagree about.
 #[derive(Debug, Serialize)]
 pub(super) struct Conflict {
-    /// Number of the collective in its group.
+    /// In its group.
     sequence: u32,
-    /// Two ranks with their calls; the lower rank first.
+    /// The lower rank first.
     callers: [Caller; 2],
 }
 
 #[derive(Debug, Serialize)]
 struct Caller {
     rank: u32,
-    /// If it is known.
     host: Option<String>,
     call: String,
 }
@@ -93,7 +88,6 @@ struct Caller {
 columns!(row: Caller => row { rank, host, call as "called" });
 
 impl Conflict {
-    /// `host` gives the host of a rank.
     pub(super) fn new(from: &api::Disagreement, host: impl Fn(u32) -> Option<String>) -> Self {
         let caller = |rank, call: Option<api::CollectiveCall>| {
             let read = call_from_proto("call", &call.unwrap_or_default());
@@ -112,7 +106,6 @@ impl Conflict {
         }
     }
 
-    /// For people.
     pub(super) fn page(&self, page: &mut Page) {
         page.title(format!("The ranks disagree about collective {}", self.sequence));
         page.rows(&self.callers, "");

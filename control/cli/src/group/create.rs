@@ -57,7 +57,7 @@ pub(crate) struct Create {
     pub(crate) collective: CollectiveArgs,
 }
 
-/// A number, decimal or with `0x`.
+/// Decimal, or with `0x`.
 pub(crate) fn number(text: &str) -> Result<u64, String> {
     let fault = || format!("'{text}' is no number: write it decimal or with 0x");
     match text.strip_prefix("0x") {
@@ -66,12 +66,10 @@ pub(crate) fn number(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A QPN that a queue pair may have.
 pub(crate) fn qpn(text: &str) -> Result<Qpn, String> {
     qpn_from(2, text).ok_or_else(|| format!("'{text}' is no QPN of a queue pair: 2 to 0xfffffe"))
 }
 
-/// A QPN that a group may have on a switch.
 pub(crate) fn virtual_qpn(text: &str) -> Result<Qpn, String> {
     qpn_from(1, text).ok_or_else(|| format!("'{text}' is no QPN of a switch: 1 to 0xfffffe"))
 }
@@ -83,7 +81,6 @@ fn qpn_from(least: u64, text: &str) -> Option<Qpn> {
         .then(|| Qpn::new(value as u32))
 }
 
-/// A member with its connection, as written.
 #[derive(Clone, Debug)]
 pub(crate) struct Joined {
     host: String,
@@ -132,14 +129,12 @@ impl FromStr for Joined {
 }
 
 impl Create {
-    /// The request for it, where it is a collective group.
     pub(crate) fn collective_request(self) -> api::CreateCollectiveRequest {
         let name = self.name.unwrap_or_default();
         self.collective
             .request(name, self.pmtu, self.mcst_id, self.stall_timeout_ms, self.lanes)
     }
 
-    /// The request for it.
     pub(crate) fn request(self) -> api::CreateGroupRequest {
         let source = self.source.unwrap_or_default();
         let mut hosts = vec![source.clone()];

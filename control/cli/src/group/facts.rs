@@ -4,7 +4,7 @@ use castnet_console::output::Page;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-/// Facts in the order of the lines.
+/// In the order of the lines.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
     fields: Vec<(&'static str, Value)>,
@@ -12,17 +12,14 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// A field alone.
     pub(super) fn field(&mut self, key: &'static str, value: impl Into<Value>) {
         self.fields.push((key, value.into()));
     }
 
-    /// A line alone.
     pub(super) fn line(&mut self, label: &'static str, text: impl Into<String>) {
         self.lines.push((label, text.into()));
     }
 
-    /// A field, and a line with its value.
     pub(super) fn add(&mut self, key: &'static str, label: &'static str, value: impl Into<Value>) {
         let value = value.into();
         self.line(
@@ -35,7 +32,6 @@ impl Facts {
         self.field(key, value);
     }
 
-    /// A field, and a line with another text.
     pub(super) fn add_as(
         &mut self,
         key: &'static str,
@@ -47,13 +43,11 @@ impl Facts {
         self.line(label, text);
     }
 
-    /// The lines.
     pub(super) fn page(&self, page: &mut Page) {
         page.facts(&self.lines);
     }
 }
 
-/// The fields.
 impl Serialize for Facts {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_map(self.fields.iter().map(|(key, value)| (key, value)))

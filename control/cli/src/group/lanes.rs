@@ -4,7 +4,6 @@ use castnet_console::api;
 use castnet_console::output::Row;
 use serde::Serialize;
 
-/// A lane with its workers.
 #[derive(Debug, Serialize)]
 pub(crate) struct LaneLine {
     lane: String,
@@ -12,7 +11,6 @@ pub(crate) struct LaneLine {
     workers: Vec<AtWorker>,
 }
 
-/// The worker of a switch that has a lane.
 #[derive(Debug, Serialize)]
 pub(crate) struct AtWorker {
     switch: String,
@@ -29,7 +27,7 @@ impl Row for LaneLine {
     }
 }
 
-/// The lanes of a group; one with the address of the group if the controller, an older one, has reported none.
+/// An older controller reports no lanes: then the group itself is its lane.
 pub(crate) fn of(lanes: &[api::Lane], group: &str, mcst_id: &str) -> Vec<api::Lane> {
     match lanes.len() {
         0 => vec![api::Lane {
@@ -40,14 +38,12 @@ pub(crate) fn of(lanes: &[api::Lane], group: &str, mcst_id: &str) -> Vec<api::La
     }
 }
 
-/// The address of a lane at a switch whose lanes are `own`.
 pub(crate) fn at<'l>(lane: &'l api::Lane, own: &'l [api::Lane]) -> &'l str {
     let own = own.iter().find(|own| own.name == lane.name);
     &own.unwrap_or(lane).mcst_id
 }
 
-/// The address of a group or, if switches have their own, each address with its members: `10.200.0.1`, or
-/// `10.201.0.1 for h1 h2, 10.202.0.1 for h3`.
+/// The address of a group or, if switches have their own, each with its members: `10.201.0.1 for h1 h2, 10.202.0.1 for h3`.
 pub(crate) fn addresses<'m>(
     common: &str,
     members: impl Iterator<Item = (&'m str, Option<&'m str>)>,
@@ -69,7 +65,7 @@ pub(crate) fn addresses<'m>(
     }
 }
 
-/// A line for each lane. `parts`: switch, lane and worker.
+/// `parts`: switch, lane and worker.
 pub(crate) fn lines<'p>(
     lanes: &[api::Lane],
     parts: impl Iterator<Item = (&'p str, &'p str, Option<u32>)> + Clone,
@@ -91,7 +87,7 @@ pub(crate) fn lines<'p>(
     lanes.iter().map(line).collect()
 }
 
-/// Text behind the name of a switch in a title; empty if the group has one lane.
+/// Text behind a switch's name in a title; empty for one lane.
 pub(crate) fn title(lanes: usize, lane: &str, worker: Option<u32>) -> String {
     match (lanes, worker) {
         (0 | 1, _) => String::new(),

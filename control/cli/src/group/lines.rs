@@ -4,7 +4,6 @@ use castnet_console::api::{self, MemberPhase, Role};
 use castnet_console::{columns, units};
 use serde::Serialize;
 
-/// A group in the list of groups.
 #[derive(Debug, Serialize)]
 pub(super) struct GroupLine {
     pub(super) group: String,
@@ -89,7 +88,6 @@ impl From<api::Collective> for GroupLine {
     }
 }
 
-/// The queue pairs of a member or rank, where it is, and what it is connected to.
 #[derive(Debug, Serialize)]
 struct Endpoint {
     ip: Option<String>,
@@ -130,7 +128,6 @@ impl Endpoint {
         }
     }
 
-    /// One for each lane.
     fn qpns(&self) -> String {
         let all = self.qpn.iter().chain(&self.more_qpns).map(|q| format!("{q:#x}"));
         or_dash(&all.collect::<Vec<_>>().join(" "))
@@ -141,7 +138,6 @@ impl Endpoint {
     }
 }
 
-/// A member of a multicast group.
 #[derive(Debug, Serialize)]
 pub(super) struct MemberLine {
     host: String,
@@ -155,7 +151,6 @@ columns!(row: MemberLine => row { host, role, phase } (row.endpoint) {
     ip, mac, qpns() as "qpn", switch, port, connects_to(),
 });
 
-/// The members of a group.
 pub(super) fn member_lines(state: api::GroupState) -> Vec<MemberLine> {
     let line = |member: api::MemberState| MemberLine {
         role: role_name(member.role()),
@@ -171,7 +166,6 @@ pub(super) fn member_lines(state: api::GroupState) -> Vec<MemberLine> {
     state.members.into_iter().map(line).collect()
 }
 
-/// A rank of a collective group.
 #[derive(Debug, Serialize)]
 pub(super) struct RankLine {
     rank: u32,
@@ -187,7 +181,6 @@ columns!(row: RankLine => row { rank, host, phase } (row.endpoint) { ip, mac, qp
     sq_psn as "sends from psn", rq_psn as "receives from psn",
 } (row.endpoint) { switch, port, connects_to() });
 
-/// The ranks of a group.
 pub(super) fn rank_lines(state: &api::CollectiveState) -> Vec<RankLine> {
     let line = |member: api::MemberState| RankLine {
         rank: member.rank,

@@ -10,7 +10,6 @@ use serde::Serialize;
 
 use super::collective::ranks_text;
 
-/// What a switch reports, by kind of group.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum Progress {
@@ -45,7 +44,7 @@ impl Progress {
         }
     }
 
-    /// If the switch has not answered.
+    /// Of a switch that has not answered.
     pub(super) fn unknown(collective: bool) -> Self {
         match collective {
             true => Self::Collective {
@@ -59,7 +58,7 @@ impl Progress {
         }
     }
 
-    /// Behind the title; empty if the switch has not answered.
+    /// Text behind the title; empty if the switch has not answered.
     pub(super) fn sentence(&self) -> String {
         match self {
             Self::Multicast {
@@ -77,7 +76,6 @@ impl Progress {
         }
     }
 
-    /// Whether there is no path or endpoint.
     pub(super) fn is_empty(&self) -> bool {
         match self {
             Self::Multicast { paths, .. } => paths.is_empty(),
@@ -86,7 +84,6 @@ impl Progress {
         }
     }
 
-    /// A table with a line for each path or endpoint.
     pub(super) fn table(&self, page: &mut Page) {
         match self {
             Self::Multicast { paths, .. } => page.rows(paths, "none"),
@@ -103,7 +100,7 @@ impl Progress {
         }
     }
 
-    /// By how many packets an endpoint of a collective group is behind the foremost one.
+    /// Packets that an endpoint of a collective group is behind the foremost one.
     pub(super) fn behind(&self, next_hop: &str) -> Option<u32> {
         let Self::Collective { endpoints, .. } = self else {
             return None;
@@ -130,21 +127,19 @@ fn collective_sentence(status: &api::TranslatedState) -> String {
     )
 }
 
-/// The QPN that frames of an endpoint are addressed to.
 fn virtual_qpn(installed: &api::InstalledGroup, endpoint: usize) -> u32 {
     let rule = installed.rule.as_ref();
     let endpoint = rule.and_then(|rule| rule.endpoints.get(endpoint));
     endpoint.map_or(0, api::Endpoint::virtual_qpn_or_default)
 }
 
-/// A path of a multicast group.
 #[derive(Debug, Serialize)]
 pub(super) struct PathRow {
     #[serde(flatten)]
     path: api::PathStatus,
     virtual_qpn: u32,
     role: &'static str,
-    /// PSNs between the newest one of the source and the newest one that this path has acknowledged.
+    /// PSNs from this path's last acknowledged one to the newest of the source.
     behind: Option<u32>,
 }
 
@@ -178,13 +173,13 @@ fn path_rows(installed: &api::InstalledGroup, state: &api::MulticastState) -> Ve
     state.paths.iter().enumerate().map(row).collect()
 }
 
-/// An endpoint of a collective group. PSNs are the group's.
+/// PSNs are the group's.
 #[derive(Debug, Serialize)]
 pub(super) struct EndpointRow {
     #[serde(flatten)]
     status: api::EndpointStatus,
     virtual_qpn: u32,
-    /// Packets that it has sent fewer than the foremost endpoint of the switch. Not known of the parent, which sends results.
+    /// Packets that it is behind the foremost endpoint. Unknown for the parent, which sends results.
     behind: Option<u32>,
 }
 
@@ -222,12 +217,11 @@ fn endpoint_rows(installed: &api::InstalledGroup, state: &api::TranslatedState) 
     state.endpoints.iter().enumerate().map(row).collect()
 }
 
-/// From one PSN to a later one: PSNs wrap.
+/// PSNs wrap.
 fn distance(from: u32, to: u32) -> u32 {
     to.wrapping_sub(from) & (Psn::MODULUS - 1)
 }
 
-/// An endpoint of a forwarding group.
 #[derive(Debug, Serialize)]
 #[serde(transparent)]
 pub(super) struct ForwardingRow(api::ForwardingEndpoint);

@@ -17,7 +17,6 @@ use super::lines::{RankLine, last_word, rank_lines};
 use super::progress::Progress;
 use crate::counters::Counted;
 
-/// A group as the controller has it, with what the switches of its tree report.
 #[derive(Debug, Serialize)]
 pub(super) struct GroupReport {
     #[serde(skip)]
@@ -33,12 +32,11 @@ pub(super) struct GroupReport {
     switches: Vec<SwitchPart>,
 }
 
-/// The part of a switch in a lane of a group.
 #[derive(Debug, Serialize)]
 struct SwitchPart {
     switch: String,
     lane: String,
-    /// If the switch answered.
+    /// `None` if the switch did not answer.
     worker: Option<u32>,
     installed: bool,
     /// Why the part is not installed, or why the switch did not answer.
@@ -50,7 +48,6 @@ struct SwitchPart {
     progress: Progress,
 }
 
-/// A switch of a group's tree as the controller planned it.
 struct Planned<'g> {
     switch: &'g str,
     installed: bool,
@@ -61,7 +58,6 @@ struct Planned<'g> {
 }
 
 impl GroupReport {
-    /// The group as the controller has it. Each switch of the tree is asked for its part.
     pub(super) async fn gather(
         group: api::Group,
         switches: &[api::SwitchState],
@@ -105,7 +101,6 @@ impl GroupReport {
         report
     }
 
-    /// Without tree and switches.
     fn new(title: &str, name: &str, phase: String, reason: &str) -> Self {
         let colon = if reason.is_empty() { "" } else { ": " };
         let mut facts = Facts::default();
@@ -218,7 +213,6 @@ impl Planned<'_> {
     }
 }
 
-/// The group as a switch has it, or why it is not known.
 async fn installed(
     address: Option<&str>,
     mcst_id: &str,
@@ -242,7 +236,7 @@ async fn installed(
     group.ok_or_else(|| "it has no such group".to_owned())
 }
 
-/// By how much an endpoint of a switch is behind the foremost one, in the lane where it is most behind; empty if it is not.
+/// Packets that an endpoint is behind the foremost one, in its worst lane; empty if it is not behind.
 fn how_far(parts: &[SwitchPart], switch: &str, endpoint: &str) -> String {
     let parts = parts.iter().filter(|part| part.switch == switch);
     match parts.filter_map(|part| part.progress.behind(endpoint)).max() {
@@ -289,7 +283,6 @@ impl Report for GroupReport {
     }
 }
 
-/// A group as one switch has it.
 #[derive(Debug, Serialize)]
 pub(super) struct SwitchReport {
     #[serde(skip)]
@@ -385,7 +378,6 @@ impl SwitchReport {
     }
 }
 
-/// The host of a rank next to the switch.
 fn host_of(rule: &api::GroupRule, rank: u32) -> Option<String> {
     rule.endpoints
         .iter()
@@ -418,7 +410,6 @@ impl Report for SwitchReport {
     }
 }
 
-/// Who installed a group.
 pub(super) fn owner_text(owner: &str) -> String {
     if owner.is_empty() { "operator" } else { owner }.to_owned()
 }

@@ -270,7 +270,6 @@ impl BarrierCommand {
     }
 }
 
-/// What all ranks call.
 struct Call {
     collective: Collective,
     operation: Operation,
@@ -278,7 +277,6 @@ struct Call {
 }
 
 impl Call {
-    /// A call that reduces nothing.
     fn unreduced(collective: Collective, data: Option<DataArgs>) -> Self {
         Self {
             collective,
@@ -291,7 +289,6 @@ impl Call {
         self.data.as_ref().map_or(DataType::U8, |d| d.data_type)
     }
 
-    /// Checks the flags before anything is opened.
     fn check(&self, rank: &RankArgs, network: &NetworkArgs) -> Outcome {
         let (size, data_type) = (rank.size, self.data_type());
         let last = size.saturating_sub(1);

@@ -45,7 +45,6 @@ pub(crate) enum Kind {
     Verbs,
 }
 
-/// An address with the length of its network's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct HostIp {
     ip: Ipv4Addr,
@@ -69,7 +68,6 @@ impl FromStr for HostIp {
 }
 
 impl Device {
-    /// Opens the RNIC.
     pub(super) fn open(&self) -> Outcome<Box<dyn Rnic>> {
         match self.rnic {
             Kind::Soft => Ok(Box::new(self.open_soft()?)),
@@ -77,7 +75,6 @@ impl Device {
         }
     }
 
-    /// Opens the software RNIC.
     pub(super) fn open_soft(&self) -> Outcome<SoftRnic<BoxPort>> {
         if self.device.is_some() || self.gid_index.is_some() {
             return Err(Failure::usage(

@@ -7,15 +7,12 @@ use castnet_member::MemberError;
 use castnet_rnic::stream::StreamError;
 use castnet_rnic::{RnicError, Status};
 
-/// Advice for a controller that cannot be reached.
 pub(crate) const NO_CONTROLLER: &str = "start the controller (castnet controller --help), or say where it is: --controller URL or CASTNET_CONTROLLER";
 
-/// The failure of a command that was stopped by a signal.
 pub(crate) fn interrupted() -> Failure {
     Failure::failed("stopped by a signal before the end")
 }
 
-/// The failure of an RNIC.
 pub(crate) fn rnic(error: RnicError) -> Failure {
     let advice = error.advice();
     let failure = match error {
@@ -28,7 +25,6 @@ pub(crate) fn rnic(error: RnicError) -> Failure {
     }
 }
 
-/// The failure of a member of a multicast group.
 pub(crate) fn member(error: MemberError) -> Failure {
     let what = error.to_string();
     match error {

@@ -1,6 +1,5 @@
 //! Text below the flags in `castnet host COLLECTIVE --help`.
 
-/// What a collective does, what all have in common, and examples.
 macro_rules! collective_help {
     ($about:literal, $($example:literal),+) => {
         concat!(

@@ -46,7 +46,6 @@ impl Row for Answer {
 }
 
 impl PingCommand {
-    /// Resolves one address after the other.
     pub(crate) fn run(self, output: Output, stop: &Stop) -> Outcome {
         if self.device.rnic == Kind::Verbs {
             return Err(Failure::usage(

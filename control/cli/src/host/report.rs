@@ -13,7 +13,6 @@ use serde_json::json;
 use super::device::Kind;
 use super::{MemberArgs, Op};
 
-/// Result of a transfer at one host.
 #[derive(Debug, Serialize)]
 pub(super) struct TransferReport {
     host: String,
@@ -29,13 +28,12 @@ pub(super) struct TransferReport {
     traffic: Traffic,
 }
 
-/// What was transferred.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Content {
     Stream {
         name: String,
-        /// Where a receiver has written it.
+        /// At a receiver.
         #[serde(skip_serializing_if = "Option::is_none")]
         file: Option<String>,
     },
@@ -117,7 +115,6 @@ impl TransferReport {
         }
     }
 
-    /// Retransmissions and NAKs, in a line.
     fn repairs(&self) -> (&'static str, String) {
         let traffic = &self.traffic;
         let (title, counters) = if self.role == "source" {
@@ -183,7 +180,7 @@ impl Report for TransferReport {
     }
 }
 
-/// This end of a connection for rule files, as a line of JSON.
+/// A line of JSON.
 pub(super) fn connection_line(
     host: &str,
     rnic: Kind,

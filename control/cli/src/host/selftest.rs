@@ -27,7 +27,7 @@ pub(crate) struct SelftestCommand {
     device: Device,
 }
 
-/// The MTU between the two software RNICs: path MTU 4096.
+/// Fits path MTU 4096.
 const SOFT_MTU: usize = 4200;
 
 #[derive(Debug, Serialize)]
@@ -46,7 +46,6 @@ struct CheckLine {
     name: &'static str,
     about: &'static str,
     ok: bool,
-    /// What was observed, or what was wrong.
     seen: String,
     seconds: f64,
 }
@@ -93,7 +92,7 @@ impl Report for SelftestReport {
 }
 
 impl SelftestCommand {
-    /// Runs all checks, also after one has failed.
+    /// All checks run, also after one has failed.
     pub(crate) fn run(self, output: Output) -> Outcome {
         let mut each = |report: &CheckReport| {
             if let Err(wrong) = &report.outcome {

@@ -16,7 +16,7 @@ impl Target {
         self.0 == Path::new("-")
     }
 
-    /// The file for a stream; `None` for stdout.
+    /// `None` for stdout.
     fn path(&self, header: &StreamHeader) -> io::Result<Option<PathBuf>> {
         if self.is_stdout() {
             return Ok(None);
@@ -24,7 +24,7 @@ impl Target {
         if !self.0.is_dir() {
             return Ok(Some(self.0.clone()));
         }
-        // The name comes from another host. Only its last part is used, which cannot lead out of the folder.
+        // The name comes from another host: only its last part is used, so that it stays in the folder.
         let name = Path::new(&header.name)
             .file_name()
             .filter(|n| *n != OsStr::new(".."));
@@ -37,7 +37,6 @@ impl Target {
         Ok(Some(self.0.join(name)))
     }
 
-    /// Opens the target for a stream.
     pub(crate) fn open(&self, header: &StreamHeader) -> io::Result<Sink> {
         let Some(path) = self.path(header)? else {
             return Ok(Sink {
@@ -57,15 +56,15 @@ impl Target {
     }
 }
 
-/// An open target. If it is dropped before [`Sink::keep`], its file is removed.
+/// Its file is removed if it is dropped before [`Sink::keep`].
 pub(crate) struct Sink {
-    /// The name of the file until it is complete, and then.
+    /// Name of the file until it is complete, and its final name.
     part: Option<(PathBuf, PathBuf)>,
     out: Box<dyn Write>,
 }
 
 impl Sink {
-    /// Gives the complete file its name, and returns that.
+    /// Gives the complete file its final name, and returns that.
     pub(crate) fn keep(mut self) -> io::Result<Option<PathBuf>> {
         self.out.flush()?;
         if let Some((part, path)) = &self.part {

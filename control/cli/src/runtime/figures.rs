@@ -20,15 +20,12 @@ const BUSY: f64 = 0.05;
 /// What the workers did between two readings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Runtime {
-    /// Seconds since the switch started.
     pub(super) uptime_s: f64,
     /// Seconds between the readings.
     pub(super) seconds: f64,
-    /// Whether the first reading is the start.
     pub(super) since_start: bool,
     pub(super) workers: Vec<WorkerRow>,
     pub(super) rings: Vec<RingRow>,
-    /// Remarkable figures, with what to do.
     pub(super) hints: Vec<String>,
 }
 
@@ -36,7 +33,6 @@ pub(super) struct Runtime {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct WorkerRow {
     pub(super) worker: u32,
-    /// The core that it is pinned to.
     pub(super) core: Option<u32>,
     pub(super) idle_share: f64,
     #[serde(flatten, serialize_with = "named")]
@@ -60,7 +56,6 @@ pub(super) struct WorkerRow {
     pub(super) generation: u64,
 }
 
-/// Batches of `from` to `to` frames.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct BatchSize {
     pub(super) from: usize,
@@ -71,7 +66,6 @@ pub(super) struct BatchSize {
 /// Clocks per frame of the parts of a worker's polls.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Parts {
-    /// Frames that this was measured with.
     pub(super) frames: u64,
     pub(super) receive: f64,
     pub(super) hand_over: f64,
@@ -80,7 +74,6 @@ pub(super) struct Parts {
     pub(super) other: f64,
 }
 
-/// The writer of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Kind {
@@ -102,7 +95,7 @@ impl Kind {
 pub(super) struct RingRow {
     pub(super) worker: u32,
     pub(super) kind: Kind,
-    /// The port's name, or the worker's number.
+    /// Port name, or worker number.
     pub(super) from: String,
     pub(super) size: u64,
     pub(super) samples: u64,
@@ -111,7 +104,7 @@ pub(super) struct RingRow {
     pub(super) used_max: Option<u64>,
 }
 
-/// `None` if there is nothing to divide by.
+/// `None` for nothing to divide by.
 fn per(sum: f64, by: u64) -> Option<f64> {
     (by > 0).then(|| sum / by as f64)
 }
@@ -244,7 +237,6 @@ impl RingRow {
     }
 }
 
-/// The most that was in a ring between two readings.
 fn used_max(before: &api::RingStats, now: &api::RingStats) -> Option<u64> {
     if now.used_max > before.used_max {
         return Some(now.used_max);
@@ -255,7 +247,6 @@ fn used_max(before: &api::RingStats, now: &api::RingStats) -> Option<u64> {
     Some((now.size * level / sixteenths).min(now.used_max))
 }
 
-/// Remarkable figures, with what to do.
 fn hints(workers: &[WorkerRow], rings: &[RingRow]) -> Vec<String> {
     let mut hints = Vec::new();
     for worker in workers {

@@ -45,7 +45,6 @@ fn straggler(text: &str) -> Result<StragglerPolicy, String> {
 }
 
 impl CollectiveArgs {
-    /// The request for it.
     pub(crate) fn request(
         self,
         name: String,

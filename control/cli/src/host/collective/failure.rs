@@ -19,7 +19,6 @@ fn names(ranks: &[RankName]) -> String {
     names.join(", ") + &more
 }
 
-/// The failure of a collective of `job`, and what to do next.
 pub(crate) fn failure(error: CommError, job: &str) -> Failure {
     let show = format!("castnet group show {job}");
     match error {
@@ -87,7 +86,6 @@ pub(crate) fn failure(error: CommError, job: &str) -> Failure {
     }
 }
 
-/// The failure of a request that the controller refused.
 fn refused(status: tonic::Status, show: &str) -> Failure {
     let code = status.code();
     let failure = Failure::from(status);

@@ -24,7 +24,7 @@ pub(super) struct Measure {
 }
 
 impl Measure {
-    /// Measures. Calls `call` after each call.
+    /// Calls `call` after each call.
     pub(super) fn run(
         &self,
         communicator: &mut Communicator,
@@ -125,12 +125,9 @@ impl Measure {
     }
 }
 
-/// Why a size could not be measured.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The collective failed.
     Call(CommError),
-    /// There is no memory for the buffers.
     Memory { bytes: u64 },
 }
 
@@ -162,7 +159,7 @@ fn bus_factor(collective: Collective, size: usize) -> f64 {
     }
 }
 
-/// The buffers of a rank. In place, only `from` is used.
+/// In place, only `from` is used.
 struct Memory<T> {
     from: Vec<T>,
     to: Vec<T>,
@@ -212,7 +209,7 @@ impl<T: Number> Memory<T> {
         }
     }
 
-    /// Writes this rank's contribution, and another value everywhere else.
+    /// Sets this rank's contribution, and another value everywhere else.
     fn fill(&mut self, measure: &Measure, communicator: &Communicator, count: usize) {
         let (rank, size) = (communicator.rank(), communicator.size());
         let other = T::of(99);
@@ -234,7 +231,6 @@ impl<T: Number> Memory<T> {
         }
     }
 
-    /// The number of wrong elements of the result.
     fn wrong(&self, measure: &Measure, communicator: &Communicator, count: usize) -> u64 {
         let (rank, size, op) = (communicator.rank(), communicator.size(), measure.operation);
         let saturates = communicator.config().saturate;

@@ -2,9 +2,8 @@
 
 use castnet_comm::{Element, Operation, bf16, f16};
 
-/// A type of element that can hold small numbers.
 pub(super) trait Number: Element {
-    /// Converts a number. An integer type takes its lowest bits.
+    /// An integer type takes the lowest bits.
     fn of(value: i64) -> Self;
 
     /// The range of an integer type below 64 bits.
@@ -46,7 +45,7 @@ floats! {
     f32 => |v| v as f32, f64 => |v| v as f64, f16 => |v| f16::from_f64(v as f64), bf16 => |v| bf16::from_f64(v as f64)
 }
 
-/// What `rank` of `size` contributes as element `index`.
+/// Element `index` of `rank`.
 pub(super) fn contribution(operation: Operation, rank: u16, size: u16, index: u64) -> i64 {
     let mixed = index
         .wrapping_add(u64::from(rank) << 20)
@@ -65,7 +64,6 @@ pub(super) fn contribution(operation: Operation, rank: u16, size: u16, index: u6
     }
 }
 
-/// Reduces as a switch does.
 fn fold(operation: Operation, a: i64, b: i64) -> i64 {
     match operation {
         Operation::Sum => a + b,
@@ -81,7 +79,6 @@ fn fold(operation: Operation, a: i64, b: i64) -> i64 {
     }
 }
 
-/// The reduction of all ranks' elements `index`.
 pub(super) fn reduced<T: Number>(operation: Operation, size: u16, index: u64, saturates: bool) -> T {
     let first = contribution(operation, 0, size, index);
     let all = (1..size).fold(first, |sum, rank| {

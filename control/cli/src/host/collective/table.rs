@@ -7,11 +7,10 @@ use serde::Serialize;
 
 use super::MeasureArgs;
 
-/// Result of one size.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) collective: &'static str,
-    /// As in nccl-tests, of all ranks' blocks together for reducescatter and allgather.
+    /// As in nccl-tests: the blocks of all ranks together for reducescatter and allgather.
     pub(super) bytes: u64,
     /// Elements of a block, or of the whole.
     pub(super) count: u64,
@@ -20,18 +19,17 @@ pub(super) struct Row {
     pub(super) op: String,
     pub(super) root: Option<u16>,
     pub(super) in_place: bool,
-    /// Ranks of the job.
     pub(super) ranks: u16,
     /// `in-network` or `between-hosts`.
     pub(super) path: &'static str,
     pub(super) iterations: u32,
-    /// Mean over calls and ranks, microseconds.
+    /// Mean over calls and ranks.
     pub(super) time_avg_us: f64,
-    /// The fastest rank's mean.
+    /// Mean of the fastest rank.
     pub(super) time_min_us: f64,
-    /// The slowest rank's mean.
+    /// Mean of the slowest rank.
     pub(super) time_max_us: f64,
-    /// Bytes over mean time, GB/s.
+    /// Bytes over mean time.
     pub(super) algbw_gb_s: f64,
     /// `algbw` times how often each byte crosses each link of a ring: comparable with a link's rate.
     pub(super) busbw_gb_s: f64,
@@ -46,7 +44,7 @@ pub(super) fn path_name(path: &CommPath) -> &'static str {
     }
 }
 
-/// Columns: name and width.
+/// Name and width.
 const COLUMNS: [(&str, usize); 11] = [
     ("size", 12),
     ("count", 12),
@@ -106,14 +104,12 @@ impl Report for Row {
     }
 }
 
-/// Rows under their heading, and their totals.
 pub(super) struct Table {
     title: String,
     rows: u32,
     busbw_sum: f64,
     is_checked: bool,
     has_no_data: bool,
-    /// Wrong elements of all rows.
     pub(super) wrong: u64,
 }
 
@@ -134,7 +130,7 @@ impl Table {
         }
     }
 
-    /// Adds a row. Returns its text, with the title and the heading if it is the first.
+    /// The row as text, with title and heading if it is the first.
     pub(super) fn take(&mut self, row: &Row, path: &CommPath) -> String {
         let mut text = String::new();
         if self.rows == 0 {
@@ -148,7 +144,7 @@ impl Table {
         text
     }
 
-    /// The last line; empty for barriers.
+    /// Empty for barriers.
     pub(super) fn end(&self) -> String {
         if self.has_no_data {
             return String::new();

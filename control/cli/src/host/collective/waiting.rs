@@ -13,9 +13,7 @@ use tokio::task::JoinHandle;
 use super::RankArgs;
 use crate::host::progress_bar;
 
-/// Shorter waits are not reported.
 const SILENT: Duration = Duration::from_secs(2);
-/// How often the controller is asked.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reports beside the thread that waits, until it is dropped.
@@ -25,7 +23,6 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Starts: in lines on stderr, or in its last line if that is a terminal.
     pub(super) fn begin(rank: &RankArgs, config: &CommConfig, output: Output) -> Self {
         let bar = progress_bar(output, None, "{spinner} {elapsed} {wide_msg}");
         let (address, security) = (config.controller.clone(), config.security.clone());
@@ -56,7 +53,6 @@ impl Drop for Waiting {
     }
 }
 
-/// What the rank waits for, as the controller reports it.
 async fn ask(address: &Address, security: &Security, job: &str, has_group: bool) -> String {
     let Ok(mut client) = connect::controller(address, security).await else {
         return format!("waits for the controller at {address}");
