@@ -9,7 +9,7 @@ pub struct Fault {
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
-    /// Path of the field, for example `groups[1].endpoints[2].host.qpn`; empty for the whole file.
+    /// For example `groups[1].endpoints[2].host.qpn`; empty for the whole file.
     pub field: String,
     /// What is wrong, and what is allowed.
     pub message: String,
@@ -25,12 +25,12 @@ impl fmt::Display for Fault {
     }
 }
 
-/// All faults of one file, ordered by position. Displays one line per fault, as compilers do.
+/// All faults of a file, ordered by position; at least one. Displays one line per fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults {
-    /// Name of the file, shown before line and column.
+    /// Shown before line and column.
     pub file: Option<String>,
-    /// The faults; at least one.
+    /// At least one.
     pub faults: Vec<Fault>,
 }
 

@@ -1,7 +1,7 @@
 //! Reads TOML files field by field, and reports all faults of a file at once.
 //!
-//! A function that reads a table takes each of its fields. A value that is not as it should be is recorded as a fault, and
-//! reading continues. Fields that were not taken are unknown, which is a fault as well.
+//! A function takes each field of a table. A wrong value is recorded as a fault, and reading continues. Fields that were
+//! not taken are unknown, which is a fault too.
 //!
 //! ```
 //! let read = |text| {
@@ -34,10 +34,10 @@ use std::cell::RefCell;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Collects the faults of a file: byte offset, field and message.
+/// Faults: byte offset, field and message.
 struct Reader {
     faults: RefCell<Vec<(usize, String, String)>>,
-    /// Fields that were renamed: new and old name.
+    /// New and old names.
     renamed: &'static [(&'static str, &'static str)],
 }
 
@@ -46,7 +46,7 @@ impl Reader {
         self.faults.borrow_mut().push((at, field, message));
     }
 
-    /// The value of a field, also under its old name.
+    /// Also under its old name.
     fn field<'a>(&self, table: &'a DeTable<'a>, name: &str) -> Option<(&'a str, &'a Spanned<DeValue<'a>>)> {
         let old = self.renamed.iter().find(|(new, _)| *new == name);
         let entry = table.get_key_value(name).or_else(|| table.get_key_value(old?.1));
@@ -54,10 +54,8 @@ impl Reader {
     }
 }
 
-/// Parses `text` and calls `read` with the document. `read` returns `None` if a fault prevents a result.
-///
-/// Fields in `renamed`, pairs of the new and the old name, are also accepted under their old name. Their faults have the
-/// new name.
+/// Parses `text` and calls `read` with the document. `read` returns `None` if a fault prevents a result. Fields in
+/// `renamed` (new name, old name) are accepted under both names; their faults have the new name.
 ///
 /// # Errors
 /// All faults, ordered by position. If the text is not TOML, only that is reported.

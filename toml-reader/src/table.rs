@@ -7,24 +7,24 @@ use toml::de::DeTable;
 use crate::Value;
 use crate::value::join;
 
-/// A table that is being read. When it is dropped, the fields that were not taken are recorded as unknown.
+/// A table that is being read. On drop, the fields that were not taken are recorded as unknown.
 pub struct Table<'a> {
     pub(crate) value: Value<'a>,
     pub(crate) table: &'a DeTable<'a>,
-    /// Names of the fields that were taken.
+    /// Fields that were taken.
     pub(crate) known: RefCell<Vec<&'static str>>,
-    /// Names of earlier versions: accepted, but not suggested.
+    /// Accepted, but not suggested.
     pub(crate) old: RefCell<Vec<&'a str>>,
 }
 
 impl<'a> Table<'a> {
-    /// Takes the field, if present.
+    /// Takes an optional field.
     pub fn value(&self, name: &'static str) -> Option<Value<'_>> {
         self.known.borrow_mut().push(name);
         self.find(name)
     }
 
-    /// Takes a field that only earlier versions had.
+    /// Takes a field of earlier versions.
     pub fn old_value(&self, name: &'static str) -> Option<Value<'_>> {
         self.old.borrow_mut().push(name);
         self.find(name)
@@ -38,7 +38,7 @@ impl<'a> Table<'a> {
         Some(self.value.field(name, value))
     }
 
-    /// Reads an optional field. Returns `None` if it is missing, or `read` has recorded a fault.
+    /// Reads an optional field. `None` if it is missing or has a fault.
     pub fn get<'t, T>(&'t self, name: &'static str, read: impl FnOnce(Value<'t>) -> Option<T>) -> Option<T> {
         self.value(name).and_then(read)
     }
@@ -53,7 +53,7 @@ impl<'a> Table<'a> {
         self.value(name).map_or(Some(absent), read)
     }
 
-    /// Reads a required field. Records a fault if it is missing; `expected` says what belongs there.
+    /// Reads a required field. If it is missing, the fault says `expected`.
     pub fn need<'t, T>(
         &'t self,
         name: &'static str,
@@ -67,7 +67,7 @@ impl<'a> Table<'a> {
         value.and_then(read)
     }
 
-    /// Reads an optional list. Items for which `read` returns `None` are left out.
+    /// Reads an optional list, without the items for which `read` returns `None`.
     pub fn items<T>(
         &self,
         name: &'static str,
@@ -83,7 +83,7 @@ impl<'a> Table<'a> {
         self.value.fault_at(path, message);
     }
 
-    /// The value of `result`. An error is a fault of the field at `path`.
+    /// The value of `result`, or a fault of the field at `path`.
     pub fn accept_at<T>(&self, path: &str, result: Result<T, impl std::fmt::Display>) -> Option<T> {
         result.map_err(|error| self.fault_at(path, error)).ok()
     }
@@ -112,7 +112,7 @@ impl Drop for Table<'_> {
     }
 }
 
-/// The known name that is most similar, if it is similar enough for a typing error.
+/// The most similar known name, if it is similar enough for a typing error.
 fn suggest<'k>(name: &str, known: &[&'k str]) -> Option<&'k str> {
     let edits_max = (name.chars().count() / 3).max(1);
     let name = name.to_lowercase();

@@ -14,13 +14,12 @@ use crate::{Reader, Table};
 #[derive(Clone, Copy)]
 pub struct Value<'a> {
     pub(crate) reader: &'a Reader,
-    /// The list or table that contains it.
     outer: Option<&'a Value<'a>>,
     step: Step<'a>,
     value: &'a Spanned<DeValue<'a>>,
 }
 
-/// The way from a list or table to a value in it.
+/// From a list or table to a value in it.
 #[derive(Clone, Copy)]
 enum Step<'a> {
     Name(&'a str),
@@ -37,7 +36,6 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The field `name` of this table.
     pub(crate) fn field(&'a self, name: &'a str, value: &'a Spanned<DeValue<'a>>) -> Self {
         Self {
             outer: Some(self),
@@ -47,7 +45,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Path of the value, for example `groups[1].name`.
+    /// For example `groups[1].name`.
     pub fn path(&self) -> String {
         let outer = self.outer.map_or(String::new(), Self::path);
         match self.step {
@@ -61,8 +59,7 @@ impl<'a> Value<'a> {
         self.fault_at("", message);
     }
 
-    /// Records a fault of the field at `path` below this value. Its position is that of the field, or of the nearest
-    /// existing value that contains it.
+    /// Records a fault of the field at `path` below this value, at the position of the nearest existing value.
     pub fn fault_at(&self, path: &str, message: impl Display) {
         let mut value = self.value;
         for step in path.split(['.', '[']) {
@@ -78,7 +75,7 @@ impl<'a> Value<'a> {
         self.reader.fault(value.span().start, field, message.to_string());
     }
 
-    /// The value of `result`. An error is a fault of this value.
+    /// The value of `result`, or a fault with its error.
     pub fn accept<T>(&self, result: Result<T, impl Display>) -> Option<T> {
         result.map_err(|error| self.fault(error)).ok()
     }
@@ -110,12 +107,12 @@ impl<'a> Value<'a> {
         Some(values)
     }
 
-    /// Returns true if it is a text.
+    /// Whether it is a text.
     pub fn is_text(&self) -> bool {
         matches!(self.value.get_ref(), DeValue::String(_))
     }
 
-    /// Returns true if it is a whole number.
+    /// Whether it is a whole number.
     pub fn is_number(&self) -> bool {
         matches!(self.value.get_ref(), DeValue::Integer(_))
     }
@@ -130,7 +127,7 @@ impl<'a> Value<'a> {
         self.text().map(String::from)
     }
 
-    /// A text that parses as `T`. `expected` says what it should be.
+    /// A text that parses as `T`; `expected` is for the fault.
     pub fn parsed<T: FromStr>(self, expected: &str) -> Option<T> {
         let text = self.expect_text(expected)?;
         let parsed = text.parse().ok();
@@ -140,12 +137,12 @@ impl<'a> Value<'a> {
         parsed
     }
 
-    /// A text that parses as `T`, whose errors say what is allowed.
+    /// A text that parses as `T`, whose errors state what is allowed.
     pub fn parse<T: FromStr<Err: Display>>(self) -> Option<T> {
         self.accept(self.text()?.parse())
     }
 
-    /// A whole number. The fault of one outside the range is the number followed by `outside`.
+    /// A whole number. The fault outside `range` is the number followed by `outside`.
     pub fn number<T: TryFrom<u64>>(self, range: RangeInclusive<u64>, outside: &str) -> Option<T> {
         let DeValue::Integer(integer) = self.value.get_ref() else {
             return self.wrong_type("a whole number");
@@ -166,7 +163,7 @@ impl<'a> Value<'a> {
         number
     }
 
-    /// A number, or a text, that parses as `T`.
+    /// A number or text that parses as `T`.
     pub fn number_or_text<T: FromStr<Err: Display>>(self) -> Option<T> {
         let parsed = match self.value.get_ref() {
             DeValue::String(text) => text.parse(),
@@ -207,7 +204,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Joins to `outer.inner`, without a dot if either is empty.
+/// `outer.inner`, without a dot if either is empty.
 pub(crate) fn join(outer: &str, inner: &str) -> String {
     let dot = if outer.is_empty() || inner.is_empty() {
         ""

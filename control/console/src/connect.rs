@@ -38,7 +38,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Fields of `self` where they are set, else those of `other`.
+    /// The set fields of `self`, the others from `other`.
     pub fn or(self, other: Self) -> Self {
         Self {
             ca: self.ca.or(other.ca),
@@ -48,7 +48,7 @@ impl Tls {
         }
     }
 
-    /// Converts to the type of the transport.
+    /// As the type of the transport.
     pub fn security(&self) -> Outcome<Security> {
         let tls = match (&self.ca, &self.cert, &self.key) {
             (Some(ca), Some(cert), Some(key)) => Some(TlsFiles {
@@ -91,7 +91,7 @@ impl AgentArgs {
 /// Largest accepted response. The counters of 100,000 groups exceed the default of gRPC, 4 MiB.
 const ANSWER_BYTES_MAX: usize = 1 << 30;
 
-/// Connects to a switch's agent.
+/// Connects to the agent of a switch.
 pub async fn agent(address: &Address, security: &Security) -> Outcome<AgentClient> {
     let channel = connect(address, security).await.map_err(|e| {
         failure(
@@ -114,7 +114,7 @@ pub async fn controller(address: &Address, security: &Security) -> Outcome<Contr
     Ok(ControllerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX))
 }
 
-/// The failure for a failed connection.
+/// The failure of a connection. `not_there` is the next step if there was no answer.
 pub fn failure(error: &TransportError, not_there: &str) -> Failure {
     match error {
         // These messages already contain the next step.

@@ -26,7 +26,7 @@ impl From<DropCount> for DropRow {
 }
 
 impl DropRow {
-    /// Drops that happened.
+    /// The drops that are not zero.
     pub fn list(drops: &Drops) -> Vec<Self> {
         let happened = drops.fields().filter(|(_, frames)| *frames > 0);
         let row = |(reason, frames): (&str, u64)| Self {
@@ -36,7 +36,7 @@ impl DropRow {
         happened.map(row).collect()
     }
 
-    /// `  drops: injected 12`: all of them in a line.
+    /// All drops in a line: `  drops: injected 12`.
     pub fn sentence(rows: &[Self]) -> String {
         let drops: Vec<_> = rows
             .iter()

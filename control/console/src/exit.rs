@@ -5,7 +5,7 @@ use std::io;
 
 use serde::Serialize;
 
-/// Meaning of the exit codes. `castnet --help` prints the table.
+/// Exit codes. `castnet --help` prints their table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
@@ -20,16 +20,16 @@ pub enum Kind {
     Unreachable = 4,
 }
 
-/// Reason why a command failed, and the next step.
+/// Why a command failed, and the next step.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Determines the exit code.
     pub kind: Kind,
-    /// What went wrong, one line or more.
+    /// What went wrong, in one or more lines.
     pub what: String,
     /// What the user can do next.
     pub next: Option<String>,
-    /// True if stdout was closed by its reader: the command ends without a message and with code 0.
+    /// Stdout was closed by its reader: the command ends without a message and with code 0.
     pub quiet: bool,
 }
 
@@ -73,14 +73,14 @@ impl Failure {
         self
     }
 
-    /// Adds the prefix `doing` to the message.
+    /// Adds `doing` before the message.
     #[must_use]
     pub fn while_doing(mut self, doing: impl fmt::Display) -> Self {
         self.what = format!("{doing}: {}", self.what);
         self
     }
 
-    /// The process's exit code.
+    /// Exit code of the process.
     pub fn code(&self) -> u8 {
         if self.quiet { 0 } else { self.kind as u8 }
     }
@@ -113,7 +113,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Errors while output is written. It is no failure if the reader closes the pipe (`castnet counters | head -1`).
+/// A pipe that its reader closes is no failure (`castnet counters | head -1`).
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         let quiet = error.kind() == io::ErrorKind::BrokenPipe;
@@ -154,7 +154,7 @@ pub fn read_text(path: &std::path::Path) -> Outcome<String> {
     std::fs::read_to_string(path).map_err(|e| cannot_read(path, &e))
 }
 
-/// The failure of reading a file that the user named.
+/// The failure of reading a file.
 pub fn cannot_read(path: &std::path::Path, error: &io::Error) -> Failure {
     Failure::usage(format!("cannot read {}: {error}", path.display()))
         .next("see that the path is right and that this user may read it")

@@ -21,23 +21,23 @@ pub enum Format {
     Json,
 }
 
-/// Result of a command. Its fields are the JSON; the page is for people.
+/// Result of a command: its fields are the JSON, the page is for people.
 pub trait Report: Serialize {
     /// Writes it for people.
     fn page(&self, page: &mut Page);
 }
 
-/// A line of a table; a list of them is a [`Report`].
+/// A line of a table. A list of them is a [`Report`].
 pub trait Row: Serialize {
-    /// The column names. Those of fields are the fields' own: `data_in` is shown as DATA IN.
+    /// Column names. That of a field is the field's own: `data_in` is shown as DATA IN.
     const COLUMNS: &'static [&'static str];
 
     /// As many cells as there are columns.
     fn cells(&self) -> Vec<String>;
 }
 
-/// Implements [`Row`] by fields: `columns!(row: Type => row { a, b } (row.counters) { c })`. A column may have another
-/// heading, `a as "heading"`, or be a method, `a()`.
+/// Implements [`Row`]: `columns!(row: Type => row { a, b } (row.counters) { c })`. A column can have another heading,
+/// `a as "heading"`, or be a method, `a()`.
 #[macro_export]
 macro_rules! columns {
     ($row:ident: $type:ty => $($of:tt { $($field:ident $(($($none:tt)*))? $(as $heading:literal)?),+ $(,)? })+) => {
@@ -66,7 +66,7 @@ macro_rules! heading {
 
 /// A value in a table.
 pub trait Cell {
-    /// For people. `name` is its field's: what is named bytes is shown as a size.
+    /// For people. `name` is that of the field: a field named bytes is shown as a size.
     fn cell(&self, name: &str) -> String;
 }
 
@@ -80,7 +80,6 @@ impl Cell for u64 {
     }
 }
 
-/// Numbers and names: no thousands apart.
 macro_rules! plain_cells {
     ($($type:ty)*) => {$(
         impl Cell for $type {
@@ -99,7 +98,7 @@ impl<T: Cell> Cell for Option<T> {
     }
 }
 
-/// Serializes counters as a map, each under its name.
+/// Serializes counters as a map from name to value.
 pub fn named<C: CounterSet, S: Serializer>(counters: &C, to: S) -> Result<S::Ok, S::Error> {
     to.collect_map(counters.fields())
 }
@@ -111,7 +110,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// A heading, after an empty line.
+    /// A heading after an empty line.
     pub fn title(&mut self, text: impl AsRef<str>) {
         if !self.text.is_empty() {
             self.text.push('\n');
@@ -119,13 +118,13 @@ impl Page {
         self.line(text);
     }
 
-    /// A line, or several.
+    /// One or more lines.
     pub fn line(&mut self, text: impl AsRef<str>) {
         self.text.push_str(text.as_ref().trim_end());
         self.text.push('\n');
     }
 
-    /// Names and values, one pair per line, aligned.
+    /// Aligned names and values, one pair per line.
     pub fn facts(&mut self, facts: &[(&str, String)]) {
         let width = facts
             .iter()
@@ -137,7 +136,7 @@ impl Page {
         }
     }
 
-    /// A table. Columns of figures are aligned to the right.
+    /// A table, with columns of figures aligned to the right.
     pub fn table(&mut self, columns: &[&str], rows: Vec<Vec<String>>) {
         let mut table = Table::new();
         table
@@ -165,7 +164,7 @@ impl Page {
         }
     }
 
-    /// A table of [`Row`]s, or the sentence `empty` if there are none.
+    /// A table of [`Row`]s; `empty` if there are none.
     pub fn rows<R: Row>(&mut self, rows: &[R], empty: &str) {
         if rows.is_empty() {
             self.line(empty);
@@ -200,7 +199,7 @@ pub struct Rows<R> {
 }
 
 impl<R: Row> Rows<R> {
-    /// The rows, and the sentence for people where there are none.
+    /// `empty` is the sentence for people if there are no rows.
     pub fn new(rows: Vec<R>, empty: &'static str) -> Self {
         Self { rows, empty }
     }
@@ -236,12 +235,12 @@ pub struct Output {
 }
 
 impl Output {
-    /// Output in `format`, on stdout.
+    /// Prints to stdout in `format`.
     pub fn new(format: Format) -> Self {
         Self { format }
     }
 
-    /// Returns true if the format is JSON.
+    /// Whether the format is JSON.
     pub fn is_json(self) -> bool {
         self.format == Format::Json
     }
@@ -251,7 +250,7 @@ impl Output {
         write_stdout(&self.render(report, true)?)
     }
 
-    /// Prints one of several reports: in JSON, one per line.
+    /// Prints one of several reports, in JSON one per line.
     pub fn show_next<R: Report>(self, report: &R) -> Outcome {
         write_stdout(&self.render(report, false)?)
     }
@@ -274,7 +273,7 @@ impl Output {
         }
     }
 
-    /// Prints a failure on stderr. Errors of stderr are ignored.
+    /// Prints to stderr. Errors of stderr are ignored.
     pub fn failure(self, failure: &Failure) {
         if !failure.quiet {
             let text = if self.is_json() {
@@ -286,13 +285,12 @@ impl Output {
         }
     }
 
-    /// Returns true if stderr is a terminal, for progress bars.
+    /// Whether stderr is a terminal, for progress bars.
     pub fn shows_progress(self) -> bool {
         io::stderr().is_terminal()
     }
 
-    /// A progress bar of this length, or a spinner without one; hidden if progress is not shown. `template` is
-    /// indicatif's.
+    /// A progress bar, or a spinner without `length`; hidden without a terminal. `template` is indicatif's.
     pub fn bar(self, length: Option<u64>, template: &str) -> ProgressBar {
         let bar = match length {
             _ if !self.shows_progress() => return ProgressBar::hidden(),
@@ -323,7 +321,7 @@ pub fn write_stdout(text: &str) -> Outcome {
     Ok(())
 }
 
-/// Writes a remark to stderr: for people, beside the report.
+/// Writes a remark for people to stderr.
 pub fn remark(text: &str) {
     // One write, so that lines of several processes do not mix.
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());

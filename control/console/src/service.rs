@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::exit::{Failure, Outcome};
 use crate::output::{Done, Output};
 
-/// Exit code of a process that was ended by a signal: 128 + SIGINT.
+/// 128 + SIGINT.
 const FORCED: i32 = 130;
 
 /// Catches SIGINT and SIGTERM.
@@ -22,7 +22,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Starts to catch them. Call it before readiness is announced; an earlier signal ends the process.
+    /// Call it before readiness is announced: an earlier signal ends the process.
     pub fn catch() -> Outcome<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -30,7 +30,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the first signal. A second one then ends the process at once.
+    /// Waits for the first signal. A second one ends the process at once.
     pub async fn first(mut self) {
         self.any().await;
         tokio::spawn(async move {
@@ -58,7 +58,7 @@ struct Listening<'a> {
     listening: &'a str,
 }
 
-/// Reports that a service is ready: on stdout, to systemd, and in a file. The file is removed on drop.
+/// Reports readiness on stdout, to systemd, and in a file. The file is removed on drop.
 #[derive(Debug)]
 pub struct Ready {
     file: Option<PathBuf>,
@@ -114,7 +114,7 @@ impl Drop for Ready {
     }
 }
 
-/// Writes a file atomically.
+/// Atomically.
 fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     let mut part = path.as_os_str().to_owned();
     part.push(format!(".{}", std::process::id()));
@@ -123,7 +123,7 @@ fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
     std::fs::rename(&part, path)
 }
 
-/// Reports the state of the service to systemd, if it asked for it (sd_notify(3)).
+/// Reports to systemd if it asked for it (sd_notify(3)).
 fn notify(state: &str) {
     let Some(target) = std::env::var_os("NOTIFY_SOCKET") else {
         return;

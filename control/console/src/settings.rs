@@ -7,7 +7,7 @@ use castnet_toml_reader::{Faults, Table, Value};
 
 use crate::exit::{self, Failure, Outcome};
 
-/// Reads the file at `path`: `read` takes its fields. The failure has all faults, each with file, line, column and field.
+/// Reads a file by `read`. The failure has all faults, each with file, line, column and field.
 pub fn read<T>(path: &Path, read: impl FnOnce(&Table<'_>) -> Option<T>) -> Outcome<T> {
     let text = exit::read_text(path)?;
     castnet_toml_reader::read(&text, &[], read)
@@ -19,7 +19,7 @@ pub fn faulty(path: &Path, faults: Faults) -> Failure {
     Failure::usage(faults.in_file(path.display().to_string()))
 }
 
-/// A path in a file, relative to the folder of the file.
+/// A path in `file`, relative to the folder of `file`.
 pub fn beside(file: &Path, value: Value<'_>) -> Option<PathBuf> {
     let folder = file.parent().unwrap_or(Path::new(""));
     Some(folder.join(value.text()?))

@@ -10,7 +10,7 @@ use crate::units::bytes;
 pub struct Node {
     /// Label of the node.
     pub label: String,
-    /// Children, drawn from top to bottom.
+    /// Drawn from top to bottom.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub children: Vec<Node>,
 }
@@ -24,7 +24,7 @@ impl Node {
         }
     }
 
-    /// The drawing, one line for each node.
+    /// One line per node.
     pub fn draw(&self) -> String {
         let mut out = String::new();
         out.push_str(&self.label);
@@ -46,10 +46,9 @@ fn draw_children(children: &[Node], indent: &str, out: &mut String) {
     }
 }
 
-/// Text appended to the label of an endpoint (second argument) of a switch (first argument).
+/// Text behind the label of an endpoint: of the switch in the first argument, to the next hop in the second.
 pub type Remark<'a> = &'a dyn Fn(&str, &str) -> String;
 
-/// A switch of a group's tree.
 struct Switch<'a> {
     name: &'a str,
     is_first: bool,
@@ -58,7 +57,7 @@ struct Switch<'a> {
     rule: Option<&'a api::GroupRule>,
 }
 
-/// The tree of a multicast group from the source down, by the rules of its switches.
+/// The tree of a multicast group from the source down.
 pub fn of_multicast(source: &str, tree: &[api::TreeNode]) -> Option<Node> {
     let switches = tree.iter().map(|node| Switch {
         name: &node.switch_name,
@@ -72,7 +71,7 @@ pub fn of_multicast(source: &str, tree: &[api::TreeNode]) -> Option<Node> {
     Some(root)
 }
 
-/// The IncTree of a collective group from its root down, by the rules of its switches.
+/// The IncTree of a collective group from its root down.
 pub fn of_collective(tree: &[api::TreeNode], remark: Remark<'_>) -> Option<Node> {
     let switches = tree.iter().map(|node| Switch {
         name: &node.switch_name,
@@ -97,7 +96,7 @@ fn missing(installed: bool, reason: &str) -> String {
 
 fn of_group(switches: &[Switch<'_>], remark: Remark<'_>) -> Option<Node> {
     let first = switches.iter().find(|switch| switch.is_first)?;
-    // A tree has at most as many levels as switches. The limit ends the drawing of a wrong plan with a circle.
+    // A wrong plan may have a circle. A tree has at most as many levels as switches.
     Some(of_switch(first, switches, remark, switches.len()))
 }
 

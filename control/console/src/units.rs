@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// A number of bytes: `1500`, `64KiB`, `64MiB`, `1GB`. `k`, `M` and `G` alone mean powers of 1024.
+/// A number of bytes: `1500`, `64KiB`, `1GB`. `k`, `M` and `G` alone are powers of 1024.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
@@ -14,11 +14,10 @@ pub struct Size(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Ratio(pub f64);
 
-/// A span of time: `500ms`, `10s`, `2m`, `1h`; a bare number means seconds.
+/// A span of time: `500ms`, `10s`, `2m`, `1h`; a bare number is in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span(pub Duration);
 
-/// Splits `text` into a number and its unit.
 fn number_and_unit(text: &str) -> (&str, &str) {
     let text = text.trim();
     let end = text
@@ -169,7 +168,7 @@ pub fn bit_rate(bits_per_second: f64) -> String {
     format!("{value:.digits$} {}", UNITS[unit])
 }
 
-/// The bit rate of `bytes` in `seconds`; 0 if no time passed.
+/// Bits per second; 0 if no time passed.
 pub fn rate_of(bytes: u64, seconds: f64) -> f64 {
     if seconds > 0.0 {
         bytes as f64 * 8.0 / seconds
@@ -178,7 +177,7 @@ pub fn rate_of(bytes: u64, seconds: f64) -> f64 {
     }
 }
 
-/// A count with groups of three digits: `1 234 567`.
+/// A number with groups of three digits: `1 234 567`.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
@@ -207,7 +206,7 @@ pub fn span(span: Duration) -> String {
     }
 }
 
-/// Hexadecimal digits as bytes; spaces, colons, line ends and a leading `0x` are skipped.
+/// Decodes hexadecimal digits. Spaces, colons, line ends and a leading `0x` are skipped.
 pub fn from_hex(text: &str) -> Result<Vec<u8>, String> {
     let text = text.trim();
     let text = text.strip_prefix("0x").unwrap_or(text);
@@ -228,9 +227,6 @@ pub fn from_hex(text: &str) -> Result<Vec<u8>, String> {
 }
 
 /// Parses a path MTU: 256, 512, 1024, 2048 or 4096.
-///
-/// # Errors
-/// Any other text.
 pub fn pmtu(text: &str) -> Result<u32, String> {
     let bytes = text.parse().ok();
     bytes

@@ -10,10 +10,8 @@ use crate::exit::Outcome;
 use crate::output::{Output, Report, write_stdout};
 use crate::units::Span;
 
-/// Clears a terminal and moves the cursor to the top left.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
-/// Shortest interval.
 const EVERY_MIN: Duration = Duration::from_millis(10);
 
 /// Interval and number of reports.
@@ -28,12 +26,12 @@ pub struct WatchArgs {
 }
 
 impl WatchArgs {
-    /// The interval; `None` for a single report.
+    /// `None` for a single report.
     pub fn every(&self) -> Option<Duration> {
         self.watch.map(|every| every.0.max(EVERY_MIN))
     }
 
-    /// Shows the report that `look` returns, once or at the interval. In JSON, repeated reports are one object a line.
+    /// Shows the report of `look` once or at the interval. In JSON, repeated reports are one object a line.
     pub async fn show<R: Report>(
         &self,
         output: Output,

@@ -7,7 +7,7 @@ use castnet_console::units::{Ratio, Span};
 use castnet_toml_reader::Value;
 use castnet_worker::Balance;
 
-/// Shortest interval. A shorter one does not measure load.
+/// A shorter interval does not measure load.
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
 
 /// Configuration of automatic moves. Fields that are `None` have their defaults.
@@ -54,7 +54,7 @@ fn threshold(Ratio(share): Ratio) -> Result<f64, String> {
 }
 
 impl BalanceRule {
-    /// Fields of `self` where they are set, else those of `other`.
+    /// The set fields of `self`, the others from `other`.
     pub fn or(self, other: Self) -> Self {
         Self {
             enabled: self.enabled.or(other.enabled),
@@ -63,7 +63,6 @@ impl BalanceRule {
         }
     }
 
-    /// Reads `[balance]`.
     pub(crate) fn read(value: Value<'_>) -> Option<Self> {
         let t = value.table("a table: [balance]")?;
         Some(Self {
@@ -73,7 +72,7 @@ impl BalanceRule {
         })
     }
 
-    /// The configuration of the dataplane; `None` if moves are off.
+    /// As the type of the dataplane; `None` if moves are off.
     pub fn balance(self) -> Option<Balance> {
         let default = Balance::default();
         self.enabled.unwrap_or(true).then(|| Balance {

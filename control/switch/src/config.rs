@@ -40,7 +40,7 @@ impl FromStr for Idle {
 pub struct NamedPort {
     /// Name of the port.
     pub name: String,
-    /// Text that [`PortSpec`] parses: checked, the port is not opened.
+    /// Checked text for [`PortSpec`]; the port is not opened.
     pub spec: String,
 }
 
@@ -61,7 +61,7 @@ impl FromStr for NamedPort {
 }
 
 impl NamedPort {
-    /// Reads `[[ports]]`. Without a `spec`, the name is that of the interface.
+    /// Without a `spec`, the name is that of the interface.
     fn read(value: Value<'_>) -> Option<Self> {
         let t = value.table("a port: [[ports]]")?;
         let name = t.need("name", "a name in quotes", Some);
@@ -84,26 +84,26 @@ fn port_name(name: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-/// The whole form of a port's text, checked. A bare interface name is short for `af_packet:INTERFACE`.
+/// Checks the text of a port and completes it. A bare interface name is short for `af_packet:INTERFACE`.
 pub fn port_text(spec: &str) -> Result<String, String> {
-    // Options may hold colons of their own; the kind ends at a colon before any of them.
+    // Options may have colons: the colon of a kind is before the first option.
     let head = spec.split(',').next().unwrap_or(spec);
     let whole = if head.contains(':') {
         spec.to_owned()
     } else {
         format!("af_packet:{spec}")
     };
-    // Parsing the text of a memory link takes its end, so it is parsed only once, when the port is opened.
+    // A memory link can be parsed only once, when the port is opened: parsing takes its end.
     if !whole.starts_with("memory:") {
         whole.parse::<PortSpec>().map_err(|e| e.to_string())?;
     }
     Ok(whole)
 }
 
-/// Faults to inject: `[PORT:]OPTIONS`, with the options that [`PortSpec`] knows.
+/// Faults to inject: `[PORT:]OPTIONS`, with the options of [`PortSpec`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultRule {
-    /// Which port; `None`: all of them, each with a seed of its own that follows from the one given.
+    /// `None`: all ports, each with its own seed derived from the given one.
     pub port: Option<String>,
     options: Vec<String>,
     seed: u64,
@@ -133,7 +133,7 @@ impl FromStr for FaultRule {
                 None => rule.options.push(option.to_owned()),
             }
         }
-        // Parsed with a port that always exists, so that a fault in the options is reported before anything starts.
+        // Parsed with a port that always exists, so that wrong options are reported before the start.
         match format!("pcap:,x,{}", rule.text(0)).parse::<PortSpec>() {
             Ok(_) => Ok(rule),
             Err(error) => Err(error.reason),
@@ -142,7 +142,7 @@ impl FromStr for FaultRule {
 }
 
 impl FaultRule {
-    /// The options for the port with number `index`, as [`PortSpec`] reads them.
+    /// Options for [`PortSpec`], for port `index`.
     fn text(&self, index: usize) -> String {
         let seed = if self.port.is_some() {
             self.seed
@@ -164,7 +164,7 @@ impl fmt::Display for FaultRule {
     }
 }
 
-/// A worker thread: `core=N`, or `any`.
+/// A worker thread: `core=N` or `any`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerPlace {
     /// Core that the thread is pinned to; `None` for any.
@@ -228,7 +228,7 @@ pub struct SwitchConfig {
 }
 
 impl SwitchConfig {
-    /// Fields of `self` where they are set, else those of `other`.
+    /// The set fields of `self`, the others from `other`.
     pub fn or(self, other: Self) -> Self {
         fn list<T>(mine: Vec<T>, other: Vec<T>) -> Vec<T> {
             if mine.is_empty() { other } else { mine }
@@ -251,7 +251,7 @@ impl SwitchConfig {
         }
     }
 
-    /// Where its agent listens.
+    /// Address of the agent.
     pub fn listen(&self) -> Address {
         let default = || Address::Tcp {
             tls: false,
@@ -264,7 +264,7 @@ impl SwitchConfig {
             .unwrap_or_else(default)
     }
 
-    /// Its ports with their faults, in the order of their numbers, ready to be opened.
+    /// Ports with their faults, in the order of their numbers, ready to be opened.
     pub fn port_specs(&self) -> Outcome<Vec<(String, PortSpec)>> {
         if self.ports.is_empty() {
             return Err(Failure::usage("a switch needs ports").next(

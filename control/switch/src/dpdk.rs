@@ -36,32 +36,32 @@ impl From<Hugepages> for castnet_dpdk::Hugepages {
     }
 }
 
-/// DPDK's release, where it is built in.
+/// Release of DPDK; `None` if it is not built in.
 #[cfg(feature = "dpdk")]
 pub fn version() -> Option<String> {
     Some(castnet_dpdk::version())
 }
 
-/// DPDK's release, where it is built in.
+/// Release of DPDK; `None` if it is not built in.
 #[cfg(not(feature = "dpdk"))]
 pub fn version() -> Option<String> {
     None
 }
 
-/// Bytes that DPDK needs for this dataplane; `None` where none of its ports is a DPDK device, or DPDK is not built in.
+/// Bytes that DPDK needs; `None` without DPDK devices or without DPDK.
 #[cfg(feature = "dpdk")]
 pub fn bytes(config: &DataplaneConfig) -> Option<u64> {
     let config = needs(config, Hugepages::Auto)?;
     Some(config.bytes() as u64)
 }
 
-/// Bytes that DPDK needs for this dataplane; `None` where none of its ports is a DPDK device, or DPDK is not built in.
+/// Bytes that DPDK needs; `None` without DPDK devices or without DPDK.
 #[cfg(not(feature = "dpdk"))]
 pub fn bytes(_config: &DataplaneConfig) -> Option<u64> {
     None
 }
 
-/// What a dataplane needs of DPDK, if one of its ports is a DPDK device.
+/// `None` without DPDK devices.
 #[cfg(feature = "dpdk")]
 fn needs(config: &DataplaneConfig, hugepages: Hugepages) -> Option<castnet_dpdk::Config> {
     let devices = config.ports.iter().filter_map(|p| p.spec.dpdk().cloned());
@@ -75,7 +75,7 @@ fn needs(config: &DataplaneConfig, hugepages: Hugepages) -> Option<castnet_dpdk:
     })
 }
 
-/// Starts a dataplane. Where one of its ports is a DPDK device, all frames live in DPDK's buffers.
+/// Starts a dataplane. If a port is a DPDK device, all frames are in DPDK's buffers.
 #[cfg(feature = "dpdk")]
 pub fn start(config: DataplaneConfig, hugepages: Hugepages) -> Result<Dataplane, StartError> {
     let Some(needs) = needs(&config, hugepages) else {
@@ -94,7 +94,7 @@ pub fn start(config: DataplaneConfig, hugepages: Hugepages) -> Result<Dataplane,
     })
 }
 
-/// Starts a dataplane. A port that is a DPDK device says how to build DPDK in.
+/// Starts a dataplane. The error of a DPDK device says how to build with DPDK.
 #[cfg(not(feature = "dpdk"))]
 pub fn start(config: DataplaneConfig, _hugepages: Hugepages) -> Result<Dataplane, StartError> {
     Dataplane::start(config)

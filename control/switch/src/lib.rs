@@ -15,12 +15,12 @@ use castnet_worker::{Dataplane, DataplaneConfig, Idle as WorkerIdle, PortConfig,
 use config::{Idle, SwitchConfig, WorkerPlace};
 use dpdk::Hugepages;
 
-/// A random seed for the hashes of tables, so that nobody can choose colliding keys.
+/// A random seed for hash tables, so that nobody can choose colliding keys.
 pub fn hash_seed() -> u64 {
     RandomState::new().hash_one(std::process::id())
 }
 
-/// The host name of this machine without its domain, or `switch`.
+/// The host name without its domain, or `switch`.
 fn machine_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let short = name.trim().split('.').next().unwrap_or_default();
@@ -31,10 +31,7 @@ fn machine_name() -> String {
     }
 }
 
-/// The configuration of the dataplane, with defaults filled in.
-///
-/// # Errors
-/// A usage failure that names the port or option that is wrong.
+/// The configuration with defaults filled in. A usage failure names the wrong port or option.
 pub fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig> {
     let ports = config
         .port_specs()?
@@ -80,12 +77,12 @@ pub fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig> {
     Ok(out)
 }
 
-/// Starts a dataplane, on a blocking thread since opening ports waits for the kernel.
+/// Starts a dataplane on a blocking thread: opening ports waits for the kernel.
 pub async fn start(config: DataplaneConfig) -> Outcome<Arc<Dataplane>> {
     start_with(config, Hugepages::default()).await
 }
 
-/// The same with a choice of hugepages.
+/// [`start`] with a choice of hugepages.
 pub async fn start_with(config: DataplaneConfig, hugepages: Hugepages) -> Outcome<Arc<Dataplane>> {
     let started = tokio::task::spawn_blocking(move || dpdk::start(config, hugepages))
         .await
