@@ -22,7 +22,7 @@ const PRINTED: &[&str] = &[
     "TranslatedState",
 ];
 
-/// How their fields are printed if not under their own names. What is skipped is printed in another form beside the message.
+/// Fields with another name or form in JSON. A skipped field is printed beside the message in another form.
 const FIELDS: &[(&str, &str)] = &[
     ("EndpointStatus.counters", "flatten"),
     ("FrameTrace.outputs", "skip"),

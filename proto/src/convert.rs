@@ -1,8 +1,8 @@
 //! Messages to typed values and back: the only place where messages are validated.
 //!
-//! Each `..._from_proto` reports all faults of a message at once as [`Invalid`], each with the path of its field
-//! (`rule.endpoints[1].host.qpn`). [`Invalid`] converts to a [`Status`] INVALID_ARGUMENT. Its message starts with the first
-//! field; its details are a `google.rpc.BadRequest` with all fields, which [`violations`] reads.
+//! Each `..._from_proto` reports all faults of a message as [`Invalid`], with field paths
+//! (`rule.endpoints[1].host.qpn`). As a [`Status`] it is INVALID_ARGUMENT: the message starts with the first field, and
+//! the details are a `google.rpc.BadRequest` with all fields, which [`violations`] reads.
 
 mod call;
 mod job;
@@ -28,28 +28,28 @@ pub use request::*;
 pub use route::*;
 pub use rule::*;
 
-/// Maximum number of faults in a status. A status is sent in headers, and clients accept 16 KiB of headers.
+/// Most faults in a status. A status is sent in headers, of which clients accept 16 KiB.
 const FAULTS_SENT_MAX: usize = 32;
 
-/// Maximum number of rules in one `InstallGroupsRequest`.
+/// Most rules in one `InstallGroupsRequest`.
 pub const RULES_TOGETHER_MAX: usize = 1024;
-/// Maximum number and bytes of rules in a request of [`install_requests`]. A switch answers such a request within a few tens
-/// of milliseconds, and its gRPC server accepts messages of 4 MiB.
+/// Most rules and bytes per request of [`install_requests`]. A switch answers it within a few tens of milliseconds, and
+/// its gRPC server accepts messages of 4 MiB.
 const RULES_SENT_MAX: usize = 256;
 const RULE_BYTES_SENT_MAX: usize = 1 << 20;
 
-/// The faults of a message that is refused; at least one.
+/// The faults of a refused message; at least one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.iter().map(Fault::to_string).collect::<Vec<_>>().join("; "))]
 pub struct Invalid(Vec<Fault>);
 
 impl Invalid {
-    /// The faults.
+    /// All faults.
     pub fn faults(&self) -> &[Fault] {
         &self.0
     }
 
-    /// These faults; `None` if there are none.
+    /// `None` if there are no faults.
     pub fn all(faults: Vec<Fault>) -> Option<Self> {
         (!faults.is_empty()).then_some(Self(faults))
     }
@@ -64,7 +64,7 @@ impl Invalid {
         Self::one(field, FaultKind::Missing { expected })
     }
 
-    /// A value is outside its range. `why` is written behind the value.
+    /// A value is outside its range. `why` follows the value.
     pub fn out_of_range(field: impl Into<String>, value: impl Display, why: &'static str) -> Self {
         Self::one(field, out_of_range(value, why))
     }
@@ -116,7 +116,7 @@ pub struct Violation {
     pub reason: String,
 }
 
-/// The fields that `status` refuses; empty if it names none.
+/// The fields that `status` refuses, if it names any.
 pub fn violations(status: &Status) -> Vec<Violation> {
     let refused = status.get_details_bad_request();
     let fields = refused.into_iter().flat_map(|r| r.field_violations);
@@ -128,7 +128,7 @@ pub fn violations(status: &Status) -> Vec<Violation> {
         .collect()
 }
 
-/// The result for one rule of an `InstallGroupsRequest`.
+/// The result for a rule of an `InstallGroupsRequest`.
 pub fn install_result_to_proto(result: Result<v1::InstallOutcome, Status>) -> v1::InstallResult {
     let result = match result {
         Ok(outcome) => InstallResult::Outcome(outcome as i32),
@@ -141,10 +141,7 @@ pub fn install_result_to_proto(result: Result<v1::InstallOutcome, Status>) -> v1
     v1::InstallResult { result: Some(result) }
 }
 
-/// The result for one rule of an `InstallGroupsRequest`.
-///
-/// # Errors
-/// The status that `InstallGroup` returns for this rule.
+/// The result for a rule of an `InstallGroupsRequest`. The error is the status that `InstallGroup` returns for it.
 pub fn install_result_from_proto(result: v1::InstallResult) -> Result<v1::InstallOutcome, Status> {
     match result.result {
         Some(InstallResult::Outcome(outcome)) => Ok(outcome.try_into().unwrap_or_default()),
@@ -157,7 +154,7 @@ pub fn install_result_from_proto(result: v1::InstallResult) -> Result<v1::Instal
     }
 }
 
-/// Requests that install `rules` in their order, as many per request as a message can hold.
+/// Requests that install `rules` in order, with as many per request as a message can hold.
 pub fn install_requests<'r>(
     owner: &str,
     rules: impl IntoIterator<Item = &'r GroupRule>,
@@ -176,7 +173,7 @@ pub fn install_requests<'r>(
     })
 }
 
-/// Reads the fields of a message and collects their faults, so that one bad field does not hide the faults of the others.
+/// Reads fields and collects their faults, so that one bad field does not hide the faults of the others.
 #[derive(Default)]
 struct Reader(Vec<Fault>);
 
@@ -185,12 +182,12 @@ impl Reader {
         self.0.push(Fault::new(field.to_string(), kind));
     }
 
-    /// The value of a field; `None` after a fault.
+    /// `None` after a fault.
     fn take<T>(&mut self, field: impl Display, value: Result<T, FaultKind>) -> Option<T> {
         value.map_err(|kind| self.fault(field, kind)).ok()
     }
 
-    /// The value of an optional field; `None` if it is absent or after a fault.
+    /// `None` if it is absent or after a fault.
     fn optional<V, T>(
         &mut self,
         field: &str,
@@ -200,18 +197,18 @@ impl Reader {
         self.take(field, read(value?))
     }
 
-    /// The value of a part that has its own reader; `None` after a fault.
+    /// A part with its own reader; `None` after a fault.
     fn part<T>(&mut self, value: Result<T, Invalid>) -> Option<T> {
         value.map_err(|Invalid(faults)| self.0.extend(faults)).ok()
     }
 
-    /// All faults so far are in a part at `field`.
+    /// Moves all faults so far below `field`.
     fn within(mut self, field: &str) -> Self {
         self.0 = self.0.into_iter().map(|f| f.within(field)).collect();
         self
     }
 
-    /// Returns `value` if there are no faults. `value` is `None` only after a fault; otherwise the message is refused too.
+    /// `None` is allowed only after a fault; otherwise the message is refused too.
     fn finish<T>(self, value: Option<T>) -> Result<T, Invalid> {
         match (Invalid::all(self.0), value) {
             (None, Some(value)) => Ok(value),
@@ -230,7 +227,7 @@ fn out_of_range(value: impl Display, why: &'static str) -> FaultKind {
     FaultKind::OutOfRange { value, why }
 }
 
-/// The text is written into the fault, but no more than 64 characters of it.
+/// The fault has at most 64 characters of the text.
 fn bad_text(text: &str, expected: &'static str) -> FaultKind {
     const SHOWN_MAX: usize = 64;
     let value = match text.char_indices().nth(SHOWN_MAX) {

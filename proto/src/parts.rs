@@ -51,7 +51,7 @@ impl GroupRule {
 }
 
 impl Endpoint {
-    /// The name of its next hop.
+    /// Name of its next hop.
     pub fn name(&self) -> &str {
         match &self.next_hop {
             Some(NextHop::Host(host)) => &host.name,
@@ -60,7 +60,7 @@ impl Endpoint {
         }
     }
 
-    /// Destination QPN of its frames.
+    /// Destination QPN of its frames; 1 by default.
     pub fn virtual_qpn_or_default(&self) -> u32 {
         self.virtual_qpn.unwrap_or(castnet_wire::Qpn::VIRTUAL.value())
     }

@@ -17,11 +17,11 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 pub use address::{Address, BadAddress};
 pub use server::{Server, serve};
 
-/// Maximum time until a connection is established, TLS included.
+/// Longest time until a connection is established, TLS included.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A silent peer is probed at this interval.
+/// Interval of probes to a silent peer.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// A probe without an answer ends the connection after this time.
+/// Time without an answer to a probe that ends the connection.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The PEM files of one end.
@@ -50,7 +50,7 @@ pub enum TransportError {
     /// The host name cannot be resolved.
     #[error("{0}: {1} cannot be resolved: {2}")]
     Resolve(Address, String, io::Error),
-    /// The address is plaintext, and its resolved address is not on this machine.
+    /// The address is plaintext and not on this machine.
     #[error(
         "{0} is plaintext beyond this machine ({1} is no loopback address): use https:// with --tls-ca, --tls-cert and \
          --tls-key, or pass --insecure to accept that anybody on the way can read and change it"
@@ -76,7 +76,7 @@ pub enum TransportError {
     Timeout(Address),
 }
 
-/// An error and its causes in one line.
+/// In one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -88,7 +88,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Connects to `address`. The channel reconnects when the connection is lost.
+/// Connects to `address`. The channel reconnects after a loss.
 ///
 /// # Errors
 /// The address is not allowed, the certificates do not work, or there is no answer within [`CONNECT_TIMEOUT`].
@@ -109,7 +109,7 @@ async fn endpoint(address: &Address, security: &Security) -> Result<Endpoint, Tr
             host,
             port,
         } => {
-            // Connects to the addresses that were checked: the name is not resolved again.
+            // To the addresses that were checked: the name is not resolved again.
             let all = resolve(address, host, *port).await?;
             allow_plaintext(address, security, &all)?;
             all.first().map(|a| format!("http://{a}")).unwrap_or_default()
@@ -151,7 +151,7 @@ fn allow_plaintext(address: &Address, security: &Security, all: &[SocketAddr]) -
     }
 }
 
-/// The authority, and the certificate and key of this end.
+/// The authority, and this end's certificate and key.
 fn read_pem(address: &Address, security: &Security) -> Result<(Certificate, Identity), TransportError> {
     let files = security.tls.as_ref();
     let files = files.ok_or_else(|| TransportError::NoCertificates(address.clone()))?;

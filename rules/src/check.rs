@@ -14,7 +14,7 @@ use crate::index::GroupIndex;
 
 const NAME_LENGTH_MAX: usize = 64;
 
-/// The field of a next hop: its endpoint's index, and `host` or `switch`. It is written only where something is wrong.
+/// The field of a next hop: index of its endpoint, and `host` or `switch`. Formatted only for a fault.
 #[derive(Clone, Copy)]
 struct HopField(usize, &'static str);
 
@@ -25,8 +25,7 @@ impl fmt::Display for HopField {
 }
 
 impl GroupDraft {
-    /// Returns every fault of this group on a switch with `ports` ports. Fields are relative to the group. Missing
-    /// fields are not reported.
+    /// Every fault on a switch with `ports` ports, with fields relative to the group. Skips missing fields.
     pub fn check(&self, ports: usize) -> Vec<Fault> {
         let mut faults = Vec::new();
         let mut fault = |field: &str, kind| faults.push(Fault::new(field, kind));
@@ -91,7 +90,7 @@ impl GroupDraft {
                     name_of.insert(name, hop);
                 }
             }
-            // The switch resolves an unspecified MAC address, where the next hop has an IP address.
+            // The switch resolves an unspecified MAC address if the next hop has an IP address.
             let given = mac.filter(|mac| *mac != MacAddr::UNSPECIFIED || adjacent);
             if let Some(kind) = given.and_then(bad_mac) {
                 faults.push(Fault::new(format!("{hop}.mac"), kind));
@@ -158,7 +157,7 @@ impl GroupDraft {
     }
 }
 
-/// Checks that each frame belongs to exactly one endpoint. Endpoints with unread fields are skipped.
+/// Each frame must belong to one endpoint. Endpoints with unread fields are skipped.
 fn check_senders(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
     let mut senders: BTreeMap<(PortId, Qpn), Senders> = BTreeMap::new();
     for (i, endpoint) in endpoints.iter().enumerate() {
@@ -180,7 +179,7 @@ fn check_senders(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
     }
 }
 
-/// The endpoints with one port and QPN: `any` accepts frames from every source address, those in `by_ip` from one.
+/// Endpoints with one port and QPN: `any` accepts frames from every source address, those in `by_ip` from one.
 #[derive(Default)]
 struct Senders {
     any: Option<usize>,
@@ -188,7 +187,7 @@ struct Senders {
 }
 
 impl Senders {
-    /// Adds an endpoint. Returns an earlier one that could have sent the same frame.
+    /// Returns an earlier endpoint that could have sent the same frame.
     fn insert(&mut self, endpoint: usize, src: Option<Ipv4Addr>) -> Option<usize> {
         let first = match src {
             Some(ip) => self.by_ip.get(&ip).copied(),
@@ -203,20 +202,19 @@ impl Senders {
     }
 }
 
-/// Checks the groups of one switch, each alone and against the earlier ones.
+/// Checks the groups of a switch, each alone and against the earlier ones.
 pub(crate) struct Groups {
     index: GroupIndex,
     ports: usize,
 }
 
 impl Groups {
-    /// Checks the groups of a switch with `ports` ports.
     pub(crate) fn new(ports: usize) -> Self {
         let index = GroupIndex::default();
         Self { index, ports }
     }
 
-    /// Returns every fault of the next group. Fields are relative to the group.
+    /// Every fault of the next group, with fields relative to the group.
     pub(crate) fn check(&mut self, group: &GroupDraft) -> Vec<Fault> {
         let claims = group.into();
         let mut faults = group.check(self.ports);
@@ -226,7 +224,7 @@ impl Groups {
     }
 }
 
-/// Returns every fault of the routes of one switch, alone and between them. Fields begin with `routes[i]`.
+/// Every fault of the routes of a switch, alone and between them. Fields begin with `routes[i]`.
 pub(crate) fn routes(routes: &[RouteDraft], ports: usize) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut first_of = BTreeMap::new();

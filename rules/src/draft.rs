@@ -13,9 +13,8 @@ use crate::group::{Endpoint, GroupRule, HostEndpoint, HostPart, NextHop, RankPar
 use crate::kinds::KindDraft;
 use crate::route::{Route, RouteHop};
 
-/// A [`GroupRule`] that is being read. A field is `None` if it could not be read; the checker reports nothing about
-/// it. A reader fills a draft, [checks](Self::check) it and [finishes](Self::finish) it, and so reports all faults at
-/// once.
+/// A [`GroupRule`] that is being read. A field is `None` if it could not be read; it has a fault already. A reader
+/// fills a draft, then calls [`check`](Self::check) and [`finish`](Self::finish), and so reports all faults at once.
 #[derive(Clone, Debug, Default)]
 pub struct GroupDraft {
     pub name: Option<String>,
@@ -37,7 +36,7 @@ pub struct EndpointDraft {
     pub next_hop: Option<HopDraft>,
 }
 
-/// A reference to one endpoint of a group: in rules an index; in files a name, or a port with one endpoint only.
+/// A reference to an endpoint: in rules an index; in files a name, or a port with only one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointRef {
     /// Index in the group's list.
@@ -52,7 +51,7 @@ impl EndpointRef {
     pub(crate) const EXPECTED: &'static str =
         "the name of one of its endpoints, or a port that only one is at";
 
-    /// Reads a name in quotes, or a port number.
+    /// A name in quotes, or a port number.
     pub(crate) fn read(value: Value<'_>) -> Option<Self> {
         match value.is_text() {
             true => value.string().map(Self::Name),
@@ -60,7 +59,7 @@ impl EndpointRef {
         }
     }
 
-    /// Returns the index of the endpoint; `None` if an endpoint that could not be read may be the one.
+    /// `None` if an endpoint that could not be read may be the one.
     pub(crate) fn find(&self, endpoints: &[EndpointDraft]) -> Result<Option<u16>, FaultKind> {
         let (mut found, kind) = match self {
             Self::Index(index) if usize::from(*index) < endpoints.len() => return Ok(Some(*index)),
@@ -99,14 +98,14 @@ impl EndpointRef {
         match (self, found.pop(), found.is_empty()) {
             (_, None, _) => Err(kind),
             (Self::Port(port), Some(_), false) => Err(FaultKind::SeveralEndpointsAt { port: *port }),
-            // Endpoints with equal names are a fault of their own.
+            // Equal names are a fault of their own.
             (_, index, _) => Ok(index),
         }
     }
 }
 
 impl HopDraft {
-    /// The IP address of the next hop; the inner `None` is that of an adjacent switch.
+    /// The inner `None` is that of an adjacent switch.
     pub(crate) fn ip(&self) -> Option<Option<Ipv4Addr>> {
         match self {
             Self::Host(host) => host.ip.map(Some),
@@ -114,7 +113,7 @@ impl HopDraft {
         }
     }
 
-    /// Destination address and QPN of frames to it, if it has an address. No two endpoints of a switch share both.
+    /// Destination address and QPN of frames to it, unique at a switch. `None` without an address.
     pub(crate) fn qp(&self) -> Option<(Ipv4Addr, Qpn)> {
         let qpn = match self {
             Self::Host(host) => host.qpn,
@@ -164,7 +163,7 @@ pub struct RankDraft {
     pub rq_psn: Option<Psn>,
 }
 
-/// The fields of [`NextHop::Switch`] while it is being read.
+/// [`NextHop::Switch`] while it is being read.
 #[derive(Clone, Debug, Default)]
 pub struct SwitchDraft {
     pub name: Option<String>,
@@ -176,7 +175,7 @@ pub struct SwitchDraft {
 }
 
 impl GroupDraft {
-    /// Returns the group; `None` if a field is missing.
+    /// `None` if a field is missing.
     pub fn finish(self) -> Option<GroupRule> {
         let endpoints = self.endpoints?;
         let kind = self.kind?.finish(&endpoints)?;
@@ -215,7 +214,7 @@ impl EndpointDraft {
 }
 
 impl HostDraft {
-    /// Returns the host; `None` if a field is missing.
+    /// `None` if a field is missing.
     pub fn finish(self) -> Option<HostEndpoint> {
         Some(HostEndpoint {
             name: self.name?,
@@ -301,12 +300,12 @@ impl From<&HostEndpoint> for HostDraft {
 #[derive(Clone, Debug, Default)]
 pub struct RouteDraft {
     pub prefix: Option<Ipv4Net>,
-    /// Port and MAC address of each; `None` if the list itself could not be read.
+    /// `None` if the list itself could not be read.
     pub next_hops: Option<Vec<(Option<PortId>, Option<MacAddr>)>>,
 }
 
 impl RouteDraft {
-    /// Returns the route; `None` if a field is missing.
+    /// `None` if a field is missing.
     pub fn finish(self) -> Option<Route> {
         let hops = self.next_hops?.into_iter().map(|(port, mac)| {
             Some(RouteHop {

@@ -6,10 +6,10 @@ use core::net::Ipv4Addr;
 use castnet_wire::{MacAddr, McstId, PortId, Qpn};
 use ipnet::Ipv4Net;
 
-/// A fault of one field. Displays as `groups[0].paths[1].host.qpn: 0x1000000 is over the 24 bits of a QPN`.
+/// A fault of one field. Displays as `groups[0].endpoints[1].host.qpn: 0x1000000 is over the 24 bits of a QPN`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Path of the field, for example `groups[1].paths[2].host.qpn`; empty for a whole file.
+    /// Path of the field, for example `groups[1].endpoints[2].host.qpn`; empty for a whole file.
     pub field: String,
     /// The fault, and what is allowed.
     pub kind: FaultKind,
@@ -198,7 +198,7 @@ impl Fault {
     }
 }
 
-/// Joins to `outer.inner`, without a dot if either is empty.
+/// `outer.inner`, without a dot if either is empty.
 pub(crate) fn join(outer: &str, inner: &str) -> String {
     match (outer.is_empty(), inner.is_empty()) {
         (true, _) => inner.into(),

@@ -22,7 +22,7 @@ use crate::set::RuleSet;
 const PSN: &str = "a PSN, 0 to 0xffffff";
 const ENDPOINTS: &str = "a list of endpoints: [[groups.endpoints]]";
 
-/// Fields that were renamed, and their earlier names, which are still accepted.
+/// New and old names of fields; old ones are still accepted.
 const RENAMED: &[(&str, &str)] = &[
     ("endpoints", "paths"),
     ("start_psn", "psn_start"),
@@ -30,10 +30,8 @@ const RENAMED: &[(&str, &str)] = &[
 ];
 
 impl RuleSet {
-    /// Reads a rule file and reports all faults at once, each with line, column and field. Ports are checked against
-    /// the limit of 64; [`RuleSet::check`] checks them against the number of ports of a switch.
-    ///
-    /// If the text is not TOML, only that is reported. `examples/` holds files to start from.
+    /// Reads a rule file. Reports all faults at once, each with line, column and field. Ports may be 0 to 63;
+    /// [`RuleSet::check`] checks them for a switch. If the text is not TOML, only that is reported.
     pub fn from_toml(text: &str) -> Result<Self, Faults> {
         castnet_toml_reader::read(text, RENAMED, read_set)
     }
@@ -55,7 +53,7 @@ fn read_set(file: &Table<'_>) -> Option<RuleSet> {
     let (mut groups, mut checked) = (Vec::new(), check::Groups::new(PortId::COUNT));
     let lists = [
         (file.value("groups"), "multicast"),
-        // Name of the list of groups that compute in earlier versions.
+        // In earlier versions groups that compute had a list of their own.
         (file.old_value("collectives"), "translated"),
     ];
     for (list, kind) in &lists {
@@ -83,7 +81,7 @@ fn read_set(file: &Table<'_>) -> Option<RuleSet> {
     })
 }
 
-/// Reads a group. Its kind is `kind` if the table names none.
+/// `kind` is for tables that name none.
 fn read_group(value: Value<'_>, kind: &'static str) -> Option<GroupDraft> {
     let t = value.table("a group: [[groups]]")?;
     let kind = t.optional("kind", kind, |v| {
@@ -93,7 +91,6 @@ fn read_group(value: Value<'_>, kind: &'static str) -> Option<GroupDraft> {
         v.accept(kind.ok_or(FaultKind::UnknownKind { name, known }))
     });
     let Some(kind) = kind else {
-        // The fields of an unknown kind cannot be checked.
         t.accept_all();
         return None;
     };
@@ -198,7 +195,7 @@ fn read_switch(value: Value<'_>, kind: &str) -> Option<SwitchDraft> {
         ranks: match has_ranks(kind) {
             false => Some(Vec::new()),
             true => t.need("ranks", RANKS, |v| {
-                // Read all of them before returning, to report each fault.
+                // All of them are read before the return, to report each fault.
                 let ranks: Vec<_> = v.list(RANKS)?.map(|v| Limit::RANK.read(v)).collect();
                 ranks.into_iter().collect()
             }),
@@ -235,7 +232,7 @@ pub(crate) fn port(value: Value<'_>) -> Option<PortId> {
     PortId::new(Limit::PORT.read(value)?)
 }
 
-/// Reads an optional QPN of a switch; [`Qpn::VIRTUAL`] by default.
+/// [`Qpn::VIRTUAL`] by default.
 fn read_virtual_qpn(table: &Table<'_>, name: &'static str) -> Option<Qpn> {
     table.optional(name, Qpn::VIRTUAL, read_qpn)
 }
@@ -261,7 +258,7 @@ fn read_pmtu(value: Value<'_>) -> Option<Pmtu> {
     value.accept(Pmtu::from_bytes(bytes).ok_or_else(|| Limit::PMTU.fault(bytes)))
 }
 
-/// A MAC address as written in files; empty if unspecified.
+/// Empty if unspecified.
 fn mac_text(mac: MacAddr) -> String {
     match mac {
         MacAddr::UNSPECIFIED => String::new(),

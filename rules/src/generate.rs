@@ -7,7 +7,7 @@ use crate::group::{DEFAULT_STALL_TIMEOUT_MS, Endpoint, GroupRule, HostEndpoint, 
 use crate::kinds::GroupKind;
 use crate::set::RuleSet;
 
-/// Rule files of a fabric with two tiers, by the name of their switch.
+/// Rule files of a fabric with two tiers, by switch.
 pub const TWO_TIER_EXAMPLE: [(&str, &str); 3] = [
     ("spine", include_str!("../examples/two-tier/spine.toml")),
     ("leaf-a", include_str!("../examples/two-tier/leaf-a.toml")),
@@ -21,16 +21,14 @@ pub const COLLECTIVE_EXAMPLE: &str = include_str!("../examples/collective.toml")
 pub const FORWARDING_EXAMPLE: &str = include_str!("../examples/forwarding.toml");
 
 impl RuleSet {
-    /// A rule file that shows and explains every field: one switch, four hosts.
+    /// A rule file that explains every field: one switch, four hosts.
     pub const fn schema_example() -> &'static str {
         include_str!("../examples/star.toml")
     }
 }
 
 impl GroupRule {
-    /// A group on a single switch: member `i` is at port `i`. `kind` names the source of a multicast group, by
-    /// default the first member.
-    ///
+    /// A group on a single switch: member `i` is at port `i`. `kind` names the source; the default is the first member.
     /// Refuses what [`GroupRule::check`] refuses, and more members than ports.
     pub fn star(
         name: &str,
@@ -57,7 +55,7 @@ impl GroupRule {
     }
 }
 
-/// Adds a fault if there are more members than ports. Returns `None` if there is no fault.
+/// `None` if there is no fault.
 fn faults_of_star(mut faults: Vec<Fault>, members: usize) -> Option<Vec<Fault>> {
     if members > PortId::COUNT {
         let kind = FaultKind::OutOfRange {

@@ -16,34 +16,31 @@ pub const ENDPOINTS_MAX: usize = 1024;
 /// Default of [`GroupRule::stall_timeout_ms`].
 pub const DEFAULT_STALL_TIMEOUT_MS: u32 = 2_000;
 
-/// One switch's part of a group: its address, its endpoints at this switch, and the fields of its kind (EPIC 3.1,
-/// 4.1; for multicast the Path Index and Path Table of an MFT, Cepheus III.B, Fig. 3).
+/// One switch's part of a group: its address, its endpoints here, and the fields of its kind (EPIC 3.1, 4.1; for
+/// multicast the Path Index and Path Table of an MFT, Cepheus III.B, Fig. 3).
 ///
-/// The QP of a member is connected to `<mcst_id, virtual_qpn>` of its endpoint. The switch next to a member
-/// translates between that and the member's own address and QPN. Between adjacent switches frames keep the McstID as
-/// destination, and the group has the same McstID on both. Across routers each switch has its own McstID for the
-/// group: see [`NextHop::Switch`]. All members are in the same VLAN, or in none: copies keep the VLAN tags of the
-/// source's frames.
+/// The QP of a member is connected to `<mcst_id, virtual_qpn>` of its endpoint. The switch next to a member translates
+/// that to the member's address and QPN. Adjacent switches have the same McstID for a group, and frames between them
+/// keep it as destination. Across routers each switch has its own: see [`NextHop::Switch`]. All members are in the same
+/// VLAN, or in none: copies keep the VLAN tags of the source's frames.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupRule {
-    /// Name for people and for the controller, unique on a switch; 1 to 64 printable characters without blanks.
+    /// Name, unique on a switch; 1 to 64 printable characters without blanks.
     pub name: String,
-    /// Version of this group's rule. It shows whether the installed rule is the wanted one. Members that connect
-    /// again need a new generation.
+    /// Version of the rule: shows whether the wanted rule is installed. Members that connect again need a new one.
     #[serde(default)]
     pub generation: u64,
     /// Address of the group: a unicast IPv4 address that no host has (Cepheus III.A).
     #[serde(with = "text::display")]
     pub mcst_id: McstId,
-    /// Payload bytes of a full packet, one value for the whole group.
+    /// Payload bytes of a full packet, for the whole group.
     #[serde(with = "text::pmtu")]
     pub pmtu: Pmtu,
     /// Time in milliseconds until a stall event names an endpoint that the group waits for; at least 1.
     #[serde(default = "default_stall_timeout")]
     pub stall_timeout_ms: u32,
-    /// Endpoints of the group's tree at this switch, including those towards its source or root. In a group with
-    /// ranks they are ordered by the lowest rank behind them.
+    /// Endpoints at this switch, with those towards source or root; with ranks, in the order of the lowest rank.
     pub endpoints: Vec<Endpoint>,
     /// Kind of the group, with its fields.
     pub kind: GroupKind,
@@ -53,23 +50,21 @@ pub(crate) const fn default_stall_timeout() -> u32 {
     DEFAULT_STALL_TIMEOUT_MS
 }
 
-/// A neighbour of the group on this switch: a QP of a host, or another switch (EPIC 3.1). One port may have several:
-/// the ranks of one host, or all hosts behind an ordinary switch.
+/// A neighbour of the group at this switch: a QP of a host, or another switch (EPIC 3.1). A port may have several: the
+/// ranks of a host, or all hosts behind an ordinary switch.
 ///
-/// The endpoint of a frame is found by ingress port, destination QPN and source address, and must be unique. Frames
-/// of a host or of a switch behind routers have its address as source. Frames of an adjacent switch have source
-/// addresses that this switch does not know, so no other endpoint at its port may have the same `virtual_qpn`.
+/// The endpoint of a frame is found by ingress port, destination QPN and source address, and must be unique. Frames of
+/// an adjacent switch have source addresses that are not known here, so no other endpoint of its port may have the same
+/// `virtual_qpn`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Endpoint {
     /// Port of the endpoint.
     #[serde(with = "text::port")]
     pub port: PortId,
-    /// QPN of the group on this switch for this endpoint: the destination QPN of its frames. [`Qpn::VIRTUAL`] if port
-    /// and source address are enough to identify the endpoint.
+    /// Destination QPN of its frames. [`Qpn::VIRTUAL`] if port and source address identify the endpoint.
     #[serde(with = "text::qpn", default = "default_virtual_qpn")]
     pub virtual_qpn: Qpn,
-    /// If true, frames of this endpoint must have the MAC address of its next hop as source. The fast path does not
-    /// handle them.
+    /// If true, its frames must have the MAC address of the next hop as source. They do not take the fast path.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub verify_mac: bool,
     /// The next hop behind the port.
@@ -99,26 +94,23 @@ const fn default_virtual_qpn() -> Qpn {
 pub enum NextHop {
     /// A member. The switch translates between its connection and the group's.
     Host(HostEndpoint),
-    /// Another switch of the tree. Frames to an adjacent switch keep the McstID; their MAC addresses are rewritten,
-    /// and their QPN if it differs. Frames to a switch behind routers are rewritten like those to a host, except for
-    /// RETH.
+    /// Another switch of the tree. Frames to an adjacent switch get new MAC addresses and, if it differs, a new QPN.
+    /// Frames to a switch behind routers are rewritten like those to a host, except for RETH.
     #[serde(rename_all = "snake_case")]
     Switch {
         /// Name of the switch.
         name: String,
-        /// McstID of the group at that switch, if routers lie between; they route it to that switch. It is the
-        /// destination of frames to the switch and the source of frames from it. `None` for an adjacent switch.
+        /// Behind routers: McstID of the group at that switch, to which they route it; the destination of frames to it,
+        /// and the source of frames from it. `None` for an adjacent switch.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ip: Option<Ipv4Addr>,
         /// Its `virtual_qpn` for this switch.
         #[serde(with = "text::qpn", default = "default_virtual_qpn")]
         qpn: Qpn,
-        /// MAC address of the remote port of the link; across routers, of the first router. Across routers it may be
-        /// [`MacAddr::UNSPECIFIED`], as for a host.
+        /// MAC address of the link's remote port; across routers, of the first router or [`MacAddr::UNSPECIFIED`].
         #[serde(with = "text::display")]
         mac: MacAddr,
-        /// In a group with ranks, all ranks behind it; for the parent, those behind no other endpoint here. Otherwise
-        /// empty.
+        /// All ranks behind it; for the parent, those behind no other endpoint here. Empty in a group without ranks.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         ranks: Vec<u16>,
     },
@@ -134,8 +126,8 @@ pub struct HostEndpoint {
     pub ip: Ipv4Addr,
     /// QPN of the member: not 0 or 1 (management), and not 0xffffff (InfiniBand multicast).
     pub qpn: Qpn,
-    /// MAC address of the host, or of the router towards it. [`MacAddr::UNSPECIFIED`]: the switch resolves it at
-    /// installation, from its routes or its neighbours.
+    /// MAC address of the host or the router to it. [`MacAddr::UNSPECIFIED`]: found by routes or neighbours at
+    /// installation.
     pub mac: MacAddr,
     /// The host's role in its kind of group.
     pub part: HostPart,
@@ -147,8 +139,7 @@ pub enum HostPart {
     /// A member without memory for WRITEs.
     #[default]
     Plain,
-    /// A multicast member with the memory that WRITEs to the group go to. A WRITE is not forwarded to a member
-    /// without it.
+    /// A multicast member with memory for WRITEs. Members without it do not get WRITEs.
     Memory(RemoteMemory),
     /// A rank of a group that computes.
     Rank(RankPart),
@@ -170,18 +161,18 @@ pub struct RemoteMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankPart {
-    /// Rank: below the number of ranks of the group, and below [`crate::RANKS_MAX`].
+    /// Below the number of ranks of the group, and below [`crate::RANKS_MAX`].
     pub rank: u16,
-    /// PSN of the first packet that its QP sends.
+    /// First PSN that its QP sends.
     #[serde(with = "text::psn_value")]
     pub sq_psn: Psn,
-    /// PSN of the first packet that its QP expects.
+    /// First PSN that its QP expects.
     #[serde(with = "text::psn_value")]
     pub rq_psn: Psn,
 }
 
 impl GroupRule {
-    /// The multicast fields; `None` for another kind.
+    /// `None` for another kind.
     pub const fn multicast(&self) -> Option<&MulticastRule> {
         match &self.kind {
             GroupKind::Multicast(rule) => Some(rule),
@@ -189,7 +180,7 @@ impl GroupRule {
         }
     }
 
-    /// The fields of a group that computes over translated connections; `None` for another kind.
+    /// Fields of a group that computes; `None` for another kind.
     pub const fn translated(&self) -> Option<&TranslatedRule> {
         match &self.kind {
             GroupKind::Translated(rule) => Some(rule),
@@ -197,7 +188,7 @@ impl GroupRule {
         }
     }
 
-    /// Changes the multicast fields; no effect for another kind.
+    /// Changes the multicast fields, if there are any.
     #[must_use]
     pub fn with_multicast(mut self, change: impl FnOnce(&mut MulticastRule)) -> Self {
         if let GroupKind::Multicast(rule) = &mut self.kind {
@@ -206,7 +197,7 @@ impl GroupRule {
         self
     }
 
-    /// Changes the fields of a group that computes over translated connections; no effect for another kind.
+    /// Changes the fields of a group that computes, if there are any.
     #[must_use]
     pub fn with_translated(mut self, change: impl FnOnce(&mut TranslatedRule)) -> Self {
         if let GroupKind::Translated(rule) = &mut self.kind {
@@ -215,14 +206,13 @@ impl GroupRule {
         self
     }
 
-    /// The endpoint towards the source or root of the tree; `None` if the root is at this switch.
+    /// The endpoint towards source or root; `None` if the root is at this switch.
     pub fn upstream(&self) -> Option<&Endpoint> {
         let index = self.kind.upstream()?;
         self.endpoints.get(usize::from(index))
     }
 
-    /// Sorts the endpoints as a switch keeps them: in a group with ranks by the lowest rank behind them, otherwise by
-    /// port.
+    /// Sorts the endpoints as a switch keeps them: by the lowest rank behind them, or by port without ranks.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         let mut order: Vec<u16> = (0..self.endpoints.len() as u16).collect();
@@ -244,26 +234,24 @@ impl GroupRule {
         self
     }
 
-    /// The members next to this switch, each with its port.
+    /// Members next to this switch, with their ports.
     pub fn hosts(&self) -> impl Iterator<Item = (PortId, &HostEndpoint)> {
         self.endpoints
             .iter()
             .filter_map(|e| e.next_hop.host().map(|h| (e.port, h)))
     }
 
-    /// Number of ranks of the whole group; 0 for a kind without ranks.
+    /// Ranks of the whole group; 0 for a kind without ranks.
     pub fn size(&self) -> usize {
         self.endpoints.iter().map(|e| e.next_hop.ranks().len()).sum()
     }
 
-    /// Bytes that a switch reserves at installation: the slots and state of a group that computes. 0 for kinds whose
-    /// state is small and depends on their endpoints only.
+    /// Bytes that a switch reserves at installation for slots and state of a group that computes; 0 for other kinds.
     pub fn reserved_bytes(&self) -> u64 {
         self.kind.reserved_bytes(self)
     }
 
-    /// Returns every fault of this group on a switch with `ports` ports. Fields are relative to the group. A group
-    /// without faults may be installed. Files, messages and installs all use this check.
+    /// Every fault on a switch with `ports` ports, with fields relative to the group. All inputs are checked by it.
     pub fn check(&self, ports: usize) -> Vec<Fault> {
         GroupDraft::from(self).check(ports)
     }
@@ -302,7 +290,7 @@ impl NextHop {
         }
     }
 
-    /// Its IP address: destination of frames to it, source of frames from it. `None` for an adjacent switch.
+    /// Destination IP address of frames to it and source of frames from it. `None` for an adjacent switch.
     pub const fn ip(&self) -> Option<Ipv4Addr> {
         match self {
             Self::Host(host) => Some(host.ip),
@@ -310,7 +298,7 @@ impl NextHop {
         }
     }
 
-    /// Its QPN: destination QPN of frames to it.
+    /// Destination QPN of frames to it.
     pub const fn qpn(&self) -> Qpn {
         match self {
             Self::Host(host) => host.qpn,
@@ -344,7 +332,7 @@ impl NextHop {
 }
 
 impl HostEndpoint {
-    /// The memory that WRITEs to it go to.
+    /// Memory for WRITEs.
     pub const fn memory(&self) -> Option<&RemoteMemory> {
         match &self.part {
             HostPart::Memory(memory) => Some(memory),
@@ -352,7 +340,7 @@ impl HostEndpoint {
         }
     }
 
-    /// Its rank, if it has one.
+    /// Rank and first PSNs.
     pub const fn rank(&self) -> Option<&RankPart> {
         match &self.part {
             HostPart::Rank(rank) => Some(rank),
@@ -374,7 +362,7 @@ impl From<Option<RemoteMemory>> for HostPart {
 }
 
 impl RemoteMemory {
-    /// Returns true if `length` bytes at `offset` lie inside the memory.
+    /// Whether `length` bytes at `offset` lie inside the memory.
     pub const fn contains(&self, offset: u64, length: u64) -> bool {
         match offset.checked_add(length) {
             Some(end) => end <= self.length,

@@ -11,11 +11,9 @@ use crate::draft::{EndpointDraft, GroupDraft, HopDraft};
 use crate::fault::{Fault, FaultKind};
 use crate::group::{Endpoint, GroupRule};
 
-/// Index of the groups of one switch by values that must be unique: names, McstIDs, and the addresses and QPs of
-/// members and of switches behind routers.
-///
-/// Rule files are checked group by group against the earlier groups, installs against the installed groups. A check
-/// costs a few look-ups per member, independent of the number of groups.
+/// Index of the groups of one switch by values that must be unique: names, McstIDs, and addresses and QPs of members
+/// and of switches behind routers. Rule files are checked group by group against earlier groups, installs against
+/// installed groups. The cost of a check depends on the members of the group, not on the number of groups.
 #[derive(Clone, Debug, Default)]
 pub struct GroupIndex {
     names: BTreeMap<Arc<str>, Option<McstId>>,
@@ -23,29 +21,29 @@ pub struct GroupIndex {
     qps: BTreeMap<(Ipv4Addr, Qpn), Arc<str>>,
 }
 
-/// The values of one group that must be unique; `None` if a value could not be read.
+/// Values of one group that must be unique; `None` if a value could not be read.
 #[derive(Clone, Debug)]
 pub struct Claims<'a> {
     name: Option<&'a str>,
     mcst_id: Option<McstId>,
-    /// Next hops with an address: members next to the switch, and switches behind routers.
+    /// Members next to the switch, and switches behind routers.
     next_hops: Vec<Addressed>,
 }
 
 /// A next hop with an address.
 #[derive(Clone, Copy, Debug)]
 struct Addressed {
-    /// Index of its endpoint in the group's list.
+    /// Index in the group's list.
     endpoint: usize,
-    /// Name of its table: `host` or `switch`.
+    /// Its table: `host` or `switch`.
     kind: &'static str,
     ip: Ipv4Addr,
     qpn: Option<Qpn>,
 }
 
 impl GroupIndex {
-    /// Returns the conflicts with indexed groups. Fields are relative to the group. The group named `instead_of` is
-    /// ignored: the new group replaces it.
+    /// The conflicts with indexed groups. Fields are relative to the group. Ignores `instead_of`, which `group`
+    /// replaces.
     pub fn check(&self, group: &Claims<'_>, instead_of: Option<&str>) -> Vec<Fault> {
         let is_other = |name: &Arc<str>| Some(&**name) != instead_of;
         let mut faults = Vec::new();
@@ -89,7 +87,7 @@ impl GroupIndex {
         faults
     }
 
-    /// Adds a group. Values that another group already has stay with that group.
+    /// Adds a group. Values of another group stay with that group.
     pub fn insert(&mut self, group: &Claims<'_>) {
         let name: Arc<str> = group.name.unwrap_or_default().into();
         if group.name.is_some() {

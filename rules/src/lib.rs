@@ -1,15 +1,12 @@
 //! The rules that a Castnet switch executes, as typed values.
 //!
-//! The planner produces rules, `castnet-proto` carries them in messages, TOML files store them, and the engine compiles and
-//! executes them. A rule is one of two:
+//! The planner makes them, `castnet-proto` and TOML files carry them, and the engine executes them. A rule is one of:
 //!
-//! - a [`GroupRule`]: one switch's part of a group. It holds the group's McstID, its endpoints at this switch, and the fields
-//!   of its [kind](GroupKind).
+//! - a [`GroupRule`]: a switch's part of a group: McstID, endpoints there, and the fields of its [kind](GroupKind).
 //! - a [`Route`]: a static IPv4 route with equal-cost next hops.
 //!
-//! Types keep values apart that can be confused ([`castnet_wire::Qpn`], [`castnet_wire::PortId`] ...). What types cannot
-//! express is checked by [`GroupRule::check`] and, between groups, by [`GroupIndex::check`]. Files, messages and installs all
-//! use these two. A [`Fault`] names the field. [`Faults`] of a file also have line and column.
+//! [`GroupRule::check`] checks what the types cannot express and [`GroupIndex::check`] what holds between groups;
+//! files, messages and installs use both. A [`Fault`] names the field. [`Faults`] of a file also have line and column.
 //!
 //! ```
 //! use castnet_rules::RuleSet;

@@ -47,12 +47,11 @@ impl Limit {
         Self { most, over }
     }
 
-    /// Reads an integer within the limit from a file.
     pub(crate) fn read<T: TryFrom<u64>>(&self, value: Value<'_>) -> Option<T> {
         value.number(0..=self.most, self.over)
     }
 
-    /// Returns the number if it is within the limit; otherwise the fault, with the number written as `shown`.
+    /// The number if it is within the limit, else the fault. The fault has the number as `shown`.
     pub fn admit(&self, number: u64, shown: impl Display) -> Result<u64, FaultKind> {
         match number <= self.most {
             true => Ok(number),
@@ -60,7 +59,7 @@ impl Limit {
         }
     }
 
-    /// The fault of a number, written as `shown`.
+    /// The fault of a number, which is written as `shown`.
     pub fn fault(&self, shown: impl Display) -> FaultKind {
         FaultKind::OutOfRange {
             value: shown.to_string(),

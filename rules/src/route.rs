@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::text;
 
-/// A route to a prefix. The longest prefix wins. With several next hops, a hash of the flow selects one (ECMP).
+/// A route. The longest prefix wins; a hash of the flow selects one of several next hops (ECMP).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Route {
-    /// Destination prefix; no bits are set beyond its length.
+    /// Destination; no bits are set beyond its length.
     pub prefix: Ipv4Net,
-    /// Next hops of equal cost: at least one, each different.
+    /// At least one, each different.
     pub next_hops: Vec<RouteHop>,
 }
 

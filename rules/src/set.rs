@@ -21,8 +21,7 @@ pub struct RuleSet {
 }
 
 impl RuleSet {
-    /// Returns every fault of the rules on a switch with `ports` ports: of each group and route, and between them. Rules
-    /// without faults may be installed.
+    /// Every fault on a switch with `ports` ports, of each group and route and between them.
     pub fn check(&self, ports: usize) -> Vec<Fault> {
         let mut groups = check::Groups::new(ports);
         let mut faults = Vec::new();

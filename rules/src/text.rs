@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::group::{HostEndpoint, HostPart, RankPart, RemoteMemory};
 
-/// A host, with its role as separate fields.
+/// A host in files: its role as separate fields.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Host<N> {
@@ -50,14 +50,14 @@ impl Serialize for HostEndpoint {
     }
 }
 
-/// Serializes with `Display`, deserializes from text.
+/// As text: `Display` and `FromText`.
 pub(crate) mod display {
     use core::fmt::Display;
 
     use castnet_wire::{MacAddr, McstId};
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    /// Parsing from text. A local replacement of `FromStr`, which `McstId` does not implement.
+    /// Replaces `FromStr`, which `McstId` does not implement.
     pub(crate) trait FromText: Sized {
         fn from_text(text: &str) -> Result<Self, String>;
     }
@@ -100,7 +100,6 @@ pub(crate) mod port {
     }
 }
 
-/// A QPN as a number.
 pub(crate) mod qpn {
     use castnet_wire::Qpn;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
@@ -118,7 +117,6 @@ pub(crate) mod qpn {
     }
 }
 
-/// An optional PSN as a number.
 pub(crate) mod psn {
     use castnet_wire::Psn;
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
@@ -135,7 +133,6 @@ pub(crate) mod psn {
     }
 }
 
-/// A PSN as a number.
 pub(crate) mod psn_value {
     use castnet_wire::Psn;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
@@ -153,7 +150,7 @@ pub(crate) mod psn_value {
     }
 }
 
-/// A path MTU in bytes.
+/// In bytes.
 pub(crate) mod pmtu {
     use castnet_wire::Pmtu;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

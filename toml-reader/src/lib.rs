@@ -1,7 +1,7 @@
 //! Reads TOML files field by field, and reports all faults of a file at once.
 //!
-//! A function takes each field of a table. A wrong value is recorded as a fault, and reading continues. Fields that were
-//! not taken are unknown, which is a fault too.
+//! A function takes each field of a table. A wrong value is recorded as a fault, and reading continues. Fields that
+//! were not taken are unknown, which is a fault too.
 //!
 //! ```
 //! let read = |text| {

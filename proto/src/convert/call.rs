@@ -20,10 +20,7 @@ pub fn call_to_proto(call: &Call) -> v1::CollectiveCall {
     }
 }
 
-/// A call, checked like that of a control message.
-///
-/// # Errors
-/// Every fault, with fields below `field`.
+/// A call, checked like that of a control message. Faults are below `field`.
 pub fn call_from_proto(field: &str, message: &v1::CollectiveCall) -> Result<Call, Invalid> {
     let mut r = Reader::default();
     let primitive = named(message.primitive, Primitive::from_byte, "is no primitive");
@@ -72,7 +69,7 @@ fn rank(value: u32) -> Result<u16, FaultKind> {
     u16::try_from(value).map_err(|_| out_of_range(value, "is no rank: 0 to 1023"))
 }
 
-/// A conflict as a message; `None` if the ranks agree.
+/// `None` if the ranks agree.
 pub fn disagreement_to_proto(control: &Control) -> Option<v1::Disagreement> {
     let Verdict::Conflict { rank, call } = control.verdict else {
         return None;
@@ -86,10 +83,7 @@ pub fn disagreement_to_proto(control: &Control) -> Option<v1::Disagreement> {
     })
 }
 
-/// A conflict as in a control message: two ranks, and two calls that differ.
-///
-/// # Errors
-/// Every fault, with fields below `field`.
+/// Two ranks and their different calls, as in a control message. Faults are below `field`.
 pub fn disagreement_from_proto(field: &str, message: &v1::Disagreement) -> Result<Control, Invalid> {
     let mut r = Reader::default();
     let mut call = |name: &str, message: Option<v1::CollectiveCall>| match message {

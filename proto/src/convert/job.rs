@@ -11,18 +11,18 @@ use super::rule::{loss, straggler};
 use super::{Invalid, Reader, connection_from_proto, out_of_range, pmtu, psn};
 use crate::v1;
 
-/// Maximum number of packets that a rank may have in flight. A group has at most twice as many slots.
+/// Most packets that a rank may have in flight. A group has at most twice as many slots.
 pub const WINDOW_PACKETS_MAX: u32 = 16_384;
-/// Maximum number of bytes of one blob of an exchange.
+/// Most bytes of a blob of an exchange.
 pub const BLOB_BYTES_MAX: usize = 64 * 1024;
-/// The longest lease, and the longest timeout of an exchange, in milliseconds.
+/// Longest lease, and longest timeout of an exchange, in milliseconds.
 pub const WAIT_MS_MAX: u32 = 600_000;
 /// Default lease, in milliseconds.
 pub const DEFAULT_LEASE_MS: u32 = 5_000;
 /// Default timeout of an exchange, in milliseconds.
 pub const DEFAULT_EXCHANGE_MS: u32 = 30_000;
 
-/// Requested settings of a collective group. `None`: the setting of the group, or the default for a new one.
+/// Requested settings of a collective group. `None`: that of the group, or the default for a new group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GivenSettings {
     /// Payload bytes of a full packet.
@@ -52,9 +52,9 @@ pub struct NewCollective {
     pub name: String,
     /// The hosts of the ranks, rank 0 first; 2 to [`RANKS_MAX`], no host twice.
     pub ranks: Vec<String>,
-    /// Its settings.
+    /// Settings.
     pub settings: GivenSettings,
-    /// The address of the group; `None`: the controller chooses one.
+    /// Address of the group; `None`: the controller chooses one.
     pub mcst_id: Option<McstId>,
 }
 
@@ -100,10 +100,7 @@ pub struct ExchangeCall {
     pub timeout: Duration,
 }
 
-/// A request to create a collective group.
-///
-/// # Errors
-/// Every fault; fields such as `ranks[2]` and `settings.pmtu`.
+/// Reads a request to create a collective group. Reports every fault, with fields such as `ranks[2]`.
 pub fn new_collective_from_proto(message: &v1::CreateCollectiveRequest) -> Result<NewCollective, Invalid> {
     let mut r = Reader::default();
     let group = r.take("name", name(&message.name));
@@ -132,10 +129,7 @@ pub fn new_collective_from_proto(message: &v1::CreateCollectiveRequest) -> Resul
     r.finish(group)
 }
 
-/// A request of a rank to join.
-///
-/// # Errors
-/// Every fault; fields such as `connection.qpn` and `settings.pmtu`.
+/// Reads a request of a rank to join. Reports every fault, with fields such as `connection.qpn`.
 pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, Invalid> {
     let mut r = Reader::default();
     let job = r.take("job", name(&message.job));
@@ -171,10 +165,7 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
     r.finish(join)
 }
 
-/// The part of one rank in an exchange.
-///
-/// # Errors
-/// Every fault; fields such as `blob`.
+/// Reads the part of a rank in an exchange. Reports every fault, with fields such as `blob`.
 pub fn exchange_from_proto(message: v1::ExchangeRequest) -> Result<ExchangeCall, Invalid> {
     let mut r = Reader::default();
     let job = r.take("job", name(&message.job));
@@ -195,7 +186,7 @@ pub fn exchange_from_proto(message: v1::ExchangeRequest) -> Result<ExchangeCall,
     r.finish(call)
 }
 
-/// A rank and the number of ranks, of which there are at least `least`.
+/// Rank and number of ranks, at least `least`.
 fn rank_of(rank: u32, size: u32, least: u32, r: &mut Reader) -> Option<(u16, u16)> {
     if !(least..=u32::from(RANKS_MAX)).contains(&size) {
         let why = match least {

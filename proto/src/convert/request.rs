@@ -12,7 +12,7 @@ use crate::v1;
 use crate::v1::host_endpoint::Part;
 
 const NAME_LENGTH_MAX: usize = 63;
-/// Leaves space for the suffix of a lane, such as `/15`.
+/// Leaves space for the suffix of a lane: `/15`.
 const LANED_NAME_LENGTH_MAX: usize = 61;
 
 /// A multicast group that is to be created.
@@ -28,9 +28,9 @@ pub struct NewGroup {
     pub pmtu: Pmtu,
     /// First PSN of the source; `None`: the controller chooses one.
     pub start_psn: Option<Psn>,
-    /// The virtual addresses of the source are relative to this one.
+    /// Base of the source's virtual addresses.
     pub va_base: u64,
-    /// The address of the group; `None`: the controller chooses one.
+    /// Address of the group; `None`: the controller chooses one.
     pub mcst_id: Option<McstId>,
     /// A path that stalls for longer is reported.
     pub stall_timeout_ms: u32,
@@ -43,7 +43,7 @@ pub struct NewGroup {
 pub struct NewMember {
     /// Name of the host.
     pub host: String,
-    /// Its connections, one per lane, if it is to count as joined; otherwise empty.
+    /// One connection per lane if it is to count as joined; otherwise empty.
     pub ends: Vec<HostEndpoint>,
 }
 
@@ -64,10 +64,7 @@ pub struct FrameFilter {
     pub drop_reason: Option<DropReason>,
 }
 
-/// A request to create a multicast group.
-///
-/// # Errors
-/// Every fault; fields such as `members[2].connection.qpn`.
+/// Reads a request to create a multicast group. Reports every fault, with fields such as `members[2].connection.qpn`.
 pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup, Invalid> {
     let mut r = Reader::default();
     let name = r.take("name", self::name(&message.name));
@@ -140,7 +137,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     r.finish(group)
 }
 
-/// Number of lanes; `None` if it is not given.
+/// `None` if it is not given.
 pub(super) fn lanes(value: u32) -> Result<Option<u8>, FaultKind> {
     match u8::try_from(value) {
         Ok(0) => Ok(None),
@@ -151,7 +148,7 @@ pub(super) fn lanes(value: u32) -> Result<Option<u8>, FaultKind> {
 
 const LANES_WHY: &str = "is no number of lanes: a group has 1 to 16";
 
-/// Checks that the name of a group with several lanes leaves space for the suffix of a lane.
+/// The name of a group with lanes must leave space for the suffix of a lane.
 pub(super) fn laned_name(name: &str, lanes: Option<u8>) -> Result<(), FaultKind> {
     let why = "characters are too many: 61 in a group of several lanes";
     match name.len() {
@@ -160,10 +157,7 @@ pub(super) fn laned_name(name: &str, lanes: Option<u8>) -> Result<(), FaultKind>
     }
 }
 
-/// Checks that a member has one connection for each lane of its group.
-///
-/// # Errors
-/// Names `more_lanes` below `field`.
+/// Checks that a member has one connection per lane. A fault names `more_lanes` below `field`.
 pub fn one_end_each(field: &str, ends: usize, lanes: u8) -> Result<(), Invalid> {
     if ends == usize::from(lanes) {
         return Ok(());
@@ -172,10 +166,7 @@ pub fn one_end_each(field: &str, ends: usize, lanes: u8) -> Result<(), Invalid> 
     Err(Invalid::out_of_range(format!("{field}.more_lanes"), ends, why))
 }
 
-/// The connections of a member, one per lane.
-///
-/// # Errors
-/// Every fault, with fields below `field`.
+/// Reads the connections of a member, one per lane. Reports every fault, with fields below `field`.
 pub fn connection_from_proto(
     field: &str,
     host: &str,
@@ -208,7 +199,7 @@ pub fn connection_from_proto(
     Ok(ends)
 }
 
-/// The connections of a member as a message; the first lane is first.
+/// The connections of a member as a message, first lane first.
 pub fn connection_to_proto<'e>(ends: impl IntoIterator<Item = &'e HostEndpoint>) -> v1::Connection {
     let mut ends = ends.into_iter();
     let Some(first) = ends.next() else {
@@ -229,10 +220,7 @@ pub fn connection_to_proto<'e>(ends: impl IntoIterator<Item = &'e HostEndpoint>)
     }
 }
 
-/// A host that registers: its name and addresses. The QPN has no meaning.
-///
-/// # Errors
-/// Every fault.
+/// Reads name and addresses of a host that registers. The QPN of the result has no meaning. Reports every fault.
 pub fn registration_from_proto(message: &v1::RegisterHostRequest) -> Result<HostEndpoint, Invalid> {
     let v1::RegisterHostRequest { name, ip, mac } = message.clone();
     name_from_proto("name", &name)?;
@@ -246,10 +234,7 @@ pub fn registration_from_proto(message: &v1::RegisterHostRequest) -> Result<Host
     rule::host("", &host)
 }
 
-/// A filter; if absent, for all frames.
-///
-/// # Errors
-/// Every fault, with fields below `field`.
+/// Reads a filter; if absent, it matches all frames. Reports every fault, with fields below `field`.
 pub fn filter_from_proto(field: &str, message: Option<&v1::FrameFilter>) -> Result<FrameFilter, Invalid> {
     let Some(message) = message else {
         return Ok(FrameFilter::default());
@@ -271,26 +256,17 @@ pub fn filter_from_proto(field: &str, message: Option<&v1::FrameFilter>) -> Resu
     r.within(field).finish(Some(filter))
 }
 
-/// The name of a group or host: 1 to 63 letters, digits, `-`, `_` and `.`.
-///
-/// # Errors
-/// Names `field`.
+/// Checks the name of a group or host: 1 to 63 letters, digits, `-`, `_` and `.`. A fault names `field`.
 pub fn name_from_proto(field: &str, text: &str) -> Result<String, Invalid> {
     name(text).map_err(|kind| Invalid::one(field, kind))
 }
 
-/// A McstID.
-///
-/// # Errors
-/// Names `field`.
+/// Reads a McstID. A fault names `field`.
 pub fn mcst_id_from_proto(field: &str, text: &str) -> Result<McstId, Invalid> {
     mcst_id(text).map_err(|kind| Invalid::one(field, kind))
 }
 
-/// The number of a port.
-///
-/// # Errors
-/// Names `field`.
+/// Reads the number of a port. A fault names `field`.
 pub fn port_from_proto(field: &str, value: u32) -> Result<PortId, Invalid> {
     port(value).map_err(|kind| Invalid::one(field, kind))
 }

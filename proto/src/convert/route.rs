@@ -6,10 +6,7 @@ use castnet_wire::PortId;
 use super::{Invalid, Reader, mac, port, port_to_proto, prefix};
 use crate::v1;
 
-/// All routes of a switch.
-///
-/// # Errors
-/// Every fault, with fields such as `routes[2].next_hops[0].mac`.
+/// Reads all routes of a switch. Reports every fault, with fields such as `routes[2].next_hops[0].mac`.
 pub fn routes_from_proto(messages: &[v1::Route]) -> Result<Vec<Route>, Invalid> {
     let mut r = Reader::default();
     let read = messages.iter().enumerate().map(|(i, m)| route(i, m, &mut r));
@@ -22,17 +19,14 @@ pub fn routes_from_proto(messages: &[v1::Route]) -> Result<Vec<Route>, Invalid> 
     r.finish(set.map(|set| set.routes))
 }
 
-/// One route.
-///
-/// # Errors
-/// Every fault, with fields such as `route.next_hops[0].mac`.
+/// Reads one route. Reports every fault, with fields such as `route.next_hops[0].mac`.
 pub fn route_from_proto(message: Option<&v1::Route>) -> Result<Route, Invalid> {
     let message = message.ok_or_else(|| Invalid::missing("route", "a prefix and its next hops"))?;
     let mut routes = routes_from_proto(std::slice::from_ref(message)).map_err(of_one_route)?;
     Reader::default().finish(routes.pop())
 }
 
-/// Names the fields of a refused list of one route as in the request for a single route.
+/// Renames the fields of a list of one route to those of the request for a single route.
 pub fn of_one_route(Invalid(faults): Invalid) -> Invalid {
     let rename = |mut fault: Fault| {
         fault.field = fault.field.replacen("routes[0]", "route", 1);
@@ -41,10 +35,7 @@ pub fn of_one_route(Invalid(faults): Invalid) -> Invalid {
     Invalid(faults.into_iter().map(rename).collect())
 }
 
-/// The prefix of a route.
-///
-/// # Errors
-/// Names `field`.
+/// Reads the prefix of a route. A fault names `field`.
 pub fn prefix_from_proto(field: &str, text: &str) -> Result<Ipv4Net, Invalid> {
     prefix(text).map_err(|kind| Invalid::one(field, kind))
 }

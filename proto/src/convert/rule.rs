@@ -16,7 +16,7 @@ use crate::v1::endpoint::NextHop as Hop;
 use crate::v1::group_rule::Kind;
 use crate::v1::host_endpoint::Part;
 
-/// Fields that the rules of all groups have. In messages the other fields are below the name of the kind.
+/// Fields of all groups. In messages the other fields are below the name of the kind.
 const COMMON: [&str; 7] = [
     "name",
     "generation",
@@ -27,11 +27,8 @@ const COMMON: [&str; 7] = [
     "kind",
 ];
 
-/// The rule of a group, checked as for a switch with all ports. The agent checks it again for the ports of its switch.
-/// Policies that are not given have their defaults.
-///
-/// # Errors
-/// Every fault, with fields below `field`.
+/// Reads a rule and checks it as for a switch with all ports; the agent checks it again for the ports of its switch.
+/// Policies that are not given have their defaults. Reports every fault, with fields below `field`.
 pub fn rule_from_proto(field: &str, message: Option<&v1::GroupRule>) -> Result<GroupRule, Invalid> {
     let message = message.ok_or_else(|| Invalid::missing(field, "the rule of a group"))?;
     let mut r = Reader::default();
@@ -59,7 +56,7 @@ pub fn rule_from_proto(field: &str, message: Option<&v1::GroupRule>) -> Result<G
     Reader(rule_faults(field, name, &r.0)).finish(draft.finish())
 }
 
-/// The faults of a rule, with field paths as in a message at `field`. `kind` is [`GroupKind::name`].
+/// Faults with field paths as in a message at `field`. `kind` is [`GroupKind::name`].
 pub fn rule_faults(field: &str, kind: &str, faults: &[Fault]) -> Vec<Fault> {
     let below = faults.iter().cloned().map(|fault| {
         let first = fault.field.split(['.', '[']).next().unwrap_or_default();
@@ -130,7 +127,7 @@ fn endpoint(index: usize, message: &v1::Endpoint, r: &mut Reader) -> EndpointDra
     }
 }
 
-/// `prefix` is put before the names of the fields.
+/// `prefix` is put before field names.
 fn switch_draft(prefix: &str, message: &v1::SwitchEndpoint, r: &mut Reader) -> SwitchDraft {
     let mut ranks = Vec::with_capacity(message.ranks.len());
     for (i, value) in message.ranks.iter().enumerate() {
@@ -149,7 +146,7 @@ fn switch_draft(prefix: &str, message: &v1::SwitchEndpoint, r: &mut Reader) -> S
     }
 }
 
-/// `prefix` is put before the names of the fields.
+/// `prefix` is put before field names.
 fn host_draft(prefix: &str, message: &v1::HostEndpoint, r: &mut Reader) -> HostDraft {
     let part = match &message.part {
         None => PartDraft::Plain,
@@ -173,7 +170,7 @@ fn host_draft(prefix: &str, message: &v1::HostEndpoint, r: &mut Reader) -> HostD
     }
 }
 
-/// The Ethernet address of a next hop. If the next hop has an IP address, it may be empty; the switch finds it then.
+/// May be empty if the next hop has an IP address: the switch finds it then.
 fn mac_or_none(text: &str, has_ip: bool) -> Result<MacAddr, FaultKind> {
     match text {
         "" if has_ip => Ok(MacAddr::UNSPECIFIED),
@@ -181,14 +178,14 @@ fn mac_or_none(text: &str, has_ip: bool) -> Result<MacAddr, FaultKind> {
     }
 }
 
-/// A single member with a known Ethernet address, checked like a member of any group.
+/// A member with a known Ethernet address, checked like a member of any group.
 pub(super) fn host(field: &str, message: &v1::HostEndpoint) -> Result<HostEndpoint, Invalid> {
     let mut r = Reader::default();
     let host = host_draft("", message, &mut r);
     if host.mac == Some(MacAddr::UNSPECIFIED) {
         r.fault("mac", missing(MAC_TEXT));
     }
-    // The checker checks groups only. In a group without other fields it reports the faults of the member.
+    // Only groups can be checked. A group without other fields has the faults of its member.
     let draft = GroupDraft {
         endpoints: Some(vec![EndpointDraft {
             next_hop: Some(HopDraft::Host(host.clone())),
@@ -212,10 +209,9 @@ fn rank(value: u32) -> Result<u16, FaultKind> {
     short(value, &Limit::RANK)
 }
 
-/// The conversions of a policy.
 macro_rules! policy {
     ($from_proto:ident, $to_proto:ident: $policy:ident, $message:ident { $($name:ident),+ }) => {
-        /// The policy; `None` if it is unspecified.
+        /// `None` if it is unspecified.
         pub(super) fn $from_proto(value: i32) -> Result<Option<$policy>, FaultKind> {
             match v1::$message::try_from(value) {
                 Ok(v1::$message::Unspecified) => Ok(None),
@@ -298,7 +294,6 @@ fn mac_to_proto(mac: MacAddr) -> String {
     }
 }
 
-/// A member as a message.
 fn host_to_proto(host: &HostEndpoint) -> v1::HostEndpoint {
     v1::HostEndpoint {
         name: host.name.clone(),

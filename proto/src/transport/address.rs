@@ -12,9 +12,9 @@ pub enum Address {
     Tcp {
         /// Whether it uses TLS.
         tls: bool,
-        /// A name or an IP address; IPv6 addresses in brackets.
+        /// Name or IP address; IPv6 addresses in brackets.
         host: String,
-        /// The port; a server with port 0 chooses a free one.
+        /// 0: a server chooses a free port.
         port: u16,
     },
     /// A Unix socket.

@@ -23,10 +23,10 @@ use super::{
     allow_plaintext, read_pem, resolve,
 };
 
-/// When the server stops, calls may run on for this long. Watchers do not end by themselves.
+/// How long calls may run on after a stop. Watchers do not end by themselves.
 const STOP_GRACE: Duration = Duration::from_millis(300);
 
-/// A running server. Dropping it closes its socket and its connections at once.
+/// A running server. Dropping it closes its socket and connections at once.
 #[derive(Debug)]
 pub struct Server {
     address: Address,
@@ -36,7 +36,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Its address, with the real port if it was started with port 0.
+    /// The address, with the real port if it was started with port 0.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -63,7 +63,7 @@ impl Drop for Server {
     }
 }
 
-/// Serves `routes` at `address` until the [`Server`] is stopped or dropped. Clients can connect when this returns.
+/// Serves `routes` until the [`Server`] is stopped or dropped. Clients can connect when this returns.
 ///
 /// # Errors
 /// The address is not allowed or not free, or the certificates do not work.
@@ -120,12 +120,12 @@ struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // The file may be gone already.
+        // It may be gone already.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// Listens at `address`. Returns the accepted sockets, and the address with the real port.
+/// Returns the accepted sockets, and the address with the real port.
 async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Address), TransportError> {
     let failed = |error| TransportError::Listen(address.clone(), error);
     match address {
@@ -138,7 +138,7 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
             let bound = listener.local_addr().map_err(failed)?;
             let sockets = TcpListenerStream::new(listener).map(|socket| {
                 let socket = socket?;
-                // Messages are small, and each waits for the one before it. Without this they are only slower.
+                // Messages are small, and each waits for the one before it: Nagle's algorithm only delays them.
                 let _ = socket.set_nodelay(true);
                 Ok(Either::Left(socket))
             });
@@ -156,7 +156,7 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
     }
 }
 
-/// Listens at `path`. The socket of a dead process is replaced, the socket of a running server is not.
+/// Replaces the socket of a dead process, but not that of a running server.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     let listener = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -172,7 +172,7 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// An accepted connection that ends when the server cuts it off.
+/// An accepted connection. It ends when `cut` fires.
 struct Connection {
     socket: Socket,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,

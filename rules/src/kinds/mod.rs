@@ -1,6 +1,6 @@
 //! The fields that each kind of group adds to a rule, their checks, and their form in files.
 //!
-//! A new kind is a file here and a line in the list of [`kinds!`]. See `docs/new-kind.md`.
+//! A new kind is a file here and a line in [`kinds!`]: see `docs/new-kind.md`.
 
 mod forwarding;
 mod multicast;
@@ -21,7 +21,7 @@ use crate::fault::{Fault, FaultKind};
 use crate::file::quoted;
 use crate::group::GroupRule;
 
-/// Declares the two enums over all kinds, and the functions that dispatch to the group's kind.
+/// Declares the enums over all kinds, and the functions that dispatch to the kind.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident($rule:ident, $draft:ident) = $name:literal,)*) => {
         /// The kind of a group, with the fields that only this kind has.
@@ -54,28 +54,26 @@ macro_rules! kinds {
                 }
             }
 
-            /// Index of the endpoint towards the source or root of the tree.
+            /// Index of the endpoint towards the source or root.
             pub(crate) fn upstream(&self) -> Option<u16> {
                 match self {
                     $(Self::$kind(rule) => rule.upstream(),)*
                 }
             }
 
-            /// Mutable version of [`Self::upstream`].
             pub(crate) fn upstream_mut(&mut self) -> Option<&mut u16> {
                 match self {
                     $(Self::$kind(rule) => rule.upstream_mut(),)*
                 }
             }
 
-            /// Bytes that a switch reserves for `group`, a group of this kind.
             pub(crate) fn reserved_bytes(&self, group: &GroupRule) -> u64 {
                 match self {
                     $(Self::$kind(rule) => rule.reserved_bytes(group),)*
                 }
             }
 
-            /// Writes the fields that the kind adds to the table of `group`.
+            /// Writes the fields of the kind.
             pub(crate) fn write(&self, group: &GroupRule, out: &mut String) {
                 match self {
                     $(Self::$kind(rule) => rule.write(group, out),)*
@@ -91,21 +89,20 @@ macro_rules! kinds {
                 }
             }
 
-            /// Returns the fields; `None` if one is missing.
+            /// `None` if a field is missing.
             pub(crate) fn finish(self, endpoints: &[EndpointDraft]) -> Option<GroupKind> {
                 Some(match self {
                     $(Self::$kind(draft) => GroupKind::$kind(draft.finish(endpoints)?),)*
                 })
             }
 
-            /// Checks the fields of the kind, and the group's endpoints if they could be read.
+            /// Checks the fields of the kind, and the endpoints if they could be read.
             pub(crate) fn check(&self, endpoints: Option<&[EndpointDraft]>, faults: &mut Vec<Fault>) {
                 match self {
                     $(Self::$kind(draft) => draft.check(endpoints, faults),)*
                 }
             }
 
-            /// Reads the fields of the kind `name` from a group's table.
             pub(crate) fn read(name: &str, t: &Table<'_>) -> Option<Self> {
                 match name {
                     $($name => Some(Self::$kind($draft::read(t))),)*
@@ -133,13 +130,13 @@ kinds! {
     Forwarding(ForwardingRule, ForwardingDraft) = "forwarding",
 }
 
-/// Name of an endpoint, as written in files.
+/// As written in files.
 fn endpoint_name(group: &GroupRule, index: u16) -> String {
     let endpoint = group.endpoints.get(usize::from(index));
     quoted(endpoint.map_or("", |e| e.next_hop.name()))
 }
 
-/// Adds a fault for each rank, for kinds without ranks.
+/// For kinds without ranks.
 fn check_no_ranks(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
     for (i, endpoint) in endpoints.iter().enumerate() {
         let (field, has_ranks) = match &endpoint.next_hop {

@@ -16,20 +16,18 @@ use crate::text;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MulticastRule {
-    /// PSN of the source's first packet. `None`: the switch learns it from the first data frame.
+    /// PSN of the next data packet of the source. `None`: the switch learns it from the first data frame.
     ///
-    /// If present it must be the PSN of the next data packet. Do not set it for a switch that restarts in mid-stream:
-    /// it takes a packet more than 2^23 ahead for one that is behind, and ignores it. A rule is valid for one
-    /// connection: if the members connect again, install the rule with a newer generation. Otherwise the switch takes
-    /// new packets for repetitions of old ones and acknowledges them.
+    /// Do not set it for a switch that restarts in mid-stream: a packet more than 2^23 ahead counts as behind and is
+    /// ignored. It is valid for one connection: if the members connect again, install the rule with a newer generation.
+    /// Otherwise new packets count as repeated ones and are acknowledged.
     #[serde(with = "text::psn", default, skip_serializing_if = "Option::is_none")]
     pub start_psn: Option<Psn>,
-    /// Virtual address in the source's WRITEs that corresponds to the start of each member's memory: a member
-    /// receives `memory.va + (va - va_base)`.
+    /// Virtual address in the source's WRITEs that stands for the start of each member's memory: a member receives
+    /// `memory.va + (va - va_base)`.
     #[serde(default)]
     pub va_base: u64,
-    /// Index of the endpoint towards the source. Data is accepted from this endpoint only; feedback is sent to it
-    /// (AckOutPort).
+    /// Index of the endpoint towards the source. Only it may send data; feedback is sent to it (AckOutPort).
     pub source: u16,
 }
 
@@ -37,7 +35,7 @@ pub struct MulticastRule {
 #[allow(missing_docs, reason = "the fields of a draft are those of its rule")]
 #[derive(Clone, Debug, Default)]
 pub struct MulticastDraft {
-    /// The inner `None` is that of the rule.
+    /// The inner `None` is the rule's.
     pub start_psn: Option<Option<Psn>>,
     pub va_base: Option<u64>,
     pub source: Option<EndpointRef>,

@@ -16,16 +16,14 @@ use crate::group::{ENDPOINTS_MAX, GroupRule};
 use crate::limit::Limit;
 use crate::text;
 
-/// Least number of slots of a group.
 const SLOTS_MIN: u16 = 2;
-/// Four ticks of one microsecond.
+/// Four ticks of a microsecond.
 const ACK_TIMEOUT_MIN_US: u32 = 4;
 
 /// Most ranks of one group.
 pub const RANKS_MAX: u16 = 1024;
 
-/// Default QP time-out of the members, in microseconds: 4.096 us x 2^14, which RDMA programs commonly use (IBA
-/// 9.9.1.5.1, Local ACK Timeout).
+/// Default QP time-out of members: 4.096 us x 2^14, as RDMA programs commonly use (IBA 9.9.1.5.1, Local ACK Timeout).
 pub const DEFAULT_ACK_TIMEOUT_US: u32 = 67_108;
 
 /// Default number of packets per message.
@@ -34,35 +32,34 @@ pub const DEFAULT_MESSAGE_PACKETS: u16 = 16;
 /// Alignment of slots in bytes: a cache line.
 pub const SLOT_ALIGN: usize = 64;
 
-/// Memory of a group beside the payload of its slots: fixed, per endpoint and per slot. These are upper bounds of
-/// what the engine allocates; a test there checks them. They are simple, so that a planner can compute them.
+/// Memory of a group beside the payload of its slots: fixed, per endpoint and per slot. Upper bounds of what the engine
+/// allocates (a test there checks them), and simple enough for a planner.
 const STATE_BYTES: u64 = 4 * 1024;
 const STATE_BYTES_PER_ENDPOINT: u64 = 2048;
 /// Includes one collective in flight: there may be as many as slots.
 const STATE_BYTES_PER_SLOT: u64 = 160;
-/// Number of endpoint sets in this state.
+/// Endpoint sets in this state.
 const SETS: u64 = 16;
 const SETS_PER_SLOT: u64 = 2;
 
 /// Fields of a group that computes: the IncTree context of EPIC 3.3 and 4.1 for Mode-II.
 ///
 /// A rank has one RC QP, connected to `<mcst_id, virtual_qpn>` of its endpoint. The tree aggregates contributions on
-/// the way up and distributes the result on the way down. The switch next to a rank translates between the PSNs of
-/// the rank and those of the group.
+/// the way up and distributes the result on the way down. The switch next to a rank translates its PSNs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TranslatedRule {
     /// PSN, in the group, of the first collective's control message; the same on all switches.
     #[serde(with = "text::psn_value", default)]
     pub start_psn: Psn,
-    /// Most packets in flight: the ring of 2MW slots of EPIC 4.3. A power of two, 2 to 32768, at least two windows,
-    /// so at least two messages.
+    /// Most packets in flight: the ring of 2MW slots of EPIC 4.3. A power of two, 2 to 32768, at least two windows of
+    /// one message.
     pub slots: u16,
     /// Packets per message of the members, M; at least 1.
     #[serde(default = "default_message_packets")]
     pub message_packets: u16,
-    /// If true, the switch keeps each contribution until all have arrived and adds them in rank order. Results then
-    /// do not depend on the order of arrival. Needs memory for one more packet per endpoint and slot.
+    /// If true, the switch stores contributions and reduces them in rank order, so that results do not depend on the
+    /// order of arrival. Needs memory for one more packet per endpoint and slot.
     #[serde(default)]
     pub reproducible: bool,
     /// Which side repairs losses.
@@ -71,11 +68,10 @@ pub struct TranslatedRule {
     /// How ranks that wait for a late one are kept from failing.
     #[serde(default)]
     pub straggler_policy: StragglerPolicy,
-    /// QP time-out of the members in microseconds; at least 4. The switch checks the members four times in this
-    /// period.
+    /// QP time-out of the members in microseconds; at least 4. The switch checks them four times in this period.
     #[serde(default = "default_ack_timeout")]
     pub ack_timeout_us: u32,
-    /// Index of the endpoint towards the root of the tree, a switch. `None` at the root.
+    /// Index of the endpoint (a switch) towards the root of the tree. `None` at the root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<u16>,
 }
@@ -92,8 +88,7 @@ const fn default_ack_timeout() -> u32 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LossPolicy {
-    /// The switch: it keeps results in their slots until they are acknowledged, and sends a NAK for a missing
-    /// contribution at once.
+    /// The switch: it keeps results until they are acknowledged, and sends a NAK for a missing contribution at once.
     #[default]
     Repair,
     /// The hosts: feedback is reflected to them, as in EPIC's Mode-II (4.3).
@@ -155,8 +150,7 @@ named!(
 pub struct UnknownPolicy;
 
 impl TranslatedRule {
-    /// The rule of a tree with one switch and `slots` slots. Other fields have their defaults, but a message has at
-    /// most half of the slots.
+    /// The rule of a tree with one switch, with defaults; but a message has at most half of the slots.
     pub fn root(slots: u16) -> Self {
         Self {
             start_psn: Psn::new(0),
@@ -175,8 +169,7 @@ impl TranslatedRule {
         pmtu.bytes().next_multiple_of(SLOT_ALIGN)
     }
 
-    /// Packets that one slot of a group with `endpoints` endpoints stores: the sum and, in a reproducible group, each
-    /// contribution.
+    /// Packets that a slot stores: the sum and, in a reproducible group, each contribution.
     pub const fn packets_per_slot(&self, endpoints: usize) -> usize {
         match self.reproducible {
             true => endpoints + 1,
@@ -189,8 +182,7 @@ impl TranslatedRule {
         self.slots as u64 * Self::slot_stride(pmtu) as u64 * self.packets_per_slot(endpoints) as u64
     }
 
-    /// Bytes of a switch's group memory that the group uses: its slots and its state. Controller and switch both use
-    /// this number.
+    /// Bytes of group memory: slots and state. Controller and switch both use this number.
     pub const fn memory_bytes(&self, pmtu: Pmtu, endpoints: usize) -> u64 {
         // Extra bytes of each endpoint set in a group of more than 64 endpoints.
         let extra_set_bytes = if endpoints > 64 {
@@ -253,7 +245,7 @@ pub struct TranslatedDraft {
     pub loss_policy: Option<LossPolicy>,
     pub straggler_policy: Option<StragglerPolicy>,
     pub ack_timeout_us: Option<u32>,
-    /// The inner `None` is that of the root.
+    /// The inner `None` is the root's.
     pub parent: Option<Option<EndpointRef>>,
 }
 
@@ -354,7 +346,7 @@ impl TranslatedDraft {
     }
 }
 
-/// Checks that each rank from 0 on is behind exactly one endpoint, and that each host has a rank.
+/// Each rank from 0 on must be behind exactly one endpoint, and each host must have a rank.
 fn check_ranks(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
     let mut endpoint_of: BTreeMap<u16, usize> = BTreeMap::new();
     let mut all_known = true;
