@@ -17,15 +17,13 @@ use super::players::{Part, Players, cores};
 use super::report::{BenchReport, RunReport};
 use super::{InsideArgs, Over, no_plan};
 
-/// The most that an IP packet has beside its payload: headers, immediate data, ICRC.
+/// Most bytes of an IP packet beside its payload: headers, immediate data, ICRC.
 const OVERHEAD: usize = 128;
 
-/// Where switch and hosts are.
 struct Where {
     over: Over,
-    /// The worker's core.
     core: Option<usize>,
-    /// Those of the hosts' threads.
+    /// Cores of the hosts' threads.
     others: Vec<Option<usize>>,
 }
 
@@ -113,7 +111,7 @@ fn config(plan: &Plan, place: &Where, ports: Vec<PortConfig>, frame_max: usize) 
     config
 }
 
-/// Buffers for the templates of these hosts, and for frames in flight.
+/// Buffers for templates and frames in flight.
 fn pool(plan: &Plan, frame_max: usize) -> PoolConfig {
     let templates: usize = (0..plan.hosts.len()).map(|place| plan.templates(place)).sum();
     PoolConfig {
@@ -184,7 +182,7 @@ async fn one(
     });
     stopped.await.map_err(Failure::failed)?;
     if players.is_none() {
-        // The ports have reported when they were closed.
+        // Ports report when they are closed.
         played = reports.try_iter().collect();
         part.sort(&mut played);
     }

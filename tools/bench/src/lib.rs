@@ -153,7 +153,6 @@ struct OutsideArgs {
 }
 
 impl BenchCommand {
-    /// The runs, in order.
     fn scenarios(&self, ports: Option<usize>) -> Outcome<Vec<Scenario>> {
         let standard = self.workloads.is_empty();
         let workloads = match standard {
@@ -204,7 +203,6 @@ impl BenchCommand {
         Ok(scenarios)
     }
 
-    /// Measures, or writes.
     pub async fn run(self, output: Output) -> Outcome {
         if let Some(path) = &self.write {
             let scenarios = self.scenarios(None)?;
@@ -251,7 +249,6 @@ impl BenchCommand {
     }
 }
 
-/// A plan that is not possible, with what to do.
 fn no_plan(error: &PlanError) -> Failure {
     let failure = Failure::usage(error);
     match error {

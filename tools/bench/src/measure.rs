@@ -1,4 +1,4 @@
-//! One run: warm-up, the time that is measured, and the end, until no more frames come.
+//! One run: warm-up, measured time, and drain.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,34 +14,32 @@ use indicatif::ProgressBar;
 
 use super::players::Part;
 
-/// How often the counters of the hosts are read.
+/// Interval of reading the hosts' counters.
 const TICK: Duration = Duration::from_millis(10);
-/// A run has ended when no counter has changed for so long ...
+/// A run has ended after so long without a change of a counter ...
 const QUIET: Duration = Duration::from_millis(150);
-/// ... or after so long.
+/// ... or after so long in all.
 const DRAIN_MAX: Duration = Duration::from_secs(3);
-/// A run of a number of frames ends if no counter has changed for so long.
+/// A run of a number of frames ends after so long without a change.
 const STUCK: Duration = Duration::from_secs(2);
-/// Runs longer than this have a progress bar.
+/// Longer runs have a progress bar.
 const LONG: Duration = Duration::from_secs(2);
 
-/// The switch whose counters are read.
 pub(super) enum Watched {
     None,
     Inside(Arc<Dataplane>),
     Agent(api::AgentClient),
 }
 
-/// A switch's counters.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SwitchNow {
     pub(super) received: u64,
     pub(super) sent: u64,
     pub(super) rx_bytes: u64,
     pub(super) tx_bytes: u64,
-    /// By reason's name.
+    /// Name and count.
     pub(super) drops: Vec<(String, u64)>,
-    /// Frames lost before the switch saw them.
+    /// Frames lost before the switch received them.
     pub(super) missed: u64,
     pub(super) worker: Option<WorkerNow>,
 }
@@ -50,7 +48,7 @@ pub(super) struct SwitchNow {
 pub(super) struct WorkerNow {
     pub(super) elapsed_ns: u64,
     pub(super) idle_ns: u64,
-    /// Time that its thread had a core, if the kernel reports it.
+    /// Time that its thread was on a core, if the kernel reports it.
     pub(super) cpu_ns: Option<u64>,
     pub(super) clocks: Clocks,
     pub(super) clock_hz: u64,
@@ -102,7 +100,7 @@ impl Watched {
     }
 }
 
-/// Counters of all at one moment.
+/// All counters at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct Moment {
     pub(super) at: Instant,
@@ -110,26 +108,24 @@ pub(super) struct Moment {
     pub(super) switch: Option<SwitchNow>,
 }
 
-/// The moments of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Course {
     /// Before anything was sent.
     pub(super) begin: Moment,
-    /// The time that counts, from here ...
+    /// Start of the measured time.
     pub(super) from: Moment,
-    /// ... to here.
+    /// End of the measured time.
     pub(super) to: Moment,
-    /// When nothing moved any more.
+    /// After the drain.
     pub(super) end: Moment,
     /// A signal cut it short.
     pub(super) interrupted: bool,
 }
 
-/// A run of one scenario.
 pub(super) struct Run<'a> {
     pub(super) output: Output,
     pub(super) scenario: &'a Scenario,
-    /// `None`: until the frames of the scenario are sent.
+    /// `None`: until all frames of the scenario are sent.
     pub(super) time: Option<Duration>,
     pub(super) part: &'a Part,
     pub(super) watched: &'a mut Watched,
@@ -151,7 +147,7 @@ impl Run<'_> {
         })
     }
 
-    /// Starts the hosts, and reads the counters until the end.
+    /// Starts the hosts, and reads counters until the end.
     pub(super) async fn watch(mut self, signals: &mut Signals) -> Outcome<Course> {
         let begin = self.moment().await?;
         let bar = self.bar();
@@ -220,10 +216,10 @@ impl Run<'_> {
     }
 }
 
-/// The first worker's thread.
+/// Name of the first worker's thread.
 const WORKER: &str = "castnet-w0";
 
-/// Nanoseconds that the thread of this name has run, as /proc tells.
+/// Nanoseconds that the thread has run, by /proc.
 fn cpu_ns(name: &str) -> Option<u64> {
     for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
         let read = |file: &str| std::fs::read_to_string(task.path().join(file));
@@ -235,7 +231,7 @@ fn cpu_ns(name: &str) -> Option<u64> {
     None
 }
 
-/// Waits; `true` where a signal came before.
+/// `true` if a signal came before.
 async fn wait(time: Duration, signals: &mut Signals) -> bool {
     tokio::select! {
         () = signals.any() => true,

@@ -1,4 +1,4 @@
-//! A real switch behind ports. Each port simulates the host that is connected to one port of the switch.
+//! A real switch behind ports. Each port simulates the host at one port of the switch.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -20,13 +20,12 @@ use super::players::{Part, Players};
 use super::report::{BenchReport, RunReport};
 use super::{OutsideArgs, no_plan};
 
-/// The owner of the groups that a bench installs. Nobody else removes them.
+/// Owner of the groups that a bench installs. Nobody else removes them.
 const OWNER: &str = "castnet bench";
 
-/// The switch, by its agent.
 struct Switch {
     agent: api::AgentClient,
-    /// By number: name and Ethernet address.
+    /// Name and Ethernet address, by number.
     ports: Vec<(String, MacAddr)>,
 }
 
@@ -60,9 +59,9 @@ impl Switch {
         })
     }
 
-    /// Installs the groups of the plan. If one is refused, those before it stay.
+    /// If a group is refused, those before it stay installed.
     async fn install(&mut self, plan: &Plan) -> Outcome {
-        // Higher than that of groups which an earlier bench has left.
+        // Higher than in groups that an earlier bench has left.
         let generation = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(1, |d| d.as_secs());
@@ -82,7 +81,7 @@ impl Switch {
         Ok(())
     }
 
-    /// Removes them. A group that does not exist is no failure.
+    /// A group that does not exist is no failure.
     async fn remove(&mut self, plan: &Plan) -> Outcome {
         let mut failed = Ok(());
         for mcst_id in plan.groups.iter().map(|g| g.mcst_id) {
@@ -93,7 +92,7 @@ impl Switch {
             };
             match self.agent.remove_group(request).await {
                 Ok(_) => {}
-                // The group of another owner: it was refused on installation.
+                // Its owner is another one: it was refused on installation.
                 Err(status) if status.code() == tonic::Code::FailedPrecondition => {}
                 Err(status) => {
                     let doing = format!("group {mcst_id} may still be on the switch");
@@ -104,7 +103,7 @@ impl Switch {
         failed
     }
 
-    /// The next PSN of the source of each group that has sent data.
+    /// Next PSN of each source that has sent data.
     async fn starts(
         &mut self,
         rules: &RuleSet,
@@ -249,7 +248,7 @@ async fn one(
         watched: &mut switch.map_or(Watched::None, |s| Watched::Agent(s.agent.clone())),
     };
     let course = run.watch(signals).await;
-    // Also after a failure: the threads wait for the end.
+    // Also after a failure: the threads wait for it.
     let played = players.end(part);
     Ok(RunReport::new(scenario, &course?, &played?, false))
 }
@@ -265,7 +264,7 @@ fn open(
         let spec: PortSpec = port.spec.parse().map_err(Failure::usage)?;
         specs.push(spec);
     }
-    // Templates of every flow, four of each size, beside what is under way.
+    // Templates of every flow, four of each size, and frames in flight.
     let templates = scenarios
         .iter()
         .map(|s| 4 * s.groups * s.workload.shares().len() * s.sizes.parts().len().max(2));

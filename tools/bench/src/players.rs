@@ -1,4 +1,4 @@
-//! Threads that simulate hosts. Each opens its ports; for each run it gets the plan, and plays its hosts.
+//! Threads that simulate hosts. Each opens its ports, and plays its hosts in each run.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,7 +11,7 @@ use castnet_traffic::{Host, Plan, PlanError};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// What the threads of one run share.
+/// Shared by the threads of one run.
 #[derive(Clone)]
 pub(super) struct Part {
     pub(super) plan: Arc<Plan>,
@@ -29,7 +29,7 @@ impl Part {
         }
     }
 
-    /// Sorts by the places of the hosts.
+    /// Into the order of the hosts' places.
     pub(super) fn sort(&self, played: &mut [Played]) {
         let place = |name: &str| self.plan.hosts.iter().position(|h| h.name == name);
         played.sort_by_key(|p| place(&p.host.name));
@@ -45,17 +45,17 @@ struct Player {
     thread: JoinHandle<()>,
 }
 
-/// Threads with ports, which play one run after the other. Dropped, they close their ports and end.
+/// Threads with ports, which play one run after the other. On drop they close their ports and end.
 pub(super) struct Players {
     players: Vec<Player>,
     links: Vec<PortLink>,
 }
 
-/// The ports of one thread, with their places.
+/// With their places.
 type Ports = Vec<(usize, PortSpec)>;
 type Opened<M> = Vec<(usize, MemoryPort<M>)>;
 
-/// The thread's ends of the channels, and what it is made of.
+/// Channels and parts of a new thread.
 struct Birth {
     ports: Ports,
     core: Option<usize>,
@@ -66,12 +66,12 @@ struct Birth {
 }
 
 impl Players {
-    /// Opens `ports`, spread over as many threads as there are `cores` (`None`: any), with buffers of `pool`.
+    /// Opens `ports`, spread over one thread per entry of `cores` (`None`: any core), with buffers of `pool`.
     pub(super) fn open(ports: Vec<PortSpec>, cores: &[Option<usize>], pool: PoolConfig) -> Outcome<Self> {
         Self::open_in(ports, cores, move || Ok(Pool::new(pool)))
     }
 
-    /// The same with memory of another kind: `make` is called on each thread.
+    /// [`Self::open`] with memory of another kind: `make` is called on each thread.
     pub(super) fn open_in<M: Memory>(
         ports: Vec<PortSpec>,
         cores: &[Option<usize>],
@@ -131,12 +131,12 @@ impl Players {
         }
     }
 
-    /// The ports, by place.
+    /// By place.
     pub(super) fn links(&self) -> &[PortLink] {
         &self.links
     }
 
-    /// Makes the hosts of a run; they wait for the stage.
+    /// Makes the hosts of a run. They wait for the stage.
     pub(super) fn begin(&self, part: &Part) -> Outcome {
         for player in &self.players {
             player.parts.send(part.clone()).map_err(|_| died())?;
@@ -148,7 +148,7 @@ impl Players {
         Ok(())
     }
 
-    /// Ends the run. Returns what each host has counted, in the order of places.
+    /// Ends the run. Returns the counts of each host, by place.
     pub(super) fn end(&self, part: &Part) -> Outcome<Vec<Played>> {
         part.stage.end();
         let mut all = Vec::new();
@@ -165,7 +165,7 @@ impl Drop for Players {
     fn drop(&mut self) {
         for player in self.players.drain(..) {
             drop(player.parts);
-            // A panic has been printed on stderr.
+            // A panic is already on stderr.
             let _ = player.thread.join();
         }
     }
@@ -226,7 +226,7 @@ fn live<M: Memory>(birth: Birth, make: &dyn Fn() -> Result<M, OpenError>) {
     }
 }
 
-/// Pins this thread to a core. If that fails, the bench runs without.
+/// A failure is ignored.
 fn pin(core: usize) {
     let mut set = CpuSet::new();
     if set.set(core).is_ok()
@@ -236,7 +236,7 @@ fn pin(core: usize) {
     }
 }
 
-/// The cores that this process may use.
+/// Cores that this process may use.
 pub(super) fn cores() -> Vec<usize> {
     let all = nix::sched::sched_getaffinity(Pid::from_raw(0)).unwrap_or_else(|_| CpuSet::new());
     (0..CpuSet::count())

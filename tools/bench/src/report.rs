@@ -1,4 +1,4 @@
-//! What a bench found, for people and machines.
+//! Results of a bench, for people and machines.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,12 @@ use serde::Serialize;
 
 use super::measure::{Course, SwitchNow};
 
-/// A worker that was idle for less than this share of the time has limited the rate.
+/// A worker with a smaller share of idle time has limited the rate.
 const BUSY: f64 = 0.05;
 
-/// All runs.
 #[derive(Debug, Serialize)]
 pub(super) struct BenchReport {
-    /// Where the switch and the hosts were.
+    /// Where switch and hosts were.
     pub(super) setting: String,
     pub(super) runs: Vec<RunReport>,
 }
@@ -29,13 +28,13 @@ pub(super) struct BenchReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Bound {
-    /// The worker's core had no time left.
+    /// The worker's core was busy all the time.
     Switch,
-    /// The threads of the hosts, or rings and windows.
+    /// The hosts' threads, or rings and windows.
     Hosts,
     /// The requested rate.
     Rate,
-    /// Switch and hosts share one core, which had no time left.
+    /// Switch and hosts share one core, which was busy all the time.
     Core,
 }
 
@@ -50,27 +49,26 @@ impl Bound {
     }
 }
 
-/// Parts of the worker's time, per frame in, measured in a sample of its polls.
+/// Times of the worker per frame in, in a sample of its polls.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Parts {
-    /// Polling and receiving; over core: making frames.
+    /// Polling and receiving; over core: also making frames.
     pub(super) receive_ns: f64,
     /// Parsing, deciding, rewriting, copying.
     pub(super) engine_ns: f64,
-    /// Sending; over core: counting what came back.
+    /// Sending; over core: also counting received frames.
     pub(super) send_ns: f64,
 }
 
-/// One run.
 #[derive(Debug, Serialize)]
 pub(super) struct RunReport {
     #[serde(flatten)]
     scenario: Scenario,
-    /// Of the time that counts.
+    /// Measured time.
     seconds: f64,
     /// Frames of the pattern, per second.
     pattern_fps: f64,
-    /// Into the switch and out of it, frames per second and bits per second.
+    /// Into the switch and out of it, per second.
     in_fps: f64,
     out_fps: f64,
     in_bps: f64,
@@ -79,28 +77,28 @@ pub(super) struct RunReport {
     in_ns: Option<f64>,
     out_ns: Option<f64>,
     parts: Option<Parts>,
-    /// The share of time in which the worker found nothing.
+    /// Share of time in which the worker found no frame.
     idle: Option<f64>,
-    /// The share of time in which the worker had its core; times per frame are of that share alone.
+    /// Share of time in which the worker had its core. Times per frame are of that share alone.
     on_core: Option<f64>,
     bound: Option<Bound>,
     /// Whether the switch's counters were read; else frames in and out are what hosts sent and got.
     switch_read: bool,
-    /// Frames that ended in the switch from first to last, by reason; and what its ports missed.
+    /// Dropped in the switch over the whole run, by reason; and frames that its ports missed.
     drops: Vec<DropRow>,
     switch_missed: u64,
-    /// Frames that hosts' ports did not send, and missed.
+    /// Not sent, or missed, by ports of hosts.
     host_drops: Vec<DropRow>,
     host_missed: u64,
     latency: Option<Latency>,
-    /// Over all of the run.
+    /// Over the whole run.
     hosts: Counts,
-    /// Over all of the run, all flows together.
+    /// All flows over the whole run.
     total: FlowCounts,
-    /// Each by itself; empty without `--flows`.
+    /// Empty without `--flows`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) flows: Vec<FlowReport>,
-    /// A signal cut it short.
+    /// By a signal.
     pub(super) interrupted: bool,
 }
 
@@ -137,7 +135,7 @@ impl RunReport {
             };
             let cpu = from.cpu_ns.zip(to.cpu_ns);
             let on_core = cpu.map(|(from, to)| share(to.saturating_sub(from) as f64));
-            // Other threads have taken the core from busy and idle polls alike.
+            // Other threads took the core from busy and idle polls alike.
             ((elapsed - idle) * on_core.unwrap_or(1.0), share(idle), on_core)
         });
         let per = |busy: f64, (from, to): (u64, u64)| (to > from).then(|| busy / (to - from) as f64);
@@ -185,7 +183,7 @@ impl RunReport {
             switch_missed: whole.map_or(0, |(begin, end)| end.missed.saturating_sub(begin.missed)),
             host_drops: DropRow::list(&host_drops),
             host_missed: played.iter().map(|p| p.port.rx_missed).sum(),
-            // On one core, frames take no time outside the switch.
+            // On one core, a frame spends no time outside the switch.
             latency: (!one_core)
                 .then(|| HostReport::latency(played.iter().map(|p| &p.host)))
                 .flatten(),
@@ -222,7 +220,7 @@ impl RunReport {
         ]
     }
 
-    /// What is not in the table.
+    /// Facts that are not in the table.
     fn remarks(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let list = |rows: &[DropRow]| {
@@ -282,7 +280,7 @@ impl RunReport {
     }
 }
 
-/// Counts what is missing at each receiver, by what was sent: the receiver itself does not see a gap at the end.
+/// Counts missing frames at each receiver by what was sent: a receiver does not see a gap at the end.
 fn settle(flows: &mut [FlowReport]) {
     let sources = flows.iter().filter(|f| f.role == "source");
     let sent: BTreeMap<String, u64> = sources.map(|f| (f.group.clone(), f.counts.data_sent)).collect();
@@ -321,7 +319,7 @@ const COLUMNS: [&str; 14] = [
     "missing",
 ];
 
-/// A flow as a row.
+/// As a row.
 #[derive(Serialize)]
 #[serde(transparent)]
 struct FlowRow<'r>(&'r FlowReport);
@@ -338,7 +336,7 @@ impl BenchReport {
         }
     }
 
-    /// Prints a table of all runs; in JSON an object for each, on a line of its own.
+    /// A table of all runs; in JSON one object a line for each.
     pub(super) fn show(&self, output: Output) -> Outcome {
         #[derive(Serialize)]
         struct Line<'a> {
@@ -358,7 +356,7 @@ impl BenchReport {
         })
     }
 
-    /// Fails if nothing was measured.
+    /// An error if nothing was measured.
     pub(super) fn verdict(&self) -> Outcome {
         let deaf = |run: &&RunReport| run.hosts.sent > 0 && run.hosts.received == 0 && !run.interrupted;
         match self.runs.iter().find(deaf) {

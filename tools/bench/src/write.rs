@@ -1,4 +1,4 @@
-//! A pattern's frames in a packet file, for other generators and for looking at.
+//! Writes frames of a pattern into a packet file, for other generators and for reading.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -16,11 +16,11 @@ use serde::Serialize;
 
 use super::no_plan;
 
-/// Frames without --frames.
+/// Without --frames.
 const FRAMES: u64 = 64;
-/// Frames at most: other generators read a packet file into memory.
+/// Other generators read a packet file into memory.
 const FRAMES_MAX: u64 = 1 << 20;
-/// Time from one frame to the next, in the file.
+/// Between frames in the file.
 const STEP: Duration = Duration::from_micros(1);
 
 #[derive(Serialize)]
@@ -31,7 +31,7 @@ struct Written<'a> {
     frames: usize,
 }
 
-/// Writes the frames of one host. The same command always writes the same file.
+/// Writes the frames of a host. The same command always writes the same file.
 pub(super) fn write(
     output: Output,
     scenarios: &[Scenario],
@@ -93,7 +93,7 @@ pub(super) fn write(
     })
 }
 
-/// What the host sends if all of it is answered at once.
+/// Frames of the host if all of them are answered at once.
 fn frames(plan: &Plan, place: usize, wanted: usize) -> Outcome<Vec<Vec<u8>>> {
     let mut host =
         Host::<Vec<u8>>::new(plan, place, |bytes| Some(bytes.to_vec())).map_err(|e| no_plan(&e))?;

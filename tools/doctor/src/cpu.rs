@@ -1,9 +1,9 @@
-//! Checks of what determines the speed of a worker: its core, the clock of the core, and vector instructions.
+//! Checks for the speed of a worker: its core, the clock of the core, and vector instructions.
 
 use super::machine::{Machine, cores};
 use super::{Check, Use};
 
-/// All of them, in the order of the table.
+/// In the order of the table.
 pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks: Vec<_> = [isolation(machine), siblings(machine)]
         .into_iter()
@@ -20,7 +20,7 @@ fn isolation(machine: &Machine) -> Option<Check> {
     let check = Check::of(Use::Speed, "isolated cores");
     let isolated = machine.read(&format!("{CPUS}/isolated"))?;
     let tickless = machine.read(&format!("{CPUS}/nohz_full")).unwrap_or_default();
-    // Some kernels write "(null)" for none.
+    // Some kernels write "(null)" for an empty list.
     let tickless = tickless.trim_matches(['(', ')']).replace("null", "");
     Some(if isolated.is_empty() {
         check.warn(
@@ -37,7 +37,7 @@ fn isolation(machine: &Machine) -> Option<Check> {
     })
 }
 
-/// The other threads of a core's processor core, itself among them.
+/// Hardware threads of the same processor core, including `core`.
 pub(crate) fn siblings_of(machine: &Machine, core: usize) -> Vec<usize> {
     let list = machine.read(&format!("{CPUS}/cpu{core}/topology/thread_siblings_list"));
     list.and_then(|list| cores(&list)).unwrap_or_default()
@@ -88,7 +88,7 @@ fn governor(machine: &Machine) -> Check {
     }
 }
 
-/// The vector instructions that this binary uses here.
+/// Vector instructions that this binary uses here.
 fn vectors(machine: &Machine) -> Option<Check> {
     let check = Check::of(Use::Speed, "vector instructions");
     let flags = machine.field("/proc/cpuinfo", "flags")?;

@@ -1,11 +1,11 @@
-//! Checks of what DPDK needs: that it is built in, hugepages, and NICs that it may drive.
+//! Checks for DPDK: whether it is built in, hugepages, and NICs that it may drive.
 
 use castnet_console::units::{bytes, plural};
 
 use super::machine::Machine;
 use super::{Check, Use};
 
-/// What a switch takes of hugepages, and which switch that is.
+/// Hugepages that a switch needs, and which switch that is.
 #[derive(Clone, Debug)]
 pub(crate) struct Need {
     pub(crate) bytes: u64,
@@ -18,8 +18,7 @@ impl Need {
     }
 }
 
-/// All of them, in the order of the table. `version` is that of the DPDK that is built in; `need` what to hold the
-/// hugepages against.
+/// `version`: DPDK's, if it is built in. `need`: hugepages to compare with.
 pub(crate) fn checks(machine: &Machine, version: Option<String>, need: Option<&Need>) -> Vec<Check> {
     let mut checks = vec![
         built_in(version),
@@ -43,7 +42,7 @@ fn built_in(version: Option<String>) -> Check {
     }
 }
 
-/// Hugepages of one size on one NUMA node, or on a machine that has none.
+/// Hugepages of one size on one NUMA node, or on a machine without NUMA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pages {
     pub(crate) node: Option<u32>,
@@ -52,7 +51,7 @@ pub(crate) struct Pages {
     pub(crate) free: u64,
 }
 
-/// What there is of them, also where none is reserved.
+/// All sizes, also those of which none is reserved.
 pub(crate) fn pages(machine: &Machine) -> Vec<Pages> {
     const NODES: &str = "/sys/devices/system/node";
     let below = |folder: &str, node: Option<u32>| -> Vec<Pages> {
@@ -82,7 +81,7 @@ pub(crate) fn pages(machine: &Machine) -> Vec<Pages> {
     all
 }
 
-/// The pages in words.
+/// For people.
 fn listed(pages: &[Pages]) -> String {
     let reserved: Vec<_> = pages
         .iter()
@@ -98,12 +97,12 @@ fn listed(pages: &[Pages]) -> String {
     }
 }
 
-/// Bytes of hugepages that are free.
+/// Bytes of free hugepages.
 pub(crate) fn free_bytes(pages: &[Pages]) -> u64 {
     pages.iter().map(|p| p.free * p.page_bytes).sum()
 }
 
-/// The command that reserves what is missing to `need` bytes.
+/// The command that reserves enough for `need` bytes.
 pub(crate) fn reserve(pages: &[Pages], need: u64) -> String {
     const PAGE: u64 = 2 << 20;
     let missing = need.saturating_sub(free_bytes(pages)).div_ceil(PAGE);
@@ -125,7 +124,7 @@ fn hugepages(machine: &Machine, need: Option<&Need>) -> Check {
             "use a kernel with CONFIG_HUGETLBFS; virtual devices do without: --hugepages no",
         );
     }
-    // Without DPDK built in, the need is not known. This is what the NICs of one machine usually take.
+    // Usual need of a machine's NICs. Without DPDK built in, the real need is not known.
     const USUAL: u64 = 2 << 30;
     let bytes_needed = need.map_or(USUAL, |need| need.bytes);
     let found = match need {
@@ -193,22 +192,20 @@ const SHARED: &[&str] = &["mlx5_core", "mlx4_core", "mana"];
 /// Drivers by which DPDK has a device for itself.
 const TAKEN: &[&str] = &["vfio-pci", "uio_pci_generic", "igb_uio"];
 
-/// How a device on the PCI bus is driven.
+/// How a PCI device is driven.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Nic {
-    /// There is no such device.
     Absent,
-    /// With this driver, by DPDK and the kernel at the same time.
+    /// By this driver, for DPDK and the kernel at the same time.
     Shared(String),
-    /// With this driver, by DPDK alone.
+    /// By this driver, for DPDK alone.
     Taken(String),
-    /// With this driver of the kernel.
+    /// By this driver of the kernel.
     Kernels(String),
-    /// Without a driver.
     Unbound,
 }
 
-/// How the device of a PCI address is driven. Addresses may lack their domain.
+/// The PCI address may lack its domain.
 pub(crate) fn nic(machine: &Machine, address: &str) -> Nic {
     let folder = folder(address);
     if !machine.has(&folder) {
@@ -228,17 +225,16 @@ fn folder(address: &str) -> String {
     format!("/sys/bus/pci/devices/{domain}{}", address.to_lowercase())
 }
 
-/// The NUMA node of a PCI device.
 pub(crate) fn node_of(machine: &Machine, address: &str) -> Option<u32> {
     let node = machine.read(&format!("{}/numa_node", folder(address)))?;
     node.parse().ok()
 }
 
-/// The kernel's interfaces of a device, in brackets.
+/// Interfaces of a device, in brackets.
 fn interfaces(machine: &Machine, address: &str) -> String {
     let folder = folder(address);
     let mut names = machine.names(&format!("{folder}/net"));
-    // Those of virtio are one level below.
+    // Interfaces of virtio are one level below.
     for child in machine.names(&folder).iter().filter(|n| n.starts_with("virtio")) {
         names.extend(machine.names(&format!("{folder}/{child}/net")));
     }

@@ -9,7 +9,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use super::machine::{Machine, allowed, online};
 use super::{Check, Use};
 
-/// All of them, in the order of the table.
+/// In the order of the table.
 pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
     vec![
         system(machine),
@@ -36,7 +36,7 @@ fn system(machine: &Machine) -> Check {
     }
 }
 
-/// More than the buffers, rings and files of the demo take.
+/// More than the demo needs for buffers, rings and files.
 const MEMORY_BYTES_MIN: u64 = 1 << 30;
 
 fn memory(machine: &Machine) -> Check {
@@ -80,7 +80,7 @@ fn cores(machine: &Machine) -> Check {
     }
 }
 
-/// Bits of the effective capability set.
+/// In the effective capability set.
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_NET_RAW: u32 = 13;
 

@@ -1,4 +1,4 @@
-//! `castnet doctor`: what this machine has and lacks for each thing that Castnet can do, and what to do about it.
+//! `castnet doctor`: what this machine has and lacks for each use of Castnet, and what to do about it.
 
 mod cpu;
 mod dpdk;
@@ -71,17 +71,15 @@ pub(crate) enum Use {
     Group,
 }
 
-/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(crate) enum Level {
     Ok,
-    /// It works, but worse than it could; or it is not known.
+    /// It works but could be better, or it is not known.
     Warn,
     Missing,
 }
 
-/// One thing that was checked.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Check {
     pub(crate) what: String,
@@ -89,7 +87,7 @@ pub(crate) struct Check {
     #[serde(rename = "for")]
     pub(crate) purpose: Use,
     pub(crate) found: String,
-    /// What to do; empty if all is well.
+    /// Empty if all is well.
     pub(crate) advice: String,
 }
 
@@ -171,7 +169,7 @@ impl Examination {
     }
 }
 
-/// Whether `purpose` needs the things that are checked for `other`.
+/// Whether `purpose` needs the checks of `other`.
 fn needs(purpose: Use, other: Use) -> bool {
     match purpose {
         _ if other == Use::File => true,
@@ -195,7 +193,7 @@ impl Report for Examination {
     }
 }
 
-/// All checks but those of a file.
+/// All checks except those of a file.
 fn general(machine: &Machine, need: Option<&Need>) -> Vec<Check> {
     let mut checks = kernel::checks(machine);
     checks.extend(cpu::checks(machine));
@@ -204,7 +202,7 @@ fn general(machine: &Machine, need: Option<&Need>) -> Vec<Check> {
     checks
 }
 
-/// The hugepages that a switch needs.
+/// Hugepages that a switch needs.
 fn need(dataplane: &DataplaneConfig, of: &str) -> Option<Need> {
     castnet_switch::dpdk::bytes(dataplane).map(|bytes| Need {
         bytes,
@@ -212,7 +210,7 @@ fn need(dataplane: &DataplaneConfig, of: &str) -> Option<Need> {
     })
 }
 
-/// The need of a switch of two NICs with one worker: a usual one.
+/// For two NICs and one worker.
 fn usual_need() -> Option<Need> {
     let nic = |n: u8| {
         let spec = DpdkSpec::new(format!("0000:00:00.{n}"), "");
@@ -225,7 +223,7 @@ fn usual_need() -> Option<Need> {
     )
 }
 
-/// The use of the switch of a file. If DPDK drives all its ports, it needs no raw sockets.
+/// A switch needs no raw sockets if DPDK drives all its ports.
 fn purpose_of(dataplane: &DataplaneConfig) -> Use {
     let dpdk = |port: &PortConfig| port.spec.dpdk().is_some();
     if dataplane.ports.iter().all(dpdk) {
@@ -236,7 +234,6 @@ fn purpose_of(dataplane: &DataplaneConfig) -> Use {
 }
 
 impl DoctorCommand {
-    /// Checks, and prints the results.
     pub fn run(self, output: Output) -> Outcome {
         if let Some(mcst_id) = self.mcst_id {
             return show(Examination::new(Use::Group, reach::checks(mcst_id)), output);

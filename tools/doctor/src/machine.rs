@@ -1,17 +1,15 @@
-//! The files in which a Linux kernel describes its machine. Tests use others.
+//! The files in which a Linux kernel describes its machine. Tests use other files.
 
 use std::path::PathBuf;
 
-/// Where to look.
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
     root: PathBuf,
-    /// Whether the files are those of the machine that this runs on, so that it can also be tried out.
+    /// Whether it is this machine, so that things can be tried out.
     pub(crate) real: bool,
 }
 
 impl Machine {
-    /// The machine that this runs on.
     pub(crate) fn this() -> Self {
         Self {
             root: PathBuf::from("/"),
@@ -32,19 +30,18 @@ impl Machine {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// The file's text without the blanks round it; `None` where it is not there.
+    /// Trimmed text; `None` if there is no such file.
     pub(crate) fn read(&self, path: &str) -> Option<String> {
         std::fs::read_to_string(self.path(path))
             .ok()
             .map(|text| text.trim().to_owned())
     }
 
-    /// The file's number.
     pub(crate) fn number(&self, path: &str) -> Option<u64> {
         self.read(path)?.parse().ok()
     }
 
-    /// The value behind `key` in lines such as `key: value unit`.
+    /// Value of `key` in lines such as `key: value unit`.
     pub(crate) fn field(&self, path: &str, key: &str) -> Option<String> {
         let text = self.read(path)?;
         text.lines().find_map(|line| {
@@ -53,7 +50,7 @@ impl Machine {
         })
     }
 
-    /// The names in a folder, sorted; none where it is not there.
+    /// Names in a folder, sorted; empty if there is no such folder.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.path(path)).into_iter().flatten();
         let mut names: Vec<_> = entries
@@ -64,18 +61,18 @@ impl Machine {
         names
     }
 
-    /// The last name of what a link leads to, such as a device's driver.
+    /// Last part of a link's target, such as a device's driver.
     pub(crate) fn link(&self, path: &str) -> Option<String> {
         let target = std::fs::read_link(self.path(path)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())
     }
 
-    /// Whether there is such a file or folder.
+    /// File or folder.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.path(path).exists()
     }
 
-    /// Whether a program of this name is in the search path.
+    /// Whether the program is in the search path.
     pub(crate) fn has_program(&self, name: &str) -> bool {
         if !self.real {
             return self.has(&format!("bin/{name}"));
@@ -88,7 +85,7 @@ impl Machine {
     }
 }
 
-/// What a program prints; `None` if it fails.
+/// Output of a program; `None` if it fails.
 pub(crate) fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
     let mut command = std::process::Command::new(program);
     let output = command.args(arguments).output().ok()?;
@@ -96,13 +93,13 @@ pub(crate) fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
     output.status.success().then_some(text)
 }
 
-/// The numbers of a list such as `0-3,8`.
+/// Numbers of a list such as `0-3,8`.
 pub(crate) fn cores(list: &str) -> Option<Vec<usize>> {
     let mut cores = Vec::new();
     for part in list.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        // More than a kernel can have is no list of cores.
+        // Too large for a core number.
         if last < first || last > CORES_MAX {
             return None;
         }
@@ -113,7 +110,7 @@ pub(crate) fn cores(list: &str) -> Option<Vec<usize>> {
 
 const CORES_MAX: usize = 1 << 16;
 
-/// Cores that are there.
+/// Cores of the machine.
 pub(crate) fn online(machine: &Machine) -> Option<Vec<usize>> {
     cores(&machine.read("/sys/devices/system/cpu/online")?)
 }

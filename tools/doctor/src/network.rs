@@ -6,7 +6,6 @@ use castnet_rnic::verbs::{self, VerbsDevice};
 use super::machine::Machine;
 use super::{Check, Use};
 
-/// All of them.
 pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
     let mut checks = vec![roce_port(machine)];
     checks.extend(rdma_devices(machine));
@@ -44,7 +43,7 @@ pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
 /// A machine of many containers has hundreds.
 const INTERFACES_SHOWN_MAX: usize = 16;
 
-/// RoCEv2's UDP port, as /proc/net/udp writes it.
+/// UDP port of RoCEv2, as in /proc/net/udp.
 const ROCE_PORT_HEX: &str = "12B7";
 
 fn roce_port(machine: &Machine) -> Check {
@@ -68,7 +67,7 @@ fn roce_port(machine: &Machine) -> Check {
     }
 }
 
-/// Whether a line of the table has the RoCEv2 port as its local one.
+/// Whether the local port of a line is that of RoCEv2.
 fn is_bound(table: &str) -> bool {
     table.lines().skip(1).any(|line| {
         let local = line.split_whitespace().nth(1);
@@ -78,7 +77,7 @@ fn is_bound(table: &str) -> bool {
     })
 }
 
-/// RDMA devices: the library, and whether each device can be a host's RNIC. None is needed: the software RNIC does without.
+/// The library, and whether each device can be a host's RNIC. None is needed: there is the software RNIC.
 fn rdma_devices(machine: &Machine) -> Vec<Check> {
     let check = Check::of(Use::Switch, "RDMA devices");
     let names = machine.names("/sys/class/infiniband");
@@ -125,7 +124,7 @@ fn rdma_device(device: VerbsDevice) -> Check {
 /// IPv4, UDP, BTH, RETH, ImmDt and ICRC; Linux reserves a little more, so that RNICs agree on the same path MTU.
 const HEADERS_BYTES: u64 = 80;
 
-/// The largest RoCE path MTU that fits an interface.
+/// Largest RoCE path MTU that fits an interface.
 fn pmtu_of(mtu: u64) -> Option<usize> {
     let all = castnet_wire::Pmtu::ALL.into_iter().rev();
     let mut bytes = all.map(castnet_wire::Pmtu::bytes);
@@ -151,7 +150,7 @@ fn mtu(machine: &Machine, name: &str) -> Check {
     }
 }
 
-/// What `ethtool -k` says, where it is there and answers.
+/// Output of `ethtool -k`; `None` if it is missing or fails.
 fn ethtool(machine: &Machine, name: &str) -> Option<String> {
     if !machine.real || !machine.has_program("ethtool") {
         return None;
@@ -159,8 +158,8 @@ fn ethtool(machine: &Machine, name: &str) -> Option<String> {
     super::machine::output_of("ethtool", &["-k", name])
 }
 
-/// Offloads that merge or split frames: a switch on AF_PACKET would see frames that were never on the wire, and a
-/// merged RoCE frame has no right ICRC.
+/// Offloads that merge or split frames: AF_PACKET would get other frames than were on the wire, and a merged RoCE frame
+/// has a wrong ICRC.
 const HARMFUL: [(&str, &str); 4] = [
     ("generic-receive-offload", "gro"),
     ("large-receive-offload", "lro"),

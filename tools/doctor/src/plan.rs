@@ -1,4 +1,4 @@
-//! Checks of a switch's configuration against this machine: will it start, and will it run as meant?
+//! Checks of a switch's configuration against this machine: does it start, and run as meant?
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::dpdk::{Need, Nic, free_bytes, nic, node_of, pages, reserve};
 use super::machine::{Machine, allowed, cores, online};
 use super::{Check, Use};
 
-/// All of them. `need` is what DPDK takes for it, where it is `built_in` and used.
+/// `need` is DPDK's, where it is `built_in` and used.
 pub(crate) fn checks(
     machine: &Machine,
     config: &DataplaneConfig,
@@ -137,7 +137,7 @@ fn device(machine: &Machine, check: Check, spec: &DpdkSpec) -> Check {
     }
 }
 
-/// The interface of AF_XDP and the input of pcap must exist; DPDK creates all other virtual devices.
+/// AF_XDP needs its interface, and pcap its input. DPDK creates all other virtual devices.
 fn virtual_device(machine: &Machine, check: Check, spec: &DpdkSpec) -> Check {
     let argument = |key: &str| {
         let mut given = spec.arguments.split(',').filter_map(|a| a.split_once('='));
@@ -164,13 +164,13 @@ fn queues(name: &str, spec: &DpdkSpec, workers: usize) -> Option<Check> {
     })
 }
 
-/// Workers that receive from no queue of a port: they get frames only from other workers.
+/// Workers without a receive queue: they only get frames from other workers.
 fn without_port(config: &DataplaneConfig) -> Option<Check> {
     let workers = config.workers.len();
     let idle: Vec<_> = (0..workers)
         .filter(|worker| {
             let receives = |(place, port): (usize, &castnet_worker::PortConfig)| {
-                // Ports give their first queues to workers in turn, and further queues to the workers after.
+                // Workers take the first queues of a port in turn; further queues go to the workers after.
                 let rank = (worker + workers - place % workers) % workers;
                 rank < port.spec.receivers()
             };
@@ -188,7 +188,7 @@ fn without_port(config: &DataplaneConfig) -> Option<Check> {
     })
 }
 
-/// Whether NICs and the workers that receive from them are on one NUMA node.
+/// NICs and the workers that receive from them should be on one NUMA node.
 fn numa(machine: &Machine, config: &DataplaneConfig) -> Vec<Check> {
     const NODES: &str = "/sys/devices/system/node";
     let core_node = |core: usize| {

@@ -1,4 +1,4 @@
-//! Whether what this machine sends to a group's address reaches a Castnet switch.
+//! Whether frames of this machine to a group's address reach a Castnet switch.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -6,21 +6,20 @@ use std::time::{Duration, Instant};
 use super::machine::output_of;
 use super::{Check, Use};
 
-/// The discard service. A frame to it makes the kernel ask for the Ethernet address of the next hop, and does nothing else.
+/// The discard service. A frame to it only makes the kernel resolve the next hop.
 const DISCARD: u16 = 9;
-/// Kernels ask three times, a second apart; they may have begun before.
+/// Kernels ask three times, a second apart, and may have begun before.
 const PATIENCE: Duration = Duration::from_secs(4);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How frames to an address leave this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Way {
-    /// The router that they go to first, where one is.
+    /// First router, if there is one.
     gateway: Option<Ipv4Addr>,
     interface: String,
 }
 
-/// Route and next hop of a McstID.
+/// Checks route and next hop of a McstID.
 pub(crate) fn checks(mcst_id: Ipv4Addr) -> Vec<Check> {
     let route = Check::of(Use::Group, "route to the McstID");
     let Some(way) =
@@ -63,7 +62,7 @@ pub(crate) fn checks(mcst_id: Ipv4Addr) -> Vec<Check> {
     vec![route.ok(found), check]
 }
 
-/// Reads a line such as `10.9.0.1 via 10.0.0.254 dev eth0 src 10.0.0.1`.
+/// Parses a line such as `10.9.0.1 via 10.0.0.254 dev eth0 src 10.0.0.1`.
 fn way(text: &str) -> Option<Way> {
     let after = |word: &str| {
         let mut words = text.split_whitespace().skip_while(|w| *w != word);
@@ -75,12 +74,12 @@ fn way(text: &str) -> Option<Way> {
     })
 }
 
-/// The Ethernet address of `next_hop`, asked for by a frame to `address`.
+/// Ethernet address of `next_hop`, resolved by a frame to `address`.
 fn ask(address: Ipv4Addr, next_hop: Ipv4Addr, interface: &str) -> Option<String> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
-        // Each frame makes a kernel ask again that gave up. Its error may be that nobody answered before.
+        // After a failure, a kernel asks again only for a new frame. An error may be of the failure before.
         let _ = socket.send_to(&[], (address, DISCARD));
         std::thread::sleep(PAUSE);
         let text = output_of(
