@@ -30,7 +30,6 @@ pub use rule::*;
 
 /// Most faults in a status. A status is sent in headers, of which clients accept 16 KiB.
 const FAULTS_SENT_MAX: usize = 32;
-
 /// Most rules in one `InstallGroupsRequest`.
 pub const RULES_TOGETHER_MAX: usize = 1024;
 /// Most rules and bytes per request of [`install_requests`]. A switch answers it within a few tens of milliseconds, and

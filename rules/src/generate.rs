@@ -16,7 +16,6 @@ pub const TWO_TIER_EXAMPLE: [(&str, &str); 3] = [
 
 /// Rule file of one switch that adds the contributions of three ranks.
 pub const COLLECTIVE_EXAMPLE: &str = include_str!("../examples/collective.toml");
-
 /// Rule file of one switch that forwards between two hosts.
 pub const FORWARDING_EXAMPLE: &str = include_str!("../examples/forwarding.toml");
 

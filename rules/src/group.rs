@@ -12,7 +12,6 @@ use crate::text;
 
 /// Most endpoints of one group on one switch.
 pub const ENDPOINTS_MAX: usize = 1024;
-
 /// Default of [`GroupRule::stall_timeout_ms`].
 pub const DEFAULT_STALL_TIMEOUT_MS: u32 = 2_000;
 

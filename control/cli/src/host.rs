@@ -46,7 +46,6 @@ use sink::Target;
 
 /// Set when a signal asks the command to stop.
 type Stop = Arc<AtomicBool>;
-
 /// Silence after which a source reports that it waits.
 const REMARK_AFTER: Duration = Duration::from_secs(5);
 

@@ -5,6 +5,5 @@ use tonic::transport::Channel;
 
 /// Client of a switch's agent.
 pub type AgentClient = agent_client::AgentClient<Channel>;
-
 /// Client of the controller.
 pub type ControllerClient = controller_client::ControllerClient<Channel>;

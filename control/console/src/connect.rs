@@ -10,7 +10,6 @@ use crate::exit::{Failure, Outcome};
 
 /// Default address of the agent of a switch.
 pub const AGENT: &str = "http://127.0.0.1:7471";
-
 /// Default address of the controller.
 pub const CONTROLLER: &str = "http://127.0.0.1:7470";
 

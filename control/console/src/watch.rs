@@ -11,7 +11,6 @@ use crate::output::{Output, Report, write_stdout};
 use crate::units::Span;
 
 const CLEAR: &str = "\x1b[2J\x1b[H";
-
 const EVERY_MIN: Duration = Duration::from_millis(10);
 
 /// Interval and number of reports.

@@ -19,19 +19,14 @@ use crate::text;
 const SLOTS_MIN: u16 = 2;
 /// Four ticks of a microsecond.
 const ACK_TIMEOUT_MIN_US: u32 = 4;
-
 /// Most ranks of one group.
 pub const RANKS_MAX: u16 = 1024;
-
 /// Default QP time-out of members: 4.096 us x 2^14, as RDMA programs commonly use (IBA 9.9.1.5.1, Local ACK Timeout).
 pub const DEFAULT_ACK_TIMEOUT_US: u32 = 67_108;
-
 /// Default number of packets per message.
 pub const DEFAULT_MESSAGE_PACKETS: u16 = 16;
-
 /// Alignment of slots in bytes: a cache line.
 pub const SLOT_ALIGN: usize = 64;
-
 /// Memory of a group beside the payload of its slots: fixed, per endpoint and per slot. Upper bounds of what the engine
 /// allocates (a test there checks them), and simple enough for a planner.
 const STATE_BYTES: u64 = 4 * 1024;

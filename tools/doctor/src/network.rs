@@ -42,7 +42,6 @@ pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
 
 /// A machine of many containers has hundreds.
 const INTERFACES_SHOWN_MAX: usize = 16;
-
 /// UDP port of RoCEv2, as in /proc/net/udp.
 const ROCE_PORT_HEX: &str = "12B7";
 

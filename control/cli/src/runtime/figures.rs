@@ -11,7 +11,6 @@ use crate::port::PortNames;
 
 /// Ranges of batch sizes, first and last.
 pub(super) const BATCHES: [(usize, usize); 6] = [(1, 1), (2, 4), (5, 8), (9, 16), (17, 31), (32, 32)];
-
 /// A ring that was filled to this share will lose frames soon.
 const FULL: f64 = 0.75;
 /// A worker that was idle for a smaller share is overloaded.
