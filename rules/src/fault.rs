@@ -1,5 +1,3 @@
-//! Faults of rules, each with its field.
-
 use core::fmt;
 use core::net::Ipv4Addr;
 

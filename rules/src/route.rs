@@ -1,5 +1,3 @@
-//! Static IPv4 routes.
-
 use castnet_wire::{MacAddr, PortId};
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};

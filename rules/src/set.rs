@@ -1,5 +1,3 @@
-//! All rules of one switch.
-
 use serde::{Deserialize, Serialize};
 
 use crate::check;

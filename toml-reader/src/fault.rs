@@ -1,5 +1,3 @@
-//! Faults of a file.
-
 use std::fmt;
 
 /// A fault of a file. Displays as `12:8: groups[0].pmtu: 1500 is no path MTU`.

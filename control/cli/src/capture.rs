@@ -1,5 +1,3 @@
-//! `castnet capture`: copies of frames as they pass, into a pcapng file.
-
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;

@@ -1,5 +1,3 @@
-//! The command tree.
-
 use castnet_console::exit::Outcome;
 use castnet_console::output::{Format, Output};
 use clap::{ArgAction, Parser, Subcommand};

@@ -1,5 +1,3 @@
-//! `castnet completions`: what a shell needs to complete commands.
-
 use castnet_console::exit::Outcome;
 use castnet_console::output::write_stdout;
 use clap::{Args, CommandFactory};

@@ -1,5 +1,3 @@
-//! `castnet controller`: runs the controller until it is told to stop.
-
 use std::path::PathBuf;
 use std::str::FromStr;
 

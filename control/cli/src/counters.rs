@@ -1,5 +1,3 @@
-//! `castnet counters`: what a switch has counted, and how fast it grows.
-
 mod collective;
 
 use castnet_console::api;

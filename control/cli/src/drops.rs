@@ -1,5 +1,3 @@
-//! `castnet drops`: why a switch dropped frames.
-
 use castnet_console::api;
 use castnet_console::connect::AgentArgs;
 use castnet_console::drops::DropRow;

@@ -1,5 +1,3 @@
-//! `castnet events`: the events of a switch as they happen.
-
 use std::time::Duration;
 
 use castnet_console::api::{self, agent_event::Event, rank_refused::Rule as BrokenRule};

@@ -1,5 +1,3 @@
-//! `castnet fdb`: the Ethernet addresses that a switch has learnt.
-
 use std::time::Duration;
 
 use castnet_console::api;

@@ -1,5 +1,3 @@
-//! `castnet group`: multicast and collective groups, at the controller or at one switch.
-
 mod at_switch;
 pub(crate) mod collective;
 mod create;

@@ -1,5 +1,3 @@
-//! `castnet host`: an RNIC that joins a group and sends or receives a file, or is a rank of a job and runs collectives.
-
 pub(crate) mod collective;
 mod device;
 pub(crate) mod failure;

@@ -1,5 +1,3 @@
-//! `castnet neighbours`: the switches and hosts next to a switch.
-
 use castnet_console::api;
 use castnet_console::columns;
 use castnet_console::connect::AgentArgs;

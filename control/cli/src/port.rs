@@ -1,5 +1,3 @@
-//! `castnet port`: the ports of a switch.
-
 use castnet_console::api;
 use castnet_console::columns;
 use castnet_console::connect::AgentArgs;

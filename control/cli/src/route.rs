@@ -1,5 +1,3 @@
-//! `castnet route`: static routes of a switch.
-
 use std::str::FromStr;
 
 use castnet_console::api;

@@ -1,5 +1,3 @@
-//! `castnet rules`: rule files, checked and by example.
-
 use std::path::{Path, PathBuf};
 
 use castnet_console::exit::{self, Failure, Outcome};

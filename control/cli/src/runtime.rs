@@ -1,5 +1,3 @@
-//! `castnet runtime`: the load of a switch's workers: clocks, batches, rings, buffers.
-
 mod figures;
 
 use std::time::Duration;

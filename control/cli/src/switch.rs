@@ -1,5 +1,3 @@
-//! `castnet switch`: runs a switch with its agent until it is told to stop.
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;

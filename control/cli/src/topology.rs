@@ -1,5 +1,3 @@
-//! `castnet topology`: the fabric as the controller knows it.
-
 use castnet_console::api;
 use castnet_console::columns;
 use castnet_console::connect::{self, CONTROLLER, Tls};

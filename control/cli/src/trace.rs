@@ -1,5 +1,3 @@
-//! `castnet trace`: what each stage of a switch decides about a frame, and why.
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,3 @@
-//! Routes.
-
 use castnet_rules::{Fault, Ipv4Net, Route, RouteHop, RuleSet};
 use castnet_wire::PortId;
 

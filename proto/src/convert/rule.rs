@@ -1,5 +1,3 @@
-//! Rules of groups.
-
 use castnet_rules::{
     Endpoint, EndpointDraft, EndpointRef, Fault, FaultKind, ForwardingDraft, ForwardingRule, GroupDraft,
     GroupKind, GroupRule, HopDraft, HostDraft, HostEndpoint, HostPart, KindDraft, Limit, LossPolicy,

@@ -1,5 +1,3 @@
-//! Addresses of services.
-
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;

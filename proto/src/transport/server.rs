@@ -1,5 +1,3 @@
-//! The serving end.
-
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,3 @@
-//! Counters of collective groups and of their endpoints.
-
 use castnet_console::api;
 use castnet_console::columns;
 use castnet_console::output::named;

@@ -1,5 +1,3 @@
-//! A group on the command line.
-
 use std::path::PathBuf;
 use std::str::FromStr;
 

@@ -1,5 +1,3 @@
-//! The lanes of a group in reports.
-
 use castnet_console::api;
 use castnet_console::output::Row;
 use serde::Serialize;

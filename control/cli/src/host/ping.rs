@@ -1,5 +1,3 @@
-//! `castnet host ping`: which addresses answer ARP.
-
 use std::net::Ipv4Addr;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

@@ -1,5 +1,3 @@
-//! Settings of a collective group on the command line.
-
 use castnet_console::api;
 use castnet_rules::{LossPolicy, StragglerPolicy};
 use clap::Args;
