@@ -32,8 +32,7 @@ pub use rule::*;
 const FAULTS_SENT_MAX: usize = 32;
 /// Most rules in one `InstallGroupsRequest`.
 pub const RULES_TOGETHER_MAX: usize = 1024;
-/// Most rules and bytes per request of [`install_requests`]. A switch answers it within a few tens of milliseconds, and
-/// its gRPC server accepts messages of 4 MiB.
+/// Most rules and bytes per request: a switch answers within tens of milliseconds, and accepts messages of 4 MiB.
 const RULES_SENT_MAX: usize = 256;
 const RULE_BYTES_SENT_MAX: usize = 1 << 20;
 

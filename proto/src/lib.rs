@@ -1,7 +1,6 @@
 //! castnet/v1: the gRPC API between switches, controller, hosts and the command line.
 //!
-//! [`v1`] is generated from `castnet/v1/*.proto`. [`convert`] validates its messages. [`transport`] has servers and
-//! connections.
+//! [`v1`] is generated from `castnet/v1/*.proto`, [`convert`] validates messages, [`transport`] serves and connects.
 #![forbid(unsafe_code)]
 
 pub mod convert;

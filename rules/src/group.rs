@@ -99,8 +99,7 @@ pub enum NextHop {
     Switch {
         /// Name of the switch.
         name: String,
-        /// Behind routers: McstID of the group at that switch, to which they route it; the destination of frames to it,
-        /// and the source of frames from it. `None` for an adjacent switch.
+        /// Behind routers: the group's McstID there, destination of frames to it and source of frames from it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ip: Option<Ipv4Addr>,
         /// Its `virtual_qpn` for this switch.
@@ -125,8 +124,7 @@ pub struct HostEndpoint {
     pub ip: Ipv4Addr,
     /// QPN of the member: not 0 or 1 (management), and not 0xffffff (InfiniBand multicast).
     pub qpn: Qpn,
-    /// MAC address of the host or the router to it. [`MacAddr::UNSPECIFIED`]: found by routes or neighbours at
-    /// installation.
+    /// MAC address of the host or the router to it. [`MacAddr::UNSPECIFIED`]: the switch finds it at installation.
     pub mac: MacAddr,
     /// The host's role in its kind of group.
     pub part: HostPart,

@@ -42,8 +42,7 @@ struct Addressed {
 }
 
 impl GroupIndex {
-    /// The conflicts with indexed groups. Fields are relative to the group. Ignores `instead_of`, which `group`
-    /// replaces.
+    /// Conflicts with indexed groups except `instead_of`, which `group` replaces. Fields are relative to the group.
     pub fn check(&self, group: &Claims<'_>, instead_of: Option<&str>) -> Vec<Fault> {
         let is_other = |name: &Arc<str>| Some(&**name) != instead_of;
         let mut faults = Vec::new();

@@ -1,5 +1,4 @@
-//! Code shared by commands: reports as tables and JSON, failures and exit codes, units, configuration files, connections,
-//! readiness and signals.
+//! Shared by commands: reports, failures and exit codes, units, configuration files, connections, readiness, signals.
 
 pub mod api;
 pub mod connect;

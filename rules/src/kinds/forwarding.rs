@@ -1,5 +1,4 @@
-//! Forwarding: frames of one endpoint go to the other. The smallest kind, for tests and as the example of
-//! `docs/new-kind.md`.
+//! Forwarding: frames of one endpoint go to the other. The smallest kind, and the example of `docs/new-kind.md`.
 
 use castnet_toml_reader::Table;
 use serde::{Deserialize, Serialize};
@@ -9,8 +8,7 @@ use crate::draft::EndpointDraft;
 use crate::fault::{Fault, FaultKind};
 use crate::group::GroupRule;
 
-/// Fields of a forwarding group: none. Memory of its two endpoints is ignored: a WRITE has one receiver and keeps its
-/// address and key.
+/// Fields of a forwarding group: none. Memory of its endpoints is ignored: a WRITE keeps its address and key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForwardingRule {}

@@ -23,8 +23,7 @@ pub struct MulticastRule {
     /// Otherwise new packets count as repeated ones and are acknowledged.
     #[serde(with = "text::psn", default, skip_serializing_if = "Option::is_none")]
     pub start_psn: Option<Psn>,
-    /// Virtual address in the source's WRITEs that stands for the start of each member's memory: a member receives
-    /// `memory.va + (va - va_base)`.
+    /// A WRITE of the source to `va` is written at `memory.va + (va - va_base)` of each member.
     #[serde(default)]
     pub va_base: u64,
     /// Index of the endpoint towards the source. Only it may send data; feedback is sent to it (AckOutPort).

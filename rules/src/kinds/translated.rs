@@ -40,15 +40,15 @@ const SETS_PER_SLOT: u64 = 2;
 /// Fields of a group that computes: the IncTree context of EPIC 3.3 and 4.1 for Mode-II.
 ///
 /// A rank has one RC QP, connected to `<mcst_id, virtual_qpn>` of its endpoint. The tree aggregates contributions on
-/// the way up and distributes the result on the way down. The switch next to a rank translates its PSNs.
+/// the way up and distributes the result on the way down. The switch next to a rank translates between its PSNs and the
+/// group's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TranslatedRule {
     /// PSN, in the group, of the first collective's control message; the same on all switches.
     #[serde(with = "text::psn_value", default)]
     pub start_psn: Psn,
-    /// Most packets in flight: the ring of 2MW slots of EPIC 4.3. A power of two, 2 to 32768, at least two windows of
-    /// one message.
+    /// Most packets in flight: the ring of 2MW slots of EPIC 4.3. A power of two, 2 to 32768, at least two messages.
     pub slots: u16,
     /// Packets per message of the members, M; at least 1.
     #[serde(default = "default_message_packets")]

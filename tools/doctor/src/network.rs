@@ -157,8 +157,7 @@ fn ethtool(machine: &Machine, name: &str) -> Option<String> {
     super::machine::output_of("ethtool", &["-k", name])
 }
 
-/// Offloads that merge or split frames: AF_PACKET would get other frames than were on the wire, and a merged RoCE frame
-/// has a wrong ICRC.
+/// Offloads that merge or split frames: AF_PACKET would get other frames than the wire has, with wrong ICRCs.
 const HARMFUL: [(&str, &str); 4] = [
     ("generic-receive-offload", "gro"),
     ("large-receive-offload", "lro"),

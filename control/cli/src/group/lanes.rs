@@ -41,8 +41,7 @@ pub(crate) fn at<'l>(lane: &'l api::Lane, own: &'l [api::Lane]) -> &'l str {
     &own.unwrap_or(lane).mcst_id
 }
 
-/// The address of a group. If switches have their own, each with its members: `10.201.0.1 for h1 h2, 10.202.0.1 for
-/// h3`.
+/// The address of a group or, if switches have their own, each with its members: `10.201.0.1 for h1 h2`.
 pub(crate) fn addresses<'m>(
     common: &str,
     members: impl Iterator<Item = (&'m str, Option<&'m str>)>,

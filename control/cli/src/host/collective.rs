@@ -1,5 +1,4 @@
-//! `castnet host allreduce` and the other five collectives: this host is a rank of a job. It runs one collective over a range of
-//! sizes, checks the results and measures them, as nccl-tests and the OSU benchmarks do.
+//! A rank of a job. Runs a collective over a range of sizes, checks and measures it, as nccl-tests do.
 
 mod failure;
 mod measure;
