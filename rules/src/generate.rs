@@ -27,8 +27,8 @@ impl RuleSet {
 }
 
 impl GroupRule {
-    /// A group on a single switch: member `i` is at port `i`. `kind` names the source; the default is the first member.
-    /// Refuses what [`GroupRule::check`] refuses, and more members than ports.
+    /// A group on a single switch: member `i` is at port `i`. `kind` names the source of a multicast group, by default
+    /// the first member. Refuses what [`GroupRule::check`] refuses, and more members than ports.
     pub fn star(
         name: &str,
         mcst_id: McstId,

@@ -52,9 +52,9 @@ pub(crate) const fn default_stall_timeout() -> u32 {
 /// A neighbour of the group at this switch: a QP of a host, or another switch (EPIC 3.1). A port may have several: the
 /// ranks of a host, or all hosts behind an ordinary switch.
 ///
-/// The endpoint of a frame is found by ingress port, destination QPN and source address, and must be unique. Frames of
-/// an adjacent switch have source addresses that are not known here, so no other endpoint of its port may have the same
-/// `virtual_qpn`.
+/// The endpoint of a frame is found by ingress port, destination QPN and source address, and must be unique. Frames of a
+/// host or of a switch behind routers have its address as source. Those of an adjacent switch have unknown source
+/// addresses, so no other endpoint of its port may have the same `virtual_qpn`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Endpoint {
     /// Port of the endpoint.
@@ -93,7 +93,7 @@ const fn default_virtual_qpn() -> Qpn {
 pub enum NextHop {
     /// A member. The switch translates between its connection and the group's.
     Host(HostEndpoint),
-    /// Another switch of the tree. Frames to an adjacent switch get new MAC addresses and, if it differs, a new QPN.
+    /// Another switch of the tree. Frames to an adjacent switch keep the McstID, but get new MAC addresses and QPN.
     /// Frames to a switch behind routers are rewritten like those to a host, except for RETH.
     #[serde(rename_all = "snake_case")]
     Switch {
@@ -248,7 +248,7 @@ impl GroupRule {
         self.kind.reserved_bytes(self)
     }
 
-    /// Every fault on a switch with `ports` ports, with fields relative to the group. All inputs are checked by it.
+    /// Every fault on a switch with `ports` ports, relative to the group. A group without faults may be installed.
     pub fn check(&self, ports: usize) -> Vec<Fault> {
         GroupDraft::from(self).check(ports)
     }

@@ -294,7 +294,7 @@ impl MemberArgs {
         })
     }
 
-    /// The QPN must be given with some flags, and only then.
+    /// A software RNIC with --mcst-id needs --qpn. A device chooses its QPN itself.
     fn check_qpn(&self) -> Outcome {
         match (self.device.rnic, self.fixed.mcst_id, self.fixed.qpn) {
             (Kind::Soft, Some(_), None) => {

@@ -28,13 +28,13 @@ pub(super) struct BenchReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Bound {
-    /// The worker's core was busy all the time.
+    /// The worker's core had no time left.
     Switch,
     /// The hosts' threads, or rings and windows.
     Hosts,
     /// The requested rate.
     Rate,
-    /// Switch and hosts share one core, which was busy all the time.
+    /// Switch and hosts share one core, which had no time left.
     Core,
 }
 
@@ -52,11 +52,11 @@ impl Bound {
 /// Times of the worker per frame in, in a sample of its polls.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Parts {
-    /// Polling and receiving; over core: also making frames.
+    /// Polling and receiving; over core: making frames.
     pub(super) receive_ns: f64,
     /// Parsing, deciding, rewriting, copying.
     pub(super) engine_ns: f64,
-    /// Sending; over core: also counting received frames.
+    /// Sending; over core: counting received frames.
     pub(super) send_ns: f64,
 }
 

@@ -102,7 +102,7 @@ pub(crate) fn free_bytes(pages: &[Pages]) -> u64 {
     pages.iter().map(|p| p.free * p.page_bytes).sum()
 }
 
-/// The command that reserves enough for `need` bytes.
+/// The command that reserves the missing part of `need` bytes.
 pub(crate) fn reserve(pages: &[Pages], need: u64) -> String {
     const PAGE: u64 = 2 << 20;
     let missing = need.saturating_sub(free_bytes(pages)).div_ceil(PAGE);
