@@ -25,15 +25,13 @@ impl Bucket {
         }
     }
 
-    /// Fills up to `now`. Returns true if units may be taken. One may take more than are left; the bucket then
-    /// recovers first.
+    /// Fills up to `now`. True if units may be taken, even more than are left: the bucket then recovers first.
     pub(crate) fn has(&mut self, now: Nanos) -> bool {
         let since = self.at.replace(now).map_or(0, |at| now.0.saturating_sub(at.0));
         self.tokens = (self.tokens + since as f64 * self.per_second / 1e9).min(self.depth);
         self.tokens >= 0.0
     }
 
-    /// Takes `units` from the bucket.
     pub(crate) fn take(&mut self, units: f64) {
         self.tokens -= units;
     }

@@ -49,8 +49,7 @@ impl Class {
     }
 }
 
-/// Selects a class by weighted fair scheduling. A class gets its share while it has frames to send; an idle class
-/// gains no credit.
+/// Weighted fair scheduling. A class gets its share while it has frames to send; an idle class gains no credit.
 #[derive(Debug, Default)]
 pub(crate) struct Scheduler {
     /// Virtual time of the class that was selected last.
@@ -58,7 +57,7 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    /// Returns the index of the next class. `idle` is a bit set of classes without frames.
+    /// Index of the next class. `idle` is a bit set of classes without frames.
     pub(crate) fn choose(&mut self, classes: &mut [Class], idle: u64) -> Option<usize> {
         let ready = classes.iter().enumerate().filter(|(i, _)| idle & (1 << i) == 0);
         let (chosen, class) = ready.min_by_key(|(_, class)| class.time)?;

@@ -18,13 +18,12 @@ pub(crate) enum Kind<B> {
 pub(crate) struct Flow<B> {
     pub(crate) kind: Kind<B>,
     pub(crate) counts: FlowCounts,
-    /// True if data carries timestamps.
     pub(crate) stamped: bool,
 }
 
 impl<B: FrameBuf> Flow<B> {
-    /// The next frame of the pattern, and whether it is new. If `stopped`, only frames that are owed. If `spent`, no
-    /// new frames.
+    /// The next frame of the pattern, and whether it is new. `stopped`: only frames that are owed; `spent`: no new
+    /// ones.
     #[inline]
     pub(crate) fn next(
         &mut self,
@@ -59,7 +58,6 @@ impl<B: FrameBuf> Flow<B> {
         }
     }
 
-    /// Handles a received frame of this flow.
     #[inline]
     pub(crate) fn take(
         &mut self,

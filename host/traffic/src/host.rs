@@ -78,10 +78,8 @@ impl HostReport {
 }
 
 impl<B: FrameBuf> Host<B> {
-    /// The host at index `place` of the plan. `gather` allocates a frame with the given bytes in the memory of `B`.
-    ///
-    /// # Errors
-    /// The index is out of range, or no buffer is free or long enough.
+    /// The host at index `place` of the plan. `gather` allocates a frame with these bytes in the memory of `B`. Fails
+    /// if the index is out of range, or no buffer is free or long enough.
     pub fn new(plan: &Plan, place: usize, gather: impl FnMut(&[u8]) -> Option<B>) -> Result<Self, PlanError> {
         let mut gather = gather;
         let host = plan.hosts.get(place).ok_or(PlanError::NoHost(place))?;
@@ -160,8 +158,8 @@ impl<B: FrameBuf> Host<B> {
         &self.counts
     }
 
-    /// Adds frames to `batch` until it is full or there is nothing to send. `make` replicates a frame; the first
-    /// [`crate::HEADER`] bytes and the trailer of the replica must be its own.
+    /// Adds frames to `batch` until it is full or nothing is to be sent. `make` replicates a frame, with the first
+    /// [`crate::HEADER`] bytes and the trailer private to the replica.
     pub fn fill(&mut self, now: Nanos, batch: &mut Batch<B>, mut make: impl FnMut(&B) -> Option<B>) {
         let before = batch.len();
         let stopped = self.stopped;
@@ -250,7 +248,7 @@ impl<B: FrameBuf> Host<B> {
     }
 }
 
-/// Sends up to a quantum of frames of one flow of a class. Returns the number of frames, and of new ones.
+/// Sends up to a quantum of frames of one flow. Returns the number of frames, and of new ones.
 #[inline]
 fn serve<B: FrameBuf>(
     class: &mut Class,

@@ -3,8 +3,7 @@
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// Time from making a frame to receiving the batch with its copy, in nanoseconds. Includes ports, rings and the
-/// switch.
+/// Nanoseconds from making a frame to receiving the batch with its copy, over ports, rings and the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Latency {
     /// Number of samples.

@@ -1,13 +1,14 @@
-//! Generates the traffic that `castnet bench` measures a switch with, and counts what the switch returns. Frames of many hosts
-//! are made from templates.
+//! The traffic that `castnet bench` measures a switch with: frames of many hosts from templates, and what comes back
+//! counted.
 //!
-//! A [`Scenario`] is the traffic that an operator asks for. A [`Plan`] of it assigns flows to hosts, and holds the groups that a
-//! switch must have installed. A [`Host`] plays all members behind one port: [`Host::fill`] makes frames, [`Host::take`] counts
-//! received frames and records which ones to answer. A host uses no port, clock or thread; [`drive`] provides those.
+//! A [`Scenario`] is what an operator asks for. A [`Plan`] of it assigns flows to hosts, and holds the groups that a
+//! switch needs. A [`Host`] plays all members behind one port: [`Host::fill`] makes frames, [`Host::take`] counts
+//! received ones and records which ones to answer. A host uses no port, clock or thread; [`drive`] provides those.
 //!
-//! Hosts communicate through the switch only: a receiver acknowledges data, and a source continues when it is acknowledged.
-//! They are not RC endpoints. A lost frame is counted as missing and not waited for, so a bad path neither slows the traffic
-//! down nor stays hidden. Only ranks retransmit, because a collective needs every contribution.
+//! Hosts communicate through the switch only: a receiver acknowledges data, and a source continues when it is
+//! acknowledged. They are not RC endpoints. A lost frame is counted as missing and not waited for, so a bad path
+//! neither slows the traffic down nor stays hidden. Only ranks retransmit, because a collective needs every
+//! contribution.
 //!
 //! ```
 //! use castnet_traffic::{Host, Place, Plan, Scenario};

@@ -27,7 +27,7 @@ impl FlowPlan {
         self.pattern == Pattern::Cnp && matches!(self.role, Role::Source { .. })
     }
 
-    /// Returns true if frames are parts of longer messages. All of them are full then.
+    /// Whether frames are parts of longer messages, and so all full.
     fn joins_frames(&self, scenario: &Scenario) -> bool {
         scenario.sizes.parts() == [(self.pmtu.bytes(), 1)] && self.pattern == Pattern::Multicast
     }
@@ -41,7 +41,6 @@ impl FlowPlan {
         }
     }
 
-    /// Makes the flow, with its templates in the sender's memory.
     pub(crate) fn make<B: FrameBuf>(
         &self,
         scenario: &Scenario,

@@ -254,10 +254,8 @@ impl Scenario {
 }
 
 impl Plan {
-    /// Plans with its own groups. The first place has all sources, the last places have the receivers and ranks.
-    ///
-    /// # Errors
-    /// There are too few places, or a group has too many members.
+    /// Plans with its own groups. The first place has all sources, the last places have the receivers and ranks. Fails
+    /// if there are too few places, or a group has too many members.
     pub fn own(scenario: &Scenario, places: &[Place]) -> Result<Self, PlanError> {
         let need = scenario.places();
         if places.len() < need {
@@ -292,12 +290,9 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Plans on groups that the switch has. Places are matched to members by name. Patterns that are not collective
-    /// are assigned to the multicast groups in turn. `start` returns the PSN of a group's next data frame.
-    ///
-    /// # Errors
-    /// A member has no place, a group continues to other switches, a payload exceeds the path MTU, or a pattern has
-    /// no group.
+    /// Plans on groups that the switch has. Members are matched to places by name; patterns that are not collective use
+    /// the multicast groups in turn. `start` returns the PSN of a group's next data frame. Fails if a member has no
+    /// place, a group continues to other switches, a payload exceeds the path MTU, or a pattern has no group.
     pub fn on_groups(
         scenario: &Scenario,
         places: &[Place],
@@ -351,7 +346,6 @@ impl Plan {
         }
     }
 
-    /// Adds a group with the flows of its members.
     fn add(
         &mut self,
         group: GroupRule,
@@ -470,7 +464,7 @@ impl Plan {
         flows * 4 * self.scenario.sizes.parts().len().max(2)
     }
 
-    /// The part of a pattern that one host plays: its weight, and its part of frames and rate.
+    /// The part of a pattern that one host plays.
     pub(crate) fn share(&self, place: usize, pattern: Pattern) -> HostShare {
         let drives = |host: &HostPlan| host.flows.iter().any(|f| f.pattern == pattern && f.drives());
         let hosts = self.hosts.iter().filter(|h| drives(h)).count().max(1) as u64;
@@ -525,8 +519,7 @@ fn behind_switch(group: &GroupRule, endpoint: &Endpoint) -> PlanError {
     }
 }
 
-/// A group for a pattern. Members of a multicast group are at all places, the first one is the source; ranks are at the
-/// last ones.
+/// A group for a pattern. A multicast group is at all places, its source at the first; ranks are at the last places.
 fn rule(
     scenario: &Scenario,
     pattern: Pattern,

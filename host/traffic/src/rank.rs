@@ -62,8 +62,7 @@ impl<B: FrameBuf> Rank<B> {
         }
     }
 
-    /// Sets the number of packets to send. It must be the same at all ranks, otherwise the last packets get no
-    /// result.
+    /// Most packets to send, the same at all ranks: otherwise the last packets get no result.
     pub(crate) fn limit(&mut self, packets: u64) {
         self.limit = packets;
     }
@@ -216,7 +215,6 @@ fn wire(start: Psn, index: u64) -> Psn {
     start.add(Psn::new(index as u32).value() as i32)
 }
 
-/// Returns true if the payload of a frame without extended headers equals `payload`.
 fn has_payload(frame: &impl FrameBuf, payload: &[u8]) -> bool {
     let (mut at, mut left) = (0, payload);
     for segment in frame.segments() {

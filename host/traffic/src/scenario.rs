@@ -24,8 +24,7 @@ pub enum Pattern {
     /// ACKs: every receiver acknowledges every PSN. One data frame covers a whole window of PSNs, so that data costs
     /// almost nothing.
     Ack,
-    /// Windows of data that half of the receivers refuse in the middle, with bursts of NAKs. The source retransmits
-    /// from there.
+    /// Windows of data that half of the receivers refuse in the middle, with bursts of NAKs; retransmitted from there.
     Nak,
     /// CNPs of all receivers in sequence.
     Cnp,
@@ -387,8 +386,7 @@ pub struct Scenario {
     pub burst: u32,
     /// Rate of the traffic.
     pub rate: Rate,
-    /// Most frames of the pattern, of all hosts together. Contributions are rounded up to the same number at each
-    /// rank.
+    /// Most frames of the pattern, of all hosts together. Contributions are rounded up to equal numbers of all ranks.
     pub frames: Option<u64>,
     /// Part of the frames to check.
     pub check: Check,

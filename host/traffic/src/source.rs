@@ -6,7 +6,7 @@ use crate::counts::FlowCounts;
 use crate::seen::Seen;
 use crate::template::Ready;
 
-/// Time without an acknowledgement after which a source continues without it (under NAKs: goes back).
+/// After this time without an acknowledgement a source continues (under NAKs: goes back).
 pub(crate) const ACK_TIMEOUT: Nanos = Nanos::from_millis(20);
 /// One data frame in so many carries a timestamp.
 const STAMP_EVERY: u64 = 16;
@@ -26,7 +26,6 @@ pub(crate) struct Source<B> {
 
 pub(crate) struct SourceConfig<B> {
     pub(crate) frames: Vec<Positions<B>>,
-    /// Sequence of sizes.
     pub(crate) sequence: Vec<usize>,
     pub(crate) start: Psn,
     /// PSNs per frame: more than one only where ACKs are measured.

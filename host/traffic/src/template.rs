@@ -13,12 +13,10 @@ use castnet_wire::{
 
 use crate::seen::{AFTER_BTH, L3, PSN_AT};
 
-/// Bytes at the start of a replica that [`Template::write`] may change. They must be private to the frame, like the
-/// trailer.
+/// Bytes at the start of a replica that [`Template::write`] may change: private to the frame, like the trailer.
 pub const HEADER: usize = AFTER_BTH + 12;
 /// Acknowledgement request in the last word of the BTH.
 const ACK_REQUEST: u32 = 1 << 31;
-/// Length of the ICRC in bytes.
 const ICRC: usize = 4;
 
 /// Addresses of frames between two endpoints, both in the same VLAN or none.
@@ -141,7 +139,7 @@ impl Template {
         ))
     }
 
-    /// A packet of a collective, with a constant payload.
+    /// A packet of a collective, whose payload is constant.
     pub(crate) fn contribution(
         ends: &Ends,
         opcode: Opcode,
@@ -178,7 +176,7 @@ impl Template {
         Ok(Self::new(ends.emit(bth, &ExtHeaders::NONE, &[])?, &[], shifts))
     }
 
-    /// The control message of a collective. Its word is the number of the collective.
+    /// The control message of a collective. Its word is the collective's number.
     pub(crate) fn control(ends: &Ends, control: &Control, shifts: &mut Shifts) -> Result<Self, EmitError> {
         let mut payload = [0; Control::LEN];
         control.emit(&mut payload);
@@ -195,8 +193,7 @@ impl Template {
         ))
     }
 
-    /// Writes PSN, acknowledgement request and words into a replica of the frame. Words that the template
-    /// lacks are ignored.
+    /// Writes into a replica of the frame. Words that the template lacks are ignored.
     #[inline]
     pub(crate) fn write(&self, frame: &mut impl FrameBuf, psn: Psn, ack_request: bool, words: [u32; 2]) {
         let head = frame.head_mut();
@@ -213,7 +210,6 @@ impl Template {
     }
 }
 
-/// AETH of an acknowledge packet.
 #[inline]
 pub(crate) fn aeth(syndrome: Syndrome, msn: u32) -> u32 {
     u32::from_be_bytes(Aeth { syndrome, msn }.to_bytes())

@@ -1,5 +1,5 @@
-//! A port that plays a host inside the worker, without a second thread or a ring. Frames that the worker receives are
-//! made on demand; frames that it sends are counted at once.
+//! A port that plays a host inside the worker, without a thread or ring: frames are made when the worker receives,
+//! and counted when it sends.
 
 use std::fmt;
 use std::io;

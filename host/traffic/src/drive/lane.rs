@@ -1,8 +1,8 @@
 //! A cheap link between two threads: whole batches are handed over.
 //!
-//! [`castnet_port::MemLink`] hands over single frames from any number of senders, which costs more than the switch
-//! needs to acknowledge a message. A lane has one sender and one receiver per direction. A batch is stored in a block
-//! with a lock that is almost never contended: the threads only meet at the block that is being filled.
+//! [`castnet_port::MemLink`] hands over single frames from any number of senders, which costs more than an ACK in the
+//! switch. A lane has one sender and one receiver per direction. Each block holds a batch and has a lock, which is
+//! contended only while that block is being filled.
 
 use std::fmt;
 use std::io;
@@ -96,8 +96,7 @@ impl Ring {
         }
     }
 
-    /// Passes the frames of the oldest block to `take` and returns their number. Does nothing if the block has more
-    /// than `capacity` frames.
+    /// Passes the frames of the oldest block to `take`; returns their number, 0 if there are more than `capacity`.
     fn pop(&self, capacity: usize, mut take: impl FnMut(&[u8])) -> usize {
         let emptied = self.emptied.0.load(Ordering::Relaxed);
         if emptied == self.begun.0.load(Ordering::Acquire) {
@@ -125,8 +124,8 @@ impl Ring {
 pub struct Lane;
 
 impl Lane {
-    /// Returns the two ends of a link. The switch's end drops frames that do not fit, as a port does. The host's end
-    /// keeps one batch until it fits. `mac` is the switch's address, `mtu` the largest packet at layer 3.
+    /// The switch's end drops frames that do not fit, as a port does; the host's end keeps one batch until it fits.
+    /// `mac` is the switch's address, `mtu` the largest packet at layer 3.
     pub fn pair(name: &str, mac: MacAddr, mtu: usize) -> (LaneEnd, LaneEnd) {
         let (up, down) = (Arc::new(Ring::new(mtu)), Arc::new(Ring::new(mtu)));
         let end = |rx: &Arc<Ring>, tx: &Arc<Ring>, keeps| LaneEnd {
@@ -186,7 +185,7 @@ struct LanePort {
     end: LaneEnd,
     pool: Pool,
     receives: bool,
-    /// Frames that did not fit.
+    /// Frames of the host that did not fit.
     kept: Batch<PoolBuf>,
     stats: PortStats,
 }
