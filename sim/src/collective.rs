@@ -47,17 +47,13 @@ pub struct ChannelEnd {
     pub channel: u16,
 }
 
-/// QPN of channel `channel` of a rank between hosts.
 fn qpn_of(channel: u16) -> Qpn {
     Qpn::new(0x100 + u32::from(channel))
 }
 
 impl<W: Watch> Simulation<W> {
-    /// Places a group, installs its rules and starts its ranks on their hosts. `machine` is the configuration common
-    /// to all ranks.
-    ///
-    /// # Errors
-    /// [`SimError::Place`]; those of [`Simulation::install`]; [`SimError::Rank`].
+    /// Places a group, installs its rules and starts its ranks on their hosts. `machine` is common to all ranks. Fails
+    /// with [`SimError::Place`], as [`Simulation::install`] does, or with [`SimError::Rank`].
     pub fn join_group(
         &mut self,
         topology: &Topology,
@@ -103,10 +99,7 @@ impl<W: Watch> Simulation<W> {
         Ok(plan)
     }
 
-    /// Starts ranks on hosts that use CommLib's host-based algorithms. Rank 0 is on the first host.
-    ///
-    /// # Errors
-    /// [`SimError::Rank`].
+    /// Starts ranks on hosts that use CommLib's host-based algorithms, rank 0 on the first host; or [`SimError::Rank`].
     pub fn join_hosts(
         &mut self,
         hosts: &[String],
@@ -125,11 +118,8 @@ impl<W: Watch> Simulation<W> {
         })
     }
 
-    /// Starts ranks on hosts with machines of any kind. `make` returns the machine of a rank and the remote end of
-    /// each of its channels.
-    ///
-    /// # Errors
-    /// [`SimError::Rank`].
+    /// Starts ranks with machines of any kind, or fails with [`SimError::Rank`]. `make` returns the machine of a rank
+    /// and the remote end of each of its channels.
     pub fn join_connected(
         &mut self,
         hosts: &[String],
@@ -196,8 +186,8 @@ impl<W: Watch> Simulation<W> {
         Ok(())
     }
 
-    /// Starts a collective at the rank of a host. `input` is its contribution. Without it the task has no memory, and
-    /// only its time is meaningful. Returns `None` if the host has no rank.
+    /// Starts a collective at the rank of a host; `None` if it has no rank. `input` is its contribution. Without it the
+    /// task has no memory, and only its time is meaningful.
     pub fn start_task(&mut self, host: &str, task: Task, input: Option<Vec<u8>>) -> Option<TaskId> {
         let (node, now) = (self.node(host)?, self.now);
         let here = self.nodes[node.0].host_mut()?;

@@ -14,14 +14,13 @@ use crate::node::NodeId;
 use crate::simulation::Simulation;
 use crate::watch::{Delivery, Hop, View, Watch};
 
-/// Most violations that are kept. The first is the important one.
+/// Most violations that are kept; the first one matters most.
 const VIOLATIONS_MAX: usize = 16;
 
 /// Watches one group. It uses the frames and the state of the endpoints, never the state of the switches.
 ///
-/// - M1, M2: feedback is checked when it leaves a switch towards the source, and again when it reaches the source.
-///   Every receiver below that point must have what the feedback acknowledges. The same holds when a send completes
-///   at the source.
+/// - M1, M2: feedback is checked when it leaves a switch towards the source, when it reaches the source, and when a send
+///   completes there. Every receiver below that point must have what the feedback acknowledges.
 /// - M3: no data leaves a switch by a path whose acknowledgement of it has reached that switch.
 #[derive(Clone, Debug, Default)]
 pub struct Contract {
@@ -56,7 +55,6 @@ counters! {
     }
 }
 
-/// Observed state of one switch of the tree.
 #[derive(Clone, Debug)]
 struct SwitchRecord {
     source_port: PortId,
@@ -67,7 +65,6 @@ struct SwitchRecord {
 
 #[derive(Clone, Debug, Default)]
 struct PathRecord {
-    /// Receivers behind the path.
     below: Vec<usize>,
     /// Newest PSN that the path has acknowledged.
     acknowledged: Option<Psn>,
@@ -85,7 +82,6 @@ impl Contract {
         contract
     }
 
-    /// Records the receivers below a node, and returns them.
     fn walk(&mut self, sim: &Simulation<Self>, node: &TreeNode) -> Vec<usize> {
         let Some(id) = sim.node(&node.name) else {
             return Vec::new();
@@ -145,7 +141,6 @@ impl Contract {
         }
     }
 
-    /// The first of these receivers that lacks something up to `psn`.
     fn find_lacking(&self, view: &View<'_>, of: &[usize], psn: Psn) -> Option<String> {
         of.iter()
             .filter_map(|i| self.receivers.get(*i))
@@ -156,7 +151,6 @@ impl Contract {
             })
     }
 
-    /// Checks that these receivers have what feedback acknowledges.
     fn check_claim(&mut self, view: &View<'_>, of: &[usize], psn: Psn, syndrome: Syndrome, place: &str) {
         let (rule, has) = match syndrome {
             Syndrome::Ack => ("M1", psn),

@@ -1,16 +1,14 @@
 //! A simulated network in virtual time. Its nodes are the real engine and the real endpoint.
 //!
-//! A [`Simulation`] is built from a topology. Each of its switches runs an [`castnet_engine::Engine`], each of its hosts an
-//! [`castnet_endpoint::Endpoint`]. Frames travel over links with rate, propagation delay, a bounded queue, loss, duplication,
-//! reordering and corruption, configured per direction ([`LinkProfile`]). Time jumps from event to event; events of the same
-//! time are handled in the order in which they were created. All randomness comes from one seed, so a run can be repeated to
-//! the nanosecond.
+//! In a [`Simulation`] each switch of a topology runs a [`castnet_engine::Engine`], each host a
+//! [`castnet_endpoint::Endpoint`]. Links have rate, propagation delay, a bounded queue, loss, duplication, reordering
+//! and corruption, per direction ([`LinkProfile`]). Time jumps from event to event; events of the same time are handled
+//! in order of creation. All randomness comes from one seed, so a run can be repeated to the nanosecond.
 //!
-//! A [`Watch`] observes every frame as it is sent and delivered. [`Contract`] is one: it checks M1 to M3 of the multicast
-//! contract while a group runs.
+//! A [`Watch`] observes every frame as it is sent and delivered. One is [`Contract`], which checks M1 to M3 of a group.
 //!
-//! Hosts can be ranks of collectives. They run the machines of CommLib over the endpoint, either as members of a group that
-//! the switches compute ([`Simulation::join_group`]) or among themselves ([`Simulation::join_hosts`]).
+//! Hosts can be ranks of collectives, with CommLib's machines over the endpoint: as members of a group
+//! ([`Simulation::join_group`]) or among themselves ([`Simulation::join_hosts`]).
 //!
 //! ```
 //! use castnet_sim::{End, SimConfig, Simulation};

@@ -82,12 +82,10 @@ impl Direction {
         }
     }
 
-    /// Returns true if a frame that is sent now is not queued.
     pub(crate) fn is_idle(&self, now: Nanos) -> bool {
         self.busy_until <= now
     }
 
-    /// Sends a frame of `bytes` and draws its fate.
     pub(crate) fn pass(&mut self, now: Nanos, bytes: usize, rng: &mut ChaCha8Rng) -> Passage {
         let mut passage = Passage {
             fate: Fate::Delivered,

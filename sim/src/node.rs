@@ -82,7 +82,6 @@ impl Node {
         }
     }
 
-    /// Time of the node's next time-out.
     pub(crate) fn poll_timeout(&self) -> Option<Nanos> {
         match &self.kind {
             Kind::Switch(switch) => switch.engine.as_ref()?.poll_timeout(),

@@ -15,8 +15,7 @@ pub struct LinkProfile {
     pub loss: f64,
     /// Probability that a frame is duplicated.
     pub duplication: f64,
-    /// Probability that a frame is delayed by up to [`LinkProfile::reordering_delay_max`], so that later ones
-    /// overtake it.
+    /// Probability that a frame is delayed by up to [`LinkProfile::reordering_delay_max`]; later ones overtake it.
     pub reordering: f64,
     /// Longest delay of a reordered frame.
     pub reordering_delay_max: Nanos,
@@ -41,14 +40,12 @@ impl Default for LinkProfile {
 }
 
 impl LinkProfile {
-    /// Time of a frame of `bytes` on the wire, including preamble, FCS and gap (24 bytes). A frame takes at least the
-    /// 64 bytes of the shortest Ethernet frame.
+    /// Time of a frame of `bytes` on the wire, at least 60, with preamble, FCS and gap (24 bytes).
     pub fn serialization(&self, bytes: usize) -> Nanos {
         let bits = (bytes.max(60) as u64 + 24) * 8;
         Nanos((u128::from(bits) * 1_000_000_000 / u128::from(self.rate_bps.max(1))) as u64)
     }
 
-    /// Bytes that are sent in a span of time.
     pub(crate) fn bytes_in(&self, span: Nanos) -> u64 {
         (u128::from(span.0) * u128::from(self.rate_bps) / 8_000_000_000) as u64
     }
@@ -61,8 +58,7 @@ pub struct SimConfig {
     pub seed: u64,
     /// Initial profile of all directions of all links.
     pub links: LinkProfile,
-    /// Time from a frame's arrival at a switch until its worker polls. Frames that arrive in this time join the
-    /// batch.
+    /// Time from a frame's arrival at a switch until its worker polls. Frames that arrive meanwhile join the batch.
     pub poll_delay: Nanos,
     /// Most frames that the trace keeps; it keeps the newest. 0 disables the trace.
     pub trace_frames_max: usize,

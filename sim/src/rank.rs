@@ -87,7 +87,7 @@ impl std::fmt::Debug for Rank {
 }
 
 impl Rank {
-    /// Rank `rank` of `size`. Its channels are the queue pairs `qpns`, in order, which need not be connected yet.
+    /// The channels are the queue pairs `qpns`, in order, which need not be connected yet.
     pub(crate) fn new(
         rank: u16,
         size: u16,
@@ -158,8 +158,8 @@ impl Rank {
         self.tasks.retain(|_, t| t.ended.is_none());
     }
 
-    /// Starts a task. Without `input` it has no memory: the bytes sent are meaningless and received bytes are
-    /// ignored. This is for measurements of time.
+    /// Starts a task. Without `input` it has no memory, for measurements of time: sent bytes are meaningless, received
+    /// ones are ignored.
     pub(crate) fn start(
         &mut self,
         now: Nanos,

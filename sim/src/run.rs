@@ -12,8 +12,7 @@ use crate::trace::TraceRecord;
 use crate::watch::{Delivery, Hop, View, Watch};
 
 impl<W: Watch> Simulation<W> {
-    /// Handles events until `done` returns true (called after each event), until `deadline`, or until no event is
-    /// left.
+    /// Handles events until `done` returns true (called before each), until `deadline`, or until no event is left.
     pub fn run_until(&mut self, deadline: Nanos, mut done: impl FnMut(&Self) -> bool) -> End {
         loop {
             if done(self) {
@@ -102,7 +101,6 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    /// One iteration of a worker: all ports, batch by batch.
     fn poll_switch(&mut self, node: NodeId) {
         if let Some(switch) = self.nodes[node.0].switch_mut() {
             switch.poll_waits = false;
@@ -119,7 +117,6 @@ impl<W: Watch> Simulation<W> {
         self.arm(node);
     }
 
-    /// Fills the next batch from the first port that has frames.
     fn fill_batch(&mut self, node: NodeId, batch: &mut Batch<Vec<u8>>) -> Option<PortId> {
         let switch = self.nodes[node.0].switch_mut()?;
         let (port, frames) = switch
@@ -222,7 +219,7 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    /// Collects completed work requests. Returns true if the host's rank reacted to them.
+    /// Collects completed work requests. True if the host's rank reacted to them.
     fn collect(&mut self, node: NodeId) -> bool {
         while let Some(completion) = self.nodes[node.0]
             .host_mut()
@@ -250,7 +247,7 @@ impl<W: Watch> Simulation<W> {
         })
     }
 
-    /// Inserts a timer event for the node, if it is earlier than the existing one.
+    /// Inserts a timer event for the node, unless an earlier one exists.
     pub(crate) fn arm(&mut self, node: NodeId) {
         let Some(at) = self.nodes[node.0].poll_timeout().map(|at| at.max(self.now)) else {
             return;

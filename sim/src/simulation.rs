@@ -112,10 +112,8 @@ pub struct Simulation<W = ()> {
 }
 
 impl<W: Watch> Simulation<W> {
-    /// A network of this topology, observed by `watch`. Links that are down in the topology are down.
-    ///
-    /// # Errors
-    /// A host lacks an address; a switch does not start.
+    /// A network of this topology, observed by `watch`. Links that are down in the topology are down. Fails if a host
+    /// lacks an address, or a switch does not start.
     pub fn new(topology: &Topology, config: SimConfig, watch: W) -> Result<Self, SimError> {
         let mut sim = Self {
             now: Nanos::ZERO,
@@ -318,10 +316,7 @@ impl<W: Watch> Simulation<W> {
         Some(result)
     }
 
-    /// Installs a group on a switch.
-    ///
-    /// # Errors
-    /// [`SimError::NoSwitch`], [`SimError::Install`].
+    /// Installs a group on a switch, or fails with [`SimError::NoSwitch`] or [`SimError::Install`].
     pub fn install(&mut self, switch: &str, group: &GroupRule) -> Result<(), SimError> {
         self.install_at(switch, |engine| {
             let group = Context::compile(group, &engine.config().ports)?;
@@ -329,7 +324,6 @@ impl<W: Watch> Simulation<W> {
         })
     }
 
-    /// Installs a group of any kind on the engine of a switch.
     pub(crate) fn install_at(
         &mut self,
         switch: &str,
@@ -347,10 +341,7 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    /// Installs the rules of a plan on all its switches.
-    ///
-    /// # Errors
-    /// Those of [`Simulation::install`].
+    /// Installs the rules of a plan on all its switches, as [`Simulation::install`] does.
     pub fn install_plan(&mut self, plan: &Plan) -> Result<(), SimError> {
         plan.rules
             .iter()
@@ -372,10 +363,7 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    /// Starts a stopped switch with empty state: no groups, nothing learned.
-    ///
-    /// # Errors
-    /// [`SimError::NoSwitch`].
+    /// Starts a stopped switch with empty state: no groups, nothing learned. Fails with [`SimError::NoSwitch`].
     pub fn start_switch(&mut self, switch: &str) -> Result<(), SimError> {
         let no_switch = || SimError::NoSwitch {
             switch: switch.into(),
