@@ -30,10 +30,9 @@ use crate::report::{ActReport, ReceiverReport, SourceReport, SwitchReport};
 /// retransmissions; 17 ms where lost NAKs must be waited for.
 pub(crate) const QP_TIMEOUTS: [u8; 2] = [16, 12];
 
-/// Nothing moves for so long: something is broken.
+/// After this time without progress, something is broken.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What is sent.
 #[derive(Clone, Debug)]
 pub(crate) enum Content {
     /// Bytes drawn from a seed.
@@ -86,7 +85,6 @@ impl Read for Drawn {
     }
 }
 
-/// What an act does.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub(crate) name: &'static str,
@@ -97,26 +95,23 @@ pub(crate) struct Script {
     pub(crate) content: Content,
 }
 
-/// What all hosts of an act share.
 struct Stage {
     script: Script,
     controller: Address,
     losses: Losses,
     /// A host has failed, or nothing moves: all end.
     stop: Arc<AtomicBool>,
-    /// Hosts that are connected.
     connected: AtomicUsize,
     /// All are connected, and the links lose: begin.
     begun: AtomicBool,
     /// All is counted: hosts may leave.
     over: AtomicBool,
-    /// Bytes that each host has taken or got.
+    /// Bytes that each host has sent or received.
     moved: [AtomicU64; HOSTS.len()],
     /// Numbers of hosts that have transferred, or failed.
     finished: mpsc::UnboundedSender<usize>,
 }
 
-/// What a host says at the end.
 struct Told {
     transferred: Transferred,
     source: SourceReport,
@@ -125,7 +120,6 @@ struct Told {
     naks_sent: u64,
 }
 
-/// Plays an act; returns what it came to and the tree.
 pub(crate) async fn play(
     fabric: &Fabric,
     controller: &Address,
@@ -261,7 +255,7 @@ pub(crate) fn first_cause(failures: impl IntoIterator<Item = (&'static str, Fail
     all.swap_remove(cause)
 }
 
-/// Waits until all hosts have transferred or failed; an error where nothing moves any more.
+/// Waits until all hosts have transferred or failed; an error if nothing moves any more.
 async fn watch(stage: &Stage, ends: &mut mpsc::UnboundedReceiver<usize>) -> Outcome {
     let (mut done, mut moved) = (BTreeSet::new(), 0);
     while done.len() < HOSTS.len() {
@@ -290,7 +284,6 @@ async fn watch(stage: &Stage, ends: &mut mpsc::UnboundedReceiver<usize>) -> Outc
     Ok(())
 }
 
-/// A host, on a thread of its own.
 fn host(stage: &Stage, index: usize, name: &str, end: MemEnd, bar: &ProgressBar) -> Outcome<Told> {
     let script = &stage.script;
     let ip = Ipv4Addr::new(10, 0, 0, index as u8 + 1);
@@ -348,7 +341,7 @@ fn receive(
     Ok(transferred)
 }
 
-/// Waits until all hosts are connected and the links lose. Nobody sends before.
+/// Waits until all hosts are connected and the links lose. No host sends before.
 fn begin<T>(stage: &Stage, member: &mut Member<'_, T>) -> Result<(), MemberError> {
     if stage.connected.fetch_add(1, Ordering::Relaxed) + 1 == HOSTS.len() {
         stage.losses.set(stage.script.loss.0);

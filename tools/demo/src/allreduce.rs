@@ -1,5 +1,5 @@
-//! The demo's AllReduce: five hosts are the ranks of a job, each contributes numbers of its own, and each must get the sums that
-//! are computed here, at one place. Through the switches, or, for comparison, in a ring between the hosts.
+//! The demo's AllReduce: five hosts contribute numbers, and each must get the sums that are computed here, at one
+//! place. Through the switches, or, for comparison, in a ring between the hosts.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -30,18 +30,17 @@ use crate::report::SwitchReport;
 const WINDOW_PACKETS: u32 = 128;
 const MESSAGE_PACKETS: u32 = 16;
 
-/// How long ranks may take to join.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How often the bar moves, and a rank that waits for the others looks again.
+/// Intervals of the bar, and of a rank that waits for the others.
 const LOOK: Duration = Duration::from_millis(50);
 const NAP: Duration = Duration::from_millis(1);
 
-/// Bits of the whole numbers that contributions are fractions of: as f32, the sums of eight ranks are exact, whatever is added
-/// first. So what the switches add up must be the same, bit for bit.
+/// Bits of the integers that contributions are fractions of: as f32, sums of eight ranks are exact in any order, so the
+/// switches' sums must be the same, bit for bit.
 const NUMBER_BITS: u32 = 20;
 
-/// What rank `rank` contributes as element `index`: a multiple of 1/1024 between -512 and 512 (drawn by splitmix64).
+/// A multiple of 1/1024 between -512 and 512 (drawn by splitmix64).
 fn contribution(seed: u64, rank: usize, index: usize) -> f32 {
     let mut z = seed
         .wrapping_add((rank as u64) << 40)
@@ -53,7 +52,7 @@ fn contribution(seed: u64, rank: usize, index: usize) -> f32 {
     number as f32 / 1024.0
 }
 
-/// All sums, computed at one place, in f64.
+/// All sums, in f64.
 pub(crate) fn sums(seed: u64, elements: usize) -> Vec<f32> {
     let sum = |index| {
         let all = (0..HOSTS.len()).map(|rank| f64::from(contribution(seed, rank, index)));
@@ -62,7 +61,6 @@ pub(crate) fn sums(seed: u64, elements: usize) -> Vec<f32> {
     (0..elements).map(sum).collect()
 }
 
-/// What is to be played.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     /// The job's name, which is the group's.
@@ -74,7 +72,6 @@ pub(crate) struct Script {
     pub(crate) seed: u64,
 }
 
-/// What it came to.
 #[derive(Debug)]
 pub(crate) struct Played {
     pub(crate) mcst_id: String,
@@ -88,17 +85,13 @@ pub(crate) struct Played {
     pub(crate) drops: Vec<DropRow>,
 }
 
-/// What a rank tells while it runs.
+/// States that a rank reports.
 enum Tells {
-    /// Its group is there.
     Ready,
-    /// It has its sums.
     Done,
-    /// It has failed.
     Failed,
 }
 
-/// What all ranks of a play share.
 struct Stage {
     script: Script,
     controller: Address,
@@ -111,7 +104,6 @@ struct Stage {
     tells: mpsc::UnboundedSender<Tells>,
 }
 
-/// What a rank has at the end.
 struct Told {
     seconds: f64,
     result: Vec<f32>,
@@ -197,7 +189,7 @@ struct Counted {
     tree: Option<Node>,
 }
 
-/// Opens the curtain when all ranks are in, and counts until all have their sums.
+/// Begins when all ranks are ready, and counts until all have their sums.
 async fn count(
     fabric: &Fabric,
     controller: &Address,
@@ -237,8 +229,8 @@ async fn count(
     })
 }
 
-/// Waits until each rank has told once that it is so far. `watched`: a bar, and where the links were at its beginning; then
-/// something must move all the while.
+/// Waits until each rank has reported once. With `watched`, a bar and the links' counters at its beginning, something
+/// must move all the while.
 async fn all_tell(
     fabric: &Fabric,
     tells: &mut mpsc::UnboundedReceiver<Tells>,
@@ -269,7 +261,6 @@ async fn all_tell(
     Ok(())
 }
 
-/// A rank, on a thread of its own.
 fn rank(stage: &Stage, index: usize, end: MemEnd) -> Outcome<Told> {
     let script = &stage.script;
     let ip = Ipv4Addr::new(10, 0, 0, index as u8 + 1);
@@ -292,7 +283,7 @@ fn rank(stage: &Stage, index: usize, end: MemEnd) -> Outcome<Told> {
     };
     config.timeouts = Timeouts {
         join: JOIN_TIMEOUT,
-        // The stage is watched: this is no more than a last resort.
+        // The stage is watched: this is a last resort.
         collective: Duration::from_secs(24 * 3600),
         ..Timeouts::default()
     };
@@ -349,8 +340,7 @@ fn rank_report(rank: usize, host: &str, told: &Told, sums: &[f32]) -> RankReport
     }
 }
 
-/// What all links have carried since the switches started, as counted where it came out of them: at the upper end on the way up,
-/// at the lower end on the way down; at a host's link both at the switch.
+/// Bytes of all links since the switches started, counted at the receiving end; at a host's link both at the switch.
 async fn links(fabric: &Fabric) -> Outcome<Vec<Bytes>> {
     let counters = act::counters(fabric).await?;
     let port = |switch: &str, towards: &str| {

@@ -10,7 +10,7 @@ use castnet_proto::transport::{Address, Security};
 use castnet_wire::{Nanos, PortId};
 use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
 
-/// The switches, and the neighbours at their ports, in the order of the ports.
+/// The switches, and their neighbours in the order of the ports.
 pub(crate) const SWITCHES: [(&str, &[&str]); 3] = [
     ("spine", &["leaf1", "leaf2"]),
     ("leaf1", &["spine", "h1", "h2", "h3"]),
@@ -20,7 +20,7 @@ pub(crate) const SWITCHES: [(&str, &[&str]); 3] = [
 /// The hosts; the first one sends.
 pub(crate) const HOSTS: [&str; 5] = ["h1", "h2", "h3", "h4", "h5"];
 
-/// The links, each with its lower end first: a host's towards its leaf, a leaf's towards the spine.
+/// The links, each with its lower end first.
 pub(crate) const LINKS: [(&str, &str); 7] = [
     ("h1", "leaf1"),
     ("h2", "leaf1"),
@@ -31,10 +31,8 @@ pub(crate) const LINKS: [(&str, &str); 7] = [
     ("leaf2", "spine"),
 ];
 
-/// Address of agents and the controller.
 pub(crate) const LOOPBACK: &str = "http://127.0.0.1:0";
 
-/// The switch of a host.
 pub(crate) fn switch_of(host: &str) -> &'static str {
     SWITCHES
         .iter()
@@ -46,7 +44,6 @@ fn is_leaf(switch: &str) -> bool {
     switch != SWITCHES[0].0
 }
 
-/// A running switch.
 #[derive(Debug)]
 pub(crate) struct Switch {
     pub(crate) name: &'static str,
@@ -104,7 +101,6 @@ impl Fabric {
         )
     }
 
-    /// Stops agents and switches.
     pub(crate) async fn stop(self) -> Outcome {
         for switch in self.switches {
             switch.agent.stop().await;
@@ -122,8 +118,8 @@ impl Fabric {
 pub(crate) struct Losses(Vec<(bool, FaultControl)>);
 
 impl Losses {
-    /// Sets the share of frames that each direction of each link loses. Links between switches lose at the receiving
-    /// end, links of hosts at the switch in both directions.
+    /// Each direction of each link loses this share of its frames: between switches at the receiving end, at a host's
+    /// link at the switch.
     pub(crate) fn set(&self, share: f64) {
         for (to_host, control) in &self.0 {
             control.set_rx(Faults::loss(share));
@@ -144,7 +140,7 @@ impl Switch {
     ) -> Outcome<Self> {
         let mut config = DataplaneConfig::new(name, ports);
         config.engine.hash_seed = castnet_switch::hash_seed();
-        // Short, so that the controller knows all links soon.
+        // With the default of 30 s the controller would learn the links too late for a demo.
         config.engine.lldp_interval = Some(Nanos::from_millis(250));
         let dataplane = castnet_switch::start(config).await?;
         let listen: Address = LOOPBACK.parse().map_err(Failure::failed)?;

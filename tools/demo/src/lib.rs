@@ -1,5 +1,4 @@
-//! `castnet demo`: a fabric in one process, without privileges. It runs a transfer and an AllReduce in the switches, each without and
-//! with losses.
+//! `castnet demo`: a fabric in one process, without privileges; a transfer and an AllReduce, with and without losses.
 
 mod act;
 mod allreduce;
@@ -91,10 +90,7 @@ impl DemoCommand {
         ]
     }
 
-    /// Runs all acts.
-    ///
-    /// # Errors
-    /// Anything that does not start or end as it should; a receiver without every byte; a rank without every sum.
+    /// Runs all acts. Fails if anything does not start or end, a receiver lacks a byte, or a rank a sum.
     pub async fn run(self, output: Output) -> Outcome {
         let start = Instant::now();
         let content = self.content()?;
@@ -143,7 +139,6 @@ impl DemoCommand {
         }))
     }
 
-    /// AllReduce in the switches, in a ring for comparison, and in the switches with losses.
     async fn collectives(
         &self,
         fabric: &Fabric,

@@ -17,7 +17,6 @@ pub(crate) struct Bytes {
 }
 
 impl Bytes {
-    /// Difference to an earlier count.
     pub(crate) fn since(self, then: Self) -> Self {
         Self {
             up: self.up.saturating_sub(then.up),
@@ -25,13 +24,12 @@ impl Bytes {
         }
     }
 
-    /// Bytes of the busier direction.
     pub(crate) fn busier(self) -> u64 {
         self.up.max(self.down)
     }
 }
 
-/// One AllReduce in the switches, and in a ring if that was run.
+/// One AllReduce in the switches, and the same in a ring if that was run too.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct AllReduceReport {
     pub(crate) name: &'static str,
@@ -49,19 +47,17 @@ pub(crate) struct AllReduceReport {
     pub(crate) ok: bool,
     /// Until the last rank had its sums.
     pub(crate) seconds: f64,
-    /// In a ring between the hosts.
     pub(crate) ring_seconds: Option<f64>,
     pub(crate) links: Vec<LinkReport>,
     pub(crate) switches: Vec<SwitchReport<CollectiveCounters>>,
     pub(crate) ranks: Vec<RankReport>,
-    /// In all switches, injected losses included.
+    /// Injected losses included.
     pub(crate) drops: Vec<DropRow>,
-    /// Whether to draw bars: on a terminal.
+    /// Whether bars are drawn: for a terminal.
     #[serde(skip)]
     pub(crate) bars: bool,
 }
 
-/// Bytes that a link carried.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct LinkReport {
     /// Its lower end: a host or a leaf.
@@ -72,7 +68,6 @@ pub(crate) struct LinkReport {
     pub(crate) carried: Bytes,
     /// Ratio of the busier direction to the bytes that a rank contributes.
     pub(crate) times: f64,
-    /// In a ring between the hosts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ring: Option<Bytes>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -124,7 +119,6 @@ impl LinkReport {
     }
 }
 
-/// Result of a rank.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct RankReport {
     pub(crate) rank: usize,
@@ -217,7 +211,7 @@ impl AllReduceReport {
         page.line(DropRow::sentence(&self.drops));
     }
 
-    /// Two bars per link, of its busier direction: in the switches, and in a ring.
+    /// Two bars per link: its bytes in the busier direction, and those with a ring.
     fn draw(&self, page: &mut Page) {
         let most = |link: &LinkReport| link.carried.busier().max(link.ring.map_or(0, Bytes::busier));
         let longest = self.links.iter().map(most).max().unwrap_or(0).max(1);

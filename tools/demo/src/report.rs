@@ -13,7 +13,6 @@ use serde::Serialize;
 
 use crate::links::AllReduceReport;
 
-/// The whole demo.
 #[derive(Debug, Serialize)]
 pub(crate) struct DemoReport {
     /// Bytes of the file that is sent.
@@ -22,21 +21,16 @@ pub(crate) struct DemoReport {
     pub(crate) seed: u64,
     pub(crate) source: String,
     pub(crate) receivers: Vec<String>,
-    /// Of what was sent.
     pub(crate) sha256: String,
     pub(crate) tree: Option<Node>,
-    /// The transfers.
     pub(crate) acts: Vec<ActReport>,
     /// The tree of the collectives.
     pub(crate) collective_tree: Option<Node>,
-    /// The collectives.
     pub(crate) collectives: Vec<AllReduceReport>,
-    /// Whether every receiver had every byte in every act, and every rank every sum.
     pub(crate) ok: bool,
     pub(crate) seconds: f64,
 }
 
-/// One transfer.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ActReport {
     pub(crate) name: &'static str,
@@ -57,11 +51,10 @@ pub(crate) struct ActReport {
     pub(crate) drops: Vec<DropRow>,
 }
 
-/// The sending host.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct SourceReport {
     pub(crate) host: String,
-    /// Frames and bytes that it put on the wire, those sent again included.
+    /// Frames and bytes sent, with retransmissions.
     pub(crate) frames_sent: u64,
     pub(crate) bytes_sent: u64,
     pub(crate) retransmissions: u64,
@@ -70,19 +63,18 @@ pub(crate) struct SourceReport {
     pub(crate) naks_received: u64,
 }
 
-/// A receiving host.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct ReceiverReport {
     pub(crate) host: String,
     pub(crate) switch: String,
     pub(crate) bytes: u64,
     pub(crate) sha256: String,
     pub(crate) ok: bool,
-    /// Frames that it had seen before, and ACKs and NAKs that it sent.
+    /// Frames received again, and ACKs and NAKs sent.
     pub(crate) duplicates: u64,
     pub(crate) acks_sent: u64,
     pub(crate) naks_sent: u64,
-    /// Why it lacks bytes.
+    /// Why bytes are missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) error: Option<String>,
 }
@@ -118,7 +110,6 @@ impl Row for ReceiverReport {
     }
 }
 
-/// A switch's part in a transfer or a collective.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct SwitchReport<C: CounterSet> {
     pub(crate) switch: String,
@@ -134,7 +125,6 @@ columns!(row: SwitchReport<CollectiveCounters> => row { switch } (row.counters) 
     contributions, results, repeats, acks_in, acks_out, naks_in, naks_out,
 });
 
-/// The losses of an act, in words.
 pub(crate) fn losses(loss: Ratio) -> String {
     if loss.0 > 0.0 {
         format!("{loss} loss on every link, both ways")
