@@ -13,15 +13,13 @@ use rand_chacha::ChaCha8Rng;
 const DATA: usize = 4154;
 const ACK: usize = 62;
 
-/// Parameters of ranks and losses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ideal {
     pub(crate) ranks: usize,
     pub(crate) packets: usize,
     /// Most packets of a rank in flight, above its oldest unacknowledged one.
     pub(crate) window: usize,
-    /// Time until the sender detects a loss, from the end of the packet on its wire or from the loss of a result.
-    /// Only lost packets are retransmitted.
+    /// Time until a loss is detected, from the end of the packet on its wire or the loss of a result.
     pub(crate) notice: Nanos,
     /// Probability of loss, for data towards the switch and results from it. ACKs are not lost.
     pub(crate) loss: f64,
@@ -66,7 +64,6 @@ struct Model {
     contributed: Vec<u64>,
 }
 
-/// Runs until everything is acknowledged. Returns the time.
 pub(crate) fn allreduce(ideal: Ideal, link: LinkProfile, seed: u64) -> Nanos {
     let rank = Rank {
         acknowledged: vec![false; ideal.packets],

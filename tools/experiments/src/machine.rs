@@ -14,7 +14,6 @@ pub(crate) trait Algorithm {
     fn advance(&mut self, task: Task, messages: &mut Messages) -> bool;
 }
 
-/// One rank: an algorithm and its messages.
 pub(crate) struct Rank<A> {
     algorithm: A,
     messages: Messages,
@@ -61,7 +60,7 @@ impl<A: Algorithm> Rank<A> {
     }
 }
 
-/// Received and sent messages of the running task, and the actions for the driver.
+/// Messages of the running task, and the actions for the driver.
 pub(crate) struct Messages {
     task: TaskId,
     /// Messages of the task that are acknowledged.

@@ -16,7 +16,6 @@ use crate::machine::Rank;
 use crate::relay::{Relay, channel_ends};
 use crate::steps::Steps;
 
-/// Number of ranks in appendix K.
 pub(crate) const RANKS: u16 = 8;
 /// Path MTU; see [`crate::paper`] on header bytes.
 const PMTU: Pmtu = Pmtu::B4096;
@@ -31,7 +30,7 @@ const RING_DEPTH: u32 = 4;
 pub(crate) struct Setting {
     /// Most packets of a rank in flight.
     pub(crate) window: u32,
-    /// Packets of a message; the last one requests an ACK.
+    /// The last one requests an ACK.
     pub(crate) message_packets: u32,
     /// QP time-out exponent: 4.096 us * 2^t.
     pub(crate) timeout: u8,
@@ -116,7 +115,6 @@ fn star() -> Result<(Topology, Vec<String>), castnet_topology::TopologyError> {
     Ok((t, hosts))
 }
 
-/// A task of `bytes`, divided as in appendix K.
 fn task(collective: Collective, bytes: u64) -> Task {
     let elements = match collective {
         Collective::Barrier => 0,
@@ -132,7 +130,6 @@ fn task(collective: Collective, bytes: u64) -> Task {
     }
 }
 
-/// Performs a run, after a barrier.
 pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Error + Send + Sync>> {
     let Run {
         method,

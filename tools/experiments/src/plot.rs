@@ -7,7 +7,7 @@ use plotters::prelude::*;
 
 use crate::table::Table;
 
-/// Writes the plot of a table with more than one column: our values as lines with dots, the paper's as plain lines.
+/// Writes the plot of a table with several columns: our values as lines with dots, the paper's as plain lines.
 pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box<dyn Error>> {
     let (spec, columns) = (&table.spec, table.spec.columns.len());
     if columns < 2 {

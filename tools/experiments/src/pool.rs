@@ -11,7 +11,6 @@ use crate::measure::{Run, Setting, Times, measure};
 pub(crate) struct Results(Vec<(Run, Times)>);
 
 impl Results {
-    /// Times of one of these runs.
     pub(crate) fn times(&self, run: &Run) -> Times {
         let found = self.0.iter().find(|(r, _)| r == run);
         found.map(|(_, times)| *times).unwrap_or_default()

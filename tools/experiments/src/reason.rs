@@ -2,14 +2,12 @@
 
 use crate::table::Table;
 
-/// A reason, with its letter in the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Reason {
     pub(crate) letter: char,
     pub(crate) text: &'static str,
 }
 
-/// One letter for each, in the order of the tables.
 pub(crate) const ROUNDED: Reason = Reason {
     letter: 'a',
     text: "The paper's times are whole microseconds, rounded up. If castnet's are rounded up too, the cell is within 10 %.",

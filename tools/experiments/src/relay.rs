@@ -1,13 +1,11 @@
-//! Algorithms that appendix K compares with and CommLib does not use: Reduce and Broadcast along a ring, a barrier by
-//! way of rank 0.
+//! Algorithms of appendix K that CommLib does not use: Reduce and Broadcast along a ring, a barrier by way of rank 0.
 
 use castnet_comm::machine::{ChannelId, Collective, Place, Task};
 use castnet_sim::ChannelEnd;
 
 use crate::machine::{Algorithm, Messages};
 
-/// A message passes from rank to rank; each piece is forwarded when it has arrived. In a barrier each rank sends to rank
-/// 0, which answers.
+/// Each piece of a message is forwarded when it has arrived. In a barrier each rank sends to rank 0, which answers.
 #[derive(Default)]
 pub(crate) struct Relay {
     rank: u16,
@@ -32,7 +30,6 @@ impl Relay {
         }
     }
 
-    /// Distance of this rank from the start of the chain.
     fn position(&self, task: &Task) -> u16 {
         let first = match task.collective {
             Collective::Broadcast { root } => root,

@@ -77,7 +77,7 @@ pub(crate) struct CellSpec {
     pub(crate) amount: f64,
     pub(crate) sample: Sample,
     pub(crate) counting: Counting,
-    /// Samples of other methods, for comparison.
+    /// Of other methods.
     pub(crate) others: Vec<(Sample, Counting)>,
     /// Why the cell differs, if the row's reason does not apply.
     pub(crate) reason: Option<Reason>,
@@ -87,7 +87,6 @@ pub(crate) struct CellSpec {
 pub(crate) struct RowSpec {
     pub(crate) name: &'static str,
     pub(crate) cells: Vec<CellSpec>,
-    /// Names of the other methods.
     pub(crate) others: Vec<&'static str>,
     /// Why cells differ, if the paper's values match another method.
     pub(crate) reason: Option<Reason>,

@@ -5,10 +5,8 @@ use castnet_comm::machine::{Collective, Place, Task};
 use crate::machine::{Algorithm, Messages};
 use crate::relay::AFTER;
 
-/// In each step a rank sends a block to the next rank and receives one from the previous rank. The next step begins when
-/// both are complete, the send with its ACK. Without memory; only its time is meaningful.
-///
-/// All counts are of pieces since the task began.
+/// In each step a rank sends a block to the next rank and receives one from the previous; both must be complete before
+/// the next step, the send with its ACK. Only its time is meaningful. Counts are of pieces since the task began.
 #[derive(Default)]
 pub(crate) struct Steps {
     size: u64,

@@ -34,7 +34,6 @@ pub(crate) struct Table {
     pub(crate) cells: Vec<Vec<Cell>>,
 }
 
-/// Rounds a time up, as the paper's simulator does.
 fn rounded_up(time: f64) -> f64 {
     (time / 1e3).ceil() * 1e3
 }
