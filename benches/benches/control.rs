@@ -1,7 +1,6 @@
-//! Time per group from the controller to the switch, over the number of groups. A real controller and a real agent
-//! run in one process, with gRPC over Unix sockets between them and to the client, and memory links. Many requests
-//! create groups concurrently; each waits until its group is active. Then the switch restarts and all groups are
-//! installed again. The baseline is the first row of the same run.
+//! Time per group from the controller to the switch, over the number of groups: a real controller and agent in one
+//! process, with gRPC over Unix sockets, and memory links. Many requests create groups concurrently; each waits until
+//! its group is active. Then the switch restarts and all groups are installed again. The baseline is the first row.
 //! `cpu` is the processor time of all of them together.
 //!
 //! `cargo bench -p castnet-benches --bench control [-- GROUPS_MAX]`
@@ -34,9 +33,7 @@ const COUNTS: [usize; 3] = [1_000, 10_000, 100_000];
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Receivers of each group.
 const RECEIVERS: usize = 8;
-/// Concurrent requests.
 const CLIENTS: usize = 256;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -70,7 +67,6 @@ async fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Start of a phase, and the processor time that was spent before.
 struct Since(Instant, Duration);
 
 impl Since {
@@ -78,13 +74,11 @@ impl Since {
         Ok(Self(Instant::now(), cpu()?))
     }
 
-    /// Duration and processor time since then.
     fn elapsed(&self) -> Outcome<[Duration; 2]> {
         Ok([self.0.elapsed(), cpu()?.saturating_sub(self.1)])
     }
 }
 
-/// The processor time of this process.
 fn cpu() -> Outcome<Duration> {
     let usage = getrusage(UsageWho::RUSAGE_SELF)?;
     let spent = usage.user_time() + usage.system_time();

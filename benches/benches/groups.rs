@@ -1,6 +1,5 @@
-//! Time per frame over the number of active groups on the same ports: data, ACKs and contributions of groups in
-//! random order, and all three mixed. The baseline is one group in the same run. A second table has a trace of
-//! another group armed.
+//! Time per frame over the number of active groups on the same ports: data, ACKs and contributions in random order of
+//! groups, and all three mixed. The baseline is one group. In a second table a trace of another group is armed.
 //!
 //! `cargo bench -p castnet-benches --bench groups [-- GROUPS_MAX]`: a number limits the number of groups.
 
@@ -19,7 +18,6 @@ use common::{
 };
 
 const COUNTS: [usize; 7] = [1, 16, 256, 1024, 4096, 16_384, 100_000];
-/// Receivers of a multicast group.
 const RECEIVERS: usize = 8;
 /// Frames per sample; more if there are more groups.
 const FRAMES: usize = 8192;
@@ -83,13 +81,11 @@ fn random_order(count: usize, times: usize) -> Vec<usize> {
     order
 }
 
-/// The next PSN of group `n`.
 fn psn_of(n: usize, next: &mut [u32]) -> u32 {
     next[n] += 1;
     next[n] - 1
 }
 
-/// A switch with `groups` groups, and frames in buffers.
 struct Switch {
     engine: Engine,
     sink: Sink,
@@ -122,7 +118,6 @@ impl Switch {
         }
     }
 
-    /// Installs a multicast group.
     fn multicast(&mut self, mcst_id: McstId, source: usize) {
         let rule = GroupRule {
             mcst_id,
@@ -144,7 +139,7 @@ impl Switch {
         }
     }
 
-    /// Sends frames to a port. Returns the time of the engine alone, per frame.
+    /// Sends frames to a port. Returns the engine's time per frame.
     fn feed(&mut self, ingress: usize, frames: impl IntoIterator<Item = Vec<u8>>) -> f64 {
         let (mut total, mut count) = (Duration::ZERO, 0_u64);
         let mut ring: Vec<PoolBuf> = Vec::with_capacity(RING);
@@ -203,8 +198,8 @@ fn multicast(count: usize, traced: bool) -> [f64; 2] {
     lowest
 }
 
-/// Rules of collective groups whose ranks send `packets` packets. The last packet would end the collective and take
-/// the slow path, so the group expects one more.
+/// Collective groups whose ranks send `packets` packets. The last packet would end the collective and take the slow
+/// path, so the group expects one more.
 fn rules(groups: impl Iterator<Item = McstId>, packets: u32) -> Vec<GroupRule> {
     let slots = (2 * (packets as u16 + 2)).next_power_of_two();
     let rule = |group| rule(group, slots, SUM).with_translated(|rule| rule.message_packets = slots / 2);
@@ -246,8 +241,7 @@ fn contributions(count: usize, traced: bool) -> f64 {
     lowest
 }
 
-/// Frames at one port in random order: data of groups whose source is at this port, ACKs to other groups, and
-/// contributions.
+/// Frames at one port in random order: data of groups with their source there, ACKs to others, and contributions.
 fn all_mixed(count: usize, traced: bool) -> f64 {
     let each = count.div_ceil(3);
     let mut switch = Switch::new(3 * each, RECEIVERS + 1, traced);

@@ -1,5 +1,5 @@
 //! Time to install a group over the number of installed groups: on the worker's thread, in a running dataplane, and
-//! from a rule file. The baseline is the first 1,000 groups of the same run.
+//! from a rule file. The baseline is the first 1,000 groups.
 //!
 //! `cargo bench -p castnet-benches --bench install [-- GROUPS_MAX]`
 
@@ -16,7 +16,6 @@ use castnet_worker::Dataplane;
 use common::{NOW, engine_with, group, group_counts, star};
 
 const COUNTS: [usize; 3] = [1_000, 10_000, 100_000];
-/// Receivers of each group.
 const RECEIVERS: usize = 8;
 
 fn main() {

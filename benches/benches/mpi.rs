@@ -1,9 +1,8 @@
-//! Collectives of four ranks in network namespaces, compared with Open MPI over TCP between the same namespaces in
-//! the same run.
+//! Collectives of four ranks in network namespaces, beside Open MPI over TCP between the same namespaces.
 //!
 //! `cargo bench -p castnet-benches --bench mpi`; `-- --offload` leaves segmentation offload on. Needs root, `ip`,
 //! `ethtool`, `mpicc` and `mpirun` (Debian: iproute2, ethtool, openmpi-bin, libopenmpi-dev). Times are means over
-//! calls and ranks. The two sides are measured alternately, and the best measurement of each counts.
+//! calls and ranks, of the best of several measurements; the two sides alternate.
 //!
 //! For quick runs: `--only allreduce,barrier --sizes 4096,65536 --turns 1`; `--help` lists all options.
 
@@ -158,7 +157,6 @@ fn missing() -> Option<String> {
     net::missing()
 }
 
-/// One measurement of Castnet. Every rank is a separate process.
 fn castnet(lab: &Lab, primitive: &'static str, turn: usize, options: &Options) -> Result<Times> {
     let mut times = Times::new();
     for (bytes, iterations) in options.sizes(primitive) {
@@ -265,7 +263,6 @@ impl<'a> Bridge<'a> {
         self.folder.join("mpi-agent")
     }
 
-    /// One measurement of Open MPI.
     fn mpi(&self, primitive: &'static str, options: &Options) -> Result<Times> {
         let mut line = String::from("hostname node-1; exec mpirun --allow-run-as-root -np 4");
         line.push_str(" --host 10.1.0.1,10.1.0.2,10.1.0.3,10.1.0.4 --mca btl tcp,self --mca pml ob1");

@@ -1,5 +1,5 @@
-//! The arithmetic of collectives, each figure next to a copy of the same number of bytes in the same run; and the
-//! complete handling of a contribution: its ICRC is verified, then it is added to its slot.
+//! The arithmetic of collectives, each figure beside a copy of as many bytes; and the complete handling of a
+//! contribution: its ICRC is verified, then it is added to its slot.
 
 mod common;
 #[path = "../../dataplane/reduce/tests/reduce/common/scalar.rs"]
@@ -189,7 +189,6 @@ fn contribution() {
     );
 }
 
-/// The lowest time of one call on 1 KiB in L1, and of a copy.
 fn one(ty: DataType, run: &dyn Fn(&mut [u8], &[u8])) -> (f64, f64) {
     let (mut acc, mut to, from) = (ones(ty, KIB), vec![0; KIB], ones(ty, KIB));
     let [ns, copy] = lowest([

@@ -11,7 +11,6 @@ use castnet_wire::{Call, CallFlags, Control, DataType, Operation, Primitive, Ver
 
 use super::*;
 
-/// Number of ranks of the star.
 pub const RANKS: usize = 8;
 /// Data packets of each rank: one batch, so that slots and frames stay in the L2 cache.
 pub const PACKETS: u32 = BATCH as u32;
@@ -93,7 +92,6 @@ pub fn contribution(rule: &GroupRule, rank: usize, psn: u32, payload: &[u8]) -> 
 }
 
 impl Sums {
-    /// Contributions of `payload` bytes of f32.
     pub fn new(payload: usize, reproducible: bool) -> Self {
         let rule = rule(MCST, SLOTS, payload).with_translated(|r| r.reproducible = reproducible);
         let engine = engine(RANKS);
@@ -136,7 +134,6 @@ impl Sums {
         black_box(&mut self.sink.sent).clear();
     }
 
-    /// Installs a new group.
     pub fn install(&mut self) {
         install(&mut self.engine, &self.rule);
     }
@@ -157,8 +154,7 @@ impl Sums {
         group.map(|g| *g.counters()).unwrap_or_default()
     }
 
-    /// Contributions that are added to existing ones and complete nothing. If `engine` is false, frames are only
-    /// moved, for the baseline.
+    /// Contributions that complete nothing. `engine` false is the baseline: frames are only moved.
     pub fn contributions(&mut self, engine: bool, rounds: u64) -> (Duration, u64) {
         let mut total = Duration::ZERO;
         for _ in 0..rounds {
@@ -181,7 +177,7 @@ impl Sums {
         (total, rounds * u64::from(PACKETS) * (RANKS as u64 - 2))
     }
 
-    /// Necessary work of any switch: the CRC of each of these payloads, in one piece, and its sum with a slot.
+    /// Necessary work of any switch: the CRC of each of these payloads, and its sum with a slot.
     pub fn crc_and_add(&mut self, crc: &dyn Fn(&[u8]) -> u32, rounds: u64) -> (Duration, u64) {
         let kernel = Kernel::select(Operation::Sum, DataType::F32, CallFlags::default());
         let mut total = Duration::ZERO;
@@ -215,8 +211,8 @@ impl Sums {
         (total, rounds * u64::from(PACKETS))
     }
 
-    /// The ports' part of [`Sums::results`]: the batch is moved; for each frame a new one is built of a head, the
-    /// payload and an ICRC, replicated to the other ranks and queued; then all are released.
+    /// The ports' part of [`Sums::results`]: the batch is moved; each frame becomes a head, the payload and an ICRC,
+    /// replicated to the other ranks and queued; then all are released.
     pub fn results_moved(&mut self, rounds: u64) -> (Duration, u64) {
         let payload = vec![1u8; self.payload * PACKETS as usize];
         let mut total = Duration::ZERO;

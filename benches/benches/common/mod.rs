@@ -110,7 +110,6 @@ pub fn engine(ports: usize) -> Engine {
     engine_with(ports, |_| ())
 }
 
-/// An engine with a changed configuration.
 pub fn engine_with(ports: usize, change: impl FnOnce(&mut EngineConfig)) -> Engine {
     let info = |n| PortInfo {
         id: port(n),
@@ -134,7 +133,6 @@ pub fn install(engine: &mut Engine, rule: &GroupRule) {
     engine.install(group).expect("room");
 }
 
-/// The address of group `n` of many.
 pub fn group(n: usize) -> McstId {
     let [_, a, b, c] = (n as u32 + 1).to_be_bytes();
     McstId([10, 64 + a, b, c].into())
@@ -148,7 +146,7 @@ pub fn group_counts(all: &[usize]) -> impl Iterator<Item = usize> {
         .filter(move |&n| most.is_none_or(|most| n <= most))
 }
 
-/// Configuration of a switch with `ports` memory links and capacity for `groups_max` groups, and the hosts' ends.
+/// A switch with `ports` memory links and capacity for `groups_max` groups, and the hosts' ends.
 pub fn dataplane(name: &str, ports: usize, groups_max: usize) -> (DataplaneConfig, Vec<MemEnd>) {
     let link = |n: usize| MemLink::pair(&MemLinkConfig::between(&format!("p{n}"), &format!("h{n}")));
     let (own, hosts): (Vec<_>, _) = (0..ports).map(link).unzip();
@@ -194,7 +192,7 @@ pub fn data(payload: usize) -> Vec<u8> {
     data_from(0, MCST, 0, payload)
 }
 
-/// A SEND_MIDDLE with `payload` bytes and this PSN, of the source at port `source` to `group`.
+/// The same of the source at port `source` to `group`, with this PSN.
 pub fn data_from(source: usize, group: McstId, psn: u32, payload: usize) -> Vec<u8> {
     let payload: Vec<u8> = (0..payload).map(|i| i as u8).collect();
     frame(group, source, Opcode::SendMiddle, psn, None, &payload)
@@ -229,7 +227,6 @@ pub fn ack_to(group: McstId, n: usize, psn: u32) -> Vec<u8> {
     out
 }
 
-/// An engine with a star, and its input.
 pub struct Bench {
     pub engine: Engine,
     pub sink: Sink,
@@ -261,7 +258,7 @@ impl Bench {
             .collect();
     }
 
-    /// Runs `batches` batches of data with `payload` bytes each through the engine; returns the time of all.
+    /// Runs `batches` batches of data with `payload` bytes each through the engine.
     pub fn replicate(&mut self, payload: usize, batches: u64) -> Duration {
         self.load((0..BATCH).map(|_| data(payload)));
         self.timed_data(batches, |bench, batch| {
@@ -269,8 +266,7 @@ impl Bench {
         })
     }
 
-    /// Baseline without an engine: the batch is made, each frame is replicated and queued as often, and all are
-    /// released.
+    /// Baseline without an engine: frames are made, replicated and queued as often, and released.
     pub fn move_only(&mut self, payload: usize, batches: u64) -> Duration {
         self.load((0..BATCH).map(|_| data(payload)));
         let receivers = self.receivers;
@@ -311,9 +307,8 @@ impl Bench {
         total
     }
 
-    /// Sends ACKs of 128 packets by one receiver, `rounds` times, and returns the total time. If `triggers`, it is
-    /// the last receiver waited for, so that each ACK is forwarded to the source; otherwise none is. If `engine` is
-    /// false, frames are only made and released.
+    /// Sends ACKs of 128 packets by one receiver, `rounds` times. `triggers`: it is the last receiver waited for, so
+    /// each ACK is forwarded to the source; otherwise none is. `engine` false: frames are only made and released.
     pub fn acks(&mut self, triggers: bool, engine: bool, rounds: u64) -> Duration {
         let from = if triggers { 1 } else { self.receivers };
         self.load((0..ACKS).map(|psn| ack(from, psn)));
@@ -375,7 +370,6 @@ impl Bench {
         self.timed_plain(engine, batches)
     }
 
-    /// Frames between two hosts with known addresses: switched.
     pub fn switch(&mut self, engine: bool, batches: u64) -> Duration {
         let mut there = data(1024);
         there[..6].copy_from_slice(&mac(0xAA, 1).0);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Samples per figure. The lowest one counts: other load on the machine only adds time. A sample is shorter than a
-/// time slice, so that some samples are undisturbed.
+/// Samples per figure. The lowest counts: other load only adds time. A sample is shorter than a time slice, so that
+/// some are undisturbed.
 pub const SAMPLES: usize = 200;
 
 /// Nanoseconds per item of several measurements.
@@ -17,18 +17,16 @@ pub fn take<const N: usize>(mut measurements: [&mut dyn FnMut() -> (Duration, u6
     (0..SAMPLES).map(|_| each()).collect()
 }
 
-/// The lowest sample of each measurement.
 pub fn lowest_of<const N: usize>(samples: &[[f64; N]]) -> [f64; N] {
     std::array::from_fn(|i| samples.iter().map(|take| take[i]).fold(f64::MAX, f64::min))
 }
 
-/// Takes samples of measurements and returns the lowest of each.
+/// Samples measurements, and returns the lowest of each.
 pub fn lowest<const N: usize>(measurements: [&mut dyn FnMut() -> (Duration, u64); N]) -> [f64; N] {
     lowest_of(&take(measurements))
 }
 
-/// Median of a figure over all samples. This is the right value for a ratio: both of its sides were sampled in the
-/// same period.
+/// Median of a figure over all samples: right for a ratio, whose sides were sampled in the same period.
 pub fn median<const N: usize>(samples: &[[f64; N]], figure: impl Fn(&[f64; N]) -> f64) -> f64 {
     let mut all: Vec<f64> = samples.iter().map(figure).collect();
     all.sort_by(f64::total_cmp);
