@@ -1,5 +1,5 @@
-//! Castnet beside other switches. `cargo bench -p castnet-peers --features dpdk -- --help` says what can be asked for; docs/peers.md
-//! says what is compared, and how.
+//! Castnet beside other switches. `cargo bench -p castnet-peers --features dpdk -- --help` shows the options,
+//! docs/peers.md the comparison.
 
 use std::process::ExitCode;
 

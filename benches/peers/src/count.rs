@@ -22,9 +22,6 @@ impl Count {
 }
 
 /// The devices of a DPDK process, from its answer to `/ethdev/list`.
-///
-/// # Errors
-/// Another text.
 pub fn devices(answer: &[u8]) -> Result<Vec<u64>> {
     let answer: Value = serde_json::from_slice(answer).context("no JSON from DPDK's telemetry")?;
     let list = answer["/ethdev/list"].as_array().context("no list of devices")?;
@@ -34,9 +31,6 @@ pub fn devices(answer: &[u8]) -> Result<Vec<u64>> {
 }
 
 /// Frames of one device, from the answer to `/ethdev/stats,N`.
-///
-/// # Errors
-/// Another text.
 pub fn device_stats(answer: &[u8]) -> Result<Count> {
     let answer: Value = serde_json::from_slice(answer).context("no JSON from DPDK's telemetry")?;
     let stats = &answer["/ethdev/stats"];
@@ -51,10 +45,7 @@ pub fn device_stats(answer: &[u8]) -> Result<Count> {
     })
 }
 
-/// Frames of all ports of an Open vSwitch bridge, from `ovs-ofctl dump-ports`, without its own port to the host.
-///
-/// # Errors
-/// Another text.
+/// Frames of all ports of an Open vSwitch bridge except its own, from `ovs-ofctl dump-ports`.
 pub fn dump_ports(text: &str) -> Result<Count> {
     let mut sum = Count::default();
     let mut counted = false;
@@ -83,10 +74,7 @@ fn after(line: &str, what: &str) -> Option<u64> {
     digits[..end].parse().ok()
 }
 
-/// Frames that an interface has received and sent, from `/proc/net/dev`.
-///
-/// # Errors
-/// There is no such interface.
+/// Frames that an interface has received and sent, from `/proc/net/dev`. Fails if there is no such interface.
 pub fn interface(text: &str, name: &str) -> Result<Count> {
     let line = text
         .lines()
@@ -100,9 +88,6 @@ pub fn interface(text: &str, name: &str) -> Result<Count> {
 }
 
 /// Run time of a thread in nanoseconds, from its `schedstat`.
-///
-/// # Errors
-/// Another text.
 pub fn schedstat(text: &str) -> Result<u64> {
     let first = text.split_whitespace().next().and_then(|n| n.parse().ok());
     first.context("no time in schedstat")
@@ -111,10 +96,7 @@ pub fn schedstat(text: &str) -> Result<u64> {
 /// A tick of the kernel's accounting, in nanoseconds.
 const TICK: u64 = 10_000_000;
 
-/// Time of a core in the kernel, with interrupts, in nanoseconds, from `/proc/stat`.
-///
-/// # Errors
-/// There is no such core.
+/// Nanoseconds of a core in the kernel, with interrupts, from `/proc/stat`. Fails if there is no such core.
 pub fn in_kernel(text: &str, core: usize) -> Result<u64> {
     let name = format!("cpu{core}");
     let line = text
@@ -127,12 +109,9 @@ pub fn in_kernel(text: &str, core: usize) -> Result<u64> {
     Ok(of_kernel.into_iter().sum::<u64>() * TICK)
 }
 
-/// Time of a process outside the kernel in nanoseconds, from its `stat`.
-///
-/// # Errors
-/// Another text.
+/// Nanoseconds of a process outside the kernel, from its `stat`.
 pub fn outside_kernel(text: &str) -> Result<u64> {
-    // The name may contain anything, and ends with the last parenthesis. The state behind it is field 3, the time field 14.
+    // The name may contain anything, and ends with the last parenthesis. The state is field 3, the time field 14.
     let rest = text.rsplit_once(')').context("no name in stat")?.1;
     let ticks = rest
         .split_whitespace()

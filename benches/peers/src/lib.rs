@@ -1,8 +1,6 @@
-//! Compares Castnet with other switches in one run: the same frames, the same virtual devices, the same core. docs/peers.md
-//! describes the comparison.
-//!
-//! There are two tables. Over DPDK's virtual devices (feature `dpdk`): testpmd, DPDK's example ipv4_multicast, OVS-DPDK and Castnet. Over veth
-//! pairs of the kernel: the Linux bridge and Castnet.
+//! Compares Castnet with other switches in one run: the same frames, the same virtual devices, the same core
+//! (docs/peers.md). One table is over DPDK's virtual devices (feature `dpdk`): testpmd, DPDK's example ipv4_multicast,
+//! OVS-DPDK and Castnet. The other is over veth pairs of the kernel: the Linux bridge and Castnet.
 
 pub mod count;
 #[cfg(feature = "dpdk")]

@@ -15,11 +15,7 @@ use crate::options;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Makes SIGINT, SIGTERM and SIGHUP end every [`pause`] with an error, so that everything is cleaned up. To be called in the
-/// first thread, before others are started.
-///
-/// # Errors
-/// No thread can be started.
+/// Makes SIGINT, SIGTERM and SIGHUP end every [`pause`] with an error, for clean-up. Call it before starting threads.
 pub fn catch_interrupts() -> Result<()> {
     let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]
         .into_iter()
@@ -33,10 +29,7 @@ pub fn catch_interrupts() -> Result<()> {
     Ok(())
 }
 
-/// Sleeps.
-///
-/// # Errors
-/// An interrupt.
+/// Sleeps, or fails at an interrupt.
 pub fn pause(time: Duration) -> Result<()> {
     let start = Instant::now();
     loop {
@@ -48,10 +41,7 @@ pub fn pause(time: Duration) -> Result<()> {
     }
 }
 
-/// Checks for an interrupt.
-///
-/// # Errors
-/// An interrupt.
+/// Fails after an interrupt.
 pub fn check() -> Result<()> {
     ensure!(!INTERRUPTED.load(Ordering::Relaxed), "interrupted");
     Ok(())
@@ -67,10 +57,7 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// The core `asked`, or the last usable one.
-    ///
-    /// # Errors
-    /// The core may not be used.
+    /// The core `asked`, or the last usable one. Fails if the core may not be used.
     pub fn choose(asked: Option<usize>) -> Result<Self> {
         let set = sched_getaffinity(Pid::from_raw(0))?;
         let all: Vec<usize> = (0..CpuSet::count())
@@ -92,10 +79,7 @@ impl Cores {
     }
 }
 
-/// Pins this thread, and all processes that it starts, to a core.
-///
-/// # Errors
-/// The core may not be used.
+/// Pins this thread, and all processes that it starts, to a core. Fails if the core may not be used.
 pub fn pin(core: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(core)?;
@@ -114,10 +98,8 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// Reserves missing pages. `None` without hugepages, with the reason unless that was wanted.
-    ///
-    /// # Errors
-    /// They are required and cannot be reserved.
+    /// Reserves missing pages. `None` without hugepages, with the reason unless that was wanted. Fails if they are
+    /// required and cannot be reserved.
     pub fn new(wish: options::Hugepages) -> Result<(Option<Self>, Option<String>)> {
         if wish == options::Hugepages::No {
             return Ok((None, None));

@@ -16,16 +16,10 @@ pub type Ran = BTreeMap<String, u64>;
 
 /// A running switch.
 pub trait Running {
-    /// Run time of each thread that may move frames, or of the core.
-    ///
-    /// # Errors
-    /// It has ended.
+    /// Run time of each thread that may move frames, or of the core. Fails if it has ended.
     fn ran(&mut self) -> Result<Ran>;
 
-    /// Frames so far.
-    ///
-    /// # Errors
-    /// It does not answer, or has ended.
+    /// Frames so far. Fails if it does not answer, or has ended.
     fn count(&mut self) -> Result<Count>;
 
     /// Number of threads that move frames, each on its own core.
@@ -68,10 +62,7 @@ impl Sample {
     }
 }
 
-/// Run time of each thread of a process whose name begins with `named`.
-///
-/// # Errors
-/// There is no such process.
+/// Run time of each thread of a process whose name begins with `named`. Fails if there is no such process.
 pub fn threads(pid: u32, named: &str) -> Result<Ran> {
     let folder = fs::read_dir(format!("/proc/{pid}/task")).context("the process is gone")?;
     let mut times = Ran::new();
@@ -88,10 +79,8 @@ pub fn threads(pid: u32, named: &str) -> Result<Ran> {
     Ok(times)
 }
 
-/// Waits until frames flow, warms up for a quarter of `time`, then measures for `time`.
-///
-/// # Errors
-/// The switch fails, no frame leaves it, or an interrupt.
+/// Waits until frames flow, warms up for a quarter of `time`, then measures for `time`. Fails if the switch fails, no
+/// frame leaves it, or at an interrupt.
 pub fn measure(running: &mut dyn Running, time: Duration) -> Result<Rate> {
     let start = Instant::now();
     while running.count()?.frames_out == 0 {

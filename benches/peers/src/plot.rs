@@ -8,7 +8,7 @@ use plotters::prelude::*;
 use crate::options::Name;
 use crate::report::Report;
 
-/// The switches of the plot, in the order of their colours.
+/// In the order of their colours.
 const NAMES: [Name; 5] = [
     Name::Castnet,
     Name::Ipv4Multicast,
@@ -18,9 +18,6 @@ const NAMES: [Name; 5] = [
 ];
 
 /// Draws the first table. Returns false, without writing a file, if that table is empty.
-///
-/// # Errors
-/// The file cannot be written.
 pub fn write(file: &Path, report: &Report) -> Result<bool> {
     let of = report.cells.iter().filter(|c| NAMES.contains(&c.name));
     let mut payloads: Vec<usize> = of.clone().map(|c| c.setting.payload).collect();

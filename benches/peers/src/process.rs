@@ -16,8 +16,7 @@ use crate::machine;
 /// Time-out of starts and answers.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A command, in a namespace if given. The kernel kills the program when the thread that starts it ends, also if this process is
-/// killed.
+/// A command, in a namespace if given. The kernel kills the program when the thread that starts it ends.
 pub fn mortal(within: Option<&Namespace>, program: impl AsRef<OsStr>) -> Command {
     let mut command = match within {
         Some(namespace) => namespace.command("setpriv"),
@@ -38,17 +37,11 @@ pub struct Process {
 
 impl Process {
     /// Starts a command with its output in `<folder>/<name>.log`. Its input stays open until this is dropped.
-    ///
-    /// # Errors
-    /// It does not start.
     pub fn start(name: &str, folder: &Path, mut command: Command) -> Result<Self> {
         Self::start_with(name, folder, &mut command, None)
     }
 
     /// [`Process::start`] for a program that answers [`Process::ask`].
-    ///
-    /// # Errors
-    /// It does not start.
     pub fn start_to_ask(name: &str, folder: &Path, mut command: Command) -> Result<Self> {
         Self::start_with(name, folder, &mut command, Some(Stdio::piped()))
     }
@@ -73,10 +66,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Sends a line and waits for a line.
-    ///
-    /// # Errors
-    /// It has ended; with its output.
+    /// Sends a line and waits for a line. Fails with its output if it has ended.
     pub fn ask(&mut self, question: &str) -> Result<String> {
         let mut answer = String::new();
         let mut talk = |stdin: &mut ChildStdin, answers: &mut BufReader<ChildStdout>| {
@@ -93,10 +83,7 @@ impl Process {
         }
     }
 
-    /// Waits until `ready` returns a value.
-    ///
-    /// # Errors
-    /// It ends before, a time-out, or an interrupt.
+    /// Waits until `ready` returns a value. Fails if it ends before, at a time-out, or at an interrupt.
     pub fn wait_for<T>(&mut self, mut ready: impl FnMut() -> Option<T>) -> Result<T> {
         let start = Instant::now();
         loop {
@@ -114,10 +101,7 @@ impl Process {
         }
     }
 
-    /// Checks that it still runs.
-    ///
-    /// # Errors
-    /// It has ended; with the end of its output.
+    /// Fails with the end of its output if it has ended.
     pub fn lives(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("{} has ended ({status}): {}", self.name, self.said());
@@ -141,9 +125,6 @@ impl Drop for Process {
 }
 
 /// Answers each line of input with a value as JSON, until the end of input: the other end of [`Process::ask`].
-///
-/// # Errors
-/// Those of `answer`; the output is closed.
 pub fn serve<T: Serialize>(answer: impl Fn() -> Result<T>) -> Result<()> {
     for line in std::io::stdin().lines() {
         line?;
@@ -152,10 +133,7 @@ pub fn serve<T: Serialize>(answer: impl Fn() -> Result<T>) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command and returns its standard output.
-///
-/// # Errors
-/// It does not start, or fails; with its standard error.
+/// Runs a command and returns its standard output. Fails with its standard error.
 pub fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let out = command.output().with_context(|| format!("running {name}"))?;

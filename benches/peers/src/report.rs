@@ -41,7 +41,7 @@ pub struct LeftOut {
     pub why: String,
 }
 
-/// A goal.
+/// A goal, for the ratio of two results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Goal {
     /// What is compared.
@@ -305,7 +305,7 @@ fn figures(rate: Option<Rate>) -> String {
     rate.map_or_else(|| "-".into(), |r| format!("{:.2} > {:.2}", r.mfps_in, r.mfps_out))
 }
 
-/// A table without lines. Columns after the first `left` are right-aligned.
+/// A table without lines; columns after the first `left` are right-aligned.
 fn lines(header: Vec<String>, rows: Vec<Vec<String>>, left: usize) -> String {
     let mut table = Table::new();
     table

@@ -17,10 +17,7 @@ pub trait Peer {
     /// Whether it supports a setting.
     fn can(&self, setting: Setting) -> bool;
 
-    /// Starts it.
-    ///
-    /// # Errors
-    /// It does not start; with its output.
+    /// Starts it. Fails with its output if it does not start.
     fn start(&self, setting: Setting) -> Result<Box<dyn Running>>;
 }
 
@@ -54,10 +51,8 @@ impl Field {
     }
 }
 
-/// Measures as the command line says, and prints the results.
-///
-/// # Errors
-/// Something wanted is not available, or an interrupt. Processes are ended and hugepages released before.
+/// Measures as the command line says, and prints the results. Fails if something wanted is not available, or at an
+/// interrupt. Processes are ended and hugepages released before.
 pub fn main() -> Result<()> {
     // The same program runs Castnet in a process of its own.
     let mut words = std::env::args().skip(1);
@@ -121,7 +116,7 @@ fn over_dpdk(options: &Options, _: Cores, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Measures all switches in all settings, turn by turn. A switch that fails is left out from then on.
+/// Measures turn by turn. A switch that fails is left out from then on.
 fn turns(mut field: Field, options: &Options, report: &mut Report) -> Result<()> {
     report.left_out.append(&mut field.left_out);
     for turn in 1..=options.turns {

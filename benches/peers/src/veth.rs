@@ -1,8 +1,8 @@
 //! The second table: flooding over veth pairs of the kernel, by its own bridge and by Castnet.
 //!
-//! One namespace has the switch's ends of all pairs, another one the hosts' ends. A generator on another core sends frames to an
-//! unknown address, at most a window ahead of what arrives, so that no frame is lost. The kernel's receive processing is steered to
-//! the core of the switch, so that this core does all the work.
+//! One namespace has the switch's ends of all pairs, another the hosts' ends. A generator on another core sends frames
+//! to an unknown address, at most a window ahead of what arrives, so that none is lost. The kernel's receive processing
+//! is steered to the core of the switch, which so does all the work.
 
 use std::fs;
 use std::rc::Rc;
@@ -38,7 +38,6 @@ const WINDOW: u64 = 512;
 /// Time after which a frame counts as lost.
 const LOST: Duration = Duration::from_millis(20);
 
-/// Parameters of Castnet's process.
 #[derive(Debug, Serialize, Deserialize)]
 struct Plan {
     interfaces: Vec<String>,
@@ -46,9 +45,6 @@ struct Plan {
 }
 
 /// Runs Castnet, and answers each line of input with its count, until the end of input.
-///
-/// # Errors
-/// It does not start.
 pub fn part(mut words: impl Iterator<Item = String>) -> Result<()> {
     let plan: Plan = serde_json::from_str(&words.next().context("no plan")?)?;
     let port = |(n, name): (usize, &String)| {
@@ -177,7 +173,6 @@ impl OverVeth {
     }
 }
 
-/// The kernel's bridge with these interfaces, until this is dropped.
 struct Bridge(Rc<Network>);
 
 impl Bridge {
@@ -277,7 +272,6 @@ impl Generator {
             .sum()
     }
 
-    /// The reason why it has ended.
     fn fault(&mut self) -> Result<()> {
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(Err(why))) => Err(why.context("the generator")),

@@ -89,10 +89,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// Starts it.
-    ///
-    /// # Errors
-    /// DPDK, a device, a core or memory is not available.
+    /// Starts it. Fails if DPDK, a device, a core or memory is not available.
     pub fn start(plan: &Plan) -> Result<Self> {
         match plan.kind {
             Kind::Copy => Ok(Self::Copy(CopyLoop::start(plan)?)),
@@ -100,10 +97,7 @@ impl Part {
         }
     }
 
-    /// Frames from the sources and to the sinks so far.
-    ///
-    /// # Errors
-    /// It has ended.
+    /// Frames from the sources and to the sinks so far. Fails if it has ended.
     pub fn count(&self) -> Result<Count> {
         let (dataplane, sources) = match self {
             Self::Copy(copies) => return copies.count(),
@@ -164,7 +158,7 @@ fn switch(plan: &Plan) -> Result<Dataplane> {
     Ok(dataplane)
 }
 
-/// Receives frames, replicates them as cheaply as DPDK's buffers allow, writes header and trailer of each replica, and sends them.
+/// Replicates frames as cheaply as DPDK's buffers allow, and writes header and trailer of each replica.
 pub struct CopyLoop {
     counts: Arc<[AtomicU64; 2]>,
     stop: Arc<AtomicBool>,
@@ -250,7 +244,6 @@ fn touch(frame: &mut Mbuf) {
     frame.set_trailer([0x5A; 4]);
 }
 
-/// Castnet as a peer.
 pub(super) struct Castnet {
     kind: Kind,
     shared: Rc<Shared>,

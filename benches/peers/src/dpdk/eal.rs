@@ -17,7 +17,6 @@ use crate::process::{PATIENCE, Process, mortal};
 /// Memory of a program without hugepages, in MiB. Open vSwitch takes half for one pool of buffers.
 const MEMORY: &str = "1100";
 
-/// Arguments for memory, the same for all programs.
 pub(super) fn memory(hugepages: bool) -> &'static [&'static str] {
     if hugepages {
         &["--in-memory"]
@@ -27,7 +26,7 @@ pub(super) fn memory(hugepages: bool) -> &'static [&'static str] {
     }
 }
 
-/// Starts a DPDK program with these devices. `cores`: arguments for its cores.
+/// Starts a DPDK program with these devices. `cores`: its arguments for cores.
 pub(super) fn program(
     shared: &Shared,
     name: &str,

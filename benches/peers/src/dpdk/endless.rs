@@ -1,5 +1,5 @@
-//! An endless source, and receivers that acknowledge. The frames of a file repeat, so each received frame gets the next PSN and
-//! its ICRC. Each receiver acknowledges now and then, as RNICs do that coalesce ACKs. The cost counts as the switch's.
+//! An endless source, and receivers that acknowledge now and then, as RNICs do that coalesce ACKs. The frames of a file
+//! repeat, so each received frame gets the next PSN and its ICRC. The cost counts as the switch's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,6 @@ const EVERY: u32 = 4096;
 /// Frames that may be inside the switch, which are not acknowledged yet.
 const LAG: u32 = 1024;
 
-/// What a source has sent.
 #[derive(Debug)]
 pub(crate) struct Stream {
     /// The group, as in [`ack`].
@@ -28,7 +27,6 @@ pub(crate) struct Stream {
     pub(crate) end: Option<u32>,
 }
 
-/// The host at a port.
 #[derive(Clone, Debug)]
 pub(crate) enum Role {
     /// The source of a group, and the bytes of payload of its packets, which have PSN 0 in the file.
@@ -44,7 +42,6 @@ pub(crate) struct Roles {
     pub(crate) open: AtomicBool,
 }
 
-/// Ports that play these roles.
 #[derive(Clone)]
 pub(crate) struct Endless(pub(crate) Arc<Roles>);
 
@@ -82,8 +79,8 @@ struct Source {
     steps: [u32; 24],
 }
 
-/// Difference of the ICRC between a PSN with `i` trailing ones and the next PSN: counting flips these bits and the one before.
-/// This way the source takes little time of the switch's core.
+/// Difference of the ICRC between a PSN with `i` trailing ones and the next, in which these bits and the one before
+/// flip. This takes little time of the switch's core.
 fn steps(payload: usize) -> [u32; 24] {
     let after = Shift::by_bytes(payload);
     std::array::from_fn(|ones| {

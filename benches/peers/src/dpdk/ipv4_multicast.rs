@@ -1,5 +1,5 @@
-//! DPDK's example ipv4_multicast: new Ethernet headers before a body that all copies share. It is built from its source into a
-//! temporary folder.
+//! DPDK's example ipv4_multicast: new Ethernet headers before a body that all copies share. It is built from its source
+//! into a temporary folder.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,8 +16,8 @@ use crate::run::Peer;
 
 const SOURCE: &str = "/usr/share/dpdk/examples/ipv4_multicast/main.c";
 
-/// Changes of its source: buffers that hold the longest frame in one piece, as net_pcap wants; no offload that net_pcap lacks; a
-/// table entry with eight ports.
+/// Changes of its source: buffers for the longest frame in one piece, as net_pcap wants; no offload that net_pcap
+/// lacks; a table entry with eight ports.
 const CHANGES: [(&str, &str); 3] = [
     (
         "PKT_MBUF_DATA_SIZE\tRTE_MBUF_DEFAULT_BUF_SIZE",

@@ -1,4 +1,4 @@
-//! The first table: over DPDK's virtual devices. Each switch is a separate process that moves frames on the same core, reads the
+//! The first table: over DPDK's virtual devices. Each switch is a process that moves frames on the same core, reads the
 //! same frames with net_pcap, and sends to net_null devices.
 
 mod castnet;
@@ -33,16 +33,12 @@ const FRAMES: usize = 512;
 const ROOM: usize = 9216;
 
 /// Runs Castnet, and answers each line of input with its count, until the end of input.
-///
-/// # Errors
-/// It does not start.
 pub fn part(mut words: impl Iterator<Item = String>) -> Result<()> {
     let plan = serde_json::from_str(&words.next().context("no plan")?)?;
     let part = Part::start(&plan)?;
     serve(|| part.count())
 }
 
-/// Shared by all switches.
 pub(crate) struct Shared {
     folder: PathBuf,
     cores: Cores,
@@ -76,7 +72,6 @@ impl Shared {
         file
     }
 
-    /// An empty folder for one process.
     fn fresh(&self, name: &str) -> Result<PathBuf> {
         let folder = self.folder.join(name);
         if folder.exists() {
@@ -87,7 +82,6 @@ impl Shared {
     }
 }
 
-/// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
 
 /// Changes the destination of a frame to 224.0.0.`last` and its Ethernet address.
@@ -100,12 +94,10 @@ fn to_address(frame: &mut [u8], last: u8) {
     header[10..12].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Argument of a device that reads a file.
 fn source(number: usize, file: &Path, tx: &str) -> String {
     format!("net_pcap{number},rx_pcap={},infinite_rx=1{tx}", file.display())
 }
 
-/// Argument of a device that discards frames.
 fn sink(number: usize) -> String {
     format!("net_null{number},no-rx=1")
 }

@@ -1,5 +1,5 @@
-//! Open vSwitch over DPDK: a group of type all, whose buckets write the destination of each receiver and send. It has its own
-//! network namespace, database and sockets.
+//! Open vSwitch over DPDK: a group of type all, whose buckets write the destination of each receiver. It has its own
+//! namespace, database and sockets.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,8 +17,8 @@ use crate::report::Setting;
 use crate::run::Peer;
 
 const SWITCH: &str = "/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk";
-/// Settings that make malloc keep memory. Open vSwitch clones frames into memory of malloc, which usually returns it to the kernel
-/// after each batch and is then up to six times slower.
+/// Makes malloc keep memory. Open vSwitch clones frames into it, and malloc usually returns it to the kernel after each
+/// batch, which is up to six times slower.
 const MALLOC: [(&str, &str); 2] = [
     ("MALLOC_TRIM_THRESHOLD_", "1073741824"),
     ("MALLOC_TOP_PAD_", "33554432"),
@@ -167,7 +167,6 @@ fn port(name: &str, number: usize, device: &str) -> Vec<String> {
     line.into_iter().map(String::from).chain(rest).collect()
 }
 
-/// Its folder and namespace.
 struct At<'a> {
     folder: &'a Path,
     namespace: &'a Namespace,
