@@ -1,5 +1,4 @@
-//! The initramfs: a cpio archive in the "newc" form, as Documentation/driver-api/early-userspace/buffer-format.rst of
-//! Linux describes it.
+//! A cpio archive in the "newc" form (Linux, Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use std::collections::BTreeSet;
 
@@ -8,7 +7,7 @@ const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_777;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// An archive that grows in memory. The same calls give the same bytes: no time, owner or inode of the host gets in.
+/// Grows in memory. The same calls give the same bytes, without time, owner or inode of the host.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -30,26 +29,22 @@ impl Archive {
         }
     }
 
-    /// Adds a file, executable or not.
     pub(crate) fn file(&mut self, path: &str, executable: bool, content: &[u8]) {
         self.parents(path);
         let mode = REGULAR | if executable { 0o755 } else { 0o644 };
         self.entry(path, mode, (0, 0), content);
     }
 
-    /// Adds a symbolic link.
     pub(crate) fn symlink(&mut self, path: &str, target: &str) {
         self.parents(path);
         self.entry(path, SYMLINK, (0, 0), target.as_bytes());
     }
 
-    /// Adds a character device.
     pub(crate) fn device(&mut self, path: &str, major: u32, minor: u32) {
         self.parents(path);
         self.entry(path, CHARACTER_DEVICE, (major, minor), &[]);
     }
 
-    /// Closes the archive.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, (0, 0), &[]);
         self.bytes

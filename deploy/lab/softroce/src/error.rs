@@ -98,12 +98,11 @@ impl LabError {
         }
     }
 
-    /// The same for a file or folder, such as ("reading", its path).
+    /// For a file or folder, such as ("reading", its path).
     pub(crate) fn at<E: Into<io::Error>>(verb: &str, path: &Path) -> impl FnOnce(E) -> Self {
         Self::io(format!("{verb} {}", path.display()))
     }
 
-    /// An [`LabError::Package`].
     pub(crate) fn package(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self::Package {
             what: what.into(),
@@ -111,7 +110,6 @@ impl LabError {
         }
     }
 
-    /// An [`LabError::Missing`].
     pub(crate) fn missing(what: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Missing {
             what: what.into(),

@@ -73,12 +73,9 @@ impl Host {
         &self.tap
     }
 
-    /// Runs a script with bash, as root, in /root, without input, and waits for its end. Kills it after the time-out.
-    ///
-    /// # Errors
-    ///
-    /// [`LabError::Timeout`], with what it had written; [`LabError::Guest`] where the machine is gone. That the script fails
-    /// is no error: see [`Output::code`].
+    /// Runs a script with bash, as root, in /root, without input, and waits for its end. Kills it after the time-out,
+    /// with [`LabError::Timeout`] and its output; [`LabError::Guest`] if the machine is gone. A failing script is no
+    /// error: see [`Output::code`].
     pub fn run(&self, script: &str, timeout: Duration) -> Result<Output, LabError> {
         let mut job = self.spawn(script)?;
         let result = job.wait(timeout);
@@ -88,11 +85,8 @@ impl Host {
         result
     }
 
-    /// Starts a script, as [`Host::run`] does, and returns as soon as the machine has taken it. Any number may run at once.
-    ///
-    /// # Errors
-    ///
-    /// [`LabError::Guest`] where the machine is gone.
+    /// Starts a script, as [`Host::run`] does, and returns as soon as the machine has taken it. Any number may run at
+    /// once. Fails with [`LabError::Guest`] if the machine is gone.
     pub fn spawn(&self, script: &str) -> Result<Job, LabError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -139,7 +133,7 @@ impl Host {
         }
     }
 
-    /// Sends `verb id` to the machine's agent, and waits for `answer id`. The line is locked until then, because bytes that a
+    /// Sends `verb id` to the machine's agent, and waits for `answer id`. The line is locked meanwhile: bytes that a
     /// client has not read are lost for the next one.
     pub(crate) fn tell(&self, verb: &str, id: &str, answer: &str) -> Result<(), LabError> {
         if !self.is_up() {
@@ -181,7 +175,6 @@ impl Host {
     }
 }
 
-/// The name of the machine of this index.
 pub(crate) fn name(index: usize) -> String {
     format!("h{index}")
 }

@@ -1,8 +1,6 @@
-//! What the machines boot: the kernel, and an initramfs out of the host's own programs. Built once, and kept in a cache.
-//!
-//! The cache holds `debian-VERSION-HASH` (the kernel, its modules and busybox, as fetched), `image-HASH` (what QEMU is given,
-//! named by content), and `current.json`, which says from which files, of which size and age, the current image was
-//! built: where one of them is another now, the image is stale and is built anew.
+//! The kernel, and an initramfs from the host's own programs, in a cache: `debian-VERSION-HASH` (the kernel, its
+//! modules and busybox, as fetched), `image-HASH` (for QEMU, named by content), and `current.json`, which names the
+//! files, with size and age, that the image was built from: if one of them differs, the image is stale.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
@@ -49,8 +47,7 @@ impl Image {
     }
 }
 
-/// Where images are kept unless told otherwise: $CASTNET_SOFTROCE_CACHE, else castnet/softroce below $XDG_CACHE_HOME, below
-/// ~/.cache, or below /var/cache.
+/// $CASTNET_SOFTROCE_CACHE, else castnet/softroce below $XDG_CACHE_HOME, ~/.cache or /var/cache.
 pub fn default_cache() -> PathBuf {
     let variable = |name: &str| {
         std::env::var_os(name)
@@ -137,7 +134,6 @@ fn base_suffix() -> String {
     hash(&[NEEDED.join(" ").as_bytes(), WELCOME.join(" ").as_bytes(), b"1"])
 }
 
-/// The newest kernel in the cache, by modification time.
 fn base(cache: &Path) -> Option<String> {
     let suffix = base_suffix();
     fs::read_dir(cache)
@@ -175,7 +171,6 @@ fn open_lock(path: &Path) -> Result<File, LabError> {
         .map_err(LabError::at("opening", path))
 }
 
-/// Fetches the kernel unless one is there.
 pub(crate) fn fetch_kernel_once(cache: &Path, progress: &dyn Fn(&str)) -> Result<(), LabError> {
     let _lock = lock(cache)?;
     match base(cache) {
@@ -196,7 +191,7 @@ fn fetch_kernel(cache: &Path, progress: &dyn Fn(&str)) -> Result<String, LabErro
     Ok(name)
 }
 
-/// An empty folder. An earlier one was left by a builder that was killed.
+/// An empty folder. An earlier one is of a builder that was killed.
 fn fresh_folder(path: &Path) -> Result<PathBuf, LabError> {
     let _ = fs::remove_dir_all(path);
     fs::create_dir_all(path).map_err(LabError::at("making", path))?;
@@ -218,12 +213,9 @@ fn clear(cache: &Path, prefix: &str, keep: &str) {
     }
 }
 
-/// The image of the cache. Builds it if there is none or if it is stale. Several processes may call this at the same time.
-/// `refresh` fetches Debian's newest kernel first. Reports each step to `progress`.
-///
-/// # Errors
-///
-/// [`LabError::Missing`]: a program of the host is missing; others: a package cannot be fetched or understood.
+/// The image of the cache. Builds it if there is none or if it is stale; several processes may call this at once.
+/// `refresh` fetches Debian's newest kernel first. Reports each step to `progress`. [`LabError::Missing`] if a program
+/// of the host is missing; other errors if a package cannot be fetched or understood.
 pub fn image(cache: Option<&Path>, refresh: bool, progress: &dyn Fn(&str)) -> Result<Image, LabError> {
     let cache = cache.map_or_else(default_cache, Path::to_owned);
     let _building = lock(&cache)?;

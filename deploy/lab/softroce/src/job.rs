@@ -61,16 +61,12 @@ impl Job {
         &self.host
     }
 
-    /// Waits until the script has ended. After the time-out it continues to run.
-    ///
-    /// # Errors
-    ///
-    /// [`LabError::Timeout`], with what it had written; [`LabError::Guest`] where the machine is gone.
+    /// Waits for the script's end. After [`LabError::Timeout`], which has its output, it continues to run;
+    /// [`LabError::Guest`] if the machine is gone.
     pub fn wait(&mut self, timeout: Duration) -> Result<Output, LabError> {
         self.wait_until(timeout, Self::ended)
     }
 
-    /// Looks again whenever a file of the machine has changed.
     fn wait_until<T>(
         &mut self,
         timeout: Duration,
@@ -87,11 +83,7 @@ impl Job {
         }
     }
 
-    /// The output of a script that has ended, else nothing.
-    ///
-    /// # Errors
-    ///
-    /// Where the share cannot be read.
+    /// The output of a script that has ended, else `None`. Fails if the share cannot be read.
     pub fn ended(&mut self) -> Result<Option<Output>, LabError> {
         if self.done.is_none() {
             let Ok(code) = fs::read_to_string(self.file("rc")) else {
@@ -112,8 +104,7 @@ impl Job {
         Ok(self.done.clone())
     }
 
-    /// Output so far. Most programs buffer output that does not go to a terminal; `stdbuf -oL PROGRAM` makes them write whole
-    /// lines.
+    /// Output so far. Most programs buffer output to files; `stdbuf -oL PROGRAM` makes them write whole lines.
     pub fn output_so_far(&self) -> Output {
         if let Some(output) = &self.done {
             return output.clone();
@@ -125,11 +116,8 @@ impl Job {
         }
     }
 
-    /// Waits until the script has written `needle`, to either of its outputs, and returns all that it has written.
-    ///
-    /// # Errors
-    ///
-    /// [`LabError::NoSuchOutput`] where it ended without; [`LabError::Timeout`]; [`LabError::Guest`].
+    /// Waits until the script has written `needle`, and returns all that it has written. Fails with
+    /// [`LabError::NoSuchOutput`] if it ended without; [`LabError::Timeout`]; [`LabError::Guest`].
     pub fn wait_for_output(&mut self, needle: &str, timeout: Duration) -> Result<Output, LabError> {
         self.wait_until(timeout, |job| {
             // In this order: a script that has ended has written all its output.
@@ -147,11 +135,8 @@ impl Job {
         })
     }
 
-    /// Kills the script and all processes of its group with SIGKILL; the exit code is 137. Does nothing after its end.
-    ///
-    /// # Errors
-    ///
-    /// [`LabError::Guest`] where the machine does not answer.
+    /// Kills the script's process group with SIGKILL, unless it has ended; the exit code is 137. Fails with
+    /// [`LabError::Guest`] if the machine does not answer.
     pub fn kill(&self) -> Result<(), LabError> {
         if self.done.is_some() || self.file("rc").exists() {
             return Ok(());

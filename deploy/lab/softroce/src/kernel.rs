@@ -41,7 +41,6 @@ fn parse_depends(text: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Downloads a package into `folder` and unpacks it into `folder`/NAME.
 fn unpack(package: &str, folder: &Path) -> Result<PathBuf, LabError> {
     let target = folder.join(package);
     fs::create_dir_all(&target).map_err(LabError::at("making", &target))?;
@@ -79,7 +78,7 @@ fn file_name(path: &Path) -> String {
         .unwrap_or_default()
 }
 
-/// Fetches the newest kernel into `folder`, which is empty: `vmlinux`, `busybox`, `modules/NAME.ko`, `modules/order` (lines
+/// Fetches the newest kernel into the empty `folder`: `vmlinux`, `busybox`, `modules/NAME.ko`, `modules/order` (lines
 /// "needed NAME" or "welcome NAME"). Returns its version, such as 6.1.0-56-amd64.
 pub(crate) fn fetch(folder: &Path, progress: &dyn Fn(&str)) -> Result<String, LabError> {
     let package = newest_package()?;
@@ -175,8 +174,8 @@ fn payload(vmlinuz: &[u8]) -> Option<(&'static str, &[u8])> {
     }
 }
 
-/// Writes the kernel as an ELF file, which QEMU starts by its PVH entry. Under emulation, the kernel's own decompressor would
-/// take longer than the rest of the boot.
+/// Writes the kernel as an ELF file, which QEMU starts by its PVH entry. Emulated, the kernel's own decompressor takes
+/// longer than the rest of the boot.
 fn decompress_kernel(vmlinuz: &Path, to: &Path) -> Result<(), LabError> {
     let fault = |why: &str| LabError::package(vmlinuz.display().to_string(), why.to_owned());
     let bytes = fs::read(vmlinuz).map_err(LabError::at("reading", vmlinuz))?;

@@ -33,11 +33,11 @@ pub struct LabConfig {
     pub memory_mib: u32,
     /// How long all machines together may take to come up.
     pub boot_timeout: Duration,
-    /// Where images are kept; [`image::default_cache`] where not given.
+    /// Folder of images; `None`: [`image::default_cache`].
     pub cache: Option<PathBuf>,
     /// Whether a plain Linux bridge joins the taps, for a lab without a switch of ours.
     pub bridge: bool,
-    /// The lab's name and that of its network namespace; one that no other has where not given.
+    /// The lab's name and that of its network namespace; `None`: an unused one.
     pub name: Option<String>,
 }
 
@@ -101,7 +101,7 @@ pub struct Lab {
     image: Image,
 }
 
-/// The parts of a lab, which are removed when this is dropped.
+/// Removed when this is dropped.
 #[derive(Debug)]
 struct Parts {
     name: String,
@@ -110,7 +110,7 @@ struct Parts {
     reaper: Option<Reaper>,
 }
 
-/// A process that removes the lab when its owner ends: it reads from a pipe that only the owner holds.
+/// Removes the lab when its owner ends: it reads from a pipe that only the owner holds.
 #[derive(Debug)]
 struct Reaper {
     child: Child,
@@ -166,22 +166,14 @@ impl Drop for Parts {
 }
 
 impl Lab {
-    /// Boots all machines at once and returns when each of them has its RDMA device up and takes scripts. Builds the image
-    /// first where there is none, which takes some seconds.
-    ///
-    /// # Errors
-    ///
-    /// [`LabError::Config`]; [`LabError::Missing`] as of [`crate::available`]; [`LabError::Boot`] with the end of the console of
-    /// the machine that did not come up.
+    /// Boots all machines at once, and returns when each has its RDMA device up and takes scripts. If there is no
+    /// image, it is built first, in some seconds. Fails with [`LabError::Config`]; [`LabError::Missing`] as of
+    /// [`crate::available`]; [`LabError::Boot`] with the end of the console of a machine that did not come up.
     pub fn start(config: &LabConfig) -> Result<Self, LabError> {
         Self::start_with(config, &|_| ())
     }
 
     /// [`Lab::start`] that reports each step to `progress`.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Lab::start`].
     pub fn start_with(config: &LabConfig, progress: &dyn Fn(&str)) -> Result<Self, LabError> {
         config.check()?;
         let image = image::image(config.cache.as_deref(), false, progress)?;
@@ -219,7 +211,6 @@ impl Lab {
         })
     }
 
-    /// Claims a name and a folder.
     fn begin(config: &LabConfig) -> Result<Parts, LabError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = config.name.clone().unwrap_or_else(|| {
@@ -274,12 +265,9 @@ impl Lab {
         &self.hosts[index_from_1 - 1]
     }
 
-    /// Copies a program, or any file, to where all machines have it, and returns its path there, which is also in their
-    /// PATH. The libraries that it links come along. A program must be for the C library of this machine, or static.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be copied, or a library that it links is missing.
+    /// Copies a program, or any file, with the libraries that it links, to a folder in the PATH of all machines, and
+    /// returns its path there. A program must be for the C library of this machine, or static. Fails if it cannot be
+    /// copied, or a library is missing.
     pub fn share(&self, program: &Path) -> Result<String, LabError> {
         let fault = |e| LabError::at("sharing", program)(e);
         let name = program
@@ -294,8 +282,7 @@ impl Lab {
         Ok(format!("/share/bin/{name}"))
     }
 
-    /// Copies a file to `name` in this folder of what the machines share. By rename, so that a machine that runs an earlier
-    /// one is not disturbed.
+    /// Copies a file to `name` in this folder of the share, by rename: a machine may run an earlier one.
     fn copy(&self, file: &Path, folder: &str, name: &str) -> std::io::Result<()> {
         let folder = self.parts.directory.join("share").join(folder);
         let new = folder.join(format!(".{name}.new"));
@@ -323,11 +310,7 @@ impl Lab {
         inside(&self.parts.name, program)
     }
 
-    /// Removes the lab, as dropping it does.
-    ///
-    /// # Errors
-    ///
-    /// Something of it cannot be removed.
+    /// Removes the lab, as dropping it does. Fails if a part cannot be removed.
     pub fn stop(mut self) -> Result<(), LabError> {
         self.parts.take_down()
     }

@@ -1,12 +1,11 @@
 //! A lab of virtual machines whose RNIC is the Linux kernel's own SoftRoCE (`rdma_rxe`), unmodified.
 //!
-//! [`Lab::start`] boots N machines under QEMU's software emulation, with Debian's kernel, verbs tools, perftest and rping
-//! inside. Each has two interfaces, both tap devices in a network namespace that is the lab's own:
+//! [`Lab::start`] boots N machines under QEMU's software emulation, with Debian's kernel, verbs tools, perftest and
+//! rping. Each has two interfaces, tap devices in the lab's own network namespace:
 //!
-//! - `eth0`, on tap `hN`, 10.0.0.N/24, with the RDMA device `rxe0` on it. The taps are joined to nothing: the switch under
-//!   test takes them as its ports. ([`LabConfig::bridge`] puts a plain Linux bridge there instead.)
-//! - `eth1`, on the bridge `mgmt`, 192.168.100.N/24, so that programs inside reach what listens at
-//!   [`MANAGEMENT_IP`] in the namespace without crossing the switch under test.
+//! - `eth0`, on tap `hN`, 10.0.0.N/24, with the RDMA device `rxe0`. The switch under test takes the taps as its ports
+//!   ([`LabConfig::bridge`]: a plain Linux bridge instead).
+//! - `eth1`, on the bridge `mgmt`, 192.168.100.N/24: programs reach [`MANAGEMENT_IP`] in the namespace past that switch.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -24,7 +23,7 @@
 //! # }
 //! ```
 //!
-//! A lab is gone without a trace when its [`Lab`] is dropped, and also when the process that holds it is killed.
+//! A lab is removed when its [`Lab`] is dropped, and also when its process is killed.
 
 mod cpio;
 mod error;

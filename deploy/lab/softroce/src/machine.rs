@@ -13,7 +13,6 @@ use crate::process::inside;
 /// QEMU's cache of translated code per machine, in MiB. Without a limit it grows by 300 MiB.
 const TRANSLATED_MIB: u32 = 128;
 
-/// Parameters of one machine.
 pub(crate) struct Machine<'a> {
     pub(crate) index: usize,
     pub(crate) netns: &'a str,
@@ -141,12 +140,11 @@ fn nic(id: &str, mac: [u8; 6], slot: u32) -> String {
     )
 }
 
-/// A path as part of one of QEMU's option lists, where a comma is written twice.
+/// A comma in QEMU's option lists is written twice.
 fn comma(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 
-/// The last lines that a machine's console and its QEMU wrote.
 pub(crate) fn console_tail(directory: &Path) -> String {
     const LINES: usize = 30;
     let mut tail = String::new();

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::LabError;
 
-/// What the guests need: the interfaces, the share, rxe with all that its programs open, and netem for slow links. rxe asks
-/// the kernel's crypto API for "crc32", which no dependency names, so `crc32_generic` is named, and comes before it.
+/// The interfaces, the share, and rxe with all that its programs open. rxe asks the crypto API for "crc32", which no
+/// dependency names, so `crc32_generic` is named, and comes before it.
 pub(crate) const NEEDED: &[&str] = &[
     "virtio_pci",
     "virtio_net",
@@ -18,10 +18,9 @@ pub(crate) const NEEDED: &[&str] = &[
     "rdma_ucm",
 ];
 
-/// Modules that guests load if the kernel has them.
+/// Modules that guests load if the kernel has them: netem, for slow links.
 pub(crate) const WELCOME: &[&str] = &["sch_netem"];
 
-/// One module to load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Module {
     /// Its file, below lib/modules/VERSION.
@@ -44,7 +43,6 @@ pub(crate) struct Dependencies {
 }
 
 impl Dependencies {
-    /// Reads modules.dep and modules.builtin.
     pub(crate) fn parse(dep: &str, builtin: &str) -> Self {
         let modules = dep
             .lines()

@@ -10,41 +10,34 @@ use crate::process::{inside, ip};
 /// Address of the namespace in the management network. Guests reach what listens there or on all addresses.
 pub const MANAGEMENT_IP: Ipv4Addr = Ipv4Addr::new(192, 168, 100, 254);
 
-/// Frames that a tap queues while its machine is busy. More than rxe has in flight, so that a slow guest delays
-/// acknowledgements and loses no frames.
+/// Frames that a tap queues while its machine is busy: more than rxe has in flight, so a slow guest loses none.
 const TAP_QUEUE_FRAMES: u32 = 4096;
 
-/// The data address of machine `index`, from 1.
+// `index` of a machine is from 1.
 pub(crate) fn data_ip(index: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 0, index as u8)
 }
 
-/// The management address of machine `index`, from 1.
 pub(crate) fn management_ip(index: usize) -> Ipv4Addr {
     Ipv4Addr::new(192, 168, 100, index as u8)
 }
 
-/// The MAC address of machine `index`'s data interface.
 pub(crate) fn data_mac(index: usize) -> [u8; 6] {
     [0x02, 0xca, 0x57, 0, 0, index as u8]
 }
 
-/// The MAC address of machine `index`'s management interface.
 pub(crate) fn management_mac(index: usize) -> [u8; 6] {
     [0x02, 0xca, 0x57, 1, 0, index as u8]
 }
 
-/// As QEMU and people write a MAC address.
 pub(crate) fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// The tap of machine `index`'s data interface.
 pub(crate) fn data_tap(index: usize) -> String {
     format!("h{index}")
 }
 
-/// The tap of machine `index`'s management interface.
 pub(crate) fn management_tap(index: usize) -> String {
     format!("m{index}")
 }

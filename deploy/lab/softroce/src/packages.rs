@@ -29,7 +29,6 @@ const NEEDED: &[(&str, &str)] = &[
 
 const HOW: &str = "`softroce install` gets it";
 
-/// The packages that are not there yet, each once.
 fn missing_packages() -> Vec<&'static str> {
     let mut missing: Vec<&str> = NEEDED
         .iter()
@@ -46,12 +45,8 @@ fn missing_packages() -> Vec<&'static str> {
     missing
 }
 
-/// Checks whether a lab can be started here. Cheap; installs nothing.
-///
-/// # Errors
-///
-/// [`LabError::Missing`] names the first thing that this machine lacks: root, /dev/net/tun, a package, the guests' kernel in
-/// the default cache, the right to make network namespaces.
+/// Checks whether a lab can be started here. [`LabError::Missing`] names the first thing that this machine lacks: root,
+/// /dev/net/tun, a package, the guests' kernel in the default cache, the right to make network namespaces.
 pub fn available() -> Result<(), LabError> {
     machine_fits()?;
     if let Some(package) = missing_packages().first() {
@@ -86,12 +81,8 @@ fn machine_fits() -> Result<(), LabError> {
     Ok(())
 }
 
-/// Installs missing packages, and fetches the guests' kernel into the default cache if it is missing. Reports each step to
-/// `progress`.
-///
-/// # Errors
-///
-/// apt-get is missing or fails, or the machine lacks something that no package has.
+/// Installs missing packages, and fetches the guests' kernel into the default cache. Reports each step to `progress`.
+/// Fails if apt-get is missing or fails, or the machine lacks something that no package has.
 pub fn install(progress: &dyn Fn(&str)) -> Result<(), LabError> {
     machine_fits()?;
     if find_program("apt-get").is_none() {

@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::LabError;
 
-/// Runs a command to its end and returns its standard output.
 pub(crate) fn run(command: &mut Command) -> Result<Vec<u8>, LabError> {
     let line = describe(command);
     let out = command
@@ -34,12 +33,11 @@ fn describe(command: &Command) -> String {
     words.join(" ")
 }
 
-/// Runs `ip` with the words of `line`.
 pub(crate) fn ip(line: &str) -> Result<Vec<u8>, LabError> {
     run(Command::new("ip").args(line.split_whitespace()))
 }
 
-/// Where a program is, in PATH or where an administrator's programs are.
+/// In PATH, or among an administrator's programs.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -93,7 +91,6 @@ impl Process {
         }
     }
 
-    /// Its program's name.
     pub(crate) fn program(&self) -> String {
         fs::read_to_string(format!("/proc/{}/comm", self.pid))
             .map(|name| name.trim().to_owned())
@@ -115,7 +112,6 @@ fn stat_fields(stat: &str) -> Option<(char, u64)> {
     Some((state, fields.nth(18)?.parse().ok()?))
 }
 
-/// A command that runs in a network namespace.
 pub(crate) fn inside(netns: &str, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", netns]).arg(program);

@@ -1,5 +1,4 @@
-//! Content of the guests: the host's own programs with the libraries that they link, the kernel's modules, and the two
-//! scripts of `guest/`.
+//! Content of the guests: the host's own programs with their libraries, kernel modules, and the scripts of `guest/`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +20,7 @@ const PROGRAMS: &str = "\
     shuf sleep sort split stat stdbuf stty sync tac tail tee test timeout touch tr true truncate \
     tsort tty uname uniq unlink wc yes";
 
-/// Verbs tools, perftest, and the connection manager's programs, which every guest has too.
+/// Verbs tools, perftest, and the connection manager's programs.
 const VERBS_PROGRAMS: &str = "\
     ibv_devices ibv_devinfo ibv_asyncwatch ibv_rc_pingpong ibv_srq_pingpong ibv_uc_pingpong \
     ibv_ud_pingpong ib_atomic_bw ib_atomic_lat ib_read_bw ib_read_lat ib_send_bw ib_send_lat \
@@ -116,7 +115,6 @@ pub(crate) fn libraries_beside(program: &Path) -> Result<Vec<PathBuf>, LabError>
     Ok(beside.collect())
 }
 
-/// All libraries that the dynamic linker would load for `files`.
 fn libraries_of(files: &[PathBuf]) -> Result<BTreeSet<PathBuf>, LabError> {
     // ldd fails if one of the files is static, but prints the others.
     let out = Command::new("ldd")

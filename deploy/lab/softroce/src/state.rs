@@ -11,8 +11,8 @@ use crate::error::LabError;
 use crate::host::{Host, name};
 use crate::process::Process;
 
-/// Removes the lab of namespace $1 and folder $2: first all processes of the namespace, then the namespace and its
-/// interfaces, then the files. It may run twice, also at the same time.
+/// Removes the lab of namespace $1 and folder $2: processes of the namespace, namespace and interfaces, files. It may
+/// run twice, also at the same time.
 pub(crate) const TAKE_DOWN: &str = r#"
 tries=0
 while [ -e "/run/netns/$1" ] || [ -e "/var/run/netns/$1" ]; do
@@ -115,11 +115,7 @@ pub fn labs() -> Vec<LabState> {
     labs
 }
 
-/// The machines of a running lab that another process holds.
-///
-/// # Errors
-///
-/// The lab is not ready, or gone.
+/// The machines of a running lab that another process holds. Fails if the lab is not ready, or gone.
 pub fn hosts_of(lab: &LabState) -> Result<Vec<Host>, LabError> {
     (1..=lab.hosts)
         .map(|index| {
@@ -131,11 +127,7 @@ pub fn hosts_of(lab: &LabState) -> Result<Vec<Host>, LabError> {
         .collect()
 }
 
-/// Removes a lab: kills all processes of its namespace, including its machines, and removes namespace and files.
-///
-/// # Errors
-///
-/// Something of it cannot be removed.
+/// Kills all processes of a lab's namespace, including its machines, and removes namespace and files.
 pub fn take_down(lab: &LabState) -> Result<(), LabError> {
     take_down_parts(&lab.name, &lab.directory)
 }

@@ -13,13 +13,12 @@ use crate::error::LabError;
 /// Longest sleep before the caller checks again.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Folders that are watched.
 pub(crate) struct Watch {
     inotify: Inotify,
 }
 
 impl Watch {
-    /// Begins to watch folders. What changes from here on ends a [`Watch::wait`].
+    /// Changes of the folders from here on end a [`Watch::wait`].
     pub(crate) fn new<'a>(folders: impl IntoIterator<Item = &'a Path>) -> Result<Self, LabError> {
         let flags = InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK;
         let inotify = Inotify::init(flags).map_err(LabError::io("starting inotify"))?;

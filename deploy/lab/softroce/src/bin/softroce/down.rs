@@ -8,7 +8,7 @@ use castnet_softroce::{LabError, LabState, labs, take_down};
 
 use crate::Down;
 
-/// How long `softroce up` may take to end after a signal.
+/// For `softroce up` to end after a signal.
 const END_WITHIN: Duration = Duration::from_secs(20);
 
 pub(crate) fn down(ask: &Down) -> Result<ExitCode, LabError> {
@@ -49,7 +49,7 @@ fn owner(lab: &LabState) -> String {
     format!("process {} ({})", lab.owner_pid(), lab.owner_program())
 }
 
-/// Takes one lab down; false where it is another program's.
+/// False if the lab is another program's.
 fn end(lab: &LabState, force: bool) -> Result<bool, LabError> {
     if lab.owner_lives() && !force {
         if lab.owner_program() != "softroce" {

@@ -160,7 +160,6 @@ fn main() -> ExitCode {
     })
 }
 
-/// Progress: one changing line on a terminal, else a line per step.
 struct Steps(ProgressBar);
 
 impl Steps {
@@ -233,7 +232,6 @@ fn find_lab(name: Option<&str>) -> Result<LabState, LabError> {
     Err(LabError::Config(fault))
 }
 
-/// The machine that is asked for.
 fn find_host(which: &Which) -> Result<castnet_softroce::Host, LabError> {
     let lab = find_lab(which.lab.as_deref())?;
     let hosts = castnet_softroce::hosts_of(&lab)?;

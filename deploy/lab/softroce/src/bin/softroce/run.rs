@@ -8,10 +8,8 @@ use castnet_softroce::{Job, LabError, Output};
 
 use crate::{Run, find_host, signals};
 
-/// Interval of checks for output and Ctrl-C.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-
-/// Exit code of timeout(1) after a time-out.
+/// As of timeout(1).
 const TOO_LONG: u8 = 124;
 
 pub(crate) fn run(ask: &Run) -> Result<ExitCode, LabError> {
@@ -46,7 +44,6 @@ fn code(output: &Output) -> ExitCode {
     ExitCode::from(u8::try_from(output.code).unwrap_or(u8::MAX))
 }
 
-/// Writes what the job has written since the last time.
 fn show(job: &Job, shown: &mut (usize, usize)) {
     let now = job.output_so_far();
     let (out, err) = (now.stdout.as_bytes(), now.stderr.as_bytes());
@@ -56,7 +53,6 @@ fn show(job: &Job, shown: &mut (usize, usize)) {
     *shown = (out.len(), err.len());
 }
 
-/// One word is a script; several are a command and its arguments, kept apart.
 fn script(words: &[String]) -> String {
     match words {
         [script] => script.clone(),

@@ -12,7 +12,7 @@ use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::{Shell, find_host};
 
-/// Ctrl-]: leaves.
+/// Ctrl-].
 const LEAVE: u8 = 0x1d;
 
 pub(crate) fn shell(ask: &Shell) -> Result<ExitCode, LabError> {
@@ -61,7 +61,6 @@ pub(crate) fn shell(ask: &Shell) -> Result<ExitCode, LabError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command that tells the guest how large this terminal is.
 fn resize() -> String {
     let out = Command::new("stty").arg("size").stdin(Stdio::inherit()).output();
     let text = out
@@ -77,7 +76,7 @@ fn resize() -> String {
     }
 }
 
-/// The terminal hands on each byte as it is typed, until this is dropped.
+/// Makes the terminal pass on each byte as it is typed, until this is dropped.
 struct Raw(Termios);
 
 impl Raw {

@@ -6,8 +6,8 @@ use std::thread;
 use castnet_softroce::LabError;
 use nix::sys::signal::{SigSet, Signal};
 
-/// Blocks SIGINT, SIGTERM and SIGHUP in this thread and those that it starts, and calls `then` for each that comes. To be
-/// called before any other thread is started.
+/// Blocks SIGINT, SIGTERM and SIGHUP in this thread and those that it starts, and calls `then` for each. Call it before
+/// any other thread is started.
 pub(crate) fn on_end(mut then: impl FnMut() + Send + 'static) -> Result<(), LabError> {
     let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]
         .into_iter()

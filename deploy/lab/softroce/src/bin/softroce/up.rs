@@ -103,7 +103,7 @@ fn explain(lab: &Lab, ask: &Up) {
     println!("\nCtrl-C takes all of it away.");
 }
 
-/// What starts a Castnet switch on the lab's taps, as a person would type it.
+/// The command that starts a Castnet switch on the lab's taps.
 fn switch_command(lab: &Lab) -> String {
     let ports: Vec<String> = lab
         .hosts()
