@@ -29,7 +29,6 @@ use nix::sys::time::TimeValLike;
 use tonic::transport::Channel;
 
 const COUNTS: [usize; 3] = [1_000, 10_000, 100_000];
-/// As in the binary.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -121,7 +120,7 @@ async fn measure(folder: &Path, store: Arc<dyn Store>, groups: usize) -> Outcome
     Ok([created, installed])
 }
 
-/// A switch, its agent, and the hosts' ends of its links. The links are up while these exist.
+/// The links are up while the hosts' ends exist.
 struct Switch {
     agent: Agent,
     _hosts: Vec<MemEnd>,
@@ -156,7 +155,7 @@ fn name(n: usize) -> String {
     format!("g{n:06}")
 }
 
-/// Group `n`. Each host has a queue pair for each group.
+/// Each host has a queue pair for each group.
 fn request(topology: &Topology, n: usize) -> Option<v1::CreateGroupRequest> {
     let member = |i: usize| {
         let host = topology.host(&format!("h{i}"))?;

@@ -28,8 +28,6 @@ const SAMPLES: usize = 7;
 /// Bytes of data, and of a contribution.
 const DATA: usize = 64;
 const SUM: usize = 1024;
-
-/// Groups in the second table.
 const TRACED: usize = 256;
 /// The last column has a third as many groups of each kind, at least one.
 const COLUMNS: [&str; 4] = [
@@ -126,7 +124,6 @@ impl Switch {
         install(&mut self.engine, &rule);
     }
 
-    /// Installs new collective groups and sends them their control messages.
     fn collectives(&mut self, rules: &[GroupRule], packets: u32) {
         for rule in rules {
             install(&mut self.engine, rule);
@@ -172,7 +169,6 @@ impl Switch {
     }
 }
 
-/// Data, and ACKs of one receiver.
 fn multicast(count: usize, traced: bool) -> [f64; 2] {
     let mut switch = Switch::new(count, RECEIVERS + 1, traced);
     (0..count).for_each(|n| switch.multicast(group(n), 1));
@@ -206,7 +202,6 @@ fn rules(groups: impl Iterator<Item = McstId>, packets: u32) -> Vec<GroupRule> {
     groups.map(rule).collect()
 }
 
-/// Contributions that are added to existing ones and complete nothing.
 fn contributions(count: usize, traced: bool) -> f64 {
     let mut switch = Switch::new(count, RANKS, traced);
     // The same number of buffered frames as with many groups.

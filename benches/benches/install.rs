@@ -43,7 +43,7 @@ fn main() {
     }
 }
 
-/// Group `n`. Each host has a queue pair for each group.
+/// Each host has a queue pair for each group.
 fn rule(n: usize) -> GroupRule {
     let mut rule = GroupRule {
         name: format!("g{n}"),
@@ -58,7 +58,7 @@ fn rule(n: usize) -> GroupRule {
     rule
 }
 
-/// The worker's part: the engine adds the group and takes new tables. Mean and longest time per group, in seconds.
+/// Mean and longest time per group, in seconds: the engine adds the group and takes new tables.
 fn worker(rules: &[GroupRule]) -> (f64, f64) {
     let mut engine = engine_with(RECEIVERS + 1, |config| {
         config.groups_max = rules.len();
@@ -86,7 +86,6 @@ fn start(groups_max: usize) -> Dataplane {
     Dataplane::start(config).expect("it starts")
 }
 
-/// Installs groups one after another, waiting until each is active.
 fn dataplane(rules: &[GroupRule]) -> Duration {
     let dataplane = start(rules.len());
     let start = Instant::now();
@@ -96,7 +95,6 @@ fn dataplane(rules: &[GroupRule]) -> Duration {
     start.elapsed()
 }
 
-/// Reads a rule file and installs its groups, until they are active.
 fn file(rules: &[GroupRule]) -> Duration {
     let set = RuleSet {
         groups: rules.to_vec(),

@@ -17,7 +17,6 @@ use serde_json::Value;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Hosts, each with one rank.
 const HOSTS: [&str; 4] = ["h1", "h2", "h3", "h4"];
 /// MTU of all interfaces. Frames of both sides have this length if segmentation is not offloaded.
 const MTU: u32 = 4200;
@@ -67,7 +66,6 @@ struct Options {
 }
 
 impl Options {
-    /// Sizes and iterations of a primitive.
     fn sizes(&self, primitive: &str) -> Vec<(u64, u32)> {
         let sizes = if primitive == "barrier" {
             &[(0, 400)]

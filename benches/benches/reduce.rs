@@ -58,7 +58,6 @@ fn row(what: &str, ns: f64, bytes: usize, copy: f64) {
     );
 }
 
-/// A SEND_MIDDLE of 1 KiB.
 fn frame(fill: u8) -> (Vec<u8>, RoceHeader) {
     let mut payload = ones(DataType::F32, KIB);
     payload[0] = fill;

@@ -61,12 +61,10 @@ pub(crate) struct Direction {
     pub(crate) stats: LinkStats,
 }
 
-/// Fate and arrival times of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Passage {
     pub(crate) fate: Fate,
     pub(crate) arrivals: [Option<Nanos>; 2],
-    /// Index of the flipped bit in the frame.
     pub(crate) flipped_bit: Option<usize>,
 }
 

@@ -39,7 +39,6 @@ pub(crate) struct SwitchNode {
     /// Received frames that wait for the worker, by port.
     pub(crate) received: Vec<(PortId, VecDeque<ReceivedFrame>)>,
     pub(crate) poll_waits: bool,
-    /// Frames that arrived while the switch was stopped.
     pub(crate) missed: u64,
 }
 

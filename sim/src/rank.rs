@@ -58,7 +58,6 @@ impl Memory {
     }
 }
 
-/// A queue pair of the machine, with its slots.
 #[derive(Clone, Copy, Debug)]
 struct Channel {
     qpn: Qpn,

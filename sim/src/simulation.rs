@@ -91,7 +91,6 @@ pub(crate) enum Event<W> {
     Action(Action<W>),
 }
 
-/// An action that the user of the simulation has scheduled.
 pub(crate) type Action<W> = Box<dyn FnOnce(&mut Simulation<W>)>;
 
 /// A network in virtual time.

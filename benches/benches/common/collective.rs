@@ -16,21 +16,19 @@ pub const RANKS: usize = 8;
 pub const PACKETS: u32 = BATCH as u32;
 const SLOTS: u16 = 64;
 
-/// An engine with a collective group, and the frames of all ranks.
 pub struct Sums {
     engine: Engine,
     sink: Sink,
     rule: GroupRule,
     payload: usize,
     controls: Vec<PoolBuf>,
-    /// By rank.
     data: Vec<Vec<PoolBuf>>,
     /// Payloads and slots of the baseline, as many as [`Sums::contributions`] uses.
     payloads: Vec<Vec<u8>>,
     slots: Vec<[u8; 64]>,
 }
 
-/// The rule of a group of ranks at ports 0 to 7, for packets of `payload` bytes.
+/// At ports 0 to 7.
 pub fn rule(group: McstId, slots: u16, payload: usize) -> GroupRule {
     let rank = |n: usize| HostEndpoint {
         name: format!("h{n}"),
@@ -52,7 +50,6 @@ pub fn rule(group: McstId, slots: u16, payload: usize) -> GroupRule {
     }
 }
 
-/// Control message of a rank for an AllReduce of `packets` packets.
 pub fn control(group: McstId, rank: usize, packets: u32, payload: usize) -> Vec<u8> {
     let mut bytes = [0; Control::LEN];
     Control {
@@ -80,7 +77,7 @@ pub fn control(group: McstId, rank: usize, packets: u32, payload: usize) -> Vec<
     )
 }
 
-/// Packet `psn` of a rank's data. The control message has PSN 0.
+/// The control message has PSN 0.
 pub fn contribution(rule: &GroupRule, rank: usize, psn: u32, payload: &[u8]) -> Vec<u8> {
     let message_packets = rule.translated().map_or(1, |kind| kind.message_packets);
     let opcode = match psn % u32::from(message_packets) {
@@ -238,7 +235,6 @@ impl Sums {
         (total, rounds * u64::from(PACKETS))
     }
 
-    /// Runs both `rounds` times, for counting.
     pub fn all(&mut self, rounds: u64) {
         for _ in 0..rounds {
             self.prepare(RANKS);

@@ -126,7 +126,6 @@ pub fn engine_with(ports: usize, change: impl FnOnce(&mut EngineConfig)) -> Engi
     Engine::new(config).expect("a valid configuration")
 }
 
-/// Installs a group, in place of an earlier one with its address.
 pub fn install(engine: &mut Engine, rule: &GroupRule) {
     engine.remove(rule.mcst_id);
     let group = Context::compile(rule, &engine.config().ports).expect("a valid rule");
@@ -167,7 +166,6 @@ fn ethernet(n: usize) -> Ethernet {
     }
 }
 
-/// A packet of the host at port `from` to `group`.
 pub fn frame(
     group: McstId,
     from: usize,
@@ -187,12 +185,11 @@ pub fn frame(
     out
 }
 
-/// A SEND_MIDDLE of the source with `payload` bytes.
+/// Of the source.
 pub fn data(payload: usize) -> Vec<u8> {
     data_from(0, MCST, 0, payload)
 }
 
-/// The same of the source at port `source` to `group`, with this PSN.
 pub fn data_from(source: usize, group: McstId, psn: u32, payload: usize) -> Vec<u8> {
     let payload: Vec<u8> = (0..payload).map(|i| i as u8).collect();
     frame(group, source, Opcode::SendMiddle, psn, None, &payload)
@@ -207,7 +204,6 @@ pub fn ack(n: usize, psn: u32) -> Vec<u8> {
     ack_to(MCST, n, psn)
 }
 
-/// An ACK of a receiver to `group`.
 pub fn ack_to(group: McstId, n: usize, psn: u32) -> Vec<u8> {
     let mut out = vec![0; 62];
     let aeth = Aeth {
@@ -258,7 +254,6 @@ impl Bench {
             .collect();
     }
 
-    /// Runs `batches` batches of data with `payload` bytes each through the engine.
     pub fn replicate(&mut self, payload: usize, batches: u64) -> Duration {
         self.load((0..BATCH).map(|_| data(payload)));
         self.timed_data(batches, |bench, batch| {
@@ -408,5 +403,4 @@ impl Bench {
     }
 }
 
-/// ACKs per round of [`Bench::acks`].
 pub const ACKS: u32 = 128;

@@ -123,7 +123,6 @@ impl Report {
             .map(|rate| rate.mfps_out)
     }
 
-    /// Ratio of Castnet's frames out to those of another switch.
     fn over(&self, setting: Setting, other: Name) -> Option<f64> {
         let castnet = if other.over_veth() {
             Name::CastnetVeth

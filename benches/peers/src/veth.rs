@@ -29,8 +29,7 @@ use crate::run::{Field, Peer};
 
 /// First argument that makes this program run Castnet; the plan follows as JSON.
 pub const PART: &str = "veth-part";
-
-/// Number of pairs: one to send, the others to receive.
+/// One to send, the others to receive.
 const PAIRS: usize = 9;
 const MTU: u32 = 9000;
 /// Most frames in flight: fewer than any queue holds.
@@ -90,7 +89,6 @@ pub fn join(field: &mut Field, options: &Options, cores: Cores) {
     }
 }
 
-/// Both namespaces and the pairs between them.
 struct Network {
     switch: Namespace,
     hosts: Namespace,
@@ -230,7 +228,6 @@ impl Running for OverVethRunning {
 struct Generator {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<()>>>,
-    /// File with the counters of its namespace.
     counters: String,
 }
 

@@ -22,8 +22,7 @@ pub(crate) struct Flow<B> {
 }
 
 impl<B: FrameBuf> Flow<B> {
-    /// The next frame of the pattern, and whether it is new. `stopped`: only frames that are owed; `spent`: no new
-    /// ones.
+    /// The next frame of the pattern, and whether it is new. `stopped`: only owed frames; `spent`: no new ones.
     #[inline]
     pub(crate) fn next(
         &mut self,

@@ -22,7 +22,6 @@ impl FlowPlan {
         }
     }
 
-    /// Returns true if the flow sends no frames.
     pub(crate) fn is_silent(&self) -> bool {
         self.pattern == Pattern::Cnp && matches!(self.role, Role::Source { .. })
     }

@@ -14,7 +14,6 @@ use crate::template::Ends;
 
 /// Most packets of a rank in flight. More need more slots, and slots beyond the cache are slow.
 const RANK_WINDOW: u32 = 96;
-/// Most packets per message of a rank.
 const RANK_MESSAGE: u32 = 16;
 /// Time-out of the ranks in microseconds: short, so that losses are repaired quickly.
 const ACK_TIMEOUT_US: u32 = 4_000;
@@ -212,11 +211,9 @@ pub struct Plan {
     pub groups: Vec<GroupRule>,
 }
 
-/// The part of a pattern that one host plays.
 pub(crate) struct HostShare {
     pub(crate) weight: u32,
     pub(crate) frames: Option<u64>,
-    /// Frames of each flow.
     pub(crate) each: Option<u64>,
     pub(crate) rate: Option<f64>,
     pub(crate) bits: bool,
@@ -464,7 +461,6 @@ impl Plan {
         flows * 4 * self.scenario.sizes.parts().len().max(2)
     }
 
-    /// The part of a pattern that one host plays.
     pub(crate) fn share(&self, place: usize, pattern: Pattern) -> HostShare {
         let drives = |host: &HostPlan| host.flows.iter().any(|f| f.pattern == pattern && f.drives());
         let hosts = self.hosts.iter().filter(|h| drives(h)).count().max(1) as u64;

@@ -24,10 +24,8 @@ pub(crate) struct Rank<B> {
     ack_due: bool,
     nak_due: bool,
     nak_sent: bool,
-    /// Most packets to send.
     limit: u64,
     moved: Nanos,
-    /// Times that it went back without progress.
     futile_returns: u32,
     endless: bool,
 }
@@ -67,12 +65,11 @@ impl<B: FrameBuf> Rank<B> {
         self.limit = packets;
     }
 
-    /// Disables the window: results are not waited for.
+    /// Results are not waited for.
     pub(crate) fn unbind(&mut self) {
         self.endless = true;
     }
 
-    /// The next acknowledgement of results.
     #[inline]
     pub(crate) fn answer(
         &mut self,

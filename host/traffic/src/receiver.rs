@@ -7,16 +7,14 @@ use crate::latency::Times;
 use crate::seen::Seen;
 use crate::template::{Ready, aeth};
 
-/// How a receiver answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answers {
-    /// Acknowledges every `every`-th PSN.
+    /// Every `every`-th PSN.
     Acks,
     /// Refuses the middle of each window once, with a burst of NAKs. Acknowledges the window when it arrives again.
     Naks {
         /// PSNs from the refused one to the end of its window.
         back: i32,
-        /// NAKs of a burst.
         burst: u32,
     },
     /// Sends CNPs, independent of the data.
@@ -30,7 +28,6 @@ pub(crate) struct Receiver<B> {
     /// PSNs per data frame.
     stride: i32,
     expected: Psn,
-    /// PSNs per acknowledgement.
     every: i32,
     /// The next PSN to acknowledge, and the last one that may be acknowledged.
     due: Psn,
@@ -60,7 +57,7 @@ impl<B: FrameBuf> Receiver<B> {
         }
     }
 
-    /// Disables waiting: it answers as if data arrived without end.
+    /// Answers as if data arrived without end.
     pub(crate) fn unbind(&mut self) {
         self.endless = true;
     }

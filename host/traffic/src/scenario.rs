@@ -185,7 +185,6 @@ pub struct Sizes(Vec<(usize, u32)>);
 impl Sizes {
     /// Longest payload: the largest path MTU of RoCE.
     pub const MAX: usize = 4096;
-    /// Largest sum of weights.
     const WEIGHTS_MAX: u32 = 4096;
 
     /// Sizes and weights.
@@ -343,7 +342,6 @@ pub enum Check {
 }
 
 impl Check {
-    /// Returns true if the frame with this number is to be checked.
     #[inline]
     pub(crate) fn wants(self, number: u64) -> bool {
         match self {

@@ -6,7 +6,6 @@ use castnet_wire::layout;
 use castnet_wire::udp::ROCE_PORT;
 use castnet_wire::{Aeth, Ethernet, FrameBuf, Opcode, Psn, Qpn, Syndrome, icrc};
 
-/// Offset of the IP header.
 pub(crate) const L3: usize = Ethernet::LEN;
 /// Offset of the last word of the BTH: acknowledgement request and PSN.
 pub(crate) const PSN_AT: usize = L3 + layout::ACK_REQUEST;
@@ -51,7 +50,6 @@ impl Seen {
         self.opcode == opcode.byte()
     }
 
-    /// Syndrome of an acknowledge packet.
     pub(crate) fn syndrome(&self) -> Option<Syndrome> {
         Aeth::from_bytes(&self.words[0].to_be_bytes())
             .ok()

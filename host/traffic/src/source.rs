@@ -30,13 +30,12 @@ pub(crate) struct SourceConfig<B> {
     pub(crate) start: Psn,
     /// PSNs per frame: more than one only where ACKs are measured.
     pub(crate) stride: u32,
-    /// Frames per acknowledgement; at least 1.
+    /// At least 1.
     pub(crate) message: u64,
     /// True if the frames of a message are one message to the receiver, which requires full packets.
     pub(crate) joined: bool,
-    /// Most frames in flight.
     pub(crate) window: u64,
-    /// True if it goes back when it is refused.
+    /// If it is refused.
     pub(crate) goes_back: bool,
 }
 
@@ -51,7 +50,7 @@ impl<B: FrameBuf> Source<B> {
         }
     }
 
-    /// Disables the window: acknowledgements are not waited for.
+    /// Acknowledgements are not waited for.
     pub(crate) fn unbind(&mut self) {
         self.config.window = u64::MAX;
     }

@@ -29,7 +29,6 @@ use crate::report::{ActReport, ReceiverReport, SourceReport, SwitchReport};
 /// Time-out exponents of the source's QP: 268 ms where nothing is lost, so that threads that wait for a core cause no
 /// retransmissions; 17 ms where lost NAKs must be waited for.
 pub(crate) const QP_TIMEOUTS: [u8; 2] = [16, 12];
-
 /// After this time without progress, something is broken.
 pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -88,7 +87,6 @@ impl Read for Drawn {
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub(crate) name: &'static str,
-    /// The group's name.
     pub(crate) group: String,
     pub(crate) loss: Ratio,
     pub(crate) pmtu: u32,
@@ -341,7 +339,6 @@ fn receive(
     Ok(transferred)
 }
 
-/// Waits until all hosts are connected and the links lose. No host sends before.
 fn begin<T>(stage: &Stage, member: &mut Member<'_, T>) -> Result<(), MemberError> {
     if stage.connected.fetch_add(1, Ordering::Relaxed) + 1 == HOSTS.len() {
         stage.losses.set(stage.script.loss.0);
@@ -403,7 +400,6 @@ fn receiver_report(name: &str, told: Outcome<Told>, digest: &str) -> ReceiverRep
     report
 }
 
-/// Frames dropped by all switches.
 pub(crate) async fn drops(fabric: &Fabric) -> Outcome<Drops> {
     let mut sum = Drops::default();
     for (_, counters) in counters(fabric).await? {

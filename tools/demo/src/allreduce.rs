@@ -29,13 +29,10 @@ use crate::report::SwitchReport;
 /// Packets that a rank may have in flight, and those of a full message.
 const WINDOW_PACKETS: u32 = 128;
 const MESSAGE_PACKETS: u32 = 16;
-
 const JOIN_TIMEOUT: Duration = Duration::from_secs(20);
-
 /// Intervals of the bar, and of a rank that waits for the others.
 const LOOK: Duration = Duration::from_millis(50);
 const NAP: Duration = Duration::from_millis(1);
-
 /// Bits of the integers that contributions are fractions of: as f32, sums of eight ranks are exact in any order, so the
 /// switches' sums must be the same, bit for bit.
 const NUMBER_BITS: u32 = 20;
@@ -63,7 +60,7 @@ pub(crate) fn sums(seed: u64, elements: usize) -> Vec<f32> {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
-    /// The job's name, which is the group's.
+    /// The group's name, too.
     pub(crate) job: &'static str,
     /// Between the hosts instead of in the switches.
     pub(crate) ring: bool,
@@ -79,7 +76,6 @@ pub(crate) struct Played {
     /// Until the last rank had its sums.
     pub(crate) seconds: f64,
     pub(crate) ranks: Vec<RankReport>,
-    /// In the order of [`LINKS`].
     pub(crate) links: Vec<Bytes>,
     pub(crate) switches: Vec<SwitchReport<CollectiveCounters>>,
     pub(crate) drops: Vec<DropRow>,
@@ -181,7 +177,6 @@ pub(crate) async fn play(
     })
 }
 
-/// What was counted while all ranks were in their collective.
 struct Counted {
     links: Vec<Bytes>,
     switches: Vec<SwitchReport<CollectiveCounters>>,
@@ -189,7 +184,6 @@ struct Counted {
     tree: Option<Node>,
 }
 
-/// Begins when all ranks are ready, and counts until all have their sums.
 async fn count(
     fabric: &Fabric,
     controller: &Address,

@@ -10,14 +10,14 @@ use castnet_proto::transport::{Address, Security};
 use castnet_wire::{Nanos, PortId};
 use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
 
-/// The switches, and their neighbours in the order of the ports.
+/// With their neighbours in the order of the ports.
 pub(crate) const SWITCHES: [(&str, &[&str]); 3] = [
     ("spine", &["leaf1", "leaf2"]),
     ("leaf1", &["spine", "h1", "h2", "h3"]),
     ("leaf2", &["spine", "h4", "h5"]),
 ];
 
-/// The hosts; the first one sends.
+/// The first one sends.
 pub(crate) const HOSTS: [&str; 5] = ["h1", "h2", "h3", "h4", "h5"];
 
 /// The links, each with its lower end first.
@@ -91,7 +91,6 @@ impl Fabric {
         Ok(Self { switches, hosts })
     }
 
-    /// Control of the losses of all links.
     pub(crate) fn losses(&self) -> Losses {
         Losses(
             self.switches

@@ -38,7 +38,6 @@ pub(crate) struct AllReduceReport {
     pub(crate) operation: &'static str,
     #[serde(rename = "type")]
     pub(crate) data_type: &'static str,
-    /// Of each rank.
     pub(crate) elements: u64,
     pub(crate) bytes: u64,
     /// Share of the frames that each direction of each link loses.
@@ -60,9 +59,8 @@ pub(crate) struct AllReduceReport {
 
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct LinkReport {
-    /// Its lower end: a host or a leaf.
+    /// A host or a leaf.
     pub(crate) from: &'static str,
-    /// Its upper end.
     pub(crate) to: &'static str,
     #[serde(flatten)]
     pub(crate) carried: Bytes,
@@ -93,7 +91,7 @@ impl LinkReport {
     }
 }
 
-/// Columns of the table of links; the last three only with a ring.
+/// The last three only beside a ring.
 const LINK_COLUMNS: [&str; 7] = [
     "link",
     "up",

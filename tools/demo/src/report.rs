@@ -15,7 +15,6 @@ use crate::links::AllReduceReport;
 
 #[derive(Debug, Serialize)]
 pub(crate) struct DemoReport {
-    /// Bytes of the file that is sent.
     pub(crate) size: u64,
     pub(crate) pmtu: u32,
     pub(crate) seed: u64,
@@ -24,7 +23,6 @@ pub(crate) struct DemoReport {
     pub(crate) sha256: String,
     pub(crate) tree: Option<Node>,
     pub(crate) acts: Vec<ActReport>,
-    /// The tree of the collectives.
     pub(crate) collective_tree: Option<Node>,
     pub(crate) collectives: Vec<AllReduceReport>,
     pub(crate) ok: bool,
@@ -36,7 +34,6 @@ pub(crate) struct ActReport {
     pub(crate) name: &'static str,
     pub(crate) group: String,
     pub(crate) mcst_id: String,
-    /// Share of the frames that each direction of each link loses.
     pub(crate) loss: Ratio,
     pub(crate) ok: bool,
     pub(crate) seconds: f64,

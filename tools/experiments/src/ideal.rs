@@ -30,9 +30,7 @@ pub(crate) struct Ideal {
 enum Event {
     /// The link of the rank is idle.
     Ready(usize),
-    /// A contribution reached the switch.
     Contribution(usize, usize),
-    /// A result reached the rank.
     Result(usize, usize),
     /// The ACK of the rank reached the switch, which reflects it.
     Ack(usize, usize),

@@ -6,7 +6,6 @@ use castnet_comm::machine::{
     Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, Place, Task, TaskId, Waiting,
 };
 
-/// What a rank does for a task.
 pub(crate) trait Algorithm {
     fn start(&mut self, task: Task, messages: &Messages);
 

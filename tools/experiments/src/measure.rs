@@ -28,7 +28,6 @@ const RING_DEPTH: u32 = 4;
 /// Settings that the paper does not give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
-    /// Most packets of a rank in flight.
     pub(crate) window: u32,
     /// The last one requests an ACK.
     pub(crate) message_packets: u32,
@@ -36,13 +35,11 @@ pub(crate) struct Setting {
     pub(crate) timeout: u8,
 }
 
-/// How a collective is performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Method {
     /// In the switch, by EPIC Mode-II.
     Epic(LossPolicy),
-    /// In the switch, but the Broadcasts of an AllGather are sequential: each begins when the previous one is
-    /// acknowledged.
+    /// In the switch, but the Broadcasts of an AllGather are sequential: each begins when the previous is acknowledged.
     InTurn,
     /// By CommLib's algorithms: rings, except for Reduce, Broadcast and Barrier, which follow appendix K.
     Ring,
@@ -50,7 +47,6 @@ pub(crate) enum Method {
     Steps,
     /// By ideal ranks, unlike RC queue pairs, and a switch that only reflects.
     Ideal {
-        /// Most packets of a rank in flight.
         window: u32,
         /// See [`Ideal::notice`].
         notice: Nanos,
@@ -90,7 +86,6 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Combines both, field by field.
     pub(crate) fn with(self, other: Self, f: impl Fn(f64, f64) -> f64) -> Self {
         Self {
             arrived: f(self.arrived, other.arrived),

@@ -102,6 +102,5 @@ pub(crate) const BY_LOSS: [(f64, f64); 10] = [
 
 /// Table 32: throughput of the same AllReduce with 5 % of loss on 0 to 8 links.
 pub(crate) const BY_LINKS: [f64; 9] = [87.54, 79.52, 74.05, 70.07, 64.97, 63.78, 59.07, 55.31, 52.52];
-
 /// Bytes of the AllReduce of tables 31 and 32: their first cells are table 25's at 4 MiB.
 pub(crate) const LOSS_BYTES: u64 = 4 << 20;

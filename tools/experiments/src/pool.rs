@@ -17,7 +17,7 @@ impl Results {
     }
 }
 
-/// Performs runs, each once. Their order does not affect the results.
+/// Each run once. Their order does not affect the results.
 pub(crate) fn run(
     setting: Setting,
     mut runs: Vec<Run>,

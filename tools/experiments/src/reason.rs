@@ -55,7 +55,6 @@ fn near(ratio: f64) -> bool {
     (0.9..=1.1).contains(&ratio)
 }
 
-/// The values from which the reason of a cell is found.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Evidence<'a> {
     pub(crate) paper: f64,
@@ -69,7 +68,7 @@ pub(crate) struct Evidence<'a> {
     pub(crate) cell: Option<Reason>,
 }
 
-/// Reason of a cell that differs by more than 10 %; `None` for other cells.
+/// `None` for a cell that differs by at most 10 %.
 pub(crate) fn of(evidence: Evidence<'_>) -> Option<Reason> {
     let Evidence { paper, others, .. } = evidence;
     if near(evidence.ours / paper) {

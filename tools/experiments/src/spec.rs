@@ -28,7 +28,6 @@ impl Counting {
 /// How a time is obtained.
 #[derive(Clone, Debug)]
 pub(crate) enum Sample {
-    /// Mean of several runs.
     Mean(Vec<Run>),
     /// A message too long to be simulated: the time of the one of `whole` bytes, extrapolated at the rate between
     /// `half` and `whole`.
@@ -77,7 +76,6 @@ pub(crate) struct CellSpec {
     pub(crate) amount: f64,
     pub(crate) sample: Sample,
     pub(crate) counting: Counting,
-    /// Of other methods.
     pub(crate) others: Vec<(Sample, Counting)>,
     /// Why the cell differs, if the row's reason does not apply.
     pub(crate) reason: Option<Reason>,
@@ -101,7 +99,6 @@ pub(crate) struct TableSpec {
     pub(crate) rows: Vec<RowSpec>,
 }
 
-/// Size of the simulation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     pub(crate) whole_bytes: u64,

@@ -15,9 +15,8 @@ pub(crate) struct Cell {
     pub(crate) ours: f64,
     /// Time from the first call to the last return.
     pub(crate) returned: f64,
-    /// Values of other methods, with times rounded up as in the paper.
+    /// Of other methods, with times rounded up as in the paper.
     pub(crate) others: Vec<f64>,
-    /// Why the cell differs by more than 10 %.
     pub(crate) reason: Option<Reason>,
 }
 
@@ -94,7 +93,6 @@ impl Table {
         lines
     }
 
-    /// The table as Markdown, for the documentation.
     pub(crate) fn markdown(&self) -> String {
         let TableSpec {
             number,

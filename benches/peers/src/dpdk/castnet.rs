@@ -302,7 +302,6 @@ impl Peer for Castnet {
     }
 }
 
-/// A [`Part`] in another process.
 struct Remote {
     process: Process,
     cores: usize,

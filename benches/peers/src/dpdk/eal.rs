@@ -26,7 +26,6 @@ pub(super) fn memory(hugepages: bool) -> &'static [&'static str] {
     }
 }
 
-/// Starts a DPDK program with these devices. `cores`: its arguments for cores.
 pub(super) fn program(
     shared: &Shared,
     name: &str,

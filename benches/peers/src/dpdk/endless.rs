@@ -12,7 +12,6 @@ use castnet_port::{Batch, FrameBuf, Memory, MemoryPort, PortSpec, Sides};
 use castnet_wire::icrc::{HeaderDelta, Shift};
 use castnet_wire::{Psn, Syndrome};
 
-/// Frames per ACK of a receiver.
 const EVERY: u32 = 4096;
 /// Frames that may be inside the switch, which are not acknowledged yet.
 const LAG: u32 = 1024;
@@ -21,9 +20,8 @@ const LAG: u32 = 1024;
 pub(crate) struct Stream {
     /// The group, as in [`ack`].
     pub(crate) group: usize,
-    /// Number of frames; the PSN is its lower 24 bits.
+    /// The PSN is its lower 24 bits.
     pub(crate) sent: AtomicU32,
-    /// Number of frames after which it ends.
     pub(crate) end: Option<u32>,
 }
 
@@ -31,7 +29,7 @@ pub(crate) struct Stream {
 pub(crate) enum Role {
     /// The source of a group, and the bytes of payload of its packets, which have PSN 0 in the file.
     Source(Arc<Stream>, usize),
-    /// The receiver of these groups at this port of the switch.
+    /// Of these groups at this port of the switch.
     Receiver(usize, Vec<Arc<Stream>>),
 }
 

@@ -26,7 +26,6 @@ use crate::run::Field;
 
 /// First argument that makes this program run Castnet; the plan follows as JSON.
 pub const PART: &str = "castnet-part";
-
 /// Frames of a file; net_pcap keeps all of them in buffers and repeats them.
 const FRAMES: usize = 512;
 /// Largest frame: net_pcap wants buffers for it in one piece.
@@ -45,17 +44,15 @@ pub(crate) struct Shared {
     hugepages: bool,
 }
 
-/// Which frames.
 #[derive(Clone, Copy)]
 enum Frames {
-    /// Frames of a source to a group of Castnet.
     Group(usize),
     /// The same frames to 224.0.0.N, an address of ipv4_multicast's table.
     Table(u8),
 }
 
 impl Shared {
-    /// A file of frames with `payload` bytes; written on first use.
+    /// Written on first use.
     fn file(&self, frames: Frames, payload: usize) -> PathBuf {
         let (name, group, address) = match frames {
             Frames::Group(group) => (format!("group{group}"), group, None),
@@ -105,7 +102,6 @@ fn sink(number: usize) -> String {
 /// Argument for each send queue of a device that reads a file.
 const NO_CAPTURE: &str = ",tx_pcap=/dev/null";
 
-/// The switches of the first table, and their set-up.
 pub(crate) struct Over {
     shared: Rc<Shared>,
     why_no_hugepages: Option<String>,

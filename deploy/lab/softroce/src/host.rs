@@ -116,7 +116,6 @@ impl Host {
         self.directory.join("shell.sock")
     }
 
-    /// Where scripts and their outputs lie.
     pub(crate) fn exchange(&self) -> &Path {
         &self.exchange
     }

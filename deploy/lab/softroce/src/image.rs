@@ -63,7 +63,6 @@ pub fn default_cache() -> PathBuf {
         .join("castnet/softroce")
 }
 
-/// One host file that the image was built from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Input {
     path: PathBuf,
@@ -85,7 +84,6 @@ impl Input {
     }
 }
 
-/// The file `current.json`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Current {
     base: String,
@@ -149,12 +147,11 @@ fn base(cache: &Path) -> Option<String> {
         .map(|(_, name)| name)
 }
 
-/// Whether an image can be built without fetching anything.
 pub(crate) fn has_kernel(cache: &Path) -> bool {
     base(cache).is_some()
 }
 
-/// Locks the cache for building, until the file is dropped.
+/// Until the file is dropped.
 fn lock(cache: &Path) -> Result<File, LabError> {
     fs::create_dir_all(cache).map_err(LabError::at("making", cache))?;
     let file = open_lock(&cache.join("lock"))?;
@@ -198,7 +195,7 @@ fn fresh_folder(path: &Path) -> Result<PathBuf, LabError> {
     Ok(path.to_owned())
 }
 
-/// Removes the folders of `cache` whose names begin with `prefix`, except `keep` and those in use.
+/// Except `keep` and folders in use.
 fn clear(cache: &Path, prefix: &str, keep: &str) {
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -12,7 +12,7 @@ use crate::process::run;
 /// The package that depends on the newest kernel.
 const NEWEST: &str = "linux-image-amd64";
 
-/// The name of the package of Debian's newest kernel, such as linux-image-6.1.0-56-amd64.
+/// Such as linux-image-6.1.0-56-amd64.
 fn newest_package() -> Result<String, LabError> {
     let ask = || run(Command::new("apt-cache").args(["depends", NEWEST]));
     let answer = ask().and_then(|text| {

@@ -18,9 +18,9 @@ pub(crate) struct Machine<'a> {
     pub(crate) netns: &'a str,
     pub(crate) mtu: u32,
     pub(crate) memory_mib: u32,
-    /// Folder of its sockets and logs.
+    /// For sockets and logs.
     pub(crate) directory: &'a Path,
-    /// Folder that it mounts at /share.
+    /// Mounted at /share.
     pub(crate) share: &'a Path,
 }
 

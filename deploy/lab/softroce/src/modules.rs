@@ -30,7 +30,6 @@ pub(crate) struct Module {
 }
 
 impl Module {
-    /// Its name, as modprobe(8) takes it.
     pub(crate) fn name(&self) -> String {
         name(&self.path)
     }

@@ -9,7 +9,6 @@ use crate::process::{inside, ip};
 
 /// Address of the namespace in the management network. Guests reach what listens there or on all addresses.
 pub const MANAGEMENT_IP: Ipv4Addr = Ipv4Addr::new(192, 168, 100, 254);
-
 /// Frames that a tap queues while its machine is busy: more than rxe has in flight, so a slow guest loses none.
 const TAP_QUEUE_FRAMES: u32 = 4096;
 

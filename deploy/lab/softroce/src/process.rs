@@ -62,7 +62,6 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The process with this number now.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let (_, started) = stat_fields(&stat)?;
@@ -83,7 +82,6 @@ impl Process {
                 .is_some_and(|(state, started)| started == self.started && state != 'Z' && state != 'X')
     }
 
-    /// Sends it a signal, if it still runs.
     pub(crate) fn signal(&self, signal: Signal) {
         if self.lives() {
             // It may have ended meanwhile.

@@ -12,7 +12,6 @@ use crate::process::find_program;
 const INIT: &str = include_str!("../guest/init");
 const AGENT: &str = include_str!("../guest/agent");
 
-/// Programs that every guest has: shell, network, coreutils.
 const PROGRAMS: &str = "\
     bash ip rdma tc ping base64 basename cat chmod chown cksum comm cp cut date dd df dirname du \
     echo env expr false fold head id install join ln ls md5sum mkdir mkfifo mknod mktemp mv nice nl \
@@ -34,7 +33,6 @@ const WELCOME_PROGRAMS: &str = "\
 const LIBRARIES: &str = "\
     libibverbs.so.1 librdmacm.so.1 libgcc_s.so.1 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1";
 
-/// Everything that this file determines of an image.
 pub(crate) fn recipe() -> Vec<u8> {
     let lists = [PROGRAMS, VERBS_PROGRAMS, WELCOME_PROGRAMS, LIBRARIES];
     [&lists[..], &[INIT, AGENT, "layout 1"]]
@@ -105,7 +103,6 @@ fn rxe_provider(folder: &Path) -> Result<PathBuf, LabError> {
         .ok_or_else(|| LabError::missing("the verbs provider of rxe", "apt-get install ibverbs-providers"))
 }
 
-/// The libraries that a program, or any file, links and that no guest has.
 pub(crate) fn libraries_beside(program: &Path) -> Result<Vec<PathBuf>, LabError> {
     let linked = libraries_of(&[program.to_owned()])?;
     let (image, _) = host_files()?;
@@ -156,7 +153,6 @@ fn guest_path(host: &Path) -> String {
     }
 }
 
-/// The archive: `base` is the folder of the kernel's modules and of busybox.
 pub(crate) fn initramfs(base: &Path, files: &BTreeMap<String, PathBuf>) -> Result<Vec<u8>, LabError> {
     let read = |path: &Path| fs::read(path).map_err(LabError::at("reading", path));
     let mut archive = Archive::default();

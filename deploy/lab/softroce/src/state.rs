@@ -78,12 +78,12 @@ impl LabState {
     }
 }
 
-/// The folder of all labs. Only root may write to it.
+/// Only root may write to it.
 pub(crate) fn labs_folder() -> PathBuf {
     PathBuf::from("/var/tmp/castnet-softroce")
 }
 
-/// Makes the folder of all labs, and checks its owner and mode.
+/// Checks owner and mode, too.
 pub(crate) fn make_labs_folder() -> Result<PathBuf, LabError> {
     let folder = labs_folder();
     match fs::DirBuilder::new().mode(0o700).create(&folder) {

@@ -8,7 +8,6 @@ use castnet_softroce::{LabError, LabState, labs, take_down};
 
 use crate::Down;
 
-/// For `softroce up` to end after a signal.
 const END_WITHIN: Duration = Duration::from_secs(20);
 
 pub(crate) fn down(ask: &Down) -> Result<ExitCode, LabError> {

@@ -21,11 +21,9 @@ pub(crate) fn on_end(mut then: impl FnMut() + Send + 'static) -> Result<(), LabE
     Ok(())
 }
 
-/// The same, as a channel.
 pub(crate) fn ends() -> Result<Receiver<()>, LabError> {
     let (sender, receiver) = channel();
     on_end(move || {
-        // The receiver is gone if the program is about to end.
         let _ = sender.send(());
     })?;
     Ok(receiver)
