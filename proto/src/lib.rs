@@ -1,6 +1,19 @@
 //! castnet/v1: the gRPC API between switches, controller, hosts and the command line.
 //!
 //! [`v1`] is generated from `castnet/v1/*.proto`, [`convert`] validates messages, [`transport`] serves and connects.
+//!
+//! ```no_run
+//! use castnet_proto::transport::{self, Security};
+//! use castnet_proto::v1::controller_client::ControllerClient;
+//! use castnet_proto::v1::ListControllerGroupsRequest;
+//!
+//! # async fn list() -> Result<(), Box<dyn std::error::Error>> {
+//! let channel = transport::connect(&"http://127.0.0.1:7470".parse()?, &Security::default()).await?;
+//! let groups = ControllerClient::new(channel).list_groups(ListControllerGroupsRequest::default()).await?;
+//! println!("{} groups", groups.into_inner().groups.len());
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod convert;

@@ -134,9 +134,9 @@ pub enum FaultKind {
     /// The number of slots is not a valid ring size.
     #[error("{slots} is no power of two from 2 to 32768")]
     NotPowerOfTwo { slots: u16 },
-    /// The slots are fewer than two windows of one message.
+    /// The slots are fewer than two messages.
     #[error(
-        "{slots} slots are fewer than two windows: messages of {message_packets} packets need {need} or more"
+        "{slots} slots are fewer than two messages: messages of {message_packets} packets need {need} or more"
     )]
     TooFewSlots {
         slots: u16,

@@ -5,6 +5,7 @@ use core::fmt::Display;
 use castnet_toml_reader::Value;
 
 use crate::fault::FaultKind;
+use crate::group::ENDPOINTS_MAX;
 
 /// Description of an IPv4 address in faults.
 pub const IP_TEXT: &str = "an IPv4 address, such as \"10.0.0.1\"";
@@ -24,7 +25,7 @@ impl Limit {
     /// Port number.
     pub const PORT: Self = Self::new(63, "is no port: 0 to 63");
     /// Index of an endpoint in its group.
-    pub const ENDPOINT: Self = Self::new(63, "is no endpoint: 0 to 63");
+    pub const ENDPOINT: Self = Self::new(ENDPOINTS_MAX as u64 - 1, "is no endpoint: 0 to 1023");
     /// QPN.
     pub const QPN: Self = Self::new(0xFF_FFFF, "is over the 24 bits of a QPN");
     /// PSN.

@@ -1,5 +1,20 @@
 //! The agent: the gRPC server inside a switch (EPIC's IncAgent). It serves a [`castnet_worker::Dataplane`] as
 //! castnet/v1. Its only own state is the owner of each group. The dataplane does not depend on it (contract S3).
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use castnet_agent::Agent;
+//! use castnet_proto::transport::Security;
+//! use castnet_worker::{Dataplane, DataplaneConfig};
+//!
+//! # async fn serve(config: DataplaneConfig) -> Result<(), Box<dyn std::error::Error>> {
+//! let dataplane = Arc::new(Dataplane::start(config)?);
+//! let agent = Agent::start(dataplane, &"http://127.0.0.1:7471".parse()?, &Security::default()).await?;
+//! println!("castnet port --agent {}", agent.address());
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 mod collective;

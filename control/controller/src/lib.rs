@@ -5,6 +5,18 @@
 //! at connection, after events, and at intervals. So a controller that was killed finishes or takes back what it had
 //! begun, a restarted switch gets its groups again, and traffic is not affected (contract S3). The life of a group of
 //! any kind is one table ([`lifecycle`]); what differs between kinds is in [`kinds`].
+//!
+//! ```no_run
+//! use castnet_controller::{Config, Controller, SwitchConfig};
+//!
+//! # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+//! let leaf = SwitchConfig { name: "leaf1".into(), agent: "http://127.0.0.1:7471".parse()? };
+//! let config = Config { store: Some("castnet.redb".into()), ..Config::new(vec![leaf]) };
+//! let controller = Controller::start(config).await?;
+//! println!("castnet group list --controller {}", controller.address());
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 mod config;

@@ -15,6 +15,22 @@
 //!
 //! The IncTree of a collective group hangs below a switch of the lowest level that reaches all ranks (EPIC 6.2),
 //! without switches that lack room.
+//!
+//! ```
+//! use castnet_planner::{LinkLoad, Member, Request, Rooms, plan};
+//! use castnet_rules::MulticastRule;
+//! use castnet_topology::Topology;
+//! use castnet_wire::{McstId, Pmtu, Qpn};
+//!
+//! let fabric = Topology::leaf_spine(2, 1, 2)?;
+//! let members = ["h1", "h2", "h3"].map(|host| Member::new(host, Qpn::new(0x11)));
+//! let mcst_id = McstId([10, 200, 0, 1].into());
+//! let source = MulticastRule::default(); // the first member
+//! let request = Request::multicast("weights", mcst_id, Pmtu::B1024, members.to_vec(), source);
+//! let plan = plan(&fabric, &LinkLoad::default(), &Rooms::new(), &request)?;
+//! assert!(plan.rules.keys().eq(["leaf1", "leaf2", "spine1"]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod error;

@@ -1,4 +1,17 @@
 //! The configuration of a switch, and the start of its dataplane.
+//!
+//! ```no_run
+//! use std::path::Path;
+//!
+//! use castnet_switch::config::SwitchConfig;
+//!
+//! # async fn start() -> castnet_console::exit::Outcome {
+//! let config = SwitchConfig::read(Path::new("/etc/castnet/switch.toml"))?;
+//! let dataplane = castnet_switch::start(castnet_switch::dataplane_config(&config)?).await?;
+//! println!("{} runs", dataplane.name());
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod balance;
 pub mod config;

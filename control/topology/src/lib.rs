@@ -7,6 +7,17 @@
 //!
 //! [`SwitchKind`] says which switches run groups. A Castnet switch behind routers has a prefix of McstIDs that they
 //! route to it ([`Switch::mcst_prefix`]). A host is one network interface with one link.
+//!
+//! ```
+//! use castnet_topology::Topology;
+//!
+//! let mut fabric = Topology::leaf_spine(2, 1, 2)?;
+//! let to_h4 = fabric.distances("h4");
+//! assert_eq!(fabric.distance("h1", &to_h4), Some(4));
+//! fabric.set_switch_up("spine1", false);
+//! assert!(!fabric.connected("h1", "h4"));
+//! # Ok::<(), castnet_topology::TopologyError>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod build;

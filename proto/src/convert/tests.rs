@@ -430,9 +430,13 @@ fn a_collective_group_travels_and_is_checked() {
     });
     assert_eq!(there_and_back(&group), Ok(group.clone()));
 
+    let mut wide = group.clone().with_translated(|rule| rule.parent = Some(1023));
+    wide.endpoints.resize(1024, group.endpoints[2].clone());
+    assert_eq!(there_and_back(&wide), Ok(wide.clone()));
+
     let mut bad = rule_to_proto(&group);
     if let Some(v1::group_rule::Kind::Translated(rule)) = &mut bad.kind {
-        (rule.slots, rule.loss_policy, rule.parent) = (1 << 20, 9, Some(64));
+        (rule.slots, rule.loss_policy, rule.parent) = (1 << 20, 9, Some(1024));
     }
     bad.endpoints[0].next_hop = None;
     if let Some(v1::endpoint::NextHop::Switch(switch)) = &mut bad.endpoints[2].next_hop {

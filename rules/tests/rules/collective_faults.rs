@@ -83,7 +83,7 @@ fn each_fault_has_its_position() {
         (
             "slots = 64",
             "slots = 16",
-            "6:9: groups[0].slots: 16 slots are fewer than two windows: messages of 16 packets need 32 or more",
+            "6:9: groups[0].slots: 16 slots are fewer than two messages: messages of 16 packets need 32 or more",
         ),
         (
             "slots = 64",
