@@ -19,7 +19,6 @@ pub(crate) enum Form {
 
 pub(crate) trait RuleDriver {
     type Rule;
-
     /// The driver's message if the device refuses the rule.
     fn create(&self, address: Ipv4Addr, queue: usize, form: Form) -> Result<Self::Rule, String>;
 

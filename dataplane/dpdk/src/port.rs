@@ -44,8 +44,8 @@ pub struct DpdkPort {
 }
 
 impl DpdkPort {
-    /// Takes the queues of thread `rank` of `threads`: the send queue with this index, if it exists, and its share of
-    /// the receive queues.
+    /// Takes the send queue with index `rank` of `threads`, if it exists, and this thread's share of the receive
+    /// queues.
     pub(crate) fn open(
         device: Arc<Device>,
         memory: &DpdkMemory,

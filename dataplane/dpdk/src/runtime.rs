@@ -17,10 +17,8 @@ use crate::sharing::Thresholds;
 const MTU: usize = 9000;
 /// DPDK's cache holds half as many more before it frees any.
 const CACHED: usize = CACHE * 3 / 2 + BATCH;
-
 /// Bytes for the EAL and devices, without the buffers.
 const BESIDE: usize = 64 << 20;
-
 /// Buffers of AF_XDP, including headers, must fit a page.
 const XDP: &str = "net_af_xdp";
 const XDP_ROOM: usize = 3328;
@@ -32,8 +30,7 @@ const XDP_BUFFERS: usize = 8192;
 pub struct Config {
     /// Threads with a [`DpdkMemory`]. Each has its own send queue at each device.
     pub threads: usize,
-    /// The longest frame, and in `bodies` the buffers per thread beyond those in the devices' rings. `buffers` is not
-    /// used.
+    /// The longest frame, and in `bodies` the buffers per thread beyond the devices' rings. `buffers` is not used.
     pub pool: PoolConfig,
     /// Capacity in frames of the ring between each pair of threads. Each entry needs a buffer.
     pub hand_over: usize,
@@ -61,8 +58,8 @@ impl Config {
         let ports = self.devices.len();
         let between = threads * (threads - 1) * self.hand_over;
         let whole = sends + receives + between + threads * (CACHED + self.pool.bodies + ports * BATCH);
-        // A device's ring holds segments. A shared frame has three, one of them counted there. A ring between threads
-        // holds frames.
+        // A device's ring holds segments: of the three of a shared frame, one is counted there. Other rings hold
+        // frames.
         let small = sends * if threads > 1 { 3 } else { 1 } + threads * (CACHED + 3 * (ports + 1) * BATCH);
         let capacity = self.pool.frame_max.max(HEAD).next_multiple_of(64);
         let xdp = self.devices.iter().filter(|d| d.device.starts_with(XDP));

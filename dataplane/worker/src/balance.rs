@@ -142,6 +142,7 @@ pub(crate) struct WorkerLoad {
 pub(crate) enum Advice {
     /// No worker is overloaded, or no move helps.
     Nothing,
+    /// Move this group.
     Move { mcst_id: McstId, from: usize, to: usize },
     /// A worker is overloaded mainly by this group, and no other worker could carry it.
     Hot {

@@ -1,4 +1,4 @@
-//! Measures the load of the workers, places new groups by it, and moves a group when [`advise`] recommends it.
+//! Measures the load of the workers, for the placement of new groups, and moves a group when [`advise`] recommends it.
 
 use std::collections::BTreeSet;
 use std::time::Instant;

@@ -22,8 +22,7 @@ pub struct DataplaneConfig {
     pub pool: PoolConfig,
     /// Capacity in frames of the ring between each pair of workers.
     pub hand_over: usize,
-    /// Frames of a moving group that the target worker holds until it has the group. Further ones wait in ports and
-    /// rings.
+    /// Frames of a moving group that the target worker holds until it has the group. Others wait in ports and rings.
     pub hold: usize,
     /// True if a frame is blocked, not dropped, when the ring to another worker is full. All later frames of that
     /// worker's ports wait behind it. During a move frames are always blocked.

@@ -35,8 +35,8 @@ const TAP_QUEUE: usize = 4096;
 
 /// A running dataplane. Dropping it stops it.
 ///
-/// All methods may be called from any thread. They block until the workers reply between two batches, usually within
-/// microseconds. Async code must call them in `spawn_blocking`.
+/// Any thread may call its methods. They block until the workers reply between two batches, usually within
+/// microseconds. Async code must use `spawn_blocking`.
 pub struct Dataplane {
     shared: Arc<SharedControl>,
     threads: Mutex<Option<Threads>>,
@@ -58,8 +58,7 @@ impl Dataplane {
         Self::start_in(config, move |_| Ok(Pool::new(pool)))
     }
 
-    /// As [`Dataplane::start`], with frames in memory that `make` creates on each worker's thread, by the worker's
-    /// index.
+    /// As [`Dataplane::start`], with frames in memory that `make` creates on the thread of each worker, by its index.
     pub fn start_in<M: Memory>(
         config: DataplaneConfig,
         make: impl Fn(usize) -> Result<M, OpenError> + Send + Sync + 'static,
@@ -176,9 +175,8 @@ impl Dataplane {
         self.shared.clock.time_of_day(at)
     }
 
-
     /// Installs a group, or a new version of one, with its next hops [resolved](Installer::resolve). On return its
-    /// frames are served, ARP requests for its McstID are answered, and its slots are allocated. Other groups are not
+    /// frames are served, ARP requests for its McstID answered, and its slots allocated. Other groups are not
     /// disturbed.
     ///
     /// # Errors
@@ -250,7 +248,6 @@ impl Dataplane {
         Ok(groups)
     }
 
-
     /// Replaces all routes.
     pub fn set_routes(&self, routes: Vec<Route>) -> Result<(), RouteError> {
         self.shared.set_routes(routes)
@@ -275,7 +272,6 @@ impl Dataplane {
     pub fn generation(&self) -> u64 {
         self.shared.state.lock().generation
     }
-
 
     /// All counters. Those of each worker are a consistent snapshot.
     pub fn counters(&self) -> Result<Counters, Stopped> {
@@ -370,7 +366,6 @@ impl Dataplane {
         Ok(neighbours)
     }
 
-
     /// Subscribes to events from now on.
     pub fn events(&self) -> EventStream {
         self.shared
@@ -453,7 +448,6 @@ impl Dataplane {
     fn first_worker(&self) -> Result<&WorkerHandle, Stopped> {
         self.shared.workers.first().ok_or(Stopped)
     }
-
 
     /// Stops receiving, sends the frames that are queued between workers and in the outputs, and ends the threads.
     /// Returns the final counters, `None` if the dataplane had already stopped or a worker had died.

@@ -146,8 +146,7 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// The next event, after `timeout` at most. `Disconnected` once the dataplane has stopped and all events have been
-    /// read.
+    /// Waits up to `timeout` for an event. `Disconnected` once the dataplane has stopped and all events are read.
     pub fn recv_timeout(&self, timeout: Duration) -> Result<SwitchEvent, RecvTimeoutError> {
         self.from.recv_timeout(timeout)
     }

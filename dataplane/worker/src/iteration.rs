@@ -14,7 +14,6 @@ use crate::report::{PortNow, Report};
 use crate::worker::{Iteration, Worker};
 
 const EVENTS_PER_ITERATION: usize = 256;
-
 /// Several batches amortize the fixed cost of an iteration. The other ports wait some microseconds.
 const BATCHES_PER_ITERATION: usize = 4;
 

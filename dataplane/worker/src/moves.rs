@@ -96,8 +96,8 @@ impl SharedControl {
             target.request(|reply| Command::Barrier(true, reply))?;
             return Ok(Moved { from, to });
         };
-        // Memory was reserved, so attaching cannot fail. If it does, the source gets the group back and the held frames
-        // are dropped.
+        // Memory was reserved, so this cannot fail. If it does, the source gets the group back and held frames are
+        // dropped.
         own(state, from);
         let (_, expected) = source.request(|reply| Command::Expect(expected, reply))?;
         self.publish_and_wait(state)?;

@@ -287,8 +287,7 @@ pub struct InstalledGroup {
     pub worker: usize,
     /// The rule as it was installed.
     pub rule: GroupRule,
-    /// Status of the group. The rule in it has the endpoints in the order of their ports, or of the lowest ranks behind
-    /// them.
+    /// Its rule has the endpoints in the order of their ports, or of the lowest ranks behind them.
     pub status: ContextStatus,
 }
 

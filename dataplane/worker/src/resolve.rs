@@ -1,5 +1,4 @@
-//! Resolves next hops whose Ethernet address a rule leaves open, when the group is installed. The addresses are kept
-//! while this generation of the rule runs.
+//! Resolves Ethernet addresses that a rule leaves open, at installation, for as long as its generation runs.
 
 use std::borrow::Cow;
 use std::net::Ipv4Addr;

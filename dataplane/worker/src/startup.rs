@@ -21,8 +21,7 @@ pub(crate) struct StartingWorker {
     pub(crate) opened: Receiver<Result<OpenedWorker, StartError>>,
 }
 
-/// On failure the other workers end because their command channels close. An earlier failure, `failed`, takes
-/// precedence.
+/// On failure the other workers end because their command channels close. `failed` is earlier and takes precedence.
 pub(crate) fn await_opened(
     workers: Vec<StartingWorker>,
     mut failed: Option<StartError>,

@@ -20,7 +20,7 @@ pub struct TapStream<T> {
 }
 
 impl<T> TapStream<T> {
-    /// The next item, after `timeout` at most. `Disconnected` at the end of the stream.
+    /// Waits up to `timeout` for an item. `Disconnected` at the end of the stream.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Result<T, RecvTimeoutError> {
         if self.left == 0 {
             return Err(RecvTimeoutError::Disconnected);

@@ -13,8 +13,7 @@ impl Endpoint {
         }
     }
 
-    /// `send` is the index and status of a failed send, `receive` the status of the oldest receive. All other work
-    /// requests are flushed.
+    /// `send` is a failed send's index and status, `receive` the status of the oldest receive. The rest is flushed.
     pub(crate) fn fail(&mut self, qpn: Qpn, send: Option<(usize, Status)>, receive: Option<Status>) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let Some(state) = qp.state.step(QpEvent::Fail) else {

@@ -18,11 +18,9 @@ pub struct EndpointConfig {
     pub qps_max: usize,
     /// The maximum number of memory regions.
     pub regions_max: usize,
-    /// The maximum number of completions that are queued or to come. Posting beyond it is refused, so none is ever
-    /// lost.
+    /// Completions that are queued or to come, at most. Posting beyond it is refused, so none is ever lost.
     pub completions_max: usize,
-    /// The maximum number of queued ACKs and NAKs per QP. Beyond it a newer ACK replaces an ACK at the end, which it
-    /// includes.
+    /// Queued ACKs and NAKs per QP, at most. Beyond it a newer ACK replaces an ACK at the end, which it includes.
     pub responses_max: usize,
     /// True to send only the newest of several queued ACKs, which includes the others (IBA 9.7.5.1.2), as hardware
     /// RNICs do. rxe sends each ACK.
@@ -82,11 +80,9 @@ pub struct QpConfig {
     pub rq_psn: Psn,
     /// Payload bytes of a full packet in both directions.
     pub pmtu: Pmtu,
-    /// Timeout exponent t, below 32: retransmit after 4.096 us * 2^t without an acknowledgement. 0 disables the
-    /// timeout.
+    /// Timeout exponent t, below 32: retransmit after 4.096 us * 2^t without an acknowledgement. 0: never.
     pub timeout: u8,
-    /// Retries without progress before the QP fails, below 8. 7 means no limit, as in rxe, not seven as in the
-    /// InfiniBand specification.
+    /// Retries without progress before the QP fails, below 8. 7 means no limit, as in rxe; InfiniBand means seven.
     pub retry_cnt: u8,
     /// Retries after RNR NAKs before the QP fails, below 8. 7 means no limit.
     pub rnr_retry: u8,

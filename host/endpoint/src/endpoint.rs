@@ -270,8 +270,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Posts a receive, also before the QP is connected. On a failed QP it is flushed immediately. After an error
-    /// nothing is posted.
+    /// Posts a receive, also before connecting. On a failed QP it is flushed immediately. After an error nothing is
+    /// posted.
     pub fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), PostError> {
         let qp = self.qps.get_mut(&qpn).ok_or(PostError::UnknownQp { qpn })?;
         check_queue(qpn, qp.responder.queue.len(), qp.config.limits.receive)?;

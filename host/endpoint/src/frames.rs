@@ -18,8 +18,7 @@ use crate::stats::Discard;
 use crate::work::{SendOp, Status};
 
 impl Endpoint {
-    /// What [`Endpoint::poll_transmit`] writes at most: Ethernet 14, IPv4 20, UDP 8, BTH 12, RETH 16, immediate 4,
-    /// payload 4096, ICRC 4.
+    /// Ethernet 14, IPv4 20, UDP 8, BTH 12, RETH 16, immediate 4, at most 4096 bytes of payload, ICRC 4.
     pub const FRAME_MAX: usize = PLAIN_FRAME + Reth::LEN + 4 + 4096 + ICRC_LEN;
 
     /// Processes a received Ethernet frame without FCS. Discarded frames are counted by [`Discard`].

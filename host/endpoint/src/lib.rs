@@ -7,7 +7,7 @@
 //!
 //! # Intended differences from rxe
 //!
-//! An ACK or NAK of a PSN that was never sent changes nothing. rxe completes work whose data was not delivered.
+//! - An ACK or NAK of a PSN that was never sent changes nothing. rxe completes work whose data was not delivered.
 //! - After an RNR NAK nothing new is sent until the wait is over, as the InfiniBand specification requires. rxe sends
 //!   new work, which is refused.
 //! - During a retransmission, a response to the first transmission shortens it. rxe ignores the response until the

@@ -1,7 +1,6 @@
 //! The requester of a QP: send queue, window, go-back-N and timers, as in rxe.
 //!
-//! Internally, packets have 64-bit sequence numbers from 0. Only frames contain the 24-bit PSNs, so no code here
-//! handles their wrap.
+//! Packets have internal 64-bit sequence numbers from 0. Only frames have 24-bit PSNs, so no code here handles a wrap.
 
 use alloc::collections::VecDeque;
 use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
@@ -63,7 +62,6 @@ pub(crate) struct Requester {
     timeout: Option<Nanos>,
     retry_cnt: u8,
     rnr_retry: u8,
-
     queue: VecDeque<QueuedSend>,
     /// One past the last packet in the queue.
     posted: u64,
@@ -77,11 +75,9 @@ pub(crate) struct Requester {
     cursor: usize,
     /// Packets sent since the last AckReq.
     since_ack_request: u32,
-
     retries_left: u8,
     rnr_retries_left: u8,
-    /// True from the start of a retry until an ACK arrives or a message completes. Meanwhile sequence NAKs start no
-    /// retry.
+    /// From the start of a retry until an ACK arrives or a message completes. Meanwhile sequence NAKs start no retry.
     retrying: bool,
     /// When the retransmission timer expires.
     pub(crate) ack_deadline: Option<Nanos>,
@@ -285,8 +281,7 @@ impl Requester {
         self.cursor = 0;
     }
 
-    /// As in rxe, the retransmission timer keeps running, so a longer wait uses up retries. Unlike rxe, no new work is
-    /// sent, because it would be refused.
+    /// As in rxe, the retransmission timer runs on and uses up retries. Unlike rxe, no new work is sent: it would be refused.
     fn wait_for_receiver(&mut self, now: Nanos, timer: RnrTimer) -> Response {
         if self.rnr_retries_left == 0 {
             return Response::Failed(Status::RnrRetryExceeded);

@@ -6,14 +6,11 @@ macro_rules! discards {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]
         pub enum Discard { $($(#[$doc])* $name,)* }
-
         impl Discard {
             /// All reasons in order.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
-
             /// The number of reasons.
             pub const COUNT: usize = Self::ALL.len();
-
             /// The name in tables and metrics: lower case with hyphens.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }

@@ -18,12 +18,10 @@ use crate::error::DpdkError;
 use crate::flow::FlowRules;
 use crate::rss;
 
-/// Drivers that send frames of several segments but do not report it. Verified in DPDK 22.11: they read or free segment
-/// by segment.
+/// Drivers that send frames of several segments but do not report it: they read or free segment by segment (22.11).
 const TAKES_SEGMENTS: &[&str] = &["net_null", "net_pcap"];
-/// The memif driver. It reports a maximum length of 1518 bytes and support for several segments. In fact it carries any
-/// frame that fits one buffer of its ring. If a frame needs several, the descriptors keep a stale flag and later frames
-/// are merged (DPDK 22.11).
+/// Memif reports a maximum length of 1518 bytes and support for several segments. In fact it carries any frame that
+/// fits one buffer of its ring. If a frame needs several, a stale flag merges later frames into it (DPDK 22.11).
 const MEMIF: &str = "net_memif";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -287,9 +285,8 @@ impl RxQueue {
         Claim::new(device, Direction::Receive, queue).map(Self)
     }
 
-    /// Appends received frames up to the capacity of `batch`. A frame of several segments occurs only if the device
-    /// ignores the buffer size. `whole` copies it into one segment. Returns the number of frames lost because that
-    /// failed.
+    /// Appends received frames up to the capacity of `batch`. A frame of several segments, which occurs only if the
+    /// device ignores the buffer size, is copied by `whole`. Returns the number of frames lost because that failed.
     #[inline]
     pub(crate) fn receive(
         &mut self,

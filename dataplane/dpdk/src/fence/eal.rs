@@ -47,7 +47,6 @@ pub(crate) struct Eal {
 }
 
 static RUNNING: Mutex<Option<Eal>> = Mutex::new(None);
-
 /// Since it was last cleared.
 static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 const LOG_MAX: usize = 16 << 10;

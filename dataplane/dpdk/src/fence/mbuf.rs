@@ -72,8 +72,7 @@ impl Mbuf {
         self.raw().usr.load(Ordering::Relaxed) & LENT == LENT_WITH_TAIL
     }
 
-    /// True if other frames can borrow its bytes: it must be whole and own its buffer, so that its reference count
-    /// covers the borrowers.
+    /// True if other frames can borrow its bytes: whole and in its own buffer, so that its reference count covers them.
     #[inline]
     pub(crate) fn can_lend(&self) -> bool {
         self.is_whole() && self.raw().ol_flags & sys::NOT_ITS_OWN == 0
@@ -173,8 +172,7 @@ impl Mbuf {
         true
     }
 
-    /// Combines three new, empty frames into one that shares the body of this frame. If it has no body to share, they
-    /// are freed.
+    /// Makes three new, empty frames one that shares this frame's body. They are freed if there is no body to share.
     #[inline]
     pub(crate) fn share(&self, mut parts: [Self; 3]) -> Option<Self> {
         let length = self.length();

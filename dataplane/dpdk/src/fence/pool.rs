@@ -1,5 +1,5 @@
-//! Pools of buffers. They are never freed, because a buffer may outlive the owner of its pool. A pool is reused when
-//! all its buffers are free again.
+//! Pools are never freed, because a buffer may outlive the owner of its pool. They are reused when all buffers are
+//! free.
 
 use std::ffi::CString;
 use std::ptr::NonNull;
@@ -28,7 +28,6 @@ struct Pool {
 
 // SAFETY: any thread may use DPDK's pools at any time. The other fields are guarded by a lock.
 unsafe impl Send for Pool {}
-
 static POOLS: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
 
 /// New buffers are allocated only through a lease.
