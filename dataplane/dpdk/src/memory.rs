@@ -32,7 +32,6 @@ struct MemoryInner {
     _registered: Registered,
 }
 
-/// Of one pool.
 struct Stash {
     fresh: RefCell<Batch<Mbuf>>,
     lease: Arc<Lease>,

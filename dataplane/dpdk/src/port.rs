@@ -32,7 +32,6 @@ pub struct DpdkPort {
     // Queues are dropped before the device, which stops with its last owner.
     rx: Vec<RxQueue>,
     tx: Tx,
-    /// The receive queue that is polled first next time.
     next_queue: usize,
     /// True if this thread reports the counters of the whole device.
     first: bool,
@@ -44,8 +43,7 @@ pub struct DpdkPort {
 }
 
 impl DpdkPort {
-    /// Takes the send queue with index `rank` of `threads`, if it exists, and this thread's share of the receive
-    /// queues.
+    /// Takes the send queue with index `rank`, if there is one, and this thread's share of the receive queues.
     pub(crate) fn open(
         device: Arc<Device>,
         memory: &DpdkMemory,

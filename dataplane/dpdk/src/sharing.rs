@@ -11,7 +11,6 @@ use crate::memory::DpdkMemory;
 
 /// In bytes.
 const LENGTHS: [usize; 7] = [512, 1024, 1536, 2048, 3072, 4096, 8192];
-/// Of each frame.
 const REPLICAS: usize = 7;
 /// Per length. The best one counts, because other threads on the core disturb the others.
 const ITERATIONS: usize = 32;

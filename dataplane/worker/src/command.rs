@@ -42,7 +42,6 @@ pub(crate) enum Command {
     Report(Box<Report>, Sender<Box<Report>>),
     Fdb(Vec<FdbEntry>, Sender<Vec<FdbEntry>>),
     Neighbours(Vec<Neighbour>, Sender<Vec<Neighbour>>),
-    /// Copy the state that a dry run needs.
     DryRun(Box<DryRun>, Sender<Box<DryRun>>),
     /// The number is that of the frames.
     Arm(Subscriber, FrameFilter, u64),

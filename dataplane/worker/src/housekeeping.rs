@@ -22,7 +22,6 @@ pub(crate) enum Note {
         up: bool,
         mtu: usize,
     },
-    /// The workers have ended.
     End,
 }
 

@@ -10,11 +10,9 @@ pub(crate) struct PortSlot<M: Memory> {
     pub(crate) id: PortId,
     pub(crate) port: MemoryPort<M>,
     pub(crate) receives: bool,
-    /// True if this worker reports the link to control.
     pub(crate) reports_link: bool,
-    /// As last reported to control.
+    /// Up or not, and the MTU, as last reported to control.
     pub(crate) reported_link: (bool, usize),
-    /// As last read.
     pub(crate) speed_mbps: Option<u32>,
     /// Between this port and an engine.
     pub(crate) drops: Drops,

@@ -229,7 +229,6 @@ impl<M: Memory> Worker<M> {
         }
     }
 
-    /// As configured.
     fn wait(&mut self, now: Nanos) {
         let idle = self
             .config

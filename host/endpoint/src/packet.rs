@@ -41,7 +41,6 @@ pub(crate) enum DecodedPacket<'a> {
     },
     /// To a READ or atomic.
     DataResponse,
-    /// Congestion notification.
     Cnp,
 }
 

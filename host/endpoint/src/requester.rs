@@ -281,7 +281,7 @@ impl Requester {
         self.cursor = 0;
     }
 
-    /// As in rxe, the retransmission timer runs on and uses up retries. Unlike rxe, no new work is sent: it would be refused.
+    /// As in rxe, the retransmission timer runs on and uses up retries. Unlike in rxe, no new work is sent meanwhile.
     fn wait_for_receiver(&mut self, now: Nanos, timer: RnrTimer) -> Response {
         if self.rnr_retries_left == 0 {
             return Response::Failed(Status::RnrRetryExceeded);

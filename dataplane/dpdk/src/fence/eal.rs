@@ -34,7 +34,7 @@ pub enum Hugepages {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EalConfig {
     pub(crate) hugepages: Hugepages,
-    /// Needed in total.
+    /// In total.
     pub(crate) bytes: usize,
     /// With their options. DPDK uses no other PCI devices.
     pub(crate) pci: Vec<String>,

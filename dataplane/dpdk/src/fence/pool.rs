@@ -21,7 +21,6 @@ const HEADER: usize = 128;
 struct Pool {
     raw: NonNull<sys::rte_mempool>,
     count: usize,
-    /// Bytes for a frame in each buffer.
     capacity: usize,
     leased: bool,
 }
