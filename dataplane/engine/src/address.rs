@@ -12,7 +12,6 @@ pub fn destination(head: &[u8]) -> Option<Ipv4Addr> {
     address(head, layout::DST.start)
 }
 
-/// The source address of an IPv4 frame, as [`destination`].
 #[inline]
 pub(crate) fn source(head: &[u8]) -> Option<Ipv4Addr> {
     address(head, layout::SRC.start)

@@ -32,7 +32,6 @@ pub struct DryRun {
     frame: Vec<u8>,
     engine: Engine,
     tables: Option<Arc<Tables>>,
-    /// Compiled groups, until their state is copied.
     groups: Vec<Option<Context>>,
 }
 

@@ -42,7 +42,6 @@ impl Engine {
         Ok(Self::build(config))
     }
 
-    /// Builds an engine from a checked configuration.
     pub(crate) fn build(config: EngineConfig) -> Self {
         let config = Arc::new(config);
         Self {

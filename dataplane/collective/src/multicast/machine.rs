@@ -55,7 +55,6 @@ enum Phase {
     Learning,
     /// `agg_ack` is only the start of counting. It is never sent: a requester accepts any ACK, even of a PSN that it never sent.
     Baseline,
-    /// All paths have acknowledged `agg_ack`.
     Acknowledged,
 }
 
@@ -438,7 +437,6 @@ impl Multicast {
         lowest.next().map_or(self.source, |(path, _)| path)
     }
 
-    /// The entries of all receivers, without the source.
     fn entries(&self) -> impl Iterator<Item = (PathId, &Entry)> {
         let paths = (0..).map_while(PathId::new).zip(&self.table);
         paths.filter(|(path, _)| *path != self.source)

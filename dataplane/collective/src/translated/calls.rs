@@ -138,10 +138,8 @@ impl Collective {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Calls {
     ring: Box<[Collective]>,
-    /// The number of the oldest.
     first: u32,
     count: u32,
-    /// The position of the next collective's control message.
     end: u64,
 }
 

@@ -18,11 +18,9 @@ pub const CNP_WINDOW: Nanos = Nanos::from_millis(1);
 pub(super) struct Congestion {
     /// Window of the counts.
     window: u64,
-    /// CNPs received from it in this window.
     received: u32,
     /// CNPs forwarded to it in this window.
     passed: u32,
-    /// Time before which no CNP is sent to it.
     quiet_until: Nanos,
 }
 

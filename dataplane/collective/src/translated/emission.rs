@@ -7,7 +7,6 @@ use super::{Effect, Effects, EndpointId, EndpointSet};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
-    /// Contributions or the result are missing.
     NotYet,
     Ready,
     /// Not to be sent: its result has already been received.

@@ -51,7 +51,6 @@ pub struct Translated<const W: usize = 1> {
     pub(super) stall_at: Nanos,
 }
 
-/// The constant part.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cold<const W: usize> {
     pub(super) endpoints: Box<[EndpointConfig]>,

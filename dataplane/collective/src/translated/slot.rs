@@ -8,7 +8,6 @@ use alloc::vec;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Phase {
-    /// Contributions are missing.
     #[default]
     Filling,
     /// All children have contributed; the result of the whole tree is missing.

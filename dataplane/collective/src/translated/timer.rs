@@ -6,7 +6,6 @@ use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointSet, StragglerPolicy, TimerReason};
 use castnet_wire::{Nanos, RnrTimer, Syndrome};
 
-/// The most effects of one endpoint's tick.
 const TICK_EFFECTS: usize = 4;
 
 impl<const W: usize> Translated<W> {

@@ -91,7 +91,7 @@ impl Bridging<'_> {
             },
             self.events,
         );
-        // A new neighbour gets an answer at once (802.1AB: txFast).
+        // A new or changed neighbour gets an answer at once (802.1AB: txFast).
         let answer = self.own.lldp_answers.next(cx.now);
         if news && self.own.lldp_at.is_some_and(|due| due > answer) {
             self.own.lldp_answers.take(cx.now);

@@ -119,7 +119,6 @@ impl Bridge {
     }
 }
 
-/// The parts of the engine that a frame of no group uses.
 pub(crate) struct Bridging<'a> {
     pub(crate) own: &'a mut Bridge,
     pub(crate) output: &'a mut Output,

@@ -14,7 +14,6 @@ pub(crate) enum Class {
     Data,
     /// ACK, NAK or RNR NAK, to be aggregated.
     Feedback(Aeth),
-    /// Congestion notification.
     Cnp,
 }
 

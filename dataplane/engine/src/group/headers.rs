@@ -9,7 +9,6 @@ use castnet_wire::udp::ROCE_PORT;
 use castnet_wire::{Aeth, Ethernet, FrameBuf, Opcode, Psn, Qpn};
 
 pub(crate) const L3: usize = Ethernet::LEN;
-/// Bytes of headers and ICRC.
 pub(crate) const OVERHEAD: u32 = (PLAIN + ICRC_LEN) as u32;
 /// All headers and two bytes more, which every plain frame has.
 const FIRST: usize = PLAIN + 2;
@@ -87,7 +86,6 @@ impl Headers {
         length: OVERHEAD,
     };
 
-    /// Reads the headers of a frame.
     #[inline(always)]
     pub(crate) fn of(frame: &impl FrameBuf) -> Self {
         let Some(bytes) = frame.head().first_chunk::<FIRST>() else {

@@ -52,7 +52,6 @@ pub(crate) trait Kind {
         frames.next()
     }
 
-    /// The slow path, for a frame whose destination is the group.
     fn frame<E: Egress, O: Observer>(
         &mut self,
         services: &mut Services,
@@ -77,6 +76,5 @@ pub(crate) trait Kind {
     /// Returns false if the capacity of the snapshot is used up.
     fn snapshot(&self, into: &mut CountersSnapshot) -> bool;
 
-    /// The whole state, for display. Allocates.
     fn status(&self) -> Self::Status;
 }

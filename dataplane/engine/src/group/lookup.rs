@@ -53,7 +53,6 @@ impl LookupTable {
         (!alone).then(|| Box::new(Self::of_all(rule, switch)))
     }
 
-    /// The table of a checked rule, also if the port would be enough.
     pub(crate) fn of_all(rule: &GroupRule, switch: Option<Ipv4Addr>) -> Self {
         let any = Ipv4Addr::UNSPECIFIED;
         let keys = rule.endpoints.iter().map(|endpoint| {

@@ -50,7 +50,6 @@ pub(super) struct FrameRewrite<'a> {
     pub(super) header: &'a RoceHeader,
     pub(super) mcst_id: Ipv4Addr,
     icrc: u32,
-    /// Change of the ICRC by the new source address.
     from_source: HeaderDelta,
     /// What the IPv4 checksum complements (RFC 1624), with the new source address and without a destination.
     sum: u32,
@@ -104,7 +103,6 @@ impl<'a> FrameRewrite<'a> {
         }
     }
 
-    /// The IPv4 checksum with `dst` as destination.
     #[inline]
     fn checksum(&self, dst: Ipv4Addr) -> u16 {
         !ipv4::fold(self.sum + address_sum(dst))

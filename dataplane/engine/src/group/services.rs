@@ -39,7 +39,6 @@ impl Services {
     }
 }
 
-/// The timers of all groups, by slot.
 #[derive(Debug)]
 pub(crate) struct Timers {
     /// Stall timers of multicast groups.
@@ -67,7 +66,6 @@ impl Timers {
     }
 }
 
-/// Memory for one frame at a time.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     pub(crate) effects: Effects,

@@ -158,7 +158,6 @@ impl Groups {
         Some((slot, group))
     }
 
-    /// All groups, in the order of their slots.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Context> {
         self.slots.iter().flatten()
     }

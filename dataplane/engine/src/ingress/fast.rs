@@ -71,7 +71,6 @@ impl Engine {
         groups().for_each(|group| with_group!(group, group => group.prefetch(2, ingress)));
     }
 
-    /// A frame that has no fast path.
     // Not inlined: large, and rarely called from here.
     #[inline(never)]
     pub(crate) fn slow<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {

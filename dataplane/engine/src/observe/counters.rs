@@ -165,7 +165,7 @@ counters! {
         naks_out,
         /// RNR NAKs to endpoints.
         rnr_naks_out,
-        /// Of the ACKs: those that time alone asked for.
+        /// Of the ACKs: those that only a timer has caused.
         keep_alives,
         /// Frames to the group that were dropped.
         dropped,
@@ -211,7 +211,7 @@ counters! {
         naks_out,
         /// RNR NAKs to it.
         rnr_naks_out,
-        /// Of the ACKs: those that time alone asked for.
+        /// Of the ACKs: those that only a timer has caused.
         keep_alives,
         /// Packets and feedback that were not sent to it: no buffer, or the port was down.
         lost,

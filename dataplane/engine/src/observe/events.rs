@@ -31,7 +31,7 @@ pub enum EventKind {
         /// Time of its last progress.
         since: Nanos,
     },
-    /// A group without a configured start PSN saw its source's first data.
+    /// A group without a configured start PSN has received the first data of its source.
     BaselineLearned {
         /// The group.
         mcst_id: McstId,
@@ -42,7 +42,7 @@ pub enum EventKind {
     MemberFailed {
         /// The group.
         mcst_id: McstId,
-        /// Which version of its rule.
+        /// The version of its rule.
         generation: u64,
         /// The endpoint: its index.
         endpoint: u16,
@@ -53,7 +53,7 @@ pub enum EventKind {
     CollectiveStalled {
         /// The group.
         mcst_id: McstId,
-        /// Which version of its rule.
+        /// The version of its rule.
         generation: u64,
         /// The endpoints whose contribution is missing or, where none is, that have not acknowledged.
         waiting_for: EndpointSet<WORDS_MAX>,
@@ -66,7 +66,7 @@ pub enum EventKind {
     RankRefused {
         /// The group.
         mcst_id: McstId,
-        /// Which version of its rule.
+        /// The version of its rule.
         generation: u64,
         /// The endpoint of the rank: its index.
         endpoint: u16,
@@ -79,7 +79,7 @@ pub enum EventKind {
     CollectiveConflict {
         /// The group.
         mcst_id: McstId,
-        /// Which version of its rule.
+        /// The version of its rule.
         generation: u64,
         /// The merged control message, with the two different calls.
         control: Control,

@@ -74,7 +74,6 @@ impl FrameFilter {
 /// Excludes received frames that need not be recorded.
 #[derive(Clone, Copy, Debug, Default)]
 struct Gate {
-    /// Ingress ports of frames that may be wanted.
     ports: PortSet,
     /// Destinations of frames that may be wanted: the first `count` entries. Without a count, all.
     addresses: [[u8; 4]; TAPS_MAX],
@@ -159,7 +158,6 @@ pub struct Captured {
 #[derive(Debug)]
 struct Subscription {
     filter: FrameFilter,
-    /// Frames that it still wants.
     left: u64,
     /// Frames lost because its queue was full, since last read.
     lost: u64,
@@ -217,7 +215,6 @@ impl Tap {
 #[derive(Debug, Default)]
 pub struct Taps {
     all: Vec<Tap>,
-    /// A subscriber still wants frames.
     wanting: bool,
     gate: Gate,
     lost: u64,

@@ -173,7 +173,6 @@ impl Observer for Off {
     fn sent(&mut self, _: PortId, _: &impl FrameBuf) {}
 }
 
-/// Records all reports as a [`Trace`].
 #[derive(Clone, Debug)]
 pub(crate) struct Recorder {
     trace: Trace,

@@ -20,7 +20,6 @@ use crate::output::cx::Cx;
 
 /// Most bytes between the Ethernet addresses and the IP header: two tags and the EtherType.
 pub(crate) const LINK_MAX: usize = 10;
-/// Range of the AETH, from the start of the IPv4 header.
 const AETH: Range<usize> = PACKET_HEADERS..PACKET_HEADERS + Aeth::LEN;
 /// IPv4, UDP, BTH, AETH, ICRC.
 const ACK_LEN: usize = PACKET_HEADERS + Aeth::LEN + ICRC_LEN;
@@ -91,7 +90,6 @@ impl LinkHeader {
         self.tos
     }
 
-    /// The bytes between the Ethernet addresses and the IP header.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }

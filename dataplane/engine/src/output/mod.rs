@@ -14,7 +14,6 @@ use crate::tables::next_hops::NextHops;
 /// Cached ICRC operators for 16 frame lengths, 4 KiB each.
 pub(crate) type Shifts = ShiftCache<16>;
 
-/// The state of the ports, for sending.
 #[derive(Clone, Debug)]
 pub(crate) struct Ports {
     pub(crate) macs: [MacAddr; PortId::COUNT],

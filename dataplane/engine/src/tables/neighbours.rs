@@ -55,7 +55,7 @@ impl Neighbours {
         self.full_reported = of.full_reported;
     }
 
-    /// A time to live of zero withdraws the neighbour. Returns true for a new one.
+    /// A time to live of zero withdraws the neighbour. Returns true for a new or changed one.
     pub(crate) fn lldp(&mut self, heard: Neighbour, events: &mut Events) -> bool {
         let place = &mut self.lldp[heard.port.index()];
         let leaves = matches!(heard.said, Said::Lldp { ttl: Nanos::ZERO, .. });

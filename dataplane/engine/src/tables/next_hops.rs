@@ -83,7 +83,6 @@ impl NextHops {
         Ok(())
     }
 
-    /// Counts one user less.
     pub(crate) fn release(&mut self, index: u16) {
         let Some(entry) = self.indexes.get_mut(usize::from(index)).filter(|p| p.users > 0) else {
             return;

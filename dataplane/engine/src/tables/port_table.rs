@@ -61,7 +61,6 @@ impl Lists {
         lists
     }
 
-    /// The node after this one, unless the list ends.
     fn after(&self, node: usize) -> Option<u32> {
         let after = self.nodes[node].after;
         ((after as usize) < self.ends).then_some(after)

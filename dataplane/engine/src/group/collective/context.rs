@@ -54,7 +54,6 @@ impl Collective {
         }
     }
 
-    /// See [`Context::copy_state`](crate::Context).
     pub(crate) fn copy_state(&mut self, of: &Self) {
         match (self, of) {
             (Self::Narrow(group), Self::Narrow(of)) => group.copy_state(of),

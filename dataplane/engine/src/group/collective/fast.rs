@@ -51,7 +51,6 @@ where
         }
     }
 
-    /// Handles a verified contribution with the machine.
     fn handle_contribution<E: Egress>(
         &mut self,
         services: &mut Services,

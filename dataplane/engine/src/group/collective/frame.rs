@@ -32,7 +32,6 @@ const EMISSIONS_MAX: usize = 32;
 /// Most timers handled in one iteration.
 const TIMERS_MAX: usize = 64;
 
-/// The context of effects besides the group.
 pub(super) struct EffectCx<'a> {
     pub(super) output: &'a mut Output,
     pub(super) events: &'a mut Events,
@@ -114,7 +113,6 @@ where
         verdict
     }
 
-    /// Handles all due timers of the group.
     pub(super) fn on_timeout<E: Egress, O: Observer>(
         &mut self,
         services: &mut Services,
@@ -141,7 +139,6 @@ where
         self.schedule(&mut services.timers, cx.now, slot, more);
     }
 
-    /// Continues to send, after the group was queued.
     pub(super) fn on_emit<E: Egress, O: Observer>(
         &mut self,
         services: &mut Services,

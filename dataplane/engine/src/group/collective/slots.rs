@@ -7,7 +7,6 @@ use castnet_reduce::{Kernel, prefetch};
 use castnet_rules::{GroupRule, SLOT_ALIGN, TranslatedRule};
 use castnet_wire::FrameBuf;
 
-/// The two pieces of a packet's payload.
 pub(crate) type Pieces<'a> = (&'a [u8], &'a [u8]);
 
 /// The state of a slot besides its payload.

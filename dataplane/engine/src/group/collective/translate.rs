@@ -23,7 +23,6 @@ use castnet_wire::{Bth, FrameBuf, Ipv4, McstId, Opcode, PortId, Psn, Qpn, ipv4};
 const IMM: usize = 4;
 /// AckReq, reserved bits, PSN: the end of the BTH.
 const PSN_WORD: usize = 4;
-/// RFC 3168.
 const ECT_0: u8 = 2;
 /// So many zero bytes do not change the register of a CRC.
 const PERIOD: usize = u32::MAX as usize;
@@ -83,7 +82,6 @@ fn psn_word(psn: Psn, ack_request: bool) -> [u8; PSN_WORD] {
 #[derive(Clone, Debug)]
 pub(super) struct EndpointConnection {
     pub(super) port: PortId,
-    /// Index of the next hop's Ethernet address.
     pub(super) next_hop: u16,
     /// Addresses of frames to the endpoint. The source of its own frames is the destination here.
     pub(super) address: Address,
@@ -160,7 +158,6 @@ impl Packet<'_> {
         (FIXED + self.after_bth() + ICRC_LEN) as u16
     }
 
-    /// The ICRC with the group header.
     pub(super) fn icrc(&self, group_header: &mut GroupHeader, checksum: &Checksum) -> u32 {
         let mut register = group_header.register(self);
         if let Some(imm) = self.imm {

@@ -33,7 +33,6 @@ pub(crate) struct Hot {
     pub(crate) destinations: Box<[PathDestination]>,
     pub(crate) mcst_id: McstId,
     pub(crate) pmtu: u16,
-    /// Towards the source.
     source_port: PortId,
     pub(crate) source: PathId,
     pub(crate) counters: HotCounters,
@@ -171,7 +170,6 @@ impl Group {
         Box::new(Self { hot, paths, cold })
     }
 
-    /// See [`Context::copy_state`](crate::Context).
     pub(crate) fn copy_state(&mut self, of: &Self) {
         self.hot.machine.copy_state(&of.hot.machine);
     }

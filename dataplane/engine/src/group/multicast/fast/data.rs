@@ -41,7 +41,6 @@ impl<B: FrameBuf> Run<B> {
     }
 }
 
-/// The values that are equal for all replicas of a run.
 struct RunCommon {
     mcst_id: Ipv4Addr,
     src: Ipv4Addr,
@@ -195,7 +194,6 @@ impl Group {
         Ok(next)
     }
 
-    /// Sends all packets of a run, and empties it.
     #[inline(never)]
     fn send_run<E: Egress, O: Observer>(
         &mut self,
