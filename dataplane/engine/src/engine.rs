@@ -63,7 +63,7 @@ impl Engine {
     /// another thread.
     ///
     /// # Errors
-    /// No capacity or memory is left for the group. Nothing has changed then.
+    /// The McstID is an address of the switch, or no capacity or memory is left for the group. Nothing has changed then.
     pub fn install(&mut self, mut group: Context) -> Result<Option<Context>, InstallError> {
         let mcst_id = group.mcst_id();
         if self.config.addresses.contains(&mcst_id.0) {

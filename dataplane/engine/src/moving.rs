@@ -58,10 +58,8 @@ impl Engine {
             .for_each(|index| self.services.output.next_hops.release(*index));
     }
 
-    /// Installs a group that was removed from another engine, arms its timers and queues its pending emissions.
-    ///
-    /// # Errors
-    /// The unchanged group, without capacity for it: never after [`Engine::expect`].
+    /// Installs a group that was removed from another engine, arms its timers and queues its pending emissions. Without capacity, which
+    /// cannot happen after [`Engine::expect`], the error is the unchanged group.
     pub fn attach(
         &mut self,
         now: Nanos,

@@ -86,10 +86,7 @@ impl Context {
         Self::build(rule, ports, true)
     }
 
-    /// Builds the group without memory for payload, for a [dry run](crate::DryRun).
-    ///
-    /// # Errors
-    /// The errors of [`Context::compile`].
+    /// Builds the group as [`Context::compile`], but without memory for payload, for a [dry run](crate::DryRun).
     pub fn compile_dry(rule: &GroupRule, ports: &[PortInfo]) -> Result<Self, InstallError> {
         Self::build(rule, ports, false)
     }
@@ -104,10 +101,8 @@ impl Context {
         })
     }
 
-    /// Bytes of group memory of a rule whose kind reserves slots. `None` for other kinds, whose size is known only after compilation.
-    ///
-    /// # Errors
-    /// The errors of [`Context::compile`].
+    /// Bytes of group memory of a rule whose kind reserves slots, checked as by [`Context::compile`]. `None` for other kinds, whose size
+    /// is known only after compilation.
     pub fn reserved(rule: &GroupRule, ports: &[PortInfo]) -> Result<Option<usize>, InstallError> {
         match rule.reserved_bytes() {
             0 => Ok(None),

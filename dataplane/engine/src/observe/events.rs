@@ -88,7 +88,7 @@ pub enum EventKind {
     NeighbourAppeared(Neighbour),
     /// A known neighbour has changed its description or its port.
     NeighbourChanged(Neighbour),
-    /// The information of a neighbour has expired, or was withdrawn.
+    /// A neighbour has expired, was withdrawn or displaced, or its port went down.
     NeighbourGone(Neighbour),
     /// More neighbours have appeared, changed or gone at a port than the rate limit of these events allows.
     NeighboursUnreported {

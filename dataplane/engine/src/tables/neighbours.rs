@@ -140,7 +140,7 @@ impl Neighbours {
         });
     }
 
-    /// The neighbours known at `now`: by LLDP in order of ports, then by ARP in no particular order.
+    /// By LLDP in order of ports, then those known by ARP at `now` in no particular order.
     pub(crate) fn iter(&self, now: Nanos) -> impl Iterator<Item = Neighbour> {
         let arp = self.arp.iter(now).map(|(key, sighting)| host(key, sighting));
         self.lldp.iter().flatten().copied().chain(arp)

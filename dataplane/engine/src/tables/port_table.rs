@@ -198,7 +198,7 @@ impl<V: Copy + Default> PortTable<V> {
         None
     }
 
-    /// The port with most entries, if it has more than `port` would have with one more; otherwise `port`.
+    /// The port with most entries, if `port` has none, or fewer even with one more; otherwise `port`.
     fn victim(&self, port: PortId) -> PortId {
         let (mut most, own) = (port, self.counts[port.index()]);
         let mut count = if own == 0 { 0 } else { own + 1 };
