@@ -58,9 +58,8 @@ impl Engine {
         &self.config
     }
 
-    /// Installs a compiled group, without allocating, in time proportional to its paths. It replaces a running group of the same
-    /// address and starts with fresh state; if the rules are equal, it is returned instead. The caller frees the returned group on
-    /// another thread.
+    /// Installs a compiled group with fresh state, without allocating, in time proportional to its paths. Returns the group that it
+    /// replaces, or itself if its rule is already running, to be freed on another thread.
     ///
     /// # Errors
     /// The McstID is an address of the switch, or no capacity or memory is left for the group. Nothing has changed then.
@@ -223,8 +222,7 @@ impl Engine {
         self.services.output.counters.totals
     }
 
-    /// Fills a snapshot: totals, ports, and groups from [`CountersSnapshot::next_group`] on, up to the capacity of `into`. Does not
-    /// allocate if there is capacity for the ports.
+    /// Fills totals, ports, and groups from [`CountersSnapshot::next_group`] on. Allocates only if there is no capacity for the ports.
     pub fn snapshot(&self, into: &mut CountersSnapshot) {
         let Output { ports, counters, .. } = &self.services.output;
         into.totals = counters.totals;

@@ -7,8 +7,7 @@ use castnet_wire::{NakCode, Psn, RnrTimer, Syndrome};
 pub(super) struct Entry {
     ack: [u8; 3],
     msn: [u8; 3],
-    /// The NAK of `ack + 1`; the next progress of the path clears it. A NAK of `e` acknowledges all up to `e - 1`, so its PSN is not
-    /// stored.
+    /// The NAK of `ack + 1`, until the next progress of the path. Its PSN is not stored: a NAK of `e` acknowledges all up to `e - 1`.
     pub(super) refusal: Refusal,
 }
 
@@ -39,9 +38,8 @@ impl Entry {
     }
 }
 
-/// A NAK or none, in a byte whose order is its precedence: if several paths refuse the same PSN, the source gets the largest. A NAK
-/// that ends the connection is above all others; then a longer RNR wait; then a sequence NAK, because a repetition after the wait
-/// serves both.
+/// A NAK or none, in a byte whose order is its precedence for the source if several paths refuse the same PSN: one that ends the
+/// connection, then a longer RNR wait, then a sequence NAK, because a repetition after the wait serves both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Refusal(u8);
 

@@ -124,8 +124,7 @@ impl Multicast {
         }
     }
 
-    /// The fast path of [`handle`](Self::handle): data of the source with the next expected PSN, which is sent to all receivers. Returns
-    /// false, with nothing changed, in all other cases.
+    /// The fast path of [`handle`](Self::handle), for data of the source with the next expected PSN. False, with nothing changed, else.
     #[inline]
     pub fn next_data(&mut self, now: Nanos, psn: Psn) -> bool {
         let next = self.phase != Phase::Learning && psn == self.newest.next();
@@ -353,8 +352,7 @@ impl Multicast {
         }
     }
 
-    /// Raises AggAckPSN after the last path with the old value has moved. Returns the first path with the new value, and the strongest
-    /// refusal of all paths with it.
+    /// Raises AggAckPSN. Returns the first path with the new value, and the strongest refusal of all paths with it.
     fn raise_agg_ack(&mut self) -> (usize, Refusal) {
         let (before, source) = (self.agg_ack, self.source.index());
         let (mut least, mut first, mut strongest) = (i32::MAX, source, Refusal::NONE);

@@ -17,8 +17,7 @@ pub struct MulticastConfig {
     pub paths: u16,
     /// The path towards the source. Feedback is sent to it (the paper's AckOutPort).
     pub source: PathId,
-    /// The PSN of the source's first packet. `None` if the stream may already be running, as after a restart of the switch: the first
-    /// received data sets it.
+    /// The PSN of the source's first packet. `None`: the first received data sets it, as after a restart of the switch.
     pub start_psn: Option<Psn>,
     /// Time without progress of outstanding data before [`Effect::Stalled`]; zero for never.
     pub stall_timeout: Nanos,

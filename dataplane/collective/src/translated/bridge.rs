@@ -1,6 +1,5 @@
-//! PSN bridging: converts PSNs on the wire to positions and back. The `u` and `d` of a host count only packets that this host sends or
-//! receives. Conversion starts at the lowest unacknowledged position, whose `u` or `d` is known, and walks over the collectives in
-//! flight.
+//! PSN bridging between PSNs on the wire and positions. The `u` and `d` of a host count only packets that it sends or receives.
+//! Conversion starts at the lowest unacknowledged position, whose `u` or `d` is known, and walks over the collectives in flight.
 
 use super::calls::Role;
 use super::endpoint::Receiving;
@@ -124,8 +123,7 @@ pub struct Header<'a, const W: usize = 1> {
 }
 
 impl<const W: usize> Header<'_, W> {
-    /// The PSN of the packet to `endpoint`: `d` for a rank, `g` for a switch. Defined for the packets of [`super::Effect::Emit`] and
-    /// [`super::Effect::EmitControl`].
+    /// The PSN to `endpoint`, `d` for a rank and `g` for a switch, of a packet of [`super::Effect::Emit`] or `EmitControl`.
     #[inline]
     pub fn psn(&self, endpoint: EndpointId) -> Psn {
         self.machine.translate_header(endpoint, self.g, self.at)

@@ -109,8 +109,7 @@ impl Collective {
         }
     }
 
-    /// The required shape of the data packet at `g` (docs/control-message.md): `pmtu` bytes per packet and `message_packets` packets per
-    /// message, except for the last of each.
+    /// The required shape of the data packet at `g` (docs/control-message.md). The last packet and the last message may be shorter.
     pub(super) fn cut(&self, g: u64, pmtu: u16, message_packets: u16) -> PacketShape {
         // The number of packets has 32 bits.
         let index = (g - self.start - 1) as u32;

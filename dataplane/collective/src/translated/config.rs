@@ -19,8 +19,7 @@ pub struct TranslatedConfig {
     pub slots: u16,
     /// Packets of a full message, the paper's `M`; 0 if the data of a collective is one message.
     pub message_packets: u16,
-    /// Bytes of payload of a full packet; with `message_packets`, the required shapes. 0: contributions to one packet need only equal
-    /// shapes.
+    /// Payload bytes of a full packet; with `message_packets`, the required shapes. 0: contributions to a packet need only equal shapes.
     pub pmtu: u16,
     /// True if contributions are stored separately and reduced in rank order. Only then may a call require that order.
     pub reproducible: bool,

@@ -72,8 +72,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Prefetches what data of `from` touches next. Reads the memory of [`prefetch`](Self::prefetch). Returns the slot of the next
-    /// packet.
+    /// Prefetches what data of `from` touches next; [`prefetch`](Self::prefetch) comes first. Returns the slot of the next packet.
     #[inline]
     pub fn prefetch_next(&self, from: EndpointId, by: &impl Prefetch) -> Option<u16> {
         by.prefetch(&self.cold().endpoints.get(from.index())?.kind);
@@ -85,8 +84,8 @@ impl<const W: usize> Translated<W> {
         Some(self.slots.number(g))
     }
 
-    /// The fast path of contributions: the next packets of a host that go to slots which have contributions and stay incomplete. `None`
-    /// if the next packet is another one, or if effects are pending.
+    /// The fast path of contributions: a host's next packets to slots that have contributions and stay incomplete. `None` if the next
+    /// packet is another one, or if effects are pending.
     #[inline]
     pub fn nexts(&mut self, from: EndpointId) -> Option<Nexts<'_, W>> {
         let EndpointKind::Rank { sq_psn, .. } = self.cold().endpoints.get(from.index())?.kind else {

@@ -14,8 +14,7 @@ pub(super) struct Endpoint {
 /// The flow from this switch to the endpoint. `acked <= next`, and both are positions of packets to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Sending {
-    /// The lowest position that it has not acknowledged (`lastAcked` + 1 of the paper). A result acknowledges a contribution to the
-    /// parent.
+    /// The lowest unacknowledged position (`lastAcked` + 1 of the paper). A result acknowledges a contribution to the parent.
     pub(super) acked: u64,
     /// `acked` in the host's count of packets.
     pub(super) acked_d: u64,

@@ -118,8 +118,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Copies the state of a machine of the same configuration to this new one, without allocating, in proportion to the packets in
-    /// flight.
+    /// Copies the state of a machine of the same configuration to this new one. Does not allocate; takes time for each packet in flight.
     pub fn copy_state(&mut self, of: &Self) {
         for g in of.in_flight() {
             *self.slots.at_mut(g) = of.slots.at(g).clone();

@@ -174,8 +174,7 @@ pub enum Effect<const W: usize = 1> {
         psn: Psn,
         /// Completed messages of that rank, 24 bits; 0 towards a switch.
         msn: u32,
-        /// ACK, NAK or RNR NAK. Between switches a NAK requests one packet and acknowledges nothing; that of a control message requests
-        /// all after it, too.
+        /// ACK, NAK or RNR NAK. A NAK between switches acknowledges nothing. It requests one packet, or all from a control message on.
         syndrome: Syndrome,
     },
     /// Send a congestion notification packet to each endpoint.

@@ -1,5 +1,4 @@
-//! The ARP responder answers requests for McstIDs and the switch's own addresses with the address of the ingress port. All other ARP is
-//! switched. The table of neighbours learns the senders.
+//! Answers ARP requests for McstIDs and own addresses with the address of the ingress port. Switches all other ARP. Learns the senders.
 
 use castnet_wire::{Arp, ArpOp, DropReason, Ethernet, FrameBuf};
 

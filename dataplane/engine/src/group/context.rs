@@ -1,5 +1,4 @@
-//! A group of any kind, as installed under a McstID. A new kind needs an implementation of [`Kind`] and a line in each enum and `match`
-//! of this file.
+//! A group of any kind, as installed under a McstID. A new kind implements [`Kind`] and has a line in each enum and `match` here.
 
 use core::net::Ipv4Addr;
 
@@ -101,8 +100,7 @@ impl Context {
         })
     }
 
-    /// Bytes of group memory of a rule whose kind reserves slots, checked as by [`Context::compile`]. `None` for other kinds, whose size
-    /// is known only after compilation.
+    /// Bytes that a rule reserves for slots, checked as by [`Context::compile`]. `None` for other kinds: known only after compilation.
     pub fn reserved(rule: &GroupRule, ports: &[PortInfo]) -> Result<Option<usize>, InstallError> {
         match rule.reserved_bytes() {
             0 => Ok(None),

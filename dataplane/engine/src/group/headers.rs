@@ -48,8 +48,7 @@ pub(crate) struct Headers {
     pub(crate) length: u32,
 }
 
-/// The bits that are equal in plain data of the same length from one sender to one group: the constant fields without the opcode, source
-/// address, destination address and QPN.
+/// Equal in plain data of the same length from one sender to one group: constant fields but the opcode; source, destination, QPN.
 const ALIKE: [u64; 6] = [
     WORD_1.0,
     WORD_2.0,

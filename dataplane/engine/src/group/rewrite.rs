@@ -1,6 +1,5 @@
 //! Header rewriting for one endpoint: connection bridging towards an address (Cepheus III.B), or new Ethernet addresses and QPN towards
-//! an adjacent switch. The payload is never read. IPv4 checksum and ICRC change by difference: a corrupted frame stays corrupted, and
-//! the receiver drops it.
+//! an adjacent switch. The payload is never read. IPv4 checksum and ICRC change by difference, so a corrupted frame stays corrupted.
 
 use core::net::Ipv4Addr;
 

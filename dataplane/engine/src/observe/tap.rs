@@ -230,8 +230,7 @@ impl Taps {
         self.arm(id, filter, count, Queue::Traces(VecDeque::new()));
     }
 
-    /// Captures up to `length_max` bytes of the next `count` frames that match, for [`Taps::pop_captured`]. Replaces an earlier
-    /// subscription of the same id.
+    /// As [`Taps::arm_trace`], but captures up to `length_max` bytes of each frame, for [`Taps::pop_captured`].
     pub fn arm_capture(&mut self, id: TapId, filter: FrameFilter, length_max: usize, count: u64) {
         self.arm(id, filter, count, Queue::Captured(VecDeque::new(), length_max));
     }

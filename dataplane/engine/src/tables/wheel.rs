@@ -7,8 +7,7 @@ use castnet_wire::Nanos;
 
 /// Tick of the wheel of multicast groups.
 pub(crate) const TICK: Nanos = Nanos::from_millis(4);
-/// Tick of the wheel of collective groups. Their timers keep connections alive and repair losses. A tick of the machine is a quarter of
-/// the hosts' time-out: tens of microseconds on a fast network.
+/// Tick of the wheel of collective groups: their machines tick at a quarter of the hosts' time-out, which may be tens of microseconds.
 pub(crate) const FINE_TICK: Nanos = Nanos::from_micros(4);
 
 const SPOKES: usize = 512;

@@ -1,5 +1,4 @@
-//! Verifies the ICRC of each frame before its payload is added, because results get a new ICRC (contract C3). The CRC reads headers and
-//! payload in place, in one pass.
+//! Verifies the ICRC of each frame in place, before its payload is added, because results get a new ICRC (contract C3).
 
 use castnet_reduce::Checksum;
 use castnet_wire::icrc;

@@ -124,8 +124,7 @@ impl Cold {
     }
 }
 
-/// A compiled multicast group, aligned to a cache line: groups of several workers lie in one heap, and no two workers may write the same
-/// line for each frame.
+/// A compiled multicast group, aligned so that no two workers, whose groups lie in one heap, write the same cache line for each frame.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub struct Group {
@@ -340,8 +339,7 @@ pub struct GroupStatus {
     pub cold_bytes: usize,
 }
 
-/// The addresses of feedback. The source address is the McstID towards the source and a switch behind routers. Towards an adjacent
-/// switch, the addresses are like those of a member.
+/// The addresses of feedback, from the McstID towards the source and a switch behind routers; as for a member to an adjacent switch.
 fn feedback_address(rule: &GroupRule, own: Option<Ipv4Addr>) -> Address {
     let group = rule.mcst_id.0;
     let hop = rule.upstream().map(|endpoint| &endpoint.next_hop);
