@@ -124,7 +124,7 @@ impl Multicast {
         }
     }
 
-    /// The fast path of [`handle`](Self::handle), for data of the source with the next expected PSN. False, with nothing changed, else.
+    /// The fast path of [`handle`](Self::handle), for data of the source with the next expected PSN. Otherwise false: nothing changes.
     #[inline]
     pub fn next_data(&mut self, now: Nanos, psn: Psn) -> bool {
         let next = self.phase != Phase::Learning && psn == self.newest.next();
