@@ -22,7 +22,6 @@ const LOOK: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_millis(1);
 /// After this time without a read while frames wait, a client is disconnected.
 const PATIENCE: Duration = Duration::from_secs(5);
-
 type Out<T> = mpsc::Receiver<Result<T, Status>>;
 
 fn filter_of(filter: &convert::FrameFilter) -> FrameFilter {

@@ -25,16 +25,12 @@ mod reconcile;
 /// Groups that are handled together: a switch publishes them at once, which also bounds how long the core's lock is
 /// held.
 const GROUPS_TOGETHER: usize = 256;
-
 /// A burst of events within this time causes one query of the switch.
 const BURST: Duration = Duration::from_millis(20);
-
 /// Reported changes cause the next look at the switch after this many times the duration of the last.
 const PAUSE_TIMES_LOOK: u32 = 10;
-
 /// Largest response: 100,000 groups do not fit gRPC's default of 4 MiB.
 const ANSWER_BYTES_MAX: usize = 1 << 30;
-
 type Client = AgentClient<Channel>;
 
 pub(crate) struct Link {

@@ -1,5 +1,3 @@
-//! Requests of hosts and operators, for groups of any kind.
-
 use std::fmt::Display;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;

@@ -1,5 +1,3 @@
-//! The gRPC service.
-
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -23,7 +21,6 @@ use crate::view;
 
 /// Messages that wait for a slow client.
 const STREAM_DEPTH: usize = 64;
-
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Answer<T> = Result<Response<T>, Status>;
 

@@ -1,5 +1,3 @@
-//! State as messages.
-
 use castnet_proto::convert::rule_to_proto;
 use castnet_proto::v1;
 use castnet_rules::lane_name;

@@ -1,5 +1,3 @@
-//! Why there is no plan.
-
 use core::fmt::Display;
 
 use castnet_rules::Fault;

@@ -10,10 +10,8 @@ use crate::tree::Path;
 
 /// Maximum number of trees that are compared. Of more tops, those with the least load count, then the first by name.
 pub(crate) const CANDIDATES_MAX: usize = 16;
-
 /// A tree as each node's path to its parent.
 pub(crate) type Parents = BTreeMap<String, Path>;
-
 /// A tree as each node's children with their paths, ordered by port, then by the children's names.
 pub(crate) type Children = BTreeMap<String, Vec<(Path, String)>>;
 

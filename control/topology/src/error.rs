@@ -1,5 +1,3 @@
-//! Errors of changes to a fabric.
-
 use ipnet::Ipv4Net;
 
 use crate::graph::End;

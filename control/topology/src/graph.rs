@@ -1,5 +1,3 @@
-//! The graph and its changes.
-
 use core::fmt;
 use core::net::Ipv4Addr;
 use core::str::FromStr;
@@ -13,10 +11,8 @@ use crate::error::TopologyError;
 
 /// Maximum number of ports of a switch.
 pub const PORTS_MAX: usize = 64;
-
 /// Default MTU of a link in bytes; fits a RoCE path MTU of 4096.
 pub const DEFAULT_MTU: u32 = 9000;
-
 const NAME_LENGTH_MAX: usize = 64;
 
 /// Kind of a switch.

@@ -1,5 +1,3 @@
-//! Queries of the planner.
-
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use petgraph::graph::{EdgeIndex, NodeIndex};

@@ -20,7 +20,6 @@ mod v1;
 
 /// Version of the layout that this controller reads and writes.
 pub const STORE_VERSION: u64 = 2;
-
 /// Number of writes of an entry; 0: it does not exist.
 pub type Version = u64;
 

@@ -16,7 +16,6 @@ use super::{
 };
 
 type Bytes = TableDefinition<'static, &'static str, &'static [u8]>;
-
 const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
 /// Of layout 1.
 const COLLECTIVES: Bytes = TableDefinition::new("collectives");

@@ -13,7 +13,6 @@ use crate::error::Refusal;
 
 /// Maximum bytes of all waiting blobs.
 const WAITING_BYTES_MAX: usize = 256 << 20;
-
 /// All blobs of a round, by rank.
 type Blobs = Arc<Vec<Vec<u8>>>;
 type Done = watch::Receiver<Option<Blobs>>;

@@ -1,5 +1,3 @@
-//! Requests of ranks and operators.
-
 use std::sync::Arc;
 use std::time::Duration;
 

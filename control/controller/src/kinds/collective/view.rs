@@ -1,5 +1,3 @@
-//! State of collective groups as messages.
-
 use castnet_proto::convert::{connection_to_proto, disagreement_to_proto, loss_to_proto, straggler_to_proto};
 use castnet_proto::v1;
 

@@ -1,5 +1,3 @@
-//! Requests of members of multicast groups.
-
 use std::sync::Arc;
 
 use castnet_proto::convert::{NewGroup, one_end_each};

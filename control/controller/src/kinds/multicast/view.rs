@@ -1,5 +1,3 @@
-//! State of multicast groups as messages.
-
 use castnet_proto::convert::connection_to_proto;
 use castnet_proto::v1;
 
