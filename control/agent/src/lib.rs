@@ -53,8 +53,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Serves `dataplane` at `address`; clients can connect when this returns. Groups that are already installed belong
-    /// to an operator.
+    /// Serves `dataplane`; clients can connect when this returns. Groups that are already installed are an operator's.
     ///
     /// # Errors
     /// The address is not allowed or not free, or the certificates do not work.

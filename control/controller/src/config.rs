@@ -63,7 +63,7 @@ pub struct Timeouts {
     pub backoff: (Duration, Duration),
     /// After a link of its tree is down for so long, a collective group fails.
     pub link: Duration,
-    /// How long a failed collective group that a rank created is kept, for people to see why.
+    /// How long a failed or refused collective group that a rank created is kept, for people to see why.
     pub linger: Duration,
 }
 

@@ -63,7 +63,6 @@ impl DerefMut for Fabric {
 
 pub(crate) struct Core {
     pub(crate) facts: Fabric,
-    /// Last report of each switch about itself.
     pub(crate) capabilities: BTreeMap<String, v1::Capabilities>,
     pub(crate) groups: Groups,
     /// What other owners use of each switch, as of its last report.

@@ -32,7 +32,6 @@ pub(crate) enum Reach {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SwitchReport {
-    /// By number.
     pub(crate) ports: BTreeMap<u8, PortReport>,
     pub(crate) neighbours: Vec<NeighbourReport>,
 }
@@ -65,7 +64,6 @@ pub(crate) enum Who {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts {
     pub(crate) file: Option<Topology>,
-    /// All configured switches.
     pub(crate) switches: BTreeMap<String, (Reach, SwitchReport)>,
     pub(crate) hosts: BTreeMap<String, HostRecord>,
     /// Names of all hosts, those of the file included, by address.

@@ -25,7 +25,6 @@ type Outcome = Option<Result<(), Arc<StoreError>>>;
 pub(crate) struct Ticket(Option<watch::Receiver<Outcome>>);
 
 impl Ticket {
-    /// Waits until they are on disk.
     pub(crate) async fn durable(self) -> Result<(), Refusal> {
         let Some(mut outcome) = self.0 else {
             return Ok(());
@@ -39,7 +38,6 @@ impl Ticket {
     }
 }
 
-/// The state before a change.
 pub(crate) enum Undo {
     Added(String),
     /// The record, and the switches that had confirmed their part.
@@ -52,7 +50,6 @@ pub(crate) enum Undo {
 /// Work to try again after a pause if its changes could not be written and no client waits for them.
 pub(crate) type Retry = Box<dyn FnOnce(&Arc<Shared>, &mut Core) + Send>;
 
-/// The new value of an entry.
 pub(crate) enum Value {
     /// Shares its large parts with the group in memory.
     Group(Box<Record>),
@@ -109,7 +106,6 @@ impl Batch {
 pub(crate) struct Journal {
     versions: HashMap<Key, Version>,
     staged: Batch,
-    /// The batch that is being written.
     under_way: Option<watch::Receiver<Outcome>>,
     is_closed: bool,
     /// Notified when there is something to write.
@@ -135,7 +131,6 @@ impl Journal {
         }
     }
 
-    /// Drops what is staged.
     pub(crate) fn close(&mut self) {
         self.is_closed = true;
         self.staged = Batch::default();

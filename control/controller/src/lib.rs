@@ -69,8 +69,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Opens the store, loads it, connects to the switches in the background, and serves: clients can connect when this
-    /// returns.
+    /// Loads the store, connects to switches in the background, and serves. Clients can connect when this returns.
     ///
     /// # Errors
     /// The configuration contradicts itself, the store does not open, or the address cannot be served.

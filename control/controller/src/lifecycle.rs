@@ -116,6 +116,7 @@ pub enum Event {
 /// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
+    /// The group is in this phase.
     Phase(Phase),
     /// The group is forgotten.
     Gone,
@@ -167,6 +168,7 @@ impl Phase {
         matches!(self, Self::Active | Self::Degraded | Self::Broken)
     }
 
+    /// Whether there is work to do on its switches.
     pub fn needs_driver(self) -> bool {
         matches!(self, Self::Installing | Self::Removing(_))
     }

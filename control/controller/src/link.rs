@@ -96,7 +96,6 @@ impl From<Status> for SwitchError {
     }
 }
 
-/// A call to a switch with a time limit.
 async fn call<T>(
     within: Duration,
     call: impl Future<Output = Result<Response<T>, Status>>,
@@ -138,7 +137,6 @@ impl Link {
         }
     }
 
-    /// Keeps the switch connected until the controller stops.
     pub(crate) async fn run(self: Arc<Self>, shared: Arc<Shared>) {
         let (first, longest) = shared.config.timeouts.backoff;
         let mut pause = first;

@@ -32,8 +32,7 @@ impl NoPlan {
 
 impl Core {
     /// Adds the report of a switch about itself; `before`: our usage there when it was asked. Groups that came or went
-    /// while it answered may be counted or not; they are taken as counted, so that no room is lost. The switch decides
-    /// in the end.
+    /// meanwhile are taken as counted in the report, so that no room is lost. The switch decides in the end.
     pub(crate) fn learn(&mut self, switch: &str, capabilities: v1::Capabilities, before: Usage) {
         let now = self.groups.own(switch, None);
         let used = capabilities
@@ -87,7 +86,6 @@ impl Core {
         offers
     }
 
-    /// McstIDs of the first lane, for the planner.
     fn first_offers(&self, record: &Record) -> BTreeMap<String, McstId> {
         let offers = self.offers(record).into_iter();
         offers
@@ -108,7 +106,6 @@ impl Core {
         new
     }
 
-    /// Notes the McstIDs that a group got at its switches.
     pub(crate) fn given_out<'i>(&mut self, own: impl IntoIterator<Item = (&'i String, &'i Vec<McstId>)>) {
         for (switch, ids) in own {
             if let Some(last) = ids.last() {

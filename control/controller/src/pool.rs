@@ -13,7 +13,6 @@ pub(crate) struct AddressSet {
 }
 
 impl AddressSet {
-    /// Adds or removes an address.
     pub(crate) fn set(&mut self, address: Ipv4Addr, member: bool) {
         let at = u32::from(address);
         match (self.run_of(at), member) {

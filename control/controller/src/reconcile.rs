@@ -8,7 +8,6 @@ use castnet_wire::McstId;
 /// A rule that a switch must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// As planned.
     pub(crate) rule: GroupRule,
     pub(crate) has_run: bool,
 }

@@ -241,7 +241,6 @@ impl Record {
         u64::from(self.lanes()) * bytes.unwrap_or(0)
     }
 
-    /// The record after a restart of the controller.
     pub(crate) fn after_restart(mut self) -> Self {
         self.kind.behaviour_mut().after_restart(self.phase);
         self.phase = match self.phase {
@@ -296,7 +295,6 @@ impl Ending {
         }
     }
 
-    /// The facts, with the switch at fault.
     pub(crate) fn words(&self) -> String {
         match &self.switch {
             // The planner's reason already names the switch.
@@ -308,7 +306,6 @@ impl Ending {
     }
 }
 
-/// How small types are stored.
 pub(crate) mod text {
     use std::collections::BTreeMap;
     use std::net::Ipv4Addr;

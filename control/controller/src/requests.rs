@@ -19,7 +19,6 @@ pub(crate) fn draw() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// What a member sees of its group.
 pub(crate) enum Seen<S> {
     /// More may follow.
     State(Box<S>),
@@ -145,7 +144,6 @@ pub(crate) fn check_known(core: &Core, field: impl Display, host: &str) -> Resul
     Ok(())
 }
 
-/// Refuses hosts with the name of a switch.
 pub(crate) fn check_no_switch(core: &Core, field: impl Display, host: &str) -> Result<(), Refusal> {
     if core.facts.knows_switch(host) {
         let (field, name) = (field.to_string(), host.into());
@@ -154,7 +152,6 @@ pub(crate) fn check_no_switch(core: &Core, field: impl Display, host: &str) -> R
     Ok(())
 }
 
-/// Refuses a McstID that a group or host has.
 fn wanted_mcst_id(core: &Core, mcst_id: McstId) -> Result<McstId, Refusal> {
     if let Some(entry) = core.groups.by_mcst_id(mcst_id) {
         let group = entry.record().name.clone();

@@ -24,9 +24,7 @@ pub(crate) struct Entry {
     pub(crate) confirmed: BTreeSet<String>,
     /// By switch: why it lacks its part.
     pub(crate) problems: BTreeMap<String, String>,
-    /// What an installation waits for.
     pub(crate) note: String,
-    /// A task works on it.
     pub(crate) driven: bool,
     /// Notified at each change.
     pub(crate) changed: watch::Sender<()>,
@@ -89,7 +87,6 @@ impl Entry {
         &self.record
     }
 
-    /// Whether every switch of its tree has confirmed its part.
     pub(crate) fn is_confirmed(&self) -> bool {
         let mut tree = self.record.plan.iter().flat_map(|p| p.rules.keys());
         tree.all(|s| self.confirmed.contains(s))
@@ -112,7 +109,6 @@ pub(crate) struct Usage {
     pub(crate) groups: u64,
 }
 
-/// Number of groups per edge.
 pub(crate) type Load = BTreeMap<Edge, u32>;
 
 #[derive(Default)]
@@ -174,7 +170,6 @@ impl Groups {
         }
     }
 
-    /// Adds a removed group again.
     pub(crate) fn put_back(&mut self, mut entry: Entry) {
         let name = entry.record.name.clone();
         // The task that worked on it has ended.
@@ -193,7 +188,6 @@ impl Groups {
         self.get(self.indexes.by_mcst_id.get(&mcst_id)?)
     }
 
-    /// The McstIDs of all lanes.
     pub(crate) fn mcst_ids(&self) -> &AddressSet {
         &self.indexes.mcst_ids
     }
@@ -244,7 +238,6 @@ impl Groups {
 }
 
 impl Indexes {
-    /// Adds or removes a group with this footprint.
     fn set(&mut self, name: &str, footprint: &Footprint<'_>, add: bool) {
         let shared: Arc<str> = name.into();
         for mcst_id in &footprint.mcst_ids {

@@ -101,7 +101,6 @@ pub(crate) fn hosts(core: &Core) -> Vec<v1::Host> {
     hosts.collect()
 }
 
-/// Plain switches and routers of the file.
 pub(crate) fn forwarders(core: &Core) -> Vec<v1::Forwarder> {
     let all = core.facts.file.iter().flat_map(Topology::switches);
     let all = all.filter(|s| s.kind != SwitchKind::Castnet);

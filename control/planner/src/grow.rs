@@ -118,7 +118,6 @@ fn join(
     }
 }
 
-/// The best way over one of these paths.
 fn best(load: &LinkLoad, paths: &[Path], ways: &BTreeMap<String, Way>) -> Option<Way> {
     let each = paths.iter().filter_map(|path| {
         let rest = ways.get(path.far.node())?;

@@ -26,7 +26,6 @@ fn live(topology: &Topology, node: &str, mtu: u32) -> Vec<Neighbour> {
     all
 }
 
-/// Cost of a forwarder and one link.
 fn step(topology: &Topology, forwarder: &str) -> u32 {
     1 + if topology.is_router(forwarder) { ROUTER } else { 0 }
 }
@@ -191,7 +190,6 @@ impl Reach {
         best.map(|(cost, ends)| (cost % ROUTER, ends))
     }
 
-    /// Number of links from another node over forwarders.
     pub(crate) fn length(&self, topology: &Topology, from: &str) -> Option<u32> {
         self.ends(topology, from).map(|(length, _)| length)
     }

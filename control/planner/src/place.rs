@@ -147,7 +147,6 @@ impl Shortage {
         matches!(self.lack, Lack::Memory { .. })
     }
 
-    /// What the switch lacks for the rule.
     fn of(switch: &str, room: &Room, rule: &GroupRule) -> Option<Self> {
         let endpoints = rule.endpoints.len() as u64;
         let endpoints_max = room.endpoints_max.min(ENDPOINTS_MAX as u64);

@@ -272,7 +272,6 @@ pub(crate) fn no_path(topology: &Topology, request: &Request, from: usize) -> Pl
     }
 }
 
-/// Minimum MTU of links for full packets, in bytes.
 pub(crate) fn needed_mtu(request: &Request) -> u32 {
     request.pmtu.bytes() as u32 + HEADROOM
 }

@@ -92,7 +92,6 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes the rules of a switch and of those below it.
     fn write(&self, node: &TreeNode, parent: Option<&TreeNode>, rules: &mut BTreeMap<String, GroupRule>) {
         if node.role == Role::Switch {
             rules.insert(node.name.clone(), self.rule(node, parent));

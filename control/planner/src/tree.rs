@@ -139,7 +139,6 @@ impl Path {
         self.links.len() as u32
     }
 
-    /// The same path from its other end.
     pub(crate) fn reversed(&self) -> Self {
         Self {
             near: self.far.clone(),
@@ -150,7 +149,6 @@ impl Path {
         }
     }
 
-    /// Sum of the load of its links.
     pub(crate) fn load(&self, load: &LinkLoad) -> u64 {
         self.links.iter().map(|link| u64::from(load.get(*link))).sum()
     }

@@ -19,8 +19,7 @@ const PORTS: &str = "a number of ports, 1 to 64, or a list of their Ethernet add
 
 impl Topology {
     /// Reads a topology file and reports all faults at once, each with line, column and field. If the text is not TOML,
-    /// only that is reported. If `ports` is a number, the Ethernet addresses are generated. Prefixes of McstIDs must
-    /// not overlap.
+    /// only that is reported. If `ports` is a number, addresses are generated. McstID prefixes must not overlap.
     ///
     /// ```toml
     /// [[switches]]

@@ -2,8 +2,7 @@
 //!
 //! Build a [`Topology`] by hand, by [`Topology::star`], [`Topology::tree`], [`Topology::leaf_spine`] or
 //! [`Topology::fat_tree`], or from a TOML file ([`Topology::from_toml`]). The planner queries neighbours, distances,
-//! equal-cost next hops, and where a path is cut. The order of results is fixed, so the same fabric gives the same
-//! plan.
+//! equal-cost next hops, and where a path is cut. Results have a fixed order: equal fabrics give equal plans.
 //!
 //! [`SwitchKind`] says which switches run groups. A Castnet switch behind routers has a prefix of McstIDs that they
 //! route to it ([`Switch::mcst_prefix`]). A host is one network interface with one link.

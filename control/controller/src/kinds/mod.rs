@@ -41,7 +41,6 @@ impl<'r> Party<'r> {
     }
 }
 
-/// What differs from kind to kind.
 pub(crate) trait GroupKind {
     fn phase_name(&self, phase: Phase) -> &'static str;
 
@@ -59,7 +58,6 @@ pub(crate) trait GroupKind {
         !self.outlives_switches()
     }
 
-    /// Whether a group that has ended is forgotten after a time.
     fn lingers(&self) -> bool {
         false
     }
@@ -88,7 +86,6 @@ pub(crate) trait GroupKind {
         planned
     }
 
-    /// The event that reports the state of a group.
     fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event;
 
     fn view(&self, core: &Core, entry: &Entry) -> v1::Group;

@@ -18,8 +18,7 @@ pub(super) struct Asked {
 
 impl Link {
     /// Brings one group on the switch to the desired state: installs or removes the rules of its lanes. If one is
-    /// refused, the others stay until the group is removed. The task that gets the turn handles all requests up to
-    /// then.
+    /// refused, the others stay until the group is removed. The task that gets the turn handles all waiting requests.
     pub(crate) async fn sync(
         &self,
         shared: &Shared,

@@ -17,7 +17,6 @@ struct Part<'n> {
     generation: u64,
     /// Whether the switch has all lanes except those that it lacks.
     has_rest: bool,
-    /// Number of lanes that it lacks.
     lacks: usize,
 }
 

@@ -54,7 +54,6 @@ impl RedbStore {
         Ok(Self(Arc::new(file)))
     }
 
-    /// Runs `act` on a blocking thread.
     fn blocking<T: Send + 'static>(
         &self,
         act: impl FnOnce(&File, &Database) -> Result<T, StoreError> + Send + 'static,

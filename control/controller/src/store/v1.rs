@@ -68,7 +68,6 @@ fn phase(old: Value) -> (Value, Option<Value>) {
     }
 }
 
-/// Removes these fields from an object.
 fn section(object: &mut Map<String, Value>, fields: &[&str]) -> Map<String, Value> {
     let section = fields.iter();
     section

@@ -13,7 +13,6 @@ use crate::error::Refusal;
 
 /// Maximum bytes of all waiting blobs.
 const WAITING_BYTES_MAX: usize = 256 << 20;
-/// All blobs of a round, by rank.
 type Blobs = Arc<Vec<Vec<u8>>>;
 type Done = watch::Receiver<Option<Blobs>>;
 
@@ -44,7 +43,6 @@ struct Part {
 }
 
 impl Exchanges {
-    /// Hands in a blob and waits for those of the others.
     pub(crate) async fn exchange(&self, call: ExchangeCall) -> Result<v1::ExchangeResponse, Refusal> {
         let deadline = Instant::now() + call.timeout;
         let (waited, key) = (call.timeout, (call.job.clone(), call.round));

@@ -33,7 +33,6 @@ impl DownLink {
 /// Links of a group's tree that are down, by name, with the time since when.
 pub(crate) type DownLinks = BTreeMap<String, (Instant, DownLink)>;
 
-/// Watches the links of all trees until the controller stops.
 pub(crate) async fn watch(shared: Arc<Shared>) {
     let mut changes = shared.fabric_changes();
     loop {

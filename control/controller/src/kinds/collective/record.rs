@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::record::text;
 
-/// Default number of packets that a rank may have in flight.
 const DEFAULT_WINDOW_PACKETS: u16 = 64;
 
 /// The part of a record that only collective groups have.
@@ -64,7 +63,6 @@ pub(crate) enum RankState {
     Left(Seat),
 }
 
-/// A rank's seat in a generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seat {
     /// Its end of the first lane's connection.
@@ -75,14 +73,12 @@ pub(crate) struct Seat {
     /// First PSN that it sends.
     #[serde(with = "text::psn")]
     pub(crate) sq_psn: Psn,
-    /// How long it may be away.
     pub(crate) lease_ms: u64,
     /// The generation that it is in, or waits for.
     pub(crate) generation: u64,
 }
 
 impl Settings {
-    /// The given settings, and defaults for the rest.
     pub(crate) fn new(given: &GivenSettings) -> Self {
         // A full message is never larger than the window, whichever of the two was given.
         let window = given
@@ -183,12 +179,10 @@ impl Collective {
         }
     }
 
-    /// Whether every rank waits for the next generation.
     pub(crate) fn all_joined(&self, generation: u64) -> bool {
         self.ranks.iter().all(|r| r.waits_after(generation))
     }
 
-    /// Whether some rank waits for the next generation.
     pub(crate) fn some_joined(&self, generation: u64) -> bool {
         self.ranks.iter().any(|r| r.waits_after(generation))
     }

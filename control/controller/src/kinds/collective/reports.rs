@@ -133,7 +133,6 @@ impl Shared {
             .retry(move |shared, core| shared.end(core, &again.0, again.1));
     }
 
-    /// A switch reports ranks that a collective waits for.
     pub(crate) fn waits(self: &Arc<Self>, switch: &str, stalled: &v1::CollectiveStalled) {
         let mut core = self.lock();
         let Some((entry, group)) = core.collective_by_mcst_id(&stalled.mcst_id) else {
@@ -180,7 +179,6 @@ impl Shared {
         });
     }
 
-    /// Reports the ranks that switches wait for, if they have changed.
     fn update_waiting(&self, core: &mut Core, name: &str) {
         if let Some(entry) = core.groups.get_mut(name) {
             let ranks = waited_for(entry);
@@ -222,7 +220,6 @@ fn is_late(entry: &Entry, switch: &str, generation: u64) -> bool {
     late
 }
 
-/// How a generation ends whose ranks called different collectives.
 fn disagreement(group: &Collective, generation: u64, conflict: Control) -> Ending {
     let Control {
         sequence, rank, call, ..

@@ -298,7 +298,6 @@ impl Shared {
         }
     }
 
-    /// Starts the leases of ranks whose calls have ended.
     pub(crate) fn lease_absent(self: &Arc<Self>, core: &mut Core, group: &str) {
         let Ok((entry, ranks)) = core.collective(group) else {
             return;
@@ -368,7 +367,6 @@ impl Shared {
         }
     }
 
-    /// Returns whether the rank was in.
     pub(crate) fn leave_collective(self: &Arc<Self>, group: &str, rank: u32) -> Result<bool, Refusal> {
         let mut core = self.lock();
         let (entry, ranks) = core.collective(group)?;

@@ -167,7 +167,6 @@ fn reason(group: &Collective, entry: &Entry) -> String {
     }
 }
 
-/// Why a group is not where it was placed first.
 fn again(detours: &str) -> String {
     match detours {
         "" => String::new(),

@@ -154,7 +154,6 @@ impl Shared {
             .retry(move |shared, core| shared.withdraw(core, &group, &host, call));
     }
 
-    /// Returns whether the member was in.
     pub(crate) fn leave(self: &Arc<Self>, group: &str, host: &str) -> Result<bool, Refusal> {
         let mut core = self.lock();
         let (entry, kind) = core.multicast(group)?;

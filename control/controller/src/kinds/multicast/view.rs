@@ -26,7 +26,6 @@ fn role(group: &Multicast, host: &str) -> v1::Role {
     }
 }
 
-/// As `member` sees it.
 pub(crate) fn state(group: &Multicast, core: &Core, entry: &Entry, member: Option<&str>) -> v1::GroupState {
     let record = entry.record();
     let own = member.and_then(|host| entry.mcst_ids_for(|end| end.name == host));
