@@ -203,6 +203,7 @@ impl BenchCommand {
         Ok(scenarios)
     }
 
+    /// Runs the command.
     pub async fn run(self, output: Output) -> Outcome {
         if let Some(path) = &self.write {
             let scenarios = self.scenarios(None)?;

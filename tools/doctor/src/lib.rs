@@ -234,6 +234,7 @@ fn purpose_of(dataplane: &DataplaneConfig) -> Use {
 }
 
 impl DoctorCommand {
+    /// Runs the command.
     pub fn run(self, output: Output) -> Outcome {
         if let Some(mcst_id) = self.mcst_id {
             return show(Examination::new(Use::Group, reach::checks(mcst_id)), output);

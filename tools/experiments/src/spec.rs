@@ -31,7 +31,11 @@ pub(crate) enum Sample {
     Mean(Vec<Run>),
     /// A message too long to be simulated: the time of the one of `whole` bytes, extrapolated at the rate between
     /// `half` and `whole`.
-    Steady { half: Run, whole: Run, more: f64 },
+    Steady {
+        half: Run,
+        whole: Run,
+        more: f64,
+    },
 }
 
 impl Sample {

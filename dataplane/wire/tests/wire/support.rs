@@ -55,7 +55,13 @@ pub(crate) fn network(frame: &[u8], header: &RoceHeader) -> Network {
         }
         IpAddrs::V6 { src, dst } => {
             let ip = Ipv6::parse(&frame[header.l3..]).expect("parsed before");
-            Network::V6(Ipv6 { src, dst, ..ip })
+            // The length is that of the frame; `emit_roce` fills it in.
+            Network::V6(Ipv6 {
+                src,
+                dst,
+                payload_len: 0,
+                ..ip
+            })
         }
     }
 }
