@@ -109,8 +109,7 @@ impl Bth {
     }
 }
 
-/// Returns true if holders of these two partition keys may communicate: both name the same valid partition, and at least one is a
-/// full member (bit 15) (IBA volume 1, 10.9.3).
+/// True if both keys name the same valid partition, and at least one is a full member (bit 15) (IBA volume 1, 10.9.3).
 pub const fn pkey_matches(a: u16, b: u16) -> bool {
     a & 0x7FFF == b & 0x7FFF && a & 0x7FFF != 0 && (a | b) & 0x8000 != 0
 }

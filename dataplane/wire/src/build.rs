@@ -52,7 +52,6 @@ impl Network {
         }
     }
 
-    /// Writes the header for `datagram` bytes of UDP, which fit the length fields.
     fn emit(&self, out: &mut [u8], datagram: u16) -> Result<usize, EmitError> {
         match *self {
             Self::V4(ip) => Ipv4 {
@@ -141,7 +140,6 @@ pub fn emit_roce(
     Ok(need)
 }
 
-/// Writes the extended headers of an opcode in wire order.
 fn emit_ext(out: &mut [u8], headers: Headers, ext: &ExtHeaders) -> Result<usize, EmitError> {
     const fn given<T: Copy>(value: Option<T>, header: Header) -> Result<T, EmitError> {
         match value {
@@ -209,7 +207,7 @@ pub fn emit_ack(
     )
 }
 
-/// Pads the frame with zeros to the shortest length on a wire. Returns the length.
+/// Returns the padded length.
 fn pad_frame(out: &mut [u8], length: usize) -> Result<usize, EmitError> {
     let padded = length.max(FRAME_MIN);
     let full = EmitError::no_room(Header::Payload, padded, out.len());

@@ -164,7 +164,6 @@ impl CallFlags {
     pub const SATURATE: Self = Self(1);
     /// Contributions are reduced in rank order, so that the result is bit-identical for every order of arrival.
     pub const REPRODUCIBLE: Self = Self(2);
-
     const KNOWN: u8 = Self::SATURATE.0 | Self::REPRODUCIBLE.0;
 
     /// Returns true if all bits of `other` are set.
@@ -198,7 +197,6 @@ pub struct Call {
     pub packets: u32,
 }
 
-/// Bytes of a call on the wire.
 const CALL_LEN: usize = 20;
 
 impl Call {
@@ -343,10 +341,8 @@ pub struct Control {
 impl Control {
     /// Bytes of the message: the whole payload of its packet.
     pub const LEN: usize = 64;
-
     /// Version of the layout.
     pub const VERSION: u8 = 1;
-
     /// The immediate data of its packet, and the first four bytes of the message: `CNC` and [`Control::VERSION`].
     pub const IMMEDIATE: u32 = u32::from_be_bytes([b'C', b'N', b'C', Self::VERSION]);
 

@@ -71,7 +71,6 @@ impl fmt::Display for Describe<'_> {
     }
 }
 
-/// Writes the separator between two layers.
 fn next(f: &mut fmt::Formatter<'_>) -> fmt::Result {
     f.write_str(if f.alternate() { "\n  " } else { " | " })
 }

@@ -111,7 +111,6 @@ impl IndexMut<DropReason> for Drops {
     }
 }
 
-/// The names are those of the reasons.
 impl CounterSet for Drops {
     fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.iter().map(|(reason, frames)| (reason.name(), frames))

@@ -170,7 +170,6 @@ pub(crate) fn chunk<const N: usize>(bytes: &[u8], header: Header) -> Result<&[u8
         .ok_or(ParseError::short(header, N, bytes.len()))
 }
 
-/// Copies a header to the start of `out` and returns its length.
 pub(crate) fn put<const N: usize>(
     out: &mut [u8],
     header: Header,

@@ -15,13 +15,10 @@ pub const ETHERTYPE_IPV6: u16 = 0x86DD;
 pub const ETHERTYPE_SERVICE_VLAN: u16 = 0x88A8;
 /// EtherType of LLDP.
 pub const ETHERTYPE_LLDP: u16 = 0x88CC;
-
 /// The most tags that a frame may have: one of a provider and one of its customer (802.1ad).
 pub const TAGS_MAX: usize = 2;
-
 /// The shortest frame on a wire, without its FCS. Shorter ones are padded with zeros.
 pub const FRAME_MIN: usize = 60;
-
 /// Bytes of destination and source address together.
 pub const MACS_LEN: usize = 12;
 /// Offset of the source address.

@@ -22,10 +22,7 @@ impl Reth {
     /// Bytes of the header.
     pub const LEN: usize = 16;
 
-    /// Reads the header.
-    ///
-    /// # Errors
-    /// None: every value means something.
+    /// Reads the header. Every value means something: there are no errors.
     pub const fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, ParseError> {
         Ok(Self {
             va: u64::from_be_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]),
@@ -63,10 +60,7 @@ impl AtomicEth {
     /// Bytes of the header.
     pub const LEN: usize = 28;
 
-    /// Reads the header.
-    ///
-    /// # Errors
-    /// None: every value means something.
+    /// Reads the header. Every value means something: there are no errors.
     pub const fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, ParseError> {
         Ok(Self {
             va: u64::from_be_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]),
@@ -102,10 +96,7 @@ impl Deth {
     /// Bytes of the header.
     pub const LEN: usize = 8;
 
-    /// Reads the header.
-    ///
-    /// # Errors
-    /// None: every value means something.
+    /// Reads the header. Every value means something: there are no errors.
     pub const fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, ParseError> {
         Ok(Self {
             qkey: u32::from_be_bytes([b[0], b[1], b[2], b[3]]),
@@ -121,8 +112,7 @@ impl Deth {
     }
 }
 
-/// All extended headers of a packet. The opcode table defines which headers a packet has. The sixteen reserved bytes of a CNP are
-/// zeros and not kept.
+/// The extended headers of a packet, as its opcode defines them. The reserved bytes of a CNP are zeros and not kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExtHeaders {
     /// Datagram header.

@@ -9,10 +9,8 @@ pub const BATCH: usize = 32;
 /// Up to [`BATCH`] frames.
 pub type Batch<B> = ArrayVec<B, BATCH>;
 
-/// A frame in a buffer, in three pieces in wire order: a private head, a body that replicas may share, and a private trailer of
-/// four bytes, because a RoCEv2 frame ends in its ICRC.
-///
-/// The head holds all headers: it has at least `min(length, HEAD)` bytes.
+/// A frame in a buffer, in wire order: a private head with all headers, of at least `min(length, HEAD)` bytes; a body that
+/// replicas may share; a private trailer of four bytes, because a RoCEv2 frame ends in its ICRC.
 pub trait FrameBuf {
     /// The least bytes of head: Ethernet, two VLAN tags, IPv6, UDP, BTH and the longest extended headers fit. The head is shorter
     /// only if the frame is, or if a replica borrows the bytes behind its rewritten headers (64 bytes then).
@@ -36,8 +34,7 @@ pub trait FrameBuf {
     /// Head, body and trailer in wire order, without overlap; any may be empty.
     fn segments(&self) -> [&[u8]; 3];
 
-    /// Returns true if a device has verified the checksum of the IPv4 header on receipt. False means unknown: the checksum must
-    /// be computed.
+    /// True if a device has verified the IPv4 header checksum on receipt; false: unknown, it must be computed.
     #[inline]
     fn checksum_good(&self) -> bool {
         false

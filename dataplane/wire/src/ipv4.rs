@@ -9,7 +9,6 @@ pub const PROTOCOL_UDP: u8 = 17;
 pub const DONT_FRAGMENT: u16 = 0x4000;
 /// The flag "more fragments" in [`Ipv4::flags_frag`].
 pub const MORE_FRAGMENTS: u16 = 0x2000;
-
 /// The bits of the fragment offset in [`Ipv4::flags_frag`].
 pub const FRAGMENT_OFFSET: u16 = 0x1FFF;
 
@@ -124,8 +123,7 @@ pub const fn fold(mut sum: u32) -> u16 {
     sum as u16
 }
 
-/// Returns the Internet checksum of `header`. The caller has zeroed the checksum field. An odd last byte counts as the upper
-/// half of a word.
+/// The Internet checksum of `header`, whose checksum field is zero. An odd last byte is the upper half of a word.
 pub fn checksum(header: &[u8]) -> u16 {
     let (pairs, rest) = header.as_chunks::<2>();
     let sum: u32 = pairs.iter().map(|&p| u32::from(u16::from_be_bytes(p))).sum();
@@ -137,8 +135,7 @@ pub fn checksum(header: &[u8]) -> u16 {
 #[inline]
 pub fn checksum_is_right(bytes: &[u8]) -> bool {
     match bytes.first_chunk::<{ Ipv4::LEN }>() {
-        // Nearly all headers have no options: five words. The byte order of the words does not matter to a sum with end-around
-        // carry.
+        // Nearly all headers have no options: five words. A sum with end-around carry does not depend on byte order.
         Some(header) if header[0] & 0xF == 5 => {
             let (words, _) = header.as_chunks::<4>();
             let sum: u64 = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w))).sum();
@@ -154,8 +151,7 @@ pub fn checksum_is_right(bytes: &[u8]) -> bool {
     }
 }
 
-/// The change of an IPv4 checksum when known words of the header change. A path whose rewrite is always the same has a constant
-/// difference.
+/// The change of an IPv4 checksum when words of the header change. It is constant for a constant rewrite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ChecksumDelta(u16);
 

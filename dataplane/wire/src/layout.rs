@@ -1,8 +1,7 @@
 //! Byte offsets of the header fields of a plain RoCEv2 packet: IPv4 without options, UDP, BTH.
 //!
-//! Every offset and range counts from the first byte of the IPv4 header. [`in_frame`] turns a range into one that counts from the
-//! start of an Ethernet frame without tags. Code that reads or writes a field in place uses these constants; code that needs
-//! whole headers uses their `from_bytes` and `to_bytes`.
+//! Offsets and ranges count from the first byte of the IPv4 header. [`in_frame`] turns a range into one that counts from
+//! the start of an Ethernet frame without tags. For whole headers, use their `from_bytes` and `to_bytes`.
 //!
 //! ```
 //! use castnet_wire::layout::{DST, PLAIN_FRAME, in_frame};
@@ -38,7 +37,6 @@ pub const IPV4_CHECKSUM: Range<usize> = 10..12;
 pub const SRC: Range<usize> = 12..16;
 /// Destination address.
 pub const DST: Range<usize> = 16..20;
-
 /// The UDP header.
 pub const UDP: Range<usize> = Ipv4::LEN..Ipv4::LEN + Udp::LEN;
 /// UDP source port.
@@ -49,7 +47,6 @@ pub const DPORT: Range<usize> = UDP.start + 2..UDP.start + 4;
 pub const UDP_LENGTH: Range<usize> = UDP.start + 4..UDP.start + 6;
 /// UDP checksum.
 pub const UDP_CHECKSUM: Range<usize> = UDP.start + 6..UDP.start + 8;
-
 /// The base transport header.
 pub const BTH: Range<usize> = UDP.end..UDP.end + Bth::LEN;
 /// Opcode.
@@ -62,7 +59,6 @@ pub const DEST_QP: Range<usize> = BTH.start + 5..BTH.start + 8;
 pub const ACK_REQUEST: usize = BTH.start + 8;
 /// PSN.
 pub const PSN: Range<usize> = BTH.start + 9..BTH.start + 12;
-
 /// Bytes of IPv4, UDP and BTH.
 pub const PACKET_HEADERS: usize = BTH.end;
 /// Bytes of Ethernet, IPv4, UDP and BTH: all headers of a plain frame.

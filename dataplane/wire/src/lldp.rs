@@ -24,8 +24,7 @@ pub enum LldpId<'a> {
     },
 }
 
-/// Displays a text of an unknown sender safely: control characters, which can control a terminal, and invisible characters are
-/// escaped.
+/// Displays a text of an unknown sender safely: control characters and invisible characters are escaped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Printable<'a>(pub &'a str);
 
@@ -70,7 +69,6 @@ const CHASSIS: u8 = 1;
 const PORT: u8 = 2;
 const TTL: u8 = 3;
 const SYSTEM_NAME: u8 = 5;
-
 /// Subtypes of an Ethernet address and of a name: (chassis), (port).
 const MAC: [u8; 2] = [4, 3];
 const NAME: [u8; 2] = [7, 5];
@@ -168,7 +166,6 @@ impl<'a> Lldp<'a> {
     }
 }
 
-/// Cuts a text to at most 255 bytes of whole characters.
 fn cut(text: &str) -> &[u8] {
     &text.as_bytes()[..text.floor_char_boundary(TEXT_MAX)]
 }

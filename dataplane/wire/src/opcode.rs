@@ -1,5 +1,4 @@
-//! The opcode table. The row of a packet type has the headers that follow the BTH, the position of the packet in its message, and
-//! whether there is a payload. All length checks of this crate use the table
+//! The opcode table: headers behind the BTH, position in the message, payload or none. All length checks use it
 //! (InfiniBand Architecture Specification, volume 1, 9.2.1 and tables 38 and 39; annex A17 for CNP).
 
 use crate::bth::Bth;
@@ -108,7 +107,6 @@ pub struct OpcodeInfo {
     pub headers: Headers,
     /// True if a payload may follow. Otherwise the ICRC directly follows the headers.
     pub has_payload: bool,
-    /// Bytes of BTH and extended headers.
     header_len: u8,
 }
 

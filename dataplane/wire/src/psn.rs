@@ -3,10 +3,8 @@
 use core::cmp::Ordering;
 use core::fmt;
 
-/// A 24-bit packet sequence number.
-///
-/// The numbers form a circle, so there is no total order: `a` is newer than `b` if `a - b` modulo 2^24 is in `1..2^23`. A
-/// difference of exactly 2^23 counts as older, as in Linux rxe.
+/// A 24-bit packet sequence number. There is no total order: `a` is newer than `b` if `a - b` modulo 2^24 is in `1..2^23`.
+/// A difference of exactly 2^23 counts as older, as in Linux rxe.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Psn(u32);
 

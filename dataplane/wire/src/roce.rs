@@ -158,8 +158,7 @@ impl RoceHeader {
         }
     }
 
-    /// Reads all extended headers, including those of atomics and datagrams, which this struct does not keep. `head` is the frame
-    /// that the struct was parsed from.
+    /// Reads all extended headers, also those of atomics and datagrams, from the frame that the struct was parsed from.
     pub fn ext(&self, head: &[u8]) -> ExtHeaders {
         let at = self.bth_at + Bth::LEN;
         let bytes = head.get(at..self.payload_at).unwrap_or_default();
@@ -237,7 +236,6 @@ pub fn parse_frame(head: &[u8], frame_len: usize) -> Result<Parsed, ParseError> 
 /// The extended headers of SEND, WRITE and ACK.
 const PLAIN_EXT: Headers = Headers::RETH.union(Headers::AETH).union(Headers::IMM);
 
-/// Returns a 16-bit field of a plain frame.
 #[inline(always)]
 fn be16(frame: &[u8; PLAIN_FRAME], field: Range<usize>) -> u16 {
     let at = in_frame(field).start;
@@ -373,7 +371,7 @@ fn is_roce(head: &[u8], l4: usize, end: usize) -> bool {
     udp.is_some_and(|b| u16::from_be_bytes([b[2], b[3]]) == ROCE_PORT)
 }
 
-/// Reads the headers from UDP on. `l3`, `l4` and `end` are the offsets of the IP header, the UDP header and the end of the datagram.
+/// Reads the headers from UDP on. `end` is the offset of the end of the datagram.
 #[inline(always)]
 fn parse_roce(
     head: &[u8],

@@ -93,8 +93,8 @@ const AGREE: AckWords = {
     agree
 };
 
-/// Verifies the ICRC of an acknowledge packet by comparison with `other`, whose ICRC is right. Returns whether the ICRC is right;
-/// `None` if the packets differ in more than PSN and AETH. It takes two word look-ups instead of eight.
+/// True if the ICRC is right, by two word look-ups instead of eight: by comparison with `other`, whose ICRC is right.
+/// `None` if the packets differ in more than PSN and AETH.
 #[inline]
 pub fn follows(other: &AckWords, packet: &AckWords) -> Option<bool> {
     let mut differ = *packet;

@@ -31,7 +31,6 @@ use crc32fast::Hasher;
 
 /// The state after the eight bytes of ones, in crc32fast's complemented form.
 const START: u32 = !0xDEBB_20E3;
-
 /// Bytes up to the last masked one: IPv6, UDP, and five of BTH.
 const MASKED_MAX: usize = Ipv6::LEN + Udp::LEN + 5;
 

@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 
 /// CRC-32 of IEEE 802.3, reflected: bit 31 is the coefficient of x^0.
 const POLY: u32 = 0xEDB8_8320;
-/// The polynomial 1.
 const ONE: u32 = 1 << 31;
 
 const fn times_x(a: u32) -> u32 {
@@ -43,8 +42,8 @@ const fn powers() -> [[u32; 16]; 16] {
     table
 }
 
-/// Returns the register `crc` after `bytes` further zero bytes. It uses no table, but one multiplication for each hexadecimal
-/// digit of the length that is not 0. It is for lengths that occur once.
+/// The register `crc` after `bytes` further zero bytes, by one multiplication for each hexadecimal digit of the length
+/// that is not 0. For lengths that occur once.
 pub fn shift(crc: u32, bytes: usize) -> u32 {
     let mut out = crc;
     let mut left = bytes as u64;
@@ -109,8 +108,7 @@ impl Shift {
     }
 }
 
-/// A cache of `N` operators, direct-mapped by length. A switch sees few lengths often. All memory is reserved in `new` (4 KiB
-/// each).
+/// A cache of `N` operators (4 KiB each), direct-mapped by length. All memory is reserved in `new`.
 #[derive(Clone, Debug)]
 pub struct ShiftCache<const N: usize> {
     slots: Vec<(usize, Box<Shift>)>,
