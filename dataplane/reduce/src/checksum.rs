@@ -10,7 +10,6 @@
 use core::fmt;
 use crc32fast::Hasher;
 
-/// Bytes of a block.
 const BLOCK: usize = 64;
 
 /// The CRC-32 of Ethernet, which the ICRC uses, with the widest instructions of this processor.
@@ -118,7 +117,6 @@ pub(crate) mod x86 {
             && std::arch::is_x86_feature_detected!("sse4.1")
     }
 
-    /// The rest of both pieces.
     pub(crate) struct Left<'a> {
         pub(crate) now: &'a [u8],
         pub(crate) later: &'a [u8],

@@ -8,16 +8,12 @@ pub(crate) struct F16(pub(crate) u16);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bf16(pub(crate) u16);
 
-/// The canonical NaN of results, as f32.
+// The canonical NaN of results.
 pub(crate) const NAN_F32: u32 = 0x7FC0_0000;
-/// The canonical NaN, as f64.
 pub(crate) const NAN_F64: u64 = 0x7FF8_0000_0000_0000;
-/// The canonical NaN, as f16.
 pub(crate) const NAN_F16: u16 = 0x7E00;
-/// The canonical NaN, as bf16.
 pub(crate) const NAN_BF16: u16 = 0x7FC0;
 
-/// An element of a payload.
 pub(crate) trait Element: Copy {
     /// Replaces every element `a` of `acc` by `each(a, b)`, with the element `b` at the same index of `contribution`. The loop is plain,
     /// so that the compiler vectorizes it with the instruction set of the calling function.

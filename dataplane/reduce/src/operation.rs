@@ -2,9 +2,7 @@
 
 use crate::element::{Bf16, F16, NAN_BF16, NAN_F16, NAN_F32, NAN_F64};
 
-/// An operation that reduces two elements to one.
 pub(crate) trait Combine<T> {
-    /// `a op b`.
     fn combine(a: T, b: T) -> T;
 }
 

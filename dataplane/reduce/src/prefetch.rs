@@ -1,9 +1,6 @@
-//! Prefetching of memory.
-//!
-//! The module isolates the unsafe call of one instruction, which has no effect that the program can observe.
+//! Prefetching of memory: the unsafe call of one instruction, which has no effect that the program can observe.
 #![allow(unsafe_code)]
 
-/// Bytes of a cache line.
 const LINE: usize = 64;
 
 /// Prefetches all cache lines of `value`, without waiting for them.

@@ -52,8 +52,7 @@ impl Level {
 /// Bytes of a block: a multiple of all element sizes and vector sizes.
 const BLOCK: usize = 64;
 
-/// A function that reduces a contribution in two pieces into a payload of the same length, in whole elements.
-///
+/// Reduces a contribution in two pieces into a payload of the same length, in whole elements.
 /// Invariant: this processor has the instructions that the function was compiled for.
 #[derive(Clone, Copy)]
 pub(crate) struct Run(unsafe fn(&mut [u8], &[u8], &[u8]));
@@ -65,7 +64,6 @@ impl fmt::Debug for Run {
 }
 
 impl Run {
-    /// Changes nothing.
     pub(crate) const NOTHING: Self = Self(nothing);
 
     /// Returns the loop over elements `T` with the operation `O`. If the processor lacks `level`, its best level is used.
