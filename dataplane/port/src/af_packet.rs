@@ -34,10 +34,8 @@ use sys::{RxRing, TxRing};
 /// Default ring sizes in frames of a switch port.
 const RX_FRAMES: usize = 1024;
 const TX_FRAMES: usize = 128;
-
 /// The maximum number of frames per receive or send call.
 const BATCH: usize = 32;
-
 /// Interval of reading the interface's MTU. A lower MTU is also detected by the first frame that the kernel drops.
 const MTU_INTERVAL: Nanos = Nanos::from_millis(50);
 
@@ -57,14 +55,12 @@ pub struct AfPacketSpec {
     pub qdisc_bypass: bool,
     /// True to leave the receive offload (GRO) unchanged.
     pub keep_offloads: bool,
-    /// True to pass RoCE frames to the kernel's IP stack as well, for a kernel whose own RDMA device uses the
-    /// interface.
+    /// True to pass RoCE frames to the kernel's IP stack too, for a kernel whose own RDMA device uses the interface.
     pub share_roce: bool,
 }
 
 impl AfPacketSpec {
-    /// An interface with the defaults of a switch: default rings, promiscuous, no queueing discipline, no
-    /// receive offload.
+    /// With the defaults of a switch: default rings, promiscuous, no queueing discipline, no receive offload.
     pub fn new(interface: impl Into<String>) -> Self {
         Self {
             interface: interface.into(),
@@ -77,8 +73,7 @@ impl AfPacketSpec {
         }
     }
 
-    /// Applies the defaults of one RNIC, whose windows limit the frames in flight: rings of 256 and 64 frames
-    /// unless configured.
+    /// The defaults of one RNIC, whose windows limit the frames in flight: rings of 256 and 64 frames unless configured.
     pub fn for_rnic(self) -> Self {
         Self {
             rx_frames: self.rx_frames.or(Some(256)),
@@ -173,13 +168,11 @@ impl AfPacketSpec {
 #[derive(Debug)]
 pub struct AfPacketPort {
     interface: String,
-    /// Socket for ioctls on the interface.
     control: OwnedFd,
     mac: MacAddr,
     mtu: usize,
     /// The MTU that the ring slots are sized for.
     mtu_max: usize,
-    /// The time of the next read of the interface's MTU.
     next_mtu_check: Nanos,
     rx: Option<RxRing>,
     tx: TxRing,
@@ -221,8 +214,7 @@ impl AfPacketPort {
         true
     }
 
-    /// Handles frames that the kernel did not accept. The kernel drops frames longer than its MTU and stops
-    /// when it has no memory.
+    /// The kernel drops frames longer than its MTU and stops when it has no memory.
     #[cold]
     fn reap(&mut self) {
         self.update_mtu();
@@ -272,7 +264,6 @@ fn numa_node(bus: &str) -> Option<u32> {
     node.trim().parse().ok()
 }
 
-/// Checks the length of a frame that starts with `head`.
 fn check_length(head: &[u8], length: usize, mtu: usize) -> Result<(), DropReason> {
     if length < frame_max(0) - 4 {
         return Err(DropReason::Malformed);
@@ -302,8 +293,7 @@ fn take<T>(mut received: sys::Received<'_>, with: impl FnOnce(&[&[u8]]) -> T) ->
     })
 }
 
-/// Copies a received frame into a buffer. A buffer is free, so an allocation can fail only because the frame
-/// is too long.
+/// A buffer is free, so an allocation can fail only because the frame is too long.
 fn into_buffer(pool: &Pool, pieces: &[&[u8]]) -> Result<PoolBuf, DropReason> {
     let frame = match pieces {
         [whole] => pool.copy_from(whole),

@@ -11,11 +11,9 @@ pub struct DpdkSpec {
     pub rx_frames: usize,
     /// Capacity of each send queue in segments.
     pub tx_frames: usize,
-    /// The number of receive queues. The first belongs to the worker to which the port is assigned, the
-    /// others to the following workers.
+    /// Receive queues: the first is for the worker to which the port is assigned, the others for the next workers.
     pub queues: usize,
-    /// The largest packet at layer 3 in bytes. `None` for the maximum that device and buffers support, up to
-    /// 9000.
+    /// The largest packet at layer 3 in bytes. `None`: the most that device and buffers support, up to 9000.
     pub mtu: Option<usize>,
     /// True to receive frames to all Ethernet addresses, as a switch must.
     pub promiscuous: bool,
@@ -67,7 +65,6 @@ fn pci(name: &str) -> bool {
     address && hex(function, 1)
 }
 
-/// Returns true if DPDK accepts `name` as the name of a device.
 pub(crate) fn is_device(name: &str) -> bool {
     let virtual_device = name.starts_with("net_")
         && name.len() < 64

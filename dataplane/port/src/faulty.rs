@@ -87,7 +87,6 @@ counters! {
 /// Settings and counters of one direction, shared by the control and the ports.
 #[derive(Debug, Default)]
 struct DirectionSettings {
-    /// The fields of [`Thresholds`].
     settings: [AtomicU64; 6],
     counts: [AtomicU64; 6],
 }
@@ -264,7 +263,6 @@ impl PartialEq for DelayedFrame {
 
 impl Eq for DelayedFrame {}
 
-/// A frame that later frames overtake.
 #[derive(Debug)]
 struct ReorderedFrame {
     /// The frame is forwarded after the frame with this number.
@@ -273,15 +271,12 @@ struct ReorderedFrame {
     frame: PoolBuf,
 }
 
-/// State of one direction of one port.
 #[derive(Debug)]
 struct DirectionState {
     rng: ChaCha8Rng,
-    /// The number of frames so far.
     index: u64,
     delayed: BinaryHeap<DelayedFrame>,
     overtaken: VecDeque<ReorderedFrame>,
-    /// Frames that can be forwarded now.
     ready: VecDeque<PoolBuf>,
 }
 
@@ -391,7 +386,6 @@ impl DirectionState {
     }
 }
 
-/// Scales `word` to a number below `below`.
 fn scale(word: u32, below: u64) -> u64 {
     ((u128::from(word) * u128::from(below)) >> 32) as u64
 }

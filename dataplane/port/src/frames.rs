@@ -26,8 +26,7 @@ pub trait Memory: Clone + 'static {
     /// 0 is the first thread that receives.
     fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError>;
 
-    /// Creates a frame from the concatenated bytes of `parts`. Returns `None` if no buffer is free or the
-    /// frame is too long.
+    /// A frame of the concatenated bytes of `parts`. `None` if no buffer is free or the frame is too long.
     fn gather(&self, parts: &[&[u8]]) -> Option<Self::Buf>;
 
     /// Creates a replica of `original` with its own first `header` bytes and its own trailer. The body is
@@ -40,7 +39,6 @@ pub trait Memory: Clone + 'static {
 
     /// Creates a replica with its own head of 64 bytes that borrows the rest of `original`, including the
     /// trailer. While both exist, neither trailer can be written. For ports that are [`Port::multi_segment`].
-    ///
     /// `to_come` is the number of further replicas of this original, so that all references are counted at
     /// once. If they are not created, the buffer leaks. Returns `None` if no buffer is free.
     fn lend(&self, original: &Self::Buf, to_come: usize) -> Option<Self::Buf>;

@@ -28,7 +28,7 @@ pub struct MemLinkConfig {
 }
 
 impl MemLinkConfig {
-    /// A link between ends with these names. The Ethernet addresses are derived from the names.
+    /// Names of the ends, and Ethernet addresses that are derived from them.
     pub fn between(a: &str, b: &str) -> Self {
         Self {
             capacity: 512,

@@ -96,7 +96,6 @@ impl PcapSpec {
     }
 }
 
-/// The output file, shared by all ports of one spec.
 #[derive(Debug, Default)]
 struct SharedOutput {
     writer: Option<Writer>,

@@ -118,8 +118,7 @@ impl Pool {
         !self.0.nodes.borrow().is_empty() && !self.0.bodies.borrow().is_empty()
     }
 
-    /// Creates a frame of `length` zero bytes. Returns `None` if no buffer is free or `length` exceeds
-    /// [`Pool::frame_max`].
+    /// A frame of `length` zero bytes. `None` if no buffer is free or `length` exceeds [`Pool::frame_max`].
     pub fn allocate(&self, length: usize) -> Option<PoolBuf> {
         let mut frame = self.allocate_uninit(length)?;
         if let Some(node) = &mut frame.node {

@@ -21,8 +21,7 @@ pub trait Port {
     /// queue while no buffer is free.
     fn receive(&mut self, batch: &mut Batch<Self::Buf>);
 
-    /// Returns true if the port can send frames that share their body with other frames
-    /// ([`crate::Memory::replicate`]) without a copy. Read once at start.
+    /// True if frames that share their body ([`crate::Memory::replicate`]) need no copy. Read once at start.
     fn multi_segment(&self) -> bool {
         true
     }
@@ -74,8 +73,7 @@ pub trait Port {
     /// Statistics since the port was opened.
     fn stats(&self) -> PortStats;
 
-    /// Returns true if [`Port::receive`] would return frames. False positives are allowed. A port that can
-    /// only be polled always returns true, which keeps its thread awake.
+    /// True if [`Port::receive`] may return frames. Always true for a port that can only be polled: its thread stays awake.
     fn ready(&self) -> bool;
 
     /// Registers the port as a wake source of `sleeper`.
@@ -84,8 +82,7 @@ pub trait Port {
     /// A file descriptor or source slot cannot be allocated.
     fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()>;
 
-    /// Performs due work, for example delayed frames or a send that the kernel interrupted. Called about once
-    /// per iteration with the current time.
+    /// Performs due work, such as delayed frames or an interrupted send. Called about once per iteration.
     fn poll(&mut self, now: Nanos) {
         let _ = now;
     }
@@ -100,8 +97,7 @@ pub trait Port {
         0
     }
 
-    /// Occupancy of the port's receive rings, if it is known. It neither allocates nor calls the kernel, so
-    /// it may be sampled on the fast path.
+    /// Occupancy of the receive rings, if known. For the fast path: no allocation, no call of the kernel.
     fn receive_ring(&self) -> Option<RingUse> {
         None
     }

@@ -22,8 +22,7 @@ struct Slot<M> {
 /// An item from a ring: the metadata of a frame, and the frame or the reason why it was dropped.
 pub type Popped<M, B> = Result<(M, B), (M, DropReason)>;
 
-/// A ring of frames from one worker to another, each with its ingress port. One thread pushes. One thread
-/// pops and may sleep.
+/// A ring of frames between two workers, each with its ingress port. One thread pushes; one pops and may sleep.
 pub trait HandOver<B: FrameBuf>: Send + Sync + Sized + 'static {
     /// Creates a ring for `capacity` frames of up to `frame_max` bytes.
     fn new(capacity: usize, frame_max: usize) -> Self;
@@ -63,7 +62,6 @@ pub trait HandOver<B: FrameBuf>: Send + Sync + Sized + 'static {
 }
 
 /// A ring of copied frames, each with metadata. Any number of threads may push. One thread pops and may sleep.
-///
 /// Each slot is in one of two queues or owned by a thread, so neither queue overflows.
 #[derive(Debug)]
 pub struct FrameRing<M> {
@@ -184,8 +182,8 @@ impl<B: FrameBuf> HandOver<B> for FrameRing<PortId> {
     }
 }
 
-/// A ring of frames whose buffers may change threads, so no frame is copied. Any number of threads may push.
-/// One thread pops and may sleep. Dropping the ring frees the frames in it.
+/// A ring of frames whose buffers may change threads: no frame is copied. Any number of threads may push; one pops and may
+/// sleep. Dropping the ring frees the frames in it.
 #[derive(Debug)]
 pub struct MoveRing<M, B> {
     frames: ArrayQueue<(M, B)>,

@@ -54,8 +54,7 @@ impl WakeEvent {
 pub struct Waker(Arc<WakeEvent>);
 
 impl Waker {
-    /// Wakes the sleeper if it sleeps. Publish the work before. If the sleeper is awake, its next sleep is
-    /// not affected.
+    /// Wakes the sleeper if it sleeps; otherwise its next sleep is not affected. Publish the work before.
     pub fn wake(&self) {
         self.0.wake();
     }
@@ -119,10 +118,8 @@ impl Sleeper {
         ))
     }
 
-    /// Sleeps until a source has work, a waker is used, or `timeout` has passed. `ready` must check
-    /// everything that the thread may have to do; if it returns true, the thread does not sleep.
-    ///
-    /// Spurious wakeups are possible.
+    /// Sleeps until a source has work, a waker is used, or `timeout` has passed; spurious wakeups are possible. `ready` must
+    /// check everything that the thread may have to do; if it returns true, the thread does not sleep.
     pub fn sleep(&mut self, timeout: Duration, ready: impl FnOnce() -> bool) {
         for wake_event in &self.events {
             wake_event.asleep.store(true, Ordering::Relaxed);

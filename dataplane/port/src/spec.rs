@@ -365,7 +365,6 @@ fn direction(options: &mut Options<'_>, prefix: &str, start: Faults) -> Result<F
     Ok(faults)
 }
 
-/// Options that have not been parsed yet.
 #[derive(Default)]
 struct Options<'a>(Vec<(&'a str, &'a str)>);
 
@@ -385,7 +384,6 @@ impl Options<'_> {
             .ok_or_else(|| format!("`{key}={value}`: must be {what}"))
     }
 
-    /// Sets a field if its option is given.
     fn set<T>(
         &mut self,
         key: &str,

@@ -2,14 +2,12 @@
 
 use std::net::Ipv4Addr;
 
-/// The table of a device that maps destination addresses to receive queues. Control uses it; no worker does,
-/// because a device may need milliseconds per rule.
+/// A device's table of destination address to receive queue. For control only: a rule may take milliseconds.
 pub trait FlowTable: Send + Sync {
     /// Replaces all rules of the device. Each entry of `wanted` maps an address to the `queue` given to
     /// [`Memory::open`](crate::Memory::open) by the thread that must receive it. The addresses are in order.
-    /// An address whose thread does not receive from this port gets no rule.
-    ///
-    /// For an address without a rule the device selects a queue by its hash, and the workers hand the frames over.
+    /// An address whose thread does not receive from this port gets no rule. Without a rule the device
+    /// selects a queue by its hash, and the workers hand the frames over.
     fn steer(&self, wanted: &[(Ipv4Addr, usize)]) -> Steered;
 }
 

@@ -11,7 +11,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use castnet_wire::udp::ROCE_PORT;
 
-/// Commands of bpf(2).
 const PROG_LOAD: libc::c_int = 5;
 const LINK_CREATE: libc::c_int = 28;
 /// BPF_PROG_TYPE_SCHED_CLS and its attach point BPF_TCX_INGRESS (Linux 6.6).
@@ -97,7 +96,6 @@ struct Load {
     flags: u32,
 }
 
-/// Arguments of LINK_CREATE for an ingress.
 #[repr(C)]
 #[derive(Default)]
 struct Attach {
@@ -118,10 +116,7 @@ pub(super) struct RoceFilter {
 }
 
 impl RoceFilter {
-    /// Hides the RoCE frames of an interface.
-    ///
-    /// # Errors
-    /// The kernel is older than Linux 6.6, or the process has no permission (CAP_NET_ADMIN and CAP_BPF).
+    /// Fails if the kernel is older than Linux 6.6, or the process lacks CAP_NET_ADMIN and CAP_BPF.
     pub(super) fn new(interface: u32) -> io::Result<Self> {
         let load = Load {
             program_type: SCHED_CLS,

@@ -26,7 +26,6 @@ const RX_OVERHEAD: usize = 128;
 /// do not cross blocks.
 const BLOCK: usize = 1 << 16;
 
-/// The layout of one ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     slot: usize,
@@ -140,7 +139,6 @@ impl Drop for Map {
     }
 }
 
-/// The ring of received frames, in the order of arrival.
 #[derive(Debug)]
 pub(super) struct RxRing {
     map: Map,
@@ -183,8 +181,7 @@ impl RxRing {
         Some(Received { ring: self, header })
     }
 
-    /// The number of slots with frames not received yet. The kernel fills slots in order, so a binary search
-    /// finds it. It is exact except for frames that arrive meanwhile.
+    /// The kernel fills slots in order, so a binary search counts the used ones. Exact but for frames that arrive meanwhile.
     pub(super) fn usage(&self) -> RingUse {
         let size = self.map.layout.slots();
         let (mut full, mut free) = (0, size);
@@ -235,8 +232,7 @@ impl Received<'_> {
         self.header.tp_len as usize
     }
 
-    /// Returns true if the UDP or TCP checksum must be completed. The kernel leaves it to the device, and a
-    /// veth pair has none.
+    /// True if the UDP or TCP checksum must be completed: the kernel left it to the device.
     pub(super) fn lacks_checksum(&self) -> bool {
         self.header.tp_status & libc::TP_STATUS_CSUMNOTREADY != 0
     }
@@ -263,7 +259,6 @@ impl Drop for Received<'_> {
     }
 }
 
-/// The ring of frames to send.
 #[derive(Debug)]
 pub(super) struct TxRing {
     map: Map,
@@ -292,7 +287,6 @@ impl TxRing {
         bind(&self.fd, interface, false)
     }
 
-    /// The maximum length of a frame.
     pub(super) fn slot_bytes(&self) -> usize {
         self.map.layout.slot - TX_DATA
     }
@@ -331,7 +325,6 @@ impl TxRing {
         Ok(())
     }
 
-    /// Returns true if committed frames are not reaped yet.
     pub(super) fn has_unreaped(&self) -> bool {
         self.unsettled > 0
     }
@@ -413,7 +406,6 @@ fn set_any_option<T: Copy>(fd: &OwnedFd, level: c_int, option: c_int, value: &T)
     check(rc)
 }
 
-/// The MTU of an interface, in bytes.
 pub(super) fn mtu(fd: &OwnedFd, interface: &str) -> io::Result<usize> {
     let request = interface_request(fd, interface, libc::SIOCGIFMTU)?;
     // SAFETY: the kernel has filled in this member of the union; any bits are an integer.
@@ -511,8 +503,6 @@ pub(super) fn driver(fd: &OwnedFd, interface: &str) -> io::Result<(String, Strin
     Ok((text(&info.driver), text(&info.bus_info)))
 }
 
-/// Runs an ethtool sub-command.
-///
 /// # Safety
 /// `argument` must be the structure that the sub-command in its first word takes.
 unsafe fn ethtool<T>(fd: &OwnedFd, interface: &str, argument: &mut T) -> io::Result<()> {
