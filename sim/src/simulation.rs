@@ -21,47 +21,39 @@ use crate::watch::{View, Watch};
 
 /// Errors of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum SimError {
     /// The host has no addresses.
     #[error("host {host:?} has no IP or Ethernet address")]
     NoAddress {
-        /// Name of the host.
         host: String,
     },
     /// The engine of a switch did not start.
     #[error("switch {switch:?}: {error}")]
     Engine {
-        /// Name of the switch.
         switch: String,
-        /// Error of the engine.
         error: castnet_engine::ConfigError,
     },
     /// The switch does not exist, or is stopped.
     #[error("no switch {switch:?} is running")]
     NoSwitch {
-        /// Name of the switch.
         switch: String,
     },
     /// A switch refused a group.
     #[error("switch {switch:?}: {error}")]
     Install {
-        /// Name of the switch.
         switch: String,
-        /// Error of the installation.
         error: InstallError,
     },
     /// A collective group cannot be placed.
     #[error("{reason}")]
     Place {
-        /// Reason.
         reason: String,
     },
     /// The host cannot be a rank.
     #[error("host {host:?} cannot be a rank: {reason}")]
     Rank {
-        /// Name of the host.
         host: String,
-        /// Reason.
         reason: String,
     },
 }

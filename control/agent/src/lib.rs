@@ -92,21 +92,18 @@ impl Agent {
 
 /// Why the rules of a file are not loaded. Nothing has changed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum LoadError {
     /// The rules are wrong for this switch.
     #[error("{} fault(s) on a switch with {ports} ports; the first: {}", .faults.len(), .faults.first().map(ToString::to_string).unwrap_or_default())]
     Faults {
-        /// Number of ports of the switch.
         ports: usize,
-        /// At least one.
         faults: Vec<Fault>,
     },
     /// The dataplane refuses a group.
     #[error("group {name:?}: {error}")]
     Group {
-        /// The group.
         name: String,
-        /// Why.
         error: InstallError,
     },
     /// The dataplane refuses the routes.

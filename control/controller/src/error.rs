@@ -174,13 +174,12 @@ impl From<Refusal> for Status {
 
 /// Why a controller does not start.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum StartError {
     /// The configuration contradicts itself.
     #[error("{field}: {reason}")]
     Config {
-        /// The field.
         field: String,
-        /// What is wrong.
         reason: String,
     },
     /// The store fails.

@@ -6,11 +6,11 @@ use castnet_wire::{McstId, Pmtu};
 
 /// Why a request cannot be planned. [`PlanError::field`] names the field of the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum PlanError {
     /// A multicast group without a receiver.
     #[error("members: {members} member(s); a group needs a source and at least one receiver")]
     NoReceivers {
-        /// Number of members.
         members: usize,
     },
     /// Not 2 to [`RANKS_MAX`](castnet_rules::RANKS_MAX) ranks.
@@ -19,63 +19,46 @@ pub enum PlanError {
         castnet_rules::RANKS_MAX
     )]
     BadSize {
-        /// Number of ranks.
         ranks: usize,
     },
     /// No host of that name.
     #[error("{field}: the fabric has no host {host:?}")]
     UnknownHost {
-        /// The member's field.
         field: String,
-        /// The name.
         host: String,
     },
     /// A host is a member of a multicast group twice.
     #[error("{field}: host {host:?} is {first} already; a host is a member of a group once")]
     MemberTwice {
-        /// The member's field.
         field: String,
-        /// The host.
         host: String,
-        /// The field that names it first.
         first: String,
     },
     /// The source is among the receivers.
     #[error("{field}: host {host:?} is the source")]
     SourceAmongReceivers {
-        /// The receiver's field.
         field: String,
-        /// The host.
         host: String,
     },
     /// Neither fabric nor request has an address of the member.
     #[error("{field}: the {address} of host {host:?} is not known; give it in the request")]
     NoAddress {
-        /// The member's field.
         field: String,
-        /// The host.
         host: String,
-        /// Which address.
         address: &'static str,
     },
     /// The McstID is the address of a host.
     #[error("mcst_id: {mcst_id} is the address of host {host:?}")]
     McstIdIsHost {
-        /// The McstID.
         mcst_id: McstId,
-        /// The host.
         host: String,
     },
     /// No path from the source, or rank 0, to another member, or to any Castnet switch.
     #[error("{field}: no path from {from:?} to {to:?}: {}", cut_text(.cut))]
     NoPath {
-        /// The other member's field; that of the source or rank 0 if it reaches no Castnet switch.
         field: String,
-        /// Host of the source or rank 0.
         from: String,
-        /// The other member's host, or the Castnet switch from which the fewest things that are down cut it off.
         to: String,
-        /// Where it is cut.
         cut: Cut,
     },
     /// The fabric has plain switches and routers only.
@@ -84,13 +67,10 @@ pub enum PlanError {
     /// A needed link cannot carry full packets.
     #[error("pmtu: {} needs an MTU of {needed} on every link, but {a} - {b} has {mtu}", .pmtu.bytes())]
     PmtuTooLarge {
-        /// The path MTU of the request.
         pmtu: Pmtu,
         /// The link MTU for packets of the path MTU with their headers, in bytes.
         needed: u32,
-        /// One end of the link.
         a: End,
-        /// The other end.
         b: End,
         /// Its MTU in bytes.
         mtu: u32,
@@ -98,29 +78,23 @@ pub enum PlanError {
     /// Every tree of a collective group has a switch without room.
     #[error("{}", joined(.shortages))]
     NoRoom {
-        /// The switches that were tried and what they lack, in that order; at least one. Without the last one the ranks
-        /// cannot be linked.
         shortages: Vec<Shortage>,
     },
     /// The tree passes routers, and the request has no McstID for one of its switches.
     #[error("switch {switch:?} has no McstID of its own, as each has where a tree passes routers")]
     NoMcstId {
-        /// The switch.
         switch: String,
     },
     /// The rule checker refuses values of the request; fields as in the request.
     #[error("{}", joined(.faults))]
     Refused {
-        /// At least one.
         faults: Vec<Fault>,
     },
     /// The rule checker refuses a rule of the plan: more members are behind one port than a group can have endpoints
     /// there, or the fabric contradicts itself, for instance with an invalid Ethernet address of a port.
     #[error("rule for switch {switch:?}: {}", joined(.faults))]
     BadRule {
-        /// The switch.
         switch: String,
-        /// At least one.
         faults: Vec<Fault>,
     },
 }
@@ -137,13 +111,12 @@ pub struct Shortage {
 
 /// What a switch can lack.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum Lack {
     /// Memory for slots and state, in bytes.
     #[error("needs {needed} bytes for it, {free} are free")]
     Memory {
-        /// Bytes that the group needs there.
         needed: u64,
-        /// Bytes that are free.
         free: u64,
     },
     /// It takes no more groups.
@@ -152,17 +125,13 @@ pub enum Lack {
     /// The path MTU.
     #[error("does not carry a path MTU of {}{}", .wanted.bytes(), largest_text(.largest))]
     Pmtu {
-        /// The path MTU of the request.
         wanted: Pmtu,
-        /// The largest that the switch carries.
         largest: Option<Pmtu>,
     },
     /// The tree has more endpoints there than a group can have.
     #[error("has {needed} endpoints in the tree, a group can have {max} there")]
     Endpoints {
-        /// Endpoints of the tree.
         needed: u64,
-        /// Maximum per group.
         max: u64,
     },
 }

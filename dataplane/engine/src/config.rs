@@ -99,21 +99,18 @@ const GROUPS_LIMIT: usize = 1 << 20;
 
 /// Why an engine cannot start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum ConfigError {
     /// Two ports have the same number.
     #[error("port {port} is configured twice")]
     DuplicatePort {
-        /// The number.
         port: PortId,
     },
     /// A size is too large for its table.
     #[error("{what} is {value}: at most {max}")]
     TooLarge {
-        /// The field.
         what: &'static str,
-        /// Its value.
         value: usize,
-        /// The largest that is allowed.
         max: usize,
     },
 }

@@ -21,6 +21,7 @@ use crate::port::{BoxPort, Sides};
 /// Error of opening a port, with a hint for the operator.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum OpenError {
     /// The interface does not exist in this network namespace.
     #[error("no interface `{0}` in this network namespace: `ip link` lists those there are")]
@@ -30,35 +31,26 @@ pub enum OpenError {
         "no permission to open a raw socket on `{interface}`: needs CAP_NET_RAW; run as root, or `setcap cap_net_raw+ep` the program"
     )]
     NoPermission {
-        /// The interface.
         interface: String,
     },
     /// The kernel rejected a step of the setup.
     #[error("cannot set up `{interface}` ({step}): {source}; {hint}")]
     SetUp {
-        /// The interface.
         interface: String,
-        /// The step that failed.
         step: &'static str,
-        /// The error of the kernel.
         source: io::Error,
-        /// A hint for the operator.
         hint: &'static str,
     },
     /// A file cannot be opened.
     #[error("cannot open `{}`: {source}", .path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// The reason.
         source: io::Error,
     },
     /// A file is not a capture of Ethernet frames.
     #[error("`{}` is not a pcap or pcapng file of Ethernet frames: {reason}", .path.display())]
     NotACapture {
-        /// The file.
         path: PathBuf,
-        /// The problem.
         reason: String,
     },
     /// The program or context does not support DPDK devices.
@@ -66,7 +58,6 @@ pub enum OpenError {
         "`{device}` is a DPDK device, which only a switch built with DPDK can open: install libdpdk-dev, then `cargo build --release -p castnet --features dpdk`"
     )]
     NoDpdk {
-        /// The device.
         device: String,
     },
     /// The memory for frames cannot be allocated.
@@ -75,9 +66,7 @@ pub enum OpenError {
     /// Error of another backend.
     #[error("cannot open port `{name}`: {reason}")]
     Other {
-        /// The port.
         name: String,
-        /// The reason.
         reason: String,
     },
 }

@@ -49,45 +49,34 @@ names! {
 
 /// Why bytes could not be parsed as a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum ParseError {
     /// The bytes end before the header does.
     #[error("{header} needs {need} bytes, {have} are there")]
     Short {
-        /// The header that did not fit.
         header: Header,
-        /// Bytes that it takes.
         need: usize,
-        /// Bytes that were left for it.
         have: usize,
     },
     /// A field has a value that is not allowed or not known.
     #[error("{header}: {field} {value:#x} is not allowed or not known")]
     Field {
-        /// The header of the field.
         header: Header,
-        /// The field's name.
         field: &'static str,
-        /// What it holds.
         value: u32,
     },
     /// Two fields give different lengths for the same bytes.
     #[error("{header}: {field} says {said}, but there is room for {found}")]
     Length {
-        /// The header of the field.
         header: Header,
-        /// The field's name.
         field: &'static str,
-        /// Bytes that the field says.
         said: usize,
-        /// Bytes that the rest of the frame leaves.
         found: usize,
     },
     /// Fields contradict each other.
     #[error("{header}: {rule}")]
     Rule {
-        /// The header of the fields.
         header: Header,
-        /// The rule that they break.
         rule: &'static str,
     },
 }
@@ -127,31 +116,26 @@ impl ParseError {
 
 /// Why a header or frame could not be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum EmitError {
     /// The buffer is too short.
     #[error("{header} needs {need} bytes, the buffer has {have}")]
     NoRoom {
-        /// The first part that does not fit.
         header: Header,
-        /// Bytes that it takes.
         need: usize,
-        /// Bytes that the buffer has left.
         have: usize,
     },
     /// The opcode asks for a header that was not given.
     #[error("the opcode carries {header}, which was not given")]
     Missing {
-        /// The header.
         header: Header,
     },
     /// Longer than the length field of its header allows, or a payload for an opcode without one.
     #[error("{header}: {have} bytes, at most {max}")]
     TooLong {
-        /// The part that is too long.
         header: Header,
         /// Its bytes.
         have: usize,
-        /// The most there can be.
         max: usize,
     },
 }

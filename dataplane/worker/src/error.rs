@@ -10,6 +10,7 @@ use castnet_wire::{McstId, PortId};
 /// Error of starting a dataplane. No thread is left running.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum StartError {
     /// No worker is configured.
     #[error("no worker is configured: at least one is needed")]
@@ -17,27 +18,20 @@ pub enum StartError {
     /// Too many workers are configured.
     #[error("{given} workers are configured: at most {max}")]
     TooManyWorkers {
-        /// The configured number of workers.
         given: usize,
-        /// The maximum.
         max: usize,
     },
     /// The memory of a worker cannot be created.
     #[error("the memory of worker {worker}: {source}")]
     Memory {
-        /// The worker.
         worker: usize,
-        /// The reason.
         source: OpenError,
     },
     /// A port cannot be opened.
     #[error("port {id} (`{name}`): {source}")]
     Port {
-        /// Number of the port.
         id: PortId,
-        /// Name of the port.
         name: String,
-        /// The reason.
         source: OpenError,
     },
     /// The engine rejected its configuration.
@@ -48,13 +42,9 @@ pub enum StartError {
         "cannot pin worker {worker} to core {core}: {reason}; this machine has {cores} core(s), counted from 0"
     )]
     Pin {
-        /// The worker.
         worker: usize,
-        /// The configured core.
         core: usize,
-        /// The reason reported by the kernel.
         reason: String,
-        /// The number of cores that this process may use.
         cores: usize,
     },
     /// A thread, or a file descriptor that its sleep needs, cannot be created.
@@ -70,6 +60,7 @@ pub struct Stopped;
 /// Error of installing a group. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum InstallError {
     /// The rule is faulty, or a limit is reached.
     #[error(transparent)]
@@ -80,11 +71,8 @@ pub enum InstallError {
     /// A newer version of the group runs.
     #[error("group `{name}` runs generation {running}, this is generation {given}")]
     Older {
-        /// Name of the group.
         name: String,
-        /// The generation that is installed.
         running: u64,
-        /// The generation that was rejected.
         given: u64,
     },
     /// See [`Stopped`].
@@ -100,27 +88,23 @@ fn first_of(faults: &[Fault]) -> String {
 /// Error of moving a group. The group is where it was.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum MoveError {
     /// The group does not exist.
     #[error("there is no group {mcst_id}")]
     NoGroup {
-        /// The given McstID.
         mcst_id: McstId,
     },
     /// The worker does not exist.
     #[error("there is no worker {worker}: this switch has {workers}, counted from 0")]
     NoWorker {
-        /// The given worker.
         worker: usize,
-        /// The number of workers.
         workers: usize,
     },
     /// The worker already has the group.
     #[error("group `{name}` is at worker {worker} already")]
     Already {
-        /// Name of the group.
         name: String,
-        /// The worker that has the group.
         worker: usize,
     },
     /// The worker has no capacity for the group.
@@ -134,6 +118,7 @@ pub enum MoveError {
 /// Error of changing routes. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum RouteError {
     /// The routes are faulty.
     #[error("{}", first_of(.0))]
@@ -141,9 +126,7 @@ pub enum RouteError {
     /// A next hop uses a port that the switch does not have.
     #[error("route {prefix} leaves by port {port}, which this switch does not have")]
     NoPort {
-        /// Prefix of the route.
         prefix: String,
-        /// The missing port.
         port: PortId,
     },
     /// See [`Stopped`].

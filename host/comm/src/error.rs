@@ -43,6 +43,7 @@ fn missing_suffix(ranks: &[RankName]) -> String {
 /// Errors of requests to the controller.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum ControllerError {
     /// The controller could not be reached.
     #[error(transparent)]
@@ -50,15 +51,12 @@ pub enum ControllerError {
     /// The controller refused.
     #[error("the controller refuses: {message} ({code:?})")]
     Status {
-        /// gRPC's code.
         code: tonic::Code,
-        /// Message of the controller.
         message: String,
     },
     /// The controller's answer is invalid.
     #[error("invalid answer of the controller: {what}")]
     Invalid {
-        /// What is invalid.
         what: String,
     },
     /// The thread that calls the controller has ended.
@@ -78,17 +76,14 @@ impl From<tonic::Status> for ControllerError {
 /// Errors of a communicator.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum CommError {
     /// A value of the configuration is out of its bounds.
     #[error("{field} is {value}, must be {min} to {max}")]
     OutOfRange {
-        /// The field's name.
         field: &'static str,
-        /// Its value.
         value: u64,
-        /// Lowest allowed value.
         min: u64,
-        /// Highest allowed value.
         max: u64,
     },
     /// The lengths of the slices do not fit the collective.
@@ -96,27 +91,20 @@ pub enum CommError {
     Lengths {
         /// The collective.
         collective: Collective,
-        /// Elements of the input.
         input: usize,
-        /// Elements of the output.
         output: usize,
-        /// The required lengths, in words.
         expected: &'static str,
     },
     /// The rank does not exist.
     #[error("there is no rank {rank} among {size}")]
     NoSuchRank {
-        /// The rank that was named.
         rank: u16,
-        /// Number of ranks.
         size: u16,
     },
     /// The operation does not support the type.
     #[error("{operation} does not support {data_type}")]
     Unsupported {
-        /// The operation.
         operation: Operation,
-        /// The type.
         data_type: DataType,
     },
     /// The RNIC returned an error.
@@ -130,7 +118,6 @@ pub enum CommError {
     Refused {
         /// The switch that refused, if it was a switch.
         switch: Option<String>,
-        /// Reason that the controller reports.
         reason: String,
     },
     /// Not all ranks joined in time.
@@ -139,9 +126,7 @@ pub enum CommError {
         missing_suffix(missing)
     )]
     JoinTimedOut {
-        /// Time waited.
         after: Duration,
-        /// Reason that the controller reports.
         reason: String,
         /// Ranks that have not joined.
         missing: Vec<RankName>,
@@ -149,15 +134,12 @@ pub enum CommError {
     /// A rank is gone and the group has failed.
     #[error("{rank} is gone and the group has failed: {reason}")]
     RankFailed {
-        /// The rank that is gone.
         rank: RankName,
-        /// Reason that the controller reports.
         reason: String,
     },
     /// The group has failed.
     #[error("the group has failed: {reason}")]
     GroupFailed {
-        /// Reason that the controller reports.
         reason: String,
     },
     /// Ranks made different calls.
@@ -166,7 +148,6 @@ pub enum CommError {
         first.0, CallText(&first.1), second.0, CallText(&second.1)
     )]
     Conflict {
-        /// Number of the collective in its group.
         sequence: u32,
         /// A rank and its call.
         first: Box<(RankName, Call)>,
@@ -178,15 +159,12 @@ pub enum CommError {
         "group {group:?} is not reproducible: its sums depend on the order of arrival; create it as reproducible, and let all ranks join it so"
     )]
     NotReproducible {
-        /// Name of the group, which is the job's.
         group: String,
     },
     /// Host-based: a rank made another call.
     #[error("{rank} made another call than this rank in collective {task}")]
     Mismatch {
-        /// The other rank.
         rank: RankName,
-        /// Number of the collective.
         task: u64,
     },
     /// An earlier collective failed. The next call joins the group again.
@@ -201,15 +179,12 @@ pub enum CommError {
     QueuePair {
         /// The rank at the remote end; `None`: the group.
         peer: Option<RankName>,
-        /// Lane of the queue pair, where the group has several.
         lane: Option<u8>,
-        /// Status of its work request.
         status: Status,
     },
     /// An invalid message was received.
     #[error("{}", .failure)]
     Protocol {
-        /// What is invalid.
         failure: crate::machine::Failure,
     },
     /// [`crate::CommConfig::interrupt`] was set.
@@ -220,9 +195,7 @@ pub enum CommError {
     TimedOut {
         /// The collective.
         collective: Collective,
-        /// Time waited.
         after: Duration,
-        /// What it waited for.
         what: String,
         /// The ranks that it is known to have waited for.
         missing: Vec<RankName>,

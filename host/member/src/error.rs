@@ -9,6 +9,7 @@ use castnet_rnic::stream::StreamError;
 /// Error of a member.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum MemberError {
     /// The RNIC returned an error.
     #[error(transparent)]
@@ -16,9 +17,7 @@ pub enum MemberError {
     /// A QP could not be connected to its group.
     #[error("{}{error}", lane_text(*.lane))]
     Connect {
-        /// The lane, if there are several.
         lane: Option<usize>,
-        /// Why.
         error: RnicError,
     },
     /// The transfer failed.
@@ -33,69 +32,53 @@ pub enum MemberError {
     /// The controller refused.
     #[error("{doing} group {group}: {}", .status.message())]
     Status {
-        /// The call: "joining" or "leaving".
         doing: &'static str,
-        /// The group.
         group: String,
-        /// Code and message of the controller.
         status: Box<tonic::Status>,
     },
     /// The controller's answer is invalid.
     #[error("invalid answer of the controller: {what}")]
     Invalid {
-        /// What is invalid.
         what: String,
     },
     /// The number of lanes changed while this member joined.
     #[error("the group has {lanes} lanes, and {qps} QPs were made for it")]
     Lanes {
-        /// Lanes of the group.
         lanes: usize,
-        /// QPs of this member.
         qps: usize,
     },
     /// The switches could not install the group.
     #[error("group {group} could not be installed: {reason}")]
     NotInstalled {
-        /// The group.
         group: String,
-        /// Reason that the controller reports.
         reason: String,
     },
     /// The controller ended the call too early.
     #[error("the controller ended the call before group {group} was active")]
     NotActive {
-        /// The group.
         group: String,
     },
     /// The group has another role for this host.
     #[error("{host} is the {} of group {group}", .role.as_str_name().trim_start_matches("ROLE_").to_lowercase())]
     WrongRole {
-        /// This host.
         host: String,
-        /// The group.
         group: String,
-        /// Its role in the group.
         role: Role,
     },
     /// The source has sent for so long without an answer ([`crate::MemberConfig::give_up`]).
     #[error("nothing has been acknowledged for {after:?}")]
     Silent {
-        /// Time without an answer.
         after: Duration,
     },
     /// The source left the group before this receiver had everything.
     #[error("{host} has left group {group} before the end")]
     SourceLeft {
-        /// The source.
         host: String,
-        /// The group.
         group: String,
     },
     /// The group was destroyed during the transfer.
     #[error("group {group} was destroyed before the end")]
     Destroyed {
-        /// The group.
         group: String,
     },
     /// [`crate::MemberConfig::interrupt`] was set.

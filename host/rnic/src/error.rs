@@ -12,6 +12,7 @@ use crate::verbs::GidEntry;
 /// Error of an RNIC.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum RnicError {
     /// A QP could not be created or changed.
     #[error(transparent)]
@@ -27,9 +28,7 @@ pub enum RnicError {
     OutOfBounds {
         /// First byte relative to the start of the region.
         offset: u64,
-        /// Bytes accessed.
         length: usize,
-        /// Bytes of the region.
         region: usize,
     },
     /// The port could not be opened.
@@ -38,25 +37,19 @@ pub enum RnicError {
     /// The next hop did not reply to ARP.
     #[error("no answer from {next_hop} to ARP, the next hop towards {remote}, within {waited:?}")]
     Unreachable {
-        /// The remote address of the QP.
         remote: Ipv4Addr,
-        /// The next hop whose Ethernet address was requested.
         next_hop: Ipv4Addr,
-        /// Time waited.
         waited: Duration,
     },
     /// Too many addresses are being resolved.
     #[error("all {max} entries of the neighbour table are in use")]
     NeighboursFull {
-        /// The maximum number of entries.
         max: usize,
     },
     /// The path MTU is too large for the port.
     #[error("path MTU {} does not fit: the port carries at most {}", .asked.bytes(), .active.bytes())]
     PmtuTooLarge {
-        /// The requested path MTU.
         asked: Pmtu,
-        /// The largest path MTU that fits.
         active: Pmtu,
     },
     /// The port's MTU is too small for any RoCEv2 path MTU.
@@ -70,97 +63,71 @@ pub enum RnicError {
     /// The device does not support chosen QP numbers.
     #[error("this device does not let its user choose QP number {qpn}")]
     ChosenQpn {
-        /// The requested number.
         qpn: Qpn,
     },
     /// libibverbs is not installed or is not usable.
     #[error("{library} cannot be loaded: {reason}")]
     NoVerbsLibrary {
-        /// Name or path of the library.
         library: String,
-        /// The loader's message.
         reason: String,
     },
     /// There is no RDMA device with a driver.
     #[error("no RDMA device{}", without_driver_text(.without_driver))]
     NoRdmaDevice {
-        /// Devices of the kernel for which the library has no driver.
         without_driver: Vec<String>,
     },
     /// There is no RDMA device with this name.
     #[error("no RDMA device {asked}; there is {}", .devices.join(", "))]
     UnknownRdmaDevice {
-        /// The requested name.
         asked: String,
-        /// The existing devices.
         devices: Vec<String>,
     },
     /// An existing device could not be opened.
     #[error("RDMA device {device} cannot be opened: {source}")]
     VerbsOpen {
-        /// The device.
         device: String,
-        /// The system's error.
         source: io::Error,
     },
     /// The port is not up.
     #[error("port {port} of RDMA device {device} is not up: {state}")]
     PortDown {
-        /// The device.
         device: String,
-        /// Port number.
         port: u8,
-        /// The state of the port, IBV_PORT_*.
         state: String,
     },
     /// The port is an InfiniBand port.
     #[error("port {port} of RDMA device {device} is InfiniBand, not Ethernet: it has no RoCEv2")]
     NotEthernet {
-        /// The device.
         device: String,
-        /// Port number.
         port: u8,
     },
     /// The port has no RoCEv2 GID for the address, or the requested GID is not RoCEv2.
     #[error("port {port} of RDMA device {device} has no GID of RoCEv2 {}; {}", gid_text(.index, .ip), table_text(.gids))]
     NoGid {
-        /// The device.
         device: String,
-        /// Port number.
         port: u8,
-        /// The requested address.
         ip: Option<Ipv4Addr>,
-        /// The requested index.
         index: Option<u32>,
-        /// The GID table of the port.
         gids: Vec<GidEntry>,
     },
     /// The kernel has no route to the address through the device.
     #[error("the kernel has no route to {remote} by RDMA device {device} at {ip}{}", from_text(.from))]
     NoRoute {
-        /// The remote address of the QP.
         remote: Ipv4Addr,
-        /// The device.
         device: String,
-        /// The device's address.
         ip: Ipv4Addr,
-        /// The source address that the kernel would use instead.
         from: Option<IpAddr>,
     },
     /// The device has failed.
     #[error("RDMA device {device} has failed: {event}")]
     DeviceFailed {
-        /// The device.
         device: String,
-        /// The event that the device reported.
         event: String,
     },
     /// The operating system returned an error.
     #[error("{what}: {source}")]
     Io {
-        /// The failed operation.
         what: &'static str,
-        /// The system's error.
         source: io::Error,
     },
 }

@@ -21,13 +21,12 @@ const ACK_TIMEOUT_US: u32 = 4_000;
 /// Errors of planning.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum PlanError {
     /// There are fewer ports than members.
     #[error("{need} ports are needed, one for each member, but there are {have}")]
     TooFewPlaces {
-        /// Number of members.
         need: usize,
-        /// Number of ports.
         have: usize,
     },
     /// The groups have faults.
@@ -36,15 +35,12 @@ pub enum PlanError {
     /// A member has no port: the group would wait for it.
     #[error("group `{group}` has the member `{member}`, but no port has this name")]
     NobodyPlays {
-        /// Name of the group.
         group: String,
-        /// Name of the member.
         member: String,
     },
     /// The group is of a kind without simulated hosts.
     #[error("group `{group}` is a forwarding group, which has no simulated hosts")]
     NotPlayed {
-        /// Name of the group.
         group: String,
     },
     /// The group continues to another switch.
@@ -52,23 +48,18 @@ pub enum PlanError {
         "group `{group}` goes on to the switch `{switch}`: only members next to this switch can be played"
     )]
     BehindSwitch {
-        /// Name of the group.
         group: String,
-        /// Name of the other switch.
         switch: String,
     },
     /// The switch has no group for the pattern.
     #[error("the pattern {pattern} needs a {kind} group, and there is none")]
     NoGroup {
-        /// `multicast` or `collective`.
         kind: &'static str,
-        /// The pattern.
         pattern: Pattern,
     },
     /// The payload exceeds the path MTU.
     #[error("group `{group}` has a path MTU of {pmtu} bytes, and {payload} bytes of payload are asked for")]
     OverPmtu {
-        /// Name of the group.
         group: String,
         /// Path MTU in bytes.
         pmtu: usize,

@@ -111,15 +111,13 @@ pub trait Store: fmt::Debug + Send + Sync {
 
 /// Why a store fails.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum StoreError {
     /// The store itself fails.
     #[error("store {store}: {}{error}", .entry.as_ref().map(|e| format!("{e}: ")).unwrap_or_default())]
     Failed {
-        /// Name of the store.
         store: String,
-        /// The single entry that was read or written, if any.
         entry: Option<Key>,
-        /// Why.
         error: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Written by a newer Castnet.
@@ -127,37 +125,27 @@ pub enum StoreError {
         "store {store}: layout {found} is newer than {STORE_VERSION}, the newest that this version reads"
     )]
     Layout {
-        /// Name of the store.
         store: String,
-        /// Its layout.
         found: String,
     },
     /// A value cannot be decoded.
     #[error("store {store}: the entry {entry} does not read: {error}")]
     Entry {
-        /// Name of the store.
         store: String,
-        /// Which entry.
         entry: Key,
-        /// Why.
         error: serde_json::Error,
     },
     /// Somebody else has written the entry.
     #[error("store {store}: {entry} was written by somebody else: version {found}, not {expected}")]
     Conflict {
-        /// Name of the store.
         store: String,
-        /// Which entry.
         entry: Key,
-        /// Expected version.
         expected: Version,
-        /// Version in the store.
         found: Version,
     },
     /// It was closed.
     #[error("store {store}: closed")]
     Closed {
-        /// Name of the store.
         store: String,
     },
 }

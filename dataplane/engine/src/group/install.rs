@@ -15,6 +15,7 @@ pub(crate) const OVERHEAD: usize = PACKET_HEADERS + Reth::LEN + 4 + ICRC_LEN;
 
 /// Why a group cannot be installed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum InstallError {
     /// The rule is inconsistent.
     #[error("the rule has {} fault(s); the first: {}", .0.len(), .0.first().map(ToString::to_string).unwrap_or_default())]
@@ -22,9 +23,7 @@ pub enum InstallError {
     /// An endpoint is at a port that the switch does not have, though it has one of a higher number.
     #[error("endpoint {endpoint} is at port {port}, which this switch does not have")]
     NoPort {
-        /// The endpoint's index in the rule.
         endpoint: usize,
-        /// The port.
         port: PortId,
     },
     /// The rule has no Ethernet address for a next hop, and the switch does not know one.
@@ -33,37 +32,28 @@ pub enum InstallError {
          the rule (mac), add a route to {ip} by port {port} (castnet route add), or let the switch see {ip} by ARP"
     )]
     NoMac {
-        /// The endpoint's index in the rule.
         endpoint: usize,
-        /// Its port.
         port: PortId,
-        /// The next hop's address.
         ip: Ipv4Addr,
     },
     /// Packets of the group are too long for a port.
     #[error("path MTU {pmtu} needs an MTU of {need} on port {port}, which has {mtu}")]
     MtuTooSmall {
-        /// The port.
         port: PortId,
         /// The group's path MTU in bytes.
         pmtu: usize,
-        /// The MTU that the group needs.
         need: usize,
-        /// The port's MTU.
         mtu: usize,
     },
     /// The number of groups has reached its limit.
     #[error("{max} groups are installed: no place for another")]
     GroupsFull {
-        /// The most groups.
         max: usize,
     },
     /// The memory reserved for groups is used up.
     #[error("the group needs {need} bytes, {left} of {max} are left")]
     NoMemory {
-        /// Bytes that the group needs.
         need: usize,
-        /// Bytes that are left.
         left: usize,
         /// Most bytes for all groups.
         max: usize,
@@ -74,7 +64,6 @@ pub enum InstallError {
     /// The McstID is an address of the switch itself.
     #[error("{mcst_id} is an address of this switch")]
     OwnAddress {
-        /// The address.
         mcst_id: McstId,
     },
 }

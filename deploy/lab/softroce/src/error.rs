@@ -8,13 +8,12 @@ use crate::job::Output;
 
 /// Errors of labs.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum LabError {
     /// Something that this machine lacks, and a remedy: a reason to skip a test.
     #[error("{what} is missing: {remedy}")]
     Missing {
-        /// The thing.
         what: String,
-        /// How to get it.
         remedy: String,
     },
     /// An invalid request.
@@ -23,67 +22,48 @@ pub enum LabError {
     /// The system refused something.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried, on what.
         what: String,
-        /// The system's reason.
         source: io::Error,
     },
     /// A program of the host failed.
     #[error("`{command}` failed ({status}): {stderr}")]
     Command {
-        /// Its command line.
         command: String,
-        /// How it ended.
         status: String,
-        /// What it said.
         stderr: String,
     },
     /// A Debian package holds something else than this crate understands.
     #[error("{what}: {why}")]
     Package {
-        /// The package or file.
         what: String,
-        /// What is wrong with it.
         why: String,
     },
     /// A machine did not come up.
     #[error("{host} did not come up ({why}); its console ends:\n{console}")]
     Boot {
-        /// The machine.
         host: String,
-        /// Too late, or its QEMU ended.
         why: String,
-        /// The last lines of its console and of QEMU.
         console: String,
     },
     /// A machine has ended, or does not answer.
     #[error("{host}: {why}; its console ends:\n{console}")]
     Guest {
-        /// The machine.
         host: String,
-        /// What happened.
         why: String,
-        /// The last lines of its console and of QEMU.
         console: String,
     },
     /// A script did not end in time. [`crate::Host::run`] has killed it.
     #[error("{host}: not done after {after:?}; so far {so_far}")]
     Timeout {
-        /// The machine.
         host: String,
-        /// The time that it was given.
         after: Duration,
-        /// What it had written.
         so_far: Output,
     },
     /// A script ended without the output that was waited for.
     #[error("{host}: ended without `{needle}`: {output}")]
     NoSuchOutput {
-        /// The machine.
         host: String,
-        /// What was waited for.
         needle: String,
-        /// All that it wrote.
         output: Output,
     },
 }

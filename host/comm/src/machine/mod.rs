@@ -217,11 +217,11 @@ pub enum Event<'a> {
 
 /// Why a task failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum Failure {
     /// Ranks made different calls.
     #[error("ranks disagree on collective {sequence}: rank {} called {}, rank {} called {}", first.0, CallText(&first.1), second.0, CallText(&second.1))]
     Conflict {
-        /// Number of the collective in its group.
         sequence: u32,
         /// A rank and its call.
         first: (u16, Call),
@@ -234,9 +234,7 @@ pub enum Failure {
     /// A message of another rank belongs to a different call.
     #[error("rank {peer} made another call than this rank (collective {task})")]
     Mismatch {
-        /// The rank that sent it.
         peer: u16,
-        /// Number of the collective.
         task: u64,
     },
     /// An earlier collective failed, and the group with it.
@@ -247,9 +245,7 @@ pub enum Failure {
     Channel {
         /// The rank at the remote end; `None`: the group.
         peer: Option<u16>,
-        /// Lane of the queue pair, where the group has several.
         lane: Option<u8>,
-        /// Status of its work request.
         status: Status,
     },
     /// An invalid message was received.
@@ -257,7 +253,6 @@ pub enum Failure {
     Protocol {
         /// The rank that sent it; `None`: the group.
         peer: Option<u16>,
-        /// What is invalid.
         reason: &'static str,
     },
 }

@@ -8,6 +8,7 @@ use crate::error::{RnicError, status_text};
 /// Error of a stream. The sender or receiver cannot be used afterwards.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum StreamError {
     /// An error of the RNIC.
     #[error(transparent)]
@@ -15,33 +16,23 @@ pub enum StreamError {
     /// A work request failed, and with it its QP.
     #[error("{}work request {wr_id} of QP {qpn} ended with {status:?}: {}", in_lane(*.lane), status_text(*.status))]
     Work {
-        /// The lane, if there are several.
         lane: Option<u8>,
-        /// The QP.
         qpn: Qpn,
-        /// Number of the message (at the sender) or of the slot (at the receiver).
         wr_id: u64,
-        /// Status of the work request.
         status: Status,
     },
     /// A value of the configuration is out of range.
     #[error("{field} is {value}, must be {min} to {max}")]
     OutOfRange {
-        /// The field.
         field: &'static str,
-        /// The value.
         value: u64,
-        /// The minimum.
         min: u64,
-        /// The maximum.
         max: u64,
     },
     /// The call is not possible in the current state.
     #[error("{call} is not possible now: {reason}")]
     WrongOrder {
-        /// The call.
         call: &'static str,
-        /// The reason.
         reason: &'static str,
     },
     /// The source has more or fewer bytes than declared.
@@ -51,41 +42,31 @@ pub enum StreamError {
         declared: u64,
         /// The number of bytes so far.
         found: u64,
-        /// True if the source has ended.
         is_end: bool,
     },
     /// A message violates the format of streams.
     #[error("message {number} is no part of a stream: {what}")]
     Malformed {
-        /// Number of the message, counted at the receiver.
         number: u64,
-        /// The violation.
         what: &'static str,
     },
     /// The number of a message is not the expected one. RC delivers in order, so the two sides did not start together.
     #[error("expected message {expected}, received {found:#x} (modulo 2^30)")]
     OutOfSequence {
-        /// The expected number.
         expected: u64,
-        /// The received number.
         found: u32,
     },
     /// The received bytes differ from the sent ones.
     #[error("{name}: SHA-256 of {bytes} bytes received differs from that of {sent_bytes} bytes sent")]
     Digest {
-        /// Name of the stream.
         name: String,
-        /// Bytes received.
         bytes: u64,
-        /// Bytes sent according to the sender.
         sent_bytes: u64,
     },
     /// The source or the sink failed.
     #[error("{what}: {source}")]
     Io {
-        /// The failed operation.
         what: &'static str,
-        /// The system's error.
         source: io::Error,
     },
     /// The caller stopped the loop.
