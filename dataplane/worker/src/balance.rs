@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use castnet_wire::{McstId, Nanos};
+use castnet_wire::{CounterSet, McstId, Nanos, counters};
 
 /// Settings for moving groups between workers automatically.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,31 +43,25 @@ mod cost {
     pub(super) const BYTE: f64 = 0.06;
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct GroupWork {
-    pub(crate) data: u64,
-    pub(crate) copies: u64,
-    /// ACKs, NAKs and CNPs, in and out.
-    pub(crate) feedback: u64,
-    /// Of collectives, in and out.
-    pub(crate) packets: u64,
-    pub(crate) bytes: u64,
-    /// Received frames of all kinds.
-    pub(crate) frames_in: u64,
+counters! {
+    /// Work of a group.
+    pub(crate) struct GroupWork {
+        /// Data frames received.
+        data,
+        /// Copies sent.
+        copies,
+        /// ACKs, NAKs and CNPs, in and out.
+        feedback,
+        /// Packets of collectives, in and out.
+        packets,
+        /// Bytes of these packets.
+        bytes,
+        /// All of the group's frames that were received.
+        frames_in,
+    }
 }
 
 impl GroupWork {
-    fn since(&self, before: &Self) -> Self {
-        Self {
-            data: self.data.saturating_sub(before.data),
-            copies: self.copies.saturating_sub(before.copies),
-            feedback: self.feedback.saturating_sub(before.feedback),
-            packets: self.packets.saturating_sub(before.packets),
-            bytes: self.bytes.saturating_sub(before.bytes),
-            frames_in: self.frames_in.saturating_sub(before.frames_in),
-        }
-    }
-
     fn cost(&self) -> f64 {
         self.data as f64 * cost::DATA
             + self.copies as f64 * cost::COPY

@@ -13,7 +13,6 @@ use crate::error::Stopped;
 use crate::events::{MoveCause, SwitchEventKind};
 use crate::report::Report;
 
-/// Runs on the housekeeping thread.
 pub(crate) struct Balancer {
     balance: Balance,
     due: Instant,

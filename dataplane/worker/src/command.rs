@@ -12,7 +12,6 @@ use crossbeam::channel::Sender;
 
 use crate::report::Report;
 
-/// Commands that a worker executes per iteration, at most.
 pub(crate) const PER_ITERATION: usize = 8;
 pub(crate) const QUEUE: usize = 64;
 

@@ -38,10 +38,9 @@ pub(crate) struct Clock {
 impl Clock {
     pub(crate) fn start() -> Self {
         let clock = quanta::Clock::new();
-        let origin = clock.now();
         Self {
+            origin: clock.now(),
             clock,
-            origin,
             started: SystemTime::now(),
         }
     }
@@ -82,31 +81,18 @@ impl Clock {
 }
 
 pub(crate) struct WorkerHandle {
-    commands: Sender<Command>,
-    waker: Waker,
-    generation_in_use: Arc<AtomicU64>,
-    alive: Weak<()>,
+    pub(crate) commands: Sender<Command>,
+    pub(crate) waker: Waker,
+    pub(crate) generation_in_use: Arc<AtomicU64>,
+    /// Expires when the worker ends.
+    pub(crate) alive: Weak<()>,
 }
 
 /// How often a caller that waits for a worker checks that the worker is alive.
 const ALIVE_CHECK: Duration = Duration::from_millis(50);
 
 impl WorkerHandle {
-    pub(crate) fn new(
-        commands: Sender<Command>,
-        waker: Waker,
-        generation_in_use: Arc<AtomicU64>,
-        alive: Weak<()>,
-    ) -> Self {
-        Self {
-            commands,
-            waker,
-            generation_in_use,
-            alive,
-        }
-    }
-
-    /// Blocks while the queue is full.
+    /// Sends a command. Blocks while the queue is full.
     pub(crate) fn send(&self, command: Command) -> Result<(), Stopped> {
         self.commands.send(command).map_err(|_| Stopped)?;
         self.waker.wake();
@@ -313,14 +299,10 @@ impl SharedControl {
             .iter()
             .map(|(mcst_id, group)| (*mcst_id, group.worker));
         for port_index in self.flow_tables.steer(groups) {
-            let name = self
-                .infos
-                .get(port_index)
-                .map(|info| info.name.as_str())
-                .unwrap_or_default();
+            let name = self.infos.get(port_index).map(|info| info.name.as_str());
             let steered = self.flow_tables.result(port_index).unwrap_or_default();
             tracing::info!(
-                port = name,
+                port = name.unwrap_or_default(),
                 rules = steered.rules,
                 refused = steered.refused,
                 reason = steered.reason,
@@ -479,11 +461,8 @@ impl SharedControl {
             return Err(RouteError::Faults(faults));
         }
         for route in routes {
-            let unknown = route
-                .next_hops
-                .iter()
-                .find(|hop| !self.infos.iter().any(|i| i.id == hop.port));
-            if let Some(hop) = unknown {
+            let is_known = |port| self.infos.iter().any(|info| info.id == port);
+            if let Some(hop) = route.next_hops.iter().find(|hop| !is_known(hop.port)) {
                 return Err(RouteError::NoPort {
                     prefix: route.prefix.to_string(),
                     port: hop.port,
@@ -521,8 +500,8 @@ impl Installer<'_> {
         self.state.groups.get(&mcst_id).map(|g| &g.rule)
     }
 
-    /// Fills in the next hops' Ethernet addresses that the rule leaves open, from the running rule of the same
-    /// generation, the routes, and ARP, as far as they are known.
+    /// Fills in the next hops' Ethernet addresses that the rule leaves open and the switch knows. Sources are
+    /// the running rule of the same generation, the routes, and ARP.
     pub fn resolve<'r>(&self, rule: &'r GroupRule) -> Result<Cow<'r, GroupRule>, Stopped> {
         self.shared.resolve(&self.state, rule)
     }
@@ -637,22 +616,14 @@ impl State {
     fn choose_worker(&self, name: &str, workers: usize) -> usize {
         let of = lane_of(name).and_then(|(group, _)| self.lanes_per_worker.get(group));
         let count = |counts: &Vec<usize>, worker: usize| counts.get(worker).copied().unwrap_or(0);
-        // Other lanes of the same group, expected load, groups.
-        let mut load: Vec<(usize, u32, usize)> = (0..workers)
-            .map(|w| {
-                (
-                    of.map_or(0, |lanes| count(lanes, w)),
-                    0,
-                    count(&self.groups_per_worker, w),
-                )
-            })
-            .collect();
-        for ((_, busy, groups), (was, since)) in load.iter_mut().zip(&self.loads) {
-            *busy = expected_load(*was, *since, *groups);
-        }
-        load.iter()
-            .enumerate()
-            .min_by_key(|(_, load)| **load)
-            .map_or(0, |(worker, _)| worker)
+        // Key per worker: other lanes of the same group, expected load, groups.
+        let key = |&worker: &usize| {
+            let lanes = of.map_or(0, |lanes| count(lanes, worker));
+            let groups = count(&self.groups_per_worker, worker);
+            let load = self.loads.get(worker);
+            let expected = load.map_or(0, |(busy, since)| expected_load(*busy, *since, groups));
+            (lanes, expected, groups)
+        };
+        (0..workers).min_by_key(key).unwrap_or(0)
     }
 }

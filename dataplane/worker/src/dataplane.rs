@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use crate::command::{self, Command, Sink, Subscriber};
 use crate::config::DataplaneConfig;
-use crate::control::{Clock, Installed, Installer, SharedControl, WorkerHandle};
+use crate::control::{Clock, Installed, Installer, SharedControl};
 use crate::error::{InstallError, MoveError, RouteError, StartError, Stopped, TapError};
 use crate::events::{EventStream, MoveCause};
 use crate::housekeeping::{self, Note};
@@ -35,8 +35,9 @@ const TAP_QUEUE: usize = 4096;
 
 /// A running dataplane. Dropping it stops it.
 ///
-/// Any thread may call its methods. They block until the workers reply between two batches, usually within
-/// microseconds. Async code must use `spawn_blocking`.
+/// All methods may be called from any thread. They block until the workers reply. Workers reply between two
+/// batches, usually within microseconds. Async code must call them in `spawn_blocking`. They fail once the dataplane
+/// has [`Stopped`].
 pub struct Dataplane {
     shared: Arc<SharedControl>,
     threads: Mutex<Option<Threads>>,
@@ -58,21 +59,19 @@ impl Dataplane {
         Self::start_in(config, move |_| Ok(Pool::new(pool)))
     }
 
-    /// As [`Dataplane::start`], with frames in memory that `make` creates on the thread of each worker, by its index.
+    /// Starts a dataplane whose frames live in memory of type `M`. `make` is called on each worker's thread
+    /// with the worker's index.
     pub fn start_in<M: Memory>(
         config: DataplaneConfig,
         make: impl Fn(usize) -> Result<M, OpenError> + Send + Sync + 'static,
     ) -> Result<Self, StartError> {
         let make: Arc<MakeMemory<M>> = Arc::new(make);
-        match config.workers.len() {
-            0 => return Err(StartError::NoWorkers),
-            given if given > WORKERS_MAX => {
-                return Err(StartError::TooManyWorkers {
-                    given,
-                    max: WORKERS_MAX,
-                });
-            }
-            _ => {}
+        let (given, max) = (config.workers.len(), WORKERS_MAX);
+        if given == 0 {
+            return Err(StartError::NoWorkers);
+        }
+        if given > max {
+            return Err(StartError::TooManyWorkers { given, max });
         }
         let config = Arc::new(config);
         let clock = Clock::start();
@@ -186,13 +185,13 @@ impl Dataplane {
         self.install_together(|installer| installer.install(rule))?
     }
 
-    /// Installs several groups, one by one in `install`, and publishes them together. On return the frames of all are
-    /// served. Other changes wait until then; workers do not.
+    /// Installs several groups and publishes them together. `install` installs them one by one. When this
+    /// returns, the frames of all installed groups are served. Other changes wait until then; workers do not.
     pub fn install_together<T>(&self, install: impl FnOnce(&mut Installer<'_>) -> T) -> Result<T, Stopped> {
         self.shared.install_together(install)
     }
 
-    /// Removes a group. Returns its rule, `None` if there is no such group.
+    /// Removes a group and returns its rule. Returns `None` if there is no such group.
     pub fn remove_group(&self, mcst_id: McstId) -> Result<Option<GroupRule>, Stopped> {
         self.shared.remove(mcst_id)
     }
@@ -223,7 +222,7 @@ impl Dataplane {
         state.groups.get(&mcst_id).map(|g| g.rule.clone())
     }
 
-    /// The rule and status of one group. `None` if there is no such group.
+    /// The rule and status of one group. Returns `None` if there is no such group.
     pub fn group(&self, mcst_id: McstId) -> Result<Option<InstalledGroup>, Stopped> {
         let state = self.shared.state.lock();
         let Some(group) = state.groups.get(&mcst_id) else {
@@ -273,7 +272,9 @@ impl Dataplane {
         self.shared.state.lock().generation
     }
 
-    /// All counters. Those of each worker are a consistent snapshot.
+    // ------------------------------------------------------------------------------------------------ reading
+
+    /// All counters. The counters of each worker are a consistent snapshot.
     pub fn counters(&self) -> Result<Counters, Stopped> {
         let _no_moves = self.shared.moves.read();
         self.counters_now()
@@ -352,9 +353,8 @@ impl Dataplane {
     /// The learned Ethernet addresses, in order.
     pub fn fdb(&self) -> Result<Vec<FdbEntry>, Stopped> {
         let entries = Vec::with_capacity(self.shared.config.engine.fdb_capacity);
-        let mut entries = self
-            .first_worker()?
-            .request(|reply| Command::Fdb(entries, reply))?;
+        let worker = self.shared.workers.first().ok_or(Stopped)?;
+        let mut entries = worker.request(|reply| Command::Fdb(entries, reply))?;
         entries.sort_unstable();
         Ok(entries)
     }
@@ -399,7 +399,8 @@ impl Dataplane {
         self.tap(filter, count, Sink::Traces)
     }
 
-    /// As [`Dataplane::trace_live`], but captures up to `length_max` bytes of each frame.
+    /// Captures up to `length_max` bytes of each of the next `count` frames that match `filter`. Frames that
+    /// are dropped between workers or in a port are not captured.
     pub fn capture(
         &self,
         filter: FrameFilter,
@@ -445,9 +446,7 @@ impl Dataplane {
         }
     }
 
-    fn first_worker(&self) -> Result<&WorkerHandle, Stopped> {
-        self.shared.workers.first().ok_or(Stopped)
-    }
+    // ----------------------------------------------------------------------------------------------- stopping
 
     /// Stops receiving, sends the frames that are queued between workers and in the outputs, and ends the threads.
     /// Returns the final counters, `None` if the dataplane had already stopped or a worker had died.

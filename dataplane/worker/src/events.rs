@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use castnet_engine::EventKind;
 use castnet_wire::{McstId, Nanos, PortId};
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, TrySendError, bounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 use parking_lot::Mutex;
 
 /// An event of the switch.
@@ -151,17 +151,7 @@ impl EventStream {
         self.from.recv_timeout(timeout)
     }
 
-    /// The next event if one is queued. `Disconnected` as in [`Self::recv_timeout`].
-    pub fn try_recv(&self) -> Result<SwitchEvent, TryRecvError> {
-        self.from.try_recv()
-    }
-
-    /// The channel, for use in `select!`.
-    pub fn receiver(&self) -> &Receiver<SwitchEvent> {
-        &self.from
-    }
-
-    /// The number of events lost because a queue was full.
+    /// The number of events that this subscriber missed because a queue was full.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed) + self.before.load(Ordering::Relaxed) - self.before_start
     }
@@ -170,6 +160,7 @@ impl EventStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crossbeam::channel::TryRecvError;
 
     fn event(n: u64) -> SwitchEvent {
         let kind = SwitchEventKind::Engine(EventKind::FdbFull {
@@ -189,13 +180,16 @@ mod tests {
         (0..5).for_each(|n| subscribers.send(&event(n)));
         before.fetch_add(1, Ordering::Relaxed);
         assert_eq!((slow.lost(), fast.lost()), (4, 1));
-        assert_eq!([slow.try_recv(), slow.try_recv()], [Ok(event(0)), Ok(event(1))]);
-        assert_eq!(slow.try_recv(), Err(TryRecvError::Empty));
+        assert_eq!(
+            [slow.from.try_recv(), slow.from.try_recv()],
+            [Ok(event(0)), Ok(event(1))]
+        );
+        assert_eq!(slow.from.try_recv(), Err(TryRecvError::Empty));
         drop(slow);
         subscribers.send(&event(5));
         assert_eq!(subscribers.0.lock().len(), 1);
         subscribers.close();
-        assert_eq!(fast.receiver().iter().count(), 6);
-        assert_eq!(fast.try_recv(), Err(TryRecvError::Disconnected));
+        assert_eq!(fast.from.iter().count(), 6);
+        assert_eq!(fast.from.try_recv(), Err(TryRecvError::Disconnected));
     }
 }

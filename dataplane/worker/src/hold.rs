@@ -103,7 +103,6 @@ impl<B> MoveState<B> {
         self.before_detach[from] = self.before_detach[from].saturating_sub(1);
     }
 
-    /// True if nothing is pending that must be polled.
     pub(crate) fn is_idle(&self) -> bool {
         self.pending_detach.is_none() && self.pending_barrier.is_none() && self.blocked.is_empty()
     }
@@ -179,7 +178,7 @@ impl<M: Memory> Worker<M> {
 
     /// Waits until the frames now in the inbound rings have been processed.
     pub(crate) fn detach(&mut self, now: Nanos, mcst_id: McstId, reply: Sender<Option<Context>>) {
-        for (before_detach, ring) in self.moving.before_detach.iter_mut().zip(&self.inbound) {
+        for (before_detach, ring) in self.moving.before_detach.iter_mut().zip(&self.setup.inbound) {
             *before_detach = ring.len();
         }
         self.moving.pending_detach = Some((mcst_id, now + CATCH_UP, reply));
@@ -212,7 +211,12 @@ impl<M: Memory> Worker<M> {
             }
         }
         if let Some((catch_up, until, reply)) = self.moving.pending_barrier.take() {
-            let crowded = || self.inbound.iter().any(|ring| 2 * ring.len() > ring.capacity());
+            let crowded = || {
+                self.setup
+                    .inbound
+                    .iter()
+                    .any(|ring| 2 * ring.len() > ring.capacity())
+            };
             if !self.moving.was_unblocked || (catch_up && now < until && crowded()) {
                 self.moving.pending_barrier = Some((catch_up, until, reply));
             } else {

@@ -25,7 +25,7 @@ impl<M: Memory> Worker<M> {
         self.take_tables(now);
         let mut work = 0;
         for _ in 0..PER_ITERATION {
-            match self.commands.try_recv() {
+            match self.setup.commands.try_recv() {
                 Ok(command) => {
                     work += 1;
                     self.stats.counters.commands += 1;
@@ -62,10 +62,10 @@ impl<M: Memory> Worker<M> {
     fn take_tables(&mut self, now: Nanos) {
         let published = self.published.load();
         let generation = published.generation();
-        if generation != self.generation_in_use.load(Ordering::Relaxed) {
+        if generation != self.setup.generation_in_use.load(Ordering::Relaxed) {
             self.engine.set_tables(now, published.tables.clone());
             // Control frees older tables after it reads this generation.
-            self.generation_in_use.store(generation, Ordering::Release);
+            self.setup.generation_in_use.store(generation, Ordering::Release);
         }
     }
 
@@ -108,7 +108,7 @@ impl<M: Memory> Worker<M> {
         }
         self.stats.batch_sizes[frames] += 1;
         self.outputs.meter.lap(Part::Receive);
-        if self.outbound.len() > 1 {
+        if self.setup.outbound.len() > 1 {
             self.hand_over(now, port_index, false);
             self.outputs.meter.lap(Part::HandOver);
         }
@@ -131,8 +131,8 @@ impl<M: Memory> Worker<M> {
             }
             let destination = destination(frame.head());
             let owner = published.owner(destination);
-            let ring = match self.outbound.get(owner) {
-                Some(ring) if owner != self.index => ring,
+            let ring = match self.setup.outbound.get(owner) {
+                Some(ring) if owner != self.setup.index => ring,
                 _ if self.moving.must_hold(destination) => {
                     self.moving.hold(slot.id, frame);
                     continue;
@@ -152,7 +152,7 @@ impl<M: Memory> Worker<M> {
                 Err((reason, _)) => slot.drops[reason] += 1,
             }
         }
-        for (owner, ring) in self.outbound.iter().enumerate() {
+        for (owner, ring) in self.setup.outbound.iter().enumerate() {
             if woken & (1 << owner) != 0 {
                 ring.wake();
             }
@@ -163,8 +163,8 @@ impl<M: Memory> Worker<M> {
     /// Processes up to a batch from each other worker's ring.
     pub(crate) fn take_over(&mut self, now: Nanos) -> usize {
         let mut taken = 0;
-        for from in 0..self.inbound.len() {
-            if from == self.index || self.inbound[from].is_empty() {
+        for from in 0..self.setup.inbound.len() {
+            if from == self.setup.index || self.setup.inbound[from].is_empty() {
                 continue;
             }
             let mut batch: Option<PortId> = None;
@@ -172,7 +172,7 @@ impl<M: Memory> Worker<M> {
                 if !self.moving.has_capacity(1) {
                     break;
                 }
-                let Some(popped) = self.inbound[from].pop(&self.memory) else {
+                let Some(popped) = self.setup.inbound[from].pop(&self.memory) else {
                     break;
                 };
                 taken += 1;
@@ -291,17 +291,14 @@ impl<M: Memory> Worker<M> {
         }));
         into.rings.clear();
         into.rings.extend_from_slice(&self.rings);
-        let dropped = self
-            .outputs
-            .slots
-            .iter()
-            .map(|slot| slot.drops[DropReason::HandOverFull]);
+        let slots = self.outputs.slots.iter();
+        let dropped = slots.map(|slot| slot.drops[DropReason::HandOverFull]);
         self.stats.counters.hand_over_drops = dropped.sum();
         self.stats.clocks = self.outputs.meter.clocks();
         self.stats.groups = self.engine.group_count();
         self.stats.group_memory_bytes = self.engine.group_memory_bytes();
-        self.stats.generation = self.generation_in_use.load(Ordering::Relaxed);
-        self.stats.counters.lost = self.engine.events_lost() + self.engine.taps.lost();
+        self.stats.generation = self.setup.generation_in_use.load(Ordering::Relaxed);
+        self.stats.counters.lost = self.engine.events_lost() + self.engine.taps_lost();
         self.stats.pool = self.memory.stats();
         into.runtime = self.stats;
     }
@@ -315,8 +312,8 @@ impl<M: Memory> Worker<M> {
                 occupancy.add(ring);
             }
         }
-        for (from, (occupancy, ring)) in others.iter_mut().zip(&self.inbound).enumerate() {
-            if from != self.index {
+        for (from, (occupancy, ring)) in others.iter_mut().zip(&self.setup.inbound).enumerate() {
+            if from != self.setup.index {
                 let (used, size) = (ring.len(), ring.capacity());
                 occupancy.add(RingUse { used, size });
             }
@@ -328,8 +325,8 @@ impl<M: Memory> Worker<M> {
             let Some(event) = self.engine.pop_event() else {
                 break;
             };
-            if self.notes.try_send(Note::Event(event)).is_err() {
-                self.events_lost.fetch_add(1, Ordering::Relaxed);
+            if self.setup.notes.try_send(Note::Event(event)).is_err() {
+                self.setup.events_lost.fetch_add(1, Ordering::Relaxed);
             }
         }
         if self.has_subscribers() {
@@ -362,17 +359,16 @@ impl<M: Memory> Worker<M> {
         self.next_link_check = now + crate::worker::LINK_INTERVAL;
         for slot in self.outputs.slots.iter_mut().filter(|slot| slot.reports_link) {
             let link @ (up, mtu) = (slot.port.is_up(), slot.port.mtu());
+            if link == slot.reported_link {
+                continue;
+            }
+            let (at, port) = (now, slot.id);
             // If the queue is full, report at the next check.
-            if link != slot.reported_link
-                && self
-                    .notes
-                    .try_send(Note::Link {
-                        at: now,
-                        port: slot.id,
-                        up,
-                        mtu,
-                    })
-                    .is_ok()
+            if self
+                .setup
+                .notes
+                .try_send(Note::Link { at, port, up, mtu })
+                .is_ok()
             {
                 slot.reported_link = link;
                 slot.speed_mbps = slot.port.speed_mbps();

@@ -89,30 +89,6 @@ impl WorkerStats {
             clock_hz: 0,
         }
     }
-
-    /// Frames from the worker's ports and from other workers.
-    pub fn handled(&self) -> u64 {
-        self.counters.frames + self.counters.taken_over
-    }
-
-    /// The idle share of the time, 0 to 1.
-    pub fn idle_share(&self) -> f64 {
-        if self.elapsed == Nanos::ZERO {
-            0.0
-        } else {
-            self.idle.0 as f64 / self.elapsed.0 as f64
-        }
-    }
-
-    /// The mean number of frames per received batch.
-    pub fn batch_mean(&self) -> f64 {
-        let batches: u64 = self.batch_sizes.iter().sum();
-        if batches == 0 {
-            0.0
-        } else {
-            self.counters.frames as f64 / batches as f64
-        }
-    }
 }
 
 /// The hand-over keeps a set of workers in one 64-bit word.
@@ -296,7 +272,7 @@ pub struct InstalledGroup {
 /// Each received frame has exactly one outcome: `received = switched + routed + flooded + replicated +
 /// absorbed + dropped`. Each frame sent by an engine is sent or dropped by a port: `sent = sum(tx_frames) +
 /// sum(tx drops)`, unless a fault injector wraps the port.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Time of the snapshot on the dataplane's clock.
     pub at: Nanos,

@@ -30,13 +30,12 @@ pub(crate) fn await_opened(
     for worker in workers {
         match worker.opened.recv() {
             Ok(Ok(ready)) => {
-                let (waker, alive) = (ready.waker, ready.alive);
-                handles.push(WorkerHandle::new(
-                    worker.commands,
-                    waker,
-                    worker.generation_in_use,
-                    alive,
-                ));
+                handles.push(WorkerHandle {
+                    commands: worker.commands,
+                    waker: ready.waker,
+                    generation_in_use: worker.generation_in_use,
+                    alive: ready.alive,
+                });
                 links = ready.links;
                 flow_tables = ready.flow_tables;
             }
@@ -58,10 +57,9 @@ pub(crate) fn await_opened(
 pub(crate) fn rings<M: Memory>(config: &DataplaneConfig) -> Vec<Vec<Ring<M>>> {
     let workers = config.workers.len();
     let ring = |from, to| {
-        let (capacity, frame_max) = if from == to {
-            (1, 0)
-        } else {
-            (config.hand_over, config.pool.frame_max)
+        let (capacity, frame_max) = match from == to {
+            true => (1, 0),
+            false => (config.hand_over, config.pool.frame_max),
         };
         Arc::new(M::HandOver::new(capacity, frame_max))
     };

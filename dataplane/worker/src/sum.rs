@@ -1,8 +1,8 @@
 //! Sums the workers' reports into the counters of the switch.
 
-use castnet_engine::{KindSnapshot, PortCounters, Totals};
+use castnet_engine::{KindSnapshot, PortCounters};
 use castnet_port::PortStats;
-use castnet_wire::{CounterSet, Drops, Nanos};
+use castnet_wire::CounterSet;
 
 use crate::control::SharedControl;
 use crate::report::{Counters, GroupReport, KindReport, PortReport, Report};
@@ -28,12 +28,8 @@ impl<'a> Sum<'a> {
             }
         });
         let counters = Counters {
-            at: Nanos::ZERO,
-            totals: Totals::default(),
-            drops: Drops::default(),
             ports: ports.collect(),
-            groups: Vec::new(),
-            workers: Vec::new(),
+            ..Counters::default()
         };
         Self { shared, counters }
     }

@@ -49,14 +49,12 @@ impl<T> std::fmt::Debug for TapStream<T> {
     }
 }
 
-/// Reserves a tap id until it is dropped.
 pub(crate) struct TapGuard {
     shared: Arc<SharedControl>,
     pub(crate) id: TapId,
 }
 
 impl TapGuard {
-    /// `None` if all ids are in use.
     pub(crate) fn take(shared: &Arc<SharedControl>) -> Option<Self> {
         let id = TapId::all().find(|id| {
             let bit = 1 << id.index();

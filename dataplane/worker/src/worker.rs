@@ -75,19 +75,11 @@ pub(crate) fn run<M: Memory>(setup: WorkerSetup<M>, make: &MakeMemory<M>) {
 }
 
 pub(crate) struct Worker<M: Memory> {
-    pub(crate) index: usize,
-    pub(crate) config: Arc<DataplaneConfig>,
-    pub(crate) clock: Clock,
+    pub(crate) setup: WorkerSetup<M>,
     pub(crate) engine: Engine,
     pub(crate) outputs: Outputs<M>,
     pub(crate) memory: M,
     pub(crate) published: Cache<Arc<ArcSwap<Published>>, Arc<Published>>,
-    pub(crate) generation_in_use: Arc<AtomicU64>,
-    pub(crate) inbound: Vec<Ring<M>>,
-    pub(crate) outbound: Vec<Ring<M>>,
-    pub(crate) commands: Receiver<Command>,
-    pub(crate) notes: Sender<Note>,
-    pub(crate) events_lost: Arc<AtomicU64>,
     pub(crate) subscribers: Vec<Subscriber>,
     /// Frames just received, and those of them that this worker processes itself.
     pub(crate) batch: Batch<M::Buf>,
@@ -114,19 +106,7 @@ pub(crate) enum Iteration {
 
 impl<M: Memory> Worker<M> {
     fn open(setup: WorkerSetup<M>, make: &MakeMemory<M>) -> Result<(Self, OpenedWorker), StartError> {
-        let WorkerSetup {
-            index,
-            config,
-            clock,
-            published,
-            generation_in_use,
-            inbound,
-            outbound,
-            commands,
-            notes,
-            events_lost,
-            ..
-        } = setup;
+        let (index, config) = (setup.index, setup.config.clone());
         let core = config.workers.get(index).and_then(|w| w.core);
         if let Some(core) = core {
             pin(index, core)?;
@@ -136,7 +116,7 @@ impl<M: Memory> Worker<M> {
             source,
         })?;
         let mut sleeper = Sleeper::new().map_err(StartError::Thread)?;
-        let mut outputs = Outputs::new(memory.clone(), Meter::new(clock.clone()));
+        let mut outputs = Outputs::new(memory.clone(), Meter::new(setup.clock.clone()));
         let (mut links, mut flow_tables) = (Vec::new(), Vec::new());
         for (port_index, port) in config.ports.iter().enumerate() {
             let rank = rank(index, port_index, config.workers.len());
@@ -153,7 +133,12 @@ impl<M: Memory> Worker<M> {
             flow_tables.push(open.flow_table());
             outputs.add(port.id, open, receives, rank == 0);
         }
-        for (from, ring) in inbound.iter().enumerate().filter(|(from, _)| *from != index) {
+        for (from, ring) in setup
+            .inbound
+            .iter()
+            .enumerate()
+            .filter(|(from, _)| *from != index)
+        {
             debug_assert!(from < config.workers.len());
             ring.attach(&mut sleeper).map_err(StartError::Thread)?;
         }
@@ -166,21 +151,13 @@ impl<M: Memory> Worker<M> {
             flow_tables,
         };
         let mut stats = WorkerStats::new(index, core);
-        stats.clock_hz = clock.ticks_per_second();
+        stats.clock_hz = setup.clock.ticks_per_second();
         let worker = Self {
-            index,
-            clock,
-            rings: vec![Occupancy::default(); config.ports.len() + inbound.len()],
+            rings: vec![Occupancy::default(); config.ports.len() + setup.inbound.len()],
             engine,
             outputs,
             memory,
-            published: Cache::new(published),
-            generation_in_use,
-            inbound,
-            outbound,
-            commands,
-            notes,
-            events_lost,
+            published: Cache::new(setup.published.clone()),
             subscribers: Vec::with_capacity(TAPS_MAX),
             batch: Batch::new(),
             own_frames: Batch::new(),
@@ -192,22 +169,22 @@ impl<M: Memory> Worker<M> {
             sleeper,
             started: Nanos::ZERO,
             idle_polls: 0,
-            config,
+            setup,
         };
         Ok((worker, ready))
     }
 
     fn run(&mut self) {
-        match self.commands.recv() {
+        match self.setup.commands.recv() {
             Ok(Command::Go) => {}
             // Another worker could not open its ports.
             _ => return,
         }
-        self.started = self.clock.now();
+        self.started = self.setup.clock.now();
         let mut last = self.started;
         let mut idle = false;
         loop {
-            let now = self.clock.now();
+            let now = self.setup.clock.now();
             self.stats.elapsed = now.since(self.started);
             if idle {
                 self.stats.idle += now.since(last);
@@ -231,9 +208,10 @@ impl<M: Memory> Worker<M> {
 
     fn wait(&mut self, now: Nanos) {
         let idle = self
+            .setup
             .config
             .workers
-            .get(self.index)
+            .get(self.setup.index)
             .map(|w| w.idle)
             .unwrap_or_default();
         let Idle::Adaptive { spins, yields, sleep } = idle else {
@@ -275,26 +253,24 @@ impl<M: Memory> Worker<M> {
         let Self {
             sleeper,
             outputs,
-            inbound,
-            commands,
+            setup,
             published,
-            generation_in_use,
             receiving,
             ..
         } = self;
         sleeper.sleep(timeout, || {
-            !commands.is_empty()
-                || published.load().generation() != generation_in_use.load(Ordering::Relaxed)
+            !setup.commands.is_empty()
+                || published.load().generation() != setup.generation_in_use.load(Ordering::Relaxed)
                 || (*receiving && outputs.ready())
-                || inbound.iter().any(|ring| !ring.is_empty())
+                || setup.inbound.iter().any(|ring| !ring.is_empty())
         });
     }
 
     /// Called when no worker receives any more. Processes the inbound rings and sends what the ports still hold.
     pub(crate) fn drain(&mut self) {
-        let start = self.clock.now();
+        let start = self.setup.clock.now();
         loop {
-            let now = self.clock.now();
+            let now = self.setup.clock.now();
             let taken = self.take_over(now);
             for slot in &mut self.outputs.slots {
                 slot.port.poll(now);

@@ -608,7 +608,7 @@ fn an_overloaded_worker_loses_a_group() {
         // The pause shrinks relative to the bursts, so the load rises slowly up to the maximum.
         burst += 1;
         thread::yield_now();
-        while let Ok(event) = events.try_recv() {
+        while let Ok(event) = events.recv_timeout(Duration::ZERO) {
             if let SwitchEventKind::GroupMoved { from, to, cause, .. } = event.kind {
                 moved = Some((from, to, cause));
             }
