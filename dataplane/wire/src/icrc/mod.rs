@@ -137,8 +137,8 @@ pub fn read(frame: &impl FrameBuf, frame_len: usize) -> Option<u32> {
     (found == ICRC_LEN).then_some(u32::from_le_bytes(bytes))
 }
 
-/// Stores `icrc` in a frame. Returns false, with nothing changed, if the ICRC lies in the part that replicas share: only in a
-/// frame that is longer than its head and has Ethernet padding.
+/// Stores `icrc` in a frame. False, with nothing changed, if the ICRC lies in the part that replicas share: in a frame
+/// that is longer than its head and has Ethernet padding.
 #[inline]
 pub fn write(frame: &mut impl FrameBuf, frame_len: usize, icrc: u32) -> bool {
     let Some(from) = frame_len.checked_sub(ICRC_LEN) else {
