@@ -43,7 +43,7 @@ impl Kernel {
         self.run.call(&mut acc[..length], first, second);
     }
 
-    /// Copies the first contribution to `out`, and reduces the others into it in the given order. `out` is not read, and not written
+    /// Copies the first contribution to `out` and reduces the others into it in order. `out` is not read, and not written
     /// without contributions.
     pub fn fold<'a>(&self, out: &mut [u8], contributions: impl IntoIterator<Item = &'a [u8]>) {
         let mut contributions = contributions.into_iter();

@@ -178,8 +178,7 @@ mod x86 {
         in_blocks(acc, first, second, |acc, piece| T::zip(acc, piece, O::combine));
     }
 
-    /// Sums of f32, the most frequent operation, block by block: the compiler's loop is slow for pieces as short as the first. The rest
-    /// uses the plain loop.
+    /// Sums of f32, block by block: the compiler's loop is slow for pieces as short as the first. The rest uses it.
     #[target_feature(enable = "avx,avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
     pub(super) fn f32_sum_avx512(acc: &mut [u8], first: &[u8], second: &[u8]) {
         let mut left = Left {
