@@ -25,9 +25,7 @@ use crate::watch::{View, Watch};
 pub enum SimError {
     /// The host has no addresses.
     #[error("host {host:?} has no IP or Ethernet address")]
-    NoAddress {
-        host: String,
-    },
+    NoAddress { host: String },
     /// The engine of a switch did not start.
     #[error("switch {switch:?}: {error}")]
     Engine {
@@ -36,26 +34,16 @@ pub enum SimError {
     },
     /// The switch does not exist, or is stopped.
     #[error("no switch {switch:?} is running")]
-    NoSwitch {
-        switch: String,
-    },
+    NoSwitch { switch: String },
     /// A switch refused a group.
     #[error("switch {switch:?}: {error}")]
-    Install {
-        switch: String,
-        error: InstallError,
-    },
+    Install { switch: String, error: InstallError },
     /// A collective group cannot be placed.
     #[error("{reason}")]
-    Place {
-        reason: String,
-    },
+    Place { reason: String },
     /// The host cannot be a rank.
     #[error("host {host:?} cannot be a rank: {reason}")]
-    Rank {
-        host: String,
-        reason: String,
-    },
+    Rank { host: String, reason: String },
 }
 
 /// Why [`Simulation::run_until`] returned.

@@ -96,16 +96,10 @@ impl Agent {
 pub enum LoadError {
     /// The rules are wrong for this switch.
     #[error("{} fault(s) on a switch with {ports} ports; the first: {}", .faults.len(), .faults.first().map(ToString::to_string).unwrap_or_default())]
-    Faults {
-        ports: usize,
-        faults: Vec<Fault>,
-    },
+    Faults { ports: usize, faults: Vec<Fault> },
     /// The dataplane refuses a group.
     #[error("group {name:?}: {error}")]
-    Group {
-        name: String,
-        error: InstallError,
-    },
+    Group { name: String, error: InstallError },
     /// The dataplane refuses the routes.
     #[error("routes: {0}")]
     Routes(#[from] RouteError),

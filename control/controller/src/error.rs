@@ -178,10 +178,7 @@ impl From<Refusal> for Status {
 pub enum StartError {
     /// The configuration contradicts itself.
     #[error("{field}: {reason}")]
-    Config {
-        field: String,
-        reason: String,
-    },
+    Config { field: String, reason: String },
     /// The store fails.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -10,23 +10,16 @@ use castnet_wire::{McstId, Pmtu};
 pub enum PlanError {
     /// A multicast group without a receiver.
     #[error("members: {members} member(s); a group needs a source and at least one receiver")]
-    NoReceivers {
-        members: usize,
-    },
+    NoReceivers { members: usize },
     /// Not 2 to [`RANKS_MAX`](castnet_rules::RANKS_MAX) ranks.
     #[error(
         "ranks: {ranks} rank(s); a collective group has 2 to {}",
         castnet_rules::RANKS_MAX
     )]
-    BadSize {
-        ranks: usize,
-    },
+    BadSize { ranks: usize },
     /// No host of that name.
     #[error("{field}: the fabric has no host {host:?}")]
-    UnknownHost {
-        field: String,
-        host: String,
-    },
+    UnknownHost { field: String, host: String },
     /// A host is a member of a multicast group twice.
     #[error("{field}: host {host:?} is {first} already; a host is a member of a group once")]
     MemberTwice {
@@ -36,10 +29,7 @@ pub enum PlanError {
     },
     /// The source is among the receivers.
     #[error("{field}: host {host:?} is the source")]
-    SourceAmongReceivers {
-        field: String,
-        host: String,
-    },
+    SourceAmongReceivers { field: String, host: String },
     /// Neither fabric nor request has an address of the member.
     #[error("{field}: the {address} of host {host:?} is not known; give it in the request")]
     NoAddress {
@@ -49,10 +39,7 @@ pub enum PlanError {
     },
     /// The McstID is the address of a host.
     #[error("mcst_id: {mcst_id} is the address of host {host:?}")]
-    McstIdIsHost {
-        mcst_id: McstId,
-        host: String,
-    },
+    McstIdIsHost { mcst_id: McstId, host: String },
     /// No path from the source, or rank 0, to another member, or to any Castnet switch.
     #[error("{field}: no path from {from:?} to {to:?}: {}", cut_text(.cut))]
     NoPath {
@@ -77,26 +64,17 @@ pub enum PlanError {
     },
     /// Every tree of a collective group has a switch without room.
     #[error("{}", joined(.shortages))]
-    NoRoom {
-        shortages: Vec<Shortage>,
-    },
+    NoRoom { shortages: Vec<Shortage> },
     /// The tree passes routers, and the request has no McstID for one of its switches.
     #[error("switch {switch:?} has no McstID of its own, as each has where a tree passes routers")]
-    NoMcstId {
-        switch: String,
-    },
+    NoMcstId { switch: String },
     /// The rule checker refuses values of the request; fields as in the request.
     #[error("{}", joined(.faults))]
-    Refused {
-        faults: Vec<Fault>,
-    },
+    Refused { faults: Vec<Fault> },
     /// The rule checker refuses a rule of the plan: more members are behind one port than a group can have endpoints
     /// there, or the fabric contradicts itself, for instance with an invalid Ethernet address of a port.
     #[error("rule for switch {switch:?}: {}", joined(.faults))]
-    BadRule {
-        switch: String,
-        faults: Vec<Fault>,
-    },
+    BadRule { switch: String, faults: Vec<Fault> },
 }
 
 /// What a switch lacks for a group.
@@ -115,25 +93,16 @@ pub struct Shortage {
 pub enum Lack {
     /// Memory for slots and state, in bytes.
     #[error("needs {needed} bytes for it, {free} are free")]
-    Memory {
-        needed: u64,
-        free: u64,
-    },
+    Memory { needed: u64, free: u64 },
     /// It takes no more groups.
     #[error("takes no more groups")]
     Groups,
     /// The path MTU.
     #[error("does not carry a path MTU of {}{}", .wanted.bytes(), largest_text(.largest))]
-    Pmtu {
-        wanted: Pmtu,
-        largest: Option<Pmtu>,
-    },
+    Pmtu { wanted: Pmtu, largest: Option<Pmtu> },
     /// The tree has more endpoints there than a group can have.
     #[error("has {needed} endpoints in the tree, a group can have {max} there")]
-    Endpoints {
-        needed: u64,
-        max: u64,
-    },
+    Endpoints { needed: u64, max: u64 },
 }
 
 impl PlanError {

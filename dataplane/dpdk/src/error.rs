@@ -32,10 +32,7 @@ impl fmt::Display for Reason {
 pub enum DpdkError {
     /// The environment (EAL) cannot be started. A retry with other settings is possible.
     #[error("DPDK does not start with `{arguments}`: {reason}")]
-    Start {
-        arguments: String,
-        reason: Reason,
-    },
+    Start { arguments: String, reason: Reason },
     /// Hugepages are required, but not enough are free.
     #[error(
         "{needed} MiB of hugepages are needed and {free} MiB are free: `sysctl vm.nr_hugepages={pages}` reserves enough of 2 MiB, or do without them (hugepages=no)"
@@ -57,10 +54,7 @@ pub enum DpdkError {
     },
     /// The device does not exist, or its driver rejected it.
     #[error("no DPDK device `{device}`: {reason}")]
-    NoDevice {
-        device: String,
-        reason: Reason,
-    },
+    NoDevice { device: String, reason: Reason },
     /// A step of a device's setup failed.
     #[error("cannot set up `{device}` ({step}): {reason}")]
     SetUp {
@@ -70,9 +64,7 @@ pub enum DpdkError {
     },
     /// The device or queue is already in use in this process.
     #[error("`{device}` is in use already")]
-    InUse {
-        device: String,
-    },
+    InUse { device: String },
     /// The device has too few queues.
     #[error("`{device}` has {max} {direction} queues, {asked} are needed: one for each {what}")]
     Queues {

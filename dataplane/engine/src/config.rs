@@ -103,9 +103,7 @@ const GROUPS_LIMIT: usize = 1 << 20;
 pub enum ConfigError {
     /// Two ports have the same number.
     #[error("port {port} is configured twice")]
-    DuplicatePort {
-        port: PortId,
-    },
+    DuplicatePort { port: PortId },
     /// A size is too large for its table.
     #[error("{what} is {value}: at most {max}")]
     TooLarge {

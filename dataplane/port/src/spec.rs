@@ -30,9 +30,7 @@ pub enum OpenError {
     #[error(
         "no permission to open a raw socket on `{interface}`: needs CAP_NET_RAW; run as root, or `setcap cap_net_raw+ep` the program"
     )]
-    NoPermission {
-        interface: String,
-    },
+    NoPermission { interface: String },
     /// The kernel rejected a step of the setup.
     #[error("cannot set up `{interface}` ({step}): {source}; {hint}")]
     SetUp {
@@ -43,32 +41,21 @@ pub enum OpenError {
     },
     /// A file cannot be opened.
     #[error("cannot open `{}`: {source}", .path.display())]
-    File {
-        path: PathBuf,
-        source: io::Error,
-    },
+    File { path: PathBuf, source: io::Error },
     /// A file is not a capture of Ethernet frames.
     #[error("`{}` is not a pcap or pcapng file of Ethernet frames: {reason}", .path.display())]
-    NotACapture {
-        path: PathBuf,
-        reason: String,
-    },
+    NotACapture { path: PathBuf, reason: String },
     /// The program or context does not support DPDK devices.
     #[error(
         "`{device}` is a DPDK device, which only a switch built with DPDK can open: install libdpdk-dev, then `cargo build --release -p castnet --features dpdk`"
     )]
-    NoDpdk {
-        device: String,
-    },
+    NoDpdk { device: String },
     /// The memory for frames cannot be allocated.
     #[error("no buffers for frames: {0}")]
     Buffers(String),
     /// Error of another backend.
     #[error("cannot open port `{name}`: {reason}")]
-    Other {
-        name: String,
-        reason: String,
-    },
+    Other { name: String, reason: String },
 }
 
 /// A backend outside this crate.

@@ -75,10 +75,7 @@ pub enum ParseError {
     },
     /// Fields contradict each other.
     #[error("{header}: {rule}")]
-    Rule {
-        header: Header,
-        rule: &'static str,
-    },
+    Rule { header: Header, rule: &'static str },
 }
 
 impl ParseError {
@@ -127,9 +124,7 @@ pub enum EmitError {
     },
     /// The opcode asks for a header that was not given.
     #[error("the opcode carries {header}, which was not given")]
-    Missing {
-        header: Header,
-    },
+    Missing { header: Header },
     /// Longer than the length field of its header allows, or a payload for an opcode without one.
     #[error("{header}: {have} bytes, at most {max}")]
     TooLong {

@@ -17,16 +17,10 @@ pub enum StartError {
     NoWorkers,
     /// Too many workers are configured.
     #[error("{given} workers are configured: at most {max}")]
-    TooManyWorkers {
-        given: usize,
-        max: usize,
-    },
+    TooManyWorkers { given: usize, max: usize },
     /// The memory of a worker cannot be created.
     #[error("the memory of worker {worker}: {source}")]
-    Memory {
-        worker: usize,
-        source: OpenError,
-    },
+    Memory { worker: usize, source: OpenError },
     /// A port cannot be opened.
     #[error("port {id} (`{name}`): {source}")]
     Port {
@@ -70,11 +64,7 @@ pub enum InstallError {
     Clash(Vec<Fault>),
     /// A newer version of the group runs.
     #[error("group `{name}` runs generation {running}, this is generation {given}")]
-    Older {
-        name: String,
-        running: u64,
-        given: u64,
-    },
+    Older { name: String, running: u64, given: u64 },
     /// See [`Stopped`].
     #[error(transparent)]
     Stopped(#[from] Stopped),
@@ -92,21 +82,13 @@ fn first_of(faults: &[Fault]) -> String {
 pub enum MoveError {
     /// The group does not exist.
     #[error("there is no group {mcst_id}")]
-    NoGroup {
-        mcst_id: McstId,
-    },
+    NoGroup { mcst_id: McstId },
     /// The worker does not exist.
     #[error("there is no worker {worker}: this switch has {workers}, counted from 0")]
-    NoWorker {
-        worker: usize,
-        workers: usize,
-    },
+    NoWorker { worker: usize, workers: usize },
     /// The worker already has the group.
     #[error("group `{name}` is at worker {worker} already")]
-    Already {
-        name: String,
-        worker: usize,
-    },
+    Already { name: String, worker: usize },
     /// The worker has no capacity for the group.
     #[error("the worker has no capacity for it: {0}")]
     Refused(castnet_engine::InstallError),
@@ -125,10 +107,7 @@ pub enum RouteError {
     Faults(Vec<Fault>),
     /// A next hop uses a port that the switch does not have.
     #[error("route {prefix} leaves by port {port}, which this switch does not have")]
-    NoPort {
-        prefix: String,
-        port: PortId,
-    },
+    NoPort { prefix: String, port: PortId },
     /// See [`Stopped`].
     #[error(transparent)]
     Stopped(#[from] Stopped),

@@ -298,7 +298,7 @@ impl<M: Memory> Worker<M> {
         self.stats.groups = self.engine.group_count();
         self.stats.group_memory_bytes = self.engine.group_memory_bytes();
         self.stats.generation = self.setup.generation_in_use.load(Ordering::Relaxed);
-        self.stats.counters.lost = self.engine.events_lost() + self.engine.taps_lost();
+        self.stats.counters.lost = self.engine.events_lost() + self.engine.taps.lost();
         self.stats.pool = self.memory.stats();
         into.runtime = self.stats;
     }

@@ -50,15 +50,10 @@ pub enum ControllerError {
     Transport(#[from] TransportError),
     /// The controller refused.
     #[error("the controller refuses: {message} ({code:?})")]
-    Status {
-        code: tonic::Code,
-        message: String,
-    },
+    Status { code: tonic::Code, message: String },
     /// The controller's answer is invalid.
     #[error("invalid answer of the controller: {what}")]
-    Invalid {
-        what: String,
-    },
+    Invalid { what: String },
     /// The thread that calls the controller has ended.
     #[error("the thread that calls the controller has ended")]
     Ended,
@@ -97,10 +92,7 @@ pub enum CommError {
     },
     /// The rank does not exist.
     #[error("there is no rank {rank} among {size}")]
-    NoSuchRank {
-        rank: u16,
-        size: u16,
-    },
+    NoSuchRank { rank: u16, size: u16 },
     /// The operation does not support the type.
     #[error("{operation} does not support {data_type}")]
     Unsupported {
@@ -133,15 +125,10 @@ pub enum CommError {
     },
     /// A rank is gone and the group has failed.
     #[error("{rank} is gone and the group has failed: {reason}")]
-    RankFailed {
-        rank: RankName,
-        reason: String,
-    },
+    RankFailed { rank: RankName, reason: String },
     /// The group has failed.
     #[error("the group has failed: {reason}")]
-    GroupFailed {
-        reason: String,
-    },
+    GroupFailed { reason: String },
     /// Ranks made different calls.
     #[error(
         "ranks disagree on collective {sequence}: {} called {}, {} called {}",
@@ -158,15 +145,10 @@ pub enum CommError {
     #[error(
         "group {group:?} is not reproducible: its sums depend on the order of arrival; create it as reproducible, and let all ranks join it so"
     )]
-    NotReproducible {
-        group: String,
-    },
+    NotReproducible { group: String },
     /// Host-based: a rank made another call.
     #[error("{rank} made another call than this rank in collective {task}")]
-    Mismatch {
-        rank: RankName,
-        task: u64,
-    },
+    Mismatch { rank: RankName, task: u64 },
     /// An earlier collective failed. The next call joins the group again.
     #[error("an earlier collective failed: the next call joins the group again")]
     Aborted,
@@ -184,9 +166,7 @@ pub enum CommError {
     },
     /// An invalid message was received.
     #[error("{}", .failure)]
-    Protocol {
-        failure: crate::machine::Failure,
-    },
+    Protocol { failure: crate::machine::Failure },
     /// [`crate::CommConfig::interrupt`] was set.
     #[error("interrupted")]
     Interrupted,

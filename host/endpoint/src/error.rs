@@ -11,24 +11,16 @@ use crate::state::{QpEvent, QpState};
 pub enum QpError {
     /// The number is in use.
     #[error("QP {qpn} exists already")]
-    Exists {
-        qpn: Qpn,
-    },
+    Exists { qpn: Qpn },
     /// The QP does not exist.
     #[error("no QP {qpn}")]
-    Unknown {
-        qpn: Qpn,
-    },
+    Unknown { qpn: Qpn },
     /// QPNs 0, 1 and 0xFFFFFF are reserved.
     #[error("QP number {qpn} is reserved")]
-    Reserved {
-        qpn: Qpn,
-    },
+    Reserved { qpn: Qpn },
     /// The maximum number of QPs exists.
     #[error("all {max} QPs are in use")]
-    TooMany {
-        max: usize,
-    },
+    TooMany { max: usize },
     /// The QP's state does not allow the event.
     #[error("QP {qpn} is in state {state:?}, which has no step {event:?}")]
     WrongState {
@@ -46,9 +38,7 @@ pub enum QpError {
     },
     /// The next hop of an RC connection must be a unicast address.
     #[error("the next hop {mac} is a multicast address")]
-    MulticastMac {
-        mac: MacAddr,
-    },
+    MulticastMac { mac: MacAddr },
 }
 
 impl QpError {
@@ -74,30 +64,19 @@ impl QpError {
 pub enum PostError {
     /// The QP does not exist.
     #[error("no QP {qpn}")]
-    UnknownQp {
-        qpn: Qpn,
-    },
+    UnknownQp { qpn: Qpn },
     /// Sends need a connected QP.
     #[error("QP {qpn} is not connected")]
-    NotConnected {
-        qpn: Qpn,
-    },
+    NotConnected { qpn: Qpn },
     /// The queue is full.
     #[error("the queue of QP {qpn} is full, {max} work requests")]
-    QueueFull {
-        qpn: Qpn,
-        max: usize,
-    },
+    QueueFull { qpn: Qpn, max: usize },
     /// The completion queue has no capacity left. Polling completions frees capacity.
     #[error("all {max} completions are spoken for")]
-    CompletionQueueFull {
-        max: usize,
-    },
+    CompletionQueueFull { max: usize },
     /// No region has this key.
     #[error("no memory region has key {key}")]
-    UnknownKey {
-        key: MemoryKey,
-    },
+    UnknownKey { key: MemoryKey },
     /// The slice is not inside the region.
     #[error("{length} bytes at {offset} are outside region {key} of {region} bytes")]
     OutOfBounds {
@@ -110,9 +89,7 @@ pub enum PostError {
     },
     /// A receive needs a writable region.
     #[error("region {key} may not be written locally")]
-    NotWritable {
-        key: MemoryKey,
-    },
+    NotWritable { key: MemoryKey },
     /// The message exceeds the maximum of RC.
     #[error("a message of {length} bytes, at most {max}")]
     TooLong {
@@ -128,14 +105,10 @@ pub enum PostError {
 pub enum MemoryError {
     /// The maximum number of regions exists.
     #[error("all {max} memory regions are in use")]
-    TooMany {
-        max: usize,
-    },
+    TooMany { max: usize },
     /// No region has this key.
     #[error("no memory region has key {key}")]
-    UnknownKey {
-        key: MemoryKey,
-    },
+    UnknownKey { key: MemoryKey },
     /// The virtual addresses of the region exceed 2^64 - 1.
     #[error("{length} bytes at virtual address {va:#x} go beyond the address space")]
     Wraps {

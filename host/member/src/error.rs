@@ -16,10 +16,7 @@ pub enum MemberError {
     Rnic(#[from] RnicError),
     /// A QP could not be connected to its group.
     #[error("{}{error}", lane_text(*.lane))]
-    Connect {
-        lane: Option<usize>,
-        error: RnicError,
-    },
+    Connect { lane: Option<usize>, error: RnicError },
     /// The transfer failed.
     #[error(transparent)]
     Stream(#[from] StreamError),
@@ -38,49 +35,28 @@ pub enum MemberError {
     },
     /// The controller's answer is invalid.
     #[error("invalid answer of the controller: {what}")]
-    Invalid {
-        what: String,
-    },
+    Invalid { what: String },
     /// The number of lanes changed while this member joined.
     #[error("the group has {lanes} lanes, and {qps} QPs were made for it")]
-    Lanes {
-        lanes: usize,
-        qps: usize,
-    },
+    Lanes { lanes: usize, qps: usize },
     /// The switches could not install the group.
     #[error("group {group} could not be installed: {reason}")]
-    NotInstalled {
-        group: String,
-        reason: String,
-    },
+    NotInstalled { group: String, reason: String },
     /// The controller ended the call too early.
     #[error("the controller ended the call before group {group} was active")]
-    NotActive {
-        group: String,
-    },
+    NotActive { group: String },
     /// The group has another role for this host.
     #[error("{host} is the {} of group {group}", .role.as_str_name().trim_start_matches("ROLE_").to_lowercase())]
-    WrongRole {
-        host: String,
-        group: String,
-        role: Role,
-    },
+    WrongRole { host: String, group: String, role: Role },
     /// The source has sent for so long without an answer ([`crate::MemberConfig::give_up`]).
     #[error("nothing has been acknowledged for {after:?}")]
-    Silent {
-        after: Duration,
-    },
+    Silent { after: Duration },
     /// The source left the group before this receiver had everything.
     #[error("{host} has left group {group} before the end")]
-    SourceLeft {
-        host: String,
-        group: String,
-    },
+    SourceLeft { host: String, group: String },
     /// The group was destroyed during the transfer.
     #[error("group {group} was destroyed before the end")]
-    Destroyed {
-        group: String,
-    },
+    Destroyed { group: String },
     /// [`crate::MemberConfig::interrupt`] was set.
     #[error("interrupted")]
     Interrupted,

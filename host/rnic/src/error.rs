@@ -43,15 +43,10 @@ pub enum RnicError {
     },
     /// Too many addresses are being resolved.
     #[error("all {max} entries of the neighbour table are in use")]
-    NeighboursFull {
-        max: usize,
-    },
+    NeighboursFull { max: usize },
     /// The path MTU is too large for the port.
     #[error("path MTU {} does not fit: the port carries at most {}", .asked.bytes(), .active.bytes())]
-    PmtuTooLarge {
-        asked: Pmtu,
-        active: Pmtu,
-    },
+    PmtuTooLarge { asked: Pmtu, active: Pmtu },
     /// The port's MTU is too small for any RoCEv2 path MTU.
     #[error("the port's MTU is {mtu}; RoCEv2 needs at least {least}")]
     MtuTooSmall {
@@ -62,45 +57,25 @@ pub enum RnicError {
     },
     /// The device does not support chosen QP numbers.
     #[error("this device does not let its user choose QP number {qpn}")]
-    ChosenQpn {
-        qpn: Qpn,
-    },
+    ChosenQpn { qpn: Qpn },
     /// libibverbs is not installed or is not usable.
     #[error("{library} cannot be loaded: {reason}")]
-    NoVerbsLibrary {
-        library: String,
-        reason: String,
-    },
+    NoVerbsLibrary { library: String, reason: String },
     /// There is no RDMA device with a driver.
     #[error("no RDMA device{}", without_driver_text(.without_driver))]
-    NoRdmaDevice {
-        without_driver: Vec<String>,
-    },
+    NoRdmaDevice { without_driver: Vec<String> },
     /// There is no RDMA device with this name.
     #[error("no RDMA device {asked}; there is {}", .devices.join(", "))]
-    UnknownRdmaDevice {
-        asked: String,
-        devices: Vec<String>,
-    },
+    UnknownRdmaDevice { asked: String, devices: Vec<String> },
     /// An existing device could not be opened.
     #[error("RDMA device {device} cannot be opened: {source}")]
-    VerbsOpen {
-        device: String,
-        source: io::Error,
-    },
+    VerbsOpen { device: String, source: io::Error },
     /// The port is not up.
     #[error("port {port} of RDMA device {device} is not up: {state}")]
-    PortDown {
-        device: String,
-        port: u8,
-        state: String,
-    },
+    PortDown { device: String, port: u8, state: String },
     /// The port is an InfiniBand port.
     #[error("port {port} of RDMA device {device} is InfiniBand, not Ethernet: it has no RoCEv2")]
-    NotEthernet {
-        device: String,
-        port: u8,
-    },
+    NotEthernet { device: String, port: u8 },
     /// The port has no RoCEv2 GID for the address, or the requested GID is not RoCEv2.
     #[error("port {port} of RDMA device {device} has no GID of RoCEv2 {}; {}", gid_text(.index, .ip), table_text(.gids))]
     NoGid {
@@ -120,16 +95,10 @@ pub enum RnicError {
     },
     /// The device has failed.
     #[error("RDMA device {device} has failed: {event}")]
-    DeviceFailed {
-        device: String,
-        event: String,
-    },
+    DeviceFailed { device: String, event: String },
     /// The operating system returned an error.
     #[error("{what}: {source}")]
-    Io {
-        what: &'static str,
-        source: io::Error,
-    },
+    Io { what: &'static str, source: io::Error },
 }
 
 impl RnicError {

@@ -25,38 +25,24 @@ const ACK_TIMEOUT_US: u32 = 4_000;
 pub enum PlanError {
     /// There are fewer ports than members.
     #[error("{need} ports are needed, one for each member, but there are {have}")]
-    TooFewPlaces {
-        need: usize,
-        have: usize,
-    },
+    TooFewPlaces { need: usize, have: usize },
     /// The groups have faults.
     #[error("the groups cannot be had: {}", .0.first().map(ToString::to_string).unwrap_or_default())]
     Rules(Vec<Fault>),
     /// A member has no port: the group would wait for it.
     #[error("group `{group}` has the member `{member}`, but no port has this name")]
-    NobodyPlays {
-        group: String,
-        member: String,
-    },
+    NobodyPlays { group: String, member: String },
     /// The group is of a kind without simulated hosts.
     #[error("group `{group}` is a forwarding group, which has no simulated hosts")]
-    NotPlayed {
-        group: String,
-    },
+    NotPlayed { group: String },
     /// The group continues to another switch.
     #[error(
         "group `{group}` goes on to the switch `{switch}`: only members next to this switch can be played"
     )]
-    BehindSwitch {
-        group: String,
-        switch: String,
-    },
+    BehindSwitch { group: String, switch: String },
     /// The switch has no group for the pattern.
     #[error("the pattern {pattern} needs a {kind} group, and there is none")]
-    NoGroup {
-        kind: &'static str,
-        pattern: Pattern,
-    },
+    NoGroup { kind: &'static str, pattern: Pattern },
     /// The payload exceeds the path MTU.
     #[error("group `{group}` has a path MTU of {pmtu} bytes, and {payload} bytes of payload are asked for")]
     OverPmtu {

@@ -124,10 +124,7 @@ pub enum StoreError {
     #[error(
         "store {store}: layout {found} is newer than {STORE_VERSION}, the newest that this version reads"
     )]
-    Layout {
-        store: String,
-        found: String,
-    },
+    Layout { store: String, found: String },
     /// A value cannot be decoded.
     #[error("store {store}: the entry {entry} does not read: {error}")]
     Entry {
@@ -145,9 +142,7 @@ pub enum StoreError {
     },
     /// It was closed.
     #[error("store {store}: closed")]
-    Closed {
-        store: String,
-    },
+    Closed { store: String },
 }
 
 /// Content of a store.

@@ -22,10 +22,7 @@ pub enum InstallError {
     Faults(Vec<Fault>),
     /// An endpoint is at a port that the switch does not have, though it has one of a higher number.
     #[error("endpoint {endpoint} is at port {port}, which this switch does not have")]
-    NoPort {
-        endpoint: usize,
-        port: PortId,
-    },
+    NoPort { endpoint: usize, port: PortId },
     /// The rule has no Ethernet address for a next hop, and the switch does not know one.
     #[error(
         "endpoint {endpoint}: the Ethernet address of {ip} at port {port} is unknown: no route and no neighbour has it. Set it in \
@@ -47,9 +44,7 @@ pub enum InstallError {
     },
     /// The number of groups has reached its limit.
     #[error("{max} groups are installed: no place for another")]
-    GroupsFull {
-        max: usize,
-    },
+    GroupsFull { max: usize },
     /// The memory reserved for groups is used up.
     #[error("the group needs {need} bytes, {left} of {max} are left")]
     NoMemory {
@@ -63,9 +58,7 @@ pub enum InstallError {
     NextHopsFull,
     /// The McstID is an address of the switch itself.
     #[error("{mcst_id} is an address of this switch")]
-    OwnAddress {
-        mcst_id: McstId,
-    },
+    OwnAddress { mcst_id: McstId },
 }
 
 /// The number of ports as rules count them: one more than the highest port number.

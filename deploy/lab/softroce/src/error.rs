@@ -12,19 +12,13 @@ use crate::job::Output;
 pub enum LabError {
     /// Something that this machine lacks, and a remedy: a reason to skip a test.
     #[error("{what} is missing: {remedy}")]
-    Missing {
-        what: String,
-        remedy: String,
-    },
+    Missing { what: String, remedy: String },
     /// An invalid request.
     #[error("{0}")]
     Config(String),
     /// The system refused something.
     #[error("{what}: {source}")]
-    Io {
-        what: String,
-        source: io::Error,
-    },
+    Io { what: String, source: io::Error },
     /// A program of the host failed.
     #[error("`{command}` failed ({status}): {stderr}")]
     Command {
@@ -34,10 +28,7 @@ pub enum LabError {
     },
     /// A Debian package holds something else than this crate understands.
     #[error("{what}: {why}")]
-    Package {
-        what: String,
-        why: String,
-    },
+    Package { what: String, why: String },
     /// A machine did not come up.
     #[error("{host} did not come up ({why}); its console ends:\n{console}")]
     Boot {

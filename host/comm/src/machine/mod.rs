@@ -233,10 +233,7 @@ pub enum Failure {
     NotReproducible,
     /// A message of another rank belongs to a different call.
     #[error("rank {peer} made another call than this rank (collective {task})")]
-    Mismatch {
-        peer: u16,
-        task: u64,
-    },
+    Mismatch { peer: u16, task: u64 },
     /// An earlier collective failed, and the group with it.
     #[error("an earlier collective failed: the group must be joined again")]
     Aborted,

@@ -46,16 +46,10 @@ pub enum StreamError {
     },
     /// A message violates the format of streams.
     #[error("message {number} is no part of a stream: {what}")]
-    Malformed {
-        number: u64,
-        what: &'static str,
-    },
+    Malformed { number: u64, what: &'static str },
     /// The number of a message is not the expected one. RC delivers in order, so the two sides did not start together.
     #[error("expected message {expected}, received {found:#x} (modulo 2^30)")]
-    OutOfSequence {
-        expected: u64,
-        found: u32,
-    },
+    OutOfSequence { expected: u64, found: u32 },
     /// The received bytes differ from the sent ones.
     #[error("{name}: SHA-256 of {bytes} bytes received differs from that of {sent_bytes} bytes sent")]
     Digest {
@@ -65,10 +59,7 @@ pub enum StreamError {
     },
     /// The source or the sink failed.
     #[error("{what}: {source}")]
-    Io {
-        what: &'static str,
-        source: io::Error,
-    },
+    Io { what: &'static str, source: io::Error },
     /// The caller stopped the loop.
     #[error("stopped by its owner")]
     Stopped,
