@@ -44,8 +44,8 @@ const MTU_INTERVAL: Nanos = Nanos::from_millis(50);
 pub struct AfPacketSpec {
     /// Name of the interface in the network namespace of the thread that opens it.
     pub interface: String,
-    /// Capacity of the receive ring in frames; `None` means 1024. The whole ring is cycled through, so a ring
-    /// larger than the bursts costs cache: a sixth of the rate between hosts on one machine.
+    /// Capacity of the receive ring in frames; `None` means 1024. A ring larger than the bursts costs cache, because all
+    /// of it is cycled through: a sixth of the rate between hosts on one machine.
     pub rx_frames: Option<usize>,
     /// Capacity of each send ring in frames; `None` means 128.
     pub tx_frames: Option<usize>,

@@ -165,8 +165,7 @@ impl DirectionSettings {
     }
 }
 
-/// Control of a fault injector, usable from any thread while it runs. Clones control the same injector. Ports
-/// opened from one [`PortSpec`](crate::PortSpec) share it.
+/// Control of a fault injector, from any thread. Clones and ports of one [`PortSpec`](crate::PortSpec) share it.
 #[derive(Clone, Debug)]
 pub struct FaultControl {
     seed: u64,
@@ -417,8 +416,7 @@ impl<P: Port<Buf = PoolBuf>> Faulty<P> {
         &self.control
     }
 
-    /// The number of delayed frames: received ones not delivered yet, and ones to be sent. Delayed received
-    /// frames are lost when the port is dropped, as on a cut wire.
+    /// Delayed frames: received and to be sent. Received ones are lost when the port is dropped, as on a cut wire.
     pub fn held(&self) -> [usize; 2] {
         [self.rx.held(), self.tx.held()]
     }

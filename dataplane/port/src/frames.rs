@@ -22,8 +22,7 @@ pub trait Memory: Clone + 'static {
     /// The ring between threads. It moves or copies frames.
     type HandOver: HandOver<Self::Buf>;
 
-    /// Opens a port for this thread. `queue` is the index of the thread among those that use the port, where
-    /// 0 is the first thread that receives.
+    /// Opens a port for this thread. `queue` is its index among the threads of the port; 0 is the first that receives.
     fn open(&self, spec: &PortSpec, sides: Sides, queue: usize) -> Result<MemoryPort<Self>, OpenError>;
 
     /// A frame of the concatenated bytes of `parts`. `None` if no buffer is free or the frame is too long.
@@ -98,8 +97,7 @@ impl Memory for Pool {
     }
 }
 
-/// A port for a thread whose frames live in `outside`, over a port whose frames live in `inside`. Each frame
-/// is copied once in each direction.
+/// A port with frames in `outside` over a port with frames in `inside`. Copies each frame once per direction.
 pub struct Bridge<I: Memory, O: Memory> {
     port: MemoryPort<I>,
     inside: I,

@@ -241,8 +241,7 @@ impl Reader {
         }
     }
 
-    /// Passes the next frame to `take`: its capture time, its length on the wire, and its bytes. Returns `None` at the
-    /// end of the file or at a read error.
+    /// Passes capture time, wire length and bytes of the next frame to `take`. `None` at the end or at a read error.
     fn next<T>(&mut self, take: impl FnOnce(Nanos, u32, &[u8]) -> T) -> Option<T> {
         match self {
             Self::Pcap(reader) => {

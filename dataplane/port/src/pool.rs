@@ -16,8 +16,7 @@ const TRAILER: usize = 4;
 /// The longest frame without a body.
 const INLINE: usize = HEAD + TRAILER;
 
-/// The private bytes of one frame. If `length <= INLINE`, they are the whole frame. Otherwise they are the
-/// first [`HEAD`] bytes followed by the last [`TRAILER`] bytes.
+/// The private bytes of a frame: all if `length <= INLINE`, else the first [`HEAD`] and the last [`TRAILER`] bytes.
 #[repr(align(64))]
 struct Node {
     bytes: [u8; INLINE],
@@ -41,8 +40,7 @@ struct PoolInner {
 pub struct PoolConfig {
     /// The maximum number of frames including replicas. Each takes 192 bytes.
     pub buffers: usize,
-    /// The maximum number of bodies. A body is shared by the replicas of a frame of more than 132 bytes. Each
-    /// takes `frame_max` bytes.
+    /// The maximum number of bodies, of `frame_max` bytes each. Replicas of a frame of more than 132 bytes share one.
     pub bodies: usize,
     /// The longest frame in bytes, without the FCS.
     pub frame_max: usize,
@@ -260,8 +258,8 @@ impl PoolBuf {
         })
     }
 
-    /// Writes `bytes` at offset `at`. A shared body is copied first, so that replicas do not change. Returns
-    /// false and leaves the frame unchanged if the bytes would exceed the frame or no body is free.
+    /// Writes `bytes` at offset `at`; copies a shared body first. False, with nothing changed, if the bytes would exceed
+    /// the frame or no body is free.
     pub fn write_at(&mut self, at: usize, bytes: &[u8]) -> bool {
         let length = self.node().length;
         let Some(end) = at.checked_add(bytes.len()).filter(|&end| end <= length) else {

@@ -17,8 +17,7 @@ pub trait Port {
     /// The representation of a frame: a pool buffer, a ring slot or an mbuf.
     type Buf: FrameBuf;
 
-    /// Appends received frames to `batch` until it is full or no frame is left. Frames stay in the receive
-    /// queue while no buffer is free.
+    /// Appends received frames to `batch` until it is full or no frame is left. Without a free buffer, frames stay queued.
     fn receive(&mut self, batch: &mut Batch<Self::Buf>);
 
     /// True if frames that share their body ([`crate::Memory::replicate`]) need no copy. Read once at start.
@@ -262,8 +261,7 @@ impl PortDevice {
 /// The method by which a device selects the receive queue of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Steering {
-    /// There is one queue, or the device spreads frames in an unknown way. Workers hand over frames of other
-    /// workers' groups.
+    /// One queue, or an unknown selection. Workers hand over frames of other workers' groups.
     #[default]
     None,
     /// A hash of the destination address (receive-side scaling).

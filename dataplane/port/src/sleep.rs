@@ -15,8 +15,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::sys::time::TimeSpec;
 
-/// The maximum number of sources of one sleeper: an event and a file descriptor per port, commands, and rings
-/// from other workers.
+/// Most sources of a sleeper: an event and a file descriptor per port, commands, and rings from other workers.
 const SOURCES_MAX: usize = 256;
 
 /// Sleep flag and event descriptor of a source. The descriptor is created before the first sleep.

@@ -103,8 +103,8 @@ impl PortSpec {
         self.open_queue(pool, sides, 0)
     }
 
-    /// Opens the port for one of several threads. `queue` is the index of the thread, where 0 is the first
-    /// thread that receives. The index selects the part of the fault injector's random stream.
+    /// Opens the port for one of several threads. `queue` is the thread's index; 0 is the first that receives. It selects
+    /// the part of the fault injector's random stream.
     pub fn open_queue(&self, pool: &Pool, sides: Sides, queue: usize) -> Result<BoxPort, OpenError> {
         Ok(match self {
             Self::Memory(end) => Box::new(end.open(pool, sides)),

@@ -55,8 +55,8 @@ const fn set_r0(value: i32) -> Instruction {
 }
 const EXIT: Instruction = instruction(0x95, 0, 0, 0);
 
-/// Matches UDP to RoCE's port over IPv4 without options or IPv6 without extension headers. VLAN tags are not
-/// part of the frame here. All other RoCE frames pass to the stack.
+/// Matches UDP to RoCE's port over IPv4 without options or IPv6 without extension headers; all other RoCE frames pass.
+/// VLAN tags are not part of the frame here.
 const PROGRAM: [Instruction; 19] = [
     // r6 = the frame, which load instructions use.
     instruction(0xbf, 0x16, 0, 0),

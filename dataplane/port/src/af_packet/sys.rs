@@ -22,8 +22,7 @@ use crate::port::RingUse;
 const TX_DATA: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(libc::TPACKET_ALIGNMENT);
 /// The maximum number of bytes before a received frame in its slot: header, `sockaddr_ll`, alignment of the IP header.
 const RX_OVERHEAD: usize = 128;
-/// Bytes of a block of ring memory. The kernel allocates each block contiguously, so blocks are small. Slots
-/// do not cross blocks.
+/// Bytes of a block of ring memory: small, because the kernel allocates it contiguously. Slots do not cross blocks.
 const BLOCK: usize = 1 << 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
