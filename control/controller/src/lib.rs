@@ -13,7 +13,7 @@
 //! let leaf = SwitchConfig { name: "leaf1".into(), agent: "http://127.0.0.1:7471".parse()? };
 //! let config = Config { store: Some("castnet.redb".into()), ..Config::new(vec![leaf]) };
 //! let controller = Controller::start(config).await?;
-//! println!("castnet group list --controller {}", controller.address());
+//! println!("serves at {:?}", controller.address());
 //! # Ok(())
 //! # }
 //! ```

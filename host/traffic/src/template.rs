@@ -13,7 +13,7 @@ use castnet_wire::{
 
 use crate::seen::{AFTER_BTH, L3, PSN_AT};
 
-/// Bytes at the start of a replica that [`Template::write`] may change: private to the frame, like the trailer.
+/// Bytes at the start of a replica that `Template::write` may change: private to the frame, like the trailer.
 pub const HEADER: usize = AFTER_BTH + 12;
 /// Acknowledgement request in the last word of the BTH.
 const ACK_REQUEST: u32 = 1 << 31;

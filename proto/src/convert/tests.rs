@@ -430,8 +430,24 @@ fn a_collective_group_travels_and_is_checked() {
     });
     assert_eq!(there_and_back(&group), Ok(group.clone()));
 
-    let mut wide = group.clone().with_translated(|rule| rule.parent = Some(1023));
-    wide.endpoints.resize(1024, group.endpoints[2].clone());
+    let mut wide = group.clone().with_translated(|rule| rule.parent = Some(1000));
+    let rank = |rank: u16| {
+        let mut endpoint = group.endpoints[0].clone();
+        endpoint.virtual_qpn = Qpn::new(0x100 + u32::from(rank));
+        if let NextHop::Host(host) = &mut endpoint.next_hop {
+            host.name = format!("h{rank}");
+            host.qpn = Qpn::new(0x1000 + u32::from(rank));
+            if let HostPart::Rank(part) = &mut host.part {
+                part.rank = rank;
+            }
+        }
+        endpoint
+    };
+    let mut parent = group.endpoints[2].clone();
+    if let NextHop::Switch { ranks, .. } = &mut parent.next_hop {
+        *ranks = vec![1000, 1001];
+    }
+    wide.endpoints = (0..1000).map(rank).chain([parent]).collect();
     assert_eq!(there_and_back(&wide), Ok(wide.clone()));
 
     let mut bad = rule_to_proto(&group);
