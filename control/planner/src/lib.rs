@@ -23,12 +23,12 @@
 //! use castnet_wire::{McstId, Pmtu, Qpn};
 //!
 //! let fabric = Topology::leaf_spine(2, 1, 2)?;
-//! let members = ["h1", "h2", "h3"].map(|host| Member::new(host, Qpn::new(0x11)));
+//! let members = ["h0", "h1", "h2"].map(|host| Member::new(host, Qpn::new(0x11)));
 //! let mcst_id = McstId([10, 200, 0, 1].into());
 //! let source = MulticastRule::default(); // the first member
 //! let request = Request::multicast("weights", mcst_id, Pmtu::B1024, members.to_vec(), source);
 //! let plan = plan(&fabric, &LinkLoad::default(), &Rooms::new(), &request)?;
-//! assert!(plan.rules.keys().eq(["leaf1", "leaf2", "spine1"]));
+//! assert!(plan.rules.keys().eq(["leaf0", "leaf1", "spine0"]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 #![forbid(unsafe_code)]

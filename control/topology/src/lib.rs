@@ -11,10 +11,10 @@
 //! use castnet_topology::Topology;
 //!
 //! let mut fabric = Topology::leaf_spine(2, 1, 2)?;
-//! let to_h4 = fabric.distances("h4");
-//! assert_eq!(fabric.distance("h1", &to_h4), Some(4));
-//! fabric.set_switch_up("spine1", false);
-//! assert!(!fabric.connected("h1", "h4"));
+//! let to_h3 = fabric.distances("h3");
+//! assert_eq!(fabric.distance("h0", &to_h3), Some(4));
+//! fabric.set_switch_up("spine0", false);
+//! assert!(!fabric.connected("h0", "h3"));
 //! # Ok::<(), castnet_topology::TopologyError>(())
 //! ```
 #![forbid(unsafe_code)]
