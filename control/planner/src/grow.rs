@@ -1,210 +1,289 @@
 //! A tree over the Castnet switches of a fabric, from its topmost switch to its members.
 
+use core::ops::Range;
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_topology::{Distances, End, Topology};
+use castnet_topology::{NodeId, Row, Usable};
 
 use crate::load::LinkLoad;
-use crate::overlay::{Reach, nearest, next_hops};
-use crate::tree::Path;
+use crate::overlay::{Reach, Route, Step, between, nearest, steps};
 
 /// Maximum number of trees that are compared. Of more tops, those with the least load count, then the first by name.
 pub(crate) const CANDIDATES_MAX: usize = 16;
-/// A tree as each node's path to its parent.
-pub(crate) type Parents = BTreeMap<String, Path>;
-/// A tree as each node's children with their paths, ordered by port, then by the children's names.
-pub(crate) type Children = BTreeMap<String, Vec<(Path, String)>>;
+
+/// A node of a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Node {
+    Switch(NodeId),
+    /// A member, by index in the request.
+    Member(usize),
+}
+
+/// A tree as the path of each node to its parent.
+#[derive(Clone, Debug)]
+pub(crate) struct Parents {
+    /// By number of the switch.
+    switches: Vec<Option<Box<Route>>>,
+    /// By index in the request.
+    members: Vec<Option<Box<Route>>>,
+}
 
 #[derive(Clone, Debug)]
 pub(crate) struct Leaf {
-    pub(crate) name: String,
+    pub(crate) member: usize,
     /// Shortest paths from its host to the nearest Castnet switches.
-    pub(crate) nearest: Vec<Path>,
+    pub(crate) nearest: Vec<Route>,
 }
 
 impl Leaf {
-    pub(crate) fn new(topology: &Topology, name: &str, host: &str) -> Self {
+    pub(crate) fn new(fabric: &Usable<'_>, member: usize, host: &str) -> Self {
+        let host = fabric.topology.id(host);
         Self {
-            name: name.into(),
-            nearest: nearest(topology, host),
+            member,
+            nearest: host.map(|host| nearest(fabric, host)).unwrap_or_default(),
         }
     }
 
     /// Links to the destination of `distances`, over the nearest Castnet switch.
-    pub(crate) fn distance(&self, topology: &Topology, distances: &Distances) -> Option<u32> {
-        let each = self.nearest.iter().filter_map(|path| {
-            let rest = topology.distance(path.far.node(), distances)?;
-            Some(path.length() + rest)
-        });
-        each.min()
+    pub(crate) fn distance(&self, distances: &Row) -> Option<u32> {
+        self.nearest
+            .iter()
+            .filter_map(|route| length(route, distances))
+            .min()
     }
 }
 
-/// How a node is reached from the tree: number of new links, their load, and the last path.
-#[derive(Clone, Debug, Default)]
-struct Way {
-    links: u32,
-    groups: u64,
-    by: Option<Path>,
+/// Links of a route, and from its far end to the destination of `distances`.
+fn length(route: &Route, distances: &Row) -> Option<u32> {
+    match distances.get(route.far.node.0 as usize) {
+        None | Some(&u16::MAX) => None,
+        Some(rest) => Some(route.length() + u32::from(*rest)),
+    }
+}
+
+impl Parents {
+    fn new(switches: usize, members: usize) -> Self {
+        Self {
+            switches: vec![None; switches],
+            members: vec![None; members],
+        }
+    }
+
+    pub(crate) fn routes(&self) -> impl Iterator<Item = &Route> {
+        self.switches
+            .iter()
+            .chain(&self.members)
+            .flatten()
+            .map(|route| &**route)
+    }
+
+    /// All nodes but the root, with their paths to their parents.
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (Node, &Route)> {
+        let switches = (0..).map(|id| Node::Switch(NodeId(id))).zip(&self.switches);
+        let members = (0..).map(Node::Member).zip(&self.members);
+        switches
+            .chain(members)
+            .filter_map(|(node, route)| Some((node, route.as_deref()?)))
+    }
+
+    fn of_switch(&self, switch: NodeId) -> Option<&Route> {
+        self.switches.get(switch.0 as usize)?.as_deref()
+    }
+
+    fn of(&self, node: Node) -> Option<&Route> {
+        match node {
+            Node::Switch(id) => self.of_switch(id),
+            Node::Member(member) => self.members[member].as_deref(),
+        }
+    }
+
+    pub(crate) fn set(&mut self, node: Node, route: Option<Route>) {
+        let route = route.map(Box::new);
+        match node {
+            Node::Switch(id) => self.switches[id.0 as usize] = route,
+            Node::Member(member) => self.members[member] = route,
+        }
+    }
+
+    /// Number of links of a tree, each as often as it is used, and the sum of their load.
+    pub(crate) fn cost(&self, load: &LinkLoad) -> (u32, u64) {
+        let links = self.routes().map(Route::length).sum();
+        (links, self.routes().map(|route| route.load(load)).sum())
+    }
 }
 
 /// A tree below `root` that has all `leaves`, which join nearest first. Each switch of the tree is on a shortest path
 /// from the root, so a leaf that joins there also has a shortest path, and each node keeps one parent.
 pub(crate) fn grow(
-    topology: &Topology,
+    fabric: &Usable<'_>,
     load: &LinkLoad,
-    (root, distances): (&str, &Distances),
+    (root, distances): (NodeId, &Row),
     leaves: &[Leaf],
+    members: usize,
 ) -> Parents {
-    let mut order: Vec<(Option<u32>, &Leaf)> = leaves
-        .iter()
-        .map(|leaf| (leaf.distance(topology, distances), leaf))
-        .collect();
-    order.sort_by_key(|(distance, leaf)| (*distance, &leaf.name));
-    let mut parents = Parents::new();
-    for (_, leaf) in order {
-        join(topology, load, (root, distances), leaf, &mut parents);
+    let key = |leaf: &&Leaf| {
+        (
+            leaf.distance(distances),
+            leaf.nearest.first().map(|r| r.near),
+            leaf.member,
+        )
+    };
+    let mut order: Vec<&Leaf> = leaves.iter().collect();
+    order.sort_by_cached_key(key);
+    let mut parents = Parents::new(distances.len(), members);
+    let mut numbers = vec![NOT_PASSED; distances.len()];
+    for leaf in order {
+        join(fabric, load, (root, distances), leaf, &mut parents, &mut numbers);
     }
     parents
 }
 
-/// Adds `leaf` over the fewest new links; among equals with the least load, then first by names and ports.
+const NOT_PASSED: u32 = u32::MAX;
+
+/// Adds `leaf` over the fewest new links; among equals with the least load, then first by ends. `numbers` has
+/// [`NOT_PASSED`] for each switch, before and after.
 fn join(
-    topology: &Topology,
+    fabric: &Usable<'_>,
     load: &LinkLoad,
-    (root, distances): (&str, &Distances),
+    (root, distances): (NodeId, &Row),
     leaf: &Leaf,
     parents: &mut Parents,
+    numbers: &mut [u32],
 ) {
-    let least = leaf.distance(topology, distances);
-    let entries: Vec<Path> = leaf
+    let in_tree = |node: NodeId| node == root || parents.of_switch(node).is_some();
+    let least = leaf.distance(distances);
+    let entries = leaf
         .nearest
         .iter()
-        .filter(|path| {
-            let rest = topology.distance(path.far.node(), distances);
-            rest.map(|rest| path.length() + rest) == least
-        })
-        .cloned()
-        .collect();
-    // Walk back from the leaf over its shortest paths to the tree. In the map, switches near the root come first.
-    let mut hops: BTreeMap<(Option<u32>, String), Vec<Path>> = BTreeMap::new();
-    let mut open: Vec<String> = entries.iter().map(|path| path.far.node().to_string()).collect();
-    while let Some(name) = open.pop() {
-        let key = (topology.distance(&name, distances), name);
-        if hops.contains_key(&key) {
-            continue;
+        .filter(|route| length(route, distances) == least);
+    let entries: Vec<Step> = entries.map(|route| Step::of(route, load)).collect();
+    // Walk from the leaf over its shortest paths, by number of links, until switches of the tree are there.
+    let mut open: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
+    for entry in &entries {
+        open.entry(entry.length).or_default().push(entry.far.node);
+    }
+    let mut passed: Vec<(NodeId, Range<usize>)> = Vec::new();
+    let mut all: Vec<Step> = Vec::new();
+    while let Some((links, layer)) = open.pop_first() {
+        if layer.iter().any(|node| in_tree(*node)) {
+            break;
         }
-        let in_tree = key.1 == root || parents.contains_key(&key.1);
-        let own = if in_tree {
-            Vec::new()
-        } else {
-            next_hops(topology, &key.1, distances)
-        };
-        open.extend(own.iter().map(|path| path.far.node().to_string()));
-        hops.insert(key, own);
+        for node in layer {
+            let number = &mut numbers[node.0 as usize];
+            if *number != NOT_PASSED {
+                continue;
+            }
+            *number = passed.len() as u32;
+            let first = all.len();
+            steps(fabric, load, node, distances, &mut all);
+            passed.push((node, first..all.len()));
+            for step in &all[first..] {
+                open.entry(links + step.length).or_default().push(step.far.node);
+            }
+        }
     }
-    let mut ways: BTreeMap<String, Way> = BTreeMap::new();
-    for ((_, name), paths) in hops {
-        let way = best(load, &paths, &ways).unwrap_or_default();
-        ways.insert(name, way);
+    // From the tree back to the leaf: the best path of each switch.
+    let mut best: Vec<Option<Way>> = vec![None; passed.len()];
+    passed.sort_by_key(|(node, _)| distances[node.0 as usize]);
+    for (node, own) in &passed {
+        best[numbers[node.0 as usize] as usize] = cheapest(&all[own.clone()], in_tree, &best, numbers);
     }
-    let mut child = leaf.name.clone();
-    let mut way = best(load, &entries, &ways);
-    while let Some(path) = way.and_then(|way| way.by) {
-        let parent = path.far.node().to_string();
-        parents.insert(child, path);
-        way = ways.remove(&parent);
-        child = parent;
+    let mut child = Node::Member(leaf.member);
+    let mut way = cheapest(&entries, in_tree, &best, numbers);
+    while let Some(Way { step, .. }) = way {
+        parents.set(child, between(fabric, step.near, step.far));
+        child = Node::Switch(step.far.node);
+        let number = numbers[step.far.node.0 as usize];
+        way = best.get_mut(number as usize).and_then(Option::take);
+    }
+    for (node, _) in passed {
+        numbers[node.0 as usize] = NOT_PASSED;
     }
 }
 
-fn best(load: &LinkLoad, paths: &[Path], ways: &BTreeMap<String, Way>) -> Option<Way> {
-    let each = paths.iter().filter_map(|path| {
-        let rest = ways.get(path.far.node())?;
+/// How a switch is reached from the tree: new links, the groups on them, and the last step.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    links: u32,
+    groups: u64,
+    step: Step,
+}
+
+fn cheapest(
+    steps: &[Step],
+    in_tree: impl Fn(NodeId) -> bool,
+    best: &[Option<Way>],
+    numbers: &[u32],
+) -> Option<Way> {
+    let each = steps.iter().filter_map(|step| {
+        let (links, groups) = match in_tree(step.far.node) {
+            true => (0, 0),
+            false => {
+                let way = best.get(numbers[step.far.node.0 as usize] as usize)?.as_ref()?;
+                (way.links, way.groups)
+            }
+        };
         Some(Way {
-            links: rest.links + path.length(),
-            groups: rest.groups + path.load(load),
-            by: Some(path.clone()),
+            links: links + step.length,
+            groups: groups + step.groups,
+            step: *step,
         })
     });
-    each.min_by_key(|way| (way.links, way.groups))
+    each.min_by_key(|way| (way.links, way.groups, way.step.far, way.step.near))
 }
 
 /// Removes each switch that saves no links: its children hang on its parent instead if that takes fewer links in total,
 /// over plain switches and routers. Starts with the switches farthest from the top. A host keeps one child, a switch.
-pub(crate) fn leave_out(topology: &Topology, load: &LinkLoad, parents: &mut Parents) {
-    if !topology.switches().any(|s| topology.is_forwarder(&s.name)) {
+pub(crate) fn leave_out(fabric: &Usable<'_>, load: &LinkLoad, parents: &mut Parents) {
+    if !fabric.topology.has_forwarders() {
         return;
     }
-    let depth = |name: &str| {
-        let mut at = name;
-        core::iter::from_fn(|| {
-            at = parents.get(at)?.far.node();
-            Some(())
-        })
-        .count()
+    let mut children: BTreeMap<NodeId, BTreeSet<(Node, NodeId)>> = BTreeMap::new();
+    for (node, route) in parents.nodes() {
+        children
+            .entry(route.far.node)
+            .or_default()
+            .insert((node, route.near.node));
+    }
+    let depth = |node: NodeId| {
+        let up = |node: &NodeId| parents.of_switch(*node).map(|route| route.far.node);
+        core::iter::successors(Some(node), up).count()
     };
-    let inner: BTreeSet<&str> = parents.values().map(|path| path.far.node()).collect();
-    let mut inner: Vec<(usize, String)> = inner.into_iter().map(|name| (depth(name), name.into())).collect();
-    inner.sort_by(|x, y| (y.0, &x.1).cmp(&(x.0, &y.1)));
-    let mut reaches: BTreeMap<String, Reach> = BTreeMap::new();
-    for (_, name) in inner {
-        let Some(up) = parents.get(&name) else { continue };
-        let parent = up.far.node();
-        let below: Vec<(&String, &Path)> = parents
-            .iter()
-            .filter(|(_, path)| path.far.node() == name)
-            .collect();
-        let one_switch = matches!(
-            &below[..],
-            [(
-                _,
-                Path {
-                    near: End::Switch { .. },
-                    ..
-                }
-            )]
-        );
-        if matches!(up.far, End::Host(_)) && !one_switch {
+    let mut inner: Vec<(usize, NodeId)> = children.keys().map(|node| (depth(*node), *node)).collect();
+    inner.sort_by_key(|(depth, node)| (core::cmp::Reverse(*depth), *node));
+    let mut reaches: BTreeMap<NodeId, Reach> = BTreeMap::new();
+    for (_, switch) in inner {
+        let Some(up) = parents.of_switch(switch) else {
+            continue;
+        };
+        let parent = up.far.node;
+        let below = &children[&switch];
+        let one_switch = below.len() == 1 && matches!(below.first(), Some((Node::Switch(_), _)));
+        if fabric.topology.kind(parent).is_none() && !one_switch {
             continue;
         }
-        let links = up.length() + below.iter().map(|(_, path)| path.length()).sum::<u32>();
-        let reach = reaches
-            .entry(parent.to_string())
-            .or_insert_with(|| Reach::new(topology, parent));
         let lengths = below
             .iter()
-            .map(|(_, path)| reach.length(topology, path.near.node()));
+            .filter_map(|(node, _)| parents.of(*node))
+            .map(Route::length);
+        let links = up.length() + lengths.sum::<u32>();
+        let reach = reaches
+            .entry(parent)
+            .or_insert_with(|| Reach::new(fabric, parent));
+        let lengths = below.iter().map(|(_, near)| reach.length(fabric, *near));
         if lengths
             .sum::<Option<u32>>()
             .is_none_or(|instead| instead >= links)
         {
             continue;
         }
-        let instead: Vec<(String, Path)> = below
-            .into_iter()
-            .filter_map(|(child, path)| Some((child.clone(), reach.path(topology, load, path.near.node())?)))
-            .collect();
-        parents.remove(&name);
-        parents.extend(instead);
+        let below = children.remove(&switch).unwrap_or_default();
+        for (node, near) in &below {
+            parents.set(*node, reach.path(fabric, load, *near));
+        }
+        parents.set(Node::Switch(switch), None);
+        let siblings = children.entry(parent).or_default();
+        siblings.retain(|(node, _)| *node != Node::Switch(switch));
+        siblings.extend(below);
     }
-}
-
-/// Number of links of a tree, each as often as it is used, and the sum of their load.
-pub(crate) fn cost(load: &LinkLoad, parents: &Parents) -> (u32, u64) {
-    let links = parents.values().map(Path::length).sum();
-    (links, parents.values().map(|path| path.load(load)).sum())
-}
-
-pub(crate) fn children(parents: &Parents) -> Children {
-    let mut all = Children::new();
-    for (child, path) in parents {
-        let path = path.reversed();
-        let children: &mut Vec<_> = all.entry(path.near.node().into()).or_default();
-        children.push((path, child.clone()));
-    }
-    for list in all.values_mut() {
-        list.sort_by_key(|(path, _)| path.near_port());
-    }
-    all
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use castnet_rules::{Endpoint, GroupRule, NextHop};
-use castnet_topology::{End, LinkId, Topology};
+use castnet_topology::{EndId, LinkId, Topology, Usable};
 use castnet_wire::{MacAddr, PortId};
 
 use crate::overlay::between;
@@ -14,7 +14,8 @@ use crate::tree::Tree;
 /// to a Castnet switch behind a plain one, counts as often.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkLoad {
-    groups: BTreeMap<LinkId, u32>,
+    /// By number of the link, up to the last one with a group.
+    groups: Vec<u32>,
 }
 
 /// An edge of a tree in the rule of a switch: from a port of the switch to an endpoint, over plain switches and routers
@@ -69,31 +70,37 @@ impl Edge {
 
     /// Its links, in the same order from both ends.
     fn links(&self, topology: &Topology) -> Option<Vec<LinkId>> {
-        let near = End::port(&self.switch, self.port.index() as u8);
-        let first = topology.link_at(&near)?;
-        let next = topology.link(first)?.far(&self.switch);
-        if !topology.is_forwarder(next.node()) {
-            return Some(vec![first]);
+        let near = EndId {
+            node: topology.id(&self.switch)?,
+            port: self.port.index() as u8,
+        };
+        let first = topology.hops(near.node).iter().find(|hop| hop.near == near)?;
+        if !topology.forwards(first.far.node) {
+            return Some(vec![first.link]);
         }
         let far = self.far(topology)?;
-        let (a, b) = if near <= far { (&near, &far) } else { (&far, &near) };
-        between(topology, a, b, self.mtu).map(|path| path.links)
+        let fabric = Usable::new(topology, self.mtu);
+        between(&fabric, near.min(far), near.max(far)).map(|route| route.links)
     }
 
     /// The far end of a path over plain switches and routers. Ranks that share a host are called `host#rank`.
-    fn far(&self, topology: &Topology) -> Option<End> {
-        match &self.far {
-            Far::Host => {}
+    fn far(&self, topology: &Topology) -> Option<EndId> {
+        let port = match &self.far {
+            Far::Host => {
+                let short = self.to.rsplit_once('#').map(|(host, _)| host);
+                let names = core::iter::once(self.to.as_str()).chain(short);
+                let mut ids = names.filter_map(|name| topology.id(name));
+                let node = ids.find(|node| topology.kind(*node).is_none())?;
+                return Some(EndId { node, port: 0 });
+            }
             Far::Mac(mac) => {
                 let mut ports = topology.switch(&self.to)?.ports.iter();
-                let port = ports.find(|(_, own)| **own == mac.0);
-                return port.map(|(port, _)| End::port(&self.to, *port));
+                *ports.find(|(_, own)| **own == mac.0)?.0
             }
-            Far::Port(port) => return port.map(|port| End::port(&self.to, port.index() as u8)),
-        }
-        let short = self.to.rsplit_once('#').map(|(host, _)| host);
-        let mut names = core::iter::once(self.to.as_str()).chain(short);
-        names.find(|name| topology.host(name).is_some()).map(End::host)
+            Far::Port(port) => (*port)?.index() as u8,
+        };
+        let node = topology.id(&self.to)?;
+        Some(EndId { node, port })
     }
 }
 
@@ -121,7 +128,7 @@ impl LinkLoad {
 
     /// Number of groups on a link.
     pub fn get(&self, link: LinkId) -> u32 {
-        self.groups.get(&link).copied().unwrap_or(0)
+        self.groups.get(link.0 as usize).copied().unwrap_or(0)
     }
 
     /// Counts the tree of a group.
@@ -130,8 +137,10 @@ impl LinkLoad {
     }
 
     fn count(&mut self, links: Vec<LinkId>, groups: u32) {
-        for link in links {
-            *self.groups.entry(link).or_default() += groups;
+        for link in links.into_iter().filter(|_| groups > 0) {
+            let at = link.0 as usize;
+            self.groups.resize(self.groups.len().max(at + 1), 0);
+            self.groups[at] += groups;
         }
     }
 }

@@ -8,7 +8,7 @@
 use core::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use castnet_topology::{Cut, Distances, End, Neighbour, Topology};
+use castnet_topology::{Cut, EndId, Hop, LinkId, NodeId, Row, SwitchKind, Topology, Usable};
 
 use crate::load::LinkLoad;
 use crate::tree::Path;
@@ -16,115 +16,142 @@ use crate::tree::Path;
 /// Cost of a router on a path: more links than a path can have.
 const ROUTER: u32 = 1 << 16;
 
-/// A node's links that are up, with at least this MTU, to nodes that are up, by port.
-fn live(topology: &Topology, node: &str, mtu: u32) -> Vec<Neighbour> {
-    let mut all = topology.neighbours(node);
-    all.retain(|n| {
-        topology.link(n.link).is_some_and(|l| l.up && l.mtu >= mtu)
-            && topology.switch(n.far.node()).is_none_or(|s| s.up)
-    });
-    all
+/// A [`Path`] in numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    pub(crate) near: EndId,
+    pub(crate) far: EndId,
+    pub(crate) links: Vec<LinkId>,
+    /// Forwarders between the links.
+    via: Vec<NodeId>,
 }
 
-fn step(topology: &Topology, forwarder: &str) -> u32 {
-    1 + if topology.is_router(forwarder) { ROUTER } else { 0 }
+impl Route {
+    fn link(hop: &Hop) -> Self {
+        Self {
+            near: hop.near,
+            far: hop.far,
+            links: vec![hop.link],
+            via: Vec::new(),
+        }
+    }
+
+    pub(crate) fn length(&self) -> u32 {
+        self.links.len() as u32
+    }
+
+    pub(crate) fn load(&self, load: &LinkLoad) -> u64 {
+        self.links.iter().map(|link| u64::from(load.get(*link))).sum()
+    }
+
+    pub(crate) fn reversed(mut self) -> Self {
+        core::mem::swap(&mut self.near, &mut self.far);
+        self.links.reverse();
+        self.via.reverse();
+        self
+    }
+
+    /// Whether routers lie between its ends.
+    pub(crate) fn is_routed(&self, topology: &Topology) -> bool {
+        let mut kinds = self.via.iter().map(|node| topology.kind(*node));
+        kinds.any(|kind| kind == Some(SwitchKind::Router))
+    }
+
+    pub(crate) fn named(&self, topology: &Topology) -> Path {
+        let name = |node: &NodeId| topology.name(*node).to_string();
+        let is_router = |node: &&NodeId| topology.kind(**node) == Some(SwitchKind::Router);
+        Path {
+            near: topology.end(self.near),
+            far: topology.end(self.far),
+            links: self.links.clone(),
+            via: self.via.iter().map(name).collect(),
+            routers: self.via.iter().filter(is_router).map(name).collect(),
+        }
+    }
+}
+
+fn step(topology: &Topology, forwarder: NodeId) -> u32 {
+    match topology.kind(forwarder) {
+        Some(SwitchKind::Router) => 1 + ROUTER,
+        _ => 1,
+    }
 }
 
 /// Cost to reach `end` from each forwarder over forwarders only, itself included: links, and [`ROUTER`] per router.
 /// With `sought`, only `sought` and forwarders nearer than it.
-fn costs(topology: &Topology, end: &End, mtu: u32, sought: Option<&str>) -> BTreeMap<String, u32> {
+fn costs(fabric: &Usable<'_>, end: EndId, sought: Option<NodeId>) -> BTreeMap<NodeId, u32> {
+    let topology = fabric.topology;
     let mut costs = BTreeMap::new();
     let mut open = BinaryHeap::new();
-    let visit = |n: Neighbour, cost: u32, open: &mut BinaryHeap<_>| {
-        let name = n.far.node();
-        if topology.is_forwarder(name) {
-            open.push(Reverse((cost + step(topology, name), name.to_string())));
+    let visit = |hop: &Hop, cost: u32, open: &mut BinaryHeap<_>| {
+        let node = hop.far.node;
+        if topology.forwards(node) {
+            open.push(Reverse((cost + step(topology, node), node)));
         }
     };
-    let mut first = live(topology, end.node(), mtu);
-    first.retain(|n| n.near == *end);
-    first.into_iter().for_each(|hop| visit(hop, 0, &mut open));
+    fabric
+        .hop(end)
+        .into_iter()
+        .for_each(|hop| visit(hop, 0, &mut open));
     while let Some(Reverse((cost, node))) = open.pop() {
         if costs.contains_key(&node) {
             continue;
         }
-        costs.insert(node.clone(), cost);
-        if sought == Some(node.as_str()) {
+        costs.insert(node, cost);
+        if sought == Some(node) {
             break;
         }
-        for next in live(topology, &node, mtu) {
-            visit(next, cost, &mut open);
-        }
+        fabric.hops(node).for_each(|hop| visit(hop, cost, &mut open));
     }
     costs
 }
 
-/// The path between the ends of two nodes over forwarders and links of at least this MTU; the same in both directions.
-pub(crate) fn between(topology: &Topology, near: &End, far: &End, mtu: u32) -> Option<Path> {
+/// The path between the ends of two nodes over forwarders; the same in both directions.
+pub(crate) fn between(fabric: &Usable<'_>, near: EndId, far: EndId) -> Option<Route> {
     let (from, to) = if near <= far { (near, far) } else { (far, near) };
-    let first = live(topology, from.node(), mtu);
-    let mut hop = first.into_iter().find(|n| n.near == *from)?;
-    let (mut links, mut via) = (vec![hop.link], Vec::new());
-    if hop.far != *to {
-        let costs = costs(topology, to, mtu, Some(hop.far.node()));
-        while hop.far != *to {
-            let here = hop.far.node();
-            let rest = costs.get(here)? - step(topology, here);
-            via.push(here.to_string());
-            hop = live(topology, here, mtu).into_iter().find(|n| match rest {
-                0 => n.far == *to,
-                _ => costs.get(n.far.node()) == Some(&rest),
+    let mut hop = fabric.hop(from)?;
+    let mut route = Route::link(hop);
+    if hop.far != to {
+        let costs = costs(fabric, to, Some(hop.far.node));
+        while hop.far != to {
+            let here = hop.far.node;
+            let rest = costs.get(&here)? - step(fabric.topology, here);
+            route.via.push(here);
+            hop = fabric.hops(here).find(|hop| match rest {
+                0 => hop.far == to,
+                _ => costs.get(&hop.far.node) == Some(&rest),
             })?;
-            links.push(hop.link);
+            route.links.push(hop.link);
         }
+        route.far = to;
     }
-    let routers = via
-        .iter()
-        .filter(|name| topology.is_router(name))
-        .cloned()
-        .collect();
-    let path = Path {
-        near: from.clone(),
-        far: to.clone(),
-        links,
-        via,
-        routers,
-    };
-    Some(if from == near { path } else { path.reversed() })
+    Some(if from == near { route } else { route.reversed() })
 }
 
 /// Paths from a host to its nearest Castnet switches, all of one length, by the switches' ends.
-pub(crate) fn nearest(topology: &Topology, host: &str) -> Vec<Path> {
+pub(crate) fn nearest(fabric: &Usable<'_>, host: NodeId) -> Vec<Route> {
+    let topology = fabric.topology;
+    let start = EndId { node: host, port: 0 };
+    let Some(hop) = fabric.hop(start) else {
+        return Vec::new();
+    };
     // Most hosts have their one link to a Castnet switch.
-    if let [hop] = &live(topology, host, 0)[..]
-        && !topology.is_forwarder(hop.far.node())
-    {
-        return vec![Path {
-            near: hop.near.clone(),
-            far: hop.far.clone(),
-            links: vec![hop.link],
-            via: Vec::new(),
-            routers: Vec::new(),
-        }];
+    if !topology.forwards(hop.far.node) {
+        return vec![Route::link(hop)];
     }
-    let start = End::host(host);
-    let mut layer = vec![start.clone()];
-    let mut seen: BTreeSet<String> = BTreeSet::new();
+    let mut layer = vec![start];
+    let mut seen: BTreeSet<NodeId> = BTreeSet::new();
     while !layer.is_empty() {
         let mut next = BTreeSet::new();
         for end in layer {
-            let forwards = end == start || topology.is_forwarder(end.node());
-            if forwards && seen.insert(end.node().to_string()) {
-                next.extend(live(topology, end.node(), 0).into_iter().map(|n| n.far));
+            let forwards = end == start || topology.forwards(end.node);
+            if forwards && seen.insert(end.node) {
+                next.extend(fabric.hops(end.node).map(|hop| hop.far));
             }
         }
-        let castnet =
-            |end: &&End| matches!(end, End::Switch { switch, .. } if !topology.is_forwarder(switch));
-        let found: Vec<Path> = next
-            .iter()
-            .filter(castnet)
-            .filter_map(|end| between(topology, &start, end, 0))
-            .collect();
+        let castnet = |end: &&EndId| topology.kind(end.node) == Some(SwitchKind::Castnet);
+        let found = next.iter().filter(castnet);
+        let found: Vec<Route> = found.filter_map(|end| between(fabric, start, *end)).collect();
         if !found.is_empty() {
             return found;
         }
@@ -133,53 +160,88 @@ pub(crate) fn nearest(topology: &Topology, host: &str) -> Vec<Path> {
     Vec::new()
 }
 
-/// Where shortest paths lead from a Castnet switch, each to the next Castnet switch, by far end. The destination of
-/// `distances` is a Castnet switch.
-pub(crate) fn next_hops(topology: &Topology, from: &str, distances: &Distances) -> Vec<Path> {
-    let mut all = Vec::new();
-    for first in topology.next_hops(from, distances) {
+/// Usable links of a switch towards the destination of `distances`.
+fn nearer<'t>(fabric: &Usable<'t>, from: NodeId, distances: &Row) -> impl Iterator<Item = &'t Hop> {
+    let here = distances[from.0 as usize];
+    let to = |hop: &Hop| distances.get(hop.far.node.0 as usize).copied();
+    fabric
+        .hops(from)
+        .filter(move |hop| here != u16::MAX && to(hop).is_some_and(|d| d != u16::MAX && d + 1 == here))
+}
+
+/// Where a shortest path leads from a Castnet switch: to the next Castnet switch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) near: EndId,
+    pub(crate) far: EndId,
+    /// Its links, and the groups on them.
+    pub(crate) length: u32,
+    pub(crate) groups: u64,
+}
+
+impl Step {
+    pub(crate) fn of(route: &Route, load: &LinkLoad) -> Self {
+        Self {
+            near: route.near,
+            far: route.far,
+            length: route.length(),
+            groups: route.load(load),
+        }
+    }
+}
+
+/// Adds the first steps of all shortest paths from a Castnet switch. The destination of `distances` is a Castnet switch.
+pub(crate) fn steps(
+    fabric: &Usable<'_>,
+    load: &LinkLoad,
+    from: NodeId,
+    distances: &Row,
+    steps: &mut Vec<Step>,
+) {
+    let topology = fabric.topology;
+    for first in nearer(fabric, from, distances) {
+        if !topology.forwards(first.far.node) {
+            steps.push(Step {
+                near: first.near,
+                far: first.far,
+                length: 1,
+                groups: load.get(first.link).into(),
+            });
+            continue;
+        }
         let mut ends = BTreeSet::new();
-        let mut seen: BTreeSet<String> = BTreeSet::new();
+        let mut seen: BTreeSet<NodeId> = BTreeSet::new();
         let mut open = vec![first.far];
         while let Some(end) = open.pop() {
-            if !topology.is_forwarder(end.node()) {
+            if !topology.forwards(end.node) {
                 ends.insert(end);
-            } else if seen.insert(end.node().to_string()) {
-                let hops = topology.next_hops(end.node(), distances);
-                open.extend(hops.into_iter().map(|hop| hop.far));
+            } else if seen.insert(end.node) {
+                open.extend(nearer(fabric, end.node, distances).map(|hop| hop.far));
             }
         }
-        all.extend(
-            ends.iter()
-                .filter_map(|far| between(topology, &first.near, far, 0)),
-        );
+        let routes = ends.iter().filter_map(|far| between(fabric, first.near, *far));
+        steps.extend(routes.map(|route| Step::of(&route, load)));
     }
-    all.sort_by(|x, y| (&x.far, &x.near).cmp(&(&y.far, &y.near)));
-    all
 }
 
 /// Cost to reach each end of a node from forwarders.
-pub(crate) struct Reach(Vec<(End, BTreeMap<String, u32>)>);
+pub(crate) struct Reach(Vec<(EndId, BTreeMap<NodeId, u32>)>);
 
 impl Reach {
-    pub(crate) fn new(topology: &Topology, node: &str) -> Self {
-        let ends = live(topology, node, 0).into_iter().map(|n| n.near);
-        let each = ends.map(|end| {
-            let costs = costs(topology, &end, 0, None);
-            (end, costs)
-        });
-        Self(each.collect())
+    pub(crate) fn new(fabric: &Usable<'_>, node: NodeId) -> Self {
+        let ends = fabric.hops(node).map(|hop| hop.near);
+        Self(ends.map(|end| (end, costs(fabric, end, None))).collect())
     }
 
     /// Pairs of ends (the other node's first) that the cheapest paths over forwarders join, and the length in links.
-    fn ends(&self, topology: &Topology, from: &str) -> Option<(u32, Vec<(End, &End)>)> {
-        let mut best: Option<(u32, Vec<(End, &End)>)> = None;
-        for near in live(topology, from, 0) {
+    fn ends(&self, fabric: &Usable<'_>, from: NodeId) -> Option<(u32, Vec<(EndId, EndId)>)> {
+        let mut best: Option<(u32, Vec<(EndId, EndId)>)> = None;
+        for near in fabric.hops(from) {
             for (far, costs) in &self.0 {
-                let Some(cost) = costs.get(near.far.node()).map(|cost| cost + 1) else {
+                let Some(cost) = costs.get(&near.far.node).map(|cost| cost + 1) else {
                     continue;
                 };
-                let ends = (near.near.clone(), far);
+                let ends = (near.near, *far);
                 match &mut best {
                     Some((least, _)) if *least < cost => {}
                     Some((least, all)) if *least == cost => all.push(ends),
@@ -190,23 +252,21 @@ impl Reach {
         best.map(|(cost, ends)| (cost % ROUTER, ends))
     }
 
-    pub(crate) fn length(&self, topology: &Topology, from: &str) -> Option<u32> {
-        self.ends(topology, from).map(|(length, _)| length)
+    pub(crate) fn length(&self, fabric: &Usable<'_>, from: NodeId) -> Option<u32> {
+        self.ends(fabric, from).map(|(length, _)| length)
     }
 
     /// The cheapest path from another node over forwarders; among equals with the least load, then the first by ends.
-    pub(crate) fn path(&self, topology: &Topology, load: &LinkLoad, from: &str) -> Option<Path> {
-        let (_, ends) = self.ends(topology, from)?;
-        let paths = ends
-            .iter()
-            .filter_map(|(near, far)| between(topology, near, far, 0));
-        paths.min_by_key(|path| path.load(load))
+    pub(crate) fn path(&self, fabric: &Usable<'_>, load: &LinkLoad, from: NodeId) -> Option<Route> {
+        let (_, ends) = self.ends(fabric, from)?;
+        let routes = ends.iter().filter_map(|(near, far)| between(fabric, *near, *far));
+        routes.min_by_key(|route| route.load(load))
     }
 }
 
 /// The Castnet switch that the fewest things that are down cut off from a host, and these.
 pub(crate) fn cut_off(topology: &Topology, host: &str) -> Option<(String, Cut)> {
-    let castnet = topology.switches().filter(|s| !topology.is_forwarder(&s.name));
+    let castnet = topology.switches().filter(|s| s.kind == SwitchKind::Castnet);
     let cuts = castnet.filter_map(|s| Some((s.name.clone(), topology.cut(host, &s.name)?)));
     cuts.min_by_key(|(_, cut)| match cut {
         Cut::NeverLinked => usize::MAX,

@@ -10,11 +10,13 @@
 //! memory is lacking, the search is repeated with the fewest slots that a group can work with before shortages are
 //! reported. All switches of a group have the same number of slots.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use castnet_rules::{ENDPOINTS_MAX, GroupRule, HostEndpoint, TranslatedRule};
-use castnet_topology::{Distances, SwitchKind, Topology};
+use castnet_topology::{NodeId, Row, SwitchKind, Topology, Usable};
 
 use crate::error::{Lack, PlanError, Shortage};
-use crate::grow::{CANDIDATES_MAX, Leaf, cost, grow, leave_out};
+use crate::grow::{CANDIDATES_MAX, Leaf, Node, grow, leave_out};
 use crate::load::LinkLoad;
 use crate::plan::{Plan, needed_mtu, no_path, too_narrow};
 use crate::request::{Request, Room, Rooms, slots, slots_min};
@@ -44,7 +46,7 @@ pub(crate) fn place(
 
 /// The best tree of switches with room; or the switches without room, if the ranks cannot be linked without them.
 fn fit(
-    usable: &Topology,
+    usable: &Usable<'_>,
     load: &LinkLoad,
     rooms: &Rooms,
     wanted: (&Request, u16),
@@ -63,7 +65,7 @@ fn fit(
         match short {
             None => return Ok(Ok(plan)),
             Some(shortage) => {
-                usable.set_switch_up(&shortage.switch, false);
+                usable.without.extend(usable.topology.id(&shortage.switch));
                 shortages.push(shortage);
             }
         }
@@ -74,72 +76,89 @@ fn fit(
 ///
 /// # Errors
 /// A rank's only link is one of these.
-fn wide_enough(topology: &Topology, request: &Request) -> Result<Topology, PlanError> {
-    let mut usable = topology.clone();
-    for (id, link) in topology.links().filter(|(_, l)| l.mtu < needed_mtu(request)) {
-        usable.set_link_up(id, false);
-        let hosts = [link.a.node(), link.b.node()];
-        if request.members.iter().any(|r| hosts.contains(&r.host.as_str())) {
-            return Err(too_narrow(request, link));
-        }
+fn wide_enough<'t>(topology: &'t Topology, request: &Request) -> Result<Usable<'t>, PlanError> {
+    let mtu = needed_mtu(request);
+    let links = request
+        .members
+        .iter()
+        .filter_map(|rank| topology.attachment(&rank.host));
+    let links = links.filter_map(|(id, ..)| Some((id, topology.link(id)?)));
+    match links.filter(|(_, link)| link.mtu < mtu).min_by_key(|(id, _)| *id) {
+        Some((_, link)) => Err(too_narrow(request, link)),
+        None => Ok(Usable::new(topology, mtu)),
     }
-    Ok(usable)
 }
 
 /// The best tree of the lowest level; `None` if no switch reaches all ranks.
 fn lowest(
-    usable: &Topology,
+    usable: &Usable<'_>,
     load: &LinkLoad,
     (request, slots): (&Request, u16),
     ranks: &[HostEndpoint],
 ) -> Result<Option<Plan>, PlanError> {
-    let members = ranks.iter().zip(&request.members);
+    let members = request.members.iter().enumerate();
     let leaves: Vec<Leaf> = members
-        .map(|(rank, member)| Leaf::new(usable, &rank.name, &member.host))
+        .map(|(index, member)| Leaf::new(usable, index, &member.host))
         .collect();
-    let mut roots = roots(usable, load, &leaves);
-    roots.truncate(CANDIDATES_MAX);
-    let grown = roots.into_iter().map(|(root, distances)| {
-        let mut parents = grow(usable, load, (&root, &distances), &leaves);
+    let roots = roots(usable, load, &leaves);
+    let rows = usable.distances(&roots);
+    let grown = roots.into_iter().zip(rows).map(|(root, distances)| {
+        let mut parents = grow(usable, load, (root, &distances), &leaves, ranks.len());
         leave_out(usable, load, &mut parents);
-        (cost(load, &parents), root, parents)
+        (parents.cost(load), root, parents)
     });
-    let Some((_, root, parents)) = grown.min_by(|x, y| (x.0, &x.1).cmp(&(y.0, &y.1))) else {
+    let Some((_, root, parents)) = grown.min_by_key(|(cost, root, _)| (*cost, *root)) else {
         return Ok(None);
     };
-    write(usable, (request, slots), ranks, (&root, &parents)).map(Some)
+    let root = Node::Switch(root);
+    write(usable.topology, (request, slots), ranks, (root, &parents)).map(Some)
 }
 
-/// The Castnet switches of the lowest level with the distances to them, by groups on their links, then by name.
-fn roots(usable: &Topology, load: &LinkLoad, leaves: &[Leaf]) -> Vec<(String, Distances)> {
-    let mut lowest = u32::MAX;
-    let mut all = Vec::new();
-    for switch in usable
-        .switches()
-        .filter(|s| s.up && s.kind == SwitchKind::Castnet)
-    {
-        let distances = usable.distances(&switch.name);
-        let each = leaves.iter().map(|leaf| leaf.distance(usable, &distances));
-        let Some(level) = each
-            .collect::<Option<Vec<u32>>>()
-            .and_then(|d| d.into_iter().max())
-        else {
-            continue;
-        };
-        if level < lowest {
-            lowest = level;
-            all.clear();
+/// The first [`CANDIDATES_MAX`] Castnet switches of the lowest level, by groups on their links, then by name.
+fn roots(usable: &Usable<'_>, load: &LinkLoad, leaves: &[Leaf]) -> Vec<NodeId> {
+    let topology = usable.topology;
+    // Leaves with the same paths are equally far from everything.
+    let far = leaves
+        .iter()
+        .map(|leaf| leaf.nearest.iter().map(|route| (route.far.node, route.length())));
+    let entries: BTreeSet<Vec<(NodeId, u32)>> = far.map(Iterator::collect).collect();
+    let nodes: BTreeSet<NodeId> = entries.iter().flatten().map(|(node, _)| *node).collect();
+    let nodes: Vec<NodeId> = nodes.into_iter().collect();
+    let rows: BTreeMap<NodeId, Row> = nodes.iter().copied().zip(usable.distances(&nodes)).collect();
+    let mut levels: Vec<u16> = vec![0; topology.switch_ids().count()];
+    for entry in &entries {
+        // No path stays no path: additions saturate.
+        let mut nearest = vec![u16::MAX; levels.len()];
+        for (node, length) in entry {
+            for (nearest, distance) in nearest.iter_mut().zip(&rows[node][..]) {
+                *nearest = distance.saturating_add(*length as u16).min(*nearest);
+            }
         }
-        if level == lowest {
-            let links = usable.neighbours(&switch.name).into_iter();
-            let groups: u64 = links.map(|n| u64::from(load.get(n.link))).sum();
-            all.push((groups, switch.name.clone(), distances));
+        for (level, nearest) in levels.iter_mut().zip(nearest) {
+            *level = nearest.max(*level);
         }
     }
-    all.sort_by(|x, y| (x.0, &x.1).cmp(&(y.0, &y.1)));
-    all.into_iter()
-        .map(|(_, name, distances)| (name, distances))
-        .collect()
+    let can_be =
+        |node: &NodeId| topology.kind(*node) == Some(SwitchKind::Castnet) && usable.has_switch(*node);
+    let level = |node: &NodeId| levels[node.0 as usize];
+    let lowest = topology
+        .switch_ids()
+        .filter(can_be)
+        .map(|node| level(&node))
+        .min();
+    let Some(lowest) = lowest.filter(|level| *level < u16::MAX) else {
+        return Vec::new();
+    };
+    let roots = topology
+        .switch_ids()
+        .filter(|node| level(node) == lowest && can_be(node));
+    let mut roots: Vec<NodeId> = roots.collect();
+    roots.sort_by_cached_key(|node| {
+        let links = topology.hops(*node).iter();
+        links.map(|hop| u64::from(load.get(hop.link))).sum::<u64>()
+    });
+    roots.truncate(CANDIDATES_MAX);
+    roots
 }
 
 impl Shortage {

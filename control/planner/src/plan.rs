@@ -1,22 +1,22 @@
 //! From request to rules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use castnet_rules::{
     EndpointDraft, FaultKind, GroupDraft, GroupKind, GroupRule, HopDraft, HostEndpoint, HostPart, RANKS_MAX,
     RankPart, TranslatedRule,
 };
-use castnet_topology::{Cut, Link, Topology};
+use castnet_topology::{Cut, Link, NodeId, Topology, Usable};
 use castnet_wire::{MacAddr, PortId, Psn};
 
 use crate::error::PlanError;
-use crate::grow::{CANDIDATES_MAX, Leaf, Parents, cost, grow, leave_out};
+use crate::grow::{CANDIDATES_MAX, Leaf, Node, Parents, grow, leave_out};
 use crate::load::LinkLoad;
-use crate::overlay::{cut_off, nearest};
+use crate::overlay::{Route, cut_off, nearest};
 use crate::place::place;
 use crate::request::{Request, RequestKind, Rooms, slots};
 use crate::rules::write;
-use crate::tree::{Path, Tree};
+use crate::tree::Tree;
 
 /// Minimum MTU of a link beyond the path MTU, in bytes: the longest headers of RoCEv2 over IPv4 (20 IP, 8 UDP, 12 BTH,
 /// 28 AtomicETH, 4 ICRC) and 8 to spare.
@@ -49,10 +49,13 @@ pub fn plan(
         RequestKind::Multicast(rule) => {
             let source = usize::from(rule.source);
             let parents = best_tree(topology, load, request, source)?;
-            if let Some(link) = parents.values().find_map(|path| narrow(topology, request, path)) {
+            if let Some(link) = parents
+                .routes()
+                .find_map(|route| narrow(topology, request, route))
+            {
                 return Err(too_narrow(request, link));
             }
-            let root = &members[source].name;
+            let root = Node::Member(source);
             write(topology, (request, 0), &members, (root, &parents))
         }
         RequestKind::Collective { window_packets, rule } => {
@@ -73,7 +76,7 @@ fn resolve(topology: &Topology, request: &Request) -> Result<Vec<HostEndpoint>, 
         }
         _ => {}
     }
-    let mut members_at: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    let mut members_at: HashMap<&str, Vec<usize>> = HashMap::with_capacity(count);
     for (index, member) in request.members.iter().enumerate() {
         members_at.entry(&member.host).or_default().push(index);
     }
@@ -82,7 +85,7 @@ fn resolve(topology: &Topology, request: &Request) -> Result<Vec<HostEndpoint>, 
         members.push(resolve_member(topology, request, index, &members_at)?);
     }
     check_values(request, &members)?;
-    match topology.hosts().find(|h| h.ip == Some(request.mcst_id.0)) {
+    match topology.host_with(request.mcst_id.0) {
         Some(host) => Err(PlanError::McstIdIsHost {
             mcst_id: request.mcst_id,
             host: host.name.clone(),
@@ -95,7 +98,7 @@ fn resolve_member(
     topology: &Topology,
     request: &Request,
     index: usize,
-    members_at: &BTreeMap<&str, Vec<usize>>,
+    members_at: &HashMap<&str, Vec<usize>>,
 ) -> Result<HostEndpoint, PlanError> {
     let member = &request.members[index];
     let (field, host) = (|| request.field(index), || member.host.clone());
@@ -204,32 +207,29 @@ fn best_tree(
     request: &Request,
     source: usize,
 ) -> Result<Parents, PlanError> {
-    let leaf = |host: &str| Leaf::new(topology, host, host);
-    let from = leaf(&request.members[source].host);
-    let receivers = request.members.iter().enumerate();
-    let receivers = receivers.filter(|(index, _)| *index != source);
-    let leaves: Vec<Leaf> = receivers.map(|(_, member)| leaf(&member.host)).collect();
-    let mut entries: Vec<(u64, &Path)> = from.nearest.iter().map(|path| (path.load(load), path)).collect();
-    entries.sort_by_key(|(groups, _)| *groups);
+    let fabric = Usable::new(topology, 0);
+    let leaf = |index: usize| Leaf::new(&fabric, index, &request.members[index].host);
+    let from = leaf(source).nearest;
+    let receivers = (0..request.members.len()).filter(|index| *index != source);
+    let leaves: Vec<Leaf> = receivers.map(leaf).collect();
+    let mut entries: Vec<Route> = from;
+    entries.sort_by_key(|route| route.load(load));
     let mut seen = BTreeSet::new();
-    entries.retain(|(_, path)| seen.insert(path.far.node()));
+    entries.retain(|route| seen.insert(route.far.node));
     entries.truncate(CANDIDATES_MAX);
+    let tops: Vec<NodeId> = entries.iter().map(|route| route.far.node).collect();
     let mut trees = Vec::new();
-    for (_, entry) in entries {
-        let first = entry.far.node();
-        let distances = topology.distances(first);
-        if leaves
-            .iter()
-            .any(|leaf| leaf.distance(topology, &distances).is_none())
-        {
+    for (entry, distances) in entries.into_iter().zip(fabric.distances(&tops)) {
+        let top = entry.far.node;
+        if leaves.iter().any(|leaf| leaf.distance(&distances).is_none()) {
             return Err(no_path(topology, request, source));
         }
-        let mut parents = grow(topology, load, (first, &distances), &leaves);
-        parents.insert(first.into(), entry.reversed());
-        leave_out(topology, load, &mut parents);
-        trees.push((cost(load, &parents), first, parents));
+        let mut parents = grow(&fabric, load, (top, &distances), &leaves, request.members.len());
+        parents.set(Node::Switch(top), Some(entry.reversed()));
+        leave_out(&fabric, load, &mut parents);
+        trees.push((parents.cost(load), top, parents));
     }
-    let best = trees.into_iter().min_by(|x, y| (x.0, x.1).cmp(&(y.0, y.1)));
+    let best = trees.into_iter().min_by_key(|(cost, top, _)| (*cost, *top));
     best.map(|(.., parents)| parents)
         .ok_or_else(|| no_path(topology, request, source))
 }
@@ -256,7 +256,8 @@ pub(crate) fn no_path(topology: &Topology, request: &Request, from: usize) -> Pl
             return no_path(index, member.host.clone(), cut);
         }
     }
-    if nearest(topology, from_host).is_empty() {
+    let from_id = topology.id(from_host);
+    if from_id.is_none_or(|id| nearest(&Usable::new(topology, 0), id).is_empty()) {
         return match cut_off(topology, from_host) {
             Some((switch, cut)) => no_path(from, switch, cut),
             None => PlanError::NoCastnetSwitch,
@@ -276,8 +277,8 @@ pub(crate) fn needed_mtu(request: &Request) -> u32 {
     request.pmtu.bytes() as u32 + HEADROOM
 }
 
-fn narrow<'t>(topology: &'t Topology, request: &Request, path: &Path) -> Option<&'t Link> {
-    let mut links = path.links.iter().filter_map(|link| topology.link(*link));
+fn narrow<'t>(topology: &'t Topology, request: &Request, route: &Route) -> Option<&'t Link> {
+    let mut links = route.links.iter().filter_map(|link| topology.link(*link));
     links.find(|link| link.mtu < needed_mtu(request))
 }
 

@@ -1,25 +1,29 @@
 //! From a tree to one rule per switch, for groups of all kinds.
 
+use core::net::Ipv4Addr;
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_rules::{Endpoint, FaultKind, GroupRule, HostEndpoint, MulticastRule, NextHop, TranslatedRule};
-use castnet_topology::Topology;
+use castnet_rules::{
+    Endpoint, FaultKind, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, TranslatedRule,
+};
+use castnet_topology::{NodeId, Topology};
 use castnet_wire::{MacAddr, McstId, PortId, Qpn};
 
 use crate::error::PlanError;
-use crate::grow::{Children, Parents, children};
+use crate::grow::{Node, Parents};
+use crate::overlay::Route;
 use crate::plan::Plan;
 use crate::request::{Request, RequestKind};
-use crate::tree::{Path, Role, Tree, TreeNode};
+use crate::tree::{Role, Tree, TreeNode};
 
 /// What all rules of a group share.
 struct Writer<'a> {
     topology: &'a Topology,
     request: &'a Request,
     slots: u16,
-    /// By name in the tree, with the index in the request.
-    members: BTreeMap<&'a str, (usize, &'a HostEndpoint)>,
-    children: Children,
+    members: &'a [HostEndpoint],
+    /// The children of each node with the paths to them, by port, then by name.
+    children: BTreeMap<NodeId, Vec<(Route, Node)>>,
 }
 
 /// The plan for the tree of `parents` below `root`. `members` are those of the request, with their names in the tree.
@@ -27,25 +31,29 @@ pub(crate) fn write(
     topology: &Topology,
     (request, slots): (&Request, u16),
     members: &[HostEndpoint],
-    (root, parents): (&str, &Parents),
+    (root, parents): (Node, &Parents),
 ) -> Result<Plan, PlanError> {
-    let by_name = members.iter().enumerate();
-    let writer = Writer {
+    let mut children: BTreeMap<NodeId, Vec<(Route, Node)>> = BTreeMap::new();
+    for (child, route) in parents.nodes() {
+        let down = (route.clone().reversed(), child);
+        children.entry(route.far.node).or_default().push(down);
+    }
+    let mut writer = Writer {
         topology,
         request,
         slots,
-        members: by_name.map(|(i, host)| (host.name.as_str(), (i, host))).collect(),
-        children: children(parents),
+        members,
+        children: BTreeMap::new(),
     };
-    let tree = Tree {
-        root: writer.node(root, None),
-    };
+    for children in children.values_mut() {
+        let name = |node: &Node| writer.name(*node);
+        children.sort_by(|(x, a), (y, b)| x.near.cmp(&y.near).then_with(|| name(a).cmp(name(b))));
+    }
+    writer.children = children;
     let mut rules = BTreeMap::new();
-    writer.write(&tree.root, None, &mut rules);
-    number(&mut rules, |host| {
-        let (member, _) = writer.members.get(host.name.as_str())?;
-        Some(request.members[*member].host.as_str())
-    });
+    let (root, _) = writer.node(root, None, &mut rules);
+    let tree = Tree { root };
+    number(&mut rules, request);
     address(&tree, &request.mcst_ids, &mut rules)?;
     for (switch, rule) in &rules {
         let mut faults = rule.check(PortId::COUNT);
@@ -61,24 +69,60 @@ pub(crate) fn write(
     Ok(Plan { tree, rules })
 }
 
-impl Writer<'_> {
-    fn node(&self, name: &str, up: Option<Path>) -> TreeNode {
-        let role = match self.members.get(name) {
-            Some((member, host)) => self.role(*member, host),
-            None => Role::Switch,
-        };
-        let children = self.children.get(name).into_iter().flatten();
-        let children = children.map(|(link, child)| self.node(child, Some(link.clone())));
-        TreeNode {
-            name: name.into(),
-            role,
-            up,
-            children: children.collect(),
+impl<'a> Writer<'a> {
+    fn name(&self, node: Node) -> &'a str {
+        match node {
+            Node::Switch(id) => self.topology.name(id),
+            Node::Member(member) => &self.members[member].name,
         }
     }
 
-    fn role(&self, member: usize, host: &HostEndpoint) -> Role {
-        let (ip, qpn) = (host.ip, host.qpn);
+    /// The node with all below it, and the ranks among these. `up` is its parent and the path from there. Adds the rules
+    /// of switches.
+    fn node(
+        &self,
+        node: Node,
+        up: Option<(Node, &Route)>,
+        rules: &mut BTreeMap<String, GroupRule>,
+    ) -> (TreeNode, BTreeSet<u16>) {
+        let id = match node {
+            Node::Switch(id) => Some(id),
+            // Only a source has children, and it is the root.
+            Node::Member(member) if up.is_none() => self.topology.id(&self.request.members[member].host),
+            Node::Member(_) => None,
+        };
+        let below = id.and_then(|id| self.children.get(&id)).into_iter().flatten();
+        let (mut children, mut ranks, mut endpoints) = (Vec::new(), BTreeSet::new(), Vec::new());
+        for (route, child) in below {
+            let (tree, theirs) = self.node(*child, Some((node, route)), rules);
+            let port = PortId::new(route.near.port);
+            let hop = self.next_hop(*child, route, route.far.port, theirs.iter().copied());
+            endpoints.extend(port.map(|port| Endpoint::new(port, hop)));
+            children.push(tree);
+            ranks.extend(theirs);
+        }
+        let role = match node {
+            Node::Switch(_) => Role::Switch,
+            Node::Member(member) => self.role(member),
+        };
+        if let Role::Rank { rank, .. } = role {
+            ranks.insert(rank);
+        }
+        let name = self.name(node);
+        if role == Role::Switch {
+            rules.insert(name.into(), self.rule(endpoints, up, &ranks));
+        }
+        let tree = TreeNode {
+            name: name.into(),
+            role,
+            up: up.map(|(_, route)| route.named(self.topology)),
+            children,
+        };
+        (tree, ranks)
+    }
+
+    fn role(&self, member: usize) -> Role {
+        let HostEndpoint { ip, qpn, .. } = self.members[member];
         match self.request.kind {
             RequestKind::Multicast(MulticastRule { source, .. }) if usize::from(source) == member => {
                 Role::Source { ip, qpn }
@@ -92,41 +136,31 @@ impl Writer<'_> {
         }
     }
 
-    fn write(&self, node: &TreeNode, parent: Option<&TreeNode>, rules: &mut BTreeMap<String, GroupRule>) {
-        if node.role == Role::Switch {
-            rules.insert(node.name.clone(), self.rule(node, parent));
-        }
-        for child in &node.children {
-            self.write(child, Some(node), rules);
-        }
-    }
-
-    fn rule(&self, node: &TreeNode, parent: Option<&TreeNode>) -> GroupRule {
-        let mut elsewhere = match self.request.kind {
-            RequestKind::Multicast(_) => BTreeSet::new(),
-            RequestKind::Collective { .. } => (0..self.members.len() as u16).collect(),
-        };
-        let mut endpoints = Vec::new();
-        for child in &node.children {
-            let mut below = BTreeSet::new();
-            ranks_below(child, &mut below);
-            elsewhere.retain(|rank| !below.contains(rank));
-            endpoints.extend(child.up.as_ref().and_then(|up| {
-                let hop = self.next_hop(&child.name, (up, up.far_port()), below)?;
-                Some(Endpoint::new(up.near_port()?, hop))
-            }));
-        }
-        if let Some((parent, up)) = parent.zip(node.up.as_ref()) {
-            let hop = self.next_hop(&parent.name, (up, up.near_port()), elsewhere);
-            endpoints.extend(up.far_port().zip(hop).map(|(port, hop)| Endpoint::new(port, hop)));
+    /// The rule of a switch with endpoints to its children and the ranks below them.
+    fn rule(
+        &self,
+        mut endpoints: Vec<Endpoint>,
+        up: Option<(Node, &Route)>,
+        below: &BTreeSet<u16>,
+    ) -> GroupRule {
+        if let Some((parent, route)) = up {
+            let ranks = match self.request.kind {
+                RequestKind::Multicast(_) => 0,
+                RequestKind::Collective { .. } => self.members.len() as u16,
+            };
+            let elsewhere = (0..ranks).filter(|rank| !below.contains(rank));
+            let hop = self.next_hop(parent, route, route.near.port, elsewhere);
+            let port = PortId::new(route.far.port);
+            endpoints.extend(port.map(|port| Endpoint::new(port, hop)));
         }
         let order = |e: &Endpoint| (e.next_hop.ranks().first().copied(), e.port);
         endpoints.sort_by(|x, y| {
             let names = || x.next_hop.name().cmp(y.next_hop.name());
             order(x).cmp(&order(y)).then_with(names)
         });
-        let upstream = |parent: &TreeNode| endpoints.iter().position(|e| e.next_hop.name() == parent.name);
-        let upstream = parent.and_then(upstream).map(|index| index as u16);
+        let parent = up.map(|(parent, _)| self.name(parent));
+        let upstream = endpoints.iter().position(|e| Some(e.next_hop.name()) == parent);
+        let upstream = upstream.map(|index| index as u16);
         let kind = match self.request.kind {
             RequestKind::Multicast(rule) => MulticastRule {
                 source: upstream.unwrap_or_default(),
@@ -151,51 +185,33 @@ impl Writer<'_> {
         }
     }
 
-    /// Next hop to a node of the tree, by the path to it, its port there, and the ranks behind it.
-    fn next_hop(
-        &self,
-        name: &str,
-        (path, port): (&Path, Option<PortId>),
-        ranks: BTreeSet<u16>,
-    ) -> Option<NextHop> {
-        match (self.members.get(name), port) {
-            (Some((_, host)), _) => Some(host_hop(host, path)),
-            (None, Some(port)) => {
-                let ranks = ranks.into_iter().collect();
-                Some(switch_hop(self.topology, name, (path, port), ranks))
+    /// Next hop to a node of the tree, by the path between the two, its port there, and the ranks behind it.
+    fn next_hop(&self, node: Node, route: &Route, port: u8, ranks: impl Iterator<Item = u16>) -> NextHop {
+        let routed = route.is_routed(self.topology);
+        match node {
+            Node::Member(member) => {
+                let mut hop = NextHop::Host(self.members[member].clone());
+                if routed {
+                    hop.set_mac(MacAddr::UNSPECIFIED);
+                }
+                hop
             }
-            (None, None) => None,
+            // `number` sets the QPN, `address` the McstID behind routers. The sending switch resolves the router's
+            // Ethernet address itself.
+            Node::Switch(id) => {
+                let name = self.topology.name(id);
+                let ports = self.topology.switch(name).map(|s| &s.ports);
+                let mac = ports.and_then(|ports| ports.get(&port).copied().map(MacAddr));
+                NextHop::Switch {
+                    name: name.into(),
+                    ip: None,
+                    qpn: Qpn::VIRTUAL,
+                    mac: mac.filter(|_| !routed).unwrap_or(MacAddr::UNSPECIFIED),
+                    ranks: ranks.collect(),
+                }
+            }
         }
     }
-}
-
-fn ranks_below(node: &TreeNode, all: &mut BTreeSet<u16>) {
-    if let Role::Rank { rank, .. } = node.role {
-        all.insert(rank);
-    }
-    node.children.iter().for_each(|child| ranks_below(child, all));
-}
-
-/// Next hop to a switch. [`number`] sets its QPN, [`address`] its McstID behind routers. The sending switch resolves
-/// the router's Ethernet address itself.
-fn switch_hop(topology: &Topology, name: &str, (path, port): (&Path, PortId), ranks: Vec<u16>) -> NextHop {
-    let ports = topology.switch(name).map(|s| &s.ports);
-    let mac = ports.and_then(|ports| ports.get(&(port.index() as u8)).copied().map(MacAddr));
-    NextHop::Switch {
-        name: name.into(),
-        ip: None,
-        qpn: Qpn::VIRTUAL,
-        mac: mac.filter(|_| !path.is_routed()).unwrap_or(MacAddr::UNSPECIFIED),
-        ranks,
-    }
-}
-
-fn host_hop(host: &HostEndpoint, path: &Path) -> NextHop {
-    let mut hop = NextHop::Host(host.clone());
-    if path.is_routed() {
-        hop.set_mac(MacAddr::UNSPECIFIED);
-    }
-    hop
 }
 
 /// If the tree passes routers, gives each of its switches its own McstID, which the neighbours' rules name.
@@ -227,26 +243,37 @@ fn address(
 /// Assigns QPNs to the endpoints of a group. Endpoints that share port and source address (several switches at a port,
 /// members of one host) get 2, 3 and so on per port. Both ends of an edge between switches know each other's QPN.
 ///
-/// `host_of` is the name of a member's host. Members of one host have one address, but it may be missing from the
-/// request, which then has a stand-in for each.
-fn number<'r>(rules: &mut BTreeMap<String, GroupRule>, host_of: impl Fn(&HostEndpoint) -> Option<&'r str>) {
+/// Members of one host have one address, but it may be missing from the request, which then has a stand-in for each.
+fn number(rules: &mut BTreeMap<String, GroupRule>, request: &Request) {
+    /// Whose frames an endpoint may be confused with: a switch's have the addresses of any host.
+    #[derive(PartialEq, Eq, PartialOrd, Ord)]
+    enum Sender<'r> {
+        Any,
+        Ip(Ipv4Addr),
+        Host(&'r str),
+    }
+    let host_of = |host: &HostEndpoint| match host.part {
+        HostPart::Rank(part) => Some(Sender::Host(&request.members[usize::from(part.rank)].host)),
+        HostPart::Plain | HostPart::Memory(_) => None,
+    };
+    let senders = |hop: &NextHop| match hop.host() {
+        None => [Some(Sender::Any), None],
+        Some(host) => [Some(Sender::Ip(host.ip)), host_of(host)],
+    };
     let mut known: BTreeMap<(String, String), Qpn> = BTreeMap::new();
     for (switch, rule) in rules.iter_mut() {
-        let alike = |x: &Endpoint, y: &Endpoint| {
-            let same_sender = match (x.next_hop.host(), y.next_hop.host()) {
-                (Some(x), Some(y)) => x.ip == y.ip || host_of(x) == host_of(y),
-                (host, _) => host.is_none(),
-            };
-            x.port == y.port && same_sender
-        };
-        let all = &rule.endpoints;
-        let shared: Vec<bool> = all
-            .iter()
-            .map(|x| all.iter().any(|y| !core::ptr::eq(x, y) && alike(x, y)))
-            .collect();
+        let mut alike: BTreeMap<(PortId, Sender<'_>), u32> = BTreeMap::new();
+        for endpoint in &rule.endpoints {
+            let any = endpoint.next_hop.host().map(|_| Sender::Any);
+            let each = senders(&endpoint.next_hop).into_iter().chain([any]);
+            for sender in each.flatten() {
+                *alike.entry((endpoint.port, sender)).or_default() += 1;
+            }
+        }
         let mut last: BTreeMap<PortId, u32> = BTreeMap::new();
-        for (endpoint, shared) in rule.endpoints.iter_mut().zip(shared) {
-            if shared {
+        for endpoint in &mut rule.endpoints {
+            let mut each = senders(&endpoint.next_hop).into_iter().flatten();
+            if each.any(|sender| alike[&(endpoint.port, sender)] > 1) {
                 let qpn = last.entry(endpoint.port).or_insert(Qpn::VIRTUAL.value());
                 *qpn += 1;
                 endpoint.virtual_qpn = Qpn::new(*qpn);

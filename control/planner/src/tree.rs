@@ -6,8 +6,6 @@ use core::net::Ipv4Addr;
 use castnet_topology::{End, LinkId};
 use castnet_wire::{PortId, Qpn};
 
-use crate::load::LinkLoad;
-
 /// The tree of one group. Displays as lines with box-drawing characters; port numbers are in brackets:
 ///
 /// ```text
@@ -133,24 +131,6 @@ impl Path {
     /// Whether routers lie between its ends.
     pub fn is_routed(&self) -> bool {
         !self.routers.is_empty()
-    }
-
-    pub(crate) fn length(&self) -> u32 {
-        self.links.len() as u32
-    }
-
-    pub(crate) fn reversed(&self) -> Self {
-        Self {
-            near: self.far.clone(),
-            far: self.near.clone(),
-            links: self.links.iter().rev().copied().collect(),
-            via: self.via.iter().rev().cloned().collect(),
-            routers: self.routers.iter().rev().cloned().collect(),
-        }
-    }
-
-    pub(crate) fn load(&self, load: &LinkLoad) -> u64 {
-        self.links.iter().map(|link| u64::from(load.get(*link))).sum()
     }
 }
 

@@ -125,7 +125,7 @@ struct Reader {
 impl Reader {
     fn switch(&mut self, value: Value<'_>) -> Option<()> {
         let t = value.table("a switch: [[switches]]")?;
-        let number = self.topology.switches().count();
+        let number = self.topology.switch_count();
         let name = t.need("name", NAME, Value::text);
         let kind = t.optional("kind", SwitchKind::default(), |v| v.parsed(KIND));
         let ports = t.need("ports", PORTS, |v| read_ports(v, number));

@@ -1,13 +1,14 @@
 use core::fmt;
 use core::net::Ipv4Addr;
 use core::str::FromStr;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::OnceLock;
 
 use ipnet::Ipv4Net;
-use petgraph::graph::{EdgeIndex, NodeIndex, UnGraph};
 
 use crate::build::port_mac;
 use crate::error::TopologyError;
+use crate::index::Index;
 
 /// Maximum number of ports of a switch.
 pub const PORTS_MAX: usize = 64;
@@ -107,17 +108,29 @@ pub struct Link {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Node {
+pub(crate) struct Node {
+    pub(crate) what: What,
+    /// Its links by port; that of a host is at port 0.
+    pub(crate) links: Vec<(u8, LinkId)>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum What {
     Switch(Switch),
     Host(Host),
 }
 
 /// A fabric: switches, hosts and links, each up or down.
+///
+/// Queries by name build an integer form of the fabric when they first need it; a change discards it.
 #[derive(Clone, Debug, Default)]
 pub struct Topology {
-    pub(crate) graph: UnGraph<Node, Link>,
-    pub(crate) by_name: BTreeMap<String, NodeIndex>,
-    pub(crate) by_end: BTreeMap<End, EdgeIndex>,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) links: Vec<Link>,
+    /// Places of the nodes of each link, first those of `a`.
+    pub(crate) joined: Vec<[u32; 2]>,
+    pub(crate) by_name: HashMap<String, u32>,
+    index: OnceLock<Index>,
 }
 
 impl End {
@@ -132,6 +145,13 @@ impl End {
     /// A host.
     pub fn host(name: impl Into<String>) -> Self {
         Self::Host(name.into())
+    }
+
+    pub(crate) fn port_number(&self) -> u8 {
+        match self {
+            Self::Switch { port, .. } => *port,
+            Self::Host(_) => 0,
+        }
     }
 
     /// Name of its switch or host.
@@ -191,7 +211,7 @@ impl Topology {
         }
         self.add(
             name,
-            Node::Switch(Switch {
+            What::Switch(Switch {
                 name: name.into(),
                 kind: SwitchKind::Castnet,
                 ports,
@@ -203,7 +223,7 @@ impl Topology {
 
     /// Adds a plain switch, up, with the ports `0..ports`.
     pub fn add_plain(&mut self, name: &str, ports: u8) -> Result<(), TopologyError> {
-        let number = self.switches().count();
+        let number = self.switch_count();
         self.add_switch(name, (0..ports).map(|port| (port, port_mac(number, port))))?;
         self.set_switch_kind(name, SwitchKind::Plain);
         Ok(())
@@ -218,7 +238,7 @@ impl Topology {
     ) -> Result<(), TopologyError> {
         self.add(
             name,
-            Node::Host(Host {
+            What::Host(Host {
                 name: name.into(),
                 ip,
                 mac,
@@ -226,7 +246,7 @@ impl Topology {
         )
     }
 
-    fn add(&mut self, name: &str, node: Node) -> Result<(), TopologyError> {
+    fn add(&mut self, name: &str, what: What) -> Result<(), TopologyError> {
         let fits = (1..=NAME_LENGTH_MAX).contains(&name.chars().count());
         if !fits
             || name
@@ -238,8 +258,10 @@ impl Topology {
         if self.by_name.contains_key(name) {
             return Err(TopologyError::DuplicateNode { name: name.into() });
         }
-        let index = self.graph.add_node(node);
-        self.by_name.insert(name.into(), index);
+        self.by_name.insert(name.into(), self.nodes.len() as u32);
+        let links = Vec::new();
+        self.nodes.push(Node { what, links });
+        self.index.take();
         Ok(())
     }
 
@@ -259,57 +281,65 @@ impl Topology {
         if !(576..=65535).contains(&mtu) {
             return Err(TopologyError::BadMtu { end: a, mtu });
         }
-        let edge = self.graph.add_edge(
-            from,
-            to,
-            Link {
-                a: a.clone(),
-                b: b.clone(),
-                mtu,
-                up: true,
-            },
-        );
-        self.by_end.insert(a, edge);
-        self.by_end.insert(b, edge);
-        Ok(LinkId(edge.index() as u32))
+        let id = LinkId(self.links.len() as u32);
+        for (node, end) in [(from, &a), (to, &b)] {
+            let links = &mut self.nodes[node].links;
+            let at = links.partition_point(|(port, _)| *port < end.port_number());
+            links.insert(at, (end.port_number(), id));
+        }
+        let up = true;
+        self.links.push(Link { a, b, mtu, up });
+        self.joined.push([from as u32, to as u32]);
+        self.index.take();
+        Ok(id)
     }
 
-    pub(crate) fn check_end(&self, end: &End) -> Result<NodeIndex, TopologyError> {
+    /// The integer form, built if a change discarded it.
+    pub(crate) fn index(&self) -> &Index {
+        self.index.get_or_init(|| Index::new(self))
+    }
+
+    pub(crate) fn switch_count(&self) -> usize {
+        let switches = self.nodes.iter().map(|n| &n.what);
+        switches.filter(|what| matches!(what, What::Switch(_))).count()
+    }
+
+    /// Number of the node of an end that may be linked.
+    pub(crate) fn check_end(&self, end: &End) -> Result<usize, TopologyError> {
         let name = end.node();
-        let index = *self
+        let number = *self
             .by_name
             .get(name)
-            .ok_or(TopologyError::UnknownNode { name: name.into() })?;
-        match (end, self.graph.node_weight(index)) {
-            (End::Switch { port, .. }, Some(Node::Switch(s))) if !s.ports.contains_key(port) => {
+            .ok_or(TopologyError::UnknownNode { name: name.into() })? as usize;
+        match (end, &self.nodes[number].what) {
+            (End::Switch { port, .. }, What::Switch(s)) if !s.ports.contains_key(port) => {
                 return Err(TopologyError::NoSuchPort {
                     switch: name.into(),
                     port: *port,
                 });
             }
-            (End::Switch { .. }, Some(Node::Host(_))) => {
+            (End::Switch { .. }, What::Host(_)) => {
                 return Err(TopologyError::PortOfHost { name: name.into() });
             }
-            (End::Host(_), Some(Node::Switch(_))) => {
+            (End::Host(_), What::Switch(_)) => {
                 return Err(TopologyError::PortLacking { name: name.into() });
             }
             _ => {}
         }
-        match self.by_end.get(end).and_then(|e| self.graph.edge_weight(*e)) {
+        match self.link_at(end).and_then(|link| self.link(link)) {
             Some(link) => Err(TopologyError::EndTaken {
                 end: end.clone(),
                 to: link.far(name).clone(),
             }),
-            None => Ok(index),
+            None => Ok(number),
         }
     }
 
     /// Sets a link up or down; false if there is no such link.
     pub fn set_link_up(&mut self, link: LinkId, up: bool) -> bool {
-        self.graph
-            .edge_weight_mut(EdgeIndex::new(link.0 as usize))
-            .map(|l| l.up = up)
-            .is_some()
+        self.index.take();
+        let link = self.links.get_mut(link.0 as usize);
+        link.map(|l| l.up = up).is_some()
     }
 
     /// Sets a switch up or down; false if there is no such switch.
@@ -335,10 +365,11 @@ impl Topology {
         if first == 0 || last >= 224 || (first..=last).contains(&127) {
             return bad("it has addresses that are none of a host");
         }
-        let all = self.switches().filter(|s| s.name != name);
-        let overlap = all
-            .filter_map(|s| Some((s.name.clone(), s.mcst_prefix?)))
-            .find(|(_, theirs)| overlaps(theirs, &prefix));
+        let others = self.nodes.iter().filter_map(|node| match &node.what {
+            What::Switch(s) if s.name != name => Some((s.name.clone(), s.mcst_prefix?)),
+            _ => None,
+        });
+        let overlap = others.filter(|(_, theirs)| overlaps(theirs, &prefix)).min();
         if let Some((other, theirs)) = overlap {
             return Err(TopologyError::PrefixesOverlap {
                 prefix,
@@ -357,12 +388,8 @@ impl Topology {
 
     /// Sets the addresses of a host; false if there is no such host.
     pub fn set_host_addresses(&mut self, name: &str, ip: Option<Ipv4Addr>, mac: Option<[u8; 6]>) -> bool {
-        match self
-            .by_name
-            .get(name)
-            .and_then(|i| self.graph.node_weight_mut(*i))
-        {
-            Some(Node::Host(host)) => {
+        match self.what_mut(name) {
+            Some(What::Host(host)) => {
                 (host.ip, host.mac) = (ip, mac);
                 true
             }
@@ -371,14 +398,16 @@ impl Topology {
     }
 
     fn switch_mut(&mut self, name: &str) -> Option<&mut Switch> {
-        match self
-            .by_name
-            .get(name)
-            .and_then(|i| self.graph.node_weight_mut(*i))
-        {
-            Some(Node::Switch(switch)) => Some(switch),
-            _ => None,
+        match self.what_mut(name)? {
+            What::Switch(switch) => Some(switch),
+            What::Host(_) => None,
         }
+    }
+
+    fn what_mut(&mut self, name: &str) -> Option<&mut What> {
+        self.index.take();
+        let number = *self.by_name.get(name)?;
+        Some(&mut self.nodes[number as usize].what)
     }
 }
 

@@ -23,9 +23,13 @@ mod build;
 mod error;
 mod file;
 mod graph;
+mod index;
 mod query;
+mod usable;
 
 pub use castnet_toml_reader::Faults;
 pub use error::TopologyError;
 pub use graph::{DEFAULT_MTU, End, Host, Link, LinkId, PORTS_MAX, Switch, SwitchKind, Topology, overlaps};
+pub use index::{EndId, Hop, NodeId, Row};
 pub use query::{Cut, Distances, Down, Neighbour};
+pub use usable::Usable;

@@ -1,10 +1,9 @@
+use core::net::Ipv4Addr;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use petgraph::graph::{EdgeIndex, NodeIndex};
-use petgraph::visit::EdgeRef;
-
 use crate::error::TopologyError;
-use crate::graph::{End, Host, Link, LinkId, Node, Switch, SwitchKind, Topology};
+use crate::graph::{End, Host, Link, LinkId, Switch, SwitchKind, Topology, What};
+use crate::index::{EndId, Hop, NodeId, Row};
 
 /// A link of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,15 +51,18 @@ pub enum Cut {
 /// Distances of all nodes to one node, in links that are up.
 #[derive(Clone, Debug)]
 pub struct Distances {
-    by_node: Vec<Option<u32>>,
+    to: Option<NodeId>,
+    /// To `to`, or to the switch of the host `to`, which is one link away.
+    row: Row,
+    host: u32,
 }
 
 impl Topology {
     /// The switch of that name.
     pub fn switch(&self, name: &str) -> Option<&Switch> {
-        match self.node(name)? {
-            Node::Switch(switch) => Some(switch),
-            Node::Host(_) => None,
+        match self.what(name)? {
+            What::Switch(switch) => Some(switch),
+            What::Host(_) => None,
         }
     }
 
@@ -113,97 +115,183 @@ impl Topology {
 
     /// The host of that name.
     pub fn host(&self, name: &str) -> Option<&Host> {
-        match self.node(name)? {
-            Node::Host(host) => Some(host),
-            Node::Switch(_) => None,
+        match self.what(name)? {
+            What::Host(host) => Some(host),
+            What::Switch(_) => None,
         }
     }
 
-    fn node(&self, name: &str) -> Option<&Node> {
-        self.by_name.get(name).and_then(|i| self.graph.node_weight(*i))
+    fn what(&self, name: &str) -> Option<&What> {
+        let number = *self.by_name.get(name)?;
+        Some(&self.nodes[number as usize].what)
+    }
+
+    fn at(&self, node: NodeId) -> &What {
+        &self.nodes[self.index().order[node.0 as usize] as usize].what
+    }
+
+    /// The number of a node.
+    pub fn id(&self, name: &str) -> Option<NodeId> {
+        let number = *self.by_name.get(name)?;
+        Some(self.index().ids[number as usize])
+    }
+
+    /// The name of a node.
+    pub fn name(&self, node: NodeId) -> &str {
+        match self.at(node) {
+            What::Switch(switch) => &switch.name,
+            What::Host(host) => &host.name,
+        }
+    }
+
+    /// The end of that number.
+    pub fn end(&self, end: EndId) -> End {
+        match self.at(end.node) {
+            What::Switch(switch) => End::port(switch.name.as_str(), end.port),
+            What::Host(host) => End::host(host.name.as_str()),
+        }
+    }
+
+    /// The number of an end; none of a name that no node has.
+    pub fn end_id(&self, end: &End) -> Option<EndId> {
+        let (node, port) = (self.id(end.node())?, end.port_number());
+        Some(EndId { node, port })
+    }
+
+    /// The kind of a switch; `None`: a host.
+    pub fn kind(&self, node: NodeId) -> Option<SwitchKind> {
+        self.index().kinds[node.0 as usize]
+    }
+
+    /// Whether the node is a plain switch or a router.
+    pub fn forwards(&self, node: NodeId) -> bool {
+        self.kind(node).is_some_and(|kind| kind != SwitchKind::Castnet)
+    }
+
+    /// Whether there are plain switches or routers.
+    pub fn has_forwarders(&self) -> bool {
+        self.index().has_forwarders
+    }
+
+    /// Links of a node by port, up or down.
+    pub fn hops(&self, node: NodeId) -> &[Hop] {
+        self.index().hops(node)
+    }
+
+    /// The first host with this address.
+    pub fn host_with(&self, ip: Ipv4Addr) -> Option<&Host> {
+        let node = self.index().by_ip.get(&ip)?;
+        self.host(self.name(*node))
+    }
+
+    /// Numbers of all switches.
+    pub fn switch_ids(&self) -> impl Iterator<Item = NodeId> {
+        (0..self.index().switches as u32).map(NodeId)
     }
 
     /// All switches, by name.
     pub fn switches(&self) -> impl Iterator<Item = &Switch> {
-        self.by_name.keys().filter_map(|name| self.switch(name))
+        self.all().filter_map(|what| match what {
+            What::Switch(switch) => Some(switch),
+            What::Host(_) => None,
+        })
     }
 
     /// All hosts, by name.
     pub fn hosts(&self) -> impl Iterator<Item = &Host> {
-        self.by_name.keys().filter_map(|name| self.host(name))
+        self.all().filter_map(|what| match what {
+            What::Host(host) => Some(host),
+            What::Switch(_) => None,
+        })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &What> {
+        let order = self.index().order.iter();
+        order.map(|number| &self.nodes[*number as usize].what)
     }
 
     /// All links, oldest first.
     pub fn links(&self) -> impl Iterator<Item = (LinkId, &Link)> {
-        self.graph
-            .edge_references()
-            .map(|e| (LinkId(e.id().index() as u32), e.weight()))
+        (0..).map(LinkId).zip(&self.links)
     }
 
     /// The link of that number.
     pub fn link(&self, id: LinkId) -> Option<&Link> {
-        self.graph.edge_weight(EdgeIndex::new(id.0 as usize))
+        self.links.get(id.0 as usize)
     }
 
     /// The link at that end.
     pub fn link_at(&self, end: &End) -> Option<LinkId> {
-        self.by_end.get(end).map(|e| LinkId(e.index() as u32))
+        let number = *self.by_name.get(end.node())?;
+        let node = &self.nodes[number as usize];
+        if matches!(end, End::Host(_)) != matches!(node.what, What::Host(_)) {
+            return None;
+        }
+        let at = node
+            .links
+            .binary_search_by_key(&end.port_number(), |(port, _)| *port);
+        Some(node.links[at.ok()?].1)
     }
 
     /// Links of a node by port, up or down.
     pub fn neighbours(&self, name: &str) -> Vec<Neighbour> {
-        let Some(index) = self.by_name.get(name) else {
-            return Vec::new();
+        let node = self.by_name.get(name).map(|n| &self.nodes[*n as usize]);
+        let links = node.into_iter().flat_map(|node| &node.links);
+        let neighbour = |(_, id): &(u8, LinkId)| {
+            let link = &self.links[id.0 as usize];
+            Neighbour {
+                link: *id,
+                near: link.near(name).clone(),
+                far: link.far(name).clone(),
+            }
         };
-        let mut all: Vec<Neighbour> = self
-            .graph
-            .edges(*index)
-            .map(|e| Neighbour {
-                link: LinkId(e.id().index() as u32),
-                near: e.weight().near(name).clone(),
-                far: e.weight().far(name).clone(),
-            })
-            .collect();
-        all.sort_by(|x, y| x.near.cmp(&y.near));
-        all
+        links.map(neighbour).collect()
     }
 
     /// The link, switch and port of a host, up or down.
     pub fn attachment(&self, host: &str) -> Option<(LinkId, &str, u8)> {
-        let edge = self.by_end.get(&End::Host(host.into()))?;
-        match self.graph.edge_weight(*edge)?.far(host) {
-            End::Switch { switch, port } => Some((LinkId(edge.index() as u32), switch, *port)),
+        let number = *self.by_name.get(host)?;
+        let node = &self.nodes[number as usize];
+        let (_, link) = node
+            .links
+            .first()
+            .filter(|_| matches!(node.what, What::Host(_)))?;
+        match self.link(*link)?.far(host) {
+            End::Switch { switch, port } => Some((*link, switch, *port)),
             End::Host(_) => None,
         }
     }
 
     /// Distances of all nodes to `to`. Hosts do not forward, nor do switches that are down.
     pub fn distances(&self, to: &str) -> Distances {
-        let mut by_node = vec![None; self.graph.node_count()];
-        let Some(start) = self.by_name.get(to).copied().filter(|i| self.alive(*i)) else {
-            return Distances { by_node };
+        let to = self.id(to).filter(|to| self.alive(*to));
+        let host = to.filter(|to| self.kind(*to).is_none());
+        let switch = match host {
+            None => to,
+            Some(host) => self.hops(host).iter().find(|h| h.up).map(|h| h.far.node),
         };
-        by_node[start.index()] = Some(0);
-        let mut queue = VecDeque::from([(start, 0)]);
-        while let Some((node, distance)) = queue.pop_front() {
-            if node != start && matches!(self.graph[node], Node::Host(_)) {
-                continue;
-            }
-            for edge in self.graph.edges(node).filter(|e| e.weight().up) {
-                let next = edge.target();
-                if by_node[next.index()].is_none() && self.alive(next) {
-                    by_node[next.index()] = Some(distance + 1);
-                    queue.push_back((next, distance + 1));
-                }
-            }
+        let row = switch.map(|switch| self.index().rows(&[switch]).remove(0));
+        Distances {
+            to,
+            row: row.unwrap_or_default(),
+            host: host.is_some().into(),
         }
-        Distances { by_node }
     }
 
     /// Distance of one node in links; `None` if there is no path.
     pub fn distance(&self, from: &str, distances: &Distances) -> Option<u32> {
-        let index = self.by_name.get(from)?;
-        distances.by_node.get(index.index()).copied().flatten()
+        let from = self.id(from).filter(|_| distances.to.is_some())?;
+        let to_row = |switch: NodeId| match distances.row.get(switch.0 as usize) {
+            None | Some(&u16::MAX) => None,
+            Some(links) => Some(u32::from(*links) + distances.host),
+        };
+        if Some(from) == distances.to {
+            return Some(0);
+        }
+        match self.kind(from) {
+            Some(_) => to_row(from),
+            None => Some(to_row(self.hops(from).iter().find(|h| h.up)?.far.node)? + 1),
+        }
     }
 
     /// The links of `from` on shortest paths, by port; empty if there is no path. `distances` are those to the
@@ -227,28 +315,26 @@ impl Topology {
 
     /// Why there is no path between two nodes; `None` if there is one, or if a node does not exist.
     pub fn cut(&self, from: &str, to: &str) -> Option<Cut> {
-        let (start, goal) = (*self.by_name.get(from)?, *self.by_name.get(to)?);
+        let (start, goal) = (self.id(from)?, self.id(to)?);
         // Find the path with the fewest links and switches that are down: each costs 1, everything else 0.
         let start_cost = u32::from(!self.alive(start));
-        let mut best: BTreeMap<NodeIndex, (u32, Option<EdgeIndex>)> = BTreeMap::new();
+        let mut best: BTreeMap<NodeId, (u32, Option<Hop>)> = BTreeMap::new();
         best.insert(start, (start_cost, None));
         let mut queue = VecDeque::from([(start, start_cost)]);
         while let Some((node, cost)) = queue.pop_front() {
             if best.get(&node).is_some_and(|(known, _)| *known < cost)
-                || (node != start && matches!(self.graph[node], Node::Host(_)))
+                || (node != start && self.kind(node).is_none())
             {
                 continue;
             }
-            let mut edges: Vec<EdgeIndex> = self.graph.edges(node).map(|e| e.id()).collect();
-            edges.sort();
-            for edge in edges {
-                let Some((a, b)) = self.graph.edge_endpoints(edge) else {
-                    continue;
-                };
-                let next = if a == node { b } else { a };
-                let cost_next = cost + u32::from(!self.graph[edge].up) + u32::from(!self.alive(next));
+            let mut hops = self.hops(node).to_vec();
+            hops.sort_by_key(|hop| hop.link);
+            for hop in hops {
+                let next = hop.far.node;
+                let link_up = self.links[hop.link.0 as usize].up;
+                let cost_next = cost + u32::from(!link_up) + u32::from(!self.alive(next));
                 if best.get(&next).is_none_or(|(known, _)| cost_next < *known) {
-                    best.insert(next, (cost_next, Some(edge)));
+                    best.insert(next, (cost_next, Some(hop)));
                     if cost_next == cost {
                         queue.push_front((next, cost))
                     } else {
@@ -266,34 +352,26 @@ impl Topology {
         let mut down = Vec::new();
         let mut at = goal;
         loop {
-            if let Node::Switch(s) = &self.graph[at]
-                && !s.up
-            {
-                down.push(Down::Switch(s.name.clone()));
+            if !self.alive(at) {
+                down.push(Down::Switch(self.name(at).into()));
             }
-            let Some((_, Some(edge))) = best.get(&at) else {
+            let Some((_, Some(hop))) = best.get(&at) else {
                 break;
             };
-            let link = &self.graph[*edge];
+            let link = &self.links[hop.link.0 as usize];
             if !link.up {
                 down.push(Down::Link {
                     a: link.a.clone(),
                     b: link.b.clone(),
                 });
             }
-            let Some((a, b)) = self.graph.edge_endpoints(*edge) else {
-                break;
-            };
-            at = if a == at { b } else { a };
+            at = hop.near.node;
         }
         down.reverse();
         Some(Cut::Down(down))
     }
 
-    fn alive(&self, node: NodeIndex) -> bool {
-        match &self.graph[node] {
-            Node::Switch(s) => s.up,
-            Node::Host(_) => true,
-        }
+    pub(crate) fn alive(&self, node: NodeId) -> bool {
+        self.index().up[node.0 as usize]
     }
 }
