@@ -3,18 +3,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_agent::LoadError;
-use castnet_console::connect::{self, AGENT, Tls};
+use castnet_console::connect;
 use castnet_console::drops::DropRow;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, named};
 use castnet_console::service::{Ready, Signals};
 use castnet_console::settings;
-use castnet_console::units::{Size, Span, plural, span};
-use castnet_proto::transport::Address;
+use castnet_console::units::{plural, span};
 use castnet_rules::RuleSet;
-use castnet_switch::balance::BalanceRule;
-use castnet_switch::config::{FaultRule, Idle, NamedPort, SwitchConfig, WorkerPlace};
-use castnet_switch::dpdk::Hugepages;
+use castnet_switch::config::SwitchConfig;
 use castnet_switch::{dataplane_config, start_with};
 use castnet_worker::engine::Totals;
 use castnet_worker::{Counters, Dataplane};
@@ -47,84 +44,17 @@ pub(crate) struct SwitchCommand {
     /// Configuration file; flags win over it (an example: deploy/examples/switch.toml)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Its name, for the controller and for LLDP [default: this machine's]
-    #[arg(long)]
-    name: Option<String>,
-    /// A port; may be given again. Without NAME= it has the interface's name
-    #[arg(long = "port", value_name = "NAME=SPEC")]
-    ports: Vec<NamedPort>,
-    /// Static groups and routes (castnet rules example)
-    #[arg(long, value_name = "FILE")]
-    rules: Option<PathBuf>,
-    /// Where its agent listens; port 0 takes any free one
-    #[arg(long, value_name = "URL", help = format!("Where its agent listens; port 0 takes any free one [default: {AGENT}]"))]
-    listen: Option<Address>,
-    /// A worker thread and its core, core=N or any; may be given again [default: one, on any core]
-    #[arg(long = "worker", value_name = "core=N|any")]
-    workers: Vec<WorkerPlace>,
-    /// What workers do while no frames come [default: adaptive]
-    #[arg(long, value_enum)]
-    idle: Option<Idle>,
-    /// How often groups are moved off overloaded workers, or off; where there are several workers [default: 1s]
-    #[arg(long, value_name = "TIME|off")]
-    balance: Option<BalanceRule>,
-    /// Faults to inject; may be given again
-    #[arg(long = "fault", value_name = "[PORT:]OPTIONS")]
-    faults: Vec<FaultRule>,
-    /// A port that broadcasts and frames to unknown addresses are not sent to; may be given again. Cuts loops: give it at
-    /// both ends of a link. Groups use the link all the same
-    #[arg(long, value_name = "NAME")]
-    no_flood: Vec<String>,
-    /// Maximal number of groups [default: 4096]
-    #[arg(long, value_name = "N")]
-    groups_max: Option<usize>,
-    /// Memory for the state of all groups [default: 64MiB]
-    #[arg(long, value_name = "SIZE")]
-    memory: Option<Size>,
-    /// How often each port sends LLDP; 0 for never [default: 30s]
-    #[arg(long, value_name = "TIME")]
-    lldp: Option<Span>,
-    /// Where DPDK's buffers live [default: auto]
-    #[arg(long, value_enum)]
-    hugepages: Option<Hugepages>,
+    #[command(flatten)]
+    flags: SwitchConfig,
     /// Writes the address into this file when it is ready, and removes the file when it stops
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
-    #[command(flatten)]
-    tls: Tls,
 }
 
 impl SwitchCommand {
-    fn settings(self) -> Outcome<(SwitchConfig, Option<PathBuf>)> {
-        let file = self
-            .config
-            .as_deref()
-            .map(SwitchConfig::read)
-            .transpose()?
-            .unwrap_or_default();
-        let flags = SwitchConfig {
-            name: self.name,
-            ports: self.ports,
-            rules: self.rules,
-            listen: self.listen,
-            tls: Tls::default(),
-            workers: self.workers,
-            idle: self.idle,
-            balance: self.balance.unwrap_or_default(),
-            faults: self.faults,
-            no_flood: self.no_flood,
-            groups_max: self.groups_max,
-            memory: self.memory,
-            lldp: self.lldp,
-            hugepages: self.hugepages,
-        };
-        let mut config = flags.or(file);
-        config.tls = self.tls.or(config.tls);
-        Ok((config, self.ready_file))
-    }
-
     pub(crate) async fn run(self, output: Output) -> Outcome {
-        let (config, ready_file) = self.settings()?;
+        let file = self.config.as_deref().map(SwitchConfig::read).transpose()?;
+        let config = self.flags.or(file.unwrap_or_default());
         let security = config.tls.security()?;
         let rules = config
             .rules
@@ -143,7 +73,12 @@ impl SwitchCommand {
         let agent = castnet_agent::Agent::start(dataplane.clone(), &config.listen(), &security)
             .await
             .map_err(|e| connect::failure(&e, ""))?;
-        let ready = Ready::announce(output, &name, &agent.address().to_string(), ready_file.as_deref())?;
+        let ready = Ready::announce(
+            output,
+            &name,
+            &agent.address().to_string(),
+            self.ready_file.as_deref(),
+        )?;
         signals.first().await;
 
         drop(ready);

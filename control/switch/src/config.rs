@@ -12,7 +12,7 @@ use castnet_port::PortSpec;
 use castnet_proto::transport::Address;
 use castnet_toml_reader::Value;
 use castnet_wire::PortId;
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 
 use crate::balance::BalanceRule;
 use crate::dpdk::Hugepages;
@@ -194,37 +194,52 @@ impl WorkerPlace {
     }
 }
 
-/// Configuration of a switch. A field that is `None` or empty has its default.
-#[derive(Clone, Debug, Default)]
+/// Configuration of a switch, as flags and as the fields of a file. A field that is `None` or empty has its default.
+#[derive(Args, Clone, Debug, Default)]
 pub struct SwitchConfig {
-    /// Name of the switch.
+    /// Its name, for the controller and for LLDP [default: this machine's]
+    #[arg(long)]
     pub name: Option<String>,
-    /// Ports in the order of their numbers.
+    /// A port; may be given again. Without NAME= it has the interface's name
+    #[arg(long = "port", value_name = "NAME=SPEC")]
     pub ports: Vec<NamedPort>,
-    /// Rule file with static groups and routes.
+    /// Static groups and routes (castnet rules example)
+    #[arg(long, value_name = "FILE")]
     pub rules: Option<PathBuf>,
-    /// Address that the agent listens at.
+    /// Where its agent listens; port 0 takes any free one
+    #[arg(long, value_name = "URL", help = format!("Where its agent listens; port 0 takes any free one [default: {}]", connect::AGENT))]
     pub listen: Option<Address>,
-    /// Certificates of the agent.
-    pub tls: Tls,
-    /// Worker threads.
+    /// A worker thread and its core, core=N or any; may be given again [default: one, on any core]
+    #[arg(long = "worker", value_name = "core=N|any")]
     pub workers: Vec<WorkerPlace>,
-    /// What a worker does when it finds no frame.
+    /// What workers do while no frames come [default: adaptive]
+    #[arg(long, value_enum)]
     pub idle: Option<Idle>,
-    /// When groups are moved off overloaded workers.
-    pub balance: BalanceRule,
-    /// Faults to inject.
+    /// How often groups are moved off overloaded workers, or off; where there are several workers [default: 1s]
+    #[arg(long, value_name = "TIME|off")]
+    pub balance: Option<BalanceRule>,
+    /// Faults to inject; may be given again
+    #[arg(long = "fault", value_name = "[PORT:]OPTIONS")]
     pub faults: Vec<FaultRule>,
-    /// Names of ports that are not flooded to.
+    /// A port that broadcasts and frames to unknown addresses are not sent to; may be given again. Cuts loops: give it at
+    /// both ends of a link. Groups use the link all the same
+    #[arg(long, value_name = "NAME")]
     pub no_flood: Vec<String>,
-    /// Largest number of groups.
+    /// Maximal number of groups [default: 4096]
+    #[arg(long, value_name = "N")]
     pub groups_max: Option<usize>,
-    /// Memory for the state of all groups.
+    /// Memory for the state of all groups [default: 64MiB]
+    #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
-    /// Interval of LLDP announcements; zero for none.
+    /// How often each port sends LLDP; 0 for never [default: 30s]
+    #[arg(long, value_name = "TIME")]
     pub lldp: Option<Span>,
-    /// Where DPDK's buffers live.
+    /// Where DPDK's buffers live [default: auto]
+    #[arg(long, value_enum)]
     pub hugepages: Option<Hugepages>,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a doc would be the help of the flags")]
+    pub tls: Tls,
 }
 
 impl SwitchConfig {
@@ -241,7 +256,10 @@ impl SwitchConfig {
             tls: self.tls.or(other.tls),
             workers: list(self.workers, other.workers),
             idle: self.idle.or(other.idle),
-            balance: self.balance.or(other.balance),
+            balance: match (self.balance, other.balance) {
+                (Some(mine), Some(other)) => Some(mine.or(other)),
+                (mine, other) => mine.or(other),
+            },
             faults: list(self.faults, other.faults),
             no_flood: list(self.no_flood, other.no_flood),
             groups_max: self.groups_max.or(other.groups_max),
@@ -344,7 +362,7 @@ impl SwitchConfig {
                     "a list of workers: [{ core = 2 }, {}]",
                     WorkerPlace::read,
                 ),
-                balance: t.get("balance", BalanceRule::read).unwrap_or_default(),
+                balance: t.get("balance", BalanceRule::read),
                 faults: t.items("faults", "a list of faults: [\"PORT:loss=1%\"]", |v| v.parse()),
                 no_flood: t.items("no_flood", "a list of ports: [\"PORT\"]", |v| v.string()),
                 groups_max: t.get("groups_max", |v| v.number(0..=u64::MAX, "is over 64 bits")),

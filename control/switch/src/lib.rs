@@ -75,7 +75,7 @@ pub fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig> {
             idle,
         })
         .collect();
-    out.balance = config.balance.balance();
+    out.balance = config.balance.unwrap_or_default().balance();
     out.engine.hash_seed = hash_seed();
     if let Some(most) = config.groups_max {
         out.engine.groups_max = most;
