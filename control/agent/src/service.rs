@@ -310,7 +310,7 @@ impl v1::agent_server::Agent for Service {
             v1::trace_request::What::Filter(filter) => {
                 let filter = filter_from_proto("filter", Some(&filter))?;
                 let count = u64::from(frames_max.max(1));
-                let live = self.ask(move |shared| taps::trace(&shared.dataplane, &filter, count));
+                let live = self.ask(move |shared| taps::trace(&shared.dataplane, filter, count));
                 Ok(streamed(live.await?.into_inner()))
             }
         }
@@ -327,7 +327,7 @@ impl v1::agent_server::Agent for Service {
         let filter = filter_from_proto("filter", filter.as_ref())?;
         let count = if frames_max == 0 { u64::MAX } else { frames_max };
         let live =
-            self.ask(move |shared| taps::capture(&shared.dataplane, &filter, snap_length as usize, count));
+            self.ask(move |shared| taps::capture(&shared.dataplane, filter, snap_length as usize, count));
         Ok(streamed(live.await?.into_inner()))
     }
 

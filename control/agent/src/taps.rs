@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use castnet_proto::convert::{self, refuse};
+use castnet_proto::convert::refuse;
 use castnet_proto::v1;
-use castnet_worker::engine::FrameFilter;
+use castnet_wire::FrameFilter;
 use castnet_worker::{Dataplane, TapError, TapStream};
 use crossbeam::channel::RecvTimeoutError;
 use tokio::sync::mpsc;
@@ -24,25 +24,14 @@ const RETRY: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 type Out<T> = mpsc::Receiver<Result<T, Status>>;
 
-fn filter_of(filter: &convert::FrameFilter) -> FrameFilter {
-    FrameFilter {
-        port: filter.port,
-        group: filter.mcst_id,
-        src: filter.src_ip,
-        dst: filter.dst_ip,
-        drops: filter.drops_only,
-        reason: filter.drop_reason,
-    }
-}
-
 /// Streams traces of the next `count` live frames that match `filter`.
 pub(crate) fn trace(
     dataplane: &Arc<Dataplane>,
-    filter: &convert::FrameFilter,
+    filter: FrameFilter,
     count: u64,
 ) -> Result<Out<v1::FrameTrace>, Status> {
     let stream = dataplane
-        .trace_live(filter_of(filter), count)
+        .trace_live(filter, count)
         .map_err(|e| refused(e, "filter.port"))?;
     carry("castnet-trace", stream, |trace, lost| view::trace(&trace, lost))
 }
@@ -50,13 +39,13 @@ pub(crate) fn trace(
 /// Streams copies of the next `count` frames that match `filter`.
 pub(crate) fn capture(
     dataplane: &Arc<Dataplane>,
-    filter: &convert::FrameFilter,
+    filter: FrameFilter,
     snap_length: usize,
     count: u64,
 ) -> Result<Out<v1::CapturedFrame>, Status> {
     let length_max = if snap_length == 0 { usize::MAX } else { snap_length };
     let stream = dataplane
-        .capture(filter_of(filter), length_max, count)
+        .capture(filter, length_max, count)
         .map_err(|e| refused(e, "filter.port"))?;
     let clock = dataplane.clone();
     carry("castnet-capture", stream, move |captured, lost| {

@@ -61,6 +61,7 @@ pub use address::destination;
 pub use castnet_collective::path::WORDS_MAX;
 pub use castnet_collective::translated::Refusal;
 pub use castnet_collective::{EndpointId, EndpointSet};
+pub use castnet_wire::FrameFilter;
 pub use config::{ConfigError, EngineConfig, PortInfo};
 pub use dry_run::DryRun;
 pub use egress::Egress;
@@ -78,7 +79,7 @@ pub use observe::counters::{
 };
 pub use observe::events::{EngineEvent, EventKind};
 pub use observe::neighbour::{NAME_MAX, Name, Neighbour, Said};
-pub use observe::tap::{Captured, FrameFilter, Seen, TAPS_MAX, TapId, Taps};
+pub use observe::tap::{Captured, Seen, TAPS_MAX, TapId, Taps};
 pub use observe::trace::{SentFrame, Stage, Step, Trace, Verdict};
 pub use port_set::PortSet;
 pub use tables::fdb::FdbEntry;

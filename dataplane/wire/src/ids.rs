@@ -1,7 +1,7 @@
 //! Types for numbers and addresses that must not be confused.
 
 use core::fmt;
-use core::net::Ipv4Addr;
+use core::net::{AddrParseError, Ipv4Addr};
 use core::str::FromStr;
 
 /// A 24-bit queue pair number.
@@ -76,6 +76,14 @@ pub struct McstId(pub Ipv4Addr);
 impl fmt::Display for McstId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+impl FromStr for McstId {
+    type Err = AddrParseError;
+
+    fn from_str(text: &str) -> Result<Self, AddrParseError> {
+        text.parse().map(Self)
     }
 }
 

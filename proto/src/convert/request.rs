@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX};
-use castnet_wire::{DropReason, McstId, Pmtu, PortId, Psn};
+use castnet_wire::{DropReason, FrameFilter, McstId, Pmtu, PortId, Psn};
 
 use super::rule::{self, memory_to_proto};
 use super::{Invalid, Reader, bad_text, ip, mcst_id, missing, out_of_range, parse, pmtu, port, psn};
@@ -45,23 +45,6 @@ pub struct NewMember {
     pub host: String,
     /// One connection per lane if it is to count as joined; otherwise empty.
     pub ends: Vec<HostEndpoint>,
-}
-
-/// Selects frames for a trace or a capture. `None` matches all.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FrameFilter {
-    /// Received from or sent to this port.
-    pub port: Option<PortId>,
-    /// Frames of this group.
-    pub mcst_id: Option<McstId>,
-    /// Source address.
-    pub src_ip: Option<Ipv4Addr>,
-    /// Destination address.
-    pub dst_ip: Option<Ipv4Addr>,
-    /// Only dropped frames.
-    pub drops_only: bool,
-    /// Only frames dropped for this reason.
-    pub drop_reason: Option<DropReason>,
 }
 
 /// Reads a request to create a multicast group. Reports every fault, with fields such as `members[2].connection.qpn`.
@@ -247,11 +230,11 @@ pub fn filter_from_proto(field: &str, message: Option<&v1::FrameFilter>) -> Resu
     };
     let filter = FrameFilter {
         port: r.optional("port", message.port, port),
-        mcst_id: r.optional("mcst_id", message.mcst_id.as_deref(), mcst_id),
-        src_ip: r.optional("src_ip", message.src_ip.as_deref(), ip),
-        dst_ip: r.optional("dst_ip", message.dst_ip.as_deref(), ip),
-        drops_only: message.drops_only,
-        drop_reason: r.optional("drop_reason", message.drop_reason.as_deref(), reason),
+        group: r.optional("mcst_id", message.mcst_id.as_deref(), mcst_id),
+        src: r.optional("src_ip", message.src_ip.as_deref(), ip),
+        dst: r.optional("dst_ip", message.dst_ip.as_deref(), ip),
+        drops: message.drops_only,
+        reason: r.optional("drop_reason", message.drop_reason.as_deref(), reason),
     };
     r.within(field).finish(Some(filter))
 }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use castnet_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_AT, ETHERTYPE_IPV4, is_tag};
 use castnet_wire::layout;
-use castnet_wire::{Arp, DropReason, Ethernet, FrameBuf, Ipv4, McstId, Nanos, PortId, VlanTag};
+use castnet_wire::{Arp, DropReason, Ethernet, FrameBuf, FrameFilter, Ipv4, McstId, Nanos, PortId, VlanTag};
 
 use crate::observe::trace::{Trace, Verdict};
 use crate::port_set::PortSet;
@@ -33,42 +33,11 @@ impl TapId {
     }
 }
 
-/// The frames that a subscriber wants. The filter sees whole frames, even if a capture keeps only their first bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FrameFilter {
-    /// Only frames with this ingress port or, in a capture, this egress port; `None` for all ports.
-    pub port: Option<PortId>,
-    /// Only frames of this group; `None` for all frames.
-    pub group: Option<McstId>,
-    /// Only frames from this address, which is also read from malformed frames; `None` for all.
-    pub src: Option<Ipv4Addr>,
-    /// Only frames to this address, which is also read from malformed frames; `None` for all.
-    pub dst: Option<Ipv4Addr>,
-    /// Only those that were dropped.
-    pub drops: bool,
-    /// Only those that were dropped for this reason.
-    pub reason: Option<DropReason>,
-}
-
-impl FrameFilter {
-    /// The destination that a received frame must have, so that it or, unless `incoming`, a frame that it causes is wanted; `None` for
-    /// any. The destination of a group's frame is the address of the group.
-    fn destination(&self, incoming: bool) -> Option<Ipv4Addr> {
-        let group = self.group.map(|group| group.0);
-        group.or(self.dst.filter(|_| incoming))
-    }
-
-    fn wants(&self, port: PortId, group: Option<McstId>, dropped: Option<DropReason>, frame: &[u8]) -> bool {
-        let by_address = || {
-            let (src, dst) = addresses(frame);
-            (self.src.is_none() || self.src == src) && (self.dst.is_none() || self.dst == dst)
-        };
-        self.port.is_none_or(|p| p == port)
-            && (self.group.is_none() || self.group == group)
-            && (!self.drops || dropped.is_some())
-            && (self.reason.is_none() || self.reason == dropped)
-            && ((self.src.is_none() && self.dst.is_none()) || by_address())
-    }
+/// The destination that a received frame must have, so that it or, unless `incoming`, a frame that it causes is wanted; `None` for any.
+/// The destination of a group's frame is the address of the group.
+fn destination(filter: &FrameFilter, incoming: bool) -> Option<Ipv4Addr> {
+    let group = filter.group.map(|group| group.0);
+    group.or(filter.dst.filter(|_| incoming))
 }
 
 /// Excludes received frames that need not be recorded.
@@ -165,7 +134,17 @@ struct Subscription {
 
 impl Subscription {
     fn wants(&self, port: PortId, group: Option<McstId>, seen: Seen, frame: &[u8]) -> bool {
-        self.left > 0 && self.filter.wants(port, group, seen.dropped(), frame)
+        let (filter, dropped) = (&self.filter, seen.dropped());
+        let by_address = || {
+            let (src, dst) = addresses(frame);
+            (filter.src.is_none() || filter.src == src) && (filter.dst.is_none() || filter.dst == dst)
+        };
+        self.left > 0
+            && filter.port.is_none_or(|p| p == port)
+            && (filter.group.is_none() || filter.group == group)
+            && (!filter.drops || dropped.is_some())
+            && (filter.reason.is_none() || filter.reason == dropped)
+            && ((filter.src.is_none() && filter.dst.is_none()) || by_address())
     }
 
     fn put<T>(&mut self, waiting: &mut VecDeque<T>, item: impl FnOnce() -> T) {
@@ -271,7 +250,7 @@ impl Taps {
             }
             gate.count = gate
                 .count
-                .zip(filter.destination(incoming))
+                .zip(destination(filter, incoming))
                 .map(|(count, address)| {
                     if let Some(entry) = gate.addresses.get_mut(usize::from(count)) {
                         *entry = address.octets();

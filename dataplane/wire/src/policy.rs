@@ -1,0 +1,61 @@
+//! Policies of a collective group.
+
+use core::str::FromStr;
+
+use crate::names;
+
+names! {
+    /// Which side repairs losses.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum LossPolicy {
+        /// The switch: it keeps results until all receivers have acknowledged them, and requests missing contributions.
+        #[default]
+        Repair => "repair",
+        /// The hosts, as in EPIC's Mode-II (4.3): NAKs are reflected, and repeated packets are answered.
+        Reflect => "reflect",
+    }
+}
+
+names! {
+    /// How a rank that waits for a late one is kept from failing.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum StragglerPolicy {
+        /// The switch repeats the last ACK on each tick, which restarts the timer of the QP.
+        #[default]
+        KeepAlive => "keep-alive",
+        /// The switch sends an RNR NAK on each tick. On rxe, the QP survives this only with an RNR retry count of 7 and a retry
+        /// count of 7.
+        Rnr => "rnr",
+        /// Nothing: the QP retries, and fails when its retries are used up.
+        None => "none",
+    }
+}
+
+/// Error: the text names no policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no such policy")]
+pub struct UnknownPolicy;
+
+impl FromStr for LossPolicy {
+    type Err = UnknownPolicy;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+        Self::ALL
+            .iter()
+            .find(|p| p.name() == text)
+            .copied()
+            .ok_or(UnknownPolicy)
+    }
+}
+
+impl FromStr for StragglerPolicy {
+    type Err = UnknownPolicy;
+
+    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+        Self::ALL
+            .iter()
+            .find(|p| p.name() == text)
+            .copied()
+            .ok_or(UnknownPolicy)
+    }
+}
