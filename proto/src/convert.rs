@@ -13,7 +13,7 @@ mod rule;
 use std::fmt::Display;
 use std::net::Ipv4Addr;
 
-use castnet_rules::{Fault, FaultKind, GroupRule, IP_TEXT, Ipv4Net, Limit, MAC_TEXT, PREFIX_TEXT};
+use castnet_rules::{Fault, FaultKind, GroupRule, IP_TEXT, Ipv4Net, Limit, MAC_TEXT, PREFIX_TEXT, Unread};
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use prost::Message;
 use tonic::{Code, Status};
@@ -183,6 +183,16 @@ impl Reader {
     /// `None` after a fault.
     fn take<T>(&mut self, field: impl Display, value: Result<T, FaultKind>) -> Option<T> {
         value.map_err(|kind| self.fault(field, kind)).ok()
+    }
+
+    /// `placeholder` after a fault.
+    fn read<T>(&mut self, field: impl Display, value: Result<T, FaultKind>, placeholder: T) -> T {
+        self.take(field, value).unwrap_or(placeholder)
+    }
+
+    /// The fields with faults.
+    fn unread(&self) -> Unread {
+        Unread(self.0.iter().map(|fault| fault.field.clone()).collect())
     }
 
     /// `None` if it is absent or after a fault.

@@ -45,33 +45,26 @@ pub struct Security {
 }
 
 /// Errors of servers and connections. Addresses are as given.
+#[allow(missing_docs, reason = "the messages show what the fields are")]
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
-    /// The host name cannot be resolved.
     #[error("{0}: {1} cannot be resolved: {2}")]
     Resolve(Address, String, io::Error),
-    /// The address is plaintext and not on this machine.
     #[error(
         "{0} is plaintext beyond this machine ({1} is no loopback address): use https:// with --tls-ca, --tls-cert and \
          --tls-key, or pass --insecure to accept that anybody on the way can read and change it"
     )]
     Plaintext(Address, SocketAddr),
-    /// TLS without certificate files.
     #[error("{0} needs certificates: pass --tls-ca, --tls-cert and --tls-key")]
     NoCertificates(Address),
-    /// A PEM file cannot be read.
     #[error("cannot read {}: {}", .0.display(), .1)]
     File(PathBuf, io::Error),
-    /// TLS refuses the certificates.
     #[error("{0}: the certificates do not work: {why}", why = chain(.1))]
     Tls(Address, tonic::transport::Error),
-    /// The server cannot listen at the address.
     #[error("cannot listen at {0}: {1}")]
     Listen(Address, io::Error),
-    /// The connection is refused or broken.
     #[error("cannot reach {0}: {why}", why = chain(.1))]
     Connect(Address, tonic::transport::Error),
-    /// No answer within [`CONNECT_TIMEOUT`].
     #[error("cannot reach {0}: no answer within {within:?}", within = CONNECT_TIMEOUT)]
     Timeout(Address),
 }

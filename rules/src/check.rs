@@ -1,182 +1,194 @@
 //! The checks of rules that types cannot express.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use core::fmt;
+use core::fmt::{self, Display};
 use core::net::Ipv4Addr;
 
 use castnet_wire::{MacAddr, PortId, Qpn};
 
-use crate::draft::{EndpointDraft, GroupDraft, HopDraft, HostDraft, PartDraft, RouteDraft, SwitchDraft};
 use crate::fault::{Fault, FaultKind};
-use crate::group::ENDPOINTS_MAX;
+use crate::group::{ENDPOINTS_MAX, GroupRule, HostEndpoint, HostPart, NextHop};
 use crate::index::GroupIndex;
+use crate::route::{Route, RouteHop};
 
 const NAME_LENGTH_MAX: usize = 64;
+
+/// Paths of the fields of a rule that could not be read. Each of them has a fault already. No other one is reported of
+/// it, or of a field in it.
+///
+/// The value of such a field is a placeholder: an empty text or list, an unspecified address, QPN 0, rank 65535, port 0.
+/// Most placeholders are faults by themselves, and values that are faults by themselves are not compared with others.
+#[derive(Clone, Debug, Default)]
+pub struct Unread(pub BTreeSet<String>);
+
+impl Unread {
+    /// Whether `field`, or a list or table that it is in, could not be read.
+    pub fn has(&self, field: impl Display) -> bool {
+        if self.0.is_empty() {
+            return false;
+        }
+        let field = field.to_string();
+        let outer = field.match_indices(['.', '[']).map(|(end, _)| &field[..end]);
+        outer.chain([&*field]).any(|path| self.0.contains(path))
+    }
+
+    pub(crate) fn has_hop(&self, endpoint: usize) -> bool {
+        let has = |hop| self.has(format_args!("endpoints[{endpoint}].{hop}"));
+        has("host") || has("switch")
+    }
+}
 
 /// The field of a next hop: index of its endpoint, and `host` or `switch`. Formatted only for a fault.
 #[derive(Clone, Copy)]
 struct HopField(usize, &'static str);
 
-impl fmt::Display for HopField {
+impl Display for HopField {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "endpoints[{}].{}", self.0, self.1)
     }
 }
 
-impl GroupDraft {
-    /// Every fault on a switch with `ports` ports, with fields relative to the group. Skips missing fields.
+impl GroupRule {
+    /// Every fault on a switch with `ports` ports, relative to the group. A group without faults may be installed.
     pub fn check(&self, ports: usize) -> Vec<Fault> {
+        self.check_read(ports, &Unread::default())
+    }
+
+    /// [`check`](Self::check) for a group that was read with faults: reports the faults of the other fields.
+    pub fn check_read(&self, ports: usize, unread: &Unread) -> Vec<Fault> {
         let mut faults = Vec::new();
         let mut fault = |field: &str, kind| faults.push(Fault::new(field, kind));
-        if let Some(kind) = self.name.as_deref().and_then(bad_name) {
+        if let Some(kind) = bad_name(&self.name) {
             fault("name", kind);
         }
-        if let Some(kind) = self.mcst_id.and_then(|m| bad_ip(m.0)) {
+        if let Some(kind) = bad_ip(self.mcst_id.0) {
             fault("mcst_id", kind);
         }
-        if self.stall_timeout_ms == Some(0) {
+        if self.stall_timeout_ms == 0 {
             fault("stall_timeout_ms", FaultKind::ZeroStallTimeout);
         }
-        if let Some(kind) = &self.kind {
-            kind.check(self.endpoints.as_deref(), &mut faults);
+        if !unread.has("kind") {
+            self.kind.check(&self.endpoints, unread, &mut faults);
         }
-        if let Some(endpoints) = &self.endpoints {
-            if endpoints.len() < 2 {
-                let endpoints = endpoints.len();
-                faults.push(Fault::new("endpoints", FaultKind::TooFewEndpoints { endpoints }));
-            }
-            if endpoints.len() > ENDPOINTS_MAX {
-                let (endpoints, max) = (endpoints.len(), ENDPOINTS_MAX);
-                faults.push(Fault::new(
-                    "endpoints",
-                    FaultKind::TooManyEndpoints { endpoints, max },
-                ));
-            }
-            self.check_endpoints(endpoints, ports, &mut faults);
+        let endpoints = self.endpoints.len();
+        if endpoints < 2 {
+            faults.push(Fault::new("endpoints", FaultKind::TooFewEndpoints { endpoints }));
         }
+        if endpoints > ENDPOINTS_MAX {
+            let max = ENDPOINTS_MAX;
+            let kind = FaultKind::TooManyEndpoints { endpoints, max };
+            faults.push(Fault::new("endpoints", kind));
+        }
+        self.check_endpoints(ports, unread, &mut faults);
+        faults.retain(|fault| !unread.has(&fault.field));
         faults
     }
 
-    fn check_endpoints(&self, endpoints: &[EndpointDraft], ports: usize, faults: &mut Vec<Fault>) {
+    fn check_endpoints(&self, ports: usize, unread: &Unread, faults: &mut Vec<Fault>) {
         let mut name_of: BTreeMap<&str, HopField> = BTreeMap::new();
         let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), HopField> = BTreeMap::new();
-        for (i, endpoint) in endpoints.iter().enumerate() {
-            if let Some(port) = endpoint.port.filter(|port| port.index() >= ports) {
+        let mut senders: BTreeMap<(PortId, Qpn), Senders> = BTreeMap::new();
+        for (i, endpoint) in self.endpoints.iter().enumerate() {
+            let (port, virtual_qpn) = (endpoint.port, endpoint.virtual_qpn);
+            if port.index() >= ports {
                 let kind = FaultKind::NoSuchPort { port, ports };
                 faults.push(Fault::new(format!("endpoints[{i}].port"), kind));
             }
-            if let Some(qpn) = endpoint.virtual_qpn.filter(|q| reserved_virtual(*q)) {
-                let kind = FaultKind::ReservedVirtualQpn { qpn };
+            if let Some(kind) = bad_virtual_qpn(virtual_qpn) {
                 faults.push(Fault::new(format!("endpoints[{i}].virtual_qpn"), kind));
             }
-            let (kind, name, mac) = match &endpoint.next_hop {
-                Some(HopDraft::Host(host)) => ("host", &host.name, host.mac),
-                Some(HopDraft::Switch(switch)) => ("switch", &switch.name, switch.mac),
-                None => continue,
-            };
-            let adjacent = endpoint.next_hop.as_ref().and_then(HopDraft::ip) == Some(None);
-            let hop = HopField(i, kind);
-            if let Some(name) = name.as_deref() {
-                if let Some(kind) = bad_name(name) {
-                    faults.push(Fault::new(format!("{hop}.name"), kind));
-                } else if let Some(first) = name_of.get(name) {
-                    let kind = FaultKind::DuplicateName {
-                        name: name.into(),
-                        first: first.to_string(),
-                    };
-                    faults.push(Fault::new(format!("{hop}.name"), kind));
-                } else {
-                    name_of.insert(name, hop);
+            if unread.has_hop(i) {
+                continue;
+            }
+            let (hop, name) = (HopField(i, endpoint.next_hop.kind()), endpoint.next_hop.name());
+            let mut fault = |field: &str, kind| faults.push(Fault::new(format!("{hop}.{field}"), kind));
+            if bad_name(name).is_none() {
+                let first = *name_of.entry(name).or_insert(hop);
+                if first.0 != i {
+                    let (name, first) = (name.into(), first.to_string());
+                    fault("name", FaultKind::DuplicateName { name, first });
                 }
             }
-            // The switch resolves an unspecified MAC address if the next hop has an IP address.
-            let given = mac.filter(|mac| *mac != MacAddr::UNSPECIFIED || adjacent);
-            if let Some(kind) = given.and_then(bad_mac) {
-                faults.push(Fault::new(format!("{hop}.mac"), kind));
+            let ip = endpoint.next_hop.ip();
+            if let Some(ip) = ip.filter(|ip| *ip == self.mcst_id.0 && bad_ip(*ip).is_none()) {
+                let group = "this group".into();
+                let kind = match &endpoint.next_hop {
+                    NextHop::Host(_) => FaultKind::MemberIsMcstId { ip, group },
+                    NextHop::Switch { .. } => FaultKind::SwitchIsMcstId { ip },
+                };
+                fault("ip", kind);
             }
-            match &endpoint.next_hop {
-                Some(HopDraft::Host(host)) => self.check_host(host, hop, faults),
-                Some(HopDraft::Switch(switch)) => self.check_switch(switch, hop, faults),
-                None => {}
+            for Fault { field, kind } in endpoint.next_hop.check() {
+                fault(&field, kind);
             }
-            if let Some((ip, qpn)) = endpoint.next_hop.as_ref().and_then(HopDraft::qp) {
-                if let Some(first) = qp_of.get(&(ip, qpn)) {
+            if let Some((ip, qpn)) = endpoint.next_hop.qp() {
+                let first = *qp_of.entry((ip, qpn)).or_insert(hop);
+                if first.0 != i {
                     let first = first.to_string();
-                    let kind = FaultKind::DuplicateMember { ip, qpn, first };
-                    faults.push(Fault::new(format!("{hop}.qpn"), kind));
-                } else {
-                    qp_of.insert((ip, qpn), hop);
+                    fault("qpn", FaultKind::DuplicateMember { ip, qpn, first });
                 }
             }
-        }
-        check_senders(endpoints, faults);
-    }
-
-    fn check_host(&self, host: &HostDraft, hop: HopField, faults: &mut Vec<Fault>) {
-        if let Some(ip) = host.ip {
-            if let Some(kind) = bad_ip(ip) {
-                faults.push(Fault::new(format!("{hop}.ip"), kind));
-            } else if self.mcst_id.is_some_and(|m| m.0 == ip) {
-                let kind = FaultKind::MemberIsMcstId {
-                    ip,
-                    group: "this group".into(),
+            // Each frame must belong to one endpoint.
+            let comparable = bad_virtual_qpn(virtual_qpn).is_none()
+                && ip != Some(Ipv4Addr::UNSPECIFIED)
+                && !unread.has(format_args!("endpoints[{i}].port"));
+            if comparable && let Some(first) = senders.entry((port, virtual_qpn)).or_default().insert(i, ip) {
+                let kind = FaultKind::AmbiguousEndpoint {
+                    port,
+                    virtual_qpn,
+                    first: format!("endpoints[{first}]"),
                 };
-                faults.push(Fault::new(format!("{hop}.ip"), kind));
+                faults.push(Fault::new(format!("endpoints[{i}]"), kind));
             }
-        }
-        if let Some(qpn) = host.qpn.filter(|q| reserved(*q)) {
-            faults.push(Fault::new(format!("{hop}.qpn"), FaultKind::ReservedQpn { qpn }));
-        }
-        if let Some(PartDraft::Memory(memory)) = host.part {
-            let field = || format!("{hop}.memory.length");
-            if memory.length == 0 {
-                faults.push(Fault::new(field(), FaultKind::EmptyMemory));
-            } else if memory.va.checked_add(memory.length - 1).is_none() {
-                let kind = FaultKind::MemoryWraps {
-                    va: memory.va,
-                    length: memory.length,
-                };
-                faults.push(Fault::new(field(), kind));
-            }
-        }
-    }
-
-    fn check_switch(&self, switch: &SwitchDraft, hop: HopField, faults: &mut Vec<Fault>) {
-        if let Some(ip) = switch.ip.flatten() {
-            if let Some(kind) = bad_ip(ip) {
-                faults.push(Fault::new(format!("{hop}.ip"), kind));
-            } else if self.mcst_id.is_some_and(|m| m.0 == ip) {
-                faults.push(Fault::new(format!("{hop}.ip"), FaultKind::SwitchIsMcstId { ip }));
-            }
-        }
-        if let Some(qpn) = switch.qpn.filter(|q| reserved_virtual(*q)) {
-            let kind = FaultKind::ReservedVirtualQpn { qpn };
-            faults.push(Fault::new(format!("{hop}.qpn"), kind));
         }
     }
 }
 
-/// Each frame must belong to one endpoint. Endpoints with unread fields are skipped.
-fn check_senders(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
-    let mut senders: BTreeMap<(PortId, Qpn), Senders> = BTreeMap::new();
-    for (i, endpoint) in endpoints.iter().enumerate() {
-        let (Some(port), Some(virtual_qpn), Some(hop)) =
-            (endpoint.port, endpoint.virtual_qpn, &endpoint.next_hop)
-        else {
-            continue;
-        };
-        let Some(src) = hop.ip() else { continue };
-        let senders_here = senders.entry((port, virtual_qpn)).or_default();
-        if let Some(first) = senders_here.insert(i, src) {
-            let kind = FaultKind::AmbiguousEndpoint {
-                port,
-                virtual_qpn,
-                first: format!("endpoints[{first}]"),
-            };
-            faults.push(Fault::new(format!("endpoints[{i}]"), kind));
+impl NextHop {
+    fn check(&self) -> Vec<Fault> {
+        match self {
+            Self::Host(host) => host.check(),
+            Self::Switch {
+                name, ip, qpn, mac, ..
+            } => all_of([
+                ("name", bad_name(name)),
+                ("mac", bad_hop_mac(*mac, ip.is_some())),
+                ("ip", ip.and_then(bad_ip)),
+                ("qpn", bad_virtual_qpn(*qpn)),
+            ]),
         }
     }
+}
+
+impl HostEndpoint {
+    /// Every fault of the host by itself, relative to the host.
+    pub fn check(&self) -> Vec<Fault> {
+        let qpn = self.qpn;
+        let reserved = matches!(qpn.value(), 0 | 1 | 0xFF_FFFF);
+        let memory = match self.part {
+            HostPart::Memory(memory) if memory.length == 0 => Some(FaultKind::EmptyMemory),
+            HostPart::Memory(memory) if memory.va.checked_add(memory.length - 1).is_none() => {
+                let (va, length) = (memory.va, memory.length);
+                Some(FaultKind::MemoryWraps { va, length })
+            }
+            _ => None,
+        };
+        all_of([
+            ("name", bad_name(&self.name)),
+            ("mac", bad_hop_mac(self.mac, true)),
+            ("ip", bad_ip(self.ip)),
+            ("qpn", reserved.then_some(FaultKind::ReservedQpn { qpn })),
+            ("memory.length", memory),
+        ])
+    }
+}
+
+fn all_of<const N: usize>(faults: [(&str, Option<FaultKind>); N]) -> Vec<Fault> {
+    let faults = faults.into_iter();
+    faults
+        .filter_map(|(field, kind)| Some(Fault::new(field, kind?)))
+        .collect()
 }
 
 /// Endpoints with one port and QPN: `any` accepts frames from every source address, those in `by_ip` from one.
@@ -215,76 +227,69 @@ impl Groups {
     }
 
     /// Every fault of the next group, with fields relative to the group.
-    pub(crate) fn check(&mut self, group: &GroupDraft) -> Vec<Fault> {
-        let claims = group.into();
-        let mut faults = group.check(self.ports);
-        faults.extend(self.index.check(&claims, None));
-        self.index.insert(&claims);
+    pub(crate) fn check(&mut self, group: &GroupRule, unread: &Unread) -> Vec<Fault> {
+        let mut faults = group.check_read(self.ports, unread);
+        faults.extend(self.index.check(group, None));
+        self.index.insert(group);
         faults
     }
 }
 
 /// Every fault of the routes of a switch, alone and between them. Fields begin with `routes[i]`.
-pub(crate) fn routes(routes: &[RouteDraft], ports: usize) -> Vec<Fault> {
+pub(crate) fn routes(routes: &[Route], ports: usize, unread: &Unread) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut first_of = BTreeMap::new();
     for (i, route) in routes.iter().enumerate() {
-        if let Some(prefix) = route.prefix {
-            let field = format!("routes[{i}].prefix");
-            let network = prefix.trunc();
-            if network != prefix {
-                faults.push(Fault::new(field, FaultKind::HostBits { prefix, network }));
-            } else if let Some(first) = first_of.get(&network) {
-                let kind = FaultKind::DuplicatePrefix {
-                    prefix,
-                    first: format!("routes[{first}]"),
-                };
-                faults.push(Fault::new(field, kind));
-            } else {
-                first_of.insert(network, i);
+        let field = format!("routes[{i}].prefix");
+        let (prefix, network) = (route.prefix, route.prefix.trunc());
+        if network != prefix {
+            faults.push(Fault::new(field, FaultKind::HostBits { prefix, network }));
+        } else if !unread.has(&field) {
+            let first = *first_of.entry(network).or_insert(i);
+            if first != i {
+                let first = format!("routes[{first}]");
+                faults.push(Fault::new(field, FaultKind::DuplicatePrefix { prefix, first }));
             }
         }
         let field = format!("routes[{i}].next_hops");
-        match &route.next_hops {
-            Some(hops) if hops.is_empty() => faults.push(Fault::new(field, FaultKind::NoNextHops)),
-            Some(hops) => next_hops(hops, &field, ports, &mut faults),
-            None => {}
+        if route.next_hops.is_empty() {
+            faults.push(Fault::new(&field, FaultKind::NoNextHops));
         }
+        next_hops(&route.next_hops, &field, ports, unread, &mut faults);
     }
+    faults.retain(|fault| !unread.has(&fault.field));
     faults
 }
 
-fn next_hops(hops: &[(Option<PortId>, Option<MacAddr>)], field: &str, ports: usize, faults: &mut Vec<Fault>) {
+fn next_hops(hops: &[RouteHop], field: &str, ports: usize, unread: &Unread, faults: &mut Vec<Fault>) {
     let mut first_of = BTreeMap::new();
     for (i, hop) in hops.iter().enumerate() {
         let field = format!("{field}[{i}]");
-        if let Some(port) = hop.0.filter(|p| p.index() >= ports) {
-            faults.push(Fault::new(
-                format!("{field}.port"),
-                FaultKind::NoSuchPort { port, ports },
-            ));
+        let (port, port_field) = (hop.port, format!("{field}.port"));
+        let is_comparable = !unread.has(&port_field) && bad_mac(hop.mac).is_none();
+        if port.index() >= ports {
+            faults.push(Fault::new(port_field, FaultKind::NoSuchPort { port, ports }));
         }
-        if let Some(kind) = hop.1.and_then(bad_mac) {
+        if let Some(kind) = bad_mac(hop.mac) {
             faults.push(Fault::new(format!("{field}.mac"), kind));
         }
-        if let (Some(port), Some(mac)) = hop {
-            if let Some(first) = first_of.get(&(port, mac)) {
+        if is_comparable {
+            let first = *first_of.entry(hop).or_insert(i);
+            if first != i {
                 let first = format!("next_hops[{first}]");
                 faults.push(Fault::new(field, FaultKind::DuplicateNextHop { first }));
-            } else {
-                first_of.insert((port, mac), i);
             }
         }
     }
 }
 
-pub(crate) fn bad_name(name: &str) -> Option<FaultKind> {
+fn bad_name(name: &str) -> Option<FaultKind> {
     let length_fits = (1..=NAME_LENGTH_MAX).contains(&name.chars().count());
     let is_printable = name.chars().all(|c| !c.is_control() && !c.is_whitespace());
     (!length_fits || !is_printable).then(|| FaultKind::BadName { name: name.into() })
 }
 
-pub(crate) fn bad_ip(ip: Ipv4Addr) -> Option<FaultKind> {
+fn bad_ip(ip: Ipv4Addr) -> Option<FaultKind> {
     let class = match ip {
         _ if ip.octets()[0] == 0 => "not an address of a host (0.0.0.0/8)",
         _ if ip.is_loopback() => "a loopback address",
@@ -295,7 +300,7 @@ pub(crate) fn bad_ip(ip: Ipv4Addr) -> Option<FaultKind> {
     Some(FaultKind::NotUnicastIp { ip, class })
 }
 
-pub(crate) fn bad_mac(mac: MacAddr) -> Option<FaultKind> {
+fn bad_mac(mac: MacAddr) -> Option<FaultKind> {
     let class = match mac {
         MacAddr::BROADCAST => "the broadcast address",
         MacAddr::UNSPECIFIED => "no address",
@@ -305,10 +310,11 @@ pub(crate) fn bad_mac(mac: MacAddr) -> Option<FaultKind> {
     Some(FaultKind::NotUnicastMac { mac, class })
 }
 
-fn reserved_virtual(qpn: Qpn) -> bool {
-    matches!(qpn.value(), 0 | 0xFF_FFFF)
+/// The switch finds an unspecified MAC address if the next hop has an IP address.
+fn bad_hop_mac(mac: MacAddr, has_ip: bool) -> Option<FaultKind> {
+    bad_mac(mac).filter(|_| mac != MacAddr::UNSPECIFIED || !has_ip)
 }
 
-pub(crate) fn reserved(qpn: Qpn) -> bool {
-    matches!(qpn.value(), 0 | 1 | 0xFF_FFFF)
+fn bad_virtual_qpn(qpn: Qpn) -> Option<FaultKind> {
+    matches!(qpn.value(), 0 | 0xFF_FFFF).then_some(FaultKind::ReservedVirtualQpn { qpn })
 }

@@ -17,49 +17,34 @@ pub struct Fault {
 #[allow(missing_docs, reason = "the messages show what the fields are")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultKind {
-    /// A required field is missing.
     #[error("missing: {expected}")]
     Missing { expected: &'static str },
-    /// The value is outside its range.
     #[error("{value} {why}")]
     OutOfRange { value: String, why: &'static str },
-    /// The text is malformed.
     #[error("{value:?} is not {expected}")]
     BadText { value: String, expected: &'static str },
-    /// The endpoint has neither `host` nor `switch`.
     #[error("has no next hop: give it host = {{ ... }} or switch = {{ ... }}")]
     NoNextHop,
-    /// The endpoint has both `host` and `switch`.
     #[error("has two next hops: give it host or switch, not both")]
     TwoNextHops,
-    /// The name is malformed.
     #[error("{name:?} is no name: 1 to 64 printable characters without blanks")]
     BadName { name: String },
-    /// The group has fewer than two endpoints.
     #[error("has {endpoints} endpoint(s): a group needs at least two")]
     TooFewEndpoints { endpoints: usize },
-    /// The group has too many endpoints on this switch.
     #[error("has {endpoints} endpoints: a group has at most {max} on one switch")]
     TooManyEndpoints { endpoints: usize, max: usize },
-    /// A forwarding group does not have exactly two endpoints.
     #[error("has {endpoints} endpoints: a group that forwards has exactly two")]
     NotTwoEndpoints { endpoints: usize },
-    /// The endpoint index is beyond the group's list.
     #[error("there is no endpoint {index}: the group has {endpoints}, counted from 0")]
     NoSuchEndpoint { index: u16, endpoints: usize },
-    /// The port has no endpoint.
     #[error("port {port} has no endpoint in this group; its ports: {}", ports_list(.ports))]
     NoEndpointAt { port: PortId, ports: Vec<PortId> },
-    /// The port has several endpoints.
     #[error("port {port} has several endpoints: name the one that is meant by its host or switch")]
     SeveralEndpointsAt { port: PortId },
-    /// No endpoint has the name.
     #[error("{name:?} is not among the endpoints of this group: {}", .names.join(", "))]
     NoEndpointOf { name: String, names: Vec<String> },
-    /// The switch does not have the port.
     #[error("port {port} is beyond this switch's {ports} ports (0 to {})", .ports.saturating_sub(1))]
     NoSuchPort { port: PortId, ports: usize },
-    /// A frame could belong to two endpoints.
     #[error(
         "frames to QPN {virtual_qpn} by port {port} could be of {first} too: give each endpoint of this port a virtual_qpn of \
          its own"
@@ -69,72 +54,51 @@ pub enum FaultKind {
         virtual_qpn: Qpn,
         first: String,
     },
-    /// Two things have the same name.
     #[error("{name:?} is the name of {first} too")]
     DuplicateName { name: String, first: String },
-    /// Two groups have the same McstID.
     #[error("{mcst_id} is the McstID of {first} too")]
     DuplicateMcstId { mcst_id: McstId, first: String },
-    /// Two hosts of a group have the same address.
     #[error("{ip} is the address of {first} too")]
     DuplicateMemberIp { ip: Ipv4Addr, first: String },
-    /// Two members of a group have the same QP.
     #[error("the QP {qpn} of {ip} is that of {first} too")]
     DuplicateMember { ip: Ipv4Addr, qpn: Qpn, first: String },
-    /// A QP is in two groups. It can have one remote address only.
     #[error("the QP {qpn} of {ip} belongs to {group} already: a QP is a member of one group")]
     DuplicateQp { ip: Ipv4Addr, qpn: Qpn, group: String },
-    /// The address of a member is a McstID.
     #[error("{ip} is the McstID of {group}: no host has that address")]
     MemberIsMcstId { ip: Ipv4Addr, group: String },
-    /// The address of another switch is the group's McstID on this switch.
     #[error(
         "{ip} is the McstID of this group here: give its McstID at that switch, or leave ip out where no router lies between"
     )]
     SwitchIsMcstId { ip: Ipv4Addr },
-    /// A McstID is the address of another group's member.
     #[error("{mcst_id} is the address of a member of {group}: no host has the address of a group")]
     McstIdIsMember { mcst_id: McstId, group: String },
-    /// The address is not usable by a host or a group.
     #[error("{ip} is {class}: give a unicast address")]
     NotUnicastIp { ip: Ipv4Addr, class: &'static str },
-    /// The MAC address is not usable by a station.
     #[error("{mac} is {class}: give the address of a station")]
     NotUnicastMac { mac: MacAddr, class: &'static str },
-    /// The QPN is reserved; a switch cannot use it.
     #[error("{qpn} is reserved (0: management, 0xffffff: multicast); a switch's QPNs are 0x1 to 0xfffffe")]
     ReservedVirtualQpn { qpn: Qpn },
-    /// The QPN is reserved; an RC QP cannot have it.
     #[error("{qpn} is reserved (0 and 1: management, 0xffffff: multicast); RC QPs are 0x2 to 0xfffffe")]
     ReservedQpn { qpn: Qpn },
-    /// The memory has no bytes.
     #[error("is 0: leave memory out where a member takes no WRITEs")]
     EmptyMemory,
-    /// The memory exceeds the address space.
     #[error("{length} bytes from {va:#x} on run over the end of the 64-bit address space")]
     MemoryWraps { va: u64, length: u64 },
-    /// The stall time-out is 0.
     #[error("is 0: give at least 1 millisecond")]
     ZeroStallTimeout,
-    /// The kind of group does not exist.
     #[error("{name:?} is no kind of group; kinds: {}", .known.join(", "))]
     UnknownKind {
         name: String,
         known: &'static [&'static str],
     },
-    /// A rank is given in a group without ranks.
     #[error("is given in a group that does not compute: leave it out")]
     RankOfNoCollective,
-    /// A host has no rank in a group with ranks.
     #[error("has no rank: each host of a group that computes is a rank")]
     HostWithoutRank,
-    /// The parent is a rank.
     #[error("{name:?} is a rank: the parent is a switch, and the root of the tree has none")]
     ParentIsRank { name: String },
-    /// The number of slots is not a valid ring size.
     #[error("{slots} is no power of two from 2 to 32768")]
     NotPowerOfTwo { slots: u16 },
-    /// The slots are fewer than two messages.
     #[error(
         "{slots} slots are fewer than two messages: messages of {message_packets} packets need {need} or more"
     )]
@@ -143,31 +107,22 @@ pub enum FaultKind {
         message_packets: u16,
         need: u32,
     },
-    /// Messages have no packets.
     #[error("is 0: a message has at least 1 packet")]
     EmptyMessages,
-    /// The time-out is too short.
     #[error("is {given}: give at least {least} microseconds")]
     ShortAckTimeout { given: u32, least: u32 },
-    /// Two endpoints have the same rank.
     #[error("rank {rank} is behind {first} too")]
     DuplicateRank { rank: u16, first: String },
-    /// A rank has no endpoint.
     #[error("there is no endpoint for rank {rank}: each rank from 0 to {most} must be behind one")]
     NoEndpointFor { rank: u16, most: u16 },
-    /// A switch has no ranks behind it.
     #[error("is empty: name the ranks behind this switch")]
     NoRanks,
-    /// The prefix has bits set beyond its length.
     #[error("{prefix} has bits set beyond its length: {network} is the network")]
     HostBits { prefix: Ipv4Net, network: Ipv4Net },
-    /// Two routes have the same prefix.
     #[error("{prefix} is routed by {first} already: list all its next hops there")]
     DuplicatePrefix { prefix: Ipv4Net, first: String },
-    /// The route has no next hops.
     #[error("is empty: a route needs at least one next hop")]
     NoNextHops,
-    /// A route has the same next hop twice.
     #[error("is {first} again: list each next hop once")]
     DuplicateNextHop { first: String },
 }

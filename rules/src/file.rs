@@ -6,20 +6,18 @@ use core::net::Ipv4Addr;
 use castnet_toml_reader::{Faults, Table, Value};
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 
-use crate::check;
-use crate::draft::{
-    EndpointDraft, GroupDraft, HopDraft, HostDraft, PartDraft, RankDraft, RouteDraft, SwitchDraft,
-};
+use crate::check::{self, Unread};
 use crate::fault::FaultKind;
 use crate::group::{
-    DEFAULT_STALL_TIMEOUT_MS, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory,
+    DEFAULT_STALL_TIMEOUT_MS, Endpoint, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory,
 };
-use crate::kinds::{GroupKind, KindDraft};
+use crate::kinds::GroupKind;
 use crate::limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT};
-use crate::route::Route;
+use crate::route::{Route, RouteHop};
 use crate::set::RuleSet;
 
 const PSN: &str = "a PSN, 0 to 0xffffff";
+pub(crate) const ENDPOINT: &str = "the name of one of its endpoints, or a port that only one is at";
 const ENDPOINTS: &str = "a list of endpoints: [[groups.endpoints]]";
 
 /// New and old names of fields; old ones are still accepted.
@@ -59,30 +57,24 @@ fn read_set(file: &Table<'_>) -> Option<RuleSet> {
     for (list, kind) in &lists {
         let values = list.as_ref().and_then(|v| v.list("a list of groups: [[groups]]"));
         for value in values.into_iter().flatten() {
-            let group = read_group(value, kind).unwrap_or_default();
-            for fault in checked.check(&group) {
+            let Some((group, unread)) = read_group(value, kind) else {
+                continue;
+            };
+            for fault in checked.check(&group, &unread) {
                 value.fault_at(&fault.field, fault.kind);
             }
-            groups.push(group.finish());
+            groups.push(group);
         }
     }
-    let routes = file.items("routes", "a list of routes: [[routes]]", |v| {
-        Some(read_route(v).unwrap_or_default())
-    });
-    for fault in check::routes(&routes, PortId::COUNT) {
+    let routes = file.items("routes", "a list of routes: [[routes]]", |v| Some(read_route(v)));
+    for fault in check::routes(&routes, PortId::COUNT, &Unread(file.faulty())) {
         file.fault_at(&fault.field, fault.kind);
     }
-    Some(RuleSet {
-        groups: groups.into_iter().collect::<Option<_>>()?,
-        routes: routes
-            .into_iter()
-            .map(RouteDraft::finish)
-            .collect::<Option<_>>()?,
-    })
+    Some(RuleSet { groups, routes })
 }
 
-/// `kind` is for tables that name none.
-fn read_group(value: Value<'_>, kind: &'static str) -> Option<GroupDraft> {
+/// `kind` is for tables that name none. A field that could not be read has a placeholder.
+fn read_group(value: Value<'_>, kind: &'static str) -> Option<(GroupRule, Unread)> {
     let t = value.table("a group: [[groups]]")?;
     let kind = t.optional("kind", kind, |v| {
         let (name, known) = (v.text()?, GroupKind::NAMES);
@@ -90,75 +82,116 @@ fn read_group(value: Value<'_>, kind: &'static str) -> Option<GroupDraft> {
         let name = name.into();
         v.accept(kind.ok_or(FaultKind::UnknownKind { name, known }))
     });
-    let Some(kind) = kind else {
+    let Some(kind_name) = kind else {
         t.accept_all();
         return None;
     };
-    Some(GroupDraft {
-        name: read_name(&t),
-        generation: t.optional("generation", 0, |v| Limit::U64.read(v)),
-        mcst_id: t.need("mcst_id", IP_TEXT, read_ip).map(McstId),
-        pmtu: t.need("pmtu", "256, 512, 1024, 2048 or 4096", read_pmtu),
-        stall_timeout_ms: t.optional("stall_timeout_ms", DEFAULT_STALL_TIMEOUT_MS, |v| {
-            Limit::U32.read(v)
-        }),
-        kind: KindDraft::read(kind, &t),
-        endpoints: t.need("endpoints", ENDPOINTS, |v| {
-            let endpoints = v.list(ENDPOINTS)?;
-            Some(
-                endpoints
-                    .map(|v| read_endpoint(v, kind).unwrap_or_default())
-                    .collect(),
-            )
-        }),
-    })
+    let name = read_name(&t);
+    let generation = t.get("generation", |v| Limit::U64.read(v)).unwrap_or_default();
+    let mcst_id = t.need("mcst_id", IP_TEXT, read_ip);
+    let pmtu = t.need("pmtu", "256, 512, 1024, 2048 or 4096", read_pmtu);
+    let stall_timeout_ms = t.get("stall_timeout_ms", |v| Limit::U32.read(v));
+    let (mut kind, upstream) = GroupKind::read(kind_name, &t)?;
+    let endpoints = t.need("endpoints", ENDPOINTS, |v| {
+        let endpoints = v.list(ENDPOINTS)?;
+        Some(endpoints.map(|v| read_endpoint(v, kind_name)).collect())
+    });
+    let endpoints: Vec<Endpoint> = endpoints.unwrap_or_default();
+    let mut unread = Unread(value.faulty());
+    if let (Some(value), Some(index)) = (upstream, kind.upstream_mut()) {
+        match find_endpoint(value, &endpoints, &unread) {
+            Some(found) => *index = found,
+            None => _ = unread.0.insert(value.name().into()),
+        }
+    }
+    let group = GroupRule {
+        name,
+        generation,
+        mcst_id: McstId(mcst_id.unwrap_or(Ipv4Addr::UNSPECIFIED)),
+        pmtu: pmtu.unwrap_or(Pmtu::B1024),
+        stall_timeout_ms: stall_timeout_ms.unwrap_or(DEFAULT_STALL_TIMEOUT_MS),
+        endpoints,
+        kind,
+    };
+    Some((group, unread))
 }
 
-fn read_endpoint(value: Value<'_>, kind: &str) -> Option<EndpointDraft> {
-    let t = value.table("an endpoint: [[groups.endpoints]]")?;
+/// Index of the endpoint with a name, or of the only one at a port. `None` after a fault, or if an endpoint that could
+/// not be read may be the one.
+fn find_endpoint(value: Value<'_>, endpoints: &[Endpoint], unread: &Unread) -> Option<u16> {
+    let found = if value.is_text() {
+        let name = value.string()?;
+        let names: Vec<_> = endpoints.iter().map(|e| e.next_hop.name().to_string()).collect();
+        if unread.has("endpoints") || names.iter().any(String::is_empty) {
+            return None;
+        }
+        let index = names.iter().position(|n| *n == name);
+        index.ok_or(FaultKind::NoEndpointOf { name, names })
+    } else {
+        let port = port(value)?;
+        let is_unread = |i| unread.has(format_args!("endpoints[{i}].port"));
+        if unread.has("endpoints") || (0..endpoints.len()).any(is_unread) {
+            return None;
+        }
+        let ports: Vec<_> = endpoints.iter().map(|e| e.port).collect();
+        let index = ports.iter().position(|p| *p == port);
+        match ports.iter().filter(|p| **p == port).count() {
+            2.. => Err(FaultKind::SeveralEndpointsAt { port }),
+            _ => index.ok_or(FaultKind::NoEndpointAt { port, ports }),
+        }
+    };
+    value.accept(found).map(|index| index as u16)
+}
+
+fn read_endpoint(value: Value<'_>, kind: &str) -> Endpoint {
+    let unread = NextHop::switch(String::new(), MacAddr::UNSPECIFIED);
+    let Some(t) = value.table("an endpoint: [[groups.endpoints]]") else {
+        return Endpoint::new(PortId::default(), unread);
+    };
     let (port, virtual_qpn) = (read_port(&t), read_virtual_qpn(&t, "virtual_qpn"));
-    let verify_mac = t.optional("verify_mac", false, Value::flag);
+    let verify_mac = t.get("verify_mac", Value::flag).unwrap_or_default();
     let (host, switch) = (t.value("host"), t.value("switch"));
     match (&host, &switch) {
         (None, None) => value.fault(FaultKind::NoNextHop),
         (Some(_), Some(_)) => value.fault(FaultKind::TwoNextHops),
         _ => {}
     }
-    let host = host.and_then(|v| read_host(v, kind)).map(HopDraft::Host);
-    let switch = switch.and_then(|v| read_switch(v, kind)).map(HopDraft::Switch);
-    Some(EndpointDraft {
+    let host = host.and_then(|v| read_host(v, kind)).map(NextHop::Host);
+    let switch = switch.and_then(|v| read_switch(v, kind));
+    Endpoint {
         port,
         virtual_qpn,
         verify_mac,
-        next_hop: host.or(switch),
-    })
+        next_hop: host.or(switch).unwrap_or(unread),
+    }
 }
 
 fn has_ranks(kind: &str) -> bool {
     kind == "translated"
 }
 
-fn read_host(value: Value<'_>, kind: &str) -> Option<HostDraft> {
+fn read_host(value: Value<'_>, kind: &str) -> Option<HostEndpoint> {
     let expected = match has_ranks(kind) {
         true => "a host: { rank, name, ip, qpn, mac, sq_psn, rq_psn }",
         false => "a host: { name, ip, qpn, mac }",
     };
     let t = value.table(expected)?;
     let rank = has_ranks(kind).then(|| t.need("rank", "a rank, 0 to 1023", |v| Limit::RANK.read(v)));
-    Some(HostDraft {
+    let psn = |name| t.need(name, PSN, read_psn).unwrap_or_default();
+    Some(HostEndpoint {
         name: read_name(&t),
-        ip: t.need("ip", IP_TEXT, read_ip),
-        qpn: t.need("qpn", "the host's QPN, 0x2 to 0xfffffe", read_qpn),
-        mac: t.optional("mac", MacAddr::UNSPECIFIED, read_mac),
+        ip: t.need("ip", IP_TEXT, read_ip).unwrap_or(Ipv4Addr::UNSPECIFIED),
+        qpn: t
+            .need("qpn", "the host's QPN, 0x2 to 0xfffffe", read_qpn)
+            .unwrap_or_default(),
+        mac: t.get("mac", read_mac).unwrap_or_default(),
         part: match rank {
-            Some(rank) => Some(PartDraft::Rank(RankDraft {
-                rank,
-                sq_psn: t.need("sq_psn", PSN, read_psn),
-                rq_psn: t.need("rq_psn", PSN, read_psn),
-            })),
-            None => t.optional("memory", PartDraft::Plain, |v| {
-                read_memory(v).map(PartDraft::Memory)
+            Some(rank) => HostPart::Rank(RankPart {
+                rank: rank.unwrap_or(u16::MAX),
+                sq_psn: psn("sq_psn"),
+                rq_psn: psn("rq_psn"),
             }),
+            None => t.get("memory", read_memory).into(),
         },
     })
 }
@@ -175,7 +208,7 @@ fn read_memory(value: Value<'_>) -> Option<RemoteMemory> {
     })
 }
 
-fn read_switch(value: Value<'_>, kind: &str) -> Option<SwitchDraft> {
+fn read_switch(value: Value<'_>, kind: &str) -> Option<NextHop> {
     const RANKS: &str = "the ranks behind it: [0, 1]";
     let expected = match has_ranks(kind) {
         true => "a switch: { name, mac, ranks }",
@@ -183,58 +216,67 @@ fn read_switch(value: Value<'_>, kind: &str) -> Option<SwitchDraft> {
     };
     let t = value.table(expected)?;
     let name = read_name(&t);
-    let ip = t.optional("ip", None, |v| read_ip(v).map(Some));
-    Some(SwitchDraft {
+    let ip = t.value("ip").map(|v| read_ip(v).unwrap_or(Ipv4Addr::UNSPECIFIED));
+    Some(NextHop::Switch {
         name,
         ip,
         qpn: read_virtual_qpn(&t, "qpn"),
         mac: match ip {
-            Some(None) => t.need("mac", MAC_TEXT, read_mac),
-            _ => t.optional("mac", MacAddr::UNSPECIFIED, read_mac),
+            None => t.need("mac", MAC_TEXT, read_mac).unwrap_or_default(),
+            Some(_) => t.get("mac", read_mac).unwrap_or_default(),
         },
         ranks: match has_ranks(kind) {
-            false => Some(Vec::new()),
-            true => t.need("ranks", RANKS, |v| {
-                // All of them are read before the return, to report each fault.
-                let ranks: Vec<_> = v.list(RANKS)?.map(|v| Limit::RANK.read(v)).collect();
-                ranks.into_iter().collect()
-            }),
+            false => Vec::new(),
+            true => {
+                let rank = |v: Value<'_>| Limit::RANK.read(v).unwrap_or(u16::MAX);
+                let ranks = t.need("ranks", RANKS, |v| Some(v.list(RANKS)?.map(rank).collect()));
+                ranks.unwrap_or_default()
+            }
         },
     })
 }
 
-fn read_route(value: Value<'_>) -> Option<RouteDraft> {
+fn read_route(value: Value<'_>) -> Route {
     const NEXT_HOPS: &str = "a list of { port, mac }";
-    let t = value.table("a route: [[routes]]")?;
-    Some(RouteDraft {
-        prefix: t.need("prefix", PREFIX_TEXT, |v| v.parsed(PREFIX_TEXT)),
-        next_hops: t.need("next_hops", NEXT_HOPS, |v| {
-            let hops = v.list(NEXT_HOPS)?;
-            Some(hops.map(|v| read_route_hop(v).unwrap_or_default()).collect())
-        }),
-    })
+    let t = value.table("a route: [[routes]]");
+    let t = t.as_ref();
+    let prefix = t.and_then(|t| t.need("prefix", PREFIX_TEXT, |v| v.parsed(PREFIX_TEXT)));
+    let hops = |v: Value<'_>| Some(v.list(NEXT_HOPS)?.map(read_route_hop).collect());
+    let next_hops = t.and_then(|t| t.need("next_hops", NEXT_HOPS, hops));
+    Route {
+        prefix: prefix.unwrap_or_default(),
+        next_hops: next_hops.unwrap_or_default(),
+    }
 }
 
-fn read_route_hop(value: Value<'_>) -> Option<(Option<PortId>, Option<MacAddr>)> {
-    let t = value.table("a next hop: { port, mac }")?;
-    Some((read_port(&t), t.need("mac", MAC_TEXT, read_mac)))
+fn read_route_hop(value: Value<'_>) -> RouteHop {
+    let t = value.table("a next hop: { port, mac }");
+    let t = t.as_ref();
+    RouteHop {
+        port: t.map(read_port).unwrap_or_default(),
+        mac: t
+            .and_then(|t| t.need("mac", MAC_TEXT, read_mac))
+            .unwrap_or_default(),
+    }
 }
 
-fn read_name(table: &Table<'_>) -> Option<String> {
-    table.need("name", "a name in quotes", Value::string)
+fn read_name(table: &Table<'_>) -> String {
+    let name = table.need("name", "a name in quotes", Value::string);
+    name.unwrap_or_default()
 }
 
-fn read_port(table: &Table<'_>) -> Option<PortId> {
-    table.need("port", "a port, 0 to 63", port)
+fn read_port(table: &Table<'_>) -> PortId {
+    table.need("port", "a port, 0 to 63", port).unwrap_or_default()
 }
 
-pub(crate) fn port(value: Value<'_>) -> Option<PortId> {
+fn port(value: Value<'_>) -> Option<PortId> {
     PortId::new(Limit::PORT.read(value)?)
 }
 
 /// [`Qpn::VIRTUAL`] by default.
-fn read_virtual_qpn(table: &Table<'_>, name: &'static str) -> Option<Qpn> {
-    table.optional(name, Qpn::VIRTUAL, read_qpn)
+fn read_virtual_qpn(table: &Table<'_>, name: &'static str) -> Qpn {
+    let qpn = table.optional(name, Qpn::VIRTUAL, read_qpn);
+    qpn.unwrap_or_default()
 }
 
 fn read_qpn(value: Value<'_>) -> Option<Qpn> {

@@ -5,8 +5,6 @@ use core::net::Ipv4Addr;
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use serde::{Deserialize, Serialize};
 
-use crate::draft::GroupDraft;
-use crate::fault::Fault;
 use crate::kinds::{GroupKind, MulticastRule, TranslatedRule};
 use crate::text;
 
@@ -161,10 +159,10 @@ pub struct RankPart {
     /// Below the number of ranks of the group, and below [`crate::RANKS_MAX`].
     pub rank: u16,
     /// First PSN that its QP sends.
-    #[serde(with = "text::psn_value")]
+    #[serde(with = "text::psn")]
     pub sq_psn: Psn,
     /// First PSN that its QP expects.
-    #[serde(with = "text::psn_value")]
+    #[serde(with = "text::psn")]
     pub rq_psn: Psn,
 }
 
@@ -247,11 +245,6 @@ impl GroupRule {
     pub fn reserved_bytes(&self) -> u64 {
         self.kind.reserved_bytes(self)
     }
-
-    /// Every fault on a switch with `ports` ports, relative to the group. A group without faults may be installed.
-    pub fn check(&self, ports: usize) -> Vec<Fault> {
-        GroupDraft::from(self).check(ports)
-    }
 }
 
 impl NextHop {
@@ -300,6 +293,20 @@ impl NextHop {
         match self {
             Self::Host(host) => host.qpn,
             Self::Switch { qpn, .. } => *qpn,
+        }
+    }
+
+    /// Destination address and QPN of frames to it, unique at a switch. `None` without an address, and for placeholders.
+    pub(crate) fn qp(&self) -> Option<(Ipv4Addr, Qpn)> {
+        let ip = self.ip().filter(|ip| !ip.is_unspecified());
+        ip.zip(Some(self.qpn()).filter(|qpn| qpn.value() != 0))
+    }
+
+    /// Its table in files.
+    pub(crate) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Host(_) => "host",
+            Self::Switch { .. } => "switch",
         }
     }
 

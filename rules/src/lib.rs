@@ -21,7 +21,6 @@
 #![forbid(unsafe_code)]
 
 mod check;
-mod draft;
 mod fault;
 mod file;
 mod generate;
@@ -32,25 +31,22 @@ mod lane;
 mod limit;
 mod route;
 mod set;
-mod text;
+pub mod text;
 
 pub use castnet_toml_reader::Faults;
-pub use draft::{
-    EndpointDraft, EndpointRef, GroupDraft, HopDraft, HostDraft, PartDraft, RankDraft, RouteDraft,
-    SwitchDraft,
-};
+pub use castnet_wire::{LossPolicy, StragglerPolicy};
+pub use check::Unread;
 pub use fault::{Fault, FaultKind};
 pub use generate::{COLLECTIVE_EXAMPLE, FORWARDING_EXAMPLE, TWO_TIER_EXAMPLE};
 pub use group::{
     DEFAULT_STALL_TIMEOUT_MS, ENDPOINTS_MAX, Endpoint, GroupRule, HostEndpoint, HostPart, NextHop, RankPart,
     RemoteMemory,
 };
-pub use index::{Claims, GroupIndex};
+pub use index::GroupIndex;
 pub use ipnet::Ipv4Net;
 pub use kinds::{
-    DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, ForwardingDraft, ForwardingRule, GroupKind, KindDraft,
-    LossPolicy, MulticastDraft, MulticastRule, RANKS_MAX, SLOT_ALIGN, StragglerPolicy, TranslatedDraft,
-    TranslatedRule, UnknownPolicy,
+    DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, ForwardingRule, GroupKind, MulticastRule, RANKS_MAX,
+    SLOT_ALIGN, TranslatedRule,
 };
 pub use lane::{LANES_MAX, lane_name, lane_of};
 pub use limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT};

@@ -1,7 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::check;
-use crate::draft::RouteDraft;
+use crate::check::{self, Unread};
 use crate::fault::Fault;
 use crate::group::GroupRule;
 use crate::route::Route;
@@ -22,13 +21,12 @@ impl RuleSet {
     /// Every fault on a switch with `ports` ports, of each group and route and between them.
     pub fn check(&self, ports: usize) -> Vec<Fault> {
         let mut groups = check::Groups::new(ports);
-        let mut faults = Vec::new();
+        let (mut faults, unread) = (Vec::new(), Unread::default());
         for (i, group) in self.groups.iter().enumerate() {
-            let found = groups.check(&group.into()).into_iter();
+            let found = groups.check(group, &unread).into_iter();
             faults.extend(found.map(|fault| fault.within(&format!("groups[{i}]"))));
         }
-        let routes: Vec<RouteDraft> = self.routes.iter().map(RouteDraft::from).collect();
-        faults.extend(check::routes(&routes, ports));
+        faults.extend(check::routes(&self.routes, ports, &unread));
         faults
     }
 }

@@ -1,4 +1,5 @@
 //! Serde representations of small types: addresses as text, numbers as numbers.
+#![allow(missing_docs, reason = "the functions are serde's")]
 
 use core::net::Ipv4Addr;
 
@@ -50,118 +51,65 @@ impl Serialize for HostEndpoint {
     }
 }
 
-/// As text: `Display` and `FromText`.
-pub(crate) mod display {
+/// As text: `Display` and `FromStr`.
+pub mod display {
     use core::fmt::Display;
+    use core::str::FromStr;
 
-    use castnet_wire::{MacAddr, McstId};
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    /// Replaces `FromStr`, which `McstId` does not implement.
-    pub(crate) trait FromText: Sized {
-        fn from_text(text: &str) -> Result<Self, String>;
-    }
-
-    impl FromText for MacAddr {
-        fn from_text(text: &str) -> Result<Self, String> {
-            text.parse()
-                .map_err(|e: castnet_wire::ids::BadMacAddr| e.to_string())
-        }
-    }
-
-    impl FromText for McstId {
-        fn from_text(text: &str) -> Result<Self, String> {
-            text.parse()
-                .map(McstId)
-                .map_err(|_| format!("not an IPv4 address: {text}"))
-        }
-    }
-
-    pub(crate) fn serialize<T: Display, S: Serializer>(value: &T, s: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<T: Display, S: Serializer>(value: &T, s: S) -> Result<S::Ok, S::Error> {
         s.collect_str(value)
     }
 
-    pub(crate) fn deserialize<'de, T: FromText, D: Deserializer<'de>>(d: D) -> Result<T, D::Error> {
-        T::from_text(&String::deserialize(d)?).map_err(D::Error::custom)
+    pub fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(d: D) -> Result<T, D::Error> {
+        String::deserialize(d)?.parse().map_err(D::Error::custom)
     }
 }
 
-pub(crate) mod port {
-    use castnet_wire::PortId;
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+/// As a number. `$from` returns `None` for a number that has no meaning.
+macro_rules! number {
+    ($module:ident: $type:ident, $to:expr, $from:expr, $expected:literal) => {
+        pub mod $module {
+            use castnet_wire::$type;
+            use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-    pub(crate) fn serialize<S: Serializer>(value: &PortId, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_u64(value.index() as u64)
-    }
+            #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+            pub fn serialize<S: Serializer>(value: &$type, s: S) -> Result<S::Ok, S::Error> {
+                let to: fn($type) -> u32 = $to;
+                s.serialize_u32(to(*value))
+            }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<PortId, D::Error> {
-        PortId::new(u8::deserialize(d)?).ok_or_else(|| D::Error::custom("ports are 0 to 63"))
-    }
-}
-
-pub(crate) mod qpn {
-    use castnet_wire::Qpn;
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(crate) fn serialize<S: Serializer>(value: &Qpn, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_u32(value.value())
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Qpn, D::Error> {
-        let value = u32::deserialize(d)?;
-        if value >> 24 != 0 {
-            return Err(D::Error::custom("a QPN has 24 bits"));
+            pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<$type, D::Error> {
+                let from: fn(u32) -> Option<$type> = $from;
+                from(u32::deserialize(d)?).ok_or_else(|| D::Error::custom($expected))
+            }
         }
-        Ok(Qpn::new(value))
-    }
+    };
 }
 
-pub(crate) mod psn {
+number!(port: PortId, |port| port.index() as u32, |n| PortId::new(n.try_into().ok()?), "ports are 0 to 63");
+number!(qpn: Qpn, Qpn::value, |n| (n >> 24 == 0).then(|| Qpn::new(n)), "a QPN has 24 bits");
+number!(psn: Psn, Psn::value, |n| (n < Psn::MODULUS).then(|| Psn::new(n)), "a PSN has 24 bits");
+number!(
+    pmtu: Pmtu,
+    |pmtu| pmtu.bytes() as u32,
+    Pmtu::from_bytes,
+    "a path MTU is 256, 512, 1024, 2048 or 4096"
+);
+
+pub(crate) mod optional_psn {
     use castnet_wire::Psn;
-    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize)]
+    struct Value(#[serde(with = "super::psn")] Psn);
 
     pub(crate) fn serialize<S: Serializer>(value: &Option<Psn>, s: S) -> Result<S::Ok, S::Error> {
         value.map(Psn::value).serialize(s)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Psn>, D::Error> {
-        match Option::<u32>::deserialize(d)? {
-            Some(value) if value >= Psn::MODULUS => Err(D::Error::custom("a PSN has 24 bits")),
-            value => Ok(value.map(Psn::new)),
-        }
-    }
-}
-
-pub(crate) mod psn_value {
-    use castnet_wire::Psn;
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(crate) fn serialize<S: Serializer>(value: &Psn, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_u32(value.value())
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Psn, D::Error> {
-        let value = u32::deserialize(d)?;
-        if value >= Psn::MODULUS {
-            return Err(D::Error::custom("a PSN has 24 bits"));
-        }
-        Ok(Psn::new(value))
-    }
-}
-
-/// In bytes.
-pub(crate) mod pmtu {
-    use castnet_wire::Pmtu;
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-    pub(crate) fn serialize<S: Serializer>(value: &Pmtu, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_u64(value.bytes() as u64)
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Pmtu, D::Error> {
-        Pmtu::from_bytes(u32::deserialize(d)?)
-            .ok_or_else(|| D::Error::custom("a path MTU is 256, 512, 1024, 2048 or 4096"))
+        Ok(Option::<Value>::deserialize(d)?.map(|Value(psn)| psn))
     }
 }

@@ -1,6 +1,7 @@
 //! Tables, whose fields are taken one by one.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 use toml::de::DeTable;
 
@@ -76,6 +77,11 @@ impl<'a> Table<'a> {
     ) -> Vec<T> {
         let items = self.get(name, |v| Some(v.list(expected)?.filter_map(read).collect()));
         items.unwrap_or_default()
+    }
+
+    /// See [`Value::faulty`].
+    pub fn faulty(&self) -> BTreeSet<String> {
+        self.value.faulty()
     }
 
     /// See [`Value::fault_at`].

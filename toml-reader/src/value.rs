@@ -1,6 +1,7 @@
 //! Values and what is read from them. Each function returns `None` if it has recorded a fault.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -52,6 +53,24 @@ impl<'a> Value<'a> {
             Step::Name(name) => join(&outer, name),
             Step::Index(index) => format!("{outer}[{index}]"),
         }
+    }
+
+    /// Name of the field; empty for an item of a list.
+    pub fn name(&self) -> &'a str {
+        match self.step {
+            Step::Name(name) => name,
+            Step::Index(_) => "",
+        }
+    }
+
+    /// Paths below this value of the fields that have faults, if it is the last value that was read.
+    pub fn faulty(&self) -> BTreeSet<String> {
+        let (outer, faults) = (self.path(), self.reader.faults.borrow());
+        let below = faults
+            .iter()
+            .rev()
+            .map_while(|(_, field, _)| field.strip_prefix(&outer));
+        below.map(|field| field.trim_start_matches('.').into()).collect()
     }
 
     /// Records a fault of this value.

@@ -310,8 +310,10 @@ pub(crate) mod text {
     use std::collections::BTreeMap;
     use std::net::Ipv4Addr;
 
-    use castnet_wire::{Control, McstId, Pmtu, Psn};
+    use castnet_wire::{Control, McstId};
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    pub(crate) use castnet_rules::text::{display, pmtu, psn};
 
     type Own<T> = BTreeMap<String, Vec<T>>;
 
@@ -340,10 +342,6 @@ pub(crate) mod text {
 
     fn mcst_ids_of(ips: Vec<Ipv4Addr>) -> Vec<McstId> {
         ips.into_iter().map(McstId).collect()
-    }
-
-    fn known_psn(value: u32) -> Option<Psn> {
-        (value < Psn::MODULUS).then(|| Psn::new(value))
     }
 
     stored!(
@@ -377,15 +375,6 @@ pub(crate) mod text {
         ),
         "not McstIDs of switches"
     );
-    stored!(
-        pmtu,
-        Pmtu,
-        u32,
-        |p| p.bytes() as u32,
-        Pmtu::from_bytes,
-        "not a path MTU"
-    );
-    stored!(psn, Psn, u32, |p| p.value(), known_psn, "not a PSN");
     // As on the wire: that layout has its own version.
     stored!(
         control,

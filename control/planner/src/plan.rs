@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use castnet_rules::{
-    EndpointDraft, FaultKind, GroupDraft, GroupKind, GroupRule, HopDraft, HostEndpoint, HostPart, RANKS_MAX,
-    RankPart, TranslatedRule,
+    Endpoint, FaultKind, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RANKS_MAX, RankPart,
+    TranslatedRule,
 };
 use castnet_topology::{Cut, Link, NodeId, Topology, Usable};
 use castnet_wire::{MacAddr, PortId, Psn};
@@ -153,28 +153,27 @@ fn resolve_member(
 /// Checks the values of the request with the rule checker, as if all members were endpoints of one switch.
 fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanError> {
     let kind = match request.kind {
-        // Checked with the rules: it has no limits of its own.
-        RequestKind::Multicast(_) => None,
-        RequestKind::Collective { window_packets, rule } => Some(GroupKind::from(TranslatedRule {
+        RequestKind::Multicast(rule) => GroupKind::from(rule),
+        RequestKind::Collective { window_packets, rule } => GroupKind::from(TranslatedRule {
             slots: slots(window_packets, rule.message_packets),
             ..rule
-        })),
+        }),
     };
-    let endpoints = members.iter().map(|member| EndpointDraft {
-        next_hop: Some(HopDraft::Host(member.into())),
-        ..EndpointDraft::default()
-    });
-    let group = GroupDraft {
-        name: Some(request.name.clone()),
-        mcst_id: Some(request.mcst_id),
-        stall_timeout_ms: Some(request.stall_timeout_ms),
-        endpoints: Some(endpoints.collect()),
-        kind: kind.as_ref().map(Into::into),
-        ..GroupDraft::default()
+    let endpoint = |member: &HostEndpoint| Endpoint::new(PortId::default(), NextHop::Host(member.clone()));
+    let group = GroupRule {
+        name: request.name.clone(),
+        generation: 0,
+        mcst_id: request.mcst_id,
+        pmtu: request.pmtu,
+        stall_timeout_ms: request.stall_timeout_ms,
+        endpoints: members.iter().map(endpoint).collect(),
+        kind,
     };
     let mut faults = group.check(PortId::COUNT);
-    // The members are not all at one switch: their number is no fault.
-    faults.retain(|fault| fault.field != "endpoints");
+    // The members are not all at one port of one switch: neither their number nor a shared port is a fault.
+    faults.retain(|fault| {
+        fault.field != "endpoints" && !matches!(fault.kind, FaultKind::AmbiguousEndpoint { .. })
+    });
     if faults.is_empty() {
         return Ok(());
     }

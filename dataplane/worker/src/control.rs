@@ -531,9 +531,7 @@ impl State {
         let name = rule.name.as_str();
         // A group with this address but another name is a clash, not an older version.
         let running = self.groups.get(&rule.mcst_id).filter(|g| g.rule.name == name);
-        let faults = self
-            .index
-            .check(&rule.into(), running.map(|g| g.rule.name.as_str()));
+        let faults = self.index.check(rule, running.map(|g| g.rule.name.as_str()));
         if !faults.is_empty() {
             return Err(InstallError::Clash(faults));
         }
@@ -556,7 +554,7 @@ impl State {
     }
 
     fn register(&mut self, group: RegisteredGroup) {
-        self.index.insert(&(&group.rule).into());
+        self.index.insert(&group.rule);
         self.members.add(&group.rule);
         self.memory_used += group.memory;
         self.count(&group, 1);
@@ -566,7 +564,7 @@ impl State {
 
     fn unregister(&mut self, mcst_id: McstId) -> Option<RegisteredGroup> {
         let group = self.groups.remove(&mcst_id)?;
-        self.index.remove(&(&group.rule).into());
+        self.index.remove(&group.rule);
         self.members.remove(&group.rule);
         self.memory_used -= group.memory;
         self.count(&group, -1);

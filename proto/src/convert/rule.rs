@@ -1,10 +1,10 @@
+use std::net::Ipv4Addr;
+
 use castnet_rules::{
-    Endpoint, EndpointDraft, EndpointRef, Fault, FaultKind, ForwardingDraft, ForwardingRule, GroupDraft,
-    GroupKind, GroupRule, HopDraft, HostDraft, HostEndpoint, HostPart, KindDraft, Limit, LossPolicy,
-    MulticastDraft, NextHop, PartDraft, RankDraft, RankPart, RemoteMemory, StragglerPolicy, SwitchDraft,
-    TranslatedDraft,
+    Endpoint, Fault, FaultKind, ForwardingRule, GroupKind, GroupRule, HostEndpoint, HostPart, Limit,
+    LossPolicy, MulticastRule, NextHop, RankPart, RemoteMemory, StragglerPolicy, TranslatedRule,
 };
-use castnet_wire::{MacAddr, PortId, Qpn};
+use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 
 use super::{
     Invalid, MAC_TEXT, Reader, ip, mac, mcst_id, missing, out_of_range, pmtu, port, port_to_proto, psn, qpn,
@@ -31,27 +31,31 @@ pub fn rule_from_proto(field: &str, message: Option<&v1::GroupRule>) -> Result<G
     let message = message.ok_or_else(|| Invalid::missing(field, "the rule of a group"))?;
     let mut r = Reader::default();
     let kind = message.kind.as_ref().map(|kind| match kind {
-        Kind::Multicast(rule) => multicast(rule, &mut r),
-        Kind::Translated(rule) => translated(rule, &mut r),
-        Kind::Forwarding(v1::ForwardingRule {}) => KindDraft::Forwarding(ForwardingDraft {}),
+        Kind::Multicast(rule) => multicast(rule, &mut r).into(),
+        Kind::Translated(rule) => translated(rule, &mut r).into(),
+        Kind::Forwarding(v1::ForwardingRule {}) => ForwardingRule {}.into(),
     });
-    let name = kind.as_ref().map_or("", KindDraft::name);
+    let name = kind.as_ref().map_or("", GroupKind::name);
     if kind.is_none() {
         let expected = "what its kind adds: multicast, translated or forwarding";
         r.fault("kind", missing(expected));
     }
     let endpoints = message.endpoints.iter().enumerate();
-    let draft = GroupDraft {
-        name: Some(message.name.clone()),
-        generation: Some(message.generation),
-        mcst_id: r.take("mcst_id", mcst_id(&message.mcst_id)),
-        pmtu: r.take("pmtu", pmtu(message.pmtu)),
-        stall_timeout_ms: Some(message.stall_timeout_ms),
-        endpoints: Some(endpoints.map(|(i, e)| endpoint(i, e, &mut r)).collect()),
-        kind,
+    let group = GroupRule {
+        name: message.name.clone(),
+        generation: message.generation,
+        mcst_id: r.read(
+            "mcst_id",
+            mcst_id(&message.mcst_id),
+            McstId(Ipv4Addr::UNSPECIFIED),
+        ),
+        pmtu: r.read("pmtu", pmtu(message.pmtu), Pmtu::B1024),
+        stall_timeout_ms: message.stall_timeout_ms,
+        endpoints: endpoints.map(|(i, e)| endpoint(i, e, &mut r)).collect(),
+        kind: kind.unwrap_or(ForwardingRule {}.into()),
     };
-    r.0.extend(draft.check(PortId::COUNT));
-    Reader(rule_faults(field, name, &r.0)).finish(draft.finish())
+    r.0.extend(group.check_read(PortId::COUNT, &r.unread()));
+    Reader(rule_faults(field, name, &r.0)).finish(Some(group))
 }
 
 /// Faults with field paths as in a message at `field`. `kind` is [`GroupKind::name`].
@@ -66,105 +70,98 @@ pub fn rule_faults(field: &str, kind: &str, faults: &[Fault]) -> Vec<Fault> {
     below.collect()
 }
 
-fn multicast(message: &v1::MulticastRule, r: &mut Reader) -> KindDraft {
-    KindDraft::Multicast(MulticastDraft {
-        start_psn: r.take("start_psn", message.start_psn.map(psn).transpose()),
-        va_base: Some(message.va_base),
-        source: r.take("source", endpoint_ref(message.source)),
-    })
+fn multicast(message: &v1::MulticastRule, r: &mut Reader) -> MulticastRule {
+    MulticastRule {
+        start_psn: r.optional("start_psn", message.start_psn, psn),
+        va_base: message.va_base,
+        source: r.read("source", short(message.source, &Limit::ENDPOINT), 0),
+    }
 }
 
-fn translated(message: &v1::TranslatedRule, r: &mut Reader) -> KindDraft {
-    let straggler_policy = straggler(message.straggler_policy);
-    KindDraft::Translated(TranslatedDraft {
-        start_psn: r.take("start_psn", psn(message.start_psn)),
-        slots: r.take("slots", short(message.slots, &Limit::SLOTS)),
-        message_packets: r.take("message_packets", short(message.message_packets, &Limit::U16)),
-        reproducible: Some(message.reproducible),
+fn translated(message: &v1::TranslatedRule, r: &mut Reader) -> TranslatedRule {
+    let parent = |index| short(index, &Limit::ENDPOINT);
+    TranslatedRule {
+        start_psn: r.read("start_psn", psn(message.start_psn), Psn::new(0)),
+        slots: r.read("slots", short(message.slots, &Limit::SLOTS), 0),
+        message_packets: r.read("message_packets", short(message.message_packets, &Limit::U16), 0),
+        reproducible: message.reproducible,
         loss_policy: r
-            .take("loss_policy", loss(message.loss_policy))
-            .map(Option::unwrap_or_default),
+            .read("loss_policy", loss(message.loss_policy), None)
+            .unwrap_or_default(),
         straggler_policy: r
-            .take("straggler_policy", straggler_policy)
-            .map(Option::unwrap_or_default),
-        ack_timeout_us: Some(message.ack_timeout_us),
-        parent: r.take("parent", message.parent.map(endpoint_ref).transpose()),
-    })
-}
-
-fn endpoint_ref(index: u32) -> Result<EndpointRef, FaultKind> {
-    short(index, &Limit::ENDPOINT).map(EndpointRef::Index)
+            .read("straggler_policy", straggler(message.straggler_policy), None)
+            .unwrap_or_default(),
+        ack_timeout_us: message.ack_timeout_us,
+        parent: r.optional("parent", message.parent, parent),
+    }
 }
 
 fn virtual_qpn(value: Option<u32>) -> Result<Qpn, FaultKind> {
     value.map_or(Ok(Qpn::VIRTUAL), qpn)
 }
 
-fn endpoint(index: usize, message: &v1::Endpoint, r: &mut Reader) -> EndpointDraft {
+fn endpoint(index: usize, message: &v1::Endpoint, r: &mut Reader) -> Endpoint {
     let field = format!("endpoints[{index}]");
     let next_hop = match &message.next_hop {
-        Some(Hop::Host(host)) => Some(HopDraft::Host(host_draft(&format!("{field}.host."), host, r))),
-        Some(Hop::Switch(switch)) => Some(HopDraft::Switch(switch_draft(
-            &format!("{field}.switch."),
-            switch,
-            r,
-        ))),
+        Some(Hop::Host(host)) => NextHop::Host(read_host(&format!("{field}.host."), host, r)),
+        Some(Hop::Switch(switch)) => read_switch(&format!("{field}.switch."), switch, r),
         None => {
             r.fault(&field, FaultKind::NoNextHop);
-            None
+            NextHop::switch(String::new(), MacAddr::UNSPECIFIED)
         }
     };
-    EndpointDraft {
-        port: r.take(format_args!("{field}.port"), port(message.port)),
-        virtual_qpn: r.take(
-            format_args!("{field}.virtual_qpn"),
-            virtual_qpn(message.virtual_qpn),
+    let virtual_qpn = virtual_qpn(message.virtual_qpn);
+    Endpoint {
+        port: r.read(
+            format_args!("{field}.port"),
+            port(message.port),
+            PortId::default(),
         ),
-        verify_mac: Some(message.verify_mac),
+        virtual_qpn: r.read(format_args!("{field}.virtual_qpn"), virtual_qpn, Qpn::new(0)),
+        verify_mac: message.verify_mac,
         next_hop,
     }
 }
 
 /// `prefix` is put before field names.
-fn switch_draft(prefix: &str, message: &v1::SwitchEndpoint, r: &mut Reader) -> SwitchDraft {
+fn read_switch(prefix: &str, message: &v1::SwitchEndpoint, r: &mut Reader) -> NextHop {
     let mut ranks = Vec::with_capacity(message.ranks.len());
     for (i, value) in message.ranks.iter().enumerate() {
-        ranks.push(r.take(format_args!("{prefix}ranks[{i}]"), rank(*value)));
+        ranks.push(r.read(format_args!("{prefix}ranks[{i}]"), rank(*value), u16::MAX));
     }
     let mac = mac_or_none(&message.mac, message.ip.is_some());
-    SwitchDraft {
-        name: Some(message.name.clone()),
-        ip: r.take(
-            format_args!("{prefix}ip"),
-            message.ip.as_deref().map(ip).transpose(),
-        ),
-        qpn: r.take(format_args!("{prefix}qpn"), virtual_qpn(message.qpn)),
-        mac: r.take(format_args!("{prefix}mac"), mac),
-        ranks: ranks.into_iter().collect(),
+    let ip = message.ip.as_deref().map(ip).transpose();
+    NextHop::Switch {
+        name: message.name.clone(),
+        ip: r.read(format_args!("{prefix}ip"), ip, Some(Ipv4Addr::UNSPECIFIED)),
+        qpn: r.read(format_args!("{prefix}qpn"), virtual_qpn(message.qpn), Qpn::new(0)),
+        mac: r.read(format_args!("{prefix}mac"), mac, MacAddr::UNSPECIFIED),
+        ranks,
     }
 }
 
 /// `prefix` is put before field names.
-fn host_draft(prefix: &str, message: &v1::HostEndpoint, r: &mut Reader) -> HostDraft {
+fn read_host(prefix: &str, message: &v1::HostEndpoint, r: &mut Reader) -> HostEndpoint {
     let part = match &message.part {
-        None => PartDraft::Plain,
-        Some(Part::Memory(v1::RemoteMemory { va, rkey, length })) => PartDraft::Memory(RemoteMemory {
+        None => HostPart::Plain,
+        Some(Part::Memory(v1::RemoteMemory { va, rkey, length })) => HostPart::Memory(RemoteMemory {
             va: *va,
             rkey: *rkey,
             length: *length,
         }),
-        Some(Part::Rank(part)) => PartDraft::Rank(RankDraft {
-            rank: r.take(format_args!("{prefix}rank"), rank(part.rank)),
-            sq_psn: r.take(format_args!("{prefix}rank.sq_psn"), psn(part.sq_psn)),
-            rq_psn: r.take(format_args!("{prefix}rank.rq_psn"), psn(part.rq_psn)),
+        Some(Part::Rank(part)) => HostPart::Rank(RankPart {
+            rank: r.read(format_args!("{prefix}rank"), rank(part.rank), u16::MAX),
+            sq_psn: r.read(format_args!("{prefix}rank.sq_psn"), psn(part.sq_psn), Psn::new(0)),
+            rq_psn: r.read(format_args!("{prefix}rank.rq_psn"), psn(part.rq_psn), Psn::new(0)),
         }),
     };
-    HostDraft {
-        name: Some(message.name.clone()),
-        ip: r.take(format_args!("{prefix}ip"), ip(&message.ip)),
-        qpn: r.take(format_args!("{prefix}qpn"), qpn(message.qpn)),
-        mac: r.take(format_args!("{prefix}mac"), mac_or_none(&message.mac, true)),
-        part: Some(part),
+    let mac = mac_or_none(&message.mac, true);
+    HostEndpoint {
+        name: message.name.clone(),
+        ip: r.read(format_args!("{prefix}ip"), ip(&message.ip), Ipv4Addr::UNSPECIFIED),
+        qpn: r.read(format_args!("{prefix}qpn"), qpn(message.qpn), Qpn::new(0)),
+        mac: r.read(format_args!("{prefix}mac"), mac, MacAddr::UNSPECIFIED),
+        part,
     }
 }
 
@@ -179,24 +176,12 @@ fn mac_or_none(text: &str, has_ip: bool) -> Result<MacAddr, FaultKind> {
 /// A member with a known Ethernet address, checked like a member of any group.
 pub(super) fn host(field: &str, message: &v1::HostEndpoint) -> Result<HostEndpoint, Invalid> {
     let mut r = Reader::default();
-    let host = host_draft("", message, &mut r);
-    if host.mac == Some(MacAddr::UNSPECIFIED) {
-        r.fault("mac", missing(MAC_TEXT));
-    }
-    // Only groups can be checked. A group without other fields has the faults of its member.
-    let draft = GroupDraft {
-        endpoints: Some(vec![EndpointDraft {
-            next_hop: Some(HopDraft::Host(host.clone())),
-            ..EndpointDraft::default()
-        }]),
-        ..GroupDraft::default()
-    };
-    for fault in draft.check(PortId::COUNT) {
-        if let Some(inner) = fault.field.strip_prefix("endpoints[0].host.") {
-            r.fault(inner, fault.kind);
-        }
-    }
-    r.within(field).finish(host.finish())
+    let host = read_host("", message, &mut r);
+    let unread = r.unread();
+    let no_mac = (host.mac == MacAddr::UNSPECIFIED).then(|| Fault::new("mac", missing(MAC_TEXT)));
+    let faults = no_mac.into_iter().chain(host.check());
+    r.0.extend(faults.filter(|fault| !unread.has(&fault.field)));
+    r.within(field).finish(Some(host))
 }
 
 fn short(value: u32, limit: &Limit) -> Result<u16, FaultKind> {

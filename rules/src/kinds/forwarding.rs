@@ -1,35 +1,20 @@
 //! Forwarding: frames of one endpoint go to the other. The smallest kind, and the example of `docs/new-kind.md`.
 
-use castnet_toml_reader::Table;
+use castnet_toml_reader::{Table, Value};
 use serde::{Deserialize, Serialize};
 
 use super::check_no_ranks;
-use crate::draft::EndpointDraft;
+use crate::check::Unread;
 use crate::fault::{Fault, FaultKind};
-use crate::group::GroupRule;
+use crate::group::{Endpoint, GroupRule};
 
 /// Fields of a forwarding group: none. Memory of its endpoints is ignored: a WRITE keeps its address and key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForwardingRule {}
 
-/// A [`ForwardingRule`] that is being read.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ForwardingDraft {}
-
-impl From<&ForwardingRule> for ForwardingDraft {
-    fn from(_: &ForwardingRule) -> Self {
-        Self {}
-    }
-}
-
-impl ForwardingDraft {
-    pub(super) fn finish(self, _: &[EndpointDraft]) -> Option<ForwardingRule> {
-        Some(ForwardingRule {})
-    }
-
-    pub(super) fn check(&self, endpoints: Option<&[EndpointDraft]>, faults: &mut Vec<Fault>) {
-        let Some(endpoints) = endpoints else { return };
+impl ForwardingRule {
+    pub(super) fn check(&self, endpoints: &[Endpoint], _: &Unread, faults: &mut Vec<Fault>) {
         // Fewer than two are refused in groups of every kind.
         if endpoints.len() > 2 {
             let endpoints = endpoints.len();
@@ -38,12 +23,10 @@ impl ForwardingDraft {
         check_no_ranks(endpoints, faults);
     }
 
-    pub(super) fn read(_: &Table<'_>) -> Self {
-        Self {}
+    pub(super) fn read<'t>(_: &'t Table<'_>) -> (Self, Option<Value<'t>>) {
+        (Self {}, None)
     }
-}
 
-impl ForwardingRule {
     pub(super) fn upstream(&self) -> Option<u16> {
         None
     }

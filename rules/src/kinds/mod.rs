@@ -6,35 +6,28 @@ mod forwarding;
 mod multicast;
 mod translated;
 
-use castnet_toml_reader::Table;
+use castnet_toml_reader::{Table, Value};
 use serde::{Deserialize, Serialize};
 
-pub use forwarding::{ForwardingDraft, ForwardingRule};
-pub use multicast::{MulticastDraft, MulticastRule};
+pub use forwarding::ForwardingRule;
+pub use multicast::MulticastRule;
 pub use translated::{
-    DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, LossPolicy, RANKS_MAX, SLOT_ALIGN, StragglerPolicy,
-    TranslatedDraft, TranslatedRule, UnknownPolicy,
+    DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, RANKS_MAX, SLOT_ALIGN, TranslatedRule,
 };
 
-use crate::draft::{EndpointDraft, HopDraft, PartDraft};
+use crate::check::Unread;
 use crate::fault::{Fault, FaultKind};
 use crate::file::quoted;
-use crate::group::GroupRule;
+use crate::group::{Endpoint, GroupRule, NextHop};
 
 /// Declares the enums over all kinds, and the functions that dispatch to the kind.
 macro_rules! kinds {
-    ($($(#[$doc:meta])* $kind:ident($rule:ident, $draft:ident) = $name:literal,)*) => {
+    ($($(#[$doc:meta])* $kind:ident($rule:ident) = $name:literal,)*) => {
         /// The kind of a group, with the fields that only this kind has.
         #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "lowercase")]
         pub enum GroupKind {
             $($(#[$doc])* $kind($rule),)*
-        }
-
-        /// A [`GroupKind`] that is being read.
-        #[derive(Clone, Debug)]
-        pub enum KindDraft {
-            $($(#[$doc])* $kind($draft),)*
         }
 
         $(impl From<$rule> for GroupKind {
@@ -79,42 +72,23 @@ macro_rules! kinds {
                     $(Self::$kind(rule) => rule.write(group, out),)*
                 }
             }
-        }
 
-        impl KindDraft {
-            /// Its name in files and tables.
-            pub const fn name(&self) -> &'static str {
+            /// Checks the fields of the kind, and the endpoints.
+            pub(crate) fn check(&self, endpoints: &[Endpoint], unread: &Unread, faults: &mut Vec<Fault>) {
                 match self {
-                    $(Self::$kind(_) => $name,)*
+                    $(Self::$kind(rule) => rule.check(endpoints, unread, faults),)*
                 }
             }
 
-            /// `None` if a field is missing.
-            pub(crate) fn finish(self, endpoints: &[EndpointDraft]) -> Option<GroupKind> {
-                Some(match self {
-                    $(Self::$kind(draft) => GroupKind::$kind(draft.finish(endpoints)?),)*
-                })
-            }
-
-            /// Checks the fields of the kind, and the endpoints if they could be read.
-            pub(crate) fn check(&self, endpoints: Option<&[EndpointDraft]>, faults: &mut Vec<Fault>) {
-                match self {
-                    $(Self::$kind(draft) => draft.check(endpoints, faults),)*
-                }
-            }
-
-            pub(crate) fn read(name: &str, t: &Table<'_>) -> Option<Self> {
+            /// Reads the fields of the kind `name`, and the value that names the endpoint towards the source or root:
+            /// its index is 0 until the endpoints have been read. `None` for an unknown kind.
+            pub(crate) fn read<'t>(name: &str, t: &'t Table<'_>) -> Option<(Self, Option<Value<'t>>)> {
                 match name {
-                    $($name => Some(Self::$kind($draft::read(t))),)*
+                    $($name => {
+                        let (rule, upstream) = $rule::read(t);
+                        Some((rule.into(), upstream))
+                    })*
                     _ => None,
-                }
-            }
-        }
-
-        impl From<&GroupKind> for KindDraft {
-            fn from(kind: &GroupKind) -> Self {
-                match kind {
-                    $(GroupKind::$kind(rule) => Self::$kind(rule.into()),)*
                 }
             }
         }
@@ -123,11 +97,11 @@ macro_rules! kinds {
 
 kinds! {
     /// One source, many receivers (Cepheus).
-    Multicast(MulticastRule, MulticastDraft) = "multicast",
+    Multicast(MulticastRule) = "multicast",
     /// Collectives over translated connections (EPIC's Mode-II).
-    Translated(TranslatedRule, TranslatedDraft) = "translated",
+    Translated(TranslatedRule) = "translated",
     /// Two endpoints, each of which gets what the other one sends.
-    Forwarding(ForwardingRule, ForwardingDraft) = "forwarding",
+    Forwarding(ForwardingRule) = "forwarding",
 }
 
 /// As written in files.
@@ -136,20 +110,20 @@ fn endpoint_name(group: &GroupRule, index: u16) -> String {
     quoted(endpoint.map_or("", |e| e.next_hop.name()))
 }
 
+fn bad_index(index: u16, endpoints: &[Endpoint]) -> Option<FaultKind> {
+    let endpoints = endpoints.len();
+    (usize::from(index) >= endpoints).then_some(FaultKind::NoSuchEndpoint { index, endpoints })
+}
+
 /// For kinds without ranks.
-fn check_no_ranks(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
+fn check_no_ranks(endpoints: &[Endpoint], faults: &mut Vec<Fault>) {
     for (i, endpoint) in endpoints.iter().enumerate() {
-        let (field, has_ranks) = match &endpoint.next_hop {
-            Some(HopDraft::Host(host)) => ("host.rank", matches!(host.part, Some(PartDraft::Rank(_)))),
-            Some(HopDraft::Switch(switch)) => (
-                "switch.ranks",
-                switch.ranks.as_ref().is_some_and(|r| !r.is_empty()),
-            ),
-            None => continue,
+        let field = match &endpoint.next_hop {
+            hop if hop.ranks().is_empty() => continue,
+            NextHop::Host(_) => "host.rank",
+            NextHop::Switch { .. } => "switch.ranks",
         };
-        if has_ranks {
-            let field = format!("endpoints[{i}].{field}");
-            faults.push(Fault::new(field, FaultKind::RankOfNoCollective));
-        }
+        let field = format!("endpoints[{i}].{field}");
+        faults.push(Fault::new(field, FaultKind::RankOfNoCollective));
     }
 }

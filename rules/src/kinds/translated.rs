@@ -1,18 +1,17 @@
 //! Collectives over translated connections: EPIC's Mode-II.
 
-use core::fmt;
-use core::str::FromStr;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use castnet_toml_reader::{Table, Value};
-use castnet_wire::{Pmtu, Psn};
+use castnet_wire::{LossPolicy, Pmtu, Psn, StragglerPolicy};
 use serde::{Deserialize, Serialize};
 
-use super::endpoint_name;
-use crate::draft::{EndpointDraft, EndpointRef, HopDraft, PartDraft};
+use super::{bad_index, endpoint_name};
+use crate::check::Unread;
 use crate::fault::{Fault, FaultKind};
 use crate::file::{line, read_psn};
-use crate::group::{ENDPOINTS_MAX, GroupRule};
+use crate::group::{ENDPOINTS_MAX, Endpoint, GroupRule, NextHop};
 use crate::limit::Limit;
 use crate::text;
 
@@ -46,7 +45,7 @@ const SETS_PER_SLOT: u64 = 2;
 #[serde(deny_unknown_fields)]
 pub struct TranslatedRule {
     /// PSN, in the group, of the first collective's control message; the same on all switches.
-    #[serde(with = "text::psn_value", default)]
+    #[serde(with = "text::psn", default)]
     pub start_psn: Psn,
     /// Most packets in flight: the ring of 2MW slots of EPIC 4.3. A power of two, 2 to 32768, at least two messages.
     pub slots: u16,
@@ -58,10 +57,10 @@ pub struct TranslatedRule {
     #[serde(default)]
     pub reproducible: bool,
     /// Which side repairs losses.
-    #[serde(default)]
+    #[serde(with = "text::display", default)]
     pub loss_policy: LossPolicy,
     /// How ranks that wait for a late one are kept from failing.
-    #[serde(default)]
+    #[serde(with = "text::display", default)]
     pub straggler_policy: StragglerPolicy,
     /// QP time-out of the members in microseconds; at least 4. The switch checks them four times in this period.
     #[serde(default = "default_ack_timeout")]
@@ -78,71 +77,6 @@ const fn default_message_packets() -> u16 {
 const fn default_ack_timeout() -> u32 {
     DEFAULT_ACK_TIMEOUT_US
 }
-
-/// Which side repairs losses in a collective group.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LossPolicy {
-    /// The switch: it keeps results until they are acknowledged, and sends a NAK for a missing contribution at once.
-    #[default]
-    Repair,
-    /// The hosts: feedback is reflected to them, as in EPIC's Mode-II (4.3).
-    Reflect,
-}
-
-/// How a rank that waits for a late one is kept from failing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum StragglerPolicy {
-    /// The switch repeats the last ACK, which restarts the timer of the QP.
-    #[default]
-    KeepAlive,
-    /// The switch sends RNR NAKs.
-    Rnr,
-    /// Nothing: the QP retries, and fails when its retries are used up.
-    None,
-}
-
-macro_rules! named {
-    ($type:ident, $($variant:ident = $name:literal),*) => {
-        impl $type {
-            /// All values.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
-
-            /// Its name in files and tables.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name),* }
-            }
-        }
-
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(self.name())
-            }
-        }
-
-        impl FromStr for $type {
-            type Err = UnknownPolicy;
-
-            fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-                Self::ALL.iter().find(|p| p.name() == text).copied().ok_or(UnknownPolicy)
-            }
-        }
-    };
-}
-
-named!(LossPolicy, Repair = "repair", Reflect = "reflect");
-named!(
-    StragglerPolicy,
-    KeepAlive = "keep-alive",
-    Rnr = "rnr",
-    None = "none"
-);
-
-/// Error: the text names no policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no such policy")]
-pub struct UnknownPolicy;
 
 impl TranslatedRule {
     /// The rule of a tree with one switch, with defaults; but a message has at most half of the slots.
@@ -227,80 +161,30 @@ impl TranslatedRule {
             line(out, format_args!("parent = {}", endpoint_name(group, *parent)));
         }
     }
-}
 
-/// A [`TranslatedRule`] that is being read.
-#[allow(missing_docs, reason = "the fields of a draft are those of its rule")]
-#[derive(Clone, Debug, Default)]
-pub struct TranslatedDraft {
-    pub start_psn: Option<Psn>,
-    pub slots: Option<u16>,
-    pub message_packets: Option<u16>,
-    pub reproducible: Option<bool>,
-    pub loss_policy: Option<LossPolicy>,
-    pub straggler_policy: Option<StragglerPolicy>,
-    pub ack_timeout_us: Option<u32>,
-    /// The inner `None` is the root's.
-    pub parent: Option<Option<EndpointRef>>,
-}
-
-impl From<&TranslatedRule> for TranslatedDraft {
-    fn from(rule: &TranslatedRule) -> Self {
-        Self {
-            start_psn: Some(rule.start_psn),
-            slots: Some(rule.slots),
-            message_packets: Some(rule.message_packets),
-            reproducible: Some(rule.reproducible),
-            loss_policy: Some(rule.loss_policy),
-            straggler_policy: Some(rule.straggler_policy),
-            ack_timeout_us: Some(rule.ack_timeout_us),
-            parent: Some(rule.parent.map(EndpointRef::Index)),
-        }
-    }
-}
-
-impl TranslatedDraft {
-    pub(super) fn finish(self, endpoints: &[EndpointDraft]) -> Option<TranslatedRule> {
-        Some(TranslatedRule {
-            start_psn: self.start_psn?,
-            slots: self.slots?,
-            message_packets: self.message_packets?,
-            reproducible: self.reproducible?,
-            loss_policy: self.loss_policy?,
-            straggler_policy: self.straggler_policy?,
-            ack_timeout_us: self.ack_timeout_us?,
-            parent: match self.parent? {
-                Some(parent) => Some(parent.find(endpoints).ok()??),
-                None => None,
-            },
-        })
-    }
-
-    pub(super) fn check(&self, endpoints: Option<&[EndpointDraft]>, faults: &mut Vec<Fault>) {
+    pub(super) fn check(&self, endpoints: &[Endpoint], unread: &Unread, faults: &mut Vec<Fault>) {
         let mut fault = |field: &str, kind| faults.push(Fault::new(field, kind));
-        if self.message_packets == Some(0) {
+        if self.message_packets == 0 {
             fault("message_packets", FaultKind::EmptyMessages);
         }
-        if let Some(kind) = self.slots.and_then(|slots| self.bad_slots(slots)) {
+        if let Some(kind) = self.bad_slots() {
             fault("slots", kind);
         }
-        if let Some(given) = self.ack_timeout_us.filter(|t| *t < ACK_TIMEOUT_MIN_US) {
-            let least = ACK_TIMEOUT_MIN_US;
+        let (given, least) = (self.ack_timeout_us, ACK_TIMEOUT_MIN_US);
+        if given < least {
             fault("ack_timeout_us", FaultKind::ShortAckTimeout { given, least });
         }
-        if let Some(endpoints) = endpoints {
-            if let Some(kind) = self.bad_parent(endpoints) {
-                fault("parent", kind);
-            }
-            check_ranks(endpoints, faults);
+        if let Some(kind) = self.parent.and_then(|parent| bad_parent(parent, endpoints)) {
+            fault("parent", kind);
         }
+        check_ranks(endpoints, unread, faults);
     }
 
-    fn bad_slots(&self, slots: u16) -> Option<FaultKind> {
+    fn bad_slots(&self) -> Option<FaultKind> {
+        let (slots, message_packets) = (self.slots, self.message_packets);
         if slots < SLOTS_MIN || !slots.is_power_of_two() {
             return Some(FaultKind::NotPowerOfTwo { slots });
         }
-        let message_packets = self.message_packets?;
         let need = 2 * u32::from(message_packets);
         (u32::from(slots) < need).then_some(FaultKind::TooFewSlots {
             slots,
@@ -309,84 +193,90 @@ impl TranslatedDraft {
         })
     }
 
-    fn bad_parent(&self, endpoints: &[EndpointDraft]) -> Option<FaultKind> {
-        let index = match self.parent.as_ref()?.as_ref()?.find(endpoints) {
-            Ok(index) => index?,
-            Err(kind) => return Some(kind),
+    pub(super) fn read<'t>(t: &'t Table<'_>) -> (Self, Option<Value<'t>>) {
+        let mut rule = Self {
+            start_psn: t.get("start_psn", read_psn).unwrap_or_default(),
+            slots: t
+                .need("slots", "a power of two, 2 to 32768", |v| Limit::SLOTS.read(v))
+                .unwrap_or_default(),
+            message_packets: t
+                .optional("message_packets", DEFAULT_MESSAGE_PACKETS, |v| Limit::U16.read(v))
+                .unwrap_or_default(),
+            reproducible: t.get("reproducible", Value::flag).unwrap_or_default(),
+            loss_policy: t
+                .get("loss_policy", |v| v.parsed("a policy: \"repair\" or \"reflect\""))
+                .unwrap_or_default(),
+            straggler_policy: t
+                .get("straggler_policy", |v| {
+                    v.parsed("a policy: \"keep-alive\", \"rnr\" or \"none\"")
+                })
+                .unwrap_or_default(),
+            ack_timeout_us: t
+                .get("ack_timeout_us", |v| Limit::U32.read(v))
+                .unwrap_or(DEFAULT_ACK_TIMEOUT_US),
+            parent: None,
         };
-        match &endpoints[usize::from(index)].next_hop {
-            Some(HopDraft::Host(host)) => {
-                let name = host.name.clone().unwrap_or_default();
-                Some(FaultKind::ParentIsRank { name })
-            }
-            _ => None,
-        }
-    }
-
-    pub(super) fn read(t: &Table<'_>) -> Self {
-        Self {
-            start_psn: t.optional("start_psn", Psn::new(0), read_psn),
-            slots: t.need("slots", "a power of two, 2 to 32768", |v| Limit::SLOTS.read(v)),
-            message_packets: t.optional("message_packets", DEFAULT_MESSAGE_PACKETS, |v| Limit::U16.read(v)),
-            reproducible: t.optional("reproducible", false, Value::flag),
-            loss_policy: t.optional("loss_policy", LossPolicy::default(), |v| {
-                v.parsed("a policy: \"repair\" or \"reflect\"")
-            }),
-            straggler_policy: t.optional("straggler_policy", StragglerPolicy::default(), |v| {
-                v.parsed("a policy: \"keep-alive\", \"rnr\" or \"none\"")
-            }),
-            ack_timeout_us: t.optional("ack_timeout_us", DEFAULT_ACK_TIMEOUT_US, |v| Limit::U32.read(v)),
-            parent: t.optional("parent", None, |v| EndpointRef::read(v).map(Some)),
-        }
+        let parent = t.value("parent");
+        rule.parent = parent.map(|_| 0);
+        (rule, parent)
     }
 }
 
+fn bad_parent(parent: u16, endpoints: &[Endpoint]) -> Option<FaultKind> {
+    let Some(endpoint) = endpoints.get(usize::from(parent)) else {
+        return bad_index(parent, endpoints);
+    };
+    let name = endpoint.next_hop.host()?.name.clone();
+    Some(FaultKind::ParentIsRank { name })
+}
+
 /// Each rank from 0 on must be behind exactly one endpoint, and each host must have a rank.
-fn check_ranks(endpoints: &[EndpointDraft], faults: &mut Vec<Fault>) {
+fn check_ranks(endpoints: &[Endpoint], unread: &Unread, faults: &mut Vec<Fault>) {
     let mut endpoint_of: BTreeMap<u16, usize> = BTreeMap::new();
     let mut all_known = true;
     for (i, endpoint) in endpoints.iter().enumerate() {
-        let field = |of: &str| format!("endpoints[{i}].{of}");
-        let (field, ranks) = match &endpoint.next_hop {
-            Some(HopDraft::Host(host)) => match &host.part {
-                Some(PartDraft::Rank(part)) => (field("host.rank"), part.rank.map(|r| vec![r])),
-                Some(_) => {
-                    faults.push(Fault::new(field("host"), FaultKind::HostWithoutRank));
-                    (String::new(), None)
-                }
-                None => (String::new(), None),
-            },
-            Some(HopDraft::Switch(switch)) => (field("switch.ranks"), switch.ranks.clone()),
-            None => (String::new(), None),
-        };
-        let Some(ranks) = ranks else {
+        let mut fault = |field: &str, kind| faults.push(Fault::new(format!("endpoints[{i}].{field}"), kind));
+        if unread.has_hop(i) || unread.has(format_args!("endpoints[{i}].switch.ranks")) {
             all_known = false;
             continue;
+        }
+        let ranks = endpoint.next_hop.ranks();
+        let field = match endpoint.next_hop {
+            NextHop::Host(_) if ranks.is_empty() => {
+                all_known = false;
+                fault("host", FaultKind::HostWithoutRank);
+                continue;
+            }
+            NextHop::Host(_) => "host.rank",
+            NextHop::Switch { .. } => "switch.ranks",
         };
         if ranks.is_empty() {
-            faults.push(Fault::new(field.clone(), FaultKind::NoRanks));
+            fault(field, FaultKind::NoRanks);
         }
-        for rank in ranks {
+        for (j, &rank) in ranks.iter().enumerate() {
             if rank >= RANKS_MAX {
                 all_known = false;
-                faults.push(Fault::new(field.clone(), Limit::RANK.fault(rank)));
-            } else if let Some(first) = endpoint_of.get(&rank) {
-                let first = format!("endpoints[{first}]");
-                faults.push(Fault::new(
-                    field.clone(),
-                    FaultKind::DuplicateRank { rank, first },
-                ));
-            } else {
-                endpoint_of.insert(rank, i);
+                let field = match endpoint.next_hop {
+                    NextHop::Host(_) => field.into(),
+                    NextHop::Switch { .. } => format!("{field}[{j}]"),
+                };
+                fault(&field, Limit::RANK.fault(rank));
+                continue;
+            }
+            match endpoint_of.entry(rank) {
+                Entry::Occupied(first) => {
+                    let first = format!("endpoints[{}]", first.get());
+                    fault(field, FaultKind::DuplicateRank { rank, first });
+                }
+                Entry::Vacant(entry) => _ = entry.insert(i),
             }
         }
     }
     // A rank that could not be read may be the missing one.
-    let Some((most, _)) = endpoint_of.last_key_value().filter(|_| all_known) else {
+    let Some((&most, _)) = endpoint_of.last_key_value().filter(|_| all_known) else {
         return;
     };
-    if let Some(rank) = (0..*most).find(|rank| !endpoint_of.contains_key(rank)) {
-        let most = *most;
+    if let Some(rank) = (0..most).find(|rank| !endpoint_of.contains_key(rank)) {
         faults.push(Fault::new("endpoints", FaultKind::NoEndpointFor { rank, most }));
     }
 }

@@ -3,7 +3,7 @@
 use super::EndpointId;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use castnet_wire::{Nanos, Psn};
+use castnet_wire::{LossPolicy, Nanos, Psn, StragglerPolicy};
 
 /// The context of one group at one switch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -88,26 +88,4 @@ impl FromIterator<u16> for RankSet {
         ranks.dedup();
         Self(ranks.into_boxed_slice())
     }
-}
-
-/// The policy of loss repair towards a host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum LossPolicy {
-    /// The switch repairs: it keeps results until all receivers have acknowledged them, and requests missing contributions.
-    #[default]
-    Repair,
-    /// The hosts repair, as in the paper: NAKs are reflected, and repeated packets are answered.
-    Reflect,
-}
-
-/// The policy that keeps the QP of a waiting rank alive.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum StragglerPolicy {
-    /// The last ACK is repeated on each tick: it re-arms the requester's timer.
-    #[default]
-    KeepAlive,
-    /// An RNR NAK is sent on each tick. On rxe, the QP survives this only with an RNR retry count of 7 and a retry count of 7.
-    Rnr,
-    /// Nothing is sent: the retries of the host must be sufficient.
-    None,
 }

@@ -33,7 +33,8 @@ use arrayvec::ArrayVec;
 use castnet_wire::{Control, DropReason, Nanos, Opcode, Psn, Syndrome};
 
 pub use bridge::Header;
-pub use config::{EndpointConfig, EndpointKind, LossPolicy, RankSet, StragglerPolicy, TranslatedConfig};
+pub use castnet_wire::{LossPolicy, StragglerPolicy};
+pub use config::{EndpointConfig, EndpointKind, RankSet, TranslatedConfig};
 pub use congestion::{CNP_INTERVAL, CNP_WINDOW};
 pub use contribution::Nexts;
 pub use machine::Translated;

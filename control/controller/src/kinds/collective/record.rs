@@ -32,7 +32,9 @@ pub(crate) struct Settings {
     /// Packets of a full message, at most the window.
     pub(crate) message_packets: u16,
     pub(crate) reproducible: bool,
+    #[serde(with = "text::display")]
     pub(crate) loss_policy: LossPolicy,
+    #[serde(with = "text::display")]
     pub(crate) straggler_policy: StragglerPolicy,
     pub(crate) ack_timeout_us: u32,
     pub(crate) stall_timeout_ms: u32,

@@ -1,9 +1,7 @@
 //! A compiled collective group, with all its memory.
 
 use castnet_collective::path::WORDS_MAX;
-use castnet_collective::translated::{
-    EndpointConfig, EndpointKind, LossPolicy, StragglerPolicy, TranslatedConfig, TranslatedStatus,
-};
+use castnet_collective::translated::{EndpointConfig, EndpointKind, TranslatedConfig, TranslatedStatus};
 use castnet_collective::{EndpointId, EndpointSet, Translated};
 use castnet_reduce::{Checksum, Kernel, prefetch};
 use castnet_rules::{GroupRule, NextHop, RankPart, TranslatedRule};
@@ -127,15 +125,8 @@ impl<const W: usize> CollectiveContext<W> {
             reproducible: kind.reproducible,
             // A barrier needs one packet, so there can be as many collectives as slots.
             collectives_max: kind.slots,
-            loss: match kind.loss_policy {
-                castnet_rules::LossPolicy::Repair => LossPolicy::Repair,
-                castnet_rules::LossPolicy::Reflect => LossPolicy::Reflect,
-            },
-            straggler: match kind.straggler_policy {
-                castnet_rules::StragglerPolicy::KeepAlive => StragglerPolicy::KeepAlive,
-                castnet_rules::StragglerPolicy::Rnr => StragglerPolicy::Rnr,
-                castnet_rules::StragglerPolicy::None => StragglerPolicy::None,
-            },
+            loss: kind.loss_policy,
+            straggler: kind.straggler_policy,
             tick: Nanos(u64::from(kind.ack_timeout_us) * 1_000 / TICKS),
             stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
         });
