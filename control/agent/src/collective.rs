@@ -1,14 +1,12 @@
-//! State and events of collective groups as messages.
-
-use std::collections::BTreeSet;
+//! State of collective groups as messages, and facts of their events.
 
 use castnet_proto::convert::{disagreement_to_proto, port_to_proto};
 use castnet_proto::v1;
 use castnet_rules::{Endpoint, GroupRule};
-use castnet_wire::{Call, Control, McstId, Nanos, Pmtu, PortId, Psn, Verdict};
+use castnet_wire::{Call, Control, Pmtu, Verdict};
 use castnet_worker::engine::{
-    CollectiveCounters, CollectiveGroupStatus, EndpointId, EndpointSet, EndpointSnapshot, Refusal, WORDS_MAX,
-    copy_collective_counters, copy_endpoint_counters,
+    CollectiveCounters, CollectiveGroupStatus, EndpointSnapshot, copy_collective_counters,
+    copy_endpoint_counters,
 };
 
 use crate::view::next_hop;
@@ -65,51 +63,12 @@ pub(crate) fn counted(
     }
 }
 
-fn ranks(endpoint: &Endpoint) -> Vec<u32> {
+pub(crate) fn ranks(endpoint: &Endpoint) -> Vec<u32> {
     endpoint.next_hop.ranks().iter().map(|r| u32::from(*r)).collect()
 }
 
-pub(crate) fn stalled(
-    rule: Option<&GroupRule>,
-    (mcst_id, generation): (McstId, u64),
-    waiting_for: EndpointSet<WORDS_MAX>,
-    psn: Psn,
-    patience: Nanos,
-) -> v1::CollectiveStalled {
-    let endpoints = rule.into_iter().flat_map(|rule| &rule.endpoints);
-    let waited = (0..).map_while(EndpointId::new).zip(endpoints);
-    let waited = waited.filter(|(id, _)| waiting_for.contains(*id));
-    let waited: Vec<&Endpoint> = waited.map(|(_, endpoint)| endpoint).collect();
-    let ports: BTreeSet<PortId> = waited.iter().map(|e| e.port).collect();
-    v1::CollectiveStalled {
-        mcst_id: mcst_id.to_string(),
-        group: name(rule),
-        ports: ports.into_iter().map(port_to_proto).collect(),
-        next_hops: waited.iter().map(|e| e.next_hop.name().to_string()).collect(),
-        ranks: waited.iter().flat_map(|e| ranks(e)).collect(),
-        psn: psn.value(),
-        for_ns: patience.0,
-        generation,
-        ..Default::default()
-    }
-}
-
-pub(crate) fn conflict(
-    rule: Option<&GroupRule>,
-    (mcst_id, generation): (McstId, u64),
-    control: &Control,
-) -> v1::CollectiveConflict {
-    v1::CollectiveConflict {
-        mcst_id: mcst_id.to_string(),
-        group: name(rule),
-        generation,
-        disagreement: disagreement_to_proto(control),
-        miscounting_ranks: rule.map(|r| miscounting(control, r.pmtu)).unwrap_or_default(),
-    }
-}
-
 /// The ranks of a conflict whose number of packets does not follow from the path MTU.
-fn miscounting(control: &Control, pmtu: Pmtu) -> Vec<u32> {
+pub(crate) fn miscounting(control: &Control, pmtu: Pmtu) -> Vec<u32> {
     let other = match control.verdict {
         Verdict::Conflict { rank, call } => Some((rank, call)),
         Verdict::Agreed => None,
@@ -120,44 +79,6 @@ fn miscounting(control: &Control, pmtu: Pmtu) -> Vec<u32> {
         .filter(|(_, call)| !counts(call))
         .map(|(rank, _)| rank.into())
         .collect()
-}
-
-pub(crate) fn refused(
-    rule: Option<&GroupRule>,
-    (mcst_id, generation): (McstId, u64),
-    endpoint: u16,
-    sequence: u32,
-    why: Refusal,
-) -> v1::RankRefused {
-    let index = usize::from(endpoint);
-    let endpoint = rule.and_then(|r| r.endpoints.get(index));
-    v1::RankRefused {
-        mcst_id: mcst_id.to_string(),
-        group: name(rule),
-        generation,
-        port: endpoint.map(|e| port_to_proto(e.port)).unwrap_or_default(),
-        next_hop: next_hop(rule, index).into(),
-        rank: endpoint.and_then(|e| ranks(e).first().copied()),
-        sequence,
-        rule: Some(match why {
-            Refusal::NotReproducible => v1::rank_refused::Rule::NotReproducible(true),
-            Refusal::Cut {
-                packet,
-                found,
-                expected,
-            } => v1::rank_refused::Rule::Cut(v1::MiscutPacket {
-                packet,
-                opcode: found.opcode.to_string(),
-                payload_bytes: found.payload.into(),
-                expected_opcode: expected.opcode.to_string(),
-                expected_payload_bytes: expected.payload.into(),
-            }),
-        }),
-    }
-}
-
-fn name(rule: Option<&GroupRule>) -> String {
-    rule.map(|r| r.name.clone()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,14 +1,16 @@
 //! Events of the dataplane as messages, for any number of clients.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use castnet_proto::convert::port_to_proto;
+use castnet_proto::convert::{disagreement_to_proto, port_to_proto};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_event::Event;
-use castnet_rules::GroupRule;
-use castnet_wire::{McstId, Nanos};
-use castnet_worker::engine::{ContextStatus, EventKind};
+use castnet_proto::v1::rank_refused::Rule;
+use castnet_rules::{Endpoint, GroupRule};
+use castnet_wire::{McstId, Nanos, PortId};
+use castnet_worker::engine::{ContextStatus, EndpointId, EventKind, Refusal};
 use castnet_worker::{Dataplane, EventStream, MoveCause, SwitchEvent, SwitchEventKind};
 use crossbeam::channel::RecvTimeoutError;
 use tokio::sync::broadcast;
@@ -20,31 +22,24 @@ const EVENTS_MAX: usize = 1024;
 /// How often the pump checks whether agent and dataplane still exist.
 const LOOK: Duration = Duration::from_millis(100);
 
-#[derive(Debug)]
-pub(crate) struct Events(Arc<broadcast::Sender<v1::AgentEvent>>);
+pub(crate) type Events = broadcast::Sender<v1::AgentEvent>;
 
-impl Events {
-    /// Starts the thread that receives events of the dataplane. It ends with the dataplane or with the agent.
-    pub(crate) fn pump(dataplane: &Arc<Dataplane>) -> Self {
-        let all = Arc::new(broadcast::Sender::new(EVENTS_MAX));
-        let (stream, weak, to) = (
-            dataplane.events(),
-            Arc::downgrade(dataplane),
-            Arc::downgrade(&all),
-        );
-        let thread = std::thread::Builder::new().name("castnet-events".into());
-        if let Err(error) = thread.spawn(move || pump(&stream, &weak, &to)) {
-            tracing::error!(%error, "no thread for events: none will be reported");
-        }
-        Self(all)
+/// Starts the thread that receives events of the dataplane. It ends with the dataplane or with the agent.
+pub(crate) fn start(dataplane: &Arc<Dataplane>) -> Arc<Events> {
+    let all = Arc::new(Events::new(EVENTS_MAX));
+    let (stream, weak, to) = (
+        dataplane.events(),
+        Arc::downgrade(dataplane),
+        Arc::downgrade(&all),
+    );
+    let thread = std::thread::Builder::new().name("castnet-events".into());
+    if let Err(error) = thread.spawn(move || pump(&stream, &weak, &to)) {
+        tracing::error!(%error, "no thread for events: none will be reported");
     }
-
-    pub(crate) fn subscribe(&self) -> broadcast::Receiver<v1::AgentEvent> {
-        self.0.subscribe()
-    }
+    all
 }
 
-fn pump(stream: &EventStream, dataplane: &Weak<Dataplane>, to: &Weak<broadcast::Sender<v1::AgentEvent>>) {
+fn pump(stream: &EventStream, dataplane: &Weak<Dataplane>, to: &Weak<Events>) {
     let mut lost = 0;
     loop {
         let event = stream.recv_timeout(LOOK);
@@ -190,9 +185,23 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             psn,
             since,
         } => {
-            let (of, patience) = ((mcst_id, generation), at.since(since));
-            let rule = rule_of(of);
-            Event::CollectiveStalled(collective::stalled(rule.as_ref(), of, waiting_for, psn, patience))
+            let rule = rule_of((mcst_id, generation));
+            let endpoints = rule.iter().flat_map(|rule| &rule.endpoints);
+            let waited = (0..).map_while(EndpointId::new).zip(endpoints);
+            let waited = waited.filter(|(id, _)| waiting_for.contains(*id));
+            let waited: Vec<&Endpoint> = waited.map(|(_, endpoint)| endpoint).collect();
+            let ports: BTreeSet<PortId> = waited.iter().map(|e| e.port).collect();
+            Event::CollectiveStalled(v1::CollectiveStalled {
+                mcst_id: mcst_id.to_string(),
+                group: rule.as_ref().map(|r| r.name.clone()).unwrap_or_default(),
+                ports: ports.into_iter().map(port_to_proto).collect(),
+                next_hops: waited.iter().map(|e| e.next_hop.name().to_string()).collect(),
+                ranks: waited.iter().flat_map(|e| collective::ranks(e)).collect(),
+                psn: psn.value(),
+                for_ns: at.since(since).0,
+                generation,
+                ..Default::default()
+            })
         }
         EventKind::RankRefused {
             mcst_id,
@@ -201,17 +210,48 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             sequence,
             why,
         } => {
-            let of = (mcst_id, generation);
-            let rule = rule_of(of);
-            Event::RankRefused(collective::refused(rule.as_ref(), of, endpoint, sequence, why))
+            let rule = rule_of((mcst_id, generation));
+            let endpoint = rule.as_ref().and_then(|r| r.endpoints.get(usize::from(endpoint)));
+            Event::RankRefused(v1::RankRefused {
+                mcst_id: mcst_id.to_string(),
+                port: endpoint.map(|e| port_to_proto(e.port)).unwrap_or_default(),
+                next_hop: endpoint
+                    .map(|e| e.next_hop.name().to_string())
+                    .unwrap_or_default(),
+                rank: endpoint.and_then(|e| collective::ranks(e).first().copied()),
+                group: rule.map(|r| r.name).unwrap_or_default(),
+                generation,
+                sequence,
+                rule: Some(match why {
+                    Refusal::NotReproducible => Rule::NotReproducible(true),
+                    Refusal::Cut {
+                        packet,
+                        found,
+                        expected,
+                    } => Rule::Cut(v1::MiscutPacket {
+                        packet,
+                        opcode: found.opcode.to_string(),
+                        payload_bytes: found.payload.into(),
+                        expected_opcode: expected.opcode.to_string(),
+                        expected_payload_bytes: expected.payload.into(),
+                    }),
+                }),
+            })
         }
         EventKind::CollectiveConflict {
             mcst_id,
             generation,
             control,
         } => {
-            let of = (mcst_id, generation);
-            Event::CollectiveConflict(collective::conflict(rule_of(of).as_ref(), of, &control))
+            let rule = rule_of((mcst_id, generation));
+            let miscounting = rule.as_ref().map(|r| collective::miscounting(&control, r.pmtu));
+            Event::CollectiveConflict(v1::CollectiveConflict {
+                mcst_id: mcst_id.to_string(),
+                group: rule.map(|r| r.name).unwrap_or_default(),
+                generation,
+                disagreement: disagreement_to_proto(&control),
+                miscounting_ranks: miscounting.unwrap_or_default(),
+            })
         }
         EventKind::NeighbourAppeared(n) | EventKind::NeighbourChanged(n) => neighbour(n, false),
         EventKind::NeighbourGone(n) => neighbour(n, true),

@@ -41,7 +41,7 @@ use crate::install::Owners;
 pub(crate) struct Shared {
     pub(crate) dataplane: Arc<Dataplane>,
     pub(crate) owners: Owners,
-    pub(crate) events: Events,
+    pub(crate) events: Arc<Events>,
     /// Drawn at each start.
     pub(crate) boot_id: u64,
 }
@@ -64,7 +64,7 @@ impl Agent {
     ) -> Result<Self, TransportError> {
         // The seed of the standard library's hash maps is random. 0 means unknown in messages.
         let boot_id = RandomState::new().build_hasher().finish() | 1;
-        let events = Events::pump(&dataplane);
+        let events = events::start(&dataplane);
         let shared = Arc::new(Shared {
             dataplane,
             owners: Owners::default(),
