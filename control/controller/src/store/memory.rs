@@ -5,14 +5,19 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{Batch, Entry, Key, Store, StoreError, StoreFuture, check};
+use super::{Batch, Entry, Key, Store, StoreError, check};
 
 /// Entries in memory. Clones share them, so the store can outlive a controller.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryStore(Arc<Mutex<BTreeMap<Key, Entry>>>);
 
-impl MemoryStore {
-    fn write(&self, batch: Batch) -> Result<(), StoreError> {
+#[tonic::async_trait]
+impl Store for MemoryStore {
+    async fn load(&self) -> Result<BTreeMap<Key, Entry>, StoreError> {
+        Ok(self.0.lock().clone())
+    }
+
+    async fn commit(&self, batch: Batch) -> Result<(), StoreError> {
         let mut entries = self.0.lock();
         for (key, write) in &batch {
             let found = entries.get(key).map_or(0, |e| e.version);
@@ -26,19 +31,8 @@ impl MemoryStore {
         }
         Ok(())
     }
-}
 
-impl Store for MemoryStore {
-    fn load(&self) -> StoreFuture<'_, BTreeMap<Key, Entry>> {
-        let entries = self.0.lock().clone();
-        Box::pin(async move { Ok(entries) })
-    }
-
-    fn commit(&self, batch: Batch) -> StoreFuture<'_, ()> {
-        Box::pin(async move { self.write(batch) })
-    }
-
-    fn close(&self) -> StoreFuture<'_, ()> {
-        Box::pin(async { Ok(()) })
+    async fn close(&self) -> Result<(), StoreError> {
+        Ok(())
     }
 }

@@ -5,8 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -84,29 +82,27 @@ pub struct Entry {
     pub value: Vec<u8>,
 }
 
-/// Result of a store's methods.
-pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
-
 /// A store of desired state.
+#[tonic::async_trait]
 pub trait Store: fmt::Debug + Send + Sync {
     /// Reads all entries.
     ///
     /// # Errors
     /// The store fails, or its layout is not known.
-    fn load(&self) -> StoreFuture<'_, BTreeMap<Key, Entry>>;
+    async fn load(&self) -> Result<BTreeMap<Key, Entry>, StoreError>;
 
     /// Performs all writes or none; returns when they would survive a crash. One call at a time. If the call is
     /// dropped, the writes may have been performed or not.
     ///
     /// # Errors
     /// The store fails, or an entry has another version than expected; then nothing is written.
-    fn commit(&self, batch: Batch) -> StoreFuture<'_, ()>;
+    async fn commit(&self, batch: Batch) -> Result<(), StoreError>;
 
     /// Releases the store for another controller. Later calls fail.
     ///
     /// # Errors
     /// For the log only.
-    fn close(&self) -> StoreFuture<'_, ()>;
+    async fn close(&self) -> Result<(), StoreError>;
 }
 
 /// Why a store fails.

@@ -10,10 +10,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 
-use super::{
-    Batch, Entry, Key, STORE_VERSION, Store, StoreError, StoreFuture, Table, Version, Write, check, encode,
-    v1,
-};
+use super::{Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Version, Write, check, encode, v1};
 
 type Bytes = TableDefinition<'static, &'static str, &'static [u8]>;
 const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
@@ -48,48 +45,42 @@ impl RedbStore {
             path: path.into(),
             database: Mutex::new(None),
         };
-        let database = Database::create(path).map_err(|e| file.failed(None, e))?;
+        let database = file.attempt(None, || Ok(Database::create(path)?))?;
         file.prepare(&database)?;
         *file.database.lock() = Some(database);
         Ok(Self(Arc::new(file)))
     }
 
-    fn blocking<T: Send + 'static>(
+    async fn blocking<T: Send + 'static>(
         &self,
         act: impl FnOnce(&File, &Database) -> Result<T, StoreError> + Send + 'static,
-    ) -> StoreFuture<'_, T> {
-        let file = self.0.clone();
-        Box::pin(async move {
-            let store = file.name();
-            let done = tokio::task::spawn_blocking(move || {
-                let database = file.database.lock();
-                let database = database
-                    .as_ref()
-                    .ok_or_else(|| StoreError::Closed { store: file.name() })?;
-                act(&file, database)
-            });
-            // The thread ends early only with the whole runtime.
-            done.await.unwrap_or(Err(StoreError::Closed { store }))
-        })
+    ) -> Result<T, StoreError> {
+        let (file, store) = (self.0.clone(), self.0.name());
+        let done = tokio::task::spawn_blocking(move || match &*file.database.lock() {
+            Some(database) => act(&file, database),
+            None => Err(StoreError::Closed { store: file.name() }),
+        });
+        // The thread ends early only with the whole runtime.
+        done.await.unwrap_or(Err(StoreError::Closed { store }))
     }
 }
 
+#[tonic::async_trait]
 impl Store for RedbStore {
-    fn load(&self) -> StoreFuture<'_, BTreeMap<Key, Entry>> {
-        self.blocking(|file, database| file.read(database))
+    async fn load(&self) -> Result<BTreeMap<Key, Entry>, StoreError> {
+        self.blocking(File::read).await
     }
 
-    fn commit(&self, batch: Batch) -> StoreFuture<'_, ()> {
+    async fn commit(&self, batch: Batch) -> Result<(), StoreError> {
         self.blocking(move |file, database| file.commit(database, &batch))
+            .await
     }
 
-    fn close(&self) -> StoreFuture<'_, ()> {
+    async fn close(&self) -> Result<(), StoreError> {
         let file = self.0.clone();
-        Box::pin(async move {
-            // Closed in either case: the thread ends early only with the runtime.
-            let _ = tokio::task::spawn_blocking(move || drop(file.database.lock().take())).await;
-            Ok(())
-        })
+        // Closed in either case: the thread ends early only with the runtime.
+        let _ = tokio::task::spawn_blocking(move || drop(file.database.lock().take())).await;
+        Ok(())
     }
 }
 
@@ -98,38 +89,29 @@ impl File {
         self.path.display().to_string()
     }
 
-    fn failed(&self, entry: Option<&Key>, error: impl Into<redb::Error>) -> StoreError {
-        StoreError::Failed {
+    /// The result of `act`; an error gets the names of the store and of the entry.
+    fn attempt<T>(
+        &self,
+        entry: Option<&Key>,
+        act: impl FnOnce() -> Result<T, redb::Error>,
+    ) -> Result<T, StoreError> {
+        act().map_err(|error| StoreError::Failed {
             store: self.name(),
             entry: entry.cloned(),
-            error: Box::new(error.into()),
-        }
-    }
-
-    fn unreadable(&self, table: Table, name: &str, error: serde_json::Error) -> StoreError {
-        StoreError::Entry {
-            store: self.name(),
-            entry: Key {
-                table,
-                name: name.into(),
-            },
-            error,
-        }
+            error: Box::new(error),
+        })
     }
 
     /// Creates missing tables and converts an older layout, in one transaction.
     fn prepare(&self, database: &Database) -> Result<(), StoreError> {
-        let fail = |e: redb::Error| self.failed(None, e);
-        let transaction = database.begin_write().map_err(|e| fail(e.into()))?;
-        let version = || {
+        let (transaction, version) = self.attempt(None, || {
+            let transaction = database.begin_write()?;
             for each in Table::ALL {
                 transaction.open_table(table(each))?;
             }
-            let meta = transaction.open_table(META)?;
-            let version = meta.get("version")?.map(|v| v.value().to_string());
-            Ok(version)
-        };
-        let version = version().map_err(fail)?;
+            let version = text(&transaction, "version")?;
+            Ok((transaction, version))
+        })?;
         match version.as_deref().map(str::parse::<u64>) {
             Some(Ok(STORE_VERSION)) => return Ok(()),
             Some(Ok(1)) => self.migrate(&transaction)?,
@@ -141,47 +123,49 @@ impl File {
             }
             None => {}
         }
-        let finish = || {
+        self.attempt(None, || {
             let mut meta = transaction.open_table(META)?;
             meta.insert("version", STORE_VERSION.to_string().as_str())?;
             meta.remove("owner")?;
             drop(meta);
             Ok(transaction.commit()?)
-        };
-        finish().map_err(fail)
+        })
     }
 
     /// From layout 1: groups of both kinds become records of one table, and all entries get a version.
     fn migrate(&self, transaction: &WriteTransaction) -> Result<(), StoreError> {
-        let fail = |e: redb::Error| self.failed(None, e);
         let read = |table: Bytes| {
-            let table = transaction.open_table(table)?;
-            let entries = table.iter()?.map(|entry| {
-                let (name, bytes) = entry?;
-                Ok((name.value().to_string(), bytes.value().to_vec()))
-            });
-            entries.collect::<Result<Vec<(String, Vec<u8>)>, redb::Error>>()
+            self.attempt(None, || {
+                let table = transaction.open_table(table)?;
+                let entries = table.iter()?.map(|entry| {
+                    let (name, bytes) = entry?;
+                    Ok((name.value().to_string(), bytes.value().to_vec()))
+                });
+                entries.collect::<Result<Vec<(String, Vec<u8>)>, redb::Error>>()
+            })
         };
         let mut all: Vec<(Table, String, Vec<u8>)> = Vec::new();
         for (of, kind) in [(table(Table::Groups), "Multicast"), (COLLECTIVES, "Collective")] {
-            for (name, bytes) in read(of).map_err(fail)? {
-                let record =
-                    v1::record(kind, &bytes).map_err(|e| self.unreadable(Table::Groups, &name, e))?;
-                all.push((Table::Groups, name, encode(&record)));
+            for (name, bytes) in read(of)? {
+                let table = Table::Groups;
+                let record = v1::record(kind, &bytes).map_err(|error| StoreError::Entry {
+                    store: self.name(),
+                    entry: Key {
+                        table,
+                        name: name.clone(),
+                    },
+                    error,
+                })?;
+                all.push((table, name, encode(&record)));
             }
         }
-        for (name, bytes) in read(table(Table::Hosts)).map_err(fail)? {
+        for (name, bytes) in read(table(Table::Hosts))? {
             all.push((Table::Hosts, name, bytes));
         }
-        let owner = || {
-            let meta = transaction.open_table(META)?;
-            let owner = meta.get("owner")?.map(|v| v.value().to_string());
-            Ok(owner)
-        };
-        if let Some(owner) = owner().map_err(fail)? {
-            all.push((Table::Meta, "owner".into(), encode(&owner)));
-        }
-        let write = || {
+        self.attempt(None, || {
+            if let Some(owner) = text(transaction, "owner")? {
+                all.push((Table::Meta, "owner".into(), encode(&owner)));
+            }
             for (of, name, value) in &all {
                 let bytes = with_version(1, value);
                 transaction
@@ -190,12 +174,11 @@ impl File {
             }
             transaction.delete_table(COLLECTIVES)?;
             Ok(())
-        };
-        write().map_err(fail)
+        })
     }
 
     fn read(&self, database: &Database) -> Result<BTreeMap<Key, Entry>, StoreError> {
-        let read = || {
+        self.attempt(None, || {
             let transaction = database.begin_read()?;
             let mut all = BTreeMap::new();
             for of in Table::ALL {
@@ -206,46 +189,46 @@ impl File {
                         name: name.value().into(),
                     };
                     let (version, value) = parts(bytes.value());
-                    all.insert(
-                        key,
-                        Entry {
-                            version,
-                            value: value.into(),
-                        },
-                    );
+                    let value = value.into();
+                    all.insert(key, Entry { version, value });
                 }
             }
             Ok(all)
-        };
-        read().map_err(|e: redb::Error| self.failed(None, e))
+        })
     }
 
     fn commit(&self, database: &Database, batch: &Batch) -> Result<(), StoreError> {
-        let transaction = database.begin_write().map_err(|e| self.failed(None, e))?;
+        let transaction = self.attempt(None, || Ok(database.begin_write()?))?;
         for (key, write) in batch {
             // Dropped without a commit, the transaction changes nothing.
             self.write(&transaction, key, write)?;
         }
-        transaction.commit().map_err(|e| self.failed(None, e))
+        self.attempt(None, || Ok(transaction.commit()?))
     }
 
     fn write(&self, transaction: &WriteTransaction, key: &Key, write: &Write) -> Result<(), StoreError> {
-        let fail = |e: redb::Error| self.failed(Some(key), e);
         let name = key.name.as_str();
-        let mut entries = transaction
-            .open_table(table(key.table))
-            .map_err(|e| fail(e.into()))?;
-        let found = entries
-            .get(name)
-            .map_err(|e| fail(e.into()))?
-            .map_or(0, |bytes| parts(bytes.value()).0);
+        let (mut entries, found) = self.attempt(Some(key), || {
+            let entries = transaction.open_table(table(key.table))?;
+            let found = entries.get(name)?.map_or(0, |bytes| parts(bytes.value()).0);
+            Ok((entries, found))
+        })?;
         check(&self.name(), key, write.was, found)?;
-        let changed = match &write.entry {
-            Some(entry) => entries.insert(name, with_version(entry.version, &entry.value).as_slice()),
-            None => entries.remove(name),
-        };
-        changed.map(drop).map_err(|e| fail(e.into()))
+        self.attempt(Some(key), || {
+            match &write.entry {
+                Some(entry) => entries.insert(name, with_version(entry.version, &entry.value).as_slice())?,
+                None => entries.remove(name)?,
+            };
+            Ok(())
+        })
     }
+}
+
+/// A value of table `meta`.
+fn text(transaction: &WriteTransaction, key: &str) -> Result<Option<String>, redb::Error> {
+    let meta = transaction.open_table(META)?;
+    let value = meta.get(key)?.map(|value| value.value().to_string());
+    Ok(value)
 }
 
 fn with_version(version: Version, value: &[u8]) -> Vec<u8> {

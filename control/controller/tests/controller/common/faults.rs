@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use castnet_controller::store::{Batch, Entry, Key, Store, StoreError, StoreFuture};
+use castnet_controller::store::{Batch, Entry, Key, Store, StoreError};
 use tokio::sync::{Semaphore, mpsc};
 
 /// What happens to the next batches.
@@ -57,12 +57,13 @@ impl FaultyStore {
     }
 }
 
+#[tonic::async_trait]
 impl Store for FaultyStore {
-    fn load(&self) -> StoreFuture<'_, BTreeMap<Key, Entry>> {
-        self.inner.load()
+    async fn load(&self) -> Result<BTreeMap<Key, Entry>, StoreError> {
+        self.inner.load().await
     }
 
-    fn commit(&self, batch: Batch) -> StoreFuture<'_, ()> {
+    async fn commit(&self, batch: Batch) -> Result<(), StoreError> {
         let (fails, pauses, gate) = {
             let faults = &mut *self.faults.lock();
             faults.commits += 1;
@@ -74,27 +75,25 @@ impl Store for FaultyStore {
             }
             (fails, pauses, faults.gate.clone())
         };
-        Box::pin(async move {
-            if let Some((gate, waits)) = gate {
-                let _ = waits.send(());
-                gate.acquire().await.unwrap().forget();
-            }
-            for _ in 0..pauses {
-                tokio::task::yield_now().await;
-            }
-            if fails {
-                return Err(StoreError::Failed {
-                    store: "(faulty)".into(),
-                    entry: batch.into_keys().next(),
-                    error: "no space left on device".into(),
-                });
-            }
-            self.inner.commit(batch).await
-        })
+        if let Some((gate, waits)) = gate {
+            let _ = waits.send(());
+            gate.acquire().await.unwrap().forget();
+        }
+        for _ in 0..pauses {
+            tokio::task::yield_now().await;
+        }
+        if fails {
+            return Err(StoreError::Failed {
+                store: "(faulty)".into(),
+                entry: batch.into_keys().next(),
+                error: "no space left on device".into(),
+            });
+        }
+        self.inner.commit(batch).await
     }
 
-    fn close(&self) -> StoreFuture<'_, ()> {
-        self.inner.close()
+    async fn close(&self) -> Result<(), StoreError> {
+        self.inner.close().await
     }
 }
 
