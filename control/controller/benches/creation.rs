@@ -3,25 +3,19 @@
 //!
 //! `cargo bench -p castnet-controller --bench creation [-- GROUPS]`
 
-use std::convert::Infallible;
-use std::future::{Pending, pending};
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use castnet_controller::store::Store;
 use castnet_controller::store::memory::MemoryStore;
 use castnet_controller::store::redb::RedbStore;
 use castnet_controller::{Config, Controller, SwitchConfig, Timeouts};
-use castnet_proto::transport::{Address, Security, connect, serve};
+use castnet_proto::transport::{Address, Security, connect};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_client::ControllerClient;
 use castnet_topology::Topology;
 use castnet_wire::MacAddr;
-use tonic::body::Body;
-use tonic::codegen::{Service, http};
-use tonic::server::NamedService;
-use tonic::service::Routes;
 use tonic::transport::Channel;
 
 /// Requests under way at one time.
@@ -32,28 +26,6 @@ const BLOCK: u64 = 200;
 const BLOCKS: usize = 5;
 
 type Client = ControllerClient<Channel>;
-
-/// An agent that never answers.
-#[derive(Clone)]
-struct Silent;
-
-impl Service<http::Request<Body>> for Silent {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = Pending<Result<Self::Response, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: http::Request<Body>) -> Self::Future {
-        pending()
-    }
-}
-
-impl NamedService for Silent {
-    const NAME: &'static str = castnet_proto::v1::agent_server::SERVICE_NAME;
-}
 
 fn request(topology: &Topology, n: u64) -> Option<v1::CreateGroupRequest> {
     let host = topology.host("h0")?;
@@ -107,8 +79,7 @@ async fn measure(what: &str, store: Arc<dyn Store>, groups: u64) -> Result<(), B
     // The agents never answer, so the switches count as not yet tried, and groups are planned over them.
     let mut silent = Vec::new();
     for switch in topology.switches() {
-        let address = Address::Unix(folder.path().join(&switch.name));
-        silent.push(serve(&address, &Security::default(), Routes::new(Silent)).await?);
+        silent.push(UnixListener::bind(folder.path().join(&switch.name))?);
     }
     let switches = topology.switches().map(|s| agent(&s.name)).collect();
     let timeouts = Timeouts {

@@ -253,10 +253,8 @@ impl Checkpoints {
     }
 
     pub(crate) async fn pass(&self, checkpoint: Checkpoint) {
-        if self
-            .0
-            .as_ref()
-            .is_some_and(|stand_still| stand_still(&checkpoint))
+        if let Some(stand_still) = &self.0
+            && stand_still(&checkpoint)
         {
             std::future::pending::<()>().await;
         }
@@ -265,11 +263,7 @@ impl Checkpoints {
 
 impl fmt::Debug for Checkpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.is_some() {
-            "Checkpoints(asked)"
-        } else {
-            "Checkpoints(none)"
-        })
+        f.debug_tuple("Checkpoints").field(&self.0.is_some()).finish()
     }
 }
 

@@ -123,6 +123,42 @@ impl Core {
     }
 }
 
+/// The locked state. Its methods make all changes.
+pub(crate) struct Locked<'s> {
+    pub(crate) shared: &'s Arc<Shared>,
+    core: MutexGuard<'s, Core>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        &mut self.core
+    }
+}
+
+impl Locked<'_> {
+    /// Sends an event to all subscribers, once the changes staged so far are on disk.
+    pub(crate) fn publish(&mut self, event: v1::controller_event::Event) {
+        let at_unix_ns = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |d| d.as_nanos() as u64);
+        let event = v1::ControllerEvent {
+            at_unix_ns,
+            event: Some(event),
+        };
+        if let Some(event) = self.journal.hold_back(event) {
+            self.shared.release(event);
+        }
+    }
+}
+
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) owner: String,
@@ -158,8 +194,9 @@ impl Shared {
         }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
-        self.core.lock()
+    pub(crate) fn lock(self: &Arc<Self>) -> Locked<'_> {
+        let core = self.core.lock();
+        Locked { shared: self, core }
     }
 
     /// Runs `task` until the controller stops, then drops it, as if the process had been killed.
@@ -187,21 +224,7 @@ impl Shared {
     /// Like [`Shared::stop`], without waiting.
     pub(crate) fn stop_now(&self) {
         self.stop.cancel();
-        self.lock().journal.close();
-    }
-
-    /// Sends an event to all subscribers, once the changes staged so far are on disk.
-    pub(crate) fn publish(&self, core: &mut Core, event: v1::controller_event::Event) {
-        let at_unix_ns = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |d| d.as_nanos() as u64);
-        let event = v1::ControllerEvent {
-            at_unix_ns,
-            event: Some(event),
-        };
-        if let Some(event) = core.journal.hold_back(event) {
-            self.release(event);
-        }
+        self.core.lock().journal.close();
     }
 
     pub(crate) fn release(&self, event: v1::ControllerEvent) {
@@ -211,7 +234,7 @@ impl Shared {
 
     /// Waits until all changes so far are on disk.
     pub(crate) async fn durable(&self) -> Result<(), Refusal> {
-        let ticket = self.lock().journal.ticket();
+        let ticket = self.core.lock().journal.ticket();
         ticket.durable().await
     }
 
@@ -220,7 +243,7 @@ impl Shared {
     pub(crate) async fn read<T>(&self, mut read: impl FnMut(&Core) -> T) -> Result<T, Refusal> {
         loop {
             let (found, ticket): (T, Ticket) = {
-                let core = self.lock();
+                let core = self.core.lock();
                 (read(&core), core.journal.ticket())
             };
             match ticket.durable().await {
@@ -241,7 +264,7 @@ impl Shared {
         loop {
             changed.mark_unchanged();
             let found = {
-                let core = self.lock();
+                let core = self.core.lock();
                 look(&core).map(|found| (found, core.journal.ticket()))
             };
             match found {
@@ -280,23 +303,22 @@ impl Shared {
         self: &Arc<Self>,
         name: &str,
         pause: Duration,
-        act: impl FnOnce(&Arc<Self>, &mut Core, &str) + Send + 'static,
+        act: impl FnOnce(&mut Locked<'_>, &str) + Send + 'static,
     ) {
         let name = name.to_owned();
-        self.after(pause, move |shared, core| act(shared, core, &name));
+        self.after(pause, move |core| act(core, &name));
     }
 
     /// Runs `act` after a pause, if the controller still runs.
     pub(crate) fn after(
         self: &Arc<Self>,
         pause: Duration,
-        act: impl FnOnce(&Arc<Self>, &mut Core) + Send + 'static,
+        act: impl FnOnce(&mut Locked<'_>) + Send + 'static,
     ) {
         let shared = self.clone();
         self.spawn(async move {
             tokio::time::sleep(pause).await;
-            let mut core = shared.lock();
-            act(&shared, &mut core);
+            act(&mut shared.lock());
         });
     }
 }

@@ -5,11 +5,10 @@
 
 use std::sync::Arc;
 
-use castnet_wire::McstId;
 use tokio::time::{Instant, timeout_at};
 
 use crate::config::Checkpoint;
-use crate::core::{Core, Shared};
+use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
 use crate::fabric::Reach;
 use crate::lifecycle::{After, Cause, Event, Failure, Phase};
@@ -74,9 +73,9 @@ async fn install(shared: &Arc<Shared>, record: Record) {
     pass(Checkpoint::Planned).await;
     // A switch that restarts meanwhile gets its rule again. The limit is for one that restarts all the time.
     let mut calls_left = CALLS_PER_SWITCH_MAX * plan.rules.len();
-    while let Some((switch, mcst_ids)) = next_switch(shared, name, generation, &plan) {
+    while let Some(switch) = next_switch(shared, name, generation, &plan) {
         let done = match shared.links.get(&switch) {
-            Some(link) if calls_left > 0 => link.sync(shared, name, &mcst_ids).await,
+            Some(link) if calls_left > 0 => link.sync(shared, name).await,
             Some(_) => Err(SwitchError::Unreachable("it was lost again and again".into())),
             None => Err(SwitchError::Unreachable("no agent is configured for it".into())),
         };
@@ -90,38 +89,34 @@ async fn install(shared: &Arc<Shared>, record: Record) {
     pass(Checkpoint::AllInstalled).await;
     let mut core = shared.lock();
     // If a switch was lost since, the next iteration installs its rule again.
-    let complete = core.groups.get(name).is_some_and(Entry::is_confirmed);
-    if complete && is_installing(&core, name, generation) {
-        shared.try_step(&mut core, name, Event::Confirmed, None);
+    if installing(&core, name, generation).is_some_and(Entry::is_confirmed) {
+        core.try_step(name, Event::Confirmed, None);
     }
 }
 
-/// The next switch that has not confirmed, with the addresses of rules that it may have; `None`: all have confirmed, or
-/// the installation is cancelled.
-fn next_switch(shared: &Shared, name: &str, generation: u64, plan: &Plan) -> Option<(String, Vec<McstId>)> {
+/// The next switch that has not confirmed; `None`: all have confirmed, or the installation is cancelled.
+fn next_switch(shared: &Arc<Shared>, name: &str, generation: u64, plan: &Plan) -> Option<String> {
     let core = shared.lock();
-    let entry = core
-        .groups
-        .get(name)
-        .filter(|_| is_installing(&core, name, generation))?;
+    let entry = installing(&core, name, generation)?;
     let switch = plan.leaves_first().find(|s| !entry.confirmed.contains(*s))?;
-    Some((switch.into(), entry.record().mcst_ids_left_on(switch)))
+    Some(switch.into())
 }
 
-fn is_installing(core: &Core, name: &str, generation: u64) -> bool {
-    core.groups
-        .get(name)
-        .is_some_and(|e| e.record().generation == generation && e.record().phase == Phase::Installing)
+/// The group, while this installation is not cancelled.
+fn installing<'c>(core: &'c Core, name: &str, generation: u64) -> Option<&'c Entry> {
+    let entry = core.groups.get(name)?;
+    let present = (entry.record().generation, entry.record().phase);
+    (present == (generation, Phase::Installing)).then_some(entry)
 }
 
-fn confirm(shared: &Shared, name: &str, generation: u64, switch: &str) {
+fn confirm(shared: &Arc<Shared>, name: &str, generation: u64, switch: &str) {
     let mut core = shared.lock();
-    if is_installing(&core, name, generation)
+    if installing(&core, name, generation).is_some()
         && let Some(entry) = core.groups.get_mut(name)
     {
         entry.problems.remove(switch);
         entry.confirmed.insert(switch.into());
-        shared.notify(&mut core, name);
+        core.notify(name);
     }
 }
 
@@ -135,39 +130,35 @@ fn turned_down(
 ) {
     let failure = error.failure(switch);
     let mut core = shared.lock();
-    if !is_installing(&core, name, generation) {
+    let Some(record) = installing(&core, name, generation).map(|e| e.record().clone()) else {
         return;
+    };
+    let mut elsewhere = Err(failure.clone());
+    // A group that outlives its switches stays where it is.
+    if !record.kind.behaviour().outlives_switches()
+        && let Some(entry) = core.groups.get_mut(name)
+        && let Some(rule) = plan.rules.get(switch)
+        && entry.detours.note(switch, rule, error.is_of_memory(), &failure)
+    {
+        let plan = plan_group(&core, &record);
+        elsewhere = plan.map_err(|(NoPlan::NotYet(failure) | NoPlan::Never(failure))| failure);
     }
-    let Some(entry) = core.groups.get_mut(name) else {
-        return;
-    };
-    let record = entry.record().clone();
-    let kind = record.kind.behaviour();
-    let noted = kind.tries_elsewhere()
-        && plan
-            .rules
-            .get(switch)
-            .is_some_and(|rule| entry.detours.note(switch, rule, error.is_of_memory(), &failure));
-    let elsewhere = match noted {
-        true => plan_group(&core, &record).map_err(NoPlan::into_failure),
-        false => Err(failure.clone()),
-    };
     match elsewhere {
         Ok(_) => {
             let reason = failure.reason;
             tracing::warn!(group = name, switch, reason, "placing the group again");
-            shared.try_step(&mut core, name, Event::Elsewhere, None);
+            core.try_step(name, Event::Elsewhere, None);
         }
-        Err(failure) => refuse(shared, &mut core, (name, generation), failure),
+        Err(failure) => refuse(&mut core, (name, generation), failure),
     }
 }
 
-fn refuse(shared: &Arc<Shared>, core: &mut Core, (name, generation): (&str, u64), failure: Failure) {
-    if is_installing(core, name, generation) {
+fn refuse(core: &mut Locked<'_>, (name, generation): (&str, u64), failure: Failure) {
+    if installing(core, name, generation).is_some() {
         let ending = Ending::refused(generation, failure);
         let (field, reason) = (&ending.field, &ending.reason);
         tracing::warn!(group = name, field, reason, "installation refused");
-        shared.try_step(core, name, Event::Refused, Some(ending));
+        core.try_step(name, Event::Refused, Some(ending));
     }
 }
 
@@ -179,19 +170,16 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
         changes.mark_unchanged();
         let failure = {
             let mut core = shared.lock();
-            if !is_installing(&core, name, generation) {
-                return None;
-            }
-            let record = core.groups.get(name)?.record().clone();
-            let laid_out = plan_group(&core, &record).and_then(|plan| place(shared, &mut core, name, plan));
+            let record = installing(&core, name, generation)?.record().clone();
+            let laid_out = plan_group(&core, &record).and_then(|plan| place(&mut core, name, plan));
             match laid_out {
                 Ok(plan) => return Some(plan),
                 Err(NoPlan::Never(failure)) => {
-                    refuse(shared, &mut core, (name, generation), failure);
+                    refuse(&mut core, (name, generation), failure);
                     return None;
                 }
                 Err(NoPlan::NotYet(failure)) => {
-                    shared.note(&mut core, name, failure.reason.clone());
+                    core.note(name, failure.reason.clone());
                     failure
                 }
             }
@@ -200,19 +188,14 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
             let waited = shared.config.timeouts.host;
             let reason = format!("{}; waited {waited:?}", failure.reason);
             let failure = Failure { reason, ..failure };
-            refuse(shared, &mut shared.lock(), (name, generation), failure);
+            refuse(&mut shared.lock(), (name, generation), failure);
             return None;
         }
     }
 }
 
 /// Stores the layout of a group. From then on its switches may have a part of it.
-pub(crate) fn place(
-    shared: &Arc<Shared>,
-    core: &mut Core,
-    name: &str,
-    mut plan: Plan,
-) -> Result<Arc<Plan>, NoPlan> {
+pub(crate) fn place(core: &mut Locked<'_>, name: &str, mut plan: Plan) -> Result<Arc<Plan>, NoPlan> {
     // Its report has the addresses of its ports and its free room.
     let silent = plan
         .tree
@@ -225,15 +208,17 @@ pub(crate) fn place(
             reason: "has not reported yet".into(),
         }));
     }
-    if shared.config.verify_mac {
+    if core.shared.config.verify_mac {
         plan.verify_macs();
     }
-    let record = core.groups.get(name).map(Entry::record);
-    let new = record.map(|record| core.new_mcst_ids(record, &plan));
+    let new = core
+        .groups
+        .get(name)
+        .map(|e| core.new_mcst_ids(e.record(), &plan));
     let new = new.unwrap_or_default();
     core.given_out(&new);
     let plan = Arc::new(plan);
-    shared.try_change(core, name, |r| {
+    core.try_change(name, |r| {
         r.own_mcst_ids.extend(new);
         r.placed.extend(plan.rules.keys().cloned());
         r.plan = Some(plan.clone());
@@ -251,9 +236,15 @@ async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     switches.extend(others);
     switches.retain(|s| record.placed.contains(*s));
     for switch in switches {
-        match off(shared, name, &record.mcst_ids_left_on(switch), switch).await {
+        let done = match shared.links.get(switch) {
+            Some(link) => link.sync(shared, name).await,
+            // It is not in the configuration any more: it cannot be asked.
+            None => Ok(()),
+        };
+        match done {
             Ok(()) => cleared.push(switch),
-            Err(reason) => {
+            Err(error) => {
+                let reason = error.to_string();
                 tracing::warn!(group = name, switch, reason, "cannot be cleaned now");
                 if let Some(entry) = shared.lock().groups.get_mut(name) {
                     entry.problems.insert(switch.clone(), reason);
@@ -264,7 +255,7 @@ async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
         shared.config.checkpoints.pass(checkpoint).await;
     }
     let mut core = shared.lock();
-    shared.try_change(&mut core, name, |r| r.placed.retain(|s| !cleared.contains(&s)));
+    core.try_change(name, |r| r.placed.retain(|s| !cleared.contains(&s)));
     let Some(entry) = core.groups.get(name) else {
         return false;
     };
@@ -272,17 +263,9 @@ async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     // cannot be reached are cleaned later: the next generation replaces this one.
     let must_wait = entry.record().phase == Phase::Removing(After::Gone) && !entry.record().placed.is_empty();
     if must_wait {
-        shared.notify(&mut core, name);
+        core.notify(name);
     } else {
-        shared.try_step(&mut core, name, Event::Cleared, None);
+        core.try_step(name, Event::Cleared, None);
     }
     !must_wait
-}
-
-async fn off(shared: &Shared, name: &str, mcst_ids: &[McstId], switch: &str) -> Result<(), String> {
-    match shared.links.get(switch) {
-        Some(link) => link.sync(shared, name, mcst_ids).await.map_err(|e| e.to_string()),
-        // It is not in the configuration any more: it cannot be asked.
-        None => Ok(()),
-    }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use castnet_proto::v1;
 use tokio::sync::watch;
 
-use crate::core::{Core, EVENTS_MAX, Shared};
+use crate::core::{EVENTS_MAX, Locked};
 use crate::error::Refusal;
 use crate::fabric::HostRecord;
 use crate::record::Record;
@@ -48,7 +48,7 @@ pub(crate) enum Undo {
 }
 
 /// Work to try again after a pause if its changes could not be written and no client waits for them.
-pub(crate) type Retry = Box<dyn FnOnce(&Arc<Shared>, &mut Core) + Send>;
+pub(crate) type Retry = Box<dyn FnOnce(&mut Locked<'_>) + Send>;
 
 pub(crate) enum Value {
     /// Shares its large parts with the group in memory.
@@ -162,7 +162,7 @@ impl Journal {
     }
 
     /// Registers work to try again if what was just staged is taken back.
-    pub(crate) fn retry(&mut self, retry: impl FnOnce(&Arc<Shared>, &mut Core) + Send + 'static) {
+    pub(crate) fn retry(&mut self, retry: impl FnOnce(&mut Locked<'_>) + Send + 'static) {
         if !self.staged.writes.is_empty() {
             self.staged.retries.push(Box::new(retry));
         }

@@ -121,8 +121,8 @@ impl Controller {
         {
             let mut core = shared.lock();
             for name in core.groups.names() {
-                shared.lease_absent(&mut core, &name);
-                shared.drive(&mut core, &name);
+                core.lease_absent(&name);
+                core.drive(&name);
             }
         }
         Ok(Self {

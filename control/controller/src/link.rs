@@ -15,7 +15,8 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use crate::config::SwitchConfig;
-use crate::core::{Core, Shared};
+use crate::core::{Locked, Shared};
+use crate::error::Refusal;
 use crate::fabric::{NeighbourReport, PortReport, Reach, SwitchReport, Who};
 use crate::lifecycle::{Cause, Failure};
 
@@ -84,6 +85,13 @@ impl SwitchError {
     }
 }
 
+/// The desired state cannot be read.
+impl From<Refusal> for SwitchError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Unreachable(refusal.to_string())
+    }
+}
+
 impl From<Status> for SwitchError {
     fn from(status: Status) -> Self {
         match status.code() {
@@ -142,11 +150,8 @@ impl Link {
         let mut pause = first;
         loop {
             let began = Instant::now();
-            let reason = match self.session(&shared).await {
-                Ok(never) => match never {},
-                Err(error) => error.to_string(),
-            };
-            self.lost(&shared, reason).await;
+            let Err(error) = self.session(&shared).await;
+            self.lost(&shared, error.to_string()).await;
             // A connection that lasted was no failed attempt.
             pause = if began.elapsed() > longest {
                 first
@@ -175,18 +180,18 @@ impl Link {
             {
                 let mut core = shared.lock();
                 for group in groups {
-                    shared.unsettled(&mut core, name, group, &reason);
+                    core.unsettled(name, group, &reason);
                 }
             }
             tokio::task::yield_now().await;
         }
-        self.tell(shared, &mut shared.lock());
+        self.tell(&mut shared.lock());
         shared.fabric_changed();
     }
 
-    fn tell(&self, shared: &Shared, core: &mut Core) {
+    fn tell(&self, core: &mut Locked<'_>) {
         let state = crate::view::switch(core, &self.config.name, self.endpoint());
-        shared.publish(core, v1::controller_event::Event::Switch(state));
+        core.publish(v1::controller_event::Event::Switch(state));
     }
 
     async fn session(&self, shared: &Arc<Shared>) -> Result<std::convert::Infallible, SwitchError> {
@@ -215,7 +220,7 @@ impl Link {
             let mut core = shared.lock();
             core.learn(&self.config.name, capabilities, before);
             self.connection.send_replace(Connection::Up(client.clone()));
-            self.tell(shared, &mut core);
+            self.tell(&mut core);
         }
         self.reconcile(shared, &mut client).await?;
         tracing::info!(switch = self.config.name, "switch connected");
@@ -258,19 +263,19 @@ impl Link {
                 };
                 tracing::warn!(?stalled, "path stalled");
                 let event = v1::controller_event::Event::PathStalled(stalled);
-                shared.publish(&mut shared.lock(), event);
+                shared.lock().publish(event);
                 false
             }
             Some(Told::MemberFailed(failed)) => {
-                shared.member_failed(&self.config.name, failed);
+                shared.lock().member_failed(&self.config.name, failed);
                 false
             }
             Some(Told::CollectiveStalled(stalled)) => {
-                shared.waits(&self.config.name, &stalled);
+                shared.lock().waits(&self.config.name, &stalled);
                 false
             }
             Some(Told::CollectiveConflict(conflict)) => {
-                shared.conflict(&self.config.name, &conflict);
+                shared.lock().conflict(&self.config.name, &conflict);
                 false
             }
             Some(Told::RankRefused(refused)) => {
@@ -290,7 +295,7 @@ impl Link {
         }
     }
 
-    fn misses(&self, shared: &Shared, mcst_id: &str) -> bool {
+    fn misses(&self, shared: &Arc<Shared>, mcst_id: &str) -> bool {
         let core = shared.lock();
         let group = mcst_id_from_proto("mcst_id", mcst_id).ok();
         let entry = group.and_then(|id| core.groups.by_mcst_id(id));

@@ -22,14 +22,6 @@ pub(crate) enum NoPlan {
     Never(Failure),
 }
 
-impl NoPlan {
-    pub(crate) fn into_failure(self) -> Failure {
-        match self {
-            Self::NotYet(failure) | Self::Never(failure) => failure,
-        }
-    }
-}
-
 impl Core {
     /// Adds the report of a switch about itself; `before`: our usage there when it was asked. Groups that came or went
     /// meanwhile are taken as counted in the report, so that no room is lost. The switch decides in the end.
@@ -217,7 +209,7 @@ fn locate(core: &Core, record: &Record) -> Result<(), NoPlan> {
                 )
             }
             Place::Unseen => {
-                let end = party.first;
+                let end = party.ends.map(|ends| &ends.endpoint);
                 format!(
                     "host {host:?}{} was not seen yet; looked for its ARP at the ports without LLDP neighbours of {}",
                     end.map(|e| format!(" ({}, {})", e.ip, e.mac)).unwrap_or_default(),

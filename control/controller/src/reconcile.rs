@@ -5,13 +5,7 @@ use std::collections::BTreeMap;
 use castnet_rules::GroupRule;
 use castnet_wire::McstId;
 
-/// A rule that a switch must have.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    pub(crate) rule: GroupRule,
-    pub(crate) has_run: bool,
-}
-
+/// Version of a rule that a switch must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version {
     pub(crate) generation: u64,
@@ -35,13 +29,13 @@ pub(crate) enum Action {
     Remove { mcst_id: McstId, generation: u64 },
 }
 
-impl Wanted {
+impl Version {
     /// The rule as it is installed if it is missing.
-    pub(crate) fn into_rule(self) -> GroupRule {
+    pub(crate) fn rule(self, planned: GroupRule) -> GroupRule {
         match self.has_run {
             // The source is past the planned PSN.
-            true => self.rule.with_multicast(|rule| rule.start_psn = None),
-            false => self.rule,
+            true => planned.with_multicast(|rule| rule.start_psn = None),
+            false => planned,
         }
     }
 }
@@ -183,8 +177,9 @@ mod tests {
     #[test]
     fn a_rule_that_has_run_learns_its_psn() {
         let start_psn = |has_run| {
-            let rule = rule(1, 3);
-            let rule = Wanted { rule, has_run }.into_rule();
+            let generation = 3;
+            let version = Version { generation, has_run };
+            let rule = version.rule(rule(1, generation));
             rule.multicast().and_then(|kind| kind.start_psn)
         };
         assert_eq!((start_psn(true), start_psn(false)), (None, Some(Psn::new(7))));

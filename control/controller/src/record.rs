@@ -11,7 +11,7 @@ use crate::kinds::Kind;
 use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
 use crate::lifecycle::{Cause, Failure, Phase};
-use crate::reconcile::{Version, Wanted};
+use crate::reconcile::Version;
 use castnet_rules::{GroupRule, NextHop};
 
 /// A group: the request, who has joined, its plan, and where its rules may be.
@@ -193,13 +193,12 @@ impl Record {
         rule.filter(|_| self.phase.wants_rules())
     }
 
-    /// The switch's rules for all lanes; empty if no rules belong there.
-    pub fn wanted_on(&self, switch: &str) -> Vec<Wanted> {
-        let Some(rule) = self.wanted_rule(switch) else {
+    /// The switch's rules for all lanes, as they are installed if they are missing; empty if no rules belong there.
+    pub fn wanted_on(&self, switch: &str) -> Vec<GroupRule> {
+        let Some((rule, version)) = self.wanted_rule(switch).zip(self.wanted_version(switch)) else {
             return Vec::new();
         };
         let kind = self.kind.behaviour();
-        let has_run = self.has_run();
         let wanted = |(lane, mcst_id): (u8, McstId)| {
             let mut rule = rule.clone();
             rule.name = lane_name(&self.name, lane, self.lanes());
@@ -214,7 +213,7 @@ impl Record {
                 }
             }
             kind.address_lane(&mut rule, lane);
-            Wanted { rule, has_run }
+            version.rule(rule)
         };
         (0..).zip(self.mcst_ids_on(switch)).map(wanted).collect()
     }
@@ -223,13 +222,8 @@ impl Record {
     pub(crate) fn wanted_version(&self, switch: &str) -> Option<Version> {
         self.wanted_rule(switch).map(|rule| Version {
             generation: rule.generation,
-            has_run: self.has_run(),
+            has_run: self.phase.has_run() && self.kind.behaviour().outlives_switches(),
         })
-    }
-
-    /// See [`Version::has_run`].
-    fn has_run(&self) -> bool {
-        self.phase.has_run() && self.kind.behaviour().outlives_switches()
     }
 
     /// Bytes that the group reserves on a switch while it may have a rule there.

@@ -2,7 +2,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use castnet_proto::convert::{
-    connection_from_proto, exchange_from_proto, name_from_proto, new_collective_from_proto,
+    Invalid, connection_from_proto, exchange_from_proto, name_from_proto, new_collective_from_proto,
     new_group_from_proto, rank_join_from_proto, registration_from_proto,
 };
 use castnet_proto::v1;
@@ -13,9 +13,9 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::core::{Core, Shared};
+use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
-use crate::requests::{Seen, StandingCall, missing};
+use crate::requests::{Seen, StandingCall};
 use crate::table::Entry;
 use crate::view;
 
@@ -51,7 +51,11 @@ impl Service {
     }
 
     /// The result of a change, once it is on disk; a refusal may also depend on state that is not there yet.
-    async fn stored<T>(&self, changed: Result<T, Refusal>) -> Result<T, Refusal> {
+    async fn stored<T>(
+        &self,
+        change: impl FnOnce(&mut Locked<'_>) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let changed = change(&mut self.shared.lock());
         self.shared.durable().await?;
         changed
     }
@@ -101,13 +105,13 @@ impl Controller for Service {
     ) -> Answer<v1::CreateGroupResponse> {
         let group = new_group_from_proto(request.get_ref())?;
         let name = group.name.clone();
-        let complete = self.stored(self.shared.create(group)).await?;
+        let complete = self.stored(|core| core.create(group)).await?;
         let failure = match self.shared.created(&name, complete).await? {
             Ok(group) => return Ok(Response::new(v1::CreateGroupResponse { group: Some(group) })),
             Err(failure) => failure,
         };
         // All members were given, but the group cannot be installed: nothing of it stays.
-        let changed = self.stored(self.shared.destroy(&name)).await?;
+        let changed = self.stored(|core| core.destroy(&name)).await?;
         self.shared.gone(&name, changed).await?;
         Err(Refusal::Failed(failure).into())
     }
@@ -122,17 +126,17 @@ impl Controller for Service {
         } = request.into_inner();
         let host = name_from_proto("host", &host)?;
         let ends = connection_from_proto("connection", &host, connection.as_ref())?;
-        let join = self.stored(self.shared.join(&group, host, ends)).await?;
+        let join = self.stored(|core| core.join(&group, host, ends)).await?;
         self.stream(|to| follow(join, to))
     }
 
     async fn leave_group(&self, request: Request<v1::LeaveGroupRequest>) -> Answer<v1::LeaveGroupResponse> {
         let v1::LeaveGroupRequest { group, host, rank } = request.into_inner();
-        let left = match rank {
-            Some(rank) => self.shared.leave_collective(&group, rank),
-            None => self.shared.leave(&group, &host),
+        let leave = |core: &mut Locked<'_>| match rank {
+            Some(rank) => core.leave_collective(&group, rank),
+            None => core.leave(&group, &host),
         };
-        let left = self.stored(left).await?;
+        let left = self.stored(leave).await?;
         Ok(Response::new(v1::LeaveGroupResponse { left }))
     }
 
@@ -141,7 +145,7 @@ impl Controller for Service {
         request: Request<v1::DestroyGroupRequest>,
     ) -> Answer<v1::DestroyGroupResponse> {
         let v1::DestroyGroupRequest { group } = request.into_inner();
-        let changed = self.stored(self.shared.destroy(&group)).await?;
+        let changed = self.stored(|core| core.destroy(&group)).await?;
         let pending_switches = self.shared.gone(&group, changed).await?;
         Ok(Response::new(v1::DestroyGroupResponse {
             complete: pending_switches.is_empty(),
@@ -189,10 +193,10 @@ impl Controller for Service {
         request: Request<v1::RegisterHostRequest>,
     ) -> Answer<v1::RegisterHostResponse> {
         let host = registration_from_proto(request.get_ref())?;
-        self.stored(self.shared.register(&host)).await?;
+        self.stored(|core| core.register(&host)).await?;
         self.read(|core| {
             let known = view::hosts(core).into_iter().find(|h| h.name == host.name);
-            let host = Some(known.ok_or_else(|| missing("name", "a host"))?);
+            let host = Some(known.ok_or_else(|| Invalid::missing("name", "a host"))?);
             Ok(v1::RegisterHostResponse { host })
         })
         .await
@@ -216,7 +220,7 @@ impl Controller for Service {
         request: Request<v1::CreateCollectiveRequest>,
     ) -> Answer<v1::CreateCollectiveResponse> {
         let new = new_collective_from_proto(request.get_ref())?;
-        let group = self.stored(self.shared.create_collective(new)).await?;
+        let group = self.stored(|core| core.create_collective(new)).await?;
         Ok(Response::new(v1::CreateCollectiveResponse { group: Some(group) }))
     }
 
@@ -224,7 +228,7 @@ impl Controller for Service {
 
     async fn init_group(&self, request: Request<v1::InitGroupRequest>) -> Answer<Self::InitGroupStream> {
         let join = rank_join_from_proto(request.get_ref())?;
-        let attendance = self.stored(self.shared.init(join)).await?;
+        let attendance = self.stored(|core| core.init(join)).await?;
         self.stream(|to| follow(attendance, to))
     }
 

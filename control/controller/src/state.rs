@@ -2,12 +2,11 @@
 //! controller before it is stored (see `journal.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_proto::v1;
 
-use crate::core::{Core, Shared};
+use crate::core::Locked;
 use crate::detour::Detours;
 use crate::driver;
 use crate::error::Refusal;
@@ -17,89 +16,72 @@ use crate::lifecycle::{Event, Next, Phase};
 use crate::record::{Ending, Record};
 use crate::table::Entry;
 
-impl Shared {
-    pub(crate) fn add(self: &Arc<Self>, core: &mut Core, record: Record) -> Result<(), Refusal> {
-        core.journal.check_open()?;
-        core.journal.stage_added(&record);
+impl Locked<'_> {
+    pub(crate) fn add(&mut self, record: Record) -> Result<(), Refusal> {
+        self.journal.check_open()?;
+        self.journal.stage_added(&record);
         let name = record.name.clone();
         tracing::info!(group = name, mcst_id = %record.mcst_id, lanes = record.lanes(), "created");
         if let Some(last) = record.mcst_ids().last() {
-            core.last_mcst_ids.insert(core.mcst_pool, last);
+            let pool = self.mcst_pool;
+            self.last_mcst_ids.insert(pool, last);
         }
-        core.given_out(&record.own_mcst_ids);
-        core.groups.put(record);
-        self.notify(core, &name);
+        self.given_out(&record.own_mcst_ids);
+        self.groups.put(record);
+        self.notify(&name);
         Ok(())
     }
 
     /// Changes a group, and starts the work that follows.
-    pub(crate) fn change(
-        self: &Arc<Self>,
-        core: &mut Core,
-        name: &str,
-        change: impl FnOnce(&mut Record),
-    ) -> Result<(), Refusal> {
-        let mut record = core.group(name)?.record().clone();
+    pub(crate) fn change(&mut self, name: &str, change: impl FnOnce(&mut Record)) -> Result<(), Refusal> {
+        let mut record = self.group(name)?.record().clone();
         change(&mut record);
-        self.replace(core, record)
+        self.replace(record)
     }
 
-    fn replace(self: &Arc<Self>, core: &mut Core, record: Record) -> Result<(), Refusal> {
-        let name = record.name.clone();
+    fn replace(&mut self, record: Record) -> Result<(), Refusal> {
+        let (name, core) = (record.name.clone(), &mut **self);
         core.journal.check_open()?;
-        let Some(entry) = core.groups.get(&name) else {
+        let Some(entry) = core.groups.get_mut(&name) else {
             return Err(Refusal::UnknownGroup { name });
         };
         if *entry.record() == record {
             return Ok(());
         }
         core.journal.stage_changed(entry);
-        let rules_end = record.generation != entry.record().generation || !record.phase.wants_rules();
-        if let Some(entry) = core.groups.get_mut(&name).filter(|_| rules_end) {
+        if record.generation != entry.record().generation || !record.phase.wants_rules() {
             entry.confirmed.clear();
             entry.problems.retain(|switch, _| record.placed.contains(switch));
             entry.live.rules_ended();
         }
-        core.groups.put(record);
-        self.notify(core, &name);
-        self.drive(core, &name);
+        self.groups.put(record);
+        self.notify(&name);
+        self.drive(&name);
         Ok(())
     }
 
     /// Takes a group one step on in its life, and further steps that follow. An event that does not fit the phase is
     /// late and has no effect.
-    pub(crate) fn step(
-        self: &Arc<Self>,
-        core: &mut Core,
-        name: &str,
-        event: Event,
-        ending: Option<Ending>,
-    ) -> Result<(), Refusal> {
-        self.one_step(core, name, event, ending)?;
-        self.settle(core, name)
+    pub(crate) fn step(&mut self, name: &str, event: Event, ending: Option<Ending>) -> Result<(), Refusal> {
+        self.one_step(name, event, ending)?;
+        self.settle(name)
     }
 
     /// Takes the steps that follow from the state of a group.
-    pub(crate) fn settle(self: &Arc<Self>, core: &mut Core, name: &str) -> Result<(), Refusal> {
+    pub(crate) fn settle(&mut self, name: &str) -> Result<(), Refusal> {
         // A group that is gone has no more steps.
-        while let Some(event) = core.groups.get(name).and_then(|e| follows(e.record())) {
-            self.one_step(core, name, event, None)?;
+        while let Some(event) = self.groups.get(name).and_then(|e| follows(e.record())) {
+            self.one_step(name, event, None)?;
         }
         Ok(())
     }
 
-    fn one_step(
-        self: &Arc<Self>,
-        core: &mut Core,
-        name: &str,
-        event: Event,
-        ending: Option<Ending>,
-    ) -> Result<(), Refusal> {
-        let entry = core.group(name)?;
+    fn one_step(&mut self, name: &str, event: Event, ending: Option<Ending>) -> Result<(), Refusal> {
+        let entry = self.group(name)?;
         let (mut record, from) = (entry.record().clone(), entry.phase_name());
         let phase = match record.phase.step(event) {
             Some(Next::Phase(phase)) => phase,
-            Some(Next::Gone) => return self.forget(core, name),
+            Some(Next::Gone) => return self.forget(name),
             None => {
                 tracing::debug!(group = name, phase = from, ?event, "event without effect");
                 return Ok(());
@@ -120,7 +102,7 @@ impl Shared {
             _ => {}
         }
         record.kind.behaviour_mut().step(event, phase, record.generation);
-        if let Some(entry) = core.groups.get_mut(name) {
+        if let Some(entry) = self.groups.get_mut(name) {
             entry.note.clear();
             entry.live.links_down.clear();
             entry.detoured.clear();
@@ -135,51 +117,51 @@ impl Shared {
         }
         let watched = phase == Phase::Active && !record.kind.behaviour().outlives_switches();
         // A link may have gone down during the installation.
-        let broken = watched && !links::down(&core.facts, &record).is_empty();
-        self.replace(core, record)?;
+        let broken = watched && !links::down(&self.facts, &record).is_empty();
+        self.replace(record)?;
         if broken {
-            self.fabric_changed();
+            self.shared.fabric_changed();
         }
-        self.arm(core, name, notice);
+        self.arm(name, notice);
         Ok(())
     }
 
-    fn arm(self: &Arc<Self>, core: &Core, name: &str, notice: Duration) {
-        let Some(record) = core.groups.get(name).map(Entry::record) else {
+    fn arm(&self, name: &str, notice: Duration) {
+        let Some(record) = self.groups.get(name).map(Entry::record) else {
             return;
         };
         let (generation, phase) = (record.generation, record.phase);
         let (after, event) = match phase {
             Phase::Broken => (notice, Event::TimeUp),
             Phase::Failed | Phase::Refused if record.kind.behaviour().lingers() => {
-                (self.config.timeouts.linger, Event::Destroy)
+                (self.shared.config.timeouts.linger, Event::Destroy)
             }
             _ => return,
         };
-        self.later(name, after, move |shared, core, name| {
+        self.shared.later(name, after, move |core, name| {
             let same = |e: &Entry| (e.record().generation, e.record().phase) == (generation, phase);
             if core.group(name).is_ok_and(same) {
-                shared.try_step(core, name, event, None);
+                core.try_step(name, event, None);
             }
         });
     }
 
     /// Takes back what could not be written, the last change first. Work that remains for the groups is tried again
     /// after a pause.
-    pub(crate) fn take_back(self: &Arc<Self>, core: &mut Core, undone: impl IntoIterator<Item = Undo>) {
+    pub(crate) fn take_back(&mut self, undone: impl IntoIterator<Item = Undo>) {
         let mut names = BTreeSet::new();
         for undo in undone {
             match undo {
-                Undo::Host(name, before) => core.facts.set(&name, before),
+                Undo::Host(name, before) => self.facts.set(&name, before),
                 Undo::Added(name) => {
-                    if let Some(gone) = core.groups.remove(&name) {
+                    if let Some(gone) = self.groups.remove(&name) {
                         gone.changed.send_replace(());
                     }
                 }
                 Undo::Changed(record, confirmed) => {
                     let name = record.name.clone();
-                    core.groups.put(*record);
-                    if let Some(entry) = core.groups.get_mut(&name) {
+                    self.groups.put(*record);
+                    if let Some(entry) = self.groups.get_mut(&name) {
                         // No switch has got what is taken back.
                         entry.confirmed = confirmed;
                         entry.confirmed.retain(|s| !entry.problems.contains_key(s));
@@ -188,89 +170,85 @@ impl Shared {
                 }
                 Undo::Forgotten(entry) => {
                     names.insert(entry.record().name.clone());
-                    core.groups.put_back(*entry);
+                    self.groups.put_back(*entry);
                 }
             }
         }
-        self.fabric_changed();
+        self.shared.fabric_changed();
         for name in names {
-            let Some(entry) = core.groups.get_mut(&name) else {
+            let Some(entry) = self.groups.get_mut(&name) else {
                 continue;
             };
             entry.live.rules_ended();
             let notice = entry.record().kind.behaviour().notice();
-            self.notify(core, &name);
-            self.arm(core, &name, notice);
-            self.lease_absent(core, &name);
-            self.later(&name, self.config.timeouts.backoff.1, |shared, core, name| {
-                shared.drive(core, name);
+            self.notify(&name);
+            self.arm(&name, notice);
+            self.lease_absent(&name);
+            let pause = self.shared.config.timeouts.backoff.1;
+            self.shared.later(&name, pause, |core, name| {
+                core.drive(name);
                 let problems = core.groups.get(name).map(|e| e.problems.clone());
                 for (switch, reason) in problems.unwrap_or_default() {
-                    shared.unsettled(core, &switch, name, &reason);
+                    core.unsettled(&switch, name, &reason);
                 }
-                shared.recover(core, name);
-                if let Err(error) = shared.settle(core, name) {
+                core.recover(name);
+                if let Err(error) = core.settle(name) {
                     tracing::error!(group = name, %error, "step failed");
                 }
             });
         }
     }
 
-    fn forget(&self, core: &mut Core, name: &str) -> Result<(), Refusal> {
-        core.journal.check_open()?;
-        if let Some(entry) = core.groups.remove(name) {
+    fn forget(&mut self, name: &str) -> Result<(), Refusal> {
+        self.journal.check_open()?;
+        if let Some(entry) = self.groups.remove(name) {
             tracing::info!(group = name, "gone");
             entry.changed.send_replace(());
-            core.journal.stage_forgotten(entry);
-            self.publish(core, v1::controller_event::Event::GroupGone(name.into()));
+            self.journal.stage_forgotten(entry);
+            self.publish(v1::controller_event::Event::GroupGone(name.into()));
         }
         Ok(())
     }
 
     /// Notes what an installation waits for; not stored.
-    pub(crate) fn note(&self, core: &mut Core, name: &str, note: String) {
-        if let Some(entry) = core.groups.get_mut(name)
+    pub(crate) fn note(&mut self, name: &str, note: String) {
+        if let Some(entry) = self.groups.get_mut(name)
             && entry.note != note
         {
             entry.note = note;
-            self.notify(core, name);
+            self.notify(name);
         }
     }
 
-    pub(crate) fn notify(&self, core: &mut Core, name: &str) {
-        if let Some(entry) = core.groups.get(name) {
+    pub(crate) fn notify(&mut self, name: &str) {
+        if let Some(entry) = self.groups.get(name) {
             entry.changed.send_replace(());
             // Later subscribers read the change with the state of the group.
-            if self.events.receiver_count() == 0 {
+            if self.shared.events.receiver_count() == 0 {
                 return;
             }
-            let event = entry.record().kind.behaviour().event(core, entry);
-            self.publish(core, event);
+            let event = entry.record().kind.behaviour().event(self, entry);
+            self.publish(event);
         }
     }
 
     /// Starts a task for a group that needs one and has none.
-    pub(crate) fn drive(self: &Arc<Self>, core: &mut Core, name: &str) {
-        if let Some(entry) = core.groups.get_mut(name)
+    pub(crate) fn drive(&mut self, name: &str) {
+        if let Some(entry) = self.groups.get_mut(name)
             && !entry.driven
             && entry.record().phase.needs_driver()
         {
             entry.driven = true;
-            self.spawn(driver::drive(self.clone(), name.into()));
+            let shared = self.shared;
+            shared.spawn(driver::drive(shared.clone(), name.into()));
         }
     }
 
     /// A switch was just reconciled for these groups. `wanted`: those whose rules were wanted there, with the
     /// generations that are there now, if any. It has no rules of the others.
-    pub(crate) fn settled(
-        self: &Arc<Self>,
-        core: &mut Core,
-        switch: &str,
-        names: &[String],
-        wanted: &BTreeMap<&str, Option<u64>>,
-    ) {
+    pub(crate) fn settled(&mut self, switch: &str, names: &[String], wanted: &BTreeMap<&str, Option<u64>>) {
         for name in names {
-            let Some(entry) = core.groups.get_mut(name) else {
+            let Some(entry) = self.groups.get_mut(name) else {
                 continue;
             };
             let record = entry.record();
@@ -280,70 +258,58 @@ impl Shared {
                 Some(Some(there)) if *there == generation && phase.wants_rules() => {
                     let had_problem = entry.problems.remove(switch).is_some();
                     if entry.confirmed.insert(switch.into()) || had_problem {
-                        self.notify(core, name);
+                        self.notify(name);
                     }
                 }
                 Some(None) if phase.has_run() && !record.kind.behaviour().outlives_switches() => {
                     let reason = format!("switch {switch} has lost its part: it was restarted");
                     let ending = Ending::failed(generation, None, Some(switch), reason);
-                    self.try_step(core, name, Event::Lost, Some(ending));
+                    self.try_step(name, Event::Lost, Some(ending));
                 }
                 None if !phase.wants_rules() && is_placed => {
                     entry.problems.remove(switch);
-                    self.try_change(core, name, |r| {
+                    self.try_change(name, |r| {
                         r.placed.remove(switch);
                     });
-                    self.drive(core, name);
                 }
                 _ => {}
             }
-            self.recover(core, name);
+            self.recover(name);
         }
     }
 
-    fn recover(self: &Arc<Self>, core: &mut Core, name: &str) {
+    fn recover(&mut self, name: &str) {
         let back = |e: &Entry| e.record().phase == Phase::Degraded && e.is_confirmed();
-        if core.group(name).is_ok_and(back) {
-            self.try_step(core, name, Event::SwitchesBack, None);
+        if self.group(name).is_ok_and(back) {
+            self.try_step(name, Event::SwitchesBack, None);
         }
     }
 
     /// A switch lacks its part of a group, or cannot be reached. The group goes on: traffic may still flow.
-    pub(crate) fn unsettled(self: &Arc<Self>, core: &mut Core, switch: &str, name: &str, reason: &str) {
-        let Some(entry) = core.groups.get_mut(name).filter(|e| e.concerns(switch)) else {
+    pub(crate) fn unsettled(&mut self, switch: &str, name: &str, reason: &str) {
+        let Some(entry) = self.groups.get_mut(name).filter(|e| e.concerns(switch)) else {
             return;
         };
         entry.confirmed.remove(switch);
         entry.problems.insert(switch.into(), reason.into());
         let degrades = entry.record().kind.behaviour().outlives_switches();
         if degrades && entry.record().phase == Phase::Active {
-            self.try_step(core, name, Event::SwitchLost, None);
+            self.try_step(name, Event::SwitchLost, None);
         } else {
-            self.notify(core, name);
+            self.notify(name);
         }
     }
 
-    /// Like [`Shared::step`]; logs errors.
-    pub(crate) fn try_step(
-        self: &Arc<Self>,
-        core: &mut Core,
-        name: &str,
-        event: Event,
-        ending: Option<Ending>,
-    ) {
-        if let Err(error) = self.step(core, name, event, ending) {
+    /// Like [`Locked::step`]; logs errors.
+    pub(crate) fn try_step(&mut self, name: &str, event: Event, ending: Option<Ending>) {
+        if let Err(error) = self.step(name, event, ending) {
             tracing::error!(group = name, %error, "step failed");
         }
     }
 
-    /// Like [`Shared::change`]; logs errors.
-    pub(crate) fn try_change(
-        self: &Arc<Self>,
-        core: &mut Core,
-        name: &str,
-        change: impl FnOnce(&mut Record),
-    ) {
-        if let Err(error) = self.change(core, name, change) {
+    /// Like [`Locked::change`]; logs errors.
+    pub(crate) fn try_change(&mut self, name: &str, change: impl FnOnce(&mut Record)) {
+        if let Err(error) = self.change(name, change) {
             tracing::error!(group = name, %error, "change failed");
         }
     }

@@ -10,6 +10,7 @@ use castnet_wire::{McstId, Qpn};
 use tokio::sync::watch;
 
 use crate::detour::Detours;
+use crate::kinds::Ends;
 use crate::kinds::collective::live::Live;
 use crate::lifecycle::Phase;
 use crate::pool::AddressSet;
@@ -341,7 +342,7 @@ impl<'r> Footprint<'r> {
             rule.endpoints.iter().map(move |e| (edge(e), u32::from(lanes)))
         });
         let parties = record.kind.behaviour().parties();
-        let ends = parties.iter().flat_map(|p| p.ends());
+        let ends = parties.iter().filter_map(|p| p.ends).flat_map(Ends::iter);
         Self {
             mcst_ids: record.all_mcst_ids().collect(),
             switches: rules()

@@ -1,4 +1,4 @@
-use castnet_proto::convert::rule_to_proto;
+use castnet_proto::convert::{connection_to_proto, rule_to_proto};
 use castnet_proto::v1;
 use castnet_rules::lane_name;
 use castnet_topology::{End, Link, SwitchKind, Topology};
@@ -6,6 +6,7 @@ use castnet_wire::{MacAddr, McstId};
 
 use crate::core::Core;
 use crate::fabric::{Place, Reach};
+use crate::kinds::{Ends, Joining};
 use crate::record::{Record, TreeSwitch};
 use crate::table::Entry;
 
@@ -54,10 +55,33 @@ pub(crate) fn problems(entry: &Entry, switch: &str) -> String {
     each.collect::<Vec<_>>().join("; ")
 }
 
-pub(crate) fn place(core: &Core, host: &str) -> (String, Option<u32>) {
+fn place(core: &Core, host: &str) -> (String, Option<u32>) {
     match core.facts.place(host) {
         Place::At { switch, port } => (switch, Some(port.into())),
         Place::Ambiguous(_) | Place::Unseen => (String::new(), None),
+    }
+}
+
+/// What groups of all kinds show of a member.
+pub(crate) fn member<S>(
+    core: &Core,
+    host: &str,
+    state: &Joining<S>,
+    ends: impl FnOnce(&S) -> &Ends,
+) -> v1::MemberState {
+    let (switch_name, port) = place(core, host);
+    let phase = match state {
+        Joining::Expected => v1::MemberPhase::Expected,
+        Joining::Joined(_) => v1::MemberPhase::Joined,
+        Joining::Left(_) => v1::MemberPhase::Left,
+    };
+    v1::MemberState {
+        host: host.into(),
+        phase: phase as i32,
+        connection: state.seat().map(|seat| connection_to_proto(ends(seat).iter())),
+        switch_name,
+        port,
+        ..Default::default()
     }
 }
 

@@ -72,8 +72,7 @@ fn take_back(shared: &Arc<Shared>, mut batch: Batch, error: StoreError) {
     let mut core = shared.lock();
     let mut rest = core.journal.failed(&batch);
     let undone = batch.undo.drain(..).chain(rest.undo.drain(..));
-    let undone: Vec<_> = undone.collect();
-    shared.take_back(&mut core, undone.into_iter().rev());
+    core.take_back(undone.rev());
     for retry in batch.retries.drain(..).chain(rest.retries.drain(..)) {
         shared.after(shared.config.timeouts.backoff.1, retry);
     }
@@ -81,8 +80,8 @@ fn take_back(shared: &Arc<Shared>, mut batch: Batch, error: StoreError) {
         // Reports of switches stay true; states of groups are reported anew.
         match &event.event {
             Some(Event::GroupGone(_)) => {}
-            Some(Event::Group(state)) => shared.notify(&mut core, &state.name),
-            Some(Event::Collective(state)) => shared.notify(&mut core, &state.name),
+            Some(Event::Group(state)) => core.notify(&state.name),
+            Some(Event::Collective(state)) => core.notify(&state.name),
             _ => shared.release(event),
         }
     }

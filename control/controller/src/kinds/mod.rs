@@ -27,18 +27,54 @@ pub enum Kind {
     Collective(collective::record::Collective),
 }
 
-pub(crate) struct Party<'r> {
-    pub(crate) host: &'r str,
-    /// Its end of the first lane's connection; `None` before it has joined.
-    pub(crate) first: Option<&'r HostEndpoint>,
-    /// The same of the other lanes.
-    pub(crate) more: &'r [HostEndpoint],
+/// Whether a member has joined; `S`: what it joined with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Joining<S> {
+    /// Has not joined, or must join again.
+    Expected,
+    /// Has joined.
+    Joined(S),
+    /// Has left; the rules still name it.
+    Left(S),
 }
 
-impl<'r> Party<'r> {
-    pub(crate) fn ends(&self) -> impl Iterator<Item = &'r HostEndpoint> + use<'r> {
-        self.first.into_iter().chain(self.more)
+impl<S> Joining<S> {
+    /// `None` before it has joined.
+    pub fn seat(&self) -> Option<&S> {
+        match self {
+            Self::Expected => None,
+            Self::Joined(seat) | Self::Left(seat) => Some(seat),
+        }
     }
+}
+
+/// A member's ends of its connections, one for each lane.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ends {
+    /// Of the first lane.
+    pub endpoint: HostEndpoint,
+    /// Of the other lanes.
+    #[serde(default)]
+    pub more: Vec<HostEndpoint>,
+}
+
+impl Ends {
+    /// `None` without ends.
+    pub(crate) fn new(ends: Vec<HostEndpoint>) -> Option<Self> {
+        let mut ends = ends.into_iter();
+        let (endpoint, more) = (ends.next()?, ends.collect());
+        Some(Self { endpoint, more })
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &HostEndpoint> {
+        std::iter::once(&self.endpoint).chain(&self.more)
+    }
+}
+
+pub(crate) struct Party<'r> {
+    pub(crate) host: &'r str,
+    /// `None` before it has joined.
+    pub(crate) ends: Option<&'r Ends>,
 }
 
 pub(crate) trait GroupKind {
@@ -52,11 +88,6 @@ pub(crate) trait GroupKind {
 
     /// Whether a rule that a switch has lost can be installed again while data flows. If not, the group fails with it.
     fn outlives_switches(&self) -> bool;
-
-    /// Whether a group that a switch refused is placed elsewhere if the fabric allows.
-    fn tries_elsewhere(&self) -> bool {
-        !self.outlives_switches()
-    }
 
     fn lingers(&self) -> bool {
         false

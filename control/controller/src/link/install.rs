@@ -9,28 +9,20 @@ use tonic::Code;
 
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::core::{Core, Shared};
+use crate::table::Entry;
 
 pub(super) struct Asked {
     group: String,
-    mcst_ids: Vec<McstId>,
     done: oneshot::Sender<Result<(), SwitchError>>,
 }
 
 impl Link {
     /// Brings one group on the switch to the desired state: installs or removes the rules of its lanes. If one is
     /// refused, the others stay until the group is removed. The task that gets the turn handles all waiting requests.
-    pub(crate) async fn sync(
-        &self,
-        shared: &Shared,
-        group: &str,
-        mcst_ids: &[McstId],
-    ) -> Result<(), SwitchError> {
+    pub(crate) async fn sync(&self, shared: &Shared, group: &str) -> Result<(), SwitchError> {
         let (done, mut result) = oneshot::channel();
-        self.asked.lock().push_back(Asked {
-            group: group.into(),
-            mcst_ids: mcst_ids.into(),
-            done,
-        });
+        let group = group.into();
+        self.asked.lock().push_back(Asked { group, done });
         loop {
             tokio::select! {
                 biased;
@@ -65,26 +57,27 @@ impl Link {
         asked: &[Asked],
     ) -> Result<Vec<Result<(), SwitchError>>, SwitchError> {
         let mut client = self.client(shared.config.timeouts.switch).await?;
+        let switch = &self.config.name;
+        // The wanted rules, and the addresses of rules that the switch may have.
         let on = |core: &Core, asked: &Asked| {
-            let entry = core.groups.get(&asked.group);
-            entry.map_or_else(Vec::new, |e| e.record().wanted_on(&self.config.name))
+            let record = core.groups.get(&asked.group).map(Entry::record);
+            let both = record.map(|r| (r.wanted_on(switch), r.mcst_ids_left_on(switch)));
+            both.unwrap_or_default()
         };
-        let wanted = shared.read(|core| asked.iter().map(|a| on(core, a)).collect::<Vec<_>>());
-        let wanted = wanted
-            .await
-            .map_err(|e| SwitchError::Unreachable(e.to_string()))?;
+        let read = shared.read(|core| asked.iter().map(|a| on(core, a)).collect::<Vec<_>>());
+        let groups: Vec<(Vec<GroupRule>, Vec<McstId>)> = read.await?;
         // Removals first, as they make room.
         let mut results = Vec::new();
-        for (asked, wanted) in asked.iter().zip(&wanted) {
+        for (wanted, mcst_ids) in &groups {
             results.push(match (wanted.is_empty(), results.last()) {
                 (false, _) => Ok(()),
                 (true, Some(Err(lost @ SwitchError::Unreachable(_)))) => Err(lost.clone()),
-                (true, _) => self.remove(&mut client, shared, &asked.mcst_ids, None).await,
+                (true, _) => self.remove(&mut client, shared, mcst_ids, None).await,
             });
         }
-        let lanes = (0..).zip(wanted);
-        let lanes = lanes.flat_map(|(at, lanes)| lanes.into_iter().map(move |w| (at, w.into_rule())));
-        let (of, rules): (Vec<usize>, Vec<GroupRule>) = lanes.unzip();
+        let rules = (0..).zip(groups);
+        let rules = rules.flat_map(|(at, (lanes, _))| lanes.into_iter().map(move |rule| (at, rule)));
+        let (of, rules): (Vec<usize>, Vec<GroupRule>) = rules.unzip();
         let installed = self.install(&mut client, shared, &rules).await;
         for (at, installed) in of.into_iter().zip(installed) {
             if results[at].is_ok() {

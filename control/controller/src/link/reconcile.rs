@@ -10,7 +10,7 @@ use castnet_wire::McstId;
 
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::core::{Core, Shared};
-use crate::reconcile::{Action, Found, Version, Wanted, diff};
+use crate::reconcile::{Action, Found, Version, diff};
 
 struct Part<'n> {
     name: &'n str,
@@ -37,7 +37,7 @@ impl Link {
         let listed = call(shared.config.timeouts.switch, client.list_groups(request)).await?;
         let found = found(listed);
         let read = |core: &Core| (core.groups.on_switch(switch), wanted(core, switch));
-        let (names, wanted) = shared.read(read).await.map_err(unreadable)?;
+        let (names, wanted) = shared.read(read).await?;
         let mut lacking = BTreeSet::new();
         for action in diff(&shared.owner, &wanted, &found) {
             tracing::debug!(switch, ?action, "reconciling");
@@ -84,8 +84,7 @@ impl Link {
                 let before = rules.len();
                 if record.mcst_ids_on(switch).any(|lane| lacking.contains(&lane)) {
                     let lanes = record.wanted_on(switch).into_iter();
-                    let lanes = lanes.filter(|w| lacking.contains(&w.rule.mcst_id));
-                    rules.extend(lanes.map(Wanted::into_rule));
+                    rules.extend(lanes.filter(|rule| lacking.contains(&rule.mcst_id)));
                 }
                 let has = |lane| lacking.contains(&lane) || ours.get(&lane) == Some(&generation);
                 Some(Part {
@@ -98,7 +97,7 @@ impl Link {
             let parts: Vec<Part<'_>> = names.iter().filter_map(|name| part(name.as_str())).collect();
             (parts, rules)
         };
-        let (parts, rules) = shared.read(read).await.map_err(unreadable)?;
+        let (parts, rules) = shared.read(read).await?;
         let installed = self.install(client, shared, &rules).await;
         if let Some(Err(error @ SwitchError::Unreachable(_))) = installed.last() {
             return Err(error.clone());
@@ -115,17 +114,13 @@ impl Link {
         {
             let refused: Vec<SwitchError> = installed.by_ref().take(lacks).filter_map(Result::err).collect();
             if let Some(error) = refused.first() {
-                shared.unsettled(&mut core, switch, name, &error.failure(switch).reason);
+                core.unsettled(switch, name, &error.failure(switch).reason);
             }
             settled.insert(name, Some(generation).filter(|_| has_rest && refused.is_empty()));
         }
-        shared.settled(&mut core, switch, names, &settled);
+        core.settled(switch, names, &settled);
         Ok(())
     }
-}
-
-fn unreadable(error: crate::error::Refusal) -> SwitchError {
-    SwitchError::Unreachable(error.to_string())
 }
 
 /// The desired versions on a switch, by the address of each lane.

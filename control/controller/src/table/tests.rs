@@ -170,7 +170,7 @@ fn check(groups: &Groups, all: &BTreeMap<String, Record>) {
             };
             let holds = |r: &&Record| {
                 let parties = r.kind.behaviour().parties();
-                let mut ends = parties.iter().flat_map(|p| p.ends());
+                let mut ends = parties.iter().filter_map(|p| p.ends).flat_map(Ends::iter);
                 ends.any(|e| (e.ip, e.qpn) == (end.ip, end.qpn))
             };
             let walk: Vec<&str> = others().filter(holds).map(|r| r.name.as_str()).collect();

@@ -1,7 +1,7 @@
 //! What is on the disk.
 
 use castnet_controller::kinds::Kind;
-use castnet_controller::kinds::multicast::record::{JoinedBy, MemberState, Multicast};
+use castnet_controller::kinds::multicast::record::{JoinedBy, MemberState, Multicast, Seat};
 use castnet_controller::record::Record;
 use castnet_controller::store::memory::MemoryStore;
 use castnet_controller::store::redb::RedbStore;
@@ -86,12 +86,12 @@ async fn what_is_written_is_read_after_reopening() {
         .await
         .unwrap();
     assert_eq!(stored.groups.as_slice(), std::slice::from_ref(&a));
-    let MemberState::Joined { endpoint, more, by } = &stored.groups[0].multicast().unwrap().members[1].state
+    let MemberState::Joined(Seat { ends, by }) = &stored.groups[0].multicast().unwrap().members[1].state
     else {
         panic!()
     };
-    assert_eq!((endpoint.qpn.value(), *by), (17, JoinedBy::Creation));
-    assert_eq!((more[0].qpn.value(), stored.groups[0].lanes()), (18, 2));
+    assert_eq!((ends.endpoint.qpn.value(), *by), (17, JoinedBy::Creation));
+    assert_eq!((ends.more[0].qpn.value(), stored.groups[0].lanes()), (18, 2));
 }
 
 /// Two who write to one store: the second to write is refused, by the name of the entry, and nothing of its batch stays.

@@ -78,7 +78,7 @@ fn look(shared: &Arc<Shared>, now: Instant) -> Option<Instant> {
                     link.switch.as_deref(),
                     reason,
                 );
-                shared.try_step(&mut core, &name, Event::Lost, Some(ending));
+                core.try_step(&name, Event::Lost, Some(ending));
                 continue;
             }
             Some((at, _)) => next = Some(next.map_or(at, |next| next.min(at))),
@@ -88,7 +88,7 @@ fn look(shared: &Arc<Shared>, now: Instant) -> Option<Instant> {
             && let Some(entry) = core.groups.get_mut(&name)
         {
             entry.live.links_down = down;
-            shared.notify(&mut core, &name);
+            core.notify(&name);
         }
     }
     next

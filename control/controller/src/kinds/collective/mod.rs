@@ -38,13 +38,11 @@ impl GroupKind for Collective {
     }
 
     fn parties(&self) -> Vec<Party<'_>> {
-        let all = self.ranks.iter().map(|r| (r, r.state.seat()));
-        all.map(|(rank, seat)| Party {
-            host: &rank.host,
-            first: seat.map(|s| &s.endpoint),
-            more: seat.map_or(&[], |s| &s.more),
-        })
-        .collect()
+        let all = self.ranks.iter().map(|r| Party {
+            host: &r.host,
+            ends: r.state.seat().map(|s| &s.ends),
+        });
+        all.collect()
     }
 
     fn party_field(&self, party: usize) -> String {
@@ -71,7 +69,7 @@ impl GroupKind for Collective {
             if let NextHop::Host(host) = &mut endpoint.next_hop
                 && let Some(part) = host.rank()
                 && let Some(record) = self.ranks.get(usize::from(part.rank))
-                && let Some(end) = record.state.seat().and_then(|s| s.ends().nth(lane.into()))
+                && let Some(end) = record.state.seat().and_then(|s| s.ends.iter().nth(lane.into()))
             {
                 host.qpn = end.qpn;
             }
@@ -112,7 +110,7 @@ impl GroupKind for Collective {
                 let (sq_psn, rq_psn, rank) = (seat.sq_psn, rank.rq_psn, i as u16);
                 RankPart { rank, sq_psn, rq_psn }.into()
             });
-            planned_member(i, &rank.host, seat.map(|s| &s.endpoint), part)
+            planned_member(i, &rank.host, seat.map(|s| &s.ends.endpoint), part)
         };
         let members = self.ranks.iter().enumerate().map(member).collect();
         let rule = TranslatedRule {

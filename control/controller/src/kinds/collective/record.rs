@@ -1,10 +1,11 @@
 //! Settings and ranks of a collective group.
 
 use castnet_proto::convert::GivenSettings;
-use castnet_rules::{HostEndpoint, LossPolicy, StragglerPolicy};
+use castnet_rules::{LossPolicy, StragglerPolicy};
 use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
+use crate::kinds::{Ends, Joining};
 use crate::record::text;
 
 const DEFAULT_WINDOW_PACKETS: u16 = 64;
@@ -56,22 +57,12 @@ pub struct RankRecord {
     pub(crate) rq_psn: Psn,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum RankState {
-    /// Has not called, or must call again.
-    Expected,
-    Joined(Seat),
-    /// Has left; the rules still name it.
-    Left(Seat),
-}
+pub(crate) type RankState = Joining<Seat>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seat {
-    /// Its end of the first lane's connection.
-    pub(crate) endpoint: HostEndpoint,
-    /// The same of the other lanes.
-    #[serde(default)]
-    pub(crate) more: Vec<HostEndpoint>,
+    #[serde(flatten)]
+    pub(crate) ends: Ends,
     /// First PSN that it sends.
     #[serde(with = "text::psn")]
     pub(crate) sq_psn: Psn,
@@ -137,26 +128,11 @@ impl Settings {
     }
 }
 
-impl Seat {
-    pub(crate) fn ends(&self) -> impl Iterator<Item = &HostEndpoint> {
-        std::iter::once(&self.endpoint).chain(&self.more)
-    }
-}
-
-impl RankState {
-    pub(crate) fn seat(&self) -> Option<&Seat> {
-        match self {
-            Self::Expected => None,
-            Self::Joined(seat) | Self::Left(seat) => Some(seat),
-        }
-    }
-}
-
 impl Collective {
     pub(crate) fn new(hosts: Vec<String>, settings: Settings, by_call: bool) -> Self {
         let rank = |host| RankRecord {
             host,
-            state: RankState::Expected,
+            state: Joining::Expected,
             rq_psn: Psn::new(0),
         };
         Self {
@@ -170,8 +146,8 @@ impl Collective {
     /// The seat of a rank that is in.
     pub(crate) fn seat(&self, rank: u16) -> Option<&Seat> {
         match &self.ranks.get(usize::from(rank))?.state {
-            RankState::Joined(seat) => Some(seat),
-            RankState::Expected | RankState::Left(_) => None,
+            Joining::Joined(seat) => Some(seat),
+            Joining::Expected | Joining::Left(_) => None,
         }
     }
 
@@ -190,7 +166,7 @@ impl Collective {
     }
 
     pub(crate) fn all_left(&self) -> bool {
-        self.ranks.iter().all(|r| matches!(r.state, RankState::Left(_)))
+        self.ranks.iter().all(|r| matches!(r.state, Joining::Left(_)))
     }
 
     /// Ranks that have not joined the next generation.
@@ -206,7 +182,7 @@ impl Collective {
     pub(crate) fn end(&mut self, generation: u64) {
         for rank in &mut self.ranks {
             if rank.state.seat().is_some_and(|s| s.generation <= generation) {
-                rank.state = RankState::Expected;
+                rank.state = Joining::Expected;
             }
         }
     }
@@ -214,7 +190,7 @@ impl Collective {
     /// Cancels a generation: ranks that are in it wait for the next.
     pub(crate) fn put_off(&mut self, generation: u64) {
         for rank in &mut self.ranks {
-            if let RankState::Joined(seat) = &mut rank.state {
+            if let Joining::Joined(seat) = &mut rank.state {
                 seat.generation = seat.generation.max(generation + 1);
             }
         }
@@ -240,6 +216,6 @@ impl Collective {
 
 impl RankRecord {
     fn waits_after(&self, generation: u64) -> bool {
-        matches!(&self.state, RankState::Joined(seat) if seat.generation > generation)
+        matches!(&self.state, Joining::Joined(seat) if seat.generation > generation)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_proto::convert::disagreement_from_proto;
@@ -12,7 +11,7 @@ use castnet_wire::{Control, Verdict};
 use tokio::time::Instant;
 
 use super::record::Collective;
-use crate::core::{Core, Shared};
+use crate::core::Locked;
 use crate::lifecycle::{Event, Phase};
 use crate::record::{Ending, Record};
 use crate::table::Entry;
@@ -20,8 +19,8 @@ use crate::table::Entry;
 /// How late the next report of a stall may come.
 const REPORT_MARGIN: Duration = Duration::from_millis(500);
 
-impl Shared {
-    pub(crate) fn member_failed(self: &Arc<Self>, switch: &str, failed: v1::MemberFailed) {
+impl Locked<'_> {
+    pub(crate) fn member_failed(&mut self, switch: &str, failed: v1::MemberFailed) {
         let v1::MemberFailed {
             mcst_id,
             group,
@@ -31,21 +30,18 @@ impl Shared {
             ..
         } = &failed;
         let (generation, syndrome) = (*generation, *syndrome);
-        let rank = {
-            let core = self.lock();
-            let found = core.collective_by_mcst_id(mcst_id);
-            if found.is_some_and(|(entry, _)| is_late(entry, switch, generation)) {
-                return;
-            }
-            found.and_then(|(_, group)| group.rank_at(next_hop))
-        };
+        let found = self.collective_by_mcst_id(mcst_id);
+        if found.is_some_and(|(entry, _)| is_late(entry, switch, generation)) {
+            return;
+        }
+        let rank = found.and_then(|(_, group)| group.rank_at(next_hop));
         tracing::warn!(switch, group, next_hop, syndrome, "member failed");
         let event = v1::controller_event::Event::MemberFailed(v1::MemberFailed {
             switch_name: switch.into(),
             rank: rank.map(u32::from),
             ..failed.clone()
         });
-        self.publish(&mut self.lock(), event);
+        self.publish(event);
         self.broke(mcst_id, generation, switch, |group, _| {
             let who = rank.map_or_else(|| format!("host {next_hop}"), |rank| group.rank_name(rank));
             let reason = format!("{who} has ended its connection, with NAK syndrome {syndrome:#04x}");
@@ -53,7 +49,7 @@ impl Shared {
         });
     }
 
-    pub(crate) fn conflict(self: &Arc<Self>, switch: &str, conflict: &v1::CollectiveConflict) {
+    pub(crate) fn conflict(&mut self, switch: &str, conflict: &v1::CollectiveConflict) {
         let said = conflict.disagreement.unwrap_or_default();
         let said = disagreement_from_proto("disagreement", &said);
         self.broke(&conflict.mcst_id, conflict.generation, switch, |group, record| {
@@ -84,14 +80,13 @@ impl Shared {
 
     /// A switch reports that a generation cannot go on; `why` makes the ending from the record.
     fn broke(
-        self: &Arc<Self>,
+        &mut self,
         mcst_id: &str,
         generation: u64,
         switch: &str,
         why: impl FnOnce(&Collective, &Record) -> Ending,
     ) {
-        let mut core = self.lock();
-        let Some((entry, group)) = core.collective_by_mcst_id(mcst_id) else {
+        let Some((entry, group)) = self.collective_by_mcst_id(mcst_id) else {
             return;
         };
         if is_late(entry, switch, generation) {
@@ -104,19 +99,19 @@ impl Shared {
             reason = ending.reason,
             "a generation cannot go on"
         );
-        self.end(&mut core, &name, ending);
+        self.end(&name, ending);
     }
 
-    fn end(self: &Arc<Self>, core: &mut Core, name: &str, ending: Ending) {
-        let Ok(record) = core.group(name).map(Entry::record) else {
+    fn end(&mut self, name: &str, ending: Ending) {
+        let Ok(record) = self.group(name).map(Entry::record) else {
             return;
         };
         let again = (name.to_owned(), ending.clone());
         match record.phase {
             _ if record.generation != ending.generation => return,
-            Phase::Active => self.try_step(core, name, Event::Broke, Some(ending)),
+            Phase::Active => self.try_step(name, Event::Broke, Some(ending)),
             // The ranks were faster than the report of the switch: later calls get the cause.
-            Phase::Broken => self.try_change(core, name, |r| {
+            Phase::Broken => self.try_change(name, |r| {
                 let unexplained = |e: &Ending| {
                     e.generation == ending.generation
                         && e.rank.is_none()
@@ -129,13 +124,11 @@ impl Shared {
             _ => return,
         }
         // Work to retry: a switch reports it only once.
-        core.journal
-            .retry(move |shared, core| shared.end(core, &again.0, again.1));
+        self.journal.retry(move |core| core.end(&again.0, again.1));
     }
 
-    pub(crate) fn waits(self: &Arc<Self>, switch: &str, stalled: &v1::CollectiveStalled) {
-        let mut core = self.lock();
-        let Some((entry, group)) = core.collective_by_mcst_id(&stalled.mcst_id) else {
+    pub(crate) fn waits(&mut self, switch: &str, stalled: &v1::CollectiveStalled) {
+        let Some((entry, group)) = self.collective_by_mcst_id(&stalled.mcst_id) else {
             return;
         };
         if is_late(entry, switch, stalled.generation) {
@@ -158,33 +151,34 @@ impl Shared {
             ranks: ranks.iter().map(|r| u32::from(*r)).collect(),
             ..stalled.clone()
         });
-        self.publish(&mut core, event);
-        let Some(entry) = core.groups.get_mut(&name).filter(|_| phase == Phase::Active) else {
+        self.publish(event);
+        let Some(entry) = self.groups.get_mut(&name).filter(|_| phase == Phase::Active) else {
             return;
         };
         let (at, switch) = (Instant::now(), switch.to_owned());
         entry.live.stalls.insert(switch.clone(), (at, ranks));
-        self.update_waiting(&mut core, &name);
-        self.later(&name, 2 * stall + REPORT_MARGIN, move |shared, core, name| {
-            if let Some(entry) = core.groups.get_mut(name)
-                && entry
-                    .live
-                    .stalls
-                    .get(&switch)
-                    .is_some_and(|(when, _)| *when == at)
-            {
-                entry.live.stalls.remove(&switch);
-                shared.update_waiting(core, name);
-            }
-        });
+        self.update_waiting(&name);
+        self.shared
+            .later(&name, 2 * stall + REPORT_MARGIN, move |core, name| {
+                if let Some(entry) = core.groups.get_mut(name)
+                    && entry
+                        .live
+                        .stalls
+                        .get(&switch)
+                        .is_some_and(|(when, _)| *when == at)
+                {
+                    entry.live.stalls.remove(&switch);
+                    core.update_waiting(name);
+                }
+            });
     }
 
-    fn update_waiting(&self, core: &mut Core, name: &str) {
-        if let Some(entry) = core.groups.get_mut(name) {
+    fn update_waiting(&mut self, name: &str) {
+        if let Some(entry) = self.groups.get_mut(name) {
             let ranks = waited_for(entry);
             if entry.live.waiting_for != ranks {
                 entry.live.waiting_for = ranks;
-                self.notify(core, name);
+                self.notify(name);
             }
         }
     }

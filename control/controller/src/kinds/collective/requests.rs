@@ -7,14 +7,14 @@ use castnet_rules::HostEndpoint;
 use tokio::sync::watch;
 
 use super::live::Presence;
-use super::record::{Collective, RankState, Seat, Settings};
+use super::record::{Collective, Seat, Settings};
 use super::view;
-use crate::core::{Core, Shared};
+use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
-use crate::kinds::Kind;
+use crate::kinds::{Ends, Joining, Kind};
 use crate::lifecycle::{After, Event, Phase};
 use crate::record::{Ending, Record};
-use crate::requests::{Seen, StandingCall, check_connection, check_known, check_no_switch};
+use crate::requests::{Seen, StandingCall};
 use crate::table::Entry;
 
 /// A rank's call, which stands while it is in. When it is dropped, the rank's lease starts to run.
@@ -28,95 +28,75 @@ pub(crate) struct Attendance {
     changed: watch::Receiver<()>,
 }
 
-impl Shared {
-    pub(crate) fn create_collective(
-        self: &Arc<Self>,
-        new: NewCollective,
-    ) -> Result<v1::CollectiveState, Refusal> {
-        let mut core = self.lock();
-        core.free_name(&new.name)?;
+impl Locked<'_> {
+    pub(crate) fn create_collective(&mut self, new: NewCollective) -> Result<v1::CollectiveState, Refusal> {
+        self.free_name(&new.name)?;
         for (rank, host) in new.ranks.iter().enumerate() {
             let field = format!("ranks[{rank}]");
-            check_known(&core, &field, host)?;
-            check_no_switch(&core, &field, host)?;
+            self.check_known(&field, host)?;
+            self.check_no_switch(&field, host)?;
         }
         let settings = Settings::new(&new.settings);
-        let mcst_ids = self.mcst_ids_for(&core, new.mcst_id, settings.lanes)?;
+        let mcst_ids = self.mcst_ids_for(new.mcst_id, settings.lanes)?;
         let kind = Kind::Collective(Collective::new(new.ranks, settings, false));
         let mut record = Record::new(new.name.clone(), mcst_ids, kind);
-        let plan = self.check_new(&core, &mut record, new.mcst_id)?;
-        self.add(&mut core, record)?;
-        core.foresee(&new.name, &plan);
-        let (entry, group) = core.collective(&new.name)?;
-        Ok(view::state(group, &core, entry))
+        let plan = self.check_new(&mut record, new.mcst_id)?;
+        self.add(record)?;
+        self.foresee(&new.name, &plan);
+        let (entry, group) = self.collective(&new.name)?;
+        Ok(view::state(group, self, entry))
     }
 
     /// A rank joins, joins again, or returns to its seat after its call had ended.
-    pub(crate) fn init(self: &Arc<Self>, join: RankJoin) -> Result<Attendance, Refusal> {
-        let mut core = self.lock();
-        let known = core.collective(&join.job).is_ok();
+    pub(crate) fn init(&mut self, join: RankJoin) -> Result<Attendance, Refusal> {
+        let known = self.collective(&join.job).is_ok();
         if !known {
-            core.free_name(&join.job)?;
+            self.free_name(&join.job)?;
         }
-        check_no_switch(&core, "host", &join.endpoint.name)?;
-        check_known(&core, "host", &join.endpoint.name)?;
+        self.check_no_switch("host", &join.endpoint.name)?;
+        self.check_known("host", &join.endpoint.name)?;
         let ends = std::iter::once(&join.endpoint).chain(&join.more);
-        check_connection(&core, "connection", Some(&join.job), ends)?;
-        if let Some(generation) = join.returns_to {
-            return self.come_back(&mut core, &join, generation);
+        self.check_connection("connection", Some(&join.job), ends)?;
+        let seated = match self.collective(&join.job) {
+            Ok((_, group)) => same_seat(group, &join).map(|seat| seat.generation),
+            Err(_) => None,
+        };
+        match join.returns_to {
+            // It has no part in other generations: its queue pair knows that one's PSNs.
+            Some(generation) if seated != Some(generation) => {
+                let (entry, _) = self.collective(&join.job)?;
+                let ended = entry.record().ended.as_ref();
+                if ended.is_some_and(|e| e.generation >= generation) {
+                    // No rank that is in has call 0.
+                    return Ok(self.attendance(entry, (join.rank, 0), generation));
+                }
+                return Err(Refusal::NotNow {
+                    field: "returns_to",
+                    group: join.job,
+                    state: "does not have this rank with this connection in it",
+                    way_out: "join again",
+                });
+            }
+            Some(_) => {}
+            None if known => self.check_join(&join)?,
+            None => {
+                let lanes = Settings::new(&join.settings).lanes;
+                one_end_each("connection", 1 + join.more.len(), lanes)?;
+            }
         }
-        if known {
-            self.check_join(&core, &join)?;
-        } else {
-            let lanes = Settings::new(&join.settings).lanes;
-            one_end_each("connection", 1 + join.more.len(), lanes)?;
-        }
-        self.know(&mut core, &join.endpoint)?;
-        core.calls += 1;
-        let call = core.calls;
-        if known && let Some(seat) = same_seat(core.collective(&join.job)?.1, &join) {
-            let generation = seat.generation;
+        self.know(&join.endpoint)?;
+        if let Some(generation) = seated {
             tracing::info!(group = join.job, rank = join.rank, "back at its place");
-            return self.attend(&mut core, &join.job, join.rank, call, generation);
+            return self.attend(&join.job, join.rank, generation);
         }
         if known {
-            self.give_up_place(&mut core, &join)?;
+            self.give_up_place(&join)?;
         }
-        self.take_place(&mut core, join, call)
+        self.take_place(join)
     }
 
-    /// A rank whose call had ended returns to its generation with the same connection, or gets the end of that
-    /// generation. It has no part in others: its queue pair knows that generation's PSNs.
-    fn come_back(
-        self: &Arc<Self>,
-        core: &mut Core,
-        join: &RankJoin,
-        generation: u64,
-    ) -> Result<Attendance, Refusal> {
-        let (entry, group) = core.collective(&join.job)?;
-        let is_here = same_seat(group, join).is_some_and(|seat| seat.generation == generation);
-        let ended = entry.record().ended.as_ref();
-        if !is_here && ended.is_some_and(|e| e.generation >= generation) {
-            // No rank that is in has call 0.
-            return Ok(self.attendance(entry, (join.rank, 0), generation));
-        }
-        if !is_here {
-            return Err(Refusal::NotNow {
-                field: "returns_to",
-                group: join.job.clone(),
-                state: "does not have this rank with this connection in it",
-                way_out: "join again",
-            });
-        }
-        self.know(core, &join.endpoint)?;
-        core.calls += 1;
-        let call = core.calls;
-        tracing::info!(group = join.job, rank = join.rank, "back at its place");
-        self.attend(core, &join.job, join.rank, call, generation)
-    }
-
-    fn check_join(&self, core: &Core, join: &RankJoin) -> Result<(), Refusal> {
-        let (entry, group) = core.collective(&join.job)?;
+    fn check_join(&self, join: &RankJoin) -> Result<(), Refusal> {
+        let (entry, group) = self.collective(&join.job)?;
         if entry.record().phase == Phase::Removing(After::Gone) {
             return Err(Refusal::NotNow {
                 field: "job",
@@ -164,35 +144,30 @@ impl Shared {
     }
 
     /// A rank with a new connection ends the generation that it is in.
-    fn give_up_place(self: &Arc<Self>, core: &mut Core, join: &RankJoin) -> Result<(), Refusal> {
-        let (entry, group) = core.collective(&join.job)?;
+    fn give_up_place(&mut self, join: &RankJoin) -> Result<(), Refusal> {
+        let (entry, group) = self.collective(&join.job)?;
         let generation = entry.record().generation;
         let seat = group.ranks[usize::from(join.rank)].state.seat();
         let was_in = seat.is_some_and(|s| s.generation <= generation);
         match entry.record().phase {
             Phase::Installing if was_in => {
-                self.change_ranks(core, &join.job, |group| {
-                    group.set_rank(join.rank, RankState::Expected);
+                self.change_ranks(&join.job, |group| {
+                    group.set_rank(join.rank, Joining::Expected);
                 })?;
-                self.step(core, &join.job, Event::Withdrawn, None)
+                self.step(&join.job, Event::Withdrawn, None)
             }
             Phase::Active => {
                 let reason = format!("{} joins again with a new connection", group.rank_name(join.rank));
                 // A rank that detected a failure before this controller is not at fault itself.
                 let at_fault = join.rejoin_of.is_none().then_some(join.rank);
                 let ending = Ending::failed(generation, at_fault, None, reason);
-                self.step(core, &join.job, Event::Broke, Some(ending))
+                self.step(&join.job, Event::Broke, Some(ending))
             }
             _ => Ok(()),
         }
     }
 
-    fn take_place(
-        self: &Arc<Self>,
-        core: &mut Core,
-        join: RankJoin,
-        call: u64,
-    ) -> Result<Attendance, Refusal> {
+    fn take_place(&mut self, join: RankJoin) -> Result<Attendance, Refusal> {
         let RankJoin {
             job,
             rank,
@@ -207,59 +182,53 @@ impl Shared {
         } = join;
         let host = endpoint.name.clone();
         let seat = |generation| Seat {
-            endpoint,
-            more,
+            ends: Ends { endpoint, more },
             sq_psn,
             lease_ms: lease.as_millis() as u64,
             generation,
         };
         // Giving up its place may have ended the group as well.
-        let known = core.collective(&job).ok();
+        let known = self.collective(&job).ok();
         let before = known.map_or(rejoin_of.unwrap_or(0), |(entry, _)| entry.record().generation);
         let generation = before + 1;
         let sit = |group: &mut Collective| {
             if let Some(record) = group.ranks.get_mut(usize::from(rank)) {
                 record.host = host;
-                record.state = RankState::Joined(seat(generation));
+                record.state = Joining::Joined(seat(generation));
             }
         };
         if known.is_some() {
-            self.change_ranks(core, &job, sit)?;
+            self.change_ranks(&job, sit)?;
         } else {
             let settings = Settings::new(&settings);
-            let mcst_ids = self.mcst_ids_for(core, None, settings.lanes)?;
+            let mcst_ids = self.mcst_ids_for(None, settings.lanes)?;
             let mut group = Collective::new(vec![String::new(); size.into()], settings, true);
             sit(&mut group);
             let mut record = Record::new(job.clone(), mcst_ids, Kind::Collective(group));
             record.generation = before;
-            self.add(core, record)?;
+            self.add(record)?;
         }
         tracing::info!(group = job, rank, generation, "rank joined");
-        let attendance = self.attend(core, &job, rank, call, generation)?;
-        self.settle(core, &job)?;
+        let attendance = self.attend(&job, rank, generation)?;
+        self.settle(&job)?;
         Ok(attendance)
     }
 
-    fn attend(
-        self: &Arc<Self>,
-        core: &mut Core,
-        group: &str,
-        rank: u16,
-        call: u64,
-        generation: u64,
-    ) -> Result<Attendance, Refusal> {
-        let Some(entry) = core.groups.get_mut(group) else {
+    fn attend(&mut self, group: &str, rank: u16, generation: u64) -> Result<Attendance, Refusal> {
+        self.calls += 1;
+        let call = self.calls;
+        let Some(entry) = self.groups.get_mut(group) else {
             return Err(Refusal::UnknownGroup { name: group.into() });
         };
         entry.live.present.insert(rank, Presence::Here(call));
-        let attendance = self.attendance(entry, (rank, call), generation);
-        self.notify(core, group);
+        let attendance = self.attendance(self.group(group)?, (rank, call), generation);
+        self.notify(group);
         Ok(attendance)
     }
 
-    fn attendance(self: &Arc<Self>, entry: &Entry, (rank, call): (u16, u64), generation: u64) -> Attendance {
+    fn attendance(&self, entry: &Entry, (rank, call): (u16, u64), generation: u64) -> Attendance {
         Attendance {
-            shared: self.clone(),
+            shared: self.shared.clone(),
             group: entry.record().name.clone(),
             rank,
             call,
@@ -268,38 +237,30 @@ impl Shared {
         }
     }
 
-    fn away(self: &Arc<Self>, group: &str, rank: u16, call: u64) {
-        // The controller stops; the client has not gone.
-        if self.stopping() {
-            return;
+    fn away(&mut self, group: &str, rank: u16, call: u64) {
+        let here = |e: &Entry| e.live.present.get(&rank) == Some(&Presence::Here(call));
+        if self.groups.get(group).is_some_and(here) {
+            tracing::info!(group, rank, "call ended: its lease runs");
+            self.lease(group, rank, call);
+            self.notify(group);
         }
-        let mut core = self.lock();
-        let Some(entry) = core.groups.get_mut(group) else {
-            return;
-        };
-        if entry.live.present.get(&rank) != Some(&Presence::Here(call)) {
-            return;
-        }
-        tracing::info!(group, rank, "call ended: its lease runs");
-        self.lease(&mut core, group, rank, call);
-        self.notify(&mut core, group);
     }
 
-    fn lease(self: &Arc<Self>, core: &mut Core, group: &str, rank: u16, call: u64) {
-        let seat = core.collective(group).ok().and_then(|(_, g)| g.seat(rank));
+    fn lease(&mut self, group: &str, rank: u16, call: u64) {
+        let seat = self.collective(group).ok().and_then(|(_, g)| g.seat(rank));
         let lease = seat.map(|s| Duration::from_millis(s.lease_ms));
-        if let Some(entry) = core.groups.get_mut(group) {
+        if let Some(entry) = self.groups.get_mut(group) {
             entry.live.present.insert(rank, Presence::Away(call));
         }
         if let Some(lease) = lease {
-            self.later(group, lease, move |shared, core, group| {
-                shared.expired(core, group, rank, call);
+            self.shared.later(group, lease, move |core, group| {
+                core.expired(group, rank, call);
             });
         }
     }
 
-    pub(crate) fn lease_absent(self: &Arc<Self>, core: &mut Core, group: &str) {
-        let Ok((entry, ranks)) = core.collective(group) else {
+    pub(crate) fn lease_absent(&mut self, group: &str) {
+        let Ok((entry, ranks)) = self.collective(group) else {
             return;
         };
         let call = |rank: u16| match entry.live.present.get(&rank) {
@@ -309,12 +270,12 @@ impl Shared {
         };
         let absent: Vec<(u16, u64)> = (0..ranks.ranks.len() as u16).filter_map(call).collect();
         for (rank, call) in absent {
-            self.lease(core, group, rank, call);
+            self.lease(group, rank, call);
         }
     }
 
-    fn expired(self: &Arc<Self>, core: &mut Core, name: &str, rank: u16, call: u64) {
-        let Ok((entry, group)) = core.collective(name) else {
+    fn expired(&mut self, name: &str, rank: u16, call: u64) {
+        let Ok((entry, group)) = self.collective(name) else {
             return;
         };
         if entry.live.present.get(&rank) != Some(&Presence::Away(call)) {
@@ -330,28 +291,27 @@ impl Shared {
         );
         tracing::warn!(group = name, rank, reason, "lease ran out");
         let ending = Ending::failed(entry.record().generation, Some(rank), None, reason);
-        if let Err(error) = self.rank_gone(core, name, rank, Event::Lost, Some(ending)) {
+        if let Err(error) = self.rank_gone(name, rank, Event::Lost, Some(ending)) {
             tracing::error!(group = name, rank, %error, "cannot take out a rank");
         }
     }
 
     /// A rank is no longer in; `then` is the event if the group is active with it.
     fn rank_gone(
-        self: &Arc<Self>,
-        core: &mut Core,
+        &mut self,
         group: &str,
         rank: u16,
         then: Event,
         ending: Option<Ending>,
     ) -> Result<(), Refusal> {
-        let (entry, ranks) = core.collective(group)?;
+        let (entry, ranks) = self.collective(group)?;
         let (generation, phase) = (entry.record().generation, entry.record().phase);
         let takes_part = ranks.seat(rank).is_some_and(|s| s.generation <= generation);
         match phase {
-            Phase::Active | Phase::Broken if takes_part => self.step(core, group, then, ending),
+            Phase::Active | Phase::Broken if takes_part => self.step(group, then, ending),
             _ => {
-                self.change_ranks(core, group, |group| {
-                    group.set_rank(rank, RankState::Expected);
+                self.change_ranks(group, |group| {
+                    group.set_rank(rank, Joining::Expected);
                     if group.by_call
                         && let Some(place) = group.ranks.get_mut(usize::from(rank))
                     {
@@ -359,17 +319,16 @@ impl Shared {
                     }
                 })?;
                 if phase == Phase::Installing && takes_part {
-                    self.step(core, group, Event::Withdrawn, None)
+                    self.step(group, Event::Withdrawn, None)
                 } else {
-                    self.settle(core, group)
+                    self.settle(group)
                 }
             }
         }
     }
 
-    pub(crate) fn leave_collective(self: &Arc<Self>, group: &str, rank: u32) -> Result<bool, Refusal> {
-        let mut core = self.lock();
-        let (entry, ranks) = core.collective(group)?;
+    pub(crate) fn leave_collective(&mut self, group: &str, rank: u32) -> Result<bool, Refusal> {
+        let (entry, ranks) = self.collective(group)?;
         let rank = u16::try_from(rank)
             .ok()
             .filter(|r| usize::from(*r) < ranks.ranks.len())
@@ -385,23 +344,18 @@ impl Shared {
         tracing::info!(group, rank, "left");
         if record.phase.has_run() && seat.generation <= record.generation {
             // The rules still name it, and the others may not be done.
-            self.change_ranks(&mut core, group, |group| {
-                group.set_rank(rank, RankState::Left(seat));
+            self.change_ranks(group, |group| {
+                group.set_rank(rank, Joining::Left(seat));
             })?;
-            self.settle(&mut core, group)?;
+            self.settle(group)?;
         } else {
-            self.rank_gone(&mut core, group, rank, Event::Withdrawn, None)?;
+            self.rank_gone(group, rank, Event::Withdrawn, None)?;
         }
         Ok(true)
     }
 
-    fn change_ranks(
-        self: &Arc<Self>,
-        core: &mut Core,
-        group: &str,
-        change: impl FnOnce(&mut Collective),
-    ) -> Result<(), Refusal> {
-        self.change(core, group, |r| {
+    fn change_ranks(&mut self, group: &str, change: impl FnOnce(&mut Collective)) -> Result<(), Refusal> {
+        self.change(group, |r| {
             if let Kind::Collective(kind) = &mut r.kind {
                 change(kind);
             }
@@ -412,11 +366,12 @@ impl Shared {
 /// The rank's seat, if it comes with the same connection.
 fn same_seat<'r>(group: &'r Collective, join: &RankJoin) -> Option<&'r Seat> {
     let same = |seat: &&Seat| {
-        let HostEndpoint { ip, mac, qpn, .. } = &seat.endpoint;
+        let HostEndpoint { ip, mac, qpn, .. } = &seat.ends.endpoint;
         let given = &join.endpoint;
         (ip, mac, qpn, seat.sq_psn) == (&given.ip, &given.mac, &given.qpn, join.sq_psn)
-            && seat.endpoint.name == given.name
+            && seat.ends.endpoint.name == given.name
             && seat
+                .ends
                 .more
                 .iter()
                 .map(|e| e.qpn)
@@ -471,6 +426,9 @@ impl Attendance {
 
 impl Drop for Attendance {
     fn drop(&mut self) {
-        self.shared.away(&self.group, self.rank, self.call);
+        // If the controller stops, the client has not gone.
+        if !self.shared.stopping() {
+            self.shared.lock().away(&self.group, self.rank, self.call);
+        }
     }
 }

@@ -1,13 +1,13 @@
-use castnet_proto::convert::{connection_to_proto, disagreement_to_proto, loss_to_proto, straggler_to_proto};
+use castnet_proto::convert::{disagreement_to_proto, loss_to_proto, straggler_to_proto};
 use castnet_proto::v1;
 
 use super::live::Presence;
-use super::record::{Collective, RankRecord, RankState, Settings};
+use super::record::{Collective, RankRecord, Settings};
 use crate::core::Core;
 use crate::lifecycle::{After, Phase};
 use crate::record::{Ending, Plan};
 use crate::table::Entry;
-use crate::view::{lanes, place, problems, tree};
+use crate::view::{self, lanes, problems, tree};
 use castnet_rules::{GroupRule, HostEndpoint};
 
 fn phase(phase: Phase) -> v1::CollectivePhase {
@@ -44,10 +44,21 @@ pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::Colle
     let ending = record.ended.as_ref().filter(|_| over);
     let qpns = record.plan.as_deref().map(Plan::virtual_qpns).unwrap_or_default();
     let own = entry.own_mcst_ids(|end| Some(end.rank()?.rank));
-    let member = |(rank, member): (u16, &RankRecord)| v1::MemberState {
-        virtual_qpn: qpns.get(&rank).map(|qpn| qpn.value()),
-        mcst_id: own.get(&rank).map(ToString::to_string),
-        ..rank_state(core, entry, rank, member)
+    let member = |(rank, member): (u16, &RankRecord)| {
+        let shown = view::member(core, &member.host, &member.state, |seat| &seat.ends);
+        let here = matches!(entry.live.present.get(&rank), Some(Presence::Here(_)));
+        v1::MemberState {
+            rank: rank.into(),
+            phase: match shown.phase() {
+                v1::MemberPhase::Joined if !here => v1::MemberPhase::Away,
+                phase => phase,
+            } as i32,
+            sq_psn: member.state.seat().map_or(0, |s| s.sq_psn.value()),
+            rq_psn: member.rq_psn.value(),
+            virtual_qpn: qpns.get(&rank).map(|qpn| qpn.value()),
+            mcst_id: own.get(&rank).map(ToString::to_string),
+            ..shown
+        }
     };
     v1::CollectiveState {
         name: record.name.clone(),
@@ -87,7 +98,18 @@ pub(crate) fn state_for(
     }
     seen.rq_psn = group.ranks.get(usize::from(rank)).map_or(0, |r| r.rq_psn.value());
     match &record.ended {
-        Some(ending) if ending.generation >= generation => over(&mut seen, ending),
+        Some(ending) if ending.generation >= generation => {
+            let phase = match ending.refused {
+                true => v1::CollectivePhase::Refused,
+                false => v1::CollectivePhase::Failed,
+            };
+            seen.phase = phase as i32;
+            seen.reason = ending.words();
+            seen.failed_rank = ending.rank.map(u32::from);
+            seen.failed_switch = ending.switch.clone().unwrap_or_default();
+            seen.generation = ending.generation;
+            seen.conflict = conflict(ending);
+        }
         // It waits for the next generation; the end of the last does not concern it.
         _ if generation > record.generation && record.phase != Phase::Removing(After::Gone) => {
             seen.phase = v1::CollectivePhase::Waiting as i32;
@@ -97,19 +119,6 @@ pub(crate) fn state_for(
         _ => {}
     }
     seen
-}
-
-fn over(seen: &mut v1::CollectiveState, ending: &Ending) {
-    let phase = match ending.refused {
-        true => v1::CollectivePhase::Refused,
-        false => v1::CollectivePhase::Failed,
-    };
-    seen.phase = phase as i32;
-    seen.reason = ending.words();
-    seen.failed_rank = ending.rank.map(u32::from);
-    seen.failed_switch = ending.switch.clone().unwrap_or_default();
-    seen.generation = ending.generation;
-    seen.conflict = conflict(ending);
 }
 
 fn conflict(ending: &Ending) -> Option<v1::Disagreement> {
@@ -177,29 +186,6 @@ fn again(detours: &str) -> String {
 fn joined<const N: usize>(parts: [String; N]) -> String {
     let parts = parts.into_iter().filter(|p| !p.is_empty());
     parts.collect::<Vec<_>>().join("; ")
-}
-
-fn rank_state(core: &Core, entry: &Entry, rank: u16, member: &RankRecord) -> v1::MemberState {
-    let (switch_name, port) = place(core, &member.host);
-    let (phase, seat) = match &member.state {
-        RankState::Expected => (v1::MemberPhase::Expected, None),
-        RankState::Joined(seat) => match entry.live.present.get(&rank) {
-            Some(Presence::Here(_)) => (v1::MemberPhase::Joined, Some(seat)),
-            Some(Presence::Away(_)) | None => (v1::MemberPhase::Away, Some(seat)),
-        },
-        RankState::Left(seat) => (v1::MemberPhase::Left, Some(seat)),
-    };
-    v1::MemberState {
-        rank: rank.into(),
-        host: member.host.clone(),
-        phase: phase as i32,
-        connection: seat.map(|s| connection_to_proto(s.ends())),
-        sq_psn: seat.map_or(0, |s| s.sq_psn.value()),
-        rq_psn: member.rq_psn.value(),
-        switch_name,
-        port,
-        ..Default::default()
-    }
 }
 
 pub(crate) fn group(group: &Collective, core: &Core, entry: &Entry) -> v1::Collective {

@@ -27,8 +27,7 @@ impl GroupKind for Multicast {
     fn parties(&self) -> Vec<Party<'_>> {
         let all = self.members.iter().map(|m| Party {
             host: &m.host,
-            first: m.state.endpoint(),
-            more: m.state.more(),
+            ends: m.state.seat().map(|s| &s.ends),
         });
         all.collect()
     }
@@ -45,7 +44,7 @@ impl GroupKind for Multicast {
         for endpoint in &mut rule.endpoints {
             if let NextHop::Host(host) = &mut endpoint.next_hop
                 && let Some((_, member)) = self.member(&host.name)
-                && let Some(end) = member.state.ends().nth(lane.into())
+                && let Some(end) = member.state.seat().and_then(|s| s.ends.iter().nth(lane.into()))
                 && host != end
             {
                 // Behind routers the rule has no Ethernet address.
@@ -77,7 +76,7 @@ impl GroupKind for Multicast {
 
     fn request(&self, record: &Record) -> Request {
         let member = |(i, m): (usize, &MemberRecord)| {
-            let end = m.state.endpoint();
+            let end = m.state.seat().map(|s| &s.ends.endpoint);
             planned_member(i, &m.host, end, end.map_or(HostPart::Plain, |e| e.part))
         };
         let members = self.members.iter().enumerate().map(member).collect();

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use castnet_proto::convert::{NewGroup, NewMember};
-use castnet_rules::HostEndpoint;
 use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
+use crate::kinds::{Ends, Joining};
 use crate::record::text;
 
 /// The part of a record that only multicast groups have.
@@ -38,34 +38,24 @@ pub struct MemberRecord {
 }
 
 /// Whether a member has joined.
+pub type MemberState = Joining<Seat>;
+
+/// What a member joined with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum MemberState {
-    /// Has not joined.
-    Expected,
-    /// Has joined.
-    Joined {
-        /// Its end of the connection.
-        endpoint: HostEndpoint,
-        /// The same of the lanes after the first.
-        #[serde(default)]
-        more: Vec<HostEndpoint>,
-        /// How it joined.
-        by: JoinedBy,
-    },
-    /// Has left; the rules still name it.
-    Left {
-        /// Its end of the connection.
-        endpoint: HostEndpoint,
-        /// The same of the lanes after the first.
-        #[serde(default)]
-        more: Vec<HostEndpoint>,
-    },
+pub struct Seat {
+    /// Its ends of the connections.
+    #[serde(flatten)]
+    pub ends: Ends,
+    /// How it joined.
+    #[serde(default)]
+    pub by: JoinedBy,
 }
 
 /// How a member joined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JoinedBy {
     /// Its connection was given when the group was created.
+    #[default]
     Creation,
     /// By the call of this number, which stands until the group is active. Numbers start from 1 at each start of the
     /// controller; 0 is a call to an earlier controller.
@@ -76,10 +66,11 @@ impl Multicast {
     /// A new group.
     pub fn new(group: NewGroup, start_psn: Psn) -> Self {
         let member = |m: NewMember| {
-            let joined = MemberState::joined(m.ends, JoinedBy::Creation);
+            let by = JoinedBy::Creation;
+            let seat = Ends::new(m.ends).map(|ends| Seat { ends, by });
             MemberRecord {
                 host: m.host,
-                state: joined.unwrap_or(MemberState::Expected),
+                state: seat.map_or(Joining::Expected, Joining::Joined),
             }
         };
         Self {
@@ -106,42 +97,34 @@ impl Multicast {
 
     /// Whether every member has joined.
     pub fn all_joined(&self) -> bool {
-        self.members
-            .iter()
-            .all(|m| matches!(m.state, MemberState::Joined { .. }))
+        self.members.iter().all(|m| matches!(m.state, Joining::Joined(_)))
     }
 
     /// Whether its traffic is over: the source has left, or all receivers.
     pub fn is_over(&self) -> bool {
-        let left = |m: &MemberRecord| matches!(m.state, MemberState::Left { .. });
+        let left = |m: &MemberRecord| matches!(m.state, Joining::Left(_));
         let source_left = self.members.iter().any(|m| m.host == self.source && left(m));
         source_left || self.members.iter().filter(|m| m.host != self.source).all(left)
     }
 
     /// Hosts that have not joined.
     pub fn expected(&self) -> Vec<&str> {
-        let waits = self.members.iter().filter(|m| m.state == MemberState::Expected);
+        let waits = self.members.iter().filter(|m| m.state == Joining::Expected);
         waits.map(|m| m.host.as_str()).collect()
     }
 
     /// All members must join again: connections of one group start and end together, as they share one PSN space.
     pub fn forget_connections(&mut self) {
         for member in Arc::make_mut(&mut self.members) {
-            member.state = MemberState::Expected;
+            member.state = Joining::Expected;
         }
     }
 
     /// Ends joins that stand on a call: the calls ended with the failure, or with the controller.
     pub fn forget_calls(&mut self) {
         for member in Arc::make_mut(&mut self.members) {
-            if matches!(
-                member.state,
-                MemberState::Joined {
-                    by: JoinedBy::Call(_),
-                    ..
-                }
-            ) {
-                member.state = MemberState::Expected;
+            if matches!(&member.state, Joining::Joined(seat) if seat.by != JoinedBy::Creation) {
+                member.state = Joining::Expected;
             }
         }
     }
@@ -149,46 +132,11 @@ impl Multicast {
     /// Marks joins that stand on a call as calls to an earlier controller.
     pub(crate) fn calls_are_old(&mut self) {
         for member in Arc::make_mut(&mut self.members) {
-            if let MemberState::Joined {
-                by: JoinedBy::Call(call),
-                ..
-            } = &mut member.state
+            if let Joining::Joined(seat) = &mut member.state
+                && seat.by != JoinedBy::Creation
             {
-                *call = 0;
+                seat.by = JoinedBy::Call(0);
             }
-        }
-    }
-}
-
-impl MemberState {
-    /// Joined with these ends, one per lane; `None` without ends.
-    pub fn joined(ends: Vec<HostEndpoint>, by: JoinedBy) -> Option<Self> {
-        let mut ends = ends.into_iter();
-        ends.next().map(|endpoint| Self::Joined {
-            endpoint,
-            more: ends.collect(),
-            by,
-        })
-    }
-
-    /// Its ends of the connections, one for each lane, once it has joined.
-    pub fn ends(&self) -> impl Iterator<Item = &HostEndpoint> {
-        self.endpoint().into_iter().chain(self.more())
-    }
-
-    /// Its ends of the lanes after the first.
-    pub fn more(&self) -> &[HostEndpoint] {
-        match self {
-            Self::Expected => &[],
-            Self::Joined { more, .. } | Self::Left { more, .. } => more,
-        }
-    }
-
-    /// Its end of the first lane, once it has joined.
-    pub fn endpoint(&self) -> Option<&HostEndpoint> {
-        match self {
-            Self::Expected => None,
-            Self::Joined { endpoint, .. } | Self::Left { endpoint, .. } => Some(endpoint),
         }
     }
 }

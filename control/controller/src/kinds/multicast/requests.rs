@@ -6,15 +6,15 @@ use castnet_rules::HostEndpoint;
 use castnet_wire::Psn;
 use tokio::sync::watch;
 
-use super::record::{JoinedBy, MemberRecord, MemberState, Multicast};
+use super::record::{JoinedBy, MemberRecord, MemberState, Multicast, Seat};
 use super::view;
-use crate::core::{Core, Shared};
+use crate::core::{Core, Locked, Shared};
 use crate::driver;
 use crate::error::Refusal;
-use crate::kinds::Kind;
+use crate::kinds::{Ends, Joining, Kind};
 use crate::lifecycle::{Event, Failure, Phase};
 use crate::record::Record;
-use crate::requests::{Seen, StandingCall, check_connection, check_known, check_no_switch, draw};
+use crate::requests::{Seen, StandingCall, draw};
 
 /// A join that stands on a call: withdrawn if dropped before the group is active.
 pub(crate) struct Join {
@@ -25,58 +25,60 @@ pub(crate) struct Join {
     changed: watch::Receiver<()>,
 }
 
-impl Shared {
+impl Locked<'_> {
     /// Returns whether all members are in already.
-    pub(crate) fn create(self: &Arc<Self>, group: NewGroup) -> Result<bool, Refusal> {
-        let mut core = self.lock();
-        core.free_name(&group.name)?;
+    pub(crate) fn create(&mut self, group: NewGroup) -> Result<bool, Refusal> {
+        self.free_name(&group.name)?;
         for (i, member) in group.members.iter().enumerate() {
             let field = format_args!("members[{i}].host");
             if member.ends.is_empty() {
-                check_known(&core, field, &member.host)?;
+                self.check_known(field, &member.host)?;
             }
-            check_no_switch(&core, field, &member.host)?;
+            self.check_no_switch(field, &member.host)?;
             let field = format_args!("members[{i}].connection");
-            check_connection(&core, field, None, &member.ends)?;
+            self.check_connection(field, None, &member.ends)?;
         }
         let wanted = group.mcst_id;
-        let mcst_ids = self.mcst_ids_for(&core, wanted, group.lanes)?;
+        let mcst_ids = self.mcst_ids_for(wanted, group.lanes)?;
         let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
         let name = group.name.clone();
         let kind = Multicast::new(group, start_psn);
         let (members, complete) = (kind.members.clone(), kind.all_joined());
         let mut record = Record::new(name.clone(), mcst_ids, Kind::Multicast(kind));
-        let plan = self.check_new(&core, &mut record, wanted)?;
-        for end in members.iter().filter_map(|m| m.state.endpoint()) {
-            self.know(&mut core, end)?;
+        let plan = self.check_new(&mut record, wanted)?;
+        for seat in members.iter().filter_map(|m| m.state.seat()) {
+            self.know(&seat.ends.endpoint)?;
         }
-        self.add(&mut core, record)?;
-        core.foresee(&name, &plan);
-        self.settle(&mut core, &name)?;
+        self.add(record)?;
+        self.foresee(&name, &plan);
+        self.settle(&name)?;
         // Nothing has changed since it was planned. The driver waits for a switch that has not reported yet.
         if let Some(mut plan) = plan.filter(|_| complete) {
-            let generation = core.group(&name)?.record().generation;
+            let generation = self.group(&name)?.record().generation;
             plan.rules
                 .values_mut()
                 .for_each(|rule| rule.generation = generation);
-            let _ = driver::place(self, &mut core, &name, plan);
+            let _ = driver::place(self, &name, plan);
         }
         Ok(complete)
     }
 
     pub(crate) fn join(
-        self: &Arc<Self>,
+        &mut self,
         group: &str,
         host: String,
         ends: Vec<HostEndpoint>,
     ) -> Result<Join, Refusal> {
-        let mut core = self.lock();
-        let (entry, kind) = core.multicast(group)?;
+        let (entry, kind) = self.multicast(group)?;
         let record = entry.record();
         let member = member_of(record, kind, &host)?;
-        let (state, phase) = (member.state.clone(), record.phase);
+        let phase = record.phase;
         one_end_each("connection", ends.len(), record.lanes())?;
-        let same = matches!(&state, MemberState::Joined { .. }) && state.ends().eq(&ends);
+        // How it joined before with the same connection.
+        let same = match &member.state {
+            Joining::Joined(seat) if seat.ends.iter().eq(&ends) => Some(seat.by),
+            _ => None,
+        };
         let not_now = |state, way_out| Refusal::NotNow {
             field: "group",
             group: group.into(),
@@ -85,7 +87,7 @@ impl Shared {
         };
         match phase {
             Phase::Registered | Phase::Refused | Phase::Failed => {}
-            Phase::Installing | Phase::Active | Phase::Degraded if same => {}
+            Phase::Installing | Phase::Active | Phase::Degraded if same.is_some() => {}
             Phase::Installing => {
                 return Err(not_now(
                     "is being installed with another connection of this host",
@@ -98,28 +100,23 @@ impl Shared {
             }
             Phase::Removing(_) => return Err(not_now("is being removed", "try again soon")),
         }
-        check_connection(&core, "connection", Some(group), &ends)?;
+        self.check_connection("connection", Some(group), &ends)?;
         for end in &ends {
-            self.know(&mut core, end)?;
+            self.know(end)?;
         }
-        core.calls += 1;
-        let call = core.calls;
-        self.step(&mut core, group, Event::Joined, None)?;
+        self.calls += 1;
+        let call = self.calls;
+        self.step(group, Event::Joined, None)?;
         // A connection that was given at creation stands on no call.
-        let by = match state {
-            MemberState::Joined {
-                by: JoinedBy::Creation,
-                ..
-            } if same => JoinedBy::Creation,
-            _ => JoinedBy::Call(call),
-        };
-        let joined = MemberState::joined(ends, by).unwrap_or(MemberState::Expected);
-        self.set_member(&mut core, group, &host, joined)?;
-        let changed = core.group(group)?.changed.subscribe();
-        self.settle(&mut core, group)?;
+        let by = same.filter(|by| *by == JoinedBy::Creation);
+        let by = by.unwrap_or(JoinedBy::Call(call));
+        let seat = Ends::new(ends).map(|ends| Seat { ends, by });
+        self.set_member(group, &host, seat.map_or(Joining::Expected, Joining::Joined))?;
+        let changed = self.group(group)?.changed.subscribe();
+        self.settle(group)?;
         tracing::info!(group, host, "joined");
         Ok(Join {
-            shared: self.clone(),
+            shared: self.shared.clone(),
             group: group.into(),
             host,
             call,
@@ -127,74 +124,67 @@ impl Shared {
         })
     }
 
-    fn withdraw(self: &Arc<Self>, core: &mut Core, group: &str, host: &str, call: u64) {
+    fn withdraw(&mut self, group: &str, host: &str, call: u64) {
         // The controller stops; the client has not gone. The join stays as it is stored.
-        if self.stopping() {
+        if self.shared.stopping() {
             return;
         }
-        let Ok((entry, kind)) = core.multicast(group) else {
+        let Ok((entry, kind)) = self.multicast(group) else {
             return;
         };
-        let stands_on_it =
-            |s: &MemberState| matches!(s, MemberState::Joined { by, .. } if *by == JoinedBy::Call(call));
         let phase = entry.record().phase;
-        let stands = kind.member(host).is_some_and(|(_, m)| stands_on_it(&m.state));
+        let stands = kind.member(host).is_some_and(
+            |(_, m)| matches!(&m.state, Joining::Joined(seat) if seat.by == JoinedBy::Call(call)),
+        );
         if !stands || !matches!(phase, Phase::Registered | Phase::Installing | Phase::Removing(_)) {
             return;
         }
         tracing::info!(group, host, "join withdrawn: its call ended");
         let withdrawn = self
-            .set_member(core, group, host, MemberState::Expected)
-            .and_then(|()| self.step(core, group, Event::Withdrawn, None));
+            .set_member(group, host, Joining::Expected)
+            .and_then(|()| self.step(group, Event::Withdrawn, None));
         if let Err(error) = withdrawn {
             tracing::error!(group, host, %error, "cannot withdraw a join");
         }
         let (group, host) = (group.to_owned(), host.to_owned());
-        core.journal
-            .retry(move |shared, core| shared.withdraw(core, &group, &host, call));
+        self.journal.retry(move |core| core.withdraw(&group, &host, call));
     }
 
-    pub(crate) fn leave(self: &Arc<Self>, group: &str, host: &str) -> Result<bool, Refusal> {
-        let mut core = self.lock();
-        let (entry, kind) = core.multicast(group)?;
+    pub(crate) fn leave(&mut self, group: &str, host: &str) -> Result<bool, Refusal> {
+        let (entry, kind) = self.multicast(group)?;
         let record = entry.record();
         let member = member_of(record, kind, host)?;
-        let MemberState::Joined { endpoint, more, .. } = member.state.clone() else {
+        let Joining::Joined(seat) = member.state.clone() else {
             return Ok(false);
         };
         let runs = record.phase.has_run();
-        let state = if runs {
-            MemberState::Left { endpoint, more }
-        } else {
-            MemberState::Expected
+        let state = match runs {
+            true => Joining::Left(seat),
+            false => Joining::Expected,
         };
         tracing::info!(group, host, "left");
-        self.set_member(&mut core, group, host, state)?;
+        self.set_member(group, host, state)?;
         if !runs {
-            self.step(&mut core, group, Event::Withdrawn, None)?;
-        } else if core.multicast(group)?.1.is_over() {
-            self.step(&mut core, group, Event::Ended, None)?;
+            self.step(group, Event::Withdrawn, None)?;
+        } else if self.multicast(group)?.1.is_over() {
+            self.step(group, Event::Ended, None)?;
         }
         Ok(true)
     }
 
-    fn set_member(
-        self: &Arc<Self>,
-        core: &mut Core,
-        group: &str,
-        host: &str,
-        state: MemberState,
-    ) -> Result<(), Refusal> {
-        self.change(core, group, |r| {
+    fn set_member(&mut self, group: &str, host: &str, state: MemberState) -> Result<(), Refusal> {
+        self.change(group, |r| {
             if let Kind::Multicast(kind) = &mut r.kind {
                 kind.set_member(host, state);
             }
         })
     }
+}
 
+impl Shared {
     /// The state of a new group; if all members are in, once it is active. Or why it cannot be installed.
     pub(crate) async fn created(
-        &self,
+        self: &Arc<Self>,
         group: &str,
         complete: bool,
     ) -> Result<Result<v1::GroupState, Failure>, Refusal> {
@@ -249,10 +239,8 @@ impl Join {
         let (entry, kind) = core.multicast(&self.group).ok()?;
         let (_, member) = kind.member(&self.host)?;
         let state = || Box::new(view::state(kind, core, entry, Some(&self.host)));
-        let stands = match &member.state {
-            MemberState::Joined { by, .. } => *by == JoinedBy::Creation || *by == JoinedBy::Call(self.call),
-            MemberState::Expected | MemberState::Left { .. } => false,
-        };
+        let by = [JoinedBy::Creation, JoinedBy::Call(self.call)];
+        let stands = matches!(&member.state, Joining::Joined(seat) if by.contains(&seat.by));
         match entry.record().phase {
             Phase::Active | Phase::Degraded | Phase::Refused => Some(Seen::Last(state())),
             _ => stands.then(|| Seen::State(state())),
@@ -262,8 +250,6 @@ impl Join {
 
 impl Drop for Join {
     fn drop(&mut self) {
-        let mut core = self.shared.lock();
-        self.shared
-            .withdraw(&mut core, &self.group, &self.host, self.call);
+        self.shared.lock().withdraw(&self.group, &self.host, self.call);
     }
 }

@@ -1,11 +1,10 @@
-use castnet_proto::convert::connection_to_proto;
 use castnet_proto::v1;
 
-use super::record::{MemberRecord, MemberState, Multicast};
+use super::record::{MemberRecord, Multicast};
 use crate::core::Core;
 use crate::lifecycle::{After, Phase};
 use crate::table::Entry;
-use crate::view::{lanes, place, problems, tree};
+use crate::view::{self, lanes, problems, tree};
 
 fn phase(phase: Phase) -> v1::GroupPhase {
     match phase {
@@ -31,6 +30,11 @@ pub(crate) fn state(group: &Multicast, core: &Core, entry: &Entry, member: Optio
     let own = member.and_then(|host| entry.mcst_ids_for(|end| end.name == host));
     let each = entry.own_mcst_ids(|end| Some(end.name.clone()));
     let mcst_ids = own.unwrap_or_else(|| record.mcst_ids().collect());
+    let shown = |m: &MemberRecord| v1::MemberState {
+        role: role(group, &m.host) as i32,
+        mcst_id: each.get(&m.host).map(ToString::to_string),
+        ..view::member(core, &m.host, &m.state, |seat| &seat.ends)
+    };
     v1::GroupState {
         name: record.name.clone(),
         phase: phase(record.phase) as i32,
@@ -40,14 +44,7 @@ pub(crate) fn state(group: &Multicast, core: &Core, entry: &Entry, member: Optio
         pmtu: group.pmtu.bytes() as u32,
         va_base: group.va_base,
         source: group.source.clone(),
-        members: group
-            .members
-            .iter()
-            .map(|m| v1::MemberState {
-                mcst_id: each.get(&m.host).map(ToString::to_string),
-                ..member_state(group, core, m)
-            })
-            .collect(),
+        members: group.members.iter().map(shown).collect(),
         role: member.map_or(v1::Role::Unspecified, |host| role(group, host)) as i32,
         generation: record.generation,
         lanes: lanes(&record.name, mcst_ids),
@@ -66,27 +63,6 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
             ended.map_or_else(String::new, |e| format!("{}: {}", e.field, e.reason))
         }
         Phase::Degraded | Phase::Removing(_) => problems(entry, ""),
-    }
-}
-
-fn member_state(group: &Multicast, core: &Core, member: &MemberRecord) -> v1::MemberState {
-    let (switch_name, port) = place(core, &member.host);
-    let phase = match member.state {
-        MemberState::Expected => v1::MemberPhase::Expected,
-        MemberState::Joined { .. } => v1::MemberPhase::Joined,
-        MemberState::Left { .. } => v1::MemberPhase::Left,
-    };
-    v1::MemberState {
-        host: member.host.clone(),
-        role: role(group, &member.host) as i32,
-        phase: phase as i32,
-        connection: member
-            .state
-            .endpoint()
-            .map(|_| connection_to_proto(member.state.ends())),
-        switch_name,
-        port,
-        ..Default::default()
     }
 }
 
