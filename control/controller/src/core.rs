@@ -168,9 +168,11 @@ pub(crate) struct Shared {
     /// Notified when there is something to write.
     pub(crate) staged: Arc<Notify>,
     pub(crate) events: broadcast::Sender<v1::ControllerEvent>,
-    fabric: watch::Sender<()>,
-    tasks: TaskTracker,
-    stop: CancellationToken,
+    /// Changes whenever switches or hosts report something new.
+    pub(crate) fabric: watch::Sender<()>,
+    pub(crate) tasks: TaskTracker,
+    /// Cancelled when the controller stops.
+    pub(crate) stopped: CancellationToken,
 }
 
 impl Shared {
@@ -190,7 +192,7 @@ impl Shared {
             events: broadcast::Sender::new(EVENTS_MAX),
             fabric: watch::Sender::new(()),
             tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
+            stopped: CancellationToken::new(),
         }
     }
 
@@ -201,11 +203,11 @@ impl Shared {
 
     /// Runs `task` until the controller stops, then drops it, as if the process had been killed.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let stop = self.stop.clone();
+        let stopped = self.stopped.clone();
         self.tasks.spawn(async move {
             tokio::select! {
                 biased;
-                () = stop.cancelled() => {}
+                () = stopped.cancelled() => {}
                 () = task => {}
             }
         });
@@ -217,13 +219,9 @@ impl Shared {
         self.tasks.wait().await;
     }
 
-    pub(crate) fn stopping(&self) -> bool {
-        self.stop.is_cancelled()
-    }
-
     /// Like [`Shared::stop`], without waiting.
     pub(crate) fn stop_now(&self) {
-        self.stop.cancel();
+        self.stopped.cancel();
         self.core.lock().journal.close();
     }
 
@@ -263,39 +261,13 @@ impl Shared {
     ) -> Result<Option<T>, Refusal> {
         loop {
             changed.mark_unchanged();
-            let found = {
-                let core = self.core.lock();
-                look(&core).map(|found| (found, core.journal.ticket()))
-            };
-            match found {
-                Some((found, ticket)) => match ticket.durable().await {
-                    Ok(()) => return Ok(Some(found)),
-                    // Taken back: look again.
-                    Err(Refusal::Store(_)) => {}
-                    Err(other) => return Err(other),
-                },
-                None if changed.changed().await.is_err() => return Ok(None),
-                None => {}
+            if let Some(found) = self.read(&mut look).await? {
+                return Ok(Some(found));
+            }
+            if changed.changed().await.is_err() {
+                return Ok(None);
             }
         }
-    }
-
-    /// Runs `task` to its end, even if the controller stops.
-    pub(crate) fn spawn_to_end(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(task);
-    }
-
-    pub(crate) async fn stopped(&self) {
-        self.stop.cancelled().await;
-    }
-
-    /// Changes whenever switches or hosts report something new.
-    pub(crate) fn fabric_changes(&self) -> watch::Receiver<()> {
-        self.fabric.subscribe()
-    }
-
-    pub(crate) fn fabric_changed(&self) {
-        self.fabric.send_replace(());
     }
 
     /// Like [`Shared::after`], for a group.

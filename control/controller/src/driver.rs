@@ -43,9 +43,6 @@ pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
         match record.phase {
             Phase::Removing(_) => {
                 if !remove(&shared, record).await {
-                    if let Some(entry) = shared.lock().groups.get_mut(&name) {
-                        entry.driven = false;
-                    }
                     return;
                 }
             }
@@ -60,12 +57,10 @@ async fn install(shared: &Arc<Shared>, record: Record) {
     let pass = |checkpoint| shared.config.checkpoints.pass(checkpoint);
     pass(Checkpoint::Joined).await;
     let plan = match record.plan {
-        Some(plan) => plan,
-        None => match lay_out(shared, name, generation).await {
-            Some(plan) => plan,
-            None => return,
-        },
+        None => lay_out(shared, name, generation).await,
+        placed => placed,
     };
+    let Some(plan) = plan else { return };
     // If the plan was taken back, try again after a pause.
     if shared.durable().await.is_err() {
         return tokio::time::sleep(shared.config.timeouts.backoff.1).await;
@@ -156,7 +151,7 @@ fn turned_down(
 fn refuse(core: &mut Locked<'_>, (name, generation): (&str, u64), failure: Failure) {
     if installing(core, name, generation).is_some() {
         let ending = Ending::refused(generation, failure);
-        let (field, reason) = (&ending.field, &ending.reason);
+        let (field, reason) = (&ending.failure.field, &ending.failure.reason);
         tracing::warn!(group = name, field, reason, "installation refused");
         core.try_step(name, Event::Refused, Some(ending));
     }
@@ -165,7 +160,7 @@ fn refuse(core: &mut Locked<'_>, (name, generation): (&str, u64), failure: Failu
 /// Places the group and stores that; waits for missing reports. `None`: there is nothing to install.
 async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Arc<Plan>> {
     let deadline = Instant::now() + shared.config.timeouts.host;
-    let mut changes = shared.fabric_changes();
+    let mut changes = shared.fabric.subscribe();
     loop {
         changes.mark_unchanged();
         let failure = {
@@ -256,13 +251,14 @@ async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     }
     let mut core = shared.lock();
     core.try_change(name, |r| r.placed.retain(|s| !cleared.contains(&s)));
-    let Some(entry) = core.groups.get(name) else {
+    let Some(entry) = core.groups.get_mut(name) else {
         return false;
     };
     // Name and McstID are free again only when no switch knows them. Otherwise the group goes on, and switches that
     // cannot be reached are cleaned later: the next generation replaces this one.
     let must_wait = entry.record().phase == Phase::Removing(After::Gone) && !entry.record().placed.is_empty();
     if must_wait {
+        entry.driven = false;
         core.notify(name);
     } else {
         core.try_step(name, Event::Cleared, None);

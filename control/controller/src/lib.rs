@@ -103,16 +103,15 @@ impl Controller {
             last_mcst_ids: BTreeMap::new(),
             journal: Journal::new(stored.versions, staged.clone()),
         };
-        let (listen, security) = (config.listen.clone(), config.security.clone());
         let shared = Arc::new(Shared::new(config, stored.owner, core, staged));
         let service = service::Service {
             shared: shared.clone(),
         };
         let routes = Routes::new(ControllerServer::new(service));
-        let server = serve(&listen, &security, routes)
-            .await
-            .inspect_err(|_| shared.stop_now())?;
-        shared.spawn_to_end(writer::write(shared.clone(), store));
+        let server = serve(&shared.config.listen, &shared.config.security, routes);
+        let server = server.await.inspect_err(|_| shared.stop_now())?;
+        // It ends by itself, after the last write.
+        shared.tasks.spawn(writer::write(shared.clone(), store));
         tracing::info!(address = %server.address(), owner = shared.owner, "controller serves");
         for link in shared.links.values() {
             shared.spawn(link.clone().run(shared.clone()));
@@ -152,11 +151,7 @@ impl Controller {
 
 impl std::fmt::Debug for Controller {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let address = self.address().map(ToString::to_string);
-        f.debug_struct("Controller")
-            .field("address", &address)
-            .field("owner", &self.owner())
-            .finish()
+        write!(f, "Controller({}, {:?})", self.owner(), self.address())
     }
 }
 

@@ -35,19 +35,13 @@ const ANSWER_BYTES_MAX: usize = 1 << 30;
 type Client = AgentClient<Channel>;
 
 pub(crate) struct Link {
-    config: SwitchConfig,
-    connection: watch::Sender<Connection>,
+    pub(crate) config: SwitchConfig,
+    /// `None` until the first attempt to connect has ended; then the client, or why there is none.
+    connection: watch::Sender<Option<Result<Client, String>>>,
     /// Held while a task changes the switch, so that no late installation follows a removal.
     turn: tokio::sync::Mutex<()>,
     /// What drivers have asked for since a task last had the turn.
     asked: parking_lot::Mutex<VecDeque<install::Asked>>,
-}
-
-#[derive(Clone)]
-enum Connection {
-    Trying,
-    Up(Client),
-    Down(String),
 }
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -119,30 +113,22 @@ impl Link {
     pub(crate) fn new(config: SwitchConfig) -> Self {
         Self {
             config,
-            connection: watch::Sender::new(Connection::Trying),
+            connection: watch::Sender::new(None),
             turn: tokio::sync::Mutex::default(),
             asked: parking_lot::Mutex::default(),
         }
     }
 
-    pub(crate) fn endpoint(&self) -> String {
-        self.config.agent.to_string()
-    }
-
     /// The client; waits for a first attempt to connect that is under way.
     async fn client(&self, within: Duration) -> Result<Client, SwitchError> {
         let mut connection = self.connection.subscribe();
-        let settled = connection.wait_for(|c| !matches!(c, Connection::Trying));
-        match timeout(within, settled).await {
-            Ok(Ok(state)) => match &*state {
-                Connection::Up(client) => Ok(client.clone()),
-                Connection::Down(reason) => Err(SwitchError::Unreachable(reason.clone())),
-                Connection::Trying => Err(SwitchError::Unreachable("not connected yet".into())),
-            },
-            _ => Err(SwitchError::Unreachable(format!(
-                "not connected within {within:?}"
-            ))),
-        }
+        let tried = timeout(within, connection.wait_for(Option::is_some)).await;
+        let reason = match tried.ok().and_then(Result::ok).as_deref() {
+            Some(Some(Ok(client))) => return Ok(client.clone()),
+            Some(Some(Err(reason))) => reason.clone(),
+            Some(None) | None => format!("not connected within {within:?}"),
+        };
+        Err(SwitchError::Unreachable(reason))
     }
 
     pub(crate) async fn run(self: Arc<Self>, shared: Arc<Shared>) {
@@ -169,11 +155,11 @@ impl Link {
             let now = Reach::Down(reason.clone());
             let (before, _) = core.facts.switches.entry(name.clone()).or_default();
             if std::mem::replace(before, now) == Reach::Up
-                || !matches!(*self.connection.borrow(), Connection::Down(_))
+                || !matches!(*self.connection.borrow(), Some(Err(_)))
             {
                 tracing::warn!(switch = name, reason, "switch lost");
             }
-            self.connection.send_replace(Connection::Down(reason.clone()));
+            self.connection.send_replace(Some(Err(reason.clone())));
             core.groups.on_switch(name)
         };
         for groups in groups.chunks(GROUPS_TOGETHER) {
@@ -186,11 +172,11 @@ impl Link {
             tokio::task::yield_now().await;
         }
         self.tell(&mut shared.lock());
-        shared.fabric_changed();
+        shared.fabric.send_replace(());
     }
 
     fn tell(&self, core: &mut Locked<'_>) {
-        let state = crate::view::switch(core, &self.config.name, self.endpoint());
+        let state = crate::view::switch(core, &self.config);
         core.publish(v1::controller_event::Event::Switch(state));
     }
 
@@ -219,7 +205,7 @@ impl Link {
         {
             let mut core = shared.lock();
             core.learn(&self.config.name, capabilities, before);
-            self.connection.send_replace(Connection::Up(client.clone()));
+            self.connection.send_replace(Some(Ok(client.clone())));
             self.tell(&mut core);
         }
         self.reconcile(shared, &mut client).await?;
@@ -318,7 +304,7 @@ impl Link {
         let known = core.facts.switches.entry(self.config.name.clone()).or_default();
         if *known != (Reach::Up, report.clone()) {
             *known = (Reach::Up, report);
-            shared.fabric_changed();
+            shared.fabric.send_replace(());
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Compares desired and reported state of one switch; pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_rules::GroupRule;
 use castnet_wire::McstId;
@@ -21,12 +21,13 @@ pub(crate) struct Found {
     pub(crate) owner: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
-    /// Install the desired rule, or replace an older version by it.
-    Install { mcst_id: McstId },
-    /// Remove this version.
-    Remove { mcst_id: McstId, generation: u64 },
+/// What turns `found` into `wanted`. Removals come first, as they make room.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Diff {
+    /// Rules to remove, with their generations.
+    pub(crate) removals: BTreeMap<McstId, u64>,
+    /// Rules to install; an older one is replaced.
+    pub(crate) installs: BTreeSet<McstId>,
 }
 
 impl Version {
@@ -40,24 +41,21 @@ impl Version {
     }
 }
 
-/// The actions that turn `found` into `wanted`; removals first, as they make room.
-///
 /// Drivers install groups that have not run yet, switch by switch: a missing rule of such a group is not installed
 /// here, and a present one stays. Rules of other owners (rule files, operators, other controllers) are left alone. A
 /// version newer than the desired one (the store was restored from a backup) is removed first, as a switch refuses
 /// older versions.
-pub(crate) fn diff(owner: &str, wanted: &BTreeMap<McstId, Version>, found: &[Found]) -> Vec<Action> {
+pub(crate) fn diff(owner: &str, wanted: &BTreeMap<McstId, Version>, found: &[Found]) -> Diff {
     let ours = found.iter().filter(|f| f.owner == owner);
     let ours: BTreeMap<McstId, u64> = ours.map(|f| (f.mcst_id, f.generation)).collect();
-    let removals = ours.iter().filter_map(|(&mcst_id, &generation)| {
-        let stays = wanted.get(&mcst_id).is_some_and(|w| generation <= w.generation);
-        (!stays).then_some(Action::Remove { mcst_id, generation })
-    });
     let installs = wanted
         .iter()
         .filter(|(mcst_id, wanted)| wanted.has_run && ours.get(mcst_id) != Some(&wanted.generation))
-        .map(|(mcst_id, _)| Action::Install { mcst_id: *mcst_id });
-    removals.chain(installs).collect()
+        .map(|(mcst_id, _)| *mcst_id)
+        .collect();
+    let mut removals = ours;
+    removals.retain(|mcst_id, generation| wanted.get(mcst_id).is_none_or(|w| *generation > w.generation));
+    Diff { removals, installs }
 }
 
 #[cfg(test)]
@@ -94,37 +92,26 @@ mod tests {
     }
 
     /// A switch that does what it is told, by the agent's rules.
-    fn carry_out(
-        actions: &[Action],
-        owner: &str,
-        wanted: &BTreeMap<McstId, Version>,
-        found: &mut Vec<Found>,
-    ) {
-        for action in actions {
-            match action {
-                Action::Remove { mcst_id, generation } => {
-                    let before = found.len();
-                    found.retain(|f| {
-                        (f.mcst_id, f.generation, f.owner.as_str()) != (*mcst_id, *generation, owner)
-                    });
-                    assert_eq!(found.len(), before - 1, "removes what is there");
-                }
-                Action::Install { mcst_id } => {
-                    let generation = wanted[mcst_id].generation;
-                    if let Some(old) = found.iter().position(|f| f.mcst_id == *mcst_id) {
-                        let old = found.remove(old);
-                        assert!(
-                            old.owner == owner && old.generation < generation,
-                            "replaces an older own one"
-                        );
-                    }
-                    found.push(Found {
-                        mcst_id: *mcst_id,
-                        generation,
-                        owner: owner.into(),
-                    });
-                }
+    fn carry_out(diff: &Diff, owner: &str, wanted: &BTreeMap<McstId, Version>, found: &mut Vec<Found>) {
+        for (mcst_id, generation) in &diff.removals {
+            let before = found.len();
+            found.retain(|f| (f.mcst_id, f.generation, f.owner.as_str()) != (*mcst_id, *generation, owner));
+            assert_eq!(found.len(), before - 1, "removes what is there");
+        }
+        for mcst_id in &diff.installs {
+            let generation = wanted[mcst_id].generation;
+            if let Some(old) = found.iter().position(|f| f.mcst_id == *mcst_id) {
+                let old = found.remove(old);
+                assert!(
+                    old.owner == owner && old.generation < generation,
+                    "replaces an older own one"
+                );
             }
+            found.push(Found {
+                mcst_id: *mcst_id,
+                generation,
+                owner: owner.into(),
+            });
         }
     }
 
@@ -150,15 +137,13 @@ mod tests {
                 .collect();
             let strangers: Vec<Found> = found.iter().filter(|f| f.owner == "them").cloned().collect();
             let actions = diff("us", &wanted, &found);
-            for action in &actions {
-                if let Action::Install { mcst_id } = action {
-                    prop_assert!(wanted[mcst_id].has_run);
-                }
+            for mcst_id in &actions.installs {
+                prop_assert!(wanted[mcst_id].has_run);
             }
             let was_there: Vec<(McstId, u64)> =
                 found.iter().filter(|f| f.owner == "us").map(|f| (f.mcst_id, f.generation)).collect();
             carry_out(&actions, "us", &wanted, &mut found);
-            prop_assert_eq!(diff("us", &wanted, &found), vec![]);
+            prop_assert_eq!(diff("us", &wanted, &found), Diff::default());
             let ours: BTreeMap<McstId, u64> =
                 found.iter().filter(|f| f.owner == "us").map(|f| (f.mcst_id, f.generation)).collect();
             // Of those that are being installed: what was there and is not too new.
@@ -197,6 +182,6 @@ mod tests {
             generation: 3,
             owner: "us".into(),
         }];
-        assert_eq!(diff("us", &wanted, &found), vec![]);
+        assert_eq!(diff("us", &wanted, &found), Diff::default());
     }
 }

@@ -54,16 +54,13 @@ pub struct Ending {
     pub generation: u64,
     /// Whether its installation failed.
     pub refused: bool,
-    /// Kind of failure, if it was refused.
-    pub cause: Cause,
-    /// What is at fault: a field of the request, or `switches.NAME`; may be empty.
-    pub field: String,
+    /// Why; the field may be empty.
+    #[serde(flatten)]
+    pub failure: Failure,
     /// The rank at fault, if any.
     pub rank: Option<u16>,
     /// The switch at fault, if any.
     pub switch: Option<String>,
-    /// The facts, for people.
-    pub reason: String,
     /// Calls of the ranks, if they disagreed.
     #[serde(default, with = "text::control")]
     pub conflict: Option<Control>,
@@ -250,19 +247,14 @@ impl Record {
 
 impl Ending {
     pub(crate) fn refused(generation: u64, failure: Failure) -> Self {
-        let Failure { cause, field, reason } = failure;
-        let rank = field
-            .strip_prefix("ranks[")
-            .and_then(|f| f.split_once(']'))
-            .and_then(|(rank, _)| rank.parse().ok());
+        let rank = failure.field.strip_prefix("ranks[");
+        let rank = rank.and_then(|field| field.split_once(']')?.0.parse().ok());
         Self {
             generation,
             refused: true,
-            cause,
             rank,
-            switch: field.strip_prefix("switches.").map(String::from),
-            field,
-            reason,
+            switch: failure.field.strip_prefix("switches.").map(String::from),
+            failure,
             conflict: None,
         }
     }
@@ -272,30 +264,24 @@ impl Ending {
         Self {
             generation,
             refused: false,
-            cause: Cause::Refused,
-            field: String::new(),
+            failure: Failure {
+                cause: Cause::Refused,
+                field: String::new(),
+                reason,
+            },
             rank,
             switch: switch.map(String::from),
-            reason,
             conflict: None,
-        }
-    }
-
-    pub(crate) fn failure(&self) -> Failure {
-        Failure {
-            cause: self.cause,
-            field: self.field.clone(),
-            reason: self.reason.clone(),
         }
     }
 
     pub(crate) fn words(&self) -> String {
         match &self.switch {
             // The planner's reason already names the switch.
-            Some(name) if self.refused && !self.reason.starts_with("switch ") => {
-                format!("switch {name} {}", self.reason)
+            Some(name) if self.refused && !self.failure.reason.starts_with("switch ") => {
+                format!("switch {name} {}", self.failure.reason)
             }
-            _ => self.reason.clone(),
+            _ => self.failure.reason.clone(),
         }
     }
 }

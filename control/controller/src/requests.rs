@@ -187,7 +187,7 @@ impl Locked<'_> {
             self.journal.check_open()?;
             self.journal.stage_host(&record, before);
             self.facts.know(record);
-            self.shared.fabric_changed();
+            self.shared.fabric.send_replace(());
         }
         Ok(())
     }

@@ -31,9 +31,8 @@ pub(crate) struct Service {
 
 impl Service {
     fn switches(&self, core: &Core) -> Vec<v1::SwitchState> {
-        let each = self.shared.links.iter();
-        each.map(|(name, link)| view::switch(core, name, link.endpoint()))
-            .collect()
+        let links = self.shared.links.values();
+        links.map(|link| view::switch(core, &link.config)).collect()
     }
 
     fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(

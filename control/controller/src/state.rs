@@ -120,7 +120,7 @@ impl Locked<'_> {
         let broken = watched && !links::down(&self.facts, &record).is_empty();
         self.replace(record)?;
         if broken {
-            self.shared.fabric_changed();
+            self.shared.fabric.send_replace(());
         }
         self.arm(name, notice);
         Ok(())
@@ -174,7 +174,7 @@ impl Locked<'_> {
                 }
             }
         }
-        self.shared.fabric_changed();
+        self.shared.fabric.send_replace(());
         for name in names {
             let Some(entry) = self.groups.get_mut(&name) else {
                 continue;

@@ -249,7 +249,14 @@ impl Indexes {
             self.mcst_ids.set(mcst_id.0, add);
         }
         for switch in &footprint.switches {
-            set(&mut self.by_switch, switch, name, add);
+            let names = self.by_switch.entry((*switch).into()).or_default();
+            match add {
+                true => names.insert(name.into()),
+                false => names.remove(name),
+            };
+            if names.is_empty() {
+                self.by_switch.remove(*switch);
+            }
         }
         for (switch, share) in &footprint.own {
             let own = self.own.entry((*switch).into()).or_default();
@@ -286,17 +293,6 @@ fn count(before: u64, share: u64, add: bool) -> u64 {
     match add {
         true => before + share,
         false => before.saturating_sub(share),
-    }
-}
-
-fn set(index: &mut BTreeMap<String, BTreeSet<String>>, key: &str, name: &str, add: bool) {
-    let names = index.entry(key.into()).or_default();
-    match add {
-        true => names.insert(name.into()),
-        false => names.remove(name),
-    };
-    if names.is_empty() {
-        index.remove(key);
     }
 }
 

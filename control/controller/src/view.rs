@@ -4,6 +4,7 @@ use castnet_rules::lane_name;
 use castnet_topology::{End, Link, SwitchKind, Topology};
 use castnet_wire::{MacAddr, McstId};
 
+use crate::config::SwitchConfig;
 use crate::core::Core;
 use crate::fabric::{Place, Reach};
 use crate::kinds::{Ends, Joining};
@@ -85,14 +86,14 @@ pub(crate) fn member<S>(
     }
 }
 
-pub(crate) fn switch(core: &Core, name: &str, endpoint: String) -> v1::SwitchState {
+pub(crate) fn switch(core: &Core, SwitchConfig { name, agent }: &SwitchConfig) -> v1::SwitchState {
     let known = core.facts.switches.get(name);
     let reach = known.map(|(reach, _)| reach.clone()).unwrap_or_default();
     let said = core.capabilities.get(name).cloned().unwrap_or_default();
     let filed = core.facts.file.as_ref().and_then(|file| file.switch(name));
     v1::SwitchState {
         name: name.into(),
-        endpoint,
+        endpoint: agent.to_string(),
         reachable: reach == Reach::Up,
         reason: match reach {
             Reach::Up => String::new(),

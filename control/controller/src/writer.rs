@@ -11,7 +11,7 @@ use crate::store::{Store, StoreError, Table};
 
 /// Writes until the controller stops, then closes the store.
 pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>) {
-    while !shared.stopping() {
+    while !shared.stopped.is_cancelled() {
         let batch = {
             let core = &mut *shared.lock();
             let (groups, facts) = (&core.groups, &core.facts);
@@ -25,7 +25,7 @@ pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>) {
         };
         let Some(batch) = batch else {
             tokio::select! {
-                () = shared.stopped() => {}
+                () = shared.stopped.cancelled() => {}
                 () = shared.staged.notified() => {}
             }
             continue;
@@ -36,7 +36,7 @@ pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>) {
             false => tokio::select! {
                 biased;
                 // As if killed: the outcome is not reported.
-                () = shared.stopped() => break,
+                () = shared.stopped.cancelled() => break,
                 written = store.commit(writes) => written,
             },
         };

@@ -10,7 +10,7 @@ use castnet_wire::McstId;
 
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
 use crate::core::{Core, Shared};
-use crate::reconcile::{Action, Found, Version, diff};
+use crate::reconcile::{Found, Version, diff};
 
 struct Part<'n> {
     name: &'n str,
@@ -38,16 +38,9 @@ impl Link {
         let found = found(listed);
         let read = |core: &Core| (core.groups.on_switch(switch), wanted(core, switch));
         let (names, wanted) = shared.read(read).await?;
-        let mut lacking = BTreeSet::new();
-        for action in diff(&shared.owner, &wanted, &found) {
-            tracing::debug!(switch, ?action, "reconciling");
-            let (mcst_id, generation) = match action {
-                Action::Install { mcst_id } => {
-                    lacking.insert(mcst_id);
-                    continue;
-                }
-                Action::Remove { mcst_id, generation } => (mcst_id, generation),
-            };
+        let diff = diff(&shared.owner, &wanted, &found);
+        tracing::debug!(switch, ?diff, "reconciling");
+        for (mcst_id, generation) in diff.removals {
             tracing::info!(switch, %mcst_id, generation, "removing what is not wanted");
             match self.remove(client, shared, &[mcst_id], Some(generation)).await {
                 Err(error @ SwitchError::Unreachable(_)) => return Err(error),
@@ -55,6 +48,7 @@ impl Link {
                 Ok(()) => {}
             }
         }
+        let lacking = diff.installs;
         if !lacking.is_empty() {
             tracing::info!(switch, rules = lacking.len(), "installing what is lacking");
         }

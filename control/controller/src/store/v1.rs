@@ -5,19 +5,6 @@ use serde_json::{Error, Map, Value, json};
 
 use crate::record::{Ending, Record};
 
-/// Fields of a group that are now in the part for its kind.
-const OF_GROUP_KIND: [&str; 9] = [
-    "pmtu",
-    "start_psn",
-    "va_base",
-    "stall_timeout_ms",
-    "source",
-    "members",
-    "settings",
-    "by_call",
-    "ranks",
-];
-
 /// Fields of a rule that are now in the part for its kind.
 const OF_RULE_KIND: [&str; 10] = [
     "start_psn",
@@ -36,8 +23,8 @@ const OF_RULE_KIND: [&str; 10] = [
 pub(super) fn record(kind: &str, bytes: &[u8]) -> Result<Record, Error> {
     let mut group: Map<String, Value> = serde_json::from_slice(bytes)?;
     rename_psn(&mut group);
-    let section = section(&mut group, &OF_GROUP_KIND);
-    group.insert("kind".into(), json!({ kind: section }));
+    // Both the record and the part for its kind ignore the fields of the other.
+    group.insert("kind".into(), json!({ kind: group }));
     let (phase, failure) = phase(group.remove("phase").unwrap_or_default());
     group.insert("phase".into(), phase);
     let plan = group.get_mut("plan").and_then(|plan| plan.get_mut("rules"));
@@ -66,13 +53,6 @@ fn phase(old: Value) -> (Value, Option<Value>) {
         },
         same => (same, None),
     }
-}
-
-fn section(object: &mut Map<String, Value>, fields: &[&str]) -> Map<String, Value> {
-    let section = fields.iter();
-    section
-        .filter_map(|name| Some(((*name).into(), object.remove(*name)?)))
-        .collect()
 }
 
 fn rename_psn(object: &mut Map<String, Value>) {
@@ -113,7 +93,8 @@ fn convert_rule(rule: &mut Value) -> Result<(), String> {
         let index = index.ok_or_else(|| format!("no endpoint is at port {port}, the {name}'s"))?;
         rule.insert(name.into(), index.into());
     }
-    let section = section(rule, &OF_RULE_KIND);
+    let of_kind = OF_RULE_KIND.into_iter();
+    let section: Map<_, _> = of_kind.filter_map(|name| rule.remove_entry(name)).collect();
     rule.insert("kind".into(), json!({ kind: section }));
     Ok(())
 }

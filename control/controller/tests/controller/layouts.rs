@@ -65,7 +65,7 @@ async fn layout_1_is_read_and_written_anew() {
     let of = |name: &str| -> &Record { stored.groups.iter().find(|g| g.name == name).unwrap() };
     let ended = of("refused").ended.as_ref().unwrap();
     assert_eq!(
-        (ended.field.as_str(), ended.reason.as_str()),
+        (ended.failure.field.as_str(), ended.failure.reason.as_str()),
         ("switches.spine0", "refuses: no room for refused")
     );
     assert_eq!(

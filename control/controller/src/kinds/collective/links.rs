@@ -34,7 +34,7 @@ impl DownLink {
 pub(crate) type DownLinks = BTreeMap<String, (Instant, DownLink)>;
 
 pub(crate) async fn watch(shared: Arc<Shared>) {
-    let mut changes = shared.fabric_changes();
+    let mut changes = shared.fabric.subscribe();
     loop {
         changes.mark_unchanged();
         let next = look(&shared, Instant::now());

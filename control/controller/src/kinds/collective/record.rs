@@ -151,12 +151,6 @@ impl Collective {
         }
     }
 
-    pub(crate) fn set_rank(&mut self, rank: u16, state: RankState) {
-        if let Some(record) = self.ranks.get_mut(usize::from(rank)) {
-            record.state = state;
-        }
-    }
-
     pub(crate) fn all_joined(&self, generation: u64) -> bool {
         self.ranks.iter().all(|r| r.waits_after(generation))
     }

@@ -21,28 +21,20 @@ const REPORT_MARGIN: Duration = Duration::from_millis(500);
 
 impl Locked<'_> {
     pub(crate) fn member_failed(&mut self, switch: &str, failed: v1::MemberFailed) {
-        let v1::MemberFailed {
-            mcst_id,
-            group,
-            next_hop,
-            syndrome,
-            generation,
-            ..
-        } = &failed;
-        let (generation, syndrome) = (*generation, *syndrome);
-        let found = self.collective_by_mcst_id(mcst_id);
+        let (generation, syndrome, next_hop) = (failed.generation, failed.syndrome, &failed.next_hop);
+        let found = self.collective_by_mcst_id(&failed.mcst_id);
         if found.is_some_and(|(entry, _)| is_late(entry, switch, generation)) {
             return;
         }
         let rank = found.and_then(|(_, group)| group.rank_at(next_hop));
-        tracing::warn!(switch, group, next_hop, syndrome, "member failed");
+        tracing::warn!(switch, group = failed.group, next_hop, syndrome, "member failed");
         let event = v1::controller_event::Event::MemberFailed(v1::MemberFailed {
             switch_name: switch.into(),
             rank: rank.map(u32::from),
             ..failed.clone()
         });
         self.publish(event);
-        self.broke(mcst_id, generation, switch, |group, _| {
+        self.broke(&failed.mcst_id, generation, switch, |group, _| {
             let who = rank.map_or_else(|| format!("host {next_hop}"), |rank| group.rank_name(rank));
             let reason = format!("{who} has ended its connection, with NAK syndrome {syndrome:#04x}");
             Ending::failed(generation, rank, None, reason)
@@ -96,7 +88,7 @@ impl Locked<'_> {
         tracing::warn!(
             group = name,
             switch,
-            reason = ending.reason,
+            reason = ending.failure.reason,
             "a generation cannot go on"
         );
         self.end(&name, ending);

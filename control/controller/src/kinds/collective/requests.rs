@@ -7,7 +7,7 @@ use castnet_rules::HostEndpoint;
 use tokio::sync::watch;
 
 use super::live::Presence;
-use super::record::{Collective, Seat, Settings};
+use super::record::{Collective, RankRecord, Seat, Settings};
 use super::view;
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
@@ -151,9 +151,7 @@ impl Locked<'_> {
         let was_in = seat.is_some_and(|s| s.generation <= generation);
         match entry.record().phase {
             Phase::Installing if was_in => {
-                self.change_ranks(&join.job, |group| {
-                    group.set_rank(join.rank, Joining::Expected);
-                })?;
+                self.change_rank(&join.job, join.rank, |rank| rank.state = Joining::Expected)?;
                 self.step(&join.job, Event::Withdrawn, None)
             }
             Phase::Active => {
@@ -168,49 +166,39 @@ impl Locked<'_> {
     }
 
     fn take_place(&mut self, join: RankJoin) -> Result<Attendance, Refusal> {
-        let RankJoin {
-            job,
-            rank,
-            size,
-            endpoint,
-            more,
-            sq_psn,
-            settings,
-            lease,
-            rejoin_of,
-            ..
-        } = join;
-        let host = endpoint.name.clone();
-        let seat = |generation| Seat {
-            ends: Ends { endpoint, more },
-            sq_psn,
-            lease_ms: lease.as_millis() as u64,
-            generation,
-        };
+        let (job, rank) = (&join.job, join.rank);
         // Giving up its place may have ended the group as well.
-        let known = self.collective(&job).ok();
-        let before = known.map_or(rejoin_of.unwrap_or(0), |(entry, _)| entry.record().generation);
+        let known = self.collective(job).ok();
+        let before = known.map_or(join.rejoin_of.unwrap_or(0), |(entry, _)| {
+            entry.record().generation
+        });
         let generation = before + 1;
-        let sit = |group: &mut Collective| {
-            if let Some(record) = group.ranks.get_mut(usize::from(rank)) {
-                record.host = host;
-                record.state = Joining::Joined(seat(generation));
-            }
+        let sit = |place: &mut RankRecord| {
+            place.host = join.endpoint.name.clone();
+            place.state = Joining::Joined(Seat {
+                ends: Ends {
+                    endpoint: join.endpoint,
+                    more: join.more,
+                },
+                sq_psn: join.sq_psn,
+                lease_ms: join.lease.as_millis() as u64,
+                generation,
+            });
         };
         if known.is_some() {
-            self.change_ranks(&job, sit)?;
+            self.change_rank(job, rank, sit)?;
         } else {
-            let settings = Settings::new(&settings);
+            let settings = Settings::new(&join.settings);
             let mcst_ids = self.mcst_ids_for(None, settings.lanes)?;
-            let mut group = Collective::new(vec![String::new(); size.into()], settings, true);
-            sit(&mut group);
+            let mut group = Collective::new(vec![String::new(); join.size.into()], settings, true);
+            sit(&mut group.ranks[usize::from(rank)]);
             let mut record = Record::new(job.clone(), mcst_ids, Kind::Collective(group));
             record.generation = before;
             self.add(record)?;
         }
         tracing::info!(group = job, rank, generation, "rank joined");
-        let attendance = self.attend(&job, rank, generation)?;
-        self.settle(&job)?;
+        let attendance = self.attend(job, rank, generation)?;
+        self.settle(job)?;
         Ok(attendance)
     }
 
@@ -310,11 +298,10 @@ impl Locked<'_> {
         match phase {
             Phase::Active | Phase::Broken if takes_part => self.step(group, then, ending),
             _ => {
-                self.change_ranks(group, |group| {
-                    group.set_rank(rank, Joining::Expected);
-                    if group.by_call
-                        && let Some(place) = group.ranks.get_mut(usize::from(rank))
-                    {
+                let by_call = ranks.by_call;
+                self.change_rank(group, rank, |place| {
+                    place.state = Joining::Expected;
+                    if by_call {
                         place.host.clear();
                     }
                 })?;
@@ -344,9 +331,7 @@ impl Locked<'_> {
         tracing::info!(group, rank, "left");
         if record.phase.has_run() && seat.generation <= record.generation {
             // The rules still name it, and the others may not be done.
-            self.change_ranks(group, |group| {
-                group.set_rank(rank, Joining::Left(seat));
-            })?;
+            self.change_rank(group, rank, |place| place.state = Joining::Left(seat))?;
             self.settle(group)?;
         } else {
             self.rank_gone(group, rank, Event::Withdrawn, None)?;
@@ -354,10 +339,15 @@ impl Locked<'_> {
         Ok(true)
     }
 
-    fn change_ranks(&mut self, group: &str, change: impl FnOnce(&mut Collective)) -> Result<(), Refusal> {
+    fn change_rank(
+        &mut self,
+        group: &str,
+        rank: u16,
+        change: impl FnOnce(&mut RankRecord),
+    ) -> Result<(), Refusal> {
         self.change(group, |r| {
             if let Kind::Collective(kind) = &mut r.kind {
-                change(kind);
+                change(&mut kind.ranks[usize::from(rank)]);
             }
         })
     }
@@ -427,7 +417,7 @@ impl Attendance {
 impl Drop for Attendance {
     fn drop(&mut self) {
         // If the controller stops, the client has not gone.
-        if !self.shared.stopping() {
+        if !self.shared.stopped.is_cancelled() {
             self.shared.lock().away(&self.group, self.rank, self.call);
         }
     }

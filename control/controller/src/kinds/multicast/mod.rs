@@ -1,11 +1,13 @@
 //! Multicast groups (Cepheus): one source, many receivers. Members join by a call that stands until the group is active.
 
+use std::sync::Arc;
+
 use castnet_planner::Request;
 use castnet_proto::v1;
 use castnet_rules::{GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
 
-use self::record::{MemberRecord, Multicast};
-use super::{GroupKind, Party};
+use self::record::{JoinedBy, MemberRecord, Multicast, is_by_call};
+use super::{GroupKind, Joining, Party};
 use crate::core::Core;
 use crate::lifecycle::{Event, Phase};
 use crate::planning::planned_member;
@@ -61,17 +63,24 @@ impl GroupKind for Multicast {
 
     fn step(&mut self, event: Event, phase: Phase, _generation: u64) {
         match (event, phase) {
-            (Event::Ended, _) => self.forget_connections(),
-            (Event::Cleared, Phase::Refused) => self.forget_calls(),
+            // Connections of one group start and end together, as they share one PSN space.
+            (Event::Ended, _) => self.forget(|_| true),
+            (Event::Cleared, Phase::Refused) => self.forget(is_by_call),
             _ => {}
         }
     }
 
     fn after_restart(&mut self, phase: Phase) {
         if phase == Phase::Registered {
-            self.forget_calls();
+            self.forget(is_by_call);
         }
-        self.calls_are_old();
+        for member in Arc::make_mut(&mut self.members) {
+            if let Joining::Joined(seat) = &mut member.state
+                && seat.by != JoinedBy::Creation
+            {
+                seat.by = JoinedBy::Call(0);
+            }
+        }
     }
 
     fn request(&self, record: &Record) -> Request {

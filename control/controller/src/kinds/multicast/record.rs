@@ -88,13 +88,6 @@ impl Multicast {
         self.members.iter().enumerate().find(|(_, m)| m.host == host)
     }
 
-    pub(crate) fn set_member(&mut self, host: &str, state: MemberState) {
-        let mut members = Arc::make_mut(&mut self.members).iter_mut();
-        if let Some(member) = members.find(|m| m.host == host) {
-            member.state = state;
-        }
-    }
-
     /// Whether every member has joined.
     pub fn all_joined(&self) -> bool {
         self.members.iter().all(|m| matches!(m.state, Joining::Joined(_)))
@@ -113,30 +106,17 @@ impl Multicast {
         waits.map(|m| m.host.as_str()).collect()
     }
 
-    /// All members must join again: connections of one group start and end together, as they share one PSN space.
-    pub fn forget_connections(&mut self) {
+    /// Members whose state is `of` must join again.
+    pub(crate) fn forget(&mut self, of: impl Fn(&MemberState) -> bool) {
         for member in Arc::make_mut(&mut self.members) {
-            member.state = Joining::Expected;
-        }
-    }
-
-    /// Ends joins that stand on a call: the calls ended with the failure, or with the controller.
-    pub fn forget_calls(&mut self) {
-        for member in Arc::make_mut(&mut self.members) {
-            if matches!(&member.state, Joining::Joined(seat) if seat.by != JoinedBy::Creation) {
+            if of(&member.state) {
                 member.state = Joining::Expected;
             }
         }
     }
+}
 
-    /// Marks joins that stand on a call as calls to an earlier controller.
-    pub(crate) fn calls_are_old(&mut self) {
-        for member in Arc::make_mut(&mut self.members) {
-            if let Joining::Joined(seat) = &mut member.state
-                && seat.by != JoinedBy::Creation
-            {
-                seat.by = JoinedBy::Call(0);
-            }
-        }
-    }
+/// Whether a join stands on a call. The call ends with a failure of the group, or with the controller.
+pub(crate) fn is_by_call(state: &MemberState) -> bool {
+    matches!(state, Joining::Joined(seat) if seat.by != JoinedBy::Creation)
 }

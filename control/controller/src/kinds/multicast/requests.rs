@@ -126,7 +126,7 @@ impl Locked<'_> {
 
     fn withdraw(&mut self, group: &str, host: &str, call: u64) {
         // The controller stops; the client has not gone. The join stays as it is stored.
-        if self.shared.stopping() {
+        if self.shared.stopped.is_cancelled() {
             return;
         }
         let Ok((entry, kind)) = self.multicast(group) else {
@@ -174,8 +174,12 @@ impl Locked<'_> {
 
     fn set_member(&mut self, group: &str, host: &str, state: MemberState) -> Result<(), Refusal> {
         self.change(group, |r| {
-            if let Kind::Multicast(kind) = &mut r.kind {
-                kind.set_member(host, state);
+            if let Kind::Multicast(kind) = &mut r.kind
+                && let Some(member) = Arc::make_mut(&mut kind.members)
+                    .iter_mut()
+                    .find(|m| m.host == host)
+            {
+                member.state = state;
             }
         })
     }
@@ -197,7 +201,7 @@ impl Shared {
             let record = entry.record();
             match (record.phase, &record.ended) {
                 (Phase::Installing | Phase::Removing(_), _) if complete => None,
-                (Phase::Refused, Some(ending)) if complete => Some(Ok(Err(ending.failure()))),
+                (Phase::Refused, Some(ending)) if complete => Some(Ok(Err(ending.failure.clone()))),
                 _ => Some(Ok(Ok(view::state(kind, core, entry, None)))),
             }
         };

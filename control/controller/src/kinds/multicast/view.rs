@@ -59,8 +59,8 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
         Phase::Installing => entry.note.clone(),
         Phase::Active | Phase::Broken => String::new(),
         Phase::Removing(After::Refused | After::Failed) | Phase::Refused | Phase::Failed => {
-            let ended = record.ended.as_ref();
-            ended.map_or_else(String::new, |e| format!("{}: {}", e.field, e.reason))
+            let failure = record.ended.as_ref().map(|ending| &ending.failure);
+            failure.map_or_else(String::new, |f| format!("{}: {}", f.field, f.reason))
         }
         Phase::Degraded | Phase::Removing(_) => problems(entry, ""),
     }
