@@ -5,6 +5,7 @@
 //! - `unix:/run/castnet/leaf1.sock`: this machine only, from any network namespace. Only the owner of the file may connect.
 
 mod address;
+mod calls;
 mod server;
 
 use std::io;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 pub use address::{Address, BadAddress};
+pub use calls::{ANSWER_BYTES_MAX, Call, CallThread, RETRY_DELAY, controller, retry};
 pub use server::{Server, serve};
 
 /// Longest time until a connection is established, TLS included.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use castnet_proto::transport::{Address, Security, TlsFiles, TransportError, connect};
+use castnet_proto::transport::{self, Address, Security, TlsFiles, TransportError};
 use clap::Args;
 
 use crate::api::{AgentClient, ControllerClient};
@@ -12,6 +12,8 @@ use crate::exit::{Failure, Outcome};
 pub const AGENT: &str = "http://127.0.0.1:7471";
 /// Default address of the controller.
 pub const CONTROLLER: &str = "http://127.0.0.1:7470";
+/// The next step if the controller does not answer.
+pub const NO_CONTROLLER: &str = "start the controller (castnet controller --help), or say where it is: --controller URL or CASTNET_CONTROLLER";
 
 /// Protection of a connection: the same files at both ends.
 #[derive(Clone, Debug, Default, Args)]
@@ -87,30 +89,21 @@ impl AgentArgs {
     }
 }
 
-/// Largest accepted response. The counters of 100,000 groups exceed the default of gRPC, 4 MiB.
-const ANSWER_BYTES_MAX: usize = 1 << 30;
-
 /// Connects to the agent of a switch.
 pub async fn agent(address: &Address, security: &Security) -> Outcome<AgentClient> {
-    let channel = connect(address, security).await.map_err(|e| {
+    let channel = transport::connect(address, security).await.map_err(|e| {
         failure(
             &e,
             "start the switch (castnet switch --help), or say where it is: --agent URL or CASTNET_AGENT",
         )
     })?;
-    Ok(AgentClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX))
+    Ok(AgentClient::new(channel).max_decoding_message_size(transport::ANSWER_BYTES_MAX))
 }
 
 /// Connects to the controller.
 pub async fn controller(address: &Address, security: &Security) -> Outcome<ControllerClient> {
-    let channel = connect(address, security).await.map_err(|e| {
-        failure(
-            &e,
-            "start the controller (castnet controller --help), or say where it is: --controller URL or \
-             CASTNET_CONTROLLER",
-        )
-    })?;
-    Ok(ControllerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX))
+    let client = transport::controller(address, security).await;
+    client.map_err(|e| failure(&e, NO_CONTROLLER))
 }
 
 /// The failure of a connection. `not_there` is the next step if there was no answer.

@@ -249,12 +249,12 @@ impl Communicator {
         let result = self.wait_for_goodbyes();
         self.release();
         self.lease = None;
-        if let Some(control) = &self.control {
+        if let Some(control) = &mut self.control {
             control.leave();
             if self.config.rank == 0 && matches!(self.path, CommPath::InNetwork { .. }) {
                 let answer = control.destroy(self.config.job.clone());
                 let patience = self.config.timeouts.close;
-                if let Err(error) = self.await_answer(&answer, patience) {
+                if let Err(error) = self.await_answer(answer, patience) {
                     tracing::debug!(%error, job = self.config.job, "destroying the group");
                 }
             }
@@ -269,7 +269,7 @@ impl Communicator {
         let patience = self.config.timeouts.close;
         self.drain(patience)?;
         let answer = self.exchange(EXCHANGE_GOODBYE, Vec::new(), patience)?;
-        self.await_answer(&answer, patience)?;
+        self.await_answer(answer, patience)?;
         Ok(())
     }
 

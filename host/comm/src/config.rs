@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use castnet_proto::transport::{Address, Security};
+use castnet_rnic::OutOfRange;
 use castnet_rules::{LossPolicy, StragglerPolicy};
 use castnet_wire::{Pmtu, Psn};
-
-use crate::error::CommError;
 
 /// How a rank waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -153,37 +152,20 @@ impl CommConfig {
         self.interrupt.as_ref().is_some_and(|i| i.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn check(&self) -> Result<(), CommError> {
-        let bounds = [
-            ("size", u64::from(self.size), 1, 1024),
-            (
-                "rank",
-                self.rank.into(),
-                0,
-                u64::from(self.size).saturating_sub(1),
-            ),
-            ("lanes", self.lanes.into(), 0, castnet_rules::LANES_MAX.into()),
-            ("window_packets", self.window_packets.into(), 2, 16384),
-            (
-                "message_packets",
-                self.message_packets.into(),
-                1,
-                self.window_packets.into(),
-            ),
-            ("qp_timeout", self.qp_timeout.into(), 1, 31),
-            ("retry_cnt", self.retry_cnt.into(), 0, 7),
-        ];
-        for (field, value, min, max) in bounds {
-            if value < min || value > max {
-                return Err(CommError::OutOfRange {
-                    field,
-                    value,
-                    min,
-                    max,
-                });
-            }
-        }
-        Ok(())
+    pub(crate) fn check(&self) -> Result<(), OutOfRange> {
+        let rank_max = u64::from(self.size).saturating_sub(1);
+        OutOfRange::check("size", self.size, 1, 1024)?;
+        OutOfRange::check("rank", self.rank, 0, rank_max)?;
+        OutOfRange::check("lanes", self.lanes, 0, castnet_rules::LANES_MAX.into())?;
+        OutOfRange::check("window_packets", self.window_packets, 2, 16384)?;
+        OutOfRange::check(
+            "message_packets",
+            self.message_packets,
+            1,
+            self.window_packets.into(),
+        )?;
+        OutOfRange::check("qp_timeout", self.qp_timeout, 1, 31)?;
+        OutOfRange::check("retry_cnt", self.retry_cnt, 0, 7)
     }
 }
 

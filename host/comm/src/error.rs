@@ -2,7 +2,7 @@ use std::fmt;
 use std::time::Duration;
 
 use castnet_proto::transport::TransportError;
-use castnet_rnic::{RnicError, Status, status_text};
+use castnet_rnic::{OutOfRange, RnicError, Status, status_text};
 use castnet_wire::control::{Call, DataType, Operation};
 
 use crate::machine::{CallText, Collective, InLane};
@@ -54,9 +54,9 @@ pub enum ControllerError {
     /// The controller's answer is invalid.
     #[error("invalid answer of the controller: {what}")]
     Invalid { what: String },
-    /// The thread that calls the controller has ended.
-    #[error("the thread that calls the controller has ended")]
-    Ended,
+    /// The thread that calls the controller could not be started.
+    #[error("cannot start the thread that calls the controller: {0}")]
+    Thread(std::io::Error),
 }
 
 impl From<tonic::Status> for ControllerError {
@@ -74,13 +74,8 @@ impl From<tonic::Status> for ControllerError {
 #[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum CommError {
     /// A value of the configuration is out of its bounds.
-    #[error("{field} is {value}, must be {min} to {max}")]
-    OutOfRange {
-        field: &'static str,
-        value: u64,
-        min: u64,
-        max: u64,
-    },
+    #[error(transparent)]
+    OutOfRange(#[from] OutOfRange),
     /// The lengths of the slices do not fit the collective.
     #[error("{}: {input} elements in and {output} out, expected {expected}", collective.name())]
     Lengths {

@@ -52,17 +52,6 @@ fn invalid(what: impl Into<String>) -> CommError {
     ControllerError::Invalid { what: what.into() }.into()
 }
 
-enum NoGroup {
-    Refused { switch: Option<String>, reason: String },
-    Failed(CommError),
-}
-
-impl From<CommError> for NoGroup {
-    fn from(error: CommError) -> Self {
-        Self::Failed(error)
-    }
-}
-
 impl Communicator {
     pub(crate) fn establish(&mut self) -> Result<(), CommError> {
         self.await_failure_notice()?;
@@ -74,12 +63,10 @@ impl Communicator {
             self.connect_hosts("asked for".into())?;
         } else {
             match self.connect_in_network() {
-                Ok(()) => {}
-                Err(NoGroup::Failed(error)) => return Err(error),
-                Err(NoGroup::Refused { switch, reason }) if self.config.fallback == Fallback::Forbidden => {
-                    return Err(CommError::Refused { switch, reason });
+                Err(CommError::Refused { reason, .. }) if self.config.fallback == Fallback::Allowed => {
+                    self.connect_hosts(reason)?;
                 }
-                Err(NoGroup::Refused { reason, .. }) => self.connect_hosts(reason)?,
+                connected => connected?,
             }
         }
         self.broken = self.pending_failure.is_some();
@@ -111,14 +98,11 @@ impl Communicator {
     }
 
     pub(crate) fn idle(&mut self) -> Result<(), CommError> {
-        let now = self.rnic.now();
-        if !self.rnic.poll(now)? {
-            self.rnic.wait(SLEEP_MAX)?;
-        }
+        self.rnic.poll_or_wait(SLEEP_MAX)?;
         Ok(())
     }
 
-    fn control(&mut self) -> Result<&Control, CommError> {
+    fn control(&mut self) -> Result<&mut Control, CommError> {
         match &mut self.control {
             Some(control) => Ok(control),
             none => {
@@ -150,11 +134,11 @@ impl Communicator {
         let (job, patience) = (self.config.job.clone(), self.config.timeouts.join);
         let answer = self.control()?.lanes(job, patience);
         // Waits longer than the request itself: the controller's error is more precise than ours.
-        Ok(self.await_answer(&answer, patience + GRACE)?.into())
+        Ok(self.await_answer(answer, patience + GRACE)?.into())
     }
 
     /// Joins the group and connects its queue pairs, one for each lane.
-    fn connect_in_network(&mut self) -> Result<(), NoGroup> {
+    fn connect_in_network(&mut self) -> Result<(), CommError> {
         let lanes = self.lanes()?;
         // An existing group may have larger settings than ours.
         let limits = QueueLimits {
@@ -170,10 +154,7 @@ impl Communicator {
             qpns.push(self.rnic.create_qp(&options)?);
             Ok::<_, CommError>(())
         });
-        let joined = match created {
-            Ok(()) => self.join_with(&qpns, limits),
-            Err(error) => Err(NoGroup::Failed(error)),
-        };
+        let joined = created.and_then(|()| self.join_with(&qpns, limits));
         if joined.is_err() && self.driver.is_none() {
             if let Ok(control) = self.control() {
                 control.leave();
@@ -191,7 +172,7 @@ impl Communicator {
         }
     }
 
-    fn join_with(&mut self, qpns: &[Qpn], limits: QueueLimits) -> Result<(), NoGroup> {
+    fn join_with(&mut self, qpns: &[Qpn], limits: QueueLimits) -> Result<(), CommError> {
         let sq_psn = self.config.first_psn.unwrap_or_else(random_psn);
         let device = self.rnic.attributes();
         let lease_ms = self.config.timeouts.lease.as_millis().min(600_000) as u32;
@@ -238,7 +219,7 @@ impl Communicator {
         let settings = state.settings.unwrap_or_else(|| self.settings(qpns.len()));
         let reproducible = settings.reproducible();
         if self.config.reproducible && !reproducible {
-            return Err(NoGroup::Failed(self.not_reproducible()));
+            return Err(self.not_reproducible());
         }
         let read = |text: &String| text.parse().map_err(|_| invalid(format!("McstID '{text}'")));
         let lanes = state.lanes.iter().map(|lane| read(&lane.mcst_id));
@@ -248,7 +229,7 @@ impl Communicator {
         }
         if mcst_ids.len() != qpns.len() {
             let what = format!("{} lanes for {} queue pairs", mcst_ids.len(), qpns.len());
-            return Err(NoGroup::Failed(invalid(what)));
+            return Err(invalid(what));
         }
         let pmtu =
             Pmtu::from_bytes(settings.pmtu).ok_or_else(|| invalid(format!("path MTU {}", settings.pmtu)))?;
@@ -297,7 +278,7 @@ impl Communicator {
         if let Err(error) = connected {
             self.release();
             self.control()?.leave();
-            return Err(NoGroup::Failed(error.into()));
+            return Err(error.into());
         }
         let switches: BTreeSet<_> = state
             .members
@@ -315,7 +296,7 @@ impl Communicator {
     }
 
     /// Waits until the group is active, or has failed for a reason that the ranks caused.
-    fn await_group(&mut self, lease: &Lease) -> Result<api::CollectiveState, NoGroup> {
+    fn await_group(&mut self, lease: &Lease) -> Result<api::CollectiveState, CommError> {
         let start = Instant::now();
         let mut announced: Option<Instant> = None;
         loop {
@@ -331,7 +312,7 @@ impl Communicator {
                 match state.phase() {
                     api::CollectivePhase::Active => return Ok(api::CollectiveState::clone(state)),
                     api::CollectivePhase::Refused => {
-                        return Err(NoGroup::Refused {
+                        return Err(CommError::Refused {
                             switch: Some(state.failed_switch.clone()).filter(|s| !s.is_empty()),
                             reason: state.reason.clone(),
                         });
@@ -343,16 +324,16 @@ impl Communicator {
                         return Ok(api::CollectiveState::clone(state));
                     }
                     api::CollectivePhase::Failed | api::CollectivePhase::Removing => {
-                        return Err(NoGroup::Failed(group_failure(state)));
+                        return Err(group_failure(state));
                     }
                     _ => {}
                 }
             }
             if let Some(error) = lease.take_error() {
-                return Err(NoGroup::Failed(error.into()));
+                return Err(error.into());
             }
             if self.config.is_interrupted() {
-                return Err(NoGroup::Failed(CommError::Interrupted));
+                return Err(CommError::Interrupted);
             }
             let after = start.elapsed();
             if after >= self.config.timeouts.join {
@@ -360,18 +341,22 @@ impl Communicator {
                     Some(state) => (state.reason.clone(), missing(state)),
                     None => ("the controller has not answered".to_owned(), Vec::new()),
                 };
-                return Err(NoGroup::Failed(CommError::JoinTimedOut {
+                return Err(CommError::JoinTimedOut {
                     after,
                     reason,
                     missing,
-                }));
+                });
             }
             self.idle()?;
         }
     }
 
     /// Waits for an answer of the controller and polls the RNIC meanwhile.
-    pub(crate) fn await_answer<T>(&mut self, answer: &Answer<T>, patience: Duration) -> Result<T, CommError> {
+    pub(crate) fn await_answer<T>(
+        &mut self,
+        mut answer: Answer<T>,
+        patience: Duration,
+    ) -> Result<T, CommError> {
         let start = Instant::now();
         loop {
             if let Some(answer) = answer.poll() {
@@ -460,7 +445,7 @@ impl Communicator {
     fn connect_peers(&mut self, own: &QueuePairs) -> Result<(), CommError> {
         let patience = self.config.timeouts.join;
         let answer = self.exchange(EXCHANGE_QUEUE_PAIRS, own.to_bytes(), patience)?;
-        let blobs = self.await_answer(&answer, patience)?;
+        let blobs = self.await_answer(answer, patience)?;
         for &(peer, qpn, sq_psn) in &own.entries {
             let other = blobs
                 .get(usize::from(peer))
@@ -481,7 +466,7 @@ impl Communicator {
         }
         // Wait until all are connected: this rank must answer ARP until then.
         let answer = self.exchange(EXCHANGE_CONNECTED, Vec::new(), patience)?;
-        self.await_answer(&answer, patience)?;
+        self.await_answer(answer, patience)?;
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use castnet_wire::{MacAddr, Pmtu, Psn, Qpn};
 use core::net::Ipv4Addr;
 
-use crate::error::QpError;
+use crate::error::{OutOfRange, QpError};
 
 /// Addresses and limits of an endpoint. Calls that would exceed a limit return an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,16 +124,13 @@ impl QpConfig {
 
     pub(crate) fn check(&self) -> Result<(), QpError> {
         check_qpn(self.qpn)?;
-        let bounds = [
-            ("timeout", self.timeout as u64, 0, 31),
-            ("retry_cnt", self.retry_cnt as u64, 0, 7),
-            ("rnr_retry", self.rnr_retry as u64, 0, 7),
-            ("min_rnr_timer", self.min_rnr_timer as u64, 0, 31),
-            // A quarter of the PSN space less one. With a larger window, old and new PSNs could not be distinguished.
-            ("window", self.window as u64, 1, (1 << 22) - 1),
-            ("ttl", self.ttl as u64, 1, 255),
-        ];
-        QpError::check_bounds(&bounds)?;
+        OutOfRange::check("timeout", self.timeout, 0, 31)?;
+        OutOfRange::check("retry_cnt", self.retry_cnt, 0, 7)?;
+        OutOfRange::check("rnr_retry", self.rnr_retry, 0, 7)?;
+        OutOfRange::check("min_rnr_timer", self.min_rnr_timer, 0, 31)?;
+        // A quarter of the PSN space less one. With a larger window, old and new PSNs could not be distinguished.
+        OutOfRange::check("window", self.window, 1, (1 << 22) - 1)?;
+        OutOfRange::check("ttl", self.ttl, 1, 255)?;
         if self.remote_mac.is_multicast() {
             return Err(QpError::MulticastMac { mac: self.remote_mac });
         }

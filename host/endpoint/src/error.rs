@@ -29,32 +29,37 @@ pub enum QpError {
         event: QpEvent,
     },
     /// A field of the configuration is out of range.
-    #[error("{field} is {value}, must be {min} to {max}")]
-    OutOfRange {
-        field: &'static str,
-        value: u64,
-        min: u64,
-        max: u64,
-    },
+    #[error(transparent)]
+    OutOfRange(#[from] OutOfRange),
     /// The next hop of an RC connection must be a unicast address.
     #[error("the next hop {mac} is a multicast address")]
     MulticastMac { mac: MacAddr },
 }
 
-impl QpError {
-    /// Checks field, value, minimum and maximum: [`QpError::OutOfRange`] with the first value that is out of range.
-    pub fn check_bounds(bounds: &[(&'static str, u64, u64, u64)]) -> Result<(), Self> {
-        for &(field, value, min, max) in bounds {
-            if value < min || value > max {
-                return Err(Self::OutOfRange {
-                    field,
-                    value,
-                    min,
-                    max,
-                });
-            }
+/// A value is out of range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} is {value}, must be {min} to {max}")]
+#[allow(missing_docs, reason = "the message shows what the fields are")]
+pub struct OutOfRange {
+    pub field: &'static str,
+    pub value: u64,
+    pub min: u64,
+    pub max: u64,
+}
+
+impl OutOfRange {
+    /// Checks that `value` is `min` to `max`.
+    pub fn check(field: &'static str, value: impl Into<u64>, min: u64, max: u64) -> Result<(), Self> {
+        let value = value.into();
+        if (min..=max).contains(&value) {
+            return Ok(());
         }
-        Ok(())
+        Err(Self {
+            field,
+            value,
+            min,
+            max,
+        })
     }
 }
 

@@ -65,7 +65,7 @@ mod work;
 
 pub use config::{EndpointConfig, QpConfig, QueueLimits};
 pub use endpoint::{Endpoint, QpStatus, TimerReason};
-pub use error::{MemoryError, PostError, QpError};
+pub use error::{MemoryError, OutOfRange, PostError, QpError};
 pub use memory::{Access, MemoryKey};
 pub use state::{QpEvent, QpState};
 pub use stats::{Discard, Stats};

@@ -1,6 +1,6 @@
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use castnet_proto::transport::{Address, Security, connect};
+use castnet_proto::transport::{self, Address, Security, retry};
 use castnet_proto::v1 as api;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -9,7 +9,6 @@ use crate::error::MemberError;
 
 type Client = api::controller_client::ControllerClient<Channel>;
 
-const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// How long a call that leaves is repeated.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 /// How often the group is looked at during a transfer.
@@ -18,7 +17,6 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 const LOOKS_WITHOUT_SOURCE: u32 = 3;
 /// How often a receiver that has everything asks whether the source has left.
 const LEFT_INTERVAL: Duration = Duration::from_millis(50);
-const ANSWER_BYTES_MAX: usize = 1 << 28;
 
 #[derive(Clone)]
 pub(crate) struct Controller {
@@ -26,23 +24,6 @@ pub(crate) struct Controller {
     pub(crate) security: Security,
     pub(crate) group: String,
     pub(crate) host: String,
-}
-
-async fn retry<T, F: Future<Output = Result<T, MemberError>>>(
-    patience: Duration,
-    is_transient: fn(&MemberError) -> bool,
-    call: impl Fn() -> F,
-) -> Result<T, MemberError> {
-    let start = Instant::now();
-    loop {
-        match call().await {
-            Err(error) if is_transient(&error) && start.elapsed() < patience => {
-                tracing::debug!(%error, "trying again");
-                tokio::time::sleep(RETRY_DELAY).await;
-            }
-            result => return result,
-        }
-    }
 }
 
 /// Whether the controller or the group may only come later.
@@ -61,8 +42,7 @@ fn has_source(state: &api::GroupState) -> bool {
 
 impl Controller {
     async fn client(&self) -> Result<Client, MemberError> {
-        let channel = connect(&self.address, &self.security).await?;
-        Ok(Client::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX))
+        Ok(transport::controller(&self.address, &self.security).await?)
     }
 
     async fn state(&self, client: &mut Client) -> Result<api::GroupState, Status> {

@@ -2,23 +2,22 @@
 
 use std::time::{Duration, Instant};
 
+use castnet_proto::transport::{Call, CallThread};
 use castnet_rnic::{Rnic, RnicError};
-use tokio::runtime::{Builder, Runtime};
-use tokio::task::JoinHandle;
 
 use crate::config::{Group, MemberConfig};
 use crate::controller::Controller;
 use crate::error::MemberError;
 
 /// Longest sleep of a host that waits.
-const SLEEP_MAX: Duration = Duration::from_millis(2);
+pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(2);
 /// How often a waiting host announces itself: a later switch must learn it before the controller gives up.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
 
 pub(crate) struct Host<'r> {
     pub(crate) rnic: &'r mut dyn Rnic,
     pub(crate) config: MemberConfig,
-    controller: Option<(Runtime, Controller)>,
+    controller: Option<(CallThread, Controller)>,
     announced: Option<Instant>,
 }
 
@@ -31,19 +30,14 @@ impl<'r> Host<'r> {
                 security,
                 ..
             } => {
-                let runtime = Builder::new_multi_thread()
-                    .worker_threads(1)
-                    .thread_name("castnet-member")
-                    .enable_all()
-                    .build()
-                    .map_err(MemberError::Thread)?;
+                let calls = CallThread::start("castnet-member").map_err(MemberError::Thread)?;
                 let controller = Controller {
                     address: controller.clone(),
                     security: security.clone(),
                     group: name.clone(),
                     host: config.host.clone(),
                 };
-                Some((runtime, controller))
+                Some((calls, controller))
             }
             Group::Fixed { .. } => None,
         };
@@ -56,31 +50,18 @@ impl<'r> Host<'r> {
     }
 
     /// Starts a call to the controller beside this thread. `None`: there is no controller.
-    pub(crate) fn start<F>(&self, call: impl FnOnce(Controller) -> F) -> Option<JoinHandle<F::Output>>
+    pub(crate) fn start<F>(&self, call: impl FnOnce(Controller) -> F) -> Option<Call<F::Output>>
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        let (runtime, controller) = self.controller.as_ref()?;
-        Some(runtime.spawn(call(controller.clone())))
-    }
-
-    /// The result of a finished call. `None`: it has not finished, and is cancelled.
-    pub(crate) fn result<T>(&self, call: JoinHandle<T>) -> Option<T> {
-        let (runtime, _) = self.controller.as_ref()?;
-        if !call.is_finished() {
-            call.abort();
-            return None;
-        }
-        match runtime.block_on(call) {
-            Ok(result) => Some(result),
-            Err(error) => std::panic::resume_unwind(error.into_panic()),
-        }
+        let (calls, controller) = self.controller.as_ref()?;
+        Some(calls.spawn(call(controller.clone())))
     }
 
     /// Polls the RNIC until a call to the controller has ended, or this host is interrupted.
-    pub(crate) fn await_call<T>(&mut self, call: JoinHandle<T>) -> Result<T, MemberError> {
+    pub(crate) fn await_call<T>(&mut self, mut call: Call<T>) -> Result<T, MemberError> {
         self.poll_until(&mut |_| call.is_finished())?;
-        self.result(call).ok_or(MemberError::Interrupted)
+        call.poll().ok_or(MemberError::Interrupted)
     }
 
     /// Polls the RNIC until `done`, so that this host answers ARP and repeated requests.
@@ -98,10 +79,6 @@ impl<'r> Host<'r> {
     }
 
     pub(crate) fn idle(&mut self) -> Result<(), RnicError> {
-        let now = self.rnic.now();
-        if !self.rnic.poll(now)? {
-            self.rnic.wait(SLEEP_MAX)?;
-        }
-        Ok(())
+        self.rnic.poll_or_wait(SLEEP_MAX).map(drop)
     }
 }

@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
 
+use castnet_proto::transport::Call;
 use castnet_proto::v1 as api;
 use castnet_rnic::messages::{self, MessageReceiver, Messages, MessagesSummary};
 use castnet_rnic::stream::{
@@ -11,11 +12,10 @@ use castnet_rnic::stream::{
 };
 use castnet_rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
 use castnet_wire::Qpn;
-use tokio::task::JoinHandle;
 
 use crate::config::{Group, GroupAddress, MemberConfig};
 use crate::error::MemberError;
-use crate::host::Host;
+use crate::host::{Host, SLEEP_MAX};
 use crate::silence::Silence;
 
 /// Silence after which a source that has not left is taken for dead: several of its time-outs.
@@ -67,12 +67,12 @@ pub fn receiver(
 ) -> Result<Prepared<'_, StreamReceiver>, MemberError> {
     let (host, qpns) = create_qps(config, rnic)?;
     let config = ReceiverConfig {
+        by_write: host.config.by_write,
         message_size: host.config.message_size,
         slots: host.config.slots,
-        ..ReceiverConfig::new(qpns[0], host.config.by_write)
     };
-    let side = StreamReceiver::over_lanes(host.rnic, config, &qpns[1..])?;
-    let rings: Vec<_> = side.rings().copied().collect();
+    let side = StreamReceiver::new(host.rnic, config, &qpns)?;
+    let rings: Vec<_> = side.rings().collect();
     Ok(Prepared::new(host, qpns, api::Role::Receiver, side, &rings))
 }
 
@@ -85,7 +85,7 @@ pub fn message_receiver(
     let (host, qpns) = create_qps(config, rnic)?;
     let (by_write, slots) = (host.config.by_write, host.config.slots);
     let side = MessageReceiver::new(host.rnic, &qpns, by_write, messages, slots)?;
-    let rings = side.rings().to_vec();
+    let rings: Vec<_> = side.rings().collect();
     Ok(Prepared::new(host, qpns, api::Role::Receiver, side, &rings))
 }
 
@@ -244,30 +244,32 @@ impl<T> Member<'_, T> {
     /// seconds: a lost last acknowledgement must be sent again. If the controller cannot be reached, the group waits
     /// for this member; what was transferred is complete.
     pub fn leave(mut self) -> Result<(), MemberError> {
-        if self.has_all {
-            self.await_source_left()?;
-        }
-        let Some(call) = self.host.start(|controller| controller.leave()) else {
-            return Ok(());
+        let mut polled = match self.has_all {
+            true => self.await_source_left(),
+            false => Ok(()),
         };
-        // Not interrupted: what ended the transfer also comes here.
-        while !call.is_finished() {
-            self.host.idle()?;
+        let Some(mut call) = self.host.start(|controller| controller.leave()) else {
+            return polled;
+        };
+        // Not interrupted: what ended the transfer also comes here. An RNIC that has failed does not keep the member in.
+        loop {
+            if let Some(left) = call.poll() {
+                return polled.and(left);
+            }
+            match polled {
+                Ok(()) => polled = self.host.idle().map_err(MemberError::from),
+                Err(_) => std::thread::sleep(SLEEP_MAX),
+            }
         }
-        self.host.result(call).unwrap_or(Ok(()))
     }
 
     fn await_source_left(&mut self) -> Result<(), MemberError> {
         let source_left = self.host.start(|controller| controller.source_left());
         let mut silence = Silence::new(Instant::now());
         self.host.poll_until(&mut |rnic| {
-            let has_left = source_left.as_ref().is_some_and(JoinHandle::is_finished);
+            let has_left = source_left.as_ref().is_some_and(Call::is_finished);
             has_left || silence.look(Instant::now(), 0, || rnic.traffic().requests) >= QUIET
-        })?;
-        if let Some(call) = source_left {
-            call.abort();
-        }
-        Ok(())
+        })
     }
 
     /// Runs `transfer` until it ends, this host is interrupted, or the controller reports that it cannot end any more.
@@ -278,7 +280,7 @@ impl<T> Member<'_, T> {
         let lost = self.host.start(|controller| controller.lost());
         let config = &self.host.config;
         let flow = || {
-            let is_lost = lost.as_ref().is_some_and(JoinHandle::is_finished);
+            let is_lost = lost.as_ref().is_some_and(Call::is_finished);
             if is_lost || config.is_interrupted() {
                 Flow::Stop
             } else {
@@ -286,7 +288,7 @@ impl<T> Member<'_, T> {
             }
         };
         let result = transfer(self.host.rnic, &mut self.side, &flow);
-        let lost = lost.and_then(|call| self.host.result(call));
+        let lost = lost.and_then(|mut call| call.poll());
         result.map_err(|error| match (lost, error) {
             (Some(why), _) => why,
             (None, StreamError::Stopped) => MemberError::Interrupted,
@@ -324,9 +326,9 @@ impl Member<'_, Source> {
             .collect();
         let config = SenderConfig {
             message_size: self.host.config.message_size,
-            ..SenderConfig::new(self.qpns[0], transfer)
+            ..SenderConfig::default()
         };
-        let mut sender = StreamSender::over_lanes(self.host.rnic, config, &lanes[1..])?;
+        let mut sender = StreamSender::new(self.host.rnic, config, &lanes)?;
         let start = Instant::now();
         let summary = self.send_by(progress, |rnic, step| {
             stream::send(rnic, &mut sender, header, source, step)

@@ -31,8 +31,8 @@ pub mod stream;
 pub mod verbs;
 
 pub use castnet_endpoint::{
-    Access, Completion, CompletionOp, LocalSlice, MemoryKey, PostError, QpError, QpState, QueueLimits,
-    RecvWr, SendOp, SendWr, Status,
+    Access, Completion, CompletionOp, LocalSlice, MemoryKey, OutOfRange, PostError, QpError, QpState,
+    QueueLimits, RecvWr, SendOp, SendWr, Status,
 };
 pub use error::{RnicError, status_text};
 pub use neighbours::{NeighbourConfig, NeighbourStats, Resolution};

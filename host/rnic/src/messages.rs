@@ -5,28 +5,33 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use castnet_endpoint::{Access, LocalSlice, SendWr};
+use castnet_endpoint::{Access, LocalSlice, OutOfRange, SendWr};
 use castnet_wire::Qpn;
 use sha2::{Digest as _, Sha256};
 
 use crate::rnic::{MemoryRegion, Rnic};
-use crate::stream::{Digest, Flow, ReceiveLane, StreamError, Transfer, check, check_work, poll_or_wait};
+use crate::stream::{Digest, Flow, LANES_MAX, ReceiveLane, StreamError, Transfer, WAIT, check_work};
 
 const SIZE_MAX: u64 = 1 << 30;
 /// The maximum number of messages. The time of each is recorded.
 const COUNT_MAX: u64 = 1 << 20;
 
+/// Step of the state of SplitMix64.
+pub const MIX_STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The output of SplitMix64 for a state.
+pub const fn mix(state: u64) -> u64 {
+    let z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
 /// Fills `bytes` with the pattern of message `number`: the little-endian words of SplitMix64 seeded with the number.
 pub fn fill(number: u64, bytes: &mut [u8]) {
-    const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
-    let mut state = number.wrapping_mul(STEP) ^ 0x5EED;
+    let mut state = number.wrapping_mul(MIX_STEP) ^ 0x5EED;
     for chunk in bytes.chunks_mut(8) {
-        state = state.wrapping_add(STEP);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        let word = (z ^ (z >> 31)).to_le_bytes();
-        chunk.copy_from_slice(&word[..chunk.len()]);
+        state = state.wrapping_add(MIX_STEP);
+        chunk.copy_from_slice(&mix(state).to_le_bytes()[..chunk.len()]);
     }
 }
 
@@ -41,8 +46,8 @@ pub struct Messages {
 
 impl Messages {
     fn check(&self) -> Result<(), StreamError> {
-        check("size", self.size.into(), 0, SIZE_MAX)?;
-        check("count", self.count.into(), 1, COUNT_MAX)
+        OutOfRange::check("size", self.size, 0, SIZE_MAX)?;
+        Ok(OutOfRange::check("count", self.count, 1, COUNT_MAX)?)
     }
 }
 
@@ -71,8 +76,8 @@ pub fn send(
     progress: &mut dyn FnMut(&dyn Rnic, u64) -> Flow,
 ) -> Result<MessagesSummary, StreamError> {
     messages.check()?;
-    check("in_flight", in_flight.into(), 1, 4096)?;
-    check("lanes", qpns.len() as u64, 1, 16)?;
+    OutOfRange::check("in_flight", in_flight, 1, 4096)?;
+    OutOfRange::check("lanes", qpns.len() as u64, 1, LANES_MAX)?;
     let lanes = qpns.len() as u32;
     let (size, in_flight) = (messages.size as usize, in_flight.min(messages.count));
     let staging = rnic.register_memory(size * in_flight as usize, Access::READ)?;
@@ -97,7 +102,7 @@ pub fn send(
             posted.push_back(Instant::now());
             number += 1;
         }
-        poll_or_wait(rnic)?;
+        rnic.poll_or_wait(WAIT)?;
         // In the order of sending: the memory of a later message is reused only after all earlier ones.
         loop {
             let lane = times.len() % qpns.len();
@@ -107,9 +112,7 @@ pub fn send(
             check_work(&done, lane, qpns.len())?;
             times.extend(posted.pop_front().map(|at: Instant| at.elapsed()));
         }
-        if progress(rnic, times.len() as u64) == Flow::Stop {
-            return Err(StreamError::Stopped);
-        }
+        progress(rnic, times.len() as u64).check()?;
     }
     rnic.deregister_memory(staging.key)?;
     Ok(MessagesSummary {
@@ -122,7 +125,6 @@ pub fn send(
 /// The receiving side: a ring of buffers with posted receives, with the flow control of [`crate::stream`].
 pub struct MessageReceiver {
     lanes: Vec<ReceiveLane>,
-    rings: Vec<MemoryRegion>,
     messages: Messages,
 }
 
@@ -140,20 +142,15 @@ impl MessageReceiver {
         slots: u32,
     ) -> Result<Self, StreamError> {
         messages.check()?;
-        check("slots", slots.into(), 2, 1 << 16)?;
-        check("lanes", qpns.len() as u64, 1, 16)?;
-        let lane = |&qpn| ReceiveLane::new(&mut *rnic, qpn, by_write, messages.size, slots);
-        let lanes: Vec<_> = qpns.iter().map(lane).collect::<Result<_, _>>()?;
         Ok(Self {
-            rings: lanes.iter().map(|lane| lane.ring).collect(),
-            lanes,
+            lanes: ReceiveLane::all(rnic, qpns, by_write, messages.size, slots)?,
             messages,
         })
     }
 
     /// The rings, one per lane. With WRITE, a member of a group publishes them as its memory.
-    pub fn rings(&self) -> &[MemoryRegion] {
-        &self.rings
+    pub fn rings(&self) -> impl Iterator<Item = MemoryRegion> {
+        self.lanes.iter().map(|lane| lane.ring)
     }
 
     /// Receives all messages and verifies every byte. `progress` receives the number of messages. The last
@@ -171,7 +168,7 @@ impl MessageReceiver {
         let (mut hasher, mut times) = (Sha256::new(), Vec::with_capacity(self.messages.count as usize));
         let mut first = None;
         while times.len() < self.messages.count as usize {
-            poll_or_wait(rnic)?;
+            rnic.poll_or_wait(WAIT)?;
             while times.len() < self.messages.count as usize {
                 let (number, lanes) = (times.len() as u64, self.lanes.len());
                 let lane = &self.lanes[times.len() % lanes];
@@ -206,9 +203,7 @@ impl MessageReceiver {
                 let now = rnic.now();
                 rnic.poll(now)?;
             }
-            if progress(times.len() as u64) == Flow::Stop {
-                return Err(StreamError::Stopped);
-            }
+            progress(times.len() as u64).check()?;
         }
         Ok(MessagesSummary {
             bytes: size as u64 * u64::from(self.messages.count),

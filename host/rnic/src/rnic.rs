@@ -189,6 +189,16 @@ pub trait Rnic {
 
     /// Sleeps until there may be work or `timeout` has passed. It may return early.
     fn wait(&mut self, timeout: Duration) -> Result<(), RnicError>;
+
+    /// [`Rnic::poll`], and without work [`Rnic::wait`]. Returns true if there was work.
+    fn poll_or_wait(&mut self, timeout: Duration) -> Result<bool, RnicError> {
+        let now = self.now();
+        let worked = self.poll(now)?;
+        if !worked {
+            self.wait(timeout)?;
+        }
+        Ok(worked)
+    }
 }
 
 /// Checks that `offset..offset + length` is inside a region of `region` bytes.

@@ -1,13 +1,11 @@
 //! Failures of RNICs and members, with what the user can do about them.
 
-use castnet_console::connect;
+use castnet_console::connect::{self, NO_CONTROLLER};
 use castnet_console::exit::Failure;
 use castnet_console::units::span;
 use castnet_member::MemberError;
 use castnet_rnic::stream::StreamError;
 use castnet_rnic::{RnicError, Status};
-
-pub(crate) const NO_CONTROLLER: &str = "start the controller (castnet controller --help), or say where it is: --controller URL or CASTNET_CONTROLLER";
 
 pub(crate) fn interrupted() -> Failure {
     Failure::failed("stopped by a signal before the end")

@@ -82,24 +82,11 @@ fn cut(task: &Task, lanes: usize, part_bytes_min: u64) -> Vec<u64> {
 
 /// The barrier that encodes `left`, the remainder of the division of the elements by the number of lanes.
 fn remainder_barrier(left: u64) -> Task {
-    use castnet_wire::control::{CallFlags, DataType as T};
-    const TYPES: [T; 12] = [
-        T::F32,
-        T::F16,
-        T::Bf16,
-        T::F64,
-        T::I8,
-        T::I16,
-        T::I32,
-        T::I64,
-        T::U8,
-        T::U16,
-        T::U32,
-        T::U64,
-    ];
-    let (round, at) = (left as usize / TYPES.len(), left as usize % TYPES.len());
+    use castnet_wire::control::{CallFlags, DataType};
+    let types = DataType::ALL.len();
+    let (round, at) = (left as usize / types, left as usize % types);
     Task {
-        data_type: TYPES[at],
+        data_type: DataType::ALL[at],
         flags: match round {
             0 => CallFlags::REPRODUCIBLE,
             _ => CallFlags::REPRODUCIBLE.with(CallFlags::SATURATE),
@@ -319,7 +306,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The parts cover the block in order, without gaps. Each of several parts has at part_bytes_min `part_bytes_min` bytes.
+        /// The parts cover the block in order, without gaps. Each of several parts has at least `part_bytes_min` bytes.
         #[test]
         fn the_parts_of_a_task_cover_it(elements in 0_u64..100_000, lanes in 1_usize..=16, part_bytes_min in 1_u64..100_000) {
             let task = Task { collective: Collective::AllReduce, elements, ..Task::BARRIER };

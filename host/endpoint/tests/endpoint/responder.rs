@@ -619,17 +619,19 @@ fn receives_wait_for_the_connection_in_init() {
 
 #[test]
 fn an_invalid_qp_is_refused_with_the_field() {
-    use castnet_endpoint::{Endpoint, EndpointConfig, QpError};
+    use castnet_endpoint::{Endpoint, EndpointConfig, OutOfRange, QpError};
     let mut endpoint = Endpoint::new(EndpointConfig {
         qps_max: 1,
         ..EndpointConfig::new(MY_MAC, MY_IP)
     });
     let mut refuses = |config: QpConfig, error| assert_eq!(endpoint.create_qp(config), Err(error));
-    let range = |field, value, min, max| QpError::OutOfRange {
-        field,
-        value,
-        min,
-        max,
+    let range = |field, value, min, max| {
+        QpError::from(OutOfRange {
+            field,
+            value,
+            min,
+            max,
+        })
     };
     refuses(
         QpConfig {

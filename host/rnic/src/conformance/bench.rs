@@ -31,12 +31,7 @@ impl Bench for OneDevice<'_> {
     }
 
     fn poll_or_wait(&mut self, at_most: Duration) -> Result<bool, RnicError> {
-        let now = self.0.now();
-        let idle = !self.0.poll(now)?;
-        if idle {
-            self.0.wait(at_most)?;
-        }
-        Ok(idle)
+        Ok(!self.0.poll_or_wait(at_most)?)
     }
 }
 

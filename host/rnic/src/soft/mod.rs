@@ -246,9 +246,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
                     });
                 }
             }
-            if !self.poll(now)? {
-                self.wait(timeout.saturating_sub(waited))?;
-            }
+            self.poll_or_wait(timeout.saturating_sub(waited))?;
         }
     }
 

@@ -1,6 +1,6 @@
 use std::io;
 
-use castnet_endpoint::{Completion, Status};
+use castnet_endpoint::{Completion, OutOfRange, Status};
 use castnet_wire::Qpn;
 
 use crate::error::{RnicError, status_text};
@@ -22,13 +22,8 @@ pub enum StreamError {
         status: Status,
     },
     /// A value of the configuration is out of range.
-    #[error("{field} is {value}, must be {min} to {max}")]
-    OutOfRange {
-        field: &'static str,
-        value: u64,
-        min: u64,
-        max: u64,
-    },
+    #[error(transparent)]
+    OutOfRange(#[from] OutOfRange),
     /// The call is not possible in the current state.
     #[error("{call} is not possible now: {reason}")]
     WrongOrder {
@@ -67,19 +62,6 @@ pub enum StreamError {
 
 fn in_lane(lane: Option<u8>) -> String {
     lane.map_or_else(String::new, |lane| format!("lane {lane}: "))
-}
-
-pub(crate) fn check(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), StreamError> {
-    if (min..=max).contains(&value) {
-        Ok(())
-    } else {
-        Err(StreamError::OutOfRange {
-            field,
-            value,
-            min,
-            max,
-        })
-    }
 }
 
 pub(crate) fn check_work(done: &Completion, lane: usize, lanes: usize) -> Result<(), StreamError> {

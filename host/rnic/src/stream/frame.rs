@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use castnet_endpoint::OutOfRange;
 use sha2::{Digest as _, Sha256};
 
 use super::error::StreamError;
@@ -12,7 +13,7 @@ pub(super) const MESSAGE_MIN: u64 = 1024;
 pub(super) const MESSAGE_MAX: u64 = 16 << 20;
 const NAME_MAX: usize = 512;
 
-pub(super) const LANES_MAX: u64 = 16;
+pub(crate) const LANES_MAX: u64 = 16;
 
 const MAGIC: [u8; 4] = *b"CNST";
 const VERSION: u8 = 1;
@@ -120,19 +121,18 @@ pub(super) fn read_immediate(imm: u32) -> Option<(MessageKind, u32)> {
     Some((kind, imm & 0x3FFF_FFFF))
 }
 
-/// The payload of a begin message. `None` if the name is too long.
-pub(super) fn begin(header: &StreamHeader) -> Option<Vec<u8>> {
+/// The payload of a begin message.
+pub(super) fn begin(header: &StreamHeader) -> Result<Vec<u8>, OutOfRange> {
     let name = header.name.as_bytes();
-    let length = u16::try_from(name.len())
-        .ok()
-        .filter(|_| name.len() <= NAME_MAX)?;
+    OutOfRange::check("name's length", name.len() as u64, 0, NAME_MAX as u64)?;
+    let length = name.len() as u16;
     let mut bytes = Vec::with_capacity(BEGIN + name.len());
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&[VERSION, 0, 0, 0]);
     bytes.extend_from_slice(&header.length.unwrap_or(UNKNOWN).to_be_bytes());
     bytes.extend_from_slice(&length.to_be_bytes());
     bytes.extend_from_slice(name);
-    Some(bytes)
+    Ok(bytes)
 }
 
 pub(super) fn read_begin(bytes: &[u8]) -> Result<StreamHeader, &'static str> {
@@ -182,9 +182,9 @@ mod tests {
             name: "x".repeat(n),
             length: None,
         };
-        assert!(begin(&header(513)).is_none());
+        assert!(begin(&header(513)).is_err());
         let longest = begin(&header(512)).map(|b| b.len() as u64);
-        assert!(longest.is_some_and(|n| n <= MESSAGE_MIN));
+        assert!(longest.is_ok_and(|n| n <= MESSAGE_MIN));
     }
 
     proptest! {

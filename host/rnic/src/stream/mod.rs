@@ -45,12 +45,13 @@ mod sender;
 mod transfer;
 
 pub use error::StreamError;
-pub(crate) use error::{check, check_work};
+pub(crate) use error::check_work;
+pub(crate) use frame::LANES_MAX;
 pub use frame::{Digest, StreamHeader, StreamSummary};
 pub(crate) use receiver::ReceiveLane;
 pub use receiver::{Event, ReceiverConfig, StreamReceiver};
 pub use sender::{RemoteRing, SenderConfig, SenderLane, StreamSender, Transfer};
-pub(crate) use transfer::poll_or_wait;
+pub(crate) use transfer::WAIT;
 pub use transfer::{Flow, receive, send};
 
 #[cfg(doc)]

@@ -1,7 +1,7 @@
-use castnet_endpoint::{Access, Completion, LocalSlice, RecvWr};
+use castnet_endpoint::{Access, Completion, LocalSlice, OutOfRange, RecvWr};
 use castnet_wire::Qpn;
 
-use super::error::{StreamError, check, check_work};
+use super::error::{StreamError, check_work};
 use super::frame::{
     self, Digest, LANES_MAX, MESSAGE_MAX, MESSAGE_MIN, MessageKind, OpenStream, StreamHeader, StreamSummary,
 };
@@ -10,8 +10,6 @@ use crate::rnic::{MemoryRegion, Rnic};
 /// Configuration of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiverConfig {
-    /// The QP. No other code may post receives to it.
-    pub qpn: Qpn,
     /// True if the sender uses WRITE.
     pub by_write: bool,
     /// Bytes of a full message, 1 KiB to 16 MiB. The same at both sides.
@@ -23,9 +21,8 @@ pub struct ReceiverConfig {
 
 impl ReceiverConfig {
     /// Messages of 64 KiB and 32 slots: 2 MiB.
-    pub const fn new(qpn: Qpn, by_write: bool) -> Self {
+    pub const fn new(by_write: bool) -> Self {
         Self {
-            qpn,
             by_write,
             message_size: 64 << 10,
             slots: 32,
@@ -54,7 +51,21 @@ pub(crate) struct ReceiveLane {
 }
 
 impl ReceiveLane {
-    pub(crate) fn new(
+    /// Creates the lanes of a receiver, and posts their receives.
+    pub(crate) fn all(
+        rnic: &mut dyn Rnic,
+        qpns: &[Qpn],
+        by_write: bool,
+        size: u32,
+        slots: u32,
+    ) -> Result<Vec<Self>, StreamError> {
+        OutOfRange::check("slots", slots, 2, 1 << 16)?;
+        OutOfRange::check("lanes", qpns.len() as u64, 1, LANES_MAX)?;
+        let lane = |&qpn| Self::new(&mut *rnic, qpn, by_write, size, slots);
+        qpns.iter().map(lane).collect()
+    }
+
+    fn new(
         rnic: &mut dyn Rnic,
         qpn: Qpn,
         by_write: bool,
@@ -107,7 +118,7 @@ impl ReceiveLane {
 /// The receiving side: a ring of buffers. A buffer is free again after its message was consumed. Only
 /// [`StreamReceiver::next_event`] consumes messages: without calls the sender is blocked.
 pub struct StreamReceiver {
-    config: ReceiverConfig,
+    message_size: u32,
     lanes: Vec<ReceiveLane>,
     /// Messages consumed, over all streams.
     consumed: u64,
@@ -116,58 +127,28 @@ pub struct StreamReceiver {
 }
 
 impl StreamReceiver {
-    /// Creates a receiver and posts its receives. The QP has received nothing yet and need not be connected. Fails if a
-    /// value is out of range, or the RNIC has no capacity for the memory or receives.
-    pub fn new(rnic: &mut dyn Rnic, config: ReceiverConfig) -> Result<Self, StreamError> {
-        Self::over_lanes(rnic, config, &[])
-    }
-
-    /// Creates a receiver over several lanes, each with its own ring: the QP of `config`, then `more`.
-    pub fn over_lanes(
-        rnic: &mut dyn Rnic,
-        config: ReceiverConfig,
-        more: &[Qpn],
-    ) -> Result<Self, StreamError> {
-        check(
-            "message_size",
-            config.message_size.into(),
-            MESSAGE_MIN,
-            MESSAGE_MAX,
-        )?;
-        check("slots", config.slots.into(), 2, 1 << 16)?;
-        check("lanes", more.len() as u64 + 1, 1, LANES_MAX)?;
-        let lane = |&qpn| {
-            ReceiveLane::new(
-                &mut *rnic,
-                qpn,
-                config.by_write,
-                config.message_size,
-                config.slots,
-            )
-        };
-        let qpns = std::iter::once(&config.qpn).chain(more);
+    /// Creates a receiver over lanes, each with its own ring, and posts its receives. The QPs have received nothing yet
+    /// and need not be connected; no other code may post receives to them. Fails if a value is out of range, or the RNIC
+    /// has no capacity for the memory or receives.
+    pub fn new(rnic: &mut dyn Rnic, config: ReceiverConfig, qpns: &[Qpn]) -> Result<Self, StreamError> {
+        let ReceiverConfig {
+            by_write,
+            message_size,
+            slots,
+        } = config;
+        OutOfRange::check("message_size", message_size, MESSAGE_MIN, MESSAGE_MAX)?;
         Ok(Self {
-            lanes: qpns.map(lane).collect::<Result<_, _>>()?,
+            lanes: ReceiveLane::all(rnic, qpns, by_write, message_size, slots)?,
+            message_size,
             consumed: 0,
             open: None,
-            message: Vec::with_capacity(config.message_size as usize),
-            config,
+            message: Vec::with_capacity(message_size as usize),
         })
     }
 
-    /// The configuration.
-    pub fn config(&self) -> &ReceiverConfig {
-        &self.config
-    }
-
-    /// The ring of the first lane. With WRITE, a member of a group publishes it as its memory.
-    pub fn ring(&self) -> &MemoryRegion {
-        &self.lanes[0].ring
-    }
-
-    /// The rings of all lanes.
-    pub fn rings(&self) -> impl Iterator<Item = &MemoryRegion> {
-        self.lanes.iter().map(|lane| &lane.ring)
+    /// The rings, one per lane. With WRITE, a member of a group publishes them as its memory.
+    pub fn rings(&self) -> impl Iterator<Item = MemoryRegion> {
+        self.lanes.iter().map(|lane| lane.ring)
     }
 
     /// The stream that is being received, and its bytes so far.
@@ -227,7 +208,7 @@ impl StreamReceiver {
                 found,
             });
         }
-        if byte_len > self.config.message_size {
+        if byte_len > self.message_size {
             return Err(malformed("it is longer than a slot"));
         }
         let (lane, number) = (&self.lanes[lane_index], number / self.lanes.len() as u64);

@@ -1,7 +1,7 @@
-use castnet_endpoint::{Access, LocalSlice, SendOp, SendWr};
+use castnet_endpoint::{Access, LocalSlice, OutOfRange, SendOp, SendWr};
 use castnet_wire::Qpn;
 
-use super::error::{StreamError, check, check_work};
+use super::error::{StreamError, check_work};
 use super::frame::{
     self, LANES_MAX, MESSAGE_MAX, MESSAGE_MIN, MessageKind, OpenStream, StreamHeader, StreamSummary,
 };
@@ -53,22 +53,16 @@ pub struct SenderLane {
 /// Configuration of a sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SenderConfig {
-    /// The QP. No other code may post sends to it.
-    pub qpn: Qpn,
-    /// The operation that transfers the bytes.
-    pub transfer: Transfer,
     /// Bytes of a full message, 1 KiB to 16 MiB. The same at both sides.
     pub message_size: u32,
     /// Most unacknowledged messages per lane, 1 to 4096: at most the QP's send queue; the sender has memory for them.
     pub in_flight: u32,
 }
 
-impl SenderConfig {
+impl Default for SenderConfig {
     /// Messages of 64 KiB, 16 in flight.
-    pub const fn new(qpn: Qpn, transfer: Transfer) -> Self {
+    fn default() -> Self {
         Self {
-            qpn,
-            transfer,
             message_size: 64 << 10,
             in_flight: 16,
         }
@@ -86,7 +80,7 @@ struct Lane {
 /// [`StreamSender::poll`]. Then the next stream may start. Messages are numbered, so all receivers must exist before
 /// the first stream.
 pub struct StreamSender {
-    config: SenderConfig,
+    pub(super) config: SenderConfig,
     lanes: Vec<Lane>,
     /// `in_flight` messages per lane.
     staging: MemoryRegion,
@@ -98,40 +92,21 @@ pub struct StreamSender {
 }
 
 impl StreamSender {
-    /// Creates a sender on a connected QP that has sent nothing yet. Fails if a value is out of range or memory is
-    /// short.
-    pub fn new(rnic: &mut dyn Rnic, config: SenderConfig) -> Result<Self, StreamError> {
-        Self::over_lanes(rnic, config, &[])
-    }
-
-    /// Creates a sender over several lanes: that of `config`, then `more`. The order must be the same at all receivers.
-    pub fn over_lanes(
-        rnic: &mut dyn Rnic,
-        config: SenderConfig,
-        more: &[SenderLane],
-    ) -> Result<Self, StreamError> {
-        check(
-            "message_size",
-            config.message_size.into(),
-            MESSAGE_MIN,
-            MESSAGE_MAX,
-        )?;
-        check("in_flight", config.in_flight.into(), 1, 4096)?;
-        let SenderConfig { qpn, transfer, .. } = config;
-        let first = SenderLane { qpn, transfer };
-        let lane = |at| Lane {
+    /// Creates a sender over lanes, whose order must be the same at all receivers. Their QPs are connected and have sent
+    /// nothing yet. Fails if a value is out of range or memory is short.
+    pub fn new(rnic: &mut dyn Rnic, config: SenderConfig, lanes: &[SenderLane]) -> Result<Self, StreamError> {
+        OutOfRange::check("message_size", config.message_size, MESSAGE_MIN, MESSAGE_MAX)?;
+        OutOfRange::check("in_flight", config.in_flight, 1, 4096)?;
+        OutOfRange::check("lanes", lanes.len() as u64, 1, LANES_MAX)?;
+        let lane = |&at| Lane {
             at,
             posted: 0,
             acknowledged: 0,
         };
-        let lanes: Vec<Lane> = std::iter::once(first)
-            .chain(more.iter().copied())
-            .map(lane)
-            .collect();
-        check("lanes", lanes.len() as u64, 1, LANES_MAX)?;
+        let lanes: Vec<Lane> = lanes.iter().map(lane).collect();
         for lane in &lanes {
             if let Transfer::Write(ring) = lane.at.transfer {
-                check("slots", ring.slots.into(), 2, 1 << 16)?;
+                OutOfRange::check("slots", ring.slots, 2, 1 << 16)?;
             }
         }
         let bytes = config.message_size as usize * config.in_flight as usize;
@@ -144,11 +119,6 @@ impl StreamSender {
             filled: 0,
             open: None,
         })
-    }
-
-    /// The configuration.
-    pub fn config(&self) -> &SenderConfig {
-        &self.config
     }
 
     fn next_lane(&self) -> usize {
@@ -185,12 +155,7 @@ impl StreamSender {
             let (call, reason) = ("start", "a stream is open");
             return Err(StreamError::WrongOrder { call, reason });
         }
-        let bytes = frame::begin(header).ok_or(StreamError::OutOfRange {
-            field: "name's length",
-            value: header.name.len() as u64,
-            min: 0,
-            max: 512,
-        })?;
+        let bytes = frame::begin(header)?;
         if !self.has_capacity() {
             return Ok(false);
         }

@@ -10,7 +10,7 @@ use super::sender::StreamSender;
 use crate::rnic::Rnic;
 
 /// Longest sleep before the loop calls its owner again.
-const WAIT: Duration = Duration::from_millis(50);
+pub(crate) const WAIT: Duration = Duration::from_millis(50);
 
 /// Decision of the owner of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,12 +21,14 @@ pub enum Flow {
     Stop,
 }
 
-pub(crate) fn poll_or_wait(rnic: &mut dyn Rnic) -> Result<(), StreamError> {
-    let now = rnic.now();
-    if !rnic.poll(now)? {
-        rnic.wait(WAIT)?;
+impl Flow {
+    /// [`StreamError::Stopped`] if the owner stops the loop.
+    pub(crate) fn check(self) -> Result<(), StreamError> {
+        match self {
+            Self::Continue => Ok(()),
+            Self::Stop => Err(StreamError::Stopped),
+        }
     }
-    Ok(())
 }
 
 /// Sends all of `source` as one stream. Returns when every receiver has acknowledged it. `progress` is called about
@@ -40,18 +42,14 @@ pub fn send(
     progress: &mut dyn FnMut(&dyn Rnic, u64) -> Flow,
 ) -> Result<StreamSummary, StreamError> {
     let mut step = |rnic: &mut dyn Rnic, sender: &mut StreamSender, bytes| {
-        poll_or_wait(rnic)?;
+        rnic.poll_or_wait(WAIT)?;
         sender.poll(rnic)?;
-        if progress(rnic, bytes) == Flow::Stop {
-            Err(StreamError::Stopped)
-        } else {
-            Ok(())
-        }
+        progress(rnic, bytes).check()
     };
     while !sender.start(rnic, header)? {
         step(rnic, sender, 0)?;
     }
-    let mut buffer = vec![0; sender.config().message_size as usize];
+    let mut buffer = vec![0; sender.config.message_size as usize];
     let mut bytes = 0;
     loop {
         let mut rest = match source.read(&mut buffer) {
@@ -106,7 +104,7 @@ pub fn receive<W: Write>(
         source,
     };
     loop {
-        poll_or_wait(rnic)?;
+        rnic.poll_or_wait(WAIT)?;
         loop {
             match receiver.next_event(rnic)? {
                 Some(Event::Begin(header)) => {
@@ -142,9 +140,5 @@ fn report_progress(
     progress: &mut dyn FnMut(Option<&StreamHeader>, u64) -> Flow,
 ) -> Result<(), StreamError> {
     let (header, bytes) = receiver.open_stream().unzip();
-    if progress(header, bytes.unwrap_or(0)) == Flow::Stop {
-        Err(StreamError::Stopped)
-    } else {
-        Ok(())
-    }
+    progress(header, bytes.unwrap_or(0)).check()
 }

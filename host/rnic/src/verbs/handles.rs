@@ -170,10 +170,7 @@ impl Context {
 
     /// The next asynchronous event: its type and the QP that it concerns. Fails if the device is gone.
     pub(super) fn next_event(&self) -> io::Result<Option<(c_uint, Option<u32>)>> {
-        let mut event = sys::AsyncEvent {
-            element: ptr::null_mut(),
-            event_type: 0,
-        };
+        let mut event = sys::AsyncEvent::default();
         // SAFETY: the device is open. Its descriptor is non-blocking, so this call does not block.
         if unsafe { (self.api.get_async_event)(self.raw.as_ptr(), &raw mut event) } != 0 {
             let error = io::Error::last_os_error();
@@ -428,9 +425,7 @@ impl QueuePair {
     pub(super) fn post_recv(&mut self, wr_id: u64, mut sge: Option<sys::Sge>) -> io::Result<()> {
         let mut wr = sys::RecvWr {
             wr_id,
-            next: ptr::null_mut(),
-            sg_list: ptr::null_mut(),
-            num_sge: 0,
+            ..sys::RecvWr::default()
         };
         if let Some(sge) = &mut sge {
             (wr.sg_list, wr.num_sge) = (&raw mut *sge, 1);

@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use castnet_endpoint::{
-    Access, Completion, LocalSlice, MESSAGE_MAX, MemoryError, MemoryKey, PostError, QpError, QpEvent,
-    QpState, RecvWr, SendOp, SendWr,
+    Access, Completion, LocalSlice, MESSAGE_MAX, MemoryError, MemoryKey, OutOfRange, PostError, QpError,
+    QpEvent, QpState, RecvWr, SendOp, SendWr,
 };
 use castnet_port::Sleeper;
 use castnet_wire::{Nanos, Qpn};
@@ -336,17 +336,15 @@ impl VerbsRnic {
 
 /// Refuses values that exceed their fields, as the software RNIC does.
 fn check_remote(remote: &QpRemote) -> Result<(), QpError> {
-    QpError::check_bounds(&[
-        ("timeout", remote.timeout.into(), 0, 31),
-        ("retry_cnt", remote.retry_cnt.into(), 0, 7),
-        ("rnr_retry", remote.rnr_retry.into(), 0, 7),
-        ("min_rnr_timer", remote.min_rnr_timer.into(), 0, 31),
-    ])
+    OutOfRange::check("timeout", remote.timeout, 0, 31)?;
+    OutOfRange::check("retry_cnt", remote.retry_cnt, 0, 7)?;
+    OutOfRange::check("rnr_retry", remote.rnr_retry, 0, 7)?;
+    Ok(OutOfRange::check("min_rnr_timer", remote.min_rnr_timer, 0, 31)?)
 }
 
 fn depth(field: &'static str, asked: usize, max: i32) -> Result<u32, QpError> {
     let max = u32::try_from(max).unwrap_or(0).max(1);
-    QpError::check_bounds(&[(field, asked as u64, 1, max.into())])?;
+    OutOfRange::check(field, asked as u64, 1, max.into())?;
     Ok(asked as u32)
 }
 
@@ -656,13 +654,13 @@ mod tests {
     #[test]
     fn a_queue_larger_than_the_device_allows_is_refused() {
         assert_eq!(depth("limits.send", 256, 16384), Ok(256));
-        let bound = QpError::OutOfRange {
+        let bound = OutOfRange {
             field: "limits.send",
             value: 20000,
             min: 1,
             max: 16384,
         };
-        assert_eq!(depth("limits.send", 20000, 16384), Err(bound));
+        assert_eq!(depth("limits.send", 20000, 16384), Err(bound.into()));
         assert!(depth("limits.send", 0, 16384).is_err());
     }
 }

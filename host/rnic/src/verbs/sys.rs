@@ -144,7 +144,7 @@ pub(super) struct PortAttr {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct AsyncEvent {
     /// A pointer to the object of the event, or a port number in its first bytes.
     pub(super) element: *mut c_void,
@@ -203,6 +203,7 @@ pub(super) struct QpCap {
 }
 
 #[repr(C)]
+#[derive(Default)]
 pub(super) struct QpInitAttr {
     pub(super) qp_context: *mut c_void,
     pub(super) send_cq: *mut Cq,
@@ -211,20 +212,6 @@ pub(super) struct QpInitAttr {
     pub(super) cap: QpCap,
     pub(super) qp_type: c_uint,
     pub(super) sq_sig_all: c_int,
-}
-
-impl Default for QpInitAttr {
-    fn default() -> Self {
-        Self {
-            qp_context: std::ptr::null_mut(),
-            send_cq: std::ptr::null_mut(),
-            recv_cq: std::ptr::null_mut(),
-            srq: std::ptr::null_mut(),
-            cap: QpCap::default(),
-            qp_type: 0,
-            sq_sig_all: 0,
-        }
-    }
 }
 
 #[repr(C)]
@@ -268,6 +255,7 @@ pub(super) struct Sge {
 
 /// The header has unions after the immediate, of which only the address and key of WRITEs are declared.
 #[repr(C)]
+#[derive(Default)]
 pub(super) struct SendWr {
     pub(super) wr_id: u64,
     pub(super) next: *mut SendWr,
@@ -286,25 +274,18 @@ pub(super) struct SendWr {
 
 impl SendWr {
     /// A request without bytes, address and key.
-    pub(super) const fn new(wr_id: u64, opcode: c_uint, send_flags: c_uint) -> Self {
+    pub(super) fn new(wr_id: u64, opcode: c_uint, send_flags: c_uint) -> Self {
         Self {
             wr_id,
-            next: std::ptr::null_mut(),
-            sg_list: std::ptr::null_mut(),
-            num_sge: 0,
             opcode,
             send_flags,
-            imm_data: 0,
-            remote_addr: 0,
-            rkey: 0,
-            _rest_of_wr: [0; 5],
-            _qp_type: 0,
-            _bind_mw: [0; 6],
+            ..Self::default()
         }
     }
 }
 
 #[repr(C)]
+#[derive(Default)]
 pub(super) struct RecvWr {
     pub(super) wr_id: u64,
     pub(super) next: *mut RecvWr,

@@ -45,10 +45,11 @@ impl StreamTest {
         let receiver = ReceiverConfig {
             message_size,
             slots,
-            ..ReceiverConfig::new(qpns[1], by_write)
+            ..ReceiverConfig::new(by_write)
         };
-        let others: Vec<Qpn> = more.iter().map(|pair| pair[1]).collect();
-        let receiver = StreamReceiver::over_lanes(right, receiver, &others).unwrap();
+        let pairs = || std::iter::once(&qpns).chain(&more);
+        let rights: Vec<Qpn> = pairs().map(|pair| pair[1]).collect();
+        let receiver = StreamReceiver::new(right, receiver, &rights).unwrap();
         let transfers: Vec<Transfer> = receiver
             .rings()
             .map(|ring| match by_write {
@@ -60,8 +61,8 @@ impl StreamTest {
                 false => Transfer::Send,
             })
             .collect();
-        let others = more.iter().zip(&transfers[1..]);
-        let others: Vec<SenderLane> = others
+        let lanes: Vec<SenderLane> = pairs()
+            .zip(&transfers)
             .map(|(pair, transfer)| SenderLane {
                 qpn: pair[0],
                 transfer: *transfer,
@@ -70,9 +71,8 @@ impl StreamTest {
         let sender = SenderConfig {
             message_size,
             in_flight,
-            ..SenderConfig::new(qpns[0], transfers[0])
         };
-        let sender = StreamSender::over_lanes(left, sender, &others).unwrap();
+        let sender = StreamSender::new(left, sender, &lanes).unwrap();
         Self {
             net,
             sender,
@@ -291,8 +291,11 @@ fn messages_that_are_no_stream_are_refused() {
 fn a_dead_link_ends_the_stream_with_an_error() {
     let mut net = Net::quiet();
     let qpns = net.connect(|remote| remote.retry_cnt = 2);
-    let config = SenderConfig::new(qpns[0], Transfer::Send);
-    let mut sender = StreamSender::new(&mut net.rnics[0], config).unwrap();
+    let lane = SenderLane {
+        qpn: qpns[0],
+        transfer: Transfer::Send,
+    };
+    let mut sender = StreamSender::new(&mut net.rnics[0], SenderConfig::default(), &[lane]).unwrap();
     assert!(sender.start(&mut net.rnics[0], &StreamHeader::default()).unwrap());
     let error = loop {
         net.now += Nanos::from_millis(1);
@@ -343,8 +346,8 @@ fn the_loops_carry_a_stream_between_threads() {
         let thread = std::thread::spawn(move || {
             let mut rnic = soft(b, 1);
             rnic.create_qp(&options).unwrap();
-            let mut receiver = StreamReceiver::new(&mut rnic, ReceiverConfig::new(qpn, by_write)).unwrap();
-            ring_out.send(*receiver.ring()).unwrap();
+            let mut receiver = StreamReceiver::new(&mut rnic, ReceiverConfig::new(by_write), &[qpn]).unwrap();
+            ring_out.send(receiver.rings().next().unwrap()).unwrap();
             rnic.connect_qp(qpn, &remote(0), Duration::from_secs(20)).unwrap();
             let received = receive(
                 &mut rnic,
@@ -375,7 +378,8 @@ fn the_loops_carry_a_stream_between_threads() {
             }),
             false => Transfer::Send,
         };
-        let mut sender = StreamSender::new(&mut rnic, SenderConfig::new(qpn, transfer)).unwrap();
+        let lanes = [SenderLane { qpn, transfer }];
+        let mut sender = StreamSender::new(&mut rnic, SenderConfig::default(), &lanes).unwrap();
         let header = StreamHeader {
             name: "a file".to_owned(),
             length: Some(bytes.len() as u64),

@@ -1,11 +1,11 @@
 //! Failures of collectives, with what the user can do about them.
 
 use castnet_comm::{CommError, ControllerError, RankName};
-use castnet_console::connect;
+use castnet_console::connect::{self, NO_CONTROLLER};
 use castnet_console::exit::Failure;
 use castnet_console::units::span;
 
-use crate::host::failure::{self, NO_CONTROLLER};
+use crate::host::failure;
 
 /// Ranks that an error names, at most.
 const NAMED: usize = 16;
