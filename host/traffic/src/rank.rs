@@ -4,7 +4,7 @@ use castnet_wire::{FrameBuf, NakCode, Nanos, Psn, Syndrome};
 
 use crate::counts::FlowCounts;
 use crate::seen::{AFTER_BTH, Seen};
-use crate::source::{ACK_TIMEOUT, Positions};
+use crate::source::{ACK_TIMEOUT, Positions, position};
 use crate::template::{Ready, aeth};
 
 /// Data packets of one AllReduce. One frame in 1025 is then a control message.
@@ -133,13 +133,7 @@ impl<B: FrameBuf> Rank<B> {
         } else {
             let in_message = (place - 1) % self.config.message;
             let last = in_message + 1 == self.config.message || place == u64::from(PACKETS);
-            let position = match (in_message == 0, last) {
-                (true, false) => 0,
-                (false, false) => 1,
-                (false, true) => 2,
-                (true, true) => 3,
-            };
-            self.config.data[position]
+            self.config.data[position(in_message == 0, last)]
                 .as_ref()?
                 .frame(psn, last, [0; 2], make)?
         };

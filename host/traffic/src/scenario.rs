@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use castnet_wire::Pmtu;
+use castnet_wire::{Pmtu, names};
 use serde::Serialize;
 
 /// The text is not a valid part of a scenario.
@@ -15,47 +15,29 @@ fn bad<T>(text: impl Into<String>) -> Result<T, BadScenario> {
     Err(BadScenario(text.into()))
 }
 
-/// Traffic patterns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Pattern {
-    /// Data of one source to many receivers, which acknowledge each message.
-    Multicast,
-    /// ACKs: every receiver acknowledges every PSN. One data frame covers a whole window of PSNs, so that data costs
-    /// almost nothing.
-    Ack,
-    /// Windows of data that half of the receivers refuse in the middle, with bursts of NAKs; retransmitted from there.
-    Nak,
-    /// CNPs of all receivers in sequence.
-    Cnp,
-    /// Contributions of all ranks to one AllReduce after another, and results to all ranks.
-    Aggregate,
+names! {
+    /// Traffic patterns.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Pattern {
+        /// Data of one source to many receivers, which acknowledge each message.
+        Multicast => "multicast",
+        /// ACKs: every receiver acknowledges every PSN. One data frame covers a whole window of PSNs, so that data costs
+        /// almost nothing.
+        Ack => "ack",
+        /// Windows of data that half of the receivers refuse in the middle, with bursts of NAKs; retransmitted from there.
+        Nak => "nak",
+        /// CNPs of all receivers in sequence.
+        Cnp => "cnp",
+        /// Contributions of all ranks to one AllReduce after another, and results to all ranks.
+        Aggregate => "aggregate",
+    }
 }
 
 impl Pattern {
-    /// All patterns.
-    pub const ALL: [Self; 5] = [Self::Multicast, Self::Ack, Self::Nak, Self::Cnp, Self::Aggregate];
-
-    /// Name of the pattern.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Multicast => "multicast",
-            Self::Ack => "ack",
-            Self::Nak => "nak",
-            Self::Cnp => "cnp",
-            Self::Aggregate => "aggregate",
-        }
-    }
-
     /// Returns true if it runs on collective groups.
     pub const fn is_collective(self) -> bool {
         matches!(self, Self::Aggregate)
-    }
-}
-
-impl fmt::Display for Pattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 
@@ -63,8 +45,8 @@ impl FromStr for Pattern {
     type Err = BadScenario;
 
     fn from_str(text: &str) -> Result<Self, BadScenario> {
-        match Self::ALL.into_iter().find(|p| p.name() == text) {
-            Some(pattern) => Ok(pattern),
+        match Self::ALL.iter().find(|p| p.name() == text) {
+            Some(pattern) => Ok(*pattern),
             None => bad(format!(
                 "'{text}' is no pattern: multicast, ack, nak, cnp, aggregate, or mix"
             )),
@@ -328,17 +310,19 @@ impl fmt::Display for Rate {
     }
 }
 
-/// Part of the received frames to check: the ICRC and, for results, the sum.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Check {
-    /// No frame.
-    None,
-    /// Every 64th frame.
-    #[default]
-    Sample,
-    /// Every frame. The sink then needs more time per frame than the switch.
-    All,
+names! {
+    /// Part of the received frames to check: the ICRC and, for results, the sum.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Check {
+        /// No frame.
+        None => "none",
+        /// Every 64th frame.
+        #[default]
+        Sample => "sample",
+        /// Every frame. The sink then needs more time per frame than the switch.
+        All => "all",
+    }
 }
 
 impl Check {
@@ -356,11 +340,9 @@ impl FromStr for Check {
     type Err = BadScenario;
 
     fn from_str(text: &str) -> Result<Self, BadScenario> {
-        match text {
-            "none" => Ok(Self::None),
-            "sample" => Ok(Self::Sample),
-            "all" => Ok(Self::All),
-            _ => bad(format!("'{text}' is neither none, sample nor all")),
+        match Self::ALL.iter().find(|c| c.name() == text) {
+            Some(check) => Ok(*check),
+            None => bad(format!("'{text}' is neither none, sample nor all")),
         }
     }
 }

@@ -13,6 +13,18 @@ const STAMP_EVERY: u64 = 16;
 
 /// Templates of one size: first, middle and last frame of a message, and a single frame; those that are needed.
 pub(crate) type Positions<B> = [Option<Ready<B>>; 4];
+const ONLY: usize = 3;
+
+/// Index in [`Positions`].
+#[inline]
+pub(crate) const fn position(begins: bool, ends: bool) -> usize {
+    match (begins, ends) {
+        (true, false) => 0,
+        (false, false) => 1,
+        (false, true) => 2,
+        (true, true) => ONLY,
+    }
+}
 
 /// Frame `i` of the flow has the PSN `start + (i + 1) * stride - 1`.
 pub(crate) struct Source<B> {
@@ -109,11 +121,9 @@ impl<B: FrameBuf> Source<B> {
             .get((index % self.config.sequence.len() as u64) as usize)?;
         let in_message = index % self.config.message;
         let ends = in_message + 1 == self.config.message;
-        let position = match (self.config.joined, in_message == 0, ends) {
-            (false, ..) | (_, true, true) => 3,
-            (_, true, false) => 0,
-            (_, false, false) => 1,
-            (_, false, true) => 2,
+        let position = match self.config.joined {
+            true => position(in_message == 0, ends),
+            false => ONLY,
         };
         let stamp = match index % STAMP_EVERY {
             0 => [(now.0 >> 32) as u32, now.0 as u32],

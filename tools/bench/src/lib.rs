@@ -156,7 +156,7 @@ impl BenchCommand {
     fn scenarios(&self, ports: Option<usize>) -> Outcome<Vec<Scenario>> {
         let standard = self.workloads.is_empty();
         let workloads = match standard {
-            true => Pattern::ALL.map(Workload::from).to_vec(),
+            true => Pattern::ALL.iter().map(|p| Workload::from(*p)).collect(),
             false => self.workloads.clone(),
         };
         let mut scenarios = Vec::new();
