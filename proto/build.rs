@@ -2,6 +2,7 @@
 
 /// Messages that commands print as JSON.
 const PRINTED: &[&str] = &[
+    "DropCount",
     "EndpointCounters",
     "EndpointStatus",
     "FdbEntry",

@@ -4,7 +4,6 @@ use castnet_console::api;
 use castnet_console::api::installed_group::State;
 use castnet_console::columns;
 use castnet_console::connect::AgentArgs;
-use castnet_console::drops::DropRow;
 use castnet_console::exit::Outcome;
 use castnet_console::output::{Output, Page, Report, named};
 use castnet_console::units::{bit_rate, count};
@@ -44,7 +43,7 @@ pub(crate) struct Snapshot {
     pub(crate) groups: Vec<Counted<MulticastCounters>>,
     pub(crate) collectives: Vec<CollectiveRow>,
     pub(crate) forwarding: Vec<Counted<ForwardingCounters>>,
-    pub(crate) drops: Vec<DropRow>,
+    pub(crate) drops: Vec<api::DropCount>,
 }
 
 /// How all frames ended, in one line.
@@ -120,7 +119,7 @@ impl From<api::Counters> for Snapshot {
             groups,
             collectives,
             forwarding,
-            drops: counters.drops.into_iter().map(DropRow::from).collect(),
+            drops: counters.drops,
         }
     }
 }

@@ -1,6 +1,5 @@
 use castnet_console::api;
 use castnet_console::connect::AgentArgs;
-use castnet_console::drops::DropRow;
 use castnet_console::exit::Outcome;
 use castnet_console::output::{Output, Rows};
 use clap::Args;
@@ -31,7 +30,6 @@ impl DropsCommand {
             .await?
             .into_inner()
             .drops;
-        let rows = drops.into_iter().map(DropRow::from).collect();
-        output.show(&Rows::new(rows, "no frame was dropped"))
+        output.show(&Rows::new(drops, "no frame was dropped"))
     }
 }

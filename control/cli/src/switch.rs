@@ -3,8 +3,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_agent::LoadError;
+use castnet_console::api;
 use castnet_console::connect;
-use castnet_console::drops::DropRow;
+use castnet_console::drops;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, named};
 use castnet_console::service::{Ready, Signals};
@@ -103,7 +104,7 @@ struct Summary {
     totals: Totals,
     /// Groups of all kinds.
     groups: usize,
-    drops: Vec<DropRow>,
+    drops: Vec<api::DropCount>,
 }
 
 impl Summary {
@@ -113,7 +114,7 @@ impl Summary {
             seconds: ran.as_secs_f64(),
             totals: counters.totals,
             groups: counters.groups.len(),
-            drops: DropRow::list(&counters.drops),
+            drops: drops::list(&counters.drops),
         }
     }
 }

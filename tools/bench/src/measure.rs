@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use castnet_console::api;
+use castnet_console::drops;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::Output;
 use castnet_console::service::Signals;
@@ -37,8 +38,7 @@ pub(super) struct SwitchNow {
     pub(super) sent: u64,
     pub(super) rx_bytes: u64,
     pub(super) tx_bytes: u64,
-    /// Name and count.
-    pub(super) drops: Vec<(String, u64)>,
+    pub(super) drops: Vec<api::DropCount>,
     /// Frames lost before the switch received them.
     pub(super) missed: u64,
     pub(super) worker: Option<WorkerNow>,
@@ -63,13 +63,12 @@ impl Watched {
                 let counters = tokio::task::spawn_blocking(move || dataplane.counters()).await;
                 let counters = counters.map_err(Failure::failed)?.map_err(Failure::failed)?;
                 let sum = |of: fn(&PortReport) -> u64| counters.ports.iter().map(of).sum();
-                let drops = counters.drops.fields();
                 Ok(Some(SwitchNow {
                     received: counters.totals.received,
                     sent: counters.totals.sent,
                     rx_bytes: sum(|p| p.stats.rx_bytes),
                     tx_bytes: sum(|p| p.stats.tx_bytes),
-                    drops: drops.map(|(reason, n)| (reason.to_owned(), n)).collect(),
+                    drops: drops::list(&counters.drops),
                     missed: sum(|p| p.stats.rx_missed),
                     worker: counters.workers.first().map(|w| WorkerNow {
                         elapsed_ns: w.elapsed.0,
@@ -85,13 +84,12 @@ impl Watched {
                 let ports = counters.ports.iter().filter_map(|p| p.counters.as_ref());
                 let sum = |of: fn(&api::PortCounters) -> u64| ports.clone().map(of).sum();
                 let totals = counters.totals.unwrap_or_default();
-                let drops = counters.drops.into_iter();
                 Ok(Some(SwitchNow {
                     received: totals.received,
                     sent: totals.sent,
                     rx_bytes: sum(|p| p.rx_bytes),
                     tx_bytes: sum(|p| p.tx_bytes),
-                    drops: drops.map(|d| (d.reason, d.frames)).collect(),
+                    drops: counters.drops,
                     missed: sum(|p| p.rx_missed),
                     worker: None,
                 }))

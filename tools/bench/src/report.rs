@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use castnet_console::api;
 use castnet_console::columns;
-use castnet_console::drops::DropRow;
+use castnet_console::drops;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Done, Output, Page, Report};
 use castnet_console::units::{count, span};
 use castnet_traffic::drive::Played;
 use castnet_traffic::{Counts, FlowCounts, FlowReport, HostReport, Latency, Rate, Scenario};
-use castnet_wire::{CounterSet, Drops};
+use castnet_wire::{CounterSet, Drops, names};
 use serde::Serialize;
 
 use super::measure::{Course, SwitchNow};
@@ -24,28 +25,19 @@ pub(super) struct BenchReport {
     pub(super) runs: Vec<RunReport>,
 }
 
-/// What limited the rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Bound {
-    /// The worker's core had no time left.
-    Switch,
-    /// The hosts' threads, or rings and windows.
-    Hosts,
-    /// The requested rate.
-    Rate,
-    /// Switch and hosts share one core, which had no time left.
-    Core,
-}
-
-impl Bound {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Switch => "switch",
-            Self::Hosts => "hosts",
-            Self::Rate => "rate",
-            Self::Core => "core",
-        }
+names! {
+    /// What limited the rate.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    #[serde(rename_all = "lowercase")]
+    pub(super) enum Bound {
+        /// The worker's core had no time left.
+        Switch => "switch",
+        /// The hosts' threads, or rings and windows.
+        Hosts => "hosts",
+        /// The requested rate.
+        Rate => "rate",
+        /// Switch and hosts share one core, which had no time left.
+        Core => "core",
     }
 }
 
@@ -85,10 +77,10 @@ pub(super) struct RunReport {
     /// Whether the switch's counters were read; else frames in and out are what hosts sent and got.
     switch_read: bool,
     /// Dropped in the switch over the whole run, by reason; and frames that its ports missed.
-    drops: Vec<DropRow>,
+    drops: Vec<api::DropCount>,
     switch_missed: u64,
     /// Not sent, or missed, by ports of hosts.
-    host_drops: Vec<DropRow>,
+    host_drops: Vec<api::DropCount>,
     host_missed: u64,
     latency: Option<Latency>,
     /// Over the whole run.
@@ -181,7 +173,7 @@ impl RunReport {
             switch_read: switch.is_some(),
             drops: whole.map(|(begin, end)| drops(begin, end)).unwrap_or_default(),
             switch_missed: whole.map_or(0, |(begin, end)| end.missed.saturating_sub(begin.missed)),
-            host_drops: DropRow::list(&host_drops),
+            host_drops: drops::list(&host_drops),
             host_missed: played.iter().map(|p| p.port.rx_missed).sum(),
             // On one core, a frame spends no time outside the switch.
             latency: (!one_core)
@@ -223,7 +215,7 @@ impl RunReport {
     /// Facts that are not in the table.
     fn remarks(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        let list = |rows: &[DropRow]| {
+        let list = |rows: &[api::DropCount]| {
             let rows = rows.iter().map(|d| format!("{} {}", d.reason, count(d.frames)));
             rows.collect::<Vec<_>>().join(", ")
         };
@@ -290,14 +282,14 @@ fn settle(flows: &mut [FlowReport]) {
     }
 }
 
-fn drops(begin: &SwitchNow, end: &SwitchNow) -> Vec<DropRow> {
+fn drops(begin: &SwitchNow, end: &SwitchNow) -> Vec<api::DropCount> {
     let before = |reason: &str| {
-        let row = begin.drops.iter().find(|(r, _)| r == reason);
-        row.map_or(0, |(_, n)| *n)
+        let row = begin.drops.iter().find(|row| row.reason == reason);
+        row.map_or(0, |row| row.frames)
     };
-    let rows = end.drops.iter().map(|(reason, frames)| DropRow {
-        reason: reason.clone(),
-        frames: frames.saturating_sub(before(reason)),
+    let rows = end.drops.iter().map(|row| api::DropCount {
+        reason: row.reason.clone(),
+        frames: row.frames.saturating_sub(before(&row.reason)),
     });
     rows.filter(|row| row.frames > 0).collect()
 }

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use castnet_console::api;
 use castnet_console::connect;
-use castnet_console::drops::DropRow;
+use castnet_console::drops;
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::tree::{self, Node};
 use castnet_console::units::{Ratio, rate_of};
 use castnet_member::{Group, Member, MemberConfig, MemberError, StreamHeader, Transferred};
 use castnet_port::{BoxPort, MemEnd, PortSpec};
 use castnet_proto::transport::{Address, Security};
+use castnet_rnic::messages::{MIX_STEP, mix};
 use castnet_rnic::{SoftRnic, SoftRnicConfig};
 use castnet_wire::{CounterSet, Drops, McstId};
 use castnet_worker::KindReport;
@@ -66,7 +67,7 @@ impl Content {
     }
 }
 
-/// Bytes that look random and are the same for the same seed (splitmix64).
+/// Bytes that look random and are the same for the same seed (SplitMix64).
 struct Drawn {
     state: u64,
 }
@@ -74,11 +75,8 @@ struct Drawn {
 impl Read for Drawn {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         for chunk in out.chunks_mut(8) {
-            self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            let mut z = self.state;
-            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-            chunk.copy_from_slice(&(z ^ (z >> 31)).to_le_bytes()[..chunk.len()]);
+            self.state = self.state.wrapping_add(MIX_STEP);
+            chunk.copy_from_slice(&mix(self.state).to_le_bytes()[..chunk.len()]);
         }
         Ok(out.len())
     }
@@ -217,7 +215,7 @@ pub(crate) async fn play(
         bytes_received: receivers.iter().map(|r| r.bytes).sum(),
         receivers,
         switches,
-        drops: DropRow::list(&after.since(&before)),
+        drops: drops::list(&after.since(&before)),
     };
     let tree = tree
         .ok()
@@ -375,29 +373,30 @@ fn told(transferred: Transferred, rnic: &SoftRnic<BoxPort>) -> Told {
 }
 
 fn receiver_report(name: &str, told: Outcome<Told>, digest: &str) -> ReceiverReport {
-    let mut report = ReceiverReport {
+    let report = ReceiverReport {
         host: name.to_owned(),
         switch: switch_of(name).to_owned(),
-        bytes: 0,
-        sha256: String::new(),
-        ok: false,
-        duplicates: 0,
-        acks_sent: 0,
-        naks_sent: 0,
-        error: None,
+        ..ReceiverReport::default()
     };
     match told {
         Ok(told) => {
-            report.bytes = told.transferred.summary.bytes;
-            report.sha256 = told.transferred.summary.digest.to_string();
-            report.ok = report.sha256 == digest;
-            report.duplicates = told.duplicates;
-            report.acks_sent = told.acks_sent;
-            report.naks_sent = told.naks_sent;
+            let summary = told.transferred.summary;
+            let sha256 = summary.digest.to_string();
+            ReceiverReport {
+                bytes: summary.bytes,
+                ok: sha256 == digest,
+                sha256,
+                duplicates: told.duplicates,
+                acks_sent: told.acks_sent,
+                naks_sent: told.naks_sent,
+                ..report
+            }
         }
-        Err(failure) => report.error = Some(failure.what),
+        Err(failure) => ReceiverReport {
+            error: Some(failure.what),
+            ..report
+        },
     }
-    report
 }
 
 pub(crate) async fn drops(fabric: &Fabric) -> Outcome<Drops> {

@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use castnet_comm::{CommConfig, CommError, CommPath, Communicator, Fallback, Operation, Timeouts};
 use castnet_console::api;
 use castnet_console::connect;
-use castnet_console::drops::DropRow;
+use castnet_console::drops;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::tree::{self, Node};
 use castnet_console::units::Ratio;
 use castnet_port::{MemEnd, PortSpec};
 use castnet_proto::transport::{Address, Security};
+use castnet_rnic::messages::{MIX_STEP, mix};
 use castnet_rnic::{SoftRnic, SoftRnicConfig};
 use castnet_wire::{CounterSet, Pmtu};
 use castnet_worker::engine::CollectiveCounters;
@@ -37,15 +38,13 @@ const NAP: Duration = Duration::from_millis(1);
 /// switches' sums must be the same, bit for bit.
 const NUMBER_BITS: u32 = 20;
 
-/// A multiple of 1/1024 between -512 and 512 (drawn by splitmix64).
+/// A multiple of 1/1024 between -512 and 512 (drawn by SplitMix64).
 fn contribution(seed: u64, rank: usize, index: usize) -> f32 {
-    let mut z = seed
+    let state = seed
         .wrapping_add((rank as u64) << 40)
         .wrapping_add(index as u64)
-        .wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    let number = ((z >> (64 - NUMBER_BITS)) as i32) - (1 << (NUMBER_BITS - 1));
+        .wrapping_mul(MIX_STEP);
+    let number = ((mix(state) >> (64 - NUMBER_BITS)) as i32) - (1 << (NUMBER_BITS - 1));
     number as f32 / 1024.0
 }
 
@@ -72,13 +71,19 @@ pub(crate) struct Script {
 #[derive(Debug)]
 pub(crate) struct Played {
     pub(crate) mcst_id: String,
-    pub(crate) tree: Option<Node>,
     /// Until the last rank had its sums.
     pub(crate) seconds: f64,
     pub(crate) ranks: Vec<RankReport>,
+    pub(crate) counted: Counted,
+}
+
+/// What switches and controller report.
+#[derive(Debug)]
+pub(crate) struct Counted {
     pub(crate) links: Vec<Bytes>,
     pub(crate) switches: Vec<SwitchReport<CollectiveCounters>>,
-    pub(crate) drops: Vec<DropRow>,
+    pub(crate) drops: Vec<api::DropCount>,
+    pub(crate) tree: Option<Node>,
 }
 
 /// States that a rank reports.
@@ -168,20 +173,10 @@ pub(crate) async fn play(
         .map(|(rank, (host, told))| rank_report(rank, host, told, sums));
     Ok(Played {
         mcst_id: mcst_id.map(|id| id.to_string()).unwrap_or_default(),
-        tree: counted.tree,
         seconds: results.iter().map(|(_, told)| told.seconds).fold(0.0, f64::max),
         ranks: ranks.collect(),
-        links: counted.links,
-        switches: counted.switches,
-        drops: counted.drops,
+        counted,
     })
-}
-
-struct Counted {
-    links: Vec<Bytes>,
-    switches: Vec<SwitchReport<CollectiveCounters>>,
-    drops: Vec<DropRow>,
-    tree: Option<Node>,
 }
 
 async fn count(
@@ -218,7 +213,7 @@ async fn count(
             }
             None => Vec::new(),
         },
-        drops: DropRow::list(&act::drops(fabric).await?.since(&drops)),
+        drops: drops::list(&act::drops(fabric).await?.since(&drops)),
         tree: group.and_then(|group| tree::of_collective(&group.tree, &|_, _| String::new())),
     })
 }

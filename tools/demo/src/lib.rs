@@ -179,7 +179,7 @@ impl DemoCommand {
         let clean = play("Act 3", "demo-sums-1", false, none).await?;
         let ring = play("Act 3", "demo-ring", true, none).await?;
         let lossy = play("Act 4", "demo-sums-2", false, self.loss).await?;
-        report.collective_tree = clean.tree.clone();
+        report.collective_tree = clean.counted.tree.clone();
         let acts = [
             ("Act 3", "demo-sums-1", none, clean, Some(ring)),
             ("Act 4", "demo-sums-2", self.loss, lossy, None),
@@ -201,13 +201,13 @@ impl DemoCommand {
                 seconds: played.seconds,
                 ring_seconds: ring.as_ref().map(|ring| ring.seconds),
                 links: LinkReport::all(
-                    &played.links,
-                    ring.as_ref().map(|ring| ring.links.as_slice()),
+                    &played.counted.links,
+                    ring.as_ref().map(|ring| ring.counted.links.as_slice()),
                     payload,
                 ),
-                switches: played.switches,
+                switches: played.counted.switches,
                 ranks: played.ranks,
-                drops: played.drops,
+                drops: played.counted.drops,
                 bars: std::io::stdout().is_terminal(),
             });
         }

@@ -1,6 +1,7 @@
 //! The report of an AllReduce: the sums, and the bytes that each link carried.
 
-use castnet_console::drops::DropRow;
+use castnet_console::api;
+use castnet_console::drops;
 use castnet_console::output::{Page, Row};
 use castnet_console::units::{Ratio, bytes, count};
 use castnet_worker::engine::CollectiveCounters;
@@ -51,7 +52,7 @@ pub(crate) struct AllReduceReport {
     pub(crate) switches: Vec<SwitchReport<CollectiveCounters>>,
     pub(crate) ranks: Vec<RankReport>,
     /// Injected losses included.
-    pub(crate) drops: Vec<DropRow>,
+    pub(crate) drops: Vec<api::DropCount>,
     /// Whether bars are drawn: for a terminal.
     #[serde(skip)]
     pub(crate) bars: bool,
@@ -206,7 +207,7 @@ impl AllReduceReport {
         page.line("");
         page.rows(&self.ranks, "no rank took part");
         page.line("");
-        page.line(DropRow::sentence(&self.drops));
+        page.line(drops::sentence(&self.drops));
     }
 
     /// Two bars per link: its bytes in the busier direction, and those with a ring.

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use castnet_console::api;
 use castnet_console::columns;
-use castnet_console::drops::DropRow;
+use castnet_console::drops;
 use castnet_console::output::{Page, Report, Row, named};
 use castnet_console::tree::Node;
 use castnet_console::units::{Ratio, bit_rate, bytes, count, span};
@@ -45,7 +46,7 @@ pub(crate) struct ActReport {
     pub(crate) receivers: Vec<ReceiverReport>,
     pub(crate) switches: Vec<SwitchReport<MulticastCounters>>,
     /// In all switches, injected losses included.
-    pub(crate) drops: Vec<DropRow>,
+    pub(crate) drops: Vec<api::DropCount>,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -60,7 +61,7 @@ pub(crate) struct SourceReport {
     pub(crate) naks_received: u64,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct ReceiverReport {
     pub(crate) host: String,
     pub(crate) switch: String,
@@ -183,7 +184,7 @@ impl ActReport {
         page.line("");
         page.rows(&self.receivers, "nobody received");
         page.line("");
-        page.line(DropRow::sentence(&self.drops));
+        page.line(drops::sentence(&self.drops));
     }
 }
 
@@ -274,7 +275,7 @@ mod tests {
                 error: None,
             }],
             switches: vec![],
-            drops: vec![DropRow {
+            drops: vec![api::DropCount {
                 reason: "injected".to_owned(),
                 frames: 12,
             }],
