@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use castnet_comm::machine::Collective;
 use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, remark};
@@ -26,16 +25,11 @@ use castnet_member::{Group, GroupAddress, Member, MemberConfig, Prepared, Stream
 use castnet_proto::transport::Address;
 use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::group::{qpn, virtual_qpn};
 use castnet_console::units::pmtu;
-use collective::{BarrierCommand, BroadcastCommand, GatherCommand, ReduceCommand, ReducingCommand};
+use collective::CollectiveCommand;
 use device::{Device, Kind};
-use help::{
-    ALL_GATHER_HELP, ALL_REDUCE_HELP, BARRIER_HELP, BROADCAST_HELP, REDUCE_HELP, REDUCE_SCATTER_HELP,
-    TABLE_HELP,
-};
 use messages::MessageArgs;
 use ping::PingCommand;
 use report::{TransferReport, connection_line};
@@ -80,24 +74,8 @@ enum Verb {
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out folder/
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out - | tar x")]
     Receive(ReceiveCommand),
-    /// Collective: all ranks receive the reduction of all ranks' data; checked and measured
-    #[command(name = "allreduce", after_help = ALL_REDUCE_HELP, after_long_help = [ALL_REDUCE_HELP, TABLE_HELP].concat())]
-    AllReduce(ReducingCommand),
-    /// Collective: one rank (--root) receives the reduction of all ranks' data; checked and measured
-    #[command(after_help = REDUCE_HELP, after_long_help = [REDUCE_HELP, TABLE_HELP].concat())]
-    Reduce(ReduceCommand),
-    /// Collective: all ranks receive the data of one rank (--root); checked and measured
-    #[command(after_help = BROADCAST_HELP, after_long_help = [BROADCAST_HELP, TABLE_HELP].concat())]
-    Broadcast(BroadcastCommand),
-    /// Collective: no rank continues before all have called it; measured
-    #[command(after_help = BARRIER_HELP, after_long_help = [BARRIER_HELP, TABLE_HELP].concat())]
-    Barrier(BarrierCommand),
-    /// Collective: each rank receives its block of the reduction of all ranks' data; checked and measured
-    #[command(name = "reducescatter", after_help = REDUCE_SCATTER_HELP, after_long_help = [REDUCE_SCATTER_HELP, TABLE_HELP].concat())]
-    ReduceScatter(ReducingCommand),
-    /// Collective: all ranks receive all ranks' blocks; checked and measured
-    #[command(name = "allgather", after_help = ALL_GATHER_HELP, after_long_help = [ALL_GATHER_HELP, TABLE_HELP].concat())]
-    AllGather(GatherCommand),
+    #[command(flatten)]
+    Collective(CollectiveCommand),
     /// Checks that an RNIC does what Castnet needs
     Selftest(SelftestCommand),
     /// Checks by ARP which addresses can be reached from this interface: hosts, and McstIDs of installed groups
@@ -243,12 +221,7 @@ impl HostCommand {
         let work = move || match self.verb {
             Verb::Send(command) => command.run(output, &stop),
             Verb::Receive(command) => command.run(output, &stop),
-            Verb::AllReduce(command) => command.run(Collective::AllReduce, output, &stop),
-            Verb::Reduce(command) => command.run(output, &stop),
-            Verb::Broadcast(command) => command.run(output, &stop),
-            Verb::Barrier(command) => command.run(output, &stop),
-            Verb::ReduceScatter(command) => command.run(Collective::ReduceScatter, output, &stop),
-            Verb::AllGather(command) => command.run(output, &stop),
+            Verb::Collective(command) => command.run(output, &stop),
             Verb::Selftest(command) => command.run(output),
             Verb::Ping(command) => command.run(output, &stop),
         };
@@ -338,10 +311,7 @@ impl MemberArgs {
             }
         }
         let member = prepared.join().map_err(failure::member)?;
-        let ready = match &self.ready_file {
-            Some(file) => Ready::quiet(file, &member.qpns()[0].to_string())?,
-            None => Ready::none(),
-        };
+        let ready = Ready::quiet(self.ready_file.as_deref(), &member.qpns()[0].to_string())?;
         Ok((member, ready))
     }
 }
@@ -361,29 +331,6 @@ fn remark_silence(is_remarked: &mut bool, silent: Duration) {
         );
     }
     *is_remarked = is_long;
-}
-
-pub(crate) fn bar(output: Output, length: Option<u64>) -> ProgressBar {
-    let template = match length {
-        Some(_) => "{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-        None => "{msg} {spinner} {bytes} {bytes_per_sec}",
-    };
-    progress_bar(output, length, template)
-}
-
-/// Hidden unless stderr is a terminal.
-fn progress_bar(output: Output, length: Option<u64>, template: &str) -> ProgressBar {
-    if !output.shows_progress() {
-        return ProgressBar::hidden();
-    }
-    let bar = match length {
-        Some(length) => ProgressBar::new(length),
-        None => ProgressBar::new_spinner(),
-    };
-    match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }
 
 /// The header has the file's name, and its length if it is a regular file.
@@ -427,7 +374,9 @@ impl SendCommand {
         let mut rnic = args.device.open()?;
         let source = castnet_member::source(config, &mut *rnic).map_err(failure::member)?;
         let (mut source, _ready) = args.join(source)?;
-        let bar = bar(output, header.length).with_message(format!("{} sends", args.name));
+        let bar = output
+            .byte_bar(header.length)
+            .with_message(format!("{} sends", args.name));
         let mut is_remarked = false;
         let sent = source.send(&header, &mut *file, &mut |bytes, silent| {
             bar.set_position(bytes);
@@ -451,7 +400,9 @@ impl ReceiveCommand {
         let mut rnic = args.device.open()?;
         let receiver = castnet_member::receiver(config, &mut *rnic).map_err(failure::member)?;
         let (mut receiver, _ready) = args.join(receiver)?;
-        let bar = bar(output, None).with_message(format!("{} receives", args.name));
+        let bar = output
+            .byte_bar(None)
+            .with_message(format!("{} receives", args.name));
         let received = receiver.receive(&mut |header| target.open(header), &mut |header, bytes| {
             if let Some(length) = header.and_then(|h| h.length)
                 && bar.length().is_none()

@@ -285,15 +285,10 @@ impl Output {
         }
     }
 
-    /// Whether stderr is a terminal, for progress bars.
-    pub fn shows_progress(self) -> bool {
-        io::stderr().is_terminal()
-    }
-
     /// A progress bar, or a spinner without `length`; hidden without a terminal. `template` is indicatif's.
     pub fn bar(self, length: Option<u64>, template: &str) -> ProgressBar {
         let bar = match length {
-            _ if !self.shows_progress() => return ProgressBar::hidden(),
+            _ if !io::stderr().is_terminal() => return ProgressBar::hidden(),
             Some(length) => ProgressBar::new(length),
             None => ProgressBar::new_spinner(),
         };

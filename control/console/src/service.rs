@@ -75,10 +75,7 @@ impl Ready {
             sentence: format!("{name}: listening on {address}"),
         };
         // The file first: a reader of the line may look for it at once.
-        let ready = match file {
-            Some(path) => Self::quiet(path, address)?,
-            None => Self::none(),
-        };
+        let ready = Self::quiet(file, address)?;
         // A service serves even if its stdout is closed.
         match output.show_next(&line) {
             Err(failure) if !failure.quiet => return Err(failure),
@@ -88,19 +85,16 @@ impl Ready {
         Ok(ready)
     }
 
-    /// Reports nothing.
-    pub fn none() -> Self {
-        Self { file: None }
-    }
-
-    /// Reports in a file only.
-    pub fn quiet(path: &Path, text: &str) -> Outcome<Self> {
-        write_whole(path, &format!("{text}\n")).map_err(|e| {
-            Failure::usage(format!("cannot write the ready file {}: {e}", path.display()))
-                .next("give --ready-file a path in a folder that this user may write to")
-        })?;
+    /// Reports in the file only, if there is one.
+    pub fn quiet(file: Option<&Path>, text: &str) -> Outcome<Self> {
+        if let Some(path) = file {
+            write_whole(path, &format!("{text}\n")).map_err(|e| {
+                Failure::usage(format!("cannot write the ready file {}: {e}", path.display()))
+                    .next("give --ready-file a path in a folder that this user may write to")
+            })?;
+        }
         Ok(Self {
-            file: Some(path.to_owned()),
+            file: file.map(Path::to_owned),
         })
     }
 }

@@ -49,73 +49,59 @@ fn draw_children(children: &[Node], indent: &str, out: &mut String) {
 /// Text behind the label of an endpoint: of the switch in the first argument, to the next hop in the second.
 pub type Remark<'a> = &'a dyn Fn(&str, &str) -> String;
 
-struct Switch<'a> {
-    name: &'a str,
-    is_first: bool,
-    /// Memory and state of the installation.
-    remark: String,
-    rule: Option<&'a api::GroupRule>,
-}
-
 /// The tree of a multicast group from the source down.
 pub fn of_multicast(source: &str, tree: &[api::TreeNode]) -> Option<Node> {
-    let switches = tree.iter().map(|node| Switch {
-        name: &node.switch_name,
-        is_first: node.parent.is_empty(),
-        remark: missing(node.installed, &node.reason),
-        rule: node.rule.as_ref(),
-    });
     let mut root = Node::new(source);
     root.children
-        .push(of_group(&switches.collect::<Vec<_>>(), &|_, _| String::new())?);
+        .push(of_group(tree, &|_| String::new(), &|_, _| String::new())?);
     Some(root)
 }
 
 /// The IncTree of a collective group from its root down.
 pub fn of_collective(tree: &[api::TreeNode], remark: Remark<'_>) -> Option<Node> {
-    let switches = tree.iter().map(|node| Switch {
-        name: &node.switch_name,
-        is_first: node.parent.is_empty(),
-        remark: format!(
-            " {}{}",
-            bytes(node.memory_bytes),
-            missing(node.installed, &node.reason)
-        ),
-        rule: node.rule.as_ref(),
-    });
-    of_group(&switches.collect::<Vec<_>>(), remark)
+    of_group(tree, &|node| format!(" {}", bytes(node.memory_bytes)), remark)
 }
 
-fn missing(installed: bool, reason: &str) -> String {
-    match (installed, reason) {
+fn missing(node: &api::TreeNode) -> String {
+    match (node.installed, node.reason.as_str()) {
         (true, _) => String::new(),
         (false, "") => "  (not installed)".to_owned(),
         (false, reason) => format!("  (not installed: {reason})"),
     }
 }
 
-fn of_group(switches: &[Switch<'_>], remark: Remark<'_>) -> Option<Node> {
-    let first = switches.iter().find(|switch| switch.is_first)?;
+/// Text behind the name of a switch.
+type SwitchRemark<'a> = &'a dyn Fn(&api::TreeNode) -> String;
+
+fn of_group(tree: &[api::TreeNode], at_switch: SwitchRemark<'_>, remark: Remark<'_>) -> Option<Node> {
+    let first = tree.iter().find(|node| node.parent.is_empty())?;
     // A wrong plan may have a circle. A tree has at most as many levels as switches.
-    Some(of_switch(first, switches, remark, switches.len()))
+    Some(of_switch(first, tree, at_switch, remark, tree.len()))
 }
 
-fn of_switch(switch: &Switch<'_>, switches: &[Switch<'_>], remark: Remark<'_>, depth_left: usize) -> Node {
+fn of_switch(
+    switch: &api::TreeNode,
+    tree: &[api::TreeNode],
+    at_switch: SwitchRemark<'_>,
+    remark: Remark<'_>,
+    depth_left: usize,
+) -> Node {
     use api::endpoint::NextHop;
-    let mut out = Node::new(format!("[{}]{}", switch.name, switch.remark));
+    let name = &switch.switch_name;
+    let mut out = Node::new(format!("[{name}]{}{}", at_switch(switch), missing(switch)));
     for endpoint in switch.rule.iter().flat_map(|rule| rule.downstream()) {
         let mut node = match &endpoint.next_hop {
             Some(NextHop::Host(host)) => {
                 let rank = host.rank().map(|part| format!("rank {}: ", part.rank));
                 Node::new(format!("{}{} ({})", rank.unwrap_or_default(), host.name, host.ip))
             }
-            Some(NextHop::Switch(next)) => match switches.iter().find(|s| s.name == next.name) {
-                Some(found) if depth_left > 0 => of_switch(found, switches, remark, depth_left - 1),
+            Some(NextHop::Switch(next)) => match tree.iter().find(|node| node.switch_name == next.name) {
+                Some(found) if depth_left > 0 => of_switch(found, tree, at_switch, remark, depth_left - 1),
                 _ => Node::new(format!("[{}]", next.name)),
             },
             None => continue,
         };
-        node.label.push_str(&remark(switch.name, endpoint.name()));
+        node.label.push_str(&remark(name, endpoint.name()));
         out.children.push(node);
     }
     out

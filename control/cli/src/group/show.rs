@@ -48,15 +48,6 @@ struct SwitchPart {
     progress: Progress,
 }
 
-struct Planned<'g> {
-    switch: &'g str,
-    installed: bool,
-    reason: &'g str,
-    lanes: &'g [api::Lane],
-    /// Of a collective group.
-    memory_bytes: Option<u64>,
-}
-
 impl GroupReport {
     pub(super) async fn gather(
         group: api::Group,
@@ -68,24 +59,13 @@ impl GroupReport {
             Some(group) => Self::of_collective(group),
             None => Self::of_multicast(&state),
         };
-        let multicast = group.tree.iter().map(|node| Planned {
-            switch: &node.switch_name,
-            installed: node.installed,
-            reason: &node.reason,
-            lanes: &node.lanes,
-            memory_bytes: None,
-        });
-        let collective = group.collective.iter().flat_map(|group| &group.tree);
-        let collective = collective.map(|node| Planned {
-            switch: &node.switch_name,
-            installed: node.installed,
-            reason: &node.reason,
-            lanes: &node.lanes,
-            memory_bytes: Some(node.memory_bytes / lanes.len() as u64),
-        });
-        for node in multicast.chain(collective) {
+        let tree = group.collective.as_ref().map_or(&group.tree, |group| &group.tree);
+        for node in tree {
+            let memory_bytes = node.memory_bytes / lanes.len() as u64;
+            let memory_bytes = group.collective.as_ref().map(|_| memory_bytes);
             for lane in &lanes {
-                report.switches.push(node.ask(lane, switches, security).await);
+                let part = SwitchPart::ask(node, lane, memory_bytes, switches, security).await;
+                report.switches.push(part);
             }
         }
         let parts = &report.switches;
@@ -93,10 +73,8 @@ impl GroupReport {
         let workers = workers.map(|part| (part.switch.as_str(), part.lane.as_str(), part.worker));
         report.lanes = lanes::lines(&lanes, workers);
         report.tree = match &group.collective {
-            Some(group) => {
-                tree::of_collective(&group.tree, &|switch, endpoint| how_far(parts, switch, endpoint))
-            }
-            None => tree::of_multicast(&state.source, &group.tree),
+            Some(_) => tree::of_collective(tree, &|switch, endpoint| how_far(parts, switch, endpoint)),
+            None => tree::of_multicast(&state.source, tree),
         };
         report
     }
@@ -187,27 +165,33 @@ fn base_and_timeout(facts: &mut Facts, va_base: u64, stall_timeout_ms: u32) {
     );
 }
 
-impl Planned<'_> {
-    async fn ask(&self, lane: &api::Lane, switches: &[api::SwitchState], security: &Security) -> SwitchPart {
-        let address = switches.iter().find(|s| s.name == self.switch);
+impl SwitchPart {
+    async fn ask(
+        node: &api::TreeNode,
+        lane: &api::Lane,
+        memory_bytes: Option<u64>,
+        switches: &[api::SwitchState],
+        security: &Security,
+    ) -> Self {
+        let address = switches.iter().find(|s| s.name == node.switch_name);
         let address = address.map(|s| s.endpoint.as_str());
-        let (answer, why) = match installed(address, lanes::at(lane, self.lanes), security).await {
+        let (answer, why) = match installed(address, lanes::at(lane, &node.lanes), security).await {
             Ok(group) => (Some(group), String::new()),
             Err(why) => (None, why),
         };
-        SwitchPart {
-            switch: self.switch.to_owned(),
+        Self {
+            switch: node.switch_name.clone(),
             lane: lane.name.clone(),
             worker: answer.as_ref().map(|group| group.worker),
-            installed: self.installed,
-            reason: match self.reason {
+            installed: node.installed,
+            reason: match node.reason.as_str() {
                 "" => why,
                 reason => reason.to_owned(),
             },
-            memory_bytes: self.memory_bytes,
+            memory_bytes,
             progress: match answer {
                 Some(group) => Progress::of(&group),
-                None => Progress::unknown(self.memory_bytes.is_some()),
+                None => Progress::unknown(memory_bytes.is_some()),
             },
         }
     }

@@ -19,10 +19,14 @@ use castnet_console::output::{Output, remark, write_stdout};
 use castnet_console::units::{self, Span};
 use castnet_proto::transport::Address;
 use castnet_wire::Pmtu;
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use indicatif::ProgressBar;
 
 use super::device::Device;
+use super::help::{
+    ALL_GATHER_HELP, ALL_REDUCE_HELP, BARRIER_HELP, BROADCAST_HELP, REDUCE_HELP, REDUCE_SCATTER_HELP,
+    TABLE_HELP,
+};
 use super::{QpArgs, Stop};
 use castnet_console::units::pmtu;
 pub(crate) use failure::failure;
@@ -149,15 +153,7 @@ pub(super) struct DataArgs {
     in_place: bool,
 }
 
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "What is computed (the same at all ranks)")]
-pub(super) struct OperationArgs {
-    /// The operation: sum, min, max, prod; for integers also bitand, bitor, bitxor, and, or, xor
-    #[arg(long, value_name = "OP", default_value_t = Operation::Sum)]
-    op: Operation,
-}
-
-#[derive(Clone, Debug, Args)]
+#[derive(Debug, Args)]
 #[command(next_help_heading = "What is computed (the same at all ranks)")]
 pub(super) struct RootArgs {
     /// The rank that gets the result of a reduce, or whose data a broadcast sends
@@ -165,107 +161,104 @@ pub(super) struct RootArgs {
     root: u16,
 }
 
-/// `castnet host allreduce`, `castnet host reducescatter`.
-#[derive(Clone, Debug, Args)]
-pub(super) struct ReducingCommand {
+/// The collectives.
+#[derive(Debug, Subcommand)]
+pub(super) enum CollectiveCommand {
+    /// Collective: all ranks receive the reduction of all ranks' data; checked and measured
+    #[command(name = "allreduce", after_help = ALL_REDUCE_HELP, after_long_help = [ALL_REDUCE_HELP, TABLE_HELP].concat())]
+    AllReduce(RankCommand<ReducingArgs>),
+    /// Collective: one rank (--root) receives the reduction of all ranks' data; checked and measured
+    #[command(after_help = REDUCE_HELP, after_long_help = [REDUCE_HELP, TABLE_HELP].concat())]
+    Reduce(RankCommand<ReduceArgs>),
+    /// Collective: all ranks receive the data of one rank (--root); checked and measured
+    #[command(after_help = BROADCAST_HELP, after_long_help = [BROADCAST_HELP, TABLE_HELP].concat())]
+    Broadcast(RankCommand<BroadcastArgs>),
+    /// Collective: no rank continues before all have called it; measured
+    #[command(after_help = BARRIER_HELP, after_long_help = [BARRIER_HELP, TABLE_HELP].concat())]
+    Barrier(RankCommand<()>),
+    /// Collective: each rank receives its block of the reduction of all ranks' data; checked and measured
+    #[command(name = "reducescatter", after_help = REDUCE_SCATTER_HELP, after_long_help = [REDUCE_SCATTER_HELP, TABLE_HELP].concat())]
+    ReduceScatter(RankCommand<ReducingArgs>),
+    /// Collective: all ranks receive all ranks' blocks; checked and measured
+    #[command(name = "allgather", after_help = ALL_GATHER_HELP, after_long_help = [ALL_GATHER_HELP, TABLE_HELP].concat())]
+    AllGather(RankCommand<DataArgs>),
+}
+
+/// A collective of one rank. `W` has the flags of what is computed.
+#[derive(Debug, Args)]
+pub(super) struct RankCommand<W: Args> {
     #[command(flatten)]
     rank: RankArgs,
     #[command(flatten)]
-    data: DataArgs,
-    #[command(flatten)]
-    operation: OperationArgs,
+    what: W,
     #[command(flatten)]
     how: HowArgs,
 }
 
-/// `castnet host reduce`.
-#[derive(Clone, Debug, Args)]
-pub(super) struct ReduceCommand {
-    #[command(flatten)]
-    rank: RankArgs,
+#[derive(Debug, Args)]
+#[command(next_help_heading = "What is computed (the same at all ranks)")]
+pub(super) struct ReducingArgs {
     #[command(flatten)]
     data: DataArgs,
+    /// The operation: sum, min, max, prod; for integers also bitand, bitor, bitxor, and, or, xor
+    #[arg(long, value_name = "OP", default_value_t = Operation::Sum)]
+    op: Operation,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ReduceArgs {
     #[command(flatten)]
-    operation: OperationArgs,
+    reducing: ReducingArgs,
     #[command(flatten)]
     root: RootArgs,
-    #[command(flatten)]
-    how: HowArgs,
 }
 
-/// `castnet host broadcast`.
-#[derive(Clone, Debug, Args)]
-pub(super) struct BroadcastCommand {
-    #[command(flatten)]
-    rank: RankArgs,
+#[derive(Debug, Args)]
+pub(super) struct BroadcastArgs {
     #[command(flatten)]
     data: DataArgs,
     #[command(flatten)]
     root: RootArgs,
-    #[command(flatten)]
-    how: HowArgs,
 }
 
-/// `castnet host allgather`.
-#[derive(Clone, Debug, Args)]
-pub(super) struct GatherCommand {
-    #[command(flatten)]
-    rank: RankArgs,
-    #[command(flatten)]
-    data: DataArgs,
-    #[command(flatten)]
-    how: HowArgs,
+impl CollectiveCommand {
+    pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
+        match self {
+            Self::AllReduce(command) => command.run(output, stop, |what| what.call(Collective::AllReduce)),
+            Self::Reduce(command) => command.run(output, stop, |what| {
+                let root = what.root.root;
+                what.reducing.call(Collective::Reduce { root })
+            }),
+            Self::Broadcast(command) => command.run(output, stop, |what| {
+                let root = what.root.root;
+                Call::unreduced(Collective::Broadcast { root }, Some(what.data))
+            }),
+            Self::Barrier(command) => {
+                command.run(output, stop, |()| Call::unreduced(Collective::Barrier, None))
+            }
+            Self::ReduceScatter(command) => {
+                command.run(output, stop, |what| what.call(Collective::ReduceScatter))
+            }
+            Self::AllGather(command) => command.run(output, stop, |data| {
+                Call::unreduced(Collective::AllGather, Some(data))
+            }),
+        }
+    }
 }
 
-/// `castnet host barrier`.
-#[derive(Clone, Debug, Args)]
-pub(super) struct BarrierCommand {
-    #[command(flatten)]
-    rank: RankArgs,
-    #[command(flatten)]
-    how: HowArgs,
+impl<W: Args> RankCommand<W> {
+    fn run(self, output: Output, stop: &Stop, call: impl FnOnce(W) -> Call) -> Outcome {
+        call(self.what).run(&self.rank, &self.how, output, stop)
+    }
 }
 
-impl ReducingCommand {
-    pub(super) fn run(self, collective: Collective, output: Output, stop: &Stop) -> Outcome {
-        let call = Call {
+impl ReducingArgs {
+    fn call(self, collective: Collective) -> Call {
+        Call {
             collective,
-            operation: self.operation.op,
+            operation: self.op,
             data: Some(self.data),
-        };
-        call.run(&self.rank, &self.how, output, stop)
-    }
-}
-
-impl ReduceCommand {
-    pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
-        let call = Call {
-            collective: Collective::Reduce { root: self.root.root },
-            operation: self.operation.op,
-            data: Some(self.data),
-        };
-        call.run(&self.rank, &self.how, output, stop)
-    }
-}
-
-impl BroadcastCommand {
-    pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
-        let root = self.root.root;
-        let call = Call::unreduced(Collective::Broadcast { root }, Some(self.data));
-        call.run(&self.rank, &self.how, output, stop)
-    }
-}
-
-impl GatherCommand {
-    pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
-        let call = Call::unreduced(Collective::AllGather, Some(self.data));
-        call.run(&self.rank, &self.how, output, stop)
-    }
-}
-
-impl BarrierCommand {
-    pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
-        Call::unreduced(Collective::Barrier, None).run(&self.rank, &self.how, output, stop)
+        }
     }
 }
 
@@ -343,8 +336,7 @@ impl Call {
         let is_first = rank.rank == 0;
         let calls_per_size = u64::from(args.warmup) + u64::from(args.iters) + u64::from(!args.no_verify);
         let bar = match is_first {
-            true => super::progress_bar(
-                output,
+            true => output.bar(
                 Some(calls_per_size * sizes.len() as u64),
                 "{msg} {bar:30} {pos}/{len} calls, {elapsed}, {eta} to go",
             ),

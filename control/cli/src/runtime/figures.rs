@@ -3,7 +3,7 @@
 use castnet_console::api;
 use castnet_console::output::named;
 use castnet_console::units::count;
-use castnet_wire::CounterSet;
+use castnet_wire::{CounterSet, names};
 use castnet_worker::{Clocks, WorkerCounters, copy_clocks, copy_worker_counters};
 use serde::Serialize;
 
@@ -73,19 +73,15 @@ pub(super) struct Parts {
     pub(super) other: f64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Kind {
-    Port,
-    Worker,
-}
-
-impl Kind {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Port => "port",
-            Self::Worker => "worker",
-        }
+names! {
+    /// Where a ring comes from.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+    #[serde(rename_all = "lowercase")]
+    pub(super) enum Kind {
+        /// A port.
+        Port => "port",
+        /// Another worker.
+        Worker => "worker",
     }
 }
 

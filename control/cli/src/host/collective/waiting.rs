@@ -11,7 +11,6 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::RankArgs;
-use crate::host::progress_bar;
 
 const SILENT: Duration = Duration::from_secs(2);
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -24,7 +23,7 @@ pub(super) struct Waiting {
 
 impl Waiting {
     pub(super) fn begin(rank: &RankArgs, config: &CommConfig, output: Output) -> Self {
-        let bar = progress_bar(output, None, "{spinner} {elapsed} {wide_msg}");
+        let bar = output.bar(None, "{spinner} {elapsed} {wide_msg}");
         let (address, security) = (config.controller.clone(), config.security.clone());
         let (name, job, own_bar) = (rank.name.clone(), rank.job.clone(), bar.clone());
         let has_group = config.fallback != Fallback::Only;
