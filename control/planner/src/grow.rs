@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_topology::{NodeId, Row, Usable};
 
+use crate::cover::smaller;
 use crate::load::LinkLoad;
 use crate::overlay::{Reach, Route, Step, between, nearest, steps};
 
@@ -86,6 +87,34 @@ impl Parents {
             .filter_map(|(node, route)| Some((node, route.as_deref()?)))
     }
 
+    /// The switches but the root, with their paths to their parents.
+    pub(crate) fn switches(&self) -> impl Iterator<Item = (NodeId, &Route)> {
+        let switches = (0..).map(NodeId).zip(&self.switches);
+        switches.filter_map(|(node, route)| Some((node, route.as_deref()?)))
+    }
+
+    /// Removes switches that lead to no member.
+    fn prune(&mut self) {
+        let mut children: BTreeMap<NodeId, u32> = BTreeMap::new();
+        for route in self.routes() {
+            *children.entry(route.far.node).or_default() += 1;
+        }
+        let bare = self
+            .switches()
+            .map(|(node, _)| node)
+            .filter(|node| !children.contains_key(node));
+        let mut bare: Vec<NodeId> = bare.collect();
+        while let Some(node) = bare.pop() {
+            let route = self.switches[node.0 as usize].take();
+            if let Some(parent) = route.map(|route| route.far.node)
+                && let Some(count) = children.get_mut(&parent)
+            {
+                *count -= 1;
+                bare.extend((*count == 0).then_some(parent));
+            }
+        }
+    }
+
     fn of_switch(&self, switch: NodeId) -> Option<&Route> {
         self.switches.get(switch.0 as usize)?.as_deref()
     }
@@ -113,7 +142,8 @@ impl Parents {
 }
 
 /// A tree below `root` that has all `leaves`, which join nearest first. Each switch of the tree is on a shortest path
-/// from the root, so a leaf that joins there also has a shortest path, and each node keeps one parent.
+/// from the root, so a leaf that joins there also has a shortest path, and each node keeps one parent. Where a layer of
+/// the tree has more switches than the next one needs, fewer are chosen and join first.
 pub(crate) fn grow(
     fabric: &Usable<'_>,
     load: &LinkLoad,
@@ -122,44 +152,94 @@ pub(crate) fn grow(
     members: usize,
 ) -> Parents {
     let key = |leaf: &&Leaf| {
-        (
-            leaf.distance(distances),
-            leaf.nearest.first().map(|r| r.near),
-            leaf.member,
-        )
+        let near = leaf.nearest.first().map(|route| route.near);
+        (leaf.distance(distances), near, leaf.member)
     };
     let mut order: Vec<&Leaf> = leaves.iter().collect();
     order.sort_by_cached_key(key);
-    let mut parents = Parents::new(distances.len(), members);
-    let mut numbers = vec![NOT_PASSED; distances.len()];
-    for leaf in order {
-        join(fabric, load, (root, distances), leaf, &mut parents, &mut numbers);
+    let tree = |first: &[NodeId]| {
+        let mut parents = Parents::new(distances.len(), members);
+        let mut numbers = vec![NOT_PASSED; distances.len()];
+        for switch in first {
+            let mut entries = Vec::new();
+            steps(fabric, load, *switch, distances, &mut entries);
+            let child = Node::Switch(*switch);
+            join(
+                fabric,
+                load,
+                (root, distances),
+                (child, &entries),
+                &mut parents,
+                &mut numbers,
+            );
+        }
+        for leaf in &order {
+            let least = leaf.distance(distances);
+            let entries = leaf
+                .nearest
+                .iter()
+                .filter(|route| length(route, distances) == least);
+            let entries: Vec<Step> = entries.map(|route| Step::of(route, load)).collect();
+            let child = Node::Member(leaf.member);
+            join(
+                fabric,
+                load,
+                (root, distances),
+                (child, &entries),
+                &mut parents,
+                &mut numbers,
+            );
+        }
+        if !first.is_empty() {
+            parents.prune();
+        }
+        parents
+    };
+    let mut best = tree(&[]);
+    // A path over plain switches or routers skips layers.
+    if fabric.topology.has_forwarders() {
+        return best;
     }
-    parents
+    let near = leaves.iter().flat_map(|leaf| &leaf.nearest);
+    let fixed: BTreeSet<NodeId> = near.map(|route| route.far.node).chain([root]).collect();
+    let far = fixed
+        .iter()
+        .map(|node| distances[node.0 as usize])
+        .max()
+        .unwrap_or(0);
+    let mut first: Vec<NodeId> = Vec::new();
+    for layer in (1..far).rev() {
+        if let Some(cover) = smaller(fabric, load, (distances, layer), &best, &fixed) {
+            // Those near the root join first.
+            let chosen = [cover, first.clone()].concat();
+            let parents = tree(&chosen);
+            if parents.cost(load) < best.cost(load) {
+                (best, first) = (parents, chosen);
+            }
+        }
+    }
+    best
 }
 
 const NOT_PASSED: u32 = u32::MAX;
 
-/// Adds `leaf` over the fewest new links; among equals with the least load, then first by ends. `numbers` has
-/// [`NOT_PASSED`] for each switch, before and after.
+/// Adds a node over the fewest new links; among equals with the least load, then first by ends. `entries` are the first
+/// steps from it. `numbers` has [`NOT_PASSED`] for each switch, before and after.
 fn join(
     fabric: &Usable<'_>,
     load: &LinkLoad,
     (root, distances): (NodeId, &Row),
-    leaf: &Leaf,
+    (mut child, entries): (Node, &[Step]),
     parents: &mut Parents,
     numbers: &mut [u32],
 ) {
     let in_tree = |node: NodeId| node == root || parents.of_switch(node).is_some();
-    let least = leaf.distance(distances);
-    let entries = leaf
-        .nearest
-        .iter()
-        .filter(|route| length(route, distances) == least);
-    let entries: Vec<Step> = entries.map(|route| Step::of(route, load)).collect();
+    if matches!(child, Node::Switch(switch) if in_tree(switch)) {
+        return;
+    }
     // Walk from the leaf over its shortest paths, by number of links, until switches of the tree are there.
     let mut open: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
-    for entry in &entries {
+    for entry in entries {
         open.entry(entry.length).or_default().push(entry.far.node);
     }
     let mut passed: Vec<(NodeId, Range<usize>)> = Vec::new();
@@ -188,8 +268,7 @@ fn join(
     for (node, own) in &passed {
         best[numbers[node.0 as usize] as usize] = cheapest(&all[own.clone()], in_tree, &best, numbers);
     }
-    let mut child = Node::Member(leaf.member);
-    let mut way = cheapest(&entries, in_tree, &best, numbers);
+    let mut way = cheapest(entries, in_tree, &best, numbers);
     while let Some(Way { step, .. }) = way {
         parents.set(child, between(fabric, step.near, step.far));
         child = Node::Switch(step.far.node);

@@ -33,6 +33,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod cover;
 mod error;
 mod grow;
 mod load;

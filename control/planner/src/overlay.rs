@@ -161,7 +161,11 @@ pub(crate) fn nearest(fabric: &Usable<'_>, host: NodeId) -> Vec<Route> {
 }
 
 /// Usable links of a switch towards the destination of `distances`.
-fn nearer<'t>(fabric: &Usable<'t>, from: NodeId, distances: &Row) -> impl Iterator<Item = &'t Hop> {
+pub(crate) fn nearer<'t>(
+    fabric: &Usable<'t>,
+    from: NodeId,
+    distances: &Row,
+) -> impl Iterator<Item = &'t Hop> {
     let here = distances[from.0 as usize];
     let to = |hop: &Hop| distances.get(hop.far.node.0 as usize).copied();
     fabric

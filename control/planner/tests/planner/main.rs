@@ -6,3 +6,4 @@ mod placement;
 mod plans;
 mod properties;
 mod routed;
+mod steiner;

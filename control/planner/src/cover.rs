@@ -1,0 +1,164 @@
+//! Fewer switches in a layer of a tree.
+//!
+//! Leaves that join one by one take more switches than needed where links are down: the first one's choice does not
+//! know the others. Here a layer's switches are chosen together, as a small set that covers the next layer. PEEL (2.3)
+//! chooses greedily, from the outside in; this search is exact as long as [`STEPS_MAX`] allows, and then greedy.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use castnet_topology::{NodeId, Row, Usable};
+
+use crate::grow::Parents;
+use crate::load::LinkLoad;
+use crate::overlay::nearer;
+
+/// Maximum number of steps of a search for one cover.
+const STEPS_MAX: u32 = 4000;
+
+/// Switches of the next layer that share no option with others outside: a cover of theirs is chosen on its own.
+#[derive(Default)]
+struct Part {
+    /// Those that may cover each, the least loaded link first.
+    options: Vec<Vec<NodeId>>,
+    /// Those that cover them in the tree.
+    used: BTreeSet<NodeId>,
+}
+
+/// The switches at distance `layer` from the root that cover the next layer, if there are fewer than the tree has.
+/// `fixed` are in the tree in any case.
+pub(crate) fn smaller(
+    fabric: &Usable<'_>,
+    load: &LinkLoad,
+    (distances, layer): (&Row, u16),
+    parents: &Parents,
+    fixed: &BTreeSet<NodeId>,
+) -> Option<Vec<NodeId>> {
+    let below = parents
+        .switches()
+        .filter(|(node, _)| distances[node.0 as usize] == layer + 1);
+    let mut items: Vec<(Vec<NodeId>, NodeId)> = Vec::new();
+    for (node, route) in below {
+        let mut hops: Vec<_> = nearer(fabric, node, distances).collect();
+        hops.sort_by_key(|hop| (load.get(hop.link), hop.far));
+        let options: Vec<NodeId> = hops.into_iter().map(|hop| hop.far.node).collect();
+        if !options.iter().any(|node| fixed.contains(node)) {
+            items.push((options, route.far.node));
+        }
+    }
+    let used: BTreeSet<NodeId> = items.iter().map(|(_, used)| *used).collect();
+    let mut cover = Vec::new();
+    for part in parts(items) {
+        cover.extend(
+            part.cover()
+                .unwrap_or_else(|| part.used.iter().copied().collect()),
+        );
+    }
+    (cover.len() < used.len()).then_some(cover)
+}
+
+fn parts(items: Vec<(Vec<NodeId>, NodeId)>) -> Vec<Part> {
+    let mut by_option: BTreeMap<NodeId, Vec<usize>> = BTreeMap::new();
+    for (number, (options, _)) in items.iter().enumerate() {
+        for option in options {
+            by_option.entry(*option).or_default().push(number);
+        }
+    }
+    let mut parts = Vec::new();
+    let mut seen = vec![false; items.len()];
+    for first in 0..items.len() {
+        let mut part = Part::default();
+        let mut open = vec![first];
+        while let Some(number) = open.pop() {
+            if core::mem::replace(&mut seen[number], true) {
+                continue;
+            }
+            let (options, used) = &items[number];
+            open.extend(
+                options
+                    .iter()
+                    .filter_map(|option| by_option.remove(option))
+                    .flatten(),
+            );
+            part.options.push(options.clone());
+            part.used.insert(*used);
+        }
+        parts.extend((!part.options.is_empty()).then_some(part));
+    }
+    parts
+}
+
+impl Part {
+    /// A cover with fewer switches than the tree has.
+    fn cover(&self) -> Option<Vec<NodeId>> {
+        let most = self.used.len() - 1;
+        let mut steps = STEPS_MAX;
+        let least = self.apart().max(1);
+        let open: Vec<usize> = (0..self.options.len()).collect();
+        let exact = (least..=most).find_map(|size| {
+            let mut chosen = Vec::new();
+            self.search(&open, size, &mut chosen, &mut steps)
+                .then_some(chosen)
+        });
+        exact.or_else(|| Some(self.greedy()).filter(|cover| steps == 0 && cover.len() <= most))
+    }
+
+    /// A number of switches that share no option. A cover has at least as many.
+    fn apart(&self) -> usize {
+        let mut taken = BTreeSet::new();
+        let mut each: Vec<&Vec<NodeId>> = self.options.iter().collect();
+        each.sort_by_key(|options| options.len());
+        let is_apart = |options: &&Vec<NodeId>| {
+            let free = options.iter().all(|option| !taken.contains(option));
+            if free {
+                taken.extend(options.iter().copied());
+            }
+            free
+        };
+        each.into_iter().filter(is_apart).count()
+    }
+
+    /// Chooses up to `size` switches that cover all `open`.
+    fn search(&self, open: &[usize], size: usize, chosen: &mut Vec<NodeId>, steps: &mut u32) -> bool {
+        let Some(narrowest) = open.iter().min_by_key(|number| self.options[**number].len()) else {
+            return true;
+        };
+        if size == 0 || *steps == 0 {
+            return false;
+        }
+        *steps -= 1;
+        self.options[*narrowest].iter().any(|option| {
+            let left: Vec<usize> = self.without(open, *option);
+            chosen.push(*option);
+            let found = self.search(&left, size - 1, chosen, steps);
+            if !found {
+                chosen.pop();
+            }
+            found
+        })
+    }
+
+    fn without(&self, open: &[usize], option: NodeId) -> Vec<usize> {
+        let open = open.iter().copied();
+        open.filter(|number| !self.options[*number].contains(&option))
+            .collect()
+    }
+
+    /// Chooses the switch that covers most, until all are covered.
+    fn greedy(&self) -> Vec<NodeId> {
+        let mut cover = Vec::new();
+        let mut open: Vec<usize> = (0..self.options.len()).collect();
+        while !open.is_empty() {
+            let mut counts: BTreeMap<NodeId, usize> = BTreeMap::new();
+            for option in open.iter().flat_map(|number| &self.options[*number]) {
+                *counts.entry(*option).or_default() += 1;
+            }
+            let most = counts
+                .into_iter()
+                .max_by_key(|(node, count)| (*count, core::cmp::Reverse(*node)));
+            let Some((option, _)) = most else { break };
+            open = self.without(&open, option);
+            cover.push(option);
+        }
+        cover
+    }
+}
