@@ -1,7 +1,6 @@
 //! The gRPC service. Calls wait for the workers, so they run on tokio's blocking threads.
 
 use std::collections::BTreeMap;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use castnet_proto::convert::{
@@ -14,7 +13,6 @@ use castnet_rules::GroupRule;
 use castnet_worker::{InstalledGroup, MoveError, Moved, RouteError};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
-use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
@@ -25,7 +23,7 @@ use crate::{Shared, taps, view};
 const STREAM_DEPTH: usize = 64;
 /// Longest frame of a dry run: an IPv4 packet with an Ethernet header and a tag.
 const FRAME_BYTES_MAX: usize = 65_535 + 18;
-type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type Messages<T> = ReceiverStream<Result<T, Status>>;
 type Answer<T> = Result<Response<T>, Status>;
 
 #[derive(Clone)]
@@ -46,8 +44,8 @@ impl Service {
     }
 }
 
-fn streamed<T: Send + 'static>(from: mpsc::Receiver<Result<T, Status>>) -> Response<BoxStream<T>> {
-    Response::new(Box::pin(ReceiverStream::new(from)))
+fn streamed<T>(from: mpsc::Receiver<Result<T, Status>>) -> Response<Messages<T>> {
+    Response::new(ReceiverStream::new(from))
 }
 
 fn route_refused(error: RouteError, name: fn(Invalid) -> Invalid) -> Status {
@@ -284,7 +282,7 @@ impl v1::agent_server::Agent for Service {
         .await
     }
 
-    type TraceStream = BoxStream<v1::FrameTrace>;
+    type TraceStream = Messages<v1::FrameTrace>;
 
     async fn trace(&self, request: Request<v1::TraceRequest>) -> Answer<Self::TraceStream> {
         let v1::TraceRequest { what, frames_max } = request.into_inner();
@@ -298,14 +296,14 @@ impl v1::agent_server::Agent for Service {
                     return Err(Invalid::out_of_range("frame.bytes", value, why).into());
                 }
                 let dry_run = self.ask(move |shared| {
-                    let trace = shared
-                        .dataplane
-                        .trace(port, &bytes)
-                        .map_err(|e| taps::refused(e, "frame.port"))?;
+                    let trace = shared.dataplane.trace(port, &bytes);
+                    let trace = trace.map_err(|e| taps::refused(e, "frame.port"))?;
                     Ok(view::trace(&trace, 0))
                 });
-                let trace = dry_run.await?.into_inner();
-                Ok(Response::new(Box::pin(tokio_stream::once(Ok(trace)))))
+                let (to, from) = mpsc::channel(1);
+                // It has room for one.
+                let _ = to.try_send(Ok(dry_run.await?.into_inner()));
+                Ok(streamed(from))
             }
             v1::trace_request::What::Filter(filter) => {
                 let filter = filter_from_proto("filter", Some(&filter))?;
@@ -316,7 +314,7 @@ impl v1::agent_server::Agent for Service {
         }
     }
 
-    type CaptureStream = BoxStream<v1::CapturedFrame>;
+    type CaptureStream = Messages<v1::CapturedFrame>;
 
     async fn capture(&self, request: Request<v1::CaptureRequest>) -> Answer<Self::CaptureStream> {
         let v1::CaptureRequest {
@@ -331,7 +329,7 @@ impl v1::agent_server::Agent for Service {
         Ok(streamed(live.await?.into_inner()))
     }
 
-    type WatchEventsStream = BoxStream<v1::AgentEvent>;
+    type WatchEventsStream = Messages<v1::AgentEvent>;
 
     async fn watch_events(&self, _: Request<v1::WatchAgentEventsRequest>) -> Answer<Self::WatchEventsStream> {
         let mut events = self.shared.events.subscribe();

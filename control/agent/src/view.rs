@@ -206,9 +206,10 @@ pub(crate) fn trace(trace: &Trace, lost: u64) -> v1::FrameTrace {
 }
 
 pub(crate) fn captured(captured: Captured, at_unix_ns: u64, lost: u64) -> v1::CapturedFrame {
-    let direction = match captured.seen {
-        Seen::In | Seen::Dropped(_) => v1::Direction::In,
-        Seen::Out => v1::Direction::Out,
+    let (direction, drop_reason) = match captured.seen {
+        Seen::In => (v1::Direction::In, None),
+        Seen::Dropped(reason) => (v1::Direction::In, Some(reason.name().into())),
+        Seen::Out => (v1::Direction::Out, None),
     };
     v1::CapturedFrame {
         at_unix_ns,
@@ -216,10 +217,7 @@ pub(crate) fn captured(captured: Captured, at_unix_ns: u64, lost: u64) -> v1::Ca
         direction: direction as i32,
         length: captured.length as u32,
         bytes: captured.bytes,
-        drop_reason: match captured.seen {
-            Seen::Dropped(reason) => Some(reason.name().into()),
-            Seen::In | Seen::Out => None,
-        },
+        drop_reason,
         lost,
     }
 }
