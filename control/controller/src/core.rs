@@ -22,7 +22,7 @@ use crate::kinds::collective::exchange::Exchanges;
 use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
 use crate::link::Link;
-use crate::record::{Plan, Record};
+use crate::record::Record;
 use crate::table::{Entry, Groups, Usage};
 
 /// Events that a slow reader may lag behind before it loses some.
@@ -110,15 +110,6 @@ impl Core {
                 phase: entry.phase_name(),
             }),
             None => Ok(()),
-        }
-    }
-
-    /// Keeps the layout of a group whose switches have their own McstIDs: members get them before the installation.
-    pub(crate) fn foresee(&mut self, group: &str, plan: &Option<Plan>) {
-        if let Some(entry) = self.groups.get_mut(group)
-            && !entry.record().own_mcst_ids.is_empty()
-        {
-            entry.foreseen = plan.clone();
         }
     }
 }

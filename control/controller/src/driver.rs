@@ -93,8 +93,9 @@ async fn install(shared: &Arc<Shared>, record: Record) {
 fn next_switch(shared: &Arc<Shared>, name: &str, generation: u64, plan: &Plan) -> Option<String> {
     let core = shared.lock();
     let entry = installing(&core, name, generation)?;
-    let switch = plan.leaves_first().find(|s| !entry.confirmed.contains(*s))?;
-    Some(switch.into())
+    // From the leaves to the first: when one gets its rule, all below it are ready.
+    let mut switches = plan.tree.iter().rev().map(|s| &s.name);
+    switches.find(|s| !entry.confirmed.contains(*s)).cloned()
 }
 
 /// The group, while this installation is not cancelled.

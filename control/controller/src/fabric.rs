@@ -87,12 +87,6 @@ struct Seen {
     up: bool,
 }
 
-impl Seen {
-    fn link(self, facts: &Facts, topology: &mut Topology, to: End) {
-        facts.link(topology, to, End::host(self.name), self.mtu, self.up);
-    }
-}
-
 impl Facts {
     pub(crate) fn new(
         file: Option<Topology>,
@@ -158,9 +152,12 @@ impl Facts {
     /// Links the hosts behind a port: one to the port itself, several to an ordinary switch there, or to a row of them.
     fn attach(&self, topology: &mut Topology, (switch, port): (&str, u8), hosts: Vec<Seen>) {
         let mut up = End::port(switch, port);
+        let link = |topology: &mut Topology, to: End, Seen { name, mtu, up }: Seen| {
+            self.link(topology, to, End::host(name), mtu, up);
+        };
         if hosts.len() == 1 {
             let hosts = hosts.into_iter();
-            return hosts.for_each(|host| host.link(self, topology, up.clone()));
+            return hosts.for_each(|host| link(topology, up.clone(), host));
         }
         // One port leads up, one to the next switch of the row.
         const HOSTS: usize = PORTS_MAX - 2;
@@ -175,7 +172,7 @@ impl Facts {
             }
             self.link(topology, up, End::port(&name, 0), MTU_MAX, true);
             for (port, host) in (1..).zip(left.by_ref().take(HOSTS)) {
-                host.link(self, topology, End::port(&name, port));
+                link(topology, End::port(&name, port), host);
             }
             up = End::port(&name, PORTS_MAX as u8 - 1);
         }

@@ -78,13 +78,6 @@ impl Core {
         offers
     }
 
-    fn first_offers(&self, record: &Record) -> BTreeMap<String, McstId> {
-        let offers = self.offers(record).into_iter();
-        offers
-            .filter_map(|(switch, ids)| Some((switch, *ids.first()?)))
-            .collect()
-    }
-
     /// McstIDs that a plan newly assigns to a group: none if its tree passes no routers.
     pub(crate) fn new_mcst_ids(&self, record: &Record, plan: &Plan) -> BTreeMap<String, Vec<McstId>> {
         let is_new = |(switch, rule): (&String, &GroupRule)| {
@@ -159,9 +152,12 @@ pub(crate) fn plan_group(core: &Core, record: &Record) -> Result<Plan, NoPlan> {
     let none = Detours::default();
     let detours = core.groups.get(&record.name).map_or(&none, |e| &e.detours);
     let kind = record.kind.behaviour();
+    let offers = core.offers(record).into_iter();
     let request = Request {
         generation: record.generation,
-        mcst_ids: core.first_offers(record),
+        mcst_ids: offers
+            .filter_map(|(switch, ids)| Some((switch, *ids.first()?)))
+            .collect(),
         ..kind.request(record)
     };
     let mut rooms = Rooms::new();

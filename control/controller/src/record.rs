@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use castnet_rules::{HostEndpoint, lane_name};
+use castnet_rules::lane_name;
 use castnet_wire::{Control, MacAddr, McstId, Qpn};
 use serde::{Deserialize, Serialize};
 
@@ -76,11 +76,6 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Switches from the leaves to the first: when one gets its rule, all below it are ready.
-    pub fn leaves_first(&self) -> impl Iterator<Item = &str> {
-        self.tree.iter().rev().map(|s| s.name.as_str())
-    }
-
     /// The QPN to which each rank addresses frames on the switch next to it, where it is not [`Qpn::VIRTUAL`].
     pub fn virtual_qpns(&self) -> BTreeMap<u16, Qpn> {
         let endpoints = self.rules.values().flat_map(|rule| &rule.endpoints);
@@ -95,12 +90,6 @@ impl Plan {
             let is_host = endpoint.next_hop.host().is_some();
             endpoint.verify_mac = is_host && endpoint.next_hop.mac() != MacAddr::UNSPECIFIED;
         }
-    }
-
-    pub(crate) fn switch_of(&self, member: impl Fn(&HostEndpoint) -> bool) -> Option<&str> {
-        let has = |rule: &GroupRule| rule.hosts().any(|(_, host)| member(host));
-        let (switch, _) = self.rules.iter().find(|(_, rule)| has(rule))?;
-        Some(switch)
     }
 }
 

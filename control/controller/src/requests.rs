@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
 use crate::fabric::HostRecord;
+use crate::kinds::Kind;
 use crate::lifecycle::{Event, Phase};
 use crate::planning::{NoPlan, plan_group};
 use crate::record::{Plan, Record};
@@ -39,25 +40,6 @@ pub(crate) trait StandingCall: Send + 'static {
 }
 
 impl Core {
-    /// Checks a new group: what is known to be impossible is refused now, not when the last member joins. Returns its
-    /// layout, if known. If its tree passes routers, it gets McstIDs at each switch; then a `wanted` one is refused.
-    pub(crate) fn check_new(
-        &self,
-        record: &mut Record,
-        wanted: Option<McstId>,
-    ) -> Result<Option<Plan>, Refusal> {
-        let plan = match plan_group(self, record) {
-            Ok(plan) => plan,
-            Err(NoPlan::NotYet(_)) => return Ok(None),
-            Err(NoPlan::Never(failure)) => return Err(Refusal::Failed(failure)),
-        };
-        record.own_mcst_ids = self.new_mcst_ids(record, &plan);
-        match wanted.filter(|_| !record.own_mcst_ids.is_empty()) {
-            Some(mcst_id) => Err(Refusal::McstIdNotOwn { mcst_id }),
-            None => Ok(Some(plan)),
-        }
-    }
-
     /// McstIDs of the lanes of a group: `wanted` for the first, else the next free ones of the pool after the last one
     /// given out, cyclically.
     pub(crate) fn mcst_ids_for(
@@ -175,6 +157,40 @@ impl Core {
 }
 
 impl Locked<'_> {
+    /// Adds a group for a request to create it. What is known to be impossible is refused now, not when the last member
+    /// joins. Returns its layout, if known. If its tree passes routers, it gets McstIDs at each switch; then a `wanted`
+    /// one is refused.
+    pub(crate) fn create(
+        &mut self,
+        name: &str,
+        kind: Kind,
+        lanes: u8,
+        wanted: Option<McstId>,
+    ) -> Result<Option<Plan>, Refusal> {
+        let mcst_ids = self.mcst_ids_for(wanted, lanes)?;
+        let mut record = Record::new(name.into(), mcst_ids, kind);
+        let plan = match plan_group(self, &record) {
+            Ok(plan) => Some(plan),
+            Err(NoPlan::NotYet(_)) => None,
+            Err(NoPlan::Never(failure)) => return Err(Refusal::Failed(failure)),
+        };
+        let own = plan.as_ref().map(|plan| self.new_mcst_ids(&record, plan));
+        record.own_mcst_ids = own.unwrap_or_default();
+        let has_own = !record.own_mcst_ids.is_empty();
+        if let Some(mcst_id) = wanted.filter(|_| has_own) {
+            return Err(Refusal::McstIdNotOwn { mcst_id });
+        }
+        for ends in record.kind.behaviour().parties().iter().filter_map(|p| p.ends) {
+            self.know(&ends.endpoint)?;
+        }
+        self.add(record)?;
+        if let Some(entry) = self.groups.get_mut(name).filter(|_| has_own) {
+            // Members get their McstIDs before the installation.
+            entry.foreseen = plan.clone();
+        }
+        Ok(plan)
+    }
+
     pub(crate) fn know(&mut self, endpoint: &HostEndpoint) -> Result<(), Refusal> {
         let HostEndpoint { name, ip, mac, .. } = endpoint;
         let record = HostRecord {

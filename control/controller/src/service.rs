@@ -1,4 +1,3 @@
-use std::pin::Pin;
 use std::sync::Arc;
 
 use castnet_proto::convert::{
@@ -9,7 +8,6 @@ use castnet_proto::v1;
 use castnet_proto::v1::controller_server::Controller;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
-use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -21,7 +19,7 @@ use crate::view;
 
 /// Messages that wait for a slow client.
 const STREAM_DEPTH: usize = 64;
-type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type Messages<T> = ReceiverStream<Result<T, Status>>;
 type Answer<T> = Result<Response<T>, Status>;
 
 #[derive(Clone)]
@@ -38,10 +36,10 @@ impl Service {
     fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
         &self,
         task: impl FnOnce(mpsc::Sender<Result<T, Status>>) -> F,
-    ) -> Answer<BoxStream<T>> {
+    ) -> Answer<Messages<T>> {
         let (to, from) = mpsc::channel(STREAM_DEPTH);
         self.shared.spawn(task(to));
-        Ok(Response::new(Box::pin(ReceiverStream::new(from))))
+        Ok(Response::new(ReceiverStream::new(from)))
     }
 
     /// A response from state that is on disk.
@@ -104,7 +102,7 @@ impl Controller for Service {
     ) -> Answer<v1::CreateGroupResponse> {
         let group = new_group_from_proto(request.get_ref())?;
         let name = group.name.clone();
-        let complete = self.stored(|core| core.create(group)).await?;
+        let complete = self.stored(|core| core.create_multicast(group)).await?;
         let failure = match self.shared.created(&name, complete).await? {
             Ok(group) => return Ok(Response::new(v1::CreateGroupResponse { group: Some(group) })),
             Err(failure) => failure,
@@ -115,7 +113,7 @@ impl Controller for Service {
         Err(Refusal::Failed(failure).into())
     }
 
-    type JoinGroupStream = BoxStream<v1::GroupState>;
+    type JoinGroupStream = Messages<v1::GroupState>;
 
     async fn join_group(&self, request: Request<v1::JoinGroupRequest>) -> Answer<Self::JoinGroupStream> {
         let v1::JoinGroupRequest {
@@ -223,7 +221,7 @@ impl Controller for Service {
         Ok(Response::new(v1::CreateCollectiveResponse { group: Some(group) }))
     }
 
-    type InitGroupStream = BoxStream<v1::CollectiveState>;
+    type InitGroupStream = Messages<v1::CollectiveState>;
 
     async fn init_group(&self, request: Request<v1::InitGroupRequest>) -> Answer<Self::InitGroupStream> {
         let join = rank_join_from_proto(request.get_ref())?;
@@ -236,7 +234,7 @@ impl Controller for Service {
         Ok(Response::new(self.shared.exchanges.exchange(call).await?))
     }
 
-    type WatchEventsStream = BoxStream<v1::ControllerEvent>;
+    type WatchEventsStream = Messages<v1::ControllerEvent>;
 
     async fn watch_events(
         &self,

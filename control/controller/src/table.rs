@@ -79,7 +79,8 @@ impl Entry {
         if self.record.own_mcst_ids.is_empty() {
             return None;
         }
-        let switch = self.plan()?.switch_of(member)?;
+        let mut rules = self.plan()?.rules.iter();
+        let (switch, _) = rules.find(|(_, rule)| rule.hosts().any(|(_, host)| member(host)))?;
         Some(self.record.mcst_ids_by(self.plan(), switch).collect())
     }
 

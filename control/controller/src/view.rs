@@ -8,7 +8,7 @@ use crate::config::SwitchConfig;
 use crate::core::Core;
 use crate::fabric::{Place, Reach};
 use crate::kinds::{Ends, Joining};
-use crate::record::{Record, TreeSwitch};
+use crate::record::TreeSwitch;
 use crate::table::Entry;
 
 pub(crate) fn lanes(group: &str, mcst_ids: Vec<McstId>) -> Vec<v1::Lane> {
@@ -18,14 +18,6 @@ pub(crate) fn lanes(group: &str, mcst_ids: Vec<McstId>) -> Vec<v1::Lane> {
         mcst_id: mcst_id.to_string(),
     };
     (0..).zip(mcst_ids).map(lane).collect()
-}
-
-/// Lanes at a switch that has its own McstIDs for the group; else empty.
-fn own_lanes(record: &Record, switch: &str) -> Vec<v1::Lane> {
-    match record.own_mcst_ids.is_empty() {
-        true => Vec::new(),
-        false => lanes(&record.name, record.mcst_ids_on(switch).collect()),
-    }
 }
 
 pub(crate) fn tree(entry: &Entry) -> Vec<v1::TreeNode> {
@@ -41,7 +33,10 @@ pub(crate) fn tree(entry: &Entry) -> Vec<v1::TreeNode> {
             installed: entry.confirmed.contains(&switch.name),
             reason: entry.problems.get(&switch.name).cloned().unwrap_or_default(),
             rule: rule.map(rule_to_proto),
-            lanes: own_lanes(record, &switch.name),
+            lanes: match record.own_mcst_ids.is_empty() {
+                true => Vec::new(),
+                false => lanes(&record.name, record.mcst_ids_on(&switch.name).collect()),
+            },
             memory_bytes: rule.map_or(0, |rule| u64::from(record.lanes()) * rule.reserved_bytes()),
         }
     };

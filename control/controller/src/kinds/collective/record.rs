@@ -1,7 +1,9 @@
 //! Settings and ranks of a collective group.
 
 use castnet_proto::convert::GivenSettings;
-use castnet_rules::{LossPolicy, StragglerPolicy};
+use castnet_rules::{
+    DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, DEFAULT_STALL_TIMEOUT_MS, LossPolicy, StragglerPolicy,
+};
 use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
@@ -74,47 +76,36 @@ pub(crate) struct Seat {
 impl Settings {
     pub(crate) fn new(given: &GivenSettings) -> Self {
         // A full message is never larger than the window, whichever of the two was given.
-        let window = given
-            .window_packets
-            .unwrap_or(DEFAULT_WINDOW_PACKETS.max(given.message_packets.unwrap_or(0)));
+        let default = DEFAULT_WINDOW_PACKETS.max(given.message_packets.unwrap_or(0));
+        let window = given.window_packets.unwrap_or(default);
+        let message = given.message_packets.unwrap_or(DEFAULT_MESSAGE_PACKETS);
         Self {
             pmtu: given.pmtu.unwrap_or(Pmtu::B1024),
             window_packets: window,
-            message_packets: given
-                .message_packets
-                .unwrap_or(castnet_rules::DEFAULT_MESSAGE_PACKETS)
-                .min(window),
+            message_packets: message.min(window),
             reproducible: given.reproducible.unwrap_or(false),
             loss_policy: given.loss_policy.unwrap_or_default(),
             straggler_policy: given.straggler_policy.unwrap_or_default(),
-            ack_timeout_us: given
-                .ack_timeout_us
-                .unwrap_or(castnet_rules::DEFAULT_ACK_TIMEOUT_US),
-            stall_timeout_ms: given
-                .stall_timeout_ms
-                .unwrap_or(castnet_rules::DEFAULT_STALL_TIMEOUT_MS),
+            ack_timeout_us: given.ack_timeout_us.unwrap_or(DEFAULT_ACK_TIMEOUT_US),
+            stall_timeout_ms: given.stall_timeout_ms.unwrap_or(DEFAULT_STALL_TIMEOUT_MS),
             lanes: given.lanes.unwrap_or(1),
         }
     }
 
     /// The first setting that differs from the given ones: field, given value, present value.
     pub(crate) fn differs(&self, given: &GivenSettings) -> Option<(&'static str, String, String)> {
-        fn other<T: PartialEq>(
-            field: &'static str,
-            given: Option<T>,
-            is: T,
-            text: impl Fn(&T) -> String,
-        ) -> Option<(&'static str, String, String)> {
-            let given = given.filter(|given| *given != is)?;
-            Some((field, text(&given), text(&is)))
-        }
-        macro_rules! differing {
+        macro_rules! texts {
             ($($name:ident),*) => {
-                [$(other(concat!("settings.", stringify!($name)), given.$name, self.$name, ToString::to_string)),*]
+                [$((
+                    concat!("settings.", stringify!($name)),
+                    given.$name.map(|given| given.to_string()),
+                    self.$name.to_string(),
+                )),*]
             };
         }
-        let pmtu = other("settings.pmtu", given.pmtu, self.pmtu, |p| p.bytes().to_string());
-        let others = differing!(
+        let pmtu = |pmtu: Pmtu| pmtu.bytes().to_string();
+        let pmtu = ("settings.pmtu", given.pmtu.map(pmtu), pmtu(self.pmtu));
+        let others = texts!(
             window_packets,
             message_packets,
             reproducible,
@@ -124,7 +115,8 @@ impl Settings {
             stall_timeout_ms,
             lanes
         );
-        std::iter::once(pmtu).chain(others).flatten().next()
+        let mut all = std::iter::once(pmtu).chain(others);
+        all.find_map(|(field, given, is)| Some((field, given.filter(|given| *given != is)?, is)))
     }
 }
 

@@ -37,12 +37,8 @@ impl Locked<'_> {
             self.check_no_switch(&field, host)?;
         }
         let settings = Settings::new(&new.settings);
-        let mcst_ids = self.mcst_ids_for(new.mcst_id, settings.lanes)?;
         let kind = Kind::Collective(Collective::new(new.ranks, settings, false));
-        let mut record = Record::new(new.name.clone(), mcst_ids, kind);
-        let plan = self.check_new(&mut record, new.mcst_id)?;
-        self.add(record)?;
-        self.foresee(&new.name, &plan);
+        self.create(&new.name, kind, settings.lanes, new.mcst_id)?;
         let (entry, group) = self.collective(&new.name)?;
         Ok(view::state(group, self, entry))
     }

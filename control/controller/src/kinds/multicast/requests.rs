@@ -27,7 +27,7 @@ pub(crate) struct Join {
 
 impl Locked<'_> {
     /// Returns whether all members are in already.
-    pub(crate) fn create(&mut self, group: NewGroup) -> Result<bool, Refusal> {
+    pub(crate) fn create_multicast(&mut self, group: NewGroup) -> Result<bool, Refusal> {
         self.free_name(&group.name)?;
         for (i, member) in group.members.iter().enumerate() {
             let field = format_args!("members[{i}].host");
@@ -38,19 +38,11 @@ impl Locked<'_> {
             let field = format_args!("members[{i}].connection");
             self.check_connection(field, None, &member.ends)?;
         }
-        let wanted = group.mcst_id;
-        let mcst_ids = self.mcst_ids_for(wanted, group.lanes)?;
+        let (name, lanes, wanted) = (group.name.clone(), group.lanes, group.mcst_id);
         let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
-        let name = group.name.clone();
         let kind = Multicast::new(group, start_psn);
-        let (members, complete) = (kind.members.clone(), kind.all_joined());
-        let mut record = Record::new(name.clone(), mcst_ids, Kind::Multicast(kind));
-        let plan = self.check_new(&mut record, wanted)?;
-        for seat in members.iter().filter_map(|m| m.state.seat()) {
-            self.know(&seat.ends.endpoint)?;
-        }
-        self.add(record)?;
-        self.foresee(&name, &plan);
+        let complete = kind.all_joined();
+        let plan = self.create(&name, Kind::Multicast(kind), lanes, wanted)?;
         self.settle(&name)?;
         // Nothing has changed since it was planned. The driver waits for a switch that has not reported yet.
         if let Some(mut plan) = plan.filter(|_| complete) {
