@@ -7,65 +7,54 @@ use castnet_proto::v1::InstallOutcome;
 use castnet_rules::{Fault, GroupKind, GroupRule};
 use castnet_wire::McstId;
 use castnet_worker::engine::InstallError as Refused;
-use castnet_worker::{Dataplane, InstallError, Installed, Installer, Stopped};
-use parking_lot::Mutex;
+use castnet_worker::{InstallError, Installed, Installer, Stopped};
 use tonic::{Code, Status};
 
-/// The owner of each group; no entry: an operator. Locked during an installation: those of several clients do not mix.
-#[derive(Debug, Default)]
-pub(crate) struct Owners(Mutex<BTreeMap<McstId, String>>);
+use crate::Shared;
 
 /// The owner of groups of an operator or a rule file.
 const NOBODY: &str = "";
 
-impl Owners {
-    pub(crate) fn of(&self, mcst_id: McstId) -> String {
-        self.0.lock().get(&mcst_id).cloned().unwrap_or_default()
+impl Shared {
+    pub(crate) fn owner_of(&self, mcst_id: McstId) -> String {
+        self.owners.lock().get(&mcst_id).cloned().unwrap_or_default()
     }
 
     /// Calls `all` with a function that installs one rule for `owner`. All rules are published together.
     pub(crate) fn install<T>(
         &self,
-        dataplane: &Dataplane,
         owner: &str,
         all: impl FnOnce(&mut dyn FnMut(&GroupRule) -> Result<InstallOutcome, Status>) -> T,
     ) -> Result<T, Status> {
-        let mut owners = self.0.lock();
+        let mut owners = self.owners.lock();
         let together =
             |installer: &mut Installer<'_>| all(&mut |rule| install(installer, &mut owners, rule, owner));
-        dataplane.install_together(together).map_err(stopped)
+        self.dataplane.install_together(together).map_err(stopped)
     }
 
     /// Removes a group if it has this owner and generation; false if there was none.
     pub(crate) fn remove(
         &self,
-        dataplane: &Dataplane,
         mcst_id: McstId,
         owner: Option<&str>,
         generation: Option<u64>,
     ) -> Result<bool, Status> {
-        let mut owners = self.0.lock();
-        let Some(running) = dataplane.rule(mcst_id) else {
+        let mut owners = self.owners.lock();
+        let Some(running) = self.dataplane.rule(mcst_id) else {
             return Ok(false);
         };
         let has = owners.get(&mcst_id).map_or(NOBODY, String::as_str);
         if let Some(owner) = owner.filter(|owner| *owner != has) {
-            let reason = format!(
-                "group {:?} is of {}, not of {}",
-                running.name,
-                who(has),
-                who(owner)
-            );
+            let (name, has, owner) = (&running.name, who(has), who(owner));
+            let reason = format!("group {name:?} is of {has}, not of {owner}");
             return Err(refuse(Code::FailedPrecondition, "owner", reason));
         }
         if let Some(generation) = generation.filter(|g| *g != running.generation) {
-            let reason = format!(
-                "group {:?} runs generation {}, not {generation}",
-                running.name, running.generation
-            );
+            let (name, runs) = (&running.name, running.generation);
+            let reason = format!("group {name:?} runs generation {runs}, not {generation}");
             return Err(refuse(Code::FailedPrecondition, "generation", reason));
         }
-        let removed = dataplane.remove_group(mcst_id).map_err(stopped)?;
+        let removed = self.dataplane.remove_group(mcst_id).map_err(stopped)?;
         owners.remove(&mcst_id);
         Ok(removed.is_some())
     }

@@ -26,21 +26,25 @@ mod service;
 mod taps;
 mod view;
 
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use castnet_proto::transport::{Address, Security, Server, TransportError, serve};
 use castnet_proto::v1::agent_server::AgentServer;
 use castnet_rules::{Fault, GroupRule, RuleSet};
+use castnet_wire::McstId;
 use castnet_worker::{Dataplane, InstallError, Installed, RouteError};
+use parking_lot::Mutex;
 use tonic::service::Routes;
 
 use crate::events::Events;
-use crate::install::Owners;
 
 pub(crate) struct Shared {
     pub(crate) dataplane: Arc<Dataplane>,
-    pub(crate) owners: Owners,
+    /// The owner of each group; no entry: an operator. Locked during an installation: those of several clients do not
+    /// mix.
+    pub(crate) owners: Mutex<BTreeMap<McstId, String>>,
     pub(crate) events: Arc<Events>,
     /// Drawn at each start.
     pub(crate) boot_id: u64,
@@ -67,7 +71,7 @@ impl Agent {
         let events = events::start(&dataplane);
         let shared = Arc::new(Shared {
             dataplane,
-            owners: Owners::default(),
+            owners: Mutex::default(),
             events,
             boot_id,
         });

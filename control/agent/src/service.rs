@@ -1,6 +1,7 @@
 //! The gRPC service. Calls wait for the workers, so they run on tokio's blocking threads.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use castnet_proto::convert::{
@@ -9,18 +10,18 @@ use castnet_proto::convert::{
     routes_from_proto, rule_from_proto,
 };
 use castnet_proto::v1;
+use castnet_proto::v1::agent_event::Event;
 use castnet_rules::GroupRule;
 use castnet_worker::{InstalledGroup, MoveError, Moved, RouteError};
-use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::wrappers::errors::BroadcastStreamRecvError::Lagged;
+use tokio_stream::wrappers::{BroadcastStream, ReceiverStream};
+use tokio_stream::{Stream, StreamExt};
 use tonic::{Code, Request, Response, Status};
 
 use crate::install::stopped;
 use crate::{Shared, taps, view};
 
-/// Events that wait for a slow client.
-const STREAM_DEPTH: usize = 64;
 /// Longest frame of a dry run: an IPv4 packet with an Ethernet header and a tag.
 const FRAME_BYTES_MAX: usize = 65_535 + 18;
 type Messages<T> = ReceiverStream<Result<T, Status>>;
@@ -85,9 +86,7 @@ impl v1::agent_server::Agent for Service {
         let v1::InstallGroupRequest { rule, owner } = request.into_inner();
         let rule = rule_from_proto("rule", rule.as_ref())?;
         self.ask(move |shared| {
-            let outcome = shared
-                .owners
-                .install(&shared.dataplane, &owner, |install| install(&rule))??;
+            let outcome = shared.install(&owner, |install| install(&rule))??;
             let (generation, boot_id) = (rule.generation, shared.boot_id);
             Ok(v1::InstallGroupResponse {
                 outcome: outcome as i32,
@@ -111,7 +110,7 @@ impl v1::agent_server::Agent for Service {
         self.ask(move |shared| {
             let read = |rule| rule_from_proto("rule", Some(rule)).map_err(Status::from);
             let rules: Vec<_> = rules.iter().map(read).collect();
-            let results = shared.owners.install(&shared.dataplane, &owner, |install| {
+            let results = shared.install(&owner, |install| {
                 let each = rules.into_iter().map(|rule| install(&rule?));
                 each.map(install_result_to_proto).collect()
             })?;
@@ -132,9 +131,7 @@ impl v1::agent_server::Agent for Service {
         } = request.into_inner();
         let mcst_id = mcst_id_from_proto("mcst_id", &mcst_id)?;
         self.ask(move |shared| {
-            let removed = shared
-                .owners
-                .remove(&shared.dataplane, mcst_id, owner.as_deref(), generation)?;
+            let removed = shared.remove(mcst_id, owner.as_deref(), generation)?;
             Ok(v1::RemoveGroupResponse { removed })
         })
         .await
@@ -167,7 +164,7 @@ impl v1::agent_server::Agent for Service {
                 };
                 let group = |(mcst_id, name, generation)| v1::InstalledGroup {
                     rule: Some(view::brief(mcst_id, name, generation)),
-                    owner: shared.owners.of(mcst_id),
+                    owner: shared.owner_of(mcst_id),
                     ..Default::default()
                 };
                 let groups = heads.into_iter().map(group).collect();
@@ -178,7 +175,7 @@ impl v1::agent_server::Agent for Service {
                 None => dataplane.groups().map_err(stopped)?,
             };
             let now = dataplane.now();
-            let group = |g: &InstalledGroup| view::group(g, shared.owners.of(g.rule.mcst_id), now);
+            let group = |g: &InstalledGroup| view::group(g, shared.owner_of(g.rule.mcst_id), now);
             let groups = groups.iter().map(group).collect();
             Ok(v1::ListGroupsResponse { groups, boot_id })
         })
@@ -253,7 +250,7 @@ impl v1::agent_server::Agent for Service {
             let counters = shared.dataplane.counters().map_err(stopped)?;
             let rules = shared.dataplane.rules().into_iter();
             let rules: BTreeMap<_, _> = rules.map(|r| (r.mcst_id, r)).collect();
-            let group = |g| view::counted_group(g, rules.get(&g.mcst_id), shared.owners.of(g.mcst_id));
+            let group = |g| view::counted_group(g, rules.get(&g.mcst_id), shared.owner_of(g.mcst_id));
             let groups = counters.groups.iter().map(group).collect();
             Ok(view::counters(&counters, groups))
         })
@@ -329,33 +326,20 @@ impl v1::agent_server::Agent for Service {
         Ok(streamed(live.await?.into_inner()))
     }
 
-    type WatchEventsStream = Messages<v1::AgentEvent>;
+    type WatchEventsStream = Pin<Box<dyn Stream<Item = Result<v1::AgentEvent, Status>> + Send>>;
 
     async fn watch_events(&self, _: Request<v1::WatchAgentEventsRequest>) -> Answer<Self::WatchEventsStream> {
-        let mut events = self.shared.events.subscribe();
-        let (at_ns, boot_id) = (self.shared.dataplane.now().0, self.shared.boot_id);
-        let (to, from) = mpsc::channel(STREAM_DEPTH);
-        let hello = v1::agent_event::Event::Hello(v1::Hello { boot_id });
-        let mut next = v1::AgentEvent {
+        let events = BroadcastStream::new(self.shared.events.subscribe());
+        let event = |at_ns, event| v1::AgentEvent {
             at_ns,
-            event: Some(hello),
+            event: Some(event),
         };
-        tokio::spawn(async move {
-            while to.send(Ok(next)).await.is_ok() {
-                next = tokio::select! {
-                    () = to.closed() => return,
-                    event = events.recv() => match event {
-                        Ok(event) => event,
-                        Err(RecvError::Lagged(events)) => {
-                            let lagged = v1::agent_event::Event::Lagged(events);
-                            v1::AgentEvent { at_ns: 0, event: Some(lagged) }
-                        }
-                        Err(RecvError::Closed) => return,
-                    },
-                };
-            }
-        });
-        Ok(streamed(from))
+        let boot_id = self.shared.boot_id;
+        let hello = event(self.shared.dataplane.now().0, Event::Hello(v1::Hello { boot_id }));
+        let lagged = move |Lagged(events)| event(0, Event::Lagged(events));
+        let events = events.map(move |event| event.unwrap_or_else(lagged));
+        let events = tokio_stream::once(hello).chain(events).map(Ok);
+        Ok(Response::new(Box::pin(events)))
     }
 
     async fn get_runtime_stats(&self, _: Request<v1::GetRuntimeStatsRequest>) -> Answer<v1::RuntimeStats> {
