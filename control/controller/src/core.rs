@@ -63,10 +63,9 @@ impl DerefMut for Fabric {
 
 pub(crate) struct Core {
     pub(crate) facts: Fabric,
-    pub(crate) capabilities: BTreeMap<String, v1::Capabilities>,
+    /// Last report of each switch about itself, and what other owners use of it.
+    pub(crate) capabilities: BTreeMap<String, (v1::Capabilities, Usage)>,
     pub(crate) groups: Groups,
-    /// What other owners use of each switch, as of its last report.
-    pub(crate) foreign: BTreeMap<String, Usage>,
     /// Number of the last call to join.
     pub(crate) calls: u64,
     /// Pool of McstIDs that are not of one switch.

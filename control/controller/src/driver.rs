@@ -76,7 +76,16 @@ async fn install(shared: &Arc<Shared>, record: Record) {
         };
         calls_left = calls_left.saturating_sub(1);
         match done {
-            Ok(()) => confirm(shared, name, generation, &switch),
+            Ok(()) => {
+                let mut core = shared.lock();
+                if installing(&core, name, generation).is_some()
+                    && let Some(entry) = core.groups.get_mut(name)
+                {
+                    entry.problems.remove(&switch);
+                    entry.confirmed.insert(switch.clone());
+                    core.notify(name);
+                }
+            }
             Err(error) => return turned_down(shared, name, generation, &plan, (&switch, &error)),
         }
         pass(Checkpoint::Installed(switch)).await;
@@ -103,17 +112,6 @@ fn installing<'c>(core: &'c Core, name: &str, generation: u64) -> Option<&'c Ent
     let entry = core.groups.get(name)?;
     let present = (entry.record().generation, entry.record().phase);
     (present == (generation, Phase::Installing)).then_some(entry)
-}
-
-fn confirm(shared: &Arc<Shared>, name: &str, generation: u64, switch: &str) {
-    let mut core = shared.lock();
-    if installing(&core, name, generation).is_some()
-        && let Some(entry) = core.groups.get_mut(name)
-    {
-        entry.problems.remove(switch);
-        entry.confirmed.insert(switch.into());
-        core.notify(name);
-    }
 }
 
 /// A switch refused its part: places the group again, or refuses it if there is no other place.
@@ -175,7 +173,12 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
                     return None;
                 }
                 Err(NoPlan::NotYet(failure)) => {
-                    core.note(name, failure.reason.clone());
+                    if let Some(entry) = core.groups.get_mut(name)
+                        && entry.note != failure.reason
+                    {
+                        entry.note.clone_from(&failure.reason);
+                        core.notify(name);
+                    }
                     failure
                 }
             }

@@ -97,7 +97,6 @@ impl Controller {
             facts: Fabric::new(Facts::new(config.topology.clone(), switches, stored.hosts)),
             capabilities: BTreeMap::new(),
             groups,
-            foreign: BTreeMap::new(),
             calls: 0,
             mcst_pool: config.mcst_pool,
             last_mcst_ids: BTreeMap::new(),

@@ -34,8 +34,7 @@ impl Core {
             memory: used.saturating_sub(before.memory.max(now.memory)),
             groups: capabilities.groups.saturating_sub(before.groups.max(now.groups)),
         };
-        self.foreign.insert(switch.into(), foreign);
-        self.capabilities.insert(switch.into(), capabilities);
+        self.capabilities.insert(switch.into(), (capabilities, foreign));
     }
 
     /// Addresses of a pool that neither groups nor hosts have, starting after the last one given out.
@@ -119,11 +118,8 @@ impl Core {
     /// The room of each switch for each lane of a group.
     fn rooms(&self, record: &Record) -> Rooms {
         let lanes = u64::from(record.lanes());
-        let room = |(switch, said): (&String, &v1::Capabilities)| {
-            let (foreign, own) = (
-                self.foreign.get(switch).copied().unwrap_or_default(),
-                self.groups.own(switch, Some(&record.name)),
-            );
+        let room = |(switch, (said, foreign)): (&String, &(v1::Capabilities, Usage))| {
+            let own = self.groups.own(switch, Some(&record.name));
             // 0: not reported.
             let left = |max: u64, taken: u64| {
                 if max == 0 {

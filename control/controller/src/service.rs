@@ -103,14 +103,14 @@ impl Controller for Service {
         let group = new_group_from_proto(request.get_ref())?;
         let name = group.name.clone();
         let complete = self.stored(|core| core.create_multicast(group)).await?;
-        let failure = match self.shared.created(&name, complete).await? {
-            Ok(group) => return Ok(Response::new(v1::CreateGroupResponse { group: Some(group) })),
-            Err(failure) => failure,
-        };
-        // All members were given, but the group cannot be installed: nothing of it stays.
-        let changed = self.stored(|core| core.destroy(&name)).await?;
-        self.shared.gone(&name, changed).await?;
-        Err(Refusal::Failed(failure).into())
+        let created = self.shared.created(&name, complete).await;
+        if let Err(Refusal::Failed(_)) = created {
+            // All members were given, but the group cannot be installed: nothing of it stays.
+            let changed = self.stored(|core| core.destroy(&name)).await?;
+            self.shared.gone(&name, changed).await?;
+        }
+        let group = Some(created?);
+        Ok(Response::new(v1::CreateGroupResponse { group }))
     }
 
     type JoinGroupStream = Messages<v1::GroupState>;

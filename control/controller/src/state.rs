@@ -210,16 +210,6 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// Notes what an installation waits for; not stored.
-    pub(crate) fn note(&mut self, name: &str, note: String) {
-        if let Some(entry) = self.groups.get_mut(name)
-            && entry.note != note
-        {
-            entry.note = note;
-            self.notify(name);
-        }
-    }
-
     pub(crate) fn notify(&mut self, name: &str) {
         if let Some(entry) = self.groups.get(name) {
             entry.changed.send_replace(());

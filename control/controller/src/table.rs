@@ -25,6 +25,7 @@ pub(crate) struct Entry {
     pub(crate) confirmed: BTreeSet<String>,
     /// By switch: why it lacks its part.
     pub(crate) problems: BTreeMap<String, String>,
+    /// What its installation waits for.
     pub(crate) note: String,
     pub(crate) driven: bool,
     /// Notified at each change.

@@ -84,7 +84,7 @@ pub(crate) fn member<S>(
 pub(crate) fn switch(core: &Core, SwitchConfig { name, agent }: &SwitchConfig) -> v1::SwitchState {
     let known = core.facts.switches.get(name);
     let reach = known.map(|(reach, _)| reach.clone()).unwrap_or_default();
-    let said = core.capabilities.get(name).cloned().unwrap_or_default();
+    let (said, _) = core.capabilities.get(name).cloned().unwrap_or_default();
     let filed = core.facts.file.as_ref().and_then(|file| file.switch(name));
     v1::SwitchState {
         name: name.into(),

@@ -5,18 +5,14 @@ use serde_json::{Error, Map, Value, json};
 
 use crate::record::{Ending, Record};
 
-/// Fields of a rule that are now in the part for its kind.
-const OF_RULE_KIND: [&str; 10] = [
-    "start_psn",
-    "va_base",
-    "source",
-    "slots",
-    "message_packets",
-    "reproducible",
-    "loss_policy",
-    "straggler_policy",
-    "ack_timeout_us",
-    "parent",
+/// Fields of a rule of any kind; the others are now in the part for its kind.
+const OF_RULE: [&str; 6] = [
+    "name",
+    "generation",
+    "mcst_id",
+    "pmtu",
+    "stall_timeout_ms",
+    "endpoints",
 ];
 
 /// `kind` is the name of its section.
@@ -93,8 +89,9 @@ fn convert_rule(rule: &mut Value) -> Result<(), String> {
         let index = index.ok_or_else(|| format!("no endpoint is at port {port}, the {name}'s"))?;
         rule.insert(name.into(), index.into());
     }
-    let of_kind = OF_RULE_KIND.into_iter();
-    let section: Map<_, _> = of_kind.filter_map(|name| rule.remove_entry(name)).collect();
-    rule.insert("kind".into(), json!({ kind: section }));
+    let mut of_kind = rule.clone();
+    of_kind.retain(|name, _| !OF_RULE.contains(&name.as_str()));
+    rule.retain(|name, _| OF_RULE.contains(&name.as_str()));
+    rule.insert("kind".into(), json!({ kind: of_kind }));
     Ok(())
 }

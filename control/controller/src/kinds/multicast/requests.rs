@@ -12,7 +12,7 @@ use crate::core::{Core, Locked, Shared};
 use crate::driver;
 use crate::error::Refusal;
 use crate::kinds::{Ends, Joining, Kind};
-use crate::lifecycle::{Event, Failure, Phase};
+use crate::lifecycle::{Event, Phase};
 use crate::record::Record;
 use crate::requests::{Seen, StandingCall, draw};
 
@@ -61,9 +61,7 @@ impl Locked<'_> {
         host: String,
         ends: Vec<HostEndpoint>,
     ) -> Result<Join, Refusal> {
-        let (entry, kind) = self.multicast(group)?;
-        let record = entry.record();
-        let member = member_of(record, kind, &host)?;
+        let (record, member) = self.member(group, &host)?;
         let phase = record.phase;
         one_end_each("connection", ends.len(), record.lanes())?;
         // How it joined before with the same connection.
@@ -143,9 +141,7 @@ impl Locked<'_> {
     }
 
     pub(crate) fn leave(&mut self, group: &str, host: &str) -> Result<bool, Refusal> {
-        let (entry, kind) = self.multicast(group)?;
-        let record = entry.record();
-        let member = member_of(record, kind, host)?;
+        let (record, member) = self.member(group, host)?;
         let Joining::Joined(seat) = member.state.clone() else {
             return Ok(false);
         };
@@ -178,12 +174,12 @@ impl Locked<'_> {
 }
 
 impl Shared {
-    /// The state of a new group; if all members are in, once it is active. Or why it cannot be installed.
+    /// The state of a new group; if all members are in, once it is active. Fails if it cannot be installed.
     pub(crate) async fn created(
         self: &Arc<Self>,
         group: &str,
         complete: bool,
-    ) -> Result<Result<v1::GroupState, Failure>, Refusal> {
+    ) -> Result<v1::GroupState, Refusal> {
         let changed = self.lock().group(group)?.changed.subscribe();
         let rests = |core: &Core| {
             let (entry, kind) = match core.multicast(group) {
@@ -193,8 +189,10 @@ impl Shared {
             let record = entry.record();
             match (record.phase, &record.ended) {
                 (Phase::Installing | Phase::Removing(_), _) if complete => None,
-                (Phase::Refused, Some(ending)) if complete => Some(Ok(Err(ending.failure.clone()))),
-                _ => Some(Ok(Ok(view::state(kind, core, entry, None)))),
+                (Phase::Refused, Some(ending)) if complete => {
+                    Some(Err(Refusal::Failed(ending.failure.clone())))
+                }
+                _ => Some(Ok(view::state(kind, core, entry, None))),
             }
         };
         let gone = || Err(Refusal::UnknownGroup { name: group.into() });
@@ -202,13 +200,18 @@ impl Shared {
     }
 }
 
-fn member_of<'g>(record: &Record, group: &'g Multicast, host: &str) -> Result<&'g MemberRecord, Refusal> {
-    let member = group.member(host).map(|(_, member)| member);
-    member.ok_or_else(|| Refusal::NotAMember {
-        host: host.into(),
-        group: record.name.clone(),
-        members: group.members.iter().map(|m| m.host.clone()).collect(),
-    })
+impl Core {
+    fn member(&self, group: &str, host: &str) -> Result<(&Record, &MemberRecord), Refusal> {
+        let (entry, kind) = self.multicast(group)?;
+        match kind.member(host) {
+            Some((_, member)) => Ok((entry.record(), member)),
+            None => Err(Refusal::NotAMember {
+                host: host.into(),
+                group: group.into(),
+                members: kind.members.iter().map(|m| m.host.clone()).collect(),
+            }),
+        }
+    }
 }
 
 impl StandingCall for Join {
