@@ -9,13 +9,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use castnet_proto::v1;
+use castnet_proto::v1::controller_event::Event;
 use tokio::sync::watch;
 
-use crate::core::{EVENTS_MAX, Locked};
+use crate::core::{EVENTS_MAX, Locked, Shared};
 use crate::error::Refusal;
 use crate::fabric::HostRecord;
 use crate::record::Record;
-use crate::store::{self, Entry, Key, StoreError, Table, Version, Write, encode};
+use crate::store::{self, Entry, Key, Store, StoreError, Table, Version, Write, encode};
 use crate::table;
 
 /// The outcome of a batch; `None` while it is being written.
@@ -48,15 +49,15 @@ pub(crate) enum Undo {
 }
 
 /// Work to try again after a pause if its changes could not be written and no client waits for them.
-pub(crate) type Retry = Box<dyn FnOnce(&mut Locked<'_>) + Send>;
+type Retry = Box<dyn FnOnce(&mut Locked<'_>) + Send>;
 
-pub(crate) enum Value {
+enum Value {
     /// Shares its large parts with the group in memory.
     Group(Box<Record>),
     Host(HostRecord),
 }
 
-pub(crate) struct Staged {
+struct Staged {
     /// See [`Write::was`].
     was: Version,
     /// Its new version; `None`: it is removed.
@@ -66,13 +67,13 @@ pub(crate) struct Staged {
 }
 
 #[derive(Default)]
-pub(crate) struct Batch {
+struct Batch {
     writes: BTreeMap<Key, Staged>,
-    pub(crate) undo: Vec<Undo>,
-    pub(crate) retries: Vec<Retry>,
-    pub(crate) events: VecDeque<v1::ControllerEvent>,
+    undo: Vec<Undo>,
+    retries: Vec<Retry>,
+    events: VecDeque<v1::ControllerEvent>,
     /// Earlier events that were too many.
-    pub(crate) events_lost: u64,
+    events_lost: u64,
     outcome: watch::Sender<Outcome>,
 }
 
@@ -81,7 +82,7 @@ impl Batch {
         self.writes.is_empty() && self.events.is_empty()
     }
 
-    pub(crate) fn encoded(&self) -> store::Batch {
+    fn encoded(&self) -> store::Batch {
         let write = |(key, staged): (&Key, &Staged)| {
             let entry = staged.version.zip(staged.value.as_ref());
             let entry = entry.map(|(version, value)| Entry {
@@ -97,7 +98,7 @@ impl Batch {
         self.writes.iter().map(write).collect()
     }
 
-    pub(crate) fn end(self, outcome: Result<(), Arc<StoreError>>) {
+    fn end(self, outcome: Result<(), Arc<StoreError>>) {
         self.outcome.send_replace(Some(outcome));
     }
 }
@@ -214,7 +215,7 @@ impl Journal {
     }
 
     /// The next batch to write, with the present values of its entries.
-    pub(crate) fn take(&mut self, value: impl Fn(&Key) -> Option<Value>) -> Option<Batch> {
+    fn take(&mut self, value: impl Fn(&Key) -> Option<Value>) -> Option<Batch> {
         if self.staged.is_empty() {
             return None;
         }
@@ -226,13 +227,8 @@ impl Journal {
         Some(batch)
     }
 
-    /// The batch is on disk.
-    pub(crate) fn written(&mut self) {
-        self.under_way = None;
-    }
-
     /// The batch could not be written: what is staged on top of it is dropped too. Versions are those on disk again.
-    pub(crate) fn failed(&mut self, batch: &Batch) -> Batch {
+    fn failed(&mut self, batch: &Batch) -> Batch {
         self.under_way = None;
         let rest = std::mem::take(&mut self.staged);
         for (key, write) in rest.writes.iter().chain(&batch.writes) {
@@ -243,4 +239,85 @@ impl Journal {
         }
         rest
     }
+}
+
+/// Writes until the controller stops, then closes the store. Changes that arrive during a write are the next batch.
+pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>) {
+    while !shared.stopped.is_cancelled() {
+        let batch = {
+            let core = &mut *shared.lock();
+            let (groups, facts) = (&core.groups, &core.facts);
+            core.journal.take(|key| match key.table {
+                Table::Groups => groups
+                    .get(&key.name)
+                    .map(|e| Value::Group(Box::new(e.record().clone()))),
+                Table::Hosts => facts.hosts.get(&key.name).cloned().map(Value::Host),
+                Table::Meta => None,
+            })
+        };
+        let Some(batch) = batch else {
+            tokio::select! {
+                () = shared.stopped.cancelled() => {}
+                () = shared.staged.notified() => {}
+            }
+            continue;
+        };
+        let writes = batch.encoded();
+        let written = match writes.is_empty() {
+            true => Ok(()),
+            false => tokio::select! {
+                biased;
+                // As if killed: the outcome is not reported.
+                () = shared.stopped.cancelled() => break,
+                written = store.commit(writes) => written,
+            },
+        };
+        match written {
+            Ok(()) => release(&shared, batch),
+            Err(error) => take_back(&shared, batch, error),
+        }
+    }
+    if let Err(error) = store.close().await {
+        tracing::warn!(%error, "store not closed");
+    }
+}
+
+fn release(shared: &Arc<Shared>, mut batch: Batch) {
+    let mut core = shared.lock();
+    core.journal.under_way = None;
+    if batch.events_lost > 0 {
+        shared.release(v1::ControllerEvent {
+            at_unix_ns: 0,
+            event: Some(Event::Lagged(batch.events_lost)),
+        });
+    }
+    for event in batch.events.drain(..) {
+        shared.release(event);
+    }
+    drop(core);
+    batch.end(Ok(()));
+}
+
+fn take_back(shared: &Arc<Shared>, mut batch: Batch, error: StoreError) {
+    let error = Arc::new(error);
+    tracing::error!(%error, "changes cannot be written, and are taken back");
+    let mut core = shared.lock();
+    let mut rest = core.journal.failed(&batch);
+    let undone = batch.undo.drain(..).chain(rest.undo.drain(..));
+    core.take_back(undone.rev());
+    for retry in batch.retries.drain(..).chain(rest.retries.drain(..)) {
+        shared.after(shared.config.timeouts.backoff.1, retry);
+    }
+    for event in batch.events.drain(..).chain(rest.events.drain(..)) {
+        // Reports of switches stay true; states of groups are reported anew.
+        match &event.event {
+            Some(Event::GroupGone(_)) => {}
+            Some(Event::Group(state)) => core.notify(&state.name),
+            Some(Event::Collective(state)) => core.notify(&state.name),
+            _ => shared.release(event),
+        }
+    }
+    drop(core);
+    batch.end(Err(error.clone()));
+    rest.end(Err(error));
 }

@@ -39,7 +39,6 @@ mod state;
 pub mod store;
 mod table;
 mod view;
-mod writer;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -110,7 +109,7 @@ impl Controller {
         let server = serve(&shared.config.listen, &shared.config.security, routes);
         let server = server.await.inspect_err(|_| shared.stop_now())?;
         // It ends by itself, after the last write.
-        shared.tasks.spawn(writer::write(shared.clone(), store));
+        shared.tasks.spawn(journal::write(shared.clone(), store));
         tracing::info!(address = %server.address(), owner = shared.owner, "controller serves");
         for link in shared.links.values() {
             shared.spawn(link.clone().run(shared.clone()));

@@ -29,12 +29,12 @@ pub(crate) enum Seen<S> {
     Superseded(String),
 }
 
+/// A call, and what is notified at each change of its group.
+pub(crate) type Standing<C> = (C, watch::Receiver<()>);
+
 /// A member's call that stands while it waits for changes of its group.
 pub(crate) trait StandingCall: Send + 'static {
     type State: Clone + PartialEq + Send + 'static;
-
-    /// Notified at each change of the group.
-    fn changed(&mut self) -> &mut watch::Receiver<()>;
 
     fn look(&mut self) -> impl Future<Output = Result<Seen<Self::State>, Refusal>> + Send;
 }

@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
-use crate::requests::{Seen, StandingCall};
+use crate::requests::{Seen, Standing, StandingCall};
 use crate::table::Entry;
 use crate::view;
 
@@ -63,10 +63,13 @@ fn shown(core: &Core, entry: &Entry) -> v1::Group {
 }
 
 /// Sends each change of its group to the client until the last. If the client goes first, the call is dropped.
-async fn follow<C: StandingCall>(mut call: C, to: mpsc::Sender<Result<C::State, Status>>) {
+async fn follow<C: StandingCall>(
+    (mut call, mut changed): Standing<C>,
+    to: mpsc::Sender<Result<C::State, Status>>,
+) {
     let mut sent = None;
     loop {
-        call.changed().mark_unchanged();
+        changed.mark_unchanged();
         let Ok(seen) = call.look().await else { return };
         let (state, last) = match seen {
             Seen::State(state) => (state, false),
@@ -89,7 +92,7 @@ async fn follow<C: StandingCall>(mut call: C, to: mpsc::Sender<Result<C::State, 
         }
         tokio::select! {
             () = to.closed() => return,
-            _ = call.changed().changed() => {}
+            _ = changed.changed() => {}
         }
     }
 }

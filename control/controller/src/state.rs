@@ -105,9 +105,8 @@ impl Locked<'_> {
         if let Some(entry) = self.groups.get_mut(name) {
             entry.note.clear();
             entry.live.links_down.clear();
-            entry.detoured.clear();
             match event {
-                Event::Confirmed => entry.detoured = std::mem::take(&mut entry.detours).words(),
+                Event::Confirmed => entry.note = std::mem::take(&mut entry.detours).words(),
                 // The refusals count only while the group is placed again at once.
                 Event::Cleared if follows(&record) != Some(Event::AllJoined) => {
                     entry.detours = Detours::default();

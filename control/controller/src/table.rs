@@ -25,15 +25,13 @@ pub(crate) struct Entry {
     pub(crate) confirmed: BTreeSet<String>,
     /// By switch: why it lacks its part.
     pub(crate) problems: BTreeMap<String, String>,
-    /// What its installation waits for.
+    /// What its installation waits for, or why it is not where it was placed first; may be empty.
     pub(crate) note: String,
     pub(crate) driven: bool,
     /// Notified at each change.
     pub(crate) changed: watch::Sender<()>,
     /// Refusals of switches since it was last active.
     pub(crate) detours: Detours,
-    /// Of an active group: why it is not where it was placed first; may be empty.
-    pub(crate) detoured: String,
     /// Of a group of ranks.
     pub(crate) live: Live,
     /// If the tree passes routers: its layout as planned at its creation.
@@ -50,7 +48,6 @@ impl Entry {
             driven: false,
             changed: watch::Sender::new(()),
             detours: Detours::default(),
-            detoured: String::new(),
             live: Live::default(),
             foreseen: None,
         }

@@ -36,8 +36,7 @@ impl Link {
         };
         let listed = call(shared.config.timeouts.switch, client.list_groups(request)).await?;
         let found = found(listed);
-        let read = |core: &Core| (core.groups.on_switch(switch), wanted(core, switch));
-        let (names, wanted) = shared.read(read).await?;
+        let (names, wanted) = shared.read(|core| wanted(core, switch)).await?;
         let diff = diff(&shared.owner, &wanted, &found);
         tracing::debug!(switch, ?diff, "reconciling");
         for (mcst_id, generation) in diff.removals {
@@ -117,16 +116,16 @@ impl Link {
     }
 }
 
-/// The desired versions on a switch, by the address of each lane.
-fn wanted(core: &Core, switch: &str) -> BTreeMap<McstId, Version> {
+/// The groups of a switch, and the desired versions there, by the address of each lane.
+fn wanted(core: &Core, switch: &str) -> (Vec<String>, BTreeMap<McstId, Version>) {
     let names = core.groups.on_switch(switch);
     let records = names
         .iter()
         .filter_map(|name| Some(core.groups.get(name)?.record()));
     let versions = records.filter_map(|r| Some((r, r.wanted_version(switch)?)));
-    versions
-        .flat_map(|(r, version)| r.mcst_ids_on(switch).map(move |lane| (lane, version)))
-        .collect()
+    let versions = versions.flat_map(|(r, version)| r.mcst_ids_on(switch).map(move |lane| (lane, version)));
+    let versions = versions.collect();
+    (names, versions)
 }
 
 fn found(listed: v1::ListGroupsResponse) -> Vec<Found> {

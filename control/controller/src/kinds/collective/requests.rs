@@ -4,7 +4,6 @@ use std::time::Duration;
 use castnet_proto::convert::{NewCollective, RankJoin, one_end_each};
 use castnet_proto::v1;
 use castnet_rules::HostEndpoint;
-use tokio::sync::watch;
 
 use super::live::Presence;
 use super::record::{Collective, RankRecord, Seat, Settings};
@@ -14,7 +13,7 @@ use crate::error::Refusal;
 use crate::kinds::{Ends, Joining, Kind};
 use crate::lifecycle::{After, Event, Phase};
 use crate::record::{Ending, Record};
-use crate::requests::{Seen, StandingCall};
+use crate::requests::{Seen, Standing, StandingCall};
 use crate::table::Entry;
 
 /// A rank's call, which stands while it is in. When it is dropped, the rank's lease starts to run.
@@ -25,7 +24,6 @@ pub(crate) struct Attendance {
     call: u64,
     /// The generation that it is in or waits for, as far as it has looked.
     generation: u64,
-    changed: watch::Receiver<()>,
 }
 
 impl Locked<'_> {
@@ -44,7 +42,7 @@ impl Locked<'_> {
     }
 
     /// A rank joins, joins again, or returns to its seat after its call had ended.
-    pub(crate) fn init(&mut self, join: RankJoin) -> Result<Attendance, Refusal> {
+    pub(crate) fn init(&mut self, join: RankJoin) -> Result<Standing<Attendance>, Refusal> {
         let known = self.collective(&join.job).is_ok();
         if !known {
             self.free_name(&join.job)?;
@@ -161,7 +159,7 @@ impl Locked<'_> {
         }
     }
 
-    fn take_place(&mut self, join: RankJoin) -> Result<Attendance, Refusal> {
+    fn take_place(&mut self, join: RankJoin) -> Result<Standing<Attendance>, Refusal> {
         let (job, rank) = (&join.job, join.rank);
         // Giving up its place may have ended the group as well.
         let known = self.collective(job).ok();
@@ -198,7 +196,7 @@ impl Locked<'_> {
         Ok(attendance)
     }
 
-    fn attend(&mut self, group: &str, rank: u16, generation: u64) -> Result<Attendance, Refusal> {
+    fn attend(&mut self, group: &str, rank: u16, generation: u64) -> Result<Standing<Attendance>, Refusal> {
         self.calls += 1;
         let call = self.calls;
         let Some(entry) = self.groups.get_mut(group) else {
@@ -210,15 +208,15 @@ impl Locked<'_> {
         Ok(attendance)
     }
 
-    fn attendance(&self, entry: &Entry, (rank, call): (u16, u64), generation: u64) -> Attendance {
-        Attendance {
+    fn attendance(&self, entry: &Entry, (rank, call): (u16, u64), generation: u64) -> Standing<Attendance> {
+        let attendance = Attendance {
             shared: self.shared.clone(),
             group: entry.record().name.clone(),
             rank,
             call,
             generation,
-            changed: entry.changed.subscribe(),
-        }
+        };
+        (attendance, entry.changed.subscribe())
     }
 
     fn away(&mut self, group: &str, rank: u16, call: u64) {
@@ -369,10 +367,6 @@ fn same_seat<'r>(group: &'r Collective, join: &RankJoin) -> Option<&'r Seat> {
 
 impl StandingCall for Attendance {
     type State = v1::CollectiveState;
-
-    fn changed(&mut self) -> &mut watch::Receiver<()> {
-        &mut self.changed
-    }
 
     async fn look(&mut self) -> Result<Seen<v1::CollectiveState>, Refusal> {
         let (seen, generation) = self.shared.read(|core| self.seen(core)).await?;

@@ -165,7 +165,7 @@ fn reason(group: &Collective, entry: &Entry) -> String {
                 waits,
                 links.collect::<Vec<_>>().join("; "),
                 problems(),
-                again(&entry.detoured),
+                again(&entry.note),
             ])
         }
         Phase::Removing(After::Registered) => joined([again(&entry.detours.words()), problems()]),

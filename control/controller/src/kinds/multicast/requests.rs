@@ -4,7 +4,6 @@ use castnet_proto::convert::{NewGroup, one_end_each};
 use castnet_proto::v1;
 use castnet_rules::HostEndpoint;
 use castnet_wire::Psn;
-use tokio::sync::watch;
 
 use super::record::{JoinedBy, MemberRecord, MemberState, Multicast, Seat};
 use super::view;
@@ -14,7 +13,7 @@ use crate::error::Refusal;
 use crate::kinds::{Ends, Joining, Kind};
 use crate::lifecycle::{Event, Phase};
 use crate::record::Record;
-use crate::requests::{Seen, StandingCall, draw};
+use crate::requests::{Seen, Standing, StandingCall, draw};
 
 /// A join that stands on a call: withdrawn if dropped before the group is active.
 pub(crate) struct Join {
@@ -22,7 +21,6 @@ pub(crate) struct Join {
     group: String,
     host: String,
     call: u64,
-    changed: watch::Receiver<()>,
 }
 
 impl Locked<'_> {
@@ -60,7 +58,7 @@ impl Locked<'_> {
         group: &str,
         host: String,
         ends: Vec<HostEndpoint>,
-    ) -> Result<Join, Refusal> {
+    ) -> Result<Standing<Join>, Refusal> {
         let (record, member) = self.member(group, &host)?;
         let phase = record.phase;
         one_end_each("connection", ends.len(), record.lanes())?;
@@ -105,13 +103,13 @@ impl Locked<'_> {
         let changed = self.group(group)?.changed.subscribe();
         self.settle(group)?;
         tracing::info!(group, host, "joined");
-        Ok(Join {
+        let join = Join {
             shared: self.shared.clone(),
             group: group.into(),
             host,
             call,
-            changed,
-        })
+        };
+        Ok((join, changed))
     }
 
     fn withdraw(&mut self, group: &str, host: &str, call: u64) {
@@ -216,10 +214,6 @@ impl Core {
 
 impl StandingCall for Join {
     type State = v1::GroupState;
-
-    fn changed(&mut self) -> &mut watch::Receiver<()> {
-        &mut self.changed
-    }
 
     async fn look(&mut self) -> Result<Seen<v1::GroupState>, Refusal> {
         let seen = self.shared.read(|core| self.seen(core)).await?;
