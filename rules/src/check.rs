@@ -69,7 +69,7 @@ impl GroupRule {
             fault("stall_timeout_ms", FaultKind::ZeroStallTimeout);
         }
         if !unread.has("kind") {
-            self.kind.check(&self.endpoints, unread, &mut faults);
+            self.kind.fields().check(&self.endpoints, unread, &mut faults);
         }
         let endpoints = self.endpoints.len();
         if endpoints < 2 {
@@ -235,8 +235,9 @@ impl Groups {
     }
 }
 
-/// Every fault of the routes of a switch, alone and between them. Fields begin with `routes[i]`.
-pub(crate) fn routes(routes: &[Route], ports: usize, unread: &Unread) -> Vec<Fault> {
+/// Every fault of the routes of a switch, alone and between them. Fields begin with `routes[i]`. Reports nothing of fields
+/// in `unread`.
+pub fn check_routes(routes: &[Route], ports: usize, unread: &Unread) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut first_of = BTreeMap::new();
     for (i, route) in routes.iter().enumerate() {

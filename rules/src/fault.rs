@@ -1,6 +1,7 @@
 use core::fmt;
 use core::net::Ipv4Addr;
 
+use castnet_toml_reader::join;
 use castnet_wire::{MacAddr, McstId, PortId, Qpn};
 use ipnet::Ipv4Net;
 
@@ -148,15 +149,6 @@ impl Fault {
     pub fn within(mut self, outer: &str) -> Self {
         self.field = join(outer, &self.field);
         self
-    }
-}
-
-/// `outer.inner`, without a dot if either is empty.
-pub(crate) fn join(outer: &str, inner: &str) -> String {
-    match (outer.is_empty(), inner.is_empty()) {
-        (true, _) => inner.into(),
-        (_, true) => outer.into(),
-        _ => format!("{outer}.{inner}"),
     }
 }
 

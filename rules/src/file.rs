@@ -67,7 +67,7 @@ fn read_set(file: &Table<'_>) -> Option<RuleSet> {
         }
     }
     let routes = file.items("routes", "a list of routes: [[routes]]", |v| Some(read_route(v)));
-    for fault in check::routes(&routes, PortId::COUNT, &Unread(file.faulty())) {
+    for fault in check::check_routes(&routes, PortId::COUNT, &Unread(file.faulty())) {
         file.fault_at(&fault.field, fault.kind);
     }
     Some(RuleSet { groups, routes })
@@ -98,7 +98,7 @@ fn read_group(value: Value<'_>, kind: &'static str) -> Option<(GroupRule, Unread
     });
     let endpoints: Vec<Endpoint> = endpoints.unwrap_or_default();
     let mut unread = Unread(value.faulty());
-    if let (Some(value), Some(index)) = (upstream, kind.upstream_mut()) {
+    if let (Some(value), Some(index)) = (upstream, kind.fields_mut().upstream_mut()) {
         match find_endpoint(value, &endpoints, &unread) {
             Some(found) => *index = found,
             None => _ = unread.0.insert(value.name().into()),
@@ -327,7 +327,7 @@ fn write_group(out: &mut String, group: &GroupRule) {
             kind.name()
         ),
     );
-    kind.write(group, out);
+    kind.fields().write(group, out);
     if endpoints.is_empty() {
         line(out, format_args!("endpoints = []"));
     }

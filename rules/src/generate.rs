@@ -50,18 +50,17 @@ impl GroupRule {
             endpoints: endpoints.collect(),
             kind: kind.into(),
         };
-        faults_of_star(group.check(PortId::COUNT), count).map_or(Ok(group), Err)
+        let mut faults = group.check(PortId::COUNT);
+        if count > PortId::COUNT {
+            let kind = FaultKind::OutOfRange {
+                value: format!("{count} members"),
+                why: "are too many for one switch: 64 ports, one member each",
+            };
+            faults.push(Fault::new("members", kind));
+        }
+        match faults.is_empty() {
+            true => Ok(group),
+            false => Err(faults),
+        }
     }
-}
-
-/// `None` if there is no fault.
-fn faults_of_star(mut faults: Vec<Fault>, members: usize) -> Option<Vec<Fault>> {
-    if members > PortId::COUNT {
-        let kind = FaultKind::OutOfRange {
-            value: format!("{members} members"),
-            why: "are too many for one switch: 64 ports, one member each",
-        };
-        faults.push(Fault::new("members", kind));
-    }
-    (!faults.is_empty()).then_some(faults)
 }

@@ -203,7 +203,7 @@ impl GroupRule {
 
     /// The endpoint towards source or root; `None` if the root is at this switch.
     pub fn upstream(&self) -> Option<&Endpoint> {
-        let index = self.kind.upstream()?;
+        let index = self.kind.fields().upstream()?;
         self.endpoints.get(usize::from(index))
     }
 
@@ -215,7 +215,7 @@ impl GroupRule {
             let endpoint = &self.endpoints[usize::from(*i)];
             (endpoint.next_hop.ranks().iter().min(), endpoint.port)
         });
-        if let Some(index) = self.kind.upstream_mut()
+        if let Some(index) = self.kind.fields_mut().upstream_mut()
             && let Some(new) = order.iter().position(|i| i == index)
         {
             *index = new as u16;
@@ -243,7 +243,7 @@ impl GroupRule {
 
     /// Bytes that a switch reserves at installation for slots and state of a group that computes; 0 for other kinds.
     pub fn reserved_bytes(&self) -> u64 {
-        self.kind.reserved_bytes(self)
+        self.kind.fields().reserved_bytes(self)
     }
 }
 

@@ -35,7 +35,7 @@ pub mod text;
 
 pub use castnet_toml_reader::Faults;
 pub use castnet_wire::{LossPolicy, StragglerPolicy};
-pub use check::Unread;
+pub use check::{Unread, check_routes};
 pub use fault::{Fault, FaultKind};
 pub use generate::{COLLECTIVE_EXAMPLE, FORWARDING_EXAMPLE, TWO_TIER_EXAMPLE};
 pub use group::{

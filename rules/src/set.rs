@@ -26,7 +26,7 @@ impl RuleSet {
             let found = groups.check(group, &unread).into_iter();
             faults.extend(found.map(|fault| fault.within(&format!("groups[{i}]"))));
         }
-        faults.extend(check::routes(&self.routes, ports, &unread));
+        faults.extend(check::check_routes(&self.routes, ports, &unread));
         faults
     }
 }

@@ -27,7 +27,7 @@ mod value;
 
 pub use fault::{Fault, Faults};
 pub use table::Table;
-pub use value::Value;
+pub use value::{Value, join};
 
 use std::cell::RefCell;
 

@@ -224,7 +224,7 @@ impl<'a> Value<'a> {
 }
 
 /// `outer.inner`, without a dot if either is empty.
-pub(crate) fn join(outer: &str, inner: &str) -> String {
+pub fn join(outer: &str, inner: &str) -> String {
     let dot = if outer.is_empty() || inner.is_empty() {
         ""
     } else {

@@ -22,7 +22,7 @@ pub struct Record {
     /// Version of the rules of the present or last plan; 0 before the first.
     pub generation: u64,
     /// Its address.
-    #[serde(with = "text::mcst_id")]
+    #[serde(with = "text::display")]
     pub mcst_id: McstId,
     /// Addresses of its lanes after the first: sub-groups of the same members.
     #[serde(default, with = "text::mcst_ids")]
@@ -313,14 +313,6 @@ pub(crate) mod text {
         ips.into_iter().map(McstId).collect()
     }
 
-    stored!(
-        mcst_id,
-        McstId,
-        Ipv4Addr,
-        |m| m.0,
-        |ip| Some(McstId(ip)),
-        "not a McstID"
-    );
     stored!(
         mcst_ids,
         Vec<McstId>,

@@ -36,26 +36,17 @@ names! {
 #[error("no such policy")]
 pub struct UnknownPolicy;
 
-impl FromStr for LossPolicy {
-    type Err = UnknownPolicy;
+macro_rules! parsed_by_name {
+    ($($policy:ty),*) => {
+        $(impl FromStr for $policy {
+            type Err = UnknownPolicy;
 
-    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        Self::ALL
-            .iter()
-            .find(|p| p.name() == text)
-            .copied()
-            .ok_or(UnknownPolicy)
-    }
+            fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+                let found = Self::ALL.iter().find(|policy| policy.name() == text);
+                found.copied().ok_or(UnknownPolicy)
+            }
+        })*
+    };
 }
 
-impl FromStr for StragglerPolicy {
-    type Err = UnknownPolicy;
-
-    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        Self::ALL
-            .iter()
-            .find(|p| p.name() == text)
-            .copied()
-            .ok_or(UnknownPolicy)
-    }
-}
+parsed_by_name!(LossPolicy, StragglerPolicy);

@@ -26,10 +26,6 @@ pub fn call_from_proto(field: &str, message: &v1::CollectiveCall) -> Result<Call
     let primitive = named(message.primitive, Primitive::from_byte, "is no primitive");
     let operation = named(message.operation, Operation::from_byte, "is no operation");
     let data_type = named(message.data_type, DataType::from_byte, "is no data type");
-    let primitive = r.take("primitive", primitive);
-    let root = r.take("root", rank(message.root));
-    let operation = r.take("operation", operation);
-    let data_type = r.take("data_type", data_type);
     let mut flags = CallFlags::NONE;
     if message.saturate {
         flags = flags.with(CallFlags::SATURATE);
@@ -37,18 +33,16 @@ pub fn call_from_proto(field: &str, message: &v1::CollectiveCall) -> Result<Call
     if message.reproducible {
         flags = flags.with(CallFlags::REPRODUCIBLE);
     }
-    let call = (|| {
-        Some(Call {
-            primitive: primitive?,
-            root: root?,
-            operation: operation?,
-            data_type: data_type?,
-            flags,
-            elements: message.elements,
-            packets: message.packets,
-        })
-    })();
-    if let Some(call) = &call
+    let call = Call {
+        primitive: r.read("primitive", primitive, Primitive::AllReduce),
+        root: r.read("root", rank(message.root), 0),
+        operation: r.read("operation", operation, Operation::Sum),
+        data_type: r.read("data_type", data_type, DataType::F32),
+        flags,
+        elements: message.elements,
+        packets: message.packets,
+    };
+    if r.0.is_empty()
         && let Err(error) = call.check()
     {
         let why = match error {
@@ -57,7 +51,7 @@ pub fn call_from_proto(field: &str, message: &v1::CollectiveCall) -> Result<Call
         };
         r.fault("", out_of_range(call, why));
     }
-    r.within(field).finish(call)
+    r.within(field).finish(Some(call))
 }
 
 fn named<T>(value: i32, from: impl Fn(u8) -> Option<T>, why: &'static str) -> Result<T, FaultKind> {

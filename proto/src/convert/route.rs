@@ -1,5 +1,5 @@
-use castnet_rules::{Fault, Ipv4Net, Route, RouteHop, RuleSet};
-use castnet_wire::PortId;
+use castnet_rules::{Fault, Ipv4Net, Route, RouteHop, check_routes};
+use castnet_wire::{MacAddr, PortId};
 
 use super::{Invalid, Reader, mac, port, port_to_proto, prefix};
 use crate::v1;
@@ -7,14 +7,10 @@ use crate::v1;
 /// Reads all routes of a switch. Reports every fault, with fields such as `routes[2].next_hops[0].mac`.
 pub fn routes_from_proto(messages: &[v1::Route]) -> Result<Vec<Route>, Invalid> {
     let mut r = Reader::default();
-    let read = messages.iter().enumerate().map(|(i, m)| route(i, m, &mut r));
-    let routes: Option<Vec<Route>> = read.collect::<Vec<_>>().into_iter().collect();
-    let set = routes.map(|routes| RuleSet {
-        routes,
-        ..RuleSet::default()
-    });
-    r.0.extend(set.iter().flat_map(|set| set.check(PortId::COUNT)));
-    r.finish(set.map(|set| set.routes))
+    let routes = messages.iter().enumerate();
+    let routes: Vec<Route> = routes.map(|(i, m)| route(i, m, &mut r)).collect();
+    r.0.extend(check_routes(&routes, PortId::COUNT, &r.unread()));
+    r.finish(Some(routes))
 }
 
 /// Reads one route. Reports every fault, with fields such as `route.next_hops[0].mac`.
@@ -38,20 +34,22 @@ pub fn prefix_from_proto(field: &str, text: &str) -> Result<Ipv4Net, Invalid> {
     prefix(text).map_err(|kind| Invalid::one(field, kind))
 }
 
-fn route(index: usize, message: &v1::Route, r: &mut Reader) -> Option<Route> {
+fn route(index: usize, message: &v1::Route, r: &mut Reader) -> Route {
     let field = format!("routes[{index}]");
-    let prefix = r.take(format_args!("{field}.prefix"), prefix(&message.prefix));
-    let mut next_hops = Vec::with_capacity(message.next_hops.len());
-    for (i, hop) in message.next_hops.iter().enumerate() {
+    let prefix = r.read(
+        format_args!("{field}.prefix"),
+        prefix(&message.prefix),
+        Ipv4Net::default(),
+    );
+    let hops = message.next_hops.iter().enumerate().map(|(i, hop)| {
         let field = format!("{field}.next_hops[{i}]");
-        let port = r.take(format_args!("{field}.port"), port(hop.port));
-        let mac = r.take(format_args!("{field}.mac"), mac(&hop.mac));
-        next_hops.push(port.zip(mac).map(|(port, mac)| RouteHop { port, mac }));
-    }
-    Some(Route {
-        prefix: prefix?,
-        next_hops: next_hops.into_iter().collect::<Option<_>>()?,
-    })
+        RouteHop {
+            port: r.read(format_args!("{field}.port"), port(hop.port), PortId::default()),
+            mac: r.read(format_args!("{field}.mac"), mac(&hop.mac), MacAddr::UNSPECIFIED),
+        }
+    });
+    let next_hops = hops.collect();
+    Route { prefix, next_hops }
 }
 
 /// A route as a message.

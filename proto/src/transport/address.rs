@@ -27,11 +27,6 @@ pub struct BadAddress {
 }
 
 impl Address {
-    /// Plaintext at `addr`.
-    pub fn plaintext(addr: SocketAddr) -> Self {
-        Self::tcp(false, addr)
-    }
-
     pub(super) fn tcp(tls: bool, addr: SocketAddr) -> Self {
         let host = match addr {
             SocketAddr::V4(v4) => v4.ip().to_string(),

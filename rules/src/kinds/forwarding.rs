@@ -3,7 +3,7 @@
 use castnet_toml_reader::{Table, Value};
 use serde::{Deserialize, Serialize};
 
-use super::check_no_ranks;
+use super::{Fields, check_no_ranks};
 use crate::check::Unread;
 use crate::fault::{Fault, FaultKind};
 use crate::group::{Endpoint, GroupRule};
@@ -13,8 +13,8 @@ use crate::group::{Endpoint, GroupRule};
 #[serde(deny_unknown_fields)]
 pub struct ForwardingRule {}
 
-impl ForwardingRule {
-    pub(super) fn check(&self, endpoints: &[Endpoint], _: &Unread, faults: &mut Vec<Fault>) {
+impl Fields for ForwardingRule {
+    fn check(&self, endpoints: &[Endpoint], _: &Unread, faults: &mut Vec<Fault>) {
         // Fewer than two are refused in groups of every kind.
         if endpoints.len() > 2 {
             let endpoints = endpoints.len();
@@ -23,21 +23,11 @@ impl ForwardingRule {
         check_no_ranks(endpoints, faults);
     }
 
+    fn write(&self, _: &GroupRule, _: &mut String) {}
+}
+
+impl ForwardingRule {
     pub(super) fn read<'t>(_: &'t Table<'_>) -> (Self, Option<Value<'t>>) {
         (Self {}, None)
     }
-
-    pub(super) fn upstream(&self) -> Option<u16> {
-        None
-    }
-
-    pub(super) fn upstream_mut(&mut self) -> Option<&mut u16> {
-        None
-    }
-
-    pub(super) fn reserved_bytes(&self, _: &GroupRule) -> u64 {
-        0
-    }
-
-    pub(super) fn write(&self, _: &GroupRule, _: &mut String) {}
 }

@@ -20,7 +20,29 @@ use crate::fault::{Fault, FaultKind};
 use crate::file::quoted;
 use crate::group::{Endpoint, GroupRule, NextHop};
 
-/// Declares the enums over all kinds, and the functions that dispatch to the kind.
+/// The fields that a kind adds to a rule.
+pub(crate) trait Fields {
+    fn check(&self, endpoints: &[Endpoint], unread: &Unread, faults: &mut Vec<Fault>);
+
+    /// Writes them as in files.
+    fn write(&self, group: &GroupRule, out: &mut String);
+
+    /// Index of the endpoint towards the source or root.
+    fn upstream(&self) -> Option<u16> {
+        None
+    }
+
+    fn upstream_mut(&mut self) -> Option<&mut u16> {
+        None
+    }
+
+    /// Memory that a switch reserves at installation.
+    fn reserved_bytes(&self, _: &GroupRule) -> u64 {
+        0
+    }
+}
+
+/// Declares the enum over all kinds.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident($rule:ident) = $name:literal,)*) => {
         /// The kind of a group, with the fields that only this kind has.
@@ -47,36 +69,15 @@ macro_rules! kinds {
                 }
             }
 
-            /// Index of the endpoint towards the source or root.
-            pub(crate) fn upstream(&self) -> Option<u16> {
+            pub(crate) fn fields(&self) -> &dyn Fields {
                 match self {
-                    $(Self::$kind(rule) => rule.upstream(),)*
+                    $(Self::$kind(rule) => rule,)*
                 }
             }
 
-            pub(crate) fn upstream_mut(&mut self) -> Option<&mut u16> {
+            pub(crate) fn fields_mut(&mut self) -> &mut dyn Fields {
                 match self {
-                    $(Self::$kind(rule) => rule.upstream_mut(),)*
-                }
-            }
-
-            pub(crate) fn reserved_bytes(&self, group: &GroupRule) -> u64 {
-                match self {
-                    $(Self::$kind(rule) => rule.reserved_bytes(group),)*
-                }
-            }
-
-            /// Writes the fields of the kind.
-            pub(crate) fn write(&self, group: &GroupRule, out: &mut String) {
-                match self {
-                    $(Self::$kind(rule) => rule.write(group, out),)*
-                }
-            }
-
-            /// Checks the fields of the kind, and the endpoints.
-            pub(crate) fn check(&self, endpoints: &[Endpoint], unread: &Unread, faults: &mut Vec<Fault>) {
-                match self {
-                    $(Self::$kind(rule) => rule.check(endpoints, unread, faults),)*
+                    $(Self::$kind(rule) => rule,)*
                 }
             }
 

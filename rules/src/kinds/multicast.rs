@@ -4,7 +4,7 @@ use castnet_toml_reader::{Table, Value};
 use castnet_wire::Psn;
 use serde::{Deserialize, Serialize};
 
-use super::{bad_index, check_no_ranks, endpoint_name};
+use super::{Fields, bad_index, check_no_ranks, endpoint_name};
 use crate::check::Unread;
 use crate::fault::Fault;
 use crate::file::{ENDPOINT, line, read_psn};
@@ -31,11 +31,6 @@ pub struct MulticastRule {
 }
 
 impl MulticastRule {
-    pub(super) fn check(&self, endpoints: &[Endpoint], _: &Unread, faults: &mut Vec<Fault>) {
-        faults.extend(bad_index(self.source, endpoints).map(|kind| Fault::new("source", kind)));
-        check_no_ranks(endpoints, faults);
-    }
-
     pub(super) fn read<'t>(t: &'t Table<'_>) -> (Self, Option<Value<'t>>) {
         let rule = Self {
             start_psn: t.get("start_psn", read_psn),
@@ -44,20 +39,23 @@ impl MulticastRule {
         };
         (rule, t.need("source", ENDPOINT, Some))
     }
+}
 
-    pub(super) fn upstream(&self) -> Option<u16> {
+impl Fields for MulticastRule {
+    fn check(&self, endpoints: &[Endpoint], _: &Unread, faults: &mut Vec<Fault>) {
+        faults.extend(bad_index(self.source, endpoints).map(|kind| Fault::new("source", kind)));
+        check_no_ranks(endpoints, faults);
+    }
+
+    fn upstream(&self) -> Option<u16> {
         Some(self.source)
     }
 
-    pub(super) fn upstream_mut(&mut self) -> Option<&mut u16> {
+    fn upstream_mut(&mut self) -> Option<&mut u16> {
         Some(&mut self.source)
     }
 
-    pub(super) fn reserved_bytes(&self, _: &GroupRule) -> u64 {
-        0
-    }
-
-    pub(super) fn write(&self, group: &GroupRule, out: &mut String) {
+    fn write(&self, group: &GroupRule, out: &mut String) {
         let Self {
             start_psn,
             va_base,

@@ -7,7 +7,7 @@ use castnet_toml_reader::{Table, Value};
 use castnet_wire::{LossPolicy, Pmtu, Psn, StragglerPolicy};
 use serde::{Deserialize, Serialize};
 
-use super::{bad_index, endpoint_name};
+use super::{Fields, bad_index, endpoint_name};
 use crate::check::Unread;
 use crate::fault::{Fault, FaultKind};
 use crate::file::{line, read_psn};
@@ -126,60 +126,6 @@ impl TranslatedRule {
             + (STATE_BYTES_PER_SLOT + SETS_PER_SLOT * extra_set_bytes) * self.slots as u64
     }
 
-    pub(super) fn upstream(&self) -> Option<u16> {
-        self.parent
-    }
-
-    pub(super) fn upstream_mut(&mut self) -> Option<&mut u16> {
-        self.parent.as_mut()
-    }
-
-    pub(super) fn reserved_bytes(&self, group: &GroupRule) -> u64 {
-        self.memory_bytes(group.pmtu, group.endpoints.len())
-    }
-
-    pub(super) fn write(&self, group: &GroupRule, out: &mut String) {
-        let Self {
-            start_psn,
-            slots,
-            message_packets,
-            reproducible,
-            loss_policy,
-            straggler_policy,
-            ack_timeout_us,
-            parent,
-        } = self;
-        line(
-            out,
-            format_args!(
-                "start_psn = {start_psn}\nslots = {slots}\nmessage_packets = {message_packets}\nreproducible = \
-                 {reproducible}\nloss_policy = \"{loss_policy}\"\nstraggler_policy = \"{straggler_policy}\"\n\
-                 ack_timeout_us = {ack_timeout_us}"
-            ),
-        );
-        if let Some(parent) = parent {
-            line(out, format_args!("parent = {}", endpoint_name(group, *parent)));
-        }
-    }
-
-    pub(super) fn check(&self, endpoints: &[Endpoint], unread: &Unread, faults: &mut Vec<Fault>) {
-        let mut fault = |field: &str, kind| faults.push(Fault::new(field, kind));
-        if self.message_packets == 0 {
-            fault("message_packets", FaultKind::EmptyMessages);
-        }
-        if let Some(kind) = self.bad_slots() {
-            fault("slots", kind);
-        }
-        let (given, least) = (self.ack_timeout_us, ACK_TIMEOUT_MIN_US);
-        if given < least {
-            fault("ack_timeout_us", FaultKind::ShortAckTimeout { given, least });
-        }
-        if let Some(kind) = self.parent.and_then(|parent| bad_parent(parent, endpoints)) {
-            fault("parent", kind);
-        }
-        check_ranks(endpoints, unread, faults);
-    }
-
     fn bad_slots(&self) -> Option<FaultKind> {
         let (slots, message_packets) = (self.slots, self.message_packets);
         if slots < SLOTS_MIN || !slots.is_power_of_two() {
@@ -219,6 +165,62 @@ impl TranslatedRule {
         let parent = t.value("parent");
         rule.parent = parent.map(|_| 0);
         (rule, parent)
+    }
+}
+
+impl Fields for TranslatedRule {
+    fn upstream(&self) -> Option<u16> {
+        self.parent
+    }
+
+    fn upstream_mut(&mut self) -> Option<&mut u16> {
+        self.parent.as_mut()
+    }
+
+    fn reserved_bytes(&self, group: &GroupRule) -> u64 {
+        self.memory_bytes(group.pmtu, group.endpoints.len())
+    }
+
+    fn write(&self, group: &GroupRule, out: &mut String) {
+        let Self {
+            start_psn,
+            slots,
+            message_packets,
+            reproducible,
+            loss_policy,
+            straggler_policy,
+            ack_timeout_us,
+            parent,
+        } = self;
+        line(
+            out,
+            format_args!(
+                "start_psn = {start_psn}\nslots = {slots}\nmessage_packets = {message_packets}\nreproducible = \
+                 {reproducible}\nloss_policy = \"{loss_policy}\"\nstraggler_policy = \"{straggler_policy}\"\n\
+                 ack_timeout_us = {ack_timeout_us}"
+            ),
+        );
+        if let Some(parent) = parent {
+            line(out, format_args!("parent = {}", endpoint_name(group, *parent)));
+        }
+    }
+
+    fn check(&self, endpoints: &[Endpoint], unread: &Unread, faults: &mut Vec<Fault>) {
+        let mut fault = |field: &str, kind| faults.push(Fault::new(field, kind));
+        if self.message_packets == 0 {
+            fault("message_packets", FaultKind::EmptyMessages);
+        }
+        if let Some(kind) = self.bad_slots() {
+            fault("slots", kind);
+        }
+        let (given, least) = (self.ack_timeout_us, ACK_TIMEOUT_MIN_US);
+        if given < least {
+            fault("ack_timeout_us", FaultKind::ShortAckTimeout { given, least });
+        }
+        if let Some(kind) = self.parent.and_then(|parent| bad_parent(parent, endpoints)) {
+            fault("parent", kind);
+        }
+        check_ranks(endpoints, unread, faults);
     }
 }
 
