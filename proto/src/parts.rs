@@ -1,13 +1,43 @@
 //! Accessors of messages.
 
+use std::net::Ipv4Addr;
+
+use castnet_wire::MacAddr;
+
 use crate::v1::endpoint::NextHop;
 use crate::v1::group_rule::Kind;
 use crate::v1::host_endpoint::Part;
 use crate::v1::installed_group::State;
 use crate::v1::{
-    Endpoint, GroupRule, HostEndpoint, InstalledGroup, MulticastRule, MulticastState, RankPart,
-    TranslatedRule, TranslatedState,
+    Connection, Endpoint, GroupRule, HostEndpoint, InstalledGroup, Lane, LaneConnection, MulticastRule,
+    MulticastState, RankPart, TranslatedRule, TranslatedState,
 };
+
+impl Connection {
+    /// The connections of a host, one per lane.
+    pub fn new(ip: Ipv4Addr, mac: MacAddr, lanes: impl IntoIterator<Item = LaneConnection>) -> Self {
+        let mut lanes = lanes.into_iter();
+        let first = lanes.next().unwrap_or_default();
+        Self {
+            ip: ip.to_string(),
+            mac: mac.to_string(),
+            qpn: first.qpn,
+            memory: first.memory,
+            more_lanes: lanes.collect(),
+        }
+    }
+}
+
+impl Lane {
+    /// The McstIDs of a group's lanes. A group without lanes has its own. The error is the text that is no McstID.
+    pub fn mcst_ids(lanes: &[Self], own: &str) -> Result<Vec<Ipv4Addr>, String> {
+        let own = lanes.is_empty().then_some(own);
+        let texts = lanes.iter().map(|lane| lane.mcst_id.as_str()).chain(own);
+        texts
+            .map(|text| text.parse().map_err(|_| format!("McstID '{text}'")))
+            .collect()
+    }
+}
 
 impl GroupRule {
     /// What a multicast group adds.

@@ -175,25 +175,17 @@ impl Communicator {
     fn join_with(&mut self, qpns: &[Qpn], limits: QueueLimits) -> Result<(), CommError> {
         let sq_psn = self.config.first_psn.unwrap_or_else(random_psn);
         let device = self.rnic.attributes();
+        let lanes = qpns.iter().map(|qpn| api::LaneConnection {
+            qpn: qpn.value(),
+            memory: None,
+        });
         let lease_ms = self.config.timeouts.lease.as_millis().min(600_000) as u32;
         let request = api::InitGroupRequest {
             job: self.config.job.clone(),
             rank: self.config.rank.into(),
             size: self.config.size.into(),
             host: self.config.host.clone(),
-            connection: Some(api::Connection {
-                ip: device.ip.to_string(),
-                mac: device.mac.to_string(),
-                qpn: qpns[0].value(),
-                memory: None,
-                more_lanes: qpns[1..]
-                    .iter()
-                    .map(|qpn| api::LaneConnection {
-                        qpn: qpn.value(),
-                        memory: None,
-                    })
-                    .collect(),
-            }),
+            connection: Some(api::Connection::new(device.ip, device.mac, lanes)),
             sq_psn: sq_psn.value(),
             settings: Some(self.settings(qpns.len())),
             lease_ms,
@@ -221,12 +213,7 @@ impl Communicator {
         if self.config.reproducible && !reproducible {
             return Err(self.not_reproducible());
         }
-        let read = |text: &String| text.parse().map_err(|_| invalid(format!("McstID '{text}'")));
-        let lanes = state.lanes.iter().map(|lane| read(&lane.mcst_id));
-        let mut mcst_ids: Vec<Ipv4Addr> = lanes.collect::<Result<_, _>>()?;
-        if mcst_ids.is_empty() {
-            mcst_ids.push(read(&state.mcst_id)?);
-        }
+        let mcst_ids = api::Lane::mcst_ids(&state.lanes, &state.mcst_id).map_err(invalid)?;
         if mcst_ids.len() != qpns.len() {
             let what = format!("{} lanes for {} queue pairs", mcst_ids.len(), qpns.len());
             return Err(invalid(what));

@@ -52,13 +52,8 @@ impl TryFrom<&api::GroupState> for GroupAddress {
 
     fn try_from(state: &api::GroupState) -> Result<Self, MemberError> {
         let invalid = |what: String| MemberError::Invalid { what };
-        let mcst_id = |text: &String| text.parse().map_err(|_| invalid(format!("McstID '{text}'")));
-        let lanes = state.lanes.iter().map(|lane| mcst_id(&lane.mcst_id));
         Ok(Self {
-            mcst_ids: match state.lanes.len() {
-                0 => vec![mcst_id(&state.mcst_id)?],
-                _ => lanes.collect::<Result<_, _>>()?,
-            },
+            mcst_ids: api::Lane::mcst_ids(&state.lanes, &state.mcst_id).map_err(invalid)?,
             // Each member of a multicast group is a host with an address of its own.
             virtual_qpn: Qpn::VIRTUAL,
             start_psn: Psn::new(state.start_psn),

@@ -113,7 +113,7 @@ impl<'r, T> Prepared<'r, T> {
     /// `rings` has the memory of each lane that the source may write.
     fn new(host: Host<'r>, qpns: Vec<Qpn>, role: api::Role, side: T, rings: &[MemoryRegion]) -> Self {
         let rings = if host.config.by_write { rings } else { &[] };
-        let mut lanes = qpns.iter().enumerate().map(|(lane, qpn)| api::LaneConnection {
+        let lanes = qpns.iter().enumerate().map(|(lane, qpn)| api::LaneConnection {
             qpn: qpn.value(),
             memory: rings.get(lane).map(|ring| api::RemoteMemory {
                 va: ring.va,
@@ -121,15 +121,8 @@ impl<'r, T> Prepared<'r, T> {
                 length: ring.length as u64,
             }),
         });
-        let first = lanes.next().unwrap_or_default();
         let device = host.rnic.attributes();
-        let connection = api::Connection {
-            ip: device.ip.to_string(),
-            mac: device.mac.to_string(),
-            qpn: first.qpn,
-            memory: first.memory,
-            more_lanes: lanes.collect(),
-        };
+        let connection = api::Connection::new(device.ip, device.mac, lanes);
         Self {
             host,
             qpns,

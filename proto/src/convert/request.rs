@@ -184,23 +184,15 @@ pub fn connection_from_proto(
 
 /// The connections of a member as a message, first lane first.
 pub fn connection_to_proto<'e>(ends: impl IntoIterator<Item = &'e HostEndpoint>) -> v1::Connection {
-    let mut ends = ends.into_iter();
-    let Some(first) = ends.next() else {
+    let mut ends = ends.into_iter().peekable();
+    let Some(&first) = ends.peek() else {
         return v1::Connection::default();
     };
-    let memory = |end: &HostEndpoint| end.memory().map(memory_to_proto);
-    v1::Connection {
-        ip: first.ip.to_string(),
-        mac: first.mac.to_string(),
-        qpn: first.qpn.value(),
-        memory: memory(first),
-        more_lanes: ends
-            .map(|end| v1::LaneConnection {
-                qpn: end.qpn.value(),
-                memory: memory(end),
-            })
-            .collect(),
-    }
+    let lane = |end: &HostEndpoint| v1::LaneConnection {
+        qpn: end.qpn.value(),
+        memory: end.memory().map(memory_to_proto),
+    };
+    v1::Connection::new(first.ip, first.mac, ends.map(lane))
 }
 
 /// Reads name and addresses of a host that registers. The QPN of the result has no meaning. Reports every fault.
