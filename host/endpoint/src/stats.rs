@@ -1,57 +1,44 @@
 //! Counters of frames and of the reasons for discarding them.
 
-macro_rules! discards {
-    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// The reason why a received frame had no effect.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[repr(u8)]
-        pub enum Discard { $($(#[$doc])* $name,)* }
-        impl Discard {
-            /// All reasons in order.
-            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
-            /// The number of reasons.
-            pub const COUNT: usize = Self::ALL.len();
-            /// The name in tables and metrics: lower case with hyphens.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$name => $text,)* }
-            }
-        }
-    };
-}
+use castnet_wire::names;
 
-discards! {
-    /// The destination is another Ethernet address.
-    NotMyMac = "not-my-mac",
-    /// Not RoCEv2 over IPv4.
-    NotRoce = "not-roce",
-    /// Shorter than its headers require, with an invalid header, or with an unknown opcode.
-    Malformed = "malformed",
-    /// The destination is another IP address.
-    NotMyIp = "not-my-ip",
-    /// The destination QP does not exist.
-    UnknownQp = "unknown-qp",
-    /// The QP is not connected or has failed.
-    QpNotReady = "qp-not-ready",
-    /// The opcode belongs to another transport than RC.
-    WrongTransport = "wrong-transport",
-    /// The source is not the IP address that the QP is connected to.
-    WrongSourceIp = "wrong-source-ip",
-    /// The frame belongs to another partition.
-    BadPkey = "bad-pkey",
-    /// The ICRC is wrong.
-    BadIcrc = "bad-icrc",
-    /// A packet after a gap that was already NAKed.
-    OutOfOrder = "out-of-order",
-    /// A duplicate READ or atomic. None was ever accepted.
-    DuplicateUnsupported = "duplicate-unsupported",
-    /// A READ or atomic response. None was ever requested.
-    UnexpectedResponse = "unexpected-response",
-    /// An ACK or NAK of a PSN that was already acknowledged.
-    AckOld = "ack-old",
-    /// An ACK or NAK of a PSN that was never sent.
-    AckAhead = "ack-ahead",
-    /// A second sequence NAK without an ACK or the end of a message in between.
-    NakRepeated = "nak-repeated",
+names! {
+    /// The reason why a received frame had no effect.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Discard {
+        /// The destination is another Ethernet address.
+        NotMyMac => "not-my-mac",
+        /// Not RoCEv2 over IPv4.
+        NotRoce => "not-roce",
+        /// Shorter than its headers require, with an invalid header, or with an unknown opcode.
+        Malformed => "malformed",
+        /// The destination is another IP address.
+        NotMyIp => "not-my-ip",
+        /// The destination QP does not exist.
+        UnknownQp => "unknown-qp",
+        /// The QP is not connected or has failed.
+        QpNotReady => "qp-not-ready",
+        /// The opcode belongs to another transport than RC.
+        WrongTransport => "wrong-transport",
+        /// The source is not the IP address that the QP is connected to.
+        WrongSourceIp => "wrong-source-ip",
+        /// The frame belongs to another partition.
+        BadPkey => "bad-pkey",
+        /// The ICRC is wrong.
+        BadIcrc => "bad-icrc",
+        /// A packet after a gap that was already NAKed.
+        OutOfOrder => "out-of-order",
+        /// A duplicate READ or atomic. None was ever accepted.
+        DuplicateUnsupported => "duplicate-unsupported",
+        /// A READ or atomic response. None was ever requested.
+        UnexpectedResponse => "unexpected-response",
+        /// An ACK or NAK of a PSN that was already acknowledged.
+        AckOld => "ack-old",
+        /// An ACK or NAK of a PSN that was never sent.
+        AckAhead => "ack-ahead",
+        /// A second sequence NAK without an ACK or the end of a message in between.
+        NakRepeated => "nak-repeated",
+    }
 }
 
 /// Counters of an endpoint since its creation. They count frames unless stated otherwise.
@@ -96,7 +83,7 @@ pub struct Stats {
     /// Calls of `poll_transmit` with a buffer shorter than a full frame.
     pub short_buffers: u64,
     /// Discarded frames by [`Discard`].
-    discards: [u64; Discard::COUNT],
+    discards: [u64; Discard::ALL.len()],
 }
 
 impl Stats {

@@ -110,10 +110,9 @@ struct Stage {
 
 struct Told {
     transferred: Transferred,
+    /// What only the source reports, or only a receiver.
     source: SourceReport,
-    duplicates: u64,
-    acks_sent: u64,
-    naks_sent: u64,
+    receiver: ReceiverReport,
 }
 
 pub(crate) async fn play(
@@ -363,22 +362,21 @@ fn told(transferred: Transferred, rnic: &SoftRnic<BoxPort>) -> Told {
         acks_received: stats.acks_in,
         naks_received: stats.sequence_naks_in,
     };
-    Told {
-        transferred,
-        source,
+    let receiver = ReceiverReport {
         duplicates: stats.duplicates_in,
         acks_sent: stats.acks_out,
         naks_sent: stats.sequence_naks_out,
+        ..ReceiverReport::default()
+    };
+    Told {
+        transferred,
+        source,
+        receiver,
     }
 }
 
 fn receiver_report(name: &str, told: Outcome<Told>, digest: &str) -> ReceiverReport {
-    let report = ReceiverReport {
-        host: name.to_owned(),
-        switch: switch_of(name).to_owned(),
-        ..ReceiverReport::default()
-    };
-    match told {
+    let report = match told {
         Ok(told) => {
             let summary = told.transferred.summary;
             let sha256 = summary.digest.to_string();
@@ -386,16 +384,18 @@ fn receiver_report(name: &str, told: Outcome<Told>, digest: &str) -> ReceiverRep
                 bytes: summary.bytes,
                 ok: sha256 == digest,
                 sha256,
-                duplicates: told.duplicates,
-                acks_sent: told.acks_sent,
-                naks_sent: told.naks_sent,
-                ..report
+                ..told.receiver
             }
         }
         Err(failure) => ReceiverReport {
             error: Some(failure.what),
-            ..report
+            ..ReceiverReport::default()
         },
+    };
+    ReceiverReport {
+        host: name.to_owned(),
+        switch: switch_of(name).to_owned(),
+        ..report
     }
 }
 

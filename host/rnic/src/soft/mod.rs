@@ -41,27 +41,21 @@ pub struct Gateway {
 pub struct SoftRnicConfig {
     /// IPv4 address.
     pub ip: Ipv4Addr,
-    /// Ethernet address. `None` uses that of the port.
-    pub mac: Option<MacAddr>,
     /// `None` if all addresses are on the link. McstIDs always are: the switch answers ARP for them.
     pub gateway: Option<Gateway>,
     /// Configuration of ARP.
     pub neighbours: NeighbourConfig,
-    /// The maximum number of unacknowledged PSNs per QP.
-    pub window: u32,
     /// The first QP number assigned. RNICs with one address, at once or in turn, need different ones to be told apart.
     pub first_qpn: Qpn,
 }
 
 impl SoftRnicConfig {
-    /// An RNIC at `ip` with the port's Ethernet address, all addresses on the link, and rxe's window.
+    /// An RNIC at `ip` with all addresses on the link.
     pub fn new(ip: Ipv4Addr) -> Self {
         Self {
             ip,
-            mac: None,
             gateway: None,
             neighbours: NeighbourConfig::default(),
-            window: QpConfig::WINDOW,
             first_qpn: Qpn::new(LEAST_QPN),
         }
     }
@@ -154,10 +148,9 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         let mut sleeper = Sleeper::new().map_err(RnicError::io("creating a sleeper"))?;
         port.attach(&mut sleeper)
             .map_err(RnicError::io("attaching the port to a sleeper"))?;
-        let mac = config.mac.unwrap_or(link.mac);
         let attributes = DeviceAttributes {
             name: link.name,
-            mac,
+            mac: link.mac,
             ip: config.ip,
             mtu: link.mtu,
             active_pmtu,
@@ -165,9 +158,9 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         Ok(Self {
             endpoint: Endpoint::new(EndpointConfig {
                 coalesce_acks: true,
-                ..EndpointConfig::new(mac, config.ip)
+                ..EndpointConfig::new(link.mac, config.ip)
             }),
-            neighbours: Neighbours::new(mac, config.ip, config.neighbours),
+            neighbours: Neighbours::new(link.mac, config.ip, config.neighbours),
             attributes,
             port,
             frame: vec![0; pool.frame_max().max(Endpoint::FRAME_MAX)].into_boxed_slice(),
@@ -266,7 +259,6 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             retry_cnt: remote.retry_cnt,
             rnr_retry: remote.rnr_retry,
             min_rnr_timer: remote.min_rnr_timer,
-            window: self.config.window,
             tos: remote.tos,
             ttl: remote.ttl,
             ..QpConfig::new(qpn, remote.ip, mac, remote.qpn)
