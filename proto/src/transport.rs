@@ -16,7 +16,7 @@ use std::time::Duration;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 pub use address::{Address, BadAddress};
-pub use calls::{ANSWER_BYTES_MAX, Call, CallThread, RETRY_DELAY, controller, retry};
+pub use calls::{ANSWER_BYTES_MAX, Call, CallThread, ControllerClient, RETRY_DELAY, controller, retry};
 pub use server::{Server, serve};
 
 /// Longest time until a connection is established, TLS included.

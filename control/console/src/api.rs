@@ -1,9 +1,8 @@
 //! The messages and clients of castnet/v1, under short names.
 
+pub use castnet_proto::transport::ControllerClient;
 pub use castnet_proto::v1::*;
 use tonic::transport::Channel;
 
 /// Client of a switch's agent.
 pub type AgentClient = agent_client::AgentClient<Channel>;
-/// Client of the controller.
-pub type ControllerClient = controller_client::ControllerClient<Channel>;

@@ -500,14 +500,12 @@ impl Communicator {
                     Some((at, error)) if at.elapsed() >= GRACE => {
                         self.lease = None;
                         self.abandon(task);
-                        self.give_up();
                         return Err(error);
                     }
                     Some(_) => {}
                 }
                 if self.config.is_interrupted() {
                     self.abandon(task);
-                    self.give_up();
                     return Err(CommError::Interrupted);
                 }
                 let after = start.elapsed();
@@ -527,10 +525,12 @@ impl Communicator {
         }
     }
 
+    /// Gives up, and forgets the task.
     fn abandon(&mut self, task: TaskId) {
         if let Some(driver) = &mut self.driver {
             driver.abandon(task);
         }
+        self.give_up();
     }
 
     fn timed_out(&mut self, task: TaskId, collective: Collective, after: Duration) -> CommError {
@@ -540,7 +540,6 @@ impl Communicator {
             missing = ranks.iter().map(|&r| self.name(r)).collect();
         }
         self.abandon(task);
-        self.give_up();
         CommError::TimedOut {
             collective,
             after,

@@ -4,15 +4,15 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use castnet_proto::transport::{self, Address, Call, CallThread, RETRY_DELAY, Security, retry};
+use castnet_proto::transport::{
+    self, Address, Call, CallThread, ControllerClient, RETRY_DELAY, Security, retry,
+};
 use castnet_proto::v1 as api;
 use castnet_rules::LANES_MAX;
 use tonic::Code;
-use tonic::transport::Channel;
 
 use crate::error::ControllerError;
 
-type Client = api::controller_client::ControllerClient<Channel>;
 pub(crate) type Answer<T> = Call<Result<T, ControllerError>>;
 
 /// The state of the lease, as shared with the rank's thread.
@@ -124,7 +124,7 @@ struct Controller {
 }
 
 impl Controller {
-    async fn client(&self) -> Result<Client, ControllerError> {
+    async fn client(&self) -> Result<ControllerClient, ControllerError> {
         Ok(transport::controller(&self.address, &self.security).await?)
     }
 }

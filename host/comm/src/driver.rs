@@ -140,8 +140,8 @@ impl Driver {
     }
 
     /// Forgets a task. Messages that still arrive for it are dropped.
-    pub(crate) fn abandon(&mut self, task: TaskId) -> Option<Box<dyn Owned>> {
-        self.pending.remove(&task)?.data
+    pub(crate) fn abandon(&mut self, task: TaskId) {
+        self.pending.remove(&task);
     }
 
     /// Polls the RNIC, handles completions and executes actions. Returns true if there was work to do.

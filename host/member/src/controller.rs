@@ -1,13 +1,10 @@
 use std::time::Duration;
 
-use castnet_proto::transport::{self, Address, Security, retry};
+use castnet_proto::transport::{self, Address, ControllerClient, Security, retry};
 use castnet_proto::v1 as api;
-use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::error::MemberError;
-
-type Client = api::controller_client::ControllerClient<Channel>;
 
 /// How long a call that leaves is repeated.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
@@ -41,11 +38,11 @@ fn has_source(state: &api::GroupState) -> bool {
 }
 
 impl Controller {
-    async fn client(&self) -> Result<Client, MemberError> {
+    async fn client(&self) -> Result<ControllerClient, MemberError> {
         Ok(transport::controller(&self.address, &self.security).await?)
     }
 
-    async fn state(&self, client: &mut Client) -> Result<api::GroupState, Status> {
+    async fn state(&self, client: &mut ControllerClient) -> Result<api::GroupState, Status> {
         let group = self.group.clone();
         let answer = client.get_group(api::GetGroupRequest { group }).await?;
         Ok(answer.into_inner().state.unwrap_or_default())

@@ -11,18 +11,18 @@ use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
 use super::{Address, Security, TransportError, connect};
-use crate::v1::controller_client::ControllerClient;
+use crate::v1::controller_client;
 
 /// Delay before a failed call is repeated.
 pub const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// Largest accepted response. The counters of 100,000 groups exceed the default of gRPC, 4 MiB.
 pub const ANSWER_BYTES_MAX: usize = 1 << 30;
 
+/// Client of the controller.
+pub type ControllerClient = controller_client::ControllerClient<Channel>;
+
 /// Connects to the controller. Fails as [`connect`].
-pub async fn controller(
-    address: &Address,
-    security: &Security,
-) -> Result<ControllerClient<Channel>, TransportError> {
+pub async fn controller(address: &Address, security: &Security) -> Result<ControllerClient, TransportError> {
     let channel = connect(address, security).await?;
     Ok(ControllerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX))
 }
