@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::error::Refusal;
-use crate::fabric::Facts;
+use crate::fabric::{Facts, Place, Sightings};
 use crate::journal::{Journal, Ticket};
 use crate::kinds::collective::exchange::Exchanges;
 use crate::kinds::collective::record::Collective;
@@ -32,12 +32,21 @@ pub(crate) const EVENTS_MAX: usize = 1024;
 pub(crate) struct Fabric {
     facts: Facts,
     topology: OnceLock<Arc<Topology>>,
+    sightings: OnceLock<Sightings>,
 }
 
 impl Fabric {
     pub(crate) fn new(facts: Facts) -> Self {
-        let topology = OnceLock::new();
-        Self { facts, topology }
+        Self {
+            facts,
+            topology: OnceLock::new(),
+            sightings: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn place(&self, host: &str) -> Place {
+        let sightings = || self.sightings.get_or_init(|| self.facts.sightings());
+        self.facts.place(host, sightings)
     }
 
     pub(crate) fn topology(&self) -> Arc<Topology> {
@@ -57,6 +66,7 @@ impl Deref for Fabric {
 impl DerefMut for Fabric {
     fn deref_mut(&mut self) -> &mut Facts {
         self.topology.take();
+        self.sightings.take();
         &mut self.facts
     }
 }

@@ -1,7 +1,7 @@
 //! The fabric as the controller knows it: the topology file, if any, and the reports of switches and hosts. Pure: facts
 //! in, a [`Topology`] out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv4Addr;
 
 use castnet_topology::{DEFAULT_MTU, End, PORTS_MAX, Topology};
@@ -70,6 +70,16 @@ pub(crate) struct Facts {
     pub(crate) names: BTreeSet<(Ipv4Addr, String)>,
 }
 
+/// Age in nanoseconds, switch and port.
+type Sighting = (u64, String, u8);
+
+/// Where the addresses of hosts were seen.
+#[derive(Default)]
+pub(crate) struct Sightings {
+    by_ip: HashMap<Ipv4Addr, Vec<Sighting>>,
+    by_mac: HashMap<[u8; 6], Vec<Sighting>>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     At {
@@ -125,7 +135,7 @@ impl Facts {
         for (a, b, mtu, up) in self.switch_links() {
             self.link(&mut topology, a, b, mtu, up);
         }
-        let inner = self.inner_ports();
+        let sightings = self.sightings();
         let mut at_port: BTreeMap<(String, u8), Vec<Seen>> = BTreeMap::new();
         for (name, ip, mac) in self.all_hosts() {
             // Registration refuses hosts with the name of a switch.
@@ -135,8 +145,7 @@ impl Facts {
             let (mtu, up) = self
                 .file_link(&name)
                 .map_or((DEFAULT_MTU, true), |l| (l.mtu, l.up));
-            let place = self.place_in_file(&name);
-            if let Place::At { switch, port } = place.unwrap_or_else(|| self.place_seen(&name, &inner)) {
+            if let Place::At { switch, port } = self.place(&name, || &sightings) {
                 at_port
                     .entry((switch, port))
                     .or_default()
@@ -179,9 +188,27 @@ impl Facts {
     }
 
     /// By the file, else where its addresses were seen last at a port that leads to no switch.
-    pub(crate) fn place(&self, host: &str) -> Place {
+    pub(crate) fn place<'s>(&self, host: &str, sightings: impl FnOnce() -> &'s Sightings) -> Place {
         self.place_in_file(host)
-            .unwrap_or_else(|| self.place_seen(host, &self.inner_ports()))
+            .unwrap_or_else(|| self.place_seen(host, sightings()))
+    }
+
+    /// All sightings of hosts at ports that lead to no switch.
+    pub(crate) fn sightings(&self) -> Sightings {
+        let inner = self.inner_ports();
+        let mut all = Sightings::default();
+        for (switch, (_, report)) in &self.switches {
+            for neighbour in &report.neighbours {
+                if let Who::Host { ip, mac } = neighbour.who
+                    && !inner.contains(&(switch.as_str(), neighbour.port))
+                {
+                    let sighting = (neighbour.age_ns, switch.clone(), neighbour.port);
+                    all.by_ip.entry(ip).or_default().push(sighting.clone());
+                    all.by_mac.entry(mac).or_default().push(sighting);
+                }
+            }
+        }
+        all
     }
 
     fn place_in_file(&self, host: &str) -> Option<Place> {
@@ -192,23 +219,13 @@ impl Facts {
         })
     }
 
-    fn place_seen(&self, host: &str, inner: &BTreeSet<(&str, u8)>) -> Place {
+    fn place_seen(&self, host: &str, sightings: &Sightings) -> Place {
         let Some(record) = self.hosts.get(host) else {
             return Place::Unseen;
         };
-        let mut sightings = Vec::new();
-        for (switch, (_, report)) in &self.switches {
-            for neighbour in &report.neighbours {
-                if inner.contains(&(switch.as_str(), neighbour.port)) {
-                    continue;
-                }
-                if let Who::Host { ip, mac } = neighbour.who
-                    && (ip == record.ip || mac == record.mac)
-                {
-                    sightings.push((neighbour.age_ns, switch.clone(), neighbour.port));
-                }
-            }
-        }
+        let by_ip = sightings.by_ip.get(&record.ip).into_iter().flatten();
+        let by_mac = sightings.by_mac.get(&record.mac).into_iter().flatten();
+        let mut sightings: Vec<Sighting> = by_ip.chain(by_mac).cloned().collect();
         sightings.sort();
         let Some((newest, ..)) = sightings.first().cloned() else {
             return Place::Unseen;
@@ -440,6 +457,11 @@ mod tests {
         }
     }
 
+    fn place(facts: &Facts, host: &str) -> Place {
+        let sightings = facts.sightings();
+        facts.place(host, || &sightings)
+    }
+
     fn at(switch: &str, port: u8) -> Place {
         Place::At {
             switch: switch.into(),
@@ -452,7 +474,7 @@ mod tests {
         let facts = facts();
         let topology = facts.topology();
         assert_eq!(
-            (facts.place("h1"), facts.place("h2"), facts.place("h3")),
+            (place(&facts, "h1"), place(&facts, "h2"), place(&facts, "h3")),
             (at("a", 0), at("b", 0), Place::Unseen)
         );
         assert!(topology.connected("h1", "h2"));
@@ -473,7 +495,10 @@ mod tests {
             ..Facts::new(None, [], hosts)
         };
         let topology = facts.topology();
-        assert_eq!((facts.place("h1"), facts.place("h100")), (at("a", 0), at("a", 1)));
+        assert_eq!(
+            (place(&facts, "h1"), place(&facts, "h100")),
+            (at("a", 0), at("a", 1))
+        );
         let plain: Vec<&str> = topology
             .switches()
             .filter(|s| topology.is_plain(&s.name))
@@ -497,13 +522,16 @@ mod tests {
             report.neighbours.retain(|n| matches!(n.who, Who::Host { .. }));
         }
         assert_eq!(
-            facts.place("h1"),
+            place(&facts, "h1"),
             Place::Ambiguous(vec![("a".into(), 0), ("b".into(), 1)])
         );
         // One side's LLDP is enough to rule both ports out: the other side may have been restarted a moment ago.
         let (_, b) = facts.switches.get_mut("b").unwrap();
         b.neighbours.push(switch_seen(1, "a", "a1"));
-        assert_eq!((facts.place("h1"), facts.place("h2")), (at("a", 0), at("b", 0)));
+        assert_eq!(
+            (place(&facts, "h1"), place(&facts, "h2")),
+            (at("a", 0), at("b", 0))
+        );
     }
 
     #[test]
@@ -515,7 +543,7 @@ mod tests {
         let (_, a) = facts.switches.get_mut("a").unwrap();
         a.neighbours.retain(|n| n.port != 0);
         a.neighbours.push(host_seen(0, 1, 2 * SAME_FRAME_NS));
-        assert_eq!(facts.place("h1"), at("b", 2));
+        assert_eq!(place(&facts, "h1"), at("b", 2));
     }
 
     #[test]
@@ -567,7 +595,7 @@ mod tests {
             file: Some(file.clone()),
             ..Facts::default()
         };
-        assert_eq!(facts.place("h3"), at("leaf1", 1));
+        assert_eq!(place(&facts, "h3"), at("leaf1", 1));
         assert!(facts.topology().connected("h0", "h3"));
         let report = SwitchReport {
             ports: [port("eth1", 1)].into(),
