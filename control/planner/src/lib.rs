@@ -3,7 +3,8 @@
 //!
 //! A multicast tree is a shortest-path tree from the source that replicates as late as possible (Cepheus II.C): a
 //! receiver joins at the deepest switch of the tree on one of its shortest paths; among equal paths, over the links
-//! with the fewest groups (Cepheus III.C).
+//! with the fewest groups (Cepheus III.C). Where links are down, each layer of switches is chosen as a small set that
+//! covers the next one (PEEL 2.3).
 //!
 //! Nodes of a tree are Castnet switches. An edge is a path of links over plain switches and routers only; a member
 //! joins at one of the Castnet switches nearest to it. A tree may use a link several times: a Castnet switch that a

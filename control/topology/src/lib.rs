@@ -4,6 +4,9 @@
 //! [`Topology::fat_tree`], or from a TOML file ([`Topology::from_toml`]). The planner queries neighbours, distances,
 //! equal-cost next hops, and where a path is cut. Results have a fixed order: equal fabrics give equal plans.
 //!
+//! For fabrics of tens of thousands of hosts there are queries by number ([`NodeId`], [`Hop`]), and [`Usable`], the part
+//! of a fabric that a group may use. Distances to a switch are computed when they are first needed, and shared.
+//!
 //! [`SwitchKind`] says which switches run groups. A Castnet switch behind routers has a prefix of McstIDs that they
 //! route to it ([`Switch::mcst_prefix`]). A host is one network interface with one link.
 //!
