@@ -121,12 +121,9 @@ impl Core {
         let room = |(switch, (said, foreign)): (&String, &(v1::Capabilities, Usage))| {
             let own = self.groups.own(switch, Some(&record.name));
             // 0: not reported.
-            let left = |max: u64, taken: u64| {
-                if max == 0 {
-                    u64::MAX
-                } else {
-                    max.saturating_sub(taken)
-                }
+            let left = |max: u64, taken: u64| match max {
+                0 => u64::MAX,
+                max => max.saturating_sub(taken),
             };
             let room = Room {
                 memory_free: left(said.memory_bytes_max, foreign.memory + own.memory) / lanes,

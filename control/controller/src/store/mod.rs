@@ -3,7 +3,7 @@
 //! A [`Store`] keeps versioned entries: bytes under a key. The journal (`journal.rs`) writes atomic batches. [`redb`]
 //! is a file on this machine, [`memory`] ends with the process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 use std::fmt;
 
 use serde::Serialize;
@@ -165,31 +165,24 @@ impl Stored {
             table: Table::Meta,
             name: "owner".into(),
         };
-        let known = match entries.get(&meta) {
-            Some(entry) => parse(&meta, entry)?,
-            None => {
-                let entry = Entry {
-                    version: 1,
-                    value: encode(&owner),
-                };
-                let write = Write {
-                    was: 0,
-                    entry: Some(entry.clone()),
-                };
-                store.commit([(meta.clone(), write)].into()).await?;
-                entries.insert(meta, entry);
-                owner.to_owned()
-            }
-        };
-        let mut stored = Self {
-            owner: known,
-            ..Self::default()
-        };
+        if let btree_map::Entry::Vacant(vacant) = entries.entry(meta) {
+            let entry = Entry {
+                version: 1,
+                value: encode(&owner),
+            };
+            let write = Write {
+                was: 0,
+                entry: Some(entry.clone()),
+            };
+            store.commit([(vacant.key().clone(), write)].into()).await?;
+            vacant.insert(entry);
+        }
+        let mut stored = Self::default();
         for (key, entry) in entries {
             match key.table {
                 Table::Groups => stored.groups.push(parse(&key, &entry)?),
                 Table::Hosts => stored.hosts.push(parse(&key, &entry)?),
-                Table::Meta => {}
+                Table::Meta => stored.owner = parse(&key, &entry)?,
             }
             stored.versions.insert(key, entry.version);
         }
