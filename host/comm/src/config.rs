@@ -109,7 +109,7 @@ pub struct CommConfig {
     pub progress: Progress,
     /// Whether host-based algorithms may be used.
     pub fallback: Fallback,
-    /// Set to true from any thread, it ends every wait of this rank with [`CommError::Interrupted`].
+    /// Set to true from any thread, it ends every wait of this rank with [`crate::CommError::Interrupted`].
     pub interrupt: Option<Arc<AtomicBool>>,
 }
 
