@@ -7,7 +7,7 @@ use castnet_topology::{NodeId, Row, Usable};
 
 use crate::cover::smaller;
 use crate::load::LinkLoad;
-use crate::overlay::{Reach, Route, Step, between, nearest, steps};
+use crate::overlay::{Reach, Route, Step, between, nearer, nearest, steps};
 
 /// Maximum number of trees that are compared. Of more tops, those with the least load count, then the first by name.
 pub(crate) const CANDIDATES_MAX: usize = 16;
@@ -157,47 +157,29 @@ pub(crate) fn grow(
     };
     let mut order: Vec<&Leaf> = leaves.iter().collect();
     order.sort_by_cached_key(key);
+    let layered = !fabric.topology.has_forwarders();
     let tree = |first: &[NodeId]| {
-        let mut parents = Parents::new(distances.len(), members);
-        let mut numbers = vec![NOT_PASSED; distances.len()];
-        for switch in first {
-            let mut entries = Vec::new();
-            steps(fabric, load, *switch, distances, &mut entries);
-            let child = Node::Switch(*switch);
-            join(
-                fabric,
-                load,
-                (root, distances),
-                (child, &entries),
-                &mut parents,
-                &mut numbers,
-            );
-        }
-        for leaf in &order {
-            let least = leaf.distance(distances);
-            let entries = leaf
-                .nearest
-                .iter()
-                .filter(|route| length(route, distances) == least);
-            let entries: Vec<Step> = entries.map(|route| Step::of(route, load)).collect();
-            let child = Node::Member(leaf.member);
-            join(
-                fabric,
-                load,
-                (root, distances),
-                (child, &entries),
-                &mut parents,
-                &mut numbers,
-            );
-        }
+        let mut growth = Growth {
+            fabric,
+            load,
+            root,
+            distances,
+            parents: Parents::new(distances.len(), members),
+            numbers: vec![NOT_PASSED; distances.len()],
+        };
+        first.iter().for_each(|switch| growth.add_switch(*switch));
+        order.iter().for_each(|leaf| growth.add_leaf(leaf));
         if !first.is_empty() {
-            parents.prune();
+            growth.parents.prune();
         }
-        parents
+        if layered {
+            growth.join_later(&order);
+        }
+        growth.parents
     };
     let mut best = tree(&[]);
     // A path over plain switches or routers skips layers.
-    if fabric.topology.has_forwarders() {
+    if !layered {
         return best;
     }
     let near = leaves.iter().flat_map(|leaf| &leaf.nearest);
@@ -223,60 +205,147 @@ pub(crate) fn grow(
 
 const NOT_PASSED: u32 = u32::MAX;
 
-/// Adds a node over the fewest new links; among equals with the least load, then first by ends. `entries` are the first
-/// steps from it. `numbers` has [`NOT_PASSED`] for each switch, before and after.
-fn join(
-    fabric: &Usable<'_>,
-    load: &LinkLoad,
-    (root, distances): (NodeId, &Row),
-    (mut child, entries): (Node, &[Step]),
-    parents: &mut Parents,
-    numbers: &mut [u32],
-) {
-    let in_tree = |node: NodeId| node == root || parents.of_switch(node).is_some();
-    if matches!(child, Node::Switch(switch) if in_tree(switch)) {
-        return;
+/// A tree while it grows.
+struct Growth<'a, 't> {
+    fabric: &'a Usable<'t>,
+    load: &'a LinkLoad,
+    root: NodeId,
+    distances: &'a Row,
+    parents: Parents,
+    /// Of each switch: [`NOT_PASSED`], but for those that a search has passed.
+    numbers: Vec<u32>,
+}
+
+impl Growth<'_, '_> {
+    fn has(&self, switch: NodeId) -> bool {
+        switch == self.root || self.parents.of_switch(switch).is_some()
     }
-    // Walk from the leaf over its shortest paths, by number of links, until switches of the tree are there.
-    let mut open: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
-    for entry in entries {
-        open.entry(entry.length).or_default().push(entry.far.node);
-    }
-    let mut passed: Vec<(NodeId, Range<usize>)> = Vec::new();
-    let mut all: Vec<Step> = Vec::new();
-    while let Some((links, layer)) = open.pop_first() {
-        if layer.iter().any(|node| in_tree(*node)) {
-            break;
-        }
-        for node in layer {
-            let number = &mut numbers[node.0 as usize];
-            if *number != NOT_PASSED {
-                continue;
-            }
-            *number = passed.len() as u32;
-            let first = all.len();
-            steps(fabric, load, node, distances, &mut all);
-            passed.push((node, first..all.len()));
-            for step in &all[first..] {
-                open.entry(links + step.length).or_default().push(step.far.node);
-            }
+
+    fn add_switch(&mut self, switch: NodeId) {
+        if !self.has(switch) {
+            let mut entries = Vec::new();
+            steps(self.fabric, self.load, switch, self.distances, &mut entries);
+            self.join(Node::Switch(switch), &entries);
         }
     }
-    // From the tree back to the leaf: the best path of each switch.
-    let mut best: Vec<Option<Way>> = vec![None; passed.len()];
-    passed.sort_by_key(|(node, _)| distances[node.0 as usize]);
-    for (node, own) in &passed {
-        best[numbers[node.0 as usize] as usize] = cheapest(&all[own.clone()], in_tree, &best, numbers);
+
+    fn add_leaf(&mut self, leaf: &Leaf) {
+        let least = leaf.distance(self.distances);
+        let nearest = leaf.nearest.iter();
+        let nearest = nearest.filter(|route| length(route, self.distances) == least);
+        let entries: Vec<Step> = nearest.map(|route| Step::of(route, self.load)).collect();
+        self.join(Node::Member(leaf.member), &entries);
     }
-    let mut way = cheapest(entries, in_tree, &best, numbers);
-    while let Some(Way { step, .. }) = way {
-        parents.set(child, between(fabric, step.near, step.far));
-        child = Node::Switch(step.far.node);
-        let number = numbers[step.far.node.0 as usize];
-        way = best.get_mut(number as usize).and_then(Option::take);
+
+    /// Lets each leaf join again that now could over fewer links: others have joined since.
+    fn join_later(&mut self, leaves: &[&Leaf]) {
+        let mut children = self.children();
+        let mut again = true;
+        while core::mem::take(&mut again) {
+            for leaf in leaves {
+                let Some(entry) = self.parents.of(Node::Member(leaf.member)).map(|r| r.far.node) else {
+                    continue;
+                };
+                // Its own branch ends where another one begins.
+                let (mut at, mut branch) = (entry, Vec::new());
+                while at != self.root && children[at.0 as usize] == 1 {
+                    branch.push(at);
+                    let Some(up) = self.parents.of_switch(at) else {
+                        break;
+                    };
+                    at = up.far.node;
+                }
+                if self.is_nearer(entry, &branch) {
+                    for switch in branch {
+                        self.parents.set(Node::Switch(switch), None);
+                    }
+                    self.add_leaf(leaf);
+                    children = self.children();
+                    again = true;
+                }
+            }
+        }
     }
-    for (node, _) in passed {
-        numbers[node.0 as usize] = NOT_PASSED;
+
+    /// Number of nodes below each switch.
+    fn children(&self) -> Vec<u32> {
+        let mut children = vec![0; self.distances.len()];
+        for route in self.parents.routes() {
+            if let Some(count) = children.get_mut(route.far.node.0 as usize) {
+                *count += 1;
+            }
+        }
+        children
+    }
+
+    /// Whether the tree without `branch`, which begins at `entry`, is fewer links away from `entry` than by `branch`.
+    fn is_nearer(&self, entry: NodeId, branch: &[NodeId]) -> bool {
+        let mut layer = BTreeSet::from([entry]);
+        for _ in 1..branch.len() {
+            let hops = layer
+                .iter()
+                .flat_map(|node| nearer(self.fabric, *node, self.distances));
+            layer = hops.map(|hop| hop.far.node).collect();
+            if layer.iter().any(|node| self.has(*node) && !branch.contains(node)) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Adds a node over the fewest new links; among equals with the least load, then first by ends. `entries` are the
+    /// first steps from it.
+    fn join(&mut self, mut child: Node, entries: &[Step]) {
+        let Self {
+            fabric,
+            load,
+            root,
+            distances,
+            parents,
+            numbers,
+        } = self;
+        let in_tree = |node: NodeId| node == *root || parents.of_switch(node).is_some();
+        // Walk from the leaf over its shortest paths, by number of links, until switches of the tree are there.
+        let mut open: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
+        for entry in entries {
+            open.entry(entry.length).or_default().push(entry.far.node);
+        }
+        let mut passed: Vec<(NodeId, Range<usize>)> = Vec::new();
+        let mut all: Vec<Step> = Vec::new();
+        while let Some((links, layer)) = open.pop_first() {
+            if layer.iter().any(|node| in_tree(*node)) {
+                break;
+            }
+            for node in layer {
+                let number = &mut numbers[node.0 as usize];
+                if *number != NOT_PASSED {
+                    continue;
+                }
+                *number = passed.len() as u32;
+                let first = all.len();
+                steps(fabric, load, node, distances, &mut all);
+                passed.push((node, first..all.len()));
+                for step in &all[first..] {
+                    open.entry(links + step.length).or_default().push(step.far.node);
+                }
+            }
+        }
+        // From the tree back to the leaf: the best path of each switch.
+        let mut best: Vec<Option<Way>> = vec![None; passed.len()];
+        passed.sort_by_key(|(node, _)| distances[node.0 as usize]);
+        for (node, own) in &passed {
+            best[numbers[node.0 as usize] as usize] = cheapest(&all[own.clone()], in_tree, &best, numbers);
+        }
+        let mut way = cheapest(entries, in_tree, &best, numbers);
+        while let Some(Way { step, .. }) = way {
+            parents.set(child, between(fabric, step.near, step.far));
+            child = Node::Switch(step.far.node);
+            let number = numbers[step.far.node.0 as usize];
+            way = best.get_mut(number as usize).and_then(Option::take);
+        }
+        for (node, _) in passed {
+            numbers[node.0 as usize] = NOT_PASSED;
+        }
     }
 }
 
