@@ -26,6 +26,8 @@ pub(crate) struct TopologyCommand {
 #[derive(Debug, Serialize)]
 struct TopologyReport {
     from_file: bool,
+    /// Why the controller's store fails now; empty: it works.
+    store_failure: String,
     switches: Vec<SwitchRow>,
     /// Switches of the topology file that run no groups.
     forwarders: Vec<ForwarderRow>,
@@ -126,6 +128,7 @@ impl From<api::Topology> for TopologyReport {
         };
         Self {
             from_file: topology.from_file,
+            store_failure: topology.store_failure,
             switches: topology.switches.into_iter().map(SwitchRow).collect(),
             forwarders: topology.forwarders.into_iter().map(ForwarderRow).collect(),
             hosts: topology.hosts.into_iter().map(HostRow).collect(),
@@ -136,6 +139,9 @@ impl From<api::Topology> for TopologyReport {
 
 impl Report for TopologyReport {
     fn page(&self, page: &mut Page) {
+        if !self.store_failure.is_empty() {
+            page.line(format!("Changes are refused: {}", self.store_failure));
+        }
         page.title("Switches");
         page.rows(&self.switches, "none: castnet controller --switch NAME=URL");
         if !self.forwarders.is_empty() {

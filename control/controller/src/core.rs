@@ -23,16 +23,20 @@ use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
 use crate::link::Link;
 use crate::record::Record;
+use crate::state::Postponed;
+use crate::store::StoreError;
 use crate::table::{Entry, Groups, Usage};
 
 /// Events that a slow reader may lag behind before it loses some.
 pub(crate) const EVENTS_MAX: usize = 1024;
 
-/// Facts, and the fabric that is derived from them: cached until an access that may change the facts.
+/// Facts, and what is derived from them: cached until an access that may change the facts.
 pub(crate) struct Fabric {
     facts: Facts,
     topology: OnceLock<Arc<Topology>>,
     sightings: OnceLock<Sightings>,
+    /// Number of accesses that may have changed the facts.
+    pub(crate) version: u64,
 }
 
 impl Fabric {
@@ -41,6 +45,7 @@ impl Fabric {
             facts,
             topology: OnceLock::new(),
             sightings: OnceLock::new(),
+            version: 0,
         }
     }
 
@@ -67,6 +72,7 @@ impl DerefMut for Fabric {
     fn deref_mut(&mut self) -> &mut Facts {
         self.topology.take();
         self.sightings.take();
+        self.version += 1;
         &mut self.facts
     }
 }
@@ -84,6 +90,9 @@ pub(crate) struct Core {
     pub(crate) last_mcst_ids: BTreeMap<Ipv4Net, McstId>,
     /// Changes that are not on disk yet.
     pub(crate) journal: Journal,
+    /// Why the store cannot be written now.
+    pub(crate) store_error: Option<Arc<StoreError>>,
+    pub(crate) postponed: Postponed,
 }
 
 impl Core {
@@ -298,7 +307,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fabric::{PortReport, Reach, SwitchReport};
+    use crate::fabric::{NeighbourReport, PortReport, Reach, SwitchReport, Who};
 
     /// Whatever way the facts are changed, the fabric is that of the facts as they are.
     #[test]
@@ -327,9 +336,25 @@ mod tests {
             ip: [10, 0, 0, 1].into(),
             mac: [2, 0, 0, 0, 0, 2],
         };
+        let (ip, mac) = (host.ip, host.mac);
         fabric.know(host);
         assert!(fabric.topology().host("h").is_some());
+        assert_eq!(fabric.place("h"), Place::Unseen);
+        let seen = NeighbourReport {
+            port: 0,
+            age_ns: 0,
+            who: Who::Host { ip, mac },
+        };
+        fabric
+            .switches
+            .entry("a".into())
+            .or_default()
+            .1
+            .neighbours
+            .push(seen);
+        assert!(matches!(fabric.place("h"), Place::At { port: 0, .. }));
         fabric.set("h", None);
         assert!(fabric.topology().host("h").is_none());
+        assert_eq!(fabric.place("h"), Place::Unseen);
     }
 }

@@ -9,7 +9,6 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::config::Checkpoint;
 use crate::core::{Core, Locked, Shared};
-use crate::error::Refusal;
 use crate::fabric::Reach;
 use crate::lifecycle::{After, Cause, Event, Failure, Phase};
 use crate::link::SwitchError;
@@ -24,18 +23,19 @@ const CALLS_PER_SWITCH_MAX: usize = 4;
 pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
     loop {
         // What calls for work must be on disk first; if it was taken back, there may be nothing to do.
-        match shared.durable().await {
-            Ok(()) => {}
-            Err(Refusal::Stopping) => return,
-            Err(_) => tokio::time::sleep(shared.config.timeouts.backoff.1).await,
-        }
+        let stored = shared.durable().await.is_ok();
         let record = {
             let mut core = shared.lock();
+            let store_works = stored && core.store_error.is_none();
             let Some(entry) = core.groups.get_mut(&name) else {
                 return;
             };
-            if !entry.record().phase.needs_driver() {
+            let needs_driver = entry.record().phase.needs_driver();
+            if !needs_driver || !store_works {
                 entry.driven = false;
+                if needs_driver {
+                    core.postpone(name);
+                }
                 return;
             }
             entry.record().clone()
@@ -61,9 +61,9 @@ async fn install(shared: &Arc<Shared>, record: Record) {
         placed => placed,
     };
     let Some(plan) = plan else { return };
-    // If the plan was taken back, try again after a pause.
+    // If the plan was taken back, there is nothing to install.
     if shared.durable().await.is_err() {
-        return tokio::time::sleep(shared.config.timeouts.backoff.1).await;
+        return;
     }
     pass(Checkpoint::Planned).await;
     // A switch that restarts meanwhile gets its rule again. The limit is for one that restarts all the time.

@@ -106,7 +106,7 @@ pub(crate) enum Refusal {
     #[error("{}", .0.reason)]
     Failed(Failure),
     /// The store failed: nothing was changed.
-    #[error(transparent)]
+    #[error("not stored, so nothing was changed: {0}")]
     Store(#[from] Arc<StoreError>),
     #[error("the controller is stopping")]
     Stopping,

@@ -4,6 +4,9 @@
 //! transaction. Until a change is on disk, nothing of it leaves the controller: events wait here, and answers and calls
 //! to switches wait for a [`Ticket`]. A change that cannot be written is taken back in memory, with all later ones, as
 //! they may depend on it.
+//!
+//! If a write fails, changes are refused without a write until a probe succeeds, after pauses that grow
+//! (`health.rs`). Then the postponed work is resumed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,10 +14,12 @@ use std::sync::Arc;
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 
 use crate::core::{EVENTS_MAX, Locked, Shared};
 use crate::error::Refusal;
 use crate::fabric::HostRecord;
+use crate::health::{Health, Probe};
 use crate::record::Record;
 use crate::store::{self, Entry, Key, Store, StoreError, Table, Version, Write, encode};
 use crate::table;
@@ -48,8 +53,8 @@ pub(crate) enum Undo {
     Host(String, Option<HostRecord>),
 }
 
-/// Work to try again after a pause if its changes could not be written and no client waits for them.
-type Retry = Box<dyn FnOnce(&mut Locked<'_>) + Send>;
+/// Work to try again if its changes could not be written and no client waits for them.
+pub(crate) type Retry = Box<dyn FnOnce(&mut Locked<'_>) + Send>;
 
 enum Value {
     /// Shares its large parts with the group in memory.
@@ -71,6 +76,8 @@ struct Batch {
     writes: BTreeMap<Key, Staged>,
     undo: Vec<Undo>,
     retries: Vec<Retry>,
+    /// Log messages about the changes.
+    messages: Vec<Box<dyn FnOnce() + Send>>,
     events: VecDeque<v1::ControllerEvent>,
     /// Earlier events that were too many.
     events_lost: u64,
@@ -169,6 +176,14 @@ impl Journal {
         }
     }
 
+    /// Logs what was just staged, once it is on disk.
+    pub(crate) fn log(&mut self, message: impl FnOnce() + Send + 'static) {
+        match self.staged.is_empty() {
+            true => message(),
+            false => self.staged.messages.push(Box::new(message)),
+        }
+    }
+
     /// Returns whether it is the first write of this entry in the batch.
     fn stage(&mut self, table: Table, name: &str, stays: bool) -> bool {
         let key = Key {
@@ -242,49 +257,89 @@ impl Journal {
 }
 
 /// Writes until the controller stops, then closes the store. Changes that arrive during a write are the next batch.
-pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>) {
-    while !shared.stopped.is_cancelled() {
-        let batch = {
-            let core = &mut *shared.lock();
-            let (groups, facts) = (&core.groups, &core.facts);
-            core.journal.take(|key| match key.table {
-                Table::Groups => groups
-                    .get(&key.name)
-                    .map(|e| Value::Group(Box::new(e.record().clone()))),
-                Table::Hosts => facts.hosts.get(&key.name).cloned().map(Value::Host),
-                Table::Meta => None,
-            })
-        };
-        let Some(batch) = batch else {
-            tokio::select! {
-                () = shared.stopped.cancelled() => {}
-                () = shared.staged.notified() => {}
-            }
-            continue;
-        };
-        let writes = batch.encoded();
-        let written = match writes.is_empty() {
-            true => Ok(()),
-            false => tokio::select! {
-                biased;
-                // As if killed: the outcome is not reported.
-                () = shared.stopped.cancelled() => break,
-                written = store.commit(writes) => written,
-            },
-        };
-        match written {
-            Ok(()) => release(&shared, batch),
-            Err(error) => take_back(&shared, batch, error),
-        }
+pub(crate) async fn write(shared: Arc<Shared>, store: Arc<dyn Store>, probe: Probe) {
+    tokio::select! {
+        biased;
+        // As if killed: the outcome of a write under way is not reported.
+        () = shared.stopped.cancelled() => {}
+        () = write_all(&shared, &*store, probe) => {}
     }
     if let Err(error) = store.close().await {
         tracing::warn!(%error, "store not closed");
     }
 }
 
+async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe) {
+    let mut health = Health::new(shared.config.timeouts.backoff, Instant::now());
+    loop {
+        if health.retry_at.is_some_and(|at| at <= Instant::now()) {
+            match probe.write(store).await {
+                Ok(()) => {
+                    if health.works(Instant::now()) {
+                        tracing::warn!("the store works again");
+                    }
+                    shared.lock().store_error = None;
+                }
+                Err(error) => store_fails(shared, &mut health, Arc::new(error)),
+            }
+        }
+        let (batch, failing) = {
+            let core = &mut *shared.lock();
+            let (groups, facts) = (&core.groups, &core.facts);
+            let batch = core.journal.take(|key| match key.table {
+                Table::Groups => groups
+                    .get(&key.name)
+                    .map(|e| Value::Group(Box::new(e.record().clone()))),
+                Table::Hosts => facts.hosts.get(&key.name).cloned().map(Value::Host),
+                Table::Meta => None,
+            });
+            (batch, core.store_error.clone())
+        };
+        let Some(batch) = batch else {
+            match health.retry_at {
+                None if shared.lock().resume() => {}
+                None => shared.staged.notified().await,
+                Some(at) => tokio::select! {
+                    () = shared.staged.notified() => {}
+                    () = sleep_until(at) => {}
+                },
+            }
+            continue;
+        };
+        let written = match (batch.writes.is_empty(), failing) {
+            (true, _) => Ok(()),
+            (false, Some(error)) => Err(error),
+            (false, None) => {
+                let writes = batch.encoded();
+                probe.set_size(&writes);
+                store.commit(writes).await.map_err(Arc::new)
+            }
+        };
+        match written {
+            Ok(()) => release(shared, batch),
+            Err(error) => {
+                if health.retry_at.is_none() {
+                    store_fails(shared, &mut health, error.clone());
+                }
+                take_back(shared, batch, error);
+            }
+        }
+    }
+}
+
+fn store_fails(shared: &Arc<Shared>, health: &mut Health, error: Arc<StoreError>) {
+    if health.fails(Instant::now()) {
+        tracing::error!(%error, "the store fails: changes are refused until it works again");
+    }
+    shared.lock().store_error = Some(error);
+}
+
 fn release(shared: &Arc<Shared>, mut batch: Batch) {
     let mut core = shared.lock();
     core.journal.under_way = None;
+    for message in batch.messages.drain(..) {
+        message();
+    }
     if batch.events_lost > 0 {
         shared.release(v1::ControllerEvent {
             at_unix_ns: 0,
@@ -298,16 +353,13 @@ fn release(shared: &Arc<Shared>, mut batch: Batch) {
     batch.end(Ok(()));
 }
 
-fn take_back(shared: &Arc<Shared>, mut batch: Batch, error: StoreError) {
-    let error = Arc::new(error);
-    tracing::error!(%error, "changes cannot be written, and are taken back");
+fn take_back(shared: &Arc<Shared>, mut batch: Batch, error: Arc<StoreError>) {
     let mut core = shared.lock();
     let mut rest = core.journal.failed(&batch);
     let undone = batch.undo.drain(..).chain(rest.undo.drain(..));
     core.take_back(undone.rev());
-    for retry in batch.retries.drain(..).chain(rest.retries.drain(..)) {
-        shared.after(shared.config.timeouts.backoff.1, retry);
-    }
+    let works = batch.retries.drain(..).chain(rest.retries.drain(..));
+    core.postponed.works.extend(works);
     for event in batch.events.drain(..).chain(rest.events.drain(..)) {
         // Reports of switches stay true; states of groups are reported anew.
         match &event.event {

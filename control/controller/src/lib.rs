@@ -25,6 +25,7 @@ mod detour;
 mod driver;
 mod error;
 mod fabric;
+mod health;
 mod journal;
 pub mod kinds;
 pub mod lifecycle;
@@ -54,8 +55,10 @@ pub use crate::config::{
 use crate::core::{Core, Fabric, Shared};
 pub use crate::error::StartError;
 use crate::fabric::Facts;
+use crate::health::Probe;
 use crate::journal::Journal;
 use crate::kinds::collective::links;
+use crate::state::Postponed;
 use crate::store::memory::MemoryStore;
 use crate::store::redb::RedbStore;
 use crate::store::{Store, Stored};
@@ -87,6 +90,7 @@ impl Controller {
         let owner = format!("controller-{:016x}", requests::draw());
         let stored = Stored::load(&*store, &owner).await?;
         let staged = Arc::new(Notify::new());
+        let probe = Probe::new(&stored.versions);
         let mut groups = Groups::default();
         for record in stored.groups {
             groups.put(record.after_restart());
@@ -100,6 +104,8 @@ impl Controller {
             mcst_pool: config.mcst_pool,
             last_mcst_ids: BTreeMap::new(),
             journal: Journal::new(stored.versions, staged.clone()),
+            store_error: None,
+            postponed: Postponed::default(),
         };
         let shared = Arc::new(Shared::new(config, stored.owner, core, staged));
         let service = service::Service {
@@ -109,7 +115,7 @@ impl Controller {
         let server = serve(&shared.config.listen, &shared.config.security, routes);
         let server = server.await.inspect_err(|_| shared.stop_now())?;
         // It ends by itself, after the last write.
-        shared.tasks.spawn(journal::write(shared.clone(), store));
+        shared.tasks.spawn(journal::write(shared.clone(), store, probe));
         tracing::info!(address = %server.address(), owner = shared.owner, "controller serves");
         for link in shared.links.values() {
             shared.spawn(link.clone().run(shared.clone()));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use castnet_planner::{LinkLoad, Member, PlanError, Request, RequestKind, Role, Room, Rooms, Tree, TreeNode};
+use castnet_planner::{Member, PlanError, Request, RequestKind, Role, Room, Rooms, Tree, TreeNode};
 use castnet_proto::v1;
 use castnet_rules::{GroupRule, HostEndpoint, HostPart, Ipv4Net};
 use castnet_topology::{SwitchKind, Topology};
@@ -141,7 +141,6 @@ impl Core {
 pub(crate) fn plan_group(core: &Core, record: &Record) -> Result<Plan, NoPlan> {
     locate(core, record)?;
     let topology = core.facts.topology();
-    let load = LinkLoad::from_edges(&topology, core.groups.load(&record.name));
     let none = Detours::default();
     let detours = core.groups.get(&record.name).map_or(&none, |e| &e.detours);
     let kind = record.kind.behaviour();
@@ -158,7 +157,9 @@ pub(crate) fn plan_group(core: &Core, record: &Record) -> Result<Plan, NoPlan> {
         rooms = core.rooms(record);
         detours.apply(&mut rooms);
     }
-    let planned = castnet_planner::plan(&topology, &load, &rooms, &request);
+    let planned = core.groups.with_load(&topology, &record.name, |load| {
+        castnet_planner::plan(&topology, load, &rooms, &request)
+    });
     let plan = planned.map_err(|error| {
         let (cause, reason) = match &error {
             PlanError::NoMcstId { switch } => return NoPlan::Never(core.no_mcst_id(record, switch)),

@@ -29,12 +29,15 @@ pub(crate) enum Seen<S> {
     Superseded(String),
 }
 
-/// A call, and what is notified at each change of its group.
-pub(crate) type Standing<C> = (C, watch::Receiver<()>);
-
 /// A member's call that stands while it waits for changes of its group.
 pub(crate) trait StandingCall: Send + 'static {
-    type State: Clone + PartialEq + Send + 'static;
+    type State: PartialEq + Send + Sync + 'static;
+    type Message: Send + 'static;
+
+    /// Waits until the member is to look; at first, there is something to see.
+    fn changed(&mut self) -> impl Future<Output = ()> + Send;
+
+    fn message(state: &Self::State) -> Self::Message;
 
     fn look(&mut self) -> impl Future<Output = Result<Seen<Self::State>, Refusal>> + Send;
 }

@@ -13,12 +13,12 @@ use tonic::{Request, Response, Status};
 
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
-use crate::requests::{Seen, Standing, StandingCall};
+use crate::requests::{Seen, StandingCall};
 use crate::table::Entry;
 use crate::view;
 
-/// Messages that wait for a slow client.
-const STREAM_DEPTH: usize = 64;
+/// Events that wait for a slow client. Of states, only the last counts.
+const EVENTS_DEPTH: usize = 64;
 type Messages<T> = ReceiverStream<Result<T, Status>>;
 type Answer<T> = Result<Response<T>, Status>;
 
@@ -35,9 +35,10 @@ impl Service {
 
     fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
         &self,
+        depth: usize,
         task: impl FnOnce(mpsc::Sender<Result<T, Status>>) -> F,
     ) -> Answer<Messages<T>> {
-        let (to, from) = mpsc::channel(STREAM_DEPTH);
+        let (to, from) = mpsc::channel(depth);
         self.shared.spawn(task(to));
         Ok(Response::new(ReceiverStream::new(from)))
     }
@@ -63,36 +64,29 @@ fn shown(core: &Core, entry: &Entry) -> v1::Group {
 }
 
 /// Sends each change of its group to the client until the last. If the client goes first, the call is dropped.
-async fn follow<C: StandingCall>(
-    (mut call, mut changed): Standing<C>,
-    to: mpsc::Sender<Result<C::State, Status>>,
-) {
+async fn follow<C: StandingCall>(mut call: C, to: mpsc::Sender<Result<C::Message, Status>>) {
     let mut sent = None;
     loop {
-        changed.mark_unchanged();
+        tokio::select! {
+            () = to.closed() => return,
+            () = call.changed() => {}
+        }
+        let Ok(permit) = to.reserve().await else { return };
         let Ok(seen) = call.look().await else { return };
         let (state, last) = match seen {
             Seen::State(state) => (state, false),
             Seen::Last(state) => (state, true),
             Seen::Nothing => return,
             Seen::Superseded(reason) => {
-                // The client may be gone too.
-                let _ = to.send(Err(Status::aborted(reason))).await;
-                return;
+                return permit.send(Err(Status::aborted(reason)));
             }
         };
         if sent.as_ref() != Some(&state) {
-            sent = Some(state.clone());
-            if to.send(Ok(*state)).await.is_err() {
-                return;
-            }
+            permit.send(Ok(C::message(&state)));
+            sent = Some(state);
         }
         if last {
             return;
-        }
-        tokio::select! {
-            () = to.closed() => return,
-            _ = changed.changed() => {}
         }
     }
 }
@@ -127,7 +121,7 @@ impl Controller for Service {
         let host = name_from_proto("host", &host)?;
         let ends = connection_from_proto("connection", &host, connection.as_ref())?;
         let join = self.stored(|core| core.join(&group, host, ends)).await?;
-        self.stream(|to| follow(join, to))
+        self.stream(1, |to| follow(join, to))
     }
 
     async fn leave_group(&self, request: Request<v1::LeaveGroupRequest>) -> Answer<v1::LeaveGroupResponse> {
@@ -210,6 +204,11 @@ impl Controller for Service {
                 links: view::links(core),
                 from_file: core.facts.file.is_some(),
                 forwarders: view::forwarders(core),
+                store_failure: core
+                    .store_error
+                    .as_ref()
+                    .map(ToString::to_string)
+                    .unwrap_or_default(),
             })
         })
         .await
@@ -229,7 +228,7 @@ impl Controller for Service {
     async fn init_group(&self, request: Request<v1::InitGroupRequest>) -> Answer<Self::InitGroupStream> {
         let join = rank_join_from_proto(request.get_ref())?;
         let attendance = self.stored(|core| core.init(join)).await?;
-        self.stream(|to| follow(attendance, to))
+        self.stream(1, |to| follow(attendance, to))
     }
 
     async fn exchange(&self, request: Request<v1::ExchangeRequest>) -> Answer<v1::ExchangeResponse> {
@@ -248,7 +247,7 @@ impl Controller for Service {
             at_unix_ns: 0,
             event: Some(event),
         };
-        self.stream(|to| async move {
+        self.stream(EVENTS_DEPTH, |to| async move {
             let mut next = event(v1::controller_event::Event::Started(v1::WatchStarted {}));
             while to.send(Ok(next)).await.is_ok() {
                 next = tokio::select! {

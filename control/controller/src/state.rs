@@ -1,7 +1,7 @@
 //! All changes of groups. A change is made on a copy, then put in place and staged together; nothing of it leaves the
 //! controller before it is stored (see `journal.rs`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use castnet_proto::v1;
@@ -10,18 +10,30 @@ use crate::core::Locked;
 use crate::detour::Detours;
 use crate::driver;
 use crate::error::Refusal;
-use crate::journal::Undo;
+use crate::journal::{Retry, Undo};
 use crate::kinds::collective::links;
 use crate::lifecycle::{Event, Next, Phase};
 use crate::record::{Ending, Record};
 use crate::table::Entry;
 
+/// Groups whose work is resumed at once: others use the lock in between.
+const RESUMED_TOGETHER: usize = 256;
+
+/// Work whose changes could not be written.
+#[derive(Default)]
+pub(crate) struct Postponed {
+    pub(crate) groups: BTreeSet<String>,
+    pub(crate) works: VecDeque<Retry>,
+}
+
 impl Locked<'_> {
     pub(crate) fn add(&mut self, record: Record) -> Result<(), Refusal> {
         self.journal.check_open()?;
         self.journal.stage_added(&record);
-        let name = record.name.clone();
-        tracing::info!(group = name, mcst_id = %record.mcst_id, lanes = record.lanes(), "created");
+        let (name, mcst_id, lanes) = (record.name.clone(), record.mcst_id, record.lanes());
+        let group = name.clone();
+        self.journal
+            .log(move || tracing::info!(group, %mcst_id, lanes, "created"));
         if let Some(last) = record.mcst_ids().last() {
             let pool = self.mcst_pool;
             self.last_mcst_ids.insert(pool, last);
@@ -90,7 +102,6 @@ impl Locked<'_> {
         let kind = record.kind.behaviour();
         let (notice, to) = (kind.notice(), kind.phase_name(phase));
         let why = ending.as_ref().map(Ending::words);
-        tracing::info!(group = name, from, to, why);
         record.phase = phase;
         match event {
             Event::AllJoined if phase == Phase::Installing => {
@@ -118,6 +129,8 @@ impl Locked<'_> {
         // A link may have gone down during the installation.
         let broken = watched && !links::down(&self.facts, &record).is_empty();
         self.replace(record)?;
+        let group = name.to_owned();
+        self.journal.log(move || tracing::info!(group, from, to, why));
         if broken {
             self.shared.fabric.send_replace(());
         }
@@ -145,8 +158,8 @@ impl Locked<'_> {
         });
     }
 
-    /// Takes back what could not be written, the last change first. Work that remains for the groups is tried again
-    /// after a pause.
+    /// Takes back what could not be written, the last change first. Work that remains for the groups waits until the
+    /// store works.
     pub(crate) fn take_back(&mut self, undone: impl IntoIterator<Item = Undo>) {
         let mut names = BTreeSet::new();
         for undo in undone {
@@ -179,31 +192,59 @@ impl Locked<'_> {
                 continue;
             };
             entry.live.rules_ended();
-            let notice = entry.record().kind.behaviour().notice();
             self.notify(&name);
-            self.arm(&name, notice);
-            self.lease_absent(&name);
-            let pause = self.shared.config.timeouts.backoff.1;
-            self.shared.later(&name, pause, |core, name| {
-                core.drive(name);
-                let problems = core.groups.get(name).map(|e| e.problems.clone());
-                for (switch, reason) in problems.unwrap_or_default() {
-                    core.unsettled(&switch, name, &reason);
-                }
-                core.recover(name);
-                if let Err(error) = core.settle(name) {
-                    tracing::error!(group = name, %error, "step failed");
-                }
-            });
+            self.postpone(name);
+        }
+    }
+
+    /// The work on a group continues when the store works.
+    pub(crate) fn postpone(&mut self, name: String) {
+        self.postponed.groups.insert(name);
+        self.shared.staged.notify_one();
+    }
+
+    /// Continues some of the work that could not be stored. Returns whether there was any.
+    pub(crate) fn resume(&mut self) -> bool {
+        let (mut works, mut names) = (Vec::new(), Vec::new());
+        for _ in 0..RESUMED_TOGETHER {
+            names.extend(self.postponed.groups.pop_first());
+            works.extend(self.postponed.works.pop_front());
+        }
+        for name in &names {
+            self.take_up(name);
+        }
+        let any = !works.is_empty() || !names.is_empty();
+        for work in works {
+            work(self);
+        }
+        any
+    }
+
+    fn take_up(&mut self, name: &str) {
+        let Some(entry) = self.groups.get(name) else {
+            return;
+        };
+        let notice = entry.record().kind.behaviour().notice();
+        let problems = entry.problems.clone();
+        self.arm(name, notice);
+        self.lease_absent(name);
+        self.drive(name);
+        for (switch, reason) in problems {
+            self.unsettled(&switch, name, &reason);
+        }
+        self.recover(name);
+        if let Err(error) = self.settle(name) {
+            tracing::error!(group = name, %error, "step failed");
         }
     }
 
     fn forget(&mut self, name: &str) -> Result<(), Refusal> {
         self.journal.check_open()?;
         if let Some(entry) = self.groups.remove(name) {
-            tracing::info!(group = name, "gone");
             entry.changed.send_replace(());
             self.journal.stage_forgotten(entry);
+            let group = name.to_owned();
+            self.journal.log(move || tracing::info!(group, "gone"));
             self.publish(v1::controller_event::Event::GroupGone(name.into()));
         }
         Ok(())
@@ -212,6 +253,7 @@ impl Locked<'_> {
     pub(crate) fn notify(&mut self, name: &str) {
         if let Some(entry) = self.groups.get(name) {
             entry.changed.send_replace(());
+            entry.record().kind.behaviour().notify(entry);
             // Later subscribers read the change with the state of the group.
             if self.shared.events.receiver_count() == 0 {
                 return;
@@ -276,11 +318,16 @@ impl Locked<'_> {
 
     /// A switch lacks its part of a group, or cannot be reached. The group goes on: traffic may still flow.
     pub(crate) fn unsettled(&mut self, switch: &str, name: &str, reason: &str) {
+        let store_fails = self.store_error.is_some();
         let Some(entry) = self.groups.get_mut(name).filter(|e| e.concerns(switch)) else {
             return;
         };
         entry.confirmed.remove(switch);
-        entry.problems.insert(switch.into(), reason.into());
+        let before = entry.problems.insert(switch.into(), reason.into());
+        // While the store fails, a step would be taken back again: it was postponed when the problem came up.
+        if store_fails && before.as_deref() == Some(reason) {
+            return;
+        }
         let degrades = entry.record().kind.behaviour().outlives_switches();
         if degrades && entry.record().phase == Phase::Active {
             self.try_step(name, Event::SwitchLost, None);

@@ -4,14 +4,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use castnet_planner::Edge;
+use castnet_planner::{Edge, LinkLoad};
 use castnet_rules::HostEndpoint;
+use castnet_topology::Topology;
 use castnet_wire::{McstId, Qpn};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::detour::Detours;
 use crate::kinds::Ends;
 use crate::kinds::collective::live::Live;
+use crate::kinds::collective::view::Shown;
 use crate::lifecycle::Phase;
 use crate::pool::AddressSet;
 use crate::record::{Plan, Record};
@@ -30,6 +33,8 @@ pub(crate) struct Entry {
     pub(crate) driven: bool,
     /// Notified at each change.
     pub(crate) changed: watch::Sender<()>,
+    /// What its ranks see, as of the last change.
+    pub(crate) shown: Mutex<Option<Arc<Shown>>>,
     /// Refusals of switches since it was last active.
     pub(crate) detours: Detours,
     /// Of a group of ranks.
@@ -47,6 +52,7 @@ impl Entry {
             note: String::new(),
             driven: false,
             changed: watch::Sender::new(()),
+            shown: Mutex::default(),
             detours: Detours::default(),
             live: Live::default(),
             foreseen: None,
@@ -117,8 +123,19 @@ pub(crate) struct Groups {
     indexes: Indexes,
 }
 
+/// Changes of the load that are kept in any case.
+const CHANGES_MIN: usize = 4096;
+
 /// A group, and the host of its member.
 type Holder = (Arc<str>, String);
+
+/// Number of groups per link of one fabric.
+struct Links {
+    topology: Arc<Topology>,
+    load: LinkLoad,
+    /// Edges that came or went (false) since, with their numbers of groups.
+    changes: Vec<(Edge, u32, bool)>,
+}
 
 #[derive(Default)]
 struct Indexes {
@@ -127,6 +144,7 @@ struct Indexes {
     by_switch: BTreeMap<String, BTreeSet<String>>,
     own: BTreeMap<String, Usage>,
     load: Load,
+    links: Mutex<Option<Links>>,
     queue_pairs: HashMap<(Ipv4Addr, Qpn), Vec<Holder>>,
     watched: BTreeSet<String>,
 }
@@ -137,7 +155,9 @@ impl Groups {
     }
 
     pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Entry> {
-        self.entries.get_mut(name)
+        let entry = self.entries.get_mut(name)?;
+        *entry.shown.get_mut() = None;
+        Some(entry)
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &Entry> {
@@ -152,15 +172,20 @@ impl Groups {
     pub(crate) fn put(&mut self, record: Record) {
         let name = record.name.clone();
         if let Some(entry) = self.entries.get_mut(&name) {
+            *entry.shown.get_mut() = None;
             let old = std::mem::replace(&mut entry.record, record);
             let new = &entry.record;
-            // Most changes are of the phase only.
-            let same = old.all_mcst_ids().eq(new.all_mcst_ids())
-                && (&old.kind, &old.plan, &old.placed) == (&new.kind, &new.plan, &new.placed);
-            if same && is_watched(&old) == is_watched(new) {
+            // Most changes are of the phase or of a member only.
+            let same_place = old.all_mcst_ids().eq(new.all_mcst_ids())
+                && (&old.plan, &old.placed) == (&new.plan, &new.placed);
+            if same_place && old.kind == new.kind && is_watched(&old) == is_watched(new) {
                 return;
             }
-            let (mut old, mut new) = (Footprint::of(&old), Footprint::of(new));
+            let of = match same_place {
+                true => Footprint::of_members,
+                false => Footprint::of,
+            };
+            let (mut old, mut new) = (of(&old), of(new));
             old.leave_differences(&mut new);
             self.indexes.set(&name, &old, false);
             self.indexes.set(&name, &new, true);
@@ -210,16 +235,25 @@ impl Groups {
         own
     }
 
-    /// Number of groups per edge, without group `but`. Each lane counts as a group.
-    pub(crate) fn load(&self, but: &str) -> impl Iterator<Item = (&Edge, u32)> {
-        let own = self
-            .get(but)
-            .map(|e| Footprint::of(&e.record).load)
-            .unwrap_or_default();
-        self.indexes.load.iter().map(move |(edge, groups)| {
-            let own = own.get(edge).copied().unwrap_or(0);
-            (edge, groups - own)
-        })
+    /// Does something with the number of groups per link, without group `but`. Each lane counts as a group.
+    pub(crate) fn with_load<T>(
+        &self,
+        topology: &Arc<Topology>,
+        but: &str,
+        work: impl FnOnce(&LinkLoad) -> T,
+    ) -> T {
+        let own = self.get(but).map(|e| Footprint::of(&e.record).load);
+        let own = own.unwrap_or_default();
+        let mut links = self.indexes.links.lock();
+        let links = self.indexes.links_in(topology, &mut links);
+        for (edge, lanes) in &own {
+            links.load.remove_edge(topology, edge, *lanes);
+        }
+        let done = work(&links.load);
+        for (edge, lanes) in &own {
+            links.load.add_edge(topology, edge, *lanes);
+        }
+        done
     }
 
     /// The group that has this queue pair, other than for this member of `group`.
@@ -238,6 +272,26 @@ impl Groups {
 }
 
 impl Indexes {
+    /// The groups per link: counted anew in a new fabric, else with the changes since the last time.
+    fn links_in<'l>(&self, topology: &Arc<Topology>, links: &'l mut Option<Links>) -> &'l mut Links {
+        let anew = || Links {
+            topology: topology.clone(),
+            load: LinkLoad::from_edges(topology, self.load.iter().map(|(edge, groups)| (edge, *groups))),
+            changes: Vec::new(),
+        };
+        let known = links
+            .take()
+            .filter(|links| Arc::ptr_eq(&links.topology, topology));
+        let links = links.insert(known.unwrap_or_else(anew));
+        for (edge, groups, add) in links.changes.drain(..) {
+            match add {
+                true => links.load.add_edge(topology, &edge, groups),
+                false => links.load.remove_edge(topology, &edge, groups),
+            }
+        }
+        links
+    }
+
     fn set(&mut self, name: &str, footprint: &Footprint<'_>, add: bool) {
         let shared: Arc<str> = name.into();
         for mcst_id in &footprint.mcst_ids {
@@ -262,12 +316,23 @@ impl Indexes {
             own.memory = count(own.memory, share.memory, add);
             own.groups = count(own.groups, share.groups, add);
         }
+        let links = self.links.get_mut();
         for (edge, lanes) in &footprint.load {
+            if let Some(links) = links {
+                links.changes.push((edge.clone(), *lanes, add));
+            }
             let groups = self.load.entry(edge.clone()).or_default();
             *groups = count((*groups).into(), (*lanes).into(), add) as u32;
             if *groups == 0 {
                 self.load.remove(edge);
             }
+        }
+        // So many changes are as much work as to count anew.
+        if links
+            .as_ref()
+            .is_some_and(|l| l.changes.len() > self.load.len() + CHANGES_MIN)
+        {
+            *links = None;
         }
         for (queue_pair, host) in &footprint.queue_pairs {
             let holders = self.queue_pairs.entry(*queue_pair).or_default();
@@ -300,6 +365,7 @@ fn is_watched(record: &Record) -> bool {
 }
 
 /// What a record has in the indexes.
+#[derive(Default)]
 struct Footprint<'r> {
     mcst_ids: Vec<McstId>,
     switches: BTreeSet<&'r str>,
@@ -321,7 +387,15 @@ impl<'r> Footprint<'r> {
         part(&mut self.switches, &mut other.switches);
         part(&mut self.own, &mut other.own);
         part(&mut self.load, &mut other.load);
-        part(&mut self.queue_pairs, &mut other.queue_pairs);
+        // A member that joins or leaves changes only its own.
+        let (one, other) = (&mut self.queue_pairs, &mut other.queue_pairs);
+        let head = one.iter().zip(&*other).take_while(|(a, b)| a == b).count();
+        one.drain(..head);
+        other.drain(..head);
+        let tails = one.iter().rev().zip(other.iter().rev());
+        let tail = tails.take_while(|(a, b)| a == b).count();
+        one.truncate(one.len() - tail);
+        other.truncate(other.len() - tail);
     }
 
     fn of(record: &'r Record) -> Self {
@@ -336,8 +410,6 @@ impl<'r> Footprint<'r> {
             let edge = move |endpoint| Edge::new(switch, rule, endpoint, other);
             rule.endpoints.iter().map(move |e| (edge(e), u32::from(lanes)))
         });
-        let parties = record.kind.behaviour().parties();
-        let ends = parties.iter().filter_map(|p| p.ends).flat_map(Ends::iter);
         Self {
             mcst_ids: record.all_mcst_ids().collect(),
             switches: rules()
@@ -347,8 +419,18 @@ impl<'r> Footprint<'r> {
                 .collect(),
             own: record.placed.iter().map(|s| (s.as_str(), own(s))).collect(),
             load: load.collect(),
+            ..Self::of_members(record)
+        }
+    }
+
+    /// Without what depends on its addresses and its place.
+    fn of_members(record: &'r Record) -> Self {
+        let parties = record.kind.behaviour().parties();
+        let ends = parties.iter().filter_map(|p| p.ends).flat_map(Ends::iter);
+        Self {
             queue_pairs: ends.map(|e| ((e.ip, e.qpn), e.name.as_str())).collect(),
             is_watched: is_watched(record),
+            ..Self::default()
         }
     }
 }

@@ -1,9 +1,7 @@
 //! How many groups use a link, for load balancing.
 
-use std::collections::BTreeMap;
-
 use castnet_rules::{Endpoint, GroupRule, NextHop};
-use castnet_topology::{EndId, LinkId, Topology, Usable};
+use castnet_topology::{End, EndId, LinkId, Topology, Usable};
 use castnet_wire::{MacAddr, PortId};
 
 use crate::overlay::between;
@@ -14,8 +12,9 @@ use crate::tree::Tree;
 /// to a Castnet switch behind a plain one, counts as often.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkLoad {
-    /// By number of the link, up to the last one with a group.
-    groups: Vec<u32>,
+    /// By number of the link, up to the last one with a group: by the rules of the lesser end of a path, and of the
+    /// greater one. If these differ, the larger number counts.
+    groups: Vec<[u32; 2]>,
 }
 
 /// An edge of a tree in the rule of a switch: from a port of the switch to an endpoint, over plain switches and routers
@@ -68,19 +67,20 @@ impl Edge {
         }
     }
 
-    /// Its links, in the same order from both ends.
-    fn links(&self, topology: &Topology) -> Option<Vec<LinkId>> {
+    /// Its links, and whether its switch is the greater end.
+    fn links(&self, topology: &Topology) -> Option<(Vec<LinkId>, bool)> {
         let near = EndId {
             node: topology.id(&self.switch)?,
             port: self.port.index() as u8,
         };
         let first = topology.hops(near.node).iter().find(|hop| hop.near == near)?;
         if !topology.forwards(first.far.node) {
-            return Some(vec![first.link]);
+            return Some((vec![first.link], near > first.far));
         }
         let far = self.far(topology)?;
         let fabric = Usable::new(topology, self.mtu);
-        between(&fabric, near.min(far), near.max(far)).map(|route| route.links)
+        let route = between(&fabric, near, far)?;
+        Some((route.links, near > far))
     }
 
     /// The far end of a path over plain switches and routers. Ranks that share a host are called `host#rank`.
@@ -110,37 +110,58 @@ impl LinkLoad {
         Self::default()
     }
 
-    /// Counts edges with their numbers of groups. The rules of both ends count an edge: if their sums differ, the
-    /// larger one counts. Links that the fabric does not have are ignored.
+    /// Counts edges with their numbers of groups.
     pub fn from_edges<'a>(topology: &Topology, edges: impl IntoIterator<Item = (&'a Edge, u32)>) -> Self {
-        let mut sums: BTreeMap<Vec<LinkId>, BTreeMap<&str, u32>> = BTreeMap::new();
-        for (edge, groups) in edges {
-            if let Some(links) = edge.links(topology) {
-                *sums.entry(links).or_default().entry(&edge.switch).or_default() += groups;
-            }
-        }
         let mut load = Self::new();
-        for (links, by_switch) in sums {
-            load.count(links, by_switch.into_values().max().unwrap_or(0));
+        for (edge, groups) in edges {
+            load.add_edge(topology, edge, groups);
         }
         load
     }
 
+    /// Counts an edge. Links that the fabric does not have are ignored.
+    pub fn add_edge(&mut self, topology: &Topology, edge: &Edge, groups: u32) {
+        if let Some((links, end)) = edge.links(topology) {
+            links.into_iter().for_each(|link| *self.at(link, end) += groups);
+        }
+    }
+
+    /// Takes back what [`add_edge`](Self::add_edge) counted in the same fabric.
+    pub fn remove_edge(&mut self, topology: &Topology, edge: &Edge, groups: u32) {
+        if let Some((links, end)) = edge.links(topology) {
+            for link in links {
+                let counted = self.at(link, end);
+                *counted = counted.saturating_sub(groups);
+            }
+        }
+        let used = self.groups.iter().rposition(|groups| *groups != [0, 0]);
+        self.groups.truncate(used.map_or(0, |last| last + 1));
+    }
+
     /// Number of groups on a link.
     pub fn get(&self, link: LinkId) -> u32 {
-        self.groups.get(link.0 as usize).copied().unwrap_or(0)
+        let groups = self.groups.get(link.0 as usize);
+        groups.map_or(0, |[lesser, greater]| *lesser.max(greater))
     }
 
     /// Counts the tree of a group.
     pub fn add(&mut self, tree: &Tree) {
-        self.count(tree.links(), 1);
+        for path in tree.nodes().into_iter().filter_map(|node| node.up.as_ref()) {
+            for (end, other) in [(&path.near, &path.far), (&path.far, &path.near)] {
+                if let End::Switch { .. } = end {
+                    path.links
+                        .iter()
+                        .for_each(|link| *self.at(*link, end > other) += 1);
+                }
+            }
+        }
     }
 
-    fn count(&mut self, links: Vec<LinkId>, groups: u32) {
-        for link in links.into_iter().filter(|_| groups > 0) {
-            let at = link.0 as usize;
-            self.groups.resize(self.groups.len().max(at + 1), 0);
-            self.groups[at] += groups;
+    fn at(&mut self, link: LinkId, end: bool) -> &mut u32 {
+        let number = link.0 as usize;
+        if self.groups.len() <= number {
+            self.groups.resize(number + 1, [0, 0]);
         }
+        &mut self.groups[number][usize::from(end)]
     }
 }

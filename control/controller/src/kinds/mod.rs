@@ -117,6 +117,9 @@ pub(crate) trait GroupKind {
         planned
     }
 
+    /// Reports a change that members must not learn late.
+    fn notify(&self, _entry: &Entry) {}
+
     fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event;
 
     fn view(&self, core: &Core, entry: &Entry) -> v1::Group;

@@ -28,7 +28,7 @@ pub enum Table {
     Groups,
     /// Hosts, by name.
     Hosts,
-    /// Of the controller itself: `owner`.
+    /// Of the controller itself: `owner`, and `probe`, which has no meaning.
     Meta,
 }
 
@@ -182,7 +182,9 @@ impl Stored {
             match key.table {
                 Table::Groups => stored.groups.push(parse(&key, &entry)?),
                 Table::Hosts => stored.hosts.push(parse(&key, &entry)?),
-                Table::Meta => stored.owner = parse(&key, &entry)?,
+                Table::Meta if key.name == "owner" => stored.owner = parse(&key, &entry)?,
+                // The entry of the probe.
+                Table::Meta => {}
             }
             stored.versions.insert(key, entry.version);
         }

@@ -2,8 +2,12 @@
 //!
 //! Table `meta` has the `version` of the layout. `groups`, `hosts` and `controller` have one value per entry: its
 //! version in eight bytes, most significant first, then JSON.
+//!
+//! After an I/O error redb refuses every access, and the failed commit may be on disk or not. Then the file is opened
+//! again before the next access, and that commit is taken back.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -31,9 +35,20 @@ pub struct RedbStore(Arc<File>);
 #[derive(Debug)]
 struct File {
     path: PathBuf,
-    /// `None` once closed. Locked during a commit, so that closing waits for it.
-    database: Mutex<Option<Database>>,
+    /// Locked during a commit, so that closing waits for it.
+    state: Mutex<State>,
 }
+
+#[derive(Debug)]
+enum State {
+    Open(Database),
+    /// To be opened again. These entries get their values back.
+    Failed(Before),
+    Closed,
+}
+
+/// Entries as they were before a commit; `None`: they did not exist.
+type Before = Vec<(Key, Option<Vec<u8>>)>;
 
 impl RedbStore {
     /// Opens or creates the store at `path`. An older layout is converted in one transaction.
@@ -43,43 +58,45 @@ impl RedbStore {
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let file = File {
             path: path.into(),
-            database: Mutex::new(None),
+            state: Mutex::new(State::Closed),
         };
         let database = file.attempt(None, || Ok(Database::create(path)?))?;
         file.prepare(&database)?;
-        *file.database.lock() = Some(database);
+        *file.state.lock() = State::Open(database);
         Ok(Self(Arc::new(file)))
     }
 
     async fn blocking<T: Send + 'static>(
         &self,
-        act: impl FnOnce(&File, &Database) -> Result<T, StoreError> + Send + 'static,
+        act: impl FnOnce(&File, &Database, &mut Before) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (file, store) = (self.0.clone(), self.0.name());
-        let done = tokio::task::spawn_blocking(move || match &*file.database.lock() {
-            Some(database) => act(&file, database),
-            None => Err(StoreError::Closed { store: file.name() }),
-        });
-        // The thread ends early only with the whole runtime.
-        done.await.unwrap_or(Err(StoreError::Closed { store }))
+        let done = tokio::task::spawn_blocking(move || file.access(act));
+        done.await.unwrap_or_else(|ended| {
+            Err(StoreError::Failed {
+                store,
+                entry: None,
+                error: Box::new(ended),
+            })
+        })
     }
 }
 
 #[tonic::async_trait]
 impl Store for RedbStore {
     async fn load(&self) -> Result<BTreeMap<Key, Entry>, StoreError> {
-        self.blocking(File::read).await
+        self.blocking(|file, database, _| file.read(database)).await
     }
 
     async fn commit(&self, batch: Batch) -> Result<(), StoreError> {
-        self.blocking(move |file, database| file.commit(database, &batch))
+        self.blocking(move |file, database, before| file.commit(database, &batch, before))
             .await
     }
 
     async fn close(&self) -> Result<(), StoreError> {
         let file = self.0.clone();
         // Closed in either case: the thread ends early only with the runtime.
-        let _ = tokio::task::spawn_blocking(move || drop(file.database.lock().take())).await;
+        let _ = tokio::task::spawn_blocking(move || *file.state.lock() = State::Closed).await;
         Ok(())
     }
 }
@@ -98,7 +115,60 @@ impl File {
         act().map_err(|error| StoreError::Failed {
             store: self.name(),
             entry: entry.cloned(),
-            error: Box::new(error),
+            error: format!("{error}{}", advice(&error)).into(),
+        })
+    }
+
+    fn access<T>(
+        &self,
+        act: impl FnOnce(&Self, &Database, &mut Before) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut state = self.state.lock();
+        // Stays so if `act` panics: then the database is dropped.
+        let database = match std::mem::replace(&mut *state, State::Failed(Before::new())) {
+            State::Open(database) => database,
+            State::Failed(before) => match self.reopen(&before) {
+                Ok(database) => database,
+                Err(error) => {
+                    *state = State::Failed(before);
+                    return Err(error);
+                }
+            },
+            State::Closed => {
+                *state = State::Closed;
+                return Err(StoreError::Closed { store: self.name() });
+            }
+        };
+        let mut before = Before::new();
+        let done = act(self, &database, &mut before);
+        *state = match done {
+            Err(StoreError::Failed { .. }) => State::Failed(before),
+            _ => State::Open(database),
+        };
+        done
+    }
+
+    fn reopen(&self, before: &Before) -> Result<Database, StoreError> {
+        self.attempt(None, || {
+            let database = Database::open(&self.path)?;
+            let transaction = database.begin_write()?;
+            let mut is_changed = false;
+            for (key, value) in before {
+                let (mut entries, name) = (transaction.open_table(table(key.table))?, key.name.as_str());
+                if entries.get(name)?.map(|bytes| bytes.value().to_vec()) == *value {
+                    continue;
+                }
+                is_changed = true;
+                match value {
+                    Some(value) => entries.insert(name, value.as_slice())?,
+                    None => entries.remove(name)?,
+                };
+            }
+            match is_changed {
+                true => transaction.commit()?,
+                false => transaction.abort()?,
+            }
+            Ok(database)
         })
     }
 
@@ -197,30 +267,52 @@ impl File {
         })
     }
 
-    fn commit(&self, database: &Database, batch: &Batch) -> Result<(), StoreError> {
+    fn commit(&self, database: &Database, batch: &Batch, before: &mut Before) -> Result<(), StoreError> {
         let transaction = self.attempt(None, || Ok(database.begin_write()?))?;
         for (key, write) in batch {
             // Dropped without a commit, the transaction changes nothing.
-            self.write(&transaction, key, write)?;
+            before.push((key.clone(), self.write(&transaction, key, write)?));
         }
         self.attempt(None, || Ok(transaction.commit()?))
     }
 
-    fn write(&self, transaction: &WriteTransaction, key: &Key, write: &Write) -> Result<(), StoreError> {
+    /// Returns what it replaces.
+    fn write(
+        &self,
+        transaction: &WriteTransaction,
+        key: &Key,
+        write: &Write,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
         let name = key.name.as_str();
-        let (mut entries, found) = self.attempt(Some(key), || {
+        let (mut entries, before) = self.attempt(Some(key), || {
             let entries = transaction.open_table(table(key.table))?;
-            let found = entries.get(name)?.map_or(0, |bytes| parts(bytes.value()).0);
-            Ok((entries, found))
+            let before = entries.get(name)?.map(|bytes| bytes.value().to_vec());
+            Ok((entries, before))
         })?;
+        let found = before.as_ref().map_or(0, |bytes| parts(bytes).0);
         check(&self.name(), key, write.was, found)?;
         self.attempt(Some(key), || {
             match &write.entry {
                 Some(entry) => entries.insert(name, with_version(entry.version, &entry.value).as_slice())?,
                 None => entries.remove(name)?,
             };
-            Ok(())
+            Ok(before)
         })
+    }
+}
+
+/// What to do about an error of the file.
+fn advice(error: &redb::Error) -> &'static str {
+    let redb::Error::Io(error) = error else {
+        return "";
+    };
+    match error.kind() {
+        ErrorKind::StorageFull => ": free space on its file system",
+        ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => ": raise the limit of the controller's user",
+        ErrorKind::ReadOnlyFilesystem => ": mount its file system for writing",
+        ErrorKind::PermissionDenied => ": let the controller's user write to it",
+        ErrorKind::NotFound => ": put it back",
+        _ => ": check its disk",
     }
 }
 
@@ -242,5 +334,65 @@ fn parts(bytes: &[u8]) -> (Version, &[u8]) {
     match bytes.split_first_chunk() {
         Some((version, value)) => (Version::from_be_bytes(*version), value),
         None => (0, bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(name: &str, was: Version) -> (Key, Write) {
+        let key = Key {
+            table: Table::Hosts,
+            name: name.into(),
+        };
+        let version = was + 1;
+        let value = format!("{name} {version}").into_bytes();
+        let entry = Some(Entry { version, value });
+        (key, Write { was, entry })
+    }
+
+    /// An error of a flush can come after the file has changed.
+    #[tokio::test]
+    async fn a_failed_commit_that_is_on_disk_is_taken_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = RedbStore::open(&folder.path().join("c.redb")).unwrap();
+        store.commit([write("a", 0), write("b", 0)].into()).await.unwrap();
+        let before = store.load().await.unwrap();
+        let mut remove = write("b", 1);
+        remove.1.entry = None;
+        let batch = [write("a", 1), remove, write("c", 0)].into();
+        let failed = store.blocking(move |file, database, before| {
+            file.commit(database, &batch, before)?;
+            file.attempt(None, || -> Result<(), redb::Error> {
+                Err(redb::Error::PreviousIo)
+            })
+        });
+        assert!(matches!(failed.await, Err(StoreError::Failed { .. })));
+        assert_eq!(store.load().await.unwrap(), before);
+        store.commit([write("a", 1)].into()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_store_outlives_a_panic_and_a_failed_reopening() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c.redb");
+        let store = RedbStore::open(&path).unwrap();
+        store.commit([write("a", 0)].into()).await.unwrap();
+        let before = store.load().await.unwrap();
+        let failed = store.blocking(|_, _, _| -> Result<(), StoreError> { panic!("a fault in redb") });
+        assert!(matches!(failed.await, Err(StoreError::Failed { .. })));
+        let aside = folder.path().join("aside");
+        std::fs::rename(&path, &aside).unwrap();
+        let error = store
+            .commit([write("a", 1)].into())
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(error.ends_with("(os error 2): put it back"), "{error}");
+        std::fs::rename(&aside, &path).unwrap();
+        assert_eq!(store.load().await.unwrap(), before);
+        store.close().await.unwrap();
+        assert!(matches!(store.load().await, Err(StoreError::Closed { .. })));
     }
 }

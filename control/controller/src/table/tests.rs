@@ -1,6 +1,7 @@
 use castnet_proto::convert::new_group_from_proto;
 use castnet_proto::v1;
 use castnet_rules::{Endpoint, GroupRule, HostPart, MulticastRule, NextHop, TranslatedRule};
+use castnet_topology::End;
 use castnet_wire::{MacAddr, Pmtu, PortId, Psn};
 use proptest::prelude::*;
 
@@ -116,8 +117,24 @@ fn record(shape: &Shape) -> Record {
     }
 }
 
+/// A host at each of some ports of the switches.
+fn fabric(ports: u8) -> Arc<Topology> {
+    let mut fabric = Topology::new();
+    for switch in 0..4 {
+        let macs = (0..64).map(|port| (port, [6, 0, 0, 0, switch, port]));
+        fabric.add_switch(&format!("s{switch}"), macs).unwrap();
+        for port in 0..ports {
+            let host = format!("h{switch}-{port}");
+            fabric.add_host(&host, None, None).unwrap();
+            let end = End::port(format!("s{switch}"), port);
+            fabric.connect(end, End::host(host), 9000).unwrap();
+        }
+    }
+    Arc::new(fabric)
+}
+
 /// Each answer of an index is what a walk over all groups finds.
-fn check(groups: &Groups, all: &BTreeMap<String, Record>) {
+fn check(groups: &Groups, all: &BTreeMap<String, Record>, fabrics: &[Arc<Topology>]) {
     for name in 0..6 {
         for n in 0..3 {
             let walk = all.values().find(|r| r.mcst_ids().any(|m| m == lane(name, n)));
@@ -154,12 +171,11 @@ fn check(groups: &Groups, all: &BTreeMap<String, Record>) {
                 }
             }
         }
-        let load = groups.load(but.unwrap_or_default());
-        let found: Load = load
-            .filter(|(_, groups)| *groups > 0)
-            .map(|(edge, groups)| (edge.clone(), groups))
-            .collect();
-        assert_eq!(found, walk);
+        for fabric in fabrics {
+            let counted = groups.with_load(fabric, but.unwrap_or_default(), LinkLoad::clone);
+            let walk = walk.iter().map(|(edge, groups)| (edge, *groups));
+            assert_eq!(counted, LinkLoad::from_edges(fabric, walk));
+        }
         for (last, qpn) in [(1u8, 2), (1, 3), (2, 3), (2, 4)] {
             let end = HostEndpoint {
                 name: format!("h{last}"),
@@ -190,7 +206,8 @@ proptest! {
         changes in proptest::collection::vec((shape(), any::<bool>()), 1..20),
     ) {
         let (mut groups, mut all) = (Groups::default(), BTreeMap::new());
-        for (shape, stays) in changes {
+        let fabrics = [fabric(8), fabric(2)];
+        for (number, (shape, stays)) in changes.into_iter().enumerate() {
             let record = record(&shape);
             match stays {
                 true => {
@@ -202,7 +219,7 @@ proptest! {
                     prop_assert_eq!(gone.map(|e| e.record), all.remove(&record.name));
                 }
             }
-            check(&groups, &all);
+            check(&groups, &all, &fabrics[..number % 3]);
         }
         for name in all.keys() {
             groups.remove(name);

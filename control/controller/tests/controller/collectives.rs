@@ -103,6 +103,35 @@ async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
     assert!(shown(&client, "job").await.is_none());
 }
 
+/// A rank of 1,024 gets at most one state per second while others come and go, and the end of the group at once.
+#[tokio::test]
+async fn a_rank_of_many_learns_of_the_others_together_and_of_the_end_at_once() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    let began = std::time::Instant::now();
+    let mut first = Rank::join(&client, lab.rank("job", 0, 1024, 17)).await;
+    for _ in 0..4 {
+        for rank in 1..4 {
+            let request = lab.rank("job", rank, 1024, 17);
+            let _joined = Rank::join(&client, request).await;
+            let leave = v1::LeaveGroupRequest {
+                group: "job".into(),
+                rank: Some(rank),
+                ..Default::default()
+            };
+            assert!(client.leave_group(leave).await.unwrap().into_inner().left);
+        }
+    }
+    client.destroy_group(destroy("job")).await.unwrap();
+    let mut states = Vec::new();
+    while let Ok(Some(state)) = first.stream.message().await {
+        states.push(state.phase());
+    }
+    let seconds = began.elapsed().as_secs() as usize;
+    assert!(states.len() <= 2 + seconds, "{states:?} in {seconds} s");
+    assert_eq!(states.last(), Some(&Removing));
+}
+
 #[tokio::test]
 async fn a_rank_whose_lease_runs_out_fails_the_group_by_name_and_frees_its_memory() {
     let lab = Lab::two_tiers().await;

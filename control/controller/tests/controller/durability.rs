@@ -45,6 +45,16 @@ async fn destroy(client: &Client, group: &str) -> Result<bool, Status> {
     Ok(answer.into_inner().complete)
 }
 
+/// Creates a group when the store works again.
+async fn create_again(client: &mut Client, request: v1::CreateGroupRequest) {
+    let created = async {
+        while let Err(status) = client.create_group(request.clone()).await {
+            says_why(&status);
+        }
+    };
+    tokio::time::timeout(PATIENCE, created).await.unwrap();
+}
+
 fn says_why(status: &Status) {
     assert_eq!(status.code(), Code::Internal, "{status}");
     assert!(status.message().contains("no space left"), "{status}");
@@ -97,7 +107,10 @@ async fn ask(
             }),
         };
         match answer {
-            Ok(is) => drop(known.lock().groups.insert(name.clone(), is)),
+            Ok(is) => {
+                known.lock().groups.insert(name.clone(), is);
+                let _ = tell.send(());
+            }
             Err(status) if status.code() == Code::Internal && status.message().contains("no space left") => {
                 // Refused whole: it is as it was.
                 match client
@@ -118,7 +131,6 @@ async fn ask(
             Err(_) => return,
         }
         known.lock().open = None;
-        let _ = tell.send(());
     }
 }
 
@@ -249,10 +261,7 @@ async fn nobody_sees_a_change_before_it_is_written() {
     assert!(!asks.await.unwrap());
     says_why(&twice.await.unwrap().unwrap_err());
     assert!(lab.journal.lock().is_empty());
-    client
-        .create_group(lab.given("h", &["h0", "h2"], 17))
-        .await
-        .unwrap();
+    create_again(&mut client, lab.given("h", &["h0", "h2"], 17)).await;
     let first = events.until(|event| match event {
         Event::Group(group) => Some(group.name.clone()),
         _ => None,
@@ -308,10 +317,7 @@ async fn whichever_write_fails_a_group_comes_and_goes() {
                 says_why(&status);
                 assert_eq!(number, 1, "later ones are not the client's affair");
                 assert!(!exists(&client, "g").await && lab.journal.lock().is_empty());
-                client
-                    .create_group(lab.given("g", &["h0", "h2"], 17))
-                    .await
-                    .unwrap();
+                create_again(&mut client, lab.given("g", &["h0", "h2"], 17)).await;
             }
         }
         assert!(store.commits() > before);
@@ -326,6 +332,8 @@ async fn whichever_write_fails_a_group_comes_and_goes() {
             assert_eq!(number, 1, "later ones are not the client's affair");
             reaches(&client, "g", v1::GroupPhase::Active).await;
             assert_eq!(lab.placed().len(), 3);
+            // The store works again.
+            create_again(&mut client, creation("h", &["h0", "h2"])).await;
             assert!(destroy(&client, "g").await.unwrap());
         }
         assert!(
@@ -344,15 +352,15 @@ async fn whichever_write_fails_ranks_meet() {
         let mut ranks = Vec::new();
         for rank in 0..4 {
             let request = lab.rank("job", rank, 4, 17);
-            let mut calls = 0;
-            let stream = loop {
-                calls += 1;
-                match client.clone().init_group(request.clone()).await {
-                    Ok(answer) => break answer.into_inner(),
-                    Err(status) => says_why(&status),
+            let joined = async {
+                loop {
+                    match client.clone().init_group(request.clone()).await {
+                        Ok(answer) => break answer.into_inner(),
+                        Err(status) => says_why(&status),
+                    }
                 }
-                assert!(calls < 3, "write {number}");
             };
+            let stream = tokio::time::timeout(PATIENCE, joined).await.unwrap();
             ranks.push(Rank { request, stream });
         }
         let seen = all(&mut ranks, v1::CollectivePhase::Active).await;
@@ -413,4 +421,35 @@ async fn what_is_reported_once_is_not_lost_with_a_write() {
     lab.switches.get_mut("spine0").unwrap().start().await;
     let state = events.group("lasting", v1::GroupPhase::Active).await;
     assert_eq!(state.reason, "");
+}
+
+/// Only probes reach a store that fails, whatever happens; when it works again, nothing is missing.
+#[tokio::test]
+async fn a_store_that_fails_is_left_alone() {
+    let (mut lab, store, _controller, mut client) = lab_with_faults().await;
+    let names: Vec<String> = (0..40).map(|n| format!("g{n}")).collect();
+    for (name, qpn) in names.iter().zip(17..) {
+        let request = lab.given(name, &["h0", "h2"], qpn);
+        client.create_group(request).await.unwrap();
+        reaches(&client, name, v1::GroupPhase::Active).await;
+    }
+    store.set_broken(true);
+    let (before, mut events) = (store.commits_of_groups(), Events::of(&client).await);
+    lab.switches.get_mut("spine0").unwrap().stop().await;
+    events.switch("spine0", false).await;
+    for _ in 0..20 {
+        let refused = client.create_group(creation("refused", &["h0", "h1"])).await;
+        says_why(&refused.unwrap_err());
+    }
+    assert_eq!(store.commits_of_groups() - before, 1);
+    let listed = client.list_groups(v1::ListControllerGroupsRequest {}).await;
+    let groups = listed.unwrap().into_inner().groups;
+    assert_eq!(groups.len(), names.len());
+    for group in groups {
+        assert_eq!(group.state.unwrap().phase(), v1::GroupPhase::Active);
+    }
+    store.set_broken(false);
+    for name in &names {
+        reaches(&client, name, v1::GroupPhase::Degraded).await;
+    }
 }

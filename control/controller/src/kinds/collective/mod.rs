@@ -4,6 +4,7 @@
 //! installed; after that, events of ranks, switches (`reports`) and links (`links`) decide. A generation of rules
 //! serves one set of connections: ranks that join again get a new one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_planner::Request;
@@ -91,7 +92,7 @@ impl GroupKind for Collective {
             Event::AllJoined if phase == Phase::Installing => {
                 self.start_psn = Psn::new(draw() as u32);
                 for rank in &mut self.ranks {
-                    rank.rq_psn = Psn::new(draw() as u32);
+                    Arc::make_mut(rank).rq_psn = Psn::new(draw() as u32);
                 }
             }
             Event::Withdrawn | Event::Elsewhere => self.put_off(generation),
@@ -104,7 +105,7 @@ impl GroupKind for Collective {
 
     fn request(&self, record: &Record) -> Request {
         let settings = &self.settings;
-        let member = |(i, rank): (usize, &RankRecord)| {
+        let member = |(i, rank): (usize, &Arc<RankRecord>)| {
             let seat = rank.state.seat();
             let part = seat.map_or(HostPart::Plain, |seat| {
                 let (sq_psn, rq_psn, rank) = (seat.sq_psn, rank.rq_psn, i as u16);
@@ -133,6 +134,13 @@ impl GroupKind for Collective {
                 window_and_rule,
             )
         }
+    }
+
+    fn notify(&self, entry: &Entry) {
+        entry.live.news.send_if_modified(|told| {
+            let now = view::news(self, entry);
+            std::mem::replace(told, now) != *told
+        });
     }
 
     fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event {

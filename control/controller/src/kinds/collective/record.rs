@@ -1,5 +1,7 @@
 //! Settings and ranks of a collective group.
 
+use std::sync::Arc;
+
 use castnet_proto::convert::GivenSettings;
 use castnet_rules::{
     DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, DEFAULT_STALL_TIMEOUT_MS, LossPolicy, StragglerPolicy,
@@ -21,8 +23,8 @@ pub struct Collective {
     pub(crate) start_psn: Psn,
     /// Whether a rank's call created it: then it is forgotten with its last rank.
     pub(crate) by_call: bool,
-    /// The ranks, rank 0 first.
-    pub ranks: Vec<RankRecord>,
+    /// The ranks, rank 0 first. Copies of the record share those that are the same.
+    pub ranks: Vec<Arc<RankRecord>>,
 }
 
 /// Settings of a collective group. Units are in the names.
@@ -122,10 +124,12 @@ impl Settings {
 
 impl Collective {
     pub(crate) fn new(hosts: Vec<String>, settings: Settings, by_call: bool) -> Self {
-        let rank = |host| RankRecord {
-            host,
-            state: Joining::Expected,
-            rq_psn: Psn::new(0),
+        let rank = |host| {
+            Arc::new(RankRecord {
+                host,
+                state: Joining::Expected,
+                rq_psn: Psn::new(0),
+            })
         };
         Self {
             settings,
@@ -168,7 +172,7 @@ impl Collective {
     pub(crate) fn end(&mut self, generation: u64) {
         for rank in &mut self.ranks {
             if rank.state.seat().is_some_and(|s| s.generation <= generation) {
-                rank.state = Joining::Expected;
+                Arc::make_mut(rank).state = Joining::Expected;
             }
         }
     }
@@ -176,7 +180,7 @@ impl Collective {
     /// Cancels a generation: ranks that are in it wait for the next.
     pub(crate) fn put_off(&mut self, generation: u64) {
         for rank in &mut self.ranks {
-            if let Joining::Joined(seat) = &mut rank.state {
+            if let Joining::Joined(seat) = &mut Arc::make_mut(rank).state {
                 seat.generation = seat.generation.max(generation + 1);
             }
         }

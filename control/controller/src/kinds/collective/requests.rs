@@ -4,17 +4,22 @@ use std::time::Duration;
 use castnet_proto::convert::{NewCollective, RankJoin, one_end_each};
 use castnet_proto::v1;
 use castnet_rules::HostEndpoint;
+use tokio::sync::watch;
 
 use super::live::Presence;
 use super::record::{Collective, RankRecord, Seat, Settings};
-use super::view;
+use super::view::{self, RankState};
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
 use crate::kinds::{Ends, Joining, Kind};
 use crate::lifecycle::{After, Event, Phase};
 use crate::record::{Ending, Record};
-use crate::requests::{Seen, Standing, StandingCall};
+use crate::requests::{Seen, StandingCall};
 use crate::table::Entry;
+
+/// A rank learns within this time for each rank of its group who else has joined, left or lost its call. What it needs at
+/// once comes at once, see [`view::news`].
+const PAUSE_PER_RANK: Duration = Duration::from_millis(1);
 
 /// A rank's call, which stands while it is in. When it is dropped, the rank's lease starts to run.
 pub(crate) struct Attendance {
@@ -24,6 +29,10 @@ pub(crate) struct Attendance {
     call: u64,
     /// The generation that it is in or waits for, as far as it has looked.
     generation: u64,
+    changed: watch::Receiver<()>,
+    news: watch::Receiver<(i32, u64, String)>,
+    /// Shortest time from the last look to the next, if there is no news. Each of n ranks gets a state of n members.
+    pause: Duration,
 }
 
 impl Locked<'_> {
@@ -42,7 +51,7 @@ impl Locked<'_> {
     }
 
     /// A rank joins, joins again, or returns to its seat after its call had ended.
-    pub(crate) fn init(&mut self, join: RankJoin) -> Result<Standing<Attendance>, Refusal> {
+    pub(crate) fn init(&mut self, join: RankJoin) -> Result<Attendance, Refusal> {
         let known = self.collective(&join.job).is_ok();
         if !known {
             self.free_name(&join.job)?;
@@ -159,7 +168,7 @@ impl Locked<'_> {
         }
     }
 
-    fn take_place(&mut self, join: RankJoin) -> Result<Standing<Attendance>, Refusal> {
+    fn take_place(&mut self, join: RankJoin) -> Result<Attendance, Refusal> {
         let (job, rank) = (&join.job, join.rank);
         // Giving up its place may have ended the group as well.
         let known = self.collective(job).ok();
@@ -185,7 +194,7 @@ impl Locked<'_> {
             let settings = Settings::new(&join.settings);
             let mcst_ids = self.mcst_ids_for(None, settings.lanes)?;
             let mut group = Collective::new(vec![String::new(); join.size.into()], settings, true);
-            sit(&mut group.ranks[usize::from(rank)]);
+            sit(Arc::make_mut(&mut group.ranks[usize::from(rank)]));
             let mut record = Record::new(job.clone(), mcst_ids, Kind::Collective(group));
             record.generation = before;
             self.add(record)?;
@@ -196,7 +205,7 @@ impl Locked<'_> {
         Ok(attendance)
     }
 
-    fn attend(&mut self, group: &str, rank: u16, generation: u64) -> Result<Standing<Attendance>, Refusal> {
+    fn attend(&mut self, group: &str, rank: u16, generation: u64) -> Result<Attendance, Refusal> {
         self.calls += 1;
         let call = self.calls;
         let Some(entry) = self.groups.get_mut(group) else {
@@ -208,15 +217,24 @@ impl Locked<'_> {
         Ok(attendance)
     }
 
-    fn attendance(&self, entry: &Entry, (rank, call): (u16, u64), generation: u64) -> Standing<Attendance> {
-        let attendance = Attendance {
+    fn attendance(&self, entry: &Entry, (rank, call): (u16, u64), generation: u64) -> Attendance {
+        let mut news = entry.live.news.subscribe();
+        let mut changed = entry.changed.subscribe();
+        changed.mark_changed();
+        if !view::waits(entry) {
+            news.mark_changed();
+        }
+        let ranks = entry.record().collective().map_or(0, |c| c.ranks.len());
+        Attendance {
             shared: self.shared.clone(),
             group: entry.record().name.clone(),
             rank,
             call,
             generation,
-        };
-        (attendance, entry.changed.subscribe())
+            changed,
+            news,
+            pause: PAUSE_PER_RANK * ranks as u32,
+        }
     }
 
     fn away(&mut self, group: &str, rank: u16, call: u64) {
@@ -341,7 +359,7 @@ impl Locked<'_> {
     ) -> Result<(), Refusal> {
         self.change(group, |r| {
             if let Kind::Collective(kind) = &mut r.kind {
-                change(&mut kind.ranks[usize::from(rank)]);
+                change(Arc::make_mut(&mut kind.ranks[usize::from(rank)]));
             }
         })
     }
@@ -366,9 +384,28 @@ fn same_seat<'r>(group: &'r Collective, join: &RankJoin) -> Option<&'r Seat> {
 }
 
 impl StandingCall for Attendance {
-    type State = v1::CollectiveState;
+    type State = RankState;
+    type Message = v1::CollectiveState;
 
-    async fn look(&mut self) -> Result<Seen<v1::CollectiveState>, Refusal> {
+    async fn changed(&mut self) {
+        let later = async {
+            tokio::time::sleep(self.pause).await;
+            self.changed.changed().await
+        };
+        // If the group is gone, that is what there is to see.
+        let _ = tokio::select! {
+            gone = self.news.changed() => gone,
+            gone = later => gone,
+        };
+    }
+
+    fn message(state: &RankState) -> v1::CollectiveState {
+        state.message()
+    }
+
+    async fn look(&mut self) -> Result<Seen<RankState>, Refusal> {
+        self.changed.mark_unchanged();
+        self.news.mark_unchanged();
         let (seen, generation) = self.shared.read(|core| self.seen(core)).await?;
         self.generation = generation;
         Ok(seen)
@@ -377,7 +414,7 @@ impl StandingCall for Attendance {
 
 impl Attendance {
     /// What it sees, and the generation that it is in or waits for.
-    fn seen(&self, core: &Core) -> (Seen<v1::CollectiveState>, u64) {
+    fn seen(&self, core: &Core) -> (Seen<RankState>, u64) {
         let Ok((entry, group)) = core.collective(&self.group) else {
             return (Seen::Nothing, self.generation);
         };

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use castnet_proto::convert::{disagreement_to_proto, loss_to_proto, straggler_to_proto};
 use castnet_proto::v1;
 
@@ -36,15 +38,76 @@ fn settings(settings: &Settings) -> v1::CollectiveSettings {
     }
 }
 
+/// What all ranks see alike: made once per change of the group or of the fabric.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    fabric: u64,
+    /// Without the members.
+    state: v1::CollectiveState,
+    members: Arc<Vec<v1::MemberState>>,
+}
+
+/// What one rank sees.
+pub(crate) struct RankState {
+    /// Without the members.
+    state: v1::CollectiveState,
+    members: Arc<Vec<v1::MemberState>>,
+}
+
+impl RankState {
+    pub(crate) fn message(&self) -> v1::CollectiveState {
+        v1::CollectiveState {
+            members: self.members.to_vec(),
+            ..self.state.clone()
+        }
+    }
+}
+
+impl PartialEq for RankState {
+    fn eq(&self, other: &Self) -> bool {
+        let same = Arc::ptr_eq(&self.members, &other.members);
+        self.state == other.state && (same || self.members == other.members)
+    }
+}
+
+/// Whether ranks see that it waits for ranks.
+pub(crate) fn waits(entry: &Entry) -> bool {
+    phase(entry.record().phase) == v1::CollectivePhase::Waiting
+}
+
+/// What ranks learn at once. All else reaches them after a pause, also that a further rank has joined.
+pub(crate) fn news(group: &Collective, entry: &Entry) -> (i32, u64, String) {
+    match phase(entry.record().phase) {
+        v1::CollectivePhase::Waiting => (v1::CollectivePhase::Waiting as i32, 0, String::new()),
+        phase => (phase as i32, entry.record().generation, reason(group, entry)),
+    }
+}
+
 /// Without what only one rank sees.
 pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::CollectiveState {
+    let shown = shown(group, core, entry);
+    v1::CollectiveState {
+        members: shown.members.to_vec(),
+        ..shown.state.clone()
+    }
+}
+
+fn shown(group: &Collective, core: &Core, entry: &Entry) -> Arc<Shown> {
+    let mut shown = entry.shown.lock();
+    match &*shown {
+        Some(shown) if shown.fabric == core.facts.version => shown.clone(),
+        _ => shown.insert(Arc::new(show(group, core, entry))).clone(),
+    }
+}
+
+fn show(group: &Collective, core: &Core, entry: &Entry) -> Shown {
     let record = entry.record();
     let phase = phase(record.phase);
     let over = matches!(phase, v1::CollectivePhase::Refused | v1::CollectivePhase::Failed);
     let ending = record.ended.as_ref().filter(|_| over);
     let qpns = record.plan.as_deref().map(Plan::virtual_qpns).unwrap_or_default();
     let own = entry.own_mcst_ids(|end| Some(end.rank()?.rank));
-    let member = |(rank, member): (u16, &RankRecord)| {
+    let member = |(rank, member): (u16, &Arc<RankRecord>)| {
         let shown = view::member(core, &member.host, &member.state, |seat| &seat.ends);
         let here = matches!(entry.live.present.get(&rank), Some(Presence::Here(_)));
         v1::MemberState {
@@ -60,7 +123,8 @@ pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::Colle
             ..shown
         }
     };
-    v1::CollectiveState {
+    let members = Arc::new((0..).zip(&group.ranks).map(member).collect());
+    let state = v1::CollectiveState {
         name: record.name.clone(),
         phase: phase as i32,
         reason: reason(group, entry),
@@ -73,10 +137,15 @@ pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::Colle
         rq_psn: 0,
         slots: slots(group, entry).into(),
         settings: Some(settings(&group.settings)),
-        members: (0..).zip(&group.ranks).map(member).collect(),
+        members: Vec::new(),
         waiting_for: entry.live.waiting_for.iter().map(|r| u32::from(*r)).collect(),
         conflict: ending.and_then(conflict),
         lanes: lanes(&record.name, record.mcst_ids().collect()),
+    };
+    Shown {
+        fabric: core.facts.version,
+        state,
+        members,
     }
 }
 
@@ -87,9 +156,10 @@ pub(crate) fn state_for(
     entry: &Entry,
     rank: u16,
     generation: u64,
-) -> v1::CollectiveState {
+) -> RankState {
     let record = entry.record();
-    let mut seen = state(group, core, entry);
+    let shown = shown(group, core, entry);
+    let mut seen = shown.state.clone();
     seen.rank = Some(rank.into());
     let is_own = |end: &HostEndpoint| end.rank().is_some_and(|part| part.rank == rank);
     if let Some(own) = entry.mcst_ids_for(is_own) {
@@ -118,7 +188,10 @@ pub(crate) fn state_for(
         }
         _ => {}
     }
-    seen
+    RankState {
+        state: seen,
+        members: shown.members.clone(),
+    }
 }
 
 fn conflict(ending: &Ending) -> Option<v1::Disagreement> {

@@ -4,6 +4,7 @@ use castnet_proto::convert::{NewGroup, one_end_each};
 use castnet_proto::v1;
 use castnet_rules::HostEndpoint;
 use castnet_wire::Psn;
+use tokio::sync::watch;
 
 use super::record::{JoinedBy, MemberRecord, MemberState, Multicast, Seat};
 use super::view;
@@ -13,7 +14,7 @@ use crate::error::Refusal;
 use crate::kinds::{Ends, Joining, Kind};
 use crate::lifecycle::{Event, Phase};
 use crate::record::Record;
-use crate::requests::{Seen, Standing, StandingCall, draw};
+use crate::requests::{Seen, StandingCall, draw};
 
 /// A join that stands on a call: withdrawn if dropped before the group is active.
 pub(crate) struct Join {
@@ -21,6 +22,7 @@ pub(crate) struct Join {
     group: String,
     host: String,
     call: u64,
+    changed: watch::Receiver<()>,
 }
 
 impl Locked<'_> {
@@ -58,7 +60,7 @@ impl Locked<'_> {
         group: &str,
         host: String,
         ends: Vec<HostEndpoint>,
-    ) -> Result<Standing<Join>, Refusal> {
+    ) -> Result<Join, Refusal> {
         let (record, member) = self.member(group, &host)?;
         let phase = record.phase;
         one_end_each("connection", ends.len(), record.lanes())?;
@@ -100,16 +102,17 @@ impl Locked<'_> {
         let by = by.unwrap_or(JoinedBy::Call(call));
         let seat = Ends::new(ends).map(|ends| Seat { ends, by });
         self.set_member(group, &host, seat.map_or(Joining::Expected, Joining::Joined))?;
-        let changed = self.group(group)?.changed.subscribe();
+        let mut changed = self.group(group)?.changed.subscribe();
+        changed.mark_changed();
         self.settle(group)?;
         tracing::info!(group, host, "joined");
-        let join = Join {
+        Ok(Join {
             shared: self.shared.clone(),
             group: group.into(),
             host,
             call,
-        };
-        Ok((join, changed))
+            changed,
+        })
     }
 
     fn withdraw(&mut self, group: &str, host: &str, call: u64) {
@@ -214,6 +217,16 @@ impl Core {
 
 impl StandingCall for Join {
     type State = v1::GroupState;
+    type Message = v1::GroupState;
+
+    async fn changed(&mut self) {
+        // If the group is gone, that is what there is to see.
+        let _ = self.changed.changed().await;
+    }
+
+    fn message(state: &v1::GroupState) -> v1::GroupState {
+        state.clone()
+    }
 
     async fn look(&mut self) -> Result<Seen<v1::GroupState>, Refusal> {
         let seen = self.shared.read(|core| self.seen(core)).await?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use castnet_controller::store::{Batch, Entry, Key, Store, StoreError};
+use castnet_controller::store::{Batch, Entry, Key, Store, StoreError, Table};
 use tokio::sync::{Semaphore, mpsc};
 
 /// What happens to the next batches.
@@ -11,6 +11,10 @@ use tokio::sync::{Semaphore, mpsc};
 struct Faults {
     /// Commits so far.
     commits: u64,
+    /// Those of groups.
+    of_groups: u64,
+    /// All fail.
+    broken: bool,
     /// These fail, counted from 1.
     fails: Vec<u64>,
     /// A third of the commits fail, and all take some time: by this seed.
@@ -35,6 +39,16 @@ impl FaultyStore {
     /// Commits since the store was made.
     pub(crate) fn commits(&self) -> u64 {
         self.faults.lock().commits
+    }
+
+    /// Commits of groups since the store was made; others are probes.
+    pub(crate) fn commits_of_groups(&self) -> u64 {
+        self.faults.lock().of_groups
+    }
+
+    /// Whether all commits fail from now on.
+    pub(crate) fn set_broken(&self, broken: bool) {
+        self.faults.lock().broken = broken;
     }
 
     /// The commits of these numbers fail, counted from the next, which is 1.
@@ -67,7 +81,8 @@ impl Store for FaultyStore {
         let (fails, pauses, gate) = {
             let faults = &mut *self.faults.lock();
             faults.commits += 1;
-            let mut fails = faults.fails.contains(&faults.commits);
+            faults.of_groups += u64::from(batch.keys().any(|key| key.table == Table::Groups));
+            let mut fails = faults.broken || faults.fails.contains(&faults.commits);
             let mut pauses = 0;
             if let Some(random) = &mut faults.seed {
                 fails |= random.below(3) == 0;

@@ -1,0 +1,146 @@
+//! A store on a disk that is full for a while.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use castnet_proto::v1;
+use tempfile::TempDir;
+use tonic::Status;
+
+use crate::common::{Client, Events, Lab, PATIENCE, creation, reaches, start};
+
+/// A small file system in memory.
+struct Disk(TempDir);
+
+impl Disk {
+    /// `None`: it cannot be had here, which is reported.
+    fn mount(test: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount
+            .args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"])
+            .arg(folder.path());
+        match mount.output() {
+            Ok(done) if done.status.success() => Some(Self(folder)),
+            _ => {
+                castnet_wrap_up::skip(test, "needs root, to mount a small tmpfs");
+                None
+            }
+        }
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn fill(&self) {
+        let mut block = vec![0; 1 << 16];
+        let mut file = std::fs::File::create(self.path().join("fill")).unwrap();
+        while !block.is_empty() {
+            if std::io::Write::write_all(&mut file, &block).is_err() {
+                block.truncate(block.len() / 2);
+            }
+        }
+    }
+
+    fn free(&self) {
+        std::fs::remove_file(self.path().join("fill")).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
+    }
+}
+
+/// Creates groups of this name with a number; returns the first refusal, and their number until then.
+async fn create_until_refused(client: &mut Client, name: &str) -> (usize, Status) {
+    for number in 0.. {
+        let request = creation(&format!("{name}{number}"), &["h0", "h2"]);
+        if let Err(status) = client.create_group(request).await {
+            return (number, status);
+        }
+    }
+    unreachable!()
+}
+
+async fn names(client: &mut Client) -> BTreeSet<String> {
+    let listed = client.list_groups(v1::ListControllerGroupsRequest {}).await;
+    let groups = listed.unwrap().into_inner().groups.into_iter();
+    groups.map(|group| group.state.unwrap().name).collect()
+}
+
+async fn store_failure(client: &mut Client) -> String {
+    let topology = client.get_topology(v1::GetTopologyRequest {}).await.unwrap();
+    topology.into_inner().store_failure
+}
+
+/// Waits until the store works.
+async fn works(client: &mut Client) {
+    let works = async { while !store_failure(client).await.is_empty() {} };
+    tokio::time::timeout(PATIENCE, works).await.unwrap();
+}
+
+/// Groups keep their rules and are shown, changes are refused with the reason, and all goes on when there is space.
+#[tokio::test]
+async fn a_full_disk_is_outlived() {
+    let Some(disk) = Disk::mount("full_disk::a_full_disk_is_outlived") else {
+        return;
+    };
+    let mut lab = Lab::two_tiers().await;
+    lab.config.store = Some(disk.path().join("controller.redb"));
+    let (controller, mut client) = start(lab.config.clone()).await;
+    client
+        .create_group(lab.given("lasting", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    reaches(&client, "lasting", v1::GroupPhase::Active).await;
+    let mut expected = BTreeSet::from(["lasting".to_owned()]);
+    for outage in 0..3 {
+        let name = format!("g{outage}-");
+        disk.fill();
+        let (created, status) = create_until_refused(&mut client, &name).await;
+        expected.extend((0..created).map(|number| format!("{name}{number}")));
+        let full = format!(
+            "store {}: I/O error: No space left on device (os error 28): free space on its file system",
+            disk.path().join("controller.redb").display()
+        );
+        assert_eq!(
+            status.message(),
+            format!("not stored, so nothing was changed: {full}")
+        );
+        assert_eq!(store_failure(&mut client).await, full);
+        assert_eq!(names(&mut client).await, expected);
+        // A switch that is restarted gets its rules again; that another is lost cannot be stored.
+        let mut events = Events::of(&client).await;
+        lab.switches.get_mut("leaf0").unwrap().restart().await;
+        lab.switches.get_mut("spine0").unwrap().stop().await;
+        events.switch("leaf0", true).await;
+        assert_eq!(lab.switch("leaf0").groups(), ["lasting.1"]);
+        events.switch("spine0", false).await;
+        disk.free();
+        reaches(&client, "lasting", v1::GroupPhase::Degraded).await;
+        works(&mut client).await;
+        lab.switches.get_mut("spine0").unwrap().start().await;
+        reaches(&client, "lasting", v1::GroupPhase::Active).await;
+        let request = creation(&format!("{name}{created}"), &["h0", "h2"]);
+        client.create_group(request).await.unwrap();
+        expected.insert(format!("{name}{created}"));
+        assert_eq!(names(&mut client).await, expected);
+    }
+    controller.stop().await;
+    let (controller, mut client) = start(lab.config.clone()).await;
+    assert_eq!(names(&mut client).await, expected);
+    controller.stop().await;
+
+    // A controller starts though the disk is full: all is read and shown.
+    disk.fill();
+    let (controller, mut client) = start(lab.config.clone()).await;
+    assert_eq!(names(&mut client).await, expected);
+    create_until_refused(&mut client, "h").await;
+    disk.free();
+    works(&mut client).await;
+    controller.stop().await;
+}
