@@ -21,7 +21,8 @@ const CALLS_PER_SWITCH_MAX: usize = 4;
 
 /// Works on a group until it rests.
 pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
-    loop {
+    // Once the controller stops, no step succeeds, and it would be tried for ever.
+    while !shared.stopped.is_cancelled() {
         // What calls for work must be on disk first; if it was taken back, there may be nothing to do.
         let stored = shared.durable().await.is_ok();
         let record = {
