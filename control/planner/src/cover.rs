@@ -24,30 +24,41 @@ struct Part {
     used: BTreeSet<NodeId>,
 }
 
-/// The switches at distance `layer` from the root that cover the next layer, if there are fewer than the tree has.
-/// `fixed` are in the tree in any case.
+/// The switches at distance `layer` from the root that cover the next layer, if there are fewer than the tree has. Those
+/// that are `fixed`, by number, are in the tree in any case.
 pub(crate) fn smaller(
     fabric: &Usable<'_>,
     load: &LinkLoad,
     (distances, layer): (&Row, u16),
     parents: &Parents,
-    fixed: &BTreeSet<NodeId>,
+    fixed: &[bool],
 ) -> Option<Vec<NodeId>> {
+    let far = |node: NodeId| nearer(fabric, node, distances).map(|hop| hop.far.node);
     let below = parents
         .switches()
         .filter(|(node, _)| distances[node.0 as usize] == layer + 1);
-    let mut items: Vec<(Vec<NodeId>, NodeId)> = Vec::new();
-    for (node, route) in below {
+    let open = below.filter(|(node, _)| !far(*node).any(|node| fixed[node.0 as usize]));
+    let open: Vec<(NodeId, NodeId)> = open.map(|(node, route)| (node, route.far.node)).collect();
+    let used: BTreeSet<NodeId> = open.iter().map(|(_, used)| *used).collect();
+    // Most trees are as small as these say, and nothing is to be searched.
+    let mut taken = vec![false; distances.len()];
+    let apart = open.iter().filter(|(node, _)| {
+        let free = far(*node).all(|node| !taken[node.0 as usize]);
+        if free {
+            far(*node).for_each(|node| taken[node.0 as usize] = true);
+        }
+        free
+    });
+    if apart.count() >= used.len() {
+        return None;
+    }
+    let item = |(node, used): (NodeId, NodeId)| {
         let mut hops: Vec<_> = nearer(fabric, node, distances).collect();
         hops.sort_by_key(|hop| (load.get(hop.link), hop.far));
-        let options: Vec<NodeId> = hops.into_iter().map(|hop| hop.far.node).collect();
-        if !options.iter().any(|node| fixed.contains(node)) {
-            items.push((options, route.far.node));
-        }
-    }
-    let used: BTreeSet<NodeId> = items.iter().map(|(_, used)| *used).collect();
+        (hops.into_iter().map(|hop| hop.far.node).collect(), used)
+    };
     let mut cover = Vec::new();
-    for part in parts(items) {
+    for part in parts(open.into_iter().map(item).collect()) {
         cover.extend(
             part.cover()
                 .unwrap_or_else(|| part.used.iter().copied().collect()),

@@ -182,13 +182,14 @@ pub(crate) fn grow(
     if !layered {
         return best;
     }
-    let near = leaves.iter().flat_map(|leaf| &leaf.nearest);
-    let fixed: BTreeSet<NodeId> = near.map(|route| route.far.node).chain([root]).collect();
-    let far = fixed
-        .iter()
-        .map(|node| distances[node.0 as usize])
-        .max()
-        .unwrap_or(0);
+    let mut fixed = vec![false; distances.len()];
+    let mut far = 0;
+    for route in leaves.iter().flat_map(|leaf| &leaf.nearest) {
+        let entry = route.far.node.0 as usize;
+        fixed[entry] = true;
+        far = distances[entry].max(far);
+    }
+    fixed[root.0 as usize] = true;
     let mut first: Vec<NodeId> = Vec::new();
     for layer in (1..far).rev() {
         if let Some(cover) = smaller(fabric, load, (distances, layer), &best, &fixed) {
