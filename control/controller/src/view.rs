@@ -1,7 +1,7 @@
 use castnet_proto::convert::{connection_to_proto, rule_to_proto};
 use castnet_proto::v1;
 use castnet_rules::lane_name;
-use castnet_topology::{End, Link, SwitchKind, Topology};
+use castnet_topology::{End, Link, Topology};
 use castnet_wire::{MacAddr, McstId};
 
 use crate::config::SwitchConfig;
@@ -123,7 +123,7 @@ pub(crate) fn hosts(core: &Core) -> Vec<v1::Host> {
 
 pub(crate) fn forwarders(core: &Core) -> Vec<v1::Forwarder> {
     let all = core.facts.file.iter().flat_map(Topology::switches);
-    let all = all.filter(|s| s.kind != SwitchKind::Castnet);
+    let all = all.filter(|s| s.kind.is_forwarder());
     all.map(|s| v1::Forwarder {
         name: s.name.clone(),
         kind: s.kind.name().into(),

@@ -41,15 +41,7 @@ pub(crate) fn smaller(
     let open: Vec<(NodeId, NodeId)> = open.map(|(node, route)| (node, route.far.node)).collect();
     let used: BTreeSet<NodeId> = open.iter().map(|(_, used)| *used).collect();
     // Most trees are as small as these say, and nothing is to be searched.
-    let mut taken = vec![false; distances.len()];
-    let apart = open.iter().filter(|(node, _)| {
-        let free = far(*node).all(|node| !taken[node.0 as usize]);
-        if free {
-            far(*node).for_each(|node| taken[node.0 as usize] = true);
-        }
-        free
-    });
-    if apart.count() >= used.len() {
+    if apart(open.iter().map(|(node, _)| far(*node)), distances.len()) >= used.len() {
         return None;
     }
     let item = |(node, used): (NodeId, NodeId)| {
@@ -59,12 +51,26 @@ pub(crate) fn smaller(
     };
     let mut cover = Vec::new();
     for part in parts(open.into_iter().map(item).collect()) {
-        cover.extend(
-            part.cover()
-                .unwrap_or_else(|| part.used.iter().copied().collect()),
-        );
+        let found = part.cover(distances.len());
+        cover.extend(found.unwrap_or_else(|| part.used.iter().copied().collect()));
     }
     (cover.len() < used.len()).then_some(cover)
+}
+
+/// How many of these share no switch with those counted before. A cover of all has at least as many switches.
+fn apart<I>(each: impl Iterator<Item = I>, switches: usize) -> usize
+where
+    I: Iterator<Item = NodeId> + Clone,
+{
+    let mut taken = vec![false; switches];
+    let is_apart = |options: &I| {
+        let free = options.clone().all(|node| !taken[node.0 as usize]);
+        if free {
+            options.clone().for_each(|node| taken[node.0 as usize] = true);
+        }
+        free
+    };
+    each.filter(is_apart).count()
 }
 
 fn parts(items: Vec<(Vec<NodeId>, NodeId)>) -> Vec<Part> {
@@ -99,11 +105,17 @@ fn parts(items: Vec<(Vec<NodeId>, NodeId)>) -> Vec<Part> {
 }
 
 impl Part {
-    /// A cover with fewer switches than the tree has.
-    fn cover(&self) -> Option<Vec<NodeId>> {
+    /// A cover with fewer switches than the tree has, in a fabric of so many `switches`.
+    fn cover(&self, switches: usize) -> Option<Vec<NodeId>> {
         let most = self.used.len() - 1;
         let mut steps = STEPS_MAX;
-        let least = self.apart().max(1);
+        let mut narrow: Vec<&Vec<NodeId>> = self.options.iter().collect();
+        narrow.sort_by_key(|options| options.len());
+        let least = apart(
+            narrow.into_iter().map(|options| options.iter().copied()),
+            switches,
+        )
+        .max(1);
         let open: Vec<usize> = (0..self.options.len()).collect();
         let exact = (least..=most).find_map(|size| {
             let mut chosen = Vec::new();
@@ -111,21 +123,6 @@ impl Part {
                 .then_some(chosen)
         });
         exact.or_else(|| Some(self.greedy()).filter(|cover| steps == 0 && cover.len() <= most))
-    }
-
-    /// A number of switches that share no option. A cover has at least as many.
-    fn apart(&self) -> usize {
-        let mut taken = BTreeSet::new();
-        let mut each: Vec<&Vec<NodeId>> = self.options.iter().collect();
-        each.sort_by_key(|options| options.len());
-        let is_apart = |options: &&Vec<NodeId>| {
-            let free = options.iter().all(|option| !taken.contains(option));
-            if free {
-                taken.extend(options.iter().copied());
-            }
-            free
-        };
-        each.into_iter().filter(is_apart).count()
     }
 
     /// Chooses up to `size` switches that cover all `open`.

@@ -23,6 +23,7 @@ pub(crate) enum Node {
 /// A tree as the path of each node to its parent.
 #[derive(Clone, Debug)]
 pub(crate) struct Parents {
+    root: NodeId,
     /// By number of the switch.
     switches: Vec<Option<Box<Route>>>,
     /// By index in the request.
@@ -63,8 +64,9 @@ fn length(route: &Route, distances: &Row) -> Option<u32> {
 }
 
 impl Parents {
-    fn new(switches: usize, members: usize) -> Self {
+    fn new(root: NodeId, switches: usize, members: usize) -> Self {
         Self {
+            root,
             switches: vec![None; switches],
             members: vec![None; members],
         }
@@ -80,11 +82,9 @@ impl Parents {
 
     /// All nodes but the root, with their paths to their parents.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (Node, &Route)> {
-        let switches = (0..).map(|id| Node::Switch(NodeId(id))).zip(&self.switches);
+        let switches = self.switches().map(|(id, route)| (Node::Switch(id), route));
         let members = (0..).map(Node::Member).zip(&self.members);
-        switches
-            .chain(members)
-            .filter_map(|(node, route)| Some((node, route.as_deref()?)))
+        switches.chain(members.filter_map(|(node, route)| Some((node, route.as_deref()?))))
     }
 
     /// The switches but the root, with their paths to their parents.
@@ -93,21 +93,31 @@ impl Parents {
         switches.filter_map(|(node, route)| Some((node, route.as_deref()?)))
     }
 
+    fn has(&self, switch: NodeId) -> bool {
+        switch == self.root || self.of_switch(switch).is_some()
+    }
+
+    /// Number of nodes below each switch.
+    fn children(&self) -> Vec<u32> {
+        let mut children = vec![0; self.switches.len()];
+        for route in self.routes() {
+            // The source above the root is no switch.
+            if let Some(count) = children.get_mut(route.far.node.0 as usize) {
+                *count += 1;
+            }
+        }
+        children
+    }
+
     /// Removes switches that lead to no member.
     fn prune(&mut self) {
-        let mut children: BTreeMap<NodeId, u32> = BTreeMap::new();
-        for route in self.routes() {
-            *children.entry(route.far.node).or_default() += 1;
-        }
-        let bare = self
-            .switches()
-            .map(|(node, _)| node)
-            .filter(|node| !children.contains_key(node));
-        let mut bare: Vec<NodeId> = bare.collect();
+        let mut children = self.children();
+        let bare = self.switches().map(|(node, _)| node);
+        let mut bare: Vec<NodeId> = bare.filter(|node| children[node.0 as usize] == 0).collect();
         while let Some(node) = bare.pop() {
             let route = self.switches[node.0 as usize].take();
             if let Some(parent) = route.map(|route| route.far.node)
-                && let Some(count) = children.get_mut(&parent)
+                && let Some(count) = children.get_mut(parent.0 as usize)
             {
                 *count -= 1;
                 bare.extend((*count == 0).then_some(parent));
@@ -162,9 +172,8 @@ pub(crate) fn grow(
         let mut growth = Growth {
             fabric,
             load,
-            root,
             distances,
-            parents: Parents::new(distances.len(), members),
+            parents: Parents::new(root, distances.len(), members),
             numbers: vec![NOT_PASSED; distances.len()],
         };
         first.iter().for_each(|switch| growth.add_switch(*switch));
@@ -210,7 +219,6 @@ const NOT_PASSED: u32 = u32::MAX;
 struct Growth<'a, 't> {
     fabric: &'a Usable<'t>,
     load: &'a LinkLoad,
-    root: NodeId,
     distances: &'a Row,
     parents: Parents,
     /// Of each switch: [`NOT_PASSED`], but for those that a search has passed.
@@ -218,12 +226,8 @@ struct Growth<'a, 't> {
 }
 
 impl Growth<'_, '_> {
-    fn has(&self, switch: NodeId) -> bool {
-        switch == self.root || self.parents.of_switch(switch).is_some()
-    }
-
     fn add_switch(&mut self, switch: NodeId) {
-        if !self.has(switch) {
+        if !self.parents.has(switch) {
             let mut entries = Vec::new();
             steps(self.fabric, self.load, switch, self.distances, &mut entries);
             self.join(Node::Switch(switch), &entries);
@@ -240,7 +244,7 @@ impl Growth<'_, '_> {
 
     /// Lets each leaf join again that now could over fewer links: others have joined since.
     fn join_later(&mut self, leaves: &[&Leaf]) {
-        let mut children = self.children();
+        let mut children = self.parents.children();
         let mut again = true;
         while core::mem::take(&mut again) {
             for leaf in leaves {
@@ -249,7 +253,7 @@ impl Growth<'_, '_> {
                 };
                 // Its own branch ends where another one begins.
                 let (mut at, mut branch) = (entry, Vec::new());
-                while at != self.root && children[at.0 as usize] == 1 {
+                while at != self.parents.root && children[at.0 as usize] == 1 {
                     branch.push(at);
                     let Some(up) = self.parents.of_switch(at) else {
                         break;
@@ -261,22 +265,11 @@ impl Growth<'_, '_> {
                         self.parents.set(Node::Switch(switch), None);
                     }
                     self.add_leaf(leaf);
-                    children = self.children();
+                    children = self.parents.children();
                     again = true;
                 }
             }
         }
-    }
-
-    /// Number of nodes below each switch.
-    fn children(&self) -> Vec<u32> {
-        let mut children = vec![0; self.distances.len()];
-        for route in self.parents.routes() {
-            if let Some(count) = children.get_mut(route.far.node.0 as usize) {
-                *count += 1;
-            }
-        }
-        children
     }
 
     /// Whether the tree without `branch`, which begins at `entry`, is fewer links away from `entry` than by `branch`.
@@ -287,7 +280,10 @@ impl Growth<'_, '_> {
                 .iter()
                 .flat_map(|node| nearer(self.fabric, *node, self.distances));
             layer = hops.map(|hop| hop.far.node).collect();
-            if layer.iter().any(|node| self.has(*node) && !branch.contains(node)) {
+            if layer
+                .iter()
+                .any(|node| self.parents.has(*node) && !branch.contains(node))
+            {
                 return true;
             }
         }
@@ -300,12 +296,10 @@ impl Growth<'_, '_> {
         let Self {
             fabric,
             load,
-            root,
             distances,
             parents,
             numbers,
         } = self;
-        let in_tree = |node: NodeId| node == *root || parents.of_switch(node).is_some();
         // Walk from the leaf over its shortest paths, by number of links, until switches of the tree are there.
         let mut open: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
         for entry in entries {
@@ -314,7 +308,7 @@ impl Growth<'_, '_> {
         let mut passed: Vec<(NodeId, Range<usize>)> = Vec::new();
         let mut all: Vec<Step> = Vec::new();
         while let Some((links, layer)) = open.pop_first() {
-            if layer.iter().any(|node| in_tree(*node)) {
+            if layer.iter().any(|node| parents.has(*node)) {
                 break;
             }
             for node in layer {
@@ -335,9 +329,9 @@ impl Growth<'_, '_> {
         let mut best: Vec<Option<Way>> = vec![None; passed.len()];
         passed.sort_by_key(|(node, _)| distances[node.0 as usize]);
         for (node, own) in &passed {
-            best[numbers[node.0 as usize] as usize] = cheapest(&all[own.clone()], in_tree, &best, numbers);
+            best[numbers[node.0 as usize] as usize] = cheapest(&all[own.clone()], parents, &best, numbers);
         }
-        let mut way = cheapest(entries, in_tree, &best, numbers);
+        let mut way = cheapest(entries, parents, &best, numbers);
         while let Some(Way { step, .. }) = way {
             parents.set(child, between(fabric, step.near, step.far));
             child = Node::Switch(step.far.node);
@@ -358,14 +352,9 @@ struct Way {
     step: Step,
 }
 
-fn cheapest(
-    steps: &[Step],
-    in_tree: impl Fn(NodeId) -> bool,
-    best: &[Option<Way>],
-    numbers: &[u32],
-) -> Option<Way> {
+fn cheapest(steps: &[Step], parents: &Parents, best: &[Option<Way>], numbers: &[u32]) -> Option<Way> {
     let each = steps.iter().filter_map(|step| {
-        let (links, groups) = match in_tree(step.far.node) {
+        let (links, groups) = match parents.has(step.far.node) {
             true => (0, 0),
             false => {
                 let way = best.get(numbers[step.far.node.0 as usize] as usize)?.as_ref()?;

@@ -165,7 +165,7 @@ pub(crate) fn nearer<'t>(
     fabric: &Usable<'t>,
     from: NodeId,
     distances: &Row,
-) -> impl Iterator<Item = &'t Hop> {
+) -> impl Iterator<Item = &'t Hop> + Clone {
     let here = distances[from.0 as usize];
     let to = |hop: &Hop| distances.get(hop.far.node.0 as usize).copied();
     fabric

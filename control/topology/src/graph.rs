@@ -32,6 +32,11 @@ impl SwitchKind {
     /// All kinds.
     pub const ALL: [Self; 3] = [Self::Castnet, Self::Plain, Self::Router];
 
+    /// Whether it only forwards and runs no groups.
+    pub const fn is_forwarder(self) -> bool {
+        !matches!(self, Self::Castnet)
+    }
+
     /// Its name in files and tables.
     pub const fn name(self) -> &'static str {
         match self {

@@ -135,12 +135,11 @@ impl Index {
             let usable = hops.of(id).iter().filter(|hop| hop.up).map(|hop| hop.far.node);
             near.push(usable.filter(|far| (far.0 as usize) < switches));
         }
-        let is_forwarder = |kind: &Option<SwitchKind>| kind.is_some_and(|kind| kind != SwitchKind::Castnet);
         Self {
             order,
             ids,
             switches,
-            has_forwarders: kinds.iter().any(is_forwarder),
+            has_forwarders: kinds.iter().flatten().any(|kind| kind.is_forwarder()),
             kinds,
             up,
             mtu_min: topology.links.iter().map(|l| l.mtu).min().unwrap_or(u32::MAX),

@@ -78,7 +78,7 @@ impl Topology {
 
     /// Whether `name` is a plain switch or a router.
     pub fn is_forwarder(&self, name: &str) -> bool {
-        self.switch(name).is_some_and(|s| s.kind != SwitchKind::Castnet)
+        self.switch(name).is_some_and(|s| s.kind.is_forwarder())
     }
 
     /// An error for each Castnet switch without a prefix of McstIDs to which routers lead, directly or over plain
@@ -152,12 +152,6 @@ impl Topology {
         }
     }
 
-    /// The number of an end; none of a name that no node has.
-    pub fn end_id(&self, end: &End) -> Option<EndId> {
-        let (node, port) = (self.id(end.node())?, end.port_number());
-        Some(EndId { node, port })
-    }
-
     /// The kind of a switch; `None`: a host.
     pub fn kind(&self, node: NodeId) -> Option<SwitchKind> {
         self.index().kinds[node.0 as usize]
@@ -165,7 +159,7 @@ impl Topology {
 
     /// Whether the node is a plain switch or a router.
     pub fn forwards(&self, node: NodeId) -> bool {
-        self.kind(node).is_some_and(|kind| kind != SwitchKind::Castnet)
+        self.kind(node).is_some_and(SwitchKind::is_forwarder)
     }
 
     /// Whether there are plain switches or routers.

@@ -28,7 +28,7 @@ impl<'t> Usable<'t> {
 
     /// Usable links of a node by port.
     #[inline]
-    pub fn hops(&self, node: NodeId) -> impl Iterator<Item = &'t Hop> {
+    pub fn hops(&self, node: NodeId) -> impl Iterator<Item = &'t Hop> + Clone {
         self.topology.hops(node).iter().filter(|hop| self.has(hop))
     }
 
