@@ -49,13 +49,16 @@ impl Fabric {
         }
     }
 
+    fn sightings(&self) -> &Sightings {
+        self.sightings.get_or_init(|| self.facts.sightings())
+    }
+
     pub(crate) fn place(&self, host: &str) -> Place {
-        let sightings = || self.sightings.get_or_init(|| self.facts.sightings());
-        self.facts.place(host, sightings)
+        self.facts.place(host, || self.sightings())
     }
 
     pub(crate) fn topology(&self) -> Arc<Topology> {
-        let made = || Arc::new(self.facts.topology());
+        let made = || Arc::new(self.facts.topology(|| self.sightings()));
         self.topology.get_or_init(made).clone()
     }
 }

@@ -121,7 +121,7 @@ impl Facts {
     /// The file, corrected by reports of ports and links; switches that cannot be reached are down. Without a file:
     /// switches as reported, links by LLDP, hosts where they were seen; if several were seen at a port, an ordinary
     /// switch is assumed there.
-    pub(crate) fn topology(&self) -> Topology {
+    pub(crate) fn topology<'s>(&self, sightings: impl Fn() -> &'s Sightings) -> Topology {
         let mut topology = Topology::new();
         for (name, ports) in self.switch_ports() {
             let up = !matches!(self.switches.get(&name), Some((Reach::Down(_), _)));
@@ -135,7 +135,6 @@ impl Facts {
         for (a, b, mtu, up) in self.switch_links() {
             self.link(&mut topology, a, b, mtu, up);
         }
-        let sightings = self.sightings();
         let mut at_port: BTreeMap<(String, u8), Vec<Seen>> = BTreeMap::new();
         for (name, ip, mac) in self.all_hosts() {
             // Registration refuses hosts with the name of a switch.
@@ -145,7 +144,7 @@ impl Facts {
             let (mtu, up) = self
                 .file_link(&name)
                 .map_or((DEFAULT_MTU, true), |l| (l.mtu, l.up));
-            if let Place::At { switch, port } = self.place(&name, || &sightings) {
+            if let Place::At { switch, port } = self.place(&name, &sightings) {
                 at_port
                     .entry((switch, port))
                     .or_default()
@@ -457,6 +456,11 @@ mod tests {
         }
     }
 
+    fn topology(facts: &Facts) -> Topology {
+        let sightings = facts.sightings();
+        facts.topology(|| &sightings)
+    }
+
     fn place(facts: &Facts, host: &str) -> Place {
         let sightings = facts.sightings();
         facts.place(host, || &sightings)
@@ -472,7 +476,7 @@ mod tests {
     #[test]
     fn reports_alone_make_a_fabric() {
         let facts = facts();
-        let topology = facts.topology();
+        let topology = topology(&facts);
         assert_eq!(
             (place(&facts, "h1"), place(&facts, "h2"), place(&facts, "h3")),
             (at("a", 0), at("b", 0), Place::Unseen)
@@ -494,7 +498,7 @@ mod tests {
             switches: [("a".to_string(), (Reach::Up, a))].into(),
             ..Facts::new(None, [], hosts)
         };
-        let topology = facts.topology();
+        let topology = topology(&facts);
         assert_eq!(
             (place(&facts, "h1"), place(&facts, "h100")),
             (at("a", 0), at("a", 1))
@@ -550,9 +554,9 @@ mod tests {
     fn what_is_down_is_down() {
         let mut facts = facts();
         facts.switches.get_mut("b").unwrap().0 = Reach::Down("connection refused".into());
-        assert!(!facts.topology().connected("h1", "h2"));
+        assert!(!topology(&facts).connected("h1", "h2"));
         facts.switches.get_mut("b").unwrap().0 = Reach::Unknown;
-        assert!(facts.topology().connected("h1", "h2"));
+        assert!(topology(&facts).connected("h1", "h2"));
         facts
             .switches
             .get_mut("a")
@@ -562,7 +566,7 @@ mod tests {
             .get_mut(&1)
             .unwrap()
             .up = false;
-        assert!(!facts.topology().connected("h1", "h2"));
+        assert!(!topology(&facts).connected("h1", "h2"));
     }
 
     #[test]
@@ -596,13 +600,13 @@ mod tests {
             ..Facts::default()
         };
         assert_eq!(place(&facts, "h3"), at("leaf1", 1));
-        assert!(facts.topology().connected("h0", "h3"));
+        assert!(topology(&facts).connected("h0", "h3"));
         let report = SwitchReport {
             ports: [port("eth1", 1)].into(),
             neighbours: Vec::new(),
         };
         facts.switches.insert("leaf1".into(), (Reach::Up, report));
-        let topology = facts.topology();
+        let topology = topology(&facts);
         assert_eq!(topology.switch("leaf1").unwrap().ports[&1], [6, 0, 0, 0, 4, 1]);
         assert_eq!(topology.switch("leaf1").unwrap().ports.len(), 3);
         let (link, ..) = topology.attachment("h3").unwrap();
