@@ -3,7 +3,7 @@
 use core::ops::Range;
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_topology::{NodeId, Row, Usable};
+use castnet_topology::{NodeId, Row, Usable, links_from};
 
 use crate::cover::smaller;
 use crate::load::LinkLoad;
@@ -57,10 +57,7 @@ impl Leaf {
 
 /// Links of a route, and from its far end to the destination of `distances`.
 fn length(route: &Route, distances: &Row) -> Option<u32> {
-    match distances.get(route.far.node.0 as usize) {
-        None | Some(&u16::MAX) => None,
-        Some(rest) => Some(route.length() + u32::from(*rest)),
-    }
+    Some(route.length() + links_from(route.far.node, distances)?)
 }
 
 impl Parents {

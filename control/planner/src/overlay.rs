@@ -8,7 +8,7 @@
 use core::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
-use castnet_topology::{Cut, EndId, Hop, LinkId, NodeId, Row, SwitchKind, Topology, Usable};
+use castnet_topology::{Cut, EndId, Hop, LinkId, NodeId, Row, SwitchKind, Topology, Usable, links_from};
 
 use crate::load::LinkLoad;
 use crate::tree::Path;
@@ -166,11 +166,10 @@ pub(crate) fn nearer<'t>(
     from: NodeId,
     distances: &Row,
 ) -> impl Iterator<Item = &'t Hop> + Clone {
-    let here = distances[from.0 as usize];
-    let to = |hop: &Hop| distances.get(hop.far.node.0 as usize).copied();
-    fabric
-        .hops(from)
-        .filter(move |hop| here != u16::MAX && to(hop).is_some_and(|d| d != u16::MAX && d + 1 == here))
+    // Links from the node that a hop towards the destination leads to.
+    let rest = links_from(from, distances).and_then(|links| links.checked_sub(1));
+    let leads = move |hop: &&Hop| rest.is_some() && links_from(hop.far.node, distances) == rest;
+    fabric.hops(from).filter(leads)
 }
 
 /// Where a shortest path leads from a Castnet switch: to the next Castnet switch.

@@ -38,6 +38,13 @@ pub struct Hop {
 /// Distances of all switches to one switch in links; [`u16::MAX`]: no path.
 pub type Row = Arc<[u16]>;
 
+/// Links from a node to the destination of `distances`; `None`: there is no path, or the node is a host.
+#[inline]
+pub fn links_from(node: NodeId, distances: &Row) -> Option<u32> {
+    let links = *distances.get(node.0 as usize)?;
+    (links != u16::MAX).then_some(links.into())
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Index {
     /// Place of each node in the topology, by [`NodeId`].

@@ -33,6 +33,6 @@ mod usable;
 pub use castnet_toml_reader::Faults;
 pub use error::TopologyError;
 pub use graph::{DEFAULT_MTU, End, Host, Link, LinkId, PORTS_MAX, Switch, SwitchKind, Topology, overlaps};
-pub use index::{EndId, Hop, NodeId, Row};
+pub use index::{EndId, Hop, NodeId, Row, links_from};
 pub use query::{Cut, Distances, Down, Neighbour};
 pub use usable::Usable;

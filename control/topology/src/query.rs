@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::error::TopologyError;
 use crate::graph::{End, Host, Link, LinkId, Switch, SwitchKind, Topology, What};
-use crate::index::{EndId, Hop, NodeId, Row};
+use crate::index::{EndId, Hop, NodeId, Row, links_from};
 
 /// A link of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -275,10 +275,7 @@ impl Topology {
     /// Distance of one node in links; `None` if there is no path.
     pub fn distance(&self, from: &str, distances: &Distances) -> Option<u32> {
         let from = self.id(from).filter(|_| distances.to.is_some())?;
-        let to_row = |switch: NodeId| match distances.row.get(switch.0 as usize) {
-            None | Some(&u16::MAX) => None,
-            Some(links) => Some(u32::from(*links) + distances.host),
-        };
+        let to_row = |switch| Some(links_from(switch, &distances.row)? + distances.host);
         if Some(from) == distances.to {
             return Some(0);
         }
