@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use castnet_planner::{LinkLoad, Member, Request, Rooms, plan};
+use castnet_planner::{LinkLoad, Member, Request, RoomTable, plan};
 use castnet_rules::{MulticastRule, TranslatedRule};
 use castnet_topology::{LinkId, NodeId, Topology, Usable};
 use castnet_wire::{McstId, Pmtu, Qpn};
@@ -52,7 +52,7 @@ fn main() {
             plan(
                 &fabric,
                 &LinkLoad::new(),
-                &Rooms::new(),
+                &RoomTable::new(),
                 &multicast((0..hosts).collect()),
             )
         };
@@ -99,7 +99,7 @@ fn groups(fabric: &Topology, hosts: usize, request: fn(Vec<usize>) -> Request) -
     let group = |n: usize| {
         let member = |i: usize| (i * hosts / MEMBERS + n * 7) % hosts;
         let request = request((0..MEMBERS).map(member).collect());
-        let (time, plan) = time(|| plan(fabric, &load, &Rooms::new(), &request));
+        let (time, plan) = time(|| plan(fabric, &load, &RoomTable::new(), &request));
         load.add(&plan.expect("a plan").tree);
         time
     };

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use castnet_proto::v1;
 use castnet_rules::Ipv4Net;
-use castnet_topology::Topology;
 use castnet_wire::McstId;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, broadcast, watch};
@@ -16,7 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::error::Refusal;
-use crate::fabric::{Facts, Place, Sightings};
+use crate::fabric::Fabric;
 use crate::journal::{Journal, Ticket};
 use crate::kinds::collective::exchange::Exchanges;
 use crate::kinds::collective::record::Collective;
@@ -29,56 +28,6 @@ use crate::table::{Entry, Groups, Usage};
 
 /// Events that a slow reader may lag behind before it loses some.
 pub(crate) const EVENTS_MAX: usize = 1024;
-
-/// Facts, and what is derived from them: cached until an access that may change the facts.
-pub(crate) struct Fabric {
-    facts: Facts,
-    topology: OnceLock<Arc<Topology>>,
-    sightings: OnceLock<Sightings>,
-    /// Number of accesses that may have changed the facts.
-    pub(crate) version: u64,
-}
-
-impl Fabric {
-    pub(crate) fn new(facts: Facts) -> Self {
-        Self {
-            facts,
-            topology: OnceLock::new(),
-            sightings: OnceLock::new(),
-            version: 0,
-        }
-    }
-
-    fn sightings(&self) -> &Sightings {
-        self.sightings.get_or_init(|| self.facts.sightings())
-    }
-
-    pub(crate) fn place(&self, host: &str) -> Place {
-        self.facts.place(host, || self.sightings())
-    }
-
-    pub(crate) fn topology(&self) -> Arc<Topology> {
-        let made = || Arc::new(self.facts.topology(|| self.sightings()));
-        self.topology.get_or_init(made).clone()
-    }
-}
-
-impl Deref for Fabric {
-    type Target = Facts;
-
-    fn deref(&self) -> &Facts {
-        &self.facts
-    }
-}
-
-impl DerefMut for Fabric {
-    fn deref_mut(&mut self) -> &mut Facts {
-        self.topology.take();
-        self.sightings.take();
-        self.version += 1;
-        &mut self.facts
-    }
-}
 
 pub(crate) struct Core {
     pub(crate) facts: Fabric,
@@ -304,60 +253,5 @@ impl Shared {
             tokio::time::sleep(pause).await;
             act(&mut shared.lock());
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fabric::{NeighbourReport, PortReport, Reach, SwitchReport, Who};
-
-    /// Whatever way the facts are changed, the fabric is that of the facts as they are.
-    #[test]
-    fn the_fabric_follows_the_facts() {
-        let mut fabric = Fabric::new(Facts::new(None, ["a".into()], []));
-        let first = fabric.topology();
-        assert!(Arc::ptr_eq(&first, &fabric.topology()), "made once");
-        let port = PortReport {
-            name: "a0".into(),
-            mac: [2, 0, 0, 0, 0, 1],
-            mtu: 1500,
-            up: true,
-        };
-        let ports = [(0, port)].into();
-        let report = SwitchReport {
-            ports,
-            neighbours: Vec::new(),
-        };
-        fabric.switches.insert("a".into(), (Reach::Up, report));
-        let ports = |fabric: &Fabric| fabric.topology().switch("a").map(|s| s.ports.len());
-        assert_eq!(ports(&fabric), Some(1));
-        fabric.switches.entry("a".into()).or_default().0 = Reach::Down("gone".into());
-        assert_eq!(fabric.topology().switch("a").map(|s| s.up), Some(false));
-        let host = crate::fabric::HostRecord {
-            name: "h".into(),
-            ip: [10, 0, 0, 1].into(),
-            mac: [2, 0, 0, 0, 0, 2],
-        };
-        let (ip, mac) = (host.ip, host.mac);
-        fabric.know(host);
-        assert!(fabric.topology().host("h").is_some());
-        assert_eq!(fabric.place("h"), Place::Unseen);
-        let seen = NeighbourReport {
-            port: 0,
-            age_ns: 0,
-            who: Who::Host { ip, mac },
-        };
-        fabric
-            .switches
-            .entry("a".into())
-            .or_default()
-            .1
-            .neighbours
-            .push(seen);
-        assert!(matches!(fabric.place("h"), Place::At { port: 0, .. }));
-        fabric.set("h", None);
-        assert!(fabric.topology().host("h").is_none());
-        assert_eq!(fabric.place("h"), Place::Unseen);
     }
 }

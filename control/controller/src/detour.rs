@@ -1,7 +1,7 @@
 //! Refusals of switches, and what the next placement learns from them. Reports of switches, with which the controller
 //! plans, may be outdated. Where the fabric allows, a switch that refuses is avoided, or gets a smaller part.
 
-use castnet_planner::{Room, Rooms, Shortage};
+use castnet_planner::{Room, Shortage};
 
 use crate::lifecycle::{Cause, Failure};
 use castnet_rules::GroupRule;
@@ -43,10 +43,9 @@ impl Detours {
         true
     }
 
-    /// Reduces the room of switches by the refusals.
-    pub(crate) fn apply(&self, rooms: &mut Rooms) {
-        for Detour { switch, bytes, .. } in &self.0 {
-            let room = rooms.entry(switch.clone()).or_insert(Room::UNKNOWN);
+    /// Reduces the room of a switch by its refusals.
+    pub(crate) fn apply(&self, switch: &str, room: &mut Room) {
+        for Detour { bytes, .. } in self.0.iter().filter(|d| d.switch == switch) {
             match bytes {
                 Some(bytes) => room.memory_free = room.memory_free.min(bytes.saturating_sub(1)),
                 None => room.groups_free = 0,
@@ -132,15 +131,19 @@ mod tests {
     fn what_a_switch_refused_is_not_asked_of_it_again() {
         let mut detours = Detours::default();
         assert!(detours.note("s", &rule(256), true, &failure(Cause::NoRoom)));
-        let mut rooms = Rooms::new();
-        detours.apply(&mut rooms);
-        assert_eq!(rooms["s"].memory_free, rule(256).reserved_bytes() - 1);
-        assert!(rooms["s"].memory_free >= rule(128).reserved_bytes() && rooms["s"].groups_free > 0);
+        let room = |detours: &Detours, switch| {
+            let mut room = Room::UNKNOWN;
+            detours.apply(switch, &mut room);
+            room
+        };
+        let s = room(&detours, "s");
+        assert_eq!(s.memory_free, rule(256).reserved_bytes() - 1);
+        assert!(s.memory_free >= rule(128).reserved_bytes() && s.groups_free > 0);
         assert!(detours.note("s", &rule(128), true, &failure(Cause::NoRoom)));
         assert!(detours.note("t", &rule(128), false, &failure(Cause::Unreachable)));
-        detours.apply(&mut rooms);
-        assert_eq!(rooms["s"].memory_free, rule(128).reserved_bytes() - 1);
-        assert_eq!((rooms["t"].groups_free, rooms.len()), (0, 2));
+        assert_eq!(room(&detours, "s").memory_free, rule(128).reserved_bytes() - 1);
+        assert_eq!(room(&detours, "t").groups_free, 0);
+        assert_eq!(room(&detours, "u"), Room::UNKNOWN);
         assert_eq!(detours.of("t").as_deref(), Some("switch t refuses: full"));
         assert_eq!(detours.words().matches("refuses: full").count(), 3);
     }

@@ -12,12 +12,15 @@ use crate::core::{Core, Locked, Shared};
 use crate::fabric::Reach;
 use crate::lifecycle::{After, Cause, Event, Failure, Phase};
 use crate::link::SwitchError;
-use crate::planning::{NoPlan, plan_group};
+use crate::planning::{Layout, NoPlan};
 use crate::record::{Ending, Plan, Record};
 use crate::table::Entry;
 
 /// Maximum number of calls per switch of a tree in one installation.
 const CALLS_PER_SWITCH_MAX: usize = 4;
+
+/// The installation was cancelled.
+struct Cancelled;
 
 /// Works on a group until it rests.
 pub(crate) async fn drive(shared: Arc<Shared>, name: String) {
@@ -87,7 +90,7 @@ async fn install(shared: &Arc<Shared>, record: Record) {
                     core.notify(name);
                 }
             }
-            Err(error) => return turned_down(shared, name, generation, &plan, (&switch, &error)),
+            Err(error) => return turned_down(shared, name, generation, &plan, (&switch, &error)).await,
         }
         pass(Checkpoint::Installed(switch)).await;
     }
@@ -115,8 +118,13 @@ fn installing<'c>(core: &'c Core, name: &str, generation: u64) -> Option<&'c Ent
     (present == (generation, Phase::Installing)).then_some(entry)
 }
 
+fn to_place(core: &Core, name: &str, generation: u64) -> Result<Record, Cancelled> {
+    let entry = installing(core, name, generation).ok_or(Cancelled)?;
+    Ok(entry.record().clone())
+}
+
 /// A switch refused its part: places the group again, or refuses it if there is no other place.
-fn turned_down(
+async fn turned_down(
     shared: &Arc<Shared>,
     name: &str,
     generation: u64,
@@ -124,28 +132,32 @@ fn turned_down(
     (switch, error): (&str, &SwitchError),
 ) {
     let failure = error.failure(switch);
-    let mut core = shared.lock();
-    let Some(record) = installing(&core, name, generation).map(|e| e.record().clone()) else {
-        return;
+    let may_move = {
+        let mut core = shared.lock();
+        // A group that outlives its switches stays where it is.
+        let stays = |e: &Entry| e.record().kind.behaviour().outlives_switches();
+        let stays = installing(&core, name, generation).is_none_or(stays);
+        match (core.groups.get_mut(name), plan.rules.get(switch)) {
+            (Some(entry), Some(rule)) if !stays => {
+                entry.detours.note(switch, rule, error.is_of_memory(), &failure)
+            }
+            _ => false,
+        }
     };
-    let mut elsewhere = Err(failure.clone());
-    // A group that outlives its switches stays where it is.
-    if !record.kind.behaviour().outlives_switches()
-        && let Some(entry) = core.groups.get_mut(name)
-        && let Some(rule) = plan.rules.get(switch)
-        && entry.detours.note(switch, rule, error.is_of_memory(), &failure)
-    {
-        let plan = plan_group(&core, &record);
-        elsewhere = plan.map_err(|(NoPlan::NotYet(failure) | NoPlan::Never(failure))| failure);
+    if !may_move {
+        return refuse(&mut shared.lock(), (name, generation), failure);
     }
-    match elsewhere {
+    let to_place = |core: &mut Locked<'_>| to_place(core, name, generation);
+    let then = |core: &mut Locked<'_>, _, layout| match layout {
         Ok(_) => {
             let reason = failure.reason;
             tracing::warn!(group = name, switch, reason, "placing the group again");
             core.try_step(name, Event::Elsewhere, None);
         }
-        Err(failure) => refuse(&mut core, (name, generation), failure),
-    }
+        Err(NoPlan::NotYet(failure) | NoPlan::Never(failure)) => refuse(core, (name, generation), failure),
+    };
+    // If the installation is cancelled, there is nothing to do.
+    let _: Result<(), Cancelled> = shared.plan(to_place, then).await;
 }
 
 fn refuse(core: &mut Locked<'_>, (name, generation): (&str, u64), failure: Failure) {
@@ -163,15 +175,15 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
     let mut changes = shared.fabric.subscribe();
     loop {
         changes.mark_unchanged();
-        let failure = {
-            let mut core = shared.lock();
-            let record = installing(&core, name, generation)?.record().clone();
-            let laid_out = plan_group(&core, &record).and_then(|plan| place(&mut core, name, plan));
-            match laid_out {
-                Ok(plan) => return Some(plan),
+        let to_place = |core: &mut Locked<'_>| to_place(core, name, generation);
+        let then = |core: &mut Locked<'_>, _, layout: Result<Layout, NoPlan>| {
+            // It may have been cancelled while it was planned.
+            installing(core, name, generation)?;
+            match layout.and_then(|layout| place(core, name, layout)) {
+                Ok(plan) => Some(Ok(plan)),
                 Err(NoPlan::Never(failure)) => {
-                    refuse(&mut core, (name, generation), failure);
-                    return None;
+                    refuse(core, (name, generation), failure);
+                    None
                 }
                 Err(NoPlan::NotYet(failure)) => {
                     if let Some(entry) = core.groups.get_mut(name)
@@ -180,9 +192,13 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
                         entry.note.clone_from(&failure.reason);
                         core.notify(name);
                     }
-                    failure
+                    Some(Err(failure))
                 }
             }
+        };
+        let failure = match shared.plan(to_place, then).await.ok()?? {
+            Ok(plan) => return Some(plan),
+            Err(failure) => failure,
         };
         if timeout_at(deadline, changes.changed()).await.is_err() {
             let waited = shared.config.timeouts.host;
@@ -195,7 +211,11 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
 }
 
 /// Stores the layout of a group. From then on its switches may have a part of it.
-pub(crate) fn place(core: &mut Locked<'_>, name: &str, mut plan: Plan) -> Result<Arc<Plan>, NoPlan> {
+pub(crate) fn place(core: &mut Locked<'_>, name: &str, layout: Layout) -> Result<Arc<Plan>, NoPlan> {
+    let Layout {
+        mut plan,
+        new_mcst_ids,
+    } = layout;
     // Its report has the addresses of its ports and its free room.
     let silent = plan
         .tree
@@ -211,15 +231,10 @@ pub(crate) fn place(core: &mut Locked<'_>, name: &str, mut plan: Plan) -> Result
     if core.shared.config.verify_mac {
         plan.verify_macs();
     }
-    let new = core
-        .groups
-        .get(name)
-        .map(|e| core.new_mcst_ids(e.record(), &plan));
-    let new = new.unwrap_or_default();
-    core.given_out(&new);
+    core.given_out(&new_mcst_ids);
     let plan = Arc::new(plan);
     core.try_change(name, |r| {
-        r.own_mcst_ids.extend(new);
+        r.own_mcst_ids.extend(new_mcst_ids);
         r.placed.extend(plan.rules.keys().cloned());
         r.plan = Some(plan.clone());
     });

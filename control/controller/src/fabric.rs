@@ -3,9 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use castnet_topology::{DEFAULT_MTU, End, PORTS_MAX, Topology};
+use castnet_topology::{DEFAULT_MTU, End, Link, PORTS_MAX, Topology};
 use serde::{Deserialize, Serialize};
+
+mod cached;
+
+pub(crate) use cached::Fabric;
 
 /// MTU of a link whose ends report their own.
 const MTU_MAX: u32 = 65_535;
@@ -68,6 +73,8 @@ pub(crate) struct Facts {
     pub(crate) hosts: BTreeMap<String, HostRecord>,
     /// Names of all hosts, those of the file included, by address.
     pub(crate) names: BTreeSet<(Ipv4Addr, String)>,
+    /// Hosts that have reported and are not in the file.
+    pub(crate) unfiled: BTreeSet<String>,
 }
 
 /// Age in nanoseconds, switch and port.
@@ -78,6 +85,14 @@ type Sighting = (u64, String, u8);
 pub(crate) struct Sightings {
     by_ip: HashMap<Ipv4Addr, Vec<Sighting>>,
     by_mac: HashMap<[u8; 6], Vec<Sighting>>,
+    /// Whether a host was seen at several ports, so that the ages decide where it is.
+    are_decided_by_age: AtomicBool,
+}
+
+impl Sightings {
+    fn are_decided_by_age(&self) -> bool {
+        self.are_decided_by_age.load(Ordering::Relaxed)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -218,17 +233,20 @@ impl Facts {
         })
     }
 
-    fn place_seen(&self, host: &str, sightings: &Sightings) -> Place {
+    fn place_seen(&self, host: &str, all: &Sightings) -> Place {
         let Some(record) = self.hosts.get(host) else {
             return Place::Unseen;
         };
-        let by_ip = sightings.by_ip.get(&record.ip).into_iter().flatten();
-        let by_mac = sightings.by_mac.get(&record.mac).into_iter().flatten();
+        let by_ip = all.by_ip.get(&record.ip).into_iter().flatten();
+        let by_mac = all.by_mac.get(&record.mac).into_iter().flatten();
         let mut sightings: Vec<Sighting> = by_ip.chain(by_mac).cloned().collect();
         sightings.sort();
-        let Some((newest, ..)) = sightings.first().cloned() else {
+        let Some((newest, switch, port)) = sightings.first().cloned() else {
             return Place::Unseen;
         };
+        if sightings.iter().any(|s| (&s.1, s.2) != (&switch, port)) {
+            all.are_decided_by_age.store(true, Ordering::Relaxed);
+        }
         let at: BTreeSet<(String, u8)> = sightings
             .into_iter()
             .take_while(|(age, ..)| *age < newest.saturating_add(SAME_FRAME_NS))
@@ -261,6 +279,12 @@ impl Facts {
     pub(crate) fn set(&mut self, name: &str, host: Option<HostRecord>) {
         let before = self.ip_of(name).map(|ip| (ip, name.to_owned()));
         before.map(|named| self.names.remove(&named));
+        if self.file.as_ref().is_none_or(|file| file.host(name).is_none()) {
+            match host {
+                Some(_) => self.unfiled.insert(name.into()),
+                None => self.unfiled.remove(name),
+            };
+        }
         match host {
             Some(host) => drop(self.hosts.insert(name.into(), host)),
             None => drop(self.hosts.remove(name)),
@@ -293,21 +317,37 @@ impl Facts {
         all.into_iter().map(|(name, (ip, mac))| (name, ip, mac)).collect()
     }
 
+    /// The addresses of a host, if they are known.
+    fn addresses(&self, host: &str) -> (Option<Ipv4Addr>, Option<[u8; 6]>) {
+        match (
+            self.hosts.get(host),
+            self.file.as_ref().and_then(|f| f.host(host)),
+        ) {
+            (Some(said), _) => (Some(said.ip), Some(said.mac)),
+            (None, Some(filed)) => (filed.ip, filed.mac),
+            (None, None) => (None, None),
+        }
+    }
+
     fn file_link(&self, host: &str) -> Option<&castnet_topology::Link> {
         let file = self.file.as_ref()?;
         file.link(file.attachment(host)?.0)
     }
 
     fn switch_ports(&self) -> BTreeMap<String, BTreeMap<u8, [u8; 6]>> {
-        let mut all: BTreeMap<String, BTreeMap<u8, [u8; 6]>> = BTreeMap::new();
-        for switch in self.file.iter().flat_map(Topology::switches) {
-            all.insert(switch.name.clone(), switch.ports.clone());
-        }
-        for (name, (_, report)) in &self.switches {
-            let ports = all.entry(name.clone()).or_default();
+        let filed = self.file.iter().flat_map(Topology::switches).map(|s| &s.name);
+        let names = filed.chain(self.switches.keys());
+        names.map(|name| (name.clone(), self.ports_of(name))).collect()
+    }
+
+    /// Those of the file and those that the switch reports. For the addresses, the report counts.
+    fn ports_of(&self, switch: &str) -> BTreeMap<u8, [u8; 6]> {
+        let filed = self.file.as_ref().and_then(|file| file.switch(switch));
+        let mut ports = filed.map(|s| s.ports.clone()).unwrap_or_default();
+        if let Some((_, report)) = self.switches.get(switch) {
             ports.extend(report.ports.iter().map(|(number, port)| (*number, port.mac)));
         }
-        all
+        ports
     }
 
     fn switch_links(&self) -> Vec<(End, End, u32, bool)> {
@@ -380,12 +420,18 @@ impl Facts {
     /// Adds a link with the least MTU of its ends, up if both are. One that contradicts a known link is ignored: the
     /// first report stands until the other one ages.
     fn link(&self, topology: &mut Topology, a: End, b: End, mtu: u32, up: bool) {
-        let reports = [&a, &b].map(|end| self.port(end).cloned());
-        let narrowest = reports.iter().flatten().map(|p| p.mtu).fold(mtu, u32::min);
-        let carries = up && reports.iter().flatten().all(|p| p.up);
-        if let Ok(link) = topology.connect(a, b, narrowest) {
-            topology.set_link_up(link, carries);
+        let (mtu, up) = self.as_reported(&a, &b, mtu, up);
+        if let Ok(link) = topology.connect(a, b, mtu) {
+            topology.set_link_up(link, up);
         }
+    }
+
+    /// MTU and state of a link, as its ends report.
+    fn as_reported(&self, a: &End, b: &End, mtu: u32, up: bool) -> (u32, bool) {
+        let reports = [self.port(a), self.port(b)];
+        let reports = reports.iter().flatten();
+        let mtu = reports.clone().map(|port| port.mtu).fold(mtu, u32::min);
+        (mtu, up && reports.into_iter().all(|port| port.up))
     }
 
     fn port(&self, end: &End) -> Option<&PortReport> {
@@ -393,6 +439,15 @@ impl Facts {
             End::Switch { switch, port } => self.switches.get(switch)?.1.ports.get(port),
             End::Host(_) => None,
         }
+    }
+}
+
+/// MTU of a link that the file does not have, before the reports of its ends.
+fn unfiled_mtu(topology: &Topology, link: &Link) -> u32 {
+    match [&link.a, &link.b].map(|end| topology.is_forwarder(end.node())) {
+        // An assumed switch.
+        [false, false] => DEFAULT_MTU,
+        _ => MTU_MAX,
     }
 }
 

@@ -52,9 +52,9 @@ use tonic::service::Routes;
 pub use crate::config::{
     Checkpoint, Checkpoints, Config, DEFAULT_LISTEN, DEFAULT_MCST_POOL, SwitchConfig, Timeouts,
 };
-use crate::core::{Core, Fabric, Shared};
+use crate::core::{Core, Shared};
 pub use crate::error::StartError;
-use crate::fabric::Facts;
+use crate::fabric::{Fabric, Facts};
 use crate::health::Probe;
 use crate::journal::Journal;
 use crate::kinds::collective::links;

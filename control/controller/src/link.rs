@@ -152,11 +152,8 @@ impl Link {
         let name = &self.config.name;
         let groups = {
             let mut core = shared.lock();
-            let now = Reach::Down(reason.clone());
-            let (before, _) = core.facts.switches.entry(name.clone()).or_default();
-            if std::mem::replace(before, now) == Reach::Up
-                || !matches!(*self.connection.borrow(), Some(Err(_)))
-            {
+            let before = core.facts.set_reach(name, Reach::Down(reason.clone()));
+            if before == Reach::Up || !matches!(*self.connection.borrow(), Some(Err(_))) {
                 tracing::warn!(switch = name, reason, "switch lost");
             }
             self.connection.send_replace(Some(Err(reason.clone())));
@@ -301,9 +298,7 @@ impl Link {
                 .collect(),
         };
         let mut core = shared.lock();
-        let known = core.facts.switches.entry(self.config.name.clone()).or_default();
-        if *known != (Reach::Up, report.clone()) {
-            *known = (Reach::Up, report);
+        if core.facts.report(&self.config.name, report) {
             shared.fabric.send_replace(());
         }
         Ok(())

@@ -1,19 +1,25 @@
 //! From a record to a plan: the part of planning that all kinds share.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use castnet_planner::{Member, PlanError, Request, RequestKind, Role, Room, Rooms, Tree, TreeNode};
+use castnet_planner::{LinkLoad, Member, PlanError, Request, Role, Room, Rooms, Shortage, Tree, TreeNode};
 use castnet_proto::v1;
-use castnet_rules::{GroupRule, HostEndpoint, HostPart, Ipv4Net};
+use castnet_rules::{HostEndpoint, HostPart, Ipv4Net};
 use castnet_topology::{SwitchKind, Topology};
 use castnet_wire::{MacAddr, McstId, Pmtu, Qpn};
 
-use crate::core::Core;
+use crate::core::{Core, Locked, Shared};
 use crate::detour::Detours;
 use crate::fabric::Place;
 use crate::lifecycle::{Cause, Failure};
 use crate::record::{Plan, Record, TreeSwitch};
 use crate::table::Usage;
+
+/// Largest group that is planned at once, without another thread.
+const MEMBERS_AT_ONCE: usize = 64;
+/// A group is planned so many times without the lock. If something has always changed meanwhile, it is planned under it.
+const PLANS_UNLOCKED: usize = 4;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NoPlan {
@@ -77,19 +83,6 @@ impl Core {
         offers
     }
 
-    /// McstIDs that a plan newly assigns to a group: none if its tree passes no routers.
-    pub(crate) fn new_mcst_ids(&self, record: &Record, plan: &Plan) -> BTreeMap<String, Vec<McstId>> {
-        let is_new = |(switch, rule): (&String, &GroupRule)| {
-            rule.mcst_id != record.mcst_id && !record.own_mcst_ids.contains_key(switch)
-        };
-        if !plan.rules.iter().any(is_new) {
-            return BTreeMap::new();
-        }
-        let mut new = self.offers(record);
-        new.retain(|switch, _| plan.rules.get_key_value(switch).is_some_and(is_new));
-        new
-    }
-
     pub(crate) fn given_out<'i>(&mut self, own: impl IntoIterator<Item = (&'i String, &'i Vec<McstId>)>) {
         for (switch, ids) in own {
             if let Some(last) = ids.last() {
@@ -115,74 +108,203 @@ impl Core {
         }
     }
 
-    /// The room of each switch for each lane of a group.
-    fn rooms(&self, record: &Record) -> Rooms {
-        let lanes = u64::from(record.lanes());
-        let room = |(switch, (said, foreign)): (&String, &(v1::Capabilities, Usage))| {
+    /// The room of a switch for each lane of a group. Only collective groups reserve room.
+    fn room(&self, record: &Record, switch: &str) -> Room {
+        let mut room = Room::UNKNOWN;
+        if record.collective().is_none() {
+            return room;
+        }
+        if let Some((said, foreign)) = self.capabilities.get(switch) {
+            let lanes = u64::from(record.lanes());
             let own = self.groups.own(switch, Some(&record.name));
             // 0: not reported.
             let left = |max: u64, taken: u64| match max {
                 0 => u64::MAX,
                 max => max.saturating_sub(taken),
             };
-            let room = Room {
+            room = Room {
                 memory_free: left(said.memory_bytes_max, foreign.memory + own.memory) / lanes,
                 groups_free: left(said.groups_max, foreign.groups + own.groups) / lanes,
                 endpoints_max: left(said.endpoints_max.into(), 0),
                 pmtus: said.pmtus.iter().filter_map(|p| Pmtu::from_bytes(*p)).collect(),
             };
-            (switch.clone(), room)
-        };
-        self.capabilities.iter().map(room).collect()
+        }
+        if let Some(entry) = self.groups.get(&record.name) {
+            entry.detours.apply(switch, &mut room);
+        }
+        room
     }
 }
 
-/// Plans a group over the present fabric, with the load of all other groups.
-pub(crate) fn plan_group(core: &Core, record: &Record) -> Result<Plan, NoPlan> {
-    locate(core, record)?;
-    let topology = core.facts.topology();
+/// A group to be placed, and what its place depends on. Taken under the lock.
+struct Draft {
+    request: Request,
+    topology: Arc<Topology>,
+    load: LinkLoad,
+    /// McstIDs that it may have at each switch, if there are routers.
+    offers: BTreeMap<String, Vec<McstId>>,
+}
+
+/// Where a group is placed.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    pub(crate) plan: Plan,
+    /// McstIDs that switches newly get for it: none if its tree passes no routers.
+    pub(crate) new_mcst_ids: BTreeMap<String, Vec<McstId>>,
+}
+
+/// The room as it is when the planner asks, under the lock.
+struct Present<'c>(&'c Core, &'c Record);
+
+impl Rooms for Present<'_> {
+    fn room(&self, switch: &str) -> Room {
+        self.0.room(self.1, switch)
+    }
+}
+
+/// The same without the lock.
+struct Unlocked<'c>(&'c Arc<Shared>, &'c Record);
+
+impl Rooms for Unlocked<'_> {
+    fn room(&self, switch: &str) -> Room {
+        self.0.lock().room(self.1, switch)
+    }
+}
+
+type Planned = Result<castnet_planner::Plan, PlanError>;
+
+impl Draft {
+    fn new(core: &Core, record: &Record) -> Result<Self, NoPlan> {
+        locate(core, record)?;
+        let topology = core.facts.topology();
+        let offers = core.offers(record);
+        let first = |(switch, ids): (&String, &Vec<McstId>)| Some((switch.clone(), *ids.first()?));
+        let request = Request {
+            generation: record.generation,
+            mcst_ids: offers.iter().filter_map(first).collect(),
+            ..record.kind.behaviour().request(record)
+        };
+        Ok(Self {
+            load: core.groups.load(&topology, &record.name),
+            topology,
+            request,
+            offers,
+        })
+    }
+
+    fn plan(&self, rooms: &dyn Rooms) -> Planned {
+        castnet_planner::plan(&self.topology, &self.load, rooms, &self.request)
+    }
+
+    /// Whether the plan takes less time than to hand it to another thread is worth.
+    fn is_short(&self) -> bool {
+        self.request.members.len() <= MEMBERS_AT_ONCE && self.topology.is_indexed()
+    }
+
+    /// Whether a plan that was made without the lock is as good as one that is made now.
+    fn is_current(&self, core: &Core, record: &Record, planned: &Planned) -> bool {
+        let is_free = |mcst_id: &McstId| {
+            let holder = core.groups.by_mcst_id(*mcst_id).map(|e| &e.record().name);
+            holder.is_none_or(|name| *name == record.name) && core.facts.host_of(mcst_id.0, None).is_none()
+        };
+        let fits = |plan: &castnet_planner::Plan| {
+            let room = |switch: &str| core.room(record, switch);
+            let mut rules = plan.rules.iter();
+            let reserves = record.collective().is_some();
+            (!reserves || rules.all(|(switch, rule)| Shortage::of(switch, &room(switch), rule).is_none()))
+                && self.new_mcst_ids(record, plan).values().flatten().all(is_free)
+        };
+        self.topology.same_paths(&core.facts.topology())
+            && record.mcst_ids().all(|mcst_id| is_free(&mcst_id))
+            && planned.as_ref().map_or(true, fits)
+    }
+
+    fn new_mcst_ids(&self, record: &Record, plan: &castnet_planner::Plan) -> BTreeMap<String, Vec<McstId>> {
+        let new = plan.rules.iter().filter(|(switch, rule)| {
+            rule.mcst_id != record.mcst_id && !record.own_mcst_ids.contains_key(*switch)
+        });
+        new.filter_map(|(switch, _)| Some((switch.clone(), self.offers.get(switch)?.clone())))
+            .collect()
+    }
+
+    fn layout(&self, core: &Core, record: &Record, planned: Planned) -> Result<Layout, NoPlan> {
+        match planned {
+            Ok(plan) => Ok(Layout {
+                new_mcst_ids: self.new_mcst_ids(record, &plan),
+                plan: Plan {
+                    tree: tree_switches(&plan.tree),
+                    rules: plan.rules,
+                },
+            }),
+            Err(error) => Err(no_plan(core, record, &error)),
+        }
+    }
+}
+
+impl Shared {
+    /// Plans a group over the present fabric with the load of all other groups, without the lock, and calls `then` under
+    /// it. `record` gives the group, if it still is to be planned; it is called again if something that the plan depends
+    /// on has changed meanwhile.
+    pub(crate) async fn plan<T, E>(
+        self: &Arc<Self>,
+        mut record: impl FnMut(&mut Locked<'_>) -> Result<Record, E>,
+        then: impl FnOnce(&mut Locked<'_>, Record, Result<Layout, NoPlan>) -> T,
+    ) -> Result<T, E> {
+        for _ in 0..PLANS_UNLOCKED {
+            let (record, draft) = {
+                let mut core = self.lock();
+                let record = record(&mut core)?;
+                match Draft::new(&core, &record) {
+                    Ok(draft) => (record, draft),
+                    Err(no) => return Ok(then(&mut core, record, Err(no))),
+                }
+            };
+            let (shared, is_short) = (self.clone(), draft.is_short());
+            let plan = move || (draft.plan(&Unlocked(&shared, &record)), draft, record);
+            let done = match is_short {
+                true => Ok(plan()),
+                false => tokio::task::spawn_blocking(plan).await,
+            };
+            // It is not done if the controller stops.
+            let Ok((planned, draft, record)) = done else {
+                break;
+            };
+            let mut core = self.lock();
+            if draft.is_current(&core, &record, &planned) {
+                let layout = draft.layout(&core, &record, planned);
+                return Ok(then(&mut core, record, layout));
+            }
+        }
+        let mut core = self.lock();
+        let record = record(&mut core)?;
+        let layout = Draft::new(&core, &record).and_then(|draft| {
+            let planned = draft.plan(&Present(&core, &record));
+            draft.layout(&core, &record, planned)
+        });
+        Ok(then(&mut core, record, layout))
+    }
+}
+
+fn no_plan(core: &Core, record: &Record, error: &PlanError) -> NoPlan {
     let none = Detours::default();
     let detours = core.groups.get(&record.name).map_or(&none, |e| &e.detours);
-    let kind = record.kind.behaviour();
-    let offers = core.offers(record).into_iter();
-    let request = Request {
-        generation: record.generation,
-        mcst_ids: offers
-            .filter_map(|(switch, ids)| Some((switch, *ids.first()?)))
-            .collect(),
-        ..kind.request(record)
+    let (cause, reason) = match error {
+        PlanError::NoMcstId { switch } => return NoPlan::Never(core.no_mcst_id(record, switch)),
+        PlanError::NoRoom { shortages } => (Cause::NoRoom, detours.explain(shortages)),
+        _ => (Cause::Unfit, error.reason()),
     };
-    let mut rooms = Rooms::new();
-    if let RequestKind::Collective { .. } = request.kind {
-        rooms = core.rooms(record);
-        detours.apply(&mut rooms);
-    }
-    let planned = core.groups.with_load(&topology, &record.name, |load| {
-        castnet_planner::plan(&topology, load, &rooms, &request)
-    });
-    let plan = planned.map_err(|error| {
-        let (cause, reason) = match &error {
-            PlanError::NoMcstId { switch } => return NoPlan::Never(core.no_mcst_id(record, switch)),
-            PlanError::NoRoom { shortages } => (Cause::NoRoom, detours.explain(shortages)),
-            _ => (Cause::Unfit, error.reason()),
-        };
-        let field = match error.field() {
-            field if field.is_empty() => "topology".into(),
-            field => kind.request_field(field),
-        };
-        let failure = Failure { cause, field, reason };
-        match error {
-            // Without a file, a switch that has not reported yet may have the missing link.
-            PlanError::NoPath { .. } if core.facts.file.is_none() && detours.is_empty() => {
-                NoPlan::NotYet(failure)
-            }
-            _ => NoPlan::Never(detours.end(failure)),
+    let field = match error.field() {
+        field if field.is_empty() => "topology".into(),
+        field => record.kind.behaviour().request_field(field),
+    };
+    let failure = Failure { cause, field, reason };
+    match error {
+        // Without a file, a switch that has not reported yet may have the missing link.
+        PlanError::NoPath { .. } if core.facts.file.is_none() && detours.is_empty() => {
+            NoPlan::NotYet(failure)
         }
-    })?;
-    Ok(Plan {
-        tree: tree_switches(&plan.tree),
-        rules: plan.rules,
-    })
+        _ => NoPlan::Never(detours.end(failure)),
+    }
 }
 
 fn locate(core: &Core, record: &Record) -> Result<(), NoPlan> {

@@ -10,8 +10,8 @@ use crate::error::Refusal;
 use crate::fabric::HostRecord;
 use crate::kinds::Kind;
 use crate::lifecycle::{Event, Phase};
-use crate::planning::{NoPlan, plan_group};
-use crate::record::{Plan, Record};
+use crate::planning::{Layout, NoPlan};
+use crate::record::Record;
 
 /// An unpredictable number, from the seed of the standard library's hash maps.
 pub(crate) fn draw() -> u64 {
@@ -160,24 +160,38 @@ impl Core {
 }
 
 impl Locked<'_> {
-    /// Adds a group for a request to create it. What is known to be impossible is refused now, not when the last member
-    /// joins. Returns its layout, if known. If its tree passes routers, it gets McstIDs at each switch; then a `wanted`
-    /// one is refused.
-    pub(crate) fn create(
+    /// A group that a client wants. Its McstIDs are not given to others at once, even if it is never added.
+    pub(crate) fn draw_up(
         &mut self,
         name: &str,
         kind: Kind,
         lanes: u8,
         wanted: Option<McstId>,
-    ) -> Result<Option<Plan>, Refusal> {
+    ) -> Result<Record, Refusal> {
         let mcst_ids = self.mcst_ids_for(wanted, lanes)?;
-        let mut record = Record::new(name.into(), mcst_ids, kind);
-        let plan = match plan_group(self, &record) {
-            Ok(plan) => Some(plan),
+        let record = Record::new(name.into(), mcst_ids, kind);
+        if let Some(last) = record.mcst_ids().last() {
+            let pool = self.mcst_pool;
+            self.last_mcst_ids.insert(pool, last);
+        }
+        Ok(record)
+    }
+
+    /// Adds a group for a request to create it. What is known to be impossible is refused now, not when the last member
+    /// joins. Returns its layout, if known. If its tree passes routers, it gets McstIDs at each switch; then a `wanted`
+    /// one is refused.
+    pub(crate) fn create(
+        &mut self,
+        mut record: Record,
+        wanted: Option<McstId>,
+        layout: Result<Layout, NoPlan>,
+    ) -> Result<Option<Layout>, Refusal> {
+        let layout = match layout {
+            Ok(layout) => Some(layout),
             Err(NoPlan::NotYet(_)) => None,
             Err(NoPlan::Never(failure)) => return Err(Refusal::Failed(failure)),
         };
-        let own = plan.as_ref().map(|plan| self.new_mcst_ids(&record, plan));
+        let own = layout.as_ref().map(|layout| layout.new_mcst_ids.clone());
         record.own_mcst_ids = own.unwrap_or_default();
         let has_own = !record.own_mcst_ids.is_empty();
         if let Some(mcst_id) = wanted.filter(|_| has_own) {
@@ -186,12 +200,13 @@ impl Locked<'_> {
         for ends in record.kind.behaviour().parties().iter().filter_map(|p| p.ends) {
             self.know(&ends.endpoint)?;
         }
+        let name = record.name.clone();
         self.add(record)?;
-        if let Some(entry) = self.groups.get_mut(name).filter(|_| has_own) {
+        if let Some(entry) = self.groups.get_mut(&name).filter(|_| has_own) {
             // Members get their McstIDs before the installation.
-            entry.foreseen = plan.clone();
+            entry.foreseen = layout.as_ref().map(|layout| layout.plan.clone());
         }
-        Ok(plan)
+        Ok(layout)
     }
 
     pub(crate) fn know(&mut self, endpoint: &HostEndpoint) -> Result<(), Refusal> {
@@ -205,7 +220,7 @@ impl Locked<'_> {
         if before.as_ref() != Some(&record) {
             self.journal.check_open()?;
             self.journal.stage_host(&record, before);
-            self.facts.know(record);
+            self.facts.set_host(name, Some(record));
             self.shared.fabric.send_replace(());
         }
         Ok(())

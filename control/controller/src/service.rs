@@ -99,7 +99,7 @@ impl Controller for Service {
     ) -> Answer<v1::CreateGroupResponse> {
         let group = new_group_from_proto(request.get_ref())?;
         let name = group.name.clone();
-        let complete = self.stored(|core| core.create_multicast(group)).await?;
+        let complete = self.shared.create_multicast(group).await?;
         let created = self.shared.created(&name, complete).await;
         if let Err(Refusal::Failed(_)) = created {
             // All members were given, but the group cannot be installed: nothing of it stays.
@@ -219,7 +219,7 @@ impl Controller for Service {
         request: Request<v1::CreateCollectiveRequest>,
     ) -> Answer<v1::CreateCollectiveResponse> {
         let new = new_collective_from_proto(request.get_ref())?;
-        let group = self.stored(|core| core.create_collective(new)).await?;
+        let group = self.shared.create_collective(new).await?;
         Ok(Response::new(v1::CreateCollectiveResponse { group: Some(group) }))
     }
 

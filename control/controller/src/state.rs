@@ -164,7 +164,7 @@ impl Locked<'_> {
         let mut names = BTreeSet::new();
         for undo in undone {
             match undo {
-                Undo::Host(name, before) => self.facts.set(&name, before),
+                Undo::Host(name, before) => self.facts.set_host(&name, before),
                 Undo::Added(name) => {
                     if let Some(gone) = self.groups.remove(&name) {
                         gone.changed.send_replace(());

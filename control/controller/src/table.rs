@@ -227,7 +227,7 @@ impl Groups {
     pub(crate) fn own(&self, switch: &str, but: Option<&str>) -> Usage {
         let mut own = self.indexes.own.get(switch).copied().unwrap_or_default();
         if let Some(entry) = but.and_then(|name| self.get(name))
-            && let Some(share) = Footprint::of(&entry.record).own.get(switch)
+            && let Some(share) = usage(&entry.record, switch)
         {
             own.memory = count(own.memory, share.memory, false);
             own.groups = count(own.groups, share.groups, false);
@@ -235,25 +235,16 @@ impl Groups {
         own
     }
 
-    /// Does something with the number of groups per link, without group `but`. Each lane counts as a group.
-    pub(crate) fn with_load<T>(
-        &self,
-        topology: &Arc<Topology>,
-        but: &str,
-        work: impl FnOnce(&LinkLoad) -> T,
-    ) -> T {
-        let own = self.get(but).map(|e| Footprint::of(&e.record).load);
-        let own = own.unwrap_or_default();
+    /// The number of groups per link, without group `but`. Each lane counts as a group.
+    pub(crate) fn load(&self, topology: &Arc<Topology>, but: &str) -> LinkLoad {
         let mut links = self.indexes.links.lock();
         let links = self.indexes.links_in(topology, &mut links);
-        for (edge, lanes) in &own {
-            links.load.remove_edge(topology, edge, *lanes);
+        let mut load = links.load.clone();
+        let own = self.get(but).map(|e| Footprint::of(&e.record).load);
+        for (edge, lanes) in own.iter().flatten() {
+            load.remove_edge(&links.topology, edge, *lanes);
         }
-        let done = work(&links.load);
-        for (edge, lanes) in &own {
-            links.load.add_edge(topology, edge, *lanes);
-        }
-        done
+        load
     }
 
     /// The group that has this queue pair, other than for this member of `group`.
@@ -272,21 +263,23 @@ impl Groups {
 }
 
 impl Indexes {
-    /// The groups per link: counted anew in a new fabric, else with the changes since the last time.
+    /// The groups per link: counted anew where edges may have other links, else with the changes since the last time.
     fn links_in<'l>(&self, topology: &Arc<Topology>, links: &'l mut Option<Links>) -> &'l mut Links {
         let anew = || Links {
             topology: topology.clone(),
             load: LinkLoad::from_edges(topology, self.load.iter().map(|(edge, groups)| (edge, *groups))),
             changes: Vec::new(),
         };
-        let known = links
-            .take()
-            .filter(|links| Arc::ptr_eq(&links.topology, topology));
+        // Paths over plain switches and routers change with any link.
+        let still = |known: &Topology| {
+            known.same_paths(topology) || known.same_links(topology) && !known.has_forwarders()
+        };
+        let known = links.take().filter(|links| still(&links.topology));
         let links = links.insert(known.unwrap_or_else(anew));
         for (edge, groups, add) in links.changes.drain(..) {
             match add {
-                true => links.load.add_edge(topology, &edge, groups),
-                false => links.load.remove_edge(topology, &edge, groups),
+                true => links.load.add_edge(&links.topology, &edge, groups),
+                false => links.load.remove_edge(&links.topology, &edge, groups),
             }
         }
         links
@@ -360,6 +353,14 @@ fn count(before: u64, share: u64, add: bool) -> u64 {
     }
 }
 
+/// What a group uses of a switch that may have a part of it.
+fn usage(record: &Record, switch: &str) -> Option<Usage> {
+    record.placed.contains(switch).then(|| Usage {
+        memory: record.reserved_on(switch),
+        groups: record.lanes().into(),
+    })
+}
+
 fn is_watched(record: &Record) -> bool {
     record.phase == Phase::Active && !record.kind.behaviour().outlives_switches()
 }
@@ -401,10 +402,6 @@ impl<'r> Footprint<'r> {
     fn of(record: &'r Record) -> Self {
         let rules = || record.plan.iter().flat_map(|p| &p.rules);
         let lanes = record.lanes();
-        let own = |switch: &str| Usage {
-            memory: record.reserved_on(switch),
-            groups: lanes.into(),
-        };
         let load = rules().flat_map(|(switch, rule)| {
             let other = |name: &str| record.plan.as_ref()?.rules.get(name);
             let edge = move |endpoint| Edge::new(switch, rule, endpoint, other);
@@ -417,7 +414,11 @@ impl<'r> Footprint<'r> {
                 .chain(&record.placed)
                 .map(String::as_str)
                 .collect(),
-            own: record.placed.iter().map(|s| (s.as_str(), own(s))).collect(),
+            own: record
+                .placed
+                .iter()
+                .filter_map(|s| Some((s.as_str(), usage(record, s)?)))
+                .collect(),
             load: load.collect(),
             ..Self::of_members(record)
         }

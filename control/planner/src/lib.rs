@@ -18,7 +18,7 @@
 //! without switches that lack room.
 //!
 //! ```
-//! use castnet_planner::{LinkLoad, Member, Request, Rooms, plan};
+//! use castnet_planner::{LinkLoad, Member, Request, RoomTable, plan};
 //! use castnet_rules::MulticastRule;
 //! use castnet_topology::Topology;
 //! use castnet_wire::{McstId, Pmtu, Qpn};
@@ -28,7 +28,7 @@
 //! let mcst_id = McstId([10, 200, 0, 1].into());
 //! let source = MulticastRule::default(); // the first member
 //! let request = Request::multicast("weights", mcst_id, Pmtu::B1024, members.to_vec(), source);
-//! let plan = plan(&fabric, &LinkLoad::default(), &Rooms::new(), &request)?;
+//! let plan = plan(&fabric, &LinkLoad::default(), &RoomTable::new(), &request)?;
 //! assert!(plan.rules.keys().eq(["leaf0", "leaf1", "spine0"]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -48,5 +48,5 @@ mod tree;
 pub use error::{Lack, PlanError, Shortage};
 pub use load::{Edge, LinkLoad};
 pub use plan::{HEADROOM, Plan, plan};
-pub use request::{Member, Request, RequestKind, Room, Rooms, slots, slots_min};
+pub use request::{Member, Request, RequestKind, Room, RoomTable, Rooms, slots, slots_min};
 pub use tree::{Path, Role, Tree, TreeNode};

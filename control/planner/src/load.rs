@@ -1,7 +1,7 @@
 //! How many groups use a link, for load balancing.
 
 use castnet_rules::{Endpoint, GroupRule, NextHop};
-use castnet_topology::{End, EndId, LinkId, Topology, Usable};
+use castnet_topology::{Chunks, End, EndId, LinkId, Topology, Usable};
 use castnet_wire::{MacAddr, PortId};
 
 use crate::overlay::between;
@@ -9,13 +9,23 @@ use crate::plan::HEADROOM;
 use crate::tree::Tree;
 
 /// Groups per link (Cepheus III.C: the port "least used by MGs"). A tree that uses a link several times, for instance
-/// to a Castnet switch behind a plain one, counts as often.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// to a Castnet switch behind a plain one, counts as often. A clone is cheap: it shares what neither changes.
+#[derive(Clone, Debug, Default)]
 pub struct LinkLoad {
-    /// By number of the link, up to the last one with a group: by the rules of the lesser end of a path, and of the
-    /// greater one. If these differ, the larger number counts.
-    groups: Vec<[u32; 2]>,
+    /// By number of the link, at least up to the last one with a group: by the rules of the lesser end of a path, and
+    /// of the greater one. If these differ, the larger number counts.
+    groups: Chunks<[u32; 2]>,
 }
+
+impl PartialEq for LinkLoad {
+    fn eq(&self, other: &Self) -> bool {
+        let (one, other) = (&self.groups, &other.groups);
+        let groups = |of: &Chunks<[u32; 2]>, at| of.get(at).copied().unwrap_or_default();
+        (0..one.len().max(other.len())).all(|at| groups(one, at) == groups(other, at))
+    }
+}
+
+impl Eq for LinkLoad {}
 
 /// An edge of a tree in the rule of a switch: from a port of the switch to an endpoint, over plain switches and routers
 /// if one is at that port.
@@ -122,7 +132,9 @@ impl LinkLoad {
     /// Counts an edge. Links that the fabric does not have are ignored.
     pub fn add_edge(&mut self, topology: &Topology, edge: &Edge, groups: u32) {
         if let Some((links, end)) = edge.links(topology) {
-            links.into_iter().for_each(|link| *self.at(link, end) += groups);
+            links
+                .into_iter()
+                .for_each(|link| self.change(link, end, |counted| counted + groups));
         }
     }
 
@@ -130,12 +142,9 @@ impl LinkLoad {
     pub fn remove_edge(&mut self, topology: &Topology, edge: &Edge, groups: u32) {
         if let Some((links, end)) = edge.links(topology) {
             for link in links {
-                let counted = self.at(link, end);
-                *counted = counted.saturating_sub(groups);
+                self.change(link, end, |counted| counted.saturating_sub(groups));
             }
         }
-        let used = self.groups.iter().rposition(|groups| *groups != [0, 0]);
-        self.groups.truncate(used.map_or(0, |last| last + 1));
     }
 
     /// Number of groups on a link.
@@ -151,17 +160,19 @@ impl LinkLoad {
                 if let End::Switch { .. } = end {
                     path.links
                         .iter()
-                        .for_each(|link| *self.at(*link, end > other) += 1);
+                        .for_each(|link| self.change(*link, end > other, |counted| counted + 1));
                 }
             }
         }
     }
 
-    fn at(&mut self, link: LinkId, end: bool) -> &mut u32 {
+    fn change(&mut self, link: LinkId, end: bool, change: impl FnOnce(u32) -> u32) {
         let number = link.0 as usize;
-        if self.groups.len() <= number {
-            self.groups.resize(number + 1, [0, 0]);
+        while self.groups.len() <= number {
+            self.groups.push([0, 0]);
         }
-        &mut self.groups[number][usize::from(end)]
+        if let Some(counted) = self.groups.get_mut(number) {
+            counted[usize::from(end)] = change(counted[usize::from(end)]);
+        }
     }
 }

@@ -25,7 +25,7 @@ use crate::rules::write;
 pub(crate) fn place(
     topology: &Topology,
     load: &LinkLoad,
-    rooms: &Rooms,
+    rooms: &dyn Rooms,
     request: &Request,
     (window_packets, rule): (u16, TranslatedRule),
     ranks: &[HostEndpoint],
@@ -48,7 +48,7 @@ pub(crate) fn place(
 fn fit(
     usable: &Usable<'_>,
     load: &LinkLoad,
-    rooms: &Rooms,
+    rooms: &dyn Rooms,
     wanted: (&Request, u16),
     ranks: &[HostEndpoint],
 ) -> Result<Result<Plan, Vec<Shortage>>, PlanError> {
@@ -58,10 +58,10 @@ fn fit(
         let Some(plan) = lowest(&usable, load, wanted, ranks)? else {
             return Ok(Err(shortages));
         };
-        let short = plan.rules.iter().find_map(|(switch, rule)| {
-            let room = rooms.get(switch);
-            Shortage::of(switch, room.unwrap_or(&Room::UNKNOWN), rule)
-        });
+        let short = plan
+            .rules
+            .iter()
+            .find_map(|(switch, rule)| Shortage::of(switch, &rooms.room(switch), rule));
         match short {
             None => return Ok(Ok(plan)),
             Some(shortage) => {
@@ -166,7 +166,8 @@ impl Shortage {
         matches!(self.lack, Lack::Memory { .. })
     }
 
-    fn of(switch: &str, room: &Room, rule: &GroupRule) -> Option<Self> {
+    /// What a switch with this room lacks for a rule, if anything.
+    pub fn of(switch: &str, room: &Room, rule: &GroupRule) -> Option<Self> {
         let endpoints = rule.endpoints.len() as u64;
         let endpoints_max = room.endpoints_max.min(ENDPOINTS_MAX as u64);
         let needed = rule.reserved_bytes();

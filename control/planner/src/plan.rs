@@ -41,7 +41,7 @@ pub struct Plan {
 pub fn plan(
     topology: &Topology,
     load: &LinkLoad,
-    rooms: &Rooms,
+    rooms: &dyn Rooms,
     request: &Request,
 ) -> Result<Plan, PlanError> {
     let members = resolve(topology, request)?;

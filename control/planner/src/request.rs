@@ -79,8 +79,20 @@ impl Room {
     };
 }
 
+/// The room of switches: the planner asks for those that it would use.
+pub trait Rooms {
+    /// The room of a switch; [`Room::UNKNOWN`]: no limit.
+    fn room(&self, switch: &str) -> Room;
+}
+
 /// Room by name of the switch; no entry: no limit.
-pub type Rooms = BTreeMap<String, Room>;
+pub type RoomTable = BTreeMap<String, Room>;
+
+impl Rooms for RoomTable {
+    fn room(&self, switch: &str) -> Room {
+        self.get(switch).cloned().unwrap_or(Room::UNKNOWN)
+    }
+}
 
 impl Request {
     /// A multicast group with generation 1 and the default stall time-out.

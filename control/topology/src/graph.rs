@@ -2,11 +2,12 @@ use core::fmt;
 use core::net::Ipv4Addr;
 use core::str::FromStr;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use ipnet::Ipv4Net;
 
 use crate::build::port_mac;
+use crate::chunks::Chunks;
 use crate::error::TopologyError;
 use crate::index::Index;
 
@@ -127,15 +128,21 @@ pub(crate) enum What {
 
 /// A fabric: switches, hosts and links, each up or down.
 ///
-/// Queries by name build an integer form of the fabric when they first need it; a change discards it.
+/// Queries by name build an integer form of the fabric when they first need it; a change discards it, except one of
+/// addresses of hosts. A clone shares with its original all that neither of them changes.
 #[derive(Clone, Debug, Default)]
 pub struct Topology {
-    pub(crate) nodes: Vec<Node>,
-    pub(crate) links: Vec<Link>,
+    pub(crate) nodes: Chunks<Node>,
+    pub(crate) links: Chunks<Link>,
     /// Places of the nodes of each link, first those of `a`.
-    pub(crate) joined: Vec<[u32; 2]>,
-    pub(crate) by_name: HashMap<String, u32>,
-    index: OnceLock<Index>,
+    pub(crate) joined: Arc<Vec<[u32; 2]>>,
+    pub(crate) by_name: Arc<HashMap<String, u32>>,
+    /// Address of each node's host, in bits; 0: none.
+    pub(crate) ips: Chunks<u32>,
+    /// Number of plain switches and routers.
+    forwarders: usize,
+    /// Shared by clones until one of them changes something other than addresses.
+    index: Arc<OnceLock<Index>>,
 }
 
 impl End {
@@ -263,10 +270,11 @@ impl Topology {
         if self.by_name.contains_key(name) {
             return Err(TopologyError::DuplicateNode { name: name.into() });
         }
-        self.by_name.insert(name.into(), self.nodes.len() as u32);
+        Arc::make_mut(&mut self.by_name).insert(name.into(), self.nodes.len() as u32);
+        self.ips.push(what.ip_bits());
         let links = Vec::new();
         self.nodes.push(Node { what, links });
-        self.index.take();
+        self.discard_index();
         Ok(())
     }
 
@@ -288,20 +296,34 @@ impl Topology {
         }
         let id = LinkId(self.links.len() as u32);
         for (node, end) in [(from, &a), (to, &b)] {
-            let links = &mut self.nodes[node].links;
+            let Some(Node { links, .. }) = self.nodes.get_mut(node) else {
+                continue;
+            };
             let at = links.partition_point(|(port, _)| *port < end.port_number());
             links.insert(at, (end.port_number(), id));
         }
         let up = true;
         self.links.push(Link { a, b, mtu, up });
-        self.joined.push([from as u32, to as u32]);
-        self.index.take();
+        Arc::make_mut(&mut self.joined).push([from as u32, to as u32]);
+        self.discard_index();
         Ok(id)
     }
 
     /// The integer form, built if a change discarded it.
     pub(crate) fn index(&self) -> &Index {
         self.index.get_or_init(|| Index::new(self))
+    }
+
+    fn discard_index(&mut self) {
+        match Arc::get_mut(&mut self.index) {
+            Some(index) => drop(index.take()),
+            None => self.index = Arc::default(),
+        }
+    }
+
+    /// Whether the integer form is there, so that queries need not build it.
+    pub fn is_indexed(&self) -> bool {
+        self.index.get().is_some()
     }
 
     pub(crate) fn switch_count(&self) -> usize {
@@ -342,9 +364,17 @@ impl Topology {
 
     /// Sets a link up or down; false if there is no such link.
     pub fn set_link_up(&mut self, link: LinkId, up: bool) -> bool {
-        self.index.take();
-        let link = self.links.get_mut(link.0 as usize);
-        link.map(|l| l.up = up).is_some()
+        self.link_mut(link).map(|l| l.up = up).is_some()
+    }
+
+    /// Sets the MTU of a link in bytes; false if there is no such link.
+    pub fn set_link_mtu(&mut self, link: LinkId, mtu: u32) -> bool {
+        self.link_mut(link).map(|l| l.mtu = mtu).is_some()
+    }
+
+    fn link_mut(&mut self, link: LinkId) -> Option<&mut Link> {
+        self.discard_index();
+        self.links.get_mut(link.0 as usize)
     }
 
     /// Sets a switch up or down; false if there is no such switch.
@@ -352,9 +382,33 @@ impl Topology {
         self.switch_mut(name).map(|s| s.up = up).is_some()
     }
 
+    /// Sets the ports of a switch; false if there is no such switch, or if a port with a link is not among them.
+    pub fn set_switch_ports(&mut self, name: &str, ports: BTreeMap<u8, [u8; 6]>) -> bool {
+        let number = self.by_name.get(name).map(|n| *n as usize);
+        let Some(Node { what, links }) = number.and_then(|number| self.nodes.get_mut(number)) else {
+            return false;
+        };
+        let beyond = ports
+            .last_key_value()
+            .is_some_and(|(p, _)| *p as usize >= PORTS_MAX);
+        match what {
+            What::Switch(s) if !beyond && links.iter().all(|(port, _)| ports.contains_key(port)) => {
+                s.ports = ports;
+                true
+            }
+            What::Switch(_) | What::Host(_) => false,
+        }
+    }
+
     /// Sets the kind of a switch; false if there is no such switch.
     pub fn set_switch_kind(&mut self, name: &str, kind: SwitchKind) -> bool {
-        self.switch_mut(name).map(|s| s.kind = kind).is_some()
+        let Some(switch) = self.switch_mut(name) else {
+            return false;
+        };
+        let before = core::mem::replace(&mut switch.kind, kind);
+        self.forwarders += usize::from(kind.is_forwarder());
+        self.forwarders -= usize::from(before.is_forwarder());
+        true
     }
 
     /// Sets the McstIDs that routers route to a Castnet switch.
@@ -393,13 +447,32 @@ impl Topology {
 
     /// Sets the addresses of a host; false if there is no such host.
     pub fn set_host_addresses(&mut self, name: &str, ip: Option<Ipv4Addr>, mac: Option<[u8; 6]>) -> bool {
-        match self.what_mut(name) {
-            Some(What::Host(host)) => {
-                (host.ip, host.mac) = (ip, mac);
-                true
-            }
-            _ => false,
-        }
+        let Some(number) = self.by_name.get(name).map(|n| *n as usize) else {
+            return false;
+        };
+        let Some(Node { what, .. }) = self.nodes.get_mut(number) else {
+            return false;
+        };
+        let What::Host(host) = what else { return false };
+        (host.ip, host.mac) = (ip, mac);
+        let bits = what.ip_bits();
+        self.ips.get_mut(number).map(|ip| *ip = bits).is_some()
+    }
+
+    /// Whether both have the same nodes and links: one is a clone of the other, perhaps with changes of other things.
+    /// Numbers of nodes and links mean the same in both.
+    pub fn same_links(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.by_name, &other.by_name) && Arc::ptr_eq(&self.joined, &other.joined)
+    }
+
+    /// Whether both give the same paths: one is a clone of the other, perhaps with other addresses.
+    pub fn same_paths(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.index, &other.index)
+    }
+
+    /// Whether there are plain switches or routers.
+    pub fn has_forwarders(&self) -> bool {
+        self.forwarders > 0
     }
 
     fn switch_mut(&mut self, name: &str) -> Option<&mut Switch> {
@@ -410,9 +483,18 @@ impl Topology {
     }
 
     fn what_mut(&mut self, name: &str) -> Option<&mut What> {
-        self.index.take();
+        self.discard_index();
         let number = *self.by_name.get(name)?;
-        Some(&mut self.nodes[number as usize].what)
+        self.nodes.get_mut(number as usize).map(|node| &mut node.what)
+    }
+}
+
+impl What {
+    fn ip_bits(&self) -> u32 {
+        match self {
+            Self::Host(Host { ip: Some(ip), .. }) => ip.to_bits(),
+            Self::Host(_) | Self::Switch(_) => 0,
+        }
     }
 }
 

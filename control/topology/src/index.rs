@@ -1,7 +1,5 @@
 //! The fabric in integers: nodes in order, links by port, and distances that are computed once and shared.
 
-use core::net::Ipv4Addr;
-use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use crate::graph::{LinkId, SwitchKind, Topology, What};
@@ -55,12 +53,10 @@ pub(crate) struct Index {
     /// Of each node: the kind of a switch; `None`: a host.
     pub(crate) kinds: Vec<Option<SwitchKind>>,
     pub(crate) up: Vec<bool>,
-    pub(crate) has_forwarders: bool,
     pub(crate) mtu_min: u32,
     hops: Lists<Hop>,
     /// The switches that a usable link leads to, of each switch.
     near: Lists<NodeId>,
-    pub(crate) by_ip: HashMap<Ipv4Addr, NodeId>,
     /// Distances to each switch over all links that are up.
     rows: Vec<OnceLock<Row>>,
 }
@@ -111,15 +107,9 @@ impl Index {
             What::Host(_) => (None, true),
         };
         let (kinds, up): (Vec<Option<SwitchKind>>, Vec<bool>) = order.iter().map(of).unzip();
-        let mut by_ip = HashMap::new();
         let (mut hops, mut near) = (Lists::new(), Lists::new());
         for (id, number) in (0..).map(NodeId).zip(&order) {
             let node = &topology.nodes[*number as usize];
-            if let What::Host(host) = &node.what
-                && let Some(ip) = host.ip
-            {
-                by_ip.entry(ip).or_insert(id);
-            }
             hops.push(node.links.iter().map(|(port, link_id)| {
                 let link = &topology.links[link_id.0 as usize];
                 let [a, b] = topology.joined[link_id.0 as usize];
@@ -146,13 +136,11 @@ impl Index {
             order,
             ids,
             switches,
-            has_forwarders: kinds.iter().flatten().any(|kind| kind.is_forwarder()),
             kinds,
             up,
             mtu_min: topology.links.iter().map(|l| l.mtu).min().unwrap_or(u32::MAX),
             hops,
             near,
-            by_ip,
             rows: vec![OnceLock::new(); switches],
         }
     }

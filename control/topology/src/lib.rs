@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod chunks;
 mod error;
 mod file;
 mod graph;
@@ -31,6 +32,7 @@ mod query;
 mod usable;
 
 pub use castnet_toml_reader::Faults;
+pub use chunks::Chunks;
 pub use error::TopologyError;
 pub use graph::{DEFAULT_MTU, End, Host, Link, LinkId, PORTS_MAX, Switch, SwitchKind, Topology, overlaps};
 pub use index::{EndId, Hop, NodeId, Row, links_from};

@@ -162,11 +162,6 @@ impl Topology {
         self.kind(node).is_some_and(SwitchKind::is_forwarder)
     }
 
-    /// Whether there are plain switches or routers.
-    pub fn has_forwarders(&self) -> bool {
-        self.index().has_forwarders
-    }
-
     /// Links of a node by port, up or down.
     pub fn hops(&self, node: NodeId) -> &[Hop] {
         self.index().hops(node)
@@ -174,8 +169,11 @@ impl Topology {
 
     /// The first host with this address.
     pub fn host_with(&self, ip: Ipv4Addr) -> Option<&Host> {
-        let node = self.index().by_ip.get(&ip)?;
-        self.host(self.name(*node))
+        let ids = &self.index().ids;
+        let all = ids.iter().zip(self.ips.iter());
+        let with = all.filter(|(_, bits)| **bits == ip.to_bits());
+        let first = with.map(|(id, _)| *id).min()?;
+        self.host(self.name(first)).filter(|host| host.ip == Some(ip))
     }
 
     /// Numbers of all switches.
@@ -206,7 +204,7 @@ impl Topology {
 
     /// All links, oldest first.
     pub fn links(&self) -> impl Iterator<Item = (LinkId, &Link)> {
-        (0..).map(LinkId).zip(&self.links)
+        (0..).map(LinkId).zip(self.links.iter())
     }
 
     /// The link of that number.

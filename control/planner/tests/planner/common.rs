@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use castnet_planner::{Edge, LinkLoad, Member, Plan, PlanError, Request, Rooms};
+use castnet_planner::{Edge, LinkLoad, Member, Plan, PlanError, Request, RoomTable};
 use castnet_rules::{GroupRule, MulticastRule};
 use castnet_topology::{End, LinkId, Topology};
 use castnet_wire::{McstId, Pmtu, Qpn};
@@ -29,7 +29,7 @@ pub(crate) fn request(source: &str, receivers: &[&str]) -> Request {
 
 /// A plan over switches with room.
 pub(crate) fn plan(topology: &Topology, load: &LinkLoad, request: &Request) -> Result<Plan, PlanError> {
-    castnet_planner::plan(topology, load, &Rooms::new(), request)
+    castnet_planner::plan(topology, load, &RoomTable::new(), request)
 }
 
 /// The load of one group, counted from its rules.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use castnet_planner::{
-    LinkLoad, Member, Plan, PlanError, Request, Room, Rooms, Tree, TreeNode, plan as place,
+    LinkLoad, Member, Plan, PlanError, Request, Room, RoomTable, Tree, TreeNode, plan as place,
 };
 use castnet_rules::{ENDPOINTS_MAX, Endpoint, GroupRule, NextHop, TranslatedRule};
 use castnet_topology::{End, LinkId, SwitchKind, Topology};
@@ -100,7 +100,7 @@ pub(crate) fn job(hosts: &[String]) -> Request {
 }
 
 fn placed(t: &Topology, hosts: &[String]) -> Plan {
-    place(t, &LinkLoad::new(), &Rooms::new(), &job(hosts)).expect("a plan")
+    place(t, &LinkLoad::new(), &RoomTable::new(), &job(hosts)).expect("a plan")
 }
 
 fn virtual_qpns(rule: &GroupRule) -> Vec<u32> {
@@ -173,7 +173,7 @@ box0
         rank.ip = Some(Ipv4Addr::new(198, 18, 0, last));
     }
     let topology = racks(&[2]).topology;
-    let p = place(&topology, &LinkLoad::new(), &Rooms::new(), &unknown).expect("a plan");
+    let p = place(&topology, &LinkLoad::new(), &RoomTable::new(), &unknown).expect("a plan");
     assert_eq!(virtual_qpns(&p.rules["box0"]), [2, 1, 3]);
 }
 
@@ -270,7 +270,7 @@ fn a_fabric_without_a_castnet_switch_is_refused() {
     f.hosts("rack", 3);
     let refused = |t: &Topology| {
         let p = plan(t, &LinkLoad::new(), &request("h0", &["h1"])).expect_err("no switch");
-        let c = place(t, &LinkLoad::new(), &Rooms::new(), &job(&names(0..2))).expect_err("no switch");
+        let c = place(t, &LinkLoad::new(), &RoomTable::new(), &job(&names(0..2))).expect_err("no switch");
         ((p.to_string(), p.field().to_string()), (c.to_string(), c.field()))
     };
     let none = "the fabric has no Castnet switch: plain switches and routers run no groups";
@@ -294,7 +294,7 @@ fn a_full_box_is_left_out_and_too_many_ranks_at_one_are_refused() {
         endpoints_max: 64,
         pmtus: Vec::new(),
     };
-    let rooms = Rooms::from([("box0".to_string(), full)]);
+    let rooms = RoomTable::from([("box0".to_string(), full)]);
     let p = place(&f.topology, &LinkLoad::new(), &rooms, &job(&names(0..8))).expect("a plan");
     assert_eq!(p.rules.keys().collect::<Vec<_>>(), ["box1"]);
     // 13 ranks at each of 5 hosts.
@@ -304,7 +304,7 @@ fn a_full_box_is_left_out_and_too_many_ranks_at_one_are_refused() {
         memory_free: 1 << 30,
         ..rooms["box0"].clone()
     };
-    let rooms = Rooms::from([("box0".to_string(), small)]);
+    let rooms = RoomTable::from([("box0".to_string(), small)]);
     let refused = place(&f.topology, &LinkLoad::new(), &rooms, &wanted).expect_err("too many");
     let says = "switch box0 has 65 endpoints in the tree, a group can have 64 there";
     assert_eq!(refused.to_string(), says);
@@ -546,7 +546,7 @@ proptest! {
     fn what_a_rank_gives_reaches_each_other_once((t, members, own) in mixed(), more in proptest::collection::vec(any::<Index>(), 0..6)) {
         let more: Vec<String> = more.iter().map(|i| members[i.index(members.len())].clone()).collect();
         let wanted = Request { mcst_ids: own.clone(), ..job(&[members.clone(), more].concat()) };
-        match place(&t, &LinkLoad::new(), &Rooms::new(), &wanted) {
+        match place(&t, &LinkLoad::new(), &RoomTable::new(), &wanted) {
             Ok(p) => {
                 check(&t, &p.tree, &p.rules, &own)?;
                 prop_assert!(p.tree.root.children.len() > 1, "else its child is the better root");
@@ -556,7 +556,7 @@ proptest! {
                 spread(&p.rules, &p.tree.root.name, "", &mut got);
                 let names: BTreeSet<&String> = got.iter().collect();
                 prop_assert_eq!((got.len(), names.len()), (wanted.members.len(), wanted.members.len()));
-                prop_assert_eq!(place(&t, &LinkLoad::new(), &Rooms::new(), &wanted), Ok(p));
+                prop_assert_eq!(place(&t, &LinkLoad::new(), &RoomTable::new(), &wanted), Ok(p));
             }
             Err(PlanError::NoPath { from, to, .. }) => prop_assert!(!t.connected(&from, &to)),
             Err(PlanError::NoCastnetSwitch) => prop_assert!(t.switches().all(|s| s.kind != SwitchKind::Castnet)),

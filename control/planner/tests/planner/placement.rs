@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_planner::{
-    Lack, LinkLoad, Member, Plan, PlanError, Request, Role, Room, Rooms, TreeNode, plan as place,
+    Lack, LinkLoad, Member, Plan, PlanError, Request, Role, Room, RoomTable, TreeNode, plan as place,
 };
 use castnet_rules::{GroupRule, NextHop, TranslatedRule};
 use castnet_topology::{Cut, Down, End, Topology};
@@ -39,7 +39,7 @@ fn free(memory_free: u64) -> Room {
 }
 
 fn placed(t: &Topology, hosts: &[&str]) -> Plan {
-    place(t, &LinkLoad::new(), &Rooms::new(), &request(hosts)).unwrap()
+    place(t, &LinkLoad::new(), &RoomTable::new(), &request(hosts)).unwrap()
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn groups_spread_over_the_roots_of_one_level() {
     let mut load = LinkLoad::new();
     let mut roots: BTreeMap<String, usize> = BTreeMap::new();
     for _ in 0..32 {
-        let plan = place(&t, &load, &Rooms::new(), &request(&["h0", "h1"])).unwrap();
+        let plan = place(&t, &load, &RoomTable::new(), &request(&["h0", "h1"])).unwrap();
         load.add(&plan.tree);
         *roots.entry(plan.tree.root.name).or_default() += 1;
     }
@@ -155,7 +155,7 @@ fn slots_are_fewer_where_memory_is_short_and_never_too_few() {
     let t = Topology::leaf_spine(2, 1, 1).unwrap();
     let (wanted, fewest) = memory_of(&t, "leaf0");
     let slots = |leaf0: u64| {
-        let rooms = Rooms::from([("leaf0".to_owned(), free(leaf0))]);
+        let rooms = RoomTable::from([("leaf0".to_owned(), free(leaf0))]);
         let plan = place(&t, &LinkLoad::new(), &rooms, &request(&["h0", "h1"]));
         plan.map(|p| p.rules.values().map(|r| kind(r).slots).collect::<Vec<_>>())
     };
@@ -175,7 +175,7 @@ fn slots_are_fewer_where_memory_is_short_and_never_too_few() {
         groups_free: 0,
         ..free(fewest)
     };
-    let rooms = Rooms::from([("leaf0".to_owned(), none)]);
+    let rooms = RoomTable::from([("leaf0".to_owned(), none)]);
     let error = place(&t, &LinkLoad::new(), &rooms, &request(&["h0", "h1"])).unwrap_err();
     assert_eq!(error.to_string(), "switch leaf0 takes no more groups");
 }
@@ -184,7 +184,7 @@ fn slots_are_fewer_where_memory_is_short_and_never_too_few() {
 fn a_full_switch_is_left_out_and_a_full_fabric_is_refused_by_name() {
     let t = Topology::leaf_spine(2, 2, 1).unwrap();
     let (wanted, needed) = memory_of(&t, "spine0");
-    let mut rooms = Rooms::from([("spine0".to_owned(), free(needed - 1))]);
+    let mut rooms = RoomTable::from([("spine0".to_owned(), free(needed - 1))]);
     let plan = place(&t, &LinkLoad::new(), &rooms, &request(&["h0", "h1"])).unwrap();
     assert_eq!(plan.tree.root.name, "spine1");
     assert_eq!(plan.rules["spine1"].reserved_bytes(), wanted);
@@ -230,7 +230,7 @@ fn each_thing_that_can_be_short_is_named() {
         ),
     ];
     for (room, says) in cases {
-        let rooms = Rooms::from([("s0".to_owned(), room)]);
+        let rooms = RoomTable::from([("s0".to_owned(), room)]);
         let error = place(&t, &LinkLoad::new(), &rooms, &request(&["h0", "h1", "h2"])).unwrap_err();
         assert_eq!(
             (error.to_string().as_str(), error.field().as_str()),
@@ -239,7 +239,7 @@ fn each_thing_that_can_be_short_is_named() {
         assert_eq!(error.reason(), says);
     }
     // Kept contributions take more.
-    let rooms = Rooms::from([(
+    let rooms = RoomTable::from([(
         "s0".to_owned(),
         free(placed(&t, &["h0", "h1"]).rules["s0"].reserved_bytes()),
     )]);
@@ -277,17 +277,23 @@ fn refusals_name_the_rank() {
         if says.starts_with("mcst_id") {
             request.mcst_id = McstId([10, 0, 0, 3].into());
         }
-        let error = place(&t, &LinkLoad::new(), &Rooms::new(), &request).unwrap_err();
+        let error = place(&t, &LinkLoad::new(), &RoomTable::new(), &request).unwrap_err();
         assert_eq!(error.to_string(), says);
         assert!(says.starts_with(&error.field()) && says.ends_with(&error.reason()));
     }
     let mut reserved = request(&["h0", "h1"]);
     reserved.members[1].qpn = Qpn::new(1);
-    let error = place(&t, &LinkLoad::new(), &Rooms::new(), &reserved).unwrap_err();
+    let error = place(&t, &LinkLoad::new(), &RoomTable::new(), &reserved).unwrap_err();
     assert_eq!(error.field(), "ranks[1].qpn");
 
     t.set_switch_up("spine0", false);
-    let error = place(&t, &LinkLoad::new(), &Rooms::new(), &request(&["h0", "h1", "h3"])).unwrap_err();
+    let error = place(
+        &t,
+        &LinkLoad::new(),
+        &RoomTable::new(),
+        &request(&["h0", "h1", "h3"]),
+    )
+    .unwrap_err();
     let cut = Cut::Down(vec![Down::Switch("spine0".into())]);
     assert_eq!(
         error,
@@ -321,8 +327,9 @@ fn narrow_links_are_gone_round_or_named() {
     }
     let mut big = request(&["a", "b"]);
     big.pmtu = Pmtu::B4096;
-    let root =
-        |t: &Topology, r: &Request| place(t, &LinkLoad::new(), &Rooms::new(), r).map(|p| p.tree.root.name);
+    let root = |t: &Topology, r: &Request| {
+        place(t, &LinkLoad::new(), &RoomTable::new(), r).map(|p| p.tree.root.name)
+    };
     assert_eq!(root(&t, &request(&["a", "b"])), Ok("s0".into()));
     assert_eq!(root(&t, &big), Ok("s1".into()));
     t.set_switch_up("s1", false);
@@ -466,7 +473,7 @@ proptest! {
         let hosts = hosts_of(&case);
         let request = request(&hosts);
         let full: BTreeSet<String> = full.into_iter().map(|s| format!("s{s}")).collect();
-        let rooms: Rooms = case.topology.switches()
+        let rooms: RoomTable = case.topology.switches()
             .map(|s| (s.name.clone(), if full.contains(&s.name) { free(1) } else { plenty() }))
             .collect();
         let usable = |name: &str| !full.contains(name);
@@ -497,16 +504,16 @@ proptest! {
     #[test]
     fn load_never_raises_the_root(case in case()) {
         let request = request(&hosts_of(&case));
-        let Ok(first) = place(&case.topology, &LinkLoad::new(), &Rooms::new(), &request) else {
+        let Ok(first) = place(&case.topology, &LinkLoad::new(), &RoomTable::new(), &request) else {
             return Ok(());
         };
-        let again = place(&case.topology, &LinkLoad::new(), &Rooms::new(), &request);
+        let again = place(&case.topology, &LinkLoad::new(), &RoomTable::new(), &request);
         prop_assert_eq!(Ok(&first), again.as_ref());
         let load = load_of(&case.topology, &first.rules);
         for link in first.tree.links() {
             prop_assert_eq!(load.get(link), 1, "each link of the tree counts once");
         }
-        let loaded = place(&case.topology, &load, &Rooms::new(), &request).unwrap();
+        let loaded = place(&case.topology, &load, &RoomTable::new(), &request).unwrap();
         check(&case.topology, &request, &loaded)?;
         prop_assert_eq!(depth(&first.tree.root), depth(&loaded.tree.root));
     }

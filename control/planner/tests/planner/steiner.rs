@@ -1,6 +1,6 @@
 //! The number of links of trees beside that of exact Steiner trees, in fabrics with links down (PEEL 2.2).
 
-use castnet_planner::{LinkLoad, Member, Request, Rooms};
+use castnet_planner::{LinkLoad, Member, Request, RoomTable};
 use castnet_rules::TranslatedRule;
 use castnet_topology::{LinkId, NodeId, Topology};
 use castnet_wire::{McstId, Pmtu, Qpn};
@@ -131,7 +131,7 @@ fn inc_trees_have_few_more_links_than_the_smallest() {
             .collect();
         let (mcst_id, rule) = (McstId([10, 255, 0, 1].into()), TranslatedRule::root(0));
         let request = Request::collective("job", mcst_id, Pmtu::B1024, ranks, (64, rule));
-        let plan = castnet_planner::plan(t, &LinkLoad::new(), &Rooms::new(), &request).ok()?;
+        let plan = castnet_planner::plan(t, &LinkLoad::new(), &RoomTable::new(), &request).ok()?;
         Some(plan.tree.links().len())
     });
     assert!(

@@ -21,6 +21,29 @@ use crate::table::Entry;
 /// once comes at once, see [`view::news`].
 const PAUSE_PER_RANK: Duration = Duration::from_millis(1);
 
+impl Shared {
+    pub(crate) async fn create_collective(
+        self: &Arc<Self>,
+        new: NewCollective,
+    ) -> Result<v1::CollectiveState, Refusal> {
+        let settings = Settings::new(&new.settings);
+        let record = |core: &mut Locked<'_>| {
+            core.check_collective(&new)?;
+            let kind = Kind::Collective(Collective::new(new.ranks.clone(), settings, false));
+            core.draw_up(&new.name, kind, settings.lanes, new.mcst_id)
+        };
+        let then = |core: &mut Locked<'_>, record, layout| {
+            core.check_collective(&new)?;
+            core.create(record, new.mcst_id, layout)?;
+            let (entry, group) = core.collective(&new.name)?;
+            Ok(view::state(group, core, entry))
+        };
+        let created = self.plan(record, then).await;
+        self.durable().await?;
+        created?
+    }
+}
+
 /// A rank's call, which stands while it is in. When it is dropped, the rank's lease starts to run.
 pub(crate) struct Attendance {
     shared: Arc<Shared>,
@@ -36,18 +59,14 @@ pub(crate) struct Attendance {
 }
 
 impl Locked<'_> {
-    pub(crate) fn create_collective(&mut self, new: NewCollective) -> Result<v1::CollectiveState, Refusal> {
+    fn check_collective(&self, new: &NewCollective) -> Result<(), Refusal> {
         self.free_name(&new.name)?;
         for (rank, host) in new.ranks.iter().enumerate() {
             let field = format!("ranks[{rank}]");
             self.check_known(&field, host)?;
             self.check_no_switch(&field, host)?;
         }
-        let settings = Settings::new(&new.settings);
-        let kind = Kind::Collective(Collective::new(new.ranks, settings, false));
-        self.create(&new.name, kind, settings.lanes, new.mcst_id)?;
-        let (entry, group) = self.collective(&new.name)?;
-        Ok(view::state(group, self, entry))
+        Ok(())
     }
 
     /// A rank joins, joins again, or returns to its seat after its call had ended.

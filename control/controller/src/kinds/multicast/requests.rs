@@ -3,7 +3,7 @@ use std::sync::Arc;
 use castnet_proto::convert::{NewGroup, one_end_each};
 use castnet_proto::v1;
 use castnet_rules::HostEndpoint;
-use castnet_wire::Psn;
+use castnet_wire::{McstId, Psn};
 use tokio::sync::watch;
 
 use super::record::{JoinedBy, MemberRecord, MemberState, Multicast, Seat};
@@ -13,6 +13,7 @@ use crate::driver;
 use crate::error::Refusal;
 use crate::kinds::{Ends, Joining, Kind};
 use crate::lifecycle::{Event, Phase};
+use crate::planning::{Layout, NoPlan};
 use crate::record::Record;
 use crate::requests::{Seen, StandingCall, draw};
 
@@ -26,8 +27,7 @@ pub(crate) struct Join {
 }
 
 impl Locked<'_> {
-    /// Returns whether all members are in already.
-    pub(crate) fn create_multicast(&mut self, group: NewGroup) -> Result<bool, Refusal> {
+    fn check_multicast(&self, group: &NewGroup) -> Result<(), Refusal> {
         self.free_name(&group.name)?;
         for (i, member) in group.members.iter().enumerate() {
             let field = format_args!("members[{i}].host");
@@ -38,19 +38,26 @@ impl Locked<'_> {
             let field = format_args!("members[{i}].connection");
             self.check_connection(field, None, &member.ends)?;
         }
-        let (name, lanes, wanted) = (group.name.clone(), group.lanes, group.mcst_id);
-        let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
-        let kind = Multicast::new(group, start_psn);
-        let complete = kind.all_joined();
-        let plan = self.create(&name, Kind::Multicast(kind), lanes, wanted)?;
+        Ok(())
+    }
+
+    /// Returns whether all members are in already.
+    fn add_multicast(
+        &mut self,
+        record: Record,
+        wanted: Option<McstId>,
+        layout: Result<Layout, NoPlan>,
+    ) -> Result<bool, Refusal> {
+        let name = record.name.clone();
+        let complete = record.multicast().is_some_and(Multicast::all_joined);
+        let layout = self.create(record, wanted, layout)?;
         self.settle(&name)?;
         // Nothing has changed since it was planned. The driver waits for a switch that has not reported yet.
-        if let Some(mut plan) = plan.filter(|_| complete) {
+        if let Some(mut layout) = layout.filter(|_| complete) {
             let generation = self.group(&name)?.record().generation;
-            plan.rules
-                .values_mut()
-                .for_each(|rule| rule.generation = generation);
-            let _ = driver::place(self, &name, plan);
+            let rules = layout.plan.rules.values_mut();
+            rules.for_each(|rule| rule.generation = generation);
+            let _ = driver::place(self, &name, layout);
         }
         Ok(complete)
     }
@@ -175,6 +182,24 @@ impl Locked<'_> {
 }
 
 impl Shared {
+    /// Returns whether all members are in already.
+    pub(crate) async fn create_multicast(self: &Arc<Self>, group: NewGroup) -> Result<bool, Refusal> {
+        let wanted = group.mcst_id;
+        let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
+        let record = |core: &mut Locked<'_>| {
+            core.check_multicast(&group)?;
+            let kind = Kind::Multicast(Multicast::new(group.clone(), start_psn));
+            core.draw_up(&group.name, kind, group.lanes, wanted)
+        };
+        let then = |core: &mut Locked<'_>, record, layout| {
+            core.check_multicast(&group)?;
+            core.add_multicast(record, wanted, layout)
+        };
+        let created = self.plan(record, then).await;
+        self.durable().await?;
+        created?
+    }
+
     /// The state of a new group; if all members are in, once it is active. Fails if it cannot be installed.
     pub(crate) async fn created(
         self: &Arc<Self>,

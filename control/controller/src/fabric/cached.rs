@@ -1,0 +1,317 @@
+//! What is derived from the facts, kept as long as it is true. A change of a switch or of a host that the file has is
+//! taken over into the topology; other changes make it anew when it is next needed.
+
+use std::mem::replace;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
+
+use castnet_topology::{End, Topology};
+
+use super::{Facts, HostRecord, Place, Reach, Sightings, SwitchReport};
+
+/// The facts, and what is derived from them.
+pub(crate) struct Fabric {
+    facts: Facts,
+    topology: OnceLock<Arc<Topology>>,
+    sightings: OnceLock<Sightings>,
+    /// Number of changes of what the places of hosts depend on.
+    pub(crate) version: u64,
+}
+
+impl Deref for Fabric {
+    type Target = Facts;
+
+    fn deref(&self) -> &Facts {
+        &self.facts
+    }
+}
+
+impl Fabric {
+    pub(crate) fn new(facts: Facts) -> Self {
+        Self {
+            facts,
+            topology: OnceLock::new(),
+            sightings: OnceLock::new(),
+            version: 0,
+        }
+    }
+
+    fn sightings(&self) -> &Sightings {
+        self.sightings.get_or_init(|| self.facts.sightings())
+    }
+
+    pub(crate) fn place(&self, host: &str) -> Place {
+        self.facts.place(host, || self.sightings())
+    }
+
+    pub(crate) fn topology(&self) -> Arc<Topology> {
+        let made = || Arc::new(self.facts.topology(|| self.sightings()));
+        self.topology.get_or_init(made).clone()
+    }
+
+    /// Sets whether a switch can be reached. Returns what was known before.
+    pub(crate) fn set_reach(&mut self, switch: &str, reach: Reach) -> Reach {
+        let up = !matches!(reach, Reach::Down(_));
+        let before = replace(
+            &mut self.facts.switches.entry(switch.into()).or_default().0,
+            reach,
+        );
+        if up == matches!(before, Reach::Down(_)) {
+            self.patch(|_, topology| topology.set_switch_up(switch, up));
+        }
+        before
+    }
+
+    /// Takes in the report of a switch, which can be reached. Returns whether anything is new but ages that decide nothing.
+    pub(crate) fn report(&mut self, switch: &str, report: SwitchReport) -> bool {
+        let before = self.set_reach(switch, Reach::Up);
+        let known = &mut self.facts.switches.entry(switch.into()).or_default().1;
+        let old = replace(known, report);
+        let neighbours = |report: &SwitchReport| -> Vec<_> {
+            let each = report.neighbours.iter();
+            each.map(|n| (n.port, n.who.clone())).collect()
+        };
+        let ages = known.neighbours != old.neighbours;
+        // If no age has decided anything, only the sightings themselves are new.
+        let by_age = ages && self.sightings.get().is_some_and(Sightings::are_decided_by_age);
+        let seen = by_age || neighbours(known) != neighbours(&old);
+        let ports = known.ports != old.ports;
+        // LLDP names ports: with other names, links and sightings differ.
+        let names = |report: &SwitchReport| -> Vec<_> {
+            let each = report.ports.iter();
+            each.map(|(number, port)| (*number, port.name.clone())).collect()
+        };
+        let names = names(known) != names(&old);
+        if ages || names {
+            self.sightings.take();
+        }
+        if seen || names {
+            self.version += 1;
+            if self.facts.file.is_none() || !self.facts.unfiled.is_empty() {
+                self.topology.take();
+            }
+        }
+        if ports {
+            let numbers: Vec<u8> = old.ports.keys().copied().collect();
+            self.patch(|facts, topology| facts.update_ports(topology, switch, numbers));
+        }
+        before != Reach::Up || seen || ports
+    }
+
+    /// Sets what a host has reported; `None`: only the file counts.
+    pub(crate) fn set_host(&mut self, name: &str, host: Option<HostRecord>) {
+        self.facts.set(name, host);
+        self.version += 1;
+        self.patch(|facts, topology| {
+            let (ip, mac) = facts.addresses(name);
+            let filed = facts.file.as_ref().is_some_and(|file| file.host(name).is_some());
+            filed && topology.set_host_addresses(name, ip, mac)
+        });
+    }
+
+    /// Changes the topology as the facts have changed. If `change` returns false, it is made anew when it is needed.
+    fn patch(&mut self, change: impl FnOnce(&Facts, &mut Topology) -> bool) {
+        let Some(mut topology) = self.topology.take() else {
+            return;
+        };
+        if change(&self.facts, Arc::make_mut(&mut topology)) {
+            self.topology = topology.into();
+        }
+    }
+}
+
+impl Facts {
+    /// Takes over the ports of a switch into a topology. `before`: the numbers that the last report had.
+    fn update_ports(&self, topology: &mut Topology, switch: &str, before: Vec<u8>) -> bool {
+        let ports = self.ports_of(switch);
+        let numbers: Vec<u8> = ports.keys().copied().chain(before).collect();
+        if !topology.set_switch_ports(switch, ports) {
+            return false;
+        }
+        for end in numbers.into_iter().map(|number| End::port(switch, number)) {
+            let Some(id) = topology.link_at(&end) else {
+                continue;
+            };
+            let Some(link) = topology.link(id).cloned() else {
+                continue;
+            };
+            let filed = self.file.as_ref().and_then(|file| file.link(file.link_at(&end)?));
+            let (mtu, up) = match filed {
+                Some(filed) => (filed.mtu, filed.up),
+                None => (super::unfiled_mtu(topology, &link), true),
+            };
+            let (mtu, up) = self.as_reported(&link.a, &link.b, mtu, up);
+            if link.mtu != mtu {
+                topology.set_link_mtu(id, mtu);
+            }
+            if link.up != up {
+                topology.set_link_up(id, up);
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{NeighbourReport, PortReport, Who};
+    use super::*;
+
+    /// What happens to the facts.
+    #[derive(Clone, Debug)]
+    enum Change {
+        Reach(u8, Reach),
+        Report(u8, SwitchReport),
+        Host(u8, Option<u8>),
+        /// The last report of a switch comes again, with other ages.
+        Older(u8, u64),
+    }
+
+    fn switch(number: u8) -> String {
+        ["leaf0", "leaf1", "spine0"][usize::from(number) % 3].into()
+    }
+
+    fn neighbour() -> impl Strategy<Value = NeighbourReport> {
+        let host = (0u8..6, 0u8..6).prop_map(|(ip, mac)| Who::Host {
+            ip: [10, 9, 0, ip].into(),
+            mac: [2, 9, 0, 0, 0, mac],
+        });
+        let far = (0u8..3, 0u8..4).prop_map(|(far, port)| Who::Switch {
+            name: switch(far),
+            port: format!("p{port}"),
+        });
+        let age = prop_oneof![Just(0), Just(500_000_000), Just(3_000_000_000)];
+        (0u8..4, age, prop_oneof![host, far]).prop_map(|(port, age_ns, who)| NeighbourReport {
+            port,
+            age_ns,
+            who,
+        })
+    }
+
+    fn report() -> impl Strategy<Value = SwitchReport> {
+        let port = (0u8..6, 0u8..6, any::<bool>(), any::<bool>(), any::<bool>());
+        let ports = proptest::collection::vec(port, 0..5);
+        (ports, proptest::collection::vec(neighbour(), 0..6)).prop_map(|(ports, neighbours)| {
+            let port = |(number, name, wide, up, own): (u8, u8, bool, bool, bool)| {
+                let mtu = if wide { 9000 } else { 1500 };
+                let mac = [2, 7, 0, u8::from(own), 0, number];
+                let name = format!("p{}", if own { number } else { name });
+                (number, PortReport { name, mac, mtu, up })
+            };
+            let ports = ports.into_iter().map(port).collect();
+            SwitchReport { ports, neighbours }
+        })
+    }
+
+    fn change() -> impl Strategy<Value = Change> {
+        let reach = prop_oneof![Just(Reach::Up), Just(Reach::Down("gone".into()))];
+        prop_oneof![
+            (0u8..3, reach).prop_map(|(s, r)| Change::Reach(s, r)),
+            (0u8..3, report()).prop_map(|(s, r)| Change::Report(s, r)),
+            (0u8..6, proptest::option::of(0u8..6)).prop_map(|(h, at)| Change::Host(h, at)),
+            (0u8..3, 0u64..4_000_000_000).prop_map(|(s, age)| Change::Older(s, age)),
+        ]
+    }
+
+    fn apply(fabric: &mut Fabric, change: Change) {
+        match change {
+            Change::Reach(at, reach) => drop(fabric.set_reach(&switch(at), reach)),
+            Change::Report(at, report) => drop(fabric.report(&switch(at), report)),
+            Change::Host(number, at) => {
+                let name = format!("h{number}");
+                let record = at.map(|at| HostRecord {
+                    name: name.clone(),
+                    ip: [10, 9, 0, at].into(),
+                    mac: [2, 9, 0, 0, 0, at],
+                });
+                fabric.set_host(&name, record);
+            }
+            Change::Older(at, age) => {
+                let known = fabric.switches.get(&switch(at)).cloned();
+                let (_, mut report) = known.unwrap_or_default();
+                for (n, neighbour) in (1..).zip(&mut report.neighbours) {
+                    neighbour.age_ns = age * n;
+                }
+                fabric.report(&switch(at), report);
+            }
+        }
+    }
+
+    /// All that a topology says, whatever the order in which it was made.
+    fn words(topology: &Topology) -> Vec<String> {
+        let switches = topology.switches().map(|s| format!("{s:?}"));
+        let hosts = topology.hosts().map(|h| format!("{h:?}"));
+        let links = topology.links().map(|(_, link)| format!("{link:?}"));
+        let mut all: Vec<String> = switches.chain(hosts).chain(links).collect();
+        all.sort();
+        all
+    }
+
+    proptest! {
+        /// Whatever changes, the fabric is that of the facts as they are, and so are the paths in it.
+        #[test]
+        fn the_fabric_follows_the_facts(
+            filed in any::<bool>(),
+            changes in proptest::collection::vec((change(), any::<bool>()), 1..24),
+        ) {
+            let file = filed.then(|| Topology::leaf_spine(2, 1, 2).unwrap());
+            let names = (0..3).map(switch);
+            let mut fabric = Fabric::new(Facts::new(file, names, []));
+            for (change, looks) in changes {
+                let before = fabric.topology();
+                let said = words(&before);
+                apply(&mut fabric, change);
+                prop_assert_eq!(words(&before), said, "a snapshot stays as it is");
+                if !looks {
+                    continue;
+                }
+                let fresh = Fabric::new(fabric.facts.clone());
+                prop_assert_eq!(words(&fabric.topology()), words(&fresh.topology()));
+                for host in (0..6).map(|n| format!("h{n}")) {
+                    prop_assert_eq!(fabric.place(&host), fresh.place(&host));
+                    for other in (0..6).map(|n| format!("h{n}")) {
+                        let distance = |f: &Fabric| {
+                            let topology = f.topology();
+                            topology.distance(&host, &topology.distances(&other))
+                        };
+                        prop_assert_eq!(distance(&fabric), distance(&fresh));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_file_has_is_not_made_anew() {
+        let file = Some(Topology::leaf_spine(2, 1, 2).unwrap());
+        let mut fabric = Fabric::new(Facts::new(file, (0..3).map(switch), []));
+        let first = fabric.topology();
+        let host = HostRecord {
+            name: "h0".into(),
+            ip: [10, 9, 0, 1].into(),
+            mac: [2, 9, 0, 0, 0, 1],
+        };
+        fabric.set_host("h0", Some(host));
+        assert!(first.same_paths(&fabric.topology()), "an address is no path");
+        fabric.set_reach("spine0", Reach::Down("gone".into()));
+        let down = fabric.topology();
+        assert!(first.same_links(&down) && !first.same_paths(&down));
+        // An age decides nothing.
+        let seen = |age_ns| {
+            let who = Who::Switch {
+                name: "spine0".into(),
+                port: "p0".into(),
+            };
+            let neighbours = vec![NeighbourReport { port: 2, age_ns, who }];
+            SwitchReport {
+                ports: [].into(),
+                neighbours,
+            }
+        };
+        assert!(fabric.report("leaf0", seen(1)));
+        assert!(!fabric.report("leaf0", seen(2)));
+        assert!(Arc::ptr_eq(&down, &fabric.topology()));
+    }
+}
