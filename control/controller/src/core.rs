@@ -18,6 +18,7 @@ use crate::error::Refusal;
 use crate::fabric::Fabric;
 use crate::journal::{Journal, Ticket};
 use crate::kinds::collective::exchange::Exchanges;
+use crate::kinds::collective::links::Changed;
 use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
 use crate::link::Link;
@@ -45,6 +46,7 @@ pub(crate) struct Core {
     /// Why the store cannot be written now.
     pub(crate) store_error: Option<Arc<StoreError>>,
     pub(crate) postponed: Postponed,
+    pub(crate) links_changed: Changed,
 }
 
 impl Core {

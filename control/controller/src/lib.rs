@@ -106,6 +106,7 @@ impl Controller {
             journal: Journal::new(stored.versions, staged.clone()),
             store_error: None,
             postponed: Postponed::default(),
+            links_changed: Default::default(),
         };
         let shared = Arc::new(Shared::new(config, stored.owner, core, staged));
         let service = service::Service {

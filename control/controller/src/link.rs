@@ -25,7 +25,7 @@ mod reconcile;
 
 /// Groups that are handled together: a switch publishes them at once, which also bounds how long the core's lock is
 /// held.
-const GROUPS_TOGETHER: usize = 256;
+pub(crate) const GROUPS_TOGETHER: usize = 256;
 /// A burst of events within this time causes one query of the switch.
 const BURST: Duration = Duration::from_millis(20);
 /// Reported changes cause the next look at the switch after this many times the duration of the last.
@@ -157,6 +157,7 @@ impl Link {
                 tracing::warn!(switch = name, reason, "switch lost");
             }
             self.connection.send_replace(Some(Err(reason.clone())));
+            core.links_changed.switches.insert(name.clone());
             core.groups.on_switch(name)
         };
         for groups in groups.chunks(GROUPS_TOGETHER) {
@@ -299,6 +300,7 @@ impl Link {
         };
         let mut core = shared.lock();
         if core.facts.report(&self.config.name, report) {
+            core.links_changed.switches.insert(self.config.name.clone());
             shared.fabric.send_replace(());
         }
         Ok(())

@@ -125,13 +125,13 @@ impl Locked<'_> {
                 _ => {}
             }
         }
-        let watched = phase == Phase::Active && !record.kind.behaviour().outlives_switches();
         // A link may have gone down during the installation.
-        let broken = watched && !links::down(&self.facts, &record).is_empty();
+        let broken = links::is_watched(&record) && !links::down(&self.facts, &record).is_empty();
         self.replace(record)?;
         let group = name.to_owned();
         self.journal.log(move || tracing::info!(group, from, to, why));
         if broken {
+            self.links_changed.groups.insert(name.into());
             self.shared.fabric.send_replace(());
         }
         self.arm(name, notice);
@@ -186,6 +186,7 @@ impl Locked<'_> {
                 }
             }
         }
+        self.links_changed.groups.extend(names.iter().cloned());
         self.shared.fabric.send_replace(());
         for name in names {
             let Some(entry) = self.groups.get_mut(&name) else {

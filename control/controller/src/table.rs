@@ -15,7 +15,6 @@ use crate::detour::Detours;
 use crate::kinds::Ends;
 use crate::kinds::collective::live::Live;
 use crate::kinds::collective::view::Shown;
-use crate::lifecycle::Phase;
 use crate::pool::AddressSet;
 use crate::record::{Plan, Record};
 
@@ -146,7 +145,6 @@ struct Indexes {
     load: Load,
     links: Mutex<Option<Links>>,
     queue_pairs: HashMap<(Ipv4Addr, Qpn), Vec<Holder>>,
-    watched: BTreeSet<String>,
 }
 
 impl Groups {
@@ -178,7 +176,7 @@ impl Groups {
             // Most changes are of the phase or of a member only.
             let same_place = old.all_mcst_ids().eq(new.all_mcst_ids())
                 && (&old.plan, &old.placed) == (&new.plan, &new.placed);
-            if same_place && old.kind == new.kind && is_watched(&old) == is_watched(new) {
+            if same_place && old.kind == new.kind {
                 return;
             }
             let of = match same_place {
@@ -254,11 +252,6 @@ impl Groups {
             .iter()
             .filter(|(name, host)| group != Some(&**name) || *host != end.name);
         others.next().map(|(name, _)| &**name)
-    }
-
-    /// Active groups that fail with a link of their tree.
-    pub(crate) fn watched(&self) -> Vec<String> {
-        self.indexes.watched.iter().cloned().collect()
     }
 }
 
@@ -339,10 +332,6 @@ impl Indexes {
                 self.queue_pairs.remove(queue_pair);
             }
         }
-        match footprint.is_watched && add {
-            true => drop(self.watched.insert(name.into())),
-            false => drop(self.watched.remove(name)),
-        }
     }
 }
 
@@ -361,10 +350,6 @@ fn usage(record: &Record, switch: &str) -> Option<Usage> {
     })
 }
 
-fn is_watched(record: &Record) -> bool {
-    record.phase == Phase::Active && !record.kind.behaviour().outlives_switches()
-}
-
 /// What a record has in the indexes.
 #[derive(Default)]
 struct Footprint<'r> {
@@ -373,7 +358,6 @@ struct Footprint<'r> {
     own: BTreeMap<&'r str, Usage>,
     load: Load,
     queue_pairs: Vec<((Ipv4Addr, Qpn), &'r str)>,
-    is_watched: bool,
 }
 
 impl<'r> Footprint<'r> {
@@ -430,7 +414,6 @@ impl<'r> Footprint<'r> {
         let ends = parties.iter().filter_map(|p| p.ends).flat_map(Ends::iter);
         Self {
             queue_pairs: ends.map(|e| ((e.ip, e.qpn), e.name.as_str())).collect(),
-            is_watched: is_watched(record),
             ..Self::default()
         }
     }

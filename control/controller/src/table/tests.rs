@@ -9,6 +9,7 @@ use super::*;
 use crate::kinds::Kind;
 use crate::kinds::collective::record::{Collective, Settings};
 use crate::kinds::multicast::record::Multicast;
+use crate::lifecycle::Phase;
 use crate::record::Plan;
 
 /// A group by a few numbers, so that groups share switches, ports and queue pairs.
@@ -144,9 +145,6 @@ fn check(groups: &Groups, all: &BTreeMap<String, Record>, fabrics: &[Arc<Topolog
     }
     let mut free = groups.mcst_ids().free_in("10.200.0.0/24".parse().unwrap(), None);
     assert!(free.all(|ip| all.values().all(|r| r.mcst_ids().all(|m| m.0 != ip))));
-    let watched = |r: &&Record| r.phase == Phase::Active && r.collective().is_some();
-    let walk: Vec<String> = all.values().filter(watched).map(|r| r.name.clone()).collect();
-    assert_eq!(groups.watched(), walk);
     for but in [None, Some("g1")] {
         let others = || all.values().filter(|r| but != Some(r.name.as_str()));
         for switch in ["s0", "s1", "s2", "s3"] {
@@ -230,6 +228,6 @@ proptest! {
         let indexes = groups.indexes;
         let left = indexes.own.values().any(|own| *own != Usage::default());
         prop_assert!(!left && indexes.load.is_empty() && indexes.by_switch.is_empty());
-        prop_assert!(indexes.queue_pairs.is_empty() && indexes.by_mcst_id.is_empty() && indexes.watched.is_empty());
+        prop_assert!(indexes.queue_pairs.is_empty() && indexes.by_mcst_id.is_empty());
     }
 }

@@ -1,16 +1,17 @@
 //! Links of trees that are down. No collective of such a group can end, and its switches only report that they wait.
 //! After a grace period the group fails with the name of the link, and its ranks find another place.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tokio::time::{Instant, timeout_at};
 
 use castnet_topology::End;
 
-use crate::core::Shared;
+use crate::core::{Locked, Shared};
 use crate::fabric::{Facts, Reach, Who};
-use crate::lifecycle::Event;
+use crate::lifecycle::{Event, Phase};
+use crate::link::GROUPS_TOGETHER;
 use crate::record::{Ending, Record};
 use castnet_rules::NextHop;
 
@@ -33,65 +34,89 @@ impl DownLink {
 /// Links of a group's tree that are down, by name, with the time since when.
 pub(crate) type DownLinks = BTreeMap<String, (Instant, DownLink)>;
 
+/// Groups of which a link may have gone down or come up since they were last looked at.
+#[derive(Default)]
+pub(crate) struct Changed {
+    pub(crate) switches: BTreeSet<String>,
+    pub(crate) groups: BTreeSet<String>,
+}
+
 pub(crate) async fn watch(shared: Arc<Shared>) {
     let mut changes = shared.fabric.subscribe();
+    // When the time is up of groups with a link that is down.
+    let mut due: BTreeMap<String, Instant> = BTreeMap::new();
     loop {
         changes.mark_unchanged();
-        let next = look(&shared, Instant::now());
-        match next {
+        let now = Instant::now();
+        let up = due.iter().filter(|(_, at)| **at <= now);
+        let mut names: BTreeSet<String> = up.map(|(name, _)| name.clone()).collect();
+        {
+            let mut core = shared.lock();
+            let changed = std::mem::take(&mut core.links_changed);
+            names.extend(changed.groups);
+            names.extend(changed.switches.iter().flat_map(|s| core.groups.on_switch(s)));
+        }
+        let mut names = names.into_iter().peekable();
+        while names.peek().is_some() {
+            {
+                let mut core = shared.lock();
+                for name in names.by_ref().take(GROUPS_TOGETHER) {
+                    match look(&mut core, &name, now) {
+                        Some(at) => due.insert(name, at),
+                        None => due.remove(&name),
+                    };
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+        match due.values().min() {
             // Either way it is time to look again.
-            Some(at) => drop(timeout_at(at, changes.changed()).await),
+            Some(at) => drop(timeout_at(*at, changes.changed()).await),
             None if changes.changed().await.is_err() => return,
             None => {}
         }
     }
 }
 
-/// Notes which links are down, and fails groups whose time is up. Returns when the next one's time is up.
-fn look(shared: &Arc<Shared>, now: Instant) -> Option<Instant> {
-    let mut core = shared.lock();
-    let mut next: Option<Instant> = None;
-    for name in core.groups.watched() {
-        let Some(entry) = core.groups.get(&name) else {
-            continue;
-        };
-        let before = &entry.live.links_down;
-        let down: DownLinks = down(&core.facts, entry.record())
-            .into_iter()
-            .map(|link| {
-                let since = before.get(&link.name).map_or(now, |(since, _)| *since);
-                (link.name.clone(), (since, link))
-            })
-            .collect();
-        let grace = shared.config.timeouts.link;
-        let up = down
-            .values()
-            .map(|(since, link)| (*since + grace, link))
-            .min_by_key(|(at, _)| *at);
-        match up {
-            Some((at, link)) if at <= now => {
-                let reason = format!("link {} has been down for {grace:?}: {}", link.name, link.why);
-                tracing::warn!(group = name, reason, "collective group lost a link");
-                let ending = Ending::failed(
-                    entry.record().generation,
-                    link.rank,
-                    link.switch.as_deref(),
-                    reason,
-                );
-                core.try_step(&name, Event::Lost, Some(ending));
-                continue;
-            }
-            Some((at, _)) => next = Some(next.map_or(at, |next| next.min(at))),
-            None => {}
+/// Notes which links of a group are down, and fails it if its time is up. Returns when its time is up.
+fn look(core: &mut Locked<'_>, name: &str, now: Instant) -> Option<Instant> {
+    let entry = core.groups.get(name).filter(|e| is_watched(e.record()))?;
+    let before = &entry.live.links_down;
+    let down: DownLinks = down(&core.facts, entry.record())
+        .into_iter()
+        .map(|link| {
+            let since = before.get(&link.name).map_or(now, |(since, _)| *since);
+            (link.name.clone(), (since, link))
+        })
+        .collect();
+    let grace = core.shared.config.timeouts.link;
+    let up = down
+        .values()
+        .map(|(since, link)| (*since + grace, link))
+        .min_by_key(|(at, _)| *at);
+    let next = match up {
+        Some((at, link)) if at <= now => {
+            let reason = format!("link {} has been down for {grace:?}: {}", link.name, link.why);
+            tracing::warn!(group = name, reason, "collective group lost a link");
+            let generation = entry.record().generation;
+            let ending = Ending::failed(generation, link.rank, link.switch.as_deref(), reason);
+            core.try_step(name, Event::Lost, Some(ending));
+            return None;
         }
-        if *before != down
-            && let Some(entry) = core.groups.get_mut(&name)
-        {
-            entry.live.links_down = down;
-            core.notify(&name);
-        }
+        up => up.map(|(at, _)| at),
+    };
+    if *before != down
+        && let Some(entry) = core.groups.get_mut(name)
+    {
+        entry.live.links_down = down;
+        core.notify(name);
     }
     next
+}
+
+/// Whether it fails with a link of its tree.
+pub(crate) fn is_watched(record: &Record) -> bool {
+    record.phase == Phase::Active && !record.kind.behaviour().outlives_switches()
 }
 
 pub(crate) fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {

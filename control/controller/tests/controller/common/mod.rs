@@ -533,7 +533,7 @@ pub(crate) async fn start_with(config: Config, store: Arc<dyn Store>) -> (Contro
     serving(Controller::start_with(config, store).await.unwrap()).await
 }
 
-async fn serving(controller: Controller) -> (Controller, Client) {
+pub(crate) async fn serving(controller: Controller) -> (Controller, Client) {
     let channel = connect(controller.address().unwrap(), &Security::default())
         .await
         .unwrap();
