@@ -13,6 +13,7 @@ use tonic::{Request, Response, Status};
 
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
+use crate::link::GROUPS_TOGETHER;
 use crate::requests::{Seen, StandingCall};
 use crate::table::Entry;
 use crate::view;
@@ -156,17 +157,28 @@ impl Controller for Service {
         &self,
         _: Request<v1::ListControllerGroupsRequest>,
     ) -> Answer<v1::ListControllerGroupsResponse> {
-        self.read(|core| {
-            let mut listed = v1::ListControllerGroupsResponse::default();
-            for group in core.groups.values().map(|e| shown(core, e)) {
+        let mut listed = v1::ListControllerGroupsResponse::default();
+        let mut after = None;
+        loop {
+            // A part at a time: other calls use the lock in between.
+            let part = |core: &Core| {
+                let next = core.groups.after(after.as_deref()).take(GROUPS_TOGETHER);
+                next.map(|e| (e.record().name.clone(), shown(core, e)))
+                    .collect::<Vec<_>>()
+            };
+            let part = self.shared.read(part).await?;
+            let Some((last, _)) = part.last() else {
+                return Ok(Response::new(listed));
+            };
+            after = Some(last.clone());
+            for (_, group) in part {
                 match group.collective {
                     Some(collective) => listed.collectives.push(collective),
                     None => listed.groups.push(group),
                 }
             }
-            Ok(listed)
-        })
-        .await
+            tokio::task::yield_now().await;
+        }
     }
 
     async fn list_switches(&self, _: Request<v1::ListSwitchesRequest>) -> Answer<v1::ListSwitchesResponse> {

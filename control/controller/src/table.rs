@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv4Addr;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use castnet_planner::{Edge, LinkLoad};
@@ -158,8 +159,12 @@ impl Groups {
         Some(entry)
     }
 
-    pub(crate) fn values(&self) -> impl Iterator<Item = &Entry> {
-        self.entries.values()
+    /// The groups after a name, or all, by name.
+    pub(crate) fn after(&self, name: Option<&str>) -> impl Iterator<Item = &Entry> {
+        let from = name.map_or(Bound::Unbounded, Bound::Excluded);
+        self.entries
+            .range::<str, _>((from, Bound::Unbounded))
+            .map(|(_, entry)| entry)
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
