@@ -101,10 +101,18 @@ Examples:
         worker: u32,
     },
     /// Removes a group from all switches and from the controller
-    #[command(visible_alias = "rm")]
+    #[command(
+        visible_alias = "rm",
+        after_help = "Examples:
+  castnet group destroy g
+  castnet group destroy g --force       also if a switch cannot be reached: the name is free at once"
+    )]
     Destroy {
         /// Its name; at a switch, its name or its McstID
         group: String,
+        /// Do not wait for switches that cannot be reached: each loses its part when it returns
+        #[arg(long)]
+        force: bool,
     },
 }
 
@@ -212,6 +220,35 @@ struct Destroyed {
     group: String,
     complete: bool,
     pending_switches: Vec<String>,
+    written_off_switches: Vec<String>,
+}
+
+fn destroyed(group: String, answer: api::DestroyGroupResponse) -> Done<Destroyed> {
+    let (pending, written_off) = (&answer.pending_switches, &answer.written_off_switches);
+    let sentence = if answer.complete {
+        format!("group {group} is removed from all switches")
+    } else if written_off.is_empty() {
+        format!(
+            "group {group} is destroyed; it is removed from {} as soon as they can be reached, and its name is free \
+             then (at once: castnet group destroy {group} --force)",
+            pending.join(", ")
+        )
+    } else {
+        format!(
+            "group {group} is gone; written off: {}. They may still forward for it. When they return, they lose \
+             it, and its McstID is free again",
+            written_off.join(", ")
+        )
+    };
+    Done {
+        facts: Destroyed {
+            group,
+            complete: answer.complete,
+            pending_switches: answer.pending_switches,
+            written_off_switches: answer.written_off_switches,
+        },
+        sentence,
+    }
 }
 
 fn refused(status: tonic::Status, group: &str) -> Failure {
@@ -325,26 +362,14 @@ impl GroupCommand {
                 "each switch has its own workers: name the switch at which group {group} moves"
             ))
             .next(format!("castnet group move {group} --worker N --agent URL"))),
-            Verb::Destroy { group } => {
-                let request = api::DestroyGroupRequest { group: group.clone() };
+            Verb::Destroy { group, force } => {
+                let request = api::DestroyGroupRequest {
+                    group: group.clone(),
+                    force,
+                };
                 let answer = controller.destroy_group(request).await;
                 let answer = answer.map_err(|s| refused(s, &group))?.into_inner();
-                let sentence = if answer.complete {
-                    format!("group {group} is removed from all switches")
-                } else {
-                    format!(
-                        "group {group} is destroyed; it is removed from {} as soon as they can be reached",
-                        answer.pending_switches.join(", ")
-                    )
-                };
-                output.show(&Done {
-                    facts: Destroyed {
-                        group,
-                        complete: answer.complete,
-                        pending_switches: answer.pending_switches,
-                    },
-                    sentence,
-                })
+                output.show(&destroyed(group, answer))
             }
         }
     }

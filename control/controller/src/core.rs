@@ -26,6 +26,7 @@ use crate::record::Record;
 use crate::state::Postponed;
 use crate::store::StoreError;
 use crate::table::{Entry, Groups, Usage};
+use crate::written_off::AllWrittenOff;
 
 /// Events that a slow reader may lag behind before it loses some.
 pub(crate) const EVENTS_MAX: usize = 1024;
@@ -35,6 +36,7 @@ pub(crate) struct Core {
     /// Last report of each switch about itself, and what other owners use of it.
     pub(crate) capabilities: BTreeMap<String, (v1::Capabilities, Usage)>,
     pub(crate) groups: Groups,
+    pub(crate) written_off: AllWrittenOff,
     /// Number of the last call to join.
     pub(crate) calls: u64,
     /// Pool of McstIDs that are not of one switch.

@@ -53,6 +53,15 @@ pub(crate) enum Refusal {
     #[error("{mcst_id} is the McstID of group {group:?}")]
     McstIdTaken { mcst_id: McstId, group: String },
     #[error(
+        "{mcst_id} was the McstID of group {group:?}, which was destroyed by force: switch {} may still have it",
+        .switches.join(", ")
+    )]
+    McstIdWrittenOff {
+        mcst_id: McstId,
+        group: String,
+        switches: Vec<String>,
+    },
+    #[error(
         "{mcst_id} cannot be had: the group's tree passes routers, and each switch has a McstID of its own for it"
     )]
     McstIdNotOwn { mcst_id: McstId },
@@ -127,7 +136,7 @@ impl Refusal {
             Self::NameOfSwitch { field, .. }
             | Self::AddressTaken { field, .. }
             | Self::QueuePairTaken { field, .. } => (Code::AlreadyExists, field),
-            Self::McstIdTaken { .. } => (Code::AlreadyExists, "mcst_id"),
+            Self::McstIdTaken { .. } | Self::McstIdWrittenOff { .. } => (Code::AlreadyExists, "mcst_id"),
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
             Self::NotNow { field, .. } => (Code::FailedPrecondition, field),

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
+use castnet_wire::McstId;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
@@ -23,6 +24,7 @@ use crate::health::{Health, Probe};
 use crate::record::Record;
 use crate::store::{self, Entry, Key, Store, StoreError, Table, Version, Write, encode};
 use crate::table;
+use crate::written_off::WrittenOff;
 
 /// The outcome of a batch; `None` while it is being written.
 type Outcome = Option<Result<(), Arc<StoreError>>>;
@@ -51,6 +53,8 @@ pub(crate) enum Undo {
     Forgotten(Box<table::Entry>),
     /// `None`: not known.
     Host(String, Option<HostRecord>),
+    /// `None`: not written off.
+    WrittenOff(McstId, Option<WrittenOff>),
 }
 
 /// Work to try again if its changes could not be written and no client waits for them.
@@ -60,6 +64,7 @@ enum Value {
     /// Shares its large parts with the group in memory.
     Group(Box<Record>),
     Host(HostRecord),
+    WrittenOff(WrittenOff),
 }
 
 struct Staged {
@@ -97,6 +102,7 @@ impl Batch {
                 value: match value {
                     Value::Group(record) => encode(record),
                     Value::Host(record) => encode(record),
+                    Value::WrittenOff(record) => encode(record),
                 },
             });
             let was = staged.was;
@@ -167,6 +173,12 @@ impl Journal {
     pub(crate) fn stage_host(&mut self, host: &HostRecord, before: Option<HostRecord>) {
         self.stage(Table::Hosts, &host.name, true);
         self.staged.undo.push(Undo::Host(host.name.clone(), before));
+    }
+
+    /// `before`: the McstID before the change; `stays`: whether it is written off now.
+    pub(crate) fn stage_written_off(&mut self, mcst_id: McstId, before: Option<WrittenOff>, stays: bool) {
+        self.stage(Table::WrittenOff, &mcst_id.to_string(), stays);
+        self.staged.undo.push(Undo::WrittenOff(mcst_id, before));
     }
 
     /// Registers work to try again if what was just staged is taken back.
@@ -285,12 +297,17 @@ async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe) {
         }
         let (batch, failing) = {
             let core = &mut *shared.lock();
-            let (groups, facts) = (&core.groups, &core.facts);
+            let (groups, facts, written_off) = (&core.groups, &core.facts, &core.written_off);
             let batch = core.journal.take(|key| match key.table {
                 Table::Groups => groups
                     .get(&key.name)
                     .map(|e| Value::Group(Box::new(e.record().clone()))),
                 Table::Hosts => facts.hosts.get(&key.name).cloned().map(Value::Host),
+                Table::WrittenOff => {
+                    let mcst_id = key.name.parse().ok().map(McstId);
+                    let entry = mcst_id.and_then(|id| written_off.get(&id));
+                    entry.cloned().map(Value::WrittenOff)
+                }
                 Table::Meta => None,
             });
             (batch, core.store_error.clone())

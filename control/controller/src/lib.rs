@@ -40,6 +40,7 @@ mod state;
 pub mod store;
 mod table;
 mod view;
+pub mod written_off;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -100,6 +101,7 @@ impl Controller {
             facts: Fabric::new(Facts::new(config.topology.clone(), switches, stored.hosts)),
             capabilities: BTreeMap::new(),
             groups,
+            written_off: stored.written_off,
             calls: 0,
             mcst_pool: config.mcst_pool,
             last_mcst_ids: BTreeMap::new(),
@@ -124,6 +126,7 @@ impl Controller {
         shared.spawn(links::watch(shared.clone()));
         {
             let mut core = shared.lock();
+            core.forget_other_switches();
             for name in core.groups.names() {
                 core.lease_absent(&name);
                 core.drive(&name);

@@ -43,11 +43,11 @@ impl Core {
         self.capabilities.insert(switch.into(), (capabilities, foreign));
     }
 
-    /// Addresses of a pool that neither groups nor hosts have, starting after the last one given out.
+    /// Addresses of a pool that neither groups, also those written off, nor hosts have, starting after the last one given out.
     pub(crate) fn free_mcst_ids(&self, pool: Ipv4Net) -> impl Iterator<Item = McstId> {
         let last = self.last_mcst_ids.get(&pool).map(|m| m.0);
         let free = self.groups.mcst_ids().free_in(pool, last).map(McstId);
-        free.filter(|m| self.facts.host_of(m.0, None).is_none())
+        free.filter(|m| !self.written_off.contains_key(m) && self.facts.host_of(m.0, None).is_none())
     }
 
     /// The pool of a switch's McstIDs, for groups whose trees pass routers: the prefix that is routed to it, or the
@@ -205,7 +205,9 @@ impl Draft {
     fn is_current(&self, core: &Core, record: &Record, planned: &Planned) -> bool {
         let is_free = |mcst_id: &McstId| {
             let holder = core.groups.by_mcst_id(*mcst_id).map(|e| &e.record().name);
-            holder.is_none_or(|name| *name == record.name) && core.facts.host_of(mcst_id.0, None).is_none()
+            holder.is_none_or(|name| *name == record.name)
+                && !core.written_off.contains_key(mcst_id)
+                && core.facts.host_of(mcst_id.0, None).is_none()
         };
         let fits = |plan: &castnet_planner::Plan| {
             let room = |switch: &str| core.room(record, switch);

@@ -12,6 +12,7 @@ use crate::kinds::Kind;
 use crate::lifecycle::{Event, Phase};
 use crate::planning::{Layout, NoPlan};
 use crate::record::Record;
+use crate::written_off::WrittenOff;
 
 /// An unpredictable number, from the seed of the standard library's hash maps.
 pub(crate) fn draw() -> u64 {
@@ -87,6 +88,14 @@ impl Core {
         if let Some(entry) = self.groups.by_mcst_id(mcst_id) {
             let group = entry.record().name.clone();
             return Err(Refusal::McstIdTaken { mcst_id, group });
+        }
+        if let Some(WrittenOff { group, switches }) = self.written_off.get(&mcst_id) {
+            let (group, switches) = (group.clone(), switches.iter().cloned().collect());
+            return Err(Refusal::McstIdWrittenOff {
+                mcst_id,
+                group,
+                switches,
+            });
         }
         match self.facts.host_of(mcst_id.0, None) {
             Some(host) => Err(Refusal::AddressTaken {
@@ -252,7 +261,7 @@ impl Shared {
                 return Some(Vec::new());
             };
             let placed = &entry.record().placed;
-            let tried = placed.iter().all(|s| entry.problems.contains_key(s));
+            let tried = !entry.driven && placed.iter().all(|s| entry.problems.contains_key(s));
             let removing = matches!(entry.record().phase, Phase::Removing(_));
             (tried && !placed.is_empty() && removing).then(|| placed.iter().cloned().collect())
         };

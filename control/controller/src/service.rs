@@ -139,12 +139,17 @@ impl Controller for Service {
         &self,
         request: Request<v1::DestroyGroupRequest>,
     ) -> Answer<v1::DestroyGroupResponse> {
-        let v1::DestroyGroupRequest { group } = request.into_inner();
+        let v1::DestroyGroupRequest { group, force } = request.into_inner();
         let changed = self.stored(|core| core.destroy(&group)).await?;
-        let pending_switches = self.shared.gone(&group, changed).await?;
+        let pending = self.shared.gone(&group, changed).await?;
+        let (pending_switches, written_off_switches) = match force && !pending.is_empty() {
+            true => (Vec::new(), self.stored(|core| core.write_off(&group)).await?),
+            false => (pending, Vec::new()),
+        };
         Ok(Response::new(v1::DestroyGroupResponse {
-            complete: pending_switches.is_empty(),
+            complete: pending_switches.is_empty() && written_off_switches.is_empty(),
             pending_switches,
+            written_off_switches,
         }))
     }
 

@@ -165,6 +165,7 @@ impl Locked<'_> {
         for undo in undone {
             match undo {
                 Undo::Host(name, before) => self.facts.set_host(&name, before),
+                Undo::WrittenOff(mcst_id, before) => self.put_written_off(mcst_id, before),
                 Undo::Added(name) => {
                     if let Some(gone) = self.groups.remove(&name) {
                         gone.changed.send_replace(());
@@ -239,7 +240,7 @@ impl Locked<'_> {
         }
     }
 
-    fn forget(&mut self, name: &str) -> Result<(), Refusal> {
+    pub(crate) fn forget(&mut self, name: &str) -> Result<(), Refusal> {
         self.journal.check_open()?;
         if let Some(entry) = self.groups.remove(name) {
             entry.changed.send_replace(());

@@ -102,6 +102,7 @@ pub(crate) fn switch(core: &Core, SwitchConfig { name, agent }: &SwitchConfig) -
         groups_max: said.groups_max,
         memory_bytes_max: said.memory_bytes_max,
         memory_bytes_free: said.memory_bytes_free,
+        written_off: core.written_off_on(name),
         mcst_prefix: filed.and_then(|s| s.mcst_prefix).map(|prefix| prefix.to_string()),
     }
 }

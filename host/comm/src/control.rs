@@ -108,7 +108,10 @@ impl Control {
     pub(crate) fn destroy(&self, group: String) -> Answer<()> {
         let controller = self.controller.clone();
         self.calls.spawn(async move {
-            let request = api::DestroyGroupRequest { group };
+            let request = api::DestroyGroupRequest {
+                group,
+                ..Default::default()
+            };
             match controller.client().await?.destroy_group(request).await {
                 Err(status) if status.code() != Code::NotFound => Err(status.into()),
                 _ => Ok(()),

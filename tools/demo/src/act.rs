@@ -178,6 +178,7 @@ pub(crate) async fn play(
     client
         .destroy_group(api::DestroyGroupRequest {
             group: script.group.clone(),
+            ..Default::default()
         })
         .await?;
 

@@ -184,7 +184,11 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
                 sentence,
             })
         }
-        Verb::Destroy { group } => {
+        Verb::Destroy { group, force: true } => Err(Failure::usage(format!(
+            "group {group} is removed from this switch alone: --force is for switches that the controller cannot reach"
+        ))
+        .next(format!("castnet group destroy {group} --agent URL"))),
+        Verb::Destroy { group, force: false } => {
             let mcst_id = pick::mcst_id(&mut agent, &group).await?;
             let request = api::RemoveGroupRequest {
                 mcst_id,
@@ -200,6 +204,7 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
                     group,
                     complete: true,
                     pending_switches: vec![],
+                    written_off_switches: vec![],
                 },
                 sentence,
             })

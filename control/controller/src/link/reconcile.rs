@@ -39,12 +39,22 @@ impl Link {
         let (names, wanted) = shared.read(|core| wanted(core, switch)).await?;
         let diff = diff(&shared.owner, &wanted, &found);
         tracing::debug!(switch, ?diff, "reconciling");
+        let mut still = BTreeSet::new();
         for (mcst_id, generation) in diff.removals {
             tracing::info!(switch, %mcst_id, generation, "removing what is not wanted");
             match self.remove(client, shared, &[mcst_id], Some(generation)).await {
                 Err(error @ SwitchError::Unreachable(_)) => return Err(error),
-                Err(error) => tracing::warn!(switch, %error, "removal refused"),
+                Err(error) => {
+                    tracing::warn!(switch, %error, "removal refused");
+                    still.insert(mcst_id);
+                }
                 Ok(()) => {}
+            }
+        }
+        {
+            let mut core = shared.lock();
+            if core.cleaned(switch, &still) {
+                self.tell(&mut core);
             }
         }
         let lacking = diff.installs;

@@ -6,11 +6,13 @@
 use std::collections::{BTreeMap, btree_map};
 use std::fmt;
 
+use castnet_wire::McstId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::fabric::HostRecord;
 use crate::record::Record;
+use crate::written_off::WrittenOff;
 
 pub mod memory;
 pub mod redb;
@@ -28,19 +30,22 @@ pub enum Table {
     Groups,
     /// Hosts, by name.
     Hosts,
+    /// McstIDs of groups that were destroyed by force, by McstID.
+    WrittenOff,
     /// Of the controller itself: `owner`, and `probe`, which has no meaning.
     Meta,
 }
 
 impl Table {
     /// All tables.
-    pub const ALL: [Self; 3] = [Self::Groups, Self::Hosts, Self::Meta];
+    pub const ALL: [Self; 4] = [Self::Groups, Self::Hosts, Self::WrittenOff, Self::Meta];
 
     /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Groups => "groups",
             Self::Hosts => "hosts",
+            Self::WrittenOff => "written_off",
             Self::Meta => "meta",
         }
     }
@@ -128,6 +133,9 @@ pub enum StoreError {
         entry: Key,
         error: serde_json::Error,
     },
+    /// The name of an entry is not what its table has.
+    #[error("store of the controller: the entry {entry} has a name that does not read")]
+    Name { entry: Key },
     /// Somebody else has written the entry.
     #[error("store {store}: {entry} was written by somebody else: version {found}, not {expected}")]
     Conflict {
@@ -150,6 +158,8 @@ pub struct Stored {
     pub groups: Vec<Record>,
     /// Hosts by name.
     pub hosts: Vec<HostRecord>,
+    /// McstIDs of groups that were destroyed by force.
+    pub written_off: BTreeMap<McstId, WrittenOff>,
     /// Versions of all entries.
     pub versions: BTreeMap<Key, Version>,
 }
@@ -182,6 +192,13 @@ impl Stored {
             match key.table {
                 Table::Groups => stored.groups.push(parse(&key, &entry)?),
                 Table::Hosts => stored.hosts.push(parse(&key, &entry)?),
+                Table::WrittenOff => {
+                    let mcst_id = key
+                        .name
+                        .parse()
+                        .map_err(|_| StoreError::Name { entry: key.clone() })?;
+                    stored.written_off.insert(McstId(mcst_id), parse(&key, &entry)?);
+                }
                 Table::Meta if key.name == "owner" => stored.owner = parse(&key, &entry)?,
                 // The entry of the probe.
                 Table::Meta => {}

@@ -1,6 +1,6 @@
 //! A store in a redb database, a file of this machine.
 //!
-//! Table `meta` has the `version` of the layout. `groups`, `hosts` and `controller` have one value per entry: its
+//! Table `meta` has the `version` of the layout. `groups`, `hosts`, `written_off` and `controller` have one value per entry: its
 //! version in eight bytes, most significant first, then JSON.
 //!
 //! After an I/O error redb refuses every access, and the failed commit may be on disk or not. Then the file is opened

@@ -40,7 +40,10 @@ async fn exists(client: &Client, group: &str) -> bool {
 }
 
 async fn destroy(client: &Client, group: &str) -> Result<bool, Status> {
-    let request = v1::DestroyGroupRequest { group: group.into() };
+    let request = v1::DestroyGroupRequest {
+        group: group.into(),
+        ..Default::default()
+    };
     let answer = client.clone().destroy_group(request).await?;
     Ok(answer.into_inner().complete)
 }

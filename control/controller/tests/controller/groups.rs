@@ -76,7 +76,10 @@ async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
     );
 
     let destroyed = client
-        .destroy_group(v1::DestroyGroupRequest { group: "g".into() })
+        .destroy_group(v1::DestroyGroupRequest {
+            group: "g".into(),
+            ..Default::default()
+        })
         .await
         .unwrap();
     assert!(destroyed.into_inner().complete);

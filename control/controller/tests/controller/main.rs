@@ -15,3 +15,4 @@ mod refusals;
 mod restarts;
 mod routed;
 mod store;
+mod written_off;

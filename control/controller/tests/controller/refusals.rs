@@ -201,7 +201,10 @@ async fn bad_joins_are_refused_by_field() {
         rank: None,
     };
     assert_refused(client.leave_group(leave).await, Code::NotFound, "host", "h9");
-    let destroy = v1::DestroyGroupRequest { group: "x".into() };
+    let destroy = v1::DestroyGroupRequest {
+        group: "x".into(),
+        ..Default::default()
+    };
     assert_refused(client.destroy_group(destroy).await, Code::NotFound, "group", "x");
 }
 
@@ -307,7 +310,10 @@ async fn mcst_ids_end_and_come_back() {
         "all 2 McstIDs are in use",
     );
     client
-        .destroy_group(v1::DestroyGroupRequest { group: "a".into() })
+        .destroy_group(v1::DestroyGroupRequest {
+            group: "a".into(),
+            ..Default::default()
+        })
         .await
         .unwrap();
     let third = client

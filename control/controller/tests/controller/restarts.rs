@@ -44,7 +44,10 @@ async fn killed_at_any_point_of_a_removal_it_finishes() {
             .create_group(lab.given("g", &["h0", "h2"], 17))
             .await
             .unwrap();
-        let request = v1::DestroyGroupRequest { group: "g".into() };
+        let request = v1::DestroyGroupRequest {
+            group: "g".into(),
+            ..Default::default()
+        };
         let destroy = tokio::spawn(async move { client.destroy_group(request).await });
         reached.recv().await.unwrap();
         controller.stop().await;
@@ -52,7 +55,10 @@ async fn killed_at_any_point_of_a_removal_it_finishes() {
 
         let (_controller, mut client) = lab.start().await;
         // Already being destroyed: that is no error, and it answers when it is done.
-        let request = v1::DestroyGroupRequest { group: "g".into() };
+        let request = v1::DestroyGroupRequest {
+            group: "g".into(),
+            ..Default::default()
+        };
         match client.destroy_group(request).await {
             Ok(answer) => assert!(answer.into_inner().complete, "{point:?}"),
             Err(status) => assert_eq!(status.code(), Code::NotFound, "{point:?}"),
@@ -313,7 +319,10 @@ async fn destruction_waits_for_a_switch_that_cannot_be_reached() {
     lab.switches.get_mut("leaf1").unwrap().stop().await;
     events.switch("leaf1", false).await;
     let answer = client
-        .destroy_group(v1::DestroyGroupRequest { group: "g".into() })
+        .destroy_group(v1::DestroyGroupRequest {
+            group: "g".into(),
+            ..Default::default()
+        })
         .await
         .unwrap()
         .into_inner();

@@ -332,7 +332,10 @@ async fn a_group_is_found_out_installed_used_kept_and_destroyed() {
     assert_eq!(lab.hosts[2].receive().await.bth.psn, Psn::new(psn + 1));
 
     let destroyed = client
-        .destroy_group(v1::DestroyGroupRequest { group: "g".into() })
+        .destroy_group(v1::DestroyGroupRequest {
+            group: "g".into(),
+            ..Default::default()
+        })
         .await
         .unwrap();
     assert!(destroyed.into_inner().complete);
@@ -358,7 +361,10 @@ async fn a_switch_without_room_leaves_nothing_on_any() {
 
     // The same in one go: refused whole, with the switch as the field.
     client
-        .destroy_group(v1::DestroyGroupRequest { group: "g".into() })
+        .destroy_group(v1::DestroyGroupRequest {
+            group: "g".into(),
+            ..Default::default()
+        })
         .await
         .unwrap();
     let mut request = creation();

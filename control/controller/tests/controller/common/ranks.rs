@@ -86,7 +86,10 @@ impl Rank {
 }
 
 pub(crate) fn destroy(name: &str) -> v1::DestroyGroupRequest {
-    v1::DestroyGroupRequest { group: name.into() }
+    v1::DestroyGroupRequest {
+        group: name.into(),
+        ..Default::default()
+    }
 }
 
 /// All wait for a phase; what each sees.

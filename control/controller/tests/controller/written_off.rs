@@ -1,0 +1,131 @@
+//! Groups that are destroyed by force while a switch cannot be reached.
+
+use castnet_proto::v1;
+use castnet_proto::v1::controller_event::Event;
+use castnet_topology::Topology;
+use tonic::Code;
+
+use crate::common::{Client, Events, Lab, creation};
+
+const LOST: &str = "leaf1";
+
+async fn by_force(client: &mut Client, group: &str) -> v1::DestroyGroupResponse {
+    let request = v1::DestroyGroupRequest {
+        group: group.into(),
+        force: true,
+    };
+    client.destroy_group(request).await.unwrap().into_inner()
+}
+
+/// Creates `g` over all switches and destroys it by force while one is lost. Returns its McstID.
+async fn written_off(lab: &mut Lab, client: &mut Client) -> String {
+    let request = lab.given("g", &["h0", "h2"], 17);
+    let created = client.create_group(request).await.unwrap().into_inner();
+    let mut events = Events::of(client).await;
+    lab.switches.get_mut(LOST).unwrap().stop().await;
+    events.switch(LOST, false).await;
+    let answer = by_force(client, "g").await;
+    assert!(!answer.complete && answer.pending_switches.is_empty());
+    assert_eq!(answer.written_off_switches, [LOST]);
+    created.group.unwrap().mcst_id
+}
+
+/// Creates a group with this McstID between hosts that are not at the lost switch.
+async fn with_mcst_id(
+    client: &mut Client,
+    name: &str,
+    mcst_id: &str,
+) -> Result<v1::GroupState, tonic::Status> {
+    let request = v1::CreateGroupRequest {
+        mcst_id: Some(mcst_id.into()),
+        ..creation(name, &["h0", "h1"])
+    };
+    let answer = client.create_group(request).await?;
+    Ok(answer.into_inner().group.unwrap())
+}
+
+async fn of_lost_switch(client: &mut Client) -> v1::SwitchState {
+    let listed = client.list_switches(v1::ListSwitchesRequest {}).await.unwrap();
+    let mut switches = listed.into_inner().switches.into_iter();
+    switches.find(|s| s.name == LOST).unwrap()
+}
+
+#[tokio::test]
+async fn the_name_is_free_at_once_and_the_mcst_id_when_the_switch_has_returned() {
+    let mut lab = Lab::two_tiers().await;
+    let (controller, mut client) = lab.start().await;
+    let mcst_id = written_off(&mut lab, &mut client).await;
+    let request = v1::GetGroupRequest { group: "g".into() };
+    assert_eq!(
+        client.get_group(request).await.unwrap_err().code(),
+        Code::NotFound
+    );
+    assert_eq!(lab.placed(), ["leaf1 g.1"]);
+
+    let created = client.create_group(creation("g", &["h0", "h1"])).await.unwrap();
+    assert_ne!(created.into_inner().group.unwrap().mcst_id, mcst_id);
+    let refused = with_mcst_id(&mut client, "x", &mcst_id).await.unwrap_err();
+    assert_eq!(refused.code(), Code::AlreadyExists);
+    assert!(
+        refused.message().contains("switch leaf1 may still have it"),
+        "{refused}"
+    );
+
+    // That survives the controller.
+    controller.stop().await;
+    let (_controller, mut client) = lab.start().await;
+    with_mcst_id(&mut client, "x", &mcst_id).await.unwrap_err();
+    assert_eq!(of_lost_switch(&mut client).await.written_off, ["g"]);
+
+    let mut events = Events::of(&client).await;
+    lab.switches.get_mut(LOST).unwrap().start().await;
+    let is_clean = |event: &Event| match event {
+        Event::Switch(s) if s.name == LOST && s.reachable && s.written_off.is_empty() => Some(()),
+        _ => None,
+    };
+    events.until(is_clean).await;
+    assert_eq!(lab.switch(LOST).changes(), ["+g.1", "-g.1"]);
+    with_mcst_id(&mut client, "x", &mcst_id).await.unwrap();
+}
+
+/// The next free address is not that of the group, however few there are.
+#[tokio::test]
+async fn the_mcst_id_is_not_handed_out() {
+    let mut lab = Lab::two_tiers().await;
+    lab.config.mcst_pool = "10.200.0.0/30".parse().unwrap();
+    let (_controller, mut client) = lab.start().await;
+    let mcst_id = written_off(&mut lab, &mut client).await;
+    let other = client
+        .create_group(creation("other", &["h0", "h1"]))
+        .await
+        .unwrap();
+    assert_ne!(other.into_inner().group.unwrap().mcst_id, mcst_id);
+    let third = client.create_group(creation("third", &["h0", "h1"])).await;
+    assert_eq!(third.unwrap_err().code(), Code::ResourceExhausted);
+}
+
+/// A switch that is taken out of the configuration never returns.
+#[tokio::test]
+async fn without_the_switch_the_mcst_id_is_free() {
+    let mut lab = Lab::two_tiers().await;
+    let (controller, mut client) = lab.start().await;
+    let mcst_id = written_off(&mut lab, &mut client).await;
+    controller.stop().await;
+    lab.config.switches.retain(|s| s.name != LOST);
+    lab.config.topology = Some(Topology::leaf_spine(1, 1, 2).unwrap());
+    let (_controller, mut client) = lab.start().await;
+    with_mcst_id(&mut client, "x", &mcst_id).await.unwrap();
+}
+
+#[tokio::test]
+async fn where_all_switches_are_reached_nothing_is_written_off() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    let answer = by_force(&mut client, "g").await;
+    assert!(answer.complete && answer.written_off_switches.is_empty());
+    assert!(lab.placed().is_empty());
+}
