@@ -1,6 +1,7 @@
 pub(crate) mod collective;
 mod device;
 pub(crate) mod failure;
+mod forget;
 mod help;
 mod messages;
 mod ping;
@@ -30,6 +31,7 @@ use crate::group::{qpn, virtual_qpn};
 use castnet_console::units::pmtu;
 use collective::CollectiveCommand;
 use device::{Device, Kind};
+use forget::ForgetCommand;
 use messages::MessageArgs;
 use ping::PingCommand;
 use report::{TransferReport, connection_line};
@@ -80,6 +82,11 @@ enum Verb {
     Selftest(SelftestCommand),
     /// Checks by ARP which addresses can be reached from this interface: hosts, and McstIDs of installed groups
     Ping(PingCommand),
+    /// Has the controller forget a host that has gone for good
+    #[command(after_help = "Examples:
+  castnet host forget h7
+  castnet topology                              the hosts that the controller knows")]
+    Forget(ForgetCommand),
 }
 
 #[derive(Debug, Args)]
@@ -218,12 +225,14 @@ impl HostCommand {
             signals.first().await;
             asked.store(true, Ordering::Relaxed);
         });
+        let runtime = tokio::runtime::Handle::current();
         let work = move || match self.verb {
             Verb::Send(command) => command.run(output, &stop),
             Verb::Receive(command) => command.run(output, &stop),
             Verb::Collective(command) => command.run(output, &stop),
             Verb::Selftest(command) => command.run(output),
             Verb::Ping(command) => command.run(output, &stop),
+            Verb::Forget(command) => runtime.block_on(command.run(output)),
         };
         tokio::task::spawn_blocking(work).await.map_err(Failure::failed)?
     }

@@ -43,6 +43,12 @@ pub(crate) enum Refusal {
         ip: Ipv4Addr,
         host: String,
     },
+    #[error("there is no host {host:?}")]
+    NoHost { host: String },
+    #[error("host {host:?} is in the topology file, which is where to take it out")]
+    HostOfFile { host: String },
+    #[error("host {host:?} is a member of groups: {}", list_text(.groups))]
+    HostInGroups { host: String, groups: Vec<String> },
     #[error("queue pair {qpn} of {ip} is in group {group:?} already: a queue pair is a member of one group")]
     QueuePairTaken {
         field: String,
@@ -102,7 +108,7 @@ pub(crate) enum Refusal {
     RankTaken { group: String, rank: u16, host: String },
     #[error("group {group:?} has ranks 0 to {}, no rank {rank}", .size.saturating_sub(1))]
     UnknownRank { group: String, rank: u32, size: usize },
-    #[error("round {round} of job {job:?} is without rank {} after {waited:?}", ranks_text(.missing))]
+    #[error("round {round} of job {job:?} is without rank {} after {waited:?}", list_text(.missing))]
     ExchangeTimeout {
         job: String,
         round: u64,
@@ -130,6 +136,8 @@ impl Refusal {
             Self::DuplicateGroup { .. } => (Code::AlreadyExists, "name"),
             Self::NotAMember { .. } => (Code::NotFound, "host"),
             Self::UnknownHost { field, .. } => (Code::NotFound, field),
+            Self::NoHost { .. } => (Code::NotFound, "name"),
+            Self::HostOfFile { .. } | Self::HostInGroups { .. } => (Code::FailedPrecondition, "name"),
             Self::OtherAddress { field, .. } | Self::AddressIsMcstId { field, .. } => {
                 (Code::InvalidArgument, field)
             }
@@ -160,10 +168,10 @@ impl Refusal {
 }
 
 /// `0, 2, 3`, at most a line.
-fn ranks_text(ranks: &[u16]) -> String {
+fn list_text(names: &[impl ToString]) -> String {
     const SHOWN_MAX: usize = 16;
-    let shown: Vec<String> = ranks.iter().take(SHOWN_MAX).map(u16::to_string).collect();
-    match ranks.len().checked_sub(SHOWN_MAX) {
+    let shown: Vec<String> = names.iter().take(SHOWN_MAX).map(ToString::to_string).collect();
+    match names.len().checked_sub(SHOWN_MAX) {
         Some(more) if more > 0 => format!("{} and {more} more", shown.join(", ")),
         _ => shown.join(", "),
     }

@@ -169,10 +169,10 @@ impl Journal {
         self.staged.undo.push(Undo::Forgotten(Box::new(entry)));
     }
 
-    /// `before`: the host before the change.
-    pub(crate) fn stage_host(&mut self, host: &HostRecord, before: Option<HostRecord>) {
-        self.stage(Table::Hosts, &host.name, true);
-        self.staged.undo.push(Undo::Host(host.name.clone(), before));
+    /// `before`: the host before the change; `stays`: whether it is known now.
+    pub(crate) fn stage_host(&mut self, name: &str, before: Option<HostRecord>, stays: bool) {
+        self.stage(Table::Hosts, name, stays);
+        self.staged.undo.push(Undo::Host(name.into(), before));
     }
 
     /// `before`: the McstID before the change; `stays`: whether it is written off now.

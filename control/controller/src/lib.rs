@@ -26,6 +26,7 @@ mod driver;
 mod error;
 mod fabric;
 mod health;
+mod hosts;
 mod journal;
 pub mod kinds;
 pub mod lifecycle;

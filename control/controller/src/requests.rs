@@ -7,7 +7,6 @@ use tokio::sync::watch;
 
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
-use crate::fabric::HostRecord;
 use crate::kinds::Kind;
 use crate::lifecycle::{Event, Phase};
 use crate::planning::{Layout, NoPlan};
@@ -158,6 +157,7 @@ impl Core {
             }
         }
         match self.facts.host_of(*ip, Some(host)) {
+            Some(taken) if self.gives_way(taken, *mac) => Ok(()),
             Some(taken) => Err(Refusal::AddressTaken {
                 field: format!("{prefix}ip"),
                 ip: *ip,
@@ -216,23 +216,6 @@ impl Locked<'_> {
             entry.foreseen = layout.as_ref().map(|layout| layout.plan.clone());
         }
         Ok(layout)
-    }
-
-    pub(crate) fn know(&mut self, endpoint: &HostEndpoint) -> Result<(), Refusal> {
-        let HostEndpoint { name, ip, mac, .. } = endpoint;
-        let record = HostRecord {
-            name: name.clone(),
-            ip: *ip,
-            mac: mac.0,
-        };
-        let before = self.facts.hosts.get(name).cloned();
-        if before.as_ref() != Some(&record) {
-            self.journal.check_open()?;
-            self.journal.stage_host(&record, before);
-            self.facts.set_host(name, Some(record));
-            self.shared.fabric.send_replace(());
-        }
-        Ok(())
     }
 
     pub(crate) fn register(&mut self, host: &HostEndpoint) -> Result<(), Refusal> {

@@ -213,6 +213,12 @@ impl Controller for Service {
         .await
     }
 
+    async fn forget_host(&self, request: Request<v1::ForgetHostRequest>) -> Answer<v1::ForgetHostResponse> {
+        let v1::ForgetHostRequest { name } = request.into_inner();
+        self.stored(|core| core.forget_host(&name)).await?;
+        Ok(Response::new(v1::ForgetHostResponse {}))
+    }
+
     async fn get_topology(&self, _: Request<v1::GetTopologyRequest>) -> Answer<v1::Topology> {
         self.read(|core| {
             Ok(v1::Topology {

@@ -9,6 +9,7 @@ mod common;
 mod durability;
 mod full_disk;
 mod groups;
+mod hosts;
 mod lanes;
 mod layouts;
 mod refusals;
