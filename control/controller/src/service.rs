@@ -139,7 +139,14 @@ impl Controller for Service {
         &self,
         request: Request<v1::DestroyGroupRequest>,
     ) -> Answer<v1::DestroyGroupResponse> {
-        let v1::DestroyGroupRequest { group, force } = request.into_inner();
+        let v1::DestroyGroupRequest {
+            group,
+            force,
+            ends_job,
+        } = request.into_inner();
+        if ends_job && self.shared.read(|core| core.is_of_operator(&group)).await?? {
+            return Ok(Response::new(v1::DestroyGroupResponse::default()));
+        }
         let changed = self.stored(|core| core.destroy(&group)).await?;
         let pending = self.shared.gone(&group, changed).await?;
         let (pending_switches, written_off_switches) = match force && !pending.is_empty() {

@@ -243,20 +243,21 @@ impl Communicator {
         Ok(worked)
     }
 
-    /// Waits until all ranks close, so that each receives its last messages, then leaves. Rank 0 destroys the group. If
-    /// not all close in time or the RNIC fails, it leaves too, and returns the error.
+    /// Waits until all ranks close, so that each receives its last messages, then leaves. Rank 0 removes the group, unless
+    /// an operator made it. If not all close in time or the RNIC fails, it leaves too, and returns the error.
     pub fn close(mut self) -> Result<(), CommError> {
         let result = self.wait_for_goodbyes();
         self.release();
         self.lease = None;
         if let Some(control) = &mut self.control {
-            control.leave();
-            if self.config.rank == 0 && matches!(self.path, CommPath::InNetwork { .. }) {
-                let answer = control.destroy(self.config.job.clone());
-                let patience = self.config.timeouts.close;
-                if let Err(error) = self.await_answer(answer, patience) {
-                    tracing::debug!(%error, job = self.config.job, "destroying the group");
-                }
+            let in_network = matches!(self.path, CommPath::InNetwork { .. });
+            let end = in_network.then(|| control.end(self.config.job.clone(), self.config.rank));
+            let patience = self.config.timeouts.close;
+            if let Some(Err(error)) = end.map(|answer| self.await_answer(answer, patience)) {
+                tracing::debug!(%error, job = self.config.job, "leaving the group");
+            }
+            if let Some(control) = &mut self.control {
+                control.leave();
             }
         }
         result

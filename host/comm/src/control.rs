@@ -105,14 +105,26 @@ impl Control {
         })
     }
 
-    pub(crate) fn destroy(&self, group: String) -> Answer<()> {
+    /// Ends a rank's part of its group, so that no lease runs. Rank 0 also removes the group, unless an operator made it.
+    pub(crate) fn end(&self, group: String, rank: u16) -> Answer<()> {
         let controller = self.controller.clone();
         self.calls.spawn(async move {
-            let request = api::DestroyGroupRequest {
-                group,
+            let mut client = controller.client().await?;
+            let leave = api::LeaveGroupRequest {
+                group: group.clone(),
+                rank: Some(rank.into()),
                 ..Default::default()
             };
-            match controller.client().await?.destroy_group(request).await {
+            let mut ended = client.leave_group(leave).await.map(drop);
+            if rank == 0 && ended.is_ok() {
+                let destroy = api::DestroyGroupRequest {
+                    group,
+                    ends_job: true,
+                    ..Default::default()
+                };
+                ended = client.destroy_group(destroy).await.map(drop);
+            }
+            match ended {
                 Err(status) if status.code() != Code::NotFound => Err(status.into()),
                 _ => Ok(()),
             }

@@ -56,26 +56,52 @@ impl Controller {
         }
     }
 
-    pub(crate) async fn lanes(self, patience: Duration) -> Result<usize, MemberError> {
+    /// The number of lanes of the group. Fails if this host has another role in it.
+    pub(crate) async fn lanes(self, role: api::Role, patience: Duration) -> Result<usize, MemberError> {
         let ask = || async {
             let mut client = self.client().await?;
             let state = self.state(&mut client).await;
             let state = state.map_err(|status| self.refused("joining", status))?;
+            let own = state.members.iter().find(|m| m.host == self.host);
+            own.map_or(Ok(()), |own| self.check_role(role, own.role()))?;
             Ok(state.lanes.len().max(1))
         };
         retry(patience, is_early, ask).await
     }
 
-    /// Joins with this connection, and waits until the group is active.
+    fn check_role(&self, wanted: api::Role, role: api::Role) -> Result<(), MemberError> {
+        match role == wanted {
+            true => Ok(()),
+            false => Err(MemberError::WrongRole {
+                host: self.host.clone(),
+                group: self.group.clone(),
+                role,
+            }),
+        }
+    }
+
+    /// Joins with this connection, and waits until the group is active. Leaves at once if this host has another role in
+    /// it.
     pub(crate) async fn join(
         self,
+        role: api::Role,
         connection: api::Connection,
         patience: Duration,
     ) -> Result<api::GroupState, MemberError> {
-        retry(patience, is_early, || self.join_once(connection.clone())).await
+        let joined = retry(patience, is_early, || self.join_once(role, connection.clone())).await;
+        if matches!(joined, Err(MemberError::WrongRole { .. }))
+            && let Err(error) = self.leave().await
+        {
+            tracing::warn!(%error, "not left");
+        }
+        joined
     }
 
-    async fn join_once(&self, connection: api::Connection) -> Result<api::GroupState, MemberError> {
+    async fn join_once(
+        &self,
+        role: api::Role,
+        connection: api::Connection,
+    ) -> Result<api::GroupState, MemberError> {
         let group = &self.group;
         let refused = |status| self.refused("joining", status);
         let request = api::JoinGroupRequest {
@@ -86,6 +112,7 @@ impl Controller {
         let mut client = self.client().await?;
         let mut states = client.join_group(request).await.map_err(refused)?.into_inner();
         while let Some(state) = states.message().await.map_err(refused)? {
+            self.check_role(role, state.role())?;
             match state.phase() {
                 api::GroupPhase::Active | api::GroupPhase::Degraded => return Ok(state),
                 api::GroupPhase::Failed => {

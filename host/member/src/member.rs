@@ -53,10 +53,10 @@ pub struct Transferred {
     pub elapsed: Duration,
 }
 
-/// Prepares the source of a group. Fails if the controller cannot be reached or does not know the group, or the RNIC
-/// cannot create the QPs.
+/// Prepares the source of a group. Fails if the controller cannot be reached or does not know the group, this host is
+/// not its source, or the RNIC cannot create the QPs.
 pub fn source(config: MemberConfig, rnic: &mut dyn Rnic) -> Result<Prepared<'_, Source>, MemberError> {
-    let (host, qpns) = create_qps(config, rnic)?;
+    let (host, qpns) = create_qps(config, api::Role::Source, rnic)?;
     Ok(Prepared::new(host, qpns, api::Role::Source, Source, &[]))
 }
 
@@ -65,7 +65,7 @@ pub fn receiver(
     config: MemberConfig,
     rnic: &mut dyn Rnic,
 ) -> Result<Prepared<'_, StreamReceiver>, MemberError> {
-    let (host, qpns) = create_qps(config, rnic)?;
+    let (host, qpns) = create_qps(config, api::Role::Receiver, rnic)?;
     let config = ReceiverConfig {
         by_write: host.config.by_write,
         message_size: host.config.message_size,
@@ -82,19 +82,23 @@ pub fn message_receiver(
     rnic: &mut dyn Rnic,
     messages: Messages,
 ) -> Result<Prepared<'_, MessageReceiver>, MemberError> {
-    let (host, qpns) = create_qps(config, rnic)?;
+    let (host, qpns) = create_qps(config, api::Role::Receiver, rnic)?;
     let (by_write, slots) = (host.config.by_write, host.config.slots);
     let side = MessageReceiver::new(host.rnic, &qpns, by_write, messages, slots)?;
     let rings: Vec<_> = side.rings().collect();
     Ok(Prepared::new(host, qpns, api::Role::Receiver, side, &rings))
 }
 
-fn create_qps(config: MemberConfig, rnic: &mut dyn Rnic) -> Result<(Host<'_>, Vec<Qpn>), MemberError> {
+fn create_qps(
+    config: MemberConfig,
+    role: api::Role,
+    rnic: &mut dyn Rnic,
+) -> Result<(Host<'_>, Vec<Qpn>), MemberError> {
     let mut host = Host::new(rnic, config)?;
     let (mut lanes, mut qpn) = (1, None);
     match host.config.group {
         Group::Named { wait, .. } => {
-            if let Some(call) = host.start(|controller| controller.lanes(wait)) {
+            if let Some(call) = host.start(|controller| controller.lanes(role, wait)) {
                 lanes = host.await_call(call)??;
             }
         }
@@ -150,21 +154,17 @@ impl<'r, T> Prepared<'r, T> {
     pub fn join(mut self) -> Result<Member<'r, T>, MemberError> {
         let group = match &self.host.config.group {
             Group::Fixed { address, .. } => address.clone(),
-            Group::Named { name, wait, .. } => {
-                let (name, wait) = (name.clone(), *wait);
+            Group::Named { wait, .. } => {
+                let wait = *wait;
                 let connection = self.connection;
-                let call = self.host.start(|controller| controller.join(connection, wait));
+                let role = self.role;
+                let call = self
+                    .host
+                    .start(|controller| controller.join(role, connection, wait));
                 let state = match call {
                     Some(call) => self.host.await_call(call)??,
                     None => api::GroupState::default(),
                 };
-                if state.role() != self.role {
-                    return Err(MemberError::WrongRole {
-                        host: self.host.config.host,
-                        group: name,
-                        role: state.role(),
-                    });
-                }
                 GroupAddress::try_from(&state)?
             }
         };

@@ -3,4 +3,6 @@
 mod bench;
 mod cli;
 mod collective;
+mod fabric;
 mod live;
+mod lives;

@@ -89,6 +89,7 @@ pub(crate) trait GroupKind {
     /// Whether a rule that a switch has lost can be installed again while data flows. If not, the group fails with it.
     fn outlives_switches(&self) -> bool;
 
+    /// Whether a job created it: then it goes with its ranks, and stays for a moment after a failure.
     fn lingers(&self) -> bool {
         false
     }

@@ -1,0 +1,90 @@
+//! Hosts that do not do what their group is for, and what stays of the group.
+
+use castnet_comm::Operation;
+use castnet_member::{Group, MemberConfig, MemberError, Role};
+use castnet_proto::transport::Security;
+use castnet_proto::v1;
+use castnet_proto::v1::{GroupPhase, MemberPhase};
+
+use crate::fabric::{Fabric, communicator};
+
+fn config(fabric: &Fabric, host: &str, group: &str) -> MemberConfig {
+    let group = Group::Named {
+        name: group.into(),
+        controller: fabric.controller.address().expect("an address").clone(),
+        security: Security::default(),
+        wait: std::time::Duration::ZERO,
+    };
+    MemberConfig::new(host, group)
+}
+
+async fn state(fabric: &Fabric, group: &str) -> v1::GroupState {
+    let request = v1::GetGroupRequest { group: group.into() };
+    let answer = fabric.client.clone().get_group(request).await.expect("a group");
+    answer.into_inner().state.expect("of multicast")
+}
+
+/// `receive` at the host that is to send: it leaves at once, and the group waits for it as before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_wrong_verb_takes_no_place() {
+    let fabric = Fabric::new().await;
+    fabric
+        .run("group create g --source h0 --members h1".split(' ').collect())
+        .await;
+    let (open, config) = (fabric.rnic(0), config(&fabric, "h0", "g"));
+    let wrong = tokio::task::spawn_blocking(move || {
+        let mut rnic = open();
+        let prepared = castnet_member::receiver(config, &mut rnic);
+        prepared.map(drop).expect_err("it is the source")
+    });
+    let wrong = wrong.await.expect("no panic");
+    assert!(
+        matches!(
+            wrong,
+            MemberError::WrongRole {
+                role: Role::Source,
+                ..
+            }
+        ),
+        "{wrong}"
+    );
+    let state = state(&fabric, "g").await;
+    assert_eq!(state.phase(), GroupPhase::Registered);
+    assert!(
+        state.members.iter().all(|m| m.phase() == MemberPhase::Expected),
+        "{state:?}"
+    );
+}
+
+/// Ranks close, rank 0 the group: one that an operator made waits for the next job, one of the job is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_leaves_the_group_of_an_operator() {
+    let fabric = Fabric::new().await;
+    let create = "group create job --collective --ranks h0,h1,h2,h3";
+    for is_of_operator in [true, false] {
+        if is_of_operator {
+            fabric.run(create.split(' ').collect()).await;
+        }
+        let ranks = (0..4).map(|rank| {
+            let connect = communicator(&fabric, rank);
+            tokio::task::spawn_blocking(move || {
+                let mut communicator = connect();
+                communicator
+                    .allreduce(&mut [1.0_f32; 8], Operation::Sum)
+                    .expect("sums");
+                communicator.close().expect("closed");
+            })
+        });
+        for rank in ranks.collect::<Vec<_>>() {
+            rank.await.expect("no panic");
+        }
+        let listed = fabric.castnet(&["group", "list"]).await;
+        match is_of_operator {
+            true => {
+                assert_eq!(listed[0]["joined"], 0, "{listed}");
+                fabric.castnet(&["group", "destroy", "job"]).await;
+            }
+            false => assert_eq!(listed, serde_json::json!([])),
+        }
+    }
+}
