@@ -100,6 +100,17 @@ Examples:
         #[arg(long, value_name = "N")]
         worker: u32,
     },
+    /// Puts a member out of a group, which goes on without it; with a rank, a collective group fails
+    #[command(after_help = "Examples:
+  castnet group evict g h3          receivers that are left are not disturbed
+  castnet group evict job 2         rank 2 of a collective group: it fails at all ranks, which learn why")]
+    Evict {
+        /// Its name
+        group: String,
+        /// Its host, or its rank
+        #[arg(value_name = "HOST|RANK")]
+        member: String,
+    },
     /// Removes a group from all switches and from the controller
     #[command(
         visible_alias = "rm",
@@ -221,6 +232,13 @@ struct Destroyed {
     complete: bool,
     pending_switches: Vec<String>,
     written_off_switches: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Evicted {
+    group: String,
+    member: String,
+    pending_switches: Vec<String>,
 }
 
 fn destroyed(group: String, answer: api::DestroyGroupResponse) -> Done<Destroyed> {
@@ -362,6 +380,33 @@ impl GroupCommand {
                 "each switch has its own workers: name the switch at which group {group} moves"
             ))
             .next(format!("castnet group move {group} --worker N --agent URL"))),
+            Verb::Evict { group, member } => {
+                let (of, who) = (group.clone(), member.clone());
+                let request = api::EvictMemberRequest {
+                    group: of,
+                    member: who,
+                };
+                let answer = controller.evict_member(request).await;
+                let pending_switches = answer
+                    .map_err(|s| refused(s, &group))?
+                    .into_inner()
+                    .pending_switches;
+                let later = match pending_switches.is_empty() {
+                    true => String::new(),
+                    false => format!(
+                        "; {} cannot be reached now, and may wait for it until then",
+                        pending_switches.join(", ")
+                    ),
+                };
+                output.show(&Done {
+                    sentence: format!("{member} is put out of group {group}{later}"),
+                    facts: Evicted {
+                        group,
+                        member,
+                        pending_switches,
+                    },
+                })
+            }
             Verb::Destroy { group, force } => {
                 let request = api::DestroyGroupRequest {
                     group: group.clone(),

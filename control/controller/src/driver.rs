@@ -241,6 +241,46 @@ pub(crate) fn place(core: &mut Locked<'_>, name: &str, layout: Layout) -> Result
     Ok(plan)
 }
 
+/// Brings the changed rules of a running group to its switches, the top one first. A switch that cannot be reached gets
+/// them when it is reconciled.
+pub(crate) async fn update(shared: Arc<Shared>, name: String) {
+    if shared.durable().await.is_err() {
+        return;
+    }
+    let (generation, switches) = {
+        let core = shared.lock();
+        let Some(record) = core.groups.get(&name).map(Entry::record) else {
+            return;
+        };
+        let tree = record.plan.iter().flat_map(|p| &p.tree).map(|s| s.name.clone());
+        let mut switches: Vec<String> = tree.collect();
+        let others: Vec<String> = record
+            .placed
+            .iter()
+            .filter(|s| !switches.contains(s))
+            .cloned()
+            .collect();
+        switches.extend(others);
+        (record.generation, switches)
+    };
+    for switch in switches {
+        let done = match shared.links.get(&switch) {
+            Some(link) => link.sync(&shared, &name).await,
+            None => Err(SwitchError::Unreachable("no agent is configured for it".into())),
+        };
+        let mut core = shared.lock();
+        let runs = |r: &Record| r.generation == generation && r.phase.has_run();
+        if !core.groups.get(&name).is_some_and(|e| runs(e.record())) {
+            return;
+        }
+        match done {
+            Ok(()) => core.has_its_part(&switch, &name),
+            Err(error) => core.unsettled(&switch, &name, &error.failure(&switch).reason),
+        }
+        core.recover(&name);
+    }
+}
+
 /// Removes the group from its switches, the top one first: that stops all traffic. Whether there is more to do.
 async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     let name = record.name.as_str();

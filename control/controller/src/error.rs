@@ -80,6 +80,20 @@ pub(crate) enum Refusal {
     /// `size`: number of McstIDs of the pool.
     #[error("the pool {pool} is used up: all {size} McstIDs are in use")]
     PoolExhausted { pool: Ipv4Net, size: usize },
+    #[error(
+        "host {host:?} is the {what} of group {group:?}, which does not go on without it: destroy the group"
+    )]
+    Needed {
+        host: String,
+        group: String,
+        what: &'static str,
+    },
+    #[error("host {host:?} has several ranks of group {group:?}: {}; say which rank", list_text(.ranks))]
+    SeveralRanks {
+        host: String,
+        group: String,
+        ranks: Vec<u16>,
+    },
     /// The group is not in a state for it; `way_out` is what to do.
     #[error("group {group:?} {state}: {way_out}")]
     NotNow {
@@ -148,6 +162,8 @@ impl Refusal {
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
             Self::NotNow { field, .. } => (Code::FailedPrecondition, field),
+            Self::Needed { .. } => (Code::FailedPrecondition, "member"),
+            Self::SeveralRanks { .. } => (Code::InvalidArgument, "member"),
             Self::OtherSize { .. } => (Code::InvalidArgument, "size"),
             Self::OtherSetting { field, .. } => (Code::InvalidArgument, field),
             Self::OtherHost { .. } => (Code::InvalidArgument, "host"),

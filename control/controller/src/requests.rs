@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
 use crate::kinds::Kind;
+use crate::kinds::multicast::evict::Afterwards;
 use crate::lifecycle::{Event, Phase};
 use crate::planning::{Layout, NoPlan};
 use crate::record::Record;
@@ -229,6 +230,17 @@ impl Locked<'_> {
         self.know(host)
     }
 
+    /// Puts a member out of a group of any kind.
+    pub(crate) fn evict(&mut self, group: &str, member: &str) -> Result<watch::Receiver<()>, Refusal> {
+        let entry = self.group(group)?;
+        let changed = entry.changed.subscribe();
+        match entry.record().kind {
+            Kind::Multicast(_) => self.evict_host(group, member, Afterwards::Gone)?,
+            Kind::Collective(_) => self.evict_rank(group, member)?,
+        }
+        Ok(changed)
+    }
+
     /// Starts the removal of a group from all switches; then it is forgotten.
     pub(crate) fn destroy(&mut self, group: &str) -> Result<watch::Receiver<()>, Refusal> {
         let changed = self.group(group)?.changed.subscribe();
@@ -238,6 +250,27 @@ impl Locked<'_> {
 }
 
 impl Shared {
+    /// Waits until the switches have the changed rules of a running group; returns those that cannot be reached.
+    pub(crate) async fn updated(
+        &self,
+        group: &str,
+        changed: watch::Receiver<()>,
+    ) -> Result<Vec<String>, Refusal> {
+        let pending = |core: &Core| {
+            let Some(entry) = core.groups.get(group).filter(|e| e.record().phase.has_run()) else {
+                return Some(Vec::new());
+            };
+            let lacks = |switch: &&String| match entry.record().wanted_rule(switch) {
+                Some(_) => !entry.confirmed.contains(*switch),
+                None => true,
+            };
+            let pending: Vec<String> = entry.record().placed.iter().filter(lacks).cloned().collect();
+            let tried = pending.iter().all(|s| entry.problems.contains_key(s));
+            tried.then_some(pending)
+        };
+        Ok(self.find(changed, pending).await?.unwrap_or_default())
+    }
+
     /// Waits until a group that is being destroyed is gone or waits for unreachable switches; returns those.
     pub(crate) async fn gone(
         &self,

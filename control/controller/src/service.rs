@@ -160,6 +160,16 @@ impl Controller for Service {
         }))
     }
 
+    async fn evict_member(
+        &self,
+        request: Request<v1::EvictMemberRequest>,
+    ) -> Answer<v1::EvictMemberResponse> {
+        let v1::EvictMemberRequest { group, member } = request.into_inner();
+        let changed = self.stored(|core| core.evict(&group, &member)).await?;
+        let pending_switches = self.shared.updated(&group, changed).await?;
+        Ok(Response::new(v1::EvictMemberResponse { pending_switches }))
+    }
+
     async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Answer<v1::Group> {
         let name = &request.get_ref().group;
         self.read(|core| Ok(shown(core, core.group(name)?))).await

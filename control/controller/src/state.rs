@@ -299,7 +299,8 @@ impl Locked<'_> {
                     let ending = Ending::failed(generation, None, Some(switch), reason);
                     self.try_step(name, Event::Lost, Some(ending));
                 }
-                None if !phase.wants_rules() && is_placed => {
+                // It is removed, or was evicted with the members there.
+                None if is_placed && entry.record().wanted_rule(switch).is_none() => {
                     entry.problems.remove(switch);
                     self.try_change(name, |r| {
                         r.placed.remove(switch);
@@ -311,7 +312,23 @@ impl Locked<'_> {
         }
     }
 
-    fn recover(&mut self, name: &str) {
+    /// A switch has its part of a running group: its rules, or none if it is not in the tree.
+    pub(crate) fn has_its_part(&mut self, switch: &str, name: &str) {
+        let Some(entry) = self.groups.get_mut(name) else {
+            return;
+        };
+        entry.problems.remove(switch);
+        if entry.record().wanted_rule(switch).is_some() {
+            entry.confirmed.insert(switch.into());
+        } else if entry.record().placed.contains(switch) {
+            return self.try_change(name, |r| {
+                r.placed.remove(switch);
+            });
+        }
+        self.notify(name);
+    }
+
+    pub(crate) fn recover(&mut self, name: &str) {
         let back = |e: &Entry| e.record().phase == Phase::Degraded && e.is_confirmed();
         if self.group(name).is_ok_and(back) {
             self.try_step(name, Event::SwitchesBack, None);

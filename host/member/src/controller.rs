@@ -48,6 +48,11 @@ impl Controller {
         Ok(answer.into_inner().state.unwrap_or_default())
     }
 
+    fn is_in(&self, state: &api::GroupState) -> bool {
+        let own = state.members.iter().find(|m| m.host == self.host);
+        own.is_some_and(|m| m.phase() != api::MemberPhase::Expected)
+    }
+
     fn refused(&self, doing: &'static str, status: Status) -> MemberError {
         MemberError::Status {
             doing,
@@ -157,7 +162,7 @@ impl Controller {
         }
     }
 
-    /// Waits until the group is destroyed, or the source leaves before this receiver, and returns which.
+    /// Waits until the group is destroyed, goes on without this receiver, or its source leaves before, and returns which.
     pub(crate) async fn lost(self) -> MemberError {
         let mut looks_without_source = 0;
         loop {
@@ -167,6 +172,10 @@ impl Controller {
             };
             let group = self.group.clone();
             match self.state(&mut client).await {
+                Ok(state) if !self.is_in(&state) && has_source(&state) => {
+                    let host = self.host;
+                    return MemberError::Evicted { host, group };
+                }
                 Ok(state) if has_source(&state) || state.source == self.host => looks_without_source = 0,
                 Ok(state) => {
                     looks_without_source += 1;

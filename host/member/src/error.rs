@@ -57,6 +57,9 @@ pub enum MemberError {
     /// The group was destroyed during the transfer.
     #[error("group {group} was destroyed before the end")]
     Destroyed { group: String },
+    /// The group goes on without this member.
+    #[error("{host} was put out of group {group}")]
+    Evicted { host: String, group: String },
     /// [`crate::MemberConfig::interrupt`] was set.
     #[error("interrupted")]
     Interrupted,

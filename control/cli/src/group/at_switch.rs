@@ -184,6 +184,10 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
                 sentence,
             })
         }
+        Verb::Evict { group, .. } => Err(Failure::usage(format!(
+            "the controller knows the members of group {group}, a switch only its own"
+        ))
+        .next("leave --agent out")),
         Verb::Destroy { group, force: true } => Err(Failure::usage(format!(
             "group {group} is removed from this switch alone: --force is for switches that the controller cannot reach"
         ))

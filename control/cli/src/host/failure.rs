@@ -57,6 +57,9 @@ pub(crate) fn member(error: MemberError) -> Failure {
         }
         MemberError::WrongRole { .. } => Failure::refused(what)
             .next("castnet host send is for the source, castnet host receive for receivers"),
+        MemberError::Evicted { group, .. } => {
+            Failure::refused(what).next(format!("castnet group show {group}"))
+        }
         MemberError::Silent { after } => {
             Failure::unreachable(format!("nothing has been acknowledged for {}", span(after)))
                 .next("castnet group show GROUP lists the receivers that are behind")

@@ -1,12 +1,12 @@
 //! Hosts that do not do what their group is for, and what stays of the group.
 
 use castnet_comm::Operation;
-use castnet_member::{Group, MemberConfig, MemberError, Role};
+use castnet_member::{Group, MemberConfig, MemberError, Role, StreamHeader};
 use castnet_proto::transport::Security;
 use castnet_proto::v1;
 use castnet_proto::v1::{GroupPhase, MemberPhase};
 
-use crate::fabric::{Fabric, communicator};
+use crate::fabric::{Fabric, PATIENCE, communicator};
 
 fn config(fabric: &Fabric, host: &str, group: &str) -> MemberConfig {
     let group = Group::Named {
@@ -86,5 +86,59 @@ async fn a_job_leaves_the_group_of_an_operator() {
             }
             false => assert_eq!(listed, serde_json::json!([])),
         }
+    }
+}
+
+/// A receiver that has died holds the others up until it is put out. They get every byte, over the same queue pairs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_goes_on_without_a_receiver_that_died() {
+    const BYTES: usize = 3_000_000;
+    let fabric = Fabric::new().await;
+    let create = "group create g --source h0 --members h1,h2,h3";
+    fabric.run(create.split(' ').collect()).await;
+    let part = |host: usize| (fabric.rnic(host), config(&fabric, &format!("h{host}"), "g"));
+    let content: Vec<u8> = (0..BYTES).map(|i| (i % 251) as u8).collect();
+
+    let (open, config) = part(0);
+    let (bytes, (acknowledged, mut progress)) = (content.clone(), tokio::sync::watch::channel(0));
+    let source = tokio::task::spawn_blocking(move || {
+        let mut rnic = open();
+        let mut source = castnet_member::source(config, &mut rnic)?.join()?;
+        let header = StreamHeader {
+            name: "bytes".into(),
+            length: Some(BYTES as u64),
+        };
+        let mut tell = |bytes: u64, _| {
+            acknowledged.send_replace(bytes);
+        };
+        source.send(&header, &mut bytes.as_slice(), &mut tell)?;
+        source.leave()
+    });
+    let receivers = [1, 3].map(|host| {
+        let (open, config) = part(host);
+        tokio::task::spawn_blocking(move || {
+            let mut rnic = open();
+            let mut receiver = castnet_member::receiver(config, &mut rnic)?.join()?;
+            let (_, copy) = receiver.receive(&mut |_| Ok(Vec::new()), &mut |_, _| {})?;
+            receiver.leave()?;
+            Ok::<_, MemberError>(copy)
+        })
+    });
+    // It goes without a word after the first bytes.
+    let (open, config) = part(2);
+    let dead = tokio::task::spawn_blocking(move || {
+        let mut rnic = open();
+        let mut receiver = castnet_member::receiver(config, &mut rnic)?.join()?;
+        let first = &mut |_: Option<&StreamHeader>, bytes| assert!(bytes < 100_000, "killed");
+        receiver.receive(&mut |_| Ok(Vec::new()), first).map(drop)
+    });
+    assert!(dead.await.expect_err("it dies").is_panic());
+    let some = tokio::time::timeout(PATIENCE, progress.wait_for(|bytes| *bytes > 0)).await;
+    some.expect("in time").expect("a source");
+    fabric.run("group evict g h2".split(' ').collect()).await;
+    source.await.expect("no panic").expect("all is acknowledged");
+    for receiver in receivers {
+        let copy = receiver.await.expect("no panic").expect("all has come");
+        assert!(copy == content, "{} bytes of {BYTES}", copy.len());
     }
 }

@@ -7,6 +7,7 @@ mod collective_restarts;
 mod collectives;
 mod common;
 mod durability;
+mod evict;
 mod full_disk;
 mod groups;
 mod hosts;

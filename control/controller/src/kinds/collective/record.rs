@@ -9,6 +9,7 @@ use castnet_rules::{
 use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
+use crate::error::Refusal;
 use crate::kinds::{Ends, Joining};
 use crate::record::text;
 
@@ -191,6 +192,22 @@ impl Collective {
         match self.ranks.get(usize::from(rank)).map(|r| r.host.as_str()) {
             None | Some("") => format!("rank {rank}"),
             Some(host) => format!("rank {rank} (host {host})"),
+        }
+    }
+
+    /// The rank of a host that has one.
+    pub(crate) fn only_rank_at(&self, group: &str, host: &str) -> Result<u16, Refusal> {
+        let ranks = (0..).zip(&self.ranks).filter(|(_, r)| r.host == host);
+        let ranks: Vec<u16> = ranks.map(|(rank, _)| rank).collect();
+        let (host, group) = (host.to_owned(), group.to_owned());
+        match *ranks {
+            [rank] => Ok(rank),
+            [] => Err(Refusal::NotAMember {
+                host,
+                group,
+                members: self.ranks.iter().map(|r| r.host.clone()).collect(),
+            }),
+            _ => Err(Refusal::SeveralRanks { host, group, ranks }),
         }
     }
 

@@ -345,16 +345,39 @@ impl Locked<'_> {
         }
     }
 
-    pub(crate) fn leave_collective(&mut self, group: &str, rank: u32) -> Result<bool, Refusal> {
+    /// Puts out a rank, by its number or the name of its host: the group fails at all ranks, with its name.
+    pub(crate) fn evict_rank(&mut self, group: &str, member: &str) -> Result<(), Refusal> {
         let (entry, ranks) = self.collective(group)?;
-        let rank = u16::try_from(rank)
-            .ok()
-            .filter(|r| usize::from(*r) < ranks.ranks.len())
-            .ok_or_else(|| Refusal::UnknownRank {
+        let rank = match member.parse() {
+            Ok(rank) => self.rank_of(group, rank)?,
+            Err(_) => ranks.only_rank_at(group, member)?,
+        };
+        if ranks.seat(rank).is_none() {
+            return Err(Refusal::NotNow {
+                field: "member",
                 group: group.into(),
-                rank,
-                size: ranks.ranks.len(),
-            })?;
+                state: "waits for this rank",
+                way_out: "there is none to evict",
+            });
+        }
+        let reason = format!("{} was evicted by an operator", ranks.rank_name(rank));
+        let ending = Ending::failed(entry.record().generation, Some(rank), None, reason);
+        self.rank_gone(group, rank, Event::Lost, Some(ending))
+    }
+
+    fn rank_of(&self, group: &str, rank: u32) -> Result<u16, Refusal> {
+        let size = self.collective(group)?.1.ranks.len();
+        let known = u16::try_from(rank).ok().filter(|r| usize::from(*r) < size);
+        known.ok_or_else(|| Refusal::UnknownRank {
+            group: group.into(),
+            rank,
+            size,
+        })
+    }
+
+    pub(crate) fn leave_collective(&mut self, group: &str, rank: u32) -> Result<bool, Refusal> {
+        let rank = self.rank_of(group, rank)?;
+        let (entry, ranks) = self.collective(group)?;
         let Some(seat) = ranks.seat(rank).cloned() else {
             return Ok(false);
         };

@@ -14,6 +14,8 @@ use crate::planning::planned_member;
 use crate::record::Record;
 use crate::table::Entry;
 
+pub(crate) mod evict;
+mod prune;
 pub mod record;
 pub(crate) mod requests;
 pub(crate) mod view;

@@ -93,11 +93,11 @@ impl Multicast {
         self.members.iter().all(|m| matches!(m.state, Joining::Joined(_)))
     }
 
-    /// Whether its traffic is over: the source has left, or all receivers.
+    /// Whether its traffic is over: the source has gone, or all receivers.
     pub fn is_over(&self) -> bool {
-        let left = |m: &MemberRecord| matches!(m.state, Joining::Left(_));
-        let source_left = self.members.iter().any(|m| m.host == self.source && left(m));
-        source_left || self.members.iter().filter(|m| m.host != self.source).all(left)
+        let gone = |m: &MemberRecord| !matches!(m.state, Joining::Joined(_));
+        let source_gone = self.members.iter().any(|m| m.host == self.source && gone(m));
+        source_gone || self.members.iter().filter(|m| m.host != self.source).all(gone)
     }
 
     /// Hosts that have not joined.

@@ -227,7 +227,7 @@ impl Shared {
 }
 
 impl Core {
-    fn member(&self, group: &str, host: &str) -> Result<(&Record, &MemberRecord), Refusal> {
+    pub(super) fn member(&self, group: &str, host: &str) -> Result<(&Record, &MemberRecord), Refusal> {
         let (entry, kind) = self.multicast(group)?;
         match kind.member(host) {
             Some((_, member)) => Ok((entry.record(), member)),

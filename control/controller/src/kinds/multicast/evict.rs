@@ -1,0 +1,80 @@
+//! Members that are put out of their group while the others go on.
+//!
+//! A group that runs gets rules without the member, as a new generation in the place of the old one: its addresses, the
+//! queue pairs of the others and their PSNs stay. A switch that replaces a running rule forgets what its paths have
+//! acknowledged, and learns it from the next data and the answers to it, as after a restart: until then it acknowledges
+//! nothing, so M1 and M2 hold. What is in flight meanwhile is replicated to all that are left.
+
+use std::sync::Arc;
+
+use super::prune;
+use crate::core::Locked;
+use crate::driver;
+use crate::error::Refusal;
+use crate::kinds::Kind;
+use crate::lifecycle::{Event, Phase};
+
+/// Whether a member that was put out stays a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Afterwards {
+    /// It is none any more.
+    Gone,
+}
+
+impl Locked<'_> {
+    /// Puts a receiver out.
+    pub(crate) fn evict_host(
+        &mut self,
+        group: &str,
+        host: &str,
+        afterwards: Afterwards,
+    ) -> Result<(), Refusal> {
+        let (record, member) = self.member(group, host)?;
+        let phase = record.phase;
+        let (_, kind) = self.multicast(group)?;
+        let others = kind
+            .members
+            .iter()
+            .any(|m| m.host != kind.source && m.host != host);
+        if kind.source == host || !others {
+            return Err(Refusal::Needed {
+                host: host.into(),
+                group: group.into(),
+                what: match kind.source == host {
+                    true => "source",
+                    false => "last receiver",
+                },
+            });
+        }
+        let has_rules = phase.has_run() && member.state.seat().is_some();
+        tracing::info!(group, host, "evicted");
+        self.change(group, |r| {
+            let Kind::Multicast(kind) = &mut r.kind else {
+                return;
+            };
+            let members = Arc::make_mut(&mut kind.members);
+            match afterwards {
+                Afterwards::Gone => members.retain(|m| m.host != host),
+            }
+            if let Some(plan) = r.plan.as_ref().filter(|_| has_rules) {
+                let mut plan = prune::without(plan, host);
+                r.generation += 1;
+                for rule in plan.rules.values_mut() {
+                    rule.generation = r.generation;
+                }
+                r.plan = Some(Arc::new(plan));
+            }
+        })?;
+        if phase == Phase::Installing {
+            return self.step(group, Event::Withdrawn, None);
+        }
+        if phase.has_run() && self.multicast(group)?.1.is_over() {
+            return self.step(group, Event::Ended, None);
+        }
+        if has_rules {
+            let shared = self.shared;
+            shared.spawn(driver::update(shared.clone(), group.into()));
+        }
+        self.settle(group)
+    }
+}
