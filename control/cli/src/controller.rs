@@ -65,13 +65,11 @@ impl FromStr for NamedSwitch {
             .split_once('=')
             .filter(|(name, _)| !name.is_empty())
             .ok_or_else(form)?;
+        let name = castnet_console::units::name(name)?;
         let agent = agent
             .parse()
             .map_err(|e: castnet_proto::transport::BadAddress| e.to_string())?;
-        Ok(Self(SwitchConfig {
-            name: name.to_owned(),
-            agent,
-        }))
+        Ok(Self(SwitchConfig { name, agent }))
     }
 }
 
@@ -126,7 +124,7 @@ impl ControllerCommand {
         let config = self.settings()?;
         let signals = Signals::catch()?;
         let controller = Controller::start(config).await.map_err(|e| match e {
-            StartError::Config { .. } => Failure::usage(e),
+            StartError::Config(_) => Failure::usage(e),
             StartError::Store(_) => Failure::failed(e).next(
                 "see that no other controller has the same --store, and that this user may write to it",
             ),

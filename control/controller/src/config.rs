@@ -1,17 +1,17 @@
 //! The configuration of a controller.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use castnet_proto::convert::name_from_proto;
 use castnet_proto::transport::{Address, Security, TlsFiles};
 use castnet_rules::{Ipv4Net, PREFIX_TEXT};
 use castnet_toml_reader::{Faults, Value};
-use castnet_topology::{Switch, SwitchKind, Topology, overlaps};
+use castnet_topology::{Topology, pool_fault};
 
-use crate::error::StartError;
+use crate::check::{TIMEOUT_MAX, timeout_text};
 
 /// Default pool of McstIDs: 65,534 of them. No host may have an address of it.
 pub const DEFAULT_MCST_POOL: &str = "10.200.0.0/16";
@@ -132,7 +132,14 @@ impl Config {
                 let text = std::fs::read_to_string(&file).map_err(|e| format!("{shown}: {e}"));
                 v.accept(Topology::from_toml(&v.accept(text)?).map_err(|faults| faults.in_file(shown)))
             });
-            if let Some(pool) = t.get("mcst_pool", |v| v.parsed(PREFIX_TEXT)) {
+            let pool = t.get("mcst_pool", |v| {
+                let pool: Ipv4Net = v.parsed(PREFIX_TEXT)?;
+                let fault = pool_fault(&pool);
+                v.accept(fault.map_or(Ok(pool), |why| {
+                    Err(format!("{pool} cannot be a pool of McstIDs: {why}"))
+                }))
+            });
+            if let Some(pool) = pool {
                 config.mcst_pool = pool;
             }
             config.verify_mac = t.get("verify_mac", Value::flag).unwrap_or_default();
@@ -150,13 +157,14 @@ impl Config {
             let timeouts = &mut config.timeouts;
             t.get("timeouts", |v| {
                 let t = v.table("a table: { switch_ms, host_ms, reconcile_ms, link_ms }")?;
-                for (name, timeout) in [
-                    ("switch_ms", &mut timeouts.switch),
-                    ("host_ms", &mut timeouts.host),
-                    ("reconcile_ms", &mut timeouts.reconcile),
-                    ("link_ms", &mut timeouts.link),
+                for (name, least, timeout) in [
+                    ("switch_ms", 1, &mut timeouts.switch),
+                    ("host_ms", 1, &mut timeouts.host),
+                    ("reconcile_ms", 1, &mut timeouts.reconcile),
+                    ("link_ms", 0, &mut timeouts.link),
                 ] {
-                    if let Some(ms) = t.get(name, |v| v.number(0..=u64::MAX, "is over 64 bits")) {
+                    let range = least..=TIMEOUT_MAX.as_millis() as u64;
+                    if let Some(ms) = t.get(name, |v| v.number(range, &timeout_text(least))) {
                         *timeout = Duration::from_millis(ms);
                     }
                 }
@@ -164,7 +172,7 @@ impl Config {
             });
             config.switches = t.items("switches", "a list of switches: [[switches]]", |v| {
                 let t = v.table("a switch: [[switches]]")?;
-                let name = t.need("name", "a name in quotes", Value::string);
+                let name = t.need("name", "a name in quotes", |v| v.accept(name_of(v.text()?)));
                 let agent = t.need("agent", "the address of its agent", Value::parse);
                 Some(SwitchConfig {
                     name: name?,
@@ -174,53 +182,10 @@ impl Config {
             Some(config)
         })
     }
+}
 
-    pub(crate) fn check(&self) -> Result<(), StartError> {
-        let bad = |field: String, reason: String| Err(StartError::Config { field, reason });
-        let mut names = BTreeSet::new();
-        for (i, switch) in self.switches.iter().enumerate() {
-            if let Err(invalid) = castnet_proto::convert::name_from_proto("name", &switch.name) {
-                return bad(format!("switches[{i}]"), invalid.to_string());
-            }
-            if !names.insert(&switch.name) {
-                return bad(
-                    format!("switches[{i}].name"),
-                    format!("{:?} is there twice", switch.name),
-                );
-            }
-        }
-        let switches = || self.topology.iter().flat_map(Topology::switches);
-        // Castnet switches have agents, others have none.
-        let wrong = |s: &&Switch| names.contains(&s.name) != (s.kind == SwitchKind::Castnet);
-        if let Some(Switch { name, kind, .. }) = switches().find(wrong) {
-            let reason = match kind {
-                SwitchKind::Castnet => format!(
-                    "the topology has a switch {name:?}, but its agent is not configured; one without is of kind = \"plain\" or \"router\""
-                ),
-                SwitchKind::Plain | SwitchKind::Router => format!(
-                    "{name:?} has an agent, but the topology says that it runs no groups (kind = {:?})",
-                    kind.name()
-                ),
-            };
-            return bad("switches".into(), reason);
-        }
-        let (pool, mut prefixes) = (
-            self.mcst_pool,
-            switches().filter_map(|s| Some((&s.name, s.mcst_prefix?))),
-        );
-        if let Some((name, prefix)) = prefixes.find(|(_, prefix)| overlaps(prefix, &pool)) {
-            let reason = format!("{pool} overlaps mcst_prefix {prefix} of switch {name:?} in the topology");
-            return bad("mcst_pool".into(), reason);
-        }
-        let mut missing = self.topology.iter().flat_map(Topology::prefixes_missing);
-        if let Some(missing) = missing.next() {
-            return bad("topology".into(), missing.to_string());
-        }
-        if self.mcst_pool.hosts().next().is_none() {
-            return bad("mcst_pool".into(), format!("{} has no address", self.mcst_pool));
-        }
-        Ok(())
-    }
+fn name_of(text: &str) -> Result<String, String> {
+    name_from_proto("name", text).map_err(|invalid| invalid.faults()[0].kind.to_string())
 }
 
 /// A point of an installation at which tests can halt a controller, as if killed.
@@ -269,8 +234,6 @@ impl fmt::Debug for Checkpoints {
 
 #[cfg(test)]
 mod tests {
-    use castnet_topology::End;
-
     use super::*;
 
     #[test]
@@ -299,54 +262,6 @@ mod tests {
     }
 
     #[test]
-    fn castnet_switches_have_agents_and_plain_ones_have_none() {
-        let file = "[[switches]]\nname = \"s0\"\nagent = \"http://127.0.0.1:1\"\n";
-        let with = |change: fn(&mut Topology)| {
-            let mut config = Config::from_toml(file, Path::new("/")).unwrap();
-            let mut topology = Topology::new();
-            topology.add_switch("s0", [(0, [2; 6])]).unwrap();
-            change(&mut topology);
-            config.topology = Some(topology);
-            config.check().map_err(|e| e.to_string())
-        };
-        assert_eq!(with(|topology| topology.add_plain("tor", 4).unwrap()), Ok(()));
-        let orphan = with(|topology| topology.add_switch("s1", [(0, [4; 6])]).unwrap());
-        assert!(orphan.is_err_and(|e| e.contains("\"s1\", but its agent")));
-        let plain = with(|topology| assert!(topology.set_switch_kind("s0", SwitchKind::Plain)));
-        assert!(plain.is_err_and(|e| e.contains("\"s0\" has an agent")));
-    }
-
-    #[test]
-    fn the_pool_has_no_address_that_is_routed_to_one_switch() {
-        let file = "[[switches]]\nname = \"s0\"\nagent = \"http://127.0.0.1:1\"\n";
-        let with = |prefix: Option<&str>| {
-            let mut config = Config::from_toml(file, Path::new("/")).unwrap();
-            let mut topology = Topology::new();
-            topology.add_switch("s0", [(0, [2; 6])]).unwrap();
-            topology.add_plain("rt", 4).unwrap();
-            topology.set_switch_kind("rt", SwitchKind::Router);
-            topology
-                .connect(End::port("rt", 0), End::port("s0", 0), 9000)
-                .unwrap();
-            if let Some(prefix) = prefix {
-                topology.set_mcst_prefix("s0", prefix.parse().unwrap()).unwrap();
-            }
-            config.topology = Some(topology);
-            config.check().map_err(|e| e.to_string())
-        };
-        assert_eq!(with(Some("10.201.0.0/24")), Ok(()));
-        let refused = with(Some("10.200.7.0/24")).unwrap_err();
-        let both =
-            "mcst_pool: 10.200.0.0/16 overlaps mcst_prefix 10.200.7.0/24 of switch \"s0\" in the topology";
-        assert_eq!(refused, both);
-        let refused = with(None).unwrap_err();
-        assert!(
-            refused.starts_with("topology: missing: the prefix of McstIDs that router \"rt\""),
-            "{refused}"
-        );
-    }
-
-    #[test]
     fn bad_files_name_the_field() {
         let cases = [
             ("listen = \"localhost\"", "1:10: listen: "),
@@ -358,6 +273,18 @@ mod tests {
             (
                 "[[switches]]\nname = \"a\"\nagent = \"b\"",
                 "3:9: switches[0].agent: ",
+            ),
+            (
+                "mcst_pool = \"224.0.0.0/4\"",
+                "1:13: mcst_pool: 224.0.0.0/4 cannot be a pool of McstIDs: it contains",
+            ),
+            (
+                "timeouts = { reconcile_ms = 0 }",
+                "1:29: timeouts.reconcile_ms: 0 is no time limit: 1 to ",
+            ),
+            (
+                "[[switches]]\nname = \"a b\"\nagent = \"unix:/b\"",
+                "2:8: switches[0].name: \"a b\" is not a name: 1 to 63 ",
             ),
             ("colour = 1", "1:1: colour: unknown field; allowed: listen, "),
         ];
@@ -374,28 +301,10 @@ mod tests {
         let expected = "controller.toml:1:10: listen: a whole number where a text in quotes belongs
 controller.toml:2:7: tls.cert: missing: the path of a file
 controller.toml:2:7: tls.key: missing: the path of a file
-controller.toml:3:24: timeouts.host_ms: -1 is negative: give 0 or more
+controller.toml:3:24: timeouts.host_ms: -1 is no time limit: 1 to 86400000 milliseconds
 controller.toml:4:1: switches[0].name: missing: a name in quotes
 controller.toml:4:1: switches[0].agent: missing: the address of its agent
 controller.toml:5:1: switches[0].nmae: unknown field; allowed: name, agent";
         assert_eq!(faults.in_file("controller.toml").to_string(), expected);
-    }
-
-    #[test]
-    fn contradictions_are_refused() {
-        let switch = |name: &str| SwitchConfig {
-            name: name.into(),
-            agent: DEFAULT_LISTEN.parse().unwrap(),
-        };
-        let refused = |config: Config| config.check().unwrap_err().to_string();
-        assert!(refused(Config::new(vec![switch("a"), switch("a")])).starts_with("switches[1].name: "));
-        let topology = Some(Topology::star(2).unwrap());
-        assert!(
-            refused(Config {
-                topology,
-                ..Config::new(vec![switch("a")])
-            })
-            .contains("\"s0\"")
-        );
     }
 }

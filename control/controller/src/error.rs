@@ -8,6 +8,7 @@ use castnet_rules::Ipv4Net;
 use castnet_wire::{McstId, Qpn};
 use tonic::{Code, Status};
 
+use crate::check::ConfigFaults;
 use crate::lifecycle::{Cause, Failure};
 use crate::store::StoreError;
 
@@ -210,8 +211,8 @@ impl From<Refusal> for Status {
 #[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum StartError {
     /// The configuration contradicts itself.
-    #[error("{field}: {reason}")]
-    Config { field: String, reason: String },
+    #[error(transparent)]
+    Config(#[from] ConfigFaults),
     /// The store fails.
     #[error(transparent)]
     Store(#[from] StoreError),

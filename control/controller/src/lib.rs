@@ -19,6 +19,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod check;
 mod config;
 mod core;
 mod detour;
@@ -51,6 +52,7 @@ use castnet_proto::v1::controller_server::ControllerServer;
 use tokio::sync::Notify;
 use tonic::service::Routes;
 
+pub use crate::check::{ConfigFault, ConfigFaults};
 pub use crate::config::{
     Checkpoint, Checkpoints, Config, DEFAULT_LISTEN, DEFAULT_MCST_POOL, SwitchConfig, Timeouts,
 };

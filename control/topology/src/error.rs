@@ -41,7 +41,7 @@ pub enum TopologyError {
     BadMtu { end: End, mtu: u32 },
     /// The prefix is not allowed for McstIDs.
     #[error("{prefix} cannot be a prefix of McstIDs: {reason}")]
-    BadPrefix { prefix: Ipv4Net, reason: &'static str },
+    BadPrefix { prefix: Ipv4Net, reason: String },
     /// Routers would route a McstID to two switches.
     #[error("{prefix} of switch {switch:?} overlaps {theirs} of switch {other:?}")]
     PrefixesOverlap {

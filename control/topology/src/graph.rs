@@ -417,12 +417,11 @@ impl Topology {
     /// The prefix is not unicast, or overlaps that of another switch, or the switch runs no groups.
     pub fn set_mcst_prefix(&mut self, name: &str, prefix: Ipv4Net) -> Result<(), TopologyError> {
         let bad = |reason| Err(TopologyError::BadPrefix { prefix, reason });
-        let [first, last] = [prefix.network(), prefix.broadcast()].map(|ip| ip.octets()[0]);
         if prefix != prefix.trunc() {
-            return bad("it has bits beyond its length");
+            return bad("it has bits beyond its length".into());
         }
-        if first == 0 || last >= 224 || (first..=last).contains(&127) {
-            return bad("it has addresses that are none of a host");
+        if let Some(reason) = pool_fault(&prefix) {
+            return bad(reason);
         }
         let others = self.nodes.iter().filter_map(|node| match &node.what {
             What::Switch(s) if s.name != name => Some((s.name.clone(), s.mcst_prefix?)),
@@ -501,4 +500,28 @@ impl What {
 /// Whether an address is in both. Of two prefixes that overlap, one contains the other.
 pub fn overlaps(a: &Ipv4Net, b: &Ipv4Net) -> bool {
     a.contains(b) || b.contains(a)
+}
+
+/// Why no host can have some addresses of a prefix, so that it cannot be a pool of McstIDs; `None`: it can.
+pub fn pool_fault(prefix: &Ipv4Net) -> Option<String> {
+    // RFC 6890. The controller plans with 198.18.0.0/15 for members that have not joined.
+    const SPECIAL: [([u8; 4], u8, &str); 6] = [
+        ([0, 0, 0, 0], 8, "this network"),
+        ([127, 0, 0, 0], 8, "loopback"),
+        ([169, 254, 0, 0], 16, "link-local"),
+        ([198, 18, 0, 0], 15, "benchmarks"),
+        ([224, 0, 0, 0], 4, "multicast"),
+        ([240, 0, 0, 0], 4, "reserved"),
+    ];
+    let special = SPECIAL
+        .iter()
+        .map(|(ip, bits, what)| (Ipv4Net::new_assert((*ip).into(), *bits), what));
+    let hit = special.filter(|(special, _)| overlaps(special, prefix));
+    let hit: Vec<String> = hit.map(|(special, what)| format!("{special} ({what})")).collect();
+    (!hit.is_empty()).then(|| {
+        format!(
+            "it contains addresses that no host can have: of {}",
+            hit.join(", ")
+        )
+    })
 }

@@ -131,13 +131,23 @@ fn routers_and_the_prefixes_behind_them() {
     };
     let none = "is not a prefix of IPv4 addresses, such as \"10.201.0.0/24\"";
     wrong("10.202.0.0", &format!("\"10.202.0.0\" {none}"));
-    let cannot = |prefix, reason| {
+    let cannot = |prefix: &str, reason: &str| {
         let says = "cannot be a prefix of McstIDs:";
         wrong(prefix, &format!("{prefix} {says} {reason}"));
     };
     cannot("10.202.0.7/24", "it has bits beyond its length");
-    for prefix in ["0.0.0.0/0", "126.0.0.0/7", "192.0.0.0/2"] {
-        cannot(prefix, "it has addresses that are none of a host");
+    for (prefix, special) in [
+        ("126.0.0.0/7", "127.0.0.0/8 (loopback)"),
+        ("169.254.3.0/24", "169.254.0.0/16 (link-local)"),
+        (
+            "192.0.0.0/2",
+            "198.18.0.0/15 (benchmarks), 224.0.0.0/4 (multicast), 240.0.0.0/4 (reserved)",
+        ),
+    ] {
+        cannot(
+            prefix,
+            &format!("it contains addresses that no host can have: of {special}"),
+        );
     }
     let of_rack = ROUTED.replace("\"plain\"\n", "\"plain\"\nmcst_prefix = \"10.9.0.0/24\"\n");
     assert_eq!(
