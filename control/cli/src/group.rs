@@ -304,7 +304,7 @@ impl GroupCommand {
                 output.show(&collective_created(state.unwrap_or_default()))
             }
             Verb::Create(create) => {
-                let request = create.request();
+                let request = create.request()?;
                 let name = request.name.clone();
                 let answer = controller.create_group(request).await;
                 let state = answer.map_err(|s| refused(s, &name))?.into_inner().group;

@@ -21,14 +21,13 @@ use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, remark};
 use castnet_console::service::{Ready, Signals};
-use castnet_console::units::{Size, Span};
+use castnet_console::units::{Size, Span, name, pmtu, positive_span};
 use castnet_member::{Group, GroupAddress, Member, MemberConfig, Prepared, StreamHeader};
 use castnet_proto::transport::Address;
 use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::group::{qpn, virtual_qpn};
-use castnet_console::units::pmtu;
 use collective::CollectiveCommand;
 use device::{Device, Kind};
 use forget::ForgetCommand;
@@ -94,7 +93,7 @@ struct MemberArgs {
     #[command(flatten)]
     device: Device,
     /// Name of this host in the group
-    #[arg(long)]
+    #[arg(long, value_parser = name)]
     name: String,
     /// Operation, SEND or WRITE with immediate; the same at all members
     #[arg(long, value_enum, default_value_t = Op::Send)]
@@ -111,7 +110,7 @@ struct MemberArgs {
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..8))]
     rnr_retry: u8,
     /// How long to wait for an answer to ARP for the group
-    #[arg(long, value_name = "TIME", default_value = "5s")]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = positive_span)]
     connect_timeout: Span,
     #[command(flatten)]
     join: JoinArgs,
@@ -147,7 +146,7 @@ enum Op {
 #[command(next_help_heading = "With a controller")]
 struct JoinArgs {
     /// Name of the group
-    #[arg(long, required_unless_present = "mcst_id")]
+    #[arg(long, required_unless_present = "mcst_id", value_parser = name)]
     group: Option<String>,
     /// Address of the controller
     #[arg(long, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]

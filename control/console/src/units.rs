@@ -234,6 +234,20 @@ pub fn pmtu(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("'{text}' is no RoCE path MTU: 256, 512, 1024, 2048 or 4096"))
 }
 
+/// The name of a host, switch, group or job, by the one rule that controller and switches have for all of them.
+pub fn name(text: &str) -> Result<String, String> {
+    let checked = castnet_proto::convert::name_from_proto("", text);
+    checked.map_err(|invalid| invalid.to_string())
+}
+
+/// A time that must not be 0.
+pub fn positive_span(text: &str) -> Result<Span, String> {
+    match text.parse()? {
+        Span(Duration::ZERO) => Err(format!("'{text}' is no time to wait: give more than 0")),
+        span => Ok(span),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -276,6 +290,25 @@ mod tests {
         assert_eq!(Ratio(0.01).to_string(), "1%");
         assert_eq!(Ratio(0.07).to_string(), "7%");
         assert_eq!(Ratio(0.0005).to_string(), "0.05%");
+    }
+
+    #[test]
+    fn names_are_those_that_controllers_and_switches_accept() {
+        assert_eq!(name("leaf-1.rack_2"), Ok("leaf-1.rack_2".to_owned()));
+        let long = "x".repeat(64);
+        for bad in ["", "a b", "h@1", "g/0", "h\u{e9}", &long] {
+            assert!(
+                name(bad).is_err_and(|why| why.contains("1 to 63 letters")),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_time_limit_is_not_0() {
+        assert!(positive_span("1us").is_ok_and(|s| s.0 == Duration::from_micros(1)));
+        assert!(positive_span("0s").is_err_and(|why| why.contains("more than 0")));
+        assert!(positive_span("soon").is_err());
     }
 
     #[test]

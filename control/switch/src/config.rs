@@ -1,5 +1,6 @@
 //! The configuration of a switch: a file, and flags with the same fields. Flags win.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -198,7 +199,7 @@ impl WorkerPlace {
 #[derive(Args, Clone, Debug, Default)]
 pub struct SwitchConfig {
     /// Its name, for the controller and for LLDP [default: this machine's]
-    #[arg(long)]
+    #[arg(long, value_parser = castnet_console::units::name)]
     pub name: Option<String>,
     /// A port; may be given again. Without NAME= it has the interface's name
     #[arg(long = "port", value_name = "NAME=SPEC")]
@@ -296,28 +297,26 @@ impl SwitchConfig {
                 PortId::COUNT
             )));
         }
-        for rule in &self.faults {
-            if let Some(port) = &rule.port
-                && !self.ports.iter().any(|p| p.name == *port)
-            {
-                return Err(Failure::usage(format!(
+        let mut faults: Vec<String> = Vec::new();
+        let has = |name: &str| self.ports.iter().any(|p| p.name == name);
+        for port in self.faults.iter().filter_map(|rule| rule.port.as_deref()) {
+            if !has(port) {
+                faults.push(format!(
                     "faults are asked for on port {port}, which this switch has not"
-                )));
+                ));
             }
         }
-        if let Some(port) = self
-            .no_flood
-            .iter()
-            .find(|n| !self.ports.iter().any(|p| p.name == **n))
-        {
-            return Err(Failure::usage(format!(
+        for port in self.no_flood.iter().filter(|port| !has(port)) {
+            faults.push(format!(
                 "no flooding is asked for on port {port}, which this switch has not"
-            )));
+            ));
         }
         let mut specs: Vec<(String, PortSpec)> = Vec::new();
+        let mut names = BTreeSet::new();
         for (index, port) in self.ports.iter().enumerate() {
-            if specs.iter().any(|(name, _)| *name == port.name) {
-                return Err(Failure::usage(format!("two ports have the name {}", port.name)));
+            if !names.insert(&port.name) {
+                faults.push(format!("two ports have the name {}", port.name));
+                continue;
             }
             let rule = self
                 .faults
@@ -327,12 +326,15 @@ impl SwitchConfig {
                 Some(rule) => format!("{},{}", port.spec, rule.text(index)),
                 None => port.spec.clone(),
             };
-            let spec = text
-                .parse()
-                .map_err(|e| Failure::usage(format!("port {}: {e}", port.name)))?;
-            specs.push((port.name.clone(), spec));
+            match text.parse() {
+                Ok(spec) => specs.push((port.name.clone(), spec)),
+                Err(error) => faults.push(format!("port {}: {error}", port.name)),
+            }
         }
-        Ok(specs)
+        match faults.is_empty() {
+            true => Ok(specs),
+            false => Err(Failure::usage(faults.join("\n"))),
+        }
     }
 
     /// Reads a file. Paths in it are relative to its folder.
@@ -349,7 +351,7 @@ impl SwitchConfig {
                 })
             });
             Some(Self {
-                name: t.get("name", Value::string),
+                name: t.get("name", |v| v.accept(castnet_console::units::name(v.text()?))),
                 listen: t.get("listen", Value::parse),
                 rules: t.get("rules", file_path),
                 idle: t.get("idle", Value::parse),
@@ -467,6 +469,13 @@ mod tests {
             ..SwitchConfig::default()
         };
         assert!(twice.port_specs().is_err_and(|f| f.what.contains("two ports")));
+        let all = SwitchConfig {
+            no_flood: vec!["c".into()],
+            faults: vec!["d:loss=1%".parse().expect("faults")],
+            ..twice
+        };
+        let failure = all.port_specs().expect_err("three faults");
+        assert_eq!(failure.what.lines().count(), 3, "{failure}");
     }
 
     #[test]
@@ -511,20 +520,21 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(
             file.path(),
-            "listen = \"here\"\nidle = \"lazy\"\nfaults = [\"loss=300%\"]\n[[ports]]\nname = \"h1\"\nspec = \"x:y\"\n\
+            "name = \"l 1\"\nlisten = \"here\"\nidle = \"lazy\"\nfaults = [\"loss=300%\"]\n[[ports]]\nname = \"h1\"\nspec = \"x:y\"\n\
              [balance]\ninterval = \"1ms\"\nthreshold = 1.5\n[[ports]]\n[tsl]\n",
         )
         .expect("written");
         let failure = SwitchConfig::read(file.path()).expect_err("faults");
         for part in [
-            ":1:10: listen: ",
-            ":2:8: idle: ",
-            ":3:11: faults[0]: ",
-            ":6:8: ports[0].spec: ",
-            ":8:12: balance.interval: ",
-            ":9:13: balance.threshold: ",
-            ":10:1: ports[1].name: missing: a name in quotes",
-            ":11:2: tsl: unknown field; allowed: tls, name, listen, ",
+            ":1:8: name: \"l 1\" is not a name",
+            ":2:10: listen: ",
+            ":3:8: idle: ",
+            ":4:11: faults[0]: ",
+            ":7:8: ports[0].spec: ",
+            ":9:12: balance.interval: ",
+            ":10:13: balance.threshold: ",
+            ":11:1: ports[1].name: missing: a name in quotes",
+            ":12:2: tsl: unknown field; allowed: tls, name, listen, ",
         ] {
             assert!(failure.what.contains(part), "{part} in {}", failure.what);
         }

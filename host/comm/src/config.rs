@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use castnet_proto::convert::{WINDOW_MESSAGES_MAX, WINDOW_PACKETS_MAX, WINDOW_PACKETS_MIN};
 use castnet_proto::transport::{Address, Security};
 use castnet_rnic::OutOfRange;
 use castnet_rules::{LossPolicy, StragglerPolicy};
@@ -85,7 +86,7 @@ pub struct CommConfig {
     pub lanes: u8,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
-    /// Packets that a rank may have in flight (EPIC's W times M), 2 to 16384.
+    /// Packets that a rank may have in flight (EPIC's W times M), 2 to 16384, and at most 496 messages.
     pub window_packets: u32,
     /// Packets of a full message (EPIC's M), at most the window.
     pub message_packets: u32,
@@ -157,13 +158,12 @@ impl CommConfig {
         OutOfRange::check("size", self.size, 1, 1024)?;
         OutOfRange::check("rank", self.rank, 0, rank_max)?;
         OutOfRange::check("lanes", self.lanes, 0, castnet_rules::LANES_MAX.into())?;
-        OutOfRange::check("window_packets", self.window_packets, 2, 16384)?;
-        OutOfRange::check(
-            "message_packets",
-            self.message_packets,
-            1,
-            self.window_packets.into(),
-        )?;
+        let (least, most) = (WINDOW_PACKETS_MIN.into(), WINDOW_PACKETS_MAX.into());
+        OutOfRange::check("window_packets", self.window_packets, least, most)?;
+        let message = u64::from(self.message_packets);
+        OutOfRange::check("message_packets", message, 1, self.window_packets.into())?;
+        let most = u64::from(WINDOW_MESSAGES_MAX) * message;
+        OutOfRange::check("window_packets", self.window_packets, least, most)?;
         OutOfRange::check("qp_timeout", self.qp_timeout, 1, 31)?;
         OutOfRange::check("retry_cnt", self.retry_cnt, 0, 7)
     }

@@ -37,6 +37,12 @@ fn random_psn() -> Psn {
 }
 
 /// 4.096 us * 2^code in whole microseconds. Rounded down like the controller's default, because the two are compared.
+/// [`castnet_proto::convert::WINDOW_MESSAGES_MAX`] follows from it.
+const LIMITS: QueueLimits = QueueLimits {
+    send: 1024,
+    receive: 1024,
+};
+
 fn timeout_us(code: u8) -> u32 {
     let ns = TIMEOUT_UNIT_NS << u32::from(code.min(31));
     u32::try_from(ns / 1000).unwrap_or(u32::MAX)
@@ -141,10 +147,7 @@ impl Communicator {
     fn connect_in_network(&mut self) -> Result<(), CommError> {
         let lanes = self.lanes()?;
         // An existing group may have larger settings than ours.
-        let limits = QueueLimits {
-            send: 1024,
-            receive: 1024,
-        };
+        let limits = LIMITS;
         let options = QpOptions {
             limits,
             ..QpOptions::default()
@@ -596,6 +599,20 @@ impl QueuePairs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_window_that_is_allowed_fits_the_queues() {
+        use castnet_proto::convert::WINDOW_MESSAGES_MAX;
+        for (message_packets, fits) in [(32, true), (31, false)] {
+            let config = InNetworkConfig {
+                window_packets: WINDOW_MESSAGES_MAX * 32,
+                message_packets,
+                ..InNetworkConfig::new(0, 2)
+            };
+            let slots = InNetwork::new(config).shape().send_slots as usize;
+            assert_eq!(slots <= LIMITS.send, fits, "{slots}");
+        }
+    }
 
     #[test]
     fn time_outs_and_their_codes_match() {

@@ -107,7 +107,7 @@ fn what_is_left_open_stays_open_and_the_lease_has_a_default() {
 #[test]
 fn each_bad_join_names_its_field() {
     type Spoil = fn(&mut v1::InitGroupRequest);
-    let cases: [(&str, Spoil); 10] = [
+    let cases: [(&str, Spoil); 12] = [
         ("job", |m| m.job = "no blanks".into()),
         ("rank", |m| m.rank = 4),
         ("size", |m| m.size = 0),
@@ -121,6 +121,19 @@ fn each_bad_join_names_its_field() {
         ("settings.window_packets", |m| {
             m.settings = Some(v1::CollectiveSettings {
                 window_packets: WINDOW_PACKETS_MAX + 1,
+                ..Default::default()
+            });
+        }),
+        ("settings.window_packets", |m| {
+            m.settings = Some(v1::CollectiveSettings {
+                window_packets: 1,
+                ..Default::default()
+            });
+        }),
+        // In messages of 16.
+        ("settings.window_packets", |m| {
+            m.settings = Some(v1::CollectiveSettings {
+                window_packets: 16 * WINDOW_MESSAGES_MAX + 1,
                 ..Default::default()
             });
         }),

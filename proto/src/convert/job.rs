@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use castnet_rules::{FaultKind, HostEndpoint, HostPart, LossPolicy, RANKS_MAX, StragglerPolicy};
+use castnet_rules::{
+    DEFAULT_MESSAGE_PACKETS, FaultKind, HostEndpoint, HostPart, LossPolicy, RANKS_MAX, StragglerPolicy,
+};
 use castnet_wire::{McstId, Pmtu, Psn};
 
 use super::request::{laned_name, lanes, name, unicast_mcst_id};
@@ -11,8 +13,13 @@ use super::rule::{loss, straggler};
 use super::{Invalid, Reader, connection_from_proto, out_of_range, pmtu, psn};
 use crate::v1;
 
+/// Fewest packets of a window: CommLib posts the next message before the result of the first.
+pub const WINDOW_PACKETS_MIN: u32 = 2;
 /// Most packets that a rank may have in flight. A group has at most twice as many slots.
 pub const WINDOW_PACKETS_MAX: u32 = 16_384;
+/// Most messages of a window: CommLib's queue pairs have 1024 work requests, two for each message and for each of two
+/// further messages of eight calls.
+pub const WINDOW_MESSAGES_MAX: u32 = 496;
 /// Most bytes of a blob of an exchange.
 pub const BLOB_BYTES_MAX: usize = 64 * 1024;
 /// Longest lease, and longest timeout of an exchange, in milliseconds.
@@ -212,11 +219,23 @@ fn wait(field: &str, given: u32, default: u32, r: &mut Reader) -> Duration {
     Duration::from_millis(if given == 0 { default } else { given }.into())
 }
 
+fn window(value: u32) -> Result<u16, FaultKind> {
+    match value {
+        WINDOW_PACKETS_MIN..=WINDOW_PACKETS_MAX => Ok(value as u16),
+        _ => Err(out_of_range(value, "packets are no window of a rank: 2 to 16384")),
+    }
+}
+
 fn packets(value: u32) -> Result<u16, FaultKind> {
     match value {
         0..=WINDOW_PACKETS_MAX => Ok(value as u16),
         _ => Err(out_of_range(value, "packets are too many: at most 16384")),
     }
+}
+
+/// Whether no rank can have a window of messages of this size in flight.
+pub fn too_many_messages(window_packets: u32, message_packets: u32) -> bool {
+    window_packets.div_ceil(message_packets.max(1)) > WINDOW_MESSAGES_MAX
 }
 
 fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> GivenSettings {
@@ -225,13 +244,19 @@ fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> Giv
     };
     let mut r = Reader::default();
     let nonzero = |value: u32| (value != 0).then_some(value);
-    let window_packets = r.optional("window_packets", nonzero(given.window_packets), packets);
+    let window_packets = r.optional("window_packets", nonzero(given.window_packets), window);
     let message_packets = r.optional("message_packets", nonzero(given.message_packets), packets);
     if let (Some(window), Some(message)) = (window_packets, message_packets)
         && message > window
     {
         let why = "packets are more than the window has";
         r.fault("message_packets", out_of_range(message, why));
+    }
+    let message = message_packets.unwrap_or(DEFAULT_MESSAGE_PACKETS);
+    if let Some(window) = window_packets.filter(|window| too_many_messages((*window).into(), message.into()))
+    {
+        let why = "packets are over 496 messages, more than a rank can have in flight: raise message_packets";
+        r.fault("window_packets", out_of_range(window, why));
     }
     let settings = GivenSettings {
         pmtu: r.optional("pmtu", nonzero(given.pmtu), pmtu),

@@ -1,28 +1,31 @@
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use castnet_console::api;
-use castnet_console::units::pmtu;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::units::{name, pmtu};
 use castnet_wire::{MacAddr, Qpn};
 use clap::Args;
 
 use super::collective::CollectiveArgs;
 
 /// The settings of a group.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct Create {
     /// Its name: letters, digits, '-', '_' and '.'
-    #[arg(required_unless_present = "rules")]
+    #[arg(required_unless_present = "rules", value_parser = name)]
     pub(crate) name: Option<String>,
     /// The host that sends
-    #[arg(long, value_name = "HOST", required_unless_present_any = ["rules", "collective"])]
+    #[arg(long, value_name = "HOST", required_unless_present_any = ["rules", "collective"], value_parser = name)]
     source: Option<String>,
     /// The hosts that receive, with commas or given again; the source may be left out
     #[arg(
         long,
         value_name = "HOST,...",
         value_delimiter = ',',
-        required_unless_present_any = ["rules", "collective"]
+        required_unless_present_any = ["rules", "collective"],
+        value_parser = name
     )]
     members: Vec<String>,
     /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096
@@ -43,7 +46,7 @@ pub(crate) struct Create {
     #[arg(long, value_name = "VA", default_value = "0", value_parser = number)]
     va_base: u64,
     /// After this time, a path that has not acknowledged and a collective that still waits are reported
-    #[arg(long, value_name = "MS", default_value_t = 1000)]
+    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     stall_timeout_ms: u32,
     /// A member that another tool connects: it has joined at once
     #[arg(long, value_name = "HOST=IP,MAC,QPN[,VA,RKEY,LENGTH]")]
@@ -120,7 +123,7 @@ impl FromStr for Joined {
             more_lanes: Vec::new(),
         };
         Ok(Self {
-            host: host.to_owned(),
+            host: name(host)?,
             connection,
         })
     }
@@ -133,7 +136,14 @@ impl Create {
             .request(name, self.pmtu, self.mcst_id, self.stall_timeout_ms, self.lanes)
     }
 
-    pub(crate) fn request(self) -> api::CreateGroupRequest {
+    pub(crate) fn request(self) -> Outcome<api::CreateGroupRequest> {
+        let mut given = BTreeSet::new();
+        if let Some(twice) = self.connection.iter().find(|c| !given.insert(&c.host)) {
+            return Err(
+                Failure::usage(format!("--connection is given twice for host {}", twice.host))
+                    .next("a host is one member with one connection: leave one of them out"),
+            );
+        }
         let source = self.source.unwrap_or_default();
         let mut hosts = vec![source.clone()];
         for host in self.members.iter().chain(self.connection.iter().map(|c| &c.host)) {
@@ -154,7 +164,7 @@ impl Create {
                 host,
             })
             .collect();
-        api::CreateGroupRequest {
+        Ok(api::CreateGroupRequest {
             name: self.name.unwrap_or_default(),
             source,
             members,
@@ -164,7 +174,7 @@ impl Create {
             mcst_id: self.mcst_id.map(|ip| ip.to_string()),
             stall_timeout_ms: self.stall_timeout_ms,
             lanes: self.lanes.into(),
-        }
+        })
     }
 }
 
@@ -188,6 +198,7 @@ mod tests {
             "h1=10.0.0.1",
             "h1=10.0.0.300,02:00:00:00:00:01,17",
             "h1=10.0.0.1,02:00,17",
+            "h 1=10.0.0.1,02:00:00:00:00:01,17",
             "h1=10.0.0.1,02:00:00:00:00:01,1",
             "h1=10.0.0.1,02:00:00:00:00:01,17,0x1000",
             "h1=10.0.0.1,02:00:00:00:00:01,17,0,0x1ffffffff,1",
@@ -216,13 +227,20 @@ mod tests {
             rules: None,
             collective: CollectiveArgs::default(),
         };
-        let request = create.request();
+        let request = create.clone().request().expect("a request");
         let hosts: Vec<_> = request
             .members
             .iter()
             .map(|m| (m.host.as_str(), m.connection.is_some()))
             .collect();
         assert_eq!(hosts, [("h1", false), ("h2", false), ("h3", true)]);
+        let mut twice = create;
+        twice.connection.push(twice.connection[0].clone());
+        let failure = twice.request().expect_err("twice");
+        assert!(
+            failure.code() == 2 && failure.what.contains("twice for host h3"),
+            "{failure}"
+        );
     }
 
     #[test]

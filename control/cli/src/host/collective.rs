@@ -17,7 +17,9 @@ use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark, write_stdout};
 use castnet_console::units::{self, Span};
+use castnet_proto::convert::{WINDOW_MESSAGES_MAX, too_many_messages};
 use castnet_proto::transport::Address;
+use castnet_rules::DEFAULT_MESSAGE_PACKETS;
 use castnet_wire::Pmtu;
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::ProgressBar;
@@ -28,7 +30,7 @@ use super::help::{
     TABLE_HELP,
 };
 use super::{QpArgs, Stop};
-use castnet_console::units::pmtu;
+use castnet_console::units::{name, pmtu, positive_span};
 pub(crate) use failure::failure;
 use measure::Measure;
 use sizes::Sizes;
@@ -39,10 +41,10 @@ use waiting::Waiting;
 #[command(next_help_heading = "This rank")]
 pub(super) struct RankArgs {
     /// Name of this host, as the controller knows it
-    #[arg(long)]
+    #[arg(long, value_parser = name)]
     name: String,
     /// Name of the job, and of its group
-    #[arg(long)]
+    #[arg(long, value_parser = name)]
     job: String,
     /// This rank: 0 to size - 1
     #[arg(long, value_name = "N")]
@@ -54,7 +56,7 @@ pub(super) struct RankArgs {
     #[arg(long, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]
     controller: Address,
     /// How long to wait for the controller, and for all ranks to join
-    #[arg(long, value_name = "TIME", default_value = "1m")]
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = positive_span)]
     wait: Span,
     #[command(flatten)]
     device: Device,
@@ -86,7 +88,7 @@ struct MeasureArgs {
     #[arg(long, hide = true, overrides_with = "no_verify")]
     verify: bool,
     /// Time after which a collective fails
-    #[arg(long, value_name = "TIME", default_value = "1m")]
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = positive_span)]
     timeout: Span,
 }
 
@@ -314,6 +316,15 @@ impl Call {
                 "--message-packets {message} does not fit --window {window}"
             ))
             .next(format!("a message has 1 to {window} packets")));
+        }
+        let message = network.message_packets.unwrap_or(DEFAULT_MESSAGE_PACKETS.into());
+        if too_many_messages(window, message) {
+            let what = format!(
+                "--window {window} in messages of {message} packets is {} messages: a rank can have {WINDOW_MESSAGES_MAX} in flight",
+                window.div_ceil(message)
+            );
+            let least = window.div_ceil(WINDOW_MESSAGES_MAX);
+            return Err(Failure::usage(what).next(format!("--message-packets {least} or more")));
         }
         Ok(())
     }

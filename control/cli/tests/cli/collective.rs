@@ -148,6 +148,7 @@ async fn a_collective_group_on_real_switches_is_shown_with_its_tree() {
     // Windows that no switch has room for: refused by name, and the first group does not notice.
     let large = v1::CollectiveSettings {
         window_packets: 16_384,
+        message_packets: 64,
         reproducible: Some(true),
         ..Default::default()
     };

@@ -374,6 +374,7 @@ fn what_the_network_refuses_is_done_between_hosts() {
     ranks(&fabric, "big", 3, |_, mut config, rnic| {
         // Slots for two such windows are more than a switch has.
         config.window_packets = 16_384;
+        config.message_packets = 64;
         config.pmtu = castnet_wire::Pmtu::B4096;
         config.reproducible = true;
         let error = match Communicator::connect(config.clone(), rnic) {
@@ -390,6 +391,7 @@ fn what_the_network_refuses_is_done_between_hosts() {
     });
     ranks(&fabric, "big2", 3, |_, mut config, rnic| {
         config.window_packets = 16_384;
+        config.message_packets = 64;
         config.pmtu = castnet_wire::Pmtu::B4096;
         config.reproducible = true;
         config.fallback = Fallback::Allowed;

@@ -1,18 +1,19 @@
 use castnet_console::api;
+use castnet_console::units::name;
 use castnet_rules::{LossPolicy, StragglerPolicy};
 use clap::Args;
 
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Collective groups")]
 pub(crate) struct CollectiveArgs {
     /// A collective group (AllReduce, Reduce, Broadcast ... computed in the switches) instead of a multicast group
     #[arg(long, requires = "ranks", conflicts_with_all = ["source", "members", "connection", "start_psn", "va_base", "rules"])]
     pub(crate) collective: bool,
     /// The ranks' hosts, rank 0 first; a host is one rank
-    #[arg(long, value_name = "HOST,...", value_delimiter = ',', requires = "collective")]
+    #[arg(long, value_name = "HOST,...", value_delimiter = ',', requires = "collective", value_parser = name)]
     ranks: Vec<String>,
     /// Packets that a rank may have in flight [default: 64]; each switch has slots for two windows and two messages, if it has the memory
-    #[arg(long, value_name = "PACKETS", requires = "collective", value_parser = clap::value_parser!(u32).range(1..=16_384))]
+    #[arg(long, value_name = "PACKETS", requires = "collective", value_parser = clap::value_parser!(u32).range(2..=16_384))]
     window: Option<u32>,
     /// Packets of a full message, at most the window [default: 16]
     #[arg(long, value_name = "PACKETS", requires = "collective", value_parser = clap::value_parser!(u32).range(1..=16_384))]
@@ -27,9 +28,27 @@ pub(crate) struct CollectiveArgs {
     /// What keeps the queue pairs of ranks alive that wait for a late one: keep-alive (the default), rnr or none
     #[arg(long, value_name = "POLICY", requires = "collective", value_parser = straggler)]
     straggler_policy: Option<StragglerPolicy>,
-    /// The ACK time-out of the ranks' queue pairs in microseconds [default: 67108]
-    #[arg(long, value_name = "US", requires = "collective", value_parser = clap::value_parser!(u32).range(4..))]
+    /// The ACK time-out of the ranks' queue pairs in microseconds, one that queue pairs can have: 4.096 * 2^N [default: 67108, N = 14]
+    #[arg(long, value_name = "US", requires = "collective", value_parser = ack_timeout_us)]
     ack_timeout_us: Option<u32>,
+}
+
+/// A rank asks for the time-out of its queue pair, and is refused with any other.
+fn ack_timeout_us(text: &str) -> Result<u32, String> {
+    let given: u32 = text
+        .parse()
+        .map_err(|_| format!("'{text}' is no number of microseconds"))?;
+    let of = |code: u32| (4096_u64 << code) / 1000;
+    let (below, above) = (1..31)
+        .map(|code| (of(code), of(code + 1)))
+        .find(|(_, above)| u64::from(given) <= *above)
+        .unwrap_or((of(30), of(31)));
+    match [below, above].contains(&given.into()) {
+        true => Ok(given),
+        false => Err(format!(
+            "no queue pair has a time-out of {given} us: {below} and {above} are the next ones"
+        )),
+    }
 }
 
 fn loss(text: &str) -> Result<LossPolicy, String> {
