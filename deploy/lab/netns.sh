@@ -81,6 +81,8 @@ up() {
         ip netns add "$prefix-$host"
         ip -n "$prefix-$host" link set lo up
         wire "$at" "$host" "$host" eth0
+        # castnet host finds interface and address by itself.
+        ip -n "$prefix-$host" addr add "10.0.0.${host#h}/24" dev eth0
         case $at in
         bridge) ip -n "$prefix-bridge" link set "$host" master bridge0 ;;
         *) ports+=(--port "$host=af_packet:$host") ;;

@@ -22,8 +22,8 @@ use serde::Serialize;
 
 use create::Create;
 pub(crate) use create::{number, qpn, virtual_qpn};
-pub(crate) use lines::or_dash;
-use lines::{GroupLine, last_word, member_lines, rank_lines};
+use lines::{GroupLine, member_lines, rank_lines};
+pub(crate) use lines::{last_word, or_dash};
 
 /// Creates, lists, shows and destroys groups: multicast, and collectives computed in the switches
 #[derive(Debug, Args)]
@@ -141,6 +141,16 @@ struct Place {
     tls: Tls,
 }
 
+impl Place {
+    /// Names the controller to other commands; empty for the default one.
+    fn flag(&self) -> String {
+        match self.controller.to_string() {
+            default if default == CONTROLLER => String::new(),
+            other => format!(" --controller {other}"),
+        }
+    }
+}
+
 /// Empty unless switches have McstIDs of their own.
 fn mcst_ids(state: &api::GroupState) -> BTreeMap<String, String> {
     let members = state.members.iter();
@@ -193,7 +203,8 @@ struct CollectiveCreated {
     phase: String,
 }
 
-fn collective_created(state: api::CollectiveState) -> Done<CollectiveCreated> {
+/// `at`: the flag that names the controller to a rank; may be empty.
+fn collective_created(state: api::CollectiveState, at: &str) -> Done<CollectiveCreated> {
     let phase = last_word(state.phase().as_str_name());
     let reason = match state.reason.as_str() {
         "" => String::new(),
@@ -206,11 +217,14 @@ fn collective_created(state: api::CollectiveState) -> Done<CollectiveCreated> {
         in_lanes(state.lanes.len())
     );
     if let Some(first) = state.members.first() {
+        let settings = state.settings.unwrap_or_default();
         sentence.push_str(&format!(
-            "\neach rank joins with such as: castnet host allreduce --job {} --size {} --rank 0 --name {}",
+            "\neach rank joins with such as: castnet host allreduce --job {} --size {} --rank 0 --name {}{}{}",
             state.name,
             state.members.len(),
-            first.host
+            first.host,
+            collective::rank_flags(&settings),
+            at
         ));
     }
     Done {
@@ -289,6 +303,9 @@ fn refused(status: tonic::Status, group: &str) -> Failure {
 
 impl GroupCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
+        if let Verb::Create(create) = &self.verb {
+            create.check()?;
+        }
         let security = self.place.tls.security()?;
         if let Some(address) = &self.place.agent {
             let agent = connect::agent(address, &security).await?;
@@ -301,10 +318,10 @@ impl GroupCommand {
                 let name = request.name.clone();
                 let answer = controller.create_collective(request).await;
                 let state = answer.map_err(|s| refused(s, &name))?.into_inner().group;
-                output.show(&collective_created(state.unwrap_or_default()))
+                output.show(&collective_created(state.unwrap_or_default(), &self.place.flag()))
             }
             Verb::Create(create) => {
-                let request = create.request()?;
+                let request = create.request();
                 let name = request.name.clone();
                 let answer = controller.create_group(request).await;
                 let state = answer.map_err(|s| refused(s, &name))?.into_inner().group;

@@ -3,6 +3,7 @@ mod device;
 pub(crate) mod failure;
 mod forget;
 mod help;
+mod interface;
 mod messages;
 mod ping;
 mod report;

@@ -9,11 +9,15 @@ use castnet_console::columns;
 use castnet_console::output::Page;
 use castnet_console::units::{count, span};
 use castnet_proto::convert::call_from_proto;
-use castnet_rules::{LossPolicy, StragglerPolicy};
+use castnet_rules::{DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, LossPolicy, StragglerPolicy};
 use serde::Serialize;
 
 use super::facts::Facts;
 pub(crate) use args::CollectiveArgs;
+
+/// Defaults of `castnet host allreduce`.
+const DEFAULT_PMTU: u32 = 1024;
+const DEFAULT_WINDOW: u32 = 64;
 
 /// Ranks in order as ranges: `0-2 5`.
 pub(crate) fn ranks_text(ranks: &[u32]) -> String {
@@ -70,6 +74,41 @@ pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings) {
     facts.add_as("stall_timeout_ms", stall, "stall time-out", millis(stall));
 }
 
+/// The flags by which a rank asks for the settings of its group, where they are not the default.
+pub(super) fn rank_flags(settings: &api::CollectiveSettings) -> String {
+    let mut flags = String::new();
+    let mut add = |flag: &str, value: &dyn std::fmt::Display| flags += &format!(" {flag} {value}");
+    let (window, message) = (settings.window_packets, settings.message_packets);
+    if settings.pmtu != DEFAULT_PMTU {
+        add("--pmtu", &settings.pmtu);
+    }
+    if window != DEFAULT_WINDOW {
+        add("--window", &window);
+    }
+    if message != u32::from(DEFAULT_MESSAGE_PACKETS).min(window) {
+        add("--message-packets", &message);
+    }
+    if settings.reproducible() {
+        flags.push_str(" --reproducible");
+    }
+    let mut add = |flag: &str, value: &dyn std::fmt::Display| flags += &format!(" {flag} {value}");
+    if settings.loss_policy() == api::CollectiveLossPolicy::Reflect {
+        add("--loss", &LossPolicy::Reflect);
+    }
+    match settings.straggler_policy() {
+        api::CollectiveStragglerPolicy::Rnr => add("--straggler", &StragglerPolicy::Rnr),
+        api::CollectiveStragglerPolicy::None => add("--straggler", &StragglerPolicy::None),
+        _ => {}
+    }
+    let ack = settings.ack_timeout_us;
+    if ack != DEFAULT_ACK_TIMEOUT_US
+        && let Some(code) = (1..=31).find(|code| args::timeout_us(*code) == u64::from(ack))
+    {
+        add("--qp-timeout", &code);
+    }
+    flags
+}
+
 #[derive(Debug, Serialize)]
 pub(super) struct Conflict {
     /// In its group.
@@ -115,6 +154,34 @@ impl Conflict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    /// What the line names, a rank asks for; the controller refuses a rank that asks for anything else.
+    #[test]
+    fn the_flags_of_a_rank_are_the_settings_of_its_group() {
+        let defaults = api::CollectiveSettings {
+            pmtu: 1024,
+            window_packets: 64,
+            message_packets: 16,
+            ack_timeout_us: DEFAULT_ACK_TIMEOUT_US,
+            ..Default::default()
+        };
+        assert_eq!(rank_flags(&defaults), "");
+        let other = api::CollectiveSettings {
+            pmtu: 4096,
+            window_packets: 8,
+            message_packets: 8,
+            reproducible: Some(true),
+            loss_policy: api::CollectiveLossPolicy::Reflect.into(),
+            straggler_policy: api::CollectiveStragglerPolicy::Rnr.into(),
+            ack_timeout_us: 33_554,
+            ..defaults
+        };
+        let flags = " --pmtu 4096 --window 8 --reproducible --loss reflect --straggler rnr --qp-timeout 13";
+        assert_eq!(rank_flags(&other), flags);
+        let command = format!("castnet host allreduce --job g --size 2 --rank 0 --name h{flags}");
+        crate::cli::Cli::try_parse_from(command.split_whitespace()).expect("a command line");
+    }
 
     #[test]
     fn ranks_are_ranges() {

@@ -136,14 +136,20 @@ impl Create {
             .request(name, self.pmtu, self.mcst_id, self.stall_timeout_ms, self.lanes)
     }
 
-    pub(crate) fn request(self) -> Outcome<api::CreateGroupRequest> {
+    /// What the flags contradict each other in.
+    pub(crate) fn check(&self) -> Outcome {
         let mut given = BTreeSet::new();
-        if let Some(twice) = self.connection.iter().find(|c| !given.insert(&c.host)) {
-            return Err(
-                Failure::usage(format!("--connection is given twice for host {}", twice.host))
-                    .next("a host is one member with one connection: leave one of them out"),
-            );
+        match self.connection.iter().find(|c| !given.insert(&c.host)) {
+            Some(twice) => Err(Failure::usage(format!(
+                "--connection is given twice for host {}",
+                twice.host
+            ))
+            .next("a host is one member with one connection: leave one of them out")),
+            None => Ok(()),
         }
+    }
+
+    pub(crate) fn request(self) -> api::CreateGroupRequest {
         let source = self.source.unwrap_or_default();
         let mut hosts = vec![source.clone()];
         for host in self.members.iter().chain(self.connection.iter().map(|c| &c.host)) {
@@ -164,7 +170,7 @@ impl Create {
                 host,
             })
             .collect();
-        Ok(api::CreateGroupRequest {
+        api::CreateGroupRequest {
             name: self.name.unwrap_or_default(),
             source,
             members,
@@ -174,7 +180,7 @@ impl Create {
             mcst_id: self.mcst_id.map(|ip| ip.to_string()),
             stall_timeout_ms: self.stall_timeout_ms,
             lanes: self.lanes.into(),
-        })
+        }
     }
 }
 
@@ -227,7 +233,7 @@ mod tests {
             rules: None,
             collective: CollectiveArgs::default(),
         };
-        let request = create.clone().request().expect("a request");
+        let request = create.clone().request();
         let hosts: Vec<_> = request
             .members
             .iter()
@@ -236,7 +242,7 @@ mod tests {
         assert_eq!(hosts, [("h1", false), ("h2", false), ("h3", true)]);
         let mut twice = create;
         twice.connection.push(twice.connection[0].clone());
-        let failure = twice.request().expect_err("twice");
+        let failure = twice.check().expect_err("twice");
         assert!(
             failure.code() == 2 && failure.what.contains("twice for host h3"),
             "{failure}"

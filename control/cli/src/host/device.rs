@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::str::FromStr;
 
 use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::remark;
 use castnet_port::BoxPort;
 use castnet_rnic::verbs::{VerbsConfig, VerbsRnic};
 use castnet_rnic::{Gateway, Rnic, SoftRnic, SoftRnicConfig};
@@ -11,7 +12,7 @@ use castnet_switch::config::port_text;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::failure;
+use super::{failure, interface};
 
 /// The RNIC and its address.
 #[derive(Clone, Debug, Args)]
@@ -20,9 +21,10 @@ pub(crate) struct Device {
     #[arg(long, value_enum, default_value_t = Kind::Soft)]
     pub(super) rnic: Kind,
     /// With --rnic soft: the interface, or any port as `castnet switch --port` takes it (af_packet:veth0, pcap:in.pcap,out.pcap)
+    /// [default: the only interface that is up, or the only one with an address]
     #[arg(short, long, value_name = "SPEC", value_parser = port_text)]
     interface: Option<String>,
-    /// Address of this host; with --rnic verbs it selects the GID [default: the device's first]
+    /// Address of this host; with --rnic verbs it selects the GID [default: that of the interface, or the device's first]
     #[arg(long, value_name = "IP[/BITS]")]
     ip: Option<HostIp>,
     /// With --rnic soft: next hop to addresses outside the prefix [default: all addresses are on the link]
@@ -82,10 +84,7 @@ impl Device {
             )
             .next("add --rnic verbs, or omit them"));
         }
-        let (Some(interface), Some(ip)) = (&self.interface, self.ip) else {
-            return Err(Failure::usage("the software RNIC needs --interface and --ip")
-                .next("add such as --interface eth0 --ip 10.0.0.1/24, or use an RDMA device: --rnic verbs"));
-        };
+        let (interface, ip) = self.soft_place()?;
         let gateway = self.gateway.map(|gateway| Gateway {
             prefix_len: ip.prefix_len,
             ip: gateway,
@@ -96,6 +95,34 @@ impl Device {
         };
         let port = interface.parse().map_err(Failure::usage)?;
         SoftRnic::open(&port, config).map_err(failure::rnic)
+    }
+
+    /// Port and address of the software RNIC, as given or as there is no choice.
+    fn soft_place(&self) -> Outcome<(String, HostIp)> {
+        if let (Some(interface), Some(ip)) = (&self.interface, self.ip) {
+            return Ok((interface.clone(), ip));
+        }
+        let all = interface::all()?;
+        let spec = match &self.interface {
+            Some(spec) => spec.clone(),
+            None => port_text(&interface::only(&all)?.name).map_err(Failure::usage)?,
+        };
+        let ip = match (self.ip, spec.strip_prefix("af_packet:")) {
+            (Some(ip), _) => ip,
+            (None, Some(rest)) => {
+                let name = rest.split(',').next().unwrap_or(rest);
+                let (ip, prefix_len) = interface::only_ip(&all, name)?;
+                HostIp { ip, prefix_len }
+            }
+            (None, None) => {
+                return Err(Failure::usage(format!(
+                    "port {spec} has no address: the software RNIC needs --ip"
+                ))
+                .next("add such as --ip 10.0.0.1/24"));
+            }
+        };
+        remark(&format!("uses {spec}, {}", ip.ip));
+        Ok((spec, ip))
     }
 
     fn open_verbs(&self) -> Outcome<Box<dyn Rnic>> {
@@ -158,9 +185,12 @@ mod tests {
 
     #[test]
     fn each_rnic_refuses_what_is_the_others() {
-        let soft = refusal(&device(Kind::Soft));
-        assert_eq!(soft.code(), 2);
-        assert!(soft.what.contains("--interface and --ip"), "{soft}");
+        let no_ip = Device {
+            interface: Some("pcap:in.pcap,out.pcap".to_owned()),
+            ..device(Kind::Soft)
+        };
+        let soft = refusal(&no_ip);
+        assert!(soft.code() == 2 && soft.what.contains("needs --ip"), "{soft}");
         let with_device = Device {
             device: Some("rxe0".to_owned()),
             ..device(Kind::Soft)

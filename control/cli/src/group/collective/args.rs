@@ -33,12 +33,17 @@ pub(crate) struct CollectiveArgs {
     ack_timeout_us: Option<u32>,
 }
 
+/// The time-out that a queue pair has with a code.
+pub(super) fn timeout_us(code: u32) -> u64 {
+    (4096_u64 << code) / 1000
+}
+
 /// A rank asks for the time-out of its queue pair, and is refused with any other.
 fn ack_timeout_us(text: &str) -> Result<u32, String> {
     let given: u32 = text
         .parse()
         .map_err(|_| format!("'{text}' is no number of microseconds"))?;
-    let of = |code: u32| (4096_u64 << code) / 1000;
+    let of = timeout_us;
     let (below, above) = (1..31)
         .map(|code| (of(code), of(code + 1)))
         .find(|(_, above)| u64::from(given) <= *above)
