@@ -1,34 +1,65 @@
+mod controller;
+
 use std::time::Duration;
 
 use castnet_console::api::{self, agent_event::Event, rank_refused::Rule as BrokenRule};
-use castnet_console::connect::AgentArgs;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Page, Report};
 use castnet_console::units::{self, Span};
 use castnet_proto::convert::{call_from_proto, disagreement_from_proto};
+use castnet_rules::lane_of;
 use castnet_wire::Verdict;
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::pick::Deadline;
+use crate::place::PlaceArgs;
 use crate::port::PortNames;
 
-/// Events of a switch as they happen: links, neighbours, groups, stalled paths
+/// Events of a switch or of the controller as they happen: links, neighbours, groups, stalled paths
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  castnet events                                  until Ctrl-C
+#[command(
+    after_help = "The controller reports groups of all switches, and switches that come and go. If it goes away, that is said, and it is connected to again as soon as it is back.
+
+Examples:
+  castnet events                                  of the switch, until Ctrl-C
   castnet events --count 1 --wait 1m              the next one
-  castnet events --output json | jq .             one object a line")]
+  castnet events --controller                     of the controller
+  castnet events --controller --group g           of one group
+  castnet events --output json | jq .             one object a line"
+)]
 pub(crate) struct EventsCommand {
+    #[command(flatten)]
+    selection: Selection,
+    #[command(flatten)]
+    place: PlaceArgs,
+}
+
+#[derive(Debug, Args)]
+struct Selection {
     /// Ends after so many events
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// Ends after this time
     #[arg(long, value_name = "TIME")]
     wait: Option<Span>,
-    #[command(flatten)]
-    agent: AgentArgs,
+    /// Only of this group and its lanes
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
+}
+
+impl Selection {
+    fn wants(&self, group: Option<&str>) -> bool {
+        let of = |group| lane_of(group).map_or(group, |(name, _)| name);
+        self.group
+            .as_deref()
+            .is_none_or(|wanted| group.map(of) == Some(wanted) || group == Some(wanted))
+    }
+
+    fn is_complete(&self, seen: u64) -> bool {
+        self.count.is_some_and(|most| seen >= most)
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -271,27 +302,41 @@ fn full(what: &str, entries: u64, port: &str) -> String {
 
 impl EventsCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
-        let mut agent = self.agent.connect().await?;
+        let selection = &self.selection;
+        let seen = match self.place.controller()? {
+            Some(address) => {
+                let security = self.place.agent.tls.security()?;
+                controller::run(&address, &security, selection, output).await?
+            }
+            None => self.at_switch(output).await?,
+        };
+        if selection.count.is_some() && !selection.is_complete(seen) {
+            return Err(Failure::failed(format!("{seen} events in that time")));
+        }
+        Ok(())
+    }
+
+    /// Returns the number of events.
+    async fn at_switch(&self, output: Output) -> Outcome<u64> {
+        let mut agent = self.place.agent.connect().await?;
         let names = PortNames::fetch(&mut agent).await?;
         let mut events = agent
             .watch_events(api::WatchAgentEventsRequest {})
             .await?
             .into_inner();
-        let mut deadline = Deadline::new(self.wait)?;
+        let mut deadline = Deadline::new(self.selection.wait)?;
         let mut seen = 0;
-        while self.count.is_none_or(|most| seen < most) {
+        while !self.selection.is_complete(seen) {
             let Some(event) = deadline.next(&mut events).await? else {
                 break;
             };
-            if let Some(line) = EventLine::new(event, &names) {
+            let line = EventLine::new(event, &names);
+            if let Some(line) = line.filter(|line| self.selection.wants(line.group.as_deref())) {
                 output.show_next(&line)?;
                 seen += 1;
             }
         }
-        if self.count.is_some_and(|most| seen < most) {
-            return Err(Failure::failed(format!("{seen} events in that time")));
-        }
-        Ok(())
+        Ok(seen)
     }
 }
 

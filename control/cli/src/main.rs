@@ -14,6 +14,7 @@ mod logging;
 mod neighbours;
 mod packets;
 mod pick;
+mod place;
 mod port;
 mod route;
 mod rules;

@@ -120,8 +120,14 @@ impl Deadline {
     where
         S: Stream<Item = Result<T, tonic::Status>> + Unpin,
     {
+        let next = self.until(stream.next()).await.flatten();
+        next.transpose().map_err(Failure::from)
+    }
+
+    /// The result of `work`; `None` after the time or a signal.
+    pub(crate) async fn until<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         if self.stopped {
-            return Ok(None);
+            return None;
         }
         let over = async {
             match self.at {
@@ -133,10 +139,10 @@ impl Deadline {
             biased;
             () = self.signals.any() => {
                 self.stopped = true;
-                Ok(None)
+                None
             }
-            () = over => Ok(None),
-            item = stream.next() => item.transpose().map_err(Failure::from),
+            () = over => None,
+            done = work => Some(done),
         }
     }
 }

@@ -4,6 +4,8 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command as Process, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use assert_cmd::Command;
 use nix::sys::signal::{Signal, kill};
@@ -187,6 +189,44 @@ fn a_switch_answers_every_question_and_ends_with_a_summary() {
         (Some(0), &"sw".into(), &1.into())
     );
     assert!(!folder.path().join("switch.ready").exists() && !folder.path().join("switch.sock").exists());
+}
+
+/// The table of `castnet --help`, row by row.
+#[test]
+fn exit_codes_are_those_of_the_table() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    let nobody = format!("unix:{}", folder.path().join("nobody.sock").display());
+    let help = castnet().arg("--help").output().expect("it runs").stdout;
+    let help = String::from_utf8(help).expect("UTF-8");
+    let rows = help.lines().skip_while(|line| *line != "Exit codes:").skip(1);
+    let rows: Vec<&str> = rows.take_while(|line| !line.is_empty()).collect();
+    let cases: [(&[&str], &str); 5] = [
+        (&["port"], &switch.address),
+        (&["trace", "--drops", "--wait", "50ms"], &switch.address),
+        (&["port", "--colour"], &switch.address),
+        (&["group", "show", "nobody"], &switch.address),
+        (&["port"], &nobody),
+    ];
+    assert_eq!(rows.len(), cases.len(), "{rows:?}");
+    for (row, (args, address)) in rows.iter().zip(cases) {
+        let code: i32 = row
+            .split_whitespace()
+            .next()
+            .and_then(|c| c.parse().ok())
+            .expect("a code");
+        let output = castnet()
+            .args(args)
+            .args(["--agent", address])
+            .output()
+            .expect("it runs");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "castnet {args:?} by '{row}': {text}"
+        );
+    }
 }
 
 #[test]
@@ -482,6 +522,93 @@ fn what_goes_on_is_watched_and_captured() {
         .args(["events", "--wait", "50ms", "--agent", &switch.address])
         .assert()
         .success();
+}
+
+/// Lines of a command as they come.
+struct Lines {
+    child: Child,
+    lines: Receiver<Value>,
+}
+
+impl Lines {
+    fn of(args: &[&str]) -> Self {
+        let mut child = Process::new(castnet().get_program())
+            .args(args)
+            .args(["--output", "json"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let out = BufReader::new(child.stdout.take().expect("stdout"));
+        let (to, lines) = channel();
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                let _ = to.send(serde_json::from_str(&line).expect("one object a line"));
+            }
+        });
+        Self { child, lines }
+    }
+
+    /// The next line of this kind.
+    fn next(&self, kind: &str) -> Value {
+        loop {
+            let line = self.lines.recv().expect("a line");
+            if line["kind"] == kind {
+                return line;
+            }
+        }
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn events_of_the_controller_are_followed_over_its_restart() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    let listen = format!("unix:{}", folder.path().join("c.sock").display());
+    let known = format!("sw={}", switch.address);
+    let args = ["controller", "--listen", &listen, "--switch", &known];
+    let controller = Service::start(&args);
+    let events = Lines::of(&["events", "--controller", &controller.address, "--group", "last"]);
+    let create = |name: &str, controller: &Service| {
+        let create = ["group", "create", name, "--source", "h1", "--members", "h2,h3"];
+        json(&create, controller, "--controller");
+        json(&["group", "destroy", name], controller, "--controller");
+    };
+    let first = loop {
+        // Events before the stream is open are not reported.
+        create("other", &controller);
+        create("last", &controller);
+        if let Ok(line) = events.lines.recv_timeout(Duration::from_millis(50)) {
+            break line;
+        }
+    };
+    assert_eq!(first["group"], "last", "{first}");
+    controller.stop(Signal::SIGINT);
+    let lost = events.next("disconnected");
+    assert!(
+        lost["message"]
+            .as_str()
+            .is_some_and(|m| m.contains("trying again")),
+        "{lost}"
+    );
+    let controller = Service::start(&args);
+    events.next("connected");
+    create("last", &controller);
+    let group = events.next("group");
+    assert_eq!(
+        (&group["phase"], &group["members"]),
+        (&"registered".into(), &3.into())
+    );
+    assert_eq!(events.next("group-gone")["group"], "last");
+
+    let nobody = refusal(&["events"], &controller, "--agent").0;
+    assert_eq!(nobody, 3, "a controller is no switch");
 }
 
 #[test]

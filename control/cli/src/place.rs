@@ -1,0 +1,31 @@
+//! A switch or the controller, for commands that both answer.
+
+use castnet_console::connect::{AgentArgs, CONTROLLER};
+use castnet_console::exit::{Failure, Outcome};
+use castnet_proto::transport::Address;
+use clap::Args;
+
+/// A switch, unless the controller is asked for.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PlaceArgs {
+    #[command(flatten)]
+    pub(crate) agent: AgentArgs,
+    /// The controller instead of a switch [default address: CASTNET_CONTROLLER, else http://127.0.0.1:7470]
+    #[arg(long, value_name = "URL", num_args = 0..=1, help_heading = "The controller")]
+    controller: Option<Option<Address>>,
+}
+
+impl PlaceArgs {
+    /// The address of the controller; `None`: the switch is asked.
+    pub(crate) fn controller(&self) -> Outcome<Option<Address>> {
+        let text = match &self.controller {
+            None => return Ok(None),
+            Some(Some(address)) => return Ok(Some(address.clone())),
+            Some(None) => std::env::var("CASTNET_CONTROLLER").unwrap_or_else(|_| CONTROLLER.to_owned()),
+        };
+        let address = text
+            .parse()
+            .map_err(|e| Failure::usage(format!("CASTNET_CONTROLLER: {e}")))?;
+        Ok(Some(address))
+    }
+}
