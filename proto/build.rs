@@ -41,7 +41,7 @@ const FIELDS: &[(&str, &str)] = &[
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = ["types", "agent", "controller"].map(|name| format!("castnet/v1/{name}.proto"));
+    let files = ["types", "agent", "controller", "process"].map(|name| format!("castnet/v1/{name}.proto"));
     for file in &files {
         println!("cargo::rerun-if-changed={file}");
     }

@@ -30,6 +30,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
+use castnet_proto::process;
 use castnet_proto::transport::{Address, Security, Server, TransportError, serve};
 use castnet_proto::v1::agent_server::AgentServer;
 use castnet_rules::{Fault, GroupRule, RuleSet};
@@ -78,7 +79,8 @@ impl Agent {
         let service = service::Service {
             shared: shared.clone(),
         };
-        let server = serve(address, security, Routes::new(AgentServer::new(service))).await?;
+        let routes = Routes::new(AgentServer::new(service)).add_service(process::server());
+        let server = serve(address, security, routes).await?;
         tracing::info!(switch = shared.dataplane.name(), address = %server.address(), boot_id, "agent serves");
         Ok(Self { server })
     }

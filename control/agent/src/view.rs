@@ -33,7 +33,7 @@ pub(crate) fn capabilities(shared: &Shared) -> Result<v1::Capabilities, Status> 
     let fits = Pmtu::ALL.iter().filter(|p| p.bytes() + PMTU_HEADROOM <= widest);
     Ok(v1::Capabilities {
         switch_name: dataplane.name().into(),
-        version: env!("CARGO_PKG_VERSION").into(),
+        version: castnet_proto::process::version().into(),
         boot_id: shared.boot_id,
         ports: config.ports.iter().map(|p| p.name.clone()).collect(),
         groups_max: config.engine.groups_max as u64,

@@ -26,9 +26,12 @@ Exit codes:
 
 Environment: CASTNET_AGENT and CASTNET_CONTROLLER say where a switch and the controller listen; CASTNET_TLS_CA, CASTNET_TLS_CERT and CASTNET_TLS_KEY name PEM files; RUST_LOG (such as castnet_controller=debug) overrides -v.";
 
+/// With commit and features (`build.rs`).
+pub(crate) const VERSION: &str = env!("CASTNET_VERSION");
+
 /// The command line.
 #[derive(Debug, Parser)]
-#[command(name = "castnet", version, about = ABOUT, after_help = AFTER_HELP, max_term_width = 110)]
+#[command(name = "castnet", version = VERSION, about = ABOUT, after_help = AFTER_HELP, max_term_width = 110)]
 #[command(arg_required_else_help = true, subcommand_required = true)]
 pub(crate) struct Cli {
     /// table for people, json for programs (output that goes on is one object a line)
@@ -66,6 +69,7 @@ pub(crate) enum Command {
     Trace(crate::trace::TraceCommand),
     Capture(crate::capture::CaptureCommand),
     Rules(crate::rules::RulesCommand),
+    LogLevel(crate::log_level::LogLevelCommand),
     Doctor(castnet_doctor::DoctorCommand),
     Completions(crate::completions::CompletionsCommand),
 }
@@ -94,6 +98,7 @@ impl Cli {
             Command::Events(command) => client(command.run(output)),
             Command::Trace(command) => client(command.run(output)),
             Command::Capture(command) => client(command.run(output)),
+            Command::LogLevel(command) => client(command.run(output)),
         }
     }
 }

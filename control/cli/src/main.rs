@@ -10,6 +10,7 @@ mod events;
 mod fdb;
 mod group;
 mod host;
+mod log_level;
 mod logging;
 mod neighbours;
 mod packets;
@@ -34,6 +35,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
+    castnet_proto::process::set_version(cli::VERSION);
     logging::start(cli.verbose);
     let output = Output::new(cli.output);
     match cli.run() {

@@ -56,6 +56,15 @@ impl SwitchRow {
         format!("{} of {}", self.0.groups, self.0.groups_max)
     }
 
+    /// With the commit, without the features.
+    fn version(&self) -> String {
+        let (version, more) = self.0.version.split_once(" (").unwrap_or((&self.0.version, ""));
+        let commit = more
+            .strip_prefix("commit ")
+            .and_then(|rest| rest.split([' ', ';']).next());
+        commit.map_or(version.to_owned(), |commit| format!("{version} {commit}"))
+    }
+
     fn memory_free(&self) -> String {
         match self.0.memory_bytes_max {
             // Not asked yet.
@@ -67,7 +76,7 @@ impl SwitchRow {
 
 columns!(row: SwitchRow => (row.0) { name as "switch", endpoint as "agent" } row {
     state(), ports(), groups(), memory_free(),
-} (row.0) { mcst_prefix as "mcst ids", version, reason as "remark" });
+} (row.0) { mcst_prefix as "mcst ids" } row { version() } (row.0) { reason as "remark" });
 
 #[derive(Debug, Serialize)]
 #[serde(transparent)]

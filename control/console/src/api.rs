@@ -4,5 +4,7 @@ pub use castnet_proto::transport::ControllerClient;
 pub use castnet_proto::v1::*;
 use tonic::transport::Channel;
 
+/// Client of the process of a switch or controller.
+pub type ProcessClient = process_client::ProcessClient<Channel>;
 /// Client of a switch's agent.
 pub type AgentClient = agent_client::AgentClient<Channel>;

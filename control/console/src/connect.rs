@@ -5,13 +5,16 @@ use std::path::PathBuf;
 use castnet_proto::transport::{self, Address, Security, TlsFiles, TransportError};
 use clap::Args;
 
-use crate::api::{AgentClient, ControllerClient};
+use crate::api::{AgentClient, ControllerClient, ProcessClient};
 use crate::exit::{Failure, Outcome};
 
 /// Default address of the agent of a switch.
 pub const AGENT: &str = "http://127.0.0.1:7471";
 /// Default address of the controller.
 pub const CONTROLLER: &str = "http://127.0.0.1:7470";
+/// The next step if the switch does not answer.
+pub const NO_AGENT: &str =
+    "start the switch (castnet switch --help), or say where it is: --agent URL or CASTNET_AGENT";
 /// The next step if the controller does not answer.
 pub const NO_CONTROLLER: &str = "start the controller (castnet controller --help), or say where it is: --controller URL or CASTNET_CONTROLLER";
 
@@ -91,12 +94,8 @@ impl AgentArgs {
 
 /// Connects to the agent of a switch.
 pub async fn agent(address: &Address, security: &Security) -> Outcome<AgentClient> {
-    let channel = transport::connect(address, security).await.map_err(|e| {
-        failure(
-            &e,
-            "start the switch (castnet switch --help), or say where it is: --agent URL or CASTNET_AGENT",
-        )
-    })?;
+    let channel = transport::connect(address, security).await;
+    let channel = channel.map_err(|e| failure(&e, NO_AGENT))?;
     Ok(AgentClient::new(channel).max_decoding_message_size(transport::ANSWER_BYTES_MAX))
 }
 
@@ -104,6 +103,12 @@ pub async fn agent(address: &Address, security: &Security) -> Outcome<AgentClien
 pub async fn controller(address: &Address, security: &Security) -> Outcome<ControllerClient> {
     let client = transport::controller(address, security).await;
     client.map_err(|e| failure(&e, NO_CONTROLLER))
+}
+
+/// Connects to the process of a switch or controller. `not_there` is the next step if it does not answer.
+pub async fn process(address: &Address, security: &Security, not_there: &str) -> Outcome<ProcessClient> {
+    let channel = transport::connect(address, security).await;
+    Ok(ProcessClient::new(channel.map_err(|e| failure(&e, not_there))?))
 }
 
 /// The failure of a connection. `not_there` is the next step if there was no answer.

@@ -47,6 +47,7 @@ pub mod written_off;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use castnet_proto::process;
 use castnet_proto::transport::{Address, Server, serve};
 use castnet_proto::v1::controller_server::ControllerServer;
 use tokio::sync::Notify;
@@ -117,7 +118,7 @@ impl Controller {
         let service = service::Service {
             shared: shared.clone(),
         };
-        let routes = Routes::new(ControllerServer::new(service));
+        let routes = Routes::new(ControllerServer::new(service)).add_service(process::server());
         let server = serve(&shared.config.listen, &shared.config.security, routes);
         let server = server.await.inspect_err(|_| shared.stop_now())?;
         // It ends by itself, after the last write.

@@ -1,5 +1,6 @@
 //! Events of the controller, also over its restarts.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use castnet_console::api::{self, controller_event::Event};
@@ -216,6 +217,8 @@ pub(super) async fn run(
 ) -> Outcome<u64> {
     let mut deadline = Deadline::new(selection.wait)?;
     let (mut seen, mut pause, mut is_lost) = (0, PAUSE.0, false);
+    // A switch that cannot be reached is reported at each attempt.
+    let mut switches: BTreeMap<String, (bool, String)> = BTreeMap::new();
     loop {
         let opened = match deadline.until(open(address, security)).await {
             None => return Ok(seen),
@@ -235,6 +238,12 @@ pub(super) async fn run(
                     match deadline.until(events.next()).await {
                         None => return Ok(seen),
                         Some(Some(Ok(event))) => {
+                            if let Some(Event::Switch(s)) = &event.event {
+                                let now = (s.reachable, s.reason.clone());
+                                if switches.insert(s.name.clone(), now.clone()) == Some(now) {
+                                    continue;
+                                }
+                            }
                             let line = ControllerEventLine::new(event);
                             let line = line.filter(|line| selection.wants(line.group.as_deref()));
                             if let Some(line) = line {

@@ -64,6 +64,30 @@ fn help_names_every_command_and_the_exit_codes() {
 }
 
 #[test]
+fn the_version_names_commit_and_features() {
+    let text = stdout(castnet().arg("--version"));
+    let rest = text.strip_prefix(concat!("castnet ", env!("CARGO_PKG_VERSION"), " ("));
+    let rest = rest
+        .and_then(|rest| rest.strip_suffix(")\n"))
+        .expect("what is in the binary");
+    let parts: Vec<&str> = rest.split("; ").collect();
+    let features = match cfg!(feature = "dpdk") {
+        true => "features: dpdk",
+        false => "no features",
+    };
+    assert_eq!(parts.last(), Some(&features), "{text}");
+    // Sources from an archive have no commit.
+    let commits = parts.iter().filter_map(|part| part.strip_prefix("commit "));
+    for commit in commits {
+        let hash = commit.strip_suffix(" with changes").unwrap_or(commit);
+        assert!(
+            hash.len() >= 12 && hash.bytes().all(|b| b.is_ascii_hexdigit()),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn every_command_has_help_with_examples() {
     for command in [
         "demo",
@@ -85,6 +109,7 @@ fn every_command_has_help_with_examples() {
         "completions",
         "topology",
         "events",
+        "log-level",
     ] {
         let help = stdout(castnet().args([command, "--help"]));
         assert!(

@@ -524,6 +524,73 @@ fn what_goes_on_is_watched_and_captured() {
         .success();
 }
 
+#[test]
+fn the_log_filter_of_a_service_is_shown_and_set() {
+    let folder = folder();
+    let mut switch = Service::switch(folder.path());
+    let listen = format!("unix:{}", folder.path().join("c.sock").display());
+    let known = format!("sw={}", switch.address);
+    let controller = Service::start(&["controller", "--listen", &listen, "--switch", &known]);
+    let shown = ask(&["log-level"], &switch);
+    assert_eq!(
+        (&shown["filter"], &shown["then"]),
+        (&"warn,castnet_comm=error".into(), &Value::Null)
+    );
+    let debug = json(
+        &["log-level", "debug", "--for", "10m"],
+        &controller,
+        "--controller",
+    );
+    assert_eq!(
+        (&debug["filter"], &debug["then"]),
+        (&"debug".into(), &"warn,castnet_comm=error".into())
+    );
+    assert!(
+        debug["then_in_ms"]
+            .as_u64()
+            .is_some_and(|ms| ms > 0 && ms <= 600_000),
+        "{debug}"
+    );
+    for bad in ["debgu", "castnet_agent", "info,castnet_agent=loud"] {
+        let (code, error) = refusal(&["log-level", bad], &switch, "--agent");
+        let why = error["error"].as_str().unwrap_or_default();
+        assert!(code == 3 && why.contains("is no filter of the log"), "{error}");
+    }
+    for filter in ["off", "warn"] {
+        assert_eq!(ask(&["log-level", filter], &switch)["filter"], filter);
+    }
+    let mut log = switch.child.stderr.take().expect("stderr");
+    switch.stop(Signal::SIGINT);
+    let mut text = String::new();
+    log.read_to_string(&mut text).expect("UTF-8");
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| line.contains("log filter set"))
+        .collect();
+    assert!(
+        lines.len() == 1 && lines[0].contains("warn"),
+        "nothing is logged while it is off: {text}"
+    );
+}
+
+#[test]
+fn switches_report_the_version_of_the_binary() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    let listen = format!("unix:{}", folder.path().join("c.sock").display());
+    let known = format!("sw={}", switch.address);
+    let controller = Service::start(&["controller", "--listen", &listen, "--switch", &known]);
+    let version = castnet().arg("--version").output().expect("it runs").stdout;
+    let version = String::from_utf8(version).expect("UTF-8");
+    let reported = loop {
+        let known = json(&["topology"], &controller, "--controller");
+        if known["switches"][0]["reachable"] == true {
+            break known["switches"][0]["version"].clone();
+        }
+    };
+    assert_eq!(version.trim().strip_prefix("castnet "), reported.as_str());
+}
+
 /// Lines of a command as they come.
 struct Lines {
     child: Child,
