@@ -19,6 +19,7 @@
 pub mod convert;
 mod parts;
 pub mod process;
+pub mod term;
 pub mod transport;
 
 /// The generated messages, clients and servers of package `castnet.v1`.

@@ -3,43 +3,63 @@
 use std::collections::BTreeMap;
 
 use castnet_proto::convert::{Invalid, refuse, rule_faults};
-use castnet_proto::v1::InstallOutcome;
+use castnet_proto::v1::{ControllerTerm, InstallOutcome};
 use castnet_rules::{Fault, GroupKind, GroupRule};
 use castnet_wire::McstId;
 use castnet_worker::engine::InstallError as Refused;
 use castnet_worker::{InstallError, Installed, Installer, Stopped};
 use tonic::{Code, Status};
 
-use crate::Shared;
+use crate::{Owners, Shared};
 
 /// The owner of groups of an operator or a rule file.
 const NOBODY: &str = "";
 
+/// The controller that makes a call; `None`: an operator.
+pub(crate) type Caller = Option<ControllerTerm>;
+
+impl Owners {
+    pub(crate) fn check(&mut self, caller: &Caller) -> Result<(), Status> {
+        caller.as_ref().map_or(Ok(()), |term| self.terms.check(term))
+    }
+}
+
 impl Shared {
     pub(crate) fn owner_of(&self, mcst_id: McstId) -> String {
-        self.owners.lock().get(&mcst_id).cloned().unwrap_or_default()
+        self.owners
+            .lock()
+            .groups
+            .get(&mcst_id)
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// Calls `all` with a function that installs one rule for `owner`. All rules are published together.
     pub(crate) fn install<T>(
         &self,
+        caller: Caller,
         owner: &str,
         all: impl FnOnce(&mut dyn FnMut(&GroupRule) -> Result<InstallOutcome, Status>) -> T,
     ) -> Result<T, Status> {
         let mut owners = self.owners.lock();
+        owners.check(&caller)?;
+        let owners = &mut owners.groups;
         let together =
-            |installer: &mut Installer<'_>| all(&mut |rule| install(installer, &mut owners, rule, owner));
+            |installer: &mut Installer<'_>| all(&mut |rule| install(installer, owners, rule, owner));
         self.dataplane.install_together(together).map_err(stopped)
     }
 
     /// Removes a group if it has this owner and generation; false if there was none.
     pub(crate) fn remove(
         &self,
+        caller: Caller,
         mcst_id: McstId,
         owner: Option<&str>,
         generation: Option<u64>,
     ) -> Result<bool, Status> {
         let mut owners = self.owners.lock();
+        owners.check(&caller)?;
+        let owners = &mut owners.groups;
         let Some(running) = self.dataplane.rule(mcst_id) else {
             return Ok(false);
         };

@@ -24,6 +24,7 @@ mod install;
 mod multicast;
 mod service;
 mod taps;
+mod terms;
 mod view;
 
 use std::collections::BTreeMap;
@@ -40,15 +41,22 @@ use parking_lot::Mutex;
 use tonic::service::Routes;
 
 use crate::events::Events;
+use crate::terms::Terms;
 
 pub(crate) struct Shared {
     pub(crate) dataplane: Arc<Dataplane>,
-    /// The owner of each group; no entry: an operator. Locked during an installation: those of several clients do not
-    /// mix.
-    pub(crate) owners: Mutex<BTreeMap<McstId, String>>,
+    /// Locked during an installation: those of several clients do not mix.
+    pub(crate) owners: Mutex<Owners>,
     pub(crate) events: Arc<Events>,
     /// Drawn at each start.
     pub(crate) boot_id: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Owners {
+    /// The owner of each group; no entry: an operator.
+    pub(crate) groups: BTreeMap<McstId, String>,
+    pub(crate) terms: Terms,
 }
 
 /// A running agent. Dropping it disconnects its clients; the dataplane runs on.

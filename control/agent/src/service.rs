@@ -9,6 +9,7 @@ use castnet_proto::convert::{
     of_one_route, port_from_proto, prefix_from_proto, refuse, route_from_proto, route_to_proto,
     routes_from_proto, rule_from_proto,
 };
+use castnet_proto::term::term_of;
 use castnet_proto::v1;
 use castnet_proto::v1::agent_event::Event;
 use castnet_rules::GroupRule;
@@ -75,18 +76,27 @@ fn move_refused(error: &MoveError) -> Status {
 
 #[tonic::async_trait]
 impl v1::agent_server::Agent for Service {
-    async fn get_capabilities(&self, _: Request<v1::GetCapabilitiesRequest>) -> Answer<v1::Capabilities> {
-        self.ask(view::capabilities).await
+    async fn get_capabilities(
+        &self,
+        request: Request<v1::GetCapabilitiesRequest>,
+    ) -> Answer<v1::Capabilities> {
+        let caller = term_of(request.metadata())?;
+        self.ask(move |shared| {
+            shared.owners.lock().check(&caller)?;
+            view::capabilities(shared)
+        })
+        .await
     }
 
     async fn install_group(
         &self,
         request: Request<v1::InstallGroupRequest>,
     ) -> Answer<v1::InstallGroupResponse> {
+        let caller = term_of(request.metadata())?;
         let v1::InstallGroupRequest { rule, owner } = request.into_inner();
         let rule = rule_from_proto("rule", rule.as_ref())?;
         self.ask(move |shared| {
-            let outcome = shared.install(&owner, |install| install(&rule))??;
+            let outcome = shared.install(caller, &owner, |install| install(&rule))??;
             let (generation, boot_id) = (rule.generation, shared.boot_id);
             Ok(v1::InstallGroupResponse {
                 outcome: outcome as i32,
@@ -101,6 +111,7 @@ impl v1::agent_server::Agent for Service {
         &self,
         request: Request<v1::InstallGroupsRequest>,
     ) -> Answer<v1::InstallGroupsResponse> {
+        let caller = term_of(request.metadata())?;
         let v1::InstallGroupsRequest { rules, owner } = request.into_inner();
         if rules.len() > RULES_TOGETHER_MAX {
             let value = format!("{} rules", rules.len());
@@ -110,7 +121,7 @@ impl v1::agent_server::Agent for Service {
         self.ask(move |shared| {
             let read = |rule| rule_from_proto("rule", Some(rule)).map_err(Status::from);
             let rules: Vec<_> = rules.iter().map(read).collect();
-            let results = shared.install(&owner, |install| {
+            let results = shared.install(caller, &owner, |install| {
                 let each = rules.into_iter().map(|rule| install(&rule?));
                 each.map(install_result_to_proto).collect()
             })?;
@@ -124,6 +135,7 @@ impl v1::agent_server::Agent for Service {
         &self,
         request: Request<v1::RemoveGroupRequest>,
     ) -> Answer<v1::RemoveGroupResponse> {
+        let caller = term_of(request.metadata())?;
         let v1::RemoveGroupRequest {
             mcst_id,
             owner,
@@ -131,7 +143,7 @@ impl v1::agent_server::Agent for Service {
         } = request.into_inner();
         let mcst_id = mcst_id_from_proto("mcst_id", &mcst_id)?;
         self.ask(move |shared| {
-            let removed = shared.remove(mcst_id, owner.as_deref(), generation)?;
+            let removed = shared.remove(caller, mcst_id, owner.as_deref(), generation)?;
             Ok(v1::RemoveGroupResponse { removed })
         })
         .await

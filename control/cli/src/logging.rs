@@ -41,7 +41,8 @@ fn parse(text: &str) -> Result<EnvFilter, String> {
         let level = level.trim();
         if level.is_empty()
             || level.parse::<LevelFilter>().is_err()
-            || (target.is_empty() && directive.contains('=')) {
+            || (target.is_empty() && directive.contains('='))
+        {
             return Err(format!(
                 "{directive:?} is no filter of the log: write a level (off, error, warn, info, debug or trace), or TARGET=LEVEL \
                  such as castnet_controller=debug, with commas between several"

@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use castnet_proto::term::WithTerm;
 use castnet_proto::v1;
 use castnet_rules::Ipv4Net;
 use castnet_wire::McstId;
@@ -127,6 +128,8 @@ impl Locked<'_> {
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) owner: String,
+    /// Sent with each call to a switch.
+    pub(crate) term: WithTerm,
     pub(crate) links: BTreeMap<String, Arc<Link>>,
     pub(crate) exchanges: Exchanges,
     core: Mutex<Core>,
@@ -141,7 +144,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(config: Config, owner: String, core: Core, staged: Arc<Notify>) -> Self {
+    pub(crate) fn new(config: Config, term: &v1::ControllerTerm, core: Core, staged: Arc<Notify>) -> Self {
         let links = config
             .switches
             .iter()
@@ -149,7 +152,8 @@ impl Shared {
             .collect();
         Self {
             config,
-            owner,
+            owner: term.owner.clone(),
+            term: WithTerm::new(term),
             links,
             exchanges: Exchanges::default(),
             core: Mutex::new(core),

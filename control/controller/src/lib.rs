@@ -49,6 +49,7 @@ use std::sync::Arc;
 
 use castnet_proto::process;
 use castnet_proto::transport::{Address, Server, serve};
+use castnet_proto::v1::ControllerTerm;
 use castnet_proto::v1::controller_server::ControllerServer;
 use tokio::sync::Notify;
 use tonic::service::Routes;
@@ -114,7 +115,13 @@ impl Controller {
             postponed: Postponed::default(),
             links_changed: Default::default(),
         };
-        let shared = Arc::new(Shared::new(config, stored.owner, core, staged));
+        let term = ControllerTerm {
+            owner: stored.owner,
+            epoch: stored.epoch,
+            instance: requests::draw(),
+            address: config.listen.to_string(),
+        };
+        let shared = Arc::new(Shared::new(config, &term, core, staged));
         let service = service::Service {
             shared: shared.clone(),
         };
@@ -123,7 +130,7 @@ impl Controller {
         let server = server.await.inspect_err(|_| shared.stop_now())?;
         // It ends by itself, after the last write.
         shared.tasks.spawn(journal::write(shared.clone(), store, probe));
-        tracing::info!(address = %server.address(), owner = shared.owner, "controller serves");
+        tracing::info!(address = %server.address(), owner = shared.owner, epoch = term.epoch, "controller serves");
         for link in shared.links.values() {
             shared.spawn(link.clone().run(shared.clone()));
         }

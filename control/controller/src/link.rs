@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_proto::convert::{mcst_id_from_proto, violations};
+use castnet_proto::term::{WithTerm, is_term_over};
 use castnet_proto::transport::connect;
 use castnet_proto::v1;
 use castnet_proto::v1::agent_client::AgentClient;
 use castnet_proto::v1::agent_event::Event as Told;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
@@ -32,7 +34,7 @@ const BURST: Duration = Duration::from_millis(20);
 const PAUSE_TIMES_LOOK: u32 = 10;
 /// Largest response: 100,000 groups do not fit gRPC's default of 4 MiB.
 const ANSWER_BYTES_MAX: usize = 1 << 30;
-type Client = AgentClient<Channel>;
+type Client = AgentClient<InterceptedService<Channel, WithTerm>>;
 
 pub(crate) struct Link {
     pub(crate) config: SwitchConfig,
@@ -89,6 +91,8 @@ impl From<Refusal> for SwitchError {
 impl From<Status> for SwitchError {
     fn from(status: Status) -> Self {
         match status.code() {
+            // Another controller has the switch now. That says nothing about the group.
+            _ if is_term_over(&status) => Self::Unreachable(status.message().into()),
             // Failures of the connection itself.
             Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded | Code::Internal => {
                 Self::Unreachable(status.message().into())
@@ -184,7 +188,8 @@ impl Link {
         let channel = connect(&self.config.agent, &shared.config.security)
             .await
             .map_err(|e| SwitchError::Unreachable(e.to_string()))?;
-        let mut client = AgentClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
+        let client = AgentClient::with_interceptor(channel, shared.term.clone());
+        let mut client = client.max_decoding_message_size(ANSWER_BYTES_MAX);
         let before = shared.lock().groups.own(&self.config.name, None);
         let capabilities = call(within, client.get_capabilities(v1::GetCapabilitiesRequest {})).await?;
         if capabilities.switch_name != self.config.name {

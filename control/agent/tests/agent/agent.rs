@@ -7,7 +7,7 @@ use std::time::Duration;
 use castnet_agent::{Agent, LoadError, load_rules};
 use castnet_port::{Batch, MemEnd, MemLink, MemLinkConfig, MemPort, Pool, PoolConfig, Port, Sides};
 use castnet_proto::convert::{rule_to_proto, violations};
-use castnet_proto::transport::{Security, connect};
+use castnet_proto::transport::{Address, Security, connect};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_client::AgentClient;
 use castnet_proto::v1::agent_event::Event;
@@ -25,7 +25,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Lab {
     pub(crate) dataplane: Arc<Dataplane>,
-    _agent: Agent,
+    agent: Agent,
     pub(crate) client: AgentClient<Channel>,
     /// The hosts' ends of the links.
     ends: Vec<MemEnd>,
@@ -53,7 +53,7 @@ impl Lab {
         let client = AgentClient::new(connect(agent.address(), &Security::default()).await.unwrap());
         Self {
             dataplane,
-            _agent: agent,
+            agent,
             client,
             ends,
         }
@@ -79,6 +79,10 @@ impl Lab {
             generation,
         };
         Ok(self.client.remove_group(request).await?.into_inner().removed)
+    }
+
+    pub(crate) fn address(&self) -> &Address {
+        self.agent.address()
     }
 
     pub(crate) async fn groups(&mut self) -> Vec<v1::InstalledGroup> {

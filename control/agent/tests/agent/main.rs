@@ -6,3 +6,4 @@ mod collectives;
 mod forwarding;
 mod next_hops;
 mod one_checker;
+mod terms;

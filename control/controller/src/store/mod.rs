@@ -3,7 +3,7 @@
 //! A [`Store`] keeps versioned entries: bytes under a key. The journal (`journal.rs`) writes atomic batches. [`redb`]
 //! is a file on this machine, [`memory`] ends with the process.
 
-use std::collections::{BTreeMap, btree_map};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use castnet_wire::McstId;
@@ -32,7 +32,7 @@ pub enum Table {
     Hosts,
     /// McstIDs of groups that were destroyed by force, by McstID.
     WrittenOff,
-    /// Of the controller itself: `owner`, and `probe`, which has no meaning.
+    /// Of the controller itself: `owner`; `epoch`, the number of starts; and `probe`, which has no meaning.
     Meta,
 }
 
@@ -154,6 +154,8 @@ pub enum StoreError {
 pub struct Stored {
     /// Name of this controller as the owner of the rules that it installs.
     pub owner: String,
+    /// Number of starts of a controller on this store, with this one.
+    pub epoch: u64,
     /// Groups by name.
     pub groups: Vec<Record>,
     /// Hosts by name.
@@ -165,28 +167,36 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Reads everything; a new store gets `owner`.
+    /// Reads everything for a controller that starts: a new store gets `owner`, and the epoch is one more.
     ///
     /// # Errors
     /// The store fails, or an entry cannot be decoded.
     pub async fn load(store: &dyn Store, owner: &str) -> Result<Self, StoreError> {
         let mut entries = store.load().await?;
-        let meta = Key {
+        let [owner_key, epoch_key] = ["owner", "epoch"].map(|name| Key {
             table: Table::Meta,
-            name: "owner".into(),
-        };
-        if let btree_map::Entry::Vacant(vacant) = entries.entry(meta) {
-            let entry = Entry {
-                version: 1,
-                value: encode(&owner),
-            };
-            let write = Write {
-                was: 0,
-                entry: Some(entry.clone()),
-            };
-            store.commit([(vacant.key().clone(), write)].into()).await?;
-            vacant.insert(entry);
+            name: name.into(),
+        });
+        let epoch = entries
+            .get(&epoch_key)
+            .map_or(Ok(0), |e| parse::<u64>(&epoch_key, e))?;
+        let is_new = !entries.contains_key(&owner_key);
+        let owner = is_new.then(|| (owner_key, encode(&owner)));
+        let mut batch = Batch::new();
+        for (key, value) in owner.into_iter().chain([(epoch_key, encode(&(epoch + 1)))]) {
+            let was = entries.get(&key).map_or(0, |e| e.version);
+            let version = was + 1;
+            let entry = Entry { version, value };
+            entries.insert(key.clone(), entry.clone());
+            batch.insert(
+                key,
+                Write {
+                    was,
+                    entry: Some(entry),
+                },
+            );
         }
+        store.commit(batch).await?;
         let mut stored = Self::default();
         for (key, entry) in entries {
             match key.table {
@@ -200,6 +210,7 @@ impl Stored {
                     stored.written_off.insert(McstId(mcst_id), parse(&key, &entry)?);
                 }
                 Table::Meta if key.name == "owner" => stored.owner = parse(&key, &entry)?,
+                Table::Meta if key.name == "epoch" => stored.epoch = parse(&key, &entry)?,
                 // The entry of the probe.
                 Table::Meta => {}
             }

@@ -17,4 +17,5 @@ mod refusals;
 mod restarts;
 mod routed;
 mod store;
+mod terms;
 mod written_off;

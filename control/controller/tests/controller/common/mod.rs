@@ -13,6 +13,7 @@ use std::time::Duration;
 use castnet_controller::store::Store;
 use castnet_controller::{Config, Controller, SwitchConfig};
 use castnet_proto::convert::{install_result_to_proto, refuse, rule_from_proto};
+use castnet_proto::term::{term_is_over, term_of};
 use castnet_proto::transport::{Address, Security, Server, connect, serve};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_server::{Agent, AgentServer};
@@ -36,6 +37,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Toy {
     pub(crate) boot_id: u64,
     pub(crate) groups: BTreeMap<String, (v1::GroupRule, String)>,
+    /// Epoch and instance of the last controller of each owner.
+    pub(crate) terms: BTreeMap<String, (u64, u64)>,
     /// What it says of itself beside its name and boot id.
     pub(crate) capabilities: v1::Capabilities,
     /// Refuses installations with this.
@@ -65,6 +68,21 @@ struct ToyAgent {
 
 pub(crate) type Journal = Arc<parking_lot::Mutex<Vec<String>>>;
 
+impl Toy {
+    fn check<T>(&mut self, request: &Request<T>) -> Result<(), Status> {
+        let Some(term) = term_of(request.metadata())? else {
+            return Ok(());
+        };
+        let now = (term.epoch, term.instance);
+        let last = self.terms.entry(term.owner).or_insert(now);
+        if now.0 < last.0 || now.0 == last.0 && now.1 != last.1 {
+            return Err(term_is_over("another controller has taken over"));
+        }
+        *last = now;
+        Ok(())
+    }
+}
+
 impl ToyAgent {
     fn note(&self, toy: &mut Toy, sign: char, name: &str, generation: u64) {
         let what = format!("{sign}{name}.{generation}");
@@ -79,9 +97,10 @@ type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl Agent for ToyAgent {
     async fn get_capabilities(
         &self,
-        _: Request<v1::GetCapabilitiesRequest>,
+        request: Request<v1::GetCapabilitiesRequest>,
     ) -> Result<Response<v1::Capabilities>, Status> {
-        let toy = self.toy.lock();
+        let mut toy = self.toy.lock();
+        toy.check(&request)?;
         let mut said = toy.capabilities.clone();
         if said.memory_bytes_max > 0 {
             let used = |(group, _): &(v1::GroupRule, String)| memory(group);
@@ -104,6 +123,7 @@ impl Agent for ToyAgent {
             let _ = waits.send(());
             gate.acquire().await.unwrap().forget();
         }
+        self.toy.lock().check(&request)?;
         let v1::InstallGroupRequest { rule, owner } = request.into_inner();
         let rule = rule.ok_or_else(|| Status::invalid_argument("rule: missing"))?;
         let (name, mcst_id, generation) = (rule.name.clone(), rule.mcst_id.clone(), rule.generation);
@@ -155,6 +175,7 @@ impl Agent for ToyAgent {
         &self,
         request: Request<v1::InstallGroupsRequest>,
     ) -> Result<Response<v1::InstallGroupsResponse>, Status> {
+        self.toy.lock().check(&request)?;
         let v1::InstallGroupsRequest { rules, owner } = request.into_inner();
         self.toy.lock().calls.push(rules.len());
         let mut results = Vec::new();
@@ -172,6 +193,7 @@ impl Agent for ToyAgent {
         &self,
         request: Request<v1::RemoveGroupRequest>,
     ) -> Result<Response<v1::RemoveGroupResponse>, Status> {
+        self.toy.lock().check(&request)?;
         let v1::RemoveGroupRequest {
             mcst_id,
             owner,

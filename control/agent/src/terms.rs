@@ -1,0 +1,91 @@
+//! Which controller may change the groups of an owner: the one with the largest epoch.
+
+use castnet_proto::term::term_is_over;
+use castnet_proto::v1::ControllerTerm;
+use tonic::Status;
+
+/// Owners that are remembered. A controller without a store is a new owner at each start.
+const OWNERS_MAX: usize = 64;
+
+/// The last controller of each owner, the one that came last at the end.
+#[derive(Default)]
+pub(crate) struct Terms(Vec<ControllerTerm>);
+
+impl Terms {
+    /// Fails if another controller has taken over. A larger epoch takes over.
+    pub(crate) fn check(&mut self, term: &ControllerTerm) -> Result<(), Status> {
+        let ControllerTerm {
+            owner,
+            epoch,
+            instance,
+            address,
+        } = term;
+        let at = self.0.iter().position(|t| t.owner == *owner);
+        if let Some(last) = at.and_then(|at| self.0.get(at)) {
+            let (has, other) = (last.epoch, &last.address);
+            if *epoch < has {
+                let reason = format!(
+                    "the controller at {other} has taken over the groups of {owner:?} with epoch {has}: epoch {epoch} is over"
+                );
+                return Err(term_is_over(reason));
+            }
+            if *epoch == has && *instance != last.instance {
+                let reason = format!(
+                    "the controller at {other} runs on a copy of the same store (owner {owner:?}, epoch {epoch}): stop \
+                     one of them"
+                );
+                return Err(term_is_over(reason));
+            }
+            if *epoch == has {
+                return Ok(());
+            }
+        }
+        tracing::info!(owner, epoch, address, "a controller takes over");
+        match at {
+            Some(at) => drop(self.0.remove(at)),
+            None if self.0.len() == OWNERS_MAX => drop(self.0.remove(0)),
+            None => {}
+        }
+        self.0.push(term.clone());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn term(owner: u64, epoch: u64, instance: u64) -> ControllerTerm {
+        ControllerTerm {
+            owner: format!("controller-{owner}"),
+            epoch,
+            instance,
+            address: format!("http://c{instance}:7470"),
+        }
+    }
+
+    #[test]
+    fn a_larger_epoch_takes_over_and_an_older_one_is_refused_by_name() {
+        let mut terms = Terms::default();
+        terms.check(&term(1, 5, 1)).unwrap();
+        terms.check(&term(1, 5, 1)).unwrap();
+        terms.check(&term(2, 1, 9)).unwrap();
+        let copy = terms.check(&term(1, 5, 2)).unwrap_err();
+        assert!(copy.message().contains("c1:7470 runs on a copy"), "{copy}");
+        terms.check(&term(1, 6, 2)).unwrap();
+        let old = terms.check(&term(1, 5, 1)).unwrap_err();
+        assert!(old.message().contains("c2:7470 has taken over"), "{old}");
+        assert!(castnet_proto::term::is_term_over(&old));
+    }
+
+    #[test]
+    fn owners_are_bounded_and_the_oldest_is_forgotten_first() {
+        let mut terms = Terms::default();
+        for owner in 0..=OWNERS_MAX as u64 {
+            terms.check(&term(owner, 2, 1)).unwrap();
+        }
+        assert_eq!(terms.0.len(), OWNERS_MAX);
+        terms.check(&term(1, 1, 1)).unwrap_err();
+        terms.check(&term(0, 1, 1)).unwrap();
+    }
+}

@@ -1,0 +1,105 @@
+//! Several controllers that have the same store, one after the other or on copies of it.
+
+use std::time::Duration;
+
+use castnet_controller::Config;
+use castnet_proto::v1;
+use castnet_proto::v1::GroupPhase::Active;
+
+use crate::common::{Client, Events, Lab, reaches, start};
+
+/// The lab's configuration, with a copy of its store. Switches are looked at all the time.
+fn on_a_copy(lab: &Lab) -> Config {
+    let mut config = lab.config.clone();
+    config.timeouts.reconcile = Duration::from_millis(1);
+    let store = lab.folder.path().join("copy.redb");
+    std::fs::copy(lab.config.store.as_ref().unwrap(), &store).unwrap();
+    config.store = Some(store);
+    config
+}
+
+async fn switches(client: &mut Client) -> Vec<v1::SwitchState> {
+    let request = v1::GetTopologyRequest::default();
+    client.get_topology(request).await.unwrap().into_inner().switches
+}
+
+/// Waits until the states of all switches say who has taken over.
+async fn refused_everywhere(client: &mut Client) {
+    let mut events = Events::of(client).await;
+    let taken = |s: &v1::SwitchState| !s.reachable && s.reason.contains("another controller has taken over");
+    while !switches(client).await.iter().all(taken) {
+        let changed = |event: &_| matches!(event, v1::controller_event::Event::Switch(_)).then_some(());
+        events.until(changed).await;
+    }
+}
+
+/// Each would remove the other's new groups, as they have the same owner.
+#[tokio::test]
+async fn of_two_controllers_on_copies_of_a_store_the_first_has_the_switches() {
+    let mut lab = Lab::two_tiers().await;
+    lab.config.timeouts.reconcile = Duration::from_millis(1);
+    let (controller, _) = lab.start().await;
+    controller.stop().await;
+    let copy = on_a_copy(&lab);
+    let (_first, mut client) = lab.start().await;
+    Events::of(&client).await.switch("leaf0", true).await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+
+    let (_second, mut other) = start(copy).await;
+    other
+        .create_group(lab.given("x", &["h1", "h3"], 18))
+        .await
+        .unwrap_err();
+    refused_everywhere(&mut other).await;
+    client
+        .create_group(lab.given("h", &["h1", "h3"], 18))
+        .await
+        .unwrap();
+    reaches(&client, "g", Active).await;
+    for name in ["leaf0", "leaf1", "spine0"] {
+        assert_eq!(lab.switch(name).changes(), ["+g.1", "+h.1"], "{name}");
+    }
+    assert!(switches(&mut client).await.iter().all(|s| s.reachable));
+}
+
+/// A copy of the store of a controller that runs has a larger epoch when it starts: the older controller changes nothing
+/// any more, and reports why.
+#[tokio::test]
+async fn a_larger_epoch_takes_over() {
+    let mut lab = Lab::two_tiers().await;
+    lab.config.timeouts.reconcile = Duration::from_millis(1);
+    let (first, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    first.stop().await;
+    let copy = on_a_copy(&lab);
+    // A second start on the copy: its epoch is larger than that of the first's second start.
+    start(copy.clone()).await.0.stop().await;
+    let (_first, mut client) = lab.start().await;
+    reaches(&client, "g", Active).await;
+
+    let (_second, mut other) = start(copy).await;
+    other
+        .create_group(lab.given("h", &["h1", "h3"], 18))
+        .await
+        .unwrap();
+    client
+        .create_group(lab.given("x", &["h1", "h3"], 19))
+        .await
+        .unwrap_err();
+    let request = v1::DestroyGroupRequest {
+        group: "g".into(),
+        ..Default::default()
+    };
+    let destroyed = client.destroy_group(request).await.unwrap().into_inner();
+    assert!(!destroyed.complete, "{destroyed:?}");
+    refused_everywhere(&mut client).await;
+    for name in ["leaf0", "leaf1", "spine0"] {
+        assert_eq!(lab.switch(name).groups(), ["g.1", "h.1"], "{name}");
+    }
+}

@@ -1,0 +1,55 @@
+//! The term of a controller, as metadata of its calls to agents.
+
+use prost::Message;
+use tonic::metadata::{BinaryMetadataValue, MetadataMap};
+use tonic::service::Interceptor;
+use tonic::{Code, Request, Status};
+
+use crate::convert::{Invalid, refuse, violations};
+use crate::v1::ControllerTerm;
+
+const METADATA: &str = "castnet-term-bin";
+/// The field in the details of a refusal.
+const FIELD: &str = "controller";
+
+/// Adds a term to each call.
+#[derive(Clone, Debug)]
+pub struct WithTerm(BinaryMetadataValue);
+
+impl WithTerm {
+    /// Adds this term.
+    pub fn new(term: &ControllerTerm) -> Self {
+        Self(BinaryMetadataValue::from_bytes(&term.encode_to_vec()))
+    }
+}
+
+impl Interceptor for WithTerm {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        request.metadata_mut().insert_bin(METADATA, self.0.clone());
+        Ok(request)
+    }
+}
+
+/// The term of the controller that makes a call; `None`: the caller is no controller.
+///
+/// # Errors
+/// The metadata cannot be decoded.
+pub fn term_of(metadata: &MetadataMap) -> Result<Option<ControllerTerm>, Invalid> {
+    let Some(value) = metadata.get_bin(METADATA) else {
+        return Ok(None);
+    };
+    let bytes = value.to_bytes().ok();
+    let term = bytes.and_then(|bytes| ControllerTerm::decode(bytes).ok());
+    let wrong = || Invalid::out_of_range(METADATA, "its value", "is no ControllerTerm");
+    term.map(Some).ok_or_else(wrong)
+}
+
+/// The status for a controller whose term is over.
+pub fn term_is_over(reason: impl Into<String>) -> Status {
+    refuse(Code::FailedPrecondition, FIELD, reason)
+}
+
+/// Whether a status is from [`term_is_over`].
+pub fn is_term_over(status: &Status) -> bool {
+    status.code() == Code::FailedPrecondition && violations(status).iter().any(|v| v.field == FIELD)
+}
