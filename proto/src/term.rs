@@ -1,4 +1,5 @@
-//! The term of a controller, as metadata of its calls to agents.
+//! Which of several controllers is meant: the term of a controller, as metadata of its calls to agents, and the address of
+//! the one that leads, as metadata of refusals.
 
 use prost::Message;
 use tonic::metadata::{BinaryMetadataValue, MetadataMap};
@@ -6,9 +7,11 @@ use tonic::service::Interceptor;
 use tonic::{Code, Request, Status};
 
 use crate::convert::{Invalid, refuse, violations};
+use crate::transport::Address;
 use crate::v1::ControllerTerm;
 
 const METADATA: &str = "castnet-term-bin";
+const LEADER: &str = "castnet-leader";
 /// The field in the details of a refusal.
 const FIELD: &str = "controller";
 
@@ -52,4 +55,18 @@ pub fn term_is_over(reason: impl Into<String>) -> Status {
 /// Whether a status is from [`term_is_over`].
 pub fn is_term_over(status: &Status) -> bool {
     status.code() == Code::FailedPrecondition && violations(status).iter().any(|v| v.field == FIELD)
+}
+
+/// The status of a controller that does not lead. `leader`: the address of the one that does.
+pub fn not_leading(reason: impl Into<String>, leader: Option<&str>) -> Status {
+    let mut status = Status::unavailable(reason);
+    if let Some(leader) = leader.and_then(|leader| leader.parse().ok()) {
+        status.metadata_mut().insert(LEADER, leader);
+    }
+    status
+}
+
+/// The address of the controller that leads, if a status names it.
+pub fn leader_of(status: &Status) -> Option<Address> {
+    status.metadata().get(LEADER)?.to_str().ok()?.parse().ok()
 }

@@ -33,7 +33,8 @@ pub(crate) struct ControllerCommand {
     /// A switch and where its agent is; may be given again
     #[arg(long = "switch", value_name = "NAME=URL")]
     switches: Vec<NamedSwitch>,
-    /// Stores groups in this file, so that a restarted controller has them; without it, in memory alone
+    /// Stores groups in this file, so that a restarted controller has them; without it, in memory alone. Several controllers store them
+    /// in etcd: see `store` in deploy/examples/controller.toml
     #[arg(long, value_name = "PATH")]
     store: Option<PathBuf>,
     /// Addresses for groups; no host may have one of them. Where a group passes routers, each switch has one of the mcst_prefix that
@@ -46,6 +47,9 @@ pub(crate) struct ControllerCommand {
     /// Where to listen; port 0 takes any free one
     #[arg(long, value_name = "URL", help = format!("Where to listen; port 0 takes any free one [default: {DEFAULT_LISTEN}]"))]
     listen: Option<Address>,
+    /// What other controllers on the same etcd tell clients, if this one leads [default: the address of --listen]
+    #[arg(long, value_name = "URL")]
+    advertise: Option<Address>,
     /// Writes the address into this file when it is ready, and removes the file when it stops
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
@@ -105,7 +109,7 @@ impl ControllerCommand {
             ));
         }
         if let Some(store) = &self.store {
-            config.store = Some(store.clone());
+            (config.store, config.etcd) = (Some(store.clone()), None);
         }
         if let Some(pool) = self.mcst_pool {
             config.mcst_pool = pool;
@@ -114,6 +118,7 @@ impl ControllerCommand {
         if let Some(listen) = &self.listen {
             config.listen = listen.clone();
         }
+        config.advertise = self.advertise.clone().or(config.advertise);
         let flags = self.tls.security()?;
         config.security.tls = flags.tls.or(config.security.tls);
         config.security.insecure |= flags.insecure;

@@ -12,6 +12,7 @@ use castnet_toml_reader::{Faults, Value};
 use castnet_topology::{Topology, pool_fault};
 
 use crate::check::{TIMEOUT_MAX, timeout_text};
+use crate::store::etcd::EtcdConfig;
 
 /// Default pool of McstIDs: 65,534 of them. No host may have an address of it.
 pub const DEFAULT_MCST_POOL: &str = "10.200.0.0/16";
@@ -35,6 +36,10 @@ pub struct Config {
     pub verify_mac: bool,
     /// File of the store; `None`: desired state ends with the process.
     pub store: Option<PathBuf>,
+    /// The store of several controllers, instead of a file.
+    pub etcd: Option<EtcdConfig>,
+    /// The address that other controllers give to clients; `None`: that of `listen`.
+    pub advertise: Option<Address>,
     /// How long things may take.
     pub timeouts: Timeouts,
     /// For tests: places to stand still at.
@@ -96,6 +101,8 @@ impl Config {
             mcst_pool: Ipv4Net::new_assert([10, 200, 0, 0].into(), 16),
             verify_mac: false,
             store: None,
+            etcd: None,
+            advertise: None,
             timeouts: Timeouts::default(),
             checkpoints: Checkpoints::default(),
         }
@@ -105,7 +112,10 @@ impl Config {
     ///
     /// ```toml
     /// listen = "http://127.0.0.1:7470"      # the default
+    /// advertise = "http://127.0.0.1:7470"   # what other controllers tell clients; the default: listen
     /// store = "controller.redb"             # left out: nothing outlives the process
+    /// # or, for several controllers:
+    /// # store = { etcd = ["https://etcd0:2379"], prefix = "castnet", tls = { ca, cert, key }, insecure = false }
     /// topology = "fabric.toml"              # left out: from the switches' reports
     /// mcst_pool = "10.200.0.0/16"           # the default
     /// verify_mac = false                    # the default
@@ -122,10 +132,44 @@ impl Config {
     /// All faults, each with line, column and field.
     pub fn from_toml(text: &str, folder: &Path) -> Result<Self, Faults> {
         let path = |v: Value<'_>| Some(folder.join(v.text()?));
+        let tls = |v: Value<'_>| {
+            let t = v.table("a table: { ca, cert, key }")?;
+            let files = ["ca", "cert", "key"].map(|name| t.need(name, "the path of a file", path));
+            let [ca, cert, key] = files;
+            Some(TlsFiles {
+                ca: ca?,
+                cert: cert?,
+                key: key?,
+            })
+        };
         castnet_toml_reader::read(text, &[], |t| {
             let mut config = Self::new(Vec::new());
             config.listen = t.get("listen", Value::parse).or(DEFAULT_LISTEN.parse().ok())?;
-            config.store = t.get("store", path);
+            config.advertise = t.get("advertise", Value::parse);
+            t.get("store", |v| {
+                if v.is_text() {
+                    config.store = path(v);
+                    return Some(());
+                }
+                let t = v.table("a path in quotes, or a table: { etcd, prefix, tls, insecure }")?;
+                let members = t.need("etcd", "a list of addresses of etcd's members", |v| {
+                    let members = v.list("a list of addresses of etcd's members")?;
+                    let members: Vec<Option<Address>> = members.map(Value::parse).collect();
+                    if members.is_empty() {
+                        v.fault("names no member");
+                    }
+                    Some(members.into_iter().flatten().collect::<Vec<_>>())
+                });
+                let prefix = t.get("prefix", Value::string);
+                let tls = t.get("tls", tls);
+                let insecure = t.get("insecure", Value::flag).unwrap_or_default();
+                config.etcd = Some(EtcdConfig {
+                    members: members?,
+                    prefix: prefix.unwrap_or_else(|| "castnet".into()),
+                    security: Security { tls, insecure },
+                });
+                Some(())
+            });
             config.topology = t.get("topology", |v| {
                 let file = path(v)?;
                 let shown = file.display().to_string();
@@ -144,16 +188,7 @@ impl Config {
             }
             config.verify_mac = t.get("verify_mac", Value::flag).unwrap_or_default();
             config.security.insecure = t.get("insecure", Value::flag).unwrap_or_default();
-            config.security.tls = t.get("tls", |v| {
-                let t = v.table("a table: { ca, cert, key }")?;
-                let files = ["ca", "cert", "key"].map(|name| t.need(name, "the path of a file", path));
-                let [ca, cert, key] = files;
-                Some(TlsFiles {
-                    ca: ca?,
-                    cert: cert?,
-                    key: key?,
-                })
-            });
+            config.security.tls = t.get("tls", tls);
             let timeouts = &mut config.timeouts;
             t.get("timeouts", |v| {
                 let t = v.table("a table: { switch_ms, host_ms, reconcile_ms, link_ms }")?;
@@ -259,6 +294,33 @@ mod tests {
         );
         assert_eq!(config.timeouts.switch, Duration::from_millis(7));
         assert_eq!(config.mcst_pool.to_string(), DEFAULT_MCST_POOL);
+    }
+
+    #[test]
+    fn a_store_is_a_file_or_etcd() {
+        let config = |text| Config::from_toml(text, Path::new("/etc"));
+        let text = r#"
+            advertise = "https://c1:7470"
+            store = { etcd = ["http://127.0.0.1:2379", "http://127.0.0.1:2380"], tls = { ca = "a", cert = "b", key = "c" } }
+        "#;
+        let read = config(text).unwrap();
+        let etcd = read.etcd.unwrap();
+        assert_eq!(
+            (etcd.members.len(), etcd.prefix.as_str(), read.store),
+            (2, "castnet", None)
+        );
+        assert_eq!(etcd.security.tls.unwrap().cert, Path::new("/etc/b"));
+        assert_eq!(read.advertise.unwrap().to_string(), "https://c1:7470");
+        let cases = [
+            ("store = { etcd = [] }", "1:18: store.etcd: names no member"),
+            ("store = { etcd = [\"here\"] }", "1:19: store.etcd[0]: "),
+            ("store = { prefix = \"x\" }", "1:9: store.etcd: missing: "),
+            ("store = 7", "1:9: store: "),
+        ];
+        for (text, start) in cases {
+            let error = config(text).unwrap_err().to_string();
+            assert!(error.starts_with(start), "{error}");
+        }
     }
 
     #[test]

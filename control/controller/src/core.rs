@@ -22,10 +22,11 @@ use crate::kinds::collective::exchange::Exchanges;
 use crate::kinds::collective::links::Changed;
 use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
-use crate::link::Link;
+use crate::link::{Link, SwitchError};
 use crate::record::Record;
 use crate::state::Postponed;
 use crate::store::StoreError;
+use crate::store::etcd::Lead;
 use crate::table::{Entry, Groups, Usage};
 use crate::written_off::AllWrittenOff;
 
@@ -130,6 +131,10 @@ pub(crate) struct Shared {
     pub(crate) owner: String,
     /// Sent with each call to a switch.
     pub(crate) term: WithTerm,
+    /// Where clients reach it.
+    pub(crate) address: String,
+    /// If there are several controllers: the lead of this one.
+    lead: Option<Arc<Lead>>,
     pub(crate) links: BTreeMap<String, Arc<Link>>,
     pub(crate) exchanges: Exchanges,
     core: Mutex<Core>,
@@ -144,7 +149,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(config: Config, term: &v1::ControllerTerm, core: Core, staged: Arc<Notify>) -> Self {
+    pub(crate) fn new(
+        config: Config,
+        term: &v1::ControllerTerm,
+        lead: Option<Arc<Lead>>,
+        core: Core,
+        staged: Arc<Notify>,
+    ) -> Self {
         let links = config
             .switches
             .iter()
@@ -154,6 +165,8 @@ impl Shared {
             config,
             owner: term.owner.clone(),
             term: WithTerm::new(term),
+            address: term.address.clone(),
+            lead,
             links,
             exchanges: Exchanges::default(),
             core: Mutex::new(core),
@@ -192,6 +205,24 @@ impl Shared {
     pub(crate) fn stop_now(&self) {
         self.stopped.cancel();
         self.core.lock().journal.close();
+    }
+
+    /// Waits until no other controller can change the switches.
+    pub(crate) async fn may_change(&self) -> Result<(), SwitchError> {
+        match &self.lead {
+            Some(lead) if !lead.holds(self.config.timeouts.switch).await => {
+                let reason = "it is left alone: another controller may lead, as etcd does not answer";
+                Err(SwitchError::Unreachable(reason.into()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A switch has reported that another controller has taken over.
+    pub(crate) fn superseded(&self) {
+        if let Some(lead) = &self.lead {
+            lead.lose();
+        }
     }
 
     pub(crate) fn release(&self, event: v1::ControllerEvent) {

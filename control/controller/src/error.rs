@@ -178,6 +178,8 @@ impl Refusal {
                 Cause::Refused => (Code::FailedPrecondition, field),
                 Cause::Unseen | Cause::Unreachable => (Code::Unavailable, field),
             },
+            // The one that leads may be asked.
+            Self::Store(error) if matches!(**error, StoreError::NotLeading { .. }) => (Code::Unavailable, ""),
             Self::Store(_) => (Code::Internal, ""),
             Self::Stopping => (Code::Unavailable, ""),
         }

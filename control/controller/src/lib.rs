@@ -24,8 +24,10 @@ mod config;
 mod core;
 mod detour;
 mod driver;
+mod election;
 mod error;
 mod fabric;
+mod front;
 mod health;
 mod hosts;
 mod journal;
@@ -50,8 +52,10 @@ use std::sync::Arc;
 use castnet_proto::process;
 use castnet_proto::transport::{Address, Server, serve};
 use castnet_proto::v1::ControllerTerm;
-use castnet_proto::v1::controller_server::ControllerServer;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 pub use crate::check::{ConfigFault, ConfigFaults};
@@ -59,12 +63,15 @@ pub use crate::config::{
     Checkpoint, Checkpoints, Config, DEFAULT_LISTEN, DEFAULT_MCST_POOL, SwitchConfig, Timeouts,
 };
 use crate::core::{Core, Shared};
+use crate::election::Present;
 pub use crate::error::StartError;
 use crate::fabric::{Fabric, Facts};
+use crate::front::Front;
 use crate::health::Probe;
 use crate::journal::Journal;
 use crate::kinds::collective::links;
 use crate::state::Postponed;
+use crate::store::etcd::{EtcdConfig, Lead};
 use crate::store::memory::MemoryStore;
 use crate::store::redb::RedbStore;
 use crate::store::{Store, Stored};
@@ -72,20 +79,27 @@ use crate::table::Groups;
 
 /// A running controller. If dropped, it ends at once, as if killed; [`Controller::stop`] waits until it has ended.
 pub struct Controller {
-    shared: Arc<Shared>,
+    /// While it leads, which a controller without others always does.
+    present: Present,
+    election: Option<(CancellationToken, JoinHandle<()>)>,
     server: Option<Server>,
 }
 
 impl Controller {
-    /// Loads the store, connects to switches in the background, and serves. Clients can connect when this returns.
+    /// Loads the store, connects to switches in the background, and serves. Clients can connect when this returns. One of
+    /// several controllers on etcd does so when it leads; otherwise it refuses all calls, and names the one that leads.
     ///
     /// # Errors
     /// The configuration contradicts itself, the store does not open, or the address cannot be served.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         config.check()?;
-        let store: Arc<dyn Store> = match &config.store {
-            Some(path) => Arc::new(RedbStore::open(path)?),
-            None => Arc::new(MemoryStore::default()),
+        let store: Arc<dyn Store> = match (&config.etcd, &config.store) {
+            (Some(etcd), _) => {
+                let etcd = etcd.clone();
+                return Self::start_on_etcd(config, etcd).await;
+            }
+            (None, Some(path)) => Arc::new(RedbStore::open(path)?),
+            (None, None) => Arc::new(MemoryStore::default()),
         };
         Self::start_with(config, store).await
     }
@@ -93,58 +107,28 @@ impl Controller {
     /// Like [`Controller::start`], with this store instead of the configured one.
     pub async fn start_with(config: Config, store: Arc<dyn Store>) -> Result<Self, StartError> {
         config.check()?;
-        let owner = format!("controller-{:016x}", requests::draw());
-        let stored = Stored::load(&*store, &owner).await?;
-        let staged = Arc::new(Notify::new());
-        let probe = Probe::new(&stored.versions);
-        let mut groups = Groups::default();
-        for record in stored.groups {
-            groups.put(record.after_restart());
-        }
-        let switches = config.switches.iter().map(|s| s.name.clone());
-        let core = Core {
-            facts: Fabric::new(Facts::new(config.topology.clone(), switches, stored.hosts)),
-            capabilities: BTreeMap::new(),
-            groups,
-            written_off: stored.written_off,
-            calls: 0,
-            mcst_pool: config.mcst_pool,
-            last_mcst_ids: BTreeMap::new(),
-            journal: Journal::new(stored.versions, staged.clone()),
-            store_error: None,
-            postponed: Postponed::default(),
-            links_changed: Default::default(),
-        };
-        let term = ControllerTerm {
-            owner: stored.owner,
-            epoch: stored.epoch,
-            instance: requests::draw(),
-            address: config.listen.to_string(),
-        };
-        let shared = Arc::new(Shared::new(config, &term, core, staged));
-        let service = service::Service {
-            shared: shared.clone(),
-        };
-        let routes = Routes::new(ControllerServer::new(service)).add_service(process::server());
-        let server = serve(&shared.config.listen, &shared.config.security, routes);
-        let server = server.await.inspect_err(|_| shared.stop_now())?;
-        // It ends by itself, after the last write.
-        shared.tasks.spawn(journal::write(shared.clone(), store, probe));
-        tracing::info!(address = %server.address(), owner = shared.owner, epoch = term.epoch, "controller serves");
-        for link in shared.links.values() {
-            shared.spawn(link.clone().run(shared.clone()));
-        }
-        shared.spawn(links::watch(shared.clone()));
-        {
-            let mut core = shared.lock();
-            core.forget_other_switches();
-            for name in core.groups.names() {
-                core.lease_absent(&name);
-                core.drive(&name);
-            }
-        }
+        let front = Front::new();
+        let server = listen(&config, &front).await?;
+        let address = config.advertise.as_ref().unwrap_or(server.address()).clone();
+        let shared = begin(config, store, &address, None).await?;
+        front.lead(&shared);
         Ok(Self {
-            shared,
+            present: Arc::new(Mutex::new(Some(shared))),
+            election: None,
+            server: Some(server),
+        })
+    }
+
+    async fn start_on_etcd(config: Config, etcd: EtcdConfig) -> Result<Self, StartError> {
+        let front = Front::new();
+        let server = listen(&config, &front).await?;
+        let address = config.advertise.as_ref().unwrap_or(server.address()).clone();
+        let (present, stop) = (Present::default(), CancellationToken::new());
+        let to = (front, present.clone());
+        let election = tokio::spawn(election::run(config, etcd, address, to, stop.clone()));
+        Ok(Self {
+            present,
+            election: Some((stop, election)),
             server: Some(server),
         })
     }
@@ -154,18 +138,89 @@ impl Controller {
         self.server.as_ref().map(Server::address)
     }
 
-    /// Its name as the owner of the groups that it installs.
-    pub fn owner(&self) -> &str {
-        &self.shared.owner
+    /// Its name as the owner of the groups that it installs; empty while it does not lead.
+    pub fn owner(&self) -> String {
+        let present = self.present.lock();
+        present
+            .as_ref()
+            .map(|shared| shared.owner.clone())
+            .unwrap_or_default()
     }
 
     /// Stops it: closes the store and frees the address. Groups stay on the switches.
     pub async fn stop(mut self) {
-        self.shared.stop().await;
+        if let Some((stop, election)) = self.election.take() {
+            stop.cancel();
+            // It ends early only with the runtime.
+            let _ = election.await;
+        }
+        let shared = self.present.lock().take();
+        if let Some(shared) = shared {
+            shared.stop().await;
+        }
         if let Some(server) = self.server.take() {
             server.stop().await;
         }
     }
+}
+
+async fn listen(config: &Config, front: &Front) -> Result<Server, StartError> {
+    let routes = Routes::new(front.clone()).add_service(process::server());
+    Ok(serve(&config.listen, &config.security, routes).await?)
+}
+
+/// Loads the store and starts all tasks. `address`: where clients reach the controller.
+async fn begin(
+    config: Config,
+    store: Arc<dyn Store>,
+    address: &Address,
+    lead: Option<Arc<Lead>>,
+) -> Result<Arc<Shared>, StartError> {
+    let owner = format!("controller-{:016x}", requests::draw());
+    let stored = Stored::load(&*store, &owner).await?;
+    let staged = Arc::new(Notify::new());
+    let probe = Probe::new(&stored.versions);
+    let mut groups = Groups::default();
+    for record in stored.groups {
+        groups.put(record.after_restart());
+    }
+    let switches = config.switches.iter().map(|s| s.name.clone());
+    let core = Core {
+        facts: Fabric::new(Facts::new(config.topology.clone(), switches, stored.hosts)),
+        capabilities: BTreeMap::new(),
+        groups,
+        written_off: stored.written_off,
+        calls: 0,
+        mcst_pool: config.mcst_pool,
+        last_mcst_ids: BTreeMap::new(),
+        journal: Journal::new(stored.versions, staged.clone()),
+        store_error: None,
+        postponed: Postponed::default(),
+        links_changed: Default::default(),
+    };
+    let term = ControllerTerm {
+        owner: stored.owner,
+        epoch: stored.epoch,
+        instance: requests::draw(),
+        address: address.to_string(),
+    };
+    let shared = Arc::new(Shared::new(config, &term, lead, core, staged));
+    // It ends by itself, after the last write.
+    shared.tasks.spawn(journal::write(shared.clone(), store, probe));
+    tracing::info!(%address, owner = shared.owner, epoch = term.epoch, "controller serves");
+    for link in shared.links.values() {
+        shared.spawn(link.clone().run(shared.clone()));
+    }
+    shared.spawn(links::watch(shared.clone()));
+    {
+        let mut core = shared.lock();
+        core.forget_other_switches();
+        for name in core.groups.names() {
+            core.lease_absent(&name);
+            core.drive(&name);
+        }
+    }
+    Ok(shared)
 }
 
 impl std::fmt::Debug for Controller {
@@ -176,6 +231,11 @@ impl std::fmt::Debug for Controller {
 
 impl Drop for Controller {
     fn drop(&mut self) {
-        self.shared.stop_now();
+        if let Some((_, election)) = self.election.take() {
+            election.abort();
+        }
+        if let Some(shared) = self.present.lock().take() {
+            shared.stop_now();
+        }
     }
 }

@@ -113,6 +113,18 @@ async fn call<T>(
     }
 }
 
+/// The switch's report about itself. It refuses a controller that another one has replaced.
+async fn ask_capabilities(shared: &Shared, client: &mut Client) -> Result<v1::Capabilities, SwitchError> {
+    let report = async {
+        let report = client.get_capabilities(v1::GetCapabilitiesRequest {}).await;
+        if report.as_ref().is_err_and(is_term_over) {
+            shared.superseded();
+        }
+        report
+    };
+    call(shared.config.timeouts.switch, report).await
+}
+
 impl Link {
     pub(crate) fn new(config: SwitchConfig) -> Self {
         Self {
@@ -191,7 +203,7 @@ impl Link {
         let client = AgentClient::with_interceptor(channel, shared.term.clone());
         let mut client = client.max_decoding_message_size(ANSWER_BYTES_MAX);
         let before = shared.lock().groups.own(&self.config.name, None);
-        let capabilities = call(within, client.get_capabilities(v1::GetCapabilitiesRequest {})).await?;
+        let capabilities = ask_capabilities(shared, &mut client).await?;
         if capabilities.switch_name != self.config.name {
             let (found, wanted) = (&capabilities.switch_name, &self.config.name);
             let reason = format!(
@@ -228,7 +240,7 @@ impl Link {
                     self.report(shared, &mut client).await?;
                     self.reconcile(shared, &mut client).await?;
                     let before = shared.lock().groups.own(&self.config.name, None);
-                    let capabilities = call(within, client.get_capabilities(v1::GetCapabilitiesRequest {})).await?;
+                    let capabilities = ask_capabilities(shared, &mut client).await?;
                     shared.lock().learn(&self.config.name, capabilities, before);
                     // A switch with many groups is not queried all the time, whatever it reports.
                     pause = (began.elapsed() * PAUSE_TIMES_LOOK).clamp(BURST, period.max(BURST));

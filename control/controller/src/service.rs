@@ -1,3 +1,4 @@
+use std::pin::Pin;
 use std::sync::Arc;
 
 use castnet_proto::convert::{
@@ -9,6 +10,7 @@ use castnet_proto::v1::controller_server::Controller;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
 use crate::core::{Core, Locked, Shared};
@@ -20,7 +22,7 @@ use crate::view;
 
 /// Events that wait for a slow client. Of states, only the last counts.
 const EVENTS_DEPTH: usize = 64;
-type Messages<T> = ReceiverStream<Result<T, Status>>;
+type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Answer<T> = Result<Response<T>, Status>;
 
 #[derive(Clone)]
@@ -41,7 +43,13 @@ impl Service {
     ) -> Answer<Messages<T>> {
         let (to, from) = mpsc::channel(depth);
         self.shared.spawn(task(to));
-        Ok(Response::new(ReceiverStream::new(from)))
+        let stopped = self.shared.stopped.clone();
+        // Not complete if the controller has stopped.
+        let end = tokio_stream::once(()).filter_map(move |()| {
+            let stopped = stopped.is_cancelled();
+            stopped.then(|| Err(Refusal::Stopping.into()))
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(from).chain(end))))
     }
 
     /// A response from state that is on disk.
@@ -252,6 +260,11 @@ impl Controller for Service {
             })
         })
         .await
+    }
+
+    async fn find_leader(&self, _: Request<v1::FindLeaderRequest>) -> Answer<v1::FindLeaderResponse> {
+        let address = self.shared.address.clone();
+        Ok(Response::new(v1::FindLeaderResponse { address }))
     }
 
     async fn create_collective(

@@ -99,7 +99,11 @@ impl Link {
         let mut results = Vec::with_capacity(rules.len());
         for request in install_requests(&shared.owner, rules) {
             let end = results.len() + request.rules.len();
-            let error = match call(within, client.install_groups(request)).await {
+            let request = async {
+                shared.may_change().await?;
+                call(within, client.install_groups(request)).await
+            };
+            let error = match request.await {
                 Ok(answer) => {
                     let result = |r| install_result_from_proto(r).map(drop).map_err(SwitchError::from);
                     results.extend(answer.results.into_iter().map(result));
@@ -126,6 +130,7 @@ impl Link {
         generation: Option<u64>,
     ) -> Result<(), SwitchError> {
         for mcst_id in mcst_ids {
+            shared.may_change().await?;
             let request = v1::RemoveGroupRequest {
                 mcst_id: mcst_id.to_string(),
                 owner: Some(shared.owner.clone()),

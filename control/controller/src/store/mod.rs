@@ -1,7 +1,7 @@
 //! Desired state on disk, written before it is sent to a switch or a client.
 //!
 //! A [`Store`] keeps versioned entries: bytes under a key. The journal (`journal.rs`) writes atomic batches. [`redb`]
-//! is a file on this machine, [`memory`] ends with the process.
+//! is a file on this machine, [`etcd`] a cluster for several controllers, [`memory`] ends with the process.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,6 +14,7 @@ use crate::fabric::HostRecord;
 use crate::record::Record;
 use crate::written_off::WrittenOff;
 
+pub mod etcd;
 pub mod memory;
 pub mod redb;
 mod v1;
@@ -144,6 +145,9 @@ pub enum StoreError {
         expected: Version,
         found: Version,
     },
+    /// This controller does not lead any more.
+    #[error("store {store}: another controller may lead now")]
+    NotLeading { store: String },
     /// It was closed.
     #[error("store {store}: closed")]
     Closed { store: String },
@@ -231,6 +235,21 @@ fn parse<T: DeserializeOwned>(key: &Key, entry: &Entry) -> Result<T, StoreError>
         entry: key.clone(),
         error,
     })
+}
+
+/// An entry as bytes.
+fn with_version(version: Version, value: &[u8]) -> Vec<u8> {
+    let mut bytes = version.to_be_bytes().to_vec();
+    bytes.extend_from_slice(value);
+    bytes
+}
+
+/// Version and value of an entry; version 0 if it is too short, which cannot be decoded either.
+fn parts(bytes: &[u8]) -> (Version, &[u8]) {
+    match bytes.split_first_chunk() {
+        Some((version, value)) => (Version::from_be_bytes(*version), value),
+        None => (0, bytes),
+    }
 }
 
 /// Fails unless the stored version is the expected one.

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 
-use super::{Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Version, Write, check, encode, v1};
+use super::{
+    Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Write, check, encode, parts, v1, with_version,
+};
 
 type Bytes = TableDefinition<'static, &'static str, &'static [u8]>;
 const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
@@ -323,22 +325,9 @@ fn text(transaction: &WriteTransaction, key: &str) -> Result<Option<String>, red
     Ok(value)
 }
 
-fn with_version(version: Version, value: &[u8]) -> Vec<u8> {
-    let mut bytes = version.to_be_bytes().to_vec();
-    bytes.extend_from_slice(value);
-    bytes
-}
-
-/// Version and value of an entry; version 0 if it is too short, which cannot be decoded either.
-fn parts(bytes: &[u8]) -> (Version, &[u8]) {
-    match bytes.split_first_chunk() {
-        Some((version, value)) => (Version::from_be_bytes(*version), value),
-        None => (0, bytes),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::Version;
     use super::*;
 
     fn write(name: &str, was: Version) -> (Key, Write) {

@@ -10,7 +10,7 @@ use castnet_proto::convert::new_group_from_proto;
 use castnet_proto::v1;
 use castnet_wire::{McstId, Psn};
 
-fn record(name: &str) -> Record {
+pub(crate) fn record(name: &str) -> Record {
     let connection = |last: u8| v1::Connection {
         ip: format!("10.0.0.{last}"),
         mac: format!("02:00:00:00:00:0{last}"),
@@ -43,7 +43,7 @@ fn record(name: &str) -> Record {
     Record::new(name.into(), (lane(1), vec![lane(2)]), kind)
 }
 
-fn key(name: &str) -> Key {
+pub(crate) fn key(name: &str) -> Key {
     Key {
         table: Table::Groups,
         name: name.into(),
@@ -51,7 +51,7 @@ fn key(name: &str) -> Key {
 }
 
 /// Writes a group in place of version `was`.
-fn put(was: u64, record: &Record) -> (Key, Write) {
+pub(crate) fn put(was: u64, record: &Record) -> (Key, Write) {
     let entry = Entry {
         version: was + 1,
         value: serde_json::to_vec(record).unwrap(),
@@ -99,34 +99,36 @@ async fn what_is_written_is_read_after_reopening() {
 async fn a_batch_is_written_whole_or_not_at_all() {
     let folder = tempfile::tempdir().unwrap();
     let redb = RedbStore::open(&folder.path().join("c.redb")).unwrap();
-    let stores: [&dyn Store; 2] = [&redb, &MemoryStore::default()];
-    for store in stores {
-        store.commit([put(0, &record("a"))].into()).await.unwrap();
-        let before = store.load().await.unwrap();
-        for was in [0, 2] {
-            let batch = [put(0, &record("b")), put(was, &record("a")), put(0, &record("c"))];
-            match store.commit(batch.into()).await {
-                Err(StoreError::Conflict {
-                    entry,
-                    expected,
-                    found,
-                    ..
-                }) => {
-                    assert_eq!(
-                        (entry.to_string().as_str(), expected, found),
-                        ("groups/a", was, 1)
-                    );
-                }
-                other => panic!("{other:?}"),
+    whole_or_not_at_all(&redb).await;
+    whole_or_not_at_all(&MemoryStore::default()).await;
+}
+
+pub(crate) async fn whole_or_not_at_all(store: &dyn Store) {
+    store.commit([put(0, &record("a"))].into()).await.unwrap();
+    let before = store.load().await.unwrap();
+    for was in [0, 2] {
+        let batch = [put(0, &record("b")), put(was, &record("a")), put(0, &record("c"))];
+        match store.commit(batch.into()).await {
+            Err(StoreError::Conflict {
+                entry,
+                expected,
+                found,
+                ..
+            }) => {
+                assert_eq!(
+                    (entry.to_string().as_str(), expected, found),
+                    ("groups/a", was, 1)
+                );
             }
-            assert_eq!(store.load().await.unwrap(), before);
+            other => panic!("{other:?}"),
         }
-        store
-            .commit([put(1, &record("a")), put(0, &record("b"))].into())
-            .await
-            .unwrap();
-        assert_eq!(store.load().await.unwrap()[&key("a")].version, 2);
+        assert_eq!(store.load().await.unwrap(), before);
     }
+    store
+        .commit([put(1, &record("a")), put(0, &record("b"))].into())
+        .await
+        .unwrap();
+    assert_eq!(store.load().await.unwrap()[&key("a")].version, 2);
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! Toy switches that keep the agent's contract (`agent.proto`) without a data plane, and a controller over them.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod etcd;
 pub(crate) mod faults;
 pub(crate) mod ranks;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -480,13 +481,7 @@ impl Lab {
             switch.start().await;
             switches.insert(known.name.clone(), switch);
         }
-        let mut config = Config::new(configs);
-        config.topology = Some(topology.clone());
-        config.store = Some(folder.path().join("controller.redb"));
-        config.timeouts.switch = Duration::from_secs(5);
-        config.timeouts.host = PATIENCE;
-        config.timeouts.reconcile = Duration::from_secs(60);
-        config.timeouts.backoff = (Duration::from_millis(5), Duration::from_millis(20));
+        let config = config(folder.path(), configs, &topology);
         Self {
             folder,
             switches,
@@ -499,6 +494,16 @@ impl Lab {
     /// Two leaves with two hosts each, one spine: h0 and h1 at leaf0, h2 and h3 at leaf1.
     pub(crate) async fn two_tiers() -> Self {
         Self::new(Topology::leaf_spine(2, 1, 2).unwrap()).await
+    }
+
+    /// The configuration of a controller over the switches of [`Lab::two_tiers`] in `folder`.
+    pub(crate) fn two_tiers_config(folder: &Path) -> Config {
+        let topology = Topology::leaf_spine(2, 1, 2).unwrap();
+        let switch = |known: &castnet_topology::Switch| SwitchConfig {
+            name: known.name.clone(),
+            agent: Address::Unix(folder.join(format!("{}.sock", known.name))),
+        };
+        config(folder, topology.switches().map(switch).collect(), &topology)
     }
 
     pub(crate) async fn start(&self) -> (Controller, Client) {
@@ -544,6 +549,17 @@ impl Lab {
         }
         request
     }
+}
+
+fn config(folder: &Path, switches: Vec<SwitchConfig>, topology: &Topology) -> Config {
+    let mut config = Config::new(switches);
+    config.topology = Some(topology.clone());
+    config.store = Some(folder.join("controller.redb"));
+    config.timeouts.switch = Duration::from_secs(5);
+    config.timeouts.host = PATIENCE;
+    config.timeouts.reconcile = Duration::from_secs(60);
+    config.timeouts.backoff = (Duration::from_millis(5), Duration::from_millis(20));
+    config
 }
 
 pub(crate) async fn start(config: Config) -> (Controller, Client) {

@@ -1,0 +1,209 @@
+//! Calls to the members of an etcd cluster.
+
+use std::time::Duration;
+
+use castnet_proto::transport::{Address, Security, connect};
+use parking_lot::Mutex;
+use tokio::time::timeout;
+use tonic::metadata::MetadataValue;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
+
+use super::api;
+use api::kv_client::KvClient;
+use api::lease_client::LeaseClient;
+use api::request_op::Request as Op;
+use api::response_op::Response as OpResult;
+
+/// Limit of a call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+/// Largest accepted response.
+const ANSWER_BYTES_MAX: usize = 1 << 30;
+
+/// Members without a quorum refuse the call at once, rather than after some seconds.
+#[derive(Clone, Debug)]
+pub(super) struct RequireLeader;
+
+impl Interceptor for RequireLeader {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        let metadata = request.metadata_mut();
+        metadata.insert("hasleader", MetadataValue::from_static("true"));
+        Ok(request)
+    }
+}
+
+type Connection = InterceptedService<Channel, RequireLeader>;
+
+/// The members; calls go to one of them until a call fails.
+#[derive(Debug)]
+pub(super) struct Client {
+    members: Vec<Address>,
+    security: Security,
+    /// The index of the next member to try, and the connection to the present one.
+    present: Mutex<(usize, Option<Channel>)>,
+}
+
+impl Client {
+    pub(super) fn new(members: Vec<Address>, security: Security) -> Self {
+        Self {
+            members,
+            security,
+            present: Mutex::default(),
+        }
+    }
+
+    async fn connection(&self) -> Result<Connection, Status> {
+        let (first, present) = self.present.lock().clone();
+        if let Some(channel) = present {
+            return Ok(InterceptedService::new(channel, RequireLeader));
+        }
+        let mut error = Status::unavailable("no member is configured");
+        for offset in 0..self.members.len() {
+            let at = (first + offset) % self.members.len();
+            match timeout(CALL_TIMEOUT, connect(&self.members[at], &self.security)).await {
+                Ok(Ok(channel)) => {
+                    *self.present.lock() = (at + 1, Some(channel.clone()));
+                    return Ok(InterceptedService::new(channel, RequireLeader));
+                }
+                Ok(Err(failed)) => error = Status::unavailable(failed.to_string()),
+                Err(_) => error = Status::unavailable(format!("{}: no answer", self.members[at])),
+            }
+        }
+        Err(error)
+    }
+
+    /// Performs a call. After a failure, the next call goes to another member.
+    async fn call<T, F: Future<Output = Result<Response<T>, Status>>>(
+        &self,
+        call: impl FnOnce(Connection) -> F,
+    ) -> Result<T, Status> {
+        let connection = self.connection().await?;
+        let failed = match timeout(CALL_TIMEOUT, call(connection)).await {
+            Ok(Ok(response)) => return Ok(response.into_inner()),
+            Ok(Err(status)) => status,
+            Err(_) => Status::deadline_exceeded(format!("no answer within {CALL_TIMEOUT:?}")),
+        };
+        self.present.lock().1 = None;
+        Err(failed)
+    }
+
+    pub(super) async fn range(&self, request: api::RangeRequest) -> Result<api::RangeResponse, Status> {
+        self.call(|c| async {
+            KvClient::new(c)
+                .max_decoding_message_size(ANSWER_BYTES_MAX)
+                .range(request)
+                .await
+        })
+        .await
+    }
+
+    /// A transaction. If it fails, it may be performed all the same, also later.
+    pub(super) async fn transaction(&self, request: api::TxnRequest) -> Result<api::TxnResponse, Status> {
+        self.call(|c| async {
+            KvClient::new(c)
+                .max_decoding_message_size(ANSWER_BYTES_MAX)
+                .txn(request)
+                .await
+        })
+        .await
+    }
+
+    /// Returns the lease and its time to live.
+    pub(super) async fn grant(&self, ttl: Duration) -> Result<(i64, Duration), Status> {
+        let ttl = ttl.as_secs().cast_signed();
+        let request = api::LeaseGrantRequest { ttl };
+        let granted = self.call(|c| async { LeaseClient::new(c).lease_grant(request).await });
+        let api::LeaseGrantResponse { id, ttl } = granted.await?;
+        Ok((id, Duration::from_secs(ttl.max(0).cast_unsigned())))
+    }
+
+    pub(super) async fn revoke(&self, id: i64) -> Result<(), Status> {
+        let request = api::LeaseRevokeRequest { id };
+        let revoked = self.call(|c| async { LeaseClient::new(c).lease_revoke(request).await });
+        revoked.await.map(drop)
+    }
+
+    /// Returns whether the lease lives on.
+    pub(super) async fn keep_alive(&self, id: i64) -> Result<bool, Status> {
+        let request = tokio_stream::once(api::LeaseKeepAliveRequest { id });
+        let answer = self.call(|c| async {
+            let mut answers = LeaseClient::new(c).lease_keep_alive(request).await?.into_inner();
+            let answer = answers.message().await?;
+            let answer = answer.ok_or_else(|| Status::unavailable("no answer"))?;
+            Ok(Response::new(answer))
+        });
+        Ok(answer.await?.ttl > 0)
+    }
+}
+
+/// Fails the transaction unless the key was created at this revision; 0: it does not exist.
+pub(super) fn created_at(key: &[u8], revision: i64) -> api::Compare {
+    api::Compare {
+        target: api::compare::CompareTarget::Create.into(),
+        key: key.into(),
+        target_union: Some(api::compare::TargetUnion::CreateRevision(revision)),
+    }
+}
+
+/// Fails the transaction unless the key was last changed at this revision; 0: it does not exist.
+pub(super) fn changed_at(key: &[u8], revision: i64) -> api::Compare {
+    api::Compare {
+        target: api::compare::CompareTarget::Mod.into(),
+        key: key.into(),
+        target_union: Some(api::compare::TargetUnion::ModRevision(revision)),
+    }
+}
+
+fn op(request: Op) -> api::RequestOp {
+    api::RequestOp {
+        request: Some(request),
+    }
+}
+
+pub(super) fn get(key: &[u8]) -> api::RequestOp {
+    op(Op::RequestRange(api::RangeRequest {
+        key: key.into(),
+        ..Default::default()
+    }))
+}
+
+pub(super) fn put(key: Vec<u8>, value: Vec<u8>, lease: i64) -> api::RequestOp {
+    op(Op::RequestPut(api::PutRequest { key, value, lease }))
+}
+
+pub(super) fn delete(key: Vec<u8>) -> api::RequestOp {
+    let range_end = Vec::new();
+    op(Op::RequestDeleteRange(api::DeleteRangeRequest { key, range_end }))
+}
+
+/// Deletes all keys that start with `prefix`.
+pub(super) fn delete_all(prefix: &[u8]) -> api::RequestOp {
+    op(Op::RequestDeleteRange(api::DeleteRangeRequest {
+        key: prefix.into(),
+        range_end: end_of(prefix),
+    }))
+}
+
+/// The first key after all those that start with `prefix`, which ends with `/`.
+pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
+}
+
+/// The entries that the gets of a transaction found, one after the other.
+pub(super) fn found(response: api::TxnResponse) -> impl Iterator<Item = api::KeyValue> {
+    let each = response.responses.into_iter();
+    each.flat_map(|op| match op.response {
+        Some(OpResult::ResponseRange(range)) => range.kvs,
+        None => Vec::new(),
+    })
+}
+
+pub(super) fn revision(header: Option<&api::ResponseHeader>) -> i64 {
+    header.map_or(0, |h| h.revision)
+}

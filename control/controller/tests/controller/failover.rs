@@ -1,0 +1,281 @@
+//! Several controllers on etcd, as processes that are killed and paused.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use castnet_controller::{Config, Controller};
+use castnet_proto::term::leader_of;
+use castnet_proto::transport::{Address, Security, connect};
+use castnet_proto::v1;
+use castnet_proto::v1::GroupPhase::Active;
+use castnet_proto::v1::controller_client::ControllerClient;
+use tonic::Code;
+
+use crate::common::etcd::Cluster;
+use crate::common::{Client, Lab, reaches};
+
+/// The configuration of controller `n`.
+fn config(lab: &Lab, cluster: &Cluster, n: usize) -> Config {
+    let mut config = lab.config.clone();
+    config.store = None;
+    config.etcd = Some(cluster.config());
+    config.listen = address(lab.folder.path(), n);
+    config
+}
+
+fn address(folder: &Path, n: usize) -> Address {
+    Address::Unix(folder.join(format!("controller{n}.sock")))
+}
+
+/// Controllers, each a process.
+struct Processes<'l> {
+    lab: &'l Lab,
+    all: Vec<Child>,
+}
+
+const FOLDER: &str = "CASTNET_TEST_FOLDER";
+const MEMBERS: &str = "CASTNET_TEST_MEMBERS";
+const NUMBER: &str = "CASTNET_TEST_NUMBER";
+
+/// No test by itself: the process of a controller, of a test below.
+#[test]
+fn process() {
+    let Ok(folder) = std::env::var(FOLDER) else { return };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let members = std::env::var(MEMBERS).unwrap();
+        let n = std::env::var(NUMBER).unwrap().parse().unwrap();
+        let folder = Path::new(&folder);
+        let mut config = Lab::two_tiers_config(folder);
+        config.etcd = Some(Cluster::config_of(
+            members.split(',').map(|m| m.parse().unwrap()).collect(),
+        ));
+        config.store = None;
+        config.listen = address(folder, n);
+        let _controller = Controller::start(config).await.unwrap();
+        std::future::pending::<()>().await;
+    });
+}
+
+impl<'l> Processes<'l> {
+    fn start(lab: &'l Lab, cluster: &Cluster, count: usize) -> Self {
+        let members: Vec<String> = cluster.config().members.iter().map(Address::to_string).collect();
+        let start = |n: usize| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "failover::process"])
+                .env(FOLDER, lab.folder.path())
+                .env(MEMBERS, members.join(","))
+                .env(NUMBER, n.to_string())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap()
+        };
+        let all = (0..count).map(start).collect();
+        Self { lab, all }
+    }
+
+    /// The controller that leads, other than `not`, and a client of it.
+    async fn leader(&self, not: Option<usize>) -> (usize, Client) {
+        loop {
+            for n in (0..self.all.len()).filter(|n| Some(*n) != not) {
+                if let Some(mut client) = self.client(n).await
+                    && client.find_leader(v1::FindLeaderRequest {}).await.is_ok()
+                {
+                    return (n, client);
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn client(&self, n: usize) -> Option<Client> {
+        let address = address(self.lab.folder.path(), n);
+        let channel = connect(&address, &Security::default()).await.ok()?;
+        Some(ControllerClient::new(channel))
+    }
+
+    fn signal(&self, n: usize, signal: &str) {
+        let pid = self.all[n].id().to_string();
+        let status = Command::new("sh")
+            .args(["-c", &format!("kill -{signal} {pid}")])
+            .status();
+        assert!(status.unwrap().success());
+    }
+}
+
+impl Drop for Processes<'_> {
+    fn drop(&mut self) {
+        for process in &mut self.all {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+async fn exists(client: &mut Client, group: &str) -> bool {
+    let request = v1::GetGroupRequest { group: group.into() };
+    client.get_group(request).await.is_ok()
+}
+
+/// A group that was being created becomes active, one that was active is not touched; nothing stays of those destroyed.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_leader_is_killed_and_another_goes_on() {
+    let name = "failover::the_leader_is_killed_and_another_goes_on";
+    let Some(cluster) = Cluster::start(name, 1) else {
+        return;
+    };
+    let lab = Lab::two_tiers().await;
+    let mut processes = Processes::start(&lab, &cluster, 3);
+    let (first, mut client) = processes.leader(None).await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    for n in (0..3).filter(|n| *n != first) {
+        // It may still be starting.
+        let mut standby = loop {
+            if let Some(client) = processes.client(n).await {
+                break client;
+            }
+        };
+        let refused = loop {
+            let refused = standby.list_hosts(v1::ListHostsRequest {}).await.unwrap_err();
+            assert_eq!(refused.code(), Code::Unavailable);
+            if leader_of(&refused).is_some() {
+                break refused;
+            }
+        };
+        assert_eq!(
+            leader_of(&refused),
+            Some(address(lab.folder.path(), first)),
+            "{refused}"
+        );
+        assert!(refused.message().contains("leads"), "{refused}");
+    }
+    let (gate, mut told) = lab.switch("spine0").hold();
+    let request = lab.given("h", &["h1", "h3"], 18);
+    let create = tokio::spawn(async move { client.create_group(request).await });
+    told.recv().await.unwrap();
+    processes.signal(first, "KILL");
+    create.await.unwrap().unwrap_err();
+    gate.add_permits(100);
+    let (second, mut client) = processes.leader(Some(first)).await;
+    reaches(&client, "h", Active).await;
+    reaches(&client, "g", Active).await;
+    client
+        .destroy_group(v1::DestroyGroupRequest {
+            group: "h".into(),
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    for name in ["leaf0", "leaf1", "spine0"] {
+        assert_eq!(lab.switch(name).changes(), ["+g.1", "+h.1", "-h.1"], "{name}");
+    }
+    // The last one too.
+    processes.signal(second, "KILL");
+    processes.all[second].wait().unwrap();
+    let (_, mut client) = processes.leader(None).await;
+    reaches(&client, "g", Active).await;
+    assert!(!exists(&mut client, "h").await);
+    assert_eq!(lab.placed(), ["leaf0 g.1", "leaf1 g.1", "spine0 g.1"]);
+}
+
+/// A leader that was paused until another has taken over writes nothing and installs nothing when it goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_was_paused_changes_nothing() {
+    let Some(cluster) = Cluster::start("failover::a_leader_that_was_paused_changes_nothing", 1) else {
+        return;
+    };
+    let lab = Lab::two_tiers().await;
+    let processes = Processes::start(&lab, &cluster, 2);
+    let (first, mut old) = processes.leader(None).await;
+    old.create_group(lab.given("g", &["h0", "h2"], 17)).await.unwrap();
+    // It is paused between the switches of a group.
+    let (gate, mut told) = lab.switch("spine0").hold();
+    let late = lab.given("late", &["h1", "h3"], 18);
+    let late = tokio::spawn({
+        let mut old = old.clone();
+        async move { old.create_group(late).await }
+    });
+    told.recv().await.unwrap();
+    processes.signal(first, "STOP");
+    gate.add_permits(100);
+    let (_, mut new) = processes.leader(Some(first)).await;
+    reaches(&new, "late", Active).await;
+    new.destroy_group(v1::DestroyGroupRequest {
+        group: "late".into(),
+        ..Default::default()
+    })
+    .await
+    .unwrap();
+    let request = lab.given("x", &["h1", "h3"], 19);
+    let x = tokio::spawn({
+        let mut old = old.clone();
+        async move { old.create_group(request).await }
+    });
+    processes.signal(first, "CONT");
+    late.await.unwrap().unwrap_err();
+    assert_eq!(x.await.unwrap().unwrap_err().code(), Code::Unavailable);
+    loop {
+        let refused = old.find_leader(v1::FindLeaderRequest {}).await;
+        if refused.is_err_and(|refused| leader_of(&refused).is_some()) {
+            break;
+        }
+    }
+    assert!(!exists(&mut new, "x").await && !exists(&mut new, "late").await);
+    new.create_group(lab.given("h", &["h1", "h3"], 18)).await.unwrap();
+    assert_eq!(
+        lab.switch("leaf0").changes(),
+        ["+g.1", "+late.1", "-late.1", "+h.1"]
+    );
+}
+
+/// Reads go on, writes are refused with the reason; when etcd has a quorum again, so does the controller, without a restart.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_quorum_reads_go_on_and_writes_are_refused() {
+    let name = "failover::without_a_quorum_reads_go_on_and_writes_are_refused";
+    let Some(mut cluster) = Cluster::start(name, 3) else {
+        return;
+    };
+    let lab = Lab::two_tiers().await;
+    let controller = Controller::start(config(&lab, &cluster, 0)).await.unwrap();
+    let channel = connect(controller.address().unwrap(), &Security::default())
+        .await
+        .unwrap();
+    let mut client = ControllerClient::new(channel);
+    while client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .is_err()
+    {}
+    cluster.kill(0);
+    cluster.kill(1);
+    let refused = client
+        .create_group(lab.given("x", &["h1", "h3"], 18))
+        .await
+        .unwrap_err();
+    assert!(
+        refused
+            .message()
+            .contains("see that a majority of its members runs"),
+        "{refused}"
+    );
+    let group = client
+        .get_group(v1::GetGroupRequest { group: "g".into() })
+        .await
+        .unwrap();
+    assert_eq!(group.into_inner().state.unwrap().phase(), Active);
+    cluster.restart(0);
+    while client
+        .create_group(lab.given("h", &["h1", "h3"], 18))
+        .await
+        .is_err()
+    {}
+    assert!(!exists(&mut client, "x").await);
+    for name in ["leaf0", "leaf1", "spine0"] {
+        assert_eq!(lab.switch(name).changes(), ["+g.1", "+h.1"], "{name}");
+    }
+    controller.stop().await;
+}
