@@ -306,7 +306,7 @@ impl Facts {
     }
 
     /// All hosts with their addresses, by name. A host's own report counts more than the file.
-    pub(crate) fn all_hosts(&self) -> Vec<(String, Option<Ipv4Addr>, Option<[u8; 6]>)> {
+    fn all_hosts(&self) -> Vec<(String, Option<Ipv4Addr>, Option<[u8; 6]>)> {
         let mut all = BTreeMap::new();
         for host in self.file.iter().flat_map(Topology::hosts) {
             all.insert(host.name.clone(), (host.ip, host.mac));
@@ -318,7 +318,7 @@ impl Facts {
     }
 
     /// The addresses of a host, if they are known.
-    fn addresses(&self, host: &str) -> (Option<Ipv4Addr>, Option<[u8; 6]>) {
+    pub(crate) fn addresses(&self, host: &str) -> (Option<Ipv4Addr>, Option<[u8; 6]>) {
         match (
             self.hosts.get(host),
             self.file.as_ref().and_then(|f| f.host(host)),

@@ -31,9 +31,35 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    fn switches(&self, core: &Core) -> Vec<v1::SwitchState> {
+    async fn switches(&self) -> Result<Vec<v1::SwitchState>, Refusal> {
         let links = self.shared.links.values();
-        links.map(|link| view::switch(core, &link.config)).collect()
+        self.in_parts(links, |core, link| Some(view::switch(core, &link.config)))
+            .await
+    }
+
+    /// Hosts that have registered while this runs may be missing.
+    async fn hosts(&self) -> Result<Vec<v1::Host>, Refusal> {
+        let topology = self.shared.read(|core| core.facts.topology()).await?;
+        let hosts = topology.hosts();
+        self.in_parts(hosts, |core, host| view::host(core, &host.name))
+            .await
+    }
+
+    /// Shows many things, some at a time: other calls use the lock in between.
+    async fn in_parts<I: Copy, T>(
+        &self,
+        all: impl Iterator<Item = I>,
+        show: impl Fn(&Core, I) -> Option<T>,
+    ) -> Result<Vec<T>, Refusal> {
+        let mut all = all.peekable();
+        let mut shown = Vec::new();
+        while all.peek().is_some() {
+            let part: Vec<I> = all.by_ref().take(GROUPS_TOGETHER).collect();
+            let show = |core: &Core| part.iter().filter_map(|i| show(core, *i)).collect::<Vec<T>>();
+            shown.extend(self.shared.read(show).await?);
+            tokio::task::yield_now().await;
+        }
+        Ok(shown)
     }
 
     fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
@@ -212,16 +238,13 @@ impl Controller for Service {
     }
 
     async fn list_switches(&self, _: Request<v1::ListSwitchesRequest>) -> Answer<v1::ListSwitchesResponse> {
-        let switches = self.switches(&self.shared.lock());
+        let switches = self.switches().await?;
         Ok(Response::new(v1::ListSwitchesResponse { switches }))
     }
 
     async fn list_hosts(&self, _: Request<v1::ListHostsRequest>) -> Answer<v1::ListHostsResponse> {
-        self.read(|core| {
-            let hosts = view::hosts(core);
-            Ok(v1::ListHostsResponse { hosts })
-        })
-        .await
+        let hosts = self.hosts().await?;
+        Ok(Response::new(v1::ListHostsResponse { hosts }))
     }
 
     async fn register_host(
@@ -231,7 +254,7 @@ impl Controller for Service {
         let host = registration_from_proto(request.get_ref())?;
         self.stored(|core| core.register(&host)).await?;
         self.read(|core| {
-            let known = view::hosts(core).into_iter().find(|h| h.name == host.name);
+            let known = view::host(core, &host.name);
             let host = Some(known.ok_or_else(|| Invalid::missing("name", "a host"))?);
             Ok(v1::RegisterHostResponse { host })
         })
@@ -245,21 +268,24 @@ impl Controller for Service {
     }
 
     async fn get_topology(&self, _: Request<v1::GetTopologyRequest>) -> Answer<v1::Topology> {
-        self.read(|core| {
-            Ok(v1::Topology {
-                switches: self.switches(core),
-                hosts: view::hosts(core),
-                links: view::links(core),
+        let (switches, hosts) = (self.switches().await?, self.hosts().await?);
+        let read = |core: &Core| {
+            let failure = core.store_error.as_ref();
+            let topology = v1::Topology {
                 from_file: core.facts.file.is_some(),
                 forwarders: view::forwarders(core),
-                store_failure: core
-                    .store_error
-                    .as_ref()
-                    .map(ToString::to_string)
-                    .unwrap_or_default(),
-            })
-        })
-        .await
+                store_failure: failure.map(ToString::to_string).unwrap_or_default(),
+                ..Default::default()
+            };
+            (topology, core.facts.topology())
+        };
+        let (shown, topology) = self.shared.read(read).await?;
+        Ok(Response::new(v1::Topology {
+            switches,
+            hosts,
+            links: view::links(&topology),
+            ..shown
+        }))
     }
 
     async fn find_leader(&self, _: Request<v1::FindLeaderRequest>) -> Answer<v1::FindLeaderResponse> {

@@ -107,19 +107,19 @@ pub(crate) fn switch(core: &Core, SwitchConfig { name, agent }: &SwitchConfig) -
     }
 }
 
-pub(crate) fn hosts(core: &Core) -> Vec<v1::Host> {
-    let hosts = core.facts.all_hosts().into_iter();
-    let hosts = hosts.map(|(name, ip, mac)| {
-        let (switch_name, port) = place(core, &name);
-        v1::Host {
-            name,
-            ip: ip.map(|ip| ip.to_string()).unwrap_or_default(),
-            mac: mac.map(|m| MacAddr(m).to_string()).unwrap_or_default(),
-            switch_name,
-            port,
-        }
-    });
-    hosts.collect()
+pub(crate) fn host(core: &Core, name: &str) -> Option<v1::Host> {
+    if !core.facts.knows_host(name) {
+        return None;
+    }
+    let (ip, mac) = core.facts.addresses(name);
+    let (switch_name, port) = place(core, name);
+    Some(v1::Host {
+        name: name.into(),
+        ip: ip.map(|ip| ip.to_string()).unwrap_or_default(),
+        mac: mac.map(|m| MacAddr(m).to_string()).unwrap_or_default(),
+        switch_name,
+        port,
+    })
 }
 
 pub(crate) fn forwarders(core: &Core) -> Vec<v1::Forwarder> {
@@ -132,8 +132,7 @@ pub(crate) fn forwarders(core: &Core) -> Vec<v1::Forwarder> {
     .collect()
 }
 
-pub(crate) fn links(core: &Core) -> Vec<v1::Link> {
-    let topology = core.facts.topology();
+pub(crate) fn links(topology: &Topology) -> Vec<v1::Link> {
     let end = |end: &End| match end {
         End::Switch { switch, port } => {
             let mac = topology.switch(switch).and_then(|s| s.ports.get(port));
