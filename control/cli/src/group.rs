@@ -5,6 +5,7 @@ mod facts;
 mod lanes;
 mod lines;
 mod progress;
+mod purge;
 mod show;
 #[cfg(test)]
 mod tests;
@@ -110,6 +111,23 @@ Examples:
         /// Its host, or its rank
         #[arg(value_name = "HOST|RANK")]
         member: String,
+    },
+    /// Removes all groups of one owner from a switch: what a controller that does not return has left there
+    #[command(
+        after_help = "A controller with the store of the old one has its name, and takes its groups up by itself. Otherwise they stay until they are removed. Without --yes it says what it would remove.
+
+Examples:
+  castnet group list --agent unix:/run/castnet/leaf1.sock     the owner of each group
+  castnet group purge --owner controller-3f2a9c --agent unix:/run/castnet/leaf1.sock
+  castnet group purge --owner controller-3f2a9c --yes --agent unix:/run/castnet/leaf1.sock"
+    )]
+    Purge {
+        /// Name of the controller that installed them
+        #[arg(long)]
+        owner: String,
+        /// Remove them
+        #[arg(long)]
+        yes: bool,
     },
     /// Removes a group from all switches and from the controller
     #[command(
@@ -397,6 +415,10 @@ impl GroupCommand {
                 "each switch has its own workers: name the switch at which group {group} moves"
             ))
             .next(format!("castnet group move {group} --worker N --agent URL"))),
+            Verb::Purge { owner, .. } => Err(Failure::usage(format!(
+                "the groups of {owner} are removed at each switch: name one"
+            ))
+            .next(format!("castnet group purge --owner {owner} --agent URL"))),
             Verb::Evict { group, member } => {
                 let (of, who) = (group.clone(), member.clone());
                 let request = api::EvictMemberRequest {

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::progress::Progress;
 use super::show::{SwitchReport, owner_text};
-use super::{Destroyed, Verb};
+use super::{Destroyed, Verb, purge};
 use crate::pick;
 
 #[derive(Debug, Default, Serialize)]
@@ -184,6 +184,7 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
                 sentence,
             })
         }
+        Verb::Purge { owner, yes } => purge::run(&mut agent, owner, yes, output).await,
         Verb::Evict { group, .. } => Err(Failure::usage(format!(
             "the controller knows the members of group {group}, a switch only its own"
         ))

@@ -9,7 +9,10 @@ use tonic::{Code, Streaming};
 
 use crate::fabric::{Fabric, PATIENCE, communicator};
 
-async fn until(stream: &mut Streaming<v1::CollectiveState>, phase: CollectivePhase) -> v1::CollectiveState {
+pub(crate) async fn until(
+    stream: &mut Streaming<v1::CollectiveState>,
+    phase: CollectivePhase,
+) -> v1::CollectiveState {
     loop {
         let next = tokio::time::timeout(PATIENCE, stream.message()).await;
         let state = next.expect("in time").expect("a message").expect("more to come");

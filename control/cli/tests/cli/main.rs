@@ -6,3 +6,4 @@ mod collective;
 mod fabric;
 mod live;
 mod lives;
+mod purge;
