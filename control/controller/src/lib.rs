@@ -217,6 +217,7 @@ async fn begin(
         core.forget_other_switches();
         for name in core.groups.names() {
             core.lease_absent(&name);
+            core.run_leases(&name);
             core.drive(&name);
         }
     }

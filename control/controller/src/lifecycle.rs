@@ -137,7 +137,7 @@ impl Phase {
             (P::Active, E::SwitchLost) => P::Degraded,
             (P::Degraded, E::SwitchesBack) => P::Active,
             (P::Active, E::Broke) => P::Broken,
-            (P::Active | P::Broken, E::Lost) => P::Removing(A::Failed),
+            (P::Active | P::Degraded | P::Broken, E::Lost) => P::Removing(A::Failed),
             (P::Broken, E::TimeUp) => P::Removing(A::Failed),
             // All have joined again: no member waits for the reason.
             (P::Broken, E::AllJoined) => P::Removing(A::Registered),

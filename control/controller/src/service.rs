@@ -2,8 +2,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use castnet_proto::convert::{
-    Invalid, connection_from_proto, exchange_from_proto, name_from_proto, new_collective_from_proto,
-    new_group_from_proto, rank_join_from_proto, registration_from_proto,
+    Invalid, connection_from_proto, exchange_from_proto, lease_from_proto, name_from_proto,
+    new_collective_from_proto, new_group_from_proto, rank_join_from_proto, registration_from_proto,
 };
 use castnet_proto::v1;
 use castnet_proto::v1::controller_server::Controller;
@@ -152,10 +152,12 @@ impl Controller for Service {
             group,
             host,
             connection,
+            lease_ms,
         } = request.into_inner();
+        let lease = lease_from_proto(lease_ms)?;
         let host = name_from_proto("host", &host)?;
         let ends = connection_from_proto("connection", &host, connection.as_ref())?;
-        let join = self.stored(|core| core.join(&group, host, ends)).await?;
+        let join = self.stored(|core| core.join(&group, host, ends, lease)).await?;
         self.stream(1, |to| follow(join, to))
     }
 

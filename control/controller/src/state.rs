@@ -230,6 +230,7 @@ impl Locked<'_> {
         let problems = entry.problems.clone();
         self.arm(name, notice);
         self.lease_absent(name);
+        self.run_leases(name);
         self.drive(name);
         for (switch, reason) in problems {
             self.unsettled(&switch, name, &reason);

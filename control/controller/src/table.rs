@@ -39,6 +39,8 @@ pub(crate) struct Entry {
     pub(crate) detours: Detours,
     /// Of a group of ranks.
     pub(crate) live: Live,
+    /// Numbers of the calls of members with leases that stand.
+    pub(crate) calls: BTreeSet<u64>,
     /// If the tree passes routers: its layout as planned at its creation.
     pub(crate) foreseen: Option<Plan>,
 }
@@ -55,6 +57,7 @@ impl Entry {
             shown: Mutex::default(),
             detours: Detours::default(),
             live: Live::default(),
+            calls: BTreeSet::new(),
             foreseen: None,
         }
     }

@@ -84,6 +84,8 @@ pub struct MemberConfig {
     pub rnr_retry: u8,
     /// How long to wait for an answer to ARP for the McstID.
     pub connect_timeout: Duration,
+    /// How long this member keeps its place in the group after its call to the controller broke, at most 10 minutes.
+    pub lease: Duration,
     /// How long a source sends without any answer before it fails. `None`: no limit.
     pub give_up: Option<Duration>,
     /// Set to true from any thread, it ends every call with [`MemberError::Interrupted`].
@@ -92,7 +94,7 @@ pub struct MemberConfig {
 
 impl MemberConfig {
     /// A member that uses SEND: messages of 64 KiB, 32 in a ring. QPs have a time-out of 67 ms and retry without limit.
-    /// 5 seconds for ARP; a source never gives up.
+    /// 5 seconds for ARP, and for the lease; a source never gives up.
     pub fn new(host: impl Into<String>, group: Group) -> Self {
         Self {
             host: host.into(),
@@ -104,6 +106,7 @@ impl MemberConfig {
             retry_cnt: 7,
             rnr_retry: 7,
             connect_timeout: Duration::from_secs(5),
+            lease: Duration::from_secs(5),
             give_up: None,
             interrupt: None,
         }

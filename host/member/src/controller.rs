@@ -1,8 +1,9 @@
 use std::time::Duration;
 
-use castnet_proto::transport::{self, Address, ControllerClient, Security, retry};
+use castnet_proto::transport::{self, Address, ControllerClient, RETRY_DELAY, Security, retry};
 use castnet_proto::v1 as api;
-use tonic::{Code, Status};
+use tokio::task::JoinHandle;
+use tonic::{Code, Status, Streaming};
 
 use crate::error::MemberError;
 
@@ -21,6 +22,17 @@ pub(crate) struct Controller {
     pub(crate) security: Security,
     pub(crate) group: String,
     pub(crate) host: String,
+    pub(crate) lease: Duration,
+}
+
+/// The call that keeps a member in its group. Dropping it ends the call.
+#[derive(Debug)]
+pub(crate) struct Lease(JoinHandle<()>);
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// Whether the controller or the group may only come later.
@@ -92,7 +104,7 @@ impl Controller {
         role: api::Role,
         connection: api::Connection,
         patience: Duration,
-    ) -> Result<api::GroupState, MemberError> {
+    ) -> Result<(api::GroupState, Option<Lease>), MemberError> {
         let joined = retry(patience, is_early, || self.join_once(role, connection.clone())).await;
         if matches!(joined, Err(MemberError::WrongRole { .. }))
             && let Err(error) = self.leave().await
@@ -102,24 +114,71 @@ impl Controller {
         joined
     }
 
+    /// Follows the state of the group by a call that is this member's lease, and calls again if it ends: traffic needs no
+    /// controller. Ends when the group does not run, or not with this member.
+    async fn hold(self, mut states: Streaming<api::GroupState>, request: api::JoinGroupRequest) {
+        loop {
+            while let Ok(Some(state)) = states.message().await {
+                if !self.runs_with(&state) {
+                    return;
+                }
+            }
+            tracing::debug!(self.group, "the lease's stream broke");
+            states = loop {
+                tokio::time::sleep(RETRY_DELAY).await;
+                let Ok(mut client) = self.client().await else {
+                    continue;
+                };
+                // It takes no part in another run of the group: its QPs know the PSNs of this one.
+                let again = match self.state(&mut client).await {
+                    Ok(state) if !self.runs_with(&state) => return,
+                    Ok(_) => client.join_group(request.clone()).await,
+                    Err(status) => Err(status),
+                };
+                match again {
+                    Ok(states) => break states.into_inner(),
+                    Err(status) if matches!(status.code(), Code::NotFound | Code::FailedPrecondition) => {
+                        return;
+                    }
+                    Err(status) => tracing::debug!(self.group, %status, "calling again"),
+                }
+            };
+        }
+    }
+
+    fn runs_with(&self, state: &api::GroupState) -> bool {
+        use api::GroupPhase::{Active, Degraded};
+        matches!(state.phase(), Active | Degraded) && self.is_in(state)
+    }
+
     async fn join_once(
         &self,
         role: api::Role,
         connection: api::Connection,
-    ) -> Result<api::GroupState, MemberError> {
+    ) -> Result<(api::GroupState, Option<Lease>), MemberError> {
         let group = &self.group;
         let refused = |status| self.refused("joining", status);
         let request = api::JoinGroupRequest {
             group: group.clone(),
             host: self.host.clone(),
             connection: Some(connection),
+            lease_ms: Some(self.lease.as_millis() as u32),
         };
         let mut client = self.client().await?;
-        let mut states = client.join_group(request).await.map_err(refused)?.into_inner();
+        let mut states = client
+            .join_group(request.clone())
+            .await
+            .map_err(refused)?
+            .into_inner();
         while let Some(state) = states.message().await.map_err(refused)? {
             self.check_role(role, state.role())?;
             match state.phase() {
-                api::GroupPhase::Active | api::GroupPhase::Degraded => return Ok(state),
+                api::GroupPhase::Active | api::GroupPhase::Degraded => {
+                    // Earlier controllers do not know leases.
+                    let has_lease = state.on_member_loss() != api::MemberLoss::Unspecified;
+                    let held = has_lease.then(|| tokio::spawn(self.clone().hold(states, request)));
+                    return Ok((state, held.map(Lease)));
+                }
                 api::GroupPhase::Failed => {
                     return Err(MemberError::NotInstalled {
                         group: group.clone(),

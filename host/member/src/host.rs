@@ -36,6 +36,7 @@ impl<'r> Host<'r> {
                     security: security.clone(),
                     group: name.clone(),
                     host: config.host.clone(),
+                    lease: config.lease,
                 };
                 Some((calls, controller))
             }

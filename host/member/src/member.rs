@@ -14,6 +14,7 @@ use castnet_rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
 use castnet_wire::Qpn;
 
 use crate::config::{Group, GroupAddress, MemberConfig};
+use crate::controller::Lease;
 use crate::error::MemberError;
 use crate::host::{Host, SLEEP_MAX};
 use crate::silence::Silence;
@@ -42,6 +43,8 @@ pub struct Member<'r, T> {
     group: GroupAddress,
     /// A receiver has everything; the source may still lack its last acknowledgement.
     has_all: bool,
+    /// Without a controller there is none.
+    _lease: Option<Lease>,
 }
 
 /// Result of a transfer at one host.
@@ -152,6 +155,7 @@ impl<'r, T> Prepared<'r, T> {
     /// The controller refuses, the switches cannot install the group, this host has another role in it, or no switch
     /// answers ARP for its McstID.
     pub fn join(mut self) -> Result<Member<'r, T>, MemberError> {
+        let mut lease = None;
         let group = match &self.host.config.group {
             Group::Fixed { address, .. } => address.clone(),
             Group::Named { wait, .. } => {
@@ -161,10 +165,11 @@ impl<'r, T> Prepared<'r, T> {
                 let call = self
                     .host
                     .start(|controller| controller.join(role, connection, wait));
-                let state = match call {
+                let (state, held) = match call {
                     Some(call) => self.host.await_call(call)??,
-                    None => api::GroupState::default(),
+                    None => return Err(MemberError::Interrupted),
                 };
+                lease = held;
                 GroupAddress::try_from(&state)?
             }
         };
@@ -174,6 +179,7 @@ impl<'r, T> Prepared<'r, T> {
             side: self.side,
             group,
             has_all: false,
+            _lease: lease,
         };
         if let Err(error) = member.connect() {
             // The group must not wait for this member.

@@ -211,7 +211,7 @@ fn rank_of(rank: u32, size: u32, least: u32, r: &mut Reader) -> Option<(u16, u16
     Some((rank as u16, size as u16))
 }
 
-fn wait(field: &str, given: u32, default: u32, r: &mut Reader) -> Duration {
+pub(super) fn wait(field: &str, given: u32, default: u32, r: &mut Reader) -> Duration {
     if given > WAIT_MS_MAX {
         let why = "milliseconds are too long: at most 600000";
         r.fault(field, out_of_range(given, why));

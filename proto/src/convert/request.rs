@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX};
 use castnet_wire::{DropReason, FrameFilter, McstId, Pmtu, PortId, Psn};
 
+use super::job::{DEFAULT_LEASE_MS, wait};
 use super::rule::{self, memory_to_proto};
 use super::{Invalid, Reader, bad_text, ip, mcst_id, missing, out_of_range, parse, pmtu, port, psn};
 use crate::v1;
@@ -36,6 +38,8 @@ pub struct NewGroup {
     pub stall_timeout_ms: u32,
     /// Number of lanes, 1 to [`LANES_MAX`].
     pub lanes: u8,
+    /// Whether it fails with a receiver; otherwise it goes on without.
+    pub fails_with_receiver: bool,
 }
 
 /// A member of a [`NewGroup`].
@@ -103,6 +107,14 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     };
     let start_psn = r.optional("start_psn", message.start_psn, psn);
     let mcst_id = r.optional("mcst_id", message.mcst_id.as_deref(), unicast_mcst_id);
+    let fails_with_receiver = match v1::MemberLoss::try_from(message.on_member_loss) {
+        Ok(loss) => loss == v1::MemberLoss::Fail,
+        Err(_) => {
+            let expected = "is no known way to handle the loss of a member";
+            r.fault("on_member_loss", out_of_range(message.on_member_loss, expected));
+            false
+        }
+    };
     let group = name.zip(source).zip(pmtu).map(|((name, source), pmtu)| NewGroup {
         name,
         source,
@@ -116,8 +128,16 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
             value => value,
         },
         lanes: lanes.unwrap_or(1),
+        fails_with_receiver,
     });
     r.finish(group)
+}
+
+/// Reads the lease of a member; `None`: it has none.
+pub fn lease_from_proto(lease_ms: Option<u32>) -> Result<Option<Duration>, Invalid> {
+    let mut r = Reader::default();
+    let lease = lease_ms.map(|ms| wait("lease_ms", ms, DEFAULT_LEASE_MS, &mut r));
+    r.finish(Some(lease))
 }
 
 /// `None` if it is not given.

@@ -168,10 +168,12 @@ prop_compose! {
         members in proptest::collection::vec((any_text(), proptest::option::of(any_connection())), 0..5),
         pmtu in prop_oneof![Just(0u32), Just(4096u32), any::<u32>()], start_psn in any::<Option<u32>>(),
         va_base in any::<u64>(), mcst_id in proptest::option::of(any_text()),
-        (stall_timeout_ms, lanes) in (any::<u32>(), 0u32..20),
+        (stall_timeout_ms, lanes, on_member_loss) in (any::<u32>(), 0u32..20, -1..4i32),
     ) -> v1::CreateGroupRequest {
         let members = members.into_iter().map(|(host, connection)| v1::NewMember { host, connection }).collect();
-        v1::CreateGroupRequest { name, source, members, pmtu, start_psn, va_base, mcst_id, stall_timeout_ms, lanes }
+        v1::CreateGroupRequest {
+            name, source, members, pmtu, start_psn, va_base, mcst_id, stall_timeout_ms, lanes, on_member_loss,
+        }
     }
 }
 
@@ -280,8 +282,9 @@ fn a_member_brings_a_queue_pair_for_each_lane() {
     assert_eq!((group.lanes, qpns), (3, vec![17, 18, 19]));
 
     type Spoil = fn(&mut v1::CreateGroupRequest);
-    let cases: [(&str, Spoil); 7] = [
+    let cases: [(&str, Spoil); 8] = [
         ("lanes", |m| m.lanes = 17),
+        ("on_member_loss", |m| m.on_member_loss = 3),
         ("name", |m| m.name = "n".repeat(62)),
         ("members[0].connection.more_lanes", |m| m.lanes = 2),
         ("members[0].connection.more_lanes", |m| m.lanes = 0),

@@ -6,7 +6,7 @@ use castnet_console::api;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::units::{name, pmtu};
 use castnet_wire::{MacAddr, Qpn};
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::collective::CollectiveArgs;
 
@@ -48,6 +48,9 @@ pub(crate) struct Create {
     /// After this time, a path that has not acknowledged and a collective that still waits are reported
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     stall_timeout_ms: u32,
+    /// A receiver whose process has died is put out while the others go on, or the group fails with it
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Loss::Evict)]
+    on_member_loss: Loss,
     /// A member that another tool connects: it has joined at once
     #[arg(long, value_name = "HOST=IP,MAC,QPN[,VA,RKEY,LENGTH]")]
     connection: Vec<Joined>,
@@ -56,6 +59,12 @@ pub(crate) struct Create {
     pub(crate) rules: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) collective: CollectiveArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Loss {
+    Evict,
+    Fail,
 }
 
 /// Decimal, or with `0x`.
@@ -180,6 +189,10 @@ impl Create {
             mcst_id: self.mcst_id.map(|ip| ip.to_string()),
             stall_timeout_ms: self.stall_timeout_ms,
             lanes: self.lanes.into(),
+            on_member_loss: match self.on_member_loss {
+                Loss::Evict => api::MemberLoss::Evict,
+                Loss::Fail => api::MemberLoss::Fail,
+            } as i32,
         }
     }
 }
@@ -225,6 +238,7 @@ mod tests {
             va_base: 0,
             stall_timeout_ms: 1000,
             lanes: 1,
+            on_member_loss: Loss::Evict,
             connection: vec![
                 "h3=10.0.0.3,02:00:00:00:00:03,0x13"
                     .parse()

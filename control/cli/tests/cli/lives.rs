@@ -1,10 +1,16 @@
 //! Hosts that do not do what their group is for, and what stays of the group.
 
+use std::time::Duration;
+
 use castnet_comm::Operation;
 use castnet_member::{Group, MemberConfig, MemberError, Role, StreamHeader};
+use castnet_port::BoxPort;
 use castnet_proto::transport::Security;
 use castnet_proto::v1;
 use castnet_proto::v1::{GroupPhase, MemberPhase};
+use castnet_rnic::SoftRnic;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::fabric::{Fabric, PATIENCE, communicator};
 
@@ -13,7 +19,7 @@ fn config(fabric: &Fabric, host: &str, group: &str) -> MemberConfig {
         name: group.into(),
         controller: fabric.controller.address().expect("an address").clone(),
         security: Security::default(),
-        wait: std::time::Duration::ZERO,
+        wait: Duration::ZERO,
     };
     MemberConfig::new(host, group)
 }
@@ -89,56 +95,85 @@ async fn a_job_leaves_the_group_of_an_operator() {
     }
 }
 
-/// A receiver that has died holds the others up until it is put out. They get every byte, over the same queue pairs.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_goes_on_without_a_receiver_that_died() {
-    const BYTES: usize = 3_000_000;
-    let fabric = Fabric::new().await;
-    let create = "group create g --source h0 --members h1,h2,h3";
-    fabric.run(create.split(' ').collect()).await;
-    let part = |host: usize| (fabric.rnic(host), config(&fabric, &format!("h{host}"), "g"));
-    let content: Vec<u8> = (0..BYTES).map(|i| (i % 251) as u8).collect();
+/// A host's RNIC, and how it joins `g`.
+fn part(fabric: &Fabric, host: usize) -> (impl FnOnce() -> SoftRnic<BoxPort> + Send + use<>, MemberConfig) {
+    (fabric.rnic(host), config(fabric, &format!("h{host}"), "g"))
+}
 
-    let (open, config) = part(0);
-    let (bytes, (acknowledged, mut progress)) = (content.clone(), tokio::sync::watch::channel(0));
-    let source = tokio::task::spawn_blocking(move || {
+/// h0 sends to all others; what it has sent is acknowledged.
+fn send(
+    fabric: &Fabric,
+    bytes: Vec<u8>,
+    acknowledged: watch::Sender<u64>,
+) -> JoinHandle<Result<(), MemberError>> {
+    let (open, config) = part(fabric, 0);
+    spawn_blocking(move || {
         let mut rnic = open();
         let mut source = castnet_member::source(config, &mut rnic)?.join()?;
         let header = StreamHeader {
             name: "bytes".into(),
-            length: Some(BYTES as u64),
+            length: Some(bytes.len() as u64),
         };
         let mut tell = |bytes: u64, _| {
             acknowledged.send_replace(bytes);
         };
         source.send(&header, &mut bytes.as_slice(), &mut tell)?;
         source.leave()
-    });
-    let receivers = [1, 3].map(|host| {
-        let (open, config) = part(host);
-        tokio::task::spawn_blocking(move || {
-            let mut rnic = open();
-            let mut receiver = castnet_member::receiver(config, &mut rnic)?.join()?;
-            let (_, copy) = receiver.receive(&mut |_| Ok(Vec::new()), &mut |_, _| {})?;
-            receiver.leave()?;
-            Ok::<_, MemberError>(copy)
-        })
-    });
-    // It goes without a word after the first bytes.
-    let (open, config) = part(2);
-    let dead = tokio::task::spawn_blocking(move || {
+    })
+}
+
+fn receive(fabric: &Fabric, host: usize) -> JoinHandle<Result<Vec<u8>, MemberError>> {
+    let (open, config) = part(fabric, host);
+    spawn_blocking(move || {
         let mut rnic = open();
         let mut receiver = castnet_member::receiver(config, &mut rnic)?.join()?;
-        let first = &mut |_: Option<&StreamHeader>, bytes| assert!(bytes < 100_000, "killed");
-        receiver.receive(&mut |_| Ok(Vec::new()), first).map(drop)
-    });
-    assert!(dead.await.expect_err("it dies").is_panic());
-    let some = tokio::time::timeout(PATIENCE, progress.wait_for(|bytes| *bytes > 0)).await;
-    some.expect("in time").expect("a source");
-    fabric.run("group evict g h2".split(' ').collect()).await;
-    source.await.expect("no panic").expect("all is acknowledged");
-    for receiver in receivers {
-        let copy = receiver.await.expect("no panic").expect("all has come");
-        assert!(copy == content, "{} bytes of {BYTES}", copy.len());
+        let (_, copy) = receiver.receive(&mut |_| Ok(Vec::new()), &mut |_, _| {})?;
+        receiver.leave()?;
+        Ok(copy)
+    })
+}
+
+/// A receiver that has died holds the others up until an operator puts it out, or its lease ends. They get every byte,
+/// over the same queue pairs. Then it is started again, and takes part in the next stream if it is a member.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_goes_on_without_a_receiver_that_died() {
+    let content: Vec<u8> = (0..3_000_000_u32).map(|i| (i % 251) as u8).collect();
+    for by_operator in [true, false] {
+        let fabric = Fabric::new().await;
+        let create = "group create g --source h0 --members h1,h2,h3";
+        fabric.run(create.split(' ').collect()).await;
+        let (acknowledged, mut progress) = watch::channel(0);
+        let source = send(&fabric, content.clone(), acknowledged);
+        let receivers = [1, 3].map(|host| receive(&fabric, host));
+        // It goes without a word after the first bytes.
+        let (open, mut config) = part(&fabric, 2);
+        if !by_operator {
+            config.lease = Duration::from_millis(1);
+        }
+        let dead = spawn_blocking(move || {
+            let mut rnic = open();
+            let mut receiver = castnet_member::receiver(config, &mut rnic)?.join()?;
+            let first = &mut |_: Option<&StreamHeader>, bytes| assert!(bytes < 100_000, "killed");
+            receiver.receive(&mut |_| Ok(Vec::new()), first).map(drop)
+        });
+        assert!(dead.await.expect_err("it dies").is_panic());
+        let some = tokio::time::timeout(PATIENCE, progress.wait_for(|bytes| *bytes > 0)).await;
+        some.expect("in time").expect("a source");
+        if by_operator {
+            fabric.run("group evict g h2".split(' ').collect()).await;
+        }
+        source.await.expect("no panic").expect("all is acknowledged");
+        for receiver in receivers {
+            let copy = receiver.await.expect("no panic").expect("all has come");
+            assert!(copy == content, "{} bytes", copy.len());
+        }
+
+        let hosts = if by_operator { vec![1, 3] } else { vec![1, 2, 3] };
+        let receivers: Vec<_> = hosts.into_iter().map(|host| receive(&fabric, host)).collect();
+        let source = send(&fabric, content.clone(), watch::Sender::new(0));
+        source.await.expect("no panic").expect("all is acknowledged");
+        for receiver in receivers {
+            assert!(receiver.await.expect("no panic").expect("all has come") == content);
+        }
     }
 }

@@ -15,6 +15,7 @@ mod groups;
 mod hosts;
 mod lanes;
 mod layouts;
+mod leases;
 mod refusals;
 mod restarts;
 mod routed;

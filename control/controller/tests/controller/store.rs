@@ -86,7 +86,7 @@ async fn what_is_written_is_read_after_reopening() {
         .await
         .unwrap();
     assert_eq!(stored.groups.as_slice(), std::slice::from_ref(&a));
-    let MemberState::Joined(Seat { ends, by }) = &stored.groups[0].multicast().unwrap().members[1].state
+    let MemberState::Joined(Seat { ends, by, .. }) = &stored.groups[0].multicast().unwrap().members[1].state
     else {
         panic!()
     };

@@ -95,6 +95,7 @@ impl Host {
             group: group.into(),
             host: self.name.into(),
             connection: Some(connection),
+            lease_ms: None,
         }
     }
 

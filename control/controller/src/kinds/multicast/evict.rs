@@ -11,7 +11,7 @@ use super::prune;
 use crate::core::Locked;
 use crate::driver;
 use crate::error::Refusal;
-use crate::kinds::Kind;
+use crate::kinds::{Joining, Kind};
 use crate::lifecycle::{Event, Phase};
 
 /// Whether a member that was put out stays a member.
@@ -19,6 +19,8 @@ use crate::lifecycle::{Event, Phase};
 pub(crate) enum Afterwards {
     /// It is none any more.
     Gone,
+    /// It joins again when the group waits for its members.
+    Member,
 }
 
 impl Locked<'_> {
@@ -36,7 +38,7 @@ impl Locked<'_> {
             .members
             .iter()
             .any(|m| m.host != kind.source && m.host != host);
-        if kind.source == host || !others {
+        if kind.source == host || !others && afterwards == Afterwards::Gone {
             return Err(Refusal::Needed {
                 host: host.into(),
                 group: group.into(),
@@ -55,8 +57,13 @@ impl Locked<'_> {
             let members = Arc::make_mut(&mut kind.members);
             match afterwards {
                 Afterwards::Gone => members.retain(|m| m.host != host),
+                Afterwards::Member => members
+                    .iter_mut()
+                    .filter(|m| m.host == host)
+                    .for_each(|m| m.state = Joining::Expected),
             }
-            if let Some(plan) = r.plan.as_ref().filter(|_| has_rules) {
+            // Without receivers it ends at once.
+            if let Some(plan) = r.plan.as_ref().filter(|_| has_rules && others) {
                 let mut plan = prune::without(plan, host);
                 r.generation += 1;
                 for rule in plan.rules.values_mut() {

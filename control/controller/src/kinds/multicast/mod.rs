@@ -1,4 +1,5 @@
-//! Multicast groups (Cepheus): one source, many receivers. Members join by a call that stands until the group is active.
+//! Multicast groups (Cepheus): one source, many receivers. Members join by a call that stands until the group is
+//! active, or, with a lease, as long as they are in.
 
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use crate::record::Record;
 use crate::table::Entry;
 
 pub(crate) mod evict;
+mod lease;
 mod prune;
 pub mod record;
 pub(crate) mod requests;
@@ -66,7 +68,7 @@ impl GroupKind for Multicast {
     fn step(&mut self, event: Event, phase: Phase, _generation: u64) {
         match (event, phase) {
             // Connections of one group start and end together, as they share one PSN space.
-            (Event::Ended, _) => self.forget(|_| true),
+            (Event::Ended | Event::Lost, _) => self.forget(|_| true),
             (Event::Cleared, Phase::Refused) => self.forget(is_by_call),
             _ => {}
         }

@@ -22,6 +22,9 @@ pub struct Multicast {
     pub va_base: u64,
     /// Milliseconds after which a stalled path is reported.
     pub stall_timeout_ms: u32,
+    /// Whether it fails with a receiver; otherwise it goes on without.
+    #[serde(default)]
+    pub fails_with_receiver: bool,
     /// The host that sends.
     pub source: String,
     /// All members, the source included, in the order of the request.
@@ -49,6 +52,9 @@ pub struct Seat {
     /// How it joined.
     #[serde(default)]
     pub by: JoinedBy,
+    /// Milliseconds that it stays after its call has ended; `None`: it needs no call once the group is active.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_ms: Option<u64>,
 }
 
 /// How a member joined.
@@ -67,7 +73,11 @@ impl Multicast {
     pub fn new(group: NewGroup, start_psn: Psn) -> Self {
         let member = |m: NewMember| {
             let by = JoinedBy::Creation;
-            let seat = Ends::new(m.ends).map(|ends| Seat { ends, by });
+            let seat = Ends::new(m.ends).map(|ends| Seat {
+                ends,
+                by,
+                lease_ms: None,
+            });
             MemberRecord {
                 host: m.host,
                 state: seat.map_or(Joining::Expected, Joining::Joined),
@@ -78,6 +88,7 @@ impl Multicast {
             start_psn,
             va_base: group.va_base,
             stall_timeout_ms: group.stall_timeout_ms,
+            fails_with_receiver: group.fails_with_receiver,
             source: group.source,
             members: Arc::new(group.members.into_iter().map(member).collect()),
         }

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::time::Duration;
 
 use castnet_proto::convert::{NewGroup, one_end_each};
 use castnet_proto::v1;
@@ -12,17 +13,18 @@ use crate::core::{Core, Locked, Shared};
 use crate::driver;
 use crate::error::Refusal;
 use crate::kinds::{Ends, Joining, Kind};
-use crate::lifecycle::{Event, Phase};
+use crate::lifecycle::{After, Event, Phase};
 use crate::planning::{Layout, NoPlan};
 use crate::record::Record;
 use crate::requests::{Seen, StandingCall, draw};
 
-/// A join that stands on a call: withdrawn if dropped before the group is active.
+/// A join that stands on a call: withdrawn if dropped before the group is active. Then the lease runs, if there is one.
 pub(crate) struct Join {
     shared: Arc<Shared>,
     group: String,
     host: String,
     call: u64,
+    has_lease: bool,
     changed: watch::Receiver<()>,
 }
 
@@ -67,7 +69,9 @@ impl Locked<'_> {
         group: &str,
         host: String,
         ends: Vec<HostEndpoint>,
+        lease: Option<Duration>,
     ) -> Result<Join, Refusal> {
+        self.give_up_connection(group, &host, &ends)?;
         let (record, member) = self.member(group, &host)?;
         let phase = record.phase;
         one_end_each("connection", ends.len(), record.lanes())?;
@@ -83,7 +87,7 @@ impl Locked<'_> {
             way_out,
         };
         match phase {
-            Phase::Registered | Phase::Refused | Phase::Failed => {}
+            Phase::Registered | Phase::Refused | Phase::Failed | Phase::Removing(After::Registered) => {}
             Phase::Installing | Phase::Active | Phase::Degraded if same.is_some() => {}
             Phase::Installing => {
                 return Err(not_now(
@@ -107,7 +111,12 @@ impl Locked<'_> {
         // A connection that was given at creation stands on no call.
         let by = same.filter(|by| *by == JoinedBy::Creation);
         let by = by.unwrap_or(JoinedBy::Call(call));
-        let seat = Ends::new(ends).map(|ends| Seat { ends, by });
+        let lease_ms = lease.map(|l| l.as_millis() as u64);
+        let lease_ms = lease_ms.filter(|_| by != JoinedBy::Creation);
+        let seat = Ends::new(ends).map(|ends| Seat { ends, by, lease_ms });
+        if let Some(entry) = self.groups.get_mut(group).filter(|_| lease.is_some()) {
+            entry.calls.insert(call);
+        }
         self.set_member(group, &host, seat.map_or(Joining::Expected, Joining::Joined))?;
         let mut changed = self.group(group)?.changed.subscribe();
         changed.mark_changed();
@@ -118,8 +127,35 @@ impl Locked<'_> {
             group: group.into(),
             host,
             call,
+            has_lease: lease.is_some(),
             changed,
         })
+    }
+
+    /// A member that comes with a new connection after its call has ended has lost the old one.
+    fn give_up_connection(&mut self, group: &str, host: &str, ends: &[HostEndpoint]) -> Result<(), Refusal> {
+        let (record, member) = self.member(group, host)?;
+        if let Joining::Joined(seat) = &member.state
+            && record.phase.has_run()
+            && !seat.ends.iter().eq(ends)
+            && self.is_away(group, seat)
+        {
+            let reason = format!("host {host} is back with a new connection");
+            self.lose(group, host, reason)?;
+        }
+        Ok(())
+    }
+
+    /// A call has ended.
+    fn ended(&mut self, group: &str, host: &str, call: u64) {
+        if let Some(entry) = self.groups.get_mut(group) {
+            entry.calls.remove(&call);
+        }
+        self.withdraw(group, host, call);
+        if !self.shared.stopped.is_cancelled() && self.group(group).is_ok_and(|e| e.record().phase.has_run())
+        {
+            self.run_lease(group, host, call);
+        }
     }
 
     fn withdraw(&mut self, group: &str, host: &str, call: u64) {
@@ -273,6 +309,9 @@ impl Join {
         let by = [JoinedBy::Creation, JoinedBy::Call(self.call)];
         let stands = matches!(&member.state, Joining::Joined(seat) if by.contains(&seat.by));
         match entry.record().phase {
+            Phase::Active | Phase::Degraded if self.has_lease && stands => Some(Seen::State(state())),
+            // It was put out, unless another call stands for it.
+            _ if self.has_lease && matches!(member.state, Joining::Expected) => Some(Seen::Last(state())),
             Phase::Active | Phase::Degraded | Phase::Refused => Some(Seen::Last(state())),
             _ => stands.then(|| Seen::State(state())),
         }
@@ -281,6 +320,6 @@ impl Join {
 
 impl Drop for Join {
     fn drop(&mut self) {
-        self.shared.lock().withdraw(&self.group, &self.host, self.call);
+        self.shared.lock().ended(&self.group, &self.host, self.call);
     }
 }

@@ -49,6 +49,10 @@ pub(crate) fn state(group: &Multicast, core: &Core, entry: &Entry, member: Optio
         generation: record.generation,
         lanes: lanes(&record.name, mcst_ids),
         stall_timeout_ms: group.stall_timeout_ms,
+        on_member_loss: match group.fails_with_receiver {
+            true => v1::MemberLoss::Fail,
+            false => v1::MemberLoss::Evict,
+        } as i32,
     }
 }
 
@@ -60,7 +64,10 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
         Phase::Active | Phase::Broken => String::new(),
         Phase::Removing(After::Refused | After::Failed) | Phase::Refused | Phase::Failed => {
             let failure = record.ended.as_ref().map(|ending| &ending.failure);
-            failure.map_or_else(String::new, |f| format!("{}: {}", f.field, f.reason))
+            failure.map_or_else(String::new, |f| match f.field.as_str() {
+                "" => f.reason.clone(),
+                field => format!("{field}: {}", f.reason),
+            })
         }
         Phase::Degraded | Phase::Removing(_) => problems(entry, ""),
     }

@@ -538,6 +538,7 @@ impl Lab {
             group: group.into(),
             host: host.into(),
             connection,
+            lease_ms: None,
         }
     }
 
