@@ -1,7 +1,8 @@
 //! Desired state on disk, written before it is sent to a switch or a client.
 //!
 //! A [`Store`] keeps versioned entries: bytes under a key. The journal (`journal.rs`) writes atomic batches. [`redb`]
-//! is a file on this machine, [`etcd`] a cluster for several controllers, [`memory`] ends with the process.
+//! is a file on this machine, [`etcd`] a cluster for several controllers, [`memory`] ends with the process. [`content`]
+//! checks, exports and imports any of them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,6 +15,7 @@ use crate::fabric::HostRecord;
 use crate::record::Record;
 use crate::written_off::WrittenOff;
 
+pub mod content;
 pub mod etcd;
 pub mod memory;
 pub mod redb;

@@ -84,6 +84,29 @@ impl RedbStore {
     }
 }
 
+/// All entries of the store at `path`, in the present layout. Changes nothing there.
+///
+/// # Errors
+/// There is no such file, it is in use, or it has a layout that is newer than [`STORE_VERSION`].
+pub fn content(path: &Path) -> Result<BTreeMap<Key, Entry>, StoreError> {
+    let file = File {
+        path: path.into(),
+        state: Mutex::new(State::Closed),
+    };
+    let database = file.attempt(None, || Ok(Database::open(path)?))?;
+    let transaction = file.attempt(None, || Ok(database.begin_write()?))?;
+    file.convert(&transaction)?;
+    let entries = file.attempt(None, || {
+        let mut all = BTreeMap::new();
+        for of in Table::ALL {
+            collect(of, &transaction.open_table(table(of))?, &mut all)?;
+        }
+        Ok(all)
+    })?;
+    file.attempt(None, || Ok(transaction.abort()?))?;
+    Ok(entries)
+}
+
 #[tonic::async_trait]
 impl Store for RedbStore {
     async fn load(&self) -> Result<BTreeMap<Key, Entry>, StoreError> {
@@ -176,24 +199,9 @@ impl File {
 
     /// Creates missing tables and converts an older layout, in one transaction.
     fn prepare(&self, database: &Database) -> Result<(), StoreError> {
-        let (transaction, version) = self.attempt(None, || {
-            let transaction = database.begin_write()?;
-            for each in Table::ALL {
-                transaction.open_table(table(each))?;
-            }
-            let version = text(&transaction, "version")?;
-            Ok((transaction, version))
-        })?;
-        match version.as_deref().map(str::parse::<u64>) {
-            Some(Ok(STORE_VERSION)) => return Ok(()),
-            Some(Ok(1)) => self.migrate(&transaction)?,
-            Some(_) => {
-                return Err(StoreError::Layout {
-                    store: self.name(),
-                    found: version.unwrap_or_default(),
-                });
-            }
-            None => {}
+        let transaction = self.attempt(None, || Ok(database.begin_write()?))?;
+        if !self.convert(&transaction)? {
+            return Ok(());
         }
         self.attempt(None, || {
             let mut meta = transaction.open_table(META)?;
@@ -202,6 +210,28 @@ impl File {
             drop(meta);
             Ok(transaction.commit()?)
         })
+    }
+
+    /// Creates missing tables and converts an older layout. Returns whether the layout was not the present one.
+    fn convert(&self, transaction: &WriteTransaction) -> Result<bool, StoreError> {
+        let version = self.attempt(None, || {
+            for each in Table::ALL {
+                transaction.open_table(table(each))?;
+            }
+            text(transaction, "version")
+        })?;
+        match version.as_deref().map(str::parse::<u64>) {
+            Some(Ok(STORE_VERSION)) => return Ok(false),
+            Some(Ok(1)) => self.migrate(transaction)?,
+            Some(_) => {
+                return Err(StoreError::Layout {
+                    store: self.name(),
+                    found: version.unwrap_or_default(),
+                });
+            }
+            None => {}
+        }
+        Ok(true)
     }
 
     /// From layout 1: groups of both kinds become records of one table, and all entries get a version.
@@ -254,16 +284,7 @@ impl File {
             let transaction = database.begin_read()?;
             let mut all = BTreeMap::new();
             for of in Table::ALL {
-                for entry in transaction.open_table(table(of))?.iter()? {
-                    let (name, bytes) = entry?;
-                    let key = Key {
-                        table: of,
-                        name: name.value().into(),
-                    };
-                    let (version, value) = parts(bytes.value());
-                    let value = value.into();
-                    all.insert(key, Entry { version, value });
-                }
+                collect(of, &transaction.open_table(table(of))?, &mut all)?;
             }
             Ok(all)
         })
@@ -303,6 +324,24 @@ impl File {
     }
 }
 
+fn collect(
+    of: Table,
+    from: &impl ReadableTable<&'static str, &'static [u8]>,
+    all: &mut BTreeMap<Key, Entry>,
+) -> Result<(), redb::Error> {
+    for entry in from.iter()? {
+        let (name, bytes) = entry?;
+        let key = Key {
+            table: of,
+            name: name.value().into(),
+        };
+        let (version, value) = parts(bytes.value());
+        let value = value.into();
+        all.insert(key, Entry { version, value });
+    }
+    Ok(())
+}
+
 /// What to do about an error of the file.
 fn advice(error: &redb::Error) -> &'static str {
     let redb::Error::Io(error) = error else {
@@ -314,6 +353,8 @@ fn advice(error: &redb::Error) -> &'static str {
         ErrorKind::ReadOnlyFilesystem => ": mount its file system for writing",
         ErrorKind::PermissionDenied => ": let the controller's user write to it",
         ErrorKind::NotFound => ": put it back",
+        ErrorKind::InvalidData => ": it is no store",
+        ErrorKind::IsADirectory => ": give the path of a file",
         _ => ": check its disk",
     }
 }

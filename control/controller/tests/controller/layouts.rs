@@ -14,7 +14,7 @@ use castnet_proto::v1::GroupPhase::{Active, Failed, Registered};
 use serde_json::Value;
 
 /// Writes a store of layout 1, with `change` made to its values.
-fn write_layout_1(path: &Path, change: impl FnOnce(&mut Value)) {
+pub(crate) fn write_layout_1(path: &Path, change: impl FnOnce(&mut Value)) {
     let mut all: Value = serde_json::from_str(include_str!("layout-1.json")).unwrap();
     change(&mut all);
     let database = redb::Database::create(path).unwrap();

@@ -6,6 +6,7 @@ mod collective_places;
 mod collective_restarts;
 mod collectives;
 mod common;
+mod contents;
 mod durability;
 mod etcd;
 mod evict;

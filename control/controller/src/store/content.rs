@@ -1,0 +1,318 @@
+//! The content of a store as a document: checked, exported, imported. Works on any [`Store`].
+//!
+//! docs/store.md describes the document.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::net::Ipv4Addr;
+
+use castnet_proto::convert::name_from_proto;
+use castnet_wire::{McstId, Qpn};
+use serde::de::Error as _;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Write, encode};
+use crate::fabric::HostRecord;
+use crate::record::Record;
+use crate::written_off::WrittenOff;
+
+/// Entries of a store.
+pub type Entries = BTreeMap<Key, Entry>;
+
+/// What is wrong with an entry. Displays as `groups/g1: ...`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EntryFault {
+    /// Such as `groups/g1`.
+    pub entry: String,
+    /// What is wrong with it.
+    pub reason: String,
+}
+
+impl fmt::Display for EntryFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.entry, self.reason)
+    }
+}
+
+/// Why a document is not imported. Nothing has changed.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
+pub enum ImportError {
+    /// It is not JSON, or not such a document.
+    #[error("the document does not read: {0}")]
+    Document(#[from] serde_json::Error),
+    /// Of an older or newer Castnet.
+    #[error("the document has schema {found}; this version reads {STORE_VERSION}")]
+    Schema { found: u64 },
+    /// Its entries are wrong.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Faults(Vec<EntryFault>),
+    /// The store has entries, and they are not to be replaced.
+    #[error("the store has {groups} group(s) and {hosts} host(s) already")]
+    NotEmpty { groups: usize, hosts: usize },
+    /// The store fails.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// An exported store.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    schema: u64,
+    #[serde(default)]
+    meta: BTreeMap<String, Value>,
+    groups: BTreeMap<String, Value>,
+    hosts: BTreeMap<String, Value>,
+    #[serde(default)]
+    written_off: BTreeMap<String, Value>,
+}
+
+impl Document {
+    fn table(&mut self, table: Table) -> &mut BTreeMap<String, Value> {
+        match table {
+            Table::Groups => &mut self.groups,
+            Table::Hosts => &mut self.hosts,
+            Table::WrittenOff => &mut self.written_off,
+            Table::Meta => &mut self.meta,
+        }
+    }
+}
+
+/// Entries about the store itself, not its content: `probe`, and `epoch`, which an import sets.
+fn is_passing(key: &Key) -> bool {
+    key.table == Table::Meta && ["probe", "epoch"].contains(&key.name.as_str())
+}
+
+/// The content of a store as text: JSON, sorted by name, values as stored. Equal for equal content.
+///
+/// # Errors
+/// An entry is not JSON.
+pub fn export(entries: &Entries) -> Result<String, EntryFault> {
+    let mut document = Document {
+        schema: STORE_VERSION,
+        ..Document::default()
+    };
+    for (key, entry) in entries.iter().filter(|(key, _)| !is_passing(key)) {
+        let value = serde_json::from_slice(&entry.value).map_err(|error| fault(key, error))?;
+        document.table(key.table).insert(key.name.clone(), value);
+    }
+    let text = serde_json::to_string_pretty(&document);
+    text.map(|text| text + "\n").map_err(|error| EntryFault {
+        entry: "document".into(),
+        reason: error.to_string(),
+    })
+}
+
+/// Writes an exported document into a store, in one transaction; with `force` in place of what it has. The epoch becomes
+/// `now_unix_s`, which is larger than that of any controller that has counted its starts: with this store a controller
+/// takes over from one that runs on the store of the export.
+///
+/// # Errors
+/// The document is wrong, all faults at once; or the store has entries already, or fails. Nothing has changed then.
+pub async fn import(
+    store: &dyn Store,
+    text: &str,
+    force: bool,
+    now_unix_s: u64,
+) -> Result<Entries, ImportError> {
+    // First only the number: other fields depend on it.
+    let whole: Value = serde_json::from_str(text)?;
+    let schema = whole.get("schema").and_then(Value::as_u64);
+    let found = schema.ok_or_else(|| serde_json::Error::custom("it has no number \"schema\""))?;
+    if found != STORE_VERSION {
+        return Err(ImportError::Schema { found });
+    }
+    let mut document: Document = serde_json::from_str(text)?;
+    let mut new = Entries::new();
+    for table in Table::ALL {
+        for (name, value) in std::mem::take(document.table(table)) {
+            let value = serde_json::to_vec(&value)?;
+            let key = Key { table, name };
+            if !is_passing(&key) {
+                new.insert(key, Entry { version: 1, value });
+            }
+        }
+    }
+    let faults = check(&new);
+    if !faults.is_empty() {
+        return Err(ImportError::Faults(faults));
+    }
+    let old = store.load().await?;
+    let count = |table| old.keys().filter(|key| key.table == table).count();
+    if !force && old.keys().any(|key| !is_passing(key)) {
+        let (groups, hosts) = (count(Table::Groups), count(Table::Hosts));
+        return Err(ImportError::NotEmpty { groups, hosts });
+    }
+    let mut batch = Batch::new();
+    let table = Table::Meta;
+    let name = "epoch".into();
+    let epoch = Key { table, name };
+    let before = old.get(&epoch).and_then(|e| serde_json::from_slice::<u64>(&e.value).ok());
+    let value = encode(&before.map_or(now_unix_s, |before| now_unix_s.max(before + 1)));
+    new.insert(epoch, Entry { version: 1, value });
+    for (key, entry) in old.iter().filter(|(key, _)| !is_passing(key)) {
+        let was = entry.version;
+        batch.insert(key.clone(), Write { was, entry: None });
+    }
+    for (key, entry) in &mut new {
+        let was = old.get(key).map_or(0, |entry| entry.version);
+        entry.version = was + 1;
+        let entry = Some(entry.clone());
+        batch.insert(key.clone(), Write { was, entry });
+    }
+    store.commit(batch).await?;
+    Ok(new)
+}
+
+fn fault(key: &Key, reason: impl fmt::Display) -> EntryFault {
+    EntryFault {
+        entry: key.to_string(),
+        reason: reason.to_string(),
+    }
+}
+
+/// All faults: each entry reads, and none contradicts another.
+pub fn check(entries: &Entries) -> Vec<EntryFault> {
+    let mut check = Check::default();
+    for (key, entry) in entries {
+        match key.table {
+            Table::Groups => check.group(key, entry),
+            Table::Hosts => check.host(key, entry),
+            Table::WrittenOff => check.written_off(key, entry),
+            Table::Meta if key.name == "epoch" => {
+                check.read::<u64>(key, entry);
+            }
+            Table::Meta if key.name == "owner" => {
+                check.read::<String>(key, entry);
+            }
+            Table::Meta => {}
+        }
+    }
+    // Hosts come after groups.
+    for (mcst_id, group) in &check.mcst_ids {
+        if let Some(host) = check.ips.get(&mcst_id.0) {
+            check.faults.push(EntryFault {
+                entry: group.clone(),
+                reason: format!("McstID {mcst_id} is the address of {host}"),
+            });
+        }
+    }
+    check.faults.sort_by(|a, b| a.entry.cmp(&b.entry));
+    check.faults
+}
+
+/// What the entries so far have, and whose it is.
+#[derive(Default)]
+struct Check {
+    faults: Vec<EntryFault>,
+    mcst_ids: BTreeMap<McstId, String>,
+    queue_pairs: HashMap<(Ipv4Addr, Qpn), String>,
+    ips: BTreeMap<Ipv4Addr, String>,
+}
+
+impl Check {
+    fn add(&mut self, key: &Key, reason: impl fmt::Display) {
+        self.faults.push(fault(key, reason));
+    }
+
+    fn read<T: for<'de> Deserialize<'de>>(&mut self, key: &Key, entry: &Entry) -> Option<T> {
+        let read = serde_json::from_slice(&entry.value);
+        read.map_err(|error| self.add(key, format_args!("does not read: {error}")))
+            .ok()
+    }
+
+    fn name(&mut self, key: &Key, name: &str) {
+        if name != key.name {
+            self.add(key, format_args!("its record is that of {name:?}"));
+        } else if let Err(invalid) = name_from_proto("name", name) {
+            self.add(key, invalid);
+        }
+    }
+
+    fn host(&mut self, key: &Key, entry: &Entry) {
+        let Some(host) = self.read::<HostRecord>(key, entry) else {
+            return;
+        };
+        self.name(key, &host.name);
+        if let Some(other) = self.ips.insert(host.ip, key.to_string()) {
+            self.add(key, format_args!("{} is the address of {other} too", host.ip));
+        }
+    }
+
+    /// Comes after groups.
+    fn written_off(&mut self, key: &Key, entry: &Entry) {
+        self.read::<WrittenOff>(key, entry);
+        match key.name.parse().map(McstId) {
+            Err(_) => self.add(key, "its name is no McstID"),
+            Ok(mcst_id) => {
+                if let Some(group) = self.mcst_ids.get(&mcst_id).cloned() {
+                    self.add(key, format_args!("{group} has this McstID, which switches may still have"));
+                }
+            }
+        }
+    }
+
+    fn group(&mut self, key: &Key, entry: &Entry) {
+        let Some(record) = self.read::<Record>(key, entry) else {
+            return;
+        };
+        self.name(key, &record.name);
+        for mcst_id in record.all_mcst_ids() {
+            if let Some(other) = self.mcst_ids.insert(mcst_id, key.to_string()) {
+                self.add(key, format_args!("McstID {mcst_id} is that of {other} too"));
+            }
+        }
+        for party in record.kind.behaviour().parties() {
+            for end in party.ends.into_iter().flat_map(|ends| ends.iter()) {
+                let holder = format!("{} of {key}", party.host);
+                if let Some(other) = self.queue_pairs.insert((end.ip, end.qpn), holder) {
+                    let (ip, qpn, host) = (end.ip, end.qpn, party.host);
+                    self.add(
+                        key,
+                        format_args!("queue pair {qpn} of {ip}, of {host}, is that of {other} too"),
+                    );
+                }
+            }
+        }
+        self.layout(key, &record);
+    }
+
+    fn layout(&mut self, key: &Key, record: &Record) {
+        let Some(plan) = &record.plan else {
+            if record.phase.has_run() {
+                self.add(key, "it runs, but has no plan");
+            }
+            return;
+        };
+        let mut tree = BTreeSet::new();
+        for switch in &plan.tree {
+            let name = &switch.name;
+            if let Some(parent) = switch.parent.as_ref().filter(|parent| !tree.contains(*parent)) {
+                self.add(
+                    key,
+                    format_args!("switch {name} of its tree is below {parent}, which is not above it"),
+                );
+            }
+            if !tree.insert(name) {
+                self.add(key, format_args!("switch {name} is in its tree twice"));
+            }
+            if !plan.rules.contains_key(name) {
+                self.add(key, format_args!("switch {name} of its tree has no rule"));
+            }
+            if record.phase.has_run() && !record.placed.contains(name) {
+                self.add(
+                    key,
+                    format_args!("it runs on switch {name}, but is not placed there"),
+                );
+            }
+        }
+        for switch in plan.rules.keys().filter(|name| !tree.contains(name)) {
+            self.add(
+                key,
+                format_args!("switch {switch} has a rule, but is not in its tree"),
+            );
+        }
+    }
+}

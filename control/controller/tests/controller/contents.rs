@@ -1,0 +1,173 @@
+//! The content of a store as a document.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use castnet_controller::store::content::{Entries, ImportError, check, export, import};
+use castnet_controller::store::memory::MemoryStore;
+use castnet_controller::store::redb::{RedbStore, content};
+use castnet_controller::store::{Entry, Key, STORE_VERSION, Store, Stored, Table};
+use serde_json::{Value, json};
+
+use crate::layouts::write_layout_1;
+
+/// What a controller of layout 1 had stored: groups of both kinds in many phases, and hosts.
+fn entries(path: &Path) -> Entries {
+    write_layout_1(path, |_| {});
+    content(path).unwrap()
+}
+
+/// Seconds since 1970.
+const NOW: u64 = 1_700_000_000;
+
+fn document(entries: &Entries) -> Value {
+    serde_json::from_str(&export(entries).unwrap()).unwrap()
+}
+
+fn lines(entries: &Entries) -> Vec<String> {
+    check(entries).iter().map(ToString::to_string).collect()
+}
+
+#[tokio::test]
+async fn what_is_exported_is_imported_and_exported_again_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = folder.path().join("old.redb");
+    let before = entries(&old);
+    assert_eq!(lines(&before), [""; 0]);
+    let text = export(&before).unwrap();
+    assert_eq!(document(&before)["schema"], STORE_VERSION);
+    // Reading has not converted it.
+    assert_eq!(content(&old).unwrap(), before);
+    let redb = RedbStore::open(&folder.path().join("new.redb")).unwrap();
+    let stores: [&dyn Store; 2] = [&redb, &MemoryStore::default()];
+    for store in stores {
+        import(store, &text, false, NOW).await.unwrap();
+        let after = store.load().await.unwrap();
+        assert_eq!(export(&after).unwrap(), text);
+        let stored = Stored::load(store, "another").await.unwrap();
+        assert_ne!(stored.owner, "another", "who it is to the switches is imported");
+        assert_eq!(stored.epoch, NOW + 1, "it takes over");
+        let after = store.load().await.unwrap();
+        // A store that has something is left alone unless that is wanted.
+        match import(store, &text, false, NOW).await {
+            Err(ImportError::NotEmpty { groups, hosts }) => assert!(groups > 0 && hosts > 0),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(store.load().await.unwrap(), after);
+        let empty = json!({ "schema": STORE_VERSION, "groups": {}, "hosts": {} });
+        import(store, &empty.to_string(), true, NOW).await.unwrap();
+        let left = store.load().await.unwrap();
+        assert_eq!(document(&left)["groups"], json!({}));
+        assert_eq!(Stored::load(store, "another").await.unwrap().epoch, NOW + 3, "never less");
+    }
+}
+
+#[tokio::test]
+async fn a_document_with_faults_is_refused_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let good = document(&entries(&folder.path().join("old.redb")));
+    let store = MemoryStore::default();
+    for (change, word) in [
+        (
+            json!({ "schema": STORE_VERSION + 1 }),
+            "schema 3; this version reads 2",
+        ),
+        (json!({ "colour": 1 }), "unknown field `colour`"),
+        (json!({ "groups": [] }), "does not read"),
+        (json!({ "groups": { "g": 7 } }), "groups/g: does not read"),
+        (
+            json!({ "hosts": { "h": { "name": "h" } } }),
+            "hosts/h: does not read",
+        ),
+        (json!({ "meta": { "owner": 7 } }), "meta/owner: does not read"),
+    ] {
+        let mut bad = good.clone();
+        for (field, value) in change.as_object().unwrap() {
+            bad[field] = value.clone();
+        }
+        let error = import(&store, &bad.to_string(), true)
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(word), "{error}");
+    }
+    for text in ["", "{}", "[1]", "{\"schema\": 2}"] {
+        let error = import(&store, text, true, NOW).await.unwrap_err();
+        assert!(matches!(error, ImportError::Document(_)), "{error}");
+    }
+    assert!(store.load().await.unwrap().is_empty());
+}
+
+/// Changes the value of an entry.
+fn change(entries: &mut Entries, table: Table, name: &str, change: impl FnOnce(&mut Value)) {
+    let key = Key {
+        table,
+        name: name.into(),
+    };
+    let entry = entries.get_mut(&key).unwrap();
+    let mut value = serde_json::from_slice(&entry.value).unwrap();
+    change(&mut value);
+    entry.value = serde_json::to_vec(&value).unwrap();
+}
+
+#[test]
+fn all_contradictions_of_entries_are_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut entries = entries(&folder.path().join("old.redb"));
+    let names = |table: Table| {
+        let of = |(key, _): &(&Key, &Entry)| key.table == table;
+        let all = entries.iter().filter(of).map(|(key, _)| key.name.clone());
+        all.collect::<Vec<String>>()
+    };
+    let (groups, hosts) = (names(Table::Groups), names(Table::Hosts));
+    let value = |entries: &Entries, table, name: &str| -> Value {
+        let name = name.to_owned();
+        serde_json::from_slice(&entries[&Key { table, name }].value).unwrap()
+    };
+    let runs = groups
+        .iter()
+        .find(|name| value(&entries, Table::Groups, name)["phase"] == "Active");
+    let runs = runs.expect("a group that runs").clone();
+    let other = groups.iter().find(|name| **name != runs).unwrap().clone();
+    let first = value(&entries, Table::Groups, &runs);
+    let switch = first["plan"]["tree"][0]["name"].as_str().unwrap().to_owned();
+    let mcst_id = first["mcst_id"].clone();
+    let ip = value(&entries, Table::Hosts, &hosts[0])["ip"].clone();
+    change(&mut entries, Table::Groups, &runs, |group| {
+        group["placed"] = json!([]);
+        group["plan"]["tree"][0]["parent"] = "nobody".into();
+    });
+    change(&mut entries, Table::Groups, &other, |group| {
+        group["mcst_id"] = mcst_id.clone()
+    });
+    change(&mut entries, Table::Hosts, &hosts[1], |host| {
+        host["ip"] = ip.clone();
+        host["name"] = "somebody".into();
+    });
+    let found: BTreeMap<String, Vec<String>> =
+        check(&entries)
+            .into_iter()
+            .fold(BTreeMap::new(), |mut all, fault| {
+                let reasons: &mut Vec<String> = all.entry(fault.entry).or_default();
+                reasons.push(fault.reason);
+                all
+            });
+    let of = |entry: String| found.get(&entry).cloned().unwrap_or_default().join("; ");
+    let at_runs = of(format!("groups/{runs}"));
+    assert!(
+        at_runs.contains(&format!("it runs on switch {switch}, but is not placed there")),
+        "{found:#?}"
+    );
+    assert!(
+        at_runs.contains("below nobody, which is not above it"),
+        "{found:#?}"
+    );
+    let twice = [of(format!("groups/{runs}")), of(format!("groups/{other}"))].concat();
+    assert!(twice.contains(" is that of groups/"), "{found:#?}");
+    let host = of(format!("hosts/{}", hosts[1]));
+    assert!(host.contains("its record is that of \"somebody\""), "{found:#?}");
+    assert!(
+        host.contains(&format!("is the address of hosts/{} too", hosts[0])),
+        "{found:#?}"
+    );
+}
