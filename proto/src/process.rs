@@ -17,7 +17,7 @@ static VERSION: OnceLock<String> = OnceLock::new();
 static LOG: OnceLock<Log> = OnceLock::new();
 
 /// Longest time of a temporary filter, in milliseconds.
-const FOR_MS_MAX: u32 = 24 * 60 * 60 * 1000;
+pub const FOR_MS_MAX: u32 = 24 * 60 * 60 * 1000;
 
 /// Sets the version that is reported; the first call counts.
 pub fn set_version(version: impl Into<String>) {

@@ -54,6 +54,7 @@ pub(crate) enum Command {
     Controller(crate::controller::ControllerCommand),
     Host(crate::host::HostCommand),
     Group(crate::group::GroupCommand),
+    Plan(crate::group::PlanCommand),
     #[command(visible_alias = "ports")]
     Port(crate::port::PortCommand),
     Counters(crate::counters::CountersCommand),
@@ -65,6 +66,7 @@ pub(crate) enum Command {
     #[command(visible_alias = "neighbors")]
     Neighbours(crate::neighbours::NeighboursCommand),
     Topology(crate::topology::TopologyCommand),
+    Store(crate::store::StoreCommand),
     Events(crate::events::EventsCommand),
     Trace(crate::trace::TraceCommand),
     Capture(crate::capture::CaptureCommand),
@@ -87,6 +89,7 @@ impl Cli {
             Command::Controller(command) => service(command.run(output)),
             Command::Host(command) => service(command.run(output)),
             Command::Group(command) => client(command.run(output)),
+            Command::Plan(command) => client(command.run(output)),
             Command::Port(command) => client(command.run(output)),
             Command::Counters(command) => client(command.run(output)),
             Command::Drops(command) => client(command.run(output)),
@@ -95,6 +98,7 @@ impl Cli {
             Command::Route(command) => client(command.run(output)),
             Command::Neighbours(command) => client(command.run(output)),
             Command::Topology(command) => client(command.run(output)),
+            Command::Store(command) => client(command.run(output)),
             Command::Events(command) => client(command.run(output)),
             Command::Trace(command) => client(command.run(output)),
             Command::Capture(command) => client(command.run(output)),

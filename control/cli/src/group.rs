@@ -4,6 +4,7 @@ mod create;
 mod facts;
 mod lanes;
 mod lines;
+mod plan;
 mod progress;
 mod purge;
 mod show;
@@ -25,6 +26,7 @@ use create::Create;
 pub(crate) use create::{number, qpn, virtual_qpn};
 use lines::{GroupLine, member_lines, rank_lines};
 pub(crate) use lines::{last_word, or_dash};
+pub(crate) use plan::PlanCommand;
 
 /// Creates, lists, shows and destroys groups: multicast, and collectives computed in the switches
 #[derive(Debug, Args)]
@@ -32,6 +34,7 @@ pub(crate) use lines::{last_word, or_dash};
     after_help = "Groups live at the controller, which plans their trees and programs the switches. A multicast group carries what its source sends to its members. A collective group computes in the switches with what its ranks send (castnet host allreduce --help); ranks that start without a group create it. With --agent URL, the same commands go to one switch, whose groups come from a rule file.
 
 Examples:
+  castnet group plan g --source h1 --members h2,h3,h4      where it would be placed, and why
   castnet group create g --source h1 --members h2,h3,h4
   castnet group show g                          the tree, and how far each path has acknowledged
   castnet group create job --collective --ranks h1,h2,h3,h4
@@ -67,6 +70,8 @@ enum Verb {
     /// Creates a group; it waits for its members or ranks to join (castnet host)
     #[command(after_help = CREATE_HELP)]
     Create(Create),
+    /// Where a group would be placed now, and why; nothing is installed or reserved (also castnet plan)
+    Plan(Create),
     /// Lists groups
     #[command(visible_alias = "ls")]
     List,
@@ -324,6 +329,9 @@ impl GroupCommand {
         if let Verb::Create(create) = &self.verb {
             create.check()?;
         }
+        if let Verb::Plan(create) = self.verb {
+            return plan::run(create, &self.place, output).await;
+        }
         let security = self.place.tls.security()?;
         if let Some(address) = &self.place.agent {
             let agent = connect::agent(address, &security).await?;
@@ -376,6 +384,8 @@ impl GroupCommand {
                     sentence,
                 })
             }
+            // Done above.
+            Verb::Plan(_) => Ok(()),
             Verb::List => {
                 let listed = controller
                     .list_groups(api::ListControllerGroupsRequest {})

@@ -5,6 +5,7 @@ use castnet_console::connect::{self, NO_AGENT, NO_CONTROLLER};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Done, Output};
 use castnet_console::units::{self, Span, positive_span};
+use castnet_proto::process::FOR_MS_MAX;
 use clap::Args;
 use serde::Serialize;
 
@@ -50,8 +51,9 @@ impl LogLevelCommand {
             None => process.get_log_filter(api::GetLogFilterRequest {}).await,
             Some(filter) => {
                 let within = self.within.map_or(Duration::ZERO, |span| span.0);
-                let for_ms = u32::try_from(within.as_nanos().div_ceil(1_000_000))
-                    .map_err(|_| Failure::usage("--for: at most 24h"))?;
+                let for_ms = within.as_nanos().div_ceil(1_000_000);
+                let for_ms = u32::try_from(for_ms).ok().filter(|ms| *ms <= FOR_MS_MAX);
+                let for_ms = for_ms.ok_or_else(|| Failure::usage("--for is at most 24h"))?;
                 process
                     .set_log_filter(api::SetLogFilterRequest { filter, for_ms })
                     .await

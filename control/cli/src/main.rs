@@ -20,6 +20,7 @@ mod port;
 mod route;
 mod rules;
 mod runtime;
+mod store;
 mod switch;
 mod topology;
 mod trace;

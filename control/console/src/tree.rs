@@ -93,7 +93,11 @@ fn of_switch(
         let mut node = match &endpoint.next_hop {
             Some(NextHop::Host(host)) => {
                 let rank = host.rank().map(|part| format!("rank {}: ", part.rank));
-                Node::new(format!("{}{} ({})", rank.unwrap_or_default(), host.name, host.ip))
+                let ip = match host.ip.as_str() {
+                    "" => String::new(),
+                    ip => format!(" ({ip})"),
+                };
+                Node::new(format!("{}{}{ip}", rank.unwrap_or_default(), host.name))
             }
             Some(NextHop::Switch(next)) => match tree.iter().find(|node| node.switch_name == next.name) {
                 Some(found) if depth_left > 0 => of_switch(found, tree, at_switch, remark, depth_left - 1),

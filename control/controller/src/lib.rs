@@ -27,6 +27,7 @@ mod driver;
 mod election;
 mod error;
 mod fabric;
+mod foresee;
 mod front;
 mod health;
 mod hosts;

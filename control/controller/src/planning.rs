@@ -109,7 +109,7 @@ impl Core {
     }
 
     /// The room of a switch for each lane of a group. Only collective groups reserve room.
-    fn room(&self, record: &Record, switch: &str) -> Room {
+    pub(crate) fn room(&self, record: &Record, switch: &str) -> Room {
         let mut room = Room::UNKNOWN;
         if record.collective().is_none() {
             return room;

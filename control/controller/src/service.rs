@@ -7,6 +7,7 @@ use castnet_proto::convert::{
 };
 use castnet_proto::v1;
 use castnet_proto::v1::controller_server::Controller;
+use castnet_proto::v1::plan_group_request::Group as Asked;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -15,6 +16,7 @@ use tonic::{Request, Response, Status};
 
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
+use crate::foresee::Wanted;
 use crate::link::GROUPS_TOGETHER;
 use crate::requests::{Seen, StandingCall};
 use crate::table::Entry;
@@ -302,6 +304,15 @@ impl Controller for Service {
         let new = new_collective_from_proto(request.get_ref())?;
         let group = self.shared.create_collective(new).await?;
         Ok(Response::new(v1::CreateCollectiveResponse { group: Some(group) }))
+    }
+
+    async fn plan_group(&self, request: Request<v1::PlanGroupRequest>) -> Answer<v1::PlanGroupResponse> {
+        let wanted = match request.get_ref().group.as_ref() {
+            Some(Asked::Multicast(group)) => Wanted::Multicast(new_group_from_proto(group)?),
+            Some(Asked::Collective(group)) => Wanted::Collective(new_collective_from_proto(group)?),
+            None => return Err(Invalid::missing("group", "a multicast or a collective group").into()),
+        };
+        Ok(Response::new(self.shared.foresee(&wanted).await?))
     }
 
     type InitGroupStream = Messages<v1::CollectiveState>;

@@ -46,7 +46,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    fn new(record: Record) -> Self {
+    pub(crate) fn new(record: Record) -> Self {
         Self {
             record,
             confirmed: BTreeSet::new(),

@@ -150,6 +150,8 @@ async fn remove_again(agent: &mut api::AgentClient, groups: &[McstId]) {
 
 pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output) -> Outcome {
     match verb {
+        // The controller's.
+        Verb::Plan(_) => Ok(()),
         Verb::List => {
             let listed = agent
                 .list_groups(api::ListGroupsRequest::default())

@@ -110,6 +110,8 @@ fn every_command_has_help_with_examples() {
         "topology",
         "events",
         "log-level",
+        "plan",
+        "store",
     ] {
         let help = stdout(castnet().args([command, "--help"]));
         assert!(

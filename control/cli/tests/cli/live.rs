@@ -4,8 +4,6 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command as Process, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
 
 use assert_cmd::Command;
 use nix::sys::signal::{Signal, kill};
@@ -15,7 +13,7 @@ use tempfile::TempDir;
 
 const RULES: &str = include_str!("../../../../rules/examples/star.toml");
 
-fn castnet() -> Command {
+pub(crate) fn castnet() -> Command {
     let mut command = Command::cargo_bin("castnet").expect("the binary");
     for name in ["CASTNET_AGENT", "CASTNET_CONTROLLER", "RUST_LOG", "NOTIFY_SOCKET"] {
         command.env_remove(name);
@@ -24,14 +22,14 @@ fn castnet() -> Command {
 }
 
 /// A service that runs until it is told to stop.
-struct Service {
-    child: Child,
+pub(crate) struct Service {
+    pub(crate) child: Child,
     out: BufReader<ChildStdout>,
-    address: String,
+    pub(crate) address: String,
 }
 
 impl Service {
-    fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         let mut child = Process::new(castnet().get_program())
             .args(args)
             .args(["--output", "json"])
@@ -52,7 +50,7 @@ impl Service {
     }
 
     /// A switch of six memory ports with the example's rules.
-    fn switch(folder: &Path) -> Self {
+    pub(crate) fn switch(folder: &Path) -> Self {
         let rules = folder.join("rules.toml");
         std::fs::write(&rules, RULES).expect("written");
         let listen = format!("unix:{}", folder.join("switch.sock").display());
@@ -81,7 +79,7 @@ impl Service {
     }
 
     /// Asks it to stop; its last words, and its exit code.
-    fn stop(mut self, signal: Signal) -> (String, Option<i32>) {
+    pub(crate) fn stop(mut self, signal: Signal) -> (String, Option<i32>) {
         self.signal(signal);
         let mut last = String::new();
         self.out.read_to_string(&mut last).expect("UTF-8");
@@ -97,14 +95,14 @@ impl Drop for Service {
 }
 
 /// A folder for sockets: their paths must be short.
-fn folder() -> TempDir {
+pub(crate) fn folder() -> TempDir {
     tempfile::Builder::new()
         .prefix("cn")
         .tempdir_in("/tmp")
         .expect("a folder")
 }
 
-fn json(args: &[&str], service: &Service, flag: &str) -> Value {
+pub(crate) fn json(args: &[&str], service: &Service, flag: &str) -> Value {
     let output = castnet()
         .args(args)
         .args([flag, &service.address, "--output", "json"])
@@ -120,12 +118,12 @@ fn json(args: &[&str], service: &Service, flag: &str) -> Value {
     })
 }
 
-fn ask(args: &[&str], switch: &Service) -> Value {
+pub(crate) fn ask(args: &[&str], switch: &Service) -> Value {
     json(args, switch, "--agent")
 }
 
 /// The exit code and the machine's form of the error.
-fn refusal(args: &[&str], switch: &Service, flag: &str) -> (i32, Value) {
+pub(crate) fn refusal(args: &[&str], switch: &Service, flag: &str) -> (i32, Value) {
     let output = castnet()
         .args(args)
         .args([flag, &switch.address, "--output", "json"])
@@ -189,44 +187,6 @@ fn a_switch_answers_every_question_and_ends_with_a_summary() {
         (Some(0), &"sw".into(), &1.into())
     );
     assert!(!folder.path().join("switch.ready").exists() && !folder.path().join("switch.sock").exists());
-}
-
-/// The table of `castnet --help`, row by row.
-#[test]
-fn exit_codes_are_those_of_the_table() {
-    let folder = folder();
-    let switch = Service::switch(folder.path());
-    let nobody = format!("unix:{}", folder.path().join("nobody.sock").display());
-    let help = castnet().arg("--help").output().expect("it runs").stdout;
-    let help = String::from_utf8(help).expect("UTF-8");
-    let rows = help.lines().skip_while(|line| *line != "Exit codes:").skip(1);
-    let rows: Vec<&str> = rows.take_while(|line| !line.is_empty()).collect();
-    let cases: [(&[&str], &str); 5] = [
-        (&["port"], &switch.address),
-        (&["trace", "--drops", "--wait", "50ms"], &switch.address),
-        (&["port", "--colour"], &switch.address),
-        (&["group", "show", "nobody"], &switch.address),
-        (&["port"], &nobody),
-    ];
-    assert_eq!(rows.len(), cases.len(), "{rows:?}");
-    for (row, (args, address)) in rows.iter().zip(cases) {
-        let code: i32 = row
-            .split_whitespace()
-            .next()
-            .and_then(|c| c.parse().ok())
-            .expect("a code");
-        let output = castnet()
-            .args(args)
-            .args(["--agent", address])
-            .output()
-            .expect("it runs");
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(
-            output.status.code(),
-            Some(code),
-            "castnet {args:?} by '{row}': {text}"
-        );
-    }
 }
 
 #[test]
@@ -522,160 +482,6 @@ fn what_goes_on_is_watched_and_captured() {
         .args(["events", "--wait", "50ms", "--agent", &switch.address])
         .assert()
         .success();
-}
-
-#[test]
-fn the_log_filter_of_a_service_is_shown_and_set() {
-    let folder = folder();
-    let mut switch = Service::switch(folder.path());
-    let listen = format!("unix:{}", folder.path().join("c.sock").display());
-    let known = format!("sw={}", switch.address);
-    let controller = Service::start(&["controller", "--listen", &listen, "--switch", &known]);
-    let shown = ask(&["log-level"], &switch);
-    assert_eq!(
-        (&shown["filter"], &shown["then"]),
-        (&"warn,castnet_comm=error".into(), &Value::Null)
-    );
-    let debug = json(
-        &["log-level", "debug", "--for", "10m"],
-        &controller,
-        "--controller",
-    );
-    assert_eq!(
-        (&debug["filter"], &debug["then"]),
-        (&"debug".into(), &"warn,castnet_comm=error".into())
-    );
-    assert!(
-        debug["then_in_ms"]
-            .as_u64()
-            .is_some_and(|ms| ms > 0 && ms <= 600_000),
-        "{debug}"
-    );
-    for bad in ["debgu", "castnet_agent", "info,castnet_agent=loud"] {
-        let (code, error) = refusal(&["log-level", bad], &switch, "--agent");
-        let why = error["error"].as_str().unwrap_or_default();
-        assert!(code == 3 && why.contains("is no filter of the log"), "{error}");
-    }
-    for filter in ["off", "warn"] {
-        assert_eq!(ask(&["log-level", filter], &switch)["filter"], filter);
-    }
-    let mut log = switch.child.stderr.take().expect("stderr");
-    switch.stop(Signal::SIGINT);
-    let mut text = String::new();
-    log.read_to_string(&mut text).expect("UTF-8");
-    let lines: Vec<&str> = text
-        .lines()
-        .filter(|line| line.contains("log filter set"))
-        .collect();
-    assert!(
-        lines.len() == 1 && lines[0].contains("warn"),
-        "nothing is logged while it is off: {text}"
-    );
-}
-
-#[test]
-fn switches_report_the_version_of_the_binary() {
-    let folder = folder();
-    let switch = Service::switch(folder.path());
-    let listen = format!("unix:{}", folder.path().join("c.sock").display());
-    let known = format!("sw={}", switch.address);
-    let controller = Service::start(&["controller", "--listen", &listen, "--switch", &known]);
-    let version = castnet().arg("--version").output().expect("it runs").stdout;
-    let version = String::from_utf8(version).expect("UTF-8");
-    let reported = loop {
-        let known = json(&["topology"], &controller, "--controller");
-        if known["switches"][0]["reachable"] == true {
-            break known["switches"][0]["version"].clone();
-        }
-    };
-    assert_eq!(version.trim().strip_prefix("castnet "), reported.as_str());
-}
-
-/// Lines of a command as they come.
-struct Lines {
-    child: Child,
-    lines: Receiver<Value>,
-}
-
-impl Lines {
-    fn of(args: &[&str]) -> Self {
-        let mut child = Process::new(castnet().get_program())
-            .args(args)
-            .args(["--output", "json"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it runs");
-        let out = BufReader::new(child.stdout.take().expect("stdout"));
-        let (to, lines) = channel();
-        std::thread::spawn(move || {
-            for line in out.lines().map_while(Result::ok) {
-                let _ = to.send(serde_json::from_str(&line).expect("one object a line"));
-            }
-        });
-        Self { child, lines }
-    }
-
-    /// The next line of this kind.
-    fn next(&self, kind: &str) -> Value {
-        loop {
-            let line = self.lines.recv().expect("a line");
-            if line["kind"] == kind {
-                return line;
-            }
-        }
-    }
-}
-
-impl Drop for Lines {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-#[test]
-fn events_of_the_controller_are_followed_over_its_restart() {
-    let folder = folder();
-    let switch = Service::switch(folder.path());
-    let listen = format!("unix:{}", folder.path().join("c.sock").display());
-    let known = format!("sw={}", switch.address);
-    let args = ["controller", "--listen", &listen, "--switch", &known];
-    let controller = Service::start(&args);
-    let events = Lines::of(&["events", "--controller", &controller.address, "--group", "last"]);
-    let create = |name: &str, controller: &Service| {
-        let create = ["group", "create", name, "--source", "h1", "--members", "h2,h3"];
-        json(&create, controller, "--controller");
-        json(&["group", "destroy", name], controller, "--controller");
-    };
-    let first = loop {
-        // Events before the stream is open are not reported.
-        create("other", &controller);
-        create("last", &controller);
-        if let Ok(line) = events.lines.recv_timeout(Duration::from_millis(50)) {
-            break line;
-        }
-    };
-    assert_eq!(first["group"], "last", "{first}");
-    controller.stop(Signal::SIGINT);
-    let lost = events.next("disconnected");
-    assert!(
-        lost["message"]
-            .as_str()
-            .is_some_and(|m| m.contains("trying again")),
-        "{lost}"
-    );
-    let controller = Service::start(&args);
-    events.next("connected");
-    create("last", &controller);
-    let group = events.next("group");
-    assert_eq!(
-        (&group["phase"], &group["members"]),
-        (&"registered".into(), &3.into())
-    );
-    assert_eq!(events.next("group-gone")["group"], "last");
-
-    let nobody = refusal(&["events"], &controller, "--agent").0;
-    assert_eq!(nobody, 3, "a controller is no switch");
 }
 
 #[test]

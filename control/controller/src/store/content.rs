@@ -149,7 +149,9 @@ pub async fn import(
     let table = Table::Meta;
     let name = "epoch".into();
     let epoch = Key { table, name };
-    let before = old.get(&epoch).and_then(|e| serde_json::from_slice::<u64>(&e.value).ok());
+    let before = old
+        .get(&epoch)
+        .and_then(|e| serde_json::from_slice::<u64>(&e.value).ok());
     let value = encode(&before.map_or(now_unix_s, |before| now_unix_s.max(before + 1)));
     new.insert(epoch, Entry { version: 1, value });
     for (key, entry) in old.iter().filter(|(key, _)| !is_passing(key)) {
@@ -248,7 +250,10 @@ impl Check {
             Err(_) => self.add(key, "its name is no McstID"),
             Ok(mcst_id) => {
                 if let Some(group) = self.mcst_ids.get(&mcst_id).cloned() {
-                    self.add(key, format_args!("{group} has this McstID, which switches may still have"));
+                    self.add(
+                        key,
+                        format_args!("{group} has this McstID, which switches may still have"),
+                    );
                 }
             }
         }

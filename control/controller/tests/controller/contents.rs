@@ -58,7 +58,11 @@ async fn what_is_exported_is_imported_and_exported_again_the_same() {
         import(store, &empty.to_string(), true, NOW).await.unwrap();
         let left = store.load().await.unwrap();
         assert_eq!(document(&left)["groups"], json!({}));
-        assert_eq!(Stored::load(store, "another").await.unwrap().epoch, NOW + 3, "never less");
+        assert_eq!(
+            Stored::load(store, "another").await.unwrap().epoch,
+            NOW + 3,
+            "never less"
+        );
     }
 }
 
@@ -85,7 +89,7 @@ async fn a_document_with_faults_is_refused_whole() {
         for (field, value) in change.as_object().unwrap() {
             bad[field] = value.clone();
         }
-        let error = import(&store, &bad.to_string(), true)
+        let error = import(&store, &bad.to_string(), true, NOW)
             .await
             .unwrap_err()
             .to_string();

@@ -59,7 +59,7 @@ pub(crate) struct Attendance {
 }
 
 impl Locked<'_> {
-    fn check_collective(&self, new: &NewCollective) -> Result<(), Refusal> {
+    pub(crate) fn check_collective(&self, new: &NewCollective) -> Result<(), Refusal> {
         self.free_name(&new.name)?;
         for (rank, host) in new.ranks.iter().enumerate() {
             let field = format!("ranks[{rank}]");

@@ -29,7 +29,7 @@ pub(crate) struct Join {
 }
 
 impl Locked<'_> {
-    fn check_multicast(&self, group: &NewGroup) -> Result<(), Refusal> {
+    pub(crate) fn check_multicast(&self, group: &NewGroup) -> Result<(), Refusal> {
         self.free_name(&group.name)?;
         for (i, member) in group.members.iter().enumerate() {
             let field = format_args!("members[{i}].host");

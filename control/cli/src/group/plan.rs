@@ -1,0 +1,263 @@
+//! Where a group would be placed, before it is created.
+
+use castnet_console::api;
+use castnet_console::connect;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Output, Page, Report};
+use castnet_console::units::bytes;
+use castnet_console::{columns, tree};
+use clap::Args;
+use serde::Serialize;
+
+use super::create::Create;
+use super::{Place, in_lanes, refused};
+
+/// Where a group would be placed now, and why; nothing is installed or reserved
+#[derive(Debug, Args)]
+#[command(
+    after_help = "It takes what castnet group create takes, and is the same command as castnet group plan.
+
+Examples:
+  castnet plan g --source h1 --members h2,h3,h4
+  castnet plan job --collective --ranks h1,h2,h3,h4 --window 256 --pmtu 4096
+  castnet plan job --collective --ranks h1,h2 --output json | jq .switches"
+)]
+pub(crate) struct PlanCommand {
+    #[command(flatten)]
+    create: Create,
+    #[command(flatten)]
+    place: Place,
+}
+
+impl PlanCommand {
+    pub(crate) async fn run(self, output: Output) -> Outcome {
+        run(self.create, &self.place, output).await
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct PlanReport {
+    group: String,
+    mcst_id: String,
+    lanes: u32,
+    /// Why there is no place for it.
+    refusal: Option<String>,
+    /// Whether it would be created nevertheless, and wait.
+    may_come: bool,
+    #[serde(skip)]
+    drawing: Option<String>,
+    #[serde(skip)]
+    why: &'static str,
+    switches: Vec<SwitchLine>,
+    links: Vec<LinkLine>,
+    passed_over: Vec<PassedOverLine>,
+}
+
+#[derive(Debug, Serialize)]
+struct SwitchLine {
+    switch: String,
+    parent: Option<String>,
+    endpoints: usize,
+    slots: Option<u32>,
+    memory_bytes: u64,
+    memory_free_bytes: u64,
+    memory_max_bytes: u64,
+    groups_free: u64,
+    groups_max: u64,
+    #[serde(skip)]
+    lanes: u64,
+}
+
+impl SwitchLine {
+    fn memory_free(&self) -> String {
+        before_and_after(
+            self.memory_max_bytes,
+            self.memory_free_bytes,
+            self.memory_bytes,
+            bytes,
+        )
+    }
+
+    fn groups_left(&self) -> String {
+        before_and_after(self.groups_max, self.groups_free, self.lanes, |n| n.to_string())
+    }
+}
+
+/// `64 MiB, then 60 MiB`.
+fn before_and_after(max: u64, before: u64, takes: u64, show: impl Fn(u64) -> String) -> String {
+    match max {
+        // Not reported.
+        0 => "-".to_owned(),
+        _ => format!("{}, then {}", show(before), show(before.saturating_sub(takes))),
+    }
+}
+
+columns!(row: SwitchLine => row {
+    switch, parent, endpoints, slots, memory_bytes as "memory", memory_free(), groups_left(),
+});
+
+#[derive(Debug, Serialize)]
+struct LinkLine {
+    switch: String,
+    port: u32,
+    next_hops: Vec<String>,
+    /// Groups on the link now.
+    groups: u32,
+}
+
+impl LinkLine {
+    fn to(&self) -> String {
+        self.next_hops.join(" ")
+    }
+}
+
+columns!(row: LinkLine => row { switch, port, to(), groups as "groups now" });
+
+#[derive(Debug, Serialize)]
+struct PassedOverLine {
+    switch: String,
+    reason: String,
+}
+
+columns!(row: PassedOverLine => row { switch, reason });
+
+impl PlanReport {
+    fn new(answer: api::PlanGroupResponse, source: Option<&str>) -> Self {
+        // Nothing is installed, which the drawing need not say.
+        let node = |s: &api::PlannedSwitch| {
+            Some(api::TreeNode {
+                installed: true,
+                ..s.node.clone()?
+            })
+        };
+        let nodes: Vec<api::TreeNode> = answer.switches.iter().filter_map(node).collect();
+        let root = match source {
+            Some(source) => tree::of_multicast(source, &nodes),
+            None => tree::of_collective(&nodes, &|_, _| String::new()),
+        };
+        let mut links = Vec::new();
+        let line = |switch: api::PlannedSwitch| {
+            let (node, room) = (switch.node.unwrap_or_default(), switch.room.unwrap_or_default());
+            let rule = node.rule.unwrap_or_default();
+            links.extend(switch.links.into_iter().map(|link| LinkLine {
+                switch: node.switch_name.clone(),
+                port: link.port,
+                next_hops: link.next_hops,
+                groups: link.groups,
+            }));
+            SwitchLine {
+                endpoints: rule.endpoints.len(),
+                slots: rule.translated().map(|kind| kind.slots),
+                switch: node.switch_name,
+                parent: Some(node.parent).filter(|parent| !parent.is_empty()),
+                memory_bytes: node.memory_bytes,
+                memory_free_bytes: room.memory_bytes_free,
+                memory_max_bytes: room.memory_bytes_max,
+                groups_free: room.groups_free,
+                groups_max: room.groups_max,
+                lanes: answer.lanes.into(),
+            }
+        };
+        let switches = answer.switches.into_iter().map(line).collect();
+        let passed_over = answer.passed_over.into_iter().map(|over| PassedOverLine {
+            switch: over.switch_name,
+            reason: over.reason,
+        });
+        Self {
+            group: answer.name,
+            mcst_id: answer.mcst_id,
+            lanes: answer.lanes,
+            refusal: Some(answer.refusal).filter(|why| !why.is_empty()),
+            may_come: answer.may_come,
+            drawing: root.map(|root| root.draw()),
+            why: match source {
+                Some(_) => "along the shortest paths from the source, over the links with the fewest groups",
+                None => {
+                    "below the lowest switch that reaches all ranks, on switches with room, over the links with the fewest groups"
+                }
+            },
+            switches,
+            links,
+            passed_over: passed_over.collect(),
+        }
+    }
+}
+
+fn switches(count: usize) -> String {
+    match count {
+        1 => "1 switch".to_owned(),
+        more => format!("{more} switches"),
+    }
+}
+
+impl Report for PlanReport {
+    fn page(&self, page: &mut Page) {
+        if let Some(refusal) = &self.refusal {
+            let but = match self.may_come {
+                true => "; it would be created, and wait for that",
+                false => "",
+            };
+            page.line(format!("Group {} has no place: {refusal}{but}", self.group));
+        } else {
+            page.line(format!(
+                "Group {} would be placed on {}{}, {}",
+                self.group,
+                switches(self.switches.len()),
+                in_lanes(self.lanes as usize),
+                self.why
+            ));
+        }
+        if let Some(drawing) = &self.drawing {
+            page.title(drawing.trim_end());
+        }
+        if !self.switches.is_empty() {
+            page.title("Switches (all lanes)");
+            page.rows(&self.switches, "");
+            page.title("Links");
+            page.rows(&self.links, "");
+        }
+        if !self.passed_over.is_empty() {
+            page.title("Switches that it cannot be placed on");
+            page.rows(&self.passed_over, "");
+        }
+    }
+}
+
+pub(super) async fn run(create: Create, place: &Place, output: Output) -> Outcome {
+    create.check()?;
+    if place.agent.is_some() || create.rules.is_some() {
+        return Err(
+            Failure::usage("the controller plans groups; a switch installs them as they are")
+                .next("castnet rules check FILE looks at a rule file"),
+        );
+    }
+    let security = place.tls.security()?;
+    let mut controller = connect::controller(&place.controller, &security).await?;
+    let (name, source, group) = if create.collective.collective {
+        let request = create.collective_request();
+        (
+            request.name.clone(),
+            None,
+            api::plan_group_request::Group::Collective(request),
+        )
+    } else {
+        let request = create.request();
+        let (name, source) = (request.name.clone(), request.source.clone());
+        (
+            name,
+            Some(source),
+            api::plan_group_request::Group::Multicast(request),
+        )
+    };
+    let request = api::PlanGroupRequest { group: Some(group) };
+    let answer = controller
+        .plan_group(request)
+        .await
+        .map_err(|s| refused(s, &name))?;
+    let report = PlanReport::new(answer.into_inner(), source.as_deref());
+    output.show(&report)?;
+    match report.refusal {
+        Some(_) if !report.may_come => Err(Failure::refused(format!("group {name} has no place"))),
+        _ => Ok(()),
+    }
+}

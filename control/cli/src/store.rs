@@ -1,0 +1,200 @@
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::output::{Done, Output, Page, Report, write_stdout};
+use castnet_controller::store::content::{self, Entries, EntryFault, ImportError};
+use castnet_controller::store::redb::{self, RedbStore};
+use castnet_controller::store::{STORE_VERSION, Store, StoreError, Table};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+/// Checks, exports and imports the store of a controller that does not run
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A store is the file of castnet controller --store. The document of an export is JSON; docs/store.md describes it. Two exports of equal stores are equal.
+
+Examples:
+  castnet store check /var/lib/castnet/controller.redb
+  castnet store export /var/lib/castnet/controller.redb > backup.json
+  castnet store import new.redb backup.json
+  castnet store import /var/lib/castnet/controller.redb backup.json --force"
+)]
+pub(crate) struct StoreCommand {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Reads every entry, and reports all faults and contradictions; changes nothing
+    Check {
+        /// File of the store
+        store: PathBuf,
+    },
+    /// Prints the content of a store as a document; changes nothing
+    Export {
+        /// File of the store
+        store: PathBuf,
+    },
+    /// Writes the content of a document into a store, all of it or nothing
+    Import {
+        /// File of the store; created if it is not there
+        store: PathBuf,
+        /// The document; - reads it from stdin
+        document: PathBuf,
+        /// Replaces what the store has
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(Debug, Serialize)]
+struct Checked {
+    store: String,
+    schema: u64,
+    groups: usize,
+    hosts: usize,
+    faults: Vec<EntryFault>,
+}
+
+impl Report for Checked {
+    fn page(&self, page: &mut Page) {
+        let Self {
+            store, groups, hosts, ..
+        } = self;
+        match self.faults.len() {
+            0 => page.line(format!("{store} is sound: {}", counts(*groups, *hosts))),
+            faults => page.line(format!(
+                "{store} has {faults} fault(s) in {}",
+                counts(*groups, *hosts)
+            )),
+        }
+        for fault in &self.faults {
+            page.line(format!("  {fault}"));
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Imported {
+    store: String,
+    groups: usize,
+    hosts: usize,
+}
+
+fn counts(groups: usize, hosts: usize) -> String {
+    format!("{groups} group(s), {hosts} host(s)")
+}
+
+fn count(entries: &Entries, table: Table) -> usize {
+    entries.keys().filter(|key| key.table == table).count()
+}
+
+/// An error that names the file; the next step depends on what is wrong.
+fn failed(error: StoreError) -> Failure {
+    let failure = Failure::failed(&error);
+    match error {
+        StoreError::Failed { .. } => failure.next(
+            "see that the path is right, that this user may read and write it, and that no controller has it open",
+        ),
+        StoreError::Layout { .. } => failure.next("use the Castnet that has written it, or a newer one"),
+        _ => failure,
+    }
+}
+
+fn read(store: &Path) -> Outcome<Entries> {
+    redb::content(store).map_err(failed)
+}
+
+fn document(path: &Path) -> Outcome<String> {
+    if path != Path::new("-") {
+        return exit::read_text(path);
+    }
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text)?;
+    Ok(text)
+}
+
+impl StoreCommand {
+    pub(crate) async fn run(self, output: Output) -> Outcome {
+        match self.verb {
+            Verb::Check { store } => {
+                let entries = read(&store)?;
+                let faults = content::check(&entries);
+                let found = faults.len();
+                output.show(&Checked {
+                    store: store.display().to_string(),
+                    schema: STORE_VERSION,
+                    groups: count(&entries, Table::Groups),
+                    hosts: count(&entries, Table::Hosts),
+                    faults,
+                })?;
+                match found {
+                    0 => Ok(()),
+                    _ => Err(Failure::failed(format!("{found} fault(s)"))
+                        .next("castnet store export STORE, correct the document, castnet store import STORE DOCUMENT --force")),
+                }
+            }
+            Verb::Export { store } => {
+                let text = content::export(&read(&store)?).map_err(Failure::failed)?;
+                write_stdout(&text)
+            }
+            Verb::Import {
+                store,
+                document: from,
+                force,
+            } => {
+                let text = document(&from)?;
+                let now = SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .map_or(0, |now| now.as_secs());
+                // A document with faults creates no file.
+                let is_new = !store.exists();
+                if is_new {
+                    let memory = castnet_controller::store::memory::MemoryStore::default();
+                    content::import(&memory, &text, force, now)
+                        .await
+                        .map_err(|e| refused(e, &from, &store))?;
+                }
+                let redb = RedbStore::open(&store).map_err(failed)?;
+                let imported = content::import(&redb, &text, force, now)
+                    .await
+                    .map_err(|e| refused(e, &from, &store))?;
+                redb.close().await.map_err(failed)?;
+                let (groups, hosts) = (count(&imported, Table::Groups), count(&imported, Table::Hosts));
+                let store = store.display().to_string();
+                output.show(&Done {
+                    sentence: format!("{store} has {} of {}", counts(groups, hosts), from.display()),
+                    facts: Imported { store, groups, hosts },
+                })
+            }
+        }
+    }
+}
+
+fn refused(error: ImportError, document: &Path, store: &Path) -> Failure {
+    let text = match &error {
+        ImportError::Faults(faults) => {
+            let lines: Vec<String> = faults
+                .iter()
+                .map(|fault| format!("{}: {fault}", document.display()))
+                .collect();
+            lines.join("\n")
+        }
+        ImportError::NotEmpty { .. } => format!("{}: {error}", store.display()),
+        ImportError::Document(_) | ImportError::Schema { .. } => format!("{}: {error}", document.display()),
+        ImportError::Store(_) => error.to_string(),
+    };
+    match error {
+        ImportError::Store(error) => failed(error),
+        ImportError::NotEmpty { .. } => {
+            Failure::refused(text).next("--force replaces them; castnet store export keeps them first")
+        }
+        ImportError::Schema { .. } => {
+            Failure::usage(text).next("docs/store.md says which version reads which schema")
+        }
+        _ => Failure::usage(text),
+    }
+}

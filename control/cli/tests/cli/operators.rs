@@ -1,0 +1,334 @@
+//! What operators do beside groups: exit codes, the log, versions, stores, plans, events of a controller.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command as Process, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::live::{Service, ask, castnet, folder, json, refusal};
+
+/// The table of `castnet --help`, row by row.
+#[test]
+fn exit_codes_are_those_of_the_table() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    let nobody = format!("unix:{}", folder.path().join("nobody.sock").display());
+    let help = castnet().arg("--help").output().expect("it runs").stdout;
+    let help = String::from_utf8(help).expect("UTF-8");
+    let rows = help.lines().skip_while(|line| *line != "Exit codes:").skip(1);
+    let rows: Vec<&str> = rows.take_while(|line| !line.is_empty()).collect();
+    let cases: [(&[&str], &str); 5] = [
+        (&["port"], &switch.address),
+        (&["trace", "--drops", "--wait", "50ms"], &switch.address),
+        (&["port", "--colour"], &switch.address),
+        (&["group", "show", "nobody"], &switch.address),
+        (&["port"], &nobody),
+    ];
+    assert_eq!(rows.len(), cases.len(), "{rows:?}");
+    for (row, (args, address)) in rows.iter().zip(cases) {
+        let code: i32 = row
+            .split_whitespace()
+            .next()
+            .and_then(|c| c.parse().ok())
+            .expect("a code");
+        let output = castnet()
+            .args(args)
+            .args(["--agent", address])
+            .output()
+            .expect("it runs");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "castnet {args:?} by '{row}': {text}"
+        );
+    }
+}
+
+#[test]
+fn the_log_filter_of_a_service_is_shown_and_set() {
+    let folder = folder();
+    let mut switch = Service::switch(folder.path());
+    let listen = format!("unix:{}", folder.path().join("c.sock").display());
+    let known = format!("sw={}", switch.address);
+    let controller = Service::start(&["controller", "--listen", &listen, "--switch", &known]);
+    let shown = ask(&["log-level"], &switch);
+    assert_eq!(
+        (&shown["filter"], &shown["then"]),
+        (&"warn,castnet_comm=error".into(), &Value::Null)
+    );
+    let debug = json(
+        &["log-level", "debug", "--for", "10m"],
+        &controller,
+        "--controller",
+    );
+    assert_eq!(
+        (&debug["filter"], &debug["then"]),
+        (&"debug".into(), &"warn,castnet_comm=error".into())
+    );
+    assert!(
+        debug["then_in_ms"]
+            .as_u64()
+            .is_some_and(|ms| ms > 0 && ms <= 600_000),
+        "{debug}"
+    );
+    for bad in ["debgu", "castnet_agent", "info,castnet_agent=loud"] {
+        let (code, error) = refusal(&["log-level", bad], &switch, "--agent");
+        let why = error["error"].as_str().unwrap_or_default();
+        assert!(code == 3 && why.contains("is no filter of the log"), "{error}");
+    }
+    for filter in ["off", "warn"] {
+        assert_eq!(ask(&["log-level", filter], &switch)["filter"], filter);
+    }
+    let mut log = switch.child.stderr.take().expect("stderr");
+    switch.stop(Signal::SIGINT);
+    let mut text = String::new();
+    log.read_to_string(&mut text).expect("UTF-8");
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| line.contains("log filter set"))
+        .collect();
+    assert!(
+        lines.len() == 1 && lines[0].contains("warn"),
+        "nothing is logged while it is off: {text}"
+    );
+}
+
+#[test]
+fn switches_report_the_version_of_the_binary() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    let listen = format!("unix:{}", folder.path().join("c.sock").display());
+    let known = format!("sw={}", switch.address);
+    let controller = Service::start(&["controller", "--listen", &listen, "--switch", &known]);
+    let version = castnet().arg("--version").output().expect("it runs").stdout;
+    let version = String::from_utf8(version).expect("UTF-8");
+    let reported = loop {
+        let known = json(&["topology"], &controller, "--controller");
+        if known["switches"][0]["reachable"] == true {
+            break known["switches"][0]["version"].clone();
+        }
+    };
+    assert_eq!(version.trim().strip_prefix("castnet "), reported.as_str());
+}
+
+/// Exit code, stdout and stderr.
+fn run(args: &[&str]) -> (i32, String, String) {
+    let output = castnet().args(args).output().expect("it runs");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    (
+        output.status.code().unwrap_or(-1),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+#[test]
+fn a_store_is_checked_exported_and_imported() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (store, other, backup) = (path("c.redb"), path("other.redb"), path("backup.json"));
+    let listen = format!("unix:{}", path("c.sock"));
+    let known = format!("sw=unix:{}", path("nobody.sock"));
+    let args = ["controller", "--listen", &listen, "--switch", &known, "--store"];
+    let controller = Service::start(&[&args[..], &[&store]].concat());
+    let create = ["group", "create", "g", "--source", "h1", "--members", "h2,h3"];
+    let created = json(&create, &controller, "--controller");
+    let (code, _, why) = run(&["store", "check", &store]);
+    assert!(
+        code == 1 && why.contains("c.redb") && why.contains("no controller has it open"),
+        "{why}"
+    );
+    controller.stop(Signal::SIGINT);
+
+    let (code, text, why) = run(&["store", "check", &store]);
+    assert_eq!((code, why.as_str()), (0, ""));
+    assert!(text.contains("is sound: 1 group(s), 0 host(s)"), "{text}");
+    let (code, document, why) = run(&["store", "export", &store]);
+    assert_eq!((code, why.as_str()), (0, ""));
+    std::fs::write(&backup, &document).expect("written");
+    for (file, flags, expected, word) in [
+        (&other, &[][..], 0, "has 1 group(s), 0 host(s) of"),
+        (&other, &[], 3, "has 1 group(s) and 0 host(s) already"),
+        (&other, &["--force"], 0, "has 1 group(s)"),
+    ] {
+        let (code, out, err) = run(&[&["store", "import", file, &backup], flags].concat());
+        assert!(
+            code == expected && [out, err.clone()].concat().contains(word),
+            "{err}"
+        );
+    }
+    assert_eq!(run(&["store", "export", &other]).1, document);
+    let controller = Service::start(&[&args[..], &[&other]].concat());
+    let shown = json(&["group", "show", "g"], &controller, "--controller");
+    assert_eq!(shown["mcst_id"], created["mcst_id"]);
+    drop(controller);
+
+    let nowhere = path("nowhere.redb");
+    for (args, expected, word) in [
+        (&["check", &nowhere][..], 1, "nowhere.redb"),
+        (&["export", &backup], 1, "it is no store"),
+        (
+            &["import", &nowhere, "/nonexistent.json"],
+            2,
+            "cannot read /nonexistent.json",
+        ),
+        (
+            &["import", &nowhere, "Cargo.toml"],
+            2,
+            "Cargo.toml: the document does not read",
+        ),
+    ] {
+        let (code, _, err) = run(&[&["store"], args].concat());
+        assert!(
+            code == expected && err.contains(word),
+            "castnet store {args:?}: {err}"
+        );
+    }
+    std::fs::write(&backup, document.replace("\"schema\": 2", "\"schema\": 77")).expect("written");
+    let (code, _, err) = run(&["store", "import", &nowhere, &backup]);
+    assert!(
+        code == 2 && err.contains("schema 77; this version reads 2"),
+        "{err}"
+    );
+    let bad = document.replace("\"name\": \"g\"", "\"name\": \"other\"");
+    std::fs::write(&backup, bad).expect("written");
+    let (code, _, err) = run(&["store", "import", &nowhere, &backup]);
+    assert!(
+        code == 2 && err.contains("groups/g: its record is that of \"other\""),
+        "{err}"
+    );
+    assert!(
+        !Path::new(&nowhere).exists(),
+        "a document with faults creates no store"
+    );
+}
+
+#[test]
+fn a_plan_is_shown_and_says_what_is_missing() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    let listen = format!("unix:{}", folder.path().join("c.sock").display());
+    let known = format!("sw={}", switch.address);
+    let controller = Service::start(&["controller", "--listen", &listen, "--switch", &known]);
+    let args = ["g", "--source", "h1", "--members", "h2,h3"];
+    for verb in [&["plan"][..], &["group", "plan"]] {
+        let plan = json(&[verb, &args].concat(), &controller, "--controller");
+        assert_eq!(
+            (&plan["may_come"], &plan["switches"]),
+            (&true.into(), &Value::Array(vec![]))
+        );
+        let why = plan["refusal"].as_str().unwrap_or_default();
+        assert!(why.contains("host \"h1\" was not seen yet"), "{plan}");
+    }
+    assert_eq!(
+        json(&["group", "list"], &controller, "--controller"),
+        Value::Array(vec![])
+    );
+    let (code, error) = refusal(
+        &["group", "plan", "g", "--source", "h1", "--members", "h2"],
+        &switch,
+        "--agent",
+    );
+    assert!(code == 2, "{error}");
+    let (code, error) = refusal(
+        &["plan", "g", "--source", "h1", "--members", "h1"],
+        &controller,
+        "--controller",
+    );
+    assert!(
+        code == 3 && error["error"].to_string().contains("at least one receiver"),
+        "{error}"
+    );
+}
+
+/// Lines of a command as they come.
+struct Lines {
+    child: Child,
+    lines: Receiver<Value>,
+}
+
+impl Lines {
+    fn of(args: &[&str]) -> Self {
+        let mut child = Process::new(castnet().get_program())
+            .args(args)
+            .args(["--output", "json"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let out = BufReader::new(child.stdout.take().expect("stdout"));
+        let (to, lines) = channel();
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                let _ = to.send(serde_json::from_str(&line).expect("one object a line"));
+            }
+        });
+        Self { child, lines }
+    }
+
+    /// The next line of this kind.
+    fn next(&self, kind: &str) -> Value {
+        loop {
+            let line = self.lines.recv().expect("a line");
+            if line["kind"] == kind {
+                return line;
+            }
+        }
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn events_of_the_controller_are_followed_over_its_restart() {
+    let folder = folder();
+    let switch = Service::switch(folder.path());
+    let listen = format!("unix:{}", folder.path().join("c.sock").display());
+    let known = format!("sw={}", switch.address);
+    let args = ["controller", "--listen", &listen, "--switch", &known];
+    let controller = Service::start(&args);
+    let events = Lines::of(&["events", "--controller", &controller.address, "--group", "last"]);
+    let create = |name: &str, controller: &Service| {
+        let create = ["group", "create", name, "--source", "h1", "--members", "h2,h3"];
+        json(&create, controller, "--controller");
+        json(&["group", "destroy", name], controller, "--controller");
+    };
+    let first = loop {
+        // Events before the stream is open are not reported.
+        create("other", &controller);
+        create("last", &controller);
+        if let Ok(line) = events.lines.recv_timeout(Duration::from_millis(50)) {
+            break line;
+        }
+    };
+    assert_eq!(first["group"], "last", "{first}");
+    controller.stop(Signal::SIGINT);
+    let lost = events.next("disconnected");
+    assert!(
+        lost["message"]
+            .as_str()
+            .is_some_and(|m| m.contains("trying again")),
+        "{lost}"
+    );
+    let controller = Service::start(&args);
+    events.next("connected");
+    create("last", &controller);
+    let group = events.next("group");
+    assert_eq!(
+        (&group["phase"], &group["members"]),
+        (&"registered".into(), &3.into())
+    );
+    assert_eq!(events.next("group-gone")["group"], "last");
+
+    let nobody = refusal(&["events"], &controller, "--agent").0;
+    assert_eq!(nobody, 3, "a controller is no switch");
+}

@@ -1,0 +1,205 @@
+//! Where a group would be placed now, and why. Nothing is changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use castnet_planner::Shortage;
+use castnet_proto::convert::{NewCollective, NewGroup};
+use castnet_proto::v1;
+use castnet_proto::v1::endpoint::NextHop;
+use castnet_rules::GroupRule;
+use castnet_topology::End;
+use castnet_wire::{McstId, Psn};
+
+use crate::core::{Core, Locked, Shared};
+use crate::error::Refusal;
+use crate::fabric::Reach;
+use crate::kinds::Kind;
+use crate::kinds::collective::record::{Collective, Settings};
+use crate::kinds::multicast::record::Multicast;
+use crate::planning::{Layout, NoPlan};
+use crate::record::Record;
+use crate::table::Entry;
+use crate::view;
+
+/// A group that is not created.
+#[derive(Clone)]
+pub(crate) enum Wanted {
+    Multicast(NewGroup),
+    Collective(NewCollective),
+}
+
+impl Wanted {
+    fn mcst_id(&self) -> Option<McstId> {
+        match self {
+            Self::Multicast(group) => group.mcst_id,
+            Self::Collective(group) => group.mcst_id,
+        }
+    }
+
+    /// As it would be created, with the same refusals.
+    fn record(&self, core: &Locked<'_>) -> Result<Record, Refusal> {
+        let (name, kind, lanes) = match self {
+            Self::Multicast(group) => {
+                core.check_multicast(group)?;
+                let kind = Multicast::new(group.clone(), group.start_psn.unwrap_or(Psn::new(0)));
+                (&group.name, Kind::Multicast(kind), group.lanes)
+            }
+            Self::Collective(group) => {
+                core.check_collective(group)?;
+                let settings = Settings::new(&group.settings);
+                let kind = Collective::new(group.ranks.clone(), settings, false);
+                (&group.name, Kind::Collective(kind), settings.lanes)
+            }
+        };
+        let mcst_ids = core.mcst_ids_for(self.mcst_id(), lanes)?;
+        Ok(Record::new(name.clone(), mcst_ids, kind))
+    }
+}
+
+impl Shared {
+    pub(crate) async fn foresee(self: &Arc<Self>, wanted: &Wanted) -> Result<v1::PlanGroupResponse, Refusal> {
+        let record = |core: &mut Locked<'_>| wanted.record(core);
+        let then = |core: &mut Locked<'_>, record, layout: Result<Layout, NoPlan>| {
+            let has_own = |layout: &Layout| !layout.new_mcst_ids.is_empty();
+            match wanted.mcst_id() {
+                Some(mcst_id) if layout.as_ref().is_ok_and(has_own) => Err(Refusal::McstIdNotOwn { mcst_id }),
+                _ => Ok(answer(core, record, layout)),
+            }
+        };
+        self.plan(record, then).await?
+    }
+}
+
+fn answer(core: &Core, mut record: Record, layout: Result<Layout, NoPlan>) -> v1::PlanGroupResponse {
+    let mut answer = v1::PlanGroupResponse {
+        name: record.name.clone(),
+        mcst_id: record.mcst_id.to_string(),
+        lanes: record.lanes().into(),
+        ..Default::default()
+    };
+    let failure = match layout {
+        Ok(layout) => {
+            record.own_mcst_ids = layout.new_mcst_ids;
+            record.plan = Some(Arc::new(layout.plan));
+            None
+        }
+        Err(NoPlan::NotYet(failure)) => {
+            answer.may_come = true;
+            Some(failure)
+        }
+        Err(NoPlan::Never(failure)) => Some(failure),
+    };
+    answer.refusal = failure.map_or_else(String::new, |failure| {
+        format!("{}: {}", failure.field, failure.reason)
+    });
+    answer.passed_over = passed_over(core, &record);
+    let rooms = |switch: &str| room(core, switch);
+    let links = |switch: &str| links(core, &record, switch);
+    answer.switches = view::tree(&Entry::new(record.clone()))
+        .into_iter()
+        .map(|mut node| {
+            node.rule
+                .iter_mut()
+                .for_each(|rule| hide_stand_ins(core, &record, rule));
+            v1::PlannedSwitch {
+                room: Some(rooms(&node.switch_name)),
+                links: links(&node.switch_name),
+                node: Some(node),
+            }
+        })
+        .collect();
+    answer
+}
+
+/// Members that have not joined get the address that the controller knows, if any, and no queue pair.
+fn hide_stand_ins(core: &Core, record: &Record, rule: &mut v1::GroupRule) {
+    let parties = record.kind.behaviour().parties();
+    let joined: BTreeSet<&str> = parties
+        .iter()
+        .filter(|p| p.ends.is_some())
+        .map(|p| p.host)
+        .collect();
+    let known = core.facts.all_hosts();
+    for endpoint in &mut rule.endpoints {
+        if let Some(NextHop::Host(host)) = &mut endpoint.next_hop
+            && !joined.contains(host.name.as_str())
+        {
+            let known = known.iter().find(|(name, ..)| *name == host.name);
+            let ip = known.and_then(|(_, ip, _)| *ip);
+            (host.ip, host.mac, host.qpn) =
+                (ip.map(|ip| ip.to_string()).unwrap_or_default(), String::new(), 0);
+        }
+    }
+}
+
+/// What a switch has left now.
+fn room(core: &Core, switch: &str) -> v1::SwitchRoom {
+    let Some((said, foreign)) = core.capabilities.get(switch) else {
+        return v1::SwitchRoom::default();
+    };
+    let own = core.groups.own(switch, None);
+    v1::SwitchRoom {
+        memory_bytes_max: said.memory_bytes_max,
+        memory_bytes_free: said.memory_bytes_max.saturating_sub(foreign.memory + own.memory),
+        groups_max: said.groups_max,
+        groups_free: said.groups_max.saturating_sub(foreign.groups + own.groups),
+    }
+}
+
+/// The links of a switch of the tree, with the groups that they carry now.
+fn links(core: &Core, record: &Record, switch: &str) -> Vec<v1::PlannedLink> {
+    let topology = core.facts.topology();
+    let load = core.groups.load(&topology, &record.name);
+    let rule = record.plan.as_ref().and_then(|plan| plan.rules.get(switch));
+    let endpoints = rule.iter().flat_map(|rule| &rule.endpoints);
+    // Several ranks can share a port.
+    let by_port: BTreeMap<u32, Vec<String>> = endpoints.fold(BTreeMap::new(), |mut all, endpoint| {
+        let next_hops: &mut Vec<String> = all.entry(endpoint.port.index() as u32).or_default();
+        next_hops.push(endpoint.next_hop.name().into());
+        all
+    });
+    let link = |(port, next_hops): (u32, Vec<String>)| {
+        let at = topology.link_at(&End::port(switch, port as u8));
+        v1::PlannedLink {
+            port,
+            next_hops,
+            groups: at.map_or(0, |link| load.get(link)),
+        }
+    };
+    by_port.into_iter().map(link).collect()
+}
+
+/// Switches that the group cannot be placed on.
+fn passed_over(core: &Core, record: &Record) -> Vec<v1::PassedOver> {
+    let rules = || record.plan.iter().flat_map(|plan| &plan.rules);
+    let smallest = rules()
+        .map(|(_, rule)| rule)
+        .min_by_key(|rule| rule.reserved_bytes());
+    let others = core
+        .facts
+        .switches
+        .iter()
+        .filter(|(name, _)| !rules().any(|(switch, _)| switch == *name));
+    let reason = |(name, (reach, _)): (&String, &(Reach, _))| {
+        let reason = match reach {
+            Reach::Down(reason) => Some(format!("cannot be reached: {reason}")),
+            Reach::Unknown => Some("was not reached yet".into()),
+            Reach::Up => shortage(core, record, name, smallest),
+        };
+        Some(v1::PassedOver {
+            switch_name: name.clone(),
+            reason: reason?,
+        })
+    };
+    others.filter_map(reason).collect()
+}
+
+/// What a switch lacks even for the smallest rule of the group; without a plan, for any rule.
+fn shortage(core: &Core, record: &Record, switch: &str, smallest: Option<&GroupRule>) -> Option<String> {
+    let room = core.room(record, switch);
+    match smallest {
+        Some(rule) => Shortage::of(switch, &room, rule).map(|short| short.lack.to_string()),
+        None => (room.groups_free == 0).then(|| "takes no more groups".into()),
+    }
+}
