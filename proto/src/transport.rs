@@ -6,6 +6,7 @@
 
 mod address;
 mod calls;
+mod controllers;
 mod server;
 
 use std::io;
@@ -16,7 +17,8 @@ use std::time::Duration;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 pub use address::{Address, BadAddress};
-pub use calls::{ANSWER_BYTES_MAX, Call, CallThread, ControllerClient, RETRY_DELAY, controller, retry};
+pub use calls::{ANSWER_BYTES_MAX, Call, CallThread, ControllerClient, RETRY_DELAY, retry};
+pub use controllers::{Controllers, controller};
 pub use server::{Server, serve};
 
 /// Longest time until a connection is established, TLS included.
@@ -67,8 +69,12 @@ pub enum TransportError {
     Listen(Address, io::Error),
     #[error("cannot reach {0}: {why}", why = chain(.1))]
     Connect(Address, tonic::transport::Error),
-    #[error("cannot reach {0}: no answer within {within:?}", within = CONNECT_TIMEOUT)]
-    Timeout(Address),
+    #[error("cannot reach {0}: no answer within {1:?}")]
+    Timeout(Address, Duration),
+    #[error("the controller at {0} does not lead: {1}")]
+    NotLeading(Address, String),
+    #[error("no controller is given")]
+    NoController,
 }
 
 /// In one line.
@@ -91,7 +97,7 @@ pub async fn connect(address: &Address, security: &Security) -> Result<Channel, 
     let endpoint = endpoint(address, security).await?;
     match tokio::time::timeout(CONNECT_TIMEOUT, endpoint.connect()).await {
         Ok(channel) => channel.map_err(|error| TransportError::Connect(address.clone(), error)),
-        Err(_) => Err(TransportError::Timeout(address.clone())),
+        Err(_) => Err(TransportError::Timeout(address.clone(), CONNECT_TIMEOUT)),
     }
 }
 

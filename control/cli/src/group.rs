@@ -18,7 +18,7 @@ use castnet_console::connect::{self, CONTROLLER, Tls};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Done, Output, Rows};
 use castnet_console::watch::WatchArgs;
-use castnet_proto::transport::Address;
+use castnet_proto::transport::{Address, Controllers};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -154,9 +154,9 @@ Examples:
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Where")]
 struct Place {
-    /// The controller
+    /// Address of the controller; of several, all with commas between them
     #[arg(long, global = true, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]
-    controller: Address,
+    controller: Controllers,
     /// One switch instead of the controller
     #[arg(long, global = true, value_name = "URL")]
     agent: Option<Address>,

@@ -24,7 +24,7 @@ use castnet_console::output::{Output, Page, Report, remark};
 use castnet_console::service::{Ready, Signals};
 use castnet_console::units::{Size, Span, name, pmtu, positive_span};
 use castnet_member::{Group, GroupAddress, Member, MemberConfig, Prepared, StreamHeader};
-use castnet_proto::transport::Address;
+use castnet_proto::transport::Controllers;
 use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -149,9 +149,9 @@ struct JoinArgs {
     /// Name of the group
     #[arg(long, required_unless_present = "mcst_id", value_parser = name)]
     group: Option<String>,
-    /// Address of the controller
+    /// Address of the controller; of several, all with commas between them
     #[arg(long, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]
-    controller: Address,
+    controller: Controllers,
     /// How long to wait for the controller to start, and for the group to be created
     #[arg(long, value_name = "TIME", default_value = "0s")]
     wait: Span,

@@ -43,7 +43,13 @@ impl LogLevelCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let security = self.place.agent.tls.security()?;
         let (address, not_there) = match self.place.controller()? {
-            Some(address) => (address, NO_CONTROLLER),
+            Some(controllers) => {
+                let one = controllers.only().cloned().ok_or_else(|| {
+                    Failure::usage("each controller has its own log filter")
+                        .next("give one: --controller URL")
+                })?;
+                (one, NO_CONTROLLER)
+            }
             None => (self.place.agent.agent.clone(), NO_AGENT),
         };
         let mut process = connect::process(&address, &security, not_there).await?;

@@ -2,7 +2,7 @@
 
 use castnet_console::connect::{AgentArgs, CONTROLLER};
 use castnet_console::exit::{Failure, Outcome};
-use castnet_proto::transport::Address;
+use castnet_proto::transport::Controllers;
 use clap::Args;
 
 /// A switch, unless the controller is asked for.
@@ -12,20 +12,20 @@ pub(crate) struct PlaceArgs {
     pub(crate) agent: AgentArgs,
     /// The controller instead of a switch [default address: CASTNET_CONTROLLER, else http://127.0.0.1:7470]
     #[arg(long, value_name = "URL", num_args = 0..=1, help_heading = "The controller")]
-    controller: Option<Option<Address>>,
+    controller: Option<Option<Controllers>>,
 }
 
 impl PlaceArgs {
-    /// The address of the controller; `None`: the switch is asked.
-    pub(crate) fn controller(&self) -> Outcome<Option<Address>> {
+    /// The addresses of the controllers; `None`: the switch is asked.
+    pub(crate) fn controller(&self) -> Outcome<Option<Controllers>> {
         let text = match &self.controller {
             None => return Ok(None),
-            Some(Some(address)) => return Ok(Some(address.clone())),
+            Some(Some(given)) => return Ok(Some(given.clone())),
             Some(None) => std::env::var("CASTNET_CONTROLLER").unwrap_or_else(|_| CONTROLLER.to_owned()),
         };
-        let address = text
+        let controllers = text
             .parse()
             .map_err(|e| Failure::usage(format!("CASTNET_CONTROLLER: {e}")))?;
-        Ok(Some(address))
+        Ok(Some(controllers))
     }
 }

@@ -4,7 +4,7 @@ use castnet_console::connect::{self, CONTROLLER, Tls};
 use castnet_console::exit::Outcome;
 use castnet_console::output::{Output, Page, Report, Row};
 use castnet_console::units::bytes;
-use castnet_proto::transport::{Address, Security};
+use castnet_proto::transport::{Address, Controllers, Security};
 use clap::Args;
 use serde::Serialize;
 
@@ -16,9 +16,9 @@ use crate::group::or_dash;
   castnet topology
   castnet topology --controller unix:/run/castnet/controller.sock --output json")]
 pub(crate) struct TopologyCommand {
-    /// The controller
+    /// Address of the controller; of several, all with commas between them
     #[arg(long, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]
-    controller: Address,
+    controller: Controllers,
     #[command(flatten)]
     tls: Tls,
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use castnet_proto::transport::{self, Address, Security, TlsFiles, TransportError};
+use castnet_proto::transport::{self, Address, Controllers, Security, TlsFiles, TransportError};
 use clap::Args;
 
 use crate::api::{AgentClient, ControllerClient, ProcessClient};
@@ -99,9 +99,9 @@ pub async fn agent(address: &Address, security: &Security) -> Outcome<AgentClien
     Ok(AgentClient::new(channel).max_decoding_message_size(transport::ANSWER_BYTES_MAX))
 }
 
-/// Connects to the controller.
-pub async fn controller(address: &Address, security: &Security) -> Outcome<ControllerClient> {
-    let client = transport::controller(address, security).await;
+/// Connects to the controller that leads.
+pub async fn controller(controllers: &Controllers, security: &Security) -> Outcome<ControllerClient> {
+    let client = transport::controller(controllers, security).await;
     client.map_err(|e| failure(&e, NO_CONTROLLER))
 }
 
@@ -121,9 +121,12 @@ pub fn failure(error: &TransportError, not_there: &str) -> Failure {
         TransportError::Listen { .. } => {
             Failure::failed(error).next("choose another address with --listen; port 0 takes any free one")
         }
-        TransportError::Resolve { .. } | TransportError::Connect { .. } | TransportError::Timeout { .. } => {
-            Failure::unreachable(error).next(not_there)
-        }
+        TransportError::NotLeading { .. } => Failure::unreachable(error)
+            .next("give all controllers: --controller A,B,C; if none leads, see that etcd runs"),
+        TransportError::Resolve { .. }
+        | TransportError::Connect { .. }
+        | TransportError::Timeout { .. }
+        | TransportError::NoController => Failure::unreachable(error).next(not_there),
     }
 }
 

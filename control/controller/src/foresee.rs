@@ -120,13 +120,11 @@ fn hide_stand_ins(core: &Core, record: &Record, rule: &mut v1::GroupRule) {
         .filter(|p| p.ends.is_some())
         .map(|p| p.host)
         .collect();
-    let known = core.facts.all_hosts();
     for endpoint in &mut rule.endpoints {
         if let Some(NextHop::Host(host)) = &mut endpoint.next_hop
             && !joined.contains(host.name.as_str())
         {
-            let known = known.iter().find(|(name, ..)| *name == host.name);
-            let ip = known.and_then(|(_, ip, _)| *ip);
+            let (ip, _) = core.facts.addresses(&host.name);
             (host.ip, host.mac, host.qpn) =
                 (ip.map(|ip| ip.to_string()).unwrap_or_default(), String::new(), 0);
         }

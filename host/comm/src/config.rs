@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use castnet_proto::convert::{WINDOW_MESSAGES_MAX, WINDOW_PACKETS_MAX, WINDOW_PACKETS_MIN};
-use castnet_proto::transport::{Address, Security};
+use castnet_proto::transport::{Controllers, Security};
 use castnet_rnic::OutOfRange;
 use castnet_rules::{LossPolicy, StragglerPolicy};
 use castnet_wire::{Pmtu, Psn};
@@ -69,8 +69,8 @@ impl Default for Timeouts {
 /// `interrupt` must be the same at all ranks.
 #[derive(Clone, Debug)]
 pub struct CommConfig {
-    /// Address of the controller.
-    pub controller: Address,
+    /// Addresses of the controllers.
+    pub controller: Controllers,
     /// Transport security of the connection to the controller.
     pub security: Security,
     /// Name of the job, which is also the name of the group.
@@ -118,14 +118,14 @@ impl CommConfig {
     /// Rank `rank` of `size` of a job. Path MTU 1024, 64 packets in flight in messages of 16, repair by the switch,
     /// 67 ms of QP time-out, sleeping, host-based algorithms allowed.
     pub fn new(
-        controller: Address,
+        controller: impl Into<Controllers>,
         job: impl Into<String>,
         rank: u16,
         size: u16,
         host: impl Into<String>,
     ) -> Self {
         Self {
-            controller,
+            controller: controller.into(),
             security: Security::default(),
             job: job.into(),
             rank,

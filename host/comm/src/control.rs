@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use castnet_proto::transport::{
-    self, Address, Call, CallThread, ControllerClient, RETRY_DELAY, Security, retry,
+    self, Call, CallThread, ControllerClient, Controllers, RETRY_DELAY, Security, retry,
 };
 use castnet_proto::v1 as api;
 use castnet_rules::LANES_MAX;
@@ -49,10 +49,13 @@ pub(crate) struct Control {
 
 impl Control {
     /// Starts the thread. It connects with the first request.
-    pub(crate) fn start(address: Address, security: Security) -> Result<Self, ControllerError> {
+    pub(crate) fn start(controllers: Controllers, security: Security) -> Result<Self, ControllerError> {
         Ok(Self {
             calls: CallThread::start("castnet-comm").map_err(ControllerError::Thread)?,
-            controller: Controller { address, security },
+            controller: Controller {
+                controllers,
+                security,
+            },
             holding: None,
         })
     }
@@ -134,20 +137,22 @@ impl Control {
 
 #[derive(Clone)]
 struct Controller {
-    address: Address,
+    controllers: Controllers,
     security: Security,
 }
 
 impl Controller {
     async fn client(&self) -> Result<ControllerClient, ControllerError> {
-        Ok(transport::controller(&self.address, &self.security).await?)
+        Ok(transport::controller(&self.controllers, &self.security).await?)
     }
 }
 
 fn is_transient(error: &ControllerError) -> bool {
-    use castnet_proto::transport::TransportError::{Connect, Timeout};
+    use castnet_proto::transport::TransportError::{Connect, NotLeading, Timeout};
     match error {
-        ControllerError::Transport(error) => matches!(error, Connect { .. } | Timeout { .. }),
+        ControllerError::Transport(error) => {
+            matches!(error, Connect { .. } | Timeout { .. } | NotLeading { .. })
+        }
         ControllerError::Status { code, .. } => {
             matches!(
                 code,

@@ -112,8 +112,8 @@ impl Communicator {
         match &mut self.control {
             Some(control) => Ok(control),
             none => {
-                let (address, security) = (self.config.controller.clone(), self.config.security.clone());
-                Ok(none.insert(Control::start(address, security)?))
+                let (controllers, security) = (self.config.controller.clone(), self.config.security.clone());
+                Ok(none.insert(Control::start(controllers, security)?))
             }
         }
     }

@@ -33,6 +33,7 @@ pub mod machine;
 mod shared;
 
 pub use buffers::{Buffers, OwnedBuffers};
+pub use castnet_proto::transport::Controllers;
 pub use castnet_rules::{LossPolicy, StragglerPolicy};
 pub use castnet_wire::control::{DataType, Operation};
 pub use communicator::{Communicator, Request};

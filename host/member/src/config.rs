@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use castnet_proto::transport::{Address, Security};
+use castnet_proto::transport::{Controllers, Security};
 use castnet_proto::v1 as api;
 use castnet_wire::{Pmtu, Psn, Qpn};
 
@@ -16,8 +16,8 @@ pub enum Group {
     Named {
         /// Name of the group.
         name: String,
-        /// Address of the controller.
-        controller: Address,
+        /// Addresses of the controllers.
+        controller: Controllers,
         /// Transport security of the connection to the controller.
         security: Security,
         /// How long to wait for a controller that does not answer yet, and for a group that does not exist yet.

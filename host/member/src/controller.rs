@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use castnet_proto::transport::{self, Address, ControllerClient, RETRY_DELAY, Security, retry};
+use castnet_proto::transport::{self, ControllerClient, Controllers, RETRY_DELAY, Security, retry};
 use castnet_proto::v1 as api;
 use tokio::task::JoinHandle;
 use tonic::{Code, Status, Streaming};
@@ -18,7 +18,7 @@ const LEFT_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Clone)]
 pub(crate) struct Controller {
-    pub(crate) address: Address,
+    pub(crate) controllers: Controllers,
     pub(crate) security: Security,
     pub(crate) group: String,
     pub(crate) host: String,
@@ -51,7 +51,7 @@ fn has_source(state: &api::GroupState) -> bool {
 
 impl Controller {
     async fn client(&self) -> Result<ControllerClient, MemberError> {
-        Ok(transport::controller(&self.address, &self.security).await?)
+        Ok(transport::controller(&self.controllers, &self.security).await?)
     }
 
     async fn state(&self, client: &mut ControllerClient) -> Result<api::GroupState, Status> {
@@ -215,7 +215,11 @@ impl Controller {
                 Ok(state) if has_source(&state) => {}
                 Ok(_) => return Ok(()),
                 Err(status) if status.code() == Code::NotFound => return Ok(()),
-                Err(status) => tracing::debug!(self.group, %status, "asking whether the source has left"),
+                Err(status) => {
+                    tracing::debug!(self.group, %status, "asking whether the source has left");
+                    // Another controller may lead now.
+                    client = self.client().await.unwrap_or(client);
+                }
             }
             tokio::time::sleep(LEFT_INTERVAL).await;
         }

@@ -32,7 +32,7 @@ impl<'r> Host<'r> {
             } => {
                 let calls = CallThread::start("castnet-member").map_err(MemberError::Thread)?;
                 let controller = Controller {
-                    address: controller.clone(),
+                    controllers: controller.clone(),
                     security: security.clone(),
                     group: name.clone(),
                     host: config.host.clone(),

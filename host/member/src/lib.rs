@@ -51,7 +51,7 @@ mod host;
 mod member;
 mod silence;
 
-pub use castnet_proto::transport::{Address, Security};
+pub use castnet_proto::transport::{Address, Controllers, Security};
 pub use castnet_proto::v1::{Connection, Role};
 pub use castnet_rnic::messages::{MessageReceiver, Messages, MessagesSummary};
 pub use castnet_rnic::stream::{StreamHeader, StreamReceiver, StreamSummary};

@@ -10,7 +10,6 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
-use super::{Address, Security, TransportError, connect};
 use crate::v1::controller_client;
 
 /// Delay before a failed call is repeated.
@@ -20,12 +19,6 @@ pub const ANSWER_BYTES_MAX: usize = 1 << 30;
 
 /// Client of the controller.
 pub type ControllerClient = controller_client::ControllerClient<Channel>;
-
-/// Connects to the controller. Fails as [`connect`].
-pub async fn controller(address: &Address, security: &Security) -> Result<ControllerClient, TransportError> {
-    let channel = connect(address, security).await?;
-    Ok(ControllerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX))
-}
 
 /// Repeats `call` for `patience` while it fails with a transient error.
 pub async fn retry<T, E: Display, F: Future<Output = Result<T, E>>>(

@@ -121,7 +121,7 @@ pub(crate) async fn play(
     script: Script,
     bar: &ProgressBar,
 ) -> Outcome<(ActReport, Option<Node>, String)> {
-    let mut client = connect::controller(controller, &Security::default()).await?;
+    let mut client = connect::controller(&controller.clone().into(), &Security::default()).await?;
     let created = client
         .create_group(create(&script))
         .await?
@@ -286,7 +286,7 @@ fn host(stage: &Stage, index: usize, name: &str, end: MemEnd, bar: &ProgressBar)
     let mut rnic = SoftRnic::open(&PortSpec::from(end), SoftRnicConfig::new(ip)).map_err(Failure::failed)?;
     let group = Group::Named {
         name: script.group.clone(),
-        controller: stage.controller.clone(),
+        controller: stage.controller.clone().into(),
         security: Security::default(),
         wait: Duration::ZERO,
     };

@@ -193,7 +193,7 @@ async fn count(
     all_tell(fabric, tells, Some((bar, &links))).await?;
     fabric.losses().set(0.0);
     let after = self::links(fabric).await?;
-    let mut client = connect::controller(controller, &Security::default()).await?;
+    let mut client = connect::controller(&controller.clone().into(), &Security::default()).await?;
     let group = client
         .get_group(api::GetGroupRequest {
             group: stage.script.job.to_owned(),

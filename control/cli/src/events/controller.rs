@@ -8,7 +8,7 @@ use castnet_console::connect;
 use castnet_console::exit::{Failure, Kind, Outcome};
 use castnet_console::output::{Output, Page, Report};
 use castnet_console::units;
-use castnet_proto::transport::{Address, Security};
+use castnet_proto::transport::{Controllers, Security};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt;
@@ -202,15 +202,15 @@ fn joined(members: &[api::MemberState]) -> usize {
     members.iter().filter(is_in).count()
 }
 
-async fn open(address: &Address, security: &Security) -> Outcome<Streaming<api::ControllerEvent>> {
-    let mut controller = connect::controller(address, security).await?;
+async fn open(controllers: &Controllers, security: &Security) -> Outcome<Streaming<api::ControllerEvent>> {
+    let mut controller = connect::controller(controllers, security).await?;
     let request = api::WatchControllerEventsRequest {};
     Ok(controller.watch_events(request).await?.into_inner())
 }
 
 /// Shows events until the selection ends. If the controller goes away, says so and connects again.
 pub(super) async fn run(
-    address: &Address,
+    controllers: &Controllers,
     security: &Security,
     selection: &Selection,
     output: Output,
@@ -220,7 +220,7 @@ pub(super) async fn run(
     // A switch that cannot be reached is reported at each attempt.
     let mut switches: BTreeMap<String, (bool, String)> = BTreeMap::new();
     loop {
-        let opened = match deadline.until(open(address, security)).await {
+        let opened = match deadline.until(open(controllers, security)).await {
             None => return Ok(seen),
             Some(opened) => opened,
         };
@@ -263,7 +263,10 @@ pub(super) async fn run(
             Err(failure) => failure,
         };
         if !std::mem::replace(&mut is_lost, true) {
-            let message = format!("the connection to {address} is lost: {}; trying again", why.what);
+            let message = format!(
+                "the connection to {controllers} is lost: {}; trying again",
+                why.what
+            );
             output.show_next(&ControllerEventLine::connection("disconnected", message))?;
         }
         if deadline.until(tokio::time::sleep(pause)).await.is_none() {

@@ -18,7 +18,7 @@ use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark, write_stdout};
 use castnet_console::units::{self, Span};
 use castnet_proto::convert::{WINDOW_MESSAGES_MAX, too_many_messages};
-use castnet_proto::transport::Address;
+use castnet_proto::transport::Controllers;
 use castnet_rules::DEFAULT_MESSAGE_PACKETS;
 use castnet_wire::Pmtu;
 use clap::{Args, Subcommand, ValueEnum};
@@ -52,9 +52,9 @@ pub(super) struct RankArgs {
     /// Number of ranks of the job
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     size: u16,
-    /// Address of the controller
+    /// Address of the controller; of several, all with commas between them
     #[arg(long, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]
-    controller: Address,
+    controller: Controllers,
     /// How long to wait for the controller, and for all ranks to join
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = positive_span)]
     wait: Span,

@@ -2,7 +2,7 @@ use castnet_console::api;
 use castnet_console::connect::{self, CONTROLLER, Tls};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Done, Output};
-use castnet_proto::transport::Address;
+use castnet_proto::transport::Controllers;
 use clap::Args;
 use serde::Serialize;
 
@@ -11,9 +11,9 @@ pub(crate) struct ForgetCommand {
     /// Name of the host
     #[arg(value_name = "HOST")]
     name: String,
-    /// Address of the controller
+    /// Address of the controller; of several, all with commas between them
     #[arg(long, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]
-    controller: Address,
+    controller: Controllers,
     #[command(flatten)]
     tls: Tls,
 }

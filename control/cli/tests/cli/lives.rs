@@ -17,7 +17,7 @@ use crate::fabric::{Fabric, PATIENCE, communicator};
 fn config(fabric: &Fabric, host: &str, group: &str) -> MemberConfig {
     let group = Group::Named {
         name: group.into(),
-        controller: fabric.controller.address().expect("an address").clone(),
+        controller: fabric.controller.address().expect("an address").clone().into(),
         security: Security::default(),
         wait: Duration::ZERO,
     };

@@ -6,8 +6,5 @@ mod collective;
 mod fabric;
 mod live;
 mod lives;
-<<<<<<< HEAD
-mod purge;
-=======
 mod operators;
->>>>>>> de20deb (controller, cli: castnet plan shows where a group would be placed and why; castnet store check, export and import)
+mod purge;

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use castnet_controller::{Config, Controller};
 use castnet_proto::term::leader_of;
-use castnet_proto::transport::{Address, Security, connect};
+use castnet_proto::transport::{Address, Controllers, Security, connect, controller};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
 use castnet_proto::v1::controller_client::ControllerClient;
@@ -152,6 +152,14 @@ async fn the_leader_is_killed_and_another_goes_on() {
             "{refused}"
         );
         assert!(refused.message().contains("leads"), "{refused}");
+        // Clients follow.
+        let one = address(lab.folder.path(), n).into();
+        let mut found = controller(&one, &Security::default()).await.unwrap();
+        let found = found.find_leader(v1::FindLeaderRequest {}).await.unwrap();
+        assert_eq!(
+            found.into_inner().address,
+            address(lab.folder.path(), first).to_string()
+        );
     }
     let (gate, mut told) = lab.switch("spine0").hold();
     let request = lab.given("h", &["h1", "h3"], 18);
@@ -161,8 +169,14 @@ async fn the_leader_is_killed_and_another_goes_on() {
     create.await.unwrap().unwrap_err();
     gate.add_permits(100);
     let (second, mut client) = processes.leader(Some(first)).await;
-    reaches(&client, "h", Active).await;
-    reaches(&client, "g", Active).await;
+    // Of a list, the one that leads is found.
+    let all: Vec<String> = (0..3)
+        .map(|n| address(lab.folder.path(), n).to_string())
+        .collect();
+    let all: Controllers = all.join(",").parse().unwrap();
+    let followed = controller(&all, &Security::default()).await.unwrap();
+    reaches(&followed, "h", Active).await;
+    reaches(&followed, "g", Active).await;
     client
         .destroy_group(v1::DestroyGroupRequest {
             group: "h".into(),

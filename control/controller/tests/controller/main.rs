@@ -16,11 +16,8 @@ mod groups;
 mod hosts;
 mod lanes;
 mod layouts;
-<<<<<<< HEAD
 mod leases;
-=======
 mod plans;
->>>>>>> de20deb (controller, cli: castnet plan shows where a group would be placed and why; castnet store check, export and import)
 mod refusals;
 mod restarts;
 mod routed;

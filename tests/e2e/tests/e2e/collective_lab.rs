@@ -8,7 +8,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use castnet_comm::{CommConfig, CommError, CommPath, Communicator, Element, Fallback, Operation};
+use castnet_comm::{
+    CommConfig, CommError, CommPath, Communicator, Controllers, Element, Fallback, Operation,
+};
 use castnet_e2e::Lab;
 use castnet_e2e::lab::{self, ONE_ARMED, Plan, STAR, TWO_TIERS};
 use castnet_e2e::process::{PATIENCE, Process};
@@ -101,7 +103,10 @@ impl Job {
         };
         for rank in 0..size {
             let host = format!("h{}", rank % hosts + 1);
-            let controller = lab.socket("controller").parse().map_err(|e| anyhow!("{e}"))?;
+            let controller = lab
+                .socket("controller")
+                .parse::<Controllers>()
+                .map_err(|e| anyhow!("{e}"))?;
             let mut config = CommConfig::new(controller, name, rank, size, &host);
             config.fallback = Fallback::Forbidden;
             config.pmtu = Pmtu::B4096;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use castnet_comm::{CommConfig, Communicator, Element, Fallback, LossPolicy, Operation, Request};
 use castnet_port::{Pool, PoolConfig, PortSpec, Sides};
-use castnet_proto::transport::{Address, Security};
+use castnet_proto::transport::{Controllers, Security};
 use castnet_rnic::{
     Access, Completion, DeviceAttributes, MemoryKey, MemoryRegion, QpOptions, QpRemote, QpState, RecvWr,
     Rnic, RnicError, SendWr, SoftRnic, SoftRnicConfig, Traffic,
@@ -34,7 +34,7 @@ struct Options {
     #[arg(long, default_value = "0.0.0.0")]
     ip: Ipv4Addr,
     #[arg(long)]
-    controller: Address,
+    controller: Controllers,
     #[arg(long)]
     name: String,
     #[arg(long)]

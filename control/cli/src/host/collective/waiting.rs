@@ -5,7 +5,7 @@ use std::time::Duration;
 use castnet_comm::{CommConfig, Fallback};
 use castnet_console::output::{Output, remark};
 use castnet_console::{api, connect};
-use castnet_proto::transport::{Address, Security};
+use castnet_proto::transport::{Controllers, Security};
 use indicatif::ProgressBar;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
@@ -24,14 +24,14 @@ pub(super) struct Waiting {
 impl Waiting {
     pub(super) fn begin(rank: &RankArgs, config: &CommConfig, output: Output) -> Self {
         let bar = output.bar(None, "{spinner} {elapsed} {wide_msg}");
-        let (address, security) = (config.controller.clone(), config.security.clone());
+        let (controllers, security) = (config.controller.clone(), config.security.clone());
         let (name, job, own_bar) = (rank.name.clone(), rank.job.clone(), bar.clone());
         let has_group = config.fallback != Fallback::Only;
         let task = Handle::current().spawn(async move {
             tokio::time::sleep(SILENT).await;
             let mut last = String::new();
             loop {
-                let words = ask(&address, &security, &job, has_group).await;
+                let words = ask(&controllers, &security, &job, has_group).await;
                 own_bar.set_message(format!("{name} {words}"));
                 own_bar.tick();
                 if own_bar.is_hidden() && words != last {
@@ -52,9 +52,9 @@ impl Drop for Waiting {
     }
 }
 
-async fn ask(address: &Address, security: &Security, job: &str, has_group: bool) -> String {
-    let Ok(mut client) = connect::controller(address, security).await else {
-        return format!("waits for the controller at {address}");
+async fn ask(controllers: &Controllers, security: &Security, job: &str, has_group: bool) -> String {
+    let Ok(mut client) = connect::controller(controllers, security).await else {
+        return format!("waits for the controller at {controllers}");
     };
     if !has_group {
         return "waits for the other ranks".to_owned();

@@ -1,0 +1,120 @@
+use std::collections::VecDeque;
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tonic::Code;
+
+use super::{ANSWER_BYTES_MAX, Address, BadAddress, ControllerClient, Security, TransportError, connect};
+use crate::term::leader_of;
+use crate::v1::FindLeaderRequest;
+
+/// Limit of an attempt if there are other controllers.
+const NEXT_AFTER: Duration = Duration::from_secs(1);
+
+/// The addresses of the controllers of a fabric, one or several. In text form they are separated by commas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Controllers(Vec<Address>);
+
+impl Controllers {
+    /// The address, if there is only one.
+    pub fn only(&self) -> Option<&Address> {
+        match self.0.as_slice() {
+            [address] => Some(address),
+            _ => None,
+        }
+    }
+}
+
+impl From<Address> for Controllers {
+    fn from(address: Address) -> Self {
+        Self(vec![address])
+    }
+}
+
+impl FromStr for Controllers {
+    type Err = BadAddress;
+
+    fn from_str(text: &str) -> Result<Self, BadAddress> {
+        text.split(',')
+            .map(|address| address.trim().parse())
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+}
+
+impl fmt::Display for Controllers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, address) in self.0.iter().enumerate() {
+            write!(f, "{}{address}", if n == 0 { "" } else { "," })?;
+        }
+        Ok(())
+    }
+}
+
+/// Connects to the controller that leads: one of these, or one that they name.
+///
+/// # Errors
+/// As [`connect`], or none leads; of several errors the last.
+pub async fn controller(
+    controllers: &Controllers,
+    security: &Security,
+) -> Result<ControllerClient, TransportError> {
+    let mut untried: VecDeque<Address> = controllers.0.iter().cloned().collect();
+    let mut tried: Vec<Address> = Vec::new();
+    let mut last = TransportError::NoController;
+    while let Some(address) = untried.pop_front() {
+        let found = find_leader(&address, security);
+        let found = match untried.is_empty() {
+            true => found.await,
+            false => match timeout(NEXT_AFTER, found).await {
+                Ok(found) => found,
+                Err(_) => Err((TransportError::Timeout(address.clone(), NEXT_AFTER), None)),
+            },
+        };
+        tried.push(address);
+        let (error, leader) = match found {
+            Ok(client) => return Ok(client),
+            Err(failed) => failed,
+        };
+        last = error;
+        if let Some(leader) = leader.filter(|leader| !tried.contains(leader)) {
+            untried.retain(|address| *address != leader);
+            untried.push_front(leader);
+        }
+    }
+    Err(last)
+}
+
+/// The error has the address of the controller that leads instead, if it is known.
+async fn find_leader(
+    address: &Address,
+    security: &Security,
+) -> Result<ControllerClient, (TransportError, Option<Address>)> {
+    let channel = connect(address, security).await.map_err(|error| (error, None))?;
+    let mut client = ControllerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
+    match client.find_leader(FindLeaderRequest {}).await {
+        Err(status) if status.code() == Code::Unavailable => {
+            let leader = leader_of(&status);
+            let why = status.message().into();
+            Err((TransportError::NotLeading(address.clone(), why), leader))
+        }
+        // It leads, or is older than this call.
+        _ => Ok(client),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_goes_there_and_back_and_each_address_must_be_one() {
+        let text = "http://127.0.0.1:1,unix:/run/c.sock";
+        assert_eq!(text.parse::<Controllers>().unwrap().to_string(), text);
+        for bad in ["", "http://127.0.0.1:1,", "http://127.0.0.1:1,x"] {
+            assert!(bad.parse::<Controllers>().is_err(), "{bad}");
+        }
+    }
+}
