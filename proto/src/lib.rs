@@ -16,6 +16,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod access;
+pub mod audit;
 pub mod convert;
 mod parts;
 pub mod process;

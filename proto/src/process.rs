@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
+use crate::access::Right;
 use crate::convert::Invalid;
 use crate::v1;
 use crate::v1::process_server::{Process, ProcessServer};
@@ -36,6 +37,15 @@ pub fn control_log(
     set: impl Fn(&str) -> Result<(), String> + Send + Sync + 'static,
 ) {
     let _ = LOG.set(Log::new(filter, set));
+}
+
+/// The right that a method needs.
+pub fn right(method: &str) -> Option<Right> {
+    match method {
+        "GetLogFilter" => Some(Right::Read),
+        "SetLogFilter" => Some(Right::Operate),
+        _ => None,
+    }
 }
 
 /// The service, to be served beside others.
@@ -155,6 +165,13 @@ impl Process for Service {
 mod tests {
     use super::*;
     use std::sync::Arc;
+
+    #[test]
+    fn each_method_needs_a_right() {
+        for method in crate::access::methods(include_str!("../castnet/v1/process.proto")) {
+            assert!(right(method).is_some(), "{method} has no row");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_temporary_filter_ends_with_what_was_there_before_it() {

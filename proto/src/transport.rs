@@ -1,25 +1,30 @@
 //! Servers and connections: addresses, the rule about plaintext, TLS.
 //!
 //! - `http://127.0.0.1:7471`: plaintext, on this machine only; beyond it only with [`Security::insecure`].
-//! - `https://leaf1.example:7471`: TLS; both ends need certificates of the same authority.
-//! - `unix:/run/castnet/leaf1.sock`: this machine only, from any network namespace. Only the owner of the file may connect.
+//! - `https://leaf1.example:7471`: TLS; both ends need certificates of the same authority. A server knows its clients by
+//!   the DNS names of their certificates ([`Peer`]). Files that are replaced are used from the next connection on.
+//! - `unix:/run/castnet/leaf1.sock`: this machine only, from any network namespace. The owner of the file may connect,
+//!   and whom [`SocketAccess`] lets in.
 
 mod address;
 mod calls;
 mod controllers;
 mod server;
+mod socket;
+mod tls;
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{Channel, Endpoint};
 
 pub use address::{Address, BadAddress};
 pub use calls::{ANSWER_BYTES_MAX, Call, CallThread, ControllerClient, RETRY_DELAY, retry};
 pub use controllers::{Controllers, controller};
-pub use server::{Server, serve};
+pub use server::{Peer, Server, serve};
+pub use socket::{SocketAccess, SocketMode};
 
 /// Longest time until a connection is established, TLS included.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -46,6 +51,8 @@ pub struct Security {
     pub tls: Option<TlsFiles>,
     /// For `http://`: plaintext is allowed beyond this machine.
     pub insecure: bool,
+    /// For `unix:`, at a server.
+    pub socket: SocketAccess,
 }
 
 /// Errors of servers and connections. Addresses are as given.
@@ -63,8 +70,13 @@ pub enum TransportError {
     NoCertificates(Address),
     #[error("cannot read {}: {}", .0.display(), .1)]
     File(PathBuf, io::Error),
-    #[error("{0}: the certificates do not work: {why}", why = chain(.1))]
-    Tls(Address, tonic::transport::Error),
+    #[error("{0}: the certificates do not work: {1}")]
+    Tls(Address, String),
+    #[error(
+        "nobody could change anything at {0}, as every certificate would be a host's: name the certificates of operators, \
+         as operators = [\"NAME\"] in [roles] or with --operators NAME"
+    )]
+    NoOperators(Address),
     #[error("cannot listen at {0}: {1}")]
     Listen(Address, io::Error),
     #[error("cannot reach {0}: {why}", why = chain(.1))]
@@ -94,43 +106,56 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// # Errors
 /// The address is not allowed, the certificates do not work, or there is no answer within [`CONNECT_TIMEOUT`].
 pub async fn connect(address: &Address, security: &Security) -> Result<Channel, TransportError> {
-    let endpoint = endpoint(address, security).await?;
-    match tokio::time::timeout(CONNECT_TIMEOUT, endpoint.connect()).await {
-        Ok(channel) => channel.map_err(|error| TransportError::Connect(address.clone(), error)),
+    let connected = async {
+        let channel = match address {
+            Address::Tcp {
+                tls: true,
+                host,
+                port,
+            } => {
+                let tls = tls::Connector::new(address, host, *port, security)?;
+                endpoint(address, address.to_string())?
+                    .connect_with_connector(tls)
+                    .await
+            }
+            Address::Tcp {
+                tls: false,
+                host,
+                port,
+            } => {
+                // To the addresses that were checked: the name is not resolved again.
+                let all = resolve(address, host, *port).await?;
+                allow_plaintext(address, security, &all)?;
+                let first = all.first().map(|a| format!("http://{a}")).unwrap_or_default();
+                endpoint(address, first)?.connect().await
+            }
+            Address::Unix(path) => {
+                endpoint(address, format!("unix://{}", path.display()))?
+                    .connect()
+                    .await
+            }
+        };
+        channel.map_err(|error| TransportError::Connect(address.clone(), error))
+    };
+    match tokio::time::timeout(CONNECT_TIMEOUT, connected).await {
+        Ok(channel) => channel,
         Err(_) => Err(TransportError::Timeout(address.clone(), CONNECT_TIMEOUT)),
     }
 }
 
-async fn endpoint(address: &Address, security: &Security) -> Result<Endpoint, TransportError> {
-    let uri = match address {
-        Address::Unix(path) => format!("unix://{}", path.display()),
-        Address::Tcp { tls: true, .. } => address.to_string(),
-        Address::Tcp {
-            tls: false,
-            host,
-            port,
-        } => {
-            // To the addresses that were checked: the name is not resolved again.
-            let all = resolve(address, host, *port).await?;
-            allow_plaintext(address, security, &all)?;
-            all.first().map(|a| format!("http://{a}")).unwrap_or_default()
-        }
-    };
-    let endpoint = Endpoint::from_shared(uri)
-        .map_err(|error| TransportError::Connect(address.clone(), error))?
+fn endpoint(address: &Address, uri: String) -> Result<Endpoint, TransportError> {
+    let connect = |error| TransportError::Connect(address.clone(), error);
+    let mut endpoint = Endpoint::from_shared(uri).map_err(connect)?;
+    if let Address::Tcp { tls: true, .. } = address {
+        // The connector does TLS, not tonic.
+        let origin = endpoint.uri().clone();
+        let plain = origin.to_string().replacen("https:", "http:", 1);
+        endpoint = Endpoint::from_shared(plain).map_err(connect)?.origin(origin);
+    }
+    Ok(endpoint
         .connect_timeout(CONNECT_TIMEOUT)
         .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
-        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
-    if !matches!(address, Address::Tcp { tls: true, .. }) {
-        return Ok(endpoint);
-    }
-    let (ca, identity) = read_pem(address, security)?;
-    let tls = ClientTlsConfig::new()
-        .ca_certificate(ca)
-        .identity(identity)
-        .timeout(CONNECT_TIMEOUT);
-    let endpoint = endpoint.tls_config(tls);
-    endpoint.map_err(|error| TransportError::Tls(address.clone(), error))
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT))
 }
 
 async fn resolve(address: &Address, host: &str, port: u16) -> Result<Vec<SocketAddr>, TransportError> {
@@ -150,14 +175,4 @@ fn allow_plaintext(address: &Address, security: &Security, all: &[SocketAddr]) -
         Some(resolved) if !security.insecure => Err(TransportError::Plaintext(address.clone(), *resolved)),
         _ => Ok(()),
     }
-}
-
-/// The authority, and this end's certificate and key.
-fn read_pem(address: &Address, security: &Security) -> Result<(Certificate, Identity), TransportError> {
-    let files = security.tls.as_ref();
-    let files = files.ok_or_else(|| TransportError::NoCertificates(address.clone()))?;
-    let read =
-        |path: &Path| std::fs::read(path).map_err(|error| TransportError::File(path.to_owned(), error));
-    let ca = Certificate::from_pem(read(&files.ca)?);
-    Ok((ca, Identity::from_pem(read(&files.cert)?, read(&files.key)?)))
 }

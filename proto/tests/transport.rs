@@ -65,7 +65,22 @@ impl Authority {
 fn with(tls: TlsFiles) -> Security {
     Security {
         tls: Some(tls),
-        insecure: false,
+        ..Security::default()
+    }
+}
+
+/// Copies the files of one end over those of another.
+fn replace(old: &TlsFiles, new: &TlsFiles) {
+    for (old, new) in [(&old.ca, &new.ca), (&old.cert, &new.cert), (&old.key, &new.key)] {
+        fs::copy(new, old).unwrap();
+    }
+}
+
+/// Whether a new connection gets through.
+async fn meets(server: &Address, security: &Security) -> bool {
+    match connect(server, security).await {
+        Ok(channel) => call(channel).await == Code::Unimplemented,
+        Err(_) => false,
     }
 }
 
@@ -116,8 +131,8 @@ async fn plaintext_beyond_this_machine_needs_a_flag() {
     assert!(matches!(refused, TransportError::Plaintext { .. }));
     assert!(refused.to_string().contains("--insecure"), "{refused}");
     let insecure = Security {
-        tls: None,
         insecure: true,
+        ..Security::default()
     };
     serve(&everywhere, &insecure, Routes::default()).await.unwrap();
     // 192.0.2.0/24 is for examples: refused before anything is sent.
@@ -209,4 +224,67 @@ async fn bad_files_are_named() {
     .await
     .unwrap_err();
     assert!(refused.to_string().contains("--tls-cert"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_server_takes_new_certificates_without_a_restart_and_keeps_the_old_where_they_are_bad() {
+    let folder = tempfile::tempdir().unwrap();
+    let (old, new) = (Authority::new(), Authority::new());
+    let files = old.files(&folder.path().join("server"));
+    let server = serve(
+        &address("https://127.0.0.1:0"),
+        &with(files.clone()),
+        Routes::default(),
+    )
+    .await
+    .unwrap();
+    let of_old = with(old.files(&folder.path().join("old")));
+    let of_new = with(new.files(&folder.path().join("new")));
+    let open = connect(server.address(), &of_old).await.unwrap();
+    assert!(!meets(server.address(), &of_new).await);
+
+    replace(&files, &new.files(&folder.path().join("server-new")));
+    assert!(meets(server.address(), &of_new).await);
+    assert!(
+        !meets(server.address(), &of_old).await,
+        "the old authority still counts"
+    );
+    assert_eq!(
+        call(open).await,
+        Code::Unimplemented,
+        "an open connection was cut"
+    );
+
+    fs::write(&files.cert, "nonsense").unwrap();
+    assert!(
+        meets(server.address(), &of_new).await,
+        "a bad file ended the service"
+    );
+    fs::remove_file(&files.key).unwrap();
+    assert!(
+        meets(server.address(), &of_new).await,
+        "a missing file ended the service"
+    );
+}
+
+#[tokio::test]
+async fn a_channel_reconnects_with_new_certificates() {
+    let folder = tempfile::tempdir().unwrap();
+    let (old, new) = (Authority::new(), Authority::new());
+    let files = old.files(&folder.path().join("client"));
+    let first = with(old.files(&folder.path().join("first")));
+    let server = serve(&address("https://127.0.0.1:0"), &first, Routes::default())
+        .await
+        .unwrap();
+    let at = server.address().clone();
+    let channel = connect(&at, &with(files.clone())).await.unwrap();
+    assert_eq!(call(channel.clone()).await, Code::Unimplemented);
+    server.stop().await;
+
+    replace(&files, &new.files(&folder.path().join("client-new")));
+    let second = with(new.files(&folder.path().join("second")));
+    let _server = serve(&at, &second, Routes::default()).await.unwrap();
+    // The call that finds the old connection dead may fail.
+    let codes = [call(channel.clone()).await, call(channel).await];
+    assert_eq!(codes[1], Code::Unimplemented, "{codes:?}");
 }

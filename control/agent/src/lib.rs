@@ -17,6 +17,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod access;
 mod collective;
 mod events;
 mod forwarding;
@@ -31,8 +32,9 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
+use castnet_proto::access::{Access, guard, serve};
 use castnet_proto::process;
-use castnet_proto::transport::{Address, Security, Server, TransportError, serve};
+use castnet_proto::transport::{Address, Security, Server, TransportError};
 use castnet_proto::v1::agent_server::AgentServer;
 use castnet_rules::{Fault, GroupRule, RuleSet};
 use castnet_wire::McstId;
@@ -66,7 +68,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Serves `dataplane`; clients can connect when this returns. Groups that are already installed are an operator's.
+    /// Serves `dataplane` to clients of this machine; they can connect when this returns. Groups that are already installed
+    /// are an operator's.
     ///
     /// # Errors
     /// The address is not allowed or not free, or the certificates do not work.
@@ -74,6 +77,19 @@ impl Agent {
         dataplane: Arc<Dataplane>,
         address: &Address,
         security: &Security,
+    ) -> Result<Self, TransportError> {
+        Self::start_for(dataplane, address, security, Access::default()).await
+    }
+
+    /// Like [`Agent::start`], for clients with certificates.
+    ///
+    /// # Errors
+    /// As [`Agent::start`]; and with TLS, if no certificate could program the switch.
+    pub async fn start_for(
+        dataplane: Arc<Dataplane>,
+        address: &Address,
+        security: &Security,
+        access: Access,
     ) -> Result<Self, TransportError> {
         // The seed of the standard library's hash maps is random. 0 means unknown in messages.
         let boot_id = RandomState::new().build_hasher().finish() | 1;
@@ -87,8 +103,11 @@ impl Agent {
         let service = service::Service {
             shared: shared.clone(),
         };
-        let routes = Routes::new(AgentServer::new(service)).add_service(process::server());
-        let server = serve(address, security, routes).await?;
+        let access = Arc::new(access);
+        let service = guard(&access, crate::access::right, AgentServer::new(service));
+        let log = guard(&access, process::right, process::server());
+        let routes = Routes::new(service).add_service(log);
+        let server = serve(address, security, &access, routes).await?;
         tracing::info!(switch = shared.dataplane.name(), address = %server.address(), boot_id, "agent serves");
         Ok(Self { server })
     }

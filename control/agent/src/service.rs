@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use castnet_proto::access::Caller;
 use castnet_proto::convert::{
     Invalid, RULES_TOGETHER_MAX, filter_from_proto, install_result_to_proto, mcst_id_from_proto,
     of_one_route, port_from_proto, prefix_from_proto, refuse, route_from_proto, route_to_proto,
@@ -92,9 +93,11 @@ impl v1::agent_server::Agent for Service {
         &self,
         request: Request<v1::InstallGroupRequest>,
     ) -> Answer<v1::InstallGroupResponse> {
+        let who = Caller::of(&request)?;
         let caller = term_of(request.metadata())?;
         let v1::InstallGroupRequest { rule, owner } = request.into_inner();
         let rule = rule_from_proto("rule", rule.as_ref())?;
+        who.concerns(rule.name.clone());
         self.ask(move |shared| {
             let outcome = shared.install(caller, &owner, |install| install(&rule))??;
             let (generation, boot_id) = (rule.generation, shared.boot_id);
@@ -111,8 +114,10 @@ impl v1::agent_server::Agent for Service {
         &self,
         request: Request<v1::InstallGroupsRequest>,
     ) -> Answer<v1::InstallGroupsResponse> {
+        let who = Caller::of(&request)?;
         let caller = term_of(request.metadata())?;
         let v1::InstallGroupsRequest { rules, owner } = request.into_inner();
+        who.concerns(format!("{} groups", rules.len()));
         if rules.len() > RULES_TOGETHER_MAX {
             let value = format!("{} rules", rules.len());
             let why = "are more than 1,024: give them in several requests";
@@ -135,12 +140,14 @@ impl v1::agent_server::Agent for Service {
         &self,
         request: Request<v1::RemoveGroupRequest>,
     ) -> Answer<v1::RemoveGroupResponse> {
+        let who = Caller::of(&request)?;
         let caller = term_of(request.metadata())?;
         let v1::RemoveGroupRequest {
             mcst_id,
             owner,
             generation,
         } = request.into_inner();
+        who.concerns(&mcst_id);
         let mcst_id = mcst_id_from_proto("mcst_id", &mcst_id)?;
         self.ask(move |shared| {
             let removed = shared.remove(caller, mcst_id, owner.as_deref(), generation)?;
@@ -150,7 +157,9 @@ impl v1::agent_server::Agent for Service {
     }
 
     async fn move_group(&self, request: Request<v1::MoveGroupRequest>) -> Answer<v1::MoveGroupResponse> {
+        let caller = Caller::of(&request)?;
         let v1::MoveGroupRequest { mcst_id, worker } = request.into_inner();
+        caller.concerns(&mcst_id);
         let mcst_id = mcst_id_from_proto("mcst_id", &mcst_id)?;
         self.ask(move |shared| {
             let moved = shared.dataplane.move_group(mcst_id, worker as usize);
@@ -195,6 +204,7 @@ impl v1::agent_server::Agent for Service {
     }
 
     async fn set_routes(&self, request: Request<v1::SetRoutesRequest>) -> Answer<v1::SetRoutesResponse> {
+        Caller::of(&request)?.concerns(format!("{} routes", request.get_ref().routes.len()));
         let routes = routes_from_proto(&request.get_ref().routes)?;
         self.ask(move |shared| {
             let done = shared.dataplane.set_routes(routes);
@@ -206,6 +216,7 @@ impl v1::agent_server::Agent for Service {
 
     async fn add_route(&self, request: Request<v1::AddRouteRequest>) -> Answer<v1::AddRouteResponse> {
         let route = route_from_proto(request.get_ref().route.as_ref())?;
+        Caller::of(&request)?.concerns(route.prefix.to_string());
         self.ask(move |shared| {
             let done = shared.dataplane.add_route(route);
             let replaced = done.map_err(|error| route_refused(error, of_one_route))?;
@@ -218,6 +229,7 @@ impl v1::agent_server::Agent for Service {
         &self,
         request: Request<v1::RemoveRouteRequest>,
     ) -> Answer<v1::RemoveRouteResponse> {
+        Caller::of(&request)?.concerns(&request.get_ref().prefix);
         let prefix = prefix_from_proto("prefix", &request.get_ref().prefix)?;
         self.ask(move |shared| {
             let removed = shared.dataplane.remove_route(prefix).map_err(stopped)?;

@@ -72,6 +72,7 @@ pub(crate) enum Command {
     Capture(crate::capture::CaptureCommand),
     Rules(crate::rules::RulesCommand),
     LogLevel(crate::log_level::LogLevelCommand),
+    Pki(crate::pki::PkiCommand),
     Doctor(castnet_doctor::DoctorCommand),
     Completions(crate::completions::CompletionsCommand),
 }
@@ -81,6 +82,7 @@ impl Cli {
         let output = Output::new(self.output);
         match self.command {
             Command::Rules(command) => command.run(output),
+            Command::Pki(command) => command.run(output),
             Command::Doctor(command) => command.run(output),
             Command::Completions(command) => command.run(),
             Command::Demo(command) => service(command.run(output)),

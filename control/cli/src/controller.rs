@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use castnet_console::connect::{self, Tls};
+use castnet_console::connect::{self, ServeArgs, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, remark};
 use castnet_console::service::{Ready, Signals};
@@ -53,6 +53,8 @@ pub(crate) struct ControllerCommand {
     /// Writes the address into this file when it is ready, and removes the file when it stops
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
+    #[command(flatten)]
+    serve: ServeArgs,
     #[command(flatten)]
     tls: Tls,
 }
@@ -122,6 +124,9 @@ impl ControllerCommand {
         let flags = self.tls.security()?;
         config.security.tls = flags.tls.or(config.security.tls);
         config.security.insecure |= flags.insecure;
+        config.audit_log = self.serve.audit_log.clone().or(config.audit_log);
+        config.roles = self.serve.roles().or(config.roles);
+        config.security.socket = self.serve.socket().or(config.security.socket);
         Ok(config)
     }
 
@@ -129,7 +134,7 @@ impl ControllerCommand {
         let config = self.settings()?;
         let signals = Signals::catch()?;
         let controller = Controller::start(config).await.map_err(|e| match e {
-            StartError::Config(_) => Failure::usage(e),
+            StartError::Config(_) | StartError::AuditLog { .. } => Failure::usage(e),
             StartError::Store(_) => Failure::failed(e).next(
                 "see that no other controller has the same --store, and that this user may write to it",
             ),

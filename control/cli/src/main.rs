@@ -15,6 +15,7 @@ mod logging;
 mod neighbours;
 mod packets;
 mod pick;
+mod pki;
 mod place;
 mod port;
 mod route;

@@ -11,6 +11,8 @@ use castnet_console::output::{Output, Page, Report, named};
 use castnet_console::service::{Ready, Signals};
 use castnet_console::settings;
 use castnet_console::units::{plural, span};
+use castnet_proto::access::{Access, Roles};
+use castnet_proto::audit::AuditLog;
 use castnet_rules::RuleSet;
 use castnet_switch::config::SwitchConfig;
 use castnet_switch::{dataplane_config, start_with};
@@ -56,7 +58,8 @@ impl SwitchCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let file = self.config.as_deref().map(SwitchConfig::read).transpose()?;
         let config = self.flags.or(file.unwrap_or_default());
-        let security = config.tls.security()?;
+        let mut security = config.tls.security()?;
+        security.socket = config.serve.socket();
         let rules = config
             .rules
             .as_deref()
@@ -71,7 +74,18 @@ impl SwitchCommand {
         let started = std::time::Instant::now();
         let dataplane = start_with(dataplane_config, config.hugepages.unwrap_or_default()).await?;
         install(&dataplane, rules).await?;
-        let agent = castnet_agent::Agent::start(dataplane.clone(), &config.listen(), &security)
+        let open = |path: &PathBuf| {
+            let failed = |e| Failure::usage(format!("audit log {}: {e}", path.display()));
+            AuditLog::open(path).map_err(failed)
+        };
+        let access = Access {
+            roles: Roles {
+                controllers: config.controllers.clone(),
+                ..config.serve.roles()
+            },
+            audit: config.serve.audit_log.as_ref().map(open).transpose()?,
+        };
+        let agent = castnet_agent::Agent::start_for(dataplane.clone(), &config.listen(), &security, access)
             .await
             .map_err(|e| connect::failure(&e, ""))?;
         let ready = Ready::announce(

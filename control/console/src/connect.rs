@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use castnet_proto::transport::{self, Address, Controllers, Security, TlsFiles, TransportError};
+use castnet_proto::access::Roles;
+use castnet_proto::transport::{
+    self, Address, Controllers, Security, SocketAccess, SocketMode, TlsFiles, TransportError,
+};
 use clap::Args;
 
 use crate::api::{AgentClient, ControllerClient, ProcessClient};
@@ -69,7 +72,60 @@ impl Tls {
         Ok(Security {
             tls,
             insecure: self.insecure,
+            socket: SocketAccess::default(),
         })
+    }
+}
+
+/// Who may call a service, besides [`Tls`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "Who may call (over https://, other certificates are hosts')")]
+pub struct ServeArgs {
+    /// A DNS name of the certificate of an operator, who may do everything; may be given again
+    #[arg(long, value_name = "NAME")]
+    pub operators: Vec<String>,
+    /// A DNS name of the certificate of a client that may only read; may be given again
+    #[arg(long, value_name = "NAME")]
+    pub read_only: Vec<String>,
+    /// With unix:, the group that may connect
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<String>,
+    /// With unix:, the mode of the file [default: 0660 with a group, else 0600]
+    #[arg(long, value_name = "MODE")]
+    pub socket_mode: Option<SocketMode>,
+    /// A file with a line for each call that is more than reading
+    #[arg(long, value_name = "FILE")]
+    pub audit_log: Option<PathBuf>,
+}
+
+impl ServeArgs {
+    /// The set fields of `self`, the others from `other`.
+    pub fn or(self, other: Self) -> Self {
+        let list = |mine: Vec<String>, other| if mine.is_empty() { other } else { mine };
+        Self {
+            operators: list(self.operators, other.operators),
+            read_only: list(self.read_only, other.read_only),
+            socket_group: self.socket_group.or(other.socket_group),
+            socket_mode: self.socket_mode.or(other.socket_mode),
+            audit_log: self.audit_log.or(other.audit_log),
+        }
+    }
+
+    /// The roles, without controllers.
+    pub fn roles(&self) -> Roles {
+        Roles {
+            operators: self.operators.clone(),
+            controllers: Vec::new(),
+            read_only: self.read_only.clone(),
+        }
+    }
+
+    /// Who may connect to a Unix socket.
+    pub fn socket(&self) -> SocketAccess {
+        SocketAccess {
+            group: self.socket_group.clone(),
+            mode: self.socket_mode,
+        }
     }
 }
 
@@ -115,7 +171,9 @@ pub async fn process(address: &Address, security: &Security, not_there: &str) ->
 pub fn failure(error: &TransportError, not_there: &str) -> Failure {
     match error {
         // These messages already contain the next step.
-        TransportError::Plaintext { .. } | TransportError::NoCertificates { .. } => Failure::usage(error),
+        TransportError::Plaintext { .. }
+        | TransportError::NoCertificates { .. }
+        | TransportError::NoOperators { .. } => Failure::usage(error),
         TransportError::File { .. } | TransportError::Tls { .. } => Failure::usage(error)
             .next("see that the PEM files are whole, belong together and can be read by this user"),
         TransportError::Listen { .. } => {

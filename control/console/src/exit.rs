@@ -138,7 +138,7 @@ impl From<tonic::Status> for Failure {
                 Self::failed(message)
             }
             Code::Unauthenticated | Code::PermissionDenied => Self::refused(message).next(
-                "give a client certificate that the other side trusts: --tls-ca, --tls-cert, --tls-key",
+                "give the certificate of a role that may: --tls-cert, --tls-key; the other side's [roles] list them",
             ),
             Code::Unimplemented => {
                 Self::refused(format!("the other side does not know this call: {message}"))

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use castnet_proto::access::Roles;
 use castnet_proto::convert::name_from_proto;
-use castnet_proto::transport::{Address, Security, TlsFiles};
+use castnet_proto::transport::{Address, Security, SocketAccess, TlsFiles};
 use castnet_rules::{Ipv4Net, PREFIX_TEXT};
 use castnet_toml_reader::{Faults, Value};
 use castnet_topology::{Topology, pool_fault};
@@ -26,6 +27,10 @@ pub struct Config {
     pub listen: Address,
     /// What protects the own service and the calls to agents.
     pub security: Security,
+    /// What certificates of clients may do, with TLS.
+    pub roles: Roles,
+    /// Has a line for each call that is more than reading. `None`: there is no audit log.
+    pub audit_log: Option<PathBuf>,
     /// The switches.
     pub switches: Vec<SwitchConfig>,
     /// The fabric; `None`: from the switches' reports.
@@ -95,6 +100,8 @@ impl Config {
                 port: 0,
             },
             security: Security::default(),
+            roles: Roles::default(),
+            audit_log: None,
             switches,
             topology: None,
             // A private range that is rarely in use.
@@ -121,6 +128,10 @@ impl Config {
     /// verify_mac = false                    # the default
     /// insecure = false                      # the default
     /// tls = { ca = "ca.pem", cert = "controller.pem", key = "controller.key" }
+    /// audit_log = "audit.jsonl"             # a line for each call that is more than reading; left out: none
+    /// socket_group = "castnet"              # who may connect, where listen is unix:; left out: the owner
+    /// socket_mode = "0660"                  # the default with a group
+    /// roles = { operators = ["ops.example"], read_only = ["grafana.example"] }    # others with a certificate are hosts
     /// timeouts = { switch_ms = 5000, host_ms = 15000, reconcile_ms = 10000, link_ms = 5000 }
     ///
     /// [[switches]]
@@ -166,7 +177,11 @@ impl Config {
                 config.etcd = Some(EtcdConfig {
                     members: members?,
                     prefix: prefix.unwrap_or_else(|| "castnet".into()),
-                    security: Security { tls, insecure },
+                    security: Security {
+                        tls,
+                        insecure,
+                        ..Security::default()
+                    },
                 });
                 Some(())
             });
@@ -188,7 +203,13 @@ impl Config {
             }
             config.verify_mac = t.get("verify_mac", Value::flag).unwrap_or_default();
             config.security.insecure = t.get("insecure", Value::flag).unwrap_or_default();
+            config.security.socket = SocketAccess {
+                group: t.get("socket_group", Value::string),
+                mode: t.get("socket_mode", Value::parse),
+            };
             config.security.tls = t.get("tls", tls);
+            config.audit_log = t.get("audit_log", path);
+            config.roles = t.get("roles", |v| Roles::read(v, false)).unwrap_or_default();
             let timeouts = &mut config.timeouts;
             t.get("timeouts", |v| {
                 let t = v.table("a table: { switch_ms, host_ms, reconcile_ms, link_ms }")?;

@@ -2,6 +2,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use castnet_proto::access::Denied;
 use castnet_proto::convert::{Invalid, refuse};
 use castnet_proto::transport::TransportError;
 use castnet_rules::Ipv4Net;
@@ -17,6 +18,8 @@ use crate::store::StoreError;
 pub(crate) enum Refusal {
     #[error(transparent)]
     Invalid(#[from] Invalid),
+    #[error(transparent)]
+    Denied(#[from] Denied),
     #[error("there is no group {name:?}")]
     UnknownGroup { name: String },
     #[error("there is a group {name:?} already ({phase})")]
@@ -121,6 +124,10 @@ pub(crate) enum Refusal {
     },
     #[error("rank {rank} of group {group:?} is in already, by a call from host {host:?} that stands")]
     RankTaken { group: String, rank: u16, host: String },
+    #[error(
+        "this is not the secret of job {job:?}, which its first rank has set: rank {rank} may not take part"
+    )]
+    OtherSecret { job: String, rank: u16 },
     #[error("group {group:?} has ranks 0 to {}, no rank {rank}", .size.saturating_sub(1))]
     UnknownRank { group: String, rank: u32, size: usize },
     #[error("round {round} of job {job:?} is without rank {} after {waited:?}", list_text(.missing))]
@@ -147,6 +154,7 @@ impl Refusal {
     fn code_and_field(&self) -> (Code, &str) {
         match self {
             Self::Invalid(_) => (Code::InvalidArgument, ""),
+            Self::Denied(_) => (Code::PermissionDenied, ""),
             Self::UnknownGroup { .. } => (Code::NotFound, "group"),
             Self::DuplicateGroup { .. } => (Code::AlreadyExists, "name"),
             Self::NotAMember { .. } => (Code::NotFound, "host"),
@@ -169,6 +177,7 @@ impl Refusal {
             Self::OtherSetting { field, .. } => (Code::InvalidArgument, field),
             Self::OtherHost { .. } => (Code::InvalidArgument, "host"),
             Self::RankTaken { .. } => (Code::AlreadyExists, "rank"),
+            Self::OtherSecret { .. } => (Code::PermissionDenied, "secret"),
             Self::UnknownRank { .. } => (Code::NotFound, "rank"),
             Self::ExchangeTimeout { .. } => (Code::DeadlineExceeded, "round"),
             Self::ExchangesFull { .. } => (Code::ResourceExhausted, "blob"),
@@ -218,6 +227,12 @@ pub enum StartError {
     /// The store fails.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The audit log does not open.
+    #[error("audit_log: {}: {error}", path.display())]
+    AuditLog {
+        path: std::path::PathBuf,
+        error: std::io::Error,
+    },
     /// The address cannot be served.
     #[error(transparent)]
     Transport(#[from] TransportError),

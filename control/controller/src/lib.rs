@@ -19,6 +19,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod access;
 mod check;
 mod config;
 mod core;
@@ -50,8 +51,10 @@ pub mod written_off;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use castnet_proto::access::{Access, guard, serve};
+use castnet_proto::audit::AuditLog;
 use castnet_proto::process;
-use castnet_proto::transport::{Address, Server, serve};
+use castnet_proto::transport::{Address, Server};
 use castnet_proto::v1::ControllerTerm;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -166,8 +169,20 @@ impl Controller {
 }
 
 async fn listen(config: &Config, front: &Front) -> Result<Server, StartError> {
-    let routes = Routes::new(front.clone()).add_service(process::server());
-    Ok(serve(&config.listen, &config.security, routes).await?)
+    let audit = config.audit_log.as_ref().map(|path| {
+        AuditLog::open(path).map_err(|error| StartError::AuditLog {
+            path: path.clone(),
+            error,
+        })
+    });
+    let access = Arc::new(Access {
+        roles: config.roles.clone(),
+        audit: audit.transpose()?,
+    });
+    let service = guard(&access, access::right, front.clone());
+    let log = guard(&access, process::right, process::server());
+    let routes = Routes::new(service).add_service(log);
+    Ok(serve(&config.listen, &config.security, &access, routes).await?)
 }
 
 /// Loads the store and starts all tasks. `address`: where clients reach the controller.

@@ -19,6 +19,9 @@ use castnet_rules::{GroupRule, NextHop};
 pub struct Record {
     /// Its name.
     pub name: String,
+    /// Who created it; empty: unknown.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub owner: String,
     /// Version of the rules of the present or last plan; 0 before the first.
     pub generation: u64,
     /// Its address.
@@ -107,6 +110,7 @@ impl Record {
     pub fn new(name: String, (mcst_id, more_lanes): (McstId, Vec<McstId>), kind: Kind) -> Self {
         Self {
             name,
+            owner: String::new(),
             generation: 0,
             mcst_id,
             more_lanes,

@@ -182,9 +182,11 @@ impl Locked<'_> {
         kind: Kind,
         lanes: u8,
         wanted: Option<McstId>,
+        owner: &str,
     ) -> Result<Record, Refusal> {
         let mcst_ids = self.mcst_ids_for(wanted, lanes)?;
-        let record = Record::new(name.into(), mcst_ids, kind);
+        let mut record = Record::new(name.into(), mcst_ids, kind);
+        record.owner = owner.into();
         if let Some(last) = record.mcst_ids().last() {
             let pool = self.mcst_pool;
             self.last_mcst_ids.insert(pool, last);

@@ -1,6 +1,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
+use castnet_proto::access::Caller;
 use castnet_proto::convert::{
     Invalid, connection_from_proto, exchange_from_proto, lease_from_proto, name_from_proto,
     new_collective_from_proto, new_group_from_proto, rank_join_from_proto, registration_from_proto,
@@ -17,6 +18,7 @@ use tonic::{Request, Response, Status};
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
 use crate::foresee::Wanted;
+use crate::kinds::collective::secret::Secret;
 use crate::link::GROUPS_TOGETHER;
 use crate::requests::{Seen, StandingCall};
 use crate::table::Entry;
@@ -134,9 +136,11 @@ impl Controller for Service {
         &self,
         request: Request<v1::CreateGroupRequest>,
     ) -> Answer<v1::CreateGroupResponse> {
+        let caller = Caller::of(&request)?;
         let group = new_group_from_proto(request.get_ref())?;
         let name = group.name.clone();
-        let complete = self.shared.create_multicast(group).await?;
+        caller.concerns(&name);
+        let complete = self.shared.create_multicast(group, caller.identity()).await?;
         let created = self.shared.created(&name, complete).await;
         if let Err(Refusal::Failed(_)) = created {
             // All members were given, but the group cannot be installed: nothing of it stays.
@@ -150,6 +154,7 @@ impl Controller for Service {
     type JoinGroupStream = Messages<v1::GroupState>;
 
     async fn join_group(&self, request: Request<v1::JoinGroupRequest>) -> Answer<Self::JoinGroupStream> {
+        let caller = Caller::of(&request)?;
         let v1::JoinGroupRequest {
             group,
             host,
@@ -157,17 +162,35 @@ impl Controller for Service {
             lease_ms,
         } = request.into_inner();
         let lease = lease_from_proto(lease_ms)?;
+        caller.concerns(format!("{group} host {host}"));
         let host = name_from_proto("host", &host)?;
         let ends = connection_from_proto("connection", &host, connection.as_ref())?;
-        let join = self.stored(|core| core.join(&group, host, ends, lease)).await?;
+        caller.check_host(&host, "join")?;
+        let join = |core: &mut Locked<'_>| {
+            core.check_member(&caller, &group, "join")?;
+            core.join(&group, host, ends, lease)
+        };
+        let join = self.stored(join).await?;
         self.stream(1, |to| follow(join, to))
     }
 
     async fn leave_group(&self, request: Request<v1::LeaveGroupRequest>) -> Answer<v1::LeaveGroupResponse> {
+        let caller = Caller::of(&request)?;
         let v1::LeaveGroupRequest { group, host, rank } = request.into_inner();
+        caller.concerns(match rank {
+            Some(rank) => format!("{group} rank {rank}"),
+            None => format!("{group} host {host}"),
+        });
         let leave = |core: &mut Locked<'_>| match rank {
-            Some(rank) => core.leave_collective(&group, rank),
-            None => core.leave(&group, &host),
+            Some(rank) => {
+                core.check_rank(&caller, &group, rank, "leave")?;
+                core.leave_collective(&group, rank)
+            }
+            None => {
+                caller.check_host(&host, "leave")?;
+                core.check_member(&caller, &group, "leave")?;
+                core.leave(&group, &host)
+            }
         };
         let left = self.stored(leave).await?;
         Ok(Response::new(v1::LeaveGroupResponse { left }))
@@ -177,6 +200,7 @@ impl Controller for Service {
         &self,
         request: Request<v1::DestroyGroupRequest>,
     ) -> Answer<v1::DestroyGroupResponse> {
+        Caller::of(&request)?.concerns(&request.get_ref().group);
         let v1::DestroyGroupRequest {
             group,
             force,
@@ -202,15 +226,18 @@ impl Controller for Service {
         &self,
         request: Request<v1::EvictMemberRequest>,
     ) -> Answer<v1::EvictMemberResponse> {
+        let caller = Caller::of(&request)?;
         let v1::EvictMemberRequest { group, member } = request.into_inner();
+        caller.concerns(format!("{group} member {member}"));
         let changed = self.stored(|core| core.evict(&group, &member)).await?;
         let pending_switches = self.shared.updated(&group, changed).await?;
         Ok(Response::new(v1::EvictMemberResponse { pending_switches }))
     }
 
     async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Answer<v1::Group> {
+        let caller = Caller::of(&request)?;
         let name = &request.get_ref().group;
-        self.read(|core| Ok(shown(core, core.group(name)?))).await
+        self.read(|core| core.seen_by(&caller, name)).await
     }
 
     async fn list_groups(
@@ -256,6 +283,9 @@ impl Controller for Service {
         request: Request<v1::RegisterHostRequest>,
     ) -> Answer<v1::RegisterHostResponse> {
         let host = registration_from_proto(request.get_ref())?;
+        let caller = Caller::of(&request)?;
+        caller.concerns(&host.name);
+        caller.check_host(&host.name, "register")?;
         self.stored(|core| core.register(&host)).await?;
         self.read(|core| {
             let known = view::host(core, &host.name);
@@ -266,6 +296,7 @@ impl Controller for Service {
     }
 
     async fn forget_host(&self, request: Request<v1::ForgetHostRequest>) -> Answer<v1::ForgetHostResponse> {
+        Caller::of(&request)?.concerns(&request.get_ref().name);
         let v1::ForgetHostRequest { name } = request.into_inner();
         self.stored(|core| core.forget_host(&name)).await?;
         Ok(Response::new(v1::ForgetHostResponse {}))
@@ -301,8 +332,10 @@ impl Controller for Service {
         &self,
         request: Request<v1::CreateCollectiveRequest>,
     ) -> Answer<v1::CreateCollectiveResponse> {
+        let caller = Caller::of(&request)?;
         let new = new_collective_from_proto(request.get_ref())?;
-        let group = self.shared.create_collective(new).await?;
+        caller.concerns(&new.name);
+        let group = self.shared.create_collective(new, caller.identity()).await?;
         Ok(Response::new(v1::CreateCollectiveResponse { group: Some(group) }))
     }
 
@@ -318,14 +351,28 @@ impl Controller for Service {
     type InitGroupStream = Messages<v1::CollectiveState>;
 
     async fn init_group(&self, request: Request<v1::InitGroupRequest>) -> Answer<Self::InitGroupStream> {
+        let caller = Caller::of(&request)?;
         let join = rank_join_from_proto(request.get_ref())?;
-        let attendance = self.stored(|core| core.init(join)).await?;
+        caller.concerns(format!("{} rank {}", join.job, join.rank));
+        caller.check_host(&join.endpoint.name, "join")?;
+        let init = |core: &mut Locked<'_>| {
+            core.check_rank(&caller, &join.job, join.rank.into(), "join")?;
+            core.init(join, caller.identity())
+        };
+        let attendance = self.stored(init).await?;
         self.stream(1, |to| follow(attendance, to))
     }
 
     async fn exchange(&self, request: Request<v1::ExchangeRequest>) -> Answer<v1::ExchangeResponse> {
+        let caller = Caller::of(&request)?;
         let call = exchange_from_proto(request.into_inner())?;
-        Ok(Response::new(self.shared.exchanges.exchange(call).await?))
+        caller.concerns(format!("{} rank {}", call.job, call.rank));
+        {
+            let core = self.shared.lock();
+            core.check_rank(&caller, &call.job, call.rank.into(), "exchange")?;
+            core.check_secret(&call.job, call.rank, &Secret::new(&call.job, &call.secret))?;
+        }
+        Ok(Response::new(self.shared.exchanges.exchange(call, caller).await?))
     }
 
     type WatchEventsStream = Messages<v1::ControllerEvent>;

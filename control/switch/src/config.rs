@@ -5,11 +5,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use castnet_console::connect::{self, Tls};
+use castnet_console::connect::{self, ServeArgs, Tls};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::settings;
 use castnet_console::units::{Size, Span};
 use castnet_port::PortSpec;
+use castnet_proto::access::Roles;
 use castnet_proto::transport::Address;
 use castnet_toml_reader::Value;
 use castnet_wire::PortId;
@@ -238,6 +239,16 @@ pub struct SwitchConfig {
     /// Where DPDK's buffers live [default: auto]
     #[arg(long, value_enum)]
     pub hugepages: Option<Hugepages>,
+    /// A DNS name of the certificate of a controller, which may program the switch; may be given again
+    #[arg(
+        long,
+        value_name = "NAME",
+        help_heading = "Who may call (over https://, other certificates may do nothing)"
+    )]
+    pub controllers: Vec<String>,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a doc would be the help of the flags")]
+    pub serve: ServeArgs,
     #[command(flatten)]
     #[allow(missing_docs, reason = "a doc would be the help of the flags")]
     pub tls: Tls,
@@ -255,6 +266,8 @@ impl SwitchConfig {
             rules: self.rules.or(other.rules),
             listen: self.listen.or(other.listen),
             tls: self.tls.or(other.tls),
+            controllers: list(self.controllers, other.controllers),
+            serve: self.serve.or(other.serve),
             workers: list(self.workers, other.workers),
             idle: self.idle.or(other.idle),
             balance: match (self.balance, other.balance) {
@@ -350,8 +363,17 @@ impl SwitchConfig {
                     insecure: false,
                 })
             });
+            let roles = t.get("roles", |v| Roles::read(v, true)).unwrap_or_default();
             Some(Self {
                 name: t.get("name", |v| v.accept(castnet_console::units::name(v.text()?))),
+                controllers: roles.controllers,
+                serve: ServeArgs {
+                    operators: roles.operators,
+                    read_only: roles.read_only,
+                    socket_group: t.get("socket_group", Value::string),
+                    socket_mode: t.get("socket_mode", Value::parse),
+                    audit_log: t.get("audit_log", file_path),
+                },
                 listen: t.get("listen", Value::parse),
                 rules: t.get("rules", file_path),
                 idle: t.get("idle", Value::parse),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::Ipv4Addr;
+use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -65,6 +66,19 @@ impl Default for Timeouts {
     }
 }
 
+/// The secret of a job. Not shown in logs.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(pub Vec<u8>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() { "none" } else { "..." })
+    }
+}
+
+/// Name of the environment variable with the secret of the job.
+pub const SECRET_VARIABLE: &str = "CASTNET_JOB_SECRET";
+
 /// Configuration of a communicator. All fields but `rank`, `host`, `first_psn`, `timeouts`, `progress` and
 /// `interrupt` must be the same at all ranks.
 #[derive(Clone, Debug)]
@@ -81,6 +95,9 @@ pub struct CommConfig {
     pub size: u16,
     /// Name of this host, as the controller knows it.
     pub host: String,
+    /// Keeps ranks of others out of the job, if not empty; at most 256 bytes. [`CommConfig::new`] takes it from the environment
+    /// variable [`SECRET_VARIABLE`].
+    pub secret: Secret,
     /// Number of lanes of the group, 1 to 16. Lanes are sub-groups of the same ranks; each may belong to another
     /// worker of a switch. 0: as many as an existing group has; a new group gets one.
     pub lanes: u8,
@@ -131,6 +148,11 @@ impl CommConfig {
             rank,
             size,
             host: host.into(),
+            secret: Secret(
+                std::env::var_os(SECRET_VARIABLE)
+                    .map(OsStringExt::into_vec)
+                    .unwrap_or_default(),
+            ),
             lanes: 0,
             pmtu: Pmtu::B1024,
             window_packets: 64,

@@ -194,6 +194,7 @@ impl Communicator {
             lease_ms,
             rejoin_of: self.generation,
             returns_to: None,
+            secret: self.config.secret.0.clone(),
         };
         let patience = self.config.timeouts.join;
         let lease = self.control()?.join(request, patience);
@@ -387,6 +388,7 @@ impl Communicator {
             round,
             blob,
             timeout_ms: patience.as_millis().min(600_000) as u32,
+            secret: self.config.secret.0.clone(),
         };
         Ok(self.control()?.exchange(request, patience))
     }

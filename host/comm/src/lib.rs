@@ -37,7 +37,7 @@ pub use castnet_proto::transport::Controllers;
 pub use castnet_rules::{LossPolicy, StragglerPolicy};
 pub use castnet_wire::control::{DataType, Operation};
 pub use communicator::{Communicator, Request};
-pub use config::{CommConfig, CommPath, Fallback, Progress, Timeouts};
+pub use config::{CommConfig, CommPath, Fallback, Progress, SECRET_VARIABLE, Secret, Timeouts};
 pub use element::Element;
 pub use error::{CommError, ControllerError, RankName};
 pub use half::{bf16, f16};

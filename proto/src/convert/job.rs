@@ -22,6 +22,8 @@ pub const WINDOW_PACKETS_MAX: u32 = 16_384;
 pub const WINDOW_MESSAGES_MAX: u32 = 496;
 /// Most bytes of a blob of an exchange.
 pub const BLOB_BYTES_MAX: usize = 64 * 1024;
+/// Most bytes of a job's secret.
+pub const SECRET_BYTES_MAX: usize = 256;
 /// Longest lease, and longest timeout of an exchange, in milliseconds.
 pub const WAIT_MS_MAX: u32 = 600_000;
 /// Default lease, in milliseconds.
@@ -88,6 +90,8 @@ pub struct RankJoin {
     pub rejoin_of: Option<u64>,
     /// The active generation that it is in, if it returns after its stream broke.
     pub returns_to: Option<u64>,
+    /// The secret of the job; empty: none.
+    pub secret: Vec<u8>,
 }
 
 /// The part of one rank in an exchange.
@@ -105,6 +109,8 @@ pub struct ExchangeCall {
     pub blob: Vec<u8>,
     /// How long to wait for the other ranks.
     pub timeout: Duration,
+    /// The secret of the job; empty: none.
+    pub secret: Vec<u8>,
 }
 
 /// Reads a request to create a collective group. Reports every fault, with fields such as `ranks[2]`.
@@ -153,6 +159,7 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
     let sq_psn = r.take("sq_psn", psn(message.sq_psn));
     let settings = settings(message.settings.as_ref(), &mut r);
     r.take("job", laned_name(&message.job, settings.lanes));
+    check_secret(&message.secret, &mut r);
     let lease = wait("lease_ms", message.lease_ms, DEFAULT_LEASE_MS, &mut r);
     let join = (|| {
         let (rank, size) = rank_of?;
@@ -167,6 +174,7 @@ pub fn rank_join_from_proto(message: &v1::InitGroupRequest) -> Result<RankJoin, 
             lease,
             rejoin_of: message.rejoin_of,
             returns_to: message.returns_to,
+            secret: message.secret.clone(),
         })
     })();
     r.finish(join)
@@ -181,6 +189,7 @@ pub fn exchange_from_proto(message: v1::ExchangeRequest) -> Result<ExchangeCall,
         let why = "bytes are too many: a blob has at most 65536";
         r.fault("blob", out_of_range(message.blob.len(), why));
     }
+    check_secret(&message.secret, &mut r);
     let timeout = wait("timeout_ms", message.timeout_ms, DEFAULT_EXCHANGE_MS, &mut r);
     let call = job.zip(rank_of).map(|(job, (rank, size))| ExchangeCall {
         job,
@@ -189,8 +198,16 @@ pub fn exchange_from_proto(message: v1::ExchangeRequest) -> Result<ExchangeCall,
         round: message.round,
         blob: message.blob,
         timeout,
+        secret: message.secret,
     });
     r.finish(call)
+}
+
+fn check_secret(secret: &[u8], r: &mut Reader) {
+    if secret.len() > SECRET_BYTES_MAX {
+        let why = "bytes are too many: a secret has at most 256";
+        r.fault("secret", out_of_range(secret.len(), why));
+    }
 }
 
 /// Rank and number of ranks, at least `least`.

@@ -1,28 +1,33 @@
 use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt};
 use tokio_util::either::Either;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::service::Routes;
-use tonic::transport::ServerTlsConfig;
 use tonic::transport::server::Connected;
 
 use super::{
     Address, CONNECT_TIMEOUT, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, Security, TransportError,
-    allow_plaintext, read_pem, resolve,
+    allow_plaintext, resolve, socket, tls,
 };
 
 /// How long calls may run on after a stop. Watchers do not end by themselves.
 const STOP_GRACE: Duration = Duration::from_millis(300);
+/// TLS handshakes at the same time. Further connections wait.
+const HANDSHAKES_MAX: usize = 256;
+/// Delay before the next connection is accepted, after that has failed.
+const ACCEPT_DELAY: Duration = Duration::from_millis(50);
 
 /// A running server. Dropping it closes its socket and connections at once.
 #[derive(Debug)]
@@ -70,22 +75,13 @@ pub async fn serve(address: &Address, security: &Security, routes: Routes) -> Re
     let mut builder = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT));
-    if matches!(address, Address::Tcp { tls: true, .. }) {
-        // Clients without a certificate of the authority are refused.
-        let (ca, identity) = read_pem(&address, security)?;
-        let tls = ServerTlsConfig::new()
-            .identity(identity)
-            .client_ca_root(ca)
-            .timeout(CONNECT_TIMEOUT);
-        let with_tls = builder.tls_config(tls);
-        builder = with_tls.map_err(|error| TransportError::Tls(address.clone(), error))?;
-    }
     let (stop, cut) = (CancellationToken::new(), CancellationToken::new());
     let incoming = sockets.map({
         let cut = cut.clone();
         move |socket| {
-            socket.map(|socket| Connection {
+            socket.map(|(socket, peer)| Connection {
                 socket,
+                peer: Arc::new(peer),
                 cut: Box::pin(cut.clone().cancelled_owned()),
             })
         }
@@ -110,8 +106,35 @@ pub async fn serve(address: &Address, security: &Security, routes: Routes) -> Re
     })
 }
 
-type Socket = Either<TcpStream, UnixStream>;
-type Sockets = Pin<Box<dyn Stream<Item = io::Result<Socket>> + Send>>;
+type Socket = Either<Either<TcpStream, UnixStream>, TlsStream<TcpStream>>;
+type Sockets = Pin<Box<dyn Stream<Item = io::Result<(Socket, Peer)>> + Send>>;
+
+/// The client of a connection. An extension of each of its requests, as `Arc<Peer>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its IP address and port, or `uid N` at a Unix socket.
+    pub address: String,
+    /// The DNS names of its certificate, in lower case. `None` for a Unix socket or plaintext: nobody has vouched for it.
+    pub names: Option<Vec<String>>,
+}
+
+impl Peer {
+    fn of_socket(socket: &TcpStream, names: Option<Vec<String>>) -> Self {
+        let address = socket.peer_addr();
+        Self {
+            address: address.map_or_else(|_| "unknown".into(), |a| a.to_string()),
+            names,
+        }
+    }
+
+    fn of_unix(socket: &UnixStream) -> Self {
+        let uid = socket.peer_cred().map(|cred| format!("uid {}", cred.uid()));
+        Self {
+            address: uid.unwrap_or_else(|_| "unknown".into()),
+            names: None,
+        }
+    }
+}
 
 /// Removes the file of a Unix socket when its listener ends.
 struct SocketFile(PathBuf);
@@ -132,53 +155,104 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
             if !tls {
                 allow_plaintext(address, security, &all)?;
             }
+            let protection = match tls {
+                true => Some(tls::ServerTls::server(address, security)?),
+                false => None,
+            };
             let listener = TcpListener::bind(all.as_slice()).await.map_err(failed)?;
             let bound = listener.local_addr().map_err(failed)?;
-            let sockets = TcpListenerStream::new(listener).map(|socket| {
-                let socket = socket?;
-                // Messages are small, and each waits for the one before it: Nagle's algorithm only delays them.
-                let _ = socket.set_nodelay(true);
-                Ok(Either::Left(socket))
-            });
-            Ok((Box::pin(sockets), Address::tcp(*tls, bound)))
+            let sockets: Sockets = match protection {
+                Some(protection) => Box::pin(handshakes(listener, protection)),
+                None => Box::pin(TcpListenerStream::new(listener).map(|socket| {
+                    let socket = undelayed(socket?);
+                    let peer = Peer::of_socket(&socket, None);
+                    Ok((Either::Left(Either::Left(socket)), peer))
+                })),
+            };
+            Ok((sockets, Address::tcp(*tls, bound)))
         }
         Address::Unix(path) => {
-            let listener = bind_unix(path).map_err(failed)?;
+            let listener = socket::bind(path, &security.socket).map_err(failed)?;
             let file = SocketFile(path.clone());
             let sockets = UnixListenerStream::new(listener).map(move |socket| {
                 let _until_the_end = &file;
-                socket.map(Either::Right)
+                let socket = socket?;
+                let peer = Peer::of_unix(&socket);
+                Ok((Either::Left(Either::Right(socket)), peer))
             });
             Ok((Box::pin(sockets), address.clone()))
         }
     }
 }
 
-/// Replaces the socket of a dead process, but not that of a running server.
-fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    let listener = match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            if std::os::unix::net::UnixStream::connect(path).is_ok() {
-                return Err(error);
-            }
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)?
+/// Messages are small, and each waits for the one before it: Nagle's algorithm only delays them.
+fn undelayed(socket: TcpStream) -> TcpStream {
+    let _ = socket.set_nodelay(true);
+    socket
+}
+
+/// Connections after their TLS handshakes, which run beside each other.
+fn handshakes(
+    listener: TcpListener,
+    protection: tls::ServerTls,
+) -> impl Stream<Item = io::Result<(Socket, Peer)>> + Send {
+    let (to, from) = mpsc::channel(HANDSHAKES_MAX);
+    let protection = Arc::new(protection);
+    tokio::spawn(async move {
+        loop {
+            // Reserved for the handshake: so many run at most.
+            let Ok(permit) = to.clone().reserve_owned().await else {
+                return;
+            };
+            let accepted = tokio::select! {
+                () = to.closed() => return,
+                accepted = listener.accept() => accepted,
+            };
+            let socket = match accepted {
+                Ok((socket, _)) => undelayed(socket),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection cannot be accepted");
+                    tokio::time::sleep(ACCEPT_DELAY).await;
+                    continue;
+                }
+            };
+            let (protection, to) = (protection.clone(), to.clone());
+            tokio::spawn(async move {
+                let client = Peer::of_socket(&socket, None).address;
+                let shaken = tokio::select! {
+                    () = to.closed() => return,
+                    shaken = tokio::time::timeout(CONNECT_TIMEOUT, protection.accept(socket)) => shaken,
+                };
+                match shaken {
+                    Ok(Ok(socket)) => {
+                        let names = Some(tls::names(&socket));
+                        let peer = Peer::of_socket(socket.get_ref().0, names);
+                        permit.send(Ok((Either::Right(socket), peer)));
+                    }
+                    Ok(Err(error)) => {
+                        tracing::info!(client, %error, "no connection: the TLS handshake failed")
+                    }
+                    Err(_) => tracing::info!(client, "no connection: the TLS handshake took too long"),
+                }
+            });
         }
-        bound => bound?,
-    };
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    });
+    ReceiverStream::new(from)
 }
 
 /// An accepted connection. It ends when `cut` fires.
 struct Connection {
     socket: Socket,
+    peer: Arc<Peer>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 impl Connected for Connection {
-    type ConnectInfo = ();
-    fn connect_info(&self) -> Self::ConnectInfo {}
+    type ConnectInfo = Arc<Peer>;
+
+    fn connect_info(&self) -> Arc<Peer> {
+        self.peer.clone()
+    }
 }
 
 impl AsyncRead for Connection {

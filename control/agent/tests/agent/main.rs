@@ -1,5 +1,6 @@
 //! All of this crate's tests are one program, so that what they share is compiled once.
 
+mod access;
 mod agent;
 mod bulk;
 mod collectives;

@@ -106,6 +106,7 @@ impl GroupReport {
             facts.field("mcst_ids", json!(own));
         }
         facts.add_as("mcst_id", state.mcst_id.as_str(), "McstID", addresses);
+        facts.add("owner", "owner", state.owner.as_str());
         facts.add("generation", "generation", state.generation);
         facts.add("source", "source", state.source.as_str());
         facts.add("pmtu", "PMTU", state.pmtu);
@@ -143,6 +144,7 @@ impl GroupReport {
             "McstID",
             super::rank_addresses(&state),
         );
+        facts.add("owner", "owner", state.owner.as_str());
         facts.add("generation", "generation", state.generation);
         facts.add("start_psn", "start PSN", state.start_psn);
         facts.add("pmtu", "PMTU", settings.pmtu);

@@ -7,14 +7,16 @@ mod sizes;
 mod table;
 mod waiting;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use castnet_comm::machine::Collective;
 use castnet_comm::{
-    CommConfig, Communicator, DataType, Fallback, LossPolicy, Operation, Progress, StragglerPolicy, Timeouts,
+    CommConfig, Communicator, DataType, Fallback, LossPolicy, Operation, Progress, Secret, StragglerPolicy,
+    Timeouts,
 };
 use castnet_console::connect::{CONTROLLER, Tls};
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, remark, write_stdout};
 use castnet_console::units::{self, Span};
 use castnet_proto::convert::{WINDOW_MESSAGES_MAX, too_many_messages};
@@ -123,6 +125,9 @@ struct NetworkArgs {
     /// How the ranks that wait for a late one are kept alive: keep-alive, rnr or none
     #[arg(long, value_name = "POLICY", default_value_t = StragglerPolicy::KeepAlive)]
     straggler: StragglerPolicy,
+    /// A file with the secret of the job, which keeps ranks of others out; at most 256 bytes [default: CASTNET_JOB_SECRET]
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
     #[command(flatten)]
     qp: QpArgs,
     /// How long to poll before sleeping; a long time keeps a core busy and gives the lowest latency
@@ -403,6 +408,9 @@ impl RankArgs {
             &self.name,
         );
         config.security = how.tls.security()?;
+        if let Some(path) = &how.network.secret_file {
+            config.secret = Secret(std::fs::read(path).map_err(|e| exit::cannot_read(path, &e))?);
+        }
         config.pmtu = Pmtu::from_bytes(network.pmtu).unwrap_or(Pmtu::B1024);
         config.lanes = network.lanes.unwrap_or(0);
         config.window_packets = network.window;

@@ -117,6 +117,7 @@ impl Fabric {
             lease_ms: 600_000,
             rejoin_of: None,
             returns_to: None,
+            secret: Vec::new(),
         }
     }
 

@@ -441,6 +441,7 @@ async fn blobs_are_exchanged_between_the_ranks_of_a_job() {
         round,
         blob: vec![rank as u8; 5],
         timeout_ms: 0,
+        secret: Vec::new(),
     };
     for round in 0..2 {
         let calls = (0..3).map(|rank| {

@@ -23,4 +23,5 @@ mod restarts;
 mod routed;
 mod store;
 mod terms;
+mod who;
 mod written_off;

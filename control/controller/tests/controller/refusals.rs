@@ -362,8 +362,8 @@ async fn plaintext_beyond_this_machine_needs_the_flag() {
         other => panic!("{:?}", other.map(|_| ())),
     }
     let security = Security {
-        tls: None,
         insecure: true,
+        ..Security::default()
     };
     Controller::start(Config { security, ..config })
         .await

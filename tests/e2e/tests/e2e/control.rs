@@ -8,6 +8,7 @@ use std::time::Duration;
 use castnet_agent::Agent;
 use castnet_controller::{Config, Controller, SwitchConfig};
 use castnet_port::{Batch, MemEnd, MemLink, MemLinkConfig, MemPort, Pool, PoolBuf, PoolConfig, Port, Sides};
+use castnet_proto::access::{Access, Roles};
 use castnet_proto::convert::violations;
 use castnet_proto::transport::{Address, Security, TlsFiles, connect};
 use castnet_proto::v1;
@@ -193,7 +194,12 @@ impl Lab {
                 .unwrap()
                 .unwrap();
             let dataplane = Arc::new(dataplane);
-            let agent = Agent::start(dataplane.clone(), &listen, security).await.unwrap();
+            let access = Access {
+                roles: roles(),
+                ..Access::default()
+            };
+            let agent = Agent::start_for(dataplane.clone(), &listen, security, access);
+            let agent = agent.await.unwrap();
             switches.push(SwitchConfig {
                 name: name.into(),
                 agent: agent.address().clone(),
@@ -209,6 +215,7 @@ impl Lab {
         let config = Config {
             listen,
             security: security.clone(),
+            roles: roles(),
             ..Config::new(switches)
         };
         Self {
@@ -386,7 +393,7 @@ async fn with_certificates_agents_controller_and_hosts_meet() {
     let folder = tempfile::tempdir().unwrap();
     let security = Security {
         tls: Some(certificates(folder.path())),
-        insecure: false,
+        ..Security::default()
     };
     let mut lab = Lab::protected("https://127.0.0.1:0", &security, |_| 16).await;
     let (controller, mut client) = start(&lab.config).await;
@@ -420,6 +427,14 @@ async fn with_certificates_agents_controller_and_hosts_meet() {
     }
 }
 
+/// The certificate of all is an operator's.
+fn roles() -> Roles {
+    Roles {
+        operators: vec!["lab".into()],
+        ..Roles::default()
+    }
+}
+
 /// One authority, and one certificate for all.
 fn certificates(folder: &std::path::Path) -> TlsFiles {
     let (authority_key, key) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
@@ -431,7 +446,7 @@ fn certificates(folder: &std::path::Path) -> TlsFiles {
         key: folder.join("key"),
     };
     std::fs::write(&files.ca, authority.self_signed(&authority_key).unwrap().pem()).unwrap();
-    let params = CertificateParams::new(["127.0.0.1".to_string()]).unwrap();
+    let params = CertificateParams::new(["127.0.0.1".to_string(), "lab".to_string()]).unwrap();
     let cert = params
         .signed_by(&key, &Issuer::new(authority, authority_key))
         .unwrap();

@@ -184,8 +184,8 @@ fn run<T: Number>(options: &Options) -> Result<()> {
         &options.name,
     );
     config.security = Security {
-        tls: None,
         insecure: true,
+        ..Security::default()
     };
     config.pmtu = Pmtu::from_bytes(options.pmtu as u32).context("a path MTU")?;
     config.reproducible = options.kind == Kind::F32;

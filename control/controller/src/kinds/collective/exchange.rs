@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use castnet_proto::access::{Caller, Role};
 use castnet_proto::convert::ExchangeCall;
 use castnet_proto::v1;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
+use super::secret::Secret;
 use crate::error::Refusal;
 
 /// Maximum bytes of all waiting blobs.
@@ -29,9 +31,19 @@ struct Open {
 #[derive(Debug)]
 struct Round {
     size: u16,
-    /// By rank, with the number of the call.
-    blobs: BTreeMap<u16, (u64, Vec<u8>)>,
+    /// As the first rank gave it.
+    secret: Secret,
+    /// By rank.
+    blobs: BTreeMap<u16, Blob>,
     done: watch::Sender<Option<Blobs>>,
+}
+
+#[derive(Debug)]
+struct Blob {
+    /// Number of the call that gave it.
+    call: u64,
+    caller: Arc<Caller>,
+    bytes: Vec<u8>,
 }
 
 /// A rank's part in a round: taken back if dropped before the round is complete.
@@ -43,10 +55,14 @@ struct Part {
 }
 
 impl Exchanges {
-    pub(crate) async fn exchange(&self, call: ExchangeCall) -> Result<v1::ExchangeResponse, Refusal> {
+    pub(crate) async fn exchange(
+        &self,
+        call: ExchangeCall,
+        caller: Arc<Caller>,
+    ) -> Result<v1::ExchangeResponse, Refusal> {
         let deadline = Instant::now() + call.timeout;
         let (waited, key) = (call.timeout, (call.job.clone(), call.round));
-        let (part, mut done) = self.put(call)?;
+        let (part, mut done) = self.put(call, caller)?;
         let blobs = match timeout_at(deadline, done.wait_for(Option::is_some)).await {
             Ok(Ok(blobs)) => blobs.clone(),
             // The sender is dropped with the complete round, or with its last part, which is this one.
@@ -69,7 +85,7 @@ impl Exchanges {
         })
     }
 
-    fn put(&self, call: ExchangeCall) -> Result<(Part, Done), Refusal> {
+    fn put(&self, call: ExchangeCall, caller: Arc<Caller>) -> Result<(Part, Done), Refusal> {
         let open = &mut *self.0.lock();
         let key = (call.job, call.round);
         if let Some(round) = open.rounds.get(&key)
@@ -81,6 +97,19 @@ impl Exchanges {
                 given: call.size,
             });
         }
+        let secret = Secret::new(&key.0, &call.secret);
+        if open.rounds.get(&key).is_some_and(|r| !r.secret.same(&secret)) {
+            let (job, rank) = (key.0, call.rank);
+            return Err(Refusal::OtherSecret { job, rank });
+        }
+        let first = open.rounds.get(&key).and_then(|r| r.blobs.get(&call.rank));
+        if let Some(first) = first
+            && caller.role != Role::Operator
+            && caller.peer.names != first.caller.peer.names
+        {
+            let what = format!("exchange as rank {} of job {:?}", call.rank, key.0);
+            return Err(caller.denied(what, "another host has called as this rank").into());
+        }
         if open.bytes + call.blob.len() > WAITING_BYTES_MAX {
             return Err(Refusal::ExchangesFull {
                 bytes: WAITING_BYTES_MAX,
@@ -90,19 +119,25 @@ impl Exchanges {
         let number = open.calls;
         let round = open.rounds.entry(key.clone()).or_insert_with(|| Round {
             size: call.size,
+            secret,
             blobs: BTreeMap::new(),
             done: watch::Sender::new(None),
         });
         let done = round.done.subscribe();
         open.bytes += call.blob.len();
         // A rank that calls again has lost its first call: the newer blob counts.
-        if let Some((_, old)) = round.blobs.insert(call.rank, (number, call.blob)) {
-            open.bytes -= old.len();
+        let blob = Blob {
+            call: number,
+            caller,
+            bytes: call.blob,
+        };
+        if let Some(old) = round.blobs.insert(call.rank, blob) {
+            open.bytes -= old.bytes.len();
         }
         if round.blobs.len() == usize::from(round.size)
             && let Some(complete) = open.rounds.remove(&key)
         {
-            let blobs: Vec<Vec<u8>> = complete.blobs.into_values().map(|(_, blob)| blob).collect();
+            let blobs: Vec<Vec<u8>> = complete.blobs.into_values().map(|blob| blob.bytes).collect();
             open.bytes -= blobs.iter().map(Vec::len).sum::<usize>();
             complete.done.send_replace(Some(Arc::new(blobs)));
         }
@@ -130,13 +165,10 @@ impl Drop for Part {
         let Some(round) = open.rounds.get_mut(&self.key) else {
             return;
         };
-        if round
-            .blobs
-            .get(&self.rank)
-            .is_some_and(|(call, _)| *call == self.call)
-            && let Some((_, blob)) = round.blobs.remove(&self.rank)
+        if round.blobs.get(&self.rank).is_some_and(|b| b.call == self.call)
+            && let Some(blob) = round.blobs.remove(&self.rank)
         {
-            open.bytes -= blob.len();
+            open.bytes -= blob.bytes.len();
         }
         if round.blobs.is_empty() {
             open.rounds.remove(&self.key);
@@ -148,7 +180,17 @@ impl Drop for Part {
 mod tests {
     use std::time::Duration;
 
+    use castnet_proto::transport::Peer;
+
     use super::*;
+
+    fn caller(name: Option<&str>) -> Arc<Caller> {
+        let peer = Arc::new(Peer {
+            address: String::new(),
+            names: name.map(|name| vec![name.into()]),
+        });
+        Arc::new(Caller::new(peer, name.map_or(Role::Operator, |_| Role::Host)))
+    }
 
     fn call(rank: u16, size: u16, round: u64, blob: &[u8]) -> ExchangeCall {
         ExchangeCall {
@@ -158,6 +200,7 @@ mod tests {
             round,
             blob: blob.into(),
             timeout: Duration::from_secs(60),
+            secret: Vec::new(),
         }
     }
 
@@ -166,7 +209,11 @@ mod tests {
         let exchanges = Exchanges::default();
         let ranks = (0..4u16).rev().map(|rank| {
             let exchanges = exchanges.clone();
-            tokio::spawn(async move { exchanges.exchange(call(rank, 4, 7, &[rank as u8; 3])).await })
+            tokio::spawn(async move {
+                exchanges
+                    .exchange(call(rank, 4, 7, &[rank as u8; 3]), caller(None))
+                    .await
+            })
         });
         for rank in ranks.collect::<Vec<_>>() {
             let blobs = rank.await.unwrap().unwrap().blobs;
@@ -183,7 +230,7 @@ mod tests {
             timeout: Duration::ZERO,
             ..call(1, 4, 0, b"x")
         };
-        let error = exchanges.exchange(hurried).await.unwrap_err();
+        let error = exchanges.exchange(hurried, caller(None)).await.unwrap_err();
         assert!(error.to_string().contains("rank 0, 2, 3"), "{error}");
         assert_eq!(exchanges.0.lock().bytes, 0);
         assert!(exchanges.0.lock().rounds.is_empty());
@@ -192,8 +239,18 @@ mod tests {
     #[tokio::test]
     async fn a_caller_that_goes_and_comes_again_counts_once_and_sizes_must_agree() {
         let exchanges = Exchanges::default();
-        let (part, _) = exchanges.put(call(0, 2, 0, b"old")).unwrap();
-        let (again, _) = exchanges.put(call(0, 2, 0, b"newer")).unwrap();
+        let (part, _) = exchanges.put(call(0, 2, 0, b"old"), caller(Some("h0"))).unwrap();
+        let (again, _) = exchanges
+            .put(call(0, 2, 0, b"newer"), caller(Some("h0")))
+            .unwrap();
+        let other_secret = ExchangeCall {
+            secret: b"x".into(),
+            ..call(1, 2, 0, b"evil")
+        };
+        let refused = exchanges.put(other_secret, caller(None));
+        assert!(matches!(refused, Err(Refusal::OtherSecret { rank: 1, .. })));
+        let stranger = exchanges.put(call(0, 2, 0, b"evil"), caller(Some("h1")));
+        assert!(matches!(stranger, Err(Refusal::Denied(_))));
         drop(part);
         assert_eq!(
             exchanges.0.lock().bytes,
@@ -201,10 +258,14 @@ mod tests {
             "the late end of the first call takes nothing"
         );
         assert!(matches!(
-            exchanges.put(call(1, 3, 0, b"")),
+            exchanges.put(call(1, 3, 0, b""), caller(None)),
             Err(Refusal::OtherSize { .. })
         ));
-        let blobs = exchanges.exchange(call(1, 2, 0, b"y")).await.unwrap().blobs;
+        let blobs = exchanges
+            .exchange(call(1, 2, 0, b"y"), caller(None))
+            .await
+            .unwrap()
+            .blobs;
         assert_eq!(blobs, [b"newer".to_vec(), b"y".to_vec()]);
         drop(again);
         assert_eq!(exchanges.0.lock().bytes, 0);

@@ -28,6 +28,7 @@ pub(crate) mod live;
 pub(crate) mod record;
 mod reports;
 pub(crate) mod requests;
+pub(crate) mod secret;
 pub(crate) mod view;
 
 impl GroupKind for Collective {

@@ -9,6 +9,7 @@ use castnet_rules::{
 use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
+use super::secret::Secret;
 use crate::error::Refusal;
 use crate::kinds::{Ends, Joining};
 use crate::record::text;
@@ -24,6 +25,9 @@ pub struct Collective {
     pub(crate) start_psn: Psn,
     /// Whether a rank's call created it: then it is forgotten with its last rank.
     pub(crate) by_call: bool,
+    /// What ranks must give to join.
+    #[serde(default, skip_serializing_if = "Secret::is_none")]
+    pub(crate) secret: Secret,
     /// The ranks, rank 0 first. Copies of the record share those that are the same.
     pub ranks: Vec<Arc<RankRecord>>,
 }
@@ -136,6 +140,7 @@ impl Collective {
             settings,
             start_psn: Psn::new(0),
             by_call,
+            secret: Secret::default(),
             ranks: hosts.into_iter().map(rank).collect(),
         }
     }

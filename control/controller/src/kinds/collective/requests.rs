@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::live::Presence;
 use super::record::{Collective, RankRecord, Seat, Settings};
+use super::secret::Secret;
 use super::view::{self, RankState};
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
@@ -25,12 +26,13 @@ impl Shared {
     pub(crate) async fn create_collective(
         self: &Arc<Self>,
         new: NewCollective,
+        owner: &str,
     ) -> Result<v1::CollectiveState, Refusal> {
         let settings = Settings::new(&new.settings);
         let record = |core: &mut Locked<'_>| {
             core.check_collective(&new)?;
             let kind = Kind::Collective(Collective::new(new.ranks.clone(), settings, false));
-            core.draw_up(&new.name, kind, settings.lanes, new.mcst_id)
+            core.draw_up(&new.name, kind, settings.lanes, new.mcst_id, owner)
         };
         let then = |core: &mut Locked<'_>, record, layout| {
             core.check_collective(&new)?;
@@ -70,11 +72,12 @@ impl Locked<'_> {
     }
 
     /// A rank joins, joins again, or returns to its seat after its call had ended.
-    pub(crate) fn init(&mut self, join: RankJoin) -> Result<Attendance, Refusal> {
+    pub(crate) fn init(&mut self, join: RankJoin, owner: &str) -> Result<Attendance, Refusal> {
         let known = self.collective(&join.job).is_ok();
         if !known {
             self.free_name(&join.job)?;
         }
+        self.check_secret(&join.job, join.rank, &Secret::new(&join.job, &join.secret))?;
         self.check_no_switch("host", &join.endpoint.name)?;
         self.check_known("host", &join.endpoint.name)?;
         let ends = std::iter::once(&join.endpoint).chain(&join.more);
@@ -114,7 +117,7 @@ impl Locked<'_> {
         if known {
             self.give_up_place(&join)?;
         }
-        self.take_place(join)
+        self.take_place(join, owner)
     }
 
     fn check_join(&self, join: &RankJoin) -> Result<(), Refusal> {
@@ -187,7 +190,7 @@ impl Locked<'_> {
         }
     }
 
-    fn take_place(&mut self, join: RankJoin) -> Result<Attendance, Refusal> {
+    fn take_place(&mut self, join: RankJoin, owner: &str) -> Result<Attendance, Refusal> {
         let (job, rank) = (&join.job, join.rank);
         // Giving up its place may have ended the group as well.
         let known = self.collective(job).ok();
@@ -195,6 +198,8 @@ impl Locked<'_> {
             entry.record().generation
         });
         let generation = before + 1;
+        let secret = Secret::new(job, &join.secret);
+        let has_secret = known.is_some_and(|(_, group)| group.secret.same(&secret));
         let sit = |place: &mut RankRecord| {
             place.host = join.endpoint.name.clone();
             place.state = Joining::Joined(Seat {
@@ -208,14 +213,23 @@ impl Locked<'_> {
             });
         };
         if known.is_some() {
+            if !has_secret {
+                self.change(job, |r| {
+                    if let Kind::Collective(kind) = &mut r.kind {
+                        kind.secret = secret;
+                    }
+                })?;
+            }
             self.change_rank(job, rank, sit)?;
         } else {
             let settings = Settings::new(&join.settings);
             let mcst_ids = self.mcst_ids_for(None, settings.lanes)?;
             let mut group = Collective::new(vec![String::new(); join.size.into()], settings, true);
+            group.secret = secret;
             sit(Arc::make_mut(&mut group.ranks[usize::from(rank)]));
             let mut record = Record::new(job.clone(), mcst_ids, Kind::Collective(group));
             record.generation = before;
+            record.owner = owner.into();
             self.add(record)?;
         }
         tracing::info!(group = job, rank, generation, "rank joined");

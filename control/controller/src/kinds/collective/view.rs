@@ -141,6 +141,7 @@ fn show(group: &Collective, core: &Core, entry: &Entry) -> Shown {
         waiting_for: entry.live.waiting_for.iter().map(|r| u32::from(*r)).collect(),
         conflict: ending.and_then(conflict),
         lanes: lanes(&record.name, record.mcst_ids().collect()),
+        owner: record.owner.clone(),
     };
     Shown {
         fabric: core.facts.version,

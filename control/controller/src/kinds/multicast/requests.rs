@@ -219,13 +219,17 @@ impl Locked<'_> {
 
 impl Shared {
     /// Returns whether all members are in already.
-    pub(crate) async fn create_multicast(self: &Arc<Self>, group: NewGroup) -> Result<bool, Refusal> {
+    pub(crate) async fn create_multicast(
+        self: &Arc<Self>,
+        group: NewGroup,
+        owner: &str,
+    ) -> Result<bool, Refusal> {
         let wanted = group.mcst_id;
         let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
         let record = |core: &mut Locked<'_>| {
             core.check_multicast(&group)?;
             let kind = Kind::Multicast(Multicast::new(group.clone(), start_psn));
-            core.draw_up(&group.name, kind, group.lanes, wanted)
+            core.draw_up(&group.name, kind, group.lanes, wanted, owner)
         };
         let then = |core: &mut Locked<'_>, record, layout| {
             core.check_multicast(&group)?;

@@ -53,6 +53,7 @@ pub(crate) fn state(group: &Multicast, core: &Core, entry: &Entry, member: Optio
             true => v1::MemberLoss::Fail,
             false => v1::MemberLoss::Evict,
         } as i32,
+        owner: record.owner.clone(),
     }
 }
 

@@ -4,6 +4,7 @@
 pub(crate) mod etcd;
 pub(crate) mod faults;
 pub(crate) mod ranks;
+pub(crate) mod tls;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

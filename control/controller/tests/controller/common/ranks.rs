@@ -27,6 +27,7 @@ impl Lab {
             lease_ms: 600_000,
             rejoin_of: None,
             returns_to: None,
+            secret: Vec::new(),
         }
     }
 

@@ -1,0 +1,31 @@
+//! Who may call what at a switch. Hosts may call nothing.
+
+use castnet_proto::access::Right;
+
+/// The right that a method needs. The test below fails if one is missing.
+pub(crate) fn right(method: &str) -> Option<Right> {
+    Some(match method {
+        "InstallGroup" | "InstallGroups" | "RemoveGroup" | "MoveGroup" => Right::Program,
+        "SetRoutes" | "AddRoute" | "RemoveRoute" => Right::Operate,
+        // They show what is in the frames of others.
+        "Trace" | "Capture" => Right::Operate,
+        "GetCapabilities" | "ListGroups" | "ListRoutes" | "ListPorts" | "ListNeighbours" | "GetCounters"
+        | "GetDrops" | "ListFdb" | "WatchEvents" | "GetRuntimeStats" => Right::Read,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_method_needs_a_right() {
+        let methods = castnet_proto::access::methods(include_str!("../../../proto/castnet/v1/agent.proto"));
+        assert!(methods.contains(&"InstallGroup"), "{methods:?}");
+        for method in methods {
+            assert!(right(method).is_some(), "{method} has no row");
+        }
+        assert_eq!(right("Reboot"), None);
+    }
+}

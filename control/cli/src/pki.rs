@@ -1,0 +1,335 @@
+use std::fs::{self, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::output::{Done, Output};
+use castnet_console::units::plural;
+use clap::{Args, Subcommand};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose,
+};
+use serde::Serialize;
+
+/// Makes an authority and certificates for a lab
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A certificate is for a client and for a server. Servers know a client by its names: NAME and those of --san. What a name
+may do, [roles] of the controller and of the switches say; a name that they do not list is a host's, and joins groups as that host.
+
+Examples:
+  castnet pki init pki                                        pki/ca.pem and pki/ca.key
+  castnet pki issue pki leaf1 --san leaf1.example             pki/leaf1.pem and pki/leaf1.key: for a switch at https://leaf1.example:7471
+  castnet pki issue pki c1 --san c1.example                   for the controller
+  castnet pki issue pki ops                                   for an operator
+  castnet pki issue pki h1                                    for host h1
+  castnet pki issue pki h1 --force                            replaces it; services read it again by themselves"
+)]
+pub(crate) struct PkiCommand {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Makes an authority: DIR/ca.pem for everybody, DIR/ca.key for nobody but this folder
+    Init {
+        /// Its folder
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        #[command(flatten)]
+        how: How,
+    },
+    /// Makes a certificate: DIR/NAME.pem and DIR/NAME.key
+    Issue {
+        /// The folder of the authority
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// The first name of the certificate: that of the host, switch, controller or operator
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// A further DNS name, or an IP address; may be given again. A server needs those by which clients reach it
+        #[arg(long = "san", value_name = "NAME|IP")]
+        names: Vec<String>,
+        #[command(flatten)]
+        how: How,
+    },
+}
+
+#[derive(Debug, Args)]
+struct How {
+    /// How long it is valid [default: 3650 of an authority, 365 of others]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=36_500))]
+    days: Option<u32>,
+    /// Replaces files that exist
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Made {
+    cert: String,
+    key: String,
+    names: Vec<String>,
+    days: u32,
+}
+
+impl PkiCommand {
+    pub(crate) fn run(self, output: Output) -> Outcome {
+        let done = match self.verb {
+            Verb::Init { folder, how } => init(&folder, &how)?,
+            Verb::Issue {
+                folder,
+                name,
+                names,
+                how,
+            } => issue(&folder, &name, names, &how)?,
+        };
+        output.show(&done)
+    }
+}
+
+/// The files of a certificate.
+struct Files {
+    cert: PathBuf,
+    key: PathBuf,
+}
+
+impl Files {
+    fn new(folder: &Path, name: &str) -> Self {
+        Self {
+            cert: folder.join(format!("{name}.pem")),
+            key: folder.join(format!("{name}.key")),
+        }
+    }
+
+    fn write(&self, cert: &str, key: &str, force: bool) -> Outcome {
+        let all = [(&self.key, key, 0o600), (&self.cert, cert, 0o644)];
+        if !force && let Some((path, ..)) = all.iter().find(|(path, ..)| path.exists()) {
+            return Err(exists(path));
+        }
+        all.into_iter()
+            .try_for_each(|(path, text, mode)| write(path, text, mode, force))
+    }
+}
+
+fn exists(path: &Path) -> Failure {
+    Failure::usage(format!("{} exists", path.display())).next("--force replaces it")
+}
+
+/// Writes a file that nobody sees half written.
+fn write(path: &Path, text: &str, mode: u32, force: bool) -> Outcome {
+    let failed = |error: std::io::Error| Failure::failed(format!("cannot write {}: {error}", path.display()));
+    let mut part = path.as_os_str().to_owned();
+    part.push(format!(".{}", std::process::id()));
+    let part = PathBuf::from(part);
+    let written = || {
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&part)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        match force {
+            true => fs::rename(&part, path),
+            // Fails where there is one by now.
+            false => fs::hard_link(&part, path),
+        }
+    };
+    let written = written();
+    // It is gone after a rename.
+    let _ = fs::remove_file(&part);
+    written.map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => exists(path),
+        _ => failed(error),
+    })
+}
+
+/// What all certificates of an authority have as their issuer. Authorities differ by their keys.
+fn authority() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = common_name("Castnet authority");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
+}
+
+fn common_name(name: &str) -> DistinguishedName {
+    let mut names = DistinguishedName::new();
+    names.push(DnType::CommonName, name);
+    names
+}
+
+fn valid(params: &mut CertificateParams, days: u32) {
+    let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
+    // Clocks differ.
+    params.not_before = (now - hour).into();
+    params.not_after = (now + 24 * hour * days).into();
+}
+
+fn init(folder: &Path, how: &How) -> Outcome<Done<Made>> {
+    let days = how.days.unwrap_or(3650);
+    let mut params = authority();
+    valid(&mut params, days);
+    let key = KeyPair::generate().map_err(Failure::failed)?;
+    let cert = params.self_signed(&key).map_err(Failure::failed)?;
+    fs::create_dir_all(folder)
+        .map_err(|e| Failure::usage(format!("cannot make {}: {e}", folder.display())))?;
+    let files = Files::new(folder, "ca");
+    files.write(&cert.pem(), &key.serialize_pem(), how.force)?;
+    let shown = folder.display();
+    Ok(made(
+        &files,
+        Vec::new(),
+        days,
+        format!("{shown}/ca.pem is the authority, for every machine; {shown}/ca.key signs, and stays here"),
+    ))
+}
+
+fn issue(folder: &Path, name: &str, more: Vec<String>, how: &How) -> Outcome<Done<Made>> {
+    if name.eq_ignore_ascii_case("ca") {
+        return Err(Failure::usage("ca is the authority's name").next("give the certificate another name"));
+    }
+    let names: Vec<String> = std::iter::once(name.to_owned()).chain(more).collect();
+    if let Some(bad) = names.iter().find(|n| !is_name(n)) {
+        return Err(
+            Failure::usage(format!("{bad:?} is neither a DNS name nor an IP address"))
+                .next("letters, digits, '-', '_' and '.', such as leaf1.example"),
+        );
+    }
+    let pem = exit::read_text(&folder.join("ca.key")).map_err(|failure| {
+        failure.next(format!(
+            "castnet pki init {} makes an authority",
+            folder.display()
+        ))
+    })?;
+    let bad_key = |e| Failure::usage(format!("{}/ca.key: {e}", folder.display()));
+    let issuer = Issuer::new(authority(), KeyPair::from_pem(&pem).map_err(bad_key)?);
+    let days = how.days.unwrap_or(365);
+    let mut params = CertificateParams::new(names.clone()).map_err(Failure::usage)?;
+    params.distinguished_name = common_name(name);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    params.use_authority_key_identifier_extension = true;
+    valid(&mut params, days);
+    let key = KeyPair::generate().map_err(Failure::failed)?;
+    let cert = params.signed_by(&key, &issuer).map_err(Failure::failed)?;
+    let files = Files::new(folder, name);
+    files.write(&cert.pem(), &key.serialize_pem(), how.force)?;
+    let (ca, count) = (folder.join("ca.pem"), plural(names.len(), "name"));
+    let sentence = format!(
+        "{} has {count} and is valid for {}\n--tls-ca {} --tls-cert {} --tls-key {}",
+        files.cert.display(),
+        plural(days as usize, "day"),
+        ca.display(),
+        files.cert.display(),
+        files.key.display(),
+    );
+    Ok(made(&files, names, days, sentence))
+}
+
+fn made(files: &Files, names: Vec<String>, days: u32, sentence: String) -> Done<Made> {
+    let facts = Made {
+        cert: files.cert.display().to_string(),
+        key: files.key.display().to_string(),
+        names,
+        days,
+    };
+    Done { facts, sentence }
+}
+
+/// Whether it is a DNS name or an IP address; as a file name, it stays in its folder.
+fn is_name(text: &str) -> bool {
+    let is_label = |label: &str| {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+        (1..=63).contains(&label.len())
+            && label.bytes().all(plain)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let is_ip = text.parse::<std::net::IpAddr>().is_ok();
+    is_ip || text.len() <= 253 && text.split('.').all(is_label)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use castnet_proto::transport::{Address, Security, TlsFiles, connect, serve};
+    use tonic::service::Routes;
+
+    use super::*;
+
+    const HOW: How = How {
+        days: None,
+        force: false,
+    };
+
+    #[tokio::test]
+    async fn what_it_makes_works_and_is_never_overwritten_by_accident() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let folder = &folder.path().join("pki");
+        let missing = issue(folder, "h1", Vec::new(), &HOW).expect_err("no authority");
+        assert!(missing.text().contains("castnet pki init"), "{}", missing.text());
+        init(folder, &HOW).expect("an authority");
+        issue(folder, "leaf1", vec!["127.0.0.1".into()], &HOW).expect("a server's");
+        issue(folder, "ops", Vec::new(), &HOW).expect("a client's");
+        let security = |name: &str| Security {
+            tls: Some(TlsFiles {
+                ca: folder.join("ca.pem"),
+                cert: folder.join(format!("{name}.pem")),
+                key: folder.join(format!("{name}.key")),
+            }),
+            ..Security::default()
+        };
+        let listen: Address = "https://127.0.0.1:0".parse().expect("an address");
+        let server = serve(&listen, &security("leaf1"), Routes::default())
+            .await
+            .expect("a server");
+        connect(server.address(), &security("ops"))
+            .await
+            .expect("a connection");
+
+        for key in ["ca.key", "ops.key"] {
+            let mode = fs::metadata(folder.join(key))
+                .expect("a key")
+                .permissions()
+                .mode();
+            assert_eq!(mode & 0o777, 0o600, "{key}");
+        }
+        let old = fs::read(folder.join("ops.key")).expect("a key");
+        for again in [init(folder, &HOW), issue(folder, "ops", Vec::new(), &HOW)] {
+            let refused = again.expect_err("it exists").text();
+            assert!(refused.contains("--force"), "{refused}");
+        }
+        assert_eq!(fs::read(folder.join("ops.key")).expect("a key"), old);
+        let force = How { force: true, ..HOW };
+        issue(folder, "ops", Vec::new(), &force).expect("a new one");
+        assert_ne!(fs::read(folder.join("ops.key")).expect("a key"), old);
+        connect(server.address(), &security("ops"))
+            .await
+            .expect("a connection");
+        assert_eq!(
+            fs::read_dir(folder).expect("a folder").count(),
+            6,
+            "no parts are left"
+        );
+    }
+
+    #[test]
+    fn names_are_dns_names_and_addresses() {
+        for good in ["h1", "leaf1.example", "10.0.0.1", "::1", "a_b"] {
+            assert!(is_name(good), "{good}");
+        }
+        for bad in ["", "../x", "a b", "-a", "a..b", "a/b", "*.example"] {
+            assert!(!is_name(bad), "{bad}");
+        }
+    }
+}

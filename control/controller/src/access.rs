@@ -1,0 +1,105 @@
+//! Who may call what at the controller: a host joins as itself, and sees its own groups.
+
+use castnet_proto::access::{Caller, Right, Role};
+use castnet_proto::v1;
+
+use crate::core::Core;
+use crate::error::Refusal;
+use crate::kinds::collective::record::Collective;
+use crate::table::Entry;
+
+/// The right that a method needs. The test below fails if one is missing.
+pub(crate) fn right(method: &str) -> Option<Right> {
+    Some(match method {
+        "CreateGroup" | "CreateCollective" | "DestroyGroup" | "EvictMember" | "ForgetHost" => Right::Operate,
+        "JoinGroup" | "LeaveGroup" | "InitGroup" | "Exchange" | "RegisterHost" => Right::Join,
+        "GetGroup" => Right::Look,
+        "FindLeader" => Right::Reach,
+        "ListGroups" | "PlanGroup" | "ListSwitches" | "ListHosts" | "GetTopology" | "WatchEvents" => {
+            Right::Read
+        }
+        _ => return None,
+    })
+}
+
+impl Core {
+    /// Refuses a host that acts for the rank of another one. A rank that no host has is free for all.
+    pub(crate) fn check_rank(
+        &self,
+        caller: &Caller,
+        job: &str,
+        rank: u32,
+        what: &str,
+    ) -> Result<(), Refusal> {
+        let Ok((_, group)) = self.collective(job) else {
+            return Ok(());
+        };
+        let place = group.ranks.get(rank as usize);
+        if place.is_none_or(|p| p.host.is_empty() || caller.may_be(&p.host)) {
+            return Ok(());
+        }
+        let what = format!("{what} as rank {rank} of group {job:?}");
+        let rule = "another host has this rank; a host acts for its own ranks alone, an operator for all";
+        Err(caller.denied(what, rule).into())
+    }
+
+    /// Refuses a host that is no member of a group.
+    pub(crate) fn check_member(&self, caller: &Caller, group: &str, what: &str) -> Result<(), Refusal> {
+        if caller.role != Role::Host || is_member(caller, self.group(group)?) {
+            return Ok(());
+        }
+        let what = format!("{what} group {group:?}");
+        Err(caller.denied(what, "it is no member of it").into())
+    }
+
+    /// A group as the caller may see it. A host sees its own groups, and of a job with a free rank what it needs to join.
+    pub(crate) fn seen_by(&self, caller: &Caller, name: &str) -> Result<v1::Group, Refusal> {
+        let entry = self.group(name)?;
+        let seen = entry.record().kind.behaviour().view(self, entry);
+        let has_free_rank = |group: &Collective| group.ranks.iter().any(|r| r.host.is_empty());
+        if caller.role == Role::Host
+            && !is_member(caller, entry)
+            && entry.record().collective().is_some_and(has_free_rank)
+        {
+            let full = seen.collective.and_then(|c| c.state).unwrap_or_default();
+            let state = v1::CollectiveState {
+                name: full.name,
+                phase: full.phase,
+                settings: full.settings,
+                lanes: full.lanes,
+                ..Default::default()
+            };
+            let collective = v1::Collective {
+                state: Some(state),
+                ..Default::default()
+            };
+            return Ok(v1::Group {
+                collective: Some(collective),
+                ..Default::default()
+            });
+        }
+        self.check_member(caller, name, "see")?;
+        Ok(seen)
+    }
+}
+
+fn is_member(caller: &Caller, entry: &Entry) -> bool {
+    let parties = entry.record().kind.behaviour().parties();
+    parties.iter().any(|p| caller.may_be(p.host))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_method_needs_a_right() {
+        let methods =
+            castnet_proto::access::methods(include_str!("../../../proto/castnet/v1/controller.proto"));
+        assert!(methods.contains(&"CreateGroup"), "{methods:?}");
+        for method in methods {
+            assert!(right(method).is_some(), "{method} has no row");
+        }
+        assert_eq!(right("Reboot"), None);
+    }
+}

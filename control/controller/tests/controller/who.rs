@@ -1,0 +1,379 @@
+//! Who may what, over TLS: a host's certificate can do nothing but join as itself.
+
+use castnet_controller::{Config, Controller};
+use castnet_proto::access::Roles;
+use castnet_proto::v1;
+use castnet_proto::v1::CollectivePhase;
+use castnet_topology::Topology;
+use tonic::{Code, Status};
+
+use crate::common::ranks::{Rank, destroy};
+use crate::common::tls::Authority;
+use crate::common::{Client, Lab, creation};
+
+struct Tls {
+    lab: Lab,
+    authority: Authority,
+    controller: Controller,
+    operator: Client,
+}
+
+impl Tls {
+    async fn new() -> Self {
+        let mut lab = Lab::new(Topology::star(4).unwrap()).await;
+        let authority = Authority::new();
+        lab.config = Config {
+            listen: "https://127.0.0.1:0".parse().unwrap(),
+            security: authority.issue(&lab.folder.path().join("server"), &["127.0.0.1", "c1"]),
+            roles: Roles {
+                operators: vec!["ops".into()],
+                read_only: vec!["grafana".into()],
+                ..Roles::default()
+            },
+            ..lab.config
+        };
+        let controller = Controller::start(lab.config.clone()).await.unwrap();
+        let at = controller.address().unwrap();
+        let operator = authority.client(lab.folder.path(), at, &["ops"]).await;
+        Self {
+            operator,
+            lab,
+            authority,
+            controller,
+        }
+    }
+
+    async fn client(&self, names: &[&str]) -> Client {
+        let at = self.controller.address().unwrap();
+        self.authority.client(self.lab.folder.path(), at, names).await
+    }
+}
+
+fn denied<T: std::fmt::Debug>(answer: Result<T, Status>, words: &[&str]) {
+    let status = answer.unwrap_err();
+    assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    for word in words {
+        assert!(status.message().contains(word), "{word:?} in {status}");
+    }
+}
+
+async fn destroyed(operator: &mut Client, group: &str) {
+    operator.destroy_group(destroy(group)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_host_joins_as_itself_and_can_do_nothing_else() {
+    let tls = Tls::new().await;
+    let (lab, mut operator) = (&tls.lab, tls.operator.clone());
+    operator.create_group(creation("g", &["h0", "h1"])).await.unwrap();
+    operator
+        .create_group(creation("other", &["h2", "h3"]))
+        .await
+        .unwrap();
+    let mut h0 = tls.client(&["h0"]).await;
+
+    // As itself.
+    let joined = h0.join_group(lab.joining("g", "h0", 0x10)).await.unwrap();
+    let group = |name: &str| v1::GetGroupRequest { group: name.into() };
+    h0.get_group(group("g")).await.unwrap();
+    let register = |name: &str| {
+        let known = lab.topology.host(name).unwrap();
+        v1::RegisterHostRequest {
+            name: name.into(),
+            ip: known.ip.unwrap().to_string(),
+            mac: castnet_wire::MacAddr(known.mac.unwrap()).to_string(),
+        }
+    };
+    h0.register_host(register("h0")).await.unwrap();
+
+    // As another, or into groups of others.
+    let who = "h0 (host, from 127.0.0.1:";
+    denied(
+        h0.join_group(lab.joining("g", "h1", 0x11)).await,
+        &[who, "join as host \"h1\"", "operator"],
+    );
+    denied(
+        h0.register_host(register("h1")).await,
+        &[who, "register as host \"h1\""],
+    );
+    denied(
+        h0.join_group(lab.joining("other", "h0", 0x12)).await,
+        &[who, "join group \"other\""],
+    );
+    denied(h0.get_group(group("other")).await, &[who, "see group \"other\""]);
+    let leave = |group: &str, host: &str| v1::LeaveGroupRequest {
+        group: group.into(),
+        host: host.into(),
+        rank: None,
+    };
+    denied(
+        h0.leave_group(leave("g", "h1")).await,
+        &[who, "leave as host \"h1\""],
+    );
+    denied(
+        h0.leave_group(leave("other", "h0")).await,
+        &[who, "leave group \"other\""],
+    );
+
+    // What is for operators, or shows all.
+    denied(
+        h0.create_group(creation("x", &["h0", "h1"])).await,
+        &[who, "call CreateGroup", "operator"],
+    );
+    let ranks = ["h0", "h1"].map(String::from).into();
+    let collective = v1::CreateCollectiveRequest {
+        name: "x".into(),
+        ranks,
+        ..Default::default()
+    };
+    denied(
+        h0.create_collective(collective).await,
+        &[who, "call CreateCollective"],
+    );
+    denied(h0.destroy_group(destroy("g")).await, &[who, "call DestroyGroup"]);
+    let all = v1::ListControllerGroupsRequest {};
+    denied(
+        h0.list_groups(all).await,
+        &[who, "call ListGroups", "operator or controller or read-only"],
+    );
+    denied(h0.list_switches(v1::ListSwitchesRequest {}).await, &[who]);
+    denied(h0.list_hosts(v1::ListHostsRequest {}).await, &[who]);
+    denied(h0.get_topology(v1::GetTopologyRequest {}).await, &[who]);
+    denied(h0.watch_events(v1::WatchControllerEventsRequest {}).await, &[who]);
+
+    // Nothing of that has changed anything.
+    let listed = operator
+        .list_groups(v1::ListControllerGroupsRequest {})
+        .await
+        .unwrap();
+    assert_eq!(listed.into_inner().groups.len(), 2);
+    drop(joined);
+    // A certificate without a name is nobody.
+    let mut nobody = tls.client(&[]).await;
+    denied(
+        nobody.join_group(lab.joining("g", "h0", 0x10)).await,
+        &["without a DNS name"],
+    );
+    destroyed(&mut operator, "g").await;
+}
+
+#[tokio::test]
+async fn who_may_only_read_changes_nothing() {
+    let tls = Tls::new().await;
+    tls.operator
+        .clone()
+        .create_group(creation("g", &["h0", "h1"]))
+        .await
+        .unwrap();
+    let mut reader = tls.client(&["grafana"]).await;
+    let all = v1::ListControllerGroupsRequest {};
+    assert_eq!(
+        reader.list_groups(all).await.unwrap().into_inner().groups.len(),
+        1
+    );
+    reader
+        .get_group(v1::GetGroupRequest { group: "g".into() })
+        .await
+        .unwrap();
+    reader
+        .watch_events(v1::WatchControllerEventsRequest {})
+        .await
+        .unwrap();
+    denied(
+        reader.destroy_group(destroy("g")).await,
+        &["grafana (read-only, ", "operator"],
+    );
+    denied(
+        reader.join_group(tls.lab.joining("g", "h0", 1)).await,
+        &["operator or host"],
+    );
+}
+
+#[tokio::test]
+async fn a_job_is_made_of_the_ranks_of_its_hosts() {
+    let tls = Tls::new().await;
+    let lab = &tls.lab;
+    let (h0, h1, mut h2) = (
+        tls.client(&["h0"]).await,
+        tls.client(&["h1"]).await,
+        tls.client(&["h2"]).await,
+    );
+    let mut first = Rank::join(&h0, lab.rank("job", 0, 2, 0x10)).await;
+
+    // Who could still join sees what it needs for that alone.
+    let get = v1::GetGroupRequest { group: "job".into() };
+    let seen = h2.get_group(get.clone()).await.unwrap().into_inner();
+    let state = seen.collective.unwrap().state.unwrap();
+    assert_eq!((state.lanes.len(), state.members.len()), (1, 0));
+
+    // Nobody takes the place of another host, whatever it says.
+    let mut taken = lab.rank("job", 0, 2, 0x20);
+    (taken.host, taken.connection) = ("h2".into(), Some(lab.connection("h2", 0x20)));
+    taken.rejoin_of = Some(0);
+    denied(
+        h2.init_group(taken.clone()).await,
+        &["h2 (host, ", "join as rank 0 of group \"job\""],
+    );
+    denied(
+        h2.init_group(lab.rank("job", 0, 2, 0x20)).await,
+        &["join as host \"h0\""],
+    );
+    let leave = |rank| v1::LeaveGroupRequest {
+        group: "job".into(),
+        host: "h2".into(),
+        rank: Some(rank),
+    };
+    denied(h2.leave_group(leave(0)).await, &["leave as rank 0"]);
+    let exchange = |rank| v1::ExchangeRequest {
+        job: "job".into(),
+        rank,
+        size: 2,
+        blob: vec![rank as u8],
+        ..Default::default()
+    };
+    denied(h2.exchange(exchange(0)).await, &["exchange as rank 0"]);
+
+    let mut second = Rank::join(&h1, lab.rank("job", 1, 2, 0x11)).await;
+    first.until(CollectivePhase::Active).await;
+    second.until(CollectivePhase::Active).await;
+    denied(h2.get_group(get.clone()).await, &["see group \"job\""]);
+    h1.clone().get_group(get).await.unwrap();
+    let (mut a, mut b) = (h0.clone(), h1.clone());
+    let (a, b) = tokio::join!(a.exchange(exchange(0)), b.exchange(exchange(1)));
+    assert_eq!(a.unwrap().into_inner().blobs, b.unwrap().into_inner().blobs);
+
+    // The job ends with its last rank; no operator is needed.
+    for (rank, client) in [(0, h0), (1, h1)] {
+        assert!(
+            client
+                .clone()
+                .leave_group(leave(rank))
+                .await
+                .unwrap()
+                .into_inner()
+                .left
+        );
+    }
+    crate::common::ranks::vanishes(&tls.operator, "job").await;
+    drop((first, second));
+}
+
+#[tokio::test]
+async fn over_tls_somebody_must_be_an_operator() {
+    let tls = Tls::new().await;
+    let config = Config {
+        roles: Roles {
+            read_only: vec!["grafana".into()],
+            ..Roles::default()
+        },
+        store: None,
+        ..tls.lab.config.clone()
+    };
+    let refused = Controller::start(config).await.unwrap_err().to_string();
+    assert!(refused.contains("--operators"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_group_has_the_owner_that_created_it_also_after_a_restart() {
+    let tls = Tls::new().await;
+    let (lab, mut operator) = (&tls.lab, tls.operator.clone());
+    operator.create_group(creation("g", &["h0", "h1"])).await.unwrap();
+    let h0 = tls.client(&["h0"]).await;
+    let _rank = Rank::join(&h0, lab.rank("job", 0, 2, 0x10)).await;
+    tls.controller.stop().await;
+    let controller = Controller::start(lab.config.clone()).await.unwrap();
+    let at = controller.address().unwrap();
+    let mut operator = tls.authority.client(lab.folder.path(), at, &["ops"]).await;
+    let listed = operator.list_groups(v1::ListControllerGroupsRequest {}).await;
+    let listed = listed.unwrap().into_inner();
+    assert_eq!(listed.groups[0].state.as_ref().unwrap().owner, "ops");
+    assert_eq!(listed.collectives[0].state.as_ref().unwrap().owner, "h0");
+}
+
+#[tokio::test]
+async fn a_job_with_a_secret_takes_only_ranks_that_know_it() {
+    let lab = Lab::new(Topology::star(4).unwrap()).await;
+    let (controller, client) = lab.start().await;
+    let with = |rank: u32, secret: &str| v1::InitGroupRequest {
+        secret: secret.into(),
+        ..lab.rank("job", rank, 2, 0x10 + rank)
+    };
+    let mut first = Rank::join(&client, with(0, "s3cret")).await;
+    for bad in ["", "S3cret"] {
+        denied(
+            client.clone().init_group(with(1, bad)).await,
+            &["secret", "\"job\"", "rank 1"],
+        );
+    }
+    let mut second = Rank::join(&client, with(1, "s3cret")).await;
+    first.until(CollectivePhase::Active).await;
+    second.until(CollectivePhase::Active).await;
+    let exchange = |job: &str, rank, secret: &str| v1::ExchangeRequest {
+        job: job.into(),
+        rank,
+        size: 2,
+        secret: secret.into(),
+        ..Default::default()
+    };
+    denied(client.clone().exchange(exchange("job", 1, "")).await, &["secret"]);
+
+    // The store has no secret, and knows it after a restart.
+    drop((first, second));
+    controller.stop().await;
+    let stored = std::fs::read(lab.folder.path().join("controller.redb")).unwrap();
+    assert!(!stored.windows(6).any(|w| w == b"s3cret"));
+    let (_controller, client) = lab.start().await;
+    denied(client.clone().init_group(with(0, "other")).await, &["secret"]);
+}
+
+#[tokio::test]
+async fn each_change_is_in_the_audit_log_with_who_what_and_how_it_ended() {
+    let mut lab = Lab::new(Topology::star(4).unwrap()).await;
+    let path = lab.folder.path().join("audit.jsonl");
+    lab.config.audit_log = Some(path.clone());
+    let (controller, mut client) = lab.start().await;
+    client.create_group(creation("g", &["h0", "h1"])).await.unwrap();
+    client
+        .create_group(creation("g", &["h0", "h1"]))
+        .await
+        .unwrap_err();
+    client
+        .list_groups(v1::ListControllerGroupsRequest {})
+        .await
+        .unwrap();
+    let lines = |path: &std::path::Path, least: usize| -> Vec<serde_json::Value> {
+        let start = std::time::Instant::now();
+        loop {
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            let whole = text.matches('\n').count();
+            if whole >= least {
+                return text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+            }
+            assert!(start.elapsed() < crate::common::PATIENCE, "{text}");
+            std::thread::yield_now();
+        }
+    };
+    let seen = lines(&path, 2);
+    let part = |line: &serde_json::Value| {
+        ["identity", "role", "method", "object", "outcome"].map(|f| line[f].as_str().unwrap().to_owned())
+    };
+    assert_eq!(
+        part(&seen[0]),
+        ["127.0.0.1", "operator", "CreateGroup", "g", "ok"]
+    );
+    assert_eq!(part(&seen[1])[4], "AlreadyExists");
+    assert!(seen[1]["reason"].as_str().unwrap().contains("there is a group"));
+
+    // The file is rotated; the next line makes a new one.
+    std::fs::rename(&path, path.with_extension("old")).unwrap();
+    client.destroy_group(destroy("g")).await.unwrap();
+    let seen = lines(&path, 1);
+    assert_eq!(part(&seen[0])[2], "DestroyGroup");
+    assert_eq!(lines(&path.with_extension("old"), 2).len(), 2);
+
+    // A disk that is full stops nothing.
+    controller.stop().await;
+    lab.config.audit_log = Some("/dev/full".into());
+    let (_controller, mut client) = lab.start().await;
+    client.create_group(creation("g2", &["h0", "h1"])).await.unwrap();
+}

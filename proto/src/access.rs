@@ -1,0 +1,423 @@
+//! Who may call what. A client has a [`Role`] by the names of its certificate. Each method needs a [`Right`]. [`guard`] checks
+//! both in front of a service, and hands the [`Caller`] on to it.
+//!
+//! Clients without a certificate, at a Unix socket or over plaintext, are operators: the mode of the socket, or the machine,
+//! protects the service.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::ready;
+use std::sync::{Arc, OnceLock};
+
+use castnet_toml_reader::Value;
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Context, Poll, Service, http};
+use tonic::server::NamedService;
+use tonic::service::Routes;
+use tonic::{Code, Request, Status};
+
+use crate::audit::AuditLog;
+use crate::transport::{self, Address, Peer, Security, Server, TransportError};
+
+/// What a client is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// May do everything.
+    Operator,
+    /// May program switches.
+    Controller,
+    /// May read everything, and change nothing.
+    ReadOnly,
+    /// May join groups as itself. Every certificate that is not listed.
+    Host,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Operator => "operator",
+            Self::Controller => "controller",
+            Self::ReadOnly => "read-only",
+            Self::Host => "host",
+        })
+    }
+}
+
+/// What a method needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Right {
+    /// To change what concerns all, or to see the content of traffic.
+    Operate,
+    /// To change the groups of a switch.
+    Program,
+    /// To read everything.
+    Read,
+    /// To read everything, or as a host what concerns itself. The service checks which.
+    Look,
+    /// To act for any host, or as a host for itself. The service checks which.
+    Join,
+    /// To find the service.
+    Reach,
+}
+
+impl Right {
+    /// The roles that have it.
+    pub const fn roles(self) -> &'static [Role] {
+        match self {
+            Self::Operate => &[Role::Operator],
+            Self::Program => &[Role::Operator, Role::Controller],
+            Self::Read => &[Role::Operator, Role::Controller, Role::ReadOnly],
+            Self::Look => &[Role::Operator, Role::ReadOnly, Role::Host],
+            Self::Join => &[Role::Operator, Role::Host],
+            Self::Reach => &[Role::Operator, Role::Controller, Role::ReadOnly, Role::Host],
+        }
+    }
+}
+
+/// The certificates that are not hosts, by their DNS names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Roles {
+    /// Of operators.
+    pub operators: Vec<String>,
+    /// Of controllers. Only switches have them.
+    pub controllers: Vec<String>,
+    /// Of clients that may only read.
+    pub read_only: Vec<String>,
+}
+
+impl Roles {
+    /// Reads the table `[roles]` of a configuration file; `controllers` only where `of_switch`.
+    pub fn read(value: Value<'_>, of_switch: bool) -> Option<Self> {
+        let t = value.table("a table: { operators = [\"NAME\"], read_only = [\"NAME\"] }")?;
+        let names = |field| t.items(field, "a list of names: [\"ops.example\"]", |v| v.string());
+        Some(Self {
+            operators: names("operators"),
+            controllers: if of_switch {
+                names("controllers")
+            } else {
+                Vec::new()
+            },
+            read_only: names("read_only"),
+        })
+    }
+
+    /// The lists of `self` that are not empty, the others from `other`.
+    pub fn or(self, other: Self) -> Self {
+        let list = |mine: Vec<String>, other| if mine.is_empty() { other } else { mine };
+        Self {
+            operators: list(self.operators, other.operators),
+            controllers: list(self.controllers, other.controllers),
+            read_only: list(self.read_only, other.read_only),
+        }
+    }
+
+    /// The role of a client. With several names, the highest one.
+    pub fn of(&self, peer: &Peer) -> Role {
+        let Some(names) = &peer.names else {
+            return Role::Operator;
+        };
+        let has = |list: &[String]| {
+            list.iter()
+                .any(|l| names.iter().any(|n| n.eq_ignore_ascii_case(l)))
+        };
+        let listed = [
+            (&self.operators, Role::Operator),
+            (&self.controllers, Role::Controller),
+            (&self.read_only, Role::ReadOnly),
+        ];
+        let role = listed.into_iter().find(|(list, _)| has(list));
+        role.map_or(Role::Host, |(_, role)| role)
+    }
+}
+
+/// The client of a request. An extension of each request to a service behind [`guard`], as `Arc<Caller>`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Its connection.
+    pub peer: Arc<Peer>,
+    /// Its role.
+    pub role: Role,
+    object: OnceLock<String>,
+}
+
+impl Caller {
+    /// A client.
+    pub fn new(peer: Arc<Peer>, role: Role) -> Self {
+        Self {
+            peer,
+            role,
+            object: OnceLock::new(),
+        }
+    }
+
+    /// Says what the call is about, for the audit log. The first one counts.
+    pub fn concerns(&self, object: impl Into<String>) {
+        let _ = self.object.set(object.into());
+    }
+
+    /// What the call is about; empty if that is not known.
+    pub fn object(&self) -> &str {
+        self.object.get().map_or("", String::as_str)
+    }
+
+    /// The client of `request`.
+    ///
+    /// # Errors
+    /// The request did not pass [`guard`].
+    pub fn of<T>(request: &Request<T>) -> Result<Arc<Self>, Status> {
+        let caller = request.extensions().get::<Arc<Self>>().cloned();
+        caller.ok_or_else(|| Status::internal("the client of this request is unknown"))
+    }
+
+    /// Whether it is the host of this name, or may act for it.
+    pub fn may_be(&self, host: &str) -> bool {
+        self.role == Role::Operator || self.role == Role::Host && self.has_name(host)
+    }
+
+    /// Whether its certificate has this name.
+    pub fn has_name(&self, name: &str) -> bool {
+        let names = self.peer.names.iter().flatten();
+        names.into_iter().any(|n| n.eq_ignore_ascii_case(name))
+    }
+
+    /// Its first name; without a certificate, `uid N` or its IP address.
+    pub fn identity(&self) -> &str {
+        match &self.peer.names {
+            None => self
+                .peer
+                .address
+                .rsplit_once(':')
+                .map_or(&self.peer.address, |(ip, _)| ip),
+            Some(names) => names
+                .first()
+                .map_or("a certificate without a DNS name", String::as_str),
+        }
+    }
+
+    /// A refusal of what it may not do; `rule` says who may.
+    pub fn denied(&self, what: impl Into<String>, rule: impl Into<String>) -> Denied {
+        Denied {
+            who: self.to_string(),
+            what: what.into(),
+            rule: rule.into(),
+        }
+    }
+
+    /// Refuses if it may not act for `host`. `what` is what it wants to do.
+    pub fn check_host(&self, host: &str, what: &str) -> Result<(), Denied> {
+        if self.may_be(host) {
+            return Ok(());
+        }
+        let what = format!("{what} as host {host:?}");
+        Err(self.denied(
+            what,
+            "a host acts as itself alone, under a name of its certificate; an operator, for any host",
+        ))
+    }
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { peer, role, .. } = self;
+        match peer.names {
+            Some(_) => write!(f, "{} ({role}, from {})", self.identity(), peer.address),
+            None => write!(f, "{} ({role})", peer.address),
+        }
+    }
+}
+
+/// A client may not do what it wants to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{who} may not {what}: {rule}")]
+pub struct Denied {
+    who: String,
+    what: String,
+    rule: String,
+}
+
+impl From<Denied> for Status {
+    fn from(denied: Denied) -> Self {
+        Status::permission_denied(denied.to_string())
+    }
+}
+
+/// Who may call a service.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    /// Roles of certificates.
+    pub roles: Roles,
+    /// Has a line for each call that is more than reading.
+    pub audit: Option<AuditLog>,
+}
+
+/// Like [`transport::serve`], for services behind [`guard`].
+///
+/// # Errors
+/// As [`transport::serve`]; and with TLS, if no certificate could change anything.
+pub async fn serve(
+    address: &Address,
+    security: &Security,
+    access: &Access,
+    routes: Routes,
+) -> Result<Server, TransportError> {
+    let is_tls = matches!(address, Address::Tcp { tls: true, .. });
+    if is_tls && access.roles.operators.is_empty() && access.roles.controllers.is_empty() {
+        return Err(TransportError::NoOperators(address.clone()));
+    }
+    transport::serve(address, security, routes).await
+}
+
+/// Checks each call of a service. A method needs the right that `rights` returns for its name; one without cannot be called.
+pub fn guard<S>(access: &Arc<Access>, rights: fn(&str) -> Option<Right>, service: S) -> Guarded<S> {
+    let access = access.clone();
+    let guard = Guard { access, rights };
+    Guarded { guard, service }
+}
+
+#[derive(Clone, Debug)]
+struct Guard {
+    access: Arc<Access>,
+    rights: fn(&str) -> Option<Right>,
+}
+
+/// A call that may be made, or not.
+struct Admission {
+    caller: Arc<Caller>,
+    method: String,
+    denied: Option<Denied>,
+    /// Where its outcome is noted.
+    audit: Option<AuditLog>,
+}
+
+impl Guard {
+    fn admit<B>(&self, request: &http::Request<B>) -> Result<Admission, Status> {
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+        let right = (self.rights)(method).ok_or_else(|| Status::unimplemented(method.to_owned()))?;
+        let peer = request.extensions().get::<Arc<Peer>>().cloned();
+        let peer = peer.ok_or_else(|| Status::internal("the client of this request is unknown"))?;
+        let role = self.access.roles.of(&peer);
+        let caller = Caller::new(peer, role);
+        let denied = (!right.roles().contains(&role)).then(|| {
+            let roles: Vec<String> = right.roles().iter().map(Role::to_string).collect();
+            let rule = format!("the role that may: {}", roles.join(" or "));
+            caller.denied(format!("call {method}"), rule)
+        });
+        let only_reads = matches!(right, Right::Read | Right::Look | Right::Reach);
+        Ok(Admission {
+            caller: Arc::new(caller),
+            method: method.to_owned(),
+            denied,
+            audit: self.access.audit.clone().filter(|_| !only_reads),
+        })
+    }
+}
+
+impl Admission {
+    /// Notes how the call ended; a stream, how it began.
+    fn note(&self, response: &http::Response<Body>) {
+        let Some(audit) = &self.audit else { return };
+        match Status::from_header_map(response.headers()).filter(|s| s.code() != Code::Ok) {
+            Some(status) => {
+                let code = format!("{:?}", status.code());
+                audit.add(&self.caller, &self.method, &code, status.message());
+            }
+            None => audit.add(&self.caller, &self.method, "ok", ""),
+        }
+    }
+}
+
+/// A service behind [`guard`].
+#[derive(Clone, Debug)]
+pub struct Guarded<S> {
+    guard: Guard,
+    service: S,
+}
+
+impl<S: NamedService> NamedService for Guarded<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> Service<http::Request<Body>> for Guarded<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.service.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        let admission = match self.guard.admit(&request) {
+            Ok(admission) => admission,
+            Err(status) => return Box::pin(ready(Ok(status.into_http()))),
+        };
+        if let Some(denied) = admission.denied.clone() {
+            tracing::info!(%denied, "refused");
+            let response = Status::from(denied).into_http();
+            admission.note(&response);
+            return Box::pin(ready(Ok(response)));
+        }
+        request.extensions_mut().insert(admission.caller.clone());
+        let call = self.service.call(request);
+        Box::pin(async move {
+            let response = call.await?;
+            admission.note(&response);
+            Ok(response)
+        })
+    }
+}
+
+/// The methods of a `.proto` file, for tests of tables of rights.
+pub fn methods(proto: &str) -> Vec<&str> {
+    let rpcs = proto.lines().filter_map(|line| line.trim().strip_prefix("rpc "));
+    rpcs.filter_map(|rpc| rpc.split('(').next()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(names: Option<&[&str]>) -> Arc<Peer> {
+        Arc::new(Peer {
+            address: "192.0.2.1:7".into(),
+            names: names.map(|names| names.iter().map(|n| n.to_string()).collect()),
+        })
+    }
+
+    #[test]
+    fn a_certificate_is_a_hosts_unless_it_is_listed() {
+        let roles = Roles {
+            operators: vec!["Ops.example".into()],
+            controllers: vec!["c1".into()],
+            read_only: vec!["grafana".into(), "c1".into()],
+        };
+        let cases: [(Option<&[&str]>, Role); 6] = [
+            (None, Role::Operator),
+            (Some(&["h1", "ops.example"]), Role::Operator),
+            (Some(&["c1"]), Role::Controller),
+            (Some(&["grafana"]), Role::ReadOnly),
+            (Some(&["h1"]), Role::Host),
+            (Some(&[]), Role::Host),
+        ];
+        for (names, role) in cases {
+            assert_eq!(roles.of(&peer(names)), role, "{names:?}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_itself_and_a_refusal_says_who_and_what() {
+        let caller = |names, role| Caller::new(peer(names), role);
+        let host = caller(Some(&["h1", "h1.example"]), Role::Host);
+        assert!(host.may_be("h1") && host.may_be("H1.example") && !host.may_be("h2"));
+        assert!(caller(None, Role::Operator).may_be("h2"));
+        assert!(!caller(Some(&["h1"]), Role::ReadOnly).may_be("h1"));
+        assert!(!caller(Some(&[]), Role::Host).may_be(""));
+        let denied = host.check_host("h2", "join").unwrap_err().to_string();
+        let expected = "h1 (host, from 192.0.2.1:7) may not join as host \"h2\": a host acts as itself alone";
+        assert!(denied.starts_with(expected), "{denied}");
+    }
+}

@@ -1,0 +1,135 @@
+//! The audit log: one JSON object a line for each call that is more than reading.
+//!
+//! A thread writes it, so that no call waits for the disk. If the disk is full or slow, lines are lost; how many, the log of the
+//! service says. A file that was renamed or removed is made anew, as log rotation wants it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use crate::access::Caller;
+
+/// Lines that wait to be written.
+const WAITING_MAX: usize = 4096;
+/// Lost lines are logged at most so often.
+const LOST_INTERVAL: Duration = Duration::from_secs(60);
+
+/// One call.
+#[derive(Debug, Serialize)]
+struct Line<'l> {
+    at_unix_ns: u64,
+    identity: &'l str,
+    role: String,
+    address: &'l str,
+    method: &'l str,
+    /// The group, host or route; empty if the call was refused before it was read.
+    object: &'l str,
+    /// `ok`, or the code of the refusal.
+    outcome: &'l str,
+    /// Why it was refused.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reason: &'l str,
+}
+
+/// An open audit log. Its thread ends with the last clone.
+#[derive(Clone, Debug)]
+pub struct AuditLog {
+    lines: SyncSender<String>,
+    lost: Arc<AtomicU64>,
+}
+
+impl AuditLog {
+    /// Opens or makes the file. Only its owner may read it.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let (lines, waiting) = sync_channel(WAITING_MAX);
+        let lost = Arc::new(AtomicU64::new(0));
+        let log = LogFile {
+            path: path.to_owned(),
+            file: open(path)?,
+            lost: lost.clone(),
+            told: None,
+        };
+        let thread = std::thread::Builder::new().name("castnet-audit".into());
+        thread.spawn(move || log.write_all(&waiting))?;
+        Ok(Self { lines, lost })
+    }
+
+    /// Adds a line; never waits.
+    pub(crate) fn add(&self, caller: &Caller, method: &str, outcome: &str, reason: &str) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let line = Line {
+            at_unix_ns: now.map_or(0, |d| d.as_nanos() as u64),
+            identity: caller.identity(),
+            role: caller.role.to_string(),
+            address: &caller.peer.address,
+            method,
+            object: caller.object(),
+            outcome,
+            reason,
+        };
+        let sent = serde_json::to_string(&line).map(|line| self.lines.try_send(line));
+        if !matches!(sent, Ok(Ok(()))) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(path)
+}
+
+struct LogFile {
+    path: PathBuf,
+    file: File,
+    lost: Arc<AtomicU64>,
+    /// When lost lines were logged last.
+    told: Option<Instant>,
+}
+
+impl LogFile {
+    fn write_all(mut self, lines: &Receiver<String>) {
+        while let Ok(mut line) = lines.recv() {
+            line.push('\n');
+            let written = self.reopen().and_then(|()| self.file.write_all(line.as_bytes()));
+            if let Err(error) = &written {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!(%error, "a line of the audit log is lost");
+            }
+            self.tell(written.err());
+        }
+    }
+
+    /// Opens the file anew if another one, or none, has its name.
+    fn reopen(&mut self) -> io::Result<()> {
+        let own = self.file.metadata()?;
+        let same = |named: std::fs::Metadata| (named.dev(), named.ino()) == (own.dev(), own.ino());
+        if !std::fs::metadata(&self.path).is_ok_and(same) {
+            self.file = open(&self.path)?;
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, error: Option<io::Error>) {
+        let due = self.told.is_none_or(|told| told.elapsed() >= LOST_INTERVAL);
+        let lost = match due {
+            true => self.lost.swap(0, Ordering::Relaxed),
+            false => 0,
+        };
+        if lost > 0 {
+            self.told = Some(Instant::now());
+            let reason = error.map_or_else(|| "too many at once".into(), |e| e.to_string());
+            tracing::warn!(file = %self.path.display(), lost, reason, "lines of the audit log are lost");
+        }
+    }
+}

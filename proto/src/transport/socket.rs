@@ -1,0 +1,139 @@
+//! The file of a Unix socket: who may connect.
+
+use std::fmt;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::str::FromStr;
+
+use nix::unistd::Group;
+use tokio::net::UnixListener;
+
+/// Who may connect to a Unix socket. Default: its owner.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// Group of the file. `None`: that of the process.
+    pub group: Option<String>,
+    /// Mode of the file. `None`: 0660 with a group, otherwise 0600.
+    pub mode: Option<SocketMode>,
+}
+
+/// Mode of a file, in octal digits such as `0660`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketMode(u32);
+
+impl FromStr for SocketMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match u32::from_str_radix(text, 8) {
+            Ok(mode) if mode <= 0o777 => Ok(Self(mode)),
+            _ => Err(format!(
+                "{text:?} is no mode of a socket: octal digits such as 0660"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for SocketMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04o}", self.0)
+    }
+}
+
+impl SocketAccess {
+    /// The set fields of `self`, the others from `other`.
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            group: self.group.or(other.group),
+            mode: self.mode.or(other.mode),
+        }
+    }
+
+    fn mode(&self) -> u32 {
+        match (self.mode, &self.group) {
+            (Some(SocketMode(mode)), _) => mode,
+            (None, Some(_)) => 0o660,
+            (None, None) => 0o600,
+        }
+    }
+
+    fn apply(&self, path: &Path) -> io::Result<()> {
+        if let Some(name) = &self.group {
+            let group = Group::from_name(name)?;
+            let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("there is no group {name:?}"));
+            let group = group.ok_or_else(unknown)?;
+            std::os::unix::fs::chown(path, None, Some(group.gid.as_raw()))
+                .map_err(|e| io::Error::new(e.kind(), format!("it cannot be of group {name:?}: {e}")))?;
+        }
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(self.mode()))
+    }
+}
+
+/// Replaces the socket of a dead process, but not that of a running server.
+pub(super) fn bind(path: &Path, access: &SocketAccess) -> io::Result<UnixListener> {
+    let listener = match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                return Err(error);
+            }
+            std::fs::remove_file(path)?;
+            UnixListener::bind(path)?
+        }
+        bound => bound?,
+    };
+    access.apply(path).inspect_err(|_| {
+        let _ = std::fs::remove_file(path);
+    })?;
+    Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_octal() {
+        assert_eq!("660".parse::<SocketMode>().unwrap().to_string(), "0660");
+        for bad in ["", "rw", "0680", "1777", "-1"] {
+            assert!(bad.parse::<SocketMode>().is_err(), "{bad}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_has_the_mode_and_the_group_that_are_configured() {
+        use std::os::unix::fs::MetadataExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let own = Group::from_gid(nix::unistd::getegid()).unwrap().unwrap();
+        let cases = [
+            (SocketAccess::default(), 0o600),
+            (
+                SocketAccess {
+                    group: Some(own.name.clone()),
+                    mode: None,
+                },
+                0o660,
+            ),
+            (
+                SocketAccess {
+                    group: Some(own.name),
+                    mode: Some(SocketMode(0o666)),
+                },
+                0o666,
+            ),
+        ];
+        for (access, mode) in cases {
+            let _listener = bind(&path, &access).unwrap();
+            let data = std::fs::metadata(&path).unwrap();
+            assert_eq!((data.mode() & 0o777, data.gid()), (mode, own.gid.as_raw()));
+            std::fs::remove_file(&path).unwrap();
+        }
+        let unknown = SocketAccess {
+            group: Some("no-such-group".into()),
+            mode: None,
+        };
+        let refused = bind(&path, &unknown).unwrap_err().to_string();
+        assert!(refused.contains("no-such-group") && !path.exists(), "{refused}");
+    }
+}
