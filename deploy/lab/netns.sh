@@ -3,13 +3,15 @@
 #
 #   netns.sh up            builds it with four hosts at four ports of the switch, starts switch and controller, and prints examples
 #   netns.sh up one-armed  eight hosts at an ordinary switch (a bridge of the kernel), and the Castnet switch at one port of that
+#   netns.sh up [one-armed] --controllers N   with N controllers, one of which leads; their store is an etcd server
+#   netns.sh kill-leader   kills the controller that leads (kill -9); another one goes on
 #   netns.sh send FILE     sends a file from h1 to all others (OP=write for RDMA WRITE), and compares what arrived
 #   netns.sh allreduce [FLAGS]   an AllReduce of all hosts in the switch (or another collective: reduce, broadcast, ...);
 #                          RANKS=N: number of ranks, also more than hosts
 #   netns.sh status        shows the switch's ports and groups
 #   netns.sh down          stops everything, and removes the namespaces and all files
 #
-# Needs root and `ip` (iproute2). CASTNET is the binary; FAULT injects faults on all ports (FAULT=loss=1%,seed=42).
+# Needs root and `ip` (iproute2); for several controllers etcd (etcd-server). CASTNET is the binary; FAULT injects faults on all ports (FAULT=loss=1%,seed=42).
 set -euo pipefail
 
 lab=/run/castnet-lab
@@ -57,14 +59,69 @@ wire() {
     ip -n "$prefix-$3" link set "$4" mtu $mtu up
 }
 
+# Starts an etcd server and $1 controllers that store in it, and waits until one of them leads.
+start_controllers() {
+    local n try all=()
+    command -v etcd >/dev/null || die "several controllers need etcd: install etcd-server"
+    (cd "$lab" && exec etcd --listen-client-urls unix://etcd:0 --advertise-client-urls unix://etcd:0 \
+        --listen-peer-urls unix://peer:0 --auto-compaction-mode revision --auto-compaction-retention 1000 \
+        >"$lab/etcd.log" 2>&1) &
+    echo $! >"$lab/etcd.pid"
+    for n in $(seq "$1"); do
+        cat >"$lab/controller$n.toml" <<END
+listen = "unix:$lab/controller$n.sock"
+store = { etcd = ["unix:$lab/etcd:0"] }
+[[switches]]
+name = "lab"
+agent = "unix:$lab/switch.sock"
+END
+        start "controller$n" "$castnet" controller --config "$lab/controller$n.toml"
+        all+=("unix:$lab/controller$n.sock")
+    done
+    (IFS=,; echo "${all[*]}") >"$lab/controllers"
+    for try in $(seq 100); do
+        leader >/dev/null && return
+        sleep 0.1
+    done
+    die "no controller leads after 10 s: see $lab/controller*.log"
+}
+
+# The name of the controller that leads.
+leader() {
+    local pid name
+    for pid in "$lab"/controller*.pid; do
+        name=$(basename "$pid" .pid)
+        kill -0 "$(cat "$pid")" 2>/dev/null || continue
+        if grep 'this controller' "$lab/$name.log" | tail -1 | grep -q 'this controller leads'; then
+            echo "$name"
+            return
+        fi
+    done
+    return 1
+}
+
+kill-leader() {
+    local name
+    name=$(leader) || die "no controller leads: netns.sh up --controllers 3"
+    kill -9 "$(cat "$lab/$name.pid")"
+    echo "$name is killed."
+}
+
 up() {
     [ -e "$lab" ] && die "the lab is there already: netns.sh down"
-    local host ports=() at=switch what="the switch's four ports"
-    case "${1:-}" in
-    "") ;;
-    one-armed) hosts=(h1 h2 h3 h4 h5 h6 h7 h8) at=bridge what="the switch's only port" ;;
-    *) die "up takes nothing or one-armed, not $1" ;;
-    esac
+    local host ports=() at=switch what="the switch's four ports" controllers=0
+    while [ $# -gt 0 ]; do
+        case "$1" in
+        one-armed) hosts=(h1 h2 h3 h4 h5 h6 h7 h8) at=bridge what="the switch's only port" ;;
+        --controllers)
+            shift
+            controllers=${1:-}
+            [[ $controllers =~ ^[1-9]$ ]] || die "--controllers takes 1 to 9, not \"$controllers\""
+            ;;
+        *) die "up takes one-armed and --controllers N, not $1" ;;
+        esac
+        shift
+    done
     mkdir -m 700 "$lab"
     trap 'down >/dev/null 2>&1' ERR
     echo "${hosts[@]}" >"$lab/hosts"
@@ -90,13 +147,18 @@ up() {
     done
     start switch ip netns exec "$prefix-switch" "$castnet" switch --name lab --listen "unix:$lab/switch.sock" \
         "${ports[@]}" ${FAULT:+--fault "$FAULT"}
-    start controller "$castnet" controller --listen "unix:$lab/controller.sock" --store "$lab/controller.redb" \
-        --switch "lab=unix:$lab/switch.sock"
+    if [ "$controllers" -gt 0 ]; then
+        start_controllers "$controllers"
+    else
+        start controller "$castnet" controller --listen "unix:$lab/controller.sock" --store "$lab/controller.redb" \
+            --switch "lab=unix:$lab/switch.sock"
+        echo "unix:$lab/controller.sock" >"$lab/controllers"
+    fi
     trap - ERR
     cat <<END
 The lab is up. In this shell:
 
-  export CASTNET_AGENT=unix:$lab/switch.sock CASTNET_CONTROLLER=unix:$lab/controller.sock
+  export CASTNET_AGENT=unix:$lab/switch.sock CASTNET_CONTROLLER=$(cat "$lab/controllers")
 
   $castnet port                            # $what
   $0 send FILE                             # one file from h1 to all others
@@ -112,7 +174,7 @@ send() {
     local file=${1:-} op=${OP:-send} host pids=() failed=0 receivers=("${hosts[@]:1}")
     [ -r "$file" ] || die "send FILE: a file that can be read"
     [ -e "$lab/switch.ready" ] || die "the lab is not up: netns.sh up"
-    export CASTNET_CONTROLLER="unix:$lab/controller.sock"
+    export CASTNET_CONTROLLER=$(cat "$lab/controllers")
     "$castnet" group create lab-file --source h1 --pmtu 4096 \
         --members "$(IFS=,; echo "${receivers[*]}")"
     for host in "${receivers[@]}"; do
@@ -139,7 +201,7 @@ collective() {
     [ -e "$lab/switch.ready" ] || die "the lab is not up: netns.sh up"
     for ((rank = size - 1; rank >= 0; rank--)); do
         number=$((rank % ${#hosts[@]} + 1))
-        inside "h$number" "$castnet" host "$primitive" --controller "unix:$lab/controller.sock" --interface eth0 \
+        inside "h$number" "$castnet" host "$primitive" --controller "$(cat "$lab/controllers")" --interface eth0 \
             --ip "10.0.0.$number/24" --name "h$number" --job "lab-$primitive" --rank "$rank" --size "$size" \
             --pmtu 4096 "$@" &
         pids+=($!)
@@ -149,7 +211,7 @@ collective() {
 }
 
 status() {
-    export CASTNET_AGENT="unix:$lab/switch.sock" CASTNET_CONTROLLER="unix:$lab/controller.sock"
+    export CASTNET_AGENT="unix:$lab/switch.sock" CASTNET_CONTROLLER=$(cat "$lab/controllers")
     "$castnet" port
     echo
     "$castnet" group list
@@ -157,7 +219,8 @@ status() {
 
 down() {
     local name pid try
-    for name in controller switch; do
+    for pid in "$lab"/controller*.pid "$lab/etcd.pid" "$lab/switch.pid"; do
+        name=$(basename "$pid" .pid)
         [ -r "$lab/$name.pid" ] || continue
         pid=$(cat "$lab/$name.pid")
         kill "$pid" 2>/dev/null || continue
@@ -177,8 +240,8 @@ down() {
 [ "$(id -u)" = 0 ] || die "needs root: sudo $0 ${*:-up}"
 command -v ip >/dev/null || die "needs the command ip: install iproute2"
 case "${1:-}" in
-up | send | status) castnet=$(find_castnet) && "$@" ;;
+up | send | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
 allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
 down) down ;;
-*) sed -n '2,12s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '2,14s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

@@ -52,6 +52,7 @@ pub(crate) async fn run(
                         *present.lock() = Some(shared.clone());
                         let leads = Leads(present.clone());
                         front.lead(&shared);
+                        tracing::warn!("this controller leads");
                         tokio::select! {
                             () = lead.lost() => {}
                             () = stop.cancelled() => {}
