@@ -4,7 +4,7 @@ use castnet_comm::machine::{
     HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Machine, Task, TaskId, peers,
 };
 use castnet_endpoint::{QpConfig, QueueLimits};
-use castnet_planner::{LinkLoad, Plan, Request, Rooms, plan};
+use castnet_planner::{LinkLoad, Plan, Request, RoomTable, plan};
 use castnet_rules::HostPart;
 use castnet_topology::Topology;
 use castnet_wire::{Pmtu, Qpn};
@@ -61,9 +61,10 @@ impl<W: Watch> Simulation<W> {
         machine: InNetworkConfig,
         qp: RankQp,
     ) -> Result<Plan, SimError> {
-        let plan = plan(topology, &LinkLoad::new(), &Rooms::new(), request).map_err(|e| SimError::Place {
-            reason: e.to_string(),
-        })?;
+        let plan =
+            plan(topology, &LinkLoad::new(), &RoomTable::new(), request).map_err(|e| SimError::Place {
+                reason: e.to_string(),
+            })?;
         for (switch, rule) in &plan.rules {
             self.install(switch, rule)?;
         }

@@ -1,7 +1,7 @@
 //! Tests of the observer: a switch or host that violates the contract is detected.
 
 use castnet_endpoint::{Access, LocalSlice, QpConfig, SendOp, SendWr};
-use castnet_planner::{LinkLoad, Member, Plan, Request, Rooms, plan};
+use castnet_planner::{LinkLoad, Member, Plan, Request, RoomTable, plan};
 use castnet_rules::{GroupKind, MulticastRule};
 use castnet_sim::{Contract, Delivery, Fate, Hop, SimConfig, Simulation, View, Watch};
 use castnet_topology::Topology;
@@ -25,7 +25,7 @@ fn group() -> (Simulation<Contract>, Plan, Request) {
         ..MulticastRule::default()
     };
     let request = Request::multicast("g", MCST_ID, Pmtu::B256, members, rule);
-    let plan = plan(&topology, &LinkLoad::new(), &Rooms::new(), &request).expect("a plan");
+    let plan = plan(&topology, &LinkLoad::new(), &RoomTable::new(), &request).expect("a plan");
     let mut sim = Simulation::new(&topology, SimConfig::new(1), Contract::default()).expect("a network");
     *sim.watch_mut() = Contract::new(&sim, &plan);
     for host in ["h0", "h1", "h2", "h3"] {

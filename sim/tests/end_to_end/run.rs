@@ -4,7 +4,7 @@ use castnet_endpoint::{
     Access, CompletionOp, Endpoint, LocalSlice, MemoryKey, QpConfig, QpState, QueueLimits, RecvWr, SendOp,
     SendWr, Status,
 };
-use castnet_planner::{LinkLoad, Member, Plan, Request, Rooms, plan};
+use castnet_planner::{LinkLoad, Member, Plan, Request, RoomTable, plan};
 use castnet_rules::HostPart;
 use castnet_sim::{Contract, End, LinkStats, Sightings, SimConfig, Simulation};
 use castnet_topology::LinkId;
@@ -86,8 +86,13 @@ impl Run<'_> {
             memory.rkey = keys[0].rkey();
             self.regions.push(keys);
         }
-        let plan = plan(&scenario.topology, &LinkLoad::new(), &Rooms::new(), &self.request)
-            .map_err(|e| e.to_string())?;
+        let plan = plan(
+            &scenario.topology,
+            &LinkLoad::new(),
+            &RoomTable::new(),
+            &self.request,
+        )
+        .map_err(|e| e.to_string())?;
         sim.install_plan(&plan).map_err(|e| e.to_string())?;
         let contract = Contract::new(sim, &plan);
         *sim.watch_mut() = contract;
