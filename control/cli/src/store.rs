@@ -4,7 +4,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Done, Output, Page, Report, write_stdout};
+use castnet_console::settings;
+use castnet_controller::Config;
 use castnet_controller::store::content::{self, Entries, EntryFault, ImportError};
+use castnet_controller::store::etcd::{Campaign, Candidate, EtcdConfig, EtcdStore};
+use castnet_controller::store::memory::MemoryStore;
 use castnet_controller::store::redb::{self, RedbStore};
 use castnet_controller::store::{STORE_VERSION, Store, StoreError, Table};
 use clap::{Args, Subcommand};
@@ -13,12 +17,13 @@ use serde::Serialize;
 /// Checks, exports and imports the store of a controller that does not run
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A store is the file of castnet controller --store. The document of an export is JSON; docs/store.md describes it. Two exports of equal stores are equal.
+    after_help = "A store is the file of castnet controller --store. A store in etcd is named by the configuration of its controllers, none of which may run. The document of an export is JSON; docs/store.md describes it. Two exports of equal stores are equal.
 
 Examples:
   castnet store check /var/lib/castnet/controller.redb
   castnet store export /var/lib/castnet/controller.redb > backup.json
   castnet store import new.redb backup.json
+  castnet store export /etc/castnet/controller.toml > backup.json        of the store that the file names, such as etcd
   castnet store import /var/lib/castnet/controller.redb backup.json --force"
 )]
 pub(crate) struct StoreCommand {
@@ -30,17 +35,17 @@ pub(crate) struct StoreCommand {
 enum Verb {
     /// Reads every entry, and reports all faults and contradictions; changes nothing
     Check {
-        /// File of the store
+        /// File of the store, or the configuration of a controller that names it: a path that ends in .toml
         store: PathBuf,
     },
     /// Prints the content of a store as a document; changes nothing
     Export {
-        /// File of the store
+        /// File of the store, or the configuration of a controller that names it: a path that ends in .toml
         store: PathBuf,
     },
     /// Writes the content of a document into a store, all of it or nothing
     Import {
-        /// File of the store; created if it is not there
+        /// File of the store, created if it is not there; or the configuration of a controller that names it: a path that ends in .toml
         store: PathBuf,
         /// The document; - reads it from stdin
         document: PathBuf,
@@ -104,8 +109,62 @@ fn failed(error: StoreError) -> Failure {
     }
 }
 
-fn read(store: &Path) -> Outcome<Entries> {
-    redb::content(store).map_err(failed)
+/// Where a store is.
+enum Place {
+    File(PathBuf),
+    Etcd(EtcdConfig),
+}
+
+impl Place {
+    /// A file, or what a controller's configuration names.
+    fn of(path: &Path) -> Outcome<Self> {
+        if path.extension().is_none_or(|extension| extension != "toml") {
+            return Ok(Self::File(path.into()));
+        }
+        let text = exit::read_text(path)?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let config = Config::from_toml(&text, folder).map_err(|faults| settings::faulty(path, faults))?;
+        match (config.etcd, config.store) {
+            (Some(etcd), _) => Ok(Self::Etcd(etcd)),
+            (None, Some(file)) => Ok(Self::File(file)),
+            (None, None) => Err(Failure::usage(format!("{}: it names no store", path.display()))),
+        }
+    }
+
+    async fn read(&self) -> Outcome<Entries> {
+        match self {
+            Self::File(path) => redb::content(path).map_err(failed),
+            Self::Etcd(config) => {
+                let store = lead(config).await?;
+                let entries = store.load().await.map_err(failed);
+                store.close().await.map_err(failed)?;
+                entries
+            }
+        }
+    }
+
+    /// Opens it for writing; a file is created.
+    async fn open(&self) -> Outcome<Box<dyn Store>> {
+        match self {
+            Self::File(path) => Ok(Box::new(RedbStore::open(path).map_err(failed)?)),
+            Self::Etcd(config) => Ok(Box::new(lead(config).await?)),
+        }
+    }
+}
+
+/// Takes the lead, so that no controller uses the store meanwhile.
+async fn lead(config: &EtcdConfig) -> Outcome<EtcdStore> {
+    match Candidate::new(config, "castnet store")
+        .campaign()
+        .await
+        .map_err(failed)?
+    {
+        Campaign::Won(store) => Ok(store),
+        Campaign::Lost(leader) => Err(Failure::refused(format!(
+            "the controller at {leader} uses this store"
+        ))
+        .next("stop all controllers of the store first; their groups run on")),
+    }
 }
 
 fn document(path: &Path) -> Outcome<String> {
@@ -121,7 +180,7 @@ impl StoreCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
         match self.verb {
             Verb::Check { store } => {
-                let entries = read(&store)?;
+                let entries = Place::of(&store)?.read().await?;
                 let faults = content::check(&entries);
                 let found = faults.len();
                 output.show(&Checked {
@@ -138,7 +197,7 @@ impl StoreCommand {
                 }
             }
             Verb::Export { store } => {
-                let text = content::export(&read(&store)?).map_err(Failure::failed)?;
+                let text = content::export(&Place::of(&store)?.read().await?).map_err(Failure::failed)?;
                 write_stdout(&text)
             }
             Verb::Import {
@@ -150,19 +209,15 @@ impl StoreCommand {
                 let now = SystemTime::now()
                     .duration_since(UNIX_EPOCH)
                     .map_or(0, |now| now.as_secs());
+                let memory = MemoryStore::default();
                 // A document with faults creates no file.
-                let is_new = !store.exists();
-                if is_new {
-                    let memory = castnet_controller::store::memory::MemoryStore::default();
-                    content::import(&memory, &text, force, now)
-                        .await
-                        .map_err(|e| refused(e, &from, &store))?;
-                }
-                let redb = RedbStore::open(&store).map_err(failed)?;
-                let imported = content::import(&redb, &text, force, now)
+                content::import(&memory, &text, force, now)
                     .await
                     .map_err(|e| refused(e, &from, &store))?;
-                redb.close().await.map_err(failed)?;
+                let opened = Place::of(&store)?.open().await?;
+                let imported = content::import(&*opened, &text, force, now).await;
+                opened.close().await.map_err(failed)?;
+                let imported = imported.map_err(|e| refused(e, &from, &store))?;
                 let (groups, hosts) = (count(&imported, Table::Groups), count(&imported, Table::Hosts));
                 let store = store.display().to_string();
                 output.show(&Done {

@@ -168,6 +168,13 @@ fn a_store_is_checked_exported_and_imported() {
     assert_eq!(shown["mcst_id"], created["mcst_id"]);
     drop(controller);
 
+    let config = path("controller.toml");
+    std::fs::write(&config, "store = \"other.redb\"").expect("written");
+    assert_eq!(
+        run(&["store", "export", &config]).1,
+        document,
+        "the store that it names"
+    );
     let nowhere = path("nowhere.redb");
     for (args, expected, word) in [
         (&["check", &nowhere][..], 1, "nowhere.redb"),
