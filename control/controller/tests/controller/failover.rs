@@ -28,8 +28,10 @@ fn address(folder: &Path, n: usize) -> Address {
 }
 
 /// Controllers, each a process.
-struct Processes<'l> {
+pub(crate) struct Processes<'l> {
     lab: &'l Lab,
+    /// The members of etcd.
+    members: String,
     all: Vec<Child>,
 }
 
@@ -58,25 +60,39 @@ fn process() {
 }
 
 impl<'l> Processes<'l> {
-    fn start(lab: &'l Lab, cluster: &Cluster, count: usize) -> Self {
+    pub(crate) fn start(lab: &'l Lab, cluster: &Cluster, count: usize) -> Self {
         let members: Vec<String> = cluster.config().members.iter().map(Address::to_string).collect();
-        let start = |n: usize| {
-            Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "failover::process"])
-                .env(FOLDER, lab.folder.path())
-                .env(MEMBERS, members.join(","))
-                .env(NUMBER, n.to_string())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap()
-        };
-        let all = (0..count).map(start).collect();
-        Self { lab, all }
+        let members = members.join(",");
+        let all = Vec::new();
+        let mut processes = Self { lab, members, all };
+        for n in 0..count {
+            let process = processes.spawn(n);
+            processes.all.push(process);
+        }
+        processes
+    }
+
+    fn spawn(&self, n: usize) -> Child {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "failover::process"])
+            .env(FOLDER, self.lab.folder.path())
+            .env(MEMBERS, &self.members)
+            .env(NUMBER, n.to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
+    /// Kills one, and starts it again.
+    pub(crate) fn restart(&mut self, n: usize) {
+        self.all[n].kill().unwrap();
+        self.all[n].wait().unwrap();
+        self.all[n] = self.spawn(n);
     }
 
     /// The controller that leads, other than `not`, and a client of it.
-    async fn leader(&self, not: Option<usize>) -> (usize, Client) {
+    pub(crate) async fn leader(&self, not: Option<usize>) -> (usize, Client) {
         loop {
             for n in (0..self.all.len()).filter(|n| Some(*n) != not) {
                 if let Some(mut client) = self.client(n).await
@@ -113,7 +129,7 @@ impl Drop for Processes<'_> {
     }
 }
 
-async fn exists(client: &mut Client, group: &str) -> bool {
+pub(crate) async fn exists(client: &mut Client, group: &str) -> bool {
     let request = v1::GetGroupRequest { group: group.into() };
     client.get_group(request).await.is_ok()
 }

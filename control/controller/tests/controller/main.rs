@@ -1,6 +1,7 @@
 //! All of this crate's tests are one program, so that what they share is compiled once.
 
 mod bulk;
+mod chaos;
 mod collective_failures;
 mod collective_places;
 mod collective_restarts;
