@@ -193,7 +193,7 @@ async fn begin(
     lead: Option<Arc<Lead>>,
 ) -> Result<Arc<Shared>, StartError> {
     let owner = format!("controller-{:016x}", requests::draw());
-    let stored = Stored::load(&*store, &owner).await?;
+    let stored = Stored::load(&*store, &owner, lead.is_none()).await?;
     let staged = Arc::new(Notify::new());
     let probe = Probe::new(&stored.versions);
     let mut groups = Groups::default();
@@ -217,7 +217,7 @@ async fn begin(
     let term = ControllerTerm {
         owner: stored.owner,
         epoch: stored.epoch,
-        instance: requests::draw(),
+        instance: stored.instance,
         address: address.to_string(),
     };
     let shared = Arc::new(Shared::new(config, &term, lead, core, staged));

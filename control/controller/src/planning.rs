@@ -11,6 +11,7 @@ use castnet_wire::{MacAddr, McstId, Pmtu, Qpn};
 
 use crate::core::{Core, Locked, Shared};
 use crate::detour::Detours;
+use crate::error::Refusal;
 use crate::fabric::Place;
 use crate::lifecycle::{Cause, Failure};
 use crate::record::{Plan, Record, TreeSwitch};
@@ -284,6 +285,25 @@ impl Shared {
             draft.layout(&core, &record, planned)
         });
         Ok(then(&mut core, record, layout))
+    }
+}
+
+impl Shared {
+    /// Like [`Shared::plan`], for a group that is created. Returns when it is on disk.
+    pub(crate) async fn create<T>(
+        self: &Arc<Self>,
+        record: impl FnMut(&mut Locked<'_>) -> Result<Record, Refusal>,
+        add: impl FnOnce(&mut Locked<'_>, Record, Result<Layout, NoPlan>) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let then = |core: &mut Locked<'_>, record, layout| {
+            let added = add(core, record, layout);
+            (added, core.journal.ticket())
+        };
+        match self.plan(record, then).await {
+            Ok((added, ticket)) => ticket.durable().await.and(added),
+            // It may depend on state that is not there yet.
+            Err(refusal) => self.durable().await.and(Err(refusal)),
+        }
     }
 }
 

@@ -92,8 +92,11 @@ impl Service {
         &self,
         change: impl FnOnce(&mut Locked<'_>) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        let changed = change(&mut self.shared.lock());
-        self.shared.durable().await?;
+        let (changed, ticket) = {
+            let mut core = self.shared.lock();
+            (change(&mut core), core.journal.ticket())
+        };
+        ticket.durable().await?;
         changed
     }
 }

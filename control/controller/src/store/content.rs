@@ -80,9 +80,9 @@ impl Document {
     }
 }
 
-/// Entries about the store itself, not its content: `probe`, and `epoch`, which an import sets.
+/// Entries about the store itself, not its content: `probe`, the term, of which an import sets the epoch.
 fn is_passing(key: &Key) -> bool {
-    key.table == Table::Meta && ["probe", "epoch"].contains(&key.name.as_str())
+    key.table == Table::Meta && ["probe", "epoch", "instance"].contains(&key.name.as_str())
 }
 
 /// The content of a store as text: JSON, sorted by name, values as stored. Equal for equal content.
@@ -183,7 +183,7 @@ pub fn check(entries: &Entries) -> Vec<EntryFault> {
             Table::Groups => check.group(key, entry),
             Table::Hosts => check.host(key, entry),
             Table::WrittenOff => check.written_off(key, entry),
-            Table::Meta if key.name == "epoch" => {
+            Table::Meta if ["epoch", "instance"].contains(&key.name.as_str()) => {
                 check.read::<u64>(key, entry);
             }
             Table::Meta if key.name == "owner" => {

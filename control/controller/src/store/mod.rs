@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 
 use crate::fabric::HostRecord;
 use crate::record::Record;
+use crate::requests::draw;
 use crate::written_off::WrittenOff;
 
 pub mod content;
@@ -35,7 +36,7 @@ pub enum Table {
     Hosts,
     /// McstIDs of groups that were destroyed by force, by McstID.
     WrittenOff,
-    /// Of the controller itself: `owner`; `epoch`, the number of starts; and `probe`, which has no meaning.
+    /// Of the controller itself: `owner`; `epoch` and `instance`, its term; and `probe`, which has no meaning.
     Meta,
 }
 
@@ -160,8 +161,10 @@ pub enum StoreError {
 pub struct Stored {
     /// Name of this controller as the owner of the rules that it installs.
     pub owner: String,
-    /// Number of starts of a controller on this store, with this one.
+    /// Number of starts of a controller on this store, with this one. It is larger after an import.
     pub epoch: u64,
+    /// Drawn at each start: two controllers with the same epoch run on copies of one store.
+    pub instance: u64,
     /// Groups by name.
     pub groups: Vec<Record>,
     /// Hosts by name.
@@ -173,36 +176,47 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// Reads everything for a controller that starts: a new store gets `owner`, and the epoch is one more.
+    /// Reads everything for a controller that starts: a new store gets `owner`, and the term is the next one. If this
+    /// cannot be written, the controller has the term of the last one. `may_continue`: no other controller has the store
+    /// open.
     ///
     /// # Errors
     /// The store fails, or an entry cannot be decoded.
-    pub async fn load(store: &dyn Store, owner: &str) -> Result<Self, StoreError> {
+    pub async fn load(store: &dyn Store, owner: &str, may_continue: bool) -> Result<Self, StoreError> {
         let mut entries = store.load().await?;
-        let [owner_key, epoch_key] = ["owner", "epoch"].map(|name| Key {
+        let key = |name: &str| Key {
             table: Table::Meta,
             name: name.into(),
-        });
-        let epoch = entries
-            .get(&epoch_key)
-            .map_or(Ok(0), |e| parse::<u64>(&epoch_key, e))?;
-        let is_new = !entries.contains_key(&owner_key);
-        let owner = is_new.then(|| (owner_key, encode(&owner)));
-        let mut batch = Batch::new();
-        for (key, value) in owner.into_iter().chain([(epoch_key, encode(&(epoch + 1)))]) {
-            let was = entries.get(&key).map_or(0, |e| e.version);
-            let version = was + 1;
-            let entry = Entry { version, value };
-            entries.insert(key.clone(), entry.clone());
-            batch.insert(
-                key,
-                Write {
-                    was,
-                    entry: Some(entry),
-                },
-            );
+        };
+        let number = |name| {
+            entries
+                .get(&key(name))
+                .map(|e| parse::<u64>(&key(name), e))
+                .transpose()
+        };
+        let (epoch, instance) = (number("epoch")?.unwrap_or_default(), number("instance")?);
+        let mut new = vec![("epoch", encode(&(epoch + 1))), ("instance", encode(&draw()))];
+        if !entries.contains_key(&key("owner")) {
+            new.push(("owner", encode(&owner)));
         }
-        store.commit(batch).await?;
+        let (mut batch, mut changed) = (Batch::new(), BTreeMap::new());
+        for (key, value) in new.into_iter().map(|(name, value)| (key(name), value)) {
+            let was = entries.get(&key).map_or(0, |e| e.version);
+            let entry = Entry {
+                version: was + 1,
+                value,
+            };
+            changed.insert(key.clone(), entry.clone());
+            let entry = Some(entry);
+            batch.insert(key, Write { was, entry });
+        }
+        match store.commit(batch).await {
+            Ok(()) => entries.extend(changed),
+            Err(error @ StoreError::Failed { .. }) if may_continue && instance.is_some() => {
+                tracing::warn!(%error, epoch, "the controller continues the term of the last one");
+            }
+            Err(error) => return Err(error),
+        }
         let mut stored = Self::default();
         for (key, entry) in entries {
             match key.table {
@@ -217,6 +231,7 @@ impl Stored {
                 }
                 Table::Meta if key.name == "owner" => stored.owner = parse(&key, &entry)?,
                 Table::Meta if key.name == "epoch" => stored.epoch = parse(&key, &entry)?,
+                Table::Meta if key.name == "instance" => stored.instance = parse(&key, &entry)?,
                 // The entry of the probe.
                 Table::Meta => {}
             }

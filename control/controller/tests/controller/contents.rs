@@ -44,7 +44,7 @@ async fn what_is_exported_is_imported_and_exported_again_the_same() {
         import(store, &text, false, NOW).await.unwrap();
         let after = store.load().await.unwrap();
         assert_eq!(export(&after).unwrap(), text);
-        let stored = Stored::load(store, "another").await.unwrap();
+        let stored = Stored::load(store, "another", true).await.unwrap();
         assert_ne!(stored.owner, "another", "who it is to the switches is imported");
         assert_eq!(stored.epoch, NOW + 1, "it takes over");
         let after = store.load().await.unwrap();
@@ -59,7 +59,7 @@ async fn what_is_exported_is_imported_and_exported_again_the_same() {
         let left = store.load().await.unwrap();
         assert_eq!(document(&left)["groups"], json!({}));
         assert_eq!(
-            Stored::load(store, "another").await.unwrap().epoch,
+            Stored::load(store, "another", true).await.unwrap().epoch,
             NOW + 3,
             "never less"
         );

@@ -40,9 +40,7 @@ impl Shared {
             let (entry, group) = core.collective(&new.name)?;
             Ok(view::state(group, core, entry))
         };
-        let created = self.plan(record, then).await;
-        self.durable().await?;
-        created?
+        self.create(record, then).await
     }
 }
 

@@ -235,9 +235,7 @@ impl Shared {
             core.check_multicast(&group)?;
             core.add_multicast(record, wanted, layout)
         };
-        let created = self.plan(record, then).await;
-        self.durable().await?;
-        created?
+        self.create(record, then).await
     }
 
     /// The state of a new group; if all members are in, once it is active. Fails if it cannot be installed.
