@@ -18,6 +18,7 @@ const PRINTED: &[&str] = &[
     "PortCounters",
     "RouteHop",
     "SwitchState",
+    "Tenant",
     "TraceOutput",
     "TraceStep",
     "TranslatedState",

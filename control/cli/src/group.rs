@@ -460,7 +460,6 @@ impl GroupCommand {
                 let request = api::DestroyGroupRequest {
                     group: group.clone(),
                     force,
-                    ends_job: false,
                 };
                 let answer = controller.destroy_group(request).await;
                 let answer = answer.map_err(|s| refused(s, &group))?.into_inner();

@@ -4,7 +4,7 @@ use castnet_console::connect::{self, CONTROLLER, Tls};
 use castnet_console::exit::Outcome;
 use castnet_console::output::{Output, Page, Report, Row};
 use castnet_console::units::bytes;
-use castnet_proto::transport::{Address, Controllers, Security};
+use castnet_proto::transport::Controllers;
 use clap::Args;
 use serde::Serialize;
 
@@ -31,6 +31,8 @@ struct TopologyReport {
     switches: Vec<SwitchRow>,
     /// Switches of the topology file that run no groups.
     forwarders: Vec<ForwarderRow>,
+    /// Those who share the fabric by quotas.
+    tenants: Vec<TenantRow>,
     hosts: Vec<HostRow>,
     links: Vec<LinkRow>,
 }
@@ -65,6 +67,18 @@ impl SwitchRow {
         commit.map_or(version.to_owned(), |commit| format!("{version} {commit}"))
     }
 
+    fn remark(&self) -> String {
+        match self.0.written_off.len() {
+            0 => self.0.reason.clone(),
+            groups => format!(
+                "{} may still have {groups} groups destroyed by force",
+                self.0.reason
+            )
+            .trim_start()
+            .into(),
+        }
+    }
+
     fn memory_free(&self) -> String {
         match self.0.memory_bytes_max {
             // Not asked yet.
@@ -76,7 +90,7 @@ impl SwitchRow {
 
 columns!(row: SwitchRow => (row.0) { name as "switch", endpoint as "agent" } row {
     state(), ports(), groups(), memory_free(),
-} (row.0) { mcst_prefix as "mcst ids" } row { version() } (row.0) { reason as "remark" });
+} (row.0) { mcst_prefix as "mcst ids" } row { version(), remark() });
 
 #[derive(Debug, Serialize)]
 #[serde(transparent)]
@@ -98,6 +112,26 @@ impl Row for HostRow {
         cells.map(|text| or_dash(text)).to_vec()
     }
 }
+
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+struct TenantRow(api::Tenant);
+
+impl TenantRow {
+    fn groups(&self) -> String {
+        of(self.0.groups, self.0.groups_max)
+    }
+
+    fn slots(&self) -> String {
+        of(self.0.slots, self.0.slots_max)
+    }
+}
+
+fn of(used: u64, quota: Option<u64>) -> String {
+    quota.map_or(used.to_string(), |quota| format!("{used} of {quota}"))
+}
+
+columns!(row: TenantRow => (row.0) { name as "tenant" } row { groups(), slots() });
 
 #[derive(Debug, Serialize)]
 struct LinkRow {
@@ -140,6 +174,7 @@ impl From<api::Topology> for TopologyReport {
             store_failure: topology.store_failure,
             switches: topology.switches.into_iter().map(SwitchRow).collect(),
             forwarders: topology.forwarders.into_iter().map(ForwarderRow).collect(),
+            tenants: topology.tenants.into_iter().map(TenantRow).collect(),
             hosts: topology.hosts.into_iter().map(HostRow).collect(),
             links: topology.links.into_iter().map(link).collect(),
         }
@@ -157,6 +192,10 @@ impl Report for TopologyReport {
             page.title("Plain switches and routers");
             page.rows(&self.forwarders, "none");
         }
+        if !self.tenants.is_empty() {
+            page.title("Tenants");
+            page.rows(&self.tenants, "none");
+        }
         page.title("Hosts");
         page.rows(&self.hosts, "none seen yet");
         page.title(if self.from_file {
@@ -168,33 +207,11 @@ impl Report for TopologyReport {
     }
 }
 
-impl SwitchRow {
-    /// Asks the switch for its free memory: the controller may have an older answer.
-    async fn refresh(&mut self, security: &Security) {
-        let answer = async {
-            let address: Address = self.0.endpoint.parse().ok()?;
-            let mut agent = connect::agent(&address, security).await.ok()?;
-            let request = api::GetCapabilitiesRequest {};
-            Some(agent.get_capabilities(request).await.ok()?.into_inner())
-        };
-        if let Some(now) = answer.await {
-            self.0.groups = now.groups;
-            self.0.groups_max = now.groups_max;
-            self.0.memory_bytes_max = now.memory_bytes_max;
-            self.0.memory_bytes_free = now.memory_bytes_free;
-        }
-    }
-}
-
 impl TopologyCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let security = self.tls.security()?;
         let mut controller = connect::controller(&self.controller, &security).await?;
         let topology = controller.get_topology(api::GetTopologyRequest {}).await?;
-        let mut report = TopologyReport::from(topology.into_inner());
-        for switch in report.switches.iter_mut().filter(|s| s.0.reachable) {
-            switch.refresh(&security).await;
-        }
-        output.show(&report)
+        output.show(&TopologyReport::from(topology.into_inner()))
     }
 }

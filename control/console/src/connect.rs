@@ -1,6 +1,7 @@
 //! Addresses of switches and the controller, and the protection of connections.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use castnet_proto::access::Roles;
 use castnet_proto::transport::{
@@ -10,6 +11,9 @@ use clap::Args;
 
 use crate::api::{AgentClient, ControllerClient, ProcessClient};
 use crate::exit::{Failure, Outcome};
+
+/// Of several controllers, another one leads within this time after the leader has failed.
+const TAKES_OVER_WITHIN: Duration = Duration::from_secs(5);
 
 /// Default address of the agent of a switch.
 pub const AGENT: &str = "http://127.0.0.1:7471";
@@ -155,9 +159,18 @@ pub async fn agent(address: &Address, security: &Security) -> Outcome<AgentClien
     Ok(AgentClient::new(channel).max_decoding_message_size(transport::ANSWER_BYTES_MAX))
 }
 
-/// Connects to the controller that leads.
+/// Connects to the controller that leads. If several are given, it waits for one that takes over.
 pub async fn controller(controllers: &Controllers, security: &Security) -> Outcome<ControllerClient> {
-    let client = transport::controller(controllers, security).await;
+    let patience = match controllers.only() {
+        Some(_) => Duration::ZERO,
+        None => TAKES_OVER_WITHIN,
+    };
+    let is_transient = |error: &TransportError| {
+        use TransportError as E;
+        matches!(error, E::NotLeading(..) | E::Connect(..) | E::Timeout(..))
+    };
+    let client = || transport::controller(controllers, security);
+    let client = transport::retry(patience, is_transient, client).await;
     client.map_err(|e| failure(&e, NO_CONTROLLER))
 }
 

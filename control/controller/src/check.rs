@@ -64,6 +64,7 @@ impl Config {
         self.check_switches(&mut faults);
         self.check_topology(&mut faults);
         self.check_pool(&mut faults);
+        self.check_tenants(&mut faults);
         let timeouts = &self.timeouts;
         for (name, least_ms, given) in [
             ("switch_ms", 1, timeouts.switch),
@@ -133,6 +134,25 @@ impl Config {
         }
         for missing in topology.prefixes_missing() {
             faults.add("topology", missing);
+        }
+    }
+
+    fn check_tenants(&self, faults: &mut ConfigFaults) {
+        let mut names = BTreeSet::new();
+        for (i, tenant) in self.tenants.iter().enumerate() {
+            let field = |name| format!("tenants[{i}].{name}");
+            if tenant.name.is_empty() || !names.insert(&tenant.name) {
+                faults.add(
+                    field("name"),
+                    format_args!("{:?} is empty or there twice", tenant.name),
+                );
+            }
+            if tenant.members.iter().all(String::is_empty) {
+                faults.add(field("members"), "has no name: it would have no groups");
+            }
+            if tenant.groups.or(tenant.slots).is_none() {
+                faults.add(field("groups"), "missing, as slots is: it would limit nothing");
+            }
         }
     }
 

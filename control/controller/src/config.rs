@@ -14,6 +14,7 @@ use castnet_topology::{Topology, pool_fault};
 
 use crate::check::{TIMEOUT_MAX, timeout_text};
 use crate::store::etcd::EtcdConfig;
+use crate::tenants::Tenant;
 
 /// Default pool of McstIDs: 65,534 of them. No host may have an address of it.
 pub const DEFAULT_MCST_POOL: &str = "10.200.0.0/16";
@@ -31,6 +32,8 @@ pub struct Config {
     pub roles: Roles,
     /// Has a line for each call that is more than reading. `None`: there is no audit log.
     pub audit_log: Option<PathBuf>,
+    /// Those who share the fabric, with their quotas.
+    pub tenants: Vec<Tenant>,
     /// The switches.
     pub switches: Vec<SwitchConfig>,
     /// The fabric; `None`: from the switches' reports.
@@ -102,6 +105,7 @@ impl Config {
             security: Security::default(),
             roles: Roles::default(),
             audit_log: None,
+            tenants: Vec::new(),
             switches,
             topology: None,
             // A private range that is rarely in use.
@@ -226,6 +230,7 @@ impl Config {
                 }
                 Some(())
             });
+            config.tenants = t.items("tenants", "a list of tenants: [[tenants]]", Tenant::read);
             config.switches = t.items("switches", "a list of switches: [[switches]]", |v| {
                 let t = v.table("a switch: [[switches]]")?;
                 let name = t.need("name", "a name in quotes", |v| v.accept(name_of(v.text()?)));

@@ -81,6 +81,15 @@ pub(crate) enum Refusal {
         ip: Ipv4Addr,
         group: String,
     },
+    /// `quota`, `used`, `more`: numbers of `what`.
+    #[error("tenant {tenant:?} may have {quota} {what}, has {used}, and this group needs {more}")]
+    Quota {
+        tenant: String,
+        what: &'static str,
+        quota: u64,
+        used: u64,
+        more: u64,
+    },
     /// `size`: number of McstIDs of the pool.
     #[error("the pool {pool} is used up: all {size} McstIDs are in use")]
     PoolExhausted { pool: Ipv4Net, size: usize },
@@ -170,6 +179,7 @@ impl Refusal {
             Self::McstIdTaken { .. } | Self::McstIdWrittenOff { .. } => (Code::AlreadyExists, "mcst_id"),
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
+            Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
             Self::NotNow { field, .. } => (Code::FailedPrecondition, field),
             Self::Needed { .. } => (Code::FailedPrecondition, "member"),
             Self::SeveralRanks { .. } => (Code::InvalidArgument, "member"),

@@ -45,6 +45,7 @@ mod service;
 mod state;
 pub mod store;
 mod table;
+mod tenants;
 mod view;
 pub mod written_off;
 
@@ -80,6 +81,7 @@ use crate::store::memory::MemoryStore;
 use crate::store::redb::RedbStore;
 use crate::store::{Store, Stored};
 use crate::table::Groups;
+pub use crate::tenants::Tenant;
 
 /// A running controller. If dropped, it ends at once, as if killed; [`Controller::stop`] waits until it has ended.
 pub struct Controller {

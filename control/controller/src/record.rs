@@ -22,6 +22,9 @@ pub struct Record {
     /// Who created it; empty: unknown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub owner: String,
+    /// The tenant whose quotas it counts for, since it was created; empty: none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub tenant: String,
     /// Version of the rules of the present or last plan; 0 before the first.
     pub generation: u64,
     /// Its address.
@@ -111,6 +114,7 @@ impl Record {
         Self {
             name,
             owner: String::new(),
+            tenant: String::new(),
             generation: 0,
             mcst_id,
             more_lanes,

@@ -67,11 +67,6 @@ impl Core {
         Ok((first.ok_or_else(exhausted)?, more))
     }
 
-    /// Whether an operator created a group: it stays when its members have gone.
-    pub(crate) fn is_of_operator(&self, group: &str) -> Result<bool, Refusal> {
-        Ok(!self.group(group)?.record().kind.behaviour().lingers())
-    }
-
     /// Refuses unknown hosts. Without a file any host may exist: it is looked for when it joins.
     pub(crate) fn check_known(&self, field: impl Display, host: &str) -> Result<(), Refusal> {
         if self.facts.file.is_some() && !self.facts.knows_host(host) {

@@ -204,14 +204,7 @@ impl Controller for Service {
         request: Request<v1::DestroyGroupRequest>,
     ) -> Answer<v1::DestroyGroupResponse> {
         Caller::of(&request)?.concerns(&request.get_ref().group);
-        let v1::DestroyGroupRequest {
-            group,
-            force,
-            ends_job,
-        } = request.into_inner();
-        if ends_job && self.shared.read(|core| core.is_of_operator(&group)).await?? {
-            return Ok(Response::new(v1::DestroyGroupResponse::default()));
-        }
+        let v1::DestroyGroupRequest { group, force } = request.into_inner();
         let changed = self.stored(|core| core.destroy(&group)).await?;
         let pending = self.shared.gone(&group, changed).await?;
         let (pending_switches, written_off_switches) = match force && !pending.is_empty() {
@@ -312,6 +305,7 @@ impl Controller for Service {
             let topology = v1::Topology {
                 from_file: core.facts.file.is_some(),
                 forwarders: view::forwarders(core),
+                tenants: view::tenants(core, &self.shared.config.tenants),
                 store_failure: failure.map(ToString::to_string).unwrap_or_default(),
                 ..Default::default()
             };

@@ -27,8 +27,10 @@ pub(crate) struct Postponed {
 }
 
 impl Locked<'_> {
-    pub(crate) fn add(&mut self, record: Record) -> Result<(), Refusal> {
+    pub(crate) fn add(&mut self, mut record: Record) -> Result<(), Refusal> {
         self.journal.check_open()?;
+        record.tenant = self.shared.config.tenant_of(&record);
+        self.check_quotas(&self.shared.config, &record)?;
         self.journal.stage_added(&record);
         let (name, mcst_id, lanes) = (record.name.clone(), record.mcst_id, record.lanes());
         let group = name.clone();

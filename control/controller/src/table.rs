@@ -18,6 +18,7 @@ use crate::kinds::collective::live::Live;
 use crate::kinds::collective::view::Shown;
 use crate::pool::AddressSet;
 use crate::record::{Plan, Record};
+use crate::tenants::Quotas;
 
 #[cfg(test)]
 mod tests;
@@ -146,6 +147,7 @@ struct Indexes {
     mcst_ids: AddressSet,
     by_switch: BTreeMap<String, BTreeSet<String>>,
     own: BTreeMap<String, Usage>,
+    tenants: BTreeMap<String, Quotas>,
     load: Load,
     links: Mutex<Option<Links>>,
     queue_pairs: HashMap<(Ipv4Addr, Qpn), Vec<Holder>>,
@@ -229,6 +231,11 @@ impl Groups {
         names.cloned().collect()
     }
 
+    /// What the groups of a tenant use of its quotas.
+    pub(crate) fn used_by(&self, tenant: &str) -> Quotas {
+        self.indexes.tenants.get(tenant).copied().unwrap_or_default()
+    }
+
     /// Our usage of a switch, without group `but`.
     pub(crate) fn own(&self, switch: &str, but: Option<&str>) -> Usage {
         let mut own = self.indexes.own.get(switch).copied().unwrap_or_default();
@@ -310,6 +317,14 @@ impl Indexes {
             own.memory = count(own.memory, share.memory, add);
             own.groups = count(own.groups, share.groups, add);
         }
+        if let Some((tenant, uses)) = footprint.tenant {
+            let used = self.tenants.entry(tenant.into()).or_default();
+            used.groups = count(used.groups, uses.groups, add);
+            used.slots = count(used.slots, uses.slots, add);
+            if used.groups == 0 {
+                self.tenants.remove(tenant);
+            }
+        }
         let links = self.links.get_mut();
         for (edge, lanes) in &footprint.load {
             if let Some(links) = links {
@@ -364,6 +379,7 @@ struct Footprint<'r> {
     mcst_ids: Vec<McstId>,
     switches: BTreeSet<&'r str>,
     own: BTreeMap<&'r str, Usage>,
+    tenant: Option<(&'r str, Quotas)>,
     load: Load,
     queue_pairs: Vec<((Ipv4Addr, Qpn), &'r str)>,
 }
@@ -379,6 +395,7 @@ impl<'r> Footprint<'r> {
         part(&mut self.mcst_ids, &mut other.mcst_ids);
         part(&mut self.switches, &mut other.switches);
         part(&mut self.own, &mut other.own);
+        part(&mut self.tenant, &mut other.tenant);
         part(&mut self.load, &mut other.load);
         // A member that joins or leaves changes only its own.
         let (one, other) = (&mut self.queue_pairs, &mut other.queue_pairs);
@@ -411,6 +428,7 @@ impl<'r> Footprint<'r> {
                 .iter()
                 .filter_map(|s| Some((s.as_str(), usage(record, s)?)))
                 .collect(),
+            tenant: (!record.tenant.is_empty()).then(|| (record.tenant.as_str(), Quotas::of(record))),
             load: load.collect(),
             ..Self::of_members(record)
         }

@@ -10,6 +10,7 @@ use crate::fabric::{Place, Reach};
 use crate::kinds::{Ends, Joining};
 use crate::record::TreeSwitch;
 use crate::table::Entry;
+use crate::tenants::Tenant;
 
 pub(crate) fn lanes(group: &str, mcst_ids: Vec<McstId>) -> Vec<v1::Lane> {
     let count = mcst_ids.len() as u8;
@@ -84,7 +85,9 @@ pub(crate) fn member<S>(
 pub(crate) fn switch(core: &Core, SwitchConfig { name, agent }: &SwitchConfig) -> v1::SwitchState {
     let known = core.facts.switches.get(name);
     let reach = known.map(|(reach, _)| reach.clone()).unwrap_or_default();
-    let (said, _) = core.capabilities.get(name).cloned().unwrap_or_default();
+    // What groups use is known without the switch.
+    let (said, foreign) = core.capabilities.get(name).cloned().unwrap_or_default();
+    let own = core.groups.own(name, None);
     let filed = core.facts.file.as_ref().and_then(|file| file.switch(name));
     v1::SwitchState {
         name: name.into(),
@@ -98,10 +101,10 @@ pub(crate) fn switch(core: &Core, SwitchConfig { name, agent }: &SwitchConfig) -
         boot_id: said.boot_id,
         version: said.version,
         ports: said.ports,
-        groups: said.groups,
+        groups: foreign.groups + own.groups,
         groups_max: said.groups_max,
         memory_bytes_max: said.memory_bytes_max,
-        memory_bytes_free: said.memory_bytes_free,
+        memory_bytes_free: said.memory_bytes_max.saturating_sub(foreign.memory + own.memory),
         written_off: core.written_off_on(name),
         mcst_prefix: filed.and_then(|s| s.mcst_prefix).map(|prefix| prefix.to_string()),
     }
@@ -130,6 +133,20 @@ pub(crate) fn forwarders(core: &Core) -> Vec<v1::Forwarder> {
         kind: s.kind.name().into(),
     })
     .collect()
+}
+
+pub(crate) fn tenants(core: &Core, tenants: &[Tenant]) -> Vec<v1::Tenant> {
+    let tenant = |tenant: &Tenant| {
+        let used = core.groups.used_by(&tenant.name);
+        v1::Tenant {
+            name: tenant.name.clone(),
+            groups: used.groups,
+            groups_max: tenant.groups,
+            slots: used.slots,
+            slots_max: tenant.slots,
+        }
+    };
+    tenants.iter().map(tenant).collect()
 }
 
 pub(crate) fn links(topology: &Topology) -> Vec<v1::Link> {

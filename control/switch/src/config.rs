@@ -556,7 +556,7 @@ mod tests {
             ":9:12: balance.interval: ",
             ":10:13: balance.threshold: ",
             ":11:1: ports[1].name: missing: a name in quotes",
-            ":12:2: tsl: unknown field; allowed: tls, name, listen, ",
+            ":12:2: tsl: unknown field; allowed: tls, roles, name, ",
         ] {
             assert!(failure.what.contains(part), "{part} in {}", failure.what);
         }

@@ -243,8 +243,8 @@ impl Communicator {
         Ok(worked)
     }
 
-    /// Waits until all ranks close, so that each receives its last messages, then leaves. Rank 0 removes the group, unless
-    /// an operator made it. If not all close in time or the RNIC fails, it leaves too, and returns the error.
+    /// Waits until all ranks close, so that each receives its last messages, then leaves. If not all close in time or the
+    /// RNIC fails, it leaves too, and returns the error.
     pub fn close(mut self) -> Result<(), CommError> {
         let result = self.wait_for_goodbyes();
         self.release();

@@ -108,26 +108,17 @@ impl Control {
         })
     }
 
-    /// Ends a rank's part of its group, so that no lease runs. Rank 0 also removes the group, unless an operator made it.
+    /// Ends a rank's part of its group, so that no lease runs. A group that no operator made is removed when all have left.
     pub(crate) fn end(&self, group: String, rank: u16) -> Answer<()> {
         let controller = self.controller.clone();
         self.calls.spawn(async move {
             let mut client = controller.client().await?;
             let leave = api::LeaveGroupRequest {
-                group: group.clone(),
+                group,
                 rank: Some(rank.into()),
                 ..Default::default()
             };
-            let mut ended = client.leave_group(leave).await.map(drop);
-            if rank == 0 && ended.is_ok() {
-                let destroy = api::DestroyGroupRequest {
-                    group,
-                    ends_job: true,
-                    ..Default::default()
-                };
-                ended = client.destroy_group(destroy).await.map(drop);
-            }
-            match ended {
+            match client.leave_group(leave).await {
                 Err(status) if status.code() != Code::NotFound => Err(status.into()),
                 _ => Ok(()),
             }

@@ -23,6 +23,7 @@ mod refusals;
 mod restarts;
 mod routed;
 mod store;
+mod tenants;
 mod terms;
 mod who;
 mod written_off;

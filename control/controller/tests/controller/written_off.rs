@@ -13,7 +13,6 @@ async fn by_force(client: &mut Client, group: &str) -> v1::DestroyGroupResponse 
     let request = v1::DestroyGroupRequest {
         group: group.into(),
         force: true,
-        ..Default::default()
     };
     client.destroy_group(request).await.unwrap().into_inner()
 }

@@ -252,7 +252,10 @@ impl Shared {
             };
             let record = entry.record();
             match (record.phase, &record.ended) {
-                (Phase::Installing | Phase::Removing(_), _) if complete => None,
+                // While the store fails, its state does not change.
+                (Phase::Installing | Phase::Removing(_), _) if complete => {
+                    core.store_error.clone().map(|error| Err(Refusal::Store(error)))
+                }
                 (Phase::Refused, Some(ending)) if complete => {
                     Some(Err(Refusal::Failed(ending.failure.clone())))
                 }
