@@ -292,18 +292,20 @@ impl Shared {
     /// Like [`Shared::plan`], for a group that is created. Returns when it is on disk.
     pub(crate) async fn create<T>(
         self: &Arc<Self>,
-        record: impl FnMut(&mut Locked<'_>) -> Result<Record, Refusal>,
+        mut record: impl FnMut(&mut Locked<'_>) -> Result<Record, Refusal>,
         add: impl FnOnce(&mut Locked<'_>, Record, Result<Layout, NoPlan>) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
+        // A refusal may depend on state that is not there yet.
+        let record = |core: &mut Locked<'_>| {
+            let record = record(core);
+            record.map_err(|refusal| (Err(refusal), core.journal.ticket()))
+        };
         let then = |core: &mut Locked<'_>, record, layout| {
             let added = add(core, record, layout);
             (added, core.journal.ticket())
         };
-        match self.plan(record, then).await {
-            Ok((added, ticket)) => ticket.durable().await.and(added),
-            // It may depend on state that is not there yet.
-            Err(refusal) => self.durable().await.and(Err(refusal)),
-        }
+        let (added, ticket) = self.plan(record, then).await.unwrap_or_else(|refused| refused);
+        ticket.durable().await.and(added)
     }
 }
 

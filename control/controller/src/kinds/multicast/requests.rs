@@ -252,10 +252,7 @@ impl Shared {
             };
             let record = entry.record();
             match (record.phase, &record.ended) {
-                // While the store fails, its state does not change.
-                (Phase::Installing | Phase::Removing(_), _) if complete => {
-                    core.store_error.clone().map(|error| Err(Refusal::Store(error)))
-                }
+                (Phase::Installing | Phase::Removing(_), _) if complete => None,
                 (Phase::Refused, Some(ending)) if complete => {
                     Some(Err(Refusal::Failed(ending.failure.clone())))
                 }
