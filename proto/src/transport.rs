@@ -89,6 +89,13 @@ pub enum TransportError {
     NoController,
 }
 
+impl TransportError {
+    /// Whether the same attempt may succeed later: the service is not there yet, or another controller takes over.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Connect(..) | Self::Timeout(..) | Self::NotLeading(..))
+    }
+}
+
 /// In one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -165,12 +165,8 @@ pub async fn controller(controllers: &Controllers, security: &Security) -> Outco
         Some(_) => Duration::ZERO,
         None => TAKES_OVER_WITHIN,
     };
-    let is_transient = |error: &TransportError| {
-        use TransportError as E;
-        matches!(error, E::NotLeading(..) | E::Connect(..) | E::Timeout(..))
-    };
     let client = || transport::controller(controllers, security);
-    let client = transport::retry(patience, is_transient, client).await;
+    let client = transport::retry(patience, TransportError::is_transient, client).await;
     client.map_err(|e| failure(&e, NO_CONTROLLER))
 }
 

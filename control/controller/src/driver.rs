@@ -241,6 +241,15 @@ pub(crate) fn place(core: &mut Locked<'_>, name: &str, layout: Layout) -> Result
     Ok(plan)
 }
 
+/// The switches of a group's tree, the top one first, then others that may have a part of it.
+fn top_down(record: &Record) -> Vec<&String> {
+    let tree = record.plan.iter().flat_map(|p| &p.tree);
+    let mut switches: Vec<&String> = tree.map(|s| &s.name).collect();
+    let others: Vec<&String> = record.placed.iter().filter(|s| !switches.contains(s)).collect();
+    switches.extend(others);
+    switches
+}
+
 /// Brings the changed rules of a running group to its switches, the top one first. A switch that cannot be reached gets
 /// them when it is reconciled.
 pub(crate) async fn update(shared: Arc<Shared>, name: String) {
@@ -252,15 +261,7 @@ pub(crate) async fn update(shared: Arc<Shared>, name: String) {
         let Some(record) = core.groups.get(&name).map(Entry::record) else {
             return;
         };
-        let tree = record.plan.iter().flat_map(|p| &p.tree).map(|s| s.name.clone());
-        let mut switches: Vec<String> = tree.collect();
-        let others: Vec<String> = record
-            .placed
-            .iter()
-            .filter(|s| !switches.contains(s))
-            .cloned()
-            .collect();
-        switches.extend(others);
+        let switches: Vec<String> = top_down(record).into_iter().cloned().collect();
         (record.generation, switches)
     };
     for switch in switches {
@@ -285,10 +286,7 @@ pub(crate) async fn update(shared: Arc<Shared>, name: String) {
 async fn remove(shared: &Arc<Shared>, record: Record) -> bool {
     let name = record.name.as_str();
     shared.config.checkpoints.pass(Checkpoint::Removing).await;
-    let order = record.plan.iter().flat_map(|p| &p.tree).map(|s| &s.name);
-    let (mut switches, mut cleared): (Vec<&String>, Vec<&String>) = (order.collect(), Vec::new());
-    let others: Vec<&String> = record.placed.iter().filter(|s| !switches.contains(s)).collect();
-    switches.extend(others);
+    let (mut switches, mut cleared) = (top_down(&record), Vec::new());
     switches.retain(|s| record.placed.contains(*s));
     for switch in switches {
         let done = match shared.links.get(switch) {

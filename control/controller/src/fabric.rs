@@ -269,15 +269,9 @@ impl Facts {
         self.switches.contains_key(name) || self.file.as_ref().is_some_and(|f| f.switch(name).is_some())
     }
 
-    /// The host's own report counts more than the file.
-    fn ip_of(&self, host: &str) -> Option<Ipv4Addr> {
-        let said = self.hosts.get(host).map(|h| h.ip);
-        said.or_else(|| self.file.as_ref()?.host(host)?.ip)
-    }
-
     /// Sets the report of a host; `None`: only the file counts.
     pub(crate) fn set(&mut self, name: &str, host: Option<HostRecord>) {
-        let before = self.ip_of(name).map(|ip| (ip, name.to_owned()));
+        let before = self.addresses(name).0.map(|ip| (ip, name.to_owned()));
         before.map(|named| self.names.remove(&named));
         if self.file.as_ref().is_none_or(|file| file.host(name).is_none()) {
             match host {
@@ -290,7 +284,7 @@ impl Facts {
             None => drop(self.hosts.remove(name)),
         }
         self.names
-            .extend(self.ip_of(name).map(|ip| (ip, name.to_owned())));
+            .extend(self.addresses(name).0.map(|ip| (ip, name.to_owned())));
     }
 
     pub(crate) fn know(&mut self, host: HostRecord) {
@@ -317,7 +311,7 @@ impl Facts {
         all.into_iter().map(|(name, (ip, mac))| (name, ip, mac)).collect()
     }
 
-    /// The addresses of a host, if they are known.
+    /// The addresses of a host, if they are known. Its own report counts more than the file.
     pub(crate) fn addresses(&self, host: &str) -> (Option<Ipv4Addr>, Option<[u8; 6]>) {
         match (
             self.hosts.get(host),

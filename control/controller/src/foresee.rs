@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use castnet_planner::Shortage;
+use castnet_planner::{LinkLoad, Shortage};
 use castnet_proto::convert::{NewCollective, NewGroup};
 use castnet_proto::v1;
 use castnet_proto::v1::endpoint::NextHop;
 use castnet_rules::GroupRule;
-use castnet_topology::End;
+use castnet_topology::{End, Topology};
 use castnet_wire::{McstId, Psn};
 
 use crate::core::{Core, Locked, Shared};
@@ -94,17 +94,20 @@ fn answer(core: &Core, mut record: Record, layout: Result<Layout, NoPlan>) -> v1
         format!("{}: {}", failure.field, failure.reason)
     });
     answer.passed_over = passed_over(core, &record);
-    let rooms = |switch: &str| room(core, switch);
-    let links = |switch: &str| links(core, &record, switch);
+    let parties = record.kind.behaviour().parties();
+    let joined = parties.iter().filter(|p| p.ends.is_some()).map(|p| p.host);
+    let joined: BTreeSet<&str> = joined.collect();
+    let topology = core.facts.topology();
+    let load = core.groups.load(&topology, &record.name);
     answer.switches = view::tree(&Entry::new(record.clone()))
         .into_iter()
         .map(|mut node| {
             node.rule
                 .iter_mut()
-                .for_each(|rule| hide_stand_ins(core, &record, rule));
+                .for_each(|rule| hide_stand_ins(core, &joined, rule));
             v1::PlannedSwitch {
-                room: Some(rooms(&node.switch_name)),
-                links: links(&node.switch_name),
+                room: Some(room(core, &node.switch_name)),
+                links: links((&topology, &load), &record, &node.switch_name),
                 node: Some(node),
             }
         })
@@ -113,13 +116,7 @@ fn answer(core: &Core, mut record: Record, layout: Result<Layout, NoPlan>) -> v1
 }
 
 /// Members that have not joined get the address that the controller knows, if any, and no queue pair.
-fn hide_stand_ins(core: &Core, record: &Record, rule: &mut v1::GroupRule) {
-    let parties = record.kind.behaviour().parties();
-    let joined: BTreeSet<&str> = parties
-        .iter()
-        .filter(|p| p.ends.is_some())
-        .map(|p| p.host)
-        .collect();
+fn hide_stand_ins(core: &Core, joined: &BTreeSet<&str>, rule: &mut v1::GroupRule) {
     for endpoint in &mut rule.endpoints {
         if let Some(NextHop::Host(host)) = &mut endpoint.next_hop
             && !joined.contains(host.name.as_str())
@@ -133,22 +130,20 @@ fn hide_stand_ins(core: &Core, record: &Record, rule: &mut v1::GroupRule) {
 
 /// What a switch has left now.
 fn room(core: &Core, switch: &str) -> v1::SwitchRoom {
-    let Some((said, foreign)) = core.capabilities.get(switch) else {
+    let Some((said, _)) = core.capabilities.get(switch) else {
         return v1::SwitchRoom::default();
     };
-    let own = core.groups.own(switch, None);
+    let used = core.used(switch, None);
     v1::SwitchRoom {
         memory_bytes_max: said.memory_bytes_max,
-        memory_bytes_free: said.memory_bytes_max.saturating_sub(foreign.memory + own.memory),
+        memory_bytes_free: said.memory_bytes_max.saturating_sub(used.memory),
         groups_max: said.groups_max,
-        groups_free: said.groups_max.saturating_sub(foreign.groups + own.groups),
+        groups_free: said.groups_max.saturating_sub(used.groups),
     }
 }
 
 /// The links of a switch of the tree, with the groups that they carry now.
-fn links(core: &Core, record: &Record, switch: &str) -> Vec<v1::PlannedLink> {
-    let topology = core.facts.topology();
-    let load = core.groups.load(&topology, &record.name);
+fn links((topology, load): (&Topology, &LinkLoad), record: &Record, switch: &str) -> Vec<v1::PlannedLink> {
     let rule = record.plan.as_ref().and_then(|plan| plan.rules.get(switch));
     let endpoints = rule.iter().flat_map(|rule| &rule.endpoints);
     // Several ranks can share a port.
@@ -170,15 +165,13 @@ fn links(core: &Core, record: &Record, switch: &str) -> Vec<v1::PlannedLink> {
 
 /// Switches that the group cannot be placed on.
 fn passed_over(core: &Core, record: &Record) -> Vec<v1::PassedOver> {
-    let rules = || record.plan.iter().flat_map(|plan| &plan.rules);
-    let smallest = rules()
-        .map(|(_, rule)| rule)
-        .min_by_key(|rule| rule.reserved_bytes());
+    let rules = record.plan.iter().flat_map(|plan| plan.rules.values());
+    let smallest = rules.min_by_key(|rule| rule.reserved_bytes());
     let others = core
         .facts
         .switches
         .iter()
-        .filter(|(name, _)| !rules().any(|(switch, _)| switch == *name));
+        .filter(|(name, _)| !record.plan.as_ref().is_some_and(|p| p.rules.contains_key(*name)));
     let reason = |(name, (reach, _)): (&String, &(Reach, _))| {
         let reason = match reach {
             Reach::Down(reason) => Some(format!("cannot be reached: {reason}")),

@@ -24,9 +24,8 @@ impl Core {
     /// same machine under a new name, if no group has a connection of the old one.
     pub(crate) fn gives_way(&self, old: &str, mac: MacAddr) -> bool {
         let same = |h: &HostRecord| MacAddr(h.mac) == mac;
-        let is_filed = self.facts.file.as_ref().is_some_and(|f| f.host(old).is_some());
         self.facts.hosts.get(old).is_some_and(same)
-            && !is_filed
+            && self.facts.unfiled.contains(old)
             && self.groups_with(old, |party, _| party.ends.is_some()).is_empty()
     }
 }

@@ -44,6 +44,17 @@ impl Core {
         self.capabilities.insert(switch.into(), (capabilities, foreign));
     }
 
+    /// What all groups use of a switch, without our group `but`.
+    pub(crate) fn used(&self, switch: &str, but: Option<&str>) -> Usage {
+        let own = self.groups.own(switch, but);
+        let foreign = self.capabilities.get(switch).map(|(_, foreign)| *foreign);
+        let foreign = foreign.unwrap_or_default();
+        Usage {
+            memory: foreign.memory + own.memory,
+            groups: foreign.groups + own.groups,
+        }
+    }
+
     /// Addresses of a pool that neither groups, also those written off, nor hosts have, starting after the last one given out.
     pub(crate) fn free_mcst_ids(&self, pool: Ipv4Net) -> impl Iterator<Item = McstId> {
         let last = self.last_mcst_ids.get(&pool).map(|m| m.0);
@@ -115,17 +126,17 @@ impl Core {
         if record.collective().is_none() {
             return room;
         }
-        if let Some((said, foreign)) = self.capabilities.get(switch) {
+        if let Some((said, _)) = self.capabilities.get(switch) {
+            let used = self.used(switch, Some(&record.name));
             let lanes = u64::from(record.lanes());
-            let own = self.groups.own(switch, Some(&record.name));
             // 0: not reported.
             let left = |max: u64, taken: u64| match max {
                 0 => u64::MAX,
                 max => max.saturating_sub(taken),
             };
             room = Room {
-                memory_free: left(said.memory_bytes_max, foreign.memory + own.memory) / lanes,
-                groups_free: left(said.groups_max, foreign.groups + own.groups) / lanes,
+                memory_free: left(said.memory_bytes_max, used.memory) / lanes,
+                groups_free: left(said.groups_max, used.groups) / lanes,
                 endpoints_max: left(said.endpoints_max.into(), 0),
                 pmtus: said.pmtus.iter().filter_map(|p| Pmtu::from_bytes(*p)).collect(),
             };

@@ -75,6 +75,9 @@ fn fits(pattern: &str, name: &str) -> bool {
 impl Config {
     /// The tenant that a group belongs to; empty: none.
     pub(crate) fn tenant_of(&self, record: &Record) -> String {
+        if self.tenants.is_empty() {
+            return String::new();
+        }
         let parties = record.kind.behaviour().parties();
         let first = parties.iter().map(|p| p.host).find(|host| !host.is_empty());
         let source = record.multicast().map(|group| group.source.as_str());

@@ -86,8 +86,9 @@ pub(crate) fn switch(core: &Core, SwitchConfig { name, agent }: &SwitchConfig) -
     let known = core.facts.switches.get(name);
     let reach = known.map(|(reach, _)| reach.clone()).unwrap_or_default();
     // What groups use is known without the switch.
-    let (said, foreign) = core.capabilities.get(name).cloned().unwrap_or_default();
-    let own = core.groups.own(name, None);
+    let used = core.used(name, None);
+    let said = core.capabilities.get(name).map(|(said, _)| said.clone());
+    let said = said.unwrap_or_default();
     let filed = core.facts.file.as_ref().and_then(|file| file.switch(name));
     v1::SwitchState {
         name: name.into(),
@@ -101,10 +102,10 @@ pub(crate) fn switch(core: &Core, SwitchConfig { name, agent }: &SwitchConfig) -
         boot_id: said.boot_id,
         version: said.version,
         ports: said.ports,
-        groups: foreign.groups + own.groups,
+        groups: used.groups,
         groups_max: said.groups_max,
         memory_bytes_max: said.memory_bytes_max,
-        memory_bytes_free: said.memory_bytes_max.saturating_sub(foreign.memory + own.memory),
+        memory_bytes_free: said.memory_bytes_max.saturating_sub(used.memory),
         written_off: core.written_off_on(name),
         mcst_prefix: filed.and_then(|s| s.mcst_prefix).map(|prefix| prefix.to_string()),
     }

@@ -139,11 +139,8 @@ impl Controller {
 }
 
 fn is_transient(error: &ControllerError) -> bool {
-    use castnet_proto::transport::TransportError::{Connect, NotLeading, Timeout};
     match error {
-        ControllerError::Transport(error) => {
-            matches!(error, Connect { .. } | Timeout { .. } | NotLeading { .. })
-        }
+        ControllerError::Transport(error) => error.is_transient(),
         ControllerError::Status { code, .. } => {
             matches!(
                 code,
