@@ -236,6 +236,13 @@ impl Shared {
         ticket.durable().await
     }
 
+    /// Called between the parts of long work. Waits until its changes are on disk: the work does not stage more than the
+    /// store can write, and other calls wait only for a small batch. If they were taken back, others try them again.
+    pub(crate) async fn let_others(&self) {
+        let _ = self.durable().await;
+        tokio::task::yield_now().await;
+    }
+
     /// The result of `read`, once the state that it saw is on disk. If that could not be written and was taken back, it
     /// reads again.
     pub(crate) async fn read<T>(&self, mut read: impl FnMut(&Core) -> T) -> Result<T, Refusal> {

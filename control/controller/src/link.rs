@@ -28,6 +28,9 @@ mod reconcile;
 /// Groups that are handled together: a switch publishes them at once, which also bounds how long the core's lock is
 /// held.
 pub(crate) const GROUPS_TOGETHER: usize = 256;
+/// Groups that are changed together, before the next wait for the store. It bounds how long other calls wait for the
+/// lock, and for the batch that is written.
+pub(crate) const CHANGES_TOGETHER: usize = 64;
 /// A burst of events within this time causes one query of the switch.
 const BURST: Duration = Duration::from_millis(20);
 /// Reported changes cause the next look at the switch after this many times the duration of the last.
@@ -176,14 +179,14 @@ impl Link {
             core.links_changed.switches.insert(name.clone());
             core.groups.on_switch(name)
         };
-        for groups in groups.chunks(GROUPS_TOGETHER) {
+        for groups in groups.chunks(CHANGES_TOGETHER) {
             {
                 let mut core = shared.lock();
                 for group in groups {
                     core.unsettled(name, group, &reason);
                 }
             }
-            tokio::task::yield_now().await;
+            shared.let_others().await;
         }
         self.tell(&mut shared.lock());
         shared.fabric.send_replace(());

@@ -11,7 +11,7 @@ use castnet_topology::End;
 use crate::core::{Locked, Shared};
 use crate::fabric::{Facts, Reach, Who};
 use crate::lifecycle::{Event, Phase};
-use crate::link::GROUPS_TOGETHER;
+use crate::link::CHANGES_TOGETHER;
 use crate::record::{Ending, Record};
 use castnet_rules::NextHop;
 
@@ -50,24 +50,26 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
         let now = Instant::now();
         let up = due.iter().filter(|(_, at)| **at <= now);
         let mut names: BTreeSet<String> = up.map(|(name, _)| name.clone()).collect();
-        {
+        let (changed, on_switches) = {
             let mut core = shared.lock();
             let changed = std::mem::take(&mut core.links_changed);
-            names.extend(changed.groups);
-            names.extend(changed.switches.iter().flat_map(|s| core.groups.on_switch(s)));
-        }
+            let on_switches = changed.switches.iter().map(|s| core.groups.on_switch(s));
+            let on_switches: Vec<_> = on_switches.collect();
+            (changed.groups, on_switches)
+        };
+        names.extend(on_switches.into_iter().flatten().chain(changed));
         let mut names = names.into_iter().peekable();
         while names.peek().is_some() {
             {
                 let mut core = shared.lock();
-                for name in names.by_ref().take(GROUPS_TOGETHER) {
+                for name in names.by_ref().take(CHANGES_TOGETHER) {
                     match look(&mut core, &name, now) {
                         Some(at) => due.insert(name, at),
                         None => due.remove(&name),
                     };
                 }
             }
-            tokio::task::yield_now().await;
+            shared.let_others().await;
         }
         match due.values().min() {
             // Either way it is time to look again.
