@@ -21,6 +21,7 @@ use castnet_console::watch::WatchArgs;
 use castnet_proto::transport::{Address, Controllers};
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use tonic::Code;
 
 use create::Create;
 pub(crate) use create::{number, qpn, virtual_qpn};
@@ -310,14 +311,14 @@ fn refused(status: tonic::Status, group: &str) -> Failure {
     let code = status.code();
     let failure = Failure::from(status);
     match code {
-        tonic::Code::NotFound => {
+        Code::NotFound => {
             failure.next("castnet group list shows the groups, castnet topology the switches and hosts")
         }
-        tonic::Code::AlreadyExists => failure.next(format!(
+        Code::AlreadyExists => failure.next(format!(
             "castnet group show {group} shows it; castnet group destroy {group} removes it"
         )),
-        tonic::Code::InvalidArgument => failure.next("castnet group create --help lists the settings"),
-        tonic::Code::ResourceExhausted => {
+        Code::InvalidArgument => failure.next("castnet group create --help lists the settings"),
+        Code::ResourceExhausted => {
             failure.next("castnet topology shows how much memory and how many groups each switch has left")
         }
         _ => failure,
@@ -403,7 +404,12 @@ impl GroupCommand {
                     let answer = controller.get_group(request).await;
                     let found = answer.map_err(|s| refused(s, &group))?.into_inner();
                     let request = api::ListSwitchesRequest {};
-                    let switches = controller.list_switches(request).await?.into_inner().switches;
+                    let switches = match controller.list_switches(request).await {
+                        Ok(listed) => listed.into_inner().switches,
+                        // A member may see its group, but no switch.
+                        Err(status) if status.code() == Code::PermissionDenied => Vec::new(),
+                        Err(status) => return Err(status.into()),
+                    };
                     Ok(show::GroupReport::gather(found, &switches, &security).await)
                 };
                 watch.show(output, look).await

@@ -5,6 +5,7 @@ use castnet_console::output::{Done, Output};
 use castnet_proto::transport::Controllers;
 use clap::Args;
 use serde::Serialize;
+use tonic::Code;
 
 #[derive(Debug, Args)]
 pub(crate) struct ForgetCommand {
@@ -30,11 +31,15 @@ impl ForgetCommand {
         let host = self.name;
         let request = api::ForgetHostRequest { name: host.clone() };
         controller.forget_host(request).await.map_err(|status| {
-            let advice = match status.code() {
-                tonic::Code::NotFound => "castnet topology shows the hosts",
-                _ => "castnet group destroy GROUP, or a member that leaves, frees a host",
-            };
-            Failure::from(status).next(advice)
+            let code = status.code();
+            let failure = Failure::from(status);
+            match code {
+                Code::NotFound => failure.next("castnet topology shows the hosts"),
+                Code::FailedPrecondition => {
+                    failure.next("castnet group destroy GROUP, or a member that leaves, frees a host")
+                }
+                _ => failure,
+            }
         })?;
         let sentence = format!("host {host} is forgotten; it is known again when it joins");
         output.show(&Done {

@@ -7,4 +7,5 @@ mod fabric;
 mod live;
 mod lives;
 mod operators;
+mod pki;
 mod purge;
