@@ -260,7 +260,7 @@ impl Shared {
     }
 
     /// The first result of `look`, now or after a change that `changed` reports, once the state that it saw is on disk.
-    /// `None`: no more changes.
+    /// `None`: there is none after the last change.
     pub(crate) async fn find<T>(
         &self,
         mut changed: watch::Receiver<()>,
@@ -272,7 +272,7 @@ impl Shared {
                 return Ok(Some(found));
             }
             if changed.changed().await.is_err() {
-                return Ok(None);
+                return self.read(&mut look).await;
             }
         }
     }

@@ -235,6 +235,10 @@ impl Journal {
     }
 
     pub(crate) fn ticket(&self) -> Ticket {
+        if self.is_closed {
+            // The state in memory has changes that were dropped.
+            return Ticket(Some(watch::Sender::new(None).subscribe()));
+        }
         Ticket(match self.staged.is_empty() {
             true => self.under_way.clone(),
             false => Some(self.staged.outcome.subscribe()),
@@ -389,4 +393,20 @@ fn take_back(shared: &Arc<Shared>, mut batch: Batch, error: Arc<StoreError>) {
     drop(core);
     batch.end(Err(error.clone()));
     rest.end(Err(error));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A destruction was reported as complete although its last step was dropped.
+    #[tokio::test]
+    async fn after_the_end_no_change_counts_as_written() {
+        let mut journal = Journal::new(BTreeMap::new(), Arc::default());
+        assert!(journal.ticket().durable().await.is_ok());
+        journal.stage_host("h0", None, true);
+        journal.close();
+        let ended = journal.ticket().durable().await;
+        assert!(matches!(ended, Err(Refusal::Stopping)));
+    }
 }
