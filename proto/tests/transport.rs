@@ -1,12 +1,15 @@
 //! Who may meet whom: loopback, Unix sockets, TLS with client certificates.
 
+#[path = "common/authority.rs"]
+mod authority;
+
 use std::fs;
 use std::path::Path;
 
+use authority::Authority;
 use castnet_proto::transport::{Address, Security, TlsFiles, TransportError, connect, serve};
 use castnet_proto::v1::GetCapabilitiesRequest;
 use castnet_proto::v1::agent_client::AgentClient;
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tonic::Code;
 use tonic::service::Routes;
 use tonic::transport::Channel;
@@ -24,42 +27,9 @@ fn address(text: &str) -> Address {
     text.parse().unwrap()
 }
 
-struct Authority {
-    ca_pem: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let ca_pem = params.self_signed(&key).unwrap().pem();
-        Self {
-            ca_pem,
-            issuer: Issuer::new(params, key),
-        }
-    }
-
-    /// The files of one end, in a folder of their own.
-    fn files(&self, folder: &Path) -> TlsFiles {
-        fs::create_dir_all(folder).unwrap();
-        let key = KeyPair::generate().unwrap();
-        let names = ["localhost".to_string(), "127.0.0.1".to_string()];
-        let cert = CertificateParams::new(names)
-            .unwrap()
-            .signed_by(&key, &self.issuer)
-            .unwrap();
-        let files = TlsFiles {
-            ca: folder.join("ca"),
-            cert: folder.join("cert"),
-            key: folder.join("key"),
-        };
-        fs::write(&files.ca, &self.ca_pem).unwrap();
-        fs::write(&files.cert, cert.pem()).unwrap();
-        fs::write(&files.key, key.serialize_pem()).unwrap();
-        files
-    }
+/// The files of one end, in a folder of their own.
+fn issue(authority: &Authority, folder: &Path) -> TlsFiles {
+    authority.issue(folder, &["localhost", "127.0.0.1"]).tls.unwrap()
 }
 
 fn with(tls: TlsFiles) -> Security {
@@ -146,7 +116,7 @@ async fn plaintext_beyond_this_machine_needs_a_flag() {
 async fn tls_takes_those_of_the_same_authority_only() {
     let folder = tempfile::tempdir().unwrap();
     let (ours, theirs) = (Authority::new(), Authority::new());
-    let host = with(ours.files(&folder.path().join("server")));
+    let host = with(issue(&ours, &folder.path().join("server")));
     let server = serve(&address("https://127.0.0.1:0"), &host, Routes::default())
         .await
         .unwrap();
@@ -154,7 +124,7 @@ async fn tls_takes_those_of_the_same_authority_only() {
         panic!("{}", server.address())
     };
 
-    let friend = with(ours.files(&folder.path().join("friend")));
+    let friend = with(issue(&ours, &folder.path().join("friend")));
     for text in [
         format!("https://127.0.0.1:{port}"),
         format!("https://localhost:{port}"),
@@ -167,7 +137,7 @@ async fn tls_takes_those_of_the_same_authority_only() {
     }
 
     // Trusts us, but shows a certificate that we do not trust. With TLS 1.3 that shows at the first call.
-    let mut stranger = theirs.files(&folder.path().join("stranger"));
+    let mut stranger = issue(&theirs, &folder.path().join("stranger"));
     stranger.ca = friend.tls.clone().unwrap().ca;
     let outcome = match connect(server.address(), &with(stranger)).await {
         Ok(channel) => call(channel).await,
@@ -180,7 +150,7 @@ async fn tls_takes_those_of_the_same_authority_only() {
     );
 
     // Does not trust us.
-    let suspicious = with(theirs.files(&folder.path().join("suspicious")));
+    let suspicious = with(issue(&theirs, &folder.path().join("suspicious")));
     assert!(matches!(
         connect(server.address(), &suspicious).await,
         Err(TransportError::Connect { .. })
@@ -230,7 +200,7 @@ async fn bad_files_are_named() {
 async fn a_server_takes_new_certificates_without_a_restart_and_keeps_the_old_where_they_are_bad() {
     let folder = tempfile::tempdir().unwrap();
     let (old, new) = (Authority::new(), Authority::new());
-    let files = old.files(&folder.path().join("server"));
+    let files = issue(&old, &folder.path().join("server"));
     let server = serve(
         &address("https://127.0.0.1:0"),
         &with(files.clone()),
@@ -238,12 +208,12 @@ async fn a_server_takes_new_certificates_without_a_restart_and_keeps_the_old_whe
     )
     .await
     .unwrap();
-    let of_old = with(old.files(&folder.path().join("old")));
-    let of_new = with(new.files(&folder.path().join("new")));
+    let of_old = with(issue(&old, &folder.path().join("old")));
+    let of_new = with(issue(&new, &folder.path().join("new")));
     let open = connect(server.address(), &of_old).await.unwrap();
     assert!(!meets(server.address(), &of_new).await);
 
-    replace(&files, &new.files(&folder.path().join("server-new")));
+    replace(&files, &issue(&new, &folder.path().join("server-new")));
     assert!(meets(server.address(), &of_new).await);
     assert!(
         !meets(server.address(), &of_old).await,
@@ -271,8 +241,8 @@ async fn a_server_takes_new_certificates_without_a_restart_and_keeps_the_old_whe
 async fn a_channel_reconnects_with_new_certificates() {
     let folder = tempfile::tempdir().unwrap();
     let (old, new) = (Authority::new(), Authority::new());
-    let files = old.files(&folder.path().join("client"));
-    let first = with(old.files(&folder.path().join("first")));
+    let files = issue(&old, &folder.path().join("client"));
+    let first = with(issue(&old, &folder.path().join("first")));
     let server = serve(&address("https://127.0.0.1:0"), &first, Routes::default())
         .await
         .unwrap();
@@ -281,8 +251,8 @@ async fn a_channel_reconnects_with_new_certificates() {
     assert_eq!(call(channel.clone()).await, Code::Unimplemented);
     server.stop().await;
 
-    replace(&files, &new.files(&folder.path().join("client-new")));
-    let second = with(new.files(&folder.path().join("second")));
+    replace(&files, &issue(&new, &folder.path().join("client-new")));
+    let second = with(issue(&new, &folder.path().join("second")));
     let _server = serve(&at, &second, Routes::default()).await.unwrap();
     // The call that finds the old connection dead may fail.
     let codes = [call(channel.clone()).await, call(channel).await];

@@ -1,58 +1,24 @@
 //! Who may what at a switch, over TLS.
 
+#[path = "../../../../proto/tests/common/authority.rs"]
+mod authority;
+
 use std::path::Path;
 use std::sync::Arc;
 
+use authority::Authority;
 use castnet_agent::Agent;
 use castnet_proto::access::{Access, Roles};
-use castnet_proto::transport::{Address, Security, TlsFiles, connect};
+use castnet_proto::transport::{Address, connect};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_client::AgentClient;
 use castnet_worker::{Dataplane, DataplaneConfig};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tonic::Code;
 use tonic::transport::Channel;
 
-struct Authority {
-    pem: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Self {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self {
-            pem: params.self_signed(&key).unwrap().pem(),
-            issuer: Issuer::new(params, key),
-        }
-    }
-
-    fn issue(&self, folder: &Path, names: &[&str]) -> Security {
-        let files = ["ca", "cert", "key"].map(|end| folder.join(format!("{}.{end}", names.join("+"))));
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(names.iter().map(|n| n.to_string()).collect::<Vec<_>>()).unwrap();
-        let cert = params.signed_by(&key, &self.issuer).unwrap();
-        let [ca, cert_file, key_file] = files;
-        std::fs::write(&ca, &self.pem).unwrap();
-        std::fs::write(&cert_file, cert.pem()).unwrap();
-        std::fs::write(&key_file, key.serialize_pem()).unwrap();
-        let tls = Some(TlsFiles {
-            ca,
-            cert: cert_file,
-            key: key_file,
-        });
-        Security {
-            tls,
-            ..Security::default()
-        }
-    }
-
-    async fn client(&self, folder: &Path, agent: &Agent, name: &str) -> AgentClient<Channel> {
-        let channel = connect(agent.address(), &self.issue(folder, &[name])).await;
-        AgentClient::new(channel.unwrap())
-    }
+async fn client(authority: &Authority, folder: &Path, agent: &Agent, name: &str) -> AgentClient<Channel> {
+    let security = authority.issue(&folder.join(name), &[name]);
+    AgentClient::new(connect(agent.address(), &security).await.unwrap())
 }
 
 #[tokio::test]
@@ -64,7 +30,7 @@ async fn a_switch_takes_orders_of_its_controllers_and_operators_only() {
     let dataplane = Arc::new(start.await.unwrap().unwrap());
     let authority = Authority::new();
     let listen: Address = "https://127.0.0.1:0".parse().unwrap();
-    let own = authority.issue(folder, &["127.0.0.1"]);
+    let own = authority.issue(&folder.join("own"), &["127.0.0.1"]);
     let refused = Agent::start(dataplane.clone(), &listen, &own).await.unwrap_err();
     assert!(refused.to_string().contains("nobody"), "{refused}");
     let roles = Roles {
@@ -91,7 +57,7 @@ async fn a_switch_takes_orders_of_its_controllers_and_operators_only() {
         ("grafana", [true, false, false]),
         ("h1", [false, false, false]),
     ] {
-        let mut client = authority.client(folder, &agent, name).await;
+        let mut client = client(&authority, folder, &agent, name).await;
         let answers = [
             client.list_ports(ports()).await.map(drop),
             client.remove_group(remove()).await.map(drop),
