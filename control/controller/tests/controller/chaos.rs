@@ -1,25 +1,54 @@
-//! Controllers, members of etcd and agents are killed while groups come and go, by a seed.
+//! Controllers, members of etcd and agents are killed and cut off while groups come and go, by a seed.
 //!
 //! `CASTNET_SEED` repeats a run, `CASTNET_CHAOS_STEPS` makes it longer.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
+use tokio::time::timeout;
 
 use crate::common::etcd::Cluster;
 use crate::common::faults::Random;
-use crate::common::{Lab, reaches};
+use crate::common::net::{Fault, Net};
+use crate::common::{Client, Lab, PATIENCE, destruction, reaches};
 use crate::failover::{Processes, exists};
+
+/// Longest duration of a fault of the network: another controller leads before it ends.
+const FAULT_MAX: Duration = Duration::from_secs(4);
 
 fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-fn destruction(group: &str) -> v1::DestroyGroupRequest {
-    v1::DestroyGroupRequest {
-        group: group.into(),
-        ..Default::default()
+/// A fault between two nodes, or between one and all others. Half of them concern the leader.
+fn fail(net: &Net, random: &mut Random, leader: usize) {
+    let nodes = net.nodes();
+    let mut pick = || nodes[random.below(nodes.len() as u64) as usize].as_str();
+    let (any, other) = (pick(), pick());
+    let leader = format!("c{leader}");
+    let node = if random.below(2) == 0 { &leader } else { any };
+    let ways = [[true, true], [true, false], [false, true]];
+    let fault = match random.below(4) {
+        3 => Fault::Cut,
+        way => Fault::Held(ways[way as usize]),
+    };
+    let other = Some(other).filter(|_| random.below(2) == 0);
+    println!("{fault:?} between {node} and {}", other.unwrap_or("all"));
+    net.fail(node, other, fault);
+}
+
+/// A controller that can write: others that believe that they lead have lost the lead.
+async fn writing_leader(processes: &Processes<'_>, lab: &Lab, unknown: &mut BTreeSet<String>) -> Client {
+    loop {
+        let (_, mut client) = processes.leader(None).await;
+        let (name, qpn) = (format!("end{}", unknown.len()), 100_000 + unknown.len() as u32);
+        let request = lab.given(&name, &["h1", "h3"], qpn);
+        unknown.insert(name.clone());
+        if client.create_group(request).await.is_ok() {
+            let _ = client.destroy_group(destruction(&name)).await;
+            return client;
+        }
     }
 }
 
@@ -27,7 +56,9 @@ fn destruction(group: &str) -> v1::DestroyGroupRequest {
 /// not asked for. A group that is active all the time is not touched.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_and_nothing_leaks() {
-    let Some(mut cluster) = Cluster::start("chaos::nothing_is_lost_and_nothing_leaks", 3) else {
+    let mut net = Net::default();
+    let test = "chaos::nothing_is_lost_and_nothing_leaks";
+    let Some(mut cluster) = Cluster::start_over(&mut net, test, 3) else {
         return;
     };
     let (seed, steps) = (
@@ -38,19 +69,19 @@ async fn nothing_is_lost_and_nothing_leaks() {
     let mut random = Random(seed);
     let mut lab = Lab::two_tiers().await;
     let mut switches = std::mem::take(&mut lab.switches);
-    let mut processes = Processes::start(&lab, &cluster, 3);
+    let mut processes = Processes::start_over(&mut net, &lab, &cluster, 3);
     let (_, mut client) = processes.leader(None).await;
     client
         .create_group(lab.given("g", &["h0", "h2"], 17))
         .await
         .unwrap();
     let (mut there, mut unknown) = (BTreeSet::new(), BTreeSet::new());
-    for step in 0..steps.unwrap_or(8) {
+    for step in 0..steps.unwrap_or(16) {
         let (leader, mut client) = processes.leader(None).await;
         let victim = there.iter().nth(random.below(4) as usize).cloned();
         let name = victim.clone().unwrap_or_else(|| format!("g{step}"));
         let request = lab.given(&name, &["h1", "h3"], 100 + step as u32);
-        let call = tokio::spawn({
+        let mut call = tokio::spawn({
             let name = name.clone();
             async move {
                 match victim {
@@ -65,14 +96,15 @@ async fn nothing_is_lost_and_nothing_leaks() {
         for _ in 0..random.below(200) {
             tokio::task::yield_now().await;
         }
-        let (fault, n) = (random.below(5), random.below(3) as usize);
+        let (fault, n) = (random.below(10), random.below(3) as usize);
         let switch = ["leaf0", "leaf1", "spine0"][n];
         match fault {
             0 => processes.restart(leader),
             1 => cluster.kill(n),
             2 => (0..2).for_each(|more| cluster.kill((n + more) % 3)),
             3 => switches.get_mut(switch).unwrap().stop().await,
-            _ => {}
+            4 => {}
+            _ => fail(&net, &mut random, leader),
         }
         // Without a quorum, a group that is being created waits for etcd.
         for _ in 0..random.below(200) {
@@ -83,7 +115,16 @@ async fn nothing_is_lost_and_nothing_leaks() {
             2 => (0..2).for_each(|more| cluster.restart((n + more) % 3)),
             _ => {}
         }
-        let done = call.await.unwrap();
+        // A fault of the network lasts for a moment, or until the call has ended, but not for ever.
+        let mut done = None;
+        if fault > 4 && random.below(2) == 0 {
+            done = timeout(FAULT_MAX, &mut call).await.ok();
+        }
+        net.heal();
+        let done = match done {
+            Some(done) => done.unwrap(),
+            None => call.await.unwrap(),
+        };
         if fault == 3 {
             switches.get_mut(switch).unwrap().start().await;
         }
@@ -100,7 +141,7 @@ async fn nothing_is_lost_and_nothing_leaks() {
             (false, _) => drop(unknown.insert(name)),
         }
     }
-    let (_, mut client) = processes.leader(None).await;
+    let mut client = writing_leader(&processes, &lab, &mut unknown).await;
     for name in there.iter().map(String::as_str).chain(["g"]) {
         reaches(&client, name, Active).await;
     }
@@ -110,9 +151,48 @@ async fn nothing_is_lost_and_nothing_leaks() {
         }
     }
     for (name, switch) in switches {
-        assert_eq!(switch.groups(), ["g.1"], "seed {seed}: {name}");
+        // A call that was held may have installed a group after it was removed: until the next look at the switch.
+        let is_clean = async {
+            while switch.groups() != ["g.1"] {
+                tokio::task::yield_now().await;
+            }
+        };
+        if timeout(PATIENCE, is_clean).await.is_err() {
+            panic!("seed {seed}: {name} has {:?}", switch.groups());
+        }
         let mut changes = switch.changes();
         changes.retain(|change| change.ends_with("g.1"));
         assert_eq!(changes, ["+g.1"], "seed {seed}: {name}");
+    }
+}
+
+/// What a controller sends to etcd arrives after another has taken over: it changes neither the store nor a switch.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_arrives_late_changes_nothing() {
+    let mut net = Net::default();
+    let Some(cluster) = Cluster::start("chaos::what_arrives_late_changes_nothing", 1) else {
+        return;
+    };
+    let lab = Lab::two_tiers().await;
+    let processes = Processes::start_over(&mut net, &lab, &cluster, 2);
+    let (_, mut client) = processes.leader(None).await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    let (first, mut old) = processes.leader(None).await;
+    net.fail(&format!("c{first}"), Some("e0"), Fault::Held([true, false]));
+    let late = lab.given("late", &["h1", "h3"], 18);
+    let late = tokio::spawn(async move { old.create_group(late).await });
+    let (_, mut new) = processes.leader(Some(first)).await;
+    new.create_group(lab.given("new", &["h1", "h3"], 18))
+        .await
+        .unwrap();
+    net.heal();
+    late.await.unwrap().unwrap_err();
+    assert!(!exists(&mut new, "late").await && exists(&mut new, "new").await);
+    for name in ["leaf0", "leaf1", "spine0"] {
+        let changes = lab.switch(name).changes();
+        assert_eq!(changes, ["+g.1", "+new.1"], "{name}");
     }
 }

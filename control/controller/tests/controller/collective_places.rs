@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::common::ranks::{all, all_again, becomes, destroy, shown};
-use crate::common::{Events, Lab, Switch, memory};
+use crate::common::ranks::{all, all_again, becomes, shown};
+use crate::common::{Events, Lab, Switch, destruction, memory};
 use castnet_proto::convert::refuse;
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed, Refused};
@@ -213,7 +213,7 @@ async fn memory_is_reserved_per_switch_and_a_shortage_is_named() {
     let group = shown(&client, "c").await.unwrap();
     assert_eq!((group.state.unwrap().phase(), group.tree.len()), (Refused, 0));
     // What is freed can be had.
-    client.clone().destroy_group(destroy("a")).await.unwrap();
+    client.clone().destroy_group(destruction("a")).await.unwrap();
     let third = all_again(third, &client, 1).await;
     assert_eq!(third.len(), 4);
 }
@@ -254,7 +254,7 @@ async fn leaf_memory(lab: &Lab) -> (u64, u64) {
         kind.slots /= 2;
     }
     let fewest = memory(&rule);
-    client.clone().destroy_group(destroy("probe")).await.unwrap();
+    client.clone().destroy_group(destruction("probe")).await.unwrap();
     (needed, fewest)
 }
 

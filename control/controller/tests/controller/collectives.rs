@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::ranks::{Rank, all, becomes, destroy, shown, vanishes};
-use crate::common::{Lab, next};
+use crate::common::ranks::{Rank, all, becomes, shown, vanishes};
+use crate::common::{Lab, destruction, next};
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase::{Active, Failed, Refused, Removing, Waiting};
 use tonic::Code;
@@ -88,7 +88,11 @@ async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
     };
     assert_eq!((rank.rank, rank.sq_psn, rank.rq_psn), (2, 3000, seen[2].rq_psn));
 
-    let done = client.destroy_group(destroy("job")).await.unwrap().into_inner();
+    let done = client
+        .destroy_group(destruction("job"))
+        .await
+        .unwrap()
+        .into_inner();
     assert!(done.complete && lab.placed().is_empty());
     for mut rank in ranks {
         let last = loop {
@@ -122,7 +126,7 @@ async fn a_rank_of_many_learns_of_the_others_together_and_of_the_end_at_once() {
             assert!(client.leave_group(leave).await.unwrap().into_inner().left);
         }
     }
-    client.destroy_group(destroy("job")).await.unwrap();
+    client.destroy_group(destruction("job")).await.unwrap();
     let mut states = Vec::new();
     while let Ok(Some(state)) = first.stream.message().await {
         states.push(state.phase());

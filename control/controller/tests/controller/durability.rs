@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::common::faults::{FaultyStore, Random};
 use crate::common::ranks::{Rank, all, shown};
-use crate::common::{Client, Events, Lab, PATIENCE, creation, reaches, start_with};
+use crate::common::{Client, Events, Lab, PATIENCE, creation, destruction, reaches, start_with};
 use castnet_controller::Controller;
 use castnet_controller::store::Store;
 use castnet_controller::store::memory::MemoryStore;
@@ -40,10 +40,7 @@ async fn exists(client: &Client, group: &str) -> bool {
 }
 
 async fn destroy(client: &Client, group: &str) -> Result<bool, Status> {
-    let request = v1::DestroyGroupRequest {
-        group: group.into(),
-        ..Default::default()
-    };
+    let request = destruction(group);
     let answer = client.clone().destroy_group(request).await?;
     Ok(answer.into_inner().complete)
 }

@@ -1,7 +1,8 @@
 //! Several controllers on etcd, as processes that are killed and paused.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use castnet_controller::{Config, Controller};
 use castnet_proto::term::leader_of;
@@ -12,7 +13,8 @@ use castnet_proto::v1::controller_client::ControllerClient;
 use tonic::Code;
 
 use crate::common::etcd::Cluster;
-use crate::common::{Client, Lab, reaches};
+use crate::common::net::Net;
+use crate::common::{Client, Lab, destruction, reaches};
 
 /// The configuration of controller `n`.
 fn config(lab: &Lab, cluster: &Cluster, n: usize) -> Config {
@@ -30,12 +32,13 @@ fn address(folder: &Path, n: usize) -> Address {
 /// Controllers, each a process.
 pub(crate) struct Processes<'l> {
     lab: &'l Lab,
-    /// The members of etcd.
-    members: String,
+    /// Of each: the folder with the sockets of its switches, and the members of etcd.
+    ways: Vec<(PathBuf, String)>,
     all: Vec<Child>,
 }
 
 const FOLDER: &str = "CASTNET_TEST_FOLDER";
+const SWITCHES: &str = "CASTNET_TEST_SWITCHES";
 const MEMBERS: &str = "CASTNET_TEST_MEMBERS";
 const NUMBER: &str = "CASTNET_TEST_NUMBER";
 
@@ -48,7 +51,13 @@ fn process() {
         let members = std::env::var(MEMBERS).unwrap();
         let n = std::env::var(NUMBER).unwrap().parse().unwrap();
         let folder = Path::new(&folder);
-        let mut config = Lab::two_tiers_config(folder);
+        let switches = PathBuf::from(std::env::var(SWITCHES).unwrap());
+        let mut config = Lab::two_tiers_config(&switches);
+        if switches != folder {
+            // Calls that are held end soon.
+            config.timeouts.switch = Duration::from_secs(1);
+            config.timeouts.reconcile = Duration::from_secs(1);
+        }
         config.etcd = Some(Cluster::config_of(
             members.split(',').map(|m| m.parse().unwrap()).collect(),
         ));
@@ -61,11 +70,38 @@ fn process() {
 
 impl<'l> Processes<'l> {
     pub(crate) fn start(lab: &'l Lab, cluster: &Cluster, count: usize) -> Self {
-        let members: Vec<String> = cluster.config().members.iter().map(Address::to_string).collect();
-        let members = members.join(",");
-        let all = Vec::new();
-        let mut processes = Self { lab, members, all };
+        let members = text(&cluster.config().members);
+        let way = (lab.folder.path().to_owned(), members);
+        Self::run(lab, vec![way; count])
+    }
+
+    /// As [`Processes::start`]; they reach switches and etcd by `net`, as nodes `c0`, `c1` ...
+    pub(crate) fn start_over(net: &mut Net, lab: &'l Lab, cluster: &Cluster, count: usize) -> Self {
+        let mut ways = Vec::new();
         for n in 0..count {
+            let node = format!("c{n}");
+            let folder = lab.folder.path().join(&node);
+            std::fs::create_dir(&folder).unwrap();
+            for switch in lab.config.switches.iter().map(|s| &s.name) {
+                let socket = format!("{switch}.sock");
+                let target = lab.folder.path().join(&socket);
+                net.link(&node, switch, &folder.join(socket), target);
+            }
+            let member = |m| {
+                let at = folder.join(format!("e{m}.sock"));
+                net.link(&node, &format!("e{m}"), &at, cluster.socket(m));
+                Address::Unix(at)
+            };
+            let members: Vec<Address> = (0..cluster.config().members.len()).map(member).collect();
+            ways.push((folder, text(&members)));
+        }
+        Self::run(lab, ways)
+    }
+
+    fn run(lab: &'l Lab, ways: Vec<(PathBuf, String)>) -> Self {
+        let all = Vec::new();
+        let mut processes = Self { lab, ways, all };
+        for n in 0..processes.ways.len() {
             let process = processes.spawn(n);
             processes.all.push(process);
         }
@@ -76,7 +112,8 @@ impl<'l> Processes<'l> {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "failover::process"])
             .env(FOLDER, self.lab.folder.path())
-            .env(MEMBERS, &self.members)
+            .env(SWITCHES, &self.ways[n].0)
+            .env(MEMBERS, &self.ways[n].1)
             .env(NUMBER, n.to_string())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -105,7 +142,7 @@ impl<'l> Processes<'l> {
         }
     }
 
-    async fn client(&self, n: usize) -> Option<Client> {
+    pub(crate) async fn client(&self, n: usize) -> Option<Client> {
         let address = address(self.lab.folder.path(), n);
         let channel = connect(&address, &Security::default()).await.ok()?;
         Some(ControllerClient::new(channel))
@@ -127,6 +164,11 @@ impl Drop for Processes<'_> {
             let _ = process.wait();
         }
     }
+}
+
+fn text(members: &[Address]) -> String {
+    let members: Vec<String> = members.iter().map(Address::to_string).collect();
+    members.join(",")
 }
 
 pub(crate) async fn exists(client: &mut Client, group: &str) -> bool {
@@ -193,13 +235,7 @@ async fn the_leader_is_killed_and_another_goes_on() {
     let followed = controller(&all, &Security::default()).await.unwrap();
     reaches(&followed, "h", Active).await;
     reaches(&followed, "g", Active).await;
-    client
-        .destroy_group(v1::DestroyGroupRequest {
-            group: "h".into(),
-            ..Default::default()
-        })
-        .await
-        .unwrap();
+    client.destroy_group(destruction("h")).await.unwrap();
     for name in ["leaf0", "leaf1", "spine0"] {
         assert_eq!(lab.switch(name).changes(), ["+g.1", "+h.1", "-h.1"], "{name}");
     }
@@ -234,12 +270,7 @@ async fn a_leader_that_was_paused_changes_nothing() {
     gate.add_permits(100);
     let (_, mut new) = processes.leader(Some(first)).await;
     reaches(&new, "late", Active).await;
-    new.destroy_group(v1::DestroyGroupRequest {
-        group: "late".into(),
-        ..Default::default()
-    })
-    .await
-    .unwrap();
+    new.destroy_group(destruction("late")).await.unwrap();
     let request = lab.given("x", &["h1", "h3"], 19);
     let x = tokio::spawn({
         let mut old = old.clone();

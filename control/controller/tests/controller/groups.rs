@@ -1,6 +1,6 @@
 //! A group's life over switches that do as they are told, or refuse, or go away.
 
-use crate::common::{Events, Lab, creation, last, next, phase};
+use crate::common::{Events, Lab, creation, destruction, last, next, phase};
 use castnet_proto::convert::violations;
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Failed, Installing, Registered, Removing};
@@ -75,13 +75,7 @@ async fn members_join_switches_confirm_and_destruction_leaves_nothing() {
         (3, Some(100), 2)
     );
 
-    let destroyed = client
-        .destroy_group(v1::DestroyGroupRequest {
-            group: "g".into(),
-            ..Default::default()
-        })
-        .await
-        .unwrap();
+    let destroyed = client.destroy_group(destruction("g")).await.unwrap();
     assert!(destroyed.into_inner().complete);
     assert!(lab.placed().is_empty());
     // The source's switch first: from then on nothing flows.

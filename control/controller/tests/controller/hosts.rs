@@ -51,7 +51,7 @@ async fn a_host_is_forgotten_for_good_unless_a_group_names_it() {
     refused(forget(&mut client, "h9").await, Code::FailedPrecondition, words);
     refused(forget(&mut client, "h7").await, Code::NotFound, "h7");
     for group in ["f", "g"] {
-        let destroy = crate::common::ranks::destroy(group);
+        let destroy = crate::common::destruction(group);
         client.destroy_group(destroy).await.unwrap();
     }
     forget(&mut client, "h9").await.unwrap();

@@ -1,7 +1,7 @@
 //! Groups of several lanes: one for whoever asks, K on the switches, all of them or none.
 
-use crate::common::ranks::{Rank, all, destroy, shown};
-use crate::common::{Lab, creation, last, next, phase, reaches, start};
+use crate::common::ranks::{Rank, all, shown};
+use crate::common::{Lab, creation, destruction, last, next, phase, reaches, start};
 use castnet_controller::{Checkpoint, Checkpoints, Config};
 use castnet_proto::convert::violations;
 use castnet_proto::v1;
@@ -92,7 +92,7 @@ async fn every_switch_gets_every_lane_and_destruction_leaves_none() {
     let other = other.into_inner().group.unwrap();
     assert_eq!((other.mcst_id.as_str(), other.lanes.len()), ("10.200.0.4", 1));
     assert_eq!(other.lanes[0].name, "other");
-    let destroyed = client.destroy_group(destroy("g")).await.unwrap();
+    let destroyed = client.destroy_group(destruction("g")).await.unwrap();
     assert!(destroyed.into_inner().complete && lab.placed().is_empty());
 }
 
@@ -303,8 +303,8 @@ async fn ranks_have_a_queue_pair_in_each_lane_and_switches_set_memory_aside_for_
         Code::InvalidArgument,
         "settings.lanes",
     );
-    client.destroy_group(destroy("job")).await.unwrap();
-    client.destroy_group(destroy("single")).await.unwrap();
+    client.destroy_group(destruction("job")).await.unwrap();
+    client.destroy_group(destruction("single")).await.unwrap();
     assert!(lab.placed().is_empty());
 }
 

@@ -1,6 +1,6 @@
 //! Each bad request: its status code, and the field that its message and details name.
 
-use crate::common::{Lab, creation, start};
+use crate::common::{Lab, creation, destruction, start};
 use castnet_controller::{Config, Controller, StartError};
 use castnet_proto::convert::violations;
 use castnet_proto::transport::Security;
@@ -201,10 +201,7 @@ async fn bad_joins_are_refused_by_field() {
         rank: None,
     };
     assert_refused(client.leave_group(leave).await, Code::NotFound, "host", "h9");
-    let destroy = v1::DestroyGroupRequest {
-        group: "x".into(),
-        ..Default::default()
-    };
+    let destroy = destruction("x");
     assert_refused(client.destroy_group(destroy).await, Code::NotFound, "group", "x");
 }
 
@@ -309,13 +306,7 @@ async fn mcst_ids_end_and_come_back() {
         "mcst_id",
         "all 2 McstIDs are in use",
     );
-    client
-        .destroy_group(v1::DestroyGroupRequest {
-            group: "a".into(),
-            ..Default::default()
-        })
-        .await
-        .unwrap();
+    client.destroy_group(destruction("a")).await.unwrap();
     let third = client
         .create_group(creation("c", &["h0", "h1"]))
         .await

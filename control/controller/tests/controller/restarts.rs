@@ -1,7 +1,7 @@
 //! Controllers that are killed, switches that restart or go away: what is wanted comes about all the same.
 
 use crate::common::ranks::Rank;
-use crate::common::{Events, Lab, PATIENCE, creation, reaches, start};
+use crate::common::{Events, Lab, PATIENCE, creation, destruction, reaches, start};
 use castnet_controller::{Checkpoint, Checkpoints, Config};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Degraded, Failed, Registered};
@@ -44,22 +44,14 @@ async fn killed_at_any_point_of_a_removal_it_finishes() {
             .create_group(lab.given("g", &["h0", "h2"], 17))
             .await
             .unwrap();
-        let request = v1::DestroyGroupRequest {
-            group: "g".into(),
-            ..Default::default()
-        };
-        let destroy = tokio::spawn(async move { client.destroy_group(request).await });
+        let destroy = tokio::spawn(async move { client.destroy_group(destruction("g")).await });
         reached.recv().await.unwrap();
         controller.stop().await;
         destroy.await.unwrap().unwrap_err();
 
         let (_controller, mut client) = lab.start().await;
         // Already being destroyed: that is no error, and it answers when it is done.
-        let request = v1::DestroyGroupRequest {
-            group: "g".into(),
-            ..Default::default()
-        };
-        match client.destroy_group(request).await {
+        match client.destroy_group(destruction("g")).await {
             Ok(answer) => assert!(answer.into_inner().complete, "{point:?}"),
             Err(status) => assert_eq!(status.code(), Code::NotFound, "{point:?}"),
         }
@@ -91,7 +83,7 @@ async fn killed_half_way_it_rolls_back_where_the_rest_refuses() {
     assert!(lab.placed().is_empty());
 }
 
-fn stands_still_at(config: &Config, point: Checkpoint) -> (Config, mpsc::UnboundedReceiver<()>) {
+pub(crate) fn stands_still_at(config: &Config, point: Checkpoint) -> (Config, mpsc::UnboundedReceiver<()>) {
     let (tell, reached) = mpsc::unbounded_channel();
     let checkpoints = Checkpoints::new(move |at| {
         let here = *at == point;
@@ -318,14 +310,7 @@ async fn destruction_waits_for_a_switch_that_cannot_be_reached() {
     let mut events = Events::of(&client).await;
     lab.switches.get_mut("leaf1").unwrap().stop().await;
     events.switch("leaf1", false).await;
-    let answer = client
-        .destroy_group(v1::DestroyGroupRequest {
-            group: "g".into(),
-            ..Default::default()
-        })
-        .await
-        .unwrap()
-        .into_inner();
+    let answer = client.destroy_group(destruction("g")).await.unwrap().into_inner();
     assert!(!answer.complete);
     assert_eq!(answer.pending_switches, ["leaf1"]);
     assert_eq!(lab.placed(), ["leaf1 g.1"]);

@@ -8,8 +8,8 @@ use castnet_proto::v1::endpoint::NextHop;
 use castnet_topology::Topology;
 use tonic::Code;
 
-use crate::common::ranks::{all, destroy, shown, vanishes};
-use crate::common::{Events, Lab, creation, last, reaches};
+use crate::common::ranks::{all, shown, vanishes};
+use crate::common::{Events, Lab, creation, destruction, last, reaches};
 
 /// Two leaves with a router between them: h0 and h1 at leaf0, h2 and h3 at leaf1, h4 at the router. leaf0 has two McstIDs.
 async fn lab() -> Lab {
@@ -156,7 +156,7 @@ async fn each_switch_has_a_mcst_id_of_its_own_prefix_and_tells_it_to_its_members
     assert!(flat.tree[0].lanes.is_empty());
     assert_eq!(ids(&lab, "leaf1"), ["10.200.0.2", own[1]]);
     for group in ["g", "flat"] {
-        client.destroy_group(destroy(group)).await.unwrap();
+        client.destroy_group(destruction(group)).await.unwrap();
     }
     assert_eq!(lab.placed(), [""; 0], "nothing is left under any McstID");
 }
@@ -187,7 +187,7 @@ async fn an_exhausted_prefix_is_named_and_is_free_again_when_groups_end() {
     // Two lanes take two at each switch.
     let mut two = creation("two", &["h0", "h2"]);
     two.lanes = 2;
-    client.destroy_group(destroy("g1")).await.unwrap();
+    client.destroy_group(destruction("g1")).await.unwrap();
     let refused = client.create_group(two).await.unwrap_err();
     let two_left = says.replace("no McstID left", "no 2 McstIDs left, one for each lane");
     assert_eq!(refused.message(), two_left);
@@ -204,7 +204,7 @@ async fn an_exhausted_prefix_is_named_and_is_free_again_when_groups_end() {
         "freed, and not used again soon"
     );
     for group in ["g2", "g3"] {
-        client.destroy_group(destroy(group)).await.unwrap();
+        client.destroy_group(destruction(group)).await.unwrap();
     }
     // Ranks that come without a group hear it too.
     let mut jobs = lab.ranks(&client, "job", 4, 30).await;
@@ -261,7 +261,7 @@ async fn each_rank_is_told_the_mcst_id_of_its_switch() {
     let edge = hops(&rule).into_iter().find(|(name, ..)| name == "leaf0");
     assert_eq!(edge, Some(hop("leaf0", "10.201.0.1", OPEN, false)));
     let (gone, mut client) = (client.clone(), client);
-    client.destroy_group(destroy("job")).await.unwrap();
+    client.destroy_group(destruction("job")).await.unwrap();
     vanishes(&gone, "job").await;
     assert_eq!(lab.placed(), [""; 0]);
 }

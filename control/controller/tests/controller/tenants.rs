@@ -6,7 +6,7 @@ use castnet_proto::v1::CollectivePhase;
 use tonic::Code;
 
 use crate::common::ranks::Rank;
-use crate::common::{Client, Lab};
+use crate::common::{Client, Lab, destruction};
 
 fn tenant(name: &str, members: &[&str], groups: Option<u64>, slots: Option<u64>) -> Tenant {
     Tenant {
@@ -30,10 +30,7 @@ async fn uses(client: &Client) -> Vec<(String, u64, u64)> {
 }
 
 async fn destroy(client: &Client, group: &str) {
-    let request = v1::DestroyGroupRequest {
-        group: group.into(),
-        ..Default::default()
-    };
+    let request = destruction(group);
     client.clone().destroy_group(request).await.unwrap();
 }
 

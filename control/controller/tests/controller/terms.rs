@@ -6,7 +6,7 @@ use castnet_controller::Config;
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::Active;
 
-use crate::common::{Client, Events, Lab, reaches, start};
+use crate::common::{Client, Events, Lab, destruction, reaches, start};
 
 /// The lab's configuration, with a copy of its store. Switches are looked at all the time.
 fn on_a_copy(lab: &Lab) -> Config {
@@ -92,10 +92,7 @@ async fn a_larger_epoch_takes_over() {
         .create_group(lab.given("x", &["h1", "h3"], 19))
         .await
         .unwrap_err();
-    let request = v1::DestroyGroupRequest {
-        group: "g".into(),
-        ..Default::default()
-    };
+    let request = destruction("g");
     let destroyed = client.destroy_group(request).await.unwrap().into_inner();
     assert!(!destroyed.complete, "{destroyed:?}");
     refused_everywhere(&mut client).await;

@@ -7,9 +7,9 @@ use castnet_proto::v1::CollectivePhase;
 use castnet_topology::Topology;
 use tonic::{Code, Status};
 
-use crate::common::ranks::{Rank, destroy};
+use crate::common::ranks::Rank;
 use crate::common::tls::Authority;
-use crate::common::{Client, Lab, creation};
+use crate::common::{Client, Lab, creation, destruction};
 
 struct Tls {
     lab: Lab,
@@ -58,7 +58,7 @@ fn denied<T: std::fmt::Debug>(answer: Result<T, Status>, words: &[&str]) {
 }
 
 async fn destroyed(operator: &mut Client, group: &str) {
-    operator.destroy_group(destroy(group)).await.unwrap();
+    operator.destroy_group(destruction(group)).await.unwrap();
 }
 
 #[tokio::test]
@@ -130,7 +130,10 @@ async fn a_host_joins_as_itself_and_can_do_nothing_else() {
         h0.create_collective(collective).await,
         &[who, "call CreateCollective"],
     );
-    denied(h0.destroy_group(destroy("g")).await, &[who, "call DestroyGroup"]);
+    denied(
+        h0.destroy_group(destruction("g")).await,
+        &[who, "call DestroyGroup"],
+    );
     let all = v1::ListControllerGroupsRequest {};
     denied(
         h0.list_groups(all).await,
@@ -180,7 +183,7 @@ async fn who_may_only_read_changes_nothing() {
         .await
         .unwrap();
     denied(
-        reader.destroy_group(destroy("g")).await,
+        reader.destroy_group(destruction("g")).await,
         &["grafana (read-only, ", "operator"],
     );
     denied(
@@ -366,7 +369,7 @@ async fn each_change_is_in_the_audit_log_with_who_what_and_how_it_ended() {
 
     // The file is rotated; the next line makes a new one.
     std::fs::rename(&path, path.with_extension("old")).unwrap();
-    client.destroy_group(destroy("g")).await.unwrap();
+    client.destroy_group(destruction("g")).await.unwrap();
     let seen = lines(&path, 1);
     assert_eq!(part(&seen[0])[2], "DestroyGroup");
     assert_eq!(lines(&path.with_extension("old"), 2).len(), 2);

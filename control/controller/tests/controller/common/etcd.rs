@@ -1,11 +1,15 @@
-//! A cluster of etcd servers, as processes that listen at Unix sockets.
+//! A cluster of etcd servers, as processes that listen at Unix sockets. Each has a folder, where it finds the sockets of its
+//! peers.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, Command, Stdio};
 
 use castnet_controller::store::etcd::{Campaign, Candidate, EtcdConfig, EtcdStore};
-use castnet_proto::transport::{Address, Security};
+use castnet_proto::transport::{Address, Security, TlsFiles};
 use tempfile::TempDir;
+
+use super::net::Net;
 
 pub(crate) struct Cluster {
     folder: TempDir,
@@ -15,6 +19,50 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// `None`: there is no etcd here; the test `test` is skipped.
     pub(crate) fn start(test: &str, size: usize) -> Option<Self> {
+        let mut cluster = Self::new(test, size)?;
+        for (n, m) in cluster.pairs() {
+            let target = format!("../{m}/p{m}:0");
+            std::os::unix::fs::symlink(target, cluster.path(n, "p", m)).unwrap();
+        }
+        cluster.run();
+        Some(cluster)
+    }
+
+    /// As [`Cluster::start`]; the members are connected by `net`, as nodes `e0`, `e1` ...
+    pub(crate) fn start_over(net: &mut Net, test: &str, size: usize) -> Option<Self> {
+        let mut cluster = Self::new(test, size)?;
+        for (n, m) in cluster.pairs() {
+            let (at, target) = (cluster.path(n, "p", m), cluster.path(m, "p", m));
+            net.link(&format!("e{n}"), &format!("e{m}"), &at, target);
+        }
+        cluster.run();
+        Some(cluster)
+    }
+
+    /// One member that serves over TLS, and only clients with certificates of the authority; with its port.
+    pub(crate) fn over_tls(test: &str, tls: &TlsFiles) -> Option<(Self, u16)> {
+        let mut cluster = Self::new(test, 1)?;
+        let any = "https://127.0.0.1:0";
+        let mut output = cluster.spawn(
+            0,
+            &[
+                &format!("--listen-client-urls={any}"),
+                &format!("--advertise-client-urls={any}"),
+                "--enable-grpc-gateway=false",
+                "--client-cert-auth",
+                &format!("--trusted-ca-file={}", tls.ca.display()),
+                &format!("--cert-file={}", tls.cert.display()),
+                &format!("--key-file={}", tls.key.display()),
+            ],
+        );
+        let line = await_line(&mut output, "serving client");
+        let port = line.rsplit_once("127.0.0.1:").unwrap().1;
+        let digits = port.find(|c: char| !c.is_ascii_digit()).unwrap_or(port.len());
+        drain(output);
+        Some((cluster, port[..digits].parse().unwrap()))
+    }
+
+    fn new(test: &str, size: usize) -> Option<Self> {
         let lacks = |program, version| {
             let quiet = Command::new(program)
                 .arg(version)
@@ -31,35 +79,57 @@ impl Cluster {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
+        for n in 0..size {
+            std::fs::create_dir(folder.path().join(n.to_string())).unwrap();
+        }
         let servers = (0..size).map(|_| None).collect();
-        let mut cluster = Self { folder, servers };
-        let outputs: Vec<_> = (0..size).map(|n| cluster.spawn(n)).collect();
+        Some(Self { folder, servers })
+    }
+
+    fn run(&mut self) {
+        let outputs: Vec<_> = (0..self.servers.len()).map(|n| self.spawn(n, &[])).collect();
         for output in outputs {
             await_readiness(output);
         }
-        Some(cluster)
     }
 
-    fn spawn(&mut self, n: usize) -> BufReader<std::process::ChildStderr> {
+    fn pairs(&self) -> Vec<(usize, usize)> {
+        let all = 0..self.servers.len();
+        let pairs = all.clone().flat_map(|n| all.clone().map(move |m| (n, m)));
+        pairs.filter(|(n, m)| n != m).collect()
+    }
+
+    /// The socket of member `m` in the folder of member `n`, for clients (`c`) or for peers (`p`).
+    fn path(&self, n: usize, kind: &str, m: usize) -> PathBuf {
+        self.folder.path().join(format!("{n}/{kind}{m}:0"))
+    }
+
+    /// Where member `n` serves clients.
+    pub(crate) fn socket(&self, n: usize) -> PathBuf {
+        self.path(n, "c", n)
+    }
+
+    fn spawn(&mut self, n: usize, more: &[&str]) -> BufReader<ChildStderr> {
         let peer = |n| format!("s{n}=unix://p{n}:0");
         let all: Vec<String> = (0..self.servers.len()).map(peer).collect();
         let (client, peer) = (format!("unix://c{n}:0"), format!("unix://p{n}:0"));
         let args = [
             ["--name", &format!("s{n}")],
-            ["--data-dir", &format!("d{n}")],
+            ["--data-dir", "data"],
             ["--listen-client-urls", &client],
             ["--advertise-client-urls", &client],
             ["--listen-peer-urls", &peer],
             ["--initial-advertise-peer-urls", &peer],
             ["--initial-cluster", &all.join(",")],
         ];
-        for socket in ["c", "p"] {
+        for kind in ["c", "p"] {
             // That of a server that was killed.
-            let _ = std::fs::remove_file(self.folder.path().join(format!("{socket}{n}:0")));
+            let _ = std::fs::remove_file(self.path(n, kind, n));
         }
         let mut server = Command::new("etcd")
             .args(args.as_flattened())
-            .current_dir(self.folder.path())
+            .args(more)
+            .current_dir(self.folder.path().join(n.to_string()))
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -78,7 +148,7 @@ impl Cluster {
     }
 
     pub(crate) fn restart(&mut self, n: usize) {
-        let output = self.spawn(n);
+        let output = self.spawn(n, &[]);
         await_readiness(output);
     }
 
@@ -88,14 +158,14 @@ impl Cluster {
             .args(["--endpoints", "unix://c0:0"])
             .args(args)
             .env("ETCDCTL_API", "3")
-            .current_dir(self.folder.path())
+            .current_dir(self.folder.path().join("0"))
             .stdout(Stdio::null())
             .status();
         assert!(status.unwrap().success());
     }
 
     pub(crate) fn config(&self) -> EtcdConfig {
-        let member = |n| Address::Unix(self.folder.path().join(format!("c{n}:0")));
+        let member = |n| Address::Unix(self.socket(n));
         Self::config_of((0..self.servers.len()).map(member).collect())
     }
 
@@ -122,12 +192,21 @@ impl Cluster {
 }
 
 /// Returns when a server serves, and reads what else it logs.
-fn await_readiness(mut output: BufReader<std::process::ChildStderr>) {
+fn await_readiness(mut output: BufReader<ChildStderr>) {
+    await_line(&mut output, "ready to serve client requests");
+    drain(output);
+}
+
+fn await_line(output: &mut BufReader<ChildStderr>, wanted: &str) -> String {
     let mut line = String::new();
-    while !line.contains("ready to serve client requests") {
+    while !line.contains(wanted) {
         line.clear();
         assert!(output.read_line(&mut line).unwrap() > 0, "etcd has ended");
     }
+    line
+}
+
+fn drain(mut output: BufReader<ChildStderr>) {
     std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
 }
 

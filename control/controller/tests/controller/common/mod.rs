@@ -3,6 +3,7 @@
 
 pub(crate) mod etcd;
 pub(crate) mod faults;
+pub(crate) mod net;
 pub(crate) mod ranks;
 pub(crate) mod tls;
 
@@ -593,6 +594,13 @@ pub(crate) fn creation(name: &str, members: &[&str]) -> v1::CreateGroupRequest {
             })
             .collect(),
         start_psn: Some(100),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn destruction(name: &str) -> v1::DestroyGroupRequest {
+    v1::DestroyGroupRequest {
+        group: name.into(),
         ..Default::default()
     }
 }

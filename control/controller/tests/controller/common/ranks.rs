@@ -86,13 +86,6 @@ impl Rank {
     }
 }
 
-pub(crate) fn destroy(name: &str) -> v1::DestroyGroupRequest {
-    v1::DestroyGroupRequest {
-        group: name.into(),
-        ..Default::default()
-    }
-}
-
 /// All wait for a phase; what each sees.
 pub(crate) async fn all(ranks: &mut [Rank], phase: CollectivePhase) -> Vec<v1::CollectiveState> {
     let mut seen = Vec::new();
