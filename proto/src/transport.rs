@@ -90,19 +90,27 @@ pub enum TransportError {
 }
 
 impl TransportError {
-    /// Whether the same attempt may succeed later: the service is not there yet, or another controller takes over.
+    /// Whether the same attempt may succeed later: the service is not there yet, or another controller takes over. Certificates
+    /// that do not fit stay wrong.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Connect(..) | Self::Timeout(..) | Self::NotLeading(..))
+        match self {
+            Self::Connect(_, error) => !tls::is_cause(error),
+            Self::Timeout(..) | Self::NotLeading(..) => true,
+            _ => false,
+        }
     }
 }
 
-/// In one line.
-fn chain(error: &dyn std::error::Error) -> String {
+/// An error and its causes in one line. Some errors end with the text of their cause already.
+pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
+        let why = error.to_string();
+        if !text.ends_with(&why) {
+            text.push_str(": ");
+            text.push_str(&why);
+        }
         cause = error.source();
     }
     text
@@ -181,5 +189,30 @@ fn allow_plaintext(address: &Address, security: &Security, all: &[SocketAddr]) -
     match all.iter().find(|a| !a.ip().to_canonical().is_loopback()) {
         Some(resolved) if !security.insecure => Err(TransportError::Plaintext(address.clone(), *resolved)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_each_cause_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("{text}")]
+        struct Link {
+            text: &'static str,
+            #[source]
+            cause: Option<Box<Link>>,
+        }
+        let link = |text, cause: Option<Link>| Link {
+            text,
+            cause: cause.map(Box::new),
+        };
+        let refused = link("tcp connect error: refused", Some(link("refused", None)));
+        assert_eq!(
+            chain(&link("transport error", Some(refused))),
+            "transport error: tcp connect error: refused"
+        );
     }
 }

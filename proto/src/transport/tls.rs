@@ -13,7 +13,7 @@ use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use tonic::codegen::http::Uri;
 use tonic::codegen::{BoxFuture, Context, Poll, Service};
@@ -56,6 +56,13 @@ impl fmt::Display for Fault {
             Self::Unusable(why) => f.write_str(why),
         }
     }
+}
+
+/// Whether an error comes from TLS, such as a certificate that is not trusted.
+pub(super) fn is_cause(error: &(dyn std::error::Error + 'static)) -> bool {
+    let inner = |error: &io::Error| error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
+    std::iter::successors(Some(error), |error| error.source())
+        .any(|error| error.is::<rustls::Error>() || error.downcast_ref().is_some_and(inner))
 }
 
 impl<C> Reloading<C> {

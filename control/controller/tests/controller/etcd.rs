@@ -1,9 +1,13 @@
 //! The store on etcd, with real servers.
 
-use castnet_controller::store::etcd::Campaign;
+use castnet_controller::Controller;
+use castnet_controller::store::etcd::{Campaign, Candidate, EtcdConfig};
 use castnet_controller::store::{Batch, Entry, Key, Store, StoreError, Stored, Table, Write};
+use castnet_proto::transport::Security;
 
 use crate::common::etcd::Cluster;
+use crate::common::tls::Authority;
+use crate::common::{Lab, serving};
 use crate::store::{key, put, record, whole_or_not_at_all};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -150,4 +154,52 @@ async fn without_a_quorum_writes_fail_and_what_failed_is_taken_back() {
         .await
         .unwrap();
     assert_eq!(store.load().await.unwrap().len(), 3);
+}
+
+/// etcd serves clients with certificates of its authority. Others learn which certificate is wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn over_tls_both_ends_need_certificates_of_the_authority() {
+    let lab = Lab::two_tiers().await;
+    let folder = |name: &str| lab.folder.path().join(name);
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let server = ours.issue(&folder("etcd"), &["127.0.0.1"]).tls.unwrap();
+    let name = "etcd::over_tls_both_ends_need_certificates_of_the_authority";
+    let Some((_cluster, port)) = Cluster::over_tls(name, &server) else {
+        return;
+    };
+    let security = ours.issue(&folder("c0"), &["c0"]);
+    let at = |host: &str, security: &Security| EtcdConfig {
+        security: security.clone(),
+        ..Cluster::config_of(vec![format!("https://{host}:{port}").parse().unwrap()])
+    };
+    let good = at("127.0.0.1", &security);
+    let mut config = lab.config.clone();
+    config.store = None;
+    config.etcd = Some(good.clone());
+    let (controller, mut client) = serving(Controller::start(config).await.unwrap()).await;
+    // It may not lead yet.
+    while client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .is_err()
+    {}
+    controller.stop().await;
+
+    let mut unknown = theirs.issue(&folder("unknown"), &["c0"]);
+    unknown.tls.as_mut().unwrap().ca = server.ca.clone();
+    for (config, wrong) in [
+        (at("127.0.0.1", &unknown), "does not trust the certificate"),
+        (
+            at("127.0.0.1", &theirs.issue(&folder("theirs"), &["c0"])),
+            "invalid peer certificate",
+        ),
+        (at("localhost", &security), "not valid for name"),
+        (at("127.0.0.1", &Security::default()), "needs certificates"),
+    ] {
+        let refused = Candidate::new(&config, "http://here:1")
+            .campaign()
+            .await
+            .unwrap_err();
+        assert!(refused.to_string().contains(wrong), "{refused}");
+    }
 }

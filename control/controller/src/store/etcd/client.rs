@@ -1,8 +1,9 @@
 //! Calls to the members of an etcd cluster.
 
+use std::error::Error;
 use std::time::Duration;
 
-use castnet_proto::transport::{Address, Security, connect};
+use castnet_proto::transport::{Address, Security, chain, connect};
 use parking_lot::Mutex;
 use tokio::time::timeout;
 use tonic::metadata::MetadataValue;
@@ -67,7 +68,8 @@ impl Client {
                     *self.present.lock() = (at + 1, Some(channel.clone()));
                     return Ok(InterceptedService::new(channel, RequireLeader));
                 }
-                Ok(Err(failed)) => error = Status::unavailable(failed.to_string()),
+                Ok(Err(failed)) if failed.is_transient() => error = Status::unavailable(failed.to_string()),
+                Ok(Err(failed)) => error = Status::failed_precondition(failed.to_string()),
                 Err(_) => error = Status::unavailable(format!("{}: no answer", self.members[at])),
             }
         }
@@ -82,11 +84,24 @@ impl Client {
         let connection = self.connection().await?;
         let failed = match timeout(CALL_TIMEOUT, call(connection)).await {
             Ok(Ok(response)) => return Ok(response.into_inner()),
-            Ok(Err(status)) => status,
+            Ok(Err(status)) => match status.source() {
+                Some(cause) => Status::new(status.code(), self.broken(cause)),
+                None => status,
+            },
             Err(_) => Status::deadline_exceeded(format!("no answer within {CALL_TIMEOUT:?}")),
         };
         self.present.lock().1 = None;
         Err(failed)
+    }
+
+    /// Why the connection broke. With TLS 1.3 a client connects before the other end has looked at its certificate.
+    fn broken(&self, cause: &dyn Error) -> String {
+        let is_tls = |member: &Address| matches!(member, Address::Tcp { tls: true, .. });
+        let hint = match self.members.iter().any(is_tls) {
+            true => " (as it is by a member that does not trust the certificate of this controller)",
+            false => "",
+        };
+        format!("{}{hint}", chain(cause))
     }
 
     pub(super) async fn range(&self, request: api::RangeRequest) -> Result<api::RangeResponse, Status> {
