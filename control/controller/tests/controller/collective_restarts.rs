@@ -1,11 +1,13 @@
 //! Controllers that are killed while ranks are in: what is stored says who was in, and their leases run from then on.
 
+use crate::common::etcd::Cluster;
 use crate::common::ranks::{Rank, all, becomes, shown, vanishes};
 use crate::common::{Lab, start};
-use castnet_controller::{Checkpoint, Checkpoints};
+use crate::failover::Processes;
+use crate::restarts::stands_still_at;
+use castnet_controller::Checkpoint;
 use castnet_proto::v1;
-use castnet_proto::v1::CollectivePhase::{Active, Waiting};
-use tokio::sync::mpsc;
+use castnet_proto::v1::CollectivePhase::{Active, Failed, Waiting};
 
 /// Traffic goes on without a controller: ranks that come back are at their places, and no switch is told anything.
 #[tokio::test]
@@ -61,6 +63,53 @@ async fn ranks_that_died_with_the_controller_leave_nothing_behind() {
     assert!(lab.placed().is_empty());
 }
 
+/// The leases count from when another controller leads, which takes longer than they last. Ranks that come back are in; of one
+/// that does not, the others learn that it is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_that_lives_outlasts_a_failover_and_one_that_died_is_put_out() {
+    let name = "collective_restarts::a_rank_that_lives_outlasts_a_failover_and_one_that_died_is_put_out";
+    let Some(cluster) = Cluster::start(name, 1) else {
+        return;
+    };
+    let lab = Lab::two_tiers().await;
+    let mut processes = Processes::start(&lab, &cluster, 2);
+    let (mut leader, mut client) = processes.leader(None).await;
+    let mut ranks = Vec::new();
+    for rank in 0..4 {
+        let request = v1::InitGroupRequest {
+            lease_ms: 1500,
+            ..lab.rank("job", rank, 4, 17)
+        };
+        ranks.push(Rank::join(&client, request).await);
+    }
+    all(&mut ranks, Active).await;
+    for alive in [4, 3] {
+        processes.restart(leader);
+        (leader, client) = processes.leader(None).await;
+        let mut back = Vec::new();
+        for rank in ranks.into_iter().take(alive) {
+            back.push(Rank::join(&client, rank.request).await);
+        }
+        for state in all(&mut back, Active).await {
+            assert_eq!(state.generation, 1, "{state:?}");
+        }
+        ranks = back;
+    }
+    // It held its call until the second leader was killed.
+    for state in all(&mut ranks, Failed).await {
+        assert_eq!(state.failed_rank, Some(3), "{state:?}");
+        assert!(state.reason.contains("rank 3"), "{state:?}");
+    }
+    for name in ["leaf0", "leaf1", "spine0"] {
+        let changes = lab.switch(name).changes();
+        assert_eq!(changes.first().map(String::as_str), Some("+job.1"), "{name}");
+        assert!(
+            !changes[1..].contains(&"+job.1".to_owned()),
+            "{name}: {changes:?}"
+        );
+    }
+}
+
 /// Killed at each point of an installation: the next controller finishes it when the ranks are back, and each switch was
 /// told once.
 #[tokio::test]
@@ -69,16 +118,7 @@ async fn killed_at_any_point_of_an_installation_it_finishes() {
     let points = [Checkpoint::Joined, Checkpoint::Planned, Checkpoint::AllInstalled];
     for point in points.into_iter().chain(installed) {
         let lab = Lab::two_tiers().await;
-        let (tell, mut reached) = mpsc::unbounded_channel();
-        let mut config = lab.config.clone();
-        let at = point.clone();
-        config.checkpoints = Checkpoints::new(move |here| {
-            let still = *here == at;
-            if still {
-                let _ = tell.send(());
-            }
-            still
-        });
+        let (config, mut reached) = stands_still_at(&lab.config, point.clone());
         let (controller, client) = start(config).await;
         let ranks = lab.ranks(&client, "job", 4, 17).await;
         reached.recv().await.unwrap();
