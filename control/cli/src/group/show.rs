@@ -112,6 +112,8 @@ impl GroupReport {
         facts.add("pmtu", "PMTU", state.pmtu);
         facts.add("start_psn", "start PSN", state.start_psn);
         base_and_timeout(facts, state.va_base, state.stall_timeout_ms);
+        let loss = last_word(state.on_member_loss().as_str_name());
+        facts.add("on_member_loss", "on member loss", loss);
         (report, lanes::of(&state.lanes, &state.name, &state.mcst_id))
     }
 

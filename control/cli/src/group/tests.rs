@@ -163,6 +163,7 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
         generation: 5,
         va_base: 0x1000,
         stall_timeout_ms: 1500,
+        on_member_loss: api::MemberLoss::Fail as i32,
         ..Default::default()
     };
     let group = api::Group {
@@ -173,6 +174,8 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
     let fields = json!({ "generation": 5, "va_base": 0x1000, "stall_timeout_ms": 1500 });
     let lines = ["generation 5", "address base 0x1000", "stall time-out 1.50 s"];
     says(&report, &fields, &lines);
+    let loss = json!({ "on_member_loss": "fail" });
+    says(&report, &loss, &["on member loss fail"]);
 
     let kind = api::MulticastRule {
         va_base: 0x1000,
