@@ -118,21 +118,22 @@ Examples:
         #[arg(value_name = "HOST|RANK")]
         member: String,
     },
-    /// Removes all groups of one owner from a switch: what a controller that does not return has left there
+    /// Removes all groups of one owner from all switches: what a controller that does not return has left there
     #[command(
-        after_help = "A controller with the store of the old one has its name, and takes its groups up by itself. Otherwise they stay until they are removed. Without --yes it says what it would remove.
+        after_help = "A controller with the store of the old one has its name, and takes its groups up by itself (castnet store import); no other does. Otherwise they stay until they are removed. Without --yes it says what it would remove.
 
 Examples:
-  castnet group list --agent unix:/run/castnet/leaf1.sock     the owner of each group
-  castnet group purge --owner controller-3f2a9c --agent unix:/run/castnet/leaf1.sock
-  castnet group purge --owner controller-3f2a9c --yes --agent unix:/run/castnet/leaf1.sock"
+  castnet group purge                           what other owners have on the switches of the controller
+  castnet group purge --owner controller-3f2a9c
+  castnet group purge --owner controller-3f2a9c --yes
+  castnet group purge --owner controller-3f2a9c --yes --agent unix:/run/castnet/leaf1.sock    at one switch"
     )]
     Purge {
-        /// Name of the controller that installed them
+        /// Name of the controller that installed them; empty: those of operators and rule files
         #[arg(long)]
-        owner: String,
+        owner: Option<String>,
         /// Remove them
-        #[arg(long)]
+        #[arg(long, requires = "owner")]
         yes: bool,
     },
     /// Removes a group from all switches and from the controller
@@ -431,10 +432,7 @@ impl GroupCommand {
                 "each switch has its own workers: name the switch at which group {group} moves"
             ))
             .next(format!("castnet group move {group} --worker N --agent URL"))),
-            Verb::Purge { owner, .. } => Err(Failure::usage(format!(
-                "the groups of {owner} are removed at each switch: name one"
-            ))
-            .next(format!("castnet group purge --owner {owner} --agent URL"))),
+            Verb::Purge { owner, yes } => purge::everywhere(&mut controller, owner, yes, output).await,
             Verb::Evict { group, member } => {
                 let (of, who) = (group.clone(), member.clone());
                 let request = api::EvictMemberRequest {

@@ -11,7 +11,8 @@ use crate::table::Entry;
 /// The right that a method needs. The test below fails if one is missing.
 pub(crate) fn right(method: &str) -> Option<Right> {
     Some(match method {
-        "CreateGroup" | "CreateCollective" | "DestroyGroup" | "EvictMember" | "ForgetHost" => Right::Operate,
+        "CreateGroup" | "CreateCollective" | "DestroyGroup" | "EvictMember" | "ForgetHost"
+        | "PurgeGroups" => Right::Operate,
         "JoinGroup" | "LeaveGroup" | "InitGroup" | "Exchange" | "RegisterHost" => Right::Join,
         "GetGroup" => Right::Look,
         "FindLeader" => Right::Reach,

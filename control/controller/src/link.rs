@@ -23,6 +23,7 @@ use crate::fabric::{NeighbourReport, PortReport, Reach, SwitchReport, Who};
 use crate::lifecycle::{Cause, Failure};
 
 mod install;
+mod purge;
 mod reconcile;
 
 /// Groups that are handled together: a switch publishes them at once, which also bounds how long the core's lock is

@@ -230,6 +230,20 @@ impl Controller for Service {
         Ok(Response::new(v1::EvictMemberResponse { pending_switches }))
     }
 
+    async fn purge_groups(
+        &self,
+        request: Request<v1::PurgeGroupsRequest>,
+    ) -> Answer<v1::PurgeGroupsResponse> {
+        let caller = Caller::of(&request)?;
+        let request = request.into_inner();
+        let owner = request.owner.as_deref().unwrap_or("all owners");
+        caller.concerns(match request.remove {
+            true => format!("remove the groups of {owner}"),
+            false => format!("list the groups of {owner}"),
+        });
+        Ok(Response::new(self.shared.purge(request).await?))
+    }
+
     async fn get_group(&self, request: Request<v1::GetGroupRequest>) -> Answer<v1::Group> {
         let caller = Caller::of(&request)?;
         let name = &request.get_ref().group;

@@ -186,7 +186,12 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
                 sentence,
             })
         }
-        Verb::Purge { owner, yes } => purge::run(&mut agent, owner, yes, output).await,
+        Verb::Purge { owner: None, .. } => Err(Failure::usage("name the owner: --owner NAME")
+            .next("castnet group list --agent URL shows the owners of the groups of a switch")),
+        Verb::Purge {
+            owner: Some(owner),
+            yes,
+        } => purge::at_switch(&mut agent, owner, yes, output).await,
         Verb::Evict { group, .. } => Err(Failure::usage(format!(
             "the controller knows the members of group {group}, a switch only its own"
         ))

@@ -1,13 +1,17 @@
-//! Removal of all groups of one owner from a switch: what a controller that does not return has left there.
+//! Removal of all groups of one owner from switches: what a controller that does not return has left there.
 
 use std::collections::BTreeMap;
 
 use castnet_console::api;
+use castnet_console::columns;
 use castnet_console::exit::{Failure, Outcome};
-use castnet_console::output::{Done, Output};
+use castnet_console::output::{Done, Output, Page, Report};
 use serde::Serialize;
 
 use super::show::owner_text;
+
+const WITH_YES: &str =
+    "Again with --yes removes them. A controller that still runs with its store brings them back";
 
 #[derive(Debug, Serialize)]
 struct Purged {
@@ -18,8 +22,8 @@ struct Purged {
     removed: bool,
 }
 
-/// Shows the groups of `owner`, and removes them if `is_meant`.
-pub(super) async fn run(
+/// Shows the groups of `owner` at a switch, and removes them if `is_meant`.
+pub(super) async fn at_switch(
     agent: &mut api::AgentClient,
     owner: String,
     is_meant: bool,
@@ -61,8 +65,7 @@ pub(super) async fn run(
     let sentence = match is_meant {
         true => format!("removed from the switch: {names}"),
         false => format!(
-            "these groups of {} would be removed from the switch, and their traffic would end: {names}\n\
-             Again with --yes removes them. A controller that still runs with its store brings them back",
+            "these groups of {} would be removed from the switch, and their traffic would end: {names}\n{WITH_YES}",
             owner_text(&owner)
         ),
     };
@@ -74,4 +77,110 @@ pub(super) async fn run(
         },
         sentence,
     })
+}
+
+/// A group of another owner on the switches of the controller.
+#[derive(Debug, Serialize)]
+struct LeftLine {
+    owner: String,
+    group: String,
+    /// Those that have it, or had it before it was removed.
+    switches: Vec<String>,
+}
+
+impl LeftLine {
+    fn owner(&self) -> String {
+        owner_text(&self.owner)
+    }
+
+    fn switches(&self) -> String {
+        self.switches.join(" ")
+    }
+}
+
+columns!(row: LeftLine => row { owner(), group, switches() });
+
+#[derive(Debug, Serialize)]
+struct Unfinished {
+    switch: String,
+    reason: String,
+}
+
+#[derive(Debug, Serialize)]
+struct PurgedEverywhere {
+    owner: Option<String>,
+    groups: Vec<LeftLine>,
+    /// False: nothing was removed yet.
+    removed: bool,
+    /// Switches that may have more.
+    unfinished: Vec<Unfinished>,
+}
+
+impl Report for PurgedEverywhere {
+    fn page(&self, page: &mut Page) {
+        let of = match self.owner.as_deref() {
+            None => "of other owners".to_owned(),
+            Some(owner) => format!("of {}", owner_text(owner)),
+        };
+        page.rows(&self.groups, &format!("no switch that answered has groups {of}"));
+        for Unfinished { switch, reason } in &self.unfinished {
+            page.line(format!("switch {switch} may have more: {reason}"));
+        }
+        match (&self.owner, self.removed) {
+            _ if self.groups.is_empty() => {}
+            (_, true) => page.line("These were removed."),
+            (None, _) => page.line("castnet group purge --owner NAME says what would be removed"),
+            (Some(_), _) => page.line(format!(
+                "These would be removed, and their traffic would end.\n{WITH_YES}"
+            )),
+        }
+    }
+}
+
+/// Shows the groups of `owner` on all switches of the controller, and removes them if `is_meant`.
+pub(super) async fn everywhere(
+    controller: &mut api::ControllerClient,
+    owner: Option<String>,
+    is_meant: bool,
+    output: Output,
+) -> Outcome {
+    let request = api::PurgeGroupsRequest {
+        owner: owner.clone(),
+        remove: is_meant,
+    };
+    let switches = controller.purge_groups(request).await?.into_inner().switches;
+    let mut groups: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
+    let mut unfinished = Vec::new();
+    for left in switches {
+        for group in left.groups.into_iter().filter(|g| g.removed == is_meant) {
+            let on = groups.entry((group.owner, group.name)).or_default();
+            on.push(left.switch_name.clone());
+        }
+        if !left.reason.is_empty() {
+            unfinished.push(Unfinished {
+                switch: left.switch_name,
+                reason: left.reason,
+            });
+        }
+    }
+    let line = |((owner, group), switches)| LeftLine {
+        owner,
+        group,
+        switches,
+    };
+    let report = PurgedEverywhere {
+        owner,
+        groups: groups.into_iter().map(line).collect(),
+        removed: is_meant,
+        unfinished,
+    };
+    output.show(&report)?;
+    let unfinished = report.unfinished.iter().map(|u| u.switch.as_str());
+    match unfinished.collect::<Vec<_>>().join(", ") {
+        switches if is_meant && !switches.is_empty() => {
+            let what = format!("these switches may have more of them: {switches}");
+            Err(Failure::unreachable(what).next("do it again when they can be reached"))
+        }
+        _ => Ok(()),
+    }
 }

@@ -1,5 +1,6 @@
-//! What a controller has left on a switch is removed there by its name.
+//! What a controller has left on switches is removed by its name.
 
+use castnet_controller::{Config, Controller, SwitchConfig};
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase;
 use serde_json::json;
@@ -36,4 +37,51 @@ async fn groups_of_an_owner_are_named_and_then_removed() {
     let done = fabric.castnet(&[&purge[..], &["--yes"]].concat()).await;
     assert_eq!(done, said(true));
     assert_eq!(fabric.castnet(&list).await, json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_controller_removes_what_one_has_left() {
+    let mut fabric = Fabric::new().await;
+    let settings = v1::CollectiveSettings::default();
+    let mut ranks = fabric.ranks("job", 17, settings).await;
+    for rank in &mut ranks {
+        until(rank, CollectivePhase::Active).await;
+    }
+    let all = ["leaf0", "leaf1", "spine0"];
+    let switches = all
+        .iter()
+        .zip(&fabric.switches)
+        .map(|(name, (agent, _))| SwitchConfig {
+            name: (*name).to_owned(),
+            agent: agent.address().clone(),
+        });
+    let mut config = Config::new(switches.collect());
+    config.topology = Some(fabric.topology.clone());
+    // Without a store, each controller is another owner.
+    let new = Controller::start(config).await.expect("a controller");
+    let old = std::mem::replace(&mut fabric.controller, new);
+    let owner = old.owner();
+    old.stop().await;
+
+    let left = json!([{ "owner": owner, "group": "job", "switches": all }]);
+    let said =
+        |owner: Option<&str>| json!({ "owner": owner, "groups": left, "removed": false, "unfinished": [] });
+    assert_eq!(fabric.castnet(&["group", "purge"]).await, said(None));
+    let purge = ["group", "purge", "--owner", &owner];
+    assert_eq!(fabric.castnet(&purge).await, said(Some(&owner)));
+    let text = fabric.run(purge.to_vec()).await;
+    assert!(
+        text.contains("leaf0 leaf1 spine0") && text.contains("--yes"),
+        "{text}"
+    );
+
+    let (spine, _) = fabric.switches.pop().expect("the spine");
+    spine.stop().await;
+    let (code, text) = fabric.refused(&[&purge[..], &["--yes"]].concat()).await;
+    assert!(code == Some(4) && text.contains("more of them: spine0"), "{text}");
+    let leaf = fabric.switches[0].0.address().to_string();
+    let list = ["group", "list", "--agent", &leaf];
+    assert_eq!(fabric.castnet(&list).await, json!([]));
+    let (code, text) = fabric.refused(&["group", "purge", "--yes"]).await;
+    assert!(code == Some(2) && text.contains("--owner"), "{text}");
 }

@@ -19,6 +19,7 @@ mod lanes;
 mod layouts;
 mod leases;
 mod plans;
+mod purge;
 mod refusals;
 mod restarts;
 mod routed;

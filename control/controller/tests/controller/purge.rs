@@ -1,0 +1,69 @@
+//! What other owners have left on the switches is shown and removed.
+
+use castnet_proto::v1;
+use tonic::Code;
+
+use crate::common::Lab;
+
+fn purge(owner: Option<&str>, remove: bool) -> v1::PurgeGroupsRequest {
+    v1::PurgeGroupsRequest {
+        owner: owner.map(Into::into),
+        remove,
+    }
+}
+
+/// `SWITCH OWNER GROUP`, and whether it was removed.
+fn lines(answer: v1::PurgeGroupsResponse) -> Vec<(String, bool)> {
+    let line = |(switch, group): (&str, v1::LeftGroup)| {
+        (format!("{switch} {} {}", group.owner, group.name), group.removed)
+    };
+    let each = answer.switches.iter();
+    each.flat_map(|s| s.groups.iter().map(|g| line((&s.switch_name, g.clone()))))
+        .collect()
+}
+
+/// A controller that lost its store has another name, and does not touch the groups of the old one by itself.
+#[tokio::test]
+async fn what_a_controller_left_is_removed_by_its_name_alone() {
+    let mut lab = Lab::two_tiers().await;
+    let (old, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("old", &["h0", "h1"], 17))
+        .await
+        .unwrap();
+    let owner = old.owner();
+    old.stop().await;
+    lab.config.store = Some(lab.folder.path().join("new.redb"));
+    lab.config.mcst_pool = "10.201.0.0/16".parse().unwrap();
+    let (new, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("new", &["h2", "h3"], 18))
+        .await
+        .unwrap();
+    lab.switches.get_mut("spine0").unwrap().stop().await;
+
+    let found = client
+        .purge_groups(purge(None, false))
+        .await
+        .unwrap()
+        .into_inner();
+    let spine = found.switches.iter().find(|s| s.switch_name == "spine0");
+    assert!(spine.unwrap().reason.contains("cannot be reached"), "{found:?}");
+    let old = format!("leaf0 {owner} old");
+    assert_eq!(lines(found), [(old.clone(), false)]);
+    for owner in [None, Some(new.owner())] {
+        let refused = client
+            .purge_groups(purge(owner.as_deref(), true))
+            .await
+            .unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        assert!(refused.message().starts_with("owner: "), "{refused}");
+    }
+    let others = client.purge_groups(purge(Some("nobody"), true)).await.unwrap();
+    assert_eq!(lines(others.into_inner()), []);
+    assert_eq!(lab.placed(), ["leaf0 old.1", "leaf1 new.1"]);
+
+    let removed = client.purge_groups(purge(Some(&owner), true)).await.unwrap();
+    assert_eq!(lines(removed.into_inner()), [(old, true)]);
+    assert_eq!(lab.placed(), ["leaf1 new.1"]);
+}
