@@ -1,27 +1,30 @@
 //! The log: on stderr, for people. The filter of a service can be changed while it runs (`castnet log-level`).
 
+use std::env::VarError;
 use std::io::{self, IsTerminal, Write};
 
+use castnet_console::exit::{Failure, Outcome};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt, reload};
 
-/// Levels: warnings, with `-v` what happens, with `-vv` how. RUST_LOG overrides all of them.
-pub(crate) fn start(verbose: u8) {
+/// Levels: warnings, with `-v` what happens, with `-vv` how. RUST_LOG overrides all of them, unless it is empty.
+pub(crate) fn start(verbose: u8) -> Outcome {
     let level = match verbose {
         // The command itself reports which path collectives take, and why.
         0 => "warn,castnet_comm=error",
         1 => "info,h2=warn,hyper=warn,tower=warn,tonic=warn",
         _ => "debug,h2=info,hyper=info,tower=info,tonic=info",
     };
-    let (text, filter) = match std::env::var(EnvFilter::DEFAULT_ENV) {
-        Ok(text) => match EnvFilter::try_new(&text) {
-            Ok(filter) => (text, filter),
-            Err(_) => (level.to_owned(), EnvFilter::new(level)),
-        },
-        Err(_) => (level.to_owned(), EnvFilter::new(level)),
+    let text = match std::env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(text) if !text.is_empty() => text,
+        Err(VarError::NotUnicode(text)) => {
+            return Err(Failure::usage(format!("RUST_LOG: {text:?} is no text")));
+        }
+        _ => level.to_owned(),
     };
+    let filter = parse(&text).map_err(|why| Failure::usage(format!("RUST_LOG: {why}")))?;
     let (filter, handle) = reload::Layer::new(filter);
     let lines = fmt::layer()
         .with_ansi(io::stderr().is_terminal())
@@ -31,9 +34,10 @@ pub(crate) fn start(verbose: u8) {
     castnet_proto::process::control_log(text, move |text| {
         handle.reload(parse(text)?).map_err(|error| error.to_string())
     });
+    Ok(())
 }
 
-/// Stricter than RUST_LOG, which takes a misspelled level for a target.
+/// Stricter than [`EnvFilter`], which takes a misspelled level for a target.
 fn parse(text: &str) -> Result<EnvFilter, String> {
     for directive in text.split(',') {
         let (target, level) = directive.rsplit_once('=').unwrap_or(("", directive));

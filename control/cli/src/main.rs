@@ -38,9 +38,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
     castnet_proto::process::set_version(cli::VERSION);
-    logging::start(cli.verbose);
     let output = Output::new(cli.output);
-    match cli.run() {
+    match logging::start(cli.verbose).and_then(|()| cli.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output.failure(&failure);

@@ -11,6 +11,30 @@ use serde_json::Value;
 
 use crate::live::{Service, ask, castnet, folder, json, refusal};
 
+#[test]
+fn a_mistyped_filter_of_the_log_is_refused_at_start() {
+    let run = |filter: &str| {
+        let mut command = castnet();
+        let output = command
+            .env("RUST_LOG", filter)
+            .args(["rules", "example"])
+            .output();
+        let output = output.expect("it runs");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), text)
+    };
+    for (filter, fault) in [
+        ("debgu", "debgu"),
+        ("info,castnet_worker=loud", "castnet_worker=loud"),
+    ] {
+        let (code, text) = run(filter);
+        assert_eq!(code, Some(2), "{text}");
+        let said = format!("error: RUST_LOG: {fault:?} is no filter of the log");
+        assert!(text.contains(&said), "{text}");
+    }
+    assert_eq!(run(""), (Some(0), String::new()));
+}
+
 /// The table of `castnet --help`, row by row.
 #[test]
 fn exit_codes_are_those_of_the_table() {
