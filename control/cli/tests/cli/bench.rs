@@ -4,13 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command as Process;
 
-use assert_cmd::Command;
 use serde_json::Value;
 
 fn castnet(args: &[&str]) -> std::process::Output {
-    let mut command = Command::cargo_bin("castnet").expect("the binary");
-    command.env_remove("RUST_LOG");
-    command.args(args).output().expect("it runs")
+    crate::live::castnet().args(args).output().expect("it runs")
 }
 
 /// The runs of a bench that must succeed.

@@ -6,21 +6,33 @@ use std::process::{Command as Process, Stdio};
 use assert_cmd::Command;
 use serde_json::Value;
 
-fn castnet() -> Command {
-    let mut command = Command::cargo_bin("castnet").expect("the binary");
-    // What a developer has set must not decide what is tested.
-    for name in [
-        "CASTNET_AGENT",
-        "CASTNET_CONTROLLER",
-        "CASTNET_TLS_CA",
-        "CASTNET_TLS_CERT",
-        "CASTNET_TLS_KEY",
-        "RUST_LOG",
-    ] {
-        command.env_remove(name);
-    }
-    command
-}
+use crate::live::castnet;
+
+/// Those of `castnet --help`.
+const COMMANDS: [&str; 22] = [
+    "demo",
+    "switch",
+    "controller",
+    "host",
+    "group",
+    "port",
+    "counters",
+    "drops",
+    "runtime",
+    "fdb",
+    "route",
+    "neighbours",
+    "trace",
+    "capture",
+    "rules",
+    "doctor",
+    "completions",
+    "topology",
+    "events",
+    "log-level",
+    "plan",
+    "store",
+];
 
 fn stdout(command: &mut Command) -> String {
     String::from_utf8(command.assert().success().get_output().stdout.clone()).expect("UTF-8")
@@ -38,27 +50,10 @@ fn failure(args: &[&str]) -> (i32, String) {
 #[test]
 fn help_names_every_command_and_the_exit_codes() {
     let help = stdout(castnet().arg("--help"));
-    for word in [
-        "demo",
-        "switch",
-        "controller",
-        "host",
-        "group",
-        "port",
-        "counters",
-        "drops",
-        "runtime",
-        "fdb",
-        "route",
-        "neighbours",
-        "trace",
-        "capture",
-        "rules",
-        "doctor",
-        "Exit codes",
-        "refused",
-        "unreachable",
-    ] {
+    for word in COMMANDS
+        .into_iter()
+        .chain(["Exit codes", "refused", "unreachable"])
+    {
         assert!(help.contains(word), "no {word} in --help");
     }
 }
@@ -89,30 +84,7 @@ fn the_version_names_commit_and_features() {
 
 #[test]
 fn every_command_has_help_with_examples() {
-    for command in [
-        "demo",
-        "switch",
-        "controller",
-        "host",
-        "group",
-        "port",
-        "counters",
-        "drops",
-        "runtime",
-        "fdb",
-        "route",
-        "neighbours",
-        "trace",
-        "capture",
-        "rules",
-        "doctor",
-        "completions",
-        "topology",
-        "events",
-        "log-level",
-        "plan",
-        "store",
-    ] {
+    for command in COMMANDS {
         let help = stdout(castnet().args([command, "--help"]));
         assert!(
             help.contains("Examples:"),

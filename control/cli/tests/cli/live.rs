@@ -15,7 +15,16 @@ const RULES: &str = include_str!("../../../../rules/examples/star.toml");
 
 pub(crate) fn castnet() -> Command {
     let mut command = Command::cargo_bin("castnet").expect("the binary");
-    for name in ["CASTNET_AGENT", "CASTNET_CONTROLLER", "RUST_LOG", "NOTIFY_SOCKET"] {
+    // What a developer has set must not decide what is tested.
+    for name in [
+        "CASTNET_AGENT",
+        "CASTNET_CONTROLLER",
+        "CASTNET_TLS_CA",
+        "CASTNET_TLS_CERT",
+        "CASTNET_TLS_KEY",
+        "RUST_LOG",
+        "NOTIFY_SOCKET",
+    ] {
         command.env_remove(name);
     }
     command
