@@ -1,6 +1,7 @@
 //! castnet/v1: the gRPC API between switches, controller, hosts and the command line.
 //!
-//! [`v1`] is generated from `castnet/v1/*.proto`, [`convert`] validates messages, [`transport`] serves and connects.
+//! [`v1`] is generated from `castnet/v1/*.proto`, [`convert`] validates messages, [`states`] puts states together from differences,
+//! [`transport`] serves and connects.
 //!
 //! ```no_run
 //! use castnet_proto::transport::{self, Security};
@@ -21,6 +22,7 @@ pub mod audit;
 pub mod convert;
 mod parts;
 pub mod process;
+pub mod states;
 pub mod term;
 pub mod transport;
 

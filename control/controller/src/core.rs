@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use castnet_proto::term::WithTerm;
@@ -41,6 +42,8 @@ pub(crate) struct Core {
     pub(crate) written_off: AllWrittenOff,
     /// Number of the last call to join.
     pub(crate) calls: u64,
+    /// Number of the last state of a group that was shown.
+    pub(crate) numbers: AtomicU64,
     /// Pool of McstIDs that are not of one switch.
     pub(crate) mcst_pool: Ipv4Net,
     /// McstID given out last, per pool: the search continues after it, so that none is used again soon.
@@ -140,7 +143,7 @@ pub(crate) struct Shared {
     core: Mutex<Core>,
     /// Notified when there is something to write.
     pub(crate) staged: Arc<Notify>,
-    pub(crate) events: broadcast::Sender<v1::ControllerEvent>,
+    pub(crate) events: broadcast::Sender<Arc<v1::ControllerEvent>>,
     /// Changes whenever switches or hosts report something new.
     pub(crate) fabric: watch::Sender<()>,
     pub(crate) tasks: TaskTracker,
@@ -227,7 +230,7 @@ impl Shared {
 
     pub(crate) fn release(&self, event: v1::ControllerEvent) {
         // There may be no subscriber.
-        let _ = self.events.send(event);
+        let _ = self.events.send(Arc::new(event));
     }
 
     /// Waits until all changes so far are on disk.

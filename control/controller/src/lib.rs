@@ -42,15 +42,18 @@ mod reconcile;
 pub mod record;
 mod requests;
 mod service;
+mod shown;
 mod state;
 pub mod store;
 mod table;
 mod tenants;
 mod view;
+mod watch;
 pub mod written_off;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use castnet_proto::access::{Access, guard, serve};
 use castnet_proto::audit::AuditLog;
@@ -209,6 +212,7 @@ async fn begin(
         groups,
         written_off: stored.written_off,
         calls: 0,
+        numbers: AtomicU64::new(0),
         mcst_pool: config.mcst_pool,
         last_mcst_ids: BTreeMap::new(),
         journal: Journal::new(stored.versions, staged.clone()),

@@ -1,5 +1,6 @@
 use std::fmt::Display;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::Duration;
 
 use castnet_rules::HostEndpoint;
 use castnet_wire::{MacAddr, McstId};
@@ -7,11 +8,12 @@ use tokio::sync::watch;
 
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
-use crate::kinds::Kind;
 use crate::kinds::multicast::evict::Afterwards;
+use crate::kinds::{Kind, News};
 use crate::lifecycle::{Event, Phase};
 use crate::planning::{Layout, NoPlan};
 use crate::record::Record;
+use crate::table::Entry;
 use crate::written_off::WrittenOff;
 
 /// An unpredictable number, from the seed of the standard library's hash maps.
@@ -30,6 +32,54 @@ pub(crate) enum Seen<S> {
     Superseded(String),
 }
 
+/// A member learns within this time for each member of its group who else has joined, left or lost its call. What it needs
+/// at once comes at once, see [`GroupKind::news`].
+///
+/// [`GroupKind::news`]: crate::kinds::GroupKind::news
+const PAUSE_PER_MEMBER: Duration = Duration::from_millis(1);
+
+/// The changes of a group, as a member sees them.
+pub(crate) struct Changes {
+    changed: watch::Receiver<()>,
+    news: watch::Receiver<News>,
+    /// Shortest time from the last look to the next, if there is no news: each of n members gets a state.
+    pause: Duration,
+}
+
+impl Changes {
+    /// `at_once`: whether the member does not wait for its first look.
+    pub(crate) fn of(entry: &Entry, at_once: bool) -> Self {
+        let (mut changed, mut news) = (entry.changed.subscribe(), entry.news.subscribe());
+        changed.mark_changed();
+        if at_once {
+            news.mark_changed();
+        }
+        let members = entry.record().kind.behaviour().parties().len();
+        Self {
+            changed,
+            news,
+            pause: PAUSE_PER_MEMBER * members as u32,
+        }
+    }
+
+    pub(crate) async fn next(&mut self) {
+        let later = async {
+            tokio::time::sleep(self.pause).await;
+            self.changed.changed().await
+        };
+        // If the group is gone, that is what there is to see.
+        let _ = tokio::select! {
+            gone = self.news.changed() => gone,
+            gone = later => gone,
+        };
+    }
+
+    pub(crate) fn mark_seen(&mut self) {
+        self.changed.mark_unchanged();
+        self.news.mark_unchanged();
+    }
+}
+
 /// A member's call that stands while it waits for changes of its group.
 pub(crate) trait StandingCall: Send + 'static {
     type State: PartialEq + Send + Sync + 'static;
@@ -38,7 +88,8 @@ pub(crate) trait StandingCall: Send + 'static {
     /// Waits until the member is to look; at first, there is something to see.
     fn changed(&mut self) -> impl Future<Output = ()> + Send;
 
-    fn message(state: &Self::State) -> Self::Message;
+    /// `sent`: the state that was sent before, if any.
+    fn message(&self, state: &Self::State, sent: Option<&Self::State>) -> Self::Message;
 
     fn look(&mut self) -> impl Future<Output = Result<Seen<Self::State>, Refusal>> + Send;
 }

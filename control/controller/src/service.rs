@@ -9,7 +9,6 @@ use castnet_proto::convert::{
 use castnet_proto::v1;
 use castnet_proto::v1::controller_server::Controller;
 use castnet_proto::v1::plan_group_request::Group as Asked;
-use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt};
@@ -23,6 +22,7 @@ use crate::link::GROUPS_TOGETHER;
 use crate::requests::{Seen, StandingCall};
 use crate::table::Entry;
 use crate::view;
+use crate::watch::Watcher;
 
 /// Events that wait for a slow client. Of states, only the last counts.
 const EVENTS_DEPTH: usize = 64;
@@ -124,7 +124,7 @@ async fn follow<C: StandingCall>(mut call: C, to: mpsc::Sender<Result<C::Message
             }
         };
         if sent.as_ref() != Some(&state) {
-            permit.send(Ok(C::message(&state)));
+            permit.send(Ok(call.message(&state, sent.as_deref())));
             sent = Some(state);
         }
         if last {
@@ -163,6 +163,7 @@ impl Controller for Service {
             host,
             connection,
             lease_ms,
+            brief,
         } = request.into_inner();
         let lease = lease_from_proto(lease_ms)?;
         caller.concerns(format!("{group} host {host}"));
@@ -173,7 +174,8 @@ impl Controller for Service {
             core.check_member(&caller, &group, "join")?;
             core.join(&group, host, ends, lease)
         };
-        let join = self.stored(join).await?;
+        let mut join = self.stored(join).await?;
+        join.brief = brief;
         self.stream(1, |to| follow(join, to))
     }
 
@@ -364,13 +366,15 @@ impl Controller for Service {
     async fn init_group(&self, request: Request<v1::InitGroupRequest>) -> Answer<Self::InitGroupStream> {
         let caller = Caller::of(&request)?;
         let join = rank_join_from_proto(request.get_ref())?;
+        let differences = request.get_ref().differences;
         caller.concerns(format!("{} rank {}", join.job, join.rank));
         caller.check_host(&join.endpoint.name, "join")?;
         let init = |core: &mut Locked<'_>| {
             core.check_rank(&caller, &join.job, join.rank.into(), "join")?;
             core.init(join, caller.identity())
         };
-        let attendance = self.stored(init).await?;
+        let mut attendance = self.stored(init).await?;
+        attendance.differences = differences;
         self.stream(1, |to| follow(attendance, to))
     }
 
@@ -390,25 +394,14 @@ impl Controller for Service {
 
     async fn watch_events(
         &self,
-        _: Request<v1::WatchControllerEventsRequest>,
+        request: Request<v1::WatchControllerEventsRequest>,
     ) -> Answer<Self::WatchEventsStream> {
-        let mut events = self.shared.events.subscribe();
-        let event = |event| v1::ControllerEvent {
-            at_unix_ns: 0,
-            event: Some(event),
-        };
-        self.stream(EVENTS_DEPTH, |to| async move {
-            let mut next = event(v1::controller_event::Event::Started(v1::WatchStarted {}));
-            while to.send(Ok(next)).await.is_ok() {
-                next = tokio::select! {
-                    () = to.closed() => return,
-                    told = events.recv() => match told {
-                        Ok(told) => told,
-                        Err(RecvError::Lagged(lost)) => event(v1::controller_event::Event::Lagged(lost)),
-                        Err(RecvError::Closed) => return,
-                    },
-                };
-            }
+        let differences = request.get_ref().differences;
+        // Subscribes at once: all later events are reported.
+        let events = self.shared.events.subscribe();
+        let shared = self.shared.clone();
+        self.stream(EVENTS_DEPTH, |to| {
+            Watcher::new(shared, to, differences).run(events)
         })
     }
 }

@@ -14,6 +14,7 @@ use crate::journal::{Retry, Undo};
 use crate::kinds::collective::links;
 use crate::lifecycle::{Event, Next, Phase};
 use crate::record::{Ending, Record};
+use crate::shown::Cache;
 use crate::table::Entry;
 
 /// Groups whose work is resumed at once: others use the lock in between.
@@ -258,12 +259,18 @@ impl Locked<'_> {
     pub(crate) fn notify(&mut self, name: &str) {
         if let Some(entry) = self.groups.get(name) {
             entry.changed.send_replace(());
-            entry.record().kind.behaviour().notify(entry);
+            let news = entry.record().kind.behaviour().news(entry);
+            entry
+                .news
+                .send_if_modified(|told| std::mem::replace(told, news) != *told);
             // Later subscribers read the change with the state of the group.
             if self.shared.events.receiver_count() == 0 {
+                if entry.changed.receiver_count() == 0 {
+                    *entry.shown.lock() = Cache::default();
+                }
                 return;
             }
-            let event = entry.record().kind.behaviour().event(self, entry);
+            let event = self.event(entry);
             self.publish(event);
         }
     }

@@ -13,11 +13,11 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::detour::Detours;
-use crate::kinds::Ends;
 use crate::kinds::collective::live::Live;
-use crate::kinds::collective::view::Shown;
+use crate::kinds::{Ends, News};
 use crate::pool::AddressSet;
 use crate::record::{Plan, Record};
+use crate::shown::Cache;
 use crate::tenants::Quotas;
 
 #[cfg(test)]
@@ -34,8 +34,10 @@ pub(crate) struct Entry {
     pub(crate) driven: bool,
     /// Notified at each change.
     pub(crate) changed: watch::Sender<()>,
-    /// What its ranks see, as of the last change.
-    pub(crate) shown: Mutex<Option<Arc<Shown>>>,
+    /// Its phase, generation and reason, as far as members learn them at once.
+    pub(crate) news: watch::Sender<News>,
+    /// What is seen of it.
+    pub(crate) shown: Mutex<Cache>,
     /// Refusals of switches since it was last active.
     pub(crate) detours: Detours,
     /// Of a group of ranks.
@@ -55,6 +57,7 @@ impl Entry {
             note: String::new(),
             driven: false,
             changed: watch::Sender::new(()),
+            news: watch::Sender::default(),
             shown: Mutex::default(),
             detours: Detours::default(),
             live: Live::default(),
@@ -160,7 +163,7 @@ impl Groups {
 
     pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut Entry> {
         let entry = self.entries.get_mut(name)?;
-        *entry.shown.get_mut() = None;
+        entry.shown.get_mut().is_stale = true;
         Some(entry)
     }
 
@@ -180,7 +183,7 @@ impl Groups {
     pub(crate) fn put(&mut self, record: Record) {
         let name = record.name.clone();
         if let Some(entry) = self.entries.get_mut(&name) {
-            *entry.shown.get_mut() = None;
+            entry.shown.get_mut().is_stale = true;
             let old = std::mem::replace(&mut entry.record, record);
             let new = &entry.record;
             // Most changes are of the phase or of a member only.

@@ -52,6 +52,17 @@ pub(crate) fn problems(entry: &Entry, switch: &str) -> String {
     each.collect::<Vec<_>>().join("; ")
 }
 
+/// What a group waits for; of many members, the first.
+pub(crate) fn waits_for<M>(members: &[M], name: impl Fn(&M) -> String) -> String {
+    const NAMED_MAX: usize = 8;
+    let named: Vec<String> = members.iter().take(NAMED_MAX).map(name).collect();
+    let more = match members.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("waits for {}{more}", named.join(", "))
+}
+
 fn place(core: &Core, host: &str) -> (String, Option<u32>) {
     match core.facts.place(host) {
         Place::At { switch, port } => (switch, Some(port.into())),

@@ -4,12 +4,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use castnet_proto::states::Assembled;
 use castnet_proto::transport::{
     self, Call, CallThread, ControllerClient, Controllers, RETRY_DELAY, Security, retry,
 };
 use castnet_proto::v1 as api;
 use castnet_rules::LANES_MAX;
-use tonic::Code;
+use tonic::{Code, Status};
 
 use crate::error::ControllerError;
 
@@ -192,13 +193,15 @@ async fn follow(
     use api::CollectivePhase::{Active, Failed, Refused, Removing};
     let mut client = controller.client().await?;
     let mut states = client.init_group(request.clone()).await?.into_inner();
-    while let Some(state) = states.message().await? {
+    let mut group = Assembled::default();
+    while let Some(message) = states.message().await? {
+        let state: &api::CollectiveState = group.apply(message).map_err(Status::from)?;
         let phase = state.phase();
         tracing::debug!(job = request.job, ?phase, reason = state.reason, "group");
         if phase == Active {
             *active = Some(state.generation);
         }
-        lease.lock().state = Some(Arc::new(state));
+        lease.lock().state = Some(Arc::new(state.clone()));
         if matches!(phase, Failed | Refused | Removing) {
             return Ok(true);
         }

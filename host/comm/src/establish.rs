@@ -195,6 +195,7 @@ impl Communicator {
             rejoin_of: self.generation,
             returns_to: None,
             secret: self.config.secret.0.clone(),
+            differences: true,
         };
         let patience = self.config.timeouts.join;
         let lease = self.control()?.join(request, patience);

@@ -163,6 +163,7 @@ impl Controller {
             host: self.host.clone(),
             connection: Some(connection),
             lease_ms: Some(self.lease.as_millis() as u32),
+            brief: true,
         };
         let mut client = self.client().await?;
         let mut states = client

@@ -8,11 +8,12 @@ use castnet_console::connect;
 use castnet_console::exit::{Failure, Kind, Outcome};
 use castnet_console::output::{Output, Page, Report};
 use castnet_console::units;
+use castnet_proto::states::WatchedGroups;
 use castnet_proto::transport::{Controllers, Security};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt;
-use tonic::Streaming;
+use tonic::{Status, Streaming};
 
 use super::Selection;
 use crate::group::last_word;
@@ -204,7 +205,7 @@ fn joined(members: &[api::MemberState]) -> usize {
 
 async fn open(controllers: &Controllers, security: &Security) -> Outcome<Streaming<api::ControllerEvent>> {
     let mut controller = connect::controller(controllers, security).await?;
-    let request = api::WatchControllerEventsRequest {};
+    let request = api::WatchControllerEventsRequest { differences: true };
     Ok(controller.watch_events(request).await?.into_inner())
 }
 
@@ -231,6 +232,7 @@ pub(super) async fn run(
                     output.show_next(&ControllerEventLine::connection("connected", message))?;
                 }
                 pause = PAUSE.0;
+                let mut groups = WatchedGroups::default();
                 loop {
                     if selection.is_complete(seen) {
                         return Ok(seen);
@@ -238,6 +240,10 @@ pub(super) async fn run(
                     match deadline.until(events.next()).await {
                         None => return Ok(seen),
                         Some(Some(Ok(event))) => {
+                            let event = match groups.complete(event) {
+                                Ok(event) => event,
+                                Err(gap) => break Failure::from(Status::from(gap)),
+                            };
                             if let Some(Event::Switch(s)) = &event.event {
                                 let now = (s.reachable, s.reason.clone());
                                 if switches.insert(s.name.clone(), now.clone()) == Some(now) {

@@ -115,9 +115,7 @@ impl Fabric {
             sq_psn: 100 * rank,
             settings: Some(settings),
             lease_ms: 600_000,
-            rejoin_of: None,
-            returns_to: None,
-            secret: Vec::new(),
+            ..Default::default()
         }
     }
 

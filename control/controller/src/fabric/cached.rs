@@ -1,6 +1,7 @@
 //! What is derived from the facts, kept as long as it is true. A change of a switch or of a host that the file has is
 //! taken over into the topology; other changes make it anew when it is next needed.
 
+use std::collections::{BTreeSet, VecDeque};
 use std::mem::replace;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -9,6 +10,9 @@ use castnet_topology::{End, Topology};
 
 use super::{Facts, HostRecord, Place, Reach, Sightings, SwitchReport};
 
+/// Changes of single hosts that are known one by one.
+const MOVED_MAX: usize = 4096;
+
 /// The facts, and what is derived from them.
 pub(crate) struct Fabric {
     facts: Facts,
@@ -16,6 +20,8 @@ pub(crate) struct Fabric {
     sightings: OnceLock<Sightings>,
     /// Number of changes of what the places of hosts depend on.
     pub(crate) version: u64,
+    /// The last changes that concern one host each, without gap: the version after each, and the host.
+    moved: VecDeque<(u64, String)>,
 }
 
 impl Deref for Fabric {
@@ -33,6 +39,7 @@ impl Fabric {
             topology: OnceLock::new(),
             sightings: OnceLock::new(),
             version: 0,
+            moved: VecDeque::new(),
         }
     }
 
@@ -47,6 +54,13 @@ impl Fabric {
     pub(crate) fn topology(&self) -> Arc<Topology> {
         let made = || Arc::new(self.facts.topology(|| self.sightings()));
         self.topology.get_or_init(made).clone()
+    }
+
+    /// The hosts whose places may have changed since a version. `None`: any may have.
+    pub(crate) fn moved_since(&self, version: u64) -> Option<BTreeSet<&str>> {
+        let first = self.version - self.moved.len() as u64;
+        let since = self.moved.iter().filter(|(at, _)| *at > version);
+        (version >= first).then(|| since.map(|(_, host)| host.as_str()).collect())
     }
 
     /// Sets whether a switch can be reached. Returns what was known before.
@@ -87,6 +101,7 @@ impl Fabric {
         }
         if seen || names {
             self.version += 1;
+            self.moved.clear();
             if self.facts.file.is_none() || !self.facts.unfiled.is_empty() {
                 self.topology.take();
             }
@@ -102,6 +117,10 @@ impl Fabric {
     pub(crate) fn set_host(&mut self, name: &str, host: Option<HostRecord>) {
         self.facts.set(name, host);
         self.version += 1;
+        self.moved.push_back((self.version, name.into()));
+        if self.moved.len() > MOVED_MAX {
+            self.moved.pop_front();
+        }
         self.patch(|facts, topology| {
             let (ip, mac) = facts.addresses(name);
             let filed = facts.file.as_ref().is_some_and(|file| file.host(name).is_some());
@@ -262,7 +281,14 @@ mod tests {
             for (change, looks) in changes {
                 let before = fabric.topology();
                 let said = words(&before);
+                let names = || (0..6).map(|n| format!("h{n}"));
+                let (version, places): (_, Vec<_>) = (fabric.version, names().map(|h| fabric.place(&h)).collect());
                 apply(&mut fabric, change);
+                if let Some(moved) = fabric.moved_since(version) {
+                    for (host, place) in names().zip(places).filter(|(host, _)| !moved.contains(host.as_str())) {
+                        prop_assert_eq!(fabric.place(&host), place, "{} has moved", host);
+                    }
+                }
                 prop_assert_eq!(words(&before), said, "a snapshot stays as it is");
                 if !looks {
                     continue;

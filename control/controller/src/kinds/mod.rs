@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::core::Core;
 use crate::lifecycle::{Event, Phase};
 use crate::record::Record;
+use crate::shown::{Planned, Source};
 use crate::table::Entry;
 
 pub(crate) mod collective;
@@ -77,6 +78,9 @@ pub(crate) struct Party<'r> {
     pub(crate) ends: Option<&'r Ends>,
 }
 
+/// Phase as members see it, generation and reason.
+pub(crate) type News = (i32, u64, String);
+
 pub(crate) trait GroupKind {
     fn phase_name(&self, phase: Phase) -> &'static str;
 
@@ -118,10 +122,20 @@ pub(crate) trait GroupKind {
         planned
     }
 
-    /// Reports a change that members must not learn late.
-    fn notify(&self, _entry: &Entry) {}
+    /// What members must not learn late. All else reaches them after a pause, also that a further member has joined.
+    fn news(&self, entry: &Entry) -> News;
 
-    fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event;
+    /// Its state without the members.
+    fn head(&self, entry: &Entry) -> v1::controller_event::Event;
+
+    /// What the states of its members are made from, in the order of [`Self::parties`].
+    fn sources(&self, entry: &Entry) -> Vec<Source<'_>>;
+
+    /// What its plan says about each member.
+    fn planned(&self, entry: &Entry) -> Vec<Planned>;
+
+    /// The state of a member, without what the plan says.
+    fn member(&self, core: &Core, entry: &Entry, at: usize) -> v1::MemberState;
 
     fn view(&self, core: &Core, entry: &Entry) -> v1::Group;
 }

@@ -26,5 +26,6 @@ mod routed;
 mod store;
 mod tenants;
 mod terms;
+mod watching;
 mod who;
 mod written_off;

@@ -142,7 +142,10 @@ async fn a_host_joins_as_itself_and_can_do_nothing_else() {
     denied(h0.list_switches(v1::ListSwitchesRequest {}).await, &[who]);
     denied(h0.list_hosts(v1::ListHostsRequest {}).await, &[who]);
     denied(h0.get_topology(v1::GetTopologyRequest {}).await, &[who]);
-    denied(h0.watch_events(v1::WatchControllerEventsRequest {}).await, &[who]);
+    denied(
+        h0.watch_events(v1::WatchControllerEventsRequest::default()).await,
+        &[who],
+    );
 
     // Nothing of that has changed anything.
     let listed = operator
@@ -179,7 +182,7 @@ async fn who_may_only_read_changes_nothing() {
         .await
         .unwrap();
     reader
-        .watch_events(v1::WatchControllerEventsRequest {})
+        .watch_events(v1::WatchControllerEventsRequest::default())
         .await
         .unwrap();
     denied(

@@ -96,7 +96,7 @@ impl Host {
             group: group.into(),
             host: self.name.into(),
             connection: Some(connection),
-            lease_ms: None,
+            ..Default::default()
         }
     }
 
@@ -313,7 +313,7 @@ async fn a_group_is_found_out_installed_used_kept_and_destroyed() {
     controller.stop().await;
     let (_controller, mut client) = start(&lab.config).await;
     let mut events = client
-        .watch_events(v1::WatchControllerEventsRequest {})
+        .watch_events(v1::WatchControllerEventsRequest::default())
         .await
         .unwrap()
         .into_inner();

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::links::DownLinks;
@@ -18,8 +17,6 @@ pub(crate) struct Live {
     pub(crate) waiting_for: Vec<u16>,
     /// Of an active group.
     pub(crate) links_down: DownLinks,
-    /// Phase, generation and reason of a group that no longer waits for its ranks: they learn these at once.
-    pub(crate) news: watch::Sender<(i32, u64, String)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

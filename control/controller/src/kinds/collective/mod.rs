@@ -13,13 +13,15 @@ use castnet_proto::v1;
 use castnet_rules::{GroupRule, HostPart, NextHop, RankPart, TranslatedRule};
 use castnet_wire::Psn;
 
+use self::live::Presence;
 use self::record::{Collective, RankRecord};
-use super::{GroupKind, Party};
+use super::{GroupKind, News, Party};
 use crate::core::Core;
 use crate::lifecycle::{Event, Phase};
 use crate::planning::planned_member;
 use crate::record::Record;
 use crate::requests::draw;
+use crate::shown::{Planned, Source};
 use crate::table::Entry;
 
 pub(crate) mod exchange;
@@ -137,20 +139,34 @@ impl GroupKind for Collective {
         }
     }
 
-    fn notify(&self, entry: &Entry) {
-        entry.live.news.send_if_modified(|told| {
-            let now = view::news(self, entry);
-            std::mem::replace(told, now) != *told
-        });
+    fn news(&self, entry: &Entry) -> News {
+        view::news(self, entry)
     }
 
-    fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event {
-        v1::controller_event::Event::Collective(view::state(self, core, entry))
+    fn head(&self, entry: &Entry) -> v1::controller_event::Event {
+        v1::controller_event::Event::Collective(view::head(self, entry))
+    }
+
+    fn sources(&self, entry: &Entry) -> Vec<Source<'_>> {
+        let sources = (0..).zip(&self.ranks).map(|(rank, record)| Source {
+            record: record.clone(),
+            host: &record.host,
+            is_here: matches!(entry.live.present.get(&rank), Some(Presence::Here(_))),
+        });
+        sources.collect()
+    }
+
+    fn planned(&self, entry: &Entry) -> Vec<Planned> {
+        view::planned(self, entry)
+    }
+
+    fn member(&self, core: &Core, entry: &Entry, at: usize) -> v1::MemberState {
+        view::member(self, core, entry, at)
     }
 
     fn view(&self, core: &Core, entry: &Entry) -> v1::Group {
         v1::Group {
-            collective: Some(view::group(self, core, entry)),
+            collective: Some(view::group(core, entry)),
             ..Default::default()
         }
     }

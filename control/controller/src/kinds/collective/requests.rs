@@ -4,7 +4,6 @@ use std::time::Duration;
 use castnet_proto::convert::{NewCollective, RankJoin, one_end_each};
 use castnet_proto::v1;
 use castnet_rules::HostEndpoint;
-use tokio::sync::watch;
 
 use super::live::Presence;
 use super::record::{Collective, RankRecord, Seat, Settings};
@@ -15,12 +14,8 @@ use crate::error::Refusal;
 use crate::kinds::{Ends, Joining, Kind};
 use crate::lifecycle::{After, Event, Phase};
 use crate::record::{Ending, Record};
-use crate::requests::{Seen, StandingCall};
+use crate::requests::{Changes, Seen, StandingCall};
 use crate::table::Entry;
-
-/// A rank learns within this time for each rank of its group who else has joined, left or lost its call. What it needs at
-/// once comes at once, see [`view::news`].
-const PAUSE_PER_RANK: Duration = Duration::from_millis(1);
 
 impl Shared {
     pub(crate) async fn create_collective(
@@ -37,8 +32,8 @@ impl Shared {
         let then = |core: &mut Locked<'_>, record, layout| {
             core.check_collective(&new)?;
             core.create(record, new.mcst_id, layout)?;
-            let (entry, group) = core.collective(&new.name)?;
-            Ok(view::state(group, core, entry))
+            let (entry, _) = core.collective(&new.name)?;
+            Ok(view::state(core, entry))
         };
         self.create(record, then).await
     }
@@ -52,10 +47,9 @@ pub(crate) struct Attendance {
     call: u64,
     /// The generation that it is in or waits for, as far as it has looked.
     generation: u64,
-    changed: watch::Receiver<()>,
-    news: watch::Receiver<(i32, u64, String)>,
-    /// Shortest time from the last look to the next, if there is no news. Each of n ranks gets a state of n members.
-    pause: Duration,
+    changes: Changes,
+    /// Whether it gets differences.
+    pub(crate) differences: bool,
 }
 
 impl Locked<'_> {
@@ -249,22 +243,14 @@ impl Locked<'_> {
     }
 
     fn attendance(&self, entry: &Entry, (rank, call): (u16, u64), generation: u64) -> Attendance {
-        let mut news = entry.live.news.subscribe();
-        let mut changed = entry.changed.subscribe();
-        changed.mark_changed();
-        if !view::waits(entry) {
-            news.mark_changed();
-        }
-        let ranks = entry.record().collective().map_or(0, |c| c.ranks.len());
         Attendance {
             shared: self.shared.clone(),
             group: entry.record().name.clone(),
             rank,
             call,
             generation,
-            changed,
-            news,
-            pause: PAUSE_PER_RANK * ranks as u32,
+            changes: Changes::of(entry, !view::waits(entry)),
+            differences: false,
         }
     }
 
@@ -442,24 +428,15 @@ impl StandingCall for Attendance {
     type Message = v1::CollectiveState;
 
     async fn changed(&mut self) {
-        let later = async {
-            tokio::time::sleep(self.pause).await;
-            self.changed.changed().await
-        };
-        // If the group is gone, that is what there is to see.
-        let _ = tokio::select! {
-            gone = self.news.changed() => gone,
-            gone = later => gone,
-        };
+        self.changes.next().await;
     }
 
-    fn message(state: &RankState) -> v1::CollectiveState {
-        state.message()
+    fn message(&self, state: &RankState, sent: Option<&RankState>) -> v1::CollectiveState {
+        state.since(sent.filter(|_| self.differences))
     }
 
     async fn look(&mut self) -> Result<Seen<RankState>, Refusal> {
-        self.changed.mark_unchanged();
-        self.news.mark_unchanged();
+        self.changes.mark_seen();
         let (seen, generation) = self.shared.read(|core| self.seen(core)).await?;
         self.generation = generation;
         Ok(seen)

@@ -2,12 +2,15 @@ use std::sync::Arc;
 
 use castnet_proto::convert::{disagreement_to_proto, loss_to_proto, straggler_to_proto};
 use castnet_proto::v1;
+use castnet_proto::v1::controller_event::Event;
 
 use super::live::Presence;
-use super::record::{Collective, RankRecord, Settings};
+use super::record::{Collective, Settings};
 use crate::core::Core;
+use crate::kinds::News;
 use crate::lifecycle::{After, Phase};
 use crate::record::{Ending, Plan};
+use crate::shown::{Planned, Shown};
 use crate::table::Entry;
 use crate::view::{self, lanes, problems, tree};
 use castnet_rules::{GroupRule, HostEndpoint};
@@ -38,35 +41,36 @@ fn settings(settings: &Settings) -> v1::CollectiveSettings {
     }
 }
 
-/// What all ranks see alike: made once per change of the group or of the fabric.
-#[derive(Debug)]
-pub(crate) struct Shown {
-    fabric: u64,
-    /// Without the members.
-    state: v1::CollectiveState,
-    members: Arc<Vec<v1::MemberState>>,
-}
-
 /// What one rank sees.
 pub(crate) struct RankState {
     /// Without the members.
     state: v1::CollectiveState,
-    members: Arc<Vec<v1::MemberState>>,
+    shown: Arc<Shown>,
 }
 
 impl RankState {
-    pub(crate) fn message(&self) -> v1::CollectiveState {
+    /// What has changed since another state.
+    pub(crate) fn since(&self, sent: Option<&Self>) -> v1::CollectiveState {
+        let shown = collective(self.shown.since(sent.map(|sent| sent.shown.number)));
         v1::CollectiveState {
-            members: self.members.to_vec(),
+            members: shown.members,
+            difference: shown.difference,
             ..self.state.clone()
         }
     }
 }
 
 impl PartialEq for RankState {
+    /// The number of the state stands for its members.
     fn eq(&self, other: &Self) -> bool {
-        let same = Arc::ptr_eq(&self.members, &other.members);
-        self.state == other.state && (same || self.members == other.members)
+        self.state == other.state
+    }
+}
+
+fn collective(event: Event) -> v1::CollectiveState {
+    match event {
+        Event::Collective(state) => state,
+        _ => v1::CollectiveState::default(),
     }
 }
 
@@ -75,8 +79,8 @@ pub(crate) fn waits(entry: &Entry) -> bool {
     phase(entry.record().phase) == v1::CollectivePhase::Waiting
 }
 
-/// What ranks learn at once. All else reaches them after a pause, also that a further rank has joined.
-pub(crate) fn news(group: &Collective, entry: &Entry) -> (i32, u64, String) {
+/// What ranks learn at once.
+pub(crate) fn news(group: &Collective, entry: &Entry) -> News {
     match phase(entry.record().phase) {
         v1::CollectivePhase::Waiting => (v1::CollectivePhase::Waiting as i32, 0, String::new()),
         phase => (phase as i32, entry.record().generation, reason(group, entry)),
@@ -84,47 +88,43 @@ pub(crate) fn news(group: &Collective, entry: &Entry) -> (i32, u64, String) {
 }
 
 /// Without what only one rank sees.
-pub(crate) fn state(group: &Collective, core: &Core, entry: &Entry) -> v1::CollectiveState {
-    let shown = shown(group, core, entry);
-    v1::CollectiveState {
-        members: shown.members.to_vec(),
-        ..shown.state.clone()
+pub(crate) fn state(core: &Core, entry: &Entry) -> v1::CollectiveState {
+    collective(core.whole(entry))
+}
+
+pub(crate) fn planned(group: &Collective, entry: &Entry) -> Vec<Planned> {
+    let plan = entry.record().plan.as_deref();
+    let qpns = plan.map(Plan::virtual_qpns).unwrap_or_default();
+    let own = entry.own_mcst_ids(|end| Some(end.rank()?.rank));
+    let planned = |rank: u16| Planned {
+        virtual_qpn: qpns.get(&rank).map(|qpn| qpn.value()),
+        mcst_id: own.get(&rank).map(ToString::to_string),
+    };
+    (0..group.ranks.len() as u16).map(planned).collect()
+}
+
+pub(crate) fn member(group: &Collective, core: &Core, entry: &Entry, at: usize) -> v1::MemberState {
+    let (rank, member) = (at as u16, &group.ranks[at]);
+    let shown = view::member(core, &member.host, &member.state, |seat| &seat.ends);
+    let here = matches!(entry.live.present.get(&rank), Some(Presence::Here(_)));
+    v1::MemberState {
+        rank: rank.into(),
+        phase: match shown.phase() {
+            v1::MemberPhase::Joined if !here => v1::MemberPhase::Away,
+            phase => phase,
+        } as i32,
+        sq_psn: member.state.seat().map_or(0, |s| s.sq_psn.value()),
+        rq_psn: member.rq_psn.value(),
+        ..shown
     }
 }
 
-fn shown(group: &Collective, core: &Core, entry: &Entry) -> Arc<Shown> {
-    let mut shown = entry.shown.lock();
-    match &*shown {
-        Some(shown) if shown.fabric == core.facts.version => shown.clone(),
-        _ => shown.insert(Arc::new(show(group, core, entry))).clone(),
-    }
-}
-
-fn show(group: &Collective, core: &Core, entry: &Entry) -> Shown {
+pub(crate) fn head(group: &Collective, entry: &Entry) -> v1::CollectiveState {
     let record = entry.record();
     let phase = phase(record.phase);
     let over = matches!(phase, v1::CollectivePhase::Refused | v1::CollectivePhase::Failed);
     let ending = record.ended.as_ref().filter(|_| over);
-    let qpns = record.plan.as_deref().map(Plan::virtual_qpns).unwrap_or_default();
-    let own = entry.own_mcst_ids(|end| Some(end.rank()?.rank));
-    let member = |(rank, member): (u16, &Arc<RankRecord>)| {
-        let shown = view::member(core, &member.host, &member.state, |seat| &seat.ends);
-        let here = matches!(entry.live.present.get(&rank), Some(Presence::Here(_)));
-        v1::MemberState {
-            rank: rank.into(),
-            phase: match shown.phase() {
-                v1::MemberPhase::Joined if !here => v1::MemberPhase::Away,
-                phase => phase,
-            } as i32,
-            sq_psn: member.state.seat().map_or(0, |s| s.sq_psn.value()),
-            rq_psn: member.rq_psn.value(),
-            virtual_qpn: qpns.get(&rank).map(|qpn| qpn.value()),
-            mcst_id: own.get(&rank).map(ToString::to_string),
-            ..shown
-        }
-    };
-    let members = Arc::new((0..).zip(&group.ranks).map(member).collect());
-    let state = v1::CollectiveState {
+    v1::CollectiveState {
         name: record.name.clone(),
         phase: phase as i32,
         reason: reason(group, entry),
@@ -133,20 +133,13 @@ fn show(group: &Collective, core: &Core, entry: &Entry) -> Shown {
         mcst_id: record.mcst_id.to_string(),
         generation: record.generation,
         start_psn: group.start_psn.value(),
-        rank: None,
-        rq_psn: 0,
         slots: slots(group, entry).into(),
         settings: Some(settings(&group.settings)),
-        members: Vec::new(),
         waiting_for: entry.live.waiting_for.iter().map(|r| u32::from(*r)).collect(),
         conflict: ending.and_then(conflict),
         lanes: lanes(&record.name, record.mcst_ids().collect()),
         owner: record.owner.clone(),
-    };
-    Shown {
-        fabric: core.facts.version,
-        state,
-        members,
+        ..Default::default()
     }
 }
 
@@ -159,8 +152,8 @@ pub(crate) fn state_for(
     generation: u64,
 ) -> RankState {
     let record = entry.record();
-    let shown = shown(group, core, entry);
-    let mut seen = shown.state.clone();
+    let shown = core.shown(entry);
+    let mut seen = collective(shown.brief([]));
     seen.rank = Some(rank.into());
     let is_own = |end: &HostEndpoint| end.rank().is_some_and(|part| part.rank == rank);
     if let Some(own) = entry.mcst_ids_for(is_own) {
@@ -189,10 +182,7 @@ pub(crate) fn state_for(
         }
         _ => {}
     }
-    RankState {
-        state: seen,
-        members: shown.members.clone(),
-    }
+    RankState { state: seen, shown }
 }
 
 fn conflict(ending: &Ending) -> Option<v1::Disagreement> {
@@ -208,12 +198,9 @@ fn slots(group: &Collective, entry: &Entry) -> u16 {
 }
 
 fn waits_for(group: &Collective, generation: u64) -> String {
-    let ranks = group.expected(generation).into_iter();
-    let ranks: Vec<String> = ranks.map(|r| group.rank_name(r)).collect();
-    match ranks.len() {
-        0 => "all ranks are in".into(),
-        1..=8 => format!("waits for {}", ranks.join(", ")),
-        more => format!("waits for {} and {} more", ranks[..8].join(", "), more - 8),
+    match *group.expected(generation) {
+        [] => "all ranks are in".into(),
+        ref ranks => view::waits_for(ranks, |rank| group.rank_name(*rank)),
     }
 }
 
@@ -262,9 +249,9 @@ fn joined<const N: usize>(parts: [String; N]) -> String {
     parts.collect::<Vec<_>>().join("; ")
 }
 
-pub(crate) fn group(group: &Collective, core: &Core, entry: &Entry) -> v1::Collective {
+pub(crate) fn group(core: &Core, entry: &Entry) -> v1::Collective {
     v1::Collective {
-        state: Some(state(group, core, entry)),
+        state: Some(state(core, entry)),
         tree: tree(entry),
     }
 }

@@ -60,7 +60,7 @@ impl Locked<'_> {
                 Afterwards::Member => members
                     .iter_mut()
                     .filter(|m| m.host == host)
-                    .for_each(|m| m.state = Joining::Expected),
+                    .for_each(|m| Arc::make_mut(m).state = Joining::Expected),
             }
             // Without receivers it ends at once.
             if let Some(plan) = r.plan.as_ref().filter(|_| has_rules && others) {

@@ -8,11 +8,12 @@ use castnet_proto::v1;
 use castnet_rules::{GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
 
 use self::record::{JoinedBy, MemberRecord, Multicast, is_by_call};
-use super::{GroupKind, Joining, Party};
+use super::{GroupKind, Joining, News, Party};
 use crate::core::Core;
 use crate::lifecycle::{Event, Phase};
 use crate::planning::planned_member;
 use crate::record::Record;
+use crate::shown::{Planned, Source};
 use crate::table::Entry;
 
 pub(crate) mod evict;
@@ -79,7 +80,7 @@ impl GroupKind for Multicast {
             self.forget(is_by_call);
         }
         for member in Arc::make_mut(&mut self.members) {
-            if let Joining::Joined(seat) = &mut member.state
+            if let Joining::Joined(seat) = &mut Arc::make_mut(member).state
                 && seat.by != JoinedBy::Creation
             {
                 seat.by = JoinedBy::Call(0);
@@ -88,7 +89,7 @@ impl GroupKind for Multicast {
     }
 
     fn request(&self, record: &Record) -> Request {
-        let member = |(i, m): (usize, &MemberRecord)| {
+        let member = |(i, m): (usize, &Arc<MemberRecord>)| {
             let end = m.state.seat().map(|s| &s.ends.endpoint);
             planned_member(i, &m.host, end, end.map_or(HostPart::Plain, |e| e.part))
         };
@@ -113,11 +114,32 @@ impl GroupKind for Multicast {
         }
     }
 
-    fn event(&self, core: &Core, entry: &Entry) -> v1::controller_event::Event {
-        v1::controller_event::Event::Group(view::state(self, core, entry, None))
+    fn news(&self, entry: &Entry) -> News {
+        view::news(self, entry)
+    }
+
+    fn head(&self, entry: &Entry) -> v1::controller_event::Event {
+        v1::controller_event::Event::Group(view::head(self, entry))
+    }
+
+    fn sources(&self, _entry: &Entry) -> Vec<Source<'_>> {
+        let sources = self.members.iter().map(|m| Source {
+            record: m.clone(),
+            host: &m.host,
+            is_here: false,
+        });
+        sources.collect()
+    }
+
+    fn planned(&self, entry: &Entry) -> Vec<Planned> {
+        view::planned(self, entry)
+    }
+
+    fn member(&self, core: &Core, _entry: &Entry, at: usize) -> v1::MemberState {
+        view::member(self, core, at)
     }
 
     fn view(&self, core: &Core, entry: &Entry) -> v1::Group {
-        view::group(self, core, entry)
+        view::group(core, entry)
     }
 }

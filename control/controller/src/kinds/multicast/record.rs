@@ -28,7 +28,7 @@ pub struct Multicast {
     /// The host that sends.
     pub source: String,
     /// All members, the source included, in the order of the request.
-    pub members: Arc<Vec<MemberRecord>>,
+    pub members: Arc<Vec<Arc<MemberRecord>>>,
 }
 
 /// A member.
@@ -78,10 +78,10 @@ impl Multicast {
                 by,
                 lease_ms: None,
             });
-            MemberRecord {
+            Arc::new(MemberRecord {
                 host: m.host,
                 state: seat.map_or(Joining::Expected, Joining::Joined),
-            }
+            })
         };
         Self {
             pmtu: group.pmtu,
@@ -96,7 +96,8 @@ impl Multicast {
 
     /// The member of a host, and its index.
     pub fn member(&self, host: &str) -> Option<(usize, &MemberRecord)> {
-        self.members.iter().enumerate().find(|(_, m)| m.host == host)
+        let mut members = self.members.iter().map(Arc::as_ref).enumerate();
+        members.find(|(_, m)| m.host == host)
     }
 
     /// Whether every member has joined.
@@ -106,7 +107,7 @@ impl Multicast {
 
     /// Whether its traffic is over: the source has gone, or all receivers.
     pub fn is_over(&self) -> bool {
-        let gone = |m: &MemberRecord| !matches!(m.state, Joining::Joined(_));
+        let gone = |m: &Arc<MemberRecord>| !matches!(m.state, Joining::Joined(_));
         let source_gone = self.members.iter().any(|m| m.host == self.source && gone(m));
         source_gone || self.members.iter().filter(|m| m.host != self.source).all(gone)
     }
@@ -121,7 +122,7 @@ impl Multicast {
     pub(crate) fn forget(&mut self, of: impl Fn(&MemberState) -> bool) {
         for member in Arc::make_mut(&mut self.members) {
             if of(&member.state) {
-                member.state = Joining::Expected;
+                Arc::make_mut(member).state = Joining::Expected;
             }
         }
     }

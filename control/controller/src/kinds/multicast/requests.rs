@@ -5,7 +5,6 @@ use castnet_proto::convert::{NewGroup, one_end_each};
 use castnet_proto::v1;
 use castnet_rules::HostEndpoint;
 use castnet_wire::{McstId, Psn};
-use tokio::sync::watch;
 
 use super::record::{JoinedBy, MemberRecord, MemberState, Multicast, Seat};
 use super::view;
@@ -16,7 +15,7 @@ use crate::kinds::{Ends, Joining, Kind};
 use crate::lifecycle::{After, Event, Phase};
 use crate::planning::{Layout, NoPlan};
 use crate::record::Record;
-use crate::requests::{Seen, StandingCall, draw};
+use crate::requests::{Changes, Seen, StandingCall, draw};
 
 /// A join that stands on a call: withdrawn if dropped before the group is active. Then the lease runs, if there is one.
 pub(crate) struct Join {
@@ -25,7 +24,9 @@ pub(crate) struct Join {
     host: String,
     call: u64,
     has_lease: bool,
-    changed: watch::Receiver<()>,
+    changes: Changes,
+    /// Whether it sees of the members only itself and the source.
+    pub(crate) brief: bool,
 }
 
 impl Locked<'_> {
@@ -118,8 +119,7 @@ impl Locked<'_> {
             entry.calls.insert(call);
         }
         self.set_member(group, &host, seat.map_or(Joining::Expected, Joining::Joined))?;
-        let mut changed = self.group(group)?.changed.subscribe();
-        changed.mark_changed();
+        let changes = Changes::of(self.group(group)?, true);
         self.settle(group)?;
         tracing::info!(group, host, "joined");
         Ok(Join {
@@ -128,7 +128,8 @@ impl Locked<'_> {
             host,
             call,
             has_lease: lease.is_some(),
-            changed,
+            changes,
+            brief: false,
         })
     }
 
@@ -211,7 +212,7 @@ impl Locked<'_> {
                     .iter_mut()
                     .find(|m| m.host == host)
             {
-                member.state = state;
+                Arc::make_mut(member).state = state;
             }
         })
     }
@@ -246,8 +247,8 @@ impl Shared {
     ) -> Result<v1::GroupState, Refusal> {
         let changed = self.lock().group(group)?.changed.subscribe();
         let rests = |core: &Core| {
-            let (entry, kind) = match core.multicast(group) {
-                Ok(found) => found,
+            let entry = match core.multicast(group) {
+                Ok((entry, _)) => entry,
                 Err(gone) => return Some(Err(gone)),
             };
             let record = entry.record();
@@ -256,7 +257,7 @@ impl Shared {
                 (Phase::Refused, Some(ending)) if complete => {
                     Some(Err(Refusal::Failed(ending.failure.clone())))
                 }
-                _ => Some(Ok(view::state(kind, core, entry, None))),
+                _ => Some(Ok(view::state(core, entry))),
             }
         };
         let gone = || Err(Refusal::UnknownGroup { name: group.into() });
@@ -283,15 +284,15 @@ impl StandingCall for Join {
     type Message = v1::GroupState;
 
     async fn changed(&mut self) {
-        // If the group is gone, that is what there is to see.
-        let _ = self.changed.changed().await;
+        self.changes.next().await;
     }
 
-    fn message(state: &v1::GroupState) -> v1::GroupState {
+    fn message(&self, state: &v1::GroupState, _sent: Option<&v1::GroupState>) -> v1::GroupState {
         state.clone()
     }
 
     async fn look(&mut self) -> Result<Seen<v1::GroupState>, Refusal> {
+        self.changes.mark_seen();
         let seen = self.shared.read(|core| self.seen(core)).await?;
         Ok(seen.unwrap_or_else(|| {
             let (host, group) = (&self.host, &self.group);
@@ -307,7 +308,7 @@ impl Join {
     fn seen(&self, core: &Core) -> Option<Seen<v1::GroupState>> {
         let (entry, kind) = core.multicast(&self.group).ok()?;
         let (_, member) = kind.member(&self.host)?;
-        let state = || Box::new(view::state(kind, core, entry, Some(&self.host)));
+        let state = || Box::new(view::state_for(kind, core, entry, &self.host, self.brief));
         let by = [JoinedBy::Creation, JoinedBy::Call(self.call)];
         let stands = matches!(&member.state, Joining::Joined(seat) if by.contains(&seat.by));
         match entry.record().phase {

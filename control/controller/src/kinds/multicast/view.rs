@@ -1,8 +1,14 @@
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use castnet_proto::v1;
+use castnet_proto::v1::controller_event::Event;
 
 use super::record::{MemberRecord, Multicast};
 use crate::core::Core;
+use crate::kinds::News;
 use crate::lifecycle::{After, Phase};
+use crate::shown::Planned;
 use crate::table::Entry;
 use crate::view::{self, lanes, problems, tree};
 
@@ -25,16 +31,74 @@ fn role(group: &Multicast, host: &str) -> v1::Role {
     }
 }
 
-pub(crate) fn state(group: &Multicast, core: &Core, entry: &Entry, member: Option<&str>) -> v1::GroupState {
-    let record = entry.record();
-    let own = member.and_then(|host| entry.mcst_ids_for(|end| end.name == host));
-    let each = entry.own_mcst_ids(|end| Some(end.name.clone()));
-    let mcst_ids = own.unwrap_or_else(|| record.mcst_ids().collect());
-    let shown = |m: &MemberRecord| v1::MemberState {
-        role: role(group, &m.host) as i32,
-        mcst_id: each.get(&m.host).map(ToString::to_string),
-        ..view::member(core, &m.host, &m.state, |seat| &seat.ends)
+pub(crate) fn news(group: &Multicast, entry: &Entry) -> News {
+    match phase(entry.record().phase) {
+        v1::GroupPhase::Registered => (v1::GroupPhase::Registered as i32, 0, String::new()),
+        phase => (phase as i32, entry.record().generation, reason(group, entry)),
+    }
+}
+
+fn multicast(event: Event) -> v1::GroupState {
+    match event {
+        Event::Group(state) => state,
+        _ => v1::GroupState::default(),
+    }
+}
+
+/// Without what only one member sees.
+pub(crate) fn state(core: &Core, entry: &Entry) -> v1::GroupState {
+    multicast(core.whole(entry))
+}
+
+/// As a member sees it; `brief`: of the members only itself and the source.
+pub(crate) fn state_for(
+    group: &Multicast,
+    core: &Core,
+    entry: &Entry,
+    host: &str,
+    brief: bool,
+) -> v1::GroupState {
+    let (record, shown) = (entry.record(), core.shown(entry));
+    let at = |host: &str| group.member(host).map(|(at, _)| at);
+    let mut state = multicast(match brief {
+        true => shown.brief(
+            [host, &group.source]
+                .into_iter()
+                .filter_map(at)
+                .collect::<BTreeSet<_>>(),
+        ),
+        false => shown.since(None),
+    });
+    if let Some(own) = entry.mcst_ids_for(|end| end.name == host) {
+        state.mcst_id = own.first().map(ToString::to_string).unwrap_or_default();
+        state.lanes = lanes(&record.name, own);
+    }
+    state.role = role(group, host) as i32;
+    // A change that the member does not see is none.
+    state.number = 0;
+    state
+}
+
+pub(crate) fn planned(group: &Multicast, entry: &Entry) -> Vec<Planned> {
+    let own = entry.own_mcst_ids(|end| Some(end.name.clone()));
+    let planned = |m: &Arc<MemberRecord>| Planned {
+        mcst_id: own.get(&m.host).map(ToString::to_string),
+        virtual_qpn: None,
     };
+    group.members.iter().map(planned).collect()
+}
+
+pub(crate) fn member(group: &Multicast, core: &Core, at: usize) -> v1::MemberState {
+    let member = &group.members[at];
+    v1::MemberState {
+        role: role(group, &member.host) as i32,
+        ..view::member(core, &member.host, &member.state, |seat| &seat.ends)
+    }
+}
+
+pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
+    let record = entry.record();
+    let mcst_ids: Vec<_> = record.mcst_ids().collect();
     v1::GroupState {
         name: record.name.clone(),
         phase: phase(record.phase) as i32,
@@ -44,8 +108,6 @@ pub(crate) fn state(group: &Multicast, core: &Core, entry: &Entry, member: Optio
         pmtu: group.pmtu.bytes() as u32,
         va_base: group.va_base,
         source: group.source.clone(),
-        members: group.members.iter().map(shown).collect(),
-        role: member.map_or(v1::Role::Unspecified, |host| role(group, host)) as i32,
         generation: record.generation,
         lanes: lanes(&record.name, mcst_ids),
         stall_timeout_ms: group.stall_timeout_ms,
@@ -54,13 +116,14 @@ pub(crate) fn state(group: &Multicast, core: &Core, entry: &Entry, member: Optio
             false => v1::MemberLoss::Evict,
         } as i32,
         owner: record.owner.clone(),
+        ..Default::default()
     }
 }
 
 fn reason(group: &Multicast, entry: &Entry) -> String {
     let record = entry.record();
     match record.phase {
-        Phase::Registered => format!("waits for {}", group.expected().join(", ")),
+        Phase::Registered => view::waits_for(&group.expected(), ToString::to_string),
         Phase::Installing => entry.note.clone(),
         Phase::Active | Phase::Broken => String::new(),
         Phase::Removing(After::Refused | After::Failed) | Phase::Refused | Phase::Failed => {
@@ -74,9 +137,9 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
     }
 }
 
-pub(crate) fn group(group: &Multicast, core: &Core, entry: &Entry) -> v1::Group {
+pub(crate) fn group(core: &Core, entry: &Entry) -> v1::Group {
     v1::Group {
-        state: Some(state(group, core, entry, None)),
+        state: Some(state(core, entry)),
         tree: tree(entry),
         collective: None,
     }

@@ -540,7 +540,7 @@ impl Lab {
             group: group.into(),
             host: host.into(),
             connection,
-            lease_ms: None,
+            ..Default::default()
         }
     }
 
@@ -636,7 +636,7 @@ pub(crate) struct Events(Streaming<v1::ControllerEvent>);
 
 impl Events {
     pub(crate) async fn of(client: &Client) -> Self {
-        let request = v1::WatchControllerEventsRequest {};
+        let request = v1::WatchControllerEventsRequest::default();
         let mut events = client.clone().watch_events(request).await.unwrap().into_inner();
         next(&mut events).await;
         Self(events)

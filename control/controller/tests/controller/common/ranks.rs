@@ -23,11 +23,8 @@ impl Lab {
             connection: Some(self.connection(&host, qpn)),
             host,
             sq_psn: 1000 * (rank + 1),
-            settings: None,
             lease_ms: 600_000,
-            rejoin_of: None,
-            returns_to: None,
-            secret: Vec::new(),
+            ..Default::default()
         }
     }
 
