@@ -16,7 +16,7 @@ impl Core {
             let mut parties = kind.parties().into_iter();
             parties.any(|party| party.host == host && wanted(&party, kind.lingers()))
         };
-        let groups = self.groups.after(None).filter(has);
+        let groups = self.groups.with_host(host).filter(has);
         groups.map(|e| e.record().name.clone()).collect()
     }
 

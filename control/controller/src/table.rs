@@ -154,6 +154,8 @@ struct Indexes {
     load: Load,
     links: Mutex<Option<Links>>,
     queue_pairs: HashMap<(Ipv4Addr, Qpn), Vec<Holder>>,
+    /// Groups by host, with the number of its members or ranks there.
+    by_host: HashMap<String, BTreeMap<Arc<str>, u32>>,
 }
 
 impl Groups {
@@ -232,6 +234,12 @@ impl Groups {
     pub(crate) fn on_switch(&self, switch: &str) -> Vec<String> {
         let names = self.indexes.by_switch.get(switch).into_iter().flatten();
         names.cloned().collect()
+    }
+
+    /// Groups with a member or rank at a host.
+    pub(crate) fn with_host(&self, host: &str) -> impl Iterator<Item = &Entry> {
+        let names = self.indexes.by_host.get(host).into_iter().flatten();
+        names.filter_map(|(name, _)| self.get(name))
     }
 
     /// What the groups of a tenant use of its quotas.
@@ -358,6 +366,17 @@ impl Indexes {
                 self.queue_pairs.remove(queue_pair);
             }
         }
+        for host in &footprint.hosts {
+            let groups = self.by_host.entry((*host).into()).or_default();
+            let members = groups.entry(shared.clone()).or_default();
+            *members = count((*members).into(), 1, add) as u32;
+            if *members == 0 {
+                groups.remove(name);
+            }
+            if groups.is_empty() {
+                self.by_host.remove(*host);
+            }
+        }
     }
 }
 
@@ -385,6 +404,8 @@ struct Footprint<'r> {
     tenant: Option<(&'r str, Quotas)>,
     load: Load,
     queue_pairs: Vec<((Ipv4Addr, Qpn), &'r str)>,
+    /// Of all members and ranks.
+    hosts: Vec<&'r str>,
 }
 
 impl<'r> Footprint<'r> {
@@ -401,14 +422,17 @@ impl<'r> Footprint<'r> {
         part(&mut self.tenant, &mut other.tenant);
         part(&mut self.load, &mut other.load);
         // A member that joins or leaves changes only its own.
-        let (one, other) = (&mut self.queue_pairs, &mut other.queue_pairs);
-        let head = one.iter().zip(&*other).take_while(|(a, b)| a == b).count();
-        one.drain(..head);
-        other.drain(..head);
-        let tails = one.iter().rev().zip(other.iter().rev());
-        let tail = tails.take_while(|(a, b)| a == b).count();
-        one.truncate(one.len() - tail);
-        other.truncate(other.len() - tail);
+        fn ends<T: PartialEq>(one: &mut Vec<T>, other: &mut Vec<T>) {
+            let head = one.iter().zip(&*other).take_while(|(a, b)| a == b).count();
+            one.drain(..head);
+            other.drain(..head);
+            let tails = one.iter().rev().zip(other.iter().rev());
+            let tail = tails.take_while(|(a, b)| a == b).count();
+            one.truncate(one.len() - tail);
+            other.truncate(other.len() - tail);
+        }
+        ends(&mut self.queue_pairs, &mut other.queue_pairs);
+        ends(&mut self.hosts, &mut other.hosts);
     }
 
     fn of(record: &'r Record) -> Self {
@@ -441,8 +465,11 @@ impl<'r> Footprint<'r> {
     fn of_members(record: &'r Record) -> Self {
         let parties = record.kind.behaviour().parties();
         let ends = parties.iter().filter_map(|p| p.ends).flat_map(Ends::iter);
+        // A rank that no host has yet has an empty name.
+        let hosts = parties.iter().map(|p| p.host).filter(|host| !host.is_empty());
         Self {
             queue_pairs: ends.map(|e| ((e.ip, e.qpn), e.name.as_str())).collect(),
+            hosts: hosts.collect(),
             ..Self::default()
         }
     }

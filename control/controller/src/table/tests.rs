@@ -95,7 +95,7 @@ fn record(shape: &Shape) -> Record {
     };
     let kind = match shape.is_collective {
         true => Kind::Collective(Collective::new(
-            vec!["h1".into(); 2],
+            vec!["h1".into(), format!("h{}", 2 * shape.qpn - 3)],
             Settings::new(&Default::default()),
             true,
         )),
@@ -142,6 +142,14 @@ fn check(groups: &Groups, all: &BTreeMap<String, Record>, fabrics: &[Arc<Topolog
             let found = groups.by_mcst_id(lane(name, n)).map(Entry::record);
             assert_eq!(found, walk);
         }
+    }
+    for host in ["h1", "h2", "h3", "h4"] {
+        let has = |r: &&Record| r.kind.behaviour().parties().iter().any(|p| p.host == host);
+        let walk: Vec<&Record> = all.values().filter(has).collect();
+        assert_eq!(
+            groups.with_host(host).map(Entry::record).collect::<Vec<_>>(),
+            walk
+        );
     }
     let mut free = groups.mcst_ids().free_in("10.200.0.0/24".parse().unwrap(), None);
     assert!(free.all(|ip| all.values().all(|r| r.mcst_ids().all(|m| m.0 != ip))));
@@ -228,6 +236,6 @@ proptest! {
         let indexes = groups.indexes;
         let left = indexes.own.values().any(|own| *own != Usage::default());
         prop_assert!(!left && indexes.load.is_empty() && indexes.by_switch.is_empty());
-        prop_assert!(indexes.queue_pairs.is_empty() && indexes.by_mcst_id.is_empty());
+        prop_assert!(indexes.queue_pairs.is_empty() && indexes.by_mcst_id.is_empty() && indexes.by_host.is_empty());
     }
 }
