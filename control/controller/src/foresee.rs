@@ -98,7 +98,7 @@ fn answer(core: &Core, mut record: Record, layout: Result<Layout, NoPlan>) -> v1
     let joined = parties.iter().filter(|p| p.ends.is_some()).map(|p| p.host);
     let joined: BTreeSet<&str> = joined.collect();
     let topology = core.facts.topology();
-    let load = core.groups.load(&topology, &record.name);
+    let load = core.groups.load(&topology, &record.name).get();
     answer.switches = view::tree(&Entry::new(record.clone()))
         .into_iter()
         .map(|mut node| {

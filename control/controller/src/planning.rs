@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use castnet_planner::{LinkLoad, Member, PlanError, Request, Role, Room, Rooms, Shortage, Tree, TreeNode};
+use castnet_planner::{Member, PlanError, Request, Role, Room, Rooms, Shortage, Tree, TreeNode};
 use castnet_proto::v1;
 use castnet_rules::{HostEndpoint, HostPart, Ipv4Net};
 use castnet_topology::{SwitchKind, Topology};
@@ -15,7 +15,7 @@ use crate::error::Refusal;
 use crate::fabric::Place;
 use crate::lifecycle::{Cause, Failure};
 use crate::record::{Plan, Record, TreeSwitch};
-use crate::table::Usage;
+use crate::table::{Snapshot, Usage};
 
 /// Largest group that is planned at once, without another thread.
 const MEMBERS_AT_ONCE: usize = 64;
@@ -152,7 +152,7 @@ impl Core {
 struct Draft {
     request: Request,
     topology: Arc<Topology>,
-    load: LinkLoad,
+    load: Snapshot,
     /// McstIDs that it may have at each switch, if there are routers.
     offers: BTreeMap<String, Vec<McstId>>,
 }
@@ -205,12 +205,12 @@ impl Draft {
     }
 
     fn plan(&self, rooms: &dyn Rooms) -> Planned {
-        castnet_planner::plan(&self.topology, &self.load, rooms, &self.request)
+        castnet_planner::plan(&self.topology, &self.load.get(), rooms, &self.request)
     }
 
     /// Whether the plan takes less time than to hand it to another thread is worth.
     fn is_short(&self) -> bool {
-        self.request.members.len() <= MEMBERS_AT_ONCE && self.topology.is_indexed()
+        self.request.members.len() <= MEMBERS_AT_ONCE && self.topology.is_indexed() && self.load.is_counted()
     }
 
     /// Whether a plan that was made without the lock is as good as one that is made now.

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use castnet_planner::{Edge, LinkLoad};
+use castnet_planner::Edge;
 use castnet_rules::HostEndpoint;
 use castnet_topology::Topology;
 use castnet_wire::{McstId, Qpn};
@@ -20,8 +20,11 @@ use crate::record::{Plan, Record};
 use crate::shown::Cache;
 use crate::tenants::Quotas;
 
+mod load;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use load::{Load, Snapshot};
 
 pub(crate) struct Entry {
     record: Record,
@@ -122,27 +125,14 @@ pub(crate) struct Usage {
     pub(crate) groups: u64,
 }
 
-pub(crate) type Load = BTreeMap<Edge, u32>;
-
 #[derive(Default)]
 pub(crate) struct Groups {
     entries: BTreeMap<String, Entry>,
     indexes: Indexes,
 }
 
-/// Changes of the load that are kept in any case.
-const CHANGES_MIN: usize = 4096;
-
 /// A group, and the host of its member.
 type Holder = (Arc<str>, String);
-
-/// Number of groups per link of one fabric.
-struct Links {
-    topology: Arc<Topology>,
-    load: LinkLoad,
-    /// Edges that came or went (false) since, with their numbers of groups.
-    changes: Vec<(Edge, u32, bool)>,
-}
 
 #[derive(Default)]
 struct Indexes {
@@ -151,8 +141,7 @@ struct Indexes {
     by_switch: BTreeMap<String, BTreeSet<String>>,
     own: BTreeMap<String, Usage>,
     tenants: BTreeMap<String, Quotas>,
-    load: Load,
-    links: Mutex<Option<Links>>,
+    load: load::Index,
     queue_pairs: HashMap<(Ipv4Addr, Qpn), Vec<Holder>>,
     /// Groups by host, with the number of its members or ranks there.
     by_host: HashMap<String, BTreeMap<Arc<str>, u32>>,
@@ -260,15 +249,9 @@ impl Groups {
     }
 
     /// The number of groups per link, without group `but`. Each lane counts as a group.
-    pub(crate) fn load(&self, topology: &Arc<Topology>, but: &str) -> LinkLoad {
-        let mut links = self.indexes.links.lock();
-        let links = self.indexes.links_in(topology, &mut links);
-        let mut load = links.load.clone();
+    pub(crate) fn load(&self, topology: &Arc<Topology>, but: &str) -> Snapshot {
         let own = self.get(but).map(|e| Footprint::of(&e.record).load);
-        for (edge, lanes) in own.iter().flatten() {
-            load.remove_edge(&links.topology, edge, *lanes);
-        }
-        load
+        self.indexes.load.snapshot(topology, own.unwrap_or_default())
     }
 
     /// The group that has this queue pair, other than for this member of `group`.
@@ -282,28 +265,6 @@ impl Groups {
 }
 
 impl Indexes {
-    /// The groups per link: counted anew where edges may have other links, else with the changes since the last time.
-    fn links_in<'l>(&self, topology: &Arc<Topology>, links: &'l mut Option<Links>) -> &'l mut Links {
-        let anew = || Links {
-            topology: topology.clone(),
-            load: LinkLoad::from_edges(topology, self.load.iter().map(|(edge, groups)| (edge, *groups))),
-            changes: Vec::new(),
-        };
-        // Paths over plain switches and routers change with any link.
-        let still = |known: &Topology| {
-            known.same_paths(topology) || known.same_links(topology) && !known.has_forwarders()
-        };
-        let known = links.take().filter(|links| still(&links.topology));
-        let links = links.insert(known.unwrap_or_else(anew));
-        for (edge, groups, add) in links.changes.drain(..) {
-            match add {
-                true => links.load.add_edge(&links.topology, &edge, groups),
-                false => links.load.remove_edge(&links.topology, &edge, groups),
-            }
-        }
-        links
-    }
-
     fn set(&mut self, name: &str, footprint: &Footprint<'_>, add: bool) {
         let shared: Arc<str> = name.into();
         for mcst_id in &footprint.mcst_ids {
@@ -336,24 +297,7 @@ impl Indexes {
                 self.tenants.remove(tenant);
             }
         }
-        let links = self.links.get_mut();
-        for (edge, lanes) in &footprint.load {
-            if let Some(links) = links {
-                links.changes.push((edge.clone(), *lanes, add));
-            }
-            let groups = self.load.entry(edge.clone()).or_default();
-            *groups = count((*groups).into(), (*lanes).into(), add) as u32;
-            if *groups == 0 {
-                self.load.remove(edge);
-            }
-        }
-        // So many changes are as much work as to count anew.
-        if links
-            .as_ref()
-            .is_some_and(|l| l.changes.len() > self.load.len() + CHANGES_MIN)
-        {
-            *links = None;
-        }
+        self.load.set(&footprint.load, add);
         for (queue_pair, host) in &footprint.queue_pairs {
             let holders = self.queue_pairs.entry(*queue_pair).or_default();
             let holder = (shared.clone(), (*host).into());
