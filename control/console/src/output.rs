@@ -138,11 +138,10 @@ impl Page {
 
     /// A table, with columns of figures aligned to the right.
     pub fn table(&mut self, columns: &[&str], rows: Vec<Vec<String>>) {
-        let mut table = Table::new();
-        table
-            .load_preset(presets::NOTHING)
-            .set_content_arrangement(ContentArrangement::Dynamic);
-        table.set_header(columns.iter().map(|c| c.replace('_', " ").to_uppercase()));
+        let header: Vec<String> = columns
+            .iter()
+            .map(|c| c.replace('_', " ").to_uppercase())
+            .collect();
         let figures: Vec<bool> = (0..columns.len())
             .map(|i| {
                 let mut cells = rows
@@ -153,6 +152,38 @@ impl Page {
                 cells.peek().is_some() && cells.all(|cell| is_figure(cell))
             })
             .collect();
+        match widths(&header, &rows) {
+            Some(widths) => self.aligned(&header, &rows, &figures, &widths),
+            None => self.wrapped(header, rows, &figures),
+        }
+    }
+
+    /// Rows that need no more than their widths. A fabric has a hundred thousand.
+    fn aligned(&mut self, header: &[String], rows: &[Vec<String>], figures: &[bool], widths: &[usize]) {
+        for row in std::iter::once(header).chain(rows.iter().map(Vec::as_slice)) {
+            let start = self.text.len();
+            for ((cell, is_figure), width) in row.iter().zip(figures).zip(widths) {
+                if self.text.len() > start {
+                    self.text.push_str("  ");
+                }
+                let pad = width - cell.len();
+                let (before, after) = if *is_figure { (pad, 0) } else { (0, pad) };
+                self.text.extend(std::iter::repeat_n(' ', before));
+                self.text.push_str(cell);
+                self.text.extend(std::iter::repeat_n(' ', after));
+            }
+            self.text.truncate(start + self.text[start..].trim_end().len());
+            self.text.push('\n');
+        }
+    }
+
+    /// Rows in as many lines as the terminal needs.
+    fn wrapped(&mut self, header: Vec<String>, rows: Vec<Vec<String>>, figures: &[bool]) {
+        let mut table = Table::new();
+        table
+            .load_preset(presets::NOTHING)
+            .set_content_arrangement(ContentArrangement::Dynamic);
+        table.set_header(header);
         table.add_rows(rows);
         for (i, _) in figures.iter().enumerate().filter(|(_, figure)| **figure) {
             if let Some(column) = table.column_mut(i) {
@@ -177,6 +208,23 @@ impl Page {
     pub fn text(&self) -> &str {
         &self.text
     }
+}
+
+/// The widths of the columns, if all cells are there, have a plain width, and fit the terminal beside each other.
+fn widths(header: &[String], rows: &[Vec<String>]) -> Option<Vec<usize>> {
+    let is_plain = |cell: &String| cell.bytes().all(|b| b == b' ' || b.is_ascii_graphic());
+    let mut widths = vec![0; header.len()];
+    for row in std::iter::once(header).chain(rows.iter().map(Vec::as_slice)) {
+        if row.len() != header.len() || !row.iter().all(is_plain) {
+            return None;
+        }
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.len().max(*width);
+        }
+    }
+    let total: usize = widths.iter().map(|width| width + 2).sum();
+    let fits = Table::new().width().is_none_or(|columns| total <= columns.into());
+    fits.then_some(widths)
 }
 
 /// `12`, `1 234`, `1.5 KiB`, `2.31 Gb/s`, `-`; not addresses or versions.
@@ -324,6 +372,8 @@ pub fn remark(text: &str) {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[derive(Serialize)]
@@ -382,6 +432,25 @@ mod tests {
         );
         let line = Output::new(Format::Json).render(&rows, false).expect("JSON");
         assert_eq!(line, "[{\"port\":\"h1\",\"frames\":7}]\n");
+    }
+
+    proptest! {
+        #[test]
+        fn what_needs_no_wrapping_is_as_if_it_was_wrapped(
+            rows in proptest::collection::vec(proptest::collection::vec("[a-z]{0,3}[0-9]{0,4}( [a-z0-9]{1,4})?", 3), 0..6),
+        ) {
+            let columns = ["a", "long_name", "c"];
+            let mut page = Page::default();
+            page.table(&columns, rows.clone());
+            let is_figure = |i: usize| {
+                let mut cells = rows.iter().map(|row| &row[i]).filter(|cell| !cell.is_empty()).peekable();
+                cells.peek().is_some() && cells.all(|cell| is_figure(cell))
+            };
+            let figures = [0, 1, 2].map(is_figure);
+            let mut wrapped = Page::default();
+            wrapped.wrapped(["A", "LONG NAME", "C"].map(str::to_owned).to_vec(), rows, &figures);
+            prop_assert_eq!(page.text(), wrapped.text());
+        }
     }
 
     #[test]

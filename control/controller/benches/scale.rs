@@ -3,8 +3,9 @@
 //! - A switch with GROUPS groups is lost, and comes back without them: time of other calls meanwhile, compared with that
 //!   before.
 //! - A controller starts again with ten times GROUPS groups on a fat tree of SWITCHES switches, which have them all.
+//! - What the controller knows of a fat tree of 65,536 hosts is asked for (`castnet topology`). Its switches do not run.
 //!
-//! `cargo bench -p castnet-controller --bench scale [-- GROUPS]`
+//! `cargo bench -p castnet-controller --bench scale [-- GROUPS | topology]`
 
 #[path = "../tests/controller/common/mod.rs"]
 mod common;
@@ -14,7 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use castnet_controller::Controller;
+use castnet_controller::{Config, Controller, SwitchConfig};
+use castnet_proto::transport::Address;
 use castnet_proto::v1;
 use castnet_topology::Topology;
 use tokio::task::JoinSet;
@@ -27,6 +29,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const CLIENTS: usize = 64;
 /// A fat tree of 980 switches and 5,488 hosts.
 const K: usize = 28;
+
+/// A fat tree of 5,120 switches and 65,536 hosts.
+const K_MAX: usize = 64;
 
 /// Creates groups of three hosts each: two neighbours, and one that is `far` away.
 async fn create(lab: &Arc<Lab>, client: &Client, groups: usize, far: usize) {
@@ -192,9 +197,44 @@ async fn restart(groups: usize) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+async fn topology() -> Result<(), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let fabric = Topology::fat_tree(K_MAX)?;
+    let switch = |s: &castnet_topology::Switch| SwitchConfig {
+        name: s.name.clone(),
+        agent: Address::Unix(folder.path().join(format!("{}.sock", s.name))),
+    };
+    let config = Config {
+        topology: Some(fabric.clone()),
+        ..Config::new(fabric.switches().map(switch).collect())
+    };
+    let (_controller, client) = common::start(config).await;
+    let mut client = client.max_decoding_message_size(1 << 30);
+    let mut times = Vec::new();
+    let mut known = v1::Topology::default();
+    for _ in 0..5 {
+        let began = Instant::now();
+        known = client.get_topology(v1::GetTopologyRequest {}).await?.into_inner();
+        times.push(began.elapsed());
+    }
+    println!(
+        "\nthe topology: {} switches, {} hosts, {} links in {:.3} s, then {:.3} s",
+        known.switches.len(),
+        known.hosts.len(),
+        known.links.len(),
+        times[0].as_secs_f64(),
+        times[1..].iter().min().copied().unwrap_or_default().as_secs_f64()
+    );
+    Ok(())
+}
+
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    if std::env::args().any(|a| a == "topology") {
+        return topology().await;
+    }
     let groups = std::env::args().find_map(|a| a.parse().ok()).unwrap_or(10_000);
     loss(groups).await?;
-    restart(10 * groups).await
+    restart(10 * groups).await?;
+    topology().await
 }

@@ -194,7 +194,7 @@ impl Link {
     }
 
     fn tell(&self, core: &mut Locked<'_>) {
-        let state = crate::view::switch(core, &self.config);
+        let state = crate::view::switch(core, &self.config, core.written_off_on(&self.config.name));
         core.publish(v1::controller_event::Event::Switch(state));
     }
 

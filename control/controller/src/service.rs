@@ -18,7 +18,7 @@ use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
 use crate::foresee::Wanted;
 use crate::kinds::collective::secret::Secret;
-use crate::link::GROUPS_TOGETHER;
+use crate::link::{GROUPS_TOGETHER, Link};
 use crate::requests::{Seen, StandingCall};
 use crate::table::Entry;
 use crate::view;
@@ -36,9 +36,13 @@ pub(crate) struct Service {
 
 impl Service {
     async fn switches(&self) -> Result<Vec<v1::SwitchState>, Refusal> {
+        let written_off = self.shared.read(Core::written_off_by_switch).await?;
         let links = self.shared.links.values();
-        self.in_parts(links, |core, link| Some(view::switch(core, &link.config)))
-            .await
+        let show = |core: &Core, link: &Arc<Link>| {
+            let groups = written_off.get(&link.config.name).into_iter().flatten();
+            Some(view::switch(core, &link.config, groups.cloned().collect()))
+        };
+        self.in_parts(links, show).await
     }
 
     /// Hosts that have registered while this runs may be missing.

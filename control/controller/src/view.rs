@@ -93,7 +93,12 @@ pub(crate) fn member<S>(
     }
 }
 
-pub(crate) fn switch(core: &Core, SwitchConfig { name, agent }: &SwitchConfig) -> v1::SwitchState {
+/// `written_off`: destroyed groups that it may still have.
+pub(crate) fn switch(
+    core: &Core,
+    SwitchConfig { name, agent }: &SwitchConfig,
+    written_off: Vec<String>,
+) -> v1::SwitchState {
     let known = core.facts.switches.get(name);
     let reach = known.map(|(reach, _)| reach.clone()).unwrap_or_default();
     // What groups use is known without the switch.
@@ -117,7 +122,7 @@ pub(crate) fn switch(core: &Core, SwitchConfig { name, agent }: &SwitchConfig) -
         groups_max: said.groups_max,
         memory_bytes_max: said.memory_bytes_max,
         memory_bytes_free: said.memory_bytes_max.saturating_sub(used.memory),
-        written_off: core.written_off_on(name),
+        written_off,
         mcst_prefix: filed.and_then(|s| s.mcst_prefix).map(|prefix| prefix.to_string()),
     }
 }

@@ -32,6 +32,17 @@ impl Core {
         let names: BTreeSet<&String> = there.map(|w| &w.group).collect();
         names.into_iter().cloned().collect()
     }
+
+    /// The same for all switches, in one walk.
+    pub(crate) fn written_off_by_switch(&self) -> BTreeMap<String, BTreeSet<String>> {
+        let mut groups: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for WrittenOff { group, switches } in self.written_off.values() {
+            for switch in switches {
+                groups.entry(switch.clone()).or_default().insert(group.clone());
+            }
+        }
+        groups
+    }
 }
 
 impl Locked<'_> {
