@@ -1,58 +1,44 @@
+//! What a program sees: one rank among the others, its collectives, and the communicators that it is split into.
+
 use std::marker::PhantomData;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::rc::Rc;
 
 use castnet_rnic::Rnic;
-use castnet_wire::control::{CallFlags, DataType, Operation};
+use castnet_wire::control::Operation;
 
-use crate::buffers::{Bases, Buffers, Data, Owned, OwnedBuffers, OwnedData};
-use crate::config::{CommConfig, CommPath, Progress};
-use crate::control::{Control, Lease};
-use crate::driver::{Borrowed, Driver};
+use crate::buffers::{Buffers, OwnedBuffers};
+use crate::config::{CommConfig, CommPath};
 use crate::element::Element;
-use crate::error::CommError;
-use crate::establish::EXCHANGE_GOODBYE;
-use crate::machine::{Collective, Failure, Task, TaskId, Waiting};
-
-/// How often a sleeping rank checks the state of its group.
-const SLEEP_MAX: Duration = Duration::from_millis(20);
-/// A rank that polls without sleeping checks the state of its group once in so many iterations.
-const POLLS_PER_CHECK: u32 = 256;
-/// How long a communicator that is dropped without being closed waits for acknowledgements.
-const LINGER: Duration = Duration::from_millis(200);
-/// How long to wait, after the controller reported a failed group, for the in-band report with the cause.
-pub(crate) const GRACE: Duration = Duration::from_millis(100);
+use crate::error::{CommError, RankName};
+use crate::group::{Group, GroupRef};
+use crate::job::{Job, OWN_GROUP};
+use crate::machine::{Collective, TaskId};
+use crate::shared::SharedRnic;
+use crate::split::{self, Offer};
 
 /// A running non-blocking collective. The communicator keeps its memory until [`Communicator::wait`].
 #[must_use = "a running collective must be waited for"]
 #[derive(Debug)]
 pub struct Request<T> {
-    task: TaskId,
-    collective: Collective,
-    /// The value of `Communicator::attempts` when it was started.
-    attempt: u64,
-    _type: PhantomData<T>,
+    pub(crate) task: TaskId,
+    pub(crate) collective: Collective,
+    /// The value of `Group::attempt` when it was started.
+    pub(crate) attempt: u64,
+    pub(crate) _type: PhantomData<T>,
 }
 
-/// One rank of a job, connected with all others. All ranks call the same collectives in the same order, each from one
-/// thread. Collectives progress only during a call: a blocking collective, [`Communicator::wait`],
-/// [`Communicator::test`] or [`Communicator::progress`]. A hardware RNIC also moves posted work between calls.
+/// One rank of a job, connected with all others, or with those of a sub-communicator. All ranks call the same collectives
+/// in the same order, each from one thread, over all communicators of the job. Collectives progress only during a call at
+/// any communicator of the job: a blocking collective, [`Communicator::wait`], [`Communicator::test`] or
+/// [`Communicator::progress`]. A hardware RNIC also moves posted work between calls.
 pub struct Communicator {
-    pub(crate) config: CommConfig,
-    pub(crate) rnic: Box<dyn Rnic>,
-    pub(crate) control: Option<Control>,
-    pub(crate) lease: Option<Arc<Lease>>,
-    pub(crate) driver: Option<Driver>,
-    pub(crate) path: CommPath,
-    pub(crate) generation: Option<u64>,
-    /// Host name of each rank, where known.
-    pub(crate) names: Vec<String>,
-    /// How often [`Communicator::establish`] has run. A [`Request`] of an earlier attempt is void.
-    pub(crate) attempts: u64,
-    /// True if the next call must establish the group again.
-    pub(crate) broken: bool,
-    /// The group was created and failed before this rank saw it. The next call returns this error.
-    pub(crate) pending_failure: Option<CommError>,
+    job: Rc<Job>,
+    group: GroupRef,
+    /// With the rank and size of this communicator.
+    config: CommConfig,
+    /// The ranks of the job that are in it, in the order of its own ranks.
+    members: Rc<[u16]>,
+    rnic: SharedRnic,
 }
 
 impl Communicator {
@@ -63,23 +49,23 @@ impl Communicator {
     /// [`crate::Fallback::Forbidden`] the network cannot provide the group.
     pub fn connect(config: CommConfig, rnic: Box<dyn Rnic>) -> Result<Self, CommError> {
         config.check()?;
-        let mut communicator = Self {
-            path: CommPath::HostBased {
-                reason: "not connected".into(),
-            },
+        let rnic = SharedRnic::new(rnic);
+        let members: Rc<[u16]> = (0..config.size).collect();
+        let job = Rc::new(Job::default());
+        let group = job.add(Group::own(
+            Rc::downgrade(&job),
+            config.clone(),
+            members.clone(),
+            rnic.clone(),
+        ));
+        group.borrow_mut().establish()?;
+        Ok(Self {
+            job,
+            group,
             config,
+            members,
             rnic,
-            control: None,
-            lease: None,
-            driver: None,
-            generation: None,
-            names: Vec::new(),
-            attempts: 0,
-            broken: true,
-            pending_failure: None,
-        };
-        communicator.establish()?;
-        Ok(communicator)
+        })
     }
 
     /// Number of this rank.
@@ -92,19 +78,115 @@ impl Communicator {
         self.config.size
     }
 
-    /// The path that its collectives take, and the reason.
-    pub fn path(&self) -> &CommPath {
-        &self.path
+    /// The ranks of the job that are in this communicator, in the order of its own ranks.
+    pub fn members(&self) -> &[u16] {
+        &self.members
     }
 
-    /// The configuration that it was created with.
+    /// The path that its collectives take, and the reason. A sub-communicator has none before its first collective.
+    pub fn path(&self) -> CommPath {
+        self.group.borrow().path.clone()
+    }
+
+    /// The configuration that it was created with. A sub-communicator has the rank and size of its own.
     pub fn config(&self) -> &CommConfig {
         &self.config
     }
 
     /// The RNIC, for its attributes.
     pub fn rnic(&self) -> &dyn Rnic {
-        &*self.rnic
+        &self.rnic
+    }
+
+    /// Makes sub-communicators of the ranks that give the same colour, as MPI_Comm_split. Their order is that of their
+    /// keys, and for equal keys that of their ranks here. A rank without colour gets `None`. A collective of this
+    /// communicator: all its ranks call it. The group of a sub-communicator is made by its first collective, if none has
+    /// the same members in the same order.
+    ///
+    /// # Errors
+    /// At all ranks: [`CommError::TooManyGroups`] if a rank would have more groups than [`CommConfig::groups_max`].
+    /// [`CommError::NotASplit`] if a rank calls AllGather with as many bytes. Any error of a collective.
+    pub fn split(&mut self, colour: Option<u32>, key: i32) -> Result<Option<Self>, CommError> {
+        self.job.tidy();
+        let (rank, size) = (usize::from(self.rank()), usize::from(self.size()));
+        let own = Offer {
+            colour,
+            key,
+            next: self.job.next(),
+            in_use: self.job.in_use(),
+            max: self.config.groups_max.into(),
+        };
+        let mut words = vec![0; size * Offer::WORDS];
+        self.allgather((&own.to_words()[..], &mut words[..]))?;
+        let offer = |(of, words)| {
+            let rank = self.name(of as u16);
+            Offer::from_words(words).ok_or(CommError::NotASplit { rank })
+        };
+        let offers = words.chunks_exact(Offer::WORDS).enumerate().map(offer);
+        let offers = offers.collect::<Result<Vec<_>, _>>()?;
+        let parts = split::parts(&offers);
+        let part = colour.and_then(|colour| parts.get(&colour));
+        let members: Option<Rc<[u16]>> =
+            part.map(|part| part.iter().map(|&rank| self.members[usize::from(rank)]).collect());
+        let held = members.as_ref().map_or(0, |members| self.job.number_of(members));
+        let mut all_held = vec![0; size];
+        self.allgather((&[held][..], &mut all_held[..]))?;
+        let number = split::next(&offers);
+        self.job.advance(number);
+        if let Some(full) = split::without_room(&offers, &parts, &all_held) {
+            return Err(CommError::TooManyGroups {
+                rank: self.name(full),
+                job: self.config.job.clone(),
+                max: offers[usize::from(full)].max as u16,
+            });
+        }
+        let (Some(part), Some(members)) = (part, members) else {
+            return Ok(None);
+        };
+        let own = part
+            .iter()
+            .position(|of| usize::from(*of) == rank)
+            .unwrap_or_default() as u16;
+        let mut config = CommConfig {
+            rank: own,
+            size: members.len() as u16,
+            ..self.config.clone()
+        };
+        let group = match split::shared(part, &all_held).and_then(|held| self.job.find(held)) {
+            Some(group) => group,
+            None => {
+                if config.lanes == 0
+                    && let CommPath::InNetwork { lanes, .. } = self.path()
+                {
+                    config.lanes = lanes;
+                }
+                self.job.make_room(&members, self.config.groups_max);
+                let group = self.group.borrow().sub(config.clone(), members.clone(), number);
+                self.job.add(group)
+            }
+        };
+        Ok(Some(Self {
+            job: self.job.clone(),
+            group,
+            config,
+            members,
+            rnic: self.rnic.clone(),
+        }))
+    }
+
+    /// Another communicator of the same ranks, as MPI_Comm_dup. It shares the group, and needs no communication.
+    pub fn dup(&self) -> Self {
+        Self {
+            job: self.job.clone(),
+            group: self.group.clone(),
+            config: self.config.clone(),
+            members: self.members.clone(),
+            rnic: self.rnic.clone(),
+        }
+    }
+
+    fn name(&self, rank: u16) -> RankName {
+        self.group.borrow().name(rank)
     }
 
     /// Reduces the elements of all ranks, index by index, to all ranks. All ranks pass the same number of elements.
@@ -116,7 +198,9 @@ impl Communicator {
         buffers: impl Into<Buffers<'a, T>>,
         operation: Operation,
     ) -> Result<(), CommError> {
-        self.blocking(Collective::AllReduce, operation, buffers.into())
+        self.group
+            .borrow_mut()
+            .blocking(Collective::AllReduce, operation, buffers.into())
     }
 
     /// Reduces the elements of all ranks and returns the result at `root`. The other ranks may pass an input only.
@@ -126,12 +210,14 @@ impl Communicator {
         operation: Operation,
         root: u16,
     ) -> Result<(), CommError> {
-        self.blocking(Collective::Reduce { root }, operation, buffers.into())
+        self.group
+            .borrow_mut()
+            .blocking(Collective::Reduce { root }, operation, buffers.into())
     }
 
     /// Copies the buffer of `root` to all ranks.
     pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: u16) -> Result<(), CommError> {
-        self.blocking(
+        self.group.borrow_mut().blocking(
             Collective::Broadcast { root },
             Operation::Sum,
             Buffers::InPlace(buffer),
@@ -140,7 +226,9 @@ impl Communicator {
 
     /// Returns when all ranks have called it.
     pub fn barrier(&mut self) -> Result<(), CommError> {
-        self.blocking::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
+        self.group
+            .borrow_mut()
+            .blocking::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
     }
 
     /// Reduces the elements of all ranks and returns block i of the result at rank i. The input has one block for
@@ -150,13 +238,17 @@ impl Communicator {
         buffers: impl Into<Buffers<'a, T>>,
         operation: Operation,
     ) -> Result<(), CommError> {
-        self.blocking(Collective::ReduceScatter, operation, buffers.into())
+        self.group
+            .borrow_mut()
+            .blocking(Collective::ReduceScatter, operation, buffers.into())
     }
 
     /// Collects the blocks of all ranks at every rank. The output has one block for each rank. In place, this rank's
     /// contribution is the block at its own index.
     pub fn allgather<'a, T: Element>(&mut self, buffers: impl Into<Buffers<'a, T>>) -> Result<(), CommError> {
-        self.blocking(Collective::AllGather, Operation::Sum, buffers.into())
+        self.group
+            .borrow_mut()
+            .blocking(Collective::AllGather, Operation::Sum, buffers.into())
     }
 
     /// Non-blocking [`Communicator::allreduce`].
@@ -165,7 +257,9 @@ impl Communicator {
         buffers: impl Into<OwnedBuffers<T>>,
         operation: Operation,
     ) -> Result<Request<T>, CommError> {
-        self.begin(Collective::AllReduce, operation, buffers.into())
+        self.group
+            .borrow_mut()
+            .begin(Collective::AllReduce, operation, buffers.into())
     }
 
     /// Non-blocking [`Communicator::reduce`]. At all ranks but `root` the memory is returned unchanged.
@@ -175,12 +269,14 @@ impl Communicator {
         operation: Operation,
         root: u16,
     ) -> Result<Request<T>, CommError> {
-        self.begin(Collective::Reduce { root }, operation, buffers.into())
+        self.group
+            .borrow_mut()
+            .begin(Collective::Reduce { root }, operation, buffers.into())
     }
 
     /// Non-blocking [`Communicator::broadcast`].
     pub fn ibroadcast<T: Element>(&mut self, buffer: Vec<T>, root: u16) -> Result<Request<T>, CommError> {
-        self.begin(
+        self.group.borrow_mut().begin(
             Collective::Broadcast { root },
             Operation::Sum,
             OwnedBuffers::InPlace(buffer),
@@ -189,7 +285,7 @@ impl Communicator {
 
     /// Non-blocking [`Communicator::barrier`].
     pub fn ibarrier(&mut self) -> Result<Request<u8>, CommError> {
-        self.begin(
+        self.group.borrow_mut().begin(
             Collective::Barrier,
             Operation::Sum,
             OwnedBuffers::InPlace(Vec::new()),
@@ -202,7 +298,9 @@ impl Communicator {
         buffers: impl Into<OwnedBuffers<T>>,
         operation: Operation,
     ) -> Result<Request<T>, CommError> {
-        self.begin(Collective::ReduceScatter, operation, buffers.into())
+        self.group
+            .borrow_mut()
+            .begin(Collective::ReduceScatter, operation, buffers.into())
     }
 
     /// Non-blocking [`Communicator::allgather`].
@@ -210,386 +308,55 @@ impl Communicator {
         &mut self,
         buffers: impl Into<OwnedBuffers<T>>,
     ) -> Result<Request<T>, CommError> {
-        self.begin(Collective::AllGather, Operation::Sum, buffers.into())
+        self.group
+            .borrow_mut()
+            .begin(Collective::AllGather, Operation::Sum, buffers.into())
     }
 
-    /// Waits until a non-blocking collective ends. Returns its output; in place, the whole buffer. The buffers are lost
-    /// on an error.
+    /// Waits until a non-blocking collective of this communicator ends. Returns its output; in place, the whole buffer. The
+    /// buffers are lost on an error.
     pub fn wait<T: Element>(&mut self, request: Request<T>) -> Result<Vec<T>, CommError> {
-        if request.attempt != self.attempts {
-            return Err(CommError::Aborted);
-        }
-        let owned = self.run(request.task, request.collective, None)?;
-        let data = owned.and_then(|o| o.into_any().downcast::<OwnedData<T>>().ok());
-        Ok(data.map(|d| d.buffers.into_output()).unwrap_or_default())
+        self.group.borrow_mut().wait(request)
     }
 
     /// Progresses all collectives without waiting. Returns true if `request` has ended. Fails if the RNIC or group
     /// failed.
     pub fn test<T: Element>(&mut self, request: &Request<T>) -> Result<bool, CommError> {
-        if request.attempt != self.attempts {
-            return Ok(true);
-        }
-        self.progress()?;
-        Ok(self.driver.as_ref().is_none_or(|d| d.is_done(request.task)))
+        self.group.borrow_mut().test(request)
     }
 
     /// Progresses all collectives without waiting. Returns true if there was work. Fails if the RNIC or group failed.
     pub fn progress(&mut self) -> Result<bool, CommError> {
-        let worked = self.poll_driver(None)?;
-        if !worked {
-            self.check_group()?;
-        }
-        Ok(worked)
+        self.group.borrow_mut().progress()
     }
 
     /// Waits until all ranks close, so that each receives its last messages, then leaves. If not all close in time or the
-    /// RNIC fails, it leaves too, and returns the error.
-    pub fn close(mut self) -> Result<(), CommError> {
-        let result = self.wait_for_goodbyes();
-        self.release();
-        self.lease = None;
-        if let Some(control) = &mut self.control {
-            let in_network = matches!(self.path, CommPath::InNetwork { .. });
-            let end = in_network.then(|| control.end(self.config.job.clone(), self.config.rank));
-            let patience = self.config.timeouts.close;
-            if let Some(Err(error)) = end.map(|answer| self.await_answer(answer, patience)) {
-                tracing::debug!(%error, job = self.config.job, "leaving the group");
-            }
-            if let Some(control) = &mut self.control {
-                control.leave();
-            }
+    /// RNIC fails, it leaves too, and returns the error. While other communicators share the group, it does nothing. The
+    /// communicator of the whole job also leaves the groups that no communicator uses any more.
+    pub fn close(self) -> Result<(), CommError> {
+        if self.is_shared() {
+            return Ok(());
+        }
+        let result = self.group.borrow_mut().close();
+        self.job.remove(&self.group);
+        if self.group.borrow().number == OWN_GROUP {
+            self.job.close();
         }
         result
     }
 
-    fn wait_for_goodbyes(&mut self) -> Result<(), CommError> {
-        if self.broken || self.config.size == 1 || self.config.is_interrupted() {
-            return Ok(());
-        }
-        let patience = self.config.timeouts.close;
-        self.drain(patience)?;
-        let answer = self.exchange(EXCHANGE_GOODBYE, Vec::new(), patience)?;
-        self.await_answer(answer, patience)?;
-        Ok(())
-    }
-
-    fn drain(&mut self, patience: Duration) -> Result<(), CommError> {
-        let start = Instant::now();
-        while let Some(driver) = &self.driver
-            && !driver.machine().is_drained()
-            && start.elapsed() < patience
-        {
-            if !self.poll_driver(None)? {
-                self.rnic.wait(SLEEP_MAX.min(patience))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks a call and lays out its memory. `output` is `None` where input and output share one buffer; the bases
-    /// say where they begin in it.
-    fn check_call(
-        &self,
-        collective: Collective,
-        operation: Operation,
-        data_type: DataType,
-        (input, output): (usize, Option<usize>),
-    ) -> Result<(Task, Bases), CommError> {
-        let (rank, size) = (self.config.rank, self.config.size);
-        if let Collective::Reduce { root } | Collective::Broadcast { root } = collective
-            && root >= size
-        {
-            return Err(CommError::NoSuchRank { rank: root, size });
-        }
-        let reduces = !matches!(
-            collective,
-            Collective::Broadcast { .. } | Collective::Barrier | Collective::AllGather
-        );
-        if reduces && !operation.supports(data_type) {
-            return Err(CommError::Unsupported { operation, data_type });
-        }
-        let ranks = usize::from(size);
-        let is_equal = output.is_none_or(|output| output == input);
-        let in_place = (
-            input.is_multiple_of(ranks),
-            "one block for each rank",
-            input / ranks,
-        );
-        let (fits, expected, elements) = match (collective, output) {
-            (Collective::AllReduce, _) => (is_equal, "input and output of equal length", input),
-            (Collective::Reduce { root }, _) if root == rank => {
-                (is_equal, "input and output of equal length", input)
-            }
-            (Collective::Reduce { .. } | Collective::Broadcast { .. } | Collective::Barrier, _) => {
-                (true, "", input)
-            }
-            (Collective::ReduceScatter | Collective::AllGather, None) => in_place,
-            (Collective::ReduceScatter, Some(output)) => (
-                output.checked_mul(ranks) == Some(input),
-                "one input block for each rank, one output block",
-                output,
-            ),
-            (Collective::AllGather, Some(output)) => (
-                input.checked_mul(ranks) == Some(output),
-                "one input block, one output block for each rank",
-                input,
-            ),
-        };
-        if !fits {
-            return Err(CommError::Lengths {
-                collective,
-                input,
-                output: output.unwrap_or(input),
-                expected,
-            });
-        }
-        let mut flags = CallFlags::default();
-        if self.config.reproducible && reduces {
-            flags.0 |= CallFlags::REPRODUCIBLE.0;
-        }
-        if self.config.saturate && reduces && !data_type.is_float() {
-            flags.0 |= CallFlags::SATURATE.0;
-        }
-        let own = usize::from(rank) * elements * data_type.size();
-        let mut bases = Bases::default();
-        match collective {
-            Collective::ReduceScatter => bases.output = own,
-            Collective::AllGather => bases.input = own,
-            _ => {}
-        }
-        let task = Task {
-            collective,
-            operation: if reduces { operation } else { Operation::Sum },
-            data_type,
-            flags,
-            elements: elements as u64,
-        };
-        Ok((task, bases))
-    }
-
-    /// Starts a task. Joins the group again first if it is broken.
-    fn start(&mut self, task: Task, owned: Option<Box<dyn Owned>>) -> Result<TaskId, CommError> {
-        if !self.broken {
-            // Nothing checks the group between calls.
-            self.check_group()?;
-        }
-        if self.broken && self.pending_failure.is_none() {
-            self.establish()?;
-        }
-        if let Some(error) = self.pending_failure.take() {
-            return Err(error);
-        }
-        match &mut self.driver {
-            Some(driver) => Ok(driver.start(task, owned)),
-            None => Err(CommError::Aborted),
-        }
-    }
-
-    fn blocking<T: Element>(
-        &mut self,
-        collective: Collective,
-        operation: Operation,
-        buffers: Buffers<'_, T>,
-    ) -> Result<(), CommError> {
-        let (task, bases) = self.check_call(collective, operation, T::DATA_TYPE, buffers.lengths())?;
-        let task = self.start(task, None)?;
-        let data = Data::new(buffers, bases);
-        let mut borrowed = Borrowed { task, data };
-        self.run(task, collective, Some(&mut borrowed))?;
-        Ok(())
-    }
-
-    fn begin<T: Element>(
-        &mut self,
-        collective: Collective,
-        operation: Operation,
-        buffers: OwnedBuffers<T>,
-    ) -> Result<Request<T>, CommError> {
-        let (task, bases) = self.check_call(collective, operation, T::DATA_TYPE, buffers.lengths())?;
-        let task = self.start(task, Some(Box::new(OwnedData { buffers, bases })))?;
-        self.poll_driver(None)?;
-        Ok(Request {
-            task,
-            collective,
-            attempt: self.attempts,
-            _type: PhantomData,
-        })
-    }
-
-    /// One iteration of the driver. Returns true if there was work to do.
-    fn poll_driver(&mut self, borrowed: Option<&mut Borrowed<'_>>) -> Result<bool, CommError> {
-        let Some(driver) = &mut self.driver else {
-            return Ok(false);
-        };
-        let now = self.rnic.now();
-        match driver.progress(&mut *self.rnic, now, borrowed) {
-            Ok(worked) => Ok(worked),
-            Err(error) => {
-                self.broken = true;
-                Err(error.into())
-            }
-        }
-    }
-
-    fn check_group(&mut self) -> Result<(), CommError> {
-        match self.lost_group() {
-            Some(error) => {
-                self.lease = None;
-                self.give_up();
-                Err(error)
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Fails all queue pairs. The next call establishes the group again.
-    fn give_up(&mut self) {
-        self.broken = true;
-        let qpns = self.driver.as_ref().map(Driver::qpns).unwrap_or_default();
-        for qpn in qpns {
-            if let Err(error) = self.rnic.fail_qp(qpn) {
-                tracing::debug!(%error, %qpn, "giving up a queue pair");
-            }
-        }
-    }
-
-    fn run(
-        &mut self,
-        task: TaskId,
-        collective: Collective,
-        mut borrowed: Option<&mut Borrowed<'_>>,
-    ) -> Result<Option<Box<dyn Owned>>, CommError> {
-        let start = Instant::now();
-        let (mut polls, mut idle_since) = (0_u32, None);
-        let mut lost: Option<(Instant, CommError)> = None;
-        loop {
-            let worked = self.poll_driver(borrowed.as_deref_mut())?;
-            let Some(driver) = &mut self.driver else {
-                return Err(CommError::Aborted);
-            };
-            if let Some((result, owned)) = driver.take(task) {
-                return match result {
-                    Ok(()) => Ok(owned),
-                    Err(failure) => {
-                        self.broken = true;
-                        Err(self.explain(failure))
-                    }
-                };
-            }
-            if self.broken {
-                driver.abandon(task);
-                return Err(CommError::Aborted);
-            }
-            polls = polls.wrapping_add(1);
-            if worked {
-                idle_since = None;
-                if !polls.is_multiple_of(POLLS_PER_CHECK) {
-                    continue;
-                }
-            }
-            let sleeps = match self.config.progress {
-                Progress::Spin => false,
-                Progress::Sleep => !worked,
-                Progress::SpinThenSleep(spin) => {
-                    !worked && idle_since.get_or_insert_with(Instant::now).elapsed() >= spin
-                }
-            };
-            if sleeps || polls.is_multiple_of(POLLS_PER_CHECK) {
-                match lost {
-                    None => lost = self.lost_group().map(|error| (Instant::now(), error)),
-                    Some((at, error)) if at.elapsed() >= GRACE => {
-                        self.lease = None;
-                        self.abandon(task);
-                        return Err(error);
-                    }
-                    Some(_) => {}
-                }
-                if self.config.is_interrupted() {
-                    self.abandon(task);
-                    return Err(CommError::Interrupted);
-                }
-                let after = start.elapsed();
-                if after >= self.config.timeouts.collective {
-                    return Err(self.timed_out(task, collective, after));
-                }
-                if sleeps {
-                    let left = self.config.timeouts.collective - after;
-                    self.rnic.wait(SLEEP_MAX.min(left))?;
-                }
-            } else if self.config.progress == Progress::Spin {
-                std::hint::spin_loop();
-            } else {
-                // The rank that this one waits for may run on the same core.
-                std::thread::yield_now();
-            }
-        }
-    }
-
-    /// Gives up, and forgets the task.
-    fn abandon(&mut self, task: TaskId) {
-        if let Some(driver) = &mut self.driver {
-            driver.abandon(task);
-        }
-        self.give_up();
-    }
-
-    fn timed_out(&mut self, task: TaskId, collective: Collective, after: Duration) -> CommError {
-        let waiting = self.driver.as_ref().and_then(|d| d.machine().waiting_for());
-        let mut missing = self.missing_ranks();
-        if let Some(Waiting::Peers(ranks)) = &waiting {
-            missing = ranks.iter().map(|&r| self.name(r)).collect();
-        }
-        self.abandon(task);
-        CommError::TimedOut {
-            collective,
-            after,
-            what: waiting.map_or_else(|| "completion".to_owned(), |w| w.to_string()),
-            missing,
-        }
-    }
-
-    pub(crate) fn not_reproducible(&self) -> CommError {
-        CommError::NotReproducible {
-            group: self.config.job.clone(),
-        }
-    }
-
-    fn explain(&self, failure: Failure) -> CommError {
-        match failure {
-            Failure::Conflict {
-                sequence,
-                first,
-                second,
-            } => CommError::Conflict {
-                sequence,
-                first: Box::new((self.name(first.0), first.1)),
-                second: Box::new((self.name(second.0), second.1)),
-            },
-            Failure::Mismatch { peer, task } => CommError::Mismatch {
-                rank: self.name(peer),
-                task,
-            },
-            Failure::NotReproducible => self.not_reproducible(),
-            Failure::Aborted => CommError::Aborted,
-            Failure::Channel { peer, lane, status } => CommError::QueuePair {
-                peer: peer.map(|p| self.name(p)),
-                lane,
-                status,
-            },
-            failure @ Failure::Protocol { .. } => CommError::Protocol { failure },
-        }
+    /// Whether another communicator uses its group.
+    fn is_shared(&self) -> bool {
+        Rc::strong_count(&self.group) > 2
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        if self.driver.is_some() && !self.broken {
-            // Other ranks may wait for messages that are still unacknowledged.
-            if let Err(error) = self.drain(LINGER) {
-                tracing::debug!(%error, "draining");
-            }
+        // Until the job is closed, the group is kept for the next communicator of the same members.
+        if self.job.is_closed() && !self.is_shared() {
+            self.job.remove(&self.group);
+            self.group.borrow_mut().leave();
         }
-        self.release();
     }
 }

@@ -13,6 +13,9 @@ use castnet_rnic::OutOfRange;
 use castnet_rules::{LossPolicy, StragglerPolicy};
 use castnet_wire::{Pmtu, Psn};
 
+/// Each group has a call that stands, and a server may limit these for one connection.
+const GROUPS_MAX: u64 = 128;
+
 /// How a rank waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Progress {
@@ -121,6 +124,9 @@ pub struct CommConfig {
     pub retry_cnt: u8,
     /// PSN of the first packet to the group. `None`: random, so that packets of an earlier connection are refused.
     pub first_psn: Option<Psn>,
+    /// Groups of several ranks that this rank may have in the job at once, that of the whole job included; 1 to 128. See
+    /// [`crate::Communicator::split`].
+    pub groups_max: u16,
     /// Time-outs.
     pub timeouts: Timeouts,
     /// How this rank waits.
@@ -133,7 +139,7 @@ pub struct CommConfig {
 
 impl CommConfig {
     /// Rank `rank` of `size` of a job. Path MTU 1024, 64 packets in flight in messages of 16, repair by the switch,
-    /// 67 ms of QP time-out, sleeping, host-based algorithms allowed.
+    /// 67 ms of QP time-out, 64 groups, sleeping, host-based algorithms allowed.
     pub fn new(
         controller: impl Into<Controllers>,
         job: impl Into<String>,
@@ -164,6 +170,7 @@ impl CommConfig {
             qp_timeout: 14,
             retry_cnt: 7,
             first_psn: None,
+            groups_max: 64,
             timeouts: Timeouts::default(),
             progress: Progress::default(),
             fallback: Fallback::default(),
@@ -179,6 +186,7 @@ impl CommConfig {
         let rank_max = u64::from(self.size).saturating_sub(1);
         OutOfRange::check("size", self.size, 1, 1024)?;
         OutOfRange::check("rank", self.rank, 0, rank_max)?;
+        OutOfRange::check("groups_max", self.groups_max, 1, GROUPS_MAX)?;
         OutOfRange::check("lanes", self.lanes, 0, castnet_rules::LANES_MAX.into())?;
         let (least, most) = (WINDOW_PACKETS_MIN.into(), WINDOW_PACKETS_MAX.into());
         OutOfRange::check("window_packets", self.window_packets, least, most)?;
@@ -210,6 +218,8 @@ pub enum CommPath {
         /// Why the network is not used.
         reason: String,
     },
+    /// No collective has been called yet.
+    Unused,
 }
 
 impl fmt::Display for CommPath {
@@ -230,6 +240,7 @@ impl fmt::Display for CommPath {
             Self::HostBased { reason } => {
                 write!(f, "between hosts (ring, binomial tree, dissemination): {reason}")
             }
+            Self::Unused => f.write_str("none yet: no collective has been called"),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The connection to the controller, on a thread of its own. It holds the group's lease (the stream of InitGroup) as
-//! long as the rank is in the group. The rank's thread never crosses an async boundary.
+//! The connection to the controller, on a thread of its own. It holds the leases of groups (the streams of InitGroup) as
+//! long as the rank is in them. The rank's thread never crosses an async boundary.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,17 +35,27 @@ impl Lease {
         self.lock().state.clone()
     }
 
+    /// Whether the group is active, as far as is known, and no rank has left it.
+    pub(crate) fn is_whole(&self) -> bool {
+        let lease = self.lock();
+        let is_whole = |state: &Arc<api::CollectiveState>| {
+            let mut members = state.members.iter();
+            state.phase() == api::CollectivePhase::Active
+                && members.all(|m| m.phase() != api::MemberPhase::Left)
+        };
+        lease.error.is_none() && lease.state.as_ref().is_some_and(is_whole)
+    }
+
     /// The error that ended the stream. Returned once.
     pub(crate) fn take_error(&self) -> Option<ControllerError> {
         self.lock().error.take()
     }
 }
 
-/// The connection. Dropping it ends the lease.
+/// The connection, for all groups of a job.
 pub(crate) struct Control {
     calls: CallThread,
     controller: Controller,
-    holding: Option<Call<()>>,
 }
 
 impl Control {
@@ -57,26 +67,20 @@ impl Control {
                 controllers,
                 security,
             },
-            holding: None,
         })
     }
 
-    /// Joins a group and holds its lease. Retries for `patience` while the controller is unreachable.
-    pub(crate) fn join(&mut self, request: api::InitGroupRequest, patience: Duration) -> Arc<Lease> {
+    /// Joins a group and holds its lease until the call is dropped. Retries for `patience` while the controller is
+    /// unreachable.
+    pub(crate) fn join(&self, request: api::InitGroupRequest, patience: Duration) -> (Arc<Lease>, Call<()>) {
         let lease = Arc::new(Lease::default());
         let (controller, held) = (self.controller.clone(), lease.clone());
-        // The lease before ends first.
-        self.leave();
-        self.holding = Some(self.calls.spawn(async move {
+        let holding = self.calls.spawn(async move {
             if let Err(error) = hold(&controller, request, &held, patience).await {
                 held.lock().error = Some(error);
             }
-        }));
-        lease
-    }
-
-    pub(crate) fn leave(&mut self) {
-        self.holding = None;
+        });
+        (lease, holding)
     }
 
     /// Sends a blob to all ranks and returns the blobs of all.

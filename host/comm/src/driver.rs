@@ -128,6 +128,11 @@ impl Driver {
         id
     }
 
+    /// Whether no task runs, and no message waits to be sent or acknowledged.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pending.values().all(|task| task.result.is_some()) && self.machine.is_drained()
+    }
+
     pub(crate) fn is_done(&self, task: TaskId) -> bool {
         self.pending.get(&task).is_none_or(|p| p.result.is_some())
     }

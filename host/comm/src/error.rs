@@ -144,6 +144,14 @@ pub enum CommError {
     /// Host-based: a rank made another call.
     #[error("{rank} made another call than this rank in collective {task}")]
     Mismatch { rank: RankName, task: u64 },
+    /// In a split, a rank called AllGather with as many bytes.
+    #[error("{rank} called AllGather, and not split as this rank")]
+    NotASplit { rank: RankName },
+    /// A split would give a rank more groups than it may have.
+    #[error(
+        "{rank} has {max} groups of job {job:?} in use, which is its limit (groups_max): drop communicators, or raise it"
+    )]
+    TooManyGroups { rank: RankName, job: String, max: u16 },
     /// An earlier collective failed. The next call joins the group again.
     #[error("an earlier collective failed: the next call joins the group again")]
     Aborted,

@@ -1,21 +1,22 @@
-//! Establishes a communicator, also after a failure: joins the group in the network, or connects the hosts.
+//! Establishes a group, also after a failure: joins the group in the network, or connects the hosts.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use castnet_proto::convert::{disagreement_from_proto, loss_to_proto, straggler_to_proto};
 use castnet_proto::v1 as api;
-use castnet_rnic::{QpOptions, QpRemote, QueueLimits};
+use castnet_rnic::{QpOptions, QpRemote, QueueLimits, Rnic};
 use castnet_wire::{MacAddr, Pmtu, Psn, Qpn, Verdict};
 
-use crate::communicator::{Communicator, GRACE};
 use crate::config::{CommPath, Fallback};
 use crate::control::{Answer, Control, Lease};
 use crate::driver::Driver;
 use crate::error::{CommError, ControllerError, RankName};
+use crate::group::{GRACE, Group};
 use crate::machine::{HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Laned, Machine, peers};
 
 /// Longest sleep of a rank that waits for the controller. It must answer ARP in the meantime.
@@ -24,12 +25,15 @@ const SLEEP_MAX: Duration = Duration::from_millis(2);
 /// Numbers of the exchanges, the same in each attempt: a restarted rank does not know how often the others joined.
 const EXCHANGE_QUEUE_PAIRS: u64 = 0;
 const EXCHANGE_CONNECTED: u64 = 1;
-/// The exchange of [`Communicator::close`].
+/// The exchange of [`Group::close`].
 pub(crate) const EXCHANGE_GOODBYE: u64 = 2;
 
 /// How often a rank that waits for its group announces its address to the switches.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
 const TIMEOUT_UNIT_NS: u64 = 4096;
+
+/// Of this process, from 1.
+static ATTEMPTS: AtomicU64 = AtomicU64::new(1);
 
 /// A random first PSN, so that packets of an earlier connection are not accepted.
 fn random_psn() -> Psn {
@@ -58,11 +62,11 @@ fn invalid(what: impl Into<String>) -> CommError {
     ControllerError::Invalid { what: what.into() }.into()
 }
 
-impl Communicator {
+impl Group {
     pub(crate) fn establish(&mut self) -> Result<(), CommError> {
         self.await_failure_notice()?;
         self.release();
-        self.attempts += 1;
+        self.attempt = ATTEMPTS.fetch_add(1, Ordering::Relaxed);
         if self.config.size == 1 {
             self.connect_hosts("the job has one rank".into())?;
         } else if self.config.fallback == Fallback::Only {
@@ -98,24 +102,25 @@ impl Communicator {
 
     pub(crate) fn release(&mut self) {
         if let Some(mut driver) = self.driver.take() {
-            driver.close(&mut *self.rnic);
+            driver.close(&mut self.rnic);
         }
         self.broken = true;
     }
 
+    /// Polls the RNIC, or sleeps. A rank that waits for its group goes on with the collectives of other groups.
     pub(crate) fn idle(&mut self) -> Result<(), CommError> {
-        self.rnic.poll_or_wait(SLEEP_MAX)?;
+        if !self.progress_others() {
+            self.rnic.poll_or_wait(SLEEP_MAX)?;
+        }
         Ok(())
     }
 
-    fn control(&mut self) -> Result<&mut Control, CommError> {
-        match &mut self.control {
-            Some(control) => Ok(control),
-            none => {
-                let (controllers, security) = (self.config.controller.clone(), self.config.security.clone());
-                Ok(none.insert(Control::start(controllers, security)?))
-            }
+    fn control(&self) -> Result<&Control, CommError> {
+        if let Some(control) = self.control.get() {
+            return Ok(control);
         }
+        let control = Control::start(self.config.controller.clone(), self.config.security.clone())?;
+        Ok(self.control.get_or_init(|| control))
     }
 
     fn settings(&self, lanes: usize) -> api::CollectiveSettings {
@@ -159,10 +164,7 @@ impl Communicator {
         });
         let joined = created.and_then(|()| self.join_with(&qpns, limits));
         if joined.is_err() && self.driver.is_none() {
-            if let Ok(control) = self.control() {
-                control.leave();
-            }
-            self.lease = None;
+            (self.holding, self.lease) = (None, None);
             self.destroy_qps(&qpns, "not joined");
         }
         joined
@@ -198,8 +200,10 @@ impl Communicator {
             differences: true,
         };
         let patience = self.config.timeouts.join;
-        let lease = self.control()?.join(request, patience);
-        self.lease = Some(lease.clone());
+        // The lease before ends first.
+        self.holding = None;
+        let (lease, holding) = self.control()?.join(request, patience);
+        (self.holding, self.lease) = (Some(holding), Some(lease.clone()));
         let state = self.await_group(&lease)?;
         self.names = state.members.iter().map(|m| m.host.clone()).collect();
         self.generation = Some(state.generation);
@@ -246,7 +250,7 @@ impl Communicator {
             1 => Box::new(machine),
             lanes => Box::new(Laned::new(vec![machine; lanes])),
         };
-        let mut driver = Driver::new(&mut *self.rnic, machine, qpns.to_vec()).map_err(CommError::from)?;
+        let mut driver = Driver::new(&mut self.rnic, machine, qpns.to_vec()).map_err(CommError::from)?;
         let own = state
             .members
             .iter()
@@ -262,14 +266,14 @@ impl Communicator {
             ..QpRemote::new(mcst_id, virtual_qpn)
         };
         let patience = self.config.timeouts.resolve;
-        let connected = driver.carry_out(&mut *self.rnic, None).and_then(|_| {
+        let connected = driver.carry_out(&mut self.rnic, None).and_then(|_| {
             let mut lanes = qpns.iter().zip(&mcst_ids);
             lanes.try_for_each(|(&qpn, &mcst_id)| self.rnic.connect_qp(qpn, &remote(mcst_id), patience))
         });
         self.driver = Some(driver);
         if let Err(error) = connected {
             self.release();
-            self.control()?.leave();
+            self.holding = None;
             return Err(error.into());
         }
         let switches: BTreeSet<_> = state
@@ -364,14 +368,8 @@ impl Communicator {
                     missing: Vec::new(),
                 });
             }
-            match &mut self.driver {
-                Some(driver) => {
-                    let now = self.rnic.now();
-                    if !driver.progress(&mut *self.rnic, now, None)? {
-                        self.rnic.wait(SLEEP_MAX)?;
-                    }
-                }
-                None => self.idle()?,
+            if !self.poll_driver(None)? {
+                self.idle()?;
             }
         }
     }
@@ -395,12 +393,7 @@ impl Communicator {
     }
 
     fn connect_hosts(&mut self, reason: String) -> Result<(), CommError> {
-        if self.config.size > 1
-            && let Ok(control) = self.control()
-        {
-            control.leave();
-        }
-        self.lease = None;
+        (self.holding, self.lease) = (None, None);
         let config = HostBasedConfig::new(self.config.rank, self.config.size);
         let (depth, peers) = (config.depth as usize, peers(self.config.rank, self.config.size));
         let options = QpOptions {
@@ -420,8 +413,8 @@ impl Communicator {
             own.entries.push((peer, qpn, random_psn()));
         }
         let qpns = own.entries.iter().map(|entry| entry.1).collect();
-        let mut driver = Driver::new(&mut *self.rnic, Box::new(HostBased::new(config)), qpns)?;
-        let posted = driver.carry_out(&mut *self.rnic, None);
+        let mut driver = Driver::new(&mut self.rnic, Box::new(HostBased::new(config)), qpns)?;
+        let posted = driver.carry_out(&mut self.rnic, None);
         // From here on `release` cleans up.
         self.driver = Some(driver);
         posted?;

@@ -19,6 +19,30 @@
 //!
 //! Every collective ends: with its result, or at its time-out with a [`CommError`] that names what it waited for. After
 //! a failure the next call joins the group again, at all ranks together.
+//!
+//! # Sub-communicators
+//!
+//! [`Communicator::split`] and [`Communicator::dup`] make communicators of some or all ranks. Each communicator belongs to a
+//! group: the connection of its members, in the network or between hosts.
+//!
+//! - **Groups are shared**: communicators with the same members in the same order have one group. Therefore all ranks call
+//!   the collectives of all communicators of a job in the same order. While a rank waits in one group, the collectives
+//!   that it has started in others progress.
+//! - **A group is made when it is first used.** A split makes none in the network.
+//! - **Groups are bounded** by [`CommConfig::groups_max`] at each rank. A group that no communicator uses any more is
+//!   kept for the next communicator of the same members. The oldest of these are left when there is no room, and all when
+//!   the communicator of the whole job is closed. A split that would give a rank too many groups that are in use
+//!   fails at all ranks, with the name of that rank. In the fabric, the groups of a job are bounded by the quotas of its
+//!   tenant.
+//! - **How ranks agree**: a split is two AllGathers of the parent, which need no controller. In the first, each rank gives
+//!   colour, key, the next free number of a group at this rank, and how many groups it has. In the second, it gives the
+//!   number of the group that it has for its new members. If all members have the same, they share it. Otherwise they have
+//!   a new group, whose number is the largest that a rank of the parent gave. So no two groups of a rank have the same
+//!   number, even where a rank was replaced or has left a group that others keep.
+//! - **Names**: the group of the whole job has the name of the job. Other groups are JOB.NUMBER.RANK, with the lowest rank of
+//!   the job that is a member. So the groups that one split makes have different names.
+//! - Errors name the ranks of the group that they come from; [`Communicator::members`] has their ranks in the job. If a
+//!   rank is replaced by another process, all split again: the new process has no sub-communicators.
 #![forbid(unsafe_code)]
 
 mod buffers;
@@ -29,8 +53,11 @@ mod driver;
 mod element;
 mod error;
 mod establish;
+mod group;
+mod job;
 pub mod machine;
 mod shared;
+mod split;
 
 pub use buffers::{Buffers, OwnedBuffers};
 pub use castnet_proto::transport::Controllers;

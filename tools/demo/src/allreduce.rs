@@ -292,8 +292,8 @@ fn rank(stage: &Stage, index: usize, end: MemEnd) -> Outcome<Told> {
     let _ = stage.tells.send(Tells::Done);
     wait_for(&mut communicator, &stage.over, stage)?;
     let mcst_id = match communicator.path() {
-        CommPath::InNetwork { mcst_id, .. } => Some(*mcst_id),
-        CommPath::HostBased { .. } => None,
+        CommPath::InNetwork { mcst_id, .. } => Some(mcst_id),
+        CommPath::HostBased { .. } | CommPath::Unused => None,
     };
     communicator.close().map_err(Failure::failed)?;
     Ok(Told {

@@ -374,7 +374,7 @@ impl Call {
             let row = measure
                 .run(&mut communicator, &mut || bar.inc(1))
                 .map_err(|error| error.failure(&rank.job))?;
-            let text = table.take(&row, communicator.path());
+            let text = table.take(&row, &communicator.path());
             if is_first {
                 bar.suspend(|| match output.is_json() {
                     true => output.show_next(&row),

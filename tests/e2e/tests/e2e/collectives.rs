@@ -11,7 +11,7 @@ use castnet_comm::{
 use castnet_rnic::Rnic;
 
 /// Runs a rank's part on a thread of each host, and gives what they return, in rank order.
-fn ranks<R: Send + 'static>(
+pub(crate) fn ranks<R: Send + 'static>(
     fabric: &Fabric,
     job: &str,
     count: usize,
@@ -110,7 +110,7 @@ fn all_collectives_over_one_switch() {
     let fabric = Fabric::start(STAR, 1);
     let paths = ranks(&fabric, "all", 3, |_, config, rnic| {
         let mut comm = Communicator::connect(config, rnic).expect("connected");
-        let path = comm.path().clone();
+        let path = comm.path();
         everything::<f32>(&mut comm, &[0, 1, 255, 256, 1000, 40_000], |v| v as f32);
         everything::<f16>(&mut comm, &[3, 2049], |v| f16::from_f64(v as f64));
         everything::<i8>(&mut comm, &[7, 5000], |v| v as i8);

@@ -15,5 +15,6 @@ mod restart;
 mod routed_groups;
 mod routed_sums;
 mod runtime;
+mod splits;
 mod static_rules;
 mod switching;

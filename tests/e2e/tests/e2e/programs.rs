@@ -21,15 +21,16 @@ enum Step {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Line {
+pub(crate) struct Line {
     step: Step,
     operation: Operation,
     length: usize,
     in_place: bool,
-    blocking: bool,
+    pub(crate) blocking: bool,
 }
 
-fn program(random: &mut ChaCha8Rng, size: u16) -> Vec<Line> {
+/// A line for a communicator of `size` ranks.
+pub(crate) fn line(random: &mut ChaCha8Rng, size: u16) -> Line {
     let operations = [
         Operation::Sum,
         Operation::Min,
@@ -37,27 +38,25 @@ fn program(random: &mut ChaCha8Rng, size: u16) -> Vec<Line> {
         Operation::BitXor,
         Operation::BitOr,
     ];
-    (0..random.random_range(3..14))
-        .map(|_| Line {
-            step: match random.random_range(0..6) {
-                0 => Step::AllReduce,
-                1 => Step::Reduce(random.random_range(0..size)),
-                2 => Step::Broadcast(random.random_range(0..size)),
-                3 => Step::ReduceScatter,
-                4 => Step::AllGather,
-                _ => Step::Barrier,
-            },
-            operation: operations[random.random_range(0..operations.len())],
-            length: match random.random_range(0..4) {
-                0 => random.random_range(0..4),
-                1 => 256,
-                2 => random.random_range(0..2000),
-                _ => random.random_range(2000..12_000),
-            },
-            in_place: random.random(),
-            blocking: random.random(),
-        })
-        .collect()
+    Line {
+        step: match random.random_range(0..6) {
+            0 => Step::AllReduce,
+            1 => Step::Reduce(random.random_range(0..size)),
+            2 => Step::Broadcast(random.random_range(0..size)),
+            3 => Step::ReduceScatter,
+            4 => Step::AllGather,
+            _ => Step::Barrier,
+        },
+        operation: operations[random.random_range(0..operations.len())],
+        length: match random.random_range(0..4) {
+            0 => random.random_range(0..4),
+            1 => 256,
+            2 => random.random_range(0..2000),
+            _ => random.random_range(2000..12_000),
+        },
+        in_place: random.random(),
+        blocking: random.random(),
+    }
 }
 
 /// Drawn from rank, place in the program and index.
@@ -80,7 +79,7 @@ fn fold(operation: Operation, a: i32, b: i32) -> i32 {
 }
 
 /// Starts a line, and gives what it must come to at this rank; `None` where nothing is promised.
-fn start(comm: &mut Communicator, number: usize, line: Line) -> (Request<i32>, Option<Vec<i32>>) {
+pub(crate) fn start(comm: &mut Communicator, number: usize, line: Line) -> (Request<i32>, Option<Vec<i32>>) {
     let (rank, size, n) = (comm.rank(), comm.size(), line.length);
     let ranks = usize::from(size);
     let own = usize::from(rank) * n;
@@ -148,7 +147,8 @@ fn run(seed: u64) {
     } else {
         (TWO_TIERS, 5)
     };
-    let lines = Arc::new(program(&mut random, size));
+    let lines = random.random_range(3..14);
+    let lines: Arc<Vec<_>> = Arc::new((0..lines).map(|_| line(&mut random, size)).collect());
     let pmtu = [Pmtu::B256, Pmtu::B1024, Pmtu::B4096][random.random_range(0..3)];
     let window = random.random_range(2..100);
     let message = random.random_range(1..=window);
@@ -200,9 +200,9 @@ fn run(seed: u64) {
     fabric.stop();
 }
 
-type Open = (usize, Line, Request<i32>, Option<Vec<i32>>);
+pub(crate) type Open = (usize, Line, Request<i32>, Option<Vec<i32>>);
 
-fn check(comm: &mut Communicator, open: &mut Vec<Open>) {
+pub(crate) fn check(comm: &mut Communicator, open: &mut Vec<Open>) {
     let rank = comm.rank();
     for (number, line, request, must) in open.drain(..) {
         let got = comm
@@ -214,11 +214,16 @@ fn check(comm: &mut Communicator, open: &mut Vec<Open>) {
     }
 }
 
-#[test]
-fn drawn_programs_give_what_they_must() {
+/// Runs the seed of the environment, or so many.
+pub(crate) fn seeds(usual: u64, run: impl Fn(u64)) {
     let variable = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
     match variable("CASTNET_SEED") {
         Some(seed) => run(seed),
-        None => (0..variable("CASTNET_SOAK_RUNS").unwrap_or(20)).for_each(run),
+        None => (0..variable("CASTNET_SOAK_RUNS").unwrap_or(usual)).for_each(run),
     }
+}
+
+#[test]
+fn drawn_programs_give_what_they_must() {
+    seeds(20, run);
 }

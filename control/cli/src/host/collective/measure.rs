@@ -113,7 +113,7 @@ impl Measure {
             root,
             in_place: self.in_place,
             ranks: communicator.size(),
-            path: path_name(communicator.path()),
+            path: path_name(&communicator.path()),
             iterations: self.iters,
             time_avg_us: average * 1e6,
             time_min_us: min * 1e6,

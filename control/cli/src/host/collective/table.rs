@@ -41,6 +41,7 @@ pub(super) fn path_name(path: &CommPath) -> &'static str {
     match path {
         CommPath::InNetwork { .. } => "in-network",
         CommPath::HostBased { .. } => "between-hosts",
+        CommPath::Unused => "unused",
     }
 }
 
