@@ -11,7 +11,7 @@ use castnet_topology::Topology;
 use tonic::Streaming;
 use tonic::transport::Endpoint;
 
-use crate::common::{Client, Lab, creation, last, next};
+use crate::common::{Client, Lab, creation, destruction, last, next};
 
 async fn watch(client: &Client) -> Streaming<v1::ControllerEvent> {
     let request = v1::WatchControllerEventsRequest { differences: true };
@@ -138,14 +138,14 @@ async fn a_client_that_is_too_slow_gets_the_states_that_it_lacks() {
                 let name = format!("g{n}");
                 client.create_group(creation(&name, &["h0", "h2"])).await.unwrap();
                 if n % 50 != 0 {
-                    let destroy = crate::common::ranks::destroy(&name);
+                    let destroy = destruction(&name);
                     client.destroy_group(destroy).await.unwrap();
                 }
             }
         });
     }
     works.join_all().await;
-    let destroy = crate::common::ranks::destroy("early");
+    let destroy = destruction("early");
     client.destroy_group(destroy).await.unwrap();
     client
         .create_group(creation("late", &["h0", "h3"]))
