@@ -87,8 +87,9 @@ async fn ask(
                 let host = format!("host-{worker}-{n}");
                 let request = v1::RegisterHostRequest {
                     name: host.clone(),
-                    ip: format!("10.9.{worker}.{}", n % 200 + 1),
-                    mac: format!("02:00:00:{worker:02x}:00:{:02x}", n % 200 + 1),
+                    // Of its own: a host that comes with the addresses of another one replaces it.
+                    ip: format!("10.{}.{}.{}", worker + 9, n / 200, n % 200 + 1),
+                    mac: format!("02:00:00:{worker:02x}:{:02x}:{:02x}", n / 200, n % 200 + 1),
                 };
                 let answer = client.clone().register_host(request).await.map(drop);
                 if answer.is_ok() {
