@@ -90,7 +90,8 @@ async fn a_job_leaves_the_group_of_an_operator() {
                 assert_eq!(listed[0]["joined"], 0, "{listed}");
                 fabric.castnet(&["group", "destroy", "job"]).await;
             }
-            false => assert_eq!(listed, serde_json::json!([])),
+            // The controller removes it once all have left.
+            false => while fabric.castnet(&["group", "list"]).await != serde_json::json!([]) {},
         }
     }
 }
