@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use castnet_proto::transport::chain;
 use serde::Serialize;
 
 /// Exit codes. `castnet --help` prints their table.
@@ -127,6 +128,11 @@ impl From<io::Error> for Failure {
 impl From<tonic::Status> for Failure {
     fn from(status: tonic::Status) -> Self {
         use tonic::Code;
+        // The other side did not answer: the connection failed.
+        if let Some(cause) = std::error::Error::source(&status) {
+            return Self::unreachable(format!("the call has no answer: {}", chain(cause)))
+                .next("see that the other side runs, speaks http:// or https:// as in the address, and accepts the certificate");
+        }
         let message = match status.message() {
             "" => status.code().description().to_owned(),
             text => text.to_owned(),

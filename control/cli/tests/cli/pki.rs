@@ -90,4 +90,15 @@ fn the_certificate_of_a_host_joins_as_that_host_and_does_nothing_else() {
             "castnet {args:?}: {code} {text}"
         );
     }
+    // One of another authority gets no answer.
+    let others = folder.path().join("others");
+    let shown = others.display().to_string();
+    castnet().args(["pki", "init", &shown]).assert().success();
+    castnet().args(["pki", "issue", &shown, "ops"]).assert().success();
+    std::fs::copy(pki.join("ca.pem"), others.join("ca.pem")).expect("copied");
+    let (code, text) = run_as("ops", &["group", "list"], &address, &others);
+    assert!(
+        code == 4 && text.contains("accepts the certificate"),
+        "{code} {text}"
+    );
 }
