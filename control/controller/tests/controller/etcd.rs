@@ -3,9 +3,10 @@
 use castnet_controller::Controller;
 use castnet_controller::store::etcd::{Campaign, Candidate, EtcdConfig};
 use castnet_controller::store::{Batch, Entry, Key, Store, StoreError, Stored, Table, Write};
-use castnet_proto::transport::Security;
+use castnet_proto::transport::{Address, Security};
 
 use crate::common::etcd::Cluster;
+use crate::common::net::{Fault, Net};
 use crate::common::tls::Authority;
 use crate::common::{Lab, serving};
 use crate::store::{key, put, record, whole_or_not_at_all};
@@ -111,6 +112,36 @@ async fn without_the_lead_nothing_is_written() {
     }
     assert_eq!(new.load().await.unwrap(), before);
     new.commit([put(1, &record("a"))].into()).await.unwrap();
+}
+
+/// A leader whose member falls silent keeps the lead: it renews its lease at another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lead_outlives_a_member_that_falls_silent() {
+    let Some(cluster) = Cluster::start("etcd::the_lead_outlives_a_member_that_falls_silent", 1) else {
+        return;
+    };
+    let (mut net, folder) = (Net::default(), tempfile::tempdir().unwrap());
+    // Two ways to the only server.
+    let members = ["a", "b"].map(|member| {
+        let at = folder.path().join(member);
+        net.link("c", member, &at, cluster.socket(0));
+        Address::Unix(at)
+    });
+    let candidate = Candidate::new(&Cluster::config_of(members.into()), "http://here:1");
+    let Campaign::Won(store) = candidate.campaign().await.unwrap() else {
+        panic!("somebody else leads")
+    };
+    for silent in ["a", "b", "a"] {
+        net.fail("c", Some(silent), Fault::Held([true, true]));
+        // The first call to it ends with its time, which is as long as the lease.
+        let first = store.commit([put(0, &record(silent))].into()).await;
+        assert!(!matches!(first, Err(StoreError::NotLeading { .. })), "{first:?}");
+        assert!(matches!(
+            cluster.campaign("http://other:1").await,
+            Campaign::Lost(_)
+        ));
+        net.heal();
+    }
 }
 
 /// Writes fail while two of three members are away, and have happened or not when they are back: not.

@@ -81,14 +81,22 @@ impl Client {
         &self,
         call: impl FnOnce(Connection) -> F,
     ) -> Result<T, Status> {
+        self.call_within(CALL_TIMEOUT, call).await
+    }
+
+    async fn call_within<T, F: Future<Output = Result<Response<T>, Status>>>(
+        &self,
+        limit: Duration,
+        call: impl FnOnce(Connection) -> F,
+    ) -> Result<T, Status> {
         let connection = self.connection().await?;
-        let failed = match timeout(CALL_TIMEOUT, call(connection)).await {
+        let failed = match timeout(limit, call(connection)).await {
             Ok(Ok(response)) => return Ok(response.into_inner()),
             Ok(Err(status)) => match status.source() {
                 Some(cause) => Status::new(status.code(), self.broken(cause)),
                 None => status,
             },
-            Err(_) => Status::deadline_exceeded(format!("no answer within {CALL_TIMEOUT:?}")),
+            Err(_) => Status::deadline_exceeded(format!("no answer within {limit:?}")),
         };
         self.present.lock().1 = None;
         Err(failed)
@@ -140,10 +148,10 @@ impl Client {
         revoked.await.map(drop)
     }
 
-    /// Returns whether the lease lives on.
-    pub(super) async fn keep_alive(&self, id: i64) -> Result<bool, Status> {
+    /// Returns whether the lease lives on. `limit`: of the call.
+    pub(super) async fn keep_alive(&self, id: i64, limit: Duration) -> Result<bool, Status> {
         let request = tokio_stream::once(api::LeaseKeepAliveRequest { id });
-        let answer = self.call(|c| async {
+        let answer = self.call_within(limit, |c| async {
             let mut answers = LeaseClient::new(c).lease_keep_alive(request).await?.into_inner();
             let answer = answers.message().await?;
             let answer = answer.ok_or_else(|| Status::unavailable("no answer"))?;

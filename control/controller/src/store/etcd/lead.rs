@@ -15,6 +15,8 @@ use super::client::{Client, created_at, found, get, put};
 const TTL: Duration = Duration::from_secs(2);
 /// Pause between renewals of the lease.
 const RENEWAL: Duration = Duration::from_millis(400);
+/// Pause after a renewal that failed.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// The lead of this controller.
 #[derive(Debug)]
@@ -84,14 +86,18 @@ fn text(value: Vec<u8>) -> String {
 /// Renews the lease until the lead is lost or dropped. If etcd cannot be reached, it goes on: without a quorum, no other
 /// controller can get the lead, and the lease goes on when there is one again.
 async fn renew(lead: std::sync::Weak<Lead>, ttl: Duration) {
+    let mut pause = RENEWAL;
     loop {
-        sleep(RENEWAL).await;
+        sleep(pause).await;
         let Some(lead) = lead.upgrade() else { return };
         if lead.lost.is_cancelled() {
             return;
         }
         let began = Instant::now();
-        match lead.client.keep_alive(lead.lease).await {
+        // A member that does not answer leaves time for another one.
+        let renewed = lead.client.keep_alive(lead.lease, ttl / 2).await;
+        pause = if renewed.is_ok() { RENEWAL } else { AGAIN };
+        match renewed {
             Ok(true) => drop(lead.holds_until.send_replace(began + ttl)),
             Ok(false) => lead.lose(),
             Err(error) => tracing::debug!(%error, "lease not renewed"),
