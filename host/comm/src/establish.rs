@@ -21,6 +21,8 @@ use crate::machine::{HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Lan
 
 /// Longest sleep of a rank that waits for the controller. It must answer ARP in the meantime.
 const SLEEP_MAX: Duration = Duration::from_millis(2);
+/// Longest sleep of a rank that has waited long for an answer, such as one that has finished. A frame wakes it.
+const LONG_SLEEP_MAX: Duration = Duration::from_millis(50);
 
 /// Numbers of the exchanges, the same in each attempt: a restarted rank does not know how often the others joined.
 const EXCHANGE_QUEUE_PAIRS: u64 = 0;
@@ -56,6 +58,11 @@ fn timeout_us(code: u8) -> u32 {
 fn timeout_code(us: u32) -> u8 {
     let ns = u64::from(us.saturating_sub(1)) * 1000;
     (1..31).find(|&code| TIMEOUT_UNIT_NS << code >= ns).unwrap_or(31)
+}
+
+/// The next sleep of a rank that has waited for so long: it notices the end at most a quarter late.
+fn sleep_after(waited: Duration) -> Duration {
+    (waited / 4).clamp(SLEEP_MAX, LONG_SLEEP_MAX)
 }
 
 fn invalid(what: impl Into<String>) -> CommError {
@@ -94,7 +101,7 @@ impl Group {
     fn await_failure_notice(&mut self) -> Result<(), CommError> {
         let start = Instant::now();
         while self.lease.is_some() && self.lost_group().is_none() && start.elapsed() < 2 * GRACE {
-            self.idle()?;
+            self.idle(SLEEP_MAX)?;
         }
         self.lease = None;
         Ok(())
@@ -108,9 +115,9 @@ impl Group {
     }
 
     /// Polls the RNIC, or sleeps. A rank that waits for its group goes on with the collectives of other groups.
-    pub(crate) fn idle(&mut self) -> Result<(), CommError> {
+    fn idle(&mut self, sleep_max: Duration) -> Result<(), CommError> {
         if !self.progress_others() {
-            self.rnic.poll_or_wait(SLEEP_MAX)?;
+            self.rnic.poll_or_wait(sleep_max)?;
         }
         Ok(())
     }
@@ -343,7 +350,7 @@ impl Group {
                     missing,
                 });
             }
-            self.idle()?;
+            self.idle(SLEEP_MAX)?;
         }
     }
 
@@ -369,7 +376,7 @@ impl Group {
                 });
             }
             if !self.poll_driver(None)? {
-                self.idle()?;
+                self.idle(sleep_after(start.elapsed()))?;
             }
         }
     }
@@ -595,6 +602,13 @@ impl QueuePairs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A rank that has finished waits up to the time-out of closing for the others.
+    #[test]
+    fn a_rank_that_waits_long_sleeps_long() {
+        let sleep = |waited| sleep_after(Duration::from_millis(waited)).as_millis();
+        assert_eq!([0, 8, 100, 200, 10_000].map(sleep), [2, 2, 25, 50, 50]);
+    }
 
     #[test]
     fn every_window_that_is_allowed_fits_the_queues() {

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use castnet_proto::transport::{self, ControllerClient, Controllers, RETRY_DELAY, Security, retry};
 use castnet_proto::v1 as api;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::{Code, Status, Streaming};
 
@@ -13,8 +14,8 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// Looks in a row without the source after which it is gone: the last bytes may still be on their way to the sink.
 const LOOKS_WITHOUT_SOURCE: u32 = 3;
-/// How often a receiver that has everything asks whether the source has left.
-const LEFT_INTERVAL: Duration = Duration::from_millis(50);
+/// How often a receiver that has everything asks whether the source has left, if no lease tells it.
+const LEFT_INTERVAL: Duration = Duration::from_millis(250);
 
 #[derive(Clone)]
 pub(crate) struct Controller {
@@ -25,13 +26,19 @@ pub(crate) struct Controller {
     pub(crate) lease: Duration,
 }
 
+/// The states of a group, from the call that is a member's lease. They end when the group does not run with this member.
+pub(crate) type States = watch::Receiver<api::GroupState>;
+
 /// The call that keeps a member in its group. Dropping it ends the call.
 #[derive(Debug)]
-pub(crate) struct Lease(JoinHandle<()>);
+pub(crate) struct Lease {
+    task: JoinHandle<()>,
+    pub(crate) states: States,
+}
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
     }
 }
 
@@ -116,10 +123,19 @@ impl Controller {
 
     /// Follows the state of the group by a call that is this member's lease, and calls again if it ends: traffic needs no
     /// controller. Ends when the group does not run, or not with this member.
-    async fn hold(self, mut states: Streaming<api::GroupState>, request: api::JoinGroupRequest) {
+    async fn hold(
+        self,
+        mut states: Streaming<api::GroupState>,
+        request: api::JoinGroupRequest,
+        seen: watch::Sender<api::GroupState>,
+    ) {
+        let runs = |state: &api::GroupState| {
+            seen.send_replace(state.clone());
+            self.runs_with(state)
+        };
         loop {
             while let Ok(Some(state)) = states.message().await {
-                if !self.runs_with(&state) {
+                if !runs(&state) {
                     return;
                 }
             }
@@ -131,7 +147,7 @@ impl Controller {
                 };
                 // It takes no part in another run of the group: its QPs know the PSNs of this one.
                 let again = match self.state(&mut client).await {
-                    Ok(state) if !self.runs_with(&state) => return,
+                    Ok(state) if !runs(&state) => return,
                     Ok(_) => client.join_group(request.clone()).await,
                     Err(status) => Err(status),
                 };
@@ -177,8 +193,12 @@ impl Controller {
                 api::GroupPhase::Active | api::GroupPhase::Degraded => {
                     // Earlier controllers do not know leases.
                     let has_lease = state.on_member_loss() != api::MemberLoss::Unspecified;
-                    let held = has_lease.then(|| tokio::spawn(self.clone().hold(states, request)));
-                    return Ok((state, held.map(Lease)));
+                    let lease = has_lease.then(|| {
+                        let (seen, all) = watch::channel(state.clone());
+                        let task = tokio::spawn(self.clone().hold(states, request, seen));
+                        Lease { task, states: all }
+                    });
+                    return Ok((state, lease));
                 }
                 api::GroupPhase::Failed => {
                     return Err(MemberError::NotInstalled {
@@ -209,7 +229,12 @@ impl Controller {
     }
 
     /// Waits until the source has left the group, or the group is destroyed: the source has every acknowledgement then.
-    pub(crate) async fn source_left(self) -> Result<(), MemberError> {
+    pub(crate) async fn source_left(self, states: Option<States>) -> Result<(), MemberError> {
+        if let Some(mut states) = states
+            && states.wait_for(|state| !has_source(state)).await.is_ok()
+        {
+            return Ok(());
+        }
         let mut client = self.client().await?;
         loop {
             match self.state(&mut client).await {
@@ -227,9 +252,17 @@ impl Controller {
     }
 
     /// Waits until the group is destroyed, goes on without this receiver, or its source leaves before, and returns which.
-    pub(crate) async fn lost(self) -> MemberError {
+    pub(crate) async fn lost(self, mut states: Option<States>) -> MemberError {
+        // Until then there is nothing to look at.
+        let may_be = |state: &api::GroupState| !self.is_in(state) || !has_source(state);
         let mut looks_without_source = 0;
         loop {
+            if looks_without_source == 0
+                && let Some(states) = &mut states
+            {
+                // The group itself tells more once its states have ended.
+                let _ = states.wait_for(may_be).await;
+            }
             tokio::time::sleep(WATCH_INTERVAL).await;
             let Ok(mut client) = self.client().await else {
                 continue;
@@ -252,5 +285,44 @@ impl Controller {
                 Err(_) => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(source: api::MemberPhase) -> api::GroupState {
+        let member = |host: &str, phase: api::MemberPhase| api::MemberState {
+            host: host.into(),
+            phase: phase.into(),
+            ..Default::default()
+        };
+        api::GroupState {
+            source: "h1".into(),
+            members: vec![member("h1", source), member("h2", api::MemberPhase::Joined)],
+            ..Default::default()
+        }
+    }
+
+    /// There is no controller: to ask it is an error.
+    #[tokio::test]
+    async fn a_receiver_with_a_lease_waits_for_the_source_without_asking() {
+        let controller = Controller {
+            controllers: "unix:/nonexistent/castnet".parse().expect("an address"),
+            security: Security::default(),
+            group: "g".into(),
+            host: "h2".into(),
+            lease: Duration::from_secs(5),
+        };
+        let (seen, states) = watch::channel(state(api::MemberPhase::Joined));
+        let left = tokio::spawn(controller.clone().source_left(Some(states)));
+        seen.send_replace(state(api::MemberPhase::Joined));
+        tokio::task::yield_now().await;
+        assert!(!left.is_finished());
+        seen.send_replace(state(api::MemberPhase::Left));
+        left.await.expect("no panic").expect("the source has left");
+        let asked = controller.source_left(None).await;
+        assert!(matches!(asked, Err(MemberError::Transport(_))), "{asked:?}");
     }
 }

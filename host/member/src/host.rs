@@ -9,7 +9,7 @@ use crate::config::{Group, MemberConfig};
 use crate::controller::Controller;
 use crate::error::MemberError;
 
-/// Longest sleep of a host that waits.
+/// Longest sleep of a host that waits for a call.
 pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(2);
 /// How often a waiting host announces itself: a later switch must learn it before the controller gives up.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
@@ -61,12 +61,17 @@ impl<'r> Host<'r> {
 
     /// Polls the RNIC until a call to the controller has ended, or this host is interrupted.
     pub(crate) fn await_call<T>(&mut self, mut call: Call<T>) -> Result<T, MemberError> {
-        self.poll_until(&mut |_| call.is_finished())?;
+        self.poll_until(SLEEP_MAX, &mut |_| call.is_finished())?;
         call.poll().ok_or(MemberError::Interrupted)
     }
 
-    /// Polls the RNIC until `done`, so that this host answers ARP and repeated requests.
-    pub(crate) fn poll_until(&mut self, done: &mut dyn FnMut(&dyn Rnic) -> bool) -> Result<(), MemberError> {
+    /// Polls the RNIC until `done`, so that this host answers ARP and repeated requests. Looks at `done` after each sleep,
+    /// of `sleep_max` at most.
+    pub(crate) fn poll_until(
+        &mut self,
+        sleep_max: Duration,
+        done: &mut dyn FnMut(&dyn Rnic) -> bool,
+    ) -> Result<(), MemberError> {
         while !done(self.rnic) && !self.config.is_interrupted() {
             if self.announced.is_none_or(|at| at.elapsed() >= ANNOUNCE_INTERVAL) {
                 self.announced = Some(Instant::now());
@@ -74,7 +79,7 @@ impl<'r> Host<'r> {
                     tracing::warn!(%error, "switches may not know where this host is until it sends");
                 }
             }
-            self.idle()?;
+            self.rnic.poll_or_wait(sleep_max)?;
         }
         Ok(())
     }

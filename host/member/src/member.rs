@@ -14,13 +14,16 @@ use castnet_rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
 use castnet_wire::Qpn;
 
 use crate::config::{Group, GroupAddress, MemberConfig};
-use crate::controller::Lease;
+use crate::controller::{Lease, States};
 use crate::error::MemberError;
 use crate::host::{Host, SLEEP_MAX};
 use crate::silence::Silence;
 
 /// Silence after which a source that has not left is taken for dead: several of its time-outs.
 const QUIET: Duration = Duration::from_secs(3);
+
+/// Longest sleep of a receiver that has everything. A frame wakes it, such as one that the source repeats.
+const FINISHED_SLEEP_MAX: Duration = Duration::from_millis(50);
 
 /// The sending side of a group.
 #[derive(Debug)]
@@ -44,7 +47,7 @@ pub struct Member<'r, T> {
     /// A receiver has everything; the source may still lack its last acknowledgement.
     has_all: bool,
     /// Without a controller there is none.
-    _lease: Option<Lease>,
+    lease: Option<Lease>,
 }
 
 /// Result of a transfer at one host.
@@ -179,7 +182,7 @@ impl<'r, T> Prepared<'r, T> {
             side: self.side,
             group,
             has_all: false,
-            _lease: lease,
+            lease,
         };
         if let Err(error) = member.connect() {
             // The group must not wait for this member.
@@ -228,7 +231,7 @@ impl<T> Member<'_, T> {
     /// Polls the RNIC until `done`, so that this host answers ARP and repeated requests. Fails if interrupted.
     pub fn wait_until(&mut self, done: &mut dyn FnMut() -> bool) -> Result<(), MemberError> {
         let mut is_done = false;
-        self.host.poll_until(&mut |_| {
+        self.host.poll_until(SLEEP_MAX, &mut |_| {
             is_done = done();
             is_done
         })?;
@@ -262,10 +265,15 @@ impl<T> Member<'_, T> {
         }
     }
 
+    fn states(&self) -> Option<States> {
+        self.lease.as_ref().map(|lease| lease.states.clone())
+    }
+
     fn await_source_left(&mut self) -> Result<(), MemberError> {
-        let source_left = self.host.start(|controller| controller.source_left());
+        let states = self.states();
+        let source_left = self.host.start(|controller| controller.source_left(states));
         let mut silence = Silence::new(Instant::now());
-        self.host.poll_until(&mut |rnic| {
+        self.host.poll_until(FINISHED_SLEEP_MAX, &mut |rnic| {
             let has_left = source_left.as_ref().is_some_and(Call::is_finished);
             has_left || silence.look(Instant::now(), 0, || rnic.traffic().requests) >= QUIET
         })
@@ -276,7 +284,8 @@ impl<T> Member<'_, T> {
         &mut self,
         transfer: impl FnOnce(&mut dyn Rnic, &mut T, &dyn Fn() -> Flow) -> Result<S, StreamError>,
     ) -> Result<S, MemberError> {
-        let lost = self.host.start(|controller| controller.lost());
+        let states = self.states();
+        let lost = self.host.start(|controller| controller.lost(states));
         let config = &self.host.config;
         let flow = || {
             let is_lost = lost.as_ref().is_some_and(Call::is_finished);
