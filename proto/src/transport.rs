@@ -8,6 +8,7 @@
 
 mod address;
 mod calls;
+mod connection;
 mod controllers;
 mod server;
 mod socket;
@@ -16,12 +17,14 @@ mod tls;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tonic::transport::{Channel, Endpoint};
 
 pub use address::{Address, BadAddress};
 pub use calls::{ANSWER_BYTES_MAX, Call, CallThread, ControllerClient, RETRY_DELAY, retry};
+pub use connection::{Clients, Connection};
 pub use controllers::{Controllers, controller};
 pub use server::{Peer, Server, serve};
 pub use socket::{SocketAccess, SocketMode};
@@ -57,10 +60,10 @@ pub struct Security {
 
 /// Errors of servers and connections. Addresses are as given.
 #[allow(missing_docs, reason = "the messages show what the fields are")]
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum TransportError {
     #[error("{0}: {1} cannot be resolved: {2}")]
-    Resolve(Address, String, io::Error),
+    Resolve(Address, String, Arc<io::Error>),
     #[error(
         "{0} is plaintext beyond this machine ({1} is no loopback address): use https:// with --tls-ca, --tls-cert and \
          --tls-key, or pass --insecure to accept that anybody on the way can read and change it"
@@ -69,7 +72,7 @@ pub enum TransportError {
     #[error("{0} needs certificates: pass --tls-ca, --tls-cert and --tls-key")]
     NoCertificates(Address),
     #[error("cannot read {}: {}", .0.display(), .1)]
-    File(PathBuf, io::Error),
+    File(PathBuf, Arc<io::Error>),
     #[error("{0}: the certificates do not work: {1}")]
     Tls(Address, String),
     #[error(
@@ -78,9 +81,9 @@ pub enum TransportError {
     )]
     NoOperators(Address),
     #[error("cannot listen at {0}: {1}")]
-    Listen(Address, io::Error),
+    Listen(Address, Arc<io::Error>),
     #[error("cannot reach {0}: {why}", why = chain(.1))]
-    Connect(Address, tonic::transport::Error),
+    Connect(Address, Arc<tonic::transport::Error>),
     #[error("cannot reach {0}: no answer within {1:?}")]
     Timeout(Address, Duration),
     #[error("the controller at {0} does not lead: {1}")]
@@ -94,7 +97,7 @@ impl TransportError {
     /// that do not fit stay wrong.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Connect(_, error) => !tls::is_cause(error),
+            Self::Connect(_, error) => !tls::is_cause(&**error),
             Self::Timeout(..) | Self::NotLeading(..) => true,
             _ => false,
         }
@@ -150,7 +153,7 @@ pub async fn connect(address: &Address, security: &Security) -> Result<Channel, 
                     .await
             }
         };
-        channel.map_err(|error| TransportError::Connect(address.clone(), error))
+        channel.map_err(|error| TransportError::Connect(address.clone(), error.into()))
     };
     match tokio::time::timeout(CONNECT_TIMEOUT, connected).await {
         Ok(channel) => channel,
@@ -159,7 +162,7 @@ pub async fn connect(address: &Address, security: &Security) -> Result<Channel, 
 }
 
 fn endpoint(address: &Address, uri: String) -> Result<Endpoint, TransportError> {
-    let connect = |error| TransportError::Connect(address.clone(), error);
+    let connect = |error: tonic::transport::Error| TransportError::Connect(address.clone(), error.into());
     let mut endpoint = Endpoint::from_shared(uri).map_err(connect)?;
     if let Address::Tcp { tls: true, .. } = address {
         // The connector does TLS, not tonic.
@@ -182,7 +185,7 @@ async fn resolve(address: &Address, host: &str, port: u16) -> Result<Vec<SocketA
             true => Err(io::Error::new(io::ErrorKind::NotFound, "no address")),
             false => Ok(all),
         });
-    found.map_err(|error| TransportError::Resolve(address.clone(), bare.into(), error))
+    found.map_err(|error| TransportError::Resolve(address.clone(), bare.into(), error.into()))
 }
 
 fn allow_plaintext(address: &Address, security: &Security, all: &[SocketAddr]) -> Result<(), TransportError> {

@@ -5,11 +5,12 @@ mod authority;
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use authority::Authority;
-use castnet_proto::transport::{Address, Security, TlsFiles, TransportError, connect, serve};
-use castnet_proto::v1::GetCapabilitiesRequest;
+use castnet_proto::transport::{Address, Connection, Security, TlsFiles, TransportError, connect, serve};
 use castnet_proto::v1::agent_client::AgentClient;
+use castnet_proto::v1::{FindLeaderRequest, GetCapabilitiesRequest};
 use tonic::Code;
 use tonic::service::Routes;
 use tonic::transport::Channel;
@@ -257,4 +258,43 @@ async fn a_channel_reconnects_with_new_certificates() {
     // The call that finds the old connection dead may fail.
     let codes = [call(channel.clone()).await, call(channel).await];
     assert_eq!(codes[1], Code::Unimplemented, "{codes:?}");
+}
+
+/// A server that knows no call is taken for a controller that leads.
+#[tokio::test]
+async fn a_connection_is_shared_and_outlives_its_controller() {
+    let folder = tempfile::tempdir().unwrap();
+    let unix = Address::Unix(folder.path().join("c.sock"));
+    let security = Security::default();
+    let to = |security: &Security| Connection::to(&unix.clone().into(), security).unwrap();
+    let connection = to(&security);
+    assert!(Arc::ptr_eq(&connection, &to(&security)));
+    let other = Security {
+        insecure: true,
+        ..security.clone()
+    };
+    assert!(!Arc::ptr_eq(&connection, &to(&other)), "of another identity");
+
+    let ask = || {
+        let clients = connection.clients().clone();
+        let mut call = connection.spawn(async move {
+            let asked = clients.leading().await?.find_leader(FindLeaderRequest {}).await;
+            Ok::<_, TransportError>(asked.unwrap_err().code())
+        });
+        async move {
+            loop {
+                match call.poll() {
+                    Some(asked) => return asked,
+                    None => tokio::task::yield_now().await,
+                }
+            }
+        }
+    };
+    for _ in 0..2 {
+        let failed = ask().await.unwrap_err();
+        assert!(failed.is_transient(), "{failed}");
+        let server = serve(&unix, &security, Routes::default()).await.unwrap();
+        assert_eq!(ask().await.unwrap(), Code::Unimplemented);
+        server.stop().await;
+    }
 }

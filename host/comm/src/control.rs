@@ -1,13 +1,11 @@
-//! The connection to the controller, on a thread of its own. It holds the leases of groups (the streams of InitGroup) as
-//! long as the rank is in them. The rank's thread never crosses an async boundary.
+//! Calls to the controller, on the thread of this process's connection. Some of them hold the leases of groups (the streams
+//! of InitGroup) as long as the rank is in them. The rank's thread never crosses an async boundary.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use castnet_proto::states::Assembled;
-use castnet_proto::transport::{
-    self, Call, CallThread, ControllerClient, Controllers, RETRY_DELAY, Security, retry,
-};
+use castnet_proto::transport::{Call, Clients, Connection, Controllers, RETRY_DELAY, Security, retry};
 use castnet_proto::v1 as api;
 use castnet_rules::LANES_MAX;
 use tonic::{Code, Status};
@@ -52,31 +50,23 @@ impl Lease {
     }
 }
 
-/// The connection, for all groups of a job.
-pub(crate) struct Control {
-    calls: CallThread,
-    controller: Controller,
-}
+/// The part that the groups of a rank have in the connection of this process.
+pub(crate) struct Control(Arc<Connection>);
 
 impl Control {
-    /// Starts the thread. It connects with the first request.
-    pub(crate) fn start(controllers: Controllers, security: Security) -> Result<Self, ControllerError> {
-        Ok(Self {
-            calls: CallThread::start("castnet-comm").map_err(ControllerError::Thread)?,
-            controller: Controller {
-                controllers,
-                security,
-            },
-        })
+    /// Connects with the first request, if this process has no connection then.
+    pub(crate) fn new(controllers: &Controllers, security: &Security) -> Result<Self, ControllerError> {
+        let connection = Connection::to(controllers, security);
+        connection.map(Self).map_err(ControllerError::Thread)
     }
 
     /// Joins a group and holds its lease until the call is dropped. Retries for `patience` while the controller is
     /// unreachable.
     pub(crate) fn join(&self, request: api::InitGroupRequest, patience: Duration) -> (Arc<Lease>, Call<()>) {
         let lease = Arc::new(Lease::default());
-        let (controller, held) = (self.controller.clone(), lease.clone());
-        let holding = self.calls.spawn(async move {
-            if let Err(error) = hold(&controller, request, &held, patience).await {
+        let (clients, held) = (self.0.clients().clone(), lease.clone());
+        let holding = self.0.spawn(async move {
+            if let Err(error) = hold(&clients, request, &held, patience).await {
                 held.lock().error = Some(error);
             }
         });
@@ -85,10 +75,10 @@ impl Control {
 
     /// Sends a blob to all ranks and returns the blobs of all.
     pub(crate) fn exchange(&self, request: api::ExchangeRequest, patience: Duration) -> Answer<Vec<Vec<u8>>> {
-        let controller = self.controller.clone();
-        self.calls.spawn(async move {
+        let clients = self.0.clients().clone();
+        self.0.spawn(async move {
             let exchange = || async {
-                let answer = controller.client().await?.exchange(request.clone()).await?;
+                let answer = clients.leading().await?.exchange(request.clone()).await?;
                 Ok(answer.into_inner().blobs)
             };
             retry(patience, is_transient, exchange).await
@@ -97,12 +87,12 @@ impl Control {
 
     /// Returns the number of lanes of a collective group; 1 where it does not exist yet.
     pub(crate) fn lanes(&self, group: String, patience: Duration) -> Answer<u8> {
-        let controller = self.controller.clone();
-        self.calls.spawn(async move {
+        let clients = self.0.clients().clone();
+        self.0.spawn(async move {
             let lanes = || async {
                 let group = group.clone();
                 let request = api::GetGroupRequest { group };
-                let answer = match controller.client().await?.get_group(request).await {
+                let answer = match clients.leading().await?.get_group(request).await {
                     Err(status) if status.code() == Code::NotFound => return Ok(1),
                     answer => answer?.into_inner(),
                 };
@@ -115,9 +105,9 @@ impl Control {
 
     /// Ends a rank's part of its group, so that no lease runs. A group that no operator made is removed when all have left.
     pub(crate) fn end(&self, group: String, rank: u16) -> Answer<()> {
-        let controller = self.controller.clone();
-        self.calls.spawn(async move {
-            let mut client = controller.client().await?;
+        let clients = self.0.clients().clone();
+        self.0.spawn(async move {
+            let mut client = clients.leading().await?;
             let leave = api::LeaveGroupRequest {
                 group,
                 rank: Some(rank.into()),
@@ -128,18 +118,6 @@ impl Control {
                 _ => Ok(()),
             }
         })
-    }
-}
-
-#[derive(Clone)]
-struct Controller {
-    controllers: Controllers,
-    security: Security,
-}
-
-impl Controller {
-    async fn client(&self) -> Result<ControllerClient, ControllerError> {
-        Ok(transport::controller(&self.controllers, &self.security).await?)
     }
 }
 
@@ -159,7 +137,7 @@ fn is_transient(error: &ControllerError) -> bool {
 /// Holds the lease until the group fails or is refused. Once the group was active, it retries without limit: traffic
 /// needs no controller.
 async fn hold(
-    controller: &Controller,
+    clients: &Clients,
     mut request: api::InitGroupRequest,
     lease: &Lease,
     patience: Duration,
@@ -167,7 +145,7 @@ async fn hold(
     let start = Instant::now();
     let mut active = None;
     loop {
-        let ended = follow(controller, &request, lease, &mut active).await;
+        let ended = follow(clients, &request, lease, &mut active).await;
         let error = match ended {
             Ok(true) => return Ok(()),
             Ok(false) => ControllerError::Status {
@@ -189,13 +167,13 @@ async fn hold(
 
 /// Returns true if the group has failed or was refused, false if the stream ended. Stores the active generation.
 async fn follow(
-    controller: &Controller,
+    clients: &Clients,
     request: &api::InitGroupRequest,
     lease: &Lease,
     active: &mut Option<u64>,
 ) -> Result<bool, ControllerError> {
     use api::CollectivePhase::{Active, Failed, Refused, Removing};
-    let mut client = controller.client().await?;
+    let mut client = clients.leading().await?;
     let mut states = client.init_group(request.clone()).await?.into_inner();
     let mut group = Assembled::default();
     while let Some(message) = states.message().await? {

@@ -126,7 +126,7 @@ impl Group {
         if let Some(control) = self.control.get() {
             return Ok(control);
         }
-        let control = Control::start(self.config.controller.clone(), self.config.security.clone())?;
+        let control = Control::new(&self.config.controller, &self.config.security)?;
         Ok(self.control.get_or_init(|| control))
     }
 

@@ -3,6 +3,8 @@
 //!
 //! - [`Communicator`] connects one rank, over any [`castnet_rnic::Rnic`]. [`CommConfig`] has the controller's address,
 //!   the job's name, the rank and the number of ranks.
+//! - All communicators of a process that name the same controllers and certificates share one connection to the controller,
+//!   also with the members of multicast groups.
 //! - [`machine`] holds the algorithms as pure machines, without I/O. The simulator and the tests use them too.
 //!
 //! ```no_run

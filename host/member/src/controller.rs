@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use castnet_proto::transport::{self, ControllerClient, Controllers, RETRY_DELAY, Security, retry};
+use castnet_proto::transport::{Clients, ControllerClient, RETRY_DELAY, retry};
 use castnet_proto::v1 as api;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -19,8 +19,7 @@ const LEFT_INTERVAL: Duration = Duration::from_millis(250);
 
 #[derive(Clone)]
 pub(crate) struct Controller {
-    pub(crate) controllers: Controllers,
-    pub(crate) security: Security,
+    pub(crate) clients: Clients,
     pub(crate) group: String,
     pub(crate) host: String,
     pub(crate) lease: Duration,
@@ -58,7 +57,7 @@ fn has_source(state: &api::GroupState) -> bool {
 
 impl Controller {
     async fn client(&self) -> Result<ControllerClient, MemberError> {
-        Ok(transport::controller(&self.controllers, &self.security).await?)
+        Ok(self.clients.leading().await?)
     }
 
     async fn state(&self, client: &mut ControllerClient) -> Result<api::GroupState, Status> {
@@ -290,6 +289,8 @@ impl Controller {
 
 #[cfg(test)]
 mod tests {
+    use castnet_proto::transport::{Connection, Security};
+
     use super::*;
 
     fn state(source: api::MemberPhase) -> api::GroupState {
@@ -308,9 +309,10 @@ mod tests {
     /// There is no controller: to ask it is an error.
     #[tokio::test]
     async fn a_receiver_with_a_lease_waits_for_the_source_without_asking() {
+        let nowhere = "unix:/nonexistent/castnet".parse().expect("an address");
+        let connection = Connection::to(&nowhere, &Security::default()).expect("a thread");
         let controller = Controller {
-            controllers: "unix:/nonexistent/castnet".parse().expect("an address"),
-            security: Security::default(),
+            clients: connection.clients().clone(),
             group: "g".into(),
             host: "h2".into(),
             lease: Duration::from_secs(5),

@@ -1,8 +1,9 @@
 //! The RNIC of a member, and its calls to the controller.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use castnet_proto::transport::{Call, CallThread};
+use castnet_proto::transport::{Call, Connection};
 use castnet_rnic::{Rnic, RnicError};
 
 use crate::config::{Group, MemberConfig};
@@ -17,7 +18,7 @@ const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
 pub(crate) struct Host<'r> {
     pub(crate) rnic: &'r mut dyn Rnic,
     pub(crate) config: MemberConfig,
-    controller: Option<(CallThread, Controller)>,
+    controller: Option<(Arc<Connection>, Controller)>,
     announced: Option<Instant>,
 }
 
@@ -30,15 +31,14 @@ impl<'r> Host<'r> {
                 security,
                 ..
             } => {
-                let calls = CallThread::start("castnet-member").map_err(MemberError::Thread)?;
+                let connection = Connection::to(controller, security).map_err(MemberError::Thread)?;
                 let controller = Controller {
-                    controllers: controller.clone(),
-                    security: security.clone(),
+                    clients: connection.clients().clone(),
                     group: name.clone(),
                     host: config.host.clone(),
                     lease: config.lease,
                 };
-                Some((calls, controller))
+                Some((connection, controller))
             }
             Group::Fixed { .. } => None,
         };
@@ -55,8 +55,8 @@ impl<'r> Host<'r> {
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        let (calls, controller) = self.controller.as_ref()?;
-        Some(calls.spawn(call(controller.clone())))
+        let (connection, controller) = self.controller.as_ref()?;
+        Some(connection.spawn(call(controller.clone())))
     }
 
     /// Polls the RNIC until a call to the controller has ended, or this host is interrupted.

@@ -41,7 +41,8 @@
 //! 3. [`Member`] sends or receives; [`Member::leave`] ends the membership.
 //!
 //! All calls block. They poll the RNIC, so that the host answers ARP and acknowledges. Calls to the controller run on a
-//! thread of their own. Do not call from an async task.
+//! thread of their own, over one connection for all members and ranks of the process that name the same controllers and
+//! certificates. Do not call from an async task.
 #![forbid(unsafe_code)]
 
 mod config;

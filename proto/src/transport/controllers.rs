@@ -11,7 +11,7 @@ use crate::term::leader_of;
 use crate::v1::FindLeaderRequest;
 
 /// Limit of an attempt if there are other controllers.
-const NEXT_AFTER: Duration = Duration::from_secs(1);
+pub(super) const NEXT_AFTER: Duration = Duration::from_secs(1);
 
 /// The addresses of the controllers of a fabric, one or several. In text form they are separated by commas.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -148,7 +148,7 @@ impl Drop for SocketFile {
 
 /// Returns the accepted sockets, and the address with the real port.
 async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Address), TransportError> {
-    let failed = |error| TransportError::Listen(address.clone(), error);
+    let failed = |error: io::Error| TransportError::Listen(address.clone(), error.into());
     match address {
         Address::Tcp { tls, host, port } => {
             let all = resolve(address, host, *port).await?;

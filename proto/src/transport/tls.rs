@@ -75,7 +75,7 @@ impl<C> Reloading<C> {
         let files = files.ok_or_else(|| TransportError::NoCertificates(address.clone()))?;
         let stamps = stamps(&files);
         let config = make(&files).map_err(|fault| match fault {
-            Fault::Read(path, error) => TransportError::File(path, error),
+            Fault::Read(path, error) => TransportError::File(path, error.into()),
             Fault::Unusable(why) => TransportError::Tls(address.clone(), why),
         })?;
         Ok(Self {

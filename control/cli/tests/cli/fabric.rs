@@ -8,7 +8,7 @@ use castnet_agent::Agent;
 use castnet_comm::{CommConfig, Communicator, Fallback};
 use castnet_controller::{Config, Controller, SwitchConfig};
 use castnet_port::{BoxPort, MemEnd, MemLink, MemLinkConfig, Pool, PoolConfig, PortSpec, Sides};
-use castnet_proto::transport::{Security, connect};
+use castnet_proto::transport::{Controllers, Security, connect};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_client::ControllerClient;
 use castnet_rnic::{SoftRnic, SoftRnicConfig};
@@ -26,6 +26,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Fabric {
     pub(crate) topology: Topology,
     pub(crate) controller: Controller,
+    /// Where hosts find it.
+    pub(crate) controllers: Controllers,
     pub(crate) client: ControllerClient<Channel>,
     pub(crate) switches: Vec<(Agent, Arc<Dataplane>)>,
     pub(crate) hosts: Vec<MemEnd>,
@@ -85,6 +87,7 @@ impl Fabric {
         Self {
             topology,
             client: ControllerClient::new(channel),
+            controllers: address.clone().into(),
             controller,
             switches,
             hosts,
@@ -183,7 +186,7 @@ impl Fabric {
 
 /// Rank `rank` of four as a program has it, over its end of the link.
 pub(crate) fn communicator(fabric: &Fabric, rank: u16) -> impl FnOnce() -> Communicator + Send + use<> {
-    let controller = fabric.controller.address().expect("an address").clone();
+    let controller = fabric.controllers.clone();
     let (host, open) = (format!("h{rank}"), fabric.rnic(rank.into()));
     move || {
         let rnic = open();

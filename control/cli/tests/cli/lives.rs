@@ -17,7 +17,7 @@ use crate::fabric::{Fabric, PATIENCE, communicator};
 fn config(fabric: &Fabric, host: &str, group: &str) -> MemberConfig {
     let group = Group::Named {
         name: group.into(),
-        controller: fabric.controller.address().expect("an address").clone().into(),
+        controller: fabric.controllers.clone(),
         security: Security::default(),
         wait: Duration::ZERO,
     };
@@ -102,7 +102,7 @@ fn part(fabric: &Fabric, host: usize) -> (impl FnOnce() -> SoftRnic<BoxPort> + S
 }
 
 /// h0 sends to all others; what it has sent is acknowledged.
-fn send(
+pub(crate) fn send(
     fabric: &Fabric,
     bytes: Vec<u8>,
     acknowledged: watch::Sender<u64>,
@@ -123,7 +123,7 @@ fn send(
     })
 }
 
-fn receive(fabric: &Fabric, host: usize) -> JoinHandle<Result<Vec<u8>, MemberError>> {
+pub(crate) fn receive(fabric: &Fabric, host: usize) -> JoinHandle<Result<Vec<u8>, MemberError>> {
     let (open, config) = part(fabric, host);
     spawn_blocking(move || {
         let mut rnic = open();

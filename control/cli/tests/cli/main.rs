@@ -3,6 +3,7 @@
 mod bench;
 mod cli;
 mod collective;
+mod connections;
 mod fabric;
 mod live;
 mod lives;

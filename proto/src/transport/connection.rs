@@ -1,0 +1,118 @@
+//! The connection of a process to the controller that leads.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use tokio::time::timeout;
+use tonic::Code;
+
+use super::controllers::NEXT_AFTER;
+use super::{
+    CONNECT_TIMEOUT, Call, CallThread, ControllerClient, Controllers, Security, TransportError, controller,
+};
+use crate::v1::FindLeaderRequest;
+
+static CONNECTIONS: Mutex<Vec<Weak<Connection>>> = Mutex::new(Vec::new());
+
+/// The connection of this process to the controller that leads, and the thread that runs the calls over it. All who name the
+/// same controllers and certificates share it. It ends with the last of them.
+#[derive(Debug)]
+pub struct Connection {
+    calls: CallThread,
+    clients: Clients,
+}
+
+impl Connection {
+    /// Returns the connection of this process, or starts its thread. It connects with the first call.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn to(controllers: &Controllers, security: &Security) -> io::Result<Arc<Self>> {
+        let mut all = CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|known| known.strong_count() > 0);
+        let fits = |known: &Arc<Self>| known.clients.fit(controllers, security);
+        if let Some(known) = all.iter().filter_map(Weak::upgrade).find(fits) {
+            return Ok(known);
+        }
+        let new = Arc::new(Self {
+            calls: CallThread::start("castnet-calls")?,
+            clients: Clients::new(controllers, security),
+        });
+        all.push(Arc::downgrade(&new));
+        Ok(new)
+    }
+
+    /// Starts a call.
+    pub fn spawn<T: Send + 'static>(&self, call: impl Future<Output = T> + Send + 'static) -> Call<T> {
+        self.calls.spawn(call)
+    }
+
+    /// For the calls that this connection runs.
+    pub fn clients(&self) -> &Clients {
+        &self.clients
+    }
+}
+
+/// Clients over one connection. They work in the calls of their [`Connection`].
+#[derive(Clone, Debug)]
+pub struct Clients(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    controllers: Controllers,
+    security: Security,
+    /// How often the leader has been looked for.
+    looks: AtomicU64,
+    found: tokio::sync::Mutex<Result<ControllerClient, TransportError>>,
+}
+
+impl Clients {
+    fn new(controllers: &Controllers, security: &Security) -> Self {
+        Self(Arc::new(Shared {
+            controllers: controllers.clone(),
+            security: security.clone(),
+            looks: AtomicU64::new(0),
+            found: tokio::sync::Mutex::new(Err(TransportError::NoController)),
+        }))
+    }
+
+    fn fit(&self, controllers: &Controllers, security: &Security) -> bool {
+        self.0.controllers == *controllers && self.0.security == *security
+    }
+
+    /// A client of the controller that leads. Connects if there is no connection, or another controller leads now. Those
+    /// who ask at the same time get the same answer.
+    ///
+    /// # Errors
+    /// As [`controller`].
+    pub async fn leading(&self) -> Result<ControllerClient, TransportError> {
+        let shared = &*self.0;
+        let looks = shared.looks.load(Ordering::Relaxed);
+        let mut found = shared.found.lock().await;
+        if shared.looks.load(Ordering::Relaxed) == looks {
+            let leads = match &mut *found {
+                Ok(client) => leads(client, &shared.controllers).await,
+                Err(_) => false,
+            };
+            if !leads {
+                *found = controller(&shared.controllers, &shared.security).await;
+            }
+            shared.looks.fetch_add(1, Ordering::Relaxed);
+        }
+        found.clone()
+    }
+}
+
+/// Whether the controller at the other end still leads.
+async fn leads(client: &mut ControllerClient, controllers: &Controllers) -> bool {
+    let patience = controllers.only().map_or(NEXT_AFTER, |_| CONNECT_TIMEOUT);
+    match timeout(patience, client.find_leader(FindLeaderRequest {})).await {
+        Ok(Err(status)) => !matches!(
+            status.code(),
+            Code::Unavailable | Code::Unknown | Code::Cancelled | Code::Internal
+        ),
+        Ok(Ok(_)) => true,
+        Err(_) => false,
+    }
+}
