@@ -101,6 +101,11 @@ impl GroupRule {
             if unread.has_hop(i) {
                 continue;
             }
+            let receives = self.multicast().is_some_and(|rule| usize::from(rule.source) != i);
+            if endpoint.joining && !(receives && endpoint.next_hop.host().is_some()) {
+                let field = format!("endpoints[{i}].joining");
+                faults.push(Fault::new(field, FaultKind::JoinsNoStream));
+            }
             let (hop, name) = (HopField(i, endpoint.next_hop.kind()), endpoint.next_hop.name());
             let mut fault = |field: &str, kind| faults.push(Fault::new(format!("{hop}.{field}"), kind));
             if bad_name(name).is_none() {

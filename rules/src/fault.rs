@@ -92,6 +92,8 @@ pub enum FaultKind {
         name: String,
         known: &'static [&'static str],
     },
+    #[error("is true, but only a host that receives multicast can join a running stream")]
+    JoinsNoStream,
     #[error("is given in a group that does not compute: leave it out")]
     RankOfNoCollective,
     #[error("has no rank: each host of a group that computes is a rank")]

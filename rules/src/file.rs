@@ -150,6 +150,7 @@ fn read_endpoint(value: Value<'_>, kind: &str) -> Endpoint {
     };
     let (port, virtual_qpn) = (read_port(&t), read_virtual_qpn(&t, "virtual_qpn"));
     let verify_mac = t.get("verify_mac", Value::flag).unwrap_or_default();
+    let joining = t.get("joining", Value::flag).unwrap_or_default();
     let (host, switch) = (t.value("host"), t.value("switch"));
     match (&host, &switch) {
         (None, None) => value.fault(FaultKind::NoNextHop),
@@ -162,6 +163,7 @@ fn read_endpoint(value: Value<'_>, kind: &str) -> Endpoint {
         port,
         virtual_qpn,
         verify_mac,
+        joining,
         next_hop: host.or(switch).unwrap_or(unread),
     }
 }
@@ -366,6 +368,9 @@ fn write_group(out: &mut String, group: &GroupRule) {
         }
         if endpoint.verify_mac {
             line(out, format_args!("verify_mac = true"));
+        }
+        if endpoint.joining {
+            line(out, format_args!("joining = true"));
         }
         line(out, format_args!("{hop}"));
     }

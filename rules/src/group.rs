@@ -64,18 +64,23 @@ pub struct Endpoint {
     /// If true, its frames must have the MAC address of the next hop as source. They do not take the fast path.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub verify_mac: bool,
+    /// A member of a multicast group that joins the running stream: it gets data from the next message on, and holds up
+    /// nobody before. The switch reports the PSN of that message's first packet, which its queue pair must expect.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub joining: bool,
     /// The next hop behind the port.
     #[serde(flatten)]
     pub next_hop: NextHop,
 }
 
 impl Endpoint {
-    /// An endpoint with `virtual_qpn` [`Qpn::VIRTUAL`] and without `verify_mac`.
+    /// An endpoint with `virtual_qpn` [`Qpn::VIRTUAL`] and without `verify_mac`, not joining.
     pub const fn new(port: PortId, next_hop: NextHop) -> Self {
         Self {
             port,
             virtual_qpn: Qpn::VIRTUAL,
             verify_mac: false,
+            joining: false,
             next_hop,
         }
     }

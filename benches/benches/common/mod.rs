@@ -100,6 +100,7 @@ pub fn star(receivers: usize) -> GroupRule {
         kind: MulticastRule {
             start_psn: Some(Psn::new(0)),
             va_base: 0,
+            carries_on: None,
             source: 0,
         }
         .into(),

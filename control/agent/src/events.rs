@@ -161,6 +161,22 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
             group: dataplane.rule(mcst_id).map(|rule| rule.name).unwrap_or_default(),
             psn: psn.value(),
         }),
+        EventKind::PathJoined {
+            mcst_id,
+            generation,
+            endpoint,
+            psn,
+        } => {
+            let (group, port, next_hop) = names(rule_of((mcst_id, generation)), endpoint);
+            Event::PathJoined(v1::PathJoined {
+                mcst_id: mcst_id.to_string(),
+                group,
+                generation,
+                port,
+                next_hop,
+                psn: psn.value(),
+            })
+        }
         EventKind::MemberFailed {
             mcst_id,
             generation,

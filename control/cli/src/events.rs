@@ -140,6 +140,11 @@ impl EventLine {
                 let message = format!("the source of {} begins at PSN {}", b.group, b.psn);
                 ("baseline-learned", Some(b.group), None, message, facts)
             }
+            Event::PathJoined(j) => {
+                let facts = json!({ "generation": j.generation, "next_hop": j.next_hop, "psn": j.psn });
+                let message = format!("{} joins at PSN {}", j.next_hop, j.psn);
+                ("path-joined", Some(j.group), name(j.port), message, facts)
+            }
             Event::MemberFailed(m) => {
                 let facts =
                     json!({ "generation": m.generation, "next_hop": m.next_hop, "syndrome": m.syndrome });

@@ -211,6 +211,9 @@ struct ReceiveCommand {
         conflicts_with = "size"
     )]
     out: Option<PathBuf>,
+    /// Also joins while the group runs, from the next message on
+    #[arg(long, requires = "size")]
+    late: bool,
     #[command(flatten)]
     messages: MessageArgs,
 }
@@ -401,7 +404,10 @@ impl SendCommand {
 impl ReceiveCommand {
     fn run(self, output: Output, stop: &Stop) -> Outcome {
         let args = &self.member;
-        let config = args.config(stop)?;
+        let config = MemberConfig {
+            from_next_message: self.late,
+            ..args.config(stop)?
+        };
         let Some(out) = &self.out else {
             return self.receive_messages(config, output);
         };

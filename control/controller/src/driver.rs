@@ -212,6 +212,18 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
 
 /// Stores the layout of a group. From then on its switches may have a part of it.
 pub(crate) fn place(core: &mut Locked<'_>, name: &str, layout: Layout) -> Result<Arc<Plan>, NoPlan> {
+    let layout = ready(core, layout)?;
+    let plan = Arc::new(layout.plan);
+    core.try_change(name, |r| {
+        r.own_mcst_ids.extend(layout.new_mcst_ids);
+        r.placed.extend(plan.rules.keys().cloned());
+        r.plan = Some(plan.clone());
+    });
+    Ok(plan)
+}
+
+/// A layout that can be stored: its switches have reported, and its addresses are given out.
+pub(crate) fn ready(core: &mut Locked<'_>, layout: Layout) -> Result<Layout, NoPlan> {
     let Layout {
         mut plan,
         new_mcst_ids,
@@ -232,13 +244,7 @@ pub(crate) fn place(core: &mut Locked<'_>, name: &str, layout: Layout) -> Result
         plan.verify_macs();
     }
     core.given_out(&new_mcst_ids);
-    let plan = Arc::new(plan);
-    core.try_change(name, |r| {
-        r.own_mcst_ids.extend(new_mcst_ids);
-        r.placed.extend(plan.rules.keys().cloned());
-        r.plan = Some(plan.clone());
-    });
-    Ok(plan)
+    Ok(Layout { plan, new_mcst_ids })
 }
 
 /// The switches of a group's tree, the top one first, then others that may have a part of it.
@@ -250,9 +256,9 @@ fn top_down(record: &Record) -> Vec<&String> {
     switches
 }
 
-/// Brings the changed rules of a running group to its switches, the top one first. A switch that cannot be reached gets
-/// them when it is reconciled.
-pub(crate) async fn update(shared: Arc<Shared>, name: String) {
+/// Brings the changed rules of a running group to its switches: the top one first, or the leaves, so that all below a switch
+/// are ready for what it sends them. A switch that cannot be reached gets them when it is reconciled; nobody joins then.
+pub(crate) async fn update(shared: Arc<Shared>, name: String, leaves_first: bool) {
     if shared.durable().await.is_err() {
         return;
     }
@@ -261,7 +267,10 @@ pub(crate) async fn update(shared: Arc<Shared>, name: String) {
         let Some(record) = core.groups.get(&name).map(Entry::record) else {
             return;
         };
-        let switches: Vec<String> = top_down(record).into_iter().cloned().collect();
+        let mut switches: Vec<String> = top_down(record).into_iter().cloned().collect();
+        if leaves_first {
+            switches.reverse();
+        }
         (record.generation, switches)
     };
     for switch in switches {
@@ -276,7 +285,11 @@ pub(crate) async fn update(shared: Arc<Shared>, name: String) {
         }
         match done {
             Ok(()) => core.has_its_part(&switch, &name),
-            Err(error) => core.unsettled(&switch, &name, &error.failure(&switch).reason),
+            Err(error) => {
+                let reason = error.failure(&switch).reason;
+                core.unsettled(&switch, &name, &reason);
+                core.give_up_all_joining(&name, &format!("switch {switch} {reason}"));
+            }
         }
         core.recover(&name);
     }

@@ -101,6 +101,12 @@ pub(crate) enum Refusal {
         group: String,
         what: &'static str,
     },
+    #[error("host {host:?} cannot join group {group:?} while it runs: {reason}")]
+    NotTakenIn {
+        host: String,
+        group: String,
+        reason: String,
+    },
     #[error("host {host:?} has several ranks of group {group:?}: {}; say which rank", list_text(.ranks))]
     SeveralRanks {
         host: String,
@@ -180,6 +186,7 @@ impl Refusal {
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
             Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
+            Self::NotTakenIn { .. } => (Code::FailedPrecondition, "group"),
             Self::NotNow { field, .. } => (Code::FailedPrecondition, field),
             Self::Needed { .. } => (Code::FailedPrecondition, "member"),
             Self::SeveralRanks { .. } => (Code::InvalidArgument, "member"),

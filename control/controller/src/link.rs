@@ -275,6 +275,10 @@ impl Link {
                 shared.lock().member_failed(&self.config.name, failed);
                 false
             }
+            Some(Told::PathJoined(joined)) => {
+                shared.lock().path_joined(&self.config.name, &joined);
+                false
+            }
             Some(Told::CollectiveStalled(stalled)) => {
                 shared.lock().waits(&self.config.name, &stalled);
                 false

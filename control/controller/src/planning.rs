@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use castnet_planner::{Member, PlanError, Request, Role, Room, Rooms, Shortage, Tree, TreeNode};
+use castnet_planner::{LinkLoad, Member, PlanError, Request, Role, Room, Rooms, Shortage, Tree, TreeNode};
 use castnet_proto::v1;
 use castnet_rules::{HostEndpoint, HostPart, Ipv4Net};
 use castnet_topology::{SwitchKind, Topology};
@@ -93,6 +93,13 @@ impl Core {
             }
         }
         offers
+    }
+
+    /// Plans a group under the lock.
+    pub(crate) fn plan_now(&self, record: &Record) -> Result<Layout, NoPlan> {
+        let draft = Draft::new(self, record)?;
+        let planned = draft.plan(&Present(self, record));
+        draft.layout(self, record, planned)
     }
 
     pub(crate) fn given_out<'i>(&mut self, own: impl IntoIterator<Item = (&'i String, &'i Vec<McstId>)>) {
@@ -196,8 +203,13 @@ impl Draft {
             mcst_ids: offers.iter().filter_map(first).collect(),
             ..record.kind.behaviour().request(record)
         };
+        // A group that runs keeps to its tree.
+        let load = match record.plan.as_deref().filter(|_| record.phase.has_run()) {
+            Some(plan) => Snapshot::of(&topology, LinkLoad::beside(&topology, plan.edges())),
+            None => core.groups.load(&topology, &record.name),
+        };
         Ok(Self {
-            load: core.groups.load(&topology, &record.name),
+            load,
             topology,
             request,
             offers,
@@ -291,10 +303,7 @@ impl Shared {
         }
         let mut core = self.lock();
         let record = record(&mut core)?;
-        let layout = Draft::new(&core, &record).and_then(|draft| {
-            let planned = draft.plan(&Present(&core, &record));
-            draft.layout(&core, &record, planned)
-        });
+        let layout = core.plan_now(&record);
         Ok(then(&mut core, record, layout))
     }
 }

@@ -85,6 +85,7 @@ mod tests {
             kind: MulticastRule {
                 start_psn: Some(Psn::new(7)),
                 va_base: 0,
+                carries_on: None,
                 source: 0,
             }
             .into(),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use castnet_planner::Edge;
 use castnet_rules::lane_name;
 use castnet_wire::{Control, MacAddr, McstId, Qpn};
 use serde::{Deserialize, Serialize};
@@ -88,6 +89,15 @@ impl Plan {
         let own = endpoints.filter(|endpoint| endpoint.virtual_qpn != Qpn::VIRTUAL);
         own.filter_map(|e| Some((e.next_hop.rank()?.rank, e.virtual_qpn)))
             .collect()
+    }
+
+    /// The edges of its tree.
+    pub(crate) fn edges(&self) -> impl Iterator<Item = Edge> {
+        let each = |(switch, rule): (&'_ String, &'_ GroupRule)| {
+            let edge = |endpoint| Edge::new(switch, rule, endpoint, |name| self.rules.get(name));
+            rule.endpoints.iter().map(edge).collect::<Vec<_>>()
+        };
+        self.rules.iter().flat_map(each)
     }
 
     /// Has switches verify the Ethernet address of members that are not behind routers.

@@ -168,6 +168,7 @@ impl Controller for Service {
             connection,
             lease_ms,
             brief,
+            from_next_message,
         } = request.into_inner();
         let lease = lease_from_proto(lease_ms)?;
         caller.concerns(format!("{group} host {host}"));
@@ -176,7 +177,7 @@ impl Controller for Service {
         caller.check_host(&host, "join")?;
         let join = |core: &mut Locked<'_>| {
             core.check_member(&caller, &group, "join")?;
-            core.join(&group, host, ends, lease)
+            core.join(&group, host, ends, (lease, from_next_message))
         };
         let mut join = self.stored(join).await?;
         join.brief = brief;

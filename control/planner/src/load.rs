@@ -129,6 +129,17 @@ impl LinkLoad {
         load
     }
 
+    /// For a group that keeps to the tree of these edges: one group on each other link, none on theirs.
+    pub fn beside(topology: &Topology, tree: impl IntoIterator<Item = Edge>) -> Self {
+        let mut own = Self::new();
+        tree.into_iter().for_each(|edge| own.add_edge(topology, &edge, 1));
+        let mut load = Self::new();
+        for (link, _) in topology.links().filter(|(link, _)| own.get(*link) == 0) {
+            load.change(link, false, |_| 1);
+        }
+        load
+    }
+
     /// Counts an edge. Links that the fabric does not have are ignored.
     pub fn add_edge(&mut self, topology: &Topology, edge: &Edge, groups: u32) {
         if let Some((links, end)) = edge.links(topology) {

@@ -58,7 +58,8 @@ impl Engine {
         &self.config
     }
 
-    /// Installs a compiled group with fresh state, without allocating, in time proportional to its paths. Returns the group that it
+    /// Installs a compiled group, without allocating, in time proportional to its paths. Its state is fresh, unless its rule
+    /// [carries on](castnet_rules::MulticastRule::carries_on) the stream of the one that it replaces. Returns the group that it
     /// replaces, or itself if its rule is already running, to be freed on another thread.
     ///
     /// # Errors
@@ -76,6 +77,9 @@ impl Engine {
             return Ok(Some(group));
         }
         self.groups.check_capacity(mcst_id, group.memory_bytes())?;
+        if let Some(old) = self.groups.get(mcst_id) {
+            group.carry_on(old);
+        }
         let own = self.config.addresses.first().copied();
         with_group!(&mut group, group => group.bind(&mut self.services.output.next_hops, own))?;
         let (slot, replaced) = self.groups.insert(group);

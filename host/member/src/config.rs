@@ -86,6 +86,8 @@ pub struct MemberConfig {
     pub connect_timeout: Duration,
     /// How long this member keeps its place in the group after its call to the controller broke, at most 10 minutes.
     pub lease: Duration,
+    /// Whether a receiver also joins a group that runs, from the next message of the source on.
+    pub from_next_message: bool,
     /// How long a source sends without any answer before it fails. `None`: no limit.
     pub give_up: Option<Duration>,
     /// Set to true from any thread, it ends every call with [`MemberError::Interrupted`].
@@ -107,6 +109,7 @@ impl MemberConfig {
             rnr_retry: 7,
             connect_timeout: Duration::from_secs(5),
             lease: Duration::from_secs(5),
+            from_next_message: false,
             give_up: None,
             interrupt: None,
         }

@@ -23,6 +23,7 @@ pub(crate) struct Controller {
     pub(crate) group: String,
     pub(crate) host: String,
     pub(crate) lease: Duration,
+    pub(crate) from_next_message: bool,
 }
 
 /// The states of a group, from the call that is a member's lease. They end when the group does not run with this member.
@@ -179,6 +180,7 @@ impl Controller {
             connection: Some(connection),
             lease_ms: Some(self.lease.as_millis() as u32),
             brief: true,
+            from_next_message: self.from_next_message,
         };
         let mut client = self.client().await?;
         let mut states = client
@@ -316,6 +318,7 @@ mod tests {
             group: "g".into(),
             host: "h2".into(),
             lease: Duration::from_secs(5),
+            from_next_message: false,
         };
         let (seen, states) = watch::channel(state(api::MemberPhase::Joined));
         let left = tokio::spawn(controller.clone().source_left(Some(states)));

@@ -37,6 +37,7 @@ impl<'r> Host<'r> {
                     group: name.clone(),
                     host: config.host.clone(),
                     lease: config.lease,
+                    from_next_message: config.from_next_message,
                 };
                 Some((connection, controller))
             }

@@ -90,7 +90,10 @@ pub fn message_receiver(
 ) -> Result<Prepared<'_, MessageReceiver>, MemberError> {
     let (host, qpns) = create_qps(config, api::Role::Receiver, rnic)?;
     let (by_write, slots) = (host.config.by_write, host.config.slots);
-    let side = MessageReceiver::new(host.rnic, &qpns, by_write, messages, slots)?;
+    let mut side = MessageReceiver::new(host.rnic, &qpns, by_write, messages, slots)?;
+    if host.config.from_next_message {
+        side = side.from_any();
+    }
     let rings: Vec<_> = side.rings().collect();
     Ok(Prepared::new(host, qpns, api::Role::Receiver, side, &rings))
 }

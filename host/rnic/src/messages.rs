@@ -126,6 +126,8 @@ pub fn send(
 pub struct MessageReceiver {
     lanes: Vec<ReceiveLane>,
     messages: Messages,
+    by_write: bool,
+    from_any: bool,
 }
 
 impl MessageReceiver {
@@ -145,7 +147,16 @@ impl MessageReceiver {
         Ok(Self {
             lanes: ReceiveLane::all(rnic, qpns, by_write, messages.size, slots)?,
             messages,
+            by_write,
+            from_any: false,
         })
+    }
+
+    /// Begins with whatever message comes first, in a group with one lane: it joins a running stream.
+    #[must_use]
+    pub fn from_any(mut self) -> Self {
+        self.from_any = true;
+        self
     }
 
     /// The rings, one per lane. With WRITE, a member of a group publishes them as its memory.
@@ -167,16 +178,26 @@ impl MessageReceiver {
         let (mut received, mut expected) = (vec![0; size], vec![0; size]);
         let (mut hasher, mut times) = (Sha256::new(), Vec::with_capacity(self.messages.count as usize));
         let mut first = None;
-        while times.len() < self.messages.count as usize {
+        // Messages before the first one that has come.
+        let (count, mut skipped) = (u64::from(self.messages.count), 0);
+        while skipped + (times.len() as u64) < count {
             rnic.poll_or_wait(WAIT)?;
-            while times.len() < self.messages.count as usize {
-                let (number, lanes) = (times.len() as u64, self.lanes.len());
+            while skipped + (times.len() as u64) < count {
+                let lanes = self.lanes.len();
                 let lane = &self.lanes[times.len() % lanes];
                 let Some(done) = rnic.poll_recv_completion(lane.qpn) else {
                     break;
                 };
                 check_work(&done, times.len() % lanes, lanes)?;
-                let number_in_lane = number / lanes as u64;
+                if let (true, true, Some(imm)) = (self.from_any, times.is_empty(), done.imm) {
+                    skipped = u64::from(imm).min(count - 1);
+                }
+                let number = skipped + times.len() as u64;
+                // SENDs take receives in order; a WRITE goes where its number belongs.
+                let number_in_lane = match self.by_write {
+                    true => number / lanes as u64,
+                    false => (number - skipped) / lanes as u64,
+                };
                 let malformed = |what| StreamError::Malformed { number, what };
                 match done.imm {
                     Some(imm) if u64::from(imm) == number => {}
@@ -206,7 +227,7 @@ impl MessageReceiver {
             progress(times.len() as u64).check()?;
         }
         Ok(MessagesSummary {
-            bytes: size as u64 * u64::from(self.messages.count),
+            bytes: size as u64 * times.len() as u64,
             digest: Digest(hasher.finalize().into()),
             times,
         })

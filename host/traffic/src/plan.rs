@@ -513,6 +513,7 @@ fn rule(
         let kind = MulticastRule {
             start_psn: Some(Psn::new(0)),
             va_base: 0,
+            carries_on: None,
             source: 0,
         };
         (0, kind.into())

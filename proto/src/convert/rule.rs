@@ -74,6 +74,7 @@ fn multicast(message: &v1::MulticastRule, r: &mut Reader) -> MulticastRule {
     MulticastRule {
         start_psn: r.optional("start_psn", message.start_psn, psn),
         va_base: message.va_base,
+        carries_on: message.carries_on,
         source: r.read("source", short(message.source, &Limit::ENDPOINT), 0),
     }
 }
@@ -119,6 +120,7 @@ fn endpoint(index: usize, message: &v1::Endpoint, r: &mut Reader) -> Endpoint {
         ),
         virtual_qpn: r.read(format_args!("{field}.virtual_qpn"), virtual_qpn, Qpn::new(0)),
         verify_mac: message.verify_mac,
+        joining: message.joining,
         next_hop,
     }
 }
@@ -228,6 +230,7 @@ pub fn rule_to_proto(group: &GroupRule) -> v1::GroupRule {
             GroupKind::Multicast(rule) => Kind::Multicast(v1::MulticastRule {
                 start_psn: rule.start_psn.map(|p| p.value()),
                 va_base: rule.va_base,
+                carries_on: rule.carries_on,
                 source: rule.source.into(),
             }),
             GroupKind::Translated(rule) => Kind::Translated(v1::TranslatedRule {
@@ -266,6 +269,7 @@ fn endpoint_to_proto(endpoint: &Endpoint) -> v1::Endpoint {
         port: port_to_proto(endpoint.port),
         virtual_qpn: Some(endpoint.virtual_qpn.value()),
         verify_mac: endpoint.verify_mac,
+        joining: endpoint.joining,
         next_hop: Some(next_hop),
     }
 }

@@ -69,10 +69,14 @@ prop_compose! {
         va_base in any::<u64>(),
         stall_timeout_ms in 1..u32::MAX,
     ) -> GroupRule {
-        let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, source: source as u16 };
+        let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, carries_on: Some(va_base).filter(|b| b % 2 == 0), source: source as u16 };
+        let joining = |(i, mut e): (usize, Endpoint)| {
+            e.joining = e.verify_mac && i != source && e.next_hop.host().is_some();
+            e
+        };
         GroupRule {
             name: "g".into(), generation, mcst_id: McstId([10, 200, 0, 1].into()), pmtu, stall_timeout_ms,
-            endpoints: paths, kind: kind.into(),
+            endpoints: paths.into_iter().enumerate().map(joining).collect(), kind: kind.into(),
         }
     }
 }
@@ -144,6 +148,7 @@ fn any_endpoint() -> impl Strategy<Value = v1::Endpoint> {
             port,
             virtual_qpn,
             verify_mac,
+            joining: verify_mac,
             next_hop,
         })
 }
@@ -156,7 +161,7 @@ prop_compose! {
         endpoints in proptest::collection::vec(any_endpoint(), 0..6),
         stall_timeout_ms in any::<u32>(), has_kind in proptest::bool::weighted(0.9),
     ) -> v1::GroupRule {
-        let kind = v1::group_rule::Kind::Multicast(v1::MulticastRule { start_psn, va_base, source });
+        let kind = v1::group_rule::Kind::Multicast(v1::MulticastRule { start_psn, va_base, source, carries_on: start_psn.map(u64::from) });
         let kind = has_kind.then_some(kind);
         v1::GroupRule { name, generation, mcst_id, pmtu, stall_timeout_ms, endpoints, kind }
     }
@@ -183,6 +188,7 @@ proptest! {
         let mut pair = group.clone();
         pair.endpoints.truncate(2);
         pair.kind = ForwardingRule {}.into();
+        pair.endpoints.iter_mut().for_each(|endpoint| endpoint.joining = false);
         for rule in [group, pair] {
             prop_assert_eq!(rule_from_proto("group", Some(&rule_to_proto(&rule))), Ok(rule));
         }

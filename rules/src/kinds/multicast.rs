@@ -26,6 +26,10 @@ pub struct MulticastRule {
     /// A WRITE of the source to `va` is written at `memory.va + (va - va_base)` of each member.
     #[serde(default)]
     pub va_base: u64,
+    /// The rule carries on the stream of one that it replaces, of this generation or a newer one: paths that both have keep
+    /// their state, others need nothing of the data so far. `None`: the state is new.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carries_on: Option<u64>,
     /// Index of the endpoint towards the source. Only it may send data; feedback is sent to it (AckOutPort).
     pub source: u16,
 }
@@ -35,6 +39,7 @@ impl MulticastRule {
         let rule = Self {
             start_psn: t.get("start_psn", read_psn),
             va_base: t.get("va_base", |v| Limit::U64.read(v)).unwrap_or_default(),
+            carries_on: t.get("carries_on", |v| Limit::U64.read(v)),
             source: 0,
         };
         (rule, t.need("source", ENDPOINT, Some))
@@ -59,8 +64,12 @@ impl Fields for MulticastRule {
         let Self {
             start_psn,
             va_base,
+            carries_on,
             source,
         } = self;
+        if let Some(generation) = carries_on {
+            line(out, format_args!("carries_on = {generation}"));
+        }
         if let Some(psn) = start_psn {
             line(out, format_args!("start_psn = {psn}"));
         }

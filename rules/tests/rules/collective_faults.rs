@@ -174,7 +174,7 @@ fn each_fault_has_its_position() {
         (
             "host = { rank = 0",
             "hst = { rank = 0",
-            "9:1: groups[0].endpoints[0]: has no next hop: give it host = { ... } or switch = { ... }\n11:1: groups[0].endpoints[0].hst: unknown field, did you mean \"host\"?; allowed: port, virtual_qpn, verify_mac, host, switch",
+            "9:1: groups[0].endpoints[0]: has no next hop: give it host = { ... } or switch = { ... }\n11:1: groups[0].endpoints[0].hst: unknown field, did you mean \"host\"?; allowed: port, virtual_qpn, verify_mac, joining, host, switch",
         ),
         (
             ", rq_psn = 2 }",

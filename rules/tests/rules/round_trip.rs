@@ -61,34 +61,37 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
     });
     (head, paths, 1u32..).prop_map(
         move |((name, generation, pmtu, psn, va_base), (ports, hops, source), stall)| {
-            let paths =
-                ports
-                    .into_iter()
-                    .zip(hops)
-                    .map(|(port, (name, qpn, (near, mac), memory, (host, far)))| {
-                        let name = format!("{name}{port}");
-                        let ip = Ipv4Addr::new(10, g, 0, port.index() as u8);
-                        let next_hop = match host {
-                            true => NextHop::Host(HostEndpoint {
-                                name,
-                                ip,
-                                qpn: Qpn::new(qpn),
-                                mac,
-                                part: memory.into(),
-                            }),
-                            false => NextHop::Switch {
-                                name,
-                                ip: far.then_some(ip),
-                                qpn: Qpn::new(qpn),
-                                mac: if far { mac } else { near },
-                                ranks: Vec::new(),
-                            },
-                        };
-                        Endpoint::new(port, next_hop)
-                    });
+            let paths = ports.into_iter().zip(hops).enumerate().map(
+                |(i, (port, (name, qpn, (near, mac), memory, (host, far))))| {
+                    let name = format!("{name}{port}");
+                    let ip = Ipv4Addr::new(10, g, 0, port.index() as u8);
+                    let next_hop = match host {
+                        true => NextHop::Host(HostEndpoint {
+                            name,
+                            ip,
+                            qpn: Qpn::new(qpn),
+                            mac,
+                            part: memory.into(),
+                        }),
+                        false => NextHop::Switch {
+                            name,
+                            ip: far.then_some(ip),
+                            qpn: Qpn::new(qpn),
+                            mac: if far { mac } else { near },
+                            ranks: Vec::new(),
+                        },
+                    };
+                    let joining = qpn % 3 == 0 && next_hop.host().is_some() && i != usize::from(source);
+                    Endpoint {
+                        joining,
+                        ..Endpoint::new(port, next_hop)
+                    }
+                },
+            );
             let kind = MulticastRule {
                 start_psn: psn.map(Psn::new),
                 va_base,
+                carries_on: (generation % 2 == 1).then_some(generation / 2),
                 source,
             };
             GroupRule {

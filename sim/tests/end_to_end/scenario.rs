@@ -109,6 +109,7 @@ impl Scenario {
         request.kind = RequestKind::Multicast(MulticastRule {
             start_psn: rng.random_bool(0.7).then_some(psn),
             va_base: VA_BASE,
+            carries_on: None,
             source: 0,
         });
         let links = topology

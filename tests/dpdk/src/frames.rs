@@ -55,6 +55,7 @@ pub fn group(n: usize, ports: &[usize]) -> GroupRule {
         kind: MulticastRule {
             start_psn: Some(Psn::new(0)),
             va_base: 0,
+            carries_on: None,
             source: 0,
         }
         .into(),

@@ -171,6 +171,7 @@ pub(crate) fn rule(generation: u64) -> GroupRule {
         kind: MulticastRule {
             start_psn: Some(Psn::new(100)),
             va_base: 0,
+            carries_on: None,
             source: 0,
         }
         .into(),

@@ -9,6 +9,7 @@ use castnet_proto::transport::Security;
 use castnet_proto::v1;
 use castnet_proto::v1::{GroupPhase, MemberPhase};
 use castnet_rnic::SoftRnic;
+use castnet_rnic::messages::Messages;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -175,6 +176,112 @@ async fn a_stream_goes_on_without_a_receiver_that_died() {
         source.await.expect("no panic").expect("all is acknowledged");
         for receiver in receivers {
             assert!(receiver.await.expect("no panic").expect("all has come") == content);
+        }
+    }
+}
+
+const MESSAGES: Messages = Messages {
+    size: 3000,
+    count: 2000,
+};
+
+/// Waits until host 2 is in this phase.
+async fn becomes(fabric: &Fabric, wanted: MemberPhase) {
+    let seen = async {
+        let request = v1::WatchControllerEventsRequest::default();
+        let events = fabric.client.clone().watch_events(request).await;
+        let mut events = events.expect("events").into_inner();
+        loop {
+            let state = state(fabric, "g").await;
+            if state
+                .members
+                .iter()
+                .any(|m| m.host == "h2" && m.phase() == wanted)
+            {
+                return;
+            }
+            events.message().await.expect("events");
+        }
+    };
+    tokio::time::timeout(PATIENCE, seen).await.expect("in time");
+}
+
+/// The number of messages that it gets, all whole and in order.
+fn receive_messages(
+    open: impl FnOnce() -> SoftRnic<BoxPort> + Send + 'static,
+    config: MemberConfig,
+) -> JoinHandle<Result<usize, MemberError>> {
+    spawn_blocking(move || {
+        let mut rnic = open();
+        let mut receiver = castnet_member::message_receiver(config, &mut rnic, MESSAGES)?.join()?;
+        let received = receiver.receive_messages()?;
+        receiver.leave()?;
+        Ok(received.times.len())
+    })
+}
+
+/// A receiver that has died comes back with a new queue pair, to a switch that has another receiver or none. It gets the
+/// rest of the stream, and the others every message.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_receiver_comes_back_into_the_running_stream() {
+    for (members, others, by_write) in [("h1,h2,h3", vec![1, 3], false), ("h1,h2", vec![1], true)] {
+        let fabric = Fabric::new().await;
+        let create = format!("group create g --source h0 --members {members}");
+        fabric.run(create.split(' ').collect()).await;
+        let part = |host| {
+            let (open, config) = part(&fabric, host);
+            (open, MemberConfig { by_write, ..config })
+        };
+        // The source sends some of the messages, and the rest once the receiver is there again.
+        let (go, mut gone_on) = watch::channel(false);
+        let (pauses, mut paused) = watch::channel(false);
+        let (open, config) = part(0);
+        let runtime = tokio::runtime::Handle::current();
+        let source = spawn_blocking(move || {
+            let mut rnic = open();
+            let mut source = castnet_member::source(config, &mut rnic)?.join()?;
+            source.send_messages(MESSAGES, 8, &mut |done, _| {
+                if done >= 500 {
+                    pauses.send_replace(true);
+                    let wait = tokio::time::timeout(PATIENCE, gone_on.wait_for(|go| *go));
+                    let waited = runtime.block_on(async { wait.await.map(|go| *go.expect("a test")) });
+                    assert!(waited.expect("in time"));
+                }
+            })?;
+            source.leave()
+        });
+        let receivers: Vec<_> = others
+            .into_iter()
+            .map(|host| {
+                let (open, config) = part(host);
+                receive_messages(open, config)
+            })
+            .collect();
+        let (open, mut config) = part(2);
+        config.lease = Duration::from_millis(1);
+        let dies = spawn_blocking(move || {
+            let mut rnic = open();
+            let receiver = castnet_member::message_receiver(config, &mut rnic, MESSAGES)?;
+            receiver.join().map(drop)
+        });
+        dies.await.expect("no panic").expect("it was in");
+        becomes(&fabric, MemberPhase::Expected).await;
+        let half = tokio::time::timeout(PATIENCE, paused.wait_for(|paused| *paused));
+        half.await.expect("in time").expect("a source");
+
+        let (open, mut config) = part(2);
+        config.from_next_message = true;
+        if let Group::Named { wait, .. } = &mut config.group {
+            *wait = PATIENCE;
+        }
+        let late = receive_messages(open, config);
+        becomes(&fabric, MemberPhase::Joining).await;
+        go.send_replace(true);
+        let late = late.await.expect("no panic").expect("it is in again");
+        assert!((1..=1500).contains(&late), "{late} messages");
+        source.await.expect("no panic").expect("all is acknowledged");
+        for receiver in receivers {
+            assert_eq!(receiver.await.expect("no panic").expect("all has come"), 2000);
         }
     }
 }

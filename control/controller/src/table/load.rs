@@ -72,6 +72,19 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
+    /// These numbers.
+    pub(crate) fn of(topology: &Arc<Topology>, load: LinkLoad) -> Self {
+        let (topology, edges, load) = (topology.clone(), Mutex::default(), load.into());
+        Self {
+            counted: Arc::new(Counted {
+                topology,
+                edges,
+                load,
+            }),
+            changes: Vec::new(),
+        }
+    }
+
     /// Whether [`Snapshot::get`] takes little time.
     pub(crate) fn is_counted(&self) -> bool {
         self.counted.load.get().is_some()

@@ -16,6 +16,7 @@ mod full_disk;
 mod groups;
 mod hosts;
 mod lanes;
+mod late;
 mod layouts;
 mod leases;
 mod plans;

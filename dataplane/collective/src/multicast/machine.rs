@@ -28,8 +28,15 @@ const UNKNOWN_BEHIND: i32 = 1 << 22;
 /// strongest is sent: one that ends the connection, then the longest RNR wait, then a gap. One that ends the connection is kept, because
 /// its receiver does not repeat it, and sent each time the source goes back to that PSN or requests an acknowledgement.
 ///
-/// Only [`handle`](Self::handle), [`next_data`](Self::next_data) and [`handle_timeout`](Self::handle_timeout) advance the state. Call
-/// `handle` for each frame, then `poll_timeout`, and `handle_timeout` at the returned time.
+/// Joining. A path that joins a running stream gets nothing before the first packet of a message with the PSN after the newest. Until
+/// then the machine acknowledges each new packet for it, so it holds up nobody; a switch with no other paths acknowledges all data. From
+/// that packet on it is a path like the others: its AckPSN is the PSN before. No ACK of that packet can have been sent, as it is newer
+/// than all data that this switch has seen, and the machine remembers its data when the rule is replaced ([`Multicast::carry_on`]). A
+/// switch that has lost its state lets no path join before all others have sent feedback.
+///
+/// Only [`handle_message`](Self::handle_message), [`handle`](Self::handle), [`next_data`](Self::next_data) and
+/// [`handle_timeout`](Self::handle_timeout) advance the state. Call `handle` for each frame, then `poll_timeout`, and `handle_timeout` at
+/// the returned time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Multicast {
     /// The Path Table. The entry of the source is unused.
@@ -47,6 +54,17 @@ pub struct Multicast {
     phase: Phase,
     /// The NAK of `agg_ack + 1` has been sent, and the source has not gone back since.
     nak_sent: bool,
+    /// The start is known and no path waits: [`next_data`](Multicast::next_data) may handle data.
+    fast: bool,
+    joining: Option<Box<Joining>>,
+}
+
+/// Paths that join a running stream, all with the same packet.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Joining {
+    paths: Box<[PathId]>,
+    /// PSN of their first packet; `None` while they wait for it.
+    first: Option<Psn>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,16 +102,95 @@ impl Multicast {
                 Phase::Learning
             },
             nak_sent: false,
+            fast: start_psn.is_some(),
+            joining: None,
         }
+    }
+
+    /// Lets these paths of a new machine join the stream: before [`carry_on`](Self::carry_on).
+    #[must_use]
+    pub fn with_joining(mut self, paths: impl IntoIterator<Item = PathId>) -> Self {
+        let own = |path: &PathId| path.index() < self.table.len() && *path != self.source;
+        let paths: Box<[PathId]> = paths.into_iter().filter(own).collect();
+        if !paths.is_empty() {
+            self.joining = Some(Box::new(Joining { paths, first: None }));
+            self.fast = false;
+        }
+        self
+    }
+
+    /// Carries on the stream of `old`, whose rule this machine's replaces: keeps the state of the paths that both have, as pairs of the
+    /// index here and there. The others, and those that join, need nothing of the data so far. Does not allocate.
+    pub fn carry_on(&mut self, old: &Self, kept: impl IntoIterator<Item = (PathId, PathId)>) {
+        if old.phase == Phase::Learning {
+            return;
+        }
+        self.table.fill(Entry::new(old.newest));
+        for (path, before) in kept {
+            let joins = self.joining.as_ref().is_some_and(|j| j.paths.contains(&path));
+            let entries = (self.table.get_mut(path.index()), old.table.get(before.index()));
+            if let (false, (Some(entry), Some(old))) = (joins, entries) {
+                *entry = *old;
+            }
+        }
+        (self.newest, self.agg_ack, self.phase) = (old.newest, old.agg_ack, old.phase);
+        (self.since, self.stall_at) = (old.since, old.stall_at);
+        if self.table.len() > 1 {
+            self.raise_agg_ack();
+        }
+        if self.agg_ack != old.agg_ack {
+            self.phase = Phase::Acknowledged;
+        }
+        self.fast = self.joining.is_none();
     }
 
     /// Copies the state of a machine of the same configuration, without allocating.
     pub fn copy_state(&mut self, of: &Self) {
         self.table.clone_from(&of.table);
+        let (table, mut joining) = (core::mem::take(&mut self.table), self.joining.take());
+        if let (Some(own), Some(of)) = (&mut joining, &of.joining) {
+            own.first = of.first;
+        }
         *self = Self {
-            table: core::mem::take(&mut self.table),
+            table,
+            joining,
             ..*of
         };
+    }
+
+    /// Data of `psn` from `from` is about to be handled, and begins a message: waiting paths join with it, if it is the next after the
+    /// newest. Its ICRC must have been verified.
+    pub fn handle_message(&mut self, from: PathId, psn: Psn) {
+        let Some(joining) = self.joining.as_mut().filter(|j| j.first.is_none()) else {
+            return;
+        };
+        let joins = match self.phase {
+            // Nothing has been acknowledged by this switch, and no path but those that wait has received anything.
+            Phase::Learning => joining.paths.len() + 1 == self.table.len(),
+            Phase::Baseline => self.newest == self.agg_ack && psn == self.newest.next(),
+            Phase::Acknowledged => psn == self.newest.next(),
+        };
+        if !joins || from != self.source {
+            return;
+        }
+        joining.first = Some(psn);
+        self.fast = true;
+        if self.phase == Phase::Learning {
+            self.start_after(psn.prev());
+            self.phase = Phase::Acknowledged;
+        }
+    }
+
+    /// True while a path waits for the first packet of a message.
+    pub fn is_waiting(&self) -> bool {
+        self.joining.as_ref().is_some_and(|j| j.first.is_none())
+    }
+
+    /// The paths that have joined with the data packet of `psn`, and have not acknowledged it.
+    pub fn joined_with(&self, psn: Psn) -> impl Iterator<Item = PathId> {
+        let joining = self.joining.as_ref().filter(|j| j.first == Some(psn));
+        let paths = joining.into_iter().flat_map(|j| j.paths.iter().copied());
+        paths.filter(move |path| self.lacks(*path, psn))
     }
 
     /// Handles a frame. Clears `out`, and writes one or two effects to it.
@@ -127,7 +224,7 @@ impl Multicast {
     /// The fast path of [`handle`](Self::handle), for data of the source with the next expected PSN. Otherwise false: nothing changes.
     #[inline]
     pub fn next_data(&mut self, now: Nanos, psn: Psn) -> bool {
-        let next = self.phase != Phase::Learning && psn == self.newest.next();
+        let next = self.fast && psn == self.newest.next();
         let taken = next && psn.is_after(self.agg_ack) && self.table.len() > 1;
         if taken {
             self.on_new_data(now, psn);
@@ -218,7 +315,11 @@ impl Multicast {
 
     /// Bytes of the machine and its Path Table. A frame can touch all of them.
     pub fn hot_bytes(&self) -> usize {
-        core::mem::size_of::<Self>() + core::mem::size_of_val(&*self.table)
+        let joining = self.joining.as_ref();
+        let joining = joining.map_or(0, |j| {
+            core::mem::size_of::<Joining>() + core::mem::size_of_val(&*j.paths)
+        });
+        core::mem::size_of::<Self>() + core::mem::size_of_val(&*self.table) + joining
     }
 
     fn on_data(&mut self, now: Nanos, from: PathId, psn: Psn, ack_request: bool, out: &mut Effects) {
@@ -241,9 +342,26 @@ impl Multicast {
             self.on_acknowledged_data(psn, ack_request, out);
         } else if psn.is_after(self.newest) {
             self.on_new_data(now, psn);
-            self.replicate(psn, out);
+            if self.is_waiting() {
+                self.pass_waiting(now, psn, out);
+            }
+            // If all paths wait, none needs it.
+            if psn.is_after(self.agg_ack) {
+                self.replicate(psn, out);
+            }
         } else {
             self.on_retransmission(psn, out);
+        }
+    }
+
+    /// Acknowledges new data for the paths that wait.
+    fn pass_waiting(&mut self, now: Nanos, psn: Psn, out: &mut Effects) {
+        let count = self.joining.as_ref().map_or(0, |j| j.paths.len());
+        for i in 0..count {
+            let path = self.joining.as_ref().and_then(|j| j.paths.get(i).copied());
+            if let Some(path) = path {
+                self.on_feedback(now, path, psn, 0, Syndrome::Ack, out);
+            }
         }
     }
 
@@ -262,12 +380,17 @@ impl Multicast {
     /// retransmissions would be filtered and acknowledged. So the paths are assumed to be as far behind as possible: all data is
     /// replicated, and nothing is acknowledged, until each path has sent feedback.
     fn learn(&mut self, psn: Psn) {
-        let baseline = psn.add(-UNKNOWN_BEHIND);
-        self.table.fill(Entry::new(baseline));
-        self.newest = baseline;
-        self.agg_ack = baseline;
-        self.lowest = (self.table.len() - 1) as u16;
+        self.start_after(psn.add(-UNKNOWN_BEHIND));
         self.phase = Phase::Baseline;
+        self.fast = self.joining.is_none();
+    }
+
+    /// Counts as if all paths had acknowledged all data up to `psn`.
+    fn start_after(&mut self, psn: Psn) {
+        self.table.fill(Entry::new(psn));
+        self.newest = psn;
+        self.agg_ack = psn;
+        self.lowest = (self.table.len() - 1) as u16;
     }
 
     fn on_retransmission(&mut self, psn: Psn, out: &mut Effects) {

@@ -118,6 +118,13 @@ impl Context {
         }
     }
 
+    /// Takes over the state of the group that it replaces, if its rule says so. Does not allocate.
+    pub(crate) fn carry_on(&mut self, old: &Self) {
+        if let (Self::Multicast(group), Self::Multicast(old)) = (self, old) {
+            group.carry_on(old);
+        }
+    }
+
     /// The running rule. Its endpoints are in the order of their ports, or of the lowest ranks behind them.
     pub fn rule(&self) -> &GroupRule {
         with_group!(self, group => group.rule())

@@ -131,6 +131,7 @@ mod tests {
             port: PortId::new(port).unwrap_or_default(),
             virtual_qpn: Qpn::new(qpn),
             verify_mac: host > 3,
+            joining: false,
             next_hop: match host {
                 0 => NextHop::switch(name, mac),
                 1 => NextHop::Switch {

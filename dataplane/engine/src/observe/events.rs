@@ -38,6 +38,18 @@ pub enum EventKind {
         /// The PSN of the first packet.
         psn: Psn,
     },
+    /// A joining member of a multicast group gets data from this packet on. Repeated while the member has not acknowledged it and the
+    /// source goes back to it.
+    PathJoined {
+        /// The group.
+        mcst_id: McstId,
+        /// The version of its rule.
+        generation: u64,
+        /// The endpoint: its index.
+        endpoint: u16,
+        /// The PSN of the first packet.
+        psn: Psn,
+    },
     /// A receiver has ended its connection with a fatal NAK, or the source's data cannot be delivered to it.
     MemberFailed {
         /// The group.

@@ -10,6 +10,7 @@ mod feedback;
 mod floods;
 mod flow;
 mod forwarding;
+mod joins;
 mod memory;
 mod most;
 mod moving;

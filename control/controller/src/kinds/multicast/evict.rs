@@ -1,13 +1,13 @@
 //! Members that are put out of their group while the others go on.
 //!
 //! A group that runs gets rules without the member, as a new generation in the place of the old one: its addresses, the
-//! queue pairs of the others and their PSNs stay. A switch that replaces a running rule forgets what its paths have
-//! acknowledged, and learns it from the next data and the answers to it, as after a restart: until then it acknowledges
-//! nothing, so M1 and M2 hold. What is in flight meanwhile is replicated to all that are left.
+//! queue pairs of the others and their PSNs stay, and a switch that replaces a running rule keeps what the paths that are
+//! left have acknowledged. One that has lost its rule learns it from the next data and the answers to it: until then it
+//! acknowledges nothing, so M1 and M2 hold.
 
 use std::sync::Arc;
 
-use super::prune;
+use super::{late, prune};
 use crate::core::Locked;
 use crate::driver;
 use crate::error::Refusal;
@@ -63,8 +63,9 @@ impl Locked<'_> {
                     .for_each(|m| Arc::make_mut(m).state = Joining::Expected),
             }
             // Without receivers it ends at once.
-            if let Some(plan) = r.plan.as_ref().filter(|_| has_rules && others) {
-                let mut plan = prune::without(plan, host);
+            if let Some(before) = r.plan.as_ref().filter(|_| has_rules && others) {
+                let mut plan = prune::without(before, host);
+                late::carry_on(&mut plan, before, r.generation);
                 r.generation += 1;
                 for rule in plan.rules.values_mut() {
                     rule.generation = r.generation;
@@ -80,7 +81,7 @@ impl Locked<'_> {
         }
         if has_rules {
             let shared = self.shared;
-            shared.spawn(driver::update(shared.clone(), group.into()));
+            shared.spawn(driver::update(shared.clone(), group.into(), false));
         }
         self.settle(group)
     }

@@ -98,7 +98,7 @@ impl Locked<'_> {
         if kind.source == host {
             return self.step(group, Event::Ended, None);
         }
-        if kind.fails_with_receiver {
+        if kind.fails_with_receiver && !kind.is_waiting(host) {
             let ending = Ending::failed(entry.record().generation, None, None, reason);
             return self.step(group, Event::Lost, Some(ending));
         }

@@ -17,6 +17,7 @@ use crate::shown::{Planned, Source};
 use crate::table::Entry;
 
 pub(crate) mod evict;
+pub mod late;
 mod lease;
 mod prune;
 pub mod record;
@@ -97,6 +98,7 @@ impl GroupKind for Multicast {
         let rule = MulticastRule {
             start_psn: Some(self.start_psn),
             va_base: self.va_base,
+            carries_on: None,
             source: self.member(&self.source).map_or(0, |(i, _)| i as u16),
         };
         Request {

@@ -72,6 +72,7 @@ mod tests {
         let kind = MulticastRule {
             start_psn: Some(Psn::new(7)),
             va_base: 0,
+            carries_on: None,
             source,
         };
         GroupRule {

@@ -6,6 +6,7 @@ use castnet_proto::convert::{NewGroup, NewMember};
 use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
+use super::late::Late;
 use crate::kinds::{Ends, Joining};
 use crate::record::text;
 
@@ -55,6 +56,9 @@ pub struct Seat {
     /// Milliseconds that it stays after its call has ended; `None`: it needs no call once the group is active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
+    /// Its part of the stream if it joined while that ran; `None`: all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late: Option<Late>,
 }
 
 /// How a member joined.
@@ -77,6 +81,7 @@ impl Multicast {
                 ends,
                 by,
                 lease_ms: None,
+                late: None,
             });
             Arc::new(MemberRecord {
                 host: m.host,
@@ -98,6 +103,12 @@ impl Multicast {
     pub fn member(&self, host: &str) -> Option<(usize, &MemberRecord)> {
         let mut members = self.members.iter().map(Arc::as_ref).enumerate();
         members.find(|(_, m)| m.host == host)
+    }
+
+    /// Whether a host is in by this call.
+    pub(crate) fn is_by(&self, host: &str, call: u64) -> bool {
+        let state = self.member(host).map(|(_, m)| &m.state);
+        matches!(state, Some(Joining::Joined(seat)) if seat.by == JoinedBy::Call(call))
     }
 
     /// Whether every member has joined.

@@ -6,6 +6,7 @@ use castnet_proto::v1;
 use castnet_rules::HostEndpoint;
 use castnet_wire::{McstId, Psn};
 
+use super::late::Late;
 use super::record::{JoinedBy, MemberRecord, MemberState, Multicast, Seat};
 use super::view;
 use crate::core::{Core, Locked, Shared};
@@ -70,7 +71,7 @@ impl Locked<'_> {
         group: &str,
         host: String,
         ends: Vec<HostEndpoint>,
-        lease: Option<Duration>,
+        (lease, from_next_message): (Option<Duration>, bool),
     ) -> Result<Join, Refusal> {
         self.give_up_connection(group, &host, &ends)?;
         let (record, member) = self.member(group, &host)?;
@@ -78,7 +79,7 @@ impl Locked<'_> {
         one_end_each("connection", ends.len(), record.lanes())?;
         // How it joined before with the same connection.
         let same = match &member.state {
-            Joining::Joined(seat) if seat.ends.iter().eq(&ends) => Some(seat.by),
+            Joining::Joined(seat) if seat.ends.iter().eq(&ends) => Some((seat.by, seat.late)),
             _ => None,
         };
         let not_now = |state, way_out| Refusal::NotNow {
@@ -96,8 +97,11 @@ impl Locked<'_> {
                     "try again soon",
                 ));
             }
+            Phase::Active | Phase::Degraded
+                if from_next_message && !matches!(member.state, Joining::Joined(_)) => {}
             Phase::Active | Phase::Degraded | Phase::Broken => {
-                let way_out = "it takes new connections when its source or all its receivers have left";
+                let way_out = "it takes new connections when its source or all its receivers have left, and before that those \
+                               of receivers that begin with the next message";
                 return Err(not_now("is active with the connections that it has", way_out));
             }
             Phase::Removing(_) => return Err(not_now("is being removed", "try again soon")),
@@ -110,15 +114,28 @@ impl Locked<'_> {
         let call = self.calls;
         self.step(group, Event::Joined, None)?;
         // A connection that was given at creation stands on no call.
-        let by = same.filter(|by| *by == JoinedBy::Creation);
-        let by = by.unwrap_or(JoinedBy::Call(call));
+        let by = same.filter(|(by, _)| *by == JoinedBy::Creation);
+        let by = by.map_or(JoinedBy::Call(call), |(by, _)| by);
+        let joins_running = same.is_none() && phase.has_run();
+        let late = match same {
+            Some((_, late)) => late.filter(|_| phase.has_run()),
+            None => joins_running.then_some(Late::Waiting),
+        };
         let lease_ms = lease.map(|l| l.as_millis() as u64);
         let lease_ms = lease_ms.filter(|_| by != JoinedBy::Creation);
-        let seat = Ends::new(ends).map(|ends| Seat { ends, by, lease_ms });
+        let seat = Ends::new(ends).map(|ends| Seat {
+            ends,
+            by,
+            lease_ms,
+            late,
+        });
+        match seat {
+            Some(seat) if joins_running => self.join_running(group, &host, seat)?,
+            seat => self.set_member(group, &host, seat.map_or(Joining::Expected, Joining::Joined))?,
+        }
         if let Some(entry) = self.groups.get_mut(group).filter(|_| lease.is_some()) {
             entry.calls.insert(call);
         }
-        self.set_member(group, &host, seat.map_or(Joining::Expected, Joining::Joined))?;
         let changes = Changes::of(self.group(group)?, true);
         self.settle(group)?;
         tracing::info!(group, host, "joined");
@@ -155,6 +172,12 @@ impl Locked<'_> {
         self.withdraw(group, host, call);
         if !self.shared.stopped.is_cancelled() && self.group(group).is_ok_and(|e| e.record().phase.has_run())
         {
+            if self
+                .multicast(group)
+                .is_ok_and(|(_, kind)| kind.is_by(host, call))
+            {
+                self.give_up_joining(group, host, "its call ended");
+            }
             self.run_lease(group, host, call);
         }
     }
@@ -168,10 +191,9 @@ impl Locked<'_> {
             return;
         };
         let phase = entry.record().phase;
-        let stands = kind.member(host).is_some_and(
-            |(_, m)| matches!(&m.state, Joining::Joined(seat) if seat.by == JoinedBy::Call(call)),
-        );
-        if !stands || !matches!(phase, Phase::Registered | Phase::Installing | Phase::Removing(_)) {
+        if !kind.is_by(host, call)
+            || !matches!(phase, Phase::Registered | Phase::Installing | Phase::Removing(_))
+        {
             return;
         }
         tracing::info!(group, host, "join withdrawn: its call ended");
@@ -191,6 +213,10 @@ impl Locked<'_> {
             return Ok(false);
         };
         let runs = record.phase.has_run();
+        if runs && self.multicast(group)?.1.is_waiting(host) {
+            self.give_up_joining(group, host, "it has left");
+            return Ok(true);
+        }
         let state = match runs {
             true => Joining::Left(seat),
             false => Joining::Expected,
@@ -312,6 +338,7 @@ impl Join {
         let by = [JoinedBy::Creation, JoinedBy::Call(self.call)];
         let stands = matches!(&member.state, Joining::Joined(seat) if by.contains(&seat.by));
         match entry.record().phase {
+            phase if stands && phase.has_run() && kind.is_waiting(&self.host) => Some(Seen::State(state())),
             Phase::Active | Phase::Degraded if self.has_lease && stands => Some(Seen::State(state())),
             // It was put out, unless another call stands for it.
             _ if self.has_lease && matches!(member.state, Joining::Expected) => Some(Seen::Last(state())),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
+use super::late::Late;
 use super::record::{MemberRecord, Multicast};
 use crate::core::Core;
 use crate::kinds::News;
@@ -34,7 +35,15 @@ fn role(group: &Multicast, host: &str) -> v1::Role {
 pub(crate) fn news(group: &Multicast, entry: &Entry) -> News {
     match phase(entry.record().phase) {
         v1::GroupPhase::Registered => (v1::GroupPhase::Registered as i32, 0, String::new()),
-        phase => (phase as i32, entry.record().generation, reason(group, entry)),
+        phase => {
+            let waiting = group.members.iter().filter(|m| m.is_waiting());
+            let waiting: String = waiting.map(|m| format!(" {}", m.host)).collect();
+            (
+                phase as i32,
+                entry.record().generation,
+                reason(group, entry) + &waiting,
+            )
+        }
     }
 }
 
@@ -74,6 +83,16 @@ pub(crate) fn state_for(
         state.lanes = lanes(&record.name, own);
     }
     state.role = role(group, host) as i32;
+    let own = group.member(host).and_then(|(_, m)| m.late());
+    match own {
+        // A member takes an active group as one that it is in.
+        Some(Late::Waiting) if record.phase.has_run() => {
+            state.set_phase(v1::GroupPhase::Installing);
+            state.reason = format!("waits for the next message of {}, to join with it", group.source);
+        }
+        Some(Late::From(psn)) => state.start_psn = psn.value(),
+        _ => {}
+    }
     // A change that the member does not see is none.
     state.number = 0;
     state
@@ -90,10 +109,14 @@ pub(crate) fn planned(group: &Multicast, entry: &Entry) -> Vec<Planned> {
 
 pub(crate) fn member(group: &Multicast, core: &Core, at: usize) -> v1::MemberState {
     let member = &group.members[at];
-    v1::MemberState {
+    let mut state = v1::MemberState {
         role: role(group, &member.host) as i32,
         ..view::member(core, &member.host, &member.state, |seat| &seat.ends)
+    };
+    if member.is_waiting() {
+        state.set_phase(v1::MemberPhase::Joining);
     }
+    state
 }
 
 pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {

@@ -3,7 +3,7 @@
 
 use castnet_collective::{Multicast, MulticastConfig, MulticastStatus, PathId};
 use castnet_reduce::prefetch;
-use castnet_rules::{GroupRule, HostEndpoint, MulticastRule, NextHop};
+use castnet_rules::{Endpoint, GroupRule, HostEndpoint, MulticastRule, NextHop};
 use castnet_wire::{MacAddr, McstId, Nanos, PortId, Qpn, RoceHeader};
 use core::net::Ipv4Addr;
 
@@ -144,6 +144,8 @@ impl Group {
             start_psn: kind.start_psn,
             stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
         });
+        let joining = rule.endpoints.iter().enumerate().filter(|(_, e)| e.joining);
+        let machine = machine.with_joining(joining.filter_map(|(i, _)| PathId::new(i)));
         let hot = Hot {
             ports,
             table: LookupTable::new(&rule, None),
@@ -167,6 +169,28 @@ impl Group {
             exceptions,
         });
         Box::new(Self { hot, paths, cold })
+    }
+
+    /// Takes over the stream of the group that it replaces, if the rule says so and both have the same source.
+    pub(crate) fn carry_on(&mut self, old: &Self) {
+        let (rule, before) = (&self.cold.rule, &old.cold.rule);
+        let since = rule.multicast().and_then(|kind| kind.carries_on);
+        let same_source = rule
+            .upstream()
+            .zip(before.upstream())
+            .is_some_and(|(a, b)| is_same(a, b));
+        if !same_source || since.is_none_or(|since| before.generation < since) {
+            return;
+        }
+        // Both are in the order of their ports, so the next one is mostly the same.
+        let (count, mut next) = (before.endpoints.len(), 0);
+        let kept = rule.endpoints.iter().enumerate().filter_map(|(i, endpoint)| {
+            let mut order = (next..count).chain(0..next);
+            let at = order.find(|at| before.endpoints.get(*at).is_some_and(|e| is_same(e, endpoint)))?;
+            next = at + 1;
+            PathId::new(i).zip(PathId::new(at))
+        });
+        self.hot.machine.carry_on(&old.hot.machine, kept);
     }
 
     pub(crate) fn copy_state(&mut self, of: &Self) {
@@ -337,6 +361,12 @@ pub struct GroupStatus {
     pub hot_bytes: usize,
     /// Bytes of the cold state.
     pub cold_bytes: usize,
+}
+
+/// Whether two endpoints are the same neighbour with the same queue pair.
+fn is_same(a: &Endpoint, b: &Endpoint) -> bool {
+    let key = |e: &Endpoint| (e.port, e.next_hop.ip(), e.next_hop.qpn());
+    key(a) == key(b) && a.next_hop.name() == b.next_hop.name()
 }
 
 /// The addresses of feedback, from the McstID towards the source and a switch behind routers; as for a member to an adjacent switch.

@@ -54,6 +54,12 @@ impl Group {
             }
         };
         let before = group.hot.machine.next_psn();
+        if let Event::Data { psn, .. } = event
+            && group.hot.machine.is_waiting()
+            && header.bth.opcode.info().starts_message()
+        {
+            group.hot.machine.handle_message(from, psn);
+        }
         count_arrival(group, from, &event, frame.length());
         group.hot.machine.handle(cx.now, event, &mut scratch.effects);
         cx.observer
@@ -62,7 +68,7 @@ impl Group {
         let verdict = match (&event, scratch.effects.as_slice()) {
             // The usual cases first: replicated data, and feedback that causes none towards the source.
             (Event::Data { psn, .. }, [Effect::Replicate { .. }]) => {
-                if before != Some(*psn) {
+                if before != Some(*psn) || group.hot.machine.is_waiting() {
                     count_retransmission(group, before, *psn);
                 }
                 replicate::replicate(cx, output, group, header, src, frame)
@@ -78,6 +84,17 @@ impl Group {
             }
         };
         let mcst_id = group.hot.mcst_id;
+        if let Event::Data { psn, .. } = event {
+            for path in group.hot.machine.joined_with(psn) {
+                let kind = EventKind::PathJoined {
+                    mcst_id,
+                    generation: group.cold.rule.generation,
+                    endpoint: path.index() as u16,
+                    psn,
+                };
+                events.push(cx.now, kind);
+            }
+        }
         match event {
             Event::Data { psn, .. } if before.is_none() && group.hot.machine.next_psn().is_some() => {
                 events.push(cx.now, EventKind::BaselineLearned { mcst_id, psn });
@@ -138,7 +155,7 @@ pub(crate) fn arm(wheel: &mut Wheel, now: Nanos, slot: u32, machine: &Multicast)
 }
 
 /// The ingress path and the event of a frame, or why it is dropped. The whole ICRC is verified first, except of data with the next
-/// expected PSN, so a corrupted frame never changes other state.
+/// expected PSN while no path waits to join, so a corrupted frame never changes other state.
 #[inline]
 fn admit<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
@@ -172,7 +189,7 @@ fn admit<E: Egress, O: Observer>(
     let psn = header.bth.psn;
     let (event, trusted) = match class {
         Class::Data => {
-            let trusted = hot.machine.next_psn() == Some(psn);
+            let trusted = hot.machine.next_psn() == Some(psn) && !hot.machine.is_waiting();
             (
                 Event::Data {
                     from,

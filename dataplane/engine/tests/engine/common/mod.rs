@@ -114,6 +114,7 @@ pub fn rule(endpoints: Vec<Endpoint>) -> GroupRule {
     let kind = MulticastRule {
         start_psn: Some(Psn::new(100)),
         va_base: VA_BASE,
+        carries_on: None,
         source: 0,
     };
     GroupRule {

@@ -1,0 +1,222 @@
+//! Receivers that join a multicast group while its stream runs.
+
+use castnet_proto::v1;
+use castnet_proto::v1::GroupPhase::{Active, Installing};
+use castnet_proto::v1::MemberPhase::{Expected, Joined, Joining};
+use castnet_proto::v1::{MemberLoss, MemberPhase};
+use tonic::{Code, Status, Streaming};
+
+use crate::common::{Client, Events, Lab, creation, next, reaches};
+
+const HOSTS: [&str; 4] = ["h0", "h1", "h2", "h3"];
+const LEASE: Option<u32> = Some(600_000);
+
+type Call = Streaming<v1::GroupState>;
+
+async fn try_join(
+    lab: &Lab,
+    client: &Client,
+    host: &str,
+    qpn: u32,
+    lease_ms: Option<u32>,
+) -> Result<Call, Status> {
+    let request = v1::JoinGroupRequest {
+        lease_ms,
+        from_next_message: true,
+        ..lab.joining("g", host, qpn)
+    };
+    Ok(client.clone().join_group(request).await?.into_inner())
+}
+
+/// Joins once the switches have what changed before.
+async fn join(lab: &Lab, client: &Client, host: &str, qpn: u32) -> Call {
+    loop {
+        match try_join(lab, client, host, qpn, LEASE).await {
+            Ok(call) => return call,
+            Err(status) => assert_eq!(status.code(), Code::Unavailable, "{status}"),
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A running group of these hosts; the first sends.
+async fn group(lab: &Lab, client: &Client, hosts: &[&str], loss: MemberLoss) -> Vec<Call> {
+    let request = v1::CreateGroupRequest {
+        on_member_loss: loss as i32,
+        ..creation("g", hosts)
+    };
+    client.clone().create_group(request).await.unwrap();
+    let mut calls = Vec::new();
+    for host in hosts {
+        calls.push(join(lab, client, host, 17).await);
+    }
+    for call in &mut calls {
+        while next(call).await.phase() != Active {}
+    }
+    calls
+}
+
+async fn get(client: &Client) -> v1::Group {
+    let request = v1::GetGroupRequest { group: "g".into() };
+    client.clone().get_group(request).await.unwrap().into_inner()
+}
+
+fn phases(group: &v1::Group) -> Vec<MemberPhase> {
+    group
+        .state
+        .iter()
+        .flat_map(|s| &s.members)
+        .map(|m| m.phase())
+        .collect()
+}
+
+/// Waits until the members are in these phases.
+async fn becomes(client: &Client, wanted: &[MemberPhase]) -> v1::Group {
+    let mut events = Events::of(client).await;
+    loop {
+        let group = get(client).await;
+        if phases(&group) == wanted {
+            return group;
+        }
+        events.until(|_| Some(())).await;
+    }
+}
+
+/// Waits until the switches have exactly these generations of the group.
+async fn placed(lab: &Lab, client: &Client, wanted: &[&str]) {
+    let mut events = Events::of(client).await;
+    while lab.placed() != wanted {
+        events.until(|_| Some(())).await;
+    }
+}
+
+/// The generation of a switch's rule, the one from which it carries on, its first PSN, and who joins.
+fn rule(lab: &Lab, switch: &str) -> (u64, Option<u64>, Option<u32>, Vec<String>) {
+    lab.switch(switch).with(|toy| {
+        let (rule, _) = toy.groups.values().next().expect("a group");
+        let kind = rule.multicast().expect("a multicast group");
+        let joining = rule.endpoints.iter().filter(|e| e.joining);
+        let joining = joining.map(|e| e.name().to_owned()).collect();
+        let start = kind.start_psn;
+        (rule.generation, kind.carries_on, start, joining)
+    })
+}
+
+fn joined(state: &v1::GroupState, generation: u64, psn: u32) -> v1::agent_event::Event {
+    v1::agent_event::Event::PathJoined(v1::PathJoined {
+        mcst_id: state.mcst_id.clone(),
+        group: "g".into(),
+        generation,
+        port: 0,
+        next_hop: "h2".into(),
+        psn,
+    })
+}
+
+/// It is at a leaf that has no other receiver, and that served it before.
+#[tokio::test]
+async fn a_receiver_that_was_lost_comes_back_while_the_others_go_on() {
+    let lab = Lab::two_tiers().await;
+    let (controller, client) = lab.start().await;
+    let mut calls = group(&lab, &client, &HOSTS[..3], MemberLoss::Evict).await;
+    let before = get(&client).await.state.unwrap();
+
+    // Its old call has ended: it need not wait for its lease.
+    drop(calls.pop());
+    let mut late = loop {
+        match try_join(&lab, &client, "h2", 18, LEASE).await {
+            Ok(call) => break call,
+            Err(status) => assert!(
+                matches!(status.code(), Code::FailedPrecondition | Code::Unavailable),
+                "{status}"
+            ),
+        }
+        tokio::task::yield_now().await;
+    };
+    let state = next(&mut late).await;
+    assert_eq!(state.phase(), Installing);
+    assert!(state.reason.contains("next message of h0"), "{}", state.reason);
+    becomes(&client, &[Joined, Joined, Joining]).await;
+    placed(&lab, &client, &["leaf0 g.3", "leaf1 g.3", "spine0 g.3"]).await;
+    assert_eq!(rule(&lab, "leaf0"), (3, Some(1), None, vec![]));
+    assert_eq!(rule(&lab, "leaf1"), (3, Some(1), None, vec!["h2".into()]));
+    assert_eq!(get(&client).await.state.unwrap().phase(), Active);
+
+    // Only the switch next to it can say, and only of the present rules.
+    lab.switch("spine0").report(joined(&before, 3, 6));
+    lab.switch("leaf1").report(joined(&before, 2, 7));
+    lab.switch("leaf1").report(joined(&before, 3, 777));
+    lab.switch("leaf1").report(joined(&before, 3, 999));
+    let state = loop {
+        let state = next(&mut late).await;
+        if state.phase() == Active {
+            break state;
+        }
+    };
+    assert_eq!((state.start_psn, state.mcst_id), (777, before.mcst_id.clone()));
+    let group = becomes(&client, &[Joined; 3]).await;
+    assert_eq!(group.state.unwrap().start_psn, before.start_psn);
+    let mut endpoints = group
+        .tree
+        .iter()
+        .flat_map(|node| &node.rule)
+        .flat_map(|rule| &rule.endpoints);
+    assert!(endpoints.all(|endpoint| !endpoint.joining));
+
+    // It calls again with the same connection, also at another controller.
+    controller.stop().await;
+    let (_controller, client) = lab.start().await;
+    let mut again = join(&lab, &client, "h2", 18).await;
+    let state = next(&mut again).await;
+    assert_eq!((state.phase(), state.start_psn), (Active, 777));
+    assert_eq!(lab.placed(), ["leaf0 g.3", "leaf1 g.3", "spine0 g.3"]);
+}
+
+#[tokio::test]
+async fn one_whose_call_ends_before_the_next_message_is_put_out() {
+    for loss in [MemberLoss::Evict, MemberLoss::Fail] {
+        let lab = Lab::two_tiers().await;
+        let (_controller, mut client) = lab.start().await;
+        let _calls = group(&lab, &client, &HOSTS, loss).await;
+        let (group, host, rank) = ("g".into(), "h2".into(), None);
+        client
+            .leave_group(v1::LeaveGroupRequest { group, host, rank })
+            .await
+            .unwrap();
+        let late = join(&lab, &client, "h2", 18).await;
+        becomes(&client, &[Joined, Joined, Joining, Joined]).await;
+        placed(&lab, &client, &["leaf0 g.2", "leaf1 g.2", "spine0 g.2"]).await;
+        drop(late);
+        becomes(&client, &[Joined, Joined, Expected, Joined]).await;
+        placed(&lab, &client, &["leaf0 g.3", "leaf1 g.3", "spine0 g.3"]).await;
+        assert_eq!(rule(&lab, "leaf1"), (3, Some(1), None, vec![]));
+        reaches(&client, "g", Active).await;
+    }
+}
+
+#[tokio::test]
+async fn refusals_name_the_reason() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    let mut calls = group(&lab, &client, &HOSTS[..3], MemberLoss::Evict).await;
+    drop(calls.pop());
+    // Until the controller has noticed that the call ended, and the switches have the rules without it.
+    let status = loop {
+        let status = try_join(&lab, &client, "h2", 18, None).await.unwrap_err();
+        if status.message().contains("while it runs") {
+            break status;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    let wanted = "host h2 cannot join group g while it runs: join with a lease";
+    assert!(status.message().replace('"', "").contains(wanted), "{status}");
+
+    let (group, member) = ("g".into(), "h2".into());
+    client
+        .evict_member(v1::EvictMemberRequest { group, member })
+        .await
+        .unwrap();
+    let status = try_join(&lab, &client, "h2", 18, LEASE).await.unwrap_err();
+    assert_eq!(status.code(), Code::NotFound, "no member any more: {status}");
+}
