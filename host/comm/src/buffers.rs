@@ -107,6 +107,33 @@ impl<T> OwnedBuffers<T> {
     }
 }
 
+/// The memory of a collective whose caller is another thread or program, until the collective ends. Input and output are
+/// elements of the call's data type.
+#[derive(Debug)]
+pub enum LentBytes {
+    /// The result replaces the contribution.
+    InPlace(&'static mut [u8]),
+    /// Separate input and output.
+    Apart(&'static [u8], &'static mut [u8]),
+}
+
+impl LentBytes {
+    /// Number of input elements of `size` bytes, and of output elements (`None`: the same memory).
+    pub(crate) fn lengths(&self, size: usize) -> (usize, Option<usize>) {
+        match self {
+            Self::InPlace(all) => (all.len() / size, None),
+            Self::Apart(from, to) => (from.len() / size, Some(to.len() / size)),
+        }
+    }
+
+    pub(crate) fn into_data(self, bases: Bases) -> Data<'static> {
+        match self {
+            Self::InPlace(all) => Data::InPlace(all, bases),
+            Self::Apart(from, to) => Data::Apart(from, to),
+        }
+    }
+}
+
 /// Where input and output begin in memory that is used in place, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Bases {
@@ -189,6 +216,16 @@ impl<'a> Data<'a> {
         };
         copied.is_some()
     }
+}
+
+/// Input and output of a task.
+pub(crate) enum Memory {
+    /// Its caller waits, and lends them with each call of the driver.
+    Caller,
+    /// Lent until the task ends.
+    Lent(Data<'static>),
+    /// Its own.
+    Owned(Box<dyn Owned>),
 }
 
 /// Owned memory of any element type.

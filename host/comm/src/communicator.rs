@@ -2,11 +2,12 @@
 
 use std::marker::PhantomData;
 use std::rc::Rc;
+use std::time::Instant;
 
 use castnet_rnic::Rnic;
-use castnet_wire::control::Operation;
+use castnet_wire::control::{DataType, Operation};
 
-use crate::buffers::{Buffers, OwnedBuffers};
+use crate::buffers::{Buffers, LentBytes, OwnedBuffers};
 use crate::config::{CommConfig, CommPath};
 use crate::element::Element;
 use crate::error::{CommError, RankName};
@@ -20,11 +21,21 @@ use crate::split::{self, Offer};
 #[must_use = "a running collective must be waited for"]
 #[derive(Debug)]
 pub struct Request<T> {
+    pub(crate) running: Running,
+    pub(crate) _type: PhantomData<T>,
+}
+
+/// A running collective over lent memory, see [`Communicator::begin`].
+#[must_use = "the memory is lent until the collective has ended"]
+#[derive(Debug)]
+pub struct Running {
     pub(crate) task: TaskId,
     pub(crate) collective: Collective,
     /// The value of `Group::attempt` when it was started.
     pub(crate) attempt: u64,
-    pub(crate) _type: PhantomData<T>,
+    pub(crate) start: Instant,
+    /// When the group was found lost, and why.
+    pub(crate) lost: Option<(Instant, CommError)>,
 }
 
 /// One rank of a job, connected with all others, or with those of a sub-communicator. All ranks call the same collectives
@@ -328,6 +339,45 @@ impl Communicator {
     /// Progresses all collectives without waiting. Returns true if there was work. Fails if the RNIC or group failed.
     pub fn progress(&mut self) -> Result<bool, CommError> {
         self.group.borrow_mut().progress()
+    }
+
+    /// Starts a collective over memory that is lent until [`Communicator::try_end`] has returned its result, or this
+    /// communicator and all others of its job are dropped: for runners, and for programs in other languages.
+    ///
+    /// # Errors
+    /// As for the blocking calls. Then nothing accesses the memory any more.
+    pub fn begin(
+        &mut self,
+        collective: Collective,
+        operation: Operation,
+        data_type: DataType,
+        memory: LentBytes,
+    ) -> Result<Running, CommError> {
+        self.group
+            .borrow_mut()
+            .begin_lent(collective, operation, data_type, memory)
+    }
+
+    /// Progresses all collectives of the job without waiting, and does not look whether their groups are lost: see
+    /// [`Communicator::check`]. Returns true if there was work. Fails if the RNIC failed.
+    pub fn poll(&mut self) -> Result<bool, CommError> {
+        self.group.borrow_mut().poll_driver(None)
+    }
+
+    /// The result of a collective of this communicator, once it has ended. Progresses nothing: call
+    /// [`Communicator::poll`] too.
+    pub fn try_end(&mut self, running: &Running) -> Option<Result<(), CommError>> {
+        let end = self.group.borrow_mut().take_end(running);
+        end.map(|end| end.map(drop))
+    }
+
+    /// Ends a collective whose group is lost, which is interrupted, or which has lasted too long. To be called every few
+    /// milliseconds while a collective runs.
+    ///
+    /// # Errors
+    /// The collective has ended with this error. Then nothing accesses its memory any more.
+    pub fn check(&mut self, running: &mut Running) -> Result<(), CommError> {
+        self.group.borrow_mut().check_task(running)
     }
 
     /// Waits until all ranks close, so that each receives its last messages, then leaves. If not all close in time or the

@@ -22,8 +22,10 @@ pub enum Progress {
     /// Polls without a pause. Uses a whole core; lowest latency.
     Spin,
     /// Sleeps while there is nothing to do.
-    #[default]
     Sleep,
+    /// Polls for a short time before it sleeps, but only while no other thread needs its core.
+    #[default]
+    Adaptive,
     /// Polls for so long, then sleeps.
     SpinThenSleep(Duration),
 }
@@ -139,7 +141,7 @@ pub struct CommConfig {
 
 impl CommConfig {
     /// Rank `rank` of `size` of a job. Path MTU 1024, 64 packets in flight in messages of 16, repair by the switch,
-    /// 67 ms of QP time-out, 64 groups, sleeping, host-based algorithms allowed.
+    /// 67 ms of QP time-out, 64 groups, adaptive polling, host-based algorithms allowed.
     pub fn new(
         controller: impl Into<Controllers>,
         job: impl Into<String>,

@@ -6,7 +6,7 @@ use castnet_reduce::Kernel;
 use castnet_rnic::{Access, LocalSlice, MemoryRegion, RecvWr, Rnic, RnicError, SendOp, SendWr, Status};
 use castnet_wire::{Nanos, Qpn};
 
-use crate::buffers::{Data, Owned};
+use crate::buffers::{Data, Memory};
 use crate::machine::{
     Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, Place, Space, Task, TaskId,
 };
@@ -23,13 +23,12 @@ struct Channel {
 /// A task whose result has not been taken.
 struct Pending {
     kernel: Kernel,
-    /// Memory of a non-blocking task. `None` for a blocking task, whose caller lends its memory.
-    data: Option<Box<dyn Owned>>,
+    memory: Memory,
     scratch: Vec<u8>,
     result: Option<Result<(), Failure>>,
 }
 
-pub(crate) type TaskEnd = (Result<(), Failure>, Option<Box<dyn Owned>>);
+pub(crate) type TaskEnd = (Result<(), Failure>, Memory);
 
 /// Memory of the one task whose caller waits.
 pub(crate) struct Borrowed<'a> {
@@ -112,15 +111,14 @@ impl Driver {
         &*self.machine
     }
 
-    /// Starts a task. Its memory is `data`, or is lent by its caller.
-    pub(crate) fn start(&mut self, task: Task, data: Option<Box<dyn Owned>>) -> TaskId {
+    pub(crate) fn start(&mut self, task: Task, memory: Memory) -> TaskId {
         let scratch = self.machine.scratch_bytes(&task) as usize;
         let id = self.machine.start(task);
         self.pending.insert(
             id,
             Pending {
                 kernel: Kernel::select(task.operation, task.data_type, task.flags),
-                data,
+                memory,
                 scratch: vec![0; scratch],
                 result: None,
             },
@@ -141,10 +139,10 @@ impl Driver {
     pub(crate) fn take(&mut self, task: TaskId) -> Option<TaskEnd> {
         let result = self.pending.get(&task)?.result?;
         let pending = self.pending.remove(&task)?;
-        Some((result, pending.data))
+        Some((result, pending.memory))
     }
 
-    /// Forgets a task. Messages that still arrive for it are dropped.
+    /// Forgets a task and its memory. Messages that still arrive for it are dropped.
     pub(crate) fn abandon(&mut self, task: TaskId) {
         self.pending.remove(&task);
     }
@@ -312,7 +310,7 @@ impl Driver {
         if place.space == Space::Scratch {
             return scratch(&mut pending.scratch, place, length).map(|b| &*b);
         }
-        view(&mut pending.data, borrowed, task)?.into_read(place, length)
+        view(&mut pending.memory, borrowed, task)?.into_read(place, length)
     }
 
     /// Copies a message out of its slot. The message of an abandoned task is dropped.
@@ -362,7 +360,7 @@ impl Driver {
         if place.space == Space::Scratch {
             return scratch(&mut pending.scratch, place, length);
         }
-        view(&mut pending.data, borrowed, task)?.into_write(place, length)
+        view(&mut pending.memory, borrowed, task)?.into_write(place, length)
     }
 
     fn copy(
@@ -376,7 +374,7 @@ impl Driver {
         let Some(pending) = self.pending.get_mut(&task) else {
             return;
         };
-        let Some(mut data) = view(&mut pending.data, borrowed, task) else {
+        let Some(mut data) = view(&mut pending.memory, borrowed, task) else {
             return;
         };
         let copied = match (from.space, to.space) {
@@ -409,14 +407,14 @@ fn close(rnic: &mut dyn Rnic, channel: &Channel) {
 }
 
 /// Input and output of a task: lent by its caller, or its own.
-fn view<'b>(
-    own: &'b mut Option<Box<dyn Owned>>,
-    borrowed: Option<&'b mut Borrowed<'_>>,
-    task: TaskId,
-) -> Option<Data<'b>> {
+fn view<'b>(own: &'b mut Memory, borrowed: Option<&'b mut Borrowed<'_>>, task: TaskId) -> Option<Data<'b>> {
     match borrowed.filter(|b| b.task == task) {
         Some(borrowed) => Some(borrowed.data.reborrow()),
-        None => own.as_mut().map(|own| own.data()),
+        None => match own {
+            Memory::Caller => None,
+            Memory::Lent(data) => Some(data.reborrow()),
+            Memory::Owned(own) => Some(own.data()),
+        },
     }
 }
 

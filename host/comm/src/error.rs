@@ -170,9 +170,12 @@ pub enum CommError {
     /// An invalid message was received.
     #[error("{}", .failure)]
     Protocol { failure: crate::machine::Failure },
-    /// [`crate::CommConfig::interrupt`] was set.
+    /// [`crate::CommConfig::interrupt`] was set, or the runner of this communicator has stopped.
     #[error("interrupted")]
     Interrupted,
+    /// Another thread has closed the communicator.
+    #[error("the communicator is closed")]
+    Closed,
     /// The collective did not end in time. The next call joins the group again.
     #[error("{} did not end within {after:?}: waited for {what}{}", collective.name(), missing_suffix(missing))]
     TimedOut {

@@ -10,9 +10,9 @@ use castnet_proto::transport::Call;
 use castnet_rnic::Rnic;
 use castnet_wire::control::{CallFlags, DataType, Operation};
 
-use crate::buffers::{Bases, Buffers, Data, Owned, OwnedBuffers, OwnedData};
-use crate::communicator::Request;
-use crate::config::{CommConfig, CommPath, Progress};
+use crate::buffers::{Bases, Buffers, Data, LentBytes, Memory, OwnedBuffers, OwnedData};
+use crate::communicator::{Request, Running};
+use crate::config::{CommConfig, CommPath};
 use crate::control::{Control, Lease};
 use crate::driver::{Borrowed, Driver};
 use crate::element::Element;
@@ -21,6 +21,7 @@ use crate::establish::EXCHANGE_GOODBYE;
 use crate::job::{Job, OWN_GROUP};
 use crate::machine::{Collective, Failure, Task, TaskId, Waiting};
 use crate::shared::SharedRnic;
+use crate::spin::{Idle, Spinner};
 
 /// How often a sleeping rank checks the state of its group.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
@@ -96,22 +97,24 @@ impl Group {
     /// Waits until a non-blocking collective ends. Returns its output; in place, the whole buffer. The buffers are lost
     /// on an error.
     pub(crate) fn wait<T: Element>(&mut self, request: Request<T>) -> Result<Vec<T>, CommError> {
-        if request.attempt != self.attempt {
-            return Err(CommError::Aborted);
-        }
-        let owned = self.run(request.task, request.collective, None)?;
-        let data = owned.and_then(|o| o.into_any().downcast::<OwnedData<T>>().ok());
-        Ok(data.map(|d| d.buffers.into_output()).unwrap_or_default())
+        let mut running = request.running;
+        running.start = Instant::now();
+        let owned = match self.run(&mut running, None)? {
+            Memory::Owned(owned) => owned.into_any().downcast::<OwnedData<T>>().ok(),
+            Memory::Caller | Memory::Lent(_) => None,
+        };
+        Ok(owned.map(|d| d.buffers.into_output()).unwrap_or_default())
     }
 
     /// Progresses all collectives without waiting. Returns true if `request` has ended. Fails if the RNIC or group
     /// failed.
     pub(crate) fn test<T: Element>(&mut self, request: &Request<T>) -> Result<bool, CommError> {
-        if request.attempt != self.attempt {
+        if request.running.attempt != self.attempt {
             return Ok(true);
         }
         self.progress()?;
-        Ok(self.driver.as_ref().is_none_or(|d| d.is_done(request.task)))
+        let driver = self.driver.as_ref();
+        Ok(driver.is_none_or(|d| d.is_done(request.running.task)))
     }
 
     /// Progresses all collectives without waiting. Returns true if there was work. Fails if the RNIC or group failed.
@@ -259,7 +262,7 @@ impl Group {
     }
 
     /// Starts a task. Joins the group again first if it is broken.
-    fn start(&mut self, task: Task, owned: Option<Box<dyn Owned>>) -> Result<TaskId, CommError> {
+    fn start(&mut self, collective: Collective, task: Task, memory: Memory) -> Result<Running, CommError> {
         if !self.broken {
             // Nothing checks the group between calls.
             self.check_group()?;
@@ -270,10 +273,14 @@ impl Group {
         if let Some(error) = self.pending_failure.take() {
             return Err(error);
         }
-        match &mut self.driver {
-            Some(driver) => Ok(driver.start(task, owned)),
-            None => Err(CommError::Aborted),
-        }
+        let driver = self.driver.as_mut().ok_or(CommError::Aborted)?;
+        Ok(Running {
+            task: driver.start(task, memory),
+            collective,
+            attempt: self.attempt,
+            start: Instant::now(),
+            lost: None,
+        })
     }
 
     pub(crate) fn blocking<T: Element>(
@@ -283,10 +290,12 @@ impl Group {
         buffers: Buffers<'_, T>,
     ) -> Result<(), CommError> {
         let (task, bases) = self.check_call(collective, operation, T::DATA_TYPE, buffers.lengths())?;
-        let task = self.start(task, None)?;
-        let data = Data::new(buffers, bases);
-        let mut borrowed = Borrowed { task, data };
-        self.run(task, collective, Some(&mut borrowed))?;
+        let mut running = self.start(collective, task, Memory::Caller)?;
+        let mut borrowed = Borrowed {
+            task: running.task,
+            data: Data::new(buffers, bases),
+        };
+        self.run(&mut running, Some(&mut borrowed))?;
         Ok(())
     }
 
@@ -297,14 +306,40 @@ impl Group {
         buffers: OwnedBuffers<T>,
     ) -> Result<Request<T>, CommError> {
         let (task, bases) = self.check_call(collective, operation, T::DATA_TYPE, buffers.lengths())?;
-        let task = self.start(task, Some(Box::new(OwnedData { buffers, bases })))?;
-        self.poll_driver(None)?;
+        let memory = Memory::Owned(Box::new(OwnedData { buffers, bases }));
+        let running = self.begin_task(collective, task, memory)?;
         Ok(Request {
-            task,
-            collective,
-            attempt: self.attempt,
+            running,
             _type: PhantomData,
         })
+    }
+
+    pub(crate) fn begin_lent(
+        &mut self,
+        collective: Collective,
+        operation: Operation,
+        data_type: DataType,
+        bytes: LentBytes,
+    ) -> Result<Running, CommError> {
+        let lengths = bytes.lengths(data_type.size());
+        let (task, bases) = self.check_call(collective, operation, data_type, lengths)?;
+        self.begin_task(collective, task, Memory::Lent(bytes.into_data(bases)))
+    }
+
+    fn begin_task(
+        &mut self,
+        collective: Collective,
+        task: Task,
+        memory: Memory,
+    ) -> Result<Running, CommError> {
+        let running = self.start(collective, task, memory)?;
+        match self.poll_driver(None) {
+            Ok(_) => Ok(running),
+            Err(error) => {
+                self.abandon(running.task);
+                Err(error)
+            }
+        }
     }
 
     /// One iteration of the drivers of all groups of the job. Returns true if there was work to do.
@@ -382,76 +417,85 @@ impl Group {
         }
     }
 
+    /// Waits until a task has ended. Returns its memory.
     fn run(
         &mut self,
-        task: TaskId,
-        collective: Collective,
+        running: &mut Running,
         mut borrowed: Option<&mut Borrowed<'_>>,
-    ) -> Result<Option<Box<dyn Owned>>, CommError> {
-        let start = Instant::now();
-        let (mut polls, mut idle_since) = (0_u32, None);
-        let mut lost: Option<(Instant, CommError)> = None;
+    ) -> Result<Memory, CommError> {
+        let (mut polls, mut spinner) = (0_u32, Spinner::new(self.config.progress));
         loop {
-            let worked = self.poll_driver(borrowed.as_deref_mut())?;
-            let Some(driver) = &mut self.driver else {
-                return Err(CommError::Aborted);
-            };
-            if let Some((result, owned)) = driver.take(task) {
-                return match result {
-                    Ok(()) => Ok(owned),
-                    Err(failure) => {
-                        self.broken = true;
-                        Err(self.explain(failure))
-                    }
-                };
-            }
-            if self.broken {
-                driver.abandon(task);
-                return Err(CommError::Aborted);
+            let polled = self.poll_driver(borrowed.as_deref_mut());
+            let worked = polled.inspect_err(|_| self.abandon(running.task))?;
+            if let Some(end) = self.take_end(running) {
+                return end;
             }
             polls = polls.wrapping_add(1);
-            if worked {
-                idle_since = None;
-                if !polls.is_multiple_of(POLLS_PER_CHECK) {
-                    continue;
+            let idle = match worked {
+                true => {
+                    spinner.worked();
+                    None
                 }
-            }
-            let sleeps = match self.config.progress {
-                Progress::Spin => false,
-                Progress::Sleep => !worked,
-                Progress::SpinThenSleep(spin) => {
-                    !worked && idle_since.get_or_insert_with(Instant::now).elapsed() >= spin
-                }
+                false => Some(spinner.idle(self.rnic.now())),
             };
-            if sleeps || polls.is_multiple_of(POLLS_PER_CHECK) {
-                match lost {
-                    None => lost = self.lost_group().map(|error| (Instant::now(), error)),
-                    Some((at, error)) if at.elapsed() >= GRACE => {
-                        self.lease = None;
-                        self.abandon(task);
-                        return Err(error);
-                    }
-                    Some(_) => {}
+            if idle == Some(Idle::Sleep) || polls.is_multiple_of(POLLS_PER_CHECK) {
+                self.check_task(running)?;
+            }
+            match idle {
+                None => {}
+                Some(Idle::Spin) => std::hint::spin_loop(),
+                Some(Idle::Yield) => {
+                    // The rank that this one waits for may run on the same core.
+                    let before = self.rnic.now();
+                    std::thread::yield_now();
+                    spinner.yielded(before, self.rnic.now());
                 }
-                if self.config.is_interrupted() {
-                    self.abandon(task);
-                    return Err(CommError::Interrupted);
-                }
-                let after = start.elapsed();
-                if after >= self.config.timeouts.collective {
-                    return Err(self.timed_out(task, collective, after));
-                }
-                if sleeps {
-                    let left = self.config.timeouts.collective - after;
-                    self.rnic.wait(SLEEP_MAX.min(left))?;
-                }
-            } else if self.config.progress == Progress::Spin {
-                std::hint::spin_loop();
-            } else {
-                // The rank that this one waits for may run on the same core.
-                std::thread::yield_now();
+                Some(Idle::Sleep) => self.rnic.wait(SLEEP_MAX.min(self.config.timeouts.collective))?,
             }
         }
+    }
+
+    /// The result and the memory of a task that has ended. After that nothing accesses its memory.
+    pub(crate) fn take_end(&mut self, running: &Running) -> Option<Result<Memory, CommError>> {
+        if running.attempt != self.attempt {
+            return Some(Err(CommError::Aborted));
+        }
+        let Some(driver) = &mut self.driver else {
+            return Some(Err(CommError::Aborted));
+        };
+        let Some((result, memory)) = driver.take(running.task) else {
+            return self.broken.then(|| {
+                self.abandon(running.task);
+                Err(self.pending_failure.take().unwrap_or(CommError::Aborted))
+            });
+        };
+        Some(result.map(|()| memory).map_err(|failure| {
+            self.broken = true;
+            self.explain(failure)
+        }))
+    }
+
+    /// Fails a task whose group is lost, which is interrupted, or which has lasted too long. To be called every few
+    /// milliseconds.
+    pub(crate) fn check_task(&mut self, running: &mut Running) -> Result<(), CommError> {
+        match running.lost.take() {
+            None => running.lost = self.lost_group().map(|error| (Instant::now(), error)),
+            Some((at, error)) if at.elapsed() >= GRACE => {
+                self.lease = None;
+                self.abandon(running.task);
+                return Err(error);
+            }
+            lost => running.lost = lost,
+        }
+        if self.config.is_interrupted() {
+            self.abandon(running.task);
+            return Err(CommError::Interrupted);
+        }
+        let after = running.start.elapsed();
+        if after >= self.config.timeouts.collective {
+            return Err(self.timed_out(running.task, running.collective, after));
+        }
+        Ok(())
     }
 
     /// Gives up, and forgets the task.

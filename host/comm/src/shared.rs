@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use castnet_rnic::{
     Access, Completion, DeviceAttributes, MemoryKey, MemoryRegion, QpOptions, QpRemote, QpState, RecvWr,
-    Rnic, RnicError, SendWr, Traffic,
+    Rnic, RnicError, SendWr, Traffic, Waker,
 };
 use castnet_wire::{Nanos, Qpn};
 
@@ -101,7 +101,11 @@ impl Rnic for SharedRnic {
         self.inner.borrow_mut().announce()
     }
 
-    fn wait(&mut self, timeout: Duration) -> Result<(), RnicError> {
-        self.inner.borrow_mut().wait(timeout)
+    fn wait_unless(&mut self, timeout: Duration, ready: &dyn Fn() -> bool) -> Result<(), RnicError> {
+        self.inner.borrow_mut().wait_unless(timeout, ready)
+    }
+
+    fn waker(&self) -> Waker {
+        self.inner.borrow().waker()
     }
 }

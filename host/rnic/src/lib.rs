@@ -34,6 +34,7 @@ pub use castnet_endpoint::{
     Access, Completion, CompletionOp, LocalSlice, MemoryKey, OutOfRange, PostError, QpError, QpState,
     QueueLimits, RecvWr, SendOp, SendWr, Status,
 };
+pub use castnet_port::Waker;
 pub use error::{RnicError, status_text};
 pub use neighbours::{NeighbourConfig, NeighbourStats, Resolution};
 pub use rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic, Traffic};

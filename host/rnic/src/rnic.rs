@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use castnet_endpoint::{Access, Completion, MemoryKey, QpState, QueueLimits, RecvWr, SendWr};
+use castnet_port::Waker;
 use castnet_wire::{MacAddr, Nanos, Pmtu, Psn, Qpn};
 use serde::Serialize;
 
@@ -187,8 +188,17 @@ pub trait Rnic {
     /// The next completion of a receive on this QP, in order.
     fn poll_recv_completion(&mut self, qpn: Qpn) -> Option<Completion>;
 
-    /// Sleeps until there may be work or `timeout` has passed. It may return early.
-    fn wait(&mut self, timeout: Duration) -> Result<(), RnicError>;
+    /// Sleeps until there may be work, [`Rnic::waker`] is used or `timeout` has passed. Does not sleep if `ready` returns
+    /// true: it must look at all that is announced by the waker. It may return early.
+    fn wait_unless(&mut self, timeout: Duration, ready: &dyn Fn() -> bool) -> Result<(), RnicError>;
+
+    /// Wakes the thread of this RNIC, from any thread.
+    fn waker(&self) -> Waker;
+
+    /// [`Rnic::wait_unless`] without a condition.
+    fn wait(&mut self, timeout: Duration) -> Result<(), RnicError> {
+        self.wait_unless(timeout, &|| false)
+    }
 
     /// [`Rnic::poll`], and without work [`Rnic::wait`]. Returns true if there was work.
     fn poll_or_wait(&mut self, timeout: Duration) -> Result<bool, RnicError> {

@@ -11,7 +11,9 @@ use castnet_endpoint::{
     Access, Completion, Endpoint, EndpointConfig, MemoryError, MemoryKey, PostError, QpConfig, QpError,
     QpState, QueueLimits, RecvWr, SendWr, Stats,
 };
-use castnet_port::{Batch, BoxPort, Pool, PoolBuf, PoolConfig, Port, PortSpec, PortStats, Sides, Sleeper};
+use castnet_port::{
+    Batch, BoxPort, Pool, PoolBuf, PoolConfig, Port, PortSpec, PortStats, Sides, Sleeper, Waker,
+};
 use castnet_wire::{Arp, MacAddr, Nanos, Pmtu, Qpn};
 
 use crate::error::RnicError;
@@ -428,14 +430,18 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
         Ok(())
     }
 
-    fn wait(&mut self, timeout: Duration) -> Result<(), RnicError> {
+    fn waker(&self) -> Waker {
+        self.sleeper.waker()
+    }
+
+    fn wait_unless(&mut self, timeout: Duration, ready: &dyn Fn() -> bool) -> Result<(), RnicError> {
         if self.busy {
             return Ok(());
         }
         let timeout = timeout.min(self.idle_for(self.now()));
         if !timeout.is_zero() {
             let port = &self.port;
-            self.sleeper.sleep(timeout, || port.ready());
+            self.sleeper.sleep(timeout, || port.ready() || ready());
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ use castnet_endpoint::{
     Access, Completion, LocalSlice, MESSAGE_MAX, MemoryError, MemoryKey, OutOfRange, PostError, QpError,
     QpEvent, QpState, RecvWr, SendOp, SendWr,
 };
-use castnet_port::Sleeper;
+use castnet_port::{Sleeper, Waker};
 use castnet_wire::{Nanos, Qpn};
 use tracing::{debug, warn};
 
@@ -596,7 +596,11 @@ impl Rnic for VerbsRnic {
         self.qps.get_mut(&qpn)?.receives.pop()
     }
 
-    fn wait(&mut self, timeout: Duration) -> Result<(), RnicError> {
+    fn waker(&self) -> Waker {
+        self.sleeper.waker()
+    }
+
+    fn wait_unless(&mut self, timeout: Duration, ready: &dyn Fn() -> bool) -> Result<(), RnicError> {
         let mut armed = false;
         for qp in self.qps.values_mut() {
             armed |= qp.arm()?;
@@ -605,7 +609,7 @@ impl Rnic for VerbsRnic {
         if armed && self.drain()? {
             return Ok(());
         }
-        self.sleeper.sleep(timeout, || false);
+        self.sleeper.sleep(timeout, ready);
         self.take_events();
         Ok(())
     }

@@ -14,6 +14,7 @@ mod ranks;
 mod restart;
 mod routed_groups;
 mod routed_sums;
+mod runner;
 mod runtime;
 mod splits;
 mod static_rules;

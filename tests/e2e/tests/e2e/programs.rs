@@ -4,14 +4,17 @@
 use std::sync::Arc;
 
 use crate::fabric::{Fabric, STAR, TWO_TIERS};
-use castnet_comm::{CommConfig, Communicator, Fallback, LossPolicy, Operation, Request};
+use castnet_comm::{
+    CommConfig, CommError, Communicator, Fallback, LossPolicy, Operation, OwnedBuffers, Request,
+};
+use castnet_runner::{Comm, Pending, Runner};
 use castnet_wire::Pmtu;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// One step of a program, the same at all ranks.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+pub(crate) enum Step {
     AllReduce,
     Reduce(u16),
     Broadcast(u16),
@@ -78,9 +81,66 @@ fn fold(operation: Operation, a: i32, b: i32) -> i32 {
     }
 }
 
+/// What a communicator of a thread and one of a runner have in common.
+pub(crate) trait Collectives {
+    type Running;
+
+    fn ranks(&self) -> (u16, u16);
+    fn barrier(&mut self);
+    fn begin(&mut self, step: Step, operation: Operation, buffers: OwnedBuffers<i32>) -> Self::Running;
+    fn end(&mut self, running: Self::Running) -> Result<Vec<i32>, CommError>;
+}
+
+macro_rules! collectives {
+    ($comm:ty, $running:ty, $started:expr, $end:expr) => {
+        impl Collectives for $comm {
+            type Running = $running;
+
+            fn ranks(&self) -> (u16, u16) {
+                (self.rank(), self.size())
+            }
+
+            fn barrier(&mut self) {
+                <$comm>::barrier(self).expect("barrier");
+            }
+
+            fn begin(&mut self, step: Step, operation: Operation, buffers: OwnedBuffers<i32>) -> $running {
+                $started(match (step, buffers) {
+                    (Step::Reduce(root), buffers) => self.ireduce(buffers, operation, root),
+                    (Step::Broadcast(root), OwnedBuffers::InPlace(all)) => self.ibroadcast(all, root),
+                    (Step::ReduceScatter, buffers) => self.ireduce_scatter(buffers, operation),
+                    (Step::AllGather, buffers) => self.iallgather(buffers),
+                    (_, buffers) => self.iallreduce(buffers, operation),
+                })
+            }
+
+            fn end(&mut self, running: $running) -> Result<Vec<i32>, CommError> {
+                $end(self, running)
+            }
+        }
+    };
+}
+
+collectives!(
+    Communicator,
+    Request<i32>,
+    |running: Result<_, CommError>| running.expect("started"),
+    Communicator::wait
+);
+collectives!(
+    Comm,
+    Pending<i32>,
+    |running| running,
+    |_: &mut Comm, running: Pending<i32>| running.wait()
+);
+
 /// Starts a line, and gives what it must come to at this rank; `None` where nothing is promised.
-pub(crate) fn start(comm: &mut Communicator, number: usize, line: Line) -> (Request<i32>, Option<Vec<i32>>) {
-    let (rank, size, n) = (comm.rank(), comm.size(), line.length);
+pub(crate) fn start<C: Collectives>(
+    comm: &mut C,
+    number: usize,
+    line: Line,
+) -> (C::Running, Option<Vec<i32>>) {
+    let ((rank, size), n) = (comm.ranks(), line.length);
     let ranks = usize::from(size);
     let own = usize::from(rank) * n;
     let mine = |length: usize| (0..length).map(|i| value(rank, number, i)).collect::<Vec<_>>();
@@ -91,53 +151,48 @@ pub(crate) fn start(comm: &mut Communicator, number: usize, line: Line) -> (Requ
             .unwrap_or_default()
     };
     let all = || (0..n).map(reduced).collect::<Vec<_>>();
-    let op = line.operation;
-    let (request, must) = match line.step {
-        Step::AllReduce if line.in_place => (comm.iallreduce(mine(n), op), Some(all())),
-        Step::AllReduce => (comm.iallreduce((mine(n), vec![7; n]), op), Some(all())),
+    let (buffers, must) = match line.step {
+        Step::AllReduce if line.in_place => (mine(n).into(), Some(all())),
+        Step::AllReduce => ((mine(n), vec![7; n]).into(), Some(all())),
         Step::Reduce(root) => {
-            let request = if line.in_place {
-                comm.ireduce(mine(n), op, root)
-            } else {
-                comm.ireduce((mine(n), vec![7; n]), op, root)
+            let buffers = match line.in_place {
+                true => mine(n).into(),
+                false => (mine(n), vec![7; n]).into(),
             };
-            (request, (rank == root).then(all))
+            (buffers, (rank == root).then(all))
         }
         Step::Broadcast(root) => {
             let buffer = if rank == root { mine(n) } else { vec![7; n] };
             let must = (0..n).map(|i| value(root, number, i)).collect();
-            (comm.ibroadcast(buffer, root), Some(must))
+            (buffer.into(), Some(must))
         }
         Step::ReduceScatter if line.in_place => {
             let blocks = mine(n * ranks);
             let mut must = blocks.clone();
             (0..n).for_each(|i| must[own + i] = reduced(own + i));
-            (comm.ireduce_scatter(blocks, op), Some(must))
+            (blocks.into(), Some(must))
         }
         Step::ReduceScatter => {
             let must = (0..n).map(|i| reduced(own + i)).collect();
-            (
-                comm.ireduce_scatter((mine(n * ranks), vec![7; n]), op),
-                Some(must),
-            )
+            ((mine(n * ranks), vec![7; n]).into(), Some(must))
         }
         Step::AllGather => {
             let must = (0..size).flat_map(|r| (0..n).map(move |i| value(r, number, i)));
-            let request = if line.in_place {
+            let buffers = if line.in_place {
                 let mut blocks = vec![7; n * ranks];
                 blocks[own..own + n].copy_from_slice(&mine(n));
-                comm.iallgather(blocks)
+                blocks.into()
             } else {
-                comm.iallgather((mine(n), vec![7; n * ranks]))
+                (mine(n), vec![7; n * ranks]).into()
             };
-            (request, Some(must.collect()))
+            (buffers, Some(must.collect()))
         }
         Step::Barrier => {
-            comm.barrier().expect("barrier");
-            (comm.iallreduce(Vec::new(), Operation::Sum), Some(Vec::new()))
+            comm.barrier();
+            (Vec::new().into(), Some(Vec::new()))
         }
     };
-    (request.expect("started"), must)
+    (comm.begin(line.step, line.operation, buffers), must)
 }
 
 fn run(seed: u64) {
@@ -159,8 +214,9 @@ fn run(seed: u64) {
         LossPolicy::Reflect
     };
     let (reproducible, hosts_only) = (random.random(), random.random_range(0..4) == 0);
+    let in_runner: bool = random.random();
     println!(
-        "seed {seed}: {size} ranks, {pmtu:?}, window {window}, messages of {message}, loss {loss}, {policy:?}, reproducible {reproducible}, between hosts {hosts_only}"
+        "seed {seed}: {size} ranks, {pmtu:?}, window {window}, messages of {message}, loss {loss}, {policy:?}, reproducible {reproducible}, between hosts {hosts_only}, in a runner {in_runner}"
     );
     let fabric = Fabric::start(plan, seed);
     let threads: Vec<_> = (0..size)
@@ -180,17 +236,16 @@ fn run(seed: u64) {
             };
             let lines = lines.clone();
             std::thread::spawn(move || {
-                let mut comm = Communicator::connect(config, host.rnic()).expect("connected");
-                let mut open = Vec::new();
-                for (number, &line) in lines.iter().enumerate() {
-                    let (request, must) = start(&mut comm, number, line);
-                    open.push((number, line, request, must));
-                    if line.blocking {
-                        check(&mut comm, &mut open);
-                    }
+                if in_runner {
+                    let runner = Runner::start(move || Ok(host.rnic())).expect("a runner");
+                    let mut comm = runner.connect(config).expect("connected");
+                    follow(&mut comm, &lines);
+                    comm.close().expect("closed");
+                } else {
+                    let mut comm = Communicator::connect(config, host.rnic()).expect("connected");
+                    follow(&mut comm, &lines);
+                    comm.close().expect("closed");
                 }
-                check(&mut comm, &mut open);
-                comm.close().expect("closed");
             })
         })
         .collect();
@@ -200,13 +255,25 @@ fn run(seed: u64) {
     fabric.stop();
 }
 
-pub(crate) type Open = (usize, Line, Request<i32>, Option<Vec<i32>>);
+fn follow<C: Collectives>(comm: &mut C, lines: &[Line]) {
+    let mut open = Vec::new();
+    for (number, &line) in lines.iter().enumerate() {
+        let (running, must) = start(comm, number, line);
+        open.push((number, line, running, must));
+        if line.blocking {
+            check(comm, &mut open);
+        }
+    }
+    check(comm, &mut open);
+}
 
-pub(crate) fn check(comm: &mut Communicator, open: &mut Vec<Open>) {
-    let rank = comm.rank();
+pub(crate) type Open<R> = (usize, Line, R, Option<Vec<i32>>);
+
+pub(crate) fn check<C: Collectives>(comm: &mut C, open: &mut Vec<Open<C::Running>>) {
+    let (rank, _) = comm.ranks();
     for (number, line, request, must) in open.drain(..) {
         let got = comm
-            .wait(request)
+            .end(request)
             .unwrap_or_else(|e| panic!("rank {rank}, {number}: {line:?}: {e}"));
         if let Some(must) = must {
             assert!(got == must, "rank {rank}, {number}: {line:?} is wrong");

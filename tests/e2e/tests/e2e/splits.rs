@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::collectives::ranks;
 use crate::fabric::{Fabric, STAR, TWO_TIERS};
 use crate::programs::{self, Line, Open};
-use castnet_comm::{CommConfig, CommError, CommPath, Communicator, Fallback, Operation, SharedRnic};
+use castnet_comm::{CommConfig, CommError, CommPath, Communicator, Fallback, Operation, Request, SharedRnic};
 use castnet_proto::transport;
 use castnet_proto::v1::ListControllerGroupsRequest;
 use rand::{Rng, SeedableRng};
@@ -96,7 +96,7 @@ fn program(random: &mut ChaCha8Rng, size: u16) -> Vec<Step> {
 }
 
 /// A communicator, and the collectives that it has not waited for.
-type Own = (Communicator, Vec<Open>);
+type Own = (Communicator, Vec<Open<Request<i32>>>);
 
 fn follow(steps: &[Step], world: Communicator) {
     let rank = world.rank();

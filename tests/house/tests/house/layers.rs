@@ -33,6 +33,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("rnic", &["endpoint", "port"]),
     ("comm", &["rnic", "proto", "reduce"]),
     ("member", &["rnic", "proto"]),
+    ("runner", &["comm"]),
     ("traffic", &["port", "rules"]),
     ("sim", &["comm", "engine", "endpoint", "planner"]),
     ("softroce", &[]),

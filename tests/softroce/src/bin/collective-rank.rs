@@ -13,7 +13,7 @@ use castnet_port::{Pool, PoolConfig, PortSpec, Sides};
 use castnet_proto::transport::{Controllers, Security};
 use castnet_rnic::{
     Access, Completion, DeviceAttributes, MemoryKey, MemoryRegion, QpOptions, QpRemote, QpState, RecvWr,
-    Rnic, RnicError, SendWr, SoftRnic, SoftRnicConfig, Traffic,
+    Rnic, RnicError, SendWr, SoftRnic, SoftRnicConfig, Traffic, Waker,
 };
 use castnet_softroce_tests::ranks::Told;
 use castnet_wire::{Nanos, Pmtu, Psn, Qpn};
@@ -418,7 +418,10 @@ impl Rnic for Watched {
     fn poll_recv_completion(&mut self, qpn: Qpn) -> Option<Completion> {
         self.inner.poll_recv_completion(qpn)
     }
-    fn wait(&mut self, timeout: Duration) -> Result<(), RnicError> {
-        self.inner.wait(timeout)
+    fn wait_unless(&mut self, timeout: Duration, ready: &dyn Fn() -> bool) -> Result<(), RnicError> {
+        self.inner.wait_unless(timeout, ready)
+    }
+    fn waker(&self) -> Waker {
+        self.inner.waker()
     }
 }

@@ -1,0 +1,143 @@
+//! How a rank waits while there is nothing to do: poll again at once, let others run, or sleep.
+
+use std::time::Duration;
+
+use castnet_wire::Nanos;
+
+use crate::config::Progress;
+
+/// How long a rank polls before it sleeps, if its core is free. A wake-up costs about a tenth of it.
+const SPIN: Nanos = Nanos::from_micros(50);
+/// A yield that took longer has let another thread run, so the core is not free.
+const YIELD_MAX: Nanos = Nanos::from_micros(5);
+/// The first and the longest time for which a rank does not spin after it has found its core in use.
+const PAUSE_MIN: Nanos = Nanos::from_millis(1);
+const PAUSE_MAX: Nanos = Nanos::from_millis(128);
+
+/// What a rank does when it has found nothing to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// Polls again at once.
+    Spin,
+    /// Lets other threads run, then polls again.
+    Yield,
+    /// Sleeps until there is work.
+    Sleep,
+}
+
+/// Decides how a rank waits. Time is an argument.
+#[derive(Clone, Debug)]
+pub struct Spinner {
+    progress: Progress,
+    /// When the rank ran out of work.
+    idle_since: Option<Nanos>,
+    /// Until then it does not spin, because another thread needed its core.
+    paused_until: Nanos,
+    pause: Nanos,
+}
+
+impl Spinner {
+    /// A rank that has work.
+    pub const fn new(progress: Progress) -> Self {
+        Self {
+            progress,
+            idle_since: None,
+            paused_until: Nanos::ZERO,
+            pause: PAUSE_MIN,
+        }
+    }
+
+    /// The rank has found work.
+    pub fn worked(&mut self) {
+        self.idle_since = None;
+    }
+
+    /// The rank has found nothing to do.
+    pub fn idle(&mut self, now: Nanos) -> Idle {
+        let since = *self.idle_since.get_or_insert(now);
+        let spins_for = match self.progress {
+            Progress::Spin => return Idle::Spin,
+            Progress::Sleep => Nanos::ZERO,
+            Progress::SpinThenSleep(spin) => duration(spin),
+            Progress::Adaptive if now < self.paused_until => Nanos::ZERO,
+            Progress::Adaptive => SPIN,
+        };
+        if now.since(since) < spins_for {
+            Idle::Yield
+        } else {
+            Idle::Sleep
+        }
+    }
+
+    /// Another thread may have run from `before` to `now`, after [`Idle::Yield`].
+    pub fn yielded(&mut self, before: Nanos, now: Nanos) {
+        if now.since(before) <= YIELD_MAX {
+            return;
+        }
+        let is_free_for_long = now.since(self.paused_until) > Nanos(8 * PAUSE_MAX.0);
+        self.pause = match is_free_for_long {
+            true => PAUSE_MIN,
+            false => Nanos(2 * self.pause.0).min(PAUSE_MAX),
+        };
+        self.paused_until = now + self.pause;
+    }
+}
+
+fn duration(duration: Duration) -> Nanos {
+    Nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Polls of 100 ns without work, from `now` until the spinner sleeps; each yield takes `yield_ns`.
+    fn spin(spinner: &mut Spinner, now: &mut Nanos, yield_ns: u64) -> u64 {
+        let start = *now;
+        spinner.worked();
+        loop {
+            *now += Nanos(100);
+            match spinner.idle(*now) {
+                Idle::Yield => {
+                    let before = *now;
+                    *now += Nanos(yield_ns);
+                    spinner.yielded(before, *now);
+                }
+                Idle::Spin => unreachable!("adaptive"),
+                Idle::Sleep => return now.since(start).0,
+            }
+        }
+    }
+
+    #[test]
+    fn a_rank_spins_where_its_core_is_free_and_stops_where_it_is_not() {
+        let (mut spinner, mut now) = (Spinner::new(Progress::Adaptive), Nanos(1));
+        for _ in 0..1000 {
+            assert!(spin(&mut spinner, &mut now, 500) > SPIN.0);
+        }
+        // Another thread takes the core at each yield. The pauses double.
+        let (mut spun, start) = (0, now);
+        while now.since(start) < Nanos::from_secs(10) {
+            spun += u64::from(spin(&mut spinner, &mut now, 100_000) > 1000);
+            now += Nanos(50_000);
+        }
+        let most = Nanos::from_secs(10).0 / PAUSE_MAX.0 + 8;
+        assert!(spun > 0 && spun <= most, "{spun} of at most {most}");
+        // The core becomes free.
+        now += PAUSE_MAX;
+        assert!(spin(&mut spinner, &mut now, 500) > SPIN.0);
+    }
+
+    #[test]
+    fn the_other_policies_do_as_they_are_called() {
+        let at = Nanos(1_000_000);
+        assert_eq!(Spinner::new(Progress::Spin).idle(at), Idle::Spin);
+        assert_eq!(Spinner::new(Progress::Sleep).idle(at), Idle::Sleep);
+        let mut spinner = Spinner::new(Progress::SpinThenSleep(Duration::from_micros(3)));
+        assert_eq!(spinner.idle(at), Idle::Yield);
+        assert_eq!(spinner.idle(at + Nanos(2999)), Idle::Yield);
+        assert_eq!(spinner.idle(at + Nanos(3000)), Idle::Sleep);
+        spinner.worked();
+        assert_eq!(spinner.idle(at + Nanos(3000)), Idle::Yield);
+    }
+}

@@ -1,0 +1,253 @@
+//! What other threads see of a communicator.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::task::{Context, Poll};
+
+use castnet_comm::machine::Collective;
+use castnet_comm::{Buffers, CommError, CommPath, Element, LentBytes, Operation, OwnedBuffers};
+
+use crate::lend::{LentBuffers, lend};
+use crate::queue::{Call, CommId, Command, Joined, Queue, Reply};
+use crate::ticket::{Completer, Ticket};
+
+/// A communicator of a [`crate::Runner`], for any thread. When all its clones are dropped, and its calls have ended, the
+/// communicator is dropped.
+#[derive(Clone, Debug)]
+pub struct Comm(Arc<Handle>);
+
+#[derive(Debug)]
+struct Handle {
+    id: CommId,
+    rank: u16,
+    size: u16,
+    queue: Arc<Queue>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.queue.push(Command::Drop(self.id));
+    }
+}
+
+impl Comm {
+    pub(crate) fn new(joined: Joined, queue: Arc<Queue>) -> Self {
+        let Joined { id, rank, size } = joined;
+        Self(Arc::new(Handle {
+            id,
+            rank,
+            size,
+            queue,
+        }))
+    }
+
+    /// Number of this rank.
+    pub fn rank(&self) -> u16 {
+        self.0.rank
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> u16 {
+        self.0.size
+    }
+
+    /// The path that its collectives take. Waits for the runner.
+    pub fn path(&self) -> Result<CommPath, CommError> {
+        self.ask(|reply| Command::Path(self.0.id, reply))
+    }
+
+    /// As [`castnet_comm::Communicator::split`]. The collectives that run progress meanwhile; those that are called wait.
+    pub fn split(&self, colour: Option<u32>, key: i32) -> Result<Option<Self>, CommError> {
+        let joined = self.ask(|reply| Command::Split(self.0.id, colour, key, reply))?;
+        Ok(joined.map(|joined| Self::new(joined, self.0.queue.clone())))
+    }
+
+    /// As [`castnet_comm::Communicator::dup`].
+    pub fn dup(&self) -> Result<Self, CommError> {
+        let joined = self.ask(|reply| Command::Dup(self.0.id, reply))?;
+        Ok(Self::new(joined, self.0.queue.clone()))
+    }
+
+    /// As [`castnet_comm::Communicator::close`], after the calls that run. Later calls fail with [`CommError::Closed`].
+    pub fn close(self) -> Result<(), CommError> {
+        self.ask(|reply| Command::Close(self.0.id, reply))
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, CommError> {
+        let (reply, answer) = sync_channel(1);
+        self.0.queue.push(command(reply));
+        answer.recv().map_err(|_| CommError::Interrupted)?
+    }
+
+    fn submit<T: Element>(
+        &self,
+        collective: Collective,
+        operation: Operation,
+        memory: LentBytes,
+        ticket: &Arc<Ticket>,
+    ) {
+        let call = Call {
+            collective,
+            operation,
+            data_type: T::DATA_TYPE,
+            memory,
+        };
+        let completer = Completer::new(ticket);
+        self.0.queue.push(Command::Call(self.0.id, call, completer));
+    }
+
+    fn blocking<T: Element>(
+        &self,
+        collective: Collective,
+        operation: Operation,
+        buffers: Buffers<'_, T>,
+    ) -> Result<(), CommError> {
+        lend(buffers, |memory, ticket| {
+            self.submit::<T>(collective, operation, memory, ticket);
+        })
+    }
+
+    fn begin<T: Element>(
+        &self,
+        collective: Collective,
+        operation: Operation,
+        buffers: OwnedBuffers<T>,
+    ) -> Pending<T> {
+        let submit = |memory, ticket: &_| self.submit::<T>(collective, operation, memory, ticket);
+        Pending(Some(LentBuffers::new(buffers, submit)))
+    }
+
+    /// As [`castnet_comm::Communicator::allreduce`].
+    pub fn allreduce<'a, T: Element>(
+        &self,
+        buffers: impl Into<Buffers<'a, T>>,
+        operation: Operation,
+    ) -> Result<(), CommError> {
+        self.blocking(Collective::AllReduce, operation, buffers.into())
+    }
+
+    /// As [`castnet_comm::Communicator::reduce`].
+    pub fn reduce<'a, T: Element>(
+        &self,
+        buffers: impl Into<Buffers<'a, T>>,
+        operation: Operation,
+        root: u16,
+    ) -> Result<(), CommError> {
+        self.blocking(Collective::Reduce { root }, operation, buffers.into())
+    }
+
+    /// As [`castnet_comm::Communicator::broadcast`].
+    pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: u16) -> Result<(), CommError> {
+        let collective = Collective::Broadcast { root };
+        self.blocking(collective, Operation::Sum, Buffers::InPlace(buffer))
+    }
+
+    /// As [`castnet_comm::Communicator::barrier`].
+    pub fn barrier(&self) -> Result<(), CommError> {
+        self.blocking::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
+    }
+
+    /// As [`castnet_comm::Communicator::reduce_scatter`].
+    pub fn reduce_scatter<'a, T: Element>(
+        &self,
+        buffers: impl Into<Buffers<'a, T>>,
+        operation: Operation,
+    ) -> Result<(), CommError> {
+        self.blocking(Collective::ReduceScatter, operation, buffers.into())
+    }
+
+    /// As [`castnet_comm::Communicator::allgather`].
+    pub fn allgather<'a, T: Element>(&self, buffers: impl Into<Buffers<'a, T>>) -> Result<(), CommError> {
+        self.blocking(Collective::AllGather, Operation::Sum, buffers.into())
+    }
+
+    /// Non-blocking [`Comm::allreduce`].
+    pub fn iallreduce<T: Element>(
+        &self,
+        buffers: impl Into<OwnedBuffers<T>>,
+        operation: Operation,
+    ) -> Pending<T> {
+        self.begin(Collective::AllReduce, operation, buffers.into())
+    }
+
+    /// Non-blocking [`Comm::reduce`]. At all ranks but `root` the memory is returned unchanged.
+    pub fn ireduce<T: Element>(
+        &self,
+        buffers: impl Into<OwnedBuffers<T>>,
+        operation: Operation,
+        root: u16,
+    ) -> Pending<T> {
+        self.begin(Collective::Reduce { root }, operation, buffers.into())
+    }
+
+    /// Non-blocking [`Comm::broadcast`].
+    pub fn ibroadcast<T: Element>(&self, buffer: Vec<T>, root: u16) -> Pending<T> {
+        self.begin(
+            Collective::Broadcast { root },
+            Operation::Sum,
+            OwnedBuffers::InPlace(buffer),
+        )
+    }
+
+    /// Non-blocking [`Comm::barrier`].
+    pub fn ibarrier(&self) -> Pending<u8> {
+        self.begin(
+            Collective::Barrier,
+            Operation::Sum,
+            OwnedBuffers::InPlace(Vec::new()),
+        )
+    }
+
+    /// Non-blocking [`Comm::reduce_scatter`].
+    pub fn ireduce_scatter<T: Element>(
+        &self,
+        buffers: impl Into<OwnedBuffers<T>>,
+        operation: Operation,
+    ) -> Pending<T> {
+        self.begin(Collective::ReduceScatter, operation, buffers.into())
+    }
+
+    /// Non-blocking [`Comm::allgather`].
+    pub fn iallgather<T: Element>(&self, buffers: impl Into<OwnedBuffers<T>>) -> Pending<T> {
+        self.begin(Collective::AllGather, Operation::Sum, buffers.into())
+    }
+}
+
+/// A collective that runs, also without a further call. Dropped before its end, it waits for it: its memory is in use. As
+/// a future it returns what [`Pending::wait`] returns.
+#[must_use = "dropped, it waits for the end of the collective"]
+#[derive(Debug)]
+pub struct Pending<T: Element>(Option<LentBuffers<T>>);
+
+impl<T: Element> Pending<T> {
+    /// Whether it has ended.
+    pub fn is_done(&self) -> bool {
+        self.0.as_ref().is_none_or(|lent| lent.ticket().is_done())
+    }
+
+    /// Waits for the end. Returns the output; in place, the whole buffer. The buffers are lost on an error.
+    pub fn wait(mut self) -> Result<Vec<T>, CommError> {
+        let lent = self.0.take().ok_or(CommError::Aborted)?;
+        lent.ticket().wait()?;
+        Ok(lent.into_output())
+    }
+}
+
+impl<T: Element> Future for Pending<T> {
+    type Output = Result<Vec<T>, CommError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(lent) = &self.0 else {
+            return Poll::Ready(Err(CommError::Aborted));
+        };
+        match lent.ticket().poll(context) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(result) => {
+                let output = self.0.take().map(LentBuffers::into_output).unwrap_or_default();
+                Poll::Ready(result.map(|()| output))
+            }
+        }
+    }
+}
