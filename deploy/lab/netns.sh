@@ -8,6 +8,7 @@
 #   netns.sh send FILE     sends a file from h1 to all others (OP=write for RDMA WRITE), and compares what arrived
 #   netns.sh allreduce [FLAGS]   an AllReduce of all hosts in the switch (or another collective: reduce, broadcast, ...);
 #                          RANKS=N: number of ranks, also more than hosts
+#   netns.sh bench [FLAGS] all collectives over many sizes, in the switch and between hosts
 #   netns.sh status        shows the switch's ports and groups
 #   netns.sh down          stops everything, and removes the namespaces and all files
 #
@@ -241,7 +242,7 @@ down() {
 command -v ip >/dev/null || die "needs the command ip: install iproute2"
 case "${1:-}" in
 up | send | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
-allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
+allreduce | reduce | broadcast | barrier | reducescatter | allgather | bench) castnet=$(find_castnet) && collective "$@" ;;
 down) down ;;
-*) sed -n '2,14s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '2,15s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

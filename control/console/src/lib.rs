@@ -14,6 +14,7 @@ pub mod connect;
 pub mod drops;
 pub mod exit;
 pub mod output;
+pub mod plot;
 pub mod service;
 pub mod settings;
 pub mod tree;

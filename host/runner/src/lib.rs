@@ -18,7 +18,7 @@
 //! use castnet_runner::Runner;
 //!
 //! fn sum(config: CommConfig, open: fn() -> Result<Box<dyn Rnic>, RnicError>) -> Result<(), CommError> {
-//!     let runner = Runner::start(open)?;
+//!     let runner = Runner::start(open).expect("an RNIC");
 //!     let comm = runner.connect(config)?;
 //!     let mut own = vec![1.0_f32; 1024];
 //!     let other = comm.iallreduce(vec![2.0_f32; 1024], Operation::Sum);
@@ -35,4 +35,4 @@ mod runner;
 mod ticket;
 
 pub use comm::{Comm, Pending};
-pub use runner::Runner;
+pub use runner::{Runner, StartError};

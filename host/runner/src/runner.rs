@@ -1,13 +1,14 @@
 //! The thread of a runner.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use castnet_comm::{CommConfig, CommError, Communicator, Idle, Progress, Running, SharedRnic, Spinner};
-use castnet_rnic::{Rnic, RnicError};
+use castnet_rnic::Rnic;
 use castnet_wire::Nanos;
 
 use crate::comm::Comm;
@@ -20,6 +21,17 @@ const SLEEP_MAX: Duration = Duration::from_millis(20);
 const IDLE_MAX: Duration = Duration::from_secs(1);
 /// How often running calls are checked for lost groups and time-outs.
 const CHECK_INTERVAL: Nanos = Nanos::from_millis(2);
+
+/// Why a runner does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError<E> {
+    /// The RNIC cannot be opened.
+    #[error("{0}")]
+    Open(E),
+    /// The thread cannot be started.
+    #[error("cannot start the thread of the runner: {0}")]
+    Thread(io::Error),
+}
 
 /// A thread that owns an RNIC and the communicators over it. Dropping it ends the thread: calls that run then fail with
 /// [`CommError::Interrupted`].
@@ -34,9 +46,9 @@ impl Runner {
     ///
     /// # Errors
     /// The error of `open`, or the thread cannot be started.
-    pub fn start(
-        open: impl FnOnce() -> Result<Box<dyn Rnic>, RnicError> + Send + 'static,
-    ) -> Result<Self, CommError> {
+    pub fn start<E: Send + 'static>(
+        open: impl FnOnce() -> Result<Box<dyn Rnic>, E> + Send + 'static,
+    ) -> Result<Self, StartError<E>> {
         let (opened, is_open) = sync_channel(1);
         let run = move || match open() {
             Ok(rnic) => {
@@ -53,11 +65,12 @@ impl Runner {
         let thread = std::thread::Builder::new()
             .name("castnet-runner".into())
             .spawn(run)
-            .map_err(|source| RnicError::Io {
-                what: "starting the thread of the runner",
-                source,
-            })?;
-        let queue = is_open.recv().map_err(|_| CommError::Interrupted)??;
+            .map_err(StartError::Thread)?;
+        // Without an answer, `open` has panicked.
+        let opened = is_open
+            .recv()
+            .map_err(|_| StartError::Thread(io::Error::other("it has panicked")))?;
+        let queue = opened.map_err(StartError::Open)?;
         let thread = Some(thread);
         Ok(Self { queue, thread })
     }

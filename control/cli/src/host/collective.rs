@@ -1,9 +1,11 @@
 //! A rank of a job. Runs a collective over a range of sizes, checks and measures it, as nccl-tests do.
 
+mod caller;
 mod failure;
 mod measure;
 mod numbers;
 mod sizes;
+mod sweep;
 mod table;
 mod waiting;
 
@@ -12,12 +14,11 @@ use std::time::Duration;
 
 use castnet_comm::machine::Collective;
 use castnet_comm::{
-    CommConfig, Communicator, DataType, Fallback, LossPolicy, Operation, Progress, Secret, StragglerPolicy,
-    Timeouts,
+    CommConfig, DataType, Fallback, LossPolicy, Operation, Progress, Secret, StragglerPolicy, Timeouts,
 };
 use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
-use castnet_console::output::{Output, remark, write_stdout};
+use castnet_console::output::{Output, write_stdout};
 use castnet_console::units::{self, Span};
 use castnet_proto::convert::{WINDOW_MESSAGES_MAX, too_many_messages};
 use castnet_proto::transport::Controllers;
@@ -28,16 +29,17 @@ use indicatif::ProgressBar;
 
 use super::device::Device;
 use super::help::{
-    ALL_GATHER_HELP, ALL_REDUCE_HELP, BARRIER_HELP, BROADCAST_HELP, REDUCE_HELP, REDUCE_SCATTER_HELP,
-    TABLE_HELP,
+    ALL_GATHER_HELP, ALL_REDUCE_HELP, BARRIER_HELP, BENCH_HELP, BROADCAST_HELP, REDUCE_HELP,
+    REDUCE_SCATTER_HELP, TABLE_HELP,
 };
 use super::{QpArgs, Stop};
+use caller::Callers;
 use castnet_console::units::{name, pmtu, positive_span};
 pub(crate) use failure::failure;
-use measure::Measure;
+use measure::{Calls, Measure};
 use sizes::Sizes;
+use sweep::SweepArgs;
 use table::Table;
-use waiting::Waiting;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "This rank")]
@@ -77,9 +79,9 @@ pub(super) struct HowArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "How it is measured (the same at all ranks)")]
 struct MeasureArgs {
-    /// Measured calls per size
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
-    iters: u32,
+    /// Measured calls per size [default: 20; for bench as many as fit in --budget]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    iters: Option<u32>,
     /// Calls before them that are not measured
     #[arg(long, value_name = "N", default_value_t = 5)]
     warmup: u32,
@@ -130,9 +132,13 @@ struct NetworkArgs {
     secret_file: Option<PathBuf>,
     #[command(flatten)]
     qp: QpArgs,
-    /// How long to poll before sleeping; a long time keeps a core busy and gives the lowest latency
-    #[arg(long, value_name = "TIME", default_value = "0s")]
-    spin: Span,
+    /// How long to poll before sleeping; a long time keeps a core busy and gives the lowest latency [default: a short time
+    /// while no other thread needs the core]
+    #[arg(long, value_name = "TIME")]
+    spin: Option<Span>,
+    /// The RNIC and the collectives have a thread of their own, as in programs that compute meanwhile
+    #[arg(long)]
+    runner: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -189,6 +195,9 @@ pub(super) enum CollectiveCommand {
     /// Collective: all ranks receive all ranks' blocks; checked and measured
     #[command(name = "allgather", after_help = ALL_GATHER_HELP, after_long_help = [ALL_GATHER_HELP, TABLE_HELP].concat())]
     AllGather(RankCommand<DataArgs>),
+    /// All collectives over a range of sizes, in the network beside those between hosts; as table, JSON and plot
+    #[command(after_help = BENCH_HELP)]
+    Bench(RankCommand<SweepArgs>),
 }
 
 /// A collective of one rank. `W` has the flags of what is computed.
@@ -249,6 +258,7 @@ impl CollectiveCommand {
             Self::AllGather(command) => command.run(output, stop, |data| {
                 Call::unreduced(Collective::AllGather, Some(data))
             }),
+            Self::Bench(command) => sweep::run(&command.rank, &command.what, &command.how, output, stop),
         }
     }
 }
@@ -337,12 +347,9 @@ impl Call {
     fn run(&self, rank: &RankArgs, how: &HowArgs, output: Output, stop: &Stop) -> Outcome {
         self.check(rank, &how.network)?;
         let config = rank.config(how, stop)?;
-        let rnic = rank.device.open()?;
-        let waiting = Waiting::begin(rank, &config, output);
-        let connected = Communicator::connect(config, rnic);
-        drop(waiting);
-        let mut communicator = connected.map_err(|error| failure(error, &rank.job))?;
-        remark(&format!("{}: {}", rank.name, communicator.path()));
+        let callers = Callers::open(&rank.device, how.network.runner)?;
+        let mut caller = callers.connect(rank, config, output)?;
+        let path = caller.path().map_err(|error| failure(error, &rank.job))?;
 
         let sizes = match &self.data {
             Some(data) => data.bytes.list(data.factor),
@@ -350,7 +357,7 @@ impl Call {
         };
         let args = &how.measure;
         let is_first = rank.rank == 0;
-        let calls_per_size = u64::from(args.warmup) + u64::from(args.iters) + u64::from(!args.no_verify);
+        let calls_per_size = u64::from(args.warmup) + u64::from(args.iters());
         let bar = match is_first {
             true => output.bar(
                 Some(calls_per_size * sizes.len() as u64),
@@ -365,16 +372,17 @@ impl Call {
                 operation: self.operation,
                 data_type: self.data_type(),
                 bytes,
-                iters: args.iters,
+                calls: Calls::Exactly(args.iters()),
                 warmup: args.warmup,
+                saturate: how.network.saturate,
                 verify: !args.no_verify && self.collective != Collective::Barrier,
                 in_place: self.data.as_ref().is_some_and(|d| d.in_place),
             };
             bar.set_message(format!("{} {}", self.collective.name(), units::bytes(bytes)));
             let row = measure
-                .run(&mut communicator, &mut || bar.inc(1))
+                .run(&mut caller, &mut || bar.inc(1))
                 .map_err(|error| error.failure(&rank.job))?;
-            let text = table.take(&row, &communicator.path());
+            let text = table.take(&row, &path);
             if is_first {
                 bar.suspend(|| match output.is_json() {
                     true => output.show_next(&row),
@@ -383,17 +391,26 @@ impl Call {
             }
         }
         bar.finish_and_clear();
-        communicator.close().map_err(|error| failure(error, &rank.job))?;
+        caller.close().map_err(|error| failure(error, &rank.job))?;
         if is_first && !output.is_json() {
             write_stdout(&table.end())?;
         }
-        if table.wrong > 0 {
-            let what = format!("{} elements are wrong", table.wrong);
-            return Err(Failure::failed(what).next(
-                "this is a fault: castnet capture --group JOB -o frames.pcapng at each switch, and report it",
-            ));
-        }
-        Ok(())
+        wrong_elements(table.wrong)
+    }
+}
+
+/// Fails if elements are wrong.
+fn wrong_elements(wrong: u64) -> Outcome {
+    if wrong == 0 {
+        return Ok(());
+    }
+    Err(Failure::failed(format!("{wrong} elements are wrong"))
+        .next("this is a fault: castnet capture --group JOB -o frames.pcapng at each switch, and report it"))
+}
+
+impl MeasureArgs {
+    fn iters(&self) -> u32 {
+        self.iters.unwrap_or(20)
     }
 }
 
@@ -428,9 +445,10 @@ impl RankArgs {
             collective: how.measure.timeout.0,
             ..Timeouts::default()
         };
-        config.progress = match network.spin.0 {
-            Duration::ZERO => Progress::Sleep,
-            spin => Progress::SpinThenSleep(spin),
+        config.progress = match network.spin {
+            None => Progress::Adaptive,
+            Some(Span(Duration::ZERO)) => Progress::Sleep,
+            Some(Span(spin)) => Progress::SpinThenSleep(spin),
         };
         config.fallback = match network.fallback {
             FallbackArg::Allowed => Fallback::Allowed,

@@ -48,6 +48,13 @@ pub(super) const ALL_GATHER_HELP: &str = collective_help!(
     "allgather ... --bytes 1M..64M --type u8"
 );
 
+pub(super) const BENCH_HELP: &str = collective_help!(
+    "Each collective and size is measured in the network and between hosts, in turn. The times are medians over calls.",
+    "bench --interface eth0 --ip 10.0.0.1/24 --name h1 --job j --rank 0 --size 4 --svg sweep.svg",
+    "bench ... --collectives allreduce,broadcast --bytes 4..64M --budget 1s",
+    "bench ... --output json                         one JSON object per line: collective, size and path"
+);
+
 /// How to read the table; for `--help`, not for `-h`.
 pub(super) const TABLE_HELP: &str = "
 

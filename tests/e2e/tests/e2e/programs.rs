@@ -237,7 +237,7 @@ fn run(seed: u64) {
             let lines = lines.clone();
             std::thread::spawn(move || {
                 if in_runner {
-                    let runner = Runner::start(move || Ok(host.rnic())).expect("a runner");
+                    let runner = Runner::start::<()>(move || Ok(host.rnic())).expect("a runner");
                     let mut comm = runner.connect(config).expect("connected");
                     follow(&mut comm, &lines);
                     comm.close().expect("closed");

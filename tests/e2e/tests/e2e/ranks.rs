@@ -11,11 +11,13 @@ fn in_lab(plan: Plan<'_>, test: impl FnOnce(&mut Lab) -> Result<()>) {
 
 /// Runs a collective at hosts h1 to h`size`, and gives what rank 0 printed: a line for each size.
 fn run(lab: &Lab, size: usize, verb: &str, job: &str, rest: &[&str]) -> Result<Vec<Value>> {
+    let rest = [&["--iters", "3", "--warmup", "1"], rest].concat();
+    rows(lab, size, verb, job, &rest)
+}
+
+fn rows(lab: &Lab, size: usize, verb: &str, job: &str, rest: &[&str]) -> Result<Vec<Value>> {
     let mut ranks = (0..size)
-        .map(|rank| {
-            let rest = [&["--iters", "3", "--warmup", "1"], rest].concat();
-            lab.start_rank(verb, job, rank, size, &rest)
-        })
+        .map(|rank| lab.start_rank(verb, job, rank, size, rest))
         .collect::<Result<Vec<_>>>()?;
     for rank in &mut ranks {
         rank.succeed()?;
@@ -74,6 +76,42 @@ fn six_collectives_at_one_switch() {
         ensure!(all_right(&lines)? == blocks);
         let lines = run(lab, 4, "barrier", "bar", &["--fallback", "forbidden"])?;
         ensure!(lines.len() == 1);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_sweep_has_each_collective_and_size_on_both_paths_and_draws_them() {
+    in_lab(STAR, |lab| {
+        let svg = lab.folder().join("sweep.svg");
+        let svg = svg.to_str().context("a path")?;
+        for runner in [&[][..], &["--runner"]] {
+            let job = format!("sweep{}", runner.len());
+            let mut rest = vec![
+                "--bytes", "4,64,20K", "--budget", "5ms", "--warmup", "2", "--svg", svg,
+            ];
+            rest.extend(runner);
+            let lines = rows(lab, 4, "bench", &job, &rest)?;
+            for path in ["in-network", "between-hosts"] {
+                let of_path = lines.iter().filter(|line| line["path"] == path);
+                let names: Vec<_> = of_path
+                    .map(|l| (l["collective"].as_str(), l["bytes"].as_u64()))
+                    .collect();
+                ensure!(names.len() == 3 * 3 + 1 + 2 * 2, "{names:?}");
+                ensure!(names.contains(&(Some("allgather"), Some(64))), "{names:?}");
+            }
+            for line in &lines {
+                ensure!(line["wrong"] == 0 || line["collective"] == "barrier", "{line}");
+                ensure!(
+                    line["time_median_us"].as_f64().is_some_and(|us| us > 0.0),
+                    "{line}"
+                );
+                ensure!(line["iterations"].as_u64().is_some_and(|n| n >= 3), "{line}");
+            }
+            let drawn = std::fs::read_to_string(svg)?;
+            ensure!(drawn.contains("reducescatter") && drawn.contains("between hosts"));
+            std::fs::remove_file(svg)?;
+        }
         Ok(())
     });
 }

@@ -18,7 +18,7 @@ fn config(fabric: &Fabric, job: &str, rank: u16, size: u16) -> CommConfig {
 
 fn start(host: &Host) -> Runner {
     let host = host.clone();
-    Runner::start(move || Ok(host.rnic())).expect("a runner")
+    Runner::start::<()>(move || Ok(host.rnic())).expect("a runner")
 }
 
 /// Runs `part` at each of three ranks, each with its own runner.

@@ -1,12 +1,13 @@
 //! Measures one size: warm-up, timed calls and a checked call, and the figures over all ranks.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use castnet_comm::machine::Collective;
-use castnet_comm::{CommError, Communicator, DataType, Operation, bf16, f16};
+use castnet_comm::{CommError, DataType, Operation, bf16, f16};
 use castnet_console::exit::Failure;
 use castnet_console::units;
 
+use super::caller::Caller;
 use super::failure::failure;
 use super::numbers::{Number, contribution, reduced};
 use super::table::{Row, path_name};
@@ -17,80 +18,107 @@ pub(super) struct Measure {
     pub(super) operation: Operation,
     pub(super) data_type: DataType,
     pub(super) bytes: u64,
-    pub(super) iters: u32,
+    pub(super) calls: Calls,
     pub(super) warmup: u32,
     pub(super) verify: bool,
+    pub(super) saturate: bool,
     pub(super) in_place: bool,
+}
+
+/// Number of measured calls.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Calls {
+    Exactly(u32),
+    /// As many as take so long, at least [`Calls::LEAST`] and at most [`Calls::MOST`].
+    Within(Duration),
+}
+
+impl Calls {
+    const LEAST: f64 = 3.0;
+    const MOST: f64 = 1000.0;
+
+    /// The same number at all ranks, where a call takes `seconds` at this one.
+    fn agree(self, seconds: f64, caller: &mut Caller) -> Result<u32, CommError> {
+        let span = match self {
+            Self::Exactly(calls) => return Ok(calls),
+            Self::Within(span) => span.as_secs_f64(),
+        };
+        let mut slowest = [seconds];
+        caller.allreduce(&mut slowest, Operation::Max)?;
+        let calls = span / slowest[0].max(1e-9);
+        Ok(calls.clamp(Self::LEAST, Self::MOST) as u32)
+    }
 }
 
 impl Measure {
     /// Calls `call` after each call.
-    pub(super) fn run(
-        &self,
-        communicator: &mut Communicator,
-        call: &mut dyn FnMut(),
-    ) -> Result<Row, Trouble> {
+    pub(super) fn run(&self, caller: &mut Caller, call: &mut dyn FnMut()) -> Result<Row, Trouble> {
         match self.data_type {
-            DataType::F32 => self.typed::<f32>(communicator, call),
-            DataType::F16 => self.typed::<f16>(communicator, call),
-            DataType::Bf16 => self.typed::<bf16>(communicator, call),
-            DataType::F64 => self.typed::<f64>(communicator, call),
-            DataType::I8 => self.typed::<i8>(communicator, call),
-            DataType::I16 => self.typed::<i16>(communicator, call),
-            DataType::I32 => self.typed::<i32>(communicator, call),
-            DataType::I64 => self.typed::<i64>(communicator, call),
-            DataType::U8 => self.typed::<u8>(communicator, call),
-            DataType::U16 => self.typed::<u16>(communicator, call),
-            DataType::U32 => self.typed::<u32>(communicator, call),
-            DataType::U64 => self.typed::<u64>(communicator, call),
+            DataType::F32 => self.typed::<f32>(caller, call),
+            DataType::F16 => self.typed::<f16>(caller, call),
+            DataType::Bf16 => self.typed::<bf16>(caller, call),
+            DataType::F64 => self.typed::<f64>(caller, call),
+            DataType::I8 => self.typed::<i8>(caller, call),
+            DataType::I16 => self.typed::<i16>(caller, call),
+            DataType::I32 => self.typed::<i32>(caller, call),
+            DataType::I64 => self.typed::<i64>(caller, call),
+            DataType::U8 => self.typed::<u8>(caller, call),
+            DataType::U16 => self.typed::<u16>(caller, call),
+            DataType::U32 => self.typed::<u32>(caller, call),
+            DataType::U64 => self.typed::<u64>(caller, call),
         }
     }
 
-    fn typed<T: Number>(
-        &self,
-        communicator: &mut Communicator,
-        call: &mut dyn FnMut(),
-    ) -> Result<Row, Trouble> {
-        let size = usize::from(communicator.size());
+    fn typed<T: Number>(&self, caller: &mut Caller, call: &mut dyn FnMut()) -> Result<Row, Trouble> {
+        let size = usize::from(caller.size());
         let blocks = match self.collective {
             Collective::ReduceScatter | Collective::AllGather => size,
             _ => 1,
         };
         let count = self.bytes as usize / size_of::<T>() / blocks;
         let mut memory = Memory::<T>::new(self, count, size)?;
-        for _ in 0..self.warmup {
-            memory.call(self, communicator)?;
-            call();
-        }
         // As in the OSU benchmarks, each call is timed alone, and all ranks begin together.
-        let mut seconds = 0.0;
-        for _ in 0..self.iters {
+        let mut timed = |memory: &mut Memory<T>, caller: &mut Caller| -> Result<f64, CommError> {
             if self.collective != Collective::Barrier {
-                communicator.barrier()?;
+                caller.barrier()?;
             }
             let start = Instant::now();
-            memory.call(self, communicator)?;
-            seconds += start.elapsed().as_secs_f64();
+            memory.call(self, caller)?;
             call();
+            Ok(start.elapsed().as_secs_f64())
+        };
+        let start = Instant::now();
+        for _ in 0..self.warmup {
+            timed(&mut memory, caller)?;
         }
-        let mean = seconds / f64::from(self.iters);
+        let warmup = start.elapsed().as_secs_f64() / f64::from(self.warmup.max(1));
+        let iterations = self.calls.agree(warmup, caller)?;
+        let mut times = (0..iterations)
+            .map(|_| timed(&mut memory, caller))
+            .collect::<Result<Vec<f64>, CommError>>()?;
+        let mean = times.iter().sum::<f64>() / times.len() as f64;
+        times.sort_unstable_by(f64::total_cmp);
+        let median = times[times.len() / 2];
         let wrong = if self.verify {
-            memory.fill(self, communicator, count);
-            memory.call(self, communicator)?;
-            let mut wrong = [memory.wrong(self, communicator, count)];
-            communicator.allreduce(&mut wrong, Operation::Sum)?;
-            call();
+            memory.fill(self, caller, count);
+            memory.call(self, caller)?;
+            let mut wrong = [memory.wrong(self, caller, count)];
+            caller.allreduce(&mut wrong, Operation::Sum)?;
             Some(wrong[0])
         } else {
             None
         };
-        let mut over_ranks = |operation| -> Result<f64, CommError> {
-            let mut value = [mean];
-            communicator.allreduce(&mut value, operation)?;
+        let mut over_ranks = |value: f64, operation| -> Result<f64, CommError> {
+            let mut value = [value];
+            caller.allreduce(&mut value, operation)?;
             Ok(value[0])
         };
-        let average = over_ranks(Operation::Sum)? / size as f64;
-        let (min, max) = (over_ranks(Operation::Min)?, over_ranks(Operation::Max)?);
+        let average = over_ranks(mean, Operation::Sum)? / size as f64;
+        let (min, max) = (
+            over_ranks(mean, Operation::Min)?,
+            over_ranks(mean, Operation::Max)?,
+        );
+        let median = over_ranks(median, Operation::Sum)? / size as f64;
         let bytes = (count * size_of::<T>() * blocks) as u64;
         let rate = bytes as f64 / average / 1e9;
         let root = match self.collective {
@@ -112,10 +140,11 @@ impl Measure {
             op,
             root,
             in_place: self.in_place,
-            ranks: communicator.size(),
-            path: path_name(&communicator.path()),
-            iterations: self.iters,
+            ranks: caller.size(),
+            path: path_name(&caller.path()?),
+            iterations,
             time_avg_us: average * 1e6,
+            time_median_us: median * 1e6,
             time_min_us: min * 1e6,
             time_max_us: max * 1e6,
             algbw_gb_s: rate,
@@ -192,26 +221,26 @@ impl<T: Number> Memory<T> {
         })
     }
 
-    fn call(&mut self, measure: &Measure, communicator: &mut Communicator) -> Result<(), CommError> {
+    fn call(&mut self, measure: &Measure, caller: &mut Caller) -> Result<(), CommError> {
         let op = measure.operation;
         let (from, to) = (&mut self.from, &mut self.to);
         match (measure.collective, measure.in_place) {
-            (Collective::AllReduce, true) => communicator.allreduce(from, op),
-            (Collective::AllReduce, false) => communicator.allreduce((&*from, to), op),
-            (Collective::Reduce { root }, true) => communicator.reduce(from, op, root),
-            (Collective::Reduce { root }, false) => communicator.reduce((&*from, to), op, root),
-            (Collective::Broadcast { root }, _) => communicator.broadcast(from, root),
-            (Collective::Barrier, _) => communicator.barrier(),
-            (Collective::ReduceScatter, true) => communicator.reduce_scatter(from, op),
-            (Collective::ReduceScatter, false) => communicator.reduce_scatter((&*from, to), op),
-            (Collective::AllGather, true) => communicator.allgather(from),
-            (Collective::AllGather, false) => communicator.allgather((&*from, to)),
+            (Collective::AllReduce, true) => caller.allreduce(from, op),
+            (Collective::AllReduce, false) => caller.allreduce((&*from, to), op),
+            (Collective::Reduce { root }, true) => caller.reduce(from, op, root),
+            (Collective::Reduce { root }, false) => caller.reduce((&*from, to), op, root),
+            (Collective::Broadcast { root }, _) => caller.broadcast(from, root),
+            (Collective::Barrier, _) => caller.barrier(),
+            (Collective::ReduceScatter, true) => caller.reduce_scatter(from, op),
+            (Collective::ReduceScatter, false) => caller.reduce_scatter((&*from, to), op),
+            (Collective::AllGather, true) => caller.allgather(from),
+            (Collective::AllGather, false) => caller.allgather((&*from, to)),
         }
     }
 
     /// Sets this rank's contribution, and another value everywhere else.
-    fn fill(&mut self, measure: &Measure, communicator: &Communicator, count: usize) {
-        let (rank, size) = (communicator.rank(), communicator.size());
+    fn fill(&mut self, measure: &Measure, caller: &Caller, count: usize) {
+        let (rank, size) = (caller.rank(), caller.size());
         let other = T::of(99);
         self.to.fill(other);
         let own = match measure.collective {
@@ -231,14 +260,13 @@ impl<T: Number> Memory<T> {
         }
     }
 
-    fn wrong(&self, measure: &Measure, communicator: &Communicator, count: usize) -> u64 {
-        let (rank, size, op) = (communicator.rank(), communicator.size(), measure.operation);
-        let saturates = communicator.config().saturate;
+    fn wrong(&self, measure: &Measure, caller: &Caller, count: usize) -> u64 {
+        let (rank, size, op) = (caller.rank(), caller.size(), measure.operation);
         let own = usize::from(rank) * count;
         let has_two_buffers =
             !measure.in_place && !matches!(measure.collective, Collective::Broadcast { .. });
         let result = if has_two_buffers { &self.to } else { &self.from };
-        let sum = |index: usize| reduced::<T>(op, size, index as u64, saturates);
+        let sum = |index: usize| reduced::<T>(op, size, index as u64, measure.saturate);
         let of = |rank, index: usize| T::of(contribution(op, rank, size, index as u64));
         let wrong = |result: &[T], expected: &dyn Fn(usize) -> T| {
             let elements = result.iter().enumerate();
@@ -280,9 +308,10 @@ mod tests {
             operation: Operation::Sum,
             data_type: DataType::F32,
             bytes: u64::MAX / 2,
-            iters: 1,
+            calls: Calls::Exactly(1),
             warmup: 0,
             verify: false,
+            saturate: false,
             in_place: true,
         };
         let trouble = Memory::<f32>::new(&measure, usize::MAX / 8, 4)

@@ -25,6 +25,8 @@ pub(super) struct Row {
     pub(super) iterations: u32,
     /// Mean over calls and ranks.
     pub(super) time_avg_us: f64,
+    /// Mean over ranks of the median over calls.
+    pub(super) time_median_us: f64,
     /// Mean of the fastest rank.
     pub(super) time_min_us: f64,
     /// Mean of the slowest rank.
@@ -120,7 +122,7 @@ impl Table {
             title: format!(
                 "{}: {} calls with the clock after {} without",
                 collective.name(),
-                measure.iters,
+                measure.iters(),
                 measure.warmup
             ),
             rows: 0,
@@ -176,6 +178,7 @@ mod tests {
             path: "in-network",
             iterations: 20,
             time_avg_us: 51.234,
+            time_median_us: 51.0,
             time_min_us: 50.0,
             time_max_us: 53.0,
             algbw_gb_s: 0.08,
@@ -186,7 +189,7 @@ mod tests {
 
     fn table() -> Table {
         let measure = MeasureArgs {
-            iters: 20,
+            iters: None,
             warmup: 5,
             no_verify: false,
             verify: false,

@@ -1,0 +1,109 @@
+//! Plots with two logarithmic axes, as SVG files.
+
+use std::error::Error;
+use std::path::Path;
+
+use plotters::prelude::*;
+
+/// A line with a dot at each point.
+#[derive(Clone, Debug)]
+pub struct Curve {
+    /// Name in the legend.
+    pub name: String,
+    /// Both coordinates are above 0.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// One of several plots beside each other, with axes of its own.
+#[derive(Clone, Debug)]
+pub struct Panel {
+    /// Text above it.
+    pub title: String,
+    /// Curves with the same name have the same colour in all panels, if they have the same index.
+    pub curves: Vec<Curve>,
+}
+
+/// Size of a panel in pixels.
+const PANEL: (u32, u32) = (400, 340);
+const PANELS_PER_LINE: usize = 3;
+
+/// Writes the panels to a file.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write(file: &Path, x: &str, y: &str, panels: &[Panel]) -> Result<(), Box<dyn Error>> {
+    let columns = panels.len().clamp(1, PANELS_PER_LINE);
+    let lines = panels.len().div_ceil(columns).max(1);
+    let size = (PANEL.0 * columns as u32, PANEL.1 * lines as u32);
+    let root = SVGBackend::new(file, size).into_drawing_area();
+    root.fill(&WHITE)?;
+    for (area, panel) in root.split_evenly((lines, columns)).iter().zip(panels) {
+        let points = || panel.curves.iter().flat_map(|curve| curve.points.iter().copied());
+        let range = |values: &dyn Fn((f64, f64)) -> f64| {
+            let low = points().map(values).fold(f64::MAX, f64::min);
+            let high = points().map(values).fold(0.0, f64::max);
+            (low.min(high) / 1.3..high * 1.3).log_scale()
+        };
+        if points().next().is_none() {
+            continue;
+        }
+        let mut chart = ChartBuilder::on(area)
+            .caption(&panel.title, ("sans-serif", 16))
+            .margin(8)
+            .x_label_area_size(34)
+            .y_label_area_size(56)
+            .build_cartesian_2d(range(&|(x, _)| x), range(&|(_, y)| y))?;
+        chart
+            .configure_mesh()
+            .x_desc(x)
+            .y_desc(y)
+            .light_line_style(WHITE)
+            .draw()?;
+        for (index, curve) in panel.curves.iter().enumerate() {
+            let color = Palette99::pick(index).to_rgba();
+            chart
+                .draw_series(LineSeries::new(curve.points.clone(), color.stroke_width(2)))?
+                .label(&curve.name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
+            chart.draw_series(curve.points.iter().map(|&at| Circle::new(at, 3, color.filled())))?;
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .background_style(WHITE.mix(0.8))
+            .draw()?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_panel_has_its_title_and_its_curves() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let curve = |name: &str, factor: f64| Curve {
+            name: name.to_owned(),
+            points: vec![(4.0, factor), (4096.0, 2.0 * factor), (4e6, 90.0 * factor)],
+        };
+        let panel = |title: &str| Panel {
+            title: title.to_owned(),
+            curves: vec![curve("fast", 10.0), curve("slow", 30.0)],
+        };
+        let empty = Panel {
+            title: "nothing".to_owned(),
+            curves: Vec::new(),
+        };
+        let file = folder.path().join("plot.svg");
+        let panels = [panel("one"), panel("two"), panel("three"), panel("four"), empty];
+        write(&file, "bytes", "us", &panels).expect("drawn");
+        let svg = std::fs::read_to_string(&file).expect("the file");
+        for (text, times) in [("one", 1), ("four", 1), ("fast", 4), ("slow", 4), ("nothing", 0)] {
+            assert_eq!(svg.matches(&format!("\n{text}\n")).count(), times, "{text}");
+        }
+        assert!(write(Path::new("/nowhere/plot.svg"), "x", "y", &panels).is_err());
+        write(&file, "x", "y", &[]).expect("an empty plot");
+    }
+}
