@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use core::fmt::{self, Display};
 use core::net::Ipv4Addr;
 
-use castnet_wire::{MacAddr, PortId, Qpn};
+use castnet_wire::{MacAddr, Pmtu, PortId, Qpn, RateLimit};
 
 use crate::fault::{Fault, FaultKind};
 use crate::group::{ENDPOINTS_MAX, GroupRule, HostEndpoint, HostPart, NextHop};
@@ -13,6 +13,8 @@ use crate::index::GroupIndex;
 use crate::route::{Route, RouteHop};
 
 const NAME_LENGTH_MAX: usize = 64;
+/// Most bytes of headers and ICRC around the payload of a frame, with two VLAN tags and IPv4 options.
+const HEADERS_MAX: u64 = 128;
 
 /// Paths of the fields of a rule that could not be read. Each of them has a fault already. No other one is reported of
 /// it, or of a field in it.
@@ -67,6 +69,9 @@ impl GroupRule {
         }
         if self.stall_timeout_ms == 0 {
             fault("stall_timeout_ms", FaultKind::ZeroStallTimeout);
+        }
+        if let Some(kind) = self.rate_limit.and_then(|limit| bad_burst(limit, self.pmtu, 1)) {
+            fault("rate_limit.burst_bytes", kind);
         }
         if !unread.has("kind") {
             self.kind.fields().check(&self.endpoints, unread, &mut faults);
@@ -287,6 +292,14 @@ fn next_hops(hops: &[RouteHop], field: &str, ports: usize, unread: &Unread, faul
             }
         }
     }
+}
+
+/// The part of each lane in the burst of a limit must hold the longest frame, or none of that length would ever pass.
+pub fn bad_burst(limit: RateLimit, pmtu: Pmtu, lanes: u8) -> Option<FaultKind> {
+    let each = pmtu.bytes() as u64 + HEADERS_MAX;
+    let (least, most) = (u64::from(lanes) * each, RateLimit::BURST_MAX);
+    let given = limit.burst_bytes;
+    (!(least..=most).contains(&given)).then_some(FaultKind::BadBurst { given, least, most })
 }
 
 fn bad_name(name: &str) -> Option<FaultKind> {

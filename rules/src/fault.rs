@@ -87,6 +87,10 @@ pub enum FaultKind {
     MemoryWraps { va: u64, length: u64 },
     #[error("is 0: give at least 1 millisecond")]
     ZeroStallTimeout,
+    #[error(
+        "is {given}: a burst has {least} bytes or more, so that it holds a full packet of each lane, and {most} or fewer"
+    )]
+    BadBurst { given: u64, least: u64, most: u64 },
     #[error("{name:?} is no kind of group; kinds: {}", .known.join(", "))]
     UnknownKind {
         name: String,

@@ -4,7 +4,7 @@ use core::fmt::Write;
 use core::net::Ipv4Addr;
 
 use castnet_toml_reader::{Faults, Table, Value};
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
+use castnet_wire::{BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 
 use crate::check::{self, Unread};
 use crate::fault::FaultKind;
@@ -12,7 +12,7 @@ use crate::group::{
     DEFAULT_STALL_TIMEOUT_MS, Endpoint, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory,
 };
 use crate::kinds::GroupKind;
-use crate::limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT};
+use crate::limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT, RATE_TEXT};
 use crate::route::{Route, RouteHop};
 use crate::set::RuleSet;
 
@@ -91,6 +91,7 @@ fn read_group(value: Value<'_>, kind: &'static str) -> Option<(GroupRule, Unread
     let mcst_id = t.need("mcst_id", IP_TEXT, read_ip);
     let pmtu = t.need("pmtu", "256, 512, 1024, 2048 or 4096", read_pmtu);
     let stall_timeout_ms = t.get("stall_timeout_ms", |v| Limit::U32.read(v));
+    let rate_limit = t.get("rate_limit", read_rate_limit);
     let (mut kind, upstream) = GroupKind::read(kind_name, &t)?;
     let endpoints = t.need("endpoints", ENDPOINTS, |v| {
         let endpoints = v.list(ENDPOINTS)?;
@@ -110,6 +111,7 @@ fn read_group(value: Value<'_>, kind: &'static str) -> Option<(GroupRule, Unread
         mcst_id: McstId(mcst_id.unwrap_or(Ipv4Addr::UNSPECIFIED)),
         pmtu: pmtu.unwrap_or(Pmtu::B1024),
         stall_timeout_ms: stall_timeout_ms.unwrap_or(DEFAULT_STALL_TIMEOUT_MS),
+        rate_limit,
         endpoints,
         kind,
     };
@@ -302,6 +304,29 @@ fn read_pmtu(value: Value<'_>) -> Option<Pmtu> {
     value.accept(Pmtu::from_bytes(bytes).ok_or_else(|| Limit::PMTU.fault(bytes)))
 }
 
+/// `"400M"`, or with a burst other than the default `{ rate = "400M", burst_bytes = 65536 }`.
+fn read_rate_limit(value: Value<'_>) -> Option<RateLimit> {
+    let rate = |v: Value<'_>| v.parsed::<BitRate>(RATE_TEXT);
+    if value.is_text() {
+        return rate(value).map(RateLimit::of);
+    }
+    let t = value.table("a rate in quotes, or a table: { rate, burst_bytes }")?;
+    let burst_bytes = t.get("burst_bytes", |v| Limit::U64.read(v));
+    let limit = RateLimit::of(t.need("rate", RATE_TEXT, rate)?);
+    Some(RateLimit {
+        burst_bytes: burst_bytes.unwrap_or(limit.burst_bytes),
+        ..limit
+    })
+}
+
+fn rate_limit_text(limit: RateLimit) -> String {
+    let RateLimit { rate, burst_bytes } = limit;
+    match limit == RateLimit::of(rate) {
+        true => format!("\"{rate}\""),
+        false => format!("{{ rate = \"{rate}\", burst_bytes = {burst_bytes} }}"),
+    }
+}
+
 /// Empty if unspecified.
 fn mac_text(mac: MacAddr) -> String {
     match mac {
@@ -317,6 +342,7 @@ fn write_group(out: &mut String, group: &GroupRule) {
         mcst_id,
         pmtu,
         stall_timeout_ms,
+        rate_limit,
         endpoints,
         kind,
     } = group;
@@ -329,6 +355,9 @@ fn write_group(out: &mut String, group: &GroupRule) {
             kind.name()
         ),
     );
+    if let Some(limit) = rate_limit {
+        line(out, format_args!("rate_limit = {}", rate_limit_text(*limit)));
+    }
     kind.fields().write(group, out);
     if endpoints.is_empty() {
         line(out, format_args!("endpoints = []"));

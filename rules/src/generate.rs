@@ -47,6 +47,7 @@ impl GroupRule {
             mcst_id,
             pmtu,
             stall_timeout_ms: DEFAULT_STALL_TIMEOUT_MS,
+            rate_limit: None,
             endpoints: endpoints.collect(),
             kind: kind.into(),
         };

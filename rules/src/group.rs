@@ -2,7 +2,7 @@
 
 use core::net::Ipv4Addr;
 
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
+use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::{GroupKind, MulticastRule, TranslatedRule};
@@ -37,6 +37,10 @@ pub struct GroupRule {
     /// Time in milliseconds until a stall event names an endpoint that the group waits for; at least 1.
     #[serde(default = "default_stall_timeout")]
     pub stall_timeout_ms: u32,
+    /// Limit of the data of each host here: of the source of a multicast group, of each rank, of both hosts of a forwarding group. Data of
+    /// switches was metered before. Feedback and control messages are not metered. `None`: no limit.
+    #[serde(default, with = "text::rate_limit", skip_serializing_if = "Option::is_none")]
+    pub rate_limit: Option<RateLimit>,
     /// Endpoints at this switch, with those towards source or root; with ranks, in the order of the lowest rank.
     pub endpoints: Vec<Endpoint>,
     /// Kind of the group, with its fields.

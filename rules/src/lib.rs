@@ -34,8 +34,8 @@ mod set;
 pub mod text;
 
 pub use castnet_toml_reader::Faults;
-pub use castnet_wire::{LossPolicy, StragglerPolicy};
-pub use check::{Unread, check_routes};
+pub use castnet_wire::{BitRate, LossPolicy, RateLimit, StragglerPolicy};
+pub use check::{Unread, bad_burst, check_routes};
 pub use fault::{Fault, FaultKind};
 pub use generate::{COLLECTIVE_EXAMPLE, FORWARDING_EXAMPLE, TWO_TIER_EXAMPLE};
 pub use group::{
@@ -49,6 +49,6 @@ pub use kinds::{
     SLOT_ALIGN, TranslatedRule,
 };
 pub use lane::{LANES_MAX, lane_name, lane_of};
-pub use limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT};
+pub use limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT, RATE_TEXT};
 pub use route::{Route, RouteHop};
 pub use set::RuleSet;

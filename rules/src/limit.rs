@@ -14,6 +14,9 @@ pub const MAC_TEXT: &str = "an Ethernet address, such as \"02:00:00:00:00:01\"";
 /// Description of an IPv4 prefix in faults.
 pub const PREFIX_TEXT: &str = "an IPv4 prefix, such as \"10.0.1.0/24\"";
 
+/// Description of a rate in faults.
+pub const RATE_TEXT: &str = "a rate in bits per second, 1k to 1T, such as \"10G\" or \"400M\"";
+
 /// Upper bound of an integer, and the fault text for larger ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {

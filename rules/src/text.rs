@@ -98,6 +98,38 @@ number!(
     "a path MTU is 256, 512, 1024, 2048 or 4096"
 );
 
+/// Its two numbers.
+pub mod rate_limit {
+    use castnet_wire::{BitRate, RateLimit};
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Numbers {
+        bits_per_second: u64,
+        burst_bytes: u64,
+    }
+
+    pub fn serialize<S: Serializer>(value: &Option<RateLimit>, s: S) -> Result<S::Ok, S::Error> {
+        let numbers = |limit: RateLimit| Numbers {
+            bits_per_second: limit.rate.bits_per_second(),
+            burst_bytes: limit.burst_bytes,
+        };
+        value.map(numbers).serialize(s)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<RateLimit>, D::Error> {
+        let Some(numbers) = Option::<Numbers>::deserialize(d)? else {
+            return Ok(None);
+        };
+        let rate = BitRate::new(numbers.bits_per_second);
+        Ok(Some(RateLimit {
+            rate: rate.ok_or_else(|| D::Error::custom("a rate is 1000 to 10^12 bits per second"))?,
+            burst_bytes: numbers.burst_bytes,
+        }))
+    }
+}
+
 pub(crate) mod optional_psn {
     use castnet_wire::Psn;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -94,6 +94,7 @@ pub fn star(receivers: usize) -> GroupRule {
         mcst_id: MCST,
         pmtu: Pmtu::B4096,
         stall_timeout_ms: 2000,
+        rate_limit: None,
         endpoints: (0..=receivers)
             .map(|n| Endpoint::new(port(n), NextHop::Host(host(n))))
             .collect(),

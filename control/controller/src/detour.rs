@@ -114,6 +114,7 @@ mod tests {
             mcst_id: McstId([10, 200, 0, 1].into()),
             pmtu: Pmtu::B1024,
             stall_timeout_ms: 1000,
+            rate_limit: None,
             endpoints: Vec::new(),
             kind: kind.into(),
         }

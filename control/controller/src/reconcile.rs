@@ -81,6 +81,7 @@ mod tests {
             mcst_id: id(n),
             pmtu: Pmtu::B1024,
             stall_timeout_ms: 1,
+            rate_limit: None,
             endpoints: vec![hop(0), hop(1)],
             kind: MulticastRule {
                 start_psn: Some(Psn::new(7)),

@@ -166,6 +166,7 @@ fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanE
         mcst_id: request.mcst_id,
         pmtu: request.pmtu,
         stall_timeout_ms: request.stall_timeout_ms,
+        rate_limit: request.rate_limit,
         endpoints: members.iter().map(endpoint).collect(),
         kind,
     };

@@ -4,7 +4,7 @@ use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, HostPart, MulticastRule, TranslatedRule};
-use castnet_wire::{MacAddr, McstId, Pmtu, Qpn};
+use castnet_wire::{MacAddr, McstId, Pmtu, Qpn, RateLimit};
 
 /// A requested group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub struct Request {
     pub pmtu: Pmtu,
     /// Milliseconds after which a stalled path or collective is reported.
     pub stall_timeout_ms: u32,
+    /// Limit of the data of each sender, of one lane.
+    pub rate_limit: Option<RateLimit>,
     /// Its members; for a collective group the ranks, rank 0 first.
     pub members: Vec<Member>,
     /// The fields of its kind.
@@ -110,6 +112,7 @@ impl Request {
             mcst_ids: BTreeMap::new(),
             pmtu,
             stall_timeout_ms: DEFAULT_STALL_TIMEOUT_MS,
+            rate_limit: None,
             members,
             kind: RequestKind::Multicast(rule),
         }

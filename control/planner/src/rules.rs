@@ -180,6 +180,7 @@ impl<'a> Writer<'a> {
             mcst_id: self.request.mcst_id,
             pmtu: self.request.pmtu,
             stall_timeout_ms: self.request.stall_timeout_ms,
+            rate_limit: self.request.rate_limit,
             endpoints,
             kind,
         }

@@ -31,6 +31,8 @@ names! {
         AckAhead => "ack-ahead",
         /// Payload longer than the group's path MTU.
         OverPmtu => "over-pmtu",
+        /// Data of a host beyond the rate limit of its group.
+        OverRate => "over-rate",
         /// No route to the destination address.
         NoRoute => "no-route",
         /// TTL or hop limit used up.

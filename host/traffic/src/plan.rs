@@ -543,6 +543,7 @@ fn rule(
         mcst_id,
         pmtu: scenario.sizes.pmtu(),
         stall_timeout_ms: castnet_rules::DEFAULT_STALL_TIMEOUT_MS,
+        rate_limit: None,
         endpoints: places.iter().enumerate().skip(first).map(endpoint).collect(),
         kind,
     }

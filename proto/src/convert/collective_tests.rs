@@ -43,7 +43,7 @@ prop_compose! {
         };
         GroupRule {
             name: "job".into(), generation, mcst_id: McstId([10, 200, 0, 1].into()), pmtu: Pmtu::B2048,
-            stall_timeout_ms, endpoints, kind: kind.into(),
+            stall_timeout_ms, rate_limit: None, endpoints, kind: kind.into(),
         }
     }
 }

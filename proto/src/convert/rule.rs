@@ -4,7 +4,7 @@ use castnet_rules::{
     Endpoint, Fault, FaultKind, ForwardingRule, GroupKind, GroupRule, HostEndpoint, HostPart, Limit,
     LossPolicy, MulticastRule, NextHop, RankPart, RemoteMemory, StragglerPolicy, TranslatedRule,
 };
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
+use castnet_wire::{BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 
 use super::{
     Invalid, MAC_TEXT, Reader, ip, mac, mcst_id, missing, out_of_range, pmtu, port, port_to_proto, psn, qpn,
@@ -15,12 +15,13 @@ use crate::v1::group_rule::Kind;
 use crate::v1::host_endpoint::Part;
 
 /// Fields of all groups. In messages the other fields are below the name of the kind.
-const COMMON: [&str; 7] = [
+const COMMON: [&str; 8] = [
     "name",
     "generation",
     "mcst_id",
     "pmtu",
     "stall_timeout_ms",
+    "rate_limit",
     "endpoints",
     "kind",
 ];
@@ -51,6 +52,7 @@ pub fn rule_from_proto(field: &str, message: Option<&v1::GroupRule>) -> Result<G
         ),
         pmtu: r.read("pmtu", pmtu(message.pmtu), Pmtu::B1024),
         stall_timeout_ms: message.stall_timeout_ms,
+        rate_limit: rate_limit(message.rate_limit, &mut r),
         endpoints: endpoints.map(|(i, e)| endpoint(i, e, &mut r)).collect(),
         kind: kind.unwrap_or(ForwardingRule {}.into()),
     };
@@ -68,6 +70,29 @@ pub fn rule_faults(field: &str, kind: &str, faults: &[Fault]) -> Vec<Fault> {
         }
     });
     below.collect()
+}
+
+/// `None` if it is absent or after a fault.
+pub(super) fn rate_limit(message: Option<v1::RateLimit>, r: &mut Reader) -> Option<RateLimit> {
+    let v1::RateLimit {
+        bits_per_second,
+        burst_bytes,
+    } = message?;
+    let why = "is no rate in bits per second: 1000 to 10^12";
+    let rate = BitRate::new(bits_per_second).ok_or_else(|| out_of_range(bits_per_second, why));
+    let limit = RateLimit::of(r.take("rate_limit.bits_per_second", rate)?);
+    Some(match burst_bytes {
+        0 => limit,
+        burst_bytes => RateLimit { burst_bytes, ..limit },
+    })
+}
+
+/// A limit as a message.
+pub fn rate_limit_to_proto(limit: RateLimit) -> v1::RateLimit {
+    v1::RateLimit {
+        bits_per_second: limit.rate.bits_per_second(),
+        burst_bytes: limit.burst_bytes,
+    }
 }
 
 fn multicast(message: &v1::MulticastRule, r: &mut Reader) -> MulticastRule {
@@ -225,6 +250,7 @@ pub fn rule_to_proto(group: &GroupRule) -> v1::GroupRule {
         mcst_id: group.mcst_id.to_string(),
         pmtu: group.pmtu.bytes() as u32,
         stall_timeout_ms: group.stall_timeout_ms,
+        rate_limit: group.rate_limit.map(rate_limit_to_proto),
         endpoints: group.endpoints.iter().map(endpoint_to_proto).collect(),
         kind: Some(match &group.kind {
             GroupKind::Multicast(rule) => Kind::Multicast(v1::MulticastRule {

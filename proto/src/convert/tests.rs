@@ -4,7 +4,7 @@ use castnet_rules::{
     Endpoint, ForwardingRule, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RemoteMemory, Route,
     RouteHop,
 };
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
+use castnet_wire::{BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 use proptest::prelude::*;
 use tonic::{Code, Status};
 
@@ -68,14 +68,16 @@ prop_compose! {
         pmtu in proptest::sample::select(Pmtu::ALL.to_vec()),
         va_base in any::<u64>(),
         stall_timeout_ms in 1..u32::MAX,
+        limit in proptest::option::of((BitRate::MIN..=BitRate::MAX, 4224..=RateLimit::BURST_MAX)),
     ) -> GroupRule {
         let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, carries_on: Some(va_base).filter(|b| b % 2 == 0), source: source as u16 };
         let joining = |(i, mut e): (usize, Endpoint)| {
             e.joining = e.verify_mac && i != source && e.next_hop.host().is_some();
             e
         };
+        let rate_limit = limit.map(|(rate, burst_bytes)| RateLimit { rate: BitRate::new(rate).unwrap(), burst_bytes });
         GroupRule {
-            name: "g".into(), generation, mcst_id: McstId([10, 200, 0, 1].into()), pmtu, stall_timeout_ms,
+            name: "g".into(), generation, mcst_id: McstId([10, 200, 0, 1].into()), pmtu, stall_timeout_ms, rate_limit,
             endpoints: paths.into_iter().enumerate().map(joining).collect(), kind: kind.into(),
         }
     }
@@ -153,17 +155,25 @@ fn any_endpoint() -> impl Strategy<Value = v1::Endpoint> {
         })
 }
 
+fn any_limit() -> impl Strategy<Value = Option<v1::RateLimit>> {
+    let limit = prop_oneof![(1000..2000u64, 0..5000u64), any::<(u64, u64)>()];
+    proptest::option::of(limit.prop_map(|(bits_per_second, burst_bytes)| v1::RateLimit {
+        bits_per_second,
+        burst_bytes,
+    }))
+}
+
 prop_compose! {
     fn any_group()(
         name in any_text(), mcst_id in any_text(), (generation, va_base) in any::<(u64, u64)>(),
         pmtu in prop_oneof![Just(1024u32), any::<u32>()], start_psn in any::<Option<u32>>(),
         source in prop_oneof![0u32..70, any::<u32>()],
         endpoints in proptest::collection::vec(any_endpoint(), 0..6),
-        stall_timeout_ms in any::<u32>(), has_kind in proptest::bool::weighted(0.9),
+        stall_timeout_ms in any::<u32>(), has_kind in proptest::bool::weighted(0.9), limit in any_limit(),
     ) -> v1::GroupRule {
         let kind = v1::group_rule::Kind::Multicast(v1::MulticastRule { start_psn, va_base, source, carries_on: start_psn.map(u64::from) });
         let kind = has_kind.then_some(kind);
-        v1::GroupRule { name, generation, mcst_id, pmtu, stall_timeout_ms, endpoints, kind }
+        v1::GroupRule { name, generation, mcst_id, pmtu, stall_timeout_ms, endpoints, kind, rate_limit: limit }
     }
 }
 
@@ -503,6 +513,7 @@ fn rules_are_split_into_requests_by_number_and_bytes() {
             mcst_id: McstId([10, 200, 0, 1].into()),
             pmtu: Pmtu::B1024,
             stall_timeout_ms: 1,
+            rate_limit: None,
             endpoints: (0..endpoints).map(hop).collect(),
             kind: ForwardingRule {}.into(),
         }

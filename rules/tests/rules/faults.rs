@@ -58,7 +58,7 @@ fn unknown_fields_come_with_a_suggestion() {
         "pmtu = 1024",
         "pmtu = 1024\nstart_pns = 3",
         "rules.toml:5:1: groups[0].start_pns: unknown field, did you mean \"start_psn\"?; allowed: kind, name, \
-         generation, mcst_id, pmtu, stall_timeout_ms, start_psn, va_base, carries_on, source, endpoints",
+         generation, mcst_id, pmtu, stall_timeout_ms, rate_limit, start_psn, va_base, carries_on, source, endpoints",
     );
     assert_fault(
         "[[routes]]",
@@ -272,6 +272,22 @@ fn faults_that_types_do_not_prevent() {
             "source = 0\nstall_timeout_ms = 0",
             "7:20: groups[0].stall_timeout_ms: is 0: give at least 1 \
              millisecond",
+        ),
+        (
+            "source = 0",
+            "source = 0\nrate_limit = \"10 furlongs\"",
+            "7:14: groups[0].rate_limit: \"10 furlongs\" is not a rate in bits per second, 1k to 1T, such as \"10G\" or \"400M\"",
+        ),
+        (
+            "source = 0",
+            "source = 0\nrate_limit = { burst_bytes = 1000 }",
+            "7:14: groups[0].rate_limit.rate: missing: a rate in bits per second, 1k to 1T, such as \"10G\" or \"400M\"",
+        ),
+        (
+            "source = 0",
+            "source = 0\nrate_limit = { rate = \"1G\", burst_bytes = 1151 }",
+            "7:43: groups[0].rate_limit.burst_bytes: is 1151: a burst has 1152 bytes or more, so that it holds a full packet of each lane, \
+             and 1073741824 or fewer",
         ),
         (
             "10.1.0.0/16",

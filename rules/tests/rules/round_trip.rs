@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use castnet_rules::{
-    COLLECTIVE_EXAMPLE, Endpoint, ForwardingRule, GroupRule, HostEndpoint, HostPart, Ipv4Net, LossPolicy,
-    MulticastRule, NextHop, RankPart, RemoteMemory, Route, RouteHop, RuleSet, StragglerPolicy,
-    TWO_TIER_EXAMPLE, TranslatedRule,
+    BitRate, COLLECTIVE_EXAMPLE, Endpoint, ForwardingRule, GroupRule, HostEndpoint, HostPart, Ipv4Net,
+    LossPolicy, MulticastRule, NextHop, RankPart, RateLimit, RemoteMemory, Route, RouteHop, RuleSet,
+    StragglerPolicy, TWO_TIER_EXAMPLE, TranslatedRule,
 };
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use proptest::prelude::*;
@@ -100,11 +100,23 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
                 mcst_id: McstId(Ipv4Addr::new(10, 255, 0, g)),
                 pmtu,
                 stall_timeout_ms: stall,
+                rate_limit: rate_limit(generation),
                 endpoints: paths.collect(),
                 kind: kind.into(),
             }
         },
     )
+}
+
+/// None, with the default burst, or with another one.
+fn rate_limit(random: u64) -> Option<RateLimit> {
+    let limit = RateLimit::of(BitRate::new(BitRate::MIN + random % BitRate::MAX / 2)?);
+    let burst_bytes = 4096 + 128 + random % (1 << 20);
+    match random % 3 {
+        0 => None,
+        1 => Some(limit),
+        _ => Some(RateLimit { burst_bytes, ..limit }),
+    }
 }
 
 /// Collective group number `g` of a set. Some ports have a rank, others a switch with the next few ranks.
@@ -193,6 +205,7 @@ fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
             mcst_id: McstId(Ipv4Addr::new(10, 255, 1, g)),
             pmtu,
             stall_timeout_ms: times.1,
+            rate_limit: rate_limit(generation),
             endpoints,
             kind: kind.into(),
         }

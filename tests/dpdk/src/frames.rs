@@ -51,6 +51,7 @@ pub fn group(n: usize, ports: &[usize]) -> GroupRule {
         mcst_id: mcst(n),
         pmtu: Pmtu::B4096,
         stall_timeout_ms: 60_000,
+        rate_limit: None,
         endpoints: ports.iter().map(path).collect(),
         kind: MulticastRule {
             start_psn: Some(Psn::new(0)),

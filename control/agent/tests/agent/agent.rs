@@ -167,6 +167,7 @@ pub(crate) fn rule(generation: u64) -> GroupRule {
         mcst_id: McstId([10, 200, 0, 1].into()),
         pmtu: Pmtu::B1024,
         stall_timeout_ms: 1000,
+        rate_limit: None,
         endpoints: vec![host(0), host(1), Endpoint::new(port(2), switch)],
         kind: MulticastRule {
             start_psn: Some(Psn::new(100)),

@@ -73,6 +73,7 @@ fn rule(shape: &Shape, port: u8) -> GroupRule {
         mcst_id: lane(shape.name, 0),
         pmtu: Pmtu::B1024,
         stall_timeout_ms: 1,
+        rate_limit: None,
         endpoints,
         kind,
     }

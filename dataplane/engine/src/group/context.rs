@@ -113,8 +113,8 @@ impl Context {
         match (self, of) {
             (Self::Multicast(group), Self::Multicast(of)) => group.copy_state(of),
             (Self::Collective(group), Self::Collective(of)) => group.copy_state(of),
-            // A forwarding group has no such state.
-            _ => {}
+            (Self::Forwarding(group), Self::Forwarding(of)) => group.copy_state(of),
+            _ => debug_assert!(false, "both groups have the same rule"),
         }
     }
 

@@ -4,14 +4,15 @@
 use core::net::Ipv4Addr;
 
 use castnet_rules::{GroupRule, NextHop};
-use castnet_wire::{DropReason, FrameBuf, PortId, RoceHeader};
+use castnet_wire::{DropReason, FrameBuf, PortId, RoceHeader, TokenBucket};
 
 use crate::address;
 use crate::egress::Egress;
-use crate::group::classify::{self, Refusal};
+use crate::group::classify::{self, Class, Refusal};
 use crate::group::install::{macs, rule_bytes};
 use crate::group::kind::Kind;
 use crate::group::lookup::LookupTable;
+use crate::group::meter::{self, Metered};
 use crate::group::rewrite;
 use crate::group::rewrite::PathDestination;
 use crate::group::services::Services;
@@ -29,6 +30,7 @@ pub struct Forwarding {
     table: LookupTable,
     /// The destination of frames to each endpoint.
     destinations: [PathDestination; 2],
+    meters: [Option<TokenBucket>; 2],
     counters: ForwardingCounters,
     endpoints: [ForwardingEndpoint; 2],
 }
@@ -53,6 +55,7 @@ impl Forwarding {
         Box::new(Self {
             table: LookupTable::of_all(&rule, None),
             destinations: ends.map(PathDestination::new),
+            meters: ends.map(|endpoint| meter::of(&rule, endpoint)),
             counters: ForwardingCounters::default(),
             endpoints: ends.map(|endpoint| ForwardingEndpoint {
                 port: endpoint.port,
@@ -63,20 +66,24 @@ impl Forwarding {
         })
     }
 
-    /// The index of the endpoint that sent a frame, or why it is dropped.
+    pub(crate) fn copy_state(&mut self, of: &Self) {
+        self.meters = of.meters;
+    }
+
+    /// The index of the endpoint that sent a frame, and the frame's class, or why it is dropped.
     fn admit(
         &self,
         ingress: PortId,
         header: &RoceHeader,
         src: Ipv4Addr,
         frame: &impl FrameBuf,
-    ) -> Result<usize, Refusal> {
+    ) -> Result<(usize, Class), Refusal> {
         let mac = address::source_mac(frame.head());
         let from = self.table.find(ingress, src, header.bth.dest_qp, mac);
         let from = from.ok_or(classify::NOT_MEMBER)?;
-        classify::class(header)?;
+        let class = classify::class(header)?;
         classify::check_packet(header, frame, self.rule.pmtu.bytes())?;
-        Ok(from)
+        Ok((from, class))
     }
 
     fn describe(&self, endpoint: usize) -> String {
@@ -121,8 +128,8 @@ impl Kind for Box<Forwarding> {
         let (group, output) = (self, &mut services.output);
         let (ingress, mcst_id) = (cx.ingress, group.rule.mcst_id);
         cx.observer.group(mcst_id);
-        let from = match group.admit(ingress, header, src, &frame) {
-            Ok(from) => from,
+        let (from, class) = match group.admit(ingress, header, src, &frame) {
+            Ok(admitted) => admitted,
             Err((stage, reason)) => {
                 group.note_dropped();
                 return cx.drop(stage, reason, || {
@@ -132,6 +139,22 @@ impl Kind for Box<Forwarding> {
                 });
             }
         };
+        if matches!(class, Class::Data)
+            && let Some(bucket) = &mut group.meters[from]
+        {
+            match meter::meter(cx, bucket, header, frame.length()) {
+                Metered::Within => {}
+                Metered::Marked => {
+                    group.counters.rate_marks += 1;
+                    meter::mark(&mut frame, header);
+                }
+                Metered::Over => {
+                    group.note_dropped();
+                    group.counters.rate_drops += 1;
+                    return meter::drop_over(cx, &group.rule, frame.length());
+                }
+            }
+        }
         group.endpoints[from].frames_in += 1;
         let to = 1 - from;
         let port = group.endpoints[to].port;

@@ -165,6 +165,7 @@ mod tests {
                 mcst_id: McstId([10, 9, 0, 1].into()),
                 pmtu: Pmtu::B1024,
                 stall_timeout_ms: 1,
+                rate_limit: None,
                 endpoints: picks.into_iter().map(endpoint).collect(),
                 kind: MulticastRule::default().into(),
             };

@@ -9,6 +9,7 @@ pub(crate) mod headers;
 pub(crate) mod install;
 pub(crate) mod kind;
 pub(crate) mod lookup;
+pub(crate) mod meter;
 pub(crate) mod multicast;
 pub(crate) mod rewrite;
 pub(crate) mod services;

@@ -109,6 +109,10 @@ counters! {
             lost,
             /// Frames to the group that were dropped.
             dropped,
+            /// Of the dropped frames: data over the rate limit.
+            rate_drops,
+            /// Data frames that were marked (ECN: CE) because the sender comes near the rate limit.
+            rate_marks,
             /// Reported stalls of paths.
             stalls,
         }
@@ -169,6 +173,10 @@ counters! {
         keep_alives,
         /// Frames to the group that were dropped.
         dropped,
+        /// Of the dropped frames: data over the rate limit.
+        rate_drops,
+        /// Data packets for which a rank was asked to slow down (CNP) because it comes near the rate limit.
+        rate_marks,
         /// Packets and feedback that were not sent: no buffer, or the port was down.
         lost,
         /// Reported stalls.
@@ -234,6 +242,10 @@ counters! {
         forwarded,
         /// Frames to the group that were dropped.
         dropped,
+        /// Of the dropped frames: data over the rate limit.
+        rate_drops,
+        /// Data frames that were marked (ECN: CE) because the sender comes near the rate limit.
+        rate_marks,
     }
 }
 

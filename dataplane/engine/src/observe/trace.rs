@@ -15,6 +15,8 @@ names! {
         Classify => "classify",
         /// Checks before the group's machine: ICRC, path MTU.
         Verify => "verify",
+        /// The rate limit of the group.
+        Meter => "meter",
         /// The group's machine.
         Machine => "machine",
         /// Sending of copies to paths.

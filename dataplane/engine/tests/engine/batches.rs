@@ -12,7 +12,7 @@ use crate::common::*;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Context, CountersSnapshot, Engine, FrameFilter, PortSet, TapId};
 use castnet_rules::{GroupRule, NextHop};
-use castnet_wire::{Aeth, Batch, ExtHeaders, McstId, NakCode, Nanos, Opcode, Syndrome};
+use castnet_wire::{Aeth, Batch, ExtHeaders, McstId, NakCode, Nanos, Opcode, RateLimit, Syndrome};
 use proptest::prelude::*;
 
 /// Multicast groups: the source of group `n` is at port `n`.
@@ -201,6 +201,8 @@ impl Hosts {
                 let mut frame = DataFrame::new(opcode, psn, &vec![psn as u8; length]);
                 (frame.src, frame.dst) = (speaker(ingress, group), mcst(group).0);
                 frame.ethernet = ethernet(ingress);
+                // A limited group marks what may be marked.
+                frame.tos |= [0, 2, 2, 1, 3][psn as usize % 5];
                 frame.ext.imm = (opcode == Opcode::SendOnlyImm).then_some(7);
                 if ingress == group {
                     self.psns[group] = self.psns[group].max(psn + 1);
@@ -279,11 +281,18 @@ fn everything(engine: &Engine) -> String {
     )
 }
 
-fn fresh_collective(engine: &mut Engine, reproducible: bool) {
+fn fresh_collective(engine: &mut Engine, reproducible: bool, rate_limit: Option<RateLimit>) {
     engine.remove(GROUP);
-    let rule = collective_star(RANKS).with_translated(|rule| rule.reproducible = reproducible);
+    let mut rule = collective_star(RANKS).with_translated(|rule| rule.reproducible = reproducible);
+    rule.rate_limit = rate_limit;
     let group = Context::compile(&rule, &engine.config().ports).unwrap();
     engine.install(group).unwrap();
+}
+
+/// A limit that some of the frames of a few batches exceed.
+pub(super) fn any_limit() -> impl Strategy<Value = Option<RateLimit>> {
+    let rate = prop_oneof![1..200_u64, 1000..100_000_u64];
+    (rate, prop_oneof![1152..4000_u64, 4000..40_000_u64]).prop_map(|(mbps, burst)| limit(mbps, burst))
 }
 
 /// The filter of a subscriber that wants few frames.
@@ -332,12 +341,15 @@ proptest! {
         jobs in [any_job(RANKS), any_job(RANKS)],
         steps in prop::collection::vec(step(), 1..60),
         reproducible: bool,
+        limits in prop::option::of([any_limit(), any_limit()]),
         narrow in prop::option::of((filter(), filter(), 1..100_u64)),
     ) {
         let mut engines = [engine(PORTS), engine(PORTS)];
+        let [data_limit, limit] = limits.unwrap_or_default();
+        let group = |n, generation| GroupRule { rate_limit: data_limit.filter(|_| n != 0), ..group(n, generation) };
         for engine in &mut engines {
             (0..GROUPS).for_each(|n| install(engine, &group(n, 1)));
-            fresh_collective(engine, reproducible);
+            fresh_collective(engine, reproducible, limit);
         }
         let [mut fast, mut slow] = engines;
         let [tap, narrower @ ..] = core::array::from_fn::<_, 3, _>(|n| TapId::all().nth(n).unwrap());
@@ -349,7 +361,9 @@ proptest! {
                 engine.taps.arm_capture(narrower[1], captured, 100, count);
             }
         }
-        let ranks: Vec<Rank> = (0..RANKS).map(|rank| Rank::new(rank, T0, &jobs)).collect();
+        let tos = [0x68, 0x6A, 0x69, 0];
+        let rank = |rank| Rank::new(rank, T0, &jobs).with_tos(tos[rank]);
+        let ranks: Vec<Rank> = (0..RANKS).map(rank).collect();
         let mut hosts = Hosts::new(ranks);
         let (mut now, mut generation) = (T0, 1);
         for step in steps {
@@ -384,7 +398,7 @@ proptest! {
                     prop_assert_eq!(removed[0], removed[1]);
                 }
                 Step::Collective => {
-                    [&mut fast, &mut slow].into_iter().for_each(|engine| fresh_collective(engine, reproducible));
+                    [&mut fast, &mut slow].into_iter().for_each(|engine| fresh_collective(engine, reproducible, limit));
                     hosts.restart_ranks();
                 }
             }

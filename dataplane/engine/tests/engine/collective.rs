@@ -62,7 +62,7 @@ pub(crate) fn job(
     }
 }
 
-fn any_faults() -> impl Strategy<Value = Faults> {
+pub(super) fn any_faults() -> impl Strategy<Value = Faults> {
     let rate = || prop_oneof![2 => Just(0u64), 1 => 1u64..40];
     (rate(), rate(), rate(), rate()).prop_map(|(lost, doubled, delayed, corrupted)| Faults {
         lost,
@@ -72,7 +72,7 @@ fn any_faults() -> impl Strategy<Value = Faults> {
     })
 }
 
-fn finish(net: &mut Net, jobs: &[Job]) -> Result<(), TestCaseError> {
+pub(super) fn finish(net: &mut Net, jobs: &[Job]) -> Result<(), TestCaseError> {
     let done = net.run(jobs, T0 + LONG);
     let states: Vec<_> = net
         .ranks

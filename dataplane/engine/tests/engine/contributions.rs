@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::batches::any_limit;
 use super::collective::any_job;
 use crate::common::collective::*;
 use crate::common::*;
@@ -26,19 +27,21 @@ proptest! {
     fn the_fast_path_does_what_the_slow_one_does(
         job in any_job(4),
         reproducible: bool,
+        (rate_limit, tos) in (prop_oneof![Just(None), any_limit()], prop::array::uniform4(prop::sample::select(vec![0x68, 0x6A]))),
         steps in prop::collection::vec(
             (0usize..4, 1usize..=32, 0usize..40, prop::option::weighted(0.2, any::<prop::sample::Index>())),
             1..60,
         ),
     ) {
         let jobs = [job.clone(), job];
-        let rule = collective_star(4).with_translated(|r| r.reproducible = reproducible);
+        let mut rule = collective_star(4).with_translated(|r| r.reproducible = reproducible);
+        rule.rate_limit = rate_limit;
         let mut engines = [engine(4), engine(4)];
         engines.iter_mut().for_each(|engine| install_collective(engine, &rule));
         let [fast, slow] = &mut engines;
         let watching = TapId::all().next().unwrap();
         slow.taps.arm_trace(watching, FrameFilter::default(), u64::MAX);
-        let ranks: Vec<Rank> = (0..4).map(|rank| Rank::new(rank, T0, &jobs)).collect();
+        let ranks: Vec<Rank> = (0..4).map(|rank| Rank::new(rank, T0, &jobs).with_tos(tos[rank])).collect();
         let mut next = [0; 4];
         for (rank, count, back, spoiled) in steps {
             // Mostly it continues where it was.

@@ -14,6 +14,7 @@ mod joins;
 mod memory;
 mod most;
 mod moving;
+mod rates;
 mod replication;
 mod routed;
 mod shared_ports;

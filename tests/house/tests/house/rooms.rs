@@ -11,8 +11,9 @@ const ENGINE: [&str; 14] = [
 ];
 
 /// The same within `group`.
-const GROUP: [&str; 12] = [
+const GROUP: [&str; 13] = [
     "install",
+    "meter",
     "lookup",
     "classify",
     "headers",

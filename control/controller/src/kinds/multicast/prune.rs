@@ -81,6 +81,7 @@ mod tests {
             mcst_id: McstId([10, 200, 0, 1].into()),
             pmtu: Pmtu::B1024,
             stall_timeout_ms: 0,
+            rate_limit: None,
             endpoints,
             kind: kind.into(),
         }

@@ -7,7 +7,9 @@ use castnet_reduce::{Checksum, Kernel, prefetch};
 use castnet_rules::{GroupRule, NextHop, RankPart, TranslatedRule};
 use castnet_wire::layout::PACKET_HEADERS;
 use castnet_wire::roce::ICRC_LEN;
-use castnet_wire::{Call, CallFlags, DataType, MacAddr, McstId, Nanos, Operation, PortId, Qpn, RoceHeader};
+use castnet_wire::{
+    Call, CallFlags, DataType, MacAddr, McstId, Nanos, Operation, PortId, Qpn, RoceHeader, TokenBucket,
+};
 use core::net::Ipv4Addr;
 
 use super::slots::Slots;
@@ -16,6 +18,7 @@ use crate::egress::Egress;
 use crate::group::install::{macs, rule_bytes};
 use crate::group::kind::{EnginePrefetch, Kind};
 use crate::group::lookup::LookupTable;
+use crate::group::meter;
 use crate::group::services::{CollectiveEffects, EffectsOfWidth, Services};
 use crate::observe::counters::{
     CollectiveCounters, CongestionCounters, CountersSnapshot, EndpointCounters, EndpointSnapshot,
@@ -90,6 +93,8 @@ pub(crate) struct CollectiveContext<const W: usize> {
     table: Option<Box<LookupTable>>,
     pub(super) mcst_id: McstId,
     pub(super) pmtu: usize,
+    /// By endpoint; empty without a rate limit.
+    pub(super) meters: Box<[Option<TokenBucket>]>,
     pub(super) group_header: GroupHeader,
     pub(super) kernels: KernelCache,
     pub(super) checksum: Checksum,
@@ -143,6 +148,10 @@ impl<const W: usize> CollectiveContext<W> {
             table: LookupTable::new(&rule, Some(rule.mcst_id.0)),
             mcst_id: rule.mcst_id,
             pmtu: rule.pmtu.bytes(),
+            meters: match rule.rate_limit {
+                Some(_) => rule.endpoints.iter().map(|e| meter::of(&rule, e)).collect(),
+                None => Box::default(),
+            },
             group_header: GroupHeader::new(rule.mcst_id),
             kernels: KernelCache::default(),
             checksum: Checksum::select(),
@@ -161,6 +170,7 @@ impl<const W: usize> CollectiveContext<W> {
             + self.slots.footprint()
             + self.table.as_ref().map_or(0, |table| table.bytes())
             + size_of_val(&*self.connections)
+            + size_of_val(&*self.meters)
             + size_of_val(&*self.per_endpoint)
             + rule_bytes(&self.rule)
     }
@@ -198,6 +208,9 @@ impl<const W: usize> CollectiveContext<W> {
         if let Some(connection) = self.connections.get(from.index()) {
             prefetch(&connection.address);
             prefetch(&connection.ect);
+        }
+        if let Some(meter) = self.meters.get(from.index()) {
+            prefetch(meter);
         }
         if let Some(endpoint) = self.per_endpoint.get(from.index()) {
             prefetch(&endpoint.contributions);
@@ -250,6 +263,7 @@ impl<const W: usize> CollectiveContext<W> {
         for (connection, of) in self.connections.iter_mut().zip(&of.connections) {
             (connection.link, connection.ect) = (of.link, of.ect);
         }
+        self.meters.clone_from_slice(&of.meters);
     }
 }
 

@@ -6,9 +6,10 @@ use castnet_collective::translated::{Event, PacketShape};
 use super::context::CollectiveContext;
 use super::frame::{EffectCx, Received, carry_out, count_data, emit_due};
 use super::slots;
-use super::verify::{self, ECN};
+use super::verify;
 use crate::egress::Egress;
 use crate::group::headers::{Headers, L3, PLAIN};
+use crate::group::meter::ECN;
 use crate::group::services::Services;
 use crate::group::services::{CollectiveEffects, EffectsOfWidth};
 use crate::observe::trace::Off;
@@ -115,12 +116,20 @@ where
             kernels,
             checksum,
             pmtu,
+            meters,
             ..
         } = self;
         let Some(connection) = connections.get(from.index()) else {
             return (0, End::Slow(frame));
         };
         let (mut count, mut bytes) = (0, 0);
+        // The bytes of frames that a rate limit lets pass without a mark.
+        let mut meter = meters.get_mut(from.index()).and_then(Option::as_mut);
+        let most = meter.as_mut().map_or(u64::MAX, |meter| {
+            meter.refill(cx.now);
+            meter.bytes_above_half()
+        });
+        let mut left = most;
         let mut nexts = machine.nexts(from).map(|nexts| {
             let kernel = kernels.select(nexts.call());
             (nexts, kernel)
@@ -134,6 +143,7 @@ where
                 && (ecn != 0) == connection.ect
                 && connection.link.is_plain(headers.tos())
                 && headers.payload() as usize <= *pmtu
+                && u64::from(headers.length) <= left
                 && headers.is_sound(&frame);
             let Some(opcode) = headers.send().filter(|_| usual) else {
                 break End::Slow(frame);
@@ -144,6 +154,7 @@ where
             else {
                 break End::Slow(frame);
             };
+            left -= u64::from(headers.length);
             let shape = PacketShape {
                 opcode,
                 payload: headers.payload() as u16,
@@ -165,6 +176,9 @@ where
             }
             headers = Headers::of(&frame);
         };
+        if let Some(meter) = meter {
+            meter.take(most - left);
+        }
         self.counters.contributions += count;
         self.counters.contribution_bytes += bytes;
         if let Some(endpoint) = self.per_endpoint.get_mut(from.index()) {

@@ -14,10 +14,11 @@ use super::explain;
 use super::feedback;
 use super::slots::{self, Pieces};
 use super::translate::{self, Packet, SendContext};
-use super::verify::{self, ECN};
+use super::verify;
 use crate::address;
 use crate::egress::Egress;
 use crate::group::classify::{self, Class, Refusal};
+use crate::group::meter::{self, ECN, Metered};
 use crate::group::services::{CollectiveEffects, EffectsOfWidth};
 use crate::group::services::{Services, Timers};
 use crate::observe::counters::{CollectiveCounters, EndpointCounters};
@@ -85,6 +86,26 @@ where
                 });
             }
         };
+        let mut congested =
+            header.tos & ECN == ECN && !matches!(event, Event::Feedback { .. } | Event::Cnp { .. });
+        self.congestion.marked += u64::from(congested);
+        if let Event::Data { from, .. } = event
+            && let Some(Some(bucket)) = self.meters.get_mut(from.index())
+        {
+            match meter::meter(cx, bucket, header, frame.length()) {
+                Metered::Within => {}
+                // The switch ends the connection of a rank, so it is the notification point of its own mark.
+                Metered::Marked => {
+                    self.counters.rate_marks += 1;
+                    congested = true;
+                }
+                Metered::Over => {
+                    self.counters.dropped += 1;
+                    self.counters.rate_drops += 1;
+                    return meter::drop_over(cx, &self.rule, frame.length());
+                }
+            }
+        }
         self.machine.handle(cx.now, event, effects);
         cx.observer.step(|| explain::decision(self, &event, effects));
         count_arrival(self, &event, effects, header.payload_len);
@@ -102,8 +123,7 @@ where
         // Frees the buffer before further frames are allocated.
         drop(frame);
         let more = emit_due(cx, &mut effect_cx, self, effects);
-        if header.tos & ECN == ECN && !matches!(event, Event::Feedback { .. } | Event::Cnp { .. }) {
-            self.congestion.marked += 1;
+        if congested {
             let event = Event::Marked { from: sender(&event) };
             self.machine.handle(cx.now, event, effects);
             cx.observer.step(|| explain::decision(self, &event, effects));

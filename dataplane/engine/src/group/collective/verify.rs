@@ -7,9 +7,6 @@ use castnet_wire::{FrameBuf, RoceHeader};
 
 use super::slots;
 
-/// Both bits set: "congestion experienced" (RFC 3168).
-pub(super) const ECN: u8 = 3;
-
 /// The frame has no padding, and its IPv4 header at `l3` no options. `None` if it does not lie in head, body and trailer.
 #[inline(always)]
 pub(super) fn is_sound_in_place(checksum: &Checksum, frame: &impl FrameBuf, l3: usize) -> Option<bool> {

@@ -4,13 +4,14 @@
 use castnet_collective::{Multicast, MulticastConfig, MulticastStatus, PathId};
 use castnet_reduce::prefetch;
 use castnet_rules::{Endpoint, GroupRule, HostEndpoint, MulticastRule, NextHop};
-use castnet_wire::{MacAddr, McstId, Nanos, PortId, Qpn, RoceHeader};
+use castnet_wire::{MacAddr, McstId, Nanos, PortId, Qpn, RoceHeader, TokenBucket};
 use core::net::Ipv4Addr;
 
 use crate::egress::Egress;
 use crate::group::install::{feedback_sport, macs, rule_bytes};
 use crate::group::kind::{EnginePrefetch, Kind};
 use crate::group::lookup::LookupTable;
+use crate::group::meter;
 use crate::group::multicast::frame::arm;
 use crate::group::rewrite::PathDestination;
 use crate::group::services::Services;
@@ -33,6 +34,8 @@ pub(crate) struct Hot {
     pub(crate) destinations: Box<[PathDestination]>,
     pub(crate) mcst_id: McstId,
     pub(crate) pmtu: u16,
+    /// Present if the group has a rate limit and its source is next to this switch.
+    pub(crate) meter: Option<Box<TokenBucket>>,
     source_port: PortId,
     pub(crate) source: PathId,
     pub(crate) counters: HotCounters,
@@ -153,6 +156,10 @@ impl Group {
             destinations: rule.endpoints.iter().map(PathDestination::new).collect(),
             mcst_id: rule.mcst_id,
             pmtu: rule.pmtu.bytes() as u16,
+            meter: rule
+                .upstream()
+                .and_then(|source| meter::of(&rule, source))
+                .map(Box::new),
             source_port: rule.upstream().map(|e| e.port).unwrap_or_default(),
             source,
             counters: HotCounters::default(),
@@ -191,16 +198,29 @@ impl Group {
             PathId::new(i).zip(PathId::new(at))
         });
         self.hot.machine.carry_on(&old.hot.machine, kept);
+        if rule.rate_limit == before.rate_limit {
+            self.copy_meter(old);
+        }
     }
 
     pub(crate) fn copy_state(&mut self, of: &Self) {
         self.hot.machine.copy_state(&of.hot.machine);
+        self.copy_meter(of);
+    }
+
+    fn copy_meter(&mut self, of: &Self) {
+        if let (Some(meter), Some(of)) = (&mut self.hot.meter, &of.hot.meter) {
+            **meter = **of;
+        }
     }
 
     /// Prefetches what frames from `ingress` touch outside of the group.
     #[inline]
     fn prefetch_path(&self, ingress: PortId) {
         prefetch(&*self.hot.destinations);
+        if let Some(meter) = &self.hot.meter {
+            prefetch(&**meter);
+        }
         if let Some(table) = &self.hot.table {
             prefetch(&**table);
         } else if let Some(path) = self.hot.path(ingress).filter(|path| *path != self.hot.source) {
@@ -217,6 +237,7 @@ impl Group {
             + self.hot.machine.hot_bytes()
             + size_of_val(&*self.hot.destinations)
             + self.hot.table.as_ref().map_or(0, |table| table.bytes())
+            + self.hot.meter.as_ref().map_or(0, |_| size_of::<TokenBucket>())
     }
 
     /// Bytes of the cold state: the rule, and the counters of exceptions.

@@ -9,6 +9,7 @@ use castnet_wire::{Aeth, DropReason, FrameBuf, Nanos, Psn, RoceHeader, Syndrome,
 use crate::address;
 use crate::egress::Egress;
 use crate::group::classify::{self, Class, Refusal};
+use crate::group::meter::{self, Metered};
 use crate::group::multicast::context::Group;
 use crate::group::multicast::feedback;
 use crate::group::multicast::replicate;
@@ -29,7 +30,7 @@ impl Group {
         slot: u32,
         header: &RoceHeader,
         src: Ipv4Addr,
-        frame: E::Buf,
+        mut frame: E::Buf,
     ) -> Verdict {
         let group = self;
         let Services {
@@ -53,6 +54,23 @@ impl Group {
                 });
             }
         };
+        if matches!(event, Event::Data { .. })
+            && from == group.hot.source
+            && let Some(bucket) = &mut group.hot.meter
+        {
+            match meter::meter(cx, bucket, header, frame.length()) {
+                Metered::Within => {}
+                Metered::Marked => {
+                    group.cold.exceptions.rate_marks += 1;
+                    meter::mark(&mut frame, header);
+                }
+                Metered::Over => {
+                    group.cold.exceptions.dropped += 1;
+                    group.cold.exceptions.rate_drops += 1;
+                    return meter::drop_over(cx, &group.cold.rule, frame.length());
+                }
+            }
+        }
         let before = group.hot.machine.next_psn();
         if let Event::Data { psn, .. } = event
             && group.hot.machine.is_waiting()

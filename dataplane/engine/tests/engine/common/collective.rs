@@ -84,6 +84,7 @@ pub fn collective_rule(endpoints: Vec<Endpoint>, parent: Option<usize>) -> Group
         mcst_id: GROUP,
         pmtu: PMTU,
         stall_timeout_ms: 500,
+        rate_limit: None,
         endpoints,
         kind: kind.into(),
     }
@@ -207,6 +208,8 @@ pub struct Rank {
     pub deadline: Nanos,
     window: usize,
     pub vlan: Option<u16>,
+    /// Of its data.
+    pub tos: u8,
     /// The group's address at its switch.
     pub mcst_id: McstId,
 }
@@ -245,8 +248,15 @@ impl Rank {
             deadline: starts + TIMEOUT,
             window: 14,
             vlan: None,
+            tos: 0x68,
             mcst_id: GROUP,
         }
+    }
+
+    /// With this TOS.
+    pub fn with_tos(mut self, tos: u8) -> Self {
+        self.tos = tos;
+        self
     }
 
     /// What it may send now.
@@ -267,7 +277,7 @@ impl Rank {
             sent.opcode,
             Opcode::SendLast | Opcode::SendOnly | Opcode::SendOnlyImm
         );
-        frame.ext.imm = sent.imm;
+        (frame.ext.imm, frame.tos) = (sent.imm, self.tos);
         match self.vlan {
             Some(vid) => frame.vlan(vid).bytes(),
             None => frame.bytes(),
@@ -321,6 +331,10 @@ impl Rank {
                 self.next = self.acked;
             }
             return self.send(out);
+        }
+        // A CNP asks it to slow down. It does not.
+        if header.bth.opcode == Opcode::Cnp {
+            return;
         }
         assert_eq!(header.bth.opcode.info().kind, Kind::Send);
         let expected = rq_psn(self.rank).add(self.got.len() as i32);

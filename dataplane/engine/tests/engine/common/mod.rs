@@ -12,8 +12,8 @@ use castnet_rules::{
 };
 use castnet_wire::build::{emit_ack, emit_arp};
 use castnet_wire::{
-    Aeth, Arp, Batch, Bth, Ethernet, ExtHeaders, Ipv4, MacAddr, McstId, Nanos, Network, Opcode, Parsed, Pmtu,
-    PortId, Psn, Qpn, RoceHeader, Syndrome, VlanTag, emit_roce, icrc, parse_frame,
+    Aeth, Arp, Batch, BitRate, Bth, Ethernet, ExtHeaders, Ipv4, MacAddr, McstId, Nanos, Network, Opcode,
+    Parsed, Pmtu, PortId, Psn, Qpn, RateLimit, RoceHeader, Syndrome, VlanTag, emit_roce, icrc, parse_frame,
 };
 
 /// The group's address.
@@ -109,6 +109,12 @@ pub fn far_switch(n: usize) -> Endpoint {
     endpoint
 }
 
+/// Of so many megabits per second, with this burst.
+pub fn limit(mbps: u64, burst_bytes: u64) -> Option<RateLimit> {
+    let rate = BitRate::new(mbps * 1_000_000).unwrap();
+    Some(RateLimit { rate, burst_bytes })
+}
+
 /// A group with its source at the first of these paths.
 pub fn rule(endpoints: Vec<Endpoint>) -> GroupRule {
     let kind = MulticastRule {
@@ -123,6 +129,7 @@ pub fn rule(endpoints: Vec<Endpoint>) -> GroupRule {
         mcst_id: MCST,
         pmtu: Pmtu::B1024,
         stall_timeout_ms: 2000,
+        rate_limit: None,
         endpoints,
         kind: kind.into(),
     }

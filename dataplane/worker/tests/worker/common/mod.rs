@@ -187,6 +187,7 @@ pub fn rule(n: usize, ports: &[usize]) -> GroupRule {
         mcst_id: mcst(n),
         pmtu: Pmtu::B1024,
         stall_timeout_ms: 60_000,
+        rate_limit: None,
         endpoints: ports
             .iter()
             .map(|&p| Endpoint::new(port(p), NextHop::Host(host(n, p))))

@@ -170,7 +170,15 @@ impl Group {
     ) -> Result<Option<E::Buf>, E::Buf> {
         let hot = &mut self.hot;
         let all_up = hot.ports.and(services.output.ports.up) == hot.ports;
-        let usual = all_up && headers.payload() <= hot.pmtu.into();
+        // The number of such frames that a rate limit lets pass without a mark.
+        let most = match &mut hot.meter {
+            None => BATCH,
+            Some(meter) => {
+                meter.refill(cx.now);
+                (meter.bytes_above_half() / u64::from(headers.length)).min(BATCH as u64) as usize
+            }
+        };
+        let usual = all_up && headers.payload() <= hot.pmtu.into() && most != 0;
         let plain = usual && headers.is_data() && headers.is_sound(&frame);
         if !plain || !hot.machine.next_data(cx.now, headers.psn()) {
             return Err(frame);
@@ -184,11 +192,14 @@ impl Group {
         for frame in frames {
             let headers = Headers::of(&frame);
             let like = headers.is_data_like(&run.headers) && headers.is_sound(&frame);
-            if !like || run.frames.is_full() || !hot.machine.next_data(cx.now, headers.psn()) {
+            if !like || run.frames.len() >= most || !hot.machine.next_data(cx.now, headers.psn()) {
                 next = Some(frame);
                 break;
             }
             run.push(&headers, frame);
+        }
+        if let Some(meter) = &mut hot.meter {
+            meter.take(run.frames.len() as u64 * u64::from(run.headers.length));
         }
         self.send_run(services, cx, slot, &mut run);
         Ok(next)
