@@ -86,10 +86,10 @@ impl<C: CounterSet> Counted<C> {
 
 columns!(row: Counted<MulticastCounters> => row { group, mcst_id } (row.counters) {
     data_in, data_bytes_in, copies_out, retransmitted_in, filtered, acks_in, acks_out, naks_in, naks_out, rnr_naks_in,
-    rnr_naks_out, dropped,
+    rnr_naks_out, dropped, rate_drops,
 });
 
-columns!(row: Counted<ForwardingCounters> => row { group, mcst_id } (row.counters) { forwarded, dropped });
+columns!(row: Counted<ForwardingCounters> => row { group, mcst_id } (row.counters) { forwarded, dropped, rate_drops });
 
 impl From<&api::InstalledGroup> for Counted<MulticastCounters> {
     fn from(installed: &api::InstalledGroup) -> Self {

@@ -7,6 +7,7 @@ mod lines;
 mod plan;
 mod progress;
 mod purge;
+pub(crate) mod rate;
 mod show;
 #[cfg(test)]
 mod tests;
@@ -60,6 +61,7 @@ A multicast group needs --source and --members, a collective group --collective 
 Examples:
   castnet group create g --source h1 --members h2,h3,h4 --pmtu 4096
   castnet group create hot --source h1 --members h2,h3,h4 --lanes 4      four workers of each switch share it
+  castnet group create slow --source h1 --members h2,h3 --rate 400M      the switch next to h1 takes no more of it
   castnet group create job --collective --ranks h1,h2,h3,h4
   castnet group create job --collective --ranks h1,h2,h3,h4 --reproducible --window 256 --pmtu 4096
   castnet group create --agent http://127.0.0.1:7471 --rules rules.toml

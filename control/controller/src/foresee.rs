@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use castnet_planner::{LinkLoad, Shortage};
-use castnet_proto::convert::{NewCollective, NewGroup};
+use castnet_proto::convert::{NewCollective, NewGroup, rate_limit_to_proto};
 use castnet_proto::v1;
 use castnet_proto::v1::endpoint::NextHop;
 use castnet_rules::GroupRule;
@@ -39,21 +39,28 @@ impl Wanted {
 
     /// As it would be created, with the same refusals.
     fn record(&self, core: &Locked<'_>) -> Result<Record, Refusal> {
-        let (name, kind, lanes) = match self {
+        let (name, kind, lanes, rate_limit) = match self {
             Self::Multicast(group) => {
                 core.check_multicast(group)?;
                 let kind = Multicast::new(group.clone(), group.start_psn.unwrap_or(Psn::new(0)));
-                (&group.name, Kind::Multicast(kind), group.lanes)
+                (&group.name, Kind::Multicast(kind), group.lanes, group.rate_limit)
             }
             Self::Collective(group) => {
                 core.check_collective(group)?;
                 let settings = Settings::new(&group.settings);
                 let kind = Collective::new(group.ranks.clone(), settings, false);
-                (&group.name, Kind::Collective(kind), settings.lanes)
+                (
+                    &group.name,
+                    Kind::Collective(kind),
+                    settings.lanes,
+                    group.settings.rate_limit,
+                )
             }
         };
         let mcst_ids = core.mcst_ids_for(self.mcst_id(), lanes)?;
-        Ok(Record::new(name.clone(), mcst_ids, kind))
+        let mut record = Record::new(name.clone(), mcst_ids, kind);
+        record.rate_limit = rate_limit;
+        Ok(record)
     }
 }
 
@@ -76,6 +83,7 @@ fn answer(core: &Core, mut record: Record, layout: Result<Layout, NoPlan>) -> v1
         name: record.name.clone(),
         mcst_id: record.mcst_id.to_string(),
         lanes: record.lanes().into(),
+        rate_limit: record.rate_limit.map(rate_limit_to_proto),
         ..Default::default()
     };
     let failure = match layout {

@@ -200,6 +200,7 @@ impl Draft {
         let first = |(switch, ids): (&String, &Vec<McstId>)| Some((switch.clone(), *ids.first()?));
         let request = Request {
             generation: record.generation,
+            rate_limit: record.rate_limit.map(|limit| limit.per_lane(record.lanes())),
             mcst_ids: offers.iter().filter_map(first).collect(),
             ..record.kind.behaviour().request(record)
         };

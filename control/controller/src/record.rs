@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use castnet_planner::Edge;
 use castnet_rules::lane_name;
-use castnet_wire::{Control, MacAddr, McstId, Qpn};
+use castnet_wire::{Control, MacAddr, McstId, Qpn, RateLimit};
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::Kind;
@@ -26,6 +26,9 @@ pub struct Record {
     /// The tenant whose quotas it counts for, since it was created; empty: none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub tenant: String,
+    /// Limit of the data of each sender, all lanes together; `None`: no limit.
+    #[serde(default, with = "text::rate_limit", skip_serializing_if = "Option::is_none")]
+    pub rate_limit: Option<RateLimit>,
     /// Version of the rules of the present or last plan; 0 before the first.
     pub generation: u64,
     /// Its address.
@@ -125,6 +128,7 @@ impl Record {
             name,
             owner: String::new(),
             tenant: String::new(),
+            rate_limit: None,
             generation: 0,
             mcst_id,
             more_lanes,
@@ -300,7 +304,7 @@ pub(crate) mod text {
     use castnet_wire::{Control, McstId};
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-    pub(crate) use castnet_rules::text::{display, pmtu, psn};
+    pub(crate) use castnet_rules::text::{display, pmtu, psn, rate_limit};
 
     type Own<T> = BTreeMap<String, Vec<T>>;
 

@@ -3,7 +3,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
 use castnet_rules::HostEndpoint;
-use castnet_wire::{MacAddr, McstId};
+use castnet_wire::{MacAddr, McstId, RateLimit};
 use tokio::sync::watch;
 
 use crate::core::{Core, Locked, Shared};
@@ -226,13 +226,13 @@ impl Locked<'_> {
         &mut self,
         name: &str,
         kind: Kind,
-        lanes: u8,
+        (lanes, rate_limit): (u8, Option<RateLimit>),
         wanted: Option<McstId>,
         owner: &str,
     ) -> Result<Record, Refusal> {
         let mcst_ids = self.mcst_ids_for(wanted, lanes)?;
         let mut record = Record::new(name.into(), mcst_ids, kind);
-        record.owner = owner.into();
+        (record.owner, record.rate_limit) = (owner.into(), rate_limit);
         if let Some(last) = record.mcst_ids().last() {
             let pool = self.mcst_pool;
             self.last_mcst_ids.insert(pool, last);

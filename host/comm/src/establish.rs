@@ -141,6 +141,7 @@ impl Group {
             ack_timeout_us: timeout_us(self.config.qp_timeout),
             stall_timeout_ms: 0,
             lanes: lanes as u32,
+            rate_limit: None,
         }
     }
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use castnet_rules::{
     DEFAULT_MESSAGE_PACKETS, FaultKind, HostEndpoint, HostPart, LossPolicy, RANKS_MAX, StragglerPolicy,
 };
-use castnet_wire::{McstId, Pmtu, Psn};
+use castnet_wire::{McstId, Pmtu, Psn, RateLimit};
 
 use super::request::{laned_name, lanes, name, unicast_mcst_id};
-use super::rule::{loss, straggler};
+use super::rule::{check_burst, loss, rate_limit, straggler};
 use super::{Invalid, Reader, connection_from_proto, out_of_range, pmtu, psn};
 use crate::v1;
 
@@ -52,6 +52,8 @@ pub struct GivenSettings {
     pub stall_timeout_ms: Option<u32>,
     /// Number of lanes, 1 to [`castnet_rules::LANES_MAX`].
     pub lanes: Option<u8>,
+    /// Of each rank, all lanes together.
+    pub rate_limit: Option<RateLimit>,
 }
 
 /// A collective group that is to be created.
@@ -287,7 +289,9 @@ fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> Giv
         ack_timeout_us: nonzero(given.ack_timeout_us),
         stall_timeout_ms: nonzero(given.stall_timeout_ms),
         lanes: r.take("lanes", lanes(given.lanes)).flatten(),
+        rate_limit: rate_limit(given.rate_limit, &mut r),
     };
+    check_burst(settings.rate_limit, settings.pmtu, settings.lanes, &mut r);
     if let Some(given) = settings.ack_timeout_us.filter(|t| *t < 4) {
         r.fault("ack_timeout_us", FaultKind::ShortAckTimeout { given, least: 4 });
     }

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX};
-use castnet_wire::{DropReason, FrameFilter, McstId, Pmtu, PortId, Psn};
+use castnet_wire::{DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
 use super::job::{DEFAULT_LEASE_MS, wait};
 use super::rule::{self, memory_to_proto};
@@ -40,6 +40,8 @@ pub struct NewGroup {
     pub lanes: u8,
     /// Whether it fails with a receiver; otherwise it goes on without.
     pub fails_with_receiver: bool,
+    /// Of the source, all lanes together; `None`: no limit, or that of its tenant.
+    pub rate_limit: Option<RateLimit>,
 }
 
 /// A member of a [`NewGroup`].
@@ -115,6 +117,8 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
             false
         }
     };
+    let rate_limit = rule::rate_limit(message.rate_limit, &mut r);
+    rule::check_burst(rate_limit, pmtu, lanes, &mut r);
     let group = name.zip(source).zip(pmtu).map(|((name, source), pmtu)| NewGroup {
         name,
         source,
@@ -129,6 +133,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         },
         lanes: lanes.unwrap_or(1),
         fails_with_receiver,
+        rate_limit,
     });
     r.finish(group)
 }

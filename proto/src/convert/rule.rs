@@ -2,7 +2,7 @@ use std::net::Ipv4Addr;
 
 use castnet_rules::{
     Endpoint, Fault, FaultKind, ForwardingRule, GroupKind, GroupRule, HostEndpoint, HostPart, Limit,
-    LossPolicy, MulticastRule, NextHop, RankPart, RemoteMemory, StragglerPolicy, TranslatedRule,
+    LossPolicy, MulticastRule, NextHop, RankPart, RemoteMemory, StragglerPolicy, TranslatedRule, bad_burst,
 };
 use castnet_wire::{BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 
@@ -85,6 +85,24 @@ pub(super) fn rate_limit(message: Option<v1::RateLimit>, r: &mut Reader) -> Opti
         0 => limit,
         burst_bytes => RateLimit { burst_bytes, ..limit },
     })
+}
+
+/// The limit of a new group, all lanes together, must leave each lane a burst.
+pub(super) fn check_burst(limit: Option<RateLimit>, pmtu: Option<Pmtu>, lanes: Option<u8>, r: &mut Reader) {
+    let (pmtu, lanes) = (pmtu.unwrap_or(Pmtu::B1024), lanes.unwrap_or(1));
+    if let Some(kind) = limit.and_then(|limit| bad_burst(limit, pmtu, lanes)) {
+        r.fault("rate_limit.burst_bytes", kind);
+    }
+}
+
+/// Reads the limit of a group in its state, as the controller reports it.
+pub fn rate_limit_from_proto(
+    field: &str,
+    message: Option<v1::RateLimit>,
+) -> Result<Option<RateLimit>, Invalid> {
+    let mut r = Reader::default();
+    let limit = rate_limit(message, &mut r);
+    r.within(field).finish(Some(limit))
 }
 
 /// A limit as a message.

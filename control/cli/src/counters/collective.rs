@@ -38,6 +38,7 @@ impl CollectiveRow {
             (counters.stalls, "stall"),
             (counters.conflicts, "conflict"),
             (counters.lost, "lost frame"),
+            (counters.rate_drops, "rate drop"),
         ];
         let told = told.iter().filter(|(n, _)| *n > 0);
         let told: Vec<_> = told.map(|(n, what)| plural(*n as usize, what)).collect();

@@ -9,6 +9,7 @@ use castnet_wire::{MacAddr, Qpn};
 use clap::{Args, ValueEnum};
 
 use super::collective::CollectiveArgs;
+use super::rate::RateArgs;
 
 /// The settings of a group.
 #[derive(Clone, Debug, Args)]
@@ -51,6 +52,8 @@ pub(crate) struct Create {
     /// A receiver whose process has died is put out while the others go on, or the group fails with it
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Loss::Evict)]
     on_member_loss: Loss,
+    #[command(flatten)]
+    rate: RateArgs,
     /// A member that another tool connects: it has joined at once
     #[arg(long, value_name = "HOST=IP,MAC,QPN[,VA,RKEY,LENGTH]")]
     connection: Vec<Joined>,
@@ -141,8 +144,13 @@ impl FromStr for Joined {
 impl Create {
     pub(crate) fn collective_request(self) -> api::CreateCollectiveRequest {
         let name = self.name.unwrap_or_default();
-        self.collective
-            .request(name, self.pmtu, self.mcst_id, self.stall_timeout_ms, self.lanes)
+        self.collective.request(
+            name,
+            self.pmtu,
+            self.mcst_id,
+            self.stall_timeout_ms,
+            (self.lanes, &self.rate),
+        )
     }
 
     /// What the flags contradict each other in.
@@ -189,6 +197,7 @@ impl Create {
             mcst_id: self.mcst_id.map(|ip| ip.to_string()),
             stall_timeout_ms: self.stall_timeout_ms,
             lanes: self.lanes.into(),
+            rate_limit: self.rate.message(),
             on_member_loss: match self.on_member_loss {
                 Loss::Evict => api::MemberLoss::Evict,
                 Loss::Fail => api::MemberLoss::Fail,
@@ -239,6 +248,7 @@ mod tests {
             stall_timeout_ms: 1000,
             lanes: 1,
             on_member_loss: Loss::Evict,
+            rate: RateArgs::default(),
             connection: vec![
                 "h3=10.0.0.3,02:00:00:00:00:03,0x13"
                     .parse()

@@ -15,6 +15,9 @@ pub(super) struct GroupLine {
     members: usize,
     joined: usize,
     pmtu: u32,
+    /// Limit of each sender; `None`: no limit.
+    rate_bits_per_second: Option<u64>,
+    burst_bytes: Option<u64>,
     /// On all switches together; 0 for a multicast group, whose state is small.
     memory_bytes: u64,
     switches: Vec<String>,
@@ -60,6 +63,8 @@ impl From<api::Group> for GroupLine {
             mcst_id: state.mcst_id,
             source: state.source,
             pmtu: state.pmtu,
+            rate_bits_per_second: state.rate_limit.map(|limit| limit.bits_per_second),
+            burst_bytes: state.rate_limit.map(|limit| limit.burst_bytes),
             memory_bytes: 0,
             switches: group.tree.into_iter().map(|node| node.switch_name).collect(),
             reason: state.reason,
@@ -70,6 +75,7 @@ impl From<api::Group> for GroupLine {
 impl From<api::Collective> for GroupLine {
     fn from(group: api::Collective) -> Self {
         let state = group.state.unwrap_or_default();
+        let limit = state.settings.and_then(|settings| settings.rate_limit);
         let members = state.members.iter();
         Self {
             kind: "collective",
@@ -81,6 +87,8 @@ impl From<api::Collective> for GroupLine {
             mcst_id: state.mcst_id,
             source: String::new(),
             pmtu: state.settings.map_or(0, |s| s.pmtu),
+            rate_bits_per_second: limit.map(|limit| limit.bits_per_second),
+            burst_bytes: limit.map(|limit| limit.burst_bytes),
             memory_bytes: group.tree.iter().map(|node| node.memory_bytes).sum(),
             switches: group.tree.into_iter().map(|node| node.switch_name).collect(),
             reason: state.reason,

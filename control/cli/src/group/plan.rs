@@ -10,7 +10,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::create::Create;
-use super::{Place, in_lanes, refused};
+use super::{Place, in_lanes, rate, refused};
 
 /// Where a group would be placed now, and why; nothing is installed or reserved
 #[derive(Debug, Args)]
@@ -40,6 +40,11 @@ struct PlanReport {
     group: String,
     mcst_id: String,
     lanes: u32,
+    /// Limit of each sender; `None`: no limit.
+    rate_bits_per_second: Option<u64>,
+    burst_bytes: Option<u64>,
+    #[serde(skip)]
+    rate_limit: String,
     /// Why there is no place for it.
     refusal: Option<String>,
     /// Whether it would be created nevertheless, and wait.
@@ -167,6 +172,9 @@ impl PlanReport {
             group: answer.name,
             mcst_id: answer.mcst_id,
             lanes: answer.lanes,
+            rate_bits_per_second: answer.rate_limit.map(|limit| limit.bits_per_second),
+            burst_bytes: answer.rate_limit.map(|limit| limit.burst_bytes),
+            rate_limit: rate::text(answer.rate_limit),
             refusal: Some(answer.refusal).filter(|why| !why.is_empty()),
             may_come: answer.may_come,
             drawing: root.map(|root| root.draw()),
@@ -206,6 +214,9 @@ impl Report for PlanReport {
                 in_lanes(self.lanes as usize),
                 self.why
             ));
+        }
+        if self.rate_bits_per_second.is_some() {
+            page.line(format!("Rate limit: {}", self.rate_limit));
         }
         if let Some(drawing) = &self.drawing {
             page.title(drawing.trim_end());

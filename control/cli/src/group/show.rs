@@ -15,6 +15,7 @@ use super::facts::Facts;
 use super::lanes::{self, LaneLine};
 use super::lines::{RankLine, last_word, rank_lines};
 use super::progress::Progress;
+use super::rate;
 use crate::counters::Counted;
 
 #[derive(Debug, Serialize)]
@@ -114,6 +115,7 @@ impl GroupReport {
         base_and_timeout(facts, state.va_base, state.stall_timeout_ms);
         let loss = last_word(state.on_member_loss().as_str_name());
         facts.add("on_member_loss", "on member loss", loss);
+        rate::add(facts, state.rate_limit);
         (report, lanes::of(&state.lanes, &state.name, &state.mcst_id))
     }
 
@@ -154,6 +156,7 @@ impl GroupReport {
         facts.field("message_packets", settings.message_packets);
         facts.add_as("window_packets", window, "window", window_text);
         policies(facts, &settings);
+        rate::add(facts, settings.rate_limit);
         facts.add_as("memory_bytes", memory_bytes, "memory", memory);
         (report, lanes::of(&state.lanes, &state.name, &state.mcst_id))
     }
@@ -299,6 +302,7 @@ impl SwitchReport {
         facts.add_as("owner", owner, "owner", owner_text(owner));
         facts.add("generation", "generation", rule.generation);
         facts.add("pmtu", "PMTU", rule.pmtu);
+        rate::add(&mut facts, rule.rate_limit);
         let port = rule.upstream().map(|endpoint| endpoint.port);
         let name = rule.upstream().map(|endpoint| endpoint.name().to_owned());
         let title = match &installed.state {

@@ -72,6 +72,12 @@ fn conflict() -> Value {
     ] })
 }
 
+const LIMIT: [&str; 1] = ["rate limit 400 Mb/s for each sender, in bursts of at most 256 KiB"];
+
+fn limit() -> serde_json::Value {
+    json!({ "rate_bits_per_second": 400_000_000, "burst_bytes": 262_144 })
+}
+
 #[tokio::test]
 async fn a_collective_group_is_shown_with_its_policies_and_who_conflicts() {
     let member = |(rank, host): (u32, &str)| api::MemberState {
@@ -89,6 +95,10 @@ async fn a_collective_group_is_shown_with_its_policies_and_who_conflicts() {
         ack_timeout_us: 67_108,
         stall_timeout_ms: 1500,
         lanes: 1,
+        rate_limit: Some(api::RateLimit {
+            bits_per_second: 400_000_000,
+            burst_bytes: 256 << 10,
+        }),
     };
     let state = api::CollectiveState {
         name: "job".to_owned(),
@@ -114,6 +124,7 @@ async fn a_collective_group_is_shown_with_its_policies_and_who_conflicts() {
         &["generation 3", "The ranks disagree about collective 7"],
     );
     says(&report, &policies(), &POLICIES);
+    says(&report, &limit(), &LIMIT);
     let (_, text) = both(&report);
     assert!(
         text.contains("2 c allreduce of 1024 f32 by max in 4 packets"),
@@ -164,6 +175,10 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
         va_base: 0x1000,
         stall_timeout_ms: 1500,
         on_member_loss: api::MemberLoss::Fail as i32,
+        rate_limit: Some(api::RateLimit {
+            bits_per_second: 400_000_000,
+            burst_bytes: 256 << 10,
+        }),
         ..Default::default()
     };
     let group = api::Group {
@@ -176,6 +191,7 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
     says(&report, &fields, &lines);
     let loss = json!({ "on_member_loss": "fail" });
     says(&report, &loss, &["on member loss fail"]);
+    says(&report, &limit(), &LIMIT);
 
     let kind = api::MulticastRule {
         va_base: 0x1000,

@@ -10,13 +10,13 @@ use castnet_proto::v1::GroupPhase::{Active, Failed, Registered};
 use tonic::{Code, Status};
 
 /// A connection with queue pairs for `lanes` lanes, counted from `qpn`.
-fn ends(mut connection: v1::Connection, lanes: u32) -> v1::Connection {
+pub(crate) fn ends(mut connection: v1::Connection, lanes: u32) -> v1::Connection {
     let more = connection.qpn + 1..connection.qpn + lanes;
     connection.more_lanes = more.map(|qpn| v1::LaneConnection { qpn, memory: None }).collect();
     connection
 }
 
-fn given(lab: &Lab, name: &str, members: &[&str], qpn: u32, lanes: u32) -> v1::CreateGroupRequest {
+pub(crate) fn given(lab: &Lab, name: &str, members: &[&str], qpn: u32, lanes: u32) -> v1::CreateGroupRequest {
     let mut request = lab.given(name, members, qpn);
     request.lanes = lanes;
     for member in &mut request.members {

@@ -21,6 +21,7 @@ mod layouts;
 mod leases;
 mod plans;
 mod purge;
+mod rates;
 mod refusals;
 mod restarts;
 mod routed;

@@ -3,6 +3,8 @@ use castnet_console::units::name;
 use castnet_rules::{LossPolicy, StragglerPolicy};
 use clap::Args;
 
+use crate::group::rate::RateArgs;
+
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Collective groups")]
 pub(crate) struct CollectiveArgs {
@@ -73,7 +75,7 @@ impl CollectiveArgs {
         pmtu: u32,
         mcst_id: Option<std::net::Ipv4Addr>,
         stall_timeout_ms: u32,
-        lanes: u8,
+        (lanes, rate): (u8, &RateArgs),
     ) -> api::CreateCollectiveRequest {
         use castnet_proto::convert::{loss_to_proto, straggler_to_proto};
         let settings = api::CollectiveSettings {
@@ -86,6 +88,7 @@ impl CollectiveArgs {
             ack_timeout_us: self.ack_timeout_us.unwrap_or(0),
             stall_timeout_ms,
             lanes: lanes.into(),
+            rate_limit: rate.message(),
         };
         api::CreateCollectiveRequest {
             name,

@@ -6,7 +6,7 @@ use castnet_proto::convert::GivenSettings;
 use castnet_rules::{
     DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, DEFAULT_STALL_TIMEOUT_MS, LossPolicy, StragglerPolicy,
 };
-use castnet_wire::{Pmtu, Psn};
+use castnet_wire::{Pmtu, Psn, RateLimit};
 use serde::{Deserialize, Serialize};
 
 use super::secret::Secret;
@@ -99,8 +99,12 @@ impl Settings {
         }
     }
 
-    /// The first setting that differs from the given ones: field, given value, present value.
-    pub(crate) fn differs(&self, given: &GivenSettings) -> Option<(&'static str, String, String)> {
+    /// The first setting that differs from the given ones, with the limit of the group: field, given value, present value.
+    pub(crate) fn differs(
+        &self,
+        given: &GivenSettings,
+        rate_limit: Option<RateLimit>,
+    ) -> Option<(&'static str, String, String)> {
         macro_rules! texts {
             ($($name:ident),*) => {
                 [$((
@@ -122,7 +126,13 @@ impl Settings {
             stall_timeout_ms,
             lanes
         );
-        let mut all = std::iter::once(pmtu).chain(others);
+        let limit = rate_limit.map_or_else(|| "no limit".into(), |limit| limit.to_string());
+        let limit = (
+            "settings.rate_limit",
+            given.rate_limit.map(|given| given.to_string()),
+            limit,
+        );
+        let mut all = [pmtu, limit].into_iter().chain(others);
         all.find_map(|(field, given, is)| Some((field, given.filter(|given| *given != is)?, is)))
     }
 }

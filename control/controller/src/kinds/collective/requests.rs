@@ -27,7 +27,8 @@ impl Shared {
         let record = |core: &mut Locked<'_>| {
             core.check_collective(&new)?;
             let kind = Kind::Collective(Collective::new(new.ranks.clone(), settings, false));
-            core.draw_up(&new.name, kind, settings.lanes, new.mcst_id, owner)
+            let common = (settings.lanes, new.settings.rate_limit);
+            core.draw_up(&new.name, kind, common, new.mcst_id, owner)
         };
         let then = |core: &mut Locked<'_>, record, layout| {
             core.check_collective(&new)?;
@@ -129,7 +130,8 @@ impl Locked<'_> {
                 given: join.size,
             });
         }
-        if let Some((field, given, is)) = group.settings.differs(&join.settings) {
+        let is = entry.record().rate_limit;
+        if let Some((field, given, is)) = group.settings.differs(&join.settings, is) {
             return Err(Refusal::OtherSetting {
                 field,
                 group: join.job.clone(),
@@ -221,7 +223,7 @@ impl Locked<'_> {
             sit(Arc::make_mut(&mut group.ranks[usize::from(rank)]));
             let mut record = Record::new(job.clone(), mcst_ids, Kind::Collective(group));
             record.generation = before;
-            record.owner = owner.into();
+            (record.owner, record.rate_limit) = (owner.into(), join.settings.rate_limit);
             self.add(record)?;
         }
         tracing::info!(group = job, rank, generation, "rank joined");

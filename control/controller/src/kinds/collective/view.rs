@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use castnet_proto::convert::{disagreement_to_proto, loss_to_proto, straggler_to_proto};
+use castnet_proto::convert::{disagreement_to_proto, loss_to_proto, rate_limit_to_proto, straggler_to_proto};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
@@ -13,7 +13,7 @@ use crate::record::{Ending, Plan};
 use crate::shown::{Planned, Shown};
 use crate::table::Entry;
 use crate::view::{self, lanes, problems, tree};
-use castnet_rules::{GroupRule, HostEndpoint};
+use castnet_rules::{GroupRule, HostEndpoint, RateLimit};
 
 fn phase(phase: Phase) -> v1::CollectivePhase {
     match phase {
@@ -27,7 +27,7 @@ fn phase(phase: Phase) -> v1::CollectivePhase {
     }
 }
 
-fn settings(settings: &Settings) -> v1::CollectiveSettings {
+fn settings(settings: &Settings, rate_limit: Option<RateLimit>) -> v1::CollectiveSettings {
     v1::CollectiveSettings {
         pmtu: settings.pmtu.bytes() as u32,
         window_packets: settings.window_packets.into(),
@@ -38,6 +38,7 @@ fn settings(settings: &Settings) -> v1::CollectiveSettings {
         ack_timeout_us: settings.ack_timeout_us,
         stall_timeout_ms: settings.stall_timeout_ms,
         lanes: settings.lanes.into(),
+        rate_limit: rate_limit.map(rate_limit_to_proto),
     }
 }
 
@@ -134,7 +135,7 @@ pub(crate) fn head(group: &Collective, entry: &Entry) -> v1::CollectiveState {
         generation: record.generation,
         start_psn: group.start_psn.value(),
         slots: slots(group, entry).into(),
-        settings: Some(settings(&group.settings)),
+        settings: Some(settings(&group.settings, record.rate_limit)),
         waiting_for: entry.live.waiting_for.iter().map(|r| u32::from(*r)).collect(),
         conflict: ending.and_then(conflict),
         lanes: lanes(&record.name, record.mcst_ids().collect()),

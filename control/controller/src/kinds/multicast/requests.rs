@@ -256,7 +256,7 @@ impl Shared {
         let record = |core: &mut Locked<'_>| {
             core.check_multicast(&group)?;
             let kind = Kind::Multicast(Multicast::new(group.clone(), start_psn));
-            core.draw_up(&group.name, kind, group.lanes, wanted, owner)
+            core.draw_up(&group.name, kind, (group.lanes, group.rate_limit), wanted, owner)
         };
         let then = |core: &mut Locked<'_>, record, layout| {
             core.check_multicast(&group)?;
