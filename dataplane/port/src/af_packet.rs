@@ -4,15 +4,15 @@
 //!   leave it. The interface should have no IP address; otherwise the kernel replies as well.
 //! - A VLAN tag that the kernel removed is reinserted. A UDP or TCP checksum that the kernel left to the
 //!   device is filled in, because a veth pair has no such device.
-//! - The interface's receive offload (GRO), which merges frames, is disabled, because a switch must forward
-//!   the original frames. Segmentation offload at the other end of a veth pair has the same effect. It can
-//!   only be disabled there ([`set_offloads`], or `ethtool -K IF tso off gso off`). Until then its oversized
-//!   frames are counted as [`TooLong`](DropReason::TooLong).
+//! - Super-frames that arrive (TSO, UDP GSO) are taken apart into the packets that the kernel would make. At the other end
+//!   of a veth pair, segmentation offload may stay on. Kinds other than TCP and UDP are dropped by the kernel.
+//! - The interface's receive offload (GRO), which merges frames of the wire, is disabled: packets would be merged and taken apart again.
 //! - RoCE frames that arrive are hidden from the kernel's IP stack, which would otherwise route each of them
 //!   in vain. This needs Linux 6.6 and CAP_NET_ADMIN.
 //! - One thread receives. Each sending thread has its own socket and ring.
 //! - The port follows changes of the interface's MTU up to the MTU at opening, which sizes the ring slots.
 
+mod cut;
 mod stack;
 mod sys;
 
@@ -28,6 +28,7 @@ use crate::pool::{Pool, PoolBuf};
 use crate::port::{Port, PortDevice, PortLink, PortStats, RingUse, Sides, fits_from, frame_max};
 use crate::sleep::Sleeper;
 use crate::spec::OpenError;
+use cut::{Cutter, VNET_HEADER};
 use stack::RoceFilter;
 use sys::{RxRing, TxRing};
 
@@ -125,7 +126,11 @@ impl AfPacketSpec {
             if self.promiscuous {
                 sys::promiscuous(ring.file(), index).map_err(step("promiscuous mode", general))?;
             }
-            Some(ring)
+            Some(Receiver {
+                ring,
+                cutter: Cutter::new(),
+                unread: 0,
+            })
         } else {
             None
         };
@@ -174,7 +179,7 @@ pub struct AfPacketPort {
     /// The MTU that the ring slots are sized for.
     mtu_max: usize,
     next_mtu_check: Nanos,
-    rx: Option<RxRing>,
+    rx: Option<Receiver>,
     tx: TxRing,
     roce_filter: Option<RoceFilter>,
     /// True if the send ring has frames that the kernel was not told of or did not accept.
@@ -276,6 +281,55 @@ fn check_length(head: &[u8], length: usize, mtu: usize) -> Result<(), DropReason
     Ok(())
 }
 
+/// The receiving side: a ring, and the super-frame that is being taken apart.
+#[derive(Debug)]
+struct Receiver {
+    ring: RxRing,
+    cutter: Cutter,
+    /// Packets that the kernel could not keep because too many super-frames waited.
+    unread: u64,
+}
+
+impl Receiver {
+    /// Passes the next packet in up to three pieces to `with`. Returns the reason if a frame must be dropped.
+    fn next<T>(&mut self, with: impl FnOnce(&[&[u8]]) -> T) -> Option<Result<T, DropReason>> {
+        while self.cutter.is_empty() {
+            let mut received = self.ring.next()?;
+            if received.vnet_header().is_single() && !received.is_copied() {
+                return Some(take(received, with));
+            }
+            if let Err(reason) = load(received, &mut self.cutter, &mut self.unread) {
+                return Some(Err(reason));
+            }
+        }
+        self.cutter.next().map(|packet| Ok(with(&[packet])))
+    }
+
+    fn is_ready(&self) -> bool {
+        !self.cutter.is_empty() || !self.ring.is_empty()
+    }
+}
+
+/// Moves a frame that is a super-frame, or longer than its slot, to `cutter`.
+fn load(mut received: sys::Received<'_>, cutter: &mut Cutter, unread: &mut u64) -> Result<(), DropReason> {
+    let (header, tag, length) = (received.vnet_header(), received.vlan(), received.wire_length());
+    let buffer = cutter.buffer();
+    if received.is_copied() {
+        let read = received.copy_to(buffer).unwrap_or(0);
+        if read != VNET_HEADER + length {
+            return Err(DropReason::TooLong);
+        }
+    } else {
+        let bytes = received.bytes();
+        if bytes.len() < length {
+            *unread += header.packets(length);
+            return Ok(());
+        }
+        buffer[VNET_HEADER..VNET_HEADER + length].copy_from_slice(bytes);
+    }
+    cutter.start(header, length, tag)
+}
+
 /// Passes one received frame in up to three pieces to `with`. Returns the reason if the frame must be dropped.
 fn take<T>(mut received: sys::Received<'_>, with: impl FnOnce(&[&[u8]]) -> T) -> Result<T, DropReason> {
     let (wire_length, vlan, lacks_checksum) =
@@ -306,10 +360,12 @@ impl Port for AfPacketPort {
     type Buf = PoolBuf;
 
     fn receive(&mut self, batch: &mut Batch<PoolBuf>) {
-        let Some(ring) = &mut self.rx else { return };
+        let Some(receiver) = &mut self.rx else { return };
         while !batch.is_full() && self.pool.has_capacity() {
-            let Some(received) = ring.next() else { break };
-            match take(received, |pieces| into_buffer(&self.pool, pieces)).flatten() {
+            let Some(received) = receiver.next(|pieces| into_buffer(&self.pool, pieces)) else {
+                break;
+            };
+            match received.flatten() {
                 Ok(frame) => {
                     self.stats.count_received(frame.length());
                     batch.push(frame);
@@ -320,13 +376,10 @@ impl Port for AfPacketPort {
     }
 
     fn receive_with(&mut self, scratch: &mut [u8], with: &mut dyn FnMut(&[u8])) -> usize {
-        let Some(ring) = &mut self.rx else { return 0 };
+        let Some(receiver) = &mut self.rx else { return 0 };
         let mut count = 0;
         while count < BATCH
-            && let Some(received) = ring.next()
-        {
-            count += 1;
-            let length = take(received, |pieces| match pieces {
+            && let Some(length) = receiver.next(|pieces| match pieces {
                 [whole] => {
                     with(whole);
                     Ok(whole.len())
@@ -343,7 +396,9 @@ impl Port for AfPacketPort {
                     with(whole);
                     Ok(length)
                 }
-            });
+            })
+        {
+            count += 1;
             match length.flatten() {
                 Ok(length) => self.stats.count_received(length),
                 Err(reason) => self.stats.count_drop(reason),
@@ -427,8 +482,11 @@ impl Port for AfPacketPort {
     }
 
     fn stats(&self) -> PortStats {
-        let now = self.rx.as_ref().map_or(0, RxRing::missed);
-        let rx_missed = self.missed.fetch_add(now, Ordering::Relaxed) + now;
+        let (now, unread) = self
+            .rx
+            .as_ref()
+            .map_or((0, 0), |rx| (rx.ring.missed(), rx.unread));
+        let rx_missed = self.missed.fetch_add(now, Ordering::Relaxed) + now + unread;
         PortStats {
             rx_missed,
             ..self.stats
@@ -436,11 +494,11 @@ impl Port for AfPacketPort {
     }
 
     fn ready(&self) -> bool {
-        self.rx.as_ref().is_some_and(|ring| !ring.is_empty())
+        self.rx.as_ref().is_some_and(Receiver::is_ready)
     }
 
     fn receive_ring(&self) -> Option<RingUse> {
-        self.rx.as_ref().map(RxRing::usage)
+        self.rx.as_ref().map(|rx| rx.ring.usage())
     }
 
     fn speed_mbps(&self) -> Option<u32> {
@@ -449,7 +507,7 @@ impl Port for AfPacketPort {
 
     fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
         match &self.rx {
-            Some(ring) => sleeper.add_file(ring.file().clone()),
+            Some(rx) => sleeper.add_file(rx.ring.file().clone()),
             None => Ok(()),
         }
     }
@@ -498,8 +556,7 @@ impl Offload {
     }
 }
 
-/// Enables or disables offloads of an interface. The host's end of a veth pair to a switch needs them
-/// disabled, because no device segments long frames there.
+/// Enables or disables offloads of an interface.
 ///
 /// # Errors
 /// The interface does not exist, or the process has no permission (CAP_NET_ADMIN). Offloads that the

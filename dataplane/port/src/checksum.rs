@@ -6,14 +6,18 @@
 use castnet_wire::Ethernet;
 use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 
-const TCP: u8 = 6;
-const UDP: u8 = 17;
+pub(crate) const TCP: u8 = 6;
+pub(crate) const UDP: u8 = 17;
 
 /// Completes the TCP or UDP checksum of an Ethernet frame. Leaves all other frames unchanged.
 pub(crate) fn complete(frame: &mut [u8]) {
-    let Some((protocol, segment)) = segment(frame) else {
-        return;
-    };
+    if let Some((protocol, segment)) = segment(frame) {
+        complete_segment(protocol, segment);
+    }
+}
+
+/// Completes the checksum of a TCP or UDP segment. Leaves those of other protocols unchanged.
+pub(crate) fn complete_segment(protocol: u8, segment: &mut [u8]) {
     let at = match protocol {
         TCP => 16,
         UDP => 6,
@@ -29,7 +33,7 @@ pub(crate) fn complete(frame: &mut [u8]) {
 }
 
 /// The ones' complement sum of big-endian words, folded to 16 bits.
-fn sum(bytes: &[u8]) -> u16 {
+pub(crate) fn sum(bytes: &[u8]) -> u16 {
     let words = bytes
         .chunks(2)
         .map(|w| u64::from(u16::from_be_bytes([w[0], w.get(1).copied().unwrap_or(0)])));

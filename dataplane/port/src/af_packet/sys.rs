@@ -14,14 +14,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use castnet_wire::MacAddr;
 use libc::{c_int, c_void};
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socket};
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socket};
 
+use super::cut::{VNET_HEADER, VnetHeader};
 use crate::port::RingUse;
 
 /// Offset of a sent frame in its slot: after the header, without a `sockaddr_ll`.
 const TX_DATA: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(libc::TPACKET_ALIGNMENT);
-/// The maximum number of bytes before a received frame in its slot: header, `sockaddr_ll`, alignment of the IP header.
+/// The maximum number of bytes before a received frame in its slot: header, `sockaddr_ll`, `virtio_net_hdr`, alignment of
+/// the IP header.
 const RX_OVERHEAD: usize = 128;
+/// Bytes that, with a `virtio_net_hdr`, keep the IP header aligned to 16 bytes.
+const RX_RESERVE: c_int = 6;
+/// Bytes of super-frames that may wait to be read.
+const RX_COPIES: usize = 8 << 20;
 /// Bytes of a block of ring memory: small, because the kernel allocates it contiguously. Slots do not cross blocks.
 const BLOCK: usize = 1 << 16;
 
@@ -152,7 +159,12 @@ pub(super) struct Received<'a> {
 }
 
 impl RxRing {
+    /// A frame that is longer than `frame_max` is passed by [`Received::copy_to`].
     pub(super) fn new(fd: OwnedFd, frames: usize, frame_max: usize) -> io::Result<Self> {
+        set_option(&fd, libc::PACKET_VNET_HDR, &1)?;
+        set_option(&fd, libc::PACKET_RESERVE, &RX_RESERVE)?;
+        set_option(&fd, libc::PACKET_COPY_THRESH, &1)?;
+        buffer(&fd, [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF], RX_COPIES);
         let map = Map::new(&fd, libc::PACKET_RX_RING, Layout::new(frames, frame_max))?;
         Ok(Self {
             map,
@@ -224,6 +236,36 @@ impl Received<'_> {
         // SAFETY: the slot belongs to this program until `drop` sets its status, and `self` is the only
         // `Received` of the ring.
         unsafe { self.ring.map.bytes(index, from, length) }
+    }
+
+    /// The header that says whether the frame is a super-frame.
+    pub(super) fn vnet_header(&mut self) -> VnetHeader {
+        let from = usize::from(self.header.tp_mac).saturating_sub(VNET_HEADER);
+        let index = self.ring.next;
+        // SAFETY: as in `bytes`. The kernel wrote this header before the frame.
+        let bytes = unsafe { self.ring.map.bytes(index, from, VNET_HEADER) };
+        VnetHeader::parse(bytes.first_chunk().copied().unwrap_or_default())
+    }
+
+    /// True if the whole frame waits in the socket, because it is longer than the slot. Then it must be read.
+    pub(super) fn is_copied(&self) -> bool {
+        self.header.tp_status & libc::TP_STATUS_COPY != 0
+    }
+
+    /// Reads the whole frame from the socket, behind its `virtio_net_hdr`. Returns the number of bytes of both, which may
+    /// exceed that of `buffer`.
+    pub(super) fn copy_to(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match recv(
+                self.ring.fd.as_raw_fd(),
+                buffer,
+                MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC,
+            ) {
+                // An interface that goes down leaves an error, which the first call returns.
+                Err(Errno::ENETDOWN | Errno::EINTR) => {}
+                result => return Ok(result?),
+            }
+        }
     }
 
     /// Length on the wire, without a VLAN tag that the kernel removed.
@@ -387,11 +429,16 @@ pub(super) fn set_option<T: Copy>(fd: &OwnedFd, option: c_int, value: &T) -> io:
     set_any_option(fd, libc::SOL_PACKET, option, value)
 }
 
-/// Sets the socket's send buffer to `bytes`, above the system's limit if the process has permission.
+/// Sets the socket's send buffer to `bytes`.
 pub(super) fn send_buffer(fd: &OwnedFd, bytes: usize) {
+    buffer(fd, [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF], bytes);
+}
+
+/// Sets a buffer of the socket by the first option, above the system's limit, or by the second without that permission.
+fn buffer(fd: &OwnedFd, [force, option]: [c_int; 2], bytes: usize) {
     let bytes = c_int::try_from(bytes).unwrap_or(c_int::MAX);
-    if set_any_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes).is_err() {
-        let _ = set_any_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &bytes);
+    if set_any_option(fd, libc::SOL_SOCKET, force, &bytes).is_err() {
+        let _ = set_any_option(fd, libc::SOL_SOCKET, option, &bytes);
     }
 }
 

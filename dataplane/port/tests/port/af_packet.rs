@@ -16,6 +16,7 @@ use castnet_port::{
 use castnet_wire::{DropReason, Nanos};
 use castnet_wrap_up::skip;
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::gettid;
 
 /// The time after which a test without a frame fails.
@@ -420,6 +421,7 @@ fn open_errors_name_the_reason() {
 fn host<T: Send + 'static>(
     interface: &'static str,
     address: &'static str,
+    offload: bool,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> thread::JoinHandle<T> {
     let (tell, told) = mpsc::channel();
@@ -430,13 +432,9 @@ fn host<T: Send + 'static>(
         wait.recv().unwrap();
         ip(&format!("addr add {address} dev {interface}"));
         ip(&format!("link set {interface} up"));
-        // The frames exceed any wire. Checksums are left to the device, which does not exist here.
-        set_offloads(
-            interface,
-            &[Offload::TcpSegmentation, Offload::Segmentation],
-            false,
-        )
-        .unwrap();
+        // With offload, frames exceed any wire. Checksums are left to the device, which does not exist here.
+        let segmentation = [Offload::TcpSegmentation, Offload::Segmentation];
+        set_offloads(interface, &segmentation, offload).unwrap();
         work()
     });
     ip(&format!("link set {interface} netns {}", told.recv().unwrap()));
@@ -467,60 +465,72 @@ fn forward(interfaces: [&str; 2], stop: &AtomicBool) {
 
 #[test]
 fn udp_and_tcp_of_the_kernel_pass_with_good_checksums() {
+    for offload in [false, true] {
+        in_namespace(move || udp_and_tcp_pass(offload));
+    }
+}
+
+fn udp_and_tcp_pass(offload: bool) {
     const BYTES: usize = 2 << 20;
-    in_namespace(|| {
-        for (near, far) in [("sa", "ha"), ("sb", "hb")] {
-            ip(&format!("link add {near} type veth peer name {far}"));
-            ip(&format!("link set {near} up"));
+    for (near, far) in [("sa", "ha"), ("sb", "hb")] {
+        ip(&format!("link add {near} type veth peer name {far}"));
+        ip(&format!("link set {near} up"));
+    }
+    let (bound, server_is_up) = mpsc::channel();
+    let server = host("hb", "10.9.0.2/24", offload, move || {
+        let udp = UdpSocket::bind("10.9.0.2:0").unwrap();
+        let tcp = TcpListener::bind("10.9.0.2:0").unwrap();
+        bound
+            .send((udp.local_addr().unwrap(), tcp.local_addr().unwrap()))
+            .unwrap();
+        udp.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let mut buffer = [0; 2000];
+        for _ in 0..20 + 7 {
+            let (length, from) = udp.recv_from(&mut buffer).unwrap();
+            udp.send_to(&buffer[..length], from).unwrap();
         }
-        let (bound, server_is_up) = mpsc::channel();
-        let server = host("hb", "10.9.0.2/24", move || {
-            let udp = UdpSocket::bind("10.9.0.2:0").unwrap();
-            let tcp = TcpListener::bind("10.9.0.2:0").unwrap();
-            bound
-                .send((udp.local_addr().unwrap(), tcp.local_addr().unwrap()))
-                .unwrap();
-            udp.set_read_timeout(Some(TIMEOUT)).unwrap();
-            let mut buffer = [0; 2000];
-            for _ in 0..20 {
-                let (length, from) = udp.recv_from(&mut buffer).unwrap();
-                udp.send_to(&buffer[..length], from).unwrap();
-            }
-            let (mut stream, _) = tcp.accept().unwrap();
-            stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-            let mut bytes = Vec::new();
-            stream.read_to_end(&mut bytes).unwrap();
-            bytes
-        });
-        let client = host("ha", "10.9.0.1/24", move || {
-            let (udp_to, tcp_to) = server_is_up.recv().unwrap();
-            let udp = UdpSocket::bind("10.9.0.1:0").unwrap();
-            udp.set_read_timeout(Some(TIMEOUT)).unwrap();
-            let mut buffer = [0; 2000];
-            for i in 0..20 {
-                let message = vec![i; 1 + 70 * usize::from(i)];
-                udp.send_to(&message, udp_to).unwrap();
-                let (length, _) = udp.recv_from(&mut buffer).unwrap();
-                assert_eq!(buffer[..length], message);
-            }
-            let mut stream = TcpStream::connect_timeout(&tcp_to, TIMEOUT).unwrap();
-            stream.set_write_timeout(Some(TIMEOUT)).unwrap();
-            stream.write_all(&pattern()).unwrap();
-        });
-        let stop = Arc::new(AtomicBool::new(false));
-        let namespace = fs::File::open("/proc/thread-self/ns/net").unwrap();
-        let switch = thread::spawn({
-            let stop = stop.clone();
-            move || {
-                nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET).unwrap();
-                forward(["sa", "sb"], &stop);
-            }
-        });
-        client.join().unwrap();
-        assert!(server.join().unwrap() == pattern(), "the stream arrived changed");
-        stop.store(true, Ordering::Relaxed);
-        switch.join().unwrap();
+        let (mut stream, _) = tcp.accept().unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).unwrap();
+        bytes
     });
+    let client = host("ha", "10.9.0.1/24", offload, move || {
+        let (udp_to, tcp_to) = server_is_up.recv().unwrap();
+        let udp = UdpSocket::bind("10.9.0.1:0").unwrap();
+        udp.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let mut buffer = [0; 2000];
+        for i in 0..20 {
+            let message = vec![i; 1 + 70 * usize::from(i)];
+            udp.send_to(&message, udp_to).unwrap();
+            let (length, _) = udp.recv_from(&mut buffer).unwrap();
+            assert_eq!(buffer[..length], message);
+        }
+        // One call, which the kernel passes on as one super-frame with offload.
+        setsockopt(&udp, sockopt::UdpGsoSegment, &300).unwrap();
+        let messages: Vec<u8> = (0..2000_u32).map(|i| ((i * i) >> 5) as u8).collect();
+        udp.send_to(&messages, udp_to).unwrap();
+        for message in messages.chunks(300) {
+            let (length, _) = udp.recv_from(&mut buffer).unwrap();
+            assert_eq!(buffer[..length], *message);
+        }
+        let mut stream = TcpStream::connect_timeout(&tcp_to, TIMEOUT).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
+        stream.write_all(&pattern()).unwrap();
+    });
+    let stop = Arc::new(AtomicBool::new(false));
+    let namespace = fs::File::open("/proc/thread-self/ns/net").unwrap();
+    let switch = thread::spawn({
+        let stop = stop.clone();
+        move || {
+            nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET).unwrap();
+            forward(["sa", "sb"], &stop);
+        }
+    });
+    client.join().unwrap();
+    assert!(server.join().unwrap() == pattern(), "the stream arrived changed");
+    stop.store(true, Ordering::Relaxed);
+    switch.join().unwrap();
 
     fn pattern() -> Vec<u8> {
         (0..BYTES).map(|i| ((i * i) >> 7) as u8).collect()
