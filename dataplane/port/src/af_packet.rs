@@ -1,25 +1,33 @@
-//! Network interfaces through the kernel's packet sockets (AF_PACKET), with rings mapped into this process.
+//! Network interfaces through the kernel's packet sockets (AF_PACKET), with a receive ring mapped into this process.
 //!
 //! - A port receives all frames that arrive at the interface, with any destination address, and none that
 //!   leave it. The interface should have no IP address; otherwise the kernel replies as well.
 //! - A VLAN tag that the kernel removed is reinserted. A UDP or TCP checksum that the kernel left to the
 //!   device is filled in, because a veth pair has no such device.
+//! - Consecutive RoCE packets of one flow are sent as one super-frame (UDP GSO), unless `gso=off`. Another port takes it
+//!   apart. Elsewhere the kernel does; then the packets have a UDP checksum, which is zero otherwise. If the kernel refuses,
+//!   packets are sent one by one, as for a device without this offload while the queueing discipline is bypassed: there the
+//!   kernel's cutting costs as much as single frames.
 //! - Super-frames that arrive (TSO, UDP GSO) are taken apart into the packets that the kernel would make. At the other end
 //!   of a veth pair, segmentation offload may stay on. Kinds other than TCP and UDP are dropped by the kernel.
 //! - The interface's receive offload (GRO), which merges frames of the wire, is disabled: packets would be merged and taken apart again.
 //! - RoCE frames that arrive are hidden from the kernel's IP stack, which would otherwise route each of them
 //!   in vain. This needs Linux 6.6 and CAP_NET_ADMIN.
-//! - One thread receives. Each sending thread has its own socket and ring.
-//! - The port follows changes of the interface's MTU up to the MTU at opening, which sizes the ring slots.
+//! - One thread receives. Each sending thread has its own socket.
+//! - The port follows changes of the interface's MTU up to the MTU at opening, which sizes the slots of the ring.
 
 mod cut;
+mod join;
 mod stack;
 mod sys;
+mod transmit;
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use arrayvec::ArrayVec;
 use castnet_wire::{Batch, DropReason, FrameBuf, MacAddr, Nanos};
 use nix::net::if_::if_nametoindex;
 
@@ -30,14 +38,19 @@ use crate::sleep::Sleeper;
 use crate::spec::OpenError;
 use cut::{Cutter, VNET_HEADER};
 use stack::RoceFilter;
-use sys::{RxRing, TxRing};
+use sys::RxRing;
+use transmit::{Pieces, SEND_MAX, Transmitter};
 
-/// Default ring sizes in frames of a switch port.
+/// Default capacities in frames of a switch port.
 const RX_FRAMES: usize = 1024;
 const TX_FRAMES: usize = 128;
-/// The maximum number of frames per receive or send call.
+/// The maximum number of frames per receive call.
 const BATCH: usize = 32;
-/// Interval of reading the interface's MTU. A lower MTU is also detected by the first frame that the kernel drops.
+/// The least capacity for a frame that is built in place, and the least send buffer: a few super-frames.
+const IN_PLACE_MIN: usize = 4608;
+const SEND_BUFFER_MIN: usize = 1 << 19;
+/// Interval of reading the interface's MTU. A lower MTU is also detected by the first frame that the kernel refuses. Super-frames
+/// that were refused are tried again as often.
 const MTU_INTERVAL: Nanos = Nanos::from_millis(50);
 
 /// A network interface and its settings.
@@ -48,7 +61,7 @@ pub struct AfPacketSpec {
     /// Capacity of the receive ring in frames; `None` means 1024. A ring larger than the bursts costs cache, because all
     /// of it is cycled through: a sixth of the rate between hosts on one machine.
     pub rx_frames: Option<usize>,
-    /// Capacity of each send ring in frames; `None` means 128.
+    /// Frames of each sending thread that may wait in the interface; `None` means 128.
     pub tx_frames: Option<usize>,
     /// True to receive frames to all Ethernet addresses, as a switch must.
     pub promiscuous: bool,
@@ -58,10 +71,12 @@ pub struct AfPacketSpec {
     pub keep_offloads: bool,
     /// True to pass RoCE frames to the kernel's IP stack too, for a kernel whose own RDMA device uses the interface.
     pub share_roce: bool,
+    /// True to send runs of RoCE packets as super-frames.
+    pub segmentation: bool,
 }
 
 impl AfPacketSpec {
-    /// With the defaults of a switch: default rings, promiscuous, no queueing discipline, no receive offload.
+    /// With the defaults of a switch: promiscuous, no queueing discipline, no receive offload, super-frames.
     pub fn new(interface: impl Into<String>) -> Self {
         Self {
             interface: interface.into(),
@@ -71,10 +86,11 @@ impl AfPacketSpec {
             qdisc_bypass: true,
             keep_offloads: false,
             share_roce: false,
+            segmentation: true,
         }
     }
 
-    /// The defaults of one RNIC, whose windows limit the frames in flight: rings of 256 and 64 frames unless configured.
+    /// The defaults of one RNIC, whose windows limit the frames in flight: 256 and 64 frames unless configured.
     pub fn for_rnic(self) -> Self {
         Self {
             rx_frames: self.rx_frames.or(Some(256)),
@@ -146,10 +162,10 @@ impl AfPacketSpec {
                 "or open it with bypass=no",
             ))?;
         }
-        let tx_frames = self.tx_frames.unwrap_or(TX_FRAMES);
-        sys::send_buffer(&fd, tx_frames * frame_max(mtu));
-        let tx = TxRing::new(fd, tx_frames, frame_max(mtu)).map_err(step("map the send ring", memory))?;
-        tx.bind(index).map_err(step("bind", general))?;
+        let waiting = self.tx_frames.unwrap_or(TX_FRAMES) * frame_max(mtu);
+        sys::send_buffer(&fd, waiting.max(SEND_BUFFER_MIN));
+        sys::bind(&fd, index, false).map_err(step("bind", general))?;
+        let tx = Transmitter::new(fd, self.segmentation).map_err(step("send super-frames", general))?;
 
         Ok(AfPacketPort {
             interface: self.interface.clone(),
@@ -161,7 +177,8 @@ impl AfPacketSpec {
             rx,
             tx,
             roce_filter,
-            has_unsent: false,
+            arena: vec![0; SEND_MAX * frame_max(mtu).max(IN_PLACE_MIN)].into(),
+            unsent: ArrayVec::new(),
             pool: pool.clone(),
             stats: PortStats::default(),
             missed: AtomicU64::new(0),
@@ -176,14 +193,16 @@ pub struct AfPacketPort {
     control: OwnedFd,
     mac: MacAddr,
     mtu: usize,
-    /// The MTU that the ring slots are sized for.
+    /// The MTU that the slots of the ring are sized for.
     mtu_max: usize,
     next_mtu_check: Nanos,
     rx: Option<Receiver>,
-    tx: TxRing,
+    tx: Transmitter,
     roce_filter: Option<RoceFilter>,
-    /// True if the send ring has frames that the kernel was not told of or did not accept.
-    has_unsent: bool,
+    /// Memory for frames that are built in place, one behind another.
+    arena: Box<[u8]>,
+    /// Frames in it that could not be sent yet.
+    unsent: ArrayVec<Range<usize>, SEND_MAX>,
     pool: Pool,
     stats: PortStats,
     /// Frames dropped by the kernel. The kernel resets its counter when it is read.
@@ -202,36 +221,9 @@ impl AfPacketPort {
         PortDevice {
             speed_mbps: self.speed_mbps(),
             numa_node: numa_node(&bus),
+            segmentation: self.tx.segmentation(),
             ..PortDevice::new(driver)
         }
-    }
-
-    /// Asks the kernel to send the committed frames. Returns false if the interface is down.
-    fn kick(&mut self) -> bool {
-        let result = self.tx.kick();
-        self.has_unsent = self.tx.has_unreaped();
-        if result.is_err_and(|error| error.raw_os_error() == Some(libc::ENETDOWN)) {
-            return false;
-        }
-        if self.has_unsent {
-            self.reap();
-        }
-        true
-    }
-
-    /// The kernel drops frames longer than its MTU and stops when it has no memory.
-    #[cold]
-    fn reap(&mut self) {
-        self.update_mtu();
-        let (mtu, stats) = (self.mtu, &mut self.stats);
-        self.tx.reap(|head, length| {
-            if let Err(reason) = check_length(head, length, mtu) {
-                stats.tx_frames -= 1;
-                stats.tx_bytes -= length as u64;
-                stats.count_drop(reason);
-            }
-        });
-        self.has_unsent = self.tx.has_unreaped();
     }
 
     /// Reads the interface's MTU and applies it up to the limit of the rings.
@@ -241,17 +233,49 @@ impl AfPacketPort {
         }
     }
 
-    fn send_one(&mut self, frame: &PoolBuf) -> Result<(), DropReason> {
-        let length = frame.length();
-        check_length(frame.head(), length, self.mtu)?;
-        if self.tx.reserve().is_none() {
-            self.kick();
+    /// Sends frames. An error has the number of those that were sent or dropped; the others cannot be sent now.
+    fn send_frames(&mut self, frames: &[Pieces<'_>]) -> Result<(), (usize, DropReason)> {
+        let (stats, mut was_too_long) = (&mut self.stats, false);
+        let result = self.tx.send(frames, &mut |index, sent| {
+            was_too_long |= sent == Err(DropReason::TooLong);
+            stats.count_send(frames[index].iter().map(|p| p.len()).sum(), sent);
+        });
+        if was_too_long {
+            self.update_mtu();
         }
-        let slot = self.tx.reserve().ok_or(DropReason::TxFull)?;
-        frame.copy_to(slot);
-        self.tx.commit(length);
-        self.has_unsent = true;
-        Ok(())
+        // Without a carrier, the kernel reports a full queue.
+        result.map_err(|(sent, reason)| {
+            (
+                sent,
+                if self.is_up() {
+                    reason
+                } else {
+                    DropReason::PortDown
+                },
+            )
+        })
+    }
+
+    /// Sends what could not be sent when it was built. Returns the reason if some is left.
+    fn send_unsent(&mut self) -> Result<(), DropReason> {
+        let unsent = std::mem::take(&mut self.unsent);
+        self.send_built(unsent)
+    }
+
+    fn send_built(&mut self, mut frames: ArrayVec<Range<usize>, SEND_MAX>) -> Result<(), DropReason> {
+        let arena = std::mem::take(&mut self.arena);
+        let pieces: ArrayVec<Pieces<'_>, SEND_MAX> = frames
+            .iter()
+            .map(|range| [&arena[range.clone()], &[], &[]])
+            .collect();
+        let result = self.send_frames(&pieces);
+        drop(pieces);
+        self.arena = arena;
+        result.map_err(|(sent, reason)| {
+            frames.drain(..sent);
+            self.unsent = frames;
+            reason
+        })
     }
 }
 
@@ -412,19 +436,15 @@ impl Port for AfPacketPort {
         least: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
     ) -> Option<(usize, bool)> {
-        // A ring with smaller slots would reject frames before their length is known.
-        if self.tx.slot_bytes() < least {
+        if self.arena.len() / SEND_MAX < least {
             return None;
         }
-        if self.has_unsent && !self.kick() {
-            return Some((0, false));
+        if let Err(reason) = self.send_unsent() {
+            return Some((0, reason == DropReason::TxFull));
         }
-        let (mut count, mut more) = (0, true);
-        while count < BATCH {
-            if self.tx.reserve().is_none() {
-                self.kick();
-            }
-            let Some(slot) = self.tx.reserve() else { break };
+        let (mut frames, mut at, mut count, mut more) = (ArrayVec::new(), 0, 0, true);
+        while count < SEND_MAX {
+            let slot = &mut self.arena[at..];
             let Some(length) = fill(slot) else {
                 more = false;
                 break;
@@ -432,35 +452,33 @@ impl Port for AfPacketPort {
             count += 1;
             match check_length(slot, length, self.mtu) {
                 Ok(()) => {
-                    self.tx.commit(length);
-                    self.has_unsent = true;
-                    self.stats.count_sent(length);
+                    frames.push(at..at + length);
+                    at += length;
                 }
                 Err(reason) => self.stats.count_drop(reason),
             }
         }
-        if self.has_unsent {
-            self.kick();
+        match self.send_built(frames) {
+            Err(DropReason::PortDown) => more = false,
+            Err(_) => more = true,
+            Ok(()) => {}
         }
         Some((count, more))
     }
 
     fn send(&mut self, batch: &mut Batch<PoolBuf>) {
-        if batch.is_empty() {
-            return;
+        let mut frames: Batch<Pieces<'_>> = Batch::new();
+        for frame in batch.iter() {
+            match check_length(frame.head(), frame.length(), self.mtu) {
+                Ok(()) => frames.push(frame.segments()),
+                Err(reason) => self.stats.count_drop(reason),
+            }
         }
-        // A failed send from before shows that the interface is down before more frames are queued.
-        let up = !self.has_unsent || self.kick();
-        for frame in batch.drain(..) {
-            let sent = match up {
-                true => self.send_one(&frame),
-                false => Err(DropReason::PortDown),
-            };
-            self.stats.count_send(frame.length(), sent);
+        if let Err((sent, reason)) = self.send_frames(&frames) {
+            self.stats.drops[reason] += (frames.len() - sent) as u64;
         }
-        if up {
-            self.kick();
-        }
+        drop(frames);
+        batch.clear();
     }
 
     fn info(&self) -> PortLink {
@@ -512,13 +530,17 @@ impl Port for AfPacketPort {
         }
     }
 
+    fn pending(&self) -> usize {
+        self.unsent.len()
+    }
+
     fn poll(&mut self, now: Nanos) {
-        if self.has_unsent {
-            self.kick();
-        }
+        // What is left is tried again by the next call.
+        let _ = self.send_unsent();
         if now >= self.next_mtu_check {
             self.next_mtu_check = now + MTU_INTERVAL;
             self.update_mtu();
+            self.tx.resume();
         }
     }
 }

@@ -47,7 +47,9 @@ pub use frames::{Bridge, Memory, MemoryPort};
 pub use memory::{MemEnd, MemLink, MemLinkConfig, MemPort};
 pub use pcap::{PcapPort, PcapSpec};
 pub use pool::{Pool, PoolBuf, PoolConfig, PoolStats};
-pub use port::{BoxPort, Port, PortDevice, PortLink, PortStats, RingUse, Sides, Steering, fits, frame_max};
+pub use port::{
+    BoxPort, Port, PortDevice, PortLink, PortStats, RingUse, Segmentation, Sides, Steering, fits, frame_max,
+};
 pub use ring::{FrameRing, HandOver, MoveRing};
 pub use sleep::{Sleeper, Waker};
 pub use spec::{Backend, BadPortSpec, OpenError, PortSpec};

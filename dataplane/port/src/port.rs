@@ -1,5 +1,6 @@
 //! The trait [`Port`], which every backend implements, and the description and statistics of a port.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -243,6 +244,8 @@ pub struct PortDevice {
     pub steering: Steering,
     /// True if frames of several segments can be sent, so that replicas share their payload.
     pub multi_segment: bool,
+    /// Whether runs of packets are sent as super-frames.
+    pub segmentation: Segmentation,
     /// The NUMA node that the device is attached to.
     pub numa_node: Option<u32>,
 }
@@ -277,6 +280,34 @@ impl Steering {
             Self::None => "none",
             Self::Rss => "rss",
             Self::FlowRules => "flow rules",
+        }
+    }
+}
+
+/// Whether a port sends runs of RoCE packets as super-frames, which the device or the kernel takes apart (UDP GSO).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Segmentation {
+    /// The backend has no super-frames.
+    #[default]
+    None,
+    /// It does.
+    On,
+    /// It is configured not to.
+    Off,
+    /// The kernel does not accept super-frames for this interface, with this error number. It is asked again periodically.
+    Refused(i32),
+}
+
+impl fmt::Display for Segmentation {
+    /// What an operator reads.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::On => f.write_str("on"),
+            Self::Off => f.write_str("off"),
+            // The kernel drops super-frames for a device without this offload if the queueing discipline is bypassed.
+            Self::Refused(libc::ENOBUFS) => f.write_str("refused: tx-udp-segmentation is off"),
+            Self::Refused(error) => write!(f, "refused: {}", io::Error::from_raw_os_error(*error)),
         }
     }
 }

@@ -71,8 +71,9 @@ pub trait Backend: fmt::Debug + Send + Sync {
 ///
 /// The text form (`FromStr`, `Display`) is the kind, a colon, the arguments and the options, separated by commas:
 ///
-/// - `af_packet:eth0`; options `rx=FRAMES`, `tx=FRAMES` (ring sizes), `promiscuous=no`, `bypass=no` (send through the
-///   queueing discipline), `offloads=keep`, `roce=share` (the kernel's stack sees RoCE frames too).
+/// - `af_packet:eth0`; options `rx=FRAMES`, `tx=FRAMES` (capacities), `promiscuous=no`, `bypass=no` (send through the
+///   queueing discipline), `offloads=keep`, `roce=share` (the kernel's stack sees RoCE frames too), `gso=off` (send no
+///   super-frames).
 /// - `pcap:in.pcap,out.pcapng`; either may be left out, as in `pcap:,out.pcap`; options `timed=yes`, `mtu=BYTES`.
 /// - `memory:NAME`: a link inside this process. The first port with this name gets one end, the second port the other.
 /// - `dpdk:DEVICE`: a PCI address or a virtual device (`net_memif0`); options `rx=FRAMES`, `tx=FRAMES` (ring sizes),
@@ -244,6 +245,12 @@ fn af_packet(plain: &[&str], options: &mut Options<'_>) -> Result<AfPacketSpec, 
     let word = |word| move |value: &str| (value == word).then_some(true);
     options.set("offloads", "keep", word("keep"), &mut spec.keep_offloads)?;
     options.set("roce", "share", word("share"), &mut spec.share_roce)?;
+    let switch = |value: &str| match value {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
+    };
+    options.set("gso", "on or off", switch, &mut spec.segmentation)?;
     Ok(spec)
 }
 
@@ -421,14 +428,17 @@ mod tests {
 
     #[test]
     fn texts_are_parsed() {
-        let PortSpec::AfPacket(spec) = "af_packet:eth0,rx=64,tx=32,bypass=no".parse().unwrap() else {
+        let PortSpec::AfPacket(spec) = "af_packet:eth0,rx=64,tx=32,bypass=no,gso=off".parse().unwrap() else {
             panic!()
         };
         assert_eq!(
             (spec.interface.as_str(), spec.rx_frames, spec.tx_frames),
             ("eth0", Some(64), Some(32))
         );
-        assert_eq!((spec.qdisc_bypass, spec.promiscuous), (false, true));
+        assert_eq!(
+            (spec.qdisc_bypass, spec.promiscuous, spec.segmentation),
+            (false, true, false)
+        );
 
         let PortSpec::Pcap(spec) = "pcap:a.pcap,b.pcapng,timed=yes".parse().unwrap() else {
             panic!()
@@ -492,6 +502,7 @@ mod tests {
             ("memory:", "write memory:NAME"),
             ("af_packet:eth0,loss=2", "a probability"),
             ("af_packet:eth0,delay=5", "a time"),
+            ("af_packet:eth0,gso=no", "must be on or off"),
             ("af_packet:eth0,delay=99999999999999999999s", "a time"),
         ] {
             let error = text.parse::<PortSpec>().unwrap_err().to_string();

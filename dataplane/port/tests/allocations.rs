@@ -3,13 +3,17 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use castnet_port::{
-    Batch, FaultControl, Faults, FrameBuf, MemLink, MemLinkConfig, Memory, Pool, PoolConfig, Port, Sides,
-    Sleeper,
+    AfPacketSpec, Batch, FaultControl, Faults, FrameBuf, MemLink, MemLinkConfig, Memory, Pool, PoolConfig,
+    Port, Sides, Sleeper,
 };
-use castnet_wire::Nanos;
+use castnet_wire::{Bth, Ethernet, ExtHeaders, Ipv4, MacAddr, Nanos, Network, Opcode, Psn, Qpn, emit_roce};
+use castnet_wrap_up::skip;
+use nix::sched::{CloneFlags, unshare};
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -90,4 +94,70 @@ fn a_frame_costs_no_allocation() {
     }
     assert_eq!(ALLOCATIONS.get() - before, 0);
     assert_eq!(pool.stats().exhausted, 0);
+}
+
+/// Runs of packets are sent and received as super-frames. Needs root.
+#[test]
+fn a_super_frame_costs_no_allocation() {
+    let thread = thread::spawn(|| {
+        if unshare(CloneFlags::CLONE_NEWNET).is_err() {
+            return skip(
+                "super-frames",
+                "needs root (CAP_NET_ADMIN) for network namespaces",
+            );
+        }
+        let ip = |line: &str| {
+            let status = Command::new("ip").args(line.split_whitespace()).status();
+            assert!(status.expect("iproute2 is installed").success(), "{line}");
+        };
+        ip("link add v0 type veth peer name v1");
+        for end in ["v0", "v1"] {
+            ip(&format!("link set {end} mtu 4200 up"));
+        }
+        let pool = Pool::new(PoolConfig::default());
+        let open = |interface| AfPacketSpec::new(interface).open(&pool, Sides::Both).unwrap();
+        let (mut near, mut far) = (open("v0"), open("v1"));
+        let (mut batch, mut scratch) = (Batch::new(), vec![0; 9216]);
+        let frames: Vec<_> = (0..32).map(|ident| packet(ident, 4096)).collect();
+        let mut arrived = 0;
+        for warm_up in [true, false] {
+            let before = ALLOCATIONS.get();
+            for _ in 0..50 {
+                batch.extend(frames.iter().map(|f| pool.copy_from(f).unwrap()));
+                near.send(&mut batch);
+                far.receive(&mut batch);
+                arrived += batch.len();
+                batch.clear();
+                let mut left = frames.iter();
+                near.send_in_place(4200, &mut |slot| {
+                    let frame = left.next()?;
+                    slot[..frame.len()].copy_from_slice(frame);
+                    Some(frame.len())
+                });
+                arrived += far.receive_with(&mut scratch, &mut |_| {});
+                near.poll(Nanos(0));
+            }
+            assert!(warm_up || ALLOCATIONS.get() == before);
+        }
+        assert_eq!(arrived, 6400);
+    });
+    thread.join().unwrap();
+}
+
+fn packet(ident: u16, payload: usize) -> Vec<u8> {
+    let ethernet = Ethernet {
+        dst: MacAddr([2; 6]),
+        src: MacAddr([4; 6]),
+        vlan: None,
+        ethertype: 0x0800,
+    };
+    let network = Network::V4(Ipv4 {
+        ident,
+        ..Ipv4::udp([10, 0, 0, 1].into(), [10, 0, 0, 2].into())
+    });
+    let bth = Bth::new(Opcode::SendMiddle, Qpn::new(7), Psn::new(1));
+    let (mut out, none, payload) = (vec![0; 5000], ExtHeaders::NONE, vec![1; payload]);
+    let length = emit_roce(&mut out, &ethernet, &network, 0xC000, &bth, &none, &payload);
+    out.truncate(length.unwrap());
+    out
 }

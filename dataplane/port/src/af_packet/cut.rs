@@ -41,6 +41,7 @@ pub(super) struct VnetHeader {
 }
 
 impl VnetHeader {
+    const NEEDS_CHECKSUM: u8 = 1;
     const SINGLE: u8 = 0;
     const TCP_V4: u8 = 1;
     const TCP_V6: u8 = 4;
@@ -53,6 +54,16 @@ impl VnetHeader {
             kind: bytes[1] & !Self::ECN,
             size: u16::from_ne_bytes([bytes[4], bytes[5]]),
         }
+    }
+
+    /// Of a super-frame of UDP packets: bytes of its headers, bytes of payload of each packet, offset of its UDP header.
+    pub(super) fn of_udp(headers: u16, size: u16, udp: u16) -> [u8; VNET_HEADER] {
+        let mut bytes = [Self::NEEDS_CHECKSUM, Self::UDP, 0, 0, 0, 0, 0, 0, 0, 0];
+        // The checksum is 6 bytes into the UDP header.
+        for (at, value) in [(2, headers), (4, size), (6, udp), (8, 6)] {
+            bytes[at..at + 2].copy_from_slice(&value.to_ne_bytes());
+        }
+        bytes
     }
 
     /// True if the frame is one packet.

@@ -1,27 +1,31 @@
-//! The `unsafe` interface to the kernel's packet sockets: mapped rings, socket options and interface ioctls.
+//! The `unsafe` interface to the kernel's packet sockets: the mapped ring, sending, socket options and interface ioctls.
 //!
-//! Both directions use TPACKET_V2, which has one status word per frame, so a frame can be read as soon as it
+//! Frames are received in a ring of TPACKET_V2, which has one status word per frame, so a frame can be read as soon as it
 //! arrives. TPACKET_V3 delivers frames in blocks, and a partly filled block only when its timer fires, a
 //! millisecond or a jiffy later. A RoCE sender that stops at 128 unacknowledged packets would wait for that
-//! timer in every window, at every switch.
+//! timer in every window, at every switch. Slots hold a frame of the MTU. A longer one is a super-frame, and the kernel also
+//! keeps it whole in the socket (PACKET_COPY_THRESH), from where it is read.
+//!
+//! Frames are sent by `sendmmsg`, from the buffers in which they lie. Single frames cost the same as with a send ring, and
+//! super-frames cost less.
 #![allow(unsafe_code)]
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use arrayvec::ArrayVec;
 use castnet_wire::MacAddr;
 use libc::{c_int, c_void};
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socket};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, socket};
 
 use super::cut::{VNET_HEADER, VnetHeader};
+use super::transmit::SEND_MAX;
 use crate::port::RingUse;
 
-/// Offset of a sent frame in its slot: after the header, without a `sockaddr_ll`.
-const TX_DATA: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(libc::TPACKET_ALIGNMENT);
 /// The maximum number of bytes before a received frame in its slot: header, `sockaddr_ll`, `virtio_net_hdr`, alignment of
 /// the IP header.
 const RX_OVERHEAD: usize = 128;
@@ -300,91 +304,30 @@ impl Drop for Received<'_> {
     }
 }
 
-#[derive(Debug)]
-pub(super) struct TxRing {
-    map: Map,
-    next: usize,
-    /// The oldest committed slot that is not reaped, and the bytes of the frames from it up to `next`.
-    oldest: usize,
-    unsettled: usize,
-    fd: OwnedFd,
-}
-
-impl TxRing {
-    pub(super) fn new(fd: OwnedFd, frames: usize, frame_max: usize) -> io::Result<Self> {
-        // A frame that the kernel rejects must not block later frames.
-        set_option(&fd, libc::PACKET_LOSS, &1)?;
-        let map = Map::new(&fd, libc::PACKET_TX_RING, Layout::new(frames, frame_max))?;
-        Ok(Self {
-            map,
-            next: 0,
-            oldest: 0,
-            unsettled: 0,
-            fd,
-        })
+/// Sends messages of several parts each, in order. Returns the number of messages sent. An error is that of the first one.
+pub(super) fn send_messages(fd: &OwnedFd, messages: &[&[IoSlice<'_>]]) -> io::Result<usize> {
+    // SAFETY: pointers and integers, for which zeros are valid.
+    let empty: libc::mmsghdr = unsafe { std::mem::zeroed() };
+    let mut headers: ArrayVec<libc::mmsghdr, SEND_MAX> = ArrayVec::new();
+    for parts in messages.iter().take(SEND_MAX) {
+        let mut header = empty;
+        // `IoSlice` has the layout of `iovec`.
+        header.msg_hdr.msg_iov = parts.as_ptr().cast::<libc::iovec>().cast_mut();
+        header.msg_hdr.msg_iovlen = parts.len() as _;
+        headers.push(header);
     }
-
-    pub(super) fn bind(&self, interface: u32) -> io::Result<()> {
-        bind(&self.fd, interface, false)
-    }
-
-    pub(super) fn slot_bytes(&self) -> usize {
-        self.map.layout.slot - TX_DATA
-    }
-
-    /// The memory for the next frame. Returns `None` while the kernel holds the slot.
-    pub(super) fn reserve(&mut self) -> Option<&mut [u8]> {
-        match self.map.status(self.next).load(Ordering::Acquire) {
-            libc::TP_STATUS_AVAILABLE | libc::TP_STATUS_WRONG_FORMAT => {}
-            _ => return None,
-        }
-        let index = self.next;
-        // SAFETY: the status, read with acquire order, says that the slot belongs to this program. The slice
-        // borrows the ring, so there is no second one before `commit`.
-        Some(unsafe { self.map.bytes(index, TX_DATA, usize::MAX) })
-    }
-
-    /// Commits the reserved frame. The kernel sends it at the next [`TxRing::kick`].
-    pub(super) fn commit(&mut self, length: usize) {
-        let header = self.map.header(self.next).as_ptr();
-        // SAFETY: the slot is reserved by this program, and the field is inside it.
-        unsafe { (&raw mut (*header).tp_len).write(length as u32) };
-        self.map
-            .status(self.next)
-            .store(libc::TP_STATUS_SEND_REQUEST, Ordering::Release);
-        self.next = (self.next + 1) % self.map.layout.slots();
-        self.unsettled += length;
-    }
-
-    /// Asks the kernel to send the committed frames. If it accepts all bytes, all frames are done.
-    pub(super) fn kick(&mut self) -> io::Result<()> {
-        let sent = send(self.fd.as_raw_fd(), &[], MsgFlags::MSG_DONTWAIT)?;
-        if sent == self.unsettled {
-            self.oldest = self.next;
-            self.unsettled = 0;
-        }
-        Ok(())
-    }
-
-    pub(super) fn has_unreaped(&self) -> bool {
-        self.unsettled > 0
-    }
-
-    /// Reaps the frames that the kernel has processed, sent or not. Calls `done` with the start and the length of each.
-    pub(super) fn reap(&mut self, mut done: impl FnMut(&[u8], usize)) {
-        while self.unsettled > 0
-            && self.map.status(self.oldest).load(Ordering::Acquire) != libc::TP_STATUS_SEND_REQUEST
-        {
-            let header = self.map.header(self.oldest).as_ptr();
-            // SAFETY: the field is inside the slot, and only `commit` writes it.
-            let length = unsafe { (&raw const (*header).tp_len).read() } as usize;
-            // SAFETY: the slot has not been reserved since it was committed, so no other slice of it exists.
-            // The kernel only reads it.
-            done(unsafe { self.map.bytes(self.oldest, TX_DATA, length) }, length);
-            self.unsettled -= length;
-            self.oldest = (self.oldest + 1) % self.map.layout.slots();
-        }
-    }
+    // SAFETY: pointer and length describe `headers`. Each of them describes the parts of a message, which outlive the
+    // call. The kernel only reads the parts.
+    let sent = unsafe {
+        libc::sendmmsg(
+            fd.as_raw_fd(),
+            headers.as_mut_ptr(),
+            headers.len() as _,
+            libc::MSG_DONTWAIT,
+        )
+    };
+    check(sent)?;
+    Ok(sent as usize)
 }
 
 /// Opens a packet socket that receives nothing until it is bound.

@@ -7,3 +7,4 @@ mod memory;
 mod pcap;
 mod pool;
 mod ring;
+mod superframes;
