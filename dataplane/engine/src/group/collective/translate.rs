@@ -15,7 +15,7 @@ use castnet_collective::{EndpointId, EndpointSet, Translated};
 use castnet_reduce::Checksum;
 use castnet_rules::{Endpoint, GroupRule};
 use castnet_wire::ethernet::set_macs;
-use castnet_wire::icrc::{self, HeaderDelta};
+use castnet_wire::icrc::{self, HeaderDelta, Shift};
 use castnet_wire::layout::{self, IPV4_CHECKSUM, PACKET_HEADERS as FIXED};
 use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::{Bth, FrameBuf, Ipv4, McstId, Opcode, PortId, Psn, Qpn, ipv4};
@@ -26,14 +26,16 @@ const PSN_WORD: usize = 4;
 const ECT_0: u8 = 2;
 /// So many zero bytes do not change the register of a CRC.
 const PERIOD: usize = u32::MAX as usize;
+/// From the identification to AckReq and PSN.
+static IDENT: Shift = Shift::by_bytes(layout::ACK_REQUEST - layout::IDENT.start);
 /// Ethernet addresses, tags, IPv4, UDP, BTH, ImmDt.
 const HEAD_MAX: usize = MACS + LINK_MAX + FIXED + IMM;
 
-/// IPv4, UDP and BTH of a connection. Lengths, TOS, checksum, opcode, pad, AckReq and PSN are zeros.
+/// IPv4, UDP and BTH of a connection. Lengths, identification, TOS, checksum, opcode, pad, AckReq and PSN are zeros.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Template {
     bytes: [u8; FIXED],
-    /// What the IPv4 checksum complements, without lengths and TOS (RFC 1071).
+    /// What the IPv4 checksum complements, without lengths, identification and TOS (RFC 1071).
     sum: u32,
 }
 
@@ -51,19 +53,28 @@ impl Template {
     }
 
     #[inline]
-    fn write(&self, out: &mut [u8; FIXED], tos: u8, packet: &Packet<'_>, length: u16, psn: [u8; PSN_WORD]) {
+    fn write(
+        &self,
+        out: &mut [u8; FIXED],
+        tos: u8,
+        packet: &Packet<'_>,
+        length: u16,
+        ident: u16,
+        psn: [u8; PSN_WORD],
+    ) {
         *out = self.bytes;
+        out[layout::IDENT].copy_from_slice(&ident.to_be_bytes());
         out[layout::TOTAL_LENGTH].copy_from_slice(&length.to_be_bytes());
         out[layout::UDP_LENGTH].copy_from_slice(&(length - Ipv4::LEN as u16).to_be_bytes());
         out[layout::OPCODE] = packet.opcode as u8;
         out[layout::PAD] = packet.pad << 4;
-        self.readdress(out, tos, length, psn);
+        self.readdress(out, tos, length, ident, psn);
     }
 
     /// Changes the header to another endpoint into the header for this one.
     #[inline]
-    fn readdress(&self, out: &mut [u8; FIXED], tos: u8, length: u16, psn: [u8; PSN_WORD]) {
-        let checksum = !ipv4::fold(self.sum + u32::from(length) + u32::from(tos));
+    fn readdress(&self, out: &mut [u8; FIXED], tos: u8, length: u16, ident: u16, psn: [u8; PSN_WORD]) {
+        let checksum = !ipv4::fold(self.sum + u32::from(length) + u32::from(ident) + u32::from(tos));
         out[layout::TOS] = tos;
         out[IPV4_CHECKSUM].copy_from_slice(&checksum.to_be_bytes());
         out[layout::DST].copy_from_slice(&self.bytes[layout::DST]);
@@ -172,7 +183,8 @@ impl Packet<'_> {
 #[derive(Clone, Debug)]
 pub(super) struct GroupHeader {
     template: Template,
-    /// Of the last packet: opcode, padding, length, and the register at the end of its header with zeros for PSN and AckReq.
+    /// Of the last packet: opcode, padding, length, and the register at the end of its header with zeros for identification,
+    /// PSN and AckReq.
     last: Option<((Opcode, u8, u16), u32)>,
 }
 
@@ -191,7 +203,7 @@ impl GroupHeader {
             _ => {
                 let mut head = [0; FIXED];
                 self.template
-                    .write(&mut head, 0, packet, length, psn_word(Psn::new(0), false));
+                    .write(&mut head, 0, packet, length, 0, psn_word(Psn::new(0), false));
                 let register = icrc::full(&[&head]);
                 self.last = Some((key, register));
                 register
@@ -227,6 +239,10 @@ pub(super) fn send<E: Egress, O: Observer, const W: usize>(
     let after_qpn = packet.after_bth() + PSN_WORD;
     let operator = shifts.find(after_qpn);
     let header = send_cx.machine.header(g);
+    // Consecutive results have consecutive identifications, so ports can send them as super-frames.
+    let [a, b] = (g.value() as u16).to_be_bytes();
+    let ident = u16::from_be_bytes([a, b]);
+    let ident_change = IDENT.apply(u32::from_le_bytes([a, b, 0, 0]));
     let (mut sent, mut lost) = (0, 0);
     // The first frame is the original, and sent last; the others share its payload if the port can.
     let mut original: Option<(&EndpointConnection, E::Buf)> = None;
@@ -240,7 +256,7 @@ pub(super) fn send<E: Egress, O: Observer, const W: usize>(
         };
         let psn = header.psn(endpoint);
         let word = psn_word(psn, ack_request);
-        let change = connection.difference ^ u32::from_le_bytes(word);
+        let change = connection.difference ^ ident_change ^ u32::from_le_bytes(word);
         let icrc = icrc
             ^ match operator {
                 Some(operator) => operator.apply(change),
@@ -262,7 +278,7 @@ pub(super) fn send<E: Egress, O: Observer, const W: usize>(
                         if let Some(fixed) = head.get_mut(l3..).and_then(|b| b.first_chunk_mut()) {
                             connection
                                 .template
-                                .readdress(fixed, connection.tos(), length, word);
+                                .readdress(fixed, connection.tos(), length, ident, word);
                         }
                         copy.set_trailer(icrc.to_le_bytes());
                         copy
@@ -270,7 +286,7 @@ pub(super) fn send<E: Egress, O: Observer, const W: usize>(
                 }
                 _ => {
                     let mut bytes = [0; HEAD_MAX];
-                    let head = write_head(&mut bytes, connection, macs, packet, length, word);
+                    let head = write_head(&mut bytes, connection, macs, packet, (length, ident), word);
                     let (pad, icrc) = (&[0; 3][..usize::from(packet.pad & 3)], icrc.to_le_bytes());
                     match pad {
                         [] => cx.egress.gather(connection.port, &[head, packet.payload, &icrc]),
@@ -312,7 +328,7 @@ fn write_head<'b>(
     connection: &EndpointConnection,
     (dst, src): (castnet_wire::MacAddr, castnet_wire::MacAddr),
     packet: &Packet<'_>,
-    length: u16,
+    (length, ident): (u16, u16),
     psn: [u8; PSN_WORD],
 ) -> &'b [u8] {
     let link = connection.link.bytes();
@@ -322,7 +338,7 @@ fn write_head<'b>(
     if let Some(fixed) = bytes[l3..].first_chunk_mut() {
         connection
             .template
-            .write(fixed, connection.tos(), packet, length, psn);
+            .write(fixed, connection.tos(), packet, length, ident, psn);
     }
     if let Some(imm) = packet.imm {
         bytes[l3 + FIXED..l3 + FIXED + IMM].copy_from_slice(&imm.to_be_bytes());

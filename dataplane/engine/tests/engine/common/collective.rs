@@ -204,6 +204,8 @@ pub struct Rank {
     pub acked: usize,
     /// All that it has got, in order; packet `i` had PSN `rq_psn + i`.
     pub got: Vec<Sent>,
+    /// Identification that the next packet has, if it continues a message.
+    ident_next: u16,
     nak_sent: bool,
     pub deadline: Nanos,
     window: usize,
@@ -244,6 +246,7 @@ impl Rank {
             next: 0,
             acked: 0,
             got: Vec::new(),
+            ident_next: 0,
             nak_sent: false,
             deadline: starts + TIMEOUT,
             window: 14,
@@ -340,6 +343,11 @@ impl Rank {
         let expected = rq_psn(self.rank).add(self.got.len() as i32);
         match header.bth.psn.diff(expected) {
             0 => {
+                let ident = u16::from_be_bytes([bytes[header.l3 + 4], bytes[header.l3 + 5]]);
+                if matches!(header.bth.opcode, Opcode::SendMiddle | Opcode::SendLast) {
+                    assert_eq!(ident, self.ident_next, "ports can join the packets of a result");
+                }
+                self.ident_next = ident.wrapping_add(1);
                 let end = header.payload_at + header.payload_len;
                 self.got.push(Sent {
                     opcode: header.bth.opcode,
