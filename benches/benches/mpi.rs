@@ -1,8 +1,7 @@
-//! Collectives of four ranks in network namespaces, beside Open MPI over TCP between the same namespaces.
+//! Collectives of ranks in network namespaces, beside Open MPI over TCP between the same namespaces.
 //!
-//! `cargo bench -p castnet-benches --bench mpi`; `-- --offload` leaves segmentation offload on. Needs root, `ip`,
-//! `ethtool`, `mpicc` and `mpirun` (Debian: iproute2, ethtool, openmpi-bin, libopenmpi-dev). Times are means over
-//! calls and ranks, of the best of several measurements; the two sides alternate.
+//! `cargo bench -p castnet-benches --bench mpi`. Needs root, `ip`, `ethtool`, `mpicc` and `mpirun` (Debian: iproute2,
+//! ethtool, openmpi-bin, libopenmpi-dev). Times are medians over calls, of the best of several turns; the sides alternate.
 //!
 //! For quick runs: `--only allreduce,barrier --sizes 4096,65536 --turns 1`; `--help` lists all options.
 
@@ -10,50 +9,78 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use castnet_e2e::lab::{Lab, STAR};
+use castnet_console::plot::{self, Curve, Panel};
+use castnet_e2e::lab::Lab;
 use castnet_e2e::net::{self, Namespace};
-use clap::Parser;
-use serde_json::Value;
+use clap::{Parser, ValueEnum};
+use serde_json::{Value, json};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-const HOSTS: [&str; 4] = ["h1", "h2", "h3", "h4"];
 /// MTU of all interfaces. Frames of both sides have this length if segmentation is not offloaded.
 const MTU: u32 = 4200;
-const SIZES: [(u64, u32); 6] = [
-    (4 << 10, 400),
-    (16 << 10, 200),
-    (64 << 10, 100),
-    (256 << 10, 40),
-    (1 << 20, 20),
-    (4 << 20, 8),
+const COLLECTIVES: [&str; 6] = [
+    "allreduce",
+    "reduce",
+    "broadcast",
+    "reducescatter",
+    "allgather",
+    "barrier",
 ];
+const SIZES: [u64; 7] = [4, 256, 4 << 10, 16 << 10, 64 << 10, 1 << 20, 16 << 20];
 
-/// Microseconds by primitive and bytes.
-type Times = BTreeMap<(&'static str, u64), f64>;
+/// Microseconds by collective, bytes and side.
+type Times = BTreeMap<(usize, u64, Side), f64>;
 
-const PRIMITIVES: [&str; 3] = ["allreduce", "broadcast", "barrier"];
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+enum Side {
+    /// Castnet, in the switch
+    Network,
+    /// Castnet's algorithms between hosts
+    Hosts,
+    /// Open MPI with segmentation offload
+    Mpi,
+    /// Open MPI without
+    MpiSingle,
+}
+
+impl Side {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Network => "in the network",
+            Self::Hosts => "between hosts",
+            Self::Mpi => "Open MPI",
+            Self::MpiSingle => "Open MPI, gso off",
+        }
+    }
+}
 
 #[derive(Parser)]
 struct Options {
-    /// Leave segmentation offload on
-    #[arg(long)]
-    offload: bool,
-    /// Castnet without Open MPI
-    #[arg(long)]
-    alone: bool,
-    /// Only these primitives
-    #[arg(long = "only", value_delimiter = ',', default_values = PRIMITIVES)]
-    primitives: Vec<String>,
+    /// Only these collectives
+    #[arg(long = "only", value_delimiter = ',', default_values = COLLECTIVES)]
+    collectives: Vec<String>,
     /// Only these sizes, in bytes
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', default_values_t = SIZES)]
     sizes: Vec<u64>,
+    /// Only these sides
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Side::value_variants().to_vec())]
+    sides: Vec<Side>,
+    /// Number of ranks, each in a namespace of its own
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(2..=32))]
+    ranks: u16,
     /// Measurements of each side
     #[arg(long, default_value_t = 3)]
     turns: usize,
-    /// Factor for the number of iterations
-    #[arg(long = "iters", default_value_t = 1)]
-    iterations: u32,
+    /// Milliseconds of calls per collective, size and turn
+    #[arg(long = "budget", default_value_t = 200)]
+    budget_ms: u32,
+    /// Writes all times as JSON
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Draws all times
+    #[arg(long)]
+    svg: Option<PathBuf>,
     /// More flags for the ranks' commands
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     flags: String,
@@ -65,23 +92,9 @@ struct Options {
     bench: bool,
 }
 
-impl Options {
-    fn sizes(&self, primitive: &str) -> Vec<(u64, u32)> {
-        let sizes = if primitive == "barrier" {
-            &[(0, 400)]
-        } else {
-            &SIZES[..]
-        };
-        let wanted = |bytes| primitive == "barrier" || self.sizes.is_empty() || self.sizes.contains(bytes);
-        let sizes = sizes.iter().filter(|(bytes, _)| wanted(bytes));
-        sizes.map(|&(bytes, n)| (bytes, n * self.iterations)).collect()
-    }
-}
-
 fn main() -> Result<()> {
     let options = Options::parse();
-    let (offload, turns) = (options.offload, options.turns);
-    if let Some(why) = missing() {
+    if let Some(why) = missing(&options) {
         eprintln!("SKIPPED: collectives beside Open MPI: {why}");
         return Ok(());
     }
@@ -89,149 +102,196 @@ fn main() -> Result<()> {
         Some(path) => path.clone(),
         None => castnet_e2e::process::build(&["--release"])?,
     });
-    let lab = Lab::start(STAR, &[])?;
-    let bridge = Bridge::new(&lab, offload)?;
-    let (mut ours, mut theirs) = (Times::new(), Times::new());
-    for turn in 0..turns {
-        for primitive in PRIMITIVES
-            .into_iter()
-            .filter(|p| options.primitives.iter().any(|name| name == p))
-        {
-            eprintln!("turn {} of {turns}: {primitive}", turn + 1);
-            keep_best(&mut ours, castnet(&lab, primitive, turn, &options)?);
-            if !options.alone {
-                keep_best(&mut theirs, bridge.mpi(primitive, &options)?);
+    let hosts: Vec<String> = (1..=options.ranks).map(|n| format!("h{n}")).collect();
+    let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    let lab = Lab::start(&[("sw", &names)], &[])?;
+    let bridge = Bridge::new(&lab, &names)?;
+    let mut best = Times::new();
+    for turn in 1..=options.turns {
+        for &side in &options.sides {
+            eprintln!("turn {turn} of {}: {}", options.turns, side.label());
+            let rows = match side {
+                Side::Network | Side::Hosts => castnet(&lab, &names, side, turn, &options)?,
+                Side::Mpi | Side::MpiSingle => bridge.mpi(side == Side::Mpi, &options)?,
+            };
+            for row in serde_json::Deserializer::from_slice(&rows).into_iter::<Value>() {
+                let row = row?;
+                let collective = COLLECTIVES.iter().position(|name| row["collective"] == **name);
+                let (bytes, us) = (row["bytes"].as_u64(), row["time_median_us"].as_f64());
+                if let (Some(collective), Some(bytes), Some(us)) = (collective, bytes, us) {
+                    let entry = best.entry((collective, bytes, side)).or_insert(us);
+                    *entry = entry.min(us);
+                }
             }
         }
     }
-    print(&ours, &theirs, &options);
+    print(&best, &options);
+    if let Some(file) = &options.json {
+        let row = |(&(collective, bytes, side), us): (&(usize, u64, Side), &f64)| json!({"collective": COLLECTIVES[collective], "bytes": bytes, "side": side.label(), "time_median_us": us});
+        let rows: Vec<_> = best.iter().map(row).collect();
+        std::fs::write(file, serde_json::to_string_pretty(&rows)?)?;
+    }
+    if let Some(file) = &options.svg {
+        draw(file, &best, &options)?;
+    }
     Ok(())
 }
 
-fn keep_best(best: &mut Times, new: Times) {
-    for (key, us) in new {
-        let entry = best.entry(key).or_insert(us);
-        *entry = entry.min(us);
-    }
-}
-
-fn print(ours: &Times, theirs: &Times, options: &Options) {
-    let state = if options.offload { "on" } else { "off" };
+fn print(best: &Times, options: &Options) {
     println!(
-        "4 ranks, f32, MTU {MTU}, segmentation offload {state}; microseconds per call, best of {} turns",
-        options.turns
+        "{} ranks, f32, MTU {MTU}; microseconds per call: medians, best of {} turns; ratio: Open MPI's time over ours",
+        options.ranks, options.turns
     );
-    println!(
-        "{:<10} {:>9} {:>12} {:>12} {:>7} {:>14}",
-        "", "bytes", "castnet", "Open MPI", "ratio", "castnet MB/s"
-    );
-    for primitive in PRIMITIVES {
-        for ((name, bytes), us) in ours.iter().filter(|((name, _), _)| *name == primitive) {
-            let mpi = theirs.get(&(*name, *bytes)).copied().unwrap_or(f64::NAN);
-            let rate = *bytes as f64 / us;
-            println!(
-                "{name:<10} {bytes:>9} {us:>12.1} {mpi:>12.1} {:>7.2} {rate:>14.0}",
-                mpi / us
-            );
+    print!("{:<14}{:>10}", "", "bytes");
+    options
+        .sides
+        .iter()
+        .for_each(|side| print!("{:>19}", side.label()));
+    println!("{:>8}{:>12}", "ratio", "to gso off");
+    let mut keys: Vec<_> = best
+        .keys()
+        .map(|&(collective, bytes, _)| (collective, bytes))
+        .collect();
+    keys.dedup();
+    for (collective, bytes) in keys {
+        let of = |side| best.get(&(collective, bytes, side)).copied();
+        print!("{:<14}{bytes:>10}", COLLECTIVES[collective]);
+        for &side in &options.sides {
+            print!("{:>19}", of(side).map_or("-".to_owned(), |us| format!("{us:.1}")));
         }
+        let ratio = |side| match (of(side), of(Side::Network)) {
+            (Some(theirs), Some(ours)) => format!("{:.2}", theirs / ours),
+            _ => "-".to_owned(),
+        };
+        println!("{:>8}{:>12}", ratio(Side::Mpi), ratio(Side::MpiSingle));
     }
 }
 
-fn missing() -> Option<String> {
-    for (program, package) in [
+fn draw(file: &Path, best: &Times, options: &Options) -> Result<()> {
+    let panels: Vec<_> = (0..COLLECTIVES.len() - 1)
+        .map(|index| Panel {
+            title: COLLECTIVES[index].to_owned(),
+            curves: options
+                .sides
+                .iter()
+                .map(|&side| Curve {
+                    name: side.label().to_owned(),
+                    points: best
+                        .iter()
+                        .filter(|((collective, _, of), _)| *collective == index && *of == side)
+                        .map(|((_, bytes, _), us)| (*bytes as f64, *us))
+                        .collect(),
+                })
+                .collect(),
+        })
+        .collect();
+    plot::write(file, "bytes", "microseconds per call", &panels)
+}
+
+fn missing(options: &Options) -> Option<String> {
+    let has_mpi = options
+        .sides
+        .iter()
+        .any(|side| matches!(side, Side::Mpi | Side::MpiSingle));
+    let programs = [
         ("mpicc", "libopenmpi-dev"),
         ("mpirun", "openmpi-bin"),
         ("ethtool", "ethtool"),
-    ] {
-        if Command::new(program)
+    ];
+    for (program, package) in programs.into_iter().filter(|_| has_mpi) {
+        let version = Command::new(program)
             .arg("--version")
             .stdout(Stdio::null())
-            .status()
-            .is_err()
-        {
-            return Some(format!("needs {program} (package {package})"));
+            .status();
+        if version.is_err() {
+            return Some(format!(
+                "needs {program} (package {package}), or --sides network,hosts"
+            ));
         }
     }
     net::missing()
 }
 
-fn castnet(lab: &Lab, primitive: &'static str, turn: usize, options: &Options) -> Result<Times> {
-    let mut times = Times::new();
-    for (bytes, iterations) in options.sizes(primitive) {
-        let job = format!("{primitive}-{bytes}-{turn}");
-        let ranks: Vec<_> = (0..HOSTS.len())
-            .map(|rank| {
-                let host = HOSTS[rank];
-                let mut command = lab.host(host)?.command(castnet_e2e::process::castnet());
-                command.args(["host", primitive, "--name", host, "--job", &job, "--size", "4"]);
-                command.args(["--rank", &rank.to_string(), "--interface", "eth0"]);
-                command.args(["--ip", &format!("{}/24", Lab::ip(host))]);
-                command.args(["--controller", &lab.socket("controller")]);
-                command.args(["--pmtu", "4096", "--fallback", "forbidden"]);
-                command.args(["--iters", &iterations.to_string()]);
-                command.args(["--warmup", &(iterations / 10 + 2).to_string()]);
-                if primitive != "barrier" {
-                    command.args(["--type", "f32", "--bytes", &bytes.to_string(), "--verify"]);
-                }
-                command
-                    .args(["--output", "json"])
-                    .args(options.flags.split_whitespace());
-                let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-                Ok(child)
-            })
-            .collect::<Result<_>>()?;
-        for (rank, child) in ranks.into_iter().enumerate() {
-            let out = child.wait_with_output()?;
-            if !out.status.success() {
-                return Err(format!("{job}, rank {rank}: {}", String::from_utf8_lossy(&out.stderr)).into());
-            }
-            for row in serde_json::Deserializer::from_slice(&out.stdout).into_iter::<Value>() {
-                if let Some(us) = row?["time_avg_us"].as_f64() {
-                    times.insert((primitive, bytes), us);
-                }
-            }
+/// The output of rank 0.
+fn castnet(lab: &Lab, hosts: &[&str], side: Side, turn: usize, options: &Options) -> Result<Vec<u8>> {
+    let sizes: Vec<_> = options.sizes.iter().map(u64::to_string).collect();
+    let only = if side == Side::Network { "network" } else { "hosts" };
+    let ranks: Vec<_> = hosts
+        .iter()
+        .enumerate()
+        .map(|(rank, host)| {
+            let mut command = lab.host(host)?.command(castnet_e2e::process::castnet());
+            command.args([
+                "host",
+                "bench",
+                "--name",
+                host,
+                "--job",
+                &format!("{only}-{turn}"),
+            ]);
+            command.args(["--rank", &rank.to_string(), "--size", &hosts.len().to_string()]);
+            command.args(["--interface", "eth0", "--ip", &format!("{}/24", Lab::ip(host))]);
+            command.args(["--controller", &lab.socket("controller"), "--pmtu", "4096"]);
+            command.args(["--only", only, "--collectives", &options.collectives.join(",")]);
+            command.args([
+                "--bytes",
+                &sizes.join(","),
+                "--budget",
+                &format!("{}ms", options.budget_ms),
+            ]);
+            command
+                .args(["--output", "json"])
+                .args(options.flags.split_whitespace());
+            Ok(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+        })
+        .collect::<Result<_>>()?;
+    let mut first = Vec::new();
+    for (rank, child) in ranks.into_iter().enumerate() {
+        let out = child.wait_with_output()?;
+        if !out.status.success() {
+            return Err(format!("rank {rank}: {}", String::from_utf8_lossy(&out.stderr)).into());
+        }
+        if rank == 0 {
+            first = out.stdout;
         }
     }
-    Ok(times)
+    Ok(first)
 }
 
 /// A second interface at each host, all on a kernel bridge: the network of Open MPI.
 struct Bridge<'a> {
     lab: &'a Lab,
-    _switch: Namespace,
+    hosts: &'a [&'a str],
+    switch: Namespace,
     folder: PathBuf,
 }
 
 impl<'a> Bridge<'a> {
-    fn new(lab: &'a Lab, offload: bool) -> Result<Self> {
+    fn new(lab: &'a Lab, hosts: &'a [&'a str]) -> Result<Self> {
         let switch = Namespace::new("bridge")?;
         let name = switch.name();
         net::ip(&format!("-n {name} link add br0 type bridge"))?;
         net::ip(&format!("-n {name} link set br0 mtu {MTU} up"))?;
-        for (index, host) in HOSTS.into_iter().enumerate() {
+        for (index, host) in hosts.iter().enumerate() {
             let namespace = lab.host(host)?;
             net::veth(&switch, host, namespace, "eth1", MTU)?;
             net::ip(&format!("-n {name} link set {host} master br0"))?;
             let address = format!("10.1.0.{}/24", index + 1);
             net::ip(&format!("-n {} addr add {address} dev eth1", namespace.name()))?;
-            if !offload {
-                for (at, interface) in [(&switch, host), (namespace, "eth1")] {
-                    let flags = ["-K", interface, "tso", "off", "gso", "off", "gro", "off"];
-                    at.command("ethtool").args(flags).stderr(Stdio::null()).status()?;
-                }
-            }
         }
-        let bridge = Self {
+        Ok(Self {
             lab,
-            _switch: switch,
+            hosts,
+            switch,
             folder: lab.folder().to_path_buf(),
-        };
-        bridge.prepare()?;
-        Ok(bridge)
+        })
     }
 
     /// Builds the program, and writes the script that mpirun calls instead of ssh.
     fn prepare(&self) -> Result<()> {
+        if self.program().exists() {
+            return Ok(());
+        }
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi/collectives.c");
         let compiled = Command::new("mpicc")
             .args(["-O2", "-o"])
@@ -241,7 +301,7 @@ impl<'a> Bridge<'a> {
             return Err("mpicc failed".into());
         }
         let mut agent = String::from("#!/bin/sh\nhost=$1; shift\ncase $host in\n");
-        for (index, host) in HOSTS.into_iter().enumerate() {
+        for (index, host) in self.hosts.iter().enumerate() {
             let namespace = self.lab.host(host)?.name();
             agent.push_str(&format!("10.1.0.{}) namespace={namespace};;\n", index + 1));
         }
@@ -261,36 +321,57 @@ impl<'a> Bridge<'a> {
         self.folder.join("mpi-agent")
     }
 
-    fn mpi(&self, primitive: &'static str, options: &Options) -> Result<Times> {
-        let mut line = String::from("hostname node-1; exec mpirun --allow-run-as-root -np 4");
-        line.push_str(" --host 10.1.0.1,10.1.0.2,10.1.0.3,10.1.0.4 --mca btl tcp,self --mca pml ob1");
+    fn set_offload(&self, on: bool) -> Result<()> {
+        let state = if on { "on" } else { "off" };
+        for host in self.hosts {
+            for (at, interface) in [(&self.switch, *host), (self.lab.host(host)?, "eth1")] {
+                let flags = ["-K", interface, "tso", state, "gso", state, "gro", state];
+                at.command("ethtool").args(flags).stderr(Stdio::null()).status()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn mpi(&self, offload: bool, options: &Options) -> Result<Vec<u8>> {
+        self.prepare()?;
+        self.set_offload(offload)?;
+        let count = self.hosts.len();
+        let addresses: Vec<_> = (1..=count).map(|n| format!("10.1.0.{n}")).collect();
+        let mut line = format!("hostname node-1; exec mpirun --allow-run-as-root -np {count}");
+        line.push_str(&format!(
+            " --host {} --mca btl tcp,self --mca pml ob1",
+            addresses.join(",")
+        ));
         line.push_str(
             " --mca btl_tcp_if_include eth1 --mca oob_tcp_if_include eth1 --mca mpi_yield_when_idle 1",
         );
         line.push_str(&format!(
-            " --mca plm_rsh_agent {} {} {primitive}",
+            " --mca plm_rsh_agent {} {} {}",
             self.agent().display(),
-            self.program().display()
+            self.program().display(),
+            f64::from(options.budget_ms) / 1000.0
         ));
-        for (bytes, iterations) in options.sizes(primitive) {
-            line.push_str(&format!(" {bytes} {iterations}"));
+        for name in &options.collectives {
+            let in_blocks = name == "reducescatter" || name == "allgather";
+            let least = if in_blocks { 4 * count as u64 } else { 0 };
+            let sizes = if name == "barrier" {
+                &[0][..]
+            } else {
+                &options.sizes
+            };
+            for bytes in sizes.iter().filter(|&&bytes| bytes >= least) {
+                line.push_str(&format!(" {name} {bytes}"));
+            }
         }
         let out = self
             .lab
-            .host(HOSTS[0])?
+            .host(self.hosts[0])?
             .command("unshare")
             .args(["--uts", "sh", "-c", &line])
             .output()?;
         if !out.status.success() {
             return Err(format!("mpirun: {}", String::from_utf8_lossy(&out.stderr)).into());
         }
-        let mut times = Times::new();
-        for row in serde_json::Deserializer::from_slice(&out.stdout).into_iter::<Value>() {
-            let row = row?;
-            if let (Some(bytes), Some(us)) = (row["bytes"].as_u64(), row["us"].as_f64()) {
-                times.insert((primitive, bytes), us);
-            }
-        }
-        Ok(times)
+        Ok(out.stdout)
     }
 }

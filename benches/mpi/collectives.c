@@ -1,59 +1,90 @@
-// Measures Open MPI's collectives like the OSU benchmarks: each operation alone, with an untimed barrier between operations
-// (except for the barrier itself), and the mean over all iterations and ranks. Prints one JSON line per primitive and size.
+// Measures Open MPI's collectives as `castnet host bench` measures ours: each call alone, all ranks begin together, as many calls as
+// fit in a budget, at least 3 and at most 1000. Prints one JSON line per collective and size: the mean over ranks of the medians.
 //
-// collectives ALLREDUCE|BROADCAST|BARRIER BYTES ITERATIONS [BYTES ITERATIONS]...
+// collectives BUDGET_SECONDS NAME BYTES [NAME BYTES]...
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+static int rank, size;
+static float *in, *out;
 
 static void fail(const char *why) {
     fprintf(stderr, "collectives: %s\n", why);
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-static void measure(const char *primitive, size_t bytes, int iterations, int rank, int size) {
-    const int elements = (int)(bytes / sizeof(float));
-    const int warm_up = iterations / 10 + 2;
-    float *in = calloc(elements + 1, sizeof(float)), *out = calloc(elements + 1, sizeof(float));
+// `n` elements of a block for reducescatter and allgather, of the whole for the others.
+static void call(const char *name, int n) {
+    if (!strcmp(name, "allreduce"))
+        MPI_Allreduce(in, out, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    else if (!strcmp(name, "reduce"))
+        MPI_Reduce(in, out, n, MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
+    else if (!strcmp(name, "broadcast"))
+        MPI_Bcast(in, n, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    else if (!strcmp(name, "reducescatter"))
+        MPI_Reduce_scatter_block(in, out, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    else if (!strcmp(name, "allgather"))
+        MPI_Allgather(in, n, MPI_FLOAT, out, n, MPI_FLOAT, MPI_COMM_WORLD);
+    else if (!strcmp(name, "barrier"))
+        MPI_Barrier(MPI_COMM_WORLD);
+    else
+        fail("unknown collective");
+}
+
+static double timed(const char *name, int n) {
+    if (strcmp(name, "barrier"))
+        MPI_Barrier(MPI_COMM_WORLD);
+    const double start = MPI_Wtime();
+    call(name, n);
+    return MPI_Wtime() - start;
+}
+
+static int ascending(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void measure(double budget, const char *name, size_t bytes) {
+    const int in_blocks = !strcmp(name, "reducescatter") || !strcmp(name, "allgather");
+    const size_t elements = bytes / sizeof(float);
+    const int n = (int)(in_blocks ? elements / size : elements), warm_up = 5;
+    in = calloc(elements + 1, sizeof(float)), out = calloc(elements + 1, sizeof(float));
     if (!in || !out)
         fail("no memory");
-    double mine = 0;
-    for (int turn = -warm_up; turn < iterations; turn++) {
-        for (int i = 0; i < elements; i++)
-            in[i] = (float)(rank + i % 7);
-        MPI_Barrier(MPI_COMM_WORLD);
-        const double start = MPI_Wtime();
-        if (!strcmp(primitive, "allreduce"))
-            MPI_Allreduce(in, out, elements, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-        else if (!strcmp(primitive, "broadcast"))
-            MPI_Bcast(in, elements, MPI_FLOAT, 0, MPI_COMM_WORLD);
-        else
-            MPI_Barrier(MPI_COMM_WORLD);
-        if (turn >= 0)
-            mine += (MPI_Wtime() - start) * 1e6 / iterations;
-    }
-    const float last = (float)((elements - 1) % 7);
-    if (!strcmp(primitive, "allreduce") && elements && out[elements - 1] != size * last + size * (size - 1) / 2)
+    for (size_t i = 0; i < elements; i++)
+        in[i] = (float)(rank + i % 7);
+    double start = MPI_Wtime();
+    for (int i = 0; i < warm_up; i++)
+        timed(name, n);
+    double each = (MPI_Wtime() - start) / warm_up, slowest;
+    MPI_Allreduce(&each, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    double calls = budget / slowest;
+    const int iterations = calls < 3 ? 3 : calls > 1000 ? 1000 : (int)calls;
+    double *times = calloc(iterations, sizeof(double)), sum = 0;
+    if (!times)
+        fail("no memory");
+    for (int i = 0; i < iterations; i++)
+        times[i] = timed(name, n);
+    if (!strcmp(name, "allreduce") && n && out[n - 1] != size * (float)((n - 1) % 7) + size * (size - 1) / 2)
         fail("AllReduce gave a wrong sum");
-    if (!strcmp(primitive, "broadcast") && elements && in[elements - 1] != last)
-        fail("Broadcast gave wrong bytes");
-    double sum = 0;
-    MPI_Reduce(&mine, &sum, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+    qsort(times, iterations, sizeof(double), ascending);
+    MPI_Reduce(&times[iterations / 2], &sum, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
     if (rank == 0)
-        printf("{\"primitive\":\"%s\",\"bytes\":%zu,\"iterations\":%d,\"us\":%.2f}\n", primitive, bytes, iterations,
-               sum / size);
+        printf("{\"collective\":\"%s\",\"bytes\":%zu,\"iterations\":%d,\"time_median_us\":%.2f}\n", name,
+               in_blocks ? n * size * sizeof(float) : n * sizeof(float), iterations, sum / size * 1e6);
+    free(times);
     free(in);
     free(out);
 }
 
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
-    int rank, size;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     for (int i = 2; i + 1 < argc; i += 2)
-        measure(argv[1], strtoull(argv[i], NULL, 10), atoi(argv[i + 1]), rank, size);
+        measure(atof(argv[1]), argv[i], strtoull(argv[i + 1], NULL, 10));
     MPI_Finalize();
     return 0;
 }
