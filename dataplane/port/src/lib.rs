@@ -1,5 +1,5 @@
-//! Ports: where frames enter and leave the switch. A port is a memory link, a pcap file, or a network interface
-//! (AF_PACKET). A seeded fault injector can wrap any of them. DPDK devices are in the crate `castnet-dpdk`.
+//! Ports: where frames enter and leave the switch. A port is a memory link, a pcap file, a network interface
+//! (AF_PACKET), or memory shared with another process (memif). A seeded fault injector can wrap any of them. DPDK devices are in the crate `castnet-dpdk`.
 //!
 //! The main types are [`Port`], [`PortSpec`], [`Pool`] and [`Sleeper`]. A [`PortSpec`] describes a port and
 //! can be sent to the thread that will use it. There [`PortSpec::open`] creates a [`BoxPort`] whose frames
@@ -30,6 +30,7 @@ mod checksum;
 pub mod dpdk;
 pub mod faulty;
 pub mod frames;
+pub mod memif;
 pub mod memory;
 pub mod pcap;
 pub mod pool;
@@ -44,6 +45,7 @@ pub use castnet_wire::{BATCH, Batch, FrameBuf};
 pub use dpdk::DpdkSpec;
 pub use faulty::{FaultControl, FaultCounts, Faults, Faulty};
 pub use frames::{Bridge, Memory, MemoryPort};
+pub use memif::{MemifPort, MemifSpec};
 pub use memory::{MemEnd, MemLink, MemLinkConfig, MemPort};
 pub use pcap::{PcapPort, PcapSpec};
 pub use pool::{Pool, PoolBuf, PoolConfig, PoolStats};

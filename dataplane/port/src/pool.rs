@@ -130,15 +130,23 @@ impl Pool {
 
     /// Creates a frame with these bytes. Returns `None` if no buffer is free or it is longer than [`Pool::frame_max`].
     pub fn copy_from(&self, bytes: &[u8]) -> Option<PoolBuf> {
-        let mut frame = self.allocate_uninit(bytes.len())?;
+        self.build(bytes.len(), |at, piece| {
+            piece.copy_from_slice(&bytes[at..at + piece.len()])
+        })
+    }
+
+    /// Creates a frame of `length` bytes. `fill` writes each piece of its memory, given the offset in the frame. Returns
+    /// `None` as [`Pool::copy_from`].
+    pub(crate) fn build(&self, length: usize, mut fill: impl FnMut(usize, &mut [u8])) -> Option<PoolBuf> {
+        let mut frame = self.allocate_uninit(length)?;
         if let Some(node) = &mut frame.node {
             match node.body.as_mut().and_then(Rc::get_mut) {
-                None => node.bytes[..bytes.len()].copy_from_slice(bytes),
+                None => fill(0, &mut node.bytes[..length]),
                 Some(body) => {
-                    let middle = bytes.len() - INLINE;
-                    node.bytes[..HEAD].copy_from_slice(&bytes[..HEAD]);
-                    body[..middle].copy_from_slice(&bytes[HEAD..HEAD + middle]);
-                    node.bytes[HEAD..].copy_from_slice(&bytes[HEAD + middle..]);
+                    let middle = length - INLINE;
+                    fill(0, &mut node.bytes[..HEAD]);
+                    fill(HEAD, &mut body[..middle]);
+                    fill(HEAD + middle, &mut node.bytes[HEAD..]);
                 }
             }
         }

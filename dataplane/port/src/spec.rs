@@ -13,6 +13,7 @@ use castnet_wire::Nanos;
 use crate::af_packet::AfPacketSpec;
 use crate::dpdk::{self, DpdkSpec};
 use crate::faulty::{FaultControl, Faults};
+use crate::memif::{self, MemifSpec};
 use crate::memory::{MemEnd, MemLink, MemLinkConfig};
 use crate::pcap::PcapSpec;
 use crate::pool::Pool;
@@ -79,6 +80,9 @@ pub trait Backend: fmt::Debug + Send + Sync {
 /// - `dpdk:DEVICE`: a PCI address or a virtual device (`net_memif0`); options `rx=FRAMES`, `tx=FRAMES` (ring sizes),
 ///   `queues=NUMBER` (to receive from), `mtu=BYTES`, `promiscuous=no`; all others are the driver's own
 ///   (`dpdk:net_pcap0,rx_pcap=in.pcap,tx_pcap=out.pcap`). Opened by switches that were built with DPDK.
+/// - `memif:PATH`: memory shared with another process, over the Unix socket PATH (`@NAME`: an abstract one); options
+///   `role=server` or `role=client`, `id=NUMBER`, `secret=TEXT`, `ring=FRAMES`, `buffer=BYTES`, `mtu=BYTES`, `mac=ADDRESS`,
+///   `mode=0660`, `group=GROUP`, `uid=USER` (`any`), `seals=unchecked`.
 /// - Faults, for each kind, in both directions or in one with the prefix `rx.` or `tx.`: `loss=1%` (or
 ///   `0.01`), `duplicate=`, `reorder=`, `corrupt=`, `delay=50us`, `jitter=1ms`; and `seed=NUMBER`.
 #[derive(Clone, Debug)]
@@ -92,6 +96,8 @@ pub enum PortSpec {
     AfPacket(AfPacketSpec),
     /// A DPDK device. [`PortSpec::open`] refuses it because its frames live in DPDK's buffers.
     Dpdk(DpdkSpec),
+    /// Memory shared with another process.
+    Memif(MemifSpec),
     /// A port behind a fault injector.
     Faulty(Box<PortSpec>, FaultControl),
     /// A port of another backend.
@@ -116,6 +122,7 @@ impl PortSpec {
                     device: spec.device.clone(),
                 });
             }
+            Self::Memif(spec) => spec.open(pool, sides)?,
             Self::Faulty(inner, control) => {
                 Box::new(control.wrap(inner.open_queue(pool, sides, queue)?, queue))
             }
@@ -161,7 +168,7 @@ macro_rules! from_kinds {
     };
 }
 
-from_kinds!(MemEnd => Memory, AfPacketSpec => AfPacket, DpdkSpec => Dpdk, PcapSpec => Pcap);
+from_kinds!(MemEnd => Memory, AfPacketSpec => AfPacket, DpdkSpec => Dpdk, MemifSpec => Memif, PcapSpec => Pcap);
 
 impl fmt::Display for PortSpec {
     /// Writes the kind and the arguments. Of the options only the seed is written, because faults can change.
@@ -172,6 +179,7 @@ impl fmt::Display for PortSpec {
             Self::Pcap(spec) => write!(f, "pcap:{},{}", path(&spec.input), path(&spec.output)),
             Self::AfPacket(spec) => write!(f, "af_packet:{}", spec.interface),
             Self::Dpdk(spec) => write!(f, "dpdk:{}", spec.devargs()),
+            Self::Memif(spec) => write!(f, "memif:{spec}"),
             Self::Faulty(inner, control) => write!(f, "{inner},seed={}", control.seed()),
             Self::Custom(backend) => f.write_str(&backend.text()),
         }
@@ -199,7 +207,7 @@ impl FromStr for PortSpec {
     }
 }
 
-const KINDS: &str = "af_packet:INTERFACE, pcap:IN,OUT, dpdk:DEVICE or memory:NAME";
+const KINDS: &str = "af_packet:INTERFACE, pcap:IN,OUT, dpdk:DEVICE, memif:PATH or memory:NAME";
 
 fn parse(text: &str) -> Result<PortSpec, String> {
     let (kind, rest) = text.split_once(':').ok_or_else(|| format!("write {KINDS}"))?;
@@ -217,6 +225,7 @@ fn parse(text: &str) -> Result<PortSpec, String> {
         "af_packet" => PortSpec::AfPacket(af_packet(&plain, &mut options)?),
         "pcap" => PortSpec::Pcap(pcap(&plain, &mut options)?),
         "dpdk" => PortSpec::Dpdk(dpdk(&plain, &mut options)?),
+        "memif" => PortSpec::Memif(memif::parse(&plain, &mut options)?),
         "memory" => PortSpec::Memory(memory(&plain)?),
         _ => return Err(format!("unknown kind `{kind}`: write {KINDS}")),
     };
@@ -348,8 +357,9 @@ fn direction(options: &mut Options<'_>, prefix: &str, start: Faults) -> Result<F
     Ok(faults)
 }
 
+/// The options of a port's text that were not read yet.
 #[derive(Default)]
-struct Options<'a>(Vec<(&'a str, &'a str)>);
+pub(crate) struct Options<'a>(Vec<(&'a str, &'a str)>);
 
 impl Options<'_> {
     fn take<T>(
@@ -367,7 +377,7 @@ impl Options<'_> {
             .ok_or_else(|| format!("`{key}={value}`: must be {what}"))
     }
 
-    fn set<T>(
+    pub(crate) fn set<T>(
         &mut self,
         key: &str,
         what: &str,
@@ -390,7 +400,7 @@ impl Options<'_> {
     }
 
     /// Parses a number within `range`. `what` describes it in the error.
-    fn number(
+    pub(crate) fn number(
         &mut self,
         key: &str,
         what: &str,
@@ -449,6 +459,31 @@ mod tests {
         );
         assert!(spec.timed);
 
+        let text =
+            "memif:/run/a.sock,role=client,id=3,secret=s,ring=64,buffer=2048,mtu=9000,mac=02:00:00:00:00:07";
+        let text = format!("{text},mode=0660,group=0,uid=any,seals=unchecked,loss=1%");
+        let PortSpec::Faulty(inner, _) = text.parse().unwrap() else {
+            panic!()
+        };
+        assert_eq!(inner.to_string(), "memif:/run/a.sock,id=3");
+        let PortSpec::Memif(spec) = *inner else { panic!() };
+        assert_eq!(
+            (
+                spec.role(),
+                spec.ring,
+                spec.buffer_bytes(),
+                spec.mtu,
+                spec.mode,
+                spec.group,
+                spec.seals
+            ),
+            (memif::Role::Client, 64, 2048, 9000, 0o660, Some(0), false)
+        );
+        assert_eq!(
+            (spec.peers, spec.mac),
+            (memif::Peers::Any, Some(castnet_wire::MacAddr([2, 0, 0, 0, 0, 7])))
+        );
+
         let text = "dpdk:net_pcap0,rx_pcap=a.pcap,rx=64,mtu=4200,queues=2,infinite_rx=1,loss=1%";
         let spec: PortSpec = text.parse().unwrap();
         let (faults, spec) = (spec.faults().is_some(), spec.dpdk().unwrap().clone());
@@ -484,6 +519,20 @@ mod tests {
     #[test]
     fn errors_name_the_problem() {
         for (text, word) in [
+            ("memif:", "`` is no socket"),
+            ("memif:@", "`@` is no socket"),
+            ("memif:/a,/b", "write memif:PATH"),
+            ("memif:/a,role=both", "server or client"),
+            ("memif:/a,ring=100", "a power of two from 2 to 16384"),
+            (
+                "memif:/a,secret=longer-than-24-bytes-of-it",
+                "a text of at most 24 bytes",
+            ),
+            ("memif:/a,mtu=9199", "bytes, from 68 to 9198"),
+            ("memif:/a,mac=ff:ff:ff:ff:ff:ff", "a unicast Ethernet address"),
+            ("memif:/a,mode=1000", "a mode such as 0660"),
+            ("memif:/a,uid=no-such-user", "a user of this machine"),
+            ("memif:/a,bsize=2048", "memif has no option `bsize`"),
             ("eth0", "af_packet:INTERFACE"),
             ("ebpf:0", "unknown kind `ebpf`"),
             ("dpdk:0", "no DPDK device"),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use castnet_port::{
     AfPacketSpec, Batch, FaultControl, Faults, FrameBuf, MemLink, MemLinkConfig, Memory, Pool, PoolConfig,
-    Port, Sides, Sleeper,
+    Port, PortSpec, Sides, Sleeper,
 };
 use castnet_wire::{Bth, Ethernet, ExtHeaders, Ipv4, MacAddr, Nanos, Network, Opcode, Psn, Qpn, emit_roce};
 use castnet_wrap_up::skip;
@@ -160,4 +160,40 @@ fn packet(ident: u16, payload: usize) -> Vec<u8> {
     let length = emit_roce(&mut out, &ethernet, &network, 0xC000, &bth, &none, &payload);
     out.truncate(length.unwrap());
     out
+}
+
+#[test]
+fn a_frame_over_shared_memory_costs_no_allocation() {
+    let (folder, pool) = (tempfile::tempdir().unwrap(), Pool::new(PoolConfig::default()));
+    let open = |options: &str| {
+        let text = format!("memif:{}{options}", folder.path().join("s").display());
+        text.parse::<PortSpec>()
+            .unwrap()
+            .open(&pool, Sides::Both)
+            .unwrap()
+    };
+    // Frames of several buffers, too.
+    let (mut near, mut far) = (open(""), open(",role=client,buffer=2048"));
+    let mut now = Nanos(0);
+    while !(near.is_up() && far.is_up()) {
+        now += Nanos::from_millis(20);
+        near.poll(now);
+        far.poll(now);
+    }
+    let mut sleeper = Sleeper::new().unwrap();
+    far.attach(&mut sleeper).unwrap();
+    let (mut batch, bytes) = (Batch::new(), vec![0x5A; 4218]);
+    iteration(&pool, &mut near, &mut far, &mut batch, &bytes, now);
+    let before = ALLOCATIONS.get();
+    for _ in 0..200 {
+        now += Nanos::from_millis(1);
+        iteration(&pool, &mut near, &mut far, &mut batch, &bytes, now);
+        iteration(&pool, &mut far, &mut near, &mut batch, &bytes, now);
+        sleeper.sleep(Duration::from_micros(1), || far.ready());
+    }
+    assert_eq!(ALLOCATIONS.get() - before, 0);
+    assert_eq!(
+        (near.stats().drops.total(), near.stats().rx_frames),
+        (0, 200 * 32)
+    );
 }

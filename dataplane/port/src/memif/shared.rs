@@ -1,0 +1,455 @@
+//! Memory that another process reads and writes at any time: regions, and the rings in them.
+//!
+//! The peer may be hostile, or have gone wrong. So this file holds to these rules:
+//!
+//! - No reference to bytes of a region is ever made, because `&[u8]` and `&mut [u8]` promise that nobody else writes
+//!   them. Fields of rings are accessed as atomics through pointers, one access per use. Frames are copied between a region
+//!   and private memory by [`copy_in`] and [`copy_out`].
+//! - Each access is checked against the size of the mapping, which the peer cannot change: the file is sealed against
+//!   shrinking, and is of ordinary memory. An access behind the end of a file ends the process (SIGBUS), and so can an
+//!   access to hugepages that the peer has removed.
+//! - A value that was read is a copy, so that it cannot change between its check and its use.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+
+use libc::c_void;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
+
+/// Bytes of a ring before its descriptors, and of a descriptor.
+pub(super) const RING_HEADER: usize = 128;
+pub(super) const DESCRIPTOR: usize = 16;
+/// Alignment of a ring in its region, which the atomics need.
+pub(super) const RING_ALIGN: usize = 4;
+/// Offsets of the fields of a ring.
+const COOKIE_AT: usize = 0;
+const FLAGS_AT: usize = 4;
+const HEAD_AT: usize = 6;
+const TAIL_AT: usize = 64;
+
+/// In the flags of a ring: its consumer polls, and needs no event.
+const MASK_INTERRUPT: u16 = 1;
+/// In the flags of a descriptor: the frame goes on in the next one.
+pub(super) const NEXT: u16 = 1;
+
+/// Why a memory file cannot be mapped.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadRegion {
+    #[error("it says {said} bytes, and its file has {actual}")]
+    Short { said: u64, actual: u64 },
+    #[error("its file can shrink: it has no F_SEAL_SHRINK (seals=unchecked accepts it)")]
+    Unsealed,
+    #[error("its file is not of ordinary memory, such as hugepages (seals=unchecked accepts it)")]
+    NotMemory,
+    #[error("its file cannot be mapped: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// A mapped region. It is unmapped when it and its rings are dropped.
+#[derive(Debug)]
+pub(super) struct Region {
+    base: NonNull<u8>,
+    size: usize,
+}
+
+impl Region {
+    /// A new memory file of `size` zero bytes, sealed against changes of its size, and its mapping.
+    pub(super) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
+        let fd = memfd_create(
+            "castnet-memif",
+            MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
+        )?;
+        let file = File::from(fd);
+        file.set_len(size as u64)?;
+        let fd = OwnedFd::from(file);
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
+        Ok((Self::map_file(&fd, size)?, fd))
+    }
+
+    /// Maps `size` bytes of a peer's file. `checked`: the file must be of ordinary memory and sealed.
+    pub(super) fn map(file: OwnedFd, size: u64, checked: bool) -> Result<Self, BadRegion> {
+        if checked {
+            // Also an error for files that cannot have seals.
+            let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map_err(|_| BadRegion::Unsealed)?;
+            if !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_SHRINK) {
+                return Err(BadRegion::Unsealed);
+            }
+            let filesystem = fstatfs(&file).map_err(io::Error::from)?.filesystem_type();
+            if filesystem != TMPFS_MAGIC {
+                return Err(BadRegion::NotMemory);
+            }
+        }
+        let file = File::from(file);
+        // The file can no longer shrink, so this is the least that it will have.
+        let actual = file.metadata()?.len();
+        let said = size;
+        let size = usize::try_from(size).ok().filter(|_| size <= actual);
+        let size = size.ok_or(BadRegion::Short { said, actual })?;
+        Ok(Self::map_file(&file.into(), size)?)
+    }
+
+    fn map_file(file: &OwnedFd, size: usize) -> io::Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses; existing memory is not touched. The descriptor
+        // is open, and the result is checked. A size of zero is refused by the kernel.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                size,
+                protection,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        Ok(Self { base, size })
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The start of `length` bytes at `offset`, if they are inside the mapping.
+    #[inline]
+    fn at(&self, offset: usize, length: usize) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(length)?;
+        // SAFETY: the offset is inside the mapping, which is one object of less than isize::MAX bytes.
+        (end <= self.size).then(|| unsafe { self.base.add(offset) })
+    }
+
+    /// True if the region has these bytes.
+    #[inline]
+    pub(super) fn contains(&self, offset: usize, length: usize) -> bool {
+        self.at(offset, length).is_some()
+    }
+
+    /// Copies bytes of the region. False, with nothing copied, if they are not all inside it.
+    #[inline]
+    pub(super) fn read(&self, offset: usize, to: &mut [u8]) -> bool {
+        let Some(from) = self.at(offset, to.len()) else {
+            return false;
+        };
+        // SAFETY: `from` has as many bytes, inside the mapping, which exists as long as `self`. Private memory and the
+        // mapping do not overlap.
+        unsafe { copy_out(from, to) };
+        true
+    }
+
+    /// Copies bytes into the region. False, with nothing copied, if they do not all fit inside it.
+    #[inline]
+    pub(super) fn write(&self, offset: usize, from: &[u8]) -> bool {
+        let Some(to) = self.at(offset, from.len()) else {
+            return false;
+        };
+        // SAFETY: as in `read`.
+        unsafe { copy_in(from, to) };
+        true
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made with this size. Rings hold a reference to their region, so none is left.
+        unsafe { libc::munmap(self.base.as_ptr().cast::<c_void>(), self.size) };
+    }
+}
+
+/// Copies shared bytes into private memory.
+///
+/// The copy is one instruction, which the compiler does not see into: to the language it is a load of each byte as a
+/// relaxed atomic, so a peer that writes at the same time is no data race, only a frame of mixed bytes. A copy by
+/// `ptr::copy` would be one. On other processors each byte is loaded as an atomic.
+///
+/// # Safety
+/// `from` must be valid for reads of `to.len()` bytes, and the two must not overlap.
+#[inline]
+unsafe fn copy_out(from: NonNull<u8>, to: &mut [u8]) {
+    // SAFETY: the caller's promise; `to` is exclusive.
+    unsafe { copy_shared(from.as_ptr(), to.as_mut_ptr(), to.len()) };
+}
+
+/// Copies private bytes into shared memory, as [`copy_out`].
+///
+/// # Safety
+/// `to` must be valid for writes of `from.len()` bytes, and the two must not overlap.
+#[inline]
+unsafe fn copy_in(from: &[u8], to: NonNull<u8>) {
+    // SAFETY: the caller's promise; `from` is not written while it is borrowed.
+    unsafe { copy_shared(from.as_ptr(), to.as_ptr(), from.len()) };
+}
+
+/// # Safety
+/// `from` must be valid for reads and `to` for writes of `length` bytes, and the two must not overlap.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn copy_shared(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the caller's promise. The direction flag is clear at the start of each `asm!`, and the instruction changes
+    // no flag.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") length => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// # Safety
+/// As above.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy_shared(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { copy_bytewise(from, to, length) };
+}
+
+/// The slow twin of the copy by one instruction.
+///
+/// # Safety
+/// As above.
+#[cfg(any(test, not(target_arch = "x86_64")))]
+unsafe fn copy_bytewise(from: *const u8, to: *mut u8, length: usize) {
+    use std::sync::atomic::AtomicU8;
+    for i in 0..length {
+        // SAFETY: both bytes are valid by the caller's promise, and a byte needs no alignment.
+        unsafe {
+            let byte = AtomicU8::from_ptr(from.add(i).cast_mut()).load(Ordering::Relaxed);
+            AtomicU8::from_ptr(to.add(i)).store(byte, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A copy of the fields of a descriptor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Descriptor {
+    pub(super) flags: u16,
+    pub(super) region: u16,
+    pub(super) length: u32,
+    pub(super) offset: u32,
+}
+
+/// A ring of descriptors in a region.
+#[derive(Debug)]
+pub(super) struct Ring {
+    /// Keeps the mapping.
+    _region: Rc<Region>,
+    base: NonNull<u8>,
+    /// A power of two of at most 2^14.
+    size: u16,
+}
+
+impl Ring {
+    /// Bytes of a ring.
+    pub(super) const fn bytes(log2_size: u8) -> usize {
+        RING_HEADER + (DESCRIPTOR << log2_size)
+    }
+
+    /// A ring of `1 << log2_size` descriptors. `None` if it is not whole inside the region, or not aligned.
+    pub(super) fn new(region: &Rc<Region>, offset: usize, log2_size: u8) -> Option<Self> {
+        if log2_size > super::proto::LOG2_RING_MAX || !offset.is_multiple_of(RING_ALIGN) {
+            return None;
+        }
+        Some(Self {
+            base: region.at(offset, Self::bytes(log2_size))?,
+            _region: region.clone(),
+            size: 1 << log2_size,
+        })
+    }
+
+    pub(super) fn size(&self) -> u16 {
+        self.size
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        debug_assert!(offset + 4 <= RING_HEADER + DESCRIPTOR * usize::from(self.size));
+        // SAFETY: the caller is in this type, and passes an offset inside the ring, which is inside the mapping; `self`
+        // keeps the mapping. Ring and field are aligned to 4 bytes. All other accesses of this process to these bytes are
+        // atomic as well, or, if the peer has said that a frame is where a ring is, copies by the same thread.
+        unsafe { AtomicU32::from_ptr(self.base.add(offset).cast().as_ptr()) }
+    }
+
+    #[inline]
+    fn half(&self, offset: usize) -> &AtomicU16 {
+        debug_assert!(offset + 2 <= RING_HEADER + DESCRIPTOR * usize::from(self.size));
+        // SAFETY: as in `word`, with 2 bytes.
+        unsafe { AtomicU16::from_ptr(self.base.add(offset).cast().as_ptr()) }
+    }
+
+    pub(super) fn cookie(&self) -> u32 {
+        self.word(COOKIE_AT).load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_cookie(&self, cookie: u32) {
+        self.word(COOKIE_AT).store(cookie, Ordering::Relaxed);
+    }
+
+    /// What the peer has published before its last change of the head is visible.
+    #[inline]
+    pub(super) fn head(&self) -> u16 {
+        self.half(HEAD_AT).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(super) fn set_head(&self, head: u16) {
+        self.half(HEAD_AT).store(head, Ordering::Release);
+    }
+
+    #[inline]
+    pub(super) fn tail(&self) -> u16 {
+        self.half(TAIL_AT).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(super) fn set_tail(&self, tail: u16) {
+        self.half(TAIL_AT).store(tail, Ordering::Release);
+    }
+
+    /// True if the consumer wants an event for what was published before. Contains the fence that pairs with
+    /// [`Ring::ask_for_events`].
+    #[inline]
+    pub(super) fn wants_event(&self) -> bool {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        self.half(FLAGS_AT).load(Ordering::Relaxed) & MASK_INTERRUPT == 0
+    }
+
+    /// The consumer wants an event from now on. It must look at the ring once more before it sleeps: either it sees
+    /// what was published before, or the producer sees this.
+    pub(super) fn ask_for_events(&self) {
+        self.half(FLAGS_AT).store(0, Ordering::Relaxed);
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// The consumer polls.
+    pub(super) fn mask_events(&self) {
+        self.half(FLAGS_AT).store(MASK_INTERRUPT, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn descriptor_at(&self, slot: u16) -> usize {
+        RING_HEADER + usize::from(slot & (self.size - 1)) * DESCRIPTOR
+    }
+
+    /// Reads each field once.
+    #[inline]
+    pub(super) fn descriptor(&self, slot: u16) -> Descriptor {
+        let at = self.descriptor_at(slot);
+        Descriptor {
+            flags: self.half(at).load(Ordering::Relaxed),
+            region: self.half(at + 2).load(Ordering::Relaxed),
+            length: self.word(at + 4).load(Ordering::Relaxed),
+            offset: self.word(at + 8).load(Ordering::Relaxed),
+        }
+    }
+
+    #[inline]
+    pub(super) fn set_descriptor(&self, slot: u16, descriptor: Descriptor) {
+        let at = self.descriptor_at(slot);
+        self.half(at).store(descriptor.flags, Ordering::Relaxed);
+        self.half(at + 2).store(descriptor.region, Ordering::Relaxed);
+        self.word(at + 4).store(descriptor.length, Ordering::Relaxed);
+        self.word(at + 8).store(descriptor.offset, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn accesses_end_at_the_end_of_the_region() {
+        let (region, _) = Region::create(8192).unwrap();
+        let mut bytes = [7; 16];
+        assert!(region.write(8176, &[9; 16]) && region.read(8176, &mut bytes) && bytes == [9; 16]);
+        for offset in [8177, 8192, 8193, usize::MAX] {
+            assert!(
+                !region.write(offset, &[1; 16]) && !region.read(offset, &mut bytes),
+                "{offset}"
+            );
+        }
+        assert!(bytes == [9; 16] && region.contains(0, 8192) && !region.contains(1, 8192));
+        let region = Rc::new(region);
+        assert!(Ring::new(&region, 8192 - Ring::bytes(3), 3).is_some());
+        for (offset, log2) in [
+            (8192 - Ring::bytes(3) + 4, 3),
+            (2, 3),
+            (0, 9),
+            (0, 15),
+            (0, 64),
+            (usize::MAX - 3, 1),
+        ] {
+            assert!(Ring::new(&region, offset, log2).is_none(), "{offset}, {log2}");
+        }
+    }
+
+    #[test]
+    fn files_that_can_shrink_or_are_short_are_refused() {
+        let open = |flags| {
+            let file = File::from(memfd_create("test", flags).unwrap());
+            file.set_len(4096).unwrap();
+            file
+        };
+        let seal = |file: &File| fcntl(file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+        let sealed = open(MFdFlags::MFD_ALLOW_SEALING);
+        seal(&sealed);
+        let map = |file: &File, size, checked| Region::map(file.try_clone().unwrap().into(), size, checked);
+        assert!(map(&sealed, 4096, true).is_ok());
+        assert!(matches!(
+            map(&sealed, 4097, true),
+            Err(BadRegion::Short {
+                said: 4097,
+                actual: 4096
+            })
+        ));
+        assert!(matches!(
+            map(&sealed, u64::MAX, true),
+            Err(BadRegion::Short { .. })
+        ));
+        assert!(matches!(map(&sealed, 0, true), Err(BadRegion::Io(_))));
+
+        let unsealed = open(MFdFlags::MFD_ALLOW_SEALING);
+        assert!(matches!(map(&unsealed, 4096, true), Err(BadRegion::Unsealed)));
+        assert!(map(&unsealed, 4096, false).is_ok());
+        let file = tempfile::tempfile().unwrap();
+        assert!(matches!(map(&file, 0, true), Err(BadRegion::Unsealed)));
+        let (_, own) = Region::create(4096).unwrap();
+        assert!(Region::map(own, 4096, true).is_ok());
+
+        let Ok(huge) = memfd_create("test", MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_HUGETLB) else {
+            return;
+        };
+        let huge = File::from(huge);
+        seal(&huge);
+        assert!(matches!(map(&huge, 0, true), Err(BadRegion::NotMemory)));
+    }
+
+    proptest! {
+        #[test]
+        fn both_copies_are_equal(bytes in prop::collection::vec(any::<u8>(), 0..3000), from in 0usize..40, to in 0usize..40) {
+            let from = from.min(bytes.len());
+            let length = bytes.len() - from;
+            let (mut fast, mut slow) = (vec![0; to + length + 9], vec![0; to + length + 9]);
+            // SAFETY: both vectors have `to + length` bytes and more, and are distinct.
+            unsafe {
+                copy_shared(bytes[from..].as_ptr(), fast[to..].as_mut_ptr(), length);
+                copy_bytewise(bytes[from..].as_ptr(), slow[to..].as_mut_ptr(), length);
+            }
+            prop_assert_eq!(&fast, &slow);
+            prop_assert_eq!(&fast[to..to + length], &bytes[from..]);
+        }
+    }
+}
