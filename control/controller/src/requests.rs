@@ -286,6 +286,7 @@ impl Locked<'_> {
             Kind::Multicast(_) => self.evict_host(group, member, Afterwards::Gone)?,
             Kind::Collective(_) => self.evict_rank(group, member)?,
         }
+        tracing::info!(group, member, "evicted");
         Ok(changed)
     }
 

@@ -74,14 +74,15 @@ impl ControllerEventLine {
             Event::Started(_) => return None,
             Event::Group(g) => {
                 let (phase, members) = (last_word(g.phase().as_str_name()), g.members.len());
-                let joined = joined(&g.members);
+                let (joined, absent) = (joined(&g.members), absent(&g));
                 let facts = json!({
                     "phase": phase, "reason": g.reason, "mcst_id": g.mcst_id, "generation": g.generation,
-                    "members": members, "joined": joined,
+                    "members": members, "joined": joined, "absent": absent,
                 });
                 let message = format!(
-                    "group {} is {phase}, {joined} of {members} members are in{}",
+                    "group {} is {phase}, {joined} of {members} members are in{}{}",
                     g.name,
+                    without(&absent),
                     because(&g.reason)
                 );
                 ("group", Some(g.name), None, message, facts)
@@ -198,6 +199,25 @@ impl ControllerEventLine {
     }
 }
 
+/// Members that a running group goes on without: they were lost, or have left.
+fn absent(group: &api::GroupState) -> Vec<&str> {
+    let runs = matches!(group.phase(), api::GroupPhase::Active | api::GroupPhase::Degraded);
+    let is_out = |m: &&api::MemberState| runs && m.phase() == api::MemberPhase::Expected;
+    let absent = group.members.iter().filter(is_out);
+    absent.map(|m| m.host.as_str()).collect()
+}
+
+/// The names of a few, and how many more there are.
+fn without(absent: &[&str]) -> String {
+    const NAMES_MAX: usize = 8;
+    let names = &absent[..absent.len().min(NAMES_MAX)];
+    match absent.len() - names.len() {
+        _ if names.is_empty() => String::new(),
+        0 => format!(", without {}", names.join(", ")),
+        more => format!(", without {} and {more} more", names.join(", ")),
+    }
+}
+
 fn joined(members: &[api::MemberState]) -> usize {
     let is_in = |m: &&api::MemberState| m.phase() == api::MemberPhase::Joined;
     members.iter().filter(is_in).count()
@@ -300,6 +320,14 @@ mod tests {
     }
 
     #[test]
+    fn many_members_that_are_out_are_not_all_named() {
+        assert_eq!(without(&[]), "");
+        assert_eq!(without(&["h1", "h2"]), ", without h1, h2");
+        let many = without(&["h"; 1000]);
+        assert!(many.ends_with(", h and 992 more") && many.len() < 60, "{many}");
+    }
+
+    #[test]
     fn events_are_sentences_with_facts_and_the_opening_is_not_shown() {
         assert!(line(Event::Started(api::WatchStarted {})).is_none());
         let group = line(Event::Group(api::GroupState {
@@ -312,14 +340,19 @@ mod tests {
                     phase: api::MemberPhase::Joined.into(),
                     ..Default::default()
                 },
-                api::MemberState::default(),
+                api::MemberState {
+                    host: "h4".to_owned(),
+                    phase: api::MemberPhase::Expected.into(),
+                    ..Default::default()
+                },
             ],
             ..Default::default()
         }))
         .expect("an event");
         assert_eq!(
             text(&group),
-            "22:13:20.123456Z group: group g is degraded, 1 of 2 members are in: switch leaf1 cannot be reached\n"
+            "22:13:20.123456Z group: group g is degraded, 1 of 2 members are in, without h4: \
+             switch leaf1 cannot be reached\n"
         );
         let json = serde_json::to_value(&group).expect("JSON");
         assert_eq!(

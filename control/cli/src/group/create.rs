@@ -49,7 +49,8 @@ pub(crate) struct Create {
     /// After this time, a path that has not acknowledged and a collective that still waits are reported
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     stall_timeout_ms: u32,
-    /// A receiver whose process has died is put out while the others go on, or the group fails with it
+    /// A receiver whose process has died is put out while the others go on, or the group fails with it; they also go on
+    /// without one that leaves
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Loss::Evict)]
     on_member_loss: Loss,
     #[command(flatten)]

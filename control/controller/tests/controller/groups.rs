@@ -230,69 +230,6 @@ async fn a_join_whose_call_ends_is_withdrawn() {
     assert_eq!(other.code(), Code::FailedPrecondition);
 }
 
-/// Who is done leaves without disturbing the others; when the source or the last receiver has left, the group waits for
-/// its members anew.
-#[tokio::test]
-async fn rules_stay_until_the_source_or_the_last_receiver_has_left() {
-    let lab = Lab::two_tiers().await;
-    let (_controller, mut client) = lab.start().await;
-    for (round, leavers) in [["h2", "h3"].as_slice(), ["h0"].as_slice()]
-        .into_iter()
-        .enumerate()
-    {
-        let generation = round as u64 + 1;
-        if round == 0 {
-            client
-                .create_group(creation("g", &["h0", "h2", "h3"]))
-                .await
-                .unwrap();
-        }
-        let mut streams = Vec::new();
-        for host in ["h0", "h2", "h3"] {
-            streams.push(
-                client
-                    .join_group(lab.joining("g", host, 17 + round as u32))
-                    .await
-                    .unwrap()
-                    .into_inner(),
-            );
-        }
-        for stream in &mut streams {
-            assert_eq!(phase(&last(stream).await), Active);
-        }
-        let mut events = Events::of(&client).await;
-        for (i, host) in leavers.iter().enumerate() {
-            assert_eq!(
-                lab.switch("leaf1").groups(),
-                [format!("g.{generation}")],
-                "{host} has not left yet"
-            );
-            let request = v1::LeaveGroupRequest {
-                group: "g".into(),
-                host: (*host).into(),
-                rank: None,
-            };
-            assert!(
-                client
-                    .leave_group(request.clone())
-                    .await
-                    .unwrap()
-                    .into_inner()
-                    .left
-            );
-            if i + 1 < leavers.len() {
-                assert!(
-                    !client.leave_group(request).await.unwrap().into_inner().left,
-                    "leaves once"
-                );
-            }
-        }
-        let state = events.group("g", Registered).await;
-        assert_eq!(state.reason, "waits for h0, h2, h3");
-        assert!(lab.placed().is_empty());
-    }
-}
-
 /// A member whose call ends while the switches are being programmed: what was installed is taken back, and the others
 /// wait on.
 #[tokio::test]

@@ -185,11 +185,11 @@ async fn one_whose_call_ends_before_the_next_message_is_put_out() {
             .unwrap();
         let late = join(&lab, &client, "h2", 18).await;
         becomes(&client, &[Joined, Joined, Joining, Joined]).await;
-        placed(&lab, &client, &["leaf0 g.2", "leaf1 g.2", "spine0 g.2"]).await;
+        placed(&lab, &client, &["leaf0 g.3", "leaf1 g.3", "spine0 g.3"]).await;
         drop(late);
         becomes(&client, &[Joined, Joined, Expected, Joined]).await;
-        placed(&lab, &client, &["leaf0 g.3", "leaf1 g.3", "spine0 g.3"]).await;
-        assert_eq!(rule(&lab, "leaf1"), (3, Some(1), None, vec![]));
+        placed(&lab, &client, &["leaf0 g.4", "leaf1 g.4", "spine0 g.4"]).await;
+        assert_eq!(rule(&lab, "leaf1"), (4, Some(1), None, vec![]));
         reaches(&client, "g", Active).await;
     }
 }

@@ -19,6 +19,7 @@ mod lanes;
 mod late;
 mod layouts;
 mod leases;
+mod leaves;
 mod plans;
 mod purge;
 mod rates;

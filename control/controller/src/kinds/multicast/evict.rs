@@ -24,7 +24,7 @@ pub(crate) enum Afterwards {
 }
 
 impl Locked<'_> {
-    /// Puts a receiver out.
+    /// Puts a receiver out: an operator or its lease does, or it leaves.
     pub(crate) fn evict_host(
         &mut self,
         group: &str,
@@ -49,7 +49,6 @@ impl Locked<'_> {
             });
         }
         let has_rules = phase.has_run() && member.state.seat().is_some();
-        tracing::info!(group, host, "evicted");
         self.change(group, |r| {
             let Kind::Multicast(kind) = &mut r.kind else {
                 return;

@@ -6,6 +6,7 @@ use castnet_proto::v1;
 use castnet_rules::HostEndpoint;
 use castnet_wire::{McstId, Psn};
 
+use super::evict::Afterwards;
 use super::late::Late;
 use super::record::{JoinedBy, MemberRecord, MemberState, Multicast, Seat};
 use super::view;
@@ -207,26 +208,23 @@ impl Locked<'_> {
         self.journal.retry(move |core| core.withdraw(&group, &host, call));
     }
 
+    /// A receiver that leaves is none of those that are lost: the others go on without it, whatever the policy. The group
+    /// waits for its members again if none are left, or if the source leaves.
     pub(crate) fn leave(&mut self, group: &str, host: &str) -> Result<bool, Refusal> {
         let (record, member) = self.member(group, host)?;
-        let Joining::Joined(seat) = member.state.clone() else {
+        if !matches!(member.state, Joining::Joined(_)) {
             return Ok(false);
-        };
-        let runs = record.phase.has_run();
-        if runs && self.multicast(group)?.1.is_waiting(host) {
-            self.give_up_joining(group, host, "it has left");
-            return Ok(true);
         }
-        let state = match runs {
-            true => Joining::Left(seat),
-            false => Joining::Expected,
-        };
+        let runs = record.phase.has_run();
+        let is_source = self.multicast(group)?.1.source == host;
         tracing::info!(group, host, "left");
-        self.set_member(group, host, state)?;
-        if !runs {
-            self.step(group, Event::Withdrawn, None)?;
-        } else if self.multicast(group)?.1.is_over() {
-            self.step(group, Event::Ended, None)?;
+        match (runs, is_source) {
+            (true, true) => self.step(group, Event::Ended, None)?,
+            (true, false) => self.evict_host(group, host, Afterwards::Member)?,
+            (false, _) => {
+                self.set_member(group, host, Joining::Expected)?;
+                self.step(group, Event::Withdrawn, None)?;
+            }
         }
         Ok(true)
     }

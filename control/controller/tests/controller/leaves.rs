@@ -1,0 +1,126 @@
+//! Members of multicast groups that leave.
+
+use castnet_proto::v1;
+use castnet_proto::v1::GroupPhase::{Active, Registered, Removing};
+use castnet_proto::v1::MemberPhase::{Expected, Joined};
+use castnet_proto::v1::{MemberLoss, MemberPhase};
+use tonic::Streaming;
+
+use crate::common::{Client, Events, Lab, creation, next, reaches};
+
+const HOSTS: [&str; 3] = ["h0", "h1", "h2"];
+
+type Call = Streaming<v1::GroupState>;
+
+/// Joins with this queue pair; `lease`: also stays in the group by the call.
+async fn join(lab: &Lab, client: &Client, (group, host): (&str, &str), qpn: u32, lease: bool) -> Call {
+    let request = v1::JoinGroupRequest {
+        lease_ms: lease.then_some(600_000),
+        ..lab.joining(group, host, qpn)
+    };
+    client.clone().join_group(request).await.unwrap().into_inner()
+}
+
+/// A running group; h0 sends.
+async fn group(lab: &Lab, client: &Client, loss: MemberLoss, lease: bool) -> Vec<Call> {
+    let request = v1::CreateGroupRequest {
+        on_member_loss: loss as i32,
+        ..creation("g", &HOSTS)
+    };
+    client.clone().create_group(request).await.unwrap();
+    let mut calls = Vec::new();
+    for host in HOSTS {
+        calls.push(join(lab, client, ("g", host), 17, lease).await);
+    }
+    for call in &mut calls {
+        while next(call).await.phase() != Active {}
+    }
+    calls
+}
+
+async fn leave(client: &Client, host: &str) -> bool {
+    let (group, host, rank) = ("g".into(), host.into(), None);
+    let request = v1::LeaveGroupRequest { group, host, rank };
+    let left = client.clone().leave_group(request).await.unwrap();
+    left.into_inner().left
+}
+
+fn phases(state: &v1::GroupState) -> Vec<MemberPhase> {
+    state.members.iter().map(|m| m.phase()).collect()
+}
+
+/// With each policy, as a leave is no loss, and also if members have no leases. Its queue pair is free at once.
+#[tokio::test]
+async fn a_receiver_that_leaves_is_put_out_at_once_and_the_others_go_on() {
+    for (loss, lease) in [
+        (MemberLoss::Evict, true),
+        (MemberLoss::Fail, true),
+        (MemberLoss::Evict, false),
+    ] {
+        let lab = Lab::two_tiers().await;
+        let (_controller, client) = lab.start().await;
+        let mut calls = group(&lab, &client, loss, lease).await;
+        let mut events = Events::of(&client).await;
+        assert!(leave(&client, "h2").await);
+        let state = loop {
+            let state = events.group("g", Active).await;
+            if phases(&state) == [Joined, Joined, Expected] && lab.placed() == ["leaf0 g.2"] {
+                break state;
+            }
+        };
+        assert_eq!((state.generation, state.reason.as_str()), (2, ""));
+        let carries_on = lab.switch("leaf0").with(|toy| {
+            let (rule, _) = toy.groups.values().next().expect("a group");
+            rule.multicast().expect("a multicast group").carries_on
+        });
+        assert_eq!(carries_on, Some(1));
+        assert!(!leave(&client, "h2").await, "it has left before");
+        let request = creation("other", &["h2", "h3"]);
+        client.clone().create_group(request).await.unwrap();
+        let _other = join(&lab, &client, ("other", "h2"), 17, lease).await;
+        if lease {
+            assert_eq!(next(&mut calls[0]).await.phase(), Active);
+            // Its own call ends with the state in which it is out.
+            while let Some(state) = calls[2].message().await.unwrap() {
+                assert_eq!(state.phase(), Active);
+            }
+        }
+    }
+}
+
+/// There is nobody to send to. The source learns it by its call; all join again with new queue pairs.
+#[tokio::test]
+async fn without_receivers_a_group_waits_for_its_members_again() {
+    for loss in [MemberLoss::Evict, MemberLoss::Fail] {
+        let lab = Lab::two_tiers().await;
+        let (_controller, client) = lab.start().await;
+        let mut calls = group(&lab, &client, loss, true).await;
+        for host in ["h1", "h2"] {
+            assert!(leave(&client, host).await);
+        }
+        while !matches!(next(&mut calls[0]).await.phase(), Removing | Registered) {}
+        let state = reaches(&client, "g", Registered).await.state.unwrap();
+        assert_eq!(phases(&state), [Expected; 3]);
+        assert!(lab.placed().is_empty());
+        drop(calls);
+        let mut calls = Vec::new();
+        for host in HOSTS {
+            calls.push(join(&lab, &client, ("g", host), 18, true).await);
+        }
+        reaches(&client, "g", Active).await;
+    }
+}
+
+/// As at the end of a transfer: the rules are removed, and receivers that leave later change nothing.
+#[tokio::test]
+async fn receivers_that_leave_after_the_source_change_no_rules() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let _calls = group(&lab, &client, MemberLoss::Evict, true).await;
+    assert!(leave(&client, "h0").await);
+    for host in ["h1", "h2"] {
+        assert!(!leave(&client, host).await);
+    }
+    let state = reaches(&client, "g", Registered).await.state.unwrap();
+    assert_eq!((state.generation, phases(&state)), (1, vec![Expected; 3]));
+}
