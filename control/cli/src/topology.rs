@@ -3,7 +3,7 @@ use castnet_console::columns;
 use castnet_console::connect::{self, CONTROLLER, Tls};
 use castnet_console::exit::Outcome;
 use castnet_console::output::{Output, Page, Report, Row};
-use castnet_console::units::bytes;
+use castnet_console::units::{bit_rate, bytes};
 use castnet_proto::transport::Controllers;
 use clap::Args;
 use serde::Serialize;
@@ -125,13 +125,19 @@ impl TenantRow {
     fn slots(&self) -> String {
         of(self.0.slots, self.0.slots_max)
     }
+
+    fn bandwidth(&self) -> String {
+        let used = bit_rate(self.0.bandwidth as f64);
+        let most = self.0.bandwidth_max.map(|most| bit_rate(most as f64));
+        most.map_or(used.clone(), |most| format!("{used} of {most}"))
+    }
 }
 
 fn of(used: u64, quota: Option<u64>) -> String {
     quota.map_or(used.to_string(), |quota| format!("{used} of {quota}"))
 }
 
-columns!(row: TenantRow => (row.0) { name as "tenant" } row { groups(), slots() });
+columns!(row: TenantRow => (row.0) { name as "tenant" } row { groups(), slots(), bandwidth() });
 
 #[derive(Debug, Serialize)]
 struct LinkRow {

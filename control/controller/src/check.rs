@@ -150,8 +150,18 @@ impl Config {
             if tenant.members.iter().all(String::is_empty) {
                 faults.add(field("members"), "has no name: it would have no groups");
             }
-            if tenant.groups.or(tenant.slots).is_none() {
-                faults.add(field("groups"), "missing, as slots is: it would limit nothing");
+            let (total, each) = (tenant.bandwidth, tenant.group_bandwidth);
+            if tenant.groups.or(tenant.slots).is_none() && total.or(each).is_none() {
+                let lacking = "missing, as slots and bandwidth are: it would limit nothing";
+                faults.add(field("groups"), lacking);
+            }
+            if let (Some(total), Some(each)) = (total, each)
+                && each > total
+            {
+                let reason = format_args!(
+                    "{each}b/s for each group is more than {total}b/s for all: none would be created"
+                );
+                faults.add(field("group_bandwidth"), reason);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use castnet_proto::access::Denied;
 use castnet_proto::convert::{Invalid, refuse};
 use castnet_proto::transport::TransportError;
-use castnet_rules::Ipv4Net;
+use castnet_rules::{BitRate, Ipv4Net};
 use castnet_wire::{McstId, Qpn};
 use tonic::{Code, Status};
 
@@ -81,15 +81,19 @@ pub(crate) enum Refusal {
         ip: Ipv4Addr,
         group: String,
     },
-    /// `quota`, `used`, `more`: numbers of `what`.
-    #[error("tenant {tenant:?} may have {quota} {what}, has {used}, and this group needs {more}")]
+    /// `quota`: with its unit.
+    #[error("tenant {tenant:?} may have {quota}, has {used}, and this group needs {more}")]
     Quota {
         tenant: String,
-        what: &'static str,
-        quota: u64,
-        used: u64,
-        more: u64,
+        quota: String,
+        used: String,
+        more: String,
     },
+    #[error(
+        "tenant {tenant:?} may have {quota}b/s of bandwidth for all its groups, so each of them needs a rate limit: give it one \
+         (--rate), or name one for all in the controller's configuration (group_bandwidth)"
+    )]
+    NoRateLimit { tenant: String, quota: BitRate },
     /// `size`: number of McstIDs of the pool.
     #[error("the pool {pool} is used up: all {size} McstIDs are in use")]
     PoolExhausted { pool: Ipv4Net, size: usize },
@@ -186,6 +190,7 @@ impl Refusal {
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
             Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
+            Self::NoRateLimit { .. } => (Code::InvalidArgument, "rate_limit"),
             Self::NotTakenIn { .. } => (Code::FailedPrecondition, "group"),
             Self::NotNow { field, .. } => (Code::FailedPrecondition, field),
             Self::Needed { .. } => (Code::FailedPrecondition, "member"),

@@ -60,6 +60,7 @@ impl Wanted {
         let mcst_ids = core.mcst_ids_for(self.mcst_id(), lanes)?;
         let mut record = Record::new(name.clone(), mcst_ids, kind);
         record.rate_limit = rate_limit;
+        core.shared.config.assign_tenant(&mut record);
         Ok(record)
     }
 }

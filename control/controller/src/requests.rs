@@ -233,6 +233,8 @@ impl Locked<'_> {
         let mcst_ids = self.mcst_ids_for(wanted, lanes)?;
         let mut record = Record::new(name.into(), mcst_ids, kind);
         (record.owner, record.rate_limit) = (owner.into(), rate_limit);
+        // It is planned with the default limit of its tenant.
+        self.shared.config.assign_tenant(&mut record);
         if let Some(last) = record.mcst_ids().last() {
             let pool = self.mcst_pool;
             self.last_mcst_ids.insert(pool, last);

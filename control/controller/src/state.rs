@@ -30,7 +30,7 @@ pub(crate) struct Postponed {
 impl Locked<'_> {
     pub(crate) fn add(&mut self, mut record: Record) -> Result<(), Refusal> {
         self.journal.check_open()?;
-        record.tenant = self.shared.config.tenant_of(&record);
+        self.shared.config.assign_tenant(&mut record);
         self.check_quotas(&self.shared.config, &record)?;
         self.journal.stage_added(&record);
         let (name, mcst_id, lanes) = (record.name.clone(), record.mcst_id, record.lanes());

@@ -293,6 +293,7 @@ impl Indexes {
             let used = self.tenants.entry(tenant.into()).or_default();
             used.groups = count(used.groups, uses.groups, add);
             used.slots = count(used.slots, uses.slots, add);
+            used.bandwidth = count(used.bandwidth, uses.bandwidth, add);
             if used.groups == 0 {
                 self.tenants.remove(tenant);
             }

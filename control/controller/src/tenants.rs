@@ -1,5 +1,6 @@
-//! Tenants, who share the fabric: how many groups and slots each may have.
+//! Tenants, who share the fabric: how many groups and slots and how much bandwidth each may have.
 
+use castnet_rules::{BitRate, RATE_TEXT, RateLimit};
 use castnet_toml_reader::Value;
 
 use crate::config::Config;
@@ -20,6 +21,10 @@ pub struct Tenant {
     /// Maximum number of slots of collective groups at a switch, of all groups and lanes together, as requested. `None`:
     /// no limit.
     pub slots: Option<u64>,
+    /// Maximum of the sum of the rate limits of its groups. Each of them must have one. `None`: no limit.
+    pub bandwidth: Option<BitRate>,
+    /// The rate limit of a group that is created without one. `None`: it has none, and is refused where `bandwidth` is given.
+    pub group_bandwidth: Option<BitRate>,
 }
 
 /// What groups use of the quotas of a tenant.
@@ -27,6 +32,8 @@ pub struct Tenant {
 pub(crate) struct Quotas {
     pub(crate) groups: u64,
     pub(crate) slots: u64,
+    /// Bits per second.
+    pub(crate) bandwidth: u64,
 }
 
 impl Quotas {
@@ -36,6 +43,7 @@ impl Quotas {
         Self {
             groups: lanes,
             slots: lanes * each,
+            bandwidth: record.rate_limit.map_or(0, |limit| limit.rate.bits_per_second()),
         }
     }
 }
@@ -46,12 +54,16 @@ impl Tenant {
         let t = value.table("a tenant: [[tenants]]")?;
         let most = |name| t.get(name, |v| v.number(0..=u64::MAX, "is no number of them"));
         let (groups, slots) = (most("groups"), most("slots"));
+        let rate = |name| t.get(name, |v| v.parsed(RATE_TEXT));
+        let (bandwidth, group_bandwidth) = (rate("bandwidth"), rate("group_bandwidth"));
         let members = t.items("members", "a list of names: [\"gpu-*\"]", |v| v.string());
         Some(Self {
             name: t.need("name", "a name in quotes", Value::string)?,
             members,
             groups,
             slots,
+            bandwidth,
+            group_bandwidth,
         })
     }
 
@@ -86,6 +98,14 @@ impl Config {
         let tenant = of(&record.owner).or_else(|| of(host));
         tenant.map(|tenant| tenant.name.clone()).unwrap_or_default()
     }
+
+    /// Sets the tenant of a new group, and its rate limit if it has none and the tenant has a default.
+    pub(crate) fn assign_tenant(&self, record: &mut Record) {
+        record.tenant = self.tenant_of(record);
+        let tenant = self.tenants.iter().find(|tenant| tenant.name == record.tenant);
+        let default = tenant.and_then(|tenant| tenant.group_bandwidth);
+        record.rate_limit = record.rate_limit.or(default.map(RateLimit::of));
+    }
 }
 
 impl Core {
@@ -94,18 +114,28 @@ impl Core {
         let Some(tenant) = config.tenants.iter().find(|tenant| tenant.name == record.tenant) else {
             return Ok(());
         };
+        if let (Some(quota), None) = (tenant.bandwidth, record.rate_limit) {
+            let tenant = tenant.name.clone();
+            return Err(Refusal::NoRateLimit { tenant, quota });
+        }
         let (used, more) = (self.groups.used_by(&tenant.name), Quotas::of(record));
-        for (what, quota, used, more) in [
-            ("groups", tenant.groups, used.groups, more.groups),
-            ("slots", tenant.slots, used.slots, more.slots),
+        let count: fn(u64) -> String = |n| n.to_string();
+        // A sum of rates may be larger than each rate can be.
+        let rate: fn(u64) -> String =
+            |n| BitRate::new(n).map_or_else(|| format!("{n} b/s"), |rate| format!("{rate}b/s"));
+        let bandwidth = tenant.bandwidth.map(BitRate::bits_per_second);
+        for (what, quota, used, more, show) in [
+            ("groups", tenant.groups, used.groups, more.groups, count),
+            ("slots", tenant.slots, used.slots, more.slots, count),
+            ("of bandwidth", bandwidth, used.bandwidth, more.bandwidth, rate),
         ] {
-            if let Some(quota) = quota.filter(|quota| used + more > *quota) {
+            let exceeded = |quota: &u64| used.checked_add(more).is_none_or(|sum| sum > *quota);
+            if let Some(quota) = quota.filter(exceeded) {
                 return Err(Refusal::Quota {
                     tenant: tenant.name.clone(),
-                    what,
-                    quota,
-                    used,
-                    more,
+                    quota: format!("{} {what}", show(quota)),
+                    used: show(used),
+                    more: show(more),
                 });
             }
         }

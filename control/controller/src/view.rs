@@ -1,6 +1,6 @@
 use castnet_proto::convert::{connection_to_proto, rule_to_proto};
 use castnet_proto::v1;
-use castnet_rules::lane_name;
+use castnet_rules::{BitRate, lane_name};
 use castnet_topology::{End, Link, Topology};
 use castnet_wire::{MacAddr, McstId};
 
@@ -161,6 +161,9 @@ pub(crate) fn tenants(core: &Core, tenants: &[Tenant]) -> Vec<v1::Tenant> {
             groups_max: tenant.groups,
             slots: used.slots,
             slots_max: tenant.slots,
+            bandwidth: used.bandwidth,
+            bandwidth_max: tenant.bandwidth.map(BitRate::bits_per_second),
+            group_bandwidth: tenant.group_bandwidth.map(BitRate::bits_per_second),
         }
     };
     tenants.iter().map(tenant).collect()

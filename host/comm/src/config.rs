@@ -11,7 +11,7 @@ use castnet_proto::convert::{WINDOW_MESSAGES_MAX, WINDOW_PACKETS_MAX, WINDOW_PAC
 use castnet_proto::transport::{Controllers, Security};
 use castnet_rnic::OutOfRange;
 use castnet_rules::{LossPolicy, StragglerPolicy};
-use castnet_wire::{Pmtu, Psn};
+use castnet_wire::{Pmtu, Psn, RateLimit};
 
 /// Each group has a call that stands, and a server may limit these for one connection.
 const GROUPS_MAX: u64 = 128;
@@ -112,6 +112,8 @@ pub struct CommConfig {
     pub window_packets: u32,
     /// Packets of a full message (EPIC's M), at most the window.
     pub message_packets: u32,
+    /// Most that each rank sends to the group, all lanes together. `None`: as an existing group has, or the tenant of a new one.
+    pub rate_limit: Option<RateLimit>,
     /// Whether sums are bit-identical for any order of arrival. Uses more memory in the switches.
     pub reproducible: bool,
     /// Whether integer sums saturate instead of wrapping.
@@ -165,6 +167,7 @@ impl CommConfig {
             pmtu: Pmtu::B1024,
             window_packets: 64,
             message_packets: 16,
+            rate_limit: None,
             reproducible: false,
             saturate: false,
             loss: LossPolicy::default(),

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use castnet_proto::convert::{disagreement_from_proto, loss_to_proto, straggler_to_proto};
+use castnet_proto::convert::{
+    disagreement_from_proto, loss_to_proto, rate_limit_to_proto, straggler_to_proto,
+};
 use castnet_proto::v1 as api;
 use castnet_rnic::{QpOptions, QpRemote, QueueLimits, Rnic};
 use castnet_wire::{MacAddr, Pmtu, Psn, Qpn, Verdict};
@@ -141,7 +143,7 @@ impl Group {
             ack_timeout_us: timeout_us(self.config.qp_timeout),
             stall_timeout_ms: 0,
             lanes: lanes as u32,
-            rate_limit: None,
+            rate_limit: self.config.rate_limit.map(rate_limit_to_proto),
         }
     }
 

@@ -34,6 +34,7 @@ use super::help::{
 };
 use super::{QpArgs, Stop};
 use caller::Callers;
+use crate::group::rate::RateArgs;
 use castnet_console::units::{name, pmtu, positive_span};
 pub(crate) use failure::failure;
 use measure::{Calls, Measure};
@@ -115,6 +116,8 @@ struct NetworkArgs {
     /// Packets of a full message, at most the window [default: 16, or the window if it is smaller]
     #[arg(long, value_name = "N")]
     message_packets: Option<u32>,
+    #[command(flatten)]
+    rate: RateArgs,
     /// Adds in rank order, so that results are bit-identical for any order of arrival
     #[arg(long)]
     reproducible: bool,
@@ -434,6 +437,7 @@ impl RankArgs {
         config.message_packets = network
             .message_packets
             .unwrap_or(config.message_packets.min(network.window));
+        config.rate_limit = network.rate.limit();
         config.reproducible = network.reproducible;
         config.saturate = network.saturate;
         config.loss = network.loss;

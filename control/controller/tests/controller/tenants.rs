@@ -1,5 +1,7 @@
 //! Quotas of tenants.
 
+use std::path::Path;
+
 use castnet_controller::{Config, Tenant};
 use castnet_proto::v1;
 use castnet_proto::v1::CollectivePhase;
@@ -7,6 +9,8 @@ use tonic::Code;
 
 use crate::common::ranks::Rank;
 use crate::common::{Client, Lab, destruction};
+use crate::lanes::given;
+use crate::rates::limit;
 
 fn tenant(name: &str, members: &[&str], groups: Option<u64>, slots: Option<u64>) -> Tenant {
     Tenant {
@@ -14,6 +18,7 @@ fn tenant(name: &str, members: &[&str], groups: Option<u64>, slots: Option<u64>)
         members: members.iter().map(|m| (*m).into()).collect(),
         groups,
         slots,
+        ..Tenant::default()
     }
 }
 
@@ -135,6 +140,120 @@ async fn a_job_beyond_the_slots_of_its_tenant_is_refused() {
     assert_eq!(uses(&client).await, [("one".into(), 0, 0)]);
 }
 
+fn wide(bandwidth: &str, group_bandwidth: Option<&str>) -> Tenant {
+    Tenant {
+        bandwidth: bandwidth.parse().ok(),
+        group_bandwidth: group_bandwidth.and_then(|rate| rate.parse().ok()),
+        ..tenant("one", &["h0", "h1"], None, None)
+    }
+}
+
+async fn bandwidth(client: &Client) -> (u64, Option<u64>) {
+    let topology = client.clone().get_topology(v1::GetTopologyRequest {}).await;
+    let tenant = topology.unwrap().into_inner().tenants.remove(0);
+    (tenant.bandwidth / 1_000_000, tenant.bandwidth_max)
+}
+
+/// The limits of a tenant's groups sum up to its bandwidth at most, also over a restart; lanes share the limit of their group. A group
+/// without a limit is refused, and so is a job.
+#[tokio::test]
+async fn limits_of_groups_count_for_the_bandwidth_of_their_tenant() {
+    let mut lab = lab(vec![wide("1G", None)]).await;
+    let folder = tempfile::tempdir().unwrap();
+    lab.config.store = Some(folder.path().join("store"));
+    let (controller, mut client) = lab.start().await;
+    let limited = |name: &str, mbps: u64, qpn| v1::CreateGroupRequest {
+        rate_limit: limit(mbps * 1_000_000, 0),
+        ..given(&lab, name, &["h0", "h2"], qpn, 2)
+    };
+    client.create_group(limited("a", 600, 17)).await.unwrap();
+    let refused = client.create_group(limited("b", 401, 27)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    let words = "tenant \"one\" may have 1Gb/s of bandwidth, has 600Mb/s, and this group needs 401Mb/s";
+    assert!(refused.message().contains(words), "{refused}");
+    client.create_group(limited("c", 400, 37)).await.unwrap();
+    for refused in [
+        client
+            .create_group(lab.given("d", &["h0", "h2"], 47))
+            .await
+            .unwrap_err(),
+        client.init_group(lab.rank("job", 0, 2, 57)).await.unwrap_err(),
+    ] {
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        let words = "rate_limit: tenant \"one\" may have 1Gb/s of bandwidth for all its groups, so each of them needs a rate limit";
+        assert!(refused.message().contains(words), "{refused}");
+    }
+    // Others are not concerned.
+    client
+        .create_group(lab.given("free", &["h2", "h0"], 67))
+        .await
+        .unwrap();
+    assert_eq!(bandwidth(&client).await, (1000, Some(1_000_000_000)));
+    controller.stop().await;
+    let (_controller, mut client) = lab.start().await;
+    assert_eq!(bandwidth(&client).await.0, 1000);
+    assert!(client.create_group(limited("e", 1, 77)).await.is_err());
+    destroy(&client, "a").await;
+    assert_eq!(bandwidth(&client).await.0, 400);
+    client.create_group(limited("e", 600, 77)).await.unwrap();
+}
+
+/// It is part of the plan, and ranks learn it.
+#[tokio::test]
+async fn a_tenant_may_have_a_default_limit() {
+    let lab = lab(vec![wide("1G", Some("400M"))]).await;
+    let (_controller, mut client) = lab.start().await;
+    let default = limit(400_000_000, 262_144);
+    let created = client
+        .create_group(lab.given("a", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    assert_eq!(created.into_inner().group.unwrap().rate_limit, default);
+    let at_leaf = lab
+        .switch("leaf0")
+        .with(|toy| toy.groups.values().next().unwrap().0.rate_limit);
+    assert_eq!(at_leaf, default);
+    let mut ranks = Vec::new();
+    for rank in 0..2 {
+        ranks.push(Rank::join(&client, lab.rank("job", rank, 2, 27)).await);
+    }
+    let active = ranks[1].until(CollectivePhase::Active).await;
+    assert_eq!(active.settings.unwrap().rate_limit, default);
+    assert_eq!(bandwidth(&client).await.0, 800);
+    let refused = client.create_group(lab.given("b", &["h0", "h2"], 37)).await;
+    assert_eq!(refused.unwrap_err().code(), Code::ResourceExhausted);
+}
+
+#[test]
+fn bandwidth_in_a_configuration_is_a_rate() {
+    let read = |rows: &str| {
+        let text = format!("[[tenants]]\nname = \"a\"\nmembers = [\"*\"]\n{rows}");
+        Config::from_toml(&text, Path::new("/"))
+    };
+    let config = read("bandwidth = \"40G\"\ngroup_bandwidth = \"2.5G\"").unwrap();
+    assert_eq!(
+        config.tenants[0].bandwidth.map(|rate| rate.to_string()),
+        Some("40G".into())
+    );
+    assert_eq!(
+        config.tenants[0]
+            .group_bandwidth
+            .map(|rate| rate.bits_per_second()),
+        Some(2_500_000_000)
+    );
+    let faults = read("bandwidth = 40\ngroup_bandwidth = \"much\"")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        faults.contains("tenants[0].bandwidth: a whole number where "),
+        "{faults}"
+    );
+    assert!(
+        faults.contains("tenants[0].group_bandwidth: \"much\" is not a rate in bits per second"),
+        "{faults}"
+    );
+}
+
 #[test]
 fn tenants_that_cannot_work_are_refused() {
     let faults = |tenants| {
@@ -150,4 +269,8 @@ fn tenants_that_cannot_work_are_refused() {
     let empty = tenant("", &[], None, None);
     let all = ["tenants[0].name", "tenants[0].members", "tenants[0].groups"];
     assert_eq!(faults(vec![empty]), all);
+    assert_eq!(
+        faults(vec![wide("1G", Some("2G"))]),
+        ["tenants[0].group_bandwidth"]
+    );
 }
