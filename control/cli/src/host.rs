@@ -23,7 +23,7 @@ use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, remark};
 use castnet_console::service::{Ready, Signals};
 use castnet_console::units::{Size, Span, name, pmtu, positive_span};
-use castnet_member::{Group, GroupAddress, Member, MemberConfig, Prepared, StreamHeader};
+use castnet_member::{Group, GroupAddress, Member, MemberConfig, MemberError, Prepared, StreamHeader};
 use castnet_proto::transport::Controllers;
 use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
@@ -34,7 +34,7 @@ use device::{Device, Kind};
 use forget::ForgetCommand;
 use messages::MessageArgs;
 use ping::PingCommand;
-use report::{TransferReport, connection_line};
+use report::{Earlier, TransferReport, connection_line};
 use selftest::SelftestCommand;
 use sink::Target;
 
@@ -72,9 +72,13 @@ enum Verb {
   tar c folder | castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file -")]
     Send(SendCommand),
     /// Receives a file from the source of a group
-    #[command(after_help = "Examples:
+    #[command(
+        after_help = "If the source is gone before the end, this command joins the group again, and receives from the beginning when the source is back. The file appears once it is whole. stdout cannot be begun again: after the first bytes that is an error.
+
+Examples:
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out folder/
-  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out - | tar x")]
+  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out - | tar x"
+    )]
     Receive(ReceiveCommand),
     #[command(flatten)]
     Collective(CollectiveCommand),
@@ -214,6 +218,9 @@ struct ReceiveCommand {
     /// Also joins while the group runs, from the next message on
     #[arg(long, requires = "size")]
     late: bool,
+    /// Ends with an error if the source is gone before the end, instead of joining again and beginning anew
+    #[arg(long)]
+    once: bool,
     #[command(flatten)]
     messages: MessageArgs,
 }
@@ -414,29 +421,30 @@ impl ReceiveCommand {
         let target = Target(out.clone());
         let mut rnic = args.device.open()?;
         let receiver = castnet_member::receiver(config, &mut *rnic).map_err(failure::member)?;
-        let (mut receiver, _ready) = args.join(receiver)?;
-        let bar = output
-            .byte_bar(None)
-            .with_message(format!("{} receives", args.name));
-        let received = receiver.receive(&mut |header| target.open(header), &mut |header, bytes| {
-            if let Some(length) = header.and_then(|h| h.length)
-                && bar.length().is_none()
-            {
-                bar.set_length(length);
-            }
-            bar.set_position(bytes);
-        });
-        bar.finish_and_clear();
-        // A complete file appears before anything else can fail.
-        let received = received
-            .map_err(failure::member)
-            .and_then(|(received, sink)| match sink.keep() {
-                Ok(path) => Ok((received, path)),
-                Err(e) => Err(Failure::failed(format!("{}: {e}", out.display()))),
+        let (receiver, received, earlier) = self.receive(receiver, |receiver, so_far| {
+            let bar = output
+                .byte_bar(None)
+                .with_message(format!("{} receives", args.name));
+            let received = receiver.receive(&mut |header| target.open(header), &mut |header, bytes| {
+                if let Some(length) = header.and_then(|h| h.length)
+                    && bar.length().is_none()
+                {
+                    bar.set_length(length);
+                }
+                bar.set_position(bytes);
+                *so_far = bytes;
             });
+            bar.finish_and_clear();
+            received
+        })?;
+        // A complete file appears before anything else can fail.
+        let received = received.and_then(|(received, sink)| match sink.keep() {
+            Ok(path) => Ok((received, path)),
+            Err(e) => Err(Failure::failed(format!("{}: {e}", out.display()))),
+        });
         leave(receiver);
         let (received, path) = received?;
-        let report = TransferReport::of_stream(args, "receiver", received, path, &*rnic);
+        let report = TransferReport::of_stream(args, "receiver", received, path, &*rnic).after(earlier);
         if target.is_stdout() {
             let mut page = Page::default();
             report.page(&mut page);
@@ -444,6 +452,37 @@ impl ReceiveCommand {
             return Ok(());
         }
         output.show_next(&report)
+    }
+
+    /// Joins, and receives by a function that also notes the bytes so far. If the group ends before that is complete, does
+    /// so again: with what came before, nothing is mixed.
+    fn receive<'r, T, R>(
+        &self,
+        mut prepared: Prepared<'r, T>,
+        mut receive: impl FnMut(&mut Member<'r, T>, &mut u64) -> Result<R, MemberError>,
+    ) -> Outcome<(Member<'r, T>, Outcome<R>, Earlier)> {
+        let mut earlier = Earlier::default();
+        loop {
+            let (mut member, _ready) = self.member.join(prepared)?;
+            let mut bytes = 0;
+            match receive(&mut member, &mut bytes) {
+                Err(ended) if ended.may_join_again() && self.may_begin_again(bytes) => {
+                    remark(&format!("{}: {ended}; joining again", self.member.name));
+                    earlier.add(bytes);
+                    prepared = member.again().map_err(failure::member)?;
+                }
+                received => return Ok((member, received.map_err(failure::member), earlier)),
+            }
+        }
+    }
+
+    /// What has been written to stdout cannot be taken back.
+    fn may_begin_again(&self, bytes: u64) -> bool {
+        let is_stdout = self
+            .out
+            .as_ref()
+            .is_some_and(|out| Target(out.clone()).is_stdout());
+        !(self.once || is_stdout && bytes > 0)
     }
 }
 

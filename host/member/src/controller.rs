@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use castnet_proto::transport::{Clients, ControllerClient, RETRY_DELAY, retry};
 use castnet_proto::v1 as api;
@@ -12,8 +12,8 @@ use crate::error::MemberError;
 const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
 /// How often the group is looked at during a transfer.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// Looks in a row without the source after which it is gone: the last bytes may still be on their way to the sink.
-const LOOKS_WITHOUT_SOURCE: u32 = 3;
+/// How long a member that was in the group, or waited in it, looks for a controller that has gone.
+pub(crate) const RETURN_PATIENCE: Duration = Duration::from_secs(60);
 /// How often a receiver that has everything asks whether the source has left, if no lease tells it.
 const LEFT_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -34,6 +34,13 @@ pub(crate) type States = watch::Receiver<api::GroupState>;
 pub(crate) struct Lease {
     task: JoinHandle<()>,
     pub(crate) states: States,
+}
+
+impl Lease {
+    /// Whether the group does not run with this member any more.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.states.has_changed().is_err()
+    }
 }
 
 impl Drop for Lease {
@@ -112,7 +119,21 @@ impl Controller {
         connection: api::Connection,
         patience: Duration,
     ) -> Result<(api::GroupState, Option<Lease>), MemberError> {
-        let joined = retry(patience, is_early, || self.join_once(role, connection.clone())).await;
+        let (mut since, mut patience) = (Instant::now(), patience);
+        let joined = loop {
+            let mut has_waited = false;
+            let joined = self.join_once(role, connection.clone(), &mut has_waited).await;
+            if has_waited {
+                (since, patience) = (Instant::now(), patience.max(RETURN_PATIENCE));
+            }
+            match joined {
+                Err(error) if is_early(&error) && since.elapsed() < patience => {
+                    tracing::debug!(%error, "joining again");
+                    tokio::time::sleep(RETRY_DELAY).await;
+                }
+                joined => break joined,
+            }
+        };
         if matches!(joined, Err(MemberError::WrongRole { .. }))
             && let Err(error) = self.leave().await
         {
@@ -171,6 +192,7 @@ impl Controller {
         &self,
         role: api::Role,
         connection: api::Connection,
+        has_waited: &mut bool,
     ) -> Result<(api::GroupState, Option<Lease>), MemberError> {
         let group = &self.group;
         let refused = |status| self.refused("joining", status);
@@ -189,6 +211,7 @@ impl Controller {
             .map_err(refused)?
             .into_inner();
         while let Some(state) = states.message().await.map_err(refused)? {
+            *has_waited = true;
             self.check_role(role, state.role())?;
             match state.phase() {
                 api::GroupPhase::Active | api::GroupPhase::Degraded => {
@@ -229,17 +252,22 @@ impl Controller {
         retry(LEAVE_PATIENCE, |_| true, leave).await
     }
 
+    /// Whether the group runs with this member and its source.
+    fn carries(&self, state: &api::GroupState) -> bool {
+        self.runs_with(state) && has_source(state)
+    }
+
     /// Waits until the source has left the group, or the group is destroyed: the source has every acknowledgement then.
     pub(crate) async fn source_left(self, states: Option<States>) -> Result<(), MemberError> {
         if let Some(mut states) = states
-            && states.wait_for(|state| !has_source(state)).await.is_ok()
+            && states.wait_for(|state| !self.carries(state)).await.is_ok()
         {
             return Ok(());
         }
         let mut client = self.client().await?;
         loop {
             match self.state(&mut client).await {
-                Ok(state) if has_source(&state) => {}
+                Ok(state) if self.carries(&state) => {}
                 Ok(_) => return Ok(()),
                 Err(status) if status.code() == Code::NotFound => return Ok(()),
                 Err(status) => {
@@ -252,38 +280,51 @@ impl Controller {
         }
     }
 
-    /// Waits until the group is destroyed, goes on without this receiver, or its source leaves before, and returns which.
+    /// Waits until the group is destroyed, goes on without this member, or has ended, and returns which.
     pub(crate) async fn lost(self, mut states: Option<States>) -> MemberError {
-        // Until then there is nothing to look at.
-        let may_be = |state: &api::GroupState| !self.is_in(state) || !has_source(state);
-        let mut looks_without_source = 0;
         loop {
-            if looks_without_source == 0
-                && let Some(states) = &mut states
-            {
-                // The group itself tells more once its states have ended.
-                let _ = states.wait_for(may_be).await;
+            if let Some(states) = &mut states {
+                // Until then there is nothing to look at. The group itself tells more once its states have ended.
+                let _ = states.wait_for(|state| !self.carries(state)).await;
             }
             tokio::time::sleep(WATCH_INTERVAL).await;
             let Ok(mut client) = self.client().await else {
                 continue;
             };
-            let group = self.group.clone();
             match self.state(&mut client).await {
-                Ok(state) if !self.is_in(&state) && has_source(&state) => {
-                    let host = self.host;
-                    return MemberError::Evicted { host, group };
-                }
-                Ok(state) if has_source(&state) || state.source == self.host => looks_without_source = 0,
                 Ok(state) => {
-                    looks_without_source += 1;
-                    if looks_without_source == LOOKS_WITHOUT_SOURCE {
-                        let host = state.source;
-                        return MemberError::SourceLeft { host, group };
+                    if let Some(lost) = self.lost_by(&state) {
+                        return lost;
                     }
                 }
-                Err(status) if status.code() == Code::NotFound => return MemberError::Destroyed { group },
+                Err(status) if status.code() == Code::NotFound => {
+                    return MemberError::Destroyed { group: self.group };
+                }
                 Err(_) => {}
+            }
+        }
+    }
+
+    /// Why this member can do nothing more in the group. `None`: it can, or it is not certain yet.
+    fn lost_by(&self, state: &api::GroupState) -> Option<MemberError> {
+        use api::GroupPhase::{Active, Degraded, Failed, Removing};
+        let (group, host, source) = (self.group.clone(), self.host.clone(), &state.source);
+        let is_listed = state.members.iter().any(|m| m.host == host);
+        match state.phase() {
+            _ if !is_listed => Some(MemberError::Evicted { host, group }),
+            Active | Degraded if self.is_in(state) => None,
+            Active | Degraded => Some(MemberError::Evicted { host, group }),
+            // The rules of its last run are being removed.
+            Removing => None,
+            phase => {
+                let reason = match phase {
+                    Failed => state.reason.clone(),
+                    _ if *source == host => {
+                        format!("all receivers have left, or {host} was away for longer than its lease")
+                    }
+                    _ => format!("its source {source} has left, or is back with a new connection"),
+                };
+                Some(MemberError::Ended { group, reason })
             }
         }
     }
@@ -302,24 +343,66 @@ mod tests {
             ..Default::default()
         };
         api::GroupState {
+            phase: api::GroupPhase::Active.into(),
             source: "h1".into(),
             members: vec![member("h1", source), member("h2", api::MemberPhase::Joined)],
             ..Default::default()
         }
     }
 
+    /// A member whose controller does not exist.
+    fn member(host: &str) -> Controller {
+        let nowhere = "unix:/nonexistent/castnet".parse().expect("an address");
+        let connection = Connection::to(&nowhere, &Security::default()).expect("a thread");
+        Controller {
+            clients: connection.clients().clone(),
+            group: "g".into(),
+            host: host.into(),
+            lease: Duration::from_secs(5),
+            from_next_message: false,
+        }
+    }
+
+    #[test]
+    fn what_became_of_a_group_says_whether_a_member_joins_again() {
+        use api::GroupPhase::{Active, Degraded, Failed, Installing, Registered, Removing};
+        use api::MemberPhase::{Expected, Joined};
+        let lost = |host: &str, phase: api::GroupPhase, own: api::MemberPhase| {
+            let mut state = state(Joined);
+            state.set_phase(phase);
+            state.reason = "h3 is gone".into();
+            let own = (host, own);
+            for member in state.members.iter_mut().filter(|m| m.host == own.0) {
+                member.set_phase(own.1);
+            }
+            member(host).lost_by(&state)
+        };
+        for phase in [Active, Degraded] {
+            assert!(lost("h2", phase, Joined).is_none());
+            let evicted = lost("h2", phase, Expected).expect("it is out");
+            assert!(matches!(evicted, MemberError::Evicted { .. }) && !evicted.may_join_again());
+        }
+        assert!(lost("h2", Removing, Expected).is_none());
+        for (host, phase, reason) in [
+            ("h2", Registered, "source h1"),
+            ("h2", Installing, "source h1"),
+            ("h2", Failed, "h3 is gone"),
+            ("h1", Registered, "all receivers"),
+        ] {
+            let ended = lost(host, phase, Expected).expect("it has ended");
+            assert!(
+                ended.may_join_again() && ended.to_string().contains(reason),
+                "{ended}"
+            );
+        }
+        let gone = lost("h4", Registered, Expected);
+        assert!(matches!(gone, Some(MemberError::Evicted { .. })), "{gone:?}");
+    }
+
     /// There is no controller: to ask it is an error.
     #[tokio::test]
     async fn a_receiver_with_a_lease_waits_for_the_source_without_asking() {
-        let nowhere = "unix:/nonexistent/castnet".parse().expect("an address");
-        let connection = Connection::to(&nowhere, &Security::default()).expect("a thread");
-        let controller = Controller {
-            clients: connection.clients().clone(),
-            group: "g".into(),
-            host: "h2".into(),
-            lease: Duration::from_secs(5),
-            from_next_message: false,
-        };
+        let controller = member("h2");
         let (seen, states) = watch::channel(state(api::MemberPhase::Joined));
         let left = tokio::spawn(controller.clone().source_left(Some(states)));
         seen.send_replace(state(api::MemberPhase::Joined));

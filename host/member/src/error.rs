@@ -51,9 +51,9 @@ pub enum MemberError {
     /// The source has sent for so long without an answer ([`crate::MemberConfig::give_up`]).
     #[error("nothing has been acknowledged for {after:?}")]
     Silent { after: Duration },
-    /// The source left the group before this receiver had everything.
-    #[error("{host} has left group {group} before the end")]
-    SourceLeft { host: String, group: String },
+    /// The group ended during the transfer, and waits for its members: [`crate::Member::again`].
+    #[error("group {group} has ended before the transfer, and waits for its members again: {reason}")]
+    Ended { group: String, reason: String },
     /// The group was destroyed during the transfer.
     #[error("group {group} was destroyed before the end")]
     Destroyed { group: String },
@@ -63,6 +63,13 @@ pub enum MemberError {
     /// [`crate::MemberConfig::interrupt`] was set.
     #[error("interrupted")]
     Interrupted,
+}
+
+impl MemberError {
+    /// Whether the group waits for its members: [`crate::Member::again`] prepares to join it with new QPs.
+    pub fn may_join_again(&self) -> bool {
+        matches!(self, Self::Ended { .. })
+    }
 }
 
 fn lane_text(lane: Option<usize>) -> String {

@@ -14,12 +14,13 @@ use castnet_rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
 use castnet_wire::Qpn;
 
 use crate::config::{Group, GroupAddress, MemberConfig};
-use crate::controller::{Lease, States};
+use crate::controller::{Lease, RETURN_PATIENCE, States};
 use crate::error::MemberError;
 use crate::host::{Host, SLEEP_MAX};
 use crate::silence::Silence;
 
-/// Silence after which a source that has not left is taken for dead: several of its time-outs.
+/// Silence after which a source that has not left is taken for dead: several of its time-outs. With a controller the time of
+/// a lease is added: while another receiver is lost, the source is silent, and the group needs the receivers that are left.
 const QUIET: Duration = Duration::from_secs(3);
 
 /// Longest sleep of a receiver that has everything. A frame wakes it, such as one that the source repeats.
@@ -29,12 +30,18 @@ const FINISHED_SLEEP_MAX: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct Source;
 
+/// Makes the side of a member for its QPs, and the memory of each lane that the source may write.
+type Make<T> =
+    Box<dyn Fn(&mut dyn Rnic, &MemberConfig, &[Qpn]) -> Result<(T, Vec<MemoryRegion>), MemberError> + Send>;
+
 /// A member that has its QPs and memory, and is not in its group yet.
 pub struct Prepared<'r, T> {
     host: Host<'r>,
     qpns: Vec<Qpn>,
     role: api::Role,
+    make: Make<T>,
     side: T,
+    rings: Vec<MemoryRegion>,
     connection: api::Connection,
 }
 
@@ -42,7 +49,10 @@ pub struct Prepared<'r, T> {
 pub struct Member<'r, T> {
     host: Host<'r>,
     qpns: Vec<Qpn>,
+    role: api::Role,
+    make: Make<T>,
     side: T,
+    rings: Vec<MemoryRegion>,
     group: GroupAddress,
     /// A receiver has everything; the source may still lack its last acknowledgement.
     has_all: bool,
@@ -62,8 +72,8 @@ pub struct Transferred {
 /// Prepares the source of a group. Fails if the controller cannot be reached or does not know the group, this host is
 /// not its source, or the RNIC cannot create the QPs.
 pub fn source(config: MemberConfig, rnic: &mut dyn Rnic) -> Result<Prepared<'_, Source>, MemberError> {
-    let (host, qpns) = create_qps(config, api::Role::Source, rnic)?;
-    Ok(Prepared::new(host, qpns, api::Role::Source, Source, &[]))
+    let make = |_: &mut dyn Rnic, _: &MemberConfig, _: &[Qpn]| Ok((Source, Vec::new()));
+    Prepared::new(Host::new(rnic, config)?, api::Role::Source, Box::new(make))
 }
 
 /// Prepares a receiver of streams. Fails as [`source`], or if the RNIC has no capacity for the ring.
@@ -71,15 +81,17 @@ pub fn receiver(
     config: MemberConfig,
     rnic: &mut dyn Rnic,
 ) -> Result<Prepared<'_, StreamReceiver>, MemberError> {
-    let (host, qpns) = create_qps(config, api::Role::Receiver, rnic)?;
-    let config = ReceiverConfig {
-        by_write: host.config.by_write,
-        message_size: host.config.message_size,
-        slots: host.config.slots,
+    let make = |rnic: &mut dyn Rnic, config: &MemberConfig, qpns: &[Qpn]| {
+        let config = ReceiverConfig {
+            by_write: config.by_write,
+            message_size: config.message_size,
+            slots: config.slots,
+        };
+        let side = StreamReceiver::new(rnic, config, qpns)?;
+        let rings = side.rings().collect();
+        Ok((side, rings))
     };
-    let side = StreamReceiver::new(host.rnic, config, &qpns)?;
-    let rings: Vec<_> = side.rings().collect();
-    Ok(Prepared::new(host, qpns, api::Role::Receiver, side, &rings))
+    Prepared::new(Host::new(rnic, config)?, api::Role::Receiver, Box::new(make))
 }
 
 /// Prepares a receiver of [`Messages`], for checks. Fails as [`receiver`].
@@ -88,47 +100,40 @@ pub fn message_receiver(
     rnic: &mut dyn Rnic,
     messages: Messages,
 ) -> Result<Prepared<'_, MessageReceiver>, MemberError> {
-    let (host, qpns) = create_qps(config, api::Role::Receiver, rnic)?;
-    let (by_write, slots) = (host.config.by_write, host.config.slots);
-    let mut side = MessageReceiver::new(host.rnic, &qpns, by_write, messages, slots)?;
-    if host.config.from_next_message {
-        side = side.from_any();
-    }
-    let rings: Vec<_> = side.rings().collect();
-    Ok(Prepared::new(host, qpns, api::Role::Receiver, side, &rings))
-}
-
-fn create_qps(
-    config: MemberConfig,
-    role: api::Role,
-    rnic: &mut dyn Rnic,
-) -> Result<(Host<'_>, Vec<Qpn>), MemberError> {
-    let mut host = Host::new(rnic, config)?;
-    let (mut lanes, mut qpn) = (1, None);
-    match host.config.group {
-        Group::Named { wait, .. } => {
-            if let Some(call) = host.start(|controller| controller.lanes(role, wait)) {
-                lanes = host.await_call(call)??;
-            }
+    let make = move |rnic: &mut dyn Rnic, config: &MemberConfig, qpns: &[Qpn]| {
+        let mut side = MessageReceiver::new(rnic, qpns, config.by_write, messages, config.slots)?;
+        if config.from_next_message {
+            side = side.from_any();
         }
-        Group::Fixed { qpn: fixed, .. } => qpn = fixed,
-    }
-    let options = QpOptions {
-        qpn,
-        ..QpOptions::default()
+        let rings = side.rings().collect();
+        Ok((side, rings))
     };
-    let qpns = (0..lanes).map(|_| host.rnic.create_qp(&options));
-    let qpns = qpns.collect::<Result<_, _>>()?;
-    Ok((host, qpns))
+    Prepared::new(Host::new(rnic, config)?, api::Role::Receiver, Box::new(make))
 }
 
 impl<'r, T> Prepared<'r, T> {
-    /// `rings` has the memory of each lane that the source may write.
-    fn new(host: Host<'r>, qpns: Vec<Qpn>, role: api::Role, side: T, rings: &[MemoryRegion]) -> Self {
-        let rings = if host.config.by_write { rings } else { &[] };
+    /// Creates the QPs, as many as the group has lanes, and what is made for them.
+    fn new(mut host: Host<'r>, role: api::Role, make: Make<T>) -> Result<Self, MemberError> {
+        let (mut lanes, mut qpn) = (1, None);
+        match host.config.group {
+            Group::Named { wait, .. } => {
+                if let Some(call) = host.start(|controller| controller.lanes(role, wait)) {
+                    lanes = host.await_call(call)??;
+                }
+            }
+            Group::Fixed { qpn: fixed, .. } => qpn = fixed,
+        }
+        let options = QpOptions {
+            qpn,
+            ..QpOptions::default()
+        };
+        let qpns = (0..lanes).map(|_| host.rnic.create_qp(&options));
+        let qpns = qpns.collect::<Result<Vec<_>, _>>()?;
+        let (side, rings) = make(host.rnic, &host.config, &qpns)?;
+        let remote = if host.config.by_write { &rings[..] } else { &[] };
         let lanes = qpns.iter().enumerate().map(|(lane, qpn)| api::LaneConnection {
             qpn: qpn.value(),
-            memory: rings.get(lane).map(|ring| api::RemoteMemory {
+            memory: remote.get(lane).map(|ring| api::RemoteMemory {
                 va: ring.va,
                 rkey: ring.rkey,
                 length: ring.length as u64,
@@ -136,13 +141,15 @@ impl<'r, T> Prepared<'r, T> {
         });
         let device = host.rnic.attributes();
         let connection = api::Connection::new(device.ip, device.mac, lanes);
-        Self {
+        Ok(Self {
             host,
             qpns,
             role,
+            make,
             side,
+            rings,
             connection,
-        }
+        })
     }
 
     /// This member's end of the connection: what a rule file or the controller must know.
@@ -155,12 +162,33 @@ impl<'r, T> Prepared<'r, T> {
         self.host.rnic.attributes()
     }
 
-    /// Joins the group, waits until it is active, and connects the QPs.
+    /// Joins the group, waits until it is active, and connects the QPs. If the group ends before that, waits again.
     ///
     /// # Errors
     /// The controller refuses, the switches cannot install the group, this host has another role in it, or no switch
     /// answers ARP for its McstID.
     pub fn join(mut self) -> Result<Member<'r, T>, MemberError> {
+        loop {
+            let mut member = self.wait_for_group()?;
+            let Err(error) = member.connect() else {
+                let (qpns, group) = (&member.qpns, &member.group);
+                tracing::info!(host = member.host.config.host, ?qpns, mcst_ids = ?group.mcst_ids, start_psn = %group.start_psn, "connected");
+                return Ok(member);
+            };
+            if member.lease.as_ref().is_some_and(Lease::has_ended) {
+                tracing::warn!(%error, "the group has ended before this member was connected: joining again");
+                self = member.again()?;
+                continue;
+            }
+            // The group must not wait for this member.
+            if let Err(error) = member.leave() {
+                tracing::warn!(%error, "not left");
+            }
+            return Err(error);
+        }
+    }
+
+    fn wait_for_group(mut self) -> Result<Member<'r, T>, MemberError> {
         let mut lease = None;
         let group = match &self.host.config.group {
             Group::Fixed { address, .. } => address.clone(),
@@ -179,24 +207,35 @@ impl<'r, T> Prepared<'r, T> {
                 GroupAddress::try_from(&state)?
             }
         };
-        let mut member = Member {
+        Ok(Member {
             host: self.host,
             qpns: self.qpns,
+            role: self.role,
+            make: self.make,
             side: self.side,
+            rings: self.rings,
             group,
             has_all: false,
             lease,
-        };
-        if let Err(error) = member.connect() {
-            // The group must not wait for this member.
-            if let Err(error) = member.leave() {
-                tracing::warn!(%error, "not left");
-            }
-            return Err(error);
+        })
+    }
+}
+
+impl<'r, T> Member<'r, T> {
+    /// Prepares to join the group again, with new QPs and memory: after an error for which
+    /// [`MemberError::may_join_again`]. The next stream begins at its begin. A controller that is away is looked for for a
+    /// minute at least.
+    pub fn again(mut self) -> Result<Prepared<'r, T>, MemberError> {
+        for &qpn in &self.qpns {
+            self.host.rnic.destroy_qp(qpn)?;
         }
-        let (qpns, group) = (&member.qpns, &member.group);
-        tracing::info!(host = member.host.config.host, ?qpns, mcst_ids = ?group.mcst_ids, start_psn = %group.start_psn, "connected");
-        Ok(member)
+        for ring in &self.rings {
+            self.host.rnic.deregister_memory(ring.key)?;
+        }
+        if let Group::Named { wait, .. } = &mut self.host.config.group {
+            *wait = (*wait).max(RETURN_PATIENCE);
+        }
+        Prepared::new(self.host, self.role, self.make)
     }
 }
 
@@ -245,8 +284,8 @@ impl<T> Member<'_, T> {
         }
     }
 
-    /// Leaves the group. A receiver that has everything first waits until the source has left, or is silent for 3
-    /// seconds: a lost last acknowledgement must be sent again. If the controller cannot be reached, the group waits
+    /// Leaves the group; the others go on without a receiver that leaves. One that has everything first waits until the
+    /// source has left, or is silent for 3 seconds and the time of a lease: a lost last acknowledgement must be sent again. If the controller cannot be reached, the group waits
     /// for this member; what was transferred is complete.
     pub fn leave(mut self) -> Result<(), MemberError> {
         let mut polled = match self.has_all {
@@ -275,30 +314,35 @@ impl<T> Member<'_, T> {
     fn await_source_left(&mut self) -> Result<(), MemberError> {
         let states = self.states();
         let source_left = self.host.start(|controller| controller.source_left(states));
-        let mut silence = Silence::new(Instant::now());
+        let lease = self.lease.as_ref().map(|_| self.host.config.lease);
+        let (mut silence, quiet) = (Silence::new(Instant::now()), QUIET + lease.unwrap_or_default());
         self.host.poll_until(FINISHED_SLEEP_MAX, &mut |rnic| {
             let has_left = source_left.as_ref().is_some_and(Call::is_finished);
-            has_left || silence.look(Instant::now(), 0, || rnic.traffic().requests) >= QUIET
+            has_left || silence.look(Instant::now(), 0, || rnic.traffic().requests) >= quiet
         })
     }
 
-    /// Runs `transfer` until it ends, this host is interrupted, or the controller reports that it cannot end any more.
+    /// Runs `transfer` until it ends, this host is interrupted, or the controller reports that it cannot end any more. It is
+    /// called with a function that takes the progress so far.
     fn watched<S>(
         &mut self,
-        transfer: impl FnOnce(&mut dyn Rnic, &mut T, &dyn Fn() -> Flow) -> Result<S, StreamError>,
+        transfer: impl FnOnce(&mut dyn Rnic, &mut T, &mut dyn FnMut(u64) -> Flow) -> Result<S, StreamError>,
     ) -> Result<S, MemberError> {
         let states = self.states();
         let lost = self.host.start(|controller| controller.lost(states));
         let config = &self.host.config;
-        let flow = || {
-            let is_lost = lost.as_ref().is_some_and(Call::is_finished);
+        let mut last = None;
+        let mut flow = |progress: u64| {
+            // What came before the end of the group is still taken: the source may have left because all is acknowledged.
+            let is_idle = last.replace(progress) == Some(progress);
+            let is_lost = is_idle && lost.as_ref().is_some_and(Call::is_finished);
             if is_lost || config.is_interrupted() {
                 Flow::Stop
             } else {
                 Flow::Continue
             }
         };
-        let result = transfer(self.host.rnic, &mut self.side, &flow);
+        let result = transfer(self.host.rnic, &mut self.side, &mut flow);
         let lost = lost.and_then(|mut call| call.poll());
         result.map_err(|error| match (lost, error) {
             (Some(why), _) => why,
@@ -341,11 +385,13 @@ impl Member<'_, Source> {
         };
         let mut sender = StreamSender::new(self.host.rnic, config, &lanes)?;
         let start = Instant::now();
-        let summary = self.send_by(progress, |rnic, step| {
+        let sent = self.send_by(progress, |rnic, step| {
             stream::send(rnic, &mut sender, header, source, step)
-        })?;
+        });
         let elapsed = start.elapsed();
-        sender.close(self.host.rnic)?;
+        let closed = sender.close(self.host.rnic);
+        let summary = sent?;
+        closed?;
         Ok(Transferred { summary, elapsed })
     }
 
@@ -375,7 +421,7 @@ impl Member<'_, Source> {
                 let length = silence.look(Instant::now(), done, || rnic.traffic().answers);
                 progress(done, length);
                 silent = give_up.filter(|most| length >= *most);
-                if silent.is_some() { Flow::Stop } else { flow() }
+                if silent.is_some() { Flow::Stop } else { flow(done) }
             })
         });
         match (sent, silent) {
@@ -400,7 +446,7 @@ impl Member<'_, StreamReceiver> {
                     begun.get_or_insert_with(Instant::now);
                 }
                 progress(header, bytes);
-                flow()
+                flow(bytes + u64::from(header.is_some()))
             })
         })?;
         self.has_all = true;
@@ -410,9 +456,17 @@ impl Member<'_, StreamReceiver> {
 }
 
 impl Member<'_, MessageReceiver> {
-    /// Receives all messages, and checks every byte.
-    pub fn receive_messages(&mut self) -> Result<MessagesSummary, MemberError> {
-        let summary = self.watched(|rnic, receiver, flow| receiver.receive(rnic, &mut |_| flow()))?;
+    /// Receives all messages, and checks every byte. `progress` receives the number of messages so far.
+    pub fn receive_messages(
+        &mut self,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<MessagesSummary, MemberError> {
+        let summary = self.watched(|rnic, receiver, flow| {
+            receiver.receive(rnic, &mut |messages| {
+                progress(messages);
+                flow(messages)
+            })
+        })?;
         self.has_all = true;
         Ok(summary)
     }

@@ -177,6 +177,11 @@ impl Process {
         self.signal(Signal::SIGCONT)
     }
 
+    /// Asks it to end, as Ctrl-C does.
+    pub fn interrupt(&self) -> Result<()> {
+        self.signal(Signal::SIGINT)
+    }
+
     fn signal(&self, signal: Signal) -> Result<()> {
         let pid = Pid::from_raw(self.child.id().cast_signed());
         kill(pid, signal).with_context(|| format!("{signal} to {}", self.name))

@@ -57,6 +57,9 @@ pub(crate) fn member(error: MemberError) -> Failure {
         }
         MemberError::WrongRole { .. } => Failure::refused(what)
             .next("castnet host send is for the source, castnet host receive for receivers"),
+        MemberError::Ended { group, .. } => {
+            Failure::failed(what).next(format!("castnet group show {group} lists whom it waits for"))
+        }
         MemberError::Evicted { group, .. } => {
             Failure::refused(what).next(format!("castnet group show {group}"))
         }

@@ -61,13 +61,13 @@ impl ReceiveCommand {
         let mut rnic = args.device.open()?;
         let receiver =
             castnet_member::message_receiver(config, &mut *rnic, messages).map_err(failure::member)?;
-        let (mut receiver, _ready) = args.join(receiver)?;
-        let received = receiver.receive_messages();
+        let (receiver, received, earlier) = self.receive(receiver, |receiver, so_far| {
+            receiver.receive_messages(&mut |count| *so_far = count * u64::from(messages.size))
+        })?;
         leave(receiver);
-        let received = received.map_err(failure::member)?;
+        let received = received?;
         let elapsed = received.times.last().copied().unwrap_or_default();
-        output.show_next(&TransferReport::of_messages(
-            args, "receiver", messages, received, elapsed, &*rnic,
-        ))
+        let report = TransferReport::of_messages(args, "receiver", messages, received, elapsed, &*rnic);
+        output.show_next(&report.after(earlier))
     }
 }

@@ -13,6 +13,20 @@ use serde_json::json;
 use super::device::Kind;
 use super::{MemberArgs, Op};
 
+/// What a receiver got of transfers that ended before their end, before it began again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Earlier {
+    begun_again: u32,
+    discarded_bytes: u64,
+}
+
+impl Earlier {
+    pub(super) fn add(&mut self, bytes: u64) {
+        self.begun_again += 1;
+        self.discarded_bytes += bytes;
+    }
+}
+
 #[derive(Debug, Serialize)]
 pub(super) struct TransferReport {
     host: String,
@@ -24,6 +38,9 @@ pub(super) struct TransferReport {
     sha256: String,
     seconds: f64,
     goodput_bits_per_s: f64,
+    /// At a receiver.
+    #[serde(flatten)]
+    earlier: Option<Earlier>,
     #[serde(flatten)]
     traffic: Traffic,
 }
@@ -111,8 +128,15 @@ impl TransferReport {
             sha256,
             seconds,
             goodput_bits_per_s: rate_of(bytes, seconds),
+            earlier: None,
             traffic: rnic.traffic(),
         }
+    }
+
+    /// Of a receiver, which may have begun again.
+    pub(super) fn after(self, earlier: Earlier) -> Self {
+        let earlier = Some(earlier);
+        Self { earlier, ..self }
     }
 
     fn repairs(&self) -> (&'static str, String) {
@@ -174,6 +198,10 @@ impl Report for TransferReport {
                 facts.push(("completions", text));
             }
             _ => {}
+        }
+        if let Some(earlier) = self.earlier.filter(|earlier| earlier.begun_again > 0) {
+            let (times, discarded) = (earlier.begun_again, bytes(earlier.discarded_bytes));
+            facts.push(("begun again", format!("{times} times, {discarded} discarded")));
         }
         facts.push(self.repairs());
         page.facts(&facts);

@@ -1,6 +1,7 @@
 //! Real switches with memory links, their agents and a controller, in this process, and the hosts at them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use assert_cmd::Command;
@@ -13,7 +14,7 @@ use castnet_proto::v1;
 use castnet_proto::v1::controller_client::ControllerClient;
 use castnet_rnic::{SoftRnic, SoftRnicConfig};
 use castnet_topology::Topology;
-use castnet_wire::{MacAddr, PortId};
+use castnet_wire::{MacAddr, PortId, Qpn};
 use castnet_worker::{Dataplane, DataplaneConfig, PortConfig};
 use serde_json::Value;
 use tonic::Streaming;
@@ -142,10 +143,17 @@ impl Fabric {
         let end = self.hosts[host].clone();
         let known = self.topology.host(&format!("h{host}"));
         let ip = known.and_then(|h| h.ip).expect("an address");
+        // As on a real host: a process that is started again has other queue pairs.
+        static OPENED: AtomicU32 = AtomicU32::new(0);
+        let first_qpn = Qpn::new(0x100 * (1 + OPENED.fetch_add(1, Ordering::Relaxed)));
         move || {
             let pool = Pool::new(PoolConfig::default());
             let port = PortSpec::from(end).open(&pool, Sides::Both).expect("a port");
-            SoftRnic::new(port, pool, SoftRnicConfig::new(ip)).expect("an RNIC")
+            let config = SoftRnicConfig {
+                first_qpn,
+                ..SoftRnicConfig::new(ip)
+            };
+            SoftRnic::new(port, pool, config).expect("an RNIC")
         }
     }
 

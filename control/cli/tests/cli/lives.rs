@@ -1,5 +1,7 @@
 //! Hosts that do not do what their group is for, and what stays of the group.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use castnet_comm::Operation;
@@ -11,7 +13,8 @@ use castnet_proto::v1::{GroupPhase, MemberPhase};
 use castnet_rnic::SoftRnic;
 use castnet_rnic::messages::Messages;
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::{JoinError, JoinHandle, spawn_blocking};
+use tokio::time::timeout;
 
 use crate::fabric::{Fabric, PATIENCE, communicator};
 
@@ -124,43 +127,112 @@ pub(crate) fn send(
     })
 }
 
+/// The receiver joins again whenever the group ends before it has everything.
 pub(crate) fn receive(fabric: &Fabric, host: usize) -> JoinHandle<Result<Vec<u8>, MemberError>> {
     let (open, config) = part(fabric, host);
     spawn_blocking(move || {
         let mut rnic = open();
-        let mut receiver = castnet_member::receiver(config, &mut rnic)?.join()?;
-        let (_, copy) = receiver.receive(&mut |_| Ok(Vec::new()), &mut |_, _| {})?;
-        receiver.leave()?;
-        Ok(copy)
+        let mut prepared = castnet_member::receiver(config, &mut rnic)?;
+        loop {
+            let mut receiver = prepared.join()?;
+            match receiver.receive(&mut |_| Ok(Vec::new()), &mut |_, _| {}) {
+                Err(ended) if ended.may_join_again() => prepared = receiver.again()?,
+                received => {
+                    let (_, copy) = received?;
+                    receiver.leave()?;
+                    return Ok(copy);
+                }
+            }
+        }
     })
 }
 
-/// A receiver that has died holds the others up until an operator puts it out, or its lease ends. They get every byte,
-/// over the same queue pairs. Then it is started again, and takes part in the next stream if it is a member.
+/// How a member goes in mid-stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Goes {
+    /// It dies, and its lease ends at once.
+    LeaseEnds,
+    /// It dies, and its lease does not end here.
+    Dies,
+    /// It is interrupted, and leaves.
+    Leaves,
+}
+
+impl Goes {
+    /// A configuration with which it can go so.
+    fn prepare(self, config: &mut MemberConfig) {
+        match self {
+            Self::LeaseEnds => config.lease = Duration::from_millis(1),
+            Self::Dies => config.lease = Duration::from_secs(600),
+            Self::Leaves => config.interrupt = Some(Arc::default()),
+        }
+    }
+
+    /// Called as it receives or sends: it goes after so many bytes.
+    fn go(self, bytes: u64, after: u64, interrupt: Option<&Arc<AtomicBool>>) {
+        match interrupt {
+            _ if bytes < after => {}
+            Some(interrupt) => interrupt.store(true, Ordering::Relaxed),
+            None => panic!("killed"),
+        }
+    }
+}
+
+/// A receiver that goes.
+fn receive_some(fabric: &Fabric, host: usize, goes: Goes) -> JoinHandle<()> {
+    let (open, mut config) = part(fabric, host);
+    goes.prepare(&mut config);
+    spawn_blocking(move || {
+        let (mut rnic, interrupt) = (open(), config.interrupt.clone());
+        let receiver = castnet_member::receiver(config, &mut rnic).expect("prepared");
+        let mut receiver = receiver.join().expect("joined");
+        let mut progress = |_: Option<&StreamHeader>, bytes| goes.go(bytes, 100_000, interrupt.as_ref());
+        let received = receiver.receive(&mut |_| Ok(Vec::new()), &mut progress);
+        assert!(matches!(received, Err(MemberError::Interrupted)), "{received:?}");
+        receiver.leave().expect("left");
+    })
+}
+
+/// A source that goes when the receivers have some of it: 1 MiB is under way at most.
+fn send_some(fabric: &Fabric, bytes: Vec<u8>, goes: Goes) -> JoinHandle<()> {
+    let (open, mut config) = part(fabric, 0);
+    goes.prepare(&mut config);
+    spawn_blocking(move || {
+        let (mut rnic, interrupt) = (open(), config.interrupt.clone());
+        let source = castnet_member::source(config, &mut rnic).expect("prepared");
+        let mut source = source.join().expect("joined");
+        let header = StreamHeader::default();
+        let mut progress = |bytes, _| goes.go(bytes, 2_000_000, interrupt.as_ref());
+        let sent = source.send(&header, &mut bytes.as_slice(), &mut progress);
+        assert!(matches!(sent, Err(MemberError::Interrupted)), "{sent:?}");
+        source.leave().expect("left");
+    })
+}
+
+async fn has_gone(member: JoinHandle<()>, goes: Goes) {
+    let gone = timeout(PATIENCE, member).await.expect("in time");
+    let is_killed = gone.as_ref().is_err_and(JoinError::is_panic);
+    assert_eq!(is_killed, goes != Goes::Leaves, "{gone:?}");
+}
+
+/// A receiver that has died holds the others up until an operator puts it out, or its lease ends; one that leaves does not.
+/// They get every byte, over the same queue pairs. Then it is started again, and takes part in the next stream if it is a
+/// member.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_goes_on_without_a_receiver_that_died() {
+async fn a_stream_goes_on_without_a_receiver_that_is_gone() {
     let content: Vec<u8> = (0..3_000_000_u32).map(|i| (i % 251) as u8).collect();
-    for by_operator in [true, false] {
+    for goes in [Goes::Dies, Goes::LeaseEnds, Goes::Leaves] {
         let fabric = Fabric::new().await;
-        let create = "group create g --source h0 --members h1,h2,h3";
+        let policy = if goes == Goes::Leaves { "fail" } else { "evict" };
+        let create = format!("group create g --source h0 --members h1,h2,h3 --on-member-loss {policy}");
         fabric.run(create.split(' ').collect()).await;
         let (acknowledged, mut progress) = watch::channel(0);
         let source = send(&fabric, content.clone(), acknowledged);
         let receivers = [1, 3].map(|host| receive(&fabric, host));
-        // It goes without a word after the first bytes.
-        let (open, mut config) = part(&fabric, 2);
-        if !by_operator {
-            config.lease = Duration::from_millis(1);
-        }
-        let dead = spawn_blocking(move || {
-            let mut rnic = open();
-            let mut receiver = castnet_member::receiver(config, &mut rnic)?.join()?;
-            let first = &mut |_: Option<&StreamHeader>, bytes| assert!(bytes < 100_000, "killed");
-            receiver.receive(&mut |_| Ok(Vec::new()), first).map(drop)
-        });
-        assert!(dead.await.expect_err("it dies").is_panic());
-        let some = tokio::time::timeout(PATIENCE, progress.wait_for(|bytes| *bytes > 0)).await;
+        has_gone(receive_some(&fabric, 2, goes), goes).await;
+        let some = timeout(PATIENCE, progress.wait_for(|bytes| *bytes > 0)).await;
         some.expect("in time").expect("a source");
+        let by_operator = goes == Goes::Dies;
         if by_operator {
             fabric.run("group evict g h2".split(' ').collect()).await;
         }
@@ -177,6 +249,119 @@ async fn a_stream_goes_on_without_a_receiver_that_died() {
         for receiver in receivers {
             assert!(receiver.await.expect("no panic").expect("all has come") == content);
         }
+    }
+}
+
+/// Receivers leave after the source: until then nothing changes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transfer_changes_rules_only_at_its_begin_and_its_end() {
+    let fabric = Fabric::new().await;
+    fabric
+        .run(
+            "group create g --source h0 --members h1,h2,h3"
+                .split(' ')
+                .collect(),
+        )
+        .await;
+    let request = v1::WatchControllerEventsRequest::default();
+    let events = fabric.client.clone().watch_events(request).await;
+    let mut events = events.expect("events").into_inner();
+    let receivers: Vec<_> = (1..4).map(|host| receive(&fabric, host)).collect();
+    let source = send(&fabric, vec![7; 1_000_000], watch::Sender::new(0));
+    source.await.expect("no panic").expect("all is acknowledged");
+    for receiver in receivers {
+        receiver.await.expect("no panic").expect("all has come");
+    }
+    let (mut has_run, patience) = (false, tokio::time::sleep(PATIENCE));
+    tokio::pin!(patience);
+    loop {
+        let event = tokio::select! {
+            () = &mut patience => panic!("the group does not end"),
+            event = events.message() => event.expect("events").expect("a controller").event,
+        };
+        let Some(v1::controller_event::Event::Group(state)) = event else {
+            continue;
+        };
+        assert!(state.generation <= 1, "{state:?}");
+        match state.phase() {
+            GroupPhase::Active => {
+                has_run = true;
+                assert!(state.members.iter().all(|m| m.phase() == MemberPhase::Joined));
+            }
+            GroupPhase::Registered if has_run => return,
+            _ => {}
+        }
+    }
+}
+
+/// The source learns that nobody is left. The group waits for all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_without_receivers_ends() {
+    let content = vec![7; 3_000_000];
+    for goes in [Goes::LeaseEnds, Goes::Leaves] {
+        let fabric = Fabric::new().await;
+        fabric
+            .run("group create g --source h0 --members h1,h2".split(' ').collect())
+            .await;
+        let source = send(&fabric, content.clone(), watch::Sender::new(0));
+        let receivers = [1, 2].map(|host| receive_some(&fabric, host, goes));
+        for receiver in receivers {
+            has_gone(receiver, goes).await;
+        }
+        let ended = source.await.expect("no panic").expect_err("nobody is left");
+        assert!(
+            ended.may_join_again() && ended.to_string().contains("all receivers have left"),
+            "{ended}"
+        );
+        assert_eq!(state(&fabric, "g").await.phase(), GroupPhase::Registered);
+    }
+}
+
+/// Starts a member again as long as the controller takes the one before for one that is in.
+async fn once_taken_in<T>(
+    mut start: impl FnMut() -> JoinHandle<Result<T, MemberError>>,
+) -> Result<T, MemberError> {
+    loop {
+        match start().await.expect("no panic") {
+            Err(MemberError::Status { status, .. }) if status.message().contains("is active with") => {}
+            result => return result,
+        }
+    }
+}
+
+/// The receivers, which are not started again, get the whole second stream and nothing of the first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn receivers_join_again_when_the_source_does() {
+    let (first, second) = (vec![1; 3_000_000], vec![2; 2_000_000]);
+    for goes in [Goes::LeaseEnds, Goes::Dies, Goes::Leaves] {
+        let fabric = Fabric::new().await;
+        fabric
+            .run(
+                "group create g --source h0 --members h1,h2,h3"
+                    .split(' ')
+                    .collect(),
+            )
+            .await;
+        let receivers = [1, 3].map(|host| receive(&fabric, host));
+        // A receiver is killed, too; it holds the source up until its lease ends.
+        let dies = receive_some(&fabric, 2, Goes::LeaseEnds);
+        let source = send_some(&fabric, first.clone(), goes);
+        has_gone(dies, Goes::LeaseEnds).await;
+        has_gone(source, goes).await;
+        let again = async {
+            let send = || send(&fabric, second.clone(), watch::Sender::new(0));
+            let (sent, copy) = tokio::join!(once_taken_in(send), once_taken_in(|| receive(&fabric, 2)));
+            sent.expect("all is acknowledged");
+            let mut copies = vec![copy];
+            for receiver in receivers {
+                copies.push(receiver.await.expect("no panic"));
+            }
+            for copy in copies {
+                let copy = copy.expect("all has come");
+                assert!(copy == second, "{} bytes", copy.len());
+            }
+        };
+        timeout(PATIENCE, again).await.expect("in time");
     }
 }
 
@@ -203,7 +388,7 @@ async fn becomes(fabric: &Fabric, wanted: MemberPhase) {
             events.message().await.expect("events");
         }
     };
-    tokio::time::timeout(PATIENCE, seen).await.expect("in time");
+    timeout(PATIENCE, seen).await.expect("in time");
 }
 
 /// The number of messages that it gets, all whole and in order.
@@ -214,7 +399,7 @@ fn receive_messages(
     spawn_blocking(move || {
         let mut rnic = open();
         let mut receiver = castnet_member::message_receiver(config, &mut rnic, MESSAGES)?.join()?;
-        let received = receiver.receive_messages()?;
+        let received = receiver.receive_messages(&mut |_| {})?;
         receiver.leave()?;
         Ok(received.times.len())
     })
@@ -243,7 +428,7 @@ async fn a_receiver_comes_back_into_the_running_stream() {
             source.send_messages(MESSAGES, 8, &mut |done, _| {
                 if done >= 500 {
                     pauses.send_replace(true);
-                    let wait = tokio::time::timeout(PATIENCE, gone_on.wait_for(|go| *go));
+                    let wait = timeout(PATIENCE, gone_on.wait_for(|go| *go));
                     let waited = runtime.block_on(async { wait.await.map(|go| *go.expect("a test")) });
                     assert!(waited.expect("in time"));
                 }
@@ -266,7 +451,7 @@ async fn a_receiver_comes_back_into_the_running_stream() {
         });
         dies.await.expect("no panic").expect("it was in");
         becomes(&fabric, MemberPhase::Expected).await;
-        let half = tokio::time::timeout(PATIENCE, paused.wait_for(|paused| *paused));
+        let half = timeout(PATIENCE, paused.wait_for(|paused| *paused));
         half.await.expect("in time").expect("a source");
 
         let (open, mut config) = part(2);

@@ -106,7 +106,7 @@ fn messages_arrive_and_are_checked() {
         |rnic, is_over| {
             let receiver = castnet_member::message_receiver(config(1), rnic, messages);
             let mut receiver = receiver.expect("prepared").join().expect("joined");
-            let received = receiver.receive_messages().expect("received");
+            let received = receiver.receive_messages(&mut |_| {}).expect("received");
             receiver
                 .wait_until(&mut || is_over.load(Ordering::Relaxed))
                 .expect("the source ends");

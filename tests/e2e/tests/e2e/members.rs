@@ -1,8 +1,8 @@
-//! Members that come, go and die: hosts in several groups at once, a receiver that is killed, a group that is destroyed
-//! under way.
+//! Members that come, go and die: hosts in several groups at once, a receiver or a source that is killed, a group that is
+//! destroyed under way.
 
 use anyhow::{Result, ensure};
-use castnet_e2e::lab::STAR;
+use castnet_e2e::lab::{STAR, digest, write_random};
 use castnet_e2e::process::Process;
 use castnet_e2e::{Lab, Transfer, net};
 
@@ -87,6 +87,99 @@ fn a_killed_receiver_is_named_and_a_destroyed_group_ends_its_members() {
         ended(&mut running.source)?;
         ended(running.receiver("h2")?)
     });
+}
+
+/// How the source goes in mid-stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Goes {
+    /// `kill -9`, and it is started again at once.
+    Killed,
+    /// `kill -9`, and it is started again when its lease has ended.
+    KilledForLong,
+    /// Ctrl-C: it leaves.
+    Interrupted,
+}
+
+/// The receivers are never started again, but for one that is killed too, in the place of which a new one comes. All get the
+/// second file, and nothing of the first.
+#[test]
+fn receivers_join_again_when_their_source_is_started_again() {
+    for goes in [Goes::Killed, Goes::KilledForLong, Goes::Interrupted] {
+        in_star(|lab| source_goes(lab, goes));
+    }
+}
+
+fn source_goes(lab: &Lab, goes: Goes) -> Result<()> {
+    let (agent, controller) = (lab.socket("sw"), lab.socket("controller"));
+    // More than can be through before the source goes.
+    let transfer = transfer("g", "h1", &["h2", "h3", "h4"], "send", 256 << 20);
+    lab.create_group(&transfer)?;
+    let mut first = lab.start_transfer(&transfer)?;
+    first.source.wait_until("data was under way", |_| {
+        lab.castnet_json(&["group", "show", "g", "--agent", &agent])
+            .is_ok_and(|group| !group["counters"]["data_in"].is_null())
+    })?;
+    first.receiver("h4")?.kill();
+    match goes {
+        Goes::Killed | Goes::KilledForLong => first.source.kill(),
+        Goes::Interrupted => {
+            first.source.interrupt()?;
+            first.source.wait()?;
+        }
+    }
+    if goes != Goes::Killed {
+        first
+            .receiver("h2")?
+            .wait_until("the group waited for its members", |_| {
+                lab.castnet_json(&["group", "show", "g", "--controller", &controller])
+                    .is_ok_and(|group| group["phase"] == "registered")
+            })?;
+    }
+    let file = lab.folder().join("second.bin");
+    let second = write_random(&file, 3 << 20, 10)?;
+    let send = ["--file", &*file.to_string_lossy()];
+    let mut source = started_again(lab, &send)?;
+    let out = lab.folder().join("g.h4.out");
+    let mut replaced = lab.start_host("h4", "receive", "g", &["--out", &out.to_string_lossy()])?;
+    source.succeed()?;
+    replaced.succeed()?;
+    for host in ["h2", "h3"] {
+        let receiver = first.receiver(host)?;
+        receiver.succeed()?;
+        let output = receiver.output();
+        ensure!(
+            output.contains("joining again") && output.replace(' ', "").contains("\"begun_again\":1,"),
+            "{host} does not say that it began again:\n{output}"
+        );
+    }
+    for host in transfer.receivers {
+        let out = lab.folder().join(format!("g.{host}.out"));
+        ensure!(digest(&out)? == second, "{host} has another file");
+        ensure!(!out.with_extension("out.part").exists(), "{host} has left a part");
+    }
+    Ok(())
+}
+
+/// Starts the source until the controller has noticed that the one before is gone, and takes it.
+fn started_again(lab: &Lab, rest: &[&str]) -> Result<Process> {
+    let controller = lab.socket("controller");
+    for refusals in 0.. {
+        let mut source = lab.start_host("h1", "send", "g", rest)?;
+        let is_in = source.wait_until("it was in", |_| {
+            lab.castnet_json(&["group", "show", "g", "--controller", &controller])
+                .is_ok_and(|group| {
+                    group["phase"] == "registered"
+                        && group["reason"]
+                            .as_str()
+                            .is_some_and(|reason| !reason.contains("h1"))
+                })
+        });
+        match is_in {
+            Err(error) if refusals < 100 && error.to_string().contains("is active with") => {}
+            is_in => return is_in.map(|()| source),
+        }
+    }
+    anyhow::bail!("it is refused for ever")
 }
 
 /// Waits for a process to fail, which must be because its group was destroyed.
