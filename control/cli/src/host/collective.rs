@@ -33,8 +33,8 @@ use super::help::{
     REDUCE_SCATTER_HELP, TABLE_HELP,
 };
 use super::{QpArgs, Stop};
-use caller::Callers;
 use crate::group::rate::RateArgs;
+use caller::Callers;
 use castnet_console::units::{name, pmtu, positive_span};
 pub(crate) use failure::failure;
 use measure::{Calls, Measure};
