@@ -263,6 +263,7 @@ impl MemberArgs {
                     start_psn: Psn::new(fixed.start_psn.unwrap_or_default()),
                     pmtu: Pmtu::from_bytes(fixed.pmtu.unwrap_or(1024)).unwrap_or(Pmtu::B1024),
                     va_base: fixed.va_base.unwrap_or_default(),
+                    rate_limit: None,
                 },
             },
             (Some(name), None) => Group::Named {

@@ -120,6 +120,23 @@ impl RateLimit {
         Self { rate, burst_bytes }
     }
 
+    /// What a sender keeps to, so that a meter with this limit drops none of its frames: its clock may be faster by 1/256, and its frames
+    /// may come closer together on the way, by three quarters of the burst. A full packet always fits.
+    pub const fn for_sender(self) -> Self {
+        const FRAME_MAX: u64 = 4096 + 128;
+        let rate = match BitRate::new(self.rate.0 - self.rate.0 / 256) {
+            Some(rate) => rate,
+            None => self.rate,
+        };
+        let (quarter, most) = (self.burst_bytes / 4, self.burst_bytes);
+        let burst_bytes = match (quarter < FRAME_MAX, most < FRAME_MAX) {
+            (false, _) => quarter,
+            (true, false) => FRAME_MAX,
+            (true, true) => most,
+        };
+        Self { rate, burst_bytes }
+    }
+
     /// The part of one lane of a group, which may be metered by another worker than the others: an equal share, rounded down.
     pub const fn per_lane(self, lanes: u8) -> Self {
         let lanes = if lanes == 0 { 1 } else { lanes as u64 };

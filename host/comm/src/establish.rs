@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use castnet_proto::convert::{
-    disagreement_from_proto, loss_to_proto, rate_limit_to_proto, straggler_to_proto,
+    disagreement_from_proto, loss_to_proto, rate_limit_from_proto, rate_limit_to_proto, straggler_to_proto,
 };
 use castnet_proto::v1 as api;
 use castnet_rnic::{QpOptions, QpRemote, QueueLimits, Rnic};
@@ -267,12 +267,16 @@ impl Group {
             .find(|member| member.rank == u32::from(self.config.rank));
         let virtual_qpn = own.and_then(|member| member.virtual_qpn);
         let virtual_qpn = virtual_qpn.map_or(Qpn::VIRTUAL, Qpn::new);
+        let rate_limit = rate_limit_from_proto("settings", settings.rate_limit);
+        let rate_limit = rate_limit.map_err(|error| invalid(error.to_string()))?;
+        let lanes = qpns.len() as u8;
         let remote = |mcst_id| QpRemote {
             sq_psn,
             rq_psn: Psn::new(state.rq_psn),
             pmtu,
             timeout: timeout_code(settings.ack_timeout_us),
             retry_cnt: self.config.retry_cnt,
+            rate_limit: rate_limit.map(|limit| limit.per_lane(lanes).for_sender()),
             ..QpRemote::new(mcst_id, virtual_qpn)
         };
         let patience = self.config.timeouts.resolve;

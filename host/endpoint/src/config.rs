@@ -1,9 +1,10 @@
 //! Configuration of an endpoint and its QPs.
 
-use castnet_wire::{MacAddr, Pmtu, Psn, Qpn};
+use castnet_wire::{MacAddr, Pmtu, Psn, Qpn, RateLimit};
 use core::net::Ipv4Addr;
 
 use crate::error::{OutOfRange, QpError};
+use crate::pace::Pace;
 
 /// Addresses and limits of an endpoint. Calls that would exceed a limit return an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,6 +91,8 @@ pub struct QpConfig {
     pub min_rnr_timer: u8,
     /// The maximum number of unacknowledged PSNs.
     pub window: u32,
+    /// Limit of all requests, also those sent again; `None`: no limit. The burst must hold a full packet with 128 bytes of headers.
+    pub rate_limit: Option<RateLimit>,
     /// IPv4 type of service of all frames including ACKs: DSCP and ECN.
     pub tos: u8,
     /// IPv4 time to live of all frames.
@@ -117,6 +120,7 @@ impl QpConfig {
             rnr_retry: 7,
             min_rnr_timer: 12,
             window: Self::WINDOW,
+            rate_limit: None,
             tos: 0,
             ttl: 64,
         }
@@ -131,6 +135,10 @@ impl QpConfig {
         // A quarter of the PSN space less one. With a larger window, old and new PSNs could not be distinguished.
         OutOfRange::check("window", self.window, 1, (1 << 22) - 1)?;
         OutOfRange::check("ttl", self.ttl, 1, 255)?;
+        if let Some(limit) = self.rate_limit {
+            let (least, most) = (Pace::burst_min(self.pmtu), RateLimit::BURST_MAX);
+            OutOfRange::check("rate_limit.burst_bytes", limit.burst_bytes, least, most)?;
+        }
         if self.remote_mac.is_multicast() {
             return Err(QpError::MulticastMac { mac: self.remote_mac });
         }

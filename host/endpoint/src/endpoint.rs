@@ -21,6 +21,8 @@ pub enum TimerReason {
     Retransmit,
     /// The wait after an RNR NAK. The QP retransmits afterwards.
     RnrWait,
+    /// The wait for the rate limit of the QP.
+    Pace,
 }
 
 /// Status of a QP, for tables and tests.
@@ -295,10 +297,11 @@ impl Endpoint {
     /// When and why [`Endpoint::handle_timeout`] must be called next.
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
         let &(at, qpn) = self.timers.first()?;
-        let rnr_deadline = self.qps.get(&qpn).and_then(|qp| qp.requester.rnr_deadline);
-        let reason = match rnr_deadline == Some(at) {
-            true => TimerReason::RnrWait,
-            false => TimerReason::Retransmit,
+        let requester = self.qps.get(&qpn).map(|qp| &qp.requester);
+        let reason = match requester {
+            Some(requester) if requester.rnr_deadline == Some(at) => TimerReason::RnrWait,
+            Some(requester) if requester.pace_deadline() == Some(at) => TimerReason::Pace,
+            _ => TimerReason::Retransmit,
         };
         Some((at, reason))
     }
@@ -313,6 +316,7 @@ impl Endpoint {
                 continue;
             };
             qp.requester.handle_rnr_timeout(now);
+            qp.requester.handle_pace_timeout(now);
             let response = qp.requester.handle_ack_timeout(now);
             if response.is_some() {
                 self.stats.timeouts += 1;
@@ -327,10 +331,13 @@ impl Endpoint {
     /// Updates a QP's timer and its membership in the send queues after a change.
     pub(crate) fn refresh(&mut self, qpn: Qpn) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
-        let timer = match (qp.requester.ack_deadline, qp.requester.rnr_deadline) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+        let requester = &qp.requester;
+        let deadlines = [
+            requester.ack_deadline,
+            requester.rnr_deadline,
+            requester.pace_deadline(),
+        ];
+        let timer = deadlines.into_iter().flatten().min();
         if timer != qp.timer {
             if let Some(at) = qp.timer {
                 self.timers.remove(&(at, qpn));

@@ -142,7 +142,12 @@ impl Endpoint {
             self.refresh(qpn);
             let Some(packet) = packet else { continue };
             match self.emit_request(qpn, &packet, out) {
-                Some(length) => return Some(length),
+                Some(length) => {
+                    if let Some(qp) = self.qps.get_mut(&qpn) {
+                        qp.requester.sent_frame(length);
+                    }
+                    return Some(length);
+                }
                 // The memory was deregistered after the send was posted.
                 None => self.fail(qpn, Some((packet.index, Status::LocalProtectionError)), None),
             }

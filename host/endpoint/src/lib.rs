@@ -56,6 +56,7 @@ mod endpoint;
 mod error;
 mod frames;
 mod memory;
+mod pace;
 mod packet;
 mod requester;
 mod responder;

@@ -2,10 +2,12 @@
 //!
 //! Packets have internal 64-bit sequence numbers from 0. Only frames have 24-bit PSNs, so no code here handles a wrap.
 
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
 use crate::config::QpConfig;
+use crate::pace::Pace;
 use crate::work::{LocalSlice, SendOp, SendWr, Status};
 
 /// rxe requests an ACK after this many packets without a request: "more than 64".
@@ -83,10 +85,16 @@ pub(crate) struct Requester {
     pub(crate) ack_deadline: Option<Nanos>,
     /// End of the wait after an RNR NAK.
     pub(crate) rnr_deadline: Option<Nanos>,
+    pace: Option<Box<Pace>>,
 }
 
 impl Requester {
     pub(crate) fn new(config: &QpConfig) -> Self {
+        let timeout = match config.timeout {
+            0 => None,
+            t => Some(Nanos(4096 << t)),
+        };
+        let pace = |limit| Box::new(Pace::new(limit, config.pmtu, timeout));
         Self {
             start_psn: config.sq_psn,
             pmtu: config.pmtu.bytes() as u64,
@@ -97,10 +105,7 @@ impl Requester {
             } else {
                 config.window / 2
             },
-            timeout: match config.timeout {
-                0 => None,
-                t => Some(Nanos(4096 << t)),
-            },
+            timeout,
             retry_cnt: config.retry_cnt,
             rnr_retry: config.rnr_retry,
             queue: VecDeque::new(),
@@ -115,6 +120,7 @@ impl Requester {
             retrying: false,
             ack_deadline: None,
             rnr_deadline: None,
+            pace: config.rate_limit.map(pace),
         }
     }
 
@@ -145,10 +151,31 @@ impl Requester {
     }
 
     pub(crate) fn can_send(&self) -> bool {
-        self.rnr_deadline.is_none() && self.next < self.posted && self.next - self.unacked < self.window
+        self.rnr_deadline.is_none()
+            && self.pace_deadline().is_none()
+            && self.next < self.posted
+            && self.next - self.unacked < self.window
     }
 
-    /// The packet then counts as sent.
+    /// The end of the wait for the rate limit.
+    pub(crate) fn pace_deadline(&self) -> Option<Nanos> {
+        self.pace.as_ref()?.deadline
+    }
+
+    /// A request was sent as a frame of so many bytes.
+    pub(crate) fn sent_frame(&mut self, bytes: usize) {
+        if let Some(pace) = &mut self.pace {
+            pace.sent(bytes as u64);
+        }
+    }
+
+    pub(crate) fn handle_pace_timeout(&mut self, now: Nanos) {
+        if let Some(pace) = &mut self.pace {
+            pace.handle_timeout(now);
+        }
+    }
+
+    /// The packet then counts as sent. `None` also if it must wait for the rate limit.
     pub(crate) fn next_packet(&mut self, now: Nanos) -> Option<OutgoingPacket> {
         if !self.can_send() {
             return None;
@@ -160,8 +187,15 @@ impl Requester {
         let sending = self.queue.get(self.cursor)?;
         let LocalSlice { key, offset, length } = sending.wr.local;
         let from = (sequence - sending.first) * self.pmtu;
+        let payload = (length as u64 - from).min(self.pmtu);
         let is_last = sequence == sending.last;
-        let ack_request = is_last || self.since_ack_request >= self.ack_request_interval;
+        let mut ack_request = is_last || self.since_ack_request >= self.ack_request_interval;
+        if let Some(pace) = &mut self.pace {
+            if !pace.admits(now, payload) {
+                return None;
+            }
+            ack_request = pace.asks(now, sequence == self.unacked, ack_request);
+        }
         let packet = OutgoingPacket {
             op: sending.wr.op,
             is_first: sequence == sending.first,
@@ -173,7 +207,7 @@ impl Requester {
             payload: LocalSlice {
                 key,
                 offset: offset + from,
-                length: (length as u64 - from).min(self.pmtu) as u32,
+                length: payload as u32,
             },
             is_retransmission: sequence < self.sent,
             index: self.cursor,
@@ -311,6 +345,7 @@ impl Requester {
         self.posted = self.next;
         self.ack_deadline = None;
         self.rnr_deadline = None;
+        self.handle_pace_timeout(Nanos::MAX);
     }
 
     pub(crate) fn handle_rnr_timeout(&mut self, now: Nanos) {

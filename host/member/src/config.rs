@@ -3,9 +3,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use castnet_proto::convert::rate_limit_from_proto;
 use castnet_proto::transport::{Controllers, Security};
 use castnet_proto::v1 as api;
-use castnet_wire::{Pmtu, Psn, Qpn};
+use castnet_wire::{Pmtu, Psn, Qpn, RateLimit};
 
 use crate::error::MemberError;
 
@@ -45,6 +46,8 @@ pub struct GroupAddress {
     pub pmtu: Pmtu,
     /// The source's WRITEs use virtual addresses from here on; the switches translate them.
     pub va_base: u64,
+    /// Limit of what the source sends in each lane. The software RNIC keeps to it.
+    pub rate_limit: Option<RateLimit>,
 }
 
 impl TryFrom<&api::GroupState> for GroupAddress {
@@ -52,6 +55,8 @@ impl TryFrom<&api::GroupState> for GroupAddress {
 
     fn try_from(state: &api::GroupState) -> Result<Self, MemberError> {
         let invalid = |what: String| MemberError::Invalid { what };
+        let limit =
+            rate_limit_from_proto("", state.rate_limit).map_err(|error| invalid(error.to_string()))?;
         Ok(Self {
             mcst_ids: api::Lane::mcst_ids(&state.lanes, &state.mcst_id).map_err(invalid)?,
             // Each member of a multicast group is a host with an address of its own.
@@ -59,6 +64,7 @@ impl TryFrom<&api::GroupState> for GroupAddress {
             start_psn: Psn::new(state.start_psn),
             pmtu: Pmtu::from_bytes(state.pmtu).ok_or_else(|| invalid(format!("path MTU {}", state.pmtu)))?,
             va_base: state.va_base,
+            rate_limit: limit.map(|limit| limit.per_lane(state.lanes.len() as u8)),
         })
     }
 }

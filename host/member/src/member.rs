@@ -11,7 +11,7 @@ use castnet_rnic::stream::{
     StreamReceiver, StreamSender, StreamSummary, Transfer,
 };
 use castnet_rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
-use castnet_wire::Qpn;
+use castnet_wire::{Qpn, RateLimit};
 
 use crate::config::{Group, GroupAddress, MemberConfig};
 use crate::controller::{Lease, RETURN_PATIENCE, States};
@@ -254,6 +254,7 @@ impl<T> Member<'_, T> {
                 timeout: config.timeout,
                 retry_cnt: config.retry_cnt,
                 rnr_retry: config.rnr_retry,
+                rate_limit: self.group.rate_limit.map(RateLimit::for_sender),
                 ..QpRemote::new(mcst_id, self.group.virtual_qpn)
             };
             let connected = self.host.rnic.connect_qp(qpn, &remote, config.connect_timeout);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use castnet_endpoint::{Access, Completion, MemoryKey, QpState, QueueLimits, RecvWr, SendWr};
 use castnet_port::Waker;
-use castnet_wire::{MacAddr, Nanos, Pmtu, Psn, Qpn};
+use castnet_wire::{MacAddr, Nanos, Pmtu, Psn, Qpn, RateLimit};
 use serde::Serialize;
 
 use crate::error::RnicError;
@@ -70,6 +70,8 @@ pub struct QpRemote {
     pub rnr_retry: u8,
     /// Code of the delay requested from the sender when no receive is posted.
     pub min_rnr_timer: u8,
+    /// Limit of what this end sends. The software RNIC keeps to it; devices behind libibverbs do not.
+    pub rate_limit: Option<RateLimit>,
     /// IPv4 type of service.
     pub tos: u8,
     /// IPv4 time to live.
@@ -91,6 +93,7 @@ impl QpRemote {
             retry_cnt: 7,
             rnr_retry: 7,
             min_rnr_timer: 12,
+            rate_limit: None,
             tos: 0,
             ttl: 64,
         }

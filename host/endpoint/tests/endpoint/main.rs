@@ -3,6 +3,7 @@
 mod common;
 mod golden;
 mod lossy;
+mod pace;
 mod requester;
 mod responder;
 mod robust;

@@ -27,6 +27,7 @@ fn config(member: u8) -> MemberConfig {
         start_psn: Psn::new(0xFF_FFF0),
         pmtu: Pmtu::B1024,
         va_base: 0,
+        rate_limit: None,
     };
     let qpn = Some(qpn(member));
     MemberConfig::new(format!("h{member}"), Group::Fixed { qpn, address })

@@ -261,6 +261,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             retry_cnt: remote.retry_cnt,
             rnr_retry: remote.rnr_retry,
             min_rnr_timer: remote.min_rnr_timer,
+            rate_limit: remote.rate_limit,
             tos: remote.tos,
             ttl: remote.ttl,
             ..QpConfig::new(qpn, remote.ip, mac, remote.qpn)
