@@ -139,6 +139,8 @@ pub struct Topology {
     pub(crate) by_name: Arc<HashMap<String, u32>>,
     /// Address of each node's host, in bits; 0: none.
     pub(crate) ips: Chunks<u32>,
+    /// Number of switches of all kinds.
+    switches: usize,
     /// Number of plain switches and routers.
     forwarders: usize,
     /// Shared by clones until one of them changes something other than addresses.
@@ -272,6 +274,7 @@ impl Topology {
         }
         Arc::make_mut(&mut self.by_name).insert(name.into(), self.nodes.len() as u32);
         self.ips.push(what.ip_bits());
+        self.switches += usize::from(matches!(what, What::Switch(_)));
         let links = Vec::new();
         self.nodes.push(Node { what, links });
         self.discard_index();
@@ -327,8 +330,7 @@ impl Topology {
     }
 
     pub(crate) fn switch_count(&self) -> usize {
-        let switches = self.nodes.iter().map(|n| &n.what);
-        switches.filter(|what| matches!(what, What::Switch(_))).count()
+        self.switches
     }
 
     /// Number of the node of an end that may be linked.

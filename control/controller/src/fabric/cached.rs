@@ -52,8 +52,11 @@ impl Fabric {
     }
 
     pub(crate) fn topology(&self) -> Arc<Topology> {
-        let made = || Arc::new(self.facts.topology(|| self.sightings()));
-        self.topology.get_or_init(made).clone()
+        let made = || {
+            let filed = self.facts.topology_of_file();
+            filed.unwrap_or_else(|| self.facts.topology(|| self.sightings()))
+        };
+        self.topology.get_or_init(|| Arc::new(made())).clone()
     }
 
     /// The hosts whose places may have changed since a version. `None`: any may have.
@@ -140,6 +143,31 @@ impl Fabric {
 }
 
 impl Facts {
+    /// The same as [`Facts::topology`], made from a copy of the file, which shares with it all that no report changes.
+    /// `None`: there is no file, or it lacks a switch, a host or the place of a host.
+    fn topology_of_file(&self) -> Option<Topology> {
+        let file = self.file.as_ref().filter(|_| self.unfiled.is_empty())?;
+        let has_place = |name: &str| file.attachment(name).is_some();
+        let is_whole = self.switches.keys().all(|name| file.switch(name).is_some())
+            && file.hosts().all(|host| has_place(&host.name));
+        let mut topology = is_whole.then(|| file.clone())?;
+        for switch in file.switches() {
+            let known = self.switches.get(&switch.name);
+            let up = !matches!(known, Some((Reach::Down(_), _)));
+            if up != switch.up {
+                topology.set_switch_up(&switch.name, up);
+            }
+            let reports = known.is_some_and(|(_, report)| !report.ports.is_empty());
+            if reports && !self.update_ports(&mut topology, &switch.name, Vec::new()) {
+                return None;
+            }
+        }
+        for host in self.hosts.values() {
+            topology.set_host_addresses(&host.name, Some(host.ip), Some(host.mac));
+        }
+        Some(topology)
+    }
+
     /// Takes over the ports of a switch into a topology. `before`: the numbers that the last report had.
     fn update_ports(&self, topology: &mut Topology, switch: &str, before: Vec<u8>) -> bool {
         let ports = self.ports_of(switch);
@@ -294,6 +322,9 @@ mod tests {
                     continue;
                 }
                 let fresh = Fabric::new(fabric.facts.clone());
+                prop_assert_eq!(words(&fabric.topology()), words(&fresh.topology()), "of the file");
+                let mut fresh = Fabric::new(fabric.facts.clone());
+                fresh.topology = Arc::new(fresh.facts.topology(|| fresh.sightings())).into();
                 prop_assert_eq!(words(&fabric.topology()), words(&fresh.topology()));
                 for host in (0..6).map(|n| format!("h{n}")) {
                     prop_assert_eq!(fabric.place(&host), fresh.place(&host));
