@@ -1,37 +1,36 @@
 //! Reports what a rank waits for while it joins: missing ranks, or the controller.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use castnet_comm::{CommConfig, Fallback};
+use castnet_console::api;
 use castnet_console::output::{Output, remark};
-use castnet_console::{api, connect};
-use castnet_proto::transport::{Controllers, Security};
+use castnet_proto::transport::{Call, Clients, Connection, Controllers};
 use indicatif::ProgressBar;
-use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
 
 use super::RankArgs;
 
 const SILENT: Duration = Duration::from_secs(2);
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Reports beside the thread that waits, until it is dropped.
+/// Reports beside the thread that waits, until it is dropped, over the connection with which that joins.
 pub(super) struct Waiting {
-    task: JoinHandle<()>,
+    reports: Option<(Call<()>, Arc<Connection>)>,
     bar: ProgressBar,
 }
 
 impl Waiting {
     pub(super) fn begin(rank: &RankArgs, config: &CommConfig, output: Output) -> Self {
         let bar = output.bar(None, "{spinner} {elapsed} {wide_msg}");
-        let (controllers, security) = (config.controller.clone(), config.security.clone());
         let (name, job, own_bar) = (rank.name.clone(), rank.job.clone(), bar.clone());
         let has_group = config.fallback != Fallback::Only;
-        let task = Handle::current().spawn(async move {
+        let controllers = config.controller.clone();
+        let report = |clients: Clients| async move {
             tokio::time::sleep(SILENT).await;
             let mut last = String::new();
             loop {
-                let words = ask(&controllers, &security, &job, has_group).await;
+                let words = ask(&clients, &controllers, &job, has_group).await;
                 own_bar.set_message(format!("{name} {words}"));
                 own_bar.tick();
                 if own_bar.is_hidden() && words != last {
@@ -40,20 +39,24 @@ impl Waiting {
                 }
                 tokio::time::sleep(INTERVAL).await;
             }
-        });
-        Self { task, bar }
+        };
+        // Without it, joining fails as well, and says why.
+        let connection = Connection::to(&config.controller, &config.security).ok();
+        let reports =
+            connection.map(|connection| (connection.spawn(report(connection.clients().clone())), connection));
+        Self { reports, bar }
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.task.abort();
+        self.reports = None;
         self.bar.finish_and_clear();
     }
 }
 
-async fn ask(controllers: &Controllers, security: &Security, job: &str, has_group: bool) -> String {
-    let Ok(mut client) = connect::controller(controllers, security).await else {
+async fn ask(clients: &Clients, controllers: &Controllers, job: &str, has_group: bool) -> String {
+    let Ok(mut client) = clients.leading().await else {
         return format!("waits for the controller at {controllers}");
     };
     if !has_group {
