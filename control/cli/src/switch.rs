@@ -29,6 +29,7 @@ use crate::counters::totals_sentence;
     after_help = "Ports: NAME=SPEC, numbered from 0 as they are given. A SPEC is an interface, or the whole form with options:
   af_packet:eth1,rx=4096,tx=2048   a network interface (castnet doctor --for switch)
   pcap:in.pcap,out.pcap            frames from a file, and what is sent into another
+  memif:/run/castnet/h1.sock       memory shared with a process of this machine, such as castnet host or VPP (docs/memif.md)
   dpdk:0000:3b:00.0,mtu=4200       a device that DPDK drives, by PCI address or as a virtual one: dpdk:net_memif0,role=server;
                                    rx= tx= queues= mtu= promiscuous= are Castnet's options, all others the driver's (docs/dpdk.md)
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -128,6 +129,25 @@ impl PortSpec {
             }
             Self::Custom(backend) => backend.open(pool, sides)?,
         })
+    }
+
+    /// With the defaults of the port of an RNIC that has this address, also behind a fault injector.
+    pub fn for_rnic(self, ip: Ipv4Addr) -> Self {
+        match self {
+            Self::AfPacket(spec) => Self::AfPacket(spec.for_rnic()),
+            Self::Memif(spec) => Self::Memif(spec.for_rnic(ip)),
+            Self::Faulty(inner, control) => Self::Faulty(Box::new(inner.for_rnic(ip)), control),
+            other => other,
+        }
+    }
+
+    /// True if frames pass through an interface of the kernel, which sees them as well.
+    pub fn is_of_kernel(&self) -> bool {
+        match self {
+            Self::Memory(_) | Self::Memif(_) => false,
+            Self::Faulty(inner, _) => inner.is_of_kernel(),
+            _ => true,
+        }
     }
 
     /// Wraps the port in a fault injector.

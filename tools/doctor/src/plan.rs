@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use castnet_console::units::{bytes, plural};
+use castnet_port::memif::{Address, MemifSpec, Role};
 use castnet_port::{DpdkSpec, PortSpec};
 use castnet_switch::dpdk::Hugepages;
 use castnet_worker::{DataplaneConfig, Idle};
@@ -90,6 +91,7 @@ fn port_check(machine: &Machine, name: &str, spec: &PortSpec) -> Check {
         PortSpec::Faulty(inner, _) => port_check(machine, name, inner),
         PortSpec::AfPacket(packet) => interface(machine, check, &packet.interface),
         PortSpec::Dpdk(spec) => device(machine, check, spec),
+        PortSpec::Memif(link) => memif(machine, check, link),
         PortSpec::Pcap(files) => match &files.input {
             Some(path) if !machine.has(&path.to_string_lossy()) => {
                 no_file(check, &path.display().to_string())
@@ -98,6 +100,21 @@ fn port_check(machine: &Machine, name: &str, spec: &PortSpec) -> Check {
         },
         other => check.ok(other.to_string()),
     }
+}
+
+/// A server makes its socket in a folder; a client connects when there is one.
+fn memif(machine: &Machine, check: Check, link: &MemifSpec) -> Check {
+    if let (Role::Server, Address::Path(path)) = (link.role(), &link.address)
+        && let Some(folder) = path.parent().filter(|f| f.is_absolute())
+        && !machine.has(&folder.to_string_lossy())
+    {
+        let (found, advice) = (
+            folder.display(),
+            "install -d -m 0755 that folder, or RuntimeDirectory= of the unit",
+        );
+        return check.missing(format!("no folder {found} for its socket"), advice);
+    }
+    check.ok(format!("memif:{link}"))
 }
 
 fn no_file(check: Check, path: &str) -> Check {
@@ -328,6 +345,8 @@ mod tests {
             ("xdp", "dpdk:net_af_xdp0,iface=eth3"),
             ("null", "dpdk:net_null0"),
             ("pcap", "pcap:gone.pcap"),
+            ("nofolder", "memif:/no/such/folder/s"),
+            ("client", "memif:/no/such/folder/s,role=client"),
         ];
         let fake = machine();
         let checks = checks(
@@ -342,6 +361,8 @@ mod tests {
             ("down", Level::Warn),
             ("gone", Level::Missing),
             ("shared", Level::Ok),
+            ("nofolder", Level::Missing),
+            ("client", Level::Ok),
             ("kernels", Level::Missing),
             ("absent", Level::Missing),
             ("file", Level::Ok),

@@ -20,7 +20,7 @@ pub(crate) struct Device {
     /// The RNIC: Castnet's own in software, or one of this machine by libibverbs
     #[arg(long, value_enum, default_value_t = Kind::Soft)]
     pub(super) rnic: Kind,
-    /// With --rnic soft: the interface, or any port as `castnet switch --port` takes it (af_packet:veth0, pcap:in.pcap,out.pcap)
+    /// With --rnic soft: the interface, or any port as `castnet switch --port` takes it (af_packet:veth0, memif:/run/castnet/h1.sock)
     /// [default: the only interface that is up, or the only one with an address]
     #[arg(short, long, value_name = "SPEC", value_parser = port_text)]
     interface: Option<String>,

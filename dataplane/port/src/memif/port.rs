@@ -300,6 +300,9 @@ impl MemifPort {
             match refusal {
                 // A server that is not there yet.
                 Refusal::Io { .. } => tracing::debug!(port = %self.spec, %refusal, "no memif link"),
+                Refusal::Disconnected(_) | Refusal::Closed => {
+                    tracing::info!(port = %self.spec, %refusal, "the memif link has ended");
+                }
                 _ => tracing::warn!(port = %self.spec, %refusal, "no memif link"),
             }
         }

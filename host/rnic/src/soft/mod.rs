@@ -110,6 +110,8 @@ pub struct SoftRnic<P> {
 impl SoftRnic<BoxPort> {
     /// How often an opened RNIC announces itself. A later switch must learn the host before the controller gives up.
     const ANNOUNCE_INTERVAL: Nanos = Nanos::from_secs(2);
+    /// The longest time to wait for the port's link.
+    const LINK_WAIT: Duration = Duration::from_secs(1);
 
     /// Opens a port and creates an RNIC on it, for a host that is a process of its own. It announces itself every 2
     /// seconds. Its first QP number is random, so that a group does not take it for an earlier process with its
@@ -118,22 +120,37 @@ impl SoftRnic<BoxPort> {
     pub fn open(spec: &PortSpec, mut config: SoftRnicConfig) -> Result<Self, RnicError> {
         config.first_qpn = Qpn::new(RandomState::new().hash_one(config.ip) as u32);
         config.neighbours.announce_interval = Self::ANNOUNCE_INTERVAL;
-        let kernel_port = match spec {
-            PortSpec::Memory(_) => None,
-            _ => UdpSocket::bind((config.ip, castnet_wire::udp::ROCE_PORT))
+        let kernel_port = match spec.is_of_kernel() {
+            false => None,
+            true => UdpSocket::bind((config.ip, castnet_wire::udp::ROCE_PORT))
                 .inspect_err(|error| tracing::debug!(%error, ip = %config.ip, "the kernel's UDP port 4791 is not held"))
                 .ok(),
         };
-        let spec = match spec.clone() {
-            PortSpec::AfPacket(spec) => PortSpec::AfPacket(spec.for_rnic()),
-            other => other,
-        };
+        let spec = spec.clone().for_rnic(config.ip);
         let pool = Pool::new(PoolConfig::default());
         let port = spec.open(&pool, Sides::Both)?;
-        Ok(Self {
+        let mut rnic = Self {
             _kernel_port: kernel_port,
             ..Self::new(port, pool, config)?
-        })
+        };
+        rnic.await_link();
+        Ok(rnic)
+    }
+
+    /// Waits for a link that comes up by itself, so that the first ARP requests are not lost.
+    fn await_link(&mut self) {
+        let start = Instant::now();
+        while !self.port.is_up() && start.elapsed() < Self::LINK_WAIT {
+            let now = self.now();
+            self.port.poll(now);
+            // A port that is down and has no work of its own does not come up by polling.
+            let Some(due) = self.port.poll_timeout() else {
+                return;
+            };
+            let timeout = Duration::from_nanos(due.since(self.now()).0).min(Self::LINK_WAIT);
+            let port = &self.port;
+            self.sleeper.sleep(timeout, || port.ready());
+        }
     }
 }
 
