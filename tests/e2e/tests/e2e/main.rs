@@ -16,6 +16,7 @@ mod routed_groups;
 mod routed_sums;
 mod runner;
 mod runtime;
+mod shared_memory;
 mod splits;
 mod static_rules;
 mod switching;
