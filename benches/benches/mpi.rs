@@ -1,4 +1,5 @@
-//! Collectives of ranks in network namespaces, beside Open MPI over TCP between the same namespaces.
+//! Collectives of ranks in network namespaces, over veth pairs and over shared memory (memif), beside Open MPI over TCP
+//! between the same namespaces.
 //!
 //! `cargo bench -p castnet-benches --bench mpi`. Needs root, `ip`, `ethtool`, `mpicc` and `mpirun` (Debian: iproute2,
 //! ethtool, openmpi-bin, libopenmpi-dev). Times are medians over calls, of the best of several turns; the sides alternate.
@@ -34,8 +35,10 @@ type Times = BTreeMap<(usize, u64, Side), f64>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Side {
-    /// Castnet, in the switch
+    /// Castnet, in the switch, over veth pairs
     Network,
+    /// Castnet, in the switch, over shared memory
+    Memif,
     /// Castnet's algorithms between hosts
     Hosts,
     /// Open MPI with segmentation offload
@@ -48,6 +51,7 @@ impl Side {
     const fn label(self) -> &'static str {
         match self {
             Self::Network => "in the network",
+            Self::Memif => "memif",
             Self::Hosts => "between hosts",
             Self::Mpi => "Open MPI",
             Self::MpiSingle => "Open MPI, gso off",
@@ -104,14 +108,17 @@ fn main() -> Result<()> {
     });
     let hosts: Vec<String> = (1..=options.ranks).map(|n| format!("h{n}")).collect();
     let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
-    let lab = Lab::start(&[("sw", &names)], &[])?;
+    let lab = Lab::start_with(&[("sw", &names)], |lab, _| {
+        let port = |name: &&str| format!("--port=m{name}={}", memif(lab, name));
+        Ok(names.iter().map(port).collect())
+    })?;
     let bridge = Bridge::new(&lab, &names)?;
     let mut best = Times::new();
     for turn in 1..=options.turns {
         for &side in &options.sides {
             eprintln!("turn {turn} of {}: {}", options.turns, side.label());
             let rows = match side {
-                Side::Network | Side::Hosts => castnet(&lab, &names, side, turn, &options)?,
+                Side::Network | Side::Memif | Side::Hosts => castnet(&lab, &names, side, turn, &options)?,
                 Side::Mpi | Side::MpiSingle => bridge.mpi(side == Side::Mpi, &options)?,
             };
             for row in serde_json::Deserializer::from_slice(&rows).into_iter::<Value>() {
@@ -147,7 +154,7 @@ fn print(best: &Times, options: &Options) {
         .sides
         .iter()
         .for_each(|side| print!("{:>19}", side.label()));
-    println!("{:>8}{:>12}", "ratio", "to gso off");
+    println!("{:>8}{:>12}{:>8}", "ratio", "to gso off", "memif");
     let mut keys: Vec<_> = best
         .keys()
         .map(|&(collective, bytes, _)| (collective, bytes))
@@ -159,11 +166,16 @@ fn print(best: &Times, options: &Options) {
         for &side in &options.sides {
             print!("{:>19}", of(side).map_or("-".to_owned(), |us| format!("{us:.1}")));
         }
-        let ratio = |side| match (of(side), of(Side::Network)) {
+        let ratio = |theirs, ours| match (of(theirs), of(ours)) {
             (Some(theirs), Some(ours)) => format!("{:.2}", theirs / ours),
             _ => "-".to_owned(),
         };
-        println!("{:>8}{:>12}", ratio(Side::Mpi), ratio(Side::MpiSingle));
+        println!(
+            "{:>8}{:>12}{:>8}",
+            ratio(Side::Mpi, Side::Network),
+            ratio(Side::MpiSingle, Side::Network),
+            ratio(Side::Mpi, Side::Memif)
+        );
     }
 }
 
@@ -212,25 +224,38 @@ fn missing(options: &Options) -> Option<String> {
     net::missing()
 }
 
+/// The port of a switch, and of the host with this name.
+fn memif(lab: &Lab, name: &str) -> String {
+    format!("memif:{}", lab.folder().join(format!("{name}.sock")).display())
+}
+
 /// The output of rank 0.
 fn castnet(lab: &Lab, hosts: &[&str], side: Side, turn: usize, options: &Options) -> Result<Vec<u8>> {
     let sizes: Vec<_> = options.sizes.iter().map(u64::to_string).collect();
-    let only = if side == Side::Network { "network" } else { "hosts" };
+    let only = if side == Side::Hosts { "hosts" } else { "network" };
     let ranks: Vec<_> = hosts
         .iter()
         .enumerate()
         .map(|(rank, host)| {
             let mut command = lab.host(host)?.command(castnet_e2e::process::castnet());
+            let (name, interface, ip) = match side {
+                Side::Memif => (
+                    format!("m{host}"),
+                    memif(lab, host),
+                    format!("10.0.0.{}", 101 + rank),
+                ),
+                _ => (host.to_string(), "eth0".to_owned(), Lab::ip(host)),
+            };
             command.args([
                 "host",
                 "bench",
                 "--name",
-                host,
+                &name,
                 "--job",
-                &format!("{only}-{turn}"),
+                &format!("{side:?}-{turn}"),
             ]);
             command.args(["--rank", &rank.to_string(), "--size", &hosts.len().to_string()]);
-            command.args(["--interface", "eth0", "--ip", &format!("{}/24", Lab::ip(host))]);
+            command.args(["--interface", &interface, "--ip", &format!("{ip}/24")]);
             command.args(["--controller", &lab.socket("controller"), "--pmtu", "4096"]);
             command.args(["--only", only, "--collectives", &options.collectives.join(",")]);
             command.args([
