@@ -9,3 +9,4 @@ mod pcap;
 mod pool;
 mod ring;
 mod superframes;
+mod testpmd;
