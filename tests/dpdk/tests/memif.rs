@@ -1,5 +1,6 @@
-//! `castnet switch` with two memif ports, and their other ends in a second process: plain frames and a group's data and
-//! feedback cross between the two, in ordinary memory and in hugepages. DPDK starts once in a process, so each of these is
+//! `castnet switch` with two memif ports, and their other ends in a second process over DPDK: plain frames and a group's
+//! data and feedback cross between the two, in ordinary memory and in hugepages. The ports of the switch are DPDK's, or
+//! Castnet's own in either role. DPDK starts once in a process, so each of these is
 //! a pair of processes of its own, and this program plays the second one when it is told so.
 
 fn main() {
@@ -33,6 +34,8 @@ mod dpdk {
     /// Tells this program to be the second process, and in which folder.
     const FOLDER: &str = "CASTNET_MEMIF_FOLDER";
     const HUGEPAGES: &str = "CASTNET_MEMIF_HUGEPAGES";
+    /// The role of the second process.
+    const ROLE: &str = "CASTNET_MEMIF_ROLE";
     /// The file that tells the second process that the switch sees both links.
     const GO: &str = "go";
     const HOSTS: [&str; 2] = ["a", "b"];
@@ -45,7 +48,8 @@ mod dpdk {
                 Ok("yes") => Hugepages::Yes,
                 _ => Hugepages::No,
             };
-            if let Err(error) = peer(Path::new(&folder), hugepages) {
+            let role = std::env::var(ROLE).unwrap_or_default();
+            if let Err(error) = peer(Path::new(&folder), hugepages, &role) {
                 eprintln!("{error:#}");
                 std::process::exit(1);
             }
@@ -54,12 +58,21 @@ mod dpdk {
         let binary = binary().expect("castnet with the feature dpdk");
         // A second worker takes from the second port, has a ring to hand frames over by, and sends through the first.
         for workers in [1, 2] {
-            pair(&binary, "no", workers).expect("a pair in ordinary memory");
+            pair(&binary, Ports::Dpdk, "no", workers).expect("a pair in ordinary memory");
         }
         println!("test a_memif_pair_in_ordinary_memory ... ok");
+        for (ports, workers) in [
+            (Ports::Server, 1),
+            (Ports::Server, 2),
+            (Ports::Client, 1),
+            (Ports::Client, 2),
+        ] {
+            pair(&binary, ports, "no", workers).expect("a pair of Castnet's own port and DPDK's");
+        }
+        println!("test castnets_own_memif_ports_and_dpdks_in_both_roles ... ok");
         match Pages::reserve() {
             Ok(_pages) => {
-                pair(&binary, "yes", 2).expect("a pair in hugepages");
+                pair(&binary, Ports::Dpdk, "yes", 2).expect("a pair in hugepages");
                 println!("test a_memif_pair_in_hugepages ... ok");
             }
             Err(why) => skip("memif in hugepages", &format!("{why:#}")),
@@ -118,7 +131,37 @@ mod dpdk {
         rules
     }
 
-    fn pair(binary: &Path, hugepages: &str, workers: usize) -> Result<()> {
+    /// The ports of the switch.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Ports {
+        /// DPDK's, as servers.
+        Dpdk,
+        /// Castnet's own, by their role.
+        Server,
+        Client,
+    }
+
+    impl Ports {
+        fn spec(self, n: usize, socket: &Path) -> String {
+            let socket = socket.display();
+            match self {
+                Self::Dpdk => {
+                    format!("dpdk:net_memif{n},role=server,socket={socket},socket-abstract=no,bsize=9216")
+                }
+                Self::Server => format!("memif:{socket},mtu=9000"),
+                Self::Client => format!("memif:{socket},role=client,mtu=9000,buffer=9216"),
+            }
+        }
+
+        fn role_of_peer(self) -> &'static str {
+            match self {
+                Self::Dpdk | Self::Server => "client",
+                Self::Client => "server",
+            }
+        }
+    }
+
+    fn pair(binary: &Path, ports: Ports, hugepages: &str, workers: usize) -> Result<()> {
         let folder = tempfile::tempdir()?;
         let folder = folder.path();
         // Another test may build the same file with other features meanwhile.
@@ -134,11 +177,7 @@ mod dpdk {
         command.arg("--rules").arg(&file).arg("--ready-file").arg(&ready);
         for (n, name) in HOSTS.iter().enumerate() {
             let socket = folder.join(format!("{name}.sock"));
-            let port = format!(
-                "{name}=dpdk:net_memif{n},role=server,socket={},socket-abstract=no,bsize=9216",
-                socket.display()
-            );
-            command.args(["--port", &port]);
+            command.args(["--port", &format!("{name}={}", ports.spec(n, &socket))]);
         }
         let mut switch = Running::start("sw", folder, command)?;
         let said = switch.said();
@@ -146,6 +185,7 @@ mod dpdk {
 
         let mut command = Command::new(std::env::current_exe()?);
         command.env(FOLDER, folder).env(HUGEPAGES, hugepages);
+        command.env(ROLE, ports.role_of_peer());
         let mut peer = Process::start("peer", folder, command)?;
         let rows = || -> Result<Vec<serde_json::Value>> {
             let asked = Command::new(&own)
@@ -197,9 +237,9 @@ mod dpdk {
     }
 
     impl Host {
-        fn open(memory: &DpdkMemory, folder: &Path, n: usize) -> Result<Self> {
+        fn open(memory: &DpdkMemory, spec: &PortSpec) -> Result<Self> {
             Ok(Self {
-                port: memory.open(&spec(folder, n)?, Sides::Both, 0)?,
+                port: memory.open(spec, Sides::Both, 0)?,
                 memory: memory.clone(),
                 got: VecDeque::new(),
             })
@@ -240,17 +280,17 @@ mod dpdk {
         }
     }
 
-    fn spec(folder: &Path, n: usize) -> Result<PortSpec> {
+    fn spec(folder: &Path, n: usize, role: &str) -> Result<PortSpec> {
         let socket = folder.join(format!("{}.sock", HOSTS[n]));
         let text = format!(
-            "dpdk:net_memif{n},role=client,socket={},socket-abstract=no,bsize=9216",
+            "dpdk:net_memif{n},role={role},socket={},socket-abstract=no,bsize=9216",
             socket.display()
         );
         Ok(text.parse()?)
     }
 
-    fn peer(folder: &Path, hugepages: Hugepages) -> Result<()> {
-        let specs = [spec(folder, 0)?, spec(folder, 1)?];
+    fn peer(folder: &Path, hugepages: Hugepages, role: &str) -> Result<()> {
+        let specs = [spec(folder, 0, role)?, spec(folder, 1, role)?];
         let runtime = Runtime::start(&Config {
             threads: 1,
             pool: PoolConfig::default(),
@@ -263,8 +303,8 @@ mod dpdk {
             "other memory than asked for"
         );
         let memory = runtime.memory()?;
-        let mut a = Host::open(&memory, folder, 0)?;
-        let mut b = Host::open(&memory, folder, 1)?;
+        let mut a = Host::open(&memory, &specs[0])?;
+        let mut b = Host::open(&memory, &specs[1])?;
         let start = Instant::now();
         while !(a.port.is_up() && b.port.is_up() && folder.join(GO).exists()) {
             ensure!(
