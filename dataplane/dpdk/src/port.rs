@@ -229,6 +229,7 @@ impl Port for DpdkPort {
                 steering: self.steering(),
                 multi_segment: self.multi_segment,
                 numa_node: self.device.info.numa_node,
+                ..PortDevice::default()
             },
         }
     }
