@@ -4,6 +4,7 @@ mod create;
 mod facts;
 mod lanes;
 mod lines;
+mod members;
 mod plan;
 mod progress;
 mod purge;
@@ -108,6 +109,17 @@ Examples:
         /// The new worker, counted from 0
         #[arg(long, value_name = "N")]
         worker: u32,
+    },
+    /// Adds a receiver to a multicast group, also to one that runs
+    #[command(after_help = "Examples:
+  castnet group add g h9            the group waits for it, or it joins the running group:
+  castnet host receive --name h9 --group g --size 64KiB --count 1000 --late ...   from the next message on
+  castnet host receive --name h9 --group g --out copy.bin ...                     once all members join again")]
+    Add {
+        /// Its name
+        group: String,
+        /// The receiver
+        host: String,
     },
     /// Puts a member out of a group, which goes on without it; with a rank, a collective group fails
     #[command(after_help = "Examples:
@@ -275,13 +287,6 @@ struct Destroyed {
     written_off_switches: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
-struct Evicted {
-    group: String,
-    member: String,
-    pending_switches: Vec<String>,
-}
-
 fn destroyed(group: String, answer: api::DestroyGroupResponse) -> Done<Destroyed> {
     let (pending, written_off) = (&answer.pending_switches, &answer.written_off_switches);
     let sentence = if answer.complete {
@@ -435,33 +440,8 @@ impl GroupCommand {
             ))
             .next(format!("castnet group move {group} --worker N --agent URL"))),
             Verb::Purge { owner, yes } => purge::everywhere(&mut controller, owner, yes, output).await,
-            Verb::Evict { group, member } => {
-                let (of, who) = (group.clone(), member.clone());
-                let request = api::EvictMemberRequest {
-                    group: of,
-                    member: who,
-                };
-                let answer = controller.evict_member(request).await;
-                let pending_switches = answer
-                    .map_err(|s| refused(s, &group))?
-                    .into_inner()
-                    .pending_switches;
-                let later = match pending_switches.is_empty() {
-                    true => String::new(),
-                    false => format!(
-                        "; {} cannot be reached now, and may wait for it until then",
-                        pending_switches.join(", ")
-                    ),
-                };
-                output.show(&Done {
-                    sentence: format!("{member} is put out of group {group}{later}"),
-                    facts: Evicted {
-                        group,
-                        member,
-                        pending_switches,
-                    },
-                })
-            }
+            Verb::Add { group, host } => members::add(&mut controller, group, host, output).await,
+            Verb::Evict { group, member } => members::evict(&mut controller, group, member, output).await,
             Verb::Destroy { group, force } => {
                 let request = api::DestroyGroupRequest {
                     group: group.clone(),

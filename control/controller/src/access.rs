@@ -11,7 +11,7 @@ use crate::table::Entry;
 /// The right that a method needs. The test below fails if one is missing.
 pub(crate) fn right(method: &str) -> Option<Right> {
     Some(match method {
-        "CreateGroup" | "CreateCollective" | "DestroyGroup" | "EvictMember" | "ForgetHost"
+        "CreateGroup" | "CreateCollective" | "DestroyGroup" | "AddMember" | "EvictMember" | "ForgetHost"
         | "PurgeGroups" => Right::Operate,
         "JoinGroup" | "LeaveGroup" | "InitGroup" | "Exchange" | "RegisterHost" => Right::Join,
         "GetGroup" => Right::Look,

@@ -225,6 +225,16 @@ impl Controller for Service {
         }))
     }
 
+    async fn add_member(&self, request: Request<v1::AddMemberRequest>) -> Answer<v1::AddMemberResponse> {
+        let caller = Caller::of(&request)?;
+        let v1::AddMemberRequest { group, host } = request.into_inner();
+        caller.concerns(format!("{group} host {host}"));
+        let host = name_from_proto("host", &host)?;
+        Ok(Response::new(
+            self.stored(|core| core.add_member(&group, &host)).await?,
+        ))
+    }
+
     async fn evict_member(
         &self,
         request: Request<v1::EvictMemberRequest>,

@@ -192,7 +192,7 @@ pub(crate) async fn run(verb: Verb, mut agent: api::AgentClient, output: Output)
             owner: Some(owner),
             yes,
         } => purge::at_switch(&mut agent, owner, yes, output).await,
-        Verb::Evict { group, .. } => Err(Failure::usage(format!(
+        Verb::Add { group, .. } | Verb::Evict { group, .. } => Err(Failure::usage(format!(
             "the controller knows the members of group {group}, a switch only its own"
         ))
         .next("leave --agent out")),

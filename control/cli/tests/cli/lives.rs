@@ -405,11 +405,16 @@ fn receive_messages(
     })
 }
 
-/// A receiver that has died comes back with a new queue pair, to a switch that has another receiver or none. It gets the
-/// rest of the stream, and the others every message.
+/// A receiver that has died comes back with a new queue pair, to a switch that has another receiver or none; or it was no
+/// member before. It gets the rest of the stream, and the others every message.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_receiver_comes_back_into_the_running_stream() {
-    for (members, others, by_write) in [("h1,h2,h3", vec![1, 3], false), ("h1,h2", vec![1], true)] {
+    for (members, others, by_write) in [
+        ("h1,h2,h3", vec![1, 3], false),
+        ("h1,h2", vec![1], true),
+        ("h1,h3", vec![1, 3], false),
+    ] {
+        let was_member = members.contains("h2");
         let fabric = Fabric::new().await;
         let create = format!("group create g --source h0 --members {members}");
         fabric.run(create.split(' ').collect()).await;
@@ -442,17 +447,22 @@ async fn a_receiver_comes_back_into_the_running_stream() {
                 receive_messages(open, config)
             })
             .collect();
-        let (open, mut config) = part(2);
-        config.lease = Duration::from_millis(1);
-        let dies = spawn_blocking(move || {
-            let mut rnic = open();
-            let receiver = castnet_member::message_receiver(config, &mut rnic, MESSAGES)?;
-            receiver.join().map(drop)
-        });
-        dies.await.expect("no panic").expect("it was in");
-        becomes(&fabric, MemberPhase::Expected).await;
+        if was_member {
+            let (open, mut config) = part(2);
+            config.lease = Duration::from_millis(1);
+            let dies = spawn_blocking(move || {
+                let mut rnic = open();
+                let receiver = castnet_member::message_receiver(config, &mut rnic, MESSAGES)?;
+                receiver.join().map(drop)
+            });
+            dies.await.expect("no panic").expect("it was in");
+            becomes(&fabric, MemberPhase::Expected).await;
+        }
         let half = timeout(PATIENCE, paused.wait_for(|paused| *paused));
         half.await.expect("in time").expect("a source");
+        if !was_member {
+            fabric.run("group add g h2".split(' ').collect()).await;
+        }
 
         let (open, mut config) = part(2);
         config.from_next_message = true;

@@ -1,7 +1,7 @@
 //! Receivers that join a multicast group while its stream runs.
 
 use castnet_proto::v1;
-use castnet_proto::v1::GroupPhase::{Active, Installing};
+use castnet_proto::v1::GroupPhase::{Active, Installing, Registered};
 use castnet_proto::v1::MemberPhase::{Expected, Joined, Joining};
 use castnet_proto::v1::{MemberLoss, MemberPhase};
 use tonic::{Code, Status, Streaming};
@@ -219,4 +219,79 @@ async fn refusals_name_the_reason() {
         .unwrap();
     let status = try_join(&lab, &client, "h2", 18, LEASE).await.unwrap_err();
     assert_eq!(status.code(), Code::NotFound, "no member any more: {status}");
+}
+
+async fn add(client: &Client, group: &str, host: &str) -> Result<v1::AddMemberResponse, Status> {
+    let (group, host) = (group.into(), host.into());
+    let answer = client
+        .clone()
+        .add_member(v1::AddMemberRequest { group, host })
+        .await?;
+    Ok(answer.into_inner())
+}
+
+/// It was no member when the group was created. Nothing changes for the others before it joins.
+#[tokio::test]
+async fn a_new_member_joins_the_running_stream() {
+    let lab = Lab::two_tiers().await;
+    let (controller, client) = lab.start().await;
+    let _calls = group(&lab, &client, &HOSTS[..2], MemberLoss::Evict).await;
+    let mut events = Events::of(&client).await;
+    let added = add(&client, "g", "h2").await.unwrap();
+    assert_eq!((added.added, added.phase()), (true, Active));
+    while events.group("g", Active).await.members.len() < 3 {}
+    let again = add(&client, "g", "h2").await.unwrap();
+    assert_eq!((again.added, again.phase()), (false, Active));
+    let before = becomes(&client, &[Joined, Joined, Expected]).await.state.unwrap();
+    assert_eq!(lab.placed(), ["leaf0 g.1"]);
+
+    let mut late = join(&lab, &client, "h2", 18).await;
+    placed(&lab, &client, &["leaf0 g.2", "leaf1 g.2", "spine0 g.2"]).await;
+    assert_eq!(rule(&lab, "leaf1"), (2, Some(1), None, vec!["h2".into()]));
+    lab.switch("leaf1").report(joined(&before, 2, 777));
+    while next(&mut late).await.phase() != Active {}
+    becomes(&client, &[Joined; 3]).await;
+    controller.stop().await;
+    let (_controller, client) = lab.start().await;
+    becomes(&client, &[Joined; 3]).await;
+}
+
+#[tokio::test]
+async fn a_group_waits_for_a_new_member() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let request = creation("g", &HOSTS[..2]);
+    client.clone().create_group(request).await.unwrap();
+    let mut calls = vec![join(&lab, &client, "h0", 17).await];
+    let added = add(&client, "g", "h2").await.unwrap();
+    assert_eq!((added.added, added.phase()), (true, Registered));
+    calls.push(join(&lab, &client, "h1", 17).await);
+    let state = becomes(&client, &[Joined, Joined, Expected]).await.state.unwrap();
+    assert_eq!(state.phase(), Registered);
+    assert!(state.reason.contains("h2"), "{}", state.reason);
+    calls.push(join(&lab, &client, "h2", 17).await);
+    for call in &mut calls {
+        while next(call).await.phase() != Active {}
+    }
+    assert_eq!(lab.placed(), ["leaf0 g.1", "leaf1 g.1", "spine0 g.1"]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_added_is_named() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let request = creation("g", &HOSTS[..2]);
+    client.clone().create_group(request).await.unwrap();
+    let _ranks = lab.ranks(&client, "sums", 2, 17).await;
+    for (group, host, code, what) in [
+        ("g", "leaf0", Code::AlreadyExists, "\"leaf0\" is a switch"),
+        ("g", "no name", Code::InvalidArgument, "host"),
+        ("none", "h2", Code::NotFound, "none"),
+        ("sums", "h2", Code::FailedPrecondition, "is a collective group"),
+    ] {
+        let status = add(&client, group, host).await.unwrap_err();
+        assert_eq!(status.code(), code, "{status}");
+        assert!(status.message().contains(what), "{status}");
+    }
+    becomes(&client, &[Expected; 2]).await;
 }

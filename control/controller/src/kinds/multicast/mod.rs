@@ -16,6 +16,7 @@ use crate::record::Record;
 use crate::shown::{Planned, Source};
 use crate::table::Entry;
 
+mod add;
 pub(crate) mod evict;
 pub mod late;
 mod lease;

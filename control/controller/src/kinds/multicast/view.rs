@@ -14,7 +14,7 @@ use crate::shown::Planned;
 use crate::table::Entry;
 use crate::view::{self, lanes, problems, tree};
 
-fn phase(phase: Phase) -> v1::GroupPhase {
+pub(super) fn phase(phase: Phase) -> v1::GroupPhase {
     match phase {
         Phase::Registered => v1::GroupPhase::Registered,
         Phase::Installing => v1::GroupPhase::Installing,
