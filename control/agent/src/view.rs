@@ -119,6 +119,7 @@ pub(crate) fn port(report: &PortReport) -> v1::Port {
         steering: device.steering.name().into(),
         multi_segment: device.multi_segment,
         numa_node: device.numa_node,
+        gso: device.segmentation.to_string(),
     }
 }
 

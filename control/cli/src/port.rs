@@ -19,6 +19,9 @@ use serde::Serialize;
              the group's worker; with none, any, and workers hand frames over to each other
   segments   several: the device can send a frame from several buffers, so that replicas share
              their payload
+  gso        on: runs of packets are sent as one frame of the kernel (UDP GSO); off: the port was
+             configured with gso=off; refused, with the reason: packets are sent one by one, as the
+             kernel or the device takes no such frames; none: the port's kind has none
 
 Examples:
   castnet port                       all ports of the switch on this machine
@@ -48,6 +51,7 @@ impl PortRow {
         "tx queues",
         "steering",
         "segments",
+        "gso",
         "numa",
     ];
 
@@ -75,6 +79,7 @@ impl PortRow {
             number(port.tx_queues, "per worker"),
             port.steering.clone(),
             if port.multi_segment { "several" } else { "one" }.to_owned(),
+            port.gso.clone(),
             number(port.numa_node, "-"),
         ]
     }

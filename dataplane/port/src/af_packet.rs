@@ -33,7 +33,9 @@ use nix::net::if_::if_nametoindex;
 
 use crate::checksum;
 use crate::pool::{Pool, PoolBuf};
-use crate::port::{Port, PortDevice, PortLink, PortStats, RingUse, Sides, fits_from, frame_max};
+use crate::port::{
+    Port, PortDevice, PortLink, PortStats, RingUse, Segmentation, Sides, fits_from, frame_max,
+};
 use crate::sleep::Sleeper;
 use crate::spec::OpenError;
 use cut::{Cutter, VNET_HEADER};
@@ -221,7 +223,7 @@ impl AfPacketPort {
         PortDevice {
             speed_mbps: self.speed_mbps(),
             numa_node: numa_node(&bus),
-            segmentation: self.tx.segmentation(),
+            segmentation: self.segmentation(),
             ..PortDevice::new(driver)
         }
     }
@@ -521,6 +523,10 @@ impl Port for AfPacketPort {
 
     fn speed_mbps(&self) -> Option<u32> {
         sys::speed_mbps(&self.control, &self.interface)
+    }
+
+    fn segmentation(&self) -> Segmentation {
+        self.tx.segmentation()
     }
 
     fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {

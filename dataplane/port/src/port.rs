@@ -112,6 +112,11 @@ pub trait Port {
         Steering::None
     }
 
+    /// The current [`PortDevice::segmentation`], without allocation.
+    fn segmentation(&self) -> Segmentation {
+        Segmentation::None
+    }
+
     /// The device's flow table, if it has one and several receive queues. Not for the fast path.
     fn flow_table(&self) -> Option<Arc<dyn FlowTable>> {
         None
@@ -148,6 +153,10 @@ macro_rules! delegate_port {
         fn steering(&self) -> $crate::Steering {
             let $this = self;
             $inner.steering()
+        }
+        fn segmentation(&self) -> $crate::Segmentation {
+            let $this = self;
+            $inner.segmentation()
         }
         fn flow_table(&self) -> Option<std::sync::Arc<dyn $crate::FlowTable>> {
             let $this = self;

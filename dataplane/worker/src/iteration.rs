@@ -287,7 +287,10 @@ impl<M: Memory> Worker<M> {
         into.ports.extend(self.outputs.slots.iter().map(|slot| PortNow {
             stats: slot.port.stats(),
             drops: slot.drops,
-            link: slot.reports_link.then(|| (slot.speed_mbps, slot.port.steering())),
+            link: slot.reports_link.then(|| {
+                let port = &slot.port;
+                (slot.speed_mbps, port.steering(), port.segmentation())
+            }),
         }));
         into.rings.clear();
         into.rings.extend_from_slice(&self.rings);

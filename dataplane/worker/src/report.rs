@@ -4,7 +4,7 @@ use castnet_engine::{
     CollectiveCounters, ContextStatus, CountersSnapshot, EndpointSnapshot, ForwardingCounters,
     ForwardingEndpoint, MulticastCounters, PathSnapshot, PortCounters, Totals,
 };
-use castnet_port::{BATCH, PoolStats, PortLink, PortStats, Steering, copy_port_stats};
+use castnet_port::{BATCH, PoolStats, PortLink, PortStats, Segmentation, Steering, copy_port_stats};
 use castnet_rules::GroupRule;
 use castnet_wire::{CounterSet, DropReason, Drops, McstId, Nanos, PortId, counters};
 
@@ -104,8 +104,8 @@ pub(crate) struct PortNow {
     pub(crate) stats: PortStats,
     /// Between the port and the engine.
     pub(crate) drops: Drops,
-    /// Link speed and steering mode, from the worker that reports the link.
-    pub(crate) link: Option<(Option<u32>, Steering)>,
+    /// Link speed, steering mode and segmentation, from the worker that reports the link.
+    pub(crate) link: Option<(Option<u32>, Steering, Segmentation)>,
 }
 
 /// Control allocates it with its full capacity.

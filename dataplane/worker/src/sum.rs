@@ -41,7 +41,8 @@ impl<'a> Sum<'a> {
         sum.drops.add(&report.counters.drops);
         for (port, now) in sum.ports.iter_mut().zip(&report.ports) {
             let (stats, on_the_way) = (&now.stats, &now.drops);
-            if let Some((speed_mbps, steering)) = now.link {
+            if let Some((speed_mbps, steering, segmentation)) = now.link {
+                port.link.device.segmentation = segmentation;
                 port.link.device.speed_mbps = speed_mbps;
                 port.link.device.steering = steering;
             }

@@ -30,14 +30,29 @@ pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
         checks.extend(ethtool(machine, name).map(|features| offloads(name, &features)));
     }
     if !machine.has_program("ethtool") {
-        let advice = "install ethtool; if TCP of kernels behind veth pairs stalls, at their ends: ethtool -K IF tso off gso off";
-        checks.push(Check::of(Use::Switch, "offloads").warn("cannot be told without ethtool", advice));
+        checks.push(Check::of(Use::Switch, "offloads").warn("cannot be told without ethtool", "install ethtool"));
     }
+    checks.extend(receive_buffer(machine));
     if interfaces.len() > INTERFACES_SHOWN_MAX {
         let more = interfaces.len() - INTERFACES_SHOWN_MAX;
         checks.push(Check::of(Use::Switch, "more interfaces").ok(format!("{more} were not looked at")));
     }
     checks
+}
+
+/// Super-frames wait in the receive buffer of a socket, which may exceed this limit only with CAP_NET_ADMIN.
+fn receive_buffer(machine: &Machine) -> Option<Check> {
+    const WANTED: u64 = 8 << 20;
+    let limit = machine.read("/proc/sys/net/core/rmem_max")?.trim().parse::<u64>().ok()?;
+    let check = Check::of(Use::Switch, "receive buffers");
+    Some(if limit < WANTED {
+        check.warn(
+            format!("at most {limit} bytes without CAP_NET_ADMIN: bursts of super-frames (UDP GSO) may be lost"),
+            format!("sysctl net.core.rmem_max={WANTED}, or give CAP_NET_ADMIN"),
+        )
+    } else {
+        check.ok(format!("up to {limit} bytes"))
+    })
 }
 
 /// A machine of many containers has hundreds.
@@ -157,12 +172,10 @@ fn ethtool(machine: &Machine, name: &str) -> Option<String> {
     super::machine::output_of("ethtool", &["-k", name])
 }
 
-/// Offloads that merge or split frames: AF_PACKET would get other frames than the wire has, with wrong ICRCs.
-const HARMFUL: [(&str, &str); 4] = [
+/// Offloads that merge frames, which a port takes apart again.
+const HARMFUL: [(&str, &str); 2] = [
     ("generic-receive-offload", "gro"),
     ("large-receive-offload", "lro"),
-    ("generic-segmentation-offload", "gso"),
-    ("tcp-segmentation-offload", "tso"),
 ];
 
 fn offloads(name: &str, features: &str) -> Check {
@@ -180,12 +193,15 @@ fn offloads(name: &str, features: &str) -> Check {
         .map(|(_, short)| *short)
         .collect();
     if on.is_empty() {
-        return check.ok("none that merges or splits frames");
+        return check.ok(match is_on("tx-udp-segmentation") {
+            true => "none that merges frames; runs of packets can be sent as one (tx-udp-segmentation)",
+            false => "none that merges frames; tx-udp-segmentation is off, so packets are sent one by one",
+        });
     }
     let off: String = on.iter().map(|short| format!(" {short} off")).collect();
     check.warn(
         format!(
-            "{} on: frames longer than the MTU can reach a switch on this port",
+            "{} on: frames are merged, and a switch on this port takes them apart again",
             on.join(", ")
         ),
         format!("ethtool -K {name}{off} (a switch with CAP_NET_ADMIN turns gro off by itself)"),
@@ -226,6 +242,8 @@ mod tests {
             check.advice
         );
         assert_eq!(offloads("eth0", "").level, Level::Ok);
+        let segmentation = offloads("eth0", "tx-udp-segmentation: on\n");
+        assert!(segmentation.found.contains("sent as one"), "{}", segmentation.found);
     }
 
     #[test]
