@@ -38,7 +38,8 @@
 //! 1. [`source`], [`receiver`] or [`message_receiver`] creates the QPs, one for each lane, and a receiver's memory.
 //! 2. [`Prepared::join`] joins over the controller and waits until the group is active, or uses the given address
 //!    ([`Group::Fixed`], for switches with rule files). It connects the QPs.
-//! 3. [`Member`] sends or receives; [`Member::leave`] ends the membership.
+//! 3. [`Member`] sends or receives; [`Member::leave`] ends the membership. If the group ends before the transfer, as without
+//!    its source, [`MemberError::may_join_again`] is true, and [`Member::again`] prepares to join with new QPs.
 //!
 //! All calls block. They poll the RNIC, so that the host answers ARP and acknowledges. Calls to the controller run on a
 //! thread of their own, over one connection for all members and ranks of the process that name the same controllers and
