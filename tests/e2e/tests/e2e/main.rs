@@ -11,6 +11,7 @@ mod moving;
 mod multicast;
 mod programs;
 mod ranks;
+mod rates;
 mod restart;
 mod routed_groups;
 mod routed_sums;
