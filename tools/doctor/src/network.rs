@@ -30,7 +30,9 @@ pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
         checks.extend(ethtool(machine, name).map(|features| offloads(name, &features)));
     }
     if !machine.has_program("ethtool") {
-        checks.push(Check::of(Use::Switch, "offloads").warn("cannot be told without ethtool", "install ethtool"));
+        checks.push(
+            Check::of(Use::Switch, "offloads").warn("cannot be told without ethtool", "install ethtool"),
+        );
     }
     checks.extend(receive_buffer(machine));
     if interfaces.len() > INTERFACES_SHOWN_MAX {
@@ -43,11 +45,17 @@ pub(crate) fn checks(machine: &Machine) -> Vec<Check> {
 /// Super-frames wait in the receive buffer of a socket, which may exceed this limit only with CAP_NET_ADMIN.
 fn receive_buffer(machine: &Machine) -> Option<Check> {
     const WANTED: u64 = 8 << 20;
-    let limit = machine.read("/proc/sys/net/core/rmem_max")?.trim().parse::<u64>().ok()?;
+    let limit = machine
+        .read("/proc/sys/net/core/rmem_max")?
+        .trim()
+        .parse::<u64>()
+        .ok()?;
     let check = Check::of(Use::Switch, "receive buffers");
     Some(if limit < WANTED {
         check.warn(
-            format!("at most {limit} bytes without CAP_NET_ADMIN: bursts of super-frames (UDP GSO) may be lost"),
+            format!(
+                "at most {limit} bytes without CAP_NET_ADMIN: bursts of super-frames (UDP GSO) may be lost"
+            ),
             format!("sysctl net.core.rmem_max={WANTED}, or give CAP_NET_ADMIN"),
         )
     } else {
@@ -243,7 +251,11 @@ mod tests {
         );
         assert_eq!(offloads("eth0", "").level, Level::Ok);
         let segmentation = offloads("eth0", "tx-udp-segmentation: on\n");
-        assert!(segmentation.found.contains("sent as one"), "{}", segmentation.found);
+        assert!(
+            segmentation.found.contains("sent as one"),
+            "{}",
+            segmentation.found
+        );
     }
 
     #[test]

@@ -169,7 +169,10 @@ fn ports(lab: &Lab, agent: &str) -> Result<()> {
         // The kernel says 10 Gb/s of any veth pair.
         let told = port["driver"] == "veth" && port["speed_mbps"] == 10_000 && port["steering"] == "none";
         let queues = port["rx_queues"] == 1 && port["tx_queues"].is_null();
-        ensure!(told && queues && port["numa_node"].is_null() && port["gso"] == "on", "{port}");
+        ensure!(
+            told && queues && port["numa_node"].is_null() && port["gso"] == "on",
+            "{port}"
+        );
         ensure!(
             number(port, "rx_frames")? > 0 && number(port, "mtu")? > 4096,
             "{port}"
