@@ -12,6 +12,7 @@ const FRAMES: usize = 3000;
 /// Frames on their way at a time.
 const WINDOW: usize = 64;
 
+const PROBE_AGAIN: Duration = Duration::from_millis(20);
 /// Shorter than all other frames.
 const PROBE: [u8; 59] = [0; 59];
 
@@ -90,12 +91,17 @@ impl End {
         }
     }
 
-    /// A DPDK client lends buffers when it first asks for frames, some time after its link is up.
+    /// A DPDK client lends buffers when it first asks for frames, some time after its link is up. Probes are few: testpmd drops what
+    /// it cannot return at once, and frames behind a full ring of probes would be lost there.
     fn probe(&mut self) {
         let (pool, mut batch) = (self.pool.clone(), Batch::new());
+        let mut last: Option<Instant> = None;
         self.until("testpmd returns nothing", |port| {
-            batch.push(pool.copy_from(&PROBE).unwrap());
-            port.send(&mut batch);
+            if last.is_none_or(|at| at.elapsed() > PROBE_AGAIN) {
+                last = Some(Instant::now());
+                batch.push(pool.copy_from(&PROBE).unwrap());
+                port.send(&mut batch);
+            }
             port.receive(&mut batch);
             let any = !batch.is_empty();
             batch.clear();
