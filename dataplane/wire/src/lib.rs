@@ -51,6 +51,7 @@ pub mod policy;
 pub mod psn;
 pub mod rate;
 pub mod roce;
+pub mod spin;
 pub mod time;
 pub mod udp;
 

@@ -89,23 +89,17 @@ pub struct WorkerConfig {
 pub enum Idle {
     /// Polls again at once. This has the lowest latency and uses a whole core.
     Busy,
-    /// Spins, then yields the core, then sleeps until a port or a command wakes the worker.
+    /// Polls and yields the core in turn, then sleeps until a port or a command wakes the worker ([`spin`](castnet_wire::spin)).
     Adaptive {
-        /// Idle polls before the worker yields.
-        spins: u32,
-        /// Further idle polls before it sleeps.
-        yields: u32,
         /// The longest sleep.
         sleep: Duration,
     },
 }
 
 impl Default for Idle {
-    /// 200 spins, 20 yields, sleeps of up to a millisecond.
+    /// Sleeps of up to a millisecond.
     fn default() -> Self {
         Self::Adaptive {
-            spins: 200,
-            yields: 20,
             sleep: Duration::from_millis(1),
         }
     }

@@ -10,6 +10,7 @@ use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
 use castnet_engine::{Engine, EngineConfig, PortInfo, TAPS_MAX};
 use castnet_port::{Batch, FlowTable, HandOver, Memory, OpenError, Port, PortLink, Sides, Sleeper, Waker};
+use castnet_wire::spin::{self, Progress, Spinner};
 use castnet_wire::{MacAddr, Nanos};
 use crossbeam::channel::{Receiver, Sender};
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -93,7 +94,7 @@ pub(crate) struct Worker<M: Memory> {
     _alive: Arc<()>,
     sleeper: Sleeper,
     started: Nanos,
-    idle_polls: u32,
+    spinner: Spinner,
 }
 
 /// Result of one iteration.
@@ -168,7 +169,7 @@ impl<M: Memory> Worker<M> {
             _alive: alive,
             sleeper,
             started: Nanos::ZERO,
-            idle_polls: 0,
+            spinner: Spinner::new(Progress::Adaptive),
             setup,
         };
         Ok((worker, ready))
@@ -194,7 +195,7 @@ impl<M: Memory> Worker<M> {
             match self.iterate(now) {
                 Iteration::Busy => {
                     idle = false;
-                    self.idle_polls = 0;
+                    self.spinner.worked();
                 }
                 Iteration::Empty => {
                     idle = true;
@@ -214,17 +215,17 @@ impl<M: Memory> Worker<M> {
             .get(self.setup.index)
             .map(|w| w.idle)
             .unwrap_or_default();
-        let Idle::Adaptive { spins, yields, sleep } = idle else {
+        let Idle::Adaptive { sleep } = idle else {
             hint::spin_loop();
             return;
         };
-        self.idle_polls = self.idle_polls.saturating_add(1);
-        if self.idle_polls <= spins {
-            hint::spin_loop();
-        } else if self.idle_polls <= spins.saturating_add(yields) {
-            thread::yield_now();
-        } else {
-            self.sleep(now, sleep);
+        match self.spinner.idle(now) {
+            spin::Idle::Spin => hint::spin_loop(),
+            spin::Idle::Yield => {
+                thread::yield_now();
+                self.spinner.yielded(now, self.setup.clock.now());
+            }
+            spin::Idle::Sleep => self.sleep(now, sleep),
         }
     }
 

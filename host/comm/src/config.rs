@@ -11,24 +11,11 @@ use castnet_proto::convert::{WINDOW_MESSAGES_MAX, WINDOW_PACKETS_MAX, WINDOW_PAC
 use castnet_proto::transport::{Controllers, Security};
 use castnet_rnic::OutOfRange;
 use castnet_rules::{LossPolicy, StragglerPolicy};
+use castnet_wire::spin::Progress;
 use castnet_wire::{Pmtu, Psn, RateLimit};
 
 /// Each group has a call that stands, and a server may limit these for one connection.
 const GROUPS_MAX: u64 = 128;
-
-/// How a rank waits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Progress {
-    /// Polls without a pause. Uses a whole core; lowest latency.
-    Spin,
-    /// Sleeps while there is nothing to do.
-    Sleep,
-    /// Polls for a short time before it sleeps, but only while no other thread needs its core.
-    #[default]
-    Adaptive,
-    /// Polls for so long, then sleeps.
-    SpinThenSleep(Duration),
-}
 
 /// Whether host-based algorithms may replace those in the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

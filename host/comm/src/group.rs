@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use castnet_proto::transport::Call;
 use castnet_rnic::Rnic;
 use castnet_wire::control::{CallFlags, DataType, Operation};
+use castnet_wire::spin::{Idle, Spinner};
 
 use crate::buffers::{Bases, Buffers, Data, LentBytes, Memory, OwnedBuffers, OwnedData};
 use crate::communicator::{Request, Running};
@@ -21,7 +22,6 @@ use crate::establish::EXCHANGE_GOODBYE;
 use crate::job::{Job, OWN_GROUP};
 use crate::machine::{Collective, Failure, Task, TaskId, Waiting};
 use crate::shared::SharedRnic;
-use crate::spin::{Idle, Spinner};
 
 /// How often a sleeping rank checks the state of its group.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
@@ -61,12 +61,14 @@ pub(crate) struct Group {
     pub(crate) broken: bool,
     /// The group was created and failed before this rank saw it. The next call returns this error.
     pub(crate) pending_failure: Option<CommError>,
+    spinner: Spinner,
 }
 
 impl Group {
     /// The group of the whole job.
     pub(crate) fn own(job: Weak<Job>, config: CommConfig, members: Rc<[u16]>, rnic: SharedRnic) -> Self {
         Self {
+            spinner: Spinner::new(config.progress),
             config,
             number: OWN_GROUP,
             members,
@@ -423,7 +425,7 @@ impl Group {
         running: &mut Running,
         mut borrowed: Option<&mut Borrowed<'_>>,
     ) -> Result<Memory, CommError> {
-        let (mut polls, mut spinner) = (0_u32, Spinner::new(self.config.progress));
+        let mut polls = 0_u32;
         loop {
             let polled = self.poll_driver(borrowed.as_deref_mut());
             let worked = polled.inspect_err(|_| self.abandon(running.task))?;
@@ -433,10 +435,10 @@ impl Group {
             polls = polls.wrapping_add(1);
             let idle = match worked {
                 true => {
-                    spinner.worked();
+                    self.spinner.worked();
                     None
                 }
-                false => Some(spinner.idle(self.rnic.now())),
+                false => Some(self.spinner.idle(self.rnic.now())),
             };
             if idle == Some(Idle::Sleep) || polls.is_multiple_of(POLLS_PER_CHECK) {
                 self.check_task(running)?;
@@ -448,7 +450,7 @@ impl Group {
                     // The rank that this one waits for may run on the same core.
                     let before = self.rnic.now();
                     std::thread::yield_now();
-                    spinner.yielded(before, self.rnic.now());
+                    self.spinner.yielded(before, self.rnic.now());
                 }
                 Some(Idle::Sleep) => self.rnic.wait(SLEEP_MAX.min(self.config.timeouts.collective))?,
             }
