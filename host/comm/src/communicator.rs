@@ -214,7 +214,8 @@ impl Communicator {
             .blocking(Collective::AllReduce, operation, buffers.into())
     }
 
-    /// Reduces the elements of all ranks and returns the result at `root`. The other ranks may pass an input only.
+    /// Reduces the elements of all ranks and returns the result at `root`. The other ranks may pass an input only; they return when all
+    /// ranks have called and their data is sent. If it is lost for good, the next call fails.
     pub fn reduce<'a, T: Element>(
         &mut self,
         buffers: impl Into<Buffers<'a, T>>,
@@ -226,7 +227,8 @@ impl Communicator {
             .blocking(Collective::Reduce { root }, operation, buffers.into())
     }
 
-    /// Copies the buffer of `root` to all ranks.
+    /// Copies the buffer of `root` to all ranks. The root returns when all ranks have called and its data is sent. If it is lost for good,
+    /// the next call fails.
     pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: u16) -> Result<(), CommError> {
         self.group.borrow_mut().blocking(
             Collective::Broadcast { root },

@@ -33,6 +33,13 @@
 //! These numbers are the same at all ranks only while all make the same calls: after a call that is longer at another
 //! rank, the switch counts further than this rank. So a rank posts what follows a call without a control result only
 //! up to half a window below the bound.
+//!
+//! # The end of a task
+//!
+//! A task ends when all ranks agree on its calls, this rank has posted what it sends, and has received its results. Data that
+//! only goes out (the source of a Broadcast, the contributors of a Reduce) may still wait for its acknowledgement: it is in
+//! its slot. If it is lost for good, the next task fails with the cause. So a rank does not wait for the other ranks once more,
+//! which takes longer than a small call itself.
 
 use std::collections::VecDeque;
 
@@ -124,8 +131,16 @@ impl Part {
         }
     }
 
+    /// Whether all its numbers are finished at this rank.
     fn is_finished(&self, message_packets: u32) -> bool {
         self.control_received && self.finished_messages() == self.messages(message_packets)
+    }
+
+    /// Whether its task need not wait for it: all ranks agree, all data to send is in its slots, and all results are here.
+    fn is_over(&self, message_packets: u32) -> bool {
+        self.control_received
+            && self.is_sent(message_packets)
+            && (self.wire.receives.is_none() || self.is_finished(message_packets))
     }
 
     fn is_sent(&self, message_packets: u32) -> bool {
@@ -151,6 +166,8 @@ pub struct InNetwork {
     parts: VecDeque<Part>,
     /// Number of the oldest call in `parts`.
     sequence: u64,
+    /// So many of the first calls in `parts` are over.
+    over: usize,
     /// Index in `parts` of the call that sends next.
     sending: usize,
     /// The number `g` that follows all calls.
@@ -159,7 +176,8 @@ pub struct InNetwork {
     wr_next: u64,
     /// Lower bound of every rank's lowest unfinished number, plus one window.
     bound: u64,
-    has_failed: bool,
+    /// The failure of all later tasks.
+    failed: Option<Failure>,
     actions: VecDeque<Action>,
 }
 
@@ -175,11 +193,12 @@ impl InNetwork {
             tasks: 0,
             parts: VecDeque::new(),
             sequence: 0,
+            over: 0,
             sending: 0,
             g_next: 0,
             outstanding: VecDeque::new(),
             wr_next: 0,
-            has_failed: false,
+            failed: None,
             actions: VecDeque::new(),
         };
         for slot in 0..machine.shape().receive_slots {
@@ -209,8 +228,8 @@ impl InNetwork {
     }
 
     pub(super) fn check(&self, task: &Task) -> Result<(), Failure> {
-        if self.has_failed {
-            Err(Failure::Aborted)
+        if let Some(failure) = self.failed {
+            Err(failure)
         } else if task.is_in_rank_order() && !self.config.reproducible {
             Err(Failure::NotReproducible)
         } else {
@@ -222,15 +241,21 @@ impl InNetwork {
     fn advance(&mut self) {
         let message_packets = self.config.message_packets;
         loop {
-            while let Some(part) = self.parts.front()
-                && part.is_finished(message_packets)
-                && part.is_sent(message_packets)
+            while let Some(part) = self.parts.get(self.over)
+                && part.is_over(message_packets)
             {
                 if part.is_last {
                     let task = part.task;
                     self.actions.push_back(Action::Done { task, result: Ok(()) });
                 }
+                self.over += 1;
+            }
+            while self.over > 0
+                && let Some(part) = self.parts.front()
+                && part.is_finished(message_packets)
+            {
                 self.parts.pop_front();
+                self.over -= 1;
                 self.sequence += 1;
                 self.sending = self.sending.saturating_sub(1);
             }
@@ -326,7 +351,7 @@ impl InNetwork {
     }
 
     fn received(&mut self, slot: u32, length: u32, immediate: Option<u32>, head: &[u8]) {
-        if self.has_failed {
+        if self.failed.is_some() {
             // After the failed call nothing of earlier ones arrives, and its own data is not a result.
             return;
         }
@@ -397,15 +422,21 @@ impl InNetwork {
         });
     }
 
-    /// Fails the task of the call at index `at` and all later tasks. Earlier tasks continue.
+    /// Fails the task of the call at index `at` and all later tasks; of a task that has ended, all later ones. Earlier tasks
+    /// continue.
     fn fail(&mut self, at: usize, failure: Failure) {
-        self.has_failed = true;
+        let at = at.max(self.over);
         let culprit = self.parts.get(at).map(|p| p.task);
         let keep = self
             .parts
             .iter()
             .position(|p| Some(p.task) == culprit)
-            .unwrap_or(0);
+            .unwrap_or(self.over);
+        self.failed = Some(if culprit.is_some() {
+            Failure::Aborted
+        } else {
+            failure
+        });
         let mut last = None;
         for part in self.parts.drain(keep..) {
             if last.replace(part.task) == Some(part.task) {
@@ -417,6 +448,7 @@ impl InNetwork {
             };
             self.actions.push_back(Action::failed(part.task, failure));
         }
+        self.over = self.over.min(self.parts.len());
         self.sending = self.sending.min(self.parts.len());
     }
 
@@ -519,11 +551,16 @@ impl Machine for InNetwork {
     }
 
     fn has_failed(&self) -> bool {
-        self.has_failed
+        self.failed.is_some()
     }
 
     fn waiting_for(&self) -> Option<Waiting> {
-        let (part, sequence) = (self.parts.front()?, self.sequence);
+        let at = if self.over < self.parts.len() {
+            self.over
+        } else {
+            0
+        };
+        let (part, sequence) = (self.parts.get(at)?, self.sequence + at as u64);
         let done = part.packets_in(part.finished_messages(), self.config.message_packets);
         let of = part.wire.call.packets.into();
         Some(if !part.control_received {

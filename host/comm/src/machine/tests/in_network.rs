@@ -1,6 +1,7 @@
 //! Collectives over a switch in memory.
 
 use castnet_reduce::Kernel;
+use castnet_rnic::Status;
 use castnet_wire::Pmtu;
 use castnet_wire::control::{Call, CallFlags, Control, Primitive, Verdict};
 use proptest::prelude::*;
@@ -603,6 +604,56 @@ fn invalid_messages_end_the_group() {
     assert_eq!(machine(&bytes(&control), Some(Control::IMMEDIATE)), Some(Ok(())));
     control.sequence = 1;
     assert!(is_protocol(machine(&bytes(&control), Some(Control::IMMEDIATE))));
+}
+
+/// A source and a contributor end when all agree and their data is posted. What fails after that is told to the next task.
+#[test]
+fn what_only_sends_ends_before_it_is_acknowledged() {
+    for (collective, rank) in [
+        (Collective::Broadcast { root: 0 }, 0),
+        (Collective::Reduce { root: 1 }, 0),
+    ] {
+        let config = InNetworkConfig::new(rank, 2);
+        let mut rank = Rank::new(rank, 2, Box::new(InNetwork::new(config)));
+        let task = Task {
+            collective,
+            elements: 5000,
+            ..Task::BARRIER
+        };
+        rank.start(task, false);
+        assert_eq!(rank.tasks[0].result, None, "before the control result");
+        let slot = rank.wires[0].receives.pop_front().expect("a receive");
+        let control = Control {
+            sequence: 0,
+            rank: 0,
+            call: super::super::task::wire_calls(&task, 0, 2, 1024)[0].call,
+            verdict: Verdict::Agreed,
+        };
+        let mut head = [0; Control::LEN];
+        control.emit(&mut head);
+        rank.machine.handle(Event::Received {
+            channel: ChannelId(0),
+            slot,
+            length: head.len() as u32,
+            immediate: Some(Control::IMMEDIATE),
+            head: &head,
+        });
+        rank.carry_out();
+        assert_eq!(rank.tasks[0].result, Some(Ok(())));
+        assert!(!rank.machine.is_drained());
+        let (channel, status) = (ChannelId(0), Status::RetryExceeded);
+        rank.machine.handle(Event::Failed { channel, status });
+        rank.carry_out();
+        assert_eq!(rank.tasks[0].result, Some(Ok(())), "told once");
+        assert!(rank.machine.has_failed());
+        rank.start(Task::BARRIER, false);
+        let cause = Failure::Channel {
+            peer: None,
+            lane: None,
+            status,
+        };
+        assert_eq!(rank.tasks[1].result, Some(Err(cause)));
+    }
 }
 
 #[test]
