@@ -47,6 +47,8 @@ pub struct Spinner {
     /// Until then it does not poll, because another thread computes on its core.
     paused_until: Nanos,
     pause: Nanos,
+    /// When threads began to compute on its core. Long computations cause long pauses, and the start of a program short ones.
+    contended_since: Nanos,
 }
 
 impl Spinner {
@@ -57,6 +59,7 @@ impl Spinner {
             idle_since: None,
             paused_until: Nanos::ZERO,
             pause: PAUSE_MIN,
+            contended_since: Nanos::ZERO,
         }
     }
 
@@ -87,11 +90,11 @@ impl Spinner {
         if now.since(before) <= YIELD_MAX {
             return;
         }
-        let is_free_for_long = now.since(self.paused_until) > Nanos(8 * PAUSE_MAX.0);
-        self.pause = match is_free_for_long {
-            true => PAUSE_MIN,
-            false => Nanos(2 * self.pause.0).min(PAUSE_MAX),
-        };
+        if now.since(self.paused_until) > Nanos(8 * self.pause.0) {
+            self.contended_since = before;
+        }
+        let pause = now.since(self.contended_since).0 / 4;
+        self.pause = Nanos(pause.clamp(PAUSE_MIN.0, PAUSE_MAX.0));
         self.paused_until = now + self.pause;
     }
 }
@@ -130,16 +133,25 @@ mod tests {
             // Others poll, and handle frames.
             assert!(spin(&mut spinner, &mut now, 50_000) > SPIN.0);
         }
-        // Another thread computes, and takes the core at each yield. The pauses double.
+        // Another thread computes, and takes the core at each yield. The pauses grow.
         let (mut spun, start) = (0, now);
         while now.since(start) < Nanos::from_secs(10) {
             spun += u64::from(spin(&mut spinner, &mut now, 1_000_000) > 1000);
             now += Nanos(50_000);
         }
-        let most = Nanos::from_secs(10).0 / PAUSE_MAX.0 + 8;
+        let most = Nanos::from_secs(10).0 / PAUSE_MAX.0 + 24;
         assert!(spun > 0 && spun <= most, "{spun} of at most {most}");
         // The core becomes free.
         now += PAUSE_MAX;
+        assert!(spin(&mut spinner, &mut now, 500) > SPIN.0);
+        // A short computation, a while later, causes short pauses.
+        let start = now + Nanos::from_secs(2);
+        now = start;
+        while now.since(start) < Nanos::from_millis(100) {
+            spin(&mut spinner, &mut now, 1_000_000);
+            now += Nanos(50_000);
+        }
+        now += Nanos::from_millis(30);
         assert!(spin(&mut spinner, &mut now, 500) > SPIN.0);
     }
 
