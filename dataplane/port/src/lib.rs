@@ -36,6 +36,7 @@ pub mod pcap;
 pub mod pool;
 mod port;
 pub mod ring;
+pub mod shared;
 pub mod sleep;
 pub mod spec;
 pub mod steer;

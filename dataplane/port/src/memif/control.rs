@@ -16,7 +16,8 @@ use super::proto::{
     AddRing, BadMessage, COOKIE, ETHERNET, Hello, Init, LOG2_RING_MAX, Message, Secret, VERSION,
 };
 use super::queue::{Buffers, Fault, Receiver, Sender};
-use super::shared::{BadRegion, Region, Ring};
+use super::ring::Ring;
+use crate::shared::{BadRegion, Region};
 
 /// Our name for the peer. A peer of the same name fences its writes, see [`Link::fences`].
 const NAME: &str = concat!("castnet ", env!("CARGO_PKG_VERSION"));
@@ -279,7 +280,8 @@ impl Offer {
         let log2_ring = terms.log2_ring.min(hello.log2_ring_max);
         let start = 2 * Self::ring_stride(log2_ring);
         let size = start + 2 * ((terms.buffer as usize) << log2_ring);
-        let (region, file) = Region::create(size).map_err(Refusal::io("making shared memory"))?;
+        let (region, file) =
+            Region::create("castnet-memif", size).map_err(Refusal::io("making shared memory"))?;
         let region = Rc::new(region);
         for offset in [0, Self::ring_stride(log2_ring)] {
             let ring = Ring::new(&region, offset, log2_ring);

@@ -15,10 +15,11 @@ use super::doorbell::Event;
 use super::proto::{
     AddRing, COOKIE, ETHERNET, Hello, Init, LOG2_RING_MAX, MESSAGE, Message, Secret, VERSION,
 };
-use super::shared::{Descriptor, Region, Ring};
+use super::ring::{Descriptor, Ring};
 use super::socket::{Address, Connection, Incoming, Listening};
 use crate::pool::{Pool, PoolConfig};
 use crate::port::{BoxPort, Sides};
+use crate::shared::Region;
 use crate::spec::PortSpec;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -128,7 +129,7 @@ impl Client {
     const SIZE: usize = 1 << 16;
 
     fn connect(folder: &Path, victim: &mut Victim) -> Self {
-        let (region, file) = Region::create(Self::SIZE).unwrap();
+        let (region, file) = Region::create("castnet-memif", Self::SIZE).unwrap();
         let region = Rc::new(region);
         let rings = [0, 4096].map(|offset| Ring::new(&region, offset, LOG2).unwrap());
         rings.iter().for_each(|ring| ring.set_cookie(COOKIE));
@@ -453,7 +454,7 @@ fn any_descriptor(rng: &mut ChaCha8Rng) -> Option<OwnedFd> {
         0 => None,
         1 => Some(std::fs::File::open("/dev/null").unwrap().into()),
         2 | 3 => Some(Event::new().unwrap().as_fd().try_clone_to_owned().unwrap()),
-        _ => Some(Region::create(Client::SIZE).unwrap().1),
+        _ => Some(Region::create("castnet-memif", Client::SIZE).unwrap().1),
     }
 }
 

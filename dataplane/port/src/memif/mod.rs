@@ -19,7 +19,7 @@ mod port;
 mod proto;
 mod queue;
 mod relay;
-mod shared;
+mod ring;
 mod socket;
 mod text;
 

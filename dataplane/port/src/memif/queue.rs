@@ -10,7 +10,8 @@ use std::rc::Rc;
 use arrayvec::ArrayVec;
 use castnet_wire::DropReason;
 
-use super::shared::{Descriptor, NEXT, Region, Ring};
+use super::ring::{Descriptor, NEXT, Ring};
+use crate::shared::Region;
 
 /// The most buffers of a frame.
 pub(super) const CHAIN: usize = 64;

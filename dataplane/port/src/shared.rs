@@ -1,9 +1,9 @@
-//! Memory that another process reads and writes at any time: regions, and the rings in them.
+//! Memory that another process reads and writes at any time.
 //!
 //! The peer may be hostile, or have gone wrong. So this file holds to these rules:
 //!
 //! - No reference to bytes of a region is ever made, because `&[u8]` and `&mut [u8]` promise that nobody else writes
-//!   them. Fields of rings are accessed as atomics through pointers, one access per use. Frames are copied between a region
+//!   them. Single fields are accessed as atomics, one access per use. Other bytes are copied between a region
 //!   and private memory by [`copy_in`] and [`copy_out`].
 //! - Each access is checked against the size of the mapping, which the peer cannot change: the file is sealed against
 //!   shrinking, and is of ordinary memory. An access behind the end of a file ends the process (SIGBUS), and so can an
@@ -11,37 +11,23 @@
 //! - A value that was read is a copy, so that it cannot change between its check and its use.
 #![allow(unsafe_code)]
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::ptr::NonNull;
-use std::rc::Rc;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::Duration;
 
 use libc::c_void;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
-/// Bytes of a ring before its descriptors, and of a descriptor.
-pub(super) const RING_HEADER: usize = 128;
-pub(super) const DESCRIPTOR: usize = 16;
-/// Alignment of a ring in its region, which the atomics need.
-pub(super) const RING_ALIGN: usize = 4;
-/// Offsets of the fields of a ring.
-const COOKIE_AT: usize = 0;
-const FLAGS_AT: usize = 4;
-const HEAD_AT: usize = 6;
-const TAIL_AT: usize = 64;
-
-/// In the flags of a ring: its consumer polls, and needs no event.
-const MASK_INTERRUPT: u16 = 1;
-/// In the flags of a descriptor: the frame goes on in the next one.
-pub(super) const NEXT: u16 = 1;
-
 /// Why a memory file cannot be mapped.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum BadRegion {
+#[allow(missing_docs, reason = "the messages show what the variants and fields are")]
+pub enum BadRegion {
     #[error("it says {said} bytes, and its file has {actual}")]
     Short { said: u64, actual: u64 },
     #[error("its file can shrink: it has no F_SEAL_SHRINK (seals=unchecked accepts it)")]
@@ -54,19 +40,18 @@ pub(super) enum BadRegion {
 
 /// A mapped region. It is unmapped when it and its rings are dropped.
 #[derive(Debug)]
-pub(super) struct Region {
+pub struct Region {
     base: NonNull<u8>,
     size: usize,
 }
 
 impl Region {
-    /// A new memory file of `size` zero bytes, sealed against changes of its size, and its mapping.
-    pub(super) fn create(size: usize) -> io::Result<(Self, OwnedFd)> {
-        let fd = memfd_create(
-            "castnet-memif",
-            MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING,
-        )?;
+    /// A new memory file of `size` zero bytes, for this user alone, sealed against changes of its size, and its mapping.
+    /// The name is only for people who look at the process.
+    pub fn create(name: &str, size: usize) -> io::Result<(Self, OwnedFd)> {
+        let fd = memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
         let file = File::from(fd);
+        file.set_permissions(Permissions::from_mode(0o600))?;
         file.set_len(size as u64)?;
         let fd = OwnedFd::from(file);
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
@@ -75,7 +60,7 @@ impl Region {
     }
 
     /// Maps `size` bytes of a peer's file. `checked`: the file must be of ordinary memory and sealed.
-    pub(super) fn map(file: OwnedFd, size: u64, checked: bool) -> Result<Self, BadRegion> {
+    pub fn map(file: OwnedFd, size: u64, checked: bool) -> Result<Self, BadRegion> {
         if checked {
             // Also an error for files that cannot have seals.
             let seals = fcntl(&file, FcntlArg::F_GET_SEALS).map_err(|_| BadRegion::Unsealed)?;
@@ -117,13 +102,14 @@ impl Region {
         Ok(Self { base, size })
     }
 
-    pub(super) fn size(&self) -> usize {
+    /// Bytes of the mapping.
+    pub fn size(&self) -> usize {
         self.size
     }
 
     /// The start of `length` bytes at `offset`, if they are inside the mapping.
     #[inline]
-    fn at(&self, offset: usize, length: usize) -> Option<NonNull<u8>> {
+    pub(crate) fn at(&self, offset: usize, length: usize) -> Option<NonNull<u8>> {
         let end = offset.checked_add(length)?;
         // SAFETY: the offset is inside the mapping, which is one object of less than isize::MAX bytes.
         (end <= self.size).then(|| unsafe { self.base.add(offset) })
@@ -131,13 +117,13 @@ impl Region {
 
     /// True if the region has these bytes.
     #[inline]
-    pub(super) fn contains(&self, offset: usize, length: usize) -> bool {
+    pub fn contains(&self, offset: usize, length: usize) -> bool {
         self.at(offset, length).is_some()
     }
 
     /// Copies bytes of the region. False, with nothing copied, if they are not all inside it.
     #[inline]
-    pub(super) fn read(&self, offset: usize, to: &mut [u8]) -> bool {
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> bool {
         let Some(from) = self.at(offset, to.len()) else {
             return false;
         };
@@ -149,7 +135,7 @@ impl Region {
 
     /// Copies bytes into the region. False, with nothing copied, if they do not all fit inside it.
     #[inline]
-    pub(super) fn write(&self, offset: usize, from: &[u8]) -> bool {
+    pub fn write(&self, offset: usize, from: &[u8]) -> bool {
         let Some(to) = self.at(offset, from.len()) else {
             return false;
         };
@@ -157,6 +143,54 @@ impl Region {
         unsafe { copy_in(from, to) };
         true
     }
+}
+
+// SAFETY: it owns its mapping, which any thread may use and unmap. All accesses are atomics or copies by instructions, so
+// that other processes, and other mappings of this one, may access the same bytes meanwhile.
+unsafe impl Send for Region {}
+
+impl Region {
+    /// Four bytes as an atomic. `None` if they are not inside the region, or not aligned.
+    #[inline]
+    pub fn word(&self, offset: usize) -> Option<&AtomicU32> {
+        let at = self.at(offset, 4).filter(|_| offset.is_multiple_of(4))?;
+        // SAFETY: inside the mapping, which `self` keeps, and aligned, as the mapping is to a page. All other accesses are
+        // atomics of the same size, or copies by instructions.
+        Some(unsafe { AtomicU32::from_ptr(at.cast().as_ptr()) })
+    }
+
+    /// Eight bytes as an atomic. `None` if they are not inside the region, or not aligned.
+    #[inline]
+    pub fn long(&self, offset: usize) -> Option<&AtomicU64> {
+        let at = self.at(offset, 8).filter(|_| offset.is_multiple_of(8))?;
+        // SAFETY: as in `word`.
+        Some(unsafe { AtomicU64::from_ptr(at.cast().as_ptr()) })
+    }
+}
+
+/// Sleeps until another process or thread calls [`wake_all`] for the same word, but for at most `timeout`, and not if the
+/// word has another value. May return early.
+pub fn sleep_on(word: &AtomicU32, value: u32, timeout: Duration) {
+    let time = libc::timespec {
+        tv_sec: timeout.as_secs().min(1 << 30) as libc::time_t,
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    // SAFETY: the kernel reads an aligned word and a time, both of which live until the call returns.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT,
+            value,
+            &raw const time,
+        );
+    }
+}
+
+/// Wakes all that sleep on the word.
+pub fn wake_all(word: &AtomicU32) {
+    // SAFETY: the kernel looks up who sleeps on the address, and accesses no memory.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
 impl Drop for Region {
@@ -272,7 +306,7 @@ unsafe fn copy_shared(from: *const u8, to: *mut u8, length: usize) {
 /// As above.
 #[cfg(any(test, not(target_arch = "x86_64")))]
 unsafe fn copy_bytewise(from: *const u8, to: *mut u8, length: usize) {
-    use std::sync::atomic::AtomicU8;
+    use std::sync::atomic::{AtomicU8, Ordering};
     for i in 0..length {
         // SAFETY: both bytes are valid by the caller's promise, and a byte needs no alignment.
         unsafe {
@@ -282,147 +316,16 @@ unsafe fn copy_bytewise(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// A copy of the fields of a descriptor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Descriptor {
-    pub(super) flags: u16,
-    pub(super) region: u16,
-    pub(super) length: u32,
-    pub(super) offset: u32,
-}
-
-/// A ring of descriptors in a region.
-#[derive(Debug)]
-pub(super) struct Ring {
-    /// Keeps the mapping.
-    _region: Rc<Region>,
-    base: NonNull<u8>,
-    /// A power of two of at most 2^14.
-    size: u16,
-}
-
-impl Ring {
-    /// Bytes of a ring.
-    pub(super) const fn bytes(log2_size: u8) -> usize {
-        RING_HEADER + (DESCRIPTOR << log2_size)
-    }
-
-    /// A ring of `1 << log2_size` descriptors. `None` if it is not whole inside the region, or not aligned.
-    pub(super) fn new(region: &Rc<Region>, offset: usize, log2_size: u8) -> Option<Self> {
-        if log2_size > super::proto::LOG2_RING_MAX || !offset.is_multiple_of(RING_ALIGN) {
-            return None;
-        }
-        Some(Self {
-            base: region.at(offset, Self::bytes(log2_size))?,
-            _region: region.clone(),
-            size: 1 << log2_size,
-        })
-    }
-
-    pub(super) fn size(&self) -> u16 {
-        self.size
-    }
-
-    #[inline]
-    fn word(&self, offset: usize) -> &AtomicU32 {
-        debug_assert!(offset + 4 <= RING_HEADER + DESCRIPTOR * usize::from(self.size));
-        // SAFETY: the caller is in this type, and passes an offset inside the ring, which is inside the mapping; `self`
-        // keeps the mapping. Ring and field are aligned to 4 bytes. All other accesses of this process to these bytes are
-        // atomic as well, or, if the peer has said that a frame is where a ring is, copies by the same thread.
-        unsafe { AtomicU32::from_ptr(self.base.add(offset).cast().as_ptr()) }
-    }
-
-    #[inline]
-    fn half(&self, offset: usize) -> &AtomicU16 {
-        debug_assert!(offset + 2 <= RING_HEADER + DESCRIPTOR * usize::from(self.size));
-        // SAFETY: as in `word`, with 2 bytes.
-        unsafe { AtomicU16::from_ptr(self.base.add(offset).cast().as_ptr()) }
-    }
-
-    pub(super) fn cookie(&self) -> u32 {
-        self.word(COOKIE_AT).load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_cookie(&self, cookie: u32) {
-        self.word(COOKIE_AT).store(cookie, Ordering::Relaxed);
-    }
-
-    /// What the peer has published before its last change of the head is visible.
-    #[inline]
-    pub(super) fn head(&self) -> u16 {
-        self.half(HEAD_AT).load(Ordering::Acquire)
-    }
-
-    #[inline]
-    pub(super) fn set_head(&self, head: u16) {
-        self.half(HEAD_AT).store(head, Ordering::Release);
-    }
-
-    #[inline]
-    pub(super) fn tail(&self) -> u16 {
-        self.half(TAIL_AT).load(Ordering::Acquire)
-    }
-
-    #[inline]
-    pub(super) fn set_tail(&self, tail: u16) {
-        self.half(TAIL_AT).store(tail, Ordering::Release);
-    }
-
-    /// True if the consumer wants an event for what was published before. Contains the fence that pairs with
-    /// [`Ring::ask_for_events`].
-    #[inline]
-    pub(super) fn wants_event(&self) -> bool {
-        std::sync::atomic::fence(Ordering::SeqCst);
-        self.half(FLAGS_AT).load(Ordering::Relaxed) & MASK_INTERRUPT == 0
-    }
-
-    /// The consumer wants an event from now on. It must look at the ring once more before it sleeps: either it sees
-    /// what was published before, or the producer sees this.
-    pub(super) fn ask_for_events(&self) {
-        self.half(FLAGS_AT).store(0, Ordering::Relaxed);
-        std::sync::atomic::fence(Ordering::SeqCst);
-    }
-
-    /// The consumer polls.
-    pub(super) fn mask_events(&self) {
-        self.half(FLAGS_AT).store(MASK_INTERRUPT, Ordering::Relaxed);
-    }
-
-    #[inline]
-    fn descriptor_at(&self, slot: u16) -> usize {
-        RING_HEADER + usize::from(slot & (self.size - 1)) * DESCRIPTOR
-    }
-
-    /// Reads each field once.
-    #[inline]
-    pub(super) fn descriptor(&self, slot: u16) -> Descriptor {
-        let at = self.descriptor_at(slot);
-        Descriptor {
-            flags: self.half(at).load(Ordering::Relaxed),
-            region: self.half(at + 2).load(Ordering::Relaxed),
-            length: self.word(at + 4).load(Ordering::Relaxed),
-            offset: self.word(at + 8).load(Ordering::Relaxed),
-        }
-    }
-
-    #[inline]
-    pub(super) fn set_descriptor(&self, slot: u16, descriptor: Descriptor) {
-        let at = self.descriptor_at(slot);
-        self.half(at).store(descriptor.flags, Ordering::Relaxed);
-        self.half(at + 2).store(descriptor.region, Ordering::Relaxed);
-        self.word(at + 4).store(descriptor.length, Ordering::Relaxed);
-        self.word(at + 8).store(descriptor.offset, Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
     use proptest::prelude::*;
 
     #[test]
     fn accesses_end_at_the_end_of_the_region() {
-        let (region, _) = Region::create(8192).unwrap();
+        let (region, _) = Region::create("test", 8192).unwrap();
         let mut bytes = [7; 16];
         assert!(region.write(8176, &[9; 16]) && region.read(8176, &mut bytes) && bytes == [9; 16]);
         for offset in [8177, 8192, 8193, usize::MAX] {
@@ -432,18 +335,6 @@ mod tests {
             );
         }
         assert!(bytes == [9; 16] && region.contains(0, 8192) && !region.contains(1, 8192));
-        let region = Rc::new(region);
-        assert!(Ring::new(&region, 8192 - Ring::bytes(3), 3).is_some());
-        for (offset, log2) in [
-            (8192 - Ring::bytes(3) + 4, 3),
-            (2, 3),
-            (0, 9),
-            (0, 15),
-            (0, 64),
-            (usize::MAX - 3, 1),
-        ] {
-            assert!(Ring::new(&region, offset, log2).is_none(), "{offset}, {log2}");
-        }
     }
 
     #[test]
@@ -476,7 +367,7 @@ mod tests {
         assert!(map(&unsealed, 4096, false).is_ok());
         let file = tempfile::tempfile().unwrap();
         assert!(matches!(map(&file, 0, true), Err(BadRegion::Unsealed)));
-        let (_, own) = Region::create(4096).unwrap();
+        let (_, own) = Region::create("test", 4096).unwrap();
         assert!(Region::map(own, 4096, true).is_ok());
 
         let Ok(huge) = memfd_create("test", MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_HUGETLB) else {
@@ -485,6 +376,30 @@ mod tests {
         let huge = File::from(huge);
         seal(&huge);
         assert!(matches!(map(&huge, 0, true), Err(BadRegion::NotMemory)));
+    }
+
+    #[test]
+    fn fields_are_inside_and_aligned_and_wake_who_sleeps_on_them() {
+        let (region, _) = Region::create("test", 4096).unwrap();
+        assert!(region.word(4092).is_some() && region.long(4088).is_some());
+        for offset in [1, 2, 4093, 4096, usize::MAX - 3] {
+            assert!(region.word(offset).is_none(), "{offset}");
+        }
+        for offset in [4, 4092, 4096, usize::MAX - 7] {
+            assert!(region.long(offset).is_none(), "{offset}");
+        }
+        let word = region.word(8).unwrap();
+        // Returns at once: the value differs.
+        sleep_on(word, 1, Duration::from_secs(3600));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while word.load(Ordering::Relaxed) == 0 {
+                    sleep_on(word, 0, Duration::from_secs(3600));
+                }
+            });
+            word.store(1, Ordering::Relaxed);
+            wake_all(word);
+        });
     }
 
     proptest! {
