@@ -3,8 +3,11 @@
 use std::any::Any;
 use std::ops::Range;
 
+use castnet_wire::control::{DataType, Operation};
+
 use crate::element::Element;
-use crate::machine::{Place, Space};
+use crate::error::CommError;
+use crate::machine::{Collective, Place, Space};
 
 /// The memory of a blocking collective. Converts from `&mut [T]` (in place), `(&[T], &mut [T])` (input, output) and,
 /// where this rank only contributes, `&[T]`; also from vectors and arrays.
@@ -62,12 +65,100 @@ impl<'a, T> From<&'a Vec<T>> for Buffers<'a, T> {
 
 impl<T> Buffers<'_, T> {
     /// Number of input elements, and of output elements (`None`: the same memory).
-    pub(crate) fn lengths(&self) -> (usize, Option<usize>) {
+    pub fn lengths(&self) -> (usize, Option<usize>) {
         match self {
             Self::InPlace(all) => (all.len(), None),
             Self::Apart(from, to) => (from.len(), Some(to.len())),
             Self::From(from) => (from.len(), Some(0)),
         }
+    }
+}
+
+/// What the buffers of a call mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallLayout {
+    /// Number of elements: of one rank's block for ReduceScatter and AllGather, otherwise of the whole.
+    pub elements: usize,
+    /// Where the contribution of this rank begins in memory that is used in place, in bytes.
+    pub input: usize,
+    /// Where its result begins there, in bytes.
+    pub output: usize,
+    /// Whether the operation matters.
+    pub reduces: bool,
+}
+
+impl CallLayout {
+    /// Checks a call of rank `rank` of `size`. `lengths` are those of [`Buffers::lengths`].
+    ///
+    /// # Errors
+    /// The root is no rank, the operation does not support the type, or the lengths do not fit the collective.
+    pub fn new(
+        collective: Collective,
+        operation: Operation,
+        data_type: DataType,
+        (input, output): (usize, Option<usize>),
+        rank: u16,
+        size: u16,
+    ) -> Result<Self, CommError> {
+        if let Collective::Reduce { root } | Collective::Broadcast { root } = collective
+            && root >= size
+        {
+            return Err(CommError::NoSuchRank { rank: root, size });
+        }
+        let reduces = !matches!(
+            collective,
+            Collective::Broadcast { .. } | Collective::Barrier | Collective::AllGather
+        );
+        if reduces && !operation.supports(data_type) {
+            return Err(CommError::Unsupported { operation, data_type });
+        }
+        let ranks = usize::from(size);
+        let is_equal = output.is_none_or(|output| output == input);
+        let in_place = (
+            input.is_multiple_of(ranks),
+            "one block for each rank",
+            input / ranks,
+        );
+        let (fits, expected, elements) = match (collective, output) {
+            (Collective::AllReduce, _) => (is_equal, "input and output of equal length", input),
+            (Collective::Reduce { root }, _) if root == rank => {
+                (is_equal, "input and output of equal length", input)
+            }
+            (Collective::Reduce { .. } | Collective::Broadcast { .. } | Collective::Barrier, _) => {
+                (true, "", input)
+            }
+            (Collective::ReduceScatter | Collective::AllGather, None) => in_place,
+            (Collective::ReduceScatter, Some(output)) => (
+                output.checked_mul(ranks) == Some(input),
+                "one input block for each rank, one output block",
+                output,
+            ),
+            (Collective::AllGather, Some(output)) => (
+                input.checked_mul(ranks) == Some(output),
+                "one input block, one output block for each rank",
+                input,
+            ),
+        };
+        if !fits {
+            return Err(CommError::Lengths {
+                collective,
+                input,
+                output: output.unwrap_or(input),
+                expected,
+            });
+        }
+        let own = usize::from(rank) * elements * data_type.size();
+        let (input, output) = match collective {
+            Collective::ReduceScatter => (0, own),
+            Collective::AllGather => (own, 0),
+            _ => (0, 0),
+        };
+        Ok(Self {
+            elements,
+            input,
+            output,
+            reduces,
+        })
     }
 }
 

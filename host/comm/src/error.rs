@@ -141,7 +141,10 @@ pub enum CommError {
         "group {group:?} is not reproducible: its sums depend on the order of arrival; create it as reproducible, and let all ranks join it so"
     )]
     NotReproducible { group: String },
-    /// Host-based: a rank made another call.
+    /// The ranks of a host cannot share memory, or the result cannot be had over it, and no other path is allowed.
+    #[error("the hierarchical path cannot be used: {reason}")]
+    NoHierarchy { reason: String },
+    /// Between hosts, or over the memory of a host: a rank made another call.
     #[error("{rank} made another call than this rank in collective {task}")]
     Mismatch { rank: RankName, task: u64 },
     /// In a split, a rank called AllGather with as many bytes.

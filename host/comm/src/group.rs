@@ -11,7 +11,7 @@ use castnet_rnic::Rnic;
 use castnet_wire::control::{CallFlags, DataType, Operation};
 use castnet_wire::spin::{Idle, Spinner};
 
-use crate::buffers::{Bases, Buffers, Data, LentBytes, Memory, OwnedBuffers, OwnedData};
+use crate::buffers::{Bases, Buffers, CallLayout, Data, LentBytes, Memory, OwnedBuffers, OwnedData};
 use crate::communicator::{Request, Running};
 use crate::config::{CommConfig, CommPath};
 use crate::control::{Control, Lease};
@@ -189,56 +189,15 @@ impl Group {
         collective: Collective,
         operation: Operation,
         data_type: DataType,
-        (input, output): (usize, Option<usize>),
+        lengths: (usize, Option<usize>),
     ) -> Result<(Task, Bases), CommError> {
         let (rank, size) = (self.config.rank, self.config.size);
-        if let Collective::Reduce { root } | Collective::Broadcast { root } = collective
-            && root >= size
-        {
-            return Err(CommError::NoSuchRank { rank: root, size });
-        }
-        let reduces = !matches!(
-            collective,
-            Collective::Broadcast { .. } | Collective::Barrier | Collective::AllGather
-        );
-        if reduces && !operation.supports(data_type) {
-            return Err(CommError::Unsupported { operation, data_type });
-        }
-        let ranks = usize::from(size);
-        let is_equal = output.is_none_or(|output| output == input);
-        let in_place = (
-            input.is_multiple_of(ranks),
-            "one block for each rank",
-            input / ranks,
-        );
-        let (fits, expected, elements) = match (collective, output) {
-            (Collective::AllReduce, _) => (is_equal, "input and output of equal length", input),
-            (Collective::Reduce { root }, _) if root == rank => {
-                (is_equal, "input and output of equal length", input)
-            }
-            (Collective::Reduce { .. } | Collective::Broadcast { .. } | Collective::Barrier, _) => {
-                (true, "", input)
-            }
-            (Collective::ReduceScatter | Collective::AllGather, None) => in_place,
-            (Collective::ReduceScatter, Some(output)) => (
-                output.checked_mul(ranks) == Some(input),
-                "one input block for each rank, one output block",
-                output,
-            ),
-            (Collective::AllGather, Some(output)) => (
-                input.checked_mul(ranks) == Some(output),
-                "one input block, one output block for each rank",
-                input,
-            ),
-        };
-        if !fits {
-            return Err(CommError::Lengths {
-                collective,
-                input,
-                output: output.unwrap_or(input),
-                expected,
-            });
-        }
+        let CallLayout {
+            elements,
+            input,
+            output,
+            reduces,
+        } = CallLayout::new(collective, operation, data_type, lengths, rank, size)?;
         let mut flags = CallFlags::default();
         if self.config.reproducible && reduces {
             flags.0 |= CallFlags::REPRODUCIBLE.0;
@@ -246,13 +205,7 @@ impl Group {
         if self.config.saturate && reduces && !data_type.is_float() {
             flags.0 |= CallFlags::SATURATE.0;
         }
-        let own = usize::from(rank) * elements * data_type.size();
-        let mut bases = Bases::default();
-        match collective {
-            Collective::ReduceScatter => bases.output = own,
-            Collective::AllGather => bases.input = own,
-            _ => {}
-        }
+        let bases = Bases { input, output };
         let task = Task {
             collective,
             operation: if reduces { operation } else { Operation::Sum },

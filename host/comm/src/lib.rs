@@ -61,7 +61,7 @@ pub mod machine;
 mod shared;
 mod split;
 
-pub use buffers::{Buffers, LentBytes, OwnedBuffers};
+pub use buffers::{Buffers, CallLayout, LentBytes, OwnedBuffers};
 pub use castnet_proto::transport::Controllers;
 pub use castnet_rules::{LossPolicy, StragglerPolicy};
 pub use castnet_wire::control::{DataType, Operation};
