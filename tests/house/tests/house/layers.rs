@@ -34,6 +34,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("comm", &["rnic", "proto", "reduce"]),
     ("member", &["rnic", "proto"]),
     ("runner", &["comm"]),
+    ("local", &["runner"]),
     ("traffic", &["port", "rules"]),
     ("sim", &["comm", "engine", "endpoint", "planner"]),
     ("softroce", &[]),

@@ -1,0 +1,432 @@
+//! What a program sees: all ranks of a job, on whichever path is the faster one.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use castnet_comm::machine::Collective;
+use castnet_comm::{Buffers, CallLayout, CommConfig, CommError, Element, Operation, RankName};
+
+use crate::choice::{PathChoice, RankPath, choose};
+use crate::engine::{Call, Engine, Memory};
+use crate::layout::{Layout, Offer, hash};
+use crate::network::Network;
+use crate::segment::{Key, RANKS_MAX, Segment, Shape};
+
+/// Bytes of a piece, unless [`Options`] has others.
+const PIECE: usize = 256 << 10;
+const PIECE_MIN: usize = 4 << 10;
+const PIECE_MAX: usize = 16 << 20;
+
+/// How ranks of one host work together. The same at all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The paths that are allowed.
+    pub path: PathChoice,
+    /// Bytes that are reduced, sent and copied at once: a power of two from 4 KiB to 16 MiB. The memory of a host has four
+    /// pieces for each of its ranks, and four more.
+    pub piece_bytes: usize,
+}
+
+impl Options {
+    /// These paths, and pieces of 256 KiB.
+    pub fn new(path: PathChoice) -> Self {
+        Self {
+            path,
+            piece_bytes: PIECE,
+        }
+    }
+
+    /// A word that differs if the options do.
+    fn word(self) -> u64 {
+        let path = match self.path {
+            PathChoice::Direct => 1,
+            PathChoice::Hierarchical => 2,
+            PathChoice::Auto => 3,
+        };
+        path << 32 | self.piece_bytes as u64
+    }
+}
+
+/// Calls and bytes of each path, of this rank. Bytes are those of the call: of all ranks' blocks together for ReduceScatter
+/// and AllGather.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct PathCounters {
+    pub direct_calls: u64,
+    pub direct_bytes: u64,
+    pub hierarchical_calls: u64,
+    pub hierarchical_bytes: u64,
+}
+
+/// One rank of a job whose ranks may share hosts. All ranks make the same calls in the same order.
+///
+/// A call takes one of two paths, the same one at all ranks. On the direct path each rank takes part in the network. On the
+/// hierarchical path the ranks of a host reduce over shared memory, their leader takes part in the network, and they copy
+/// the result from shared memory. See [`choose`].
+///
+/// After an error on the hierarchical path every further call fails: all ranks make the communicator again. Dropped, it is
+/// noticed by the other ranks of the host.
+#[derive(Debug)]
+pub struct Hierarchical<N> {
+    config: CommConfig,
+    options: Options,
+    /// `None` after an error on the hierarchical path.
+    network: Option<Networks<N>>,
+    shared: Result<Shared, String>,
+    last: RankPath,
+    counters: PathCounters,
+}
+
+#[derive(Debug)]
+struct Networks<N> {
+    /// All ranks.
+    world: N,
+    /// At a leader, if there are several hosts.
+    leaders: Option<N>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    layout: Layout,
+    engine: Engine,
+}
+
+impl<N: Network> Hierarchical<N> {
+    /// Finds out which ranks share a host, and lets them share memory. A collective of all ranks of `world`, which was made
+    /// with `config`. With [`PathChoice::Direct`] it does nothing.
+    ///
+    /// Ranks share a host if they have the same name of a host, are of one user, and are in one PID namespace.
+    ///
+    /// # Errors
+    /// Any error of a collective. [`CommError::NoHierarchy`] if ranks have other options, and, with
+    /// [`PathChoice::Hierarchical`], if the ranks of a host cannot share memory. With [`PathChoice::Auto`] all calls are
+    /// direct then.
+    pub fn new(mut world: N, config: &CommConfig, options: Options) -> Result<Self, CommError> {
+        let pieces = PIECE_MIN..=PIECE_MAX;
+        if !options.piece_bytes.is_power_of_two() || !pieces.contains(&options.piece_bytes) {
+            return Err(castnet_comm::CommError::NoHierarchy {
+                reason: format!(
+                    "a piece of {} bytes: it must be a power of two from {PIECE_MIN} to {PIECE_MAX}",
+                    options.piece_bytes
+                ),
+            });
+        }
+        let mut config = config.clone();
+        (config.rank, config.size) = (world.rank(), world.size());
+        let (shared, leaders) = match options.path {
+            PathChoice::Direct => (Err("only the direct path is allowed".to_owned()), None),
+            PathChoice::Hierarchical | PathChoice::Auto => share(&mut world, &config, options)?,
+        };
+        if let (PathChoice::Hierarchical, Err(reason)) = (options.path, &shared) {
+            let reason = reason.clone();
+            return Err(CommError::NoHierarchy { reason });
+        }
+        if let Err(reason) = &shared
+            && options.path == PathChoice::Auto
+        {
+            tracing::debug!(
+                job = config.job,
+                rank = config.rank,
+                reason,
+                "all calls are direct"
+            );
+        }
+        Ok(Self {
+            config,
+            options,
+            network: Some(Networks { world, leaders }),
+            shared,
+            last: RankPath::Direct,
+            counters: PathCounters::default(),
+        })
+    }
+
+    /// Number of this rank.
+    pub fn rank(&self) -> u16 {
+        self.config.rank
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> u16 {
+        self.config.size
+    }
+
+    /// The communicator of all ranks. `None` after an error on the hierarchical path.
+    pub fn world(&self) -> Option<&N> {
+        self.network.as_ref().map(|network| &network.world)
+    }
+
+    /// Which ranks share a host, or why no memory is shared.
+    pub fn layout(&self) -> Result<&Layout, &str> {
+        self.shared
+            .as_ref()
+            .map(|shared| &shared.layout)
+            .map_err(String::as_str)
+    }
+
+    /// The path of the last call.
+    pub fn last_path(&self) -> RankPath {
+        self.last
+    }
+
+    /// Calls and bytes so far.
+    pub fn counters(&self) -> PathCounters {
+        self.counters
+    }
+
+    /// The path that a call takes. `bytes` are those of all ranks' blocks together for ReduceScatter and AllGather.
+    ///
+    /// # Errors
+    /// Only the hierarchical path is allowed, and it does not keep the rank order that was asked for.
+    pub fn path_of(
+        &self,
+        collective: Collective,
+        operation: Operation,
+        data_type: castnet_comm::DataType,
+        bytes: u64,
+    ) -> Result<RankPath, CommError> {
+        let Ok(Shared { layout, .. }) = &self.shared else {
+            return Ok(RankPath::Direct);
+        };
+        let reduces = matches!(
+            collective,
+            Collective::AllReduce | Collective::Reduce { .. } | Collective::ReduceScatter
+        );
+        let depends_on_order = matches!(operation, Operation::Sum | Operation::Prod)
+            && (data_type.is_float() || self.config.saturate);
+        let keeps_order =
+            !(self.config.reproducible && reduces && depends_on_order) || layout.keeps_rank_order();
+        match self.options.path {
+            PathChoice::Direct => Ok(RankPath::Direct),
+            PathChoice::Hierarchical if keeps_order => Ok(RankPath::Hierarchical),
+            PathChoice::Hierarchical => Err(CommError::NoHierarchy {
+                reason: format!(
+                    "{operation} of {data_type} in rank order: the ranks of a host would be reduced first; \
+                     only the direct path keeps the order of these ranks"
+                ),
+            }),
+            PathChoice::Auto if keeps_order => Ok(choose(collective, bytes, layout)),
+            PathChoice::Auto => Ok(RankPath::Direct),
+        }
+    }
+
+    fn call<T: Element>(
+        &mut self,
+        collective: Collective,
+        operation: Operation,
+        buffers: Buffers<'_, T>,
+    ) -> Result<(), CommError> {
+        let (rank, size) = (self.config.rank, self.config.size);
+        let CallLayout {
+            elements,
+            input,
+            output,
+            reduces,
+        } = CallLayout::new(collective, operation, T::DATA_TYPE, buffers.lengths(), rank, size)?;
+        let bytes = elements * size_of::<T>();
+        let all_bytes = match collective {
+            Collective::ReduceScatter | Collective::AllGather => bytes as u64 * u64::from(size),
+            _ => bytes as u64,
+        };
+        let path = self.path_of(collective, operation, T::DATA_TYPE, all_bytes)?;
+        let Some(Networks { world, leaders }) = &mut self.network else {
+            return Err(CommError::NoHierarchy {
+                reason: "an earlier call has failed; all ranks must connect again".to_owned(),
+            });
+        };
+        self.last = path;
+        let (calls, total) = match path {
+            RankPath::Direct => (&mut self.counters.direct_calls, &mut self.counters.direct_bytes),
+            RankPath::Hierarchical => (
+                &mut self.counters.hierarchical_calls,
+                &mut self.counters.hierarchical_bytes,
+            ),
+        };
+        *calls += 1;
+        *total += all_bytes;
+        let Ok(Shared { layout, engine }) = &mut self.shared else {
+            return world.call(collective, operation, buffers);
+        };
+        if path == RankPath::Direct {
+            engine.count_direct();
+            return world.call(collective, operation, buffers);
+        }
+        let memory = match buffers {
+            Buffers::InPlace(all) => Memory::InPlace(bytemuck::cast_slice_mut(all), input, output),
+            Buffers::Apart(from, to) => {
+                Memory::Apart(bytemuck::cast_slice(from), bytemuck::cast_slice_mut(to))
+            }
+            Buffers::From(from) => Memory::Apart(bytemuck::cast_slice(from), &mut []),
+        };
+        let call = Call {
+            layout,
+            config: &self.config,
+            collective,
+            operation: if reduces { operation } else { Operation::Sum },
+            bytes,
+        };
+        let result = engine.run::<T, N>(&call, memory, world, leaders.as_mut());
+        if result.is_err() {
+            // The other hosts notice that their leaders wait in vain.
+            self.network = None;
+        }
+        result
+    }
+
+    /// As [`castnet_comm::Communicator::allreduce`].
+    pub fn allreduce<'a, T: Element>(
+        &mut self,
+        buffers: impl Into<Buffers<'a, T>>,
+        operation: Operation,
+    ) -> Result<(), CommError> {
+        self.call(Collective::AllReduce, operation, buffers.into())
+    }
+
+    /// As [`castnet_comm::Communicator::reduce`].
+    pub fn reduce<'a, T: Element>(
+        &mut self,
+        buffers: impl Into<Buffers<'a, T>>,
+        operation: Operation,
+        root: u16,
+    ) -> Result<(), CommError> {
+        self.call(Collective::Reduce { root }, operation, buffers.into())
+    }
+
+    /// As [`castnet_comm::Communicator::broadcast`].
+    pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: u16) -> Result<(), CommError> {
+        let collective = Collective::Broadcast { root };
+        self.call(collective, Operation::Sum, Buffers::InPlace(buffer))
+    }
+
+    /// As [`castnet_comm::Communicator::barrier`].
+    pub fn barrier(&mut self) -> Result<(), CommError> {
+        self.call::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
+    }
+
+    /// As [`castnet_comm::Communicator::reduce_scatter`].
+    pub fn reduce_scatter<'a, T: Element>(
+        &mut self,
+        buffers: impl Into<Buffers<'a, T>>,
+        operation: Operation,
+    ) -> Result<(), CommError> {
+        self.call(Collective::ReduceScatter, operation, buffers.into())
+    }
+
+    /// As [`castnet_comm::Communicator::allgather`].
+    pub fn allgather<'a, T: Element>(&mut self, buffers: impl Into<Buffers<'a, T>>) -> Result<(), CommError> {
+        self.call(Collective::AllGather, Operation::Sum, buffers.into())
+    }
+
+    /// As [`castnet_comm::Communicator::close`].
+    pub fn close(mut self) -> Result<(), CommError> {
+        let Some(Networks { world, leaders }) = self.network.take() else {
+            return Ok(());
+        };
+        let left = leaders.map_or(Ok(()), N::close);
+        world.close().and(left)
+    }
+}
+
+/// What ranks that can share memory have in common.
+fn host_key(config: &CommConfig) -> u128 {
+    let boot = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let namespace = fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
+    let user = nix::unistd::geteuid().as_raw();
+    hash(&[
+        config.host.as_bytes(),
+        &boot,
+        &namespace.to_le_bytes(),
+        &user.to_le_bytes(),
+    ])
+}
+
+type Sharing<N> = (Result<Shared, String>, Option<N>);
+
+/// Three AllGathers and a split of all ranks: who shares a host, where each leader's segment is, and whether all have it.
+fn share<N: Network>(world: &mut N, config: &CommConfig, options: Options) -> Result<Sharing<N>, CommError> {
+    let (rank, size) = (config.rank, usize::from(config.size));
+    let own = Offer {
+        host: host_key(config),
+        pid: std::process::id(),
+        settings: options.word(),
+    };
+    let words = gather(world, &own.to_words())?;
+    let offers: Vec<_> = words.chunks_exact(Offer::WORDS).map(Offer::from_words).collect();
+    let same = |offer: &Option<Offer>| offer.is_some_and(|offer| offer.settings == own.settings);
+    if let Some(other) = offers.iter().position(|offer| !same(offer)) {
+        let rank = name(other, config);
+        return Err(CommError::NoHierarchy {
+            reason: format!("{rank} has other options than this rank"),
+        });
+    }
+    let offers: Vec<_> = offers.into_iter().flatten().collect();
+    let layout = Layout::new(offers.iter().map(|offer| offer.host));
+    if layout.most_ranks() <= 1 {
+        return Ok((Err("no host has several ranks".to_owned()), None));
+    }
+    if layout.most_ranks() > RANKS_MAX {
+        let reason = format!("a host has {} ranks, of at most {RANKS_MAX}", layout.most_ranks());
+        return Ok((Err(reason), None));
+    }
+    let (host, place) = layout.place(rank);
+    let shape = Shape {
+        ranks: layout.ranks_of(host).len(),
+        piece: options.piece_bytes,
+    };
+    let made = (place == 0).then(|| Segment::create(shape));
+    let key = match &made {
+        Some(Ok((_, key))) => [u64::from(key.descriptor) + 1, key.nonce],
+        _ => [0, 0],
+    };
+    let keys = gather(world, &key)?;
+    let leader = usize::from(layout.ranks_of(host)[0]);
+    let segment = match made {
+        Some(made) => made
+            .map(|(segment, _)| segment)
+            .map_err(|error| error.to_string()),
+        None => match keys[2 * leader].checked_sub(1).map(u32::try_from) {
+            Some(Ok(descriptor)) => {
+                let key = Key {
+                    pid: offers[leader].pid,
+                    descriptor,
+                    nonce: keys[2 * leader + 1],
+                };
+                Segment::open(key, shape, place).map_err(|error| format!("that of rank {leader}: {error}"))
+            }
+            _ => Err(format!("rank {leader} could not make any")),
+        },
+    };
+    let failed = gather(world, &[u64::from(segment.is_err())])?;
+    let segment = match (segment, failed.iter().position(|failed| *failed != 0)) {
+        (Ok(segment), None) => segment,
+        (Err(error), _) => return Ok((Err(format!("no shared memory: {error}")), None)),
+        (Ok(_), Some(other)) => {
+            let reason = format!("{} has no shared memory", name(other, config));
+            return Ok((Err(reason), None));
+        }
+    };
+    debug_assert_eq!(size, layout.ranks());
+    let leaders = match layout.hosts() {
+        1 => None,
+        _ => world.part(place == 0)?,
+    };
+    let engine = Engine::new(segment, place, config);
+    Ok((Ok(Shared { layout, engine }), leaders))
+}
+
+fn gather<N: Network>(world: &mut N, own: &[u64]) -> Result<Vec<u64>, CommError> {
+    let mut all = vec![0; own.len() * usize::from(world.size())];
+    world.call(Collective::AllGather, Operation::Sum, (own, &mut all[..]).into())?;
+    Ok(all)
+}
+
+fn name(rank: usize, config: &CommConfig) -> RankName {
+    let host = match rank == usize::from(config.rank) {
+        true => config.host.clone(),
+        false => String::new(),
+    };
+    RankName {
+        rank: rank as u16,
+        host,
+    }
+}
