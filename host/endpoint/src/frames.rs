@@ -37,6 +37,16 @@ impl Endpoint {
         self.refresh(qpn);
     }
 
+    /// Whether [`Endpoint::handle_frame`] would discard a frame because its QP is not connected yet. The frame is not verified.
+    pub fn is_early(&self, frame: &[u8]) -> bool {
+        let Ok(Parsed::Roce(header)) = parse_frame(frame, frame.len()) else {
+            return false;
+        };
+        let is_here = header.ip.v4().is_some_and(|(_, dst)| dst == self.config.ip);
+        let qp = self.qps.get(&header.bth.dest_qp);
+        is_here && qp.is_some_and(|qp| qp.state == QpState::Init)
+    }
+
     /// The stateless checks in rxe's order, and the ICRC check.
     fn accept<'a>(&self, frame: &'a [u8]) -> Result<(Qpn, DecodedPacket<'a>), Discard> {
         if frame.get(..6).is_some_and(|dst| dst != self.config.mac.0) {

@@ -51,7 +51,8 @@ impl Target {
             File::create(&part).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", part.display())))?;
         Ok(Sink {
             part: Some((part, path)),
-            out: Box::new(BufWriter::with_capacity(1 << 20, file)),
+            // Full messages are written without a copy.
+            out: Box::new(BufWriter::with_capacity(1 << 16, file)),
         })
     }
 }

@@ -9,20 +9,25 @@ use castnet_wire::{Arp, MacAddr, Nanos, Parsed, parse_frame};
 use tracing::warn;
 
 use super::SoftRnic;
+use crate::rnic::Rnic;
 
 /// The maximum number of batches received and sent per iteration. It bounds the time of an iteration.
 const BATCHES_MAX: usize = 8;
+/// The most early frames: more than a window, 128, of one remote.
+const EARLY_MAX: usize = 256;
 
 impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
     /// Processes received frames. Returns true if there were any.
     pub(super) fn receive(&mut self, now: Nanos) -> bool {
         let mac = self.attributes.mac.0;
+        let awaits_connection = self.queues.values().any(|queues| queues.next_hop.is_none());
         for round in 0..BATCHES_MAX {
             let Self {
                 port,
                 endpoint,
                 frame: scratch,
                 arps,
+                early,
                 ..
             } = self;
             let count = port.receive_with(scratch, &mut |frame| {
@@ -31,7 +36,11 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
                     return;
                 }
                 if frame.get(12..14) != Some(&[0x08, 0x06]) {
-                    endpoint.handle_frame(now, frame);
+                    if awaits_connection && early.len() < EARLY_MAX && endpoint.is_early(frame) {
+                        early.push_back(frame.into());
+                    } else {
+                        endpoint.handle_frame(now, frame);
+                    }
                 } else if let Ok(Parsed::Arp(arp)) = parse_frame(frame, frame.len()) {
                     arps.push(arp);
                 }
@@ -44,6 +53,19 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             }
         }
         true
+    }
+
+    /// Processes the early frames whose QP has been connected or has ended.
+    pub(super) fn handle_early(&mut self) {
+        let now = self.now();
+        for frame in std::mem::take(&mut self.early) {
+            if self.endpoint.is_early(&frame) {
+                self.early.push_back(frame);
+            } else {
+                self.endpoint.handle_frame(now, &frame);
+                self.busy = true;
+            }
+        }
     }
 
     fn receive_arp(&mut self, arp: &Arp) {

@@ -82,7 +82,8 @@ struct Queues {
 }
 
 /// An RC endpoint on a port, with ARP: answers for its address, resolves others, and announces itself periodically, so
-/// that switches learn its port. It processes only frames to its own Ethernet address and broadcasts.
+/// that switches learn its port. It processes only frames to its own Ethernet address and broadcasts, and keeps
+/// 256 frames for QPs that are not connected yet: members of a group are connected in any order.
 pub struct SoftRnic<P> {
     attributes: DeviceAttributes,
     config: SoftRnicConfig,
@@ -99,6 +100,8 @@ pub struct SoftRnic<P> {
     batch: Batch<PoolBuf>,
     /// Received ARP packets that are not processed yet.
     arps: Vec<Arp>,
+    /// Frames for QPs that are not connected yet: a remote may be connected first, and would wait for its time-out.
+    early: VecDeque<Box<[u8]>>,
     /// Buffer for a whole frame in one piece.
     frame: Box<[u8]>,
     /// True if the last poll found work or a send was posted since: then waiting does not sleep.
@@ -191,6 +194,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             va_next: VA_BASE,
             batch: Batch::new(),
             arps: Vec::new(),
+            early: VecDeque::new(),
             busy: true,
             _kernel_port: None,
             config,
@@ -287,6 +291,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         if let Some(queues) = self.queues.get_mut(&qpn) {
             queues.next_hop = Some(next_hop);
         }
+        self.handle_early();
         Ok(())
     }
 }
@@ -398,6 +403,7 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
 
     fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {
         self.endpoint.destroy_qp(qpn)?;
+        self.handle_early();
         self.sort_completions();
         self.queues.remove(&qpn).ok_or(QpError::Unknown { qpn })?;
         Ok(())

@@ -1,6 +1,7 @@
 //! Software RNICs over memory links: devices, QPs, memory, ARP and sleeping.
 
 use crate::common::*;
+use castnet_endpoint::Discard;
 use castnet_port::{Batch, Faults, FrameBuf, MemLink, MemLinkConfig, MemPort, Pool, PoolConfig, Port, Sides};
 use castnet_rnic::{
     Access, LocalSlice, NeighbourConfig, PostError, QpOptions, QpRemote, RecvWr, Resolution, Rnic, RnicError,
@@ -148,6 +149,83 @@ fn sends_and_writes_between_two() {
         [(1, Status::Success), (2, Status::Success)]
     );
     assert!(right.poll_send_completion(b).is_none());
+}
+
+/// Connects the sender to a QP that is not connected, and sends empty messages to it.
+fn send_early(net: &mut Net, to: Qpn, messages: u64) -> Qpn {
+    let from = net.rnics[0].create_qp(&QpOptions::default()).unwrap();
+    let remote = QpRemote {
+        timeout: 10,
+        ..QpRemote::new(IPS[1], to)
+    };
+    net.rnics[0].connect_qp(from, &remote, NO_WAIT).unwrap();
+    for id in 0..messages {
+        let wr = SendWr::new(id, SendOp::Send, LocalSlice::EMPTY);
+        net.rnics[0].post_send(from, wr).unwrap();
+    }
+    net.iterate(20);
+    from
+}
+
+/// The messages that the QP `to` takes, 200 at most, after it has been connected to `from`.
+fn take_early(net: &mut Net, from: Qpn, to: Qpn, iterations: usize) -> Vec<u64> {
+    for wr_id in 0..200 {
+        let local = LocalSlice::EMPTY;
+        net.rnics[1].post_recv(to, RecvWr { wr_id, local }).unwrap();
+    }
+    let remote = QpRemote::new(IPS[0], from);
+    net.rnics[1].connect_qp(to, &remote, NO_WAIT).unwrap();
+    net.iterate(iterations);
+    std::iter::from_fn(|| net.rnics[1].poll_recv_completion(to))
+        .map(|completion| completion.wr_id)
+        .collect()
+}
+
+#[test]
+fn a_window_that_arrives_before_the_qp_is_connected_is_not_sent_again() {
+    let mut net = Net::quiet();
+    net.connect(|_| ());
+    let [to, other] = [0; 2].map(|_| net.rnics[1].create_qp(&QpOptions::default()).unwrap());
+    let [from, other_from] = [to, other].map(|to| send_early(&mut net, to, 100));
+    for (from, to) in [(from, to), (other_from, other)] {
+        assert!(take_early(&mut net, from, to, 20).into_iter().eq(0..100));
+        let acknowledged = std::iter::from_fn(|| net.rnics[0].poll_send_completion(from));
+        assert_eq!(acknowledged.count(), 100);
+    }
+    assert_eq!(net.rnics[0].stats().retransmits, 0);
+}
+
+#[test]
+fn early_frames_are_kept_up_to_a_limit_and_go_with_their_qp() {
+    let mut net = Net::quiet();
+    net.connect(|_| ());
+    let to = net.rnics[1].create_qp(&QpOptions::default()).unwrap();
+    for _ in 0..3 {
+        send_early(&mut net, to, 100);
+    }
+    let discarded = |net: &Net, reason| net.rnics[1].stats().discarded(reason);
+    assert_eq!(discarded(&net, Discard::QpNotReady), 300 - 256);
+    net.rnics[1].destroy_qp(to).unwrap();
+    assert_eq!(discarded(&net, Discard::UnknownQp), 256);
+}
+
+#[test]
+fn early_messages_over_a_bad_link_arrive_once_and_in_order() {
+    for seed in 0..30 {
+        let faults = Faults {
+            loss: 0.05,
+            duplicate: 0.05,
+            reorder: 0.05,
+            corrupt: 0.05,
+            ..Faults::NONE
+        };
+        let mut net = Net::new(1500, faults, seed);
+        net.connect(|_| ());
+        let to = net.rnics[1].create_qp(&QpOptions::default()).unwrap();
+        let from = send_early(&mut net, to, 100);
+        let taken = take_early(&mut net, from, to, 200_000);
+        assert!(taken.iter().copied().eq(0..100), "seed {seed}: {taken:?}");
+    }
 }
 
 #[test]
