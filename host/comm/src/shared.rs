@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use castnet_rnic::{
-    Access, Completion, DeviceAttributes, MemoryKey, MemoryRegion, QpOptions, QpRemote, QpState, RecvWr,
-    Rnic, RnicError, SendWr, Traffic, Waker,
+    Access, Completion, DeviceAttributes, Lent, MemoryKey, MemoryRegion, QpOptions, QpRemote, QpState,
+    RecvWr, Rnic, RnicError, SendWr, Traffic, Waker,
 };
 use castnet_wire::{Nanos, Qpn};
 
@@ -47,6 +47,14 @@ impl Rnic for SharedRnic {
 
     fn deregister_memory(&mut self, key: MemoryKey) -> Result<(), RnicError> {
         self.inner.borrow_mut().deregister_memory(key)
+    }
+
+    fn lend_memory(&mut self, memory: Lent) -> Result<MemoryKey, (Lent, RnicError)> {
+        self.inner.borrow_mut().lend_memory(memory)
+    }
+
+    fn end_lending(&mut self, key: MemoryKey) -> Result<Lent, RnicError> {
+        self.inner.borrow_mut().end_lending(key)
     }
 
     fn read_memory(&self, key: MemoryKey, offset: u64, out: &mut [u8]) -> Result<(), RnicError> {

@@ -7,6 +7,7 @@ use castnet_wire::{MacAddr, Nanos, Psn, Qpn};
 
 use crate::config::{EndpointConfig, QpConfig, QueueLimits, check_qpn};
 use crate::error::{MemoryError, PostError, QpError};
+use crate::lent::Lent;
 use crate::memory::{Access, Memory, MemoryKey};
 use crate::requester::{Requester, Response};
 use crate::responder::Responder;
@@ -124,14 +125,28 @@ impl Endpoint {
         self.memory.deregister(key)
     }
 
+    /// Makes lent memory a region for local work requests. Allocates nothing once as many regions have existed at once.
+    ///
+    /// # Errors
+    /// [`MemoryError::TooMany`], with the memory.
+    pub fn lend_memory(&mut self, memory: Lent) -> Result<MemoryKey, (Lent, MemoryError)> {
+        self.memory.lend(memory)
+    }
+
+    /// Removes a region of lent memory and returns the memory. Nothing accesses it after that: work requests that still
+    /// refer to the region fail, and their QPs with them.
+    pub fn end_lending(&mut self, key: MemoryKey) -> Result<Lent, MemoryError> {
+        self.memory.end_lending(key)
+    }
+
     /// The bytes of a region.
     pub fn memory(&self, key: MemoryKey) -> Result<&[u8], MemoryError> {
         self.memory.bytes(key).ok_or(MemoryError::UnknownKey { key })
     }
 
-    /// The bytes of a region.
+    /// The bytes of a region. [`MemoryError::ReadOnly`] if it was lent for sends only.
     pub fn memory_mut(&mut self, key: MemoryKey) -> Result<&mut [u8], MemoryError> {
-        self.memory.bytes_mut(key).ok_or(MemoryError::UnknownKey { key })
+        self.memory.bytes_mut(key)
     }
 
     /// [`Endpoint::open_qp`], then [`Endpoint::connect_qp`], with their errors. Nothing has changed after an error.

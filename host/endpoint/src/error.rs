@@ -114,6 +114,9 @@ pub enum MemoryError {
     /// No region has this key.
     #[error("no memory region has key {key}")]
     UnknownKey { key: MemoryKey },
+    /// The region was lent for sends only.
+    #[error("memory region {key} is lent for sends only")]
+    ReadOnly { key: MemoryKey },
     /// The virtual addresses of the region exceed 2^64 - 1.
     #[error("{length} bytes at virtual address {va:#x} go beyond the address space")]
     Wraps {

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::error::{MemoryError, PostError};
+use crate::lent::Lent;
 use crate::work::LocalSlice;
 
 /// The key of a memory region, used as lkey and rkey, as in rxe. The low byte changes each time a slot is reused, so a
@@ -68,9 +69,32 @@ impl Access {
 }
 
 #[derive(Debug)]
+enum Bytes {
+    Owned(Vec<u8>),
+    Lent(Lent),
+}
+
+impl Bytes {
+    fn get(&self) -> &[u8] {
+        match self {
+            Self::Owned(bytes) => bytes,
+            Self::Lent(lent) => lent.bytes(),
+        }
+    }
+
+    /// `None` if they are lent for sends only.
+    fn get_mut(&mut self) -> Option<&mut [u8]> {
+        match self {
+            Self::Owned(bytes) => Some(bytes),
+            Self::Lent(lent) => lent.bytes_mut(),
+        }
+    }
+}
+
+#[derive(Debug)]
 struct Region {
     va: u64,
-    bytes: Vec<u8>,
+    bytes: Bytes,
     access: Access,
 }
 
@@ -110,36 +134,76 @@ impl Memory {
                 length: bytes.len(),
             });
         }
-        let region = Some(Region { va, bytes, access });
-        let at = match self.free.pop() {
-            Some(at) => at,
+        let at = self.free_slot()?;
+        let bytes = Bytes::Owned(bytes);
+        Ok(self.fill(at, Region { va, bytes, access }))
+    }
+
+    /// A region for local access, without allocation once as many regions have existed at once. Returns the memory if
+    /// there are too many.
+    pub(crate) fn lend(&mut self, memory: Lent) -> Result<MemoryKey, (Lent, MemoryError)> {
+        let at = match self.free_slot() {
+            Ok(at) => at,
+            Err(error) => return Err((memory, error)),
+        };
+        let access = if memory.is_exclusive() {
+            Access::LOCAL
+        } else {
+            Access::READ
+        };
+        let bytes = Bytes::Lent(memory);
+        Ok(self.fill(at, Region { va: 0, bytes, access }))
+    }
+
+    /// Index of a slot without region, which is not in `free` any more.
+    fn free_slot(&mut self) -> Result<usize, MemoryError> {
+        match self.free.pop() {
+            Some(at) => Ok(at),
             None if self.slots.len() < self.max => {
                 self.slots.push(Slot {
                     variant: 0,
                     region: None,
                 });
-                self.slots.len() - 1
+                Ok(self.slots.len() - 1)
             }
-            None => return Err(MemoryError::TooMany { max: self.max }),
-        };
+            None => Err(MemoryError::TooMany { max: self.max }),
+        }
+    }
+
+    fn fill(&mut self, at: usize, region: Region) -> MemoryKey {
         let slot = &mut self.slots[at];
         slot.variant = slot.variant.wrapping_add(1);
-        slot.region = region;
-        Ok(MemoryKey((at as u32 + 1) << 8 | slot.variant as u32))
+        slot.region = Some(region);
+        MemoryKey((at as u32 + 1) << 8 | slot.variant as u32)
     }
 
     pub(crate) fn deregister(&mut self, key: MemoryKey) -> Result<Vec<u8>, MemoryError> {
-        let at = Self::slot_of(key);
-        let slot = at
-            .and_then(|at| self.slots.get_mut(at))
-            .filter(|s| s.variant == key.0 as u8);
-        match (at, slot.and_then(|s| s.region.take())) {
-            (Some(at), Some(region)) => {
-                self.free.push(at);
-                Ok(region.bytes)
-            }
-            _ => Err(MemoryError::UnknownKey { key }),
+        match self.remove(key, |bytes| matches!(bytes, Bytes::Owned(_)))? {
+            Bytes::Owned(bytes) => Ok(bytes),
+            Bytes::Lent(_) => Err(MemoryError::UnknownKey { key }),
         }
+    }
+
+    pub(crate) fn end_lending(&mut self, key: MemoryKey) -> Result<Lent, MemoryError> {
+        match self.remove(key, |bytes| matches!(bytes, Bytes::Lent(_)))? {
+            Bytes::Lent(lent) => Ok(lent),
+            Bytes::Owned(_) => Err(MemoryError::UnknownKey { key }),
+        }
+    }
+
+    /// Removes a region if `is_meant` returns true for its bytes.
+    fn remove(
+        &mut self,
+        key: MemoryKey,
+        is_meant: impl FnOnce(&Bytes) -> bool,
+    ) -> Result<Bytes, MemoryError> {
+        let unknown = MemoryError::UnknownKey { key };
+        let at = Self::slot_of(key).ok_or(unknown)?;
+        let slot = self.slots.get_mut(at).filter(|s| s.variant == key.0 as u8);
+        let region = slot.and_then(|s| s.region.take_if(|region| is_meant(&region.bytes)));
+        let region = region.ok_or(unknown)?;
+        self.free.push(at);
+        Ok(region.bytes)
     }
 
     fn slot_of(key: MemoryKey) -> Option<usize> {
@@ -157,11 +221,12 @@ impl Memory {
     }
 
     pub(crate) fn bytes(&self, key: MemoryKey) -> Option<&[u8]> {
-        self.region(key).map(|r| r.bytes.as_slice())
+        self.region(key).map(|r| r.bytes.get())
     }
 
-    pub(crate) fn bytes_mut(&mut self, key: MemoryKey) -> Option<&mut [u8]> {
-        self.region_mut(key).map(|r| r.bytes.as_mut_slice())
+    pub(crate) fn bytes_mut(&mut self, key: MemoryKey) -> Result<&mut [u8], MemoryError> {
+        let region = self.region_mut(key).ok_or(MemoryError::UnknownKey { key })?;
+        region.bytes.get_mut().ok_or(MemoryError::ReadOnly { key })
     }
 
     /// `write` is true for the buffer of a receive.
@@ -171,7 +236,7 @@ impl Memory {
         }
         let key = slice.key;
         let region = self.region(key).ok_or(PostError::UnknownKey { key })?;
-        slice.check_inside(region.bytes.len() as u64)?;
+        slice.check_inside(region.bytes.get().len() as u64)?;
         if write && !region.access.local_write {
             return Err(PostError::NotWritable { key });
         }
@@ -183,10 +248,10 @@ impl Memory {
             return Some(&[]);
         }
         let from = usize::try_from(offset).ok()?;
-        self.region(key)?.bytes.get(from..from.checked_add(length)?)
+        self.region(key)?.bytes.get().get(from..from.checked_add(length)?)
     }
 
-    /// `None` if the region does not exist or is too short.
+    /// `None` if the region does not exist, is too short, or is lent for sends only.
     pub(crate) fn write(&mut self, key: MemoryKey, offset: u64, data: &[u8]) -> Option<()> {
         if data.is_empty() {
             return Some(());
@@ -195,6 +260,7 @@ impl Memory {
         let target = self
             .region_mut(key)?
             .bytes
+            .get_mut()?
             .get_mut(from..from.checked_add(data.len())?)?;
         target.copy_from_slice(data);
         Some(())
@@ -206,7 +272,7 @@ impl Memory {
         let region = self.region(key).filter(|r| r.access.remote_write)?;
         let offset = va.checked_sub(region.va)?;
         let end = offset.checked_add(length as u64)?;
-        (end <= region.bytes.len() as u64).then_some((key, offset))
+        (end <= region.bytes.get().len() as u64).then_some((key, offset))
     }
 
     pub(crate) fn may_invalidate(&self, rkey: u32) -> bool {

@@ -23,6 +23,9 @@ pub enum RnicError {
     /// A memory region could not be created or found.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// The RNIC cannot use memory of its user.
+    #[error("this RNIC has no regions in memory that is lent to it")]
+    LendsNothing,
     /// An access outside a memory region.
     #[error("{length} bytes at {offset} are outside a memory region of {region} bytes")]
     OutOfBounds {

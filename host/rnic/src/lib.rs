@@ -31,7 +31,7 @@ pub mod stream;
 pub mod verbs;
 
 pub use castnet_endpoint::{
-    Access, Completion, CompletionOp, LocalSlice, MemoryKey, OutOfRange, PostError, QpError, QpState,
+    Access, Completion, CompletionOp, Lent, LocalSlice, MemoryKey, OutOfRange, PostError, QpError, QpState,
     QueueLimits, RecvWr, SendOp, SendWr, Status,
 };
 pub use castnet_port::Waker;

@@ -3,7 +3,9 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use castnet_endpoint::{Access, Completion, MemoryKey, QpState, QueueLimits, RecvWr, SendWr};
+use castnet_endpoint::{
+    Access, Completion, Lent, MemoryError, MemoryKey, QpState, QueueLimits, RecvWr, SendWr,
+};
 use castnet_port::Waker;
 use castnet_wire::{MacAddr, Nanos, Pmtu, Psn, Qpn, RateLimit};
 use serde::Serialize;
@@ -147,6 +149,17 @@ pub trait Rnic {
 
     /// Releases a region.
     fn deregister_memory(&mut self, key: MemoryKey) -> Result<(), RnicError>;
+
+    /// Makes lent memory a region for local work requests. An RNIC that cannot do this returns the memory, as in this
+    /// default.
+    fn lend_memory(&mut self, memory: Lent) -> Result<MemoryKey, (Lent, RnicError)> {
+        Err((memory, RnicError::LendsNothing))
+    }
+
+    /// Removes a region of lent memory and returns the memory. Work requests that still refer to the region fail.
+    fn end_lending(&mut self, key: MemoryKey) -> Result<Lent, RnicError> {
+        Err(MemoryError::UnknownKey { key }.into())
+    }
 
     /// Copies bytes of a region, starting at `offset`, into `out`.
     fn read_memory(&self, key: MemoryKey, offset: u64, out: &mut [u8]) -> Result<(), RnicError>;

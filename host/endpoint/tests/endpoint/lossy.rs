@@ -4,7 +4,7 @@
 
 use crate::common::pipe::{Faults, Random, World, ip, mac};
 use castnet_endpoint::{
-    Access, Completion, CompletionOp, LocalSlice, MemoryKey, QpConfig, QpState, RecvWr, SendOp, SendWr,
+    Access, Completion, CompletionOp, Lent, LocalSlice, MemoryKey, QpConfig, QpState, RecvWr, SendOp, SendWr,
     Status,
 };
 use castnet_wire::{Nanos, Pmtu, Psn, Qpn};
@@ -148,12 +148,23 @@ impl Test {
             }
             for (from, &qpn) in qpns.iter().enumerate() {
                 let (messages, size) = random_messages(&mut world.random, scenario.pmtu.bytes() as u64);
-                let source = (0..size).map(|at| byte(scenario.seed, at)).collect();
-                let source = world.ends[from].register_memory(0, source, Access::READ).unwrap();
+                let source: Vec<u8> = (0..size).map(|at| byte(scenario.seed, at)).collect();
                 let zeros = || vec![0; size as usize];
-                let receive_region = world.ends[1 - from]
-                    .register_memory(0, zeros(), Access::LOCAL)
-                    .unwrap();
+                // Memory of other owners in half of the runs.
+                let (source, receive_region) = match scenario.seed % 2 {
+                    0 => (
+                        world.ends[from].register_memory(0, source, Access::READ).unwrap(),
+                        world.ends[1 - from]
+                            .register_memory(0, zeros(), Access::LOCAL)
+                            .unwrap(),
+                    ),
+                    _ => (
+                        world.ends[from].lend_memory(Lent::shared(source.leak())).unwrap(),
+                        world.ends[1 - from]
+                            .lend_memory(Lent::exclusive(zeros().leak()))
+                            .unwrap(),
+                    ),
+                };
                 let target = world.ends[1 - from]
                     .register_memory(TARGET_VA, zeros(), Access::REMOTE_WRITE)
                     .unwrap();

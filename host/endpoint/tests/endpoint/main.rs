@@ -2,6 +2,7 @@
 
 mod common;
 mod golden;
+mod lent;
 mod lossy;
 mod pace;
 mod requester;

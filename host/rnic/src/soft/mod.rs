@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use castnet_endpoint::{
-    Access, Completion, Endpoint, EndpointConfig, MemoryError, MemoryKey, PostError, QpConfig, QpError,
+    Access, Completion, Endpoint, EndpointConfig, Lent, MemoryError, MemoryKey, PostError, QpConfig, QpError,
     QpState, QueueLimits, RecvWr, SendWr, Stats,
 };
 use castnet_port::{
@@ -348,6 +348,15 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
 
     fn deregister_memory(&mut self, key: MemoryKey) -> Result<(), RnicError> {
         Ok(self.endpoint.deregister_memory(key).map(drop)?)
+    }
+
+    fn lend_memory(&mut self, memory: Lent) -> Result<MemoryKey, (Lent, RnicError)> {
+        let lent = self.endpoint.lend_memory(memory);
+        lent.map_err(|(memory, error)| (memory, error.into()))
+    }
+
+    fn end_lending(&mut self, key: MemoryKey) -> Result<Lent, RnicError> {
+        Ok(self.endpoint.end_lending(key)?)
     }
 
     fn read_memory(&self, key: MemoryKey, offset: u64, out: &mut [u8]) -> Result<(), RnicError> {

@@ -5,6 +5,9 @@
 //! - The kernel resolves the next hop, so [`QpRemote::mac`] is ignored.
 //! - A completion does not contain whether the sender requested a solicited event.
 //! - Regions are at this process's addresses, and their local and remote keys may differ.
+//! - Memory cannot be lent to it ([`Rnic::lend_memory`]). A registration pins the pages that an address has at that moment.
+//!   If it were kept for the next call, it would refer to the old pages after the owner has freed and mapped the memory
+//!   again, and nothing reports that to this process. A registration for each call would cost system calls.
 
 mod announce;
 mod handles;
