@@ -11,6 +11,7 @@ use castnet_wire::{Pmtu, Qpn};
 
 use crate::rank::Rank;
 use crate::simulation::{SimError, Simulation};
+use crate::task_memory::TaskMemory;
 use crate::watch::Watch;
 
 /// Configuration of the queue pairs of ranks.
@@ -187,9 +188,14 @@ impl<W: Watch> Simulation<W> {
         Ok(())
     }
 
-    /// Starts a collective at the rank of a host; `None` if it has no rank. `input` is its contribution. Without it the
-    /// task has no memory, and only its time is meaningful.
-    pub fn start_task(&mut self, host: &str, task: Task, input: Option<Vec<u8>>) -> Option<TaskId> {
+    /// Starts a collective at the rank of a host; `None` if it has no rank. `input` is its contribution and the kind of its
+    /// memory. Without it the task has no memory, and only its time is meaningful.
+    pub fn start_task(
+        &mut self,
+        host: &str,
+        task: Task,
+        input: Option<(Vec<u8>, TaskMemory)>,
+    ) -> Option<TaskId> {
         let (node, now) = (self.node(host)?, self.now);
         let here = self.nodes[node.0].host_mut()?;
         let id = here.rank.as_mut()?.start(now, &mut here.endpoint, task, input);

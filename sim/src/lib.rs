@@ -30,6 +30,7 @@ mod queue;
 mod rank;
 mod run;
 mod simulation;
+mod task_memory;
 mod trace;
 mod watch;
 
@@ -40,5 +41,6 @@ pub use node::NodeId;
 pub use profile::{LinkProfile, SimConfig};
 pub use rank::{Rank, RankTask};
 pub use simulation::{End, SimError, Simulation};
+pub use task_memory::TaskMemory;
 pub use trace::{Trace, TraceRecord};
 pub use watch::{Delivery, Hop, View, Watch};

@@ -1,15 +1,17 @@
 //! A rank of collectives on a host: a machine of CommLib whose actions are executed on the host's endpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use castnet_comm::machine::{
-    Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, Place, Space, Task, TaskId, Waiting,
+    Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, Task, TaskId, Waiting,
 };
 use castnet_endpoint::{
     Access, Completion, CompletionOp, Endpoint, LocalSlice, MemoryKey, RecvWr, SendOp, SendWr, Status,
 };
 use castnet_reduce::Kernel;
 use castnet_wire::{Nanos, Qpn};
+
+use crate::task_memory::{Memory, TaskMemory};
 
 /// Bytes at the start of a message that are passed to the machine.
 const HEAD: usize = 64;
@@ -27,42 +29,41 @@ pub struct RankTask {
     pub ended: Option<(Nanos, Result<(), Failure>)>,
     memory: Option<Memory>,
     kernel: Kernel,
-}
-
-#[derive(Clone, Debug)]
-struct Memory {
-    input: Vec<u8>,
-    output: Vec<u8>,
-    scratch: Vec<u8>,
+    output_bytes: u64,
+    /// Sends from its memory that are not acknowledged.
+    unacknowledged: u32,
+    /// The result, before all sends from its memory are acknowledged.
+    result: Option<Result<(), Failure>>,
 }
 
 impl RankTask {
-    /// The output received so far; empty if the task has no memory.
+    /// The output once the task has ended; empty if the task has no memory.
     pub fn output(&self) -> &[u8] {
-        self.memory.as_ref().map_or(&[], |m| &m.output)
+        self.memory.as_ref().map_or(&[], |m| m.output(self.output_bytes))
     }
-}
 
-impl Memory {
-    fn space(&mut self, space: Space) -> &mut Vec<u8> {
-        match space {
-            Space::Input => &mut self.input,
-            Space::Output => &mut self.output,
-            Space::Scratch => &mut self.scratch,
+    /// Ends a task that has its result, once all sends from its memory are acknowledged.
+    fn end(&mut self, now: Nanos, endpoint: &mut Endpoint) -> Result<(), castnet_endpoint::MemoryError> {
+        if let Some(result) = self.result
+            && self.ended.is_none()
+            && (self.unacknowledged == 0 || result.is_err())
+        {
+            self.ended = Some((now, result));
+            return self.memory.as_mut().map_or(Ok(()), |m| m.end(endpoint));
         }
-    }
-
-    fn bytes(&mut self, place: Place, length: u64) -> Option<&mut [u8]> {
-        let from = place.offset as usize;
-        self.space(place.space).get_mut(from..from + length as usize)
+        Ok(())
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Channel {
     qpn: Qpn,
     sends: MemoryKey,
     receives: MemoryKey,
+    /// By receive slot: the posted receive is for memory of a task instead.
+    into_task: Vec<bool>,
+    /// Sends from memory of tasks that are not acknowledged: number of the work request and task.
+    from_tasks: VecDeque<(u64, TaskId)>,
 }
 
 /// One rank: machine, slots and tasks.
@@ -102,6 +103,8 @@ impl Rank {
                 qpn,
                 sends: endpoint.register_memory(0, bytes(shape.send_slots), Access::READ)?,
                 receives: endpoint.register_memory(0, bytes(shape.receive_slots), Access::LOCAL)?,
+                into_task: vec![false; shape.receive_slots as usize],
+                from_tasks: VecDeque::new(),
             });
         }
         let mut rank = Self {
@@ -164,12 +167,14 @@ impl Rank {
         now: Nanos,
         endpoint: &mut Endpoint,
         task: Task,
-        input: Option<Vec<u8>>,
+        input: Option<(Vec<u8>, TaskMemory)>,
     ) -> TaskId {
-        let memory = input.map(|input| Memory {
-            input,
-            output: vec![0xEE; task.output_bytes(self.rank, self.size) as usize],
-            scratch: vec![0xDD; self.machine.scratch_bytes(&task) as usize],
+        let (own, scratch) = ((self.rank, self.size), self.machine.scratch_bytes(&task));
+        let may_send = self.machine.may_send_from_tasks();
+        let memory = input.and_then(|(input, kind)| {
+            let kind = if may_send { kind } else { TaskMemory::Slots };
+            let memory = Memory::new(&task, own, (input, scratch), kind, endpoint);
+            memory.map_err(|fault| self.faults.push(fault.to_string())).ok()
         });
         let id = self.machine.start(task);
         self.tasks.insert(
@@ -181,6 +186,9 @@ impl Rank {
                 ended: None,
                 memory,
                 kernel: Kernel::select(task.operation, task.data_type, task.flags),
+                output_bytes: task.output_bytes(self.rank, self.size),
+                unacknowledged: 0,
+                result: None,
             },
         );
         self.carry_out(now, endpoint);
@@ -188,17 +196,18 @@ impl Rank {
     }
 
     /// Handles a completion. [`Rank::carry_out`] executes the resulting actions.
-    pub(crate) fn completed(&mut self, endpoint: &Endpoint, completion: &Completion) {
+    pub(crate) fn completed(&mut self, now: Nanos, endpoint: &mut Endpoint, completion: &Completion) {
         let Some(index) = self.channels.iter().position(|c| c.qpn == completion.qpn) else {
             return;
         };
         let channel = ChannelId(index as u16);
         match (completion.status, completion.op) {
             (Status::Flushed, _) => {}
-            (Status::Success, CompletionOp::Send | CompletionOp::Write) => self.machine.handle(Event::Sent {
-                channel,
-                wr: completion.wr_id,
-            }),
+            (Status::Success, CompletionOp::Send | CompletionOp::Write) => {
+                let wr = completion.wr_id;
+                self.sent_from_task(now, endpoint, index, wr);
+                self.machine.handle(Event::Sent { channel, wr });
+            }
             (Status::Success, CompletionOp::Recv | CompletionOp::RecvWriteImm) => {
                 let slot = completion.wr_id as u32;
                 let at = slot as usize * self.shape.slot_bytes as usize;
@@ -217,6 +226,17 @@ impl Rank {
         }
     }
 
+    fn sent_from_task(&mut self, now: Nanos, endpoint: &mut Endpoint, channel: usize, wr: u64) {
+        let sends = &mut self.channels[channel].from_tasks;
+        while let Some((_, task)) = sends.pop_front_if(|(sent, _)| *sent <= wr) {
+            if let Some(task) = self.tasks.get_mut(&task) {
+                task.unacknowledged -= 1;
+                let ended = task.end(now, endpoint);
+                self.faults.extend(ended.err().map(|fault| fault.to_string()));
+            }
+        }
+    }
+
     /// Executes the machine's actions. Returns true if there were any.
     pub(crate) fn carry_out(&mut self, now: Nanos, endpoint: &mut Endpoint) -> bool {
         let mut worked = false;
@@ -230,68 +250,85 @@ impl Rank {
     }
 
     fn execute(&mut self, now: Nanos, endpoint: &mut Endpoint, action: Action) -> Result<(), String> {
-        let at = |slot: u32| u64::from(slot) * u64::from(self.shape.slot_bytes);
-        let channel = |id: ChannelId| self.channels.get(usize::from(id.0)).copied().ok_or("no channel");
+        let (slot_bytes, no_channel) = (self.shape.slot_bytes, "no channel");
+        let at = |slot: u32| u64::from(slot) * u64::from(slot_bytes);
+        let channel_of = |id: ChannelId| usize::from(id.0);
         match action {
-            Action::Receive { channel: id, slot } => {
-                let Channel { qpn, receives, .. } = channel(id)?;
-                let local = LocalSlice {
-                    key: receives,
+            Action::Receive {
+                channel,
+                slot,
+                target,
+            } => {
+                let channel = self.channels.get_mut(channel_of(channel)).ok_or(no_channel)?;
+                let into_task = target.and_then(|target| {
+                    let memory = self.tasks.get(&target.task)?.memory.as_ref()?;
+                    memory.in_region(target.to, target.length)
+                });
+                channel.into_task[slot as usize] = into_task.is_some();
+                let local = into_task.unwrap_or(LocalSlice {
+                    key: channel.receives,
                     offset: at(slot),
-                    length: self.shape.slot_bytes,
-                };
+                    length: slot_bytes,
+                });
                 let wr_id = slot.into();
-                let posted = endpoint.post_recv(qpn, RecvWr { wr_id, local });
+                let posted = endpoint.post_recv(channel.qpn, RecvWr { wr_id, local });
                 posted.map_err(|e| e.to_string())
             }
             Action::Send {
-                channel: id,
+                channel,
                 wr,
                 slot,
                 task,
                 content,
                 immediate,
             } => {
-                let Channel { qpn, sends, .. } = channel(id)?;
-                let length = match content {
-                    Content::Control(bytes) => {
-                        slot_bytes(endpoint, sends, at(slot), bytes.len())?.copy_from_slice(&bytes);
-                        bytes.len() as u32
-                    }
-                    Content::Data { length: 0, .. } => 0,
-                    Content::Data { from, length } => {
-                        let memory = self.tasks.get_mut(&task).and_then(|t| t.memory.as_mut());
-                        if let Some(memory) = memory {
-                            let bytes = memory
-                                .bytes(from, length.into())
-                                .ok_or("bytes are out of range")?;
-                            slot_bytes(endpoint, sends, at(slot), bytes.len())?.copy_from_slice(bytes);
-                        }
-                        length
-                    }
+                let channel = self.channels.get_mut(channel_of(channel)).ok_or(no_channel)?;
+                let of_slot = |length| LocalSlice {
+                    key: channel.sends,
+                    offset: at(slot),
+                    length,
                 };
-                let local = match length {
-                    0 => LocalSlice::EMPTY,
-                    length => LocalSlice {
-                        key: sends,
-                        offset: at(slot),
-                        length,
-                    },
+                let local = match content {
+                    Content::Control(bytes) => {
+                        in_slot(endpoint, channel.sends, at(slot), bytes.len())?.copy_from_slice(&bytes);
+                        of_slot(bytes.len() as u32)
+                    }
+                    Content::Data { length: 0, .. } => LocalSlice::EMPTY,
+                    Content::Data { from, length } => {
+                        let state = self.tasks.get_mut(&task);
+                        let memory = state.and_then(|t| Some((t.memory.as_mut()?, &mut t.unacknowledged)));
+                        if let Some((memory, unacknowledged)) = memory {
+                            if let Some(local) = memory.in_region(from, length) {
+                                *unacknowledged += 1;
+                                channel.from_tasks.push_back((wr, task));
+                                local
+                            } else {
+                                let bytes = memory
+                                    .bytes(endpoint, from, length.into())
+                                    .ok_or("bytes are out of range")?
+                                    .to_vec();
+                                in_slot(endpoint, channel.sends, at(slot), bytes.len())?
+                                    .copy_from_slice(&bytes);
+                                of_slot(length)
+                            }
+                        } else {
+                            of_slot(length)
+                        }
+                    }
                 };
                 let op = immediate.map_or(SendOp::Send, SendOp::SendImm);
-                let posted = endpoint.post_send(qpn, SendWr::new(wr, op, local));
+                let posted = endpoint.post_send(channel.qpn, SendWr::new(wr, op, local));
                 posted.map_err(|e| e.to_string())
             }
             Action::Deliver {
-                channel: id,
+                channel,
                 slot,
                 task,
                 to,
                 length,
                 combine,
             } => {
-                let Channel { receives, .. } = channel(id)?;
-                let offset = at(slot);
+                let channel = self.channels.get(channel_of(channel)).ok_or(no_channel)?;
                 let Some(task) = self.tasks.get_mut(&task) else {
                     return Ok(());
                 };
@@ -299,15 +336,17 @@ impl Rank {
                 let Some(memory) = &mut task.memory else {
                     return Ok(());
                 };
-                let message = slot_bytes(endpoint, receives, offset, length as usize)?;
-                if let Some(with) = combine {
-                    let own = memory
-                        .bytes(with, length.into())
-                        .ok_or("bytes to add are out of range")?;
-                    task.kernel.apply(message, own);
+                if channel.into_task[slot as usize] {
+                    return Ok(());
                 }
-                let output = memory.bytes(to, length.into()).ok_or("output is out of range")?;
-                output.copy_from_slice(message);
+                let mut message = in_slot(endpoint, channel.receives, at(slot), length as usize)?.to_vec();
+                if let Some(with) = combine {
+                    let own = memory.bytes(endpoint, with, length.into());
+                    task.kernel
+                        .apply(&mut message, own.ok_or("bytes to add are out of range")?);
+                }
+                let output = memory.bytes(endpoint, to, length.into());
+                output.ok_or("output is out of range")?.copy_from_slice(&message);
                 Ok(())
             }
             Action::Copy {
@@ -318,28 +357,25 @@ impl Rank {
             } => {
                 let memory = self.tasks.get_mut(&task).and_then(|t| t.memory.as_mut());
                 let Some(memory) = memory else { return Ok(()) };
-                let bytes = memory
-                    .bytes(from, length)
-                    .ok_or("bytes are out of range")?
-                    .to_vec();
-                memory
-                    .bytes(to, length)
-                    .ok_or("output is out of range")?
-                    .copy_from_slice(&bytes);
+                let bytes = memory.bytes(endpoint, from, length);
+                let bytes = bytes.ok_or("bytes are out of range")?.to_vec();
+                let output = memory.bytes(endpoint, to, length);
+                output.ok_or("output is out of range")?.copy_from_slice(&bytes);
                 Ok(())
             }
             Action::Done { task, result } => {
                 // A task may fail inside `start`, before it is recorded.
-                if let Some(task) = self.tasks.get_mut(&task) {
-                    task.ended = Some((now, result));
-                }
-                Ok(())
+                let Some(task) = self.tasks.get_mut(&task) else {
+                    return Ok(());
+                };
+                task.result = Some(result);
+                task.end(now, endpoint).map_err(|e| e.to_string())
             }
         }
     }
 }
 
-fn slot_bytes(
+fn in_slot(
     endpoint: &mut Endpoint,
     key: MemoryKey,
     offset: u64,

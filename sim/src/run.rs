@@ -233,7 +233,7 @@ impl<W: Watch> Simulation<W> {
             match self.nodes[node.0].host_mut() {
                 Some(host) if host.rank.is_some() => {
                     if let Some(rank) = &mut host.rank {
-                        rank.completed(&host.endpoint, &completion);
+                        rank.completed(self.now, &mut host.endpoint, &completion);
                     }
                 }
                 Some(host) => host.completions.push((self.now, completion)),

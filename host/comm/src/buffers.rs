@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::ops::Range;
 
+use castnet_rnic::Lent;
 use castnet_wire::control::{DataType, Operation};
 
 use crate::element::Element;
@@ -217,10 +218,42 @@ impl LentBytes {
         }
     }
 
-    pub(crate) fn into_data(self, bases: Bases) -> Data<'static> {
-        match self {
-            Self::InPlace(all) => Data::InPlace(all, bases),
-            Self::Apart(from, to) => Data::Apart(from, to),
+    pub(crate) fn into_data(self, bases: Bases) -> LentData {
+        let (input, rest) = match self {
+            Self::InPlace(all) => (None, all),
+            Self::Apart(from, to) => (Some(from), to),
+        };
+        LentData {
+            input,
+            rest: Lent::exclusive(rest),
+            bases,
+        }
+    }
+}
+
+/// Lent memory of a task.
+pub(crate) struct LentData {
+    /// The input if it is apart.
+    pub(crate) input: Option<&'static [u8]>,
+    /// The output, or all in place. Empty while the RNIC has it.
+    pub(crate) rest: Lent,
+    bases: Bases,
+}
+
+impl LentData {
+    pub(crate) fn data(&mut self) -> Data<'_> {
+        let rest = self.rest.bytes_mut().unwrap_or_default();
+        match self.input {
+            Some(input) => Data::Apart(input, rest),
+            None => Data::InPlace(rest, self.bases),
+        }
+    }
+
+    /// First byte of the input and of the output in memory that is used in place, otherwise 0.
+    pub(crate) fn bases(&self) -> Bases {
+        match self.input {
+            Some(_) => Bases::default(),
+            None => self.bases,
         }
     }
 }
@@ -311,12 +344,19 @@ impl<'a> Data<'a> {
 
 /// Input and output of a task.
 pub(crate) enum Memory {
-    /// Its caller waits, and lends them with each call of the driver.
-    Caller,
     /// Lent until the task ends.
-    Lent(Data<'static>),
+    Lent(LentData),
     /// Its own.
     Owned(Box<dyn Owned>),
+}
+
+impl Memory {
+    pub(crate) fn data(&mut self) -> Data<'_> {
+        match self {
+            Self::Lent(lent) => lent.data(),
+            Self::Owned(own) => own.data(),
+        }
+    }
 }
 
 /// Owned memory of any element type.

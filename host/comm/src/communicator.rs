@@ -363,7 +363,7 @@ impl Communicator {
     /// Progresses all collectives of the job without waiting, and does not look whether their groups are lost: see
     /// [`Communicator::check`]. Returns true if there was work. Fails if the RNIC failed.
     pub fn poll(&mut self) -> Result<bool, CommError> {
-        self.group.borrow_mut().poll_driver(None)
+        self.group.borrow_mut().poll_driver()
     }
 
     /// The result of a collective of this communicator, once it has ended. Progresses nothing: call

@@ -280,7 +280,7 @@ impl Group {
             ..QpRemote::new(mcst_id, virtual_qpn)
         };
         let patience = self.config.timeouts.resolve;
-        let connected = driver.carry_out(&mut self.rnic, None).and_then(|_| {
+        let connected = driver.carry_out(&mut self.rnic).and_then(|_| {
             let mut lanes = qpns.iter().zip(&mcst_ids);
             lanes.try_for_each(|(&qpn, &mcst_id)| self.rnic.connect_qp(qpn, &remote(mcst_id), patience))
         });
@@ -382,7 +382,7 @@ impl Group {
                     missing: Vec::new(),
                 });
             }
-            if !self.poll_driver(None)? {
+            if !self.poll_driver()? {
                 self.idle(sleep_after(start.elapsed()))?;
             }
         }
@@ -428,7 +428,7 @@ impl Group {
         }
         let qpns = own.entries.iter().map(|entry| entry.1).collect();
         let mut driver = Driver::new(&mut self.rnic, Box::new(HostBased::new(config)), qpns)?;
-        let posted = driver.carry_out(&mut self.rnic, None);
+        let posted = driver.carry_out(&mut self.rnic);
         // From here on `release` cleans up.
         self.driver = Some(driver);
         posted?;

@@ -11,11 +11,11 @@ use castnet_rnic::Rnic;
 use castnet_wire::control::{CallFlags, DataType, Operation};
 use castnet_wire::spin::{Idle, Spinner};
 
-use crate::buffers::{Bases, Buffers, CallLayout, Data, LentBytes, Memory, OwnedBuffers, OwnedData};
+use crate::buffers::{Bases, CallLayout, LentBytes, Memory, OwnedBuffers, OwnedData};
 use crate::communicator::{Request, Running};
 use crate::config::{CommConfig, CommPath};
 use crate::control::{Control, Lease};
-use crate::driver::{Borrowed, Driver};
+use crate::driver::Driver;
 use crate::element::Element;
 use crate::error::CommError;
 use crate::establish::EXCHANGE_GOODBYE;
@@ -101,9 +101,9 @@ impl Group {
     pub(crate) fn wait<T: Element>(&mut self, request: Request<T>) -> Result<Vec<T>, CommError> {
         let mut running = request.running;
         running.start = Instant::now();
-        let owned = match self.run(&mut running, None)? {
+        let owned = match self.run(&mut running)? {
             Memory::Owned(owned) => owned.into_any().downcast::<OwnedData<T>>().ok(),
-            Memory::Caller | Memory::Lent(_) => None,
+            Memory::Lent(_) => None,
         };
         Ok(owned.map(|d| d.buffers.into_output()).unwrap_or_default())
     }
@@ -121,7 +121,7 @@ impl Group {
 
     /// Progresses all collectives without waiting. Returns true if there was work. Fails if the RNIC or group failed.
     pub(crate) fn progress(&mut self) -> Result<bool, CommError> {
-        let worked = self.poll_driver(None)?;
+        let worked = self.poll_driver()?;
         if !worked {
             self.check_group()?;
         }
@@ -175,7 +175,7 @@ impl Group {
         while !(self.is_drained() && self.job.upgrade().is_none_or(|job| job.is_drained()))
             && start.elapsed() < patience
         {
-            if !self.poll_driver(None)? {
+            if !self.poll_driver()? {
                 self.rnic.wait(SLEEP_MAX.min(patience))?;
             }
         }
@@ -238,22 +238,6 @@ impl Group {
         })
     }
 
-    pub(crate) fn blocking<T: Element>(
-        &mut self,
-        collective: Collective,
-        operation: Operation,
-        buffers: Buffers<'_, T>,
-    ) -> Result<(), CommError> {
-        let (task, bases) = self.check_call(collective, operation, T::DATA_TYPE, buffers.lengths())?;
-        let mut running = self.start(collective, task, Memory::Caller)?;
-        let mut borrowed = Borrowed {
-            task: running.task,
-            data: Data::new(buffers, bases),
-        };
-        self.run(&mut running, Some(&mut borrowed))?;
-        Ok(())
-    }
-
     pub(crate) fn begin<T: Element>(
         &mut self,
         collective: Collective,
@@ -288,7 +272,7 @@ impl Group {
         memory: Memory,
     ) -> Result<Running, CommError> {
         let running = self.start(collective, task, memory)?;
-        match self.poll_driver(None) {
+        match self.poll_driver() {
             Ok(_) => Ok(running),
             Err(error) => {
                 self.abandon(running.task);
@@ -298,9 +282,9 @@ impl Group {
     }
 
     /// One iteration of the drivers of all groups of the job. Returns true if there was work to do.
-    pub(crate) fn poll_driver(&mut self, borrowed: Option<&mut Borrowed<'_>>) -> Result<bool, CommError> {
+    pub(crate) fn poll_driver(&mut self) -> Result<bool, CommError> {
         let others_worked = self.progress_others();
-        let worked = self.progress_own(borrowed)?;
+        let worked = self.progress_own()?;
         Ok(worked || others_worked)
     }
 
@@ -309,12 +293,12 @@ impl Group {
         self.job.upgrade().is_some_and(|job| job.progress())
     }
 
-    fn progress_own(&mut self, borrowed: Option<&mut Borrowed<'_>>) -> Result<bool, CommError> {
+    fn progress_own(&mut self) -> Result<bool, CommError> {
         let Some(driver) = &mut self.driver else {
             return Ok(false);
         };
         let now = self.rnic.now();
-        match driver.progress(&mut self.rnic, now, borrowed) {
+        match driver.progress(&mut self.rnic, now) {
             Ok(worked) => Ok(worked),
             Err(error) => {
                 self.broken = true;
@@ -329,7 +313,7 @@ impl Group {
         if self.broken || self.is_idle() {
             return false;
         }
-        match self.progress_own(None) {
+        match self.progress_own() {
             Ok(worked) => worked,
             Err(error) => {
                 self.pending_failure = Some(error);
@@ -373,14 +357,10 @@ impl Group {
     }
 
     /// Waits until a task has ended. Returns its memory.
-    fn run(
-        &mut self,
-        running: &mut Running,
-        mut borrowed: Option<&mut Borrowed<'_>>,
-    ) -> Result<Memory, CommError> {
+    pub(crate) fn run(&mut self, running: &mut Running) -> Result<Memory, CommError> {
         let mut polls = 0_u32;
         loop {
-            let polled = self.poll_driver(borrowed.as_deref_mut());
+            let polled = self.poll_driver();
             let worked = polled.inspect_err(|_| self.abandon(running.task))?;
             if let Some(end) = self.take_end(running) {
                 return end;
@@ -454,9 +434,9 @@ impl Group {
     }
 
     /// Gives up, and forgets the task.
-    fn abandon(&mut self, task: TaskId) {
+    pub(crate) fn abandon(&mut self, task: TaskId) {
         if let Some(driver) = &mut self.driver {
-            driver.abandon(task);
+            driver.abandon(&mut self.rnic, task);
         }
         self.give_up();
     }

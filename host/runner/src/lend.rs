@@ -12,52 +12,19 @@ use castnet_comm::{Buffers, Element, LentBytes, OwnedBuffers};
 
 use crate::ticket::{CallResult, Ticket};
 
-/// Aborts the process if it is dropped by unwinding: the memory of a running call would be freed.
-struct AbortOnUnwind;
-
-impl Drop for AbortOnUnwind {
-    fn drop(&mut self) {
-        std::process::abort();
-    }
-}
-
 /// Lends borrowed memory to a call, and waits for its end.
 pub(crate) fn lend<T: Element>(
     buffers: Buffers<'_, T>,
     submit: impl FnOnce(LentBytes, &Arc<Ticket>),
 ) -> CallResult {
-    let guard = AbortOnUnwind;
-    let result = Ticket::with_own(|ticket| {
-        let memory = match buffers {
-            // SAFETY: the borrow lasts until this function returns, which is after the end of the ticket. Unwinding in
-            // between aborts.
-            Buffers::InPlace(all) => LentBytes::InPlace(unsafe { extend_mut(all) }),
-            // SAFETY: as above, for both.
-            Buffers::Apart(from, to) => unsafe { LentBytes::Apart(extend(from), extend_mut(to)) },
-            // SAFETY: as above.
-            Buffers::From(from) => LentBytes::Apart(unsafe { extend(from) }, &mut []),
-        };
-        submit(memory, ticket);
-        ticket.wait()
-    });
-    std::mem::forget(guard);
-    result
-}
-
-/// # Safety
-/// The memory must stay borrowed until the result is not used any more.
-unsafe fn extend<T: Element>(slice: &[T]) -> &'static [u8] {
-    let bytes: &[u8] = bytemuck::cast_slice(slice);
-    // SAFETY: pointer and length of a slice that stays borrowed, by the caller's promise.
-    unsafe { std::slice::from_raw_parts(bytes.as_ptr(), bytes.len()) }
-}
-
-/// # Safety
-/// As for [`extend`], and no other reference to the memory may be used meanwhile.
-unsafe fn extend_mut<T: Element>(slice: &mut [T]) -> &'static mut [u8] {
-    let bytes: &mut [u8] = bytemuck::cast_slice_mut(slice);
-    // SAFETY: pointer and length of a slice that stays borrowed exclusively, by the caller's promise.
-    unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr(), bytes.len()) }
+    let call = |memory| {
+        Ticket::with_own(|ticket| {
+            submit(memory, ticket);
+            ticket.wait()
+        })
+    };
+    // SAFETY: it returns after the end of the ticket.
+    unsafe { castnet_comm::lend(buffers, call) }
 }
 
 /// A vector whose elements are lent to a call.

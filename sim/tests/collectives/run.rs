@@ -1,7 +1,7 @@
 //! One run of a scenario, from the plan to the last byte.
 
 use castnet_planner::Plan;
-use castnet_sim::{End, LinkStats, SimConfig, Simulation};
+use castnet_sim::{End, LinkStats, SimConfig, Simulation, TaskMemory};
 use castnet_topology::LinkId;
 use castnet_wire::Nanos;
 
@@ -40,6 +40,7 @@ fn play(scenario: &Scenario, sim: &mut Simulation) -> Result<Outcome, String> {
     for (i, profiles) in scenario.links.iter().enumerate() {
         sim.set_profile(LinkId(i as u32), *profiles);
     }
+    let kinds = [TaskMemory::InPlace, TaskMemory::Slots, TaskMemory::Regions];
     let (mut plans, mut calls) = (Vec::new(), 0);
     for group in &scenario.groups {
         let plan = sim
@@ -51,8 +52,10 @@ fn play(scenario: &Scenario, sim: &mut Simulation) -> Result<Outcome, String> {
             for (rank, host) in (0..).zip(group.hosts()) {
                 let (host, task) = (host.to_owned(), step.task);
                 let input = values::input(&task, call, rank, size);
+                // Ranks with memory of different kinds take part in the same call.
+                let kind = kinds[(scenario.seed as usize + call + usize::from(rank)) % kinds.len()];
                 sim.at(step.at[usize::from(rank)], move |sim| {
-                    sim.start_task(&host, task, Some(input));
+                    sim.start_task(&host, task, Some((input, kind)));
                 });
             }
             calls += 1;

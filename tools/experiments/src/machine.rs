@@ -23,7 +23,7 @@ pub(crate) struct Rank<A> {
 impl<A: Algorithm> Rank<A> {
     /// `channels` channels, each with `depth` slots of `piece` bytes per direction. All receives are posted.
     pub(crate) fn new(algorithm: A, channels: u16, piece: u32, depth: u32) -> Self {
-        let slots = |channel| (0..depth).map(move |slot| Action::Receive { channel, slot });
+        let slots = |channel| (0..depth).map(move |slot| receive(channel, slot));
         Self {
             algorithm,
             messages: Messages {
@@ -56,6 +56,15 @@ impl<A: Algorithm> Rank<A> {
         self.running = None;
         let task = self.messages.task;
         self.messages.actions.push_back(Action::Done { task, result });
+    }
+}
+
+fn receive(channel: ChannelId, slot: u32) -> Action {
+    let target = None;
+    Action::Receive {
+        channel,
+        slot,
+        target,
     }
 }
 
@@ -106,7 +115,7 @@ impl Messages {
                 combine,
             });
         }
-        self.actions.push_back(Action::Receive { channel, slot });
+        self.actions.push_back(receive(channel, slot));
         true
     }
 }

@@ -119,6 +119,7 @@ impl HostBased {
             actions.extend((0..config.depth).map(|slot| Action::Receive {
                 channel: ChannelId(channel),
                 slot,
+                target: None,
             }));
         }
         Self {
@@ -259,6 +260,8 @@ impl HostBased {
             self.actions.push_back(Action::Receive {
                 channel: id_channel,
                 slot: arrived.slot,
+                // A message may arrive before its task is started.
+                target: None,
             });
         }
     }

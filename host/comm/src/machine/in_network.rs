@@ -38,8 +38,20 @@
 //!
 //! A task ends when all ranks agree on its calls, this rank has posted what it sends, and has received its results. Data that
 //! only goes out (the source of a Broadcast, the contributors of a Reduce) may still wait for its acknowledgement: it is in
-//! its slot. If it is lost for good, the next task fails with the cause. So a rank does not wait for the other ranks once more,
-//! which takes longer than a small call itself.
+//! its slot, or the driver waits before it gives the task's memory back. If it is lost for good, the next task fails with
+//! the cause. So a rank does not wait for the other ranks once more, which takes longer than a small call itself.
+//!
+//! # Receives
+//!
+//! A switch sends nothing of a call before the control messages of all ranks have reached it, and results in the order of
+//! the calls. So all messages that can arrive belong to calls that this rank has made, and their order is known. The
+//! machine posts a receive for each of them in this order, and names the place of its data. It has capacity for more
+//! messages than the flow control allows in flight, so a message that arrives finds its receive.
+//!
+//! # What a repeat contains
+//!
+//! An AllReduce in place writes the result over the contribution of this rank. The result of a packet proves that every
+//! switch has reduced the contribution to it: the switches drop the payload of a repeat (contract C1).
 
 use std::collections::VecDeque;
 
@@ -48,7 +60,7 @@ use castnet_wire::Pmtu;
 use castnet_wire::control::{Control, Primitive, Verdict};
 
 use super::task::{Task, WireCall, wire_calls};
-use super::{Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, TaskId, Waiting};
+use super::{Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, Target, TaskId, Waiting};
 
 /// Configuration of a group as one rank sees it; all fields but `rank` are the same at all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +123,8 @@ struct Part {
     sent: u64,
     acknowledged: u64,
     received: u64,
+    /// Receives posted: for the control result, then for data.
+    receives: u64,
 }
 
 impl Part {
@@ -121,6 +135,14 @@ impl Part {
     /// Packets in the first `messages` messages.
     fn packets_in(&self, messages: u64, message_packets: u32) -> u64 {
         (messages * u64::from(message_packets)).min(self.wire.call.packets.into())
+    }
+
+    /// Messages that this rank receives: the control result, then data.
+    fn awaited(&self, message_packets: u32) -> u64 {
+        match self.wire.receives {
+            Some(_) => 1 + self.messages(message_packets),
+            None => 1,
+        }
     }
 
     fn finished_messages(&self) -> u64 {
@@ -170,6 +192,11 @@ pub struct InNetwork {
     over: usize,
     /// Index in `parts` of the call that sends next.
     sending: usize,
+    /// Index in `parts` of the call whose receives are posted next.
+    receiving: usize,
+    /// Posted receives that are not filled, and the slot of the next one. Slots are used in order.
+    receives: u32,
+    slot_next: u32,
     /// The number `g` that follows all calls.
     g_next: u64,
     outstanding: VecDeque<Outstanding>,
@@ -187,7 +214,7 @@ impl InNetwork {
     /// A rank of a new group. Values out of bounds are clamped.
     pub fn new(config: InNetworkConfig) -> Self {
         let config = config.clamped();
-        let mut machine = Self {
+        Self {
             bound: config.window_packets.into(),
             config,
             tasks: 0,
@@ -195,19 +222,15 @@ impl InNetwork {
             sequence: 0,
             over: 0,
             sending: 0,
+            receiving: 0,
+            receives: 0,
+            slot_next: 0,
             g_next: 0,
             outstanding: VecDeque::new(),
             wr_next: 0,
             failed: None,
             actions: VecDeque::new(),
-        };
-        for slot in 0..machine.shape().receive_slots {
-            machine.actions.push_back(Action::Receive {
-                channel: CHANNEL,
-                slot,
-            });
         }
-        machine
     }
 
     /// The configuration.
@@ -258,10 +281,40 @@ impl InNetwork {
                 self.over -= 1;
                 self.sequence += 1;
                 self.sending = self.sending.saturating_sub(1);
+                self.receiving = self.receiving.saturating_sub(1);
             }
             if !self.post_one() {
                 return;
             }
+        }
+    }
+
+    /// Posts receives for the next messages, in their order, as long as slots are free.
+    fn post_receives(&mut self) {
+        let slots = self.shape().receive_slots;
+        while self.receives < slots
+            && self.failed.is_none()
+            && let Some(part) = self.parts.get_mut(self.receiving)
+        {
+            if part.receives == part.awaited(self.config.message_packets) {
+                self.receiving += 1;
+                continue;
+            }
+            // The first one is for the control result. What is added to bytes of this rank passes through a slot.
+            let index = part.receives.checked_sub(1).filter(|_| part.wire.adds.is_none());
+            let target = index.zip(part.wire.receives).map(|(index, to)| {
+                let (offset, length) = message(part, index, &self.config);
+                let (task, to) = (part.task, to.plus(offset));
+                Target { task, to, length }
+            });
+            part.receives += 1;
+            self.receives += 1;
+            self.actions.push_back(Action::Receive {
+                channel: CHANNEL,
+                slot: self.slot_next,
+                target,
+            });
+            self.slot_next = (self.slot_next + 1) % slots;
         }
     }
 
@@ -355,6 +408,7 @@ impl InNetwork {
             // After the failed call nothing of earlier ones arrives, and its own data is not a result.
             return;
         }
+        self.receives = self.receives.saturating_sub(1);
         let message_packets = self.config.message_packets;
         let next = self.parts.iter().position(|part| {
             let all = part.messages(message_packets);
@@ -416,10 +470,7 @@ impl InNetwork {
                 });
             }
         }
-        self.actions.push_back(Action::Receive {
-            channel: CHANNEL,
-            slot,
-        });
+        self.post_receives();
     }
 
     /// Fails the task of the call at index `at` and all later tasks; of a task that has ended, all later ones. Earlier tasks
@@ -450,6 +501,7 @@ impl InNetwork {
         }
         self.over = self.over.min(self.parts.len());
         self.sending = self.sending.min(self.parts.len());
+        self.receiving = self.receiving.min(self.parts.len());
     }
 
     fn channel_failed(&mut self, status: Status) {
@@ -515,16 +567,22 @@ impl Machine for InNetwork {
                 sent: 0,
                 acknowledged: 0,
                 received: 0,
+                receives: 0,
                 wire,
             });
             self.g_next += 1 + u64::from(wire.call.packets);
         }
+        self.post_receives();
         self.advance();
         id
     }
 
     fn scratch_bytes(&self, _: &Task) -> u64 {
         0
+    }
+
+    fn may_send_from_tasks(&self) -> bool {
+        true
     }
 
     fn handle(&mut self, event: Event<'_>) {

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 
 use super::in_network::InNetwork;
 use super::{
-    Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, Place, Task, TaskId, Waiting,
+    Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, Place, Target, Task, TaskId, Waiting,
 };
 
 /// Least bytes of a lane's part of a block: a shorter part costs more for its control message than it saves.
@@ -122,7 +122,14 @@ impl Laned {
         let own_channel = ChannelId(lane as u16);
         let cuts = &mut self.lanes[lane].cuts;
         match &mut action {
-            Action::Receive { channel, .. } => *channel = own_channel,
+            Action::Receive { channel, target, .. } => {
+                *channel = own_channel;
+                *target = target.and_then(|target| {
+                    let cut = cuts.get(&target.task)?;
+                    let (task, to) = (cut.task, cut.place(target.to));
+                    Some(Target { task, to, ..target })
+                });
+            }
             Action::Send {
                 channel,
                 task,
@@ -252,6 +259,10 @@ impl Machine for Laned {
     fn scratch_bytes(&self, _: &Task) -> u64 {
         // The lanes' machines need none.
         0
+    }
+
+    fn may_send_from_tasks(&self) -> bool {
+        true
     }
 
     fn handle(&mut self, event: Event<'_>) {

@@ -15,6 +15,12 @@
 //! task, or in scratch memory of [`Machine::scratch_bytes`]. Messages pass through slots of registered memory;
 //! [`ChannelShape`] is their number per channel. A send slot belongs to the machine until [`Event::Sent`], a receive
 //! slot until [`Action::Receive`].
+//!
+//! # Without slots
+//!
+//! A driver may receive a message with a [`Target`] straight into the memory of its task; then [`Action::Deliver`] has
+//! nothing to do. If [`Machine::may_send_from_tasks`] returns true, it may also send straight from the memory of a task.
+//! The task then ends when these sends are acknowledged, not before: until then they may be repeated.
 
 mod host_based;
 mod in_network;
@@ -115,15 +121,28 @@ pub enum Content {
     },
 }
 
+/// Where the data of a message belong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The task.
+    pub task: TaskId,
+    /// Address of the first byte.
+    pub to: Place,
+    /// Bytes of the message.
+    pub length: u32,
+}
+
 /// An instruction to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Post a receive for a whole slot.
+    /// Post a receive for a whole slot, or for the target instead.
     Receive {
         /// The queue pair.
         channel: ChannelId,
         /// Index of its receive slot.
         slot: u32,
+        /// Where the message belongs, if that is known and its bytes are only copied there.
+        target: Option<Target>,
     },
     /// Copy the content into the send slot and post it as one SEND with completion.
     Send {
@@ -369,6 +388,12 @@ pub trait Machine {
 
     /// Scratch memory that a task needs, in bytes.
     fn scratch_bytes(&self, task: &Task) -> u64;
+
+    /// Whether data may be sent straight from the memory of tasks. No result replaces bytes of the input at this rank before
+    /// every receiver of these bytes has them, so it does not matter what a repeat of them contains.
+    fn may_send_from_tasks(&self) -> bool {
+        false
+    }
 
     /// Handles the outcome of actions.
     fn handle(&mut self, event: Event<'_>);

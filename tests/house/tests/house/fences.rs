@@ -15,6 +15,7 @@ const MAY_BE_UNSAFE: &[&str] = &[
     "dataplane/reduce/src/checksum.rs",
     "dataplane/reduce/src/prefetch.rs",
     "dataplane/reduce/src/simd.rs",
+    "host/comm/src/lend.rs",
     "host/rnic/src/verbs/handles.rs",
     "host/rnic/src/verbs/library.rs",
     "host/runner/src/lend.rs",

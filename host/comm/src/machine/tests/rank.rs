@@ -126,7 +126,7 @@ impl Rank {
     pub(crate) fn carry_out(&mut self) {
         while let Some(action) = self.machine.poll_action() {
             match action {
-                Action::Receive { channel, slot } => {
+                Action::Receive { channel, slot, .. } => {
                     let wire = &mut self.wires[usize::from(channel.0)];
                     assert!(!wire.receives.contains(&slot), "slot {slot} is posted already");
                     wire.receives.push_back(slot);
