@@ -555,12 +555,11 @@ impl Machine for InNetwork {
                 length: own,
             });
         }
-        let calls = wire_calls(&task, rank, size, self.config.pmtu.bytes() as u64);
-        let last = calls.len().saturating_sub(1);
-        for (index, wire) in calls.into_iter().enumerate() {
+        let mut calls = wire_calls(&task, rank, size, self.config.pmtu.bytes() as u64).peekable();
+        while let Some(wire) = calls.next() {
             self.parts.push_back(Part {
                 task: id,
-                is_last: index == last,
+                is_last: calls.peek().is_none(),
                 g: self.g_next,
                 control_sent: false,
                 control_received: false,

@@ -119,92 +119,73 @@ pub(crate) struct WireCall {
 }
 
 /// The calls on the wire of a task, in order (EPIC, appendix A: a ReduceScatter is one Reduce per rank, an AllGather
-/// one Broadcast per rank, a Barrier an AllReduce without data).
-pub(crate) fn wire_calls(task: &Task, rank: u16, size: u16, pmtu: u64) -> Vec<WireCall> {
-    let bytes = task.bytes();
-    let reduce = |root: u16, own| match rank == root {
+/// one Broadcast per rank, a Barrier an AllReduce without data). Each has at most [`CALL_PACKETS_MAX`] packets. There is
+/// at least one: ranks must agree on an empty call.
+pub(crate) fn wire_calls(
+    task: &Task,
+    rank: u16,
+    size: u16,
+    pmtu: u64,
+) -> impl Iterator<Item = WireCall> + use<> {
+    let task = *task;
+    let (bytes, roots) = match task.collective {
+        Collective::Barrier => (0, 0..1),
+        Collective::AllReduce => (task.bytes(), 0..1),
+        Collective::Reduce { root } | Collective::Broadcast { root } => (task.bytes(), root..root + 1),
+        Collective::ReduceScatter | Collective::AllGather => (task.bytes(), 0..size),
+    };
+    let most = CALL_PACKETS_MAX * pmtu;
+    let pieces = bytes.div_ceil(most).max(1);
+    roots.flat_map(move |root| {
+        let (primitive, [sends, receives, adds]) = places(&task, rank, root);
+        (0..pieces).map(move |piece| {
+            let done = piece * most;
+            let now = (bytes - done).min(most);
+            let at = |place: Option<Place>| place.map(|p| p.plus(done));
+            WireCall {
+                call: Call {
+                    primitive,
+                    root,
+                    operation: if primitive == Primitive::Broadcast || bytes == 0 {
+                        Operation::Sum
+                    } else {
+                        task.operation
+                    },
+                    data_type: task.data_type,
+                    flags: task.flags,
+                    elements: now / task.data_type.size() as u64,
+                    // At most 2^20.
+                    packets: now.div_ceil(pmtu) as u32,
+                },
+                bytes: now,
+                sends: at(sends),
+                receives: at(receives),
+                adds: at(adds),
+            }
+        })
+    })
+}
+
+/// What the call with this root sends, receives, and adds to what it receives.
+fn places(task: &Task, rank: u16, root: u16) -> (Primitive, [Option<Place>; 3]) {
+    let block = u64::from(root) * task.bytes();
+    let reduce = |own| match rank == root {
         true => [None, Some(Place::output(0)), Some(own)],
         false => [Some(own), None, None],
     };
-    let broadcast = |root: u16, to| match rank == root {
+    let broadcast = |to| match rank == root {
         true => [Some(Place::input(0)), None, None],
         false => [None, Some(to), None],
     };
-    let block = |root: u16| u64::from(root) * bytes;
-    let calls: Vec<_> = match task.collective {
-        Collective::Barrier => vec![(Primitive::AllReduce, 0, [None; 3])],
+    match task.collective {
+        Collective::Barrier => (Primitive::AllReduce, [None; 3]),
         Collective::AllReduce => {
             let places = [Some(Place::input(0)), Some(Place::output(0)), None];
-            vec![(Primitive::AllReduce, 0, places)]
+            (Primitive::AllReduce, places)
         }
-        Collective::Reduce { root } => {
-            vec![(Primitive::Reduce, root, reduce(root, Place::input(0)))]
-        }
-        Collective::Broadcast { root } => {
-            vec![(Primitive::Broadcast, root, broadcast(root, Place::output(0)))]
-        }
-        Collective::ReduceScatter => (0..size)
-            .map(|root| (Primitive::Reduce, root, reduce(root, Place::input(block(root)))))
-            .collect(),
-        Collective::AllGather => (0..size)
-            .map(|root| {
-                (
-                    Primitive::Broadcast,
-                    root,
-                    broadcast(root, Place::output(block(root))),
-                )
-            })
-            .collect(),
-    };
-    let mut split_calls = Vec::new();
-    for (primitive, root, places) in calls {
-        split(&mut split_calls, task, primitive, root, pmtu, places);
-    }
-    split_calls
-}
-
-/// Splits a call into calls of at most [`CALL_PACKETS_MAX`] packets; at least one: ranks must agree on an empty call.
-fn split(
-    calls: &mut Vec<WireCall>,
-    task: &Task,
-    primitive: Primitive,
-    root: u16,
-    pmtu: u64,
-    [sends, receives, adds]: [Option<Place>; 3],
-) {
-    let most = CALL_PACKETS_MAX * pmtu;
-    // A barrier has no data.
-    let bytes = match task.collective {
-        Collective::Barrier => 0,
-        _ => task.bytes(),
-    };
-    let mut done = 0;
-    loop {
-        let now = (bytes - done).min(most);
-        let at = |place: Option<Place>| place.map(|p| p.plus(done));
-        calls.push(WireCall {
-            call: Call {
-                primitive,
-                root,
-                operation: if primitive == Primitive::Broadcast || bytes == 0 {
-                    Operation::Sum
-                } else {
-                    task.operation
-                },
-                data_type: task.data_type,
-                flags: task.flags,
-                elements: now / task.data_type.size() as u64,
-                // At most 2^20.
-                packets: now.div_ceil(pmtu) as u32,
-            },
-            bytes: now,
-            sends: at(sends),
-            receives: at(receives),
-            adds: at(adds),
-        });
-        done += now;
-        if done == bytes {
-            return;
-        }
+        Collective::Reduce { .. } => (Primitive::Reduce, reduce(Place::input(0))),
+        Collective::ReduceScatter => (Primitive::Reduce, reduce(Place::input(block))),
+        Collective::Broadcast { .. } => (Primitive::Broadcast, broadcast(Place::output(0))),
+        Collective::AllGather => (Primitive::Broadcast, broadcast(Place::output(block))),
     }
 }

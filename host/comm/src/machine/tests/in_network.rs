@@ -593,7 +593,10 @@ fn invalid_messages_end_the_group() {
     let mut control = Control {
         sequence: 0,
         rank: 0,
-        call: super::super::task::wire_calls(&Task::BARRIER, 0, 2, 1024)[0].call,
+        call: super::super::task::wire_calls(&Task::BARRIER, 0, 2, 1024)
+            .next()
+            .expect("one call")
+            .call,
         verdict: Verdict::Agreed,
     };
     let bytes = |control: &Control| {
@@ -665,7 +668,7 @@ fn long_tasks_are_split_into_calls() {
         elements: (5 << 30) / 4 + 7,
         ..Task::BARRIER
     };
-    let calls = super::super::task::wire_calls(&task, 0, 2, 1024);
+    let calls: Vec<_> = super::super::task::wire_calls(&task, 0, 2, 1024).collect();
     let packets: Vec<u32> = calls.iter().map(|c| c.call.packets).collect();
     assert_eq!(packets, [1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1]);
     assert_eq!(calls.iter().map(|c| c.call.elements).sum::<u64>(), task.elements);
