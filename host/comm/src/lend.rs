@@ -79,3 +79,25 @@ impl Group {
         unsafe { lend(buffers, run) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+
+    const CHILD: &str = "CASTNET_PANICS_WHILE_MEMORY_IS_LENT";
+
+    #[test]
+    fn a_panic_while_memory_is_lent_aborts_the_process() {
+        if std::env::var_os(CHILD).is_some() {
+            // SAFETY: nothing keeps the memory.
+            unsafe { lend::<u8, ()>(Buffers::InPlace(&mut [0; 4]), |_| panic!("as a driver could")) };
+        }
+        let mut child = Command::new(std::env::current_exe().expect("a path"));
+        let test = "lend::tests::a_panic_while_memory_is_lent_aborts_the_process";
+        let out = child.args(["--exact", test]).env(CHILD, "1").output();
+        assert_eq!(out.expect("ended").status.signal(), Some(6), "SIGABRT");
+    }
+}

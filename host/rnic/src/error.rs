@@ -25,7 +25,7 @@ pub enum RnicError {
     Memory(#[from] MemoryError),
     /// The RNIC cannot use memory of its user.
     #[error("this RNIC has no regions in memory that is lent to it")]
-    LendsNothing,
+    NoLentMemory,
     /// An access outside a memory region.
     #[error("{length} bytes at {offset} are outside a memory region of {region} bytes")]
     OutOfBounds {

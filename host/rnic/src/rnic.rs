@@ -153,7 +153,7 @@ pub trait Rnic {
     /// Makes lent memory a region for local work requests. An RNIC that cannot do this returns the memory, as in this
     /// default.
     fn lend_memory(&mut self, memory: Lent) -> Result<MemoryKey, (Lent, RnicError)> {
-        Err((memory, RnicError::LendsNothing))
+        Err((memory, RnicError::NoLentMemory))
     }
 
     /// Removes a region of lent memory and returns the memory. Work requests that still refer to the region fail.

@@ -368,6 +368,41 @@ fn a_collective_that_does_not_end_says_what_it_waited_for() {
     fabric.stop();
 }
 
+/// Rank 1 stops in the middle of a call, and continues when the others have given it up.
+#[test]
+fn memory_of_a_call_that_was_given_up_is_not_written() {
+    let fabric = Fabric::start(STAR, 12);
+    let [given_up, after] = [0; 2].map(|_| Arc::new(Barrier::new(3)));
+    ranks(&fabric, "given-up", 3, move |rank, mut config, rnic| {
+        config.timeouts.collective = Duration::from_millis(400);
+        let mut rnic = SharedRnic::new(rnic);
+        let mut comm = Communicator::connect(config, Box::new(rnic.clone())).expect("connected");
+        comm.barrier().expect("barrier");
+        let mut data = vec![1_u32; 1_000_000];
+        if rank == 1 {
+            let _sum = comm.iallreduce(data, Operation::Sum).expect("begun");
+            (0..5).for_each(|_| drop(comm.progress()));
+            given_up.wait();
+            (0..2000).for_each(|_| drop(comm.progress()));
+            after.wait();
+            return;
+        }
+        comm.allreduce(&mut data, Operation::Sum)
+            .expect_err("rank 1 has stopped");
+        let sums = data.iter().filter(|&&sum| sum == 3).count();
+        println!("rank {rank} had {sums} sums");
+        data.fill(7);
+        given_up.wait();
+        for _ in 0..2000 {
+            let now = rnic.now();
+            drop(rnic.poll(now));
+        }
+        after.wait();
+        assert!(data.iter().all(|&word| word == 7));
+    });
+    fabric.stop();
+}
+
 #[test]
 fn what_the_network_refuses_is_done_between_hosts() {
     let fabric = Fabric::start(STAR, 10);
