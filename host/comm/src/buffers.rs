@@ -315,6 +315,17 @@ impl<'a> Data<'a> {
         }
     }
 
+    /// The output at `to`, and the input at `with`; `None` where one is not, or both are in one memory.
+    pub(crate) fn into_both(self, to: Place, with: Place, length: u64) -> Option<(&'a mut [u8], &'a [u8])> {
+        match (self, to.space, with.space) {
+            (Self::Apart(input, output), Space::Output, Space::Input) => Some((
+                output.get_mut(range(0, to.offset, length)?)?,
+                input.get(range(0, with.offset, length)?)?,
+            )),
+            _ => None,
+        }
+    }
+
     pub(crate) fn reborrow(&mut self) -> Data<'_> {
         match self {
             Self::Apart(from, to) => Data::Apart(from, to),

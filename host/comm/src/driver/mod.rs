@@ -400,6 +400,13 @@ impl Driver {
                 None => Ok(()),
             };
         };
+        if let Some(pending) = self.pending.get_mut(&task)
+            && let Some((sum, own)) = pending.memory.data().into_both(to, with, length.into())
+        {
+            rnic.read_memory(key, offset, sum)?;
+            pending.kernel.apply(sum, own);
+            return Ok(());
+        }
         let mut message = std::mem::take(&mut self.message);
         let part = &mut message[..length as usize];
         rnic.read_memory(key, offset, part)?;
