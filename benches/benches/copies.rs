@@ -271,6 +271,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         (Collective::Broadcast, Some(true), "broadcast, out"),
         (Collective::Broadcast, Some(false), "broadcast, in"),
     ];
+    let mut missed = false;
     for (collective, only, what) in cases {
         for bytes in [4 << 10, 64 << 10, 1 << 20, 16 << 20] {
             if collective == Collective::Broadcast && bytes != 1 << 20 {
@@ -281,12 +282,21 @@ fn main() -> Result<(), Box<dyn Error>> {
                     continue;
                 }
                 let figures = measure(&address, folder.path(), way, collective, bytes, only);
+                let (copies, allocations) = (figures.copied as f64 / bytes as f64, figures.allocations);
+                // One copy each way, control messages and repeats apart.
+                let directions = if only.is_none() { 2.0 } else { 1.0 };
+                let is_met = copies < 1.1 * directions && allocations == 0;
+                let has_goal = way != Way::Slots && bytes >= 64 << 10;
+                missed |= has_goal && !is_met;
                 println!(
-                    "{:<40} {bytes:>9} {:>14.2} {:>12} {:>10.0}",
+                    "{:<40} {bytes:>9} {copies:>14.2} {allocations:>12} {:>10.0}  {}",
                     format!("{what}, {name}"),
-                    figures.copied as f64 / bytes as f64,
-                    figures.allocations,
                     figures.median_us,
+                    match (has_goal, is_met) {
+                        (false, _) => "",
+                        (true, true) => "met",
+                        (true, false) => "MISSED",
+                    }
                 );
             }
         }
@@ -294,5 +304,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     runtime.block_on(controller.stop());
     runtime.block_on(agent.stop());
     dataplane.stop();
-    Ok(())
+    match missed {
+        true => Err("a goal is missed: at most one copy of a byte each way, and no allocation".into()),
+        false => Ok(()),
+    }
 }
