@@ -168,6 +168,37 @@ impl Region {
     }
 }
 
+impl Region {
+    /// Pages that the file gets from now on are of this NUMA node, as long as it has free ones. Holds for all that map the file.
+    pub fn prefer_node(&self, node: u32) -> io::Result<()> {
+        const PREFERRED: usize = 1;
+        const BITS: usize = 1024;
+        let mut mask = [0_u64; BITS / 64];
+        let word = mask
+            .get_mut(node as usize / 64)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        *word |= 1 << (node % 64);
+        // SAFETY: the kernel reads the mask, of as many bits, and changes only where pages of the mapping will come from.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.base.as_ptr(),
+                self.size,
+                PREFERRED,
+                mask.as_ptr(),
+                // The kernel reads one bit less.
+                BITS + 1,
+                0,
+            )
+        };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
 /// Sleeps until another process or thread calls [`wake_all`] for the same word, but for at most `timeout`, and not if the
 /// word has another value. May return early.
 pub fn sleep_on(word: &AtomicU32, value: u32, timeout: Duration) {
@@ -400,6 +431,18 @@ mod tests {
             word.store(1, Ordering::Relaxed);
             wake_all(word);
         });
+    }
+
+    #[test]
+    fn pages_can_be_of_a_node() {
+        let (region, _) = Region::create("test", 4096).unwrap();
+        // Containers may forbid it.
+        let is_forbidden =
+            |error: io::Error| matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS));
+        assert!(region.prefer_node(0).map_or_else(is_forbidden, |()| true));
+        for node in [1023, 1024, u32::MAX] {
+            assert!(region.prefer_node(node).is_err(), "{node}");
+        }
     }
 
     proptest! {

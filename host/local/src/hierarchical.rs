@@ -10,6 +10,7 @@ use crate::choice::{PathChoice, RankPath, choose};
 use crate::engine::{Call, Engine, Memory};
 use crate::layout::{Layout, Offer, hash};
 use crate::network::Network;
+use crate::numa;
 use crate::segment::{Key, RANKS_MAX, Segment, Shape};
 
 /// Bytes of a piece, unless [`Options`] has others.
@@ -17,7 +18,7 @@ const PIECE: usize = 256 << 10;
 const PIECE_MIN: usize = 4 << 10;
 const PIECE_MAX: usize = 16 << 20;
 
-/// How ranks of one host work together. The same at all ranks.
+/// How ranks of one host work together. The same at all ranks, but for `numa_node`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The paths that are allowed.
@@ -25,6 +26,8 @@ pub struct Options {
     /// Bytes that are reduced, sent and copied at once: a power of two from 4 KiB to 16 MiB. The memory of a host has four
     /// pieces for each of its ranks, and four more.
     pub piece_bytes: usize,
+    /// NUMA node of the RNIC, see [`numa::node_of_interface`]. The leader places the memory of the host there, and its own thread.
+    pub numa_node: Option<u32>,
 }
 
 impl Options {
@@ -33,6 +36,7 @@ impl Options {
         Self {
             path,
             piece_bytes: PIECE,
+            numa_node: None,
         }
     }
 
@@ -373,7 +377,13 @@ fn share<N: Network>(world: &mut N, config: &CommConfig, options: Options) -> Re
         ranks: layout.ranks_of(host).len(),
         piece: options.piece_bytes,
     };
-    let made = (place == 0).then(|| Segment::create(shape));
+    let made = (place == 0).then(|| {
+        if let Some(node) = options.numa_node {
+            let is_placed = numa::place_thread(numa::SYS.as_ref(), node);
+            tracing::debug!(node, is_placed, "the thread of a leader");
+        }
+        Segment::create(shape, options.numa_node)
+    });
     let key = match &made {
         Some(Ok((_, key))) => [u64::from(key.descriptor) + 1, key.nonce],
         _ => [0, 0],

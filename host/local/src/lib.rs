@@ -4,6 +4,7 @@
 //!   [`castnet_runner::Comm`]. Ranks are processes, or threads of one.
 //! - [`choose`] is the rule for the path of a call.
 //! - [`Network`] is what a communicator of the network must do; tests have one of their own.
+//! - [`numa`] finds the node of an RNIC, where the memory of a host and the thread of its leader are placed.
 //!
 //! ```no_run
 //! use castnet_comm::{CommConfig, CommError, Communicator, Operation};
@@ -43,6 +44,7 @@ mod engine;
 mod hierarchical;
 mod layout;
 mod network;
+pub mod numa;
 mod plan;
 mod segment;
 #[cfg(test)]

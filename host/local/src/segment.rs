@@ -118,8 +118,14 @@ pub(crate) struct Key {
 
 impl Segment {
     /// Makes the segment, as rank 0 of its host. Its pages are reserved: later there could be none, which ends a process.
-    pub(crate) fn create(shape: Shape) -> io::Result<(Self, Key)> {
+    /// They are of NUMA node `node`, as long as it has any.
+    pub(crate) fn create(shape: Shape, node: Option<u32>) -> io::Result<(Self, Key)> {
         let (region, file) = Region::create("castnet-ranks", shape.bytes())?;
+        if let Some(node) = node
+            && let Err(error) = region.prefer_node(node)
+        {
+            tracing::debug!(%error, node, "shared memory cannot be placed");
+        }
         fallocate(&file, FallocateFlags::empty(), 0, shape.bytes() as libc::off_t)?;
         let nonce = RandomState::new().build_hasher().finish();
         let key = Key {
@@ -302,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_is_gone_is_noticed() {
-        let (leader, key) = Segment::create(SHAPE).expect("a segment");
+        let (leader, key) = Segment::create(SHAPE, None).expect("a segment");
         let other = Segment::open(key, SHAPE, 1).expect("the same");
         assert!(leader.is_alive(1) && other.is_alive(0) && !leader.is_alive(2));
         assert!(Segment::open(key, SHAPE, 1).is_err(), "two ranks of one number");
@@ -312,7 +318,7 @@ mod tests {
 
     #[test]
     fn ranks_see_what_the_others_write() {
-        let (leader, key) = Segment::create(SHAPE).expect("a segment");
+        let (leader, key) = Segment::create(SHAPE, None).expect("a segment");
         let other = Segment::open(key, SHAPE, 2).expect("the same");
         leader.write_contribution(0, 5, PAGE - 4, &[1, 2, 3, 4]);
         leader.set_call(0, 5, [7, 8]);
@@ -333,7 +339,7 @@ mod tests {
 
     #[test]
     fn another_file_is_refused() {
-        let (_leader, key) = Segment::create(SHAPE).expect("a segment");
+        let (_leader, key) = Segment::create(SHAPE, None).expect("a segment");
         let wrong = [
             Key {
                 nonce: !key.nonce,

@@ -57,7 +57,7 @@ fn honest(segment: Segment, own: usize, calls: usize) -> usize {
 
 fn attack(seed: u64, shape: Shape) {
     println!("seed {seed}");
-    let (leader, key) = Segment::create(shape).expect("a segment");
+    let (leader, key) = Segment::create(shape, None).expect("a segment");
     let open = |own| Segment::open(key, shape, own).expect("the same");
     let hostile = leader.bytes_for_tests();
     let others: Vec<_> = (1..RANKS).map(|own| (own, open(own))).collect();
