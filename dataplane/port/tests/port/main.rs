@@ -9,4 +9,5 @@ mod pcap;
 mod pool;
 mod ring;
 mod superframes;
+mod tap;
 mod testpmd;

@@ -1,5 +1,6 @@
 //! Runs of RoCE packets as super-frames of the kernel: between ports, and where the kernel takes them apart. Needs root.
 
+use std::process::Command;
 use std::time::Instant;
 
 use castnet_port::{AfPacketPort, AfPacketSpec, FaultControl, Faults, FrameBuf, Port, Segmentation, Sides};
@@ -42,7 +43,7 @@ fn roce(flow: u16, ident: u16, payload: &[u8]) -> Vec<u8> {
 }
 
 /// `count` packets of one flow.
-fn run(first: u16, count: u16, payload: usize) -> Vec<Vec<u8>> {
+pub(crate) fn run(first: u16, count: u16, payload: usize) -> Vec<Vec<u8>> {
     let packet = |i: u16| roce(0, first.wrapping_add(i), &vec![i as u8; payload]);
     (0..count).map(packet).collect()
 }
@@ -150,7 +151,7 @@ fn a_run_is_one_frame_of_the_kernel() {
 }
 
 /// The kernel sends what single sends would have been, but for the UDP checksum.
-fn same_but_for_checksum(arrived: &[Vec<u8>], sent: &[Vec<u8>]) {
+pub(crate) fn same_but_for_checksum(arrived: &[Vec<u8>], sent: &[Vec<u8>]) {
     assert_eq!(arrived.len(), sent.len());
     for (arrived, sent) in arrived.iter().zip(sent) {
         let mut plain = arrived.clone();
@@ -175,22 +176,29 @@ fn udp_checksum_is_right(frame: &[u8]) -> bool {
 #[test]
 fn the_kernel_takes_super_frames_apart_where_a_device_cannot() {
     in_namespace(|| {
-        // v0 = v1 on a bridge with w1 = w0 and x1 = x0. The device x1 has no segmentation.
-        for pair in ["v", "w", "x"] {
+        // v0 = v1 on a bridge with w1 = w0, x1 = x0 and y1 = y0. The devices x1 and y1 have no segmentation.
+        for pair in ["v", "w", "x", "y"] {
             veth(&format!("{pair}0"), &format!("{pair}1"), 4200);
         }
         ip("link add bridge type bridge mcast_snooping 0");
-        for port in ["v1", "w1", "x1"] {
+        for port in ["v1", "w1", "x1", "y1"] {
             ip(&format!("link set {port} master bridge"));
         }
         ip("link set bridge mtu 4200 up");
         ip("link set x1 gso_max_size 2000");
+        let off = ["-K", "y1", "tx-udp-segmentation", "off"];
+        let is_off = Command::new("ethtool")
+            .args(off)
+            .output()
+            .is_ok_and(|out| out.status.success());
         let pool = pool();
-        let [mut near, mut whole, mut cut] = ["v0", "w0", "x0"].map(|interface| open(interface, &pool));
+        let [mut near, mut whole, mut cut, mut off] =
+            ["v0", "w0", "x0", "y0"].map(|interface| open(interface, &pool));
         let (mut at_whole, mut at_cut) = (sleeper_for(&mut whole), sleeper_for(&mut cut));
+        let mut at_off = sleeper_for(&mut off);
         let start = Instant::now();
         // A port of a bridge forwards after a while.
-        while !whole.ready() || !cut.ready() {
+        while !whole.ready() || !cut.ready() || !off.ready() {
             assert!(start.elapsed() < TIMEOUT);
             send(&mut near, &pool, &[frame(1, 60, None)]);
         }
@@ -200,10 +208,17 @@ fn the_kernel_takes_super_frames_apart_where_a_device_cannot() {
         };
         drain(&mut whole);
         drain(&mut cut);
+        drain(&mut off);
         for (payload, count) in [(4096, 32), (1024, 32), (256, 32), (4, 2)] {
             let frames = run(65_530, count, payload);
             send(&mut near, &pool, &frames);
             assert_eq!(receive(&mut whole, &mut at_whole, frames.len()), frames);
+            let arrived = receive(&mut off, &mut at_off, frames.len());
+            if is_off {
+                same_but_for_checksum(&arrived, &frames);
+            } else {
+                assert_eq!(arrived, frames, "without ethtool");
+            }
             let arrived = receive(&mut cut, &mut at_cut, frames.len());
             if payload > 60 {
                 same_but_for_checksum(&arrived, &frames);

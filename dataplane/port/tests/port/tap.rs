@@ -1,0 +1,102 @@
+//! Super-frames towards tap devices, whose other end is a program that reads single frames, such as QEMU. Needs root.
+//!
+//! Unsafe: one ioctl that attaches a file to a tap device.
+#![allow(unsafe_code)]
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use castnet_port::{AfPacketSpec, Port, Segmentation, Sides};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::af_packet::{TIMEOUT, in_namespace, ip, open, pool, receive, send, sleeper_for};
+use crate::superframes::{run, same_but_for_checksum};
+
+/// Creates a tap device that is up, and returns its other end.
+fn tap(name: &str, mtu: usize) -> File {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/net/tun")
+        .expect("tap devices are in this kernel");
+    // SAFETY: integers, and a union of integers and a pointer, for which zeros are valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
+    // SAFETY: the request is a whole `ifreq` with a zero-terminated name, as this command requires, and outlives the call.
+    let rc = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+    ip(&format!("link set {name} mtu {mtu} up"));
+    file
+}
+
+/// What a plain reader gets: a frame with each call.
+fn read(mut tap: &File, count: usize) -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    while frames.len() < count {
+        let mut fds = [PollFd::new(tap.as_fd(), PollFlags::POLLIN)];
+        let timeout = PollTimeout::try_from(TIMEOUT).expect("a time");
+        let ready = poll(&mut fds, timeout).expect("polled");
+        assert_eq!(ready, 1, "{} of {count} frames", frames.len());
+        let mut bytes = vec![0; 70_000];
+        let length = tap.read(&mut bytes).expect("read");
+        bytes.truncate(length);
+        frames.push(bytes);
+    }
+    frames
+}
+
+#[test]
+fn a_reader_of_a_tap_gets_single_packets() {
+    in_namespace(|| {
+        let reader = tap("tap0", 4200);
+        let pool = pool();
+        for bypass in [true, false] {
+            let mut spec = AfPacketSpec::new("tap0");
+            spec.qdisc_bypass = bypass;
+            let mut port = spec.open(&pool, Sides::Send).unwrap();
+            for (payload, count) in [(4096, 32), (1024, 32), (256, 32), (0, 3)] {
+                let frames = run(65_530, count, payload);
+                send(&mut port, &pool, &frames);
+                let arrived = read(&reader, frames.len());
+                if bypass {
+                    // The device takes no super-frames.
+                    assert!(arrived == frames, "{payload} bytes");
+                } else {
+                    same_but_for_checksum(&arrived, &frames);
+                }
+            }
+            let segmentation = port.info().device.segmentation;
+            assert_eq!(
+                matches!(segmentation, Segmentation::Refused(_)),
+                bypass,
+                "{segmentation}"
+            );
+            assert_eq!(port.stats().drops.total(), 0);
+        }
+    });
+}
+
+#[test]
+fn frames_of_a_program_behind_a_tap_arrive_while_super_frames_go_to_it() {
+    in_namespace(|| {
+        let mut writer = tap("tap0", 4200);
+        let pool = pool();
+        let mut port = open("tap0", &pool);
+        let mut sleeper = sleeper_for(&mut port);
+        for first in 0..10 {
+            let frames = run(first * 30, 30, 1024);
+            send(&mut port, &pool, &frames);
+            for frame in &frames {
+                writer.write_all(frame).expect("written");
+            }
+            assert_eq!(receive(&mut port, &mut sleeper, frames.len()), frames);
+            assert_eq!(read(&writer, frames.len()), frames);
+        }
+    });
+}
