@@ -3,20 +3,24 @@
 #
 #   netns.sh up            builds it with four hosts at four ports of the switch, starts switch and controller, and prints examples
 #   netns.sh up one-armed  eight hosts at an ordinary switch (a bridge of the kernel), and the Castnet switch at one port of that
-#   netns.sh up [one-armed] --controllers N   with N controllers, one of which leads; their store is an etcd server
+#   netns.sh up --memif    connects the hosts to the switch by shared memory (memif) instead of veth pairs
+#   netns.sh up --hosts N  with N hosts, 2 to 32
+#   netns.sh up --controllers N   with N controllers, one of which leads; their store is an etcd server
 #   netns.sh kill-leader   kills the controller that leads (kill -9); another one goes on
 #   netns.sh send FILE     sends a file from h1 to all others (OP=write for RDMA WRITE), and compares what arrived
 #   netns.sh allreduce [FLAGS]   an AllReduce of all hosts in the switch (or another collective: reduce, broadcast, ...);
 #                          RANKS=N: number of ranks, also more than hosts
-#   netns.sh bench [FLAGS] all collectives over many sizes, in the switch and between hosts
+#   netns.sh bench [--mpi] [FLAGS]   all collectives over many sizes, in the switch and between hosts; with --mpi also by Open MPI
+#                          over TCP between the same hosts, with and without segmentation offload. --svg FILE, --json FILE
 #   netns.sh status        shows the switch's ports and groups
 #   netns.sh down          stops everything, and removes the namespaces and all files
 #
-# Needs root and `ip` (iproute2); for several controllers etcd (etcd-server). CASTNET is the binary; FAULT injects faults on all ports (FAULT=loss=1%,seed=42).
+# Needs root and `ip` (iproute2); for several controllers etcd (etcd-server); for Open MPI openmpi-bin, libopenmpi-dev and ethtool.
+# CASTNET is the binary; FAULT injects faults on all ports (FAULT=loss=1%,seed=42); LAB=NAME is another lab beside the first.
 set -euo pipefail
 
-lab=/run/castnet-lab
-prefix=castnet-lab
+lab=/run/castnet-${LAB:-lab}
+prefix=castnet-${LAB:-lab}
 mtu=4200
 # The hosts of the running lab.
 read -ra hosts 2>/dev/null <"$lab/hosts" || hosts=(h1 h2 h3 h4)
@@ -34,6 +38,9 @@ find_castnet() {
     done
     die "no binary: cargo build --release, or CASTNET=/path/to/castnet"
 }
+
+# The interface of a host.
+interface() { if [ -e "$lab/memif" ]; then echo "memif:$lab/$1.sock"; else echo eth0; fi; }
 
 inside() { ip netns exec "$prefix-$1" "${@:2}"; }
 
@@ -110,24 +117,37 @@ kill-leader() {
 
 up() {
     [ -e "$lab" ] && die "the lab is there already: netns.sh down"
-    local host ports=() at=switch what="the switch's four ports" controllers=0
+    local host ports=() at=switch what="the switch's ports" controllers=0 count=
     while [ $# -gt 0 ]; do
         case "$1" in
-        one-armed) hosts=(h1 h2 h3 h4 h5 h6 h7 h8) at=bridge what="the switch's only port" ;;
+        one-armed | --memif)
+            [ $at = switch ] || die "up takes one-armed or --memif, not both"
+            at=${1#--}
+            ;;
+        --hosts)
+            shift
+            count=${1:-}
+            [[ $count =~ ^[1-9][0-9]?$ ]] && [ "$count" -ge 2 ] && [ "$count" -le 32 ] || die "--hosts takes 2 to 32, not \"$count\""
+            ;;
         --controllers)
             shift
             controllers=${1:-}
             [[ $controllers =~ ^[1-9]$ ]] || die "--controllers takes 1 to 9, not \"$controllers\""
             ;;
-        *) die "up takes one-armed and --controllers N, not $1" ;;
+        *) die "up takes one-armed or --memif, --hosts N and --controllers N, not $1" ;;
         esac
         shift
     done
+    if [ $at = one-armed ]; then at=bridge count=${count:-8}; fi
+    count=${count:-4}
+    hosts=()
+    for ((host = 1; host <= count; host++)); do hosts+=("h$host"); done
     mkdir -m 700 "$lab"
     trap 'down >/dev/null 2>&1' ERR
     echo "${hosts[@]}" >"$lab/hosts"
     ip netns add "$prefix-switch"
     if [ $at = bridge ]; then
+        what="the switch's only port"
         ip netns add "$prefix-bridge"
         ip -n "$prefix-bridge" link add bridge0 type bridge
         ip -n "$prefix-bridge" link set bridge0 mtu $mtu up
@@ -138,6 +158,11 @@ up() {
     for host in "${hosts[@]}"; do
         ip netns add "$prefix-$host"
         ip -n "$prefix-$host" link set lo up
+        if [ $at = memif ]; then
+            touch "$lab/memif"
+            ports+=(--port "$host=$(interface "$host")")
+            continue
+        fi
         wire "$at" "$host" "$host" eth0
         # castnet host finds interface and address by itself.
         ip -n "$prefix-$host" addr add "10.0.0.${host#h}/24" dev eth0
@@ -161,7 +186,7 @@ The lab is up. In this shell:
 
   export CASTNET_AGENT=unix:$lab/switch.sock CASTNET_CONTROLLER=$(cat "$lab/controllers")
 
-  $castnet port                            # $what
+  $castnet port                               # $what
   $0 send FILE                             # one file from h1 to all others
   $0 allreduce --type f32 --bytes 4K..4M      # sums of all hosts, computed in the switch
   $castnet trace --group lab-file          # beside a transfer: what the switch does with its next frame, and why
@@ -179,11 +204,11 @@ send() {
     "$castnet" group create lab-file --source h1 --pmtu 4096 \
         --members "$(IFS=,; echo "${receivers[*]}")"
     for host in "${receivers[@]}"; do
-        inside "$host" "$castnet" host receive --interface eth0 --ip "10.0.0.${host#h}/24" --name "$host" \
+        inside "$host" "$castnet" host receive --interface "$(interface "$host")" --ip "10.0.0.${host#h}/24" --name "$host" \
             --group lab-file --op "$op" --out "$lab/$host.out" &
         pids+=($!)
     done
-    inside h1 "$castnet" host send --interface eth0 --ip 10.0.0.1/24 --name h1 --group lab-file --op "$op" \
+    inside h1 "$castnet" host send --interface "$(interface h1)" --ip 10.0.0.1/24 --name h1 --group lab-file --op "$op" \
         --file "$file" || failed=1
     local pid
     for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
@@ -200,15 +225,84 @@ collective() {
     local primitive=$1 rank size=${RANKS:-${#hosts[@]}} number pids=() failed=0 pid
     shift
     [ -e "$lab/switch.ready" ] || die "the lab is not up: netns.sh up"
+    [ ! -e "$lab/memif" ] || [ "$size" -le ${#hosts[@]} ] || die "over memif a host has one rank: netns.sh up --memif --hosts $size"
     for ((rank = size - 1; rank >= 0; rank--)); do
         number=$((rank % ${#hosts[@]} + 1))
-        inside "h$number" "$castnet" host "$primitive" --controller "$(cat "$lab/controllers")" --interface eth0 \
-            --ip "10.0.0.$number/24" --name "h$number" --job "lab-$primitive" --rank "$rank" --size "$size" \
+        inside "h$number" "$castnet" host "$primitive" --controller "$(cat "$lab/controllers")" \
+            --interface "$(interface "h$number")" --ip "10.0.0.$number/24" --name "h$number" --job "lab-$primitive" --rank "$rank" --size "$size" \
             --pmtu 4096 "$@" &
         pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
     return $failed
+}
+
+# A `castnet host bench`, whose rank 0 measures Open MPI afterwards.
+bench() {
+    local arguments=() argument program script side label missing=() mpi=no
+    for argument in "$@"; do
+        if [ "$argument" = --mpi ]; then mpi=yes; else arguments+=("$argument"); fi
+    done
+    if [ "${RANKS:-0}" -gt ${#hosts[@]} ] && [[ " ${arguments[*]} " != *" --only"* ]]; then
+        echo "netns.sh: in the network only: between hosts, each rank needs a host (netns.sh up --hosts $RANKS)" >&2
+        arguments+=(--only network)
+    fi
+    if [ $mpi = yes ]; then
+        for program in mpirun:openmpi-bin mpicc:libopenmpi-dev ethtool:ethtool; do
+            command -v "${program%:*}" >/dev/null || missing+=("${program#*:}")
+        done
+        if [ ${#missing[@]} -gt 0 ]; then
+            echo "netns.sh: without Open MPI, which needs the packages: ${missing[*]}" >&2
+        else
+            [ -e "$lab/switch.ready" ] || die "the lab is not up: netns.sh up"
+            prepare_mpi
+            script=$here/$(basename "${BASH_SOURCE[0]}")
+            for side in on off; do
+                label="Open MPI"
+                [ $side = on ] || label+=", gso off"
+                arguments+=(--beside "$label=LAB=${LAB:-lab} RANKS=${RANKS:-} '$script' mpi $side \"\$@\"")
+            done
+        fi
+    fi
+    collective bench "${arguments[@]}"
+}
+
+# Connects all hosts by a bridge for Open MPI, and makes its program and the command that it calls instead of ssh.
+prepare_mpi() {
+    local host
+    [ -e "$lab/mpi" ] && return
+    ip netns add "$prefix-mpi"
+    ip -n "$prefix-mpi" link add bridge0 type bridge
+    ip -n "$prefix-mpi" link set bridge0 mtu $mtu up
+    for host in "${hosts[@]}"; do
+        wire mpi "$host" "$host" eth1
+        ip -n "$prefix-mpi" link set "$host" master bridge0
+        ip -n "$prefix-$host" addr add "10.1.0.${host#h}/24" dev eth1
+    done
+    cat >"$lab/mpi-agent" <<END
+#!/bin/sh
+number=\${1##*.}
+shift
+exec ip netns exec $prefix-h\$number unshare --uts sh -c "hostname node-\$number; \$*"
+END
+    chmod +x "$lab/mpi-agent"
+    mpicc -O2 -o "$lab/mpi" "$here/collectives.c" || die "mpicc cannot compile $here/collectives.c"
+}
+
+# Open MPI's times of the calls "${@:2}" (deploy/lab/collectives.c), with segmentation offload $1.
+mpi() {
+    local host size=${RANKS:-${#hosts[@]}} n slots=() where=()
+    for host in "${hosts[@]}"; do
+        inside mpi ethtool -K "$host" tso "$1" gso "$1" gro "$1" 2>/dev/null || true
+        inside "$host" ethtool -K eth1 tso "$1" gso "$1" gro "$1" 2>/dev/null || true
+    done
+    for ((n = 0; n < size; n++)); do slots[n % ${#hosts[@]}]=$((${slots[n % ${#hosts[@]}]:-0} + 1)); done
+    for n in "${!slots[@]}"; do where+=("10.1.0.$((n + 1)):${slots[n]}"); done
+    # The hosts differ by name for Open MPI, and do not share memory, so that their ranks use TCP.
+    inside h1 unshare --uts sh -c 'hostname node-1; exec mpirun "$@"' mpirun --allow-run-as-root -np "$size" \
+        --host "$(IFS=,; echo "${where[*]}")" --map-by node --bind-to none \
+        --mca btl tcp,self --mca pml ob1 --mca btl_tcp_if_include eth1 --mca oob_tcp_if_include eth1 \
+        --mca mpi_yield_when_idle 1 --mca plm_rsh_agent "$lab/mpi-agent" "$lab/mpi" "${@:2}"
 }
 
 status() {
@@ -231,7 +325,7 @@ down() {
         done
         kill -9 "$pid" 2>/dev/null || true
     done
-    for name in switch bridge "${hosts[@]}"; do
+    for name in switch bridge mpi "${hosts[@]}"; do
         ip netns del "$prefix-$name" 2>/dev/null || true
     done
     rm -rf "$lab"
@@ -241,8 +335,8 @@ down() {
 [ "$(id -u)" = 0 ] || die "needs root: sudo $0 ${*:-up}"
 command -v ip >/dev/null || die "needs the command ip: install iproute2"
 case "${1:-}" in
-up | send | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
-allreduce | reduce | broadcast | barrier | reducescatter | allgather | bench) castnet=$(find_castnet) && collective "$@" ;;
-down) down ;;
-*) sed -n '2,15s/^# \{0,1\}//p' "$0" && exit 2 ;;
+up | send | bench | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
+allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
+mpi | down) "$@" ;;
+*) sed -n '2,19s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

@@ -13,20 +13,14 @@ use nix::unistd::Pid;
 /// How long any one step may take before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-static BINARY: OnceLock<PathBuf> = OnceLock::new();
-
-/// From now on `path` is the binary under test, unless one has been asked for before.
-pub fn use_binary(path: PathBuf) {
-    let _ = BINARY.set(path);
-}
-
 /// The binary under test: what CASTNET_BINARY names, or else what this run of `cargo test` has built, or else built now.
 pub fn castnet() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
         if let Some(path) = std::env::var_os("CASTNET_BINARY") {
             return path.into();
         }
-        up_to_date().unwrap_or_else(|| build(&["--quiet"]).expect("the binary under test"))
+        up_to_date().unwrap_or_else(|| build().expect("the binary under test"))
     })
 }
 
@@ -66,13 +60,18 @@ fn changed(path: &Path) -> Option<SystemTime> {
     Some(youngest)
 }
 
-/// Builds `castnet` of this workspace with further `arguments` of `cargo build`, whose words go to standard error, and tells
-/// where it is.
-pub fn build(arguments: &[&str]) -> Result<PathBuf> {
+/// Builds `castnet` of this workspace, and returns its path.
+fn build() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let out = Command::new(cargo)
-        .args(["build", "--package", "castnet", "--message-format", "json"])
-        .args(arguments)
+        .args([
+            "build",
+            "--quiet",
+            "--package",
+            "castnet",
+            "--message-format",
+            "json",
+        ])
         .stderr(Stdio::inherit())
         .output()
         .context("running cargo")?;

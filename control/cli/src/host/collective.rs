@@ -1,5 +1,6 @@
 //! A rank of a job. Runs a collective over a range of sizes, checks and measures it, as nccl-tests do.
 
+mod beside;
 mod caller;
 mod failure;
 mod measure;

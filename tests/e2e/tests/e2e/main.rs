@@ -9,6 +9,7 @@ mod lanes;
 mod members;
 mod moving;
 mod multicast;
+mod netns_sh;
 mod programs;
 mod ranks;
 mod rates;

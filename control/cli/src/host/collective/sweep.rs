@@ -1,20 +1,19 @@
-//! `castnet host bench`: all collectives over a range of sizes, in the network and between hosts.
+//! `castnet host bench`: all collectives over a range of sizes, in the network, between hosts, and by other programs.
 
 use std::path::PathBuf;
 
 use castnet_comm::machine::Collective;
 use castnet_comm::{CommPath, DataType, Fallback, Operation};
-use castnet_console::exit::{Failure, Outcome};
-use castnet_console::output::{Output, write_stdout};
-use castnet_console::plot::{self, Curve, Panel};
-use castnet_console::units::{self, Span, positive_span};
+use castnet_console::exit::Outcome;
+use castnet_console::output::{Output, remark, write_stdout};
+use castnet_console::units::{Span, positive_span};
 use clap::{Args, ValueEnum};
 
+use super::beside::{Beside, Sides, Time};
 use super::caller::{Caller, Callers};
 use super::failure::failure;
 use super::measure::{Calls, Measure};
 use super::sizes::Sizes;
-use super::table::Row;
 use super::{HowArgs, RankArgs, wrong_elements};
 use crate::host::Stop;
 
@@ -45,6 +44,12 @@ pub(in crate::host) struct SweepArgs {
     /// Rank 0 draws a plot
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Rank 0 writes all times into this file, as --output json prints them
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Then rank 0 runs COMMAND in a shell, and takes the times that it prints; for each further LABEL another
+    #[arg(long, value_name = "LABEL=COMMAND")]
+    beside: Vec<Beside>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -89,7 +94,7 @@ impl Path {
 pub(super) fn run(rank: &RankArgs, what: &SweepArgs, how: &HowArgs, output: Output, stop: &Stop) -> Outcome {
     super::Call::unreduced(Collective::Barrier, None).check(rank, &how.network)?;
     let callers = Callers::open(&rank.device, how.network.runner)?;
-    let mut sides = Vec::new();
+    let mut own = Vec::new();
     for &path in Path::value_variants() {
         if what.only.is_some_and(|only| only != path) {
             continue;
@@ -99,135 +104,107 @@ pub(super) fn run(rank: &RankArgs, what: &SweepArgs, how: &HowArgs, output: Outp
             Path::Network => (Fallback::Forbidden, config.job),
             Path::Hosts => (Fallback::Only, config.job + HOSTS_SUFFIX),
         };
-        sides.push((path, callers.connect(rank, config, output)?));
+        own.push((path, callers.connect(rank, config, output)?));
     }
     let is_first = rank.rank == 0;
-    let mut rows = Rows::default();
+    let labels = own.iter().map(|(path, _)| path.label().to_owned());
+    let mut sides = Sides::new(labels.chain(what.beside.iter().map(|beside| beside.label.clone())));
+    // With other programs, lines are complete only at the end.
+    let prints_lines = is_first && !output.is_json() && what.beside.is_empty();
     if is_first && !output.is_json() {
-        write_stdout(
-            &rows
-                .heading(&sides, what.data_type)
-                .map_err(|error| failure(error, &rank.job))?,
-        )?;
+        let title = title(&own, what.data_type).map_err(|error| failure(error, &rank.job))?;
+        write_stdout(&title)?;
     }
-    for name in &what.collectives {
-        let collective = name.collective();
-        let mut sizes = match collective {
-            Collective::Barrier => vec![0],
-            _ => what.bytes.list(what.factor),
+    if prints_lines {
+        write_stdout(&sides.heading())?;
+    }
+    let calls = what.calls(rank.size);
+    for &(collective, bytes) in &calls {
+        let measure = Measure {
+            collective,
+            operation: Operation::Sum,
+            data_type: what.data_type,
+            bytes,
+            calls: how
+                .measure
+                .iters
+                .map_or(Calls::Within(what.budget.0), Calls::Exactly),
+            warmup: how.measure.warmup,
+            verify: !how.measure.no_verify && collective != Collective::Barrier,
+            saturate: how.network.saturate,
+            in_place: false,
         };
-        if matches!(collective, Collective::ReduceScatter | Collective::AllGather) {
-            // A block has an element.
-            let least = u64::from(rank.size) * what.data_type.size() as u64;
-            sizes.retain(|&bytes| bytes >= least);
+        let mut size = bytes;
+        for (side, (_, caller)) in own.iter_mut().enumerate() {
+            let row = measure.run(caller, &mut || {});
+            let row = row.map_err(|error| error.failure(&rank.job))?;
+            if is_first && output.is_json() {
+                output.show_next(&row)?;
+            }
+            size = row.bytes;
+            sides.add(side, Time::of(&row), &row)?;
         }
-        for bytes in sizes {
-            let measure = Measure {
-                collective,
-                operation: Operation::Sum,
-                data_type: what.data_type,
-                bytes,
-                calls: how
-                    .measure
-                    .iters
-                    .map_or(Calls::Within(what.budget.0), Calls::Exactly),
-                warmup: how.measure.warmup,
-                verify: !how.measure.no_verify && collective != Collective::Barrier,
-                saturate: how.network.saturate,
-                in_place: false,
-            };
-            let mut line = Vec::new();
-            for (path, caller) in &mut sides {
-                let row = measure.run(caller, &mut || {});
-                line.push((*path, row.map_err(|error| error.failure(&rank.job))?));
-            }
-            if is_first {
-                match output.is_json() {
-                    true => line.iter().try_for_each(|(_, row)| output.show_next(row))?,
-                    false => write_stdout(&Rows::line(&line))?,
-                }
-            }
-            rows.0.extend(line);
+        if prints_lines {
+            write_stdout(&sides.line(collective.name(), size))?;
         }
     }
-    for (_, caller) in sides {
+    let count = own.len();
+    for (_, caller) in own {
         caller.close().map_err(|error| failure(error, &rank.job))?;
     }
-    if is_first && let Some(file) = &what.svg {
-        rows.draw(file)?;
+    if !is_first {
+        return wrong_elements(sides.wrong());
     }
-    wrong_elements(rows.0.iter().filter_map(|(_, row)| row.wrong).sum())
+    for (side, beside) in (count..).zip(&what.beside) {
+        remark(&format!("measuring {}", beside.label));
+        for row in beside.run(what.budget.0, &calls)? {
+            if output.is_json() {
+                output.show_next(&row)?;
+            }
+            sides.add(side, row.time(), &row)?;
+        }
+    }
+    if !output.is_json() && !prints_lines {
+        write_stdout(&sides.table())?;
+    }
+    if let Some(file) = &what.json {
+        sides.write(file)?;
+    }
+    if let Some(file) = &what.svg {
+        sides.draw(file)?;
+    }
+    wrong_elements(sides.wrong())
 }
 
-#[derive(Default)]
-struct Rows(Vec<(Path, Row)>);
-
-impl Rows {
-    fn heading(
-        &self,
-        sides: &[(Path, Caller)],
-        data_type: DataType,
-    ) -> Result<String, castnet_comm::CommError> {
-        let mut text = format!("# medians over calls in microseconds, {data_type}\n");
-        for (_, caller) in sides {
-            let reason = match caller.path()? {
-                CommPath::HostBased { .. } => "between hosts: ring, binomial tree, dissemination".to_owned(),
-                other => other.to_string(),
+impl SweepArgs {
+    /// Collectives and bytes, of `ranks` ranks.
+    fn calls(&self, ranks: u16) -> Vec<(Collective, u64)> {
+        let mut calls = Vec::new();
+        for name in &self.collectives {
+            let collective = name.collective();
+            let mut sizes = match collective {
+                Collective::Barrier => vec![0],
+                _ => self.bytes.list(self.factor),
             };
-            text.push_str(&format!("# {} ranks, {reason}\n", caller.size()));
+            if matches!(collective, Collective::ReduceScatter | Collective::AllGather) {
+                // A block has an element.
+                let least = u64::from(ranks) * self.data_type.size() as u64;
+                sizes.retain(|&bytes| bytes >= least);
+            }
+            calls.extend(sizes.into_iter().map(|bytes| (collective, bytes)));
         }
-        text.push_str(&format!("{:<14}{:>10}", "COLLECTIVE", "SIZE"));
-        for (path, _) in sides {
-            text.push_str(&format!("{:>18}", path.label().to_uppercase()));
-        }
-        if sides.len() > 1 {
-            text.push_str(&format!("{:>10}", "SPEED-UP"));
-        }
-        Ok(text + &format!("{:>8}\n", "#WRONG"))
+        calls
     }
+}
 
-    /// The rows of one size.
-    fn line(rows: &[(Path, Row)]) -> String {
-        let Some((_, first)) = rows.first() else {
-            return String::new();
+fn title(sides: &[(Path, Caller)], data_type: DataType) -> Result<String, castnet_comm::CommError> {
+    let mut text = format!("# medians over calls in microseconds, {data_type}\n");
+    for (_, caller) in sides {
+        let reason = match caller.path()? {
+            CommPath::HostBased { .. } => "between hosts: ring, binomial tree, dissemination".to_owned(),
+            other => other.to_string(),
         };
-        let mut text = format!("{:<14}{:>10}", first.collective, units::bytes(first.bytes));
-        for (_, row) in rows {
-            text.push_str(&format!("{:>18.1}", row.time_median_us));
-        }
-        if let [(_, network), (_, hosts)] = rows {
-            text.push_str(&format!(
-                "{:>10.2}",
-                hosts.time_median_us / network.time_median_us
-            ));
-        }
-        let wrong = rows.iter().map(|(_, row)| row.wrong).sum::<Option<u64>>();
-        text + &format!("{:>8}\n", wrong.map_or("-".to_owned(), |wrong| wrong.to_string()))
+        text.push_str(&format!("# {} ranks, {reason}\n", caller.size()));
     }
-
-    fn draw(&self, file: &std::path::Path) -> Outcome {
-        let mut panels: Vec<Panel> = Vec::new();
-        for (path, row) in &self.0 {
-            if row.bytes == 0 {
-                continue;
-            }
-            if panels.last().is_none_or(|panel| panel.title != row.collective) {
-                panels.push(Panel {
-                    title: row.collective.to_owned(),
-                    curves: Vec::new(),
-                });
-            }
-            let Some(panel) = panels.last_mut() else { continue };
-            let point = (row.bytes as f64, row.time_median_us);
-            match panel.curves.iter_mut().find(|curve| curve.name == path.label()) {
-                Some(curve) => curve.points.push(point),
-                None => panel.curves.push(Curve {
-                    name: path.label().to_owned(),
-                    points: vec![point],
-                }),
-            }
-        }
-        plot::write(file, "bytes", "microseconds per call", &panels)
-            .map_err(|error| Failure::failed(format!("cannot draw {}: {error}", file.display())))
-    }
+    Ok(text)
 }

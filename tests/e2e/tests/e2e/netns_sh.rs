@@ -1,0 +1,218 @@
+//! The lab of `deploy/lab/netns.sh`, as an operator uses it.
+
+use std::ffi::OsString;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use anyhow::{Result, ensure};
+use castnet_e2e::lab::write_random;
+use castnet_e2e::net;
+use castnet_e2e::process::castnet;
+use serde_json::Value;
+
+/// A lab with a name of its own. It is removed on drop.
+struct Lab {
+    name: String,
+    path: OsString,
+}
+
+impl Lab {
+    fn up(role: &str, options: &[&str]) -> Result<Self> {
+        let lab = Self {
+            name: format!("{}-{role}", std::process::id()),
+            path: std::env::var_os("PATH").unwrap_or_default(),
+        };
+        lab.run("up", options)?;
+        Ok(lab)
+    }
+
+    fn command(&self, verb: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("/bin/bash");
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/lab/netns.sh"));
+        command.arg(verb).args(arguments);
+        command.env("LAB", &self.name).env("CASTNET", castnet());
+        command.env("PATH", &self.path);
+        command
+    }
+
+    fn run(&self, verb: &str, arguments: &[&str]) -> Result<Output> {
+        let out = self.command(verb, arguments).output()?;
+        let [stdout, stderr] = [&out.stdout, &out.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+        ensure!(
+            out.status.success(),
+            "netns.sh {verb}: {}\n{stdout}\n{stderr}",
+            out.status
+        );
+        Ok(out)
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = self.command("down", &[]).output();
+    }
+}
+
+const BENCH: [&str; 6] = [
+    "--collectives",
+    "allreduce,barrier",
+    "--bytes",
+    "4K",
+    "--budget",
+    "5ms",
+];
+
+/// The sides in a JSON file of a bench, each of which must have both collectives.
+fn sides(json: &Path) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(json)?;
+    let rows = text
+        .lines()
+        .map(serde_json::from_str::<Value>)
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut sides: Vec<_> = rows
+        .iter()
+        .filter_map(|row| row["path"].as_str())
+        .map(str::to_owned)
+        .collect();
+    sides.sort();
+    let all = sides.len();
+    sides.dedup();
+    ensure!(all == rows.len() && all == 2 * sides.len(), "{text}");
+    ensure!(
+        rows.iter().all(|row| row["time_median_us"].as_f64() > Some(0.0)),
+        "{text}"
+    );
+    Ok(sides)
+}
+
+fn is_installed(program: &str) -> bool {
+    Command::new(program)
+        .arg("--version")
+        .output()
+        .is_ok_and(|out| out.status.success())
+}
+
+#[test]
+fn a_bench_over_veth_pairs_has_open_mpi_beside_it() -> Result<()> {
+    if let Some(why) = net::missing() {
+        net::skip("netns.sh over veth pairs", &why);
+        return Ok(());
+    }
+    let needed = [
+        ("mpirun", "openmpi-bin"),
+        ("mpicc", "libopenmpi-dev"),
+        ("ethtool", "ethtool"),
+    ];
+    if let Some((program, package)) = needed.into_iter().find(|(program, _)| !is_installed(program)) {
+        net::skip(
+            "netns.sh bench --mpi",
+            &format!("needs {program} (package {package})"),
+        );
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let [json, svg] = ["all.json", "all.svg"].map(|name| folder.path().join(name));
+    let lab = Lab::up("veth", &["--hosts", "3"])?;
+    let files = ["--json", &json.to_string_lossy(), "--svg", &svg.to_string_lossy()];
+    let out = lab.run("bench", &[&["--mpi"][..], &BENCH, &files].concat())?;
+    let table = String::from_utf8_lossy(&out.stdout);
+    ensure!(
+        table.contains("OPEN MPI, GSO OFF") && table.lines().count() == 6,
+        "{table}"
+    );
+    ensure!(sides(&json)? == ["Open MPI", "Open MPI, gso off", "between-hosts", "in-network"]);
+    ensure!(std::fs::read_to_string(&svg)?.contains("Open MPI, gso off"));
+    // With more ranks than hosts there is nothing between hosts.
+    let mut more = lab.command("bench", &[&["--mpi"][..], &BENCH, &files].concat());
+    let out = more.env("RANKS", "4").output()?;
+    ensure!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    ensure!(sides(&json)? == ["Open MPI", "Open MPI, gso off", "in-network"]);
+    Ok(())
+}
+
+/// A folder with all programs of this machine but Open MPI's.
+fn programs_without_mpi(folder: &Path) -> Result<PathBuf> {
+    let programs = folder.join("bin");
+    std::fs::create_dir(&programs)?;
+    for path in std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()) {
+        for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+            if !entry.file_name().to_string_lossy().starts_with("mpi") {
+                let _ = symlink(entry.path(), programs.join(entry.file_name()));
+            }
+        }
+    }
+    Ok(programs)
+}
+
+#[test]
+fn hosts_over_shared_memory_do_all_that_hosts_over_veth_pairs_do() -> Result<()> {
+    if let Some(why) = net::missing() {
+        net::skip("netns.sh over memif", &why);
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let mut lab = Lab::up("memif", &["--memif", "--hosts", "3"])?;
+    let file = folder.path().join("file");
+    write_random(&file, 1 << 20, 5)?;
+    let out = lab.run("send", &[&file.to_string_lossy()])?;
+    let text = String::from_utf8_lossy(&out.stdout);
+    ensure!(
+        ["h2", "h3"]
+            .iter()
+            .all(|host| text.contains(&format!("{host} has every byte"))),
+        "{text}"
+    );
+    lab.run("allreduce", &["--bytes", "4K", "--iters", "3"])?;
+    let out = lab.command("allreduce", &[]).env("RANKS", "4").output()?;
+    ensure!(String::from_utf8_lossy(&out.stderr).contains("--memif --hosts 4"));
+
+    lab.path = programs_without_mpi(folder.path())?.into();
+    let json = folder.path().join("all.json");
+    let out = lab.run(
+        "bench",
+        &[&["--mpi", "--json", &json.to_string_lossy()][..], &BENCH].concat(),
+    )?;
+    let remarks = String::from_utf8_lossy(&out.stderr);
+    ensure!(
+        remarks.contains("which needs the packages: openmpi-bin libopenmpi-dev\n"),
+        "{remarks}"
+    );
+    ensure!(sides(&json)? == ["between-hosts", "in-network"]);
+
+    // Its result beside another one.
+    let beside = format!("before=cat {}", json.display());
+    let again = folder.path().join("again.json");
+    let files = ["--json", &again.to_string_lossy(), "--beside", &beside];
+    lab.run("bench", &[&files[..], &BENCH].concat())?;
+    ensure!(sides(&again)? == ["before", "between-hosts", "in-network"]);
+    Ok(())
+}
+
+#[test]
+fn what_is_wrong_with_a_lab_is_named() -> Result<()> {
+    if let Some(why) = net::missing() {
+        net::skip("netns.sh with wrong flags", &why);
+        return Ok(());
+    }
+    let lab = Lab {
+        name: format!("{}-none", std::process::id()),
+        path: std::env::var_os("PATH").unwrap_or_default(),
+    };
+    for (verb, flags, wrong) in [
+        ("up", &["--hosts", "1"][..], "--hosts takes 2 to 32, not \"1\""),
+        ("up", &["--hosts", "08"], "not \"08\""),
+        ("up", &["--hosts", "33"], "not \"33\""),
+        ("up", &["--memif", "one-armed"], "--memif"),
+        ("up", &["--shared"], "not --shared"),
+        ("bench", &["--mpi"], "netns.sh up"),
+    ] {
+        let out = lab.command(verb, flags).output()?;
+        let text = String::from_utf8_lossy(&out.stderr);
+        ensure!(
+            !out.status.success() && text.contains(wrong),
+            "{verb} {flags:?}: {text}"
+        );
+    }
+    Ok(())
+}
