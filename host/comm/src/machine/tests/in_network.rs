@@ -629,7 +629,10 @@ fn what_only_sends_ends_before_it_is_acknowledged() {
         let control = Control {
             sequence: 0,
             rank: 0,
-            call: super::super::task::wire_calls(&task, 0, 2, 1024)[0].call,
+            call: super::super::task::wire_calls(&task, 0, 2, 1024)
+                .next()
+                .expect("a call")
+                .call,
             verdict: Verdict::Agreed,
         };
         let mut head = [0; Control::LEN];
