@@ -7,11 +7,12 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::time::Instant;
 
 use castnet_port::{AfPacketSpec, Port, Segmentation, Sides};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::af_packet::{TIMEOUT, in_namespace, ip, open, pool, receive, send, sleeper_for};
+use crate::af_packet::{TIMEOUT, frame, in_namespace, ip, open, pool, receive, send, sleeper_for, veth};
 use crate::superframes::{run, same_but_for_checksum};
 
 /// Creates a tap device that is up, and returns its other end.
@@ -79,6 +80,35 @@ fn a_reader_of_a_tap_gets_single_packets() {
             );
             assert_eq!(port.stats().drops.total(), 0);
         }
+    });
+}
+
+/// As a guest behind an ordinary switch: the port's device takes super-frames, and the kernel cuts them for the tap.
+#[test]
+fn a_reader_of_a_tap_at_a_bridge_gets_single_packets() {
+    in_namespace(|| {
+        veth("v0", "v1", 4200);
+        let mut reader = tap("tap0", 4200);
+        ip("link add bridge type bridge mcast_snooping 0");
+        for port in ["v1", "tap0"] {
+            ip(&format!("link set {port} master bridge"));
+        }
+        ip("link set bridge mtu 4200 up");
+        let (pool, start) = (pool(), Instant::now());
+        let mut port = AfPacketSpec::new("v0").open(&pool, Sides::Send).unwrap();
+        let mut bytes = vec![0; 9216];
+        // A port of a bridge forwards after a while.
+        while reader.read(&mut bytes).is_err() {
+            assert!(start.elapsed() < TIMEOUT);
+            send(&mut port, &pool, &[frame(1, 60, None)]);
+        }
+        while reader.read(&mut bytes).is_ok() {}
+        for (payload, count) in [(4096, 32), (1024, 32), (256, 32), (0, 3)] {
+            let frames = run(65_530, count, payload);
+            send(&mut port, &pool, &frames);
+            same_but_for_checksum(&read(&reader, frames.len()), &frames);
+        }
+        assert_eq!(port.info().device.segmentation, Segmentation::On);
     });
 }
 
