@@ -74,17 +74,20 @@ fn after(line: &str, what: &str) -> Option<u64> {
     digits[..end].parse().ok()
 }
 
-/// Frames that an interface has received and sent, from `/proc/net/dev`. Fails if there is no such interface.
-pub fn interface(text: &str, name: &str) -> Result<Count> {
+/// Packets of `length` bytes that a veth device with NAPI has received, as single frames or in super-frames, from
+/// `/proc/net/dev`. A super-frame counts as one frame there, and has the headers once. Bytes are without the Ethernet header.
+/// Fails if there is no such interface.
+pub fn packets(text: &str, name: &str, length: usize) -> Result<u64> {
+    const ETHERNET: u64 = 14;
+    const HEADERS: u64 = 20 + 8;
     let line = text
         .lines()
         .find_map(|line| line.trim_start().strip_prefix(name)?.strip_prefix(':'));
     let line = line.with_context(|| format!("no interface {name}"))?;
-    let column = |n: usize| line.split_whitespace().nth(n)?.parse().ok();
-    Ok(Count {
-        frames_in: column(1).context("no frames that were received")?,
-        frames_out: column(9).context("no frames that were sent")?,
-    })
+    let column = |n: usize| -> Option<u64> { line.split_whitespace().nth(n)?.parse().ok() };
+    let bytes = column(0).context("no bytes that were received")?;
+    let frames = column(1).context("no frames that were received")?;
+    Ok(bytes.saturating_sub(HEADERS * frames) / (length as u64 - ETHERNET - HEADERS))
 }
 
 /// Run time of a thread in nanoseconds, from its `schedstat`.
@@ -164,13 +167,10 @@ mod tests {
         let text = "Inter-|   Receive                                                |  Transmit\n \
             face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed\n    \
             lo:       0       0    0    0    0     0          0         0        0       0    0    0    0     0       0          0\n    \
-            e1: 123456     789    0    0    0     0          0         0      555      77    0    1    0     0       0          0\n";
-        let expected = Count {
-            frames_in: 789,
-            frames_out: 77,
-        };
-        assert_eq!(interface(text, "e1").expect("counts"), expected);
-        assert!(interface(text, "e").is_err() && interface(text, "e11").is_err());
+            e1: 335216      12    0    0    0     0          0         0      555      77    0    1    0     0       0          0\n";
+        // Ten super-frames of 32 packets of 1 KiB, and two single ones.
+        assert_eq!(packets(text, "e1", 58 + 1024).expect("counts"), 322);
+        assert!(packets(text, "e", 1082).is_err() && packets(text, "e11", 1082).is_err());
         assert_eq!(schedstat("107661 52157 2\n").expect("a time"), 107_661);
         assert!(schedstat("").is_err());
         let stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu1 1 2 3 400 500 6 7 8 90 0\ncpu10 5 0 0 0 0 0 0 0 0 0\n";

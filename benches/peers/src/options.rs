@@ -94,6 +94,10 @@ pub enum Name {
     Bridge,
     /// Castnet over the same veth pairs as the kernel's bridge
     CastnetVeth,
+    /// The kernel's bridge, with runs of packets of one flow, which travel as super-frames
+    BridgeRuns,
+    /// Castnet over the same veth pairs, with the same runs
+    CastnetVethRuns,
 }
 
 impl Name {
@@ -108,12 +112,19 @@ impl Name {
             Self::Ovs => "OVS-DPDK",
             Self::Bridge => "Linux bridge",
             Self::CastnetVeth => "castnet",
+            Self::BridgeRuns => "Linux bridge, runs",
+            Self::CastnetVethRuns => "castnet, runs",
         }
     }
 
     /// Whether it is in the second table, over the kernel's veth pairs.
     pub const fn over_veth(self) -> bool {
-        matches!(self, Self::Bridge | Self::CastnetVeth)
+        matches!(self, Self::Bridge | Self::CastnetVeth) || self.in_runs()
+    }
+
+    /// Whether its frames are runs of one flow, which the generator sends as super-frames.
+    pub const fn in_runs(self) -> bool {
+        matches!(self, Self::BridgeRuns | Self::CastnetVethRuns)
     }
 }
 

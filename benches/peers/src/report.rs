@@ -124,10 +124,10 @@ impl Report {
     }
 
     fn over(&self, setting: Setting, other: Name) -> Option<f64> {
-        let castnet = if other.over_veth() {
-            Name::CastnetVeth
-        } else {
-            Name::Castnet
+        let castnet = match other {
+            Name::BridgeRuns => Name::CastnetVethRuns,
+            _ if other.over_veth() => Name::CastnetVeth,
+            _ => Name::Castnet,
         };
         Some(self.rate(castnet, setting)?.mfps_out / self.rate(other, setting)?.mfps_out)
     }
@@ -200,7 +200,14 @@ impl Report {
         let settings = self.settings(true);
         if !settings.is_empty() {
             text.push_str("\nFlooding over veth pairs, million frames in and out per second of one core\n\n");
-            text.push_str(&self.table(&settings, &[Name::CastnetVeth, Name::Bridge], &[Name::Bridge]));
+            let columns = [
+                Name::CastnetVeth,
+                Name::Bridge,
+                Name::CastnetVethRuns,
+                Name::BridgeRuns,
+            ];
+            let others = [Name::Bridge, Name::BridgeRuns];
+            text.push_str(&self.table(&settings, &self.measured(&columns), &self.measured(&others)));
         }
         if self.goals.iter().any(|goal| goal.found.is_some()) {
             text.push('\n');
@@ -225,13 +232,14 @@ impl Report {
         text
     }
 
+    fn measured(&self, names: &[Name]) -> Vec<Name> {
+        let is_measured = |name: &Name| self.cells.iter().any(|c| c.name == *name);
+        names.iter().copied().filter(is_measured).collect()
+    }
+
     fn over_dpdk(&self, settings: &[Setting]) -> String {
-        let there = |names: &[Name]| -> Vec<Name> {
-            let measured = |name: &Name| self.cells.iter().any(|c| c.name == *name);
-            names.iter().copied().filter(measured).collect()
-        };
         let others = [Name::Copy, Name::Ipv4Multicast, Name::Ovs, Name::Testpmd];
-        let mut text = self.table(settings, &there(&COLUMNS), &there(&others));
+        let mut text = self.table(settings, &self.measured(&COLUMNS), &self.measured(&others));
         for cell in self.cells.iter().filter(|c| c.name == Name::CastnetTwo) {
             let Setting { payload, fanout } = cell.setting;
             text.push_str(&format!(
@@ -248,7 +256,7 @@ impl Report {
         let others = if self
             .cells
             .iter()
-            .any(|c| matches!(c.name, Name::Castnet | Name::CastnetVeth))
+            .any(|c| matches!(c.name, Name::Castnet | Name::CastnetVeth | Name::CastnetVethRuns))
         {
             others
         } else {

@@ -14,12 +14,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use castnet_e2e::net::{self, Namespace};
 use castnet_port::{Batch, FrameBuf, Pool, PoolConfig, Port, PortSpec, Sides};
-use castnet_wire::{Ethernet, MacAddr, PortId};
+use castnet_wire::ethernet::ETHERTYPE_IPV4;
+use castnet_wire::{
+    Bth, Ethernet, ExtHeaders, Ipv4, MacAddr, Network as Ip, Opcode, PortId, Psn, Qpn, emit_roce,
+};
 use castnet_worker::{Dataplane, DataplaneConfig, Idle, PortConfig, WorkerConfig};
 use nix::unistd::gettid;
 use serde::{Deserialize, Serialize};
 
-use crate::count::{Count, in_kernel, interface, outside_kernel};
+use crate::count::{Count, in_kernel, outside_kernel, packets};
 use crate::machine::{self, Cores};
 use crate::measure::{Ran, Running};
 use crate::options::{Name, Options};
@@ -70,9 +73,13 @@ pub fn part(mut words: impl Iterator<Item = String>) -> Result<()> {
 
 /// Adds both switches, or the reason why they cannot be measured.
 pub fn join(field: &mut Field, options: &Options, cores: Cores) {
-    let wanted = [Name::CastnetVeth, Name::Bridge]
-        .into_iter()
-        .filter(|&name| options.wants(name));
+    let all = [
+        Name::CastnetVeth,
+        Name::Bridge,
+        Name::CastnetVethRuns,
+        Name::BridgeRuns,
+    ];
+    let wanted = all.into_iter().filter(|&name| options.wants(name));
     let wanted: Vec<_> = wanted.collect();
     if wanted.is_empty() {
         return;
@@ -141,13 +148,13 @@ impl Peer for OverVeth {
         let network = &self.network;
         let interfaces: Vec<_> = (0..=setting.fanout).map(|n| format!("p{n}")).collect();
         let (mut castnet, mut bridge) = (None, None);
-        if self.name == Name::Bridge {
+        if matches!(self.name, Name::Bridge | Name::BridgeRuns) {
             bridge = Some(Bridge::new(network.clone(), &interfaces)?);
         } else {
             castnet = Some(self.castnet(interfaces)?);
         }
         Ok(Box::new(OverVethRunning {
-            generator: Generator::start(network, HEADERS + setting.payload)?,
+            generator: Generator::start(network, setting.payload, self.name.in_runs())?,
             castnet,
             _bridge: bridge,
             core: network.cores.switch,
@@ -226,13 +233,16 @@ impl Running for OverVethRunning {
 
 /// A thread in the hosts' namespace that sends as fast as frames arrive at the second pair.
 struct Generator {
+    /// Bytes of a frame.
+    length: usize,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<()>>>,
     counters: String,
 }
 
 impl Generator {
-    fn start(network: &Network, length: usize) -> Result<Self> {
+    fn start(network: &Network, payload: usize, in_runs: bool) -> Result<Self> {
+        let frames = frames(payload, in_runs)?;
         let stop = Arc::new(AtomicBool::new(false));
         let (told, number) = std::sync::mpsc::channel();
         let core = network.cores.other;
@@ -242,11 +252,12 @@ impl Generator {
                 machine::pin(core)?;
                 let counters = format!("/proc/self/task/{}/net/dev", gettid());
                 let _ = told.send(counters.clone());
-                generate(&counters, length, &stop)
+                generate(&counters, &frames, &stop)
             }
         })?;
         let counters = number.recv();
         let mut generator = Self {
+            length: HEADERS + payload,
             stop,
             thread: Some(thread),
             counters: String::new(),
@@ -265,7 +276,7 @@ impl Generator {
         }
         let text = fs::read_to_string(&self.counters).context("no counters of interfaces")?;
         (1..=fanout)
-            .map(|n| Ok(interface(&text, &format!("e{n}"))?.frames_in))
+            .map(|n| packets(&text, &format!("e{n}"), self.length))
             .sum()
     }
 
@@ -284,7 +295,44 @@ impl Drop for Generator {
     }
 }
 
-fn generate(counters: &str, length: usize, stop: &AtomicBool) -> Result<()> {
+/// Frames to send in turn. Runs are packets of one flow.
+fn frames(payload: usize, in_runs: bool) -> Result<Vec<Vec<u8>>> {
+    let header = Ethernet {
+        // Unknown.
+        dst: MacAddr([0x02, 0xBB, 0, 0, 0, 1]),
+        src: MacAddr([0x02, 0xAA, 0, 0, 0, 1]),
+        vlan: None,
+        ethertype: if in_runs { ETHERTYPE_IPV4 } else { 0x88B5 },
+    };
+    let count = if in_runs { WINDOW as u16 } else { 1 };
+    let frame = |ident| -> Result<Vec<u8>> {
+        let mut bytes = vec![0x5A; HEADERS + payload];
+        if in_runs {
+            let network = Ip::V4(Ipv4 {
+                ident,
+                ..Ipv4::udp([198, 18, 0, 1].into(), [198, 18, 0, 2].into())
+            });
+            let bth = Bth::new(Opcode::SendMiddle, Qpn::new(7), Psn::new(ident.into()));
+            let content = vec![0x5A; payload];
+            let length = emit_roce(
+                &mut bytes,
+                &header,
+                &network,
+                0xC000,
+                &bth,
+                &ExtHeaders::NONE,
+                &content,
+            )?;
+            ensure!(length == bytes.len(), "a frame of {length} bytes");
+        } else {
+            header.emit(&mut bytes)?;
+        }
+        Ok(bytes)
+    };
+    (0..count).map(frame).collect()
+}
+
+fn generate(counters: &str, frames: &[Vec<u8>], stop: &AtomicBool) -> Result<()> {
     let pool = Pool::new(PoolConfig {
         buffers: 1024,
         bodies: 64,
@@ -292,16 +340,9 @@ fn generate(counters: &str, length: usize, stop: &AtomicBool) -> Result<()> {
     });
     let spec: PortSpec = "af_packet:e0,tx=256".parse().map_err(anyhow::Error::msg)?;
     let mut port = spec.open(&pool, Sides::Send)?;
-    let mut bytes = vec![0x5A; length];
-    let header = Ethernet {
-        // Unknown.
-        dst: MacAddr([0x02, 0xBB, 0, 0, 0, 1]),
-        src: MacAddr([0x02, 0xAA, 0, 0, 0, 1]),
-        vlan: None,
-        ethertype: 0x88B5,
-    };
-    header.emit(&mut bytes)?;
-    let arrived = || -> Result<u64> { Ok(interface(&fs::read_to_string(counters)?, "e1")?.frames_in) };
+    let length = frames.first().map_or(0, Vec::len);
+    let arrived = || -> Result<u64> { packets(&fs::read_to_string(counters)?, "e1", length) };
+    let mut next = frames.iter().cycle();
     let (start, mut sent, mut batch) = (arrived()?, 0, Batch::new());
     let (mut last, mut moved) = (0, Instant::now());
     while !stop.load(Ordering::Relaxed) {
@@ -313,7 +354,7 @@ fn generate(counters: &str, length: usize, stop: &AtomicBool) -> Result<()> {
             (sent, moved) = (here, Instant::now());
         }
         for _ in 0..WINDOW.saturating_sub(sent.saturating_sub(here)) {
-            let Some(frame) = pool.copy_from(&bytes) else {
+            let Some(frame) = next.next().and_then(|bytes| pool.copy_from(bytes)) else {
                 break;
             };
             debug_assert_eq!(frame.length(), length);
