@@ -451,7 +451,7 @@ impl Group {
         CommError::TimedOut {
             collective,
             after,
-            what: waiting.map_or_else(|| "completion".to_owned(), |w| w.to_string()),
+            what: waiting.map_or_else(|| "the last acknowledgements".to_owned(), |w| w.to_string()),
             missing,
         }
     }
