@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use anyhow::{Result, ensure};
-use castnet_e2e::lab::write_random;
+use castnet_e2e::lab::{turn, write_random};
 use castnet_e2e::net;
 use castnet_e2e::process::castnet;
 use serde_json::Value;
@@ -95,6 +95,7 @@ fn is_installed(program: &str) -> bool {
 
 #[test]
 fn a_bench_over_veth_pairs_has_open_mpi_beside_it() -> Result<()> {
+    let _turn = turn();
     if let Some(why) = net::missing() {
         net::skip("netns.sh over veth pairs", &why);
         return Ok(());
@@ -147,6 +148,7 @@ fn programs_without_mpi(folder: &Path) -> Result<PathBuf> {
 
 #[test]
 fn hosts_over_shared_memory_do_all_that_hosts_over_veth_pairs_do() -> Result<()> {
+    let _turn = turn();
     if let Some(why) = net::missing() {
         net::skip("netns.sh over memif", &why);
         return Ok(());
