@@ -280,7 +280,7 @@ mod tests {
         sides.add(1, rows[0].time(), &rows[0]).expect("added");
         assert_eq!(
             sides.table().split_whitespace().collect::<Vec<_>>().join(" "),
-            "COLLECTIVE SIZE OURS OTHER TIMES #WRONG allreduce 4.00 KiB 31.0 15.5 0.50 -"
+            "COLLECTIVE SIZE OURS OTHER TIMES #WRONG allreduce 4 KiB 31.0 15.5 0.50 -"
         );
         let line = sides.line("barrier", 0);
         assert!(
