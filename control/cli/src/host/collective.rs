@@ -8,6 +8,7 @@ mod numbers;
 mod sizes;
 mod sweep;
 mod table;
+mod threads;
 mod waiting;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, write_stdout};
 use castnet_console::units::{self, Span};
+use castnet_local::PathChoice;
 use castnet_proto::convert::{WINDOW_MESSAGES_MAX, too_many_messages};
 use castnet_proto::transport::Controllers;
 use castnet_rules::DEFAULT_MESSAGE_PACKETS;
@@ -58,6 +60,9 @@ pub(super) struct RankArgs {
     /// Number of ranks of the job
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     size: u16,
+    /// Number of ranks in this process, from --rank on: a thread and a queue pair for each
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    ranks_here: u16,
     /// Address of the controller; of several, all with commas between them
     #[arg(long, value_name = "URL", env = "CASTNET_CONTROLLER", default_value = CONTROLLER)]
     controller: Controllers,
@@ -143,6 +148,10 @@ struct NetworkArgs {
     /// The RNIC and the collectives have a thread of their own, as in programs that compute meanwhile
     #[arg(long)]
     runner: bool,
+    /// How the ranks of a host work together: direct (each takes part in the network), hierarchical (over shared memory, and
+    /// one of them takes part) or auto (the faster for each call)
+    #[arg(long, value_name = "PATH", default_value_t = PathChoice::Direct)]
+    path: PathChoice,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -305,6 +314,13 @@ impl Call {
     fn check(&self, rank: &RankArgs, network: &NetworkArgs) -> Outcome {
         let (size, data_type) = (rank.size, self.data_type());
         let last = size.saturating_sub(1);
+        if u32::from(rank.rank) + u32::from(rank.ranks_here) > u32::from(size) && rank.rank < size {
+            return Err(Failure::usage(format!(
+                "--ranks-here {}: there are no {} ranks from {} on among {size}",
+                rank.ranks_here, rank.ranks_here, rank.rank
+            ))
+            .next(format!("--ranks-here {} or less", size - rank.rank)));
+        }
         if rank.rank >= size {
             return Err(
                 Failure::usage(format!("there is no rank {} among {size}", rank.rank))
@@ -350,8 +366,12 @@ impl Call {
 
     fn run(&self, rank: &RankArgs, how: &HowArgs, output: Output, stop: &Stop) -> Outcome {
         self.check(rank, &how.network)?;
+        threads::each_rank(rank, stop, |rank| self.run_rank(rank, how, output, stop))
+    }
+
+    fn run_rank(&self, rank: &RankArgs, how: &HowArgs, output: Output, stop: &Stop) -> Outcome {
         let config = rank.config(how, stop)?;
-        let callers = Callers::open(&rank.device, how.network.runner)?;
+        let callers = Callers::open(&rank.device, &how.network)?;
         let mut caller = callers.connect(rank, config, output)?;
         let path = caller.path().map_err(|error| failure(error, &rank.job))?;
 
@@ -395,9 +415,10 @@ impl Call {
             }
         }
         bar.finish_and_clear();
+        let calls = caller.counters();
         caller.close().map_err(|error| failure(error, &rank.job))?;
         if is_first && !output.is_json() {
-            write_stdout(&table.end())?;
+            write_stdout(&table.end(calls))?;
         }
         wrong_elements(table.wrong)
     }

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::remark;
+use castnet_local::numa;
 use castnet_port::BoxPort;
 use castnet_rnic::verbs::{VerbsConfig, VerbsRnic};
 use castnet_rnic::{Gateway, Rnic, SoftRnic, SoftRnicConfig};
@@ -74,6 +75,25 @@ impl Device {
         match self.rnic {
             Kind::Soft => Ok(Box::new(self.open_soft()?)),
             Kind::Verbs => self.open_verbs(),
+        }
+    }
+
+    /// Whether only one RNIC can use it, as a link of memif: any port that is no network interface.
+    pub(super) fn is_for_one_thread(&self) -> bool {
+        let spec = self.interface.as_ref();
+        spec.is_some_and(|spec| !spec.starts_with("af_packet:"))
+    }
+
+    /// NUMA node of the interface or RDMA device, if it is named and the machine has several nodes.
+    pub(super) fn numa_node(&self) -> Option<u32> {
+        let sys = numa::SYS.as_ref();
+        match (&self.interface, &self.device) {
+            (Some(spec), _) => {
+                let name = spec.strip_prefix("af_packet:")?;
+                numa::node_of_interface(sys, name.split(',').next()?)
+            }
+            (None, Some(device)) => numa::node_of_rdma_device(sys, device),
+            (None, None) => None,
         }
     }
 

@@ -66,6 +66,7 @@ The table has a line for each size, as in nccl-tests and the OSU benchmarks:
   busbw         algbw times how often each byte crosses each link of a ring, to compare with a link's rate: 2(n-1)/n for
                 allreduce, (n-1)/n for reducescatter and allgather, 1 for the others; n is the number of ranks
   #wrong        wrong elements at all ranks; - if not checked
+  path          direct: each rank took part in the network; hierarchical: one rank of each host, over shared memory (--path)
 
 Exit code 0: every rank has every element. 1: it failed, or elements are wrong. 2: the flags are wrong. 3: the controller or a switch
 refused. 4: the controller did not answer, or ranks are missing.";

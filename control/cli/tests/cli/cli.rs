@@ -293,6 +293,20 @@ fn what_no_rank_could_do_is_refused_before_anything_is_tried() {
         (
             "allreduce",
             "4",
+            &["--ranks-here", "5"],
+            "no 5 ranks from 0 on among 4",
+            "--ranks-here 4",
+        ),
+        (
+            "barrier",
+            "4",
+            &["--ranks-here", "2"],
+            "belongs to one thread",
+            "a network interface",
+        ),
+        (
+            "allreduce",
+            "4",
             &["--op", "bitand"],
             "bitand is not for f32",
             "i32",
@@ -352,7 +366,7 @@ fn a_job_of_one_rank_has_its_table_for_people_and_for_machines() {
     assert_eq!(heading[..5], ["SIZE", "COUNT", "TYPE", "OP", "ROOT"], "{text}");
     let row: Vec<_> = lines[3].split_whitespace().collect();
     assert_eq!(row[..5], ["4096", "1024", "f32", "sum", "-"], "{text}");
-    assert_eq!(row.last(), Some(&"0"), "nothing is wrong: {text}");
+    assert_eq!(row[row.len() - 2..], ["0", "direct"], "nothing is wrong: {text}");
     assert!(
         lines.last().is_some_and(|l| l.ends_with("wrong elements: 0")),
         "{text}"

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use castnet_e2e::Lab;
 use castnet_e2e::lab::{self, Plan, STAR, TWO_TIERS};
+use castnet_e2e::process::Process;
 use serde_json::Value;
 
 fn in_lab(plan: Plan<'_>, test: impl FnOnce(&mut Lab) -> Result<()>) {
@@ -129,6 +130,151 @@ fn two_tiers_in_the_network_and_between_hosts() {
         let hosts = [&rest[..], &["--fallback", "only"]].concat();
         let lines = run(lab, 6, "allreduce", "ring", &hosts)?;
         ensure!(all_right(&lines)? == sizes);
+        Ok(())
+    });
+}
+
+/// Eight ranks at three hosts, 3, 3 and 2 of them: processes that share memory, in the namespaces of their hosts.
+fn start_shared(lab: &Lab, verb: &str, job: &str, rest: &[&str]) -> Result<Vec<Process>> {
+    (0..8)
+        .map(|rank| lab.start_rank_at(&format!("h{}", rank % 3 + 1), verb, job, (rank, 8), rest))
+        .collect()
+}
+
+#[test]
+fn six_collectives_of_several_ranks_of_a_host_over_shared_memory() {
+    in_lab(STAR, |lab| {
+        let common = [
+            "--fallback",
+            "forbidden",
+            "--iters",
+            "3",
+            "--warmup",
+            "1",
+            "--path",
+        ];
+        for (verb, path, more) in [
+            ("allreduce", "hierarchical", &["--bytes", "0,4,1028,900K"][..]),
+            ("allreduce", "direct", &["--bytes", "4,100K"]),
+            (
+                "reduce",
+                "hierarchical",
+                &["--bytes", "4,300K", "--root", "5", "--type", "i16", "--op", "max"],
+            ),
+            ("broadcast", "hierarchical", &["--bytes", "4,300K", "--root", "4"]),
+            (
+                "reducescatter",
+                "hierarchical",
+                &["--bytes", "32,300K", "--in-place"],
+            ),
+            ("allgather", "hierarchical", &["--bytes", "32,300K", "--runner"]),
+            ("barrier", "hierarchical", &[]),
+            ("allreduce", "auto", &["--bytes", "4,100K"]),
+        ] {
+            let job = format!("{verb}-{path}");
+            let rest = [&common[..], &[path], more].concat();
+            let mut ranks = start_shared(lab, verb, &job, &rest)?;
+            for rank in &mut ranks {
+                rank.succeed()?;
+            }
+            let said = ranks[0].output();
+            println!("{said}");
+            let lines = said.lines().filter(|line| line.starts_with('{'));
+            let lines: Vec<Value> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
+            ensure!(!lines.is_empty(), "{job}: no line");
+            for line in lines {
+                ensure!(line["wrong"] == 0 || verb == "barrier", "{line}");
+                ensure!(path == "auto" || line["ranks_path"] == path, "{line}");
+                ensure!(line["path"] == "in-network", "{line}");
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Waits until a process has ended badly. Returns its output.
+fn failed(rank: &mut Process) -> Result<String> {
+    let status = rank.wait()?;
+    ensure!(!status.success(), "it succeeded:\n{}", rank.output());
+    Ok(rank.output())
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named_by_those_that_share_memory_with_it() {
+    in_lab(STAR, |lab| {
+        let rest = [
+            "--fallback",
+            "forbidden",
+            "--path",
+            "hierarchical",
+            "--bytes",
+            "64K",
+            "--iters",
+            "1000000",
+            "--no-verify",
+        ];
+        let mut ranks = start_shared(lab, "allreduce", "killed", &rest)?;
+        let controller = lab.socket("controller");
+        // The leaders' group is made by their first collective, when all ranks share memory.
+        ranks[0].wait_until("the leaders have a group", |_| {
+            lab.castnet(&["group", "list", "--controller", &controller])
+                .is_ok_and(|list| {
+                    list.lines()
+                        .any(|line| line.contains("killed.") && line.contains("active"))
+                })
+        })?;
+        ranks[3].kill();
+        // Ranks 0 and 6 are at its host.
+        for rank in [0, 6] {
+            let said = failed(&mut ranks[rank])?;
+            ensure!(said.contains("rank 3 (h1) is gone"), "rank {rank}: {said}");
+        }
+        for rank in [1, 2, 4, 5, 7] {
+            failed(&mut ranks[rank])?;
+        }
+        Ok(())
+    });
+}
+
+/// Three ranks in one process and two in another, each a thread with a queue pair of its own.
+#[test]
+fn several_ranks_of_a_process() {
+    in_lab(STAR, |lab| {
+        for path in ["direct", "hierarchical"] {
+            let job = format!("threads-{path}");
+            let start = |host, rank, here| {
+                let rest = [
+                    "--fallback",
+                    "forbidden",
+                    "--iters",
+                    "3",
+                    "--warmup",
+                    "1",
+                    "--bytes",
+                    "4,100K",
+                    "--path",
+                    path,
+                    "--ranks-here",
+                    here,
+                ];
+                lab.start_rank_at(host, "allreduce", &job, (rank, 5), &rest)
+            };
+            let mut ranks = [start("h1", 0, "3")?, start("h2", 3, "2")?];
+            for process in &mut ranks {
+                process.succeed()?;
+            }
+            let said = ranks[0].output();
+            println!("{said}");
+            let lines = said.lines().filter(|line| line.starts_with('{'));
+            let lines: Vec<Value> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
+            ensure!(lines.len() == 2, "{said}");
+            for line in lines {
+                ensure!(
+                    line["wrong"] == 0 && line["ranks"] == 5 && line["ranks_path"] == path,
+                    "{line}"
+                );
+            }
+        }
         Ok(())
     });
 }

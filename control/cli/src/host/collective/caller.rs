@@ -3,47 +3,63 @@
 use castnet_comm::{Buffers, CommConfig, CommError, CommPath, Communicator, Element, Operation, SharedRnic};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark};
+use castnet_local::{Hierarchical, Options, PathCounters, RankPath};
 use castnet_runner::{Comm, Runner, StartError};
 
-use super::RankArgs;
 use super::failure::failure;
 use super::waiting::Waiting;
+use super::{NetworkArgs, RankArgs};
 use crate::host::device::Device;
 
-/// The RNIC of this rank.
-pub(super) enum Callers {
+/// The RNIC of this rank, and how it works with the other ranks of its host.
+pub(super) struct Callers {
+    rnic: CallerRnic,
+    options: Options,
+}
+
+enum CallerRnic {
     Thread(SharedRnic),
     Runner(Runner),
 }
 
 /// A communicator over it.
 pub(super) enum Caller {
-    Thread(Box<Communicator>),
-    Runner(Comm),
+    Thread(Box<Hierarchical<Communicator>>),
+    Runner(Box<Hierarchical<Comm>>),
 }
 
 impl Callers {
-    pub(super) fn open(device: &Device, in_runner: bool) -> Outcome<Self> {
-        if !in_runner {
-            return Ok(Self::Thread(SharedRnic::new(device.open()?)));
-        }
-        let device = device.clone();
-        match Runner::start(move || device.open()) {
-            Ok(runner) => Ok(Self::Runner(runner)),
-            Err(StartError::Open(failure)) => Err(failure),
-            Err(error @ StartError::Thread(_)) => Err(Failure::failed(error.to_string())),
-        }
+    pub(super) fn open(device: &Device, network: &NetworkArgs) -> Outcome<Self> {
+        let rnic = match network.runner {
+            true => {
+                let device = device.clone();
+                let runner = Runner::start(move || device.open()).map_err(|error| match error {
+                    StartError::Open(failure) => failure,
+                    error @ StartError::Thread(_) => Failure::failed(error.to_string()),
+                })?;
+                CallerRnic::Runner(runner)
+            }
+            false => CallerRnic::Thread(SharedRnic::new(device.open()?)),
+        };
+        let options = Options {
+            numa_node: device.numa_node(),
+            ..Options::new(network.path)
+        };
+        Ok(Self { rnic, options })
     }
 
     /// Joins the job of `config`, and reports on standard error what it waits for.
     pub(super) fn connect(&self, rank: &RankArgs, config: CommConfig, output: Output) -> Outcome<Caller> {
         let (job, waiting) = (config.job.clone(), Waiting::begin(rank, &config, output));
-        let connected = match self {
-            Self::Thread(rnic) => {
-                let comm = Communicator::connect(config, Box::new(rnic.clone()));
-                comm.map(|comm| Caller::Thread(Box::new(comm)))
-            }
-            Self::Runner(runner) => runner.connect(config).map(Caller::Runner),
+        let (own, options) = (config.clone(), self.options);
+        let connected = match &self.rnic {
+            CallerRnic::Thread(rnic) => Communicator::connect(config, Box::new(rnic.clone()))
+                .and_then(|comm| Hierarchical::new(comm, &own, options))
+                .map(|ranks| Caller::Thread(Box::new(ranks))),
+            CallerRnic::Runner(runner) => runner
+                .connect(config)
+                .and_then(|comm| Hierarchical::new(comm, &own, options))
+                .map(|ranks| Caller::Runner(Box::new(ranks))),
         };
         drop(waiting);
         let named = |error| failure(error, &job);
@@ -73,9 +89,18 @@ impl Caller {
 
     pub(super) fn path(&self) -> Result<CommPath, CommError> {
         match self {
-            Self::Thread(comm) => Ok(comm.path()),
-            Self::Runner(comm) => comm.path(),
+            Self::Thread(ranks) => Ok(ranks.world().map_or(CommPath::Unused, Communicator::path)),
+            Self::Runner(ranks) => ranks.world().map_or(Ok(CommPath::Unused), Comm::path),
         }
+    }
+
+    /// The path of the last call among the ranks of a host.
+    pub(super) fn last_path(&self) -> RankPath {
+        either!(self, comm => comm.last_path())
+    }
+
+    pub(super) fn counters(&self) -> PathCounters {
+        either!(self, comm => comm.counters())
     }
 
     pub(super) fn close(self) -> Result<(), CommError> {

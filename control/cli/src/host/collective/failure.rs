@@ -73,6 +73,8 @@ pub(crate) fn failure(error: CommError, job: &str) -> Failure {
         }
         error @ CommError::NotReproducible { .. } => Failure::refused(error)
             .next("create it with castnet group create --collective --reproducible; or call without --reproducible"),
+        error @ CommError::NoHierarchy { .. } => Failure::refused(error)
+            .next("--path auto or --path direct at all ranks; ranks of a host need one user, one PID namespace and one --name"),
         CommError::RankFailed { rank, reason } => Failure::failed(format!("{rank} is gone: {reason}"))
             .next("find out why it ended, and start all ranks again; the group's memory is free"),
         error @ CommError::GroupFailed { .. } => {

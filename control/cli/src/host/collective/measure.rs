@@ -96,6 +96,7 @@ impl Measure {
         let mut times = (0..iterations)
             .map(|_| timed(&mut memory, caller))
             .collect::<Result<Vec<f64>, CommError>>()?;
+        let ranks_path = caller.last_path().name();
         let mean = times.iter().sum::<f64>() / times.len() as f64;
         times.sort_unstable_by(f64::total_cmp);
         let median = times[times.len() / 2];
@@ -142,6 +143,7 @@ impl Measure {
             in_place: self.in_place,
             ranks: caller.size(),
             path: path_name(&caller.path()?),
+            ranks_path,
             iterations,
             time_avg_us: average * 1e6,
             time_median_us: median * 1e6,

@@ -14,7 +14,7 @@ use super::caller::{Caller, Callers};
 use super::failure::failure;
 use super::measure::{Calls, Measure};
 use super::sizes::Sizes;
-use super::{HowArgs, RankArgs, wrong_elements};
+use super::{HowArgs, RankArgs, threads, wrong_elements};
 use crate::host::Stop;
 
 /// The job of the collectives between hosts: that of the rank, with this at its end.
@@ -93,7 +93,11 @@ impl Path {
 
 pub(super) fn run(rank: &RankArgs, what: &SweepArgs, how: &HowArgs, output: Output, stop: &Stop) -> Outcome {
     super::Call::unreduced(Collective::Barrier, None).check(rank, &how.network)?;
-    let callers = Callers::open(&rank.device, how.network.runner)?;
+    threads::each_rank(rank, stop, |rank| run_rank(rank, what, how, output, stop))
+}
+
+fn run_rank(rank: &RankArgs, what: &SweepArgs, how: &HowArgs, output: Output, stop: &Stop) -> Outcome {
+    let callers = Callers::open(&rank.device, &how.network)?;
     let mut own = Vec::new();
     for &path in Path::value_variants() {
         if what.only.is_some_and(|only| only != path) {

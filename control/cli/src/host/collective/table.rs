@@ -3,6 +3,7 @@
 use castnet_comm::CommPath;
 use castnet_comm::machine::Collective;
 use castnet_console::output::{Page, Report};
+use castnet_local::PathCounters;
 use serde::Serialize;
 
 use super::MeasureArgs;
@@ -22,6 +23,8 @@ pub(super) struct Row {
     pub(super) ranks: u16,
     /// `in-network` or `between-hosts`.
     pub(super) path: &'static str,
+    /// `direct` or `hierarchical`.
+    pub(super) ranks_path: &'static str,
     pub(super) iterations: u32,
     /// Mean over calls and ranks.
     pub(super) time_avg_us: f64,
@@ -48,7 +51,7 @@ pub(super) fn path_name(path: &CommPath) -> &'static str {
 }
 
 /// Name and width.
-const COLUMNS: [(&str, usize); 11] = [
+const COLUMNS: [(&str, usize); 12] = [
     ("size", 12),
     ("count", 12),
     ("type", 6),
@@ -60,6 +63,7 @@ const COLUMNS: [(&str, usize); 11] = [
     ("algbw GB/s", 11),
     ("busbw GB/s", 11),
     ("#wrong", 7),
+    ("path", 14),
 ];
 
 fn line(cells: &[String; COLUMNS.len()]) -> String {
@@ -97,6 +101,7 @@ impl Row {
             rate(self.algbw_gb_s),
             rate(self.busbw_gb_s),
             or_dash(self.wrong),
+            self.ranks_path.to_owned(),
         ])
     }
 }
@@ -147,17 +152,24 @@ impl Table {
         text
     }
 
-    /// Empty for barriers.
-    pub(super) fn end(&self) -> String {
+    /// Empty for barriers, unless ranks have shared memory.
+    pub(super) fn end(&self, calls: PathCounters) -> String {
+        let paths = match calls.hierarchical_calls {
+            0 => String::new(),
+            shared => format!(
+                "# calls of this rank, those of the measurement itself included: {} direct, {shared} hierarchical\n",
+                calls.direct_calls
+            ),
+        };
         if self.has_no_data {
-            return String::new();
+            return paths;
         }
         let mean = self.busbw_sum / f64::from(self.rows.max(1));
         let wrong = match self.is_checked {
             true => format!("wrong elements: {}", self.wrong),
             false => "not checked".to_owned(),
         };
-        format!("# mean bus bandwidth {mean:.4} GB/s; {wrong}\n")
+        format!("# mean bus bandwidth {mean:.4} GB/s; {wrong}\n{paths}")
     }
 }
 
@@ -176,6 +188,7 @@ mod tests {
             in_place: false,
             ranks: 4,
             path: "in-network",
+            ranks_path: "direct",
             iterations: 20,
             time_avg_us: 51.234,
             time_median_us: 51.0,
@@ -224,7 +237,7 @@ mod tests {
         let next = table.take(&row(Some(2)), &path);
         assert_eq!((next.lines().count(), table.wrong), (1, 2));
         assert_eq!(
-            table.end(),
+            table.end(PathCounters::default()),
             "# mean bus bandwidth 0.1200 GB/s; wrong elements: 2\n"
         );
     }
@@ -238,7 +251,7 @@ mod tests {
                 reason: String::new(),
             },
         );
-        assert!(text.trim_end().ends_with('-'), "{text}");
-        assert!(table.end().ends_with("; not checked\n"));
+        assert!(text.trim_end().ends_with("-        direct"), "{text}");
+        assert!(table.end(PathCounters::default()).ends_with("; not checked\n"));
     }
 }
