@@ -64,10 +64,62 @@ impl FromStr for PathChoice {
     }
 }
 
-/// The faster path of a call of `bytes`, those of all ranks' blocks together for ReduceScatter and AllGather.
-pub fn choose(_collective: Collective, _bytes: u64, layout: &Layout) -> RankPath {
-    match layout.most_ranks() {
-        0 | 1 => RankPath::Direct,
+/// With fewer ranks per host, the direct path is faster for large ReduceScatters and for AllGathers.
+const RANKS_PER_HOST: usize = 3;
+/// Bytes up to which a ReduceScatter of fewer ranks per host is faster over shared memory.
+const SCATTER_MAX: u64 = 128 << 10;
+
+/// The faster path of a call of `bytes`, those of all ranks' blocks together for ReduceScatter and AllGather. `docs/collectives.md`
+/// has the measurement.
+///
+/// The ranks of a host send the same bytes once where they are reduced or broadcast. The blocks of ReduceScatter and AllGather
+/// differ from rank to rank: sharing them saves frames to the ranks of the own host only.
+pub fn choose(collective: Collective, bytes: u64, layout: &Layout) -> RankPath {
+    let few = layout.ranks() < RANKS_PER_HOST * layout.hosts();
+    match collective {
+        _ if layout.most_ranks() <= 1 => RankPath::Direct,
+        Collective::AllGather if few => RankPath::Direct,
+        Collective::ReduceScatter if few && bytes > SCATTER_MAX => RankPath::Direct,
         _ => RankPath::Hierarchical,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_follows_from_the_call_its_bytes_and_the_layout() {
+        let (one, two, four) = (
+            Layout::new([0, 1, 2, 3]),
+            Layout::new([0, 1, 0, 1]),
+            Layout::new([0, 1, 0, 1, 0, 1, 0, 1]),
+        );
+        let hierarchical =
+            |collective, bytes, layout| choose(collective, bytes, layout) == RankPath::Hierarchical;
+        for bytes in [0, 4 << 10, 1 << 20] {
+            for collective in [
+                Collective::AllReduce,
+                Collective::Reduce { root: 0 },
+                Collective::Broadcast { root: 0 },
+                Collective::Barrier,
+            ] {
+                assert!(!hierarchical(collective, bytes, &one));
+                assert!(hierarchical(collective, bytes, &two));
+            }
+            assert!(!hierarchical(Collective::AllGather, bytes, &two));
+            assert!(hierarchical(Collective::AllGather, bytes, &four));
+            assert!(hierarchical(Collective::ReduceScatter, bytes, &four));
+        }
+        assert!(hierarchical(Collective::ReduceScatter, SCATTER_MAX, &two));
+        assert!(!hierarchical(Collective::ReduceScatter, SCATTER_MAX + 1, &two));
+    }
+
+    #[test]
+    fn choices_are_read_as_they_are_written() {
+        for choice in [PathChoice::Direct, PathChoice::Hierarchical, PathChoice::Auto] {
+            assert_eq!(choice.to_string().parse(), Ok(choice));
+        }
+        assert!("both".parse::<PathChoice>().is_err());
     }
 }
