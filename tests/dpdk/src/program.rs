@@ -17,7 +17,7 @@ pub fn binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("CASTNET_DPDK_BINARY") {
         return Ok(path.into());
     }
-    process::build(&["--quiet", "--features", "castnet/dpdk"])
+    process::build(&["--features", "castnet/dpdk"])
 }
 
 /// A process whose output goes into a file, and that is killed when the test forgets it.

@@ -20,7 +20,7 @@ pub fn castnet() -> &'static Path {
         if let Some(path) = std::env::var_os("CASTNET_BINARY") {
             return path.into();
         }
-        up_to_date().unwrap_or_else(|| build().expect("the binary under test"))
+        up_to_date().unwrap_or_else(|| build(&[]).expect("the binary under test"))
     })
 }
 
@@ -60,8 +60,8 @@ fn changed(path: &Path) -> Option<SystemTime> {
     Some(youngest)
 }
 
-/// Builds `castnet` of this workspace, and returns its path.
-fn build() -> Result<PathBuf> {
+/// Builds `castnet` of this workspace with further `arguments` of `cargo build`, and returns its path.
+pub fn build(arguments: &[&str]) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let out = Command::new(cargo)
         .args([
@@ -72,6 +72,7 @@ fn build() -> Result<PathBuf> {
             "--message-format",
             "json",
         ])
+        .args(arguments)
         .stderr(Stdio::inherit())
         .output()
         .context("running cargo")?;
