@@ -4,7 +4,7 @@
 //!
 //! - No reference to bytes of a region is ever made, because `&[u8]` and `&mut [u8]` promise that nobody else writes
 //!   them. Single fields are accessed as atomics, one access per use. Other bytes are copied between a region
-//!   and private memory by [`copy_in`] and [`copy_out`].
+//!   and private memory by `copy_in` and `copy_out`.
 //! - Each access is checked against the size of the mapping, which the peer cannot change: the file is sealed against
 //!   shrinking, and is of ordinary memory. An access behind the end of a file ends the process (SIGBUS), and so can an
 //!   access to hugepages that the peer has removed.
