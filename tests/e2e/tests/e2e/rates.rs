@@ -32,7 +32,7 @@ fn a_limited_group_gets_at_most_its_rate_beside_another_one() {
             size,
             seed: 5,
         };
-        let slow = transfer("slow", "h1", &["h2", "h3"], 4 << 20);
+        let slow = transfer("slow", "h1", &["h2", "h3"], 16 << 20);
         let free = transfer("free", "h4", &["h2", "h3"], 32 << 20);
         let controller = lab.socket("controller");
         let rate = format!("{MBPS}M");
@@ -62,16 +62,16 @@ fn a_limited_group_gets_at_most_its_rate_beside_another_one() {
         let other = lab.start_transfer(&free)?;
         // Rules and their counters go with the members.
         let (mut seen, mut free_drops) = (Vec::new(), 0);
-        running.source.wait_until("half of the data came in", |_| {
+        running.source.wait_until("an eighth of the data came in", |_| {
             let now = counters(lab);
-            let half = now
+            let eighth = now
                 .as_ref()
                 .is_ok_and(|(_, groups)| of(groups, "slow", "data_bytes_in") > 2 << 20);
             if let Ok((at, groups)) = now {
                 seen.push((at, of(&groups, "slow", "data_bytes_in")));
                 free_drops = free_drops.max(of(&groups, "free", "rate_drops"));
             }
-            half
+            eighth
         })?;
         running.finish()?;
         other.finish()?;
