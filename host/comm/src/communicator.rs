@@ -200,6 +200,30 @@ impl Communicator {
         self.group.borrow().name(rank)
     }
 
+    /// Makes any collective, and waits for its end. The methods for single collectives are this one. The operation is ignored where
+    /// nothing is reduced, and the memory by a barrier.
+    ///
+    /// # Errors
+    /// Any [`CommError`]. All ranks fail, possibly with different errors.
+    pub fn call<T: Element>(
+        &mut self,
+        collective: Collective,
+        operation: Operation,
+        buffers: Buffers<'_, T>,
+    ) -> Result<(), CommError> {
+        self.group.borrow_mut().blocking(collective, operation, buffers)
+    }
+
+    /// Non-blocking [`Communicator::call`].
+    pub fn icall<T: Element>(
+        &mut self,
+        collective: Collective,
+        operation: Operation,
+        buffers: OwnedBuffers<T>,
+    ) -> Result<Request<T>, CommError> {
+        self.group.borrow_mut().begin(collective, operation, buffers)
+    }
+
     /// Reduces the elements of all ranks, index by index, to all ranks. All ranks pass the same number of elements.
     ///
     /// # Errors
@@ -209,9 +233,7 @@ impl Communicator {
         buffers: impl Into<Buffers<'a, T>>,
         operation: Operation,
     ) -> Result<(), CommError> {
-        self.group
-            .borrow_mut()
-            .blocking(Collective::AllReduce, operation, buffers.into())
+        self.call(Collective::AllReduce, operation, buffers.into())
     }
 
     /// Reduces the elements of all ranks and returns the result at `root`. The other ranks may pass an input only; they return when all
@@ -222,15 +244,13 @@ impl Communicator {
         operation: Operation,
         root: u16,
     ) -> Result<(), CommError> {
-        self.group
-            .borrow_mut()
-            .blocking(Collective::Reduce { root }, operation, buffers.into())
+        self.call(Collective::Reduce { root }, operation, buffers.into())
     }
 
     /// Copies the buffer of `root` to all ranks. The root returns when all ranks have called and its data is sent. If it is lost for good,
     /// the next call fails.
     pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: u16) -> Result<(), CommError> {
-        self.group.borrow_mut().blocking(
+        self.call(
             Collective::Broadcast { root },
             Operation::Sum,
             Buffers::InPlace(buffer),
@@ -239,9 +259,7 @@ impl Communicator {
 
     /// Returns when all ranks have called it.
     pub fn barrier(&mut self) -> Result<(), CommError> {
-        self.group
-            .borrow_mut()
-            .blocking::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
+        self.call::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
     }
 
     /// Reduces the elements of all ranks and returns block i of the result at rank i. The input has one block for
@@ -251,17 +269,13 @@ impl Communicator {
         buffers: impl Into<Buffers<'a, T>>,
         operation: Operation,
     ) -> Result<(), CommError> {
-        self.group
-            .borrow_mut()
-            .blocking(Collective::ReduceScatter, operation, buffers.into())
+        self.call(Collective::ReduceScatter, operation, buffers.into())
     }
 
     /// Collects the blocks of all ranks at every rank. The output has one block for each rank. In place, this rank's
     /// contribution is the block at its own index.
     pub fn allgather<'a, T: Element>(&mut self, buffers: impl Into<Buffers<'a, T>>) -> Result<(), CommError> {
-        self.group
-            .borrow_mut()
-            .blocking(Collective::AllGather, Operation::Sum, buffers.into())
+        self.call(Collective::AllGather, Operation::Sum, buffers.into())
     }
 
     /// Non-blocking [`Communicator::allreduce`].
@@ -270,9 +284,7 @@ impl Communicator {
         buffers: impl Into<OwnedBuffers<T>>,
         operation: Operation,
     ) -> Result<Request<T>, CommError> {
-        self.group
-            .borrow_mut()
-            .begin(Collective::AllReduce, operation, buffers.into())
+        self.icall(Collective::AllReduce, operation, buffers.into())
     }
 
     /// Non-blocking [`Communicator::reduce`]. At all ranks but `root` the memory is returned unchanged.
@@ -282,14 +294,12 @@ impl Communicator {
         operation: Operation,
         root: u16,
     ) -> Result<Request<T>, CommError> {
-        self.group
-            .borrow_mut()
-            .begin(Collective::Reduce { root }, operation, buffers.into())
+        self.icall(Collective::Reduce { root }, operation, buffers.into())
     }
 
     /// Non-blocking [`Communicator::broadcast`].
     pub fn ibroadcast<T: Element>(&mut self, buffer: Vec<T>, root: u16) -> Result<Request<T>, CommError> {
-        self.group.borrow_mut().begin(
+        self.icall(
             Collective::Broadcast { root },
             Operation::Sum,
             OwnedBuffers::InPlace(buffer),
@@ -298,7 +308,7 @@ impl Communicator {
 
     /// Non-blocking [`Communicator::barrier`].
     pub fn ibarrier(&mut self) -> Result<Request<u8>, CommError> {
-        self.group.borrow_mut().begin(
+        self.icall(
             Collective::Barrier,
             Operation::Sum,
             OwnedBuffers::InPlace(Vec::new()),
@@ -311,9 +321,7 @@ impl Communicator {
         buffers: impl Into<OwnedBuffers<T>>,
         operation: Operation,
     ) -> Result<Request<T>, CommError> {
-        self.group
-            .borrow_mut()
-            .begin(Collective::ReduceScatter, operation, buffers.into())
+        self.icall(Collective::ReduceScatter, operation, buffers.into())
     }
 
     /// Non-blocking [`Communicator::allgather`].
@@ -321,9 +329,7 @@ impl Communicator {
         &mut self,
         buffers: impl Into<OwnedBuffers<T>>,
     ) -> Result<Request<T>, CommError> {
-        self.group
-            .borrow_mut()
-            .begin(Collective::AllGather, Operation::Sum, buffers.into())
+        self.icall(Collective::AllGather, Operation::Sum, buffers.into())
     }
 
     /// Waits until a non-blocking collective of this communicator ends. Returns its output; in place, the whole buffer. The

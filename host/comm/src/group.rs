@@ -206,6 +206,9 @@ impl Group {
             flags.0 |= CallFlags::SATURATE.0;
         }
         let bases = Bases { input, output };
+        if collective == Collective::Barrier {
+            return Ok((Task::BARRIER, bases));
+        }
         let task = Task {
             collective,
             operation: if reduces { operation } else { Operation::Sum },

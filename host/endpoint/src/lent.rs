@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-/// Bytes that their owner has lent for local sends and receives. It cannot be cloned, and shows its bytes only for as long
-/// as it is borrowed: whoever has returned it cannot access them any more.
+/// Bytes that their owner has lent for local sends and receives. It cannot be cloned, and its bytes can be reached
+/// only through it. So code that has given it back cannot use the bytes any more.
 pub struct Lent(Slice);
 
 enum Slice {

@@ -214,7 +214,8 @@ impl<N: Network> Hierarchical<N> {
         }
     }
 
-    fn call<T: Element>(
+    /// As [`castnet_comm::Communicator::call`].
+    pub fn call<T: Element>(
         &mut self,
         collective: Collective,
         operation: Operation,

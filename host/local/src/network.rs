@@ -47,41 +47,6 @@ pub trait Network: Sized {
     fn close(self) -> Result<(), CommError>;
 }
 
-/// The slice of a Broadcast.
-fn whole<'a, T>(buffers: Buffers<'a, T>) -> &'a mut [T] {
-    match buffers {
-        Buffers::InPlace(all) | Buffers::Apart(_, all) => all,
-        Buffers::From(_) => &mut [],
-    }
-}
-
-macro_rules! call {
-    ($comm:expr, $collective:expr, $operation:expr, $buffers:expr) => {
-        match $collective {
-            Collective::AllReduce => $comm.allreduce($buffers, $operation),
-            Collective::Reduce { root } => $comm.reduce($buffers, $operation, root),
-            Collective::Broadcast { root } => $comm.broadcast(whole($buffers), root),
-            Collective::Barrier => $comm.barrier(),
-            Collective::ReduceScatter => $comm.reduce_scatter($buffers, $operation),
-            Collective::AllGather => $comm.allgather($buffers),
-        }
-    };
-}
-
-macro_rules! begin {
-    ($comm:expr, $collective:expr, $operation:expr, $data:expr) => {
-        match $collective {
-            Collective::AllReduce => $comm.iallreduce($data, $operation),
-            Collective::Reduce { root } => $comm.ireduce($data, $operation, root),
-            Collective::Broadcast { root } => $comm.ibroadcast($data, root),
-            // As an AllReduce of no elements, it has the type of the memory.
-            Collective::Barrier => $comm.iallreduce(Vec::new(), $operation),
-            Collective::ReduceScatter => $comm.ireduce_scatter($data, $operation),
-            Collective::AllGather => $comm.iallgather($data),
-        }
-    };
-}
-
 impl Network for Communicator {
     type Pending<T: Element> = Request<T>;
 
@@ -103,7 +68,7 @@ impl Network for Communicator {
         operation: Operation,
         buffers: Buffers<'_, T>,
     ) -> Result<(), CommError> {
-        call!(self, collective, operation, buffers)
+        Communicator::call(self, collective, operation, buffers)
     }
 
     fn begin<T: Element>(
@@ -112,7 +77,7 @@ impl Network for Communicator {
         operation: Operation,
         data: Vec<T>,
     ) -> Result<Request<T>, CommError> {
-        begin!(self, collective, operation, data)
+        self.icall(collective, operation, data.into())
     }
 
     fn is_done<T: Element>(&mut self, pending: &Request<T>) -> Result<bool, CommError> {
@@ -153,7 +118,7 @@ impl Network for Comm {
         operation: Operation,
         buffers: Buffers<'_, T>,
     ) -> Result<(), CommError> {
-        call!(self, collective, operation, buffers)
+        Comm::call(self, collective, operation, buffers)
     }
 
     fn begin<T: Element>(
@@ -162,7 +127,7 @@ impl Network for Comm {
         operation: Operation,
         data: Vec<T>,
     ) -> Result<Pending<T>, CommError> {
-        Ok(begin!(self, collective, operation, data))
+        Ok(self.icall(collective, operation, data.into()))
     }
 
     fn is_done<T: Element>(&mut self, pending: &Pending<T>) -> Result<bool, CommError> {

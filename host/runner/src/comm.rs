@@ -98,7 +98,8 @@ impl Comm {
         self.0.queue.push(Command::Call(self.0.id, call, completer));
     }
 
-    fn blocking<T: Element>(
+    /// As [`castnet_comm::Communicator::call`].
+    pub fn call<T: Element>(
         &self,
         collective: Collective,
         operation: Operation,
@@ -109,7 +110,8 @@ impl Comm {
         })
     }
 
-    fn begin<T: Element>(
+    /// Non-blocking [`Comm::call`].
+    pub fn icall<T: Element>(
         &self,
         collective: Collective,
         operation: Operation,
@@ -125,7 +127,7 @@ impl Comm {
         buffers: impl Into<Buffers<'a, T>>,
         operation: Operation,
     ) -> Result<(), CommError> {
-        self.blocking(Collective::AllReduce, operation, buffers.into())
+        self.call(Collective::AllReduce, operation, buffers.into())
     }
 
     /// As [`castnet_comm::Communicator::reduce`].
@@ -135,18 +137,18 @@ impl Comm {
         operation: Operation,
         root: u16,
     ) -> Result<(), CommError> {
-        self.blocking(Collective::Reduce { root }, operation, buffers.into())
+        self.call(Collective::Reduce { root }, operation, buffers.into())
     }
 
     /// As [`castnet_comm::Communicator::broadcast`].
     pub fn broadcast<T: Element>(&self, buffer: &mut [T], root: u16) -> Result<(), CommError> {
         let collective = Collective::Broadcast { root };
-        self.blocking(collective, Operation::Sum, Buffers::InPlace(buffer))
+        self.call(collective, Operation::Sum, Buffers::InPlace(buffer))
     }
 
     /// As [`castnet_comm::Communicator::barrier`].
     pub fn barrier(&self) -> Result<(), CommError> {
-        self.blocking::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
+        self.call::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
     }
 
     /// As [`castnet_comm::Communicator::reduce_scatter`].
@@ -155,12 +157,12 @@ impl Comm {
         buffers: impl Into<Buffers<'a, T>>,
         operation: Operation,
     ) -> Result<(), CommError> {
-        self.blocking(Collective::ReduceScatter, operation, buffers.into())
+        self.call(Collective::ReduceScatter, operation, buffers.into())
     }
 
     /// As [`castnet_comm::Communicator::allgather`].
     pub fn allgather<'a, T: Element>(&self, buffers: impl Into<Buffers<'a, T>>) -> Result<(), CommError> {
-        self.blocking(Collective::AllGather, Operation::Sum, buffers.into())
+        self.call(Collective::AllGather, Operation::Sum, buffers.into())
     }
 
     /// Non-blocking [`Comm::allreduce`].
@@ -169,7 +171,7 @@ impl Comm {
         buffers: impl Into<OwnedBuffers<T>>,
         operation: Operation,
     ) -> Pending<T> {
-        self.begin(Collective::AllReduce, operation, buffers.into())
+        self.icall(Collective::AllReduce, operation, buffers.into())
     }
 
     /// Non-blocking [`Comm::reduce`]. At all ranks but `root` the memory is returned unchanged.
@@ -179,12 +181,12 @@ impl Comm {
         operation: Operation,
         root: u16,
     ) -> Pending<T> {
-        self.begin(Collective::Reduce { root }, operation, buffers.into())
+        self.icall(Collective::Reduce { root }, operation, buffers.into())
     }
 
     /// Non-blocking [`Comm::broadcast`].
     pub fn ibroadcast<T: Element>(&self, buffer: Vec<T>, root: u16) -> Pending<T> {
-        self.begin(
+        self.icall(
             Collective::Broadcast { root },
             Operation::Sum,
             OwnedBuffers::InPlace(buffer),
@@ -193,7 +195,7 @@ impl Comm {
 
     /// Non-blocking [`Comm::barrier`].
     pub fn ibarrier(&self) -> Pending<u8> {
-        self.begin(
+        self.icall(
             Collective::Barrier,
             Operation::Sum,
             OwnedBuffers::InPlace(Vec::new()),
@@ -206,12 +208,12 @@ impl Comm {
         buffers: impl Into<OwnedBuffers<T>>,
         operation: Operation,
     ) -> Pending<T> {
-        self.begin(Collective::ReduceScatter, operation, buffers.into())
+        self.icall(Collective::ReduceScatter, operation, buffers.into())
     }
 
     /// Non-blocking [`Comm::allgather`].
     pub fn iallgather<T: Element>(&self, buffers: impl Into<OwnedBuffers<T>>) -> Pending<T> {
-        self.begin(Collective::AllGather, Operation::Sum, buffers.into())
+        self.icall(Collective::AllGather, Operation::Sum, buffers.into())
     }
 }
 

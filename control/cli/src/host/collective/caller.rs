@@ -1,5 +1,6 @@
 //! Who calls collectives: this thread, or a runner for it.
 
+use castnet_comm::machine::Collective;
 use castnet_comm::{Buffers, CommConfig, CommError, CommPath, Communicator, Element, Operation, SharedRnic};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark};
@@ -107,43 +108,24 @@ impl Caller {
         either!(self, comm => comm.close())
     }
 
-    pub(super) fn allreduce<'a, T: Element>(
+    pub(super) fn call<T: Element>(
         &mut self,
-        buffers: impl Into<Buffers<'a, T>>,
+        collective: Collective,
         operation: Operation,
+        buffers: Buffers<'_, T>,
     ) -> Result<(), CommError> {
-        either!(self, comm => comm.allreduce(buffers, operation))
+        either!(self, comm => comm.call(collective, operation, buffers))
     }
 
-    pub(super) fn reduce<'a, T: Element>(
+    pub(super) fn allreduce<T: Element>(
         &mut self,
-        buffers: impl Into<Buffers<'a, T>>,
+        data: &mut [T],
         operation: Operation,
-        root: u16,
     ) -> Result<(), CommError> {
-        either!(self, comm => comm.reduce(buffers, operation, root))
-    }
-
-    pub(super) fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: u16) -> Result<(), CommError> {
-        either!(self, comm => comm.broadcast(buffer, root))
+        self.call(Collective::AllReduce, operation, data.into())
     }
 
     pub(super) fn barrier(&mut self) -> Result<(), CommError> {
-        either!(self, comm => comm.barrier())
-    }
-
-    pub(super) fn reduce_scatter<'a, T: Element>(
-        &mut self,
-        buffers: impl Into<Buffers<'a, T>>,
-        operation: Operation,
-    ) -> Result<(), CommError> {
-        either!(self, comm => comm.reduce_scatter(buffers, operation))
-    }
-
-    pub(super) fn allgather<'a, T: Element>(
-        &mut self,
-        buffers: impl Into<Buffers<'a, T>>,
-    ) -> Result<(), CommError> {
-        either!(self, comm => comm.allgather(buffers))
+        self.call::<u8>(Collective::Barrier, Operation::Sum, Buffers::InPlace(&mut []))
     }
 }

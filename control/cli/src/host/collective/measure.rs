@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use castnet_comm::machine::Collective;
-use castnet_comm::{CommError, DataType, Operation, bf16, f16};
+use castnet_comm::{Buffers, CommError, DataType, Operation, bf16, f16};
 use castnet_console::exit::Failure;
 use castnet_console::units;
 
@@ -224,20 +224,14 @@ impl<T: Number> Memory<T> {
     }
 
     fn call(&mut self, measure: &Measure, caller: &mut Caller) -> Result<(), CommError> {
-        let op = measure.operation;
         let (from, to) = (&mut self.from, &mut self.to);
-        match (measure.collective, measure.in_place) {
-            (Collective::AllReduce, true) => caller.allreduce(from, op),
-            (Collective::AllReduce, false) => caller.allreduce((&*from, to), op),
-            (Collective::Reduce { root }, true) => caller.reduce(from, op, root),
-            (Collective::Reduce { root }, false) => caller.reduce((&*from, to), op, root),
-            (Collective::Broadcast { root }, _) => caller.broadcast(from, root),
-            (Collective::Barrier, _) => caller.barrier(),
-            (Collective::ReduceScatter, true) => caller.reduce_scatter(from, op),
-            (Collective::ReduceScatter, false) => caller.reduce_scatter((&*from, to), op),
-            (Collective::AllGather, true) => caller.allgather(from),
-            (Collective::AllGather, false) => caller.allgather((&*from, to)),
-        }
+        let buffers = match measure.collective {
+            Collective::Barrier => return caller.barrier(),
+            Collective::Broadcast { .. } => Buffers::InPlace(from),
+            _ if measure.in_place => Buffers::InPlace(from),
+            _ => Buffers::Apart(from, to),
+        };
+        caller.call(measure.collective, measure.operation, buffers)
     }
 
     /// Sets this rank's contribution, and another value everywhere else.
