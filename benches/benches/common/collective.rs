@@ -58,6 +58,7 @@ pub fn control(group: McstId, rank: usize, packets: u32, payload: usize) -> Vec<
         call: Call {
             primitive: Primitive::AllReduce,
             root: 0,
+            roots: 1,
             operation: Operation::Sum,
             data_type: DataType::F32,
             flags: CallFlags::default(),

@@ -91,6 +91,7 @@ mod tests {
         let call = |elements, packets| Call {
             primitive: Primitive::AllReduce,
             root: 0,
+            roots: 1,
             operation: Operation::Sum,
             data_type: DataType::F32,
             flags: CallFlags::NONE,

@@ -185,15 +185,18 @@ pub struct Call {
     pub primitive: Primitive,
     /// The receiving rank of a Reduce, the sending one of a Broadcast; 0 for AllReduce.
     pub root: u16,
+    /// Number of roots, 1 to [`Call::ROOTS_MAX`]: ranks from `root` on, each with a block of data of its own. Several
+    /// Broadcasts make an AllGather, several Reduces a ReduceScatter.
+    pub roots: u16,
     /// The operation that reduces elements.
     pub operation: Operation,
     /// The type of an element.
     pub data_type: DataType,
     /// Options of the arithmetic.
     pub flags: CallFlags,
-    /// Elements of the whole collective.
+    /// Elements of a block.
     pub elements: u64,
-    /// Data packets of each sender; 0 for a barrier.
+    /// Data packets of a block; 0 for a barrier.
     pub packets: u32,
 }
 
@@ -202,8 +205,15 @@ const CALL_LEN: usize = 20;
 impl Call {
     /// Most data packets of one collective. PSNs can be compared only over less than half of their circle of 2^24.
     pub const PACKETS_MAX: u32 = (1 << 23) - 2;
+    /// Most roots of one call.
+    pub const ROOTS_MAX: u16 = 8;
 
-    /// Bytes of the whole collective's elements.
+    /// Packets of all blocks.
+    pub const fn all_packets(&self) -> u64 {
+        self.packets as u64 * self.roots as u64
+    }
+
+    /// Bytes of the elements of a block.
     pub const fn bytes(&self) -> u64 {
         self.elements.saturating_mul(self.data_type.size() as u64)
     }
@@ -234,7 +244,17 @@ impl Call {
             Primitive::Broadcast if self.operation != Operation::Sum => {
                 return broken("a broadcast reduces nothing: its operation is sum");
             }
+            Primitive::AllReduce if self.roots != 1 => return broken("an allreduce has one block"),
             _ => {}
+        }
+        if self.roots == 0 || self.roots > Self::ROOTS_MAX {
+            return broken("a call has 1 to 8 roots");
+        }
+        if self.roots > 1 && self.packets == 0 {
+            return broken("a call with several roots has data");
+        }
+        if self.root.checked_add(self.roots - 1).is_none() {
+            return broken("the last root is no rank");
         }
         let Some(bytes) = self.elements.checked_mul(self.data_type.size() as u64) else {
             return broken("more elements than 64 bits can count the bytes of");
@@ -244,27 +264,25 @@ impl Call {
         if packets < bytes.div_ceil(4096) || packets > bytes.div_ceil(256) {
             return broken("elements and packets do not fit each other, whatever the path MTU");
         }
-        if self.packets > Self::PACKETS_MAX {
+        if self.all_packets() > Self::PACKETS_MAX.into() {
             return broken("more packets than sequence numbers can tell apart");
         }
         Ok(())
     }
 
     fn from_bytes(b: &[u8; CALL_LEN]) -> Result<Self, ParseError> {
-        let [p, o, t, f, r0, r1, z0, z1, p0, p1, p2, p3, elements @ ..] = *b;
+        let [p, o, t, f, r0, r1, m0, m1, p0, p1, p2, p3, elements @ ..] = *b;
         let call = Self {
             primitive: Primitive::from_byte(p).ok_or(unknown("primitive", p.into()))?,
             root: u16::from_be_bytes([r0, r1]),
+            // On the wire: roots beyond the first.
+            roots: u16::from_be_bytes([m0, m1]).saturating_add(1),
             operation: Operation::from_byte(o).ok_or(unknown("operation", o.into()))?,
             data_type: DataType::from_byte(t).ok_or(unknown("data type", t.into()))?,
             flags: CallFlags(f),
             elements: u64::from_be_bytes(elements),
             packets: u32::from_be_bytes([p0, p1, p2, p3]),
         };
-        if (z0, z1) != (0, 0) {
-            let value = u16::from_be_bytes([z0, z1]).into();
-            return Err(unknown("reserved bytes of a call", value));
-        }
         call.check()?;
         Ok(call)
     }
@@ -276,6 +294,7 @@ impl Call {
         b[2] = self.data_type as u8;
         b[3] = self.flags.0;
         b[4..6].copy_from_slice(&self.root.to_be_bytes());
+        b[6..8].copy_from_slice(&self.roots.saturating_sub(1).to_be_bytes());
         b[8..12].copy_from_slice(&self.packets.to_be_bytes());
         b[12..].copy_from_slice(&self.elements.to_be_bytes());
         b
@@ -285,11 +304,18 @@ impl Call {
 impl fmt::Display for Call {
     /// Writes, for example, `allreduce of 1024 f32 by sum in 4 packets`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (s, last) = match self.roots {
+            0 | 1 => ("", None),
+            n => ("s", Some(u32::from(self.root) + u32::from(n) - 1)),
+        };
         match self.primitive {
             Primitive::AllReduce if self.packets == 0 => f.write_str("barrier")?,
             Primitive::AllReduce => f.write_str("allreduce")?,
-            Primitive::Reduce => write!(f, "reduce to rank {}", self.root)?,
-            Primitive::Broadcast => write!(f, "broadcast from rank {}", self.root)?,
+            Primitive::Reduce => write!(f, "reduce to rank{s} {}", self.root)?,
+            Primitive::Broadcast => write!(f, "broadcast from rank{s} {}", self.root)?,
+        }
+        if let Some(last) = last {
+            write!(f, " to {last}, each")?;
         }
         if self.packets != 0 || self.primitive != Primitive::AllReduce {
             write!(f, " of {} {}", self.elements, self.data_type)?;

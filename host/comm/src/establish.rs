@@ -649,6 +649,7 @@ mod tests {
         let barrier = Call {
             primitive: Primitive::AllReduce,
             root: 0,
+            roots: 1,
             operation: Operation::Sum,
             data_type: DataType::F32,
             flags: CallFlags::NONE,

@@ -129,6 +129,7 @@ impl FlowPlan {
         let call = Call {
             primitive: Primitive::AllReduce,
             root: 0,
+            roots: 1,
             operation: Operation::Sum,
             data_type: DataType::F32,
             flags: CallFlags::NONE,

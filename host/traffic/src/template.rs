@@ -317,7 +317,7 @@ mod tests {
             check(&template, &twin.expect("fits"), 0, false, [0; 2])?;
 
             let call = Call {
-                primitive: Primitive::AllReduce, root: 0, operation: Operation::Sum, data_type: DataType::F32,
+                primitive: Primitive::AllReduce, root: 0, roots: 1, operation: Operation::Sum, data_type: DataType::F32,
                 flags: CallFlags::NONE, elements: 1024, packets: 4,
             };
             let control = Control { sequence: 77, rank: 3, call, verdict: Verdict::Agreed };

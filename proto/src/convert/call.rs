@@ -11,6 +11,7 @@ pub fn call_to_proto(call: &Call) -> v1::CollectiveCall {
     v1::CollectiveCall {
         primitive: call.primitive as i32,
         root: call.root.into(),
+        further_roots: call.roots.saturating_sub(1).into(),
         operation: call.operation as i32,
         data_type: call.data_type as i32,
         saturate: call.flags.contains(CallFlags::SATURATE),
@@ -36,6 +37,7 @@ pub fn call_from_proto(field: &str, message: &v1::CollectiveCall) -> Result<Call
     let call = Call {
         primitive: r.read("primitive", primitive, Primitive::AllReduce),
         root: r.read("root", rank(message.root), 0),
+        roots: r.read("further_roots", further_roots(message.further_roots), 1),
         operation: r.read("operation", operation, Operation::Sum),
         data_type: r.read("data_type", data_type, DataType::F32),
         flags,
@@ -57,6 +59,13 @@ pub fn call_from_proto(field: &str, message: &v1::CollectiveCall) -> Result<Call
 fn named<T>(value: i32, from: impl Fn(u8) -> Option<T>, why: &'static str) -> Result<T, FaultKind> {
     let known = u8::try_from(value).ok().and_then(from);
     known.ok_or_else(|| out_of_range(value, why))
+}
+
+fn further_roots(value: u32) -> Result<u16, FaultKind> {
+    let roots = u16::try_from(value).ok().and_then(|n| n.checked_add(1));
+    roots
+        .filter(|n| *n <= Call::ROOTS_MAX)
+        .ok_or_else(|| out_of_range(value, "is not 0 to 7"))
 }
 
 fn rank(value: u32) -> Result<u16, FaultKind> {
@@ -114,6 +123,7 @@ mod tests {
         Call {
             primitive: Primitive::Reduce,
             root: 3,
+            roots: 5,
             operation: Operation::BitXor,
             data_type: DataType::U16,
             flags: CallFlags::SATURATE.with(CallFlags::REPRODUCIBLE),
@@ -155,6 +165,7 @@ mod tests {
         let other = Call {
             primitive: Primitive::AllReduce,
             root: 0,
+            roots: 1,
             operation: Operation::Sum,
             data_type: DataType::F32,
             flags: CallFlags::NONE,
@@ -187,10 +198,14 @@ mod tests {
                 let call = d.call.as_mut().unwrap();
                 (call.primitive, call.operation) = (0, 99);
             }),
-            (&["c.call.data_type", "c.other_call.root"], |d| {
-                d.call.as_mut().unwrap().data_type = -1;
-                d.other_call.as_mut().unwrap().root = 1 << 16;
-            }),
+            (
+                &["c.call.further_roots", "c.call.data_type", "c.other_call.root"],
+                |d| {
+                    d.call.as_mut().unwrap().data_type = -1;
+                    d.call.as_mut().unwrap().further_roots = 8;
+                    d.other_call.as_mut().unwrap().root = 1 << 16;
+                },
+            ),
             (&["c.call"], |d| d.call.as_mut().unwrap().elements = 0),
         ];
         for (fields, spoil) in cases {

@@ -158,6 +158,7 @@ fn made(opcode: Opcode) -> Vec<u8> {
 const CALL: Call = Call {
     primitive: Primitive::AllReduce,
     root: 0,
+    roots: 1,
     operation: Operation::Sum,
     data_type: DataType::F32,
     flags: CallFlags::NONE,

@@ -17,6 +17,7 @@ use castnet_collective::{
 use castnet_wire::{Call, Nanos, Primitive, Psn, Syndrome};
 use events::config;
 use std::mem::discriminant;
+use std::ops::Range;
 
 /// Bytes of a record: the first one describes the group, each other one an event or time.
 pub const RECORD: usize = 8;
@@ -46,7 +47,20 @@ struct Past {
 
 impl Past {
     fn data_end(&self) -> u64 {
-        self.start + 1 + u64::from(self.call.packets)
+        self.start + 1 + self.call.all_packets()
+    }
+
+    /// The data packets of a block.
+    fn block(&self, nth: u16) -> Range<u64> {
+        let packets = u64::from(self.call.packets);
+        let start = self.start + 1 + packets * u64::from(nth);
+        start..start + packets
+    }
+
+    /// The block of a data packet.
+    fn block_of(&self, g: u64) -> u16 {
+        let mut blocks = 0..self.call.roots;
+        blocks.find(|&nth| self.block(nth).contains(&g)).unwrap_or(0)
     }
 }
 
@@ -200,29 +214,29 @@ impl World {
         Some(&self.past[index]).filter(|p| g < p.data_end())
     }
 
-    fn root(&self, call: &Call) -> Option<EndpointId> {
+    fn root(&self, call: &Call, nth: u16) -> Option<EndpointId> {
         let root = self
             .config
             .endpoints
             .iter()
-            .position(|e| e.ranks.contains(call.root));
+            .position(|e| e.ranks.contains(call.root + nth));
         root.filter(|_| call.primitive != Primitive::AllReduce)
             .map(endpoint)
     }
 
-    /// Senders of the data of `call`, if not all ranks send.
-    fn senders(&self, call: &Call) -> EndpointSet {
+    /// Senders of the data of a block of `call`, if not all ranks send.
+    fn senders(&self, call: &Call, nth: u16) -> EndpointSet {
         let all = EndpointSet::first(self.config.endpoints.len());
-        match (call.primitive, self.root(call)) {
+        match (call.primitive, self.root(call, nth)) {
             (Primitive::Reduce, Some(root)) => all.without(root),
             (Primitive::Broadcast, Some(root)) => EndpointSet::only(root),
             _ => all,
         }
     }
 
-    fn receivers(&self, call: &Call) -> EndpointSet {
+    fn receivers(&self, call: &Call, nth: u16) -> EndpointSet {
         let all = EndpointSet::first(self.config.endpoints.len());
-        match (call.primitive, self.root(call)) {
+        match (call.primitive, self.root(call, nth)) {
             (Primitive::Reduce, Some(root)) => EndpointSet::only(root),
             (Primitive::Broadcast, Some(root)) => all.without(root),
             _ => all,
@@ -233,13 +247,15 @@ impl World {
     fn count(&self, e: EndpointId, sends: bool, g: u64) -> u64 {
         let mut count = 0;
         for past in self.past.iter().take_while(|p| p.start < g) {
-            let goes = match sends {
-                true => self.senders(&past.call),
-                false => self.receivers(&past.call),
-            };
             count += 1;
-            if goes.contains(e) {
-                count += past.data_end().min(g) - past.start - 1;
+            for nth in 0..past.call.roots {
+                let (goes, block) = match sends {
+                    true => (self.senders(&past.call, nth), past.block(nth)),
+                    false => (self.receivers(&past.call, nth), past.block(nth)),
+                };
+                if goes.contains(e) {
+                    count += block.end.min(g).saturating_sub(block.start);
+                }
             }
         }
         count
@@ -248,14 +264,15 @@ impl World {
     /// Position of the packet with index `index` that `e` sends.
     fn sent_at(&self, e: EndpointId, mut index: u64) -> Option<u64> {
         for past in &self.past {
-            let packets = match self.senders(&past.call).contains(e) {
-                true => 1 + u64::from(past.call.packets),
-                false => 1,
-            };
-            if index < packets {
-                return Some(past.start + index);
+            let sends = |nth: &u16| self.senders(&past.call, *nth).contains(e);
+            let blocks = (0..past.call.roots).filter(sends).map(|nth| past.block(nth));
+            for part in std::iter::once(past.start..past.start + 1).chain(blocks) {
+                let packets = part.end - part.start;
+                if index < packets {
+                    return Some(part.start + index);
+                }
+                index -= packets;
             }
-            index -= packets;
         }
         // The control message of the next collective, which no endpoint has opened.
         (index == 0).then(|| self.past.last().map_or(0, Past::data_end))
@@ -353,7 +370,9 @@ impl World {
             .expect("a collective that was opened");
         assert!(!to.is_empty());
         for e in to {
-            assert!(position == past.start || self.receivers(&past.call).contains(e));
+            assert!(
+                position == past.start || self.receivers(&past.call, past.block_of(position)).contains(e)
+            );
             let psn = self.machine.header(g).psn(e);
             let number = match self.config.endpoints[e.index()].kind {
                 EndpointKind::Rank { rq_psn, .. } => {
@@ -374,10 +393,15 @@ impl World {
 
     /// Checks a sent packet: it must hold all contributions, or the one result.
     fn check_whole(&self, held: &Held, to: EndpointSet) {
-        let call = self.collective_at(held.g).expect("a collective").call;
+        let past = self.collective_at(held.g).expect("a collective");
+        let call = past.call;
         let all = EndpointSet::first(self.config.endpoints.len());
         let up = |set: EndpointSet| self.config.parent.map_or(set, |parent| set.without(parent));
-        let from = match (call.primitive, self.root(&call), self.config.parent) {
+        let from = match (
+            call.primitive,
+            self.root(&call, past.block_of(held.g)),
+            self.config.parent,
+        ) {
             (Primitive::Reduce, Some(root), _) => (all.without(root), false),
             (Primitive::Broadcast, Some(root), _) => (EndpointSet::only(root), true),
             (_, _, Some(parent)) if !to.contains(parent) => (EndpointSet::only(parent), true),
@@ -410,9 +434,12 @@ impl World {
         }
         for past in self.past.iter().take_while(|p| p.start < below) {
             self.check_acknowledged(to, past, past.start);
-            let last = past.data_end().min(below) - 1;
-            if last > past.start && self.senders(&past.call).contains(to) {
-                self.check_acknowledged(to, past, last);
+            for nth in 0..past.call.roots {
+                let block = past.block(nth);
+                let end = block.end.min(below);
+                if end > block.start && self.senders(&past.call, nth).contains(to) {
+                    self.check_acknowledged(to, past, end - 1);
+                }
             }
         }
     }
@@ -423,7 +450,7 @@ impl World {
         let deciders = match up_down {
             true if parent != Some(sender) => EndpointSet::only(sender),
             true => EndpointSet::first(self.config.endpoints.len()).without(sender),
-            false => self.receivers(&past.call),
+            false => self.receivers(&past.call, past.block_of(g)),
         };
         for e in deciders {
             let number = match self.config.endpoints[e.index()].kind {

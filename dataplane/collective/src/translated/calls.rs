@@ -9,6 +9,7 @@ use castnet_wire::{Call, CallFlags, Control, DataType, Opcode, Operation, Primit
 const NO_CALL: Call = Call {
     primitive: Primitive::AllReduce,
     root: 0,
+    roots: 1,
     operation: Operation::Sum,
     data_type: DataType::U8,
     flags: CallFlags(0),
@@ -24,9 +25,12 @@ pub(super) struct Collective {
     pub(super) call: Call,
     /// Merged of all endpoints received so far; later the result.
     pub(super) control: Control,
-    /// The endpoint with the root rank behind it; without meaning for AllReduce.
-    root: EndpointId,
+    /// The endpoint with the root rank of each block behind it; without meaning for AllReduce.
+    roots: Roots,
 }
+
+/// Endpoints of the roots of a call, one for each block.
+pub(super) type Roots = [EndpointId; Call::ROOTS_MAX as usize];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
@@ -56,22 +60,40 @@ impl Collective {
             call: NO_CALL,
             verdict: Verdict::Agreed,
         },
-        root: match EndpointId::new(0) {
-            Some(id) => id,
+        roots: match EndpointId::new(0) {
+            Some(id) => [id; Call::ROOTS_MAX as usize],
             None => panic!("an index below the maximum"),
         },
     };
 
     pub(super) fn end(&self) -> u64 {
-        self.start + 1 + u64::from(self.call.packets)
+        self.start + 1 + self.call.all_packets()
+    }
+
+    /// The block of a data packet.
+    fn block(&self, g: u64) -> u64 {
+        match self.call.roots {
+            1 => 0,
+            _ => (g - self.start - 1) / u64::from(self.call.packets),
+        }
+    }
+
+    fn root(&self, g: u64) -> EndpointId {
+        // A call has at most `ROOTS_MAX` blocks.
+        self.roots[self.block(g) as usize % self.roots.len()]
+    }
+
+    /// The first packet of a block.
+    fn block_start(&self, block: u64) -> u64 {
+        self.start + 1 + block * u64::from(self.call.packets)
     }
 
     pub(super) fn flow(&self, g: u64) -> Flow {
         match self.call.primitive {
             _ if g == self.start => Flow::UpDown,
             Primitive::AllReduce => Flow::UpDown,
-            Primitive::Reduce => Flow::Gather(self.root),
-            Primitive::Broadcast => Flow::Scatter(self.root),
+            Primitive::Reduce => Flow::Gather(self.root(g)),
+            Primitive::Broadcast => Flow::Scatter(self.root(g)),
         }
     }
 
@@ -83,9 +105,13 @@ impl Collective {
         }
     }
 
-    /// The end of the part of `g`: the control message alone, or all data.
+    /// The end of the part of `g`: the control message alone, or all data of a block.
     pub(super) fn part_end(&self, g: u64) -> u64 {
-        if g == self.start { g + 1 } else { self.end() }
+        if g == self.start {
+            g + 1
+        } else {
+            self.block_start(self.block(g) + 1)
+        }
     }
 
     /// Messages that end in the packets from `from` to before `to`, both within one part.
@@ -95,7 +121,8 @@ impl Collective {
         }
         let packets = u64::from(self.call.packets);
         let per_message = u64::from(self.per_message(message_packets));
-        let complete = |g: u64| match g - self.start - 1 {
+        let start = self.block_start(self.block(from));
+        let complete = |g: u64| match g - start {
             all if all == packets => all.div_ceil(per_message),
             some => some / per_message,
         };
@@ -109,10 +136,11 @@ impl Collective {
         }
     }
 
-    /// The required shape of the data packet at `g` (docs/control-message.md). The last packet and the last message may be shorter.
+    /// The required shape of the data packet at `g` (docs/control-message.md). The last packet and the last message of a block may be
+    /// shorter.
     pub(super) fn cut(&self, g: u64, pmtu: u16, message_packets: u16) -> PacketShape {
         // The number of packets has 32 bits.
-        let index = (g - self.start - 1) as u32;
+        let index = (g - self.block_start(self.block(g))) as u32;
         let left = self
             .call
             .bytes()
@@ -178,13 +206,13 @@ impl Calls {
     }
 
     /// `control` is the first received control message of the new collective.
-    pub(super) fn push(&mut self, control: &Control, root: EndpointId) -> usize {
+    pub(super) fn push(&mut self, control: &Control, roots: Roots) -> usize {
         let index = self.index(self.count);
         self.ring[index] = Collective {
             start: self.end,
             call: control.call,
             control: *control,
-            root,
+            roots,
         };
         self.end = self.ring[index].end();
         self.count += 1;
@@ -252,10 +280,12 @@ impl Calls {
 
     /// The first position from `g` on for which `endpoint` has this role.
     pub(super) fn settle(&self, endpoint: EndpointId, role: Role, g: u64) -> u64 {
-        match self.find(g) {
-            Some(index) if !self.ring[index].involves(endpoint, role, g) => self.ring[index].end(),
-            _ => g,
+        let Some(index) = self.find(g) else { return g };
+        let (call, mut g) = (&self.ring[index], g);
+        while g < call.end() && !call.involves(endpoint, role, g) {
+            g = call.part_end(g);
         }
+        g
     }
 
     /// Packets from `from` to before `to` for which `endpoint` has this role.
@@ -320,15 +350,17 @@ mod tests {
     }
 
     fn ring() -> impl Strategy<Value = Calls> {
-        let call = (0u8..3, 0u8..4, prop_oneof![Just(0u32), 1u32..9]);
+        let call = (0u8..3, 0u8..4, prop_oneof![Just(0u32), 1u32..9], 1u16..=8);
         (proptest::collection::vec(call, 1..20), 0u64..40).prop_map(|(picks, base)| {
             let mut calls = Calls::new(32);
             calls.first = u32::MAX - 3;
-            for (sequence, (primitive, root, packets)) in picks.into_iter().enumerate() {
+            for (sequence, (primitive, root, packets, roots)) in picks.into_iter().enumerate() {
                 let primitive =
                     [Primitive::AllReduce, Primitive::Reduce, Primitive::Broadcast][usize::from(primitive)];
+                let many = primitive != Primitive::AllReduce && packets > 0;
                 let call = Call {
                     primitive,
+                    roots: if many { roots } else { 1 },
                     packets,
                     ..NO_CALL
                 };
@@ -337,7 +369,10 @@ mod tests {
                     call,
                     ..Collective::EMPTY.control
                 };
-                calls.push(&control, endpoint(root.into()));
+                calls.push(
+                    &control,
+                    std::array::from_fn(|block| endpoint((usize::from(root) + block) % 4)),
+                );
             }
             calls.retire(base, u64::MAX);
             calls

@@ -306,17 +306,19 @@ impl<const W: usize> Translated<W> {
 
     fn open(&mut self, now: Nanos, control: &Control) -> Result<usize, DropReason> {
         let call = &control.call;
-        let has = |e: &EndpointId| self.cold().endpoints[e.index()].ranks.contains(call.root);
-        let root = match call.primitive {
-            Primitive::AllReduce => self.cold().all.iter().next(),
-            Primitive::Reduce | Primitive::Broadcast => self.cold().all.iter().find(has),
-        };
-        let root = root.ok_or(DropReason::Malformed)?;
+        let mut roots = [EndpointId::default(); Call::ROOTS_MAX as usize];
+        if call.primitive != Primitive::AllReduce {
+            for (root, nth) in roots.iter_mut().zip(0..call.roots) {
+                let rank = call.root.wrapping_add(nth);
+                let has = |e: &EndpointId| self.cold().endpoints[e.index()].ranks.contains(rank);
+                *root = self.cold().all.iter().find(has).ok_or(DropReason::Malformed)?;
+            }
+        }
         if !self.is_active() {
             self.progress(now);
             self.tick_at = now + self.cold().tick;
         }
-        Ok(self.calls.push(control, root))
+        Ok(self.calls.push(control, roots))
     }
 
     /// Refuses a packet that breaks a rule of the group; a repetition would, too. A rank is reported, and its queue pair is ended once

@@ -92,11 +92,11 @@ impl<const W: usize> Translated<W> {
                 to.insert(endpoint);
             }
         }
-        // Within the data of a collective, all receivers have the same following packet: if it is not ready, one check is enough.
+        // Within the data of a block, all receivers have the same following packet: if it is not ready, one check is enough.
         let next = g + 1;
         let alike = self.calls.find(g).is_some_and(|index| {
             let call = self.calls.get(index);
-            g != call.start && next < call.end()
+            g != call.start && next < call.part_end(g)
         });
         let waits =
             alike && (next >= self.window_end() || matches!(self.slots.at(next).phase, Phase::Filling));

@@ -21,10 +21,9 @@ pub(crate) fn acknowledged(net: &Net, host: usize, news: Range<u64>) {
         for receiver in &net.hosts {
             let rank = receiver.config.rank;
             let reflected = item.index.is_none() || call.primitive == castnet_wire::Primitive::AllReduce;
-            let concerned = if reflected {
-                usize::from(rank) == host
-            } else {
-                program::receives(call, rank)
+            let concerned = match item.index {
+                Some(index) if !reflected => program::receives(call, rank, index),
+                _ => usize::from(rank) == host,
             };
             // The receiver counts in its own order: all before `g` that it gets, it has.
             let newest = receiver.received.len().checked_sub(1).map(|i| receiver.into[i].g);
@@ -43,7 +42,7 @@ pub(crate) fn received_data(net: &Net, host: usize, at: usize, payload: Payload,
     let expected = Payload {
         collective: item.collective,
         index: item.index.unwrap_or(u32::MAX),
-        ranks: program::expected_ranks(call, net.setting.tree.ranks),
+        ranks: program::expected_ranks(call, net.setting.tree.ranks, item.index.unwrap_or_default()),
     };
     assert_eq!(payload, expected, "seed {}: C1 at rank {host}", net.setting.seed);
     assert_eq!(shape, item.shape(), "seed {}", net.setting.seed);

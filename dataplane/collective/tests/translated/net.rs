@@ -179,8 +179,8 @@ impl Net {
             let own = setting.odd_cuts.get(&rank).copied().unwrap_or(m);
             Host::new(
                 config.clone(),
-                program::items(calls, |c| program::sends(c, rank), own.into()),
-                program::items(calls, |c| program::receives(c, rank), m.into()),
+                program::items(calls, |c, index| program::sends(c, rank, index), own.into()),
+                program::items(calls, |c, index| program::receives(c, rank, index), m.into()),
             )
         });
         let hosts: Vec<_> = hosts.collect();

@@ -42,6 +42,7 @@ pub(crate) fn call(primitive: Primitive, root: u16, packets: u32) -> Call {
     Call {
         primitive,
         root,
+        roots: 1,
         operation: Operation::Sum,
         data_type: DataType::F32,
         flags: CallFlags::default(),
@@ -60,29 +61,30 @@ pub(crate) fn control(sequence: usize, rank: u16, call: Call) -> Control {
     }
 }
 
-pub(crate) fn sends(call: &Call, rank: u16) -> bool {
+/// The root of the block of a data packet.
+fn root(call: &Call, index: u32) -> u16 {
+    call.root + (index / call.packets) as u16
+}
+
+pub(crate) fn sends(call: &Call, rank: u16, index: u32) -> bool {
     match call.primitive {
         Primitive::AllReduce => true,
-        Primitive::Reduce => call.root != rank,
-        Primitive::Broadcast => call.root == rank,
+        Primitive::Reduce => root(call, index) != rank,
+        Primitive::Broadcast => root(call, index) == rank,
     }
 }
 
-pub(crate) fn receives(call: &Call, rank: u16) -> bool {
-    match call.primitive {
-        Primitive::AllReduce => true,
-        Primitive::Reduce => call.root == rank,
-        Primitive::Broadcast => call.root != rank,
-    }
+pub(crate) fn receives(call: &Call, rank: u16, index: u32) -> bool {
+    call.primitive == Primitive::AllReduce || !sends(call, rank, index)
 }
 
 /// Whose contributions the result must hold.
-pub(crate) fn expected_ranks(call: &Call, ranks: u16) -> u64 {
+pub(crate) fn expected_ranks(call: &Call, ranks: u16, index: u32) -> u64 {
     let all = (1 << ranks) - 1;
     match call.primitive {
         Primitive::AllReduce => all,
-        Primitive::Reduce => all & !(1 << call.root),
-        Primitive::Broadcast => 1 << call.root,
+        Primitive::Reduce => all & !(1 << root(call, index)),
+        Primitive::Broadcast => 1 << root(call, index),
     }
 }
 
@@ -90,13 +92,13 @@ pub(crate) fn expected_ranks(call: &Call, ranks: u16) -> u64 {
 pub(crate) fn starts(calls: &[Call]) -> Vec<u64> {
     let mut starts = vec![0];
     for call in calls {
-        starts.push(starts.last().unwrap() + 1 + u64::from(call.packets));
+        starts.push(starts.last().unwrap() + 1 + call.all_packets());
     }
     starts
 }
 
 /// The packets of one direction of one host, in order.
-pub(crate) fn items(calls: &[Call], goes: impl Fn(&Call) -> bool, message_packets: u32) -> Vec<Item> {
+pub(crate) fn items(calls: &[Call], goes: impl Fn(&Call, u32) -> bool, message_packets: u32) -> Vec<Item> {
     let mut items = Vec::new();
     let mut g = 0;
     for (collective, call) in calls.iter().enumerate() {
@@ -108,12 +110,13 @@ pub(crate) fn items(calls: &[Call], goes: impl Fn(&Call) -> bool, message_packet
             payload: 64,
         });
         g += 1;
-        for index in 0..call.packets {
+        for index in 0..call.packets * u32::from(call.roots) {
+            let (within, ends_block) = (index % call.packets, (index + 1) % call.packets == 0);
             let (first, last) = (
-                index % message_packets == 0,
-                index % message_packets == message_packets - 1 || index == call.packets - 1,
+                within % message_packets == 0,
+                within % message_packets == message_packets - 1 || ends_block,
             );
-            if goes(call) {
+            if goes(call, index) {
                 items.push(Item {
                     collective,
                     index: Some(index),
@@ -124,7 +127,7 @@ pub(crate) fn items(calls: &[Call], goes: impl Fn(&Call) -> bool, message_packet
                         (false, true) => Opcode::SendLast,
                         (false, false) => Opcode::SendMiddle,
                     },
-                    payload: if index == call.packets - 1 { 100 } else { 256 },
+                    payload: if ends_block { 100 } else { 256 },
                 });
             }
             g += 1;

@@ -51,17 +51,24 @@ fn trees() -> impl Strategy<Value = Tree> {
 
 fn calls(packets: u32) -> impl Strategy<Value = Vec<(u8, u16, u32)>> {
     let size = prop_oneof![1 => Just(0), 3 => 1u32..6, 3 => 1..=packets];
-    proptest::collection::vec((0u8..3, any::<u16>(), size), 1..8)
+    proptest::collection::vec((0u8..5, any::<u16>(), size), 1..8)
 }
 
 fn program(picks: Vec<(u8, u16, u32)>, ranks: u16) -> Vec<Call> {
-    let calls = picks
-        .into_iter()
-        .map(|(primitive, root, packets)| match primitive {
-            0 => call(Primitive::AllReduce, 0, packets),
-            1 => call(Primitive::Reduce, root % ranks, packets),
-            _ => call(Primitive::Broadcast, root % ranks, packets),
-        });
+    let calls = picks.into_iter().map(|(pick, first, packets)| match pick {
+        0 => call(Primitive::AllReduce, 0, packets),
+        1 => call(Primitive::Reduce, first % ranks, packets),
+        2 => call(Primitive::Broadcast, first % ranks, packets),
+        _ => {
+            let primitive = [Primitive::Reduce, Primitive::Broadcast][usize::from(pick % 2)];
+            let root = first % ranks;
+            let roots = (first >> 8).clamp(1, (ranks - root).min(Call::ROOTS_MAX));
+            Call {
+                roots,
+                ..call(primitive, root, (packets / u32::from(roots)).max(1))
+            }
+        }
+    });
     calls.collect()
 }
 

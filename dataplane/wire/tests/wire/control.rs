@@ -13,6 +13,7 @@ use proptest::sample::select;
 const CALL: Call = Call {
     primitive: Primitive::AllReduce,
     root: 0,
+    roots: 1,
     operation: Operation::Sum,
     data_type: DataType::F32,
     flags: CallFlags::REPRODUCIBLE,
@@ -30,6 +31,7 @@ const CONTROL: Control = Control {
 const OTHER: Call = Call {
     primitive: Primitive::Reduce,
     root: 0x0708,
+    roots: 4,
     operation: Operation::BitXor,
     data_type: DataType::U64,
     flags: CallFlags::NONE,
@@ -66,7 +68,7 @@ fn golden_bytes() {
     wanted[10] = 1;
     wanted[32..56].copy_from_slice(&[
         0x09, 0x0A,  0, 0,  2, 7, 12, 0,
-        0x07, 0x08,  0, 0,  0, 0, 0, 1,
+        0x07, 0x08,  0, 3,  0, 0, 0, 1,
         0, 0, 0, 0, 0, 0, 0, 3,
     ]);
     assert_eq!(bytes(&CONFLICT), wanted);
@@ -118,7 +120,6 @@ fn each_wrong_byte_is_named() {
         (13, 11, field("operation", 11)),
         (14, 13, field("data type", 13)),
         (15, 4, field("flags", 4)),
-        (19, 1, field("reserved bytes of a call", 1)),
         (34, 1, field("reserved byte", 1)),
         (39, 0x80, field("flags", 0x80)),
         (56, 1, field("reserved byte", 1)),
@@ -148,7 +149,7 @@ fn each_wrong_byte_is_named() {
 #[test]
 fn inconsistent_calls_are_refused() {
     type Change = fn(&mut Call);
-    let rules: [(Change, &str); 9] = [
+    let rules: [(Change, &str); 15] = [
         (
             |c| c.operation = Operation::BitOr,
             "bitwise and logical operations are for integers only",
@@ -158,6 +159,30 @@ fn inconsistent_calls_are_refused() {
             "bitwise and logical operations are for integers only",
         ),
         (|c| c.root = 1, "an allreduce has no root"),
+        (|c| c.roots = 2, "an allreduce has one block"),
+        (
+            |c| (c.primitive, c.roots) = (Primitive::Reduce, 9),
+            "a call has 1 to 8 roots",
+        ),
+        (
+            |c| (c.primitive, c.roots) = (Primitive::Reduce, u16::MAX),
+            "a call has 1 to 8 roots",
+        ),
+        (
+            |c| (c.primitive, c.roots, c.elements, c.packets) = (Primitive::Reduce, 2, 0, 0),
+            "a call with several roots has data",
+        ),
+        (
+            |c| (c.primitive, c.root, c.roots) = (Primitive::Broadcast, u16::MAX - 2, 4),
+            "the last root is no rank",
+        ),
+        (
+            |c| {
+                (c.primitive, c.roots) = (Primitive::Reduce, 8);
+                (c.elements, c.packets) = (1 << 30, 1 << 20);
+            },
+            "more packets than sequence numbers can tell apart",
+        ),
         (
             |c| (c.primitive, c.operation) = (Primitive::Broadcast, Operation::Max),
             "a broadcast reduces nothing: its operation is sum",
@@ -216,7 +241,7 @@ fn people_can_read_it() {
     assert_eq!(
         CONFLICT.to_string(),
         "collective 16909060, rank 1286: allreduce of 65536 f32 by sum in 256 packets, reproducible \
-         CONFLICT rank 2314: reduce to rank 1800 of 3 u64 by bitxor in 1 packet"
+         CONFLICT rank 2314: reduce to ranks 1800 to 1803, each of 3 u64 by bitxor in 1 packet"
     );
     let barrier = Call {
         elements: 0,
@@ -233,6 +258,14 @@ fn people_can_read_it() {
     };
     assert_eq!(
         broadcast.to_string(),
+        "broadcast from ranks 3 to 6, each of 3 u64 in 1 packet, saturating"
+    );
+    let one = Call {
+        roots: 1,
+        ..broadcast
+    };
+    assert_eq!(
+        one.to_string(),
         "broadcast from rank 3 of 3 u64 in 1 packet, saturating"
     );
 }
@@ -312,6 +345,11 @@ fn call() -> impl Strategy<Value = Call> {
                         0
                     } else {
                         root
+                    },
+                    roots: match primitive {
+                        Primitive::AllReduce => 1,
+                        _ if elements == 0 => 1,
+                        _ => 1 + root % Call::ROOTS_MAX,
                     },
                     operation: if primitive == Primitive::Broadcast {
                         Operation::Sum

@@ -48,6 +48,7 @@ fn control(rank: usize, group: usize, elements: u64) -> Vec<u8> {
     let call = Call {
         primitive: Primitive::AllReduce,
         root: 0,
+        roots: 1,
         operation: Operation::Sum,
         data_type: DataType::F32,
         flags: CallFlags::default(),

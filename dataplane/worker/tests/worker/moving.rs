@@ -82,6 +82,7 @@ fn contribution(rank: usize, group: usize, psn: u32) -> Vec<u8> {
         let call = Call {
             primitive: Primitive::AllReduce,
             root: 0,
+            roots: 1,
             operation: Operation::Sum,
             data_type: DataType::I32,
             flags: CallFlags::default(),

@@ -34,6 +34,12 @@
 //! rank, the switch counts further than this rank. So a rank posts what follows a call without a control result only
 //! up to half a window below the bound.
 //!
+//! # Several blocks
+//!
+//! The small blocks of an AllGather or ReduceScatter share a call, with one control message. The machine treats each block as a
+//! call of its own, whose control message is that of the first. All packets of such a call fit into the window, so its control
+//! result suffices for all of them, as for a call of n at most W.
+//!
 //! # The end of a task
 //!
 //! A task ends when all ranks agree on its calls, this rank has posted what it sends, and has received its results. Data that
@@ -59,7 +65,7 @@ use castnet_rnic::Status;
 use castnet_wire::Pmtu;
 use castnet_wire::control::{Control, Primitive, Verdict};
 
-use super::task::{Task, WireCall, wire_calls};
+use super::task::{Cut, Task, WireCall, wire_calls};
 use super::{Action, ChannelId, ChannelShape, Content, Event, Failure, Machine, Target, TaskId, Waiting};
 
 /// Configuration of a group as one rank sees it; all fields but `rank` are the same at all ranks.
@@ -109,13 +115,15 @@ impl InNetworkConfig {
     }
 }
 
-/// A call that is running or waiting.
+/// A call, or a block of one, that is running or waiting.
 #[derive(Clone, Debug)]
 struct Part {
     task: TaskId,
     is_last: bool,
     wire: WireCall,
-    /// Its first number `g`, that of the control message.
+    /// Number of the call, as in its control message.
+    sequence: u64,
+    /// The number `g` before its data: of the control message, or of the last packet of the block before.
     g: u64,
     control_sent: bool,
     control_received: bool,
@@ -137,11 +145,16 @@ impl Part {
         (messages * u64::from(message_packets)).min(self.wire.call.packets.into())
     }
 
+    /// Control results that this rank receives.
+    fn results(&self) -> u64 {
+        u64::from(self.wire.block == 0)
+    }
+
     /// Messages that this rank receives: the control result, then data.
     fn awaited(&self, message_packets: u32) -> u64 {
         match self.wire.receives {
-            Some(_) => 1 + self.messages(message_packets),
-            None => 1,
+            Some(_) => self.results() + self.messages(message_packets),
+            None => self.results(),
         }
     }
 
@@ -174,8 +187,8 @@ impl Part {
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
     wr: u64,
-    /// Number of its call.
-    sequence: u64,
+    /// Number of its part.
+    part: u64,
     is_data: bool,
 }
 
@@ -184,15 +197,17 @@ struct Outstanding {
 pub struct InNetwork {
     config: InNetworkConfig,
     tasks: u64,
-    /// Running and waiting calls, oldest first.
+    /// Running and waiting parts, oldest first.
     parts: VecDeque<Part>,
-    /// Number of the oldest call in `parts`.
+    /// Number of the oldest part in `parts`.
+    oldest: u64,
+    /// Number of the next call.
     sequence: u64,
-    /// So many of the first calls in `parts` are over.
+    /// So many of the first parts are over.
     over: usize,
-    /// Index in `parts` of the call that sends next.
+    /// Index in `parts` of the part that sends next.
     sending: usize,
-    /// Index in `parts` of the call whose receives are posted next.
+    /// Index in `parts` of the part whose receives are posted next.
     receiving: usize,
     /// Posted receives that are not filled, and the slot of the next one. Slots are used in order.
     receives: u32,
@@ -219,6 +234,7 @@ impl InNetwork {
             config,
             tasks: 0,
             parts: VecDeque::new(),
+            oldest: 0,
             sequence: 0,
             over: 0,
             sending: 0,
@@ -279,7 +295,7 @@ impl InNetwork {
             {
                 self.parts.pop_front();
                 self.over -= 1;
-                self.sequence += 1;
+                self.oldest += 1;
                 self.sending = self.sending.saturating_sub(1);
                 self.receiving = self.receiving.saturating_sub(1);
             }
@@ -300,8 +316,11 @@ impl InNetwork {
                 self.receiving += 1;
                 continue;
             }
-            // The first one is for the control result. What is added to bytes of this rank passes through a slot.
-            let index = part.receives.checked_sub(1).filter(|_| part.wire.adds.is_none());
+            // What is added to bytes of this rank passes through a slot.
+            let index = part
+                .receives
+                .checked_sub(part.results())
+                .filter(|_| part.wire.adds.is_none());
             let target = index.zip(part.wire.receives).map(|(index, to)| {
                 let (offset, length) = message(part, index, &self.config);
                 let (task, to) = (part.task, to.plus(offset));
@@ -321,28 +340,33 @@ impl InNetwork {
     /// Posts the next message if the window allows it. Returns true if it did.
     fn post_one(&mut self) -> bool {
         let config = self.config;
+        while let Some(part) = self.parts.get(self.sending)
+            && part.is_sent(config.message_packets)
+        {
+            self.sending += 1;
+        }
         let window = u64::from(config.window_packets);
         let own = self.lowest_unfinished() + window;
         // Control results arrive in order: if the previous call has its result, all earlier ones have too.
         let before = self.sending.checked_sub(1).and_then(|at| self.parts.get(at));
         let is_agreed = before.is_none_or(|part| part.control_received);
         let bound = self.bound + if is_agreed { window } else { window / 2 };
-        if self.sending >= config.calls_max as usize
-            || self.outstanding.len() >= self.shape().send_slots as usize
-        {
+        if self.outstanding.len() >= self.shape().send_slots as usize {
             return false;
         }
-        let sequence = self.sequence + self.sending as u64;
+        let number = self.oldest + self.sending as u64;
+        let in_flight = self.sending;
         let Some(part) = self.parts.get_mut(self.sending) else {
             return false;
         };
         let (content, immediate) = if !part.control_sent {
-            if part.g + u64::from(window > 1) >= own || part.g >= bound {
+            let is_full = in_flight + usize::from(part.wire.call.roots) > config.calls_max as usize;
+            if is_full || part.g + u64::from(window > 1) >= own || part.g >= bound {
                 return false;
             }
             let control = Control {
                 // The wire field has 32 bits and wraps.
-                sequence: sequence as u32,
+                sequence: part.sequence as u32,
                 rank: config.rank,
                 call: part.wire.call,
                 verdict: Verdict::Agreed,
@@ -365,14 +389,11 @@ impl InNetwork {
             return false;
         };
         let (task, is_data) = (part.task, immediate.is_none());
-        if part.is_sent(config.message_packets) {
-            self.sending += 1;
-        }
         let wr = self.wr_next;
         self.wr_next += 1;
         self.outstanding.push_back(Outstanding {
             wr,
-            sequence,
+            part: number,
             is_data,
         });
         self.actions.push_back(Action::Send {
@@ -392,7 +413,7 @@ impl InNetwork {
             && send.wr <= wr
         {
             self.outstanding.pop_front();
-            if let Some(at) = send.sequence.checked_sub(self.sequence)
+            if let Some(at) = send.part.checked_sub(self.oldest)
                 && let Some(part) = self.parts.get_mut(at as usize)
                 && send.is_data
             {
@@ -418,8 +439,8 @@ impl InNetwork {
         let Some(at) = next else {
             return self.fail(0, invalid("no message is expected"));
         };
-        let sequence = self.sequence + at as u64;
         let part = &mut self.parts[at];
+        let sequence = part.sequence;
         if !part.control_received {
             if immediate != Some(Control::IMMEDIATE) {
                 return self.fail(at, invalid("data before the control result"));
@@ -442,8 +463,11 @@ impl InNetwork {
             if control.call != own.1 {
                 return self.fail(at, conflict(own));
             }
-            part.control_received = true;
             self.bound = self.bound.max(part.g + 2);
+            let blocks = part.wire.call.roots.into();
+            for part in self.parts.iter_mut().skip(at).take(blocks) {
+                part.control_received = true;
+            }
         } else {
             if immediate.is_some() {
                 return self.fail(at, invalid("a control result within data"));
@@ -555,13 +579,23 @@ impl Machine for InNetwork {
                 length: own,
             });
         }
-        let mut calls = wire_calls(&task, rank, size, self.config.pmtu.bytes() as u64).peekable();
+        let cut = Cut {
+            pmtu: self.config.pmtu.bytes() as u64,
+            window_packets: self.config.window_packets.into(),
+            // So that there can be two calls in flight.
+            blocks_max: u16::try_from(self.config.calls_max / 2).unwrap_or(u16::MAX),
+        };
+        let mut calls = wire_calls(&task, rank, size, cut).peekable();
         while let Some(wire) = calls.next() {
+            let is_first = wire.block == 0;
+            self.sequence += u64::from(is_first);
+            self.g_next += u64::from(is_first);
             self.parts.push_back(Part {
                 task: id,
                 is_last: calls.peek().is_none(),
-                g: self.g_next,
-                control_sent: false,
+                sequence: self.sequence - 1,
+                g: self.g_next - 1,
+                control_sent: !is_first,
                 control_received: false,
                 sent: 0,
                 acknowledged: 0,
@@ -569,7 +603,7 @@ impl Machine for InNetwork {
                 receives: 0,
                 wire,
             });
-            self.g_next += 1 + u64::from(wire.call.packets);
+            self.g_next += u64::from(wire.call.packets);
         }
         self.post_receives();
         self.advance();
@@ -617,7 +651,8 @@ impl Machine for InNetwork {
         } else {
             0
         };
-        let (part, sequence) = (self.parts.get(at)?, self.sequence + at as u64);
+        let part = self.parts.get(at)?;
+        let sequence = part.sequence;
         let done = part.packets_in(part.finished_messages(), self.config.message_packets);
         let of = part.wire.call.packets.into();
         Some(if !part.control_received {

@@ -109,6 +109,8 @@ pub(crate) const CALL_PACKETS_MAX: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WireCall {
     pub(crate) call: Call,
+    /// Index of this block of the call. The first one carries the control message.
+    pub(crate) block: u16,
     pub(crate) bytes: u64,
     /// Source of the data, if this rank sends.
     pub(crate) sends: Option<Place>,
@@ -118,16 +120,39 @@ pub(crate) struct WireCall {
     pub(crate) adds: Option<Place>,
 }
 
-/// The calls on the wire of a task, in order (EPIC, appendix A: a ReduceScatter is one Reduce per rank, an AllGather
-/// one Broadcast per rank, a Barrier an AllReduce without data). Each has at most [`CALL_PACKETS_MAX`] packets. There is
-/// at least one: ranks must agree on an empty call.
+/// How tasks are cut into calls: equal at all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    pub(crate) pmtu: u64,
+    /// Most packets of a call of several blocks: what one control result lets into the window.
+    pub(crate) window_packets: u64,
+    /// Most blocks of a call.
+    pub(crate) blocks_max: u16,
+}
+
+impl Cut {
+    /// Blocks of a call with blocks of `bytes`.
+    fn blocks(&self, bytes: u64) -> u16 {
+        let most = self.blocks_max.clamp(1, Call::ROOTS_MAX);
+        match self.window_packets.checked_div(bytes.div_ceil(self.pmtu)) {
+            // At most `most`, which has 16 bits.
+            Some(fit) => fit.clamp(1, most.into()) as u16,
+            None => 1,
+        }
+    }
+}
+
+/// The calls on the wire of a task, block by block (EPIC, appendix A: a ReduceScatter is one Reduce per rank, an AllGather
+/// one Broadcast per rank, a Barrier an AllReduce without data). Small blocks of several roots share a call. Each call has at
+/// most [`CALL_PACKETS_MAX`] packets. There is at least one: ranks must agree on an empty call.
 pub(crate) fn wire_calls(
     task: &Task,
     rank: u16,
     size: u16,
-    pmtu: u64,
+    cut: Cut,
 ) -> impl Iterator<Item = WireCall> + use<> {
     let task = *task;
+    let pmtu = cut.pmtu;
     let (bytes, roots) = match task.collective {
         Collective::Barrier => (0, 0..1),
         Collective::AllReduce => (task.bytes(), 0..1),
@@ -136,7 +161,9 @@ pub(crate) fn wire_calls(
     };
     let most = CALL_PACKETS_MAX * pmtu;
     let pieces = bytes.div_ceil(most).max(1);
+    let (first, end, blocks) = (roots.start, roots.end, cut.blocks(bytes));
     roots.flat_map(move |root| {
+        let block = (root - first) % blocks;
         let (primitive, [sends, receives, adds]) = places(&task, rank, root);
         (0..pieces).map(move |piece| {
             let done = piece * most;
@@ -145,7 +172,8 @@ pub(crate) fn wire_calls(
             WireCall {
                 call: Call {
                     primitive,
-                    root,
+                    root: root - block,
+                    roots: blocks.min(end - (root - block)),
                     operation: if primitive == Primitive::Broadcast || bytes == 0 {
                         Operation::Sum
                     } else {
@@ -157,6 +185,7 @@ pub(crate) fn wire_calls(
                     // At most 2^20.
                     packets: now.div_ceil(pmtu) as u32,
                 },
+                block,
                 bytes: now,
                 sends: at(sends),
                 receives: at(receives),

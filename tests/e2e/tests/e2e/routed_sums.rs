@@ -108,6 +108,7 @@ fn allreduce(elements: usize, sequence: u32, rank: usize) -> [u8; Control::LEN] 
     let call = Call {
         primitive: Primitive::AllReduce,
         root: 0,
+        roots: 1,
         operation: Operation::Sum,
         data_type: DataType::I32,
         flags: CallFlags::default(),

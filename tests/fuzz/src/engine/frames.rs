@@ -272,7 +272,7 @@ impl World {
                     .iter()
                     .rfind(|c| c.g.is_before(e.expected));
                 let message_position = open.map(|c| MessagePosition {
-                    index: e.expected.diff(c.g) - 1,
+                    index: (e.expected.diff(c.g) - 1) % (c.call.packets as i32).max(1),
                     packets: c.call.packets as i32,
                     message: status
                         .rule
@@ -339,6 +339,11 @@ impl World {
             } else {
                 u16::from(root) % 6
             },
+            roots: match primitive {
+                Primitive::AllReduce => 1,
+                _ if packets == 0 || packets > 9 => 1,
+                _ => 1 + u16::from(wrong >> 6),
+            },
             operation,
             data_type,
             flags: CallFlags(wrong >> 4 & 3),
@@ -367,6 +372,7 @@ fn barrier() -> Call {
     Call {
         primitive: Primitive::AllReduce,
         root: 0,
+        roots: 1,
         operation: Operation::Sum,
         data_type: DataType::U32,
         flags: CallFlags::NONE,

@@ -141,8 +141,9 @@ impl World {
             0 => u64::MAX,
             m => m.into(),
         };
-        let index = g - past.start - 1;
-        let last = (index + 1).is_multiple_of(message) || g + 1 == past.data_end();
+        let block = past.block(past.block_of(g));
+        let index = g - block.start;
+        let last = (index + 1).is_multiple_of(message) || g + 1 == block.end;
         match (index.is_multiple_of(message), last) {
             (true, true) => Opcode::SendOnly,
             (true, false) => Opcode::SendFirst,
@@ -166,6 +167,11 @@ impl World {
             root: match primitive {
                 Primitive::AllReduce => 0,
                 _ => u16::from(c) % (RANKS + 1),
+            },
+            roots: match primitive {
+                Primitive::AllReduce => 1,
+                _ if packets == 0 || packets > 12 => 1,
+                _ => 1 + u16::from(c >> 5),
             },
             operation: Operation::Sum,
             data_type: DataType::U32,

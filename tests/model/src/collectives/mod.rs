@@ -89,6 +89,7 @@ impl Config {
         Call {
             primitive: self.primitive,
             root: self.root,
+            roots: 1,
             operation,
             data_type: DataType::F32,
             flags: CallFlags::NONE,

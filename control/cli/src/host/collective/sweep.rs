@@ -20,6 +20,9 @@ use crate::host::Stop;
 /// The job of the collectives between hosts: that of the rank, with this at its end.
 const HOSTS_SUFFIX: &str = "-hosts";
 
+/// Barriers before the first measurement. Until threads have settled on their cores, calls take up to five times as long.
+const SETTLING: u32 = 500;
+
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "What is measured (the same at all ranks)")]
 pub(in crate::host) struct SweepArgs {
@@ -121,6 +124,11 @@ fn run_rank(rank: &RankArgs, what: &SweepArgs, how: &HowArgs, output: Output, st
     }
     if prints_lines {
         write_stdout(&sides.heading())?;
+    }
+    for (_, caller) in &mut own {
+        (0..SETTLING)
+            .try_for_each(|_| caller.barrier())
+            .map_err(|error| failure(error, &rank.job))?;
     }
     let calls = what.calls(rank.size);
     for &(collective, bytes) in &calls {

@@ -3,7 +3,6 @@
 use castnet_collective::EndpointId;
 use castnet_collective::translated::{Effect, Event};
 use castnet_rules::GroupRule;
-use castnet_wire::Call;
 
 use super::context::CollectiveContext;
 use super::frame::sender;
@@ -36,19 +35,6 @@ fn names(rule: &GroupRule, set: impl ExactSizeIterator<Item = EndpointId>) -> St
     names.join(", ")
 }
 
-pub(crate) fn call(call: &Call) -> String {
-    let Call {
-        primitive,
-        root,
-        operation,
-        data_type,
-        elements,
-        packets,
-        ..
-    } = call;
-    format!("{primitive:?} {operation:?} of {elements} {data_type:?} in {packets} packets, root {root}")
-}
-
 pub(super) fn decision<const W: usize>(
     group: &CollectiveContext<W>,
     event: &Event,
@@ -58,9 +44,7 @@ pub(super) fn decision<const W: usize>(
         Event::Data { psn, shape, .. } => format!("data, PSN {psn}, {} B", shape.payload),
         Event::Control { psn, control, .. } => format!(
             "control message, PSN {psn}: collective {}, rank {}: {}",
-            control.sequence,
-            control.rank,
-            call(&control.call)
+            control.sequence, control.rank, control.call
         ),
         Event::Feedback { psn, syndrome, .. } => format!("{syndrome} of PSN {psn}"),
         Event::Cnp { .. } => "congestion notification".into(),

@@ -379,11 +379,7 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                 cx.observer.step(|| {
                     let what = if first { "copied" } else { "added" };
                     let decision = format!("{} bytes {what} into slot {slot}", received.length);
-                    Step::new(
-                        Stage::Aggregate,
-                        decision,
-                        explain::call(group.machine.call(kernel)),
-                    )
+                    Step::new(Stage::Aggregate, decision, group.machine.call(kernel).to_string())
                 });
             }
             Effect::Store { slot } => {

@@ -126,6 +126,7 @@ impl Job {
             } else {
                 self.root as u16
             },
+            roots: 1,
             operation: Operation::Sum,
             data_type: self.data_type,
             flags: CallFlags::default(),

@@ -9,6 +9,13 @@ use proptest::prelude::*;
 use super::super::{ChannelId, Collective, Event, Failure, InNetwork, InNetworkConfig, Laned, Task, Waiting};
 use super::rank::Rank;
 use super::{Choices, any_task, cases, expected};
+use crate::machine::task::Cut;
+
+const ONE_BLOCK: Cut = Cut {
+    pmtu: 1024,
+    window_packets: 64,
+    blocks_max: 1,
+};
 
 /// A call as the switch sees it.
 struct CallState {
@@ -30,14 +37,18 @@ struct At {
 }
 
 impl At {
-    /// The position after this one, in a call with so many data messages.
-    fn next(self, messages: usize) -> Self {
-        let (call, item) = if self.item < messages {
-            (self.call, self.item + 1)
-        } else {
-            (self.call + 1, 0)
-        };
-        Self { call, item }
+    /// The position after this one, in a call with so many data messages, of which some go to or from the rank.
+    fn next(self, messages: usize, goes: impl Fn(usize) -> bool) -> Self {
+        match (self.item..messages).find(|&message| goes(message)) {
+            Some(message) => Self {
+                item: message + 1,
+                ..self
+            },
+            None => Self {
+                call: self.call + 1,
+                item: 0,
+            },
+        }
     }
 }
 
@@ -70,24 +81,37 @@ impl Switch {
         state.controls.iter().flatten().map(|c| &c.call).next()
     }
 
-    fn messages(&self, call: &Call) -> usize {
+    fn block_messages(&self, call: &Call) -> usize {
         call.packets.div_ceil(self.config.message_packets) as usize
     }
 
-    fn sends_data(call: &Call, rank: usize) -> bool {
+    /// Data messages of all blocks.
+    fn messages(&self, call: &Call) -> usize {
+        self.block_messages(call) * usize::from(call.roots)
+    }
+
+    /// Packets of the call up to the end of a message.
+    fn packets_upto(&self, call: &Call, message: usize) -> u64 {
+        let (block, nth) = (
+            message / self.block_messages(call),
+            message % self.block_messages(call),
+        );
+        let most = u64::from(self.config.message_packets);
+        let packets = u64::from(call.packets);
+        block as u64 * packets + ((nth as u64 + 1) * most).min(packets)
+    }
+
+    fn sends_data(&self, call: &Call, rank: usize, message: usize) -> bool {
+        let root = usize::from(call.root) + message / self.block_messages(call);
         match call.primitive {
             Primitive::AllReduce => true,
-            Primitive::Reduce => rank != usize::from(call.root),
-            Primitive::Broadcast => rank == usize::from(call.root),
+            Primitive::Reduce => rank != root,
+            Primitive::Broadcast => rank == root,
         }
     }
 
-    fn receives_data(call: &Call, rank: usize) -> bool {
-        match call.primitive {
-            Primitive::AllReduce => true,
-            Primitive::Reduce => rank == usize::from(call.root),
-            Primitive::Broadcast => rank != usize::from(call.root),
-        }
+    fn receives_data(&self, call: &Call, rank: usize, message: usize) -> bool {
+        call.primitive == Primitive::AllReduce || !self.sends_data(call, rank, message)
     }
 
     /// The lowest number that some receiver lacks.
@@ -97,18 +121,18 @@ impl Switch {
                 return state.g;
             }
             let call = self.call(index).expect("all have called");
-            let most = u64::from(self.config.message_packets);
             for (message, done) in state.done.iter().enumerate() {
-                let has = |rank: usize| done[rank] || !Self::receives_data(call, rank);
+                let has = |rank: usize| done[rank] || !self.receives_data(call, rank, message);
                 if !(0..done.len()).all(has) {
-                    return state.g + 1 + message as u64 * most;
+                    let before = message.checked_sub(1).map_or(0, |m| self.packets_upto(call, m));
+                    return state.g + 1 + before;
                 }
             }
         }
         let packets = self
             .call(self.calls.len().wrapping_sub(1))
-            .map_or(0, |c| c.packets);
-        self.calls.last().map_or(0, |s| s.g + 1 + u64::from(packets))
+            .map_or(0, Call::all_packets);
+        self.calls.last().map_or(0, |s| s.g + 1 + packets)
     }
 
     fn receive(&mut self, rank: usize, message: super::rank::Message) {
@@ -122,7 +146,7 @@ impl Switch {
             if self.calls.len() == at.call {
                 let g = self.calls.last().map_or(0, |last| {
                     let call = last.controls.iter().flatten().next().expect("one has called");
-                    last.g + 1 + u64::from(call.call.packets)
+                    last.g + 1 + call.call.all_packets()
                 });
                 let messages = self.messages(&control.call);
                 self.calls.push(CallState {
@@ -139,11 +163,11 @@ impl Switch {
             state.controls[rank] = Some(control);
         } else {
             assert_eq!(message.immediate, None);
-            let most = u64::from(self.config.message_packets);
-            let state = &mut self.calls[at.call];
-            let control = state.controls[rank].expect("a control message before");
             let index = at.item - 1;
-            let last = (state.g + (index as u64 + 1) * most).min(state.g + u64::from(control.call.packets));
+            let control = self.calls[at.call].controls[rank].expect("a control message before");
+            let upto = self.packets_upto(&control.call, index);
+            let state = &mut self.calls[at.call];
+            let last = state.g + upto;
             assert!(
                 last < base + 2 * u64::from(self.config.window_packets),
                 "beyond two windows"
@@ -155,12 +179,9 @@ impl Switch {
         }
         self.unacknowledged[rank].push((message.wr, at));
         let own = self.calls[at.call].controls[rank].expect("has called").call;
-        let messages = if Self::sends_data(&own, rank) {
-            self.messages(&own)
-        } else {
-            0
-        };
-        self.sends[rank] = at.next(messages);
+        self.sends[rank] = at.next(self.messages(&own), |message| {
+            self.sends_data(&own, rank, message)
+        });
     }
 
     /// The next message for a rank, in order, if it is complete.
@@ -185,7 +206,7 @@ impl Switch {
         let call = self.call(at.call)?;
         let data = state.data.get(at.item - 1)?;
         let from: Vec<&Vec<u8>> = (0..data.len())
-            .filter(|&r| Self::sends_data(call, r))
+            .filter(|&r| self.sends_data(call, r, at.item - 1))
             .map(|r| data[r].as_ref())
             .collect::<Option<_>>()?;
         let kernel = Kernel::select(call.operation, call.data_type, call.flags);
@@ -207,12 +228,9 @@ impl Switch {
         } else {
             state.done[at.item - 1][rank] = true;
         }
-        let messages = if Self::receives_data(&call, rank) {
-            self.messages(&call)
-        } else {
-            0
-        };
-        self.receives[rank] = at.next(messages);
+        self.receives[rank] = at.next(self.messages(&call), |message| {
+            self.receives_data(&call, rank, message)
+        });
     }
 
     /// Number of messages of a rank that can be acknowledged now.
@@ -231,7 +249,7 @@ impl Switch {
             if call.primitive == Primitive::AllReduce {
                 done[rank]
             } else {
-                (0..done.len()).all(|r| done[r] || !Self::receives_data(call, r))
+                (0..done.len()).all(|r| done[r] || !self.receives_data(call, r, at.item - 1))
             }
         };
         self.unacknowledged[rank]
@@ -324,7 +342,7 @@ fn ranks(config: InNetworkConfig) -> Vec<Rank> {
 }
 
 fn any_config() -> impl Strategy<Value = InNetworkConfig> {
-    (2_u16..7, 2_u32..20, 1_u32..9, 1_u32..5).prop_map(|(size, window_packets, message, calls_max)| {
+    (2_u16..7, 2_u32..20, 1_u32..9, 1_u32..10).prop_map(|(size, window_packets, message, calls_max)| {
         InNetworkConfig {
             pmtu: Pmtu::B256,
             window_packets,
@@ -593,7 +611,7 @@ fn invalid_messages_end_the_group() {
     let mut control = Control {
         sequence: 0,
         rank: 0,
-        call: super::super::task::wire_calls(&Task::BARRIER, 0, 2, 1024)
+        call: super::super::task::wire_calls(&Task::BARRIER, 0, 2, ONE_BLOCK)
             .next()
             .expect("one call")
             .call,
@@ -629,7 +647,7 @@ fn what_only_sends_ends_before_it_is_acknowledged() {
         let control = Control {
             sequence: 0,
             rank: 0,
-            call: super::super::task::wire_calls(&task, 0, 2, 1024)
+            call: super::super::task::wire_calls(&task, 0, 2, ONE_BLOCK)
                 .next()
                 .expect("a call")
                 .call,
@@ -662,6 +680,40 @@ fn what_only_sends_ends_before_it_is_acknowledged() {
     }
 }
 
+/// Blocks share a call as long as all its packets fit into the window, at most as many as may be.
+#[test]
+fn small_blocks_share_a_call() {
+    let roots = |blocks_max, bytes, collective| -> Vec<(u16, u16, u16)> {
+        let task = Task {
+            collective,
+            elements: bytes,
+            ..Task::BARRIER
+        };
+        let cut = Cut {
+            blocks_max,
+            ..ONE_BLOCK
+        };
+        super::super::task::wire_calls(&task, 3, 6, cut)
+            .map(|c| (c.call.root, c.call.roots, c.block))
+            .collect()
+    };
+    let pairs = |n: u16| -> Vec<_> {
+        (0..6)
+            .map(|r| (r - r % n, n.min(6 - (r - r % n)), r % n))
+            .collect()
+    };
+    for collective in [Collective::AllGather, Collective::ReduceScatter] {
+        assert_eq!(roots(4, 100, collective), pairs(4));
+        assert_eq!(roots(u16::MAX, 16 * 1024, collective), pairs(4));
+        assert_eq!(roots(u16::MAX, 16 * 1024 + 1, collective), pairs(3));
+        assert_eq!(roots(u16::MAX, 1, collective), pairs(6));
+        assert_eq!(roots(8, 33 * 1024, collective), pairs(1));
+        assert_eq!(roots(8, 0, collective), pairs(1));
+    }
+    assert_eq!(roots(8, 100, Collective::Broadcast { root: 5 }), [(5, 1, 0)]);
+    assert_eq!(roots(8, 100, Collective::AllReduce), [(0, 1, 0)]);
+}
+
 #[test]
 fn long_tasks_are_split_into_calls() {
     let task = Task {
@@ -671,7 +723,7 @@ fn long_tasks_are_split_into_calls() {
         elements: (5 << 30) / 4 + 7,
         ..Task::BARRIER
     };
-    let calls: Vec<_> = super::super::task::wire_calls(&task, 0, 2, 1024).collect();
+    let calls: Vec<_> = super::super::task::wire_calls(&task, 0, 2, ONE_BLOCK).collect();
     let packets: Vec<u32> = calls.iter().map(|c| c.call.packets).collect();
     assert_eq!(packets, [1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1]);
     assert_eq!(calls.iter().map(|c| c.call.elements).sum::<u64>(), task.elements);
