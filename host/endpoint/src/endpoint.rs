@@ -347,12 +347,16 @@ impl Endpoint {
     pub(crate) fn refresh(&mut self, qpn: Qpn) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         let requester = &qp.requester;
-        let deadlines = [
-            requester.ack_deadline,
-            requester.rnr_deadline,
-            requester.pace_deadline(),
-        ];
-        let timer = deadlines.into_iter().flatten().min();
+        // Tag and value of a deadline were written one by one a moment ago. Read as one word of 16 bytes, as a copy would, they are
+        // not there before all copies of payload that were written in between.
+        let mut timer = requester.pace_deadline();
+        for deadline in [&requester.ack_deadline, &requester.rnr_deadline] {
+            if let Some(at) = *deadline
+                && timer.is_none_or(|earliest| at < earliest)
+            {
+                timer = Some(at);
+            }
+        }
         if timer != qp.timer {
             if let Some(at) = qp.timer {
                 self.timers.remove(&(at, qpn));
