@@ -44,6 +44,8 @@ names! {
         Icrc => "ICRC",
         /// The control message of a collective, a payload.
         Control => "control message",
+        /// A packet of the MFT Registration Protocol, a payload.
+        Mrp => "MRP",
     }
 }
 

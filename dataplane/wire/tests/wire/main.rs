@@ -7,6 +7,7 @@ mod golden;
 mod icrc;
 mod in_place;
 mod lldp;
+mod mrp;
 mod oracle;
 mod rewrite;
 mod robust;
