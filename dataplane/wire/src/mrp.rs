@@ -112,6 +112,14 @@ names! {
     }
 }
 
+impl MrpRefusal {
+    /// A refusal that concerns no single member.
+    pub const fn of(reason: MrpReason) -> Self {
+        let member = Ipv4Addr::UNSPECIFIED;
+        Self { reason, member }
+    }
+}
+
 impl MrpPacket {
     /// Reads a payload.
     ///

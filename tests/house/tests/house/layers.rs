@@ -20,8 +20,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("worker", &["engine", "port"]),
     ("topology", &["toml-reader", "wire"]),
     ("planner", &["topology", "rules"]),
+    ("mrp", &["planner"]),
     ("proto", &["rules"]),
-    ("agent", &["proto", "worker"]),
+    ("agent", &["mrp", "proto", "worker"]),
     ("controller", &["proto", "planner"]),
     ("console", &["proto", "rules"]),
     ("switch", &["console", "dpdk", "worker"]),
@@ -64,6 +65,7 @@ const PURE: &[&str] = &[
     "rules",
     "topology",
     "planner",
+    "mrp",
     "endpoint",
 ];
 const IMPURE: &[&str] = &[

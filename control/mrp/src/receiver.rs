@@ -1,0 +1,99 @@
+//! The machine of a receiver.
+
+use castnet_wire::{McstId, MrpBody, MrpMember, MrpMemory, MrpPacket, Nanos};
+
+/// Why a receiver is not in the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages show what the fields are")]
+pub enum ReceiverError {
+    /// The leader has not registered this receiver.
+    #[error("the leader has not registered this host within {} ms", .after.0 / 1_000_000)]
+    NotRegistered { after: Nanos },
+    /// The leader has withdrawn the registration.
+    #[error("the leader has withdrawn the group")]
+    Withdrawn,
+}
+
+/// The machine of a receiver: gives its connection to the leader until the switches send its record, and confirms each one.
+#[derive(Debug)]
+pub struct Receiver {
+    mcst_id: McstId,
+    member: MrpMember,
+    memory: Option<MrpMemory>,
+    repeat: Nanos,
+    patience: Nanos,
+    next: Nanos,
+    deadline: Nanos,
+    registered: Option<u32>,
+    withdrawn: bool,
+}
+
+impl Receiver {
+    /// A receiver that sends its connection at once and every `repeat`, and gives up after `patience`.
+    pub fn new(
+        now: Nanos,
+        mcst_id: McstId,
+        (member, memory): (MrpMember, Option<MrpMemory>),
+        (repeat, patience): (Nanos, Nanos),
+    ) -> Self {
+        Self {
+            mcst_id,
+            member,
+            memory,
+            repeat,
+            patience,
+            next: now,
+            deadline: now + patience,
+            registered: None,
+            withdrawn: false,
+        }
+    }
+
+    /// Handles a packet to this host. Returns the answer to the leader.
+    pub fn handle(&mut self, packet: &MrpPacket) -> Option<MrpPacket> {
+        let number = packet.number;
+        match &packet.body {
+            // Only the switch next to this host sends its record alone; the queue pair tells the group.
+            MrpBody::Members(_, members) if members.contains(&self.member) => {
+                self.registered = self.registered.max(Some(number));
+                let body = MrpBody::Confirm(self.mcst_id, self.member);
+                Some(MrpPacket { number, body })
+            }
+            MrpBody::Withdraw if self.registered == Some(number) => {
+                self.withdrawn = true;
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// When [`Receiver::handle_timeout`] is due. `None` once this receiver is registered.
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        self.registered.is_none().then_some(self.next)
+    }
+
+    /// The packet to be sent to the leader now.
+    ///
+    /// # Errors
+    /// The group does not have this receiver: not in time, or not any more.
+    pub fn handle_timeout(&mut self, now: Nanos) -> Result<Option<MrpPacket>, ReceiverError> {
+        if self.withdrawn {
+            return Err(ReceiverError::Withdrawn);
+        }
+        if self.registered.is_some() || now < self.next {
+            return Ok(None);
+        }
+        if now >= self.deadline {
+            let after = self.patience;
+            return Err(ReceiverError::NotRegistered { after });
+        }
+        self.next = now + self.repeat;
+        let body = MrpBody::Join(self.mcst_id, self.member, self.memory);
+        Ok(Some(MrpPacket { number: 0, body }))
+    }
+
+    /// Whether all switches between the leader and this receiver have the group.
+    pub const fn is_registered(&self) -> bool {
+        self.registered.is_some()
+    }
+}
