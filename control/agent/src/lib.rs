@@ -22,6 +22,7 @@ mod collective;
 mod events;
 mod forwarding;
 mod install;
+mod mrp;
 mod multicast;
 mod service;
 mod taps;
@@ -62,9 +63,17 @@ pub(crate) struct Owners {
 }
 
 /// A running agent. Dropping it disconnects its clients; the dataplane runs on.
-#[derive(Debug)]
 pub struct Agent {
     server: Server,
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent")
+            .field("server", &self.server)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Agent {
@@ -109,7 +118,16 @@ impl Agent {
         let routes = Routes::new(service).add_service(log);
         let server = serve(address, security, &access, routes).await?;
         tracing::info!(switch = shared.dataplane.name(), address = %server.address(), boot_id, "agent serves");
-        Ok(Self { server })
+        Ok(Self { server, shared })
+    }
+
+    /// Serves MRP from now on, for as long as this agent lives: hosts register groups from the ports and for the addresses of
+    /// [`castnet_worker::engine::RegistrationConfig`].
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn serve_mrp(&self, limits: castnet_mrp::Limits) -> std::io::Result<()> {
+        mrp::start(&self.shared, limits)
     }
 
     /// Its address, with the real port if it was started with port 0.

@@ -11,10 +11,12 @@ use castnet_console::output::{Output, Page, Report, named};
 use castnet_console::service::{Ready, Signals};
 use castnet_console::settings;
 use castnet_console::units::{plural, span};
+use castnet_mrp::Limits;
 use castnet_proto::access::{Access, Roles};
 use castnet_proto::audit::AuditLog;
 use castnet_rules::RuleSet;
 use castnet_switch::config::SwitchConfig;
+use castnet_switch::mrp::MrpRule;
 use castnet_switch::{dataplane_config, start_with};
 use castnet_worker::engine::Totals;
 use castnet_worker::{Counters, Dataplane};
@@ -89,6 +91,11 @@ impl SwitchCommand {
         let agent = castnet_agent::Agent::start_for(dataplane.clone(), &config.listen(), &security, access)
             .await
             .map_err(|e| connect::failure(&e, ""))?;
+        if let Some(registration) = &dataplane.config().engine.registration {
+            agent.serve_mrp(limits(&config.mrp)).map_err(Failure::failed)?;
+            let (pool, port) = (&registration.pool, registration.udp_port);
+            tracing::info!(?pool, port, "hosts may register groups");
+        }
         let ready = Ready::announce(
             output,
             &name,
@@ -146,6 +153,17 @@ impl Report for Summary {
         for drop in &self.drops {
             page.line(format!("  dropped {}: {}", drop.reason, drop.frames));
         }
+    }
+}
+
+/// What leaders may register.
+fn limits(mrp: &MrpRule) -> Limits {
+    let default = Limits::default();
+    Limits {
+        groups_per_leader: mrp.groups_per_leader.unwrap_or(default.groups_per_leader),
+        groups: mrp.groups.unwrap_or(default.groups),
+        members: mrp.members.unwrap_or(default.members),
+        lifetime: mrp.lifetime().unwrap_or(default.lifetime),
     }
 }
 

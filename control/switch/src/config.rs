@@ -18,6 +18,7 @@ use clap::{Args, ValueEnum};
 
 use crate::balance::BalanceRule;
 use crate::dpdk::Hugepages;
+use crate::mrp::MrpRule;
 
 /// What a worker does when it finds no frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -248,6 +249,9 @@ pub struct SwitchConfig {
     pub controllers: Vec<String>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "a doc would be the help of the flags")]
+    pub mrp: MrpRule,
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a doc would be the help of the flags")]
     pub serve: ServeArgs,
     #[command(flatten)]
     #[allow(missing_docs, reason = "a doc would be the help of the flags")]
@@ -280,6 +284,7 @@ impl SwitchConfig {
             memory: self.memory.or(other.memory),
             lldp: self.lldp.or(other.lldp),
             hugepages: self.hugepages.or(other.hugepages),
+            mrp: self.mrp.or(other.mrp),
         }
     }
 
@@ -393,6 +398,7 @@ impl SwitchConfig {
                 memory: t.get("memory", Value::number_or_text),
                 lldp: t.get("lldp", Value::number_or_text),
                 hugepages: t.get("hugepages", Value::parse),
+                mrp: t.get("mrp", MrpRule::read).unwrap_or_default(),
                 ports: t.items("ports", "a list of ports: [[ports]]", NamedPort::read),
             })
         })

@@ -16,6 +16,7 @@
 pub mod balance;
 pub mod config;
 pub mod dpdk;
+pub mod mrp;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -75,6 +76,8 @@ pub fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig> {
             idle,
         })
         .collect();
+    let names: Vec<&str> = out.ports.iter().map(|port| port.name.as_str()).collect();
+    out.engine.registration = config.mrp.registration(&names)?;
     out.balance = config.balance.unwrap_or_default().balance();
     out.engine.hash_seed = hash_seed();
     if let Some(most) = config.groups_max {

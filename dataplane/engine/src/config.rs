@@ -2,7 +2,10 @@
 
 use core::net::Ipv4Addr;
 
+use castnet_rules::Ipv4Net;
 use castnet_wire::{MacAddr, Nanos, PortId};
+
+use crate::port_set::PortSet;
 
 /// A port as the engine sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +20,17 @@ pub struct PortInfo {
     pub mtu: usize,
     /// True if frames to unknown and to group Ethernet addresses are flooded to it.
     pub flood: bool,
+}
+
+/// The registration packets of MRP (Cepheus III.C) that a switch takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegistrationConfig {
+    /// Their UDP destination port.
+    pub udp_port: u16,
+    /// The ports by which they may come in: of leaders, and between switches.
+    pub ports: PortSet,
+    /// The addresses that groups may have. ARP requests for them are answered at `ports`, also before they are registered.
+    pub pool: Vec<Ipv4Net>,
 }
 
 /// The configuration of an engine. [`EngineConfig::new`] sets default sizes for a medium switch.
@@ -44,6 +58,8 @@ pub struct EngineConfig {
     pub neighbours_max: usize,
     /// Interval between LLDP frames on each port; `None` for no LLDP.
     pub lldp_interval: Option<Nanos>,
+    /// `None`: registration packets are frames like any other.
+    pub registration: Option<RegistrationConfig>,
     /// Capacity of the event queue. Events beyond it are only counted.
     pub events_max: usize,
     /// Seed of the table hashes, so that a host cannot choose addresses that collide.
@@ -65,6 +81,7 @@ impl EngineConfig {
             fdb_ageing: Nanos::from_secs(300),
             neighbours_max: 1024,
             lldp_interval: Some(Nanos::from_secs(30)),
+            registration: None,
             events_max: 1024,
             hash_seed: 0,
         }

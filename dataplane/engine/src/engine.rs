@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use castnet_wire::{McstId, Nanos, PortId};
+use castnet_wire::{Ethernet, McstId, Nanos, PortId};
 
-use crate::bridge::Bridge;
+use crate::bridge::{Bridge, RegistrationFrame};
 use crate::config::{ConfigError, EngineConfig};
 use crate::egress::Egress;
 use crate::group::collective::{Collective, CollectiveGroupStatus};
@@ -214,6 +214,28 @@ impl Engine {
     /// Removes and returns the oldest event.
     pub fn pop_event(&mut self) -> Option<EngineEvent> {
         self.services.events.pop()
+    }
+
+    /// Removes and returns the oldest registration packet.
+    pub fn pop_registration(&mut self) -> Option<RegistrationFrame> {
+        self.bridge.registrations.pop()
+    }
+
+    /// Sends a frame that control has made. It is lost if no buffer is free.
+    pub fn transmit<E: Egress>(&mut self, port: PortId, frame: &[u8], egress: &mut E) {
+        let Output { ports, counters, .. } = &mut self.services.output;
+        if !ports.up.contains(port) || frame.len() > ports.mtu(port) + Ethernet::LEN {
+            counters.totals.copies_lost += 1;
+            return;
+        }
+        match egress.gather(port, &[frame]) {
+            Some(buffer) => {
+                counters.totals.originated += 1;
+                counters.sent(port, 1, frame.len() as u64);
+                egress.send(port, buffer);
+            }
+            None => counters.totals.copies_lost += 1,
+        }
     }
 
     /// Events lost because the queue was full.

@@ -58,11 +58,12 @@ mod port_set;
 mod tables;
 
 pub use address::destination;
+pub use bridge::RegistrationFrame;
 pub use castnet_collective::path::WORDS_MAX;
 pub use castnet_collective::translated::Refusal;
 pub use castnet_collective::{EndpointId, EndpointSet};
 pub use castnet_wire::FrameFilter;
-pub use config::{ConfigError, EngineConfig, PortInfo};
+pub use config::{ConfigError, EngineConfig, PortInfo, RegistrationConfig};
 pub use dry_run::DryRun;
 pub use egress::Egress;
 pub use engine::Engine;

@@ -33,6 +33,8 @@ names! {
         OverPmtu => "over-pmtu",
         /// Data of a host beyond the rate limit of its group.
         OverRate => "over-rate",
+        /// A registration packet of MRP: from a port where it is not allowed, beyond a limit, or against the state of its group.
+        RegistrationRefused => "registration-refused",
         /// No route to the destination address.
         NoRoute => "no-route",
         /// TTL or hop limit used up.

@@ -7,7 +7,7 @@ use castnet_engine::{
     Captured, Context, ContextStatus, DryRun, Expected, FdbEntry, FrameFilter, InstallError, Neighbour,
     TapId, Trace,
 };
-use castnet_wire::McstId;
+use castnet_wire::{DropReason, McstId, PortId};
 use crossbeam::channel::Sender;
 
 use crate::report::Report;
@@ -45,6 +45,10 @@ pub(crate) enum Command {
     /// The number is that of the frames.
     Arm(Subscriber, FrameFilter, u64),
     Disarm(TapId),
+    /// Send frames that control has made. They are returned.
+    Transmit(Vec<(PortId, Vec<u8>)>, Sender<Vec<(PortId, Vec<u8>)>>),
+    /// Count a frame of this ingress port that control has dropped.
+    CountDrop(PortId, DropReason),
     /// Reserve memory for a group and hold its frames from now on.
     Expect(Box<Expected>, Sender<Attached<InstallError>>),
     /// Cancel `Expect`. Memory that was reserved is released.

@@ -123,6 +123,16 @@ impl WorkerHandle {
     }
 }
 
+/// The number of groups that use each port.
+#[derive(Clone, Copy)]
+pub(crate) struct PortCounts(pub(crate) [usize; PortId::COUNT]);
+
+impl Default for PortCounts {
+    fn default() -> Self {
+        Self([0; PortId::COUNT])
+    }
+}
+
 pub(crate) struct RegisteredGroup {
     /// With its endpoints in the engine's order.
     pub(crate) rule: GroupRule,
@@ -143,6 +153,7 @@ pub(crate) struct State {
     /// Bytes of all groups.
     memory_used: usize,
     groups_per_worker: Vec<usize>,
+    pub(crate) groups_per_port: PortCounts,
     /// Lanes per worker, by name of the group that has the lanes.
     lanes_per_worker: BTreeMap<String, Vec<usize>>,
     pub(crate) generation: u64,
@@ -553,11 +564,21 @@ impl State {
         self.loads.extend(busy.iter().map(|busy| (*busy, 0)));
     }
 
+    /// Changes the number of groups of each port of a rule by `more`.
+    fn count_ports(&mut self, rule: &GroupRule, more: isize) {
+        let ports: PortSet = rule.endpoints.iter().map(|e| e.port).collect();
+        for port in ports {
+            let count = &mut self.groups_per_port.0[port.index()];
+            *count = count.saturating_add_signed(more);
+        }
+    }
+
     fn register(&mut self, group: RegisteredGroup) {
         self.index.insert(&group.rule);
         self.members.add(&group.rule);
         self.memory_used += group.memory;
         self.count(&group, 1);
+        self.count_ports(&group.rule, 1);
         self.owners.insert(group.rule.mcst_id, group.worker);
         self.groups.insert(group.rule.mcst_id, group);
     }
@@ -568,6 +589,7 @@ impl State {
         self.members.remove(&group.rule);
         self.memory_used -= group.memory;
         self.count(&group, -1);
+        self.count_ports(&group.rule, -1);
         self.owners.remove(mcst_id);
         Some(group)
     }

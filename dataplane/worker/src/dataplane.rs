@@ -7,12 +7,13 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use castnet_engine::{
-    Captured, Context, DryRun, FdbEntry, FrameFilter, Neighbour, TAPS_MAX, Tables, Trace, destination,
+    Captured, Context, DryRun, FdbEntry, FrameFilter, Neighbour, RegistrationFrame, TAPS_MAX, Tables, Trace,
+    destination,
 };
 use castnet_port::{Memory, OpenError, Pool, Steered};
 use castnet_rules::{GroupRule, Ipv4Net, Route};
-use castnet_wire::{Drops, McstId, Nanos, PortId};
-use crossbeam::channel::{Sender, bounded};
+use castnet_wire::{DropReason, Drops, MacAddr, McstId, Nanos, PortId};
+use crossbeam::channel::{Receiver, Sender, bounded};
 use parking_lot::Mutex;
 
 use crate::command::{self, Command, Sink, Subscriber};
@@ -32,6 +33,8 @@ use crate::tap::{TapGuard, TapStream};
 use crate::worker::{self, MakeMemory, WorkerSetup};
 
 const TAP_QUEUE: usize = 4096;
+/// Registration packets from all workers.
+const REGISTRATION_QUEUE: usize = 64;
 
 /// A running dataplane. Dropping it stops it.
 ///
@@ -41,6 +44,7 @@ const TAP_QUEUE: usize = 4096;
 pub struct Dataplane {
     shared: Arc<SharedControl>,
     threads: Mutex<Option<Threads>>,
+    registered: Receiver<RegistrationFrame>,
 }
 
 struct Threads {
@@ -77,6 +81,7 @@ impl Dataplane {
         let clock = Clock::start();
         let published = Arc::new(ArcSwap::from_pointee(Published::new(Tables::default(), false)));
         let (notes, noted) = bounded(housekeeping::QUEUE);
+        let (registrations, registered) = bounded(REGISTRATION_QUEUE);
         let events_lost = Arc::new(AtomicU64::new(0));
         let rings = rings::<M>(&config);
         let (mut threads, mut starting, mut failed) = (Vec::new(), Vec::new(), None);
@@ -94,6 +99,7 @@ impl Dataplane {
                 outbound: rings[index].clone(),
                 commands: command_queue,
                 notes: notes.clone(),
+                registrations: registrations.clone(),
                 events_lost: events_lost.clone(),
                 opened,
             };
@@ -151,6 +157,7 @@ impl Dataplane {
         Ok(Self {
             shared,
             threads: Mutex::new(Some(threads)),
+            registered,
         })
     }
 
@@ -245,6 +252,40 @@ impl Dataplane {
             groups.extend(self.group(mcst_id)?);
         }
         Ok(groups)
+    }
+
+    /// The number of groups that use each port, by its number.
+    pub fn groups_per_port(&self) -> [usize; PortId::COUNT] {
+        self.shared.state.lock().groups_per_port.0
+    }
+
+    /// The registration packets of MRP, if the engine is [configured](castnet_engine::RegistrationConfig) to take them. Each packet is
+    /// received once. The channel ends with the dataplane.
+    pub fn registrations(&self) -> &Receiver<RegistrationFrame> {
+        &self.registered
+    }
+
+    /// Counts a frame that came in by `port`, and that control has dropped.
+    pub fn count_drop(&self, port: PortId, reason: DropReason) -> Result<(), Stopped> {
+        let worker = self.shared.workers.first().ok_or(Stopped)?;
+        worker.send(Command::CountDrop(port, reason))
+    }
+
+    /// Sends frames, each by its port. Those for which no buffer is free or whose port is down are lost.
+    pub fn transmit(&self, frames: Vec<(PortId, Vec<u8>)>) -> Result<(), Stopped> {
+        let worker = self.shared.workers.first().ok_or(Stopped)?;
+        worker.request(|reply| Command::Transmit(frames, reply)).map(drop)
+    }
+
+    /// Ethernet address of a port.
+    pub fn port_mac(&self, port: PortId) -> Option<MacAddr> {
+        let info = self.shared.infos.iter().find(|info| info.id == port);
+        info.map(|info| info.mac)
+    }
+
+    /// Whether a port is up.
+    pub fn is_up(&self, port: PortId) -> bool {
+        self.shared.is_up(port)
     }
 
     /// Replaces all routes.

@@ -248,6 +248,13 @@ impl<M: Memory> Worker<M> {
                 self.engine.taps.disarm(id);
                 self.subscribers.retain(|subscriber| subscriber.id != id);
             }
+            Command::Transmit(frames, reply) => {
+                for (port, frame) in &frames {
+                    self.engine.transmit(*port, frame, &mut self.outputs);
+                }
+                let _ = reply.send(frames);
+            }
+            Command::CountDrop(port, reason) => self.outputs.count_drop(port, reason),
             Command::Expect(mut group, reply) => {
                 let answer = self.expect(&mut group);
                 let _ = reply.send((answer, group));
@@ -331,6 +338,12 @@ impl<M: Memory> Worker<M> {
             if self.setup.notes.try_send(Note::Event(event)).is_err() {
                 self.setup.events_lost.fetch_add(1, Ordering::Relaxed);
             }
+        }
+        // While control is behind, packets stay in the engine's queue, which drops and counts what it cannot hold.
+        while !self.setup.registrations.is_full()
+            && let Some(frame) = self.engine.pop_registration()
+        {
+            let _ = self.setup.registrations.try_send(frame);
         }
         if self.has_subscribers() {
             self.send_taps();

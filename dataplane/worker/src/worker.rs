@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
-use castnet_engine::{Engine, EngineConfig, PortInfo, TAPS_MAX};
+use castnet_engine::{Engine, EngineConfig, PortInfo, RegistrationFrame, TAPS_MAX};
 use castnet_port::{Batch, FlowTable, HandOver, Memory, OpenError, Port, PortLink, Sides, Sleeper, Waker};
 use castnet_wire::spin::{self, Progress, Spinner};
 use castnet_wire::{MacAddr, Nanos};
@@ -46,6 +46,7 @@ pub(crate) struct WorkerSetup<M: Memory> {
     pub(crate) outbound: Vec<Ring<M>>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) notes: Sender<Note>,
+    pub(crate) registrations: Sender<RegistrationFrame>,
     pub(crate) events_lost: Arc<AtomicU64>,
     pub(crate) opened: Sender<Result<OpenedWorker, StartError>>,
 }

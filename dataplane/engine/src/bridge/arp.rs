@@ -30,7 +30,10 @@ impl Bridging<'_> {
         }
         self.learn_neighbour(cx, arp, &ethernet);
         let mac = self.output.ports.mac(cx.ingress);
-        if arp.op == ArpOp::Request && self.answers_for(arp.target_ip) && !ethernet.src.is_multicast() {
+        if arp.op == ArpOp::Request
+            && (self.answers_for(arp.target_ip) || self.is_registrable(arp.target_ip, cx.ingress))
+            && !ethernet.src.is_multicast()
+        {
             self.learn(cx, &ethernet);
             set_macs(frame.head_mut(), ethernet.src, mac);
             if let Some(room) = frame.head_mut().get_mut(l3..l3 + Arp::LEN) {
@@ -39,6 +42,8 @@ impl Bridging<'_> {
             cx.observer.step(|| {
                 let what = if self.is_group(arp.target_ip) {
                     "a McstID"
+                } else if self.is_registrable(arp.target_ip, cx.ingress) {
+                    "a McstID that can be registered"
                 } else {
                     "an address of this switch"
                 };

@@ -68,9 +68,10 @@ impl Bridging<'_> {
         frame: E::Buf,
     ) -> Verdict {
         // A frame to an address that bridges forward is switched like any other.
-        if !Ethernet::parse(frame.head()).is_ok_and(|(ethernet, _)| is_reserved(ethernet.dst)) {
-            return self.bridge(cx, frame);
-        }
+        let mac = match Ethernet::parse(frame.head()) {
+            Ok((ethernet, _)) if is_reserved(ethernet.dst) => ethernet.src,
+            _ => return self.bridge(cx, frame),
+        };
         let mut bytes = [0; 1024];
         let length = frame.copy_to(&mut bytes);
         let lldp = match Lldp::parse(bytes.get(at..length).unwrap_or_default()) {
@@ -81,6 +82,7 @@ impl Bridging<'_> {
             chassis: name(lldp.chassis),
             remote_port: name(lldp.port),
             system: name(Printable(lldp.system_name)),
+            mac,
             ttl: Nanos::from_secs(lldp.ttl_secs.into()),
         };
         let news = self.own.neighbours.lldp(

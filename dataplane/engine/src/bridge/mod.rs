@@ -3,6 +3,7 @@
 mod arp;
 mod ethernet;
 mod lldp;
+mod registration;
 
 use core::net::Ipv4Addr;
 use std::sync::Arc;
@@ -10,6 +11,8 @@ use std::sync::Arc;
 use castnet_wire::Nanos;
 
 use crate::bridge::lldp::ANSWERS;
+pub use crate::bridge::registration::RegistrationFrame;
+use crate::bridge::registration::Registrations;
 use crate::config::EngineConfig;
 use crate::egress::Egress;
 use crate::group::services::Services;
@@ -34,6 +37,7 @@ pub(crate) struct Bridge {
     pub(crate) lldp_at: Option<Nanos>,
     pub(crate) lldp_answers: Limit,
     pub(crate) ageing_at: Option<Nanos>,
+    pub(crate) registrations: Registrations,
 }
 
 impl Bridge {
@@ -47,6 +51,7 @@ impl Bridge {
             lldp_at: config.lldp_interval.map(|_| Nanos::ZERO),
             lldp_answers: ANSWERS,
             ageing_at: None,
+            registrations: Registrations::new(config.registration.as_ref()),
             config,
         }
     }

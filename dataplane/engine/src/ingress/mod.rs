@@ -152,6 +152,9 @@ impl Engine {
         match parsed {
             Ok(Parsed::Arp(arp)) => self.bridging().arp_frame(cx, arp, frame),
             Ok(Parsed::Lldp { at }) => self.bridging().lldp_frame(cx, *at, frame),
+            Ok(Parsed::Ipv4 { header, l3 }) if self.bridge.is_registration(header, *l3, frame.head()) => {
+                self.bridging().registration_frame(cx, frame)
+            }
             Ok(Parsed::Ipv4 { header, .. }) if self.groups.find(header.dst).is_some() => {
                 self.note_dropped(cx, self.groups.find(header.dst));
                 cx.drop(Stage::Classify, DropReason::NotMulticastable, || {

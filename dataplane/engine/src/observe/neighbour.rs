@@ -45,6 +45,8 @@ pub enum Said {
         remote_port: Name,
         /// System name.
         system: Name,
+        /// Ethernet address of the neighbour's port: the source of its frames.
+        mac: MacAddr,
         /// Time to live.
         ttl: Nanos,
     },

@@ -168,6 +168,7 @@ mod tests {
             chassis: name("02:00:00:00:00:01"),
             remote_port: name("p0"),
             system: name(system),
+            mac: MacAddr([2; 6]),
             ttl: Nanos::from_secs(ttl),
         };
         Neighbour {

@@ -15,6 +15,7 @@ mod memory;
 mod most;
 mod moving;
 mod rates;
+mod registration;
 mod replication;
 mod routed;
 mod shared_ports;

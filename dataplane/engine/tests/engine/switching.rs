@@ -309,6 +309,7 @@ fn lldp_is_sent_by_every_port_and_what_comes_in_is_remembered_not_forwarded() {
         remote_port,
         system,
         ttl,
+        ..
     } = neighbour.said
     else {
         panic!()

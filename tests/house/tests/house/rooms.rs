@@ -6,7 +6,7 @@ use crate::fences::{root, sources};
 
 /// Lowest first (ARCHITECTURE.md, "Rooms of the engine").
 const ENGINE: [&str; 14] = [
-    "address", "config", "port_set", "egress", "plain", "observe", "tables", "output", "group", "bridge",
+    "address", "port_set", "config", "egress", "plain", "observe", "tables", "output", "group", "bridge",
     "engine", "ingress", "dry_run", "moving",
 ];
 

@@ -1,0 +1,130 @@
+//! Registration packets of MRP: which ones control gets, and that all others are frames like any other or are counted.
+
+use castnet_engine::{Engine, EngineConfig, PortSet, RegistrationConfig};
+use castnet_wire::mrp::DEFAULT_PORT;
+use castnet_wire::{Datagram, DropReason, Nanos};
+
+use crate::common::*;
+
+/// A switch with three ports that takes registrations at port 0.
+fn registering() -> Engine {
+    let registration = RegistrationConfig {
+        udp_port: DEFAULT_PORT,
+        ports: [port(0)].into_iter().collect::<PortSet>(),
+        pool: vec!["10.200.0.0/16".parse().unwrap()],
+    };
+    Engine::new(EngineConfig {
+        registration: Some(registration),
+        ..config(3)
+    })
+    .unwrap()
+}
+
+fn packet(n: usize, to: [u8; 4], udp_port: u16) -> Vec<u8> {
+    let datagram = Datagram {
+        macs: (port_mac(n), peer_mac(n)),
+        from: (host_ip(n), udp_port),
+        to: (to.into(), udp_port),
+        payload: &[7; 900],
+    };
+    datagram.to_frame()
+}
+
+const GROUP: [u8; 4] = [10, 200, 0, 1];
+
+fn dropped(e: &Engine, n: usize, reason: DropReason) -> u64 {
+    let mut snapshot = castnet_engine::CountersSnapshot::default();
+    e.snapshot(&mut snapshot);
+    snapshot.ports[n].1.drops[reason]
+}
+
+#[test]
+fn control_gets_a_packet_as_it_is() {
+    let mut e = registering();
+    // Also when the address is that of a group already.
+    for installed in [false, true] {
+        if installed {
+            let mut rule = star(2);
+            rule.mcst_id = castnet_wire::McstId(GROUP.into());
+            install(&mut e, &rule);
+        }
+        let frame = packet(0, GROUP, DEFAULT_PORT);
+        assert_eq!(feed(&mut e, T0, 0, &frame), []);
+        let taken = e.pop_registration().unwrap();
+        assert_eq!((taken.port, &taken.frame[..]), (port(0), &frame[..]));
+        assert_eq!(e.pop_registration(), None);
+    }
+    assert_conserved(&e);
+}
+
+#[test]
+fn what_may_not_come_in_is_counted_by_its_reason() {
+    let mut e = registering();
+    let good = packet(1, GROUP, DEFAULT_PORT);
+    feed(&mut e, T0, 1, &good);
+    assert_eq!(dropped(&e, 1, DropReason::RegistrationRefused), 1);
+    let mut changed = packet(0, GROUP, DEFAULT_PORT);
+    changed[100] ^= 1;
+    let mut tagged = packet(0, GROUP, DEFAULT_PORT);
+    tagged.splice(12..12, [0x81, 0, 0, 5]);
+    for frame in [changed, tagged, packet(0, GROUP, DEFAULT_PORT)[..200].to_vec()] {
+        feed(&mut e, T0, 0, &frame);
+    }
+    assert_eq!(dropped(&e, 0, DropReason::Malformed), 3);
+    assert_eq!(e.pop_registration(), None);
+    assert_conserved(&e);
+}
+
+#[test]
+fn other_addresses_ports_and_switches_see_frames_like_any_other() {
+    let other = [10, 201, 0, 1];
+    let mut off = engine(3);
+    for (e, frame) in [
+        (&mut registering(), packet(0, other, DEFAULT_PORT)),
+        (&mut registering(), packet(0, GROUP, DEFAULT_PORT + 1)),
+        (&mut off, packet(0, GROUP, DEFAULT_PORT)),
+    ] {
+        feed(e, T0, 0, &frame);
+        assert_eq!(
+            (e.pop_registration(), dropped(e, 0, DropReason::NoRoute)),
+            (None, 1)
+        );
+    }
+    assert_eq!(feed(&mut off, T0, 0, &arp_request(0, GROUP.into())).len(), 2);
+}
+
+#[test]
+fn arp_is_answered_where_a_group_may_be_registered() {
+    let mut e = registering();
+    let answer = feed(&mut e, T0, 0, &arp_request(0, GROUP.into()));
+    assert_eq!(
+        (answer.len(), answer[0].0, &answer[0].1[6..12]),
+        (1, 0, &port_mac(0).0[..])
+    );
+    // Elsewhere the address is one like any other.
+    assert_eq!(feed(&mut e, T0, 1, &arp_request(1, GROUP.into())).len(), 2);
+    assert_eq!(
+        feed(&mut e, T0, 0, &arp_request(0, [10, 201, 0, 1].into())).len(),
+        2
+    );
+    assert_conserved(&e);
+}
+
+#[test]
+fn a_flood_is_bounded_by_the_queue_and_by_the_rate_of_its_port() {
+    let mut e = registering();
+    let frame = packet(0, GROUP, DEFAULT_PORT);
+    let mut taken = 0;
+    let count = |e: &mut Engine| std::iter::from_fn(|| e.pop_registration()).count() as u64;
+    (0..100).for_each(|_| drop(feed(&mut e, T0, 0, &frame)));
+    taken += count(&mut e);
+    assert_eq!((taken, dropped(&e, 0, DropReason::RegistrationRefused)), (64, 36));
+    for _ in 0..1000 {
+        feed(&mut e, T0, 0, &frame);
+        taken += count(&mut e);
+    }
+    assert_eq!(taken, 256);
+    feed(&mut e, T0 + Nanos::from_millis(1), 0, &frame);
+    assert_eq!(count(&mut e), 1);
+    assert_conserved(&e);
+}
