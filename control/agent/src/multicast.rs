@@ -18,6 +18,7 @@ pub(crate) fn state(status: &GroupStatus, now: Nanos) -> v1::MulticastState {
     for (i, path) in state.paths.iter_mut().enumerate() {
         let live = machine.paths.iter().find(|p| p.path.index() == i);
         path.ack_psn = live.and_then(|p| p.ack_psn).map(|psn| psn.value());
+        path.congestion = live.map_or(0, |p| p.cnps.into());
         path.stalled = stalls && machine.waiting_for.is_some_and(|p| p.index() == i);
     }
     v1::MulticastState {

@@ -1,5 +1,6 @@
 //! The multicast machine (Cepheus III.B, III.D).
 
+use super::congestion::CnpFilter;
 use super::entry::{Entry, Refusal};
 use super::{Effect, Effects, Event, MulticastConfig, MulticastStatus, PathStatus, TimerReason};
 use crate::path::{PATHS_MAX, PathId};
@@ -27,6 +28,8 @@ const UNKNOWN_BEHIND: i32 = 1 << 22;
 /// AggAckPSN reaches the PSN before it (checked on ACKs and on NAKs, M2), until the source goes back. Of several refusals of a PSN the
 /// strongest is sent: one that ends the connection, then the longest RNR wait, then a gap. One that ends the connection is kept, because
 /// its receiver does not repeat it, and sent each time the source goes back to that PSN or requests an acknowledgement.
+///
+/// Congestion. Of the CNPs of the paths, those of the most congested path are sent to the source ([`Event::Cnp`], M4).
 ///
 /// Joining. A path that joins a running stream gets nothing before the first packet of a message with the PSN after the newest. Until
 /// then the machine acknowledges each new packet for it, so it holds up nobody; a switch with no other paths acknowledges all data. From
@@ -56,7 +59,14 @@ pub struct Multicast {
     nak_sent: bool,
     /// The start is known and no path waits: [`next_data`](Multicast::next_data) may handle data.
     fast: bool,
-    joining: Option<Box<Joining>>,
+    rare: Box<Rare>,
+}
+
+/// State that plain data and feedback do not touch.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Rare {
+    joining: Option<Joining>,
+    cnps: CnpFilter,
 }
 
 /// Paths that join a running stream, all with the same packet.
@@ -103,7 +113,10 @@ impl Multicast {
             },
             nak_sent: false,
             fast: start_psn.is_some(),
-            joining: None,
+            rare: Box::new(Rare {
+                joining: None,
+                cnps: CnpFilter::new(paths),
+            }),
         }
     }
 
@@ -113,55 +126,72 @@ impl Multicast {
         let own = |path: &PathId| path.index() < self.table.len() && *path != self.source;
         let paths: Box<[PathId]> = paths.into_iter().filter(own).collect();
         if !paths.is_empty() {
-            self.joining = Some(Box::new(Joining { paths, first: None }));
+            self.rare.joining = Some(Joining { paths, first: None });
             self.fast = false;
         }
         self
     }
 
-    /// Carries on the stream of `old`, whose rule this machine's replaces: keeps the state of the paths that both have, as pairs of the
+    /// Carries on the stream of `of`, whose rule this machine's replaces: keeps the state of the paths that both have, as pairs of the
     /// index here and there. The others, and those that join, need nothing of the data so far. Does not allocate.
-    pub fn carry_on(&mut self, old: &Self, kept: impl IntoIterator<Item = (PathId, PathId)>) {
-        if old.phase == Phase::Learning {
+    pub fn carry_on(&mut self, of: &Self, kept: impl IntoIterator<Item = (PathId, PathId)>) {
+        if of.phase == Phase::Learning {
             return;
         }
-        self.table.fill(Entry::new(old.newest));
+        self.table.fill(Entry::new(of.newest));
         for (path, before) in kept {
-            let joins = self.joining.as_ref().is_some_and(|j| j.paths.contains(&path));
-            let entries = (self.table.get_mut(path.index()), old.table.get(before.index()));
+            let joins = self
+                .rare
+                .joining
+                .as_ref()
+                .is_some_and(|j| j.paths.contains(&path));
+            let entries = (self.table.get_mut(path.index()), of.table.get(before.index()));
             if let (false, (Some(entry), Some(old))) = (joins, entries) {
                 *entry = *old;
+                self.rare.cnps.carry_on(&of.rare.cnps, path, before);
             }
         }
-        (self.newest, self.agg_ack, self.phase) = (old.newest, old.agg_ack, old.phase);
-        (self.since, self.stall_at) = (old.since, old.stall_at);
+        (self.newest, self.agg_ack, self.phase) = (of.newest, of.agg_ack, of.phase);
+        (self.since, self.stall_at) = (of.since, of.stall_at);
         if self.table.len() > 1 {
             self.raise_agg_ack();
         }
-        if self.agg_ack != old.agg_ack {
+        if self.agg_ack != of.agg_ack {
             self.phase = Phase::Acknowledged;
         }
-        self.fast = self.joining.is_none();
+        self.fast = self.rare.joining.is_none();
     }
 
     /// Copies the state of a machine of the same configuration, without allocating.
     pub fn copy_state(&mut self, of: &Self) {
         self.table.clone_from(&of.table);
-        let (table, mut joining) = (core::mem::take(&mut self.table), self.joining.take());
-        if let (Some(own), Some(of)) = (&mut joining, &of.joining) {
+        self.rare.cnps.copy_state(&of.rare.cnps);
+        if let (Some(own), Some(of)) = (&mut self.rare.joining, &of.rare.joining) {
             own.first = of.first;
         }
-        *self = Self {
-            table,
-            joining,
-            ..*of
-        };
+        let Self {
+            table: _,
+            rare: _,
+            since,
+            stall_at,
+            stall_timeout,
+            newest,
+            agg_ack,
+            source,
+            lowest,
+            phase,
+            nak_sent,
+            fast,
+        } = *of;
+        (self.since, self.stall_at, self.stall_timeout) = (since, stall_at, stall_timeout);
+        (self.newest, self.agg_ack, self.source, self.lowest) = (newest, agg_ack, source, lowest);
+        (self.phase, self.nak_sent, self.fast) = (phase, nak_sent, fast);
     }
 
     /// Data of `psn` from `from` is about to be handled, and begins a message: waiting paths join with it, if it is the next after the
     /// newest. Its ICRC must have been verified.
     pub fn handle_message(&mut self, from: PathId, psn: Psn) {
-        let Some(joining) = self.joining.as_mut().filter(|j| j.first.is_none()) else {
+        let Some(joining) = self.rare.joining.as_mut().filter(|j| j.first.is_none()) else {
             return;
         };
         let joins = match self.phase {
@@ -183,12 +213,12 @@ impl Multicast {
 
     /// True while a path waits for the first packet of a message.
     pub fn is_waiting(&self) -> bool {
-        self.joining.as_ref().is_some_and(|j| j.first.is_none())
+        !self.fast && self.rare.joining.as_ref().is_some_and(|j| j.first.is_none())
     }
 
     /// The paths that have joined with the data packet of `psn`, and have not acknowledged it.
     pub fn joined_with(&self, psn: Psn) -> impl Iterator<Item = PathId> {
-        let joining = self.joining.as_ref().filter(|j| j.first == Some(psn));
+        let joining = self.rare.joining.as_ref().filter(|j| j.first == Some(psn));
         let paths = joining.into_iter().flat_map(|j| j.paths.iter().copied());
         paths.filter(move |path| self.lacks(*path, psn))
     }
@@ -213,7 +243,8 @@ impl Multicast {
             },
             Event::Cnp { from } => match self.refuse_feedback(from) {
                 Some(reason) => emit(out, Effect::Drop(reason)),
-                None => emit(out, Effect::Cnp { to: self.source }),
+                None if self.rare.cnps.passes(now, from) => emit(out, Effect::Cnp { to: self.source }),
+                None => {}
             },
         }
         if out.is_empty() {
@@ -297,6 +328,7 @@ impl Multicast {
                 ack_psn: known.then(|| entry.ack()),
                 msn: entry.msn(),
                 refusal: entry.refusal.syndrome(),
+                cnps: self.rare.cnps.count(path),
             }
         });
         MulticastStatus {
@@ -313,13 +345,16 @@ impl Multicast {
         }
     }
 
-    /// Bytes of the machine and its Path Table. A frame can touch all of them.
+    /// Bytes of the machine and its Path Table, which plain data and feedback touch.
     pub fn hot_bytes(&self) -> usize {
-        let joining = self.joining.as_ref();
-        let joining = joining.map_or(0, |j| {
-            core::mem::size_of::<Joining>() + core::mem::size_of_val(&*j.paths)
-        });
-        core::mem::size_of::<Self>() + core::mem::size_of_val(&*self.table) + joining
+        size_of::<Self>() + size_of_val(&*self.table)
+    }
+
+    /// Bytes of the state that plain data and feedback do not touch: paths that join, and counts of CNPs.
+    pub fn cold_bytes(&self) -> usize {
+        let joining = self.rare.joining.as_ref();
+        let joining = joining.map_or(0, |j| size_of_val(&*j.paths));
+        size_of::<Rare>() + joining + self.rare.cnps.heap_bytes()
     }
 
     fn on_data(&mut self, now: Nanos, from: PathId, psn: Psn, ack_request: bool, out: &mut Effects) {
@@ -356,9 +391,9 @@ impl Multicast {
 
     /// Acknowledges new data for the paths that wait.
     fn pass_waiting(&mut self, now: Nanos, psn: Psn, out: &mut Effects) {
-        let count = self.joining.as_ref().map_or(0, |j| j.paths.len());
+        let count = self.rare.joining.as_ref().map_or(0, |j| j.paths.len());
         for i in 0..count {
-            let path = self.joining.as_ref().and_then(|j| j.paths.get(i).copied());
+            let path = self.rare.joining.as_ref().and_then(|j| j.paths.get(i).copied());
             if let Some(path) = path {
                 self.on_feedback(now, path, psn, 0, Syndrome::Ack, out);
             }
@@ -382,7 +417,7 @@ impl Multicast {
     fn learn(&mut self, psn: Psn) {
         self.start_after(psn.add(-UNKNOWN_BEHIND));
         self.phase = Phase::Baseline;
-        self.fast = self.joining.is_none();
+        self.fast = self.rare.joining.is_none();
     }
 
     /// Counts as if all paths had acknowledged all data up to `psn`.

@@ -1,5 +1,6 @@
 //! Reliable multicast from one source over many paths (Cepheus III.B, III.D): configuration, events and effects.
 
+mod congestion;
 mod entry;
 mod machine;
 
@@ -46,8 +47,8 @@ pub enum Event {
         /// ACK, NAK or RNR NAK.
         syndrome: Syndrome,
     },
-    /// A congestion notification packet. Each one is forwarded. Forwarding only those of the most congested path of a window (Cepheus
-    /// III.D, contract M4) needs counts over time, which are not implemented yet.
+    /// A congestion notification packet. It is forwarded if its path is the most congested one, and absorbed otherwise (Cepheus III.D,
+    /// contract M4).
     Cnp {
         /// The path it came by.
         from: PathId,
@@ -133,4 +134,6 @@ pub struct PathStatus {
     pub msn: u32,
     /// The NAK or RNR NAK of the PSN after AckPSN, if it was the path's last feedback and the source has not gone back to it since.
     pub refusal: Option<Syndrome>,
+    /// Its degree of congestion (Cepheus III.D): CNPs of the window of its group's newest CNP, and of earlier windows with halved weight.
+    pub cnps: u16,
 }

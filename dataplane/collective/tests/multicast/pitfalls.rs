@@ -272,11 +272,11 @@ fn only_the_source_sends_data_and_only_the_others_answer() {
         s.event(Event::Cnp { from: path(9) }),
         [Effect::Drop(DropReason::NotMember)]
     );
+    assert_eq!(s.machine, before);
     assert_eq!(
         s.event(Event::Cnp { from: path(2) }),
         [Effect::Cnp { to: path(0) }]
     );
-    assert_eq!(s.machine, before);
 }
 
 #[test]

@@ -99,6 +99,8 @@ counters! {
             cnps_in,
             /// CNPs towards the source.
             cnps_out,
+            /// CNPs that were absorbed, because another path is more congested (M4).
+            cnps_filtered,
             /// Received data frames with an earlier PSN.
             retransmitted_in,
             /// Copies of retransmitted frames that were not made because their path had acknowledged them (M3).

@@ -157,6 +157,25 @@ fn a_cnp_reaches_the_source() {
     );
 }
 
+/// M4: the CNPs of the most congested path, and in its place those of another one once that has sent more.
+#[test]
+fn cnps_of_less_congested_paths_are_absorbed_and_counted() {
+    let mut engine = star_switch(3);
+    let mut forwarded = |now, member| feed(&mut engine, now, member, &cnp(member)).len();
+    let sent: Vec<usize> = [2, 2, 1, 3, 2, 1, 1, 1, 1]
+        .map(|member| forwarded(T0, member))
+        .to_vec();
+    assert_eq!(sent, [1, 1, 0, 0, 1, 0, 0, 1, 1]);
+    // Four windows later nothing is left of the counts.
+    assert_eq!(forwarded(T0 + Nanos::from_millis(4), 3), 1);
+    let status = engine.group_status(MCST).unwrap();
+    let c = status.counters;
+    assert_eq!((c.cnps_in, c.cnps_out, c.cnps_filtered), (10, 6, 4));
+    let degrees: Vec<u16> = status.machine.paths.iter().map(|path| path.cnps).collect();
+    assert_eq!(degrees, [0, 0, 1]);
+    assert_conserved(&engine);
+}
+
 #[test]
 fn feedback_with_a_wrong_icrc_changes_nothing() {
     let mut engine = star_switch(1);

@@ -152,7 +152,10 @@ fn only_data_of_the_host_that_sends_is_metered() {
         feed(&mut engine, T0, member, &cnp(member));
     }
     let got = counters(&engine);
-    assert_eq!((got.acks_in, got.acks_out, got.cnps_out), (2, 1, 2));
+    assert_eq!(
+        (got.acks_in, got.acks_out, got.cnps_in, got.cnps_out),
+        (2, 1, 2, 1)
+    );
     assert_eq!((got.rate_drops, drops(&engine, DropReason::NotSource)), (1, 1));
     assert_conserved(&engine);
 }

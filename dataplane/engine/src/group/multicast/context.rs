@@ -246,6 +246,7 @@ impl Group {
             + size_of::<Cold>()
             + rule_bytes(&self.cold.rule)
             + size_of_val(&*self.paths)
+            + self.hot.machine.cold_bytes()
     }
 
     /// Its counters.

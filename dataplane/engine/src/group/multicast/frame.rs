@@ -91,7 +91,10 @@ impl Group {
                 }
                 replicate::replicate(cx, output, group, header, src, frame)
             }
-            (_, [Effect::Absorb]) if !matches!(event, Event::Data { .. }) => Verdict::Absorbed,
+            (event, [Effect::Absorb]) if !matches!(event, Event::Data { .. }) => {
+                group.cold.exceptions.cnps_filtered += u64::from(matches!(event, Event::Cnp { .. }));
+                Verdict::Absorbed
+            }
             (_, effects) => {
                 if let Event::Data { psn, .. } = event
                     && !matches!(effects, [Effect::Drop(_)])
@@ -376,6 +379,9 @@ fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effec
                 format!("send to the source: {syndrome} of PSN {psn}")
             }
             Effect::Cnp { .. } => "pass the CNP to the source".into(),
+            Effect::Absorb if matches!(event, Event::Cnp { .. }) => {
+                "absorb: another path is more congested".into()
+            }
             Effect::Absorb => "absorb".into(),
             Effect::Drop(reason) => format!("drop ({reason})"),
             Effect::Stalled { path, .. } => format!("path {path} has stalled"),
