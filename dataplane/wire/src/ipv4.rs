@@ -12,6 +12,9 @@ pub const MORE_FRAGMENTS: u16 = 0x2000;
 /// The bits of the fragment offset in [`Ipv4::flags_frag`].
 pub const FRAGMENT_OFFSET: u16 = 0x1FFF;
 
+/// The ECN bits in [`Ipv4::tos`]. Both set: congestion experienced, CE. One of them set: the sender understands it, ECT (RFC 3168).
+pub const ECN: u8 = 3;
+
 /// An IPv4 header. Parsing skips options; writing makes none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ipv4 {
@@ -179,6 +182,24 @@ impl ChecksumDelta {
     pub const fn apply(self, checksum: u16) -> u16 {
         !fold(!checksum as u32 + self.0 as u32)
     }
+}
+
+/// Marks the IPv4 header at the start of `bytes` as congested (CE), if it is ECN-capable (ECT), and updates the checksum: a wrong one
+/// stays wrong. False, with nothing changed, if it is not, is marked already, or there is no header. No ICRC covers the mark (IBA annex
+/// A17).
+pub fn mark_congestion(bytes: &mut [u8]) -> bool {
+    let Some(b) = bytes.first_chunk_mut::<{ Ipv4::LEN }>() else {
+        return false;
+    };
+    if !matches!(b[1] & ECN, 1 | 2) {
+        return false;
+    }
+    let old = u16::from_be_bytes([b[0], b[1]]);
+    b[1] |= ECN;
+    [b[10], b[11]] = ChecksumDelta::word(old, u16::from_be_bytes([b[0], b[1]]))
+        .apply(u16::from_be_bytes([b[10], b[11]]))
+        .to_be_bytes();
+    true
 }
 
 /// Decrements the TTL of the IPv4 header at the start of `bytes` and updates the checksum. Returns the new TTL; `None`, with

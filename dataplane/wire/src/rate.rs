@@ -202,6 +202,13 @@ impl TokenBucket {
         self.at = self.at.max(now);
     }
 
+    /// Changes the rate. What was given before stays.
+    pub fn set_rate(&mut self, now: Nanos, rate: BitRate) {
+        self.refill(now);
+        self.rate = rate.0;
+        self.fill = Nanos(self.capacity.div_ceil(rate.0));
+    }
+
     /// Bytes that can be taken while the bucket stays half full or fuller.
     #[inline]
     pub const fn bytes_above_half(&self) -> u64 {

@@ -1,10 +1,11 @@
 //! Configuration of an endpoint and its QPs.
 
-use castnet_wire::{MacAddr, Pmtu, Psn, Qpn, RateLimit};
+use castnet_wire::{MacAddr, Nanos, Pmtu, Psn, Qpn, RateLimit};
 use core::net::Ipv4Addr;
 
 use crate::error::{OutOfRange, QpError};
 use crate::pace::Pace;
+use crate::reaction::ReactionConfig;
 
 /// Addresses and limits of an endpoint. Calls that would exceed a limit return an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,7 +94,13 @@ pub struct QpConfig {
     pub window: u32,
     /// Limit of all requests, also those sent again; `None`: no limit. The burst must hold a full packet with 128 bytes of headers.
     pub rate_limit: Option<RateLimit>,
-    /// IPv4 type of service of all frames including ACKs: DSCP and ECN.
+    /// Notification point: a received request with a congestion mark (ECN: CE) causes a CNP, at most one per this time. Zero: each one
+    /// does. `None`: none does.
+    pub cnp_interval: Option<Nanos>,
+    /// Reaction point: a received CNP lowers the rate of requests. `None`: it does not. Switches mark only packets whose type of service
+    /// is ECN-capable (ECT).
+    pub reaction: Option<ReactionConfig>,
+    /// IPv4 type of service of all frames including ACKs, but not CNPs: DSCP and ECN.
     pub tos: u8,
     /// IPv4 time to live of all frames.
     pub ttl: u8,
@@ -102,6 +109,10 @@ pub struct QpConfig {
 impl QpConfig {
     /// The default of `window`. rxe's constant is 128, and it sends one packet more.
     pub const WINDOW: u32 = 129;
+    /// The least time between two CNPs of DCQCN's notification point, for [`QpConfig::cnp_interval`].
+    pub const CNP_INTERVAL: Nanos = Nanos::from_micros(50);
+    /// IPv4 type of service of CNPs: DSCP 48, as RNICs have it.
+    pub(crate) const CNP_TOS: u8 = 48 << 2;
 
     /// With the usual values of verbs programs: PSNs start at 0, path MTU 1024, timeout 14 (67 ms), 7 retries of both
     /// kinds (no limit), RNR timer 12 (0.64 ms).
@@ -121,6 +132,8 @@ impl QpConfig {
             min_rnr_timer: 12,
             window: Self::WINDOW,
             rate_limit: None,
+            cnp_interval: None,
+            reaction: None,
             tos: 0,
             ttl: 64,
         }
@@ -138,6 +151,9 @@ impl QpConfig {
         if let Some(limit) = self.rate_limit {
             let (least, most) = (Pace::burst_min(self.pmtu), RateLimit::BURST_MAX);
             OutOfRange::check("rate_limit.burst_bytes", limit.burst_bytes, least, most)?;
+        }
+        if let Some(reaction) = &self.reaction {
+            reaction.check(self.pmtu)?;
         }
         if self.remote_mac.is_multicast() {
             return Err(QpError::MulticastMac { mac: self.remote_mac });

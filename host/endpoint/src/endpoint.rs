@@ -3,7 +3,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use castnet_wire::udp::entropy_port;
-use castnet_wire::{MacAddr, Nanos, Psn, Qpn};
+use castnet_wire::{BitRate, MacAddr, Nanos, Psn, Qpn};
 
 use crate::config::{EndpointConfig, QpConfig, QueueLimits, check_qpn};
 use crate::error::{MemoryError, PostError, QpError};
@@ -22,7 +22,7 @@ pub enum TimerReason {
     Retransmit,
     /// The wait after an RNR NAK. The QP retransmits afterwards.
     RnrWait,
-    /// The wait for the rate limit of the QP.
+    /// The wait for the rate of the QP: its limit, or what congestion control allows.
     Pace,
 }
 
@@ -43,6 +43,8 @@ pub struct QpStatus {
     pub sends: usize,
     /// Posted receives that are not completed.
     pub receives: usize,
+    /// The rate that congestion control allows: the largest one if there is no congestion. `None` without congestion control.
+    pub rate: Option<BitRate>,
 }
 
 #[derive(Debug)]
@@ -70,7 +72,7 @@ pub struct Endpoint {
     pub(crate) completions: VecDeque<Completion>,
     /// Posted work requests that are not completed.
     pub(crate) outstanding: usize,
-    /// QPs that may have ACKs or NAKs to send, round robin.
+    /// QPs that may have ACKs, NAKs or CNPs to send, round robin.
     pub(crate) answering: VecDeque<Qpn>,
     /// QPs that may have requests to send, round robin.
     pub(crate) requesting: VecDeque<Qpn>,
@@ -258,6 +260,7 @@ impl Endpoint {
             msn: qp.responder.msn,
             sends: qp.requester.queued(),
             receives: qp.responder.queue.len(),
+            rate: qp.requester.rate(),
         })
     }
 
@@ -366,7 +369,7 @@ impl Endpoint {
             }
             qp.timer = timer;
         }
-        if !qp.responder.answers.is_empty() && !qp.answering {
+        if qp.responder.has_answers() && !qp.answering {
             qp.answering = true;
             self.answering.push_back(qpn);
         }

@@ -9,8 +9,10 @@ use castnet_wire::{
     RoceHeader, Syndrome, Transport, emit_roce, icrc, ipv4, parse_frame,
 };
 
+use crate::config::QpConfig;
 use crate::endpoint::{Endpoint, Qp};
 use crate::packet::{DecodedPacket, Request, request_opcode};
+use crate::reaction::Notifier;
 use crate::requester::{OutgoingPacket, Response};
 use crate::responder::{Answer, Verdict};
 use crate::state::QpState;
@@ -24,15 +26,20 @@ impl Endpoint {
     /// Processes a received Ethernet frame without FCS. Discarded frames are counted by [`Discard`].
     pub fn handle_frame(&mut self, now: Nanos, frame: &[u8]) {
         self.stats.frames_in += 1;
-        let (qpn, packet) = match self.accept(frame) {
+        let (qpn, packet, marked) = match self.accept(frame) {
             Ok(accepted) => accepted,
             Err(reason) => return self.stats.discard(reason),
         };
         match packet {
-            DecodedPacket::Request(request) => self.handle_request(qpn, &request),
+            DecodedPacket::Request(request) => {
+                if marked {
+                    self.handle_mark(now, qpn);
+                }
+                self.handle_request(qpn, &request);
+            }
             DecodedPacket::Acknowledge { psn, syndrome } => self.handle_response(now, qpn, psn, syndrome),
             DecodedPacket::DataResponse => self.stats.discard(Discard::UnexpectedResponse),
-            DecodedPacket::Cnp => self.stats.cnps_in += 1,
+            DecodedPacket::Cnp => self.handle_cnp(now, qpn),
         }
         self.refresh(qpn);
     }
@@ -47,8 +54,8 @@ impl Endpoint {
         is_here && qp.is_some_and(|qp| qp.state == QpState::Init)
     }
 
-    /// The stateless checks in rxe's order, and the ICRC check.
-    fn accept<'a>(&self, frame: &'a [u8]) -> Result<(Qpn, DecodedPacket<'a>), Discard> {
+    /// The stateless checks in rxe's order, and the ICRC check. True: the frame has a congestion mark.
+    fn accept<'a>(&self, frame: &'a [u8]) -> Result<(Qpn, DecodedPacket<'a>, bool), Discard> {
         if frame.get(..6).is_some_and(|dst| dst != self.config.mac.0) {
             return Err(Discard::NotMyMac);
         }
@@ -82,7 +89,22 @@ impl Endpoint {
             return Err(Discard::BadIcrc);
         }
         let packet = DecodedPacket::decode(&header, frame).ok_or(Discard::Malformed)?;
-        Ok((bth.dest_qp, packet))
+        Ok((bth.dest_qp, packet, header.tos & ipv4::ECN == ipv4::ECN))
+    }
+
+    /// The switches between the sender and this host are congested, also if the request is not in order.
+    fn handle_mark(&mut self, now: Nanos, qpn: Qpn) {
+        self.stats.marked_in += 1;
+        let qp = self.qps.get_mut(&qpn);
+        if let Some(notifier) = qp.and_then(|qp| qp.responder.notifier.as_mut()) {
+            notifier.mark(now);
+        }
+    }
+
+    fn handle_cnp(&mut self, now: Nanos, qpn: Qpn) {
+        self.stats.cnps_in += 1;
+        let Some(qp) = self.qps.get_mut(&qpn) else { return };
+        self.stats.rate_cuts += u64::from(qp.requester.handle_cnp(now));
     }
 
     fn handle_request(&mut self, qpn: Qpn, request: &Request<'_>) {
@@ -125,7 +147,7 @@ impl Endpoint {
     }
 
     /// Writes the next Ethernet frame without FCS to the start of `out` and returns its length, `None` if there is
-    /// nothing to send. ACKs and NAKs precede requests. QPs are served round robin. `out` must have
+    /// nothing to send. CNPs precede ACKs and NAKs, which precede requests. QPs are served round robin. `out` must have
     /// [`Endpoint::FRAME_MAX`] bytes: a shorter buffer is counted, and nothing is written.
     pub fn poll_transmit(&mut self, now: Nanos, out: &mut [u8]) -> Option<usize> {
         if out.len() < Self::FRAME_MAX {
@@ -133,15 +155,22 @@ impl Endpoint {
             return None;
         }
         while let Some(qpn) = self.pop_answering() {
-            let answer = self
-                .qps
-                .get_mut(&qpn)
-                .and_then(|qp| qp.responder.answers.pop_front());
+            let Some(qp) = self.qps.get_mut(&qpn) else {
+                continue;
+            };
+            let notifies = qp.responder.notifier.as_mut().is_some_and(Notifier::take);
+            let answer = match notifies {
+                true => None,
+                false => qp.responder.answers.pop_front(),
+            };
             self.refresh(qpn);
-            if let Some(answer) = answer
-                && let Some(length) = self.emit_answer(qpn, answer, out)
-            {
-                return Some(length);
+            let length = match answer {
+                Some(answer) => self.emit_answer(qpn, answer, out),
+                None if notifies => self.emit_cnp(qpn, out),
+                None => None,
+            };
+            if length.is_some() {
+                return length;
             }
         }
         while let Some(qpn) = self.pop_requesting() {
@@ -154,7 +183,7 @@ impl Endpoint {
             match self.emit_request(qpn, &packet, out) {
                 Some(length) => {
                     if let Some(qp) = self.qps.get_mut(&qpn) {
-                        qp.requester.sent_frame(length);
+                        qp.requester.sent_frame(now, length);
                     }
                     return Some(length);
                 }
@@ -187,6 +216,23 @@ impl Endpoint {
             Syndrome::Nak(_) => &mut self.stats.fatal_naks_out,
         };
         *counter += 1;
+        self.stats.frames_out += 1;
+        Some(length)
+    }
+
+    fn emit_cnp(&mut self, qpn: Qpn, out: &mut [u8]) -> Option<usize> {
+        let (ethernet, mut network) = self.envelope(qpn)?;
+        if let Network::V4(ip) = &mut network {
+            ip.tos = QpConfig::CNP_TOS;
+        }
+        let qp = self.qps.get(&qpn)?;
+        let bth = Bth {
+            becn: true,
+            pkey: self.config.pkey,
+            ..Bth::new(Opcode::Cnp, qp.config.remote_qpn, Psn::new(0))
+        };
+        let length = emit_roce(out, &ethernet, &network, qp.sport, &bth, &ExtHeaders::NONE, &[]).ok()?;
+        self.stats.cnps_out += 1;
         self.stats.frames_out += 1;
         Some(length)
     }

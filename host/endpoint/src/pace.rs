@@ -1,16 +1,20 @@
-//! The pace of a QP with a rate limit: all its requests, also those sent again, keep to a token bucket. ACKs are free.
+//! The pace of a QP with a rate limit or congestion control: all its requests, also those sent again, keep to token buckets. ACKs are free.
 
-use castnet_wire::{Nanos, Pmtu, RateLimit, TokenBucket};
+use castnet_wire::{Nanos, Pmtu, TokenBucket};
+
+use crate::config::QpConfig;
+use crate::reaction::Reaction;
 
 /// Most bytes of headers and ICRC around a payload.
 const HEADERS_MAX: u64 = 128;
 
 #[derive(Debug)]
 pub(crate) struct Pace {
-    bucket: TokenBucket,
+    limit: Option<TokenBucket>,
+    pub(crate) reaction: Option<Reaction>,
     /// A frame of the full path MTU.
     full: u64,
-    /// The end of the wait for the bucket, while a packet waits.
+    /// The end of the wait for the buckets, while a packet waits.
     pub(crate) deadline: Option<Nanos>,
     /// The longest time without a request for an ACK, so that the retransmission timer does not expire between slow packets.
     patience: Option<Nanos>,
@@ -18,15 +22,19 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// `timeout` is that of the retransmission timer.
-    pub(crate) fn new(limit: RateLimit, pmtu: Pmtu, timeout: Option<Nanos>) -> Self {
-        Self {
-            bucket: TokenBucket::new(limit),
-            full: frame_max(pmtu.bytes() as u64),
+    /// `timeout` is that of the retransmission timer. `None` if the QP has neither a limit nor congestion control.
+    pub(crate) fn new(config: &QpConfig, timeout: Option<Nanos>) -> Option<Self> {
+        if config.rate_limit.is_none() && config.reaction.is_none() {
+            return None;
+        }
+        Some(Self {
+            limit: config.rate_limit.map(TokenBucket::new),
+            reaction: config.reaction.map(Reaction::new),
+            full: frame_max(config.pmtu.bytes() as u64),
             deadline: None,
             patience: timeout.map(|timeout| Nanos(timeout.0 / 8)),
             asked_at: Nanos::ZERO,
-        }
+        })
     }
 
     /// The least burst: a full packet.
@@ -34,11 +42,26 @@ impl Pace {
         frame_max(pmtu.bytes() as u64)
     }
 
+    /// The buckets that requests keep to now.
+    fn buckets(&self) -> impl Iterator<Item = &TokenBucket> {
+        let reaction = self.reaction.as_ref().and_then(Reaction::bucket);
+        self.limit.iter().chain(reaction)
+    }
+
     /// Whether a packet may be sent now. If not, it waits until the deadline.
     pub(crate) fn admits(&mut self, now: Nanos, payload: u64) -> bool {
-        self.bucket.refill(now);
-        let ready = self.bucket.ready_at(frame_max(payload));
-        self.deadline = (ready > now).then_some(ready);
+        if let Some(limit) = &mut self.limit {
+            limit.refill(now);
+        }
+        if let Some(reaction) = &mut self.reaction {
+            reaction.advance(now);
+        }
+        let wait = |bucket: &TokenBucket| Some(bucket.ready_at(frame_max(payload))).filter(|at| *at > now);
+        let limit = self.limit.as_ref().and_then(wait);
+        // At a higher rate the wait is shorter.
+        let reaction = self.reaction.as_ref();
+        let slowed = reaction.and_then(|r| Some(wait(r.bucket()?)?.min(r.next_increase())));
+        self.deadline = limit.max(slowed);
         self.deadline.is_none()
     }
 
@@ -48,9 +71,12 @@ impl Pace {
         if is_first {
             self.asked_at = now;
         }
-        let mut after = self.bucket;
-        after.take(self.full);
-        let next = after.ready_at(self.full);
+        let after = |bucket: &TokenBucket| {
+            let mut after = *bucket;
+            after.take(self.full);
+            after.ready_at(self.full)
+        };
+        let next = self.buckets().map(after).max().unwrap_or(now);
         let asks = asks
             || self
                 .patience
@@ -62,9 +88,14 @@ impl Pace {
     }
 
     /// A frame was sent.
-    pub(crate) fn sent(&mut self, bytes: u64) {
-        let taken = self.bucket.take(bytes);
-        debug_assert!(taken, "the bucket had as many bytes");
+    pub(crate) fn sent(&mut self, now: Nanos, bytes: u64) {
+        if let Some(limit) = &mut self.limit {
+            let taken = limit.take(bytes);
+            debug_assert!(taken, "the bucket had as many bytes");
+        }
+        if let Some(reaction) = &mut self.reaction {
+            reaction.sent(now, bytes);
+        }
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Nanos) {

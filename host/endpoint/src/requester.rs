@@ -4,7 +4,7 @@
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
-use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
+use castnet_wire::{BitRate, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
 use crate::config::QpConfig;
 use crate::pace::Pace;
@@ -94,7 +94,6 @@ impl Requester {
             0 => None,
             t => Some(Nanos(4096 << t)),
         };
-        let pace = |limit| Box::new(Pace::new(limit, config.pmtu, timeout));
         Self {
             start_psn: config.sq_psn,
             pmtu: config.pmtu.bytes() as u64,
@@ -120,7 +119,7 @@ impl Requester {
             retrying: false,
             ack_deadline: None,
             rnr_deadline: None,
-            pace: config.rate_limit.map(pace),
+            pace: Pace::new(config, timeout).map(Box::new),
         }
     }
 
@@ -157,15 +156,26 @@ impl Requester {
             && self.next - self.unacked < self.window
     }
 
-    /// The end of the wait for the rate limit.
+    /// True if a congestion notification has lowered the rate.
+    pub(crate) fn handle_cnp(&mut self, now: Nanos) -> bool {
+        let reaction = self.pace.as_mut().and_then(|pace| pace.reaction.as_mut());
+        reaction.is_some_and(|reaction| reaction.handle_cnp(now))
+    }
+
+    /// The rate that congestion control allows; `None` without congestion control.
+    pub(crate) fn rate(&self) -> Option<BitRate> {
+        Some(self.pace.as_ref()?.reaction.as_ref()?.rate())
+    }
+
+    /// The end of the wait for the rate.
     pub(crate) fn pace_deadline(&self) -> Option<Nanos> {
         self.pace.as_ref()?.deadline
     }
 
     /// A request was sent as a frame of so many bytes.
-    pub(crate) fn sent_frame(&mut self, bytes: usize) {
+    pub(crate) fn sent_frame(&mut self, now: Nanos, bytes: usize) {
         if let Some(pace) = &mut self.pace {
-            pace.sent(bytes as u64);
+            pace.sent(now, bytes as u64);
         }
     }
 
@@ -175,7 +185,7 @@ impl Requester {
         }
     }
 
-    /// The packet then counts as sent. `None` also if it must wait for the rate limit.
+    /// The packet then counts as sent. `None` also if it must wait for its rate.
     pub(crate) fn next_packet(&mut self, now: Nanos) -> Option<OutgoingPacket> {
         if !self.can_send() {
             return None;

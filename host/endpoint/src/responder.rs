@@ -6,6 +6,7 @@ use castnet_wire::{NakCode, Psn, Qpn, Reth, RnrTimer, Syndrome};
 use crate::config::{EndpointConfig, QpConfig};
 use crate::memory::{Memory, MemoryKey};
 use crate::packet::{Request, RequestKind};
+use crate::reaction::Notifier;
 use crate::work::{Completion, CompletionOp, MESSAGE_MAX, RecvWr, Status};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,7 @@ pub(crate) struct Responder {
     coalesces: bool,
     /// Because the queue was full.
     pub(crate) answers_lost: u64,
+    pub(crate) notifier: Option<Notifier>,
 }
 
 impl Responder {
@@ -91,6 +93,7 @@ impl Responder {
             answers_max: endpoint.responses_max.max(1),
             coalesces: endpoint.coalesce_acks,
             answers_lost: 0,
+            notifier: config.cnp_interval.map(Notifier::new),
         }
     }
 
@@ -99,6 +102,12 @@ impl Responder {
         self.pmtu = config.pmtu.bytes() as u32;
         self.rnr_timer = RnrTimer::new(config.min_rnr_timer);
         self.expected = config.rq_psn;
+        self.notifier = config.cnp_interval.map(Notifier::new);
+    }
+
+    /// True if an ACK, a NAK or a CNP must be sent.
+    pub(crate) fn has_answers(&self) -> bool {
+        !self.answers.is_empty() || self.notifier.as_ref().is_some_and(Notifier::is_due)
     }
 
     fn answer(&mut self, psn: Psn, syndrome: Syndrome) {

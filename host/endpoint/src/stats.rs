@@ -74,8 +74,14 @@ pub struct Stats {
     pub fatal_naks_in: u64,
     /// Sent NAKs that failed a QP.
     pub fatal_naks_out: u64,
-    /// Congestion notifications received. They have no effect.
+    /// Requests received with a congestion mark (ECN: CE).
+    pub marked_in: u64,
+    /// Congestion notifications (CNPs) sent.
+    pub cnps_out: u64,
+    /// Congestion notifications received.
     pub cnps_in: u64,
+    /// Of these, those that lowered the rate of a QP.
+    pub rate_cuts: u64,
     /// Expirations of retransmission timers.
     pub timeouts: u64,
     /// Responses lost because the queue was full. The requester's timer recovers from it.

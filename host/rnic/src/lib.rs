@@ -38,4 +38,4 @@ pub use castnet_port::Waker;
 pub use error::{RnicError, status_text};
 pub use neighbours::{NeighbourConfig, NeighbourStats, Resolution};
 pub use rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic, Traffic};
-pub use soft::{Gateway, SoftRnic, SoftRnicConfig};
+pub use soft::{Congestion, CongestionAlgorithm, Gateway, SoftRnic, SoftRnicConfig};

@@ -121,6 +121,10 @@ pub struct Traffic {
     pub naks_sent: Option<u64>,
     /// Receiver-not-ready NAKs sent.
     pub rnr_naks_sent: Option<u64>,
+    /// Congestion notifications received.
+    pub cnps_received: Option<u64>,
+    /// Congestion notifications sent.
+    pub cnps_sent: Option<u64>,
     /// Grows while remotes answer: ACKs, or completions where ACKs are not counted, and NAKs.
     #[serde(skip)]
     pub answers: u64,

@@ -8,8 +8,9 @@ use castnet_console::output::remark;
 use castnet_local::numa;
 use castnet_port::BoxPort;
 use castnet_rnic::verbs::{VerbsConfig, VerbsRnic};
-use castnet_rnic::{Gateway, Rnic, SoftRnic, SoftRnicConfig};
+use castnet_rnic::{Congestion, CongestionAlgorithm, Gateway, Rnic, SoftRnic, SoftRnicConfig};
 use castnet_switch::config::port_text;
+use castnet_wire::BitRate;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
@@ -31,6 +32,12 @@ pub(crate) struct Device {
     /// With --rnic soft: next hop to addresses outside the prefix [default: all addresses are on the link]
     #[arg(long, value_name = "IP")]
     gateway: Option<Ipv4Addr>,
+    /// With --rnic soft: congestion control; the same at all hosts of a group. An RDMA device has its own
+    #[arg(long, value_enum, value_name = "HOW")]
+    congestion: Option<CongestionArg>,
+    /// With --congestion: the rate of the link, such as 25G [default: the speed of the interface, or 10G if it is unknown]
+    #[arg(long, value_name = "RATE", requires = "congestion")]
+    link_rate: Option<BitRate>,
     /// With --rnic verbs: the RDMA device, such as rxe0 or mlx5_0 [default: the first whose port is up and has a matching GID]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
@@ -46,6 +53,15 @@ pub(crate) enum Kind {
     Soft,
     /// One of this machine, by libibverbs: hardware, or the kernel's SoftRoCE
     Verbs,
+}
+
+/// As [`CongestionAlgorithm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CongestionArg {
+    /// DCQCN: receivers send a CNP for marked packets (ECN: CE), at most one in 50 us; a CNP lowers the sender's rate
+    Dcqcn,
+    /// DCQCN with PEEL's guard timer: receivers send a CNP for each marked packet; the sender reacts to one in 50 us
+    GuardTimer,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,8 +125,16 @@ impl Device {
             prefix_len: ip.prefix_len,
             ip: gateway,
         });
+        let congestion = self.congestion.map(|arg| Congestion {
+            algorithm: match arg {
+                CongestionArg::Dcqcn => CongestionAlgorithm::Dcqcn,
+                CongestionArg::GuardTimer => CongestionAlgorithm::GuardTimer,
+            },
+            rate_max: self.link_rate,
+        });
         let config = SoftRnicConfig {
             gateway,
+            congestion,
             ..SoftRnicConfig::new(ip.ip)
         };
         let port = interface.parse().map_err(Failure::usage)?;
@@ -146,6 +170,12 @@ impl Device {
     }
 
     fn open_verbs(&self) -> Outcome<Box<dyn Rnic>> {
+        if self.congestion.is_some() {
+            return Err(Failure::usage(
+                "--congestion is of the software RNIC; an RDMA device has its own congestion control",
+            )
+            .next("omit it with --rnic verbs; deploy/lab/connectx.md shows how to switch ECN on"));
+        }
         if self.interface.is_some() || self.gateway.is_some() {
             return Err(Failure::usage(
                 "--interface and --gateway are the software RNIC's; an RDMA device has its interface, and the kernel routes",
@@ -172,6 +202,8 @@ mod tests {
             interface: None,
             ip: None,
             gateway: None,
+            congestion: None,
+            link_rate: None,
             device: None,
             gid_index: None,
         }

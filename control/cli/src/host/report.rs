@@ -147,6 +147,7 @@ impl TransferReport {
                 ("NAKs", traffic.naks_received),
                 ("RNR NAKs", traffic.rnr_naks_received),
                 ("time-outs", traffic.timeouts),
+                ("CNPs", traffic.cnps_received),
             ];
             ("retransmissions", counters)
         } else {
@@ -154,6 +155,7 @@ impl TransferReport {
                 ("duplicates", traffic.duplicates_received),
                 ("NAKs sent", traffic.naks_sent),
                 ("RNR NAKs sent", traffic.rnr_naks_sent),
+                ("CNPs sent", traffic.cnps_sent),
             ];
             ("repairs", counters)
         };

@@ -2,16 +2,12 @@
 //! control messages are not metered. The fast paths take only what needs no decision: frames after which the bucket is at least half full.
 
 use castnet_rules::{Endpoint, GroupRule};
-use castnet_wire::ipv4::ChecksumDelta;
-use castnet_wire::layout::{IPV4_CHECKSUM, TOS};
-use castnet_wire::{DropReason, FrameBuf, RoceHeader, TokenBucket};
+use castnet_wire::ipv4::ECN;
+use castnet_wire::{DropReason, FrameBuf, RoceHeader, TokenBucket, ipv4};
 
 use crate::egress::Egress;
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::cx::Cx;
-
-/// Both bits set: "congestion experienced" (RFC 3168).
-pub(crate) const ECN: u8 = 3;
 
 /// The decision about a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,15 +60,10 @@ pub(crate) fn drop_over<E: Egress, O: Observer>(
     })
 }
 
-/// Writes the mark. The ICRC does not cover it (IBA annex A17), the IPv4 checksum does, and a wrong one stays wrong.
+/// Writes the mark.
 #[cold]
 pub(crate) fn mark(frame: &mut impl FrameBuf, header: &RoceHeader) {
-    let Some(packet) = frame.head_mut().get_mut(header.l3..header.l3 + IPV4_CHECKSUM.end) else {
-        return;
-    };
-    let word = |packet: &[u8], at: usize| u16::from_be_bytes([packet[at], packet[at + 1]]);
-    let (before, checksum) = (word(packet, TOS - 1), word(packet, IPV4_CHECKSUM.start));
-    packet[TOS] |= ECN;
-    let change = ChecksumDelta::word(before, word(packet, TOS - 1));
-    packet[IPV4_CHECKSUM].copy_from_slice(&change.apply(checksum).to_be_bytes());
+    if let Some(packet) = frame.head_mut().get_mut(header.l3..) {
+        ipv4::mark_congestion(packet);
+    }
 }

@@ -1,6 +1,7 @@
 //! All tests of this crate form one program, so that shared code is compiled once.
 
 mod common;
+mod congestion;
 mod golden;
 mod lent;
 mod lossy;

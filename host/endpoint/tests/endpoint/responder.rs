@@ -563,7 +563,7 @@ fn any_flipped_bit_that_the_icrc_covers_drops_the_frame() {
 }
 
 #[test]
-fn a_cnp_is_counted_and_changes_nothing() {
+fn a_cnp_is_counted_and_changes_nothing_without_congestion_control() {
     let mut b = bench();
     let mut cnp = Packet::new(Opcode::Cnp, 0);
     cnp.bth.becn = true;

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use castnet_endpoint::{
     Access, Completion, Endpoint, EndpointConfig, Lent, MemoryError, MemoryKey, PostError, QpConfig, QpError,
-    QpState, QueueLimits, RecvWr, SendWr, Stats,
+    QpState, QueueLimits, ReactionConfig, RecvWr, SendWr, Stats,
 };
 use castnet_port::{
     Batch, BoxPort, Pool, PoolBuf, PoolConfig, Port, PortSpec, PortStats, Sides, Sleeper, Waker,
 };
-use castnet_wire::{Arp, MacAddr, Nanos, Pmtu, Qpn};
+use castnet_wire::{Arp, BitRate, MacAddr, Nanos, Pmtu, Qpn};
 
 use crate::error::RnicError;
 use crate::neighbours::{NeighbourConfig, NeighbourStats, Neighbours, Resolution};
@@ -47,8 +47,58 @@ pub struct SoftRnicConfig {
     pub gateway: Option<Gateway>,
     /// Configuration of ARP.
     pub neighbours: NeighbourConfig,
+    /// Congestion control of all QPs: their packets are ECN-capable then. `None`: switches do not mark them, marks of others cause no
+    /// CNP, and CNPs have no effect.
+    pub congestion: Option<Congestion>,
     /// The first QP number assigned. RNICs with one address, at once or in turn, need different ones to be told apart.
     pub first_qpn: Qpn,
+}
+
+/// ECN-capable (RFC 3168), in the type of service.
+const ECT_0: u8 = 2;
+/// The assumed speed of a port with unknown speed.
+const RATE_MAX: BitRate = match BitRate::new(10_000_000_000) {
+    Some(rate) => rate,
+    None => unreachable!(),
+};
+
+/// Congestion control of a software RNIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Congestion {
+    /// Who limits the notifications.
+    pub algorithm: CongestionAlgorithm,
+    /// The rate of the link, which a QP without congestion may use. `None`: the speed of the port or, if it is unknown, 10 Gb/s.
+    pub rate_max: Option<BitRate>,
+}
+
+/// Who limits congestion notifications to one in 50 us. The rates are those of DCQCN in either case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CongestionAlgorithm {
+    /// The receiver, per QP, as RNICs do (DCQCN).
+    Dcqcn,
+    /// The sender: it reacts to one, however many receivers send (PEEL's guard timer). All ends of a group need it.
+    GuardTimer,
+}
+
+impl Congestion {
+    fn cnp_interval(self) -> Nanos {
+        match self.algorithm {
+            CongestionAlgorithm::Dcqcn => QpConfig::CNP_INTERVAL,
+            CongestionAlgorithm::GuardTimer => Nanos::ZERO,
+        }
+    }
+
+    fn reaction(self, speed_mbps: Option<u32>) -> ReactionConfig {
+        let guard = match self.algorithm {
+            CongestionAlgorithm::Dcqcn => Nanos::ZERO,
+            CongestionAlgorithm::GuardTimer => ReactionConfig::GUARD,
+        };
+        let speed = || speed_mbps.and_then(|mbps| BitRate::new(u64::from(mbps) * 1_000_000));
+        ReactionConfig {
+            guard,
+            ..ReactionConfig::new(self.rate_max.or_else(speed).unwrap_or(RATE_MAX))
+        }
+    }
 }
 
 impl SoftRnicConfig {
@@ -58,6 +108,7 @@ impl SoftRnicConfig {
             ip,
             gateway: None,
             neighbours: NeighbourConfig::default(),
+            congestion: None,
             first_qpn: Qpn::new(LEAST_QPN),
         }
     }
@@ -274,6 +325,8 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
                 active,
             });
         }
+        let congestion = self.config.congestion;
+        let ect = if congestion.is_some() { ECT_0 } else { 0 };
         self.endpoint.connect_qp(QpConfig {
             sq_psn: remote.sq_psn,
             rq_psn: remote.rq_psn,
@@ -283,7 +336,9 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             rnr_retry: remote.rnr_retry,
             min_rnr_timer: remote.min_rnr_timer,
             rate_limit: remote.rate_limit,
-            tos: remote.tos,
+            cnp_interval: congestion.map(Congestion::cnp_interval),
+            reaction: congestion.map(|congestion| congestion.reaction(self.port.speed_mbps())),
+            tos: remote.tos | ect,
             ttl: remote.ttl,
             ..QpConfig::new(qpn, remote.ip, mac, remote.qpn)
         })?;
@@ -320,6 +375,8 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
             duplicates_received: Some(stats.duplicates_in),
             naks_sent: Some(stats.sequence_naks_out),
             rnr_naks_sent: Some(stats.rnr_naks_out),
+            cnps_received: self.config.congestion.map(|_| stats.cnps_in),
+            cnps_sent: self.config.congestion.map(|_| stats.cnps_out),
             answers: stats.acks_in + stats.sequence_naks_in + stats.rnr_naks_in,
             requests: stats.requests_in + stats.duplicates_in,
         }

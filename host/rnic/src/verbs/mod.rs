@@ -379,6 +379,8 @@ impl Rnic for VerbsRnic {
             duplicates_received,
             naks_sent,
             rnr_naks_sent,
+            cnps_received: growth(&["rp_cnp_handled"]),
+            cnps_sent: growth(&["np_cnp_sent"]),
             answers: sum(&[naks_received, rnr_naks_received]),
             requests: sum(&[duplicates_received, naks_sent, rnr_naks_sent]),
         }

@@ -4,11 +4,11 @@ use crate::common::*;
 use castnet_endpoint::Discard;
 use castnet_port::{Batch, Faults, FrameBuf, MemLink, MemLinkConfig, MemPort, Pool, PoolConfig, Port, Sides};
 use castnet_rnic::{
-    Access, LocalSlice, NeighbourConfig, PostError, QpOptions, QpRemote, RecvWr, Resolution, Rnic, RnicError,
-    SendOp, SendWr, SoftRnic, SoftRnicConfig, Status,
+    Access, Congestion, CongestionAlgorithm, LocalSlice, NeighbourConfig, PostError, QpOptions, QpRemote,
+    RecvWr, Resolution, Rnic, RnicError, SendOp, SendWr, SoftRnic, SoftRnicConfig, Status,
 };
 use castnet_wire::build::emit_arp;
-use castnet_wire::{Arp, MacAddr, Nanos, Parsed, Pmtu, Qpn, parse_frame};
+use castnet_wire::{Arp, BitRate, MacAddr, Nanos, Parsed, Pmtu, Qpn, ipv4, parse_frame};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -421,4 +421,92 @@ fn a_damaged_arp_reply_is_corrected_after_missing_acks() {
         }
     }
     panic!("no frame to the right address within two seconds");
+}
+
+/// A wire that marks ECN-capable packets: with congestion control the sender is told and slows down, without it nothing is marked.
+#[test]
+fn marks_on_the_way_slow_the_sender_down() {
+    let line = BitRate::new(1_000_000_000);
+    for algorithm in [
+        None,
+        Some(CongestionAlgorithm::Dcqcn),
+        Some(CongestionAlgorithm::GuardTimer),
+    ] {
+        let congestion = algorithm.map(|algorithm| Congestion {
+            algorithm,
+            rate_max: line,
+        });
+        let pool = Pool::new(PoolConfig::default());
+        let mut wires = Vec::new();
+        let mut rnics = IPS.map(|ip| {
+            // The Ethernet address follows from the name.
+            let (end, wire) = MemLink::pair(&MemLinkConfig::between(&ip.to_string(), "wire"));
+            wires.push(wire.open(&pool, Sides::Both));
+            let config = SoftRnicConfig {
+                congestion,
+                ..SoftRnicConfig::new(ip)
+            };
+            SoftRnic::new(end.open(&pool, Sides::Both), pool.clone(), config).unwrap()
+        });
+        let (mut now, mut batch, mut marks) = (Nanos(1), Batch::new(), 0);
+        let mut step = |rnics: &mut [SoftRnic<MemPort>; 2]| {
+            now += Nanos::from_micros(5);
+            for from in 0..2 {
+                rnics[from].poll(now).unwrap();
+                wires[from].receive(&mut batch);
+                for frame in &mut batch {
+                    let is_ip = frame.head()[12..14] == [8, 0];
+                    marks += u64::from(is_ip && ipv4::mark_congestion(&mut frame.head_mut()[14..]));
+                }
+                wires[1 - from].send(&mut batch);
+            }
+            (now, marks)
+        };
+        let resolved = |rnics: &mut [SoftRnic<MemPort>; 2], now| {
+            (0..2).all(|i| matches!(rnics[i].resolve(now, IPS[1 - i]), Resolution::Reachable(_)))
+        };
+        let mut at = Nanos(1);
+        while !resolved(&mut rnics, at) {
+            (at, _) = step(&mut rnics);
+        }
+        let qpns = [0, 1].map(|i| rnics[i].create_qp(&QpOptions::default()).unwrap());
+        let regions = [0, 1].map(|i| rnics[i].register_memory(64 << 10, Access::LOCAL).unwrap());
+        let local = |i: usize| LocalSlice {
+            key: regions[i].key,
+            offset: 0,
+            length: 64 << 10,
+        };
+        for i in 0..2 {
+            let remote = QpRemote::new(IPS[1 - i], qpns[1 - i]);
+            rnics[i].connect_qp(qpns[i], &remote, NO_WAIT).unwrap();
+        }
+        let receive = RecvWr {
+            wr_id: 1,
+            local: local(1),
+        };
+        rnics[1].post_recv(qpns[1], receive).unwrap();
+        rnics[0]
+            .post_send(qpns[0], SendWr::new(1, SendOp::Send, local(0)))
+            .unwrap();
+        let (completion, marks) = loop {
+            let (_, marks) = step(&mut rnics);
+            if let Some(completion) = rnics[0].poll_send_completion(qpns[0]) {
+                break (completion, marks);
+            }
+        };
+        assert_eq!(completion.status, Status::Success);
+        let traffic = [0, 1].map(|i| rnics[i].traffic());
+        let told = (traffic[0].cnps_received, traffic[1].cnps_sent);
+        let stats = rnics[0].stats();
+        match algorithm {
+            None => assert_eq!((told, marks, stats.rate_cuts), ((None, None), 0, 0)),
+            Some(_) => {
+                assert!(
+                    told.0 >= Some(1) && told.0 <= told.1 && marks >= 64,
+                    "{told:?}, {marks}"
+                );
+                assert!(stats.rate_cuts >= 1 && Some(stats.rate_cuts) <= told.0);
+            }
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use castnet_collective::EndpointId;
 use castnet_collective::translated::{Event, PacketShape};
+use castnet_wire::ipv4::ECN;
 
 use super::context::CollectiveContext;
 use super::frame::{EffectCx, Received, carry_out, count_data, emit_due};
@@ -9,7 +10,6 @@ use super::slots;
 use super::verify;
 use crate::egress::Egress;
 use crate::group::headers::{Headers, L3, PLAIN};
-use crate::group::meter::ECN;
 use crate::group::services::Services;
 use crate::group::services::{CollectiveEffects, EffectsOfWidth};
 use crate::observe::trace::Off;

@@ -5,6 +5,7 @@ use core::net::Ipv4Addr;
 use castnet_collective::translated::{Effect, Effects, Event, PacketShape};
 use castnet_collective::{EndpointId, EndpointSet};
 use castnet_rules::NextHop;
+use castnet_wire::ipv4::ECN;
 use castnet_wire::{
     Aeth, Control, DropReason, FrameBuf, Headers, Kind, Nanos, Opcode, Psn, RoceHeader, Syndrome,
 };
@@ -18,7 +19,7 @@ use super::verify;
 use crate::address;
 use crate::egress::Egress;
 use crate::group::classify::{self, Class, Refusal};
-use crate::group::meter::{self, ECN, Metered};
+use crate::group::meter::{self, Metered};
 use crate::group::services::{CollectiveEffects, EffectsOfWidth};
 use crate::group::services::{Services, Timers};
 use crate::observe::counters::{CollectiveCounters, EndpointCounters};

@@ -108,9 +108,15 @@ impl World {
 
     /// Sends all frames of both ends.
     pub fn transmit(&mut self) {
+        self.transmit_with(|_, _, _| {});
+    }
+
+    /// As [`World::transmit`]; `on_way` sees each frame with its time and its sender, and may change it.
+    pub fn transmit_with(&mut self, mut on_way: impl FnMut(Nanos, usize, &mut [u8])) {
         let mut out = [0; Endpoint::FRAME_MAX];
         for end in 0..2 {
             while let Some(length) = self.ends[end].poll_transmit(self.now, &mut out) {
+                on_way(self.now, end, &mut out[..length]);
                 self.put(1 - end, &out[..length]);
             }
         }
