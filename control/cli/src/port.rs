@@ -101,7 +101,7 @@ impl Report for Ports {
 }
 
 columns!(row: PortRow => (row.0) { port, name } row { state() } (row.counters()) {
-    rx_frames, rx_bytes, tx_frames, tx_bytes, rx_missed, tx_full, dropped,
+    rx_frames, rx_bytes, tx_frames, tx_bytes, rx_missed, tx_full, ecn_marks, dropped,
 });
 
 async fn list(agent: &mut api::AgentClient) -> Outcome<Vec<api::Port>> {

@@ -521,6 +521,12 @@ impl Port for AfPacketPort {
         self.rx.as_ref().map(|rx| rx.ring.usage())
     }
 
+    /// Memory of the kernel for frames in the queueing discipline and in the ring of the device: more than the bytes of the frames. A
+    /// veth pair has no queue.
+    fn backlog(&self) -> Option<u64> {
+        self.tx.backlog()
+    }
+
     fn speed_mbps(&self) -> Option<u32> {
         sys::speed_mbps(&self.control, &self.interface)
     }

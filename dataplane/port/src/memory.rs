@@ -239,6 +239,10 @@ impl Port for MemPort {
         })
     }
 
+    fn backlog(&self) -> Option<u64> {
+        Some(self.stats.queued_bytes(self.end.tx.len()))
+    }
+
     fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
         if self.sides.receives() {
             self.end.rx.attach(sleeper)

@@ -102,6 +102,12 @@ pub trait Port {
         None
     }
 
+    /// Bytes accepted for sending that the device, the kernel or the peer still has, if that is known. Ports with rings of frames
+    /// estimate it by their mean frame. Without allocation; it may call the kernel.
+    fn backlog(&self) -> Option<u64> {
+        None
+    }
+
     /// The current [`PortDevice::speed_mbps`], without allocation. It may call the kernel.
     fn speed_mbps(&self) -> Option<u32> {
         None
@@ -145,6 +151,10 @@ macro_rules! delegate_port {
         fn receive_ring(&self) -> Option<$crate::RingUse> {
             let $this = self;
             $inner.receive_ring()
+        }
+        fn backlog(&self) -> Option<u64> {
+            let $this = self;
+            $inner.backlog()
         }
         fn speed_mbps(&self) -> Option<u32> {
             let $this = self;
@@ -343,6 +353,8 @@ counters! {
         tx_frames,
         /// Bytes of these frames.
         tx_bytes,
+        /// Frames marked as congested (ECN: CE) before they were sent, because the port's queue was long.
+        ecn_marks,
         ;
         /// Frames dropped in the port, in either direction.
         drops: Drops,
@@ -362,6 +374,12 @@ impl PortStats {
     pub(crate) fn count_sent(&mut self, length: usize) {
         self.tx_frames += 1;
         self.tx_bytes += length as u64;
+    }
+
+    /// The bytes of so many frames in a send queue, by the mean frame sent so far.
+    pub(crate) fn queued_bytes(&self, frames: usize) -> u64 {
+        let mean = self.tx_bytes / self.tx_frames.max(1);
+        mean * frames as u64
     }
 
     /// Counts a frame of `length` bytes that was sent or dropped.

@@ -10,10 +10,12 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use castnet_wire::Nanos;
+use castnet_wire::red::RedConfig;
 
 use crate::af_packet::AfPacketSpec;
 use crate::dpdk::{self, DpdkSpec};
 use crate::faulty::{FaultControl, Faults};
+use crate::marking::Marking;
 use crate::memif::{self, MemifSpec};
 use crate::memory::{MemEnd, MemLink, MemLinkConfig};
 use crate::pcap::PcapSpec;
@@ -84,6 +86,9 @@ pub trait Backend: fmt::Debug + Send + Sync {
 /// - `memif:PATH`: memory shared with another process, over the Unix socket PATH (`@NAME`: an abstract one); options
 ///   `role=server` or `role=client`, `id=NUMBER`, `secret=TEXT`, `ring=FRAMES`, `buffer=BYTES`, `mtu=BYTES`, `mac=ADDRESS`,
 ///   `mode=0660`, `group=GROUP`, `uid=USER` (`any`), `seals=unchecked`.
+/// - `ecn=on`, for each kind but `dpdk`: marks frames of ECN-capable senders as congested when the send queue is long: with DCQCN's
+///   thresholds, or with others as in `ecn=5000:200000:1%` (bytes from which on some frames are marked, bytes beyond which all are, and
+///   the share of those marked at that depth).
 /// - Faults, for each kind, in both directions or in one with the prefix `rx.` or `tx.`: `loss=1%` (or
 ///   `0.01`), `duplicate=`, `reorder=`, `corrupt=`, `delay=50us`, `jitter=1ms`; and `seed=NUMBER`.
 #[derive(Clone, Debug)]
@@ -99,6 +104,8 @@ pub enum PortSpec {
     Dpdk(DpdkSpec),
     /// Memory shared with another process.
     Memif(MemifSpec),
+    /// A port that marks frames when its send queue is long.
+    Marking(Box<PortSpec>, RedConfig),
     /// A port behind a fault injector.
     Faulty(Box<PortSpec>, FaultControl),
     /// A port of another backend.
@@ -124,6 +131,10 @@ impl PortSpec {
                 });
             }
             Self::Memif(spec) => spec.open(pool, sides)?,
+            Self::Marking(inner, config) => {
+                let inner = inner.open_queue(pool, sides, queue)?;
+                Box::new(Marking::new(inner, *config, queue as u64))
+            }
             Self::Faulty(inner, control) => {
                 Box::new(control.wrap(inner.open_queue(pool, sides, queue)?, queue))
             }
@@ -131,11 +142,12 @@ impl PortSpec {
         })
     }
 
-    /// With the defaults of the port of an RNIC that has this address, also behind a fault injector.
+    /// With the defaults of the port of an RNIC that has this address, also inside a port that marks or has faults.
     pub fn for_rnic(self, ip: Ipv4Addr) -> Self {
         match self {
             Self::AfPacket(spec) => Self::AfPacket(spec.for_rnic()),
             Self::Memif(spec) => Self::Memif(spec.for_rnic(ip)),
+            Self::Marking(inner, config) => Self::Marking(Box::new(inner.for_rnic(ip)), config),
             Self::Faulty(inner, control) => Self::Faulty(Box::new(inner.for_rnic(ip)), control),
             other => other,
         }
@@ -145,7 +157,7 @@ impl PortSpec {
     pub fn is_of_kernel(&self) -> bool {
         match self {
             Self::Memory(_) | Self::Memif(_) => false,
-            Self::Faulty(inner, _) => inner.is_of_kernel(),
+            Self::Marking(inner, _) | Self::Faulty(inner, _) => inner.is_of_kernel(),
             _ => true,
         }
     }
@@ -191,7 +203,7 @@ macro_rules! from_kinds {
 from_kinds!(MemEnd => Memory, AfPacketSpec => AfPacket, DpdkSpec => Dpdk, MemifSpec => Memif, PcapSpec => Pcap);
 
 impl fmt::Display for PortSpec {
-    /// Writes the kind and the arguments. Of the options only the seed is written, because faults can change.
+    /// Writes the kind and the arguments. Of the options only the thresholds of marking and the seed are written, because faults can change.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = |p: &Option<PathBuf>| p.as_ref().map(|p| p.display().to_string()).unwrap_or_default();
         match self {
@@ -200,6 +212,14 @@ impl fmt::Display for PortSpec {
             Self::AfPacket(spec) => write!(f, "af_packet:{}", spec.interface),
             Self::Dpdk(spec) => write!(f, "dpdk:{}", spec.devargs()),
             Self::Memif(spec) => write!(f, "memif:{spec}"),
+            Self::Marking(inner, config) => {
+                let percent = f64::from(config.most_ppm) * 100.0 / f64::from(RedConfig::PPM);
+                write!(
+                    f,
+                    "{inner},ecn={}:{}:{percent}%",
+                    config.least_bytes, config.most_bytes
+                )
+            }
             Self::Faulty(inner, control) => write!(f, "{inner},seed={}", control.seed()),
             Self::Custom(backend) => f.write_str(&backend.text()),
         }
@@ -241,6 +261,8 @@ fn parse(text: &str) -> Result<PortSpec, String> {
         }
     }
     let control = faults(&mut options)?;
+    let what = "on, or BYTES:BYTES:SHARE such as 5000:200000:1%";
+    let marking = options.take("ecn", what, thresholds)?;
     let mut spec = match kind {
         "af_packet" => PortSpec::AfPacket(af_packet(&plain, &mut options)?),
         "pcap" => PortSpec::Pcap(pcap(&plain, &mut options)?),
@@ -249,6 +271,12 @@ fn parse(text: &str) -> Result<PortSpec, String> {
         "memory" => PortSpec::Memory(memory(&plain)?),
         _ => return Err(format!("unknown kind `{kind}`: write {KINDS}")),
     };
+    if let Some(config) = marking {
+        if kind == "dpdk" {
+            return Err("`ecn`: DPDK does not report the depth of send queues".into());
+        }
+        spec = PortSpec::Marking(Box::new(spec), config);
+    }
     if let Some(control) = control {
         spec = spec.with_faults(control);
     }
@@ -439,6 +467,20 @@ fn probability(value: &str) -> Option<f64> {
     (0.0..=1.0).contains(&p).then_some(p)
 }
 
+/// The second number of bytes is not less than the first.
+fn thresholds(value: &str) -> Option<RedConfig> {
+    if value == "on" {
+        return Some(RedConfig::default());
+    }
+    let mut parts = value.split(':');
+    let config = RedConfig {
+        least_bytes: parts.next()?.parse().ok()?,
+        most_bytes: parts.next()?.parse().ok()?,
+        most_ppm: (probability(parts.next()?)? * f64::from(RedConfig::PPM)).round() as u32,
+    };
+    (parts.next().is_none() && config.least_bytes <= config.most_bytes).then_some(config)
+}
+
 fn duration(value: &str) -> Option<Nanos> {
     let digits = value.find(|c: char| !c.is_ascii_digit())?;
     let number: u64 = value[..digits].parse().ok()?;
@@ -521,6 +563,17 @@ mod tests {
             .unwrap();
         assert!(refused.to_string().contains("--features dpdk"), "{refused}");
 
+        let spec: PortSpec = "af_packet:eth0,ecn=on,loss=1%".parse().unwrap();
+        assert_eq!(spec.to_string(), "af_packet:eth0,ecn=5000:200000:1%,seed=0");
+        let again: PortSpec = "af_packet:eth0,ecn=0:18446744073709551615:0.0025"
+            .parse()
+            .unwrap();
+        assert_eq!(
+            again.to_string(),
+            "af_packet:eth0,ecn=0:18446744073709551615:0.25%"
+        );
+        assert!(again.is_of_kernel() && again.dpdk().is_none());
+
         let spec: PortSpec = "memory:spec-test,loss=1%,tx.loss=0.5,rx.delay=50us,seed=7"
             .parse()
             .unwrap();
@@ -569,6 +622,11 @@ mod tests {
             ("pcap:a,b,c", "write pcap:IN,OUT"),
             ("pcap:a,timed=maybe", "yes or no"),
             ("memory:", "write memory:NAME"),
+            ("af_packet:eth0,ecn=yes", "on, or BYTES:BYTES:SHARE"),
+            ("af_packet:eth0,ecn=2:1:1%", "on, or BYTES:BYTES:SHARE"),
+            ("af_packet:eth0,ecn=1:2:101%", "on, or BYTES:BYTES:SHARE"),
+            ("af_packet:eth0,ecn=1:2:1%:3", "on, or BYTES:BYTES:SHARE"),
+            ("dpdk:net_null0,ecn=on", "the depth of send queues"),
             ("af_packet:eth0,loss=2", "a probability"),
             ("af_packet:eth0,delay=5", "a time"),
             ("af_packet:eth0,gso=no", "must be on or off"),

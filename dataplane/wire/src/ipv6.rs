@@ -1,7 +1,7 @@
 //! IPv6 (RFC 8200). Extension headers are not parsed: a datagram with extension headers is not taken for RoCEv2.
 
 use crate::error::{Header, ParseError, fixed_header};
-use crate::ipv4::PROTOCOL_UDP;
+use crate::ipv4::{ECN, PROTOCOL_UDP};
 use core::net::Ipv6Addr;
 
 /// An IPv6 header.
@@ -78,4 +78,18 @@ impl Ipv6 {
         b[24..40].copy_from_slice(&self.dst.octets());
         b
     }
+}
+
+/// Marks the IPv6 header at the start of `bytes` as congested (CE), if it is ECN-capable (ECT). False, with nothing changed, if it is not,
+/// is marked already, or there is no header. Neither a checksum nor the ICRC covers the mark.
+pub fn mark_congestion(bytes: &mut [u8]) -> bool {
+    let Some(b) = bytes.first_chunk_mut::<{ Ipv6::LEN }>() else {
+        return false;
+    };
+    // The traffic class is across the first two bytes; its ECN bits are the middle ones of the second.
+    let marks = matches!(b[1] >> 4 & ECN, 1 | 2);
+    if marks {
+        b[1] |= ECN << 4;
+    }
+    marks
 }

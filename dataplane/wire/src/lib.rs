@@ -52,6 +52,7 @@ pub mod opcode;
 pub mod policy;
 pub mod psn;
 pub mod rate;
+pub mod red;
 pub mod roce;
 pub mod spin;
 pub mod time;

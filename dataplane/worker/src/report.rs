@@ -192,6 +192,8 @@ counters! {
         tx_bytes,
         /// See [`PortStats`].
         rx_missed,
+        /// See [`PortStats`].
+        ecn_marks,
         /// Frames dropped because the send queue was full.
         tx_full,
         /// Frames that were dropped, for any reason.

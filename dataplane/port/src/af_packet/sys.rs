@@ -395,6 +395,15 @@ fn set_any_option<T: Copy>(fd: &OwnedFd, level: c_int, option: c_int, value: &T)
     check(rc)
 }
 
+/// Bytes of the kernel's memory for frames that were sent on a socket and have not left.
+pub(super) fn out_queue(fd: &OwnedFd) -> Option<u64> {
+    let mut bytes: c_int = 0;
+    // SAFETY: this command writes an `int`, which outlives the call.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    check(rc).ok()?;
+    u64::try_from(bytes).ok()
+}
+
 pub(super) fn mtu(fd: &OwnedFd, interface: &str) -> io::Result<usize> {
     let request = interface_request(fd, interface, libc::SIOCGIFMTU)?;
     // SAFETY: the kernel has filled in this member of the union; any bits are an integer.

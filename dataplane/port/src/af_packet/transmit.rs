@@ -51,6 +51,11 @@ impl Transmitter {
         }
     }
 
+    /// Bytes of the kernel's memory for frames that the device still has.
+    pub(super) fn backlog(&self) -> Option<u64> {
+        sys::out_queue(&self.fd)
+    }
+
     /// Tries super-frames again after a refusal. The cause may be gone: a full queue, or a setting of the interface.
     pub(super) fn resume(&mut self) {
         self.is_paused = false;

@@ -534,6 +534,15 @@ impl Port for MemifPort {
         })
     }
 
+    /// A fault of the peer is found by the next frame that is sent.
+    fn backlog(&self) -> Option<u64> {
+        let Phase::Up(_, link) = &self.phase else {
+            return Some(0);
+        };
+        let frames = link.sender.waiting().unwrap_or(0);
+        Some(self.stats.queued_bytes(frames.into()))
+    }
+
     fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
         sleeper.add_event(self.spec.shared.wake.clone())?;
         sleeper.add_file(Arc::new(self.epoll.0.try_clone()?))

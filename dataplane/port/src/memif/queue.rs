@@ -143,6 +143,18 @@ impl Sender {
         }
     }
 
+    /// Slots with frames that the peer has not given back.
+    pub(super) fn waiting(&self) -> Result<u16, Fault> {
+        let side = &self.side;
+        match side.buffers {
+            Some(_) => side.check(side.next.wrapping_sub(side.ring.tail())),
+            None => {
+                let free = side.check(side.ring.head().wrapping_sub(side.next))?;
+                Ok(side.ring.size() - free)
+            }
+        }
+    }
+
     /// Slots that can be filled.
     fn free(&mut self, least: u16) -> Result<u16, Fault> {
         let side = &mut self.side;

@@ -1,0 +1,79 @@
+//! ECN marking at the send queue of a port: [`Marking`] wraps any port whose queue is visible.
+
+use castnet_wire::red::{Red, RedConfig, mark_frame};
+use castnet_wire::{Batch, FrameBuf, Nanos};
+
+use crate::port::{Port, PortStats, delegate_port};
+
+/// A port that marks frames of ECN-capable senders as congested (CE) when its send queue is long, before it sends them.
+#[derive(Debug)]
+pub struct Marking<P> {
+    inner: P,
+    red: Red,
+    marks: u64,
+}
+
+impl<P: Port> Marking<P> {
+    /// `seed` is of the random numbers. A port without a visible queue ([`Port::backlog`]) marks nothing.
+    pub fn new(inner: P, config: RedConfig, seed: u64) -> Self {
+        Self {
+            inner,
+            red: Red::new(config, seed),
+            marks: 0,
+        }
+    }
+}
+
+impl<P: Port> Port for Marking<P> {
+    type Buf = P::Buf;
+
+    fn receive(&mut self, batch: &mut Batch<Self::Buf>) {
+        self.inner.receive(batch);
+    }
+
+    fn multi_segment(&self) -> bool {
+        self.inner.multi_segment()
+    }
+
+    /// The frames of the batch are behind one another in the queue.
+    fn send(&mut self, batch: &mut Batch<Self::Buf>) {
+        if let Some(mut queued) = self.inner.backlog() {
+            for frame in batch.iter_mut() {
+                if self.red.marks(queued) {
+                    self.marks += u64::from(mark_frame(frame.head_mut()));
+                }
+                queued += frame.length() as u64;
+            }
+        }
+        self.inner.send(batch);
+    }
+
+    fn receive_with(&mut self, scratch: &mut [u8], take: &mut dyn FnMut(&[u8])) -> usize {
+        self.inner.receive_with(scratch, take)
+    }
+
+    delegate_port!(|this| this.inner);
+
+    fn stats(&self) -> PortStats {
+        PortStats {
+            ecn_marks: self.marks,
+            ..self.inner.stats()
+        }
+    }
+
+    fn ready(&self) -> bool {
+        self.inner.ready()
+    }
+
+    fn poll(&mut self, now: Nanos) {
+        self.inner.poll(now);
+    }
+
+    fn poll_timeout(&self) -> Option<Nanos> {
+        self.inner.poll_timeout()
+    }
+
+    fn pending(&self) -> usize {
+        self.inner.pending()
+    }
+}
