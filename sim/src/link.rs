@@ -1,5 +1,6 @@
 //! One direction of a link, and the fate of frames that are sent on it.
 
+use castnet_wire::red::{Red, mark_frame};
 use castnet_wire::{Nanos, PortId, counters};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
@@ -14,6 +15,10 @@ counters! {
         sent,
         /// Bytes sent.
         sent_bytes,
+        /// Bytes that frames have found in the queue: over `sent`, the mean depth.
+        queued_bytes,
+        /// Frames marked as congested (ECN: CE).
+        ecn_marks,
         /// Frames delivered, including duplicates.
         delivered,
         /// Frames dropped because the queue was full.
@@ -58,6 +63,7 @@ pub(crate) struct Direction {
     pub(crate) up: bool,
     /// Time at which the last queued frame has been sent.
     pub(crate) busy_until: Nanos,
+    red: Option<Red>,
     pub(crate) stats: LinkStats,
 }
 
@@ -70,21 +76,31 @@ pub(crate) struct Passage {
 
 impl Direction {
     pub(crate) fn new(from: (NodeId, PortId), to: (NodeId, PortId), profile: LinkProfile, up: bool) -> Self {
-        Self {
+        let mut direction = Self {
             from,
             to,
             profile,
             up,
             busy_until: Nanos::ZERO,
+            red: None,
             stats: LinkStats::default(),
-        }
+        };
+        direction.set_profile(profile);
+        direction
+    }
+
+    pub(crate) fn set_profile(&mut self, profile: LinkProfile) {
+        let seed = ((self.from.0.0 as u64) << 8) + self.from.1.index() as u64;
+        self.red = profile.ecn.map(|config| Red::new(config, seed));
+        self.profile = profile;
     }
 
     pub(crate) fn is_idle(&self, now: Nanos) -> bool {
         self.busy_until <= now
     }
 
-    pub(crate) fn pass(&mut self, now: Nanos, bytes: usize, rng: &mut ChaCha8Rng) -> Passage {
+    pub(crate) fn pass(&mut self, now: Nanos, frame: &mut [u8], rng: &mut ChaCha8Rng) -> Passage {
+        let bytes = frame.len();
         let mut passage = Passage {
             fate: Fate::Delivered,
             arrivals: [None; 2],
@@ -102,6 +118,10 @@ impl Direction {
             self.stats.queue_full += 1;
             passage.fate = Fate::QueueFull;
             return passage;
+        }
+        self.stats.queued_bytes += waiting;
+        if self.red.as_mut().is_some_and(|red| red.marks(waiting)) {
+            self.stats.ecn_marks += u64::from(mark_frame(frame));
         }
         self.busy_until = self.busy_until.max(now) + self.profile.serialization(bytes);
         let mut occurs = |probability: f64| probability > 0.0 && rng.random_bool(probability.min(1.0));

@@ -1,6 +1,7 @@
 //! Configuration of links and of the simulation.
 
 use castnet_wire::Nanos;
+use castnet_wire::red::RedConfig;
 
 /// Behaviour of one direction of a link. Probabilities are per frame, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -11,6 +12,8 @@ pub struct LinkProfile {
     pub delay: Nanos,
     /// Bytes that may be queued behind the frame that is being sent. Further frames are dropped (drop-tail).
     pub queue_bytes: u64,
+    /// When frames are marked as congested (ECN: CE). `None`: never.
+    pub ecn: Option<RedConfig>,
     /// Probability that a frame is lost.
     pub loss: f64,
     /// Probability that a frame is duplicated.
@@ -30,6 +33,7 @@ impl Default for LinkProfile {
             rate_bps: 100_000_000_000,
             delay: Nanos(500),
             queue_bytes: 1 << 20,
+            ecn: None,
             loss: 0.0,
             duplication: 0.0,
             reordering: 0.0,
@@ -60,6 +64,8 @@ pub struct SimConfig {
     pub links: LinkProfile,
     /// Time from a frame's arrival at a switch until its worker polls. Frames that arrive meanwhile join the batch.
     pub poll_delay: Nanos,
+    /// Whether switches forward only CNPs of the most congested path of a multicast group (M4). False: all of them.
+    pub filter_cnps: bool,
     /// Most frames that the trace keeps; it keeps the newest. 0 disables the trace.
     pub trace_frames_max: usize,
 }
@@ -71,6 +77,7 @@ impl SimConfig {
             seed,
             links: LinkProfile::default(),
             poll_delay: Nanos(1_000),
+            filter_cnps: true,
             trace_frames_max: 0,
         }
     }

@@ -264,7 +264,7 @@ impl<W: Watch> Simulation<W> {
             fate,
             arrivals,
             flipped_bit,
-        } = direction.pass(self.now, frame.len(), &mut self.rng);
+        } = direction.pass(self.now, &mut frame, &mut self.rng);
         let ((from, from_port), (to, to_port)) = (direction.from, direction.to);
         let hop = Hop {
             from,

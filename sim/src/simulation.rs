@@ -109,7 +109,10 @@ impl<W: Watch> Simulation<W> {
             events: 0,
         };
         for switch in topology.switches() {
-            let config = engine_config(topology, &switch.name, config.seed);
+            let config = EngineConfig {
+                filter_cnps: config.filter_cnps,
+                ..engine_config(topology, &switch.name, config.seed)
+            };
             let engine = start(&config)?;
             sim.add(
                 &switch.name,
@@ -266,7 +269,7 @@ impl<W: Watch> Simulation<W> {
     pub fn set_profile(&mut self, link: LinkId, profiles: [LinkProfile; 2]) {
         let first = link.0 as usize * 2;
         for (direction, profile) in self.directions.iter_mut().skip(first).zip(profiles) {
-            direction.profile = profile;
+            direction.set_profile(profile);
         }
     }
 

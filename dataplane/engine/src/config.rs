@@ -62,6 +62,8 @@ pub struct EngineConfig {
     pub registration: Option<RegistrationConfig>,
     /// Capacity of the event queue. Events beyond it are only counted.
     pub events_max: usize,
+    /// True if only CNPs of the most congested path of a multicast group are sent to its source (M4). False, to compare: all of them.
+    pub filter_cnps: bool,
     /// Seed of the table hashes, so that a host cannot choose addresses that collide.
     pub hash_seed: u64,
 }
@@ -83,6 +85,7 @@ impl EngineConfig {
             lldp_interval: Some(Nanos::from_secs(30)),
             registration: None,
             events_max: 1024,
+            filter_cnps: true,
             hash_seed: 0,
         }
     }

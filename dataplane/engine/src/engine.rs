@@ -80,6 +80,9 @@ impl Engine {
         if let Some(old) = self.groups.get(mcst_id) {
             group.carry_on(old);
         }
+        if let Context::Multicast(group) = &mut group {
+            group.filter_cnps(self.config.filter_cnps);
+        }
         let own = self.config.addresses.first().copied();
         with_group!(&mut group, group => group.bind(&mut self.services.output.next_hops, own))?;
         let (slot, replaced) = self.groups.insert(group);

@@ -273,6 +273,7 @@ fn profile(rng: &mut ChaCha8Rng, lossy: bool) -> LinkProfile {
     LinkProfile {
         rate_bps: pick(rng, &[10, 100, 100]) * 1_000_000_000,
         delay: Nanos(rng.random_range(100..10_000)),
+        ecn: None,
         queue_bytes: pick(rng, &[40_000, 1 << 20, 1 << 20]),
         loss,
         duplication,

@@ -307,6 +307,7 @@ fn profile(rng: &mut ChaCha8Rng, lossy: bool) -> LinkProfile {
     LinkProfile {
         rate_bps: *[1, 10, 10, 100].choose(rng).expect("not empty") * 1_000_000_000,
         delay: Nanos(rng.random_range(100..20_000)),
+        ecn: None,
         // The small queue holds a few frames: congestion drops some.
         queue_bytes: *[20_000, 1 << 20, 1 << 20].choose(rng).expect("not empty"),
         loss,

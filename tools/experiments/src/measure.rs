@@ -269,6 +269,7 @@ const NO_DELAY: LinkProfile = LinkProfile {
     rate_bps: 1_000_000_000_000_000,
     delay: Nanos::ZERO,
     queue_bytes: 1 << 30,
+    ecn: None,
     loss: 0.0,
     duplication: 0.0,
     reordering: 0.0,

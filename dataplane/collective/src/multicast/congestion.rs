@@ -14,6 +14,8 @@ use castnet_wire::Nanos;
 /// as one of them has sent, and a path whose congestion has ended is overtaken after a few windows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct CnpFilter {
+    /// False: all CNPs pass.
+    pub(super) filters: bool,
     /// Number of the window of the newest CNP.
     window: u64,
     /// The largest count.
@@ -25,6 +27,7 @@ pub(super) struct CnpFilter {
 impl CnpFilter {
     pub(super) fn new(paths: usize) -> Self {
         Self {
+            filters: true,
             window: 0,
             most: 0,
             counts: vec![0; paths].into_boxed_slice(),
@@ -40,7 +43,7 @@ impl CnpFilter {
         *count = count.saturating_add(1);
         let passes = *count > self.most;
         self.most = self.most.max(*count);
-        passes
+        passes || !self.filters
     }
 
     fn age(&mut self, now: Nanos) {
@@ -66,7 +69,7 @@ impl CnpFilter {
     /// Copies a filter of as many paths, without allocating.
     pub(super) fn copy_state(&mut self, of: &Self) {
         self.counts.clone_from(&of.counts);
-        (self.window, self.most) = (of.window, of.most);
+        (self.filters, self.window, self.most) = (of.filters, of.window, of.most);
     }
 
     /// The count of a path.

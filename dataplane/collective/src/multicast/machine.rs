@@ -132,6 +132,11 @@ impl Multicast {
         self
     }
 
+    /// Whether only CNPs of the most congested path are sent to the source (M4), which is the default. False: all of them.
+    pub fn filter_cnps(&mut self, filters: bool) {
+        self.rare.cnps.filters = filters;
+    }
+
     /// Carries on the stream of `of`, whose rule this machine's replaces: keeps the state of the paths that both have, as pairs of the
     /// index here and there. The others, and those that join, need nothing of the data so far. Does not allocate.
     pub fn carry_on(&mut self, of: &Self, kept: impl IntoIterator<Item = (PathId, PathId)>) {

@@ -129,6 +129,8 @@ fn the_filter_is_bounded_copied_and_carried_on() {
     let passed = (0..70_000).filter(|_| cnp(&mut s, 1)).count();
     assert_eq!(passed, usize::from(u16::MAX));
     assert!(!cnp(&mut s, 2));
+    s.machine.filter_cnps(false);
+    assert!(cnp(&mut s, 2));
 
     let mut copy = Multicast::new(Switch::config(4));
     copy.copy_state(&s.machine);

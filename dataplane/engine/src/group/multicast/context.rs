@@ -178,6 +178,11 @@ impl Group {
         Box::new(Self { hot, paths, cold })
     }
 
+    /// See [`Multicast::filter_cnps`].
+    pub(crate) fn filter_cnps(&mut self, filters: bool) {
+        self.hot.machine.filter_cnps(filters);
+    }
+
     /// Takes over the stream of the group that it replaces, if the rule says so and both have the same source.
     pub(crate) fn carry_on(&mut self, old: &Self) {
         let (rule, before) = (&self.cold.rule, &old.cold.rule);
