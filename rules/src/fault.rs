@@ -98,6 +98,14 @@ pub enum FaultKind {
     },
     #[error("is true, but only a host that receives multicast can join a running stream")]
     JoinsNoStream,
+    #[error(
+        "is missing: a group with any_source needs it, as each switch counts the packets of each host from there"
+    )]
+    AnySourceNeedsPsn,
+    #[error(
+        "is given in a group with any_source, whose members and state cannot change: give it a new generation instead"
+    )]
+    AnySourceIsFixed,
     #[error("is given in a group that does not compute: leave it out")]
     RankOfNoCollective,
     #[error("has no rank: each host of a group that computes is a rank")]

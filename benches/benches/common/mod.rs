@@ -102,6 +102,7 @@ pub fn star(receivers: usize) -> GroupRule {
             start_psn: Some(Psn::new(0)),
             va_base: 0,
             carries_on: None,
+            any_source: false,
             source: 0,
         }
         .into(),

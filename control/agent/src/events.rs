@@ -177,6 +177,20 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
                 psn: psn.value(),
             })
         }
+        EventKind::SourcesCompete {
+            mcst_id,
+            generation,
+            endpoint,
+        } => {
+            let (group, port, next_hop) = names(rule_of((mcst_id, generation)), endpoint);
+            Event::SourcesCompete(v1::SourcesCompete {
+                mcst_id: mcst_id.to_string(),
+                group,
+                generation,
+                port,
+                next_hop,
+            })
+        }
         EventKind::MemberFailed {
             mcst_id,
             generation,

@@ -145,6 +145,11 @@ impl EventLine {
                 let message = format!("{} joins at PSN {}", j.next_hop, j.psn);
                 ("path-joined", Some(j.group), name(j.port), message, facts)
             }
+            Event::SourcesCompete(c) => {
+                let facts = json!({ "generation": c.generation, "next_hop": c.next_hop });
+                let message = format!("{} wants to send while another member sends", c.next_hop);
+                ("sources-compete", Some(c.group), name(c.port), message, facts)
+            }
             Event::MemberFailed(m) => {
                 let facts =
                     json!({ "generation": m.generation, "next_hop": m.next_hop, "syndrome": m.syndrome });

@@ -293,7 +293,8 @@ impl Link {
                 false
             }
             Some(
-                Told::GroupMoved(_)
+                Told::SourcesCompete(_)
+                | Told::GroupMoved(_)
                 | Told::GroupHot(_)
                 | Told::Hello(_)
                 | Told::BaselineLearned(_)

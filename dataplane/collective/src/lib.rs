@@ -33,7 +33,7 @@ mod prefetch;
 pub mod translated;
 
 pub use multicast::{
-    Effect, Effects, Event, Multicast, MulticastConfig, MulticastStatus, PathStatus, TimerReason,
+    Effect, Effects, Event, Multicast, MulticastConfig, MulticastStatus, PathStatus, Signal, TimerReason,
 };
 pub use path::{PathId, PathSet};
 pub use prefetch::Prefetch;

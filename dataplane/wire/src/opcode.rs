@@ -16,6 +16,8 @@ pub enum Transport {
     Ud = 0x60,
     /// Congestion notification, for a queue pair of any kind.
     Cnp = 0x80,
+    /// Messages between switches of this project, of the range for manufacturers (IBA 9.2.1).
+    Castnet = 0xC0,
 }
 
 /// The position of a packet in its message.
@@ -50,6 +52,10 @@ pub enum Kind {
     Ack,
     /// Congestion notification.
     Cnp,
+    /// A member behind the sender, a switch, wants to be the source of the group.
+    SourceRequest,
+    /// A member behind the receiver, a switch, is the source of the group from now on.
+    SourceGrant,
 }
 
 bitflags::bitflags! {
@@ -210,6 +216,8 @@ opcodes! {
     0x64 UdSendOnly         "UD SEND_ONLY"            Ud  Send         Only   [DETH]                true,
     0x65 UdSendOnlyImm      "UD SEND_ONLY_IMM"        Ud  Send         Only   [DETH IMM]            true,
     0x81 Cnp                "CNP"                     Cnp Cnp          Only   [CNP]                 false,
+    0xC0 SourceRequest      "CASTNET SOURCE_REQUEST"  Castnet SourceRequest Only [AETH]             false,
+    0xC1 SourceGrant        "CASTNET SOURCE_GRANT"    Castnet SourceGrant Only [AETH]               false,
 }
 
 impl Opcode {

@@ -514,6 +514,7 @@ fn rule(
             start_psn: Some(Psn::new(0)),
             va_base: 0,
             carries_on: None,
+            any_source: false,
             source: 0,
         };
         (0, kind.into())

@@ -118,6 +118,7 @@ fn multicast(message: &v1::MulticastRule, r: &mut Reader) -> MulticastRule {
         start_psn: r.optional("start_psn", message.start_psn, psn),
         va_base: message.va_base,
         carries_on: message.carries_on,
+        any_source: message.any_source,
         source: r.read("source", short(message.source, &Limit::ENDPOINT), 0),
     }
 }
@@ -275,6 +276,7 @@ pub fn rule_to_proto(group: &GroupRule) -> v1::GroupRule {
                 start_psn: rule.start_psn.map(|p| p.value()),
                 va_base: rule.va_base,
                 carries_on: rule.carries_on,
+                any_source: rule.any_source,
                 source: rule.source.into(),
             }),
             GroupKind::Translated(rule) => Kind::Translated(v1::TranslatedRule {

@@ -70,9 +70,9 @@ prop_compose! {
         stall_timeout_ms in 1..u32::MAX,
         limit in proptest::option::of((BitRate::MIN..=BitRate::MAX, 4224..=RateLimit::BURST_MAX)),
     ) -> GroupRule {
-        let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, carries_on: Some(va_base).filter(|b| b % 2 == 0), source: source as u16 };
+        let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, carries_on: Some(va_base).filter(|b| b % 2 == 0), any_source: start_psn.is_some() && va_base % 4 == 1, source: source as u16 };
         let joining = |(i, mut e): (usize, Endpoint)| {
-            e.joining = e.verify_mac && i != source && e.next_hop.host().is_some();
+            e.joining = !kind.any_source && e.verify_mac && i != source && e.next_hop.host().is_some();
             e
         };
         let rate_limit = limit.map(|(rate, burst_bytes)| RateLimit { rate: BitRate::new(rate).unwrap(), burst_bytes });
@@ -171,7 +171,7 @@ prop_compose! {
         endpoints in proptest::collection::vec(any_endpoint(), 0..6),
         stall_timeout_ms in any::<u32>(), has_kind in proptest::bool::weighted(0.9), limit in any_limit(),
     ) -> v1::GroupRule {
-        let kind = v1::group_rule::Kind::Multicast(v1::MulticastRule { start_psn, va_base, source, carries_on: start_psn.map(u64::from) });
+        let kind = v1::group_rule::Kind::Multicast(v1::MulticastRule { start_psn, va_base, source, carries_on: start_psn.map(u64::from), any_source: va_base % 2 == 1 });
         let kind = has_kind.then_some(kind);
         v1::GroupRule { name, generation, mcst_id, pmtu, stall_timeout_ms, endpoints, kind, rate_limit: limit }
     }

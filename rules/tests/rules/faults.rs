@@ -58,7 +58,7 @@ fn unknown_fields_come_with_a_suggestion() {
         "pmtu = 1024",
         "pmtu = 1024\nstart_pns = 3",
         "rules.toml:5:1: groups[0].start_pns: unknown field, did you mean \"start_psn\"?; allowed: kind, name, \
-         generation, mcst_id, pmtu, stall_timeout_ms, rate_limit, start_psn, va_base, carries_on, source, endpoints",
+         generation, mcst_id, pmtu, stall_timeout_ms, rate_limit, start_psn, va_base, carries_on, any_source, source, endpoints",
     );
     assert_fault(
         "[[routes]]",
@@ -488,5 +488,31 @@ fn a_switch_checks_with_its_own_number_of_ports() {
             "groups[0].endpoints[2].port: port 2 is beyond this switch's 2 ports (0 to 1)",
             "routes[0].next_hops[0].port: port 4 is beyond this switch's 2 ports (0 to 1)",
         ]
+    );
+}
+
+#[test]
+fn a_group_with_any_source_needs_a_start_and_keeps_its_members() {
+    assert_fault(
+        "start_psn = 7",
+        "any_source = true",
+        "rules.toml:1:1: groups[0].start_psn: is missing: a group with any_source needs it, as each switch counts the packets of \
+         each host from there",
+    );
+    assert_fault(
+        "start_psn = 7",
+        "start_psn = 7\nany_source = true\ncarries_on = 1",
+        "rules.toml:7:14: groups[0].carries_on: is given in a group with any_source, whose members and state cannot change: give \
+         it a new generation instead",
+    );
+    let joins = GOOD
+        .replacen("start_psn = 7", "start_psn = 7\nany_source = true", 1)
+        .replacen("port = 1", "port = 1\njoining = true", 1);
+    let fault = faults(&joins).to_string();
+    assert!(
+        fault.starts_with(
+            "rules.toml:15:11: groups[0].endpoints[1].joining: is given in a group with any_source"
+        ),
+        "{fault}"
     );
 }

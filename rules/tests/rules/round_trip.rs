@@ -61,6 +61,7 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
     });
     (head, paths, 1u32..).prop_map(
         move |((name, generation, pmtu, psn, va_base), (ports, hops, source), stall)| {
+            let any_source = generation % 4 == 2 && psn.is_some();
             let paths = ports.into_iter().zip(hops).enumerate().map(
                 |(i, (port, (name, qpn, (near, mac), memory, (host, far))))| {
                     let name = format!("{name}{port}");
@@ -83,7 +84,7 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
                     };
                     let joining = qpn % 3 == 0 && next_hop.host().is_some() && i != usize::from(source);
                     Endpoint {
-                        joining,
+                        joining: joining && !any_source,
                         ..Endpoint::new(port, next_hop)
                     }
                 },
@@ -92,6 +93,7 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
                 start_psn: psn.map(Psn::new),
                 va_base,
                 carries_on: (generation % 2 == 1).then_some(generation / 2),
+                any_source,
                 source,
             };
             GroupRule {

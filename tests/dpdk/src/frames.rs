@@ -57,6 +57,7 @@ pub fn group(n: usize, ports: &[usize]) -> GroupRule {
             start_psn: Some(Psn::new(0)),
             va_base: 0,
             carries_on: None,
+            any_source: false,
             source: 0,
         }
         .into(),

@@ -173,6 +173,7 @@ pub(crate) fn rule(generation: u64) -> GroupRule {
             start_psn: Some(Psn::new(100)),
             va_base: 0,
             carries_on: None,
+            any_source: false,
             source: 0,
         }
         .into(),

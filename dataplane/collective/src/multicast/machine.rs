@@ -2,6 +2,7 @@
 
 use super::congestion::CnpFilter;
 use super::entry::{Entry, Refusal};
+use super::switching::Switching;
 use super::{Effect, Effects, Event, MulticastConfig, MulticastStatus, PathStatus, TimerReason};
 use crate::path::{PATHS_MAX, PathId};
 use crate::prefetch::Prefetch;
@@ -43,42 +44,49 @@ const UNKNOWN_BEHIND: i32 = 1 << 22;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Multicast {
     /// The Path Table. The entry of the source is unused.
-    table: Box<[Entry]>,
+    pub(super) table: Box<[Entry]>,
     /// Time of the last progress, or of the first data after none was outstanding.
     since: Nanos,
     stall_at: Nanos,
     stall_timeout: Nanos,
     /// Newest data. No AckPSN is beyond it.
-    newest: Psn,
+    pub(super) newest: Psn,
     agg_ack: Psn,
-    source: PathId,
+    pub(super) source: PathId,
     /// The number of paths with AckPSN `agg_ack`; the paper's triPort is one of them.
     lowest: u16,
-    phase: Phase,
+    pub(super) phase: Phase,
     /// The NAK of `agg_ack + 1` has been sent, and the source has not gone back since.
-    nak_sent: bool,
+    pub(super) nak_sent: bool,
     /// The start is known and no path waits: [`next_data`](Multicast::next_data) may handle data.
-    fast: bool,
-    rare: Box<Rare>,
+    pub(super) fast: bool,
+    pub(super) rare: Box<Rare>,
 }
 
 /// State that plain data and feedback do not touch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Rare {
-    joining: Option<Joining>,
+pub(super) struct Rare {
+    pub(super) special: Option<Special>,
     cnps: CnpFilter,
+}
+
+/// State that few groups have.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Special {
+    Joining(Joining),
+    Switching(Switching),
 }
 
 /// Paths that join a running stream, all with the same packet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Joining {
+pub(super) struct Joining {
     paths: Box<[PathId]>,
     /// PSN of their first packet; `None` while they wait for it.
     first: Option<Psn>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Phase {
+pub(super) enum Phase {
     /// No data has been received; the start is unknown.
     Learning,
     /// `agg_ack` is only the start of counting. It is never sent: a requester accepts any ACK, even of a PSN that it never sent.
@@ -114,7 +122,7 @@ impl Multicast {
             nak_sent: false,
             fast: start_psn.is_some(),
             rare: Box::new(Rare {
-                joining: None,
+                special: None,
                 cnps: CnpFilter::new(paths),
             }),
         }
@@ -126,7 +134,7 @@ impl Multicast {
         let own = |path: &PathId| path.index() < self.table.len() && *path != self.source;
         let paths: Box<[PathId]> = paths.into_iter().filter(own).collect();
         if !paths.is_empty() {
-            self.rare.joining = Some(Joining { paths, first: None });
+            self.rare.special = Some(Special::Joining(Joining { paths, first: None }));
             self.fast = false;
         }
         self
@@ -145,11 +153,7 @@ impl Multicast {
         }
         self.table.fill(Entry::new(of.newest));
         for (path, before) in kept {
-            let joins = self
-                .rare
-                .joining
-                .as_ref()
-                .is_some_and(|j| j.paths.contains(&path));
+            let joins = self.joining().is_some_and(|j| j.paths.contains(&path));
             let entries = (self.table.get_mut(path.index()), of.table.get(before.index()));
             if let (false, (Some(entry), Some(old))) = (joins, entries) {
                 *entry = *old;
@@ -164,15 +168,17 @@ impl Multicast {
         if self.agg_ack != of.agg_ack {
             self.phase = Phase::Acknowledged;
         }
-        self.fast = self.rare.joining.is_none();
+        self.fast = self.joining().is_none();
     }
 
     /// Copies the state of a machine of the same configuration, without allocating.
     pub fn copy_state(&mut self, of: &Self) {
         self.table.clone_from(&of.table);
         self.rare.cnps.copy_state(&of.rare.cnps);
-        if let (Some(own), Some(of)) = (&mut self.rare.joining, &of.rare.joining) {
-            own.first = of.first;
+        match (&mut self.rare.special, &of.rare.special) {
+            (Some(Special::Joining(own)), Some(Special::Joining(of))) => own.first = of.first,
+            (Some(Special::Switching(own)), Some(Special::Switching(of))) => own.copy_state(of),
+            _ => {}
         }
         let Self {
             table: _,
@@ -193,10 +199,17 @@ impl Multicast {
         (self.phase, self.nak_sent, self.fast) = (phase, nak_sent, fast);
     }
 
+    fn joining(&self) -> Option<&Joining> {
+        match &self.rare.special {
+            Some(Special::Joining(joining)) => Some(joining),
+            _ => None,
+        }
+    }
+
     /// Data of `psn` from `from` is about to be handled, and begins a message: waiting paths join with it, if it is the next after the
     /// newest. Its ICRC must have been verified.
     pub fn handle_message(&mut self, from: PathId, psn: Psn) {
-        let Some(joining) = self.rare.joining.as_mut().filter(|j| j.first.is_none()) else {
+        let Some(Special::Joining(joining @ Joining { first: None, .. })) = &mut self.rare.special else {
             return;
         };
         let joins = match self.phase {
@@ -218,12 +231,12 @@ impl Multicast {
 
     /// True while a path waits for the first packet of a message.
     pub fn is_waiting(&self) -> bool {
-        !self.fast && self.rare.joining.as_ref().is_some_and(|j| j.first.is_none())
+        !self.fast && self.joining().is_some_and(|j| j.first.is_none())
     }
 
     /// The paths that have joined with the data packet of `psn`, and have not acknowledged it.
     pub fn joined_with(&self, psn: Psn) -> impl Iterator<Item = PathId> {
-        let joining = self.rare.joining.as_ref().filter(|j| j.first == Some(psn));
+        let joining = self.joining().filter(|j| j.first == Some(psn));
         let paths = joining.into_iter().flat_map(|j| j.paths.iter().copied());
         paths.filter(move |path| self.lacks(*path, psn))
     }
@@ -251,6 +264,12 @@ impl Multicast {
                 None if self.rare.cnps.passes(now, from) => emit(out, Effect::Cnp { to: self.source }),
                 None => {}
             },
+            Event::Signal {
+                from,
+                signal,
+                psn,
+                epoch,
+            } => self.on_signal(now, from, (signal, psn, epoch), out),
         }
         if out.is_empty() {
             emit(out, Effect::Absorb);
@@ -355,24 +374,22 @@ impl Multicast {
         size_of::<Self>() + size_of_val(&*self.table)
     }
 
-    /// Bytes of the state that plain data and feedback do not touch: paths that join, and counts of CNPs.
+    /// Bytes of the state that plain data and feedback do not touch: paths that join, sources that change, and counts of CNPs.
     pub fn cold_bytes(&self) -> usize {
-        let joining = self.rare.joining.as_ref();
-        let joining = joining.map_or(0, |j| size_of_val(&*j.paths));
-        size_of::<Rare>() + joining + self.rare.cnps.heap_bytes()
+        let special = match &self.rare.special {
+            Some(Special::Joining(joining)) => size_of_val(&*joining.paths),
+            Some(Special::Switching(switching)) => switching.bytes(),
+            None => 0,
+        };
+        size_of::<Rare>() + special + self.rare.cnps.heap_bytes()
     }
 
     fn on_data(&mut self, now: Nanos, from: PathId, psn: Psn, ack_request: bool, out: &mut Effects) {
-        if from != self.source {
-            let member = from.index() < self.table.len();
-            return emit(
-                out,
-                Effect::Drop(if member {
-                    DropReason::NotSource
-                } else {
-                    DropReason::NotMember
-                }),
-            );
+        if from.index() >= self.table.len() {
+            return emit(out, Effect::Drop(DropReason::NotMember));
+        }
+        if from != self.source && !self.take_turn(now, from, psn, ack_request, out) {
+            return;
         }
         if self.phase == Phase::Learning {
             self.learn(psn);
@@ -382,6 +399,9 @@ impl Multicast {
             self.on_acknowledged_data(psn, ack_request, out);
         } else if psn.is_after(self.newest) {
             self.on_new_data(now, psn);
+            if let Some(path) = self.switching_mut().and_then(Switching::on_new_data) {
+                emit(out, Effect::Compete { path });
+            }
             if self.is_waiting() {
                 self.pass_waiting(now, psn, out);
             }
@@ -396,9 +416,9 @@ impl Multicast {
 
     /// Acknowledges new data for the paths that wait.
     fn pass_waiting(&mut self, now: Nanos, psn: Psn, out: &mut Effects) {
-        let count = self.rare.joining.as_ref().map_or(0, |j| j.paths.len());
+        let count = self.joining().map_or(0, |j| j.paths.len());
         for i in 0..count {
-            let path = self.rare.joining.as_ref().and_then(|j| j.paths.get(i).copied());
+            let path = self.joining().and_then(|j| j.paths.get(i).copied());
             if let Some(path) = path {
                 self.on_feedback(now, path, psn, 0, Syndrome::Ack, out);
             }
@@ -422,7 +442,7 @@ impl Multicast {
     fn learn(&mut self, psn: Psn) {
         self.start_after(psn.add(-UNKNOWN_BEHIND));
         self.phase = Phase::Baseline;
-        self.fast = self.rare.joining.is_none();
+        self.fast = self.joining().is_none();
     }
 
     /// Counts as if all paths had acknowledged all data up to `psn`.
@@ -505,6 +525,7 @@ impl Multicast {
                 if let Some(syndrome) = strongest.syndrome() {
                     self.acknowledge((self.agg_ack.next(), msn), syndrome, out);
                 }
+                self.settle(now, out);
             }
         } else {
             entry.refusal = entry.refusal.max(refusal);
@@ -557,7 +578,7 @@ impl Multicast {
         }
     }
 
-    fn msn(&self) -> u32 {
+    pub(super) fn msn(&self) -> u32 {
         self.table[self.waits_for().index()].msn()
     }
 
@@ -583,12 +604,12 @@ impl Multicast {
         }
     }
 
-    fn progress(&mut self, now: Nanos) {
+    pub(super) fn progress(&mut self, now: Nanos) {
         self.since = now;
         self.stall_at = now + self.stall_timeout;
     }
 
-    fn is_outstanding(&self) -> bool {
+    pub(super) fn is_outstanding(&self) -> bool {
         self.newest != self.agg_ack
     }
 
@@ -610,7 +631,7 @@ impl Multicast {
     }
 }
 
-fn emit(out: &mut Effects, effect: Effect) {
+pub(super) fn emit(out: &mut Effects, effect: Effect) {
     let full = out.try_push(effect).is_err();
-    debug_assert!(!full, "an event has at most two effects");
+    debug_assert!(!full, "an event has at most four effects");
 }

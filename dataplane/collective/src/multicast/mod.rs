@@ -3,6 +3,7 @@
 mod congestion;
 mod entry;
 mod machine;
+mod switching;
 
 use crate::path::PathId;
 use alloc::vec::Vec;
@@ -53,6 +54,26 @@ pub enum Event {
         /// The path it came by.
         from: PathId,
     },
+    /// A message of a switch about the source of the group. Only switches send it.
+    Signal {
+        /// The path it came by.
+        from: PathId,
+        /// Its kind.
+        signal: Signal,
+        /// The PSN of the next packet, as the sender knows it.
+        psn: Psn,
+        /// The number of the last grant that the sender has sent or received, 24 bits.
+        epoch: u32,
+    },
+}
+
+/// The kinds of messages between switches about the source of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Signal {
+    /// A member behind the sender wants to send.
+    Request,
+    /// A member behind the receiver of this message is the source from now on.
+    Grant,
 }
 
 /// An action for the caller. An event has at least one effect. [`Effect::Absorb`] is always the only one.
@@ -65,7 +86,7 @@ pub enum Effect {
     },
     /// Send an acknowledge packet. If feedback has caused it, that frame is consumed.
     Acknowledge {
-        /// The path of the source.
+        /// The path of the source, or of a member that was the source or wants to be.
         to: PathId,
         /// Its PSN.
         psn: Psn,
@@ -83,6 +104,22 @@ pub enum Effect {
     Absorb,
     /// Drop the frame for this reason.
     Drop(DropReason),
+    /// Send a message about the source to a switch.
+    Signal {
+        /// The path of the switch.
+        to: PathId,
+        /// Its kind.
+        signal: Signal,
+        /// The PSN of the next packet.
+        psn: Psn,
+        /// The number of the last grant, 24 bits.
+        epoch: u32,
+    },
+    /// Report a conflict: this member wants to send while another one sends or waits.
+    Compete {
+        /// The path of the member.
+        path: PathId,
+    },
     /// Report a stall: data is outstanding, and this path has made no progress.
     Stalled {
         /// The path whose AckPSN is the lowest.

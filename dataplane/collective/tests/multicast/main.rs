@@ -5,5 +5,6 @@ mod congestion;
 mod joins;
 mod memory;
 mod pitfalls;
+mod switching;
 mod tree;
 mod twin;

@@ -6,8 +6,8 @@ use core::net::Ipv4Addr;
 use castnet_rules::Endpoint;
 use castnet_wire::ethernet::set_macs;
 use castnet_wire::icrc::{self, HeaderDelta, Shift};
-use castnet_wire::layout::{DEST_QP, DST, IPV4_CHECKSUM, PACKET_HEADERS, SRC, UDP_CHECKSUM};
-use castnet_wire::{FrameBuf, PortId, Qpn, Reth, RoceHeader, ipv4};
+use castnet_wire::layout::{DEST_QP, DST, IPV4_CHECKSUM, PACKET_HEADERS, PSN, SRC, UDP_CHECKSUM};
+use castnet_wire::{FrameBuf, PortId, Psn, Qpn, Reth, RoceHeader, ipv4};
 
 use crate::output::{Output, Ports};
 use crate::tables::next_hops::NextHops;
@@ -176,6 +176,20 @@ fn headers_of(copy: &mut impl FrameBuf, l3: usize) -> Option<(&mut [u8; PACKET_H
 /// Bytes between the last rewritten header and the ICRC.
 pub(super) fn bytes_after(header: &RoceHeader) -> usize {
     header.after_reth().unwrap_or(header.after_bth())
+}
+
+/// Writes the PSN `new` instead of `old` into a private frame; the ICRC changes by difference.
+pub(super) fn set_psn(frame: &mut impl FrameBuf, header: &RoceHeader, old: Psn, new: Psn) {
+    let Some(icrc) = icrc::read(frame, header.frame_len) else {
+        return;
+    };
+    let Some((fixed, _)) = headers_of(frame, header.l3) else {
+        return;
+    };
+    fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
+    fixed[PSN].copy_from_slice(&new.to_bytes());
+    let change = icrc::shift(HeaderDelta::psn(old, new).at_bth(), header.after_bth());
+    icrc::write(frame, header.frame_len, icrc ^ change);
 }
 
 pub(super) struct CopyRewriter<'a> {

@@ -50,6 +50,15 @@ pub enum EventKind {
         /// The PSN of the first packet.
         psn: Psn,
     },
+    /// A member of a group whose source may change wants to send while another one sends or waits to send. Reported once for each source.
+    SourcesCompete {
+        /// The group.
+        mcst_id: McstId,
+        /// The version of its rule.
+        generation: u64,
+        /// The endpoint of the member: its index.
+        endpoint: u16,
+    },
     /// A receiver has ended its connection with a fatal NAK, or the source's data cannot be delivered to it.
     MemberFailed {
         /// The group.

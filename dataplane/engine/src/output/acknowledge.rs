@@ -139,8 +139,13 @@ pub(crate) struct AckTemplate {
 
 impl AckTemplate {
     pub(crate) fn new(to: &Address) -> Self {
+        Self::of(to, Opcode::Ack)
+    }
+
+    /// The template of another opcode with the headers of an ACK.
+    pub(crate) fn of(to: &Address, opcode: Opcode) -> Self {
         let mut packet = [0; ACK_LEN];
-        let bth = Bth::new(Opcode::Ack, to.qpn, Psn::new(0));
+        let bth = Bth::new(opcode, to.qpn, Psn::new(0));
         packet[..PACKET_HEADERS].copy_from_slice(&to.headers(0, ACK_LEN, &bth));
         Self {
             packet,

@@ -100,6 +100,7 @@ impl GroupKind for Multicast {
             start_psn: Some(self.start_psn),
             va_base: self.va_base,
             carries_on: None,
+            any_source: false,
             source: self.member(&self.source).map_or(0, |(i, _)| i as u16),
         };
         Request {

@@ -73,6 +73,7 @@ mod tests {
             start_psn: Some(Psn::new(7)),
             va_base: 0,
             carries_on: None,
+            any_source: false,
             source,
         };
         GroupRule {

@@ -101,6 +101,10 @@ pub(crate) struct Cold {
     pub(crate) rule: GroupRule,
     pub(crate) va_base: u64,
     pub(crate) feedback: Address,
+    /// Source address of feedback to an adjacent switch.
+    own: Option<Ipv4Addr>,
+    /// Data of the group before the present source.
+    data_before: u64,
     /// An acknowledge packet with the addresses of `feedback`.
     pub(crate) ack: AckTemplate,
     pub(crate) exceptions: Exceptions,
@@ -149,6 +153,19 @@ impl Group {
         });
         let joining = rule.endpoints.iter().enumerate().filter(|(_, e)| e.joining);
         let machine = machine.with_joining(joining.filter_map(|(i, _)| PathId::new(i)));
+        let hosts = || {
+            let endpoints = rule.endpoints.iter().enumerate();
+            endpoints.filter(|(_, e)| e.next_hop.host().is_some())
+        };
+        let machine = match kind.any_source {
+            true => machine.with_switching(hosts().filter_map(|(i, _)| PathId::new(i))),
+            false => machine,
+        };
+        // The hosts of a group with any source send one after the other.
+        let metered = match kind.any_source {
+            true => hosts().next().map(|(_, host)| host),
+            false => rule.upstream(),
+        };
         let hot = Hot {
             ports,
             table: LookupTable::new(&rule, None),
@@ -156,22 +173,21 @@ impl Group {
             destinations: rule.endpoints.iter().map(PathDestination::new).collect(),
             mcst_id: rule.mcst_id,
             pmtu: rule.pmtu.bytes() as u16,
-            meter: rule
-                .upstream()
-                .and_then(|source| meter::of(&rule, source))
-                .map(Box::new),
+            meter: metered.and_then(|source| meter::of(&rule, source)).map(Box::new),
             source_port: rule.upstream().map(|e| e.port).unwrap_or_default(),
             source,
             counters: HotCounters::default(),
         };
         let paths = vec![PathCounters::default(); rule.endpoints.len()].into_boxed_slice();
-        let feedback = feedback_address(&rule, None);
+        let feedback = feedback_address(&rule, source, None);
         let ack = AckTemplate::new(&feedback);
         let exceptions = Exceptions::default();
         let cold = Box::new(Cold {
             rule,
             va_base: kind.va_base,
             feedback,
+            own: None,
+            data_before: 0,
             ack,
             exceptions,
         });
@@ -210,7 +226,33 @@ impl Group {
 
     pub(crate) fn copy_state(&mut self, of: &Self) {
         self.hot.machine.copy_state(&of.hot.machine);
+        self.adopt_source();
+        self.cold.data_before = of.cold.data_before;
         self.copy_meter(of);
+    }
+
+    /// Adopts the source of the machine, if that has changed.
+    pub(crate) fn adopt_source(&mut self) {
+        let (before, source) = (self.hot.source, self.hot.machine.source());
+        if before == source {
+            return;
+        }
+        let Some(endpoint) = self.cold.rule.endpoints.get(source.index()) else {
+            return;
+        };
+        (self.hot.source, self.hot.source_port) = (source, endpoint.port);
+        self.cold.feedback = feedback_address(&self.cold.rule, source, self.cold.own);
+        self.cold.ack = AckTemplate::new(&self.cold.feedback);
+        let data_in = self.hot.counters.data_in;
+        if let Some(path) = self.paths.get_mut(before.index()) {
+            path.filtered += data_in - self.cold.data_before;
+        }
+        self.cold.data_before = data_in;
+    }
+
+    /// The addresses of feedback to `path`.
+    pub(crate) fn feedback_to(&self, path: PathId) -> Address {
+        feedback_address(&self.cold.rule, path, self.cold.own)
     }
 
     fn copy_meter(&mut self, of: &Self) {
@@ -270,11 +312,12 @@ impl Group {
             .enumerate()
             .map(move |(i, (path, counters))| {
                 let source = i == self.hot.source.index();
-                let not_sent = if source {
-                    data_in
+                let own = if source {
+                    data_in - self.cold.data_before
                 } else {
-                    counters.filtered + counters.lost
+                    0
                 };
+                let not_sent = own + counters.filtered + counters.lost;
                 PathSnapshot {
                     port: path.port,
                     source,
@@ -300,7 +343,8 @@ impl Kind for Box<Group> {
     fn bind(&mut self, next_hops: &mut NextHops, own: Option<Ipv4Addr>) -> Result<(), NextHopsFull> {
         let (destinations, rule) = (&mut self.hot.destinations, &self.cold.rule);
         next_hops.acquire_all(macs(rule), |i, index| destinations[i].bind(index))?;
-        self.cold.feedback = feedback_address(rule, own);
+        self.cold.feedback = feedback_address(rule, self.hot.source, own);
+        self.cold.own = own;
         self.cold.ack = AckTemplate::new(&self.cold.feedback);
         Ok(())
     }
@@ -396,10 +440,10 @@ fn is_same(a: &Endpoint, b: &Endpoint) -> bool {
     key(a) == key(b) && a.next_hop.name() == b.next_hop.name()
 }
 
-/// The addresses of feedback, from the McstID towards the source and a switch behind routers; as for a member to an adjacent switch.
-fn feedback_address(rule: &GroupRule, own: Option<Ipv4Addr>) -> Address {
+/// The addresses of feedback to `to`, from the McstID to a member and a switch behind routers; as for a member to an adjacent switch.
+fn feedback_address(rule: &GroupRule, to: PathId, own: Option<Ipv4Addr>) -> Address {
     let group = rule.mcst_id.0;
-    let hop = rule.upstream().map(|endpoint| &endpoint.next_hop);
+    let hop = rule.endpoints.get(to.index()).map(|endpoint| &endpoint.next_hop);
     let ip = hop.and_then(NextHop::ip);
     Address {
         src: if ip.is_some() { group } else { own.unwrap_or(group) },

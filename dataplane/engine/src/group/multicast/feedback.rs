@@ -4,14 +4,14 @@
 //! adjacent switch, it goes to the McstID and the QPN of the endpoint there, as for a member, from this switch's own address or, without
 //! one, the McstID: the adjacent switch does not check it.
 
-use castnet_collective::PathId;
-use castnet_wire::{Aeth, Psn, Syndrome};
+use castnet_collective::{PathId, Signal};
+use castnet_wire::{Aeth, Opcode, Psn, Syndrome};
 
 use crate::egress::Egress;
 use crate::group::multicast::context::Group;
 use crate::observe::trace::{Observer, Stage, Step};
 use crate::output::Output;
-use crate::output::acknowledge::{self, Address, LinkHeader};
+use crate::output::acknowledge::{self, AckTemplate, Address, LinkHeader};
 use crate::output::cx::Cx;
 
 /// Sends an acknowledge packet or, without PSN and AETH, a CNP. See [`acknowledge::feedback`] for `reuse`.
@@ -28,8 +28,18 @@ pub(crate) fn send<E: Egress, O: Observer>(
             .counters
             .invariant_violated("feedback is for one of the paths");
     };
+    // Only a group whose source changes sends feedback to other paths.
+    let other = (to != group.hot.source).then(|| group.feedback_to(to));
+    let other = other.map(|address| (AckTemplate::new(&address), address));
+    let ack = ack.map(|(psn, aeth)| {
+        let (psn, msn) = group.hot.machine.member_feedback(to, psn, aeth.msn);
+        (psn, Aeth { msn, ..aeth })
+    });
     let (hop, more) = ((port, dest.next_hop()), &mut group.cold.exceptions);
-    let addresses = (&group.cold.ack, &group.cold.feedback);
+    let addresses = match &other {
+        Some((template, address)) => (template, address),
+        None => (&group.cold.ack, &group.cold.feedback),
+    };
     let Some(frame) = acknowledge::feedback(cx, output, hop, link, addresses, ack, reuse) else {
         more.lost += 1;
         return;
@@ -46,9 +56,56 @@ pub(crate) fn send<E: Egress, O: Observer>(
             None => "CNP".into(),
         };
         let decision = format!("{what} for {}", group.cold.describe(to));
-        let Address { src, dst, qpn, .. } = group.cold.feedback;
+        let Address { src, dst, qpn, .. } = *addresses.1;
         let why = format!("dst {dst} qpn {qpn}, src {src}, by port {port}");
         Step::new(Stage::Feedback, decision, why)
     });
     cx.send(&mut output.counters, port, frame);
+}
+
+/// Sends a message about the source to a switch: its epoch is in the MSN field of an AETH.
+#[cold]
+pub(crate) fn send_signal<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    output: &mut Output,
+    group: &mut Group,
+    link: &LinkHeader,
+    (to, signal, psn, epoch): (PathId, Signal, Psn, u32),
+) {
+    let (Some(port), Some(dest)) = (group.hot.port(to), group.hot.dest(to)) else {
+        return output
+            .counters
+            .invariant_violated("signals are for one of the paths");
+    };
+    let (address, opcode) = (group.feedback_to(to), opcode_of(signal));
+    let addresses = (&AckTemplate::of(&address, opcode), &address);
+    let syndrome = Syndrome::Ack;
+    let ack = Some((psn, Aeth { syndrome, msn: epoch }));
+    let hop = (port, dest.next_hop());
+    let Some(frame) = acknowledge::feedback(cx, output, hop, link, addresses, ack, None) else {
+        group.cold.exceptions.lost += 1;
+        return;
+    };
+    cx.observer.step(|| {
+        let decision = format!("{opcode} for {}", group.cold.describe(to));
+        Step::new(
+            Stage::Feedback,
+            decision,
+            format!("epoch {epoch}, next PSN {psn}"),
+        )
+    });
+    cx.send(&mut output.counters, port, frame);
+}
+
+const fn opcode_of(signal: Signal) -> Opcode {
+    match signal {
+        Signal::Request => Opcode::SourceRequest,
+        Signal::Grant => Opcode::SourceGrant,
+    }
+}
+
+/// The message of a frame, for a group whose source may change.
+pub(crate) fn signal_of(opcode: Opcode) -> Option<Signal> {
+    let all = [Signal::Request, Signal::Grant];
+    all.into_iter().find(|signal| opcode_of(*signal) == opcode)
 }

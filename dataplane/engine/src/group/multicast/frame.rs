@@ -13,8 +13,9 @@ use crate::group::meter::{self, Metered};
 use crate::group::multicast::context::Group;
 use crate::group::multicast::feedback;
 use crate::group::multicast::replicate;
+use crate::group::rewrite::set_psn;
 use crate::group::services::Services;
-use crate::observe::events::EventKind;
+use crate::observe::events::{EventKind, Events};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
 use crate::output::acknowledge::LinkHeader;
@@ -54,8 +55,10 @@ impl Group {
                 });
             }
         };
+        let switching = group.hot.machine.is_switching();
         if matches!(event, Event::Data { .. })
             && from == group.hot.source
+            && (!switching || group.cold.host(from).is_some())
             && let Some(bucket) = &mut group.hot.meter
         {
             match meter::meter(cx, bucket, header, frame.length()) {
@@ -71,6 +74,16 @@ impl Group {
                 }
             }
         }
+        let mut bridged = *header;
+        if switching && let Event::Data { psn, .. } = event {
+            let info = header.bth.opcode.info();
+            group.hot.machine.handle_position(info.ends_message());
+            if psn != header.bth.psn {
+                set_psn(&mut frame, header, header.bth.psn, psn);
+                bridged.bth.psn = psn;
+            }
+        }
+        let header = &bridged;
         let before = group.hot.machine.next_psn();
         if let Event::Data { psn, .. } = event
             && group.hot.machine.is_waiting()
@@ -78,8 +91,12 @@ impl Group {
         {
             group.hot.machine.handle_message(from, psn);
         }
-        count_arrival(group, from, &event, frame.length());
         group.hot.machine.handle(cx.now, event, &mut scratch.effects);
+        if switching {
+            group.adopt_source();
+            report_conflict(group, cx.now, events, &scratch.effects);
+        }
+        count_arrival(group, from, &event, frame.length());
         cx.observer
             .step(|| explain(group, &event, before, &scratch.effects));
 
@@ -97,7 +114,7 @@ impl Group {
             }
             (_, effects) => {
                 if let Event::Data { psn, .. } = event
-                    && !matches!(effects, [Effect::Drop(_)])
+                    && from == group.hot.source
                 {
                     count_retransmission(group, before, psn);
                 }
@@ -189,7 +206,16 @@ fn admit<E: Egress, O: Observer>(
     let mac = address::source_mac(frame.head());
     let from = hot.sender(cx.ingress, src, header.bth.dest_qp, mac);
     let from = from.ok_or(classify::NOT_MEMBER)?;
-    let class = classify::class(header)?;
+    let switching = hot.machine.is_switching();
+    let signal = feedback::signal_of(header.bth.opcode).filter(|_| switching);
+    // Only switches send them.
+    let signal = signal
+        .filter(|_| group.cold.host(from).is_none())
+        .zip(header.aeth);
+    let class = match signal {
+        Some(_) => Class::Data,
+        None => classify::class(header)?,
+    };
     cx.observer.step(|| {
         let decision = format!(
             "group {}, {} from {}",
@@ -208,28 +234,39 @@ fn admit<E: Egress, O: Observer>(
     });
     classify::check_packet(header, frame, hot.pmtu.into())?;
     let psn = header.bth.psn;
-    let (event, trusted) = match class {
-        Class::Data => {
-            let trusted = hot.machine.next_psn() == Some(psn) && !hot.machine.is_waiting();
-            (
-                Event::Data {
-                    from,
-                    psn,
-                    ack_request: header.bth.ack_request,
-                },
-                trusted,
-            )
+    let (event, trusted) = match (class, signal) {
+        (_, Some((signal, aeth))) => {
+            let epoch = aeth.msn;
+            let event = Event::Signal {
+                from,
+                signal,
+                psn,
+                epoch,
+            };
+            (event, false)
         }
-        Class::Feedback(aeth) => (
-            Event::Feedback {
+        (Class::Data, None) => {
+            let psn = hot.machine.group_psn(from, psn);
+            let next = hot.machine.next_psn() == Some(psn) && !hot.machine.is_waiting();
+            let event = Event::Data {
                 from,
                 psn,
-                msn: aeth.msn,
-                syndrome: aeth.syndrome,
-            },
-            false,
-        ),
-        Class::Cnp => (Event::Cnp { from }, false),
+                ack_request: header.bth.ack_request,
+            };
+            // It could change the source, or where a message ends.
+            (event, next && !switching)
+        }
+        (Class::Feedback(Aeth { syndrome, msn }), None) => {
+            let (psn, msn) = hot.machine.group_feedback(from, psn, msn);
+            let event = Event::Feedback {
+                from,
+                psn,
+                msn,
+                syndrome,
+            };
+            (event, false)
+        }
+        (Class::Cnp, None) => (Event::Cnp { from }, false),
     };
     if !trusted && !icrc::verify(frame, header.l3, header.frame_len) {
         return Err((Stage::Verify, DropReason::BadIcrc));
@@ -286,6 +323,21 @@ pub(crate) fn count_arrival(group: &mut Group, from: PathId, event: &Event, leng
             if let Some(path) = paths.get_mut(from.index()) {
                 path.cnps_in += 1;
             }
+        }
+        Event::Signal { .. } => {}
+    }
+}
+
+/// Reports a member that wants to send while another one does.
+fn report_conflict(group: &Group, now: Nanos, events: &mut Events, effects: &[Effect]) {
+    for effect in effects {
+        if let Effect::Compete { path } = effect {
+            let kind = EventKind::SourcesCompete {
+                mcst_id: group.hot.mcst_id,
+                generation: group.cold.rule.generation,
+                endpoint: path.index() as u16,
+            };
+            events.push(now, kind);
         }
     }
 }
@@ -344,7 +396,16 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
                 verdict = cx.drop(Stage::Machine, reason, || "the group's machine refused it".into());
                 continue;
             }
-            Effect::Absorb | Effect::Stalled { .. } => continue,
+            Effect::Signal {
+                to,
+                signal,
+                psn,
+                epoch,
+            } => {
+                feedback::send_signal(cx, output, group, &link, (to, signal, psn, epoch));
+                continue;
+            }
+            Effect::Absorb | Effect::Compete { .. } | Effect::Stalled { .. } => continue,
         };
         made += 1;
         let reuse = if made == makers && !replicates {
@@ -367,6 +428,7 @@ fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effec
         },
         Event::Feedback { psn, syndrome, .. } => format!("{syndrome} of PSN {psn}"),
         Event::Cnp { .. } => "congestion notification".into(),
+        Event::Signal { signal, epoch, .. } => format!("source {signal:?}, epoch {epoch}"),
     };
     let decisions: Vec<String> = effects
         .iter()
@@ -384,6 +446,8 @@ fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effec
             }
             Effect::Absorb => "absorb".into(),
             Effect::Drop(reason) => format!("drop ({reason})"),
+            Effect::Signal { to, signal, .. } => format!("send source {signal:?} to path {to}"),
+            Effect::Compete { path } => format!("path {path} wants to send, too"),
             Effect::Stalled { path, .. } => format!("path {path} has stalled"),
         })
         .collect();

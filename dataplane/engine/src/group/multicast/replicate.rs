@@ -10,7 +10,7 @@ use castnet_wire::{DropReason, FrameBuf, PortId, Qpn, Reth, RoceHeader};
 use crate::egress::Egress;
 use crate::group::multicast::context::{Cold, Group};
 use crate::group::rewrite::PathDestination;
-use crate::group::rewrite::{CopyRewriter, FrameRewrite, Target, bytes_after};
+use crate::group::rewrite::{CopyRewriter, FrameRewrite, Target, bytes_after, set_psn};
 use crate::observe::counters::{Counters, PathCounters};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
@@ -143,6 +143,11 @@ impl CopyRewriter<'_> {
         let reth = self.packet.header.reth.as_ref().filter(|_| dest.is_addressed());
         let target = reth.map(|reth| write_target(&mut group.cold, &mut group.paths, path, reth));
         self.rewrite(dest, port, target, &mut copy);
+        let psn = self.packet.header.bth.psn;
+        let own = group.hot.machine.member_psn(path, psn);
+        if own != psn {
+            set_psn(&mut copy, self.packet.header, psn, own);
+        }
         cx.observer
             .step(|| explain(&group.cold, path, dest, target, &self.packet));
         cx.send(counters, port, copy);

@@ -24,6 +24,10 @@ impl Group {
         slot: u32,
         frames: &mut impl Iterator<Item = E::Buf>,
     ) -> Option<E::Buf> {
+        // Their PSNs are bridged.
+        if self.hot.machine.is_switching() {
+            return frames.next();
+        }
         let mut previous = None;
         let mut next = frames.next();
         while let Some(frame) = next {

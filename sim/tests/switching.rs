@@ -1,0 +1,401 @@
+//! Groups whose source changes, over one to three tiers of the real engine and with the real endpoint. Hosts send one after the other, or two
+//! at once, under loss, duplication, reordering and corruption. No host changes its queue pair, and each host has every byte of the others.
+
+use castnet_endpoint::{
+    Access, CompletionOp, LocalSlice, MemoryKey, QpConfig, QueueLimits, RecvWr, SendOp, SendWr, Status,
+};
+use castnet_engine::{CountersSnapshot, EventKind};
+use castnet_planner::{LinkLoad, Member, Request, RoomTable, plan};
+use castnet_rules::{HostPart, MulticastRule, RemoteMemory};
+use castnet_sim::{LinkProfile, SimConfig, Simulation};
+use castnet_topology::{LinkId, Topology};
+use castnet_wire::{DropReason, McstId, Nanos, Pmtu, Psn, Qpn};
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+const VA_BASE: u64 = 0x10_0000;
+const CANARY: u8 = 0xEE;
+
+/// A message of host `host` to all others.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    host: usize,
+    write: bool,
+    /// In the bytes of all messages, at its sender and at each receiver.
+    offset: u64,
+    length: u32,
+}
+
+struct Net {
+    sim: Simulation,
+    topology: Topology,
+    hosts: Vec<String>,
+    /// Of each host: what it sends, memory for WRITEs, memory for SENDs.
+    keys: Vec<[MemoryKey; 3]>,
+    /// In the order in which they are sent.
+    messages: Vec<Message>,
+    bytes: Vec<u8>,
+    begun: usize,
+}
+
+fn qpn(host: usize) -> Qpn {
+    Qpn::new(0x20 + 7 * host as u32)
+}
+
+impl Net {
+    fn new(
+        seed: u64,
+        topology: Topology,
+        count: usize,
+        messages: Vec<Message>,
+        pmtu: Pmtu,
+        first: Psn,
+    ) -> Self {
+        let rng = &mut ChaCha8Rng::seed_from_u64(seed);
+        let config = SimConfig {
+            trace_frames_max: 0,
+            ..SimConfig::new(seed)
+        };
+        let mut sim = Simulation::new(&topology, config, ()).expect("a network");
+        let mut hosts: Vec<String> = topology.hosts().map(|host| host.name.clone()).collect();
+        hosts.shuffle(rng);
+        hosts.truncate(count);
+        let total = messages
+            .iter()
+            .map(|m| m.offset as usize + m.length as usize)
+            .max();
+        let total = total.unwrap_or(0).max(1);
+        let mut bytes = vec![0; total];
+        rng.fill(&mut bytes[..]);
+        let (mut keys, mut members) = (Vec::new(), Vec::new());
+        for (i, host) in hosts.iter().enumerate() {
+            let va = 0x7000_0000 + 0x1000_0000 * i as u64;
+            let of_host = sim.with_endpoint(host, |endpoint, _| {
+                [
+                    endpoint.register_memory(0, bytes.clone(), Access::READ),
+                    endpoint.register_memory(va, vec![CANARY; total], Access::REMOTE_WRITE),
+                    endpoint.register_memory(0, vec![CANARY; total], Access::LOCAL),
+                ]
+                .map(|key| key.expect("registered"))
+            });
+            let of_host = of_host.expect("a host");
+            let memory = RemoteMemory {
+                va,
+                rkey: of_host[1].rkey(),
+                length: total as u64,
+            };
+            keys.push(of_host);
+            members.push(Member {
+                part: HostPart::Memory(memory),
+                ..Member::new(host, qpn(i))
+            });
+        }
+        let rule = MulticastRule {
+            start_psn: Some(first),
+            va_base: VA_BASE,
+            any_source: true,
+            ..MulticastRule::default()
+        };
+        let mcst_id = McstId([10, 255, 0, 1].into());
+        let request = Request::multicast("g", mcst_id, pmtu, members, rule);
+        let plan = plan(&topology, &LinkLoad::new(), &RoomTable::new(), &request).expect("a plan");
+        sim.install_plan(&plan).expect("installed");
+        for (i, host) in hosts.iter().enumerate() {
+            let mac = sim.first_hop_mac(host).expect("a first hop");
+            let config = QpConfig {
+                sq_psn: first,
+                rq_psn: first,
+                pmtu,
+                timeout: 8,
+                retry_cnt: 7,
+                limits: QueueLimits {
+                    send: 64,
+                    receive: 64,
+                },
+                ..QpConfig::new(qpn(i), mcst_id.0, mac, Qpn::VIRTUAL)
+            };
+            let created = sim.with_endpoint(host, |endpoint, _| endpoint.create_qp(config));
+            created.expect("a host").expect("created");
+        }
+        Self {
+            sim,
+            topology,
+            hosts,
+            keys,
+            messages,
+            bytes,
+            begun: 0,
+        }
+    }
+
+    fn faults(&mut self, rng: &mut ChaCha8Rng) {
+        for link in 0..self.topology.links().count() {
+            let mut some = |most: f64| {
+                if rng.random_bool(0.5) {
+                    rng.random_range(0.0..most)
+                } else {
+                    0.0
+                }
+            };
+            let profiles = [(); 2].map(|()| LinkProfile {
+                rate_bps: 10_000_000_000,
+                loss: some(0.05),
+                duplication: some(0.03),
+                reordering: some(0.05),
+                corruption: some(0.02),
+                ..LinkProfile::default()
+            });
+            self.sim.set_profile(LinkId(link as u32), profiles);
+        }
+    }
+
+    fn slice(key: MemoryKey, message: &Message) -> LocalSlice {
+        match message.length {
+            0 => LocalSlice::EMPTY,
+            length => LocalSlice {
+                key,
+                offset: message.offset,
+                length,
+            },
+        }
+    }
+
+    /// Posts the receives of all messages in the order of sending.
+    fn post_receives(&mut self) {
+        for (host, name) in self.hosts.iter().enumerate() {
+            for (i, message) in self.messages.iter().enumerate().filter(|(_, m)| m.host != host) {
+                let local = Self::slice(self.keys[host][2], message);
+                let wr = RecvWr {
+                    wr_id: i as u64,
+                    local,
+                };
+                let posted = self.sim.with_endpoint(name, |e, _| e.post_recv(qpn(host), wr));
+                posted.expect("a host").expect("posted");
+            }
+        }
+    }
+
+    /// Posts the messages of the next host: all up to that of another host.
+    fn begin(&mut self) -> usize {
+        let host = self.messages[self.begun].host;
+        while let Some(message) = self.messages.get(self.begun).filter(|m| m.host == host) {
+            let (va, rkey, imm) = (VA_BASE + message.offset, 0xDEAD, self.begun as u32);
+            let op = match message.write {
+                true => SendOp::WriteImm { va, rkey, imm },
+                false => SendOp::SendImm(imm),
+            };
+            let wr = SendWr::new(self.begun as u64, op, Self::slice(self.keys[host][0], message));
+            let posted = self
+                .sim
+                .with_endpoint(&self.hosts[host], |e, _| e.post_send(qpn(host), wr));
+            posted.expect("a host").expect("posted");
+            self.begun += 1;
+        }
+        host
+    }
+
+    /// Messages that host `host` has received.
+    fn received(&self, host: usize) -> usize {
+        let completions = self.sim.completions(&self.hosts[host]).iter();
+        completions
+            .filter(|(_, c)| matches!(c.op, CompletionOp::Recv | CompletionOp::RecvWriteImm))
+            .count()
+    }
+
+    fn run_until(&mut self, seed: u64, done: impl Fn(&Self) -> bool) {
+        let deadline = self.sim.now() + Nanos::from_millis(500);
+        while !done(self) {
+            let step = self.sim.now() + Nanos::from_micros(50);
+            self.sim.run_until(step, |_| false);
+            assert!(
+                self.sim.now() < deadline,
+                "seed {seed}: it never ends: {}",
+                self.progress()
+            );
+        }
+        let failed = |h: &String| {
+            let mut all = self.sim.completions(h).iter();
+            all.any(|(_, c)| c.status != Status::Success)
+        };
+        assert!(!self.hosts.iter().any(failed), "seed {seed}: {}", self.progress());
+    }
+
+    fn progress(&self) -> String {
+        let status = |(i, h): (usize, &String)| {
+            let status = self.sim.endpoint(h).and_then(|e| e.qp_status(qpn(i)).ok());
+            format!("\n{h}: {} completions, {status:?}", self.sim.completions(h).len())
+        };
+        self.hosts.iter().enumerate().map(status).collect()
+    }
+
+    fn check(&self, seed: u64) {
+        for (host, name) in self.hosts.iter().enumerate() {
+            let endpoint = self.sim.endpoint(name).expect("a host");
+            for (write, key) in [(true, self.keys[host][1]), (false, self.keys[host][2])] {
+                let mut wanted = vec![CANARY; self.bytes.len()];
+                for m in self
+                    .messages
+                    .iter()
+                    .filter(|m| m.host != host && m.write == write)
+                {
+                    let range = m.offset as usize..m.offset as usize + m.length as usize;
+                    wanted[range.clone()].copy_from_slice(&self.bytes[range]);
+                }
+                assert!(
+                    endpoint.memory(key).expect("memory") == wanted,
+                    "seed {seed}: {name} has other bytes"
+                );
+            }
+        }
+    }
+
+    fn drops(&self, reason: DropReason) -> u64 {
+        let engines = self.topology.switches().filter_map(|s| self.sim.engine(&s.name));
+        let drops = engines.map(|engine| {
+            let mut snapshot = CountersSnapshot::with_capacity(4, 64);
+            engine.snapshot(&mut snapshot);
+            snapshot.drops[reason]
+        });
+        drops.sum()
+    }
+}
+
+fn topology(rng: &mut ChaCha8Rng) -> Topology {
+    match rng.random_range(0..3) {
+        0 => Topology::star(4),
+        1 => Topology::leaf_spine(3, 1, 2),
+        _ => Topology::fat_tree(4),
+    }
+    .expect("a fabric")
+}
+
+fn messages(rng: &mut ChaCha8Rng, hosts: usize, pmtu: Pmtu) -> Vec<Message> {
+    let mut offset = 0;
+    let mut all = Vec::new();
+    for _ in 0..rng.random_range(2..8) {
+        let host = rng.random_range(0..hosts);
+        for _ in 0..rng.random_range(1..4) {
+            let length = rng.random_range(0..pmtu.bytes() as u32 * 20);
+            let write = rng.random();
+            all.push(Message {
+                host,
+                write,
+                offset,
+                length,
+            });
+            offset += u64::from(length);
+        }
+    }
+    all
+}
+
+/// The next host sends as soon as it has received everything, when others may still lack it.
+#[test]
+fn hosts_send_in_turn_under_faults() {
+    for seed in 0..150 {
+        let rng = &mut ChaCha8Rng::seed_from_u64(seed);
+        let pmtu = *[Pmtu::B256, Pmtu::B1024, Pmtu::B4096].choose(rng).expect("some");
+        let first = Psn::new(if rng.random() {
+            Psn::MODULUS - 20
+        } else {
+            rng.random()
+        });
+        let (topology, count) = (topology(rng), rng.random_range(2..5));
+        let messages = messages(rng, count, pmtu);
+        let mut net = Net::new(seed, topology, count, messages, pmtu, first);
+        if rng.random_bool(0.8) {
+            net.faults(rng);
+        }
+        net.post_receives();
+        while net.begun < net.messages.len() {
+            let next = net.messages[net.begun].host;
+            let before = net.messages[..net.begun]
+                .iter()
+                .filter(|m| m.host != next)
+                .count();
+            net.run_until(seed, |net| net.received(next) == before);
+            net.begin();
+        }
+        net.run_until(seed, |net| {
+            let sent = net.hosts.iter().map(|h| net.sim.completions(h).len());
+            sent.sum::<usize>() == net.hosts.len() * net.messages.len()
+        });
+        net.check(seed);
+    }
+}
+
+/// Two hosts send at once: the conflict is reported, and both messages arrive everywhere, one after the other.
+#[test]
+fn a_conflict_is_reported_and_nothing_is_lost() {
+    for topology in [Topology::star(4), Topology::leaf_spine(2, 1, 2)] {
+        let message = |host, offset| Message {
+            host,
+            write: true,
+            offset,
+            length: 100_000,
+        };
+        let messages = vec![message(0, 0), message(1, 100_000)];
+        let mut net = Net::new(
+            3,
+            topology.expect("a fabric"),
+            4,
+            messages,
+            Pmtu::B1024,
+            Psn::new(0),
+        );
+        net.post_receives();
+        net.begin();
+        net.begin();
+        net.run_until(3, |net| {
+            let sent = net.hosts.iter().map(|h| net.sim.completions(h).len());
+            sent.sum::<usize>() == 8
+        });
+        net.check(3);
+        assert!(net.drops(DropReason::NotSource) > 0);
+        let switches: Vec<String> = net.topology.switches().map(|s| s.name.clone()).collect();
+        let mut events = Vec::new();
+        for switch in &switches {
+            net.sim.with_engine(switch, |engine, _| {
+                while let Some(event) = engine.pop_event() {
+                    events.push(event.kind);
+                }
+            });
+        }
+        let conflict = |kind: &&EventKind| matches!(kind, EventKind::SourcesCompete { .. });
+        assert!(events.iter().filter(conflict).count() >= 1, "{events:?}");
+    }
+}
+
+/// Without faults, no packet is sent twice when hosts take turns at one switch, and none is refused.
+#[test]
+fn turns_at_one_switch_repeat_nothing() {
+    let messages = (0..8).map(|i| Message {
+        host: i % 4,
+        write: i % 3 == 0,
+        offset: 5_000 * i as u64,
+        length: 5_000,
+    });
+    let topology = Topology::star(4).expect("a star");
+    let mut net = Net::new(
+        1,
+        topology,
+        4,
+        messages.collect(),
+        Pmtu::B1024,
+        Psn::new(Psn::MODULUS - 7),
+    );
+    net.post_receives();
+    while net.begun < net.messages.len() {
+        net.begin();
+        let begun = net.begun;
+        net.run_until(1, |net| {
+            let all = net.hosts.iter().map(|h| net.sim.completions(h).len());
+            all.sum::<usize>() == 4 * begun
+        });
+    }
+    net.check(1);
+    let repeated = |h: &String| net.sim.endpoint(h).map_or(0, |e| e.stats().retransmits);
+    assert_eq!(net.hosts.iter().map(repeated).sum::<u64>(), 0);
+    assert_eq!(net.drops(DropReason::NotSource), 0);
+}
