@@ -9,6 +9,7 @@ mod ping;
 mod report;
 mod selftest;
 mod sink;
+mod turns;
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -37,6 +38,7 @@ use ping::PingCommand;
 use report::{Earlier, TransferReport, connection_line};
 use selftest::SelftestCommand;
 use sink::Target;
+use turns::TurnsCommand;
 
 /// Set when a signal asks the command to stop.
 type Stop = Arc<AtomicBool>;
@@ -80,6 +82,17 @@ Examples:
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out - | tar x"
     )]
     Receive(ReceiveCommand),
+    /// Sends files of the members of a group one after the other, each to all others, over the same queue pairs
+    #[command(
+        after_help = "Each member runs this command with the same --order. The group must let each member send: any_source = true in the rule files of its switches.
+
+Examples:
+  castnet host turns --interface veth0 --ip 10.0.0.1/24 --name a --order a,b,a --file a.bin --out folder \\
+      --mcst-id 10.255.0.1 --qpn 0x11 --start-psn 0
+  castnet host turns --interface veth0 --ip 10.0.0.2/24 --name b --order a,b,a --file b.bin --out folder \\
+      --mcst-id 10.255.0.1 --qpn 0x12 --start-psn 0"
+    )]
+    Turns(TurnsCommand),
     #[command(flatten)]
     Collective(CollectiveCommand),
     /// Checks that an RNIC does what Castnet needs
@@ -239,6 +252,7 @@ impl HostCommand {
         let work = move || match self.verb {
             Verb::Send(command) => command.run(output, &stop),
             Verb::Receive(command) => command.run(output, &stop),
+            Verb::Turns(command) => command.run(output, &stop),
             Verb::Collective(command) => command.run(output, &stop),
             Verb::Selftest(command) => command.run(output),
             Verb::Ping(command) => command.run(output, &stop),

@@ -48,6 +48,9 @@ pub enum MemberError {
     /// The group has another role for this host.
     #[error("{host} is the {} of group {group}", .role.as_str_name().trim_start_matches("ROLE_").to_lowercase())]
     WrongRole { host: String, group: String, role: Role },
+    /// A receiver cannot send to this group next.
+    #[error("a receiver can send to its group next only by SEND and with one lane: {why}")]
+    CannotSend { why: &'static str },
     /// The source has sent for so long without an answer ([`crate::MemberConfig::give_up`]).
     #[error("nothing has been acknowledged for {after:?}")]
     Silent { after: Duration },

@@ -353,7 +353,7 @@ impl<T> Member<'_, T> {
     }
 }
 
-impl Member<'_, Source> {
+impl<T> Member<'_, T> {
     fn transfer(&self) -> Transfer {
         if !self.host.config.by_write {
             return Transfer::Send;
@@ -366,14 +366,14 @@ impl Member<'_, Source> {
         })
     }
 
-    /// Sends all of `source` as one stream. Returns when every receiver has acknowledged it. `progress` receives the
-    /// bytes read so far, and for how long nothing has been acknowledged.
-    pub fn send(
+    /// Sends one stream, whose messages begin with `first`. Returns the number of its messages, too.
+    fn send_stream(
         &mut self,
+        first: u64,
         header: &StreamHeader,
         source: &mut dyn Read,
         progress: &mut dyn FnMut(u64, Duration),
-    ) -> Result<Transferred, MemberError> {
+    ) -> Result<(Transferred, u64), MemberError> {
         let transfer = self.transfer();
         let lanes: Vec<_> = self
             .qpns
@@ -384,29 +384,18 @@ impl Member<'_, Source> {
             message_size: self.host.config.message_size,
             ..SenderConfig::default()
         };
-        let mut sender = StreamSender::new(self.host.rnic, config, &lanes)?;
+        let sender = StreamSender::new(self.host.rnic, config, &lanes)?;
+        let mut sender = sender.beginning_at(first);
         let start = Instant::now();
         let sent = self.send_by(progress, |rnic, step| {
             stream::send(rnic, &mut sender, header, source, step)
         });
         let elapsed = start.elapsed();
+        let messages = sender.messages_acknowledged();
         let closed = sender.close(self.host.rnic);
         let summary = sent?;
         closed?;
-        Ok(Transferred { summary, elapsed })
-    }
-
-    /// Sends messages of one size, for checks, `in_flight` at once. As [`Member::send`]; `progress` receives messages.
-    pub fn send_messages(
-        &mut self,
-        messages: Messages,
-        in_flight: u32,
-        progress: &mut dyn FnMut(u64, Duration),
-    ) -> Result<MessagesSummary, MemberError> {
-        let (qpns, transfer) = (self.qpns.clone(), self.transfer());
-        self.send_by(progress, |rnic, step| {
-            messages::send(rnic, &qpns, transfer, messages, in_flight, step)
-        })
+        Ok((Transferred { summary, elapsed }, messages))
     }
 
     /// Runs `send`, and stops it when nothing has been acknowledged for too long.
@@ -432,7 +421,62 @@ impl Member<'_, Source> {
     }
 }
 
+impl Member<'_, Source> {
+    /// Sends all of `source` as one stream. Returns when every receiver has acknowledged it. `progress` receives the
+    /// bytes read so far, and for how long nothing has been acknowledged.
+    pub fn send(
+        &mut self,
+        header: &StreamHeader,
+        source: &mut dyn Read,
+        progress: &mut dyn FnMut(u64, Duration),
+    ) -> Result<Transferred, MemberError> {
+        let sent = self.send_stream(0, header, source, progress);
+        sent.map(|(transferred, _)| transferred)
+    }
+
+    /// Sends messages of one size, for checks, `in_flight` at once. As [`Member::send`]; `progress` receives messages.
+    pub fn send_messages(
+        &mut self,
+        messages: Messages,
+        in_flight: u32,
+        progress: &mut dyn FnMut(u64, Duration),
+    ) -> Result<MessagesSummary, MemberError> {
+        let (qpns, transfer) = (self.qpns.clone(), self.transfer());
+        self.send_by(progress, |rnic, step| {
+            messages::send(rnic, &qpns, transfer, messages, in_flight, step)
+        })
+    }
+}
+
 impl Member<'_, StreamReceiver> {
+    /// Sends all of `source` as one stream over the queue pair that receives, as [`Member<Source>::send`]. The switches
+    /// must let each host send (`any_source` in the rule of the group). Before, this member has received all streams that
+    /// others have sent; members agree by themselves on who sends next. Then it can receive again.
+    ///
+    /// # Errors
+    /// [`MemberError::CannotSend`] for a group with several lanes and for transfers by WRITE, whose slots would be
+    /// counted by each sender alone; otherwise as [`Member<Source>::send`].
+    pub fn send(
+        &mut self,
+        header: &StreamHeader,
+        source: &mut dyn Read,
+        progress: &mut dyn FnMut(u64, Duration),
+    ) -> Result<Transferred, MemberError> {
+        if self.host.config.by_write {
+            return Err(MemberError::CannotSend { why: "it uses WRITE" });
+        }
+        if self.qpns.len() > 1 {
+            return Err(MemberError::CannotSend {
+                why: "the group has several lanes",
+            });
+        }
+        let first = self.side.messages();
+        let (transferred, messages) = self.send_stream(first, header, source, progress)?;
+        self.side.note_sent(messages);
+        self.has_all = false;
+        Ok(transferred)
+    }
+
     /// Receives one stream into what `open` returns, and returns that when all is in it. `progress` receives the header
     /// when it has arrived, and the bytes so far.
     pub fn receive<W: Write>(

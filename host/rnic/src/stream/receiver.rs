@@ -122,6 +122,8 @@ pub struct StreamReceiver {
     lanes: Vec<ReceiveLane>,
     /// Messages consumed, over all streams.
     consumed: u64,
+    /// Messages that this host has sent to the group: they count like those of other hosts.
+    sent: u64,
     open: Option<OpenStream>,
     message: Vec<u8>,
 }
@@ -141,6 +143,7 @@ impl StreamReceiver {
             lanes: ReceiveLane::all(rnic, qpns, by_write, message_size, slots)?,
             message_size,
             consumed: 0,
+            sent: 0,
             open: None,
             message: Vec::with_capacity(message_size as usize),
         })
@@ -149,6 +152,16 @@ impl StreamReceiver {
     /// The rings, one per lane. With WRITE, a member of a group publishes them as its memory.
     pub fn rings(&self) -> impl Iterator<Item = MemoryRegion> {
         self.lanes.iter().map(|lane| lane.ring)
+    }
+
+    /// Messages of all streams of the group so far: the number of the next one.
+    pub fn messages(&self) -> u64 {
+        self.consumed + self.sent
+    }
+
+    /// This host has sent so many messages to the group, which has one lane and all of whose members number them in common.
+    pub fn note_sent(&mut self, messages: u64) {
+        self.sent += messages;
     }
 
     /// The stream that is being received, and its bytes so far.
@@ -202,11 +215,9 @@ impl StreamReceiver {
         let malformed = |what| StreamError::Malformed { number, what };
         let imm = imm.ok_or(malformed("it has no immediate"))?;
         let (kind, found) = frame::read_immediate(imm).ok_or(malformed("its kind is not known"))?;
-        if found != number as u32 & 0x3FFF_FFFF {
-            return Err(StreamError::OutOfSequence {
-                expected: number,
-                found,
-            });
+        let expected = self.messages();
+        if found != expected as u32 & 0x3FFF_FFFF {
+            return Err(StreamError::OutOfSequence { expected, found });
         }
         if byte_len > self.message_size {
             return Err(malformed("it is longer than a slot"));

@@ -84,6 +84,8 @@ pub struct StreamSender {
     lanes: Vec<Lane>,
     /// `in_flight` messages per lane.
     staging: MemoryRegion,
+    /// Number of its first message.
+    first: u64,
     /// Messages posted, over all streams.
     posted: u64,
     /// Bytes in the message that is being filled.
@@ -115,10 +117,18 @@ impl StreamSender {
             config,
             lanes,
             staging,
+            first: 0,
             posted: 0,
             filled: 0,
             open: None,
         })
+    }
+
+    /// The first message has this number: other hosts have sent the messages before, in a group with one lane.
+    #[must_use]
+    pub fn beginning_at(mut self, number: u64) -> Self {
+        self.first = number;
+        self
     }
 
     fn next_lane(&self) -> usize {
@@ -249,7 +259,7 @@ impl StreamSender {
     }
 
     fn post(&mut self, rnic: &mut dyn Rnic, kind: MessageKind) -> Result<(), StreamError> {
-        let imm = frame::immediate(kind, self.posted);
+        let imm = frame::immediate(kind, self.first + self.posted);
         let lane_index = self.next_lane();
         let SenderLane { qpn, transfer } = self.lanes[lane_index].at;
         let number = self.lanes[lane_index].posted;

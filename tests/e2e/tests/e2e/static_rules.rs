@@ -120,8 +120,8 @@ impl Group {
         })
     }
 
-    /// The rules of a switch: h1 to the others; QPN 0x1N for hN.
-    fn rules(&self, switch: &str) -> Result<String> {
+    /// The rules of a switch: h1 to the others, or with `any_source` each to the others; QPN 0x1N for hN.
+    fn rules(&self, switch: &str, any_source: bool) -> Result<String> {
         let at = self.switches.iter().position(|s| s.name == switch);
         let at = at.context("a switch of the group")?;
         let Switch {
@@ -133,7 +133,7 @@ impl Group {
         } = &self.switches[at];
         let mut rules = format!(
             "[[groups]]\nname = \"static\"\nmcst_id = \"{mcst_id}\"\npmtu = 1024\nstart_psn = {START_PSN}\nsource = \
-             \"{source}\"\n"
+             \"{source}\"\nany_source = {any_source}\n"
         );
         for (n, (host, member)) in HOSTS.iter().zip(&self.members).enumerate() {
             if member.switch != at {
@@ -183,6 +183,38 @@ impl Group {
         Process::start(host, lab.folder(), command)
     }
 
+    /// The hosts send one after the other, over one queue pair each.
+    fn turns(&self, lab: &Lab) -> Result<()> {
+        let order = ["h1", "h3", "h2", "h4", "h4", "h1"];
+        let (mut sent, mut members) = (Vec::new(), Vec::new());
+        for (n, host) in HOSTS.iter().enumerate() {
+            let (file, out) = (
+                lab.folder().join(format!("{host}.bin")),
+                lab.folder().join(format!("{host}.out")),
+            );
+            sent.push(lab::write_random(&file, 500_001 + 300_000 * n, 6 + n as u64)?);
+            fs::create_dir(&out)?;
+            let (file, folder) = (file.to_string_lossy(), out.to_string_lossy());
+            let flags = ["--order", &order.join(","), "--file", &file, "--out", &folder];
+            members.push((self.start(lab, n, "turns", &flags)?, out));
+        }
+        for (process, _) in &mut members {
+            process.succeed()?;
+        }
+        for ((_, out), host) in members.iter().zip(HOSTS) {
+            for (turn, sender) in (1..).zip(order).filter(|(_, sender)| *sender != host) {
+                let got = lab::digest(&out.join(format!("{turn:03}-{sender}")))?;
+                let from = HOSTS.iter().position(|h| *h == sender).context("a host")?;
+                ensure!(
+                    got == sent[from],
+                    "turn {turn} at {host}: SHA-256 {got}, sent was {}",
+                    sent[from]
+                );
+            }
+        }
+        Ok(())
+    }
+
     fn transfer(&self, lab: &Lab) -> Result<()> {
         let file = lab.folder().join("static.bin");
         let sent = lab::write_random(&file, 3_000_001, 6)?;
@@ -223,6 +255,11 @@ impl Group {
 
 /// A transfer over the static group of a lab, with no controller, its switches with these flags as well.
 fn over(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>) {
+    run(plan, flags, group, false);
+}
+
+/// Transfers over the static group of a lab, from one host or, with `any_source`, from each.
+fn run(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>, any_source: bool) {
     let _turn = lab::turn();
     if let Some(why) = net::missing() {
         net::skip("static rules", &why);
@@ -230,7 +267,7 @@ fn over(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>) {
     }
     let mut lab = Lab::start_with(plan, |lab, switch| {
         let file = lab.folder().join(format!("{switch}.toml"));
-        fs::write(&file, group(lab)?.rules(switch)?)?;
+        fs::write(&file, group(lab)?.rules(switch, any_source)?)?;
         lab.castnet(&["rules", "check", &file.to_string_lossy()])?;
         let flags = flags.iter().map(|flag| flag.to_string());
         Ok(["--rules".into(), file.to_string_lossy().into_owned()]
@@ -240,7 +277,10 @@ fn over(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>) {
     })
     .expect("the lab starts");
     lab.kill_controller();
-    if let Err(error) = group(&lab).and_then(|group| group.transfer(&lab)) {
+    if let Err(error) = group(&lab).and_then(|group| match any_source {
+        true => group.turns(&lab),
+        false => group.transfer(&lab),
+    }) {
         panic!("{error:#}\n{}", lab.logs());
     }
 }
@@ -263,5 +303,22 @@ fn switches_with_a_router_between_them_serve_one_group() {
         ROUTED_LEAVES,
         &["--fault", "loss=1%,seed=9"],
         Group::at_routed_leaves,
+    );
+}
+
+/// Each host sends in its turn, over the queue pair that it receives with, and no PSN of a host is changed.
+#[test]
+fn hosts_of_one_group_send_one_after_the_other() {
+    run(STAR, &["--fault", "loss=1%,seed=9"], Group::at_ports, true);
+}
+
+/// Also with several switches, and a router between them.
+#[test]
+fn hosts_at_several_switches_send_one_after_the_other() {
+    run(
+        ROUTED_LEAVES,
+        &["--fault", "loss=1%,seed=9"],
+        Group::at_routed_leaves,
+        true,
     );
 }
