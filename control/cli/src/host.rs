@@ -24,8 +24,11 @@ use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, remark};
 use castnet_console::service::{Ready, Signals};
 use castnet_console::units::{Size, Span, name, pmtu, positive_span};
-use castnet_member::{Group, GroupAddress, Member, MemberConfig, MemberError, Prepared, StreamHeader};
+use castnet_member::{
+    Group, GroupAddress, Member, MemberConfig, MemberError, Others, Prepared, Registration, StreamHeader,
+};
 use castnet_proto::transport::Controllers;
+use castnet_wire::mrp::DEFAULT_PORT;
 use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -134,6 +137,8 @@ struct MemberArgs {
     join: JoinArgs,
     #[command(flatten)]
     fixed: FixedArgs,
+    #[command(flatten)]
+    register: RegisterArgs,
     /// Before joining, writes this end of the connection (address, QPN, memory) into this file, as JSON
     #[arg(long, value_name = "PATH")]
     qp_file: Option<PathBuf>,
@@ -178,7 +183,7 @@ struct JoinArgs {
 #[command(next_help_heading = "Without a controller (the values of the switch's rule file)")]
 struct FixedArgs {
     /// Address of the group
-    #[arg(long, value_name = "IP", conflicts_with = "group", requires = "start_psn")]
+    #[arg(long, value_name = "IP", conflicts_with = "group")]
     mcst_id: Option<Ipv4Addr>,
     /// QPN of this member; with --rnic verbs the device chooses it, see --qp-file
     #[arg(id = "own_qpn", long = "qpn", value_name = "QPN", value_parser = qpn)]
@@ -198,6 +203,17 @@ struct FixedArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Without a controller and rule files, where switches serve MRP (docs/mrp.md)")]
+struct RegisterArgs {
+    /// UDP port of registrations [default: 4793]
+    #[arg(long, value_name = "N", requires = "mcst_id", value_parser = clap::value_parser!(u16).range(1..))]
+    mrp_udp_port: Option<u16>,
+    /// How long the members may take to join, and then to confirm
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = positive_span)]
+    join_within: Span,
+}
+
+#[derive(Debug, Args)]
 struct SendCommand {
     #[command(flatten)]
     member: MemberArgs,
@@ -209,6 +225,9 @@ struct SendCommand {
         conflicts_with = "size"
     )]
     file: Option<PathBuf>,
+    /// Registers --mcst-id as a group of these receivers: their addresses, with commas between them
+    #[arg(long, value_name = "IP", requires = "mcst_id", value_delimiter = ',')]
+    register_for: Vec<Ipv4Addr>,
     /// Fails after so long without an answer; 0: never
     #[arg(long, value_name = "TIME", default_value = "1m")]
     give_up: Span,
@@ -228,6 +247,9 @@ struct ReceiveCommand {
         conflicts_with = "size"
     )]
     out: Option<PathBuf>,
+    /// Joins the group --mcst-id, which the source at this address registers
+    #[arg(long, value_name = "IP", requires = "mcst_id")]
+    leader: Option<Ipv4Addr>,
     /// Also joins while the group runs, from the next message on
     #[arg(long, requires = "size")]
     late: bool,
@@ -263,21 +285,34 @@ impl HostCommand {
 }
 
 impl MemberArgs {
-    fn config(&self, stop: &Stop) -> Outcome<MemberConfig> {
-        self.check_qpn()?;
+    /// `others`: of a group that is registered with MRP.
+    fn config(&self, stop: &Stop, others: Option<Others>) -> Outcome<MemberConfig> {
+        self.check_fixed(others.is_some())?;
         let message_size = u32::try_from(self.message_size.0)
             .map_err(|_| Failure::usage(format!("--message-size {} is over 16 MiB", self.message_size)))?;
         let fixed = &self.fixed;
+        let address = |mcst_id| GroupAddress {
+            mcst_ids: vec![mcst_id],
+            virtual_qpn: fixed.virtual_qpn.unwrap_or(Qpn::VIRTUAL),
+            start_psn: Psn::new(fixed.start_psn.unwrap_or_default()),
+            pmtu: Pmtu::from_bytes(fixed.pmtu.unwrap_or(1024)).unwrap_or(Pmtu::B1024),
+            va_base: fixed.va_base.unwrap_or_default(),
+            rate_limit: None,
+        };
         let group = match (&self.join.group, fixed.mcst_id) {
-            (_, Some(mcst_id)) => Group::Fixed {
-                qpn: fixed.qpn,
-                address: GroupAddress {
-                    mcst_ids: vec![mcst_id],
-                    virtual_qpn: fixed.virtual_qpn.unwrap_or(Qpn::VIRTUAL),
-                    start_psn: Psn::new(fixed.start_psn.unwrap_or_default()),
-                    pmtu: Pmtu::from_bytes(fixed.pmtu.unwrap_or(1024)).unwrap_or(Pmtu::B1024),
-                    va_base: fixed.va_base.unwrap_or_default(),
-                    rate_limit: None,
+            (_, Some(mcst_id)) => match others {
+                Some(others) => Group::InBand {
+                    qpn: fixed.qpn,
+                    address: address(mcst_id),
+                    registration: Registration {
+                        udp_port: self.register.mrp_udp_port.unwrap_or(DEFAULT_PORT),
+                        patience: self.register.join_within.0,
+                        ..Registration::new(others)
+                    },
+                },
+                None => Group::Fixed {
+                    qpn: fixed.qpn,
+                    address: address(mcst_id),
                 },
             },
             (Some(name), None) => Group::Named {
@@ -301,9 +336,26 @@ impl MemberArgs {
         })
     }
 
-    /// A software RNIC with --mcst-id needs --qpn. A device chooses its QPN itself.
-    fn check_qpn(&self) -> Outcome {
-        match (self.device.rnic, self.fixed.mcst_id, self.fixed.qpn) {
+    /// A software RNIC with --mcst-id needs --qpn for a rule file. A device chooses its QPN itself.
+    fn check_fixed(&self, in_band: bool) -> Outcome {
+        let mcst_id = self.fixed.mcst_id.filter(|_| !in_band);
+        let FixedArgs {
+            start_psn,
+            va_base,
+            virtual_qpn,
+            ..
+        } = &self.fixed;
+        if in_band && (start_psn.is_some() || va_base.is_some() || virtual_qpn.is_some()) {
+            return Err(Failure::usage(
+                "--start-psn, --va-base and --virtual-qpn are of rule files: with MRP they are 0, 0 and 1",
+            ));
+        }
+        if mcst_id.is_some() && self.fixed.start_psn.is_none() {
+            return Err(Failure::usage("--mcst-id needs --start-psn").next(
+                "the PSN of the switch's rule file; or --register-for and --leader, where switches serve MRP",
+            ));
+        }
+        match (self.device.rnic, mcst_id, self.fixed.qpn) {
             (Kind::Soft, Some(_), None) => {
                 Err(Failure::usage("--mcst-id needs --qpn with the software RNIC")
                     .next("the QPN that the switch's rule file has for this host"))
@@ -330,7 +382,8 @@ impl MemberArgs {
             let line = connection_line(&self.name, self.device.rnic, prepared.attributes(), connection);
             std::fs::write(path, line).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
         }
-        if self.fixed.mcst_id.is_some() {
+        // A group that is registered with MRP has no rule file.
+        if self.fixed.mcst_id.is_some() && self.fixed.start_psn.is_some() {
             if self.device.rnic == Kind::Verbs {
                 remark(&format!(
                     "{}: the rule file must have: qpn = {:#x}",
@@ -395,11 +448,16 @@ fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
 }
 
 impl SendCommand {
+    fn others(&self) -> Option<Others> {
+        let receivers = self.register_for.iter().copied().collect();
+        (!self.register_for.is_empty()).then_some(Others::Receivers(receivers))
+    }
+
     fn run(self, output: Output, stop: &Stop) -> Outcome {
         let args = &self.member;
         let config = MemberConfig {
             give_up: Some(self.give_up.0).filter(|most| !most.is_zero()),
-            ..args.config(stop)?
+            ..args.config(stop, self.others())?
         };
         let Some(file) = &self.file else {
             return self.send_messages(config, output);
@@ -428,7 +486,7 @@ impl ReceiveCommand {
         let args = &self.member;
         let config = MemberConfig {
             from_next_message: self.late,
-            ..args.config(stop)?
+            ..args.config(stop, self.leader.map(Others::Leader))?
         };
         let Some(out) = &self.out else {
             return self.receive_messages(config, output);

@@ -9,6 +9,7 @@ use castnet_proto::v1 as api;
 use castnet_wire::{Pmtu, Psn, Qpn, RateLimit};
 
 use crate::error::MemberError;
+use crate::registration::Registration;
 
 /// The group, and how to join it.
 #[derive(Clone, Debug)]
@@ -30,6 +31,15 @@ pub enum Group {
         qpn: Option<Qpn>,
         /// The group.
         address: GroupAddress,
+    },
+    /// Registered by its source with MRP. The kernel of this host must have the address of the RNIC and a route to the McstID.
+    InBand {
+        /// This member's QPN. `None`: the device chooses it.
+        qpn: Option<Qpn>,
+        /// The group: one lane, `va_base` 0 and no rate limit. All members must be given the same.
+        address: GroupAddress,
+        /// How it is registered.
+        registration: Registration,
     },
 }
 

@@ -1,6 +1,8 @@
 use std::io;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use castnet_mrp::{LeaderError, ReceiverError};
 use castnet_proto::transport::TransportError;
 use castnet_proto::v1::Role;
 use castnet_rnic::RnicError;
@@ -33,6 +35,19 @@ pub enum MemberError {
         group: String,
         status: Box<tonic::Status>,
     },
+    /// The socket for registration packets could not be opened.
+    #[error("registration needs UDP port {port} of {ip}: {error}")]
+    Socket {
+        ip: Ipv4Addr,
+        port: u16,
+        error: io::Error,
+    },
+    /// The group could not be registered.
+    #[error("registration: {0}")]
+    Leader(#[from] LeaderError),
+    /// This receiver is not registered.
+    #[error("registration: {0}")]
+    Receiver(#[from] ReceiverError),
     /// The controller's answer is invalid.
     #[error("invalid answer of the controller: {what}")]
     Invalid { what: String },

@@ -41,7 +41,7 @@ impl<'r> Host<'r> {
                 };
                 Some((connection, controller))
             }
-            Group::Fixed { .. } => None,
+            Group::Fixed { .. } | Group::InBand { .. } => None,
         };
         Ok(Self {
             rnic,

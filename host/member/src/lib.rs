@@ -37,7 +37,8 @@
 //!
 //! 1. [`source`], [`receiver`] or [`message_receiver`] creates the QPs, one for each lane, and a receiver's memory.
 //! 2. [`Prepared::join`] joins over the controller and waits until the group is active, or uses the given address
-//!    ([`Group::Fixed`], for switches with rule files). It connects the QPs.
+//!    ([`Group::Fixed`], for switches with rule files), or registers the group in the band ([`Group::InBand`], for switches that serve
+//!    MRP). It connects the QPs.
 //! 3. [`Member`] sends or receives; [`Member::leave`] ends the membership. If the group ends before the transfer, as without
 //!    its source, [`MemberError::may_join_again`] is true, and [`Member::again`] prepares to join with new QPs.
 //!
@@ -51,6 +52,7 @@ mod controller;
 mod error;
 mod host;
 mod member;
+mod registration;
 mod silence;
 
 pub use castnet_proto::transport::{Address, Controllers, Security};
@@ -60,3 +62,4 @@ pub use castnet_rnic::stream::{StreamHeader, StreamReceiver, StreamSummary};
 pub use config::{Group, GroupAddress, MemberConfig};
 pub use error::MemberError;
 pub use member::{Member, Prepared, Source, Transferred, message_receiver, receiver, source};
+pub use registration::{Others, Registration};

@@ -11,12 +11,13 @@ use castnet_rnic::stream::{
     StreamReceiver, StreamSender, StreamSummary, Transfer,
 };
 use castnet_rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
-use castnet_wire::{Qpn, RateLimit};
+use castnet_wire::{McstId, MrpMember, MrpMemory, Qpn, RateLimit};
 
 use crate::config::{Group, GroupAddress, MemberConfig};
 use crate::controller::{Lease, RETURN_PATIENCE, States};
 use crate::error::MemberError;
 use crate::host::{Host, SLEEP_MAX};
+use crate::registration::{Registered, Registration};
 use crate::silence::Silence;
 
 /// Silence after which a source that has not left is taken for dead: several of its time-outs. With a controller the time of
@@ -58,6 +59,8 @@ pub struct Member<'r, T> {
     has_all: bool,
     /// Without a controller there is none.
     lease: Option<Lease>,
+    /// Kept up until this member is gone.
+    _registered: Option<Registered>,
 }
 
 /// Result of a transfer at one host.
@@ -121,7 +124,7 @@ impl<'r, T> Prepared<'r, T> {
                     lanes = host.await_call(call)??;
                 }
             }
-            Group::Fixed { qpn: fixed, .. } => qpn = fixed,
+            Group::Fixed { qpn: fixed, .. } | Group::InBand { qpn: fixed, .. } => qpn = fixed,
         }
         let options = QpOptions {
             qpn,
@@ -189,9 +192,18 @@ impl<'r, T> Prepared<'r, T> {
     }
 
     fn wait_for_group(mut self) -> Result<Member<'r, T>, MemberError> {
-        let mut lease = None;
+        let (mut lease, mut registered) = (None, None);
         let group = match &self.host.config.group {
             Group::Fixed { address, .. } => address.clone(),
+            Group::InBand {
+                address,
+                registration,
+                ..
+            } => {
+                let (address, registration) = (address.clone(), registration.clone());
+                registered = Some(self.register(&address, &registration)?);
+                address
+            }
             Group::Named { wait, .. } => {
                 let wait = *wait;
                 let connection = self.connection;
@@ -217,7 +229,34 @@ impl<'r, T> Prepared<'r, T> {
             group,
             has_all: false,
             lease,
+            _registered: registered,
         })
+    }
+
+    /// Registers the group in the band, or this receiver at its leader, and waits until the switches have the group.
+    fn register(&mut self, address: &GroupAddress, how: &Registration) -> Result<Registered, MemberError> {
+        let (ip, qpn) = (self.host.rnic.attributes().ip, self.qpns[0]);
+        let member = MrpMember {
+            ip,
+            qpn,
+            source: false,
+        };
+        let ring = self.rings.first().filter(|_| self.host.config.by_write);
+        let memory = ring.map(|ring| MrpMemory {
+            ip,
+            rkey: ring.rkey,
+            va: ring.va,
+            length: ring.length as u64,
+        });
+        let group = (McstId(address.mcst_ids[0]), address.pmtu);
+        let registered = Registered::start(how, group, (member, memory))?;
+        let mut result = None;
+        self.host.poll_until(SLEEP_MAX, &mut |_| {
+            result = registered.poll();
+            result.is_some()
+        })?;
+        result.ok_or(MemberError::Interrupted)??;
+        Ok(registered)
     }
 }
 

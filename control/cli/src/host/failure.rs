@@ -67,6 +67,8 @@ pub(crate) fn member(error: MemberError) -> Failure {
             Failure::unreachable(format!("nothing has been acknowledged for {}", span(after)))
                 .next("castnet group show GROUP lists the receivers that are behind")
         }
+        MemberError::Leader(_) | MemberError::Receiver(_) => Failure::unreachable(what)
+            .next("see docs/mrp.md, and what the switches have refused: castnet drops --agent URL"),
         MemberError::Interrupted => interrupted(),
         _ => Failure::failed(what),
     }

@@ -13,6 +13,7 @@ mod netns_sh;
 mod programs;
 mod ranks;
 mod rates;
+mod registered;
 mod restart;
 mod routed_groups;
 mod routed_sums;

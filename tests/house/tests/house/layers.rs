@@ -33,7 +33,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("endpoint", &["wire"]),
     ("rnic", &["endpoint", "port"]),
     ("comm", &["rnic", "proto", "reduce"]),
-    ("member", &["rnic", "proto"]),
+    ("member", &["mrp", "rnic", "proto"]),
     ("runner", &["comm"]),
     ("local", &["runner"]),
     ("traffic", &["port", "rules"]),

@@ -1,0 +1,334 @@
+//! Registers a group in the band, without a controller: the machines of `castnet-mrp` over a UDP socket of the kernel, on a thread of
+//! their own, so that a transfer does not delay them.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use castnet_mrp::{Leader, LeaderConfig, Receiver};
+use castnet_wire::datagram::PAYLOAD_MAX;
+use castnet_wire::mrp::DEFAULT_PORT;
+use castnet_wire::{McstId, MrpMember, MrpMemory, MrpPacket, Nanos, Pmtu};
+use crossbeam::channel::{Receiver as Results, Sender, bounded};
+
+use crate::error::MemberError;
+
+/// How a group is registered in the band.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// UDP port of MRP at the switches and at all members.
+    pub udp_port: u16,
+    /// What the member must know of the others.
+    pub others: Others,
+    /// How long the others may take to join, and then to confirm.
+    pub patience: Duration,
+    /// Interval of repetition of a registered group: a fraction of the lifetime that the switches give it.
+    pub refresh: Duration,
+}
+
+impl Registration {
+    /// UDP port 4793, a minute for the others, and a repetition every 15 seconds.
+    pub const fn new(others: Others) -> Self {
+        Self {
+            udp_port: DEFAULT_PORT,
+            others,
+            patience: Duration::from_secs(60),
+            refresh: Duration::from_secs(15),
+        }
+    }
+}
+
+/// The others in a group that is registered in the band.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Others {
+    /// The source registers the group for these receivers.
+    Receivers(BTreeSet<Ipv4Addr>),
+    /// A receiver gives its connection to this leader.
+    Leader(Ipv4Addr),
+}
+
+/// Interval of repetition until the group is registered.
+const REPEAT: Nanos = Nanos::from_millis(200);
+/// Longest wait for a packet before the machines are looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// Packets that withdraw a group: they are not confirmed.
+const WITHDRAWALS: usize = 3;
+
+/// A registration that is kept up until this is dropped. A leader withdraws it then.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    stop: Arc<AtomicBool>,
+    result: Results<Result<(), MemberError>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Registered {
+    /// Starts to register the group with this member's connection.
+    pub(crate) fn start(
+        how: &Registration,
+        (mcst_id, pmtu): (McstId, Pmtu),
+        (member, memory): (MrpMember, Option<MrpMemory>),
+    ) -> Result<Self, MemberError> {
+        let socket = UdpSocket::bind(SocketAddrV4::new(member.ip, how.udp_port));
+        let socket = socket.and_then(|socket| socket.set_read_timeout(Some(LOOK)).map(|()| socket));
+        let socket = socket.map_err(|error| MemberError::Socket {
+            ip: member.ip,
+            port: how.udp_port,
+            error,
+        })?;
+        let started = Instant::now();
+        let patience = nanos(how.patience);
+        let side = match &how.others {
+            Others::Receivers(receivers) => {
+                let config = LeaderConfig {
+                    mcst_id,
+                    number: number(),
+                    pmtu,
+                    source: MrpMember {
+                        source: true,
+                        ..member
+                    },
+                    receivers: receivers.clone(),
+                    repeat: REPEAT,
+                    refresh: nanos(how.refresh),
+                    patience,
+                };
+                Side::Leader(Leader::new(Nanos::ZERO, config), mcst_id.0)
+            }
+            Others::Leader(leader) => {
+                let receiver = Receiver::new(Nanos::ZERO, mcst_id, (member, memory), (REPEAT, patience));
+                Side::Receiver(receiver, *leader)
+            }
+        };
+        let (to, result) = bounded(1);
+        let stop = Arc::new(AtomicBool::new(false));
+        let worker = Worker {
+            socket,
+            udp_port: how.udp_port,
+            started,
+            stop: stop.clone(),
+            to: Some(to),
+        };
+        let thread = std::thread::Builder::new().name("castnet-mrp".into());
+        let thread = thread
+            .spawn(move || worker.run(side))
+            .map_err(MemberError::Thread)?;
+        Ok(Self {
+            stop,
+            result,
+            thread: Some(thread),
+        })
+    }
+
+    /// The result, once there is one.
+    pub(crate) fn poll(&self) -> Option<Result<(), MemberError>> {
+        self.result.try_recv().ok()
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Larger than those of all earlier runs, as long as the clock of the host does not go back.
+fn number() -> u32 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(1, |since| since.as_secs() as u32)
+}
+
+fn nanos(length: Duration) -> Nanos {
+    Nanos(u64::try_from(length.as_nanos()).unwrap_or(u64::MAX / 2))
+}
+
+enum Side {
+    /// With the McstID, to which it sends.
+    Leader(Leader, Ipv4Addr),
+    /// With the address of the leader.
+    Receiver(Receiver, Ipv4Addr),
+}
+
+struct Worker {
+    socket: UdpSocket,
+    udp_port: u16,
+    started: Instant,
+    stop: Arc<AtomicBool>,
+    /// Used once.
+    to: Option<Sender<Result<(), MemberError>>>,
+}
+
+impl Worker {
+    fn run(mut self, mut side: Side) {
+        let mut buffer = [0; PAYLOAD_MAX];
+        while !self.stop.load(Ordering::Relaxed) {
+            let now = nanos(self.started.elapsed());
+            let due = match &mut side {
+                Side::Leader(leader, to) => leader
+                    .handle_timeout(now)
+                    .map(|packets| packets.iter().for_each(|packet| self.send(*to, packet)))
+                    .map_err(MemberError::from)
+                    .map(|()| leader.is_registered()),
+                Side::Receiver(receiver, to) => receiver
+                    .handle_timeout(now)
+                    .map(|packet| packet.iter().for_each(|packet| self.send(*to, packet)))
+                    .map_err(MemberError::from)
+                    .map(|()| receiver.is_registered()),
+            };
+            match due {
+                Ok(false) => {}
+                Ok(true) => self.report(Ok(())),
+                Err(error) => return self.report(Err(error)),
+            }
+            let packet = match self.socket.recv_from(&mut buffer) {
+                Ok((length, _)) => MrpPacket::parse(&buffer[..length]),
+                Err(error) if is_idle(&error) => continue,
+                Err(error) => {
+                    // An answer to an earlier packet, such as a port that is not open yet.
+                    tracing::debug!(%error, "registration");
+                    continue;
+                }
+            };
+            let Ok(packet) = packet else { continue };
+            match &mut side {
+                Side::Leader(leader, _) => leader.handle(nanos(self.started.elapsed()), &packet),
+                Side::Receiver(receiver, to) => {
+                    receiver
+                        .handle(&packet)
+                        .iter()
+                        .for_each(|packet| self.send(*to, packet));
+                }
+            }
+        }
+        if let Side::Leader(leader, to) = side {
+            (0..WITHDRAWALS).for_each(|_| self.send(to, &leader.withdraw()));
+        }
+    }
+
+    fn report(&mut self, result: Result<(), MemberError>) {
+        if let Some(to) = self.to.take() {
+            let _ = to.send(result);
+        }
+    }
+
+    /// What cannot be sent is repeated.
+    fn send(&self, to: Ipv4Addr, packet: &MrpPacket) {
+        if let Err(error) = self
+            .socket
+            .send_to(&packet.to_bytes(), SocketAddrV4::new(to, self.udp_port))
+        {
+            tracing::debug!(%to, %error, "a registration packet is not sent");
+        }
+    }
+}
+
+fn is_idle(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use castnet_wire::{MrpBody, MrpPart, Qpn};
+
+    use super::*;
+
+    fn member(n: u8) -> MrpMember {
+        MrpMember {
+            ip: Ipv4Addr::new(127, 0, 0, n),
+            qpn: Qpn::new(0x100 + u32::from(n)),
+            source: false,
+        }
+    }
+
+    /// Gives each receiver its record, as the switches next to them do, until the leader withdraws the group.
+    fn be_the_switches(socket: &UdpSocket, udp_port: u16) {
+        let mut buffer = [0; PAYLOAD_MAX];
+        loop {
+            let (length, _) = socket.recv_from(&mut buffer).expect("a packet");
+            let packet = MrpPacket::parse(&buffer[..length]).expect("of MRP");
+            let members = match packet.body {
+                MrpBody::Members(_, members) => members,
+                MrpBody::Withdraw => return,
+                other => panic!("{other:?} to the group"),
+            };
+            for own in members.into_iter().filter(|member| !member.source) {
+                let part = MrpPart {
+                    sequence: 0,
+                    total: 1,
+                    pmtu: Pmtu::B1024,
+                };
+                let body = MrpBody::Members(part, vec![own]);
+                let number = packet.number;
+                let bytes = MrpPacket { number, body }.to_bytes();
+                socket
+                    .send_to(&bytes, SocketAddrV4::new(own.ip, udp_port))
+                    .expect("sent");
+            }
+        }
+    }
+
+    fn await_result(registered: &Registered) -> Result<(), MemberError> {
+        registered
+            .result
+            .recv_timeout(Duration::from_secs(20))
+            .expect("a result")
+    }
+
+    #[test]
+    fn a_leader_registers_its_receivers_over_sockets_and_withdraws_in_the_end() {
+        let switches = UdpSocket::bind("127.0.0.100:0").expect("a socket");
+        let udp_port = switches.local_addr().expect("an address").port();
+        let group = (McstId([127, 0, 0, 100].into()), Pmtu::B1024);
+        let start = |n: u8, others: Others| {
+            let how = Registration {
+                udp_port,
+                ..Registration::new(others)
+            };
+            Registered::start(&how, group, (member(n), None)).expect("a socket")
+        };
+        let receivers = [2, 3].map(|n| start(n, Others::Leader(member(1).ip)));
+        let leader = start(1, Others::Receivers([2, 3].map(|n| member(n).ip).into()));
+        let switches = std::thread::spawn(move || be_the_switches(&switches, udp_port));
+        for registered in receivers.iter().chain([&leader]) {
+            await_result(registered).expect("registered");
+        }
+        drop(leader);
+        switches.join().expect("withdrawn");
+    }
+
+    #[test]
+    fn who_does_not_answer_is_named() {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let udp_port = socket.local_addr().expect("an address").port();
+        let group = (McstId([127, 0, 0, 101].into()), Pmtu::B1024);
+        let how = Registration {
+            udp_port,
+            patience: Duration::from_millis(1),
+            ..Registration::new(Others::Receivers([member(9).ip].into()))
+        };
+        // The port is in use.
+        let error = Registered::start(&how, group, (member(1), None)).expect_err("two sockets");
+        assert!(
+            error
+                .to_string()
+                .contains(&format!("UDP port {udp_port} of 127.0.0.1")),
+            "{error}"
+        );
+        drop(socket);
+        let registered = Registered::start(&how, group, (member(1), None)).expect("a socket");
+        let error = await_result(&registered)
+            .expect_err("nobody is there")
+            .to_string();
+        assert_eq!(error, "registration: no connection from 127.0.0.9 within 1 ms");
+    }
+}
