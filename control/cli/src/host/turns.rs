@@ -59,7 +59,7 @@ impl TurnsCommand {
         let args = &self.member;
         let config = MemberConfig {
             give_up: Some(self.give_up.0).filter(|most| !most.is_zero()),
-            ..args.config(stop)?
+            ..args.config(stop, None)?
         };
         let mut rnic = args.device.open()?;
         let mut reports = Vec::new();
