@@ -22,6 +22,7 @@ use serde::Serialize;
   gso        on: runs of packets are sent as one frame of the kernel (UDP GSO); off: the port was
              configured with gso=off; refused, with the reason: packets are sent one by one, as the
              kernel or the device takes no such frames; none: the port's kind has none
+  tx gso     packets that left in such frames
 
 Examples:
   castnet port                       all ports of the switch on this machine
@@ -101,7 +102,7 @@ impl Report for Ports {
 }
 
 columns!(row: PortRow => (row.0) { port, name } row { state() } (row.counters()) {
-    rx_frames, rx_bytes, tx_frames, tx_bytes, rx_missed, tx_full, ecn_marks, dropped,
+    rx_frames, rx_bytes, tx_frames, tx_bytes, tx_gso, rx_missed, tx_full, ecn_marks, dropped,
 });
 
 async fn list(agent: &mut api::AgentClient) -> Outcome<Vec<api::Port>> {

@@ -509,6 +509,7 @@ impl Port for AfPacketPort {
         let rx_missed = self.missed.fetch_add(now, Ordering::Relaxed) + now + unread;
         PortStats {
             rx_missed,
+            tx_gso: self.tx.joined(),
             ..self.stats
         }
     }

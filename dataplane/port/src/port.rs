@@ -353,6 +353,8 @@ counters! {
         tx_frames,
         /// Bytes of these frames.
         tx_bytes,
+        /// Frames sent as parts of super-frames (UDP GSO).
+        tx_gso,
         /// Frames marked as congested (ECN: CE) before they were sent, because the port's queue was long.
         ecn_marks,
         ;

@@ -193,6 +193,8 @@ counters! {
         /// See [`PortStats`].
         rx_missed,
         /// See [`PortStats`].
+        tx_gso,
+        /// See [`PortStats`].
         ecn_marks,
         /// Frames dropped because the send queue was full.
         tx_full,

@@ -28,6 +28,8 @@ pub(super) struct Transmitter {
     refused: Option<i32>,
     /// True after a refusal, until the next attempt.
     is_paused: bool,
+    /// Frames sent as parts of super-frames.
+    joined: u64,
 }
 
 impl Transmitter {
@@ -39,7 +41,13 @@ impl Transmitter {
             joins,
             refused: None,
             is_paused: false,
+            joined: 0,
         })
+    }
+
+    /// Frames sent as parts of super-frames.
+    pub(super) fn joined(&self) -> u64 {
+        self.joined
     }
 
     /// Whether super-frames are sent.
@@ -117,6 +125,7 @@ impl Transmitter {
                     for run in &runs[next..next + sent] {
                         if run.count() > 1 {
                             self.refused = None;
+                            self.joined += run.count() as u64;
                         }
                         (first..first + run.count()).for_each(|index| done(index, Ok(())));
                         first += run.count();

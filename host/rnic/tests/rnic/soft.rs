@@ -362,18 +362,20 @@ fn wait_returns_at_an_event_or_timeout() {
     let pool = Pool::new(PoolConfig::default());
     let (a, b) = MemLink::pair(&MemLinkConfig::default());
     let mut left = SoftRnic::new(a.open(&pool, Sides::Both), pool, SoftRnicConfig::new(IPS[0])).unwrap();
-    // The other end runs in its own thread and answers ARP, which connecting waits for.
+    // The other end runs in its own thread and answers ARP, or is known already because it has announced itself.
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {
         let pool = Pool::new(PoolConfig::default());
         let mut right = SoftRnic::new(b.open(&pool, Sides::Both), pool, SoftRnicConfig::new(IPS[1])).unwrap();
-        while right.neighbour_stats().replies_out == 0 {
+        while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
             if !right.poll(right.now()).unwrap() {
-                right.wait(Duration::from_secs(5)).unwrap();
+                right.wait(Duration::from_millis(10)).unwrap();
             }
         }
         right.attributes().mac
     });
     let mac = left.resolve_within(IPS[1], Duration::from_secs(20)).unwrap();
+    drop(stop);
     assert_eq!(mac, thread.join().unwrap());
     while left.poll(left.now()).unwrap() {}
     let start = std::time::Instant::now();

@@ -1,6 +1,6 @@
 //! rxe and the software RNIC in one group, either as its source.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use castnet_softroce_tests::capture::check_order;
 use castnet_softroce_tests::protocol::Op;
 
@@ -58,9 +58,14 @@ fn mixed(
         hosts[0],
         &hosts[1..],
     )?;
+    let joined_frames = if hosts[0].starts_with('s') && faults.is_empty() {
+        super_frames(scene, &hosts[1..])?
+    } else {
+        String::new()
+    };
     scene.leave(&joined)?;
     Ok(format!(
-        "{} to {}: {} data frames, {} again, ACKs in {} out {}",
+        "{} to {}: {} data frames, {} again, ACKs in {} out {}{joined_frames}",
         hosts[0],
         hosts[1..].join(" "),
         counts.data_in,
@@ -68,4 +73,32 @@ fn mixed(
         counts.acks_in,
         counts.acks_out
     ))
+}
+
+/// Data of the software RNIC arrives in runs. The switch sends them on as super-frames to a software RNIC. At the tap of a machine
+/// the kernel has taken them apart, or refused them, so that the switch sent their packets one by one.
+fn super_frames(scene: &mut Scene, receivers: &[&str]) -> Result<String> {
+    let ports = scene.running()?.at_switch(&["port"])?;
+    let mut text = String::new();
+    for name in receivers {
+        let port = ports
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|p| p["name"] == *name);
+        let (gso, count) = match port {
+            Some(port) => (
+                port["gso"].as_str().unwrap_or_default(),
+                port["tx_gso"].as_u64().unwrap_or(0),
+            ),
+            None => ("no such port", 0),
+        };
+        let is_refused = name.starts_with('h') && gso.starts_with("refused");
+        ensure!(
+            count > 0 || is_refused,
+            "{name}: no packet left in a super-frame, and none was refused: gso {gso}"
+        );
+        text += &format!(", {name} {count} in super-frames ({gso})");
+    }
+    Ok(text)
 }
