@@ -59,6 +59,10 @@ impl Receiver {
                 let body = MrpBody::Confirm(self.mcst_id, self.member);
                 Some(MrpPacket { number, body })
             }
+            // The leader has taken a late packet of an earlier queue pair of this host for the newest.
+            MrpBody::Members(_, members) if members.iter().any(|m| m.ip == self.member.ip) => {
+                Some(self.join())
+            }
             MrpBody::Withdraw if self.registered == Some(number) => {
                 self.withdrawn = true;
                 None
@@ -88,8 +92,14 @@ impl Receiver {
             return Err(ReceiverError::NotRegistered { after });
         }
         self.next = now + self.repeat;
-        let body = MrpBody::Join(self.mcst_id, self.member, self.memory);
-        Ok(Some(MrpPacket { number: 0, body }))
+        Ok(Some(self.join()))
+    }
+
+    const fn join(&self) -> MrpPacket {
+        MrpPacket {
+            number: 0,
+            body: MrpBody::Join(self.mcst_id, self.member, self.memory),
+        }
     }
 
     /// Whether all switches between the leader and this receiver have the group.
