@@ -87,13 +87,13 @@ Examples:
     Receive(ReceiveCommand),
     /// Sends files of the members of a group one after the other, each to all others, over the same queue pairs
     #[command(
-        after_help = "Each member runs this command with the same --order. The group must let each member send: any_source = true in the rule files of its switches.
+        after_help = "Each member runs this command with the same --order. The group must let each member send: castnet group create --any-source, or any_source = true in the rule files of its switches.
 
 Examples:
-  castnet host turns --interface veth0 --ip 10.0.0.1/24 --name a --order a,b,a --file a.bin --out folder \\
-      --mcst-id 10.255.0.1 --qpn 0x11 --start-psn 0
-  castnet host turns --interface veth0 --ip 10.0.0.2/24 --name b --order a,b,a --file b.bin --out folder \\
-      --mcst-id 10.255.0.1 --qpn 0x12 --start-psn 0"
+  castnet group create g --source a --members b,c --any-source
+  castnet host turns --interface veth0 --ip 10.0.0.1/24 --name a --group g --order a,b,a --file a.bin --out folder
+  castnet host turns --interface veth0 --ip 10.0.0.2/24 --name b --group g --order a,b,a --file b.bin --out folder
+  castnet host turns --interface veth0 --ip 10.0.0.3/24 --name c --group g --order a,b,a --out folder"
     )]
     Turns(TurnsCommand),
     #[command(flatten)]

@@ -87,7 +87,7 @@ impl Controller {
         }
     }
 
-    /// The number of lanes of the group. Fails if this host has another role in it.
+    /// The number of lanes of the group. Fails if this host has another role in it and cannot do both.
     pub(crate) async fn lanes(self, role: api::Role, patience: Duration) -> Result<usize, MemberError> {
         let ask = || async {
             let mut client = self.client().await?;
@@ -101,7 +101,7 @@ impl Controller {
     }
 
     fn check_role(&self, wanted: api::Role, role: api::Role) -> Result<(), MemberError> {
-        match role == wanted {
+        match role == wanted || role == api::Role::Member {
             true => Ok(()),
             false => Err(MemberError::WrongRole {
                 host: self.host.clone(),
@@ -319,6 +319,9 @@ impl Controller {
             phase => {
                 let reason = match phase {
                     Failed => state.reason.clone(),
+                    _ if state.any_source => {
+                        "one of its members has left, or is back with a new connection".to_owned()
+                    }
                     _ if *source == host => {
                         format!("all receivers have left, or {host} was away for longer than its lease")
                     }

@@ -40,6 +40,8 @@ pub struct NewGroup {
     pub lanes: u8,
     /// Whether it fails with a receiver; otherwise it goes on without.
     pub fails_with_receiver: bool,
+    /// Whether each member may send.
+    pub any_source: bool,
     /// Of the source, all lanes together; `None`: no limit, or that of its tenant.
     pub rate_limit: Option<RateLimit>,
 }
@@ -119,6 +121,10 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     };
     let rate_limit = rule::rate_limit(message.rate_limit, &mut r);
     rule::check_burst(rate_limit, pmtu, lanes, &mut r);
+    if message.any_source && lanes.is_some_and(|lanes| lanes > 1) {
+        let expected = "is not possible with any_source: messages of several senders have no common order on several lanes";
+        r.fault("lanes", out_of_range(message.lanes, expected));
+    }
     let group = name.zip(source).zip(pmtu).map(|((name, source), pmtu)| NewGroup {
         name,
         source,
@@ -133,6 +139,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         },
         lanes: lanes.unwrap_or(1),
         fails_with_receiver,
+        any_source: message.any_source,
         rate_limit,
     });
     r.finish(group)

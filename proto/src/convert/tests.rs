@@ -183,11 +183,12 @@ prop_compose! {
         members in proptest::collection::vec((any_text(), proptest::option::of(any_connection())), 0..5),
         pmtu in prop_oneof![Just(0u32), Just(4096u32), any::<u32>()], start_psn in any::<Option<u32>>(),
         va_base in any::<u64>(), mcst_id in proptest::option::of(any_text()),
-        (stall_timeout_ms, lanes, on_member_loss) in (any::<u32>(), 0u32..20, -1..4i32), rate_limit in any_limit(),
+        (stall_timeout_ms, lanes, on_member_loss, any_source) in (any::<u32>(), 0u32..20, -1..4i32, any::<bool>()),
+        rate_limit in any_limit(),
     ) -> v1::CreateGroupRequest {
         let members = members.into_iter().map(|(host, connection)| v1::NewMember { host, connection }).collect();
         v1::CreateGroupRequest {
-            name, source, members, pmtu, start_psn, va_base, mcst_id, stall_timeout_ms, lanes, on_member_loss, rate_limit,
+            name, source, members, pmtu, start_psn, va_base, mcst_id, stall_timeout_ms, lanes, on_member_loss, rate_limit, any_source,
         }
     }
 }
@@ -298,8 +299,9 @@ fn a_member_brings_a_queue_pair_for_each_lane() {
     assert_eq!((group.lanes, qpns), (3, vec![17, 18, 19]));
 
     type Spoil = fn(&mut v1::CreateGroupRequest);
-    let cases: [(&str, Spoil); 10] = [
+    let cases: [(&str, Spoil); 11] = [
         ("lanes", |m| m.lanes = 17),
+        ("lanes", |m| m.any_source = true),
         ("on_member_loss", |m| m.on_member_loss = 3),
         ("rate_limit.bits_per_second", |m| {
             m.rate_limit = Some(v1::RateLimit {

@@ -53,6 +53,10 @@ pub(crate) struct Create {
     /// without one that leaves
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Loss::Evict)]
     on_member_loss: Loss,
+    /// Each member may send, one after the other, and --source is the first: for castnet host turns. Its traffic ends when a
+    /// member leaves or is lost
+    #[arg(long, conflicts_with_all = ["rules", "collective"])]
+    any_source: bool,
     #[command(flatten)]
     rate: RateArgs,
     /// A member that another tool connects: it has joined at once
@@ -203,6 +207,7 @@ impl Create {
                 Loss::Evict => api::MemberLoss::Evict,
                 Loss::Fail => api::MemberLoss::Fail,
             } as i32,
+            any_source: self.any_source,
         }
     }
 }
@@ -249,6 +254,7 @@ mod tests {
             stall_timeout_ms: 1000,
             lanes: 1,
             on_member_loss: Loss::Evict,
+            any_source: false,
             rate: RateArgs::default(),
             connection: vec![
                 "h3=10.0.0.3,02:00:00:00:00:03,0x13"

@@ -100,6 +100,15 @@ impl Progress {
         }
     }
 
+    /// Name and port of the present source of a multicast group, or of the switch towards it.
+    pub(super) fn source(&self) -> Option<(&str, u32)> {
+        let Self::Multicast { paths, .. } = self else {
+            return None;
+        };
+        let source = paths.iter().find(|row| row.path.source);
+        source.map(|row| (row.path.next_hop.as_str(), row.path.port))
+    }
+
     /// Packets that an endpoint of a collective group is behind the foremost one.
     pub(super) fn behind(&self, next_hop: &str) -> Option<u32> {
         let Self::Collective { endpoints, .. } = self else {

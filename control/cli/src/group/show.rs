@@ -69,6 +69,14 @@ impl GroupReport {
                 report.switches.push(part);
             }
         }
+        if state.any_source {
+            let sources = report.switches.iter().filter_map(|part| part.progress.source());
+            let hosts = sources.map(|(name, _)| name);
+            let mut hosts = hosts.filter(|name| state.members.iter().any(|m| m.host == *name));
+            report
+                .facts
+                .add("sends_now", "sends now", hosts.next().unwrap_or("unknown"));
+        }
         let parts = &report.switches;
         let workers = parts.iter();
         let workers = workers.map(|part| (part.switch.as_str(), part.lane.as_str(), part.worker));
@@ -109,7 +117,12 @@ impl GroupReport {
         facts.add_as("mcst_id", state.mcst_id.as_str(), "McstID", addresses);
         facts.add("owner", "owner", state.owner.as_str());
         facts.add("generation", "generation", state.generation);
-        facts.add("source", "source", state.source.as_str());
+        facts.field("any_source", state.any_source);
+        let source = match state.any_source {
+            true => format!("any member, {} first", state.source),
+            false => state.source.clone(),
+        };
+        facts.add_as("source", state.source.as_str(), "source", source);
         facts.add("pmtu", "PMTU", state.pmtu);
         facts.add("start_psn", "start PSN", state.start_psn);
         base_and_timeout(facts, state.va_base, state.stall_timeout_ms);
@@ -340,12 +353,19 @@ impl SwitchReport {
                 let kind = rule.multicast().copied().unwrap_or_default();
                 let learned = || "learned from the first data".to_owned();
                 let start_psn = kind.start_psn.map_or_else(learned, |psn| psn.to_string());
-                let (name, port) = (name.unwrap_or_default(), port.unwrap_or_default());
+                let planned = (name.as_deref().unwrap_or_default(), port.unwrap_or_default());
+                let (name, port) = progress.source().unwrap_or(planned);
                 facts.field("kind", "multicast");
+                facts.field("any_source", kind.any_source);
                 facts.add_as("start_psn", kind.start_psn, "start PSN", start_psn);
                 base_and_timeout(&mut facts, kind.va_base, rule.stall_timeout_ms);
                 facts.field("source_port", port);
-                facts.add_as("source", name.as_str(), "source", format!("{name}, port {port}"));
+                let may = if kind.any_source {
+                    "; any host may send"
+                } else {
+                    ""
+                };
+                facts.add_as("source", name, "source", format!("{name}, port {port}{may}"));
                 if let Progress::Multicast {
                     progress: Some(p), ..
                 } = &progress

@@ -35,10 +35,6 @@ impl TurnsCommand {
     fn check(&self) -> Outcome {
         let name = &self.member.name;
         let sends = self.order.contains(name);
-        if self.member.fixed.mcst_id.is_none() {
-            let failure = Failure::usage("a group of the controller has one source");
-            return Err(failure.next("use --mcst-id, and a rule file with any_source = true"));
-        }
         match (&self.file, sends) {
             (None, true) => Err(Failure::usage(format!(
                 "{name} sends by --order: --file is missing"

@@ -1,10 +1,10 @@
 //! Members of multicast groups that leave.
 
 use castnet_proto::v1;
-use castnet_proto::v1::GroupPhase::{Active, Registered, Removing};
+use castnet_proto::v1::GroupPhase::{Active, Failed, Registered, Removing};
 use castnet_proto::v1::MemberPhase::{Expected, Joined};
 use castnet_proto::v1::{MemberLoss, MemberPhase};
-use tonic::Streaming;
+use tonic::{Code, Status, Streaming};
 
 use crate::common::{Client, Events, Lab, creation, next, reaches};
 
@@ -13,12 +13,22 @@ const HOSTS: [&str; 3] = ["h0", "h1", "h2"];
 type Call = Streaming<v1::GroupState>;
 
 /// Joins with this queue pair; `lease`: also stays in the group by the call.
-async fn join(lab: &Lab, client: &Client, (group, host): (&str, &str), qpn: u32, lease: bool) -> Call {
+async fn join(lab: &Lab, client: &Client, member: (&str, &str), qpn: u32, lease: bool) -> Call {
+    try_join(lab, client, member, qpn, lease).await.unwrap()
+}
+
+async fn try_join(
+    lab: &Lab,
+    client: &Client,
+    (group, host): (&str, &str),
+    qpn: u32,
+    lease: bool,
+) -> Result<Call, Status> {
     let request = v1::JoinGroupRequest {
         lease_ms: lease.then_some(600_000),
         ..lab.joining(group, host, qpn)
     };
-    client.clone().join_group(request).await.unwrap().into_inner()
+    Ok(client.clone().join_group(request).await?.into_inner())
 }
 
 /// A running group; h0 sends.
@@ -28,9 +38,13 @@ async fn group(lab: &Lab, client: &Client, loss: MemberLoss, lease: bool) -> Vec
         ..creation("g", &HOSTS)
     };
     client.clone().create_group(request).await.unwrap();
+    all_join(lab, client, 17, lease).await
+}
+
+async fn all_join(lab: &Lab, client: &Client, qpn: u32, lease: bool) -> Vec<Call> {
     let mut calls = Vec::new();
     for host in HOSTS {
-        calls.push(join(lab, client, ("g", host), 17, lease).await);
+        calls.push(join(lab, client, ("g", host), qpn, lease).await);
     }
     for call in &mut calls {
         while next(call).await.phase() != Active {}
@@ -103,11 +117,7 @@ async fn without_receivers_a_group_waits_for_its_members_again() {
         assert_eq!(phases(&state), [Expected; 3]);
         assert!(lab.placed().is_empty());
         drop(calls);
-        let mut calls = Vec::new();
-        for host in HOSTS {
-            calls.push(join(&lab, &client, ("g", host), 18, true).await);
-        }
-        reaches(&client, "g", Active).await;
+        all_join(&lab, &client, 18, true).await;
     }
 }
 
@@ -123,4 +133,86 @@ async fn receivers_that_leave_after_the_source_change_no_rules() {
     }
     let state = reaches(&client, "g", Registered).await.state.unwrap();
     assert_eq!((state.generation, phases(&state)), (1, vec![Expected; 3]));
+}
+
+/// Switches cannot change the members of a group in which each may send. Its traffic ends with each way out, and all join again.
+#[tokio::test]
+async fn a_group_whose_members_all_send_ends_with_any_of_them() {
+    let mut lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let request = v1::CreateGroupRequest {
+        any_source: true,
+        ..creation("g", &HOSTS)
+    };
+    client.clone().create_group(request).await.unwrap();
+    let mut calls = all_join(&lab, &client, 17, true).await;
+    for (qpn, (leaves, phase)) in (18..).zip([
+        (0, Registered),
+        (2, Registered),
+        (3, Registered),
+        (4, Failed),
+        (5, Registered),
+    ]) {
+        let state = reaches(&client, "g", Active).await.state.unwrap();
+        assert!(state.any_source && state.members.iter().all(|m| m.role() == v1::Role::Member));
+        let rules = ["leaf0", "leaf1", "spine0"].map(|switch| {
+            lab.switch(switch).with(|toy| {
+                let rule = toy.groups.values().next().map(|(rule, _)| rule.clone());
+                rule.and_then(|rule| rule.multicast().copied())
+            })
+        });
+        assert!(
+            rules
+                .iter()
+                .flatten()
+                .all(|kind| kind.any_source && kind.carries_on.is_none())
+        );
+        match leaves {
+            // It is back with another queue pair before the lease of its broken call is over.
+            3 => {
+                drop(calls.remove(1));
+                // The controller may not know yet that the call has ended.
+                while let Err(status) = try_join(&lab, &client, ("g", "h1"), qpn, true).await {
+                    assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+                }
+            }
+            4 => lab.switches.get_mut("leaf0").unwrap().restart().await,
+            5 => {
+                let request = v1::EvictMemberRequest {
+                    group: "g".into(),
+                    member: "h2".into(),
+                };
+                client.clone().evict_member(request).await.unwrap();
+            }
+            member => assert!(leave(&client, HOSTS[member]).await),
+        }
+        let state = reaches(&client, "g", phase).await.state.unwrap();
+        assert!(lab.placed().is_empty(), "{state:?}");
+        if leaves == 5 {
+            assert_eq!(phases(&state), [Expected; 2]);
+            break;
+        }
+        calls = all_join(&lab, &client, qpn, true).await;
+    }
+    let mut running = Vec::new();
+    for host in ["h0", "h1"] {
+        running.push(join(&lab, &client, ("g", host), 30, true).await);
+    }
+    reaches(&client, "g", Active).await;
+    let (group, host) = ("g".into(), "h3".into());
+    client
+        .clone()
+        .add_member(v1::AddMemberRequest { group, host })
+        .await
+        .unwrap();
+    let joining = v1::JoinGroupRequest {
+        from_next_message: true,
+        ..lab.joining("g", "h3", 31)
+    };
+    let refused = client.clone().join_group(joining).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(
+        refused.message().contains("each of its members may send"),
+        "{refused}"
+    );
 }

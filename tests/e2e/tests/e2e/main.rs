@@ -23,3 +23,4 @@ mod shared_memory;
 mod splits;
 mod static_rules;
 mod switching;
+mod turns;

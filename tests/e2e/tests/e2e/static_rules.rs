@@ -8,6 +8,8 @@ use castnet_e2e::lab::{self, Plan, ROUTED, ROUTED_LEAVES, STAR};
 use castnet_e2e::process::{Process, castnet};
 use castnet_e2e::{Lab, net};
 
+use crate::turns;
+
 const HOSTS: [&str; 4] = ["h1", "h2", "h3", "h4"];
 /// Close to the wrap, so that the transfer crosses it.
 const START_PSN: &str = "16777000";
@@ -183,38 +185,6 @@ impl Group {
         Process::start(host, lab.folder(), command)
     }
 
-    /// The hosts send one after the other, over one queue pair each.
-    fn turns(&self, lab: &Lab) -> Result<()> {
-        let order = ["h1", "h3", "h2", "h4", "h4", "h1"];
-        let (mut sent, mut members) = (Vec::new(), Vec::new());
-        for (n, host) in HOSTS.iter().enumerate() {
-            let (file, out) = (
-                lab.folder().join(format!("{host}.bin")),
-                lab.folder().join(format!("{host}.out")),
-            );
-            sent.push(lab::write_random(&file, 500_001 + 300_000 * n, 6 + n as u64)?);
-            fs::create_dir(&out)?;
-            let (file, folder) = (file.to_string_lossy(), out.to_string_lossy());
-            let flags = ["--order", &order.join(","), "--file", &file, "--out", &folder];
-            members.push((self.start(lab, n, "turns", &flags)?, out));
-        }
-        for (process, _) in &mut members {
-            process.succeed()?;
-        }
-        for ((_, out), host) in members.iter().zip(HOSTS) {
-            for (turn, sender) in (1..).zip(order).filter(|(_, sender)| *sender != host) {
-                let got = lab::digest(&out.join(format!("{turn:03}-{sender}")))?;
-                let from = HOSTS.iter().position(|h| *h == sender).context("a host")?;
-                ensure!(
-                    got == sent[from],
-                    "turn {turn} at {host}: SHA-256 {got}, sent was {}",
-                    sent[from]
-                );
-            }
-        }
-        Ok(())
-    }
-
     fn transfer(&self, lab: &Lab) -> Result<()> {
         let file = lab.folder().join("static.bin");
         let sent = lab::write_random(&file, 3_000_001, 6)?;
@@ -278,7 +248,9 @@ fn run(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>, any_sou
     .expect("the lab starts");
     lab.kill_controller();
     if let Err(error) = group(&lab).and_then(|group| match any_source {
-        true => group.turns(&lab),
+        true => turns::take(&lab, &HOSTS, &["h1", "h3", "h2", "h4", "h4", "h1"], |n, flags| {
+            group.start(&lab, n, "turns", flags)
+        }),
         false => group.transfer(&lab),
     }) {
         panic!("{error:#}\n{}", lab.logs());

@@ -49,6 +49,7 @@ impl Locked<'_> {
             });
         }
         let has_rules = phase.has_run() && member.state.seat().is_some();
+        let ends = has_rules && kind.any_source;
         self.change(group, |r| {
             let Kind::Multicast(kind) = &mut r.kind else {
                 return;
@@ -62,7 +63,7 @@ impl Locked<'_> {
                     .for_each(|m| Arc::make_mut(m).state = Joining::Expected),
             }
             // Without receivers it ends at once.
-            if let Some(before) = r.plan.as_ref().filter(|_| has_rules && others) {
+            if let Some(before) = r.plan.as_ref().filter(|_| has_rules && others && !ends) {
                 let mut plan = prune::without(before, host);
                 late::carry_on(&mut plan, before, r.generation);
                 r.generation += 1;
@@ -75,7 +76,7 @@ impl Locked<'_> {
         if phase == Phase::Installing {
             return self.step(group, Event::Withdrawn, None);
         }
-        if phase.has_run() && self.multicast(group)?.1.is_over() {
+        if ends || phase.has_run() && self.multicast(group)?.1.is_over() {
             return self.step(group, Event::Ended, None);
         }
         if has_rules {

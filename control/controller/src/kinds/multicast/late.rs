@@ -62,6 +62,11 @@ impl Locked<'_> {
         };
         let (entry, kind) = self.multicast(group)?;
         let record = entry.record();
+        if kind.any_source {
+            return Err(refuse(
+                "each of its members may send, so they stay the same while it runs",
+            ));
+        }
         if record.lanes() > 1 {
             return Err(refuse(
                 "it has several lanes, and their messages begin at different times",

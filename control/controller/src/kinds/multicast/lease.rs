@@ -95,12 +95,13 @@ impl Locked<'_> {
             return Ok(());
         }
         tracing::warn!(group, host, reason, "member lost");
-        if kind.source == host {
-            return self.step(group, Event::Ended, None);
-        }
-        if kind.fails_with_receiver && !kind.is_waiting(host) {
+        let is_receiver = kind.any_source || kind.source != host;
+        if kind.fails_with_receiver && is_receiver && !kind.is_waiting(host) {
             let ending = Ending::failed(entry.record().generation, None, None, reason);
             return self.step(group, Event::Lost, Some(ending));
+        }
+        if kind.needs(host) {
+            return self.step(group, Event::Ended, None);
         }
         self.evict_host(group, host, Afterwards::Member)
     }

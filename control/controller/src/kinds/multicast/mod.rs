@@ -1,4 +1,4 @@
-//! Multicast groups (Cepheus): one source, many receivers. Members join by a call that stands until the group is
+//! Multicast groups (Cepheus): one source, or one after the other, and many receivers. Members join by a call that stands until the group is
 //! active, or, with a lease, as long as they are in.
 
 use std::sync::Arc;
@@ -45,8 +45,9 @@ impl GroupKind for Multicast {
         format!("members[{party}].host")
     }
 
+    /// A switch that was restarted has lost how many packets each host has sent, which is needed if several send.
     fn outlives_switches(&self) -> bool {
-        true
+        !self.any_source
     }
 
     fn address_lane(&self, rule: &mut GroupRule, lane: u8) {
@@ -100,7 +101,7 @@ impl GroupKind for Multicast {
             start_psn: Some(self.start_psn),
             va_base: self.va_base,
             carries_on: None,
-            any_source: false,
+            any_source: self.any_source,
             source: self.member(&self.source).map_or(0, |(i, _)| i as u16),
         };
         Request {

@@ -26,7 +26,10 @@ pub struct Multicast {
     /// Whether it fails with a receiver; otherwise it goes on without.
     #[serde(default)]
     pub fails_with_receiver: bool,
-    /// The host that sends.
+    /// Whether each member may send. Switches cannot change the members of such a group while it runs.
+    #[serde(default)]
+    pub any_source: bool,
+    /// The host that sends, or sends first.
     pub source: String,
     /// All members, the source included, in the order of the request.
     pub members: Arc<Vec<Arc<MemberRecord>>>,
@@ -94,6 +97,7 @@ impl Multicast {
             va_base: group.va_base,
             stall_timeout_ms: group.stall_timeout_ms,
             fails_with_receiver: group.fails_with_receiver,
+            any_source: group.any_source,
             source: group.source,
             members: Arc::new(group.members.into_iter().map(member).collect()),
         }
@@ -116,11 +120,16 @@ impl Multicast {
         self.members.iter().all(|m| matches!(m.state, Joining::Joined(_)))
     }
 
-    /// Whether its traffic is over: the source has gone, or all receivers.
+    /// Whether its traffic ends when this host goes.
+    pub(crate) fn needs(&self, host: &str) -> bool {
+        self.any_source || self.source == host
+    }
+
+    /// Whether its traffic is over: a member has gone that it needs, or all receivers.
     pub fn is_over(&self) -> bool {
         let gone = |m: &Arc<MemberRecord>| !matches!(m.state, Joining::Joined(_));
-        let source_gone = self.members.iter().any(|m| m.host == self.source && gone(m));
-        source_gone || self.members.iter().filter(|m| m.host != self.source).all(gone)
+        let needed_gone = self.members.iter().any(|m| self.needs(&m.host) && gone(m));
+        needed_gone || self.members.iter().filter(|m| m.host != self.source).all(gone)
     }
 
     /// Hosts that have not joined.

@@ -101,8 +101,13 @@ impl Locked<'_> {
             Phase::Active | Phase::Degraded
                 if from_next_message && !matches!(member.state, Joining::Joined(_)) => {}
             Phase::Active | Phase::Degraded | Phase::Broken => {
-                let way_out = "it takes new connections when its source or all its receivers have left, and before that those \
-                               of receivers that begin with the next message";
+                let way_out = match self.multicast(group)?.1.any_source {
+                    true => "it takes new connections when one of its members has left",
+                    false => {
+                        "it takes new connections when its source or all its receivers have left, and before that those of \
+                         receivers that begin with the next message"
+                    }
+                };
                 return Err(not_now("is active with the connections that it has", way_out));
             }
             Phase::Removing(_) => return Err(not_now("is being removed", "try again soon")),
@@ -209,16 +214,16 @@ impl Locked<'_> {
     }
 
     /// A receiver that leaves is none of those that are lost: the others go on without it, whatever the policy. The group
-    /// waits for its members again if none are left, or if the source leaves.
+    /// waits for its members again if none are left, or if one leaves that it needs.
     pub(crate) fn leave(&mut self, group: &str, host: &str) -> Result<bool, Refusal> {
         let (record, member) = self.member(group, host)?;
         if !matches!(member.state, Joining::Joined(_)) {
             return Ok(false);
         }
         let runs = record.phase.has_run();
-        let is_source = self.multicast(group)?.1.source == host;
+        let ends = self.multicast(group)?.1.needs(host);
         tracing::info!(group, host, "left");
-        match (runs, is_source) {
+        match (runs, ends) {
             (true, true) => self.step(group, Event::Ended, None)?,
             (true, false) => self.evict_host(group, host, Afterwards::Member)?,
             (false, _) => {

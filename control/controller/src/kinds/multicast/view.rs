@@ -26,7 +26,9 @@ pub(super) fn phase(phase: Phase) -> v1::GroupPhase {
 }
 
 fn role(group: &Multicast, host: &str) -> v1::Role {
-    if group.source == host {
+    if group.any_source {
+        v1::Role::Member
+    } else if group.source == host {
         v1::Role::Source
     } else {
         v1::Role::Receiver
@@ -140,6 +142,7 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
             false => v1::MemberLoss::Evict,
         } as i32,
         rate_limit: record.rate_limit.map(rate_limit_to_proto),
+        any_source: group.any_source,
         owner: record.owner.clone(),
         ..Default::default()
     }
