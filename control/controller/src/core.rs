@@ -15,12 +15,12 @@ use tokio::sync::{Notify, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::broken_links::Changed;
 use crate::config::Config;
 use crate::error::Refusal;
 use crate::fabric::Fabric;
 use crate::journal::{Journal, Ticket};
 use crate::kinds::collective::exchange::Exchanges;
-use crate::kinds::collective::links::Changed;
 use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
 use crate::link::{Link, SwitchError};

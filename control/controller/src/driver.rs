@@ -269,7 +269,9 @@ pub(crate) async fn update(shared: Arc<Shared>, name: String, leaves_first: bool
         };
         let mut switches: Vec<String> = top_down(record).into_iter().cloned().collect();
         if leaves_first {
-            switches.reverse();
+            // What is to be removed comes last in either order.
+            let tree = record.plan.as_ref().map_or(0, |plan| plan.tree.len());
+            switches[..tree].reverse();
         }
         (record.generation, switches)
     };

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod broken_links;
 mod check;
 mod config;
 mod core;
@@ -77,7 +78,6 @@ use crate::fabric::{Fabric, Facts};
 use crate::front::Front;
 use crate::health::Probe;
 use crate::journal::Journal;
-use crate::kinds::collective::links;
 use crate::state::Postponed;
 use crate::store::etcd::{EtcdConfig, Lead};
 use crate::store::memory::MemoryStore;
@@ -233,7 +233,7 @@ async fn begin(
     for link in shared.links.values() {
         shared.spawn(link.clone().run(shared.clone()));
     }
-    shared.spawn(links::watch(shared.clone()));
+    shared.spawn(broken_links::watch(shared.clone()));
     {
         let mut core = shared.lock();
         core.forget_other_switches();

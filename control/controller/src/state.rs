@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use castnet_proto::v1;
 
+use crate::broken_links;
 use crate::core::Locked;
 use crate::detour::Detours;
 use crate::driver;
 use crate::error::Refusal;
 use crate::journal::{Retry, Undo};
-use crate::kinds::collective::links;
 use crate::lifecycle::{Event, Next, Phase};
 use crate::record::{Ending, Record};
 use crate::shown::Cache;
@@ -129,7 +129,8 @@ impl Locked<'_> {
             }
         }
         // A link may have gone down during the installation.
-        let broken = links::is_watched(&record) && !links::down(&self.facts, &record).is_empty();
+        let broken =
+            broken_links::is_watched(&record) && !broken_links::down(&self.facts, &record).is_empty();
         self.replace(record)?;
         let group = name.to_owned();
         self.journal.log(move || tracing::info!(group, from, to, why));
@@ -357,7 +358,8 @@ impl Locked<'_> {
         if store_fails && before.as_deref() == Some(reason) {
             return;
         }
-        let degrades = entry.record().kind.behaviour().outlives_switches();
+        let record = entry.record();
+        let degrades = record.kind.behaviour().outlives_switches() && record.wanted_rule(switch).is_some();
         if degrades && entry.record().phase == Phase::Active {
             self.try_step(name, Event::SwitchLost, None);
         } else {

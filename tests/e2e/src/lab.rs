@@ -33,6 +33,14 @@ pub const TWO_TIERS: Plan<'static> = &[
     ("leaf2", &["h4", "h5", "h6"]),
 ];
 
+/// Two leaves with two hosts each, and two spines. Where everything is flooded, one of the spines must not.
+pub const TWO_SPINES: Plan<'static> = &[
+    ("spine1", &["leaf1", "leaf2"]),
+    ("spine2", &["leaf1", "leaf2"]),
+    ("leaf1", &["h1", "h2"]),
+    ("leaf2", &["h3", "h4"]),
+];
+
 /// A switch with one port, beside an ordinary switch that all hosts hang on.
 pub const ONE_ARMED: Plan<'static> = &[
     ("br1", &["sw", "h1", "h2", "h3", "h4", "h5", "h6", "h7", "h8"]),
@@ -127,12 +135,23 @@ pub fn turn() -> MutexGuard<'static, ()> {
 
 /// Runs `test` in a lab of `plan`, its switches with `extra` flags, when no other runs; or says why `what` cannot be tested.
 pub fn in_lab(what: &str, plan: Plan<'_>, extra: &[&str], test: impl FnOnce(&mut Lab) -> Result<()>) {
+    in_lab_of(what, plan, |_| extra, test);
+}
+
+/// The same with flags of each switch, by its name.
+pub fn in_lab_of<'f>(
+    what: &str,
+    plan: Plan<'_>,
+    flags: impl Fn(&str) -> &'f [&'f str],
+    test: impl FnOnce(&mut Lab) -> Result<()>,
+) {
     let _turn = turn();
     if let Some(why) = net::missing() {
         net::skip(what, &why);
         return;
     }
-    let mut lab = Lab::start(plan, extra).unwrap_or_else(|e| panic!("the lab does not start: {e:#}"));
+    let flags = |_: &Lab, switch: &str| Ok(flags(switch).iter().map(|flag| flag.to_string()).collect());
+    let mut lab = Lab::start_with(plan, flags).unwrap_or_else(|e| panic!("the lab does not start: {e:#}"));
     if let Err(error) = test(&mut lab) {
         panic!("{error:#}\n{}", lab.logs());
     }

@@ -11,12 +11,12 @@ use castnet_topology::Topology;
 use tonic::{Code, Status};
 
 /// Two leaves with two hosts each, two spines.
-async fn two_spines() -> Lab {
+pub(crate) async fn two_spines() -> Lab {
     Lab::new(Topology::leaf_spine(2, 2, 2).unwrap()).await
 }
 
 /// The spine that has a part of a group.
-fn spine(lab: &Lab) -> &'static str {
+pub(crate) fn spine(lab: &Lab) -> &'static str {
     let placed = lab.placed().join(" ");
     match (placed.contains("spine0"), placed.contains("spine1")) {
         (true, false) => "spine0",
@@ -102,7 +102,7 @@ async fn a_switch_short_of_memory_gets_fewer_slots() {
     }
 }
 
-fn set_link(switch: &Switch, port: u32, up: bool) {
+pub(crate) fn set_link(switch: &Switch, port: u32, up: bool) {
     switch.with(|t| t.ports.iter_mut().find(|p| p.port == port).unwrap().up = up);
     switch.tell();
 }

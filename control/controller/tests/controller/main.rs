@@ -24,6 +24,7 @@ mod plans;
 mod purge;
 mod rates;
 mod refusals;
+mod replan;
 mod restarts;
 mod routed;
 mod store;

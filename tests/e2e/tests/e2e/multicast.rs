@@ -1,7 +1,7 @@
 //! One file to many hosts, through real switches, with nothing but their command lines.
 
-use anyhow::{Result, ensure};
-use castnet_e2e::lab::{self, ONE_ARMED, STAR, TWO_TIERS};
+use anyhow::{Context, Result, ensure};
+use castnet_e2e::lab::{self, ONE_ARMED, STAR, TWO_SPINES, TWO_TIERS};
 use castnet_e2e::{Lab, Transfer};
 
 const SIZE: usize = 64 << 20;
@@ -108,6 +108,43 @@ fn doctor_tells_whether_a_group_is_reached() {
             "{told:?}"
         );
         Ok(())
+    });
+}
+
+/// The link of the tree at one leaf goes down, is mended, and then the one of the other tree at the other leaf: each time the
+/// group gets another tree, and no byte is lost.
+#[test]
+fn a_group_that_loses_links_of_its_tree_goes_on_over_another_spine() {
+    let flags = |switch: &str| match switch {
+        "leaf1" | "leaf2" => &["--no-flood", "spine2"][..],
+        _ => &[],
+    };
+    lab::in_lab_of("multicast", TWO_SPINES, flags, |lab| {
+        let transfer = Transfer {
+            group: "moving",
+            source: "h1",
+            receivers: &FOUR[1..],
+            op: "write",
+            size: 4 * SIZE,
+            seed: 7,
+        };
+        lab.create_group(&transfer)?;
+        let mut running = lab.start_transfer(&transfer)?;
+        let mut lost = None;
+        for leaf in ["leaf1", "leaf2"] {
+            let mut spine = None;
+            running.source.wait_until("data came by a spine", |_| {
+                let mut others = ["spine1", "spine2"].into_iter().filter(|s| lost != Some(*s));
+                spine = others.find(|s| lab.data_in("moving", s) > Some(1000));
+                spine.is_some()
+            })?;
+            if let Some(before) = lost {
+                lab.set_link("leaf1", before, true)?;
+            }
+            lost = spine;
+            lab.set_link(leaf, spine.context("a spine")?, false)?;
+        }
+        running.finish()
     });
 }
 

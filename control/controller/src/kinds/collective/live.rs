@@ -1,12 +1,12 @@
-//! State of a group of ranks that is in memory only.
+//! State of a group that is in memory only.
 
 use std::collections::BTreeMap;
 
 use tokio::time::Instant;
 
-use super::links::DownLinks;
+use crate::broken_links::DownLinks;
 
-/// Empty for groups of other kinds.
+/// All but the links is of groups of ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Live {
     /// The last call of each rank. Counts while the rank has a seat, which is stored and may be taken back.
@@ -15,7 +15,7 @@ pub(crate) struct Live {
     pub(crate) stalls: BTreeMap<String, (Instant, Vec<u16>)>,
     /// Ranks that are waited for, by all of these reports.
     pub(crate) waiting_for: Vec<u16>,
-    /// Of an active group.
+    /// Links of its tree, while it runs.
     pub(crate) links_down: DownLinks,
 }
 

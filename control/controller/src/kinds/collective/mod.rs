@@ -1,7 +1,7 @@
 //! Collective groups (EPIC): ranks that compute together.
 //!
 //! A rank comes by a call that stands while it is in (`requests`): its lease. When all are in, the group is placed and
-//! installed; after that, events of ranks, switches (`reports`) and links (`links`) decide. A generation of rules
+//! installed; after that, events of ranks, switches (`reports`) and links (`broken_links`) decide. A generation of rules
 //! serves one set of connections: ranks that join again get a new one.
 
 use std::sync::Arc;
@@ -25,7 +25,6 @@ use crate::shown::{Planned, Source};
 use crate::table::Entry;
 
 pub(crate) mod exchange;
-pub(crate) mod links;
 pub(crate) mod live;
 pub(crate) mod record;
 mod reports;

@@ -192,7 +192,7 @@ fn no_plan(reason: &str) -> NoPlan {
     })
 }
 
-fn has_host(rule: &GroupRule, name: &str) -> bool {
+pub(super) fn has_host(rule: &GroupRule, name: &str) -> bool {
     rule.hosts().any(|(_, host)| host.name == name)
 }
 

@@ -22,6 +22,7 @@ pub mod late;
 mod lease;
 mod prune;
 pub mod record;
+pub(crate) mod replan;
 pub(crate) mod requests;
 pub(crate) mod view;
 

@@ -153,7 +153,6 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
     match record.phase {
         Phase::Registered => view::waits_for(&group.expected(), ToString::to_string),
         Phase::Installing => entry.note.clone(),
-        Phase::Active | Phase::Broken => String::new(),
         Phase::Removing(After::Refused | After::Failed) | Phase::Refused | Phase::Failed => {
             let failure = record.ended.as_ref().map(|ending| &ending.failure);
             failure.map_or_else(String::new, |f| match f.field.as_str() {
@@ -161,7 +160,14 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
                 field => format!("{field}: {}", f.reason),
             })
         }
-        Phase::Degraded | Phase::Removing(_) => problems(entry, ""),
+        Phase::Active | Phase::Degraded => {
+            let links = entry.live.links_down.values().map(|(_, link)| link.words());
+            let parts = links.chain([entry.note.clone(), problems(entry, "")]);
+            let parts: Vec<_> = parts.filter(|part| !part.is_empty()).collect();
+            parts.join("; ")
+        }
+        Phase::Broken => String::new(),
+        Phase::Removing(_) => problems(entry, ""),
     }
 }
 

@@ -1,8 +1,9 @@
-//! Links of trees that are down. No collective of such a group can end, and its switches only report that they wait.
-//! After a grace period the group fails with the name of the link, and its ranks find another place.
+//! Links of trees that are down. A multicast group gets another tree at once. No collective of a group can end, and its
+//! switches only report that they wait: after a grace period it fails with the name of the link, and its ranks find another place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
@@ -10,10 +11,11 @@ use castnet_topology::End;
 
 use crate::core::{Locked, Shared};
 use crate::fabric::{Facts, Reach, Who};
+use crate::kinds::multicast::replan;
 use crate::lifecycle::{Event, Phase};
 use crate::link::CHANGES_TOGETHER;
 use crate::record::{Ending, Record};
-use castnet_rules::NextHop;
+use castnet_rules::{GroupKind, NextHop};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DownLink {
@@ -80,7 +82,8 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
     }
 }
 
-/// Notes which links of a group are down, and fails it if its time is up. Returns when its time is up.
+/// Notes which links of a group are down, and moves or fails it if its time is up. Returns when its time is up, or when another
+/// tree is looked for again.
 fn look(core: &mut Locked<'_>, name: &str, now: Instant) -> Option<Instant> {
     let entry = core.groups.get(name).filter(|e| is_watched(e.record()))?;
     let before = &entry.live.links_down;
@@ -91,15 +94,22 @@ fn look(core: &mut Locked<'_>, name: &str, now: Instant) -> Option<Instant> {
             (link.name.clone(), (since, link))
         })
         .collect();
-    let grace = core.shared.config.timeouts.link;
+    let patience = core.shared.config.timeouts.link;
+    let moves = entry.record().kind.behaviour().outlives_switches();
+    let grace = if moves { Duration::ZERO } else { patience };
     let up = down
         .values()
         .map(|(since, link)| (*since + grace, link))
         .min_by_key(|(at, _)| *at);
     let next = match up {
+        Some((_, link)) if moves => {
+            let shared = core.shared;
+            shared.spawn(replan::replan(shared.clone(), name.into(), link.words()));
+            Some(now + patience)
+        }
         Some((at, link)) if at <= now => {
             let reason = format!("link {} has been down for {grace:?}: {}", link.name, link.why);
-            tracing::warn!(group = name, reason, "collective group lost a link");
+            tracing::warn!(group = name, reason, "group lost a link");
             let generation = entry.record().generation;
             let ending = Ending::failed(generation, link.rank, link.switch.as_deref(), reason);
             core.try_step(name, Event::Lost, Some(ending));
@@ -116,9 +126,10 @@ fn look(core: &mut Locked<'_>, name: &str, now: Instant) -> Option<Instant> {
     next
 }
 
-/// Whether it fails with a link of its tree.
+/// Whether it fails with a link of its tree, or gets another tree.
 pub(crate) fn is_watched(record: &Record) -> bool {
-    record.phase == Phase::Active && !record.kind.behaviour().outlives_switches()
+    let moves = record.kind.behaviour().outlives_switches();
+    record.phase == Phase::Active || record.phase == Phase::Degraded && moves
 }
 
 pub(crate) fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
@@ -127,7 +138,11 @@ pub(crate) fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
     };
     let mut all = Vec::new();
     for (switch, rule) in &plan.rules {
-        let parent = rule.translated().and_then(|kind| kind.parent);
+        let parent = match &rule.kind {
+            GroupKind::Multicast(kind) => Some(kind.source),
+            GroupKind::Translated(kind) => kind.parent,
+            GroupKind::Forwarding(_) => None,
+        };
         for (index, endpoint) in (0..).zip(&rule.endpoints) {
             let near = (switch.as_str(), endpoint.port.index() as u8);
             match &endpoint.next_hop {

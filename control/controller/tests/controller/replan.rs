@@ -1,0 +1,141 @@
+//! Running multicast groups whose tree loses a link.
+
+use castnet_proto::v1::GroupPhase::{Active, Failed};
+use castnet_proto::v1::MemberPhase::Expected;
+use castnet_proto::v1::{self, GroupPhase};
+
+use crate::collective_places::{set_link, spine, two_spines};
+use crate::common::{Client, Events, Lab, creation, reaches};
+
+/// Ports of a leaf that lead to the spines follow those of its two hosts.
+fn uplink(spine: &str) -> u32 {
+    let number: u32 = spine.trim_start_matches("spine").parse().unwrap();
+    2 + number
+}
+
+async fn group(client: &Client) -> v1::GroupState {
+    reaches(client, "g", Active).await.state.unwrap()
+}
+
+/// The state of the group once it and the switches are as `is` wants.
+async fn until(client: &Client, is: impl Fn(&v1::GroupState) -> bool) -> v1::GroupState {
+    let mut events = Events::of(client).await;
+    let request = v1::GetGroupRequest { group: "g".into() };
+    loop {
+        let group = client.clone().get_group(request.clone()).await.unwrap();
+        let state = group.into_inner().state.unwrap();
+        if is(&state) {
+            return state;
+        }
+        events.until(|_| Some(())).await;
+    }
+}
+
+/// Its members keep their connections. Switches of the old tree have nothing of it, and no state is carried on.
+#[tokio::test]
+async fn a_group_that_loses_a_link_gets_another_tree_and_goes_on() {
+    let lab = two_spines().await;
+    let (_controller, mut client) = lab.start().await;
+    let request = lab.given("g", &["h0", "h1", "h2", "h3"], 17);
+    client.create_group(request).await.unwrap();
+    let before = group(&client).await;
+    let (mut lost, mut generation) = (spine(&lab), before.generation);
+    // The link at the leaf of the source, then the one at the other leaf.
+    for leaf in ["leaf0", "leaf1"] {
+        set_link(lab.switch(leaf), uplink(lost), false);
+        generation += 1;
+        let other = if lost == "spine0" { "spine1" } else { "spine0" };
+        let placed = ["leaf0", "leaf1", other].map(|switch| format!("{switch} g.{generation}"));
+        let state = until(&client, |state| {
+            state.generation == generation && lab.placed() == placed
+        })
+        .await;
+        assert_eq!((state.phase(), state.reason.as_str()), (Active, ""));
+        assert_eq!(
+            (&state.mcst_id, state.start_psn, &state.members),
+            (&before.mcst_id, before.start_psn, &before.members)
+        );
+        for switch in ["leaf0", "leaf1", other] {
+            lab.switch(switch).with(|toy| {
+                let (rule, _) = toy.groups.values().next().expect("a group");
+                let kind = rule.multicast().expect("a multicast group");
+                assert_eq!((kind.start_psn, kind.carries_on), (None, None), "{switch}");
+            });
+        }
+        set_link(lab.switch(leaf), uplink(lost), true);
+        lost = other;
+    }
+}
+
+/// It says so, and goes on once there is one.
+#[tokio::test]
+async fn without_another_tree_a_group_says_what_it_lacks_and_takes_the_next_one() {
+    let mut lab = two_spines().await;
+    lab.config.timeouts.link = std::time::Duration::from_millis(20);
+    let (_controller, mut client) = lab.start().await;
+    let request = lab.given("g", &["h0", "h1", "h2"], 17);
+    client.create_group(request).await.unwrap();
+    let generation = group(&client).await.generation;
+    let lost = spine(&lab);
+    let other = if lost == "spine0" { "spine1" } else { "spine0" };
+    set_link(lab.switch(other), 0, false);
+    set_link(lab.switch("leaf1"), uplink(lost), false);
+    let state = until(&client, |state| state.reason.contains("no other tree")).await;
+    let says = format!("link leaf1:{} - {lost}:1 is down: port leaf1-p", uplink(lost));
+    assert!(state.reason.starts_with(&says), "{}", state.reason);
+    assert_eq!((state.phase(), state.generation), (Active, generation));
+    // No link of its tree changes.
+    set_link(lab.switch(other), 0, true);
+    until(&client, |state| {
+        state.generation == generation + 1
+            && state.reason.is_empty()
+            && lab.placed().join(" ").contains(other)
+    })
+    .await;
+}
+
+/// A switch that is gone takes its links with it. Its part is removed when it is back.
+#[tokio::test]
+async fn a_group_that_loses_a_switch_goes_on_without_it() {
+    let mut lab = two_spines().await;
+    let (_controller, mut client) = lab.start().await;
+    let request = lab.given("g", &["h0", "h1", "h2", "h3"], 17);
+    client.create_group(request).await.unwrap();
+    let generation = group(&client).await.generation;
+    let lost = spine(&lab);
+    lab.switches.get_mut(lost).unwrap().stop().await;
+    for leaf in ["leaf0", "leaf1"] {
+        set_link(lab.switch(leaf), uplink(lost), false);
+    }
+    until(&client, |state| {
+        state.generation > generation && state.phase() == Active
+    })
+    .await;
+    let placed = lab.placed();
+    let other = if lost == "spine0" { "spine1" } else { "spine0" };
+    assert!(placed.iter().any(|p| p.starts_with(other)), "{placed:?}");
+}
+
+/// Its switches know how many packets each host has sent, and no other switch does.
+#[tokio::test]
+async fn a_group_whose_members_all_send_fails_with_a_link() {
+    let mut lab: Lab = two_spines().await;
+    lab.config.timeouts.link = std::time::Duration::from_millis(20);
+    let (_controller, mut client) = lab.start().await;
+    let request = v1::CreateGroupRequest {
+        any_source: true,
+        ..lab.given("g", &["h0", "h2"], 17)
+    };
+    assert_eq!(creation("g", &["h0", "h2"]).start_psn, request.start_psn);
+    client.create_group(request).await.unwrap();
+    group(&client).await;
+    set_link(lab.switch("leaf1"), uplink(spine(&lab)), false);
+    let state: v1::GroupState = reaches(&client, "g", Failed).await.state.unwrap();
+    assert!(
+        state.reason.contains("has been down for 20ms"),
+        "{}",
+        state.reason
+    );
+    assert_eq!(GroupPhase::Failed, state.phase());
+    assert!(state.members.iter().all(|m| m.phase() == Expected));
+}
