@@ -1,7 +1,8 @@
 //! `castnet host` as an operator runs it: inside the machines on the kernel's RNIC, beside them on the software RNIC, in one
 //! group that all of them join by name.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -26,73 +27,91 @@ pub(crate) fn scenarios(add: &mut impl FnMut(String, Scenario)) {
             Box::new(move |scene| file(scene, op)),
         );
     }
+    add("castnet-host-turns".into(), Box::new(turns));
+}
+
+/// What all members of a group need to run `castnet host`.
+struct Members {
+    folder: PathBuf,
+    /// In the machines.
+    program: String,
+    flags: Vec<String>,
+}
+
+impl Members {
+    /// Creates a group of h1, h2, h3 and the software RNIC s1; h1 sends first.
+    fn of(scene: &mut Scene, group: &str, create: &[&str], op: Op) -> Result<Self> {
+        let fabric = scene.fabric(&[])?;
+        let controller = fabric.controller()?;
+        let folder = fabric.folder().to_owned();
+        let members = [
+            "group",
+            "create",
+            group,
+            "--source",
+            "h1",
+            "--members",
+            "h2,h3,s1",
+        ];
+        fabric.at_controller(&[&members[..], &["--pmtu", "1024"], create].concat())?;
+        let flags = [
+            "--group",
+            group,
+            "--controller",
+            &controller,
+            "--insecure",
+            "--op",
+            op.name(),
+        ];
+        let flags = flags
+            .into_iter()
+            .chain(["--qp-timeout", "18", "--connect-timeout", "30s"])
+            .chain(MESSAGES);
+        scene.forget_peer("s1");
+        Ok(Self {
+            folder,
+            program: scene.lab.share(castnet())?,
+            flags: flags.map(String::from).collect(),
+        })
+    }
+
+    /// The command line in a machine.
+    fn line(&self, verb: &str, name: &str, rest: &str) -> String {
+        let flags = self.flags.join(" ");
+        format!(
+            "{} host {verb} --rnic verbs --name {name} {flags} {rest}",
+            self.program
+        )
+    }
+
+    /// Starts s1, beside the machines.
+    fn soft(&self, scene: &Scene, verb: &str, rest: &[&str]) -> Result<Process> {
+        let mut command = scene.lab.command(castnet());
+        command.args(["host", verb, "--interface", "s1", "--ip", "10.0.0.101/24"]);
+        command.args(["--name", "s1"]).args(&self.flags).args(rest);
+        Process::start(&format!("{verb}-s1"), &self.folder, command)
+    }
 }
 
 /// A file from h1 to h2, h3 and the software RNIC s1.
 fn file(scene: &mut Scene, op: Op) -> Result<String> {
     let group = format!("file-{}", op.name());
-    let fabric = scene.fabric(&[])?;
-    let controller = fabric.controller()?;
-    let folder = fabric.folder().to_owned();
-    fabric.at_controller(&[
-        "group",
-        "create",
-        &group,
-        "--source",
-        "h1",
-        "--members",
-        "h2,h3,s1",
-        "--pmtu",
-        "1024",
-    ])?;
-    let input = folder.join(format!("{group}.bin"));
+    let members = Members::of(scene, &group, &[], op)?;
+    let input = members.folder.join(format!("{group}.bin"));
     let sent = write_random(&input, SIZE, 7)?;
-    let (program, input) = (scene.lab.share(castnet())?, scene.lab.share(&input)?);
-    let common: Vec<&str> = ["--group", &group, "--controller", &controller, "--insecure"]
-        .into_iter()
-        .chain([
-            "--op",
-            op.name(),
-            "--qp-timeout",
-            "18",
-            "--connect-timeout",
-            "30s",
-        ])
-        .chain(MESSAGES)
-        .collect();
-    let line = |verb: &str, name: &str, rest: &str| {
-        format!(
-            "{program} host {verb} --rnic verbs --name {name} {} {rest}",
-            common.join(" ")
-        )
-    };
-
-    scene.forget_peer("s1");
-    let out = folder.join(format!("{group}.s1"));
-    let mut command = scene.lab.command(castnet());
-    command.args([
-        "host",
-        "receive",
-        "--interface",
-        "s1",
-        "--ip",
-        "10.0.0.101/24",
-        "--name",
-        "s1",
-    ]);
-    command.args(&common).arg("--out").arg(&out);
-    let mut soft = Process::start(&format!("{group}-s1"), &folder, command)?;
+    let input = scene.lab.share(&input)?;
+    let out = members.folder.join(format!("{group}.s1"));
+    let mut soft = members.soft(scene, "receive", &["--out", &out.to_string_lossy()])?;
     let mut jobs = Vec::new();
     for name in ["h2", "h3"] {
         let script = format!(
             "{} && sha256sum out.bin && rm out.bin",
-            line("receive", name, "--out out.bin")
+            members.line("receive", name, "--out out.bin")
         );
         jobs.push(scene.machine(name)?.spawn(&script)?);
     }
-    let source = scene
-        .machine("h1")?
-        .run(&line("send", "h1", &format!("--file {input}")), LONG)?;
+    let source = members.line("send", "h1", &format!("--file {input}"));
+    let source = scene.machine("h1")?.run(&source, LONG)?;
     ensure!(source.code == 0, "the source: {source}");
     for job in &mut jobs {
         let name = job.host().name().to_owned();
@@ -107,4 +126,51 @@ fn file(scene: &mut Scene, op: Op) -> Result<String> {
     ensure!(digest(Path::new(&out))? == sent, "s1 has other bytes");
     scene.running()?.at_controller(&["group", "destroy", &group])?;
     Ok(format!("{SIZE} bytes from h1 to h2, h3 and s1"))
+}
+
+/// Two machines and the software RNIC send in turn, over the queue pairs that they receive with. No PSN of the kernel's is changed.
+fn turns(scene: &mut Scene) -> Result<String> {
+    const ORDER: [&str; 5] = ["h1", "h2", "s1", "h2", "h1"];
+    let members = Members::of(scene, "turns", &["--any-source"], Op::Send)?;
+    let (mut sent, mut inputs) = (BTreeMap::new(), BTreeMap::new());
+    for (n, name) in (1..).zip(["h1", "h2", "s1"]) {
+        let input = members.folder.join(format!("turn-{name}.bin"));
+        sent.insert(name, write_random(&input, SIZE / n, 7 + n as u64)?);
+        inputs.insert(name, input);
+    }
+    let order = ORDER.join(",");
+    let mut jobs = Vec::new();
+    for name in ["h1", "h2", "h3"] {
+        let file = match inputs.get(name) {
+            Some(input) => format!("--file {}", scene.lab.share(input)?),
+            None => String::new(),
+        };
+        let line = members.line("turns", name, &format!("--order {order} --out turns {file}"));
+        let script = format!("mkdir turns && {line} && sha256sum turns/* && rm -r turns");
+        jobs.push(scene.machine(name)?.spawn(&script)?);
+    }
+    let out = members.folder.join("turns");
+    std::fs::create_dir(&out)?;
+    let (file, folder) = (inputs["s1"].to_string_lossy(), out.to_string_lossy());
+    let mut soft = members.soft(
+        scene,
+        "turns",
+        &["--order", &order, "--out", &folder, "--file", &file],
+    )?;
+    let others = |name: &'static str| (1..).zip(ORDER).filter(move |(_, sender)| *sender != name);
+    for (job, name) in jobs.iter_mut().zip(["h1", "h2", "h3"]) {
+        let said = job.wait(LONG).context(name)?;
+        ensure!(said.code == 0, "{name}: {said}");
+        for (turn, sender) in others(name) {
+            let line = format!("{}  turns/{turn:03}-{sender}", sent[sender]);
+            ensure!(said.stdout.contains(&line), "{name} lacks {line}: {said}");
+        }
+    }
+    soft.succeed()?;
+    for (turn, sender) in others("s1") {
+        let got = digest(&out.join(format!("{turn:03}-{sender}")))?;
+        ensure!(got == sent[sender], "turn {turn}: s1 has other bytes");
+    }
+    scene.running()?.at_controller(&["group", "destroy", "turns"])?;
+    Ok(format!("files of {order} to all others, one after the other"))
 }
