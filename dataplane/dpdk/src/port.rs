@@ -109,6 +109,14 @@ impl DpdkPort {
     }
 
     fn send_or_drop(&mut self, batch: &mut Batch<Mbuf>) {
+        self.send_some(batch);
+        if !batch.is_empty() {
+            self.drop_unsent(batch);
+        }
+    }
+
+    /// Frames that the device has no capacity for stay in the batch.
+    fn send_some(&mut self, batch: &mut Batch<Mbuf>) {
         let (frames, all) = (batch.len(), bytes(batch));
         let Tx::Own(queue, _) = &mut self.tx else { return };
         for _ in 0..SEND_ATTEMPTS {
@@ -117,13 +125,8 @@ impl DpdkPort {
             }
             queue.send(batch);
         }
-        self.stats.tx_frames += frames as u64;
-        self.stats.tx_bytes += all;
-        if !batch.is_empty() {
-            self.stats.tx_frames -= batch.len() as u64;
-            self.stats.tx_bytes -= bytes(batch);
-            self.drop_unsent(batch);
-        }
+        self.stats.tx_frames += (frames - batch.len()) as u64;
+        self.stats.tx_bytes += all - bytes(batch);
     }
 
     /// The thread that sends for this one counts the frames as sent.
@@ -181,13 +184,24 @@ impl Port for DpdkPort {
 
     #[inline]
     fn send(&mut self, batch: &mut Batch<Mbuf>) {
+        self.offer(batch);
+        if !batch.is_empty() {
+            self.drop_unsent(batch);
+        }
+    }
+
+    /// A thread without a send queue hands all over.
+    fn offer(&mut self, batch: &mut Batch<Mbuf>) {
         let can_go = |f: &Mbuf| self.check(f).is_ok() && (self.multi_segment || f.segment_count() == 1);
         if !batch.iter().all(can_go) {
             self.drop_unsendable(batch);
         }
         match &self.tx {
-            Tx::Own(..) => self.send_or_drop(batch),
+            Tx::Own(..) => self.send_some(batch),
             Tx::Through(_) => self.queue_for_sender(batch),
+        }
+        if !batch.is_empty() && !self.is_up() {
+            self.drop_unsent(batch);
         }
     }
 

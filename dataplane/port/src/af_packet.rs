@@ -469,18 +469,28 @@ impl Port for AfPacketPort {
     }
 
     fn send(&mut self, batch: &mut Batch<PoolBuf>) {
-        let mut frames: Batch<Pieces<'_>> = Batch::new();
-        for frame in batch.iter() {
-            match check_length(frame.head(), frame.length(), self.mtu) {
-                Ok(()) => frames.push(frame.segments()),
-                Err(reason) => self.stats.count_drop(reason),
-            }
-        }
-        if let Err((sent, reason)) = self.send_frames(&frames) {
-            self.stats.drops[reason] += (frames.len() - sent) as u64;
-        }
-        drop(frames);
+        self.offer(batch);
+        self.stats.drops[DropReason::TxFull] += batch.len() as u64;
         batch.clear();
+    }
+
+    fn offer(&mut self, batch: &mut Batch<PoolBuf>) {
+        let (stats, mtu) = (&mut self.stats, self.mtu);
+        batch.retain(|frame| {
+            let length = check_length(frame.head(), frame.length(), mtu);
+            length.map_err(|reason| stats.count_drop(reason)).is_ok()
+        });
+        let frames: Batch<Pieces<'_>> = batch.iter().map(|frame| frame.segments()).collect();
+        let taken = match self.send_frames(&frames) {
+            Ok(()) => frames.len(),
+            Err((sent, DropReason::TxFull)) => sent,
+            Err((sent, reason)) => {
+                self.stats.drops[reason] += (frames.len() - sent) as u64;
+                frames.len()
+            }
+        };
+        drop(frames);
+        batch.drain(..taken);
     }
 
     fn info(&self) -> PortLink {

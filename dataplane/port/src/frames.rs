@@ -161,6 +161,32 @@ impl<I: Memory, O: Memory> Port for Bridge<I, O> {
         self.port.send(&mut self.sending);
     }
 
+    fn offer(&mut self, batch: &mut Batch<O::Buf>) {
+        let (inside, sending, drops) = (&self.inside, &mut self.sending, &mut self.drops);
+        let mut is_full = false;
+        batch.retain(|frame| {
+            let copy = if is_full {
+                None
+            } else {
+                inside.gather(&frame.segments())
+            };
+            is_full |= copy.is_none() && !inside.has_capacity();
+            match copy {
+                Some(copy) => sending.push(copy),
+                None if is_full => {}
+                None => {
+                    drops[DropReason::TooLong] += 1;
+                    return false;
+                }
+            }
+            true
+        });
+        let copied = self.sending.len();
+        self.port.offer(&mut self.sending);
+        batch.drain(..copied - self.sending.len());
+        self.sending.clear();
+    }
+
     delegate_port!(|this| this.port);
 
     fn stats(&self) -> PortStats {

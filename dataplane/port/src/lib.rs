@@ -34,6 +34,7 @@ pub mod marking;
 pub mod memif;
 pub mod memory;
 pub mod pcap;
+pub mod pfc;
 pub mod pool;
 mod port;
 pub mod ring;
@@ -51,6 +52,7 @@ pub use marking::Marking;
 pub use memif::{MemifPort, MemifSpec};
 pub use memory::{MemEnd, MemLink, MemLinkConfig, MemPort};
 pub use pcap::{PcapPort, PcapSpec};
+pub use pfc::PfcConfig;
 pub use pool::{Pool, PoolBuf, PoolConfig, PoolStats};
 pub use port::{
     BoxPort, Port, PortDevice, PortLink, PortStats, RingUse, Segmentation, Sides, Steering, fits, frame_max,

@@ -22,6 +22,18 @@ impl<P: Port> Marking<P> {
             marks: 0,
         }
     }
+
+    /// The frames of the batch are behind one another in the queue.
+    fn mark(&mut self, batch: &mut Batch<P::Buf>) {
+        if let Some(mut queued) = self.inner.backlog() {
+            for frame in batch.iter_mut() {
+                if self.red.marks(queued) {
+                    self.marks += u64::from(mark_frame(frame.head_mut()));
+                }
+                queued += frame.length() as u64;
+            }
+        }
+    }
 }
 
 impl<P: Port> Port for Marking<P> {
@@ -35,17 +47,14 @@ impl<P: Port> Port for Marking<P> {
         self.inner.multi_segment()
     }
 
-    /// The frames of the batch are behind one another in the queue.
     fn send(&mut self, batch: &mut Batch<Self::Buf>) {
-        if let Some(mut queued) = self.inner.backlog() {
-            for frame in batch.iter_mut() {
-                if self.red.marks(queued) {
-                    self.marks += u64::from(mark_frame(frame.head_mut()));
-                }
-                queued += frame.length() as u64;
-            }
-        }
+        self.mark(batch);
         self.inner.send(batch);
+    }
+
+    fn offer(&mut self, batch: &mut Batch<Self::Buf>) {
+        self.mark(batch);
+        self.inner.offer(batch);
     }
 
     fn receive_with(&mut self, scratch: &mut [u8], take: &mut dyn FnMut(&[u8])) -> usize {

@@ -192,17 +192,28 @@ impl Port for MemPort {
     }
 
     fn send(&mut self, batch: &mut Batch<PoolBuf>) {
+        self.offer(batch);
+        self.stats.drops[DropReason::TxFull] += batch.len() as u64;
+        batch.clear();
+    }
+
+    fn offer(&mut self, batch: &mut Batch<PoolBuf>) {
         if batch.is_empty() {
             return;
         }
-        let up = self.end.is_up();
-        for frame in batch.drain(..) {
+        let (up, mut taken) = (self.end.is_up(), 0);
+        for frame in batch.iter() {
             let sent = match up {
-                true => self.send_one(&frame),
+                true => self.send_one(frame),
                 false => Err(DropReason::PortDown),
             };
+            if sent == Err(DropReason::TxFull) {
+                break;
+            }
             self.stats.count_send(frame.length(), sent);
+            taken += 1;
         }
+        batch.drain(..taken);
         self.end.tx.wake();
     }
 

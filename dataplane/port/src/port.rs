@@ -30,6 +30,12 @@ pub trait Port {
     /// [`TxFull`](DropReason::TxFull), [`TooLong`](DropReason::TooLong) or [`PortDown`](DropReason::PortDown).
     fn send(&mut self, batch: &mut Batch<Self::Buf>);
 
+    /// As [`Port::send`], but frames that the send queue has no capacity for stay in `batch`, in order. A port that does not know
+    /// that sends all, and drops those.
+    fn offer(&mut self, batch: &mut Batch<Self::Buf>) {
+        self.send(batch);
+    }
+
     /// Calls `take` with up to a batch of received frames, each in one piece, and returns their number. A
     /// frame is passed in place if the port can do that, otherwise in `scratch`, which must hold the longest
     /// frame. Used by receivers that read a frame once and do not keep it.
@@ -187,6 +193,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn send(&mut self, batch: &mut Batch<Self::Buf>) {
         (**self).send(batch);
+    }
+    fn offer(&mut self, batch: &mut Batch<Self::Buf>) {
+        (**self).offer(batch);
     }
     fn receive_with(&mut self, scratch: &mut [u8], take: &mut dyn FnMut(&[u8])) -> usize {
         (**self).receive_with(scratch, take)

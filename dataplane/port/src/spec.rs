@@ -19,6 +19,7 @@ use crate::marking::Marking;
 use crate::memif::{self, MemifSpec};
 use crate::memory::{MemEnd, MemLink, MemLinkConfig};
 use crate::pcap::PcapSpec;
+use crate::pfc::PfcConfig;
 use crate::pool::Pool;
 use crate::port::{BoxPort, Sides};
 
@@ -89,6 +90,8 @@ pub trait Backend: fmt::Debug + Send + Sync {
 /// - `ecn=on`, for each kind but `dpdk`: marks frames of ECN-capable senders as congested when the send queue is long: with DCQCN's
 ///   thresholds, or with others as in `ecn=5000:200000:1%` (bytes from which on some frames are marked, bytes beyond which all are, and
 ///   the share of those marked at that depth).
+/// - `pfc=CLASSES` such as `pfc=3` or `pfc=3+4`, for ports of a switch: these classes are lossless ([`PfcConfig`]); and `pfc.xoff=BYTES`,
+///   `pfc.xon=BYTES`, `pfc.headroom=BYTES`, `pfc.speed=MBPS`, `pfc.dscp=DSCP:CLASS+...`, `pfc.watchdog=TIME` or `off`.
 /// - Faults, for each kind, in both directions or in one with the prefix `rx.` or `tx.`: `loss=1%` (or
 ///   `0.01`), `duplicate=`, `reorder=`, `corrupt=`, `delay=50us`, `jitter=1ms`; and `seed=NUMBER`.
 #[derive(Clone, Debug)]
@@ -108,6 +111,8 @@ pub enum PortSpec {
     Marking(Box<PortSpec>, RedConfig),
     /// A port behind a fault injector.
     Faulty(Box<PortSpec>, FaultControl),
+    /// A port of a switch with flow control. The switch takes the configuration out before it opens the port ([`PortSpec::split_pfc`]).
+    Pfc(Box<PortSpec>, Box<PfcConfig>),
     /// A port of another backend.
     Custom(Arc<dyn Backend>),
 }
@@ -138,6 +143,12 @@ impl PortSpec {
             Self::Faulty(inner, control) => {
                 Box::new(control.wrap(inner.open_queue(pool, sides, queue)?, queue))
             }
+            Self::Pfc(inner, _) => {
+                return Err(OpenError::Other {
+                    name: inner.to_string(),
+                    reason: "`pfc`: only ports of a switch have flow control".into(),
+                });
+            }
             Self::Custom(backend) => backend.open(pool, sides)?,
         })
     }
@@ -149,6 +160,7 @@ impl PortSpec {
             Self::Memif(spec) => Self::Memif(spec.for_rnic(ip)),
             Self::Marking(inner, config) => Self::Marking(Box::new(inner.for_rnic(ip)), config),
             Self::Faulty(inner, control) => Self::Faulty(Box::new(inner.for_rnic(ip)), control),
+            Self::Pfc(inner, config) => Self::Pfc(Box::new(inner.for_rnic(ip)), config),
             other => other,
         }
     }
@@ -157,7 +169,7 @@ impl PortSpec {
     pub fn is_of_kernel(&self) -> bool {
         match self {
             Self::Memory(_) | Self::Memif(_) => false,
-            Self::Marking(inner, _) | Self::Faulty(inner, _) => inner.is_of_kernel(),
+            Self::Marking(inner, _) | Self::Faulty(inner, _) | Self::Pfc(inner, _) => inner.is_of_kernel(),
             _ => true,
         }
     }
@@ -176,7 +188,7 @@ impl PortSpec {
     pub fn dpdk(&self) -> Option<&DpdkSpec> {
         match self {
             Self::Dpdk(spec) => Some(spec),
-            Self::Faulty(inner, _) => inner.dpdk(),
+            Self::Faulty(inner, _) | Self::Pfc(inner, _) => inner.dpdk(),
             _ => None,
         }
     }
@@ -185,7 +197,16 @@ impl PortSpec {
     pub fn faults(&self) -> Option<&FaultControl> {
         match self {
             Self::Faulty(_, control) => Some(control),
+            Self::Pfc(inner, _) => inner.faults(),
             _ => None,
+        }
+    }
+
+    /// The port itself, and its flow control.
+    pub fn split_pfc(self) -> (Self, Option<PfcConfig>) {
+        match self {
+            Self::Pfc(inner, config) => (*inner, Some(*config)),
+            other => (other, None),
         }
     }
 }
@@ -221,6 +242,7 @@ impl fmt::Display for PortSpec {
                 )
             }
             Self::Faulty(inner, control) => write!(f, "{inner},seed={}", control.seed()),
+            Self::Pfc(inner, config) => write!(f, "{inner},{config}"),
             Self::Custom(backend) => f.write_str(&backend.text()),
         }
     }
@@ -263,6 +285,7 @@ fn parse(text: &str) -> Result<PortSpec, String> {
     let control = faults(&mut options)?;
     let what = "on, or BYTES:BYTES:SHARE such as 5000:200000:1%";
     let marking = options.take("ecn", what, thresholds)?;
+    let pfc = PfcConfig::read(&mut options)?;
     let mut spec = match kind {
         "af_packet" => PortSpec::AfPacket(af_packet(&plain, &mut options)?),
         "pcap" => PortSpec::Pcap(pcap(&plain, &mut options)?),
@@ -279,6 +302,9 @@ fn parse(text: &str) -> Result<PortSpec, String> {
     }
     if let Some(control) = control {
         spec = spec.with_faults(control);
+    }
+    if let Some(config) = pfc {
+        spec = PortSpec::Pfc(Box::new(spec), Box::new(config));
     }
     match options.0.first() {
         Some((key, _)) => Err(format!("{kind} has no option `{key}`")),
@@ -410,7 +436,7 @@ fn direction(options: &mut Options<'_>, prefix: &str, start: Faults) -> Result<F
 pub(crate) struct Options<'a>(Vec<(&'a str, &'a str)>);
 
 impl Options<'_> {
-    fn take<T>(
+    pub(crate) fn take<T>(
         &mut self,
         key: &str,
         what: &str,
@@ -481,7 +507,7 @@ fn thresholds(value: &str) -> Option<RedConfig> {
     (parts.next().is_none() && config.least_bytes <= config.most_bytes).then_some(config)
 }
 
-fn duration(value: &str) -> Option<Nanos> {
+pub(crate) fn duration(value: &str) -> Option<Nanos> {
     let digits = value.find(|c: char| !c.is_ascii_digit())?;
     let number: u64 = value[..digits].parse().ok()?;
     let unit = match &value[digits..] {
@@ -574,6 +600,22 @@ mod tests {
         );
         assert!(again.is_of_kernel() && again.dpdk().is_none());
 
+        let text = "pfc=3+4,pfc.xoff=9000,pfc.xon=100,pfc.headroom=7,pfc.speed=400000,pfc.dscp=10:4,pfc.watchdog=5000000ns";
+        let spec: PortSpec = format!("af_packet:eth0,loss=1%,{text}").parse().unwrap();
+        assert!(spec.faults().is_some() && spec.is_of_kernel());
+        assert_eq!(spec.to_string(), format!("af_packet:eth0,seed=0,{text}"));
+        let refused = spec
+            .open(&Pool::new(Default::default()), Sides::Both)
+            .err()
+            .unwrap();
+        assert!(refused.to_string().contains("ports of a switch"), "{refused}");
+        let spec: PortSpec = "dpdk:net_null0,pfc=0,pfc.watchdog=off".parse().unwrap();
+        let (spec, config) = spec.split_pfc();
+        assert_eq!(
+            (spec.to_string(), config.unwrap().watchdog),
+            ("dpdk:net_null0".into(), None)
+        );
+
         let spec: PortSpec = "memory:spec-test,loss=1%,tx.loss=0.5,rx.delay=50us,seed=7"
             .parse()
             .unwrap();
@@ -627,6 +669,21 @@ mod tests {
             ("af_packet:eth0,ecn=1:2:101%", "on, or BYTES:BYTES:SHARE"),
             ("af_packet:eth0,ecn=1:2:1%:3", "on, or BYTES:BYTES:SHARE"),
             ("dpdk:net_null0,ecn=on", "the depth of send queues"),
+            ("af_packet:eth0,pfc=8", "`pfc=8`: must be classes from 0 to 7"),
+            ("af_packet:eth0,pfc=3+", "classes from 0 to 7"),
+            (
+                "af_packet:eth0,pfc.speed=1000",
+                "`pfc.speed`: needs `pfc=CLASSES`",
+            ),
+            ("dpdk:net_null0,pfc.xon=1", "`pfc.xon`: needs `pfc=CLASSES`"),
+            (
+                "af_packet:eth0,pfc=3,pfc.xon=5,pfc.xoff=5",
+                "less than pfc.xoff, 5",
+            ),
+            ("af_packet:eth0,pfc=3,pfc.xoff=0", "bytes from 1 to"),
+            ("af_packet:eth0,pfc=3,pfc.dscp=64:3", "DSCPs and their classes"),
+            ("af_packet:eth0,pfc=3,pfc.dscp=1:8", "DSCPs and their classes"),
+            ("af_packet:eth0,pfc=3,pfc.watchdog=0ms", "or off"),
             ("af_packet:eth0,loss=2", "a probability"),
             ("af_packet:eth0,delay=5", "a time"),
             ("af_packet:eth0,gso=no", "must be on or off"),

@@ -49,6 +49,10 @@ names! {
         PortDown => "port-down",
         /// The port's send queue was full.
         TxFull => "tx-full",
+        /// A frame of a lossless class whose queue was full: the sender went on in spite of PAUSE, or the headroom is too small.
+        PfcOverflow => "pfc-overflow",
+        /// A frame of a lossless class that was paused for so long that the watchdog emptied its queue.
+        PfcStorm => "pfc-storm",
         /// The hand-over ring to another worker was full.
         HandOverFull => "hand-over-full",
         /// Dropped by a fault injector.

@@ -88,7 +88,9 @@ fn workers(machine: &Machine, config: &DataplaneConfig) -> Vec<Check> {
 fn port_check(machine: &Machine, name: &str, spec: &PortSpec) -> Check {
     let check = Check::of(Use::File, format!("port {name}"));
     match spec {
-        PortSpec::Marking(inner, _) | PortSpec::Faulty(inner, _) => port_check(machine, name, inner),
+        PortSpec::Marking(inner, _) | PortSpec::Faulty(inner, _) | PortSpec::Pfc(inner, _) => {
+            port_check(machine, name, inner)
+        }
         PortSpec::AfPacket(packet) => interface(machine, check, &packet.interface),
         PortSpec::Dpdk(spec) => device(machine, check, spec),
         PortSpec::Memif(link) => memif(machine, check, link),

@@ -436,10 +436,22 @@ impl Port for MemifPort {
     }
 
     fn send(&mut self, batch: &mut Batch<PoolBuf>) {
-        for frame in batch.drain(..) {
+        self.offer(batch);
+        self.stats.drops[DropReason::TxFull] += batch.len() as u64;
+        batch.clear();
+    }
+
+    fn offer(&mut self, batch: &mut Batch<PoolBuf>) {
+        let mut taken = 0;
+        for frame in batch.iter() {
             let sent = self.send_one(&frame.segments(), frame.length());
+            if sent == Err(DropReason::TxFull) {
+                break;
+            }
             self.stats.count_send(frame.length(), sent);
+            taken += 1;
         }
+        batch.drain(..taken);
         self.publish();
     }
 

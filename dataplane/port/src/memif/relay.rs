@@ -52,11 +52,22 @@ impl Port for Relay {
         if batch.is_empty() {
             return;
         }
-        for frame in batch.drain(..) {
-            if let Err(reason) = self.relay(&frame) {
-                self.stats.count_drop(reason);
+        self.offer(batch);
+        self.stats.drops[DropReason::TxFull] += batch.len() as u64;
+        batch.clear();
+    }
+
+    fn offer(&mut self, batch: &mut Batch<PoolBuf>) {
+        let mut taken = 0;
+        for frame in batch.iter() {
+            match self.relay(frame) {
+                Ok(()) => {}
+                Err(DropReason::TxFull) => break,
+                Err(reason) => self.stats.count_drop(reason),
             }
+            taken += 1;
         }
+        batch.drain(..taken);
         self.spec.shared.wake.wake();
     }
 

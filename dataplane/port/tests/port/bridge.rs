@@ -68,3 +68,35 @@ fn frames_cross_in_order_and_wait_for_buffers() {
     assert_eq!((bridge.stats().tx_frames, bridge.pending()), (3, 0));
     assert_eq!(Memory::stats(&outside).buffers_free, 8);
 }
+
+#[test]
+fn what_is_offered_and_does_not_fit_stays_in_its_memory() {
+    let (near, far) = MemLink::pair(&MemLinkConfig::default().capacity(3));
+    // Two buffers inside: a full ring and missing buffers both leave frames.
+    let (inside, outside, host) = (pool(2, 400), pool(16, 2000), pool(16, 2000));
+    let mut far = far.open(&host, Sides::Both);
+    let port = Box::new(near.open(&inside, Sides::Both));
+    let mut bridge: Bridge<Pool, Pool> = Bridge::new(port, inside, outside.clone());
+    let lengths = [60, 500, 61, 62, 63, 64];
+    let mut batch = Batch::<PoolBuf>::new();
+    batch.extend(lengths.iter().map(|&n| outside.copy_from(&frame(n)).unwrap()));
+    let left = |batch: &Batch<PoolBuf>| batch.iter().map(|f| f.length()).collect::<Vec<_>>();
+    bridge.offer(&mut batch);
+    assert_eq!(left(&batch), [62, 63, 64], "500 bytes are too long");
+    bridge.offer(&mut batch);
+    assert_eq!(left(&batch), [63, 64]);
+    bridge.offer(&mut batch);
+    assert_eq!(left(&batch), [63, 64]);
+    let stats = bridge.stats();
+    assert_eq!(
+        (
+            stats.tx_frames,
+            stats.drops[DropReason::TooLong],
+            stats.drops.total()
+        ),
+        (3, 1, 1)
+    );
+    let mut got = Batch::new();
+    far.receive(&mut got);
+    assert_eq!(left(&got), [60, 61, 62]);
+}

@@ -56,6 +56,14 @@ proptest! {
         prop_assert_eq!(a.stats().tx_frames, fit as u64);
         prop_assert_eq!(a.stats().drops[DropReason::TxFull], (frames.len() - fit) as u64);
         prop_assert_eq!(b.stats().rx_bytes, frames[..fit].iter().map(|f| f.len() as u64).sum::<u64>());
+        // What is offered and does not fit stays, in order, and is not counted.
+        let mut batch: Batch<PoolBuf> = frames.iter().take(32).map(|f| pool.copy_from(f).unwrap()).collect();
+        a.offer(&mut batch);
+        let offered = frames.len().min(32).min(capacity);
+        let left: Vec<_> = batch.drain(..).map(|f| f.to_vec()).collect();
+        prop_assert_eq!(left, &frames[offered..frames.len().min(32)]);
+        prop_assert_eq!(drain(&mut b), &frames[..offered]);
+        prop_assert_eq!(a.stats().drops[DropReason::TxFull], (frames.len() - fit) as u64);
         // All slots are free again.
         send(&mut b, &pool, &frames[..fit]);
         send(&mut a, &pool, &frames[..fit]);
