@@ -68,7 +68,7 @@ fn needs(config: &DataplaneConfig, hugepages: Hugepages) -> Option<castnet_dpdk:
     let devices: Vec<_> = devices.collect();
     (!devices.is_empty()).then_some(castnet_dpdk::Config {
         threads: config.workers.len(),
-        pool: config.pool,
+        pool: config.whole_pool(),
         hand_over: config.hand_over,
         hugepages: hugepages.into(),
         devices,

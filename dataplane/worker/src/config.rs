@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use castnet_engine::EngineConfig;
-use castnet_port::{PoolConfig, PortSpec};
+use castnet_port::{PfcConfig, PoolConfig, PortSpec};
 use castnet_wire::PortId;
 
 use crate::balance::Balance;
@@ -24,6 +24,8 @@ pub struct DataplaneConfig {
     pub hand_over: usize,
     /// Frames of a moving group that the target worker holds until it has the group. Others wait in ports and rings.
     pub hold: usize,
+    /// Frames that wait for paused ports, per worker. If a port has flow control, the pools have that many buffers and bodies more.
+    pub pfc_frames: usize,
     /// True if a frame is blocked, not dropped, when the ring to another worker is full. All later frames of that
     /// worker's ports wait behind it. During a move frames are always blocked.
     pub patient: bool,
@@ -43,9 +45,23 @@ impl DataplaneConfig {
             pool: PoolConfig::default(),
             hand_over: 512,
             hold: 512,
+            pfc_frames: 4096,
             patient: false,
             balance: Some(Balance::default()),
             events_max: 1024,
+        }
+    }
+
+    /// The buffers of each worker, with those for flow control.
+    pub fn whole_pool(&self) -> PoolConfig {
+        let more = match self.ports.iter().any(|port| port.pfc.is_some()) {
+            true => self.pfc_frames,
+            false => 0,
+        };
+        PoolConfig {
+            buffers: self.pool.buffers + more,
+            bodies: self.pool.bodies + more,
+            ..self.pool
         }
     }
 }
@@ -61,16 +77,20 @@ pub struct PortConfig {
     pub spec: PortSpec,
     /// True if frames to unknown and to group Ethernet addresses are flooded to this port.
     pub flood: bool,
+    /// Flow control (PFC). `None`: no class is lossless, and PAUSE is not obeyed.
+    pub pfc: Option<PfcConfig>,
 }
 
 impl PortConfig {
-    /// With flooding enabled.
+    /// With flooding enabled, and with the flow control of `spec`.
     pub fn new(id: PortId, name: impl Into<String>, spec: impl Into<PortSpec>) -> Self {
+        let (spec, pfc) = spec.into().split_pfc();
         Self {
             id,
             name: name.into(),
-            spec: spec.into(),
+            spec,
             flood: true,
+            pfc,
         }
     }
 }

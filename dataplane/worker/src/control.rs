@@ -22,6 +22,7 @@ use crate::command::Command;
 use crate::config::DataplaneConfig;
 use crate::error::{InstallError, RouteError, Stopped};
 use crate::events::{Subscribers, SwitchEvent, SwitchEventKind};
+use crate::pfc::PfcShared;
 use crate::published::Published;
 use crate::report::Report;
 use crate::steering::FlowTables;
@@ -198,6 +199,7 @@ pub(crate) struct SharedControl {
     pub(crate) flow_tables: FlowTables,
     pub(crate) subscribers: Subscribers,
     pub(crate) events_lost: Arc<AtomicU64>,
+    pub(crate) pfc: Arc<PfcShared>,
     /// Taps in use: bit n is set for [`TapId`](castnet_engine::TapId) n.
     pub(crate) taps: AtomicU64,
 }
@@ -206,11 +208,10 @@ impl SharedControl {
     pub(crate) fn new(
         config: Arc<DataplaneConfig>,
         clock: Clock,
-        links: Vec<PortLink>,
+        (workers, links, flow_tables): (Vec<WorkerHandle>, Vec<PortLink>, FlowTables),
         published: Arc<ArcSwap<Published>>,
-        workers: Vec<WorkerHandle>,
-        flow_tables: FlowTables,
         events_lost: Arc<AtomicU64>,
+        pfc: Arc<PfcShared>,
     ) -> Self {
         let infos = port_infos(&config, &links);
         let up: PortSet = infos
@@ -233,6 +234,7 @@ impl SharedControl {
             flow_tables,
             subscribers: Subscribers::default(),
             events_lost,
+            pfc,
             taps: AtomicU64::default(),
         };
         shared.publish(&mut shared.state.lock());

@@ -23,6 +23,7 @@ use crate::error::{InstallError, MoveError, RouteError, StartError, Stopped, Tap
 use crate::events::{EventStream, MoveCause};
 use crate::housekeeping::{self, Note};
 use crate::moves::Moved;
+use crate::pfc::PfcShared;
 use crate::published::Published;
 use crate::report::{
     Counters, InstalledGroup, PortReport, Report, Ring, RingReport, WORKERS_MAX, WorkerReport, WorkerStats,
@@ -59,7 +60,7 @@ impl Dataplane {
     /// # Errors
     /// If several workers fail, the error is that of the first one. No thread is left running.
     pub fn start(config: DataplaneConfig) -> Result<Self, StartError> {
-        let pool = config.pool;
+        let pool = config.whole_pool();
         Self::start_in(config, move |_| Ok(Pool::new(pool)))
     }
 
@@ -84,6 +85,7 @@ impl Dataplane {
         let (registrations, registered) = bounded(REGISTRATION_QUEUE);
         let events_lost = Arc::new(AtomicU64::new(0));
         let rings = rings::<M>(&config);
+        let pfc = PfcShared::new(&config);
         let (mut threads, mut starting, mut failed) = (Vec::new(), Vec::new(), None);
         for index in 0..config.workers.len() {
             let (commands, command_queue) = bounded(command::QUEUE);
@@ -101,6 +103,7 @@ impl Dataplane {
                 notes: notes.clone(),
                 registrations: registrations.clone(),
                 events_lost: events_lost.clone(),
+                pfc: pfc.clone(),
                 opened,
             };
             let thread = thread::Builder::new().name(format!("castnet-w{index}"));
@@ -118,7 +121,7 @@ impl Dataplane {
                 opened: opened_reply,
             });
         }
-        let (handles, links, flow_tables) = match await_opened(starting, failed) {
+        let opened = match await_opened(starting, failed) {
             Ok(ready) => ready,
             Err(error) => {
                 join(threads);
@@ -128,11 +131,10 @@ impl Dataplane {
         let shared = Arc::new(SharedControl::new(
             config,
             clock,
-            links,
+            opened,
             published,
-            handles,
-            flow_tables,
             events_lost,
+            pfc,
         ));
         let housekeeping = thread::Builder::new().name("castnet-control".into()).spawn({
             let shared = shared.clone();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use castnet_engine::EventKind;
-use castnet_wire::{McstId, Nanos, PortId};
+use castnet_wire::{McstId, Nanos, PortId, TrafficClass};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
 use parking_lot::Mutex;
 
@@ -36,6 +36,17 @@ pub enum SwitchEventKind {
         up: bool,
         /// The MTU in bytes.
         mtu: usize,
+    },
+    /// A lossless class was paused for so long that its frames are dropped, or no longer is (the watchdog of flow control).
+    Storm {
+        /// The port.
+        port: PortId,
+        /// Name of the port.
+        name: String,
+        /// The class.
+        class: TrafficClass,
+        /// True at the start of the storm, false at its end.
+        has_storm: bool,
     },
     /// A group was installed, or replaced an older version.
     GroupInstalled {

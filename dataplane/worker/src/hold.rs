@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 
 use castnet_engine::{Context, Expected, InstallError, destination};
-use castnet_port::{BATCH, Batch, FrameBuf, HandOver, Memory, Port};
+use castnet_port::{BATCH, Batch, FrameBuf, HandOver, Memory};
 use castnet_wire::{DropReason, McstId, Nanos, PortId};
 use crossbeam::channel::Sender;
 
@@ -130,6 +130,7 @@ impl<M: Memory> Worker<M> {
         }
         if let Some(slot) = self.outputs.slots.get(port_index) {
             let id = slot.id;
+            self.outputs.set_ingress(Some(id));
             self.engine.process(now, id, &mut self.batch, &mut self.outputs);
         }
     }
@@ -163,6 +164,7 @@ impl<M: Memory> Worker<M> {
         self.moving.expecting = None;
         let mut port = None;
         while let Some((from, frame)) = self.moving.held.pop_front() {
+            self.outputs.set_ingress(Some(from));
             if let Some(before) = port.replace(from).filter(|p| *p != from || self.batch.is_full()) {
                 self.engine
                     .process(now, before, &mut self.batch, &mut self.outputs);
@@ -201,8 +203,7 @@ impl<M: Memory> Worker<M> {
     fn complete_moves(&mut self, now: Nanos) {
         if let Some((mcst_id, until, reply)) = self.moving.pending_detach.take() {
             let before_detach = self.moving.before_detach.iter().any(|frames| *frames > 0);
-            let pending = || self.outputs.slots.iter().any(|slot| slot.port.pending() > 0);
-            if before_detach || (now < until && pending()) {
+            if before_detach || (now < until && self.outputs.pending() > 0) {
                 self.moving.pending_detach = Some((mcst_id, until, reply));
             } else {
                 let group = self.engine.remove(mcst_id);

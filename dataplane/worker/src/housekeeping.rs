@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use castnet_engine::EngineEvent;
-use castnet_wire::{Nanos, PortId};
+use castnet_wire::{Nanos, PortId, TrafficClass};
 use crossbeam::channel::{Receiver, RecvTimeoutError};
 
 use crate::balancer::Balancer;
@@ -21,6 +21,12 @@ pub(crate) enum Note {
         port: PortId,
         up: bool,
         mtu: usize,
+    },
+    Storm {
+        at: Nanos,
+        port: PortId,
+        class: TrafficClass,
+        has_storm: bool,
     },
     End,
 }
@@ -54,6 +60,23 @@ pub(crate) fn run(shared: &Arc<SharedControl>, notes: &Receiver<Note>) {
                 shared.subscribers.send(&SwitchEvent {
                     at,
                     kind: SwitchEventKind::Port { port, name, up, mtu },
+                });
+            }
+            Note::Storm {
+                at,
+                port,
+                class,
+                has_storm,
+            } => {
+                let name = shared.port_name(port);
+                shared.subscribers.send(&SwitchEvent {
+                    at,
+                    kind: SwitchEventKind::Storm {
+                        port,
+                        name,
+                        class,
+                        has_storm,
+                    },
                 });
             }
             Note::End => break,

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use castnet_engine::destination;
 use castnet_port::{BATCH, FrameBuf, HandOver, Memory, Port, RingUse};
-use castnet_wire::{DropReason, Nanos, PortId};
+use castnet_wire::{CounterSet, DropReason, Nanos, Pause, PortId};
 use crossbeam::channel::{Sender, TryRecvError, TrySendError};
 
 use crate::command::{Command, PER_ITERATION, Sink, Subscriber};
@@ -23,6 +23,7 @@ impl<M: Memory> Worker<M> {
             self.sample_rings();
         }
         self.take_tables(now);
+        self.outputs.poll_pfc(now);
         let mut work = 0;
         for _ in 0..PER_ITERATION {
             match self.setup.commands.try_recv() {
@@ -40,11 +41,13 @@ impl<M: Memory> Worker<M> {
         self.outputs.meter.lap(Part::Other);
         let frames = self.receive(now) + self.take_over(now);
         work += frames;
+        self.outputs.set_ingress(None);
         if self.receiving && self.engine.poll_timeout().is_some_and(|at| at <= now) {
             self.engine.handle_timeout(now, &mut self.outputs);
             self.outputs.meter.lap(Part::Engine);
         }
         self.outputs.flush();
+        self.wake_owners();
         self.outputs.meter.lap(Part::Send);
         self.send_events();
         self.poll_moves(now);
@@ -107,14 +110,52 @@ impl<M: Memory> Worker<M> {
             return 0;
         }
         self.stats.batch_sizes[frames] += 1;
+        if self.outputs.pfc_slots >> port_index & 1 != 0 {
+            self.take_pauses(now, port_index);
+        }
         self.outputs.meter.lap(Part::Receive);
         if self.setup.outbound.len() > 1 {
             self.hand_over(now, port_index, false);
             self.outputs.meter.lap(Part::HandOver);
         }
+        self.outputs.set_ingress(Some(id));
         self.engine.process(now, id, &mut self.batch, &mut self.outputs);
         self.outputs.meter.lap(Part::Engine);
         frames
+    }
+
+    /// Takes PFC frames out of the batch. Other MAC control frames stay in it: the engine drops and counts them.
+    fn take_pauses(&mut self, now: Nanos, port_index: usize) {
+        let (slot, Some(pfc)) = (&self.outputs.slots[port_index], &self.outputs.pfc) else {
+            return;
+        };
+        if !self.batch.iter().any(|frame| Pause::is_control(frame.head())) {
+            return;
+        }
+        self.batch.retain(|frame| match Pause::parse(frame.head()) {
+            Some(pause) => {
+                pfc.received(port_index, now, slot.speed_mbps, &pause);
+                false
+            }
+            None => true,
+        });
+    }
+
+    /// Wakes the owners of ports that must send PAUSE, or end one.
+    fn wake_owners(&mut self) {
+        let mut wakes = self.outputs.pfc.as_mut().map_or(0, |pfc| pfc.wakes());
+        while wakes != 0 {
+            let owner = wakes.trailing_zeros() as usize;
+            wakes &= wakes - 1;
+            if let Some(ring) = self
+                .setup
+                .outbound
+                .get(owner)
+                .filter(|_| owner != self.setup.index)
+            {
+                ring.wake();
+            }
+        }
     }
 
     /// Hands frames of other workers over. The rest stays in the batch, in order. If a ring is full, the frame and all
@@ -204,6 +245,7 @@ impl<M: Memory> Worker<M> {
 
     fn process_taken(&mut self, now: Nanos, port: PortId) {
         self.outputs.meter.lap(Part::HandOver);
+        self.outputs.set_ingress(Some(port));
         self.engine.process(now, port, &mut self.batch, &mut self.outputs);
         self.outputs.meter.lap(Part::Engine);
     }
@@ -292,7 +334,11 @@ impl<M: Memory> Worker<M> {
         self.engine.snapshot(&mut into.counters);
         into.ports.clear();
         into.ports.extend(self.outputs.slots.iter().map(|slot| PortNow {
-            stats: slot.port.stats(),
+            stats: {
+                let mut stats = slot.port.stats();
+                stats.drops.add(&slot.unsent);
+                stats
+            },
             drops: slot.drops,
             link: slot.reports_link.then(|| {
                 let port = &slot.port;

@@ -46,6 +46,7 @@ mod iteration;
 mod meter;
 mod moves;
 mod outputs;
+mod pfc;
 mod published;
 mod report;
 mod resolve;
@@ -64,8 +65,8 @@ pub use events::{EventStream, MoveCause, SwitchEvent, SwitchEventKind};
 pub use meter::{Clocks, Occupancy};
 pub use moves::Moved;
 pub use report::{
-    Counters, GroupReport, InstalledGroup, KindReport, PortReport, PortTotals, Ring, RingReport,
-    WorkerCounters, WorkerReport, WorkerStats,
+    Counters, GroupReport, InstalledGroup, KindReport, PfcClassReport, PfcCounters, PortReport, PortTotals,
+    Ring, RingReport, WorkerCounters, WorkerReport, WorkerStats,
 };
 pub use tap::TapStream;
 

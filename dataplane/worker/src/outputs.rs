@@ -2,12 +2,15 @@
 
 use castnet_engine::{Egress, PortSet};
 use castnet_port::{BATCH, Batch, FrameBuf, Memory, MemoryPort, PoolBuf, Port};
-use castnet_wire::{DropReason, Drops, Nanos, PortId};
+use castnet_wire::{DropReason, Drops, MacAddr, Nanos, PortId};
 
 use crate::meter::{Meter, Part};
+use crate::pfc::queues::NO_INGRESS;
+use crate::pfc::{Admitted, Pfc};
 
 pub(crate) struct PortSlot<M: Memory> {
     pub(crate) id: PortId,
+    pub(crate) mac: MacAddr,
     pub(crate) port: MemoryPort<M>,
     pub(crate) receives: bool,
     pub(crate) reports_link: bool,
@@ -16,7 +19,11 @@ pub(crate) struct PortSlot<M: Memory> {
     pub(crate) speed_mbps: Option<u32>,
     /// Between this port and an engine.
     pub(crate) drops: Drops,
+    /// Between an engine and this port.
+    pub(crate) unsent: Drops,
     out: Batch<M::Buf>,
+    /// The ingress slots of the frames in `out`.
+    ingresses: [u8; BATCH],
 }
 
 /// In the order of the configuration.
@@ -28,6 +35,13 @@ pub(crate) struct Outputs<M: Memory> {
     waiting: u64,
     /// Ports that send frames of several segments, one bit each by port number.
     multi_segment: u64,
+    /// Slot of the port that the engine processes frames of.
+    ingress: u8,
+    /// `None` if no port has flow control.
+    pub(crate) pfc: Option<Box<Pfc<M::Buf>>>,
+    /// Slots with flow control, and those of them that may hold frames back, one bit each.
+    pub(crate) pfc_slots: u64,
+    suspended: u64,
     memory: M,
     /// The meter is here because ports send while the engine works.
     pub(crate) meter: Meter,
@@ -36,10 +50,14 @@ pub(crate) struct Outputs<M: Memory> {
 const NO_SLOT: u8 = u8::MAX;
 
 impl<M: Memory> Outputs<M> {
-    pub(crate) fn new(memory: M, meter: Meter) -> Self {
+    pub(crate) fn new(memory: M, meter: Meter, pfc: Option<Pfc<M::Buf>>) -> Self {
         Self {
             memory,
             meter,
+            ingress: NO_INGRESS,
+            pfc_slots: pfc.as_ref().map_or(0, Pfc::slots),
+            pfc: pfc.map(Box::new),
+            suspended: 0,
             slots: Vec::with_capacity(PortId::COUNT),
             slot_of_port: [NO_SLOT; PortId::COUNT],
             waiting: 0,
@@ -54,13 +72,16 @@ impl<M: Memory> Outputs<M> {
         let (reported_link, speed_mbps) = ((port.is_up(), port.mtu()), port.speed_mbps());
         self.slots.push(PortSlot {
             id,
+            mac: port.info().mac,
             port,
             receives,
             reports_link,
             reported_link,
             speed_mbps,
             drops: Drops::default(),
+            unsent: Drops::default(),
             out: Batch::new(),
+            ingresses: [NO_INGRESS; BATCH],
         });
     }
 
@@ -68,13 +89,79 @@ impl<M: Memory> Outputs<M> {
         while self.waiting != 0 {
             let slot_index = self.waiting.trailing_zeros();
             self.waiting &= self.waiting - 1;
-            let slot = &mut self.slots[slot_index as usize];
-            slot.port.send(&mut slot.out);
+            self.send_out(slot_index as usize);
         }
     }
 
+    #[inline]
+    fn send_out(&mut self, slot_index: usize) {
+        let slot = &mut self.slots[slot_index];
+        if self.pfc_slots >> slot_index & 1 == 0 {
+            return slot.port.send(&mut slot.out);
+        }
+        let offered = slot.out.len();
+        slot.port.offer(&mut slot.out);
+        if !slot.out.is_empty() {
+            self.keep_unsent(slot_index, offered);
+        }
+    }
+
+    /// The port has not accepted the last ones of `offered` frames. Those of lossless classes wait, the others are dropped.
+    #[cold]
+    fn keep_unsent(&mut self, slot_index: usize, offered: usize) {
+        let (slot, Some(pfc)) = (&mut self.slots[slot_index], &mut self.pfc) else {
+            return;
+        };
+        let first = offered - slot.out.len();
+        for (frame, ingress) in slot.out.drain(..).zip(&slot.ingresses[first..]) {
+            match pfc.admit(slot_index, *ingress, frame, true) {
+                Admitted::Send(_) => slot.unsent[DropReason::TxFull] += 1,
+                Admitted::Held => self.suspended |= 1 << slot_index,
+                Admitted::Dropped(reason) => slot.unsent[reason] += 1,
+            }
+        }
+    }
+
+    /// Frames that the engine sends from now on are caused by frames of this port. `None`: by a timer or by control.
+    #[inline]
+    pub(crate) fn set_ingress(&mut self, port: Option<PortId>) {
+        self.ingress = port.map_or(NO_INGRESS, |port| self.slot_of_port[port.index()].min(NO_INGRESS));
+    }
+
+    /// Flow control at the start of an iteration: sends what can leave again, and PAUSE. No frames are gathered.
+    #[inline]
+    pub(crate) fn poll_pfc(&mut self, now: Nanos) {
+        if let Some(pfc) = &mut self.pfc {
+            pfc.set_time(now);
+            let slots = (pfc.attention() & self.pfc_slots) | self.suspended;
+            if slots != 0 {
+                self.poll_suspended(slots);
+            }
+        }
+    }
+
+    #[cold]
+    fn poll_suspended(&mut self, mut slots: u64) {
+        let Some(pfc) = &mut self.pfc else { return };
+        while slots != 0 {
+            let slot_index = slots.trailing_zeros() as usize;
+            slots &= slots - 1;
+            let is_suspended = pfc.poll(slot_index, &mut self.slots[slot_index], &self.memory);
+            self.suspended &= !(1 << slot_index);
+            self.suspended |= u64::from(is_suspended) << slot_index;
+        }
+    }
+
+    /// Frames that wait for a port, here or in the port.
+    pub(crate) fn pending(&self) -> usize {
+        let ports: usize = self.slots.iter().map(|slot| slot.port.pending()).sum();
+        ports + self.pfc.as_ref().map_or(0, |pfc| pfc.held())
+    }
+
     pub(crate) fn poll_timeout(&self) -> Option<Nanos> {
-        self.slots.iter().filter_map(|s| s.port.poll_timeout()).min()
+        let ports = self.slots.iter().filter_map(|s| s.port.poll_timeout());
+        let pfc = self.pfc.as_ref().and_then(|pfc| pfc.poll_timeout());
+        ports.chain(pfc).min()
     }
 
     /// Returns true if a port has received frames, or frames of other workers to send.
@@ -120,16 +207,26 @@ impl<M: Memory> Egress for Outputs<M> {
         self.memory.gather(parts)
     }
 
-    fn send(&mut self, port: PortId, frame: M::Buf) {
+    fn send(&mut self, port: PortId, mut frame: M::Buf) {
         let slot_index = self.slot_of_port[port.index()];
         // The engine has the same ports as this table.
         let Some(slot) = self.slots.get_mut(usize::from(slot_index)) else {
             return;
         };
+        if self.suspended >> slot_index & 1 != 0
+            && let Some(pfc) = &mut self.pfc
+        {
+            frame = match pfc.admit(slot_index.into(), self.ingress, frame, false) {
+                Admitted::Send(frame) => frame,
+                Admitted::Held => return,
+                Admitted::Dropped(reason) => return slot.unsent[reason] += 1,
+            };
+        }
+        slot.ingresses[slot.out.len()] = self.ingress;
         slot.out.push(frame);
         if slot.out.is_full() {
             self.meter.lap(Part::Engine);
-            slot.port.send(&mut slot.out);
+            self.send_out(slot_index.into());
             self.meter.lap(Part::Send);
             self.waiting &= !(1 << slot_index);
         } else {

@@ -6,7 +6,7 @@ use castnet_engine::{
 };
 use castnet_port::{BATCH, PoolStats, PortLink, PortStats, Segmentation, Steering, copy_port_stats};
 use castnet_rules::GroupRule;
-use castnet_wire::{CounterSet, DropReason, Drops, McstId, Nanos, PortId, counters};
+use castnet_wire::{CounterSet, DropReason, Drops, McstId, Nanos, PortId, TrafficClass, counters};
 
 use crate::meter::{Clocks, Occupancy};
 
@@ -177,6 +177,45 @@ pub struct PortReport {
     pub stats: PortStats,
     /// Counters of the engines. The drops are frames received here and dropped in an engine or on the way to one.
     pub engine: PortCounters,
+    /// Flow control of each lossless class. Empty without flow control.
+    pub pfc: Vec<PfcClassReport>,
+}
+
+/// Flow control (PFC) of a lossless class at a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PfcClassReport {
+    /// The class.
+    pub class: TrafficClass,
+    /// True if the peer has paused it.
+    pub is_paused: bool,
+    /// True if the watchdog drops its frames.
+    pub has_storm: bool,
+    /// True if the switch has paused the peer.
+    pub is_stopping: bool,
+    /// Bytes that wait to leave by the port.
+    pub queued_bytes: u64,
+    /// Since the start of the switch.
+    pub counters: PfcCounters,
+}
+
+counters! {
+    /// Flow control (PFC) of a class at a port.
+    pub struct PfcCounters => copy_pfc_counters {
+        /// PFC frames with this class received.
+        pause_received,
+        /// PFC frames with this class sent.
+        pause_sent,
+        /// Nanoseconds for which the peer had paused the class.
+        paused_ns,
+        /// Frames that have waited to leave by the port.
+        held,
+        /// Times that the class was paused for so long that the watchdog took its frames for lost.
+        storms,
+        /// Frames dropped by the watchdog.
+        storm_drops,
+        /// Frames dropped because the headroom of their ingress port, or the memory for waiting frames, was used up.
+        overflows,
+    }
 }
 
 counters! {
@@ -275,7 +314,8 @@ pub struct InstalledGroup {
 ///
 /// Each received frame has exactly one outcome: `received = switched + routed + flooded + replicated +
 /// absorbed + dropped`. Each frame sent by an engine is sent or dropped by a port: `sent = sum(tx_frames) +
-/// sum(tx drops)`, unless a fault injector wraps the port.
+/// sum(tx drops)`, unless a fault injector wraps the port. PFC frames are only in the counters of the ports and of flow control. Frames
+/// that flow control holds back are sent by the engine and not yet by the port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Time of the snapshot on the dataplane's clock.

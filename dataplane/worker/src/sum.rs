@@ -15,18 +15,24 @@ pub(crate) struct Sum<'a> {
 impl<'a> Sum<'a> {
     pub(crate) fn new(shared: &'a SharedControl) -> Self {
         let infos = shared.infos_now();
-        let ports = infos.into_iter().zip(&shared.links).map(|(info, link)| {
-            let mut link = link.clone();
-            link.up = shared.is_up(info.id);
-            link.mtu = info.mtu;
-            PortReport {
-                id: info.id,
-                name: info.name,
-                link,
-                stats: PortStats::default(),
-                engine: PortCounters::default(),
-            }
-        });
+        let now = shared.clock.now();
+        let ports = infos
+            .into_iter()
+            .zip(&shared.links)
+            .enumerate()
+            .map(|(slot, (info, link))| {
+                let mut link = link.clone();
+                link.up = shared.is_up(info.id);
+                link.mtu = info.mtu;
+                PortReport {
+                    id: info.id,
+                    name: info.name,
+                    link,
+                    stats: PortStats::default(),
+                    engine: PortCounters::default(),
+                    pfc: shared.pfc.report(slot, now),
+                }
+            });
         let counters = Counters {
             ports: ports.collect(),
             ..Counters::default()

@@ -24,6 +24,7 @@ use crate::hold::MoveState;
 use crate::housekeeping::Note;
 use crate::meter::{Meter, Occupancy};
 use crate::outputs::Outputs;
+use crate::pfc::{Pfc, PfcShared};
 use crate::published::Published;
 use crate::report::WorkerStats;
 
@@ -48,6 +49,7 @@ pub(crate) struct WorkerSetup<M: Memory> {
     pub(crate) notes: Sender<Note>,
     pub(crate) registrations: Sender<RegistrationFrame>,
     pub(crate) events_lost: Arc<AtomicU64>,
+    pub(crate) pfc: Arc<PfcShared>,
     pub(crate) opened: Sender<Result<OpenedWorker, StartError>>,
 }
 
@@ -118,7 +120,8 @@ impl<M: Memory> Worker<M> {
             source,
         })?;
         let mut sleeper = Sleeper::new().map_err(StartError::Thread)?;
-        let mut outputs = Outputs::new(memory.clone(), Meter::new(setup.clock.clone()));
+        let pfc = Pfc::new(&setup.pfc, index, &config, &setup.notes);
+        let mut outputs = Outputs::new(memory.clone(), Meter::new(setup.clock.clone()), pfc);
         let (mut links, mut flow_tables) = (Vec::new(), Vec::new());
         for (port_index, port) in config.ports.iter().enumerate() {
             let rank = rank(index, port_index, config.workers.len());
@@ -278,7 +281,8 @@ impl<M: Memory> Worker<M> {
                 slot.port.poll(now);
             }
             self.outputs.flush();
-            let held: usize = self.outputs.slots.iter().map(|s| s.port.pending()).sum();
+            self.outputs.poll_pfc(now);
+            let held = self.outputs.pending();
             if taken == 0 && (held == 0 || now.since(start) > DRAIN_MAX) {
                 return;
             }

@@ -3,5 +3,6 @@
 mod collectives;
 mod common;
 mod moving;
+mod pfc;
 mod switch;
 mod workers;

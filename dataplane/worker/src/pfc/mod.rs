@@ -1,0 +1,502 @@
+//! Priority-based flow control (PFC; docs/decisions/0017-flow-control.md): what all workers of a switch share of it, and what one worker
+//! does at its ports.
+//!
+//! A worker that receives a PFC frame stores until when each class is paused. Each worker reads that once per iteration, and keeps frames
+//! of paused classes in its [`Queues`]. The owner of a port, the first worker that receives from it, counts, runs the watchdog and sends
+//! PAUSE upstream as long as any worker wants that.
+
+pub(crate) mod queues;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use castnet_port::{BATCH, Batch, Memory, PfcConfig, Port};
+use castnet_wire::pause::quanta_time;
+use castnet_wire::{ClassSet, DropReason, FrameBuf, Nanos, Pause, PortId, TrafficClass};
+use crossbeam::channel::Sender;
+
+use crate::config::DataplaneConfig;
+use crate::housekeeping::Note;
+use crate::outputs::PortSlot;
+use crate::report::{PfcClassReport, PfcCounters};
+use queues::Queues;
+
+const CLASSES: usize = TrafficClass::COUNT;
+/// Of a link whose speed nobody knows.
+const SPEED_MBPS: u32 = 10_000;
+/// How soon a worker that holds frames looks again whether they can leave.
+const RETRY: Nanos = Nanos::from_micros(20);
+/// Frames of a class that leave in one iteration, in batches.
+const BATCHES: usize = 4;
+
+/// Flow control of the ports of a switch, in slot order.
+pub(crate) struct PfcShared {
+    ports: Box<[Option<PfcPort>]>,
+    workers: usize,
+    /// Slots with a class that is paused or has a storm, one bit each.
+    suspended: AtomicU64,
+    /// Slots that send PAUSE or have to end it, one bit each.
+    stopping: AtomicU64,
+}
+
+struct PfcPort {
+    config: PfcConfig,
+    classes: [ClassState; CLASSES],
+    storms: AtomicU8,
+}
+
+/// Times are nanoseconds on the clock of the switch.
+#[derive(Default)]
+struct ClassState {
+    /// The time until which the peer has paused the class; 0: it has not.
+    until: AtomicU64,
+    /// Workers that want the peer to stop, one bit each.
+    stopped_by: AtomicU64,
+    queued_bytes: AtomicU64,
+    pause_received: AtomicU64,
+    pause_sent: AtomicU64,
+    paused_ns: AtomicU64,
+    held: AtomicU64,
+    storms: AtomicU64,
+    storm_drops: AtomicU64,
+    overflows: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
+}
+
+impl PfcShared {
+    pub(crate) fn new(config: &DataplaneConfig) -> Arc<Self> {
+        let port = |pfc: &PfcConfig| PfcPort {
+            config: pfc.clone(),
+            classes: Default::default(),
+            storms: AtomicU8::new(0),
+        };
+        Arc::new(Self {
+            ports: config.ports.iter().map(|p| p.pfc.as_ref().map(port)).collect(),
+            workers: config.workers.len(),
+            suspended: AtomicU64::new(0),
+            stopping: AtomicU64::new(0),
+        })
+    }
+
+    /// Slots of ports with flow control, one bit each.
+    fn slots(&self) -> u64 {
+        let ports = self.ports.iter().enumerate();
+        ports.fold(0, |bits, (slot, port)| bits | u64::from(port.is_some()) << slot)
+    }
+
+    fn port(&self, slot: usize) -> Option<&PfcPort> {
+        self.ports.get(slot)?.as_ref()
+    }
+
+    /// The lossless classes of a port. None if it has no flow control.
+    pub(crate) fn report(&self, slot: usize, now: Nanos) -> Vec<PfcClassReport> {
+        let Some(port) = self.port(slot) else {
+            return Vec::new();
+        };
+        let (paused, storms) = (port.paused(now), port.storms());
+        let classes = port.config.classes.iter().map(|class| {
+            let state = &port.classes[class.index()];
+            let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+            PfcClassReport {
+                class,
+                is_paused: paused.has(class),
+                has_storm: storms.has(class),
+                is_stopping: count(&state.stopped_by) != 0,
+                queued_bytes: count(&state.queued_bytes),
+                counters: PfcCounters {
+                    pause_received: count(&state.pause_received),
+                    pause_sent: count(&state.pause_sent),
+                    paused_ns: count(&state.paused_ns),
+                    held: count(&state.held),
+                    storms: count(&state.storms),
+                    storm_drops: count(&state.storm_drops),
+                    overflows: count(&state.overflows),
+                },
+            }
+        });
+        classes.collect()
+    }
+}
+
+impl PfcPort {
+    /// Also those with a storm.
+    fn paused(&self, now: Nanos) -> ClassSet {
+        let is_paused =
+            |class: &TrafficClass| self.classes[class.index()].until.load(Ordering::Relaxed) > now.0;
+        self.config.classes.iter().filter(is_paused).collect()
+    }
+
+    fn storms(&self) -> ClassSet {
+        ClassSet(self.storms.load(Ordering::Relaxed))
+    }
+}
+
+/// What the owner of a port knows of a class.
+#[derive(Clone, Copy, Default)]
+struct Watch {
+    paused_since: Option<Nanos>,
+    /// The time up to which the pause is counted.
+    counted: Nanos,
+    /// In a storm: since when the class is not paused.
+    quiet_since: Option<Nanos>,
+    /// When PAUSE must be sent again. `None`: the peer is not paused.
+    refresh_at: Option<Nanos>,
+}
+
+/// Flow control of one worker.
+pub(crate) struct Pfc<B> {
+    shared: Arc<PfcShared>,
+    worker: usize,
+    queues: Queues<B>,
+    /// By slot and class, of the ports that this worker owns.
+    watches: Vec<[Watch; CLASSES]>,
+    /// By slot, as of the start of this iteration.
+    paused: Vec<ClassSet>,
+    storms: Vec<ClassSet>,
+    /// By class: the ingress slots that this worker wants to be stopped.
+    stopped: [u64; CLASSES],
+    /// Workers that own one of the ports that were stopped or released, one bit each, until they are [woken](Self::wakes).
+    wakes: u64,
+    now: Nanos,
+    notes: Sender<Note>,
+}
+
+/// Where a frame of a port with flow control goes.
+pub(crate) enum Admitted<B> {
+    /// To the port.
+    Send(B),
+    /// It waits.
+    Held,
+    /// It is dropped.
+    Dropped(DropReason),
+}
+
+impl<B: FrameBuf> Pfc<B> {
+    /// `None` if no port has flow control.
+    pub(crate) fn new(
+        shared: &Arc<PfcShared>,
+        worker: usize,
+        config: &DataplaneConfig,
+        notes: &Sender<Note>,
+    ) -> Option<Self> {
+        let ports = config.ports.len();
+        (shared.slots() != 0).then(|| Self {
+            shared: shared.clone(),
+            worker,
+            queues: Queues::new(config.ports.iter().map(|p| p.pfc.as_ref()), config.pfc_frames),
+            watches: vec![Default::default(); ports],
+            paused: vec![ClassSet::default(); ports],
+            storms: vec![ClassSet::default(); ports],
+            stopped: [0; CLASSES],
+            wakes: 0,
+            now: Nanos::ZERO,
+            notes: notes.clone(),
+        })
+    }
+
+    /// Slots of ports with flow control, one bit each.
+    pub(crate) fn slots(&self) -> u64 {
+        self.shared.slots()
+    }
+
+    /// Slots that have to be polled besides those with waiting frames, one bit each.
+    #[inline]
+    pub(crate) fn attention(&self) -> u64 {
+        self.shared.suspended.load(Ordering::Acquire) | self.shared.stopping.load(Ordering::Acquire)
+    }
+
+    /// Called in each iteration.
+    #[inline]
+    pub(crate) fn set_time(&mut self, now: Nanos) {
+        self.now = now;
+    }
+
+    /// Frames that wait.
+    pub(crate) fn held(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// When frames that wait can leave.
+    pub(crate) fn poll_timeout(&self) -> Option<Nanos> {
+        (self.queues.len() > 0 || self.shared.stopping.load(Ordering::Relaxed) != 0).then(|| self.now + RETRY)
+    }
+
+    /// The workers to wake, one bit each.
+    pub(crate) fn wakes(&mut self) -> u64 {
+        std::mem::take(&mut self.wakes)
+    }
+
+    /// A PFC frame was received by a port whose link has this speed.
+    pub(crate) fn received(&self, slot: usize, now: Nanos, speed_mbps: Option<u32>, pause: &Pause) {
+        let Some(port) = self.shared.port(slot) else {
+            return;
+        };
+        let speed = port.config.speed_mbps.or(speed_mbps).unwrap_or(SPEED_MBPS);
+        for class in port.config.classes.iter() {
+            let Some(quanta) = pause.of(class) else { continue };
+            let state = &port.classes[class.index()];
+            add(&state.pause_received, 1);
+            let until = match quanta {
+                0 => 0,
+                _ => (now + quanta_time(quanta, speed)).0,
+            };
+            state.until.store(until, Ordering::Relaxed);
+        }
+        self.shared.suspended.fetch_or(1 << slot, Ordering::AcqRel);
+    }
+
+    /// Decides on a frame to a port that is suspended for some class. Sets `unsent` for a frame that the port has not accepted.
+    pub(crate) fn admit(&mut self, slot: usize, ingress: u8, frame: B, unsent: bool) -> Admitted<B> {
+        let Some(port) = self.shared.port(slot) else {
+            return Admitted::Send(frame);
+        };
+        let class = port.config.map.class_of(frame.head());
+        let state = &port.classes[class.index()];
+        if self.storms[slot].has(class) {
+            add(&state.storm_drops, 1);
+            return Admitted::Dropped(DropReason::PfcStorm);
+        }
+        let waits = unsent || self.paused[slot].has(class) || self.queues.waiting(slot).has(class);
+        if !waits || !port.config.classes.has(class) {
+            return Admitted::Send(frame);
+        }
+        let bytes = frame.length() as u64;
+        if self.queues.push(slot, class, ingress, frame, self.now).is_err() {
+            add(&state.overflows, 1);
+            return Admitted::Dropped(DropReason::PfcOverflow);
+        }
+        add(&state.held, 1);
+        add(&state.queued_bytes, bytes);
+        self.publish(class);
+        Admitted::Held
+    }
+
+    /// Reports changes of the ingress ports that this worker wants to be stopped.
+    fn publish(&mut self, class: TrafficClass) {
+        let wanted = self.queues.stopped(class) & self.shared.slots();
+        let mut changed = wanted ^ std::mem::replace(&mut self.stopped[class.index()], wanted);
+        while changed != 0 {
+            let slot = changed.trailing_zeros() as usize;
+            changed &= changed - 1;
+            let Some(port) = self
+                .shared
+                .port(slot)
+                .filter(|port| port.config.classes.has(class))
+            else {
+                continue;
+            };
+            let state = &port.classes[class.index()].stopped_by;
+            match wanted >> slot & 1 {
+                0 => state.fetch_and(!(1 << self.worker), Ordering::AcqRel),
+                _ => state.fetch_or(1 << self.worker, Ordering::AcqRel),
+            };
+            self.shared.stopping.fetch_or(1 << slot, Ordering::AcqRel);
+            self.wakes |= 1 << (slot % self.shared.workers);
+        }
+    }
+
+    /// Work of an iteration at one port. Returns true if it stays suspended.
+    pub(crate) fn poll<M: Memory<Buf = B>>(&mut self, slot: usize, at: &mut PortSlot<M>, memory: &M) -> bool {
+        let now = self.now;
+        let shared = self.shared.clone();
+        let Some(port) = shared.port(slot) else {
+            return false;
+        };
+        if at.reports_link {
+            self.watch(slot, at.id, port);
+            self.send_pauses(slot, port, at, memory);
+        }
+        (self.paused[slot], self.storms[slot]) = (port.paused(now), port.storms());
+        for class in self.queues.waiting(slot).iter() {
+            self.release(slot, class, port, at);
+        }
+        !self.paused[slot].is_empty()
+            || !self.storms[slot].is_empty()
+            || !self.queues.waiting(slot).is_empty()
+    }
+
+    /// Counts pauses and runs the watchdog.
+    fn watch(&mut self, slot: usize, id: PortId, port: &PfcPort) {
+        if self.shared.suspended.load(Ordering::Acquire) >> slot & 1 == 0 {
+            return;
+        }
+        // Cleared first: a pause that is stored meanwhile sets the bit again.
+        self.shared.suspended.fetch_and(!(1 << slot), Ordering::AcqRel);
+        let (now, paused) = (self.now, port.paused(self.now));
+        for class in port.config.classes.iter() {
+            let (state, watch) = (
+                &port.classes[class.index()],
+                &mut self.watches[slot][class.index()],
+            );
+            let limit = port.config.watchdog.unwrap_or(Nanos::MAX);
+            let has_storm = port.storms().has(class);
+            if paused.has(class) {
+                if let Some(since) = watch.paused_since {
+                    add(&state.paused_ns, now.since(watch.counted).0);
+                    if !has_storm && now.since(since) > limit {
+                        self.begin_storm(id, class, port);
+                    }
+                } else {
+                    watch.paused_since = Some(now);
+                }
+                let watch = &mut self.watches[slot][class.index()];
+                (watch.counted, watch.quiet_since) = (now, None);
+                continue;
+            }
+            if watch.paused_since.take().is_some() {
+                add(&state.paused_ns, now.since(watch.counted).0);
+            }
+            if has_storm {
+                let since = *watch.quiet_since.get_or_insert(now);
+                if now.since(since) > limit {
+                    watch.quiet_since = None;
+                    port.storms.fetch_and(!(1 << class.index()), Ordering::AcqRel);
+                    self.note(id, class, false);
+                }
+            }
+        }
+        if !paused.is_empty() || !port.storms().is_empty() {
+            self.shared.suspended.fetch_or(1 << slot, Ordering::AcqRel);
+        }
+    }
+
+    fn begin_storm(&self, id: PortId, class: TrafficClass, port: &PfcPort) {
+        let before = ClassSet(port.storms.fetch_or(1 << class.index(), Ordering::AcqRel));
+        if !before.has(class) {
+            add(&port.classes[class.index()].storms, 1);
+            self.note(id, class, true);
+        }
+    }
+
+    /// If the queue of events is full, the counter alone shows the storm.
+    fn note(&self, port: PortId, class: TrafficClass, has_storm: bool) {
+        let at = self.now;
+        let _ = self.notes.try_send(Note::Storm {
+            at,
+            port,
+            class,
+            has_storm,
+        });
+    }
+
+    /// Sends PAUSE for the classes that a worker wants to be stopped, again before it runs out, and the end of pauses.
+    fn send_pauses<M: Memory<Buf = B>>(
+        &mut self,
+        slot: usize,
+        port: &PfcPort,
+        at: &mut PortSlot<M>,
+        memory: &M,
+    ) {
+        if self.shared.stopping.load(Ordering::Acquire) >> slot & 1 == 0 {
+            return;
+        }
+        self.shared.stopping.fetch_and(!(1 << slot), Ordering::AcqRel);
+        let (now, watches) = (self.now, &mut self.watches[slot]);
+        let mut pause = Pause::default();
+        let mut stopped = ClassSet::default();
+        for class in port.config.classes.iter() {
+            let is_wanted = port.classes[class.index()].stopped_by.load(Ordering::Acquire) != 0;
+            match watches[class.index()].refresh_at {
+                None if is_wanted => pause.set(class, u16::MAX),
+                Some(at) if is_wanted && at <= now => pause.set(class, u16::MAX),
+                Some(_) if !is_wanted => pause.set(class, 0),
+                _ => {}
+            }
+            if is_wanted {
+                stopped.insert(class);
+            }
+        }
+        let mut is_sent = true;
+        if !pause.classes.is_empty() {
+            let mut batch = Batch::new();
+            batch.extend(memory.gather(&[&pause.emit(at.mac)]));
+            is_sent = !batch.is_empty();
+            at.port.offer(&mut batch);
+            is_sent &= batch.is_empty();
+        }
+        if is_sent {
+            let speed = port.config.speed_mbps.or(at.speed_mbps).unwrap_or(SPEED_MBPS);
+            let refresh_at = now + Nanos(quanta_time(u16::MAX, speed).0 / 2);
+            for class in pause.classes.iter() {
+                let is_stop = pause.of(class) != Some(0);
+                watches[class.index()].refresh_at = is_stop.then_some(refresh_at);
+                add(&port.classes[class.index()].pause_sent, 1);
+            }
+        }
+        if !is_sent || !stopped.is_empty() {
+            self.shared.stopping.fetch_or(1 << slot, Ordering::AcqRel);
+        }
+    }
+
+    /// Sends what waits, or drops it in a storm.
+    fn release<M: Memory<Buf = B>>(
+        &mut self,
+        slot: usize,
+        class: TrafficClass,
+        port: &PfcPort,
+        at: &mut PortSlot<M>,
+    ) {
+        let state = &port.classes[class.index()];
+        if self.storms[slot].has(class) {
+            while let Some((_, frame)) = self.queues.pop(slot, class) {
+                state
+                    .queued_bytes
+                    .fetch_sub(frame.length() as u64, Ordering::Relaxed);
+                add(&state.storm_drops, 1);
+                at.unsent[DropReason::PfcStorm] += 1;
+            }
+        } else if self.paused[slot].has(class) {
+            self.queues.not_stuck(slot, class, self.now);
+        } else {
+            self.send_held(slot, class, state, at);
+            // The port accepts nothing, without PAUSE: a device that is paused itself, for example.
+            let stuck = self.queues.stuck_since(slot, class);
+            let limit = port.config.watchdog.unwrap_or(Nanos::MAX);
+            if stuck.is_some_and(|since| self.now.since(since) > limit) {
+                self.begin_storm(at.id, class, port);
+                self.shared.suspended.fetch_or(1 << slot, Ordering::AcqRel);
+            }
+        }
+        self.publish(class);
+    }
+
+    fn send_held<M: Memory<Buf = B>>(
+        &mut self,
+        slot: usize,
+        class: TrafficClass,
+        state: &ClassState,
+        at: &mut PortSlot<M>,
+    ) {
+        for _ in 0..BATCHES {
+            let mut batch = Batch::new();
+            let mut ingresses = [0; BATCH];
+            let mut bytes = 0;
+            while !batch.is_full()
+                && let Some((ingress, frame)) = self.queues.pop(slot, class)
+            {
+                ingresses[batch.len()] = ingress;
+                bytes += frame.length() as u64;
+                batch.push(frame);
+            }
+            let taken = batch.len();
+            at.port.offer(&mut batch);
+            let left = batch.len();
+            if left < taken {
+                self.queues.not_stuck(slot, class, self.now);
+            }
+            // The last ones are left.
+            for ingress in ingresses[..taken].iter().rev() {
+                let Some(frame) = batch.pop() else { break };
+                bytes -= frame.length() as u64;
+                self.queues.put_back(slot, class, *ingress, frame);
+            }
+            state.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            if left > 0 || taken < BATCH {
+                return;
+            }
+        }
+    }
+}
