@@ -14,6 +14,7 @@ const PRINTED: &[&str] = &[
     "MulticastState",
     "PathCounters",
     "PathStatus",
+    "PfcClass",
     "Port",
     "PortCounters",
     "RouteHop",

@@ -73,6 +73,17 @@ fn message(dataplane: &Dataplane, SwitchEvent { at, kind }: SwitchEvent) -> Opti
             up,
             mtu: mtu as u32,
         }),
+        SwitchEventKind::Storm {
+            port,
+            name,
+            class,
+            has_storm,
+        } => Event::PfcStorm(v1::PfcStorm {
+            port: port_to_proto(port),
+            name,
+            traffic_class: class.index() as u32,
+            ended: !has_storm,
+        }),
         SwitchEventKind::GroupInstalled {
             mcst_id,
             name,

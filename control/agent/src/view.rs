@@ -9,8 +9,8 @@ use castnet_worker::engine::{
     Captured, ContextStatus, FdbEntry, Neighbour, Said, Seen, Step, Trace, Verdict, copy_totals,
 };
 use castnet_worker::{
-    Counters, GroupReport, InstalledGroup, KindReport, PortReport, Ring, RingReport, WorkerReport,
-    copy_clocks, copy_port_totals, copy_worker_counters,
+    Counters, GroupReport, InstalledGroup, KindReport, PfcClassReport, PortReport, Ring, RingReport,
+    WorkerReport, copy_clocks, copy_pfc_counters, copy_port_totals, copy_worker_counters,
 };
 use tonic::Status;
 
@@ -120,7 +120,18 @@ pub(crate) fn port(report: &PortReport) -> v1::Port {
         multi_segment: device.multi_segment,
         numa_node: device.numa_node,
         gso: device.segmentation.to_string(),
+        pfc: report.pfc.iter().map(pfc_class).collect(),
     }
+}
+
+fn pfc_class(report: &PfcClassReport) -> v1::PfcClass {
+    copy_pfc_counters!(report.counters => v1::PfcClass {
+        traffic_class: report.class.index() as u32,
+        paused: report.is_paused,
+        stopping: report.is_stopping,
+        storm: report.has_storm,
+        queued_bytes: report.queued_bytes,
+    })
 }
 
 /// Drops by reason, without zeros unless `all`.

@@ -205,6 +205,15 @@ impl EventLine {
                 );
                 ("group-hot", Some(h.group), None, message, facts)
             }
+            Event::PfcStorm(s) => {
+                let facts = json!({ "traffic_class": s.traffic_class, "ended": s.ended });
+                let what = match s.ended {
+                    true => "is no longer paused, and its frames pass again",
+                    false => "was paused for too long: its frames are dropped until the pause ends",
+                };
+                let message = format!("class {} at {} {what}", s.traffic_class, s.name);
+                ("pfc-storm", None, Some(s.name), message, facts)
+            }
             Event::NeighboursUnreported(n) => {
                 let facts = json!({ "changes": n.changes });
                 let port = ports.name(n.port);

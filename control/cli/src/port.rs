@@ -1,9 +1,11 @@
+use std::time::Duration;
+
 use castnet_console::api;
 use castnet_console::columns;
 use castnet_console::connect::AgentArgs;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Page, Report};
-use castnet_console::units::bit_rate;
+use castnet_console::units::{self, bit_rate};
 use castnet_worker::{PortTotals, copy_port_totals};
 use clap::Args;
 use serde::Serialize;
@@ -23,6 +25,13 @@ use serde::Serialize;
              configured with gso=off; refused, with the reason: packets are sent one by one, as the
              kernel or the device takes no such frames; none: the port's kind has none
   tx gso     packets that left in such frames
+
+Flow control (PFC), for ports with pfc=CLASSES:
+  state      paused: by the device at the other end; stopping: the switch has paused that device; storm:
+             paused for so long that the watchdog drops the frames of the class
+  paused     time for which the class was paused
+  held       frames that have waited
+  overflows  frames dropped because a sender went on in spite of PAUSE for longer than the headroom
 
 Examples:
   castnet port                       all ports of the switch on this machine
@@ -98,8 +107,54 @@ impl Report for Ports {
         page.table(PortRow::DEVICE, self.0.iter().map(PortRow::device).collect());
         page.title("Counters");
         page.rows(&self.0, "none");
+        let classes = self.0.iter().flat_map(|port| {
+            port.0.pfc.iter().map(|of| PfcRow {
+                port: &port.0.name,
+                of,
+            })
+        });
+        let classes: Vec<_> = classes.collect();
+        if !classes.is_empty() {
+            page.title("Flow control");
+            page.rows(&classes, "none");
+        }
     }
 }
+
+/// A lossless class of a port.
+#[derive(Serialize)]
+struct PfcRow<'p> {
+    port: &'p str,
+    of: &'p api::PfcClass,
+}
+
+impl PfcRow<'_> {
+    fn state(&self) -> String {
+        let states = [
+            (self.of.storm, "storm"),
+            (self.of.paused, "paused"),
+            (self.of.stopping, "stopping"),
+        ];
+        let states: Vec<_> = states
+            .iter()
+            .filter(|(is, _)| *is)
+            .map(|(_, name)| *name)
+            .collect();
+        match states.is_empty() {
+            true => "-".to_owned(),
+            false => states.join(", "),
+        }
+    }
+
+    fn paused(&self) -> String {
+        units::span(Duration::from_nanos(self.of.paused_ns))
+    }
+}
+
+columns!(row: PfcRow<'_> => row { port } (row.of) { traffic_class as "class" } row { state() } (row.of) {
+    queued_bytes, pause_received, pause_sent } row { paused() } (row.of) {
+    held, storms, storm_drops, overflows,
+});
 
 columns!(row: PortRow => (row.0) { port, name } row { state() } (row.counters()) {
     rx_frames, rx_bytes, tx_frames, tx_bytes, tx_gso, rx_missed, tx_full, ecn_marks, dropped,

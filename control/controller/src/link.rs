@@ -292,6 +292,11 @@ impl Link {
                 tracing::warn!(switch, ?refused, "a rank breaks a rule of its group");
                 false
             }
+            Some(Told::PfcStorm(storm)) => {
+                let switch = &self.config.name;
+                tracing::warn!(switch, ?storm, "a class is paused for too long");
+                false
+            }
             Some(
                 Told::SourcesCompete(_)
                 | Told::GroupMoved(_)
