@@ -94,26 +94,54 @@ impl Topology {
                 allowed,
             });
         }
-        let half = k / 2;
+        Self::three_tier(k, k / 2, k / 2)
+    }
+
+    /// A fat tree of three tiers without oversubscription: `pods` pods of `edges` edge switches with `hosts` hosts each. Each
+    /// edge switch is linked to the `hosts` aggregation switches of its pod, and each of those to `edges` core switches of its
+    /// own. Names and ports are those of [`Topology::fat_tree`].
+    pub fn three_tier(pods: usize, edges: usize, hosts: usize) -> Result<Self, TopologyError> {
+        let half = PORTS_MAX / 2;
+        size(
+            "pods",
+            pods,
+            1,
+            PORTS_MAX,
+            "1 to 64: one port of each core switch",
+        )?;
+        size(
+            "edges",
+            edges,
+            1,
+            half,
+            "1 to 32: half the ports of an aggregation switch",
+        )?;
+        size(
+            "hosts",
+            hosts,
+            1,
+            half,
+            "1 to 32: half the ports of an edge switch",
+        )?;
         let mut fabric = Builder::default();
-        for c in 0..half * half {
-            fabric.switch(&format!("core{c}"), k)?;
+        for c in 0..hosts * edges {
+            fabric.switch(&format!("core{c}"), pods)?;
         }
-        for pod in 0..k {
-            for a in 0..half {
+        for pod in 0..pods {
+            for a in 0..hosts {
                 let agg = format!("agg{pod}-{a}");
-                fabric.switch(&agg, k)?;
-                for c in 0..half {
-                    fabric.link(&agg, half + c, &format!("core{}", a * half + c), pod)?;
+                fabric.switch(&agg, 2 * edges)?;
+                for c in 0..edges {
+                    fabric.link(&agg, edges + c, &format!("core{}", a * edges + c), pod)?;
                 }
             }
-            for e in 0..half {
+            for e in 0..edges {
                 let edge = format!("edge{pod}-{e}");
-                fabric.switch(&edge, k)?;
-                for a in 0..half {
-                    fabric.link(&edge, half + a, &format!("agg{pod}-{a}"), e)?;
+                fabric.switch(&edge, 2 * hosts)?;
+                for a in 0..hosts {
+                    fabric.link(&edge, hosts + a, &format!("agg{pod}-{a}"), e)?;
                 }
-                for port in 0..half {
+                for port in 0..hosts {
                     fabric.host(&edge, port)?;
                 }
             }

@@ -25,6 +25,15 @@ fn builders_have_the_sizes_that_their_formulas_say() {
 }
 
 #[test]
+fn a_three_tier_fabric_has_as_many_links_upwards_as_hosts_in_each_tier() {
+    let t = Topology::three_tier(4, 8, 32).unwrap();
+    assert_eq!(counts(&t), (32 + 128 + 256, 1024, 3 * 1024));
+    assert!(t.switches().all(|s| s.ports.len() <= 64));
+    let lengths = ["h1", "h32", "h256"].map(|to| t.distance("h0", &t.distances(to)));
+    assert_eq!(lengths, [Some(2), Some(4), Some(6)]);
+}
+
+#[test]
 fn builders_refuse_what_no_switch_has_ports_for() {
     for bad in [
         Topology::star(0),
@@ -35,6 +44,10 @@ fn builders_refuse_what_no_switch_has_ports_for() {
         Topology::leaf_spine(2, 60, 5),
         Topology::fat_tree(3),
         Topology::fat_tree(66),
+        Topology::three_tier(65, 8, 32),
+        Topology::three_tier(4, 33, 32),
+        Topology::three_tier(4, 8, 33),
+        Topology::three_tier(0, 8, 32),
         Topology::tree(usize::MAX, 2),
         Topology::leaf_spine(1, 1, usize::MAX),
     ] {
