@@ -10,6 +10,18 @@ use super::{
     Action, ChannelId, ChannelShape, Collective, Content, Event, Failure, Machine, Task, TaskId, Waiting,
 };
 
+/// The path of a Broadcast between hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum BroadcastAlgorithm {
+    /// Along a binomial tree: at most log2(size) hops, rounded up. The root sends as many times.
+    #[default]
+    BinomialTree,
+    /// From each rank to the next one: `size - 1` hops. Each rank sends once.
+    Chain,
+    /// From the root to each rank: one hop. The root sends `size - 1` times, and needs a connection to each rank.
+    Unicasts,
+}
+
 /// Configuration of the connections between ranks; all fields but `rank` are the same at all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostBasedConfig {
@@ -21,16 +33,32 @@ pub struct HostBasedConfig {
     pub message_bytes: u32,
     /// Most messages in flight on each channel and direction; at least 1.
     pub depth: u32,
+    /// The path of Broadcasts.
+    pub broadcast: BroadcastAlgorithm,
+    /// A longer message is sent when all earlier sends of this rank are acknowledged, in bytes. So messages to several peers
+    /// do not share the link of this host. MPI's rendezvous protocol does the same.
+    pub in_turn_above: u32,
 }
 
 impl HostBasedConfig {
-    /// Rank `rank` of `size`, with messages of 32 KiB, eight in flight to each peer.
+    /// Rank `rank` of `size`, with messages of 32 KiB, eight in flight to each peer. Broadcasts use the binomial tree, and no
+    /// message waits for its turn.
     pub const fn new(rank: u16, size: u16) -> Self {
         Self {
             rank,
             size,
             message_bytes: 32 << 10,
             depth: 8,
+            broadcast: BroadcastAlgorithm::BinomialTree,
+            in_turn_above: u32::MAX,
+        }
+    }
+
+    /// The ranks that this rank needs a connection to, in order. Channel i of [`HostBased`] is to the i-th of them.
+    pub fn peers(&self) -> Vec<u16> {
+        match self.broadcast {
+            BroadcastAlgorithm::Unicasts => (0..self.size).filter(|rank| *rank != self.rank).collect(),
+            BroadcastAlgorithm::BinomialTree | BroadcastAlgorithm::Chain => peers(self.rank, self.size),
         }
     }
 }
@@ -106,14 +134,14 @@ fn immediate_of(id: TaskId, task: &Task) -> u32 {
 }
 
 impl HostBased {
-    /// A rank without tasks, with a connection to each of its [`peers`]. Values out of bounds are clamped.
+    /// A rank without tasks, with a connection to each of [`HostBasedConfig::peers`]. Values out of bounds are clamped.
     pub fn new(config: HostBasedConfig) -> Self {
         let config = HostBasedConfig {
             message_bytes: (config.message_bytes - config.message_bytes % 8).max(64),
             depth: config.depth.max(1),
             ..config
         };
-        let peers = peers(config.rank, config.size);
+        let peers = config.peers();
         let mut actions = VecDeque::new();
         for channel in 0..peers.len() as u16 {
             actions.extend((0..config.depth).map(|slot| Action::Receive {
@@ -144,9 +172,12 @@ impl HostBased {
         (at < self.running.len()).then_some(at)
     }
 
-    /// Posts what may be posted on all channels, and ends finished tasks.
+    /// Posts what may be posted on all channels, the oldest send first, and ends finished tasks.
     fn advance(&mut self) {
-        for channel in 0..self.channels.len() {
+        let next = |(at, channel): (usize, &Channel)| Some((*channel.sends.front()?, at));
+        let mut waiting: Vec<(StepRef, usize)> = self.channels.iter().enumerate().filter_map(next).collect();
+        waiting.sort_unstable_by_key(|(step, _)| (step.task, step.step));
+        for (_, channel) in waiting {
             while self.post_one(channel) {}
         }
         while let Some(task) = self.running.front()
@@ -188,6 +219,9 @@ impl HostBased {
         {
             return false;
         }
+        if length > self.config.in_turn_above && !self.has_turn(next) {
+            return false;
+        }
         let (id, immediate) = (task.id, task.immediate);
         let state = &mut self.channels[channel];
         state.sends.pop_front();
@@ -203,6 +237,14 @@ impl HostBased {
             immediate: Some(immediate),
         });
         true
+    }
+
+    /// Whether this send is the oldest one, and all that were posted are acknowledged.
+    fn has_turn(&self, send: StepRef) -> bool {
+        let order = |step: &StepRef| (step.task, step.step);
+        self.channels.iter().all(|c| {
+            c.outstanding.is_empty() && c.sends.front().is_none_or(|other| order(&send) <= order(other))
+        })
     }
 
     fn sent(&mut self, channel: usize, wr: u64) {
@@ -317,6 +359,7 @@ impl Machine for HostBased {
             self.config.rank,
             self.config.size,
             self.config.message_bytes,
+            self.config.broadcast,
         );
         self.actions.extend(schedule.first.map(|copy| copy.action(id)));
         let (mut receives_left, mut sends_left) = (0, 0);

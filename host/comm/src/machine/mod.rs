@@ -35,7 +35,7 @@ use std::fmt;
 use castnet_rnic::Status;
 use castnet_wire::control::Call;
 
-pub use host_based::{HostBased, HostBasedConfig};
+pub use host_based::{BroadcastAlgorithm, HostBased, HostBasedConfig};
 pub use in_network::{InNetwork, InNetworkConfig};
 pub use laned::{LANE_BYTES_MIN, Laned};
 pub use schedule::peers;

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::{Action, Collective, Place, Task, TaskId};
+use super::{Action, BroadcastAlgorithm, Collective, Place, Task, TaskId};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
@@ -95,7 +95,13 @@ fn pieces(bytes: Range<u64>, piece: u32) -> impl Iterator<Item = (u64, u32)> {
     })
 }
 
-pub(super) fn schedule(task: &Task, rank: u16, size: u16, piece: u32) -> Schedule {
+pub(super) fn schedule(
+    task: &Task,
+    rank: u16,
+    size: u16,
+    piece: u32,
+    broadcast: BroadcastAlgorithm,
+) -> Schedule {
     let piece = piece - piece % task.data_type.size() as u32;
     let plan = Plan {
         rank: rank.into(),
@@ -106,7 +112,7 @@ pub(super) fn schedule(task: &Task, rank: u16, size: u16, piece: u32) -> Schedul
         Collective::AllReduce => plan.ring_allreduce(task),
         Collective::ReduceScatter => plan.ring_reduce_scatter(task),
         Collective::AllGather => plan.ring_allgather(task),
-        Collective::Broadcast { root } => plan.tree_broadcast(task, root.into()),
+        Collective::Broadcast { root } => plan.broadcast(task, plan.forwards(root.into(), broadcast)),
         Collective::Reduce { root } => plan.tree_reduce(task, root.into()),
         Collective::Barrier => plan.dissemination(),
     }
@@ -226,8 +232,25 @@ impl Plan {
         (parent, children)
     }
 
-    fn tree_broadcast(&self, task: &Task, root: u32) -> Schedule {
-        let (parent, children) = self.tree(root);
+    /// The rank from which this rank receives a Broadcast, and those to which it forwards it.
+    fn forwards(&self, root: u32, algorithm: BroadcastAlgorithm) -> (Option<u16>, Vec<u16>) {
+        let is_root = self.rank == root % self.size;
+        match algorithm {
+            BroadcastAlgorithm::BinomialTree => self.tree(root),
+            BroadcastAlgorithm::Chain => {
+                let is_last = u32::from(self.next()) == root % self.size;
+                let next = (!is_last).then(|| self.next());
+                ((!is_root).then(|| self.prev()), next.into_iter().collect())
+            }
+            BroadcastAlgorithm::Unicasts if is_root => {
+                let others = (1..self.size).map(|i| ((self.rank + i) % self.size) as u16);
+                (None, others.collect())
+            }
+            BroadcastAlgorithm::Unicasts => (Some((root % self.size) as u16), Vec::new()),
+        }
+    }
+
+    fn broadcast(&self, task: &Task, (parent, children): (Option<u16>, Vec<u16>)) -> Schedule {
         let mut out = Schedule::default();
         let place = if parent.is_none() {
             Place::input
@@ -286,7 +309,7 @@ impl Plan {
 }
 
 /// The ranks that `rank` of `size` needs a connection to, in order: those at distances that are powers of two, in both
-/// directions. Channel i of [`super::HostBased`] is to the i-th of them.
+/// directions.
 pub fn peers(rank: u16, size: u16) -> Vec<u16> {
     let (rank, size) = (u32::from(rank), u32::from(size.max(1)));
     let mut all: Vec<u16> = (0..16)

@@ -2,12 +2,13 @@
 
 use proptest::prelude::*;
 
-use super::super::{ChannelId, Event, Failure, HostBased, HostBasedConfig, Task, peers};
+use super::super::{BroadcastAlgorithm, ChannelId, Event, Failure, HostBased, HostBasedConfig, Task};
 use super::rank::Rank;
 use super::{Choices, any_task, cases, expected};
 
 /// Runs the tasks at all ranks until nothing progresses.
-fn run(ranks: &mut [Rank], tasks: &[Vec<(Task, bool)>], seed: u64) {
+fn run(ranks: &mut [Rank], config: HostBasedConfig, tasks: &[Vec<(Task, bool)>], seed: u64) {
+    let peers = |rank, size| HostBasedConfig { rank, size, ..config }.peers();
     let mut choices = Choices::new(seed);
     let size = ranks.len() as u16;
     let mut idle = 0;
@@ -61,15 +62,27 @@ fn run(ranks: &mut [Rank], tasks: &[Vec<(Task, bool)>], seed: u64) {
     }
 }
 
-fn ranks(size: u16, message_bytes: u32, depth: u32) -> Vec<Rank> {
-    let config = |rank| HostBasedConfig {
-        message_bytes,
-        depth,
-        ..HostBasedConfig::new(rank, size)
-    };
-    (0..size)
-        .map(|rank| Rank::new(rank, size, Box::new(HostBased::new(config(rank)))))
+fn ranks(config: HostBasedConfig) -> Vec<Rank> {
+    let machine = |rank| HostBased::new(HostBasedConfig { rank, ..config });
+    (0..config.size)
+        .map(|rank| Rank::new(rank, config.size, Box::new(machine(rank))))
         .collect()
+}
+
+fn short_messages(size: u16) -> HostBasedConfig {
+    HostBasedConfig {
+        message_bytes: 256,
+        depth: 2,
+        ..HostBasedConfig::new(0, size)
+    }
+}
+
+fn any_broadcast() -> impl Strategy<Value = BroadcastAlgorithm> {
+    prop_oneof![
+        Just(BroadcastAlgorithm::BinomialTree),
+        Just(BroadcastAlgorithm::Chain),
+        Just(BroadcastAlgorithm::Unicasts),
+    ]
 }
 
 proptest! {
@@ -84,11 +97,20 @@ proptest! {
         )),
         depth in 1_u32..5,
         message in 64_u32..700,
+        broadcast in any_broadcast(),
+        in_turn_above in prop_oneof![Just(u32::MAX), 0_u32..700],
         seed: u64,
     ) {
-        let mut all = ranks(size, message, depth);
+        let config = HostBasedConfig {
+            message_bytes: message,
+            depth,
+            broadcast,
+            in_turn_above,
+            ..HostBasedConfig::new(0, size)
+        };
+        let mut all = ranks(config);
         let program: Vec<_> = tasks.iter().copied().zip(places.iter().copied()).collect();
-        run(&mut all, &vec![program; size.into()], seed);
+        run(&mut all, config, &vec![program; size.into()], seed);
         for rank in &mut all {
             prop_assert!(rank.is_done(), "rank {} waits for {:?}", rank.number, rank.machine.waiting_for());
             prop_assert!(rank.machine.is_drained());
@@ -103,7 +125,7 @@ proptest! {
 
 #[test]
 fn ranks_that_disagree_detect_it() {
-    let mut all = ranks(4, 256, 2);
+    let mut all = ranks(short_messages(4));
     let task = |elements| {
         let task = Task {
             collective: super::super::Collective::AllReduce,
@@ -112,7 +134,12 @@ fn ranks_that_disagree_detect_it() {
         };
         vec![(task, false), (Task::BARRIER, false)]
     };
-    run(&mut all, &[task(100), task(100), task(101), task(100)], 7);
+    run(
+        &mut all,
+        short_messages(4),
+        &[task(100), task(100), task(101), task(100)],
+        7,
+    );
     // The neighbours of the odd rank detect it. The others wait until their time-outs.
     let seen = |rank: &Rank| matches!(rank.tasks[0].result, Some(Err(Failure::Mismatch { .. })));
     assert!(seen(&all[3]) && all[3].tasks[1].result == Some(Err(Failure::Aborted)));
@@ -121,7 +148,7 @@ fn ranks_that_disagree_detect_it() {
 
 #[test]
 fn a_failed_connection_ends_all_tasks() {
-    let mut all = ranks(3, 256, 2);
+    let mut all = ranks(short_messages(3));
     all[0].start(Task::BARRIER, false);
     all[0].machine.handle(Event::Failed {
         channel: ChannelId(0),
@@ -142,4 +169,26 @@ fn a_failed_connection_ends_all_tasks() {
             Some(Err(Failure::Aborted))
         ]
     );
+}
+
+/// All pieces of one rank go to one peer after the other: never are two of its messages on the way.
+#[test]
+fn messages_that_wait_for_their_turn_do_not_share_a_link() {
+    let task = Task {
+        collective: super::super::Collective::Broadcast { root: 0 },
+        elements: 600,
+        ..Task::BARRIER
+    };
+    for (in_turn_above, on_the_way) in [(255, 1), (256, 4)] {
+        let mut all = ranks(HostBasedConfig {
+            in_turn_above,
+            ..short_messages(4)
+        });
+        all[0].start(task, false);
+        let sends: usize = all[0].wires.iter().map(|wire| wire.sends.len()).sum();
+        assert_eq!(
+            sends, on_the_way,
+            "of messages of 256 bytes, {in_turn_above} without turns"
+        );
+    }
 }
