@@ -122,6 +122,16 @@ impl Endpoint {
         self.memory.register(va, bytes, access)
     }
 
+    /// Registers a region of `length` bytes, at virtual address 0, that are not stored: they are read as zeros, and what is
+    /// written is discarded. For measurements with messages that are longer than the memory. [`Endpoint::memory`] is empty, and
+    /// the region stays.
+    ///
+    /// # Errors
+    /// [`MemoryError::TooMany`].
+    pub fn register_void(&mut self, length: u64, access: Access) -> Result<MemoryKey, MemoryError> {
+        self.memory.register_void(length, access)
+    }
+
     /// Removes a region and returns its bytes. Work requests that still refer to it fail, and their QPs with them.
     pub fn deregister_memory(&mut self, key: MemoryKey) -> Result<Vec<u8>, MemoryError> {
         self.memory.deregister(key)

@@ -72,13 +72,20 @@ impl Access {
 enum Bytes {
     Owned(Vec<u8>),
     Lent(Lent),
+    /// So many bytes that are not stored.
+    Void(u64),
 }
 
+/// The payload of a packet from a void region.
+static ZEROS: [u8; 4096] = [0; 4096];
+
 impl Bytes {
+    /// Empty for a void region.
     fn get(&self) -> &[u8] {
         match self {
             Self::Owned(bytes) => bytes,
             Self::Lent(lent) => lent.bytes(),
+            Self::Void(_) => &[],
         }
     }
 
@@ -87,6 +94,14 @@ impl Bytes {
         match self {
             Self::Owned(bytes) => Some(bytes),
             Self::Lent(lent) => lent.bytes_mut(),
+            Self::Void(_) => Some(&mut []),
+        }
+    }
+
+    fn len(&self) -> u64 {
+        match self {
+            Self::Void(length) => *length,
+            stored => stored.get().len() as u64,
         }
     }
 }
@@ -155,6 +170,12 @@ impl Memory {
         Ok(self.fill(at, Region { va: 0, bytes, access }))
     }
 
+    pub(crate) fn register_void(&mut self, length: u64, access: Access) -> Result<MemoryKey, MemoryError> {
+        let at = self.free_slot()?;
+        let bytes = Bytes::Void(length);
+        Ok(self.fill(at, Region { va: 0, bytes, access }))
+    }
+
     /// Index of a slot without region, which is not in `free` any more.
     fn free_slot(&mut self) -> Result<usize, MemoryError> {
         match self.free.pop() {
@@ -180,14 +201,14 @@ impl Memory {
     pub(crate) fn deregister(&mut self, key: MemoryKey) -> Result<Vec<u8>, MemoryError> {
         match self.remove(key, |bytes| matches!(bytes, Bytes::Owned(_)))? {
             Bytes::Owned(bytes) => Ok(bytes),
-            Bytes::Lent(_) => Err(MemoryError::UnknownKey { key }),
+            Bytes::Lent(_) | Bytes::Void(_) => Err(MemoryError::UnknownKey { key }),
         }
     }
 
     pub(crate) fn end_lending(&mut self, key: MemoryKey) -> Result<Lent, MemoryError> {
         match self.remove(key, |bytes| matches!(bytes, Bytes::Lent(_)))? {
             Bytes::Lent(lent) => Ok(lent),
-            Bytes::Owned(_) => Err(MemoryError::UnknownKey { key }),
+            Bytes::Owned(_) | Bytes::Void(_) => Err(MemoryError::UnknownKey { key }),
         }
     }
 
@@ -236,7 +257,7 @@ impl Memory {
         }
         let key = slice.key;
         let region = self.region(key).ok_or(PostError::UnknownKey { key })?;
-        slice.check_inside(region.bytes.get().len() as u64)?;
+        slice.check_inside(region.bytes.len())?;
         if write && !region.access.local_write {
             return Err(PostError::NotWritable { key });
         }
@@ -248,7 +269,11 @@ impl Memory {
             return Some(&[]);
         }
         let from = usize::try_from(offset).ok()?;
-        self.region(key)?.bytes.get().get(from..from.checked_add(length)?)
+        match &self.region(key)?.bytes {
+            Bytes::Void(bytes) if offset.checked_add(length as u64)? > *bytes => None,
+            Bytes::Void(_) => ZEROS.get(..length),
+            stored => stored.get().get(from..from.checked_add(length)?),
+        }
     }
 
     /// `None` if the region does not exist, is too short, or is lent for sends only.
@@ -257,11 +282,11 @@ impl Memory {
             return Some(());
         }
         let from = usize::try_from(offset).ok()?;
-        let target = self
-            .region_mut(key)?
-            .bytes
-            .get_mut()?
-            .get_mut(from..from.checked_add(data.len())?)?;
+        let bytes = &mut self.region_mut(key)?.bytes;
+        if let Bytes::Void(length) = bytes {
+            return (offset.checked_add(data.len() as u64)? <= *length).then_some(());
+        }
+        let target = bytes.get_mut()?.get_mut(from..from.checked_add(data.len())?)?;
         target.copy_from_slice(data);
         Some(())
     }
@@ -272,7 +297,7 @@ impl Memory {
         let region = self.region(key).filter(|r| r.access.remote_write)?;
         let offset = va.checked_sub(region.va)?;
         let end = offset.checked_add(length as u64)?;
-        (end <= region.bytes.get().len() as u64).then_some((key, offset))
+        (end <= region.bytes.len()).then_some((key, offset))
     }
 
     pub(crate) fn may_invalidate(&self, rkey: u32) -> bool {

@@ -1,9 +1,9 @@
-//! Lent memory: nothing reads or writes it after it was returned, whatever is in flight.
+//! Lent memory: nothing reads or writes it after it was returned, whatever is in flight. And regions that are not stored.
 
 use crate::common::*;
 use castnet_endpoint::{
-    Endpoint, EndpointConfig, Lent, LocalSlice, MemoryError, MemoryKey, PostError, QpConfig, QpState, RecvWr,
-    SendOp, SendWr, Status,
+    Access, Endpoint, EndpointConfig, Lent, LocalSlice, MemoryError, MemoryKey, PostError, QpConfig, QpState,
+    RecvWr, SendOp, SendWr, Status,
 };
 use castnet_wire::{MacAddr, Opcode, Psn};
 
@@ -139,4 +139,49 @@ fn memory_that_is_refused_comes_back() {
     endpoint.end_lending(key).expect("lent");
     let again = endpoint.lend_memory(back).expect("a free region");
     assert_ne!(again, key);
+}
+
+#[test]
+fn void_regions_send_zeros_take_everything_and_keep_their_bounds() {
+    let mut b = bench();
+    // Longer than the memory of this machine.
+    let void = b
+        .endpoint
+        .register_void(1 << 50, Access::LOCAL)
+        .expect("a region");
+    let far = LocalSlice {
+        offset: 1 << 49,
+        ..slice(void, 2000)
+    };
+    b.endpoint
+        .post_send(MY_QPN, SendWr::new(1, SendOp::Send, far))
+        .unwrap();
+    b.endpoint
+        .post_recv(MY_QPN, RecvWr { wr_id: 2, local: far })
+        .unwrap();
+    b.sends(&["SEND_FIRST 0 [1024]", "SEND_LAST 1 A [976]"]);
+    b.ack(1);
+    b.feed(&Packet::request(Opcode::SendFirst, 100, 1024));
+    b.feed(&Packet::request(Opcode::SendLast, 101, 976));
+    b.completes(&[(1, Status::Success), (2, Status::Success)]);
+    let beyond = LocalSlice {
+        offset: (1 << 50) - 1,
+        ..slice(void, 2)
+    };
+    let refused = b.endpoint.post_recv(
+        MY_QPN,
+        RecvWr {
+            wr_id: 3,
+            local: beyond,
+        },
+    );
+    assert!(
+        matches!(refused, Err(PostError::OutOfBounds { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(b.endpoint.memory(void).map(<[u8]>::len), Ok(0));
+    assert!(matches!(
+        b.endpoint.deregister_memory(void),
+        Err(MemoryError::UnknownKey { .. })
+    ));
 }
