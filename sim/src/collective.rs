@@ -1,10 +1,8 @@
 //! Collective groups in a simulation: rules on the switches, ranks on the hosts.
 
-use castnet_comm::machine::{
-    HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Machine, Task, TaskId, peers,
-};
+use castnet_comm::machine::{HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Machine, Task, TaskId};
 use castnet_endpoint::{QpConfig, QueueLimits};
-use castnet_planner::{LinkLoad, Plan, Request, RoomTable, plan};
+use castnet_planner::{LinkLoad, Member, Plan, Request, RoomTable, plan};
 use castnet_rules::HostPart;
 use castnet_topology::Topology;
 use castnet_wire::{Pmtu, Qpn};
@@ -25,6 +23,9 @@ pub struct RankQp {
     pub retry_cnt: u8,
     /// Code of the RNR timer, as in [`QpConfig::min_rnr_timer`].
     pub min_rnr_timer: u8,
+    /// The slots of messages have no memory, for measurements of time with long messages. Only for [`HostBased`] machines, and
+    /// for tasks without memory.
+    pub void_slots: bool,
 }
 
 impl Default for RankQp {
@@ -35,6 +36,7 @@ impl Default for RankQp {
             window: QpConfig::WINDOW,
             retry_cnt: 7,
             min_rnr_timer: 12,
+            void_slots: false,
         }
     }
 }
@@ -62,22 +64,13 @@ impl<W: Watch> Simulation<W> {
         machine: InNetworkConfig,
         qp: RankQp,
     ) -> Result<Plan, SimError> {
-        let plan =
-            plan(topology, &LinkLoad::new(), &RoomTable::new(), request).map_err(|e| SimError::Place {
-                reason: e.to_string(),
-            })?;
-        for (switch, rule) in &plan.rules {
-            self.install(switch, rule)?;
-        }
+        let plan = self.place(topology, request)?;
         let group = request
             .translated()
             .ok_or_else(|| refused(&request.name, "it has no ranks"))?;
         let size = request.members.len() as u16;
         for (rank, member) in (0..).zip(&request.members) {
-            let mac = self
-                .first_hop_mac(&member.host)
-                .ok_or_else(|| refused(&member.host, "it has no link"))?;
-            let mut config = QpConfig::new(member.qpn, request.mcst_id.0, mac, Qpn::VIRTUAL);
+            let mut config = self.group_qp(request, member)?;
             if let HostPart::Rank(part) = member.part {
                 (config.sq_psn, config.rq_psn) = (part.sq_psn, part.rq_psn);
             }
@@ -111,13 +104,55 @@ impl<W: Watch> Simulation<W> {
     ) -> Result<(), SimError> {
         let size = hosts.len() as u16;
         self.join_connected(hosts, pmtu, qp, |rank| {
-            let ends = peers(rank, size).into_iter().map(|peer| ChannelEnd {
+            let of = |rank| HostBasedConfig { rank, size, ..config };
+            let ends = of(rank).peers().into_iter().map(|peer| ChannelEnd {
                 peer,
-                channel: peers(peer, size).binary_search(&rank).unwrap_or_default() as u16,
+                channel: of(peer).peers().binary_search(&rank).unwrap_or_default() as u16,
             });
-            let machine = HostBased::new(HostBasedConfig { rank, size, ..config });
-            (Box::new(machine), ends.collect())
+            (Box::new(HostBased::new(of(rank))), ends.collect())
         })
+    }
+
+    /// Places a multicast group, installs its rules and starts its members as ranks for Broadcasts of rank 0: the source of the
+    /// group is rank 0 of two, and each receiver is rank 1. Fails as [`Simulation::join_group`] does.
+    pub fn join_multicast(
+        &mut self,
+        topology: &Topology,
+        request: &Request,
+        qp: RankQp,
+        config: HostBasedConfig,
+    ) -> Result<Plan, SimError> {
+        let plan = self.place(topology, request)?;
+        for (index, member) in request.members.iter().enumerate() {
+            let rank = u16::from(index > 0);
+            let config = HostBasedConfig {
+                rank,
+                size: 2,
+                ..config
+            };
+            let qps = vec![self.group_qp(request, member)?];
+            let machine = Box::new(HostBased::new(config));
+            self.add_rank(&member.host, (rank, 2), machine, qps, request.pmtu, qp)?;
+        }
+        Ok(plan)
+    }
+
+    /// Places a group and installs its rules.
+    fn place(&mut self, topology: &Topology, request: &Request) -> Result<Plan, SimError> {
+        let plan =
+            plan(topology, &LinkLoad::new(), &RoomTable::new(), request).map_err(|e| SimError::Place {
+                reason: e.to_string(),
+            })?;
+        self.install_plan(&plan)?;
+        Ok(plan)
+    }
+
+    /// The QP of a member of a group.
+    fn group_qp(&self, request: &Request, member: &Member) -> Result<QpConfig, SimError> {
+        let mac = self
+            .first_hop_mac(&member.host)
+            .ok_or_else(|| refused(&member.host, "it has no link"))?;
+        Ok(QpConfig::new(member.qpn, request.mcst_id.0, mac, Qpn::VIRTUAL))
     }
 
     /// Starts ranks with machines of any kind, or fails with [`SimError::Rank`]. `make` returns the machine of a rank
@@ -139,8 +174,18 @@ impl<W: Watch> Simulation<W> {
                     .and_then(|h| self.endpoint(h))
                     .ok_or_else(|| refused(host, "its peer is not a host"))?
                     .config();
+                let mac = if self.is_routed {
+                    self.first_hop_mac(host)
+                } else {
+                    None
+                };
                 let remote = qpn_of(remote.channel);
-                configs.push(QpConfig::new(qpn_of(channel), peer.ip, peer.mac, remote));
+                configs.push(QpConfig::new(
+                    qpn_of(channel),
+                    peer.ip,
+                    mac.unwrap_or(peer.mac),
+                    remote,
+                ));
             }
             self.add_rank(host, (rank, size), machine, configs, pmtu, qp)?;
         }
@@ -177,7 +222,7 @@ impl<W: Watch> Simulation<W> {
                     })
                     .map_err(|e| e.to_string())?;
             }
-            Rank::new(rank, size, machine, &qpns, endpoint).map_err(|e| e.to_string())
+            Rank::new(rank, size, machine, &qpns, endpoint, options.void_slots).map_err(|e| e.to_string())
         });
         let rank = made
             .ok_or_else(|| refused(host, "no such host"))?

@@ -8,7 +8,7 @@
 //! A [`Watch`] observes every frame as it is sent and delivered. One is [`Contract`], which checks M1 to M3 of a group.
 //!
 //! Hosts can be ranks of collectives, with CommLib's machines over the endpoint: as members of a group
-//! ([`Simulation::join_group`]) or among themselves ([`Simulation::join_hosts`]).
+//! ([`Simulation::join_group`], [`Simulation::join_multicast`]) or among themselves ([`Simulation::join_hosts`]).
 //!
 //! ```
 //! use castnet_sim::{End, SimConfig, Simulation};
@@ -28,6 +28,7 @@ mod node;
 mod profile;
 mod queue;
 mod rank;
+mod routes;
 mod run;
 mod simulation;
 mod task_memory;
@@ -38,8 +39,9 @@ pub use collective::{ChannelEnd, RankQp};
 pub use contract::{Contract, Sightings};
 pub use link::{Fate, LinkStats};
 pub use node::NodeId;
-pub use profile::{LinkProfile, SimConfig};
+pub use profile::{HostCost, LinkProfile, SimConfig};
 pub use rank::{Rank, RankTask};
+pub use routes::Routes;
 pub use simulation::{End, SimError, Simulation};
 pub use task_memory::TaskMemory;
 pub use trace::{Trace, TraceRecord};

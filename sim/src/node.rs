@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 
-use castnet_endpoint::{Completion, Endpoint};
+use castnet_comm::machine::Action;
+use castnet_endpoint::{Completion, CompletionOp, Endpoint};
 use castnet_engine::{Engine, EngineConfig};
 use castnet_wire::{Nanos, PortId};
 
+use crate::profile::HostCost;
 use crate::rank::Rank;
 
 /// Identifier of a switch or host.
@@ -50,6 +52,29 @@ pub(crate) struct HostNode {
     pub(crate) completions: Vec<(Nanos, Completion)>,
     /// Handles the completions, if the host is a rank.
     pub(crate) rank: Option<Box<Rank>>,
+    /// What the processor has to do for the rank, oldest first.
+    pub(crate) work: VecDeque<Work>,
+    /// The end of the oldest piece of work is in the queue of events.
+    pub(crate) works: bool,
+}
+
+/// A piece of work of a host's processor.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Complete(Completion),
+    Post(Action),
+}
+
+impl Work {
+    pub(crate) fn duration(&self, cost: HostCost) -> Nanos {
+        match self {
+            Self::Post(_) => cost.send,
+            Self::Complete(completion) => match completion.op {
+                CompletionOp::Recv | CompletionOp::RecvWriteImm => cost.receive,
+                CompletionOp::Send | CompletionOp::Write => Nanos::ZERO,
+            },
+        }
+    }
 }
 
 impl Node {

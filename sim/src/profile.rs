@@ -55,6 +55,21 @@ impl LinkProfile {
     }
 }
 
+/// Time that the processor of a host takes for the messages of its rank, one after the other. RNICs work beside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostCost {
+    /// Before a message is posted.
+    pub send: Nanos,
+    /// From the completion of a received message until the rank has it.
+    pub receive: Nanos,
+}
+
+impl HostCost {
+    pub(crate) fn is_zero(self) -> bool {
+        self == Self::default()
+    }
+}
+
 /// Configuration of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimConfig {
@@ -64,6 +79,8 @@ pub struct SimConfig {
     pub links: LinkProfile,
     /// Time from a frame's arrival at a switch until its worker polls. Frames that arrive meanwhile join the batch.
     pub poll_delay: Nanos,
+    /// Time of hosts.
+    pub host_cost: HostCost,
     /// Whether switches forward only CNPs of the most congested path of a multicast group (M4). False: all of them.
     pub filter_cnps: bool,
     /// Most frames that the trace keeps; it keeps the newest. 0 disables the trace.
@@ -71,12 +88,13 @@ pub struct SimConfig {
 }
 
 impl SimConfig {
-    /// Links without faults, switches that poll after one microsecond, no trace.
+    /// Links without faults, switches that poll after one microsecond, hosts that take no time, no trace.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
             links: LinkProfile::default(),
             poll_delay: Nanos(1_000),
+            host_cost: HostCost::default(),
             filter_cnps: true,
             trace_frames_max: 0,
         }

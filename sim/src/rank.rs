@@ -11,6 +11,7 @@ use castnet_endpoint::{
 use castnet_reduce::Kernel;
 use castnet_wire::{Nanos, Qpn};
 
+use crate::node::Work;
 use crate::task_memory::{Memory, TaskMemory};
 
 /// Bytes at the start of a message that are passed to the machine.
@@ -94,15 +95,22 @@ impl Rank {
         machine: Box<dyn Machine>,
         qpns: &[Qpn],
         endpoint: &mut Endpoint,
+        void_slots: bool,
     ) -> Result<Self, castnet_endpoint::MemoryError> {
         let shape = machine.shape();
-        let bytes = |slots: u32| vec![0; slots as usize * shape.slot_bytes as usize];
+        let mut slots = |slots: u32, access| {
+            let bytes = u64::from(slots) * u64::from(shape.slot_bytes);
+            match void_slots {
+                true => endpoint.register_void(bytes, access),
+                false => endpoint.register_memory(0, vec![0; bytes as usize], access),
+            }
+        };
         let mut channels = Vec::new();
         for &qpn in qpns {
             channels.push(Channel {
                 qpn,
-                sends: endpoint.register_memory(0, bytes(shape.send_slots), Access::READ)?,
-                receives: endpoint.register_memory(0, bytes(shape.receive_slots), Access::LOCAL)?,
+                sends: slots(shape.send_slots, Access::READ)?,
+                receives: slots(shape.receive_slots, Access::LOCAL)?,
                 into_task: vec![false; shape.receive_slots as usize],
                 from_tasks: VecDeque::new(),
             });
@@ -160,8 +168,8 @@ impl Rank {
         self.tasks.retain(|_, t| t.ended.is_none());
     }
 
-    /// Starts a task. Without `input` it has no memory, for measurements of time: sent bytes are meaningless, received
-    /// ones are ignored.
+    /// Starts a task; [`Rank::carry_out`] executes the resulting actions. Without `input` it has no memory, for measurements
+    /// of time: sent bytes are meaningless, received ones are ignored.
     pub(crate) fn start(
         &mut self,
         now: Nanos,
@@ -191,7 +199,6 @@ impl Rank {
                 result: None,
             },
         );
-        self.carry_out(now, endpoint);
         id
     }
 
@@ -242,11 +249,34 @@ impl Rank {
         let mut worked = false;
         while let Some(action) = self.machine.poll_action() {
             worked = true;
-            if let Err(fault) = self.execute(now, endpoint, action) {
-                self.faults.push(format!("at {now}: {action:?}: {fault}"));
+            self.try_execute(now, endpoint, action);
+        }
+        worked
+    }
+
+    /// As [`Rank::carry_out`], but sends are appended to `work`.
+    pub(crate) fn carry_out_without_sends(
+        &mut self,
+        now: Nanos,
+        endpoint: &mut Endpoint,
+        work: &mut VecDeque<Work>,
+    ) -> bool {
+        let mut worked = false;
+        while let Some(action) = self.machine.poll_action() {
+            worked = true;
+            match action {
+                Action::Send { .. } => work.push_back(Work::Post(action)),
+                _ => self.try_execute(now, endpoint, action),
             }
         }
         worked
+    }
+
+    /// Executes an action, and records a fault.
+    pub(crate) fn try_execute(&mut self, now: Nanos, endpoint: &mut Endpoint, action: Action) {
+        if let Err(fault) = self.execute(now, endpoint, action) {
+            self.faults.push(format!("at {now}: {action:?}: {fault}"));
+        }
     }
 
     fn execute(&mut self, now: Nanos, endpoint: &mut Endpoint, action: Action) -> Result<(), String> {

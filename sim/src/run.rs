@@ -6,7 +6,7 @@ use castnet_engine::plain::PlainEgress;
 use castnet_wire::{Batch, Nanos, PortId};
 
 use crate::link::{Direction, Passage};
-use crate::node::{Kind, NodeId};
+use crate::node::{Kind, NodeId, Work};
 use crate::simulation::{End, Event, Simulation};
 use crate::trace::TraceRecord;
 use crate::watch::{Delivery, Hop, View, Watch};
@@ -53,6 +53,7 @@ impl<W: Watch> Simulation<W> {
                 }
             }
             Event::Poll(node) => self.poll_switch(node),
+            Event::Work(node) => self.work(node),
             Event::Timer(node) => self.timer(node),
             Event::Action(action) => action(self),
         }
@@ -230,7 +231,11 @@ impl<W: Watch> Simulation<W> {
                 nodes: &self.nodes,
             };
             self.watch.completed(&view, node, &completion);
+            let takes_time = !self.host_cost.is_zero();
             match self.nodes[node.0].host_mut() {
+                Some(host) if host.rank.is_some() && takes_time => {
+                    host.work.push_back(Work::Complete(completion));
+                }
                 Some(host) if host.rank.is_some() => {
                     if let Some(rank) = &mut host.rank {
                         rank.completed(self.now, &mut host.endpoint, &completion);
@@ -240,11 +245,36 @@ impl<W: Watch> Simulation<W> {
                 None => {}
             }
         }
+        let (now, cost) = (self.now, self.host_cost);
+        let Some(host) = self.nodes[node.0].host_mut() else {
+            return false;
+        };
+        let Some(rank) = &mut host.rank else { return false };
+        if cost.is_zero() {
+            return rank.carry_out(now, &mut host.endpoint);
+        }
+        // What the rank sends waits for the processor.
+        let worked = rank.carry_out_without_sends(now, &mut host.endpoint, &mut host.work);
+        if let Some(oldest) = host.work.front().filter(|_| !host.works) {
+            let duration = oldest.duration(cost);
+            host.works = true;
+            self.queue.push(now + duration, Event::Work(node));
+        }
+        worked
+    }
+
+    fn work(&mut self, node: NodeId) {
         let now = self.now;
-        self.nodes[node.0].host_mut().is_some_and(|host| {
-            let rank = host.rank.as_mut();
-            rank.is_some_and(|rank| rank.carry_out(now, &mut host.endpoint))
-        })
+        if let Some(host) = self.nodes[node.0].host_mut() {
+            host.works = false;
+            if let (Some(rank), Some(work)) = (&mut host.rank, host.work.pop_front()) {
+                match work {
+                    Work::Complete(completion) => rank.completed(now, &mut host.endpoint, &completion),
+                    Work::Post(action) => rank.try_execute(now, &mut host.endpoint, action),
+                }
+            }
+        }
+        self.serve_host(node);
     }
 
     /// Inserts a timer event for the node, unless an earlier one exists.

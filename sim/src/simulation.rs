@@ -1,6 +1,6 @@
 //! The simulated network and its clock.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use castnet_endpoint::{Completion, Endpoint, EndpointConfig};
 use castnet_engine::plain::PlainEgress;
@@ -14,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::link::{Direction, LinkStats};
 use crate::node::{HostNode, Kind, Node, NodeId, SwitchNode};
-use crate::profile::{LinkProfile, SimConfig};
+use crate::profile::{HostCost, LinkProfile, SimConfig};
 use crate::queue::EventQueue;
 use crate::trace::Trace;
 use crate::watch::{View, Watch};
@@ -67,6 +67,8 @@ pub(crate) enum Event<W> {
     Ready(NodeId),
     /// The worker of a switch polls its ports.
     Poll(NodeId),
+    /// The processor of a host has done the oldest piece of its work.
+    Work(NodeId),
     Timer(NodeId),
     Action(Action<W>),
 }
@@ -83,6 +85,9 @@ pub struct Simulation<W = ()> {
     pub(crate) directions: Vec<Direction>,
     pub(crate) rng: ChaCha8Rng,
     pub(crate) poll_delay: Nanos,
+    pub(crate) host_cost: HostCost,
+    /// Hosts send to their first hop, not to the host itself.
+    pub(crate) is_routed: bool,
     pub(crate) trace: Trace,
     pub(crate) watch: W,
     pub(crate) egress: PlainEgress,
@@ -102,6 +107,8 @@ impl<W: Watch> Simulation<W> {
             directions: Vec::new(),
             rng: ChaCha8Rng::seed_from_u64(config.seed),
             poll_delay: config.poll_delay,
+            host_cost: config.host_cost,
+            is_routed: false,
             trace: Trace::new(config.trace_frames_max),
             watch,
             egress: PlainEgress::default(),
@@ -140,6 +147,8 @@ impl<W: Watch> Simulation<W> {
                     ready_waits: false,
                     completions: Vec::new(),
                     rank: None,
+                    work: VecDeque::new(),
+                    works: false,
                 })),
             );
         }
