@@ -74,6 +74,7 @@ pub(crate) enum Command {
     LogLevel(crate::log_level::LogLevelCommand),
     Pki(crate::pki::PkiCommand),
     Doctor(castnet_doctor::DoctorCommand),
+    Sim(castnet_experiments::SimCommand),
     Completions(crate::completions::CompletionsCommand),
 }
 
@@ -84,6 +85,7 @@ impl Cli {
             Command::Rules(command) => command.run(output),
             Command::Pki(command) => command.run(output),
             Command::Doctor(command) => command.run(output),
+            Command::Sim(command) => command.run(output),
             Command::Completions(command) => command.run(),
             Command::Demo(command) => service(command.run(output)),
             Command::Bench(command) => service(command.run(output)),

@@ -10,3 +10,4 @@ mod lives;
 mod operators;
 mod pki;
 mod purge;
+mod sim;

@@ -28,7 +28,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("switch", &["console", "dpdk", "worker"]),
     ("demo", &["agent", "comm", "controller", "member", "switch"]),
     ("doctor", &["rnic", "switch"]),
-    ("experiments", &["sim"]),
+    ("experiments", &["console", "sim"]),
     ("bench", &["switch", "traffic"]),
     ("endpoint", &["wire"]),
     ("rnic", &["endpoint", "port"]),

@@ -1,0 +1,255 @@
+//! One Broadcast on the simulated network.
+
+use std::error::Error;
+use std::net::Ipv4Addr;
+
+use castnet_comm::machine::{BroadcastAlgorithm, Collective, HostBasedConfig, Task};
+use castnet_planner::{Member, Request};
+use castnet_rules::MulticastRule;
+use castnet_sim::{HostCost, LinkProfile, RankQp, Routes, SimConfig, Simulation};
+use castnet_topology::{End, LinkId, Topology};
+use castnet_wire::control::{CallFlags, DataType, Operation};
+use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
+
+pub(crate) type Failed = Box<dyn Error + Send + Sync>;
+
+const PMTU: Pmtu = Pmtu::B4096;
+/// Longer messages to several peers are sent one after the other: MPI's rendezvous protocol.
+const IN_TURN_ABOVE: u32 = 8 << 10;
+/// Most slices or calls in flight between two hosts.
+const DEPTH: u32 = 64;
+/// Virtual time after which a Broadcast has failed.
+const PATIENCE: Nanos = Nanos::from_secs(100);
+/// A run is examined for its end after this virtual time.
+const STEP: Nanos = Nanos::from_millis(1);
+
+/// A fabric with its routes.
+#[derive(Debug)]
+pub(crate) struct Fabric {
+    topology: Topology,
+    routes: Routes,
+    /// Propagation delay of its links.
+    delay: Nanos,
+}
+
+impl Fabric {
+    fn new(topology: Topology, delay: Nanos) -> Self {
+        let routes = Routes::new(&topology);
+        Self {
+            topology,
+            routes,
+            delay,
+        }
+    }
+
+    /// Cepheus V.C: three tiers, 1,024 hosts, edge switches of 64 ports, no oversubscription. The paper does not give the
+    /// delay of links.
+    pub(crate) fn fat_tree() -> Result<Self, Failed> {
+        Ok(Self::new(Topology::three_tier(4, 8, 32)?, Nanos::from_micros(1)))
+    }
+
+    /// Cepheus IV: four hosts at one switch.
+    pub(crate) fn testbed(delay: Nanos) -> Result<Self, Failed> {
+        Ok(Self::new(Topology::star(4)?, delay))
+    }
+}
+
+/// How data reach all members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Method {
+    /// By a multicast group in the switches.
+    Cepheus,
+    /// By a binomial tree of hosts, whole messages.
+    BinomialTree,
+    /// From host to host, in so many slices.
+    Chain { slices: u16 },
+    /// From the source to each host.
+    Unicasts,
+}
+
+/// A Broadcast of the first of `members` hosts to the others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Broadcast {
+    pub(crate) method: Method,
+    pub(crate) members: u16,
+    pub(crate) bytes: u64,
+    /// How often it is called, each time without waiting for the previous one.
+    pub(crate) calls: u32,
+    pub(crate) host_cost: HostCost,
+    pub(crate) loss: Loss,
+    pub(crate) seed: u64,
+}
+
+/// Probability that a switch loses a frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Loss {
+    /// On each link that leaves a switch.
+    pub(crate) rate: f64,
+    /// Only on links between switches.
+    pub(crate) between_switches: bool,
+    /// QP time-out exponent: 4.096 us * 2^t. 0: that of [`RankQp`].
+    pub(crate) timeout: u8,
+}
+
+/// Duration of a Broadcast in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Times {
+    /// Until the last receiver had all data.
+    pub(crate) arrived: f64,
+    /// Until the last call returned: the source's, when all data are acknowledged.
+    pub(crate) returned: f64,
+    /// Handled events of the simulation.
+    pub(crate) events: u64,
+}
+
+impl Broadcast {
+    /// Without loss, by hosts that take no time.
+    pub(crate) fn new(method: Method, members: u16, bytes: u64) -> Self {
+        Self {
+            method,
+            members,
+            bytes,
+            calls: 1,
+            host_cost: HostCost::default(),
+            loss: Loss::default(),
+            seed: 1,
+        }
+    }
+
+    /// The Broadcast of a message of any length: that of more than `whole` bytes is continued at the rate of the second half
+    /// of `whole`.
+    pub(crate) fn measure(&self, fabric: &Fabric, whole: u64) -> Result<Times, Failed> {
+        if self.bytes <= whole {
+            return self.simulate(fabric);
+        }
+        let of = |bytes| Self { bytes, ..*self }.simulate(fabric);
+        let (half, full) = (of(whole / 2)?, of(whole)?);
+        let times = (self.bytes - whole) as f64 / (whole - whole / 2) as f64;
+        Ok(Times {
+            arrived: full.arrived + (full.arrived - half.arrived) * times,
+            returned: full.returned + (full.returned - half.returned) * times,
+            events: half.events + full.events,
+        })
+    }
+
+    fn simulate(&self, fabric: &Fabric) -> Result<Times, Failed> {
+        let hosts: Vec<String> = (0..self.members).map(|i| format!("h{i}")).collect();
+        let links = LinkProfile {
+            delay: fabric.delay,
+            ..LinkProfile::default()
+        };
+        let config = SimConfig {
+            // Switches take no time beyond that of links.
+            poll_delay: Nanos::ZERO,
+            host_cost: self.host_cost,
+            links,
+            ..SimConfig::new(self.seed)
+        };
+        let mut sim = Simulation::new(&fabric.topology, config, ())?;
+        sim.install_routes(&fabric.routes)?;
+        self.set_loss(&mut sim, &fabric.topology, links);
+        self.join(&mut sim, &fabric.topology, &hosts)?;
+        let task = Task {
+            collective: Collective::Broadcast { root: 0 },
+            operation: Operation::Sum,
+            data_type: DataType::U8,
+            flags: CallFlags(0),
+            elements: self.bytes,
+        };
+        for _ in 0..self.calls {
+            for host in &hosts {
+                sim.start_task(host, task, None).ok_or("no rank")?;
+            }
+        }
+        self.finish(&mut sim, &hosts)
+    }
+
+    fn set_loss(&self, sim: &mut Simulation, topology: &Topology, links: LinkProfile) {
+        let lossy = LinkProfile {
+            loss: self.loss.rate,
+            ..links
+        };
+        for (link, ends) in topology.links().filter(|_| self.loss.rate > 0.0) {
+            let is_host = |end: &End| matches!(end, End::Host(_));
+            let profile = |from: &End, to: &End| match (is_host(from), is_host(to)) {
+                (true, _) => links,
+                (false, true) if self.loss.between_switches => links,
+                _ => lossy,
+            };
+            let profiles = [profile(&ends.a, &ends.b), profile(&ends.b, &ends.a)];
+            sim.set_profile(LinkId(link.0), profiles);
+        }
+    }
+
+    fn join(&self, sim: &mut Simulation, topology: &Topology, hosts: &[String]) -> Result<(), Failed> {
+        let (broadcast, slices) = match self.method {
+            Method::Cepheus | Method::Unicasts => (BroadcastAlgorithm::Unicasts, 1),
+            Method::BinomialTree => (BroadcastAlgorithm::BinomialTree, 1),
+            Method::Chain { slices } => (BroadcastAlgorithm::Chain, slices),
+        };
+        let message_bytes = self.bytes.div_ceil(slices.max(1).into()).next_multiple_of(8);
+        let config = HostBasedConfig {
+            message_bytes: u32::try_from(message_bytes)?,
+            depth: if slices > 1 || self.calls > 1 { DEPTH } else { 1 },
+            broadcast,
+            in_turn_above: match self.method {
+                Method::BinomialTree => IN_TURN_ABOVE,
+                _ => u32::MAX,
+            },
+            ..HostBasedConfig::new(0, self.members)
+        };
+        let qp = RankQp {
+            window: 256,
+            timeout: match self.loss.timeout {
+                0 => RankQp::default().timeout,
+                timeout => timeout,
+            },
+            void_slots: true,
+            ..RankQp::default()
+        };
+        if self.method != Method::Cepheus {
+            sim.join_hosts(hosts, PMTU, qp, config)?;
+            return Ok(());
+        }
+        let qpn = Qpn::new(17);
+        let members = hosts.iter().map(|host| Member::new(host, qpn)).collect();
+        let mcst_id = McstId(Ipv4Addr::new(10, 255, 0, 1));
+        let rule = MulticastRule {
+            start_psn: Some(Psn::new(0)),
+            ..MulticastRule::default()
+        };
+        let request = Request::multicast("group", mcst_id, PMTU, members, rule);
+        sim.join_multicast(topology, &request, qp, config)?;
+        Ok(())
+    }
+
+    fn finish(&self, sim: &mut Simulation, hosts: &[String]) -> Result<Times, Failed> {
+        let is_done = |sim: &Simulation, host: &String| sim.rank(host).is_some_and(|rank| rank.is_done());
+        while !hosts.iter().all(|host| is_done(sim, host)) {
+            if sim.now() > PATIENCE {
+                return Err(format!("{self:?} has not ended after {PATIENCE}").into());
+            }
+            sim.run(sim.now() + STEP);
+        }
+        let mut times = Times {
+            events: sim.events(),
+            ..Times::default()
+        };
+        for host in hosts {
+            let rank = sim.rank(host).ok_or("no rank")?;
+            if let Some(fault) = rank.faults().first() {
+                return Err(format!("{host}: {fault}").into());
+            }
+            for task in rank.tasks() {
+                let delivered = task.delivered.map_or(0.0, |at| at.0 as f64);
+                times.arrived = times.arrived.max(delivered);
+                match task.ended {
+                    Some((at, Ok(()))) => times.returned = times.returned.max(at.0 as f64),
+                    Some((_, Err(failure))) => return Err(format!("{host}: {failure}").into()),
+                    None => {}
+                }
+            }
+        }
+        Ok(times)
+    }
+}

@@ -1,0 +1,157 @@
+//! The experiments of Cepheus (HPCA 2024, section V) on the simulated network: the real engine with its multicast machine is
+//! each switch, the real endpoint each RNIC, and CommLib's machines are the chain, the tree and the unicasts.
+//! docs/cepheus-figures.md has the results.
+
+mod broadcast;
+mod lab;
+mod report;
+mod storage;
+
+use std::path::{Path, PathBuf};
+
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::Output;
+use castnet_console::plot;
+use clap::builder::PossibleValue;
+use clap::{Args, ValueEnum};
+
+use lab::Failed;
+use report::{FigureReport, Reports};
+
+/// The figures of Cepheus: multicast in the switches beside chain, binomial tree and unicasts
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Time is virtual: hosts, switches and links take the time that the text above each table says. Messages over --whole MiB are
+continued at the rate of the second half of that message.
+
+Examples:
+  castnet sim cepheus fig12                    one figure
+  castnet sim cepheus fig12 fig8 --quick       two, with few points, in seconds
+  castnet sim cepheus all --svg cepheus.svg    all, and cepheus-fig8.svg and so on"
+)]
+pub struct CepheusCommand {
+    /// Figures and tables of the paper
+    #[arg(value_enum, value_name = "FIGURE", required = true)]
+    figures: Vec<Choice>,
+    /// Few points, small groups: seconds instead of minutes
+    #[arg(long)]
+    quick: bool,
+    /// Longest message that is simulated from its first to its last packet, in MiB; default 8, with --quick 1
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    whole: Option<u64>,
+    /// Draws a plot; of several figures one each, with the name of the figure before the extension
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+enum Figure {
+    /// Small messages to four hosts at one switch
+    Fig8,
+    /// Large messages to four hosts at one switch
+    Fig9,
+    /// Writes of 8 KiB to three replicas per second
+    Table1,
+    /// Latency of a write to three replicas over its size
+    Fig10,
+    /// Flow completion time of a multicast to 512 hosts over the message size
+    Fig12,
+}
+
+/// What is run.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    All,
+    One(Figure),
+}
+
+impl ValueEnum for Choice {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: [Choice; Figure::EACH.len() + 1] = {
+            let mut all = [Choice::All; Figure::EACH.len() + 1];
+            let mut i = 0;
+            while i < Figure::EACH.len() {
+                all[i] = Choice::One(Figure::EACH[i]);
+                i += 1;
+            }
+            all
+        };
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Self::All => Some(PossibleValue::new("all").help("Each of them")),
+            Self::One(figure) => figure.to_possible_value(),
+        }
+    }
+}
+
+impl Figure {
+    const EACH: [Self; 5] = [Self::Fig8, Self::Fig9, Self::Table1, Self::Fig10, Self::Fig12];
+
+    fn run(self, extent: Extent) -> Result<FigureReport, Failed> {
+        match self {
+            Self::Fig8 => broadcast::fig8(extent),
+            Self::Fig9 => broadcast::fig9(extent),
+            Self::Table1 => storage::table1(extent),
+            Self::Fig10 => storage::fig10(extent),
+            Self::Fig12 => broadcast::fig12(extent),
+        }
+    }
+}
+
+/// How much is simulated.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) quick: bool,
+    /// Bytes of the longest message that is simulated whole.
+    pub(crate) whole: u64,
+}
+
+impl CepheusCommand {
+    pub(crate) fn run(self, output: Output) -> Outcome {
+        let extent = Extent {
+            quick: self.quick,
+            whole: self.whole.unwrap_or(if self.quick { 1 } else { 8 }) << 20,
+        };
+        let of = |choice: Choice| match choice {
+            Choice::All => Figure::EACH.to_vec(),
+            Choice::One(figure) => vec![figure],
+        };
+        let mut figures: Vec<Figure> = self.figures.into_iter().flat_map(of).collect();
+        figures.sort_unstable();
+        figures.dedup();
+        let mut reports = Reports {
+            figures: Vec::new(),
+            plots: Vec::new(),
+        };
+        for figure in figures {
+            reports.figures.push(figure.run(extent).map_err(Failure::failed)?);
+        }
+        if let Some(file) = &self.svg {
+            let is_one = reports.figures.len() == 1;
+            for figure in &reports.figures {
+                let file = if is_one {
+                    file.clone()
+                } else {
+                    beside(file, figure.name)
+                };
+                let report::Plot { x, y, panels } = &figure.plot;
+                plot::write(&file, x, y, panels).map_err(|error| {
+                    Failure::failed(error).while_doing(format!("drawing {}", file.display()))
+                })?;
+                reports.plots.push(file.display().to_string());
+            }
+        }
+        output.show(&reports)
+    }
+}
+
+/// `plots/all.svg` becomes `plots/all-fig8.svg`.
+fn beside(file: &Path, name: &str) -> PathBuf {
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = file.extension().unwrap_or_default().to_string_lossy();
+    let dot = if extension.is_empty() { "" } else { "." };
+    file.with_file_name(format!("{stem}-{name}{dot}{extension}"))
+}

@@ -1,0 +1,38 @@
+//! `castnet sim`: experiments of papers on the simulated network, beside the papers' numbers. [`cepheus`] has those of
+//! Cepheus; the program of this crate has those of EPIC's appendix K.
+#![forbid(unsafe_code)]
+
+pub mod cepheus;
+
+use castnet_console::exit::Outcome;
+use castnet_console::output::Output;
+use clap::{Args, Subcommand};
+
+/// Experiments of papers on the simulated network, beside the papers' numbers
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  castnet sim cepheus fig12                       multicast to 512 hosts, 64 B to 1 GiB, beside chain and binomial tree
+  castnet sim cepheus all --quick                 all figures in a few points
+  castnet sim cepheus fig12 --svg fig12.svg       and a plot
+  castnet sim cepheus table1 --output json")]
+pub struct SimCommand {
+    #[command(subcommand)]
+    paper: Paper,
+}
+
+#[derive(Debug, Subcommand)]
+enum Paper {
+    Cepheus(cepheus::CepheusCommand),
+}
+
+impl SimCommand {
+    /// Runs the experiments and prints their reports.
+    ///
+    /// # Errors
+    /// A file cannot be written, or an experiment failed.
+    pub fn run(self, output: Output) -> Outcome {
+        match self.paper {
+            Paper::Cepheus(command) => command.run(output),
+        }
+    }
+}
