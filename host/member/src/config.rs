@@ -43,6 +43,16 @@ pub enum Group {
     },
 }
 
+impl Group {
+    /// The name of a group that is joined over the controller.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Self::Named { name, .. } => Some(name),
+            Self::Fixed { .. } | Self::InBand { .. } => None,
+        }
+    }
+}
+
 /// What the QPs of a member are connected to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupAddress {

@@ -305,6 +305,25 @@ impl Controller {
         }
     }
 
+    /// Fails if the group does not run with this member.
+    pub(crate) async fn confirm(self) -> Result<(), MemberError> {
+        let ask = || async {
+            let state = self.state(&mut self.client().await?).await;
+            state.map_err(|status| self.refused("looking at", status))
+        };
+        let is_away = |error: &MemberError| match error {
+            MemberError::Transport(_) => true,
+            MemberError::Status { status, .. } => status.code() == Code::Unavailable,
+            _ => false,
+        };
+        let state = retry(RETURN_PATIENCE, is_away, ask).await?;
+        match self.lost_by(&state) {
+            Some(lost) => Err(lost),
+            None if self.runs_with(&state) => Ok(()),
+            None => Err(MemberError::NotActive { group: self.group }),
+        }
+    }
+
     /// Why this member can do nothing more in the group. `None`: it can, or it is not certain yet.
     fn lost_by(&self, state: &api::GroupState) -> Option<MemberError> {
         use api::GroupPhase::{Active, Degraded, Failed, Removing};

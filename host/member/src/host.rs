@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use castnet_proto::transport::{Call, Connection};
 use castnet_rnic::{Rnic, RnicError};
+use castnet_wire::Qpn;
 
 use crate::config::{Group, MemberConfig};
 use crate::controller::Controller;
@@ -83,6 +84,15 @@ impl<'r> Host<'r> {
             self.rnic.poll_or_wait(sleep_max)?;
         }
         Ok(())
+    }
+
+    /// An RNIC that has failed is reported by its other calls.
+    pub(crate) fn destroy_qps(&mut self, qpns: &[Qpn]) {
+        for &qpn in qpns {
+            if let Err(error) = self.rnic.destroy_qp(qpn) {
+                tracing::debug!(%error, %qpn, "not destroyed");
+            }
+        }
     }
 
     pub(crate) fn idle(&mut self) -> Result<(), RnicError> {

@@ -61,5 +61,5 @@ pub use castnet_rnic::messages::{MessageReceiver, Messages, MessagesSummary};
 pub use castnet_rnic::stream::{StreamHeader, StreamReceiver, StreamSummary};
 pub use config::{Group, GroupAddress, MemberConfig};
 pub use error::MemberError;
-pub use member::{Member, Prepared, Source, Transferred, message_receiver, receiver, source};
+pub use member::{Member, Prepared, Source, Transferred, message_receiver, receiver, region, source};
 pub use registration::{Others, Registration};

@@ -43,6 +43,8 @@ pub struct Prepared<'r, T> {
     make: Make<T>,
     side: T,
     rings: Vec<MemoryRegion>,
+    /// Whether the memory is this member's, and not its caller's.
+    owns_rings: bool,
     connection: api::Connection,
 }
 
@@ -54,6 +56,7 @@ pub struct Member<'r, T> {
     make: Make<T>,
     side: T,
     rings: Vec<MemoryRegion>,
+    owns_rings: bool,
     group: GroupAddress,
     /// A receiver has everything; the source may still lack its last acknowledgement.
     has_all: bool,
@@ -114,6 +117,28 @@ pub fn message_receiver(
     Prepared::new(Host::new(rnic, config)?, api::Role::Receiver, Box::new(make))
 }
 
+/// Prepares a receiver whose memory the source writes at any offset, in all lanes. Nothing is received: the source uses WRITE without
+/// immediate. The region is the caller's, and stays when the membership ends. Fails as [`receiver`].
+pub fn region(
+    config: MemberConfig,
+    rnic: &mut dyn Rnic,
+    region: MemoryRegion,
+) -> Result<Prepared<'_, MemoryRegion>, MemberError> {
+    let config = MemberConfig {
+        by_write: true,
+        ..config
+    };
+    let make = move |_: &mut dyn Rnic, _: &MemberConfig, qpns: &[Qpn]| {
+        let rings = vec![region; qpns.len()];
+        Ok((region, rings))
+    };
+    let prepared = Prepared::new(Host::new(rnic, config)?, api::Role::Receiver, Box::new(make))?;
+    Ok(Prepared {
+        owns_rings: false,
+        ..prepared
+    })
+}
+
 impl<'r, T> Prepared<'r, T> {
     /// Creates the QPs, as many as the group has lanes, and what is made for them.
     fn new(mut host: Host<'r>, role: api::Role, make: Make<T>) -> Result<Self, MemberError> {
@@ -151,6 +176,7 @@ impl<'r, T> Prepared<'r, T> {
             make,
             side,
             rings,
+            owns_rings: true,
             connection,
         })
     }
@@ -191,34 +217,9 @@ impl<'r, T> Prepared<'r, T> {
         }
     }
 
+    /// Destroys the QPs if it fails.
     fn wait_for_group(mut self) -> Result<Member<'r, T>, MemberError> {
-        let (mut lease, mut registered) = (None, None);
-        let group = match &self.host.config.group {
-            Group::Fixed { address, .. } => address.clone(),
-            Group::InBand {
-                address,
-                registration,
-                ..
-            } => {
-                let (address, registration) = (address.clone(), registration.clone());
-                registered = Some(self.register(&address, &registration)?);
-                address
-            }
-            Group::Named { wait, .. } => {
-                let wait = *wait;
-                let connection = self.connection;
-                let role = self.role;
-                let call = self
-                    .host
-                    .start(|controller| controller.join(role, connection, wait));
-                let (state, held) = match call {
-                    Some(call) => self.host.await_call(call)??,
-                    None => return Err(MemberError::Interrupted),
-                };
-                lease = held;
-                GroupAddress::try_from(&state)?
-            }
-        };
+        let (group, lease, registered) = self.group().inspect_err(|_| self.host.destroy_qps(&self.qpns))?;
         Ok(Member {
             host: self.host,
             qpns: self.qpns,
@@ -226,11 +227,38 @@ impl<'r, T> Prepared<'r, T> {
             make: self.make,
             side: self.side,
             rings: self.rings,
+            owns_rings: self.owns_rings,
             group,
             has_all: false,
             lease,
             _registered: registered,
         })
+    }
+
+    fn group(&mut self) -> Result<(GroupAddress, Option<Lease>, Option<Registered>), MemberError> {
+        match &self.host.config.group {
+            Group::Fixed { address, .. } => Ok((address.clone(), None, None)),
+            Group::InBand {
+                address,
+                registration,
+                ..
+            } => {
+                let (address, registration) = (address.clone(), registration.clone());
+                let registered = self.register(&address, &registration)?;
+                Ok((address, None, Some(registered)))
+            }
+            Group::Named { wait, .. } => {
+                let (wait, role, connection) = (*wait, self.role, self.connection.clone());
+                let call = self
+                    .host
+                    .start(|controller| controller.join(role, connection, wait));
+                let (state, lease) = match call {
+                    Some(call) => self.host.await_call(call)??,
+                    None => return Err(MemberError::Interrupted),
+                };
+                Ok((GroupAddress::try_from(&state)?, lease, None))
+            }
+        }
     }
 
     /// Registers the group in the band, or this receiver at its leader, and waits until the switches have the group.
@@ -268,13 +296,17 @@ impl<'r, T> Member<'r, T> {
         for &qpn in &self.qpns {
             self.host.rnic.destroy_qp(qpn)?;
         }
-        for ring in &self.rings {
+        for ring in self.rings.iter().filter(|_| self.owns_rings) {
             self.host.rnic.deregister_memory(ring.key)?;
         }
         if let Group::Named { wait, .. } = &mut self.host.config.group {
             *wait = (*wait).max(RETURN_PATIENCE);
         }
-        Prepared::new(self.host, self.role, self.make)
+        let prepared = Prepared::new(self.host, self.role, self.make)?;
+        Ok(Prepared {
+            owns_rings: self.owns_rings,
+            ..prepared
+        })
     }
 }
 
@@ -310,6 +342,34 @@ impl<T> Member<'_, T> {
         &self.qpns
     }
 
+    /// The group that this member is connected to.
+    pub fn group(&self) -> &GroupAddress {
+        &self.group
+    }
+
+    /// Polls the RNIC, or sleeps a little.
+    pub fn poll(&mut self) -> Result<(), MemberError> {
+        Ok(self.host.idle()?)
+    }
+
+    /// Asks the controller whether the group runs with this member. If so, it did all the time since this member joined: what the source had
+    /// acknowledged before has arrived here, too. Without a controller there is nobody who could put a member out.
+    pub fn confirm(&mut self) -> Result<(), MemberError> {
+        match self.host.start(|controller| controller.confirm()) {
+            Some(call) => self.host.await_call(call)?,
+            None => Ok(()),
+        }
+    }
+
+    /// Runs `work`, which polls the RNIC and often calls the function that it gets, with its progress so far. It ends when that returns
+    /// [`Flow::Stop`]: this host is interrupted, or the group goes on without this member or has ended. Then the error is returned, too.
+    pub fn run<S>(
+        &mut self,
+        work: impl FnOnce(&mut dyn Rnic, &mut dyn FnMut(u64) -> Flow) -> S,
+    ) -> (S, Option<MemberError>) {
+        self.watch(|rnic, _, flow| work(rnic, flow))
+    }
+
     /// Polls the RNIC until `done`, so that this host answers ARP and repeated requests. Fails if interrupted.
     pub fn wait_until(&mut self, done: &mut dyn FnMut() -> bool) -> Result<(), MemberError> {
         let mut is_done = false;
@@ -326,8 +386,14 @@ impl<T> Member<'_, T> {
 
     /// Leaves the group; the others go on without a receiver that leaves. One that has everything first waits until the
     /// source has left, or is silent for 3 seconds and the time of a lease: a lost last acknowledgement must be sent again. If the controller cannot be reached, the group waits
-    /// for this member; what was transferred is complete.
+    /// for this member; what was transferred is complete. The QPs are destroyed.
     pub fn leave(mut self) -> Result<(), MemberError> {
+        let left = self.leave_group();
+        self.host.destroy_qps(&self.qpns);
+        left
+    }
+
+    fn leave_group(&mut self) -> Result<(), MemberError> {
         let mut polled = match self.has_all {
             true => self.await_source_left(),
             false => Ok(()),
@@ -368,6 +434,19 @@ impl<T> Member<'_, T> {
         &mut self,
         transfer: impl FnOnce(&mut dyn Rnic, &mut T, &mut dyn FnMut(u64) -> Flow) -> Result<S, StreamError>,
     ) -> Result<S, MemberError> {
+        let (result, lost) = self.watch(transfer);
+        result.map_err(|error| match (lost, error) {
+            (Some(why), _) => why,
+            (None, StreamError::Stopped) => MemberError::Interrupted,
+            (None, error) => error.into(),
+        })
+    }
+
+    /// As [`Member::run`].
+    fn watch<S>(
+        &mut self,
+        work: impl FnOnce(&mut dyn Rnic, &mut T, &mut dyn FnMut(u64) -> Flow) -> S,
+    ) -> (S, Option<MemberError>) {
         let states = self.states();
         let lost = self.host.start(|controller| controller.lost(states));
         let config = &self.host.config;
@@ -382,13 +461,8 @@ impl<T> Member<'_, T> {
                 Flow::Continue
             }
         };
-        let result = transfer(self.host.rnic, &mut self.side, &mut flow);
-        let lost = lost.and_then(|mut call| call.poll());
-        result.map_err(|error| match (lost, error) {
-            (Some(why), _) => why,
-            (None, StreamError::Stopped) => MemberError::Interrupted,
-            (None, error) => error.into(),
-        })
+        let result = work(self.host.rnic, &mut self.side, &mut flow);
+        (result, lost.and_then(|mut call| call.poll()))
     }
 }
 
