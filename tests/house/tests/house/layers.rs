@@ -34,6 +34,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("rnic", &["endpoint", "port"]),
     ("comm", &["rnic", "proto", "reduce"]),
     ("member", &["mrp", "rnic", "proto"]),
+    ("replicate", &["member"]),
     ("runner", &["comm"]),
     ("local", &["runner"]),
     ("traffic", &["port", "rules"]),

@@ -1,0 +1,179 @@
+//! The file behind a server's memory.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use castnet_rnic::{MemoryKey, Rnic, RnicError};
+use nix::errno::Errno;
+use nix::fcntl::posix_fallocate;
+
+use crate::error::ReplicateError;
+
+/// Bytes that are read or written at once. The RNIC is polled in between.
+const CHUNK: usize = 256 << 10;
+
+/// A file that holds what the memory held when it was last saved. RNICs cannot write files: pages of files cannot be registered
+/// on all devices and kernels. So the memory is a copy, and is saved when a client has finished and when the server ends.
+pub(crate) struct Store {
+    path: PathBuf,
+    file: File,
+    pub(crate) bytes: u64,
+}
+
+impl Store {
+    /// Opens or creates a file. It gets the length `bytes`, with all its blocks reserved; by default it keeps its length.
+    ///
+    /// # Errors
+    /// It is no regular file, longer than `bytes` or empty, another server has it, or the disk is full.
+    pub(crate) fn open(path: &Path, bytes: Option<u64>) -> Result<Self, ReplicateError> {
+        let failed = |doing| move |error| failure(path, doing, error);
+        let bad = |what: String| ReplicateError::BadFile {
+            path: path.to_owned(),
+            what,
+        };
+        let is_new = !path.exists();
+        if is_new && bytes.is_none() {
+            return Err(bad(
+                "it does not exist, and no size is given to create it".to_owned()
+            ));
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(failed("opening"))?;
+        let meta = file.metadata().map_err(failed("opening"))?;
+        if !meta.is_file() {
+            return Err(bad("it is no regular file".to_owned()));
+        }
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => return Err(bad("another server has it open".to_owned())),
+            Err(TryLockError::Error(error)) => return Err(failure(path, "locking", error)),
+            Ok(()) => {}
+        }
+        let bytes = bytes.unwrap_or(meta.len());
+        if meta.len() > bytes {
+            let found = meta.len();
+            return Err(bad(format!(
+                "it has {found} bytes, more than the {bytes} that are to be served"
+            )));
+        }
+        if bytes == 0 {
+            return Err(bad("it is empty, and no size is given".to_owned()));
+        }
+        if let Err(error) = reserve(&file, bytes) {
+            if is_new {
+                let _ = std::fs::remove_file(path);
+            }
+            return Err(failure(path, "reserving its blocks on the disk", error));
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            bytes,
+        })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Copies the file into the memory.
+    pub(crate) fn load(&self, rnic: &mut dyn Rnic, memory: MemoryKey) -> Result<(), ReplicateError> {
+        let mut chunk = vec![0; CHUNK];
+        for (offset, length) in chunks(self.bytes) {
+            self.read(offset, &mut chunk[..length])?;
+            rnic.write_memory(memory, offset, &chunk[..length])?;
+            poll(rnic)?;
+        }
+        Ok(())
+    }
+
+    /// Copies what differs from the memory into the file, and has it written to the disk. Returns the number of bytes.
+    pub(crate) fn save(&self, rnic: &mut dyn Rnic, memory: MemoryKey) -> Result<u64, ReplicateError> {
+        let (mut chunk, mut before, mut saved) = (vec![0; CHUNK], vec![0; CHUNK], 0);
+        for (offset, length) in chunks(self.bytes) {
+            rnic.read_memory(memory, offset, &mut chunk[..length])?;
+            self.read(offset, &mut before[..length])?;
+            if chunk[..length] != before[..length] {
+                let written = self.file.write_all_at(&chunk[..length], offset);
+                written.map_err(|error| failure(&self.path, "writing", error))?;
+                saved += length as u64;
+            }
+            poll(rnic)?;
+        }
+        let synced = self.file.sync_data();
+        synced.map_err(|error| failure(&self.path, "writing it to the disk", error))?;
+        Ok(saved)
+    }
+
+    /// Reads from `offset` on. A file that has become shorter is an error.
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), ReplicateError> {
+        let read = self.file.read_exact_at(out, offset);
+        read.map_err(|error| failure(&self.path, "reading", error))
+    }
+}
+
+fn failure(path: &Path, doing: &'static str, error: io::Error) -> ReplicateError {
+    ReplicateError::File {
+        path: path.to_owned(),
+        doing,
+        error,
+    }
+}
+
+/// Gives a file its length. Reserves its blocks where the file system can, so that a full disk is an error now.
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    let length = i64::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+    match posix_fallocate(file, 0, length) {
+        Ok(()) => Ok(()),
+        Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => file.set_len(bytes),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Offsets and lengths of the pieces of `bytes`.
+fn chunks(bytes: u64) -> impl Iterator<Item = (u64, usize)> {
+    let piece = move |offset: u64| (offset, (bytes - offset).min(CHUNK as u64) as usize);
+    (0..bytes).step_by(CHUNK).map(piece)
+}
+
+/// Other hosts must get their answers meanwhile.
+pub(crate) fn poll(rnic: &mut dyn Rnic) -> Result<(), RnicError> {
+    let now = rnic.now();
+    rnic.poll(now).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_served_is_refused_by_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("h2.bin");
+        let refused = |bytes| {
+            Store::open(&path, bytes)
+                .map(|_| ())
+                .map_err(|error| error.to_string())
+        };
+        let missing = refused(None).expect_err("it does not exist");
+        assert!(
+            missing.contains("h2.bin") && missing.contains("no size"),
+            "{missing}"
+        );
+        let huge = refused(Some(1 << 62)).expect_err("no disk is so large");
+        assert!(huge.contains("reserving") && !path.exists(), "{huge}");
+        assert_eq!(refused(Some(5000)), Ok(()));
+        assert_eq!(std::fs::metadata(&path).map(|meta| meta.len()).ok(), Some(5000));
+        assert!(refused(Some(4000)).is_err_and(|error| error.contains("5000 bytes")));
+        assert_eq!(Store::open(&path, None).map(|store| store.bytes).ok(), Some(5000));
+        let _first = Store::open(&path, None);
+        assert!(refused(None).is_err_and(|error| error.contains("another server")));
+        assert!(Store::open(folder.path(), Some(1)).is_err());
+    }
+}
