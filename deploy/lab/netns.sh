@@ -12,6 +12,8 @@
 #                          RANKS=N: number of ranks, also more than hosts
 #   netns.sh bench [--mpi] [FLAGS]   all collectives over many sizes, in the switch and between hosts; with --mpi also by Open MPI
 #                          over TCP between the same hosts, with and without segmentation offload. --svg FILE, --json FILE
+#   netns.sh replicate [FLAGS]   replicated block writes as in Table I of Cepheus: from h1 to one server, to three (h2, h3, h4) over
+#                          connections of their own, and to three by multicast. SIZE=N: bytes of each server's memory
 #   netns.sh status        shows the switch's ports and groups
 #   netns.sh down          stops everything, and removes the namespaces and all files
 #
@@ -305,6 +307,35 @@ mpi() {
         --mca mpi_yield_when_idle 1 --mca plm_rsh_agent "$lab/mpi-agent" "$lab/mpi" "${@:2}"
 }
 
+# Servers at the first three hosts beside h1, and a `castnet host replicate compare` at h1.
+replicate() {
+    local host at addresses=() members=("${hosts[@]:1:3}") failed=0 pid
+    [ -e "$lab/switch.ready" ] || die "the lab is not up: netns.sh up"
+    export CASTNET_CONTROLLER=$(cat "$lab/controllers")
+    trap stop_servers EXIT
+    for host in "${members[@]}"; do
+        # Without interface the kernel has no address there.
+        if [ -e "$lab/memif" ]; then at=unix:$lab/$host.blocks; else at=10.0.0.${host#h}; fi
+        addresses+=("$at")
+        rm -f "$lab/serve-$host.ready"
+        start "serve-$host" ip netns exec "$prefix-$host" "$castnet" host replicate serve --interface "$(interface "$host")" \
+            --ip "10.0.0.${host#h}/24" --name "$host" --size "${SIZE:-256M}" --listen "$at"
+    done
+    "$castnet" group create lab-blocks --source h1 --members "$(IFS=,; echo "${members[*]}")" --pmtu 4096 >/dev/null
+    inside h1 "$castnet" host replicate compare --interface "$(interface h1)" --ip 10.0.0.1/24 --name h1 \
+        --servers "$(IFS=,; echo "${addresses[*]}")" --group lab-blocks "$@" || failed=1
+    "$castnet" group destroy lab-blocks >/dev/null
+    return $failed
+}
+
+stop_servers() {
+    local file
+    for file in "$lab"/serve-*.pid; do
+        if [ -e "$file" ]; then kill "$(cat "$file")" 2>/dev/null || true; fi
+        rm -f "$file"
+    done
+}
+
 status() {
     export CASTNET_AGENT="unix:$lab/switch.sock" CASTNET_CONTROLLER=$(cat "$lab/controllers")
     "$castnet" port
@@ -314,6 +345,7 @@ status() {
 
 down() {
     local name pid try
+    stop_servers
     for pid in "$lab"/controller*.pid "$lab/etcd.pid" "$lab/switch.pid"; do
         name=$(basename "$pid" .pid)
         [ -r "$lab/$name.pid" ] || continue
@@ -335,8 +367,8 @@ down() {
 [ "$(id -u)" = 0 ] || die "needs root: sudo $0 ${*:-up}"
 command -v ip >/dev/null || die "needs the command ip: install iproute2"
 case "${1:-}" in
-up | send | bench | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
+up | send | bench | replicate | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
 allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
 mpi | down) "$@" ;;
-*) sed -n '2,19s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '2,21s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

@@ -6,6 +6,7 @@ mod help;
 mod interface;
 mod messages;
 mod ping;
+mod replicate;
 mod report;
 mod selftest;
 mod sink;
@@ -38,6 +39,7 @@ use device::{Device, Kind};
 use forget::ForgetCommand;
 use messages::MessageArgs;
 use ping::PingCommand;
+use replicate::ReplicateCommand;
 use report::{Earlier, TransferReport, connection_line};
 use selftest::SelftestCommand;
 use sink::Target;
@@ -98,6 +100,7 @@ Examples:
     Turns(TurnsCommand),
     #[command(flatten)]
     Collective(CollectiveCommand),
+    Replicate(ReplicateCommand),
     /// Checks that an RNIC does what Castnet needs
     Selftest(SelftestCommand),
     /// Checks by ARP which addresses can be reached from this interface: hosts, and McstIDs of installed groups
@@ -276,6 +279,7 @@ impl HostCommand {
             Verb::Receive(command) => command.run(output, &stop),
             Verb::Turns(command) => command.run(output, &stop),
             Verb::Collective(command) => command.run(output, &stop),
+            Verb::Replicate(command) => command.run(output, &stop),
             Verb::Selftest(command) => command.run(output),
             Verb::Ping(command) => command.run(output, &stop),
             Verb::Forget(command) => runtime.block_on(command.run(output)),

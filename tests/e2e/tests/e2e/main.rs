@@ -14,6 +14,7 @@ mod programs;
 mod ranks;
 mod rates;
 mod registered;
+mod replicate;
 mod restart;
 mod routed_groups;
 mod routed_sums;

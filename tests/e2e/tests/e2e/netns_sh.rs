@@ -132,6 +132,45 @@ fn a_bench_over_veth_pairs_has_open_mpi_beside_it() -> Result<()> {
     Ok(())
 }
 
+/// Block writes by all three ways of Table I; each server holds all blocks of each.
+fn replicated(lab: &Lab, servers: usize) -> Result<()> {
+    let out = lab.run(
+        "replicate",
+        &["--size", "4KiB", "--count", "500", "--output", "json"],
+    )?;
+    let rows: Vec<Value> = serde_json::from_slice(&out.stdout)?;
+    let ways = ["one", "unicasts", "multicast"];
+    ensure!(rows.len() == 3, "{rows:#?}");
+    for ((row, way), servers) in rows.iter().zip(ways).zip([1, servers, servers]) {
+        let checked = row["servers"].as_array().into_iter().flatten();
+        let right = checked
+            .filter(|server| server["checked"]["differing"] == 0)
+            .count();
+        ensure!(
+            row["by"] == way && row["writes"] == 500 && right == servers,
+            "{row:#}"
+        );
+        ensure!(
+            row["iops"].as_f64() > Some(0.0) && row["latency_us"]["p99"].as_f64() > Some(0.0),
+            "{row:#}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn blocks_are_replicated_over_veth_pairs() -> Result<()> {
+    let _turn = turn();
+    if let Some(why) = net::missing() {
+        net::skip("netns.sh replicate", &why);
+        return Ok(());
+    }
+    let lab = Lab::up("blocks", &[])?;
+    replicated(&lab, 3)?;
+    // Once more: the servers of before have ended.
+    replicated(&lab, 3)
+}
+
 /// A folder with all programs of this machine but Open MPI's.
 fn programs_without_mpi(folder: &Path) -> Result<PathBuf> {
     let programs = folder.join("bin");
@@ -166,6 +205,7 @@ fn hosts_over_shared_memory_do_all_that_hosts_over_veth_pairs_do() -> Result<()>
         "{text}"
     );
     lab.run("allreduce", &["--bytes", "4K", "--iters", "3"])?;
+    replicated(&lab, 2)?;
     let out = lab.command("allreduce", &[]).env("RANKS", "4").output()?;
     ensure!(String::from_utf8_lossy(&out.stderr).contains("--memif --hosts 4"));
 
