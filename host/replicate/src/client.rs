@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use castnet_member::MemberConfig;
 use castnet_rnic::stream::Flow;
-use castnet_rnic::{QpOptions, QueueLimits, Rnic};
+use castnet_rnic::{QpOptions, QpRemote, QueueLimits, Rnic};
 use castnet_wire::{Pmtu, Psn, Qpn};
 
 use crate::control::{Address, Control, End, Reply, Request, VERSION};
@@ -34,6 +34,10 @@ pub enum Way {
     Unicasts {
         /// Path MTU; at most that of each end.
         pmtu: Pmtu,
+        /// Time-out exponent of the QPs: 4.096 us * 2^t.
+        timeout: u8,
+        /// Retries of the QPs without progress.
+        retry_cnt: u8,
         /// How long to wait for answers to ARP.
         connect_timeout: Duration,
     },
@@ -160,10 +164,7 @@ impl Client {
         }
         let work = match way {
             Way::Multicast(config) => self.by_multicast(rnic, config, workload, pace, progress),
-            Way::Unicasts {
-                pmtu,
-                connect_timeout,
-            } => self.by_unicasts(rnic, (*pmtu, *connect_timeout), (workload, pace), progress),
+            Way::Unicasts { .. } => self.by_unicasts(rnic, way, (workload, pace), progress),
         };
         work.map_err(|error| self.cause(error))
     }
@@ -275,13 +276,10 @@ impl Client {
     fn by_unicasts(
         &mut self,
         rnic: &mut dyn Rnic,
-        (pmtu, connect_timeout): (Pmtu, Duration),
+        way: &Way,
         (workload, pace): (Workload, Pace),
         progress: &mut dyn FnMut(u64),
     ) -> Result<ClientWork, ReplicateError> {
-        let least = self.servers().map(|info| info.pmtu).min().unwrap_or_default();
-        let active = rnic.attributes().active_pmtu;
-        let pmtu = Pmtu::from_bytes(least).unwrap_or(pmtu).min(pmtu).min(active);
         let limits = QueueLimits {
             send: DEPTH_MAX as usize,
             receive: 1,
@@ -295,7 +293,7 @@ impl Client {
             Ok::<_, ReplicateError>(())
         });
         let work = made.and_then(|()| {
-            let targets = self.connect_all(rnic, &qpns, pmtu, connect_timeout)?;
+            let targets = self.connect_all(rnic, &qpns, way)?;
             self.post(rnic, (workload, pace, targets), &mut |_| Flow::Continue, progress)
         });
         for &qpn in &qpns {
@@ -314,9 +312,20 @@ impl Client {
         &mut self,
         rnic: &mut dyn Rnic,
         qpns: &[Qpn],
-        pmtu: Pmtu,
-        connect_timeout: Duration,
+        way: &Way,
     ) -> Result<Vec<Target>, ReplicateError> {
+        let &Way::Unicasts {
+            pmtu,
+            timeout,
+            retry_cnt,
+            connect_timeout,
+        } = way
+        else {
+            return Ok(Vec::new());
+        };
+        let least = self.servers().map(|info| info.pmtu).min().unwrap_or_default();
+        let active = rnic.attributes().active_pmtu;
+        let pmtu = Pmtu::from_bytes(least).unwrap_or(pmtu).min(pmtu).min(active);
         let psns: Vec<Psn> = qpns.iter().map(|_| random_psn()).collect();
         let ip = rnic.attributes().ip;
         for ((_, control), (qpn, psn)) in self.servers.iter_mut().zip(qpns.iter().zip(&psns)) {
@@ -338,6 +347,11 @@ impl Client {
                 server: server.clone(),
                 what: "a QPN, PSN or path MTU out of range".to_owned(),
             })?;
+            let remote = QpRemote {
+                timeout,
+                retry_cnt,
+                ..remote
+            };
             rnic.connect_qp(qpns[at], &remote, connect_timeout)?;
             targets.push(Target {
                 server: Some(server),

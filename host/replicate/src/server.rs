@@ -375,6 +375,10 @@ impl Server<'_> {
         let psn = random_psn();
         let remote =
             remote(client, psn).ok_or_else(|| self.unexpected("a QPN, PSN or path MTU out of range"))?;
+        let remote = QpRemote {
+            timeout: self.config.member.timeout,
+            ..remote
+        };
         rnic.connect_qp(qpn, &remote, self.config.member.connect_timeout)?;
         control.send(&Reply::Connected {
             end: End {
@@ -438,7 +442,6 @@ pub(crate) fn remote(end: &End, psn: Psn) -> Option<QpRemote> {
         sq_psn: psn,
         rq_psn: Psn::new(end.psn),
         pmtu,
-        timeout: 14,
         ..QpRemote::new(end.ip, Qpn::new(end.qpn))
     })
 }

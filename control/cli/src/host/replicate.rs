@@ -20,7 +20,7 @@ use castnet_wire::{Nanos, Pmtu};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::device::Device;
-use super::{Stop, failure};
+use super::{QpArgs, Stop, failure};
 use report::{Comparison, VerifyReport, WriteReport};
 
 /// Replicated block writes: a client writes the memory of several servers, and has them prove what they hold
@@ -60,6 +60,8 @@ struct HostArgs {
     /// Name of this host, also in the group
     #[arg(long, value_parser = name)]
     name: String,
+    #[command(flatten)]
+    qp: QpArgs,
     /// How long to wait for answers to ARP
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = positive_span)]
     connect_timeout: Span,
@@ -79,6 +81,8 @@ impl HostArgs {
             wait: Duration::ZERO,
         };
         Ok(MemberConfig {
+            timeout: self.qp.qp_timeout,
+            retry_cnt: self.qp.retry_cnt,
             connect_timeout: self.connect_timeout.0,
             ..MemberConfig::new(&self.name, group)
         })
@@ -335,6 +339,8 @@ impl LoadArgs {
             By::Multicast => Way::Multicast(Box::new(host.member(group.unwrap_or_default())?)),
             By::Unicasts | By::One => Way::Unicasts {
                 pmtu: Pmtu::from_bytes(self.pmtu).unwrap_or(Pmtu::B4096),
+                timeout: host.qp.qp_timeout,
+                retry_cnt: host.qp.retry_cnt,
                 connect_timeout: host.connect_timeout.0,
             },
         };

@@ -106,6 +106,8 @@ const PACE: Pace = Pace {
 fn unicasts() -> Way {
     Way::Unicasts {
         pmtu: Pmtu::B1024,
+        timeout: 14,
+        retry_cnt: 7,
         connect_timeout: Duration::from_secs(60),
     }
 }

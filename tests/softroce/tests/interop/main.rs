@@ -4,6 +4,7 @@
 //! line how it went, all failures are told at the end. A word on the command line picks the scenarios whose names
 //! hold it: `cargo test -p castnet-softroce-tests -- loss`.
 
+mod blocks;
 mod collectives;
 mod faults;
 mod files;
@@ -81,6 +82,7 @@ fn scenarios(mtu: u32) -> Vec<(String, Scenario)> {
             Box::new(|scene| own_rank::own_rank(scene, false)),
         );
         files::scenarios(&mut add);
+        add("blocks".into(), Box::new(blocks::blocks));
         // One after the other where the same frames are lost, as each other way needs a switch of its own.
         mixed::lossy_scenarios(&mut add);
         multicast::lossy_scenarios(&mut add);
