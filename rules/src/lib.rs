@@ -45,8 +45,8 @@ pub use group::{
 pub use index::GroupIndex;
 pub use ipnet::Ipv4Net;
 pub use kinds::{
-    DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, ForwardingRule, GroupKind, MulticastRule, RANKS_MAX,
-    SLOT_ALIGN, TranslatedRule,
+    DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, DEFAULT_REPAIR_SLOTS, ForwardingRule, GroupKind,
+    MulticastRule, RANKS_MAX, RepairRule, SLOT_ALIGN, TranslatedRule,
 };
 pub use lane::{LANES_MAX, lane_name, lane_of};
 pub use limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT, RATE_TEXT};

@@ -283,6 +283,8 @@ impl Watch for Contract {
             Some(aeth) if Some(to) == self.source => {
                 self.feedback_at_source(view, header.bth.psn, aeth.syndrome)
             }
+            // A request for a packet acknowledges nothing.
+            _ if header.bth.opcode == Opcode::RepairRequest => {}
             _ => self.feedback_at_switch(to, port, &header),
         }
     }

@@ -95,6 +95,7 @@ impl Net {
             start_psn: Some(first),
             va_base: VA_BASE,
             any_source: true,
+            repair: None,
             ..MulticastRule::default()
         };
         let mcst_id = McstId([10, 255, 0, 1].into());

@@ -103,6 +103,7 @@ pub fn star(receivers: usize) -> GroupRule {
             va_base: 0,
             carries_on: None,
             any_source: false,
+            repair: None,
             source: 0,
         }
         .into(),

@@ -33,7 +33,8 @@ mod prefetch;
 pub mod translated;
 
 pub use multicast::{
-    Effect, Effects, Event, Multicast, MulticastConfig, MulticastStatus, PathStatus, Signal, TimerReason,
+    Effect, Effects, Event, Multicast, MulticastConfig, MulticastStatus, PathStatus, RepairConfig,
+    RepairStatus, Resend, Signal, TimerReason,
 };
 pub use path::{PathId, PathSet};
 pub use prefetch::Prefetch;

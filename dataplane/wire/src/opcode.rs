@@ -56,6 +56,8 @@ pub enum Kind {
     SourceRequest,
     /// A member behind the receiver, a switch, is the source of the group from now on.
     SourceGrant,
+    /// The sender, a switch, lacks one packet of the group.
+    RepairRequest,
 }
 
 bitflags::bitflags! {
@@ -218,6 +220,7 @@ opcodes! {
     0x81 Cnp                "CNP"                     Cnp Cnp          Only   [CNP]                 false,
     0xC0 SourceRequest      "CASTNET SOURCE_REQUEST"  Castnet SourceRequest Only [AETH]             false,
     0xC1 SourceGrant        "CASTNET SOURCE_GRANT"    Castnet SourceGrant Only [AETH]               false,
+    0xC2 RepairRequest      "CASTNET REPAIR_REQUEST"  Castnet RepairRequest Only [AETH]             false,
 }
 
 impl Opcode {

@@ -31,6 +31,18 @@ names! {
     }
 }
 
+names! {
+    /// Which side repairs losses of a multicast group.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum MulticastRepair {
+        /// The source: a NAK is sent to it when all receivers have everything before (Cepheus III.D).
+        #[default]
+        Source => "source",
+        /// The nearest switch that has kept the packet.
+        Switch => "switch",
+    }
+}
+
 /// Error: the text names no policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such policy")]
@@ -49,4 +61,4 @@ macro_rules! parsed_by_name {
     };
 }
 
-parsed_by_name!(LossPolicy, StragglerPolicy);
+parsed_by_name!(LossPolicy, MulticastRepair, StragglerPolicy);

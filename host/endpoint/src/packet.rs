@@ -60,7 +60,7 @@ impl<'a> DecodedPacket<'a> {
                 });
             }
             Kind::Cnp => return Some(Self::Cnp),
-            Kind::SourceRequest | Kind::SourceGrant => return None,
+            Kind::SourceRequest | Kind::SourceGrant | Kind::RepairRequest => return None,
         };
         Some(Self::Request(Request {
             kind,

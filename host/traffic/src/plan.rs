@@ -515,6 +515,7 @@ fn rule(
             va_base: 0,
             carries_on: None,
             any_source: false,
+            repair: None,
             source: 0,
         };
         (0, kind.into())

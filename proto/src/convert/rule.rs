@@ -2,7 +2,8 @@ use std::net::Ipv4Addr;
 
 use castnet_rules::{
     Endpoint, Fault, FaultKind, ForwardingRule, GroupKind, GroupRule, HostEndpoint, HostPart, Limit,
-    LossPolicy, MulticastRule, NextHop, RankPart, RemoteMemory, StragglerPolicy, TranslatedRule, bad_burst,
+    LossPolicy, MulticastRule, NextHop, RankPart, RemoteMemory, RepairRule, StragglerPolicy, TranslatedRule,
+    bad_burst,
 };
 use castnet_wire::{BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 
@@ -119,6 +120,10 @@ fn multicast(message: &v1::MulticastRule, r: &mut Reader) -> MulticastRule {
         va_base: message.va_base,
         carries_on: message.carries_on,
         any_source: message.any_source,
+        repair: message.repair.map(|repair| RepairRule {
+            slots: r.read("repair.slots", short(repair.slots, &Limit::SLOTS), 0),
+            ack_timeout_us: repair.ack_timeout_us,
+        }),
         source: r.read("source", short(message.source, &Limit::ENDPOINT), 0),
     }
 }
@@ -277,6 +282,10 @@ pub fn rule_to_proto(group: &GroupRule) -> v1::GroupRule {
                 va_base: rule.va_base,
                 carries_on: rule.carries_on,
                 any_source: rule.any_source,
+                repair: rule.repair.map(|repair| v1::MulticastRepair {
+                    slots: repair.slots.into(),
+                    ack_timeout_us: repair.ack_timeout_us,
+                }),
                 source: rule.source.into(),
             }),
             GroupKind::Translated(rule) => Kind::Translated(v1::TranslatedRule {

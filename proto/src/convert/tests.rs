@@ -1,8 +1,8 @@
 //! Round trips, refusals by field, and messages of any content.
 
 use castnet_rules::{
-    Endpoint, ForwardingRule, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RemoteMemory, Route,
-    RouteHop,
+    Endpoint, ForwardingRule, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RemoteMemory,
+    RepairRule, Route, RouteHop,
 };
 use castnet_wire::{BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 use proptest::prelude::*;
@@ -70,7 +70,7 @@ prop_compose! {
         stall_timeout_ms in 1..u32::MAX,
         limit in proptest::option::of((BitRate::MIN..=BitRate::MAX, 4224..=RateLimit::BURST_MAX)),
     ) -> GroupRule {
-        let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, carries_on: Some(va_base).filter(|b| b % 2 == 0), any_source: start_psn.is_some() && va_base % 4 == 1, source: source as u16 };
+        let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, carries_on: Some(va_base).filter(|b| b % 2 == 0), any_source: start_psn.is_some() && va_base % 4 == 1, repair: (va_base % 4 == 3).then(|| RepairRule { slots: 2 << (va_base % 15), ack_timeout_us: 64 + source as u32 }), source: source as u16 };
         let joining = |(i, mut e): (usize, Endpoint)| {
             e.joining = !kind.any_source && e.verify_mac && i != source && e.next_hop.host().is_some();
             e
@@ -171,7 +171,7 @@ prop_compose! {
         endpoints in proptest::collection::vec(any_endpoint(), 0..6),
         stall_timeout_ms in any::<u32>(), has_kind in proptest::bool::weighted(0.9), limit in any_limit(),
     ) -> v1::GroupRule {
-        let kind = v1::group_rule::Kind::Multicast(v1::MulticastRule { start_psn, va_base, source, carries_on: start_psn.map(u64::from), any_source: va_base % 2 == 1 });
+        let kind = v1::group_rule::Kind::Multicast(v1::MulticastRule { start_psn, va_base, source, carries_on: start_psn.map(u64::from), any_source: va_base % 2 == 1, repair: (va_base % 3 == 1).then_some(v1::MulticastRepair { slots: source, ack_timeout_us: source }) });
         let kind = has_kind.then_some(kind);
         v1::GroupRule { name, generation, mcst_id, pmtu, stall_timeout_ms, endpoints, kind, rate_limit: limit }
     }

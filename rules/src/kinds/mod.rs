@@ -10,7 +10,7 @@ use castnet_toml_reader::{Table, Value};
 use serde::{Deserialize, Serialize};
 
 pub use forwarding::ForwardingRule;
-pub use multicast::MulticastRule;
+pub use multicast::{DEFAULT_REPAIR_SLOTS, MulticastRule, RepairRule};
 pub use translated::{
     DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, RANKS_MAX, SLOT_ALIGN, TranslatedRule,
 };

@@ -1,16 +1,87 @@
 //! Multicast: one source, many receivers (Cepheus).
 
 use castnet_toml_reader::{Table, Value};
-use castnet_wire::Psn;
+use castnet_wire::{MulticastRepair, Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
-use super::{Fields, bad_index, check_no_ranks, endpoint_name};
+use super::translated::{SLOT_ALIGN, SLOTS_MIN};
+use super::{DEFAULT_ACK_TIMEOUT_US, Fields, bad_index, check_no_ranks, endpoint_name};
 use crate::check::Unread;
 use crate::fault::{Fault, FaultKind};
 use crate::file::{ENDPOINT, line, read_psn};
 use crate::group::{Endpoint, GroupRule};
 use crate::limit::Limit;
 use crate::text;
+
+/// Default number of slots of a group that repairs.
+pub const DEFAULT_REPAIR_SLOTS: u16 = 256;
+/// Link layer with two tags, IPv4 with all options, UDP, BTH, RETH, immediate data and ICRC around a payload.
+const FRAME_OVERHEAD: usize = 160;
+/// Memory of a group that repairs, beside its slots: fixed, per endpoint and per slot. Upper bounds of what the engine allocates.
+const STATE_BYTES: u64 = 4 * 1024;
+const STATE_BYTES_PER_ENDPOINT: u64 = 512;
+const STATE_BYTES_PER_SLOT: u64 = 4;
+/// 64 ticks of a microsecond.
+const ACK_TIMEOUT_MIN_US: u32 = 64;
+
+/// Repair from the switch: each switch keeps data until all paths have acknowledged it, and repeats it (the broadcast pipe of EPIC 4.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RepairRule {
+    /// Packets that are kept: at least as many as the source has outstanding. A power of two, 2 to 32768.
+    pub slots: u16,
+    /// QP time-out of the source in microseconds; at least 64. A path that is silent for 1/32 of it gets its oldest packet again.
+    pub ack_timeout_us: u32,
+}
+
+impl Default for RepairRule {
+    fn default() -> Self {
+        Self {
+            slots: DEFAULT_REPAIR_SLOTS,
+            ack_timeout_us: DEFAULT_ACK_TIMEOUT_US,
+        }
+    }
+}
+
+impl RepairRule {
+    /// Bytes between two packets in slot memory, with their headers.
+    pub const fn slot_stride(pmtu: Pmtu) -> usize {
+        (pmtu.bytes() + FRAME_OVERHEAD).next_multiple_of(SLOT_ALIGN)
+    }
+
+    /// Bytes of group memory: slots and state. Controller and switch both use this number.
+    pub const fn memory_bytes(&self, pmtu: Pmtu, endpoints: usize) -> u64 {
+        let slot = Self::slot_stride(pmtu) as u64 + STATE_BYTES_PER_SLOT;
+        STATE_BYTES + STATE_BYTES_PER_ENDPOINT * endpoints as u64 + slot * self.slots as u64
+    }
+
+    fn read(t: &Table<'_>) -> Option<Self> {
+        let side = t.get("repair", |v| {
+            v.parsed::<MulticastRepair>("a side: \"source\" or \"switch\"")
+        });
+        if side? == MulticastRepair::Source {
+            return None;
+        }
+        let default = Self::default();
+        Some(Self {
+            slots: t.get("slots", |v| Limit::SLOTS.read(v)).unwrap_or(default.slots),
+            ack_timeout_us: t
+                .get("ack_timeout_us", |v| Limit::U32.read(v))
+                .unwrap_or(default.ack_timeout_us),
+        })
+    }
+
+    fn check(&self, faults: &mut Vec<Fault>) {
+        let (slots, given, least) = (self.slots, self.ack_timeout_us, ACK_TIMEOUT_MIN_US);
+        if slots < SLOTS_MIN || !slots.is_power_of_two() {
+            faults.push(Fault::new("slots", FaultKind::NotPowerOfTwo { slots }));
+        }
+        if given < least {
+            let kind = FaultKind::ShortAckTimeout { given, least };
+            faults.push(Fault::new("ack_timeout_us", kind));
+        }
+    }
+}
 
 /// Fields of a multicast group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -35,6 +106,9 @@ pub struct MulticastRule {
     /// packets each host has sent, so the members must connect again, with a newer generation.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub any_source: bool,
+    /// Repair from the switch, on all switches of the tree. `None`: the source repeats what any receiver has lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repair: Option<RepairRule>,
     /// Index of the endpoint towards the source. Only it may send data; feedback is sent to it (AckOutPort).
     pub source: u16,
 }
@@ -46,6 +120,7 @@ impl MulticastRule {
             va_base: t.get("va_base", |v| Limit::U64.read(v)).unwrap_or_default(),
             carries_on: t.get("carries_on", |v| Limit::U64.read(v)),
             any_source: t.get("any_source", Value::flag).unwrap_or_default(),
+            repair: RepairRule::read(t),
             source: 0,
         };
         (rule, t.need("source", ENDPOINT, Some))
@@ -66,7 +141,18 @@ impl Fields for MulticastRule {
             let fixed = endpoints.iter().enumerate().filter_map(joins).chain(carries_on);
             faults.extend(fixed.map(|field| Fault::new(field, FaultKind::AnySourceIsFixed)));
         }
+        if let Some(repair) = &self.repair {
+            repair.check(faults);
+            if self.any_source {
+                faults.push(Fault::new("repair", FaultKind::AnySourceRepairs));
+            }
+        }
         check_no_ranks(endpoints, faults);
+    }
+
+    fn reserved_bytes(&self, group: &GroupRule) -> u64 {
+        let bytes = |repair: RepairRule| repair.memory_bytes(group.pmtu, group.endpoints.len());
+        self.repair.map_or(0, bytes)
     }
 
     fn upstream(&self) -> Option<u16> {
@@ -83,6 +169,7 @@ impl Fields for MulticastRule {
             va_base,
             carries_on,
             any_source,
+            repair,
             source,
         } = self;
         if let Some(generation) = carries_on {
@@ -93,6 +180,17 @@ impl Fields for MulticastRule {
         }
         if *any_source {
             line(out, format_args!("any_source = true"));
+        }
+        if let Some(RepairRule {
+            slots,
+            ack_timeout_us,
+        }) = repair
+        {
+            let side = MulticastRepair::Switch;
+            line(
+                out,
+                format_args!("repair = \"{side}\"\nslots = {slots}\nack_timeout_us = {ack_timeout_us}"),
+            );
         }
         let source = endpoint_name(group, *source);
         line(out, format_args!("va_base = {va_base:#x}\nsource = {source}"));

@@ -15,7 +15,7 @@ use crate::group::{ENDPOINTS_MAX, Endpoint, GroupRule, NextHop};
 use crate::limit::Limit;
 use crate::text;
 
-const SLOTS_MIN: u16 = 2;
+pub(super) const SLOTS_MIN: u16 = 2;
 /// Four ticks of a microsecond.
 const ACK_TIMEOUT_MIN_US: u32 = 4;
 /// Most ranks of one group.

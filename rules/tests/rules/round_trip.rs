@@ -5,8 +5,8 @@ use std::net::Ipv4Addr;
 
 use castnet_rules::{
     BitRate, COLLECTIVE_EXAMPLE, Endpoint, ForwardingRule, GroupRule, HostEndpoint, HostPart, Ipv4Net,
-    LossPolicy, MulticastRule, NextHop, RankPart, RateLimit, RemoteMemory, Route, RouteHop, RuleSet,
-    StragglerPolicy, TWO_TIER_EXAMPLE, TranslatedRule,
+    LossPolicy, MulticastRule, NextHop, RankPart, RateLimit, RemoteMemory, RepairRule, Route, RouteHop,
+    RuleSet, StragglerPolicy, TWO_TIER_EXAMPLE, TranslatedRule,
 };
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use proptest::prelude::*;
@@ -94,6 +94,10 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
                 va_base,
                 carries_on: (generation % 2 == 1).then_some(generation / 2),
                 any_source,
+                repair: (generation % 5 == 1 && !any_source).then(|| RepairRule {
+                    slots: 2 << (generation % 15),
+                    ack_timeout_us: 64 + generation as u32 % 1000,
+                }),
                 source,
             };
             GroupRule {

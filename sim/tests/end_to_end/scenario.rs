@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use castnet_planner::{Member, Request, RequestKind};
-use castnet_rules::{HostPart, MulticastRule, RemoteMemory};
+use castnet_rules::{HostPart, MulticastRule, RemoteMemory, RepairRule};
 use castnet_sim::LinkProfile;
 use castnet_topology::{End, Topology};
 use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
@@ -111,6 +111,7 @@ impl Scenario {
             va_base: VA_BASE,
             carries_on: None,
             any_source: false,
+            repair: repair(seed),
             source: 0,
         });
         let links = topology
@@ -162,8 +163,9 @@ impl Scenario {
             .map(|m| format!("{:?} of {} B", m.op, m.length))
             .collect();
         format!(
-            "seed {seed}: {flavour:?}, {shape}, {} receivers, PMTU {}, PSN from {psn} ({}), window {window}, time-out \
+            "seed {seed}: {flavour:?}, {shape}, repair {:?}, {} receivers, PMTU {}, PSN from {psn} ({}), window {window}, time-out \
              {timeout}, switches look after {poll_delay}, restart {restart:?}; messages: {}",
+            repair(*seed).map(|rule| rule.slots),
             request.members.len() - 1,
             request.pmtu.bytes(),
             match &request.kind {
@@ -173,6 +175,16 @@ impl Scenario {
             ops.join(", "),
         )
     }
+}
+
+/// Of a third of all seeds. Rings are shorter and longer than windows.
+fn repair(seed: u64) -> Option<RepairRule> {
+    let slots = [4, 16, 64, 256][(seed / 3 % 4) as usize];
+    let rule = RepairRule {
+        slots,
+        ack_timeout_us: 1_000,
+    };
+    seed.is_multiple_of(3).then_some(rule)
 }
 
 fn fabric(rng: &mut ChaCha8Rng, hosts: usize) -> (String, Topology, Vec<String>) {

@@ -58,6 +58,7 @@ pub fn group(n: usize, ports: &[usize]) -> GroupRule {
             va_base: 0,
             carries_on: None,
             any_source: false,
+            repair: None,
             source: 0,
         }
         .into(),

@@ -174,6 +174,7 @@ pub(crate) fn rule(generation: u64) -> GroupRule {
             va_base: 0,
             carries_on: None,
             any_source: false,
+            repair: None,
             source: 0,
         }
         .into(),

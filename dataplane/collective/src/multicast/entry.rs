@@ -78,9 +78,14 @@ impl Refusal {
         self.0 == 0
     }
 
+    /// True if it has ended the connection.
+    pub(super) const fn is_fatal(self) -> bool {
+        self.0 >= FATAL
+    }
+
     /// Clears the NAK because the source has gone back, unless it has ended the connection.
     pub(super) const fn serve(&mut self) {
-        if self.0 < FATAL {
+        if !self.is_fatal() {
             self.0 = 0;
         }
     }

@@ -2,13 +2,14 @@
 
 use super::congestion::CnpFilter;
 use super::entry::{Entry, Refusal};
+use super::repair::Repair;
 use super::switching::Switching;
-use super::{Effect, Effects, Event, MulticastConfig, MulticastStatus, PathStatus, TimerReason};
+use super::{Effect, Effects, Event, MulticastConfig, MulticastStatus, PathStatus, Signal, TimerReason};
 use crate::path::{PATHS_MAX, PathId};
 use crate::prefetch::Prefetch;
 use alloc::boxed::Box;
 use alloc::vec;
-use castnet_wire::{DropReason, Nanos, Psn, Syndrome};
+use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
 
 /// The assumed distance of the paths behind the first data if the start PSN is unknown: half of the half circle that can be compared.
 /// It is more than any requester has outstanding, and leaves the same distance ahead.
@@ -51,7 +52,7 @@ pub struct Multicast {
     stall_timeout: Nanos,
     /// Newest data. No AckPSN is beyond it.
     pub(super) newest: Psn,
-    agg_ack: Psn,
+    pub(super) agg_ack: Psn,
     pub(super) source: PathId,
     /// The number of paths with AckPSN `agg_ack`; the paper's triPort is one of them.
     lowest: u16,
@@ -67,6 +68,7 @@ pub struct Multicast {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Rare {
     pub(super) special: Option<Special>,
+    pub(super) repair: Option<Box<Repair>>,
     cnps: CnpFilter,
 }
 
@@ -123,6 +125,7 @@ impl Multicast {
             fast: start_psn.is_some(),
             rare: Box::new(Rare {
                 special: None,
+                repair: None,
                 cnps: CnpFilter::new(paths),
             }),
         }
@@ -152,11 +155,20 @@ impl Multicast {
             return;
         }
         self.table.fill(Entry::new(of.newest));
+        let of_repair = of.rare.repair.as_deref();
+        let frontier = of_repair.map_or(of.newest.next(), |old| old.frontier);
+        if let Some(repair) = self.rare.repair.as_deref_mut() {
+            repair.restart(of.newest.next());
+            repair.frontier = frontier;
+        }
         for (path, before) in kept {
             let joins = self.joining().is_some_and(|j| j.paths.contains(&path));
             let entries = (self.table.get_mut(path.index()), of.table.get(before.index()));
             if let (false, (Some(entry), Some(old))) = (joins, entries) {
                 *entry = *old;
+                if let (Some(repair), Some(old)) = (self.rare.repair.as_deref_mut(), of_repair) {
+                    repair.carry_on(old, (path, before));
+                }
                 self.rare.cnps.carry_on(&of.rare.cnps, path, before);
             }
         }
@@ -168,7 +180,7 @@ impl Multicast {
         if self.agg_ack != of.agg_ack {
             self.phase = Phase::Acknowledged;
         }
-        self.fast = self.joining().is_none();
+        self.fast = self.joining().is_none() && !self.repairs();
     }
 
     /// Copies the state of a machine of the same configuration, without allocating.
@@ -179,6 +191,9 @@ impl Multicast {
             (Some(Special::Joining(own)), Some(Special::Joining(of))) => own.first = of.first,
             (Some(Special::Switching(own)), Some(Special::Switching(of))) => own.copy_state(of),
             _ => {}
+        }
+        if let (Some(repair), Some(of)) = (self.rare.repair.as_deref_mut(), of.rare.repair.as_deref()) {
+            repair.copy_state(of);
         }
         let Self {
             table: _,
@@ -212,17 +227,22 @@ impl Multicast {
         let Some(Special::Joining(joining @ Joining { first: None, .. })) = &mut self.rare.special else {
             return;
         };
+        let gap = self
+            .rare
+            .repair
+            .as_ref()
+            .is_some_and(|r| r.frontier != self.newest.next());
         let joins = match self.phase {
             // Nothing has been acknowledged by this switch, and no path but those that wait has received anything.
             Phase::Learning => joining.paths.len() + 1 == self.table.len(),
             Phase::Baseline => self.newest == self.agg_ack && psn == self.newest.next(),
             Phase::Acknowledged => psn == self.newest.next(),
         };
-        if !joins || from != self.source {
+        if !joins || gap || from != self.source {
             return;
         }
         joining.first = Some(psn);
-        self.fast = true;
+        self.fast = self.rare.repair.is_none();
         if self.phase == Phase::Learning {
             self.start_after(psn.prev());
             self.phase = Phase::Acknowledged;
@@ -263,6 +283,15 @@ impl Multicast {
                 Some(reason) => emit(out, Effect::Drop(reason)),
                 None if self.rare.cnps.passes(now, from) => emit(out, Effect::Cnp { to: self.source }),
                 None => {}
+            },
+            Event::Signal {
+                from,
+                signal: Signal::Resend,
+                psn,
+                ..
+            } if self.repairs() => match self.refuse_feedback(from) {
+                Some(reason) => emit(out, Effect::Drop(reason)),
+                None => self.on_resend_request(from, psn),
             },
             Event::Signal {
                 from,
@@ -312,13 +341,21 @@ impl Multicast {
     /// The time at which [`handle_timeout`](Self::handle_timeout) is due, and the reason.
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
         let watched = self.is_outstanding() && self.stall_timeout > Nanos::ZERO;
-        watched.then_some((self.stall_at, TimerReason::Stall))
+        let stall = watched.then_some((self.stall_at, TimerReason::Stall));
+        let tick = self.repair_timeout().map(|at| (at, TimerReason::Repair));
+        stall.into_iter().chain(tick).min()
     }
 
     /// Handles a due timer. Clears `out` first. A stall is reported once per stall time-out.
     pub fn handle_timeout(&mut self, now: Nanos, out: &mut Effects) {
         out.clear();
-        if self.poll_timeout().is_some_and(|(at, _)| now >= at) {
+        if self.repair_timeout().is_some_and(|at| now >= at) {
+            self.on_tick(now, out);
+        }
+        if self
+            .poll_timeout()
+            .is_some_and(|(at, why)| now >= at && why == TimerReason::Stall)
+        {
             self.stall_at = now + self.stall_timeout;
             emit(
                 out,
@@ -366,6 +403,7 @@ impl Multicast {
             waiting_for: outstanding.then(|| self.waits_for()),
             since: outstanding.then_some(self.since),
             paths: paths.collect(),
+            repair: self.repair_status(),
         }
     }
 
@@ -381,7 +419,8 @@ impl Multicast {
             Some(Special::Switching(switching)) => switching.bytes(),
             None => 0,
         };
-        size_of::<Rare>() + special + self.rare.cnps.heap_bytes()
+        let repair = self.rare.repair.as_ref().map_or(0, |repair| repair.bytes());
+        size_of::<Rare>() + special + repair + self.rare.cnps.heap_bytes()
     }
 
     fn on_data(&mut self, now: Nanos, from: PathId, psn: Psn, ack_request: bool, out: &mut Effects) {
@@ -394,9 +433,14 @@ impl Multicast {
         if self.phase == Phase::Learning {
             self.learn(psn);
         }
+        if let Some(repair) = &mut self.rare.repair {
+            repair.clear_takes();
+        }
         // First, because a PSN beyond the half circle after AggAckPSN is not newer. So all stored PSNs can be compared.
         if !psn.is_after(self.agg_ack) {
             self.on_acknowledged_data(psn, ack_request, out);
+        } else if self.repairs() {
+            self.on_ring_data(now, psn, ack_request, out);
         } else if psn.is_after(self.newest) {
             self.on_new_data(now, psn);
             if let Some(path) = self.switching_mut().and_then(Switching::on_new_data) {
@@ -415,7 +459,7 @@ impl Multicast {
     }
 
     /// Acknowledges new data for the paths that wait.
-    fn pass_waiting(&mut self, now: Nanos, psn: Psn, out: &mut Effects) {
+    pub(super) fn pass_waiting(&mut self, now: Nanos, psn: Psn, out: &mut Effects) {
         let count = self.joining().map_or(0, |j| j.paths.len());
         for i in 0..count {
             let path = self.joining().and_then(|j| j.paths.get(i).copied());
@@ -441,8 +485,11 @@ impl Multicast {
     /// replicated, and nothing is acknowledged, until each path has sent feedback.
     fn learn(&mut self, psn: Psn) {
         self.start_after(psn.add(-UNKNOWN_BEHIND));
+        if let Some(repair) = &mut self.rare.repair {
+            repair.restart(psn);
+        }
         self.phase = Phase::Baseline;
-        self.fast = self.joining().is_none();
+        self.fast = self.joining().is_none() && !self.repairs();
     }
 
     /// Counts as if all paths had acknowledged all data up to `psn`.
@@ -451,15 +498,22 @@ impl Multicast {
         self.newest = psn;
         self.agg_ack = psn;
         self.lowest = (self.table.len() - 1) as u16;
+        if let Some(repair) = &mut self.rare.repair {
+            repair.restart(psn.next());
+        }
     }
 
-    fn on_retransmission(&mut self, psn: Psn, out: &mut Effects) {
+    /// A requester that goes back repeats all packets from there on, which serves all later refusals.
+    pub(super) fn serve_refusals(&mut self, psn: Psn) {
         for entry in &mut self.table {
-            // A requester that goes back repeats all packets from there on, which serves all later refusals.
             if !psn.is_after(entry.ack().next()) {
                 entry.refusal.serve();
             }
         }
+    }
+
+    fn on_retransmission(&mut self, psn: Psn, out: &mut Effects) {
+        self.serve_refusals(psn);
         self.replicate(psn, out);
         if psn == self.agg_ack.next() {
             self.nak_sent = false;
@@ -473,6 +527,7 @@ impl Multicast {
         for entry in &mut self.table {
             entry.refusal.serve();
         }
+        self.poll_all_paths();
         let answer = self.phase == Phase::Acknowledged && (ack_request || psn == self.agg_ack);
         if answer {
             self.send_ack(out);
@@ -500,6 +555,8 @@ impl Multicast {
         if !psn.is_after(self.agg_ack) {
             return;
         }
+        let refusal = Refusal::of(syndrome);
+        let ack = if refusal.is_none() { psn } else { psn.prev() };
         if psn.is_after(self.newest) {
             return emit(out, Effect::Drop(DropReason::AckAhead));
         }
@@ -507,28 +564,44 @@ impl Multicast {
         if !psn.is_after(entry.ack()) {
             return;
         }
-        let refusal = Refusal::of(syndrome);
-        let ack = if refusal.is_none() { psn } else { psn.prev() };
         let before = entry.ack();
-        if ack.is_after(before) {
-            entry.advance(ack, msn, refusal);
+        let progress = ack.is_after(before);
+        let mut stored = refusal;
+        if let Some(repair) = self.rare.repair.as_deref_mut() {
+            let held = repair.serves(self.agg_ack, psn);
+            // The ring has the packet, or the gap is reported as one of this switch.
+            if held && syndrome == Syndrome::Nak(NakCode::PsnSequenceError) {
+                stored = Refusal::NONE;
+            }
+            let again = progress || !stored.is_none();
+            repair.on_feedback(
+                from,
+                ack,
+                (progress, again),
+                (held && !refusal.is_none()).then_some(psn),
+            );
+        }
+        if progress {
+            entry.advance(ack, msn, stored);
             if before == self.agg_ack {
                 self.lowest -= 1;
             }
             if self.lowest == 0 {
                 let (first, strongest) = self.raise_agg_ack();
+                let strongest = strongest.max(self.own_refusal());
                 self.progress(now);
                 self.phase = Phase::Acknowledged;
                 let msn = self.table[first].msn();
                 self.acknowledge((self.agg_ack, msn), Syndrome::Ack, out);
                 self.nak_sent = !strongest.is_none();
                 if let Some(syndrome) = strongest.syndrome() {
+                    self.note_nak();
                     self.acknowledge((self.agg_ack.next(), msn), syndrome, out);
                 }
                 self.settle(now, out);
             }
         } else {
-            entry.refusal = entry.refusal.max(refusal);
+            entry.refusal = entry.refusal.max(stored);
         }
         // The paper evaluates a NAK only when an ACK is sent. Then the NAK of the path with the lowest AckPSN would never be sent.
         if !refusal.is_none() {
@@ -553,6 +626,9 @@ impl Multicast {
             strongest = strongest.max(entry.refusal);
         }
         self.agg_ack = before.add(least);
+        if let Some(repair) = self.rare.repair.as_deref_mut() {
+            repair.release(before, self.agg_ack);
+        }
         (first, strongest)
     }
 
@@ -562,18 +638,28 @@ impl Multicast {
             .map(|(_, entry)| entry.refusal)
             .max()
             .unwrap_or(Refusal::NONE)
+            .max(self.own_refusal())
+    }
+
+    /// The refusal of this switch itself.
+    fn own_refusal(&self) -> Refusal {
+        match self.lacks_next() {
+            true => Refusal::of(Syndrome::Nak(NakCode::PsnSequenceError)),
+            false => Refusal::NONE,
+        }
     }
 
     fn send_ack(&self, out: &mut Effects) {
         self.acknowledge((self.agg_ack, self.msn()), Syndrome::Ack, out);
     }
 
-    fn send_nak(&mut self, out: &mut Effects) {
+    pub(super) fn send_nak(&mut self, out: &mut Effects) {
         if self.nak_sent {
             return;
         }
         if let Some(syndrome) = self.refusal().syndrome() {
             self.nak_sent = true;
+            self.note_nak();
             self.acknowledge((self.agg_ack.next(), self.msn()), syndrome, out);
         }
     }

@@ -3,6 +3,7 @@
 mod congestion;
 mod entry;
 mod machine;
+mod repair;
 mod switching;
 
 use crate::path::PathId;
@@ -11,6 +12,7 @@ use arrayvec::ArrayVec;
 use castnet_wire::{DropReason, Nanos, Psn, Syndrome};
 
 pub use machine::Multicast;
+pub use repair::{RepairConfig, RepairStatus, Resend};
 
 /// The configuration of a group, as the machine needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,32 +56,42 @@ pub enum Event {
         /// The path it came by.
         from: PathId,
     },
-    /// A message of a switch about the source of the group. Only switches send it.
+    /// A message of a switch about the source of the group, or a missing packet. Only switches send it.
     Signal {
         /// The path it came by.
         from: PathId,
         /// Its kind.
         signal: Signal,
-        /// The PSN of the next packet, as the sender knows it.
+        /// The PSN of the next packet, as the sender knows it, or of the missing one.
         psn: Psn,
         /// The number of the last grant that the sender has sent or received, 24 bits.
         epoch: u32,
     },
 }
 
-/// The kinds of messages between switches about the source of a group.
+/// The kinds of messages between switches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Signal {
     /// A member behind the sender wants to send.
     Request,
     /// A member behind the receiver of this message is the source from now on.
     Grant,
+    /// The sender lacks one packet, and has later ones. Unlike a NAK, it acknowledges nothing. Its epoch is 0.
+    Resend,
 }
 
 /// An action for the caller. An event has at least one effect. [`Effect::Absorb`] is always the only one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Send the data packet to each path that [lacks](Multicast::lacks) it; there is at least one.
+    /// Store the data packet: it is needed until [`Multicast::poll_resend`] no longer returns its PSN with this slot.
+    Keep {
+        /// Its PSN.
+        psn: Psn,
+        /// Its slot.
+        slot: u16,
+    },
+    /// Send the data packet to each path that [takes](Multicast::takes) it: without repair, that [lacks](Multicast::lacks) it. There is at
+    /// least one.
     Replicate {
         /// Its PSN.
         psn: Psn,
@@ -104,7 +116,7 @@ pub enum Effect {
     Absorb,
     /// Drop the frame for this reason.
     Drop(DropReason),
-    /// Send a message about the source to a switch.
+    /// Send a message to a switch.
     Signal {
         /// The path of the switch.
         to: PathId,
@@ -130,13 +142,15 @@ pub enum Effect {
 }
 
 /// The effects of one event, in the order of execution.
-pub type Effects = ArrayVec<Effect, 4>;
+pub type Effects = ArrayVec<Effect, 6>;
 
 /// The reason of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TimerReason {
     /// Outstanding data has made no progress for the group's stall time-out.
     Stall,
+    /// Time to look for paths that are silent.
+    Repair,
 }
 
 /// The state of a group, for display.
@@ -158,6 +172,8 @@ pub struct MulticastStatus {
     pub since: Option<Nanos>,
     /// The Path Table without the entry of the source.
     pub paths: Vec<PathStatus>,
+    /// The ring, if the switch repairs losses.
+    pub repair: Option<RepairStatus>,
 }
 
 /// One entry of the Path Table, for display.

@@ -5,6 +5,7 @@ mod congestion;
 mod joins;
 mod memory;
 mod pitfalls;
+mod repair;
 mod switching;
 mod tree;
 mod twin;

@@ -6,7 +6,7 @@ use castnet_wire::Psn;
 use proptest::prelude::*;
 
 /// A switch with one to four things below it, three tiers at most.
-fn shape() -> impl Strategy<Value = Shape> {
+pub(crate) fn shape() -> impl Strategy<Value = Shape> {
     let leaf = prop::collection::vec(Just(Shape::Host), 1..5).prop_map(Shape::Switch);
     let inner = leaf.prop_recursive(3, 12, 4, |below| {
         prop::collection::vec(prop_oneof![1 => Just(Shape::Host), 2 => below], 1..4).prop_map(Shape::Switch)
@@ -14,7 +14,7 @@ fn shape() -> impl Strategy<Value = Shape> {
     inner.boxed()
 }
 
-fn chance(restarts: bool) -> impl Strategy<Value = Chance> {
+pub(crate) fn chance(restarts: bool) -> impl Strategy<Value = Chance> {
     prop_oneof![
         8 => Just(Chance::Send),
         // Mostly in order: a network that only shuffles never gets anywhere.
@@ -26,11 +26,15 @@ fn chance(restarts: bool) -> impl Strategy<Value = Chance> {
     ]
 }
 
-fn start() -> impl Strategy<Value = Psn> {
+pub(crate) fn start() -> impl Strategy<Value = Psn> {
     prop_oneof![Just(0u32), Psn::MODULUS - 30..Psn::MODULUS, any::<u32>()].prop_map(Psn::new)
 }
 
-fn run(mut tree: Tree, not_ready: Vec<(usize, i64)>, chances: Vec<Chance>) -> Result<Tree, TestCaseError> {
+pub(crate) fn run(
+    mut tree: Tree,
+    not_ready: Vec<(usize, i64)>,
+    chances: Vec<Chance>,
+) -> Result<Tree, TestCaseError> {
     let hosts = tree.receivers.len();
     for (host, at) in not_ready {
         tree.receivers[host % hosts].not_ready.insert(at);

@@ -94,7 +94,7 @@ impl Context {
         check(rule, ports)?;
         let rule = rule.clone().in_order();
         Ok(match rule.kind.clone() {
-            GroupKind::Multicast(kind) => Self::Multicast(Group::new(rule, &kind)),
+            GroupKind::Multicast(kind) => Self::Multicast(Group::new(rule, &kind, payload)),
             GroupKind::Translated(kind) => Self::Collective(Collective::new(rule, &kind, payload)),
             GroupKind::Forwarding(_) => Self::Forwarding(Forwarding::new(rule)),
         })

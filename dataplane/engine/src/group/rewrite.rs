@@ -192,6 +192,20 @@ pub(super) fn set_psn(frame: &mut impl FrameBuf, header: &RoceHeader, old: Psn, 
     icrc::write(frame, header.frame_len, icrc ^ change);
 }
 
+/// Sets AckReq in a private frame that does not request an acknowledgement; the ICRC changes by difference.
+pub(super) fn request_ack(frame: &mut impl FrameBuf, header: &RoceHeader) {
+    let Some(icrc) = icrc::read(frame, header.frame_len) else {
+        return;
+    };
+    let Some((fixed, _)) = headers_of(frame, header.l3) else {
+        return;
+    };
+    fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
+    fixed[PSN.start - 1] |= 0x80;
+    let change = icrc::shift(HeaderDelta::ack_request_flips().at_bth(), header.after_bth());
+    icrc::write(frame, header.frame_len, icrc ^ change);
+}
+
 pub(super) struct CopyRewriter<'a> {
     pub(super) packet: FrameRewrite<'a>,
     /// ICRC operator for the bytes between the last rewritten header and the ICRC.

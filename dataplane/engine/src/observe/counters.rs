@@ -103,7 +103,7 @@ counters! {
             cnps_filtered,
             /// Received data frames with an earlier PSN.
             retransmitted_in,
-            /// Copies of retransmitted frames that were not made because their path had acknowledged them (M3).
+            /// Copies of received frames that were not made: the path had acknowledged the frame (M3), or is sent it later by repair.
             filtered,
             /// Copies of WRITEs that were sent with an invalid key, because they lie outside the memory of the member.
             out_of_range,
@@ -117,13 +117,21 @@ counters! {
             rate_marks,
             /// Reported stalls of paths.
             stalls,
+            /// Data frames that were kept for repair.
+            kept,
+            /// Copies that were sent from the kept frames; a part of `copies_out`.
+            resent,
+            /// Requests of switches for a packet.
+            requests_in,
+            /// Requests for a packet to the switch towards the source.
+            requests_out,
         }
     }
 }
 
 counters! {
     /// One path of a group: exceptions only, so that plain replication writes nothing here. Unless it is the source's path, the data
-    /// frames sent to it are `data_in - filtered - lost`, the latter two of this path.
+    /// frames sent to it are `data_in - filtered - lost + resent`, the latter three of this path.
     pub struct PathCounters => copy_path_counters {
         /// ACKs from it.
         acks_in,
@@ -133,12 +141,14 @@ counters! {
         rnr_naks_in,
         /// CNPs from it.
         cnps_in,
-        /// Copies of retransmitted frames that it did not need.
+        /// Copies of received frames that it did not need, or was sent later by repair.
         filtered,
         /// Copies of WRITEs that were sent with an invalid key.
         out_of_range,
         /// Copies that were not sent to it: no buffer, or the port was down.
         lost,
+        /// Copies that were sent to it from the kept frames.
+        resent,
     }
 }
 

@@ -16,6 +16,7 @@ mod most;
 mod moving;
 mod rates;
 mod registration;
+mod repair;
 mod replication;
 mod routed;
 mod shared_ports;

@@ -74,6 +74,7 @@ mod tests {
             va_base: 0,
             carries_on: None,
             any_source: false,
+            repair: None,
             source,
         };
         GroupRule {

@@ -14,10 +14,12 @@ pub struct Source {
     pub sent: i64,
     /// A NAK was followed and no ACK has come since: rxe ignores further ones.
     retrying: bool,
+    /// Packets sent, repeated ones included.
+    pub sends: usize,
 }
 
 impl Source {
-    const WINDOW: i64 = 128;
+    pub const WINDOW: i64 = 128;
 
     pub fn new(total: i64) -> Self {
         Self {
@@ -26,6 +28,7 @@ impl Source {
             next: 0,
             sent: 0,
             retrying: false,
+            sends: 0,
         }
     }
 
@@ -35,6 +38,7 @@ impl Source {
             return None;
         }
         self.next += 1;
+        self.sends += 1;
         self.sent = self.sent.max(self.next);
         Some(self.next - 1)
     }

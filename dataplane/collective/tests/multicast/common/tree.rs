@@ -2,8 +2,9 @@
 
 use super::hosts::{Receiver, Source};
 use super::path;
-use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathId};
-use castnet_wire::{DropReason, Nanos, Psn, Syndrome};
+use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, RepairConfig, Signal};
+use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
+use std::collections::BTreeSet;
 
 /// Where a path of a switch leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,7 @@ enum Peer {
 enum Packet {
     Data { psn: Psn, ack_request: bool },
     Feedback { psn: Psn, msn: u32, syndrome: Syndrome },
+    Resend { psn: Psn },
 }
 
 /// One switch, and what an outsider can know of it.
@@ -28,6 +30,10 @@ struct Node {
     acked: Vec<i64>,
     /// The newest data since the machine began.
     newest: i64,
+    /// What is in the slots, where the switch repairs.
+    ring: Vec<Option<(Psn, bool)>>,
+    /// All data that has come from its source.
+    received: BTreeSet<i64>,
 }
 
 /// The shape of a tree: a switch is the list of what is below it.
@@ -51,6 +57,10 @@ pub enum Chance {
         pick: usize,
     },
     TimeOut,
+    /// The timer of a switch.
+    Tick {
+        pick: usize,
+    },
     /// A switch loses its state and joins the stream again.
     Restart {
         pick: usize,
@@ -66,10 +76,23 @@ pub struct Tree {
     in_flight: Vec<(Peer, Packet)>,
     pub time_outs: usize,
     pub naks_to_source: usize,
+    /// Slots of each switch; 0 where the source repairs.
+    slots: u16,
+    now: Nanos,
 }
+
+/// The tick of switches that repair.
+const TICK: Nanos = Nanos(1000);
+/// Ticks without progress until the source times out.
+const TICKS_MAX: usize = 64;
 
 impl Tree {
     pub fn new(shape: &Shape, start: Psn, total: i64, ack_every: i64) -> Self {
+        Self::repairing(shape, start, total, ack_every, 0)
+    }
+
+    /// A tree whose switches repair with so many slots.
+    pub fn repairing(shape: &Shape, start: Psn, total: i64, ack_every: i64, slots: u16) -> Self {
         let mut tree = Self {
             start,
             source: Source::new(total),
@@ -79,6 +102,8 @@ impl Tree {
             in_flight: Vec::new(),
             time_outs: 0,
             naks_to_source: 0,
+            slots,
+            now: Nanos::ZERO,
         };
         tree.plant(shape, Peer::Source);
         tree
@@ -94,13 +119,15 @@ impl Tree {
         let up = below.len().min(1);
         let peers = vec![parent; below.len() + 1];
         let acked = vec![-1; peers.len()];
-        let machine = self.machine(peers.len(), up, Some(self.start));
+        let machine = self.machine(index, peers.len(), up, Some(self.start));
         self.nodes.push(Node {
             machine,
             peers,
             up,
             acked,
             newest: -1,
+            ring: vec![None; self.slots.into()],
+            received: BTreeSet::new(),
         });
         for (at, child) in below.iter().enumerate() {
             let path = if at < up { at } else { at + 1 };
@@ -121,23 +148,47 @@ impl Tree {
         index
     }
 
-    fn machine(&self, paths: usize, up: usize, start_psn: Option<Psn>) -> Multicast {
+    fn machine(&self, index: usize, paths: usize, up: usize, start_psn: Option<Psn>) -> Multicast {
         let (paths, source) = (paths as u16, path(up as u8));
-        Multicast::new(MulticastConfig {
+        let machine = Multicast::new(MulticastConfig {
             paths,
             source,
             start_psn,
             stall_timeout: Nanos::ZERO,
+        });
+        if self.slots == 0 {
+            return machine;
+        }
+        machine.with_repair(RepairConfig {
+            slots: self.slots,
+            tick: TICK,
+            source_is_switch: index != 0,
         })
+    }
+
+    /// Packets that the source has sent.
+    pub fn sends(&self) -> usize {
+        self.source.sends
     }
 
     pub fn is_done(&self) -> bool {
         self.source.unacked == self.source.total
     }
 
+    /// Whether the packet in flight for longest is on the link of the source.
+    pub fn next_is_at_source(&self) -> bool {
+        let root = Peer::Switch {
+            index: 0,
+            path: self.nodes[0].up,
+        };
+        let first = self.in_flight.first().map(|(peer, _)| *peer);
+        first == Some(Peer::Source) || first == Some(root)
+    }
+
     /// The position that the packet in flight for longest names.
     pub fn next_position(&self) -> Option<i64> {
-        let (Packet::Data { psn, .. } | Packet::Feedback { psn, .. }) = self.in_flight.first()?.1;
+        let (Packet::Data { psn, .. } | Packet::Feedback { psn, .. } | Packet::Resend { psn }) =
+            self.in_flight.first()?.1;
         Some(self.at(psn))
     }
 
@@ -155,6 +206,7 @@ impl Tree {
                 self.in_flight.remove(pick % flying);
             }
             Chance::Duplicate { pick } if flying > 0 => self.in_flight.push(self.in_flight[pick % flying]),
+            Chance::Tick { pick } => return self.tick(pick % self.nodes.len()),
             Chance::Restart { pick } => self.restart(pick % self.nodes.len()),
             _ => {}
         }
@@ -163,21 +215,34 @@ impl Tree {
 
     /// A fair network from here on: all is delivered, in order; time-outs only where nothing else can happen.
     pub fn finish(&mut self) -> Result<(), String> {
+        let (mut ticks, mut unacked) = (0, 0);
         for _ in 0..1_000_000 {
             if !self.in_flight.is_empty() {
                 let (peer, packet) = self.in_flight.remove(0);
                 self.deliver(peer, packet)?;
+                if core::mem::replace(&mut unacked, self.source.unacked) != self.source.unacked {
+                    ticks = 0;
+                }
             } else if self.is_done() {
                 return Ok(());
             } else {
                 self.send();
-                if self.in_flight.is_empty() {
+                if self.in_flight.is_empty() && self.slots != 0 && ticks < TICKS_MAX {
+                    ticks += 1;
+                    (0..self.nodes.len()).try_for_each(|index| self.tick(index))?;
+                } else if self.in_flight.is_empty() {
+                    ticks = 0;
                     self.source.time_out();
                     self.time_outs += 1;
                 }
             }
         }
-        Err("it never ends".into())
+        Err(format!(
+            "it never ends: {:?} {:?} {:?}",
+            self.source,
+            self.receivers,
+            self.nodes.iter().map(|node| &node.machine).collect::<Vec<_>>()
+        ))
     }
 
     fn send(&mut self) {
@@ -199,11 +264,20 @@ impl Tree {
 
     fn restart(&mut self, index: usize) {
         let (paths, up) = (self.nodes[index].peers.len(), self.nodes[index].up);
-        let machine = self.machine(paths, up, None);
+        let machine = self.machine(index, paths, up, None);
         let node = &mut self.nodes[index];
         node.machine = machine;
         node.acked.fill(i64::MIN);
         node.newest = i64::MIN;
+        node.ring.fill(None);
+        node.received.clear();
+    }
+
+    fn tick(&mut self, index: usize) -> Result<(), String> {
+        self.now += TICK;
+        let mut out = Effects::new();
+        self.nodes[index].machine.handle_timeout(self.now, &mut out);
+        self.carry_out(index, None, out)
     }
 
     fn deliver(&mut self, peer: Peer, packet: Packet) -> Result<(), String> {
@@ -241,38 +315,89 @@ impl Tree {
                 msn,
                 syndrome,
             },
+            Packet::Resend { psn } => Event::Signal {
+                from: path(from as u8),
+                signal: Signal::Resend,
+                psn,
+                epoch: 0,
+            },
         };
         self.note(index, from, packet);
         let mut out = Effects::new();
-        self.nodes[index].machine.handle(Nanos::ZERO, event, &mut out);
+        self.nodes[index].machine.handle(self.now, event, &mut out);
+        self.carry_out(index, Some(packet), out)
+    }
+
+    fn carry_out(&mut self, index: usize, packet: Option<Packet>, out: Effects) -> Result<(), String> {
         for effect in out {
-            match effect {
-                Effect::Replicate { psn } => {
+            match (effect, packet) {
+                (Effect::Keep { psn, slot }, Some(Packet::Data { psn: at, ack_request })) if psn == at => {
+                    self.nodes[index].ring[usize::from(slot)] = Some((psn, ack_request));
+                }
+                (Effect::Replicate { psn }, Some(packet)) => {
                     let node = &self.nodes[index];
-                    let to: Vec<usize> = node.machine.lacking(psn).map(PathId::index).collect();
+                    let paths = (0..node.peers.len()).filter(|p| node.machine.takes(path(*p as u8), psn));
+                    let to: Vec<usize> = paths.collect();
                     self.check_replicas(index, packet, &to)?;
                     let peers = to.iter().map(|path| (node.peers[*path], packet));
                     self.in_flight.extend(peers);
                 }
-                Effect::Acknowledge {
-                    to,
-                    psn,
-                    msn,
-                    syndrome,
-                } => {
+                (
+                    Effect::Acknowledge {
+                        to,
+                        psn,
+                        msn,
+                        syndrome,
+                    },
+                    _,
+                ) => {
                     self.check_feedback(index, self.at(psn), syndrome)?;
+                    self.check_nak(index, self.at(psn), syndrome)?;
                     let peer = self.nodes[index].peers[to.index()];
                     self.naks_to_source += usize::from(peer == Peer::Source && syndrome != Syndrome::Ack);
                     self.in_flight
                         .push((peer, Packet::Feedback { psn, msn, syndrome }));
                 }
-                Effect::Absorb => {}
+                (Effect::Signal { to, psn, .. }, _) => {
+                    let peer = self.nodes[index].peers[to.index()];
+                    self.in_flight.push((peer, Packet::Resend { psn }));
+                }
+                (Effect::Absorb, _) => {}
+                (Effect::Drop(DropReason::EarlyContribution), _) if self.slots != 0 => {}
                 // A switch that has lost its memory hears of data from before.
-                Effect::Drop(DropReason::AckAhead) if self.nodes[index].acked.contains(&i64::MIN) => {}
-                other => return Err(format!("{other:?} for {event:?}")),
+                (Effect::Drop(DropReason::AckAhead), _) if self.nodes[index].acked.contains(&i64::MIN) => {}
+                other => return Err(format!("{other:?}")),
             }
         }
+        while let Some(resend) = self.nodes[index].machine.poll_resend() {
+            let node = &self.nodes[index];
+            let (to, psn) = (resend.path.index(), resend.psn);
+            let Some((kept, ack_request)) = node.ring[usize::from(resend.slot)].filter(|kept| kept.0 == psn)
+            else {
+                return Err(format!("{psn} is not in slot {}", resend.slot));
+            };
+            if to == node.up || node.acked[to] >= self.at(psn) {
+                return Err(format!("M3: {psn} from the ring to path {to}"));
+            }
+            let ack_request = ack_request || resend.ack_request;
+            let packet = Packet::Data {
+                psn: kept,
+                ack_request,
+            };
+            self.in_flight.push((node.peers[to], packet));
+        }
         Ok(())
+    }
+
+    /// With a ring as long as the window, the source gets a NAK only of what the switch next to it lacks.
+    fn check_nak(&self, index: usize, at: i64, syndrome: Syndrome) -> Result<(), String> {
+        let node = &self.nodes[index];
+        let all_kept = i64::from(self.slots) >= Source::WINDOW && !node.acked.contains(&i64::MIN);
+        let nak = syndrome == Syndrome::Nak(NakCode::PsnSequenceError);
+        match index == 0 && all_kept && nak && node.received.contains(&at) {
+            true => Err(format!("NAK of {at}, which the switch has")),
+            false => Ok(()),
+        }
     }
 
     /// What the outsider learns from a packet before the machine sees it.
@@ -282,7 +407,9 @@ impl Tree {
                 let at = self.at(psn);
                 let node = &mut self.nodes[index];
                 node.newest = node.newest.max(at);
+                node.received.insert(at);
             }
+            Packet::Resend { .. } => {}
             Packet::Feedback { psn, syndrome, .. } => {
                 let at = self.at(psn);
                 let upto = if syndrome == Syndrome::Ack { at } else { at - 1 };
@@ -302,7 +429,8 @@ impl Tree {
         let node = &self.nodes[index];
         let lacking = |p: &usize| *p != node.up && node.acked[*p] < self.at(psn);
         let wanted: Vec<usize> = (0..node.peers.len()).filter(lacking).collect();
-        if to == wanted {
+        let repairs = self.slots != 0 && to.iter().all(|p| wanted.contains(p));
+        if to == wanted || repairs {
             Ok(())
         } else {
             Err(format!("M3: {psn} to {to:?} instead of {wanted:?}"))

@@ -1,7 +1,7 @@
 //! A multicast group in the engine. Each frame touches hot state: at most 16 bytes per path in use (contract M6), seven in the machine,
 //! nine in [`PathDestination`]. Set-up, exceptions and first packets of WRITEs touch cold state.
 
-use castnet_collective::{Multicast, MulticastConfig, MulticastStatus, PathId};
+use castnet_collective::{Multicast, MulticastConfig, MulticastStatus, PathId, RepairConfig};
 use castnet_reduce::prefetch;
 use castnet_rules::{Endpoint, GroupRule, HostEndpoint, MulticastRule, NextHop};
 use castnet_wire::{MacAddr, McstId, Nanos, PortId, Qpn, RoceHeader, TokenBucket};
@@ -13,6 +13,7 @@ use crate::group::kind::{EnginePrefetch, Kind};
 use crate::group::lookup::LookupTable;
 use crate::group::meter;
 use crate::group::multicast::frame::arm;
+use crate::group::multicast::ring::Ring;
 use crate::group::rewrite::PathDestination;
 use crate::group::services::Services;
 use crate::observe::counters::{
@@ -23,6 +24,9 @@ use crate::output::acknowledge::{AckTemplate, Address};
 use crate::output::cx::Cx;
 use crate::port_set::PortSet;
 use crate::tables::next_hops::{NextHops, NextHopsFull};
+
+/// Ticks of a group that repairs, per time-out of the source's QP.
+const TICKS: u64 = 64;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Hot {
@@ -103,6 +107,8 @@ pub(crate) struct Cold {
     pub(crate) feedback: Address,
     /// Source address of feedback to an adjacent switch.
     own: Option<Ipv4Addr>,
+    /// Present if the switch repairs losses.
+    pub(super) ring: Option<Box<Ring>>,
     /// Data of the group before the present source.
     data_before: u64,
     /// An acknowledge packet with the addresses of `feedback`.
@@ -142,7 +148,8 @@ pub struct Group {
 }
 
 impl Group {
-    pub(crate) fn new(rule: GroupRule, kind: &MulticastRule) -> Box<Self> {
+    /// `payload`: with memory for packets that are kept.
+    pub(crate) fn new(rule: GroupRule, kind: &MulticastRule, payload: bool) -> Box<Self> {
         let ports: PortSet = rule.endpoints.iter().map(|e| e.port).collect();
         let source = PathId::new(kind.source.into()).unwrap_or_default();
         let machine = Multicast::new(MulticastConfig {
@@ -161,6 +168,17 @@ impl Group {
             true => machine.with_switching(hosts().filter_map(|(i, _)| PathId::new(i))),
             false => machine,
         };
+        let machine = match &kind.repair {
+            Some(repair) => machine.with_repair(RepairConfig {
+                slots: repair.slots,
+                tick: Nanos(u64::from(repair.ack_timeout_us) * 1_000 / TICKS),
+                source_is_switch: rule.upstream().is_some_and(|e| e.next_hop.host().is_none()),
+            }),
+            None => machine,
+        };
+        let ring = kind
+            .repair
+            .map(|repair| Box::new(Ring::new(&rule, &repair, payload)));
         // The hosts of a group with any source send one after the other.
         let metered = match kind.any_source {
             true => hosts().next().map(|(_, host)| host),
@@ -187,6 +205,7 @@ impl Group {
             va_base: kind.va_base,
             feedback,
             own: None,
+            ring,
             data_before: 0,
             ack,
             exceptions,
@@ -287,13 +306,14 @@ impl Group {
             + self.hot.meter.as_ref().map_or(0, |_| size_of::<TokenBucket>())
     }
 
-    /// Bytes of the cold state: the rule, and the counters of exceptions.
+    /// Bytes of the cold state: the rule, the counters of exceptions, and packets that are kept.
     pub fn cold_bytes(&self) -> usize {
         size_of::<Self>() - size_of::<Hot>()
             + size_of::<Cold>()
             + rule_bytes(&self.cold.rule)
             + size_of_val(&*self.paths)
             + self.hot.machine.cold_bytes()
+            + self.cold.ring.as_ref().map_or(0, |ring| ring.footprint())
     }
 
     /// Its counters.
@@ -321,7 +341,7 @@ impl Group {
                 PathSnapshot {
                     port: path.port,
                     source,
-                    copies_out: data_in.saturating_sub(not_sent),
+                    copies_out: (data_in + counters.resent).saturating_sub(not_sent),
                     counters: *counters,
                 }
             })
@@ -336,7 +356,10 @@ impl Kind for Box<Group> {
     }
 
     fn memory_bytes(&self) -> usize {
-        self.hot_bytes() + self.cold_bytes()
+        match self.cold.ring {
+            Some(_) => self.cold.rule.reserved_bytes() as usize,
+            None => self.hot_bytes() + self.cold_bytes(),
+        }
     }
 
     /// Feedback to an adjacent switch gets the source address `own`.
@@ -390,11 +413,19 @@ impl Kind for Box<Group> {
     }
 
     fn timeout<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
-        self.on_timeout(services, cx.now, slot);
+        self.on_timeout(services, cx, slot);
+    }
+
+    fn emit<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
+        self.on_emit(services, cx, slot);
     }
 
     fn resume(&mut self, services: &mut Services, now: Nanos, slot: u32) {
-        arm(&mut services.timers.coarse, now, slot, &self.hot.machine);
+        if let Some(ring) = self.cold.ring.as_mut().filter(|ring| ring.emitting) {
+            ring.emitting = false;
+            self.queue(&mut services.timers, slot);
+        }
+        arm(&mut services.timers, now, slot, &self.hot.machine);
     }
 
     fn note_dropped(&mut self) {

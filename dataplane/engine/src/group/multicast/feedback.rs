@@ -4,7 +4,7 @@
 //! adjacent switch, it goes to the McstID and the QPN of the endpoint there, as for a member, from this switch's own address or, without
 //! one, the McstID: the adjacent switch does not check it.
 
-use castnet_collective::{PathId, Signal};
+use castnet_collective::{Multicast, PathId, Signal};
 use castnet_wire::{Aeth, Opcode, Psn, Syndrome};
 
 use crate::egress::Egress;
@@ -63,7 +63,7 @@ pub(crate) fn send<E: Egress, O: Observer>(
     cx.send(&mut output.counters, port, frame);
 }
 
-/// Sends a message about the source to a switch: its epoch is in the MSN field of an AETH.
+/// Sends a message to a switch: its epoch is in the MSN field of an AETH.
 #[cold]
 pub(crate) fn send_signal<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
@@ -86,6 +86,7 @@ pub(crate) fn send_signal<E: Egress, O: Observer>(
         group.cold.exceptions.lost += 1;
         return;
     };
+    group.cold.exceptions.requests_out += u64::from(signal == Signal::Resend);
     cx.observer.step(|| {
         let decision = format!("{opcode} for {}", group.cold.describe(to));
         Step::new(
@@ -101,11 +102,17 @@ const fn opcode_of(signal: Signal) -> Opcode {
     match signal {
         Signal::Request => Opcode::SourceRequest,
         Signal::Grant => Opcode::SourceGrant,
+        Signal::Resend => Opcode::RepairRequest,
     }
 }
 
-/// The message of a frame, for a group whose source may change.
-pub(crate) fn signal_of(opcode: Opcode) -> Option<Signal> {
-    let all = [Signal::Request, Signal::Grant];
-    all.into_iter().find(|signal| opcode_of(*signal) == opcode)
+/// The message of a frame, if the group knows it.
+pub(crate) fn signal_of(opcode: Opcode, machine: &Multicast) -> Option<Signal> {
+    let known = match opcode {
+        Opcode::RepairRequest => machine.repairs(),
+        _ => machine.is_switching(),
+    };
+    let all = [Signal::Request, Signal::Grant, Signal::Resend];
+    all.into_iter()
+        .find(|signal| known && opcode_of(*signal) == opcode)
 }

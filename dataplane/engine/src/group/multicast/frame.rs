@@ -2,7 +2,7 @@
 
 use core::net::Ipv4Addr;
 
-use castnet_collective::{Effect, Event, Multicast, PathId};
+use castnet_collective::{Effect, Event, Multicast, PathId, Signal};
 use castnet_rules::NextHop;
 use castnet_wire::{Aeth, DropReason, FrameBuf, Nanos, Psn, RoceHeader, Syndrome, icrc};
 
@@ -13,14 +13,14 @@ use crate::group::meter::{self, Metered};
 use crate::group::multicast::context::Group;
 use crate::group::multicast::feedback;
 use crate::group::multicast::replicate;
+use crate::group::multicast::ring;
 use crate::group::rewrite::set_psn;
-use crate::group::services::Services;
+use crate::group::services::{Services, Timers};
 use crate::observe::events::{EventKind, Events};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
 use crate::output::acknowledge::LinkHeader;
 use crate::output::cx::Cx;
-use crate::tables::wheel::Wheel;
 
 impl Group {
     #[inline]
@@ -151,40 +151,103 @@ impl Group {
             }
             _ => {}
         }
-        arm(&mut timers.coarse, cx.now, slot, &group.hot.machine);
+        // After the batch, because its later frames may acknowledge what would be sent.
+        if group.hot.machine.has_resends() {
+            group.queue(timers, slot);
+        }
+        arm(timers, cx.now, slot, &group.hot.machine);
         verdict
     }
 
-    /// Reports stalled paths, and re-arms the timer.
-    pub(crate) fn on_timeout(&mut self, services: &mut Services, now: Nanos, slot: u32) {
+    /// Reports stalled paths, repeats for silent ones, and re-arms the timer.
+    pub(crate) fn on_timeout<E: Egress, O: Observer>(
+        &mut self,
+        services: &mut Services,
+        cx: &mut Cx<'_, E, O>,
+        slot: u32,
+    ) {
         let Services {
+            output,
             timers,
             events,
             scratch,
-            ..
         } = services;
-        let machine = &mut self.hot.machine;
-        if machine.poll_timeout().is_some_and(|(at, _)| at <= now) {
-            machine.handle_timeout(now, &mut scratch.effects);
+        let now = cx.now;
+        let due = self.hot.machine.poll_timeout().is_some_and(|(at, _)| at <= now);
+        if due {
+            self.hot.machine.handle_timeout(now, &mut scratch.effects);
+            let link = self
+                .cold
+                .ring
+                .as_ref()
+                .map_or(LinkHeader::PLAIN, |ring| ring.link);
             for effect in &scratch.effects {
-                if let Effect::Stalled { path, since } = *effect {
-                    self.cold.exceptions.stalls += 1;
-                    let kind = EventKind::PathStalled {
-                        mcst_id: self.hot.mcst_id,
-                        endpoint: path.index() as u16,
-                        since,
-                    };
-                    events.push(now, kind);
+                match *effect {
+                    Effect::Stalled { path, since } => {
+                        self.cold.exceptions.stalls += 1;
+                        let kind = EventKind::PathStalled {
+                            mcst_id: self.hot.mcst_id,
+                            endpoint: path.index() as u16,
+                            since,
+                        };
+                        events.push(now, kind);
+                    }
+                    Effect::Signal {
+                        to,
+                        signal,
+                        psn,
+                        epoch,
+                    } => feedback::send_signal(cx, output, self, &link, (to, signal, psn, epoch)),
+                    Effect::Acknowledge {
+                        to,
+                        psn,
+                        msn,
+                        syndrome,
+                    } => {
+                        let ack = Some((psn, Aeth { syndrome, msn }));
+                        feedback::send(cx, output, self, &link, (to, ack), None);
+                    }
+                    _ => {}
                 }
             }
+            if self.cold.ring.is_some() && ring::resend(cx, output, self) {
+                self.queue(timers, slot);
+            }
         }
-        arm(&mut timers.coarse, now, slot, &self.hot.machine);
+        arm(timers, now, slot, &self.hot.machine);
+    }
+
+    /// Continues to send from the ring.
+    pub(crate) fn on_emit<E: Egress, O: Observer>(
+        &mut self,
+        services: &mut Services,
+        cx: &mut Cx<'_, E, O>,
+        slot: u32,
+    ) {
+        if let Some(ring) = &mut self.cold.ring {
+            ring.emitting = false;
+        }
+        if ring::resend(cx, &mut services.output, self) {
+            self.queue(&mut services.timers, slot);
+        }
+    }
+
+    /// Queues the group, because it has more to send.
+    pub(super) fn queue(&mut self, timers: &mut Timers, slot: u32) {
+        if let Some(ring) = self.cold.ring.as_mut().filter(|ring| !ring.emitting) {
+            ring.emitting = true;
+            timers.emitting.push_back(slot);
+        }
     }
 }
 
 /// Arms the timer for the next deadline of the machine, unless it is armed.
 #[inline(always)]
-pub(crate) fn arm(wheel: &mut Wheel, now: Nanos, slot: u32, machine: &Multicast) {
+pub(crate) fn arm(timers: &mut Timers, now: Nanos, slot: u32, machine: &Multicast) {
+    let wheel = match machine.repairs() {
+        false => &mut timers.coarse,
+        true => &mut timers.fine,
+    };
     if !wheel.is_armed(slot)
         && let Some((at, _)) = machine.poll_timeout()
     {
@@ -207,7 +270,7 @@ fn admit<E: Egress, O: Observer>(
     let from = hot.sender(cx.ingress, src, header.bth.dest_qp, mac);
     let from = from.ok_or(classify::NOT_MEMBER)?;
     let switching = hot.machine.is_switching();
-    let signal = feedback::signal_of(header.bth.opcode).filter(|_| switching);
+    let signal = feedback::signal_of(header.bth.opcode, &hot.machine);
     // Only switches send them.
     let signal = signal
         .filter(|_| group.cold.host(from).is_none())
@@ -253,8 +316,8 @@ fn admit<E: Egress, O: Observer>(
                 psn,
                 ack_request: header.bth.ack_request,
             };
-            // It could change the source, or where a message ends.
-            (event, next && !switching)
+            // It could change the source or where a message ends, or is kept.
+            (event, next && !switching && !hot.machine.repairs())
         }
         (Class::Feedback(Aeth { syndrome, msn }), None) => {
             let (psn, msn) = hot.machine.group_feedback(from, psn, msn);
@@ -324,7 +387,9 @@ pub(crate) fn count_arrival(group: &mut Group, from: PathId, event: &Event, leng
                 path.cnps_in += 1;
             }
         }
-        Event::Signal { .. } => {}
+        Event::Signal { signal, .. } => {
+            cold.exceptions.requests_in += u64::from(*signal == Signal::Resend);
+        }
     }
 }
 
@@ -342,7 +407,7 @@ fn report_conflict(group: &Group, now: Nanos, events: &mut Events, effects: &[Ef
     }
 }
 
-/// Counts retransmitted data, and the paths that did not need it.
+/// Counts retransmitted data, and the paths that do not take it now.
 #[cold]
 fn count_retransmission(group: &mut Group, expected: Option<Psn>, psn: Psn) {
     if expected.is_some_and(|e| psn.is_before(e)) {
@@ -350,7 +415,7 @@ fn count_retransmission(group: &mut Group, expected: Option<Psn>, psn: Psn) {
     }
     let Group { hot, paths, cold } = group;
     for (i, path) in paths.iter_mut().enumerate() {
-        let skipped = PathId::new(i).is_some_and(|path| path != hot.source && !hot.machine.lacks(path, psn));
+        let skipped = PathId::new(i).is_some_and(|path| path != hot.source && !hot.machine.takes(path, psn));
         if skipped {
             path.filtered += 1;
             cold.exceptions.filtered += 1;
@@ -385,6 +450,13 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
                 syndrome,
             } => (to, Some((psn, Aeth { syndrome, msn }))),
             Effect::Cnp { to } => (to, None),
+            Effect::Keep { slot, .. } => {
+                if let (Some(ring), Some(frame)) = (&mut group.cold.ring, &frame) {
+                    ring.keep(slot, frame, header);
+                    group.cold.exceptions.kept += 1;
+                }
+                continue;
+            }
             Effect::Replicate { .. } => {
                 if let Some(frame) = frame.take() {
                     verdict = replicate::replicate(cx, output, group, header, src, frame);
@@ -428,13 +500,20 @@ fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effec
         },
         Event::Feedback { psn, syndrome, .. } => format!("{syndrome} of PSN {psn}"),
         Event::Cnp { .. } => "congestion notification".into(),
+        Event::Signal {
+            signal: Signal::Resend,
+            psn,
+            ..
+        } => format!("a switch lacks PSN {psn}"),
         Event::Signal { signal, epoch, .. } => format!("source {signal:?}, epoch {epoch}"),
     };
     let decisions: Vec<String> = effects
         .iter()
         .map(|effect| match effect {
+            Effect::Keep { slot, .. } => format!("keep in slot {slot}"),
             Effect::Replicate { psn } => {
-                let paths = group.hot.machine.lacking(*psn).count();
+                let paths = (0..group.paths.len()).filter_map(PathId::new);
+                let paths = paths.filter(|path| group.hot.machine.takes(*path, *psn)).count();
                 format!("replicate to {paths} path(s)")
             }
             Effect::Acknowledge { psn, syndrome, .. } => {
@@ -446,6 +525,11 @@ fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effec
             }
             Effect::Absorb => "absorb".into(),
             Effect::Drop(reason) => format!("drop ({reason})"),
+            Effect::Signal {
+                signal: Signal::Resend,
+                psn,
+                ..
+            } => format!("ask the switch towards the source for PSN {psn}"),
             Effect::Signal { to, signal, .. } => format!("send source {signal:?} to path {to}"),
             Effect::Compete { path } => format!("path {path} wants to send, too"),
             Effect::Stalled { path, .. } => format!("path {path} has stalled"),
@@ -464,7 +548,7 @@ fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effec
         let ack = psn_text(path.ack_psn);
         let who = group.cold.describe(path.path);
         facts.push(match event {
-            Event::Data { psn, .. } if replicated && group.hot.machine.lacks(path.path, *psn) => {
+            Event::Data { psn, .. } if replicated && group.hot.machine.takes(path.path, *psn) => {
                 format!("{who} gets it: AckPSN {ack}")
             }
             Event::Data { psn, .. } => format!("{who} skipped: AckPSN {ack}, packet {psn}"),

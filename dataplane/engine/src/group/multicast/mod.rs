@@ -5,3 +5,4 @@ mod fast;
 pub(crate) mod feedback;
 pub(crate) mod frame;
 pub(crate) mod replicate;
+pub(crate) mod ring;

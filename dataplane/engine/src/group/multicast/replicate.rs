@@ -25,7 +25,7 @@ pub(crate) fn count_lost_copy(group: &mut Group, counters: &mut Counters, path: 
     }
 }
 
-/// Sends to all paths that have not acknowledged it: copies, and the frame itself to the last path.
+/// Sends to all paths that take it, those that have not acknowledged it: copies, and the frame itself to the last path.
 #[inline]
 pub(crate) fn replicate<E: Egress, O: Observer>(
     cx: &mut Cx<'_, E, O>,
@@ -63,7 +63,7 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
             counters.invariant_violated("each path has a port");
             break;
         };
-        if !group.hot.machine.lacks(path, header.bth.psn) {
+        if !group.hot.machine.takes(path, header.bth.psn) {
             continue;
         }
         if !rewriter.ports.up.contains(port) {
@@ -95,6 +95,24 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
     hot.copy_bytes_out += sent * length as u64;
     counters.totals.copies += sent.saturating_sub(1);
     Verdict::Replicated
+}
+
+/// Sends a private copy to one path.
+pub(super) fn send_one<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    output: &mut Output,
+    group: &mut Group,
+    (header, src): (&RoceHeader, Ipv4Addr),
+    (port, path): (PortId, PathId),
+    copy: E::Buf,
+) {
+    let rewriter = CopyRewriter {
+        packet: FrameRewrite::new(header, src, group.hot.mcst_id.0, &copy),
+        operator: output.shifts.find(bytes_after(header)),
+        ports: &output.ports,
+        next_hops: &output.next_hops,
+    };
+    rewriter.send_copy(cx, &mut output.counters, group, port, path, copy);
 }
 
 impl Target {

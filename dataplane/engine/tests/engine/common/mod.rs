@@ -122,6 +122,7 @@ pub fn rule(endpoints: Vec<Endpoint>) -> GroupRule {
         va_base: VA_BASE,
         carries_on: None,
         any_source: false,
+        repair: None,
         source: 0,
     };
     GroupRule {

@@ -197,6 +197,7 @@ pub fn rule(n: usize, ports: &[usize]) -> GroupRule {
             va_base: 0,
             carries_on: None,
             any_source: false,
+            repair: None,
             source: 0,
         }
         .into(),

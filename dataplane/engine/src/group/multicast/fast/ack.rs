@@ -97,7 +97,7 @@ impl Group {
                 }
             },
         };
-        slow::arm(&mut timers.coarse, cx.now, slot, &group.hot.machine);
+        slow::arm(timers, cx.now, slot, &group.hot.machine);
         output.counters.account(cx.ingress, verdict);
         Ok(())
     }

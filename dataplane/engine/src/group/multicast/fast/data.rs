@@ -322,6 +322,6 @@ impl Group {
         let totals = &mut output.counters.totals;
         totals.replicated += frames;
         totals.copies += sent.saturating_sub(frames);
-        slow::arm(&mut timers.coarse, cx.now, slot, &group.hot.machine);
+        slow::arm(timers, cx.now, slot, &group.hot.machine);
     }
 }

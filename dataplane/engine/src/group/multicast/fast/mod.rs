@@ -24,8 +24,8 @@ impl Group {
         slot: u32,
         frames: &mut impl Iterator<Item = E::Buf>,
     ) -> Option<E::Buf> {
-        // Their PSNs are bridged.
-        if self.hot.machine.is_switching() {
+        // PSNs are bridged, or data is kept.
+        if self.hot.machine.is_switching() || self.hot.machine.repairs() {
             return frames.next();
         }
         let mut previous = None;

@@ -1,0 +1,604 @@
+//! Repair from the switch: data is kept in a ring of slots until all paths have acknowledged it, and repeated from there (the broadcast pipe of
+//! EPIC 4.4). The machine knows which PSN is in which slot; the engine has the bytes.
+//!
+//! **Order.** Each path has a cursor, the next packet that it gets. Data that arrives in order is sent at once to the paths whose cursor it
+//! is. All others get it later, in order, from the ring ([`Multicast::poll_resend`]). So each path is served as by a requester of its own
+//! that goes back. A path that repeats gets at most [`BURST`] packets beyond its AckPSN, each with AckReq: if all were queued at once, the
+//! next loss would make them worthless.
+//!
+//! **Losses towards a path.** A NAK moves the cursor back, and is not sent to the source. Silence is found by a tick: a path that acknowledges
+//! nothing gets its oldest packet again after 2, 4, 8 and then each 16 ticks.
+//!
+//! **Losses from the source.** Packets behind a gap are kept, but not sent. A source next to this switch gets a NAK of the gap when all
+//! paths have everything before it (M2); a repeated packet with AckReq makes them acknowledge. A switch gets a [`Signal::Resend`] at once,
+//! which acknowledges nothing and asks for one packet.
+//!
+//! **Beyond the ring** (the source has more outstanding than there are slots, or the rule was replaced) a packet is sent, but not kept. A
+//! NAK of such a packet is sent to the source, as without repair.
+
+use super::machine::{Multicast, emit};
+use super::{Effect, Effects, Signal};
+use crate::path::{PathId, PathSet, WORDS_MAX};
+use alloc::boxed::Box;
+use alloc::vec;
+use castnet_wire::{DropReason, Nanos, Psn};
+
+/// Most repeated packets to a path that it has not acknowledged.
+const BURST: u8 = 8;
+/// Ticks with a gap after which a NAK is sent to a switch, too: it may not repair.
+const INSIST: u8 = 8;
+
+/// The configuration of repair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RepairConfig {
+    /// Slots of the ring: a power of two, at most 32768.
+    pub slots: u16,
+    /// Period of the tick.
+    pub tick: Nanos,
+    /// True if the path of the source leads to a switch.
+    pub source_is_switch: bool,
+}
+
+/// A packet to send from the ring: [`Multicast::poll_resend`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resend {
+    /// The path that gets it.
+    pub path: PathId,
+    /// Its PSN.
+    pub psn: Psn,
+    /// Its slot.
+    pub slot: u16,
+    /// It must request an acknowledgement. Otherwise it requests one if the source did.
+    pub ack_request: bool,
+}
+
+/// The ring of a group, for display.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RepairStatus {
+    /// Slots of the ring.
+    pub slots: u16,
+    /// Slots with a packet that a path has not acknowledged.
+    pub held: u16,
+    /// The first missing packet, if a later one has been received.
+    pub missing: Option<Psn>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Repair {
+    /// A bit for each slot: it has the packet of its PSN in the ring, which is the `slots` PSNs after AggAckPSN.
+    held: Box<[u64]>,
+    slots: u16,
+    paths: Box<[Cursor]>,
+    /// The first packet that has not been received. All paths that lack no earlier one wait for it.
+    pub(super) frontier: Psn,
+    /// The paths to which the packet in work is sent.
+    takes: PathSet<WORDS_MAX>,
+    /// Paths that may have something to get from the ring.
+    ready: PathSet<WORDS_MAX>,
+    source_is_switch: bool,
+    /// The gap at `frontier` has been reported.
+    reported: bool,
+    /// Ticks with this gap.
+    gap_ticks: u8,
+    /// The source has been sent a NAK, and repeats the gaps up to this PSN without another one.
+    repeats_until: Option<Psn>,
+    tick: Nanos,
+    tick_at: Nanos,
+}
+
+/// The state of a path: nine bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Cursor {
+    /// The next packet, after AckPSN and at most `frontier`.
+    next: [u8; 3],
+    /// A packet to repeat once, out of order.
+    wanted: Option<[u8; 3]>,
+    /// Most packets beyond AckPSN; 0 without limit, as for a path that has missed nothing.
+    window: u8,
+    /// Ticks without progress.
+    quiet: u8,
+}
+
+impl Cursor {
+    const fn at(next: Psn) -> Self {
+        Self {
+            next: next.to_bytes(),
+            wanted: None,
+            window: 0,
+            quiet: 0,
+        }
+    }
+
+    const fn next(&self) -> Psn {
+        Psn::from_bytes(self.next)
+    }
+
+    fn go_back(&mut self, psn: Psn, window: u8) {
+        self.next = psn.to_bytes();
+        self.window = window;
+    }
+
+    /// Counts a tick without progress. Returns the number of packets to repeat: more each time, because a neighbour that has lost its state
+    /// cannot use an ACK of more than it is sent.
+    fn overdue(&mut self) -> Option<u8> {
+        self.quiet = if self.quiet == 31 { 16 } else { self.quiet + 1 };
+        matches!(self.quiet, 2 | 4 | 8 | 16).then_some(self.quiet / 2)
+    }
+}
+
+impl Repair {
+    fn new(config: RepairConfig, paths: usize, frontier: Psn) -> Self {
+        let slots = config.slots.clamp(1, 1 << 15);
+        debug_assert!(slots.is_power_of_two(), "PSNs wrap at a multiple of the slots");
+        Self {
+            held: vec![0; usize::from(slots).div_ceil(64)].into_boxed_slice(),
+            slots,
+            paths: vec![Cursor::at(frontier); paths].into_boxed_slice(),
+            frontier,
+            takes: PathSet::EMPTY,
+            ready: PathSet::EMPTY,
+            source_is_switch: config.source_is_switch,
+            reported: false,
+            gap_ticks: 0,
+            repeats_until: None,
+            tick: config.tick,
+            tick_at: Nanos::ZERO,
+        }
+    }
+
+    /// Forgets all packets. All paths are sent data from `frontier` on.
+    pub(super) fn restart(&mut self, frontier: Psn) {
+        self.held.fill(0);
+        self.paths.fill(Cursor::at(frontier));
+        self.frontier = frontier;
+        self.ready = PathSet::EMPTY;
+        self.close_gap();
+        self.repeats_until = None;
+    }
+
+    /// Takes over the gap and the cursors, but not the packets.
+    pub(super) fn carry_on(&mut self, of: &Self, kept: (PathId, PathId)) {
+        if let (Some(cursor), Some(old)) = (self.paths.get_mut(kept.0.index()), of.paths.get(kept.1.index()))
+        {
+            cursor.next = old.next;
+        }
+    }
+
+    pub(super) fn copy_state(&mut self, of: &Self) {
+        let (mut held, mut paths) = (core::mem::take(&mut self.held), core::mem::take(&mut self.paths));
+        held.clone_from(&of.held);
+        paths.clone_from(&of.paths);
+        *self = Self { held, paths, ..*of };
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() + size_of_val(&*self.held) + size_of_val(&*self.paths)
+    }
+
+    fn slot(&self, psn: Psn) -> u16 {
+        (psn.value() % u32::from(self.slots)) as u16
+    }
+
+    fn bit(&self, psn: Psn) -> (usize, u64) {
+        let slot = self.slot(psn);
+        (usize::from(slot / 64), 1 << (slot % 64))
+    }
+
+    fn is_in_ring(&self, agg_ack: Psn, psn: Psn) -> bool {
+        (1..=i32::from(self.slots)).contains(&psn.diff(agg_ack))
+    }
+
+    fn holds(&self, agg_ack: Psn, psn: Psn) -> bool {
+        let (word, bit) = self.bit(psn);
+        self.is_in_ring(agg_ack, psn) && self.held.get(word).is_some_and(|w| w & bit != 0)
+    }
+
+    /// Returns the slot, if the packet is in the ring.
+    fn keep(&mut self, agg_ack: Psn, psn: Psn) -> Option<u16> {
+        let (word, bit) = self.bit(psn);
+        if !self.is_in_ring(agg_ack, psn) {
+            return None;
+        }
+        *self.held.get_mut(word)? |= bit;
+        Some(self.slot(psn))
+    }
+
+    /// AggAckPSN has risen: the slots up to it are free.
+    pub(super) fn release(&mut self, before: Psn, agg_ack: Psn) {
+        let count = agg_ack.diff(before).clamp(0, self.slots.into());
+        for ahead in 1..=count {
+            let (word, bit) = self.bit(before.add(ahead));
+            if let Some(w) = self.held.get_mut(word) {
+                *w &= !bit;
+            }
+        }
+        // After a restart of this switch, paths may have what it has not seen.
+        if !self.frontier.is_after(agg_ack) {
+            self.frontier = agg_ack;
+            self.advance(agg_ack);
+            self.ready = PathSet::first(self.paths.len());
+        }
+    }
+
+    fn close_gap(&mut self) {
+        (self.reported, self.gap_ticks) = (false, 0);
+    }
+
+    /// The packet `frontier` was received: the next one that was not.
+    fn advance(&mut self, agg_ack: Psn) {
+        self.frontier = self.frontier.next();
+        while self.holds(agg_ack, self.frontier) {
+            self.frontier = self.frontier.next();
+        }
+        self.close_gap();
+        self.repeats_until = self.repeats_until.filter(|until| !self.frontier.is_after(*until));
+    }
+
+    /// A NAK of `psn` needs nothing from the source but what it is asked for anyway.
+    pub(super) fn serves(&self, agg_ack: Psn, psn: Psn) -> bool {
+        psn == self.frontier || self.holds(agg_ack, psn)
+    }
+
+    pub(super) fn clear_takes(&mut self) {
+        self.takes = PathSet::EMPTY;
+    }
+
+    pub(super) fn takes(&self, path: PathId) -> bool {
+        self.takes.contains(path)
+    }
+
+    /// A path has acknowledged all up to `ack`, and refused `refused`, which is held. `again`: also if it was repeated for an earlier NAK.
+    pub(super) fn on_feedback(
+        &mut self,
+        from: PathId,
+        ack: Psn,
+        (progress, again): (bool, bool),
+        refused: Option<Psn>,
+    ) {
+        let frontier = self.frontier;
+        let Some(cursor) = self.paths.get_mut(from.index()) else {
+            return;
+        };
+        if cursor.next().is_before(ack.next()) {
+            cursor.next = ack.next().to_bytes();
+        }
+        let caught_up = cursor.next() == frontier;
+        if progress {
+            cursor.quiet = 0;
+            cursor.window = if cursor.window == 0 || caught_up { 0 } else { BURST };
+        }
+        if let Some(psn) = refused.filter(|_| again || cursor.window == 0) {
+            cursor.go_back(psn, BURST);
+        }
+        self.ready.insert(from);
+    }
+}
+
+impl Multicast {
+    /// Lets a new machine repair losses.
+    #[must_use]
+    pub fn with_repair(mut self, config: RepairConfig) -> Self {
+        let repair = Repair::new(config, self.table.len(), self.newest.next());
+        self.rare.repair = Some(Box::new(repair));
+        self.fast = false;
+        self
+    }
+
+    /// True if it keeps packets.
+    pub fn repairs(&self) -> bool {
+        self.rare.repair.is_some()
+    }
+
+    /// True if the data packet in work is sent to `path` at once: after [`Effect::Replicate`].
+    #[inline]
+    pub fn takes(&self, path: PathId, psn: Psn) -> bool {
+        match &self.rare.repair {
+            Some(repair) => repair.takes(path),
+            None => self.lacks(path, psn),
+        }
+    }
+
+    /// True if [`poll_resend`](Self::poll_resend) may return a packet.
+    pub fn has_resends(&self) -> bool {
+        self.rare
+            .repair
+            .as_ref()
+            .is_some_and(|repair| !repair.ready.is_empty())
+    }
+
+    /// The next packet to send from the ring: after each call of `handle` and `handle_timeout`, until it returns `None`. Between two calls
+    /// of `handle` the caller may stop early, and go on later.
+    pub fn poll_resend(&mut self) -> Option<Resend> {
+        let Self {
+            table,
+            agg_ack,
+            source,
+            rare,
+            ..
+        } = self;
+        let (agg_ack, repair) = (*agg_ack, rare.repair.as_deref_mut()?);
+        loop {
+            let path = repair.ready.iter().next()?;
+            let entry = table
+                .get(path.index())
+                .filter(|e| path != *source && e.refusal.is_none());
+            let next = entry.and_then(|entry| repair.next_for(path, entry.ack(), agg_ack));
+            match next {
+                Some(next) => return Some(next),
+                None => repair.ready.remove(path),
+            }
+        }
+    }
+
+    /// Data after AggAckPSN, from the source.
+    pub(super) fn on_ring_data(&mut self, now: Nanos, psn: Psn, ack_request: bool, out: &mut Effects) {
+        let (agg_ack, newest, outstanding) = (self.agg_ack, self.newest, self.is_outstanding());
+        let Some(repair) = self.rare.repair.as_deref_mut() else {
+            return;
+        };
+        let (frontier, held) = (repair.frontier, repair.holds(agg_ack, psn));
+        let gap = !newest.is_before(frontier);
+        if psn.is_before(frontier) || held {
+            return self.on_repeated(psn, ack_request, out);
+        }
+        let slot = repair.keep(agg_ack, psn);
+        if slot.is_none() && gap && psn != frontier {
+            // A receiver may have it from before a restart of this switch.
+            self.newest = newest.add(psn.diff(newest).max(0));
+            return emit(out, Effect::Drop(DropReason::EarlyContribution));
+        }
+        if let Some(slot) = slot {
+            emit(out, Effect::Keep { psn, slot });
+        }
+        // Nothing is kept behind a gap that is beyond the ring: the receivers refuse what follows.
+        if psn == frontier || slot.is_none() {
+            for (path, entry) in (0..).map_while(PathId::new).zip(&self.table) {
+                let Some(cursor) = repair.paths.get_mut(path.index()) else {
+                    break;
+                };
+                let waits = cursor.next() == frontier && entry.refusal.is_none();
+                if path == self.source {
+                    cursor.next = psn.next().to_bytes();
+                } else if waits {
+                    cursor.next = psn.next().to_bytes();
+                    repair.takes.insert(path);
+                }
+            }
+            repair.frontier = psn;
+            repair.advance(agg_ack);
+            if psn == agg_ack.next() {
+                self.nak_sent = false;
+            }
+            if repair.frontier != psn.next() {
+                self.poll_all_paths();
+            }
+        }
+        if !outstanding {
+            self.progress(now);
+            if let Some(repair) = &mut self.rare.repair {
+                repair.tick_at = now + repair.tick;
+            }
+        }
+        if psn.is_after(newest) {
+            self.newest = psn;
+        }
+        if self.is_waiting() {
+            let last = self.rare.repair.as_ref().map_or(psn, |r| r.frontier.prev());
+            self.pass_waiting(now, last, out);
+        }
+        self.replicate_taken(psn, out);
+        self.report_gap(out);
+    }
+
+    /// Data that was received before, and that a path has not acknowledged.
+    fn on_repeated(&mut self, psn: Psn, ack_request: bool, out: &mut Effects) {
+        let agg_ack = self.agg_ack;
+        self.serve_refusals(psn);
+        let Some(repair) = self.rare.repair.as_deref_mut() else {
+            return;
+        };
+        let (frontier, held) = (repair.frontier, repair.holds(agg_ack, psn));
+        if !held && let Some(slot) = repair.keep(agg_ack, psn) {
+            emit(out, Effect::Keep { psn, slot });
+        }
+        for (path, entry) in (0..).map_while(PathId::new).zip(&self.table) {
+            let lacks = path != self.source && psn.is_after(entry.ack()) && entry.refusal.is_none();
+            let Some(cursor) = repair.paths.get_mut(path.index()).filter(|_| lacks) else {
+                continue;
+            };
+            let next = cursor.next();
+            // A path that has been sent everything acknowledges what it has. Behind a gap, the missing packet was lost again, or is needed
+            // by no receiver: this switch has restarted, and the source has been sent its ACK before.
+            let asks = next == frontier && (ack_request || psn.is_after(frontier));
+            if next == psn {
+                cursor.next = psn.next().to_bytes();
+            }
+            if next == psn || asks || (!held && psn.is_before(next)) {
+                repair.takes.insert(path);
+            }
+        }
+        if psn == frontier.next() {
+            // The source has gone back, and the missing packet was lost again.
+            repair.reported = false;
+            repair.repeats_until = None;
+        }
+        if psn == agg_ack.next() || psn == frontier.next() {
+            self.nak_sent = false;
+        }
+        self.poll_all_paths();
+        self.replicate_taken(psn, out);
+        self.report_gap(out);
+        self.send_nak(out);
+    }
+
+    /// Refusals have been served: paths may have something to get.
+    pub(super) fn poll_all_paths(&mut self) {
+        if let Some(repair) = self.rare.repair.as_deref_mut() {
+            repair.ready = PathSet::first(self.table.len());
+        }
+    }
+
+    fn replicate_taken(&self, psn: Psn, out: &mut Effects) {
+        if self.rare.repair.as_ref().is_some_and(|r| !r.takes.is_empty()) {
+            emit(out, Effect::Replicate { psn });
+        }
+    }
+
+    /// Asks for the first missing packet, once.
+    fn report_gap(&mut self, out: &mut Effects) {
+        let (agg_ack, newest, source) = (self.agg_ack, self.newest, self.source);
+        let Some(repair) = self.rare.repair.as_deref_mut() else {
+            return;
+        };
+        let missing = repair.frontier;
+        if newest.is_before(missing) || core::mem::replace(&mut repair.reported, true) {
+            return;
+        }
+        if repair.source_is_switch {
+            let signal = Signal::Resend;
+            let (to, psn, epoch) = (source, missing, 0);
+            emit(
+                out,
+                Effect::Signal {
+                    to,
+                    signal,
+                    psn,
+                    epoch,
+                },
+            );
+        }
+        // The source may have a NAK once all paths have acknowledged what is before.
+        if !repair.source_is_switch || repair.gap_ticks >= INSIST {
+            let last = missing.prev();
+            for (path, entry) in (0..).map_while(PathId::new).zip(&self.table) {
+                let lags = path != source && last.is_after(entry.ack()) && repair.holds(agg_ack, last);
+                if let Some(cursor) = repair.paths.get_mut(path.index()).filter(|_| lags)
+                    && cursor.next() == missing
+                {
+                    cursor.wanted = Some(last.to_bytes());
+                    repair.ready.insert(path);
+                }
+            }
+            self.send_nak(out);
+        }
+    }
+
+    /// True if the source must be sent a NAK of the packet after AggAckPSN, because this switch lacks it.
+    pub(super) fn lacks_next(&self) -> bool {
+        self.rare.repair.as_ref().is_some_and(|repair| {
+            let missing = repair.frontier;
+            let due = !repair.source_is_switch || repair.gap_ticks >= INSIST;
+            missing == self.agg_ack.next()
+                && !self.newest.is_before(missing)
+                && due
+                && repair.repeats_until.is_none_or(|until| missing.is_after(until))
+        })
+    }
+
+    /// A NAK has been sent to the source: it repeats everything up to the newest data.
+    pub(super) fn note_nak(&mut self) {
+        let newest = self.newest;
+        if let Some(repair) = self.rare.repair.as_deref_mut() {
+            repair.repeats_until = Some(newest);
+        }
+    }
+
+    /// A switch lacks this packet, but has later ones.
+    pub(super) fn on_resend_request(&mut self, from: PathId, psn: Psn) {
+        let agg_ack = self.agg_ack;
+        let Some(repair) = self.rare.repair.as_deref_mut() else {
+            return;
+        };
+        let held = repair.holds(agg_ack, psn);
+        if let Some(cursor) = repair.paths.get_mut(from.index())
+            && held
+            && psn.is_before(cursor.next())
+        {
+            cursor.wanted = Some(psn.to_bytes());
+            cursor.quiet = 0;
+            repair.ready.insert(from);
+        }
+    }
+
+    pub(super) fn repair_timeout(&self) -> Option<Nanos> {
+        let repair = self.rare.repair.as_deref()?;
+        self.is_outstanding().then_some(repair.tick_at)
+    }
+
+    /// Repeats for paths that are silent, and asks again for what is missing.
+    pub(super) fn on_tick(&mut self, now: Nanos, out: &mut Effects) {
+        let (agg_ack, newest, source) = (self.agg_ack, self.newest, self.source);
+        let Some(repair) = self.rare.repair.as_deref_mut() else {
+            return;
+        };
+        repair.tick_at = now + repair.tick;
+        for (path, entry) in (0..).map_while(PathId::new).zip(&mut self.table) {
+            let oldest = entry.ack().next();
+            let held = repair.holds(agg_ack, oldest);
+            let fatal = entry.refusal.is_fatal();
+            let Some(cursor) = repair.paths.get_mut(path.index()) else {
+                break;
+            };
+            let idle = cursor.next() == oldest && entry.refusal.is_none();
+            if path == source || fatal || idle {
+                cursor.quiet = 0;
+            } else if let Some(window) = cursor.overdue().filter(|_| held) {
+                entry.refusal.serve();
+                cursor.go_back(oldest, window);
+                repair.ready.insert(path);
+            }
+        }
+        if !newest.is_before(repair.frontier) {
+            repair.gap_ticks = repair.gap_ticks.checked_add(1).unwrap_or(128);
+            if repair.source_is_switch && repair.gap_ticks.is_power_of_two() {
+                repair.reported = false;
+                self.report_gap(out);
+            }
+        }
+    }
+
+    pub(super) fn repair_status(&self) -> Option<RepairStatus> {
+        let repair = self.rare.repair.as_deref()?;
+        let held: u32 = repair.held.iter().map(|word| word.count_ones()).sum();
+        let gap = !self.newest.is_before(repair.frontier);
+        Some(RepairStatus {
+            slots: repair.slots,
+            held: held as u16,
+            missing: gap.then_some(repair.frontier),
+        })
+    }
+}
+
+impl Repair {
+    fn next_for(&mut self, path: PathId, ack: Psn, agg_ack: Psn) -> Option<Resend> {
+        let frontier = self.frontier;
+        let mut cursor = *self.paths.get(path.index())?;
+        let wanted = cursor.wanted.take().map(Psn::from_bytes);
+        let wanted = wanted.filter(|psn| psn.is_after(ack) && self.holds(agg_ack, *psn));
+        let next = cursor.next();
+        let found = if let Some(psn) = wanted {
+            Some((psn, true))
+        } else if !next.is_before(frontier) {
+            None
+        } else if !self.holds(agg_ack, next) {
+            // It was sent or dropped, but never kept. The path refuses what follows.
+            cursor.next = frontier.to_bytes();
+            None
+        } else if cursor.window != 0 && next.diff(ack) > cursor.window.into() {
+            None
+        } else {
+            cursor.next = next.next().to_bytes();
+            Some((next, cursor.window != 0 || next.next() == frontier))
+        };
+        if let Some(slot) = self.paths.get_mut(path.index()) {
+            *slot = cursor;
+        }
+        let (psn, ack_request) = found?;
+        Some(Resend {
+            path,
+            psn,
+            slot: self.slot(psn),
+            ack_request,
+        })
+    }
+}

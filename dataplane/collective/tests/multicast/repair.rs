@@ -1,0 +1,78 @@
+//! Trees whose switches repair, in an unfair network: M1, M2 and M3 on the way, delivery in the end, and what the source must repeat.
+
+use crate::common::seed;
+use crate::common::tree::{Chance, Shape, Tree};
+use crate::tree::{chance, run, shape, start};
+use castnet_wire::Psn;
+use proptest::prelude::*;
+
+fn with_ticks(restarts: bool) -> impl Strategy<Value = Chance> {
+    prop_oneof![
+        10 => chance(restarts),
+        1 => (0usize..8).prop_map(|pick| Chance::Tick { pick }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(seed::config(3000))]
+
+    /// Rings shorter and longer than the window.
+    #[test]
+    fn m1_m2_m3_hold_and_all_is_delivered(
+        shape in shape(),
+        start in start(),
+        total in 1i64..40,
+        ack_every in 1i64..9,
+        slots in prop_oneof![Just(128u16), (0u32..5).prop_map(|bits| 1 << bits)],
+        not_ready in prop::collection::vec((0usize..16, 0i64..40), 0..3),
+        chances in prop::collection::vec(with_ticks(false), 0..500),
+    ) {
+        let tree = run(Tree::repairing(&shape, start, total, ack_every, slots), not_ready, chances)?;
+        prop_assert!(tree.receivers.iter().all(|receiver| receiver.expected == total));
+        prop_assert!(tree.time_outs <= 8, "{} time-outs", tree.time_outs);
+    }
+
+    #[test]
+    fn switches_may_restart_in_mid_stream(
+        shape in shape(),
+        start in start(),
+        total in 1i64..40,
+        ack_every in 1i64..9,
+        slots in prop_oneof![Just(128u16), (0u32..5).prop_map(|bits| 1 << bits)],
+        chances in prop::collection::vec(with_ticks(true), 0..500),
+    ) {
+        let tree = run(Tree::repairing(&shape, start, total, ack_every, slots), Vec::new(), chances)?;
+        prop_assert!(tree.receivers.iter().all(|receiver| receiver.expected == total));
+        prop_assert!(tree.time_outs <= 8, "{} time-outs", tree.time_outs);
+    }
+}
+
+/// One loss anywhere: the source repeats nothing, unless its own link has lost a packet or an ACK.
+#[test]
+fn one_loss_beyond_the_first_link_costs_the_source_nothing() {
+    let leaf = || Shape::Switch(vec![Shape::Host; 3]);
+    let shape = Shape::Switch(vec![Shape::Switch(vec![leaf(), leaf()]), Shape::Host]);
+    for ack_every in [1, 8] {
+        for lost in 0..200 {
+            let mut tree = Tree::repairing(&shape, Psn::new(Psn::MODULUS - 4), 8, ack_every, 128);
+            for _ in 0..8 {
+                tree.step(Chance::Send).expect("nothing delivered");
+            }
+            for _ in 0..lost {
+                tree.step(Chance::Deliver { pick: 0 }).expect("contract");
+            }
+            let own = tree.next_is_at_source();
+            tree.step(Chance::Lose { pick: 0 }).expect("nothing delivered");
+            tree.finish().expect("contract");
+            let repeated = tree.sends() - 8;
+            assert!(
+                own || (repeated, tree.time_outs) == (0, 0),
+                "loss {lost}: {repeated} repeated"
+            );
+            assert!(
+                tree.is_done() && tree.naks_to_source <= 1 && tree.time_outs <= 1,
+                "loss {lost}"
+            );
+        }
+    }
+}
