@@ -159,7 +159,7 @@ pub fn in_lab_of<'f>(
 
 impl Lab {
     /// Builds the namespaces of `plan`, starts its switches with `extra` flags and the controller, and waits until all are
-    /// ready.
+    /// ready. Ports in `extra` replace those of the plan.
     pub fn start(plan: Plan<'_>, extra: &[&str]) -> Result<Self> {
         Self::start_with(plan, |_, _| {
             Ok(extra.iter().map(|flag| flag.to_string()).collect())
@@ -236,8 +236,10 @@ impl Lab {
         command
             .args(["switch", "--name", name, "--listen", &self.socket(name)])
             .args(extra);
-        for port in ports {
-            command.args(["--port", &format!("{port}=af_packet:{port}")]);
+        if !extra.iter().any(|flag| flag == "--port") {
+            for port in ports {
+                command.args(["--port", &format!("{port}=af_packet:{port}")]);
+            }
         }
         self.ready(name, command)
     }
