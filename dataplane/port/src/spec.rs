@@ -18,6 +18,7 @@ use crate::faulty::{FaultControl, Faults};
 use crate::marking::Marking;
 use crate::memif::{self, MemifSpec};
 use crate::memory::{MemEnd, MemLink, MemLinkConfig};
+use crate::obeying::Obeying;
 use crate::pcap::PcapSpec;
 use crate::pfc::PfcConfig;
 use crate::pool::Pool;
@@ -90,7 +91,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
 /// - `ecn=on`, for each kind but `dpdk`: marks frames of ECN-capable senders as congested when the send queue is long: with DCQCN's
 ///   thresholds, or with others as in `ecn=5000:200000:1%` (bytes from which on some frames are marked, bytes beyond which all are, and
 ///   the share of those marked at that depth).
-/// - `pfc=CLASSES` such as `pfc=3` or `pfc=3+4`, for ports of a switch: these classes are lossless ([`PfcConfig`]); and `pfc.xoff=BYTES`,
+/// - `pfc=CLASSES` such as `pfc=3` or `pfc=3+4`: these classes are lossless ([`PfcConfig`]); and `pfc.xoff=BYTES`,
 ///   `pfc.xon=BYTES`, `pfc.headroom=BYTES`, `pfc.speed=MBPS`, `pfc.dscp=DSCP:CLASS+...`, `pfc.watchdog=TIME` or `off`.
 /// - Faults, for each kind, in both directions or in one with the prefix `rx.` or `tx.`: `loss=1%` (or
 ///   `0.01`), `duplicate=`, `reorder=`, `corrupt=`, `delay=50us`, `jitter=1ms`; and `seed=NUMBER`.
@@ -111,7 +112,8 @@ pub enum PortSpec {
     Marking(Box<PortSpec>, RedConfig),
     /// A port behind a fault injector.
     Faulty(Box<PortSpec>, FaultControl),
-    /// A port of a switch with flow control. The switch takes the configuration out before it opens the port ([`PortSpec::split_pfc`]).
+    /// A port with flow control. Opened it is that of an RNIC, which only obeys it. A switch takes the configuration out and opens the
+    /// port itself ([`PortSpec::split_pfc`]).
     Pfc(Box<PortSpec>, Box<PfcConfig>),
     /// A port of another backend.
     Custom(Arc<dyn Backend>),
@@ -143,11 +145,9 @@ impl PortSpec {
             Self::Faulty(inner, control) => {
                 Box::new(control.wrap(inner.open_queue(pool, sides, queue)?, queue))
             }
-            Self::Pfc(inner, _) => {
-                return Err(OpenError::Other {
-                    name: inner.to_string(),
-                    reason: "`pfc`: only ports of a switch have flow control".into(),
-                });
+            Self::Pfc(inner, config) => {
+                let inner = inner.open_queue(pool, sides, queue)?;
+                Box::new(Obeying::new(inner, (**config).clone()))
             }
             Self::Custom(backend) => backend.open(pool, sides)?,
         })
@@ -604,11 +604,6 @@ mod tests {
         let spec: PortSpec = format!("af_packet:eth0,loss=1%,{text}").parse().unwrap();
         assert!(spec.faults().is_some() && spec.is_of_kernel());
         assert_eq!(spec.to_string(), format!("af_packet:eth0,seed=0,{text}"));
-        let refused = spec
-            .open(&Pool::new(Default::default()), Sides::Both)
-            .err()
-            .unwrap();
-        assert!(refused.to_string().contains("ports of a switch"), "{refused}");
         let spec: PortSpec = "dpdk:net_null0,pfc=0,pfc.watchdog=off".parse().unwrap();
         let (spec, config) = spec.split_pfc();
         assert_eq!(

@@ -6,6 +6,7 @@ mod faulty;
 mod marking;
 mod memif;
 mod memory;
+mod obeying;
 mod pcap;
 mod pool;
 mod ring;

@@ -22,8 +22,6 @@ use crate::report::{PfcClassReport, PfcCounters};
 use queues::Queues;
 
 const CLASSES: usize = TrafficClass::COUNT;
-/// Of a link whose speed nobody knows.
-const SPEED_MBPS: u32 = 10_000;
 /// How soon a worker that holds frames looks again whether they can leave.
 const RETRY: Nanos = Nanos::from_micros(20);
 /// Frames of a class that leave in one iteration, in batches.
@@ -234,7 +232,11 @@ impl<B: FrameBuf> Pfc<B> {
         let Some(port) = self.shared.port(slot) else {
             return;
         };
-        let speed = port.config.speed_mbps.or(speed_mbps).unwrap_or(SPEED_MBPS);
+        let speed = port
+            .config
+            .speed_mbps
+            .or(speed_mbps)
+            .unwrap_or(PfcConfig::UNKNOWN_SPEED_MBPS);
         for class in port.config.classes.iter() {
             let Some(quanta) = pause.of(class) else { continue };
             let state = &port.classes[class.index()];
@@ -418,7 +420,11 @@ impl<B: FrameBuf> Pfc<B> {
             is_sent &= batch.is_empty();
         }
         if is_sent {
-            let speed = port.config.speed_mbps.or(at.speed_mbps).unwrap_or(SPEED_MBPS);
+            let speed = port
+                .config
+                .speed_mbps
+                .or(at.speed_mbps)
+                .unwrap_or(PfcConfig::UNKNOWN_SPEED_MBPS);
             let refresh_at = now + Nanos(quanta_time(u16::MAX, speed).0 / 2);
             for class in pause.classes.iter() {
                 let is_stop = pause.of(class) != Some(0);
