@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX};
+use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule};
 use castnet_wire::{DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
 use super::job::{DEFAULT_LEASE_MS, wait};
@@ -44,6 +44,8 @@ pub struct NewGroup {
     pub any_source: bool,
     /// Of the source, all lanes together; `None`: no limit, or that of its tenant.
     pub rate_limit: Option<RateLimit>,
+    /// Repair from the switches; `None`: the source repeats what is lost.
+    pub repair: Option<RepairRule>,
 }
 
 /// A member of a [`NewGroup`].
@@ -121,6 +123,10 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     };
     let rate_limit = rule::rate_limit(message.rate_limit, &mut r);
     rule::check_burst(rate_limit, pmtu, lanes, &mut r);
+    let repair = message.repair.map(|message| repair(message, &mut r));
+    if message.any_source && repair.is_some() {
+        r.fault("repair", FaultKind::AnySourceRepairs);
+    }
     if message.any_source && lanes.is_some_and(|lanes| lanes > 1) {
         let expected = "is not possible with any_source: messages of several senders have no common order on several lanes";
         r.fault("lanes", out_of_range(message.lanes, expected));
@@ -141,8 +147,30 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         fails_with_receiver,
         any_source: message.any_source,
         rate_limit,
+        repair,
     });
     r.finish(group)
+}
+
+/// Zeros are defaults.
+fn repair(message: v1::MulticastRepair, r: &mut Reader) -> RepairRule {
+    let mut repair = rule::repair(message, r);
+    let default = RepairRule::default();
+    if message.slots == 0 {
+        repair.slots = default.slots;
+    }
+    if repair.ack_timeout_us == 0 {
+        repair.ack_timeout_us = default.ack_timeout_us;
+    }
+    // A number that could not be read is reported.
+    if repair.slots != 0 {
+        let mut faults = Vec::new();
+        repair.check(&mut faults);
+        for fault in faults {
+            r.fault(format!("repair.{}", fault.field), fault.kind);
+        }
+    }
+    repair
 }
 
 /// Reads the lease of a member; `None`: it has none.

@@ -120,11 +120,15 @@ fn multicast(message: &v1::MulticastRule, r: &mut Reader) -> MulticastRule {
         va_base: message.va_base,
         carries_on: message.carries_on,
         any_source: message.any_source,
-        repair: message.repair.map(|repair| RepairRule {
-            slots: r.read("repair.slots", short(repair.slots, &Limit::SLOTS), 0),
-            ack_timeout_us: repair.ack_timeout_us,
-        }),
+        repair: message.repair.map(|message| repair(message, r)),
         source: r.read("source", short(message.source, &Limit::ENDPOINT), 0),
+    }
+}
+
+pub(super) fn repair(message: v1::MulticastRepair, r: &mut Reader) -> RepairRule {
+    RepairRule {
+        slots: r.read("repair.slots", short(message.slots, &Limit::SLOTS), 0),
+        ack_timeout_us: message.ack_timeout_us,
     }
 }
 

@@ -189,6 +189,7 @@ prop_compose! {
         let members = members.into_iter().map(|(host, connection)| v1::NewMember { host, connection }).collect();
         v1::CreateGroupRequest {
             name, source, members, pmtu, start_psn, va_base, mcst_id, stall_timeout_ms, lanes, on_member_loss, rate_limit, any_source,
+            repair: (va_base % 3 == 1).then_some(v1::MulticastRepair { slots: lanes, ack_timeout_us: pmtu }),
         }
     }
 }
@@ -299,10 +300,26 @@ fn a_member_brings_a_queue_pair_for_each_lane() {
     assert_eq!((group.lanes, qpns), (3, vec![17, 18, 19]));
 
     type Spoil = fn(&mut v1::CreateGroupRequest);
-    let cases: [(&str, Spoil); 11] = [
+    let cases: [(&str, Spoil); 14] = [
         ("lanes", |m| m.lanes = 17),
         ("lanes", |m| m.any_source = true),
+        ("repair", |m| {
+            m.any_source = true;
+            m.repair = Some(v1::MulticastRepair::default());
+        }),
         ("on_member_loss", |m| m.on_member_loss = 3),
+        ("repair.slots", |m| {
+            m.repair = Some(v1::MulticastRepair {
+                slots: 3,
+                ack_timeout_us: 0,
+            })
+        }),
+        ("repair.ack_timeout_us", |m| {
+            m.repair = Some(v1::MulticastRepair {
+                slots: 0,
+                ack_timeout_us: 1,
+            })
+        }),
         ("rate_limit.bits_per_second", |m| {
             m.rate_limit = Some(v1::RateLimit {
                 bits_per_second: 999,

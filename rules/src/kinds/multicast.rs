@@ -71,7 +71,8 @@ impl RepairRule {
         })
     }
 
-    fn check(&self, faults: &mut Vec<Fault>) {
+    /// Adds the faults of its fields.
+    pub fn check(&self, faults: &mut Vec<Fault>) {
         let (slots, given, least) = (self.slots, self.ack_timeout_us, ACK_TIMEOUT_MIN_US);
         if slots < SLOTS_MIN || !slots.is_power_of_two() {
             faults.push(Fault::new("slots", FaultKind::NotPowerOfTwo { slots }));

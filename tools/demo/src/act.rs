@@ -233,6 +233,10 @@ fn create(script: &Script) -> api::CreateGroupRequest {
         source: HOSTS[0].to_owned(),
         members: HOSTS.iter().map(member).collect(),
         pmtu: script.pmtu,
+        repair: (script.loss.0 > 0.0).then_some(api::MulticastRepair {
+            slots: 0,
+            ack_timeout_us: (4096 << QP_TIMEOUTS[1]) / 1000,
+        }),
         ..Default::default()
     }
 }

@@ -116,7 +116,7 @@ pub(crate) struct SwitchReport<C: CounterSet> {
 }
 
 columns!(row: SwitchReport<MulticastCounters> => row { switch } (row.counters) {
-    data_in, copies_out, retransmitted_in, filtered, acks_in, acks_out, naks_in, naks_out,
+    data_in, copies_out, retransmitted_in, filtered, kept, resent, acks_in, acks_out, naks_in, naks_out,
 });
 
 columns!(row: SwitchReport<CollectiveCounters> => row { switch } (row.counters) {

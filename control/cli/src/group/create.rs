@@ -5,6 +5,7 @@ use std::str::FromStr;
 use castnet_console::api;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::units::{name, pmtu};
+use castnet_rules::DEFAULT_REPAIR_SLOTS;
 use castnet_wire::{MacAddr, Qpn};
 use clap::{Args, ValueEnum};
 
@@ -55,8 +56,14 @@ pub(crate) struct Create {
     on_member_loss: Loss,
     /// Each member may send, one after the other, and --source is the first: for castnet host turns. Its traffic ends when a
     /// member leaves or is lost
-    #[arg(long, conflicts_with_all = ["rules", "collective"])]
+    #[arg(long, conflicts_with_all = ["rules", "collective", "repair"])]
     any_source: bool,
+    /// Who repeats what is lost: the source, or the nearest switch, which keeps --repair-slots packets for it
+    #[arg(long, value_enum, value_name = "SIDE", default_value_t = Repair::Source)]
+    repair: Repair,
+    /// Packets that each switch keeps: at least as many as the source has outstanding; a power of two
+    #[arg(long, value_name = "PACKETS", default_value_t = DEFAULT_REPAIR_SLOTS, value_parser = clap::value_parser!(u16).range(2..=32768))]
+    repair_slots: u16,
     #[command(flatten)]
     rate: RateArgs,
     /// A member that another tool connects: it has joined at once
@@ -73,6 +80,12 @@ pub(crate) struct Create {
 enum Loss {
     Evict,
     Fail,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Repair {
+    Source,
+    Switch,
 }
 
 /// Decimal, or with `0x`.
@@ -203,6 +216,10 @@ impl Create {
             stall_timeout_ms: self.stall_timeout_ms,
             lanes: self.lanes.into(),
             rate_limit: self.rate.message(),
+            repair: (self.repair == Repair::Switch).then_some(api::MulticastRepair {
+                slots: self.repair_slots.into(),
+                ack_timeout_us: 0,
+            }),
             on_member_loss: match self.on_member_loss {
                 Loss::Evict => api::MemberLoss::Evict,
                 Loss::Fail => api::MemberLoss::Fail,
@@ -255,6 +272,8 @@ mod tests {
             lanes: 1,
             on_member_loss: Loss::Evict,
             any_source: false,
+            repair: Repair::Source,
+            repair_slots: DEFAULT_REPAIR_SLOTS,
             rate: RateArgs::default(),
             connection: vec![
                 "h3=10.0.0.3,02:00:00:00:00:03,0x13"

@@ -1,9 +1,10 @@
 //! Trees whose switches repair, in an unfair network: M1, M2 and M3 on the way, delivery in the end, and what the source must repeat.
 
-use crate::common::seed;
 use crate::common::tree::{Chance, Shape, Tree};
+use crate::common::{Switch, ack, nak, replicate, seed};
 use crate::tree::{chance, run, shape, start};
-use castnet_wire::Psn;
+use castnet_collective::{Effect, MulticastConfig, RepairConfig};
+use castnet_wire::{Nanos, Psn};
 use proptest::prelude::*;
 
 fn with_ticks(restarts: bool) -> impl Strategy<Value = Chance> {
@@ -75,4 +76,29 @@ fn one_loss_beyond_the_first_link_costs_the_source_nothing() {
             );
         }
     }
+}
+
+/// Seed 3 of the property test: a switch had acknowledged 11 to the source and then lost its state. It waited for 11, which the source
+/// does not send again, and kept what the source repeated from 12 on.
+#[test]
+fn a_restarted_switch_does_not_wait_for_what_the_source_has_forgotten() {
+    let mut switch = Switch::with(MulticastConfig {
+        start_psn: None,
+        ..Switch::config(2)
+    });
+    switch.machine = switch.machine.with_repair(RepairConfig {
+        slots: 128,
+        tick: Nanos(1000),
+        source_is_switch: false,
+    });
+    assert_eq!(switch.data(10, 1), [replicate(&[1])]);
+    switch.feedback(1, ack(10));
+    let kept = Effect::Keep {
+        psn: Psn::new(12),
+        slot: 12,
+    };
+    assert_eq!(switch.data(12, 1), [kept, nak(11).up(0)]);
+    assert_eq!(switch.data(12, 1)[0], replicate(&[1]));
+    assert_eq!(switch.feedback(1, ack(12)), [ack(12).up(0)]);
+    assert_eq!(switch.status().repair.and_then(|ring| ring.missing), None);
 }

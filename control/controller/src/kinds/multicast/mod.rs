@@ -103,7 +103,7 @@ impl GroupKind for Multicast {
             va_base: self.va_base,
             carries_on: None,
             any_source: self.any_source,
-            repair: None,
+            repair: self.repair,
             source: self.member(&self.source).map_or(0, |(i, _)| i as u16),
         };
         Request {

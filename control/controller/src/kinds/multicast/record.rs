@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use castnet_proto::convert::{NewGroup, NewMember};
+use castnet_rules::RepairRule;
 use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,9 @@ pub struct Multicast {
     /// Whether each member may send. Switches cannot change the members of such a group while it runs.
     #[serde(default)]
     pub any_source: bool,
+    /// Repair from the switches; `None`: the source repeats what is lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repair: Option<RepairRule>,
     /// The host that sends, or sends first.
     pub source: String,
     /// All members, the source included, in the order of the request.
@@ -98,6 +102,7 @@ impl Multicast {
             stall_timeout_ms: group.stall_timeout_ms,
             fails_with_receiver: group.fails_with_receiver,
             any_source: group.any_source,
+            repair: group.repair,
             source: group.source,
             members: Arc::new(group.members.into_iter().map(member).collect()),
         }

@@ -21,7 +21,13 @@ impl Told {
     /// What `machine` means by it, right after it has said it.
     pub fn of(machine: &Multicast, effect: Effect) -> Self {
         match effect {
-            Effect::Replicate { psn } => Self::Replicate(machine.lacking(psn).map(PathId::index).collect()),
+            Effect::Replicate { psn } => Self::Replicate(
+                machine
+                    .lacking(psn)
+                    .filter(|path| machine.takes(*path, psn))
+                    .map(PathId::index)
+                    .collect(),
+            ),
             effect => Self::Effect(effect),
         }
     }
