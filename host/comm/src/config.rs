@@ -230,7 +230,10 @@ impl fmt::Display for CommPath {
                 write!(f, "generation {generation}, at {}", switches.join(", "))
             }
             Self::HostBased { reason } => {
-                write!(f, "between hosts (ring, binomial tree, dissemination): {reason}")
+                write!(
+                    f,
+                    "between hosts (ring, chain, binomial tree, dissemination): {reason}"
+                )
             }
             Self::Unused => f.write_str("none yet: no collective has been called"),
         }

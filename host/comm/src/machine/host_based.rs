@@ -1,4 +1,4 @@
-//! Collectives between hosts: ring, binomial tree and dissemination, over a reliable connection to each peer. Each
+//! Collectives between hosts: ring, chain, binomial tree and dissemination, over a reliable connection to each peer. Each
 //! message carries an immediate that identifies its call, so ranks that made different calls detect it.
 
 use std::collections::VecDeque;
@@ -13,8 +13,10 @@ use super::{
 /// The path of a Broadcast between hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BroadcastAlgorithm {
-    /// Along a binomial tree: at most log2(size) hops, rounded up. The root sends as many times.
+    /// Along a chain if that takes less time with this number of messages, otherwise along a binomial tree.
     #[default]
+    ByLength,
+    /// Along a binomial tree: at most log2(size) hops, rounded up. The root sends as many times.
     BinomialTree,
     /// From each rank to the next one: `size - 1` hops. Each rank sends once.
     Chain,
@@ -49,7 +51,7 @@ impl HostBasedConfig {
             size,
             message_bytes: 32 << 10,
             depth: 8,
-            broadcast: BroadcastAlgorithm::BinomialTree,
+            broadcast: BroadcastAlgorithm::ByLength,
             in_turn_above: u32::MAX,
         }
     }
@@ -58,7 +60,7 @@ impl HostBasedConfig {
     pub fn peers(&self) -> Vec<u16> {
         match self.broadcast {
             BroadcastAlgorithm::Unicasts => (0..self.size).filter(|rank| *rank != self.rank).collect(),
-            BroadcastAlgorithm::BinomialTree | BroadcastAlgorithm::Chain => peers(self.rank, self.size),
+            _ => peers(self.rank, self.size),
         }
     }
 }

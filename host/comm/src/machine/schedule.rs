@@ -112,7 +112,10 @@ pub(super) fn schedule(
         Collective::AllReduce => plan.ring_allreduce(task),
         Collective::ReduceScatter => plan.ring_reduce_scatter(task),
         Collective::AllGather => plan.ring_allgather(task),
-        Collective::Broadcast { root } => plan.broadcast(task, plan.forwards(root.into(), broadcast)),
+        Collective::Broadcast { root } => {
+            let pieces = task.bytes().div_ceil(piece.max(1).into());
+            plan.broadcast(task, plan.forwards(root.into(), broadcast, pieces))
+        }
         Collective::Reduce { root } => plan.tree_reduce(task, root.into()),
         Collective::Barrier => plan.dissemination(),
     }
@@ -233,10 +236,13 @@ impl Plan {
     }
 
     /// The rank from which this rank receives a Broadcast, and those to which it forwards it.
-    fn forwards(&self, root: u32, algorithm: BroadcastAlgorithm) -> (Option<u16>, Vec<u16>) {
+    fn forwards(&self, root: u32, algorithm: BroadcastAlgorithm, pieces: u64) -> (Option<u16>, Vec<u16>) {
         let is_root = self.rank == root % self.size;
         match algorithm {
-            BroadcastAlgorithm::BinomialTree => self.tree(root),
+            BroadcastAlgorithm::ByLength if self.suits_chain(pieces) => {
+                self.forwards(root, BroadcastAlgorithm::Chain, pieces)
+            }
+            BroadcastAlgorithm::BinomialTree | BroadcastAlgorithm::ByLength => self.tree(root),
             BroadcastAlgorithm::Chain => {
                 let is_last = u32::from(self.next()) == root % self.size;
                 let next = (!is_last).then(|| self.next());
@@ -248,6 +254,13 @@ impl Plan {
             }
             BroadcastAlgorithm::Unicasts => (Some((root % self.size) as u16), Vec::new()),
         }
+    }
+
+    /// Whether a chain takes less time than the binomial tree. A rank of the chain sends each piece once, and the last rank is far from the root.
+    /// The root of the tree sends each piece to all its children, and all ranks are near.
+    fn suits_chain(&self, pieces: u64) -> bool {
+        let children = u64::from(self.size.next_power_of_two().trailing_zeros());
+        pieces + u64::from(self.size.saturating_sub(2)) < pieces * children
     }
 
     fn broadcast(&self, task: &Task, (parent, children): (Option<u16>, Vec<u16>)) -> Schedule {

@@ -213,7 +213,9 @@ fn title(sides: &[(Path, Caller)], data_type: DataType) -> Result<String, castne
     let mut text = format!("# medians over calls in microseconds, {data_type}\n");
     for (_, caller) in sides {
         let reason = match caller.path()? {
-            CommPath::HostBased { .. } => "between hosts: ring, binomial tree, dissemination".to_owned(),
+            CommPath::HostBased { .. } => {
+                "between hosts: ring, chain, binomial tree, dissemination".to_owned()
+            }
             other => other.to_string(),
         };
         text.push_str(&format!("# {} ranks, {reason}\n", caller.size()));

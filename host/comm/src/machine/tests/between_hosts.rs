@@ -79,6 +79,7 @@ fn short_messages(size: u16) -> HostBasedConfig {
 
 fn any_broadcast() -> impl Strategy<Value = BroadcastAlgorithm> {
     prop_oneof![
+        Just(BroadcastAlgorithm::ByLength),
         Just(BroadcastAlgorithm::BinomialTree),
         Just(BroadcastAlgorithm::Chain),
         Just(BroadcastAlgorithm::Unicasts),
@@ -182,6 +183,7 @@ fn messages_that_wait_for_their_turn_do_not_share_a_link() {
     for (in_turn_above, on_the_way) in [(255, 1), (256, 4)] {
         let mut all = ranks(HostBasedConfig {
             in_turn_above,
+            broadcast: BroadcastAlgorithm::BinomialTree,
             ..short_messages(4)
         });
         all[0].start(task, false);
@@ -191,4 +193,25 @@ fn messages_that_wait_for_their_turn_do_not_share_a_link() {
             "of messages of 256 bytes, {in_turn_above} without turns"
         );
     }
+}
+
+/// The root of a chain sends to one rank, the root of the binomial tree of eight ranks to three.
+#[test]
+fn a_long_broadcast_is_a_chain_and_a_short_one_a_tree() {
+    let children = |size, elements| {
+        let mut all = ranks(HostBasedConfig {
+            message_bytes: 64,
+            ..short_messages(size)
+        });
+        let task = Task {
+            collective: super::super::Collective::Broadcast { root: 0 },
+            elements,
+            ..Task::BARRIER
+        };
+        all[0].start(task, true);
+        all[0].wires.iter().filter(|wire| !wire.sends.is_empty()).count()
+    };
+    assert_eq!((children(8, 1), children(8, 10_000)), (3, 1));
+    assert_eq!((children(2, 1), children(2, 10_000)), (1, 1));
+    assert_eq!((children(3, 1), children(3, 10_000)), (2, 1));
 }
