@@ -1,6 +1,7 @@
 pub(crate) mod collective;
 mod device;
 pub(crate) mod failure;
+mod fallback;
 mod forget;
 mod help;
 mod interface;
@@ -29,6 +30,7 @@ use castnet_member::{
     Group, GroupAddress, Member, MemberConfig, MemberError, Others, Prepared, Registration, StreamHeader,
 };
 use castnet_proto::transport::Controllers;
+use castnet_rnic::Rnic;
 use castnet_wire::mrp::DEFAULT_PORT;
 use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
@@ -36,6 +38,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use crate::group::{qpn, virtual_qpn};
 use collective::CollectiveCommand;
 use device::{Device, Kind};
+use fallback::{FallbackArg, Refused};
 use forget::ForgetCommand;
 use messages::MessageArgs;
 use ping::PingCommand;
@@ -234,6 +237,9 @@ struct SendCommand {
     /// Fails after so long without an answer; 0: never
     #[arg(long, value_name = "TIME", default_value = "1m")]
     give_up: Span,
+    /// What to do if the switches cannot install the group
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = FallbackArg::Auto)]
+    fallback: FallbackArg,
     #[command(flatten)]
     messages: MessageArgs,
 }
@@ -259,6 +265,9 @@ struct ReceiveCommand {
     /// Ends with an error if the source is gone before the end, instead of joining again and beginning anew
     #[arg(long)]
     once: bool,
+    /// What to do if the switches cannot install the group
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = FallbackArg::Auto)]
+    fallback: FallbackArg,
     #[command(flatten)]
     messages: MessageArgs,
 }
@@ -381,6 +390,15 @@ impl MemberArgs {
     }
 
     fn join<'r, T>(&self, prepared: Prepared<'r, T>) -> Outcome<(Member<'r, T>, Ready)> {
+        self.join_or(FallbackArg::Off, prepared).map_err(Stopped::failure)
+    }
+
+    /// [`Stopped::Refused`] if the switches cannot install the group, and `fallback` allows to do without them.
+    fn join_or<'r, T>(
+        &self,
+        fallback: FallbackArg,
+        prepared: Prepared<'r, T>,
+    ) -> Result<(Member<'r, T>, Ready), Stopped> {
         let connection = prepared.connection();
         if let Some(path) = &self.qp_file {
             let line = connection_line(&self.name, self.device.rnic, prepared.attributes(), connection);
@@ -401,9 +419,33 @@ impl MemberArgs {
                 ));
             }
         }
-        let member = prepared.join().map_err(failure::member)?;
+        let member = prepared.join().or_else(|error| {
+            let refused = fallback.instead(error).map_err(failure::member)?;
+            Err(Stopped::Refused(refused))
+        })?;
         let ready = Ready::quiet(self.ready_file.as_deref(), &member.qpns()[0].to_string())?;
         Ok((member, ready))
+    }
+}
+
+/// Why a member has not joined.
+enum Stopped {
+    Failure(Failure),
+    Refused(Refused),
+}
+
+impl Stopped {
+    fn failure(self) -> Failure {
+        match self {
+            Self::Failure(failure) => failure,
+            Self::Refused(refused) => failure::member(refused.into()),
+        }
+    }
+}
+
+impl From<Failure> for Stopped {
+    fn from(failure: Failure) -> Self {
+        Self::Failure(failure)
     }
 }
 
@@ -468,20 +510,34 @@ impl SendCommand {
         };
         let (mut file, header) = source(file)?;
         let mut rnic = args.device.open()?;
-        let source = castnet_member::source(config, &mut *rnic).map_err(failure::member)?;
-        let (mut source, _ready) = args.join(source)?;
+        match self.send(config, &mut *rnic, (&mut *file, &header), output) {
+            Err(Stopped::Refused(refused)) => refused.send(args, rnic, (&mut *file, &header), (output, stop)),
+            sent => sent.map_err(Stopped::failure),
+        }
+    }
+
+    fn send(
+        &self,
+        config: MemberConfig,
+        rnic: &mut dyn Rnic,
+        (file, header): (&mut dyn Read, &StreamHeader),
+        output: Output,
+    ) -> Result<(), Stopped> {
+        let args = &self.member;
+        let source = castnet_member::source(config, rnic).map_err(failure::member)?;
+        let (mut source, _ready) = args.join_or(self.fallback, source)?;
         let bar = output
             .byte_bar(header.length)
             .with_message(format!("{} sends", args.name));
         let mut is_remarked = false;
-        let sent = source.send(&header, &mut *file, &mut |bytes, silent| {
+        let sent = source.send(header, file, &mut |bytes, silent| {
             bar.set_position(bytes);
             remark_silence(&mut is_remarked, silent);
         });
         bar.finish_and_clear();
         leave(source);
         let sent = sent.map_err(failure::member)?;
-        output.show_next(&TransferReport::of_stream(args, "source", sent, None, &*rnic))
+        Ok(output.show_next(&TransferReport::of_stream(args, "source", sent, None, rnic))?)
     }
 }
 
@@ -497,8 +553,22 @@ impl ReceiveCommand {
         };
         let target = Target(out.clone());
         let mut rnic = args.device.open()?;
-        let receiver = castnet_member::receiver(config, &mut *rnic).map_err(failure::member)?;
-        let (receiver, received, earlier) = self.receive(receiver, |receiver, so_far| {
+        match self.receive_file(config, &mut *rnic, &target, output) {
+            Err(Stopped::Refused(refused)) => refused.receive(args, rnic, &target, (output, stop)),
+            received => received.map_err(Stopped::failure),
+        }
+    }
+
+    fn receive_file(
+        &self,
+        config: MemberConfig,
+        rnic: &mut dyn Rnic,
+        target: &Target,
+        output: Output,
+    ) -> Result<(), Stopped> {
+        let args = &self.member;
+        let receiver = castnet_member::receiver(config, rnic).map_err(failure::member)?;
+        let (receiver, received, earlier) = self.receive(receiver, self.fallback, |receiver, so_far| {
             let bar = output
                 .byte_bar(None)
                 .with_message(format!("{} receives", args.name));
@@ -517,18 +587,18 @@ impl ReceiveCommand {
         // A complete file appears before anything else can fail.
         let received = received.and_then(|(received, sink)| match sink.keep() {
             Ok(path) => Ok((received, path)),
-            Err(e) => Err(Failure::failed(format!("{}: {e}", out.display()))),
+            Err(e) => Err(Failure::failed(format!("{}: {e}", target.0.display()))),
         });
         leave(receiver);
         let (received, path) = received?;
-        let report = TransferReport::of_stream(args, "receiver", received, path, &*rnic).after(earlier);
+        let report = TransferReport::of_stream(args, "receiver", received, path, rnic).after(earlier);
         if target.is_stdout() {
             let mut page = Page::default();
             report.page(&mut page);
             remark(page.text().trim_end());
             return Ok(());
         }
-        output.show_next(&report)
+        Ok(output.show_next(&report)?)
     }
 
     /// Joins, and receives by a function that also notes the bytes so far. If the group ends before that is complete, does
@@ -536,11 +606,12 @@ impl ReceiveCommand {
     fn receive<'r, T, R>(
         &self,
         mut prepared: Prepared<'r, T>,
+        fallback: FallbackArg,
         mut receive: impl FnMut(&mut Member<'r, T>, &mut u64) -> Result<R, MemberError>,
-    ) -> Outcome<(Member<'r, T>, Outcome<R>, Earlier)> {
+    ) -> Result<(Member<'r, T>, Outcome<R>, Earlier), Stopped> {
         let mut earlier = Earlier::default();
         loop {
-            let (mut member, _ready) = self.member.join(prepared)?;
+            let (mut member, _ready) = self.member.join_or(fallback, prepared)?;
             let mut bytes = 0;
             match receive(&mut member, &mut bytes) {
                 Err(ended) if ended.may_join_again() && self.may_begin_again(bytes) => {

@@ -225,9 +225,16 @@ impl Controller {
                     return Ok((state, lease));
                 }
                 api::GroupPhase::Failed => {
+                    // The states of a join have this member only.
+                    let all = self.state(&mut client).await.map_err(refused)?;
+                    let hosts = all.members.into_iter().map(|member| member.host);
+                    let (mut members, others): (Vec<_>, Vec<_>) =
+                        hosts.partition(|host| *host == state.source);
+                    members.extend(others);
                     return Err(MemberError::NotInstalled {
                         group: group.clone(),
                         reason: state.reason,
+                        members,
                     });
                 }
                 phase => tracing::debug!(group, ?phase, reason = state.reason, "waiting"),

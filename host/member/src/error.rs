@@ -56,7 +56,12 @@ pub enum MemberError {
     Lanes { lanes: usize, qps: usize },
     /// The switches could not install the group.
     #[error("group {group} could not be installed: {reason}")]
-    NotInstalled { group: String, reason: String },
+    NotInstalled {
+        group: String,
+        reason: String,
+        /// All members, the source first.
+        members: Vec<String>,
+    },
     /// The controller ended the call too early.
     #[error("the controller ended the call before group {group} was active")]
     NotActive { group: String },

@@ -8,8 +8,9 @@ use castnet_console::units::Size;
 use castnet_member::{MemberConfig, Messages};
 use clap::Args;
 
+use super::fallback::FallbackArg;
 use super::report::TransferReport;
-use super::{ReceiveCommand, SendCommand, failure, leave, remark_silence};
+use super::{ReceiveCommand, SendCommand, Stopped, failure, leave, remark_silence};
 
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Messages of one size instead of a file, to check RNICs and switches")]
@@ -61,9 +62,10 @@ impl ReceiveCommand {
         let mut rnic = args.device.open()?;
         let receiver =
             castnet_member::message_receiver(config, &mut *rnic, messages).map_err(failure::member)?;
-        let (receiver, received, earlier) = self.receive(receiver, |receiver, so_far| {
+        let received = self.receive(receiver, FallbackArg::Off, |receiver, so_far| {
             receiver.receive_messages(&mut |count| *so_far = count * u64::from(messages.size))
-        })?;
+        });
+        let (receiver, received, earlier) = received.map_err(Stopped::failure)?;
         leave(receiver);
         let received = received?;
         let elapsed = received.times.last().copied().unwrap_or_default();

@@ -41,6 +41,9 @@ pub(super) struct TransferReport {
     /// At a receiver.
     #[serde(flatten)]
     earlier: Option<Earlier>,
+    /// Why it was sent from host to host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    between_hosts: Option<String>,
     #[serde(flatten)]
     traffic: Traffic,
 }
@@ -129,6 +132,7 @@ impl TransferReport {
             seconds,
             goodput_bits_per_s: rate_of(bytes, seconds),
             earlier: None,
+            between_hosts: None,
             traffic: rnic.traffic(),
         }
     }
@@ -137,6 +141,15 @@ impl TransferReport {
     pub(super) fn after(self, earlier: Earlier) -> Self {
         let earlier = Some(earlier);
         Self { earlier, ..self }
+    }
+
+    /// Of a file that was sent from host to host, for this reason.
+    pub(super) fn between_hosts(self, why: String) -> Self {
+        let between_hosts = Some(why);
+        Self {
+            between_hosts,
+            ..self
+        }
     }
 
     fn repairs(&self) -> (&'static str, String) {
@@ -204,6 +217,9 @@ impl Report for TransferReport {
         if let Some(earlier) = self.earlier.filter(|earlier| earlier.begun_again > 0) {
             let (times, discarded) = (earlier.begun_again, bytes(earlier.discarded_bytes));
             facts.push(("begun again", format!("{times} times, {discarded} discarded")));
+        }
+        if let Some(why) = &self.between_hosts {
+            facts.push(("from host to host", why.clone()));
         }
         facts.push(self.repairs());
         page.facts(&facts);

@@ -5,6 +5,7 @@ mod collective_lab;
 mod collectives;
 mod control;
 mod fabric;
+mod fallback;
 mod flow_control;
 mod lanes;
 mod members;
