@@ -92,6 +92,9 @@ pub struct QpConfig {
     pub min_rnr_timer: u8,
     /// The maximum number of unacknowledged PSNs.
     pub window: u32,
+    /// The window after going back, at least 1. It grows by each acknowledged packet. `None`: the whole window is sent again, as by rxe,
+    /// although a switch or receiver may only lack its first packet.
+    pub restart: Option<u32>,
     /// Limit of all requests, also those sent again; `None`: no limit. The burst must hold a full packet with 128 bytes of headers.
     pub rate_limit: Option<RateLimit>,
     /// Notification point: a received request with a congestion mark (ECN: CE) causes a CNP, at most one per this time. Zero: each one
@@ -109,6 +112,8 @@ pub struct QpConfig {
 impl QpConfig {
     /// The default of `window`. rxe's constant is 128, and it sends one packet more.
     pub const WINDOW: u32 = 129;
+    /// The usual value of `restart`, as of RNICs with slow restart.
+    pub const RESTART: u32 = 4;
     /// The least time between two CNPs of DCQCN's notification point, for [`QpConfig::cnp_interval`].
     pub const CNP_INTERVAL: Nanos = Nanos::from_micros(50);
     /// IPv4 type of service of CNPs: DSCP 48, as RNICs have it.
@@ -131,6 +136,7 @@ impl QpConfig {
             rnr_retry: 7,
             min_rnr_timer: 12,
             window: Self::WINDOW,
+            restart: None,
             rate_limit: None,
             cnp_interval: None,
             reaction: None,
@@ -147,6 +153,9 @@ impl QpConfig {
         OutOfRange::check("min_rnr_timer", self.min_rnr_timer, 0, 31)?;
         // A quarter of the PSN space less one. With a larger window, old and new PSNs could not be distinguished.
         OutOfRange::check("window", self.window, 1, (1 << 22) - 1)?;
+        if let Some(restart) = self.restart {
+            OutOfRange::check("restart", restart, 1, (1 << 22) - 1)?;
+        }
         OutOfRange::check("ttl", self.ttl, 1, 255)?;
         if let Some(limit) = self.rate_limit {
             let (least, most) = (Pace::burst_min(self.pmtu), RateLimit::BURST_MAX);

@@ -60,6 +60,9 @@ pub(crate) struct Requester {
     start_psn: Psn,
     pmtu: u64,
     window: u64,
+    restart: Option<u64>,
+    /// At most `window`; less after going back.
+    limit: u64,
     ack_request_interval: u32,
     timeout: Option<Nanos>,
     retry_cnt: u8,
@@ -98,6 +101,8 @@ impl Requester {
             start_psn: config.sq_psn,
             pmtu: config.pmtu.bytes() as u64,
             window: config.window as u64,
+            restart: config.restart.map(u64::from),
+            limit: config.window as u64,
             // A window smaller than rxe's interval would stall without requesting an ACK.
             ack_request_interval: if config.window > ACK_REQUEST_INTERVAL {
                 ACK_REQUEST_INTERVAL
@@ -153,7 +158,7 @@ impl Requester {
         self.rnr_deadline.is_none()
             && self.pace_deadline().is_none()
             && self.next < self.posted
-            && self.next - self.unacked < self.window
+            && self.next - self.unacked < self.limit
     }
 
     /// True if a congestion notification has lowered the rate.
@@ -199,7 +204,9 @@ impl Requester {
         let from = (sequence - sending.first) * self.pmtu;
         let payload = (length as u64 - from).min(self.pmtu);
         let is_last = sequence == sending.last;
-        let mut ack_request = is_last || self.since_ack_request >= self.ack_request_interval;
+        // The last packet of a window that restarts requests the ACK that lets it grow.
+        let pauses = self.limit < self.window && sequence + 1 - self.unacked >= self.limit;
+        let mut ack_request = is_last || pauses || self.since_ack_request >= self.ack_request_interval;
         if let Some(pace) = &mut self.pace {
             if !pace.admits(now, payload) {
                 return None;
@@ -297,6 +304,7 @@ impl Requester {
 
     /// Acknowledges all packets before `sequence`.
     fn acknowledge(&mut self, sequence: u64) {
+        self.limit = (self.limit + (sequence - self.unacked)).min(self.window);
         self.unacked = sequence;
         if self.next < sequence {
             // A response to the first transmission, during a retransmission: the covered packets are not sent again.
@@ -323,6 +331,9 @@ impl Requester {
     fn go_back(&mut self) {
         self.next = self.unacked;
         self.cursor = 0;
+        if let Some(restart) = self.restart {
+            self.limit = restart.min(self.window);
+        }
     }
 
     /// As in rxe, the retransmission timer runs on and uses up retries. Unlike in rxe, no new work is sent meanwhile.

@@ -136,6 +136,35 @@ fn a_window_smaller_than_rxes_interval_still_requests_acks() {
     b.sends(&["SEND_MIDDLE 1 A [256]"]);
 }
 
+/// With each ACK it sends twice as many, up to the window; each time the last packet requests the next ACK.
+#[test]
+fn a_window_that_restarts_begins_with_a_few_packets_and_doubles() {
+    let mut b = Bench::new(QpConfig {
+        pmtu: Pmtu::B256,
+        window: 20,
+        restart: Some(4),
+        ..config()
+    });
+    b.post(1, SendOp::Send, 100 * 256);
+    assert_eq!(b.drain().len(), 20, "nothing was lost yet");
+    b.nak(2, NakCode::PsnSequenceError);
+    b.sends(&[
+        "SEND_MIDDLE 2 [256]",
+        "SEND_MIDDLE 3 A [256]",
+        "SEND_MIDDLE 4 [256]",
+        "SEND_MIDDLE 5 A [256]",
+    ]);
+    b.ack(5);
+    let sent = b.drain();
+    assert_eq!(sent.len(), 8);
+    assert!(sent[7].contains(" A ") && sent[7].contains(" 13 "), "{sent:?}");
+    // It covers what was sent before the loss.
+    b.ack(19);
+    let sent = b.drain();
+    assert_eq!(sent.len(), 20, "{sent:?}");
+    assert!(sent[0].contains(" 20 "), "{sent:?}");
+}
+
 #[test]
 fn a_sequence_nak_acknowledges_earlier_packets_and_goes_back_once() {
     let mut b = Bench::new(config());
