@@ -92,7 +92,7 @@ pub struct QpConfig {
     pub min_rnr_timer: u8,
     /// The maximum number of unacknowledged PSNs.
     pub window: u32,
-    /// The window after going back, at least 1. It grows by each acknowledged packet. `None`: the whole window is sent again, as by rxe,
+    /// The window after going back, at least 1. It grows by each acknowledged packet, and at most doubles with an ACK. `None`: the whole window is sent again, as by rxe,
     /// although a switch or receiver may only lack its first packet.
     pub restart: Option<u32>,
     /// Limit of all requests, also those sent again; `None`: no limit. The burst must hold a full packet with 128 bytes of headers.

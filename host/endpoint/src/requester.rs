@@ -304,7 +304,7 @@ impl Requester {
 
     /// Acknowledges all packets before `sequence`.
     fn acknowledge(&mut self, sequence: u64) {
-        self.limit = (self.limit + (sequence - self.unacked)).min(self.window);
+        self.limit = (self.limit + self.limit.min(sequence - self.unacked)).min(self.window);
         self.unacked = sequence;
         if self.next < sequence {
             // A response to the first transmission, during a retransmission: the covered packets are not sent again.

@@ -592,7 +592,12 @@ impl Multicast {
                 self.progress(now);
                 self.phase = Phase::Acknowledged;
                 let msn = self.table[first].msn();
-                self.acknowledge((self.agg_ack, msn), Syndrome::Ack, out);
+                let agg_ack = self.agg_ack;
+                let repair = self.rare.repair.as_deref_mut();
+                let withheld = repair.is_some_and(|repair| repair.withholds(agg_ack)) && strongest.is_none();
+                if !withheld {
+                    self.acknowledge((agg_ack, msn), Syndrome::Ack, out);
+                }
                 self.nak_sent = !strongest.is_none();
                 if let Some(syndrome) = strongest.syndrome() {
                     self.note_nak();
@@ -649,7 +654,7 @@ impl Multicast {
         }
     }
 
-    fn send_ack(&self, out: &mut Effects) {
+    pub(super) fn send_ack(&self, out: &mut Effects) {
         self.acknowledge((self.agg_ack, self.msn()), Syndrome::Ack, out);
     }
 

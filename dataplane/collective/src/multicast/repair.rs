@@ -27,6 +27,8 @@ use castnet_wire::{DropReason, Nanos, Psn};
 const BURST: u8 = 8;
 /// Ticks with a gap after which a NAK is sent to a switch, too: it may not repair.
 const INSIST: u8 = 8;
+/// Most ticks for which an ACK is withheld: an eighth of the time-out of the source, if the tick is its 64th part.
+const WITHHELD_TICKS: u8 = 8;
 
 /// The configuration of repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +84,10 @@ pub(super) struct Repair {
     gap_ticks: u8,
     /// The source has been sent a NAK, and repeats the gaps up to this PSN without another one.
     repeats_until: Option<Psn>,
+    /// The newest data when the source was sent a NAK, until AggAckPSN reaches it.
+    covers: Option<Psn>,
+    /// An ACK is withheld for so many ticks.
+    withheld: Option<u8>,
     tick: Nanos,
     tick_at: Nanos,
 }
@@ -141,6 +147,8 @@ impl Repair {
             reported: false,
             gap_ticks: 0,
             repeats_until: None,
+            covers: None,
+            withheld: None,
             tick: config.tick,
             tick_at: Nanos::ZERO,
         }
@@ -153,7 +161,7 @@ impl Repair {
         self.frontier = frontier;
         self.ready = PathSet::EMPTY;
         self.close_gap();
-        self.repeats_until = None;
+        (self.repeats_until, self.covers, self.withheld) = (None, None, None);
     }
 
     /// Takes over the gap and the cursors, but not the packets.
@@ -232,6 +240,15 @@ impl Repair {
         }
         self.close_gap();
         self.repeats_until = self.repeats_until.filter(|until| !self.frontier.is_after(*until));
+    }
+
+    /// Whether the ACK of AggAckPSN is withheld. A requester that has gone back sends the next packets with each ACK, although this switch
+    /// has them: one ACK of all that was sent before the NAK lets it go on behind that.
+    pub(super) fn withholds(&mut self, agg_ack: Psn) -> bool {
+        self.covers = self.covers.filter(|until| until.is_after(agg_ack));
+        let waits = self.covers.is_some() && !self.source_is_switch && self.holds(agg_ack, agg_ack.next());
+        self.withheld = waits.then(|| self.withheld.unwrap_or(0));
+        waits
     }
 
     /// A NAK of `psn` needs nothing from the source but what it is asked for anyway.
@@ -499,7 +516,7 @@ impl Multicast {
     pub(super) fn note_nak(&mut self) {
         let newest = self.newest;
         if let Some(repair) = self.rare.repair.as_deref_mut() {
-            repair.repeats_until = Some(newest);
+            (repair.repeats_until, repair.covers) = (Some(newest), Some(newest));
         }
     }
 
@@ -532,6 +549,9 @@ impl Multicast {
             return;
         };
         repair.tick_at = now + repair.tick;
+        let ticks = repair.withheld.map(|ticks| ticks + 1);
+        repair.withheld = ticks.filter(|ticks| *ticks < WITHHELD_TICKS);
+        let acknowledges = ticks.is_some() && repair.withheld.is_none();
         for (path, entry) in (0..).map_while(PathId::new).zip(&mut self.table) {
             let oldest = entry.ack().next();
             let held = repair.holds(agg_ack, oldest);
@@ -554,6 +574,9 @@ impl Multicast {
                 repair.reported = false;
                 self.report_gap(out);
             }
+        }
+        if acknowledges {
+            self.send_ack(out);
         }
     }
 
