@@ -92,8 +92,8 @@ pub struct QpConfig {
     pub min_rnr_timer: u8,
     /// The maximum number of unacknowledged PSNs.
     pub window: u32,
-    /// The window after going back, at least 1. It grows by each acknowledged packet, and at most doubles with an ACK. `None`: the whole window is sent again, as by rxe,
-    /// although a switch or receiver may only lack its first packet.
+    /// The window after a sequence NAK, at least 1. It grows by each acknowledged packet, and at most doubles with an ACK; a time-out ends
+    /// it. For groups whose switches repair: they may lack only the first packet. `None`: the whole window is sent again, as by rxe.
     pub restart: Option<u32>,
     /// Limit of all requests, also those sent again; `None`: no limit. The burst must hold a full packet with 128 bytes of headers.
     pub rate_limit: Option<RateLimit>,

@@ -61,7 +61,7 @@ pub(crate) struct Requester {
     pmtu: u64,
     window: u64,
     restart: Option<u64>,
-    /// At most `window`; less after going back.
+    /// At most `window`; less after a NAK.
     limit: u64,
     ack_request_interval: u32,
     timeout: Option<Nanos>,
@@ -275,6 +275,8 @@ impl Requester {
                 if self.retrying {
                     Response::NakRepeated
                 } else {
+                    let restart = self.restart.unwrap_or(self.window);
+                    self.limit = restart.min(self.window);
                     self.retry(Response::GoingBack)
                 }
             }
@@ -331,9 +333,6 @@ impl Requester {
     fn go_back(&mut self) {
         self.next = self.unacked;
         self.cursor = 0;
-        if let Some(restart) = self.restart {
-            self.limit = restart.min(self.window);
-        }
     }
 
     /// As in rxe, the retransmission timer runs on and uses up retries. Unlike in rxe, no new work is sent meanwhile.
@@ -383,6 +382,8 @@ impl Requester {
         }
         // Re-armed before going back: a window that cannot be sent must time out as well.
         self.arm(now);
+        // A switch that has restarted takes no ACK of more than it has seen: without the whole window it may never see enough.
+        self.limit = self.window;
         Some(self.retry(Response::GoingBack))
     }
 }

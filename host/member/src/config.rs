@@ -68,6 +68,8 @@ pub struct GroupAddress {
     pub va_base: u64,
     /// Limit of what the source sends in each lane. The software RNIC keeps to it.
     pub rate_limit: Option<RateLimit>,
+    /// Whether the switches repeat what is lost. Then the software RNIC sends few packets after a NAK.
+    pub repairs: bool,
 }
 
 impl TryFrom<&api::GroupState> for GroupAddress {
@@ -85,6 +87,7 @@ impl TryFrom<&api::GroupState> for GroupAddress {
             pmtu: Pmtu::from_bytes(state.pmtu).ok_or_else(|| invalid(format!("path MTU {}", state.pmtu)))?,
             va_base: state.va_base,
             rate_limit: limit.map(|limit| limit.per_lane(state.lanes.len() as u8)),
+            repairs: state.repair.is_some(),
         })
     }
 }

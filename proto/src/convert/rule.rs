@@ -125,6 +125,14 @@ fn multicast(message: &v1::MulticastRule, r: &mut Reader) -> MulticastRule {
     }
 }
 
+/// The message of repair from the switches.
+pub fn repair_to_proto(repair: RepairRule) -> v1::MulticastRepair {
+    v1::MulticastRepair {
+        slots: repair.slots.into(),
+        ack_timeout_us: repair.ack_timeout_us,
+    }
+}
+
 pub(super) fn repair(message: v1::MulticastRepair, r: &mut Reader) -> RepairRule {
     RepairRule {
         slots: r.read("repair.slots", short(message.slots, &Limit::SLOTS), 0),
@@ -286,10 +294,7 @@ pub fn rule_to_proto(group: &GroupRule) -> v1::GroupRule {
                 va_base: rule.va_base,
                 carries_on: rule.carries_on,
                 any_source: rule.any_source,
-                repair: rule.repair.map(|repair| v1::MulticastRepair {
-                    slots: repair.slots.into(),
-                    ack_timeout_us: repair.ack_timeout_us,
-                }),
+                repair: rule.repair.map(repair_to_proto),
                 source: rule.source.into(),
             }),
             GroupKind::Translated(rule) => Kind::Translated(v1::TranslatedRule {

@@ -128,6 +128,10 @@ impl GroupReport {
         base_and_timeout(facts, state.va_base, state.stall_timeout_ms);
         let loss = last_word(state.on_member_loss().as_str_name());
         facts.add("on_member_loss", "on member loss", loss);
+        if let Some(repair) = state.repair {
+            let text = format!("from the switches, {} packets each", repair.slots);
+            facts.add_as("repair_slots", repair.slots, "repair", text);
+        }
         rate::add(facts, state.rate_limit);
         (report, lanes::of(&state.lanes, &state.name, &state.mcst_id))
     }

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use castnet_proto::convert::rate_limit_to_proto;
+use castnet_proto::convert::{rate_limit_to_proto, repair_to_proto};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
@@ -143,6 +143,7 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
         } as i32,
         rate_limit: record.rate_limit.map(rate_limit_to_proto),
         any_source: group.any_source,
+        repair: group.repair.map(repair_to_proto),
         owner: record.owner.clone(),
         ..Default::default()
     }
