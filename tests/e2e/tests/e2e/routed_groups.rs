@@ -55,8 +55,18 @@ fn multicast(lab: &mut Lab, controller: &str) -> Result<()> {
         size: 3_000_001,
         seed: 7,
     };
-    // A file's links are planned over once their ends are up.
-    lab.wait_for("the links were up", |lab| lab.create_group(&transfer))?;
+    // A switch that has not reported counts as up, with all its links: a group can be created, and its installation be refused.
+    lab.wait_for("all links were up", |lab| {
+        let shown = lab.castnet_json(&["topology", "--controller", controller])?;
+        let all =
+            |what: &str, is: fn(&Value) -> bool| shown[what].as_array().is_some_and(|all| all.iter().all(is));
+        let reported = all("switches", |s| {
+            s["ports"].as_array().is_some_and(|ports| !ports.is_empty())
+        });
+        ensure!(reported && all("links", |link| link["up"] == true), "{shown}");
+        Ok(())
+    })?;
+    lab.create_group(&transfer)?;
     let said = lab.castnet_json(&["group", "show", "wide", "--controller", controller])?;
     let own =
         [("h1", 1), ("h2", 1), ("h3", 2), ("h4", 2)].map(|(host, leaf)| (host, format!("10.20{leaf}.0.193")));
