@@ -92,9 +92,9 @@ pub struct QpConfig {
     pub min_rnr_timer: u8,
     /// The maximum number of unacknowledged PSNs.
     pub window: u32,
-    /// The window after a sequence NAK, at least 1. It grows by each acknowledged packet, and at most doubles with an ACK; a time-out ends
-    /// it. For groups whose switches repair: they may lack only the first packet. `None`: the whole window is sent again, as by rxe.
-    pub restart: Option<u32>,
+    /// A sequence NAK makes it send one packet again: for groups whose switches keep what comes behind a gap. False: all that follow, as
+    /// rxe does. A receiver that keeps nothing then sends a NAK of the next packet, and so gets all that follow, too.
+    pub selective_repeat: bool,
     /// Limit of all requests, also those sent again; `None`: no limit. The burst must hold a full packet with 128 bytes of headers.
     pub rate_limit: Option<RateLimit>,
     /// Notification point: a received request with a congestion mark (ECN: CE) causes a CNP, at most one per this time. Zero: each one
@@ -112,8 +112,6 @@ pub struct QpConfig {
 impl QpConfig {
     /// The default of `window`. rxe's constant is 128, and it sends one packet more.
     pub const WINDOW: u32 = 129;
-    /// The usual value of `restart`, as of RNICs with slow restart.
-    pub const RESTART: u32 = 4;
     /// The least time between two CNPs of DCQCN's notification point, for [`QpConfig::cnp_interval`].
     pub const CNP_INTERVAL: Nanos = Nanos::from_micros(50);
     /// IPv4 type of service of CNPs: DSCP 48, as RNICs have it.
@@ -136,7 +134,7 @@ impl QpConfig {
             rnr_retry: 7,
             min_rnr_timer: 12,
             window: Self::WINDOW,
-            restart: None,
+            selective_repeat: false,
             rate_limit: None,
             cnp_interval: None,
             reaction: None,
@@ -153,9 +151,6 @@ impl QpConfig {
         OutOfRange::check("min_rnr_timer", self.min_rnr_timer, 0, 31)?;
         // A quarter of the PSN space less one. With a larger window, old and new PSNs could not be distinguished.
         OutOfRange::check("window", self.window, 1, (1 << 22) - 1)?;
-        if let Some(restart) = self.restart {
-            OutOfRange::check("restart", restart, 1, (1 << 22) - 1)?;
-        }
         OutOfRange::check("ttl", self.ttl, 1, 255)?;
         if let Some(limit) = self.rate_limit {
             let (least, most) = (Pace::burst_min(self.pmtu), RateLimit::BURST_MAX);

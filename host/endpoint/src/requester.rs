@@ -41,7 +41,7 @@ pub(crate) struct OutgoingPacket {
 pub(crate) enum Response {
     /// An ACK that acknowledged new packets.
     Acknowledged,
-    /// A sequence NAK that started a retransmission.
+    /// A sequence NAK that started a retransmission, of all that follows or of one packet.
     GoingBack,
     /// A second sequence NAK without progress in between. It only acknowledges earlier packets.
     NakRepeated,
@@ -60,9 +60,11 @@ pub(crate) struct Requester {
     start_psn: Psn,
     pmtu: u64,
     window: u64,
-    restart: Option<u64>,
-    /// At most `window`; less after a NAK.
-    limit: u64,
+    selective_repeat: bool,
+    /// A packet to send again alone.
+    repeat: Option<u64>,
+    /// The last packet that was sent again alone.
+    repeated: Option<u64>,
     ack_request_interval: u32,
     timeout: Option<Nanos>,
     retry_cnt: u8,
@@ -101,8 +103,9 @@ impl Requester {
             start_psn: config.sq_psn,
             pmtu: config.pmtu.bytes() as u64,
             window: config.window as u64,
-            restart: config.restart.map(u64::from),
-            limit: config.window as u64,
+            selective_repeat: config.selective_repeat,
+            repeat: None,
+            repeated: None,
             // A window smaller than rxe's interval would stall without requesting an ACK.
             ack_request_interval: if config.window > ACK_REQUEST_INTERVAL {
                 ACK_REQUEST_INTERVAL
@@ -157,8 +160,7 @@ impl Requester {
     pub(crate) fn can_send(&self) -> bool {
         self.rnr_deadline.is_none()
             && self.pace_deadline().is_none()
-            && self.next < self.posted
-            && self.next - self.unacked < self.limit
+            && (self.repeat.is_some() || self.next < self.posted && self.next - self.unacked < self.window)
     }
 
     /// True if a congestion notification has lowered the rate.
@@ -195,18 +197,20 @@ impl Requester {
         if !self.can_send() {
             return None;
         }
-        let sequence = self.next;
-        while self.queue.get(self.cursor)?.last < sequence {
-            self.cursor += 1;
+        let (sequence, mut index) = match self.repeat {
+            Some(sequence) => (sequence, 0),
+            None => (self.next, self.cursor),
+        };
+        while self.queue.get(index)?.last < sequence {
+            index += 1;
         }
-        let sending = self.queue.get(self.cursor)?;
+        let sending = self.queue.get(index)?;
         let LocalSlice { key, offset, length } = sending.wr.local;
         let from = (sequence - sending.first) * self.pmtu;
         let payload = (length as u64 - from).min(self.pmtu);
         let is_last = sequence == sending.last;
-        // The last packet of a window that restarts requests the ACK that lets it grow.
-        let pauses = self.limit < self.window && sequence + 1 - self.unacked >= self.limit;
-        let mut ack_request = is_last || pauses || self.since_ack_request >= self.ack_request_interval;
+        let is_due = self.repeat.is_some() || self.since_ack_request >= self.ack_request_interval;
+        let mut ack_request = is_last || is_due;
         if let Some(pace) = &mut self.pace {
             if !pace.admits(now, payload) {
                 return None;
@@ -227,14 +231,17 @@ impl Requester {
                 length: payload as u32,
             },
             is_retransmission: sequence < self.sent,
-            index: self.cursor,
+            index,
         };
         self.since_ack_request = if ack_request {
             0
         } else {
             self.since_ack_request + 1
         };
-        self.next = sequence + 1;
+        match self.repeat.take() {
+            Some(sequence) => self.repeated = Some(sequence),
+            None => (self.next, self.cursor) = (sequence + 1, index),
+        }
         self.sent = self.sent.max(self.next);
         if self.ack_deadline.is_none() {
             self.arm(now);
@@ -272,11 +279,14 @@ impl Requester {
             // Every NAK acknowledges the packets before its PSN.
             Syndrome::Nak(NakCode::PsnSequenceError) => {
                 self.acknowledge(sequence);
-                if self.retrying {
+                let keeps =
+                    self.selective_repeat && self.repeated.is_none_or(|repeated| repeated + 1 != sequence);
+                if keeps && self.use_retry() {
+                    self.repeat = Some(sequence).filter(|_| sequence < self.next);
+                    Response::GoingBack
+                } else if self.retrying {
                     Response::NakRepeated
                 } else {
-                    let restart = self.restart.unwrap_or(self.window);
-                    self.limit = restart.min(self.window);
                     self.retry(Response::GoingBack)
                 }
             }
@@ -306,8 +316,8 @@ impl Requester {
 
     /// Acknowledges all packets before `sequence`.
     fn acknowledge(&mut self, sequence: u64) {
-        self.limit = (self.limit + self.limit.min(sequence - self.unacked)).min(self.window);
         self.unacked = sequence;
+        self.repeat = self.repeat.filter(|repeat| *repeat >= sequence);
         if self.next < sequence {
             // A response to the first transmission, during a retransmission: the covered packets are not sent again.
             self.next = sequence;
@@ -317,11 +327,8 @@ impl Requester {
 
     /// Goes back to the oldest unacknowledged packet, if retries are left.
     fn retry(&mut self, done: Response) -> Response {
-        if self.retries_left == 0 {
+        if !self.use_retry() {
             return Response::Failed(Status::RetryExceeded);
-        }
-        if self.retry_cnt != 7 {
-            self.retries_left -= 1;
         }
         self.retrying = true;
         if self.rnr_deadline.is_none() {
@@ -330,9 +337,19 @@ impl Requester {
         done
     }
 
+    /// False if none is left.
+    fn use_retry(&mut self) -> bool {
+        let left = self.retries_left > 0;
+        if self.retry_cnt != 7 {
+            self.retries_left = self.retries_left.saturating_sub(1);
+        }
+        left
+    }
+
     fn go_back(&mut self) {
         self.next = self.unacked;
         self.cursor = 0;
+        (self.repeat, self.repeated) = (None, None);
     }
 
     /// As in rxe, the retransmission timer runs on and uses up retries. Unlike in rxe, no new work is sent meanwhile.
@@ -363,6 +380,7 @@ impl Requester {
 
     pub(crate) fn halt(&mut self) {
         self.posted = self.next;
+        self.repeat = None;
         self.ack_deadline = None;
         self.rnr_deadline = None;
         self.handle_pace_timeout(Nanos::MAX);
@@ -382,8 +400,6 @@ impl Requester {
         }
         // Re-armed before going back: a window that cannot be sent must time out as well.
         self.arm(now);
-        // A switch that has restarted takes no ACK of more than it has seen: without the whole window it may never see enough.
-        self.limit = self.window;
         Some(self.retry(Response::GoingBack))
     }
 }

@@ -68,7 +68,7 @@ pub struct GroupAddress {
     pub va_base: u64,
     /// Limit of what the source sends in each lane. The software RNIC keeps to it.
     pub rate_limit: Option<RateLimit>,
-    /// Whether the switches repeat what is lost. Then the software RNIC sends few packets after a NAK.
+    /// Whether the switches repeat what is lost. Then the software RNIC sends one packet again after a NAK.
     pub repairs: bool,
 }
 

@@ -325,7 +325,7 @@ impl<T> Member<'_, T> {
                 timeout: config.timeout,
                 retry_cnt: config.retry_cnt,
                 rnr_retry: config.rnr_retry,
-                restart: self.group.repairs.then_some(QpRemote::RESTART),
+                selective_repeat: self.group.repairs,
                 rate_limit: self.group.rate_limit.map(RateLimit::for_sender),
                 ..QpRemote::new(mcst_id, self.group.virtual_qpn)
             };

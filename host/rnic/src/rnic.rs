@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use castnet_endpoint::{
-    Access, Completion, Lent, MemoryError, MemoryKey, QpConfig, QpState, QueueLimits, RecvWr, SendWr,
+    Access, Completion, Lent, MemoryError, MemoryKey, QpState, QueueLimits, RecvWr, SendWr,
 };
 use castnet_port::Waker;
 use castnet_wire::{MacAddr, Nanos, Pmtu, Psn, Qpn, RateLimit};
@@ -72,9 +72,9 @@ pub struct QpRemote {
     pub rnr_retry: u8,
     /// Code of the delay requested from the sender when no receive is posted.
     pub min_rnr_timer: u8,
-    /// Packets that are sent first after a sequence NAK, for a group whose switches repair. The software RNIC does that; devices behind
+    /// A sequence NAK makes this end send one packet again: for a group whose switches repair. The software RNIC does that; devices behind
     /// libibverbs do as they are set up.
-    pub restart: Option<u32>,
+    pub selective_repeat: bool,
     /// Limit of what this end sends. The software RNIC keeps to it; devices behind libibverbs do not.
     pub rate_limit: Option<RateLimit>,
     /// IPv4 type of service.
@@ -84,9 +84,6 @@ pub struct QpRemote {
 }
 
 impl QpRemote {
-    /// The usual value of `restart`.
-    pub const RESTART: u32 = QpConfig::RESTART;
-
     /// The QP `qpn` at `ip`: PSNs start at 0, path MTU 1024, timeout 16 (268 ms), 7 retries of both kinds (no
     /// limit), RNR timer 12 (0.64 ms).
     pub const fn new(ip: Ipv4Addr, qpn: Qpn) -> Self {
@@ -101,7 +98,7 @@ impl QpRemote {
             retry_cnt: 7,
             rnr_retry: 7,
             min_rnr_timer: 12,
-            restart: None,
+            selective_repeat: false,
             rate_limit: None,
             tos: 0,
             ttl: 64,

@@ -112,6 +112,7 @@ impl Run<'_> {
             timeout: scenario.timeout,
             window: scenario.window,
             min_rnr_timer: scenario.min_rnr_timer,
+            selective_repeat: scenario.selective_repeat,
             limits: QueueLimits {
                 send: 64,
                 receive: 64,

@@ -68,6 +68,8 @@ pub(crate) struct Scenario {
     /// Profiles of both directions of each link.
     pub(crate) links: Vec<[LinkProfile; 2]>,
     pub(crate) poll_delay: Nanos,
+    /// The source sends one packet again after a NAK.
+    pub(crate) selective_repeat: bool,
     pub(crate) window: u32,
     pub(crate) timeout: u8,
     pub(crate) min_rnr_timer: u8,
@@ -136,6 +138,7 @@ impl Scenario {
             bytes,
             links,
             poll_delay: Nanos(*[0, 300, 2_000, 10_000].choose(rng).expect("not empty")),
+            selective_repeat: repair(seed).is_some() && seed.is_multiple_of(2),
             window: *[4, 16, 64, 128, 128].choose(rng).expect("not empty"),
             timeout: rng.random_range(7..10),
             min_rnr_timer: rng.random_range(1..8),
@@ -153,6 +156,7 @@ impl Scenario {
             psn,
             messages,
             window,
+            selective_repeat,
             timeout,
             poll_delay,
             restart,
@@ -163,8 +167,8 @@ impl Scenario {
             .map(|m| format!("{:?} of {} B", m.op, m.length))
             .collect();
         format!(
-            "seed {seed}: {flavour:?}, {shape}, repair {:?}, {} receivers, PMTU {}, PSN from {psn} ({}), window {window}, time-out \
-             {timeout}, switches look after {poll_delay}, restart {restart:?}; messages: {}",
+            "seed {seed}: {flavour:?}, {shape}, repair {:?}, {} receivers, PMTU {}, PSN from {psn} ({}), window {window}, selective repeat {selective_repeat}, \
+             time-out {timeout}, switches look after {poll_delay}, restart {restart:?}; messages: {}",
             repair(*seed).map(|rule| rule.slots),
             request.members.len() - 1,
             request.pmtu.bytes(),

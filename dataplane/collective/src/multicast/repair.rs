@@ -86,6 +86,8 @@ pub(super) struct Repair {
     repeats_until: Option<Psn>,
     /// The newest data when the source was sent a NAK, until AggAckPSN reaches it.
     covers: Option<Psn>,
+    /// Since that NAK it has repeated packets that this switch has.
+    goes_back: bool,
     /// An ACK is withheld for so many ticks.
     withheld: Option<u8>,
     tick: Nanos,
@@ -148,6 +150,7 @@ impl Repair {
             gap_ticks: 0,
             repeats_until: None,
             covers: None,
+            goes_back: false,
             withheld: None,
             tick: config.tick,
             tick_at: Nanos::ZERO,
@@ -246,7 +249,7 @@ impl Repair {
     /// has them: one ACK of all that was sent before the NAK lets it go on behind that.
     pub(super) fn withholds(&mut self, agg_ack: Psn) -> bool {
         self.covers = self.covers.filter(|until| until.is_after(agg_ack));
-        let waits = self.covers.is_some() && !self.source_is_switch && self.holds(agg_ack, agg_ack.next());
+        let waits = self.covers.is_some() && self.goes_back && self.holds(agg_ack, agg_ack.next());
         self.withheld = waits.then(|| self.withheld.unwrap_or(0));
         waits
     }
@@ -415,6 +418,7 @@ impl Multicast {
             return;
         };
         let (frontier, held) = (repair.frontier, repair.holds(agg_ack, psn));
+        repair.goes_back |= held && !repair.source_is_switch;
         if !held && let Some(slot) = repair.keep(agg_ack, psn) {
             emit(out, Effect::Keep { psn, slot });
         }
@@ -517,6 +521,7 @@ impl Multicast {
         let newest = self.newest;
         if let Some(repair) = self.rare.repair.as_deref_mut() {
             (repair.repeats_until, repair.covers) = (Some(newest), Some(newest));
+            repair.goes_back = false;
         }
     }
 
@@ -570,8 +575,17 @@ impl Multicast {
         }
         if !newest.is_before(repair.frontier) {
             repair.gap_ticks = repair.gap_ticks.checked_add(1).unwrap_or(128);
-            if repair.source_is_switch && repair.gap_ticks.is_power_of_two() {
-                repair.reported = false;
+            let gap = repair.gap_ticks;
+            // A source that ignores NAKs must time out, and each one re-arms its timer.
+            let again = if repair.source_is_switch {
+                gap.is_power_of_two()
+            } else {
+                matches!(gap, 2 | 4 | 8)
+            };
+            if again {
+                // The request or NAK was lost, or what it asked for.
+                (repair.reported, repair.repeats_until) = (false, None);
+                self.nak_sent &= repair.source_is_switch;
                 self.report_gap(out);
             }
         }

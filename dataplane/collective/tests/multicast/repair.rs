@@ -1,5 +1,6 @@
 //! Trees whose switches repair, in an unfair network: M1, M2 and M3 on the way, delivery in the end, and what the source must repeat.
 
+use crate::common::Told;
 use crate::common::tree::{Chance, Shape, Tree};
 use crate::common::{Switch, ack, nak, replicate, seed};
 use crate::tree::{chance, run, shape, start};
@@ -25,10 +26,12 @@ proptest! {
         total in 1i64..40,
         ack_every in 1i64..9,
         slots in prop_oneof![Just(128u16), (0u32..5).prop_map(|bits| 1 << bits)],
+        selective in any::<bool>(),
         not_ready in prop::collection::vec((0usize..16, 0i64..40), 0..3),
         chances in prop::collection::vec(with_ticks(false), 0..500),
     ) {
-        let tree = run(Tree::repairing(&shape, start, total, ack_every, slots), not_ready, chances)?;
+        let tree = Tree::repairing(&shape, start, total, ack_every, slots).with_selective_source(selective);
+        let tree = run(tree, not_ready, chances)?;
         prop_assert!(tree.receivers.iter().all(|receiver| receiver.expected == total));
         prop_assert!(tree.time_outs <= 8, "{} time-outs", tree.time_outs);
     }
@@ -40,9 +43,11 @@ proptest! {
         total in 1i64..40,
         ack_every in 1i64..9,
         slots in prop_oneof![Just(128u16), (0u32..5).prop_map(|bits| 1 << bits)],
+        selective in any::<bool>(),
         chances in prop::collection::vec(with_ticks(true), 0..500),
     ) {
-        let tree = run(Tree::repairing(&shape, start, total, ack_every, slots), Vec::new(), chances)?;
+        let tree = Tree::repairing(&shape, start, total, ack_every, slots).with_selective_source(selective);
+        let tree = run(tree, Vec::new(), chances)?;
         prop_assert!(tree.receivers.iter().all(|receiver| receiver.expected == total));
         prop_assert!(tree.time_outs <= 8, "{} time-outs", tree.time_outs);
     }
@@ -78,12 +83,9 @@ fn one_loss_beyond_the_first_link_costs_the_source_nothing() {
     }
 }
 
-/// Seed 3 of the property test: a switch had acknowledged 11 to the source and then lost its state. It waited for 11, which the source
-/// does not send again, and kept what the source repeated from 12 on.
-#[test]
-fn a_restarted_switch_does_not_wait_for_what_the_source_has_forgotten() {
+fn repairing(start_psn: Option<u32>) -> Switch {
     let mut switch = Switch::with(MulticastConfig {
-        start_psn: None,
+        start_psn: start_psn.map(Psn::new),
         ..Switch::config(2)
     });
     switch.machine = switch.machine.with_repair(RepairConfig {
@@ -91,6 +93,47 @@ fn a_restarted_switch_does_not_wait_for_what_the_source_has_forgotten() {
         tick: Nanos(1000),
         source_is_switch: false,
     });
+    switch
+}
+
+/// The source goes back after a NAK: ACKs wait until they cover all that it sent before. A source that repeats one packet gets each.
+#[test]
+fn acks_are_withheld_from_a_source_that_goes_back() {
+    for goes_back in [true, false] {
+        let mut switch = repairing(Some(10));
+        switch.data(10, 1);
+        switch.feedback(1, ack(10));
+        switch.data(12, 1);
+        switch.data(13, 1);
+        switch.data(11, 1);
+        if goes_back {
+            switch.data(12, 1);
+        }
+        let acked = switch.feedback(1, ack(11)).contains(&ack(11).up(0).into());
+        assert_ne!(acked, goes_back);
+        assert_eq!(switch.feedback(1, ack(13)), [ack(13).up(0)]);
+    }
+}
+
+/// A NAK that was lost, or what it asked for, is sent again after 2, 4 and 8 ticks; then the source must time out.
+#[test]
+fn a_nak_is_repeated_three_times() {
+    let mut switch = repairing(Some(10));
+    switch.data(10, 1);
+    switch.feedback(1, ack(10));
+    let naks = |told: Vec<Told>| told.iter().filter(|told| **told == nak(11).up(0)).count();
+    assert_eq!(naks(switch.data(12, 1)), 1);
+    let at: Vec<u64> = (1..200)
+        .filter(|tick| naks(switch.timeout(Nanos(tick * 1000))) == 1)
+        .collect();
+    assert_eq!(at, [2, 4, 8]);
+}
+
+/// Seed 3 of the property test: a switch had acknowledged 11 to the source and then lost its state. It waited for 11, which the source
+/// does not send again, and kept what the source repeated from 12 on.
+#[test]
+fn a_restarted_switch_does_not_wait_for_what_the_source_has_forgotten() {
+    let mut switch = repairing(None);
     assert_eq!(switch.data(10, 1), [replicate(&[1])]);
     switch.feedback(1, ack(10));
     let kept = Effect::Keep {

@@ -136,33 +136,56 @@ fn a_window_smaller_than_rxes_interval_still_requests_acks() {
     b.sends(&["SEND_MIDDLE 1 A [256]"]);
 }
 
-/// With each ACK it sends twice as many, up to the window; each time the last packet requests the next ACK.
 #[test]
-fn a_window_that_restarts_begins_with_a_few_packets_and_doubles() {
+fn selective_repeat_sends_one_packet_again() {
     let mut b = Bench::new(QpConfig {
         pmtu: Pmtu::B256,
-        window: 20,
-        restart: Some(4),
+        window: 8,
+        selective_repeat: true,
         ..config()
     });
-    b.post(1, SendOp::Send, 100 * 256);
-    assert_eq!(b.drain().len(), 20, "nothing was lost yet");
+    b.post(1, SendOp::Send, 3 * 256);
+    b.post(2, SendOp::Send, 100 * 256);
+    assert_eq!(b.drain().len(), 8);
     b.nak(2, NakCode::PsnSequenceError);
+    // New packets follow as far as the window allows.
     b.sends(&[
-        "SEND_MIDDLE 2 [256]",
-        "SEND_MIDDLE 3 A [256]",
-        "SEND_MIDDLE 4 [256]",
-        "SEND_MIDDLE 5 A [256]",
+        "SEND_LAST 2 A [256]",
+        "SEND_MIDDLE 8 [256]",
+        "SEND_MIDDLE 9 [256]",
     ]);
+    b.completes(&[]);
+    // It was lost again.
+    b.nak(2, NakCode::PsnSequenceError);
+    b.sends(&["SEND_LAST 2 A [256]"]);
     b.ack(5);
-    let sent = b.drain();
-    assert_eq!(sent.len(), 8);
-    assert!(sent[7].contains(" A ") && sent[7].contains(" 13 "), "{sent:?}");
-    // It covers what was sent before the loss.
-    b.ack(19);
-    let sent = b.drain();
-    assert_eq!(sent.len(), 16, "{sent:?}");
-    assert!(sent[0].contains(" 20 "), "{sent:?}");
+    b.completes(&[(1, Status::Success)]);
+    assert_eq!(b.drain().len(), 4);
+    b.nak(7, NakCode::PsnSequenceError);
+    b.ack(9);
+    b.sends(&[
+        "SEND_MIDDLE 14 A [256]",
+        "SEND_MIDDLE 15 [256]",
+        "SEND_MIDDLE 16 [256]",
+        "SEND_MIDDLE 17 [256]",
+    ]);
+}
+
+/// A NAK of the packet after the one that was sent again is from a receiver that keeps nothing behind a gap.
+#[test]
+fn selective_repeat_goes_back_where_nothing_is_kept() {
+    let mut b = Bench::new(QpConfig {
+        pmtu: Pmtu::B256,
+        window: 6,
+        selective_repeat: true,
+        ..config()
+    });
+    b.post(1, SendOp::Send, 6 * 256);
+    assert_eq!(b.drain().len(), 6);
+    b.nak(2, NakCode::PsnSequenceError);
+    b.sends(&["SEND_MIDDLE 2 A [256]"]);
+    b.nak(3, NakCode::PsnSequenceError);
+    assert_eq!(b.drain().len(), 3);
 }
 
 #[test]

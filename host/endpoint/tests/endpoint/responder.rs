@@ -670,13 +670,6 @@ fn an_invalid_qp_is_refused_with_the_field() {
     );
     refuses(
         QpConfig {
-            restart: Some(0),
-            ..config()
-        },
-        range("restart", 0, 1, (1 << 22) - 1),
-    );
-    refuses(
-        QpConfig {
             qpn: Qpn::new(1),
             ..config()
         },

@@ -335,7 +335,7 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             retry_cnt: remote.retry_cnt,
             rnr_retry: remote.rnr_retry,
             min_rnr_timer: remote.min_rnr_timer,
-            restart: remote.restart,
+            selective_repeat: remote.selective_repeat,
             rate_limit: remote.rate_limit,
             cnp_interval: congestion.map(Congestion::cnp_interval),
             reaction: congestion.map(|congestion| congestion.reaction(self.port.speed_mbps())),

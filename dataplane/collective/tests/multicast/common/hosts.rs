@@ -16,6 +16,10 @@ pub struct Source {
     retrying: bool,
     /// Packets sent, repeated ones included.
     pub sends: usize,
+    /// A sequence NAK makes it repeat one packet, as the software RNIC does in groups with repair.
+    pub selective: bool,
+    repeat: Option<i64>,
+    repeated: Option<i64>,
 }
 
 impl Source {
@@ -29,11 +33,19 @@ impl Source {
             sent: 0,
             retrying: false,
             sends: 0,
+            selective: false,
+            repeat: None,
+            repeated: None,
         }
     }
 
     /// The next packet, if the window allows.
     pub fn send(&mut self) -> Option<i64> {
+        if let Some(at) = self.repeat.take().filter(|at| *at >= self.unacked) {
+            self.sends += 1;
+            self.repeated = Some(at);
+            return Some(at);
+        }
         if self.next >= self.total || self.next >= self.unacked + Self::WINDOW {
             return None;
         }
@@ -45,6 +57,7 @@ impl Source {
 
     pub fn time_out(&mut self) {
         self.next = self.unacked;
+        (self.repeat, self.repeated) = (None, None);
         self.retrying = false;
     }
 
@@ -54,6 +67,15 @@ impl Source {
                 self.unacked = at + 1;
                 self.next = self.next.max(at + 1);
                 self.retrying = false;
+            }
+            Syndrome::Nak(NakCode::PsnSequenceError)
+                if self.selective
+                    && at >= self.unacked
+                    && at < self.next
+                    && self.repeated != Some(at - 1) =>
+            {
+                self.unacked = at;
+                self.repeat = Some(at);
             }
             Syndrome::Nak(NakCode::PsnSequenceError) if !self.retrying && at >= self.unacked => {
                 self.unacked = at;

@@ -109,6 +109,12 @@ impl Tree {
         tree
     }
 
+    /// A source that repeats one packet after a NAK.
+    pub fn with_selective_source(mut self, selective: bool) -> Self {
+        self.source.selective = selective;
+        self
+    }
+
     /// Adds the switch of `shape` and all below it; its index.
     fn plant(&mut self, shape: &Shape, parent: Peer) -> usize {
         let Shape::Switch(below) = shape else {
