@@ -93,7 +93,7 @@ pub struct QpConfig {
     /// The maximum number of unacknowledged PSNs.
     pub window: u32,
     /// A sequence NAK makes it send one packet again: for groups whose switches keep what comes behind a gap. False: all that follow, as
-    /// rxe does. A receiver that keeps nothing then sends a NAK of the next packet, and so gets all that follow, too.
+    /// rxe does. A receiver that keeps nothing then sends NAKs of the next ones, too, and after three gets all that follow.
     pub selective_repeat: bool,
     /// Limit of all requests, also those sent again; `None`: no limit. The burst must hold a full packet with 128 bytes of headers.
     pub rate_limit: Option<RateLimit>,

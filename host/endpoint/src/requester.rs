@@ -55,6 +55,9 @@ pub(crate) enum Response {
     Failed(Status),
 }
 
+/// Packets in a row that are sent again alone. If the next one is missing, too, the receiver keeps nothing behind a gap.
+const ALONE_MAX: u8 = 3;
+
 #[derive(Debug)]
 pub(crate) struct Requester {
     start_psn: Psn,
@@ -63,8 +66,8 @@ pub(crate) struct Requester {
     selective_repeat: bool,
     /// A packet to send again alone.
     repeat: Option<u64>,
-    /// The last packet that was sent again alone.
-    repeated: Option<u64>,
+    /// The last packet that was sent again alone, and how many before it in a row.
+    repeated: Option<(u64, u8)>,
     ack_request_interval: u32,
     timeout: Option<Nanos>,
     retry_cnt: u8,
@@ -238,9 +241,8 @@ impl Requester {
         } else {
             self.since_ack_request + 1
         };
-        match self.repeat.take() {
-            Some(sequence) => self.repeated = Some(sequence),
-            None => (self.next, self.cursor) = (sequence + 1, index),
+        if self.repeat.take().is_none() {
+            (self.next, self.cursor) = (sequence + 1, index);
         }
         self.sent = self.sent.max(self.next);
         if self.ack_deadline.is_none() {
@@ -279,10 +281,14 @@ impl Requester {
             // Every NAK acknowledges the packets before its PSN.
             Syndrome::Nak(NakCode::PsnSequenceError) => {
                 self.acknowledge(sequence);
-                let keeps =
-                    self.selective_repeat && self.repeated.is_none_or(|repeated| repeated + 1 != sequence);
-                if keeps && self.use_retry() {
+                let row = match self.repeated {
+                    Some((last, row)) if last + 1 == sequence => row + 1,
+                    Some((last, row)) if last == sequence => row,
+                    _ => 0,
+                };
+                if self.selective_repeat && row < ALONE_MAX && self.use_retry() {
                     self.repeat = Some(sequence).filter(|_| sequence < self.next);
+                    self.repeated = Some((sequence, row));
                     Response::GoingBack
                 } else if self.retrying {
                     Response::NakRepeated

@@ -80,9 +80,9 @@ pub(super) struct Repair {
     source_is_switch: bool,
     /// The gap at `frontier` has been reported.
     reported: bool,
-    /// Ticks with this gap.
+    /// Ticks with this gap; of a source that is a host: since its NAK.
     gap_ticks: u8,
-    /// The source has been sent a NAK, and repeats the gaps up to this PSN without another one.
+    /// The source has been sent a NAK. If it goes back, it repeats the gaps up to this PSN without another one.
     repeats_until: Option<Psn>,
     /// The newest data when the source was sent a NAK, until AggAckPSN reaches it.
     covers: Option<Psn>,
@@ -512,7 +512,7 @@ impl Multicast {
             missing == self.agg_ack.next()
                 && !self.newest.is_before(missing)
                 && due
-                && repair.repeats_until.is_none_or(|until| missing.is_after(until))
+                && !(repair.goes_back && repair.repeats_until.is_some_and(|until| !missing.is_after(until)))
         })
     }
 
@@ -573,7 +573,8 @@ impl Multicast {
                 repair.ready.insert(path);
             }
         }
-        if !newest.is_before(repair.frontier) {
+        // A source that is a host is asked again from its NAK on, which may come late: all paths must have what is before.
+        if !newest.is_before(repair.frontier) && (repair.source_is_switch || self.nak_sent) {
             repair.gap_ticks = repair.gap_ticks.checked_add(1).unwrap_or(128);
             let gap = repair.gap_ticks;
             // A source that ignores NAKs must time out, and each one re-arms its timer.
