@@ -1,16 +1,45 @@
-//! Plots with two logarithmic axes, as SVG files.
+//! Plots as SVG files.
 
 use std::error::Error;
 use std::path::Path;
 
+use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
+
+/// Both axes of all panels.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Axes {
+    x: &'static str,
+    y: &'static str,
+    is_linear: bool,
+}
+
+impl Axes {
+    /// Logarithmic axes.
+    pub fn logarithmic(x: &'static str, y: &'static str) -> Self {
+        Self {
+            x,
+            y,
+            is_linear: false,
+        }
+    }
+
+    /// Axes that begin at 0. Points are not marked.
+    pub fn linear(x: &'static str, y: &'static str) -> Self {
+        Self {
+            x,
+            y,
+            is_linear: true,
+        }
+    }
+}
 
 /// A line with a dot at each point.
 #[derive(Clone, Debug)]
 pub struct Curve {
     /// Name in the legend.
     pub name: String,
-    /// Both coordinates are above 0.
+    /// Both coordinates are above 0, or at least 0 on linear axes.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -31,7 +60,7 @@ const PANELS_PER_LINE: usize = 3;
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn write(file: &Path, x: &str, y: &str, panels: &[Panel]) -> Result<(), Box<dyn Error>> {
+pub fn write(file: &Path, axes: Axes, panels: &[Panel]) -> Result<(), Box<dyn Error>> {
     let columns = panels.len().clamp(1, PANELS_PER_LINE);
     let lines = panels.len().div_ceil(columns).max(1);
     let size = (PANEL.0 * columns as u32, PANEL.1 * lines as u32);
@@ -42,38 +71,61 @@ pub fn write(file: &Path, x: &str, y: &str, panels: &[Panel]) -> Result<(), Box<
         let range = |values: &dyn Fn((f64, f64)) -> f64| {
             let low = points().map(values).fold(f64::MAX, f64::min);
             let high = points().map(values).fold(0.0, f64::max);
-            (low.min(high) / 1.3..high * 1.3).log_scale()
+            low.min(high) / 1.3..high * 1.3
         };
         if points().next().is_none() {
             continue;
         }
-        let mut chart = ChartBuilder::on(area)
-            .caption(&panel.title, ("sans-serif", 16))
-            .margin(8)
-            .x_label_area_size(34)
-            .y_label_area_size(56)
-            .build_cartesian_2d(range(&|(x, _)| x), range(&|(_, y)| y))?;
-        chart
-            .configure_mesh()
-            .x_desc(x)
-            .y_desc(y)
-            .light_line_style(WHITE)
-            .draw()?;
-        for (index, curve) in panel.curves.iter().enumerate() {
-            let color = Palette99::pick(index).to_rgba();
-            chart
-                .draw_series(LineSeries::new(curve.points.clone(), color.stroke_width(2)))?
-                .label(&curve.name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
-            chart.draw_series(curve.points.iter().map(|&at| Circle::new(at, 3, color.filled())))?;
+        let (x, y) = (range(&|(x, _)| x), range(&|(_, y)| y));
+        match axes.is_linear {
+            true => draw(area, axes, panel, 0.0..x.end, 0.0..y.end)?,
+            false => draw(area, axes, panel, x.log_scale(), y.log_scale())?,
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .background_style(WHITE.mix(0.8))
-            .draw()?;
     }
     root.present()?;
+    Ok(())
+}
+
+fn draw<X, Y>(
+    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+    axes: Axes,
+    panel: &Panel,
+    x: X,
+    y: Y,
+) -> Result<(), Box<dyn Error>>
+where
+    X: AsRangedCoord<Value = f64>,
+    Y: AsRangedCoord<Value = f64>,
+    X::CoordDescType: ValueFormatter<f64>,
+    Y::CoordDescType: ValueFormatter<f64>,
+{
+    let mut chart = ChartBuilder::on(area)
+        .caption(&panel.title, ("sans-serif", 16))
+        .margin(8)
+        .x_label_area_size(34)
+        .y_label_area_size(56)
+        .build_cartesian_2d(x, y)?;
+    chart
+        .configure_mesh()
+        .x_desc(axes.x)
+        .y_desc(axes.y)
+        .light_line_style(WHITE)
+        .draw()?;
+    for (index, curve) in panel.curves.iter().enumerate() {
+        let color = Palette99::pick(index).to_rgba();
+        chart
+            .draw_series(LineSeries::new(curve.points.clone(), color.stroke_width(2)))?
+            .label(&curve.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
+        if !axes.is_linear {
+            chart.draw_series(curve.points.iter().map(|&at| Circle::new(at, 3, color.filled())))?;
+        }
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.8))
+        .draw()?;
     Ok(())
 }
 
@@ -98,12 +150,17 @@ mod tests {
         };
         let file = folder.path().join("plot.svg");
         let panels = [panel("one"), panel("two"), panel("three"), panel("four"), empty];
-        write(&file, "bytes", "us", &panels).expect("drawn");
+        let axes = Axes::logarithmic("bytes", "us");
+        write(&file, axes, &panels).expect("drawn");
         let svg = std::fs::read_to_string(&file).expect("the file");
         for (text, times) in [("one", 1), ("four", 1), ("fast", 4), ("slow", 4), ("nothing", 0)] {
             assert_eq!(svg.matches(&format!("\n{text}\n")).count(), times, "{text}");
         }
-        assert!(write(Path::new("/nowhere/plot.svg"), "x", "y", &panels).is_err());
-        write(&file, "x", "y", &[]).expect("an empty plot");
+        assert!(write(Path::new("/nowhere/plot.svg"), axes, &panels).is_err());
+        write(&file, axes, &[]).expect("an empty plot");
+        write(&file, Axes::linear("ms", "Gb/s"), &panels).expect("drawn");
+        let svg = std::fs::read_to_string(&file).expect("the file");
+        assert!(svg.contains("\n0.0\n"), "the axes begin at 0");
+        assert!(!svg.contains("<circle"));
     }
 }

@@ -1,6 +1,6 @@
 //! Figures 8, 9 and 12: completion times of one Broadcast over the size of the message.
 
-use castnet_console::plot::{Curve, Panel};
+use castnet_console::plot::{Axes, Curve, Panel};
 use castnet_console::units::bytes;
 use castnet_sim::HostCost;
 use castnet_wire::Nanos;
@@ -94,8 +94,7 @@ fn plot(title: &str, points: &[Point]) -> Plot {
         points: points.iter().map(|p| (p.bytes as f64, time(p) / 1e3)).collect(),
     };
     Plot {
-        x: "bytes",
-        y: "us",
+        axes: Axes::logarithmic("bytes", "us"),
         panels: vec![Panel {
             title: title.to_owned(),
             curves: vec![

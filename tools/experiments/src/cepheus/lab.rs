@@ -26,10 +26,10 @@ const STEP: Nanos = Nanos::from_millis(1);
 /// A fabric with its routes.
 #[derive(Debug)]
 pub(crate) struct Fabric {
-    topology: Topology,
-    routes: Routes,
+    pub(crate) topology: Topology,
+    pub(crate) routes: Routes,
     /// Propagation delay of its links.
-    delay: Nanos,
+    pub(crate) delay: Nanos,
 }
 
 impl Fabric {
@@ -85,8 +85,6 @@ pub(crate) struct Broadcast {
 pub(crate) struct Loss {
     /// On each link that leaves a switch.
     pub(crate) rate: f64,
-    /// Only on links between switches.
-    pub(crate) between_switches: bool,
     /// QP time-out exponent: 4.096 us * 2^t. 0: that of [`RankQp`].
     pub(crate) timeout: u8,
 }
@@ -170,13 +168,11 @@ impl Broadcast {
             ..links
         };
         for (link, ends) in topology.links().filter(|_| self.loss.rate > 0.0) {
-            let is_host = |end: &End| matches!(end, End::Host(_));
-            let profile = |from: &End, to: &End| match (is_host(from), is_host(to)) {
-                (true, _) => links,
-                (false, true) if self.loss.between_switches => links,
-                _ => lossy,
+            let profile = |from: &End| match from {
+                End::Host(_) => links,
+                End::Switch { .. } => lossy,
             };
-            let profiles = [profile(&ends.a, &ends.b), profile(&ends.b, &ends.a)];
+            let profiles = [profile(&ends.a), profile(&ends.b)];
             sim.set_profile(LinkId(link.0), profiles);
         }
     }

@@ -3,6 +3,7 @@
 //! docs/cepheus-figures.md has the results.
 
 mod broadcast;
+mod flows;
 mod lab;
 mod report;
 mod storage;
@@ -56,6 +57,8 @@ enum Figure {
     Fig10,
     /// Flow completion time of a multicast to 512 hosts over the message size
     Fig12,
+    /// Throughput of a multicast and two unicast flows under congestion control
+    Fig14,
 }
 
 /// What is run.
@@ -88,7 +91,14 @@ impl ValueEnum for Choice {
 }
 
 impl Figure {
-    const EACH: [Self; 5] = [Self::Fig8, Self::Fig9, Self::Table1, Self::Fig10, Self::Fig12];
+    const EACH: [Self; 6] = [
+        Self::Fig8,
+        Self::Fig9,
+        Self::Table1,
+        Self::Fig10,
+        Self::Fig12,
+        Self::Fig14,
+    ];
 
     fn run(self, extent: Extent) -> Result<FigureReport, Failed> {
         match self {
@@ -97,6 +107,7 @@ impl Figure {
             Self::Table1 => storage::table1(extent),
             Self::Fig10 => storage::fig10(extent),
             Self::Fig12 => broadcast::fig12(extent),
+            Self::Fig14 => flows::fig14(extent),
         }
     }
 }
@@ -137,8 +148,8 @@ impl CepheusCommand {
                 } else {
                     beside(file, figure.name)
                 };
-                let report::Plot { x, y, panels } = &figure.plot;
-                plot::write(&file, x, y, panels).map_err(|error| {
+                let report::Plot { axes, panels } = &figure.plot;
+                plot::write(&file, *axes, panels).map_err(|error| {
                     Failure::failed(error).while_doing(format!("drawing {}", file.display()))
                 })?;
                 reports.plots.push(file.display().to_string());

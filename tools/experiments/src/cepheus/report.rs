@@ -1,7 +1,7 @@
 //! Reports of figures: tables, the paper's headline numbers beside ours, and why they differ.
 
 use castnet_console::output::{Page, Report};
-use castnet_console::plot::Panel;
+use castnet_console::plot::{Axes, Panel};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
@@ -157,8 +157,7 @@ pub(crate) struct FigureReport {
 /// Panels with their axes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plot {
-    pub(crate) x: &'static str,
-    pub(crate) y: &'static str,
+    pub(crate) axes: Axes,
     pub(crate) panels: Vec<Panel>,
 }
 

@@ -1,6 +1,6 @@
 //! Table I and figure 10: a client that writes three replicas.
 
-use castnet_console::plot::{Curve, Panel};
+use castnet_console::plot::{Axes, Curve, Panel};
 use castnet_console::units::bytes;
 use castnet_sim::HostCost;
 use castnet_wire::Nanos;
@@ -77,8 +77,7 @@ pub(super) fn table1(extent: Extent) -> Result<FigureReport, Failed> {
         headlines,
         events,
         plot: Plot {
-            x: "replicas",
-            y: "million IOs per second",
+            axes: Axes::logarithmic("replicas", "million IOs per second"),
             panels: vec![Panel {
                 title: "Writes of 8 KiB".to_owned(),
                 curves,
@@ -147,8 +146,7 @@ pub(super) fn fig10(extent: Extent) -> Result<FigureReport, Failed> {
         ],
         events,
         plot: Plot {
-            x: "bytes",
-            y: "us",
+            axes: Axes::logarithmic("bytes", "us"),
             panels: vec![Panel {
                 title: title.to_owned(),
                 curves: SCHEMES.into_iter().enumerate().map(curve).collect(),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use castnet_comm::machine::Collective;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Page, Report};
-use castnet_console::plot::{self, Curve, Panel};
+use castnet_console::plot::{self, Axes, Curve, Panel};
 use castnet_console::units;
 use serde::{Deserialize, Serialize};
 
@@ -248,7 +248,8 @@ impl Sides {
                 curve.points.extend(us.map(|us| (bytes as f64, us)));
             }
         }
-        plot::write(file, "bytes", "microseconds per call", &panels)
+        let axes = Axes::logarithmic("bytes", "microseconds per call");
+        plot::write(file, axes, &panels)
             .map_err(|error| Failure::failed(format!("cannot draw {}: {error}", file.display())))
     }
 }
