@@ -3,8 +3,8 @@
 //!
 //! **Order.** Each path has a cursor, the next packet that it gets. Data that arrives in order is sent at once to the paths whose cursor it
 //! is. All others get it later, in order, from the ring ([`Multicast::poll_resend`]). So each path is served as by a requester of its own
-//! that goes back. A path that repeats gets at most [`BURST`] packets beyond its AckPSN, each with AckReq: if all were queued at once, the
-//! next loss would make them worthless.
+//! that goes back. A path that repeats gets at most [`BURST`] packets beyond its AckPSN, each with AckReq, and one more with each ACK: if all
+//! were queued at once, the next loss would make them worthless.
 //!
 //! **Losses towards a path.** A NAK moves the cursor back, and is not sent to the source. Silence is found by a tick: a path that acknowledges
 //! nothing gets its oldest packet again after 2, 4, 8 and then each 16 ticks.
@@ -23,7 +23,7 @@ use alloc::boxed::Box;
 use alloc::vec;
 use castnet_wire::{DropReason, Nanos, Psn};
 
-/// Most repeated packets to a path that it has not acknowledged.
+/// Most repeated packets to a path that it has not acknowledged, at first. Each ACK allows one more, so that a long path catches up.
 const BURST: u8 = 8;
 /// Ticks with a gap after which a NAK is sent to a switch, too: it may not repair.
 const INSIST: u8 = 8;
@@ -285,7 +285,11 @@ impl Repair {
         let caught_up = cursor.next() == frontier;
         if progress {
             cursor.quiet = 0;
-            cursor.window = if cursor.window == 0 || caught_up { 0 } else { BURST };
+            cursor.window = match cursor.window {
+                _ if caught_up => 0,
+                0 => 0,
+                window => window.saturating_add(1).max(BURST),
+            };
         }
         if let Some(psn) = refused.filter(|_| again || cursor.window == 0) {
             cursor.go_back(psn, BURST);

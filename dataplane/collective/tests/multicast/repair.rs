@@ -7,6 +7,7 @@ use crate::tree::{chance, run, shape, start};
 use castnet_collective::{Effect, MulticastConfig, RepairConfig};
 use castnet_wire::{Nanos, Psn};
 use proptest::prelude::*;
+use std::collections::VecDeque;
 
 fn with_ticks(restarts: bool) -> impl Strategy<Value = Chance> {
     prop_oneof![
@@ -164,4 +165,48 @@ fn a_restarted_switch_does_not_wait_for_what_the_source_has_forgotten() {
     assert_eq!(switch.data(12, 1)[0], replicate(&[1]));
     assert_eq!(switch.feedback(1, ack(12)), [ack(12).up(0)]);
     assert_eq!(switch.status().repair.and_then(|ring| ring.missing), None);
+}
+
+/// A path of 40 packets there and back, beside a source that sends at the rate of the link. Eight packets at a time would be a fifth of it,
+/// and the path would never catch up: the source waits for it, and goes on at its rate.
+#[test]
+fn a_path_that_repeats_catches_up_with_a_source_at_full_rate() {
+    const TRIP: u32 = 40;
+    const WINDOW: u32 = 128;
+    const SENT: u32 = 4000;
+    let mut switch = Switch::new(2, 0);
+    switch.machine = switch.machine.with_repair(RepairConfig {
+        slots: 256,
+        tick: Nanos(1000),
+        source_is_switch: false,
+    });
+    let (mut next, mut acked, mut expected, mut refused) = (0, 0, 0, None);
+    let mut link = VecDeque::new();
+    let mut answers = VecDeque::new();
+    for time in 0..SENT {
+        while let Some((_, feedback)) = answers.pop_front_if(|(at, _)| *at <= time) {
+            let _: Vec<_> = switch.feedback(1, feedback);
+            acked = feedback.psn.value();
+        }
+        if next < acked + WINDOW {
+            if switch.data(next, 1).contains(&replicate(&[1])) {
+                link.push_back(next);
+            }
+            next += 1;
+        }
+        while let Some(resend) = switch.machine.poll_resend() {
+            link.push_back(resend.psn.value());
+        }
+        let Some(psn) = link.pop_front().filter(|_| time != 100) else {
+            continue;
+        };
+        if psn == expected {
+            expected += 1;
+            answers.push_back((time + TRIP, ack(psn)));
+        } else if psn > expected && refused != Some(expected) {
+            refused = Some(expected);
+            answers.push_back((time + TRIP, nak(expected)));
+        }
+    }
+    assert!(expected > SENT - 10 * TRIP, "{expected} of {SENT}");
 }
