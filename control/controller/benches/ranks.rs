@@ -40,6 +40,7 @@ async fn leave(mut client: Client, mut rank: Rank) -> Result<(), tonic::Status> 
         group: rank.request.job,
         host: String::new(),
         rank: Some(rank.request.rank),
+        ..Default::default()
     };
     client.leave_group(request).await?;
     while rank.stream.message().await?.is_some() {}

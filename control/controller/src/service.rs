@@ -3,8 +3,9 @@ use std::sync::Arc;
 
 use castnet_proto::access::Caller;
 use castnet_proto::convert::{
-    Invalid, connection_from_proto, exchange_from_proto, lease_from_proto, name_from_proto,
-    new_collective_from_proto, new_group_from_proto, rank_join_from_proto, registration_from_proto,
+    Invalid, connection_from_proto, diversion_from_proto, exchange_from_proto, lease_from_proto,
+    name_from_proto, new_collective_from_proto, new_group_from_proto, rank_join_from_proto,
+    registration_from_proto,
 };
 use castnet_proto::v1;
 use castnet_proto::v1::controller_server::Controller;
@@ -186,7 +187,13 @@ impl Controller for Service {
 
     async fn leave_group(&self, request: Request<v1::LeaveGroupRequest>) -> Answer<v1::LeaveGroupResponse> {
         let caller = Caller::of(&request)?;
-        let v1::LeaveGroupRequest { group, host, rank } = request.into_inner();
+        let v1::LeaveGroupRequest {
+            group,
+            host,
+            rank,
+            diverts,
+        } = request.into_inner();
+        let diverts = diverts.map(diversion_from_proto).transpose()?;
         caller.concerns(match rank {
             Some(rank) => format!("{group} rank {rank}"),
             None => format!("{group} host {host}"),
@@ -194,16 +201,19 @@ impl Controller for Service {
         let leave = |core: &mut Locked<'_>| match rank {
             Some(rank) => {
                 core.check_rank(&caller, &group, rank, "leave")?;
-                core.leave_collective(&group, rank)
+                let left = core.leave_collective(&group, rank)?;
+                Ok(v1::LeaveGroupResponse {
+                    left,
+                    diversion: None,
+                })
             }
             None => {
                 caller.check_host(&host, "leave")?;
                 core.check_member(&caller, &group, "leave")?;
-                core.leave(&group, &host)
+                core.leave(&group, &host, diverts)
             }
         };
-        let left = self.stored(leave).await?;
-        Ok(Response::new(v1::LeaveGroupResponse { left }))
+        Ok(Response::new(self.stored(leave).await?))
     }
 
     async fn destroy_group(

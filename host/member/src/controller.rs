@@ -249,6 +249,7 @@ impl Controller {
             group: self.group.clone(),
             host: self.host.clone(),
             rank: None,
+            diverts: None,
         };
         let leave = || async {
             match self.client().await?.leave_group(request.clone()).await {

@@ -180,6 +180,21 @@ pub fn lease_from_proto(lease_ms: Option<u32>) -> Result<Option<Duration>, Inval
     r.finish(Some(lease))
 }
 
+/// Most bytes of the reason of a diversion.
+pub const DIVERSION_MAX: usize = 512;
+
+/// Checks why a source goes on from host to host.
+pub fn diversion_from_proto(reason: String) -> Result<String, Invalid> {
+    if (1..=DIVERSION_MAX).contains(&reason.len()) && !reason.contains(char::is_control) {
+        return Ok(reason);
+    }
+    let kind = FaultKind::BadText {
+        value: reason.chars().take(80).collect(),
+        expected: "a reason: a line of 1 to 512 bytes",
+    };
+    Err(Invalid::one("diverts", kind))
+}
+
 /// `None` if it is not given.
 pub(super) fn lanes(value: u32) -> Result<Option<u8>, FaultKind> {
     match u8::try_from(value) {

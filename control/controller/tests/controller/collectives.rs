@@ -321,6 +321,7 @@ async fn a_group_that_was_created_first_settles_its_shape_and_outlives_its_ranks
             group: "g".into(),
             host: String::new(),
             rank: Some(rank),
+            ..Default::default()
         };
         assert!(client.leave_group(leave.clone()).await.unwrap().into_inner().left);
         assert!(
@@ -351,6 +352,7 @@ async fn ranks_that_leave_end_the_group_without_a_failure() {
             group: "job".into(),
             host: String::new(),
             rank: Some(i as u32),
+            ..Default::default()
         };
         assert!(client.leave_group(leave).await.unwrap().into_inner().left);
         while let Some(state) = rank.stream.message().await.unwrap() {

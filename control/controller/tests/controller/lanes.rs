@@ -176,6 +176,7 @@ async fn when_all_have_left_all_lanes_go_and_come_again() {
         group: "g".into(),
         host: "h0".into(),
         rank: None,
+        ..Default::default()
     };
     client.leave_group(leave).await.unwrap();
     reaches(&client, "g", Registered).await;

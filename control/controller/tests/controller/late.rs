@@ -180,7 +180,12 @@ async fn one_whose_call_ends_before_the_next_message_is_put_out() {
         let _calls = group(&lab, &client, &HOSTS, loss).await;
         let (group, host, rank) = ("g".into(), "h2".into(), None);
         client
-            .leave_group(v1::LeaveGroupRequest { group, host, rank })
+            .leave_group(v1::LeaveGroupRequest {
+                group,
+                host,
+                rank,
+                ..Default::default()
+            })
             .await
             .unwrap();
         let late = join(&lab, &client, "h2", 18).await;

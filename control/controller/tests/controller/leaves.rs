@@ -54,7 +54,12 @@ async fn all_join(lab: &Lab, client: &Client, qpn: u32, lease: bool) -> Vec<Call
 
 async fn leave(client: &Client, host: &str) -> bool {
     let (group, host, rank) = ("g".into(), host.into(), None);
-    let request = v1::LeaveGroupRequest { group, host, rank };
+    let request = v1::LeaveGroupRequest {
+        group,
+        host,
+        rank,
+        ..Default::default()
+    };
     let left = client.clone().leave_group(request).await.unwrap();
     left.into_inner().left
 }
@@ -133,6 +138,51 @@ async fn receivers_that_leave_after_the_source_change_no_rules() {
     }
     let state = reaches(&client, "g", Registered).await.state.unwrap();
     assert_eq!((state.generation, phases(&state)), (1, vec![Expected; 3]));
+}
+
+/// The receivers learn why, and with whom they go on. One that has left before does not go on.
+#[tokio::test]
+async fn a_source_that_goes_on_from_host_to_host_takes_its_receivers_along() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let _calls = group(&lab, &client, MemberLoss::Evict, true).await;
+    let divert = async |host: &str, why: &str| {
+        let request = v1::LeaveGroupRequest {
+            group: "g".into(),
+            host: host.into(),
+            diverts: Some(why.into()),
+            ..Default::default()
+        };
+        let left = client.clone().leave_group(request).await;
+        left.map(|left| left.into_inner().diversion)
+    };
+    for wrong in ["", "two\nlines", &"x".repeat(513)] {
+        let refused = divert("h0", wrong).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    }
+    assert!(leave(&client, "h2").await);
+    let on = Some(v1::Diversion {
+        reason: "it is slow".into(),
+        hosts: vec!["h0".into(), "h1".into()],
+    });
+    assert_eq!(divert("h0", "it is slow").await.unwrap(), on);
+    let state = reaches(&client, "g", Registered).await.state.unwrap();
+    assert_eq!(state.diversion, on);
+    assert!(
+        state.reason.contains("h0 went on from host to host: it is slow"),
+        "{}",
+        state.reason
+    );
+    // A repeated request has the same answer, and a receiver that has everything learns it when it leaves.
+    assert_eq!(divert("h0", "it is slow").await.unwrap(), on);
+    assert_eq!(divert("h1", "no source").await.unwrap(), on);
+    assert_eq!(divert("h2", "no source").await.unwrap(), None);
+    let _calls = all_join(&lab, &client, 18, true).await;
+    let state = reaches(&client, "g", Active).await.state.unwrap();
+    assert_eq!((state.diversion, state.reason.as_str()), (None, ""));
+    // A receiver takes nobody along.
+    assert_eq!(divert("h2", "no source").await.unwrap(), None);
+    assert_eq!(reaches(&client, "g", Active).await.state.unwrap().diversion, None);
 }
 
 /// Switches cannot change the members of a group in which each may send. Its traffic ends with each way out, and all join again.

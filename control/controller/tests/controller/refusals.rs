@@ -199,6 +199,7 @@ async fn bad_joins_are_refused_by_field() {
         group: "g".into(),
         host: "h9".into(),
         rank: None,
+        ..Default::default()
     };
     assert_refused(client.leave_group(leave).await, Code::NotFound, "host", "h9");
     let destroy = destruction("x");

@@ -105,6 +105,7 @@ async fn a_host_joins_as_itself_and_can_do_nothing_else() {
         group: group.into(),
         host: host.into(),
         rank: None,
+        ..Default::default()
     };
     denied(
         h0.leave_group(leave("g", "h1")).await,
@@ -228,6 +229,7 @@ async fn a_job_is_made_of_the_ranks_of_its_hosts() {
         group: "job".into(),
         host: "h2".into(),
         rank: Some(rank),
+        ..Default::default()
     };
     denied(h2.leave_group(leave(0)).await, &["leave as rank 0"]);
     let exchange = |rank| v1::ExchangeRequest {

@@ -75,6 +75,7 @@ impl GroupKind for Multicast {
             // Connections of one group start and end together, as they share one PSN space.
             (Event::Ended | Event::Lost, _) => self.forget(|_| true),
             (Event::Cleared, Phase::Refused) => self.forget(is_by_call),
+            (Event::AllJoined, _) => self.diverted = None,
             _ => {}
         }
     }

@@ -33,10 +33,22 @@ pub struct Multicast {
     /// Repair from the switches; `None`: the source repeats what is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<RepairRule>,
+    /// How the last run was left by its source; `None` while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub diverted: Option<Diverted>,
     /// The host that sends, or sends first.
     pub source: String,
     /// All members, the source included, in the order of the request.
     pub members: Arc<Vec<Arc<MemberRecord>>>,
+}
+
+/// A source that has left its group to go on from host to host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Diverted {
+    /// Why.
+    pub reason: String,
+    /// The source, and the other members that were in the group.
+    pub hosts: Vec<String>,
 }
 
 /// A member.
@@ -103,6 +115,7 @@ impl Multicast {
             fails_with_receiver: group.fails_with_receiver,
             any_source: group.any_source,
             repair: group.repair,
+            diverted: None,
             source: group.source,
             members: Arc::new(group.members.into_iter().map(member).collect()),
         }

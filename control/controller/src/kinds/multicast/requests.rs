@@ -8,7 +8,7 @@ use castnet_wire::{McstId, Psn};
 
 use super::evict::Afterwards;
 use super::late::Late;
-use super::record::{JoinedBy, MemberRecord, MemberState, Multicast, Seat};
+use super::record::{Diverted, JoinedBy, MemberRecord, MemberState, Multicast, Seat};
 use super::view;
 use crate::core::{Core, Locked, Shared};
 use crate::driver;
@@ -214,24 +214,53 @@ impl Locked<'_> {
     }
 
     /// A receiver that leaves is none of those that are lost: the others go on without it, whatever the policy. The group
-    /// waits for its members again if none are left, or if one leaves that it needs.
-    pub(crate) fn leave(&mut self, group: &str, host: &str) -> Result<bool, Refusal> {
+    /// waits for its members again if none are left, or if one leaves that it needs. `diverts`: why that one goes on from host to host.
+    pub(crate) fn leave(
+        &mut self,
+        group: &str,
+        host: &str,
+        diverts: Option<String>,
+    ) -> Result<v1::LeaveGroupResponse, Refusal> {
         let (record, member) = self.member(group, host)?;
-        if !matches!(member.state, Joining::Joined(_)) {
-            return Ok(false);
-        }
         let runs = record.phase.has_run();
-        let ends = self.multicast(group)?.1.needs(host);
-        tracing::info!(group, host, "left");
-        match (runs, ends) {
-            (true, true) => self.step(group, Event::Ended, None)?,
-            (true, false) => self.evict_host(group, host, Afterwards::Member)?,
-            (false, _) => {
-                self.set_member(group, host, Joining::Expected)?;
-                self.step(group, Event::Withdrawn, None)?;
+        let kind = self.multicast(group)?.1;
+        let left = matches!(member.state, Joining::Joined(_));
+        if left {
+            let ends = kind.needs(host);
+            tracing::info!(group, host, "left");
+            match (runs, ends) {
+                (true, true) => {
+                    if let Some(reason) = diverts {
+                        self.divert(group, host, reason)?;
+                    }
+                    self.step(group, Event::Ended, None)?;
+                }
+                (true, false) => self.evict_host(group, host, Afterwards::Member)?,
+                (false, _) => {
+                    self.set_member(group, host, Joining::Expected)?;
+                    self.step(group, Event::Withdrawn, None)?;
+                }
             }
         }
-        Ok(true)
+        let diverted = self.multicast(group)?.1.diverted.as_ref();
+        let diverted = diverted.filter(|diverted| diverted.hosts.iter().any(|other| other == host));
+        Ok(v1::LeaveGroupResponse {
+            left,
+            diversion: diverted.map(view::diversion),
+        })
+    }
+
+    /// Its members are to go on from host to host.
+    fn divert(&mut self, group: &str, host: &str, reason: String) -> Result<(), Refusal> {
+        tracing::warn!(group, host, reason, "goes on from host to host");
+        self.change(group, |record| {
+            if let Kind::Multicast(kind) = &mut record.kind {
+                let is_in = |m: &&Arc<MemberRecord>| matches!(m.state, Joining::Joined(_)) && m.host != host;
+                let others = kind.members.iter().filter(is_in).map(|m| m.host.clone());
+                let hosts = std::iter::once(host.to_owned()).chain(others).collect();
+                kind.diverted = Some(Diverted { reason, hosts });
+            }
+        })
     }
 
     fn set_member(&mut self, group: &str, host: &str, state: MemberState) -> Result<(), Refusal> {

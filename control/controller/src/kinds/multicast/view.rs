@@ -6,7 +6,7 @@ use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
 use super::late::Late;
-use super::record::{MemberRecord, Multicast};
+use super::record::{Diverted, MemberRecord, Multicast};
 use crate::core::Core;
 use crate::kinds::News;
 use crate::lifecycle::{After, Phase};
@@ -144,15 +144,30 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
         rate_limit: record.rate_limit.map(rate_limit_to_proto),
         any_source: group.any_source,
         repair: group.repair.map(repair_to_proto),
+        diversion: group.diverted.as_ref().map(diversion),
         owner: record.owner.clone(),
         ..Default::default()
     }
 }
 
+pub(super) fn diversion(diverted: &Diverted) -> v1::Diversion {
+    let Diverted { reason, hosts } = diverted.clone();
+    v1::Diversion { reason, hosts }
+}
+
 fn reason(group: &Multicast, entry: &Entry) -> String {
     let record = entry.record();
     match record.phase {
-        Phase::Registered => view::waits_for(&group.expected(), ToString::to_string),
+        Phase::Registered => {
+            let waits = view::waits_for(&group.expected(), ToString::to_string);
+            match &group.diverted {
+                Some(Diverted { reason, hosts }) => {
+                    let source = hosts.first().map_or("", |source| source);
+                    format!("{source} went on from host to host: {reason}; {waits}")
+                }
+                None => waits,
+            }
+        }
         Phase::Installing => entry.note.clone(),
         Phase::Removing(After::Refused | After::Failed) | Phase::Refused | Phase::Failed => {
             let failure = record.ended.as_ref().map(|ending| &ending.failure);
