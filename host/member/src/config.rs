@@ -117,6 +117,8 @@ pub struct MemberConfig {
     pub lease: Duration,
     /// Whether a receiver also joins a group that runs, from the next message of the source on.
     pub from_next_message: bool,
+    /// How long to wait until all members have joined and the group is active. `None`: no limit.
+    pub join_within: Option<Duration>,
     /// How long a source sends without any answer before it fails. `None`: no limit.
     pub give_up: Option<Duration>,
     /// Set to true from any thread, it ends every call with [`MemberError::Interrupted`].
@@ -139,6 +141,7 @@ impl MemberConfig {
             connect_timeout: Duration::from_secs(5),
             lease: Duration::from_secs(5),
             from_next_message: false,
+            join_within: None,
             give_up: None,
             interrupt: None,
         }

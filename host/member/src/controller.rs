@@ -135,7 +135,7 @@ impl Controller {
             }
         };
         if matches!(joined, Err(MemberError::WrongRole { .. }))
-            && let Err(error) = self.leave().await
+            && let Err(error) = self.leave(None).await
         {
             tracing::warn!(%error, "not left");
         }
@@ -243,21 +243,27 @@ impl Controller {
         Err(MemberError::NotActive { group: group.clone() })
     }
 
-    /// Leaves the group. A group that does not exist any more is left.
-    pub(crate) async fn leave(self) -> Result<(), MemberError> {
+    /// Leaves the group; as its source, which goes on from host to host, with the reason. A group that does not exist any more is left.
+    pub(crate) async fn leave(self, diverts: Option<String>) -> Result<Option<api::Diversion>, MemberError> {
         let request = api::LeaveGroupRequest {
             group: self.group.clone(),
             host: self.host.clone(),
             rank: None,
-            diverts: None,
+            diverts,
         };
         let leave = || async {
             match self.client().await?.leave_group(request.clone()).await {
-                Err(status) if status.code() != Code::NotFound => Err(self.refused("leaving", status)),
-                _ => Ok(()),
+                Ok(left) => Ok(left.into_inner().diversion),
+                Err(status) if status.code() == Code::NotFound => Ok(None),
+                Err(status) => Err(self.refused("leaving", status)),
             }
         };
-        retry(LEAVE_PATIENCE, |_| true, leave).await
+        // A source that goes on from host to host cannot do so alone.
+        let patience = match request.diverts {
+            Some(_) => RETURN_PATIENCE,
+            None => LEAVE_PATIENCE,
+        };
+        retry(patience, |_| true, leave).await
     }
 
     /// Whether the group runs with this member and its source.
@@ -337,6 +343,10 @@ impl Controller {
         use api::GroupPhase::{Active, Degraded, Failed, Removing};
         let (group, host, source) = (self.group.clone(), self.host.clone(), &state.source);
         let is_listed = state.members.iter().any(|m| m.host == host);
+        let diversion = state.diversion.as_ref().filter(|d| d.hosts.contains(&host));
+        if let Some(diversion) = diversion.filter(|_| !self.runs_with(state)) {
+            return Some(MemberError::diverted(group, diversion.clone()));
+        }
         match state.phase() {
             _ if !is_listed => Some(MemberError::Evicted { host, group }),
             Active | Degraded if self.is_in(state) => None,

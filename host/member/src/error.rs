@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use castnet_mrp::{LeaderError, ReceiverError};
 use castnet_proto::transport::TransportError;
-use castnet_proto::v1::Role;
+use castnet_proto::v1::{Diversion, Role};
 use castnet_rnic::RnicError;
 use castnet_rnic::stream::StreamError;
+
+use crate::safeguard::Slowness;
 
 /// Error of a member.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +67,9 @@ pub enum MemberError {
     /// The controller ended the call too early.
     #[error("the controller ended the call before group {group} was active")]
     NotActive { group: String },
+    /// Not all members have joined in time ([`crate::MemberConfig::join_within`]).
+    #[error("group {group} was not active within {after:?}")]
+    NotInTime { group: String, after: Duration },
     /// The group has another role for this host.
     #[error("{host} is the {} of group {group}", .role.as_str_name().trim_start_matches("ROLE_").to_lowercase())]
     WrongRole { host: String, group: String, role: Role },
@@ -74,6 +79,17 @@ pub enum MemberError {
     /// The source has sent for so long without an answer ([`crate::MemberConfig::give_up`]).
     #[error("nothing has been acknowledged for {after:?}")]
     Silent { after: Duration },
+    /// The goodput was too low for too long ([`crate::Member::send_guarded`]).
+    #[error("{0}")]
+    Slow(Slowness),
+    /// The source has left the group, and goes on from host to host ([`crate::Member::divert`]).
+    #[error("the source of group {group} goes on from host to host: {reason}")]
+    Diverted {
+        group: String,
+        reason: String,
+        /// Those that go on, the source first.
+        hosts: Vec<String>,
+    },
     /// The group ended during the transfer, and waits for its members: [`crate::Member::again`].
     #[error("group {group} has ended before the transfer, and waits for its members again: {reason}")]
     Ended { group: String, reason: String },
@@ -89,6 +105,11 @@ pub enum MemberError {
 }
 
 impl MemberError {
+    pub(crate) fn diverted(group: String, diversion: Diversion) -> Self {
+        let Diversion { reason, hosts } = diversion;
+        Self::Diverted { group, reason, hosts }
+    }
+
     /// Whether the group waits for its members: [`crate::Member::again`] prepares to join it with new QPs.
     pub fn may_join_again(&self) -> bool {
         matches!(self, Self::Ended { .. })

@@ -62,9 +62,28 @@ impl<'r> Host<'r> {
     }
 
     /// Polls the RNIC until a call to the controller has ended, or this host is interrupted.
-    pub(crate) fn await_call<T>(&mut self, mut call: Call<T>) -> Result<T, MemberError> {
-        self.poll_until(SLEEP_MAX, &mut |_| call.is_finished())?;
-        call.poll().ok_or(MemberError::Interrupted)
+    pub(crate) fn await_call<T>(&mut self, call: Call<T>) -> Result<T, MemberError> {
+        self.await_call_within(None, call)
+    }
+
+    /// As [`Host::await_call`], and fails if that takes longer. The call is ended then.
+    pub(crate) fn await_call_within<T>(
+        &mut self,
+        most: Option<Duration>,
+        mut call: Call<T>,
+    ) -> Result<T, MemberError> {
+        let start = Instant::now();
+        let is_late = |after: &Duration| start.elapsed() >= *after;
+        self.poll_until(SLEEP_MAX, &mut |_| {
+            call.is_finished() || most.as_ref().is_some_and(is_late)
+        })?;
+        call.poll().ok_or_else(|| match most.filter(is_late) {
+            Some(after) => MemberError::NotInTime {
+                group: self.config.group.name().unwrap_or_default().to_owned(),
+                after,
+            },
+            None => MemberError::Interrupted,
+        })
     }
 
     /// Polls the RNIC until `done`, so that this host answers ARP and repeated requests. Looks at `done` after each sleep,

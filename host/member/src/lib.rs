@@ -41,6 +41,8 @@
 //!    MRP). It connects the QPs.
 //! 3. [`Member`] sends or receives; [`Member::leave`] ends the membership. If the group ends before the transfer, as without
 //!    its source, [`MemberError::may_join_again`] is true, and [`Member::again`] prepares to join with new QPs.
+//! 4. [`Member::send_guarded`] stops in a group that is slow, and returns what is left. [`Member::divert`] then leads the receivers to what
+//!    follows: their calls fail with [`MemberError::Diverted`].
 //!
 //! All calls block. They poll the RNIC, so that the host answers ARP and acknowledges. Calls to the controller run on a
 //! thread of their own, over one connection for all members and ranks of the process that name the same controllers and
@@ -53,13 +55,15 @@ mod error;
 mod host;
 mod member;
 mod registration;
+mod safeguard;
 mod silence;
 
 pub use castnet_proto::transport::{Address, Controllers, Security};
 pub use castnet_proto::v1::{Connection, Role};
 pub use castnet_rnic::messages::{MessageReceiver, Messages, MessagesSummary};
-pub use castnet_rnic::stream::{StreamHeader, StreamReceiver, StreamSummary};
+pub use castnet_rnic::stream::{OpenStream, StreamHeader, StreamReceiver, StreamSummary};
 pub use config::{Group, GroupAddress, MemberConfig};
 pub use error::MemberError;
 pub use member::{Member, Prepared, Source, Transferred, message_receiver, receiver, region, source};
 pub use registration::{Others, Registration};
+pub use safeguard::{Safeguard, Slowness, Unsent};

@@ -1,13 +1,14 @@
 //! Members: before and after they join.
 
-use std::io::{self, Read, Write};
+use std::cell::Cell;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::time::{Duration, Instant};
 
 use castnet_proto::transport::Call;
 use castnet_proto::v1 as api;
 use castnet_rnic::messages::{self, MessageReceiver, Messages, MessagesSummary};
 use castnet_rnic::stream::{
-    self, Flow, ReceiverConfig, RemoteRing, SenderConfig, SenderLane, StreamError, StreamHeader,
+    self, Flow, OpenStream, ReceiverConfig, RemoteRing, SenderConfig, SenderLane, StreamError, StreamHeader,
     StreamReceiver, StreamSender, StreamSummary, Transfer,
 };
 use castnet_rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
@@ -18,6 +19,7 @@ use crate::controller::{Lease, RETURN_PATIENCE, States};
 use crate::error::MemberError;
 use crate::host::{Host, SLEEP_MAX};
 use crate::registration::{Registered, Registration};
+use crate::safeguard::{Safeguard, Timed, Unsent, Watch};
 use crate::silence::Silence;
 
 /// Silence after which a source that has not left is taken for dead: several of its time-outs. With a controller the time of
@@ -205,6 +207,11 @@ impl<'r, T> Prepared<'r, T> {
                 return Ok(member);
             };
             if member.lease.as_ref().is_some_and(Lease::has_ended) {
+                // Its source may have gone on from host to host before this member was connected.
+                if let Err(diverted @ MemberError::Diverted { .. }) = member.confirm() {
+                    member.host.destroy_qps(&member.qpns);
+                    return Err(diverted);
+                }
                 tracing::warn!(%error, "the group has ended before this member was connected: joining again");
                 self = member.again()?;
                 continue;
@@ -253,7 +260,9 @@ impl<'r, T> Prepared<'r, T> {
                     .host
                     .start(|controller| controller.join(role, connection, wait));
                 let (state, lease) = match call {
-                    Some(call) => self.host.await_call(call)??,
+                    Some(call) => self
+                        .host
+                        .await_call_within(self.host.config.join_within, call)??,
                     None => return Err(MemberError::Interrupted),
                 };
                 Ok((GroupAddress::try_from(&state)?, lease, None))
@@ -388,19 +397,38 @@ impl<T> Member<'_, T> {
     /// Leaves the group; the others go on without a receiver that leaves. One that has everything first waits until the
     /// source has left, or is silent for 3 seconds and the time of a lease: a lost last acknowledgement must be sent again. If the controller cannot be reached, the group waits
     /// for this member; what was transferred is complete. The QPs are destroyed.
+    ///
+    /// # Errors
+    /// [`MemberError::Diverted`] if this receiver has everything, and its source does not know that and goes on from host to host.
     pub fn leave(mut self) -> Result<(), MemberError> {
-        let left = self.leave_group();
+        let left = self.leave_group(None);
         self.host.destroy_qps(&self.qpns);
-        left
+        match left? {
+            Some(diversion) if self.has_all => Err(MemberError::diverted(self.group_name(), diversion)),
+            _ => Ok(()),
+        }
     }
 
-    fn leave_group(&mut self) -> Result<(), MemberError> {
+    /// Leaves the group as its source, which goes on from host to host for this reason. The QPs are destroyed. Returns the hosts that go on,
+    /// this one first; the other members get [`MemberError::Diverted`] with the same hosts. `None`: the group has ended, or has no
+    /// controller.
+    pub fn divert(mut self, reason: &str) -> Result<Option<Vec<String>>, MemberError> {
+        let left = self.leave_group(Some(reason.to_owned()));
+        self.host.destroy_qps(&self.qpns);
+        Ok(left?.map(|diversion| diversion.hosts))
+    }
+
+    fn group_name(&self) -> String {
+        self.host.config.group.name().unwrap_or_default().to_owned()
+    }
+
+    fn leave_group(&mut self, diverts: Option<String>) -> Result<Option<api::Diversion>, MemberError> {
         let mut polled = match self.has_all {
             true => self.await_source_left(),
             false => Ok(()),
         };
-        let Some(mut call) = self.host.start(|controller| controller.leave()) else {
-            return polled;
+        let Some(mut call) = self.host.start(|controller| controller.leave(diverts)) else {
+            return polled.map(|()| None);
         };
         // Not interrupted: what ended the transfer also comes here. An RNIC that has failed does not keep the member in.
         loop {
@@ -480,14 +508,19 @@ impl<T> Member<'_, T> {
         })
     }
 
+    fn buffered<'s>(&self, source: &'s mut dyn Read) -> BufReader<&'s mut dyn Read> {
+        BufReader::with_capacity(self.host.config.message_size as usize, source)
+    }
+
     /// Sends one stream, whose messages begin with `first`. Returns the number of its messages, too.
     fn send_stream(
         &mut self,
         first: u64,
         header: &StreamHeader,
-        source: &mut dyn Read,
+        source: &mut dyn BufRead,
+        guard: Option<Safeguard>,
         progress: &mut dyn FnMut(u64, Duration),
-    ) -> Result<(Transferred, u64), MemberError> {
+    ) -> Result<(Transferred, u64), Box<Unsent>> {
         let transfer = self.transfer();
         let lanes: Vec<_> = self
             .qpns
@@ -498,17 +531,56 @@ impl<T> Member<'_, T> {
             message_size: self.host.config.message_size,
             ..SenderConfig::default()
         };
-        let sender = StreamSender::new(self.host.rnic, config, &lanes)?;
+        let unsent_of = |error, stream, unacknowledged| {
+            Box::new(Unsent {
+                error,
+                stream,
+                unacknowledged,
+            })
+        };
+        let unsent = |error| unsent_of(error, OpenStream::new(header.clone()), Vec::new());
+        let sender =
+            StreamSender::new(self.host.rnic, config, &lanes).map_err(|error| unsent(error.into()))?;
         let mut sender = sender.beginning_at(first);
-        let start = Instant::now();
+        let (start, spent) = (Instant::now(), Cell::new(Duration::ZERO));
+        let mut watch = guard.map(|guard| Watch::new(guard, self.host.rnic.traffic()));
+        let mut source = Timed {
+            inner: source,
+            spent: &spent,
+        };
+        let mut slow = None;
         let sent = self.send_by(progress, |rnic, step| {
-            stream::send(rnic, &mut sender, header, source, step)
+            stream::send(
+                rnic,
+                &mut sender,
+                header,
+                &mut source,
+                &mut |rnic, bytes, acknowledged| {
+                    let busy = start.elapsed().saturating_sub(spent.get());
+                    slow = watch
+                        .as_mut()
+                        .and_then(|watch| watch.look(busy, acknowledged, || rnic.traffic()));
+                    if slow.is_some() {
+                        return Flow::Stop;
+                    }
+                    step(rnic, bytes)
+                },
+            )
         });
         let elapsed = start.elapsed();
         let messages = sender.messages_acknowledged();
+        let sent = sent.map_err(|error| {
+            let error = slow.map_or(error, MemberError::Slow);
+            // What cannot be read again is not sent in another way.
+            match (sender.stream().cloned(), sender.unacknowledged(self.host.rnic)) {
+                (Some(stream), Ok(unacknowledged)) => unsent_of(error, stream, unacknowledged),
+                (None, _) => unsent(error),
+                (_, Err(unread)) => unsent(unread.into()),
+            }
+        });
         let closed = sender.close(self.host.rnic);
         let summary = sent?;
-        closed?;
+        closed.map_err(|error| unsent(error.into()))?;
         Ok((Transferred { summary, elapsed }, messages))
     }
 
@@ -544,7 +616,20 @@ impl Member<'_, Source> {
         source: &mut dyn Read,
         progress: &mut dyn FnMut(u64, Duration),
     ) -> Result<Transferred, MemberError> {
-        let sent = self.send_stream(0, header, source, progress);
+        let sent = self.send_stream(0, header, &mut self.buffered(source), None, progress);
+        Ok(sent.map(|(transferred, _)| transferred)?)
+    }
+
+    /// As [`Member::send`], and with a safeguard stops if the goodput is too low, with [`MemberError::Slow`]. What was taken from `source`,
+    /// and is not acknowledged, is returned.
+    pub fn send_guarded(
+        &mut self,
+        header: &StreamHeader,
+        source: &mut dyn BufRead,
+        guard: Option<Safeguard>,
+        progress: &mut dyn FnMut(u64, Duration),
+    ) -> Result<Transferred, Box<Unsent>> {
+        let sent = self.send_stream(0, header, source, guard, progress);
         sent.map(|(transferred, _)| transferred)
     }
 
@@ -585,10 +670,16 @@ impl Member<'_, StreamReceiver> {
             });
         }
         let first = self.side.messages();
-        let (transferred, messages) = self.send_stream(first, header, source, progress)?;
+        let source = &mut self.buffered(source);
+        let (transferred, messages) = self.send_stream(first, header, source, None, progress)?;
         self.side.note_sent(messages);
         self.has_all = false;
         Ok(transferred)
+    }
+
+    /// Takes the stream that [`Member::receive`] has begun and not ended, with its bytes so far: for what follows in another way.
+    pub fn take_open_stream(&mut self) -> Option<OpenStream> {
+        self.side.take_open_stream()
     }
 
     /// Receives one stream into what `open` returns, and returns that when all is in it. `progress` receives the header

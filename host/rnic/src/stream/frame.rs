@@ -58,14 +58,17 @@ pub struct StreamSummary {
     pub digest: Digest,
 }
 
-pub(super) struct OpenStream {
+/// A stream that has begun, and the bytes of it so far.
+#[derive(Clone, Debug)]
+pub struct OpenStream {
     pub(super) header: StreamHeader,
     pub(super) bytes: u64,
     hasher: Sha256,
 }
 
 impl OpenStream {
-    pub(super) fn new(header: StreamHeader) -> Self {
+    /// Without bytes.
+    pub fn new(header: StreamHeader) -> Self {
         Self {
             header,
             bytes: 0,
@@ -73,7 +76,18 @@ impl OpenStream {
         }
     }
 
-    pub(super) fn add(&mut self, bytes: &[u8]) {
+    /// Its header.
+    pub fn header(&self) -> &StreamHeader {
+        &self.header
+    }
+
+    /// Number of its bytes so far.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Adds its next bytes.
+    pub fn add(&mut self, bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         self.hasher.update(bytes);
     }
@@ -90,7 +104,8 @@ impl OpenStream {
         }
     }
 
-    pub(super) fn summary(&self) -> StreamSummary {
+    /// Of its bytes so far.
+    pub fn summary(&self) -> StreamSummary {
         StreamSummary {
             name: self.header.name.clone(),
             bytes: self.bytes,

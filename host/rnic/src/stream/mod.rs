@@ -47,7 +47,7 @@ mod transfer;
 pub use error::StreamError;
 pub(crate) use error::check_work;
 pub(crate) use frame::LANES_MAX;
-pub use frame::{Digest, StreamHeader, StreamSummary};
+pub use frame::{Digest, OpenStream, StreamHeader, StreamSummary};
 pub(crate) use receiver::ReceiveLane;
 pub use receiver::{Event, ReceiverConfig, StreamReceiver};
 pub use sender::{RemoteRing, SenderConfig, SenderLane, StreamSender, Transfer};

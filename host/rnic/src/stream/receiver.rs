@@ -169,6 +169,11 @@ impl StreamReceiver {
         self.open.as_ref().map(|open| (&open.header, open.bytes))
     }
 
+    /// Takes the stream that is being received: no more of it will come.
+    pub fn take_open_stream(&mut self) -> Option<OpenStream> {
+        self.open.take()
+    }
+
     /// Consumes the next message; `None` if none has arrived.
     ///
     /// # Errors

@@ -90,7 +90,11 @@ pub struct StreamSender {
     posted: u64,
     /// Bytes in the message that is being filled.
     filled: u32,
+    /// Number of messages posted before the present or last stream.
+    before: u64,
     open: Option<OpenStream>,
+    /// The last stream, after its end.
+    ended: Option<OpenStream>,
 }
 
 impl StreamSender {
@@ -120,7 +124,9 @@ impl StreamSender {
             first: 0,
             posted: 0,
             filled: 0,
+            before: 0,
             open: None,
+            ended: None,
         })
     }
 
@@ -141,14 +147,53 @@ impl StreamSender {
     }
 
     fn staged_at(&self) -> u64 {
-        let (lane, in_flight) = (self.next_lane(), u64::from(self.config.in_flight));
-        let slot = lane as u64 * in_flight + self.lanes[lane].posted % in_flight;
-        slot * u64::from(self.config.message_size)
+        let lane = self.next_lane();
+        self.slot(lane, self.lanes[lane].posted)
+    }
+
+    /// Offset of message `number` of a lane in the staging memory.
+    fn slot(&self, lane: usize, number: u64) -> u64 {
+        let in_flight = u64::from(self.config.in_flight);
+        (lane as u64 * in_flight + number % in_flight) * u64::from(self.config.message_size)
     }
 
     /// Messages acknowledged by all receivers so far, over all streams.
     pub fn messages_acknowledged(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.acknowledged).sum()
+    }
+
+    /// The present stream, or the last one.
+    pub fn stream(&self) -> Option<&OpenStream> {
+        self.open.as_ref().or(self.ended.as_ref())
+    }
+
+    /// Bytes from the begin of the present or last stream that all receivers have acknowledged.
+    pub fn bytes_acknowledged(&self) -> u64 {
+        let lanes = self.lanes.len() as u64;
+        // The first message of each lane that is not acknowledged.
+        let first = (0..)
+            .zip(&self.lanes)
+            .map(|(at, lane)| lane.acknowledged * lanes + at);
+        let messages = first.min().unwrap_or(0).saturating_sub(self.before + 1);
+        let bytes = self.stream().map_or(0, |stream| stream.bytes);
+        messages
+            .saturating_mul(self.config.message_size.into())
+            .min(bytes)
+    }
+
+    /// The bytes that were accepted after those of [`StreamSender::bytes_acknowledged`]. Some receivers may have some of them.
+    pub fn unacknowledged(&self, rnic: &dyn Rnic) -> Result<Vec<u8>, StreamError> {
+        let (from, size) = (self.bytes_acknowledged(), u64::from(self.config.message_size));
+        let all = self.stream().map_or(0, |stream| stream.bytes);
+        let mut bytes = vec![0; (all - from) as usize];
+        // Each is in its slot until it is acknowledged. All but the last are full.
+        for (number, out) in (from / size..).zip(bytes.chunks_mut(size as usize)) {
+            let message = self.before + 1 + number;
+            let lanes = self.lanes.len() as u64;
+            let slot = self.slot((message % lanes) as usize, message / lanes);
+            rnic.read_memory(self.staging.key, slot, out)?;
+        }
+        Ok(bytes)
     }
 
     /// True if no stream is open and all posted messages are acknowledged.
@@ -169,7 +214,9 @@ impl StreamSender {
         if !self.has_capacity() {
             return Ok(false);
         }
+        self.before = self.posted;
         self.post_whole(rnic, MessageKind::Begin, &bytes)?;
+        self.ended = None;
         self.open = Some(OpenStream::new(header.clone()));
         Ok(true)
     }
@@ -216,7 +263,7 @@ impl StreamSender {
             return Ok(None);
         }
         self.post_whole(rnic, MessageKind::End, &frame::end(summary.bytes, summary.digest))?;
-        self.open = None;
+        self.ended = self.open.take();
         Ok(Some(summary))
     }
 

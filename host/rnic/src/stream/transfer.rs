@@ -1,6 +1,6 @@
 //! Loops that drive the two machines in a thread of their own.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, Write};
 use std::time::Duration;
 
 use super::error::StreamError;
@@ -32,29 +32,28 @@ impl Flow {
 }
 
 /// Sends all of `source` as one stream. Returns when every receiver has acknowledged it. `progress` is called about
-/// once per message and at least several times per second, with the RNIC and the bytes read so far. It may stop the
-/// loop.
+/// once per message and at least several times per second, with the RNIC, the bytes taken from the source so far, and those that all
+/// receivers have acknowledged. It may stop the loop.
 pub fn send(
     rnic: &mut dyn Rnic,
     sender: &mut StreamSender,
     header: &StreamHeader,
-    source: &mut dyn Read,
-    progress: &mut dyn FnMut(&dyn Rnic, u64) -> Flow,
+    source: &mut dyn BufRead,
+    progress: &mut dyn FnMut(&dyn Rnic, u64, u64) -> Flow,
 ) -> Result<StreamSummary, StreamError> {
     let mut step = |rnic: &mut dyn Rnic, sender: &mut StreamSender, bytes| {
         rnic.poll_or_wait(WAIT)?;
         sender.poll(rnic)?;
-        progress(rnic, bytes).check()
+        progress(rnic, bytes, sender.bytes_acknowledged()).check()
     };
     while !sender.start(rnic, header)? {
         step(rnic, sender, 0)?;
     }
-    let mut buffer = vec![0; sender.config.message_size as usize];
     let mut bytes = 0;
     loop {
-        let mut rest = match source.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(n) => &buffer[..n],
+        let next = match source.fill_buf() {
+            Ok([]) => break,
+            Ok(next) => next,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             Err(source) => {
                 return Err(StreamError::Io {
@@ -63,12 +62,10 @@ pub fn send(
                 });
             }
         };
-        while !rest.is_empty() {
-            let taken = sender.write(rnic, rest)?;
-            rest = &rest[taken..];
-            bytes += taken as u64;
-            step(rnic, sender, bytes)?;
-        }
+        let taken = sender.write(rnic, next)?;
+        source.consume(taken);
+        bytes += taken as u64;
+        step(rnic, sender, bytes)?;
     }
     let summary = loop {
         match sender.finish(rnic)? {

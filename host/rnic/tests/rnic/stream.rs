@@ -11,6 +11,7 @@ use castnet_rnic::{
 };
 use castnet_wire::{Nanos, Pmtu, Qpn};
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 use std::time::Duration;
 
 /// A stream between the two ends of a link.
@@ -117,6 +118,46 @@ impl StreamTest {
             }
         }
         panic!("no progress");
+    }
+
+    /// Sends `bytes` for so many iterations and stops. What all have acknowledged has arrived, and the rest of what was accepted can be
+    /// read again. Returns the bytes acknowledged, received and accepted.
+    fn stop_after(&mut self, bytes: &[u8], turns: u64) -> [usize; 3] {
+        let header = StreamHeader::default();
+        let (mut rest, mut started, mut arrived) = (bytes, false, Vec::new());
+        for _ in 0..turns {
+            self.net.step();
+            let left = &mut self.net.rnics[0];
+            self.sender.poll(left).unwrap();
+            if !started {
+                started = self.sender.start(left, &header).unwrap();
+            } else if !rest.is_empty() {
+                rest = &rest[self.sender.write(left, rest).unwrap()..];
+            } else if self.sender.stream().is_some() && !self.sender.is_drained() {
+                let _ = self.sender.finish(left);
+            }
+        }
+        if !started {
+            return [0; 3];
+        }
+        let right = &mut self.net.rnics[1];
+        while let Some(event) = self.receiver.next_event(right).unwrap() {
+            if let Event::Data(data) = event {
+                arrived.extend_from_slice(data);
+            }
+        }
+        let (acknowledged, accepted) = (
+            self.sender.bytes_acknowledged() as usize,
+            bytes.len() - rest.len(),
+        );
+        let unacknowledged = self.sender.unacknowledged(&self.net.rnics[0]).unwrap();
+        assert!(unacknowledged == bytes[acknowledged..accepted]);
+        assert!(acknowledged <= arrived.len() && arrived.len() <= accepted);
+        assert!(arrived == bytes[..arrived.len()]);
+        if let Some(open) = self.receiver.take_open_stream() {
+            assert_eq!(open.bytes() as usize, arrived.len());
+        }
+        [acknowledged, arrived.len(), accepted]
     }
 }
 
@@ -390,7 +431,8 @@ fn the_loops_carry_a_stream_between_threads() {
             &mut sender,
             &header,
             &mut &bytes[..],
-            &mut |_, bytes| {
+            &mut |_, bytes, acknowledged| {
+                assert!(acknowledged <= bytes);
                 told = bytes;
                 Flow::Continue
             },
@@ -420,5 +462,24 @@ proptest! {
             let (arrived, _) = test.run("x", &bytes, pace).unwrap();
             prop_assert!(arrived == bytes);
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(16), cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_stream_that_stops_has_what_was_acknowledged_at_the_receiver_and_the_rest_at_the_sender(
+        (seed, lanes) in (any::<u32>(), 1usize..6), by_write in any::<bool>(), length in 0usize..60_000, message_size in 1024u32..9000,
+        in_flight in 1u32..9, slots in 2u32..9, turns in 0u64..3000, earlier in any::<bool>(),
+        loss in 0.0f64..0.1, duplicate in 0.0f64..0.1, reorder in 0.0f64..0.1, corrupt in 0.0f64..0.1,
+    ) {
+        let faults = Faults { loss, duplicate, reorder, corrupt, ..Faults::NONE };
+        let net = Net::new(1500, faults, seed.into());
+        let mut test = StreamTest::over(lanes, net, by_write, message_size, in_flight, slots);
+        if earlier {
+            test.run("x", &some_bytes(length / 2, 1), 1).unwrap();
+        }
+        test.stop_after(&some_bytes(length, 2), turns);
     }
 }
