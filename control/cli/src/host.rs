@@ -7,30 +7,26 @@ mod help;
 mod interface;
 mod messages;
 mod ping;
+mod receive;
 mod replicate;
 mod report;
 mod selftest;
+mod send;
 mod sink;
 mod turns;
 
-use std::fs::File;
-use std::io::{self, Read};
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use castnet_console::connect::{CONTROLLER, Tls};
-use castnet_console::exit::{self, Failure, Outcome};
-use castnet_console::output::{Output, Page, Report, remark};
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Output, remark};
 use castnet_console::service::{Ready, Signals};
 use castnet_console::units::{Size, Span, name, pmtu, positive_span};
-use castnet_member::{
-    Group, GroupAddress, Member, MemberConfig, MemberError, Others, Prepared, Registration, StreamHeader,
-};
+use castnet_member::{Group, GroupAddress, Member, MemberConfig, Others, Prepared, Registration};
 use castnet_proto::transport::Controllers;
-use castnet_rnic::Rnic;
 use castnet_wire::mrp::DEFAULT_PORT;
 use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
@@ -40,19 +36,16 @@ use collective::CollectiveCommand;
 use device::{Device, Kind};
 use fallback::{FallbackArg, Refused};
 use forget::ForgetCommand;
-use messages::MessageArgs;
 use ping::PingCommand;
+use receive::ReceiveCommand;
 use replicate::ReplicateCommand;
-use report::{Earlier, TransferReport, connection_line};
+use report::connection_line;
 use selftest::SelftestCommand;
-use sink::Target;
+use send::SendCommand;
 use turns::TurnsCommand;
 
 /// Set when a signal asks the command to stop.
 type Stop = Arc<AtomicBool>;
-/// Silence after which a source reports that it waits.
-const REMARK_AFTER: Duration = Duration::from_secs(5);
-
 /// Sends or receives a file in a group, or runs collectives, with the software RNIC or one of this machine
 #[derive(Debug, Args)]
 #[command(
@@ -217,59 +210,6 @@ struct RegisterArgs {
     /// How long the members may take to join, and then to confirm
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = positive_span)]
     join_within: Span,
-}
-
-#[derive(Debug, Args)]
-struct SendCommand {
-    #[command(flatten)]
-    member: MemberArgs,
-    /// File to send; `-` is stdin
-    #[arg(
-        long,
-        value_name = "FILE",
-        required_unless_present = "size",
-        conflicts_with = "size"
-    )]
-    file: Option<PathBuf>,
-    /// Registers --mcst-id as a group of these receivers: their addresses, with commas between them
-    #[arg(long, value_name = "IP", requires = "mcst_id", value_delimiter = ',')]
-    register_for: Vec<Ipv4Addr>,
-    /// Fails after so long without an answer; 0: never
-    #[arg(long, value_name = "TIME", default_value = "1m")]
-    give_up: Span,
-    /// What to do if the switches cannot install the group
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = FallbackArg::Auto)]
-    fallback: FallbackArg,
-    #[command(flatten)]
-    messages: MessageArgs,
-}
-
-#[derive(Debug, Args)]
-struct ReceiveCommand {
-    #[command(flatten)]
-    member: MemberArgs,
-    /// File to write, or a folder for a file with the sender's name; `-` is stdout
-    #[arg(
-        long,
-        value_name = "FILE|DIR",
-        required_unless_present = "size",
-        conflicts_with = "size"
-    )]
-    out: Option<PathBuf>,
-    /// Joins the group --mcst-id, which the source at this address registers
-    #[arg(long, value_name = "IP", requires = "mcst_id")]
-    leader: Option<Ipv4Addr>,
-    /// Also joins while the group runs, from the next message on
-    #[arg(long, requires = "size")]
-    late: bool,
-    /// Ends with an error if the source is gone before the end, instead of joining again and beginning anew
-    #[arg(long)]
-    once: bool,
-    /// What to do if the switches cannot install the group
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = FallbackArg::Auto)]
-    fallback: FallbackArg,
-    #[command(flatten)]
-    messages: MessageArgs,
 }
 
 impl HostCommand {
@@ -454,199 +394,5 @@ impl From<Failure> for Stopped {
 fn leave<T>(member: Member<'_, T>) {
     if let Err(error) = member.leave() {
         tracing::warn!(%error, "not left");
-    }
-}
-
-fn remark_silence(is_remarked: &mut bool, silent: Duration) {
-    let is_long = silent >= REMARK_AFTER;
-    if is_long && !*is_remarked {
-        remark(
-            "nothing has been acknowledged for 5 s: castnet group show lists the receivers that are behind",
-        );
-    }
-    *is_remarked = is_long;
-}
-
-/// The header has the file's name, and its length if it is a regular file.
-fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
-    if path == Path::new("-") {
-        return Ok((
-            Box::new(io::stdin()),
-            StreamHeader {
-                name: "stdin".to_owned(),
-                length: None,
-            },
-        ));
-    }
-    let open = || {
-        let file = File::open(path)?;
-        let meta = file.metadata()?;
-        if meta.is_dir() {
-            return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a folder"));
-        }
-        Ok((file, meta.is_file().then_some(meta.len())))
-    };
-    let (file, length) = open().map_err(|e| exit::cannot_read(path, &e))?;
-    let name = path
-        .file_name()
-        .map(|n| n.to_string_lossy().into_owned())
-        .unwrap_or_default();
-    Ok((Box::new(file), StreamHeader { name, length }))
-}
-
-impl SendCommand {
-    fn others(&self) -> Option<Others> {
-        let receivers = self.register_for.iter().copied().collect();
-        (!self.register_for.is_empty()).then_some(Others::Receivers(receivers))
-    }
-
-    fn run(self, output: Output, stop: &Stop) -> Outcome {
-        let args = &self.member;
-        let config = MemberConfig {
-            give_up: Some(self.give_up.0).filter(|most| !most.is_zero()),
-            ..args.config(stop, self.others())?
-        };
-        let Some(file) = &self.file else {
-            return self.send_messages(config, output);
-        };
-        let (mut file, header) = source(file)?;
-        let mut rnic = args.device.open()?;
-        match self.send(config, &mut *rnic, (&mut *file, &header), output) {
-            Err(Stopped::Refused(refused)) => refused.send(args, rnic, (&mut *file, &header), (output, stop)),
-            sent => sent.map_err(Stopped::failure),
-        }
-    }
-
-    fn send(
-        &self,
-        config: MemberConfig,
-        rnic: &mut dyn Rnic,
-        (file, header): (&mut dyn Read, &StreamHeader),
-        output: Output,
-    ) -> Result<(), Stopped> {
-        let args = &self.member;
-        let source = castnet_member::source(config, rnic).map_err(failure::member)?;
-        let (mut source, _ready) = args.join_or(self.fallback, source)?;
-        let bar = output
-            .byte_bar(header.length)
-            .with_message(format!("{} sends", args.name));
-        let mut is_remarked = false;
-        let sent = source.send(header, file, &mut |bytes, silent| {
-            bar.set_position(bytes);
-            remark_silence(&mut is_remarked, silent);
-        });
-        bar.finish_and_clear();
-        leave(source);
-        let sent = sent.map_err(failure::member)?;
-        Ok(output.show_next(&TransferReport::of_stream(args, "source", sent, None, rnic))?)
-    }
-}
-
-impl ReceiveCommand {
-    fn run(self, output: Output, stop: &Stop) -> Outcome {
-        let args = &self.member;
-        let config = MemberConfig {
-            from_next_message: self.late,
-            ..args.config(stop, self.leader.map(Others::Leader))?
-        };
-        let Some(out) = &self.out else {
-            return self.receive_messages(config, output);
-        };
-        let target = Target(out.clone());
-        let mut rnic = args.device.open()?;
-        match self.receive_file(config, &mut *rnic, &target, output) {
-            Err(Stopped::Refused(refused)) => refused.receive(args, rnic, &target, (output, stop)),
-            received => received.map_err(Stopped::failure),
-        }
-    }
-
-    fn receive_file(
-        &self,
-        config: MemberConfig,
-        rnic: &mut dyn Rnic,
-        target: &Target,
-        output: Output,
-    ) -> Result<(), Stopped> {
-        let args = &self.member;
-        let receiver = castnet_member::receiver(config, rnic).map_err(failure::member)?;
-        let (receiver, received, earlier) = self.receive(receiver, self.fallback, |receiver, so_far| {
-            let bar = output
-                .byte_bar(None)
-                .with_message(format!("{} receives", args.name));
-            let received = receiver.receive(&mut |header| target.open(header), &mut |header, bytes| {
-                if let Some(length) = header.and_then(|h| h.length)
-                    && bar.length().is_none()
-                {
-                    bar.set_length(length);
-                }
-                bar.set_position(bytes);
-                *so_far = bytes;
-            });
-            bar.finish_and_clear();
-            received
-        })?;
-        // A complete file appears before anything else can fail.
-        let received = received.and_then(|(received, sink)| match sink.keep() {
-            Ok(path) => Ok((received, path)),
-            Err(e) => Err(Failure::failed(format!("{}: {e}", target.0.display()))),
-        });
-        leave(receiver);
-        let (received, path) = received?;
-        let report = TransferReport::of_stream(args, "receiver", received, path, rnic).after(earlier);
-        if target.is_stdout() {
-            let mut page = Page::default();
-            report.page(&mut page);
-            remark(page.text().trim_end());
-            return Ok(());
-        }
-        Ok(output.show_next(&report)?)
-    }
-
-    /// Joins, and receives by a function that also notes the bytes so far. If the group ends before that is complete, does
-    /// so again: with what came before, nothing is mixed.
-    fn receive<'r, T, R>(
-        &self,
-        mut prepared: Prepared<'r, T>,
-        fallback: FallbackArg,
-        mut receive: impl FnMut(&mut Member<'r, T>, &mut u64) -> Result<R, MemberError>,
-    ) -> Result<(Member<'r, T>, Outcome<R>, Earlier), Stopped> {
-        let mut earlier = Earlier::default();
-        loop {
-            let (mut member, _ready) = self.member.join_or(fallback, prepared)?;
-            let mut bytes = 0;
-            match receive(&mut member, &mut bytes) {
-                Err(ended) if ended.may_join_again() && self.may_begin_again(bytes) => {
-                    remark(&format!("{}: {ended}; joining again", self.member.name));
-                    earlier.add(bytes);
-                    prepared = member.again().map_err(failure::member)?;
-                }
-                received => return Ok((member, received.map_err(failure::member), earlier)),
-            }
-        }
-    }
-
-    /// What has been written to stdout cannot be taken back.
-    fn may_begin_again(&self, bytes: u64) -> bool {
-        let is_stdout = self
-            .out
-            .as_ref()
-            .is_some_and(|out| Target(out.clone()).is_stdout());
-        !(self.once || is_stdout && bytes > 0)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_is_known_by_its_name_and_length_and_a_folder_is_none() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("a.bin");
-        std::fs::write(&path, b"12345").expect("written");
-        let (_, header) = source(&path).expect("a file");
-        assert_eq!((header.name.as_str(), header.length), ("a.bin", Some(5)));
-        assert_eq!(source(folder.path()).map(|_| ()).map_err(|f| f.code()), Err(2));
-        assert_eq!(source(Path::new("-")).map(|(_, h)| h.length).ok(), Some(None));
     }
 }

@@ -109,6 +109,11 @@ impl Communicator {
         &self.rnic
     }
 
+    /// The RNIC, for other queue pairs on it. Collectives do not progress meanwhile.
+    pub fn rnic_mut(&mut self) -> &mut dyn Rnic {
+        &mut self.rnic
+    }
+
     /// Makes sub-communicators of the ranks that give the same colour, as MPI_Comm_split. Their order is that of their
     /// keys, and for equal keys that of their ranks here. A rank without colour gets `None`. A collective of this
     /// communicator: all its ranks call it. The group of a sub-communicator is made by its first collective, if none has

@@ -255,6 +255,12 @@ impl Lab {
         Ok(())
     }
 
+    /// The process of a switch.
+    pub fn switch(&self, name: &str) -> Result<&Process> {
+        let switch = self.switches.iter().find(|switch| switch.name == name);
+        Ok(&switch.with_context(|| format!("no switch {name}"))?.process)
+    }
+
     /// Takes the link of a switch's port down, or up again.
     pub fn set_link(&self, switch: &str, port: &str, up: bool) -> Result<()> {
         let namespace = find(&self._fabric, switch).context("a switch of the plan")?;

@@ -49,6 +49,9 @@ pub(crate) fn member(error: MemberError) -> Failure {
                 false => failure,
             }
         }
+        MemberError::Slow(_) => Failure::unreachable(what)
+            .next("castnet group show GROUP lists the receivers that are behind; castnet drops shows what switches dropped"),
+        MemberError::Diverted { .. } => Failure::refused(what).next("--fallback auto goes on with it"),
         MemberError::NotInstalled { group, .. } => {
             Failure::refused(what).next(format!("castnet group show {group}"))
         }

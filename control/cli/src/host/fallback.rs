@@ -1,29 +1,43 @@
-//! A file from host to host, where the switches cannot install its group (Cepheus, V.D): a chain or a binomial tree of unicast connections,
-//! whichever suits the number of hosts and bytes.
+//! A file from host to host, where the switches cannot install its group, or it is slow (Cepheus, V.D): a chain or a binomial tree of unicast
+//! connections, whichever suits the number of hosts and bytes.
+//!
+//! The source decides what follows ([`course`]), and broadcasts it to the others.
 
-use std::io::{Read, Write};
-use std::time::Instant;
+mod course;
+mod incoming;
+mod outgoing;
+mod receiving;
+mod sending;
+mod ways;
 
-use castnet_comm::{CommConfig, CommError, Communicator, Fallback};
+use std::time::Duration;
+
+use castnet_comm::{CommConfig, Communicator, Fallback};
 use castnet_console::exit::{Failure, Outcome};
-use castnet_console::output::{Output, Page, Report, remark};
-use castnet_member::{MemberError, StreamHeader, StreamSummary, Transferred};
+use castnet_console::output::remark;
+use castnet_console::units::{Ratio, Span, positive_span};
+use castnet_member::{MemberConfig, MemberError, Safeguard};
 use castnet_rnic::Rnic;
-use castnet_rnic::stream::Digest;
-use clap::ValueEnum;
-use sha2::{Digest as _, Sha256};
+use castnet_rnic::stream::StreamError;
+use castnet_rules::BitRate;
+use clap::{Args, ValueEnum};
 
 use super::collective::failure;
-use super::report::TransferReport;
-use super::sink::Target;
 use super::{MemberArgs, Stop};
+use course::Order;
+pub(super) use incoming::Incoming;
+pub(super) use outgoing::Outgoing;
+pub(super) use sending::reason;
+pub(super) use ways::Ways;
 
 /// Bytes that are sent at once. The hosts pass pieces of them on before they have all.
 const CHUNK: usize = 4 << 20;
 const NAME_MAX: u64 = 512;
 const UNKNOWN: u64 = u64::MAX;
+/// How long the source waits until all have joined their group again. A receiver waits longer, so that the source is the first to give up.
+const JOIN_AGAIN: Duration = Duration::from_secs(20);
 
-/// What to do if the switches cannot install the group.
+/// What to do if the switches cannot install the group, or it is slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum FallbackArg {
     /// Send from host to host, over unicast connections. All members need it
@@ -32,13 +46,53 @@ pub(super) enum FallbackArg {
     Off,
 }
 
-/// A group that could not be installed.
+/// When the source of a group goes on from host to host.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "If the switches cannot install the group, or it is slow (docs/safeguard.md)")]
+pub(super) struct GuardArgs {
+    /// What to do then
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = FallbackArg::Auto)]
+    pub(super) fallback: FallbackArg,
+    /// The group is slow if its goodput is a smaller share of the expected one
+    #[arg(long, value_name = "SHARE", default_value = "50%")]
+    fallback_share: Ratio,
+    /// How long the goodput must be smaller
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = positive_span)]
+    fallback_after: Span,
+    /// Expected goodput, in bits per second, such as 10G [default: the best of this transfer; then a group is slow only if it loses packets
+    /// or delivers nothing]
+    #[arg(long, value_name = "RATE")]
+    expect: Option<BitRate>,
+    /// The group is tried again after this time, and after twice the time whenever that fails; 0: never
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    fallback_retry: Span,
+}
+
+impl GuardArgs {
+    /// `None`: the group stays, however slow it is. Only a controller can lead its members elsewhere.
+    pub(super) fn safeguard(&self, config: &MemberConfig) -> Option<Safeguard> {
+        let is_on = self.fallback == FallbackArg::Auto && config.group.name().is_some();
+        is_on.then(|| Safeguard {
+            share: self.fallback_share.0,
+            after: self.fallback_after.0,
+            expected: self.expect.map(|rate| rate.bits_per_second() as f64),
+        })
+    }
+
+    fn retry(&self) -> Option<Duration> {
+        Some(self.fallback_retry.0).filter(|time| !time.is_zero())
+    }
+}
+
+/// A group that could not be installed, or is slow.
 #[derive(Debug)]
 pub(super) struct Refused {
     group: String,
     reason: String,
     /// The source first.
     members: Vec<String>,
+    /// Whether the group was installed, and its source has left it.
+    was_installed: bool,
 }
 
 impl FallbackArg {
@@ -53,7 +107,11 @@ impl FallbackArg {
                 group,
                 reason,
                 members,
+                was_installed: false,
             }),
+            MemberError::Diverted { group, reason, hosts } if self == Self::Auto => {
+                Ok(Refused::diverted(group, reason, hosts))
+            }
             error => Err(error),
         }
     }
@@ -65,26 +123,48 @@ impl From<Refused> for MemberError {
             group,
             reason,
             members,
+            was_installed,
         } = refused;
-        Self::NotInstalled {
-            group,
-            reason,
-            members,
+        match was_installed {
+            true => Self::Diverted {
+                group,
+                reason,
+                hosts: members,
+            },
+            false => Self::NotInstalled {
+                group,
+                reason,
+                members,
+            },
         }
     }
 }
 
 impl Refused {
+    /// A group that its source has left.
+    pub(super) fn diverted(group: String, reason: String, members: Vec<String>) -> Self {
+        Self {
+            group,
+            reason,
+            members,
+            was_installed: true,
+        }
+    }
+
     fn connect(&self, args: &MemberArgs, rnic: Box<dyn Rnic>, stop: &Stop) -> Outcome<Communicator> {
         let Self {
             group,
             reason,
             members,
+            was_installed,
         } = self;
-        remark(&format!(
-            "{}: group {group} could not be installed: {reason}; it is sent from host to host",
-            args.name
-        ));
+        let what = match was_installed {
+            true => format!("{reason}; the stream of group {group} goes on from host to host"),
+            false => {
+                format!("group {group} could not be installed: {reason}; it is sent from host to host")
+            }
+        };
+        remark(&format!("{}: {what}", args.name));
         let rank = members.iter().position(|host| *host == args.name);
         let rank =
             rank.ok_or_else(|| Failure::failed(format!("{} is no member of group {group}", args.name)))?;
@@ -105,77 +185,6 @@ impl Refused {
         };
         Communicator::connect(config, rnic).map_err(|error| failure(error, group))
     }
-
-    fn show(
-        self,
-        args: &MemberArgs,
-        role: &'static str,
-        transferred: Transferred,
-        file: Option<std::path::PathBuf>,
-        rnic: &dyn Rnic,
-    ) -> TransferReport {
-        TransferReport::of_stream(args, role, transferred, file, rnic).between_hosts(self.reason)
-    }
-
-    /// Sends a file to all other members. Returns when they have it.
-    pub(super) fn send(
-        self,
-        args: &MemberArgs,
-        rnic: Box<dyn Rnic>,
-        (file, header): (&mut dyn Read, &StreamHeader),
-        (output, stop): (Output, &Stop),
-    ) -> Outcome {
-        let mut hosts = self.connect(args, rnic, stop)?;
-        let (start, bar) = (Instant::now(), output.byte_bar(header.length));
-        let summary = send(&mut hosts, &self.group, (file, header), &mut |bytes| {
-            bar.set_position(bytes)
-        });
-        bar.finish_and_clear();
-        let summary = summary?;
-        let elapsed = start.elapsed();
-        let report = self.show(
-            args,
-            "source",
-            Transferred { summary, elapsed },
-            None,
-            hosts.rnic(),
-        );
-        close(hosts);
-        output.show_next(&report)
-    }
-
-    /// Receives a file.
-    pub(super) fn receive(
-        self,
-        args: &MemberArgs,
-        rnic: Box<dyn Rnic>,
-        target: &Target,
-        (output, stop): (Output, &Stop),
-    ) -> Outcome {
-        let mut hosts = self.connect(args, rnic, stop)?;
-        let (start, bar) = (Instant::now(), output.byte_bar(None));
-        let received = receive(&mut hosts, &self.group, target, &mut |bytes| {
-            bar.set_position(bytes)
-        });
-        bar.finish_and_clear();
-        let (summary, path) = received?;
-        let elapsed = start.elapsed();
-        let report = self.show(
-            args,
-            "receiver",
-            Transferred { summary, elapsed },
-            path,
-            hosts.rnic(),
-        );
-        close(hosts);
-        if target.is_stdout() {
-            let mut page = Page::default();
-            report.page(&mut page);
-            remark(page.text().trim_end());
-            return Ok(());
-        }
-        output.show_next(&report)
-    }
 }
 
 /// What was transferred is complete.
@@ -185,121 +194,35 @@ fn close(hosts: Communicator) {
     }
 }
 
-/// Header, chunks and digest. Each chunk is preceded by its length; the last one is empty.
-fn send(
-    hosts: &mut Communicator,
-    group: &str,
-    (file, header): (&mut dyn Read, &StreamHeader),
-    progress: &mut dyn FnMut(u64),
-) -> Outcome<StreamSummary> {
-    let failed = |error: CommError| failure(error, group);
-    let mut name = header.name.clone().into_bytes();
-    name.truncate(NAME_MAX as usize);
-    let mut head = [header.length.unwrap_or(UNKNOWN), name.len() as u64];
-    hosts.broadcast(&mut head, 0).map_err(failed)?;
-    if !name.is_empty() {
-        hosts.broadcast(&mut name, 0).map_err(failed)?;
-    }
-    let (mut chunk, mut bytes, mut hasher) = (vec![0; CHUNK], 0, Sha256::new());
-    loop {
-        let filled = fill(file, &mut chunk)
-            .map_err(|error| Failure::failed(format!("reading the source: {error}")))?;
-        hosts.broadcast(&mut [filled as u64], 0).map_err(failed)?;
-        if filled == 0 {
-            break;
-        }
-        hasher.update(&chunk[..filled]);
-        hosts.broadcast(&mut chunk[..filled], 0).map_err(failed)?;
-        bytes += filled as u64;
-        progress(bytes);
-    }
-    if header.length.is_some_and(|length| length != bytes) {
-        return Err(Failure::failed(format!(
-            "{} has changed while it was sent: {bytes} bytes were read",
-            header.name
-        )));
-    }
-    let mut digest: [u8; 32] = hasher.finalize().into();
-    hosts.broadcast(&mut digest, 0).map_err(failed)?;
-    // Until all have it.
-    hosts.barrier().map_err(failed)?;
-    Ok(StreamSummary {
-        name: header.name.clone(),
-        bytes,
-        digest: Digest(digest),
-    })
+/// All get the step that the source gives; at the others, `order` is overwritten.
+fn broadcast(hosts: &mut Communicator, group: &str, order: Order) -> Outcome<Order> {
+    let mut words = order.to_words();
+    hosts
+        .broadcast(&mut words, 0)
+        .map_err(|error| failure(error, group))?;
+    Order::from_words(words).ok_or_else(|| malformed("an unknown step"))
 }
 
-/// Reads until the chunk is full or the source ends.
-fn fill(file: &mut dyn Read, chunk: &mut [u8]) -> std::io::Result<usize> {
-    let mut filled = 0;
-    while filled < chunk.len() {
-        match file.read(&mut chunk[filled..]) {
-            Ok(0) => break,
-            Ok(n) => filled += n,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
+/// The positions of all hosts, in the order of their ranks.
+fn positions(hosts: &mut Communicator, group: &str, own: u64) -> Outcome<Vec<u64>> {
+    let mut all = vec![0; usize::from(hosts.size())];
+    hosts
+        .allgather((&[own][..], &mut all[..]))
+        .map_err(|error| failure(error, group))?;
+    Ok(all)
 }
 
-fn receive(
-    hosts: &mut Communicator,
-    group: &str,
-    target: &Target,
-    progress: &mut dyn FnMut(u64),
-) -> Outcome<(StreamSummary, Option<std::path::PathBuf>)> {
-    let failed = |error: CommError| failure(error, group);
-    let malformed = |what: &str| {
-        Failure::failed(format!(
-            "the source sent {what}: all members need the same version"
-        ))
-    };
-    let cannot_write = |error| Failure::failed(format!("{}: {error}", target.0.display()));
-    let mut head = [0_u64; 2];
-    hosts.broadcast(&mut head, 0).map_err(failed)?;
-    if head[1] > NAME_MAX {
-        return Err(malformed("a name of over 512 bytes"));
+fn malformed(what: &str) -> Failure {
+    Failure::failed(format!(
+        "the source sent {what}: all members need the same version"
+    ))
+}
+
+/// Whether the transfer cannot go on from host to host after this error in the group.
+fn ends(error: &MemberError) -> bool {
+    match error {
+        MemberError::Interrupted | MemberError::Rnic(_) => true,
+        MemberError::Stream(error) => !matches!(error, StreamError::Work { .. } | StreamError::Stopped),
+        _ => false,
     }
-    let mut name = vec![0_u8; head[1] as usize];
-    if !name.is_empty() {
-        hosts.broadcast(&mut name, 0).map_err(failed)?;
-    }
-    let header = StreamHeader {
-        name: String::from_utf8_lossy(&name).into_owned(),
-        length: (head[0] != UNKNOWN).then_some(head[0]),
-    };
-    let mut sink = target.open(&header).map_err(cannot_write)?;
-    let (mut chunk, mut bytes, mut hasher) = (vec![0; CHUNK], 0, Sha256::new());
-    loop {
-        let mut filled = [0_u64];
-        hosts.broadcast(&mut filled, 0).map_err(failed)?;
-        let filled = filled[0] as usize;
-        if filled > CHUNK {
-            return Err(malformed("a chunk of over 4 MiB"));
-        }
-        if filled == 0 {
-            break;
-        }
-        hosts.broadcast(&mut chunk[..filled], 0).map_err(failed)?;
-        hasher.update(&chunk[..filled]);
-        sink.write_all(&chunk[..filled]).map_err(cannot_write)?;
-        bytes += filled as u64;
-        progress(bytes);
-    }
-    let mut sent = [0_u8; 32];
-    hosts.broadcast(&mut sent, 0).map_err(failed)?;
-    let digest: [u8; 32] = hasher.finalize().into();
-    if digest != sent {
-        return Err(Failure::failed(format!(
-            "{}: the {bytes} bytes that were received differ from those sent",
-            header.name
-        )));
-    }
-    let path = sink.keep().map_err(cannot_write)?;
-    hosts.barrier().map_err(failed)?;
-    let name = header.name;
-    let digest = Digest(digest);
-    Ok((StreamSummary { name, bytes, digest }, path))
 }

@@ -9,8 +9,10 @@ use castnet_member::{MemberConfig, Messages};
 use clap::Args;
 
 use super::fallback::FallbackArg;
-use super::report::TransferReport;
-use super::{ReceiveCommand, SendCommand, Stopped, failure, leave, remark_silence};
+use super::receive::ReceiveCommand;
+use super::report::{Earlier, TransferReport};
+use super::send::{SendCommand, remark_silence};
+use super::{Stopped, failure, leave};
 
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Messages of one size instead of a file, to check RNICs and switches")]
@@ -62,12 +64,13 @@ impl ReceiveCommand {
         let mut rnic = args.device.open()?;
         let receiver =
             castnet_member::message_receiver(config, &mut *rnic, messages).map_err(failure::member)?;
-        let received = self.receive(receiver, FallbackArg::Off, |receiver, so_far| {
+        let mut earlier = Earlier::default();
+        let received = self.receive(receiver, FallbackArg::Off, &mut earlier, |receiver, so_far| {
             receiver.receive_messages(&mut |count| *so_far = count * u64::from(messages.size))
         });
-        let (receiver, received, earlier) = received.map_err(Stopped::failure)?;
+        let (receiver, received) = received.map_err(Stopped::failure)?;
         leave(receiver);
-        let received = received?;
+        let received = received.map_err(failure::member)?;
         let elapsed = received.times.last().copied().unwrap_or_default();
         let report = TransferReport::of_messages(args, "receiver", messages, received, elapsed, &*rnic);
         output.show_next(&report.after(earlier))

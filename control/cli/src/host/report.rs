@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::device::Kind;
+use super::fallback::Ways;
 use super::{MemberArgs, Op};
 
 /// What a receiver got of transfers that ended before their end, before it began again.
@@ -44,6 +45,9 @@ pub(super) struct TransferReport {
     /// Why it was sent from host to host.
     #[serde(skip_serializing_if = "Option::is_none")]
     between_hosts: Option<String>,
+    /// How many bytes went which way then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ways: Option<Ways>,
     #[serde(flatten)]
     traffic: Traffic,
 }
@@ -133,6 +137,7 @@ impl TransferReport {
             goodput_bits_per_s: rate_of(bytes, seconds),
             earlier: None,
             between_hosts: None,
+            ways: None,
             traffic: rnic.traffic(),
         }
     }
@@ -143,11 +148,11 @@ impl TransferReport {
         Self { earlier, ..self }
     }
 
-    /// Of a file that was sent from host to host, for this reason.
-    pub(super) fn between_hosts(self, why: String) -> Self {
-        let between_hosts = Some(why);
+    /// Of a file that was sent from host to host, or a part of it.
+    pub(super) fn by(self, ways: Ways) -> Self {
         Self {
-            between_hosts,
+            between_hosts: Some(ways.why().to_owned()),
+            ways: Some(ways),
             ..self
         }
     }
@@ -220,6 +225,9 @@ impl Report for TransferReport {
         }
         if let Some(why) = &self.between_hosts {
             facts.push(("from host to host", why.clone()));
+        }
+        if let Some(ways) = &self.ways {
+            facts.push(("ways", ways.text()));
         }
         facts.push(self.repairs());
         page.facts(&facts);

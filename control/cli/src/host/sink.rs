@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use castnet_console::exit::Outcome;
+use castnet_console::output::{Output, Page, Report, remark};
 use castnet_member::StreamHeader;
 
 /// A file, a folder, or `-` for stdout.
@@ -14,6 +16,17 @@ pub(crate) struct Target(pub(crate) PathBuf);
 impl Target {
     pub(crate) fn is_stdout(&self) -> bool {
         self.0 == Path::new("-")
+    }
+
+    /// Shows the report of a transfer; beside a stream on stdout, on stderr.
+    pub(crate) fn report(&self, report: &impl Report, output: Output) -> Outcome {
+        if self.is_stdout() {
+            let mut page = Page::default();
+            report.page(&mut page);
+            remark(page.text().trim_end());
+            return Ok(());
+        }
+        output.show_next(report)
     }
 
     /// `None` for stdout.

@@ -9,8 +9,9 @@ use castnet_member::MemberConfig;
 use clap::Args;
 
 use super::report::TransferReport;
+use super::send::{remark_silence, source};
 use super::sink::Target;
-use super::{MemberArgs, Stop, failure, leave, remark_silence, source};
+use super::{MemberArgs, Stop, failure, leave};
 
 #[derive(Debug, Args)]
 pub(super) struct TurnsCommand {

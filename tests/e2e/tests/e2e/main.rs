@@ -22,6 +22,7 @@ mod routed_groups;
 mod routed_sums;
 mod runner;
 mod runtime;
+mod safeguard;
 mod shared_memory;
 mod splits;
 mod static_rules;

@@ -1,0 +1,331 @@
+//! The course of a transfer between a group and its hosts, as the source decides it. Pure: no I/O, time is an argument.
+//!
+//! Each step is an [`Order`], which all hosts have before it is carried out. After each time in the group, the source does not know what each
+//! receiver has: all report their positions, and the stream goes on from the lowest. [`fresh`] is what a receiver takes of a chunk. So no
+//! byte is lost, and none is delivered twice.
+
+use std::time::Duration;
+
+/// Longest time from host to host before the group is tried again.
+const WAIT_MAX: Duration = Duration::from_secs(600);
+
+/// A step of all hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// All report how many bytes of the stream they have.
+    Positions,
+    /// These bytes follow from host to host.
+    Chunk { offset: u64, bytes: u64 },
+    /// All join the group; the stream goes on there.
+    Group { offset: u64 },
+    /// The stream has so many bytes. Its SHA-256 follows.
+    End { bytes: u64 },
+}
+
+impl Order {
+    pub(super) const WORDS: usize = 3;
+
+    pub(super) fn to_words(self) -> [u64; Self::WORDS] {
+        match self {
+            Self::Positions => [0, 0, 0],
+            Self::Chunk { offset, bytes } => [1, offset, bytes],
+            Self::Group { offset } => [2, offset, 0],
+            Self::End { bytes } => [3, bytes, 0],
+        }
+    }
+
+    /// `None`: it is none of this version.
+    pub(super) fn from_words(words: [u64; Self::WORDS]) -> Option<Self> {
+        match words {
+            [0, 0, 0] => Some(Self::Positions),
+            [1, offset, bytes] => Some(Self::Chunk { offset, bytes }),
+            [2, offset, 0] => Some(Self::Group { offset }),
+            [3, bytes, 0] => Some(Self::End { bytes }),
+            _ => None,
+        }
+    }
+}
+
+/// What a receiver that has `position` bytes takes of a chunk. `None`: bytes between are missing.
+pub(super) fn fresh(position: u64, offset: u64, chunk: &[u8]) -> Option<&[u8]> {
+    let known = position.checked_sub(offset)?;
+    let known = usize::try_from(known).unwrap_or(usize::MAX).min(chunk.len());
+    Some(&chunk[known..])
+}
+
+/// The positions of the receivers contradict what the source has sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rank {rank} has {position} bytes of the stream, and the source can go on from {from} to {to}")]
+pub(super) struct Unfit {
+    pub(super) rank: usize,
+    pub(super) position: u64,
+    pub(super) from: u64,
+    pub(super) to: u64,
+}
+
+/// The next step, before its bytes are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    Positions,
+    Chunk,
+    Group,
+    End,
+}
+
+/// The course of a transfer that is between hosts, or tries its group again.
+#[derive(Debug)]
+pub(super) struct Course {
+    /// First time from host to host before the group is tried again; `None`: it is not.
+    retry: Option<Duration>,
+    wait: Duration,
+    /// When the group is tried again, or since when it is.
+    at: Duration,
+    /// All receivers have the bytes below. `None`: they must report.
+    position: Option<u64>,
+    /// Most bytes that a receiver had when all reported.
+    most: u64,
+    /// Bytes sent from host to host since then.
+    sent: u64,
+}
+
+impl Course {
+    pub(super) fn new(now: Duration, retry: Option<Duration>) -> Self {
+        let wait = retry.unwrap_or_default();
+        Self {
+            retry,
+            wait,
+            at: now.saturating_add(wait),
+            position: None,
+            most: 0,
+            sent: 0,
+        }
+    }
+
+    /// `is_at_end`: the source has no bytes from the position on.
+    pub(super) fn next(&self, now: Duration, is_at_end: bool) -> Next {
+        match self.position {
+            None => Next::Positions,
+            Some(_) if is_at_end => Next::End,
+            Some(position) if self.may_try(position) && now >= self.at => Next::Group,
+            Some(_) => Next::Chunk,
+        }
+    }
+
+    /// In the group, all begin at the same byte. Something is sent between two tries, so that the stream ends.
+    fn may_try(&self, position: u64) -> bool {
+        self.retry.is_some() && self.sent > 0 && position >= self.most
+    }
+
+    /// The receivers have reported; the source can repeat the bytes from `from` on, and has taken those below `to`. Returns the byte that
+    /// the stream goes on with.
+    ///
+    /// # Errors
+    /// A receiver has fewer or more bytes.
+    pub(super) fn handle_positions(
+        &mut self,
+        (from, to): (u64, u64),
+        receivers: &[u64],
+    ) -> Result<u64, Unfit> {
+        for (rank, &position) in (1..).zip(receivers) {
+            if !(from..=to).contains(&position) {
+                return Err(Unfit {
+                    rank,
+                    position,
+                    from,
+                    to,
+                });
+            }
+        }
+        let least = receivers.iter().min().copied().unwrap_or(to);
+        self.most = receivers.iter().max().copied().unwrap_or(to);
+        (self.position, self.sent) = (Some(least), 0);
+        Ok(least)
+    }
+
+    /// A chunk was sent.
+    pub(super) fn handle_sent(&mut self, bytes: u64) {
+        self.position = self.position.map(|position| position + bytes);
+        self.sent += bytes;
+    }
+
+    /// The group is tried.
+    pub(super) fn handle_group(&mut self, now: Duration) {
+        self.at = now;
+        self.position = None;
+    }
+
+    /// The stream has left the group, or the group could not be had. The next try is after twice the time, if this one did not last as long
+    /// as that before it.
+    pub(super) fn handle_left(&mut self, now: Duration) {
+        let lasted = now.saturating_sub(self.at);
+        self.wait = match self.retry {
+            Some(first) if lasted >= self.wait => first,
+            _ => (self.wait * 2).min(WAIT_MAX.max(self.wait)),
+        };
+        self.at = now.saturating_add(self.wait);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use proptest::test_runner::RngSeed;
+
+    #[test]
+    fn orders_are_read_as_they_were_written() {
+        for order in [
+            Order::Positions,
+            Order::Chunk {
+                offset: 7,
+                bytes: 4 << 20,
+            },
+            Order::Group { offset: u64::MAX },
+            Order::End { bytes: 9 },
+        ] {
+            assert_eq!(Order::from_words(order.to_words()), Some(order));
+        }
+        for wrong in [[4, 0, 0], [0, 1, 0], [2, 5, 1], [3, 5, 1], [u64::MAX; 3]] {
+            assert_eq!(Order::from_words(wrong), None);
+        }
+    }
+
+    #[test]
+    fn the_group_is_tried_after_twice_the_time_if_it_fails_at_once() {
+        let seconds = Duration::from_secs;
+        let mut course = Course::new(seconds(0), Some(seconds(30)));
+        let report = |course: &mut Course| {
+            course.handle_positions((0, 9), &[0, 9]).expect("positions");
+        };
+        let (mut now, mut tries) = (seconds(0), Vec::new());
+        report(&mut course);
+        // Not before something was sent, and all have the same.
+        assert_eq!(course.next(seconds(100), false), Next::Chunk);
+        course.handle_sent(8);
+        assert_eq!(course.next(seconds(100), false), Next::Chunk);
+        while tries.len() < 8 {
+            course.handle_sent(1);
+            if course.next(now, false) == Next::Group {
+                tries.push(now.as_secs());
+                course.handle_group(now);
+                course.handle_left(now);
+                assert_eq!(course.next(now, false), Next::Positions);
+                report(&mut course);
+                course.handle_sent(9);
+            }
+            now += seconds(1);
+        }
+        assert_eq!(tries, [30, 90, 210, 450, 930, 1530, 2130, 2730]);
+        // A try that lasts begins the times anew.
+        course.handle_group(now);
+        course.handle_left(now + seconds(600));
+        report(&mut course);
+        course.handle_sent(9);
+        assert_eq!(course.next(now + seconds(629), false), Next::Chunk);
+        assert_eq!(course.next(now + seconds(630), false), Next::Group);
+        assert_eq!(course.next(now + seconds(630), true), Next::End);
+        let mut never = Course::new(seconds(0), None);
+        report(&mut never);
+        never.handle_sent(9);
+        assert_eq!(never.next(Duration::MAX, false), Next::Chunk);
+    }
+
+    /// A source and its receivers, with a group that delivers what it likes of what it must.
+    struct Hosts<'d> {
+        data: &'d [u8],
+        /// Bytes that all have acknowledged, and bytes that were taken from the source.
+        kept: (u64, u64),
+        receivers: Vec<Vec<u8>>,
+    }
+
+    impl Hosts<'_> {
+        /// The group takes bytes from `offset` on, and stops. What is acknowledged has arrived at all (M1).
+        fn group(&mut self, offset: u64, draws: &mut impl FnMut(u64) -> u64) {
+            let taken = offset + draws(self.data.len() as u64 - offset + 1);
+            let acknowledged = offset + draws(taken - offset + 1);
+            for receiver in &mut self.receivers {
+                assert_eq!(receiver.len() as u64, offset, "all begin at the same byte");
+                let has = acknowledged + draws(taken - acknowledged + 1);
+                receiver.extend_from_slice(&self.data[offset as usize..has as usize]);
+            }
+            self.kept = (acknowledged, taken);
+        }
+
+        fn deliver(&mut self, offset: u64, chunk: &[u8]) {
+            for receiver in &mut self.receivers {
+                let fresh = fresh(receiver.len() as u64, offset, chunk).expect("no gap");
+                receiver.extend_from_slice(fresh);
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(16), cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// The group fails at any byte, with any difference between receivers, any number of times; a receiver dies at any step.
+        #[test]
+        fn every_receiver_gets_each_byte_once_whatever_the_group_does(
+            receivers in 1usize..6, length in 0usize..3000, chunk in 1u64..700, retry in proptest::option::of(0u64..20),
+            died_at in proptest::option::of(0usize..40), draws in proptest::collection::vec(any::<u32>(), 64),
+        ) {
+            let data: Vec<u8> = (0..length).map(|i| (i * 7 + i / 251) as u8).collect();
+            let mut at = 0;
+            let mut draw = |below: u64| {
+                at += 1;
+                u64::from(draws[at % draws.len()].rotate_left((at / draws.len()) as u32)) % below
+            };
+            let mut hosts = Hosts { data: &data, kept: (0, 0), receivers: vec![Vec::new(); receivers] };
+            let mut now = Duration::ZERO;
+            let mut course = Course::new(now, retry.map(Duration::from_secs));
+            hosts.group(0, &mut draw);
+            let mut position = hosts.kept.1;
+            let mut ended = false;
+            for step in 0.. {
+                prop_assert!(step < 10_000, "no progress");
+                now += Duration::from_secs(draw(5));
+                // Each step needs all hosts: without one, it fails at all others.
+                if died_at == Some(step) {
+                    break;
+                }
+                match course.next(now, position == length as u64) {
+                    Next::Positions => {
+                        let all: Vec<u64> = hosts.receivers.iter().map(|r| r.len() as u64).collect();
+                        position = course.handle_positions(hosts.kept, &all).unwrap();
+                    }
+                    Next::Chunk => {
+                        let end = (position + chunk).min(length as u64);
+                        hosts.deliver(position, &data[position as usize..end as usize]);
+                        course.handle_sent(end - position);
+                        position = end;
+                        hosts.kept = (end, end.max(hosts.kept.1));
+                    }
+                    Next::Group => {
+                        course.handle_group(now);
+                        hosts.group(position, &mut draw);
+                        position = hosts.kept.1;
+                        now += Duration::from_secs(draw(90));
+                        course.handle_left(now);
+                    }
+                    Next::End => {
+                        ended = true;
+                        break;
+                    }
+                }
+            }
+            prop_assert_eq!(ended, died_at.is_none() || ended);
+            for receiver in &hosts.receivers {
+                prop_assert!(data.starts_with(receiver));
+                prop_assert!(!ended || receiver.len() == length);
+            }
+        }
+
+        #[test]
+        fn a_receiver_that_cannot_be_is_named(from in 0u64..100, more in 0u64..100, position in 0u64..300) {
+            let mut course = Course::new(Duration::ZERO, None);
+            let to = from + more;
+            let known = course.handle_positions((from, to), &[to, position]);
+            let fits = (from..=to).contains(&position);
+            prop_assert_eq!(known, if fits { Ok(position) } else { Err(Unfit { rank: 2, position, from, to }) });
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! A receiver of a stream from host to host.
+
+use std::cell::RefCell;
+use std::io::Write;
+use std::time::Instant;
+
+use castnet_comm::Communicator;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::Output;
+use castnet_member::{MemberConfig, MemberError, StreamHeader, StreamSummary, Transferred};
+use castnet_rnic::Rnic;
+use indicatif::ProgressBar;
+
+use super::course::{Order, fresh};
+use super::{
+    CHUNK, Incoming, JOIN_AGAIN, NAME_MAX, Refused, UNKNOWN, Ways, broadcast, close, ends, malformed,
+    positions,
+};
+use crate::host::collective::failure;
+use crate::host::report::{Earlier, TransferReport};
+use crate::host::{MemberArgs, Stop};
+
+/// A receiver whose stream is not only in its group.
+struct Receiving<'a, 't> {
+    host: &'a str,
+    group: String,
+    config: MemberConfig,
+    hosts: Communicator,
+    incoming: &'a RefCell<Incoming<'t>>,
+    ways: Ways,
+    bar: ProgressBar,
+}
+
+impl Refused {
+    /// Receives what is left of a file.
+    pub(in crate::host) fn receive(
+        self,
+        args: &MemberArgs,
+        config: MemberConfig,
+        rnic: Box<dyn Rnic>,
+        incoming: &RefCell<Incoming<'_>>,
+        (begun, earlier): (Instant, Earlier),
+        (output, stop): (Output, &Stop),
+    ) -> Outcome {
+        let ways = Ways::new(begun, incoming.borrow().position(), &self.reason);
+        let hosts = self.connect(args, rnic, stop)?;
+        let mut receiving = Receiving {
+            host: &args.name,
+            group: self.group,
+            config: MemberConfig {
+                join_within: Some(JOIN_AGAIN * 2),
+                ..config
+            },
+            hosts,
+            incoming,
+            ways,
+            bar: output.byte_bar(None),
+        };
+        let received = receiving.run();
+        receiving.bar.finish_and_clear();
+        let summary = received?;
+        let path = receiving.keep(&summary)?;
+        // The source waits for it.
+        let ended = receiving.hosts.barrier();
+        ended.map_err(|error| failure(error, &receiving.group))?;
+        let elapsed = begun.elapsed();
+        let transferred = Transferred { summary, elapsed };
+        let report = TransferReport::of_stream(args, "receiver", transferred, path, receiving.hosts.rnic());
+        close(receiving.hosts);
+        incoming
+            .borrow()
+            .target
+            .report(&report.by(receiving.ways).after(earlier), output)
+    }
+}
+
+impl Receiving<'_, '_> {
+    fn cannot_write(&self, error: std::io::Error) -> Failure {
+        Failure::failed(format!("{}: {error}", self.incoming.borrow().target.0.display()))
+    }
+
+    fn keep(&self, summary: &StreamSummary) -> Outcome<Option<std::path::PathBuf>> {
+        let kept = self.incoming.borrow_mut().keep(summary.clone());
+        kept.map_err(|error| self.cannot_write(error))
+    }
+
+    /// Until all bytes have come, and are those that were sent.
+    fn run(&mut self) -> Outcome<StreamSummary> {
+        let header = self.head()?;
+        let name = header.name.clone();
+        if let Some(length) = header.length {
+            self.bar.set_length(length);
+        }
+        let begun = self.incoming.borrow_mut().begin(header);
+        begun.map_err(|error| self.cannot_write(error))?;
+        let mut chunk = vec![0; CHUNK];
+        loop {
+            // What the source sends takes the place of the order given here.
+            match broadcast(&mut self.hosts, &self.group, Order::Positions)? {
+                Order::Positions => {
+                    let own = self.incoming.borrow().position();
+                    positions(&mut self.hosts, &self.group, own)?;
+                }
+                Order::Chunk { offset, bytes } => {
+                    let chunk = usize::try_from(bytes)
+                        .ok()
+                        .and_then(|bytes| chunk.get_mut(..bytes));
+                    let chunk = chunk.ok_or_else(|| malformed("a chunk of over 4 MiB"))?;
+                    let sent = self.hosts.broadcast(chunk, 0);
+                    sent.map_err(|error| failure(error, &self.group))?;
+                    let position = self.incoming.borrow().position();
+                    let fresh = fresh(position, offset, chunk)
+                        .ok_or_else(|| malformed(&format!("bytes from {offset} on after {position}")))?;
+                    let written = self.incoming.borrow_mut().write_all(fresh);
+                    written.map_err(|error| self.cannot_write(error))?;
+                    self.ways.add_between_hosts(fresh.len() as u64);
+                    self.bar.set_position(position + fresh.len() as u64);
+                }
+                Order::Group { offset } => self.receive_in_group(offset)?,
+                Order::End { bytes } => return self.end(&name, bytes),
+            }
+        }
+    }
+
+    fn head(&mut self) -> Outcome<StreamHeader> {
+        let failed = |error| failure(error, &self.group);
+        let mut head = [0_u64; 2];
+        self.hosts.broadcast(&mut head, 0).map_err(failed)?;
+        if head[1] > NAME_MAX {
+            return Err(malformed("a name of over 512 bytes"));
+        }
+        let mut name = vec![0_u8; head[1] as usize];
+        if !name.is_empty() {
+            self.hosts.broadcast(&mut name, 0).map_err(failed)?;
+        }
+        Ok(StreamHeader {
+            name: String::from_utf8_lossy(&name).into_owned(),
+            length: (head[0] != UNKNOWN).then_some(head[0]),
+        })
+    }
+
+    /// Receives in the group, until the stream or the group ends. What has come is written.
+    fn receive_in_group(&mut self, offset: u64) -> Outcome {
+        let position = self.incoming.borrow().position();
+        if position != offset {
+            return Err(malformed(&format!("the group from {offset} on after {position}")));
+        }
+        self.ways.tries_group(self.host, offset);
+        let received = self.try_group();
+        let error = received.err();
+        if let Some(error) = error.as_ref().filter(|error| ends(error)) {
+            return Err(Failure::failed(error));
+        }
+        let at = self.incoming.borrow().position();
+        let why = error.map(|error| error.to_string());
+        self.ways
+            .leaves_group(self.host, (at, at - offset), why.as_deref());
+        Ok(())
+    }
+
+    fn try_group(&mut self) -> Result<(), MemberError> {
+        let Self {
+            config,
+            hosts,
+            incoming,
+            bar,
+            ..
+        } = self;
+        let offset = incoming.borrow().position();
+        let mut receiver = castnet_member::receiver(config.clone(), hosts.rnic_mut())?.join()?;
+        let received = receiver.receive(&mut |header| Incoming::open(incoming, header), &mut |_, bytes| {
+            bar.set_position(offset + bytes);
+        });
+        match receiver.leave() {
+            // It goes on between the hosts in any case.
+            Ok(()) | Err(MemberError::Diverted { .. }) => {}
+            Err(error) => tracing::warn!(%error, "not left"),
+        }
+        received.map(drop)
+    }
+
+    /// Compares what has come with what was sent.
+    fn end(&mut self, name: &str, bytes: u64) -> Outcome<StreamSummary> {
+        let mut sent = [0_u8; 32];
+        let digest = self.hosts.broadcast(&mut sent, 0);
+        digest.map_err(|error| failure(error, &self.group))?;
+        let summary = self.incoming.borrow().summary();
+        let same = |summary: &StreamSummary| summary.bytes == bytes && summary.digest.0 == sent;
+        summary.filter(same).ok_or_else(|| {
+            let received = self.incoming.borrow().position();
+            Failure::failed(format!(
+                "{name}: the {received} bytes that were received differ from the {bytes} sent"
+            ))
+        })
+    }
+}

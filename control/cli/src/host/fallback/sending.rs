@@ -1,0 +1,204 @@
+//! The source of a stream from host to host.
+
+use std::time::{Duration, Instant};
+
+use castnet_comm::Communicator;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::Output;
+use castnet_member::{MemberConfig, MemberError, Safeguard, StreamHeader, StreamSummary, Transferred};
+use castnet_proto::convert::DIVERSION_MAX;
+use castnet_rnic::Rnic;
+use indicatif::ProgressBar;
+
+use super::course::{Course, Next, Order};
+use super::{
+    CHUNK, GuardArgs, JOIN_AGAIN, NAME_MAX, Outgoing, Refused, UNKNOWN, Ways, broadcast, close, ends,
+    positions,
+};
+use crate::host::collective::failure;
+use crate::host::report::TransferReport;
+use crate::host::{MemberArgs, Stop};
+
+/// A reason as the controller takes it.
+pub(in crate::host) fn reason(error: &MemberError) -> String {
+    let mut text = String::new();
+    for c in error
+        .to_string()
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+    {
+        if text.len() + c.len_utf8() > DIVERSION_MAX {
+            break;
+        }
+        text.push(c);
+    }
+    text
+}
+
+/// A source whose stream is not only in its group.
+struct Sending<'a, 'f> {
+    host: &'a str,
+    group: String,
+    config: MemberConfig,
+    guard: Option<Safeguard>,
+    hosts: Communicator,
+    outgoing: &'a mut Outgoing<'f>,
+    course: Course,
+    ways: Ways,
+    start: Instant,
+    bar: ProgressBar,
+}
+
+impl Refused {
+    /// Sends what is left of a file to all other members. Returns when they have it.
+    pub(in crate::host) fn send(
+        self,
+        (args, guard): (&MemberArgs, &GuardArgs),
+        config: MemberConfig,
+        rnic: Box<dyn Rnic>,
+        outgoing: &mut Outgoing<'_>,
+        (output, stop): (Output, &Stop),
+    ) -> Outcome {
+        let ways = Ways::new(outgoing.begun, outgoing.position(), &self.reason);
+        let hosts = self.connect(args, rnic, stop)?;
+        let bar = output.byte_bar(outgoing.header.length);
+        let mut sending = Sending {
+            host: &args.name,
+            guard: guard.safeguard(&config),
+            config: MemberConfig {
+                join_within: Some(JOIN_AGAIN),
+                ..config
+            },
+            group: self.group,
+            hosts,
+            outgoing,
+            course: Course::new(Duration::ZERO, guard.retry()),
+            ways,
+            start: Instant::now(),
+            bar,
+        };
+        let summary = sending.run();
+        sending.bar.finish_and_clear();
+        let summary = summary?;
+        let elapsed = sending.outgoing.begun.elapsed();
+        let transferred = Transferred { summary, elapsed };
+        let report = TransferReport::of_stream(args, "source", transferred, None, sending.hosts.rnic());
+        close(sending.hosts);
+        output.show_next(&report.by(sending.ways))
+    }
+}
+
+impl Sending<'_, '_> {
+    fn run(&mut self) -> Outcome<StreamSummary> {
+        self.head()?;
+        let unread = |error| Failure::failed(format!("reading the source: {error}"));
+        let mut chunk = vec![0; CHUNK];
+        loop {
+            let is_at_end = self.outgoing.is_at_end().map_err(unread)?;
+            match self.course.next(self.start.elapsed(), is_at_end) {
+                Next::Positions => self.find_position()?,
+                Next::Chunk => {
+                    let offset = self.outgoing.position();
+                    let filled = self.outgoing.fill(&mut chunk).map_err(unread)?;
+                    let bytes = filled as u64;
+                    broadcast(&mut self.hosts, &self.group, Order::Chunk { offset, bytes })?;
+                    let sent = self.hosts.broadcast(&mut chunk[..filled], 0);
+                    sent.map_err(|error| failure(error, &self.group))?;
+                    self.course.handle_sent(bytes);
+                    self.ways.add_between_hosts(bytes);
+                    self.bar.set_position(self.outgoing.position());
+                }
+                Next::Group => self.send_in_group()?,
+                Next::End => return self.end(),
+            }
+        }
+    }
+
+    /// Length and name of the stream.
+    fn head(&mut self) -> Outcome {
+        let failed = |error| failure(error, &self.group);
+        let mut name = self.outgoing.header.name.clone().into_bytes();
+        name.truncate(NAME_MAX as usize);
+        let mut head = [self.outgoing.header.length.unwrap_or(UNKNOWN), name.len() as u64];
+        self.hosts.broadcast(&mut head, 0).map_err(failed)?;
+        if !name.is_empty() {
+            self.hosts.broadcast(&mut name, 0).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn find_position(&mut self) -> Outcome {
+        broadcast(&mut self.hosts, &self.group, Order::Positions)?;
+        let kept = (self.outgoing.position(), self.outgoing.taken().bytes());
+        let all = positions(&mut self.hosts, &self.group, kept.0)?;
+        let position = self.course.handle_positions(kept, &all[1..]);
+        let position = position.map_err(Failure::failed)?;
+        self.ways.add_in_group(position - kept.0);
+        self.outgoing.skip_to(position);
+        Ok(())
+    }
+
+    /// Sends in the group, until the stream or the group ends.
+    fn send_in_group(&mut self) -> Outcome {
+        let offset = self.outgoing.position();
+        broadcast(&mut self.hosts, &self.group, Order::Group { offset })?;
+        self.ways.tries_group(self.host, offset);
+        self.course.handle_group(self.start.elapsed());
+        let left = self.try_group(offset);
+        self.course.handle_left(self.start.elapsed());
+        let error = left.err();
+        if let Some(error) = error.as_ref().filter(|error| ends(error)) {
+            return Err(Failure::failed(error));
+        }
+        let (at, why) = (self.outgoing.position(), error.as_ref().map(reason));
+        self.ways
+            .leaves_group(self.host, (at, at - offset), why.as_deref());
+        Ok(())
+    }
+
+    fn try_group(&mut self, offset: u64) -> Result<(), MemberError> {
+        let Self {
+            config,
+            guard,
+            hosts,
+            outgoing,
+            bar,
+            ..
+        } = self;
+        let mut source = castnet_member::source(config.clone(), hosts.rnic_mut())?.join()?;
+        let header = StreamHeader {
+            name: outgoing.header.name.clone(),
+            length: outgoing.header.length.map(|length| length.saturating_sub(offset)),
+        };
+        let sent = source.send_guarded(&header, &mut **outgoing, *guard, &mut |bytes, _| {
+            bar.set_position(offset + bytes);
+        });
+        let left = match &sent {
+            Ok(_) => source.leave(),
+            Err(unsent) => source.divert(&reason(&unsent.error)).map(drop),
+        };
+        if let Err(error) = left {
+            tracing::warn!(%error, "not left");
+        }
+        sent.map(drop).map_err(|unsent| outgoing.take_back(unsent))
+    }
+
+    fn end(&mut self) -> Outcome<StreamSummary> {
+        let summary = self.outgoing.taken().summary();
+        let StreamHeader { name, length } = &self.outgoing.header;
+        if length.is_some_and(|length| length != summary.bytes) {
+            return Err(Failure::failed(format!(
+                "{name} has changed while it was sent: {} bytes were read",
+                summary.bytes
+            )));
+        }
+        let bytes = summary.bytes;
+        broadcast(&mut self.hosts, &self.group, Order::End { bytes })?;
+        let mut digest = summary.digest.0;
+        let sent = self.hosts.broadcast(&mut digest, 0);
+        // Until all have it.
+        let ended = sent.and_then(|()| self.hosts.barrier());
+        ended.map_err(|error| failure(error, &self.group))?;
+        Ok(summary)
+    }
+}

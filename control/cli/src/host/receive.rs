@@ -1,0 +1,166 @@
+//! `castnet host receive`.
+
+use std::cell::RefCell;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::{Output, remark};
+use castnet_member::{Member, MemberConfig, MemberError, Others, Prepared};
+use castnet_rnic::Rnic;
+use clap::Args;
+
+use super::fallback::{FallbackArg, Incoming};
+use super::messages::MessageArgs;
+use super::report::{Earlier, TransferReport};
+use super::sink::Target;
+use super::{MemberArgs, Stop, Stopped, failure, leave};
+
+#[derive(Debug, Args)]
+pub(super) struct ReceiveCommand {
+    #[command(flatten)]
+    pub(super) member: MemberArgs,
+    /// File to write, or a folder for a file with the sender's name; `-` is stdout
+    #[arg(
+        long,
+        value_name = "FILE|DIR",
+        required_unless_present = "size",
+        conflicts_with = "size"
+    )]
+    out: Option<PathBuf>,
+    /// Joins the group --mcst-id, which the source at this address registers
+    #[arg(long, value_name = "IP", requires = "mcst_id")]
+    leader: Option<Ipv4Addr>,
+    /// Also joins while the group runs, from the next message on
+    #[arg(long, requires = "size")]
+    late: bool,
+    /// Ends with an error if the source is gone before the end, instead of joining again and beginning anew
+    #[arg(long)]
+    once: bool,
+    /// What to do if the switches cannot install the group, or its source leaves it because it is slow
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = FallbackArg::Auto)]
+    fallback: FallbackArg,
+    #[command(flatten)]
+    pub(super) messages: MessageArgs,
+}
+
+impl ReceiveCommand {
+    pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
+        let args = &self.member;
+        let config = MemberConfig {
+            from_next_message: self.late,
+            ..args.config(stop, self.leader.map(Others::Leader))?
+        };
+        let Some(out) = &self.out else {
+            return self.receive_messages(config, output);
+        };
+        let target = Target(out.clone());
+        let incoming = Incoming::new(&target);
+        let mut rnic = args.device.open()?;
+        let (mut begun, mut earlier) = (None, Earlier::default());
+        match self.receive_file(
+            config.clone(),
+            &mut *rnic,
+            &incoming,
+            (&mut begun, &mut earlier),
+            output,
+        ) {
+            Err(Stopped::Refused(refused)) => {
+                let since = (begun.unwrap_or_else(Instant::now), earlier);
+                refused.receive(args, config, rnic, &incoming, since, (output, stop))
+            }
+            received => received.map_err(Stopped::failure),
+        }
+    }
+
+    fn receive_file(
+        &self,
+        config: MemberConfig,
+        rnic: &mut dyn Rnic,
+        incoming: &RefCell<Incoming<'_>>,
+        (begun, earlier): (&mut Option<Instant>, &mut Earlier),
+        output: Output,
+    ) -> Result<(), Stopped> {
+        let args = &self.member;
+        let receiver = castnet_member::receiver(config, rnic).map_err(failure::member)?;
+        let (mut receiver, received) =
+            self.receive(receiver, self.fallback, earlier, |receiver, so_far| {
+                let bar = output
+                    .byte_bar(None)
+                    .with_message(format!("{} receives", args.name));
+                let received = receiver.receive(
+                    &mut |header| {
+                        *begun = Some(Instant::now());
+                        Incoming::open(incoming, header)
+                    },
+                    &mut |header, bytes| {
+                        if let Some(length) = header.and_then(|h| h.length)
+                            && bar.length().is_none()
+                        {
+                            bar.set_length(length);
+                        }
+                        bar.set_position(bytes);
+                        *so_far = bytes;
+                    },
+                );
+                bar.finish_and_clear();
+                received
+            })?;
+        let received = match received {
+            Ok((received, _)) => received,
+            Err(error) => {
+                incoming.borrow_mut().go_on(receiver.take_open_stream());
+                leave(receiver);
+                let refused = self.fallback.instead(error).map_err(failure::member)?;
+                return Err(Stopped::Refused(refused));
+            }
+        };
+        // A complete file appears before anything else can fail.
+        let target = incoming.borrow().target;
+        let kept = incoming.borrow_mut().keep(received.summary.clone());
+        let kept = kept.map_err(|e| Failure::failed(format!("{}: {e}", target.0.display())));
+        let left = receiver.leave();
+        let path = kept?;
+        match left.map_err(|error| self.fallback.instead(error)) {
+            Ok(()) => {}
+            // Its source does not know that all is here.
+            Err(Ok(refused)) => return Err(Stopped::Refused(refused)),
+            Err(Err(error)) => tracing::warn!(%error, "not left"),
+        }
+        let report = TransferReport::of_stream(args, "receiver", received, path, rnic);
+        Ok(target.report(&report.after(*earlier), output)?)
+    }
+
+    /// Joins, and receives by a function that also notes the bytes so far. If the group ends before that is complete, does
+    /// so again: with what came before, nothing is mixed.
+    pub(super) fn receive<'r, T, R>(
+        &self,
+        mut prepared: Prepared<'r, T>,
+        fallback: FallbackArg,
+        earlier: &mut Earlier,
+        mut receive: impl FnMut(&mut Member<'r, T>, &mut u64) -> Result<R, MemberError>,
+    ) -> Result<(Member<'r, T>, Result<R, MemberError>), Stopped> {
+        loop {
+            let (mut member, _ready) = self.member.join_or(fallback, prepared)?;
+            let mut bytes = 0;
+            match receive(&mut member, &mut bytes) {
+                Err(ended) if ended.may_join_again() && self.may_begin_again(bytes) => {
+                    remark(&format!("{}: {ended}; joining again", self.member.name));
+                    earlier.add(bytes);
+                    prepared = member.again().map_err(failure::member)?;
+                }
+                received => return Ok((member, received)),
+            }
+        }
+    }
+
+    /// What has been written to stdout cannot be taken back.
+    fn may_begin_again(&self, bytes: u64) -> bool {
+        let is_stdout = self
+            .out
+            .as_ref()
+            .is_some_and(|out| Target(out.clone()).is_stdout());
+        !(self.once || is_stdout && bytes > 0)
+    }
+}

@@ -1,0 +1,186 @@
+//! `castnet host send`.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use castnet_console::exit::{self, Outcome};
+use castnet_console::output::{Output, remark};
+use castnet_console::units::Span;
+use castnet_member::{Member, MemberConfig, Others, Source, StreamHeader, Unsent};
+use castnet_rnic::Rnic;
+use clap::Args;
+
+use super::fallback::{self, GuardArgs, Outgoing, Refused};
+use super::messages::MessageArgs;
+use super::report::TransferReport;
+use super::{MemberArgs, Stop, Stopped, failure, leave};
+
+/// Silence after which a source reports that it waits.
+const REMARK_AFTER: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Args)]
+pub(super) struct SendCommand {
+    #[command(flatten)]
+    pub(super) member: MemberArgs,
+    /// File to send; `-` is stdin
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "size",
+        conflicts_with = "size"
+    )]
+    file: Option<PathBuf>,
+    /// Registers --mcst-id as a group of these receivers: their addresses, with commas between them
+    #[arg(long, value_name = "IP", requires = "mcst_id", value_delimiter = ',')]
+    register_for: Vec<Ipv4Addr>,
+    /// Fails after so long without an answer; 0: never
+    #[arg(long, value_name = "TIME", default_value = "1m")]
+    give_up: Span,
+    #[command(flatten)]
+    guard: GuardArgs,
+    #[command(flatten)]
+    pub(super) messages: MessageArgs,
+}
+
+pub(super) fn remark_silence(is_remarked: &mut bool, silent: Duration) {
+    let is_long = silent >= REMARK_AFTER;
+    if is_long && !*is_remarked {
+        remark(
+            "nothing has been acknowledged for 5 s: castnet group show lists the receivers that are behind",
+        );
+    }
+    *is_remarked = is_long;
+}
+
+/// The header has the file's name, and its length if it is a regular file.
+pub(super) fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
+    if path == Path::new("-") {
+        return Ok((
+            Box::new(io::stdin()),
+            StreamHeader {
+                name: "stdin".to_owned(),
+                length: None,
+            },
+        ));
+    }
+    let open = || {
+        let file = File::open(path)?;
+        let meta = file.metadata()?;
+        if meta.is_dir() {
+            return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a folder"));
+        }
+        Ok((file, meta.is_file().then_some(meta.len())))
+    };
+    let (file, length) = open().map_err(|e| exit::cannot_read(path, &e))?;
+    let name = path
+        .file_name()
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    Ok((Box::new(file), StreamHeader { name, length }))
+}
+
+impl SendCommand {
+    fn others(&self) -> Option<Others> {
+        let receivers = self.register_for.iter().copied().collect();
+        (!self.register_for.is_empty()).then_some(Others::Receivers(receivers))
+    }
+
+    pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
+        let args = &self.member;
+        let config = MemberConfig {
+            give_up: Some(self.give_up.0).filter(|most| !most.is_zero()),
+            ..args.config(stop, self.others())?
+        };
+        let Some(file) = &self.file else {
+            return self.send_messages(config, output);
+        };
+        let (mut file, header) = source(file)?;
+        let mut rnic = args.device.open()?;
+        let mut outgoing = Outgoing::new(&mut *file, header, config.message_size as usize);
+        match self.send(config.clone(), &mut *rnic, &mut outgoing, output) {
+            Err(Stopped::Refused(refused)) => {
+                refused.send((args, &self.guard), config, rnic, &mut outgoing, (output, stop))
+            }
+            sent => sent.map_err(Stopped::failure),
+        }
+    }
+
+    fn send(
+        &self,
+        config: MemberConfig,
+        rnic: &mut dyn Rnic,
+        outgoing: &mut Outgoing<'_>,
+        output: Output,
+    ) -> Result<(), Stopped> {
+        let args = &self.member;
+        let guard = self.guard.safeguard(&config);
+        let source = castnet_member::source(config, rnic).map_err(failure::member)?;
+        let (mut source, _ready) = args.join_or(self.guard.fallback, source)?;
+        let header = outgoing.header.clone();
+        let bar = output
+            .byte_bar(header.length)
+            .with_message(format!("{} sends", args.name));
+        let mut is_remarked = false;
+        outgoing.begun = Instant::now();
+        let sent = source.send_guarded(&header, outgoing, guard, &mut |bytes, silent| {
+            bar.set_position(bytes);
+            remark_silence(&mut is_remarked, silent);
+        });
+        bar.finish_and_clear();
+        let sent = match sent {
+            Ok(sent) => {
+                leave(source);
+                sent
+            }
+            Err(unsent) if guard.is_some() && unsent.is_slow() => {
+                return Err(self.divert(source, unsent, outgoing));
+            }
+            Err(unsent) => {
+                leave(source);
+                return Err(failure::member(unsent.error).into());
+            }
+        };
+        Ok(output.show_next(&TransferReport::of_stream(args, "source", sent, None, rnic))?)
+    }
+
+    /// Leaves a group that is slow, with all its receivers.
+    fn divert(
+        &self,
+        source: Member<'_, Source>,
+        unsent: Box<Unsent>,
+        outgoing: &mut Outgoing<'_>,
+    ) -> Stopped {
+        let why = fallback::reason(&unsent.error);
+        match source.divert(&why) {
+            Ok(Some(hosts)) if hosts.len() > 1 => {
+                outgoing.take_back(unsent);
+                Stopped::Refused(Refused::diverted(self.member.group_name(), why, hosts))
+            }
+            left => {
+                if let Err(error) = left {
+                    tracing::warn!(%error, "the receivers could not be led from host to host");
+                }
+                Stopped::Failure(failure::member(unsent.error))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_known_by_its_name_and_length_and_a_folder_is_none() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.bin");
+        std::fs::write(&path, b"12345").expect("written");
+        let (_, header) = source(&path).expect("a file");
+        assert_eq!((header.name.as_str(), header.length), ("a.bin", Some(5)));
+        assert_eq!(source(folder.path()).map(|_| ()).map_err(|f| f.code()), Err(2));
+        assert_eq!(source(Path::new("-")).map(|(_, h)| h.length).ok(), Some(None));
+    }
+}

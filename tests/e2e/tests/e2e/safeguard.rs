@@ -1,0 +1,225 @@
+//! Groups that get slow: their stream goes on from host to host, and back (Cepheus, V.D).
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use castnet_e2e::Lab;
+use castnet_e2e::lab::{self, STAR, digest, write_random};
+use castnet_e2e::process::Process;
+use serde_json::Value;
+
+const RECEIVERS: [&str; 3] = ["h2", "h3", "h4"];
+/// Silence of so long is a stall, not a busy machine.
+const AFTER: [&str; 2] = ["--fallback-after", "800ms"];
+
+/// A file under way from h1 to the others.
+struct Sent {
+    source: Process,
+    receivers: Vec<(Process, PathBuf)>,
+    bytes: usize,
+    digest: String,
+}
+
+impl Sent {
+    fn start(lab: &Lab, create: &[&str], bytes: usize, send: &[&str]) -> Result<Self> {
+        let controller = lab.socket("controller");
+        let group = [
+            "group",
+            "create",
+            "g",
+            "--source",
+            "h1",
+            "--members",
+            "h2,h3,h4",
+            "--pmtu",
+            "4096",
+        ];
+        lab.castnet(&[&group[..], &["--controller", &controller], create].concat())?;
+        let file = lab.folder().join("sent");
+        let digest = write_random(&file, bytes, 16)?;
+        let receivers = RECEIVERS.map(|host| {
+            let (out, ready) = (
+                lab.folder().join(host),
+                lab.folder().join(format!("{host}.ready")),
+            );
+            let flags = [
+                "--out",
+                &out.to_string_lossy(),
+                "--ready-file",
+                &ready.to_string_lossy(),
+            ];
+            Ok((lab.start_host(host, "receive", "g", &flags)?, out))
+        });
+        let receivers = receivers.into_iter().collect::<Result<_>>()?;
+        let file = file.to_string_lossy();
+        let flags = [&["--file", &file], &AFTER[..], send].concat();
+        let source = lab.start_host("h1", "send", "g", &flags)?;
+        Ok(Self {
+            source,
+            receivers,
+            bytes,
+            digest,
+        })
+    }
+
+    fn wait_until_said(&mut self, what: &str) -> Result<()> {
+        self.source
+            .wait_until(what, |source| source.output().contains(what))
+    }
+
+    /// Waits for the end. All have each byte, and say the same about the ways of the bytes. Returns what the source says.
+    fn finish(mut self) -> Result<Value> {
+        self.source.succeed()?;
+        let sent = report(&self.source)?;
+        let all = self.bytes as u64;
+        for (receiver, out) in &mut self.receivers {
+            receiver.succeed()?;
+            let received = report(receiver)?;
+            ensure!(
+                digest(out)? == self.digest && received["sha256"] == self.digest.as_str(),
+                "{received:#}"
+            );
+            ensure!(received["begun_again"] == 0, "{received:#}");
+            ensure!(ways(&received)?.iter().sum::<u64>() == all, "{received:#}");
+            ensure!(received["between_hosts"] == sent["between_hosts"], "{received:#}");
+        }
+        ensure!(sent["sha256"] == self.digest.as_str(), "{sent:#}");
+        ensure!(ways(&sent)?.iter().sum::<u64>() == all, "{sent:#}");
+        Ok(sent)
+    }
+}
+
+fn report(process: &Process) -> Result<Value> {
+    let said = process.output();
+    let report = said
+        .lines()
+        .find_map(|line| serde_json::from_str::<Value>(line).ok());
+    report.with_context(|| said.clone())
+}
+
+/// Bytes in the group, and between hosts.
+fn ways(report: &Value) -> Result<[u64; 2]> {
+    let bytes = |name: &str| {
+        report["ways"][name]
+            .as_u64()
+            .with_context(|| format!("{name}: {report:#}"))
+    };
+    Ok([bytes("bytes_in_group")?, bytes("bytes_between_hosts")?])
+}
+
+/// The group has a tenth of the rate that is expected of it.
+#[test]
+fn a_slow_group_is_left_in_the_middle_of_its_stream() {
+    lab::in_lab("safeguard", STAR, &[], |lab| {
+        let expected = ["--expect", "400M", "--fallback-retry", "0"];
+        let sent = Sent::start(lab, &["--rate", "40M"], 12 << 20, &expected)?;
+        let report = sent.finish()?;
+        let why = report["between_hosts"].as_str().unwrap_or_default();
+        ensure!(
+            why.contains("goodput was too low") && why.contains("expected 400.00 Mb/s"),
+            "{report:#}"
+        );
+        let [in_group, between_hosts] = ways(&report)?;
+        ensure!(in_group > 1 << 20 && between_hosts > 1 << 20, "{report:#}");
+        let changes = report["ways"]["changes"].as_array().map_or(0, Vec::len);
+        ensure!(changes == 1, "{report:#}");
+        let controller = lab.socket("controller");
+        let shown = lab.castnet(&["group", "show", "g", "--controller", &controller])?;
+        ensure!(shown.contains("h1 went on from host to host"), "{shown}");
+        Ok(())
+    });
+}
+
+/// It stays slow: each time it is tried again, the stream comes back from it.
+#[test]
+fn a_group_that_stays_slow_is_tried_again_and_left_again() {
+    lab::in_lab("safeguard", STAR, &["--fault", "loss=0.1%,seed=16"], |lab| {
+        let expected = ["--expect", "400M", "--fallback-retry", "1ms"];
+        let sent = Sent::start(lab, &["--rate", "40M"], 24 << 20, &expected)?;
+        let report = sent.finish()?;
+        let changes = report["ways"]["changes"].as_array().cloned().unwrap_or_default();
+        let to: Vec<_> = changes
+            .iter()
+            .filter_map(|change| change["to"].as_str())
+            .collect();
+        ensure!(to.starts_with(&["hosts", "group", "hosts"]), "{report:#}");
+        Ok(())
+    });
+}
+
+/// The switch stands still in the middle of the stream. Nothing is expected of the group but to deliver something.
+#[test]
+fn a_stream_comes_back_to_its_group_when_that_is_well() {
+    lab::in_lab("safeguard", STAR, &[], |lab| {
+        let mut sent = Sent::start(lab, &["--rate", "200M"], 48 << 20, &["--fallback-retry", "1ms"])?;
+        let under_way = |lab: &Lab| lab.data_in("g", "sw") > Some(500);
+        sent.source.wait_until("data was under way", |_| under_way(lab))?;
+        lab.switch("sw")?.stop()?;
+        sent.wait_until_said("goes on from host to host")?;
+        lab.switch("sw")?.go_on()?;
+        let report = sent.finish()?;
+        let why = report["between_hosts"].as_str().unwrap_or_default();
+        ensure!(why.contains("nothing was acknowledged"), "{report:#}");
+        ensure!(report["ways"]["changes"][1]["to"] == "group", "{report:#}");
+        let [in_group, between_hosts] = ways(&report)?;
+        ensure!(in_group > between_hosts && between_hosts > 0, "{report:#}");
+        Ok(())
+    });
+}
+
+/// Receivers that have everything help the one that the source could not hear.
+#[test]
+fn receivers_that_have_everything_go_on_with_the_others() {
+    lab::in_lab("safeguard", STAR, &[], |lab| {
+        let limit = ["--rate", "1M", "--burst", "20000"];
+        let mut sent = Sent::start(lab, &limit, 120_000, &[])?;
+        let ready = lab.folder().join("h4.ready");
+        sent.source.wait_until("h4 was connected", |_| ready.exists())?;
+        sent.receivers[2].0.stop()?;
+        sent.wait_until_said("goes on from host to host")?;
+        sent.receivers[2].0.go_on()?;
+        sent.finish()?;
+        Ok(())
+    });
+}
+
+/// A receiver that is not to go on from host to host says so, and the others name it.
+#[test]
+fn a_receiver_without_fallback_fails_when_its_source_goes_on_from_host_to_host() {
+    lab::in_lab("safeguard", STAR, &[], |lab| {
+        let controller = lab.socket("controller");
+        let group = [
+            "group",
+            "create",
+            "g",
+            "--source",
+            "h1",
+            "--members",
+            "h2",
+            "--rate",
+            "40M",
+        ];
+        lab.castnet(&[&group[..], &["--controller", &controller]].concat())?;
+        let file = lab.folder().join("sent");
+        write_random(&file, 12 << 20, 16)?;
+        let out = lab.folder().join("out");
+        let mut receiver = lab.start_host(
+            "h2",
+            "receive",
+            "g",
+            &["--fallback", "off", "--out", &out.to_string_lossy()],
+        )?;
+        let send = ["--file", &file.to_string_lossy(), "--expect", "400M"];
+        let source = lab.start_host("h1", "send", "g", &[&send, &AFTER[..]].concat())?;
+        let status = receiver.wait()?;
+        let said = receiver.output();
+        ensure!(
+            !status.success() && said.contains("goes on from host to host"),
+            "{said}"
+        );
+        ensure!(said.contains("--fallback auto") && !out.exists(), "{said}");
+        // It would wait a minute for the receiver.
+        drop(source);
+        Ok(())
+    });
+}
