@@ -1,22 +1,30 @@
 //! Hosts that behave like rxe, and a network with a bounded number of faults: safety in all states, delivery in the
 //! end.
 
-use crate::fabric::{End, Fabric, LINKS, RECEIVERS, Topology};
+use crate::fabric::{End, FROM_SOURCE, Fabric, LINKS, RECEIVERS, Topology};
 use crate::host::{Requester, Responder};
-use crate::message::{Answer, Message, PACKETS, Queue};
-use crate::switch::{Arrival, Fault, Outcome, Rule, Seen, Switches};
+use crate::message::{Answer, Message, PACKETS, PACKETS_MAX, Queue};
+use crate::switch::{Arrival, Fault, Outcome, Rule, Seen, Setup, Switches};
 use stateright::{Model, Property};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 /// Most messages that are delayed at the same time.
 const LATE_MAX: usize = 2;
+/// Ticks of the switches in the time-out of the source.
+const TICKS: u8 = 64;
 
 /// Bounds of a run. Faults may affect any message on any link in either direction.
 #[derive(Clone, Copy)]
 pub struct Config {
     /// The switches.
     pub topology: Topology,
+    /// Number of packets.
+    pub packets: u8,
+    /// Most packets of the source that are not acknowledged.
+    pub window: u8,
+    /// Slots of the ring of each switch; 0 where the source repairs.
+    pub slots: u16,
     /// Bit `i`: packet `i` requests an ACK, and ends a message.
     pub ack_requests: u8,
     /// Most lost messages.
@@ -31,6 +39,8 @@ pub struct Config {
     pub early_time_outs: u8,
     /// Most time-outs of the source while no message is in flight. Delivery must not need more.
     pub time_outs: u8,
+    /// How often, most, a switch that repairs sends because of a tick while messages are in flight.
+    pub early_ticks: u8,
     /// By receiver, the packet that finds no posted receive when it first arrives.
     pub not_ready: [Option<u8>; RECEIVERS],
     /// By receiver, the packet that ends its connection.
@@ -50,6 +60,9 @@ pub enum Losable {
     All,
     /// Packets that are followed by others. Their loss must be repaired without a time-out.
     Followed,
+    /// All messages, but not those between the source and the switch next to it. Switches that repair must not need
+    /// a time-out.
+    BehindFirst,
     /// All messages except those of receivers. A receiver whose connection has ended reports it once. If that report
     /// is lost on its first link, the source uses up its retries, as without a switch.
     NotFromReceivers,
@@ -63,6 +76,9 @@ impl Config {
     pub const fn without_faults(topology: Topology) -> Self {
         Self {
             topology,
+            packets: PACKETS,
+            window: PACKETS,
+            slots: 0,
             ack_requests: 0b111,
             losses: 0,
             losable: Losable::All,
@@ -70,6 +86,7 @@ impl Config {
             delays: 0,
             early_time_outs: 0,
             time_outs: 0,
+            early_ticks: 0,
             not_ready: [None; RECEIVERS],
             refuses: [None; RECEIVERS],
             fault: Fault::Nothing,
@@ -100,6 +117,9 @@ pub struct State {
     delays: u8,
     early_time_outs: u8,
     time_outs: u8,
+    early_ticks: u8,
+    /// Ticks since the timer of the source was set.
+    elapsed: u8,
     broken: Option<Rule>,
     /// Events of the last step. Not part of the state's identity.
     seen: Seen,
@@ -122,6 +142,8 @@ impl Hash for State {
             self.delays,
             self.early_time_outs,
             self.time_outs,
+            self.early_ticks,
+            self.elapsed,
         ];
         (switches, source, receivers, links, late, broken, budgets).hash(hasher);
     }
@@ -149,6 +171,10 @@ pub enum Action {
     DeliverLate(usize, Message),
     /// The retransmission timer of the source expires.
     TimeOut,
+    /// Timers of a switch expire until it sends something.
+    Tick(usize),
+    /// Timers of all switches expire until one sends something.
+    Ticks,
     /// The wait after an RNR NAK ends.
     EndRnrWait,
 }
@@ -156,8 +182,8 @@ pub enum Action {
 impl State {
     /// Returns true if the run has ended correctly: everything is delivered and the source knows it, or the source
     /// has received a refusal.
-    fn is_settled(&self) -> bool {
-        let delivered = self.receivers.iter().all(|receiver| receiver.expected == PACKETS);
+    fn is_settled(&self, packets: u8) -> bool {
+        let delivered = self.receivers.iter().all(|receiver| receiver.expected == packets);
         delivered && self.source.is_done() || self.source.failed
     }
 
@@ -198,8 +224,9 @@ impl Bounded {
     /// The model of a run.
     pub fn new(config: Config) -> Self {
         assert!(usize::from(config.delays) <= LATE_MAX, "too many late messages");
+        assert!(config.packets <= PACKETS_MAX, "too many packets");
         Self {
-            fabric: Fabric::new(config.topology),
+            fabric: Fabric::new(config.topology, config.slots),
             config,
         }
     }
@@ -248,7 +275,7 @@ impl Bounded {
         if let Some(message) = state.links[link].head() {
             let stale = !all && self.is_stale(state, link, message);
             let is_ignored = match (self.fabric.end(link), message) {
-                (End::Receiver(i), Message::Data(at)) => !all && state.receivers[i].ignores(at),
+                (End::Receiver(i), Message::Data(at, _)) => !all && state.receivers[i].ignores(at),
                 _ => stale,
             };
             let repeatable = all || !matches!(message, Message::Feedback(Answer::Ack, _));
@@ -273,14 +300,16 @@ impl Bounded {
     fn is_losable(&self, link: usize, message: Message) -> bool {
         match self.config.losable {
             Losable::All => true,
-            Losable::Followed => matches!(message, Message::Data(at) if at + 1 < PACKETS),
+            Losable::Followed => matches!(message, Message::Data(at, _) if at + 1 < self.config.packets),
+            Losable::BehindFirst => link / 2 != FROM_SOURCE / 2,
             Losable::NotFromReceivers => !matches!(self.fabric.end(link ^ 1), End::Receiver(_)),
         }
     }
 
     fn send(&self, state: &mut State, packets: Range<u8>) {
         for at in packets {
-            self.put(state, End::Source, Message::Data(at));
+            let asks = self.config.ack_requests >> at & 1 != 0;
+            self.put(state, End::Source, Message::Data(at, asks));
         }
     }
 
@@ -297,37 +326,74 @@ impl Bounded {
         state.late.sort_unstable();
         match (self.fabric.end(link), message) {
             (End::Source, Message::Feedback(answer, at)) => {
+                let before = state.source;
                 let packets = state.source.answer(answer, at);
+                if state.source != before {
+                    state.elapsed = 0;
+                }
                 self.send(state, packets);
             }
-            (End::Receiver(i), Message::Data(at)) => {
-                if let Some(answer) = state.receivers[i].data(at, self.requests_ack(at)) {
+            (End::Receiver(i), Message::Data(at, asks)) => {
+                if let Some(answer) = state.receivers[i].data(at, asks) {
                     self.put(state, End::Receiver(i), answer);
                 }
             }
             (End::Switch { index, path }, message) => {
-                let requests_ack = matches!(message, Message::Data(at) if self.requests_ack(at));
-                let arrival = Arrival {
-                    index,
-                    path,
-                    message,
-                    requests_ack,
-                    message_ends: self.config.ack_requests,
-                };
-                let Outcome { sent, broken, seen } =
-                    state.switches.arrive(&self.fabric, self.config.fault, arrival);
-                state.broken = state.broken.or(broken);
-                state.seen = seen;
-                for (path, message) in sent {
-                    let end = End::Switch { index, path };
-                    if self.fabric.peer(end) == End::Source {
-                        self.check_truth(state, message);
-                    }
-                    self.put(state, end, message);
-                }
+                let arrival = Arrival { index, path, message };
+                let outcome = state.switches.arrive(&self.setup(), arrival);
+                self.carry_out(state, index, outcome);
             }
             _ => state.broken = Some(Rule::Sense),
         }
+    }
+
+    fn setup(&self) -> Setup<'_> {
+        Setup {
+            fabric: &self.fabric,
+            fault: self.config.fault,
+            packets: self.config.packets,
+            message_ends: self.config.ack_requests,
+        }
+    }
+
+    fn carry_out(&self, state: &mut State, index: usize, outcome: Outcome) {
+        state.broken = state.broken.or(outcome.broken);
+        state.seen = outcome.seen;
+        for (path, message) in outcome.sent {
+            let end = End::Switch { index, path };
+            if self.fabric.peer(end) == End::Source {
+                self.check_truth(state, message);
+            }
+            self.put(state, end, message);
+        }
+    }
+
+    /// Ticks of one switch until it sends something. Returns true if it does before the source may time out.
+    fn tick(&self, state: &mut State, index: usize) -> bool {
+        (0..TICKS).any(|_| {
+            let outcome = state.switches.tick(&self.setup(), index);
+            let sends = !outcome.sent.is_empty();
+            self.carry_out(state, index, outcome);
+            sends
+        })
+    }
+
+    /// Ticks of all switches until one sends something. Returns true if one does before the source times out.
+    fn tick_all(&self, state: &mut State) -> bool {
+        let left = TICKS - state.elapsed;
+        self.config.slots > 0
+            && (0..left).any(|_| {
+                state.elapsed += 1;
+                let (mut sends, mut seen) = (false, Seen::default());
+                for index in 0..self.fabric.switches() {
+                    let outcome = state.switches.tick(&self.setup(), index);
+                    sends |= !outcome.sent.is_empty();
+                    seen.resent_to_silent |= outcome.seen.resent_to_silent;
+                    self.carry_out(state, index, outcome);
+                }
+                state.seen = seen;
+                sends
+            })
     }
 
     /// Checks M1 and M2 at the source against the true state of the receivers.
@@ -341,10 +407,6 @@ impl Bounded {
             state.broken = state.broken.or(Some(if is_ack { Rule::M1 } else { Rule::M2 }));
         }
     }
-
-    fn requests_ack(&self, at: u8) -> bool {
-        self.config.ack_requests >> at & 1 != 0
-    }
 }
 
 impl Model for Bounded {
@@ -355,7 +417,7 @@ impl Model for Bounded {
         let config = &self.config;
         let mut state = State {
             switches: Switches::new(&self.fabric),
-            source: Requester::default(),
+            source: Requester::new(config.packets, config.window),
             receivers: std::array::from_fn(|i| Responder::new(config.not_ready[i], config.refuses[i])),
             links: [Queue::default(); LINKS],
             late: [None; LATE_MAX],
@@ -364,10 +426,13 @@ impl Model for Bounded {
             delays: config.delays,
             early_time_outs: config.early_time_outs,
             time_outs: config.time_outs,
+            early_ticks: config.early_ticks,
+            elapsed: 0,
             broken: None,
             seen: Seen::default(),
         };
-        self.send(&mut state, 0..PACKETS);
+        let packets = state.source.send();
+        self.send(&mut state, packets);
         vec![state]
     }
 
@@ -381,13 +446,19 @@ impl Model for Bounded {
         for link in 0..self.fabric.links() {
             self.link_actions(state, link, actions);
         }
-        let time_outs = if state.is_network_empty() {
+        let quiet = state.is_network_empty();
+        let time_outs = if quiet {
             state.time_outs
         } else {
             state.early_time_outs
         };
-        if state.source.may_time_out() && time_outs > 0 {
+        if quiet && state.source.may_time_out() && self.tick_all(&mut state.clone()) {
+            actions.push(Action::Ticks);
+        } else if state.source.may_time_out() && time_outs > 0 {
             actions.push(Action::TimeOut);
+        }
+        if !quiet && state.early_ticks > 0 {
+            actions.extend((0..self.fabric.switches()).map(Action::Tick));
         }
         if state.source.waiting {
             actions.push(Action::EndRnrWait);
@@ -435,11 +506,25 @@ impl Model for Bounded {
                 } else {
                     &mut state.early_time_outs
                 }) -= 1;
+                if quiet {
+                    self.tick_all(&mut state);
+                }
+                state.elapsed = 0;
                 state.seen.timed_out = true;
                 let packets = state.source.go_back();
                 self.send(&mut state, packets);
             }
+            Action::Tick(index) => {
+                state.early_ticks -= 1;
+                if !self.tick(&mut state, index) {
+                    return None;
+                }
+            }
+            Action::Ticks => {
+                self.tick_all(&mut state);
+            }
             Action::EndRnrWait => {
+                state.elapsed = 0;
                 let packets = state.source.go_back();
                 self.send(&mut state, packets);
             }
@@ -459,6 +544,10 @@ impl Model for Bounded {
                 "M3: a packet is sent exactly to the paths that lack it",
                 |_, s: &State| s.broken != Some(Rule::M3),
             ),
+            Property::always(
+                "repair: the source gets a NAK only of what the switch next to it lacks",
+                |_, s: &State| s.broken != Some(Rule::Repair),
+            ),
             Property::always("the MSN is that of the slowest path", |_, s: &State| {
                 s.broken != Some(Rule::Msn)
             }),
@@ -470,14 +559,14 @@ impl Model for Bounded {
             // checks all final states.
             Property::eventually(
                 "everything is delivered and the source knows it",
-                |_, s: &State| s.is_settled(),
+                |model: &Self, s: &State| s.is_settled(model.config.packets),
             ),
             Property::always(
                 "everything is delivered in final states",
                 |model: &Self, s: &State| {
                     let mut actions = Vec::new();
                     model.actions(s, &mut actions);
-                    !actions.is_empty() || s.broken.is_some() || s.is_settled()
+                    !actions.is_empty() || s.broken.is_some() || s.is_settled(model.config.packets)
                 },
             ),
         ];
@@ -508,5 +597,10 @@ pub mod sights {
         rnr_merged = "an RNR NAK covers a gap of another path";
         fatal_repeated = "a NAK that ends the connection is repeated";
         timed_out = "the source times out";
+        resent = "a switch repairs from its ring";
+        resent_to_silent = "a switch repeats for a path that is silent";
+        requested = "a switch requests a packet of the switch above";
+        kept_behind_gap = "a switch keeps a packet behind a gap";
+        beyond_ring = "a packet behind a gap does not fit into the ring";
     }
 }

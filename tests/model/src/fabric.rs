@@ -1,6 +1,6 @@
 //! The switches of both models and their links.
 
-use castnet_collective::{Multicast, MulticastConfig, PathId};
+use castnet_collective::{Multicast, MulticastConfig, PathId, RepairConfig};
 use castnet_wire::{Nanos, Psn};
 
 /// Number of receivers.
@@ -11,11 +11,13 @@ pub const SWITCHES: usize = 3;
 pub const PATHS: usize = 3;
 /// Most links: two per edge.
 pub const LINKS: usize = 12;
+/// Most slots of a ring.
+pub const SLOTS_MAX: usize = 4;
 /// PSN of the first packet. The third one is behind the wrap.
 pub const START: Psn = Psn::new(Psn::MODULUS - 2);
 
 /// The link from the source. The first edge is that of the source.
-const FROM_SOURCE: usize = 0;
+pub const FROM_SOURCE: usize = 0;
 
 /// Two tiers of switches between a source and three receivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,11 +58,13 @@ pub struct Fabric {
     away: [[usize; PATHS]; SWITCHES],
     /// By receiver, the outgoing link.
     away_from_receiver: [usize; RECEIVERS],
+    /// Slots of the ring of each switch; 0 where the source repairs.
+    slots: u16,
 }
 
 impl Fabric {
-    /// The fabric of a topology.
-    pub fn new(topology: Topology) -> Self {
+    /// The fabric of a topology. Its switches have rings of `slots` packets; 0 where the source repairs.
+    pub fn new(topology: Topology, slots: u16) -> Self {
         let switch = |index, path| End::Switch { index, path };
         let (ups, edges) = match topology {
             Topology::RootAndLeaf => (
@@ -100,6 +104,7 @@ impl Fabric {
             downs,
             away,
             away_from_receiver,
+            slots,
         };
         for link in 0..fabric.links() {
             match fabric.end(link ^ 1) {
@@ -153,12 +158,30 @@ impl Fabric {
 
     /// The machine of the data plane for a switch, in its initial state.
     pub fn machine(&self, index: usize, start_psn: Option<Psn>) -> Multicast {
-        Multicast::new(MulticastConfig {
+        let machine = Multicast::new(MulticastConfig {
             paths: self.downs[index].len() as u16 + 1,
             source: path_id(self.ups[index]),
             start_psn,
             stall_timeout: Nanos::ZERO,
+        });
+        if self.slots == 0 {
+            return machine;
+        }
+        let up = End::Switch {
+            index,
+            path: self.ups[index],
+        };
+        machine.with_repair(RepairConfig {
+            slots: self.slots,
+            // The clock stands still: each tick is due.
+            tick: Nanos::ZERO,
+            source_is_switch: matches!(self.peer(up), End::Switch { .. }),
         })
+    }
+
+    /// Slots of the ring of each switch; 0 where the source repairs.
+    pub fn slots(&self) -> usize {
+        self.slots.into()
     }
 }
 

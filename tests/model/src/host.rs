@@ -3,12 +3,18 @@
 //! Both are as small as possible to limit the number of states. The requester sends everything it may at once: a
 //! slower one is equal to a delay in the network. Its timers are actions of the model.
 
-use crate::message::{Answer, Message, PACKETS};
+use crate::message::{Answer, Message};
 use std::ops::Range;
 
 /// The requester of the source.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Requester {
+    /// Number of packets that it sends in all.
+    total: u8,
+    /// Most packets that are not acknowledged.
+    window: u8,
+    /// Position of the next packet to send.
+    next: u8,
     /// Position of the oldest packet that is not acknowledged.
     pub unacked: u8,
     /// True if a NAK was handled and no ACK has arrived since: rxe ignores further NAKs.
@@ -20,9 +26,22 @@ pub struct Requester {
 }
 
 impl Requester {
+    /// A requester that has sent nothing.
+    pub fn new(total: u8, window: u8) -> Self {
+        Self {
+            total,
+            window,
+            next: 0,
+            unacked: 0,
+            retrying: false,
+            waiting: false,
+            failed: false,
+        }
+    }
+
     /// Returns true if everything is acknowledged.
     pub fn is_done(&self) -> bool {
-        self.unacked == PACKETS
+        self.unacked == self.total
     }
 
     /// Returns true if its retransmission timer runs.
@@ -34,10 +53,20 @@ impl Requester {
     pub fn go_back(&mut self) -> Range<u8> {
         self.retrying = false;
         self.waiting = false;
-        self.unacked..PACKETS
+        self.next = self.unacked;
+        self.send()
     }
 
-    /// Handles feedback. Returns the packets that it retransmits.
+    /// Returns the packets that it may send now.
+    pub fn send(&mut self) -> Range<u8> {
+        let first = self.next.max(self.unacked);
+        if !self.waiting && !self.failed {
+            self.next = first.max(self.total.min(self.unacked + self.window));
+        }
+        first..self.next.max(first)
+    }
+
+    /// Handles feedback. Returns the packets that it sends.
     pub fn answer(&mut self, answer: Answer, at: u8) -> Range<u8> {
         // An ACK of acknowledged packets is ignored. Any other ACK is accepted, even for packets that were not sent.
         if self.failed || at < self.unacked {
@@ -53,7 +82,7 @@ impl Requester {
                 self.unacked = at;
                 if !self.retrying && !self.waiting {
                     self.retrying = true;
-                    return at..PACKETS;
+                    self.next = at;
                 }
             }
             Answer::Rnr => {
@@ -66,7 +95,7 @@ impl Requester {
                 self.waiting = false;
             }
         }
-        0..0
+        self.send()
     }
 }
 

@@ -5,19 +5,27 @@
 //! packets up to a position could have sent an ACK of each of them, and a refusal of each of them and of the next; so
 //! each of these may arrive now. This allows more than hosts can do, including everything that rxe does.
 
-use crate::fabric::{End, Fabric, SWITCHES, Topology};
-use crate::message::{Answer, Message, MessageSet, PACKETS};
-use crate::switch::{Arrival, Fault, Outcome, Rule, Switches};
+use crate::fabric::{End, Fabric, PATHS, SWITCHES, Topology};
+use crate::message::{Answer, Message, MessageSet};
+use crate::switch::{Arrival, Fault, Outcome, Rule, Setup, Switches};
 use stateright::{Model, Property};
 
 /// Unlimited restarts.
 pub const ANY: u8 = u8::MAX;
+/// Ticks until a switch has repeated everything that it repeats for a silent path.
+const TICKS_MAX: usize = 16;
 
 /// Bounds of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// The switches.
     pub topology: Topology,
+    /// Number of packets.
+    pub packets: u8,
+    /// Slots of the ring of each switch; 0 where the source repairs.
+    pub slots: u16,
+    /// How often switches that repair may send because of a tick.
+    pub ticks: u8,
     /// How often switches may lose their state, at any time; [`ANY`] for no limit.
     pub restarts: u8,
     /// Kinds of refusals that receivers use.
@@ -37,11 +45,12 @@ pub struct Hostile {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     switches: Switches,
-    /// By switch, the packets that it has sent down: bit `i` for packet `i`. It sends a new one on all paths.
-    down: [u8; SWITCHES],
-    /// By switch, the feedback that it has sent up.
+    /// By switch and path, the packets that it has sent there: bit `i` for packet `i`.
+    down: [[u8; PATHS]; SWITCHES],
+    /// By switch, the feedback and the requests that it has sent up.
     up: [MessageSet; SWITCHES],
     restarts: u8,
+    ticks: u8,
     broken: Option<Rule>,
 }
 
@@ -56,8 +65,11 @@ pub enum Action {
         path: usize,
         /// The message.
         message: Message,
-        /// Data only: whether it requests an ACK.
-        requests_ack: bool,
+    },
+    /// Timers of a switch expire until it sends something.
+    Tick {
+        /// Index of the switch.
+        index: usize,
     },
     /// A switch loses its state.
     Restart {
@@ -70,7 +82,7 @@ impl Hostile {
     /// The model of a run.
     pub fn new(config: Config) -> Self {
         Self {
-            fabric: Fabric::new(config.topology),
+            fabric: Fabric::new(config.topology, config.slots),
             config,
         }
     }
@@ -81,8 +93,8 @@ impl Hostile {
             index,
             path: self.fabric.up(index),
         }) {
-            End::Switch { index, .. } => state.down[index],
-            _ => (1 << PACKETS) - 1,
+            End::Switch { index, path } => state.down[index][path],
+            _ => (1 << self.config.packets) - 1,
         }
     }
 
@@ -91,13 +103,14 @@ impl Hostile {
         if let End::Switch { index, .. } = self.fabric.peer(End::Switch { index, path }) {
             return state.up[index];
         }
-        let expected = state.down[index].trailing_ones() as u8;
+        let arrived = state.down[index][path];
+        let expected = arrived.trailing_ones() as u8;
         let mut set = MessageSet::default();
         for at in 0..expected {
             set.insert(Message::Feedback(Answer::Ack, at));
         }
         // A receiver may refuse a packet that has arrived, or that a later one has shown to be missing.
-        let newest = u8::BITS as u8 - state.down[index].leading_zeros() as u8;
+        let newest = u8::BITS as u8 - arrived.leading_zeros() as u8;
         for at in 0..(expected + 1).min(newest) {
             for answer in self.config.refusals {
                 set.insert(Message::Feedback(*answer, at));
@@ -115,9 +128,10 @@ impl Model for Hostile {
         let switches = Switches::new(&self.fabric);
         vec![State {
             switches,
-            down: [0; SWITCHES],
+            down: [[0; PATHS]; SWITCHES],
             up: [MessageSet::default(); SWITCHES],
             restarts: self.config.restarts,
+            ticks: self.config.ticks,
             broken: None,
         }]
     }
@@ -130,37 +144,44 @@ impl Model for Hostile {
             if state.restarts > 0 {
                 actions.push(Action::Restart { index });
             }
+            if state.ticks > 0 {
+                actions.push(Action::Tick { index });
+            }
             let above = self.above(state, index);
-            for at in (0..PACKETS).filter(|at| above >> at & 1 != 0) {
-                let (path, message) = (self.fabric.up(index), Message::Data(at));
-                actions.extend([false, true].map(|requests_ack| Action::Arrive {
+            for at in (0..self.config.packets).filter(|at| above >> at & 1 != 0) {
+                let path = self.fabric.up(index);
+                actions.extend([false, true].map(|asks| Action::Arrive {
                     index,
                     path,
-                    message,
-                    requests_ack,
+                    message: Message::Data(at, asks),
                 }));
             }
             for path in self.fabric.downs(index).iter().copied() {
                 let below = self.below(state, index, path).messages();
-                actions.extend(below.map(|message| Action::Arrive {
-                    index,
-                    path,
-                    message,
-                    requests_ack: false,
-                }));
+                actions.extend(below.map(|message| Action::Arrive { index, path, message }));
             }
         }
     }
 
     fn next_state(&self, before: &State, action: Action) -> Option<State> {
         let mut state = before.clone();
-        let (index, path, message, requests_ack) = match action {
-            Action::Arrive {
-                index,
-                path,
-                message,
-                requests_ack,
-            } => (index, path, message, requests_ack),
+        let setup = Setup {
+            fabric: &self.fabric,
+            fault: self.config.fault,
+            packets: self.config.packets,
+            // Each packet is a separate message.
+            message_ends: u8::MAX,
+        };
+        let (index, outcome) = match action {
+            Action::Arrive { index, path, message } => {
+                let arrival = Arrival { index, path, message };
+                (index, state.switches.arrive(&setup, arrival))
+            }
+            Action::Tick { index } => {
+                state.ticks -= 1;
+                let mut outcomes = (0..TICKS_MAX).map(|_| state.switches.tick(&setup, index));
+                (index, outcomes.find(|outcome| !outcome.sent.is_empty())?)
+            }
             Action::Restart { index } => {
                 if self.config.restarts != ANY {
                     state.restarts -= 1;
@@ -169,22 +190,14 @@ impl Model for Hostile {
                 return (state != *before).then_some(state);
             }
         };
-        // Each packet is a separate message.
-        let arrival = Arrival {
-            index,
-            path,
-            message,
-            requests_ack,
-            message_ends: u8::MAX,
-        };
-        let Outcome { sent, broken, .. } = state.switches.arrive(&self.fabric, self.config.fault, arrival);
+        let Outcome { sent, broken, .. } = outcome;
         state.broken = broken;
-        for (_, message) in sent {
+        for (path, message) in sent {
             match message {
-                Message::Data(at) => state.down[index] |= 1 << at,
+                Message::Data(at, _) => state.down[index][path] |= 1 << at,
                 // Feedback at the source has no effect in this model.
-                Message::Feedback(..) if index == 0 => {}
-                Message::Feedback(..) => state.up[index].insert(message),
+                Message::Feedback(..) | Message::Resend(_) if index == 0 => {}
+                Message::Feedback(..) | Message::Resend(_) => state.up[index].insert(message),
             }
         }
         (state != *before).then_some(state)
@@ -213,7 +226,7 @@ impl Model for Hostile {
                 |model: &Self, s: &State| {
                     let all = |index: usize| {
                         let mut downs = model.fabric.downs(index).iter();
-                        downs.all(|path| s.switches.acknowledged[index][*path] == PACKETS)
+                        downs.all(|path| s.switches.acknowledged[index][*path] == model.config.packets)
                     };
                     (0..model.fabric.switches()).all(all)
                 },

@@ -1,9 +1,11 @@
-//! Messages of four bits, and their containers.
+//! Messages of one byte, and their containers.
 
 use std::fmt;
 
-/// Number of packets that the source sends.
+/// Number of packets that the source sends, unless a run says otherwise.
 pub const PACKETS: u8 = 3;
+/// Most packets of a run.
+pub const PACKETS_MAX: u8 = 4;
 
 /// Feedback of a host or a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,44 +25,54 @@ const ANSWERS: [Answer; 4] = [Answer::Ack, Answer::Nak, Answer::Rnr, Answer::Fat
 /// A message on a link. Positions count from the first packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Message {
-    /// The packet at a position.
-    Data(u8),
+    /// The packet at a position, and whether it requests an ACK.
+    Data(u8, bool),
     /// An acknowledge packet and the position of its PSN.
     Feedback(Answer, u8),
+    /// A switch lacks the packet at a position.
+    Resend(u8),
 }
+
+/// The codes of feedback start at 1. Those of requests and data follow.
+const RESEND: u8 = 1 + 4 * PACKETS_MAX;
+const DATA: u8 = RESEND + PACKETS_MAX;
+const CODES: u8 = DATA + 2 * PACKETS_MAX;
 
 impl Message {
     /// Number of packets that it acknowledges.
     pub fn acknowledges(self) -> u8 {
         match self {
-            Self::Data(_) => 0,
+            Self::Data(..) | Self::Resend(_) => 0,
             Self::Feedback(Answer::Ack, at) => at + 1,
             Self::Feedback(_, at) => at,
         }
     }
 
-    /// A code of four bits that is not 0.
-    fn code(self) -> u64 {
-        let (kind, at) = match self {
-            Self::Data(at) => (0, at),
-            Self::Feedback(answer, at) => (1 + answer as u8, at),
-        };
-        u64::from(1 + kind * PACKETS + at)
+    /// A code that is not 0.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Feedback(answer, at) => 1 + answer as u8 * PACKETS_MAX + at,
+            Self::Resend(at) => RESEND + at,
+            Self::Data(at, asks) => DATA + 2 * at + u8::from(asks),
+        }
     }
 
-    fn from_code(code: u64) -> Self {
-        let code = code as u8 - 1;
-        let at = code % PACKETS;
-        match code / PACKETS {
-            0 => Self::Data(at),
-            kind => Self::Feedback(ANSWERS[kind as usize - 1], at),
+    /// The message of a code.
+    pub fn from_code(code: u8) -> Self {
+        match code {
+            DATA.. => Self::Data((code - DATA) / 2, !(code - DATA).is_multiple_of(2)),
+            RESEND.. => Self::Resend(code - RESEND),
+            _ => Self::Feedback(
+                ANSWERS[usize::from((code - 1) / PACKETS_MAX)],
+                (code - 1) % PACKETS_MAX,
+            ),
         }
     }
 }
 
-/// The messages on one link, in order: at most sixteen, the oldest in the lowest four bits.
+/// The messages on one link, in order: at most sixteen, the oldest in the lowest byte.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Queue(u64);
+pub struct Queue(u128);
 
 impl Queue {
     /// Returns true if the link has no message.
@@ -70,23 +82,22 @@ impl Queue {
 
     /// The oldest message.
     pub fn head(self) -> Option<Message> {
-        (self.0 != 0).then(|| Message::from_code(self.0 & 0xF))
+        (self.0 != 0).then(|| Message::from_code(self.0 as u8))
     }
 
     /// Removes the oldest message.
     pub fn pop(&mut self) {
-        self.0 >>= 4;
+        self.0 >>= 8;
     }
 
     /// Adds a message. Returns false if the queue is full, which no run may reach.
     #[must_use]
     pub fn push(&mut self, message: Message) -> bool {
-        let bits = 64 - self.0.leading_zeros().min(64);
-        let shift = bits.div_ceil(4) * 4;
-        if shift == 64 {
+        let shift = (u128::BITS - self.0.leading_zeros()).next_multiple_of(8);
+        if shift == u128::BITS {
             return false;
         }
-        self.0 |= message.code() << shift;
+        self.0 |= u128::from(message.code()) << shift;
         true
     }
 
@@ -108,7 +119,7 @@ impl fmt::Debug for Queue {
 
 /// A set of messages.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct MessageSet(u16);
+pub struct MessageSet(u32);
 
 impl MessageSet {
     /// Adds a message.
@@ -118,7 +129,7 @@ impl MessageSet {
 
     /// All messages of the set.
     pub fn messages(self) -> impl Iterator<Item = Message> {
-        (1..16)
+        (1..CODES)
             .filter(move |code| self.0 >> code & 1 != 0)
             .map(Message::from_code)
     }
@@ -135,22 +146,24 @@ mod tests {
     use super::*;
 
     fn all() -> impl Iterator<Item = Message> {
-        (1..16).map(Message::from_code)
+        (1..CODES).map(Message::from_code)
     }
 
     #[test]
     fn codes_are_decoded_as_encoded() {
-        assert!((1..16).all(|code| Message::from_code(code).code() == code));
+        assert!((1..CODES).all(|code| Message::from_code(code).code() == code));
     }
 
     #[test]
     fn a_queue_keeps_messages_in_order() {
         let mut queue = Queue::default();
         assert!(queue.is_empty() && queue.head().is_none());
-        assert!(all().all(|message| queue.push(message)));
-        assert!(queue.push(Message::Data(0)) && !queue.push(Message::Data(0)));
+        assert!(all().take(16).all(|message| queue.push(message)));
+        assert!(!queue.push(Message::Resend(0)));
         queue.pop();
-        assert!(queue.messages().eq(all().skip(1).chain([Message::Data(0)])));
+        assert!(queue.push(Message::Data(0, true)));
+        let pushed = all().take(16).skip(1);
+        assert!(queue.messages().eq(pushed.chain([Message::Data(0, true)])));
     }
 
     #[test]

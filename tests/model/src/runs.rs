@@ -3,7 +3,7 @@
 use crate::bounded::{self, Bounded, Losable, sights};
 use crate::fabric::Topology;
 use crate::hostile::{self, Hostile};
-use crate::message::Answer;
+use crate::message::{Answer, PACKETS};
 use crate::report::{Outcome, Until, explore};
 use crate::switch::Fault;
 
@@ -48,6 +48,14 @@ const ONE_FAULT: bounded::Config = bounded::Config {
     ..ROOT
 };
 
+/// Both switches repair.
+const RING: bounded::Config = bounded::Config {
+    slots: 4,
+    losses: 1,
+    time_outs: 2,
+    ..ROOT
+};
+
 const fn bounded(name: &'static str, config: bounded::Config) -> Run {
     Run {
         name,
@@ -58,8 +66,28 @@ const fn bounded(name: &'static str, config: bounded::Config) -> Run {
 const fn hostile(name: &'static str, topology: Topology, refusals: &'static [Answer]) -> Run {
     let config = hostile::Config {
         topology,
+        packets: PACKETS,
+        slots: 0,
+        ticks: 0,
         restarts: 0,
         refusals,
+        fault: Fault::Nothing,
+    };
+    Run {
+        name,
+        bounds: Bounds::Hostile(config),
+    }
+}
+
+/// Two packets.
+const fn hostile_ring(name: &'static str, ticks: u8, restarts: u8) -> Run {
+    let config = hostile::Config {
+        topology: Topology::RootAndLeaf,
+        packets: 2,
+        slots: 2,
+        ticks,
+        restarts,
+        refusals: &[Answer::Nak],
         fault: Fault::Nothing,
     };
     Run {
@@ -190,11 +218,185 @@ pub const HOSTILE: &[Run] = &[
         name: "hostile network, root and leaf: NAK, a switch restarts",
         bounds: Bounds::Hostile(hostile::Config {
             topology: Topology::RootAndLeaf,
+            packets: PACKETS,
+            slots: 0,
+            ticks: 0,
             restarts: 1,
             refusals: &[Answer::Nak],
             fault: Fault::Nothing,
         }),
     },
+];
+
+/// Switches that repair, with rings as long as the window and shorter ones.
+pub const RINGS: &[Run] = &[
+    bounded(
+        "ring of 4, root and leaf: loss behind the first link",
+        bounded::Config {
+            losable: Losable::BehindFirst,
+            sights: &[sights::resent, sights::resent_to_silent, sights::requested],
+            time_outs: 0,
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 4, root and leaf, one message: loss",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            sights: &[sights::kept_behind_gap],
+            ..RING
+        },
+    ),
+    bounded("ring of 4, root and leaf, three messages: loss", RING),
+    bounded(
+        "ring of 4, root and leaf, window of 2: loss",
+        bounded::Config { window: 2, ..RING },
+    ),
+    bounded(
+        "ring of 2, root and leaf, three messages: loss",
+        bounded::Config {
+            slots: 2,
+            sights: &[sights::resent],
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 2, root and leaf, one message: two losses",
+        bounded::Config {
+            slots: 2,
+            ack_requests: ONE_MESSAGE,
+            losses: 2,
+            sights: &[sights::beyond_ring],
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 4, root and leaf, one message: loss, duplicate",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            duplicates: 1,
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 4, root and leaf, one message: late",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            losses: 0,
+            delays: 1,
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 4, root and leaf, one message: loss, early tick",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            early_ticks: 1,
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 4, root and leaf, one message: receiver not ready, loss",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            not_ready: [Some(1), None, None],
+            ..RING
+        },
+    ),
+    hostile_ring("hostile network, ring of 2, root and leaf: NAK", 0, 0),
+];
+
+/// Runs of switches that repair that are too large for the tests.
+pub const RINGS_FULL: &[Run] = &[
+    bounded(
+        "ring of 4, root and leaf, one message: loss, duplicate, late",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            duplicates: 1,
+            delays: 1,
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 2, root and leaf, one message: loss, duplicate, early tick",
+        bounded::Config {
+            slots: 2,
+            ack_requests: ONE_MESSAGE,
+            duplicates: 1,
+            early_ticks: 1,
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 4, spine and leaves, three messages: two losses",
+        bounded::Config {
+            topology: Topology::SpineAndLeaves,
+            losses: 2,
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 4, root and leaf, four packets: two losses",
+        bounded::Config {
+            packets: 4,
+            window: 4,
+            ack_requests: 0b1000,
+            losses: 2,
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 2, root and leaf, four packets, window of 3: two losses",
+        bounded::Config {
+            packets: 4,
+            window: 3,
+            slots: 2,
+            ack_requests: 0b1010,
+            losses: 2,
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 4, root and leaf, three messages: loss, early time-out, early tick",
+        bounded::Config {
+            early_time_outs: 1,
+            early_ticks: 1,
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 4, root and leaf: receiver ends its connection, loss",
+        bounded::Config {
+            refuses: [None, Some(1), None],
+            losable: Losable::NotFromReceivers,
+            duplicates: 1,
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 4, root and leaf: two receivers not ready, loss, duplicate",
+        bounded::Config {
+            not_ready: [Some(1), Some(1), None],
+            duplicates: 1,
+            time_outs: 3,
+            ..RING
+        },
+    ),
+    bounded(
+        "ring of 4, root and leaf, one message: three losses",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            losses: 3,
+            time_outs: 3,
+            ..RING
+        },
+    ),
+    hostile_ring("hostile network, ring of 2, root and leaf: NAK, ticks", 2, 0),
+    hostile_ring(
+        "hostile network, ring of 2, root and leaf: NAK, a switch restarts",
+        0,
+        1,
+    ),
 ];
 
 /// Runs that are too large for the tests.
@@ -257,6 +459,9 @@ pub const FULL: &[Run] = &[
         name: "hostile network, root and leaf: NAK, switches restart any number of times",
         bounds: Bounds::Hostile(hostile::Config {
             topology: Topology::RootAndLeaf,
+            packets: PACKETS,
+            slots: 0,
+            ticks: 0,
             restarts: hostile::ANY,
             refusals: &[Answer::Nak],
             fault: Fault::Nothing,

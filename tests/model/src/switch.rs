@@ -1,9 +1,9 @@
 //! One message into one machine: what the machine sends, whether the contract allows it, and which notable events
 //! occurred.
 
-use crate::fabric::{Fabric, PATHS, START, SWITCHES, path_id};
-use crate::message::{Answer, Message, PACKETS};
-use castnet_collective::{Effect, Effects, Event, Multicast, PathId};
+use crate::fabric::{Fabric, PATHS, SLOTS_MAX, START, SWITCHES, path_id};
+use crate::message::{Answer, Message};
+use castnet_collective::{Effect, Effects, Event, Multicast, PathId, Resend, Signal};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
 /// A rule that a step violated.
@@ -15,6 +15,8 @@ pub enum Rule {
     M2,
     /// A packet was sent to a path that had acknowledged it, or not to one that had not.
     M3,
+    /// The source was sent a sequence NAK of a packet that the switch next to it had in its ring.
+    Repair,
     /// The MSN of an ACK or NAK is not the number of messages completed there.
     Msn,
     /// Valid feedback was dropped, a message is not expected where it arrived, or there are more messages than the
@@ -39,6 +41,12 @@ pub enum Fault {
     NoAnswer,
     /// A switch that restarts assumes that all paths have acknowledged everything it had seen.
     JoinAsIfDone,
+    /// A switch acknowledges what it keeps in its ring.
+    AckOfKept,
+    /// A packet from the ring is sent on all paths.
+    ResendToAll,
+    /// A switch does not look for paths that are silent.
+    NoTick,
 }
 
 /// Notable events of a step.
@@ -62,6 +70,16 @@ pub struct Seen {
     pub fatal_repeated: bool,
     /// The source timed out.
     pub timed_out: bool,
+    /// A packet was sent from a ring.
+    pub resent: bool,
+    /// A packet was sent from a ring because a path was silent.
+    pub resent_to_silent: bool,
+    /// A switch asked the switch above for a packet.
+    pub requested: bool,
+    /// A switch kept a packet behind a gap, and did not send it.
+    pub kept_behind_gap: bool,
+    /// A packet was sent that is beyond the ring, or dropped because it is.
+    pub beyond_ring: bool,
 }
 
 /// Count of the oracle, by switch and path: the number of packets that feedback has acknowledged.
@@ -78,6 +96,23 @@ pub struct Switches {
     pub newest: [u8; SWITCHES],
     /// By switch, whether it has lost its state before.
     pub restarted: [bool; SWITCHES],
+    /// By switch that repairs, the packets that it has seen: bit `i` for packet `i`.
+    received: [u8; SWITCHES],
+    /// By switch and slot, the code of the kept packet; 0 if nobody needs it.
+    rings: [[u8; SLOTS_MAX]; SWITCHES],
+}
+
+/// What all steps of a run have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup<'a> {
+    /// The switches and their links.
+    pub fabric: &'a Fabric,
+    /// A deliberate fault.
+    pub fault: Fault,
+    /// Number of packets of the source.
+    pub packets: u8,
+    /// Bit `i`: packet `i` ends a message.
+    pub message_ends: u8,
 }
 
 /// Result of one message.
@@ -100,10 +135,6 @@ pub struct Arrival {
     pub path: usize,
     /// The message.
     pub message: Message,
-    /// Data only: whether it requests an ACK.
-    pub requests_ack: bool,
-    /// Bit `i`: packet `i` ends a message.
-    pub message_ends: u8,
 }
 
 impl Switches {
@@ -116,6 +147,8 @@ impl Switches {
             acknowledged: [[0; PATHS]; SWITCHES],
             newest: [0; SWITCHES],
             restarted: [false; SWITCHES],
+            received: [0; SWITCHES],
+            rings: [[0; SLOTS_MAX]; SWITCHES],
         }
     }
 
@@ -126,133 +159,246 @@ impl Switches {
         self.acknowledged[index] = [0; PATHS];
         self.newest[index] = 0;
         self.restarted[index] = true;
+        self.received[index] = 0;
+        self.rings[index] = [0; SLOTS_MAX];
     }
 
     /// Handles the arrival of a message.
-    pub fn arrive(&mut self, fabric: &Fabric, fault: Fault, arrival: Arrival) -> Outcome {
+    pub fn arrive(&mut self, setup: &Setup<'_>, arrival: Arrival) -> Outcome {
         let Arrival {
             index, path, message, ..
         } = arrival;
-        let ahead = match message {
-            Message::Data(at) => {
-                self.newest[index] = self.newest[index].max(at + 1);
-                false
-            }
-            Message::Feedback(_, at) => at >= self.newest[index],
-        };
-        if !ahead {
-            let count = &mut self.acknowledged[index][path];
-            *count = message.acknowledges().max(*count);
-        }
+        let ahead = self.note(setup, arrival);
         let is_nak = matches!(message, Message::Feedback(answer, _) if answer != Answer::Ack);
         let nak_sent_before = is_nak && self.machines[index].status().nak_sent;
-        let event = event(arrival);
+        let event = event(setup, arrival);
         let mut effects = Effects::new();
         let machine = &mut self.machines[index];
         // A switch tries the fast path first.
         match event {
             Event::Data { from, psn, .. }
-                if from == path_id(fabric.up(index)) && machine.next_data(Nanos::ZERO, psn) =>
+                if from == path_id(setup.fabric.up(index)) && machine.next_data(Nanos::ZERO, psn) =>
             {
                 effects.push(Effect::Replicate { psn });
             }
             event => machine.handle(Nanos::ZERO, event, &mut effects),
         }
-        apply_fault(fabric, fault, index, event, &mut effects);
+        apply_fault(setup, index, event, &mut effects);
 
         let mut outcome = Outcome::default();
         for effect in &effects {
             match *effect {
-                Effect::Replicate { psn } => {
-                    let to = match fault {
-                        Fault::NoFilter => fabric.downs(index).to_vec(),
-                        _ => self.machines[index].lacking(psn).map(PathId::index).collect(),
-                    };
-                    self.replicate(fabric, arrival, &to, &mut outcome);
-                }
-                Effect::Acknowledge {
-                    psn, msn, syndrome, ..
-                } => {
-                    self.acknowledge(fabric, arrival, psn, msn, syndrome, &mut outcome);
-                }
                 // Only a switch that has lost its state receives feedback about data that it has not seen.
                 Effect::Drop(DropReason::AckAhead) if ahead => {}
                 Effect::Absorb if !ahead => {}
-                _ => outcome.broken = Some(Rule::Sense),
+                effect => self.carry_out(setup, index, Some(message), effect, &mut outcome),
             }
         }
+        self.resend(setup, index, &mut outcome);
         match message {
-            Message::Data(_) => see_data(index, &mut outcome),
-            Message::Feedback(..) if is_nak => self.see_nak(arrival, nak_sent_before, &mut outcome),
+            Message::Data(..) => see_data(index, &effects, &mut outcome),
+            Message::Feedback(..) if is_nak => self.see_nak(index, path, nak_sent_before, &mut outcome),
             Message::Feedback(..) => {
                 outcome.seen.nak_released = sends(&outcome, |answer| answer != Answer::Ack);
             }
+            Message::Resend(_) => {}
         }
         outcome
     }
 
-    /// M3, exactly: to all paths that have not acknowledged it, and to no others.
-    fn replicate(&self, fabric: &Fabric, arrival: Arrival, to: &[usize], outcome: &mut Outcome) {
-        let Arrival {
-            index,
-            message: Message::Data(at),
-            ..
-        } = arrival
-        else {
-            outcome.broken = Some(Rule::Sense);
-            return;
-        };
-        let downs = fabric.downs(index).iter().copied();
-        let wanted: Vec<usize> = downs
-            .filter(|path| self.acknowledged[index][*path] <= at)
-            .collect();
-        if to != wanted {
+    /// One tick of a switch that repairs.
+    pub fn tick(&mut self, setup: &Setup<'_>, index: usize) -> Outcome {
+        let mut outcome = Outcome::default();
+        if setup.fault == Fault::NoTick {
+            return outcome;
+        }
+        let mut effects = Effects::new();
+        self.machines[index].handle_timeout(Nanos::ZERO, &mut effects);
+        for effect in effects {
+            self.carry_out(setup, index, None, effect, &mut outcome);
+        }
+        self.resend(setup, index, &mut outcome);
+        outcome.seen.resent_to_silent = outcome.seen.resent;
+        outcome
+    }
+
+    /// What the oracle learns from a message. Returns true for feedback about data that this switch has not seen.
+    fn note(&mut self, setup: &Setup<'_>, arrival: Arrival) -> bool {
+        let Arrival { index, path, message } = arrival;
+        match message {
+            Message::Data(at, _) => {
+                self.newest[index] = self.newest[index].max(at + 1);
+                if setup.fabric.slots() > 0 {
+                    self.received[index] |= 1 << at;
+                }
+                false
+            }
+            Message::Feedback(_, at) if at >= self.newest[index] => true,
+            Message::Feedback(..) => {
+                let count = &mut self.acknowledged[index][path];
+                *count = message.acknowledges().max(*count);
+                false
+            }
+            Message::Resend(_) => false,
+        }
+    }
+
+    fn carry_out(
+        &mut self,
+        setup: &Setup<'_>,
+        index: usize,
+        message: Option<Message>,
+        effect: Effect,
+        outcome: &mut Outcome,
+    ) {
+        let (fabric, repairs) = (setup.fabric, setup.fabric.slots() > 0);
+        match (effect, message) {
+            (Effect::Keep { psn: kept, slot }, Some(data @ Message::Data(at, _)))
+                if kept == psn(at) && usize::from(slot) < fabric.slots() =>
+            {
+                self.rings[index][usize::from(slot)] = data.code();
+            }
+            (Effect::Replicate { psn }, Some(data @ Message::Data(..))) => {
+                let machine = &self.machines[index];
+                let downs = fabric.downs(index).iter().copied();
+                let to = match setup.fault {
+                    Fault::NoFilter => downs.collect(),
+                    _ if repairs => downs.filter(|path| machine.takes(path_id(*path), psn)).collect(),
+                    _ => machine.lacking(psn).map(PathId::index).collect::<Vec<_>>(),
+                };
+                self.replicate(setup, (index, data), &to, outcome);
+            }
+            (
+                Effect::Acknowledge {
+                    to,
+                    psn,
+                    msn,
+                    syndrome,
+                },
+                _,
+            ) if to == path_id(fabric.up(index)) => {
+                self.acknowledge(setup, index, (psn, msn, answer(syndrome)), outcome);
+            }
+            (
+                Effect::Signal {
+                    to,
+                    signal: Signal::Resend,
+                    psn,
+                    ..
+                },
+                _,
+            ) if repairs => {
+                outcome.seen.requested = true;
+                match position(setup, psn) {
+                    Some(at) => outcome.sent.push((to.index(), Message::Resend(at))),
+                    None => outcome.broken = Some(Rule::Sense),
+                }
+            }
+            (Effect::Drop(DropReason::EarlyContribution), Some(Message::Data(..))) if repairs => {}
+            _ => outcome.broken = Some(Rule::Sense),
+        }
+    }
+
+    /// M3: only to paths that have not acknowledged it. Without repair, also to all of them.
+    fn replicate(
+        &self,
+        setup: &Setup<'_>,
+        (index, data): (usize, Message),
+        to: &[usize],
+        outcome: &mut Outcome,
+    ) {
+        let downs = setup.fabric.downs(index).iter().copied();
+        let wanted: Vec<usize> = downs.filter(|path| self.lacks(index, *path, data)).collect();
+        let repairs = setup.fabric.slots() > 0 && to.iter().all(|path| wanted.contains(path));
+        if to != wanted && !repairs {
             outcome.broken = Some(Rule::M3);
         }
-        outcome.seen.filtered = to.len() < fabric.downs(index).len();
-        outcome
-            .sent
-            .extend(to.iter().map(|path| (*path, Message::Data(at))));
+        outcome.seen.filtered = to.len() < setup.fabric.downs(index).len();
+        outcome.sent.extend(to.iter().map(|path| (*path, data)));
+    }
+
+    fn lacks(&self, index: usize, path: usize, data: Message) -> bool {
+        matches!(data, Message::Data(at, _) if self.acknowledged[index][path] <= at)
+    }
+
+    /// Sends what the machine wants from its ring, and forgets what all paths have acknowledged.
+    fn resend(&mut self, setup: &Setup<'_>, index: usize, outcome: &mut Outcome) {
+        let downs = setup.fabric.downs(index);
+        while let Some(resend) = self.machines[index].poll_resend() {
+            let Resend {
+                path,
+                psn: wanted,
+                slot,
+                ack_request,
+            } = resend;
+            let kept = self.rings[index].get(usize::from(slot));
+            let kept = kept
+                .filter(|code| **code != 0)
+                .map(|code| Message::from_code(*code));
+            let Some(data @ Message::Data(at, asks)) = kept.filter(|_| downs.contains(&path.index())) else {
+                outcome.broken = Some(Rule::Sense);
+                return;
+            };
+            if psn(at) != wanted {
+                outcome.broken = Some(Rule::Sense);
+            }
+            let to = match setup.fault {
+                Fault::ResendToAll => downs,
+                _ => &[path.index()],
+            };
+            if to.iter().any(|path| !self.lacks(index, *path, data)) {
+                outcome.broken = Some(Rule::M3);
+            }
+            outcome.seen.resent = true;
+            let copy = Message::Data(at, asks || ack_request);
+            outcome.sent.extend(to.iter().map(|path| (*path, copy)));
+        }
+        for slot in 0..setup.fabric.slots() {
+            let code = self.rings[index][slot];
+            let needed = |path: &usize| self.lacks(index, *path, Message::from_code(code));
+            if code != 0 && !downs.iter().any(needed) {
+                self.rings[index][slot] = 0;
+            }
+        }
     }
 
     /// M1 and M2 at the switch: every path has acknowledged what is acknowledged upwards. Each receiver acknowledges
     /// only what it has, so the same follows for the tree.
     fn acknowledge(
         &self,
-        fabric: &Fabric,
-        arrival: Arrival,
-        psn: Psn,
-        msn: u32,
-        syndrome: Syndrome,
+        setup: &Setup<'_>,
+        index: usize,
+        (psn, msn, answer): (Psn, u32, Answer),
         outcome: &mut Outcome,
     ) {
-        let answer = answer(syndrome);
         // A switch that joined in mid-stream learns from a NAK of the first packet that everything before it has
         // arrived. That is nothing.
-        if answer == Answer::Ack && psn == START.prev() && self.restarted[arrival.index] {
+        if answer == Answer::Ack && psn == START.prev() && self.restarted[index] {
             return;
         }
-        let Some(at) = u8::try_from(psn.diff(START)).ok().filter(|at| *at < PACKETS) else {
+        let Some(at) = position(setup, psn) else {
             outcome.broken = Some(Rule::Sense);
             return;
         };
         let message = Message::Feedback(answer, at);
         let below = message.acknowledges();
-        let index = arrival.index;
-        if fabric
+        let all_kept = setup.fabric.slots() >= usize::from(setup.packets) && !self.restarted[index];
+        if setup
+            .fabric
             .downs(index)
             .iter()
             .any(|path| self.acknowledged[index][*path] < below)
         {
             outcome.broken = Some(if answer == Answer::Ack { Rule::M1 } else { Rule::M2 });
-        } else if msn != completed(arrival.message_ends, below) {
+        } else if msn != completed(setup.message_ends, below) {
             outcome.broken = Some(Rule::Msn);
+        } else if index == 0 && answer == Answer::Nak && all_kept && self.received[0] >> at & 1 != 0 {
+            outcome.broken = Some(Rule::Repair);
         }
-        outcome.sent.push((fabric.up(index), message));
+        outcome.sent.push((setup.fabric.up(index), message));
     }
 
-    fn see_nak(&self, arrival: Arrival, nak_sent_before: bool, outcome: &mut Outcome) {
-        let Arrival { index, path, .. } = arrival;
+    fn see_nak(&self, index: usize, path: usize, nak_sent_before: bool, outcome: &mut Outcome) {
         let naks = sends(outcome, |answer| answer != Answer::Ack);
         let rnr = sends(outcome, |answer| answer == Answer::Rnr);
         let after = self.machines[index].status();
@@ -272,7 +418,14 @@ impl Switches {
     }
 }
 
-fn see_data(index: usize, outcome: &mut Outcome) {
+fn see_data(index: usize, effects: &[Effect], outcome: &mut Outcome) {
+    let keeps = |effect: &Effect| matches!(effect, Effect::Keep { .. });
+    let sends_data = outcome
+        .sent
+        .iter()
+        .any(|(_, message)| matches!(message, Message::Data(..)));
+    outcome.seen.kept_behind_gap = effects.iter().any(keeps) && !sends_data;
+    outcome.seen.beyond_ring = effects.contains(&Effect::Drop(DropReason::EarlyContribution));
     outcome.seen.answered = sends(outcome, |answer| answer == Answer::Ack);
     outcome.seen.answered_below = outcome.seen.answered && index > 0;
     outcome.seen.fatal_repeated = sends(outcome, |answer| answer == Answer::Fatal);
@@ -285,16 +438,16 @@ fn sends(outcome: &Outcome, wanted: fn(Answer) -> bool) -> bool {
         .any(|(_, message)| matches!(message, Message::Feedback(answer, _) if wanted(*answer)))
 }
 
-fn event(arrival: Arrival) -> Event {
+fn event(setup: &Setup<'_>, arrival: Arrival) -> Event {
     let from = path_id(arrival.path);
     match arrival.message {
-        Message::Data(at) => Event::Data {
+        Message::Data(at, ack_request) => Event::Data {
             from,
             psn: psn(at),
-            ack_request: arrival.requests_ack,
+            ack_request,
         },
         Message::Feedback(answer, at) => {
-            let msn = completed(arrival.message_ends, arrival.message.acknowledges());
+            let msn = completed(setup.message_ends, arrival.message.acknowledges());
             Event::Feedback {
                 from,
                 psn: psn(at),
@@ -302,11 +455,17 @@ fn event(arrival: Arrival) -> Event {
                 syndrome: syndrome(answer),
             }
         }
+        Message::Resend(at) => Event::Signal {
+            from,
+            signal: Signal::Resend,
+            psn: psn(at),
+            epoch: 0,
+        },
     }
 }
 
-fn apply_fault(fabric: &Fabric, fault: Fault, index: usize, event: Event, effects: &mut Effects) {
-    let to = path_id(fabric.up(index));
+fn apply_fault(setup: &Setup<'_>, index: usize, event: Event, effects: &mut Effects) {
+    let to = path_id(setup.fabric.up(index));
     let is_ack = |effect: &Effect| {
         matches!(
             effect,
@@ -316,7 +475,7 @@ fn apply_fault(fabric: &Fabric, fault: Fault, index: usize, event: Event, effect
             }
         )
     };
-    match (fault, event) {
+    match (setup.fault, event) {
         (
             Fault::NakAtOnce,
             Event::Feedback {
@@ -355,6 +514,17 @@ fn apply_fault(fabric: &Fabric, fault: Fault, index: usize, event: Event, effect
             *effects = [Effect::Replicate { psn }].into_iter().collect();
         }
         (Fault::NoAnswer, Event::Data { .. }) => effects.retain(|effect| !is_ack(effect)),
+        (Fault::AckOfKept, Event::Data { psn, .. })
+            if matches!(effects.first(), Some(Effect::Keep { .. })) =>
+        {
+            let at = position(setup, psn).unwrap_or(0);
+            effects.push(Effect::Acknowledge {
+                to,
+                psn,
+                msn: completed(setup.message_ends, at + 1),
+                syndrome: Syndrome::Ack,
+            });
+        }
         _ => {}
     }
 }
@@ -366,6 +536,12 @@ fn completed(message_ends: u8, below: u8) -> u32 {
 
 fn psn(at: u8) -> Psn {
     START.add(i32::from(at))
+}
+
+/// The position of a PSN that the source sends.
+fn position(setup: &Setup<'_>, psn: Psn) -> Option<u8> {
+    let at = u8::try_from(psn.diff(START)).ok();
+    at.filter(|at| *at < setup.packets)
 }
 
 fn syndrome(answer: Answer) -> Syndrome {

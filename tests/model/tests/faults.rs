@@ -3,7 +3,7 @@
 use castnet_model::bounded::{Bounded, Config, Losable};
 use castnet_model::fabric::Topology;
 use castnet_model::hostile::{self, Hostile};
-use castnet_model::message::Answer;
+use castnet_model::message::{Answer, PACKETS};
 use castnet_model::report::{Outcome, Until, explore};
 use castnet_model::switch::Fault;
 
@@ -11,6 +11,14 @@ const ONE_LOSS: Config = Config {
     losses: 1,
     time_outs: 2,
     ..Config::without_faults(Topology::RootAndLeaf)
+};
+
+/// Switches that repair. Nothing between the source and the switch next to it is lost.
+const RING: Config = Config {
+    slots: 4,
+    losable: Losable::BehindFirst,
+    time_outs: 0,
+    ..ONE_LOSS
 };
 
 fn assert_found(outcome: &Outcome, property: &str) {
@@ -37,6 +45,9 @@ fn bounded(config: Config, property: &str) {
 fn in_hostile_network(fault: Fault, property: &str) {
     let config = hostile::Config {
         topology: Topology::RootAndLeaf,
+        packets: PACKETS,
+        slots: 0,
+        ticks: 0,
         restarts: u8::from(fault == Fault::JoinAsIfDone),
         refusals: &[Answer::Nak],
         fault,
@@ -115,6 +126,51 @@ fn a_source_that_missed_the_ack_must_be_answered() {
         Config {
             fault: Fault::NoAnswer,
             ..ONE_LOSS
+        },
+        "everything is delivered in final states",
+    );
+}
+
+/// What a switch keeps is not delivered: end to end, only receivers acknowledge.
+#[test]
+fn an_ack_of_what_a_ring_has_violates_m1() {
+    bounded(
+        Config {
+            fault: Fault::AckOfKept,
+            ..RING
+        },
+        "M1",
+    );
+}
+
+#[test]
+fn a_packet_from_the_ring_on_all_paths_violates_m3() {
+    bounded(
+        Config {
+            fault: Fault::ResendToAll,
+            ..RING
+        },
+        "M3",
+    );
+}
+
+#[test]
+fn a_nak_of_what_a_ring_has_is_found() {
+    let config = Config {
+        fault: Fault::NakAtOnce,
+        ..RING
+    };
+    let outcome = explore("NAK of kept", Bounded::new(config), Until::All, 1);
+    assert_found(&outcome, "repair");
+}
+
+/// Without the tick, a lost ACK is repaired by a time-out only.
+#[test]
+fn a_switch_that_does_not_look_for_silent_paths_is_found() {
+    bounded(
+        Config {
+            fault: Fault::NoTick,
+            ..RING
         },
         "everything is delivered in final states",
     );

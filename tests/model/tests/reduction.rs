@@ -125,6 +125,22 @@ fn with_an_early_time_out() {
 }
 
 #[test]
+fn with_switches_that_repair() {
+    for (slots, losses, early_ticks) in [(4, 0, 1), (4, 1, 0), (2, 1, 0)] {
+        assert_equivalent(
+            "rings",
+            Config {
+                slots,
+                losses,
+                time_outs: 1,
+                early_ticks,
+                ..ONE_MESSAGE
+            },
+        );
+    }
+}
+
+#[test]
 fn with_deliberate_faults() {
     for fault in [
         Fault::NakAtOnce,
