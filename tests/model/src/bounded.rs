@@ -43,6 +43,8 @@ pub struct Config {
     pub early_ticks: u8,
     /// By receiver, the packet that finds no posted receive when it first arrives.
     pub not_ready: [Option<u8>; RECEIVERS],
+    /// A switch that may evict its last path, at any time.
+    pub evicts: Option<usize>,
     /// By receiver, the packet that ends its connection.
     pub refuses: [Option<u8>; RECEIVERS],
     /// A deliberate fault.
@@ -88,6 +90,7 @@ impl Config {
             time_outs: 0,
             early_ticks: 0,
             not_ready: [None; RECEIVERS],
+            evicts: None,
             refuses: [None; RECEIVERS],
             fault: Fault::Nothing,
             exhaustive: false,
@@ -118,6 +121,8 @@ pub struct State {
     early_time_outs: u8,
     time_outs: u8,
     early_ticks: u8,
+    /// The switch that may still evict its last path.
+    evicts: Option<usize>,
     /// Ticks since the timer of the source was set.
     elapsed: u8,
     broken: Option<Rule>,
@@ -133,6 +138,7 @@ impl Hash for State {
             receivers,
             links,
             late,
+            evicts,
             broken,
             ..
         } = self;
@@ -145,7 +151,7 @@ impl Hash for State {
             self.early_ticks,
             self.elapsed,
         ];
-        (switches, source, receivers, links, late, broken, budgets).hash(hasher);
+        (switches, source, receivers, links, late, evicts, broken, budgets).hash(hasher);
     }
 }
 
@@ -175,6 +181,8 @@ pub enum Action {
     Tick(usize),
     /// Timers of all switches expire until one sends something.
     Ticks,
+    /// A switch evicts its last path.
+    Evict(usize),
     /// The wait after an RNR NAK ends.
     EndRnrWait,
 }
@@ -182,8 +190,8 @@ pub enum Action {
 impl State {
     /// Returns true if the run has ended correctly: everything is delivered and the source knows it, or the source
     /// has received a refusal.
-    fn is_settled(&self, packets: u8) -> bool {
-        let delivered = self.receivers.iter().all(|receiver| receiver.expected == packets);
+    fn is_settled(&self, model: &Bounded) -> bool {
+        let delivered = model.all_have(self, model.config.packets);
         delivered && self.source.is_done() || self.source.failed
     }
 
@@ -347,6 +355,13 @@ impl Bounded {
         }
     }
 
+    /// Whether all receivers that were not evicted have everything below a position.
+    fn all_have(&self, state: &State, below: u8) -> bool {
+        let mut receivers = state.receivers.iter().enumerate();
+        receivers
+            .all(|(i, receiver)| receiver.expected >= below || state.switches.is_evicted(&self.fabric, i))
+    }
+
     fn setup(&self) -> Setup<'_> {
         Setup {
             fabric: &self.fabric,
@@ -398,11 +413,7 @@ impl Bounded {
 
     /// Checks M1 and M2 at the source against the true state of the receivers.
     fn check_truth(&self, state: &mut State, message: Message) {
-        if state
-            .receivers
-            .iter()
-            .any(|receiver| receiver.expected < message.acknowledges())
-        {
+        if !self.all_have(state, message.acknowledges()) {
             let is_ack = matches!(message, Message::Feedback(Answer::Ack, _));
             state.broken = state.broken.or(Some(if is_ack { Rule::M1 } else { Rule::M2 }));
         }
@@ -427,6 +438,7 @@ impl Model for Bounded {
             early_time_outs: config.early_time_outs,
             time_outs: config.time_outs,
             early_ticks: config.early_ticks,
+            evicts: config.evicts,
             elapsed: 0,
             broken: None,
             seen: Seen::default(),
@@ -456,6 +468,9 @@ impl Model for Bounded {
             actions.push(Action::Ticks);
         } else if state.source.may_time_out() && time_outs > 0 {
             actions.push(Action::TimeOut);
+        }
+        if !state.source.is_done() && !state.source.failed {
+            actions.extend(state.evicts.map(Action::Evict));
         }
         if !quiet && state.early_ticks > 0 {
             actions.extend((0..self.fabric.switches()).map(Action::Tick));
@@ -520,6 +535,10 @@ impl Model for Bounded {
                     return None;
                 }
             }
+            Action::Evict(index) => {
+                state.evicts = None;
+                state.seen = state.switches.evict(&self.setup(), index);
+            }
             Action::Ticks => {
                 self.tick_all(&mut state);
             }
@@ -559,14 +578,14 @@ impl Model for Bounded {
             // checks all final states.
             Property::eventually(
                 "everything is delivered and the source knows it",
-                |model: &Self, s: &State| s.is_settled(model.config.packets),
+                |model: &Self, s: &State| s.is_settled(model),
             ),
             Property::always(
                 "everything is delivered in final states",
                 |model: &Self, s: &State| {
                     let mut actions = Vec::new();
                     model.actions(s, &mut actions);
-                    !actions.is_empty() || s.broken.is_some() || s.is_settled(model.config.packets)
+                    !actions.is_empty() || s.broken.is_some() || s.is_settled(model)
                 },
             ),
         ];
@@ -597,6 +616,7 @@ pub mod sights {
         rnr_merged = "an RNR NAK covers a gap of another path";
         fatal_repeated = "a NAK that ends the connection is repeated";
         timed_out = "the source times out";
+        evicted = "a path is evicted while another one lacks a packet";
         resent = "a switch repairs from its ring";
         resent_to_silent = "a switch repeats for a path that is silent";
         requested = "a switch requests a packet of the switch above";

@@ -151,15 +151,33 @@ impl Fabric {
         self.ups[index]
     }
 
+    /// Number of paths of a switch.
+    pub fn paths(&self, index: usize) -> usize {
+        self.downs[index].len() + 1
+    }
+
     /// The paths of a switch towards receivers.
     pub fn downs(&self, index: usize) -> &[usize] {
         &self.downs[index]
     }
 
-    /// The machine of the data plane for a switch, in its initial state.
-    pub fn machine(&self, index: usize, start_psn: Option<Psn>) -> Multicast {
+    /// The last path of a switch leads to this receiver, perhaps over other switches.
+    pub fn is_behind_last(&self, index: usize, receiver: usize) -> bool {
+        let mut end = self.peer(End::Receiver(receiver));
+        while let End::Switch { index: at, path } = end {
+            if at == index {
+                return self.downs[index].last() == Some(&path);
+            }
+            let path = self.ups[at];
+            end = self.peer(End::Switch { index: at, path });
+        }
+        false
+    }
+
+    /// The machine of the data plane for a switch, in its initial state, with its first `paths` paths.
+    pub fn machine(&self, index: usize, paths: usize, start_psn: Option<Psn>) -> Multicast {
         let machine = Multicast::new(MulticastConfig {
-            paths: self.downs[index].len() as u16 + 1,
+            paths: paths as u16,
             source: path_id(self.ups[index]),
             start_psn,
             stall_timeout: Nanos::ZERO,

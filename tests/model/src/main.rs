@@ -3,19 +3,21 @@
 //! collectives only. A second argument selects the runs whose names contain it.
 
 use castnet_model::collectives;
-use castnet_model::runs::{ALL_FAULTS, FULL, HOSTILE, REFUSALS, RINGS, RINGS_FULL, SHAPES};
+use castnet_model::runs::{
+    ALL_FAULTS, EVICTIONS, EVICTIONS_FULL, FULL, HOSTILE, REFUSALS, RINGS, RINGS_FULL, SHAPES,
+};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
-    let multicast = [HOSTILE, SHAPES, REFUSALS, RINGS, ALL_FAULTS].concat();
+    let multicast = [HOSTILE, SHAPES, REFUSALS, RINGS, EVICTIONS, ALL_FAULTS].concat();
     let in_network = [collectives::REPAIR, collectives::REFLECT, collectives::STRAGGLERS].concat();
     let (multicast, in_network) = match std::env::args().nth(1).as_deref() {
         None => (multicast, in_network),
         Some("collectives") => (vec![], in_network),
         Some("collectives-full") => (vec![], [&in_network, collectives::FULL].concat()),
         Some("full") => (
-            [&multicast, RINGS_FULL, FULL].concat(),
+            [&multicast, RINGS_FULL, EVICTIONS_FULL, FULL].concat(),
             [&in_network, collectives::FULL].concat(),
         ),
         Some(other) => {

@@ -48,6 +48,13 @@ const ONE_FAULT: bounded::Config = bounded::Config {
     ..ROOT
 };
 
+/// The root evicts the leaf.
+const EVICTS: bounded::Config = bounded::Config {
+    losses: 1,
+    time_outs: 3,
+    evicts: Some(0),
+    ..ROOT
+};
 /// Both switches repair.
 const RING: bounded::Config = bounded::Config {
     slots: 4,
@@ -304,6 +311,107 @@ pub const RINGS: &[Run] = &[
         },
     ),
     hostile_ring("hostile network, ring of 2, root and leaf: NAK", 0, 0),
+];
+
+/// A switch takes a path out of the group, at any time.
+pub const EVICTIONS: &[Run] = &[
+    bounded(
+        "eviction, root and leaf, three messages: a receiver, loss",
+        bounded::Config {
+            evicts: Some(1),
+            sights: &[sights::evicted],
+            ..EVICTS
+        },
+    ),
+    bounded(
+        "eviction, root and leaf, one message: a switch, loss, duplicate",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            duplicates: 1,
+            ..EVICTS
+        },
+    ),
+    bounded(
+        "eviction, ring of 4, root and leaf, one message: a receiver, loss, duplicate",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            evicts: Some(1),
+            slots: 4,
+            duplicates: 1,
+            ..EVICTS
+        },
+    ),
+    bounded(
+        "eviction, ring of 4, root and leaf, three messages: a switch, loss",
+        bounded::Config { slots: 4, ..EVICTS },
+    ),
+    bounded(
+        "eviction, ring of 2, root and leaf, three messages: a receiver, loss",
+        bounded::Config {
+            evicts: Some(1),
+            slots: 2,
+            ..EVICTS
+        },
+    ),
+];
+
+/// Runs with an eviction that are too large for the tests.
+pub const EVICTIONS_FULL: &[Run] = &[
+    bounded(
+        "eviction, root and leaf, one message: a receiver, loss, late",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            evicts: Some(1),
+            delays: 1,
+            ..EVICTS
+        },
+    ),
+    bounded(
+        "eviction, root and leaf, three messages: a receiver, two losses",
+        bounded::Config {
+            evicts: Some(1),
+            losses: 2,
+            ..EVICTS
+        },
+    ),
+    bounded(
+        "eviction, spine and leaves, three messages: a switch, loss, duplicate",
+        bounded::Config {
+            topology: Topology::SpineAndLeaves,
+            duplicates: 1,
+            ..EVICTS
+        },
+    ),
+    bounded(
+        "eviction, ring of 4, root and leaf, one message: a receiver, loss, late",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            evicts: Some(1),
+            slots: 4,
+            delays: 1,
+            ..EVICTS
+        },
+    ),
+    bounded(
+        "eviction, ring of 4, root and leaf, three messages: a receiver, loss, early tick",
+        bounded::Config {
+            evicts: Some(1),
+            slots: 4,
+            early_ticks: 1,
+            ..EVICTS
+        },
+    ),
+    bounded(
+        "eviction, ring of 2, spine and leaves, one message: a switch, two losses, early time-out",
+        bounded::Config {
+            topology: Topology::SpineAndLeaves,
+            ack_requests: ONE_MESSAGE,
+            slots: 2,
+            losses: 2,
+            early_time_outs: 1,
+            ..EVICTS
+        },
+    ),
 ];
 
 /// Runs of switches that repair that are too large for the tests.

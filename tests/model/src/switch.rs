@@ -41,6 +41,8 @@ pub enum Fault {
     NoAnswer,
     /// A switch that restarts assumes that all paths have acknowledged everything it had seen.
     JoinAsIfDone,
+    /// A switch that evicts a path assumes that all others have acknowledged everything it had seen.
+    EvictAsIfDone,
     /// A switch acknowledges what it keeps in its ring.
     AckOfKept,
     /// A packet from the ring is sent on all paths.
@@ -70,6 +72,8 @@ pub struct Seen {
     pub fatal_repeated: bool,
     /// The source timed out.
     pub timed_out: bool,
+    /// A path was evicted, and another one lacked a packet.
+    pub evicted: bool,
     /// A packet was sent from a ring.
     pub resent: bool,
     /// A packet was sent from a ring because a path was silent.
@@ -96,6 +100,10 @@ pub struct Switches {
     pub newest: [u8; SWITCHES],
     /// By switch, whether it has lost its state before.
     pub restarted: [bool; SWITCHES],
+    /// By switch, whether its last path was evicted.
+    evicted: [bool; SWITCHES],
+    /// By switch, whether it has handled nothing since its rule was replaced: its timers have stopped.
+    idle: [bool; SWITCHES],
     /// By switch that repairs, the packets that it has seen: bit `i` for packet `i`.
     received: [u8; SWITCHES],
     /// By switch and slot, the code of the kept packet; 0 if nobody needs it.
@@ -142,11 +150,13 @@ impl Switches {
     pub fn new(fabric: &Fabric) -> Self {
         Self {
             machines: (0..fabric.switches())
-                .map(|index| fabric.machine(index, Some(START)))
+                .map(|index| fabric.machine(index, fabric.paths(index), Some(START)))
                 .collect(),
             acknowledged: [[0; PATHS]; SWITCHES],
             newest: [0; SWITCHES],
             restarted: [false; SWITCHES],
+            evicted: [false; SWITCHES],
+            idle: [false; SWITCHES],
             received: [0; SWITCHES],
             rings: [[0; SLOTS_MAX]; SWITCHES],
         }
@@ -155,7 +165,7 @@ impl Switches {
     /// A switch loses its state, and later joins a stream in the middle.
     pub fn restart(&mut self, fabric: &Fabric, fault: Fault, index: usize) {
         let done = (fault == Fault::JoinAsIfDone).then(|| psn(self.newest[index]));
-        self.machines[index] = fabric.machine(index, done);
+        self.machines[index] = fabric.machine(index, fabric.paths(index), done);
         self.acknowledged[index] = [0; PATHS];
         self.newest[index] = 0;
         self.restarted[index] = true;
@@ -163,11 +173,56 @@ impl Switches {
         self.rings[index] = [0; SLOTS_MAX];
     }
 
+    /// The last path of a switch is taken out of the group: a new rule, which carries on the stream.
+    pub fn evict(&mut self, setup: &Setup<'_>, index: usize) -> Seen {
+        let fabric = setup.fabric;
+        let (mut paths, old) = (fabric.paths(index), &self.machines[index]);
+        paths -= 1;
+        let lacks = |path: &usize| *path < paths && self.acknowledged[index][*path] < self.newest[index];
+        let evicted = self.downs(setup, index).iter().any(lacks);
+        let done = setup.fault == Fault::EvictAsIfDone;
+        let machine = match done {
+            true => fabric.machine(index, paths, Some(psn(self.newest[index]))),
+            false => {
+                let mut machine = fabric.machine(index, paths, Some(START));
+                let kept = (0..paths).map(|path| (path_id(path), path_id(path)));
+                machine.carry_on(old, kept);
+                machine
+            }
+        };
+        self.machines[index] = machine;
+        self.acknowledged[index][paths] = 0;
+        self.evicted[index] = true;
+        self.idle[index] = true;
+        self.rings[index] = [0; SLOTS_MAX];
+        Seen {
+            evicted,
+            ..Seen::default()
+        }
+    }
+
+    /// Whether a receiver is behind a path that was evicted.
+    pub fn is_evicted(&self, fabric: &Fabric, receiver: usize) -> bool {
+        let mut switches = 0..fabric.switches();
+        switches.any(|index| self.evicted[index] && fabric.is_behind_last(index, receiver))
+    }
+
+    /// The paths of a switch towards receivers.
+    fn downs<'a>(&self, setup: &Setup<'a>, index: usize) -> &'a [usize] {
+        let downs = setup.fabric.downs(index);
+        &downs[..downs.len() - usize::from(self.evicted[index])]
+    }
+
     /// Handles the arrival of a message.
     pub fn arrive(&mut self, setup: &Setup<'_>, arrival: Arrival) -> Outcome {
         let Arrival {
             index, path, message, ..
         } = arrival;
+        // It is no path of the group any more.
+        if path != setup.fabric.up(index) && !self.downs(setup, index).contains(&path) {
+            return Outcome::default();
+        }
+        self.idle[index] = false;
         let ahead = self.note(setup, arrival);
         let is_nak = matches!(message, Message::Feedback(answer, _) if answer != Answer::Ack);
         let nak_sent_before = is_nak && self.machines[index].status().nak_sent;
@@ -209,7 +264,7 @@ impl Switches {
     /// One tick of a switch that repairs.
     pub fn tick(&mut self, setup: &Setup<'_>, index: usize) -> Outcome {
         let mut outcome = Outcome::default();
-        if setup.fault == Fault::NoTick {
+        if setup.fault == Fault::NoTick || self.idle[index] {
             return outcome;
         }
         let mut effects = Effects::new();
@@ -260,7 +315,7 @@ impl Switches {
             }
             (Effect::Replicate { psn }, Some(data @ Message::Data(..))) => {
                 let machine = &self.machines[index];
-                let downs = fabric.downs(index).iter().copied();
+                let downs = self.downs(setup, index).iter().copied();
                 let to = match setup.fault {
                     Fault::NoFilter => downs.collect(),
                     _ if repairs => downs.filter(|path| machine.takes(path_id(*path), psn)).collect(),
@@ -307,13 +362,13 @@ impl Switches {
         to: &[usize],
         outcome: &mut Outcome,
     ) {
-        let downs = setup.fabric.downs(index).iter().copied();
+        let downs = self.downs(setup, index).iter().copied();
         let wanted: Vec<usize> = downs.filter(|path| self.lacks(index, *path, data)).collect();
         let repairs = setup.fabric.slots() > 0 && to.iter().all(|path| wanted.contains(path));
         if to != wanted && !repairs {
             outcome.broken = Some(Rule::M3);
         }
-        outcome.seen.filtered = to.len() < setup.fabric.downs(index).len();
+        outcome.seen.filtered = to.len() < self.downs(setup, index).len();
         outcome.sent.extend(to.iter().map(|path| (*path, data)));
     }
 
@@ -323,7 +378,7 @@ impl Switches {
 
     /// Sends what the machine wants from its ring, and forgets what all paths have acknowledged.
     fn resend(&mut self, setup: &Setup<'_>, index: usize, outcome: &mut Outcome) {
-        let downs = setup.fabric.downs(index);
+        let downs = self.downs(setup, index);
         while let Some(resend) = self.machines[index].poll_resend() {
             let Resend {
                 path,
@@ -382,10 +437,10 @@ impl Switches {
         };
         let message = Message::Feedback(answer, at);
         let below = message.acknowledges();
-        let all_kept = setup.fabric.slots() >= usize::from(setup.packets) && !self.restarted[index];
-        if setup
-            .fabric
-            .downs(index)
+        let fresh = !self.restarted[index] && !self.evicted[index];
+        let all_kept = setup.fabric.slots() >= usize::from(setup.packets) && fresh;
+        if self
+            .downs(setup, index)
             .iter()
             .any(|path| self.acknowledged[index][*path] < below)
         {

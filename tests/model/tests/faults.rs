@@ -175,3 +175,17 @@ fn a_switch_that_does_not_look_for_silent_paths_is_found() {
         "everything is delivered in final states",
     );
 }
+
+/// What a path lacks that stays in the group, it lacks after an eviction, too.
+#[test]
+fn an_eviction_that_forgets_what_the_others_lack_is_found() {
+    bounded(
+        Config {
+            fault: Fault::EvictAsIfDone,
+            evicts: Some(1),
+            time_outs: 3,
+            ..ONE_LOSS
+        },
+        "everything is delivered in final states",
+    );
+}

@@ -141,6 +141,18 @@ fn with_switches_that_repair() {
 }
 
 #[test]
+fn with_an_eviction() {
+    assert_equivalent(
+        "eviction",
+        Config {
+            evicts: Some(1),
+            time_outs: 1,
+            ..ONE_MESSAGE
+        },
+    );
+}
+
+#[test]
 fn with_deliberate_faults() {
     for fault in [
         Fault::NakAtOnce,
