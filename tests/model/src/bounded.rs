@@ -43,6 +43,10 @@ pub struct Config {
     pub early_ticks: u8,
     /// By receiver, the packet that finds no posted receive when it first arrives.
     pub not_ready: [Option<u8>; RECEIVERS],
+    /// By receiver, the number of CNPs that it sends, at any time.
+    pub cnps: [u8; RECEIVERS],
+    /// How often a window of CNPs ends, at any time.
+    pub windows: u8,
     /// A switch that may evict its last path, at any time.
     pub evicts: Option<usize>,
     /// By receiver, the packet that ends its connection.
@@ -90,6 +94,8 @@ impl Config {
             time_outs: 0,
             early_ticks: 0,
             not_ready: [None; RECEIVERS],
+            cnps: [0; RECEIVERS],
+            windows: 0,
             evicts: None,
             refuses: [None; RECEIVERS],
             fault: Fault::Nothing,
@@ -121,6 +127,12 @@ pub struct State {
     early_time_outs: u8,
     time_outs: u8,
     early_ticks: u8,
+    /// By receiver, the CNPs that it will still send.
+    cnps: [u8; RECEIVERS],
+    /// CNPs that the source has received.
+    cnps_at_source: u8,
+    /// Number of the present window of CNPs.
+    window: u8,
     /// The switch that may still evict its last path.
     evicts: Option<usize>,
     /// Ticks since the timer of the source was set.
@@ -139,6 +151,9 @@ impl Hash for State {
             links,
             late,
             evicts,
+            cnps,
+            cnps_at_source,
+            window,
             broken,
             ..
         } = self;
@@ -152,6 +167,7 @@ impl Hash for State {
             self.elapsed,
         ];
         (switches, source, receivers, links, late, evicts, broken, budgets).hash(hasher);
+        (cnps, cnps_at_source, window).hash(hasher);
     }
 }
 
@@ -183,6 +199,10 @@ pub enum Action {
     Ticks,
     /// A switch evicts its last path.
     Evict(usize),
+    /// A receiver sends a CNP.
+    Congest(usize),
+    /// A window of CNPs ends.
+    EndWindow,
     /// The wait after an RNR NAK ends.
     EndRnrWait,
 }
@@ -341,6 +361,7 @@ impl Bounded {
                 }
                 self.send(state, packets);
             }
+            (End::Source, Message::Cnp) => state.cnps_at_source += 1,
             (End::Receiver(i), Message::Data(at, asks)) => {
                 if let Some(answer) = state.receivers[i].data(at, asks) {
                     self.put(state, End::Receiver(i), answer);
@@ -348,11 +369,27 @@ impl Bounded {
             }
             (End::Switch { index, path }, message) => {
                 let arrival = Arrival { index, path, message };
-                let outcome = state.switches.arrive(&self.setup(), arrival);
+                let outcome = state.switches.arrive(&self.setup(state), arrival);
                 self.carry_out(state, index, outcome);
             }
             _ => state.broken = Some(Rule::Sense),
         }
+    }
+
+    /// Whether CNPs of the most congested receiver may be lost, counted twice, or forgotten.
+    fn is_cnp_lost(&self) -> bool {
+        let Config {
+            losses,
+            duplicates,
+            windows,
+            evicts,
+            ..
+        } = self.config;
+        losses + duplicates + windows > 0 || evicts.is_some()
+    }
+
+    fn most_congested(&self) -> u8 {
+        self.config.cnps.into_iter().max().unwrap_or(0)
     }
 
     /// Whether all receivers that were not evicted have everything below a position.
@@ -362,11 +399,12 @@ impl Bounded {
             .all(|(i, receiver)| receiver.expected >= below || state.switches.is_evicted(&self.fabric, i))
     }
 
-    fn setup(&self) -> Setup<'_> {
+    fn setup(&self, state: &State) -> Setup<'_> {
         Setup {
             fabric: &self.fabric,
             fault: self.config.fault,
             packets: self.config.packets,
+            window: state.window,
             message_ends: self.config.ack_requests,
         }
     }
@@ -386,7 +424,7 @@ impl Bounded {
     /// Ticks of one switch until it sends something. Returns true if it does before the source may time out.
     fn tick(&self, state: &mut State, index: usize) -> bool {
         (0..TICKS).any(|_| {
-            let outcome = state.switches.tick(&self.setup(), index);
+            let outcome = state.switches.tick(&self.setup(state), index);
             let sends = !outcome.sent.is_empty();
             self.carry_out(state, index, outcome);
             sends
@@ -401,7 +439,7 @@ impl Bounded {
                 state.elapsed += 1;
                 let (mut sends, mut seen) = (false, Seen::default());
                 for index in 0..self.fabric.switches() {
-                    let outcome = state.switches.tick(&self.setup(), index);
+                    let outcome = state.switches.tick(&self.setup(state), index);
                     sends |= !outcome.sent.is_empty();
                     seen.resent_to_silent |= outcome.seen.resent_to_silent;
                     self.carry_out(state, index, outcome);
@@ -438,6 +476,9 @@ impl Model for Bounded {
             early_time_outs: config.early_time_outs,
             time_outs: config.time_outs,
             early_ticks: config.early_ticks,
+            cnps: config.cnps,
+            cnps_at_source: 0,
+            window: 0,
             evicts: config.evicts,
             elapsed: 0,
             broken: None,
@@ -468,6 +509,11 @@ impl Model for Bounded {
             actions.push(Action::Ticks);
         } else if state.source.may_time_out() && time_outs > 0 {
             actions.push(Action::TimeOut);
+        }
+        let congested = (0..RECEIVERS).filter(|i| state.cnps[*i] > 0);
+        actions.extend(congested.map(Action::Congest));
+        if state.window < self.config.windows {
+            actions.push(Action::EndWindow);
         }
         if !state.source.is_done() && !state.source.failed {
             actions.extend(state.evicts.map(Action::Evict));
@@ -535,9 +581,14 @@ impl Model for Bounded {
                     return None;
                 }
             }
+            Action::Congest(i) => {
+                state.cnps[i] -= 1;
+                self.put(&mut state, End::Receiver(i), Message::Cnp);
+            }
+            Action::EndWindow => state.window += 1,
             Action::Evict(index) => {
                 state.evicts = None;
-                state.seen = state.switches.evict(&self.setup(), index);
+                state.seen = state.switches.evict(&self.setup(before), index);
             }
             Action::Ticks => {
                 self.tick_all(&mut state);
@@ -566,6 +617,17 @@ impl Model for Bounded {
             Property::always(
                 "repair: the source gets a NAK only of what the switch next to it lacks",
                 |_, s: &State| s.broken != Some(Rule::Repair),
+            ),
+            Property::always("M4: only CNPs of the most congested path pass", |_, s: &State| {
+                s.broken != Some(Rule::M4)
+            }),
+            Property::always(
+                "M4: in final states the source has as many CNPs as the most congested receiver has sent",
+                |model: &Self, s: &State| {
+                    let mut actions = Vec::new();
+                    model.actions(s, &mut actions);
+                    !actions.is_empty() || model.is_cnp_lost() || model.most_congested() == s.cnps_at_source
+                },
             ),
             Property::always("the MSN is that of the slowest path", |_, s: &State| {
                 s.broken != Some(Rule::Msn)
@@ -616,6 +678,8 @@ pub mod sights {
         rnr_merged = "an RNR NAK covers a gap of another path";
         fatal_repeated = "a NAK that ends the connection is repeated";
         timed_out = "the source times out";
+        cnp_absorbed = "a CNP is absorbed because another path is as congested";
+        cnp_overtakes = "a CNP passes although another path has sent some";
         evicted = "a path is evicted while another one lacks a packet";
         resent = "a switch repairs from its ring";
         resent_to_silent = "a switch repeats for a path that is silent";

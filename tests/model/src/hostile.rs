@@ -169,6 +169,7 @@ impl Model for Hostile {
             fabric: &self.fabric,
             fault: self.config.fault,
             packets: self.config.packets,
+            window: 0,
             // Each packet is a separate message.
             message_ends: u8::MAX,
         };
@@ -197,6 +198,7 @@ impl Model for Hostile {
                 Message::Data(at, _) => state.down[index][path] |= 1 << at,
                 // Feedback at the source has no effect in this model.
                 Message::Feedback(..) | Message::Resend(_) if index == 0 => {}
+                Message::Cnp => {}
                 Message::Feedback(..) | Message::Resend(_) => state.up[index].insert(message),
             }
         }

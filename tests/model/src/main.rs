@@ -4,13 +4,16 @@
 
 use castnet_model::collectives;
 use castnet_model::runs::{
-    ALL_FAULTS, EVICTIONS, EVICTIONS_FULL, FULL, HOSTILE, REFUSALS, RINGS, RINGS_FULL, SHAPES,
+    ALL_FAULTS, CONGESTION, EVICTIONS, EVICTIONS_FULL, FULL, HOSTILE, REFUSALS, RINGS, RINGS_FULL, SHAPES,
 };
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
-    let multicast = [HOSTILE, SHAPES, REFUSALS, RINGS, EVICTIONS, ALL_FAULTS].concat();
+    let multicast = [
+        HOSTILE, SHAPES, REFUSALS, RINGS, CONGESTION, EVICTIONS, ALL_FAULTS,
+    ]
+    .concat();
     let in_network = [collectives::REPAIR, collectives::REFLECT, collectives::STRAGGLERS].concat();
     let (multicast, in_network) = match std::env::args().nth(1).as_deref() {
         None => (multicast, in_network),

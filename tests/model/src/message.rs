@@ -31,18 +31,21 @@ pub enum Message {
     Feedback(Answer, u8),
     /// A switch lacks the packet at a position.
     Resend(u8),
+    /// A congestion notification.
+    Cnp,
 }
 
 /// The codes of feedback start at 1. Those of requests and data follow.
 const RESEND: u8 = 1 + 4 * PACKETS_MAX;
 const DATA: u8 = RESEND + PACKETS_MAX;
-const CODES: u8 = DATA + 2 * PACKETS_MAX;
+const CNP: u8 = DATA + 2 * PACKETS_MAX;
+const CODES: u8 = CNP + 1;
 
 impl Message {
     /// Number of packets that it acknowledges.
     pub fn acknowledges(self) -> u8 {
         match self {
-            Self::Data(..) | Self::Resend(_) => 0,
+            Self::Data(..) | Self::Resend(_) | Self::Cnp => 0,
             Self::Feedback(Answer::Ack, at) => at + 1,
             Self::Feedback(_, at) => at,
         }
@@ -54,12 +57,14 @@ impl Message {
             Self::Feedback(answer, at) => 1 + answer as u8 * PACKETS_MAX + at,
             Self::Resend(at) => RESEND + at,
             Self::Data(at, asks) => DATA + 2 * at + u8::from(asks),
+            Self::Cnp => CNP,
         }
     }
 
     /// The message of a code.
     pub fn from_code(code: u8) -> Self {
         match code {
+            CNP.. => Self::Cnp,
             DATA.. => Self::Data((code - DATA) / 2, !(code - DATA).is_multiple_of(2)),
             RESEND.. => Self::Resend(code - RESEND),
             _ => Self::Feedback(

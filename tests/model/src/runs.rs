@@ -48,6 +48,12 @@ const ONE_FAULT: bounded::Config = bounded::Config {
     ..ROOT
 };
 
+/// One packet.
+const CONGESTED: bounded::Config = bounded::Config {
+    packets: 1,
+    time_outs: 2,
+    ..ROOT
+};
 /// The root evicts the leaf.
 const EVICTS: bounded::Config = bounded::Config {
     losses: 1,
@@ -311,6 +317,46 @@ pub const RINGS: &[Run] = &[
         },
     ),
     hostile_ring("hostile network, ring of 2, root and leaf: NAK", 0, 0),
+];
+
+/// Receivers that send CNPs at any time, while one packet is delivered (M4).
+pub const CONGESTION: &[Run] = &[
+    bounded(
+        "congestion, root and leaf",
+        bounded::Config {
+            cnps: [1, 2, 1],
+            sights: &[sights::cnp_absorbed],
+            ..CONGESTED
+        },
+    ),
+    bounded(
+        "congestion, root and leaf: ageing",
+        bounded::Config {
+            cnps: [2, 2, 0],
+            windows: 2,
+            sights: &[sights::cnp_overtakes],
+            ..CONGESTED
+        },
+    ),
+    bounded(
+        "congestion, root and leaf: ageing, loss, duplicate",
+        bounded::Config {
+            cnps: [1, 1, 1],
+            windows: 1,
+            losses: 1,
+            duplicates: 1,
+            ..CONGESTED
+        },
+    ),
+    bounded(
+        "congestion, root and leaf: ageing, eviction of a receiver",
+        bounded::Config {
+            cnps: [0, 2, 1],
+            windows: 1,
+            evicts: Some(1),
+            ..CONGESTED
+        },
+    ),
 ];
 
 /// A switch takes a path out of the group, at any time.

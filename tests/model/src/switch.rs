@@ -3,6 +3,7 @@
 
 use crate::fabric::{Fabric, PATHS, SLOTS_MAX, START, SWITCHES, path_id};
 use crate::message::{Answer, Message};
+use castnet_collective::translated::CNP_WINDOW;
 use castnet_collective::{Effect, Effects, Event, Multicast, PathId, Resend, Signal};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
@@ -17,6 +18,8 @@ pub enum Rule {
     M3,
     /// The source was sent a sequence NAK of a packet that the switch next to it had in its ring.
     Repair,
+    /// A CNP was sent to the source, but another path is as congested, or was absorbed although none is.
+    M4,
     /// The MSN of an ACK or NAK is not the number of messages completed there.
     Msn,
     /// Valid feedback was dropped, a message is not expected where it arrived, or there are more messages than the
@@ -47,6 +50,10 @@ pub enum Fault {
     AckOfKept,
     /// A packet from the ring is sent on all paths.
     ResendToAll,
+    /// All CNPs are forwarded.
+    AllCnps,
+    /// Old CNPs count as much as new ones.
+    NoAgeing,
     /// A switch does not look for paths that are silent.
     NoTick,
 }
@@ -72,6 +79,10 @@ pub struct Seen {
     pub fatal_repeated: bool,
     /// The source timed out.
     pub timed_out: bool,
+    /// A CNP was absorbed.
+    pub cnp_absorbed: bool,
+    /// A CNP passed although another path had sent some.
+    pub cnp_overtakes: bool,
     /// A path was evicted, and another one lacked a packet.
     pub evicted: bool,
     /// A packet was sent from a ring.
@@ -100,6 +111,10 @@ pub struct Switches {
     pub newest: [u8; SWITCHES],
     /// By switch, whether it has lost its state before.
     pub restarted: [bool; SWITCHES],
+    /// By switch and path, the CNPs received, halved with each window.
+    congestion: [[u8; PATHS]; SWITCHES],
+    /// By switch, the window of its newest CNP.
+    windows: [u8; SWITCHES],
     /// By switch, whether its last path was evicted.
     evicted: [bool; SWITCHES],
     /// By switch, whether it has handled nothing since its rule was replaced: its timers have stopped.
@@ -119,6 +134,8 @@ pub struct Setup<'a> {
     pub fault: Fault,
     /// Number of packets of the source.
     pub packets: u8,
+    /// Number of the present window of CNPs.
+    pub window: u8,
     /// Bit `i`: packet `i` ends a message.
     pub message_ends: u8,
 }
@@ -155,6 +172,8 @@ impl Switches {
             acknowledged: [[0; PATHS]; SWITCHES],
             newest: [0; SWITCHES],
             restarted: [false; SWITCHES],
+            congestion: [[0; PATHS]; SWITCHES],
+            windows: [0; SWITCHES],
             evicted: [false; SWITCHES],
             idle: [false; SWITCHES],
             received: [0; SWITCHES],
@@ -192,6 +211,7 @@ impl Switches {
         };
         self.machines[index] = machine;
         self.acknowledged[index][paths] = 0;
+        self.congestion[index][paths] = 0;
         self.evicted[index] = true;
         self.idle[index] = true;
         self.rings[index] = [0; SLOTS_MAX];
@@ -227,6 +247,12 @@ impl Switches {
         let is_nak = matches!(message, Message::Feedback(answer, _) if answer != Answer::Ack);
         let nak_sent_before = is_nak && self.machines[index].status().nak_sent;
         let event = event(setup, arrival);
+        let window = if setup.fault == Fault::NoAgeing {
+            0
+        } else {
+            setup.window
+        };
+        let now = Nanos(CNP_WINDOW.0 * u64::from(window));
         let mut effects = Effects::new();
         let machine = &mut self.machines[index];
         // A switch tries the fast path first.
@@ -236,7 +262,7 @@ impl Switches {
             {
                 effects.push(Effect::Replicate { psn });
             }
-            event => machine.handle(Nanos::ZERO, event, &mut effects),
+            event => machine.handle(now, event, &mut effects),
         }
         apply_fault(setup, index, event, &mut effects);
 
@@ -246,6 +272,9 @@ impl Switches {
                 // Only a switch that has lost its state receives feedback about data that it has not seen.
                 Effect::Drop(DropReason::AckAhead) if ahead => {}
                 Effect::Absorb if !ahead => {}
+                Effect::Cnp { to } if to == path_id(setup.fabric.up(index)) => {
+                    outcome.sent.push((to.index(), message));
+                }
                 effect => self.carry_out(setup, index, Some(message), effect, &mut outcome),
             }
         }
@@ -257,6 +286,7 @@ impl Switches {
                 outcome.seen.nak_released = sends(&outcome, |answer| answer != Answer::Ack);
             }
             Message::Resend(_) => {}
+            Message::Cnp => self.see_cnp(setup, index, path, &mut outcome),
         }
         outcome
     }
@@ -294,8 +324,23 @@ impl Switches {
                 *count = message.acknowledges().max(*count);
                 false
             }
-            Message::Resend(_) => false,
+            Message::Resend(_) | Message::Cnp => false,
         }
+    }
+
+    /// M4, exactly: it is forwarded if no other path is as congested as its own.
+    fn see_cnp(&mut self, setup: &Setup<'_>, index: usize, path: usize, outcome: &mut Outcome) {
+        let counts = &mut self.congestion[index];
+        let old = std::mem::replace(&mut self.windows[index], setup.window);
+        counts.iter_mut().for_each(|count| *count >>= setup.window - old);
+        counts[path] += 1;
+        let mut others = counts.iter().enumerate().filter(|(i, _)| *i != path);
+        let most = others.all(|(_, count)| *count < counts[path]);
+        if most == outcome.sent.is_empty() {
+            outcome.broken = Some(Rule::M4);
+        }
+        outcome.seen.cnp_absorbed = !most;
+        outcome.seen.cnp_overtakes = most && counts.iter().filter(|count| **count > 0).count() > 1;
     }
 
     fn carry_out(
@@ -510,6 +555,7 @@ fn event(setup: &Setup<'_>, arrival: Arrival) -> Event {
                 syndrome: syndrome(answer),
             }
         }
+        Message::Cnp => Event::Cnp { from },
         Message::Resend(at) => Event::Signal {
             from,
             signal: Signal::Resend,
@@ -568,6 +614,7 @@ fn apply_fault(setup: &Setup<'_>, index: usize, event: Event, effects: &mut Effe
         (Fault::NoFilter, Event::Data { psn, .. }) => {
             *effects = [Effect::Replicate { psn }].into_iter().collect();
         }
+        (Fault::AllCnps, Event::Cnp { .. }) => *effects = [Effect::Cnp { to }].into_iter().collect(),
         (Fault::NoAnswer, Event::Data { .. }) => effects.retain(|effect| !is_ack(effect)),
         (Fault::AckOfKept, Event::Data { psn, .. })
             if matches!(effects.first(), Some(Effect::Keep { .. })) =>

@@ -189,3 +189,19 @@ fn an_eviction_that_forgets_what_the_others_lack_is_found() {
         "everything is delivered in final states",
     );
 }
+
+#[test]
+fn cnps_of_all_paths_violate_m4() {
+    for fault in [Fault::AllCnps, Fault::NoAgeing] {
+        bounded(
+            Config {
+                packets: 1,
+                cnps: [2, 2, 0],
+                windows: 1,
+                fault,
+                ..ONE_LOSS
+            },
+            "M4: only",
+        );
+    }
+}

@@ -153,6 +153,19 @@ fn with_an_eviction() {
 }
 
 #[test]
+fn with_congestion() {
+    assert_equivalent(
+        "congestion",
+        Config {
+            packets: 1,
+            cnps: [1, 1, 1],
+            windows: 1,
+            ..WITHOUT_FAULTS
+        },
+    );
+}
+
+#[test]
 fn with_deliberate_faults() {
     for fault in [
         Fault::NakAtOnce,
