@@ -3,13 +3,15 @@
 
 use castnet_wire::build::{emit_arp, emit_lldp};
 use castnet_wire::{
-    Aeth, Arp, AtomicEth, Bth, Call, CallFlags, Control, DataType, Deth, Ethernet, ExtHeaders, Lldp, LldpId,
-    MacAddr, Network, Opcode, Operation, Parsed, Primitive, Psn, Qpn, Reth, Syndrome, Verdict, VlanTag,
-    emit_roce, parse_frame,
+    Aeth, Arp, AtomicEth, Bth, Call, CallFlags, Control, DataType, Datagram, Deth, Ethernet, ExtHeaders,
+    Lldp, LldpId, MacAddr, McstId, MrpBody, MrpMember, MrpMemory, MrpPacket, MrpPart, MrpReason, MrpRefusal,
+    Network, Opcode, Operation, Parsed, Pause, Pmtu, Primitive, Psn, Qpn, Reth, Syndrome, TrafficClass,
+    Verdict, VlanTag, emit_roce, parse_frame,
 };
 use pcap_file::pcap::PcapReader;
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 fn main() {
@@ -57,6 +59,12 @@ fn main() {
     };
     seeds.insert("made-control-conflict".into(), control(verdict));
 
+    seeds.extend(registrations().map(|(kind, packet)| (format!("made-mrp-{kind}"), packet.to_bytes())));
+    let mut pause = Pause::default();
+    pause.set(TrafficClass::all().next().expect("a class"), 0xFFFF);
+    seeds.insert("made-pause".into(), pause.emit(MacAddr::BROADCAST).into());
+    seeds.insert("made-datagram".into(), datagram());
+
     let right = seeds.clone();
     let sound = |name: &str| right.get(name).expect("a seed of that name").clone();
     let write = "golden-e-rc-write-only-imm";
@@ -94,6 +102,54 @@ fn main() {
         fs::write(corpus.join(name), bytes).expect("writing a seed");
     }
     println!("{} seeds in {}", seeds.len(), corpus.display());
+}
+
+/// The payloads of registration packets, one of each kind.
+fn registrations() -> impl Iterator<Item = (&'static str, MrpPacket)> {
+    let part = MrpPart {
+        sequence: 0,
+        total: 1,
+        pmtu: Pmtu::B1024,
+    };
+    let member = MrpMember {
+        ip: Ipv4Addr::new(10, 0, 0, 2),
+        qpn: Qpn::new(0x11),
+        source: false,
+    };
+    let memory = MrpMemory {
+        ip: member.ip,
+        rkey: 0x1234,
+        va: 0x7F00_0000_1000,
+        length: 1 << 20,
+    };
+    let group = McstId(Ipv4Addr::new(10, 200, 0, 1));
+    let refusal = MrpRefusal {
+        reason: MrpReason::ALL[0],
+        member: member.ip,
+    };
+    let bodies = [
+        ("members", MrpBody::Members(part, vec![member; 2])),
+        ("memory", MrpBody::Memory(part, vec![memory])),
+        ("withdraw", MrpBody::Withdraw),
+        ("confirm", MrpBody::Confirm(group, member)),
+        ("refuse", MrpBody::Refuse(group, refusal)),
+        ("join", MrpBody::Join(group, member, Some(memory))),
+    ];
+    bodies
+        .into_iter()
+        .map(|(kind, body)| (kind, MrpPacket { number: 7, body }))
+}
+
+/// A frame with a registration packet.
+fn datagram() -> Vec<u8> {
+    let payload = registrations().next().expect("a packet").1.to_bytes();
+    let datagram = Datagram {
+        macs: (MacAddr::BROADCAST, MacAddr::BROADCAST),
+        from: (Ipv4Addr::new(10, 0, 0, 1), 4793),
+        to: (Ipv4Addr::new(10, 200, 0, 1), 4793),
+        payload: &payload,
+    };
+    datagram.to_frame()
 }
 
 fn name_of(prefix: &str, opcode: Opcode) -> String {

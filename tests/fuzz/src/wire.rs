@@ -2,12 +2,14 @@
 
 use crate::driver::reached;
 use crate::in_place::RoceV4Mut;
+use castnet_wire::datagram::PAYLOAD_MAX;
 use castnet_wire::ethernet::{ETHERTYPE_SERVICE_VLAN, ETHERTYPE_VLAN};
 use castnet_wire::icrc::{self, HeaderDelta, shift};
 use castnet_wire::ipv4::ChecksumDelta;
 use castnet_wire::{
-    Arp, Bth, Control, Ethernet, ExtHeaders, FrameBuf, Header, IpAddrs, Ipv4, Ipv6, Lldp, Network, Parsed,
-    Psn, Qpn, Reth, RoceHeader, Udp, describe, emit_roce, ipv4, parse_frame, parse_network,
+    Arp, Bth, Control, Datagram, Ethernet, ExtHeaders, FrameBuf, Header, IpAddrs, Ipv4, Ipv6, Lldp, MacAddr,
+    MrpPacket, Network, Parsed, Pause, Psn, Qpn, Reth, RoceHeader, TrafficClass, Udp, describe, emit_roce,
+    ipv4, parse_frame, parse_network,
 };
 use std::mem::discriminant;
 
@@ -77,6 +79,16 @@ fn each_header(data: &[u8]) {
         assert_eq!(&out[..Udp::LEN], &data[..Udp::LEN]);
     }
     control(data);
+    datagrams(data);
+    if let Some(pause) = Pause::parse(data) {
+        reached(("pause", pause.classes.0));
+        let emitted = pause.emit(MacAddr::BROADCAST);
+        let again = Pause::parse(&emitted).expect("what we wrote");
+        assert!(
+            again.classes == pause.classes
+                && TrafficClass::all().all(|class| again.of(class) == pause.of(class))
+        );
+    }
     if let Ok(lldp) = Lldp::parse(data) {
         let n = lldp.emit(&mut out).expect("three texts of at most 255 bytes");
         let parsed = Lldp::parse(&out[..n]).expect("what we wrote");
@@ -99,6 +111,30 @@ fn control(data: &[u8]) {
     merged.merge(&control);
     assert_eq!(merged, control);
     assert!(!control.to_string().is_empty());
+}
+
+/// A parsed registration packet, and a frame with a datagram, are written to what is parsed to the same.
+fn datagrams(data: &[u8]) {
+    if let Ok(datagram) = Datagram::parse(data) {
+        reached("datagram");
+        let frame = datagram.to_frame();
+        let again = Datagram::parse(&frame).expect("what we wrote");
+        assert_eq!(
+            again.payload,
+            datagram.payload.get(..PAYLOAD_MAX).unwrap_or(datagram.payload)
+        );
+        registration(datagram.payload);
+    }
+    registration(data);
+}
+
+fn registration(payload: &[u8]) {
+    if let Ok(packet) = MrpPacket::parse(payload) {
+        reached((discriminant(&packet.body), payload.len() / 8));
+        let written = packet.to_bytes();
+        assert_eq!(MrpPacket::parse(&written), Ok(packet));
+        assert_eq!(written.len(), payload.len());
+    }
 }
 
 fn roce(frame: &[u8], header: &RoceHeader) {
