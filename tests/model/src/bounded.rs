@@ -1,7 +1,10 @@
 //! Hosts that behave like rxe, and a network with a bounded number of faults: safety in all states, delivery in the
 //! end.
 
-use crate::fabric::{End, FROM_SOURCE, Fabric, LINKS, RECEIVERS, Topology};
+mod turns;
+
+use self::turns::Turns;
+use crate::fabric::{End, FROM_SOURCE, Fabric, HOSTS, LINKS, RECEIVERS, Topology};
 use crate::host::{Requester, Responder};
 use crate::message::{Answer, Message, PACKETS, PACKETS_MAX, Queue};
 use crate::switch::{Arrival, Fault, Outcome, Rule, Seen, Setup, Switches};
@@ -25,6 +28,11 @@ pub struct Config {
     pub window: u8,
     /// Slots of the ring of each switch; 0 where the source repairs.
     pub slots: u16,
+    /// By host, the packets that it sends if the source may change: in this order, each when it has received those
+    /// before. Nothing: only the first host sends.
+    pub sends: [u8; HOSTS],
+    /// All of them send at once.
+    pub at_once: bool,
     /// Bit `i`: packet `i` requests an ACK, and ends a message.
     pub ack_requests: u8,
     /// Most lost messages.
@@ -85,6 +93,8 @@ impl Config {
             packets: PACKETS,
             window: PACKETS,
             slots: 0,
+            sends: [0; HOSTS],
+            at_once: false,
             ack_requests: 0b111,
             losses: 0,
             losable: Losable::All,
@@ -118,6 +128,7 @@ pub struct State {
     switches: Switches,
     source: Requester,
     receivers: [Responder; RECEIVERS],
+    turns: Turns,
     links: [Queue; LINKS],
     /// Delayed messages with their links; sorted, so that equal states compare equal.
     late: [Option<Late>; LATE_MAX],
@@ -148,6 +159,7 @@ impl Hash for State {
             switches,
             source,
             receivers,
+            turns,
             links,
             late,
             evicts,
@@ -167,7 +179,7 @@ impl Hash for State {
             self.elapsed,
         ];
         (switches, source, receivers, links, late, evicts, broken, budgets).hash(hasher);
-        (cnps, cnps_at_source, window).hash(hasher);
+        (turns, cnps, cnps_at_source, window).hash(hasher);
     }
 }
 
@@ -193,6 +205,8 @@ pub enum Action {
     DeliverLate(usize, Message),
     /// The retransmission timer of the source expires.
     TimeOut,
+    /// A timer of a member expires: of its retransmission, or of its wait after an RNR NAK.
+    TimeOutOf(usize),
     /// Timers of a switch expire until it sends something.
     Tick(usize),
     /// Timers of all switches expire until one sends something.
@@ -211,6 +225,9 @@ impl State {
     /// Returns true if the run has ended correctly: everything is delivered and the source knows it, or the source
     /// has received a refusal.
     fn is_settled(&self, model: &Bounded) -> bool {
+        if model.is_switching() {
+            return model.turns_are_over(self);
+        }
         let delivered = model.all_have(self, model.config.packets);
         delivered && self.source.is_done() || self.source.failed
     }
@@ -228,9 +245,15 @@ impl State {
             state(&mut hasher);
             each(hasher);
         };
-        part(0, &|hasher| self.source.hash(hasher));
+        part(0, &|hasher| {
+            self.source.hash(hasher);
+            self.turns.hash_host(0, hasher);
+        });
         for (i, receiver) in self.receivers.iter().enumerate() {
-            part(1 + i, &|hasher| receiver.hash(hasher));
+            part(1 + i, &|hasher| {
+                receiver.hash(hasher);
+                self.turns.hash_host(1 + i, hasher);
+            });
         }
         let switches = self
             .switches
@@ -253,10 +276,20 @@ impl Bounded {
     pub fn new(config: Config) -> Self {
         assert!(usize::from(config.delays) <= LATE_MAX, "too many late messages");
         assert!(config.packets <= PACKETS_MAX, "too many packets");
+        let fabric = Fabric::new(config.topology, config.slots);
+        let switching = config.sends != [0; HOSTS];
         Self {
-            fabric: Fabric::new(config.topology, config.slots),
+            fabric: if switching {
+                fabric.with_switching()
+            } else {
+                fabric
+            },
             config,
         }
+    }
+
+    fn is_switching(&self) -> bool {
+        self.config.sends != [0; HOSTS]
     }
 
     /// Returns a link whose actions are the only ones to explore now.
@@ -274,6 +307,7 @@ impl Bounded {
             };
             self.is_stale(state, *link, message)
                 || match self.fabric.end(*link) {
+                    End::Source | End::Receiver(_) if self.is_switching() => state.early_time_outs == 0,
                     End::Source => !state.source.waiting && state.early_time_outs == 0,
                     End::Receiver(_) => true,
                     End::Switch { .. } => false,
@@ -290,6 +324,7 @@ impl Bounded {
             return false;
         };
         match self.fabric.end(link) {
+            _ if self.is_switching() => false,
             End::Source => at < state.source.unacked,
             End::Switch { index, path } => at < state.switches.acknowledged[index][path],
             End::Receiver(_) => false,
@@ -352,6 +387,9 @@ impl Bounded {
             late.overtaken |= usize::from(late.link) == link;
         }
         state.late.sort_unstable();
+        if self.is_switching() {
+            return self.arrive_in_turns(state, link, message);
+        }
         match (self.fabric.end(link), message) {
             (End::Source, Message::Feedback(answer, at)) => {
                 let before = state.source;
@@ -467,6 +505,7 @@ impl Model for Bounded {
         let mut state = State {
             switches: Switches::new(&self.fabric),
             source: Requester::new(config.packets, config.window),
+            turns: Turns::new(),
             receivers: std::array::from_fn(|i| Responder::new(config.not_ready[i], config.refuses[i])),
             links: [Queue::default(); LINKS],
             late: [None; LATE_MAX],
@@ -484,8 +523,12 @@ impl Model for Bounded {
             broken: None,
             seen: Seen::default(),
         };
-        let packets = state.source.send();
-        self.send(&mut state, packets);
+        if self.is_switching() {
+            self.begin_turns(&mut state);
+        } else {
+            let packets = state.source.send();
+            self.send(&mut state, packets);
+        }
         vec![state]
     }
 
@@ -500,6 +543,17 @@ impl Model for Bounded {
             self.link_actions(state, link, actions);
         }
         let quiet = state.is_network_empty();
+        if self.is_switching() {
+            if quiet && self.waits_end(state) {
+                actions.push(Action::EndRnrWait);
+            } else if quiet && state.time_outs > 0 && state.turns.timers().next().is_some() {
+                actions.push(Action::TimeOut);
+            }
+            if !quiet && state.early_time_outs > 0 {
+                actions.extend(state.turns.timers().map(Action::TimeOutOf));
+            }
+            return;
+        }
         let time_outs = if quiet {
             state.time_outs
         } else {
@@ -560,6 +614,16 @@ impl Model for Bounded {
                 *state.late.iter_mut().rev().find(|late| is_it(late))? = None;
                 self.arrive(&mut state, link, message);
             }
+            Action::TimeOutOf(host) => {
+                state.early_time_outs -= 1;
+                self.time_out_of(&mut state, host);
+            }
+            Action::TimeOut if self.is_switching() => {
+                state.time_outs -= 1;
+                state.seen.timed_out = true;
+                self.time_out_all(&mut state);
+            }
+            Action::EndRnrWait if self.is_switching() => self.end_waits(&mut state),
             Action::TimeOut => {
                 let quiet = before.is_network_empty();
                 *(if quiet {
@@ -629,6 +693,10 @@ impl Model for Bounded {
                     !actions.is_empty() || model.is_cnp_lost() || model.most_congested() == s.cnps_at_source
                 },
             ),
+            Property::always(
+                "M5: all hosts accept the packets of all sources in one order",
+                |_, s: &State| s.broken != Some(Rule::M5),
+            ),
             Property::always("the MSN is that of the slowest path", |_, s: &State| {
                 s.broken != Some(Rule::Msn)
             }),
@@ -680,6 +748,8 @@ pub mod sights {
         timed_out = "the source times out";
         cnp_absorbed = "a CNP is absorbed because another path is as congested";
         cnp_overtakes = "a CNP passes although another path has sent some";
+        source_changed = "the source of the group changes";
+        sources_compete = "a switch reports that two members want to send";
         evicted = "a path is evicted while another one lacks a packet";
         resent = "a switch repairs from its ring";
         resent_to_silent = "a switch repeats for a path that is silent";

@@ -5,6 +5,8 @@ use castnet_wire::{Nanos, Psn};
 
 /// Number of receivers.
 pub const RECEIVERS: usize = 3;
+/// Number of hosts.
+pub const HOSTS: usize = RECEIVERS + 1;
 /// Most switches.
 pub const SWITCHES: usize = 3;
 /// Most paths of a switch.
@@ -60,6 +62,8 @@ pub struct Fabric {
     away_from_receiver: [usize; RECEIVERS],
     /// Slots of the ring of each switch; 0 where the source repairs.
     slots: u16,
+    /// All hosts may send.
+    switching: bool,
 }
 
 impl Fabric {
@@ -105,6 +109,7 @@ impl Fabric {
             away,
             away_from_receiver,
             slots,
+            switching: false,
         };
         for link in 0..fabric.links() {
             match fabric.end(link ^ 1) {
@@ -114,6 +119,15 @@ impl Fabric {
             }
         }
         fabric
+    }
+
+    /// Lets all hosts send.
+    #[must_use]
+    pub fn with_switching(self) -> Self {
+        Self {
+            switching: true,
+            ..self
+        }
     }
 
     /// Number of switches.
@@ -182,6 +196,13 @@ impl Fabric {
             start_psn,
             stall_timeout: Nanos::ZERO,
         });
+        if self.switching {
+            let is_host = |path: &usize| {
+                let path = *path;
+                !matches!(self.peer(End::Switch { index, path }), End::Switch { .. })
+            };
+            return machine.with_switching((0..paths).filter(is_host).map(path_id));
+        }
         if self.slots == 0 {
             return machine;
         }

@@ -39,6 +39,11 @@ impl Requester {
         }
     }
 
+    /// Returns true if it has sent something.
+    pub fn has_sent(&self) -> bool {
+        self.next > 0
+    }
+
     /// Returns true if everything is acknowledged.
     pub fn is_done(&self) -> bool {
         self.unacked == self.total

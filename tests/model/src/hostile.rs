@@ -198,7 +198,7 @@ impl Model for Hostile {
                 Message::Data(at, _) => state.down[index][path] |= 1 << at,
                 // Feedback at the source has no effect in this model.
                 Message::Feedback(..) | Message::Resend(_) if index == 0 => {}
-                Message::Cnp => {}
+                Message::Cnp | Message::Bridged(..) | Message::Source(..) => {}
                 Message::Feedback(..) | Message::Resend(_) => state.up[index].insert(message),
             }
         }

@@ -2,9 +2,9 @@
 //!
 //! The checker explores two tiers of [`castnet_collective::Multicast`] machines with four hosts and three packets, whose PSNs
 //! wrap, in every order of events that a network allows (Cepheus III.D; contract M1 to M3 and delivery). Switches may repair
-//! losses from rings as long as the window or shorter; then a switch may tick at any time. A switch may
-//! evict a path at any time, and receivers may send CNPs (M4). The hosts, the
-//! networks and the oracle belong to this crate. The switches are the code of the data plane, not a copy. There are two
+//! losses from rings as long as the window or shorter; then a switch may tick at any time. A switch may evict a path at any
+//! time, and receivers may send CNPs (M4). Several members may send, in turn or at once (M5). The hosts, the networks and the
+//! oracle belong to this crate. The switches are the code of the data plane, not a copy. There are two
 //! networks:
 //!
 //! - [`bounded`]: hosts that behave like rxe, and a bounded number of faults. Any message may be lost, duplicated or delayed;

@@ -5,13 +5,14 @@
 use castnet_model::collectives;
 use castnet_model::runs::{
     ALL_FAULTS, CONGESTION, EVICTIONS, EVICTIONS_FULL, FULL, HOSTILE, REFUSALS, RINGS, RINGS_FULL, SHAPES,
+    SOURCES, SOURCES_FULL,
 };
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
     let multicast = [
-        HOSTILE, SHAPES, REFUSALS, RINGS, CONGESTION, EVICTIONS, ALL_FAULTS,
+        HOSTILE, SHAPES, REFUSALS, RINGS, CONGESTION, EVICTIONS, SOURCES, ALL_FAULTS,
     ]
     .concat();
     let in_network = [collectives::REPAIR, collectives::REFLECT, collectives::STRAGGLERS].concat();
@@ -20,7 +21,7 @@ fn main() -> ExitCode {
         Some("collectives") => (vec![], in_network),
         Some("collectives-full") => (vec![], [&in_network, collectives::FULL].concat()),
         Some("full") => (
-            [&multicast, RINGS_FULL, EVICTIONS_FULL, FULL].concat(),
+            [&multicast, RINGS_FULL, EVICTIONS_FULL, SOURCES_FULL, FULL].concat(),
             [&in_network, collectives::FULL].concat(),
         ),
         Some(other) => {

@@ -33,19 +33,30 @@ pub enum Message {
     Resend(u8),
     /// A congestion notification.
     Cnp,
+    /// A packet on the link towards a host that may send, too: its position there and in the group, and whether it
+    /// requests an ACK.
+    Bridged(u8, u8, bool),
+    /// A request to send or a grant (true), the position of the next packet, and the epoch.
+    Source(bool, u8, u8),
 }
 
 /// The codes of feedback start at 1. Those of requests and data follow.
 const RESEND: u8 = 1 + 4 * PACKETS_MAX;
 const DATA: u8 = RESEND + PACKETS_MAX;
 const CNP: u8 = DATA + 2 * PACKETS_MAX;
-const CODES: u8 = CNP + 1;
+const BRIDGED: u8 = CNP + 1;
+const SOURCE: u8 = BRIDGED + 2 * PACKETS_MAX * PACKETS_MAX;
+#[cfg(test)]
+const CODES: u8 = SOURCE + 2 * (PACKETS_MAX + 1) * Message::EPOCHS;
 
 impl Message {
+    /// Epochs of grants; no run may reach this number.
+    pub const EPOCHS: u8 = 8;
+
     /// Number of packets that it acknowledges.
     pub fn acknowledges(self) -> u8 {
         match self {
-            Self::Data(..) | Self::Resend(_) | Self::Cnp => 0,
+            Self::Data(..) | Self::Resend(_) | Self::Cnp | Self::Bridged(..) | Self::Source(..) => 0,
             Self::Feedback(Answer::Ack, at) => at + 1,
             Self::Feedback(_, at) => at,
         }
@@ -58,12 +69,22 @@ impl Message {
             Self::Resend(at) => RESEND + at,
             Self::Data(at, asks) => DATA + 2 * at + u8::from(asks),
             Self::Cnp => CNP,
+            Self::Bridged(at, of_group, asks) => BRIDGED + 2 * (at * PACKETS_MAX + of_group) + u8::from(asks),
+            Self::Source(grant, next, epoch) => SOURCE + 2 * (next * Self::EPOCHS + epoch) + u8::from(grant),
         }
     }
 
     /// The message of a code.
     pub fn from_code(code: u8) -> Self {
         match code {
+            SOURCE.. => {
+                let (rest, grant) = ((code - SOURCE) / 2, (code - SOURCE) % 2);
+                Self::Source(grant == 1, rest / Self::EPOCHS, rest % Self::EPOCHS)
+            }
+            BRIDGED.. => {
+                let (rest, asks) = ((code - BRIDGED) / 2, (code - BRIDGED) % 2);
+                Self::Bridged(rest / PACKETS_MAX, rest % PACKETS_MAX, asks == 1)
+            }
             CNP.. => Self::Cnp,
             DATA.. => Self::Data((code - DATA) / 2, !(code - DATA).is_multiple_of(2)),
             RESEND.. => Self::Resend(code - RESEND),
@@ -122,7 +143,7 @@ impl fmt::Debug for Queue {
     }
 }
 
-/// A set of messages.
+/// A set of feedback and requests for packets.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct MessageSet(u32);
 
@@ -134,7 +155,8 @@ impl MessageSet {
 
     /// All messages of the set.
     pub fn messages(self) -> impl Iterator<Item = Message> {
-        (1..CODES)
+        // Feedback and requests.
+        (1..DATA)
             .filter(move |code| self.0 >> code & 1 != 0)
             .map(Message::from_code)
     }
@@ -174,9 +196,10 @@ mod tests {
     #[test]
     fn a_set_keeps_each_message_once() {
         let mut set = MessageSet::default();
-        for message in all().chain(all()) {
+        let kept = || (1..DATA).map(Message::from_code);
+        for message in kept().chain(kept()) {
             set.insert(message);
         }
-        assert!(set.messages().eq(all()));
+        assert!(set.messages().eq(kept()));
     }
 }

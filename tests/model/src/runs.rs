@@ -54,6 +54,12 @@ const CONGESTED: bounded::Config = bounded::Config {
     time_outs: 2,
     ..ROOT
 };
+/// Each packet is a message.
+const SWITCHING: bounded::Config = bounded::Config {
+    losses: 1,
+    time_outs: 3,
+    ..ROOT
+};
 /// The root evicts the leaf.
 const EVICTS: bounded::Config = bounded::Config {
     losses: 1,
@@ -355,6 +361,154 @@ pub const CONGESTION: &[Run] = &[
             windows: 1,
             evicts: Some(1),
             ..CONGESTED
+        },
+    ),
+];
+
+/// The source changes (M5), also where two members wrongly send at once.
+pub const SOURCES: &[Run] = &[
+    bounded(
+        "sources in turn, root and leaf: two members, loss, duplicate",
+        bounded::Config {
+            sends: [2, 0, 1, 0],
+            duplicates: 1,
+            sights: &[sights::source_changed],
+            ..SWITCHING
+        },
+    ),
+    bounded(
+        "sources in turn, root and leaf: three members, loss",
+        bounded::Config {
+            sends: [1, 1, 1, 0],
+            ..SWITCHING
+        },
+    ),
+    bounded(
+        "sources in turn, spine and leaves: two members, late",
+        bounded::Config {
+            topology: Topology::SpineAndLeaves,
+            sends: [1, 0, 1, 0],
+            losses: 0,
+            delays: 1,
+            ..SWITCHING
+        },
+    ),
+    bounded(
+        "sources in turn, root and leaf, one message each: loss",
+        bounded::Config {
+            sends: [2, 0, 2, 0],
+            ack_requests: 0,
+            ..SWITCHING
+        },
+    ),
+    bounded(
+        "sources at once, root and leaf: two members, loss, duplicate",
+        bounded::Config {
+            sends: [1, 0, 1, 0],
+            at_once: true,
+            duplicates: 1,
+            sights: &[sights::sources_compete],
+            ..SWITCHING
+        },
+    ),
+    bounded(
+        "sources at once, root and leaf, one message each: loss",
+        bounded::Config {
+            sends: [2, 0, 2, 0],
+            at_once: true,
+            ack_requests: 0,
+            ..SWITCHING
+        },
+    ),
+    bounded(
+        "sources at once, spine and leaves: three members, loss",
+        bounded::Config {
+            topology: Topology::SpineAndLeaves,
+            sends: [1, 1, 1, 0],
+            at_once: true,
+            ..SWITCHING
+        },
+    ),
+];
+
+/// Runs with sources that change that are too large for the tests.
+pub const SOURCES_FULL: &[Run] = &[
+    bounded(
+        "sources in turn, root and leaf, one message each: loss, early time-out",
+        bounded::Config {
+            sends: [2, 0, 2, 0],
+            ack_requests: 0,
+            early_time_outs: 1,
+            ..SWITCHING
+        },
+    ),
+    bounded(
+        "sources in turn, root and leaf: three members, loss, duplicate, late",
+        bounded::Config {
+            sends: [1, 1, 1, 0],
+            duplicates: 1,
+            delays: 1,
+            ..SWITCHING
+        },
+    ),
+    bounded(
+        "sources in turn, spine and leaves: two members, two losses, duplicate",
+        bounded::Config {
+            topology: Topology::SpineAndLeaves,
+            sends: [2, 0, 2, 0],
+            losses: 2,
+            duplicates: 1,
+            ..SWITCHING
+        },
+    ),
+    bounded(
+        "sources in turn, spine and leaves: three members, loss, early time-out",
+        bounded::Config {
+            topology: Topology::SpineAndLeaves,
+            sends: [1, 0, 1, 1],
+            early_time_outs: 1,
+            ..SWITCHING
+        },
+    ),
+    bounded(
+        "sources at once, root and leaf: two members, loss, duplicate, late",
+        bounded::Config {
+            sends: [1, 0, 1, 0],
+            at_once: true,
+            duplicates: 1,
+            delays: 1,
+            ..SWITCHING
+        },
+    ),
+    bounded(
+        "sources at once, root and leaf, one message each: loss, late",
+        bounded::Config {
+            sends: [2, 0, 2, 0],
+            at_once: true,
+            ack_requests: 0,
+            delays: 1,
+            ..SWITCHING
+        },
+    ),
+    bounded(
+        "sources at once, spine and leaves: three members, two losses, early time-out",
+        bounded::Config {
+            topology: Topology::SpineAndLeaves,
+            sends: [1, 1, 1, 0],
+            at_once: true,
+            losses: 2,
+            early_time_outs: 1,
+            ..SWITCHING
+        },
+    ),
+    bounded(
+        "sources at once, spine and leaves: four members, loss, duplicate",
+        bounded::Config {
+            topology: Topology::SpineAndLeaves,
+            sends: [1, 1, 1, 1],
+            at_once: true,
+            duplicates: 1,
+            ..SWITCHING
         },
     ),
 ];

@@ -20,6 +20,8 @@ pub enum Rule {
     Repair,
     /// A CNP was sent to the source, but another path is as congested, or was absorbed although none is.
     M4,
+    /// Two packets have the same position in the group, or a host has accepted one out of order.
+    M5,
     /// The MSN of an ACK or NAK is not the number of messages completed there.
     Msn,
     /// Valid feedback was dropped, a message is not expected where it arrived, or there are more messages than the
@@ -54,6 +56,12 @@ pub enum Fault {
     AllCnps,
     /// Old CNPs count as much as new ones.
     NoAgeing,
+    /// The packets of a member are sent at once, whoever is the source: the paper identifies it by the ingress path.
+    TurnAtOnce,
+    /// Hosts get the PSNs of the group.
+    NoBridging,
+    /// Requests and grants of any epoch are taken for new ones.
+    AnyEpoch,
     /// A switch does not look for paths that are silent.
     NoTick,
 }
@@ -83,6 +91,10 @@ pub struct Seen {
     pub cnp_absorbed: bool,
     /// A CNP passed although another path had sent some.
     pub cnp_overtakes: bool,
+    /// The source of a switch has changed.
+    pub source_changed: bool,
+    /// A switch reported that two members want to send.
+    pub sources_compete: bool,
     /// A path was evicted, and another one lacked a packet.
     pub evicted: bool,
     /// A packet was sent from a ring.
@@ -115,6 +127,8 @@ pub struct Switches {
     congestion: [[u8; PATHS]; SWITCHES],
     /// By switch, the window of its newest CNP.
     windows: [u8; SWITCHES],
+    /// By switch, the newest epoch that it has sent.
+    pub epochs: [u8; SWITCHES],
     /// By switch, whether its last path was evicted.
     evicted: [bool; SWITCHES],
     /// By switch, whether it has handled nothing since its rule was replaced: its timers have stopped.
@@ -174,6 +188,7 @@ impl Switches {
             restarted: [false; SWITCHES],
             congestion: [[0; PATHS]; SWITCHES],
             windows: [0; SWITCHES],
+            epochs: [0; SWITCHES],
             evicted: [false; SWITCHES],
             idle: [false; SWITCHES],
             received: [0; SWITCHES],
@@ -246,7 +261,12 @@ impl Switches {
         let ahead = self.note(setup, arrival);
         let is_nak = matches!(message, Message::Feedback(answer, _) if answer != Answer::Ack);
         let nak_sent_before = is_nak && self.machines[index].status().nak_sent;
-        let event = event(setup, arrival);
+        let Some(event) = event(setup, arrival) else {
+            return Outcome {
+                broken: Some(Rule::Sense),
+                ..Outcome::default()
+            };
+        };
         let window = if setup.fault == Fault::NoAgeing {
             0
         } else {
@@ -285,7 +305,7 @@ impl Switches {
             Message::Feedback(..) => {
                 outcome.seen.nak_released = sends(&outcome, |answer| answer != Answer::Ack);
             }
-            Message::Resend(_) => {}
+            Message::Resend(_) | Message::Bridged(..) | Message::Source(..) => {}
             Message::Cnp => self.see_cnp(setup, index, path, &mut outcome),
         }
         outcome
@@ -324,7 +344,7 @@ impl Switches {
                 *count = message.acknowledges().max(*count);
                 false
             }
-            Message::Resend(_) | Message::Cnp => false,
+            _ => false,
         }
     }
 
@@ -538,9 +558,10 @@ fn sends(outcome: &Outcome, wanted: fn(Answer) -> bool) -> bool {
         .any(|(_, message)| matches!(message, Message::Feedback(answer, _) if wanted(*answer)))
 }
 
-fn event(setup: &Setup<'_>, arrival: Arrival) -> Event {
+fn event(setup: &Setup<'_>, arrival: Arrival) -> Option<Event> {
     let from = path_id(arrival.path);
-    match arrival.message {
+    Some(match arrival.message {
+        Message::Bridged(..) | Message::Source(..) => return None,
         Message::Data(at, ack_request) => Event::Data {
             from,
             psn: psn(at),
@@ -562,7 +583,7 @@ fn event(setup: &Setup<'_>, arrival: Arrival) -> Event {
             psn: psn(at),
             epoch: 0,
         },
-    }
+    })
 }
 
 fn apply_fault(setup: &Setup<'_>, index: usize, event: Event, effects: &mut Effects) {
@@ -636,7 +657,7 @@ fn completed(message_ends: u8, below: u8) -> u32 {
     (message_ends & ((1 << below) - 1)).count_ones()
 }
 
-fn psn(at: u8) -> Psn {
+pub(crate) fn psn(at: u8) -> Psn {
     START.add(i32::from(at))
 }
 
@@ -646,7 +667,7 @@ fn position(setup: &Setup<'_>, psn: Psn) -> Option<u8> {
     at.filter(|at| *at < setup.packets)
 }
 
-fn syndrome(answer: Answer) -> Syndrome {
+pub(crate) fn syndrome(answer: Answer) -> Syndrome {
     match answer {
         Answer::Ack => Syndrome::Ack,
         Answer::Nak => Syndrome::Nak(NakCode::PsnSequenceError),
@@ -655,7 +676,7 @@ fn syndrome(answer: Answer) -> Syndrome {
     }
 }
 
-fn answer(syndrome: Syndrome) -> Answer {
+pub(crate) fn answer(syndrome: Syndrome) -> Answer {
     match syndrome {
         Syndrome::Ack => Answer::Ack,
         Syndrome::Nak(NakCode::PsnSequenceError) => Answer::Nak,

@@ -1,7 +1,9 @@
 //! M1 to M3 and delivery, checked on the machines of the data plane. The numbers of states are written to standard
 //! error, which the test harness does not capture.
 
-use castnet_model::runs::{ALL_FAULTS, CONGESTION, EVICTIONS, HOSTILE, REFUSALS, RINGS, Run, SHAPES};
+use castnet_model::runs::{
+    ALL_FAULTS, CONGESTION, EVICTIONS, HOSTILE, REFUSALS, RINGS, Run, SHAPES, SOURCES,
+};
 use std::io::Write;
 
 fn assert_sound(runs: &[Run]) {
@@ -46,4 +48,9 @@ fn with_a_path_that_is_evicted() {
 #[test]
 fn with_receivers_that_are_congested() {
     assert_sound(CONGESTION);
+}
+
+#[test]
+fn with_sources_that_change() {
+    assert_sound(SOURCES);
 }

@@ -205,3 +205,44 @@ fn cnps_of_all_paths_violate_m4() {
         );
     }
 }
+
+/// Two members send at once. The first packet of each gets the same position in the group.
+#[test]
+fn a_source_known_by_its_path_only_violates_m5() {
+    bounded(
+        Config {
+            sends: [1, 0, 1, 0],
+            at_once: true,
+            fault: Fault::TurnAtOnce,
+            ..ONE_LOSS
+        },
+        "M5",
+    );
+}
+
+/// A host that has sent a packet expects the next one of the others with its own PSN.
+#[test]
+fn psns_that_are_not_bridged_are_found() {
+    bounded(
+        Config {
+            sends: [1, 0, 1, 0],
+            fault: Fault::NoBridging,
+            ..ONE_LOSS
+        },
+        "everything is delivered in final states",
+    );
+}
+
+/// A late duplicate of a grant makes a second source.
+#[test]
+fn a_grant_of_an_older_epoch_that_counts_is_found() {
+    let config = Config {
+        sends: [1, 0, 1, 0],
+        at_once: true,
+        duplicates: 1,
+        delays: 1,
+        fault: Fault::AnyEpoch,
+        ..ONE_LOSS
+    };
+    bounded(config, "M5");
+}

@@ -166,6 +166,22 @@ fn with_congestion() {
 }
 
 #[test]
+fn with_sources_that_change() {
+    for at_once in [false, true] {
+        assert_equivalent(
+            "sources",
+            Config {
+                sends: [1, 0, 1, 0],
+                at_once,
+                losses: 1,
+                time_outs: 1,
+                ..WITHOUT_FAULTS
+            },
+        );
+    }
+}
+
+#[test]
 fn with_deliberate_faults() {
     for fault in [
         Fault::NakAtOnce,

@@ -1,0 +1,443 @@
+//! Runs in which several members send, in turn or at once (Cepheus III.E, contract M5).
+//!
+//! Messages between a host and its switch have the PSNs of the host, those between switches the PSNs of the group. The oracle
+//! knows which packet has which position in the group, and what each host has accepted.
+
+use super::{Bounded, State};
+use crate::fabric::{End, HOSTS, START, path_id};
+use crate::host::{Requester, Responder};
+use crate::message::{Answer, Message, PACKETS_MAX};
+use crate::switch::{Fault, Rule, Seen, answer, psn, syndrome};
+use castnet_collective::{Effect, Effects, Event, PathId, Signal};
+use castnet_wire::{DropReason, Nanos, Psn, Syndrome};
+use std::hash::{Hash, Hasher};
+
+/// RNR waits in the time-out of a source.
+const RNR_WAITS: u8 = 3;
+
+/// A packet: its sender, and its position among those of this host.
+type Content = (usize, u8);
+
+/// The members that send, and what the oracle knows of their packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Turns {
+    /// The requesters of all hosts.
+    requesters: [Requester; HOSTS],
+    /// The responder of the first source.
+    first: Responder,
+    /// By position in the group, the packet that has it.
+    order: [Option<Content>; PACKETS_MAX as usize],
+    /// By host, one past the position of the newest packet that it has accepted.
+    got: [u8; HOSTS],
+}
+
+impl Turns {
+    pub(super) fn new() -> Self {
+        Self {
+            requesters: [Requester::new(0, PACKETS_MAX); HOSTS],
+            first: Responder::new(None, None),
+            order: [None; PACKETS_MAX as usize],
+            got: [0; HOSTS],
+        }
+    }
+
+    /// The members whose timers run.
+    pub(super) fn timers(&self) -> impl Iterator<Item = usize> {
+        let runs = |requester: Requester| requester.may_time_out() || requester.waiting;
+        let requesters = self.requesters.into_iter().enumerate();
+        requesters
+            .filter(move |(_, requester)| runs(*requester))
+            .map(|(host, _)| host)
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        self.requesters.iter().any(|requester| requester.waiting)
+    }
+
+    /// The state of one host.
+    pub(super) fn hash_host(&self, host: usize, mut hasher: &mut impl Hasher) {
+        (self.requesters[host], self.got[host]).hash(&mut hasher);
+        if host == 0 {
+            self.first.hash(&mut hasher);
+        }
+    }
+
+    fn packet(&self, at: u8) -> Option<Content> {
+        self.order.get(usize::from(at)).copied().flatten()
+    }
+
+    /// The position of the next packet that a host must accept: its own packets are not sent to it.
+    fn next(&self, host: usize) -> u8 {
+        let own = |at: &u8| self.packet(*at).is_some_and(|(sender, _)| sender == host);
+        let first = self.got[host];
+        first + (first..PACKETS_MAX).take_while(own).count() as u8
+    }
+}
+
+fn end_of(host: usize) -> End {
+    host.checked_sub(1).map_or(End::Source, End::Receiver)
+}
+
+fn host_at(end: End) -> Option<usize> {
+    match end {
+        End::Source => Some(0),
+        End::Receiver(i) => Some(i + 1),
+        End::Switch { .. } => None,
+    }
+}
+
+fn position(psn: Psn) -> Option<u8> {
+    u8::try_from(psn.diff(START)).ok().filter(|at| *at <= PACKETS_MAX)
+}
+
+impl Bounded {
+    /// Packets of all members.
+    fn total(&self) -> u8 {
+        self.config.sends.iter().sum()
+    }
+
+    fn ends_message(&self, (sender, at): Content) -> bool {
+        self.config.ack_requests >> at & 1 != 0 || at + 1 == self.config.sends[sender]
+    }
+
+    /// Messages that are complete with the first `below` packets of those that `host` receives; of all, if it is `None`.
+    fn messages(&self, turns: &Turns, host: Option<usize>, below: u8) -> u32 {
+        let packets = turns.order.iter().map_while(|packet| *packet);
+        let received = packets.filter(|(sender, _)| Some(*sender) != host);
+        let first = received.take(below.into());
+        first.filter(|packet| self.ends_message(*packet)).count() as u32
+    }
+
+    pub(super) fn turns_are_over(&self, state: &State) -> bool {
+        let turns = &state.turns;
+        (0..HOSTS).all(|host| {
+            let sent = self.config.sends[host] == 0 || turns.requesters[host].has_sent();
+            sent && turns.requesters[host].is_done() && turns.next(host) == self.total()
+        })
+    }
+
+    /// Members begin to send: in turn, when they have everything of those before them.
+    pub(super) fn begin_turns(&self, state: &mut State) {
+        for host in 0..HOSTS {
+            let before: u8 = self.config.sends[..host].iter().sum();
+            let requester = &mut state.turns.requesters[host];
+            let due = self.config.at_once || state.turns.got[host] == before;
+            if due && self.config.sends[host] > 0 && !requester.has_sent() {
+                *requester = Requester::new(self.config.sends[host], PACKETS_MAX);
+                let packets = requester.send();
+                self.send_of(state, host, packets);
+            }
+        }
+    }
+
+    fn send_of(&self, state: &mut State, host: usize, packets: std::ops::Range<u8>) {
+        for at in packets {
+            self.put(
+                state,
+                end_of(host),
+                Message::Data(at, self.ends_message((host, at))),
+            );
+        }
+    }
+
+    /// Timers of all members that wait for an answer expire.
+    pub(super) fn time_out_all(&self, state: &mut State) {
+        state.elapsed = 0;
+        let turns = state.turns;
+        for host in turns.timers() {
+            self.time_out_of(state, host);
+        }
+    }
+
+    pub(super) fn time_out_of(&self, state: &mut State, host: usize) {
+        let packets = state.turns.requesters[host].go_back();
+        self.send_of(state, host, packets);
+    }
+
+    /// True if the RNR waits of members end before a source times out.
+    pub(super) fn waits_end(&self, state: &State) -> bool {
+        state.turns.is_waiting() && state.elapsed < RNR_WAITS
+    }
+
+    pub(super) fn end_waits(&self, state: &mut State) {
+        state.elapsed += 1;
+        for host in 0..HOSTS {
+            if state.turns.requesters[host].waiting {
+                self.time_out_of(state, host);
+            }
+        }
+    }
+
+    pub(super) fn arrive_in_turns(&self, state: &mut State, link: usize, message: Message) {
+        let end = self.fabric.end(link);
+        match (end, host_at(end), message) {
+            (_, Some(host), Message::Feedback(answer, at)) => {
+                self.check_believed(state, host, message);
+                let requester = &mut state.turns.requesters[host];
+                let before = requester.unacked;
+                let packets = requester.answer(answer, at);
+                if requester.unacked != before {
+                    state.elapsed = 0;
+                }
+                self.send_of(state, host, packets);
+            }
+            (_, Some(host), Message::Bridged(at, of_group, asks)) => {
+                let responder = match host {
+                    0 => &mut state.turns.first,
+                    _ => &mut state.receivers[host - 1],
+                };
+                let before = responder.expected;
+                let reply = responder.data(at, asks);
+                if responder.expected != before {
+                    self.accept(state, host, of_group);
+                }
+                if let Some(reply) = reply {
+                    self.put(state, end, reply);
+                }
+                self.begin_turns(state);
+            }
+            (End::Switch { index, path }, _, message) => self.switch(state, index, path, message),
+            _ => state.broken = Some(Rule::Sense),
+        }
+    }
+
+    /// M5: a host accepts the packets of the others, each once, in the order of the group, and whole messages.
+    fn accept(&self, state: &mut State, host: usize, at: u8) {
+        let turns = &mut state.turns;
+        let follows = match (
+            at.checked_sub(1).map(|before| turns.packet(before)),
+            turns.packet(at),
+        ) {
+            (None, Some((_, 0))) => true,
+            (Some(Some(before)), Some(packet)) => match self.ends_message(before) {
+                true => packet.1 == 0 || self.ends_message((packet.0, packet.1 - 1)),
+                false => packet == (before.0, before.1 + 1),
+            },
+            _ => false,
+        };
+        if !follows || turns.next(host) != at {
+            state.broken = Some(Rule::M5);
+        }
+        turns.got[host] = at + 1;
+    }
+
+    /// M1 and M2 at a member, against the truth.
+    fn check_believed(&self, state: &mut State, host: usize, message: Message) {
+        let turns = &state.turns;
+        let delivered = |at: u8| {
+            let position = turns.order.iter().position(|packet| *packet == Some((host, at)));
+            position.is_some_and(|position| {
+                (0..HOSTS).all(|other| other == host || usize::from(turns.got[other]) > position)
+            })
+        };
+        if !(0..message.acknowledges()).all(delivered) {
+            let is_ack = matches!(message, Message::Feedback(Answer::Ack, _));
+            state.broken = Some(if is_ack { Rule::M1 } else { Rule::M2 });
+        }
+    }
+
+    fn switch(&self, state: &mut State, index: usize, path: usize, message: Message) {
+        let (turns, id) = (state.turns, path_id(path));
+        let host = host_at(self.fabric.peer(End::Switch { index, path }));
+        let machine = &mut state.switches.machines[index];
+        let mut packet = None;
+        let event = match message {
+            Message::Data(at, ack_request) => {
+                packet = host.map_or_else(|| turns.packet(at), |host| Some((host, at)));
+                machine.handle_position(packet.is_some_and(|packet| self.ends_message(packet)));
+                Event::Data {
+                    from: id,
+                    psn: machine.group_psn(id, psn(at)),
+                    ack_request,
+                }
+            }
+            Message::Feedback(answer, at) => {
+                let msn = self.messages(&turns, host, message.acknowledges());
+                let (psn, msn) = machine.group_feedback(id, psn(at), msn);
+                Event::Feedback {
+                    from: id,
+                    psn,
+                    msn,
+                    syndrome: syndrome(answer),
+                }
+            }
+            Message::Source(grant, next, epoch) => Event::Signal {
+                from: id,
+                signal: if grant { Signal::Grant } else { Signal::Request },
+                psn: psn(next),
+                epoch: match self.config.fault {
+                    // As if each message was new.
+                    Fault::AnyEpoch => epoch.max(state.switches.epochs[index]) + 1,
+                    _ => epoch,
+                }
+                .into(),
+            },
+            _ => {
+                state.broken = Some(Rule::Sense);
+                return;
+            }
+        };
+        let before = machine.source();
+        let mut effects = Effects::new();
+        machine.handle(Nanos::ZERO, event, &mut effects);
+        let source = machine.source();
+        self.note(state, index, event, before);
+        if let (Event::Data { from, psn, .. }, Some(packet)) = (event, packet)
+            && from == source
+        {
+            self.place(state, psn, packet);
+        }
+        state.seen = Seen {
+            source_changed: before != source,
+            ..Seen::default()
+        };
+        for effect in effects {
+            self.carry_out_in_turns(state, index, (event, packet), effect);
+        }
+    }
+
+    /// What the oracle learns of a switch.
+    fn note(&self, state: &mut State, index: usize, event: Event, before: PathId) {
+        let source = state.switches.machines[index].source();
+        let newest = &mut state.switches.newest[index];
+        let acknowledged = &mut state.switches.acknowledged[index];
+        match event {
+            Event::Feedback {
+                from, psn, syndrome, ..
+            } if from != before => {
+                let below = position(psn).map(|at| at + u8::from(syndrome == Syndrome::Ack));
+                let at = position(psn).filter(|at| at < newest);
+                if let (Some(_), Some(below)) = (at, below) {
+                    let count = &mut acknowledged[from.index()];
+                    *count = below.max(*count);
+                }
+            }
+            _ => {}
+        }
+        if source != before {
+            acknowledged[before.index()] = *newest;
+            acknowledged[source.index()] = 0;
+        }
+        if let Event::Data { from, psn, .. } = event
+            && from == source
+        {
+            *newest = position(psn).map_or(*newest, |at| (at + 1).max(*newest));
+        }
+    }
+
+    /// A packet has a position in the group: no other has it.
+    fn place(&self, state: &mut State, psn: Psn, packet: Content) {
+        match position(psn).and_then(|at| state.turns.order.get_mut(usize::from(at))) {
+            Some(place) if place.is_none_or(|other| other == packet) => *place = Some(packet),
+            _ => state.broken = Some(Rule::M5),
+        }
+    }
+
+    fn carry_out_in_turns(
+        &self,
+        state: &mut State,
+        index: usize,
+        (event, packet): (Event, Option<Content>),
+        effect: Effect,
+    ) {
+        match (effect, event) {
+            (Effect::Replicate { psn }, Event::Data { ack_request, .. }) => {
+                let machine = &state.switches.machines[index];
+                let to: Vec<PathId> = machine.lacking(psn).collect();
+                let acknowledged = state.switches.acknowledged[index];
+                let lacks = |path: &PathId| {
+                    *path != machine.source() && Some(acknowledged[path.index()]) <= position(psn)
+                };
+                let paths = (0..self.fabric.paths(index)).map(path_id);
+                if !paths.filter(lacks).eq(to.iter().copied()) {
+                    state.broken = Some(Rule::M3);
+                }
+                for to in to {
+                    self.send_copy(state, (index, to), psn, ack_request);
+                }
+            }
+            (
+                Effect::Acknowledge {
+                    to,
+                    psn,
+                    msn,
+                    syndrome,
+                },
+                _,
+            ) => {
+                let (psn, msn) = state.switches.machines[index].member_feedback(to, psn, msn);
+                let Some(at) = position(psn) else {
+                    state.broken = Some(Rule::Sense);
+                    return;
+                };
+                let end = End::Switch {
+                    index,
+                    path: to.index(),
+                };
+                let message = Message::Feedback(answer(syndrome), at);
+                let below = message.acknowledges();
+                let completed = match host_at(self.fabric.peer(end)) {
+                    Some(host) => (0..below).filter(|at| self.ends_message((host, *at))).count() as u32,
+                    None => self.messages(&state.turns, None, below),
+                };
+                if msn != completed {
+                    state.broken = Some(Rule::Msn);
+                }
+                self.put(state, end, message);
+            }
+            (
+                Effect::Signal {
+                    to,
+                    signal,
+                    psn,
+                    epoch,
+                },
+                _,
+            ) => {
+                let end = End::Switch {
+                    index,
+                    path: to.index(),
+                };
+                match (position(psn), u8::try_from(epoch)) {
+                    (Some(next), Ok(epoch)) if epoch < Message::EPOCHS => {
+                        state.switches.epochs[index] = epoch.max(state.switches.epochs[index]);
+                        self.put(state, end, Message::Source(signal == Signal::Grant, next, epoch));
+                    }
+                    _ => state.broken = Some(Rule::Sense),
+                }
+            }
+            (Effect::Compete { .. }, _) => state.seen.sources_compete = true,
+            (Effect::Drop(DropReason::NotSource), Event::Data { ack_request, psn, .. })
+                if self.config.fault == Fault::TurnAtOnce =>
+            {
+                let Some(packet) = packet else { return };
+                self.place(state, psn, packet);
+                let Event::Data { from, .. } = event else { return };
+                for to in (0..self.fabric.paths(index))
+                    .map(path_id)
+                    .filter(|to| *to != from)
+                {
+                    self.send_copy(state, (index, to), psn, ack_request);
+                }
+            }
+            (Effect::Absorb | Effect::Drop(DropReason::NotSource | DropReason::FeedbackFromSource), _) => {}
+            _ => state.broken = Some(Rule::Sense),
+        }
+    }
+
+    fn send_copy(&self, state: &mut State, (index, to): (usize, PathId), psn: Psn, asks: bool) {
+        let end = End::Switch {
+            index,
+            path: to.index(),
+        };
+        let own = match self.config.fault {
+            Fault::NoBridging => psn,
+            _ => state.switches.machines[index].member_psn(to, psn),
+        };
+        match (position(psn), position(own), host_at(self.fabric.peer(end))) {
+            (Some(at), Some(own), Some(_)) => self.put(state, end, Message::Bridged(own, at, asks)),
+            (Some(at), _, None) => self.put(state, end, Message::Data(at, asks)),
+            _ => state.broken = Some(Rule::Sense),
+        }
+    }
+}
