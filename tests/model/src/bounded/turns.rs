@@ -41,6 +41,11 @@ impl Turns {
         }
     }
 
+    /// True if a member has sent: in no run where only the first host sends.
+    pub(super) fn have_begun(&self) -> bool {
+        self.requesters.iter().any(Requester::has_sent)
+    }
+
     /// The members whose timers run.
     pub(super) fn timers(&self) -> impl Iterator<Item = usize> {
         let runs = |requester: Requester| requester.may_time_out() || requester.waiting;
