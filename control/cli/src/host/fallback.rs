@@ -12,7 +12,7 @@ mod ways;
 
 use std::time::Duration;
 
-use castnet_comm::{CommConfig, Communicator, Fallback};
+use castnet_comm::{CommConfig, CommError, Communicator, Fallback, Timeouts};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::remark;
 use castnet_console::units::{Ratio, Span, positive_span};
@@ -34,9 +34,6 @@ pub(super) use ways::Ways;
 const CHUNK: usize = 4 << 20;
 const NAME_MAX: u64 = 512;
 const UNKNOWN: u64 = u64::MAX;
-/// How long the source waits until all have joined their group again. A receiver waits longer, so that the source is the first to give up.
-const JOIN_AGAIN: Duration = Duration::from_secs(20);
-
 /// What to do if the switches cannot install the group, or it is slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum FallbackArg {
@@ -44,6 +41,21 @@ pub(super) enum FallbackArg {
     Auto,
     /// Fail
     Off,
+}
+
+/// How hosts wait for each other when they send from host to host.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct PatienceArgs {
+    /// From host to host, fails if a member does not answer for so long
+    #[arg(long, value_name = "TIME", default_value = "1m", value_parser = positive_span)]
+    fallback_give_up: Span,
+}
+
+impl PatienceArgs {
+    /// How long the source waits until all have joined their group again. Meanwhile, no member may give up.
+    fn join_again(self) -> Duration {
+        self.fallback_give_up.0 / 3
+    }
 }
 
 /// When the source of a group goes on from host to host.
@@ -66,6 +78,8 @@ pub(super) struct GuardArgs {
     /// The group is tried again after this time, and after twice the time whenever that fails; 0: never
     #[arg(long, value_name = "TIME", default_value = "30s")]
     fallback_retry: Span,
+    #[command(flatten)]
+    patience: PatienceArgs,
 }
 
 impl GuardArgs {
@@ -151,7 +165,14 @@ impl Refused {
         }
     }
 
-    fn connect(&self, args: &MemberArgs, rnic: Box<dyn Rnic>, stop: &Stop) -> Outcome<Communicator> {
+    /// Connects this member with all others.
+    fn connect(
+        self,
+        args: &MemberArgs,
+        patience: PatienceArgs,
+        rnic: Box<dyn Rnic>,
+        stop: &Stop,
+    ) -> Outcome<(Communicator, Ranks)> {
         let Self {
             group,
             reason,
@@ -174,6 +195,11 @@ impl Refused {
             qp_timeout: args.qp.qp_timeout,
             retry_cnt: args.qp.retry_cnt,
             fallback: Fallback::Only,
+            timeouts: Timeouts {
+                join: patience.fallback_give_up.0,
+                collective: patience.fallback_give_up.0,
+                ..Timeouts::default()
+            },
             interrupt: Some(stop.clone()),
             ..CommConfig::new(
                 args.join.controller.clone(),
@@ -183,7 +209,31 @@ impl Refused {
                 &args.name,
             )
         };
-        Communicator::connect(config, rnic).map_err(|error| failure(error, group))
+        let ranks = Ranks { group, members };
+        let hosts = Communicator::connect(config, rnic).map_err(|error| ranks.failed(error))?;
+        Ok((hosts, ranks))
+    }
+}
+
+/// The members of a group as the ranks of a job.
+struct Ranks {
+    group: String,
+    members: Vec<String>,
+}
+
+impl Ranks {
+    fn failed(&self, error: CommError) -> Failure {
+        let is_here = matches!(error, CommError::Interrupted | CommError::Rnic(_));
+        let failed = failure(error, &self.group);
+        if is_here {
+            return failed;
+        }
+        let members = self.members.iter().enumerate();
+        let members: Vec<_> = members.map(|(rank, host)| format!("{rank} is {host}")).collect();
+        failed.next(format!(
+            "see why a member does not answer, and send again; the ranks: {}",
+            members.join(", ")
+        ))
     }
 }
 
@@ -195,20 +245,20 @@ fn close(hosts: Communicator) {
 }
 
 /// All get the step that the source gives; at the others, `order` is overwritten.
-fn broadcast(hosts: &mut Communicator, group: &str, order: Order) -> Outcome<Order> {
+fn broadcast(hosts: &mut Communicator, ranks: &Ranks, order: Order) -> Outcome<Order> {
     let mut words = order.to_words();
     hosts
         .broadcast(&mut words, 0)
-        .map_err(|error| failure(error, group))?;
+        .map_err(|error| ranks.failed(error))?;
     Order::from_words(words).ok_or_else(|| malformed("an unknown step"))
 }
 
 /// The positions of all hosts, in the order of their ranks.
-fn positions(hosts: &mut Communicator, group: &str, own: u64) -> Outcome<Vec<u64>> {
+fn positions(hosts: &mut Communicator, ranks: &Ranks, own: u64) -> Outcome<Vec<u64>> {
     let mut all = vec![0; usize::from(hosts.size())];
     hosts
         .allgather((&[own][..], &mut all[..]))
-        .map_err(|error| failure(error, group))?;
+        .map_err(|error| ranks.failed(error))?;
     Ok(all)
 }
 

@@ -11,7 +11,7 @@ use castnet_member::{Member, MemberConfig, MemberError, Others, Prepared};
 use castnet_rnic::Rnic;
 use clap::Args;
 
-use super::fallback::{FallbackArg, Incoming};
+use super::fallback::{FallbackArg, Incoming, PatienceArgs};
 use super::messages::MessageArgs;
 use super::report::{Earlier, TransferReport};
 use super::sink::Target;
@@ -42,6 +42,8 @@ pub(super) struct ReceiveCommand {
     #[arg(long, value_enum, value_name = "HOW", default_value_t = FallbackArg::Auto)]
     fallback: FallbackArg,
     #[command(flatten)]
+    patience: PatienceArgs,
+    #[command(flatten)]
     pub(super) messages: MessageArgs,
 }
 
@@ -68,7 +70,14 @@ impl ReceiveCommand {
         ) {
             Err(Stopped::Refused(refused)) => {
                 let since = (begun.unwrap_or_else(Instant::now), earlier);
-                refused.receive(args, config, rnic, &incoming, since, (output, stop))
+                refused.receive(
+                    (args, self.patience),
+                    config,
+                    rnic,
+                    &incoming,
+                    since,
+                    (output, stop),
+                )
             }
             received => received.map_err(Stopped::failure),
         }

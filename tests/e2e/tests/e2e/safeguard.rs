@@ -12,6 +12,9 @@ const RECEIVERS: [&str; 3] = ["h2", "h3", "h4"];
 /// Silence of so long is a stall, not a busy machine.
 const AFTER: [&str; 2] = ["--fallback-after", "800ms"];
 
+/// How long members wait for one that is dead.
+const GIVE_UP: [&str; 2] = ["--fallback-give-up", "3s"];
+
 /// A file under way from h1 to the others.
 struct Sent {
     source: Process,
@@ -21,39 +24,46 @@ struct Sent {
 }
 
 impl Sent {
-    fn start(lab: &Lab, create: &[&str], bytes: usize, send: &[&str]) -> Result<Self> {
+    /// `both`: flags of all; `flags`: of the source.
+    fn start(
+        lab: &Lab,
+        (group, both): (&str, &[&str]),
+        create: &[&str],
+        bytes: usize,
+        flags: &[&str],
+    ) -> Result<Self> {
         let controller = lab.socket("controller");
-        let group = [
-            "group",
-            "create",
-            "g",
+        let made = [
             "--source",
             "h1",
             "--members",
             "h2,h3,h4",
             "--pmtu",
             "4096",
+            "--controller",
+            &controller,
         ];
-        lab.castnet(&[&group[..], &["--controller", &controller], create].concat())?;
+        lab.castnet(&[&["group", "create", group], &made[..], create].concat())?;
         let file = lab.folder().join("sent");
         let digest = write_random(&file, bytes, 16)?;
         let receivers = RECEIVERS.map(|host| {
             let (out, ready) = (
-                lab.folder().join(host),
+                lab.folder().join(format!("{group}.{host}")),
                 lab.folder().join(format!("{host}.ready")),
             );
-            let flags = [
+            let files = [
                 "--out",
                 &out.to_string_lossy(),
                 "--ready-file",
                 &ready.to_string_lossy(),
             ];
-            Ok((lab.start_host(host, "receive", "g", &flags)?, out))
+            let flags = [&files[..], both].concat();
+            Ok((lab.start_host(host, "receive", group, &flags)?, out))
         });
         let receivers = receivers.into_iter().collect::<Result<_>>()?;
         let file = file.to_string_lossy();
-        let flags = [&["--file", &file], &AFTER[..], send].concat();
-        let source = lab.start_host("h1", "send", "g", &flags)?;
+        let flags = [&["--file", &file], &AFTER[..], both, flags].concat();
+        let source = lab.start_host("h1", "send", group, &flags)?;
         Ok(Self {
             source,
             receivers,
@@ -112,7 +122,7 @@ fn ways(report: &Value) -> Result<[u64; 2]> {
 fn a_slow_group_is_left_in_the_middle_of_its_stream() {
     lab::in_lab("safeguard", STAR, &[], |lab| {
         let expected = ["--expect", "400M", "--fallback-retry", "0"];
-        let sent = Sent::start(lab, &["--rate", "40M"], 12 << 20, &expected)?;
+        let sent = Sent::start(lab, ("g", &[]), &["--rate", "40M"], 12 << 20, &expected)?;
         let report = sent.finish()?;
         let why = report["between_hosts"].as_str().unwrap_or_default();
         ensure!(
@@ -135,7 +145,7 @@ fn a_slow_group_is_left_in_the_middle_of_its_stream() {
 fn a_group_that_stays_slow_is_tried_again_and_left_again() {
     lab::in_lab("safeguard", STAR, &["--fault", "loss=0.1%,seed=16"], |lab| {
         let expected = ["--expect", "400M", "--fallback-retry", "1ms"];
-        let sent = Sent::start(lab, &["--rate", "40M"], 24 << 20, &expected)?;
+        let sent = Sent::start(lab, ("g", &[]), &["--rate", "40M"], 16 << 20, &expected)?;
         let report = sent.finish()?;
         let changes = report["ways"]["changes"].as_array().cloned().unwrap_or_default();
         let to: Vec<_> = changes
@@ -151,7 +161,13 @@ fn a_group_that_stays_slow_is_tried_again_and_left_again() {
 #[test]
 fn a_stream_comes_back_to_its_group_when_that_is_well() {
     lab::in_lab("safeguard", STAR, &[], |lab| {
-        let mut sent = Sent::start(lab, &["--rate", "200M"], 48 << 20, &["--fallback-retry", "1ms"])?;
+        let mut sent = Sent::start(
+            lab,
+            ("g", &["--op", "write"]),
+            &["--rate", "200M"],
+            32 << 20,
+            &["--fallback-retry", "1ms"],
+        )?;
         let under_way = |lab: &Lab| lab.data_in("g", "sw") > Some(500);
         sent.source.wait_until("data was under way", |_| under_way(lab))?;
         lab.switch("sw")?.stop()?;
@@ -172,13 +188,44 @@ fn a_stream_comes_back_to_its_group_when_that_is_well() {
 fn receivers_that_have_everything_go_on_with_the_others() {
     lab::in_lab("safeguard", STAR, &[], |lab| {
         let limit = ["--rate", "1M", "--burst", "20000"];
-        let mut sent = Sent::start(lab, &limit, 120_000, &[])?;
+        let mut sent = Sent::start(lab, ("g", &[]), &limit, 120_000, &[])?;
         let ready = lab.folder().join("h4.ready");
         sent.source.wait_until("h4 was connected", |_| ready.exists())?;
         sent.receivers[2].0.stop()?;
         sent.wait_until_said("goes on from host to host")?;
         sent.receivers[2].0.go_on()?;
         sent.finish()?;
+        Ok(())
+    });
+}
+
+/// A receiver dies when the source has left the group, or when all are to join it again. Nobody takes the others' part for the whole.
+#[test]
+fn a_receiver_that_dies_between_hosts_ends_the_transfer_with_its_name() {
+    lab::in_lab("safeguard", STAR, &[], |lab| {
+        for (group, said) in [
+            ("one", "goes on from host to host"),
+            ("two", "tries its group again"),
+        ] {
+            let flags = ["--expect", "400M", "--fallback-retry", "1ms"];
+            let mut sent = Sent::start(lab, (group, &GIVE_UP), &["--rate", "40M"], 24 << 20, &flags)?;
+            sent.wait_until_said(said)?;
+            let (mut dead, _) = sent.receivers.remove(1);
+            dead.kill();
+            let mut names = 0;
+            let others = sent
+                .receivers
+                .iter_mut()
+                .map(|(process, out)| (process, Some(out)));
+            for (process, out) in others.chain([(&mut sent.source, None)]) {
+                let status = process.wait()?;
+                let is_whole = out.is_some_and(|out| out.exists());
+                let output = process.output();
+                ensure!(!status.success() && !is_whole, "{output}");
+                names += usize::from(output.contains("rank 2") && output.contains("2 is h3"));
+            }
+            ensure!(names > 0, "nobody names h3");
+        }
         Ok(())
     });
 }

@@ -13,17 +13,16 @@ use indicatif::ProgressBar;
 
 use super::course::{Order, fresh};
 use super::{
-    CHUNK, Incoming, JOIN_AGAIN, NAME_MAX, Refused, UNKNOWN, Ways, broadcast, close, ends, malformed,
-    positions,
+    CHUNK, Incoming, NAME_MAX, PatienceArgs, Ranks, Refused, UNKNOWN, Ways, broadcast, close, ends,
+    malformed, positions,
 };
-use crate::host::collective::failure;
 use crate::host::report::{Earlier, TransferReport};
-use crate::host::{MemberArgs, Stop};
+use crate::host::{MemberArgs, Stop, failure};
 
 /// A receiver whose stream is not only in its group.
 struct Receiving<'a, 't> {
     host: &'a str,
-    group: String,
+    ranks: Ranks,
     config: MemberConfig,
     hosts: Communicator,
     incoming: &'a RefCell<Incoming<'t>>,
@@ -35,7 +34,7 @@ impl Refused {
     /// Receives what is left of a file.
     pub(in crate::host) fn receive(
         self,
-        args: &MemberArgs,
+        (args, patience): (&MemberArgs, PatienceArgs),
         config: MemberConfig,
         rnic: Box<dyn Rnic>,
         incoming: &RefCell<Incoming<'_>>,
@@ -43,12 +42,13 @@ impl Refused {
         (output, stop): (Output, &Stop),
     ) -> Outcome {
         let ways = Ways::new(begun, incoming.borrow().position(), &self.reason);
-        let hosts = self.connect(args, rnic, stop)?;
+        let (hosts, ranks) = self.connect(args, patience, rnic, stop)?;
         let mut receiving = Receiving {
             host: &args.name,
-            group: self.group,
+            ranks,
             config: MemberConfig {
-                join_within: Some(JOIN_AGAIN * 2),
+                // So that the source is the first to give up.
+                join_within: Some(patience.join_again() * 2),
                 ..config
             },
             hosts,
@@ -62,7 +62,7 @@ impl Refused {
         let path = receiving.keep(&summary)?;
         // The source waits for it.
         let ended = receiving.hosts.barrier();
-        ended.map_err(|error| failure(error, &receiving.group))?;
+        ended.map_err(|error| receiving.ranks.failed(error))?;
         let elapsed = begun.elapsed();
         let transferred = Transferred { summary, elapsed };
         let report = TransferReport::of_stream(args, "receiver", transferred, path, receiving.hosts.rnic());
@@ -96,10 +96,10 @@ impl Receiving<'_, '_> {
         let mut chunk = vec![0; CHUNK];
         loop {
             // What the source sends takes the place of the order given here.
-            match broadcast(&mut self.hosts, &self.group, Order::Positions)? {
+            match broadcast(&mut self.hosts, &self.ranks, Order::Positions)? {
                 Order::Positions => {
                     let own = self.incoming.borrow().position();
-                    positions(&mut self.hosts, &self.group, own)?;
+                    positions(&mut self.hosts, &self.ranks, own)?;
                 }
                 Order::Chunk { offset, bytes } => {
                     let chunk = usize::try_from(bytes)
@@ -107,7 +107,7 @@ impl Receiving<'_, '_> {
                         .and_then(|bytes| chunk.get_mut(..bytes));
                     let chunk = chunk.ok_or_else(|| malformed("a chunk of over 4 MiB"))?;
                     let sent = self.hosts.broadcast(chunk, 0);
-                    sent.map_err(|error| failure(error, &self.group))?;
+                    sent.map_err(|error| self.ranks.failed(error))?;
                     let position = self.incoming.borrow().position();
                     let fresh = fresh(position, offset, chunk)
                         .ok_or_else(|| malformed(&format!("bytes from {offset} on after {position}")))?;
@@ -123,7 +123,7 @@ impl Receiving<'_, '_> {
     }
 
     fn head(&mut self) -> Outcome<StreamHeader> {
-        let failed = |error| failure(error, &self.group);
+        let failed = |error| self.ranks.failed(error);
         let mut head = [0_u64; 2];
         self.hosts.broadcast(&mut head, 0).map_err(failed)?;
         if head[1] > NAME_MAX {
@@ -147,10 +147,10 @@ impl Receiving<'_, '_> {
         }
         self.ways.tries_group(self.host, offset);
         let received = self.try_group();
-        let error = received.err();
-        if let Some(error) = error.as_ref().filter(|error| ends(error)) {
-            return Err(Failure::failed(error));
-        }
+        let error = match received.err() {
+            Some(error) if ends(&error) => return Err(failure::member(error)),
+            error => error,
+        };
         let at = self.incoming.borrow().position();
         let why = error.map(|error| error.to_string());
         self.ways
@@ -183,7 +183,7 @@ impl Receiving<'_, '_> {
     fn end(&mut self, name: &str, bytes: u64) -> Outcome<StreamSummary> {
         let mut sent = [0_u8; 32];
         let digest = self.hosts.broadcast(&mut sent, 0);
-        digest.map_err(|error| failure(error, &self.group))?;
+        digest.map_err(|error| self.ranks.failed(error))?;
         let summary = self.incoming.borrow().summary();
         let same = |summary: &StreamSummary| summary.bytes == bytes && summary.digest.0 == sent;
         summary.filter(same).ok_or_else(|| {

@@ -12,12 +12,10 @@ use indicatif::ProgressBar;
 
 use super::course::{Course, Next, Order};
 use super::{
-    CHUNK, GuardArgs, JOIN_AGAIN, NAME_MAX, Outgoing, Refused, UNKNOWN, Ways, broadcast, close, ends,
-    positions,
+    CHUNK, GuardArgs, NAME_MAX, Outgoing, Ranks, Refused, UNKNOWN, Ways, broadcast, close, ends, positions,
 };
-use crate::host::collective::failure;
 use crate::host::report::TransferReport;
-use crate::host::{MemberArgs, Stop};
+use crate::host::{MemberArgs, Stop, failure};
 
 /// A reason as the controller takes it.
 pub(in crate::host) fn reason(error: &MemberError) -> String {
@@ -38,7 +36,7 @@ pub(in crate::host) fn reason(error: &MemberError) -> String {
 /// A source whose stream is not only in its group.
 struct Sending<'a, 'f> {
     host: &'a str,
-    group: String,
+    ranks: Ranks,
     config: MemberConfig,
     guard: Option<Safeguard>,
     hosts: Communicator,
@@ -60,16 +58,16 @@ impl Refused {
         (output, stop): (Output, &Stop),
     ) -> Outcome {
         let ways = Ways::new(outgoing.begun, outgoing.position(), &self.reason);
-        let hosts = self.connect(args, rnic, stop)?;
+        let (hosts, ranks) = self.connect(args, guard.patience, rnic, stop)?;
         let bar = output.byte_bar(outgoing.header.length);
         let mut sending = Sending {
             host: &args.name,
             guard: guard.safeguard(&config),
             config: MemberConfig {
-                join_within: Some(JOIN_AGAIN),
+                join_within: Some(guard.patience.join_again()),
                 ..config
             },
-            group: self.group,
+            ranks,
             hosts,
             outgoing,
             course: Course::new(Duration::ZERO, guard.retry()),
@@ -101,9 +99,9 @@ impl Sending<'_, '_> {
                     let offset = self.outgoing.position();
                     let filled = self.outgoing.fill(&mut chunk).map_err(unread)?;
                     let bytes = filled as u64;
-                    broadcast(&mut self.hosts, &self.group, Order::Chunk { offset, bytes })?;
+                    broadcast(&mut self.hosts, &self.ranks, Order::Chunk { offset, bytes })?;
                     let sent = self.hosts.broadcast(&mut chunk[..filled], 0);
-                    sent.map_err(|error| failure(error, &self.group))?;
+                    sent.map_err(|error| self.ranks.failed(error))?;
                     self.course.handle_sent(bytes);
                     self.ways.add_between_hosts(bytes);
                     self.bar.set_position(self.outgoing.position());
@@ -116,7 +114,7 @@ impl Sending<'_, '_> {
 
     /// Length and name of the stream.
     fn head(&mut self) -> Outcome {
-        let failed = |error| failure(error, &self.group);
+        let failed = |error| self.ranks.failed(error);
         let mut name = self.outgoing.header.name.clone().into_bytes();
         name.truncate(NAME_MAX as usize);
         let mut head = [self.outgoing.header.length.unwrap_or(UNKNOWN), name.len() as u64];
@@ -128,9 +126,9 @@ impl Sending<'_, '_> {
     }
 
     fn find_position(&mut self) -> Outcome {
-        broadcast(&mut self.hosts, &self.group, Order::Positions)?;
+        broadcast(&mut self.hosts, &self.ranks, Order::Positions)?;
         let kept = (self.outgoing.position(), self.outgoing.taken().bytes());
-        let all = positions(&mut self.hosts, &self.group, kept.0)?;
+        let all = positions(&mut self.hosts, &self.ranks, kept.0)?;
         let position = self.course.handle_positions(kept, &all[1..]);
         let position = position.map_err(Failure::failed)?;
         self.ways.add_in_group(position - kept.0);
@@ -141,15 +139,15 @@ impl Sending<'_, '_> {
     /// Sends in the group, until the stream or the group ends.
     fn send_in_group(&mut self) -> Outcome {
         let offset = self.outgoing.position();
-        broadcast(&mut self.hosts, &self.group, Order::Group { offset })?;
+        broadcast(&mut self.hosts, &self.ranks, Order::Group { offset })?;
         self.ways.tries_group(self.host, offset);
         self.course.handle_group(self.start.elapsed());
         let left = self.try_group(offset);
         self.course.handle_left(self.start.elapsed());
-        let error = left.err();
-        if let Some(error) = error.as_ref().filter(|error| ends(error)) {
-            return Err(Failure::failed(error));
-        }
+        let error = match left.err() {
+            Some(error) if ends(&error) => return Err(failure::member(error)),
+            error => error,
+        };
         let (at, why) = (self.outgoing.position(), error.as_ref().map(reason));
         self.ways
             .leaves_group(self.host, (at, at - offset), why.as_deref());
@@ -193,12 +191,12 @@ impl Sending<'_, '_> {
             )));
         }
         let bytes = summary.bytes;
-        broadcast(&mut self.hosts, &self.group, Order::End { bytes })?;
+        broadcast(&mut self.hosts, &self.ranks, Order::End { bytes })?;
         let mut digest = summary.digest.0;
         let sent = self.hosts.broadcast(&mut digest, 0);
         // Until all have it.
         let ended = sent.and_then(|()| self.hosts.barrier());
-        ended.map_err(|error| failure(error, &self.group))?;
+        ended.map_err(|error| self.ranks.failed(error))?;
         Ok(summary)
     }
 }
