@@ -19,6 +19,8 @@ pub struct RankQp {
     pub timeout: u8,
     /// Most packets that are sent and not acknowledged, as in [`QpConfig::window`].
     pub window: u32,
+    /// The window after a NAK, as in [`QpConfig::restart`]: for groups whose switches repair.
+    pub restart: Option<u32>,
     /// Retries without progress, as in [`QpConfig::retry_cnt`]; 7: without limit.
     pub retry_cnt: u8,
     /// Code of the RNR timer, as in [`QpConfig::min_rnr_timer`].
@@ -34,6 +36,7 @@ impl Default for RankQp {
         Self {
             timeout: 14,
             window: QpConfig::WINDOW,
+            restart: None,
             retry_cnt: 7,
             min_rnr_timer: 12,
             void_slots: false,
@@ -216,6 +219,7 @@ impl<W: Watch> Simulation<W> {
                         pmtu,
                         timeout: options.timeout,
                         window: options.window,
+                        restart: options.restart,
                         retry_cnt: options.retry_cnt,
                         min_rnr_timer: options.min_rnr_timer,
                         ..qp

@@ -4,8 +4,9 @@ use std::error::Error;
 use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{BroadcastAlgorithm, Collective, HostBasedConfig, Task};
+use castnet_endpoint::QpConfig;
 use castnet_planner::{Member, Request};
-use castnet_rules::MulticastRule;
+use castnet_rules::{MulticastRule, RepairRule};
 use castnet_sim::{HostCost, LinkProfile, RankQp, Routes, SimConfig, Simulation};
 use castnet_topology::{End, LinkId, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
@@ -14,6 +15,8 @@ use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
 pub(crate) type Failed = Box<dyn Error + Send + Sync>;
 
 const PMTU: Pmtu = Pmtu::B4096;
+/// Packets of a QP that are sent and not acknowledged.
+const WINDOW: u16 = 256;
 /// Longer messages to several peers are sent one after the other: MPI's rendezvous protocol.
 const IN_TURN_ABOVE: u32 = 8 << 10;
 /// Most slices or calls in flight between two hosts.
@@ -77,6 +80,8 @@ pub(crate) struct Broadcast {
     pub(crate) calls: u32,
     pub(crate) host_cost: HostCost,
     pub(crate) loss: Loss,
+    /// The switches of the group repair losses.
+    pub(crate) repairs: bool,
     pub(crate) seed: u64,
 }
 
@@ -110,6 +115,7 @@ impl Broadcast {
             calls: 1,
             host_cost: HostCost::default(),
             loss: Loss::default(),
+            repairs: false,
             seed: 1,
         }
     }
@@ -194,12 +200,14 @@ impl Broadcast {
             },
             ..HostBasedConfig::new(0, self.members)
         };
+        let timeout = match self.loss.timeout {
+            0 => RankQp::default().timeout,
+            timeout => timeout,
+        };
         let qp = RankQp {
-            window: 256,
-            timeout: match self.loss.timeout {
-                0 => RankQp::default().timeout,
-                timeout => timeout,
-            },
+            window: WINDOW.into(),
+            timeout,
+            restart: self.repairs.then_some(QpConfig::RESTART),
             void_slots: true,
             ..RankQp::default()
         };
@@ -212,6 +220,10 @@ impl Broadcast {
         let mcst_id = McstId(Ipv4Addr::new(10, 255, 0, 1));
         let rule = MulticastRule {
             start_psn: Some(Psn::new(0)),
+            repair: self.repairs.then_some(RepairRule {
+                slots: WINDOW,
+                ack_timeout_us: (4.096 * f64::from(1_u32 << timeout)) as u32,
+            }),
             ..MulticastRule::default()
         };
         let request = Request::multicast("group", mcst_id, PMTU, members, rule);

@@ -5,6 +5,7 @@
 mod broadcast;
 mod flows;
 mod lab;
+mod loss;
 mod report;
 mod storage;
 
@@ -57,6 +58,8 @@ enum Figure {
     Fig10,
     /// Flow completion time of a multicast to 512 hosts over the message size
     Fig12,
+    /// Flow completion time of 128 MiB under packet loss, to 64 and to 512 hosts
+    Fig13,
     /// Throughput of a multicast and two unicast flows under congestion control
     Fig14,
 }
@@ -91,12 +94,13 @@ impl ValueEnum for Choice {
 }
 
 impl Figure {
-    const EACH: [Self; 6] = [
+    const EACH: [Self; 7] = [
         Self::Fig8,
         Self::Fig9,
         Self::Table1,
         Self::Fig10,
         Self::Fig12,
+        Self::Fig13,
         Self::Fig14,
     ];
 
@@ -107,6 +111,7 @@ impl Figure {
             Self::Table1 => storage::table1(extent),
             Self::Fig10 => storage::fig10(extent),
             Self::Fig12 => broadcast::fig12(extent),
+            Self::Fig13 => loss::fig13(extent),
             Self::Fig14 => flows::fig14(extent),
         }
     }

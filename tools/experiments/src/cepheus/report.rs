@@ -71,6 +71,17 @@ pub(crate) struct Headline {
     pub(crate) castnet: (f64, f64),
     /// Why it is outside of [`TOLERANCE`].
     pub(crate) reason: Option<String>,
+    /// How the paper's number is meant.
+    pub(crate) relation: Relation,
+}
+
+/// Relation of our number to the paper's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Relation {
+    About,
+    AtLeast,
+    AtMost,
 }
 
 impl Headline {
@@ -85,6 +96,15 @@ impl Headline {
             paper,
             castnet,
             reason: None,
+            relation: Relation::About,
+        }
+    }
+
+    /// The paper has a bound, and no number.
+    pub(crate) fn bound(what: &str, relation: Relation, paper: f64, castnet: f64) -> Self {
+        Self {
+            relation,
+            ..Self::single(what, paper, castnet)
         }
     }
 
@@ -113,7 +133,11 @@ impl Headline {
     }
 
     fn ends_met(&self) -> [bool; 2] {
-        let near = |ours: f64, paper: f64| (ours / paper - 1.0).abs() <= TOLERANCE;
+        let near = |ours: f64, paper: f64| match self.relation {
+            Relation::About => (ours / paper - 1.0).abs() <= TOLERANCE,
+            Relation::AtLeast => ours >= paper,
+            Relation::AtMost => ours <= paper,
+        };
         [
             near(self.castnet.0, self.paper.0),
             near(self.castnet.1, self.paper.1),
@@ -125,14 +149,20 @@ impl Headline {
             true => number(low),
             false => format!("{} to {}", number(low), number(high)),
         };
-        let verdict = match (self.is_met(), &self.reason) {
-            (true, _) => "within 10 %",
-            (false, Some(_)) => "see below",
-            (false, None) => "differs",
+        let verdict = match (self.is_met(), &self.reason, self.relation) {
+            (true, _, Relation::About) => "within 10 %",
+            (true, ..) => "holds",
+            (false, Some(_), _) => "see below",
+            (false, None, _) => "differs",
+        };
+        let bound = match self.relation {
+            Relation::About => "",
+            Relation::AtLeast => "at least ",
+            Relation::AtMost => "at most ",
         };
         vec![
             self.what.clone(),
-            range(self.paper),
+            format!("{bound}{}", range(self.paper)),
             range(self.castnet),
             verdict.to_owned(),
         ]
