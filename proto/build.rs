@@ -17,6 +17,7 @@ const PRINTED: &[&str] = &[
     "PfcClass",
     "Port",
     "PortCounters",
+    "RingStatus",
     "RouteHop",
     "SwitchState",
     "Tenant",

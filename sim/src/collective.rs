@@ -19,8 +19,8 @@ pub struct RankQp {
     pub timeout: u8,
     /// Most packets that are sent and not acknowledged, as in [`QpConfig::window`].
     pub window: u32,
-    /// The window after a NAK, as in [`QpConfig::restart`]: for groups whose switches repair.
-    pub restart: Option<u32>,
+    /// As in [`QpConfig::selective_repeat`]: for groups whose switches repair.
+    pub selective_repeat: bool,
     /// Retries without progress, as in [`QpConfig::retry_cnt`]; 7: without limit.
     pub retry_cnt: u8,
     /// Code of the RNR timer, as in [`QpConfig::min_rnr_timer`].
@@ -36,7 +36,7 @@ impl Default for RankQp {
         Self {
             timeout: 14,
             window: QpConfig::WINDOW,
-            restart: None,
+            selective_repeat: false,
             retry_cnt: 7,
             min_rnr_timer: 12,
             void_slots: false,
@@ -219,7 +219,7 @@ impl<W: Watch> Simulation<W> {
                         pmtu,
                         timeout: options.timeout,
                         window: options.window,
-                        restart: options.restart,
+                        selective_repeat: options.selective_repeat,
                         retry_cnt: options.retry_cnt,
                         min_rnr_timer: options.min_rnr_timer,
                         ..qp

@@ -27,6 +27,11 @@ pub(crate) fn state(status: &GroupStatus, now: Nanos) -> v1::MulticastState {
         newest_psn: machine.newest_psn.map(|p| p.value()),
         hot_bytes: status.hot_bytes as u64,
         cold_bytes: status.cold_bytes as u64,
+        ring: machine.repair.map(|ring| v1::RingStatus {
+            slots: ring.slots.into(),
+            held: ring.held.into(),
+            missing_psn: ring.missing.map(|psn| psn.value()),
+        }),
         ..state
     }
 }

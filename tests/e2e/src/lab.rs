@@ -391,8 +391,14 @@ impl Lab {
 
     /// Creates the group of `transfer`.
     pub fn create_group(&self, transfer: &Transfer<'_>) -> Result<()> {
+        self.create_group_with(transfer, &[])
+    }
+
+    /// The same with more flags of `castnet group create`.
+    pub fn create_group_with(&self, transfer: &Transfer<'_>, more: &[&str]) -> Result<()> {
         let members = transfer.receivers.join(",");
-        self.castnet(&[
+        let controller = self.socket("controller");
+        let flags = [
             "group",
             "create",
             transfer.group,
@@ -403,8 +409,9 @@ impl Lab {
             "--pmtu",
             "4096",
             "--controller",
-            &self.socket("controller"),
-        ])?;
+            &controller,
+        ];
+        self.castnet(&[&flags, more].concat())?;
         Ok(())
     }
 

@@ -67,7 +67,8 @@ impl Progress {
                 let psn = |psn: Option<u32>| psn.map_or_else(|| "-".to_owned(), |psn| psn.to_string());
                 let (newest, acknowledged) = (psn(p.newest_psn), psn(p.agg_ack_psn));
                 let lost = p.me_psn.map(|m| format!(", MePSN {m}")).unwrap_or_default();
-                format!(": newest PSN {newest}, AggAckPSN {acknowledged}{lost}")
+                let ring = p.ring.as_ref().map(ring_sentence).unwrap_or_default();
+                format!(": newest PSN {newest}, AggAckPSN {acknowledged}{lost}{ring}")
             }
             Self::Collective {
                 progress: Some(p), ..
@@ -162,6 +163,16 @@ columns!(row: PathRow => (row.path) { port } row { virtual_qpn as "qpn" } (row.p
     (row.path) { ack_psn } row { behind } (row.path.counters.unwrap_or_default()) {
         copies_out, acks_in, naks_in, rnr_naks_in, filtered,
     } row { remark() });
+
+fn ring_sentence(ring: &api::RingStatus) -> String {
+    let missing = ring.missing_psn.map(|psn| format!(", PSN {psn} is missing"));
+    format!(
+        "; keeps {} of at most {} packets{}",
+        ring.held,
+        ring.slots,
+        missing.unwrap_or_default()
+    )
+}
 
 fn path_rows(installed: &api::InstalledGroup, state: &api::MulticastState) -> Vec<PathRow> {
     let row = |(i, path): (usize, &api::PathStatus)| {

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use castnet_e2e::lab::{self, ONE_ARMED, STAR, TWO_SPINES, TWO_TIERS};
 use castnet_e2e::{Lab, Transfer};
+use serde_json::Value;
 
 const SIZE: usize = 64 << 20;
 
@@ -54,6 +55,39 @@ fn three_switches_six_hosts() {
 #[test]
 fn three_switches_six_hosts_one_percent_loss() {
     in_lab(TWO_TIERS, &LOSS, |lab| both_ways(lab, &SIX, 4));
+}
+
+/// The switches repeat what links lose: the source repeats little more than its own link has lost, not a window for each loss.
+#[test]
+fn three_switches_six_hosts_one_percent_loss_with_repair() {
+    in_lab(TWO_TIERS, &LOSS, |lab| {
+        let transfer = Transfer {
+            group: "repaired",
+            source: SIX[0],
+            receivers: &SIX[1..],
+            op: "send",
+            size: SIZE,
+            seed: 5,
+        };
+        lab.create_group_with(&transfer, &["--repair", "switch"])?;
+        let mut running = lab.start_transfer(&transfer)?;
+        running.source.wait_until("the first switch keeps packets", |_| {
+            let agent = lab.socket("leaf1");
+            lab.castnet(&["group", "show", "repaired", "--agent", &agent])
+                .is_ok_and(|shown| shown.contains("of at most 256 packets"))
+        })?;
+        running.source.succeed()?;
+        let said = running.source.output();
+        let report = said
+            .lines()
+            .find_map(|line| serde_json::from_str::<Value>(line).ok());
+        let report = report.context(said)?;
+        running.finish()?;
+        let [sent, again, time_outs] = ["frames_sent", "retransmissions", "timeouts"]
+            .map(|what| report[what].as_u64().unwrap_or(u64::MAX));
+        ensure!(again < sent / 20 + time_outs.saturating_mul(129), "{report}");
+        Ok(())
+    });
 }
 
 /// One port beside an ordinary switch serves eight hosts: it answers ARP for the group, and what comes in by the port leaves by it.

@@ -4,7 +4,6 @@ use std::error::Error;
 use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{BroadcastAlgorithm, Collective, HostBasedConfig, Task};
-use castnet_endpoint::QpConfig;
 use castnet_planner::{Member, Request};
 use castnet_rules::{MulticastRule, RepairRule};
 use castnet_sim::{HostCost, LinkProfile, RankQp, Routes, SimConfig, Simulation};
@@ -207,7 +206,7 @@ impl Broadcast {
         let qp = RankQp {
             window: WINDOW.into(),
             timeout,
-            restart: self.repairs.then_some(QpConfig::RESTART),
+            selective_repeat: self.repairs,
             void_slots: true,
             ..RankQp::default()
         };
