@@ -156,7 +156,13 @@ impl Shown {
         let (kind, number) = (behaviour(entry), core.next_number());
         let sources = kind.sources(entry);
         let mut changed = false;
-        if sources.len() != self.members.len() {
+        let is_member = |(source, member): (&Source<'_>, &Member)| {
+            addr_eq(Arc::as_ptr(&source.record), Arc::as_ptr(&member.record))
+                || source.host == member.state.host
+        };
+        let same_members =
+            sources.len() == self.members.len() && sources.iter().zip(&self.members).all(is_member);
+        if !same_members {
             if !self.take_out(&sources, number) {
                 *self = Self::new(core, entry);
                 return;

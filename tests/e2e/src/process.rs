@@ -45,7 +45,7 @@ fn up_to_date() -> Option<PathBuf> {
     rooms.iter().all(older).then_some(binary)
 }
 
-/// When the youngest file below `path` was written, but for tests and benches. `None` if that cannot be read.
+/// When the youngest file below `path` was written, but for tests, their seeds and benches. `None` if that cannot be read.
 fn changed(path: &Path) -> Option<SystemTime> {
     if path.is_file() {
         return fs::metadata(path).ok()?.modified().ok();
@@ -53,7 +53,8 @@ fn changed(path: &Path) -> Option<SystemTime> {
     let mut youngest = SystemTime::UNIX_EPOCH;
     for entry in fs::read_dir(path).ok()? {
         let path = entry.ok()?.path();
-        if !path.ends_with("tests") && !path.ends_with("benches") {
+        let skipped = ["tests", "proptest-regressions", "benches"];
+        if !skipped.iter().any(|name| path.ends_with(name)) {
             youngest = youngest.max(changed(&path)?);
         }
     }

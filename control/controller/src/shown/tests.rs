@@ -267,3 +267,29 @@ fn a_change_of_a_member_sends_this_member() {
         assert_eq!((hosts, positions), (vec!["h2"], Some(vec![2])), "{name}");
     }
 }
+
+/// A member takes the position of another one. A client that has not seen that learns that the other one is gone.
+#[test]
+fn a_member_in_the_position_of_another_one_sends_the_whole_state() {
+    let mut core = core();
+    let mut client = Client::default();
+    core.groups.put(record("m"));
+    let first = core.shown(core.groups.get("m").unwrap());
+    client.take(first.since(None));
+    for changes in [
+        &[Change::Evicted(0)][..],
+        &[Change::Created, Change::Evicted(1)],
+        &[Change::Evicted(0)],
+    ] {
+        for change in changes {
+            apply(&mut core, "m", change.clone());
+        }
+        core.shown(core.groups.get("m").unwrap());
+    }
+    let entry = core.groups.get("m").unwrap();
+    let state = core.shown(entry).since(Some(first.number));
+    assert_eq!(
+        client.take(state),
+        unnumbered(Shown::new(&core, entry).since(None))
+    );
+}
