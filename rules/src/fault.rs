@@ -106,8 +106,6 @@ pub enum FaultKind {
         "is given in a group with any_source, whose members and state cannot change: give it a new generation instead"
     )]
     AnySourceIsFixed,
-    #[error("is \"switch\" in a group with any_source: leave one of them out")]
-    AnySourceRepairs,
     #[error("is given in a group that does not compute: leave it out")]
     RankOfNoCollective,
     #[error("has no rank: each host of a group that computes is a rank")]

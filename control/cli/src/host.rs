@@ -251,7 +251,7 @@ impl MemberArgs {
             pmtu: Pmtu::from_bytes(fixed.pmtu.unwrap_or(1024)).unwrap_or(Pmtu::B1024),
             va_base: fixed.va_base.unwrap_or_default(),
             rate_limit: None,
-            repairs: false,
+            selective_repeat: false,
         };
         let group = match (&self.join.group, fixed.mcst_id) {
             (_, Some(mcst_id)) => match others {

@@ -68,8 +68,9 @@ pub struct GroupAddress {
     pub va_base: u64,
     /// Limit of what the source sends in each lane. The software RNIC keeps to it.
     pub rate_limit: Option<RateLimit>,
-    /// Whether the switches repeat what is lost. Then the software RNIC sends one packet again after a NAK.
-    pub repairs: bool,
+    /// After a NAK the software RNIC sends one packet again, because the switches have what follows. Not in a group with any source: a NAK
+    /// may call a member to send, when all its packets so far were dropped.
+    pub selective_repeat: bool,
 }
 
 impl TryFrom<&api::GroupState> for GroupAddress {
@@ -87,7 +88,7 @@ impl TryFrom<&api::GroupState> for GroupAddress {
             pmtu: Pmtu::from_bytes(state.pmtu).ok_or_else(|| invalid(format!("path MTU {}", state.pmtu)))?,
             va_base: state.va_base,
             rate_limit: limit.map(|limit| limit.per_lane(state.lanes.len() as u8)),
-            repairs: state.repair.is_some(),
+            selective_repeat: state.repair.is_some() && !state.any_source,
         })
     }
 }

@@ -334,7 +334,7 @@ impl<T> Member<'_, T> {
                 timeout: config.timeout,
                 retry_cnt: config.retry_cnt,
                 rnr_retry: config.rnr_retry,
-                selective_repeat: self.group.repairs,
+                selective_repeat: self.group.selective_repeat,
                 rate_limit: self.group.rate_limit.map(RateLimit::for_sender),
                 ..QpRemote::new(mcst_id, self.group.virtual_qpn)
             };

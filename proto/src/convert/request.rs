@@ -124,9 +124,6 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     let rate_limit = rule::rate_limit(message.rate_limit, &mut r);
     rule::check_burst(rate_limit, pmtu, lanes, &mut r);
     let repair = message.repair.map(|message| repair(message, &mut r));
-    if message.any_source && repair.is_some() {
-        r.fault("repair", FaultKind::AnySourceRepairs);
-    }
     if message.any_source && lanes.is_some_and(|lanes| lanes > 1) {
         let expected = "is not possible with any_source: messages of several senders have no common order on several lanes";
         r.fault("lanes", out_of_range(message.lanes, expected));

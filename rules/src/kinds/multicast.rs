@@ -144,9 +144,6 @@ impl Fields for MulticastRule {
         }
         if let Some(repair) = &self.repair {
             repair.check(faults);
-            if self.any_source {
-                faults.push(Fault::new("repair", FaultKind::AnySourceRepairs));
-            }
         }
         check_no_ranks(endpoints, faults);
     }

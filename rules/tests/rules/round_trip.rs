@@ -94,7 +94,7 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
                 va_base,
                 carries_on: (generation % 2 == 1).then_some(generation / 2),
                 any_source,
-                repair: (generation % 5 == 1 && !any_source).then(|| RepairRule {
+                repair: (generation % 5 == 1).then(|| RepairRule {
                     slots: 2 << (generation % 15),
                     ack_timeout_us: 64 + generation as u32 % 1000,
                 }),

@@ -56,7 +56,7 @@ pub(crate) struct Create {
     on_member_loss: Loss,
     /// Each member may send, one after the other, and --source is the first: for castnet host turns. Its traffic ends when a
     /// member leaves or is lost
-    #[arg(long, conflicts_with_all = ["rules", "collective", "repair"])]
+    #[arg(long, conflicts_with_all = ["rules", "collective"])]
     any_source: bool,
     /// Who repeats what is lost: the source, or the nearest switch, which keeps --repair-slots packets for it
     #[arg(long, value_enum, value_name = "SIDE", default_value_t = Repair::Source)]

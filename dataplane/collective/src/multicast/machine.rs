@@ -442,10 +442,10 @@ impl Multicast {
         } else if self.repairs() {
             self.on_ring_data(now, psn, ack_request, out);
         } else if psn.is_after(self.newest) {
-            self.on_new_data(now, psn);
-            if let Some(path) = self.switching_mut().and_then(Switching::on_new_data) {
-                emit(out, Effect::Compete { path });
+            if !self.is_outstanding() {
+                self.progress(now);
             }
+            self.raise_newest(psn, out);
             if self.is_waiting() {
                 self.pass_waiting(now, psn, out);
             }
@@ -469,9 +469,20 @@ impl Multicast {
         }
     }
 
+    /// Data of the source was received that may be new.
+    pub(super) fn raise_newest(&mut self, psn: Psn, out: &mut Effects) {
+        if !psn.is_after(self.newest) {
+            return;
+        }
+        self.newest = psn;
+        if let Some(path) = self.switching_mut().and_then(Switching::on_new_data) {
+            emit(out, Effect::Compete { path });
+        }
+    }
+
     /// No AckPSN is beyond the newest data, so all paths need the packet.
     #[inline]
-    fn on_new_data(&mut self, now: Nanos, psn: Psn) {
+    pub(super) fn on_new_data(&mut self, now: Nanos, psn: Psn) {
         if !self.is_outstanding() {
             self.progress(now);
         }

@@ -16,7 +16,8 @@
 //! **Beyond the ring** (the source has more outstanding than there are slots, or the rule was replaced) a packet is sent, but not kept. A
 //! NAK of such a packet is sent to the source, as without repair.
 
-use super::machine::{Multicast, emit};
+use super::entry::Entry;
+use super::machine::{Multicast, Phase, Special, emit};
 use super::{Effect, Effects, Signal};
 use crate::path::{PathId, PathSet, WORDS_MAX};
 use alloc::boxed::Box;
@@ -37,7 +38,7 @@ pub struct RepairConfig {
     pub slots: u16,
     /// Period of the tick.
     pub tick: Nanos,
-    /// True if the path of the source leads to a switch.
+    /// True if the path of the first source leads to a switch.
     pub source_is_switch: bool,
 }
 
@@ -165,6 +166,14 @@ impl Repair {
         self.ready = PathSet::EMPTY;
         self.close_gap();
         (self.repeats_until, self.covers, self.withheld) = (None, None, None);
+        self.goes_back = false;
+    }
+
+    /// The source changes. All paths have acknowledged all data, so the ring is empty, and all cursors are at `frontier`.
+    pub(super) fn change_source(&mut self, frontier: Psn, source_is_switch: bool) {
+        debug_assert!(self.held.iter().all(|word| *word == 0), "all data is acknowledged");
+        self.restart(frontier);
+        self.source_is_switch = source_is_switch;
     }
 
     /// Takes over the gap and the cursors, but not the packets.
@@ -294,12 +303,34 @@ impl Repair {
         if let Some(psn) = refused.filter(|_| again || cursor.window == 0) {
             cursor.go_back(psn, BURST);
         }
-        self.ready.insert(from);
+        if cursor.next() != frontier || cursor.wanted.is_some() {
+            self.ready.insert(from);
+        }
+    }
+
+    /// The paths that have been sent everything before `frontier`, and have refused nothing.
+    fn waiting(&self, table: &[Entry], source: PathId) -> PathSet<WORDS_MAX> {
+        let paths = (0..).map_while(PathId::new).zip(table).zip(&self.paths);
+        let waits = |((path, entry), cursor): ((PathId, &Entry), &Cursor)| {
+            let waits = path != source && cursor.next() == self.frontier && entry.refusal.is_none();
+            waits.then_some(path)
+        };
+        paths.filter_map(waits).collect()
+    }
+
+    /// A packet after all that was sent before is sent to `paths`.
+    fn send_next(&mut self, psn: Psn, paths: PathSet<WORDS_MAX>, source: PathId) {
+        self.takes = paths;
+        for path in paths.iter().chain([source]) {
+            if let Some(cursor) = self.paths.get_mut(path.index()) {
+                cursor.next = psn.next().to_bytes();
+            }
+        }
     }
 }
 
 impl Multicast {
-    /// Lets a new machine repair losses.
+    /// Lets a new machine repair losses: after [`with_switching`](Self::with_switching), if the source may change.
     #[must_use]
     pub fn with_repair(mut self, config: RepairConfig) -> Self {
         let repair = Repair::new(config, self.table.len(), self.newest.next());
@@ -368,7 +399,7 @@ impl Multicast {
         let slot = repair.keep(agg_ack, psn);
         if slot.is_none() && gap && psn != frontier {
             // A receiver may have it from before a restart of this switch.
-            self.newest = newest.add(psn.diff(newest).max(0));
+            self.raise_newest(psn, out);
             return emit(out, Effect::Drop(DropReason::EarlyContribution));
         }
         if let Some(slot) = slot {
@@ -376,18 +407,7 @@ impl Multicast {
         }
         // Nothing is kept behind a gap that is beyond the ring: the receivers refuse what follows.
         if psn == frontier || slot.is_none() {
-            for (path, entry) in (0..).map_while(PathId::new).zip(&self.table) {
-                let Some(cursor) = repair.paths.get_mut(path.index()) else {
-                    break;
-                };
-                let waits = cursor.next() == frontier && entry.refusal.is_none();
-                if path == self.source {
-                    cursor.next = psn.next().to_bytes();
-                } else if waits {
-                    cursor.next = psn.next().to_bytes();
-                    repair.takes.insert(path);
-                }
-            }
+            repair.send_next(psn, repair.waiting(&self.table, self.source), self.source);
             repair.frontier = psn;
             repair.advance(agg_ack);
             if psn == agg_ack.next() {
@@ -399,19 +419,51 @@ impl Multicast {
         }
         if !outstanding {
             self.progress(now);
-            if let Some(repair) = &mut self.rare.repair {
-                repair.tick_at = now + repair.tick;
-            }
+            self.begin_ticks(now);
         }
-        if psn.is_after(newest) {
-            self.newest = psn;
-        }
+        self.raise_newest(psn, out);
         if self.is_waiting() {
             let last = self.rare.repair.as_ref().map_or(psn, |r| r.frontier.prev());
             self.pass_waiting(now, last, out);
         }
         self.replicate_taken(psn, out);
         self.report_gap(out);
+    }
+
+    /// The fast path of [`handle`](Self::handle) in a group that repairs and has one source, for data of the source with the next expected
+    /// PSN. Returns the slot in which it must be kept; the paths that [take](Self::takes) it are those of the packets before it, until
+    /// another method is called. Otherwise `None`: nothing changes.
+    #[inline]
+    pub fn next_kept(&mut self, now: Nanos, psn: Psn) -> Option<u16> {
+        let (agg_ack, source) = (self.agg_ack, self.source);
+        let expected = self.phase != Phase::Learning && psn == self.newest.next() && psn.is_after(agg_ack);
+        let fixed = match &self.rare.special {
+            None => true,
+            Some(Special::Joining(_)) => !self.is_waiting(),
+            Some(Special::Switching(_)) => false,
+        };
+        let repair = self.rare.repair.as_deref_mut().filter(|_| expected && fixed)?;
+        if psn != repair.frontier || !repair.is_in_ring(agg_ack, psn) {
+            return None;
+        }
+        let takes = repair.waiting(&self.table, source);
+        if takes.is_empty() {
+            return None;
+        }
+        let slot = repair.keep(agg_ack, psn)?;
+        repair.send_next(psn, takes, source);
+        repair.advance(agg_ack);
+        if !self.is_outstanding() {
+            self.begin_ticks(now);
+        }
+        self.on_new_data(now, psn);
+        Some(slot)
+    }
+
+    fn begin_ticks(&mut self, now: Nanos) {
+        if let Some(repair) = &mut self.rare.repair {
+            repair.tick_at = now + repair.tick;
+        }
     }
 
     /// Data that was received before, and that a path has not acknowledged.

@@ -1,11 +1,11 @@
 //! Groups whose source changes: trees of machines with hosts that count their own PSNs, in an unfair network. M1 to M3 hold, all hosts get
-//! the same packets in the same order, and no host changes its PSNs.
+//! the same packets in the same order, and no host changes its PSNs. The same with switches that repair.
 
 use crate::common::hosts::{Receiver, Source};
-use crate::common::tree::Shape;
+use crate::common::tree::{Shape, TICK, TICKS_MAX};
 use crate::common::{path, seed};
-use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathId, Signal};
-use castnet_wire::{DropReason, Nanos, Psn, Syndrome};
+use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathId, RepairConfig, Signal};
+use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
 use proptest::prelude::*;
 
 /// Packets of a message.
@@ -45,6 +45,8 @@ struct Node {
     /// By path, the newest position of the group that was acknowledged from there.
     acked: Vec<i64>,
     newest: i64,
+    /// What is in the slots, where the switch repairs: PSN of the group, AckReq, content.
+    ring: Vec<Option<(Psn, bool, Content)>>,
 }
 
 struct Host {
@@ -75,6 +77,10 @@ enum Chance {
     },
     /// The next turn begins, whether its host has received everything or not.
     Begin,
+    /// The timer of a switch.
+    Tick {
+        pick: usize,
+    },
 }
 
 struct Net {
@@ -88,6 +94,9 @@ struct Net {
     begun: usize,
     conflicts: usize,
     time_outs: usize,
+    now: Nanos,
+    /// Packets that switches have repeated.
+    resent: usize,
 }
 
 impl Net {
@@ -102,6 +111,8 @@ impl Net {
             begun: 0,
             conflicts: 0,
             time_outs: 0,
+            now: Nanos::ZERO,
+            resent: 0,
         };
         net.plant(shape, None);
         let hosts = net.hosts.len();
@@ -110,6 +121,23 @@ impl Net {
             .map(|(host, messages)| (host % hosts, *messages))
             .collect();
         net
+    }
+
+    /// All switches repair with so many slots. `selective`: hosts repeat one packet after a NAK.
+    fn repairing(mut self, slots: u16, selective: bool) -> Self {
+        for node in &mut self.nodes {
+            let source = node.machine.source().index();
+            node.machine = node.machine.clone().with_repair(RepairConfig {
+                slots,
+                tick: TICK,
+                source_is_switch: matches!(node.peers[source], Peer::Switch { .. }),
+            });
+            node.ring = vec![None; slots.into()];
+        }
+        self.hosts
+            .iter_mut()
+            .for_each(|host| host.source.selective = selective);
+        self
     }
 
     /// Adds a switch and all below it. Returns its index, and whether host 0 is below it.
@@ -131,6 +159,7 @@ impl Net {
             peers: parent.into_iter().collect(),
             acked: vec![-1; count],
             newest: -1,
+            ring: Vec::new(),
         });
         let (mut source, mut hosts) = (None, Vec::new());
         for (at, child) in below.iter().enumerate() {
@@ -192,9 +221,17 @@ impl Net {
             }
             Chance::Duplicate { pick } if flying > 0 => self.in_flight.push(self.in_flight[pick % flying]),
             Chance::Begin => self.begin(),
+            Chance::Tick { pick } => return self.tick(pick % self.nodes.len()),
             _ => {}
         }
         Ok(())
+    }
+
+    fn tick(&mut self, index: usize) -> Result<(), String> {
+        self.now += TICK;
+        let mut out = Effects::new();
+        self.nodes[index].machine.handle_timeout(self.now, &mut out);
+        self.carry_out(index, None, out)
     }
 
     fn begin(&mut self) {
@@ -217,6 +254,7 @@ impl Net {
 
     /// A fair network from here on.
     fn finish(&mut self, in_order: bool) -> Result<(), String> {
+        let (mut ticks, mut unacked) = (0, 0);
         for _ in 0..100_000 {
             match in_order {
                 true => self.begin_in_order(),
@@ -225,6 +263,10 @@ impl Net {
             if !self.in_flight.is_empty() {
                 let (peer, packet) = self.in_flight.remove(0);
                 self.deliver(peer, packet)?;
+                let acknowledged = self.hosts.iter().map(|host| host.source.unacked).sum();
+                if core::mem::replace(&mut unacked, acknowledged) != acknowledged {
+                    ticks = 0;
+                }
                 continue;
             }
             let idle = |host: &Host| host.source.unacked == host.source.total;
@@ -232,6 +274,11 @@ impl Net {
                 return self.check_logs();
             }
             (0..self.hosts.len()).for_each(|host| self.send(host));
+            if self.in_flight.is_empty() && !self.nodes[0].ring.is_empty() && ticks < TICKS_MAX {
+                ticks += 1;
+                (0..self.nodes.len()).try_for_each(|index| self.tick(index))?;
+                continue;
+            }
             let rests = |host: &mut Host| core::mem::take(&mut host.rests);
             if self.in_flight.is_empty()
                 && self
@@ -241,7 +288,7 @@ impl Net {
                     .count()
                     == 0
             {
-                self.time_outs += 1;
+                (self.time_outs, ticks) = (self.time_outs + 1, 0);
                 self.hosts.iter_mut().for_each(|host| host.source.time_out());
             }
         }
@@ -381,7 +428,7 @@ impl Net {
         };
         let before = node.machine.source();
         let mut out = Effects::new();
-        node.machine.handle(Nanos::ZERO, event, &mut out);
+        node.machine.handle(self.now, event, &mut out);
         if node.machine.source() != before {
             node.acked[before.index()] = node.newest;
         }
@@ -390,38 +437,77 @@ impl Net {
         {
             node.newest = node.newest.max(position(psn));
         }
+        self.carry_out(index, Some(packet), out)
+    }
+
+    fn carry_out(&mut self, index: usize, packet: Option<Packet>, out: Effects) -> Result<(), String> {
         for effect in out {
-            self.effect(index, event, packet, effect)?;
+            self.effect(index, packet, effect)?;
+        }
+        while let Some(resend) = self.nodes[index].machine.poll_resend() {
+            let kept = self.nodes[index].ring[usize::from(resend.slot)];
+            let Some((psn, asks, content)) = kept.filter(|(psn, ..)| *psn == resend.psn) else {
+                return Err(format!("{resend:?} is not in its slot: {kept:?}"));
+            };
+            self.check_lacks(index, &[resend.path], psn)?;
+            self.resent += 1;
+            self.send_copy(index, resend.path, psn, (asks || resend.ack_request, content));
         }
         Ok(())
     }
 
-    fn effect(&mut self, index: usize, event: Event, packet: Packet, effect: Effect) -> Result<(), String> {
+    /// M3: only to paths that lack it.
+    fn check_lacks(&self, index: usize, to: &[PathId], psn: Psn) -> Result<(), String> {
+        let (node, at) = (&self.nodes[index], self.at(psn));
+        let lacks = |p: &PathId| *p != node.machine.source() && node.acked[p.index()] < at;
+        match to.iter().all(lacks) {
+            true => Ok(()),
+            false => Err(format!("M3: {psn} to {to:?} of switch {index}, {:?}", node.acked)),
+        }
+    }
+
+    fn send_copy(&mut self, index: usize, to: PathId, psn: Psn, (ack_request, content): (bool, Content)) {
         let node = &self.nodes[index];
-        let machine = &node.machine;
+        let psn = node.machine.member_psn(to, psn);
+        let copy = Packet::Data {
+            psn,
+            ack_request,
+            content,
+        };
+        self.in_flight.push((node.peers[to.index()], copy));
+    }
+
+    fn effect(&mut self, index: usize, packet: Option<Packet>, effect: Effect) -> Result<(), String> {
+        let node = &mut self.nodes[index];
+        let (machine, repairs) = (&node.machine, !node.ring.is_empty());
         match effect {
-            Effect::Replicate { psn } => {
-                let Packet::Data {
+            Effect::Keep { psn, slot } => {
+                let Some(Packet::Data {
                     ack_request, content, ..
-                } = packet
+                }) = packet
+                else {
+                    return Err(format!("{packet:?} kept"));
+                };
+                node.ring[usize::from(slot)] = Some((psn, ack_request, content));
+            }
+            Effect::Replicate { psn } => {
+                let Some(Packet::Data {
+                    ack_request, content, ..
+                }) = packet
                 else {
                     return Err(format!("{packet:?} replicated"));
                 };
-                let to: Vec<PathId> = machine.lacking(psn).collect();
-                let at = self.at(psn);
-                let lacks = |p: &PathId| *p != machine.source() && node.acked[p.index()] < at;
-                let paths = (0..node.peers.len()).filter_map(PathId::new);
-                if !paths.filter(lacks).eq(to.iter().copied()) {
+                let paths = || (0..node.peers.len()).filter_map(PathId::new);
+                let to: Vec<PathId> = paths().filter(|path| machine.takes(*path, psn)).collect();
+                let at = i64::from(psn.diff(self.start));
+                let lack = paths().filter(|p| *p != machine.source() && node.acked[p.index()] < at);
+                // Without repair, to all of them.
+                if !repairs && !lack.eq(to.iter().copied()) {
                     return Err(format!("M3: {psn} to {to:?}, {:?} of {content:?}", node.acked));
                 }
+                self.check_lacks(index, &to, psn)?;
                 for to in to {
-                    let psn = machine.member_psn(to, psn);
-                    let copy = Packet::Data {
-                        psn,
-                        ack_request,
-                        content,
-                    };
-                    self.in_flight.push((node.peers[to.index()], copy));
+                    self.send_copy(index, to, psn, (ack_request, content));
                 }
             }
             Effect::Acknowledge {
@@ -430,6 +516,11 @@ impl Net {
                 msn,
                 syndrome,
             } => {
+                let all_kept = node.ring.len() as i64 >= Source::WINDOW;
+                let kept = node.ring.iter().flatten().any(|(kept, ..)| *kept == psn);
+                if all_kept && kept && syndrome == Syndrome::Nak(NakCode::PsnSequenceError) {
+                    return Err(format!("NAK of {psn}, which switch {index} has"));
+                }
                 let (psn, msn) = machine.member_feedback(to, psn, msn);
                 self.in_flight
                     .push((node.peers[to.index()], Packet::Feedback { psn, msn, syndrome }));
@@ -445,9 +536,24 @@ impl Net {
             }
             Effect::Compete { .. } => self.conflicts += 1,
             Effect::Absorb | Effect::Drop(DropReason::NotSource | DropReason::FeedbackFromSource) => {}
-            other => return Err(format!("{other:?} for {event:?}")),
+            Effect::Drop(DropReason::EarlyContribution) if repairs => {}
+            other => return Err(format!("{other:?} for {packet:?}")),
         }
         Ok(())
+    }
+
+    /// Whether the loss of a packet in flight is repaired by a switch: of data, but not on the link of its sender, and of feedback, but not
+    /// on the link of the source.
+    fn is_repaired(&self, peer: Peer, packet: Packet) -> bool {
+        let of_host = match peer {
+            Peer::Host(_) => false,
+            Peer::Switch { index, path } => matches!(self.nodes[index].peers[path], Peer::Host(_)),
+        };
+        match packet {
+            Packet::Data { .. } => !of_host,
+            Packet::Feedback { .. } => !matches!(peer, Peer::Host(_)),
+            Packet::Signal { .. } => false,
+        }
     }
 
     /// All hosts have all packets of the others, in one order.
@@ -503,11 +609,33 @@ fn chance(begin: u32) -> impl Strategy<Value = Chance> {
         2 => (0usize..64).prop_map(|pick| Chance::Duplicate { pick }),
         2 => (0usize..16).prop_map(|pick| Chance::TimeOut { pick }),
         begin => Just(Chance::Begin),
+        // Without effect where switches do not repair.
+        1 => (0usize..8).prop_map(|pick| Chance::Tick { pick }),
     ]
 }
 
 fn start() -> impl Strategy<Value = Psn> {
     prop_oneof![Just(0u32), Psn::MODULUS - 30..Psn::MODULUS, any::<u32>()].prop_map(Psn::new)
+}
+
+/// The slots of switches that repair, fewer and more than packets of the window, and whether hosts repeat one packet.
+fn repair() -> impl Strategy<Value = Option<(u16, bool)>> {
+    let slots = prop_oneof![Just(128u16), (1u32..5).prop_map(|bits| 1 << bits)];
+    prop::option::of((slots, any::<bool>()))
+}
+
+fn net(
+    shape: &Shape,
+    start: Psn,
+    ack_every: i64,
+    turns: &[(usize, i64)],
+    repair: Option<(u16, bool)>,
+) -> Net {
+    let net = Net::new(shape, start, ack_every, turns);
+    match repair {
+        Some((slots, selective)) => net.repairing(slots, selective),
+        None => net,
+    }
 }
 
 fn turns() -> impl Strategy<Value = Vec<(usize, i64)>> {
@@ -520,10 +648,10 @@ proptest! {
     /// Each host sends when it has received everything of those before it, while other hosts and all switches may lack some of it.
     #[test]
     fn hosts_send_in_turn(
-        shape in shape(), start in start(), ack_every in 1i64..9, turns in turns(),
+        shape in shape(), start in start(), ack_every in 1i64..9, turns in turns(), repair in repair(),
         chances in prop::collection::vec(chance(0), 0..600),
     ) {
-        let mut net = Net::new(&shape, start, ack_every, &turns);
+        let mut net = net(&shape, start, ack_every, &turns, repair);
         for chance in chances {
             net.begin_in_order();
             net.step(chance).map_err(TestCaseError::fail)?;
@@ -536,10 +664,10 @@ proptest! {
     /// Hosts send at any time, at once: all is delivered to all in one order, message by message.
     #[test]
     fn hosts_send_at_once(
-        shape in shape(), start in start(), ack_every in 1i64..9, turns in turns(),
+        shape in shape(), start in start(), ack_every in 1i64..9, turns in turns(), repair in repair(),
         chances in prop::collection::vec(chance(2), 0..600),
     ) {
-        let mut net = Net::new(&shape, start, ack_every, &turns);
+        let mut net = net(&shape, start, ack_every, &turns, repair);
         for chance in chances {
             net.step(chance).map_err(TestCaseError::fail)?;
         }
@@ -593,6 +721,32 @@ fn one_loss_while_the_source_changes_costs_one_time_out_at_most() {
         net.finish(true).expect("contract");
         assert!(net.time_outs <= 1, "loss {lost}: {} time-outs", net.time_outs);
     }
+}
+
+/// What is lost on the way to a receiver, or of its feedback, the switches repair in each turn: no host times out.
+#[test]
+fn one_loss_behind_the_first_switch_costs_no_time_out_if_switches_repair() {
+    let turns = [(0, 2), (2, 2), (1, 1), (3, 1)];
+    let mut resent = 0;
+    for lost in 0..300 {
+        let mut net = Net::new(&two_tiers(), Psn::new(5), 1, &turns).repairing(128, false);
+        for _ in 0..lost {
+            net.begin_in_order();
+            (0..4).for_each(|host| net.send(host));
+            net.step(Chance::Deliver { pick: 0 }).expect("contract");
+        }
+        let first = net.in_flight.first();
+        let repaired = first.is_none_or(|(peer, packet)| net.is_repaired(*peer, *packet));
+        net.step(Chance::Lose { pick: 0 }).expect("nothing delivered");
+        net.finish(true).expect("contract");
+        assert!(
+            net.time_outs <= usize::from(!repaired),
+            "loss {lost}: {}",
+            net.time_outs
+        );
+        resent += net.resent;
+    }
+    assert!(resent > 100, "{resent}");
 }
 
 /// A grant that is late, after the neighbour's request has stood for it, must not make a second source.

@@ -30,7 +30,7 @@ fn config(member: u8) -> MemberConfig {
         pmtu: Pmtu::B1024,
         va_base: 0,
         rate_limit: None,
-        repairs: false,
+        selective_repeat: false,
     };
     let qpn = Some(qpn(member));
     MemberConfig::new(format!("h{member}"), Group::Fixed { qpn, address })

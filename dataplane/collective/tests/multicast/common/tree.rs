@@ -82,9 +82,9 @@ pub struct Tree {
 }
 
 /// The tick of switches that repair.
-const TICK: Nanos = Nanos(1000);
+pub const TICK: Nanos = Nanos(1000);
 /// Ticks without progress until the source times out.
-const TICKS_MAX: usize = 64;
+pub const TICKS_MAX: usize = 64;
 
 impl Tree {
     pub fn new(shape: &Shape, start: Psn, total: i64, ack_every: i64) -> Self {
@@ -329,8 +329,10 @@ impl Tree {
             },
         };
         self.note(index, from, packet);
-        let mut out = Effects::new();
-        self.nodes[index].machine.handle(self.now, event, &mut out);
+        let (now, machine) = (self.now, &mut self.nodes[index].machine);
+        let (mut fast, mut out) = (machine.clone(), Effects::new());
+        machine.handle(now, event, &mut out);
+        check_fast(now, &mut fast, event, (machine, &out))?;
         self.carry_out(index, Some(packet), out)
     }
 
@@ -492,5 +494,32 @@ impl Tree {
 
     fn at(&self, psn: Psn) -> i64 {
         psn.diff(self.start) as i64
+    }
+}
+
+/// What the fast path does with data, if it takes it, is what `machine` has done: `out`.
+fn check_fast(
+    now: Nanos,
+    fast: &mut Multicast,
+    event: Event,
+    (machine, out): (&Multicast, &Effects),
+) -> Result<(), String> {
+    let Event::Data { from, psn, .. } = event else {
+        return Ok(());
+    };
+    if from != fast.source() {
+        return Ok(());
+    }
+    let replicate = Effect::Replicate { psn };
+    let effects: Vec<Effect> = match fast.next_kept(now, psn) {
+        Some(slot) => vec![Effect::Keep { psn, slot }, replicate],
+        None if fast.next_data(now, psn) => vec![replicate],
+        None => return Ok(()),
+    };
+    match effects == out.as_slice() && fast == machine {
+        true => Ok(()),
+        false => Err(format!(
+            "{effects:?} on the fast path, {out:?} on the slow one: {fast:?} {machine:?}"
+        )),
     }
 }
