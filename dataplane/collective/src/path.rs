@@ -8,6 +8,9 @@ pub const PATHS_MAX: usize = 1024;
 /// Words of the largest path set.
 pub const WORDS_MAX: usize = PATHS_MAX / 64;
 
+/// A set of any paths of a group.
+pub type Paths = PathSet<WORDS_MAX>;
+
 /// An entry of a group's Path Table, below [`PATHS_MAX`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathId(u16);

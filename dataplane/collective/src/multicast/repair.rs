@@ -19,7 +19,7 @@
 use super::entry::Entry;
 use super::machine::{Multicast, Phase, Special, emit};
 use super::{Effect, Effects, Signal};
-use crate::path::{PathId, PathSet, WORDS_MAX};
+use crate::path::{PathId, Paths};
 use alloc::boxed::Box;
 use alloc::vec;
 use castnet_wire::{DropReason, Nanos, Psn};
@@ -75,9 +75,9 @@ pub(super) struct Repair {
     /// The first packet that has not been received. All paths that lack no earlier one wait for it.
     pub(super) frontier: Psn,
     /// The paths to which the packet in work is sent.
-    takes: PathSet<WORDS_MAX>,
+    takes: Paths,
     /// Paths that may have something to get from the ring.
-    ready: PathSet<WORDS_MAX>,
+    ready: Paths,
     source_is_switch: bool,
     /// The gap at `frontier` has been reported.
     reported: bool,
@@ -144,8 +144,8 @@ impl Repair {
             slots,
             paths: vec![Cursor::at(frontier); paths].into_boxed_slice(),
             frontier,
-            takes: PathSet::EMPTY,
-            ready: PathSet::EMPTY,
+            takes: Paths::EMPTY,
+            ready: Paths::EMPTY,
             source_is_switch: config.source_is_switch,
             reported: false,
             gap_ticks: 0,
@@ -163,7 +163,7 @@ impl Repair {
         self.held.fill(0);
         self.paths.fill(Cursor::at(frontier));
         self.frontier = frontier;
-        self.ready = PathSet::EMPTY;
+        self.ready = Paths::EMPTY;
         self.close_gap();
         (self.repeats_until, self.covers, self.withheld) = (None, None, None);
         self.goes_back = false;
@@ -171,7 +171,10 @@ impl Repair {
 
     /// The source changes. All paths have acknowledged all data, so the ring is empty, and all cursors are at `frontier`.
     pub(super) fn change_source(&mut self, frontier: Psn, source_is_switch: bool) {
-        debug_assert!(self.held.iter().all(|word| *word == 0), "all data is acknowledged");
+        debug_assert!(
+            self.held.iter().all(|word| *word == 0),
+            "all data is acknowledged"
+        );
         self.restart(frontier);
         self.source_is_switch = source_is_switch;
     }
@@ -236,7 +239,7 @@ impl Repair {
         if !self.frontier.is_after(agg_ack) {
             self.frontier = agg_ack;
             self.advance(agg_ack);
-            self.ready = PathSet::first(self.paths.len());
+            self.ready = Paths::first(self.paths.len());
         }
     }
 
@@ -269,7 +272,7 @@ impl Repair {
     }
 
     pub(super) fn clear_takes(&mut self) {
-        self.takes = PathSet::EMPTY;
+        self.takes = Paths::EMPTY;
     }
 
     pub(super) fn takes(&self, path: PathId) -> bool {
@@ -309,7 +312,7 @@ impl Repair {
     }
 
     /// The paths that have been sent everything before `frontier`, and have refused nothing.
-    fn waiting(&self, table: &[Entry], source: PathId) -> PathSet<WORDS_MAX> {
+    fn waiting(&self, table: &[Entry], source: PathId) -> Paths {
         let paths = (0..).map_while(PathId::new).zip(table).zip(&self.paths);
         let waits = |((path, entry), cursor): ((PathId, &Entry), &Cursor)| {
             let waits = path != source && cursor.next() == self.frontier && entry.refusal.is_none();
@@ -319,7 +322,7 @@ impl Repair {
     }
 
     /// A packet after all that was sent before is sent to `paths`.
-    fn send_next(&mut self, psn: Psn, paths: PathSet<WORDS_MAX>, source: PathId) {
+    fn send_next(&mut self, psn: Psn, paths: Paths, source: PathId) {
         self.takes = paths;
         for path in paths.iter().chain([source]) {
             if let Some(cursor) = self.paths.get_mut(path.index()) {
@@ -351,6 +354,14 @@ impl Multicast {
             Some(repair) => repair.takes(path),
             None => self.lacks(path, psn),
         }
+    }
+
+    /// The paths to which the data packet in work is sent at once, if it repairs.
+    pub fn taking(&self) -> Paths {
+        self.rare
+            .repair
+            .as_ref()
+            .map_or(Paths::EMPTY, |repair| repair.takes)
     }
 
     /// True if [`poll_resend`](Self::poll_resend) may return a packet.
@@ -511,7 +522,7 @@ impl Multicast {
     /// Refusals have been served: paths may have something to get.
     pub(super) fn poll_all_paths(&mut self) {
         if let Some(repair) = self.rare.repair.as_deref_mut() {
-            repair.ready = PathSet::first(self.table.len());
+            repair.ready = Paths::first(self.table.len());
         }
     }
 

@@ -14,3 +14,4 @@ pub(crate) mod multicast;
 pub(crate) mod rewrite;
 pub(crate) mod services;
 pub(crate) mod table;
+pub(crate) mod verify;

@@ -1,6 +1,6 @@
 //! Compares fast path and slow path (an engine whose taps want all frames) over random batches: several groups of both
-//! kinds on the same ports, mixed data, ACKs and contributions, and groups that are installed and removed between batches. The same
-//! frames are sent, in the same order at each port, and counters and the state of all groups are equal.
+//! kinds on the same ports, one that repairs, mixed data, ACKs and contributions, and groups that are installed and removed between
+//! batches. The same frames are sent, in the same order at each port, and counters and the state of all groups are equal.
 
 use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Context, CountersSnapshot, Engine, FrameFilter, PortSet, TapId};
-use castnet_rules::{GroupRule, NextHop};
+use castnet_rules::{GroupRule, NextHop, RepairRule};
 use castnet_wire::{Aeth, Batch, ExtHeaders, McstId, NakCode, Nanos, Opcode, RateLimit, Syndrome};
 use proptest::prelude::*;
 
@@ -269,6 +269,13 @@ pub(super) fn feed_batch(
     sent
 }
 
+/// What timers cause, and packets from rings.
+fn tick(engine: &mut Engine, now: Nanos) -> Vec<(usize, Vec<u8>)> {
+    let mut egress = PlainEgress::default();
+    engine.handle_timeout(now, &mut egress);
+    taken(egress)
+}
+
 /// All counters, and the state of all groups.
 fn everything(engine: &Engine) -> String {
     let mut snapshot = CountersSnapshot::with_capacity(8, 64);
@@ -343,10 +350,15 @@ proptest! {
         reproducible: bool,
         limits in prop::option::of([any_limit(), any_limit()]),
         narrow in prop::option::of((filter(), filter(), 1..100_u64)),
+        slots in prop::option::weighted(0.8, (1..7_u32).prop_map(|bits| 1_u16 << bits)),
     ) {
         let mut engines = [engine(PORTS), engine(PORTS)];
         let [data_limit, limit] = limits.unwrap_or_default();
-        let group = |n, generation| GroupRule { rate_limit: data_limit.filter(|_| n != 0), ..group(n, generation) };
+        let repair = |n| slots.filter(|_| n == 2).map(|slots| RepairRule { slots, ack_timeout_us: 640 });
+        let group = |n, generation| GroupRule {
+            rate_limit: data_limit.filter(|_| n != 0),
+            ..group(n, generation).with_multicast(|rule| rule.repair = repair(n))
+        };
         for engine in &mut engines {
             (0..GROUPS).for_each(|n| install(engine, &group(n, 1)));
             fresh_collective(engine, reproducible, limit);
@@ -379,6 +391,7 @@ proptest! {
                     }
                     let sent = feed_batch(&mut fast, now, ingress, &frames);
                     prop_assert_eq!(&sent, &feed_batch(&mut slow, now, ingress, &frames));
+                    prop_assert_eq!(tick(&mut fast, now), tick(&mut slow, now));
                     hosts.take(&sent);
                 }
                 Step::Links { up } => for engine in [&mut fast, &mut slow] {

@@ -7,11 +7,11 @@ use castnet_wire::ipv4::ECN;
 use super::context::CollectiveContext;
 use super::frame::{EffectCx, Received, carry_out, count_data, emit_due};
 use super::slots;
-use super::verify;
 use crate::egress::Egress;
 use crate::group::headers::{Headers, L3, PLAIN};
 use crate::group::services::Services;
 use crate::group::services::{CollectiveEffects, EffectsOfWidth};
+use crate::group::verify;
 use crate::observe::trace::Off;
 use crate::output::cx::Cx;
 

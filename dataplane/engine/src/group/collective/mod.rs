@@ -2,16 +2,15 @@
 //!
 //! The machine decides without payloads ([`castnet_collective::Translated`]); this module executes its effects on bytes.
 //! `CollectiveContext::sender` is EPIC's LookupTable (contract C4), `slots` holds payloads for AggregateData, ReplicateData and
-//! RecycleBuffer, `translate` is TranslateHeader, and `verify` implements contract C3.
+//! RecycleBuffer, `translate` is TranslateHeader, and `group/verify.rs` implements contract C3.
 
 mod context;
 mod explain;
 mod fast;
 mod feedback;
 mod frame;
-mod slots;
+pub(crate) mod slots;
 mod translate;
-mod verify;
 
 pub(crate) use context::OVERHEAD;
 pub use context::{Collective, CollectiveGroupStatus};

@@ -3,10 +3,12 @@
 use core::net::Ipv4Addr;
 
 use castnet_collective::Resend;
+use castnet_reduce::Checksum;
 use castnet_rules::{GroupRule, RepairRule};
 use castnet_wire::{FrameBuf, Parsed, RoceHeader, parse_frame};
 
 use crate::egress::Egress;
+use crate::group::headers::Headers;
 use crate::group::multicast::context::Group;
 use crate::group::multicast::replicate::{self, count_lost_copy};
 use crate::group::rewrite::request_ack;
@@ -25,6 +27,7 @@ pub(crate) struct Ring {
     stride: usize,
     /// Without padding. 0: nothing is kept.
     lengths: Box<[u16]>,
+    pub(super) checksum: Checksum,
     /// VLAN tags and class of service of the last data, for requests that only a timer causes.
     pub(super) link: LinkHeader,
     /// The group is queued because it has more to send.
@@ -40,6 +43,7 @@ impl Ring {
             bytes: vec![u8::MAX; if payload { stride * slots } else { 0 }].into_boxed_slice(),
             stride,
             lengths: vec![0; slots].into_boxed_slice(),
+            checksum: Checksum::select(),
             link: LinkHeader::PLAIN,
             emitting: false,
         }
@@ -50,16 +54,28 @@ impl Ring {
     }
 
     pub(super) fn keep(&mut self, slot: u16, frame: &impl FrameBuf, header: &RoceHeader) {
+        self.copy(slot, frame, header.frame_len);
+        if header.l3 != MACS + 2 || !self.link.is_plain(header.tos) {
+            self.link = LinkHeader::of(Some(frame), header);
+        }
+    }
+
+    pub(super) fn keep_plain(&mut self, slot: u16, frame: &impl FrameBuf, headers: &Headers) {
+        self.copy(slot, frame, headers.length as usize);
+        if !self.link.is_plain(headers.tos()) {
+            self.link = LinkHeader::plain(headers.tos());
+        }
+    }
+
+    #[inline]
+    fn copy(&mut self, slot: u16, frame: &impl FrameBuf, frame_len: usize) {
         let at = usize::from(slot) * self.stride;
         let slot = self.lengths.get_mut(usize::from(slot));
-        let room = self.bytes.get_mut(at..at + header.frame_len);
-        let fits = header.frame_len <= self.stride;
+        let room = self.bytes.get_mut(at..at + frame_len);
+        let fits = frame_len <= self.stride;
         debug_assert!(fits, "a packet of the path MTU fits with all its headers");
         if let (Some(length), Some(room), true) = (slot, room, fits) {
             *length = frame.copy_to(room) as u16;
-        }
-        if header.l3 != MACS + 2 || !self.link.is_plain(header.tos) {
-            self.link = LinkHeader::of(Some(frame), header);
         }
     }
 

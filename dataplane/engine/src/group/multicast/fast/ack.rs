@@ -97,6 +97,9 @@ impl Group {
                 }
             },
         };
+        if group.hot.machine.has_resends() {
+            group.queue(timers, slot);
+        }
         slow::arm(timers, cx.now, slot, &group.hot.machine);
         output.counters.account(cx.ingress, verdict);
         Ok(())

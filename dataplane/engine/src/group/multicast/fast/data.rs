@@ -10,18 +10,20 @@ use core::ops::Range;
 
 use arrayvec::ArrayVec;
 use castnet_collective::PathId;
+use castnet_collective::path::Paths;
 use castnet_wire::ethernet::{MACS_LEN, SRC_AT};
 use castnet_wire::icrc::{self, HeaderDelta, Neutral};
 use castnet_wire::layout::{self, DEST_QP, DST, IPV4_CHECKSUM, SRC, UDP_CHECKSUM, in_frame};
-use castnet_wire::{BATCH, FrameBuf, MacAddr, Qpn};
+use castnet_wire::{BATCH, FrameBuf, MacAddr, Nanos, Qpn};
 
 use crate::egress::Egress;
-use crate::group::headers::{Headers, PLAIN};
+use crate::group::headers::{Headers, L3, PLAIN};
 use crate::group::multicast::context::Group;
 use crate::group::multicast::frame as slow;
 use crate::group::multicast::replicate::count_lost_copy;
 use crate::group::rewrite::{PathDestination, address_sum};
 use crate::group::services::Services;
+use crate::group::verify;
 use crate::observe::trace::Observer;
 use crate::output::cx::Cx;
 
@@ -164,7 +166,7 @@ impl Group {
         &mut self,
         services: &mut Services,
         cx: &mut Cx<'_, E, O>,
-        slot: u32,
+        (slot, repairs): (u32, bool),
         (frame, headers): (E::Buf, &Headers),
         frames: &mut impl Iterator<Item = E::Buf>,
     ) -> Result<Option<E::Buf>, E::Buf> {
@@ -180,7 +182,7 @@ impl Group {
         };
         let usual = all_up && headers.payload() <= hot.pmtu.into() && most != 0;
         let plain = usual && headers.is_data() && headers.is_sound(&frame);
-        if !plain || !hot.machine.next_data(cx.now, headers.psn()) {
+        if !plain || !self.accept(cx.now, repairs, headers, &frame) {
             return Err(frame);
         }
         let mut run = Run {
@@ -192,17 +194,61 @@ impl Group {
         for frame in frames {
             let headers = Headers::of(&frame);
             let like = headers.is_data_like(&run.headers) && headers.is_sound(&frame);
-            if !like || run.frames.len() >= most || !hot.machine.next_data(cx.now, headers.psn()) {
+            if !like || run.frames.len() >= most || !self.accept(cx.now, repairs, &headers, &frame) {
                 next = Some(frame);
                 break;
             }
             run.push(&headers, frame);
         }
-        if let Some(meter) = &mut hot.meter {
+        if let Some(meter) = &mut self.hot.meter {
             meter.take(run.frames.len() as u64 * u64::from(run.headers.length));
         }
-        self.send_run(services, cx, slot, &mut run);
+        let takes = repairs.then(|| self.hot.machine.taking());
+        self.send_run(services, cx, slot, &mut run, takes.as_ref());
         Ok(next)
+    }
+
+    /// True for data with the next expected PSN: the machine has counted it and, if the group repairs, it is verified and kept. The paths that
+    /// take it are those of the packet before it. Otherwise nothing has changed.
+    #[inline(always)]
+    fn accept(&mut self, now: Nanos, repairs: bool, headers: &Headers, frame: &impl FrameBuf) -> bool {
+        match repairs {
+            false => self.hot.machine.next_data(now, headers.psn()),
+            true => self.keep_next(now, headers, frame),
+        }
+    }
+
+    // Not inlined: groups without repair need all registers.
+    #[inline(never)]
+    fn keep_next(&mut self, now: Nanos, headers: &Headers, frame: &impl FrameBuf) -> bool {
+        let (machine, cold) = (&mut self.hot.machine, &mut self.cold);
+        let Some(ring) = cold
+            .ring
+            .as_mut()
+            .filter(|_| machine.next_psn() == Some(headers.psn()))
+        else {
+            return false;
+        };
+        if verify::is_sound_in_place(&ring.checksum, frame, L3) != Some(true) {
+            return false;
+        }
+        let Some(slot) = machine.next_kept(now, headers.psn()) else {
+            return false;
+        };
+        ring.keep_plain(slot, frame, headers);
+        cold.exceptions.kept += 1;
+        true
+    }
+
+    /// Counts the paths that get the packets of a run later, from the ring.
+    fn count_skipped(&mut self, takes: &Paths, frames: u64) {
+        let Self { hot, paths, cold } = self;
+        for (i, path) in paths.iter_mut().enumerate() {
+            if PathId::new(i).is_some_and(|path| path != hot.source && !takes.contains(path)) {
+                path.filtered += frames;
+                cold.exceptions.filtered += frames;
+            }
+        }
     }
 
     #[inline(never)]
@@ -212,6 +258,7 @@ impl Group {
         cx: &mut Cx<'_, E, O>,
         slot: u32,
         run: &mut Run<E::Buf>,
+        takes: Option<&Paths>,
     ) {
         let group = self;
         let Services { output, timers, .. } = services;
@@ -233,12 +280,14 @@ impl Group {
         let source = group.hot.source.index();
         // The original frames go to the last path.
         let end = group.hot.destinations.len();
-        let last = if source + 1 == end {
-            source.saturating_sub(1)
-        } else {
-            end - 1
+        let (last, mut others) = match takes {
+            Some(takes) => (
+                takes.iter().last().map_or(0, PathId::index),
+                takes.len().saturating_sub(1),
+            ),
+            None if source + 1 == end => (source.saturating_sub(1), end.saturating_sub(2)),
+            None => (end - 1, end.saturating_sub(2)),
         };
-        let mut others = end.saturating_sub(2);
         // A single destination needs no replicas.
         let lends = others != 0 && cx.egress.lends(group.hot.ports, length as usize);
         let mut ports = group.hot.ports;
@@ -253,7 +302,8 @@ impl Group {
                     .invariant_violated("each path has a port and a destination");
                 break;
             };
-            if path == source {
+            let skipped = takes.is_some_and(|takes| !PathId::new(path).is_some_and(|p| takes.contains(p)));
+            if path == source || skipped {
                 continue;
             }
             others = others.saturating_sub(1);
@@ -322,6 +372,9 @@ impl Group {
         let totals = &mut output.counters.totals;
         totals.replicated += frames;
         totals.copies += sent.saturating_sub(frames);
+        if let Some(takes) = takes {
+            group.count_skipped(takes, frames);
+        }
         slow::arm(timers, cx.now, slot, &group.hot.machine);
     }
 }

@@ -24,10 +24,11 @@ impl Group {
         slot: u32,
         frames: &mut impl Iterator<Item = E::Buf>,
     ) -> Option<E::Buf> {
-        // PSNs are bridged, or data is kept.
-        if self.hot.machine.is_switching() || self.hot.machine.repairs() {
+        // PSNs are bridged.
+        if self.hot.machine.is_switching() {
             return frames.next();
         }
+        let repairs = self.hot.machine.repairs();
         let mut previous = None;
         let mut next = frames.next();
         while let Some(frame) = next {
@@ -47,7 +48,7 @@ impl Group {
                 if from != Some(self.hot.source) {
                     return Some(frame);
                 }
-                self.try_data(services, cx, slot, (frame, &headers), frames)
+                self.try_data(services, cx, (slot, repairs), (frame, &headers), frames)
             } else {
                 self.try_ack(services, cx, slot, &mut previous, (frame, &headers))
                     .map(|()| frames.next())

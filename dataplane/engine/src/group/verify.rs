@@ -1,22 +1,23 @@
-//! Verifies the ICRC of each frame in place, before its payload is added, because results get a new ICRC (contract C3).
+//! Verifies the ICRC of a frame in place: before its payload is added, because results get a new ICRC (contract C3), and before a packet is
+//! kept, because it would be repeated without end.
 
 use castnet_reduce::Checksum;
 use castnet_wire::icrc;
 use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::{FrameBuf, RoceHeader};
 
-use super::slots;
+use crate::group::collective::slots;
 
 /// The frame has no padding, and its IPv4 header at `l3` no options. `None` if it does not lie in head, body and trailer.
 #[inline(always)]
-pub(super) fn is_sound_in_place(checksum: &Checksum, frame: &impl FrameBuf, l3: usize) -> Option<bool> {
+pub(crate) fn is_sound_in_place(checksum: &Checksum, frame: &impl FrameBuf, l3: usize) -> Option<bool> {
     let (first, second) = slots::pieces(frame, l3, (frame.length() - ICRC_LEN).checked_sub(l3)?)?;
     let register = icrc::start_of(first.first_chunk()?);
     Some(checksum.update(register, first, second) == u32::from_le_bytes(frame.trailer()))
 }
 
 #[inline]
-pub(super) fn is_sound(checksum: &Checksum, frame: &impl FrameBuf, header: &RoceHeader) -> bool {
+pub(crate) fn is_sound(checksum: &Checksum, frame: &impl FrameBuf, header: &RoceHeader) -> bool {
     let in_place =
         (header.frame_len == frame.length()).then(|| is_sound_in_place(checksum, frame, header.l3));
     in_place
