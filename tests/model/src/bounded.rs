@@ -1,15 +1,22 @@
 //! Hosts that behave like rxe, and a network with a bounded number of faults: safety in all states, delivery in the
 //! end.
 
+mod config;
+mod properties;
+pub mod sights;
+mod state;
 mod turns;
 
+pub use config::{Config, Losable, Sight};
+pub use state::State;
+
+use self::state::Late;
 use self::turns::Turns;
-use crate::fabric::{End, FROM_SOURCE, Fabric, HOSTS, LINKS, RECEIVERS, Topology};
+use crate::fabric::{End, FROM_SOURCE, Fabric, HOSTS, LINKS, RECEIVERS};
 use crate::host::{Requester, Responder};
-use crate::message::{Answer, Message, PACKETS, PACKETS_MAX, Queue};
-use crate::switch::{Arrival, Fault, Outcome, Rule, Seen, Setup, Switches};
+use crate::message::{Answer, Message, PACKETS_MAX, Queue};
+use crate::switch::{Arrival, Outcome, Rule, Seen, Setup, Switches};
 use stateright::{Model, Property};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 /// Most messages that are delayed at the same time.
@@ -17,181 +24,11 @@ const LATE_MAX: usize = 2;
 /// Ticks of the switches in the time-out of the source.
 const TICKS: u8 = 64;
 
-/// Bounds of a run. Faults may affect any message on any link in either direction.
-#[derive(Clone, Copy)]
-pub struct Config {
-    /// The switches.
-    pub topology: Topology,
-    /// Number of packets.
-    pub packets: u8,
-    /// Most packets of the source that are not acknowledged.
-    pub window: u8,
-    /// Slots of the ring of each switch; 0 where the source repairs.
-    pub slots: u16,
-    /// By host, the packets that it sends if the source may change: in this order, each when it has received those
-    /// before. Nothing: only the first host sends.
-    pub sends: [u8; HOSTS],
-    /// All of them send at once.
-    pub at_once: bool,
-    /// Bit `i`: packet `i` requests an ACK, and ends a message.
-    pub ack_requests: u8,
-    /// Most lost messages.
-    pub losses: u8,
-    /// Messages that may be lost.
-    pub losable: Losable,
-    /// Most duplicated messages.
-    pub duplicates: u8,
-    /// Most delayed messages, each overtaken by any number of later ones: at most two.
-    pub delays: u8,
-    /// Most time-outs of the source while messages are in flight.
-    pub early_time_outs: u8,
-    /// Most time-outs of the source while no message is in flight. Delivery must not need more.
-    pub time_outs: u8,
-    /// How often, most, a switch that repairs sends because of a tick while messages are in flight.
-    pub early_ticks: u8,
-    /// By receiver, the packet that finds no posted receive when it first arrives.
-    pub not_ready: [Option<u8>; RECEIVERS],
-    /// By receiver, the number of CNPs that it sends, at any time.
-    pub cnps: [u8; RECEIVERS],
-    /// How often a window of CNPs ends, at any time.
-    pub windows: u8,
-    /// A switch that may evict its last path, at any time.
-    pub evicts: Option<usize>,
-    /// By receiver, the packet that ends its connection.
-    pub refuses: [Option<u8>; RECEIVERS],
-    /// A deliberate fault.
-    pub fault: Fault,
-    /// Explore all interleavings, including those that differ only in the order of independent events.
-    pub exhaustive: bool,
-    /// States that the run must reach.
-    pub sights: &'static [Sight],
-}
-
-/// Messages that may be lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Losable {
-    /// All messages.
-    All,
-    /// Packets that are followed by others. Their loss must be repaired without a time-out.
-    Followed,
-    /// All messages, but not those between the source and the switch next to it. Switches that repair must not need
-    /// a time-out.
-    BehindFirst,
-    /// All messages except those of receivers. A receiver whose connection has ended reports it once. If that report
-    /// is lost on its first link, the source uses up its retries, as without a switch.
-    NotFromReceivers,
-}
-
-/// A `sometimes` property of [`sights`].
-pub type Sight = fn() -> Property<Bounded>;
-
-impl Config {
-    /// A run without faults in which all packets request an ACK.
-    pub const fn without_faults(topology: Topology) -> Self {
-        Self {
-            topology,
-            packets: PACKETS,
-            window: PACKETS,
-            slots: 0,
-            sends: [0; HOSTS],
-            at_once: false,
-            ack_requests: 0b111,
-            losses: 0,
-            losable: Losable::All,
-            duplicates: 0,
-            delays: 0,
-            early_time_outs: 0,
-            time_outs: 0,
-            early_ticks: 0,
-            not_ready: [None; RECEIVERS],
-            cnps: [0; RECEIVERS],
-            windows: 0,
-            evicts: None,
-            refuses: [None; RECEIVERS],
-            fault: Fault::Nothing,
-            exhaustive: false,
-            sights: &[],
-        }
-    }
-}
-
 /// The model of a run.
 #[derive(Clone)]
 pub struct Bounded {
     config: Config,
     fabric: Fabric,
-}
-
-/// State of hosts, switches and links.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State {
-    switches: Switches,
-    source: Requester,
-    receivers: [Responder; RECEIVERS],
-    turns: Turns,
-    links: [Queue; LINKS],
-    /// Delayed messages with their links; sorted, so that equal states compare equal.
-    late: [Option<Late>; LATE_MAX],
-    losses: u8,
-    duplicates: u8,
-    delays: u8,
-    early_time_outs: u8,
-    time_outs: u8,
-    early_ticks: u8,
-    /// By receiver, the CNPs that it will still send.
-    cnps: [u8; RECEIVERS],
-    /// CNPs that the source has received.
-    cnps_at_source: u8,
-    /// Number of the present window of CNPs.
-    window: u8,
-    /// The switch that may still evict its last path.
-    evicts: Option<usize>,
-    /// Ticks since the timer of the source was set.
-    elapsed: u8,
-    broken: Option<Rule>,
-    /// Events of the last step. Not part of the state's identity.
-    seen: Seen,
-}
-
-impl Hash for State {
-    fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let Self {
-            switches,
-            source,
-            receivers,
-            turns,
-            links,
-            late,
-            evicts,
-            cnps,
-            cnps_at_source,
-            window,
-            broken,
-            ..
-        } = self;
-        let budgets = [
-            self.losses,
-            self.duplicates,
-            self.delays,
-            self.early_time_outs,
-            self.time_outs,
-            self.early_ticks,
-            self.elapsed,
-        ];
-        (switches, source, receivers, links, late, evicts, broken, budgets).hash(hasher);
-        (cnps, cnps_at_source, window).hash(hasher);
-        // In most runs it is always the same.
-        if turns.have_begun() {
-            turns.hash(hasher);
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Late {
-    link: u8,
-    message: Message,
-    overtaken: bool,
 }
 
 /// A possible next step.
@@ -223,56 +60,6 @@ pub enum Action {
     EndWindow,
     /// The wait after an RNR NAK ends.
     EndRnrWait,
-}
-
-impl State {
-    /// Returns true if the run has ended correctly: everything is delivered and the source knows it, or the source
-    /// has received a refusal.
-    fn is_settled(&self, model: &Bounded) -> bool {
-        if model.is_switching() {
-            return model.turns_are_over(self);
-        }
-        let delivered = model.all_have(self, model.config.packets);
-        delivered && self.source.is_done() || self.source.failed
-    }
-
-    /// The rule that the path to this state violated.
-    pub fn broken(&self) -> Option<Rule> {
-        self.broken
-    }
-
-    /// Calls `each` with a hash of each switch and host, without messages in flight and remaining faults.
-    pub fn parts(&self, mut each: impl FnMut(DefaultHasher)) {
-        let mut part = |index: usize, state: &dyn Fn(&mut DefaultHasher)| {
-            let mut hasher = DefaultHasher::new();
-            index.hash(&mut hasher);
-            state(&mut hasher);
-            each(hasher);
-        };
-        part(0, &|hasher| {
-            self.source.hash(hasher);
-            self.turns.hash_host(0, hasher);
-        });
-        for (i, receiver) in self.receivers.iter().enumerate() {
-            part(1 + i, &|hasher| {
-                receiver.hash(hasher);
-                self.turns.hash_host(1 + i, hasher);
-            });
-        }
-        let switches = self
-            .switches
-            .machines
-            .iter()
-            .zip(&self.switches.acknowledged)
-            .enumerate();
-        for (i, switch) in switches {
-            part(1 + RECEIVERS + i, &|hasher| switch.hash(hasher));
-        }
-    }
-
-    fn is_network_empty(&self) -> bool {
-        self.links.iter().all(|queue| queue.is_empty()) && self.late == [None; LATE_MAX]
-    }
 }
 
 impl Bounded {
@@ -427,7 +214,7 @@ impl Bounded {
             evicts,
             ..
         } = self.config;
-        losses + duplicates + windows > 0 || evicts.is_some()
+        losses + duplicates + windows > 0 || evicts.is_some() || self.is_switching()
     }
 
     fn most_congested(&self) -> u8 {
@@ -465,12 +252,18 @@ impl Bounded {
 
     /// Ticks of one switch until it sends something. Returns true if it does before the source may time out.
     fn tick(&self, state: &mut State, index: usize) -> bool {
-        (0..TICKS).any(|_| {
-            let outcome = state.switches.tick(&self.setup(state), index);
-            let sends = !outcome.sent.is_empty();
-            self.carry_out(state, index, outcome);
-            sends
-        })
+        (0..TICKS).any(|_| self.tick_once(state, index))
+    }
+
+    /// Returns true if the switch sends something.
+    fn tick_once(&self, state: &mut State, index: usize) -> bool {
+        if self.is_switching() {
+            return self.tick_in_turns(state, index);
+        }
+        let outcome = state.switches.tick(&self.setup(state), index);
+        let sends = !outcome.sent.is_empty();
+        self.carry_out(state, index, outcome);
+        sends
     }
 
     /// Ticks of all switches until one sends something. Returns true if one does before the source times out.
@@ -479,14 +272,15 @@ impl Bounded {
         self.config.slots > 0
             && (0..left).any(|_| {
                 state.elapsed += 1;
-                let (mut sends, mut seen) = (false, Seen::default());
+                let (mut sends, mut resent_to_silent) = (false, false);
                 for index in 0..self.fabric.switches() {
-                    let outcome = state.switches.tick(&self.setup(state), index);
-                    sends |= !outcome.sent.is_empty();
-                    seen.resent_to_silent |= outcome.seen.resent_to_silent;
-                    self.carry_out(state, index, outcome);
+                    sends |= self.tick_once(state, index);
+                    resent_to_silent |= state.seen.resent_to_silent;
                 }
-                state.seen = seen;
+                state.seen = Seen {
+                    resent_to_silent,
+                    ..Seen::default()
+                };
                 sends
             })
     }
@@ -547,16 +341,16 @@ impl Model for Bounded {
             self.link_actions(state, link, actions);
         }
         let quiet = state.is_network_empty();
+        let congested = (0..RECEIVERS).filter(|i| state.cnps[*i] > 0);
+        actions.extend(congested.map(Action::Congest));
+        if state.window < self.config.windows {
+            actions.push(Action::EndWindow);
+        }
+        if !quiet && state.early_ticks > 0 {
+            actions.extend((0..self.fabric.switches()).map(Action::Tick));
+        }
         if self.is_switching() {
-            if quiet && self.waits_end(state) {
-                actions.push(Action::EndRnrWait);
-            } else if quiet && state.time_outs > 0 && state.turns.timers().next().is_some() {
-                actions.push(Action::TimeOut);
-            }
-            if !quiet && state.early_time_outs > 0 {
-                actions.extend(state.turns.timers().map(Action::TimeOutOf));
-            }
-            return;
+            return self.timers_in_turns(state, quiet, actions);
         }
         let time_outs = if quiet {
             state.time_outs
@@ -568,16 +362,8 @@ impl Model for Bounded {
         } else if state.source.may_time_out() && time_outs > 0 {
             actions.push(Action::TimeOut);
         }
-        let congested = (0..RECEIVERS).filter(|i| state.cnps[*i] > 0);
-        actions.extend(congested.map(Action::Congest));
-        if state.window < self.config.windows {
-            actions.push(Action::EndWindow);
-        }
         if !state.source.is_done() && !state.source.failed {
             actions.extend(state.evicts.map(Action::Evict));
-        }
-        if !quiet && state.early_ticks > 0 {
-            actions.extend((0..self.fabric.switches()).map(Action::Tick));
         }
         if state.source.waiting {
             actions.push(Action::EndRnrWait);
@@ -671,94 +457,8 @@ impl Model for Bounded {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let mut properties = vec![
-            Property::always("M1: ACK(p) only after all have acknowledged p", |_, s: &State| {
-                s.broken != Some(Rule::M1)
-            }),
-            Property::always("M2: NAK(e) only after all have all below e", |_, s: &State| {
-                s.broken != Some(Rule::M2)
-            }),
-            Property::always(
-                "M3: a packet is sent exactly to the paths that lack it",
-                |_, s: &State| s.broken != Some(Rule::M3),
-            ),
-            Property::always(
-                "repair: the source gets a NAK only of what the switch next to it lacks",
-                |_, s: &State| s.broken != Some(Rule::Repair),
-            ),
-            Property::always("M4: only CNPs of the most congested path pass", |_, s: &State| {
-                s.broken != Some(Rule::M4)
-            }),
-            Property::always(
-                "M4: in final states the source has as many CNPs as the most congested receiver has sent",
-                |model: &Self, s: &State| {
-                    let mut actions = Vec::new();
-                    model.actions(s, &mut actions);
-                    !actions.is_empty() || model.is_cnp_lost() || model.most_congested() == s.cnps_at_source
-                },
-            ),
-            Property::always(
-                "M5: all hosts accept the packets of all sources in one order",
-                |_, s: &State| s.broken != Some(Rule::M5),
-            ),
-            Property::always("the MSN is that of the slowest path", |_, s: &State| {
-                s.broken != Some(Rule::Msn)
-            }),
-            Property::always("every message is expected where it arrives", |_, s: &State| {
-                s.broken != Some(Rule::Sense)
-            }),
-            // `eventually` of the checker misses cycles, and what differs before paths join. There are no cycles
-            // (`tests/reduction.rs` checks it), and a settled state stays settled. In addition, the next property
-            // checks all final states.
-            Property::eventually(
-                "everything is delivered and the source knows it",
-                |model: &Self, s: &State| s.is_settled(model),
-            ),
-            Property::always(
-                "everything is delivered in final states",
-                |model: &Self, s: &State| {
-                    let mut actions = Vec::new();
-                    model.actions(s, &mut actions);
-                    !actions.is_empty() || s.broken.is_some() || s.is_settled(model)
-                },
-            ),
-        ];
-        properties.extend(self.config.sights.iter().map(|sight| sight()));
-        properties
-    }
-}
-
-/// States that a run can be required to reach.
-pub mod sights {
-    use super::{Bounded, Property, State};
-
-    macro_rules! sights {
-        ($($name:ident = $text:literal;)*) => {
-            $(#[doc = $text] pub fn $name() -> Property<Bounded> {
-                Property::sometimes($text, |_, s: &State| s.seen.$name)
-            })*
-        };
-    }
-
-    sights! {
-        nak_held = "a NAK waits for a slower path";
-        nak_released = "a NAK is sent up once the last path has everything before it";
-        nak_repeated = "a second NAK of the same gap is absorbed by the switch";
-        filtered = "a retransmission is sent only where it is needed";
-        answered = "a retransmission that all paths have is answered by the switch";
-        answered_below = "a retransmission that all paths have is answered by a switch below the first";
-        rnr_merged = "an RNR NAK covers a gap of another path";
-        fatal_repeated = "a NAK that ends the connection is repeated";
-        timed_out = "the source times out";
-        cnp_absorbed = "a CNP is absorbed because another path is as congested";
-        cnp_overtakes = "a CNP passes although another path has sent some";
-        source_changed = "the source of the group changes";
-        sources_compete = "a switch reports that two members want to send";
-        evicted = "a path is evicted while another one lacks a packet";
-        resent = "a switch repairs from its ring";
-        resent_to_silent = "a switch repeats for a path that is silent";
-        requested = "a switch requests a packet of the switch above";
-        kept_behind_gap = "a switch keeps a packet behind a gap";
-        beyond_ring = "a packet behind a gap does not fit into the ring";
+        let mut all = properties::all();
+        all.extend(self.config.sights.iter().map(|sight| sight()));
+        all
     }
 }

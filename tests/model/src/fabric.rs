@@ -196,25 +196,22 @@ impl Fabric {
             start_psn,
             stall_timeout: Nanos::ZERO,
         });
-        if self.switching {
-            let is_host = |path: &usize| {
-                let path = *path;
-                !matches!(self.peer(End::Switch { index, path }), End::Switch { .. })
-            };
-            return machine.with_switching((0..paths).filter(is_host).map(path_id));
-        }
+        let is_host = |path: &usize| {
+            let path = *path;
+            !matches!(self.peer(End::Switch { index, path }), End::Switch { .. })
+        };
+        let machine = match self.switching {
+            true => machine.with_switching((0..paths).filter(is_host).map(path_id)),
+            false => machine,
+        };
         if self.slots == 0 {
             return machine;
         }
-        let up = End::Switch {
-            index,
-            path: self.ups[index],
-        };
         machine.with_repair(RepairConfig {
             slots: self.slots,
             // The clock stands still: each tick is due.
             tick: Nanos::ZERO,
-            source_is_switch: matches!(self.peer(up), End::Switch { .. }),
+            source_is_switch: !is_host(&self.ups[index]),
         })
     }
 

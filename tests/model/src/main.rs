@@ -5,14 +5,22 @@
 use castnet_model::collectives;
 use castnet_model::runs::{
     ALL_FAULTS, CONGESTION, EVICTIONS, EVICTIONS_FULL, FULL, HOSTILE, REFUSALS, RINGS, RINGS_FULL, SHAPES,
-    SOURCES, SOURCES_FULL,
+    SOURCES, SOURCES_FULL, SOURCES_WITH_RINGS, SOURCES_WITH_RINGS_FULL,
 };
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
     let multicast = [
-        HOSTILE, SHAPES, REFUSALS, RINGS, CONGESTION, EVICTIONS, SOURCES, ALL_FAULTS,
+        HOSTILE,
+        SHAPES,
+        REFUSALS,
+        RINGS,
+        CONGESTION,
+        EVICTIONS,
+        SOURCES,
+        SOURCES_WITH_RINGS,
+        ALL_FAULTS,
     ]
     .concat();
     let in_network = [collectives::REPAIR, collectives::REFLECT, collectives::STRAGGLERS].concat();
@@ -21,7 +29,15 @@ fn main() -> ExitCode {
         Some("collectives") => (vec![], in_network),
         Some("collectives-full") => (vec![], [&in_network, collectives::FULL].concat()),
         Some("full") => (
-            [&multicast, RINGS_FULL, EVICTIONS_FULL, SOURCES_FULL, FULL].concat(),
+            [
+                &multicast,
+                RINGS_FULL,
+                EVICTIONS_FULL,
+                SOURCES_FULL,
+                SOURCES_WITH_RINGS_FULL,
+                FULL,
+            ]
+            .concat(),
             [&in_network, collectives::FULL].concat(),
         ),
         Some(other) => {

@@ -9,7 +9,10 @@ use crate::message::{Answer, PACKETS};
 use crate::report::{Outcome, Until, explore};
 use crate::switch::Fault;
 
-pub use features::{CONGESTION, EVICTIONS, EVICTIONS_FULL, RINGS, RINGS_FULL, SOURCES, SOURCES_FULL};
+pub use features::{
+    CONGESTION, EVICTIONS, EVICTIONS_FULL, RINGS, RINGS_FULL, SOURCES, SOURCES_FULL, SOURCES_WITH_RINGS,
+    SOURCES_WITH_RINGS_FULL,
+};
 
 /// A named run.
 #[derive(Clone, Copy)]

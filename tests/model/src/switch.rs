@@ -64,6 +64,8 @@ pub enum Fault {
     AnyEpoch,
     /// A switch does not look for paths that are silent.
     NoTick,
+    /// A switch asks the first source for what it lacks, whoever is the source.
+    RequestToFirst,
 }
 
 /// Notable events of a step.
@@ -124,7 +126,7 @@ pub struct Switches {
     /// By switch, whether it has lost its state before.
     pub restarted: [bool; SWITCHES],
     /// By switch and path, the CNPs received, halved with each window.
-    congestion: [[u8; PATHS]; SWITCHES],
+    pub congestion: [[u8; PATHS]; SWITCHES],
     /// By switch, the window of its newest CNP.
     windows: [u8; SWITCHES],
     /// By switch, the newest epoch that it has sent.
@@ -136,7 +138,7 @@ pub struct Switches {
     /// By switch that repairs, the packets that it has seen: bit `i` for packet `i`.
     received: [u8; SWITCHES],
     /// By switch and slot, the code of the kept packet; 0 if nobody needs it.
-    rings: [[u8; SLOTS_MAX]; SWITCHES],
+    pub rings: [[u8; SLOTS_MAX]; SWITCHES],
 }
 
 /// What all steps of a run have in common.
@@ -152,6 +154,16 @@ pub struct Setup<'a> {
     pub window: u8,
     /// Bit `i`: packet `i` ends a message.
     pub message_ends: u8,
+}
+
+impl Setup<'_> {
+    /// The time: it stands still within a window of CNPs.
+    pub fn now(&self) -> Nanos {
+        match self.fault {
+            Fault::NoAgeing => Nanos::ZERO,
+            _ => Nanos(CNP_WINDOW.0 * u64::from(self.window)),
+        }
+    }
 }
 
 /// Result of one message.
@@ -267,22 +279,17 @@ impl Switches {
                 ..Outcome::default()
             };
         };
-        let window = if setup.fault == Fault::NoAgeing {
-            0
-        } else {
-            setup.window
-        };
-        let now = Nanos(CNP_WINDOW.0 * u64::from(window));
         let mut effects = Effects::new();
-        let machine = &mut self.machines[index];
         // A switch tries the fast path first.
-        match event {
-            Event::Data { from, psn, .. }
-                if from == path_id(setup.fabric.up(index)) && machine.next_data(Nanos::ZERO, psn) =>
-            {
-                effects.push(Effect::Replicate { psn });
+        let fast = match event {
+            Event::Data { from, psn, .. } => {
+                from == path_id(setup.fabric.up(index)) && self.fast(setup, index, psn, &mut effects)
             }
-            event => machine.handle(now, event, &mut effects),
+            _ => false,
+        };
+        let machine = &mut self.machines[index];
+        if !fast {
+            machine.handle(setup.now(), event, &mut effects);
         }
         apply_fault(setup, index, event, &mut effects);
 
@@ -311,6 +318,18 @@ impl Switches {
         outcome
     }
 
+    /// The fast paths of data.
+    fn fast(&mut self, setup: &Setup<'_>, index: usize, psn: Psn, out: &mut Effects) -> bool {
+        let machine = &mut self.machines[index];
+        if let Some(slot) = machine.next_kept(setup.now(), psn) {
+            out.push(Effect::Keep { psn, slot });
+        } else if !machine.next_data(setup.now(), psn) {
+            return false;
+        }
+        out.push(Effect::Replicate { psn });
+        true
+    }
+
     /// One tick of a switch that repairs.
     pub fn tick(&mut self, setup: &Setup<'_>, index: usize) -> Outcome {
         let mut outcome = Outcome::default();
@@ -318,7 +337,7 @@ impl Switches {
             return outcome;
         }
         let mut effects = Effects::new();
-        self.machines[index].handle_timeout(Nanos::ZERO, &mut effects);
+        self.machines[index].handle_timeout(setup.now(), &mut effects);
         for effect in effects {
             self.carry_out(setup, index, None, effect, &mut outcome);
         }
@@ -350,17 +369,25 @@ impl Switches {
 
     /// M4, exactly: it is forwarded if no other path is as congested as its own.
     fn see_cnp(&mut self, setup: &Setup<'_>, index: usize, path: usize, outcome: &mut Outcome) {
-        let counts = &mut self.congestion[index];
-        let old = std::mem::replace(&mut self.windows[index], setup.window);
-        counts.iter_mut().for_each(|count| *count >>= setup.window - old);
-        counts[path] += 1;
-        let mut others = counts.iter().enumerate().filter(|(i, _)| *i != path);
-        let most = others.all(|(_, count)| *count < counts[path]);
+        let (most, overtakes) = self.note_cnp(setup.window, index, path);
         if most == outcome.sent.is_empty() {
             outcome.broken = Some(Rule::M4);
         }
-        outcome.seen.cnp_absorbed = !most;
-        outcome.seen.cnp_overtakes = most && counts.iter().filter(|count| **count > 0).count() > 1;
+        (outcome.seen.cnp_absorbed, outcome.seen.cnp_overtakes) = (!most, overtakes);
+    }
+
+    /// Counts a CNP. Returns whether its path is now the most congested one, and whether others have sent some, too.
+    pub fn note_cnp(&mut self, window: u8, index: usize, path: usize) -> (bool, bool) {
+        let counts = &mut self.congestion[index];
+        let old = std::mem::replace(&mut self.windows[index], window);
+        counts.iter_mut().for_each(|count| *count >>= window - old);
+        counts[path] += 1;
+        let mut others = counts.iter().enumerate().filter(|(i, _)| *i != path);
+        let most = others.all(|(_, count)| *count < counts[path]);
+        (
+            most,
+            most && counts.iter().filter(|count| **count > 0).count() > 1,
+        )
     }
 
     fn carry_out(

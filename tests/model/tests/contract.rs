@@ -2,7 +2,7 @@
 //! error, which the test harness does not capture.
 
 use castnet_model::runs::{
-    ALL_FAULTS, CONGESTION, EVICTIONS, HOSTILE, REFUSALS, RINGS, Run, SHAPES, SOURCES,
+    ALL_FAULTS, CONGESTION, EVICTIONS, HOSTILE, REFUSALS, RINGS, Run, SHAPES, SOURCES, SOURCES_WITH_RINGS,
 };
 use std::io::Write;
 
@@ -53,4 +53,9 @@ fn with_receivers_that_are_congested() {
 #[test]
 fn with_sources_that_change() {
     assert_sound(SOURCES);
+}
+
+#[test]
+fn with_sources_that_change_and_switches_that_repair() {
+    assert_sound(SOURCES_WITH_RINGS);
 }

@@ -246,3 +246,66 @@ fn a_grant_of_an_older_epoch_that_counts_is_found() {
     };
     bounded(config, "M5");
 }
+
+/// What is true of rings holds for each source: the second one has sent the packets that are lost.
+#[test]
+fn faults_of_rings_are_found_in_each_turn() {
+    let turns = Config {
+        sends: [1, 0, 2, 0],
+        time_outs: 3,
+        ..RING
+    };
+    for (fault, property) in [
+        (Fault::AckOfKept, "M1"),
+        (Fault::ResendToAll, "M3"),
+        (Fault::NoTick, "everything is delivered in final states"),
+        (Fault::NoBridging, "everything is delivered in final states"),
+    ] {
+        // A time-out would hide that nobody looks for silent paths.
+        let time_outs = if fault == Fault::NoTick {
+            0
+        } else {
+            turns.time_outs
+        };
+        bounded(
+            Config {
+                fault,
+                time_outs,
+                ..turns
+            },
+            property,
+        );
+    }
+}
+
+/// The source is behind another path than at first: it is asked there.
+#[test]
+fn requests_towards_the_first_source_are_found() {
+    bounded(
+        Config {
+            topology: Topology::SpineAndLeaves,
+            sends: [1, 0, 2, 0],
+            ack_requests: 0,
+            time_outs: 3,
+            fault: Fault::RequestToFirst,
+            ..RING
+        },
+        "every message is expected where it arrives",
+    );
+}
+
+/// A member that was congested, and sends now, must not hide the congestion of others.
+#[test]
+fn cnps_of_all_paths_violate_m4_after_the_source_has_changed() {
+    bounded(
+        Config {
+            sends: [1, 0, 1, 0],
+            cnps: [1, 1, 1],
+            losses: 0,
+            fault: Fault::NoAgeing,
+            windows: 1,
+            ..ONE_LOSS
+        },
+        "M4: only",
+    );
+}

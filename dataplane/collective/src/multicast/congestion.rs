@@ -46,6 +46,14 @@ impl CnpFilter {
         passes || !self.filters
     }
 
+    /// A path becomes the source, and receives nothing from now on: its count would hide the congestion of others.
+    pub(super) fn forget(&mut self, path: PathId) {
+        if let Some(count) = self.counts.get_mut(path.index()) {
+            *count = 0;
+        }
+        self.most = self.counts.iter().copied().max().unwrap_or(0);
+    }
+
     fn age(&mut self, now: Nanos) {
         let window = now.0 / CNP_WINDOW.0;
         let windows = window.saturating_sub(self.window).min(u64::from(u16::BITS));

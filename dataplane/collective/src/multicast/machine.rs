@@ -69,7 +69,7 @@ pub struct Multicast {
 pub(super) struct Rare {
     pub(super) special: Option<Special>,
     pub(super) repair: Option<Box<Repair>>,
-    cnps: CnpFilter,
+    pub(super) cnps: CnpFilter,
 }
 
 /// State that few groups have.

@@ -3,13 +3,14 @@
 //! Messages between a host and its switch have the PSNs of the host, those between switches the PSNs of the group. The oracle
 //! knows which packet has which position in the group, and what each host has accepted.
 
-use super::{Bounded, State};
-use crate::fabric::{End, HOSTS, START, path_id};
+mod switches;
+
+use super::{Action, Bounded, State};
+use crate::fabric::{End, HOSTS, START};
 use crate::host::{Requester, Responder};
 use crate::message::{Answer, Message, PACKETS_MAX};
-use crate::switch::{Fault, Rule, Seen, answer, psn, syndrome};
-use castnet_collective::{Effect, Effects, Event, PathId, Signal};
-use castnet_wire::{DropReason, Nanos, Psn, Syndrome};
+use crate::switch::Rule;
+use castnet_wire::Psn;
 use std::hash::{Hash, Hasher};
 
 /// RNR waits in the time-out of a source.
@@ -29,6 +30,8 @@ pub(super) struct Turns {
     order: [Option<Content>; PACKETS_MAX as usize],
     /// By host, one past the position of the newest packet that it has accepted.
     got: [u8; HOSTS],
+    /// RNR waits since a source has made progress.
+    waits: u8,
 }
 
 impl Turns {
@@ -38,6 +41,7 @@ impl Turns {
             first: Responder::new(None, None),
             order: [None; PACKETS_MAX as usize],
             got: [0; HOSTS],
+            waits: 0,
         }
     }
 
@@ -147,7 +151,7 @@ impl Bounded {
 
     /// Timers of all members that wait for an answer expire.
     pub(super) fn time_out_all(&self, state: &mut State) {
-        state.elapsed = 0;
+        (state.elapsed, state.turns.waits) = (0, 0);
         let turns = state.turns;
         for host in turns.timers() {
             self.time_out_of(state, host);
@@ -159,13 +163,34 @@ impl Bounded {
         self.send_of(state, host, packets);
     }
 
+    /// Adds the actions of timers. Nothing happens between a tick at which no switch sends and a time-out.
+    pub(super) fn timers_in_turns(&self, state: &State, quiet: bool, actions: &mut Vec<Action>) {
+        if !quiet {
+            if state.early_time_outs > 0 {
+                actions.extend(state.turns.timers().map(Action::TimeOutOf));
+            }
+            return;
+        }
+        let runs = state.turns.timers().next().is_some();
+        let (waits, ticks) = (self.waits_end(state), runs && self.tick_all(&mut state.clone()));
+        if waits {
+            actions.push(Action::EndRnrWait);
+        }
+        if ticks {
+            actions.push(Action::Ticks);
+        }
+        if !waits && !ticks && runs && state.time_outs > 0 {
+            actions.push(Action::TimeOut);
+        }
+    }
+
     /// True if the RNR waits of members end before a source times out.
     pub(super) fn waits_end(&self, state: &State) -> bool {
-        state.turns.is_waiting() && state.elapsed < RNR_WAITS
+        state.turns.is_waiting() && state.turns.waits < RNR_WAITS
     }
 
     pub(super) fn end_waits(&self, state: &mut State) {
-        state.elapsed += 1;
+        state.turns.waits += 1;
         for host in 0..HOSTS {
             if state.turns.requesters[host].waiting {
                 self.time_out_of(state, host);
@@ -182,7 +207,7 @@ impl Bounded {
                 let before = requester.unacked;
                 let packets = requester.answer(answer, at);
                 if requester.unacked != before {
-                    state.elapsed = 0;
+                    (state.elapsed, state.turns.waits) = (0, 0);
                 }
                 self.send_of(state, host, packets);
             }
@@ -201,6 +226,7 @@ impl Bounded {
                 }
                 self.begin_turns(state);
             }
+            (_, Some(_), Message::Cnp) => state.cnps_at_source += 1,
             (End::Switch { index, path }, _, message) => self.switch(state, index, path, message),
             _ => state.broken = Some(Rule::Sense),
         }
@@ -238,211 +264,6 @@ impl Bounded {
         if !(0..message.acknowledges()).all(delivered) {
             let is_ack = matches!(message, Message::Feedback(Answer::Ack, _));
             state.broken = Some(if is_ack { Rule::M1 } else { Rule::M2 });
-        }
-    }
-
-    fn switch(&self, state: &mut State, index: usize, path: usize, message: Message) {
-        let (turns, id) = (state.turns, path_id(path));
-        let host = host_at(self.fabric.peer(End::Switch { index, path }));
-        let machine = &mut state.switches.machines[index];
-        let mut packet = None;
-        let event = match message {
-            Message::Data(at, ack_request) => {
-                packet = host.map_or_else(|| turns.packet(at), |host| Some((host, at)));
-                machine.handle_position(packet.is_some_and(|packet| self.ends_message(packet)));
-                Event::Data {
-                    from: id,
-                    psn: machine.group_psn(id, psn(at)),
-                    ack_request,
-                }
-            }
-            Message::Feedback(answer, at) => {
-                let msn = self.messages(&turns, host, message.acknowledges());
-                let (psn, msn) = machine.group_feedback(id, psn(at), msn);
-                Event::Feedback {
-                    from: id,
-                    psn,
-                    msn,
-                    syndrome: syndrome(answer),
-                }
-            }
-            Message::Source(grant, next, epoch) => Event::Signal {
-                from: id,
-                signal: if grant { Signal::Grant } else { Signal::Request },
-                psn: psn(next),
-                epoch: match self.config.fault {
-                    // As if each message was new.
-                    Fault::AnyEpoch => epoch.max(state.switches.epochs[index]) + 1,
-                    _ => epoch,
-                }
-                .into(),
-            },
-            _ => {
-                state.broken = Some(Rule::Sense);
-                return;
-            }
-        };
-        let before = machine.source();
-        let mut effects = Effects::new();
-        machine.handle(Nanos::ZERO, event, &mut effects);
-        let source = machine.source();
-        self.note(state, index, event, before);
-        if let (Event::Data { from, psn, .. }, Some(packet)) = (event, packet)
-            && from == source
-        {
-            self.place(state, psn, packet);
-        }
-        state.seen = Seen {
-            source_changed: before != source,
-            ..Seen::default()
-        };
-        for effect in effects {
-            self.carry_out_in_turns(state, index, (event, packet), effect);
-        }
-    }
-
-    /// What the oracle learns of a switch.
-    fn note(&self, state: &mut State, index: usize, event: Event, before: PathId) {
-        let source = state.switches.machines[index].source();
-        let newest = &mut state.switches.newest[index];
-        let acknowledged = &mut state.switches.acknowledged[index];
-        match event {
-            Event::Feedback {
-                from, psn, syndrome, ..
-            } if from != before => {
-                let below = position(psn).map(|at| at + u8::from(syndrome == Syndrome::Ack));
-                let at = position(psn).filter(|at| at < newest);
-                if let (Some(_), Some(below)) = (at, below) {
-                    let count = &mut acknowledged[from.index()];
-                    *count = below.max(*count);
-                }
-            }
-            _ => {}
-        }
-        if source != before {
-            acknowledged[before.index()] = *newest;
-            acknowledged[source.index()] = 0;
-        }
-        if let Event::Data { from, psn, .. } = event
-            && from == source
-        {
-            *newest = position(psn).map_or(*newest, |at| (at + 1).max(*newest));
-        }
-    }
-
-    /// A packet has a position in the group: no other has it.
-    fn place(&self, state: &mut State, psn: Psn, packet: Content) {
-        match position(psn).and_then(|at| state.turns.order.get_mut(usize::from(at))) {
-            Some(place) if place.is_none_or(|other| other == packet) => *place = Some(packet),
-            _ => state.broken = Some(Rule::M5),
-        }
-    }
-
-    fn carry_out_in_turns(
-        &self,
-        state: &mut State,
-        index: usize,
-        (event, packet): (Event, Option<Content>),
-        effect: Effect,
-    ) {
-        match (effect, event) {
-            (Effect::Replicate { psn }, Event::Data { ack_request, .. }) => {
-                let machine = &state.switches.machines[index];
-                let to: Vec<PathId> = machine.lacking(psn).collect();
-                let acknowledged = state.switches.acknowledged[index];
-                let lacks = |path: &PathId| {
-                    *path != machine.source() && Some(acknowledged[path.index()]) <= position(psn)
-                };
-                let paths = (0..self.fabric.paths(index)).map(path_id);
-                if !paths.filter(lacks).eq(to.iter().copied()) {
-                    state.broken = Some(Rule::M3);
-                }
-                for to in to {
-                    self.send_copy(state, (index, to), psn, ack_request);
-                }
-            }
-            (
-                Effect::Acknowledge {
-                    to,
-                    psn,
-                    msn,
-                    syndrome,
-                },
-                _,
-            ) => {
-                let (psn, msn) = state.switches.machines[index].member_feedback(to, psn, msn);
-                let Some(at) = position(psn) else {
-                    state.broken = Some(Rule::Sense);
-                    return;
-                };
-                let end = End::Switch {
-                    index,
-                    path: to.index(),
-                };
-                let message = Message::Feedback(answer(syndrome), at);
-                let below = message.acknowledges();
-                let completed = match host_at(self.fabric.peer(end)) {
-                    Some(host) => (0..below).filter(|at| self.ends_message((host, *at))).count() as u32,
-                    None => self.messages(&state.turns, None, below),
-                };
-                if msn != completed {
-                    state.broken = Some(Rule::Msn);
-                }
-                self.put(state, end, message);
-            }
-            (
-                Effect::Signal {
-                    to,
-                    signal,
-                    psn,
-                    epoch,
-                },
-                _,
-            ) => {
-                let end = End::Switch {
-                    index,
-                    path: to.index(),
-                };
-                match (position(psn), u8::try_from(epoch)) {
-                    (Some(next), Ok(epoch)) if epoch < Message::EPOCHS => {
-                        state.switches.epochs[index] = epoch.max(state.switches.epochs[index]);
-                        self.put(state, end, Message::Source(signal == Signal::Grant, next, epoch));
-                    }
-                    _ => state.broken = Some(Rule::Sense),
-                }
-            }
-            (Effect::Compete { .. }, _) => state.seen.sources_compete = true,
-            (Effect::Drop(DropReason::NotSource), Event::Data { ack_request, psn, .. })
-                if self.config.fault == Fault::TurnAtOnce =>
-            {
-                let Some(packet) = packet else { return };
-                self.place(state, psn, packet);
-                let Event::Data { from, .. } = event else { return };
-                for to in (0..self.fabric.paths(index))
-                    .map(path_id)
-                    .filter(|to| *to != from)
-                {
-                    self.send_copy(state, (index, to), psn, ack_request);
-                }
-            }
-            (Effect::Absorb | Effect::Drop(DropReason::NotSource | DropReason::FeedbackFromSource), _) => {}
-            _ => state.broken = Some(Rule::Sense),
-        }
-    }
-
-    fn send_copy(&self, state: &mut State, (index, to): (usize, PathId), psn: Psn, asks: bool) {
-        let end = End::Switch {
-            index,
-            path: to.index(),
-        };
-        let own = match self.config.fault {
-            Fault::NoBridging => psn,
-            _ => state.switches.machines[index].member_psn(to, psn),
-        };
-        match (position(psn), position(own), host_at(self.fabric.peer(end))) {
-            (Some(at), Some(own), Some(_)) => self.put(state, end, Message::Bridged(own, at, asks)),
-            (Some(at), _, None) => self.put(state, end, Message::Data(at, asks)),
-            _ => state.broken = Some(Rule::Sense),
         }
     }
 }

@@ -21,6 +21,12 @@ const SWITCHING: bounded::Config = bounded::Config {
     ..ROOT
 };
 
+/// All switches repair.
+const TURNS_WITH_RING: bounded::Config = bounded::Config {
+    slots: 4,
+    ..SWITCHING
+};
+
 /// The root evicts the leaf.
 const EVICTS: bounded::Config = bounded::Config {
     losses: 1,
@@ -428,6 +434,120 @@ pub const SOURCES: &[Run] = &[
             sends: [1, 1, 1, 0],
             at_once: true,
             ..SWITCHING
+        },
+    ),
+];
+
+/// The source changes, and the switches repair: the ring belongs to each source in turn (M5). Also congestion while it changes (M4).
+pub const SOURCES_WITH_RINGS: &[Run] = &[
+    bounded(
+        "sources in turn, ring of 4, root and leaf: two members, loss behind the first link",
+        bounded::Config {
+            sends: [1, 0, 2, 0],
+            losable: Losable::BehindFirst,
+            sights: &[sights::resent, sights::resent_to_silent, sights::source_changed],
+            ..TURNS_WITH_RING
+        },
+    ),
+    bounded(
+        "sources in turn, ring of 4, root and leaf: three members, loss",
+        bounded::Config {
+            sends: [1, 1, 1, 0],
+            ..TURNS_WITH_RING
+        },
+    ),
+    bounded(
+        "sources in turn, ring of 4, spine and leaves: two members, loss",
+        bounded::Config {
+            topology: Topology::SpineAndLeaves,
+            sends: [1, 0, 2, 0],
+            ack_requests: 0,
+            sights: &[sights::requested],
+            ..TURNS_WITH_RING
+        },
+    ),
+    bounded(
+        "sources at once, ring of 4, root and leaf: two members, loss, duplicate",
+        bounded::Config {
+            sends: [1, 0, 1, 0],
+            at_once: true,
+            duplicates: 1,
+            sights: &[sights::sources_compete],
+            ..TURNS_WITH_RING
+        },
+    ),
+    bounded(
+        "sources in turn, root and leaf: congestion, ageing",
+        bounded::Config {
+            sends: [1, 0, 1, 0],
+            losses: 0,
+            cnps: [1, 1, 1],
+            windows: 1,
+            sights: &[sights::cnp_absorbed, sights::cnp_overtakes],
+            ..SWITCHING
+        },
+    ),
+];
+
+/// Such runs that are too large for the tests.
+pub const SOURCES_WITH_RINGS_FULL: &[Run] = &[
+    bounded(
+        "sources in turn, ring of 2, root and leaf, one message of another member: loss",
+        bounded::Config {
+            slots: 2,
+            sends: [0, 0, 3, 0],
+            ack_requests: 0,
+            ..TURNS_WITH_RING
+        },
+    ),
+    bounded(
+        "sources in turn, ring of 4, root and leaf: two members, loss, duplicate, late",
+        bounded::Config {
+            sends: [1, 0, 1, 0],
+            duplicates: 1,
+            delays: 1,
+            ..TURNS_WITH_RING
+        },
+    ),
+    bounded(
+        "sources in turn, ring of 4, spine and leaves, one message each: two losses",
+        bounded::Config {
+            topology: Topology::SpineAndLeaves,
+            sends: [2, 0, 2, 0],
+            ack_requests: 0,
+            losses: 2,
+            ..TURNS_WITH_RING
+        },
+    ),
+    bounded(
+        "sources in turn, ring of 2, root and leaf, one message each: loss, early tick, early time-out",
+        bounded::Config {
+            slots: 2,
+            sends: [1, 0, 3, 0],
+            ack_requests: 0,
+            early_ticks: 1,
+            early_time_outs: 1,
+            ..TURNS_WITH_RING
+        },
+    ),
+    bounded(
+        "sources at once, ring of 4, spine and leaves: three members, loss",
+        bounded::Config {
+            topology: Topology::SpineAndLeaves,
+            sends: [1, 1, 1, 0],
+            at_once: true,
+            ..TURNS_WITH_RING
+        },
+    ),
+    bounded(
+        "sources at once, ring of 2, root and leaf, one message each: loss, duplicate",
+        bounded::Config {
+            slots: 2,
+            sends: [2, 0, 2, 0],
+            at_once: true,
+            ack_requests: 0,
+            duplicates: 1,
+            ..TURNS_WITH_RING
         },
     ),
 ];
