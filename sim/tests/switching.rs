@@ -1,13 +1,15 @@
 //! Groups whose source changes, over one to three tiers of the real engine and with the real endpoint. Hosts send one after the other, or two
-//! at once, under loss, duplication, reordering and corruption. No host changes its queue pair, and each host has every byte of the others.
+//! at once, under loss, duplication, reordering and corruption; in a third of the runs the switches repair. No host changes its queue pair,
+//! and each host has every byte of the others.
 
 use castnet_endpoint::{
-    Access, CompletionOp, LocalSlice, MemoryKey, QpConfig, QueueLimits, RecvWr, SendOp, SendWr, Status,
+    Access, Completion, CompletionOp, LocalSlice, MemoryKey, QpConfig, QueueLimits, RecvWr, SendOp, SendWr,
+    Status,
 };
 use castnet_engine::{CountersSnapshot, EventKind};
 use castnet_planner::{LinkLoad, Member, Request, RoomTable, plan};
-use castnet_rules::{HostPart, MulticastRule, RemoteMemory};
-use castnet_sim::{LinkProfile, SimConfig, Simulation};
+use castnet_rules::{HostPart, MulticastRule, RemoteMemory, RepairRule};
+use castnet_sim::{LinkProfile, NodeId, SimConfig, Simulation, View, Watch};
 use castnet_topology::{LinkId, Topology};
 use castnet_wire::{DropReason, McstId, Nanos, Pmtu, Psn, Qpn};
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -16,6 +18,7 @@ use rand_chacha::ChaCha8Rng;
 
 const VA_BASE: u64 = 0x10_0000;
 const CANARY: u8 = 0xEE;
+const MCST: McstId = McstId(core::net::Ipv4Addr::new(10, 255, 0, 1));
 
 /// A message of host `host` to all others.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +30,57 @@ struct Message {
     length: u32,
 }
 
+/// M1 while hosts send in turn: when a message completes at its sender, all others have it.
+#[derive(Clone, Debug, Default)]
+struct Delivered {
+    hosts: Vec<(NodeId, Qpn)>,
+    /// By message, the sender and, by host, one past the newest PSN that it must have received.
+    messages: Vec<(usize, Vec<Psn>)>,
+    completed: usize,
+    violations: Vec<String>,
+}
+
+impl Delivered {
+    fn new(hosts: Vec<(NodeId, Qpn)>, messages: &[Message], pmtu: Pmtu, first: Psn) -> Self {
+        let mut next = vec![first; hosts.len()];
+        let of = |m: &Message| {
+            let packets = m.length.div_ceil(pmtu.bytes() as u32).max(1);
+            let others = next.iter_mut().enumerate().filter(|(host, _)| *host != m.host);
+            others.for_each(|(_, psn)| *psn = psn.add(packets as i32));
+            (m.host, next.clone())
+        };
+        Self {
+            hosts,
+            messages: messages.iter().map(of).collect(),
+            ..Self::default()
+        }
+    }
+}
+
+impl Watch for Delivered {
+    fn completed(&mut self, view: &View<'_>, host: NodeId, completion: &Completion) {
+        let sent = matches!(completion.op, CompletionOp::Send | CompletionOp::Write);
+        let message = self.messages.get(completion.wr_id as usize).filter(|_| sent);
+        let Some((_, next)) = message.filter(|(sender, _)| self.hosts[*sender].0 == host) else {
+            return;
+        };
+        self.completed += 1;
+        for ((node, qpn), next) in self.hosts.iter().zip(next).filter(|((node, _), _)| *node != host) {
+            let expected = view
+                .endpoint(*node)
+                .and_then(|e| e.qp_status(*qpn).ok())
+                .map(|s| s.psn_expected);
+            if expected.is_none_or(|expected| expected.is_before(*next)) {
+                let (id, who) = (completion.wr_id, view.name(*node));
+                self.violations
+                    .push(format!("M1: message {id} completes, {who} expects {expected:?}"));
+            }
+        }
+    }
+}
+
 struct Net {
-    sim: Simulation,
+    sim: Simulation<Delivered>,
     topology: Topology,
     hosts: Vec<String>,
     /// Of each host: what it sends, memory for WRITEs, memory for SENDs.
@@ -49,15 +101,15 @@ impl Net {
         topology: Topology,
         count: usize,
         messages: Vec<Message>,
-        pmtu: Pmtu,
-        first: Psn,
+        (pmtu, first): (Pmtu, Psn),
+        repair: Option<RepairRule>,
     ) -> Self {
         let rng = &mut ChaCha8Rng::seed_from_u64(seed);
         let config = SimConfig {
             trace_frames_max: 0,
             ..SimConfig::new(seed)
         };
-        let mut sim = Simulation::new(&topology, config, ()).expect("a network");
+        let mut sim = Simulation::new(&topology, config, Delivered::default()).expect("a network");
         let mut hosts: Vec<String> = topology.hosts().map(|host| host.name.clone()).collect();
         hosts.shuffle(rng);
         hosts.truncate(count);
@@ -95,10 +147,10 @@ impl Net {
             start_psn: Some(first),
             va_base: VA_BASE,
             any_source: true,
-            repair: None,
+            repair,
             ..MulticastRule::default()
         };
-        let mcst_id = McstId([10, 255, 0, 1].into());
+        let mcst_id = MCST;
         let request = Request::multicast("g", mcst_id, pmtu, members, rule);
         let plan = plan(&topology, &LinkLoad::new(), &RoomTable::new(), &request).expect("a plan");
         sim.install_plan(&plan).expect("installed");
@@ -128,6 +180,14 @@ impl Net {
             bytes,
             begun: 0,
         }
+    }
+
+    /// All messages are sent in turn: M1 is checked.
+    fn in_turn(mut self, pmtu: Pmtu, first: Psn) -> Self {
+        let node = |(i, name): (usize, &String)| (self.sim.node(name).expect("a host"), qpn(i));
+        let hosts = self.hosts.iter().enumerate().map(node).collect();
+        *self.sim.watch_mut() = Delivered::new(hosts, &self.messages, pmtu, first);
+        self
     }
 
     fn faults(&mut self, rng: &mut ChaCha8Rng) {
@@ -251,6 +311,13 @@ impl Net {
         }
     }
 
+    /// Packets that switches have repeated.
+    fn resent(&self) -> u64 {
+        let engines = self.topology.switches().filter_map(|s| self.sim.engine(&s.name));
+        let status = engines.filter_map(|engine| engine.group_status(MCST));
+        status.map(|status| status.counters.resent).sum()
+    }
+
     fn drops(&self, reason: DropReason) -> u64 {
         let engines = self.topology.switches().filter_map(|s| self.sim.engine(&s.name));
         let drops = engines.map(|engine| {
@@ -294,6 +361,7 @@ fn messages(rng: &mut ChaCha8Rng, hosts: usize, pmtu: Pmtu) -> Vec<Message> {
 /// The next host sends as soon as it has received everything, when others may still lack it.
 #[test]
 fn hosts_send_in_turn_under_faults() {
+    let mut resent = 0;
     for seed in 0..150 {
         let rng = &mut ChaCha8Rng::seed_from_u64(seed);
         let pmtu = *[Pmtu::B256, Pmtu::B1024, Pmtu::B4096].choose(rng).expect("some");
@@ -304,7 +372,13 @@ fn hosts_send_in_turn_under_faults() {
         });
         let (topology, count) = (topology(rng), rng.random_range(2..5));
         let messages = messages(rng, count, pmtu);
-        let mut net = Net::new(seed, topology, count, messages, pmtu, first);
+        let rings = [4, 16, 256].map(|slots| RepairRule {
+            slots,
+            ack_timeout_us: 1_000,
+        });
+        let repair = seed.is_multiple_of(3).then(|| rings[seed as usize / 3 % 3]);
+        let net = Net::new(seed, topology, count, messages, (pmtu, first), repair);
+        let mut net = net.in_turn(pmtu, first);
         if rng.random_bool(0.8) {
             net.faults(rng);
         }
@@ -323,7 +397,12 @@ fn hosts_send_in_turn_under_faults() {
             sent.sum::<usize>() == net.hosts.len() * net.messages.len()
         });
         net.check(seed);
+        let watch = net.sim.watch();
+        assert_eq!(watch.violations, [""; 0], "seed {seed}");
+        assert_eq!(watch.completed, net.messages.len(), "seed {seed}");
+        resent += net.resent();
     }
+    assert!(resent > 1000, "{resent}");
 }
 
 /// Two hosts send at once: the conflict is reported, and both messages arrive everywhere, one after the other.
@@ -342,8 +421,8 @@ fn a_conflict_is_reported_and_nothing_is_lost() {
             topology.expect("a fabric"),
             4,
             messages,
-            Pmtu::B1024,
-            Psn::new(0),
+            (Pmtu::B1024, Psn::new(0)),
+            None,
         );
         net.post_receives();
         net.begin();
@@ -383,8 +462,8 @@ fn turns_at_one_switch_repeat_nothing() {
         topology,
         4,
         messages.collect(),
-        Pmtu::B1024,
-        Psn::new(Psn::MODULUS - 7),
+        (Pmtu::B1024, Psn::new(Psn::MODULUS - 7)),
+        None,
     );
     net.post_receives();
     while net.begun < net.messages.len() {
