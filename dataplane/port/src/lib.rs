@@ -45,6 +45,7 @@ pub mod spec;
 pub mod steer;
 
 pub use af_packet::{AfPacketPort, AfPacketSpec, Offload, set_offloads};
+pub use castnet_pfc::PfcConfig;
 pub use castnet_wire::{BATCH, Batch, FrameBuf};
 pub use dpdk::DpdkSpec;
 pub use faulty::{FaultControl, FaultCounts, Faults, Faulty};
@@ -54,7 +55,6 @@ pub use memif::{MemifPort, MemifSpec};
 pub use memory::{MemEnd, MemLink, MemLinkConfig, MemPort};
 pub use obeying::Obeying;
 pub use pcap::{PcapPort, PcapSpec};
-pub use pfc::PfcConfig;
 pub use pool::{Pool, PoolBuf, PoolConfig, PoolStats};
 pub use port::{
     BoxPort, Port, PortDevice, PortLink, PortStats, RingUse, Segmentation, Sides, Steering, fits, frame_max,

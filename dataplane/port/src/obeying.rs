@@ -1,87 +1,47 @@
-//! The host's side of flow control: [`Obeying`] wraps the port of a software RNIC, and obeys PAUSE.
+//! [`Obeying`] wraps the port of a software RNIC, and obeys PAUSE.
 
-use std::collections::VecDeque;
+use castnet_pfc::{Gate, PfcConfig};
+use castnet_wire::{Batch, DropReason, FrameBuf, Nanos, Pause};
 
-use castnet_wire::pause::quanta_time;
-use castnet_wire::{Batch, DropReason, FrameBuf, Nanos, Pause, TrafficClass};
-
-use crate::pfc::PfcConfig;
 use crate::port::{Port, PortStats, delegate_port};
 
-/// Frames that wait, at most. An RNIC sends less than that without an answer.
-const WAITING_MAX: usize = 4096;
-
-/// A port that sends no frames of a class that the peer has paused. They wait, in order. Of the configuration it uses the classes, their
-/// DSCPs, and the speed of the link. It sends no PAUSE.
+/// A port that sends no frames of a class that the peer has paused: they wait in its [`Gate`].
 #[derive(Debug)]
 pub struct Obeying<P: Port> {
     inner: P,
-    config: PfcConfig,
-    /// By class: the time until which it is paused.
-    until: [Nanos; TrafficClass::COUNT],
-    waiting: [VecDeque<P::Buf>; TrafficClass::COUNT],
-    /// Frames in `waiting`.
-    held: usize,
-    drops: u64,
-    now: Nanos,
+    gate: Gate<P::Buf>,
 }
 
 impl<P: Port> Obeying<P> {
     /// Wraps `inner`. Its thread must call [`Port::poll`], which sets the time.
     pub fn new(inner: P, config: PfcConfig) -> Self {
-        Self {
-            inner,
-            config,
-            until: [Nanos::ZERO; TrafficClass::COUNT],
-            waiting: Default::default(),
-            held: 0,
-            drops: 0,
-            now: Nanos::ZERO,
-        }
-    }
-
-    fn obey(&mut self, pause: &Pause) {
-        let speed = self.config.speed_mbps.or_else(|| self.inner.speed_mbps());
-        let speed = speed.unwrap_or(PfcConfig::UNKNOWN_SPEED_MBPS);
-        for class in self.config.classes.iter() {
-            if let Some(quanta) = pause.of(class) {
-                self.until[class.index()] = self.now + quanta_time(quanta, speed);
-            }
-        }
-    }
-
-    fn is_paused(&self, class: TrafficClass) -> bool {
-        self.until[class.index()] > self.now
-    }
-
-    /// True if frames may have to wait.
-    fn is_suspended(&self) -> bool {
-        self.held > 0 || self.config.classes.iter().any(|class| self.is_paused(class))
-    }
-
-    fn hold(&mut self, class: TrafficClass, frame: P::Buf) {
-        if self.held == WAITING_MAX {
-            self.drops += 1;
-            return;
-        }
-        self.held += 1;
-        self.waiting[class.index()].push_back(frame);
+        let gate = Gate::new(config);
+        Self { inner, gate }
     }
 
     /// Sends what waits of classes that are not paused.
     fn release(&mut self) {
-        for class in self.config.classes.iter() {
-            while !self.is_paused(class) && !self.waiting[class.index()].is_empty() {
-                let waiting = &mut self.waiting[class.index()];
-                let count = waiting.len().min(castnet_wire::BATCH);
-                let mut batch: Batch<P::Buf> = waiting.drain(..count).collect();
-                self.inner.offer(&mut batch);
-                self.held -= count - batch.len();
-                if !batch.is_empty() {
-                    batch.drain(..).rev().for_each(|frame| waiting.push_front(frame));
-                    break;
-                }
+        loop {
+            let mut batch = Batch::new();
+            let mut classes = Batch::new();
+            while !batch.is_full()
+                && let Some((class, frame)) = self.gate.pop()
+            {
+                classes.push(class);
+                batch.push(frame);
             }
+            if batch.is_empty() {
+                return;
+            }
+            self.inner.offer(&mut batch);
+            if batch.is_empty() {
+                continue;
+            }
+            // The last ones are left.
+            while let (Some(class), Some(frame)) = (classes.pop(), batch.pop()) {
+                self.gate.put_back(class, frame);
+            }
+            return;
         }
     }
 }
@@ -94,7 +54,7 @@ impl<P: Port> Port for Obeying<P> {
         if batch.iter().any(|frame| Pause::is_control(frame.head())) {
             batch.retain(|frame| match Pause::parse(frame.head()) {
                 Some(pause) => {
-                    self.obey(&pause);
+                    self.gate.obey(&pause, self.inner.speed_mbps());
                     false
                 }
                 None => true,
@@ -113,7 +73,9 @@ impl<P: Port> Port for Obeying<P> {
                 Some(pause) => pauses.push(pause),
                 None => take(frame),
             });
-        pauses.iter().for_each(|pause| self.obey(pause));
+        for pause in &pauses {
+            self.gate.obey(pause, self.inner.speed_mbps());
+        }
         count
     }
 
@@ -123,27 +85,14 @@ impl<P: Port> Port for Obeying<P> {
 
     /// Frames of lossless classes that do not fit wait too.
     fn send(&mut self, batch: &mut Batch<Self::Buf>) {
-        if self.is_suspended() {
+        if self.gate.is_suspended() {
             let mut pass = Batch::new();
-            for frame in batch.drain(..) {
-                let class = self.config.map.class_of(frame.head());
-                if self.is_paused(class) || !self.waiting[class.index()].is_empty() {
-                    self.hold(class, frame);
-                } else {
-                    pass.push(frame);
-                }
-            }
+            pass.extend(batch.drain(..).filter_map(|frame| self.gate.admit(frame)));
             std::mem::swap(batch, &mut pass);
         }
         self.inner.offer(batch);
         let mut lossy = Batch::new();
-        for frame in batch.drain(..) {
-            let class = self.config.map.class_of(frame.head());
-            match self.config.classes.has(class) {
-                true => self.hold(class, frame),
-                false => lossy.push(frame),
-            }
-        }
+        lossy.extend(batch.drain(..).filter_map(|frame| self.gate.keep_unsent(frame)));
         if !lossy.is_empty() {
             self.inner.send(&mut lossy);
         }
@@ -155,7 +104,7 @@ impl<P: Port> Port for Obeying<P> {
         least: usize,
         fill: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
     ) -> Option<(usize, bool)> {
-        match self.is_suspended() {
+        match self.gate.is_suspended() {
             true => None,
             false => self.inner.send_in_place(least, fill),
         }
@@ -165,7 +114,7 @@ impl<P: Port> Port for Obeying<P> {
 
     fn stats(&self) -> PortStats {
         let mut stats = self.inner.stats();
-        stats.drops[DropReason::PfcOverflow] += self.drops;
+        stats.drops[DropReason::PfcOverflow] += self.gate.drops();
         stats
     }
 
@@ -174,24 +123,19 @@ impl<P: Port> Port for Obeying<P> {
     }
 
     fn poll(&mut self, now: Nanos) {
-        self.now = now;
+        self.gate.set_time(now);
         self.inner.poll(now);
-        if self.held > 0 {
+        if self.gate.held() > 0 {
             self.release();
         }
     }
 
     fn poll_timeout(&self) -> Option<Nanos> {
-        let waiting = self
-            .config
-            .classes
-            .iter()
-            .filter(|class| !self.waiting[class.index()].is_empty());
-        let ends = waiting.map(|class| self.until[class.index()].max(self.now));
-        ends.chain(self.inner.poll_timeout()).min()
+        let gate = self.gate.poll_timeout();
+        gate.into_iter().chain(self.inner.poll_timeout()).min()
     }
 
     fn pending(&self) -> usize {
-        self.held + self.inner.pending()
+        self.gate.held() + self.inner.pending()
     }
 }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use castnet_pfc::PfcConfig;
 use castnet_wire::Nanos;
 use castnet_wire::red::RedConfig;
 
@@ -20,7 +21,7 @@ use crate::memif::{self, MemifSpec};
 use crate::memory::{MemEnd, MemLink, MemLinkConfig};
 use crate::obeying::Obeying;
 use crate::pcap::PcapSpec;
-use crate::pfc::PfcConfig;
+use crate::pfc;
 use crate::pool::Pool;
 use crate::port::{BoxPort, Sides};
 
@@ -285,7 +286,7 @@ fn parse(text: &str) -> Result<PortSpec, String> {
     let control = faults(&mut options)?;
     let what = "on, or BYTES:BYTES:SHARE such as 5000:200000:1%";
     let marking = options.take("ecn", what, thresholds)?;
-    let pfc = PfcConfig::read(&mut options)?;
+    let pfc = pfc::read(&mut options)?;
     let mut spec = match kind {
         "af_packet" => PortSpec::AfPacket(af_packet(&plain, &mut options)?),
         "pcap" => PortSpec::Pcap(pcap(&plain, &mut options)?),

@@ -11,6 +11,7 @@ use arc_swap::ArcSwap;
 use castnet_engine::{
     Context, InstallError as Refused, Members, Owners, PortInfo, PortSet, Tables, port_count,
 };
+use castnet_pfc::PfcShared;
 use castnet_port::{PortLink, Waker};
 use castnet_rules::{GroupIndex, GroupRule, Ipv4Net, Route, RuleSet, lane_of};
 use castnet_wire::{MacAddr, McstId, Nanos, PortId};
@@ -22,7 +23,6 @@ use crate::command::Command;
 use crate::config::DataplaneConfig;
 use crate::error::{InstallError, RouteError, Stopped};
 use crate::events::{Subscribers, SwitchEvent, SwitchEventKind};
-use crate::pfc::PfcShared;
 use crate::published::Published;
 use crate::report::Report;
 use crate::steering::FlowTables;

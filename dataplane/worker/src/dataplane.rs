@@ -10,6 +10,7 @@ use castnet_engine::{
     Captured, Context, DryRun, FdbEntry, FrameFilter, Neighbour, RegistrationFrame, TAPS_MAX, Tables, Trace,
     destination,
 };
+use castnet_pfc::PfcShared;
 use castnet_port::{Memory, OpenError, Pool, Steered};
 use castnet_rules::{GroupRule, Ipv4Net, Route};
 use castnet_wire::{DropReason, Drops, MacAddr, McstId, Nanos, PortId};
@@ -23,7 +24,6 @@ use crate::error::{InstallError, MoveError, RouteError, StartError, Stopped, Tap
 use crate::events::{EventStream, MoveCause};
 use crate::housekeeping::{self, Note};
 use crate::moves::Moved;
-use crate::pfc::PfcShared;
 use crate::published::Published;
 use crate::report::{
     Counters, InstalledGroup, PortReport, Report, Ring, RingReport, WORKERS_MAX, WorkerReport, WorkerStats,
@@ -85,7 +85,10 @@ impl Dataplane {
         let (registrations, registered) = bounded(REGISTRATION_QUEUE);
         let events_lost = Arc::new(AtomicU64::new(0));
         let rings = rings::<M>(&config);
-        let pfc = PfcShared::new(&config);
+        let pfc = PfcShared::new(
+            config.ports.iter().map(|port| port.pfc.as_ref()),
+            config.workers.len(),
+        );
         let (mut threads, mut starting, mut failed) = (Vec::new(), Vec::new(), None);
         for index in 0..config.workers.len() {
             let (commands, command_queue) = bounded(command::QUEUE);

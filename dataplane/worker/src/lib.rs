@@ -46,7 +46,6 @@ mod iteration;
 mod meter;
 mod moves;
 mod outputs;
-mod pfc;
 mod published;
 mod report;
 mod resolve;
@@ -65,11 +64,12 @@ pub use events::{EventStream, MoveCause, SwitchEvent, SwitchEventKind};
 pub use meter::{Clocks, Occupancy};
 pub use moves::Moved;
 pub use report::{
-    Counters, GroupReport, InstalledGroup, KindReport, PfcClassReport, PfcCounters, PortReport, PortTotals,
-    Ring, RingReport, WorkerCounters, WorkerReport, WorkerStats,
+    Counters, GroupReport, InstalledGroup, KindReport, PortReport, PortTotals, Ring, RingReport,
+    WorkerCounters, WorkerReport, WorkerStats,
 };
 pub use tap::TapStream;
 
 pub use castnet_engine as engine;
+pub use castnet_pfc::{PfcClassReport, PfcCounters, copy_pfc_counters};
 pub use castnet_port as port;
 pub use castnet_rules as rules;

@@ -1,12 +1,13 @@
 //! A worker's ports: the receive sides and the batches gathered for sending.
 
 use castnet_engine::{Egress, PortSet};
+use castnet_pfc::{Admitted, NO_INGRESS, PausablePort, Pfc};
 use castnet_port::{BATCH, Batch, FrameBuf, Memory, MemoryPort, PoolBuf, Port};
-use castnet_wire::{DropReason, Drops, MacAddr, Nanos, PortId};
+use castnet_wire::{DropReason, Drops, MacAddr, Nanos, Pause, PortId, TrafficClass};
+use crossbeam::channel::Sender;
 
+use crate::housekeeping::Note;
 use crate::meter::{Meter, Part};
-use crate::pfc::queues::NO_INGRESS;
-use crate::pfc::{Admitted, Pfc};
 
 pub(crate) struct PortSlot<M: Memory> {
     pub(crate) id: PortId,
@@ -26,6 +27,52 @@ pub(crate) struct PortSlot<M: Memory> {
     ingresses: [u8; BATCH],
 }
 
+/// A port as flow control sees it.
+struct PausableSlot<'a, M: Memory> {
+    slot: &'a mut PortSlot<M>,
+    memory: &'a M,
+    notes: &'a Sender<Note>,
+}
+
+impl<M: Memory> PausablePort for PausableSlot<'_, M> {
+    type Buf = M::Buf;
+
+    fn is_owner(&self) -> bool {
+        self.slot.reports_link
+    }
+
+    fn speed_mbps(&self) -> Option<u32> {
+        self.slot.speed_mbps
+    }
+
+    fn offer(&mut self, batch: &mut Batch<M::Buf>) {
+        self.slot.port.offer(batch);
+    }
+
+    fn send_pause(&mut self, pause: &Pause) -> bool {
+        let mut batch = Batch::new();
+        batch.extend(self.memory.gather(&[&pause.emit(self.slot.mac)]));
+        let is_made = !batch.is_empty();
+        self.slot.port.offer(&mut batch);
+        is_made && batch.is_empty()
+    }
+
+    fn count_drop(&mut self, reason: DropReason) {
+        self.slot.unsent[reason] += 1;
+    }
+
+    /// If the queue of events is full, the counter alone shows the storm.
+    fn report_storm(&mut self, at: Nanos, class: TrafficClass, has_storm: bool) {
+        let port = self.slot.id;
+        let _ = self.notes.try_send(Note::Storm {
+            at,
+            port,
+            class,
+            has_storm,
+        });
+    }
+}
+
 /// In the order of the configuration.
 pub(crate) struct Outputs<M: Memory> {
     pub(crate) slots: Vec<PortSlot<M>>,
@@ -43,6 +90,7 @@ pub(crate) struct Outputs<M: Memory> {
     pub(crate) pfc_slots: u64,
     suspended: u64,
     memory: M,
+    notes: Sender<Note>,
     /// The meter is here because ports send while the engine works.
     pub(crate) meter: Meter,
 }
@@ -50,9 +98,10 @@ pub(crate) struct Outputs<M: Memory> {
 const NO_SLOT: u8 = u8::MAX;
 
 impl<M: Memory> Outputs<M> {
-    pub(crate) fn new(memory: M, meter: Meter, pfc: Option<Pfc<M::Buf>>) -> Self {
+    pub(crate) fn new(memory: M, meter: Meter, pfc: Option<Pfc<M::Buf>>, notes: Sender<Note>) -> Self {
         Self {
             memory,
+            notes,
             meter,
             ingress: NO_INGRESS,
             pfc_slots: pfc.as_ref().map_or(0, Pfc::slots),
@@ -146,7 +195,12 @@ impl<M: Memory> Outputs<M> {
         while slots != 0 {
             let slot_index = slots.trailing_zeros() as usize;
             slots &= slots - 1;
-            let is_suspended = pfc.poll(slot_index, &mut self.slots[slot_index], &self.memory);
+            let mut port = PausableSlot {
+                slot: &mut self.slots[slot_index],
+                memory: &self.memory,
+                notes: &self.notes,
+            };
+            let is_suspended = pfc.poll(slot_index, &mut port);
             self.suspended &= !(1 << slot_index);
             self.suspended |= u64::from(is_suspended) << slot_index;
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
 use castnet_engine::{Engine, EngineConfig, PortInfo, RegistrationFrame, TAPS_MAX};
+use castnet_pfc::{Pfc, PfcShared};
 use castnet_port::{Batch, FlowTable, HandOver, Memory, OpenError, Port, PortLink, Sides, Sleeper, Waker};
 use castnet_wire::spin::{self, Progress, Spinner};
 use castnet_wire::{MacAddr, Nanos};
@@ -24,7 +25,6 @@ use crate::hold::MoveState;
 use crate::housekeeping::Note;
 use crate::meter::{Meter, Occupancy};
 use crate::outputs::Outputs;
-use crate::pfc::{Pfc, PfcShared};
 use crate::published::Published;
 use crate::report::WorkerStats;
 
@@ -120,8 +120,9 @@ impl<M: Memory> Worker<M> {
             source,
         })?;
         let mut sleeper = Sleeper::new().map_err(StartError::Thread)?;
-        let pfc = Pfc::new(&setup.pfc, index, &config, &setup.notes);
-        let mut outputs = Outputs::new(memory.clone(), Meter::new(setup.clock.clone()), pfc);
+        let pfc = Pfc::new(&setup.pfc, index, config.pfc_frames);
+        let meter = Meter::new(setup.clock.clone());
+        let mut outputs = Outputs::new(memory.clone(), meter, pfc, setup.notes.clone());
         let (mut links, mut flow_tables) = (Vec::new(), Vec::new());
         for (port_index, port) in config.ports.iter().enumerate() {
             let rank = rank(index, port_index, config.workers.len());

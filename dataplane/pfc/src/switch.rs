@@ -1,25 +1,17 @@
-//! Priority-based flow control (PFC; docs/decisions/0017-flow-control.md): what all workers of a switch share of it, and what one worker
-//! does at its ports.
+//! What one worker of a switch does for flow control at its ports.
 //!
 //! A worker that receives a PFC frame stores until when each class is paused. Each worker reads that once per iteration, and keeps frames
 //! of paused classes in its [`Queues`]. The owner of a port, the first worker that receives from it, counts, runs the watchdog and sends
 //! PAUSE upstream as long as any worker wants that.
 
-pub(crate) mod queues;
-
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use castnet_port::{BATCH, Batch, Memory, PfcConfig, Port};
 use castnet_wire::pause::quanta_time;
-use castnet_wire::{ClassSet, DropReason, FrameBuf, Nanos, Pause, PortId, TrafficClass};
-use crossbeam::channel::Sender;
+use castnet_wire::{BATCH, Batch, ClassSet, DropReason, FrameBuf, Nanos, Pause, TrafficClass};
 
-use crate::config::DataplaneConfig;
-use crate::housekeeping::Note;
-use crate::outputs::PortSlot;
-use crate::report::{PfcClassReport, PfcCounters};
-use queues::Queues;
+use crate::queues::Queues;
+use crate::shared::{ClassState, PfcPort, PfcShared, add};
 
 const CLASSES: usize = TrafficClass::COUNT;
 /// How soon a worker that holds frames looks again whether they can leave.
@@ -27,113 +19,32 @@ const RETRY: Nanos = Nanos::from_micros(20);
 /// Frames of a class that leave in one iteration, in batches.
 const BATCHES: usize = 4;
 
-/// Flow control of the ports of a switch, in slot order.
-pub(crate) struct PfcShared {
-    ports: Box<[Option<PfcPort>]>,
-    workers: usize,
-    /// Slots with a class that is paused or has a storm, one bit each.
-    suspended: AtomicU64,
-    /// Slots that send PAUSE or have to end it, one bit each.
-    stopping: AtomicU64,
-}
+/// A port with flow control, as one worker sees it.
+pub trait PausablePort {
+    /// A frame.
+    type Buf: FrameBuf;
 
-struct PfcPort {
-    config: PfcConfig,
-    classes: [ClassState; CLASSES],
-    storms: AtomicU8,
-}
+    /// True for the worker that sends PAUSE and runs the watchdog.
+    fn is_owner(&self) -> bool;
 
-/// Times are nanoseconds on the clock of the switch.
-#[derive(Default)]
-struct ClassState {
-    /// The time until which the peer has paused the class; 0: it has not.
-    until: AtomicU64,
-    /// Workers that want the peer to stop, one bit each.
-    stopped_by: AtomicU64,
-    queued_bytes: AtomicU64,
-    pause_received: AtomicU64,
-    pause_sent: AtomicU64,
-    paused_ns: AtomicU64,
-    held: AtomicU64,
-    storms: AtomicU64,
-    storm_drops: AtomicU64,
-    overflows: AtomicU64,
-}
+    /// Speed of the link in Mb/s, if the device knows it.
+    fn speed_mbps(&self) -> Option<u32>;
 
-fn add(counter: &AtomicU64, more: u64) {
-    counter.fetch_add(more, Ordering::Relaxed);
-}
+    /// Sends what fits in the send queue. The rest stays in the batch, in order.
+    fn offer(&mut self, batch: &mut Batch<Self::Buf>);
 
-impl PfcShared {
-    pub(crate) fn new(config: &DataplaneConfig) -> Arc<Self> {
-        let port = |pfc: &PfcConfig| PfcPort {
-            config: pfc.clone(),
-            classes: Default::default(),
-            storms: AtomicU8::new(0),
-        };
-        Arc::new(Self {
-            ports: config.ports.iter().map(|p| p.pfc.as_ref().map(port)).collect(),
-            workers: config.workers.len(),
-            suspended: AtomicU64::new(0),
-            stopping: AtomicU64::new(0),
-        })
-    }
+    /// Sends a PFC frame. False if it does not fit.
+    fn send_pause(&mut self, pause: &Pause) -> bool;
 
-    /// Slots of ports with flow control, one bit each.
-    fn slots(&self) -> u64 {
-        let ports = self.ports.iter().enumerate();
-        ports.fold(0, |bits, (slot, port)| bits | u64::from(port.is_some()) << slot)
-    }
+    /// A frame to this port was dropped.
+    fn count_drop(&mut self, reason: DropReason);
 
-    fn port(&self, slot: usize) -> Option<&PfcPort> {
-        self.ports.get(slot)?.as_ref()
-    }
-
-    /// The lossless classes of a port. None if it has no flow control.
-    pub(crate) fn report(&self, slot: usize, now: Nanos) -> Vec<PfcClassReport> {
-        let Some(port) = self.port(slot) else {
-            return Vec::new();
-        };
-        let (paused, storms) = (port.paused(now), port.storms());
-        let classes = port.config.classes.iter().map(|class| {
-            let state = &port.classes[class.index()];
-            let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-            PfcClassReport {
-                class,
-                is_paused: paused.has(class),
-                has_storm: storms.has(class),
-                is_stopping: count(&state.stopped_by) != 0,
-                queued_bytes: count(&state.queued_bytes),
-                counters: PfcCounters {
-                    pause_received: count(&state.pause_received),
-                    pause_sent: count(&state.pause_sent),
-                    paused_ns: count(&state.paused_ns),
-                    held: count(&state.held),
-                    storms: count(&state.storms),
-                    storm_drops: count(&state.storm_drops),
-                    overflows: count(&state.overflows),
-                },
-            }
-        });
-        classes.collect()
-    }
-}
-
-impl PfcPort {
-    /// Also those with a storm.
-    fn paused(&self, now: Nanos) -> ClassSet {
-        let is_paused =
-            |class: &TrafficClass| self.classes[class.index()].until.load(Ordering::Relaxed) > now.0;
-        self.config.classes.iter().filter(is_paused).collect()
-    }
-
-    fn storms(&self) -> ClassSet {
-        ClassSet(self.storms.load(Ordering::Relaxed))
-    }
+    /// A storm has begun or ended.
+    fn report_storm(&mut self, now: Nanos, class: TrafficClass, has_storm: bool);
 }
 
 /// What the owner of a port knows of a class.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Watch {
     paused_since: Option<Nanos>,
     /// The time up to which the pause is counted.
@@ -145,7 +56,8 @@ struct Watch {
 }
 
 /// Flow control of one worker.
-pub(crate) struct Pfc<B> {
+#[derive(Debug)]
+pub struct Pfc<B> {
     shared: Arc<PfcShared>,
     worker: usize,
     queues: Queues<B>,
@@ -159,11 +71,11 @@ pub(crate) struct Pfc<B> {
     /// Workers that own one of the ports that were stopped or released, one bit each, until they are [woken](Self::wakes).
     wakes: u64,
     now: Nanos,
-    notes: Sender<Note>,
 }
 
 /// Where a frame of a port with flow control goes.
-pub(crate) enum Admitted<B> {
+#[derive(Debug)]
+pub enum Admitted<B> {
     /// To the port.
     Send(B),
     /// It waits.
@@ -173,70 +85,60 @@ pub(crate) enum Admitted<B> {
 }
 
 impl<B: FrameBuf> Pfc<B> {
-    /// `None` if no port has flow control.
-    pub(crate) fn new(
-        shared: &Arc<PfcShared>,
-        worker: usize,
-        config: &DataplaneConfig,
-        notes: &Sender<Note>,
-    ) -> Option<Self> {
-        let ports = config.ports.len();
+    /// Flow control of a worker that stores up to `frames_max` frames. `None` if no port has flow control.
+    pub fn new(shared: &Arc<PfcShared>, worker: usize, frames_max: usize) -> Option<Self> {
+        let ports = shared.configs().count();
         (shared.slots() != 0).then(|| Self {
             shared: shared.clone(),
             worker,
-            queues: Queues::new(config.ports.iter().map(|p| p.pfc.as_ref()), config.pfc_frames),
+            queues: Queues::new(shared.configs(), frames_max),
             watches: vec![Default::default(); ports],
             paused: vec![ClassSet::default(); ports],
             storms: vec![ClassSet::default(); ports],
             stopped: [0; CLASSES],
             wakes: 0,
             now: Nanos::ZERO,
-            notes: notes.clone(),
         })
     }
 
     /// Slots of ports with flow control, one bit each.
-    pub(crate) fn slots(&self) -> u64 {
+    pub fn slots(&self) -> u64 {
         self.shared.slots()
     }
 
     /// Slots that have to be polled besides those with waiting frames, one bit each.
     #[inline]
-    pub(crate) fn attention(&self) -> u64 {
+    pub fn attention(&self) -> u64 {
         self.shared.suspended.load(Ordering::Acquire) | self.shared.stopping.load(Ordering::Acquire)
     }
 
     /// Called in each iteration.
     #[inline]
-    pub(crate) fn set_time(&mut self, now: Nanos) {
+    pub fn set_time(&mut self, now: Nanos) {
         self.now = now;
     }
 
     /// Frames that wait.
-    pub(crate) fn held(&self) -> usize {
+    pub fn held(&self) -> usize {
         self.queues.len()
     }
 
     /// When frames that wait can leave.
-    pub(crate) fn poll_timeout(&self) -> Option<Nanos> {
+    pub fn poll_timeout(&self) -> Option<Nanos> {
         (self.queues.len() > 0 || self.shared.stopping.load(Ordering::Relaxed) != 0).then(|| self.now + RETRY)
     }
 
     /// The workers to wake, one bit each.
-    pub(crate) fn wakes(&mut self) -> u64 {
+    pub fn wakes(&mut self) -> u64 {
         std::mem::take(&mut self.wakes)
     }
 
     /// A PFC frame was received by a port whose link has this speed.
-    pub(crate) fn received(&self, slot: usize, now: Nanos, speed_mbps: Option<u32>, pause: &Pause) {
+    pub fn received(&self, slot: usize, now: Nanos, speed_mbps: Option<u32>, pause: &Pause) {
         let Some(port) = self.shared.port(slot) else {
             return;
         };
-        let speed = port
-            .config
-            .speed_mbps
-            .or(speed_mbps)
-            .unwrap_or(PfcConfig::UNKNOWN_SPEED_MBPS);
+        let speed = port.config.speed(speed_mbps);
         for class in port.config.classes.iter() {
             let Some(quanta) = pause.of(class) else { continue };
             let state = &port.classes[class.index()];
@@ -251,7 +153,7 @@ impl<B: FrameBuf> Pfc<B> {
     }
 
     /// Decides on a frame to a port that is suspended for some class. Sets `unsent` for a frame that the port has not accepted.
-    pub(crate) fn admit(&mut self, slot: usize, ingress: u8, frame: B, unsent: bool) -> Admitted<B> {
+    pub fn admit(&mut self, slot: usize, ingress: u8, frame: B, unsent: bool) -> Admitted<B> {
         let Some(port) = self.shared.port(slot) else {
             return Admitted::Send(frame);
         };
@@ -301,15 +203,15 @@ impl<B: FrameBuf> Pfc<B> {
     }
 
     /// Work of an iteration at one port. Returns true if it stays suspended.
-    pub(crate) fn poll<M: Memory<Buf = B>>(&mut self, slot: usize, at: &mut PortSlot<M>, memory: &M) -> bool {
+    pub fn poll(&mut self, slot: usize, at: &mut impl PausablePort<Buf = B>) -> bool {
         let now = self.now;
         let shared = self.shared.clone();
         let Some(port) = shared.port(slot) else {
             return false;
         };
-        if at.reports_link {
-            self.watch(slot, at.id, port);
-            self.send_pauses(slot, port, at, memory);
+        if at.is_owner() {
+            self.watch(slot, port, at);
+            self.send_pauses(slot, port, at);
         }
         (self.paused[slot], self.storms[slot]) = (port.paused(now), port.storms());
         for class in self.queues.waiting(slot).iter() {
@@ -321,7 +223,7 @@ impl<B: FrameBuf> Pfc<B> {
     }
 
     /// Counts pauses and runs the watchdog.
-    fn watch(&mut self, slot: usize, id: PortId, port: &PfcPort) {
+    fn watch(&mut self, slot: usize, port: &PfcPort, at: &mut impl PausablePort) {
         if self.shared.suspended.load(Ordering::Acquire) >> slot & 1 == 0 {
             return;
         }
@@ -339,7 +241,7 @@ impl<B: FrameBuf> Pfc<B> {
                 if let Some(since) = watch.paused_since {
                     add(&state.paused_ns, now.since(watch.counted).0);
                     if !has_storm && now.since(since) > limit {
-                        self.begin_storm(id, class, port);
+                        self.begin_storm(class, port, at);
                     }
                 } else {
                     watch.paused_since = Some(now);
@@ -356,7 +258,7 @@ impl<B: FrameBuf> Pfc<B> {
                 if now.since(since) > limit {
                     watch.quiet_since = None;
                     port.storms.fetch_and(!(1 << class.index()), Ordering::AcqRel);
-                    self.note(id, class, false);
+                    at.report_storm(now, class, false);
                 }
             }
         }
@@ -365,33 +267,16 @@ impl<B: FrameBuf> Pfc<B> {
         }
     }
 
-    fn begin_storm(&self, id: PortId, class: TrafficClass, port: &PfcPort) {
+    fn begin_storm(&self, class: TrafficClass, port: &PfcPort, at: &mut impl PausablePort) {
         let before = ClassSet(port.storms.fetch_or(1 << class.index(), Ordering::AcqRel));
         if !before.has(class) {
             add(&port.classes[class.index()].storms, 1);
-            self.note(id, class, true);
+            at.report_storm(self.now, class, true);
         }
     }
 
-    /// If the queue of events is full, the counter alone shows the storm.
-    fn note(&self, port: PortId, class: TrafficClass, has_storm: bool) {
-        let at = self.now;
-        let _ = self.notes.try_send(Note::Storm {
-            at,
-            port,
-            class,
-            has_storm,
-        });
-    }
-
     /// Sends PAUSE for the classes that a worker wants to be stopped, again before it runs out, and the end of pauses.
-    fn send_pauses<M: Memory<Buf = B>>(
-        &mut self,
-        slot: usize,
-        port: &PfcPort,
-        at: &mut PortSlot<M>,
-        memory: &M,
-    ) {
+    fn send_pauses(&mut self, slot: usize, port: &PfcPort, at: &mut impl PausablePort) {
         if self.shared.stopping.load(Ordering::Acquire) >> slot & 1 == 0 {
             return;
         }
@@ -411,20 +296,9 @@ impl<B: FrameBuf> Pfc<B> {
                 stopped.insert(class);
             }
         }
-        let mut is_sent = true;
-        if !pause.classes.is_empty() {
-            let mut batch = Batch::new();
-            batch.extend(memory.gather(&[&pause.emit(at.mac)]));
-            is_sent = !batch.is_empty();
-            at.port.offer(&mut batch);
-            is_sent &= batch.is_empty();
-        }
+        let is_sent = pause.classes.is_empty() || at.send_pause(&pause);
         if is_sent {
-            let speed = port
-                .config
-                .speed_mbps
-                .or(at.speed_mbps)
-                .unwrap_or(PfcConfig::UNKNOWN_SPEED_MBPS);
+            let speed = port.config.speed(at.speed_mbps());
             let refresh_at = now + Nanos(quanta_time(u16::MAX, speed).0 / 2);
             for class in pause.classes.iter() {
                 let is_stop = pause.of(class) != Some(0);
@@ -438,12 +312,12 @@ impl<B: FrameBuf> Pfc<B> {
     }
 
     /// Sends what waits, or drops it in a storm.
-    fn release<M: Memory<Buf = B>>(
+    fn release(
         &mut self,
         slot: usize,
         class: TrafficClass,
         port: &PfcPort,
-        at: &mut PortSlot<M>,
+        at: &mut impl PausablePort<Buf = B>,
     ) {
         let state = &port.classes[class.index()];
         if self.storms[slot].has(class) {
@@ -452,7 +326,7 @@ impl<B: FrameBuf> Pfc<B> {
                     .queued_bytes
                     .fetch_sub(frame.length() as u64, Ordering::Relaxed);
                 add(&state.storm_drops, 1);
-                at.unsent[DropReason::PfcStorm] += 1;
+                at.count_drop(DropReason::PfcStorm);
             }
         } else if self.paused[slot].has(class) {
             self.queues.not_stuck(slot, class, self.now);
@@ -462,19 +336,19 @@ impl<B: FrameBuf> Pfc<B> {
             let stuck = self.queues.stuck_since(slot, class);
             let limit = port.config.watchdog.unwrap_or(Nanos::MAX);
             if stuck.is_some_and(|since| self.now.since(since) > limit) {
-                self.begin_storm(at.id, class, port);
+                self.begin_storm(class, port, at);
                 self.shared.suspended.fetch_or(1 << slot, Ordering::AcqRel);
             }
         }
         self.publish(class);
     }
 
-    fn send_held<M: Memory<Buf = B>>(
+    fn send_held(
         &mut self,
         slot: usize,
         class: TrafficClass,
         state: &ClassState,
-        at: &mut PortSlot<M>,
+        at: &mut impl PausablePort<Buf = B>,
     ) {
         for _ in 0..BATCHES {
             let mut batch = Batch::new();
@@ -488,7 +362,7 @@ impl<B: FrameBuf> Pfc<B> {
                 batch.push(frame);
             }
             let taken = batch.len();
-            at.port.offer(&mut batch);
+            at.offer(&mut batch);
             let left = batch.len();
             if left < taken {
                 self.queues.not_stuck(slot, class, self.now);

@@ -4,17 +4,19 @@
 //! for the class, until all of them are down at XON. So the slowest egress port of a group stops the source of the group (Cepheus,
 //! section III.E), and a port that sends elsewhere goes on.
 
-use castnet_port::PfcConfig;
 use castnet_wire::{ClassSet, FrameBuf, Nanos, TrafficClass};
+
+use crate::config::PfcConfig;
 
 /// The least charge of a frame in bytes: small frames take a buffer too.
 const CELL: u64 = 256;
 /// Ports by slot index, and [`NO_INGRESS`].
 const SLOTS: usize = 65;
 /// The slot index of frames that a timer or control has sent.
-pub(crate) const NO_INGRESS: u8 = 64;
+pub const NO_INGRESS: u8 = 64;
 const NONE: u32 = u32::MAX;
 
+#[derive(Debug)]
 struct Node<B> {
     frame: Option<B>,
     ingress: u8,
@@ -22,6 +24,7 @@ struct Node<B> {
 }
 
 /// The frames of one egress port and class, oldest first.
+#[derive(Debug)]
 struct Queue {
     head: u32,
     tail: u32,
@@ -30,7 +33,7 @@ struct Queue {
     stuck_since: Nanos,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Limits {
     xoff: u64,
     xon: u64,
@@ -48,6 +51,7 @@ impl Limits {
 }
 
 /// The queues of one worker. All memory is reserved at the start.
+#[derive(Debug)]
 pub(crate) struct Queues<B> {
     nodes: Vec<Node<B>>,
     free: u32,
