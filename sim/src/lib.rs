@@ -5,6 +5,8 @@
 //! and corruption, per direction ([`LinkProfile`]). Time jumps from event to event; events of the same time are handled
 //! in order of creation. All randomness comes from one seed, so a run can be repeated to the nanosecond.
 //!
+//! With flow control (PFC, [`SimConfig::pfc`]), switches run the lines of a worker and hosts obey PAUSE, so that lossless classes lose nothing.
+//!
 //! A [`Watch`] observes every frame as it is sent and delivered. One is [`Contract`], which checks M1 to M3 of a group.
 //!
 //! Hosts can be ranks of collectives, with CommLib's machines over the endpoint: as members of a group
@@ -23,6 +25,8 @@
 
 mod collective;
 mod contract;
+mod flow;
+mod frame;
 mod link;
 mod node;
 mod profile;
@@ -37,6 +41,7 @@ mod watch;
 
 pub use collective::{ChannelEnd, RankQp};
 pub use contract::{Contract, Sightings};
+pub use flow::Storm;
 pub use link::{Fate, LinkStats};
 pub use node::NodeId;
 pub use profile::{HostCost, LinkProfile, SimConfig};

@@ -1,10 +1,11 @@
 //! One direction of a link, and the fate of frames that are sent on it.
 
 use castnet_wire::red::{Red, mark_frame};
-use castnet_wire::{Nanos, PortId, counters};
+use castnet_wire::{FrameBuf, Nanos, PortId, counters};
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
+use crate::frame::Frame;
 use crate::node::NodeId;
 use crate::profile::LinkProfile;
 
@@ -99,8 +100,31 @@ impl Direction {
         self.busy_until <= now
     }
 
-    pub(crate) fn pass(&mut self, now: Nanos, frame: &mut [u8], rng: &mut ChaCha8Rng) -> Passage {
-        let bytes = frame.len();
+    /// Bytes in the queue, with the rest of the frame that is being sent.
+    fn waiting(&self, now: Nanos) -> u64 {
+        self.profile.bytes_in(self.busy_until.since(now))
+    }
+
+    fn fits(&self, waiting: u64, bytes: usize) -> bool {
+        waiting == 0 || waiting + bytes as u64 <= self.profile.queue_bytes
+    }
+
+    /// True if the queue takes a frame of `bytes`. A link that is down takes and loses all frames.
+    pub(crate) fn has_capacity(&self, now: Nanos, bytes: usize) -> bool {
+        !self.up || self.fits(self.waiting(now), bytes)
+    }
+
+    /// When half of the queue has left.
+    pub(crate) fn half_empty_at(&self) -> Nanos {
+        Nanos(
+            self.busy_until
+                .0
+                .saturating_sub(self.profile.time_of(self.profile.queue_bytes / 2).0),
+        )
+    }
+
+    pub(crate) fn pass(&mut self, now: Nanos, frame: &mut Frame, rng: &mut ChaCha8Rng) -> Passage {
+        let bytes = frame.length();
         let mut passage = Passage {
             fate: Fate::Delivered,
             arrivals: [None; 2],
@@ -113,15 +137,15 @@ impl Direction {
             passage.fate = Fate::Down;
             return passage;
         }
-        let waiting = self.profile.bytes_in(self.busy_until.since(now));
-        if waiting > 0 && waiting + bytes as u64 > self.profile.queue_bytes {
+        let waiting = self.waiting(now);
+        if !self.fits(waiting, bytes) {
             self.stats.queue_full += 1;
             passage.fate = Fate::QueueFull;
             return passage;
         }
         self.stats.queued_bytes += waiting;
         if self.red.as_mut().is_some_and(|red| red.marks(waiting)) {
-            self.stats.ecn_marks += u64::from(mark_frame(frame));
+            self.stats.ecn_marks += u64::from(mark_frame(frame.head_mut()));
         }
         self.busy_until = self.busy_until.max(now) + self.profile.serialization(bytes);
         let mut occurs = |probability: f64| probability > 0.0 && rng.random_bool(probability.min(1.0));

@@ -5,8 +5,11 @@ use std::collections::VecDeque;
 use castnet_comm::machine::Action;
 use castnet_endpoint::{Completion, CompletionOp, Endpoint};
 use castnet_engine::{Engine, EngineConfig};
+use castnet_pfc::Gate;
 use castnet_wire::{Nanos, PortId};
 
+use crate::flow::FlowControl;
+use crate::frame::Frame;
 use crate::profile::HostCost;
 use crate::rank::Rank;
 
@@ -28,8 +31,8 @@ pub(crate) enum Kind {
     Host(Box<HostNode>),
 }
 
-/// The bytes of a frame, and whether it arrived unchanged.
-pub(crate) type ReceivedFrame = (Vec<u8>, bool);
+/// A frame, and whether it arrived unchanged.
+pub(crate) type ReceivedFrame = (Frame, bool);
 
 #[derive(Debug)]
 pub(crate) struct SwitchNode {
@@ -39,7 +42,10 @@ pub(crate) struct SwitchNode {
     /// Outgoing direction of each port.
     pub(crate) out: [Option<usize>; PortId::COUNT],
     /// Received frames that wait for the worker, by port.
-    pub(crate) received: Vec<(PortId, VecDeque<ReceivedFrame>)>,
+    pub(crate) received: Vec<VecDeque<ReceivedFrame>>,
+    /// Ports with such frames, one bit each.
+    pub(crate) has_received: u64,
+    pub(crate) flow: Option<Box<FlowControl>>,
     pub(crate) poll_waits: bool,
     pub(crate) missed: u64,
 }
@@ -49,6 +55,8 @@ pub(crate) struct HostNode {
     pub(crate) endpoint: Endpoint,
     pub(crate) out: Option<usize>,
     pub(crate) ready_waits: bool,
+    /// Holds paused classes back. `None` without flow control.
+    pub(crate) gate: Option<Gate<Frame>>,
     pub(crate) completions: Vec<(Nanos, Completion)>,
     /// Handles the completions, if the host is a rank.
     pub(crate) rank: Option<Box<Rank>>,
@@ -106,10 +114,19 @@ impl Node {
         }
     }
 
+    /// The next timer, or end of a pause.
     pub(crate) fn poll_timeout(&self) -> Option<Nanos> {
         match &self.kind {
-            Kind::Switch(switch) => switch.engine.as_ref()?.poll_timeout(),
-            Kind::Host(host) => host.endpoint.poll_timeout().map(|(at, _)| at),
+            Kind::Switch(switch) => {
+                let engine = switch.engine.as_ref()?.poll_timeout();
+                let flow = switch.flow.as_ref().and_then(|flow| flow.poll_timeout());
+                engine.into_iter().chain(flow).min()
+            }
+            Kind::Host(host) => {
+                let endpoint = host.endpoint.poll_timeout().map(|(at, _)| at);
+                let gate = host.gate.as_ref().and_then(Gate::pause_ends);
+                endpoint.into_iter().chain(gate).min()
+            }
         }
     }
 }

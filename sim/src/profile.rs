@@ -1,5 +1,6 @@
 //! Configuration of links and of the simulation.
 
+use castnet_pfc::PfcConfig;
 use castnet_wire::Nanos;
 use castnet_wire::red::RedConfig;
 
@@ -47,11 +48,27 @@ impl LinkProfile {
     /// Time of a frame of `bytes` on the wire, at least 60, with preamble, FCS and gap (24 bytes).
     pub fn serialization(&self, bytes: usize) -> Nanos {
         let bits = (bytes.max(60) as u64 + 24) * 8;
-        Nanos((u128::from(bits) * 1_000_000_000 / u128::from(self.rate_bps.max(1))) as u64)
+        match bits.checked_mul(1_000_000_000) {
+            Some(scaled) => Nanos(scaled / self.rate_bps.max(1)),
+            None => Nanos((u128::from(bits) * 1_000_000_000 / u128::from(self.rate_bps.max(1))) as u64),
+        }
+    }
+
+    /// Rate in Mb/s, rounded down.
+    pub(crate) fn speed_mbps(&self) -> Option<u32> {
+        u32::try_from(self.rate_bps / 1_000_000).ok()
+    }
+
+    /// Time until `bytes` have left.
+    pub(crate) fn time_of(&self, bytes: u64) -> Nanos {
+        Nanos((u128::from(bytes) * 8_000_000_000 / u128::from(self.rate_bps.max(1))) as u64)
     }
 
     pub(crate) fn bytes_in(&self, span: Nanos) -> u64 {
-        (u128::from(span.0) * u128::from(self.rate_bps) / 8_000_000_000) as u64
+        match span.0.checked_mul(self.rate_bps) {
+            Some(scaled) => scaled / 8_000_000_000,
+            None => (u128::from(span.0) * u128::from(self.rate_bps) / 8_000_000_000) as u64,
+        }
     }
 }
 
@@ -81,6 +98,9 @@ pub struct SimConfig {
     pub poll_delay: Nanos,
     /// Time of hosts.
     pub host_cost: HostCost,
+    /// Flow control (PFC) of all ports of switches and hosts. `None`: none. Frames of lossless classes then wait at switches, beyond
+    /// [`LinkProfile::queue_bytes`], the send queue of the device.
+    pub pfc: Option<PfcConfig>,
     /// Whether switches forward only CNPs of the most congested path of a multicast group (M4). False: all of them.
     pub filter_cnps: bool,
     /// Most frames that the trace keeps; it keeps the newest. 0 disables the trace.
@@ -95,6 +115,7 @@ impl SimConfig {
             links: LinkProfile::default(),
             poll_delay: Nanos(1_000),
             host_cost: HostCost::default(),
+            pfc: None,
             filter_cnps: true,
             trace_frames_max: 0,
         }

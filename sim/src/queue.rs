@@ -5,10 +5,26 @@ use std::collections::BinaryHeap;
 
 use castnet_wire::Nanos;
 
+/// Nanoseconds of a bucket, as a power of two.
+const WIDTH: u32 = 2;
+const BUCKETS: u64 = 4096;
+
 /// Events ordered by time; events of the same time keep their order of insertion.
+///
+/// A calendar queue: a ring of buckets for the next 16 us, in which most events are, a heap of the bucket that is being handled, and a heap
+/// of all later events. So the cost of an event does not grow with the number of frames in flight.
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
-    heap: BinaryHeap<Reverse<Entry<E>>>,
+    /// The number of the bucket whose events, and all earlier ones, are in `current`.
+    bucket: u64,
+    current: BinaryHeap<Reverse<Entry<E>>>,
+    ring: Box<[Vec<Reverse<Entry<E>>>]>,
+    /// Buckets of the ring that have events, one bit each.
+    filled: Box<[u64]>,
+    in_ring: usize,
+    later: BinaryHeap<Reverse<Entry<E>>>,
+    /// Buffers of empty buckets. A few serve the whole ring, and stay in the cache.
+    spare: Vec<Vec<Reverse<Entry<E>>>>,
     count: u64,
 }
 
@@ -19,10 +35,20 @@ struct Entry<E> {
     event: E,
 }
 
+fn bucket_of<E>(entry: &Reverse<Entry<E>>) -> u64 {
+    entry.0.at.0 >> WIDTH
+}
+
 impl<E> EventQueue<E> {
     pub(crate) fn new() -> Self {
         Self {
-            heap: BinaryHeap::new(),
+            bucket: 0,
+            current: BinaryHeap::new(),
+            ring: (0..BUCKETS).map(|_| Vec::new()).collect(),
+            filled: vec![0; (BUCKETS / 64) as usize].into(),
+            in_ring: 0,
+            later: BinaryHeap::new(),
+            spare: Vec::new(),
             count: 0,
         }
     }
@@ -30,15 +56,81 @@ impl<E> EventQueue<E> {
     pub(crate) fn push(&mut self, at: Nanos, event: E) {
         let number = self.count;
         self.count += 1;
-        self.heap.push(Reverse(Entry { at, number, event }));
+        let entry = Reverse(Entry { at, number, event });
+        let bucket = bucket_of(&entry);
+        if bucket <= self.bucket {
+            self.current.push(entry);
+        } else if bucket - self.bucket < BUCKETS {
+            self.put(bucket, entry);
+        } else {
+            self.later.push(entry);
+        }
     }
 
-    pub(crate) fn next_at(&self) -> Option<Nanos> {
-        self.heap.peek().map(|entry| entry.0.at)
+    /// Puts an event in a bucket of the ring.
+    fn put(&mut self, bucket: u64, entry: Reverse<Entry<E>>) {
+        let index = (bucket % BUCKETS) as usize;
+        let filled = &mut self.filled[index / 64];
+        if *filled >> (index % 64) & 1 == 0 {
+            *filled |= 1 << (index % 64);
+            self.ring[index] = self.spare.pop().unwrap_or_default();
+        }
+        self.ring[index].push(entry);
+        self.in_ring += 1;
+    }
+
+    /// Moves on to the next bucket with events if the current one has none.
+    fn advance(&mut self) {
+        while self.current.is_empty() {
+            let later = self.later.peek().map(bucket_of);
+            let Some(bucket) = self.next_in_ring().or(later) else {
+                return;
+            };
+            self.bucket = bucket;
+            let index = (bucket % BUCKETS) as usize;
+            if self.filled[index / 64] >> (index % 64) & 1 != 0 {
+                self.filled[index / 64] &= !(1 << (index % 64));
+                let entries = core::mem::take(&mut self.ring[index]);
+                self.in_ring -= entries.len();
+                let empty = core::mem::replace(&mut self.current, BinaryHeap::from(entries));
+                self.spare.push(empty.into_vec());
+            }
+            while let Some(bucket) = self.later.peek().map(bucket_of)
+                && bucket - self.bucket < BUCKETS
+                && let Some(entry) = self.later.pop()
+            {
+                match bucket == self.bucket {
+                    true => self.current.push(entry),
+                    false => self.put(bucket, entry),
+                }
+            }
+        }
+    }
+
+    /// The first bucket of the ring that has events.
+    fn next_in_ring(&self) -> Option<u64> {
+        if self.in_ring == 0 {
+            return None;
+        }
+        let mut bucket = self.bucket + 1;
+        loop {
+            let index = bucket % BUCKETS;
+            let word = self.filled[(index / 64) as usize] >> (index % 64);
+            if word != 0 {
+                return Some(bucket + u64::from(word.trailing_zeros()));
+            }
+            bucket += 64 - index % 64;
+        }
+    }
+
+    pub(crate) fn next_at(&mut self) -> Option<Nanos> {
+        self.advance();
+        self.current.peek().map(|entry| entry.0.at)
     }
 
     pub(crate) fn pop(&mut self) -> Option<(Nanos, E)> {
-        self.heap.pop().map(|Reverse(entry)| (entry.at, entry.event))
+        self.advance();
+        self.current.pop().map(|Reverse(entry)| (entry.at, entry.event))
     }
 }
 
@@ -65,18 +157,33 @@ impl<E> Ord for Entry<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use proptest::test_runner::RngSeed;
 
-    proptest::proptest! {
+    proptest! {
+        #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(4), ..ProptestConfig::default() })]
+
+        /// Against a sorted set: times of the same bucket, of the ring and beyond it, while events are taken.
         #[test]
-        fn events_are_stably_sorted_by_time(times in proptest::collection::vec(0u64..8, 0..40)) {
+        fn events_are_stably_sorted_by_time(
+            steps in prop::collection::vec((any::<bool>(), prop_oneof![0..8_u64, 0..30_000_u64, 0..1_000_000_000_u64]), 0..200)
+        ) {
             let mut queue = EventQueue::new();
-            for (i, at) in times.iter().enumerate() {
-                queue.push(Nanos(*at), i);
+            let mut sorted = std::collections::BTreeSet::new();
+            let mut now = 0;
+            for (number, (is_push, after)) in steps.into_iter().enumerate() {
+                if is_push {
+                    queue.push(Nanos(now + after), number);
+                    sorted.insert((Nanos(now + after), number));
+                    continue;
+                }
+                prop_assert_eq!(queue.next_at(), sorted.first().map(|(at, _)| *at));
+                let popped = queue.pop();
+                prop_assert_eq!(popped, sorted.pop_first());
+                now = popped.map_or(now, |(at, _)| at.0);
             }
-            let mut sorted: Vec<(Nanos, usize)> = times.iter().enumerate().map(|(i, at)| (Nanos(*at), i)).collect();
-            sorted.sort();
-            let popped: Vec<(Nanos, usize)> = core::iter::from_fn(|| queue.pop()).collect();
-            proptest::prop_assert_eq!(popped, sorted);
+            let rest: Vec<_> = core::iter::from_fn(|| queue.pop()).collect();
+            prop_assert_eq!(rest, sorted.into_iter().collect::<Vec<_>>());
         }
     }
 }

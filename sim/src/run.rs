@@ -1,10 +1,8 @@
 //! Runs the events of a simulation.
 
-use std::collections::VecDeque;
+use castnet_wire::{Batch, FrameBuf, Nanos, Pause, PortId};
 
-use castnet_engine::plain::PlainEgress;
-use castnet_wire::{Batch, Nanos, PortId};
-
+use crate::frame::{Frame, Sent};
 use crate::link::{Direction, Passage};
 use crate::node::{Kind, NodeId, Work};
 use crate::simulation::{End, Event, Simulation};
@@ -45,7 +43,7 @@ impl<W: Watch> Simulation<W> {
                 direction,
                 frame,
                 untouched,
-            } => self.arrive(direction, frame, untouched),
+            } => self.arrive(direction as usize, frame, untouched),
             Event::Ready(node) => {
                 if let Some(host) = self.nodes[node.0].host_mut() {
                     host.ready_waits = false;
@@ -55,45 +53,50 @@ impl<W: Watch> Simulation<W> {
             Event::Poll(node) => self.poll_switch(node),
             Event::Work(node) => self.work(node),
             Event::Timer(node) => self.timer(node),
-            Event::Action(action) => action(self),
+            Event::Action(action) => (*action)(self),
         }
     }
 
-    fn arrive(&mut self, direction: usize, frame: Vec<u8>, untouched: bool) {
+    fn arrive(&mut self, direction: usize, frame: Frame, untouched: bool) {
         let Direction {
             to: (node, port),
             stats,
+            profile,
             ..
         } = &mut self.directions[direction];
         let (node, port) = (*node, *port);
         stats.delivered += 1;
         match &mut self.nodes[node.0].kind {
-            Kind::Host(_) => {
-                let delivery = Delivery {
-                    to: node,
-                    port,
-                    frame: &frame,
-                    untouched,
+            Kind::Host(host) => {
+                let now = self.now;
+                let pause = match &host.gate {
+                    Some(_) if Pause::is_control(frame.head()) => Pause::parse(frame.head()),
+                    _ => None,
                 };
-                self.watch.delivered(
-                    &View {
-                        now: self.now,
-                        nodes: &self.nodes,
-                    },
-                    delivery,
-                );
-                if let Some(host) = self.nodes[node.0].host_mut() {
-                    host.endpoint.handle_frame(self.now, &frame);
+                if let (Some(gate), Some(pause)) = (&mut host.gate, &pause) {
+                    gate.set_time(now);
+                    gate.obey(pause, profile.speed_mbps());
                 }
+                let nodes = &mut self.nodes;
+                self.contiguous.with(&frame, |bytes| {
+                    let view = View { now, nodes };
+                    let delivery = Delivery {
+                        to: node,
+                        port,
+                        frame: bytes,
+                        untouched,
+                    };
+                    self.watch.delivered(&view, delivery);
+                    if let Some(host) = nodes[node.0].host_mut().filter(|_| pause.is_none()) {
+                        host.endpoint.handle_frame(now, bytes);
+                    }
+                });
                 self.serve_host(node);
             }
             Kind::Switch(switch) if switch.engine.is_none() => switch.missed += 1,
             Kind::Switch(switch) => {
-                let frame = (frame, untouched);
-                match switch.received.binary_search_by_key(&port, |(p, _)| *p) {
-                    Ok(at) => switch.received[at].1.push_back(frame),
-                    Err(at) => switch.received.insert(at, (port, VecDeque::from([frame]))),
-                }
+                switch.received[port.index()].push_back((frame, untouched));
+                switch.has_received |= 1 << port.index();
                 if !switch.poll_waits {
                     switch.poll_waits = true;
                     self.queue.push(self.now + self.poll_delay, Event::Poll(node));
@@ -103,60 +106,84 @@ impl<W: Watch> Simulation<W> {
     }
 
     fn poll_switch(&mut self, node: NodeId) {
+        let now = self.now;
         if let Some(switch) = self.nodes[node.0].switch_mut() {
             switch.poll_waits = false;
+            if let Some(flow) = &mut switch.flow {
+                flow.set_time(now);
+            }
         }
-        let mut egress = core::mem::take(&mut self.egress);
+        let mut sent = core::mem::take(&mut self.sent);
         let mut batch = Batch::new();
         while let Some(port) = self.fill_batch(node, &mut batch) {
             if let Some(engine) = self.nodes[node.0].switch_mut().and_then(|s| s.engine.as_mut()) {
-                engine.process(self.now, port, &mut batch, &mut egress);
+                engine.process(now, port, &mut batch, &mut sent);
             }
-            self.send_all(node, &mut egress);
+            self.send_all(node, Some(port), &mut sent);
         }
-        self.egress = egress;
+        self.sent = sent;
+        self.poll_flow(node);
         self.arm(node);
     }
 
-    fn fill_batch(&mut self, node: NodeId, batch: &mut Batch<Vec<u8>>) -> Option<PortId> {
+    /// Takes received frames of the first port that has some.
+    fn fill_batch(&mut self, node: NodeId, batch: &mut Batch<Frame>) -> Option<PortId> {
+        let now = self.now;
         let switch = self.nodes[node.0].switch_mut()?;
-        let (port, frames) = switch
-            .received
-            .iter_mut()
-            .find(|(_, frames)| !frames.is_empty())?;
-        let port = *port;
-        let mut untouched = arrayvec::ArrayVec::<bool, { castnet_wire::BATCH }>::new();
-        while let Some((frame, whole)) = frames.pop_front() {
-            batch.push(frame);
-            untouched.push(whole);
-            if batch.is_full() {
-                break;
+        let port = PortId::new(switch.has_received.trailing_zeros() as u8)?;
+        let speed_mbps = switch.out[port.index()].and_then(|out| self.directions[out].profile.speed_mbps());
+        while !batch.is_full()
+            && let Some(switch) = self.nodes[node.0].switch_mut()
+            && let Some((frame, untouched)) = switch.received[port.index()].pop_front()
+        {
+            let flow = switch.flow.as_mut();
+            let is_pause = flow.is_some_and(|flow| flow.take_pause(now, port, speed_mbps, &frame));
+            if W::SEES_FRAMES {
+                let nodes = &self.nodes;
+                self.contiguous.with(&frame, |frame| {
+                    let view = View { now, nodes };
+                    let delivery = Delivery {
+                        to: node,
+                        port,
+                        frame,
+                        untouched,
+                    };
+                    self.watch.delivered(&view, delivery);
+                });
+            }
+            if !is_pause {
+                batch.push(frame);
             }
         }
-        let view = View {
-            now: self.now,
-            nodes: &self.nodes,
-        };
-        for (frame, untouched) in batch.iter().zip(untouched) {
-            self.watch.delivered(
-                &view,
-                Delivery {
-                    to: node,
-                    port,
-                    frame,
-                    untouched,
-                },
-            );
+        let switch = self.nodes[node.0].switch_mut()?;
+        if switch.received[port.index()].is_empty() {
+            switch.has_received &= !(1 << port.index());
         }
         Some(port)
     }
 
-    fn send_all(&mut self, node: NodeId, egress: &mut PlainEgress) {
-        for (port, frame) in egress.sent.drain(..) {
+    /// Sends what the engine has sent because of frames of a port, or of a timer.
+    fn send_all(&mut self, node: NodeId, ingress: Option<PortId>, sent: &mut Sent) {
+        let Some(switch) = self.nodes[node.0].switch_mut() else {
+            return;
+        };
+        let mut flow = switch.flow.take();
+        for (port, frame) in sent.frames.drain(..) {
             let out = self.nodes[node.0].switch().and_then(|s| s.out[port.index()]);
-            if let Some(direction) = out {
+            let Some(direction) = out else { continue };
+            let frame = match &mut flow {
+                None => Some(frame),
+                Some(flow) => {
+                    let fits = self.directions[direction].has_capacity(self.now, frame.length());
+                    flow.admit(port, ingress, frame, fits)
+                }
+            };
+            if let Some(frame) = frame {
                 self.send(direction, frame);
             }
+        }
+        if let Some(switch) = self.nodes[node.0].switch_mut() {
+            switch.flow = flow;
         }
     }
 
@@ -172,12 +199,16 @@ impl<W: Watch> Simulation<W> {
                     return self.serve_host(node);
                 }
                 Kind::Switch(switch) => {
-                    let mut egress = core::mem::take(&mut self.egress);
-                    if let Some(engine) = &mut switch.engine {
-                        engine.handle_timeout(self.now, &mut egress);
+                    let mut sent = core::mem::take(&mut self.sent);
+                    if let Some(flow) = &mut switch.flow {
+                        flow.set_time(self.now);
                     }
-                    self.send_all(node, &mut egress);
-                    self.egress = egress;
+                    if let Some(engine) = &mut switch.engine {
+                        engine.handle_timeout(self.now, &mut sent);
+                    }
+                    self.send_all(node, None, &mut sent);
+                    self.sent = sent;
+                    self.poll_flow(node);
                 }
             }
         }
@@ -208,15 +239,30 @@ impl<W: Watch> Simulation<W> {
     }
 
     fn transmit(&mut self, node: NodeId, out: usize) {
-        while self.directions[out].is_idle(self.now) {
+        let now = self.now;
+        while self.directions[out].is_idle(now) {
             let Some(host) = self.nodes[node.0].host_mut() else {
                 return;
             };
-            let Some(length) = host.endpoint.poll_transmit(self.now, &mut self.scratch) else {
+            let waited = host.gate.as_mut().and_then(|gate| {
+                gate.set_time(now);
+                gate.pop()
+            });
+            if let Some((_, frame)) = waited {
+                self.send(out, frame);
+                continue;
+            }
+            let Some(length) = host.endpoint.poll_transmit(now, &mut self.scratch) else {
                 return;
             };
-            let frame = self.scratch[..length].to_vec();
-            self.send(out, frame);
+            let frame = Frame::new(&self.scratch[..length]);
+            let frame = match &mut host.gate {
+                Some(gate) => gate.admit(frame),
+                None => Some(frame),
+            };
+            if let Some(frame) = frame {
+                self.send(out, frame);
+            }
         }
     }
 
@@ -288,7 +334,7 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    pub(crate) fn send(&mut self, number: usize, mut frame: Vec<u8>) {
+    pub(crate) fn send(&mut self, number: usize, mut frame: Frame) {
         let direction = &mut self.directions[number];
         let Passage {
             fate,
@@ -296,21 +342,21 @@ impl<W: Watch> Simulation<W> {
             flipped_bit,
         } = direction.pass(self.now, &mut frame, &mut self.rng);
         let ((from, from_port), (to, to_port)) = (direction.from, direction.to);
-        let hop = Hop {
-            from,
-            from_port,
-            to,
-            to_port,
-        };
-        self.watch.sent(
-            &View {
+        if W::SEES_FRAMES {
+            let view = View {
                 now: self.now,
                 nodes: &self.nodes,
-            },
-            hop,
-            &frame,
-            fate,
-        );
+            };
+            let hop = Hop {
+                from,
+                from_port,
+                to,
+                to_port,
+            };
+            let watch = &mut self.watch;
+            self.contiguous
+                .with(&frame, |frame| watch.sent(&view, hop, frame, fate));
+        }
         if self.trace.is_on() {
             let hop = format!(
                 "{}:{from_port} > {}:{to_port}",
@@ -320,30 +366,23 @@ impl<W: Watch> Simulation<W> {
                 at: self.now,
                 hop,
                 fate,
-                frame: frame.clone(),
+                frame: frame.to_vec(),
             });
         }
+        let arrive = |frame, untouched| Event::Arrive {
+            direction: number as u32,
+            frame,
+            untouched,
+        };
         // The second copy is never damaged.
         if let Some(at) = arrivals[1] {
-            let event = Event::Arrive {
-                direction: number,
-                frame: frame.clone(),
-                untouched: true,
-            };
-            self.queue.push(at, event);
+            self.queue.push(at, arrive(frame.clone(), true));
         }
         if let Some(at) = arrivals[0] {
             if let Some(bit) = flipped_bit {
-                frame[bit / 8] ^= 1 << (bit % 8);
+                frame.flip(bit);
             }
-            self.queue.push(
-                at,
-                Event::Arrive {
-                    direction: number,
-                    frame,
-                    untouched: flipped_bit.is_none(),
-                },
-            );
+            self.queue.push(at, arrive(frame, flipped_bit.is_none()));
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use castnet_endpoint::{Completion, Endpoint, EndpointConfig};
-use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Context, Engine, EngineConfig, InstallError, PortInfo};
+use castnet_pfc::{Gate, PfcConfig};
 use castnet_planner::Plan;
 use castnet_rules::GroupRule;
 use castnet_topology::{End as LinkEnd, LinkId, Topology};
@@ -12,6 +12,8 @@ use castnet_wire::{CounterSet, MacAddr, Nanos, PortId};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
+use crate::flow::{FlowControl, Storm};
+use crate::frame::{Contiguous, Frame, Sent};
 use crate::link::{Direction, LinkStats};
 use crate::node::{HostNode, Kind, Node, NodeId, SwitchNode};
 use crate::profile::{HostCost, LinkProfile, SimConfig};
@@ -59,8 +61,8 @@ pub enum End {
 
 pub(crate) enum Event<W> {
     Arrive {
-        direction: usize,
-        frame: Vec<u8>,
+        direction: u32,
+        frame: Frame,
         untouched: bool,
     },
     /// The link of a host is idle again.
@@ -70,7 +72,8 @@ pub(crate) enum Event<W> {
     /// The processor of a host has done the oldest piece of its work.
     Work(NodeId),
     Timer(NodeId),
-    Action(Action<W>),
+    /// In a box of its own, so that the other events are small.
+    Action(Box<Action<W>>),
 }
 
 pub(crate) type Action<W> = Box<dyn FnOnce(&mut Simulation<W>)>;
@@ -85,12 +88,15 @@ pub struct Simulation<W = ()> {
     pub(crate) directions: Vec<Direction>,
     pub(crate) rng: ChaCha8Rng,
     pub(crate) poll_delay: Nanos,
+    pfc: Option<PfcConfig>,
     pub(crate) host_cost: HostCost,
     /// Hosts send to their first hop, not to the host itself.
     pub(crate) is_routed: bool,
     pub(crate) trace: Trace,
     pub(crate) watch: W,
-    pub(crate) egress: PlainEgress,
+    pub(crate) sent: Sent,
+    pub(crate) contiguous: Contiguous,
+    pub(crate) storms: Vec<Storm>,
     pub(crate) scratch: Vec<u8>,
     pub(crate) events: u64,
 }
@@ -107,14 +113,18 @@ impl<W: Watch> Simulation<W> {
             directions: Vec::new(),
             rng: ChaCha8Rng::seed_from_u64(config.seed),
             poll_delay: config.poll_delay,
+            pfc: None,
             host_cost: config.host_cost,
             is_routed: false,
             trace: Trace::new(config.trace_frames_max),
             watch,
-            egress: PlainEgress::default(),
+            sent: Sent::default(),
+            contiguous: Contiguous::default(),
+            storms: Vec::new(),
             scratch: vec![0; Endpoint::FRAME_MAX],
             events: 0,
         };
+        let pfc = config.pfc.as_ref();
         for switch in topology.switches() {
             let config = EngineConfig {
                 filter_cnps: config.filter_cnps,
@@ -127,7 +137,9 @@ impl<W: Watch> Simulation<W> {
                     engine: switch.up.then_some(engine),
                     config,
                     out: [None; PortId::COUNT],
-                    received: Vec::new(),
+                    received: (0..PortId::COUNT).map(|_| VecDeque::new()).collect(),
+                    has_received: 0,
+                    flow: None,
                     poll_waits: false,
                     missed: 0,
                 })),
@@ -145,6 +157,7 @@ impl<W: Watch> Simulation<W> {
                     endpoint: Endpoint::new(EndpointConfig::new(MacAddr(mac), ip)),
                     out: None,
                     ready_waits: false,
+                    gate: pfc.map(|config| Gate::new(config.clone())),
                     completions: Vec::new(),
                     rank: None,
                     work: VecDeque::new(),
@@ -166,8 +179,22 @@ impl<W: Watch> Simulation<W> {
                 }
             }
         }
-        (0..sim.nodes.len()).for_each(|node| sim.arm(NodeId(node)));
+        sim.pfc = config.pfc;
+        for node in 0..sim.nodes.len() {
+            sim.start_flow(NodeId(node));
+            sim.arm(NodeId(node));
+        }
         Ok(sim)
+    }
+
+    /// Starts flow control at a switch, with empty queues.
+    fn start_flow(&mut self, node: NodeId) {
+        let (Some(config), Some(switch)) = (&self.pfc, self.nodes[node.0].switch_mut()) else {
+            return;
+        };
+        let ports = switch.out.iter().enumerate();
+        let ports = ports.fold(0, |bits, (slot, out)| bits | u64::from(out.is_some()) << slot);
+        switch.flow = FlowControl::new(config, ports).map(Box::new);
     }
 
     fn add(&mut self, name: &str, kind: Kind) {
@@ -344,12 +371,10 @@ impl<W: Watch> Simulation<W> {
         let Some(node) = self.node(switch) else { return };
         if let Some(switch) = self.nodes[node.0].switch_mut() {
             switch.engine = None;
-            switch.missed += switch
-                .received
-                .iter()
-                .map(|(_, frames)| frames.len() as u64)
-                .sum::<u64>();
-            switch.received.clear();
+            for frames in &mut switch.received {
+                switch.missed += frames.drain(..).count() as u64;
+            }
+            switch.has_received = 0;
             self.watch.stopped(node);
         }
     }
@@ -362,19 +387,22 @@ impl<W: Watch> Simulation<W> {
         let node = self.node(switch).ok_or_else(no_switch)?;
         let stopped = self.nodes[node.0].switch_mut().ok_or_else(no_switch)?;
         stopped.engine = Some(start(&stopped.config)?);
+        self.start_flow(node);
         self.arm(node);
         Ok(())
     }
 
     /// Schedules an action. If `at` has passed, it runs next, after other events of the current time.
     pub fn at(&mut self, at: Nanos, action: impl FnOnce(&mut Self) + 'static) {
-        self.queue.push(at.max(self.now), Event::Action(Box::new(action)));
+        self.queue
+            .push(at.max(self.now), Event::Action(Box::new(Box::new(action))));
     }
 
     /// Sends a frame on the link of a host. Returns false if there is no such host.
     pub fn inject(&mut self, host: &str, frame: Vec<u8>) -> bool {
         let out = self.node(host).and_then(|n| self.nodes[n.0].host()?.out);
-        out.map(|direction| self.send(direction, frame)).is_some()
+        out.map(|direction| self.send(direction, Frame::new(&frame)))
+            .is_some()
     }
 }
 

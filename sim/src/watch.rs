@@ -60,6 +60,9 @@ impl<'a> View<'a> {
 
 /// An observer. It sees every frame and changes nothing.
 pub trait Watch {
+    /// False if neither [`Watch::sent`] nor [`Watch::delivered`] does anything: they are not called then.
+    const SEES_FRAMES: bool = true;
+
     /// A node sent a frame on a link, with this fate.
     fn sent(&mut self, view: &View<'_>, hop: Hop, frame: &[u8], fate: Fate) {
         let _ = (view, hop, frame, fate);
@@ -81,4 +84,6 @@ pub trait Watch {
     }
 }
 
-impl Watch for () {}
+impl Watch for () {
+    const SEES_FRAMES: bool = false;
+}

@@ -1,15 +1,16 @@
 //! Congestion control of a multicast group: without, with all CNPs of all receivers, with filtered CNPs (Cepheus III.D, contract M4), and
-//! with PEEL's guard timer. Time is that of the simulation. docs/congestion.md has the tables that these tests print.
+//! with PEEL's guard timer; and with flow control (PFC), which Cepheus expects, alone and beside DCQCN. Time is that of the simulation. docs/congestion.md has the tables that these tests print.
 
 use castnet_endpoint::{
     Access, Endpoint, LocalSlice, QpConfig, QueueLimits, ReactionConfig, RecvWr, SendOp, SendWr, Status,
 };
+use castnet_pfc::PfcConfig;
 use castnet_planner::{LinkLoad, Member, Request, RoomTable, plan};
 use castnet_rules::{BitRate, MulticastRule};
 use castnet_sim::{LinkProfile, SimConfig, Simulation};
 use castnet_topology::{LinkId, Topology};
 use castnet_wire::red::RedConfig;
-use castnet_wire::{MacAddr, McstId, Nanos, Pmtu, Psn, Qpn};
+use castnet_wire::{ClassSet, MacAddr, McstId, Nanos, Pmtu, Psn, Qpn, TrafficClass};
 
 const MESSAGE: usize = 64 * 1024;
 const GROUP: [u8; 4] = [10, 255, 0, 1];
@@ -29,14 +30,20 @@ enum Control {
         filtered: bool,
     },
     GuardTimer,
+    /// Flow control, alone or beside filtered DCQCN.
+    Pfc {
+        dcqcn: bool,
+    },
 }
 
 impl Control {
-    const ALL: [Self; 4] = [
+    const ALL: [Self; 6] = [
         Self::None,
         Self::Dcqcn { filtered: false },
         Self::Dcqcn { filtered: true },
         Self::GuardTimer,
+        Self::Pfc { dcqcn: false },
+        Self::Pfc { dcqcn: true },
     ];
 
     fn name(self) -> &'static str {
@@ -45,6 +52,8 @@ impl Control {
             Self::Dcqcn { filtered: false } => "DCQCN, all CNPs",
             Self::Dcqcn { filtered: true } => "DCQCN, filtered CNPs",
             Self::GuardTimer => "DCQCN, guard timer",
+            Self::Pfc { dcqcn: false } => "PFC",
+            Self::Pfc { dcqcn: true } => "PFC; DCQCN, filtered CNPs",
         }
     }
 }
@@ -73,8 +82,16 @@ impl Lab {
     /// `rates` of the links of h0, h1 and so on.
     fn new(control: Control, rates: &[u64]) -> Self {
         let topology = Topology::leaf_spine(2, 1, rates.len().div_ceil(2)).expect("a fabric");
+        let filters = [Control::Dcqcn { filtered: true }, Control::Pfc { dcqcn: true }];
+        // Data has DSCP 0.
+        let class = TrafficClass::new(0).expect("a class");
+        let pfc = PfcConfig {
+            headroom_bytes: 1 << 20,
+            ..PfcConfig::new(ClassSet::from_iter([class]))
+        };
         let config = SimConfig {
-            filter_cnps: control == Control::Dcqcn { filtered: true },
+            filter_cnps: filters.contains(&control),
+            pfc: matches!(control, Control::Pfc { .. }).then_some(pfc),
             ..SimConfig::new(7)
         };
         let sim = Simulation::new(&topology, config, ()).expect("a network");
@@ -116,7 +133,7 @@ impl Lab {
     }
 
     fn config(&self, qpn: Qpn, remote: (std::net::Ipv4Addr, MacAddr, Qpn)) -> QpConfig {
-        let is_on = self.control != Control::None;
+        let is_on = !matches!(self.control, Control::None | Control::Pfc { dcqcn: false });
         let (interval, guard) = match self.control {
             Control::GuardTimer => (Nanos::ZERO, ReactionConfig::GUARD),
             _ => (QpConfig::CNP_INTERVAL, Nanos::ZERO),
@@ -221,7 +238,9 @@ impl Lab {
                 .fold(0.0, |sum, rate| sum + rate)
                 / count,
             queue: data.queued_bytes / data.sent.max(1),
-            drops: self.sim.totals().queue_full,
+            drops: self.sim.totals().queue_full
+                + self.sim.flow_totals().overflows
+                + self.sim.flow_totals().storm_drops,
             cnps: [
                 (1..=receivers).map(|host| stats(host).cnps_out).sum(),
                 stats(0).cnps_in,
@@ -231,7 +250,7 @@ impl Lab {
 }
 
 /// Runs all controls and prints their table. [`Control::ALL`] has the order.
-fn compare(title: &str, run: impl Fn(Control) -> Run) -> [Run; 4] {
+fn compare(title: &str, run: impl Fn(Control) -> Run) -> [Run; 6] {
     println!("{title}\n");
     println!("| control | group | unicast | mean queue | drops | CNPs sent | CNPs at the source |");
     println!("|---|---|---|---|---|---|---|");
@@ -255,7 +274,7 @@ fn compare(title: &str, run: impl Fn(Control) -> Run) -> [Run; 4] {
 #[test]
 fn one_slow_path() {
     let rates: Vec<u64> = (0..8).map(|host| if host == 1 { SLOW } else { LINE }).collect();
-    let [none, all, filtered, guard] = compare("One slow path", |control| {
+    let [none, all, filtered, guard, pfc, both] = compare("One slow path", |control| {
         let mut lab = Lab::new(control, &rates);
         lab.start_group(7);
         lab.end(7, 0..0)
@@ -265,6 +284,11 @@ fn one_slow_path() {
         assert!(run.goodput > 0.6 * SLOW as f64 && run.goodput > 5.0 * none.goodput);
         assert!(run.queue < none.queue && run.drops < none.drops / 10);
     }
+    // PFC alone keeps the queue full, with DCQCN it is as short as with DCQCN alone; nothing is dropped.
+    for run in [pfc, both] {
+        assert!(run.goodput > 0.6 * SLOW as f64 && run.drops == 0);
+    }
+    assert!(both.queue < pfc.queue);
     // The source follows the slow path: nothing is filtered.
     assert_eq!(filtered.cnps[0], filtered.cnps[1]);
     assert_eq!(filtered.cnps, all.cnps);
@@ -276,15 +300,18 @@ fn every_path_is_shared() {
     let rates: Vec<u64> = (0..18)
         .map(|host| if (1..9).contains(&host) { SLOW } else { LINE })
         .collect();
-    let [_, all, filtered, guard] = compare("Every path is shared with a unicast sender", |control| {
-        let mut lab = Lab::new(control, &rates);
-        lab.start_group(8);
-        (1..9).for_each(|to| lab.start_unicast(to + 8, to));
-        lab.end(8, 9..17)
-    });
+    let [_, all, filtered, guard, pfc, both] =
+        compare("Every path is shared with a unicast sender", |control| {
+            let mut lab = Lab::new(control, &rates);
+            lab.start_group(8);
+            (1..9).for_each(|to| lab.start_unicast(to + 8, to));
+            lab.end(8, 9..17)
+        });
     // The group reacts to eight times as many CNPs as a unicast sender, to one per 50 us of all of them, or to those of one path.
     assert!(all.goodput < guard.goodput && guard.goodput < filtered.goodput);
     assert!(all.goodput < all.unicast / 3.0);
     assert!(filtered.goodput > filtered.unicast * 2.0 / 3.0);
     assert!(filtered.cnps[1] < filtered.cnps[0] / 4);
+    assert_eq!((pfc.drops, both.drops), (0, 0));
+    assert!(both.goodput > both.unicast / 3.0);
 }
