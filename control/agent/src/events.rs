@@ -153,17 +153,23 @@ fn engine_event(dataplane: &Dataplane, at: Nanos, kind: EventKind) -> Event {
     match kind {
         EventKind::PathStalled {
             mcst_id,
+            generation,
             endpoint,
             since,
+            tries,
         } => {
-            let (group, port, next_hop) = names(dataplane.rule(mcst_id), endpoint);
+            let (group, port, next_hop) = names(rule_of((mcst_id, generation)), endpoint);
+            let (ack_psn, syndrome) = last_feedback(dataplane, mcst_id, endpoint).unwrap_or_default();
             Event::PathStalled(v1::PathStalled {
                 mcst_id: mcst_id.to_string(),
                 group,
                 port,
                 next_hop,
                 for_ns: at.since(since).0,
-                ack_psn: ack_psn(dataplane, mcst_id, endpoint),
+                ack_psn,
+                generation,
+                tries: tries.into(),
+                syndrome,
                 ..Default::default()
             })
         }
@@ -315,11 +321,17 @@ fn names(rule: Option<GroupRule>, endpoint: u16) -> (String, u32, String) {
     (rule.name, port, next_hop)
 }
 
-fn ack_psn(dataplane: &Dataplane, mcst_id: McstId, endpoint: u16) -> Option<u32> {
+/// AckPSN of a path and the syndrome of its refusal, as far as they are known.
+fn last_feedback(
+    dataplane: &Dataplane,
+    mcst_id: McstId,
+    endpoint: u16,
+) -> Option<(Option<u32>, Option<u32>)> {
     let ContextStatus::Multicast(status) = dataplane.group(mcst_id).ok()??.status else {
         return None;
     };
     let mut paths = status.machine.paths.iter();
     let path = paths.find(|p| p.path.index() == usize::from(endpoint))?;
-    path.ack_psn.map(|psn| psn.value())
+    let ack_psn = path.ack_psn.map(|psn| psn.value());
+    Some((ack_psn, path.refusal.map(|syndrome| syndrome.byte().into())))
 }

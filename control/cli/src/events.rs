@@ -91,6 +91,15 @@ impl Report for EventLine {
     }
 }
 
+/// How often a switch has sent a packet again that a path has not acknowledged.
+fn tries(count: u32) -> String {
+    match count {
+        0 => String::new(),
+        1 => "; the next packet was sent again once".to_owned(),
+        count => format!("; the next packet was sent again {count} times"),
+    }
+}
+
 impl EventLine {
     /// `None` for the event that only opens the stream.
     fn new(event: api::AgentEvent, ports: &PortNames) -> Option<Self> {
@@ -118,14 +127,17 @@ impl EventLine {
                 ("neighbour", None, Some(port), message, facts)
             }
             Event::PathStalled(s) => {
-                let facts = json!({ "next_hop": s.next_hop, "ack_psn": s.ack_psn, "waited_ns": s.for_ns });
+                let facts = json!({
+                    "next_hop": s.next_hop, "ack_psn": s.ack_psn, "waited_ns": s.for_ns, "tries": s.tries,
+                });
                 let acknowledged = s
                     .ack_psn
                     .map_or_else(|| "nothing".to_owned(), |psn| format!("PSN {psn}"));
                 let message = format!(
-                    "{} has acknowledged {acknowledged}, and no more for {}",
+                    "{} has acknowledged {acknowledged}, and no more for {}{}",
                     s.next_hop,
-                    waited(s.for_ns)
+                    waited(s.for_ns),
+                    tries(s.tries)
                 );
                 ("path-stalled", Some(s.group), name(s.port), message, facts)
             }
@@ -431,6 +443,7 @@ mod tests {
             next_hop: "h2".to_owned(),
             for_ns: 2_000_000_000,
             ack_psn: Some(7),
+            tries: 3,
             ..Default::default()
         };
         let line = EventLine::new(event(Event::PathStalled(stalled)), &names).expect("an event");
@@ -438,7 +451,7 @@ mod tests {
         line.page(&mut page);
         assert_eq!(
             page.text(),
-            "1.500000 path-stalled: h2 has acknowledged PSN 7, and no more for 2.00 s\n"
+            "1.500000 path-stalled: h2 has acknowledged PSN 7, and no more for 2.00 s; the next packet was sent again 3 times\n"
         );
         let refused = api::RankRefused {
             group: "g".to_owned(),

@@ -119,17 +119,18 @@ impl ControllerEventLine {
             }
             Event::PathStalled(s) => {
                 let facts = json!({
-                    "port": s.port, "next_hop": s.next_hop, "ack_psn": s.ack_psn, "waited_ns": s.for_ns,
+                    "port": s.port, "next_hop": s.next_hop, "ack_psn": s.ack_psn, "waited_ns": s.for_ns, "tries": s.tries,
                 });
                 let psn = s
                     .ack_psn
                     .map_or_else(|| "nothing".to_owned(), |psn| format!("PSN {psn}"));
                 let message = format!(
-                    "{} has acknowledged {psn} of group {} at switch {}, and no more for {}",
+                    "{} has acknowledged {psn} of group {} at switch {}, and no more for {}{}",
                     s.next_hop,
                     s.group,
                     s.switch_name,
-                    waited(s.for_ns)
+                    waited(s.for_ns),
+                    super::tries(s.tries)
                 );
                 ("path-stalled", Some(s.group), Some(s.switch_name), message, facts)
             }

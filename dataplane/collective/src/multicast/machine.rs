@@ -3,6 +3,7 @@
 use super::congestion::CnpFilter;
 use super::entry::{Entry, Refusal};
 use super::repair::Repair;
+use super::stall::Tries;
 use super::switching::Switching;
 use super::{Effect, Effects, Event, MulticastConfig, MulticastStatus, PathStatus, Signal, TimerReason};
 use crate::path::{PATHS_MAX, PathId};
@@ -47,9 +48,9 @@ pub struct Multicast {
     /// The Path Table. The entry of the source is unused.
     pub(super) table: Box<[Entry]>,
     /// Time of the last progress, or of the first data after none was outstanding.
-    since: Nanos,
+    pub(super) since: Nanos,
     stall_at: Nanos,
-    stall_timeout: Nanos,
+    pub(super) stall_timeout: Nanos,
     /// Newest data. No AckPSN is beyond it.
     pub(super) newest: Psn,
     pub(super) agg_ack: Psn,
@@ -69,6 +70,7 @@ pub struct Multicast {
 pub(super) struct Rare {
     pub(super) special: Option<Special>,
     pub(super) repair: Option<Box<Repair>>,
+    pub(super) tries: Tries,
     pub(super) cnps: CnpFilter,
 }
 
@@ -126,6 +128,7 @@ impl Multicast {
             rare: Box::new(Rare {
                 special: None,
                 repair: None,
+                tries: Tries::NONE,
                 cnps: CnpFilter::new(paths),
             }),
         }
@@ -186,6 +189,7 @@ impl Multicast {
     /// Copies the state of a machine of the same configuration, without allocating.
     pub fn copy_state(&mut self, of: &Self) {
         self.table.clone_from(&of.table);
+        self.rare.tries = of.rare.tries;
         self.rare.cnps.copy_state(&of.rare.cnps);
         match (&mut self.rare.special, &of.rare.special) {
             (Some(Special::Joining(own)), Some(Special::Joining(of))) => own.first = of.first,
@@ -362,6 +366,7 @@ impl Multicast {
                 Effect::Stalled {
                     path: self.waits_for(),
                     since: self.since,
+                    tries: self.tries(),
                 },
             );
         }
@@ -525,6 +530,7 @@ impl Multicast {
 
     fn on_retransmission(&mut self, psn: Psn, out: &mut Effects) {
         self.serve_refusals(psn);
+        self.count_try(psn);
         self.replicate(psn, out);
         if psn == self.agg_ack.next() {
             self.nak_sent = false;

@@ -4,6 +4,7 @@ mod congestion;
 mod entry;
 mod machine;
 mod repair;
+mod stall;
 mod switching;
 
 use crate::path::PathId;
@@ -138,6 +139,8 @@ pub enum Effect {
         path: PathId,
         /// Time of the last progress.
         since: Nanos,
+        /// How often the packet after its AckPSN was sent to it again since then: 0 if nothing arrives for it.
+        tries: u16,
     },
 }
 

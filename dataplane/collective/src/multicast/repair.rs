@@ -505,6 +505,7 @@ impl Multicast {
                 repair.takes.insert(path);
             }
         }
+        let sent = !repair.takes.is_empty();
         if psn == frontier.next() {
             // The source has gone back, and the missing packet was lost again.
             repair.reported = false;
@@ -512,6 +513,9 @@ impl Multicast {
         }
         if psn == agg_ack.next() || psn == frontier.next() {
             self.nak_sent = false;
+        }
+        if sent {
+            self.count_try(psn);
         }
         self.poll_all_paths();
         self.replicate_taken(psn, out);
@@ -624,6 +628,7 @@ impl Multicast {
         let ticks = repair.withheld.map(|ticks| ticks + 1);
         repair.withheld = ticks.filter(|ticks| *ticks < WITHHELD_TICKS);
         let acknowledges = ticks.is_some() && repair.withheld.is_none();
+        let mut tries = false;
         for (path, entry) in (0..).map_while(PathId::new).zip(&mut self.table) {
             let oldest = entry.ack().next();
             let held = repair.holds(agg_ack, oldest);
@@ -638,6 +643,7 @@ impl Multicast {
                 entry.refusal.serve();
                 cursor.go_back(oldest, window);
                 repair.ready.insert(path);
+                tries |= oldest == agg_ack.next();
             }
         }
         // A source that is a host is asked again from its NAK on, which may come late: all paths must have what is before.
@@ -656,6 +662,9 @@ impl Multicast {
                 self.nak_sent &= repair.source_is_switch;
                 self.report_gap(out);
             }
+        }
+        if tries {
+            self.count_try(agg_ack.next());
         }
         if acknowledges {
             self.send_ack(out);

@@ -308,10 +308,12 @@ fn a_stall_names_the_path_waited_for_once_per_interval() {
     s.feedback(2, ack(0));
     assert_eq!(s.machine.poll_timeout(), at(14));
     assert!(s.timeout(Nanos::from_millis(13)).is_empty());
-    let stalled = Effect::Stalled {
+    let after = |tries| Effect::Stalled {
         path: path(2),
         since: Nanos::from_millis(4),
+        tries,
     };
+    let stalled = after(0);
     assert_eq!(s.timeout(Nanos::from_millis(15)), [stalled]);
     assert!(s.timeout(Nanos::from_millis(16)).is_empty());
     assert_eq!(s.machine.poll_timeout(), at(25));
@@ -320,11 +322,21 @@ fn a_stall_names_the_path_waited_for_once_per_interval() {
         [stalled],
         "one report for all that was slept through"
     );
+    // What it lacks is sent to it again; later data does not count.
+    for psn in [1, 1, 1] {
+        s.retransmit(psn);
+    }
+    s.data(2, 1);
+    s.retransmit(2);
+    assert_eq!(s.timeout(Nanos::from_millis(70)), [after(3)]);
+    s.feedback(1, ack(2));
     s.feedback(2, ack(1));
+    assert_eq!(s.timeout(Nanos::from_millis(80)), [after(0)], "another packet");
+    s.feedback(2, ack(2));
     assert_eq!(s.machine.poll_timeout(), None);
     // Idle for long, then data: the time runs from the data.
     s.now = Nanos::from_millis(500);
-    s.data(2, 1);
+    s.data(3, 1);
     assert_eq!(s.machine.poll_timeout(), at(510));
 }
 

@@ -26,10 +26,14 @@ pub enum EventKind {
     PathStalled {
         /// The group.
         mcst_id: McstId,
+        /// The version of its rule.
+        generation: u64,
         /// The endpoint that the path leads to: its index.
         endpoint: u16,
         /// Time of its last progress.
         since: Nanos,
+        /// How often the packet that it lacks was sent to it again since then.
+        tries: u16,
     },
     /// A group without a configured start PSN has received the first data of its source.
     BaselineLearned {

@@ -260,8 +260,10 @@ fn a_path_that_owes_acknowledgements_is_reported_in_time() {
         event.kind,
         EventKind::PathStalled {
             mcst_id: MCST,
+            generation: 1,
             endpoint: 2,
-            since: T0
+            since: T0,
+            tries: 0
         }
     );
     let late = event.at.since(T0 + Nanos::from_secs(2));

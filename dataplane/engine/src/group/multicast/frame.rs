@@ -183,12 +183,14 @@ impl Group {
                 .map_or(LinkHeader::PLAIN, |ring| ring.link);
             for effect in &scratch.effects {
                 match *effect {
-                    Effect::Stalled { path, since } => {
+                    Effect::Stalled { path, since, tries } => {
                         self.cold.exceptions.stalls += 1;
                         let kind = EventKind::PathStalled {
                             mcst_id: self.hot.mcst_id,
+                            generation: self.cold.rule.generation,
                             endpoint: path.index() as u16,
                             since,
+                            tries,
                         };
                         events.push(now, kind);
                     }
