@@ -1,4 +1,4 @@
-//! Links of trees that are down. A multicast group gets another tree at once. No collective of a group can end, and its
+//! Links and switches of trees that are down. A multicast group gets another tree at once. No collective of a group can end, and its
 //! switches only report that they wait: after a grace period it fails with the name of the link, and its ranks find another place.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,17 +9,19 @@ use tokio::time::{Instant, timeout_at};
 
 use castnet_topology::End;
 
-use crate::core::{Locked, Shared};
+use crate::core::{Core, Locked, Shared};
 use crate::fabric::{Facts, Reach, Who};
 use crate::kinds::multicast::replan;
 use crate::lifecycle::{Event, Phase};
 use crate::link::CHANGES_TOGETHER;
+use crate::lost_switches::why_dead;
 use crate::record::{Ending, Record};
+use crate::table::Entry;
 use castnet_rules::{GroupKind, NextHop};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DownLink {
-    /// `leaf0:2 - spine0:0`.
+    /// `link leaf0:2 - spine0:0`, or `switch spine0`.
     pub(crate) name: String,
     why: String,
     /// The rank that it leads to, or else the switch below it.
@@ -29,7 +31,7 @@ pub(crate) struct DownLink {
 
 impl DownLink {
     pub(crate) fn words(&self) -> String {
-        format!("link {} is down: {}", self.name, self.why)
+        format!("{} is down: {}", self.name, self.why)
     }
 }
 
@@ -87,7 +89,7 @@ pub(crate) async fn watch(shared: Arc<Shared>) {
 fn look(core: &mut Locked<'_>, name: &str, now: Instant) -> Option<Instant> {
     let entry = core.groups.get(name).filter(|e| is_watched(e.record()))?;
     let before = &entry.live.links_down;
-    let down: DownLinks = down(&core.facts, entry.record())
+    let down: DownLinks = down(core, entry)
         .into_iter()
         .map(|link| {
             let since = before.get(&link.name).map_or(now, |(since, _)| *since);
@@ -108,7 +110,7 @@ fn look(core: &mut Locked<'_>, name: &str, now: Instant) -> Option<Instant> {
             Some(now + patience)
         }
         Some((at, link)) if at <= now => {
-            let reason = format!("link {} has been down for {grace:?}: {}", link.name, link.why);
+            let reason = format!("{} has been down for {grace:?}: {}", link.name, link.why);
             tracing::warn!(group = name, reason, "group lost a link");
             let generation = entry.record().generation;
             let ending = Ending::failed(generation, link.rank, link.switch.as_deref(), reason);
@@ -132,12 +134,19 @@ pub(crate) fn is_watched(record: &Record) -> bool {
     record.phase == Phase::Active || record.phase == Phase::Degraded && moves
 }
 
-pub(crate) fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
+pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
+    let (facts, record) = (&core.facts, entry.record());
     let Some(plan) = &record.plan else {
         return Vec::new();
     };
     let mut all = Vec::new();
     for (switch, rule) in &plan.rules {
+        all.extend(why_dead(core, entry, switch).map(|why| DownLink {
+            name: format!("switch {switch}"),
+            why,
+            rank: None,
+            switch: Some(switch.clone()),
+        }));
         let parent = match &rule.kind {
             GroupKind::Multicast(kind) => Some(kind.source),
             GroupKind::Translated(kind) => kind.parent,
@@ -147,7 +156,7 @@ pub(crate) fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
             let near = (switch.as_str(), endpoint.port.index() as u8);
             match &endpoint.next_hop {
                 NextHop::Host(host) => all.extend(silent_port(facts, near).map(|why| DownLink {
-                    name: format!("{} - {}", End::port(switch, near.1), host.name),
+                    name: format!("link {} - {}", End::port(switch, near.1), host.name),
                     why,
                     rank: host.rank().map(|part| part.rank),
                     switch: None,
@@ -164,7 +173,7 @@ pub(crate) fn down(facts: &Facts, record: &Record) -> Vec<DownLink> {
                         .or_else(|| silent_port(facts, far))
                         .or_else(|| unheard(facts, near, far));
                     all.extend(why.map(|why| DownLink {
-                        name: format!("{} - {}", End::port(switch, near.1), End::port(name, far.1)),
+                        name: format!("link {} - {}", End::port(switch, near.1), End::port(name, far.1)),
                         why,
                         rank: None,
                         switch: Some(switch.clone()),

@@ -24,6 +24,7 @@ use crate::kinds::collective::exchange::Exchanges;
 use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
 use crate::link::{Link, SwitchError};
+use crate::lost_switches::Signs;
 use crate::record::Record;
 use crate::state::Postponed;
 use crate::store::StoreError;
@@ -54,6 +55,7 @@ pub(crate) struct Core {
     pub(crate) store_error: Option<Arc<StoreError>>,
     pub(crate) postponed: Postponed,
     pub(crate) links_changed: Changed,
+    pub(crate) signs: Signs,
 }
 
 impl Core {

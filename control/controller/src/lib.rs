@@ -37,6 +37,7 @@ mod journal;
 pub mod kinds;
 pub mod lifecycle;
 mod link;
+mod lost_switches;
 mod planning;
 mod pool;
 mod reconcile;
@@ -219,6 +220,7 @@ async fn begin(
         store_error: None,
         postponed: Postponed::default(),
         links_changed: Default::default(),
+        signs: Default::default(),
     };
     let term = ControllerTerm {
         owner: stored.owner,

@@ -10,7 +10,7 @@ use castnet_proto::transport::connect;
 use castnet_proto::v1;
 use castnet_proto::v1::agent_client::AgentClient;
 use castnet_proto::v1::agent_event::Event as Told;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
@@ -46,6 +46,8 @@ pub(crate) struct Link {
     connection: watch::Sender<Option<Result<Client, String>>>,
     /// Held while a task changes the switch, so that no late installation follows a removal.
     turn: tokio::sync::Mutex<()>,
+    /// Whether it still answers is of interest now.
+    look: Notify,
     /// What drivers have asked for since a task last had the turn.
     asked: parking_lot::Mutex<VecDeque<install::Asked>>,
 }
@@ -135,6 +137,7 @@ impl Link {
             config,
             connection: watch::Sender::new(None),
             turn: tokio::sync::Mutex::default(),
+            look: Notify::new(),
             asked: parking_lot::Mutex::default(),
         }
     }
@@ -149,6 +152,11 @@ impl Link {
             Some(None) | None => format!("not connected within {within:?}"),
         };
         Err(SwitchError::Unreachable(reason))
+    }
+
+    /// Asks the switch for its state soon, to see whether it answers.
+    pub(crate) fn look_now(&self) {
+        self.look.notify_one();
     }
 
     pub(crate) async fn run(self: Arc<Self>, shared: Arc<Shared>) {
@@ -176,6 +184,7 @@ impl Link {
             if before == Reach::Up || !matches!(*self.connection.borrow(), Some(Err(_))) {
                 tracing::warn!(switch = name, reason, "switch lost");
             }
+            core.signs.lost(name, Instant::now());
             self.connection.send_replace(Some(Err(reason.clone())));
             core.links_changed.switches.insert(name.clone());
             core.groups.on_switch(name)
@@ -239,6 +248,7 @@ impl Link {
                         look_at = look_at.min(Instant::now() + pause);
                     }
                 }
+                () = self.look.notified() => look_at = look_at.min(Instant::now() + pause),
                 () = sleep_until(look_at) => {
                     let began = Instant::now();
                     self.report(shared, &mut client).await?;
@@ -261,16 +271,7 @@ impl Link {
                 true
             }
             Some(Told::Group(changed)) => changed.removed && self.misses(shared, &changed.mcst_id),
-            Some(Told::PathStalled(stalled)) => {
-                let stalled = v1::PathStalled {
-                    switch_name: self.config.name.clone(),
-                    ..stalled
-                };
-                tracing::warn!(?stalled, "path stalled");
-                let event = v1::controller_event::Event::PathStalled(stalled);
-                shared.lock().publish(event);
-                false
-            }
+            Some(Told::PathStalled(stalled)) => shared.lock().path_stalled(&self.config.name, stalled),
             Some(Told::MemberFailed(failed)) => {
                 shared.lock().member_failed(&self.config.name, failed);
                 false
@@ -330,8 +331,15 @@ impl Link {
                 .collect(),
         };
         let mut core = shared.lock();
-        if core.facts.report(&self.config.name, report) {
+        let (stalled, silent) = core.signs.report(&self.config.name, &report, Instant::now());
+        let changed = core.facts.report(&self.config.name, report);
+        if changed {
             core.links_changed.switches.insert(self.config.name.clone());
+            core.links_changed.switches.extend(silent);
+        }
+        let stalls = !stalled.is_empty();
+        core.links_changed.groups.extend(stalled);
+        if changed || stalls {
             shared.fabric.send_replace(());
         }
         Ok(())

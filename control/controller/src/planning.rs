@@ -202,6 +202,7 @@ impl Draft {
             generation: record.generation,
             rate_limit: record.rate_limit.map(|limit| limit.per_lane(record.lanes())),
             mcst_ids: offers.iter().filter_map(first).collect(),
+            own_addresses: record.phase.has_run() && record.has_own_addresses(),
             ..record.kind.behaviour().request(record)
         };
         // A group that runs keeps to its tree.

@@ -190,6 +190,12 @@ impl Record {
         self.mcst_ids().chain(own.copied()).collect()
     }
 
+    /// Whether its switches have addresses of their own, by its plan.
+    pub(crate) fn has_own_addresses(&self) -> bool {
+        let mut rules = self.plan.iter().flat_map(|plan| plan.rules.values());
+        rules.any(|rule| rule.mcst_id != self.mcst_id)
+    }
+
     /// Number of its lanes.
     pub fn lanes(&self) -> u8 {
         1 + self.more_lanes.len() as u8

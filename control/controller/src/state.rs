@@ -128,13 +128,13 @@ impl Locked<'_> {
                 _ => {}
             }
         }
-        // A link may have gone down during the installation.
-        let broken =
-            broken_links::is_watched(&record) && !broken_links::down(&self.facts, &record).is_empty();
         self.replace(record)?;
         let group = name.to_owned();
         self.journal.log(move || tracing::info!(group, from, to, why));
-        if broken {
+        // A link may have gone down during the installation.
+        let down =
+            |e: &Entry| broken_links::is_watched(e.record()) && !broken_links::down(self, e).is_empty();
+        if self.groups.get(name).is_some_and(down) {
             self.links_changed.groups.insert(name.into());
             self.shared.fabric.send_replace(());
         }

@@ -17,6 +17,8 @@ pub struct Request {
     pub mcst_id: McstId,
     /// Its address at each switch, if the tree passes routers.
     pub mcst_ids: BTreeMap<String, McstId>,
+    /// Whether the switches have these addresses also in a tree that passes no routers: its members have connected to them.
+    pub own_addresses: bool,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
     /// Milliseconds after which a stalled path or collective is reported.
@@ -110,6 +112,7 @@ impl Request {
             generation: 1,
             mcst_id,
             mcst_ids: BTreeMap::new(),
+            own_addresses: false,
             pmtu,
             stall_timeout_ms: DEFAULT_STALL_TIMEOUT_MS,
             rate_limit: None,

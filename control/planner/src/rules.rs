@@ -54,7 +54,9 @@ pub(crate) fn write(
     let (root, _) = writer.node(root, None, &mut rules);
     let tree = Tree { root };
     number(&mut rules, request);
-    address(&tree, &request.mcst_ids, &mut rules)?;
+    if tree.is_routed() || request.own_addresses {
+        address(&request.mcst_ids, &mut rules)?;
+    }
     for (switch, rule) in &rules {
         let mut faults = rule.check(PortId::COUNT);
         if rule.translated().is_some() {
@@ -215,15 +217,8 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// If the tree passes routers, gives each of its switches its own McstID, which the neighbours' rules name.
-fn address(
-    tree: &Tree,
-    own: &BTreeMap<String, McstId>,
-    rules: &mut BTreeMap<String, GroupRule>,
-) -> Result<(), PlanError> {
-    if !tree.is_routed() {
-        return Ok(());
-    }
+/// Gives each switch its own McstID, which the neighbours' rules name.
+fn address(own: &BTreeMap<String, McstId>, rules: &mut BTreeMap<String, GroupRule>) -> Result<(), PlanError> {
     let own = |switch: &String| {
         let mcst_id = own.get(switch).copied();
         mcst_id.ok_or_else(|| PlanError::NoMcstId {

@@ -348,9 +348,17 @@ impl Controller {
             return Some(MemberError::diverted(group, diversion.clone()));
         }
         match state.phase() {
-            _ if !is_listed => Some(MemberError::Evicted { host, group }),
+            _ if !is_listed => Some(MemberError::Evicted {
+                host,
+                group,
+                reason: String::new(),
+            }),
             Active | Degraded if self.is_in(state) => None,
-            Active | Degraded => Some(MemberError::Evicted { host, group }),
+            Active | Degraded => {
+                let member = state.members.iter().find(|m| m.host == host);
+                let reason = member.map(|m| m.put_out.clone()).unwrap_or_default();
+                Some(MemberError::Evicted { host, group, reason })
+            }
             // The rules of its last run are being removed.
             Removing => None,
             phase => {
@@ -414,6 +422,7 @@ mod tests {
             let own = (host, own);
             for member in state.members.iter_mut().filter(|m| m.host == own.0) {
                 member.set_phase(own.1);
+                member.put_out = "it stalls".into();
             }
             member(host).lost_by(&state)
         };
@@ -421,6 +430,7 @@ mod tests {
             assert!(lost("h2", phase, Joined).is_none());
             let evicted = lost("h2", phase, Expected).expect("it is out");
             assert!(matches!(evicted, MemberError::Evicted { .. }) && !evicted.may_join_again());
+            assert_eq!(evicted.to_string(), "h2 was put out of group g: it stalls");
         }
         assert!(lost("h2", Removing, Expected).is_none());
         for (host, phase, reason) in [

@@ -97,11 +97,23 @@ pub enum MemberError {
     #[error("group {group} was destroyed before the end")]
     Destroyed { group: String },
     /// The group goes on without this member.
-    #[error("{host} was put out of group {group}")]
-    Evicted { host: String, group: String },
+    #[error("{host} was put out of group {group}{}", because(reason))]
+    Evicted {
+        host: String,
+        group: String,
+        /// Why; empty: an operator has put it out.
+        reason: String,
+    },
     /// [`crate::MemberConfig::interrupt`] was set.
     #[error("interrupted")]
     Interrupted,
+}
+
+fn because(reason: &str) -> String {
+    match reason {
+        "" => String::new(),
+        reason => format!(": {reason}"),
+    }
 }
 
 impl MemberError {

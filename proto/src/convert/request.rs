@@ -13,6 +13,8 @@ use super::{Invalid, Reader, bad_text, ip, mcst_id, missing, out_of_range, parse
 use crate::v1;
 use crate::v1::host_endpoint::Part;
 
+/// Default of [`OnStall::after`]: before a source goes on from host to host.
+const DEFAULT_STALL_MS: u32 = 5_000;
 const NAME_LENGTH_MAX: usize = 63;
 /// Leaves space for the suffix of a lane: `/15`.
 const LANED_NAME_LENGTH_MAX: usize = 61;
@@ -40,12 +42,23 @@ pub struct NewGroup {
     pub lanes: u8,
     /// Whether it fails with a receiver; otherwise it goes on without.
     pub fails_with_receiver: bool,
+    /// What becomes of it when a receiver stalls; `None`: it waits.
+    pub on_stall: Option<OnStall>,
     /// Whether each member may send.
     pub any_source: bool,
     /// Of the source, all lanes together; `None`: no limit, or that of its tenant.
     pub rate_limit: Option<RateLimit>,
     /// Repair from the switches; `None`: the source repeats what is lost.
     pub repair: Option<RepairRule>,
+}
+
+/// What becomes of a group when a receiver stalls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnStall {
+    /// The time without progress.
+    pub after: Duration,
+    /// Whether it fails; otherwise it goes on without the receiver.
+    pub fails: bool,
 }
 
 /// A member of a [`NewGroup`].
@@ -113,14 +126,16 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     };
     let start_psn = r.optional("start_psn", message.start_psn, psn);
     let mcst_id = r.optional("mcst_id", message.mcst_id.as_deref(), unicast_mcst_id);
-    let fails_with_receiver = match v1::MemberLoss::try_from(message.on_member_loss) {
-        Ok(loss) => loss == v1::MemberLoss::Fail,
-        Err(_) => {
-            let expected = "is no known way to handle the loss of a member";
-            r.fault("on_member_loss", out_of_range(message.on_member_loss, expected));
-            false
-        }
-    };
+    let fails_with_receiver = fails("on_member_loss", message.on_member_loss, &mut r);
+    let on_stall = message.on_member_stall.map(|policy| OnStall {
+        after: wait(
+            "on_member_stall.after_ms",
+            policy.after_ms,
+            DEFAULT_STALL_MS,
+            &mut r,
+        ),
+        fails: fails("on_member_stall.then", policy.then, &mut r),
+    });
     let rate_limit = rule::rate_limit(message.rate_limit, &mut r);
     rule::check_burst(rate_limit, pmtu, lanes, &mut r);
     let repair = message.repair.map(|message| repair(message, &mut r));
@@ -142,11 +157,24 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         },
         lanes: lanes.unwrap_or(1),
         fails_with_receiver,
+        on_stall,
         any_source: message.any_source,
         rate_limit,
         repair,
     });
     r.finish(group)
+}
+
+/// Whether a group fails with a receiver that is lost.
+fn fails(field: &str, loss: i32, r: &mut Reader) -> bool {
+    match v1::MemberLoss::try_from(loss) {
+        Ok(loss) => loss == v1::MemberLoss::Fail,
+        Err(_) => {
+            let expected = "is no known way to handle the loss of a member";
+            r.fault(field, out_of_range(loss, expected));
+            false
+        }
+    }
 }
 
 /// Zeros are defaults.

@@ -244,21 +244,31 @@ impl Lab {
         self.ready(name, command)
     }
 
-    /// Kills a switch as `kill -9` does, and starts it again as it was started first.
-    pub fn restart_switch(&mut self, name: &str) -> Result<()> {
-        let at = self.switches.iter().position(|switch| switch.name == name);
-        let at = at.with_context(|| format!("no switch {name}"))?;
+    /// Kills a switch as `kill -9` does. Its links keep their carrier.
+    pub fn kill_switch(&mut self, name: &str) -> Result<()> {
+        let at = self.position(name)?;
         self.switches[at].process.kill();
+        Ok(())
+    }
+
+    /// Kills a switch, and starts it again as it was started first.
+    pub fn restart_switch(&mut self, name: &str) -> Result<()> {
+        self.kill_switch(name)?;
+        let at = self.position(name)?;
         let Switch { ports, extra, .. } = &self.switches[at];
         let process = self.start_switch(name, ports, extra)?;
         self.switches[at].process = process;
         Ok(())
     }
 
+    fn position(&self, switch: &str) -> Result<usize> {
+        let at = self.switches.iter().position(|s| s.name == switch);
+        at.with_context(|| format!("no switch {switch}"))
+    }
+
     /// The process of a switch.
     pub fn switch(&self, name: &str) -> Result<&Process> {
-        let switch = self.switches.iter().find(|switch| switch.name == name);
-        Ok(&switch.with_context(|| format!("no switch {name}"))?.process)
+        Ok(&self.switches[self.position(name)?].process)
     }
 
     /// Takes the link of a switch's port down, or up again.
@@ -459,6 +469,11 @@ impl Lab {
 
     /// Starts the hosts of `transfer`, receivers first. Each joins the group by itself.
     pub fn start_transfer(&self, transfer: &Transfer<'_>) -> Result<RunningTransfer> {
+        self.start_transfer_with(transfer, &[])
+    }
+
+    /// The same with more flags of all hosts.
+    pub fn start_transfer_with(&self, transfer: &Transfer<'_>, more: &[&str]) -> Result<RunningTransfer> {
         let file = self.folder().join(format!("{}.bin", transfer.group));
         let digest = write_random(&file, transfer.size, transfer.seed)?;
         let mut receivers = Vec::new();
@@ -468,11 +483,12 @@ impl Lab {
                 host,
                 "receive",
                 transfer.group,
-                &["--op", transfer.op, "--out", &out.to_string_lossy()],
+                &[&["--op", transfer.op, "--out", &out.to_string_lossy()], more].concat(),
             )?;
             receivers.push((host.to_string(), process, out));
         }
         let send = ["--op", transfer.op, "--file", &file.to_string_lossy()];
+        let send = [&send, more].concat();
         let source = self.start_host(transfer.source, "send", transfer.group, &send)?;
         Ok(RunningTransfer {
             source,
@@ -522,6 +538,13 @@ impl RunningTransfer {
         of_host
             .map(|(_, process, _)| process)
             .with_context(|| format!("no receiver {host}"))
+    }
+
+    /// The process of a receiver that is not to get the file.
+    pub fn take(&mut self, host: &str) -> Result<Process> {
+        let at = self.receivers.iter().position(|(name, ..)| name == host);
+        let at = at.with_context(|| format!("no receiver {host}"))?;
+        Ok(self.receivers.remove(at).1)
     }
 
     /// Waits for its end, and demands that each receiver has exactly the bytes that were sent.

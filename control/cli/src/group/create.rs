@@ -54,6 +54,13 @@ pub(crate) struct Create {
     /// without one that leaves
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Loss::Evict)]
     on_member_loss: Loss,
+    /// What becomes of it when a receiver stalls: it has acknowledged nothing for --member-stall-ms, although its switch has
+    /// sent it the same packet again and again. The group waits for it, goes on without it, or fails
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Stall::Wait)]
+    on_member_stall: Stall,
+    /// How long a receiver may stall. With --fallback auto, the source leaves a group that stands still after 10 seconds
+    #[arg(long, value_name = "MS", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
+    member_stall_ms: u32,
     /// Each member may send, one after the other, and --source is the first: for castnet host turns. Its traffic ends when a
     /// member leaves or is lost
     #[arg(long, conflicts_with_all = ["rules", "collective"])]
@@ -80,6 +87,33 @@ pub(crate) struct Create {
 enum Loss {
     Evict,
     Fail,
+}
+
+impl Loss {
+    fn message(self) -> i32 {
+        match self {
+            Self::Evict => api::MemberLoss::Evict as i32,
+            Self::Fail => api::MemberLoss::Fail as i32,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Stall {
+    Wait,
+    Evict,
+    Fail,
+}
+
+impl Stall {
+    fn message(self, after_ms: u32) -> Option<api::StallPolicy> {
+        let then = match self {
+            Self::Wait => return None,
+            Self::Evict => Loss::Evict.message(),
+            Self::Fail => Loss::Fail.message(),
+        };
+        Some(api::StallPolicy { after_ms, then })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -220,10 +254,8 @@ impl Create {
                 slots: self.repair_slots.into(),
                 ack_timeout_us: 0,
             }),
-            on_member_loss: match self.on_member_loss {
-                Loss::Evict => api::MemberLoss::Evict,
-                Loss::Fail => api::MemberLoss::Fail,
-            } as i32,
+            on_member_loss: self.on_member_loss.message(),
+            on_member_stall: self.on_member_stall.message(self.member_stall_ms),
             any_source: self.any_source,
         }
     }
@@ -271,6 +303,8 @@ mod tests {
             stall_timeout_ms: 1000,
             lanes: 1,
             on_member_loss: Loss::Evict,
+            on_member_stall: Stall::Fail,
+            member_stall_ms: 700,
             any_source: false,
             repair: Repair::Source,
             repair_slots: DEFAULT_REPAIR_SLOTS,
@@ -290,6 +324,12 @@ mod tests {
             .map(|m| (m.host.as_str(), m.connection.is_some()))
             .collect();
         assert_eq!(hosts, [("h1", false), ("h2", false), ("h3", true)]);
+        let policy = api::StallPolicy {
+            after_ms: 700,
+            then: api::MemberLoss::Fail as i32,
+        };
+        assert_eq!(request.on_member_stall, Some(policy));
+        assert_eq!(Stall::Wait.message(700), None);
         let mut twice = create;
         twice.connection.push(twice.connection[0].clone());
         let failure = twice.check().expect_err("twice");

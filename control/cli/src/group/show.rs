@@ -128,6 +128,16 @@ impl GroupReport {
         base_and_timeout(facts, state.va_base, state.stall_timeout_ms);
         let loss = last_word(state.on_member_loss().as_str_name());
         facts.add("on_member_loss", "on member loss", loss);
+        let (after_ms, then, text) = match &state.on_member_stall {
+            None => (None, "wait".to_owned(), "wait".to_owned()),
+            Some(policy) => {
+                let then = last_word(policy.then().as_str_name());
+                let text = format!("{then} after {}", millis(policy.after_ms));
+                (Some(policy.after_ms), then, text)
+            }
+        };
+        facts.add_as("on_member_stall", then, "on member stall", text);
+        facts.field("member_stall_ms", after_ms);
         if let Some(repair) = state.repair {
             let text = format!("from the switches, {} packets each", repair.slots);
             facts.add_as("repair_slots", repair.slots, "repair", text);

@@ -175,6 +175,10 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
         va_base: 0x1000,
         stall_timeout_ms: 1500,
         on_member_loss: api::MemberLoss::Fail as i32,
+        on_member_stall: Some(api::StallPolicy {
+            after_ms: 700,
+            then: api::MemberLoss::Evict as i32,
+        }),
         rate_limit: Some(api::RateLimit {
             bits_per_second: 400_000_000,
             burst_bytes: 256 << 10,
@@ -191,6 +195,8 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
     says(&report, &fields, &lines);
     let loss = json!({ "on_member_loss": "fail" });
     says(&report, &loss, &["on member loss fail"]);
+    let stall = json!({ "on_member_stall": "evict", "member_stall_ms": 700 });
+    says(&report, &stall, &["on member stall evict after 700.00 ms"]);
     says(&report, &limit(), &LIMIT);
 
     let kind = api::MulticastRule {

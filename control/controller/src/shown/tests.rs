@@ -34,6 +34,7 @@ fn core() -> Core {
         store_error: None,
         postponed: Default::default(),
         links_changed: Default::default(),
+        signs: Default::default(),
     }
 }
 

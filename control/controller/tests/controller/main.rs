@@ -27,6 +27,7 @@ mod refusals;
 mod replan;
 mod restarts;
 mod routed;
+mod stalls;
 mod store;
 mod tenants;
 mod terms;

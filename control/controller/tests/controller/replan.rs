@@ -116,6 +116,172 @@ async fn a_group_that_loses_a_switch_goes_on_without_it() {
     assert!(placed.iter().any(|p| p.starts_with(other)), "{placed:?}");
 }
 
+/// What a leaf reports of its neighbours: these spines, by LLDP.
+fn hear(lab: &Lab, leaf: &str, spines: &[&str]) {
+    let port = leaf.trim_start_matches("leaf");
+    let heard = spines.iter().map(|spine| v1::Neighbour {
+        port: uplink(spine),
+        age_ns: 0,
+        kind: Some(v1::neighbour::Kind::Switch(v1::SwitchNeighbour {
+            name: (*spine).into(),
+            port: format!("{spine}-p{port}"),
+            ..Default::default()
+        })),
+    });
+    let heard = heard.collect();
+    lab.switch(leaf).with(|toy| toy.neighbours = heard);
+    lab.switch(leaf).tell();
+}
+
+/// Waits until the controller has looked at all groups after the last reports of a leaf: a group at a host's port that goes
+/// down, and up again.
+async fn seen(lab: &Lab, client: &Client, leaf: &str) {
+    for up in [false, true] {
+        set_link(lab.switch(leaf), 1, up);
+        let mut events = Events::of(client).await;
+        loop {
+            let request = v1::GetGroupRequest {
+                group: "other".into(),
+            };
+            let other = client.clone().get_group(request).await.unwrap().into_inner();
+            let reason = other.state.unwrap().reason;
+            if reason.contains(&format!("port {leaf}-p1 ")) != up {
+                break;
+            }
+            events.until(|_| Some(())).await;
+        }
+    }
+}
+
+/// A group over a spine, one at each second host of the leaves, and all spines heard by all leaves. Their carriers stay.
+async fn heard_by_all(lab: &Lab, client: &Client) -> v1::GroupState {
+    for leaf in ["leaf0", "leaf1"] {
+        hear(lab, leaf, &["spine0", "spine1"]);
+    }
+    let mut client = client.clone();
+    client
+        .create_group(lab.given("other", &["h1", "h3"], 18))
+        .await
+        .unwrap();
+    reaches(&client, "other", Active).await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    group(&client).await
+}
+
+/// It forwards on (contract S3).
+#[tokio::test]
+async fn a_switch_whose_agent_alone_is_gone_keeps_its_groups() {
+    let mut lab = two_spines().await;
+    let (_controller, client) = lab.start().await;
+    let before = heard_by_all(&lab, &client).await;
+    let spines: Vec<String> = lab.placed();
+    for spine in ["spine0", "spine1"] {
+        let mut events = Events::of(&client).await;
+        lab.switches.get_mut(spine).unwrap().stop().await;
+        events.switch(spine, false).await;
+    }
+    for leaf in ["leaf0", "leaf1"] {
+        lab.switch(leaf).tell();
+        seen(&lab, &client, leaf).await;
+    }
+    // Neither is silence of one neighbour enough.
+    hear(&lab, "leaf0", &[]);
+    seen(&lab, &client, "leaf0").await;
+    let after = until(&client, |_| true).await;
+    assert_eq!(after.generation, before.generation);
+    for spine in ["spine0", "spine1"] {
+        lab.switches.get_mut(spine).unwrap().start().await;
+    }
+    assert_eq!(lab.placed(), spines);
+}
+
+/// All links have their carrier, and there is a topology file.
+#[tokio::test]
+async fn a_group_goes_on_without_a_switch_that_no_neighbour_hears_any_more() {
+    let mut lab = two_spines().await;
+    let (_controller, client) = lab.start().await;
+    let before = heard_by_all(&lab, &client).await;
+    let lost = of_g(&lab);
+    let other = if lost == "spine0" { "spine1" } else { "spine0" };
+    lab.switches.get_mut(lost).unwrap().stop().await;
+    for leaf in ["leaf0", "leaf1"] {
+        hear(&lab, leaf, &[other]);
+    }
+    let placed = |lab: &Lab| {
+        lab.placed()
+            .iter()
+            .any(|p| *p == format!("{other} g.{}", before.generation + 1))
+    };
+    let state = until(&client, |s| s.generation > before.generation && placed(&lab)).await;
+    assert_eq!((state.mcst_id, state.members), (before.mcst_id, before.members));
+    // What it still has of the group goes when it is back, and the group stays where it is.
+    lab.switches.get_mut(lost).unwrap().start().await;
+    for leaf in ["leaf0", "leaf1"] {
+        hear(&lab, leaf, &["spine0", "spine1"]);
+    }
+    while lab.placed().iter().any(|p| p.starts_with(&format!("{lost} g."))) {
+        tokio::task::yield_now().await;
+    }
+    assert!(placed(&lab));
+}
+
+/// The spine of group g.
+fn of_g(lab: &Lab) -> &'static str {
+    let has = |spine: &str| lab.switch(spine).groups().iter().any(|g| g.starts_with("g."));
+    ["spine0", "spine1"]
+        .into_iter()
+        .find(|s| has(s))
+        .expect("a spine")
+}
+
+/// Nothing is heard by LLDP, as behind ordinary switches. The report comes before the agent is known to be gone, or after that.
+#[tokio::test]
+async fn a_group_goes_on_without_a_switch_that_it_waits_for_and_that_does_not_answer() {
+    for late in [false, true] {
+        let mut lab = two_spines().await;
+        let (_controller, mut client) = lab.start().await;
+        client
+            .create_group(lab.given("g", &["h0", "h2"], 17))
+            .await
+            .unwrap();
+        let before = group(&client).await;
+        let (mut events, lost) = (Events::of(&client).await, of_g(&lab));
+        let stalled = v1::PathStalled {
+            mcst_id: before.mcst_id.clone(),
+            group: "g".into(),
+            next_hop: lost.into(),
+            for_ns: 2_000_000_000,
+            generation: before.generation,
+            ..Default::default()
+        };
+        let report = |lab: &Lab| {
+            lab.switch("leaf0")
+                .report(v1::agent_event::Event::PathStalled(stalled.clone()))
+        };
+        if !late {
+            // The switch answers: it is for others to say what is wrong.
+            report(&lab);
+            let is =
+                |e: &v1::controller_event::Event| matches!(e, v1::controller_event::Event::PathStalled(_));
+            events.until(|event| is(event).then_some(())).await;
+            assert_eq!(until(&client, |_| true).await.generation, before.generation);
+        }
+        lab.switches.get_mut(lost).unwrap().stop().await;
+        if late {
+            events.switch(lost, false).await;
+            report(&lab);
+        }
+        until(&client, |s| s.generation > before.generation).await;
+        let other = if lost == "spine0" { "spine1" } else { "spine0" };
+        while !lab.placed().iter().any(|p| p.starts_with(&format!("{other} g."))) {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
 /// Its switches know how many packets each host has sent, and no other switch does.
 #[tokio::test]
 async fn a_group_whose_members_all_send_fails_with_a_link() {

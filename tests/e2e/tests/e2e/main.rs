@@ -8,6 +8,7 @@ mod fabric;
 mod fallback;
 mod flow_control;
 mod lanes;
+mod lost_switches;
 mod members;
 mod moving;
 mod multicast;

@@ -2,7 +2,7 @@
 //! destroyed under way.
 
 use anyhow::{Result, ensure};
-use castnet_e2e::lab::{STAR, digest, write_random};
+use castnet_e2e::lab::{self, STAR, TWO_TIERS, digest, write_random};
 use castnet_e2e::process::Process;
 use castnet_e2e::{Lab, Transfer, net};
 
@@ -86,6 +86,35 @@ fn a_killed_receiver_is_named_and_a_destroyed_group_ends_its_members() {
         lab.castnet(&["group", "destroy", "g", "--controller", &controller])?;
         ended(&mut running.source)?;
         ended(running.receiver("h2")?)
+    });
+}
+
+/// Its call to the controller still stands when it is put out: the report of its switch counts. The others have every byte, and it
+/// learns why it has not.
+#[test]
+fn a_receiver_that_is_stopped_is_put_out_and_the_others_go_on() {
+    lab::in_lab("members", TWO_TIERS, &[], |lab| {
+        let controller = lab.socket("controller");
+        let transfer = transfer("g", "h1", &["h2", "h4", "h5", "h6"], "send", 64 << 20);
+        let policy = ["--on-member-stall", "evict", "--member-stall-ms", "3000"];
+        lab.create_group_with(&transfer, &policy)?;
+        let mut running = lab.start_transfer_with(&transfer, &["--fallback", "off"])?;
+        running
+            .source
+            .wait_until("data was under way", |_| lab.data_in("g", "leaf2") > Some(1000))?;
+        let mut stopped = running.take("h5")?;
+        stopped.stop()?;
+        let mut reason = String::new();
+        running.source.wait_until("h5 was put out", |_| {
+            let shown = lab.castnet_json(&["group", "show", "g", "--controller", &controller]);
+            reason = shown.map_or_else(|e| e.to_string(), |shown| shown["reason"].to_string());
+            reason.contains("host h5 stalls")
+        })?;
+        ensure!(reason.contains("although switch leaf2 has sent it"), "{reason}");
+        running.finish()?;
+        stopped.go_on()?;
+        ensure!(!stopped.wait()?.success(), "{}", stopped.output());
+        Ok(())
     });
 }
 

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use tokio::time::Instant;
 
 use crate::broken_links::DownLinks;
+use crate::kinds::multicast::stall::PathStall;
 
-/// All but the links is of groups of ranks.
+/// All but links and paths is of groups of ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Live {
     /// The last call of each rank. Counts while the rank has a seat, which is stored and may be taken back.
@@ -15,8 +16,10 @@ pub(crate) struct Live {
     pub(crate) stalls: BTreeMap<String, (Instant, Vec<u16>)>,
     /// Ranks that are waited for, by all of these reports.
     pub(crate) waiting_for: Vec<u16>,
-    /// Links of its tree, while it runs.
+    /// Links and switches of its tree, while it runs.
     pub(crate) links_down: DownLinks,
+    /// Paths that switches of a multicast group wait for, by switch.
+    pub(crate) path_stalls: BTreeMap<String, PathStall>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +34,7 @@ impl Live {
     /// The rules have ended or been replaced: earlier reports no longer apply.
     pub(crate) fn rules_ended(&mut self) {
         self.stalls.clear();
+        self.path_stalls.clear();
         self.waiting_for.clear();
     }
 }

@@ -46,6 +46,7 @@ impl Locked<'_> {
                     Arc::make_mut(&mut kind.members).push(Arc::new(MemberRecord {
                         host: host.into(),
                         state: Joining::Expected,
+                        put_out: None,
                     }));
                 }
             })?;

@@ -89,7 +89,9 @@ impl Locked<'_> {
             .iter_mut()
             .filter(|m| m.host == host)
         {
-            Arc::make_mut(member).state = Joining::Joined(seat.clone());
+            let member = Arc::make_mut(member);
+            member.state = Joining::Joined(seat.clone());
+            member.put_out = None;
         }
         let members = part.members.clone();
         Arc::make_mut(&mut part.members).retain(|m| m.host == host || is_in(&m.host));

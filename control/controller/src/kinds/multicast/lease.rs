@@ -1,12 +1,13 @@
 //! Leases of members: calls that stand while the member is in the group.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::evict::Afterwards;
 use super::record::{JoinedBy, Multicast, Seat};
 use crate::core::Locked;
 use crate::error::Refusal;
-use crate::kinds::Joining;
+use crate::kinds::{Joining, Kind};
 use crate::lifecycle::Event;
 use crate::record::Ending;
 
@@ -90,19 +91,39 @@ impl Locked<'_> {
 
     /// The connection of a member of a running group is dead.
     pub(super) fn lose(&mut self, group: &str, host: &str, reason: String) -> Result<(), Refusal> {
+        let fails = self.multicast(group)?.1.fails_with_receiver;
+        self.lose_or_fail(group, host, reason, fails)
+    }
+
+    /// A member of a running group is lost. `fails`: so is the group, if it is a receiver.
+    pub(super) fn lose_or_fail(
+        &mut self,
+        group: &str,
+        host: &str,
+        reason: String,
+        fails: bool,
+    ) -> Result<(), Refusal> {
         let (entry, kind) = self.multicast(group)?;
         if !entry.record().phase.has_run() {
             return Ok(());
         }
         tracing::warn!(group, host, reason, "member lost");
         let is_receiver = kind.any_source || kind.source != host;
-        if kind.fails_with_receiver && is_receiver && !kind.is_waiting(host) {
+        if fails && is_receiver && !kind.is_waiting(host) {
             let ending = Ending::failed(entry.record().generation, None, None, reason);
             return self.step(group, Event::Lost, Some(ending));
         }
         if kind.needs(host) {
             return self.step(group, Event::Ended, None);
         }
-        self.evict_host(group, host, Afterwards::Member)
+        self.evict_host(group, host, Afterwards::Member)?;
+        self.change(group, |r| {
+            if let Kind::Multicast(kind) = &mut r.kind {
+                let mut members = Arc::make_mut(&mut kind.members).iter_mut();
+                if let Some(member) = members.find(|m| m.host == host) {
+                    Arc::make_mut(member).put_out = Some(reason);
+                }
+            }
+        })
     }
 }

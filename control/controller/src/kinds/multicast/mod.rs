@@ -24,6 +24,7 @@ mod prune;
 pub mod record;
 pub(crate) mod replan;
 pub(crate) mod requests;
+pub(crate) mod stall;
 pub(crate) mod view;
 
 impl GroupKind for Multicast {
@@ -108,7 +109,7 @@ impl GroupKind for Multicast {
             source: self.member(&self.source).map_or(0, |(i, _)| i as u16),
         };
         Request {
-            stall_timeout_ms: self.stall_timeout_ms,
+            stall_timeout_ms: self.report_stalls_ms(),
             ..Request::multicast(&record.name, record.mcst_id, self.pmtu, members, rule)
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use castnet_proto::convert::{NewGroup, NewMember};
+use castnet_proto::convert::{NewGroup, NewMember, OnStall};
 use castnet_rules::RepairRule;
 use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,9 @@ pub struct Multicast {
     /// Whether it fails with a receiver; otherwise it goes on without.
     #[serde(default)]
     pub fails_with_receiver: bool,
+    /// What becomes of it when a receiver stalls; `None`: it waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_stall: Option<StallPolicy>,
     /// Whether each member may send. Switches cannot change the members of such a group while it runs.
     #[serde(default)]
     pub any_source: bool,
@@ -40,6 +43,15 @@ pub struct Multicast {
     pub source: String,
     /// All members, the source included, in the order of the request.
     pub members: Arc<Vec<Arc<MemberRecord>>>,
+}
+
+/// What becomes of a group when a receiver stalls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StallPolicy {
+    /// Milliseconds without progress.
+    pub after_ms: u32,
+    /// Whether it fails; otherwise it goes on without the receiver.
+    pub fails: bool,
 }
 
 /// A source that has left its group to go on from host to host.
@@ -58,6 +70,9 @@ pub struct MemberRecord {
     pub host: String,
     /// Whether it has joined.
     pub state: MemberState,
+    /// Why it was put out; `None`: it was not, or has joined again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub put_out: Option<String>,
 }
 
 /// Whether a member has joined.
@@ -105,6 +120,7 @@ impl Multicast {
             Arc::new(MemberRecord {
                 host: m.host,
                 state: seat.map_or(Joining::Expected, Joining::Joined),
+                put_out: None,
             })
         };
         Self {
@@ -113,6 +129,10 @@ impl Multicast {
             va_base: group.va_base,
             stall_timeout_ms: group.stall_timeout_ms,
             fails_with_receiver: group.fails_with_receiver,
+            on_stall: group.on_stall.map(|OnStall { after, fails }| StallPolicy {
+                after_ms: after.as_millis() as u32,
+                fails,
+            }),
             any_source: group.any_source,
             repair: group.repair,
             diverted: None,
@@ -148,6 +168,12 @@ impl Multicast {
         let gone = |m: &Arc<MemberRecord>| !matches!(m.state, Joining::Joined(_));
         let needed_gone = self.members.iter().any(|m| self.needs(&m.host) && gone(m));
         needed_gone || self.members.iter().filter(|m| m.host != self.source).all(gone)
+    }
+
+    /// Milliseconds after which a switch reports a path that stalls: not later than the group is to do without it.
+    pub(crate) fn report_stalls_ms(&self) -> u32 {
+        let after = self.on_stall.map_or(u32::MAX, |policy| policy.after_ms);
+        self.stall_timeout_ms.min(after)
     }
 
     /// Hosts that have not joined.

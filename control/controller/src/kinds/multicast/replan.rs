@@ -57,8 +57,9 @@ pub(crate) async fn replan(shared: Arc<Shared>, name: String, lost: String) {
 
 /// The group with the members that take part, if links of it are down.
 fn wanted(core: &Core, name: &str) -> Option<Record> {
-    let record = core.groups.get(name)?.record();
-    if !broken_links::is_watched(record) || broken_links::down(&core.facts, record).is_empty() {
+    let entry = core.groups.get(name)?;
+    let record = entry.record();
+    if !broken_links::is_watched(record) || broken_links::down(core, entry).is_empty() {
         return None;
     }
     let before = record.plan.clone()?;
@@ -74,15 +75,9 @@ fn wanted(core: &Core, name: &str) -> Option<Record> {
 /// Stores the new tree. Fails if members would have to connect in another way.
 fn place(core: &mut Locked<'_>, wanted: &Record, layout: Layout) -> Result<(), &'static str> {
     let Layout { plan, new_mcst_ids } = layout;
-    if !new_mcst_ids.is_empty() || !wanted.own_mcst_ids.is_empty() {
-        return Err("it passes routers, and its members have the addresses of their switches");
-    }
-    let same = wanted
-        .plan
-        .as_ref()
-        .is_some_and(|before| serves_all_of(&plan, before));
-    if !same {
-        return Err("members would have to connect to other queue pairs");
+    match &wanted.plan {
+        Some(before) => serves_all_of(&plan, before)?,
+        None => return Err("it has no plan"),
     }
     if let Some(entry) = core.groups.get_mut(&wanted.name) {
         entry.live.links_down.clear();
@@ -90,22 +85,41 @@ fn place(core: &mut Locked<'_>, wanted: &Record, layout: Layout) -> Result<(), &
     }
     core.try_change(&wanted.name, |r| {
         r.generation = wanted.generation;
+        r.own_mcst_ids.extend(new_mcst_ids);
         r.placed.extend(plan.rules.keys().cloned());
         r.plan = Some(Arc::new(plan));
     });
     Ok(())
 }
 
-/// Whether each member finds its queue pair where it was.
-fn serves_all_of(plan: &Plan, before: &Plan) -> bool {
-    before.rules.iter().all(|(switch, old)| {
-        let new = plan.rules.get(switch).map_or(&[][..], |new| &new.endpoints);
-        let mut hosts = old.endpoints.iter().filter(|e| e.next_hop.host().is_some());
-        hosts.all(|old| {
+/// Fails unless each member finds its queue pair, and the address of its switch, where they were.
+fn serves_all_of(plan: &Plan, before: &Plan) -> Result<(), &'static str> {
+    for (switch, old) in &before.rules {
+        let mut hosts = old
+            .endpoints
+            .iter()
+            .filter(|e| e.next_hop.host().is_some())
+            .peekable();
+        let Some(new) = plan.rules.get(switch) else {
+            match hosts.peek() {
+                Some(_) => return Err("members would have to connect to another switch"),
+                None => continue,
+            }
+        };
+        let finds = |old: &Endpoint| {
             let same = |new: &Endpoint| {
                 (new.port, new.virtual_qpn, &new.next_hop) == (old.port, old.virtual_qpn, &old.next_hop)
             };
-            new.iter().any(same)
-        })
-    })
+            new.endpoints.iter().any(same)
+        };
+        if hosts.peek().is_some() && new.mcst_id != old.mcst_id {
+            return Err(
+                "the other one passes routers, and the address that its members connected to is not routed to their switches",
+            );
+        }
+        if !hosts.all(finds) {
+            return Err("members would have to connect to other queue pairs");
+        }
+    }
+    Ok(())
 }

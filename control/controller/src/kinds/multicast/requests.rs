@@ -270,7 +270,11 @@ impl Locked<'_> {
                     .iter_mut()
                     .find(|m| m.host == host)
             {
-                Arc::make_mut(member).state = state;
+                let member = Arc::make_mut(member);
+                if matches!(state, Joining::Joined(_)) {
+                    member.put_out = None;
+                }
+                member.state = state;
             }
         })
     }

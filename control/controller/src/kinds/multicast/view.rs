@@ -119,6 +119,7 @@ pub(crate) fn member(group: &Multicast, core: &Core, at: usize) -> v1::MemberSta
     if member.is_waiting() {
         state.set_phase(v1::MemberPhase::Joining);
     }
+    state.put_out = member.put_out.clone().unwrap_or_default();
     state
 }
 
@@ -141,6 +142,13 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
             true => v1::MemberLoss::Fail,
             false => v1::MemberLoss::Evict,
         } as i32,
+        on_member_stall: group.on_stall.map(|policy| v1::StallPolicy {
+            after_ms: policy.after_ms,
+            then: match policy.fails {
+                true => v1::MemberLoss::Fail,
+                false => v1::MemberLoss::Evict,
+            } as i32,
+        }),
         rate_limit: record.rate_limit.map(rate_limit_to_proto),
         any_source: group.any_source,
         repair: group.repair.map(repair_to_proto),
@@ -178,7 +186,8 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
         }
         Phase::Active | Phase::Degraded => {
             let links = entry.live.links_down.values().map(|(_, link)| link.words());
-            let parts = links.chain([entry.note.clone(), problems(entry, "")]);
+            let out = group.members.iter().filter_map(|m| m.put_out.clone());
+            let parts = links.chain([entry.note.clone(), problems(entry, "")]).chain(out);
             let parts: Vec<_> = parts.filter(|part| !part.is_empty()).collect();
             parts.join("; ")
         }
