@@ -13,7 +13,9 @@ pub(crate) fn right(method: &str) -> Option<Right> {
     Some(match method {
         "CreateGroup" | "CreateCollective" | "DestroyGroup" | "AddMember" | "EvictMember" | "ForgetHost"
         | "PurgeGroups" => Right::Operate,
-        "JoinGroup" | "LeaveGroup" | "InitGroup" | "Exchange" | "RegisterHost" => Right::Join,
+        "JoinGroup" | "LeaveGroup" | "ReportUnreached" | "InitGroup" | "Exchange" | "RegisterHost" => {
+            Right::Join
+        }
         "GetGroup" => Right::Look,
         "FindLeader" => Right::Reach,
         "ListGroups" | "PlanGroup" | "ListSwitches" | "ListHosts" | "GetTopology" | "WatchEvents" => {

@@ -1,7 +1,10 @@
 //! Refusals of switches, and what the next placement learns from them. Reports of switches, with which the controller
 //! plans, may be outdated. Where the fabric allows, a switch that refuses is avoided, or gets a smaller part.
 
+use std::sync::Arc;
+
 use castnet_planner::{Room, Shortage};
+use castnet_topology::Topology;
 
 use crate::lifecycle::{Cause, Failure};
 use castnet_rules::GroupRule;
@@ -11,7 +14,11 @@ const REFUSALS_MAX: usize = 8;
 
 /// Refusals of switches since the group was last active.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Detours(Vec<Detour>);
+pub(crate) struct Detours {
+    refusals: Vec<Detour>,
+    /// Reports of switches that could show another place were waited for, and have not come.
+    has_waited: bool,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Detour {
@@ -30,12 +37,13 @@ impl Detours {
         of_memory: bool,
         failure: &Failure,
     ) -> bool {
-        // Other refusals would be the same elsewhere, or an operator has to act.
+        // Other refusals would be the same elsewhere, or an operator has to act. Without the receivers there, a multicast group may run.
         let may_differ = matches!(failure.cause, Cause::NoRoom | Cause::Unreachable);
-        if !may_differ || self.0.len() >= REFUSALS_MAX {
+        let may_differ = may_differ || rule.multicast().is_some();
+        if !may_differ || self.refusals.len() >= REFUSALS_MAX {
             return false;
         }
-        self.0.push(Detour {
+        self.refusals.push(Detour {
             switch: switch.into(),
             bytes: of_memory.then(|| rule.reserved_bytes()),
             failure: failure.clone(),
@@ -45,7 +53,7 @@ impl Detours {
 
     /// Reduces the room of a switch by its refusals.
     pub(crate) fn apply(&self, switch: &str, room: &mut Room) {
-        for Detour { bytes, .. } in self.0.iter().filter(|d| d.switch == switch) {
+        for Detour { bytes, .. } in self.refusals.iter().filter(|d| d.switch == switch) {
             match bytes {
                 Some(bytes) => room.memory_free = room.memory_free.min(bytes.saturating_sub(1)),
                 None => room.groups_free = 0,
@@ -53,8 +61,30 @@ impl Detours {
         }
     }
 
+    /// Whether nothing has been found out that reports of switches do not say.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.refusals.is_empty() && !self.has_waited
+    }
+
+    pub(crate) fn has_waited(&self) -> bool {
+        self.has_waited
+    }
+
+    /// No more reports of switches are waited for.
+    pub(crate) fn note_waited(&mut self) {
+        self.has_waited = true;
+    }
+
+    /// The fabric without the switches that have refused a group that reserves no room: another rule would be refused as well.
+    pub(crate) fn without_switches(&self, fabric: &Arc<Topology>) -> Arc<Topology> {
+        if self.refusals.is_empty() {
+            return fabric.clone();
+        }
+        let mut rest = Topology::clone(fabric);
+        for Detour { switch, .. } in &self.refusals {
+            rest.set_switch_up(switch, false);
+        }
+        Arc::new(rest)
     }
 
     /// What switches lack: their refusals, or else the planner's shortages.
@@ -66,17 +96,21 @@ impl Detours {
     }
 
     fn of(&self, switch: &str) -> Option<String> {
-        let refusals = self.0.iter().rev();
+        let refusals = self.refusals.iter().rev();
         refusals.filter(|d| d.switch == switch).map(Detour::words).next()
     }
 
     pub(crate) fn words(&self) -> String {
-        self.0.iter().map(Detour::words).collect::<Vec<_>>().join("; ")
+        self.refusals
+            .iter()
+            .map(Detour::words)
+            .collect::<Vec<_>>()
+            .join("; ")
     }
 
     /// The failure to report for a group that has no other place.
     pub(crate) fn end(&self, failure: Failure) -> Failure {
-        let Some(last) = self.0.last() else {
+        let Some(last) = self.refusals.last() else {
             return failure;
         };
         match failure.cause {

@@ -10,6 +10,8 @@ use tokio::time::{Instant, timeout_at};
 use crate::config::Checkpoint;
 use crate::core::{Core, Locked, Shared};
 use crate::fabric::Reach;
+use crate::kinds::Kind;
+use crate::kinds::multicast::record::Multicast;
 use crate::lifecycle::{After, Cause, Event, Failure, Phase};
 use crate::link::SwitchError;
 use crate::planning::{Layout, NoPlan};
@@ -134,8 +136,12 @@ async fn turned_down(
     let failure = error.failure(switch);
     let may_move = {
         let mut core = shared.lock();
-        // A group that outlives its switches stays where it is.
-        let stays = |e: &Entry| e.record().kind.behaviour().outlives_switches();
+        // A multicast group gives up a switch only if the receivers there may be outside.
+        let stays = |e: &Entry| {
+            e.record()
+                .multicast()
+                .is_some_and(|kind| kind.may_be_outside().is_empty())
+        };
         let stays = installing(&core, name, generation).is_none_or(stays);
         match (core.groups.get_mut(name), plan.rules.get(switch)) {
             (Some(entry), Some(rule)) if !stays => {
@@ -201,6 +207,9 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
             Err(failure) => failure,
         };
         if timeout_at(deadline, changes.changed()).await.is_err() {
+            if goes_without(shared, name, generation) {
+                continue;
+            }
             let waited = shared.config.timeouts.host;
             let reason = format!("{}; waited {waited:?}", failure.reason);
             let failure = Failure { reason, ..failure };
@@ -210,11 +219,30 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
     }
 }
 
+/// The reports that were waited for have not come. Whether the group can be tried without the receivers that are missing.
+fn goes_without(shared: &Arc<Shared>, name: &str, generation: u64) -> bool {
+    let mut core = shared.lock();
+    let may_split = |e: &Entry| {
+        e.record()
+            .multicast()
+            .is_some_and(|kind| !kind.may_be_outside().is_empty())
+    };
+    if !installing(&core, name, generation).is_some_and(may_split) {
+        return false;
+    }
+    let entry = core.groups.get_mut(name).filter(|e| !e.detours.has_waited());
+    entry.map(|entry| entry.detours.note_waited()).is_some()
+}
+
 /// Stores the layout of a group. From then on its switches may have a part of it.
 pub(crate) fn place(core: &mut Locked<'_>, name: &str, layout: Layout) -> Result<Arc<Plan>, NoPlan> {
     let layout = ready(core, layout)?;
     let plan = Arc::new(layout.plan);
+    let outside = outside(core, name, &layout.outside)?;
     core.try_change(name, |r| {
+        if let (Kind::Multicast(kind), Some(outside)) = (&mut r.kind, outside) {
+            *kind = outside;
+        }
         r.own_mcst_ids.extend(layout.new_mcst_ids);
         r.placed.extend(plan.rules.keys().cloned());
         r.plan = Some(plan.clone());
@@ -222,11 +250,29 @@ pub(crate) fn place(core: &mut Locked<'_>, name: &str, layout: Layout) -> Result
     Ok(plan)
 }
 
+/// The group with the receivers outside that its tree does not reach. `None`: it reaches all.
+fn outside(core: &Core, name: &str, hosts: &[(String, String)]) -> Result<Option<Multicast>, NoPlan> {
+    let Some((first, reason)) = hosts.first() else {
+        return Ok(None);
+    };
+    let entry = core.groups.get(name);
+    let kind = entry.and_then(|entry| entry.record().multicast().cloned());
+    let put = |mut kind: Multicast| kind.put_outside(hosts, &core.facts.topology()).map(|()| kind);
+    kind.and_then(put).map(Some).ok_or_else(|| {
+        NoPlan::Never(Failure {
+            cause: Cause::Unfit,
+            field: "members".into(),
+            reason: format!("{first}: {reason}; no receiver in the tree could pass the stream on"),
+        })
+    })
+}
+
 /// A layout that can be stored: its switches have reported, and its addresses are given out.
 pub(crate) fn ready(core: &mut Locked<'_>, layout: Layout) -> Result<Layout, NoPlan> {
     let Layout {
         mut plan,
         new_mcst_ids,
+        outside,
     } = layout;
     // Its report has the addresses of its ports and its free room.
     let silent = plan
@@ -244,7 +290,11 @@ pub(crate) fn ready(core: &mut Locked<'_>, layout: Layout) -> Result<Layout, NoP
         plan.verify_macs();
     }
     core.given_out(&new_mcst_ids);
-    Ok(Layout { plan, new_mcst_ids })
+    Ok(Layout {
+        plan,
+        new_mcst_ids,
+        outside,
+    })
 }
 
 /// The switches of a group's tree, the top one first, then others that may have a part of it.

@@ -1,6 +1,6 @@
 //! From a record to a plan: the part of planning that all kinds share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use castnet_planner::{LinkLoad, Member, PlanError, Request, Role, Room, Rooms, Shortage, Tree, TreeNode};
@@ -13,7 +13,8 @@ use crate::core::{Core, Locked, Shared};
 use crate::detour::Detours;
 use crate::error::Refusal;
 use crate::fabric::Place;
-use crate::lifecycle::{Cause, Failure};
+use crate::kinds::multicast::outside::{self, Split};
+use crate::lifecycle::{Cause, Failure, Phase};
 use crate::record::{Plan, Record, TreeSwitch};
 use crate::table::{Snapshot, Usage};
 
@@ -158,7 +159,15 @@ impl Core {
 /// A group to be placed, and what its place depends on. Taken under the lock.
 struct Draft {
     request: Request,
+    /// The present fabric.
+    fabric: Arc<Topology>,
+    /// The same without switches that have refused a multicast group.
     topology: Arc<Topology>,
+    /// Receivers that may be outside of the tree, and those of them that were not seen anywhere.
+    may_be_outside: BTreeSet<String>,
+    unseen: Vec<(String, String)>,
+    /// Why switches have refused it.
+    refusals: String,
     load: Snapshot,
     /// McstIDs that it may have at each switch, if there are routers.
     offers: BTreeMap<String, Vec<McstId>>,
@@ -168,6 +177,8 @@ struct Draft {
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) plan: Plan,
+    /// Receivers of a multicast group that the tree does not reach, and why.
+    pub(crate) outside: Vec<(String, String)>,
     /// McstIDs that switches newly get for it: none if its tree passes no routers.
     pub(crate) new_mcst_ids: BTreeMap<String, Vec<McstId>>,
 }
@@ -190,12 +201,25 @@ impl Rooms for Unlocked<'_> {
     }
 }
 
-type Planned = Result<castnet_planner::Plan, PlanError>;
+type Planned = Result<Split, PlanError>;
 
 impl Draft {
     fn new(core: &Core, record: &Record) -> Result<Self, NoPlan> {
-        locate(core, record)?;
-        let topology = core.facts.topology();
+        let detours = core.groups.get(&record.name).map(|e| &e.detours);
+        let detours = detours.filter(|_| record.phase == Phase::Installing);
+        // Without a file, a switch that has not reported yet may have the missing link.
+        let is_certain = core.facts.file.is_some() || detours.is_some_and(|detours| !detours.is_empty());
+        let may_be_outside = match record.multicast() {
+            Some(kind) if is_certain && record.phase == Phase::Installing => kind.may_be_outside(),
+            _ => BTreeSet::new(),
+        };
+        let may_wait = detours.is_none_or(|detours| !detours.has_waited());
+        let unseen = locate(core, record, |host| !may_wait && may_be_outside.contains(host))?;
+        let fabric = core.facts.topology();
+        let topology = match detours.filter(|_| record.multicast().is_some()) {
+            Some(detours) => detours.without_switches(&fabric),
+            None => fabric.clone(),
+        };
         let offers = core.offers(record);
         let first = |(switch, ids): (&String, &Vec<McstId>)| Some((switch.clone(), *ids.first()?));
         let request = Request {
@@ -207,19 +231,30 @@ impl Draft {
         };
         // A group that runs keeps to its tree.
         let load = match record.plan.as_deref().filter(|_| record.phase.has_run()) {
-            Some(plan) => Snapshot::of(&topology, LinkLoad::beside(&topology, plan.edges())),
-            None => core.groups.load(&topology, &record.name),
+            Some(plan) => Snapshot::of(&fabric, LinkLoad::beside(&fabric, plan.edges())),
+            None => core.groups.load(&fabric, &record.name),
         };
         Ok(Self {
             load,
+            fabric,
             topology,
+            may_be_outside,
+            unseen,
+            refusals: detours.map_or_else(String::new, Detours::words),
             request,
             offers,
         })
     }
 
     fn plan(&self, rooms: &dyn Rooms) -> Planned {
-        castnet_planner::plan(&self.topology, &self.load.get(), rooms, &self.request)
+        let (topology, load) = (&*self.topology, self.load.get());
+        let plan = |request: &Request| castnet_planner::plan(topology, &load, rooms, request);
+        if self.may_be_outside.is_empty() {
+            return plan(&self.request).map(Split::all);
+        }
+        let request = self.request.clone();
+        let fabrics = (topology, &*self.fabric, self.refusals.as_str());
+        outside::split(fabrics, request, &self.may_be_outside, self.unseen.clone(), plan)
     }
 
     /// Whether the plan takes less time than to hand it to another thread is worth.
@@ -235,14 +270,14 @@ impl Draft {
                 && !core.written_off.contains_key(mcst_id)
                 && core.facts.host_of(mcst_id.0, None).is_none()
         };
-        let fits = |plan: &castnet_planner::Plan| {
+        let fits = |Split { plan, .. }: &Split| {
             let room = |switch: &str| core.room(record, switch);
             let mut rules = plan.rules.iter();
             let reserves = record.collective().is_some();
             (!reserves || rules.all(|(switch, rule)| Shortage::of(switch, &room(switch), rule).is_none()))
                 && self.new_mcst_ids(record, plan).values().flatten().all(is_free)
         };
-        self.topology.same_paths(&core.facts.topology())
+        self.fabric.same_paths(&core.facts.topology())
             && record.mcst_ids().all(|mcst_id| is_free(&mcst_id))
             && planned.as_ref().map_or(true, fits)
     }
@@ -257,8 +292,9 @@ impl Draft {
 
     fn layout(&self, core: &Core, record: &Record, planned: Planned) -> Result<Layout, NoPlan> {
         match planned {
-            Ok(plan) => Ok(Layout {
+            Ok(Split { plan, outside }) => Ok(Layout {
                 new_mcst_ids: self.new_mcst_ids(record, &plan),
+                outside,
                 plan: Plan {
                     tree: tree_switches(&plan.tree),
                     rules: plan.rules,
@@ -353,8 +389,14 @@ fn no_plan(core: &Core, record: &Record, error: &PlanError) -> NoPlan {
     }
 }
 
-fn locate(core: &Core, record: &Record) -> Result<(), NoPlan> {
+/// Members that were not seen at any switch, and need not be.
+fn locate(
+    core: &Core,
+    record: &Record,
+    may_be_outside: impl Fn(&str) -> bool,
+) -> Result<Vec<(String, String)>, NoPlan> {
     let kind = record.kind.behaviour();
+    let mut unseen = Vec::new();
     for (i, party) in kind.parties().into_iter().enumerate() {
         let host = party.host;
         let reason = match core.facts.place(host) {
@@ -375,13 +417,17 @@ fn locate(core: &Core, record: &Record) -> Result<(), NoPlan> {
                 )
             }
         };
+        if may_be_outside(host) {
+            unseen.push((host.to_owned(), reason));
+            continue;
+        }
         return Err(NoPlan::NotYet(Failure {
             cause: Cause::Unseen,
             field: kind.party_field(i),
             reason,
         }));
     }
-    Ok(())
+    Ok(unseen)
 }
 
 /// A member for the planner. Until it has joined, it has stand-in addresses from 198.18.0.0/15 (RFC 2544, benchmarks),

@@ -5,7 +5,7 @@ use castnet_proto::access::Caller;
 use castnet_proto::convert::{
     Invalid, connection_from_proto, diversion_from_proto, exchange_from_proto, lease_from_proto,
     name_from_proto, new_collective_from_proto, new_group_from_proto, rank_join_from_proto,
-    registration_from_proto,
+    registration_from_proto, unreached_from_proto,
 };
 use castnet_proto::v1;
 use castnet_proto::v1::controller_server::Controller;
@@ -19,6 +19,7 @@ use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
 use crate::foresee::Wanted;
 use crate::kinds::collective::secret::Secret;
+use crate::kinds::multicast::requests::HowToJoin;
 use crate::link::{GROUPS_TOGETHER, Link};
 use crate::requests::{Seen, StandingCall};
 use crate::table::Entry;
@@ -170,6 +171,8 @@ impl Controller for Service {
             lease_ms,
             brief,
             from_next_message,
+            co_works,
+            passes_on,
         } = request.into_inner();
         let lease = lease_from_proto(lease_ms)?;
         caller.concerns(format!("{group} host {host}"));
@@ -178,7 +181,13 @@ impl Controller for Service {
         caller.check_host(&host, "join")?;
         let join = |core: &mut Locked<'_>| {
             core.check_member(&caller, &group, "join")?;
-            core.join(&group, host, ends, (lease, from_next_message))
+            let how = HowToJoin {
+                lease,
+                from_next_message,
+                co_works,
+                passes_on,
+            };
+            core.join(&group, host, ends, how)
         };
         let mut join = self.stored(join).await?;
         join.brief = brief;
@@ -214,6 +223,29 @@ impl Controller for Service {
             }
         };
         Ok(Response::new(self.stored(leave).await?))
+    }
+
+    async fn report_unreached(
+        &self,
+        request: Request<v1::ReportUnreachedRequest>,
+    ) -> Answer<v1::ReportUnreachedResponse> {
+        let caller = Caller::of(&request)?;
+        let v1::ReportUnreachedRequest {
+            group,
+            host,
+            receiver,
+            number,
+            reason,
+        } = request.into_inner();
+        caller.concerns(format!("{group} host {host} receiver {receiver}"));
+        let reason = unreached_from_proto(reason)?;
+        caller.check_host(&host, "report")?;
+        let report = |core: &mut Locked<'_>| {
+            core.check_member(&caller, &group, "report about")?;
+            core.unreached(&group, (&host, &receiver, number), &reason)
+        };
+        self.stored(report).await?;
+        Ok(Response::new(v1::ReportUnreachedResponse {}))
     }
 
     async fn destroy_group(

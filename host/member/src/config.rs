@@ -118,6 +118,12 @@ pub struct MemberConfig {
     pub lease: Duration,
     /// Whether a receiver also joins a group that runs, from the next message of the source on.
     pub from_next_message: bool,
+    /// At a source: it waits for receivers that the tree does not reach ([`crate::Member::await_outside`]). At a receiver of streams: it can be
+    /// one of them, and gets the stream from another member. Groups whose members do not co-work are installed for all or for none.
+    pub co_works: bool,
+    /// Whether a receiver of streams keeps what it receives ([`crate::Member::receive_kept`]), and passes it on to receivers that the tree does
+    /// not reach.
+    pub passes_on: bool,
     /// How long to wait until all members have joined and the group is active. `None`: no limit.
     pub join_within: Option<Duration>,
     /// How long a source sends without any answer before it fails. `None`: no limit.
@@ -142,6 +148,8 @@ impl MemberConfig {
             connect_timeout: Duration::from_secs(5),
             lease: Duration::from_secs(5),
             from_next_message: false,
+            co_works: false,
+            passes_on: false,
             join_within: None,
             give_up: None,
             interrupt: None,

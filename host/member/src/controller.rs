@@ -1,5 +1,6 @@
 use std::time::{Duration, Instant};
 
+use castnet_proto::convert::reason_line;
 use castnet_proto::transport::{Clients, ControllerClient, RETRY_DELAY, retry};
 use castnet_proto::v1 as api;
 use tokio::sync::watch;
@@ -7,6 +8,7 @@ use tokio::task::JoinHandle;
 use tonic::{Code, Status, Streaming};
 
 use crate::error::MemberError;
+use crate::passing::Peer;
 
 /// How long a call that leaves is repeated.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
@@ -24,6 +26,8 @@ pub(crate) struct Controller {
     pub(crate) host: String,
     pub(crate) lease: Duration,
     pub(crate) from_next_message: bool,
+    pub(crate) co_works: bool,
+    pub(crate) passes_on: bool,
 }
 
 /// The states of a group, from the call that is a member's lease. They end when the group does not run with this member.
@@ -58,7 +62,16 @@ fn is_early(error: &MemberError) -> bool {
     }
 }
 
-fn has_source(state: &api::GroupState) -> bool {
+/// Whether the controller cannot be reached now.
+fn is_away(error: &MemberError) -> bool {
+    match error {
+        MemberError::Transport(_) => true,
+        MemberError::Status { status, .. } => status.code() == Code::Unavailable,
+        _ => false,
+    }
+}
+
+pub(crate) fn has_source(state: &api::GroupState) -> bool {
     let source = state.members.iter().find(|m| m.host == state.source);
     source.is_some_and(|m| m.phase() == api::MemberPhase::Joined)
 }
@@ -203,6 +216,8 @@ impl Controller {
             lease_ms: Some(self.lease.as_millis() as u32),
             brief: true,
             from_next_message: self.from_next_message,
+            co_works: self.co_works,
+            passes_on: self.passes_on,
         };
         let mut client = self.client().await?;
         let mut states = client
@@ -266,6 +281,54 @@ impl Controller {
         retry(patience, |_| true, leave).await
     }
 
+    /// Gives another member this end of a connection, and gets its. The receiver outside is rank 0, who passes the stream on 1; `number` is
+    /// of the choice of that member.
+    pub(crate) async fn meet(
+        self,
+        rank: usize,
+        number: u64,
+        own: Peer,
+        patience: Duration,
+    ) -> Result<Peer, MemberError> {
+        let request = api::ExchangeRequest {
+            job: format!("{}.outside", self.group),
+            rank: rank as u32,
+            size: 2,
+            round: number,
+            blob: own.to_bytes(),
+            timeout_ms: patience.as_millis() as u32,
+            ..Default::default()
+        };
+        let exchange = || async {
+            let answer = self.client().await?.exchange(request.clone()).await;
+            answer.map_err(|status| self.refused("meeting another member of", status))
+        };
+        let answer = retry(RETURN_PATIENCE, is_away, exchange).await?;
+        let blobs = answer.into_inner().blobs;
+        let peer = blobs.get(1 - rank).and_then(|blob| Peer::from_bytes(blob));
+        peer.ok_or_else(|| MemberError::Invalid {
+            what: "another member's end of a connection".into(),
+        })
+    }
+
+    /// This member does not reach a receiver to which it passes the stream on.
+    pub(crate) async fn report_unreached(self, receiver: String, number: u64, reason: String) {
+        let request = api::ReportUnreachedRequest {
+            group: self.group.clone(),
+            host: self.host.clone(),
+            receiver,
+            number,
+            reason: reason_line(&reason),
+        };
+        let report = || async {
+            let answer = self.client().await?.report_unreached(request.clone()).await;
+            answer.map_err(|status| self.refused("reporting about", status))
+        };
+        if let Err(error) = retry(RETURN_PATIENCE, is_away, report).await {
+            tracing::warn!(%error, "not reported");
+        }
+    }
+
     /// Whether the group runs with this member and its source.
     fn carries(&self, state: &api::GroupState) -> bool {
         self.runs_with(state) && has_source(state)
@@ -324,11 +387,6 @@ impl Controller {
         let ask = || async {
             let state = self.state(&mut self.client().await?).await;
             state.map_err(|status| self.refused("looking at", status))
-        };
-        let is_away = |error: &MemberError| match error {
-            MemberError::Transport(_) => true,
-            MemberError::Status { status, .. } => status.code() == Code::Unavailable,
-            _ => false,
         };
         let state = retry(RETURN_PATIENCE, is_away, ask).await?;
         match self.lost_by(&state) {
@@ -408,6 +466,8 @@ mod tests {
             host: host.into(),
             lease: Duration::from_secs(5),
             from_next_message: false,
+            co_works: false,
+            passes_on: false,
         }
     }
 

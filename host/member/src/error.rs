@@ -5,8 +5,8 @@ use std::time::Duration;
 use castnet_mrp::{LeaderError, ReceiverError};
 use castnet_proto::transport::TransportError;
 use castnet_proto::v1::{Diversion, Role};
-use castnet_rnic::RnicError;
 use castnet_rnic::stream::StreamError;
+use castnet_rnic::{RnicError, Status};
 
 use crate::safeguard::Slowness;
 
@@ -90,6 +90,12 @@ pub enum MemberError {
         /// Those that go on, the source first.
         hosts: Vec<String>,
     },
+    /// The tree does not reach this receiver, and no member can pass the stream on ([`crate::MemberConfig::passes_on`]).
+    #[error("no member can pass the stream on to {host}, which is outside of the tree: {reason}")]
+    NotPassedOn { host: String, reason: String },
+    /// What another member has passed on is not what it has.
+    #[error("what {via} has passed on differs from what it has")]
+    Differs { via: String },
     /// The group ended during the transfer, and waits for its members: [`crate::Member::again`].
     #[error("group {group} has ended before the transfer, and waits for its members again: {reason}")]
     Ended { group: String, reason: String },
@@ -120,6 +126,15 @@ impl MemberError {
     pub(crate) fn diverted(group: String, diversion: Diversion) -> Self {
         let Diversion { reason, hosts } = diversion;
         Self::Diverted { group, reason, hosts }
+    }
+
+    /// Whether the network is the reason why a source has stopped, and the receivers may be reached in another way.
+    pub fn is_slow(&self) -> bool {
+        match self {
+            Self::Slow(_) => true,
+            Self::Stream(StreamError::Work { status, .. }) => *status == Status::RetryExceeded,
+            _ => false,
+        }
     }
 
     /// Whether the group waits for its members: [`crate::Member::again`] prepares to join it with new QPs.

@@ -16,10 +16,26 @@ pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(2);
 /// How often a waiting host announces itself: a later switch must learn it before the controller gives up.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
 
+/// Starts calls to the controller beside this thread.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    connection: Arc<Connection>,
+    controller: Controller,
+}
+
+impl Caller {
+    pub(crate) fn start<F>(&self, call: impl FnOnce(Controller) -> F) -> Call<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.connection.spawn(call(self.controller.clone()))
+    }
+}
+
 pub(crate) struct Host<'r> {
     pub(crate) rnic: &'r mut dyn Rnic,
     pub(crate) config: MemberConfig,
-    controller: Option<(Arc<Connection>, Controller)>,
+    controller: Option<Caller>,
     announced: Option<Instant>,
 }
 
@@ -39,8 +55,13 @@ impl<'r> Host<'r> {
                     host: config.host.clone(),
                     lease: config.lease,
                     from_next_message: config.from_next_message,
+                    co_works: config.co_works,
+                    passes_on: config.passes_on,
                 };
-                Some((connection, controller))
+                Some(Caller {
+                    connection,
+                    controller,
+                })
             }
             Group::Fixed { .. } | Group::InBand { .. } => None,
         };
@@ -57,8 +78,12 @@ impl<'r> Host<'r> {
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        let (connection, controller) = self.controller.as_ref()?;
-        Some(connection.spawn(call(controller.clone())))
+        Some(self.controller.as_ref()?.start(call))
+    }
+
+    /// For calls of those that have no access to this. `None`: there is no controller.
+    pub(crate) fn caller(&self) -> Option<Caller> {
+        self.controller.clone()
     }
 
     /// Polls the RNIC until a call to the controller has ended, or this host is interrupted.

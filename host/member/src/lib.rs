@@ -43,6 +43,8 @@
 //!    its source, [`MemberError::may_join_again`] is true, and [`Member::again`] prepares to join with new QPs.
 //! 4. [`Member::send_guarded`] stops in a group that is slow, and returns what is left. [`Member::divert`] then leads the receivers to what
 //!    follows: their calls fail with [`MemberError::Diverted`].
+//! 5. With [`MemberConfig::co_works`], a receiver that the tree does not reach gets the stream from another member, and
+//!    [`Member::await_outside`] waits for it.
 //!
 //! All calls block. They poll the RNIC, so that the host answers ARP and acknowledges. Calls to the controller run on a
 //! thread of their own, over one connection for all members and ranks of the process that name the same controllers and
@@ -54,6 +56,7 @@ mod controller;
 mod error;
 mod host;
 mod member;
+mod passing;
 mod registration;
 mod safeguard;
 mod silence;
@@ -64,6 +67,8 @@ pub use castnet_rnic::messages::{MessageReceiver, Messages, MessagesSummary};
 pub use castnet_rnic::stream::{OpenStream, StreamHeader, StreamReceiver, StreamSummary};
 pub use config::{Group, GroupAddress, MemberConfig};
 pub use error::MemberError;
-pub use member::{Member, Prepared, Source, Transferred, message_receiver, receiver, region, source};
+pub use member::{
+    CameFrom, Member, Outside, Prepared, Source, Transferred, message_receiver, receiver, region, source,
+};
 pub use registration::{Others, Registration};
 pub use safeguard::{Safeguard, Slowness, Unsent};

@@ -1,7 +1,9 @@
 //! Members: before and after they join.
 
+mod outside;
+
 use std::cell::Cell;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
 use castnet_proto::transport::Call;
@@ -18,9 +20,12 @@ use crate::config::{Group, GroupAddress, MemberConfig};
 use crate::controller::{Lease, RETURN_PATIENCE, States};
 use crate::error::MemberError;
 use crate::host::{Host, SLEEP_MAX};
+use crate::passing::Passing;
 use crate::registration::{Registered, Registration};
 use crate::safeguard::{Safeguard, Timed, Unsent, Watch};
 use crate::silence::Silence;
+
+pub use outside::{CameFrom, Outside};
 
 /// Silence after which a source that has not left is taken for dead: several of its time-outs. With a controller the time of
 /// a lease is added: while another receiver is lost, the source is silent, and the group needs the receivers that are left.
@@ -64,6 +69,13 @@ pub struct Member<'r, T> {
     has_all: bool,
     /// Without a controller there is none.
     lease: Option<Lease>,
+    /// To receivers outside of the tree.
+    passing: Option<Passing>,
+    /// What has come whole.
+    whole: Option<(StreamHeader, StreamSummary)>,
+    /// What has come of a stream from a member, before an error.
+    outside_stream: Option<OpenStream>,
+    came_from: Vec<CameFrom>,
     /// Kept up until this member is gone.
     _registered: Option<Registered>,
 }
@@ -238,6 +250,10 @@ impl<'r, T> Prepared<'r, T> {
             group,
             has_all: false,
             lease,
+            passing: None,
+            whole: None,
+            outside_stream: None,
+            came_from: Vec::new(),
             _registered: registered,
         })
     }
@@ -302,6 +318,7 @@ impl<'r, T> Member<'r, T> {
     /// [`MemberError::may_join_again`]. The next stream begins at its begin. A controller that is away is looked for for a
     /// minute at least.
     pub fn again(mut self) -> Result<Prepared<'r, T>, MemberError> {
+        self.end_passing();
         for &qpn in &self.qpns {
             self.host.rnic.destroy_qp(qpn)?;
         }
@@ -321,6 +338,9 @@ impl<'r, T> Member<'r, T> {
 
 impl<T> Member<'_, T> {
     fn connect(&mut self) -> Result<(), MemberError> {
+        if self.own_outside().is_some() {
+            return Ok(());
+        }
         let (lanes, qps) = (self.group.mcst_ids.len(), self.qpns.len());
         if lanes != qps {
             return Err(MemberError::Lanes { lanes, qps });
@@ -404,7 +424,9 @@ impl<T> Member<'_, T> {
         let left = self.leave_group(None);
         self.host.destroy_qps(&self.qpns);
         match left? {
-            Some(diversion) if self.has_all => Err(MemberError::diverted(self.group_name(), diversion)),
+            Some(diversion) if self.has_all || self.whole.is_some() => {
+                Err(MemberError::diverted(self.group_name(), diversion))
+            }
             _ => Ok(()),
         }
     }
@@ -423,6 +445,7 @@ impl<T> Member<'_, T> {
     }
 
     fn leave_group(&mut self, diverts: Option<String>) -> Result<Option<api::Diversion>, MemberError> {
+        self.end_passing();
         let mut polled = match self.has_all {
             true => self.await_source_left(),
             false => Ok(()),
@@ -633,17 +656,30 @@ impl Member<'_, Source> {
         sent.map(|(transferred, _)| transferred)
     }
 
-    /// Sends messages of one size, for checks, `in_flight` at once. As [`Member::send`]; `progress` receives messages.
+    /// Sends messages of one size, for checks, `in_flight` at once. As [`Member::send_guarded`]; `progress` receives messages that all
+    /// receivers have acknowledged. Messages can be made again, so none are returned with an error.
     pub fn send_messages(
         &mut self,
         messages: Messages,
         in_flight: u32,
+        guard: Option<Safeguard>,
         progress: &mut dyn FnMut(u64, Duration),
     ) -> Result<MessagesSummary, MemberError> {
         let (qpns, transfer) = (self.qpns.clone(), self.transfer());
-        self.send_by(progress, |rnic, step| {
-            messages::send(rnic, &qpns, transfer, messages, in_flight, step)
-        })
+        let mut watch = guard.map(|guard| Watch::new(guard, self.host.rnic.traffic()));
+        let (start, mut slow) = (Instant::now(), None);
+        let sent = self.send_by(progress, |rnic, step| {
+            messages::send(rnic, &qpns, transfer, messages, in_flight, &mut |rnic, count| {
+                let bytes = count * u64::from(messages.size);
+                let look = |watch: &mut Watch| watch.look(start.elapsed(), bytes, || rnic.traffic());
+                slow = watch.as_mut().and_then(look);
+                match slow {
+                    Some(_) => Flow::Stop,
+                    None => step(rnic, count),
+                }
+            })
+        });
+        sent.map_err(|error| slow.map_or(error, MemberError::Slow))
     }
 }
 
@@ -679,29 +715,9 @@ impl Member<'_, StreamReceiver> {
 
     /// Takes the stream that [`Member::receive`] has begun and not ended, with its bytes so far: for what follows in another way.
     pub fn take_open_stream(&mut self) -> Option<OpenStream> {
-        self.side.take_open_stream()
-    }
-
-    /// Receives one stream into what `open` returns, and returns that when all is in it. `progress` receives the header
-    /// when it has arrived, and the bytes so far.
-    pub fn receive<W: Write>(
-        &mut self,
-        open: &mut dyn FnMut(&StreamHeader) -> io::Result<W>,
-        progress: &mut dyn FnMut(Option<&StreamHeader>, u64),
-    ) -> Result<(Transferred, W), MemberError> {
-        let mut begun = None;
-        let (summary, sink) = self.watched(|rnic, receiver, flow| {
-            stream::receive(rnic, receiver, open, &mut |header, bytes| {
-                if header.is_some() {
-                    begun.get_or_insert_with(Instant::now);
-                }
-                progress(header, bytes);
-                flow(bytes + u64::from(header.is_some()))
-            })
-        })?;
-        self.has_all = true;
-        let elapsed = begun.map(|begun| begun.elapsed()).unwrap_or_default();
-        Ok((Transferred { summary, elapsed }, sink))
+        self.side
+            .take_open_stream()
+            .or_else(|| self.outside_stream.take())
     }
 }
 

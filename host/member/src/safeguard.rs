@@ -5,9 +5,8 @@ use std::fmt;
 use std::io::{self, BufRead, Read};
 use std::time::{Duration, Instant};
 
-use castnet_rnic::Status;
 use castnet_rnic::Traffic;
-use castnet_rnic::stream::{OpenStream, StreamError};
+use castnet_rnic::stream::OpenStream;
 
 use crate::error::MemberError;
 
@@ -170,12 +169,7 @@ pub struct Unsent {
 impl Unsent {
     /// Whether the network is the reason, and the receivers may be reached in another way.
     pub fn is_slow(&self) -> bool {
-        let lost = Status::RetryExceeded;
-        match &self.error {
-            MemberError::Slow(_) => true,
-            MemberError::Stream(StreamError::Work { status, .. }) => *status == lost,
-            _ => false,
-        }
+        self.error.is_slow()
     }
 }
 

@@ -205,19 +205,40 @@ pub fn lease_from_proto(lease_ms: Option<u32>) -> Result<Option<Duration>, Inval
     r.finish(Some(lease))
 }
 
-/// Most bytes of the reason of a diversion.
-pub const DIVERSION_MAX: usize = 512;
+/// Most bytes of a reason that a host gives.
+const REASON_MAX: usize = 512;
+
+/// A text as the controller takes it for a reason: one line, cut if it is too long.
+pub fn reason_line(text: &str) -> String {
+    let mut line = String::new();
+    for c in text.chars().map(|c| if c.is_control() { ' ' } else { c }) {
+        if line.len() + c.len_utf8() > REASON_MAX {
+            break;
+        }
+        line.push(c);
+    }
+    line
+}
 
 /// Checks why a source goes on from host to host.
 pub fn diversion_from_proto(reason: String) -> Result<String, Invalid> {
-    if (1..=DIVERSION_MAX).contains(&reason.len()) && !reason.contains(char::is_control) {
+    line("diverts", reason)
+}
+
+/// Checks why a member does not reach a receiver.
+pub fn unreached_from_proto(reason: String) -> Result<String, Invalid> {
+    line("reason", reason)
+}
+
+fn line(field: &str, reason: String) -> Result<String, Invalid> {
+    if (1..=REASON_MAX).contains(&reason.len()) && !reason.contains(char::is_control) {
         return Ok(reason);
     }
     let kind = FaultKind::BadText {
         value: reason.chars().take(80).collect(),
         expected: "a reason: a line of 1 to 512 bytes",
     };
-    Err(Invalid::one("diverts", kind))
+    Err(Invalid::one(field, kind))
 }
 
 /// `None` if it is not given.

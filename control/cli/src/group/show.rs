@@ -143,6 +143,18 @@ impl GroupReport {
             facts.add_as("repair_slots", repair.slots, "repair", text);
         }
         rate::add(facts, state.rate_limit);
+        if !state.outside.is_empty() {
+            let line = |out: &api::OutsideReceiver| json!({ "host": out.host, "via": out.via, "reason": out.reason });
+            let text = |out: &api::OutsideReceiver| format!("{} from {}: {}", out.host, out.via, out.reason);
+            let (lines, texts) = (state.outside.iter().map(line), state.outside.iter().map(text));
+            let texts: Vec<_> = texts.collect();
+            facts.add_as(
+                "outside",
+                lines.collect::<Vec<_>>(),
+                "from host to host",
+                texts.join("; "),
+            );
+        }
         (report, lanes::of(&state.lanes, &state.name, &state.mcst_id))
     }
 

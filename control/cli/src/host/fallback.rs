@@ -3,6 +3,8 @@
 //!
 //! The source decides what follows ([`course`]), and broadcasts it to the others.
 
+mod checks;
+mod co_working;
 mod course;
 mod incoming;
 mod outgoing;
@@ -24,10 +26,11 @@ use clap::{Args, ValueEnum};
 
 use super::collective::failure;
 use super::{MemberArgs, Stop};
-use course::Order;
+pub(super) use checks::{Pattern, header};
+pub(super) use co_working::{Watched, configure};
+use course::{Order, Position};
 pub(super) use incoming::Incoming;
 pub(super) use outgoing::Outgoing;
-pub(super) use sending::reason;
 pub(super) use ways::Ways;
 
 /// Bytes that are sent at once. The hosts pass pieces of them on before they have all.
@@ -254,12 +257,17 @@ fn broadcast(hosts: &mut Communicator, ranks: &Ranks, order: Order) -> Outcome<O
 }
 
 /// The positions of all hosts, in the order of their ranks.
-fn positions(hosts: &mut Communicator, ranks: &Ranks, own: u64) -> Outcome<Vec<u64>> {
-    let mut all = vec![0; usize::from(hosts.size())];
+fn positions(hosts: &mut Communicator, ranks: &Ranks, own: Position) -> Outcome<Vec<Position>> {
+    let mut all = vec![0; 2 * usize::from(hosts.size())];
     hosts
-        .allgather((&[own][..], &mut all[..]))
+        .allgather((&[own.bytes, own.keeps.into()][..], &mut all[..]))
         .map_err(|error| ranks.failed(error))?;
-    Ok(all)
+    let (pairs, _) = all.as_chunks::<2>();
+    let position = |[bytes, keeps]: &[u64; 2]| Position {
+        bytes: *bytes,
+        keeps: *keeps == 1,
+    };
+    Ok(pairs.iter().map(position).collect())
 }
 
 fn malformed(what: &str) -> Failure {

@@ -1,18 +1,21 @@
 //! `castnet host send|receive --size N --count M`: messages of one size instead of a file, for checks.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::Output;
 use castnet_console::units::Size;
 use castnet_member::{MemberConfig, Messages};
+use castnet_rnic::Rnic;
 use clap::Args;
 
-use super::fallback::FallbackArg;
+use super::fallback::{FallbackArg, Incoming, Outgoing, Pattern, header};
 use super::receive::ReceiveCommand;
 use super::report::{Earlier, TransferReport};
 use super::send::{SendCommand, remark_silence};
-use super::{Stopped, failure, leave};
+use super::sink::Target;
+use super::{Stop, Stopped, failure, leave};
 
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "Messages of one size instead of a file, to check RNICs and switches")]
@@ -40,39 +43,127 @@ impl MessageArgs {
 }
 
 impl SendCommand {
-    pub(super) fn send_messages(&self, config: MemberConfig, output: Output) -> Outcome {
+    pub(super) fn send_messages(&self, config: MemberConfig, output: Output, stop: &Stop) -> Outcome {
         let (args, messages) = (&self.member, self.messages.messages()?);
         let mut rnic = args.device.open()?;
-        let source = castnet_member::source(config, &mut *rnic).map_err(failure::member)?;
-        let (mut source, _ready) = args.join(source)?;
-        let (start, mut is_remarked) = (Instant::now(), false);
-        let sent = source.send_messages(messages, self.messages.in_flight, &mut |_, silent| {
+        let mut pattern = Pattern::new(messages, 0);
+        let piece = config.message_size as usize;
+        let mut outgoing = Outgoing::new(&mut pattern, header(messages), piece);
+        match self.send_checks(config.clone(), &mut *rnic, messages, &mut outgoing, output) {
+            Err(Stopped::Refused(refused)) => {
+                let outgoing = (&mut outgoing, Some(messages));
+                refused.send((args, &self.guard), config, rnic, outgoing, (output, stop))
+            }
+            sent => sent.map_err(Stopped::failure),
+        }
+    }
+
+    fn send_checks(
+        &self,
+        config: MemberConfig,
+        rnic: &mut dyn Rnic,
+        messages: Messages,
+        outgoing: &mut Outgoing<'_>,
+        output: Output,
+    ) -> Result<(), Stopped> {
+        let (args, guard) = (&self.member, self.guard.safeguard(&config));
+        let source = castnet_member::source(config, rnic).map_err(failure::member)?;
+        let (mut source, _ready) = args.join_or(self.guard.fallback, source)?;
+        outgoing.begun = Instant::now();
+        let (mut acknowledged, mut is_remarked) = (0, false);
+        let in_flight = self.messages.in_flight;
+        let sent = source.send_messages(messages, in_flight, guard, &mut |count, silent| {
+            acknowledged = count;
             remark_silence(&mut is_remarked, silent);
         });
-        let elapsed = start.elapsed();
-        leave(source);
-        let sent = sent.map_err(failure::member)?;
-        output.show_next(&TransferReport::of_messages(
-            args, "source", messages, sent, elapsed, &*rnic,
-        ))
+        let elapsed = outgoing.begun.elapsed();
+        let sent = match sent {
+            Err(error) if guard.is_some() && error.is_slow() => {
+                let Some(refused) = self.lead_away(source, &error) else {
+                    return Err(failure::member(error).into());
+                };
+                let left = outgoing.left_group(messages, (acknowledged, in_flight), error);
+                left.map_err(|error| Failure::failed(format!("making the messages again: {error}")))?;
+                return Err(Stopped::Refused(refused));
+            }
+            sent => {
+                leave(source);
+                sent.map_err(failure::member)?
+            }
+        };
+        let report = TransferReport::of_messages(args, "source", messages, sent, elapsed, rnic);
+        Ok(output.show_next(&report)?)
     }
 }
 
 impl ReceiveCommand {
-    pub(super) fn receive_messages(&self, config: MemberConfig, output: Output) -> Outcome {
+    pub(super) fn receive_messages(&self, config: MemberConfig, output: Output, stop: &Stop) -> Outcome {
         let (args, messages) = (&self.member, self.messages.messages()?);
         let mut rnic = args.device.open()?;
-        let receiver =
-            castnet_member::message_receiver(config, &mut *rnic, messages).map_err(failure::member)?;
-        let mut earlier = Earlier::default();
-        let received = self.receive(receiver, FallbackArg::Off, &mut earlier, |receiver, so_far| {
-            receiver.receive_messages(&mut |count| *so_far = count * u64::from(messages.size))
-        });
-        let (receiver, received) = received.map_err(Stopped::failure)?;
-        leave(receiver);
-        let received = received.map_err(failure::member)?;
+        let (begun, mut earlier, mut bytes) = (Instant::now(), Earlier::default(), 0);
+        match self.receive_checks(
+            config.clone(),
+            &mut *rnic,
+            messages,
+            (&mut earlier, &mut bytes),
+            output,
+        ) {
+            Err(Stopped::Refused(refused)) => {
+                let target = Target(PathBuf::from("messages"));
+                let incoming = Incoming::checks(&target, messages, bytes);
+                let incoming = incoming.map_err(|error| Failure::failed(format!("messages: {error}")))?;
+                let since = (begun, earlier);
+                refused.receive(
+                    (args, self.patience),
+                    config,
+                    rnic,
+                    &incoming,
+                    since,
+                    (output, stop),
+                )
+            }
+            received => received.map_err(Stopped::failure),
+        }
+    }
+
+    /// `bytes`: of the messages that have come whole.
+    fn receive_checks(
+        &self,
+        config: MemberConfig,
+        rnic: &mut dyn Rnic,
+        messages: Messages,
+        (earlier, bytes): (&mut Earlier, &mut u64),
+        output: Output,
+    ) -> Result<(), Stopped> {
+        // One that begins with any message cannot go on with the stream of all.
+        let fallback = if self.late {
+            FallbackArg::Off
+        } else {
+            self.fallback
+        };
+        let receiver = castnet_member::message_receiver(config, rnic, messages).map_err(failure::member)?;
+        let (receiver, received) = self.receive(receiver, fallback, earlier, |receiver, so_far| {
+            let received = receiver.receive_messages(&mut |count| *so_far = count * u64::from(messages.size));
+            *bytes = *so_far;
+            received
+        })?;
+        let received = match received {
+            Ok(received) => received,
+            Err(error) => {
+                leave(receiver);
+                return Err(Stopped::Refused(
+                    fallback.instead(error).map_err(failure::member)?,
+                ));
+            }
+        };
+        match receiver.leave().map_err(|error| fallback.instead(error)) {
+            Ok(()) => {}
+            // Its source does not know that all is here.
+            Err(Ok(refused)) => return Err(Stopped::Refused(refused)),
+            Err(Err(error)) => tracing::warn!(%error, "not left"),
+        }
         let elapsed = received.times.last().copied().unwrap_or_default();
-        let report = TransferReport::of_messages(args, "receiver", messages, received, elapsed, &*rnic);
-        output.show_next(&report.after(earlier))
+        let report = TransferReport::of_messages(&self.member, "receiver", messages, received, elapsed, rnic);
+        Ok(output.show_next(&report.after(*earlier))?)
     }
 }

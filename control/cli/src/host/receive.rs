@@ -11,7 +11,7 @@ use castnet_member::{Member, MemberConfig, MemberError, Others, Prepared};
 use castnet_rnic::Rnic;
 use clap::Args;
 
-use super::fallback::{FallbackArg, Incoming, PatienceArgs};
+use super::fallback::{FallbackArg, Incoming, PatienceArgs, Watched, configure};
 use super::messages::MessageArgs;
 use super::report::{Earlier, TransferReport};
 use super::sink::Target;
@@ -34,15 +34,15 @@ pub(super) struct ReceiveCommand {
     leader: Option<Ipv4Addr>,
     /// Also joins while the group runs, from the next message on
     #[arg(long, requires = "size")]
-    late: bool,
+    pub(super) late: bool,
     /// Ends with an error if the source is gone before the end, instead of joining again and beginning anew
     #[arg(long)]
     once: bool,
     /// What to do if the switches cannot install the group, or its source leaves it because it is slow
     #[arg(long, value_enum, value_name = "HOW", default_value_t = FallbackArg::Auto)]
-    fallback: FallbackArg,
+    pub(super) fallback: FallbackArg,
     #[command(flatten)]
-    patience: PatienceArgs,
+    pub(super) patience: PatienceArgs,
     #[command(flatten)]
     pub(super) messages: MessageArgs,
 }
@@ -55,9 +55,10 @@ impl ReceiveCommand {
             ..args.config(stop, self.leader.map(Others::Leader))?
         };
         let Some(out) = &self.out else {
-            return self.receive_messages(config, output);
+            return self.receive_messages(config, output, stop);
         };
         let target = Target(out.clone());
+        let config = configure(config, self.fallback, Some(&target));
         let incoming = Incoming::new(&target);
         let mut rnic = args.device.open()?;
         let (mut begun, mut earlier) = (None, Earlier::default());
@@ -93,16 +94,20 @@ impl ReceiveCommand {
     ) -> Result<(), Stopped> {
         let args = &self.member;
         let receiver = castnet_member::receiver(config, rnic).map_err(failure::member)?;
+        let mut kept = |at, out: &mut [u8]| incoming.borrow_mut().read_kept(at, out);
+        let mut watched = None;
         let (mut receiver, received) =
             self.receive(receiver, self.fallback, earlier, |receiver, so_far| {
+                watched = Some(Watched::begin(&args.name, receiver));
                 let bar = output
                     .byte_bar(None)
                     .with_message(format!("{} receives", args.name));
-                let received = receiver.receive(
+                let received = receiver.receive_kept(
                     &mut |header| {
                         *begun = Some(Instant::now());
                         Incoming::open(incoming, header)
                     },
+                    &mut kept,
                     &mut |header, bytes| {
                         if let Some(length) = header.and_then(|h| h.length)
                             && bar.length().is_none()
@@ -127,10 +132,15 @@ impl ReceiveCommand {
         };
         // A complete file appears before anything else can fail.
         let target = incoming.borrow().target;
-        let kept = incoming.borrow_mut().keep(received.summary.clone());
-        let kept = kept.map_err(|e| Failure::failed(format!("{}: {e}", target.0.display())));
+        let stored = incoming.borrow_mut().keep(received.summary.clone());
+        let stored = stored.map_err(|e| Failure::failed(format!("{}: {e}", target.0.display())));
+        let bytes = received.summary.bytes;
+        let ways = match watched.filter(|_| stored.is_ok()) {
+            Some(watched) => watched.received(&mut receiver, bytes, &mut kept),
+            None => Ok(None),
+        };
         let left = receiver.leave();
-        let path = kept?;
+        let (path, ways) = (stored?, ways.map_err(failure::member)?);
         match left.map_err(|error| self.fallback.instead(error)) {
             Ok(()) => {}
             // Its source does not know that all is here.
@@ -138,7 +148,7 @@ impl ReceiveCommand {
             Err(Err(error)) => tracing::warn!(%error, "not left"),
         }
         let report = TransferReport::of_stream(args, "receiver", received, path, rnic);
-        Ok(target.report(&report.after(*earlier), output)?)
+        Ok(target.report(&report.by(ways).after(*earlier), output)?)
     }
 
     /// Joins, and receives by a function that also notes the bytes so far. If the group ends before that is complete, does

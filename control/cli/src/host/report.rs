@@ -65,9 +65,23 @@ enum Content {
         op: &'static str,
         size: u32,
         count: u32,
-        /// Microseconds: at the source from post to completion, at a receiver since the first message.
+        /// Microseconds: at the source from post to completion, at a receiver since the first message; empty if not all were in the group.
         completions_us: Vec<f64>,
     },
+}
+
+impl Content {
+    fn messages(args: &MemberArgs, messages: Messages, completions_us: Vec<f64>) -> Self {
+        Self::Messages {
+            op: match args.op {
+                Op::Send => "SEND_WITH_IMM",
+                Op::Write => "WRITE_WITH_IMM",
+            },
+            size: messages.size,
+            count: messages.count,
+            completions_us,
+        }
+    }
 }
 
 impl TransferReport {
@@ -103,15 +117,8 @@ impl TransferReport {
         elapsed: Duration,
         rnic: &dyn Rnic,
     ) -> Self {
-        let content = Content::Messages {
-            op: match args.op {
-                Op::Send => "SEND_WITH_IMM",
-                Op::Write => "WRITE_WITH_IMM",
-            },
-            size: messages.size,
-            count: messages.count,
-            completions_us: summary.times.iter().map(|t| t.as_secs_f64() * 1e6).collect(),
-        };
+        let times = summary.times.iter().map(|t| t.as_secs_f64() * 1e6);
+        let content = Content::messages(args, messages, times.collect());
         let sha256 = summary.digest.to_string();
         Self::new(args, role, content, summary.bytes, sha256, elapsed, rnic)
     }
@@ -142,17 +149,23 @@ impl TransferReport {
         }
     }
 
+    /// Of messages whose bytes went as a stream.
+    pub(super) fn checks(self, args: &MemberArgs, messages: Messages) -> Self {
+        let content = Content::messages(args, messages, Vec::new());
+        Self { content, ..self }
+    }
+
     /// Of a receiver, which may have begun again.
     pub(super) fn after(self, earlier: Earlier) -> Self {
         let earlier = Some(earlier);
         Self { earlier, ..self }
     }
 
-    /// Of a file that was sent from host to host, or a part of it.
-    pub(super) fn by(self, ways: Ways) -> Self {
+    /// Of a file that was sent from host to host, or a part of it, or to a part of the receivers.
+    pub(super) fn by(self, ways: Option<Ways>) -> Self {
         Self {
-            between_hosts: Some(ways.why().to_owned()),
-            ways: Some(ways),
+            between_hosts: ways.as_ref().and_then(Ways::why).map(str::to_owned),
+            ways,
             ..self
         }
     }

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use castnet_console::exit::{self, Outcome};
 use castnet_console::output::{Output, remark};
 use castnet_console::units::Span;
-use castnet_member::{Member, MemberConfig, Others, Source, StreamHeader, Unsent};
+use castnet_member::{Member, MemberConfig, MemberError, Others, Source, StreamHeader, Unsent};
+use castnet_proto::convert::reason_line;
 use castnet_rnic::Rnic;
 use clap::Args;
 
-use super::fallback::{self, GuardArgs, Outgoing, Refused};
+use super::fallback::{GuardArgs, Outgoing, Refused, Watched, configure};
 use super::messages::MessageArgs;
 use super::report::TransferReport;
 use super::{MemberArgs, Stop, Stopped, failure, leave};
@@ -40,7 +41,7 @@ pub(super) struct SendCommand {
     #[arg(long, value_name = "TIME", default_value = "1m")]
     give_up: Span,
     #[command(flatten)]
-    guard: GuardArgs,
+    pub(super) guard: GuardArgs,
     #[command(flatten)]
     pub(super) messages: MessageArgs,
 }
@@ -95,15 +96,20 @@ impl SendCommand {
             ..args.config(stop, self.others())?
         };
         let Some(file) = &self.file else {
-            return self.send_messages(config, output);
+            return self.send_messages(config, output, stop);
         };
+        let config = configure(config, self.guard.fallback, None);
         let (mut file, header) = source(file)?;
         let mut rnic = args.device.open()?;
         let mut outgoing = Outgoing::new(&mut *file, header, config.message_size as usize);
         match self.send(config.clone(), &mut *rnic, &mut outgoing, output) {
-            Err(Stopped::Refused(refused)) => {
-                refused.send((args, &self.guard), config, rnic, &mut outgoing, (output, stop))
-            }
+            Err(Stopped::Refused(refused)) => refused.send(
+                (args, &self.guard),
+                config,
+                rnic,
+                (&mut outgoing, None),
+                (output, stop),
+            ),
             sent => sent.map_err(Stopped::failure),
         }
     }
@@ -119,6 +125,7 @@ impl SendCommand {
         let guard = self.guard.safeguard(&config);
         let source = castnet_member::source(config, rnic).map_err(failure::member)?;
         let (mut source, _ready) = args.join_or(self.guard.fallback, source)?;
+        let watched = Watched::begin(&args.name, &source);
         let header = outgoing.header.clone();
         let bar = output
             .byte_bar(header.length)
@@ -130,10 +137,11 @@ impl SendCommand {
             remark_silence(&mut is_remarked, silent);
         });
         bar.finish_and_clear();
-        let sent = match sent {
+        let (sent, ways) = match sent {
             Ok(sent) => {
+                let ways = watched.sent(&mut source, sent.summary.bytes);
                 leave(source);
-                sent
+                (sent, ways.map_err(failure::member)?)
             }
             Err(unsent) if guard.is_some() && unsent.is_slow() => {
                 return Err(self.divert(source, unsent, outgoing));
@@ -143,7 +151,8 @@ impl SendCommand {
                 return Err(failure::member(unsent.error).into());
             }
         };
-        Ok(output.show_next(&TransferReport::of_stream(args, "source", sent, None, rnic))?)
+        let report = TransferReport::of_stream(args, "source", sent, None, rnic);
+        Ok(output.show_next(&report.by(ways))?)
     }
 
     /// Leaves a group that is slow, with all its receivers.
@@ -153,17 +162,27 @@ impl SendCommand {
         unsent: Box<Unsent>,
         outgoing: &mut Outgoing<'_>,
     ) -> Stopped {
-        let why = fallback::reason(&unsent.error);
+        match self.lead_away(source, &unsent.error) {
+            Some(refused) => {
+                outgoing.take_back(unsent);
+                Stopped::Refused(refused)
+            }
+            None => Stopped::Failure(failure::member(unsent.error)),
+        }
+    }
+
+    /// Leaves a group with all its receivers. `None`: they cannot be led from host to host.
+    pub(super) fn lead_away(&self, source: Member<'_, Source>, error: &MemberError) -> Option<Refused> {
+        let why = reason_line(&error.to_string());
         match source.divert(&why) {
             Ok(Some(hosts)) if hosts.len() > 1 => {
-                outgoing.take_back(unsent);
-                Stopped::Refused(Refused::diverted(self.member.group_name(), why, hosts))
+                Some(Refused::diverted(self.member.group_name(), why, hosts))
             }
             left => {
                 if let Err(error) = left {
                     tracing::warn!(%error, "the receivers could not be led from host to host");
                 }
-                Stopped::Failure(failure::member(unsent.error))
+                None
             }
         }
     }

@@ -54,16 +54,21 @@ impl Target {
         let Some(path) = self.path(header)? else {
             return Ok(Sink {
                 part: None,
+                kept: None,
                 out: Box::new(io::stdout()),
             });
         };
         let mut part = path.as_os_str().to_owned();
         part.push(".part");
         let part = PathBuf::from(part);
-        let file =
-            File::create(&part).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", part.display())))?;
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(true);
+        let opened = options.open(&part);
+        let file = opened.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", part.display())))?;
+        let kept = file.try_clone()?;
         Ok(Sink {
             part: Some((part, path)),
+            kept: Some(kept),
             // Full messages are written without a copy.
             out: Box::new(BufWriter::with_capacity(1 << 16, file)),
         })
@@ -74,10 +79,26 @@ impl Target {
 pub(crate) struct Sink {
     /// Name of the file until it is complete, and its final name.
     part: Option<(PathBuf, PathBuf)>,
+    /// The file, to read what is written; `None` for stdout.
+    kept: Option<File>,
     out: Box<dyn Write>,
 }
 
 impl Sink {
+    /// Keeps nothing.
+    pub(crate) fn into(out: impl Write + 'static) -> Self {
+        Self {
+            part: None,
+            kept: None,
+            out: Box::new(out),
+        }
+    }
+
+    /// Takes the file, to read what is written and flushed.
+    pub(crate) fn take_kept(&mut self) -> Option<File> {
+        self.kept.take()
+    }
+
     /// Gives the complete file its final name, and returns that.
     pub(crate) fn keep(mut self) -> io::Result<Option<PathBuf>> {
         self.out.flush()?;

@@ -430,7 +430,7 @@ async fn a_receiver_comes_back_into_the_running_stream() {
         let source = spawn_blocking(move || {
             let mut rnic = open();
             let mut source = castnet_member::source(config, &mut rnic)?.join()?;
-            source.send_messages(MESSAGES, 8, &mut |done, _| {
+            source.send_messages(MESSAGES, 8, None, &mut |done, _| {
                 if done >= 500 {
                     pauses.send_replace(true);
                     let wait = timeout(PATIENCE, gone_on.wait_for(|go| *go));

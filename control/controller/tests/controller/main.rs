@@ -2,6 +2,7 @@
 
 mod bulk;
 mod chaos;
+mod co_working;
 mod collective_failures;
 mod collective_places;
 mod collective_restarts;

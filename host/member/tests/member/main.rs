@@ -105,7 +105,7 @@ fn messages_arrive_and_are_checked() {
     let (sent, received) = run(
         |rnic| {
             let mut source = castnet_member::source(config(0), rnic)?.join()?;
-            source.send_messages(messages, 4, &mut |_, _| {})
+            source.send_messages(messages, 4, None, &mut |_, _| {})
         },
         |rnic, is_over| {
             let receiver = castnet_member::message_receiver(config(1), rnic, messages);
@@ -137,7 +137,7 @@ fn a_source_gives_up_on_a_receiver_that_is_gone() {
                 size: 10,
                 count: 1000,
             };
-            source.send_messages(messages, 4, &mut |_, _| {})
+            source.send_messages(messages, 4, None, &mut |_, _| {})
         },
         |rnic, _| {
             let receiver = castnet_member::receiver(config(1), rnic).expect("prepared");

@@ -162,6 +162,11 @@ impl StreamSender {
         self.lanes.iter().map(|lane| lane.acknowledged).sum()
     }
 
+    /// Whether messages are under way.
+    pub fn has_unacknowledged(&self) -> bool {
+        self.posted != self.messages_acknowledged()
+    }
+
     /// The present stream, or the last one.
     pub fn stream(&self) -> Option<&OpenStream> {
         self.open.as_ref().or(self.ended.as_ref())
@@ -198,7 +203,7 @@ impl StreamSender {
 
     /// True if no stream is open and all posted messages are acknowledged.
     pub fn is_drained(&self) -> bool {
-        self.posted == self.messages_acknowledged() && self.open.is_none()
+        !self.has_unacknowledged() && self.open.is_none()
     }
 
     /// Starts a stream. Returns false if there is no capacity for its first message; poll and call again.

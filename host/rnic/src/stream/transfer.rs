@@ -80,13 +80,13 @@ pub fn send(
 }
 
 /// Receives one stream into the sink that `open` creates from the header. Returns the flushed sink with the summary.
-/// `progress` is called about once per message and at least several times per second, and may stop the loop. The last
+/// `progress` is called about once per message and at least several times per second, with the RNIC, and may stop the loop. The last
 /// acknowledgement may be unsent or get lost: continue to poll the RNIC until the sender is known to be done.
 pub fn receive<W: Write>(
     rnic: &mut dyn Rnic,
     receiver: &mut StreamReceiver,
     open: &mut dyn FnMut(&StreamHeader) -> io::Result<W>,
-    progress: &mut dyn FnMut(Option<&StreamHeader>, u64) -> Flow,
+    progress: &mut dyn FnMut(&mut dyn Rnic, Option<&StreamHeader>, u64) -> Flow,
 ) -> Result<(StreamSummary, W), StreamError> {
     let begun = StreamError::WrongOrder {
         call: "receive",
@@ -123,19 +123,20 @@ pub fn receive<W: Write>(
                 }
                 None => break,
             }
-            report_progress(receiver, progress)?;
+            report_progress(rnic, receiver, progress)?;
             // Consuming must not delay ACKs.
             let now = rnic.now();
             rnic.poll(now)?;
         }
-        report_progress(receiver, progress)?;
+        report_progress(rnic, receiver, progress)?;
     }
 }
 
 fn report_progress(
+    rnic: &mut dyn Rnic,
     receiver: &StreamReceiver,
-    progress: &mut dyn FnMut(Option<&StreamHeader>, u64) -> Flow,
+    progress: &mut dyn FnMut(&mut dyn Rnic, Option<&StreamHeader>, u64) -> Flow,
 ) -> Result<(), StreamError> {
     let (header, bytes) = receiver.open_stream().unzip();
-    progress(header, bytes.unwrap_or(0)).check()
+    progress(rnic, header, bytes.unwrap_or(0)).check()
 }

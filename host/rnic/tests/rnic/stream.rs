@@ -397,7 +397,7 @@ fn the_loops_carry_a_stream_between_threads() {
                     assert_eq!(header.name, "a file");
                     Ok(Vec::new())
                 },
-                &mut |_, _| Flow::Continue,
+                &mut |_, _, _| Flow::Continue,
             );
             // The last ACK may be lost. Continue to reply until the sender reports that it has the ACK.
             while done_in.try_recv().is_err() {

@@ -1,6 +1,7 @@
 //! All of this crate's tests are one program, so that what they share is compiled once.
 
 mod bench;
+mod co_working;
 mod collective_lab;
 mod collectives;
 mod control;

@@ -16,6 +16,8 @@ pub(super) enum Order {
     Positions,
     /// These bytes follow from host to host.
     Chunk { offset: u64, bytes: u64 },
+    /// The same, from a receiver that keeps them: the source does not have them any more.
+    Kept { rank: u16, offset: u64, bytes: u64 },
     /// All join the group; the stream goes on there.
     Group { offset: u64 },
     /// The stream has so many bytes. Its SHA-256 follows.
@@ -31,6 +33,7 @@ impl Order {
             Self::Chunk { offset, bytes } => [1, offset, bytes],
             Self::Group { offset } => [2, offset, 0],
             Self::End { bytes } => [3, bytes, 0],
+            Self::Kept { rank, offset, bytes } => [4 | u64::from(rank) << 8, offset, bytes],
         }
     }
 
@@ -41,6 +44,12 @@ impl Order {
             [1, offset, bytes] => Some(Self::Chunk { offset, bytes }),
             [2, offset, 0] => Some(Self::Group { offset }),
             [3, bytes, 0] => Some(Self::End { bytes }),
+            // The source is rank 0.
+            [kind, offset, bytes] if kind & 0xFF == 4 && kind != 4 => Some(Self::Kept {
+                rank: u16::try_from(kind >> 8).ok()?,
+                offset,
+                bytes,
+            }),
             _ => None,
         }
     }
@@ -55,7 +64,9 @@ pub(super) fn fresh(position: u64, offset: u64, chunk: &[u8]) -> Option<&[u8]> {
 
 /// The positions of the receivers contradict what the source has sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("rank {rank} has {position} bytes of the stream, and the source can go on from {from} to {to}")]
+#[error(
+    "rank {rank} has {position} bytes of the stream, and the source can go on from {from} to {to}; no receiver keeps those before"
+)]
 pub(super) struct Unfit {
     pub(super) rank: usize,
     pub(super) position: u64,
@@ -68,8 +79,21 @@ pub(super) struct Unfit {
 pub(super) enum Next {
     Positions,
     Chunk,
+    /// A chunk from a receiver that keeps it, at most up to a byte.
+    Kept {
+        rank: u16,
+        to: u64,
+    },
     Group,
     End,
+}
+
+/// What a host has of the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) bytes: u64,
+    /// Whether it can read them.
+    pub(super) keeps: bool,
 }
 
 /// The course of a transfer that is between hosts, or tries its group again.
@@ -82,6 +106,8 @@ pub(super) struct Course {
     at: Duration,
     /// All receivers have the bytes below. `None`: they must report.
     position: Option<u64>,
+    /// The receiver that keeps what the source does not have any more, and the first byte that the source has.
+    keeper: Option<(u16, u64)>,
     /// Most bytes that a receiver had when all reported.
     most: u64,
     /// Bytes sent from host to host since then.
@@ -96,6 +122,7 @@ impl Course {
             wait,
             at: now.saturating_add(wait),
             position: None,
+            keeper: None,
             most: 0,
             sent: 0,
         }
@@ -103,6 +130,11 @@ impl Course {
 
     /// `is_at_end`: the source has no bytes from the position on.
     pub(super) fn next(&self, now: Duration, is_at_end: bool) -> Next {
+        if let (Some(position), Some((rank, to))) = (self.position, self.keeper)
+            && position < to
+        {
+            return Next::Kept { rank, to };
+        }
         match self.position {
             None => Next::Positions,
             Some(_) if is_at_end => Next::End,
@@ -116,18 +148,23 @@ impl Course {
         self.retry.is_some() && self.sent > 0 && position >= self.most
     }
 
-    /// The receivers have reported; the source can repeat the bytes from `from` on, and has taken those below `to`. Returns the byte that
-    /// the stream goes on with.
+    /// The receivers have reported; the source can repeat the bytes from `from` on, and has taken those below `to`. Receivers that the tree
+    /// of the group did not reach may have fewer. Returns the byte that the stream goes on with.
     ///
     /// # Errors
-    /// A receiver has fewer or more bytes.
+    /// A receiver has more bytes, or fewer and no other one keeps those between.
     pub(super) fn handle_positions(
         &mut self,
         (from, to): (u64, u64),
-        receivers: &[u64],
+        receivers: &[Position],
     ) -> Result<u64, Unfit> {
-        for (rank, &position) in (1..).zip(receivers) {
-            if !(from..=to).contains(&position) {
+        let keepers = (1..)
+            .zip(receivers)
+            .filter(|(_, p)| p.keeps && (from..=to).contains(&p.bytes));
+        self.keeper = keepers.map(|(rank, _)| (rank, from)).next();
+        let least = if self.keeper.is_some() { 0 } else { from };
+        for (rank, &Position { bytes: position, .. }) in (1..).zip(receivers) {
+            if !(least..=to).contains(&position) {
                 return Err(Unfit {
                     rank,
                     position,
@@ -136,10 +173,15 @@ impl Course {
                 });
             }
         }
-        let least = receivers.iter().min().copied().unwrap_or(to);
-        self.most = receivers.iter().max().copied().unwrap_or(to);
+        let least = receivers.iter().map(|p| p.bytes).min().unwrap_or(to);
+        self.most = receivers.iter().map(|p| p.bytes).max().unwrap_or(to);
         (self.position, self.sent) = (Some(least), 0);
         Ok(least)
+    }
+
+    /// The byte that the stream goes on with, once all have reported.
+    pub(super) fn position(&self) -> u64 {
+        self.position.unwrap_or_default()
     }
 
     /// A chunk was sent.
@@ -180,6 +222,11 @@ mod tests {
                 offset: 7,
                 bytes: 4 << 20,
             },
+            Order::Kept {
+                rank: 1023,
+                offset: 9,
+                bytes: 1,
+            },
             Order::Group { offset: u64::MAX },
             Order::End { bytes: 9 },
         ] {
@@ -190,12 +237,19 @@ mod tests {
         }
     }
 
+    fn at(bytes: u64) -> Position {
+        let keeps = false;
+        Position { bytes, keeps }
+    }
+
     #[test]
     fn the_group_is_tried_after_twice_the_time_if_it_fails_at_once() {
         let seconds = Duration::from_secs;
         let mut course = Course::new(seconds(0), Some(seconds(30)));
         let report = |course: &mut Course| {
-            course.handle_positions((0, 9), &[0, 9]).expect("positions");
+            course
+                .handle_positions((0, 9), &[at(0), at(9)])
+                .expect("positions");
         };
         let (mut now, mut tries) = (seconds(0), Vec::new());
         report(&mut course);
@@ -236,16 +290,19 @@ mod tests {
         /// Bytes that all have acknowledged, and bytes that were taken from the source.
         kept: (u64, u64),
         receivers: Vec<Vec<u8>>,
+        /// Which of them the tree does not reach, in each try others.
+        outside: Vec<bool>,
     }
 
     impl Hosts<'_> {
-        /// The group takes bytes from `offset` on, and stops. What is acknowledged has arrived at all (M1).
+        /// The group takes bytes from `offset` on, and stops. What is acknowledged has arrived at all (M1) but those outside of the tree.
         fn group(&mut self, offset: u64, draws: &mut impl FnMut(u64) -> u64) {
             let taken = offset + draws(self.data.len() as u64 - offset + 1);
             let acknowledged = offset + draws(taken - offset + 1);
-            for receiver in &mut self.receivers {
+            for (receiver, is_outside) in self.receivers.iter_mut().zip(&self.outside) {
                 assert_eq!(receiver.len() as u64, offset, "all begin at the same byte");
-                let has = acknowledged + draws(taken - acknowledged + 1);
+                let least = if *is_outside { offset } else { acknowledged };
+                let has = least + draws(taken - least + 1);
                 receiver.extend_from_slice(&self.data[offset as usize..has as usize]);
             }
             self.kept = (acknowledged, taken);
@@ -265,7 +322,7 @@ mod tests {
         /// The group fails at any byte, with any difference between receivers, any number of times; a receiver dies at any step.
         #[test]
         fn every_receiver_gets_each_byte_once_whatever_the_group_does(
-            receivers in 1usize..6, length in 0usize..3000, chunk in 1u64..700, retry in proptest::option::of(0u64..20),
+            receivers in 1usize..6, co_works in any::<bool>(), length in 0usize..3000, chunk in 1u64..700, retry in proptest::option::of(0u64..20),
             died_at in proptest::option::of(0usize..40), draws in proptest::collection::vec(any::<u32>(), 64),
         ) {
             let data: Vec<u8> = (0..length).map(|i| (i * 7 + i / 251) as u8).collect();
@@ -274,7 +331,13 @@ mod tests {
                 at += 1;
                 u64::from(draws[at % draws.len()].rotate_left((at / draws.len()) as u32)) % below
             };
-            let mut hosts = Hosts { data: &data, kept: (0, 0), receivers: vec![Vec::new(); receivers] };
+            let mut hosts = Hosts { data: &data, kept: (0, 0), receivers: vec![Vec::new(); receivers], outside: vec![false; receivers] };
+            let choose = |hosts: &mut Hosts<'_>, draw: &mut dyn FnMut(u64) -> u64| {
+                // One is in the tree.
+                let inside = draw(receivers as u64) as usize;
+                hosts.outside = (0..receivers).map(|at| co_works && at != inside && draw(2) == 0).collect();
+            };
+            choose(&mut hosts, &mut draw);
             let mut now = Duration::ZERO;
             let mut course = Course::new(now, retry.map(Duration::from_secs));
             hosts.group(0, &mut draw);
@@ -289,7 +352,7 @@ mod tests {
                 }
                 match course.next(now, position == length as u64) {
                     Next::Positions => {
-                        let all: Vec<u64> = hosts.receivers.iter().map(|r| r.len() as u64).collect();
+                        let all: Vec<_> = hosts.receivers.iter().map(|r| Position { bytes: r.len() as u64, keeps: co_works }).collect();
                         position = course.handle_positions(hosts.kept, &all).unwrap();
                     }
                     Next::Chunk => {
@@ -299,7 +362,17 @@ mod tests {
                         position = end;
                         hosts.kept = (end, end.max(hosts.kept.1));
                     }
+                    Next::Kept { rank, to } => {
+                        let end = (position + chunk).min(to);
+                        let keeper = &hosts.receivers[usize::from(rank) - 1];
+                        prop_assert!(keeper.len() as u64 >= end, "it does not have it");
+                        let bytes = keeper[position as usize..end as usize].to_vec();
+                        hosts.deliver(position, &bytes);
+                        course.handle_sent(end - position);
+                        position = end;
+                    }
                     Next::Group => {
+                        choose(&mut hosts, &mut draw);
                         course.handle_group(now);
                         hosts.group(position, &mut draw);
                         position = hosts.kept.1;
@@ -323,7 +396,7 @@ mod tests {
         fn a_receiver_that_cannot_be_is_named(from in 0u64..100, more in 0u64..100, position in 0u64..300) {
             let mut course = Course::new(Duration::ZERO, None);
             let to = from + more;
-            let known = course.handle_positions((from, to), &[to, position]);
+            let known = course.handle_positions((from, to), &[at(to), at(position)]);
             let fits = (from..=to).contains(&position);
             prop_assert_eq!(known, if fits { Ok(position) } else { Err(Unfit { rank: 2, position, from, to }) });
         }

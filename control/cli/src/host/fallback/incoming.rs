@@ -1,19 +1,26 @@
 //! The bytes that are received, in the group or from host to host.
 
 use std::cell::RefCell;
+use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use castnet_member::{OpenStream, StreamHeader, StreamSummary};
+use castnet_member::{Messages, OpenStream, StreamHeader, StreamSummary};
 
+use super::checks::{Check, Pattern, begun};
 use crate::host::sink::{Sink, Target};
 
 /// The target of a stream, and what it has.
 pub(in crate::host) struct Incoming<'t> {
     pub(in crate::host) target: &'t Target,
     sink: Option<Sink>,
+    /// The file of the sink, to read what it has; `None` for stdout.
+    kept: Option<File>,
     /// Bytes written and their digest. `None` while the group counts them.
     stream: Option<OpenStream>,
+    /// Messages are checked, and not written.
+    checks: Option<Messages>,
     /// All has arrived, and this is its file.
     whole: Option<(StreamSummary, Option<PathBuf>)>,
 }
@@ -26,9 +33,32 @@ impl<'t> Incoming<'t> {
         RefCell::new(Self {
             target,
             sink: None,
+            kept: None,
             stream: None,
+            checks: None,
             whole: None,
         })
+    }
+
+    /// For messages that are checked, of which so many bytes have come.
+    pub(in crate::host) fn checks(
+        target: &'t Target,
+        messages: Messages,
+        bytes: u64,
+    ) -> io::Result<RefCell<Self>> {
+        let this = Self::new(target);
+        {
+            let mut incoming = this.borrow_mut();
+            incoming.checks = Some(messages);
+            incoming.stream = Some(begun(messages, bytes)?);
+            incoming.sink = Some(Sink::into(Check(Pattern::new(messages, bytes))));
+        }
+        Ok(this)
+    }
+
+    /// What is checked instead of written.
+    pub(super) fn messages(&self) -> Option<Messages> {
+        self.checks
     }
 
     /// Begins a stream in a group. An earlier one that was not ended is removed, unless this goes on with it.
@@ -38,10 +68,30 @@ impl<'t> Incoming<'t> {
     ) -> io::Result<Writer<'i, 't>> {
         let mut incoming = this.borrow_mut();
         if incoming.stream.is_none() {
-            incoming.sink = None;
-            incoming.sink = Some(incoming.target.open(header)?);
+            incoming.set_sink(header)?;
         }
         Ok(Writer(this))
+    }
+
+    fn set_sink(&mut self, header: &StreamHeader) -> io::Result<()> {
+        // The file of an earlier one is removed first: it may have the same name.
+        (self.sink, self.kept) = (None, None);
+        let mut sink = self.target.open(header)?;
+        self.kept = sink.take_kept();
+        self.sink = Some(sink);
+        Ok(())
+    }
+
+    /// Whether what has come can be read.
+    pub(super) fn keeps(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// Reads what has come, from an offset on. Returns how many bytes: 0 at the end of what is there.
+    pub(in crate::host) fn read_kept(&mut self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+        self.flush()?;
+        let kept = self.kept.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        kept.read_at(out, offset)
     }
 
     /// The group has ended in the middle of this stream, or before it began. From now on, the bytes are counted here.
@@ -54,7 +104,7 @@ impl<'t> Incoming<'t> {
     /// The stream goes on from host to host with this header, if nothing of it has come.
     pub(super) fn begin(&mut self, header: StreamHeader) -> io::Result<()> {
         if self.stream.is_none() && self.whole.is_none() {
-            self.sink = Some(self.target.open(&header)?);
+            self.set_sink(&header)?;
             self.stream = Some(OpenStream::new(header));
         }
         Ok(())

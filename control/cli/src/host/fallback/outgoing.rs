@@ -43,6 +43,15 @@ impl<'f> Outgoing<'f> {
         unsent.error
     }
 
+    /// Drops bytes that were sent otherwise.
+    pub(super) fn pass_over(&mut self, bytes: u64) -> io::Result<()> {
+        let passed = io::copy(&mut (&mut *self).take(bytes), &mut io::sink())?;
+        match passed == bytes {
+            true => Ok(()),
+            false => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
     /// Number of the next byte.
     pub(super) fn position(&self) -> u64 {
         self.position

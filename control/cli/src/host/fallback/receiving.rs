@@ -11,7 +11,7 @@ use castnet_member::{MemberConfig, MemberError, StreamHeader, StreamSummary, Tra
 use castnet_rnic::Rnic;
 use indicatif::ProgressBar;
 
-use super::course::{Order, fresh};
+use super::course::{Order, Position, fresh};
 use super::{
     CHUNK, Incoming, NAME_MAX, PatienceArgs, Ranks, Refused, UNKNOWN, Ways, broadcast, close, ends,
     malformed, positions,
@@ -67,10 +67,12 @@ impl Refused {
         let transferred = Transferred { summary, elapsed };
         let report = TransferReport::of_stream(args, "receiver", transferred, path, receiving.hosts.rnic());
         close(receiving.hosts);
-        incoming
-            .borrow()
-            .target
-            .report(&report.by(receiving.ways).after(earlier), output)
+        let report = report.by(Some(receiving.ways)).after(earlier);
+        let incoming = incoming.borrow();
+        match incoming.messages() {
+            Some(messages) => output.show_next(&report.checks(args, messages)),
+            None => incoming.target.report(&report, output),
+        }
     }
 }
 
@@ -96,17 +98,28 @@ impl Receiving<'_, '_> {
         let mut chunk = vec![0; CHUNK];
         loop {
             // What the source sends takes the place of the order given here.
-            match broadcast(&mut self.hosts, &self.ranks, Order::Positions)? {
+            let order = broadcast(&mut self.hosts, &self.ranks, Order::Positions)?;
+            match order {
                 Order::Positions => {
-                    let own = self.incoming.borrow().position();
+                    let own = Position {
+                        bytes: self.incoming.borrow().position(),
+                        keeps: self.incoming.borrow().keeps(),
+                    };
                     positions(&mut self.hosts, &self.ranks, own)?;
                 }
-                Order::Chunk { offset, bytes } => {
+                Order::Chunk { offset, bytes } | Order::Kept { offset, bytes, .. } => {
+                    let from = match order {
+                        Order::Kept { rank, .. } => rank,
+                        _ => 0,
+                    };
                     let chunk = usize::try_from(bytes)
                         .ok()
                         .and_then(|bytes| chunk.get_mut(..bytes));
                     let chunk = chunk.ok_or_else(|| malformed("a chunk of over 4 MiB"))?;
-                    let sent = self.hosts.broadcast(chunk, 0);
+                    if from == self.hosts.rank() {
+                        self.read_kept(offset, chunk)?;
+                    }
+                    let sent = self.hosts.broadcast(chunk, from);
                     sent.map_err(|error| self.ranks.failed(error))?;
                     let position = self.incoming.borrow().position();
                     let fresh = fresh(position, offset, chunk)
@@ -120,6 +133,23 @@ impl Receiving<'_, '_> {
                 Order::End { bytes } => return self.end(&name, bytes),
             }
         }
+    }
+
+    fn read_kept(&self, offset: u64, chunk: &mut [u8]) -> Outcome {
+        let mut incoming = self.incoming.borrow_mut();
+        let mut filled = 0;
+        while filled < chunk.len() {
+            let read = incoming.read_kept(offset + filled as u64, &mut chunk[filled..]);
+            match read.map_err(|error| self.cannot_read(error))? {
+                0 => return Err(self.cannot_read(std::io::ErrorKind::UnexpectedEof.into())),
+                read => filled += read,
+            }
+        }
+        Ok(())
+    }
+
+    fn cannot_read(&self, error: std::io::Error) -> Failure {
+        Failure::failed(format!("what was received cannot be read again: {error}"))
     }
 
     fn head(&mut self) -> Outcome<StreamHeader> {
@@ -146,31 +176,47 @@ impl Receiving<'_, '_> {
             return Err(malformed(&format!("the group from {offset} on after {position}")));
         }
         self.ways.tries_group(self.host, offset);
-        let received = self.try_group();
+        let mut came_from = None;
+        let received = self.try_group(&mut came_from);
         let error = match received.err() {
             Some(error) if ends(&error) => return Err(failure::member(error)),
             error => error,
         };
         let at = self.incoming.borrow().position();
+        let came_from = came_from.map_or(at, |from| at.min(offset + from));
         let why = error.map(|error| error.to_string());
+        self.ways.add_between_hosts(at - came_from);
         self.ways
-            .leaves_group(self.host, (at, at - offset), why.as_deref());
+            .leaves_group(self.host, (at, came_from - offset), why.as_deref());
         Ok(())
     }
 
-    fn try_group(&mut self) -> Result<(), MemberError> {
+    /// `came_from`: from which byte of the group's stream on it came from a member.
+    fn try_group(&mut self, came_from: &mut Option<u64>) -> Result<(), MemberError> {
         let Self {
             config,
             hosts,
             incoming,
+            ways,
             bar,
             ..
         } = self;
         let offset = incoming.borrow().position();
         let mut receiver = castnet_member::receiver(config.clone(), hosts.rnic_mut())?.join()?;
-        let received = receiver.receive(&mut |header| Incoming::open(incoming, header), &mut |_, bytes| {
-            bar.set_position(offset + bytes);
-        });
+        let mut kept = |at, out: &mut [u8]| incoming.borrow_mut().read_kept(offset + at, out);
+        let mut received = receiver.receive_kept(
+            &mut |header| Incoming::open(incoming, header),
+            &mut kept,
+            &mut |_, bytes| bar.set_position(offset + bytes),
+        );
+        if received.is_ok()
+            && let Err(error) = receiver.pass_on(&mut kept)
+        {
+            received = Err(error);
+        }
+        *came_from = receiver.came_from().first().map(|came| came.at_byte);
+        ways.note_outside(&receiver.outside());
+        ways.note_passed_on(receiver.passed_on());
         match receiver.leave() {
             // It goes on between the hosts in any case.
             Ok(()) | Err(MemberError::Diverted { .. }) => {}

@@ -5,33 +5,20 @@ use std::time::{Duration, Instant};
 use castnet_comm::Communicator;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::Output;
-use castnet_member::{MemberConfig, MemberError, Safeguard, StreamHeader, StreamSummary, Transferred};
-use castnet_proto::convert::DIVERSION_MAX;
+use castnet_member::{
+    MemberConfig, MemberError, Messages, Safeguard, StreamHeader, StreamSummary, Transferred,
+};
+use castnet_proto::convert::reason_line;
 use castnet_rnic::Rnic;
 use indicatif::ProgressBar;
 
-use super::course::{Course, Next, Order};
+use super::co_working;
+use super::course::{Course, Next, Order, Position};
 use super::{
     CHUNK, GuardArgs, NAME_MAX, Outgoing, Ranks, Refused, UNKNOWN, Ways, broadcast, close, ends, positions,
 };
 use crate::host::report::TransferReport;
 use crate::host::{MemberArgs, Stop, failure};
-
-/// A reason as the controller takes it.
-pub(in crate::host) fn reason(error: &MemberError) -> String {
-    let mut text = String::new();
-    for c in error
-        .to_string()
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-    {
-        if text.len() + c.len_utf8() > DIVERSION_MAX {
-            break;
-        }
-        text.push(c);
-    }
-    text
-}
 
 /// A source whose stream is not only in its group.
 struct Sending<'a, 'f> {
@@ -54,7 +41,7 @@ impl Refused {
         (args, guard): (&MemberArgs, &GuardArgs),
         config: MemberConfig,
         rnic: Box<dyn Rnic>,
-        outgoing: &mut Outgoing<'_>,
+        (outgoing, checks): (&mut Outgoing<'_>, Option<Messages>),
         (output, stop): (Output, &Stop),
     ) -> Outcome {
         let ways = Ways::new(outgoing.begun, outgoing.position(), &self.reason);
@@ -82,7 +69,11 @@ impl Refused {
         let transferred = Transferred { summary, elapsed };
         let report = TransferReport::of_stream(args, "source", transferred, None, sending.hosts.rnic());
         close(sending.hosts);
-        output.show_next(&report.by(sending.ways))
+        let report = report.by(Some(sending.ways));
+        output.show_next(&match checks {
+            Some(messages) => report.checks(args, messages),
+            None => report,
+        })
     }
 }
 
@@ -106,6 +97,14 @@ impl Sending<'_, '_> {
                     self.ways.add_between_hosts(bytes);
                     self.bar.set_position(self.outgoing.position());
                 }
+                Next::Kept { rank, to } => {
+                    let offset = self.course.position();
+                    let bytes = (to - offset).min(CHUNK as u64);
+                    broadcast(&mut self.hosts, &self.ranks, Order::Kept { rank, offset, bytes })?;
+                    let sent = self.hosts.broadcast(&mut chunk[..bytes as usize], rank);
+                    sent.map_err(|error| self.ranks.failed(error))?;
+                    self.course.handle_sent(bytes);
+                }
                 Next::Group => self.send_in_group()?,
                 Next::End => return self.end(),
             }
@@ -128,10 +127,14 @@ impl Sending<'_, '_> {
     fn find_position(&mut self) -> Outcome {
         broadcast(&mut self.hosts, &self.ranks, Order::Positions)?;
         let kept = (self.outgoing.position(), self.outgoing.taken().bytes());
-        let all = positions(&mut self.hosts, &self.ranks, kept.0)?;
+        let own = Position {
+            bytes: kept.0,
+            keeps: false,
+        };
+        let all = positions(&mut self.hosts, &self.ranks, own)?;
         let position = self.course.handle_positions(kept, &all[1..]);
         let position = position.map_err(Failure::failed)?;
-        self.ways.add_in_group(position - kept.0);
+        self.ways.add_in_group(position.saturating_sub(kept.0));
         self.outgoing.skip_to(position);
         Ok(())
     }
@@ -148,7 +151,8 @@ impl Sending<'_, '_> {
             Some(error) if ends(&error) => return Err(failure::member(error)),
             error => error,
         };
-        let (at, why) = (self.outgoing.position(), error.as_ref().map(reason));
+        let why = error.as_ref().map(|error| reason_line(&error.to_string()));
+        let at = self.outgoing.position();
         self.ways
             .leaves_group(self.host, (at, at - offset), why.as_deref());
         Ok(())
@@ -160,6 +164,7 @@ impl Sending<'_, '_> {
             guard,
             hosts,
             outgoing,
+            ways,
             bar,
             ..
         } = self;
@@ -172,8 +177,12 @@ impl Sending<'_, '_> {
             bar.set_position(offset + bytes);
         });
         let left = match &sent {
-            Ok(_) => source.leave(),
-            Err(unsent) => source.divert(&reason(&unsent.error)).map(drop),
+            Ok(_) => {
+                ways.note_outside(&source.outside());
+                let waited = co_working::await_outside(&mut source);
+                source.leave().and(waited)
+            }
+            Err(unsent) => source.divert(&reason_line(&unsent.error.to_string())).map(drop),
         };
         if let Err(error) = left {
             tracing::warn!(%error, "not left");

@@ -110,7 +110,9 @@ impl Locked<'_> {
             }));
         }
         match layout.and_then(|layout| driver::ready(self, layout)) {
-            Ok(Layout { plan, new_mcst_ids }) => self.change(group, |r| {
+            Ok(Layout {
+                plan, new_mcst_ids, ..
+            }) => self.change(group, |r| {
                 r.generation = wanted.generation;
                 r.own_mcst_ids.extend(new_mcst_ids);
                 r.placed.extend(plan.rules.keys().cloned());

@@ -20,6 +20,7 @@ mod add;
 pub(crate) mod evict;
 pub mod late;
 mod lease;
+pub mod outside;
 mod prune;
 pub mod record;
 pub(crate) mod replan;
@@ -72,6 +73,9 @@ impl GroupKind for Multicast {
     }
 
     fn step(&mut self, event: Event, phase: Phase, _generation: u64) {
+        if event == Event::AllJoined || !phase.wants_rules() {
+            self.outside.clear();
+        }
         match (event, phase) {
             // Connections of one group start and end together, as they share one PSN space.
             (Event::Ended | Event::Lost, _) => self.forget(|_| true),

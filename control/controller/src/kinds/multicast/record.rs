@@ -8,6 +8,7 @@ use castnet_wire::{Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
 use super::late::Late;
+use super::outside::Outside;
 use crate::kinds::{Ends, Joining};
 use crate::record::text;
 
@@ -39,6 +40,12 @@ pub struct Multicast {
     /// How the last run was left by its source; `None` while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub diverted: Option<Diverted>,
+    /// Receivers that the tree does not reach.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outside: Vec<Outside>,
+    /// Number of the last choice of who passes the stream on.
+    #[serde(default)]
+    pub outside_number: u64,
     /// The host that sends, or sends first.
     pub source: String,
     /// All members, the source included, in the order of the request.
@@ -93,6 +100,12 @@ pub struct Seat {
     /// Its part of the stream if it joined while that ran; `None`: all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late: Option<Late>,
+    /// A receiver can be outside; a source waits for those outside.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub co_works: bool,
+    /// It keeps what it receives, and can pass it on.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub passes_on: bool,
 }
 
 /// How a member joined.
@@ -116,6 +129,8 @@ impl Multicast {
                 by,
                 lease_ms: None,
                 late: None,
+                co_works: false,
+                passes_on: false,
             });
             Arc::new(MemberRecord {
                 host: m.host,
@@ -136,6 +151,8 @@ impl Multicast {
             any_source: group.any_source,
             repair: group.repair,
             diverted: None,
+            outside: Vec::new(),
+            outside_number: 0,
             source: group.source,
             members: Arc::new(group.members.into_iter().map(member).collect()),
         }
@@ -163,11 +180,12 @@ impl Multicast {
         self.any_source || self.source == host
     }
 
-    /// Whether its traffic is over: a member has gone that it needs, or all receivers.
+    /// Whether its traffic is over: a member has gone that it needs, or all receivers in the tree.
     pub fn is_over(&self) -> bool {
         let gone = |m: &Arc<MemberRecord>| !matches!(m.state, Joining::Joined(_));
         let needed_gone = self.members.iter().any(|m| self.needs(&m.host) && gone(m));
-        needed_gone || self.members.iter().filter(|m| m.host != self.source).all(gone)
+        let mut receivers = self.members.iter().filter(|m| m.host != self.source);
+        needed_gone || receivers.all(|m| gone(m) || self.is_outside(&m.host))
     }
 
     /// Milliseconds after which a switch reports a path that stalls: not later than the group is to do without it.
@@ -190,6 +208,10 @@ impl Multicast {
             }
         }
     }
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// Whether a join stands on a call. The call ends with a failure of the group, or with the controller.

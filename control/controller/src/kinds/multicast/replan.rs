@@ -74,7 +74,9 @@ fn wanted(core: &Core, name: &str) -> Option<Record> {
 
 /// Stores the new tree. Fails if members would have to connect in another way.
 fn place(core: &mut Locked<'_>, wanted: &Record, layout: Layout) -> Result<(), &'static str> {
-    let Layout { plan, new_mcst_ids } = layout;
+    let Layout {
+        plan, new_mcst_ids, ..
+    } = layout;
     match &wanted.plan {
         Some(before) => serves_all_of(&plan, before)?,
         None => return Err("it has no plan"),

@@ -31,6 +31,15 @@ pub(crate) struct Join {
     pub(crate) brief: bool,
 }
 
+/// What a member has asked for when it joins.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HowToJoin {
+    pub(crate) lease: Option<Duration>,
+    pub(crate) from_next_message: bool,
+    pub(crate) co_works: bool,
+    pub(crate) passes_on: bool,
+}
+
 impl Locked<'_> {
     pub(crate) fn check_multicast(&self, group: &NewGroup) -> Result<(), Refusal> {
         self.free_name(&group.name)?;
@@ -72,8 +81,14 @@ impl Locked<'_> {
         group: &str,
         host: String,
         ends: Vec<HostEndpoint>,
-        (lease, from_next_message): (Option<Duration>, bool),
+        how: HowToJoin,
     ) -> Result<Join, Refusal> {
+        let HowToJoin {
+            lease,
+            from_next_message,
+            co_works,
+            passes_on,
+        } = how;
         self.give_up_connection(group, &host, &ends)?;
         let (record, member) = self.member(group, &host)?;
         let phase = record.phase;
@@ -134,6 +149,9 @@ impl Locked<'_> {
             by,
             lease_ms,
             late,
+            // Who leads it elsewhere must learn that it is gone.
+            co_works: co_works && lease_ms.is_some(),
+            passes_on: passes_on && lease_ms.is_some(),
         });
         match seat {
             Some(seat) if joins_running => self.join_running(group, &host, seat)?,

@@ -6,6 +6,7 @@ use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
 use super::late::Late;
+use super::outside::Outside;
 use super::record::{Diverted, MemberRecord, Multicast};
 use crate::core::Core;
 use crate::kinds::News;
@@ -153,6 +154,7 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
         any_source: group.any_source,
         repair: group.repair.map(repair_to_proto),
         diversion: group.diverted.as_ref().map(diversion),
+        outside: group.outside.iter().map(outside).collect(),
         owner: record.owner.clone(),
         ..Default::default()
     }
@@ -161,6 +163,40 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
 pub(super) fn diversion(diverted: &Diverted) -> v1::Diversion {
     let Diverted { reason, hosts } = diverted.clone();
     v1::Diversion { reason, hosts }
+}
+
+fn outside(out: &Outside) -> v1::OutsideReceiver {
+    let Outside {
+        host,
+        reason,
+        via,
+        number,
+    } = out.clone();
+    v1::OutsideReceiver {
+        host,
+        reason,
+        via,
+        number,
+    }
+}
+
+/// Who is outside, from whom each has the stream, and why.
+fn outside_text(group: &Multicast) -> String {
+    let mut reasons: Vec<&str> = group.outside.iter().map(|out| out.reason.as_str()).collect();
+    reasons.dedup();
+    let each = group.outside.iter().map(|out| match out.via.as_str() {
+        "" => format!("{} from nobody", out.host),
+        via => format!("{} from {via}", out.host),
+    });
+    let each: Vec<_> = each.collect();
+    match each.is_empty() {
+        true => String::new(),
+        false => format!(
+            "from host to host gets {}: {}",
+            each.join(", "),
+            reasons.join("; ")
+        ),
+    }
 }
 
 fn reason(group: &Multicast, entry: &Entry) -> String {
@@ -187,7 +223,9 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
         Phase::Active | Phase::Degraded => {
             let links = entry.live.links_down.values().map(|(_, link)| link.words());
             let out = group.members.iter().filter_map(|m| m.put_out.clone());
-            let parts = links.chain([entry.note.clone(), problems(entry, "")]).chain(out);
+            let outside = outside_text(group);
+            let note = Some(entry.note.clone()).filter(|_| outside.is_empty());
+            let parts = links.chain([outside, note.unwrap_or_default(), problems(entry, "")]).chain(out);
             let parts: Vec<_> = parts.filter(|part| !part.is_empty()).collect();
             parts.join("; ")
         }

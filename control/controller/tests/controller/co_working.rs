@@ -1,0 +1,192 @@
+//! Receivers that the tree of their group does not reach: they are outside, and the others run.
+
+use castnet_proto::v1;
+use castnet_proto::v1::GroupPhase::{Active, Failed};
+use castnet_proto::v1::MemberLoss;
+use castnet_proto::v1::MemberPhase::{Expected, Joined};
+use tonic::{Status, Streaming};
+
+use crate::common::{Client, Events, Lab, creation, next, reaches};
+
+const HOSTS: [&str; 4] = ["h0", "h1", "h2", "h3"];
+
+type Call = Streaming<v1::GroupState>;
+
+async fn create(client: &Client, loss: MemberLoss) {
+    let request = v1::CreateGroupRequest {
+        on_member_loss: loss as i32,
+        ..creation("g", &HOSTS)
+    };
+    client.clone().create_group(request).await.unwrap();
+}
+
+/// All join with leases; those in `not` do not co-work.
+async fn join(lab: &Lab, client: &Client, qpn: u32, not: &[&str]) -> Vec<Call> {
+    let mut calls = Vec::new();
+    for host in HOSTS {
+        let co_works = !not.contains(&host);
+        let request = v1::JoinGroupRequest {
+            lease_ms: Some(600_000),
+            co_works,
+            passes_on: co_works,
+            ..lab.joining("g", host, qpn)
+        };
+        calls.push(client.clone().join_group(request).await.unwrap().into_inner());
+    }
+    calls
+}
+
+async fn leave(client: &Client, host: &str) {
+    let request = v1::LeaveGroupRequest {
+        group: "g".into(),
+        host: host.into(),
+        ..Default::default()
+    };
+    client.clone().leave_group(request).await.unwrap();
+}
+
+async fn report(client: &Client, host: &str, out: &v1::OutsideReceiver) -> Result<(), Status> {
+    let request = v1::ReportUnreachedRequest {
+        group: "g".into(),
+        host: host.into(),
+        receiver: out.host.clone(),
+        number: out.number,
+        reason: "no answer".into(),
+    };
+    client.clone().report_unreached(request).await.map(drop)
+}
+
+fn via(state: &v1::GroupState) -> Vec<(&str, &str)> {
+    let each = state.outside.iter();
+    each.map(|out| (out.host.as_str(), out.via.as_str())).collect()
+}
+
+fn is_full(lab: &Lab, switch: &str, is_full: bool) {
+    lab.switch(switch)
+        .with(|toy| toy.refuse = is_full.then(|| Status::resource_exhausted("full")));
+}
+
+#[tokio::test]
+async fn receivers_whose_switch_refuses_are_outside_and_the_others_run() {
+    let lab = Lab::two_tiers().await;
+    is_full(&lab, "leaf1", true);
+    let (controller, client) = lab.start().await;
+    create(&client, MemberLoss::Evict).await;
+    let mut calls = join(&lab, &client, 17, &[]).await;
+    let state = reaches(&client, "g", Active).await.state.unwrap();
+    assert_eq!(via(&state), [("h2", "h1"), ("h3", "h2")]);
+    for out in &state.outside {
+        assert_eq!(out.reason, "switch leaf1 refuses: full");
+    }
+    assert_eq!(
+        state.reason,
+        "from host to host gets h2 from h1, h3 from h2: switch leaf1 refuses: full"
+    );
+    assert!(
+        lab.placed().iter().all(|placed| placed.starts_with("leaf0 ")),
+        "{:?}",
+        lab.placed()
+    );
+    // Each member learns it by its call.
+    for call in &mut calls {
+        while via(&next(call).await).len() != 2 {}
+    }
+    // Also after a restart of the controller.
+    controller.stop().await;
+    let (_controller, client) = lab.start().await;
+    let state = reaches(&client, "g", Active).await.state.unwrap();
+    assert_eq!(via(&state), [("h2", "h1"), ("h3", "h2")]);
+    let before = state.generation;
+    leave(&client, "h2").await;
+    let state = reaches(&client, "g", Active).await.state.unwrap();
+    assert_eq!(via(&state), [("h3", "h1")]);
+    assert_eq!((state.generation, state.members[2].phase()), (before, Expected));
+}
+
+#[tokio::test]
+async fn a_receiver_that_is_not_reached_from_host_to_host_is_lost() {
+    for loss in [MemberLoss::Evict, MemberLoss::Fail] {
+        let lab = Lab::two_tiers().await;
+        is_full(&lab, "leaf1", true);
+        let (_controller, client) = lab.start().await;
+        create(&client, loss).await;
+        let _calls = join(&lab, &client, 17, &[]).await;
+        let state = reaches(&client, "g", Active).await.state.unwrap();
+        let [h2, h3] = &state.outside[..] else {
+            panic!("{state:?}")
+        };
+        // Neither another member nor an earlier choice counts.
+        let earlier = v1::OutsideReceiver {
+            number: h2.number + 7,
+            ..h2.clone()
+        };
+        report(&client, "h1", h3).await.unwrap();
+        report(&client, "h1", &earlier).await.unwrap();
+        assert!(report(&client, "h9", h2).await.is_err(), "it is no member");
+        let same = reaches(&client, "g", Active).await.state.unwrap();
+        assert_eq!(same.outside, state.outside);
+        report(&client, "h1", h2).await.unwrap();
+        if loss == MemberLoss::Fail {
+            let state = reaches(&client, "g", Failed).await.state.unwrap();
+            assert!(
+                state.reason.contains("h1 does not reach it: no answer"),
+                "{}",
+                state.reason
+            );
+            assert!(state.outside.is_empty());
+            continue;
+        }
+        let state = reaches(&client, "g", Active).await.state.unwrap();
+        assert_eq!(via(&state), [("h3", "h1")]);
+        let phases: Vec<_> = state.members.iter().map(|m| m.phase()).collect();
+        assert_eq!(phases, [Joined, Joined, Expected, Joined]);
+    }
+}
+
+#[tokio::test]
+async fn all_are_in_the_tree_again_when_the_network_is_well() {
+    let lab = Lab::two_tiers().await;
+    is_full(&lab, "leaf1", true);
+    let (_controller, client) = lab.start().await;
+    create(&client, MemberLoss::Evict).await;
+    let mut calls = join(&lab, &client, 17, &[]).await;
+    while next(&mut calls[0]).await.outside.is_empty() {}
+    is_full(&lab, "leaf1", false);
+    let mut events = Events::of(&client).await;
+    leave(&client, "h0").await;
+    drop(calls);
+    let _calls = join(&lab, &client, 18, &[]).await;
+    let state = events.group("g", Active).await;
+    assert!(state.outside.is_empty() && state.reason.is_empty(), "{state:?}");
+    assert_eq!(lab.placed().len(), 3, "{:?}", lab.placed());
+}
+
+/// A source that does not wait for them, a receiver that takes nothing from others, and nobody in the tree who passes anything on.
+#[tokio::test]
+async fn a_group_whose_members_do_not_co_work_is_installed_for_all_or_none() {
+    for not in ["h0", "h3", "h1"] {
+        let lab = Lab::two_tiers().await;
+        is_full(&lab, "leaf1", true);
+        let (_controller, client) = lab.start().await;
+        create(&client, MemberLoss::Evict).await;
+        let _calls = join(&lab, &client, 17, &[not]).await;
+        let state = reaches(&client, "g", Failed).await.state.unwrap();
+        assert!(state.reason.contains("leaf1"), "{not}: {}", state.reason);
+        assert!(state.outside.is_empty() && lab.placed().is_empty(), "{not}");
+    }
+}
+
+/// When the last receiver in the tree goes, there is nobody to pass the stream on: the group waits for its members again.
+#[tokio::test]
+async fn without_receivers_in_the_tree_a_group_ends() {
+    let lab = Lab::two_tiers().await;
+    is_full(&lab, "leaf1", true);
+    let (_controller, client) = lab.start().await;
+    create(&client, MemberLoss::Evict).await;
+    let mut calls = join(&lab, &client, 17, &[]).await;
+    while next(&mut calls[2]).await.outside.is_empty() {}
+    let mut events = Events::of(&client).await;
+    leave(&client, "h1").await;
+    let state = events.group("g", v1::GroupPhase::Registered).await;
+    assert!(state.outside.is_empty(), "{state:?}");
+}
