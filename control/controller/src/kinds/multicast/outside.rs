@@ -286,6 +286,7 @@ mod tests {
             ends: vec![end(number)],
         };
         let group = NewGroup {
+            on_stall: None,
             name: "g".into(),
             source: "h0".into(),
             members: (0..=receivers).map(member).collect(),
