@@ -1,8 +1,7 @@
 //! Switches that are dead though their links are up: behind ordinary switches, or where a carrier outlives them.
 //!
-//! A switch whose agent alone is gone forwards on, and nothing may be moved because of that. So besides the agent, its dataplane
-//! must be silent: no neighbour has heard its LLDP since the agent is gone, and either all that have heard it before have it no
-//! more, or a group waits for it.
+//! A switch whose agent alone is gone forwards on, and nothing may be moved because of that. So its dataplane must be silent, too:
+//! all neighbours that have heard its LLDP hear it no more, or none has heard it since its agent is gone, and a group waits for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -88,9 +87,6 @@ pub(crate) fn why_dead(core: &Core, entry: &Entry, switch: &str) -> Option<Strin
     let Some((Reach::Down(gone), _)) = core.facts.switches.get(switch) else {
         return None;
     };
-    if core.signs.lives(switch) {
-        return None;
-    }
     let stands_still = || {
         let now = Instant::now();
         let mut switches = entry.record().plan.as_ref()?.rules.keys();
@@ -99,7 +95,11 @@ pub(crate) fn why_dead(core: &Core, entry: &Entry, switch: &str) -> Option<Strin
             Some(format!("switch {by} has waited for it for {:.1?}", stall.waited))
         })
     };
-    let sign = core.signs.silence(&core.facts, switch).or_else(stands_still)?;
+    let sign = match core.signs.silence(&core.facts, switch) {
+        None if core.signs.lives(switch) => return None,
+        None => stands_still()?,
+        Some(silence) => silence,
+    };
     Some(format!("its agent cannot be reached ({gone}), and {sign}"))
 }
 

@@ -189,6 +189,7 @@ prop_compose! {
         let members = members.into_iter().map(|(host, connection)| v1::NewMember { host, connection }).collect();
         v1::CreateGroupRequest {
             name, source, members, pmtu, start_psn, va_base, mcst_id, stall_timeout_ms, lanes, on_member_loss, rate_limit, any_source,
+            on_member_stall: (va_base % 5 == 1).then_some(v1::StallPolicy { after_ms: stall_timeout_ms, then: on_member_loss }),
             repair: (va_base % 3 == 1).then_some(v1::MulticastRepair { slots: lanes, ack_timeout_us: pmtu }),
         }
     }
@@ -300,10 +301,19 @@ fn a_member_brings_a_queue_pair_for_each_lane() {
     assert_eq!((group.lanes, qpns), (3, vec![17, 18, 19]));
 
     type Spoil = fn(&mut v1::CreateGroupRequest);
-    let cases: [(&str, Spoil); 13] = [
+    let cases: [(&str, Spoil); 15] = [
         ("lanes", |m| m.lanes = 17),
         ("lanes", |m| m.any_source = true),
         ("on_member_loss", |m| m.on_member_loss = 3),
+        ("on_member_stall.then", |m| {
+            m.on_member_stall = Some(v1::StallPolicy { after_ms: 1, then: 3 });
+        }),
+        ("on_member_stall.after_ms", |m| {
+            m.on_member_stall = Some(v1::StallPolicy {
+                after_ms: 600_001,
+                then: 0,
+            });
+        }),
         ("repair.slots", |m| {
             m.repair = Some(v1::MulticastRepair {
                 slots: 3,
@@ -364,7 +374,20 @@ fn a_good_creation_gets_its_defaults() {
         (group.pmtu, group.start_psn, group.stall_timeout_ms),
         (Pmtu::B1024, None, 2000)
     );
-    assert_eq!(group.members[1].ends[0].name, "b");
+    assert_eq!(
+        (group.members[1].ends[0].name.as_str(), group.on_stall),
+        ("b", None)
+    );
+    let waits_less = v1::CreateGroupRequest {
+        on_member_stall: Some(v1::StallPolicy::default()),
+        ..creation()
+    };
+    let policy = OnStall {
+        after: std::time::Duration::from_secs(5),
+        fails: false,
+    };
+    let group = new_group_from_proto(&waits_less).unwrap();
+    assert_eq!(group.on_stall, Some(policy));
 }
 
 #[test]

@@ -26,6 +26,7 @@ mod purge;
 mod rates;
 mod refusals;
 mod replan;
+mod replan_routed;
 mod restarts;
 mod routed;
 mod stalls;

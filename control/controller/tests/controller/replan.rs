@@ -3,9 +3,12 @@
 use castnet_proto::v1::GroupPhase::{Active, Failed};
 use castnet_proto::v1::MemberPhase::Expected;
 use castnet_proto::v1::{self, GroupPhase};
+use castnet_topology::Topology;
 
 use crate::collective_places::{set_link, spine, two_spines};
+use crate::common::faults::Random;
 use crate::common::{Client, Events, Lab, creation, reaches};
+use crate::replan_routed::until_link;
 
 /// Ports of a leaf that lead to the spines follow those of its two hosts.
 fn uplink(spine: &str) -> u32 {
@@ -279,6 +282,112 @@ async fn a_group_goes_on_without_a_switch_that_it_waits_for_and_that_does_not_an
         while !lab.placed().iter().any(|p| p.starts_with(&format!("{other} g."))) {
             tokio::task::yield_now().await;
         }
+    }
+}
+
+/// What is lost comes back, in any order. It moves exactly when its spine is lost and there is another one.
+#[tokio::test]
+async fn a_group_is_where_it_can_be_whatever_is_lost() {
+    #[derive(Clone, Copy)]
+    struct Spine {
+        answers: bool,
+        is_heard: bool,
+        has_link: bool,
+    }
+    const NAMES: [&str; 3] = ["spine0", "spine1", "spine2"];
+    for seed in 1..=6 {
+        println!("seed {seed}");
+        let mut random = Random(seed);
+        let mut lab = Lab::new(Topology::leaf_spine(2, 3, 2).unwrap()).await;
+        lab.config.timeouts.link = std::time::Duration::from_millis(20);
+        let (_controller, mut client) = lab.start().await;
+        for leaf in ["leaf0", "leaf1"] {
+            hear(&lab, leaf, &NAMES);
+        }
+        client
+            .create_group(lab.given("g", &["h0", "h2"], 17))
+            .await
+            .unwrap();
+        let mut generation = group(&client).await.generation;
+        let well = Spine {
+            answers: true,
+            is_heard: true,
+            has_link: true,
+        };
+        let mut spines = [well; 3];
+        for _ in 0..20 {
+            let n = random.below(3) as usize;
+            let (spine, name) = (&mut spines[n], NAMES[n]);
+            match random.below(3) {
+                0 => {
+                    spine.answers = !spine.answers;
+                    let (mut events, switch) =
+                        (Events::of(&client).await, lab.switches.get_mut(name).unwrap());
+                    match spine.answers {
+                        true => switch.start().await,
+                        false => switch.stop().await,
+                    }
+                    events.switch(name, spine.answers).await;
+                }
+                1 => spine.is_heard = !spine.is_heard,
+                _ => {
+                    spine.has_link = !spine.has_link;
+                    set_link(lab.switch("leaf0"), uplink(name), spine.has_link);
+                    until_link(&client, "leaf0", uplink(name), spine.has_link).await;
+                }
+            }
+            let heard: Vec<&str> = (0..3).filter(|n| spines[*n].is_heard).map(|n| NAMES[n]).collect();
+            for leaf in ["leaf0", "leaf1"] {
+                hear(&lab, leaf, &heard);
+            }
+            let tree = |group: v1::Group| {
+                let names = group.tree.into_iter().map(|node| node.switch_name);
+                let at = names
+                    .into_iter()
+                    .find_map(|name| NAMES.iter().position(|spine| *spine == name));
+                (group.state.unwrap().generation, at.expect("a spine"))
+            };
+            let request = v1::GetGroupRequest { group: "g".into() };
+            let look = || async {
+                tree(
+                    client
+                        .clone()
+                        .get_group(request.clone())
+                        .await
+                        .unwrap()
+                        .into_inner(),
+                )
+            };
+            let is_lost = |n: usize| !spines[n].has_link || !spines[n].answers && !spines[n].is_heard;
+            let is_usable = |n: usize| spines[n].has_link && spines[n].answers;
+            loop {
+                let (now, at) = look().await;
+                if !is_lost(at) || !(0..3).any(is_usable) {
+                    break;
+                }
+                assert!(now <= generation + 1);
+                tokio::task::yield_now().await;
+            }
+            let (now, at) = look().await;
+            assert!(
+                now == generation || now == generation + 1 && is_usable(at),
+                "{now} after {generation}"
+            );
+            generation = now;
+        }
+        // Nobody has more than its part in the end.
+        for (_, name) in spines.iter().zip(NAMES).filter(|(spine, _)| !spine.answers) {
+            lab.switches.get_mut(name).unwrap().start().await;
+        }
+        let is_whole = |lab: &Lab| {
+            let placed = lab.placed();
+            let newest = placed.iter().filter(|p| p.contains(" g.")).count();
+            newest == 3
+                && placed
+                    .iter()
+                    .all(|p| p.ends_with(placed[0].rsplit('.').next().unwrap()))
+        };
+        until(&client, |s| s.phase() == Active && is_whole(&lab)).await;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::common::{Switch, Told, ack, fatal, nak, path, replicate, rnr};
 use castnet_collective::path::PATHS_MAX;
-use castnet_collective::{Effect, Event, Multicast, MulticastConfig, PathId, TimerReason};
+use castnet_collective::{Effect, Event, Multicast, MulticastConfig, PathId, RepairConfig, TimerReason};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
 const WRAP: u32 = Psn::MODULUS;
@@ -338,6 +338,62 @@ fn a_stall_names_the_path_waited_for_once_per_interval() {
     s.now = Nanos::from_millis(500);
     s.data(3, 1);
     assert_eq!(s.machine.poll_timeout(), at(510));
+}
+
+/// A receiver that posts no receives answers, and gets its packet again and again. One whose switch gets nothing for it must not be
+/// taken for it.
+#[test]
+fn a_stall_says_how_often_a_receiver_that_refuses_was_sent_its_packet() {
+    let stall = Nanos::from_millis(10);
+    let mut s = Switch::with(MulticastConfig {
+        stall_timeout: stall,
+        ..Switch::config(3)
+    });
+    s.data(0, 2);
+    s.feedback(1, ack(1));
+    let stalled = |tries| Effect::Stalled {
+        path: path(2),
+        since: Nanos::ZERO,
+        tries,
+    };
+    assert_eq!(
+        s.timeout(stall),
+        [stalled(0)],
+        "its last packets asked for no ACK"
+    );
+    for _ in 0..5 {
+        s.feedback(2, rnr(0, 12));
+        s.retransmit_asking(0);
+        s.retransmit_asking(1);
+    }
+    assert_eq!(s.timeout(Nanos::from_millis(20)), [stalled(5)]);
+}
+
+/// The switch itself repeats what a silent path lacks.
+#[test]
+fn with_repair_the_tries_are_those_of_the_switch() {
+    let mut s = Switch::with(MulticastConfig {
+        stall_timeout: Nanos::from_millis(10),
+        ..Switch::config(3)
+    });
+    s.machine = s.machine.with_repair(RepairConfig {
+        slots: 8,
+        tick: Nanos::from_millis(1),
+        source_is_switch: true,
+    });
+    s.data(0, 3);
+    s.feedback(1, ack(2));
+    s.feedback(2, ack(0));
+    let told: Vec<Told> = (1..=10)
+        .flat_map(|ms| s.timeout(Nanos::from_millis(ms)))
+        .collect();
+    let stalled = Effect::Stalled {
+        path: path(2),
+        since: Nanos::ZERO,
+        // After 2, 4 and 8 ticks.
+        tries: 3,
+    };
+    assert_eq!(told, [stalled]);
 }
 
 #[test]

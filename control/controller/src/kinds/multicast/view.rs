@@ -225,7 +225,9 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
             let out = group.members.iter().filter_map(|m| m.put_out.clone());
             let outside = outside_text(group);
             let note = Some(entry.note.clone()).filter(|_| outside.is_empty());
-            let parts = links.chain([outside, note.unwrap_or_default(), problems(entry, "")]).chain(out);
+            let parts = links
+                .chain([outside, note.unwrap_or_default(), problems(entry, "")])
+                .chain(out);
             let parts: Vec<_> = parts.filter(|part| !part.is_empty()).collect();
             parts.join("; ")
         }
