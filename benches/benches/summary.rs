@@ -83,11 +83,12 @@ fn main() {
     // `cargo bench --bench summary -- sums` runs one part only.
     let only = std::env::args().skip(1).find(|a| !a.starts_with('-'));
     type Part = fn(&mut Table);
-    let parts: [(&str, Part); 7] = [
+    let parts: [(&str, Part); 8] = [
         ("parse", parse),
         ("plain", plain),
         ("acks", acks),
         ("replication", replication),
+        ("repair", repair),
         ("sums", sums),
         ("icrcs", icrcs),
         ("allocations", allocations),
@@ -221,6 +222,30 @@ fn replication(table: &mut Table) {
                 let first = format!("first: {}", ns(alone));
                 table.row("  each copy after the first", ns(further), "", first, goal);
             }
+        }
+    }
+}
+
+/// Groups whose switches repair: data is verified and kept.
+fn repair(table: &mut Table) {
+    for payload in [256, 1024, 4096] {
+        for receivers in [1, 8] {
+            let bench = || Bench::new(receivers);
+            let (mut plain, mut fast, mut slow) = (bench(), bench().repairing(), bench().repairing());
+            let [plain, fast, slow] = lowest([
+                &mut || plain.windows(payload, false),
+                &mut || fast.windows(payload, false),
+                &mut || slow.windows(payload, true),
+            ]);
+            table.row(
+                &format!("keep and replicate 1 to {receivers}, {payload:4} B payload"),
+                ns(fast),
+                format!("{} without repair", ns(plain)),
+                format!("{:.2} x", fast / plain),
+                None,
+            );
+            let (what, ratio) = ("  on the slow path", format!("{:.2} x", slow / plain));
+            table.row(what, ns(slow), "", ratio, None);
         }
     }
 }

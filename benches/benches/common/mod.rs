@@ -10,18 +10,19 @@ use std::time::{Duration, Instant};
 
 use castnet_engine::{Context, Egress, Engine, EngineConfig, PortInfo};
 use castnet_port::{MemEnd, MemLink, MemLinkConfig, Pool, PoolBuf, PoolConfig};
-use castnet_rules::{Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop};
+use castnet_rules::{Endpoint, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RepairRule};
 use castnet_wire::build::{emit_ack, roce_len};
 use castnet_wire::{
     Aeth, BATCH, Batch, Bth, Ethernet, ExtHeaders, FrameBuf, MacAddr, McstId, Nanos, Network, Opcode, Pmtu,
-    PortId, Psn, Qpn, Syndrome, emit_roce,
+    PortId, Psn, Qpn, Syndrome, emit_roce, icrc,
 };
 use castnet_worker::{DataplaneConfig, PortConfig};
 
 pub const MCST: McstId = McstId(Ipv4Addr::new(10, 9, 0, 1));
 pub const NOW: Nanos = Nanos(1_000_000_000);
 /// Offset of the PSN in an untagged IPv4 frame.
-const PSN_AT: usize = 14 + 20 + 8 + 9;
+const PSN_AT: usize = ETHERNET + 20 + 8 + 9;
+const ETHERNET: usize = 14;
 
 pub fn port(n: usize) -> PortId {
     PortId::new(n as u8).unwrap_or_default()
@@ -232,6 +233,7 @@ pub struct Bench {
     pub sink: Sink,
     templates: Vec<PoolBuf>,
     receivers: usize,
+    repair: Option<RepairRule>,
 }
 
 impl Bench {
@@ -242,12 +244,20 @@ impl Bench {
             sink: Sink::new(),
             templates: Vec::new(),
             receivers,
+            repair: None,
         }
+    }
+
+    /// The switch repairs losses.
+    pub fn repairing(mut self) -> Self {
+        self.repair = Some(RepairRule::default());
+        self
     }
 
     /// Installs the group again, outside of any measured time.
     pub fn reset(&mut self) {
-        install(&mut self.engine, &star(self.receivers));
+        let rule = star(self.receivers).with_multicast(|rule| rule.repair = self.repair);
+        install(&mut self.engine, &rule);
     }
 
     fn load(&mut self, frames: impl IntoIterator<Item = Vec<u8>>) {
@@ -279,6 +289,67 @@ impl Bench {
                 bench.sink.send(port(receivers), frame);
             }
         })
+    }
+
+    /// Sends windows of 128 packets, each followed by an ACK of each receiver. `tagged`: with a VLAN tag, so data takes the slow path.
+    /// Returns the time and the number of packets.
+    pub fn windows(&mut self, payload: usize, tagged: bool) -> (Duration, u64) {
+        const WINDOWS: u32 = 32;
+        let mut frame = data(payload);
+        if tagged {
+            frame.splice(12..12, [0x81, 0, 0, 7]);
+        }
+        let at = PSN_AT + if tagged { 4 } else { 0 };
+        // The ICRC of each packet: it is verified.
+        let icrc = |psn: u32| {
+            frame[at..at + 3].copy_from_slice(&Psn::new(psn).to_bytes());
+            let l3 = at + ETHERNET - PSN_AT;
+            icrc::of_frame(&frame, l3, frame.len()).to_le_bytes()
+        };
+        let icrcs: Vec<_> = (0..WINDOWS * ACKS).map(icrc).collect();
+        self.load((0..BATCH).map(|_| frame.clone()));
+        let of_window = |window: u32| (1..=self.receivers).map(move |n| (n, ack(n, (window + 1) * ACKS - 1)));
+        let acks: Vec<(usize, PoolBuf)> = (0..WINDOWS)
+            .flat_map(of_window)
+            .map(|(n, bytes)| (n, self.sink.pool.copy_from(&bytes).expect("a buffer")))
+            .collect();
+        self.reset();
+        let mut batch = Batch::new();
+        let start = Instant::now();
+        let mut psn = 0;
+        for (icrcs, acks) in icrcs.chunks(ACKS as usize).zip(acks.chunks(self.receivers)) {
+            for icrcs in icrcs.chunks(BATCH) {
+                for (template, icrc) in self.templates.iter().zip(icrcs) {
+                    if let Some(mut frame) = template.replicate() {
+                        frame.head_mut()[at..at + 3].copy_from_slice(&Psn::new(psn).to_bytes());
+                        frame.set_trailer(*icrc);
+                        psn += 1;
+                        batch.push(frame);
+                    }
+                }
+                self.engine.process(NOW, port(0), &mut batch, &mut self.sink);
+                black_box(&mut self.sink.sent).clear();
+            }
+            for (n, ack) in acks {
+                batch.extend(ack.replicate());
+                self.engine.process(NOW, port(*n), &mut batch, &mut self.sink);
+                black_box(&mut self.sink.sent).clear();
+            }
+        }
+        let took = start.elapsed();
+        let counters = self
+            .engine
+            .group(MCST)
+            .map(|group| group.counters())
+            .unwrap_or_default();
+        let packets = u64::from(WINDOWS * ACKS);
+        let kept = if self.repair.is_some() { packets } else { 0 };
+        assert_eq!(
+            (counters.copies_out, counters.kept),
+            (packets * self.receivers as u64, kept),
+            "the intended case is measured"
+        );
+        (took, packets)
     }
 
     fn timed_data(&mut self, batches: u64, mut run: impl FnMut(&mut Self, &mut Batch<PoolBuf>)) -> Duration {

@@ -7,8 +7,8 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use castnet_engine::{CountersSnapshot, Egress};
-use castnet_rules::{ForwardingRule, GroupRule};
+use castnet_engine::{CountersSnapshot, Egress, Engine};
+use castnet_rules::{ForwardingRule, GroupRule, RepairRule};
 use castnet_wire::{Batch, FrameBuf, MacAddr, McstId, NakCode, Nanos, Opcode, PortId, Reth, Syndrome};
 use common::*;
 
@@ -85,8 +85,28 @@ impl Egress for Recycling {
 
 #[test]
 fn a_frame_costs_no_allocation() {
+    count_frames(star_switch(8));
+}
+
+/// Data is kept, and sent again from the ring.
+#[test]
+fn a_frame_of_a_group_that_repairs_costs_no_allocation() {
+    let mut engine = engine(10);
+    let repair = RepairRule {
+        slots: 16,
+        ack_timeout_us: 640,
+    };
+    install(
+        &mut engine,
+        &rule((0..=8).map(host).collect()).with_multicast(|rule| rule.repair = Some(repair)),
+    );
+    let engine = count_frames(engine);
+    let counters = engine.group_status(MCST).unwrap().counters;
+    assert!(counters.kept > 500 && counters.resent > 500, "{counters:?}");
+}
+
+fn count_frames(mut engine: Engine) -> Engine {
     const ROUNDS: u32 = 300;
-    let mut engine = star_switch(8);
     let pair = GroupRule {
         mcst_id: McstId([10, 9, 0, 2].into()),
         kind: ForwardingRule {}.into(),
@@ -197,6 +217,7 @@ fn a_frame_costs_no_allocation() {
         egress.sent
     );
     assert_eq!(allocations, 0);
+    engine
 }
 
 /// The same for collectives: contributions added and kept, results, feedback both ways, repeats, and what time asks for.

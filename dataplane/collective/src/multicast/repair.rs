@@ -311,24 +311,20 @@ impl Repair {
         }
     }
 
-    /// The paths that have been sent everything before `frontier`, and have refused nothing.
-    fn waiting(&self, table: &[Entry], source: PathId) -> Paths {
-        let paths = (0..).map_while(PathId::new).zip(table).zip(&self.paths);
-        let waits = |((path, entry), cursor): ((PathId, &Entry), &Cursor)| {
-            let waits = path != source && cursor.next() == self.frontier && entry.refusal.is_none();
-            waits.then_some(path)
-        };
-        paths.filter_map(waits).collect()
-    }
-
-    /// A packet after all that was sent before is sent to `paths`.
-    fn send_next(&mut self, psn: Psn, paths: Paths, source: PathId) {
-        self.takes = paths;
-        for path in paths.iter().chain([source]) {
-            if let Some(cursor) = self.paths.get_mut(path.index()) {
-                cursor.next = psn.next().to_bytes();
+    /// A packet after all that was sent before is sent to the paths that wait for `frontier`, and have refused nothing. True if there are any.
+    #[inline]
+    fn send_next(&mut self, psn: Psn, table: &[Entry], source: PathId) -> bool {
+        let (frontier, next) = (self.frontier.to_bytes(), psn.next().to_bytes());
+        self.takes = Paths::EMPTY;
+        let mut any = false;
+        for ((path, entry), cursor) in (0..).map_while(PathId::new).zip(table).zip(&mut self.paths) {
+            if path != source && cursor.next == frontier && entry.refusal.is_none() {
+                cursor.next = next;
+                self.takes.insert(path);
+                any = true;
             }
         }
+        any
     }
 }
 
@@ -418,7 +414,7 @@ impl Multicast {
         }
         // Nothing is kept behind a gap that is beyond the ring: the receivers refuse what follows.
         if psn == frontier || slot.is_none() {
-            repair.send_next(psn, repair.waiting(&self.table, self.source), self.source);
+            repair.send_next(psn, &self.table, self.source);
             repair.frontier = psn;
             repair.advance(agg_ack);
             if psn == agg_ack.next() {
@@ -457,12 +453,10 @@ impl Multicast {
         if psn != repair.frontier || !repair.is_in_ring(agg_ack, psn) {
             return None;
         }
-        let takes = repair.waiting(&self.table, source);
-        if takes.is_empty() {
+        if !repair.send_next(psn, &self.table, source) {
             return None;
         }
         let slot = repair.keep(agg_ack, psn)?;
-        repair.send_next(psn, takes, source);
         repair.advance(agg_ack);
         if !self.is_outstanding() {
             self.begin_ticks(now);

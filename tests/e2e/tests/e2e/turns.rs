@@ -49,7 +49,7 @@ pub(crate) fn take(
     Ok(())
 }
 
-/// The group ends with its members, who can join it again.
+/// The group ends with its members, who can join it again. So does one whose switches repair losses.
 #[test]
 fn members_of_a_group_of_the_controller_send_in_turn_twice() {
     let fault = ["--fault", "loss=1%,seed=11"];
@@ -57,17 +57,13 @@ fn members_of_a_group_of_the_controller_send_in_turn_twice() {
         let hosts = ["h1", "h2", "h3", "h4", "h5", "h6"];
         let controller = lab.socket("controller");
         let members = hosts[1..].join(",");
-        let mut create = vec![
-            "group",
-            "create",
-            "turns",
-            "--source",
-            "h1",
-            "--members",
-            &members,
-        ];
-        create.extend(["--any-source", "--pmtu", "4096", "--controller", &controller]);
-        lab.castnet(&create)?;
+        let create = |group, more: &[&str]| {
+            let mut create = vec!["group", "create", group, "--source", "h1", "--members", &members];
+            create.extend(["--any-source", "--pmtu", "4096", "--controller", &controller]);
+            create.extend(more);
+            lab.castnet(&create)
+        };
+        create("turns", &[])?;
         for order in [["h1", "h4", "h6", "h6"], ["h5", "h2", "h5", "h1"]] {
             take(lab, &hosts, &order, |n, flags| {
                 lab.start_host(hosts[n], "turns", "turns", flags)
@@ -75,6 +71,14 @@ fn members_of_a_group_of_the_controller_send_in_turn_twice() {
         }
         let shown = lab.castnet(&["group", "show", "turns", "--controller", &controller])?;
         ensure!(shown.contains("any member, h1 first"), "{shown}");
+        lab.castnet(&["group", "destroy", "turns", "--controller", &controller])?;
+
+        create("repaired", &["--repair", "switch", "--repair-slots", "128"])?;
+        take(lab, &hosts, &["h6", "h1", "h4"], |n, flags| {
+            lab.start_host(hosts[n], "repaired", "repaired", flags)
+        })?;
+        let shown = lab.castnet(&["group", "show", "repaired", "--controller", &controller])?;
+        ensure!(shown.contains("from the switches, 128 packets each"), "{shown}");
         Ok(())
     });
 }
