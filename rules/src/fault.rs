@@ -106,6 +106,14 @@ pub enum FaultKind {
         "is given in a group with any_source, whose members and state cannot change: give it a new generation instead"
     )]
     AnySourceIsFixed,
+    #[error(
+        "is missing: a group with any_source in which one host has memory is written by each of them, so all have it"
+    )]
+    AnySourceWrites,
+    #[error(
+        "is \"switch\" in a group whose hosts synchronize their PSNs: any_source = \"bridged\" can repair"
+    )]
+    AnySourceRepairs,
     #[error("is given in a group that does not compute: leave it out")]
     RankOfNoCollective,
     #[error("has no rank: each host of a group that computes is a rank")]

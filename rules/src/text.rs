@@ -130,6 +130,33 @@ pub mod rate_limit {
     }
 }
 
+/// How the source of a group changes: false, true for the default way, or the name of a way.
+pub mod any_source {
+    use castnet_wire::AnySource;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Value {
+        Flag(bool),
+        Name(String),
+    }
+
+    pub fn serialize<S: Serializer>(value: &Option<AnySource>, s: S) -> Result<S::Ok, S::Error> {
+        match value {
+            None | Some(AnySource::Bridged) => value.is_some().serialize(s),
+            Some(AnySource::Synchronized) => AnySource::Synchronized.name().serialize(s),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<AnySource>, D::Error> {
+        match Value::deserialize(d)? {
+            Value::Flag(flag) => Ok(flag.then_some(AnySource::default())),
+            Value::Name(name) => name.parse().map(Some).map_err(Error::custom),
+        }
+    }
+}
+
 pub(crate) mod optional_psn {
     use castnet_wire::Psn;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

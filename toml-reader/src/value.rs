@@ -201,6 +201,14 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// `true` for the default of `T`, `false` for none, or a text that parses as `T`; `expected` is for the fault.
+    pub fn flag_or<T: FromStr + Default>(self, expected: &str) -> Option<Option<T>> {
+        match self.value.get_ref() {
+            DeValue::Boolean(flag) => Some(flag.then(T::default)),
+            _ => self.parsed(expected).map(Some),
+        }
+    }
+
     fn expect_text(self, expected: &str) -> Option<&'a str> {
         match self.value.get_ref() {
             DeValue::String(text) => Some(text),

@@ -103,7 +103,7 @@ pub fn star(receivers: usize) -> GroupRule {
             start_psn: Some(Psn::new(0)),
             va_base: 0,
             carries_on: None,
-            any_source: false,
+            any_source: None,
             repair: None,
             source: 0,
         }

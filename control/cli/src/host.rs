@@ -252,6 +252,7 @@ impl MemberArgs {
             va_base: fixed.va_base.unwrap_or_default(),
             rate_limit: None,
             selective_repeat: false,
+            synchronizes: false,
         };
         let group = match (&self.join.group, fixed.mcst_id) {
             (_, Some(mcst_id)) => match others {

@@ -310,7 +310,7 @@ pub(crate) mod text {
     use castnet_wire::{Control, McstId};
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-    pub(crate) use castnet_rules::text::{display, pmtu, psn, rate_limit};
+    pub(crate) use castnet_rules::text::{any_source, display, pmtu, psn, rate_limit};
 
     type Own<T> = BTreeMap<String, Vec<T>>;
 

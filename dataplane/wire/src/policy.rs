@@ -43,6 +43,18 @@ names! {
     }
 }
 
+names! {
+    /// Whose PSNs the hosts of a group with several sources have.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum AnySource {
+        /// Each host counts on its own, and the switch next to it bridges its PSNs to those of the group.
+        #[default]
+        Bridged => "bridged",
+        /// Those of the group: hosts synchronize them when the source changes (Cepheus III.E).
+        Synchronized => "synchronized",
+    }
+}
+
 /// Error: the text names no policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such policy")]
@@ -61,4 +73,4 @@ macro_rules! parsed_by_name {
     };
 }
 
-parsed_by_name!(LossPolicy, MulticastRepair, StragglerPolicy);
+parsed_by_name!(AnySource, LossPolicy, MulticastRepair, StragglerPolicy);

@@ -77,6 +77,10 @@ impl Rnic for SharedRnic {
         self.inner.borrow().qp_state(qpn)
     }
 
+    fn reset_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {
+        self.inner.borrow_mut().reset_qp(qpn)
+    }
+
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {
         self.inner.borrow_mut().fail_qp(qpn)
     }

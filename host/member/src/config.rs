@@ -71,6 +71,8 @@ pub struct GroupAddress {
     /// After a NAK the software RNIC sends one packet again, because the switches have what follows. Not in a group with any source: a NAK
     /// may call a member to send, when all its packets so far were dropped.
     pub selective_repeat: bool,
+    /// Whether hosts that send and receive synchronize their PSNs when the source changes, because the switches do not bridge them.
+    pub synchronizes: bool,
 }
 
 impl TryFrom<&api::GroupState> for GroupAddress {
@@ -88,7 +90,8 @@ impl TryFrom<&api::GroupState> for GroupAddress {
             pmtu: Pmtu::from_bytes(state.pmtu).ok_or_else(|| invalid(format!("path MTU {}", state.pmtu)))?,
             va_base: state.va_base,
             rate_limit: limit.map(|limit| limit.per_lane(state.lanes.len() as u8)),
-            selective_repeat: state.repair.is_some() && !state.any_source,
+            selective_repeat: state.repair.is_some() && state.any_source() == api::AnySource::Unspecified,
+            synchronizes: state.any_source() == api::AnySource::Synchronized,
         })
     }
 }

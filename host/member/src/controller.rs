@@ -422,7 +422,7 @@ impl Controller {
             phase => {
                 let reason = match phase {
                     Failed => state.reason.clone(),
-                    _ if state.any_source => {
+                    _ if state.any_source() != api::AnySource::Unspecified => {
                         "one of its members has left, or is back with a new connection".to_owned()
                     }
                     _ if *source == host => {

@@ -74,7 +74,7 @@ pub enum MemberError {
     #[error("{host} is the {} of group {group}", .role.as_str_name().trim_start_matches("ROLE_").to_lowercase())]
     WrongRole { host: String, group: String, role: Role },
     /// A receiver cannot send to this group next.
-    #[error("a receiver can send to its group next only by SEND and with one lane: {why}")]
+    #[error("a receiver cannot send to this group: {why}")]
     CannotSend { why: &'static str },
     /// The source has sent for so long without an answer ([`crate::MemberConfig::give_up`]).
     #[error("nothing has been acknowledged for {after:?}")]

@@ -1,6 +1,7 @@
 //! Members: before and after they join.
 
 mod outside;
+mod turns;
 
 use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read};
@@ -14,7 +15,7 @@ use castnet_rnic::stream::{
     StreamReceiver, StreamSender, StreamSummary, Transfer,
 };
 use castnet_rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
-use castnet_wire::{McstId, MrpMember, MrpMemory, Qpn, RateLimit};
+use castnet_wire::{McstId, MrpMember, MrpMemory, Psn, Qpn, RateLimit};
 
 use crate::config::{Group, GroupAddress, MemberConfig};
 use crate::controller::{Lease, RETURN_PATIENCE, States};
@@ -24,6 +25,7 @@ use crate::passing::Passing;
 use crate::registration::{Registered, Registration};
 use crate::safeguard::{Safeguard, Timed, Unsent, Watch};
 use crate::silence::Silence;
+use turns::Psns;
 
 pub use outside::{CameFrom, Outside};
 
@@ -76,8 +78,27 @@ pub struct Member<'r, T> {
     /// What has come of a stream from a member, before an error.
     outside_stream: Option<OpenStream>,
     came_from: Vec<CameFrom>,
+    /// Of hosts that synchronize them when the source changes.
+    psns: Option<Psns>,
+    /// The sender of a turn that came after that of another member.
+    late: Option<StreamSender>,
     /// Kept up until this member is gone.
     _registered: Option<Registered>,
+}
+
+/// Called before a stream is sent: makes this member the source.
+type TakeTurn<'t, T> = dyn FnMut(
+        &mut dyn Rnic,
+        &mut T,
+        &mut StreamSender,
+        &mut dyn FnMut(&dyn Rnic, u64) -> Flow,
+    ) -> Result<(), StreamError>
+    + 't;
+
+/// What a stream has taken of the numbers of the group.
+struct Sent {
+    messages: u64,
+    packets: u64,
 }
 
 /// Result of a transfer at one host.
@@ -254,6 +275,8 @@ impl<'r, T> Prepared<'r, T> {
             whole: None,
             outside_stream: None,
             came_from: Vec::new(),
+            psns: None,
+            late: None,
             _registered: registered,
         })
     }
@@ -322,6 +345,7 @@ impl<'r, T> Member<'r, T> {
         for &qpn in &self.qpns {
             self.host.rnic.destroy_qp(qpn)?;
         }
+        self.release_late()?;
         for ring in self.rings.iter().filter(|_| self.owns_rings) {
             self.host.rnic.deregister_memory(ring.key)?;
         }
@@ -345,26 +369,36 @@ impl<T> Member<'_, T> {
         if lanes != qps {
             return Err(MemberError::Lanes { lanes, qps });
         }
-        let config = &self.host.config;
-        for (lane, (&qpn, &mcst_id)) in self.qpns.iter().zip(&self.group.mcst_ids).enumerate() {
-            let remote = QpRemote {
-                sq_psn: self.group.start_psn,
-                rq_psn: self.group.start_psn,
-                pmtu: self.group.pmtu,
-                timeout: config.timeout,
-                retry_cnt: config.retry_cnt,
-                rnr_retry: config.rnr_retry,
-                selective_repeat: self.group.selective_repeat,
-                rate_limit: self.group.rate_limit.map(RateLimit::for_sender),
-                ..QpRemote::new(mcst_id, self.group.virtual_qpn)
-            };
-            let connected = self.host.rnic.connect_qp(qpn, &remote, config.connect_timeout);
-            connected.map_err(|error| MemberError::Connect {
-                lane: (lanes > 1).then_some(lane),
-                error,
-            })?;
-        }
-        Ok(())
+        let start = self.group.start_psn;
+        self.psns = self.group.synchronizes.then(|| Psns::starting_at(start));
+        (0..lanes).try_for_each(|lane| self.connect_lane(lane, start))
+    }
+
+    /// `next`: its first PSN in both directions.
+    fn connect_lane(&mut self, lane: usize, next: Psn) -> Result<(), MemberError> {
+        let (config, group) = (&self.host.config, &self.group);
+        let remote = QpRemote {
+            sq_psn: next,
+            rq_psn: next,
+            pmtu: group.pmtu,
+            timeout: config.timeout,
+            retry_cnt: config.retry_cnt,
+            rnr_retry: config.rnr_retry,
+            selective_repeat: group.selective_repeat,
+            rate_limit: group.rate_limit.map(RateLimit::for_sender),
+            ..QpRemote::new(group.mcst_ids[lane], group.virtual_qpn)
+        };
+        let (qpn, timeout) = (self.qpns[lane], config.connect_timeout);
+        let connected = self.host.rnic.connect_qp(qpn, &remote, timeout);
+        connected.map_err(|error| MemberError::Connect {
+            lane: (self.qpns.len() > 1).then_some(lane),
+            error,
+        })
+    }
+
+    fn release_late(&mut self) -> Result<(), MemberError> {
+        let late = self.late.take();
+        Ok(late.map_or(Ok(()), |late| late.release(self.host.rnic))?)
     }
 
     /// QPs of this member, one for each lane.
@@ -423,6 +457,7 @@ impl<T> Member<'_, T> {
     pub fn leave(mut self) -> Result<(), MemberError> {
         let left = self.leave_group(None);
         self.host.destroy_qps(&self.qpns);
+        self.release_late()?;
         match left? {
             Some(diversion) if self.has_all || self.whole.is_some() => {
                 Err(MemberError::diverted(self.group_name(), diversion))
@@ -542,8 +577,9 @@ impl<T> Member<'_, T> {
         header: &StreamHeader,
         source: &mut dyn BufRead,
         guard: Option<Safeguard>,
+        take_turn: &mut TakeTurn<'_, T>,
         progress: &mut dyn FnMut(u64, Duration),
-    ) -> Result<(Transferred, u64), Box<Unsent>> {
+    ) -> Result<(Transferred, Sent), Box<Unsent>> {
         let transfer = self.transfer();
         let lanes: Vec<_> = self
             .qpns
@@ -552,6 +588,7 @@ impl<T> Member<'_, T> {
             .collect();
         let config = SenderConfig {
             message_size: self.host.config.message_size,
+            pmtu: self.group.pmtu,
             ..SenderConfig::default()
         };
         let unsent_of = |error, stream, unacknowledged| {
@@ -572,7 +609,8 @@ impl<T> Member<'_, T> {
             spent: &spent,
         };
         let mut slow = None;
-        let sent = self.send_by(progress, |rnic, step| {
+        let sent = self.send_by(progress, |rnic, side, step| {
+            take_turn(rnic, side, &mut sender, step)?;
             stream::send(
                 rnic,
                 &mut sender,
@@ -591,7 +629,14 @@ impl<T> Member<'_, T> {
             )
         });
         let elapsed = start.elapsed();
-        let messages = sender.messages_acknowledged();
+        let counts = Sent {
+            messages: sender.messages_acknowledged(),
+            packets: sender.packets(),
+        };
+        if let Err(MemberError::Stream(error @ StreamError::OutOfTurn)) = sent {
+            self.late = Some(sender);
+            return Err(unsent(error.into()));
+        }
         let sent = sent.map_err(|error| {
             let error = slow.map_or(error, MemberError::Slow);
             // What cannot be read again is not sent in another way.
@@ -604,19 +649,19 @@ impl<T> Member<'_, T> {
         let closed = sender.close(self.host.rnic);
         let summary = sent?;
         closed.map_err(|error| unsent(error.into()))?;
-        Ok((Transferred { summary, elapsed }, messages))
+        Ok((Transferred { summary, elapsed }, counts))
     }
 
     /// Runs `send`, and stops it when nothing has been acknowledged for too long.
     fn send_by<S>(
         &mut self,
         progress: &mut dyn FnMut(u64, Duration),
-        send: impl FnOnce(&mut dyn Rnic, &mut dyn FnMut(&dyn Rnic, u64) -> Flow) -> Result<S, StreamError>,
+        send: impl FnOnce(&mut dyn Rnic, &mut T, &mut dyn FnMut(&dyn Rnic, u64) -> Flow) -> Result<S, StreamError>,
     ) -> Result<S, MemberError> {
         let give_up = self.host.config.give_up;
         let (mut silence, mut silent) = (Silence::new(Instant::now()), None);
-        let sent = self.watched(|rnic, _, flow| {
-            send(rnic, &mut |rnic, done| {
+        let sent = self.watched(|rnic, side, flow| {
+            send(rnic, side, &mut |rnic, done| {
                 let length = silence.look(Instant::now(), done, || rnic.traffic().answers);
                 progress(done, length);
                 silent = give_up.filter(|most| length >= *most);
@@ -639,7 +684,8 @@ impl Member<'_, Source> {
         source: &mut dyn Read,
         progress: &mut dyn FnMut(u64, Duration),
     ) -> Result<Transferred, MemberError> {
-        let sent = self.send_stream(0, header, &mut self.buffered(source), None, progress);
+        let source = &mut self.buffered(source);
+        let sent = self.send_stream(0, header, source, None, &mut |_, _, _, _| Ok(()), progress);
         Ok(sent.map(|(transferred, _)| transferred)?)
     }
 
@@ -652,7 +698,7 @@ impl Member<'_, Source> {
         guard: Option<Safeguard>,
         progress: &mut dyn FnMut(u64, Duration),
     ) -> Result<Transferred, Box<Unsent>> {
-        let sent = self.send_stream(0, header, source, guard, progress);
+        let sent = self.send_stream(0, header, source, guard, &mut |_, _, _, _| Ok(()), progress);
         sent.map(|(transferred, _)| transferred)
     }
 
@@ -668,7 +714,7 @@ impl Member<'_, Source> {
         let (qpns, transfer) = (self.qpns.clone(), self.transfer());
         let mut watch = guard.map(|guard| Watch::new(guard, self.host.rnic.traffic()));
         let (start, mut slow) = (Instant::now(), None);
-        let sent = self.send_by(progress, |rnic, step| {
+        let sent = self.send_by(progress, |rnic, _, step| {
             messages::send(rnic, &qpns, transfer, messages, in_flight, &mut |rnic, count| {
                 let bytes = count * u64::from(messages.size);
                 let look = |watch: &mut Watch| watch.look(start.elapsed(), bytes, || rnic.traffic());
@@ -684,35 +730,6 @@ impl Member<'_, Source> {
 }
 
 impl Member<'_, StreamReceiver> {
-    /// Sends all of `source` as one stream over the queue pair that receives, as [`Member<Source>::send`]. The switches
-    /// must let each host send (`any_source` in the rule of the group). Before, this member has received all streams that
-    /// others have sent; members agree by themselves on who sends next. Then it can receive again.
-    ///
-    /// # Errors
-    /// [`MemberError::CannotSend`] for a group with several lanes and for transfers by WRITE, whose slots would be
-    /// counted by each sender alone; otherwise as [`Member<Source>::send`].
-    pub fn send(
-        &mut self,
-        header: &StreamHeader,
-        source: &mut dyn Read,
-        progress: &mut dyn FnMut(u64, Duration),
-    ) -> Result<Transferred, MemberError> {
-        if self.host.config.by_write {
-            return Err(MemberError::CannotSend { why: "it uses WRITE" });
-        }
-        if self.qpns.len() > 1 {
-            return Err(MemberError::CannotSend {
-                why: "the group has several lanes",
-            });
-        }
-        let first = self.side.messages();
-        let source = &mut self.buffered(source);
-        let (transferred, messages) = self.send_stream(first, header, source, None, progress)?;
-        self.side.note_sent(messages);
-        self.has_all = false;
-        Ok(transferred)
-    }
-
     /// Takes the stream that [`Member::receive`] has begun and not ended, with its bytes so far: for what follows in another way.
     pub fn take_open_stream(&mut self) -> Option<OpenStream> {
         self.side

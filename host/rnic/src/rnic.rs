@@ -188,6 +188,10 @@ pub trait Rnic {
     /// The state of a QP.
     fn qp_state(&self, qpn: Qpn) -> Result<QpState, RnicError>;
 
+    /// Resets a QP to [`QpState::Init`]. It keeps its number, and can be connected again, with other PSNs. Its work requests are removed
+    /// without a completion; completions stay. What arrives before it is connected again may be lost.
+    fn reset_qp(&mut self, qpn: Qpn) -> Result<(), RnicError>;
+
     /// Moves a QP to the error state and flushes its work requests.
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), RnicError>;
 

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule};
-use castnet_wire::{DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
+use castnet_wire::{AnySource, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
 use super::job::{DEFAULT_LEASE_MS, wait};
 use super::rule::{self, memory_to_proto};
@@ -44,8 +44,8 @@ pub struct NewGroup {
     pub fails_with_receiver: bool,
     /// What becomes of it when a receiver stalls; `None`: it waits.
     pub on_stall: Option<OnStall>,
-    /// Whether each member may send.
-    pub any_source: bool,
+    /// Whether each member may send, and whose PSNs they have.
+    pub any_source: Option<AnySource>,
     /// Of the source, all lanes together; `None`: no limit, or that of its tenant.
     pub rate_limit: Option<RateLimit>,
     /// Repair from the switches; `None`: the source repeats what is lost.
@@ -139,7 +139,11 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     let rate_limit = rule::rate_limit(message.rate_limit, &mut r);
     rule::check_burst(rate_limit, pmtu, lanes, &mut r);
     let repair = message.repair.map(|message| repair(message, &mut r));
-    if message.any_source && lanes.is_some_and(|lanes| lanes > 1) {
+    let any_source = r.read("any_source", rule::any_source(message.any_source), None);
+    if any_source == Some(AnySource::Synchronized) && repair.is_some() {
+        r.fault("repair", FaultKind::AnySourceRepairs);
+    }
+    if any_source.is_some() && lanes.is_some_and(|lanes| lanes > 1) {
         let expected = "is not possible with any_source: messages of several senders have no common order on several lanes";
         r.fault("lanes", out_of_range(message.lanes, expected));
     }
@@ -158,7 +162,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         lanes: lanes.unwrap_or(1),
         fails_with_receiver,
         on_stall,
-        any_source: message.any_source,
+        any_source,
         rate_limit,
         repair,
     });

@@ -5,7 +5,7 @@ use castnet_rules::{
     LossPolicy, MulticastRule, NextHop, RankPart, RemoteMemory, RepairRule, StragglerPolicy, TranslatedRule,
     bad_burst,
 };
-use castnet_wire::{BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
+use castnet_wire::{AnySource, BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 
 use super::{
     Invalid, MAC_TEXT, Reader, ip, mac, mcst_id, missing, out_of_range, pmtu, port, port_to_proto, psn, qpn,
@@ -119,7 +119,7 @@ fn multicast(message: &v1::MulticastRule, r: &mut Reader) -> MulticastRule {
         start_psn: r.optional("start_psn", message.start_psn, psn),
         va_base: message.va_base,
         carries_on: message.carries_on,
-        any_source: message.any_source,
+        any_source: r.read("any_source", any_source(message.any_source), None),
         repair: message.repair.map(|message| repair(message, r)),
         source: r.read("source", short(message.source, &Limit::ENDPOINT), 0),
     }
@@ -276,6 +276,7 @@ macro_rules! policy {
 }
 
 policy!(loss, loss_to_proto: LossPolicy, CollectiveLossPolicy { Repair, Reflect });
+policy!(any_source, any_source_to_proto: AnySource, AnySource { Bridged, Synchronized });
 policy!(straggler, straggler_to_proto: StragglerPolicy, CollectiveStragglerPolicy { KeepAlive, Rnr, None });
 
 /// The rule of a group as a message.
@@ -293,7 +294,9 @@ pub fn rule_to_proto(group: &GroupRule) -> v1::GroupRule {
                 start_psn: rule.start_psn.map(|p| p.value()),
                 va_base: rule.va_base,
                 carries_on: rule.carries_on,
-                any_source: rule.any_source,
+                any_source: rule
+                    .any_source
+                    .map_or(0, |numbers| any_source_to_proto(numbers).into()),
                 repair: rule.repair.map(repair_to_proto),
                 source: rule.source.into(),
             }),

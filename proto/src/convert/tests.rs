@@ -4,7 +4,7 @@ use castnet_rules::{
     Endpoint, ForwardingRule, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, RemoteMemory,
     RepairRule, Route, RouteHop,
 };
-use castnet_wire::{BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
+use castnet_wire::{AnySource, BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 use proptest::prelude::*;
 use tonic::{Code, Status};
 
@@ -70,9 +70,9 @@ prop_compose! {
         stall_timeout_ms in 1..u32::MAX,
         limit in proptest::option::of((BitRate::MIN..=BitRate::MAX, 4224..=RateLimit::BURST_MAX)),
     ) -> GroupRule {
-        let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, carries_on: Some(va_base).filter(|b| b % 2 == 0), any_source: start_psn.is_some() && va_base % 4 == 1, repair: (va_base % 3 == 0).then(|| RepairRule { slots: 2 << (va_base % 15), ack_timeout_us: 64 + source as u32 }), source: source as u16 };
+        let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, carries_on: Some(va_base).filter(|b| b % 2 == 0), any_source: (start_psn.is_some() && va_base % 4 == 1).then_some(AnySource::ALL[usize::from(va_base % 3 != 0)]), repair: (va_base % 3 == 0).then(|| RepairRule { slots: 2 << (va_base % 15), ack_timeout_us: 64 + source as u32 }), source: source as u16 };
         let joining = |(i, mut e): (usize, Endpoint)| {
-            e.joining = !kind.any_source && e.verify_mac && i != source && e.next_hop.host().is_some();
+            e.joining = kind.any_source.is_none() && e.verify_mac && i != source && e.next_hop.host().is_some();
             e
         };
         let rate_limit = limit.map(|(rate, burst_bytes)| RateLimit { rate: BitRate::new(rate).unwrap(), burst_bytes });
@@ -171,7 +171,7 @@ prop_compose! {
         endpoints in proptest::collection::vec(any_endpoint(), 0..6),
         stall_timeout_ms in any::<u32>(), has_kind in proptest::bool::weighted(0.9), limit in any_limit(),
     ) -> v1::GroupRule {
-        let kind = v1::group_rule::Kind::Multicast(v1::MulticastRule { start_psn, va_base, source, carries_on: start_psn.map(u64::from), any_source: va_base % 2 == 1, repair: (va_base % 3 == 1).then_some(v1::MulticastRepair { slots: source, ack_timeout_us: source }) });
+        let kind = v1::group_rule::Kind::Multicast(v1::MulticastRule { start_psn, va_base, source, carries_on: start_psn.map(u64::from), any_source: va_base as i32 % 4, repair: (va_base % 3 == 1).then_some(v1::MulticastRepair { slots: source, ack_timeout_us: source }) });
         let kind = has_kind.then_some(kind);
         v1::GroupRule { name, generation, mcst_id, pmtu, stall_timeout_ms, endpoints, kind, rate_limit: limit }
     }
@@ -183,7 +183,7 @@ prop_compose! {
         members in proptest::collection::vec((any_text(), proptest::option::of(any_connection())), 0..5),
         pmtu in prop_oneof![Just(0u32), Just(4096u32), any::<u32>()], start_psn in any::<Option<u32>>(),
         va_base in any::<u64>(), mcst_id in proptest::option::of(any_text()),
-        (stall_timeout_ms, lanes, on_member_loss, any_source) in (any::<u32>(), 0u32..20, -1..4i32, any::<bool>()),
+        (stall_timeout_ms, lanes, on_member_loss, any_source) in (any::<u32>(), 0u32..20, -1..4i32, -1..4i32),
         rate_limit in any_limit(),
     ) -> v1::CreateGroupRequest {
         let members = members.into_iter().map(|(host, connection)| v1::NewMember { host, connection }).collect();
@@ -303,7 +303,12 @@ fn a_member_brings_a_queue_pair_for_each_lane() {
     type Spoil = fn(&mut v1::CreateGroupRequest);
     let cases: [(&str, Spoil); 15] = [
         ("lanes", |m| m.lanes = 17),
-        ("lanes", |m| m.any_source = true),
+        ("lanes", |m| m.any_source = 2),
+        ("any_source", |m| m.any_source = 3),
+        ("repair", |m| {
+            m.any_source = 2;
+            m.repair = Some(v1::MulticastRepair::default());
+        }),
         ("on_member_loss", |m| m.on_member_loss = 3),
         ("on_member_stall.then", |m| {
             m.on_member_stall = Some(v1::StallPolicy { after_ms: 1, then: 3 });

@@ -1,7 +1,7 @@
 //! Multicast: one source, many receivers (Cepheus).
 
 use castnet_toml_reader::{Table, Value};
-use castnet_wire::{MulticastRepair, Pmtu, Psn};
+use castnet_wire::{AnySource, MulticastRepair, Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
 use super::translated::{SLOT_ALIGN, SLOTS_MIN};
@@ -104,9 +104,9 @@ pub struct MulticastRule {
     pub carries_on: Option<u64>,
     /// Each host may send, one after the other (Cepheus III.E): `source` is only the first one. Needs `start_psn`, which is
     /// the first PSN of both directions at each host, on all switches of the tree; a switch that restarts has lost how many
-    /// packets each host has sent, so the members must connect again, with a newer generation.
-    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
-    pub any_source: bool,
+    /// packets each host has sent, so the members must connect again, with a newer generation. `None`: only `source` sends.
+    #[serde(with = "text::any_source", default, skip_serializing_if = "Option::is_none")]
+    pub any_source: Option<AnySource>,
     /// Repair from the switch, on all switches of the tree. `None`: the source repeats what any receiver has lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<RepairRule>,
@@ -120,7 +120,11 @@ impl MulticastRule {
             start_psn: t.get("start_psn", read_psn),
             va_base: t.get("va_base", |v| Limit::U64.read(v)).unwrap_or_default(),
             carries_on: t.get("carries_on", |v| Limit::U64.read(v)),
-            any_source: t.get("any_source", Value::flag).unwrap_or_default(),
+            any_source: t
+                .get("any_source", |v| {
+                    v.flag_or("true, false, \"bridged\" or \"synchronized\"")
+                })
+                .flatten(),
             repair: RepairRule::read(t),
             source: 0,
         };
@@ -131,7 +135,7 @@ impl MulticastRule {
 impl Fields for MulticastRule {
     fn check(&self, endpoints: &[Endpoint], unread: &Unread, faults: &mut Vec<Fault>) {
         faults.extend(bad_index(self.source, endpoints).map(|kind| Fault::new("source", kind)));
-        if self.any_source {
+        if self.any_source.is_some() {
             if self.start_psn.is_none() && !unread.has("start_psn") {
                 faults.push(Fault::new("start_psn", FaultKind::AnySourceNeedsPsn));
             }
@@ -142,8 +146,24 @@ impl Fields for MulticastRule {
             let fixed = endpoints.iter().enumerate().filter_map(joins).chain(carries_on);
             faults.extend(fixed.map(|field| Fault::new(field, FaultKind::AnySourceIsFixed)));
         }
+        if self.any_source.is_some() {
+            let hosts = endpoints
+                .iter()
+                .enumerate()
+                .filter_map(|(i, e)| Some((i, e.next_hop.host()?)));
+            let (with, without): (Vec<_>, Vec<_>) = hosts.partition(|(_, host)| host.memory().is_some());
+            let lacking = without.iter().filter(|_| !with.is_empty());
+            faults.extend(
+                lacking.map(|(i, _)| {
+                    Fault::new(format!("endpoints[{i}].host.memory"), FaultKind::AnySourceWrites)
+                }),
+            );
+        }
         if let Some(repair) = &self.repair {
             repair.check(faults);
+            if self.any_source == Some(AnySource::Synchronized) {
+                faults.push(Fault::new("repair", FaultKind::AnySourceRepairs));
+            }
         }
         check_no_ranks(endpoints, faults);
     }
@@ -176,8 +196,10 @@ impl Fields for MulticastRule {
         if let Some(psn) = start_psn {
             line(out, format_args!("start_psn = {psn}"));
         }
-        if *any_source {
-            line(out, format_args!("any_source = true"));
+        match any_source {
+            None => {}
+            Some(AnySource::Bridged) => line(out, format_args!("any_source = true")),
+            Some(numbers) => line(out, format_args!("any_source = \"{numbers}\"")),
         }
         if let Some(RepairRule {
             slots,

@@ -505,8 +505,13 @@ fn a_group_with_any_source_needs_a_start_and_keeps_its_members() {
         "rules.toml:7:14: groups[0].carries_on: is given in a group with any_source, whose members and state cannot change: give \
          it a new generation instead",
     );
+    assert_fault(
+        "start_psn = 7",
+        "start_psn = 7\nany_source = \"bridge\"",
+        "rules.toml:7:14: groups[0].any_source: \"bridge\" is not true, false, \"bridged\" or \"synchronized\"",
+    );
     let joins = GOOD
-        .replacen("start_psn = 7", "start_psn = 7\nany_source = true", 1)
+        .replacen("start_psn = 7", "start_psn = 7\nany_source = \"synchronized\"", 1)
         .replacen("port = 1", "port = 1\njoining = true", 1);
     let fault = faults(&joins).to_string();
     assert!(

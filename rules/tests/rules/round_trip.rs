@@ -8,7 +8,7 @@ use castnet_rules::{
     LossPolicy, MulticastRule, NextHop, RankPart, RateLimit, RemoteMemory, RepairRule, Route, RouteHop,
     RuleSet, StragglerPolicy, TWO_TIER_EXAMPLE, TranslatedRule,
 };
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
+use castnet_wire::{AnySource, MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
@@ -61,7 +61,8 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
     });
     (head, paths, 1u32..).prop_map(
         move |((name, generation, pmtu, psn, va_base), (ports, hops, source), stall)| {
-            let any_source = generation % 4 == 2 && psn.is_some();
+            let numbers = AnySource::ALL[generation as usize / 4 % 2];
+            let any_source = (generation % 4 == 2 && psn.is_some()).then_some(numbers);
             let paths = ports.into_iter().zip(hops).enumerate().map(
                 |(i, (port, (name, qpn, (near, mac), memory, (host, far))))| {
                     let name = format!("{name}{port}");
@@ -84,7 +85,7 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
                     };
                     let joining = qpn % 3 == 0 && next_hop.host().is_some() && i != usize::from(source);
                     Endpoint {
-                        joining: joining && !any_source,
+                        joining: joining && any_source.is_none(),
                         ..Endpoint::new(port, next_hop)
                     }
                 },
@@ -94,9 +95,11 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
                 va_base,
                 carries_on: (generation % 2 == 1).then_some(generation / 2),
                 any_source,
-                repair: (generation % 5 == 1).then(|| RepairRule {
-                    slots: 2 << (generation % 15),
-                    ack_timeout_us: 64 + generation as u32 % 1000,
+                repair: (generation % 5 == 1 && any_source != Some(AnySource::Synchronized)).then(|| {
+                    RepairRule {
+                        slots: 2 << (generation % 15),
+                        ack_timeout_us: 64 + generation as u32 % 1000,
+                    }
                 }),
                 source,
             };

@@ -112,7 +112,7 @@ impl Scenario {
             start_psn: rng.random_bool(0.7).then_some(psn),
             va_base: VA_BASE,
             carries_on: None,
-            any_source: false,
+            any_source: None,
             repair: repair(seed),
             source: 0,
         });

@@ -57,7 +57,7 @@ pub fn group(n: usize, ports: &[usize]) -> GroupRule {
             start_psn: Some(Psn::new(0)),
             va_base: 0,
             carries_on: None,
-            any_source: false,
+            any_source: None,
             repair: None,
             source: 0,
         }

@@ -1,7 +1,7 @@
 //! The switches of both models and their links.
 
 use castnet_collective::{Multicast, MulticastConfig, PathId, RepairConfig};
-use castnet_wire::{Nanos, Psn};
+use castnet_wire::{AnySource, Nanos, Psn};
 
 /// Number of receivers.
 pub const RECEIVERS: usize = 3;
@@ -201,7 +201,7 @@ impl Fabric {
             !matches!(self.peer(End::Switch { index, path }), End::Switch { .. })
         };
         let machine = match self.switching {
-            true => machine.with_switching((0..paths).filter(is_host).map(path_id)),
+            true => machine.with_switching(AnySource::Bridged, (0..paths).filter(is_host).map(path_id)),
             false => machine,
         };
         if self.slots == 0 {

@@ -173,7 +173,7 @@ pub(crate) fn rule(generation: u64) -> GroupRule {
             start_psn: Some(Psn::new(100)),
             va_base: 0,
             carries_on: None,
-            any_source: false,
+            any_source: None,
             repair: None,
             source: 0,
         }

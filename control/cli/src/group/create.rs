@@ -62,9 +62,17 @@ pub(crate) struct Create {
     #[arg(long, value_name = "MS", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=600_000))]
     member_stall_ms: u32,
     /// Each member may send, one after the other, and --source is the first: for castnet host turns. Its traffic ends when a
-    /// member leaves or is lost
-    #[arg(long, conflicts_with_all = ["rules", "collective"])]
-    any_source: bool,
+    /// member leaves or is lost. The switches bridge the PSNs of the hosts, or the hosts synchronize them when the source changes
+    #[arg(
+        long,
+        value_enum,
+        value_name = "PSNS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "bridged",
+        conflicts_with_all = ["rules", "collective"]
+    )]
+    any_source: Option<Numbers>,
     /// Who repeats what is lost: the source, or the nearest switch, which keeps --repair-slots packets for it
     #[arg(long, value_enum, value_name = "SIDE", default_value_t = Repair::Source)]
     repair: Repair,
@@ -120,6 +128,12 @@ impl Stall {
 enum Repair {
     Source,
     Switch,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Numbers {
+    Bridged,
+    Synchronized,
 }
 
 /// Decimal, or with `0x`.
@@ -256,7 +270,11 @@ impl Create {
             }),
             on_member_loss: self.on_member_loss.message(),
             on_member_stall: self.on_member_stall.message(self.member_stall_ms),
-            any_source: self.any_source,
+            any_source: match self.any_source {
+                None => api::AnySource::Unspecified,
+                Some(Numbers::Bridged) => api::AnySource::Bridged,
+                Some(Numbers::Synchronized) => api::AnySource::Synchronized,
+            } as i32,
         }
     }
 }
@@ -305,7 +323,7 @@ mod tests {
             on_member_loss: Loss::Evict,
             on_member_stall: Stall::Fail,
             member_stall_ms: 700,
-            any_source: false,
+            any_source: None,
             repair: Repair::Source,
             repair_slots: DEFAULT_REPAIR_SLOTS,
             rate: RateArgs::default(),

@@ -69,7 +69,7 @@ impl GroupReport {
                 report.switches.push(part);
             }
         }
-        if state.any_source {
+        if state.any_source() != api::AnySource::Unspecified {
             let sources = report.switches.iter().filter_map(|part| part.progress.source());
             let hosts = sources.map(|(name, _)| name);
             let mut hosts = hosts.filter(|name| state.members.iter().any(|m| m.host == *name));
@@ -117,11 +117,16 @@ impl GroupReport {
         facts.add_as("mcst_id", state.mcst_id.as_str(), "McstID", addresses);
         facts.add("owner", "owner", state.owner.as_str());
         facts.add("generation", "generation", state.generation);
-        facts.field("any_source", state.any_source);
-        let source = match state.any_source {
+        let numbers = state.any_source();
+        let is_any = numbers != api::AnySource::Unspecified;
+        let source = match is_any {
             true => format!("any member, {} first", state.source),
             false => state.source.clone(),
         };
+        facts.field("any_source", is_any);
+        if is_any {
+            facts.add("psns", "PSNs of hosts", last_word(numbers.as_str_name()));
+        }
         facts.add_as("source", state.source.as_str(), "source", source);
         facts.add("pmtu", "PMTU", state.pmtu);
         facts.add("start_psn", "start PSN", state.start_psn);
@@ -382,14 +387,13 @@ impl SwitchReport {
                 let planned = (name.as_deref().unwrap_or_default(), port.unwrap_or_default());
                 let (name, port) = progress.source().unwrap_or(planned);
                 facts.field("kind", "multicast");
-                facts.field("any_source", kind.any_source);
+                facts.field("any_source", kind.any_source != 0);
                 facts.add_as("start_psn", kind.start_psn, "start PSN", start_psn);
                 base_and_timeout(&mut facts, kind.va_base, rule.stall_timeout_ms);
                 facts.field("source_port", port);
-                let may = if kind.any_source {
-                    "; any host may send"
-                } else {
-                    ""
+                let may = match kind.any_source() {
+                    api::AnySource::Unspecified => String::new(),
+                    numbers => format!("; any host may send, PSNs {}", last_word(numbers.as_str_name())),
                 };
                 facts.add_as("source", name, "source", format!("{name}, port {port}{may}"));
                 if let Progress::Multicast {

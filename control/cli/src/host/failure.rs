@@ -84,6 +84,8 @@ fn stream(error: StreamError) -> Failure {
         StreamError::OutOfRange { .. } => Failure::usage(error),
         StreamError::Malformed { .. } | StreamError::OutOfSequence { .. } => Failure::failed(error)
             .next("all members need the same --op and --message-size, and a group that was not used before"),
+        StreamError::OutOfTurn => Failure::refused(error)
+            .next("the members need one order: castnet events shows who wanted to send, sources-compete"),
         other => Failure::failed(other),
     }
 }

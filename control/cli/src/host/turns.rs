@@ -1,11 +1,13 @@
 //! `castnet host turns`: the members of a group send one after the other, over the queue pair that they receive with.
 
+use std::io;
 use std::path::PathBuf;
 
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::Output;
 use castnet_console::units::Span;
-use castnet_member::MemberConfig;
+use castnet_member::{Group, MemberConfig, MemberError};
+use castnet_rnic::stream::StreamError;
 use clap::Args;
 
 use super::report::TransferReport;
@@ -26,6 +28,9 @@ pub(super) struct TurnsCommand {
     /// Folder for the files of the others: turn N of member M is NNN-M, with turns counted from 1
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// Synchronizes PSNs when the source changes: for switches with any_source = "synchronized" in their rule files
+    #[arg(long, requires = "mcst_id")]
+    synchronize: bool,
     /// Fails after so long without an answer to what it sends; 0: never
     #[arg(long, value_name = "TIME", default_value = "1m")]
     give_up: Span,
@@ -54,10 +59,13 @@ impl TurnsCommand {
     pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
         self.check()?;
         let args = &self.member;
-        let config = MemberConfig {
+        let mut config = MemberConfig {
             give_up: Some(self.give_up.0).filter(|most| !most.is_zero()),
             ..args.config(stop, None)?
         };
+        if let Group::Fixed { address, .. } = &mut config.group {
+            address.synchronizes = self.synchronize;
+        }
         let mut rnic = args.device.open()?;
         let mut reports = Vec::new();
         let member = castnet_member::receiver(config, &mut *rnic).map_err(failure::member)?;
@@ -70,6 +78,12 @@ impl TurnsCommand {
                     let sent = member.send(&header, &mut *file, &mut |_, silent| {
                         remark_silence(&mut is_remarked, silent);
                     });
+                    if let Err(error @ MemberError::Stream(StreamError::OutOfTurn)) = sent {
+                        // The other one is not held up by this member.
+                        let received = member.receive(&mut |_| Ok(io::sink()), &mut |_, _| {});
+                        received.map_err(failure::member)?;
+                        return Err(failure::member(error).while_doing(format!("turn {turn} of {sender}")));
+                    }
                     reports.push(("source", sent.map_err(failure::member)?, None));
                     continue;
                 }

@@ -191,7 +191,7 @@ async fn a_group_whose_members_all_send_ends_with_any_of_them() {
     let mut lab = Lab::two_tiers().await;
     let (_controller, client) = lab.start().await;
     let request = v1::CreateGroupRequest {
-        any_source: true,
+        any_source: v1::AnySource::Synchronized.into(),
         ..creation("g", &HOSTS)
     };
     client.clone().create_group(request).await.unwrap();
@@ -204,7 +204,10 @@ async fn a_group_whose_members_all_send_ends_with_any_of_them() {
         (5, Registered),
     ]) {
         let state = reaches(&client, "g", Active).await.state.unwrap();
-        assert!(state.any_source && state.members.iter().all(|m| m.role() == v1::Role::Member));
+        assert!(
+            state.any_source() == v1::AnySource::Synchronized
+                && state.members.iter().all(|m| m.role() == v1::Role::Member)
+        );
         let rules = ["leaf0", "leaf1", "spine0"].map(|switch| {
             lab.switch(switch).with(|toy| {
                 let rule = toy.groups.values().next().map(|(rule, _)| rule.clone());
@@ -215,7 +218,7 @@ async fn a_group_whose_members_all_send_ends_with_any_of_them() {
             rules
                 .iter()
                 .flatten()
-                .all(|kind| kind.any_source && kind.carries_on.is_none())
+                .all(|kind| kind.any_source() == v1::AnySource::Synchronized && kind.carries_on.is_none())
         );
         match leaves {
             // It is back with another queue pair before the lease of its broken call is over.

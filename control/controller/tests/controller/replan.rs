@@ -398,7 +398,7 @@ async fn a_group_whose_members_all_send_fails_with_a_link() {
     lab.config.timeouts.link = std::time::Duration::from_millis(20);
     let (_controller, mut client) = lab.start().await;
     let request = v1::CreateGroupRequest {
-        any_source: true,
+        any_source: v1::AnySource::Bridged.into(),
         ..lab.given("g", &["h0", "h2"], 17)
     };
     assert_eq!(creation("g", &["h0", "h2"]).start_psn, request.start_psn);

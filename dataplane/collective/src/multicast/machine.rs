@@ -347,7 +347,8 @@ impl Multicast {
         let watched = self.is_outstanding() && self.stall_timeout > Nanos::ZERO;
         let stall = watched.then_some((self.stall_at, TimerReason::Stall));
         let tick = self.repair_timeout().map(|at| (at, TimerReason::Repair));
-        stall.into_iter().chain(tick).min()
+        let turn = self.turn_timeout().map(|at| (at, TimerReason::Turn));
+        stall.into_iter().chain(tick).chain(turn).min()
     }
 
     /// Handles a due timer. Clears `out` first. A stall is reported once per stall time-out.
@@ -355,6 +356,9 @@ impl Multicast {
         out.clear();
         if self.repair_timeout().is_some_and(|at| now >= at) {
             self.on_tick(now, out);
+        }
+        if self.turn_timeout().is_some_and(|at| now >= at) {
+            self.on_turn_timeout(now, out);
         }
         if self
             .poll_timeout()

@@ -154,6 +154,8 @@ pub enum TimerReason {
     Stall,
     /// Time to look for paths that are silent.
     Repair,
+    /// The member that may send has not done so, and another one waits.
+    Turn,
 }
 
 /// The state of a group, for display.

@@ -27,29 +27,37 @@ use super::{Effect, Effects, Signal};
 use crate::path::PathId;
 use alloc::boxed::Box;
 use alloc::vec;
-use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
+use castnet_wire::{AnySource, DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
 /// Time of an RNR NAK to a member that must wait and repeats its data: 1.28 ms.
 const WAIT: RnrTimer = RnrTimer::new(14);
+
+/// After this time without a packet of a member that may send, another one that waits may: 50 ms. It is longer than an RNR NAK, during
+/// which a member sends nothing.
+const PATIENCE: Nanos = Nanos::from_millis(50);
 
 /// State of a group whose source may change: seven bytes for each path, and what the group has once.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Switching {
     members: Box<[Member]>,
+    /// Whose PSNs the hosts have.
+    numbers: AnySource,
     /// The first PSN of the group, and of all hosts.
     start: Psn,
     /// First PSN of the present source.
     first: Psn,
+    /// The source before it, and its first PSN.
+    before: (PathId, Psn),
     /// Messages of all sources before it, modulo 2^24.
     first_msn: u32,
     /// Number of grants, modulo 2^24, as far as this switch has taken part in them.
     epoch: u32,
     /// The path that has requested to send.
     waiting: Option<PathId>,
-    /// The source was asked for its first packet, and has not sent since.
-    invited: bool,
-    /// The packet in work ends a message.
-    pub(super) ends_message: bool,
+    /// The source was asked for its first packet at this time, and has not sent since.
+    invited: Option<Nanos>,
+    /// The packet in work begins a message, and ends one.
+    pub(super) position: (bool, bool),
     /// The newest packet does not end its message.
     open: bool,
     /// The present conflict was reported.
@@ -59,15 +67,29 @@ pub(super) struct Switching {
 /// The part of one path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Member {
-    /// True for a host, false for a switch: its numbers are those of the group.
-    host: bool,
+    kind: PeerKind,
     /// Packets of the group that it has sent before the present source, modulo 2^24.
     sent: [u8; 3],
     /// Messages of these packets, modulo 2^24.
     messages: [u8; 3],
 }
 
+/// What a path leads to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+enum PeerKind {
+    /// Its numbers are those of the group.
+    #[default]
+    Switch,
+    Host,
+    /// A host that has sent packets with PSNs of other hosts' packets. Its packets cannot be told from those of its next turn.
+    OutOfTurn,
+}
+
 impl Member {
+    fn is_host(self) -> bool {
+        self.kind != PeerKind::Switch
+    }
+
     fn sent(self) -> u32 {
         Psn::from_bytes(self.sent).value()
     }
@@ -97,6 +119,24 @@ impl Switching {
         self.members.get(path.index()).copied().unwrap_or_default()
     }
 
+    /// Whether a packet of a host that is not the source is one of its last turn, which ended with the PSN `last`.
+    fn repeats_own(&self, from: PathId, psn: Psn, last: Psn) -> bool {
+        let (before, first) = self.before;
+        match self.numbers {
+            AnySource::Bridged => !psn.is_after(last),
+            AnySource::Synchronized => from == before && !psn.is_after(last) && !first.is_after(psn),
+        }
+    }
+
+    /// Whether a packet of a host with the numbers of the group, which is not the source, may be its first one: if the host has received
+    /// everything, its numbers are right.
+    fn admits(&mut self, from: PathId, psn: Psn, next: Psn) -> bool {
+        if next.is_after(psn) {
+            self.note_out_of_turn(from);
+        }
+        psn == next && self.position.0 && self.member(from).kind == PeerKind::Host
+    }
+
     /// The next PSN that a host which is not the source sends.
     fn next_own(&self, member: Member) -> Psn {
         Psn::new(self.start.value().wrapping_add(member.sent()))
@@ -115,21 +155,38 @@ impl Switching {
 
     /// The source has sent a new packet. Returns the member to report: it waits to send while the source goes on.
     pub(super) fn on_new_data(&mut self) -> Option<PathId> {
-        self.invited = false;
-        self.open = !self.ends_message;
-        self.waiting.filter(|path| self.reports(*path))
+        self.invited = None;
+        self.open = !self.position.1;
+        let conflict = self.waiting.filter(|path| self.reports(*path));
+        // The PSNs of the member that waits are now those of other packets.
+        if self.numbers == AnySource::Synchronized
+            && let Some(path) = self.waiting.take()
+        {
+            self.note_out_of_turn(path);
+        }
+        conflict
+    }
+
+    fn note_out_of_turn(&mut self, path: PathId) {
+        let host = self
+            .members
+            .get_mut(path.index())
+            .filter(|member| member.is_host());
+        if let Some(member) = host {
+            member.kind = PeerKind::OutOfTurn;
+        }
     }
 
     /// Whether a conflict of this member must be reported: once for each source.
     fn reports(&mut self, path: PathId) -> bool {
-        self.member(path).host && !core::mem::replace(&mut self.reported, true)
+        self.member(path).is_host() && !core::mem::replace(&mut self.reported, true)
     }
 }
 
 impl Multicast {
     /// Lets the source of a new machine with a known start change. `hosts` are the paths that lead to members; all others lead to switches.
     #[must_use]
-    pub fn with_switching(mut self, hosts: impl IntoIterator<Item = PathId>) -> Self {
+    pub fn with_switching(mut self, numbers: AnySource, hosts: impl IntoIterator<Item = PathId>) -> Self {
         let (Phase::Baseline, None) = (self.phase, &self.rare.special) else {
             debug_assert!(false, "the start is known, and no path joins");
             return self;
@@ -137,19 +194,21 @@ impl Multicast {
         let mut members = vec![Member::default(); self.table.len()].into_boxed_slice();
         for path in hosts {
             if let Some(member) = members.get_mut(path.index()) {
-                member.host = true;
+                member.kind = PeerKind::Host;
             }
         }
         self.fast = false;
         self.rare.special = Some(Special::Switching(Switching {
             members,
+            numbers,
             start: self.newest.next(),
             first: self.newest.next(),
+            before: (self.source, self.newest.next()),
             first_msn: 0,
             epoch: 0,
             waiting: None,
-            invited: false,
-            ends_message: true,
+            invited: None,
+            position: (true, true),
             open: false,
             reported: false,
         }));
@@ -166,10 +225,11 @@ impl Multicast {
         self.source
     }
 
-    /// The packet that [`handle`](Self::handle) gets next ends its message or not. Needed before each data packet if the source may change.
-    pub fn handle_position(&mut self, ends_message: bool) {
+    /// Whether the packet that [`handle`](Self::handle) gets next begins and ends a message. Needed before each data packet if the source
+    /// may change.
+    pub fn handle_position(&mut self, begins_message: bool, ends_message: bool) {
         if let Some(switching) = self.switching_mut() {
-            switching.ends_message = ends_message;
+            switching.position = (begins_message, ends_message);
         }
     }
 
@@ -185,9 +245,13 @@ impl Multicast {
     }
 
     fn bridged(&self, path: PathId) -> Option<(&Switching, Member)> {
-        let switching = self.switching()?;
+        let switching = self.switching().filter(|s| s.numbers == AnySource::Bridged)?;
         let member = switching.member(path);
-        member.host.then_some((switching, member))
+        member.is_host().then_some((switching, member))
+    }
+
+    fn leads_to_host(&self, path: PathId) -> bool {
+        self.switching().is_some_and(|s| s.member(path).is_host())
     }
 
     /// The first PSN of the group that data of `path` has, now or as the next source.
@@ -255,17 +319,29 @@ impl Multicast {
         let (newest, root, may_switch) = (self.newest, self.is_root(), self.may_switch());
         let acknowledged = self.phase == Phase::Acknowledged;
         let switching = match switching_of(&mut self.rare.special) {
-            Some(switching) if switching.member(from).host => switching,
+            Some(switching) if switching.member(from).is_host() => switching,
             // Of the time before the last switching.
             _ => {
                 emit(out, Effect::Drop(DropReason::NotSource));
                 return false;
             }
         };
-        if !psn.is_after(newest) {
+        let last = match switching.numbers {
+            AnySource::Bridged => newest,
+            AnySource::Synchronized => switching.first.prev(),
+        };
+        if switching.repeats_own(from, psn, last) {
             // All its packets are acknowledged by all paths, but it has missed the ACK.
-            if acknowledged && (ack_request || psn == newest) {
-                self.answer(from, newest, Syndrome::Ack, out);
+            if acknowledged && (ack_request || psn == last) {
+                self.answer(from, last, Syndrome::Ack, out);
+            }
+            return false;
+        }
+        if switching.numbers == AnySource::Synchronized && !switching.admits(from, psn, newest.next()) {
+            let conflict = switching.member(from).kind == PeerKind::OutOfTurn && switching.reports(from);
+            emit(out, Effect::Drop(DropReason::NotSource));
+            if conflict {
+                emit(out, Effect::Compete { path: from });
             }
             return false;
         }
@@ -303,7 +379,8 @@ impl Multicast {
         let (source, next) = (self.source, self.newest.next());
         let outstanding = self.is_outstanding();
         let known = from.index() < self.table.len();
-        let Some(switching) = switching_of(&mut self.rare.special).filter(|s| known && !s.member(from).host)
+        let Some(switching) =
+            switching_of(&mut self.rare.special).filter(|s| known && !s.member(from).is_host())
         else {
             return emit(out, Effect::Drop(DropReason::NotSource));
         };
@@ -358,9 +435,9 @@ impl Multicast {
     fn pass_on(&mut self, now: Nanos, path: PathId, epoch: u32, out: &mut Effects) {
         self.switch_to(now, path, epoch);
         let next = self.newest.next();
-        let host = self.bridged(path).is_some();
+        let host = self.leads_to_host(path);
         if let Some(switching) = self.switching_mut() {
-            switching.invited = host;
+            switching.invited = host.then_some(now);
         }
         if host {
             self.answer(path, next, Syndrome::Nak(NakCode::PsnSequenceError), out);
@@ -379,14 +456,15 @@ impl Multicast {
             minus(newest.next().value(), switching.first.value()),
             minus(msn, switching.first_msn),
         );
-        if let Some(member) = switching.members.get_mut(before.index()).filter(|m| m.host) {
+        if let Some(member) = switching.members.get_mut(before.index()).filter(|m| m.is_host()) {
             member.add(packets, messages);
         }
+        switching.before = (before, switching.first);
         switching.first = newest.next();
         switching.first_msn = msn;
         switching.epoch = epoch;
         switching.waiting = None;
-        switching.invited = false;
+        switching.invited = None;
         switching.open = false;
         switching.reported = false;
         let mut entry = Entry::new(newest);
@@ -403,13 +481,27 @@ impl Multicast {
         self.progress(now);
     }
 
+    /// When another member may send, because the source has not sent its first packet.
+    pub(super) fn turn_timeout(&self) -> Option<Nanos> {
+        let switching = self.switching().filter(|s| s.waiting.is_some())?;
+        switching.invited.map(|at| at + PATIENCE)
+    }
+
+    /// The source has not sent since it may. Nothing of it is on the way but what was dropped, so the next one begins where it would have.
+    pub(super) fn on_turn_timeout(&mut self, now: Nanos, out: &mut Effects) {
+        if let Some(switching) = self.switching_mut() {
+            switching.invited = None;
+        }
+        self.settle(now, out);
+    }
+
     /// True if the source is a host next to this switch.
     fn is_root(&self) -> bool {
-        self.bridged(self.source).is_some()
+        self.leads_to_host(self.source)
     }
 
     fn may_switch(&self) -> bool {
-        let settled = |s: &Switching| !s.open && !s.invited;
+        let settled = |s: &Switching| !s.open && s.invited.is_none();
         !self.is_outstanding() && self.switching().is_some_and(settled)
     }
 

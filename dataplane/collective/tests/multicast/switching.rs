@@ -1,12 +1,14 @@
 //! Groups whose source changes: trees of machines with hosts that count their own PSNs, in an unfair network. M1 to M3 hold, all hosts get
-//! the same packets in the same order, and no host changes its PSNs. The same with switches that repair.
+//! the same packets in the same order. No host changes its PSNs, or, with the numbers of the group, hosts synchronize them when the source
+//! changes (Cepheus III.E). The same with switches that repair.
+
+mod properties;
 
 use crate::common::hosts::{Receiver, Source};
+use crate::common::path;
 use crate::common::tree::{Shape, TICK, TICKS_MAX};
-use crate::common::{path, seed};
 use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathId, RepairConfig, Signal};
-use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
-use proptest::prelude::*;
+use castnet_wire::{AnySource, DropReason, NakCode, Nanos, Psn, Syndrome};
 
 /// Packets of a message.
 const MESSAGE: i64 = 3;
@@ -55,6 +57,29 @@ struct Host {
     log: Vec<Content>,
     /// After an RNR NAK, until its time has passed.
     rests: bool,
+    /// With the numbers of the group: what is added to its positions of packets that it sends and receives.
+    offsets: [i64; 2],
+    /// It was the last to send, and has not synchronized the PSN that it expects.
+    holds: bool,
+}
+
+impl Host {
+    /// The new source takes the PSN that it expects for those that it sends.
+    fn begin_turn(&mut self) {
+        if !self.holds {
+            self.offsets[0] = self.receiver.expected + self.offsets[1] - self.source.total;
+            self.holds = true;
+        }
+    }
+
+    /// The old source expects the PSN that it would send next.
+    fn end_turn(&mut self) {
+        if self.holds && self.source.unacked == self.source.total {
+            self.offsets[1] = self.source.total + self.offsets[0] - self.receiver.expected;
+            self.receiver.reset();
+            self.holds = false;
+        }
+    }
 }
 
 /// What happens next; `pick` chooses among the packets in flight, hosts or turns.
@@ -85,6 +110,7 @@ enum Chance {
 
 struct Net {
     start: Psn,
+    numbers: AnySource,
     ack_every: i64,
     nodes: Vec<Node>,
     hosts: Vec<Host>,
@@ -100,9 +126,15 @@ struct Net {
 }
 
 impl Net {
-    fn new(shape: &Shape, start: Psn, ack_every: i64, turns: &[(usize, i64)]) -> Self {
+    fn new(
+        shape: &Shape,
+        (start, numbers): (Psn, AnySource),
+        ack_every: i64,
+        turns: &[(usize, i64)],
+    ) -> Self {
         let mut net = Self {
             start,
+            numbers,
             ack_every,
             nodes: Vec::new(),
             hosts: Vec::new(),
@@ -176,6 +208,8 @@ impl Net {
                         receiver: Receiver::default(),
                         log: Vec::new(),
                         rests: false,
+                        offsets: [0; 2],
+                        holds: false,
                     });
                     Peer::Host(host)
                 }
@@ -198,7 +232,7 @@ impl Net {
             start_psn: Some(self.start),
             stall_timeout: Nanos::ZERO,
         };
-        self.nodes[index].machine = Multicast::new(config).with_switching(hosts);
+        self.nodes[index].machine = Multicast::new(config).with_switching(self.numbers, hosts);
         (index, source.is_some())
     }
 
@@ -229,14 +263,16 @@ impl Net {
 
     fn tick(&mut self, index: usize) -> Result<(), String> {
         self.now += TICK;
-        let mut out = Effects::new();
-        self.nodes[index].machine.handle_timeout(self.now, &mut out);
-        self.carry_out(index, None, out)
+        self.handle_timeout(index)
     }
 
     fn begin(&mut self) {
         if let Some((host, messages)) = self.turns.get(self.begun) {
-            self.hosts[*host].source.total += messages * MESSAGE;
+            let host = &mut self.hosts[*host];
+            if self.numbers == AnySource::Synchronized {
+                host.begin_turn();
+            }
+            host.source.total += messages * MESSAGE;
             self.begun += 1;
         }
     }
@@ -290,16 +326,23 @@ impl Net {
             {
                 (self.time_outs, ticks) = (self.time_outs + 1, 0);
                 self.hosts.iter_mut().for_each(|host| host.source.time_out());
+                self.time_out_switches()?;
             }
         }
         Err("it never ends".into())
     }
 
     fn send(&mut self, host: usize) {
-        let Host { source, rests, .. } = &mut self.hosts[host];
+        self.hosts[host].end_turn();
+        let Host {
+            source,
+            rests,
+            offsets,
+            ..
+        } = &mut self.hosts[host];
         if let (false, Some(at)) = (*rests, source.send()) {
             let ack_request = (at + 1) % self.ack_every == 0 || at + 1 == source.total;
-            let psn = self.start.add(at as i32);
+            let psn = self.start.add((at + offsets[0]) as i32);
             let content = (host, at);
             let to = self.switch_of(host);
             self.in_flight.push((
@@ -316,7 +359,7 @@ impl Net {
     fn deliver(&mut self, peer: Peer, packet: Packet) -> Result<(), String> {
         match (peer, packet) {
             (Peer::Host(host), Packet::Feedback { psn, msn, syndrome }) => {
-                let at = self.at(psn);
+                let at = self.at(psn) - self.hosts[host].offsets[0];
                 self.believe(host, at, msn, syndrome)?;
                 self.hosts[host].source.feedback(at, syndrome);
                 self.hosts[host].rests = matches!(syndrome, Syndrome::RnrNak(_));
@@ -329,7 +372,8 @@ impl Net {
                     content,
                 },
             ) => {
-                let at = self.at(psn);
+                let offset = self.hosts[host].offsets[1];
+                let at = self.at(psn) - offset;
                 let receiver = &mut self.hosts[host].receiver;
                 let before = receiver.expected;
                 let answer = receiver.data(at, ack_request);
@@ -337,7 +381,7 @@ impl Net {
                     self.take(host, content)?;
                 }
                 if let Some((at, syndrome)) = answer {
-                    let psn = self.start.add(at as i32);
+                    let psn = self.start.add((at + offset) as i32);
                     let msn = self.messages(host) as u32;
                     let to = self.switch_of(host);
                     self.in_flight.push((to, Packet::Feedback { psn, msn, syndrome }));
@@ -376,7 +420,7 @@ impl Net {
         if below > self.hosts[host].source.sent {
             return Err(format!("{syndrome:?} {at} at host {host}, which has not sent it"));
         }
-        if i64::from(msn) != below / MESSAGE {
+        if self.numbers == AnySource::Bridged && i64::from(msn) != below / MESSAGE {
             return Err(format!("{syndrome:?} {at} at host {host} with MSN {msn}"));
         }
         let lacks = |other: &usize| *other != host && self.received(*other, host) < below;
@@ -398,7 +442,8 @@ impl Net {
                 ack_request,
                 content: (_, at),
             } => {
-                node.machine.handle_position((at + 1) % MESSAGE == 0);
+                node.machine
+                    .handle_position(at % MESSAGE == 0, (at + 1) % MESSAGE == 0);
                 Event::Data {
                     from: id,
                     psn: node.machine.group_psn(id, psn),
@@ -466,6 +511,48 @@ impl Net {
         }
     }
 
+    /// Time passes until the next timer of a switch, if there is one.
+    fn time_out_switches(&mut self) -> Result<(), String> {
+        let due = self.nodes.iter().filter_map(|node| node.machine.poll_timeout());
+        self.now = due.map(|(at, _)| at).min().unwrap_or(self.now).max(self.now);
+        (0..self.nodes.len()).try_for_each(|index| self.handle_timeout(index))
+    }
+
+    fn handle_timeout(&mut self, index: usize) -> Result<(), String> {
+        let node = &mut self.nodes[index];
+        let before = node.machine.source();
+        let mut out = Effects::new();
+        node.machine.handle_timeout(self.now, &mut out);
+        if node.machine.source() != before {
+            node.acked[before.index()] = node.newest;
+        }
+        self.carry_out(index, None, out)
+    }
+
+    /// Sends what a switch sends of its own.
+    fn answer(&mut self, index: usize, effect: Effect) {
+        let Node { machine, peers, .. } = &self.nodes[index];
+        let (to, packet) = match effect {
+            Effect::Acknowledge {
+                to,
+                psn,
+                msn,
+                syndrome,
+            } => {
+                let (psn, msn) = machine.member_feedback(to, psn, msn);
+                (to, Packet::Feedback { psn, msn, syndrome })
+            }
+            Effect::Signal {
+                to,
+                signal,
+                psn,
+                epoch,
+            } => (to, Packet::Signal { signal, psn, epoch }),
+            _ => return,
+        };
+        self.in_flight.push((peers[to.index()], packet));
+    }
+
     fn send_copy(&mut self, index: usize, to: PathId, psn: Psn, (ack_request, content): (bool, Content)) {
         let node = &self.nodes[index];
         let psn = node.machine.member_psn(to, psn);
@@ -510,30 +597,15 @@ impl Net {
                     self.send_copy(index, to, psn, (ack_request, content));
                 }
             }
-            Effect::Acknowledge {
-                to,
-                psn,
-                msn,
-                syndrome,
-            } => {
+            Effect::Acknowledge { psn, syndrome, .. } => {
                 let all_kept = node.ring.len() as i64 >= Source::WINDOW;
                 let kept = node.ring.iter().flatten().any(|(kept, ..)| *kept == psn);
                 if all_kept && kept && syndrome == Syndrome::Nak(NakCode::PsnSequenceError) {
                     return Err(format!("NAK of {psn}, which switch {index} has"));
                 }
-                let (psn, msn) = machine.member_feedback(to, psn, msn);
-                self.in_flight
-                    .push((node.peers[to.index()], Packet::Feedback { psn, msn, syndrome }));
+                self.answer(index, effect);
             }
-            Effect::Signal {
-                to,
-                signal,
-                psn,
-                epoch,
-            } => {
-                self.in_flight
-                    .push((node.peers[to.index()], Packet::Signal { signal, psn, epoch }));
-            }
+            Effect::Signal { .. } => self.answer(index, effect),
             Effect::Compete { .. } => self.conflicts += 1,
             Effect::Absorb | Effect::Drop(DropReason::NotSource | DropReason::FeedbackFromSource) => {}
             Effect::Drop(DropReason::EarlyContribution) if repairs => {}
@@ -589,233 +661,5 @@ impl Net {
 
     fn at(&self, psn: Psn) -> i64 {
         i64::from(psn.diff(self.start))
-    }
-}
-
-/// Two or more hosts or switches at the top, three tiers at most.
-fn shape() -> impl Strategy<Value = Shape> {
-    let leaf = prop::collection::vec(Just(Shape::Host), 1..4).prop_map(Shape::Switch);
-    let below = leaf.prop_recursive(2, 8, 3, |below| {
-        prop::collection::vec(prop_oneof![1 => Just(Shape::Host), 2 => below], 1..4).prop_map(Shape::Switch)
-    });
-    prop::collection::vec(prop_oneof![1 => Just(Shape::Host), 2 => below], 2..4).prop_map(Shape::Switch)
-}
-
-fn chance(begin: u32) -> impl Strategy<Value = Chance> {
-    prop_oneof![
-        10 => (0usize..16).prop_map(|pick| Chance::Send { pick }),
-        20 => prop_oneof![4 => Just(0usize), 1 => 0usize..64].prop_map(|pick| Chance::Deliver { pick }),
-        2 => (0usize..64).prop_map(|pick| Chance::Lose { pick }),
-        2 => (0usize..64).prop_map(|pick| Chance::Duplicate { pick }),
-        2 => (0usize..16).prop_map(|pick| Chance::TimeOut { pick }),
-        begin => Just(Chance::Begin),
-        // Without effect where switches do not repair.
-        1 => (0usize..8).prop_map(|pick| Chance::Tick { pick }),
-    ]
-}
-
-fn start() -> impl Strategy<Value = Psn> {
-    prop_oneof![Just(0u32), Psn::MODULUS - 30..Psn::MODULUS, any::<u32>()].prop_map(Psn::new)
-}
-
-/// The slots of switches that repair, fewer and more than packets of the window, and whether hosts repeat one packet.
-fn repair() -> impl Strategy<Value = Option<(u16, bool)>> {
-    let slots = prop_oneof![Just(128u16), (1u32..5).prop_map(|bits| 1 << bits)];
-    prop::option::of((slots, any::<bool>()))
-}
-
-fn net(
-    shape: &Shape,
-    start: Psn,
-    ack_every: i64,
-    turns: &[(usize, i64)],
-    repair: Option<(u16, bool)>,
-) -> Net {
-    let net = Net::new(shape, start, ack_every, turns);
-    match repair {
-        Some((slots, selective)) => net.repairing(slots, selective),
-        None => net,
-    }
-}
-
-fn turns() -> impl Strategy<Value = Vec<(usize, i64)>> {
-    prop::collection::vec((0usize..16, 1i64..5), 1..8)
-}
-
-proptest! {
-    #![proptest_config(seed::config(3000))]
-
-    /// Each host sends when it has received everything of those before it, while other hosts and all switches may lack some of it.
-    #[test]
-    fn hosts_send_in_turn(
-        shape in shape(), start in start(), ack_every in 1i64..9, turns in turns(), repair in repair(),
-        chances in prop::collection::vec(chance(0), 0..600),
-    ) {
-        let mut net = net(&shape, start, ack_every, &turns, repair);
-        for chance in chances {
-            net.begin_in_order();
-            net.step(chance).map_err(TestCaseError::fail)?;
-        }
-        net.finish(true).map_err(TestCaseError::fail)?;
-        // After the chaos a time-out repairs what was lost. Later turns may need one each, for a request that an older duplicate hides.
-        prop_assert!(net.time_outs <= 8 + 2 * turns.len(), "{} time-outs", net.time_outs);
-    }
-
-    /// Hosts send at any time, at once: all is delivered to all in one order, message by message.
-    #[test]
-    fn hosts_send_at_once(
-        shape in shape(), start in start(), ack_every in 1i64..9, turns in turns(), repair in repair(),
-        chances in prop::collection::vec(chance(2), 0..600),
-    ) {
-        let mut net = net(&shape, start, ack_every, &turns, repair);
-        for chance in chances {
-            net.step(chance).map_err(TestCaseError::fail)?;
-        }
-        net.finish(false).map_err(TestCaseError::fail)?;
-    }
-}
-
-fn two_tiers() -> Shape {
-    Shape::Switch(vec![
-        Shape::Switch(vec![Shape::Host; 2]),
-        Shape::Switch(vec![Shape::Host; 2]),
-    ])
-}
-
-/// In a network without losses no host waits for a time-out, and no conflict is reported.
-#[test]
-fn turns_need_no_time_out_and_are_no_conflict() {
-    for shape in [Shape::Switch(vec![Shape::Host; 4]), two_tiers()] {
-        let turns: Vec<_> = (0..40).map(|turn| (turn * 7 % 5 % 4, 2)).collect();
-        let mut net = Net::new(&shape, Psn::new(Psn::MODULUS - 50), 3, &turns);
-        net.finish(true).expect("contract");
-        assert_eq!((net.time_outs, net.conflicts), (0, 0));
-    }
-}
-
-/// Two hosts send at once: the conflict is reported, at one of them.
-#[test]
-fn a_conflict_is_reported() {
-    for shape in [Shape::Switch(vec![Shape::Host; 4]), two_tiers()] {
-        let mut net = Net::new(&shape, Psn::new(0), 3, &[(0, 20), (2, 20)]);
-        net.begin();
-        (0..6).for_each(|_| net.send(0));
-        net.begin();
-        (0..6).for_each(|_| net.send(2));
-        net.finish(false).expect("contract");
-        assert!(net.conflicts >= 1, "{}", net.conflicts);
-    }
-}
-
-/// Any single packet may be lost, of data, feedback, requests and grants.
-#[test]
-fn one_loss_while_the_source_changes_costs_one_time_out_at_most() {
-    for lost in 0..300 {
-        let mut net = Net::new(&two_tiers(), Psn::new(5), 1, &[(0, 1), (2, 1), (1, 1), (3, 1)]);
-        for _ in 0..lost {
-            net.begin_in_order();
-            (0..4).for_each(|host| net.send(host));
-            net.step(Chance::Deliver { pick: 0 }).expect("contract");
-        }
-        net.step(Chance::Lose { pick: 0 }).expect("nothing delivered");
-        net.finish(true).expect("contract");
-        assert!(net.time_outs <= 1, "loss {lost}: {} time-outs", net.time_outs);
-    }
-}
-
-/// What is lost on the way to a receiver, or of its feedback, the switches repair in each turn: no host times out.
-#[test]
-fn one_loss_behind_the_first_switch_costs_no_time_out_if_switches_repair() {
-    let turns = [(0, 2), (2, 2), (1, 1), (3, 1)];
-    let mut resent = 0;
-    for lost in 0..300 {
-        let mut net = Net::new(&two_tiers(), Psn::new(5), 1, &turns).repairing(128, false);
-        for _ in 0..lost {
-            net.begin_in_order();
-            (0..4).for_each(|host| net.send(host));
-            net.step(Chance::Deliver { pick: 0 }).expect("contract");
-        }
-        let first = net.in_flight.first();
-        let repaired = first.is_none_or(|(peer, packet)| net.is_repaired(*peer, *packet));
-        net.step(Chance::Lose { pick: 0 }).expect("nothing delivered");
-        net.finish(true).expect("contract");
-        assert!(
-            net.time_outs <= usize::from(!repaired),
-            "loss {lost}: {}",
-            net.time_outs
-        );
-        resent += net.resent;
-    }
-    assert!(resent > 100, "{resent}");
-}
-
-/// A grant that is late, after the neighbour's request has stood for it, must not make a second source.
-#[test]
-fn a_late_grant_of_an_older_epoch_has_no_effect() {
-    let config = MulticastConfig {
-        paths: 3,
-        source: path(0),
-        start_psn: Some(Psn::new(0)),
-        stall_timeout: Nanos::ZERO,
-    };
-    let mut machine = Multicast::new(config).with_switching([path(1), path(2)]);
-    let mut out = Effects::new();
-    let mut handle = |event| {
-        machine.handle(Nanos::ZERO, event, &mut out);
-        (out.first().copied(), machine.source())
-    };
-    let signal = |signal, epoch| Event::Signal {
-        from: path(0),
-        signal,
-        psn: Psn::new(0),
-        epoch,
-    };
-    let send = |signal, epoch| Effect::Signal {
-        to: path(0),
-        signal,
-        psn: Psn::new(0),
-        epoch,
-    };
-    // The neighbour has granted, and wants to send again. Nobody here wants to.
-    assert_eq!(
-        handle(signal(Signal::Request, 1)),
-        (Some(send(Signal::Grant, 2)), path(0))
-    );
-    let data = Event::Data {
-        from: path(1),
-        psn: Psn::new(0),
-        ack_request: true,
-    };
-    assert_eq!(handle(data).1, path(0));
-    let late = Some(Effect::Drop(DropReason::NotSource));
-    assert_eq!(handle(signal(Signal::Grant, 1)), (late, path(0)));
-    assert_eq!(handle(signal(Signal::Grant, 3)).1, path(1));
-}
-
-/// Hosts never send requests or grants, and a group with one source knows none.
-#[test]
-fn signals_of_hosts_and_in_other_groups_are_dropped() {
-    let config = MulticastConfig {
-        paths: 3,
-        source: path(0),
-        start_psn: Some(Psn::new(0)),
-        stall_timeout: Nanos::ZERO,
-    };
-    let other = Multicast::new(config.clone());
-    let switching = Multicast::new(config).with_switching([path(1), path(2)]);
-    for (machine, from) in [(&other, 0), (&other, 1), (&switching, 1), (&switching, 9)] {
-        for signal in [Signal::Request, Signal::Grant] {
-            let (mut machine, mut out) = (machine.clone(), Effects::new());
-            let before = machine.clone();
-            let event = Event::Signal {
-                from: path(from),
-                signal,
-                psn: Psn::new(0),
-                epoch: 1,
-            };
-            machine.handle(Nanos::ZERO, event, &mut out);
-            assert_eq!(out.as_slice(), [Effect::Drop(DropReason::NotSource)]);
-            assert_eq!(machine, before);
-        }
     }
 }

@@ -217,7 +217,9 @@ impl Member<'_, StreamReceiver> {
         progress: &mut Progress<'_>,
     ) -> Result<StreamSummary, MemberError> {
         if self.own_outside().is_none() {
+            self.begin_to_receive()?;
             if let Some(summary) = self.receive_in_tree(got, passing, open, kept, progress)? {
+                self.note_received();
                 self.has_all = true;
                 return Ok(summary);
             }

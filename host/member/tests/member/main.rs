@@ -31,6 +31,7 @@ fn config(member: u8) -> MemberConfig {
         va_base: 0,
         rate_limit: None,
         selective_repeat: false,
+        synchronizes: false,
     };
     let qpn = Some(qpn(member));
     MemberConfig::new(format!("h{member}"), Group::Fixed { qpn, address })

@@ -13,7 +13,7 @@ use crate::rnic::MemoryRegion;
 type Check = fn(&mut Session<'_>) -> Checked<String>;
 
 /// Name, description and function of each check.
-pub(super) const ALL: [(&str, &str, Check); 18] = [
+pub(super) const ALL: [(&str, &str, Check); 19] = [
     (
         "memory",
         "regions can be written and read within their bounds, and not after their release",
@@ -46,6 +46,11 @@ pub(super) const ALL: [(&str, &str, Check); 18] = [
         path_mtu,
     ),
     ("psn-wrap", "start PSNs are as configured, and wrap", psn_wrap),
+    (
+        "reset",
+        "a QP that is reset keeps its number, and is connected again with other PSNs",
+        reset,
+    ),
     (
         "order",
         "300 messages complete in order at both ends, with 32 in flight",
@@ -263,6 +268,38 @@ fn psn_wrap(s: &mut Session<'_>) -> Checked<String> {
         one_send(s, pair, size, Some(2))?;
     }
     Ok(format!("from {:#x}", start.value()))
+}
+
+/// The PSN synchronization of Cepheus (III.E): both ends go on from the PSN of the end that has sent.
+fn reset(s: &mut Session<'_>) -> Checked<String> {
+    let pair = s.pair(|remote| (remote.sq_psn, remote.rq_psn) = (Psn::new(7), Psn::new(7)))?;
+    let local = s.region(1, Access::LOCAL, &[0; 64])?;
+    // The second receive is lost by the reset.
+    for wr_id in 0..2 {
+        s.post_recv(1, pair[1], wr_id, whole(&local))?;
+    }
+    let sent = s.region(0, Access::LOCAL, &[1; 64])?;
+    s.post_send(0, pair[0], 1, SendOp::Send, whole(&sent))?;
+    good(&s.sent(0, pair[0])?, CompletionOp::Send, 1)?;
+    good(&s.received(1, pair[1])?, CompletionOp::Recv, 0)?;
+    for end in 0..2 {
+        s.rnic(end).reset_qp(pair[end])?;
+        s.state(end, pair[end], QpState::Init)?;
+        let mut remote = s.towards(end, pair[1 - end]);
+        (remote.sq_psn, remote.rq_psn) = (Psn::new(8), Psn::new(8));
+        s.rnic(end).connect_qp(pair[end], &remote, super::TIMEOUT)?;
+    }
+    let back = s.region(0, Access::LOCAL, &[0; 64])?;
+    s.post_recv(0, pair[0], 5, whole(&back))?;
+    s.post_send(1, pair[1], 6, SendOp::Send, whole(&local))?;
+    good(&s.received(0, pair[0])?, CompletionOp::Recv, 5)?;
+    good(&s.sent(1, pair[1])?, CompletionOp::Send, 6)?;
+    for end in 0..2 {
+        let left = s.rnic(end).poll_recv_completion(pair[end]);
+        expect_equal("a completion of a receive before the reset", left, None)?;
+    }
+    one_send(s, pair, 64, None)?;
+    Ok(format!("PSNs from 8 on, still QP {}", pair[0]))
 }
 
 fn order(s: &mut Session<'_>) -> Checked<String> {

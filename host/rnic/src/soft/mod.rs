@@ -464,6 +464,10 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
         Ok(self.endpoint.qp_status(qpn)?.state)
     }
 
+    fn reset_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {
+        Ok(self.endpoint.reset_qp(qpn)?)
+    }
+
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {
         Ok(self.endpoint.fail_qp(qpn)?)
     }

@@ -55,6 +55,9 @@ pub enum StreamError {
     /// The source or the sink failed.
     #[error("{what}: {source}")]
     Io { what: &'static str, source: io::Error },
+    /// Another member of the group has begun to send. This one has sent nothing that others take for a stream, and can receive.
+    #[error("another member sends: members must agree on who sends next")]
+    OutOfTurn,
     /// The caller stopped the loop.
     #[error("stopped by its owner")]
     Stopped,

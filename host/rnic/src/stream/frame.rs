@@ -119,6 +119,7 @@ pub(super) enum MessageKind {
     Begin = 0,
     Data = 1,
     End = 2,
+    Turn = 3,
 }
 
 pub(super) fn immediate(kind: MessageKind, number: u64) -> u32 {
@@ -126,14 +127,14 @@ pub(super) fn immediate(kind: MessageKind, number: u64) -> u32 {
 }
 
 /// Decodes kind and number (modulo 2^30) from an immediate.
-pub(super) fn read_immediate(imm: u32) -> Option<(MessageKind, u32)> {
+pub(super) fn read_immediate(imm: u32) -> (MessageKind, u32) {
     let kind = match imm >> 30 {
         0 => MessageKind::Begin,
         1 => MessageKind::Data,
         2 => MessageKind::End,
-        _ => return None,
+        _ => MessageKind::Turn,
     };
-    Some((kind, imm & 0x3FFF_FFFF))
+    (kind, imm & 0x3FFF_FFFF)
 }
 
 /// The payload of a begin message.
@@ -209,7 +210,7 @@ mod tests {
             let bytes = begin(&header).unwrap();
             prop_assert_eq!(read_begin(&bytes), Ok(header));
             let kind = MessageKind::End;
-            prop_assert_eq!(read_immediate(immediate(kind, number)), Some((kind, number as u32 & 0x3FFF_FFFF)));
+            prop_assert_eq!(read_immediate(immediate(kind, number)), (kind, number as u32 & 0x3FFF_FFFF));
             let digest = Digest([7; 32]);
             prop_assert_eq!(read_end(&end(number, digest)), Some((number, digest)));
         }

@@ -13,6 +13,7 @@
 //! | 0 | begin | "CNST", version, three zero bytes, length (8 bytes; all ones: not known), name's length (2), name |
 //! | 1 | data | the bytes |
 //! | 2 | end | bytes in all (8), SHA-256 of them (32) |
+//! | 3 | turn | none: in a group whose source changes, the next stream is of the sender of this message |
 //!
 //! Numbers are big endian. The digest is last, so the sender reads its source only once.
 //!
@@ -22,6 +23,13 @@
 //! member has a QP in each lane. A stream over K lanes has the same sequence of messages: message k uses lane k modulo
 //! K. Receivers read the lanes in that order, so they never search for a message. The limit of messages in flight and
 //! the receiver's ring apply per lane. In the flow control below, k is counted within the lane.
+//!
+//! # Turns
+//!
+//! In a group whose source changes, with one lane, members number their messages in common. A member sends its stream after its turn
+//! message is acknowledged. If several members send a turn at once, with the same number, the switches order them: the first one is the
+//! source. The others receive its turn before theirs is acknowledged, and send no more. Receivers discard a turn with the number of
+//! an earlier message. It has no payload, so a WRITE of it changes no memory.
 //!
 //! # Flow control
 //!
@@ -52,7 +60,7 @@ pub(crate) use receiver::ReceiveLane;
 pub use receiver::{Event, ReceiverConfig, StreamReceiver};
 pub use sender::{RemoteRing, SenderConfig, SenderLane, StreamSender, Transfer};
 pub(crate) use transfer::WAIT;
-pub use transfer::{Flow, receive, send};
+pub use transfer::{Flow, receive, send, take_turn};
 
 #[cfg(doc)]
 use crate::Rnic;

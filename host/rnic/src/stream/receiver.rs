@@ -1,5 +1,5 @@
 use castnet_endpoint::{Access, Completion, LocalSlice, OutOfRange, RecvWr};
-use castnet_wire::Qpn;
+use castnet_wire::{Pmtu, Qpn};
 
 use super::error::{StreamError, check_work};
 use super::frame::{
@@ -83,11 +83,15 @@ impl ReceiveLane {
             size,
             slots,
         };
-        // One less with WRITE, see the flow control in the module documentation.
-        for number in 0..slots - u32::from(by_write) {
+        for number in 0..lane.receives() {
             lane.post(rnic, number.into())?;
         }
         Ok(lane)
+    }
+
+    /// Number of posted receives: one less with WRITE, see the flow control in the module documentation.
+    fn receives(&self) -> u32 {
+        self.slots - u32::from(self.by_write)
     }
 
     fn slot(&self, number: u64) -> u64 {
@@ -124,6 +128,13 @@ pub struct StreamReceiver {
     consumed: u64,
     /// Messages that this host has sent to the group: they count like those of other hosts.
     sent: u64,
+    /// Turns of members that did not become the source: they count for nothing.
+    discarded: u64,
+    /// Packets of all messages consumed.
+    packets: u64,
+    pmtu: Pmtu,
+    /// The turn of another member, which [`StreamReceiver::next_turn`] has found.
+    pending: Option<Completion>,
     open: Option<OpenStream>,
     message: Vec<u8>,
 }
@@ -144,6 +155,10 @@ impl StreamReceiver {
             message_size,
             consumed: 0,
             sent: 0,
+            discarded: 0,
+            packets: 0,
+            pmtu: Pmtu::B1024,
+            pending: None,
             open: None,
             message: Vec::with_capacity(message_size as usize),
         })
@@ -156,7 +171,51 @@ impl StreamReceiver {
 
     /// Messages of all streams of the group so far: the number of the next one.
     pub fn messages(&self) -> u64 {
-        self.consumed + self.sent
+        self.consumed + self.sent - self.discarded
+    }
+
+    /// Packets of all messages consumed so far, of QPs whose path MTU is that of [`StreamReceiver::set_pmtu`].
+    pub fn packets(&self) -> u64 {
+        self.packets
+    }
+
+    /// The path MTU of the QPs; 1024 before.
+    pub fn set_pmtu(&mut self, pmtu: Pmtu) {
+        self.pmtu = pmtu;
+    }
+
+    /// Whether the turn of another member has arrived. The next [`StreamReceiver::next_event`] consumes it.
+    pub fn next_turn(&mut self, rnic: &mut dyn Rnic) -> Result<bool, StreamError> {
+        while self.pending.is_none() {
+            let Some(completion) = rnic.poll_recv_completion(self.lanes[0].qpn) else {
+                break;
+            };
+            if self.is_old_turn(&completion) {
+                self.take(rnic, 0, &completion)?;
+            } else {
+                self.pending = Some(completion);
+            }
+        }
+        Ok(self.pending.is_some())
+    }
+
+    /// Posts the receives of a QP again that was reset. All messages that have arrived were consumed.
+    pub fn post_again(&self, rnic: &mut dyn Rnic) -> Result<(), StreamError> {
+        for lane in &self.lanes {
+            let next = self.consumed / self.lanes.len() as u64;
+            for number in next..next + u64::from(lane.receives()) {
+                lane.post(rnic, number)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_old_turn(&self, completion: &Completion) -> bool {
+        let Some((MessageKind::Turn, found)) = completion.imm.map(frame::read_immediate) else {
+            return false;
+        };
+        let behind = (self.messages() as u32).wrapping_sub(found) & 0x3FFF_FFFF;
+        (1..1 << 29).contains(&behind)
     }
 
     /// This host has sent so many messages to the group, which has one lane and all of whose members number them in common.
@@ -179,11 +238,18 @@ impl StreamReceiver {
     /// # Errors
     /// The QP has failed, the messages do not form a stream, or bytes differ from those sent.
     pub fn next_event(&mut self, rnic: &mut dyn Rnic) -> Result<Option<Event<'_>>, StreamError> {
-        let lane_index = (self.consumed % self.lanes.len() as u64) as usize;
-        let Some(completion) = rnic.poll_recv_completion(self.lanes[lane_index].qpn) else {
-            return Ok(None);
+        let kind = loop {
+            let lane_index = (self.consumed % self.lanes.len() as u64) as usize;
+            let qpn = self.lanes[lane_index].qpn;
+            let pending = self.pending.take();
+            let Some(completion) = pending.or_else(|| rnic.poll_recv_completion(qpn)) else {
+                return Ok(None);
+            };
+            match self.take(rnic, lane_index, &completion)? {
+                MessageKind::Turn => {}
+                kind => break kind,
+            }
         };
-        let kind = self.take(rnic, lane_index, &completion)?;
         let number = self.consumed - 1;
         let malformed = |what| StreamError::Malformed { number, what };
         match (kind, &mut self.open) {
@@ -202,8 +268,8 @@ impl StreamReceiver {
                 let ended = open.take().ok_or(malformed("an end without a begin"))?;
                 finish(&ended, end).map(|summary| Some(Event::End(summary)))
             }
-            (MessageKind::Begin, Some(_)) => Err(malformed("a begin inside a stream")),
-            (MessageKind::Data | MessageKind::End, None) => Err(malformed("no stream has begun")),
+            (_, Some(_)) => Err(malformed("a begin inside a stream")),
+            (_, None) => Err(malformed("no stream has begun")),
         }
     }
 
@@ -219,19 +285,27 @@ impl StreamReceiver {
         let number = self.consumed;
         let malformed = |what| StreamError::Malformed { number, what };
         let imm = imm.ok_or(malformed("it has no immediate"))?;
-        let (kind, found) = frame::read_immediate(imm).ok_or(malformed("its kind is not known"))?;
-        let expected = self.messages();
-        if found != expected as u32 & 0x3FFF_FFFF {
+        let (kind, found) = frame::read_immediate(imm);
+        let (expected, is_old_turn) = (self.messages(), self.is_old_turn(completion));
+        if !is_old_turn && found != expected as u32 & 0x3FFF_FFFF {
             return Err(StreamError::OutOfSequence { expected, found });
         }
         if byte_len > self.message_size {
             return Err(malformed("it is longer than a slot"));
         }
-        let (lane, number) = (&self.lanes[lane_index], number / self.lanes.len() as u64);
+        if kind == MessageKind::Turn && (byte_len > 0 || self.open.is_some() && !is_old_turn) {
+            return Err(malformed("a turn has no payload, and is in no stream"));
+        }
+        let lanes = self.lanes.len() as u64;
+        let lane = &self.lanes[lane_index];
+        // A sender of WRITEs knows how many messages the group has had, not how many of them this host has received.
+        let slot = if lane.by_write { expected } else { number };
         self.message.resize(byte_len as usize, 0);
-        lane.read(rnic, number, &mut self.message)?;
+        lane.read(rnic, slot / lanes, &mut self.message)?;
         self.consumed += 1;
-        lane.post(rnic, number)?;
+        self.discarded += u64::from(is_old_turn);
+        self.packets += self.pmtu.packets(byte_len.into());
+        lane.post(rnic, number / lanes)?;
         Ok(kind)
     }
 

@@ -1,5 +1,5 @@
 use castnet_endpoint::{Access, LocalSlice, OutOfRange, SendOp, SendWr};
-use castnet_wire::Qpn;
+use castnet_wire::{Pmtu, Qpn};
 
 use super::error::{StreamError, check_work};
 use super::frame::{
@@ -57,6 +57,8 @@ pub struct SenderConfig {
     pub message_size: u32,
     /// Most unacknowledged messages per lane, 1 to 4096: at most the QP's send queue; the sender has memory for them.
     pub in_flight: u32,
+    /// Path MTU of the QPs, to count packets.
+    pub pmtu: Pmtu,
 }
 
 impl Default for SenderConfig {
@@ -65,6 +67,7 @@ impl Default for SenderConfig {
         Self {
             message_size: 64 << 10,
             in_flight: 16,
+            pmtu: Pmtu::B1024,
         }
     }
 }
@@ -88,6 +91,8 @@ pub struct StreamSender {
     first: u64,
     /// Messages posted, over all streams.
     posted: u64,
+    /// Packets of these messages.
+    packets: u64,
     /// Bytes in the message that is being filled.
     filled: u32,
     /// Number of messages posted before the present or last stream.
@@ -123,6 +128,7 @@ impl StreamSender {
             staging,
             first: 0,
             posted: 0,
+            packets: 0,
             filled: 0,
             before: 0,
             open: None,
@@ -165,6 +171,16 @@ impl StreamSender {
     /// Whether messages are under way.
     pub fn has_unacknowledged(&self) -> bool {
         self.posted != self.messages_acknowledged()
+    }
+
+    /// Packets of all messages posted so far.
+    pub fn packets(&self) -> u64 {
+        self.packets
+    }
+
+    /// Posts the turn of this member, before its first stream.
+    pub(super) fn post_turn(&mut self, rnic: &mut dyn Rnic) -> Result<(), StreamError> {
+        self.post(rnic, MessageKind::Turn)
     }
 
     /// The present stream, or the last one.
@@ -290,6 +306,11 @@ impl StreamSender {
         for lane in self.lanes.iter().filter(|l| l.posted != l.acknowledged) {
             rnic.fail_qp(lane.at.qpn)?;
         }
+        self.release(rnic)
+    }
+
+    /// Releases the memory. The QPs have no more of its messages, as after a reset.
+    pub fn release(self, rnic: &mut dyn Rnic) -> Result<(), StreamError> {
         Ok(rnic.deregister_memory(self.staging.key)?)
     }
 
@@ -315,7 +336,8 @@ impl StreamSender {
         let lane_index = self.next_lane();
         let SenderLane { qpn, transfer } = self.lanes[lane_index].at;
         let number = self.lanes[lane_index].posted;
-        let op = transfer.op(number, self.config.message_size, imm);
+        // With several lanes, `first` is 0.
+        let op = transfer.op(self.first + number, self.config.message_size, imm);
         let local = LocalSlice {
             key: self.staging.key,
             offset: self.staged_at(),
@@ -328,6 +350,7 @@ impl StreamSender {
         rnic.post_send(qpn, wr)?;
         self.lanes[lane_index].posted += 1;
         self.posted += 1;
+        self.packets += self.config.pmtu.packets(self.filled.into());
         self.filled = 0;
         Ok(())
     }

@@ -345,6 +345,18 @@ fn check_remote(remote: &QpRemote) -> Result<(), QpError> {
     Ok(OutOfRange::check("min_rnr_timer", remote.min_rnr_timer, 0, 31)?)
 }
 
+fn initialize(pair: &mut QueuePair, port: u8) -> Result<(), RnicError> {
+    let init = sys::QpAttr {
+        qp_state: sys::QPS_INIT,
+        port_num: port,
+        qp_access_flags: sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE,
+        ..sys::QpAttr::default()
+    };
+    let mask = sys::QP_STATE | sys::QP_PKEY_INDEX | sys::QP_PORT | sys::QP_ACCESS_FLAGS;
+    pair.modify(init, mask)
+        .map_err(RnicError::io("initializing a QP"))
+}
+
 fn depth(field: &'static str, asked: usize, max: i32) -> Result<u32, QpError> {
     let max = u32::try_from(max).unwrap_or(0).max(1);
     OutOfRange::check(field, asked as u64, 1, max.into())?;
@@ -451,15 +463,7 @@ impl Rnic for VerbsRnic {
             max_inline_data: 0,
         };
         let mut pair = QueuePair::new(&self.domain, send_queue, recv_queue, cap)?;
-        let init = sys::QpAttr {
-            qp_state: sys::QPS_INIT,
-            port_num: self.config.port,
-            qp_access_flags: sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE,
-            ..sys::QpAttr::default()
-        };
-        let mask = sys::QP_STATE | sys::QP_PKEY_INDEX | sys::QP_PORT | sys::QP_ACCESS_FLAGS;
-        pair.modify(init, mask)
-            .map_err(RnicError::io("initializing a QP"))?;
+        initialize(&mut pair, self.config.port)?;
         let qpn = Qpn::new(pair.number());
         self.qps.insert(qpn, VerbsQp::new(pair, options.limits, tokens));
         Ok(qpn)
@@ -512,6 +516,24 @@ impl Rnic for VerbsRnic {
             sys::QPS_RTR | sys::QPS_RTS | sys::QPS_SQD => QpState::Ready,
             _ => QpState::Error,
         })
+    }
+
+    /// The only state in which an RNIC takes other PSNs is that before a connection.
+    fn reset_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {
+        // Some devices remove the completions of a QP that is reset.
+        self.drain()?;
+        let port = self.config.port;
+        let reset = sys::QpAttr {
+            qp_state: sys::QPS_RESET,
+            ..sys::QpAttr::default()
+        };
+        let pair = &mut self.qp(qpn)?.pair;
+        pair.modify(reset, sys::QP_STATE)
+            .map_err(RnicError::io("resetting a QP"))?;
+        self.drain()?;
+        let qp = self.qp(qpn)?;
+        qp.forget_requests();
+        initialize(&mut qp.pair, port)
     }
 
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {

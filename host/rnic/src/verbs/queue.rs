@@ -148,6 +148,15 @@ impl VerbsQp {
         }
     }
 
+    /// The QP was reset: its work requests are gone.
+    pub(super) fn forget_requests(&mut self) {
+        self.is_connected = false;
+        for queue in [&mut self.sends, &mut self.receives] {
+            queue.first += queue.posted.len() as u64;
+            queue.posted.clear();
+        }
+    }
+
     /// Returns the number of completed work requests.
     pub(super) fn drain(
         &mut self,

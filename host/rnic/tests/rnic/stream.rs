@@ -72,6 +72,7 @@ impl StreamTest {
         let sender = SenderConfig {
             message_size,
             in_flight,
+            ..SenderConfig::default()
         };
         let sender = StreamSender::new(left, sender, &lanes).unwrap();
         Self {

@@ -123,7 +123,7 @@ impl Group {
     }
 
     /// The rules of a switch: h1 to the others, or with `any_source` each to the others; QPN 0x1N for hN.
-    fn rules(&self, switch: &str, any_source: bool) -> Result<String> {
+    fn rules(&self, switch: &str, any_source: &str) -> Result<String> {
         let at = self.switches.iter().position(|s| s.name == switch);
         let at = at.context("a switch of the group")?;
         let Switch {
@@ -225,11 +225,11 @@ impl Group {
 
 /// A transfer over the static group of a lab, with no controller, its switches with these flags as well.
 fn over(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>) {
-    run(plan, flags, group, false);
+    run(plan, flags, group, "false");
 }
 
 /// Transfers over the static group of a lab, from one host or, with `any_source`, from each.
-fn run(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>, any_source: bool) {
+fn run(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>, any_source: &str) {
     let _turn = lab::turn();
     if let Some(why) = net::missing() {
         net::skip("static rules", &why);
@@ -248,10 +248,12 @@ fn run(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>, any_sou
     .expect("the lab starts");
     lab.kill_controller();
     if let Err(error) = group(&lab).and_then(|group| match any_source {
-        true => turns::take(&lab, &HOSTS, &["h1", "h3", "h2", "h4", "h4", "h1"], |n, flags| {
-            group.start(&lab, n, "turns", flags)
+        "false" => group.transfer(&lab),
+        numbers => turns::take(&lab, &HOSTS, &["h1", "h3", "h2", "h4", "h4", "h1"], |n, flags| {
+            let synchronize = numbers.contains("synchronized").then_some("--synchronize");
+            let flags: Vec<_> = flags.iter().copied().chain(synchronize).collect();
+            group.start(&lab, n, "turns", &flags)
         }),
-        false => group.transfer(&lab),
     }) {
         panic!("{error:#}\n{}", lab.logs());
     }
@@ -281,7 +283,14 @@ fn switches_with_a_router_between_them_serve_one_group() {
 /// Each host sends in its turn, over the queue pair that it receives with, and no PSN of a host is changed.
 #[test]
 fn hosts_of_one_group_send_one_after_the_other() {
-    run(STAR, &["--fault", "loss=1%,seed=9"], Group::at_ports, true);
+    run(STAR, &["--fault", "loss=1%,seed=9"], Group::at_ports, "true");
+}
+
+/// The switch does not bridge PSNs: each host synchronizes its own, without switch, peers or a controller.
+#[test]
+fn hosts_with_the_numbers_of_the_group_send_one_after_the_other() {
+    let numbers = "\"synchronized\"";
+    run(STAR, &["--fault", "loss=1%,seed=9"], Group::at_ports, numbers);
 }
 
 /// Also with several switches, and a router between them.
@@ -291,6 +300,6 @@ fn hosts_at_several_switches_send_one_after_the_other() {
         ROUTED_LEAVES,
         &["--fault", "loss=1%,seed=9"],
         Group::at_routed_leaves,
-        true,
+        "true",
     );
 }

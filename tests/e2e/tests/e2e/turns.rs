@@ -1,11 +1,12 @@
 //! Members of one group send one after the other, over one queue pair each.
 
 use std::fs;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use castnet_e2e::Lab;
-use castnet_e2e::lab::{self, TWO_TIERS};
-use castnet_e2e::process::Process;
+use castnet_e2e::lab::{self, TWO_TIERS, Transfer};
+use castnet_e2e::process::{Process, castnet};
 
 /// The hosts send in this order. `start` starts `castnet host turns` at a host, by its index.
 pub(crate) fn take(
@@ -49,36 +50,160 @@ pub(crate) fn take(
     Ok(())
 }
 
-/// The group ends with its members, who can join it again. So does one whose switches repair losses.
-#[test]
-fn members_of_a_group_of_the_controller_send_in_turn_twice() {
+const HOSTS: [&str; 6] = ["h1", "h2", "h3", "h4", "h5", "h6"];
+
+fn create(lab: &Lab, hosts: &[&str], options: &[&str]) -> Result<()> {
+    let (controller, members) = (lab.socket("controller"), hosts[1..].join(","));
+    let create = [
+        "group",
+        "create",
+        "turns",
+        "--source",
+        "h1",
+        "--members",
+        &members,
+    ];
+    let more = ["--pmtu", "4096", "--controller", &controller];
+    lab.castnet(&[&create[..], &more, options].concat()).map(drop)
+}
+
+/// Turns in a group of the controller, twice: it ends with its members, who can join it again.
+fn twice(any_source: &str, op: &str) {
     let fault = ["--fault", "loss=1%,seed=11"];
     lab::in_lab("turns", TWO_TIERS, &fault, |lab| {
-        let hosts = ["h1", "h2", "h3", "h4", "h5", "h6"];
-        let controller = lab.socket("controller");
-        let members = hosts[1..].join(",");
-        let create = |group, more: &[&str]| {
-            let mut create = vec!["group", "create", group, "--source", "h1", "--members", &members];
-            create.extend(["--any-source", "--pmtu", "4096", "--controller", &controller]);
-            create.extend(more);
-            lab.castnet(&create)
-        };
-        create("turns", &[])?;
+        create(lab, &HOSTS, &[any_source])?;
         for order in [["h1", "h4", "h6", "h6"], ["h5", "h2", "h5", "h1"]] {
-            take(lab, &hosts, &order, |n, flags| {
-                lab.start_host(hosts[n], "turns", "turns", flags)
+            take(lab, &HOSTS, &order, |n, flags| {
+                let flags = [&["--op", op], flags].concat();
+                lab.start_host(HOSTS[n], "turns", "turns", &flags)
             })?;
         }
+        let controller = lab.socket("controller");
         let shown = lab.castnet(&["group", "show", "turns", "--controller", &controller])?;
-        ensure!(shown.contains("any member, h1 first"), "{shown}");
-        lab.castnet(&["group", "destroy", "turns", "--controller", &controller])?;
+        let (_, numbers) = any_source.split_once('=').unwrap_or(("", "bridged"));
+        ensure!(
+            shown.contains("any member, h1 first") && shown.contains(numbers),
+            "{shown}"
+        );
+        Ok(())
+    });
+}
 
-        create("repaired", &["--repair", "switch", "--repair-slots", "128"])?;
-        take(lab, &hosts, &["h6", "h1", "h4"], |n, flags| {
-            lab.start_host(hosts[n], "repaired", "repaired", flags)
+#[test]
+fn members_of_a_group_of_the_controller_send_in_turn_twice() {
+    twice("--any-source", "send");
+}
+
+#[test]
+fn members_send_in_turn_where_switches_repair() {
+    let fault = ["--fault", "loss=1%,seed=11"];
+    lab::in_lab("turns with repair", TWO_TIERS, &fault, |lab| {
+        let repair = ["--any-source", "--repair", "switch", "--repair-slots", "128"];
+        create(lab, &HOSTS, &repair)?;
+        take(lab, &HOSTS, &["h6", "h1", "h4"], |n, flags| {
+            lab.start_host(HOSTS[n], "turns", "turns", flags)
         })?;
-        let shown = lab.castnet(&["group", "show", "repaired", "--controller", &controller])?;
+        let controller = lab.socket("controller");
+        let shown = lab.castnet(&["group", "show", "turns", "--controller", &controller])?;
         ensure!(shown.contains("from the switches, 128 packets each"), "{shown}");
         Ok(())
     });
+}
+
+/// Each switch next to a receiver bridges the RETH to its memory, whoever sends.
+#[test]
+fn members_write_in_turn() {
+    twice("--any-source", "write");
+}
+
+/// The PSN synchronization of Cepheus (III.E).
+#[test]
+fn members_with_the_numbers_of_the_group_send_and_write_in_turn() {
+    twice("--any-source=synchronized", "send");
+    twice("--any-source=synchronized", "write");
+}
+
+/// h1 and h4 both send first, as their orders differ, while another group carries a load. One of them is the source, and loses nothing. The
+/// other one ends with an error, and the switch next to it reports the conflict.
+fn at_once(any_source: &str) {
+    let fault = ["--fault", "loss=0.2%,seed=12"];
+    lab::in_lab("turns at once", TWO_TIERS, &fault, |lab| {
+        let hosts = ["h1", "h2", "h4", "h5"];
+        create(lab, &hosts, &[any_source])?;
+        let mut watched = Vec::new();
+        for switch in ["leaf1", "leaf2", "spine"] {
+            let mut command = Command::new(castnet());
+            command.args(["events", "--group", "turns", "--agent", &lab.socket(switch)]);
+            watched.push(Process::start(
+                &format!("events-{switch}"),
+                lab.folder(),
+                command,
+            )?);
+        }
+        let load = Transfer {
+            group: "load",
+            source: "h3",
+            receivers: &["h6"],
+            op: "send",
+            size: 8 << 20,
+            seed: 5,
+        };
+        lab.create_group(&load)?;
+        let load = lab.start_transfer(&load)?;
+        let (mut members, mut sent) = (Vec::new(), Vec::new());
+        for (n, host) in hosts.iter().enumerate() {
+            let out = lab.folder().join(format!("{host}.out"));
+            fs::create_dir_all(&out)?;
+            let folder = out.to_string_lossy();
+            let order = if *host == "h4" { "h4" } else { "h1" };
+            let mut flags = vec!["--order", order, "--out", &folder];
+            let file = lab.folder().join(format!("{host}.bin"));
+            let path = file.to_string_lossy();
+            if order == *host {
+                sent.push((*host, lab::write_random(&file, 16_000_001, n as u64)?));
+                flags.extend(["--file", &path]);
+            }
+            members.push((lab.start_host(host, "turns", "turns", &flags)?, out));
+        }
+        let mut source = None;
+        for ((process, _), host) in members.iter_mut().zip(hosts) {
+            let succeeded = process.wait()?.success();
+            let is_source = succeeded && (host == "h1" || host == "h4");
+            ensure!(
+                succeeded || host == "h1" || host == "h4",
+                "{host}: {}",
+                process.output()
+            );
+            ensure!(
+                succeeded || process.output().contains("another member sends"),
+                "{host}: {}",
+                process.output()
+            );
+            if is_source {
+                ensure!(source.replace(host).is_none(), "both have sent");
+            }
+        }
+        let source = source.context("one of them is the source")?;
+        let (_, sent) = sent.iter().find(|(host, _)| *host == source).context("sent")?;
+        for ((_, out), host) in members
+            .iter()
+            .zip(hosts)
+            .filter(|(_, h)| *h != "h1" && *h != "h4")
+        {
+            let got = lab::digest(&out.join("001-h1"))?;
+            ensure!(got == *sent, "{host} has {got}, {source} has sent {sent}");
+        }
+        load.finish()?;
+        lab.wait_for("a switch reports the conflict", |_| {
+            let mut reports = watched.iter().map(Process::output);
+            ensure!(reports.any(|events| events.contains("sources-compete")));
+            Ok(())
+        })
+    });
+}
+
+#[test]
+fn of_two_members_that_send_at_once_one_is_the_source() {
+    at_once("--any-source");
+    at_once("--any-source=synchronized");
 }

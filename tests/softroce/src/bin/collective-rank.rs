@@ -394,6 +394,9 @@ impl Rnic for Watched {
     fn qp_state(&self, qpn: Qpn) -> Result<QpState, RnicError> {
         self.inner.qp_state(qpn)
     }
+    fn reset_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {
+        self.inner.reset_qp(qpn)
+    }
     fn fail_qp(&mut self, qpn: Qpn) -> Result<(), RnicError> {
         self.inner.fail_qp(qpn)
     }

@@ -50,7 +50,7 @@ impl Locked<'_> {
         }
         let has_rules = phase.has_run() && member.state.seat().is_some() && !kind.is_outside(host);
         let topology = self.facts.topology();
-        let ends = has_rules && kind.any_source;
+        let ends = has_rules && kind.any_source.is_some();
         self.change(group, |r| {
             let Kind::Multicast(kind) = &mut r.kind else {
                 return;

@@ -62,7 +62,7 @@ impl Locked<'_> {
         };
         let (entry, kind) = self.multicast(group)?;
         let record = entry.record();
-        if kind.any_source {
+        if kind.any_source.is_some() {
             return Err(refuse(
                 "each of its members may send, so they stay the same while it runs",
             ));

@@ -108,7 +108,7 @@ impl Locked<'_> {
             return Ok(());
         }
         tracing::warn!(group, host, reason, "member lost");
-        let is_receiver = kind.any_source || kind.source != host;
+        let is_receiver = kind.any_source.is_some() || kind.source != host;
         if fails && is_receiver && !kind.is_waiting(host) {
             let ending = Ending::failed(entry.record().generation, None, None, reason);
             return self.step(group, Event::Lost, Some(ending));

@@ -50,7 +50,7 @@ impl GroupKind for Multicast {
 
     /// A switch that was restarted has lost how many packets each host has sent, which is needed if several send.
     fn outlives_switches(&self) -> bool {
-        !self.any_source
+        self.any_source.is_none()
     }
 
     fn address_lane(&self, rule: &mut GroupRule, lane: u8) {

@@ -73,7 +73,7 @@ mod tests {
             start_psn: Some(Psn::new(7)),
             va_base: 0,
             carries_on: None,
-            any_source: false,
+            any_source: None,
             repair: None,
             source,
         };

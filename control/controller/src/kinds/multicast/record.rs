@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use castnet_proto::convert::{NewGroup, NewMember, OnStall};
 use castnet_rules::RepairRule;
-use castnet_wire::{Pmtu, Psn};
+use castnet_wire::{AnySource, Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
 use super::late::Late;
@@ -31,9 +31,9 @@ pub struct Multicast {
     /// What becomes of it when a receiver stalls; `None`: it waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_stall: Option<StallPolicy>,
-    /// Whether each member may send. Switches cannot change the members of such a group while it runs.
-    #[serde(default)]
-    pub any_source: bool,
+    /// Whether each member may send, and whose PSNs they have. Switches cannot change the members of such a group while it runs.
+    #[serde(with = "text::any_source", default)]
+    pub any_source: Option<AnySource>,
     /// Repair from the switches; `None`: the source repeats what is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<RepairRule>,
@@ -177,7 +177,7 @@ impl Multicast {
 
     /// Whether its traffic ends when this host goes.
     pub(crate) fn needs(&self, host: &str) -> bool {
-        self.any_source || self.source == host
+        self.any_source.is_some() || self.source == host
     }
 
     /// Whether its traffic is over: a member has gone that it needs, or all receivers in the tree.

@@ -116,7 +116,7 @@ impl Locked<'_> {
             Phase::Active | Phase::Degraded
                 if from_next_message && !matches!(member.state, Joining::Joined(_)) => {}
             Phase::Active | Phase::Degraded | Phase::Broken => {
-                let way_out = match self.multicast(group)?.1.any_source {
+                let way_out = match self.multicast(group)?.1.any_source.is_some() {
                     true => "it takes new connections when one of its members has left",
                     false => {
                         "it takes new connections when its source or all its receivers have left, and before that those of \

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use castnet_proto::convert::{rate_limit_to_proto, repair_to_proto};
+use castnet_proto::convert::{any_source_to_proto, rate_limit_to_proto, repair_to_proto};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
@@ -27,7 +27,7 @@ pub(super) fn phase(phase: Phase) -> v1::GroupPhase {
 }
 
 fn role(group: &Multicast, host: &str) -> v1::Role {
-    if group.any_source {
+    if group.any_source.is_some() {
         v1::Role::Member
     } else if group.source == host {
         v1::Role::Source
@@ -151,7 +151,9 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
             } as i32,
         }),
         rate_limit: record.rate_limit.map(rate_limit_to_proto),
-        any_source: group.any_source,
+        any_source: group
+            .any_source
+            .map_or(0, |numbers| any_source_to_proto(numbers).into()),
         repair: group.repair.map(repair_to_proto),
         diversion: group.diverted.as_ref().map(diversion),
         outside: group.outside.iter().map(outside).collect(),

@@ -102,6 +102,11 @@ pub struct Receiver {
 }
 
 impl Receiver {
+    /// A QP that is connected again has sent no NAK.
+    pub fn reset(&mut self) {
+        self.nak_sent = false;
+    }
+
     pub fn data(&mut self, at: i64, ack_request: bool) -> Option<(i64, Syndrome)> {
         if at < self.expected {
             return Some((self.expected - 1, Syndrome::Ack));

@@ -165,8 +165,8 @@ impl Group {
             endpoints.filter(|(_, e)| e.next_hop.host().is_some())
         };
         let machine = match kind.any_source {
-            true => machine.with_switching(hosts().filter_map(|(i, _)| PathId::new(i))),
-            false => machine,
+            Some(numbers) => machine.with_switching(numbers, hosts().filter_map(|(i, _)| PathId::new(i))),
+            None => machine,
         };
         let machine = match &kind.repair {
             Some(repair) => machine.with_repair(RepairConfig {
@@ -181,8 +181,8 @@ impl Group {
             .map(|repair| Box::new(Ring::new(&rule, &repair, payload)));
         // The hosts of a group with any source send one after the other.
         let metered = match kind.any_source {
-            true => hosts().next().map(|(_, host)| host),
-            false => rule.upstream(),
+            Some(_) => hosts().next().map(|(_, host)| host),
+            None => rule.upstream(),
         };
         let hot = Hot {
             ports,

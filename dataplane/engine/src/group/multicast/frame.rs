@@ -2,7 +2,7 @@
 
 use core::net::Ipv4Addr;
 
-use castnet_collective::{Effect, Event, Multicast, PathId, Signal};
+use castnet_collective::{Effect, Event, Multicast, PathId, Signal, TimerReason};
 use castnet_rules::NextHop;
 use castnet_wire::{Aeth, DropReason, FrameBuf, Nanos, Psn, RoceHeader, Syndrome, icrc};
 
@@ -77,7 +77,8 @@ impl Group {
         let mut bridged = *header;
         if switching && let Event::Data { psn, .. } = event {
             let info = header.bth.opcode.info();
-            group.hot.machine.handle_position(info.ends_message());
+            let machine = &mut group.hot.machine;
+            machine.handle_position(info.starts_message(), info.ends_message());
             if psn != header.bth.psn {
                 set_psn(&mut frame, header, header.bth.psn, psn);
                 bridged.bth.psn = psn;
@@ -155,6 +156,10 @@ impl Group {
         if group.hot.machine.has_resends() {
             group.queue(timers, slot);
         }
+        // The armed timer may be a later one.
+        if switching && let Some((_, TimerReason::Turn)) = group.hot.machine.poll_timeout() {
+            timers.coarse.disarm(slot);
+        }
         arm(timers, cx.now, slot, &group.hot.machine);
         verdict
     }
@@ -176,6 +181,7 @@ impl Group {
         let due = self.hot.machine.poll_timeout().is_some_and(|(at, _)| at <= now);
         if due {
             self.hot.machine.handle_timeout(now, &mut scratch.effects);
+            self.adopt_source();
             let link = self
                 .cold
                 .ring

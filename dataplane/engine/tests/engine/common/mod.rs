@@ -121,7 +121,7 @@ pub fn rule(endpoints: Vec<Endpoint>) -> GroupRule {
         start_psn: Some(Psn::new(100)),
         va_base: VA_BASE,
         carries_on: None,
-        any_source: false,
+        any_source: None,
         repair: None,
         source: 0,
     };

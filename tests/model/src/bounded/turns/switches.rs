@@ -17,7 +17,7 @@ impl Bounded {
         let event = match message {
             Message::Data(at, ack_request) => {
                 packet = host.map_or_else(|| turns.packet(at), |host| Some((host, at)));
-                machine.handle_position(packet.is_some_and(|packet| self.ends_message(packet)));
+                machine.handle_position(true, packet.is_some_and(|packet| self.ends_message(packet)));
                 Event::Data {
                     from: id,
                     psn: machine.group_psn(id, psn(at)),
