@@ -85,7 +85,7 @@ Examples:
     Receive(ReceiveCommand),
     /// Sends files of the members of a group one after the other, each to all others, over the same queue pairs
     #[command(
-        after_help = "Each member runs this command with the same --order. The group must let each member send: castnet group create --any-source, or any_source = true in the rule files of its switches.
+        after_help = "Each member runs this command with the same --order. The group must let each member send: castnet group create --any-source, or any_source = true in the rule files of its switches. With --any-source=synchronized the hosts synchronize their PSNs when the source changes, and the switches bridge none.
 
 Examples:
   castnet group create g --source a --members b,c --any-source

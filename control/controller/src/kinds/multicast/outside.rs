@@ -137,7 +137,7 @@ impl Multicast {
     /// Hosts that may be outside: receivers that can get the stream from a member, if the source waits for them.
     pub(crate) fn may_be_outside(&self) -> BTreeSet<String> {
         let co_works = |host: &str| self.seat(host).is_some_and(|seat| seat.co_works);
-        if self.any_source || !co_works(&self.source) {
+        if self.any_source.is_some() || !co_works(&self.source) {
             return BTreeSet::new();
         }
         let receivers = self.members.iter().filter(|m| m.host != self.source);
@@ -298,7 +298,7 @@ mod tests {
             lanes: 1,
             fails_with_receiver: false,
             rate_limit: None,
-            any_source: false,
+            any_source: None,
             repair: None,
         };
         let mut group = Multicast::new(group, Psn::new(0));

@@ -159,6 +159,7 @@ impl Group {
         // The armed timer may be a later one.
         if switching && let Some((_, TimerReason::Turn)) = group.hot.machine.poll_timeout() {
             timers.coarse.disarm(slot);
+            timers.fine.disarm(slot);
         }
         arm(timers, cx.now, slot, &group.hot.machine);
         verdict
