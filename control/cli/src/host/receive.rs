@@ -125,6 +125,9 @@ impl ReceiveCommand {
             Ok((received, _)) => received,
             Err(error) => {
                 incoming.borrow_mut().go_on(receiver.take_open_stream());
+                if let Some(came) = receiver.came_from().first() {
+                    incoming.borrow_mut().note_from_members(came.at_byte);
+                }
                 leave(receiver);
                 let refused = self.fallback.instead(error).map_err(failure::member)?;
                 return Err(Stopped::Refused(refused));

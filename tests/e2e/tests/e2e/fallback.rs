@@ -103,3 +103,37 @@ fn without_fallback_a_group_that_is_not_installed_is_an_error() {
         Ok(())
     });
 }
+
+/// Checks, whose bytes are known: those of one byte, in several chunks, and of no bytes.
+#[test]
+fn checks_go_from_host_to_host_if_the_switch_is_full() {
+    lab::in_lab("fallback", STAR, &FULL, |lab| {
+        for (group, size, count) in [("tiny", "1", "9"), ("large", "70000", "100"), ("empty", "0", "3")] {
+            lab.create_group(&transfer(group))?;
+            let flags = ["--size", size, "--count", count];
+            let mut all = Vec::new();
+            for host in RECEIVERS {
+                all.push(lab.start_host(host, "receive", group, &flags)?);
+            }
+            all.push(lab.start_host("h1", "send", group, &flags)?);
+            let mut digests = Vec::new();
+            for process in &mut all {
+                process.succeed()?;
+                let said = process.output();
+                let report = said
+                    .lines()
+                    .find_map(|line| serde_json::from_str::<Value>(line).ok());
+                let report = report.with_context(|| said.clone())?;
+                let why = report["between_hosts"].as_str().unwrap_or_default();
+                ensure!(
+                    !why.is_empty() && report["count"].to_string() == count,
+                    "{report:#}"
+                );
+                digests.push(report["sha256"].to_string());
+            }
+            digests.dedup();
+            ensure!(digests.len() == 1, "{digests:?}");
+        }
+        Ok(())
+    });
+}

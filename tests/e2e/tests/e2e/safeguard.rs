@@ -140,6 +140,44 @@ fn a_slow_group_is_left_in_the_middle_of_its_stream() {
     });
 }
 
+/// Messages of a check are made again, from the first one on that not all have acknowledged.
+#[test]
+fn a_check_in_a_slow_group_goes_on_from_host_to_host() {
+    lab::in_lab("safeguard", STAR, &[], |lab| {
+        let controller = lab.socket("controller");
+        let made = [
+            "group",
+            "create",
+            "g",
+            "--source",
+            "h1",
+            "--members",
+            "h2,h3",
+            "--rate",
+            "40M",
+        ];
+        lab.castnet(&[&made[..], &["--controller", &controller]].concat())?;
+        let size = ["--size", "30000", "--count", "400"];
+        let mut all = Vec::new();
+        for host in ["h2", "h3"] {
+            all.push(lab.start_host(host, "receive", "g", &size)?);
+        }
+        let expected = ["--expect", "400M", "--fallback-retry", "0"];
+        all.push(lab.start_host("h1", "send", "g", &[&size[..], &AFTER, &expected].concat())?);
+        for process in &mut all {
+            process.succeed()?;
+            let report = report(process)?;
+            let [in_group, between_hosts] = ways(&report)?;
+            ensure!(in_group + between_hosts == 400 * 30_000, "{report:#}");
+            ensure!(
+                in_group > 0 && between_hosts > 0 && report["count"] == 400,
+                "{report:#}"
+            );
+        }
+        Ok(())
+    });
+}
+
 /// It stays slow: each time it is tried again, the stream comes back from it.
 #[test]
 fn a_group_that_stays_slow_is_tried_again_and_left_again() {

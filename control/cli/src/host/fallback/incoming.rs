@@ -19,6 +19,8 @@ pub(in crate::host) struct Incoming<'t> {
     kept: Option<File>,
     /// Bytes written and their digest. `None` while the group counts them.
     stream: Option<OpenStream>,
+    /// Of its bytes, those that came from another member while the tree did not reach this one.
+    from_members: u64,
     /// Messages are checked, and not written.
     checks: Option<Messages>,
     /// All has arrived, and this is its file.
@@ -35,6 +37,7 @@ impl<'t> Incoming<'t> {
             sink: None,
             kept: None,
             stream: None,
+            from_members: 0,
             checks: None,
             whole: None,
         })
@@ -92,6 +95,16 @@ impl<'t> Incoming<'t> {
         self.flush()?;
         let kept = self.kept.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         kept.read_at(out, offset)
+    }
+
+    /// The bytes from this one on came from another member.
+    pub(in crate::host) fn note_from_members(&mut self, at_byte: u64) {
+        self.from_members = self.position().saturating_sub(at_byte);
+    }
+
+    /// Bytes that came in the group, and from another member.
+    pub(super) fn came(&self) -> (u64, u64) {
+        (self.position() - self.from_members, self.from_members)
     }
 
     /// The group has ended in the middle of this stream, or before it began. From now on, the bytes are counted here.

@@ -41,7 +41,9 @@ impl Refused {
         (begun, earlier): (Instant, Earlier),
         (output, stop): (Output, &Stop),
     ) -> Outcome {
-        let ways = Ways::new(begun, incoming.borrow().position(), &self.reason);
+        let (in_group, from_members) = incoming.borrow().came();
+        let mut ways = Ways::new(begun, in_group, &self.reason);
+        ways.add_between_hosts(from_members);
         let (hosts, ranks) = self.connect(args, patience, rnic, stop)?;
         let mut receiving = Receiving {
             host: &args.name,
