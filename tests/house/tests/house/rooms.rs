@@ -11,12 +11,13 @@ const ENGINE: [&str; 14] = [
 ];
 
 /// The same within `group`.
-const GROUP: [&str; 13] = [
+const GROUP: [&str; 14] = [
     "install",
     "meter",
     "lookup",
     "classify",
     "headers",
+    "verify",
     "services",
     "kind",
     "rewrite",

@@ -148,7 +148,7 @@ where
             let Some(opcode) = headers.send().filter(|_| usual) else {
                 break End::Slow(frame);
             };
-            let payload = slots::pieces(&frame, PLAIN, headers.payload() as usize);
+            let payload = verify::pieces(&frame, PLAIN, headers.payload() as usize);
             let Some(payload) =
                 payload.filter(|_| verify::is_sound_in_place(checksum, &frame, L3) == Some(true))
             else {

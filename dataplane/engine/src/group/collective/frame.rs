@@ -13,7 +13,7 @@ use castnet_wire::{
 use super::context::CollectiveContext;
 use super::explain;
 use super::feedback;
-use super::slots::{self, Pieces};
+use super::slots;
 use super::translate::{self, Packet, SendContext};
 use crate::address;
 use crate::egress::Egress;
@@ -21,7 +21,7 @@ use crate::group::classify::{self, Class, Refusal};
 use crate::group::meter::{self, Metered};
 use crate::group::services::{CollectiveEffects, EffectsOfWidth};
 use crate::group::services::{Services, Timers};
-use crate::group::verify;
+use crate::group::verify::{self, Pieces};
 use crate::observe::counters::{CollectiveCounters, EndpointCounters};
 use crate::observe::events::{EventKind, Events};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};

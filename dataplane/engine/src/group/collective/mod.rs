@@ -9,7 +9,7 @@ mod explain;
 mod fast;
 mod feedback;
 mod frame;
-pub(crate) mod slots;
+mod slots;
 mod translate;
 
 pub(crate) use context::OVERHEAD;

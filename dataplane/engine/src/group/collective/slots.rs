@@ -7,7 +7,7 @@ use castnet_reduce::{Kernel, prefetch};
 use castnet_rules::{GroupRule, SLOT_ALIGN, TranslatedRule};
 use castnet_wire::FrameBuf;
 
-pub(crate) type Pieces<'a> = (&'a [u8], &'a [u8]);
+use crate::group::verify::{Pieces, pieces};
 
 /// The state of a slot besides its payload.
 #[derive(Clone, Copy, Debug, Default)]
@@ -158,16 +158,6 @@ impl<const W: usize> Slots<W> {
         if let Some(metadata) = self.metadata_mut(slot) {
             metadata.icrc = None;
         }
-    }
-}
-
-/// The `length` bytes of payload at `at`, in place. `None` if they reach into the trailer, which holds the ICRC.
-#[inline]
-pub(crate) fn pieces(frame: &impl FrameBuf, at: usize, length: usize) -> Option<Pieces<'_>> {
-    let (end, [head, body, _]) = (at + length, frame.segments());
-    match head.get(at..end) {
-        Some(all) => Some((all, &[])),
-        None => Some((head.get(at..)?, body.get(..end - head.len())?)),
     }
 }
 
