@@ -301,7 +301,7 @@ fn a_member_brings_a_queue_pair_for_each_lane() {
     assert_eq!((group.lanes, qpns), (3, vec![17, 18, 19]));
 
     type Spoil = fn(&mut v1::CreateGroupRequest);
-    let cases: [(&str, Spoil); 15] = [
+    let cases: [(&str, Spoil); 17] = [
         ("lanes", |m| m.lanes = 17),
         ("lanes", |m| m.any_source = 2),
         ("any_source", |m| m.any_source = 3),
