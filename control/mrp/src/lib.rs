@@ -13,7 +13,7 @@ mod tree;
 
 pub use leader::{Leader, LeaderConfig, LeaderError};
 pub use receiver::{Receiver, ReceiverError};
-pub use registrar::{Dropped, Hop, Limits, Outgoing, Received, Registrar, Switch};
+pub use registrar::{Dropped, Hop, Limits, Outgoing, Received, Registrar, Switch, Upstream};
 
 use castnet_wire::McstId;
 

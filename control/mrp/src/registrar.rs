@@ -46,13 +46,22 @@ pub struct Hop {
     pub switch: Option<String>,
 }
 
+/// Who has sent a packet of a leader to this switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Upstream {
+    /// The leader itself.
+    Leader,
+    /// The switch of this name.
+    Switch(String),
+}
+
 /// The switch around the machine.
 pub trait Switch {
     /// The next hops to a host, in order of their ports. Empty if there is none.
     fn hops(&mut self, ip: Ipv4Addr) -> Vec<Hop>;
 
-    /// Name of the switch at a port.
-    fn switch_at(&mut self, port: PortId) -> Option<String>;
+    /// Who has sent a packet of this leader, by ingress port and source Ethernet address. `None`: neither the leader nor a switch.
+    fn upstream(&mut self, leader: Ipv4Addr, from: (PortId, MacAddr)) -> Option<Upstream>;
 
     /// Number of groups that use a port, without the given one.
     fn groups_at(&mut self, port: PortId, without: McstId) -> usize;
@@ -120,8 +129,9 @@ struct Group {
     leader: Ipv4Addr,
     /// Of the newest registration.
     number: u32,
-    /// Where that came in.
+    /// Where that came in, and whether from the leader itself.
     upstream: (PortId, MacAddr),
+    from_leader: bool,
     expires: Nanos,
     /// A rule is installed: of this registration, or of an older one.
     installed: bool,
@@ -178,6 +188,7 @@ impl Registrar {
                 self.register(now, &at, part, Records::Members(members), switch)
             }
             MrpBody::Memory(part, regions) => self.register(now, &at, part, Records::Memory(regions), switch),
+            MrpBody::Uplink(part, qpn) => self.register(now, &at, part, Records::Uplink(qpn), switch),
             MrpBody::Withdraw => self.withdraw(now, &at, switch),
             MrpBody::Refuse(_, refusal) => self.refused_below(&at, refusal, switch),
             MrpBody::Confirm(..) | MrpBody::Join(..) => Err(Dropped::NotExpected),
@@ -214,13 +225,14 @@ impl Registrar {
         records: Records,
         switch: &mut dyn Switch,
     ) -> Result<(), Dropped> {
-        let refused = |reason, switch: &mut dyn Switch| Err(at.refuse(MrpRefusal::of(reason), switch));
         let (port, _) = at.upstream;
-        let from_host = switch.switch_at(port).is_none();
         // A host speaks only for itself: its address is known at its port since it asked for the address of the group.
-        if from_host && !switch.hops(at.leader).iter().any(|hop| hop.port == port) {
+        let Some(upstream) = switch.upstream(at.leader, at.upstream) else {
             return Err(Dropped::WrongPort { port });
-        }
+        };
+        let from_leader = upstream == Upstream::Leader;
+        let refused =
+            |reason, switch: &mut dyn Switch| Err(at.refuse(MrpRefusal::of(reason), from_leader, switch));
         if let Some(group) = self.groups.get(&at.mcst_id) {
             if group.leader != at.leader {
                 return refused(MrpReason::Taken, switch);
@@ -230,9 +242,8 @@ impl Registrar {
                 return Err(Dropped::Stale { number: at.number });
             }
             // Between switches a new registration may take another path.
-            let other = group.upstream.0 != port;
-            if other
-                && (at.number == group.number || from_host || switch.switch_at(group.upstream.0).is_none())
+            if group.is_from_elsewhere(at)
+                && (at.number == group.number || from_leader || group.from_leader)
             {
                 return Err(Dropped::WrongPort { port });
             }
@@ -247,12 +258,13 @@ impl Registrar {
             leader: at.leader,
             number: at.number,
             upstream: at.upstream,
+            from_leader,
             expires: now + self.limits.lifetime,
             installed: false,
             state: State::Gathering(part, BTreeMap::new()),
         });
         if at.number != group.number {
-            (group.number, group.upstream) = (at.number, at.upstream);
+            (group.number, group.upstream, group.from_leader) = (at.number, at.upstream, from_leader);
             (group.expires, group.state) = (
                 now + self.limits.lifetime,
                 State::Gathering(part, BTreeMap::new()),
@@ -284,7 +296,8 @@ impl Registrar {
                     mcst_id: at.mcst_id,
                     leader: at.leader,
                     number: at.number,
-                    upstream: at.upstream,
+                    from: at.upstream,
+                    upstream,
                     pmtu: part.pmtu,
                     parts,
                 };
@@ -305,7 +318,7 @@ impl Registrar {
                 if !group.installed {
                     self.groups.remove(&at.mcst_id);
                 }
-                Err(at.refuse(refusal, switch))
+                Err(at.refuse(refusal, from_leader, switch))
             }
         }
     }
@@ -315,7 +328,7 @@ impl Registrar {
         if group.leader != at.leader || group.number != at.number {
             return Err(Dropped::Stale { number: at.number });
         }
-        if group.upstream.0 != at.upstream.0 {
+        if group.is_from_elsewhere(at) {
             let port = at.upstream.0;
             return Err(Dropped::WrongPort { port });
         }
@@ -366,7 +379,7 @@ impl Registrar {
                     upstream: group.upstream,
                     ..*at
                 };
-                at.refuse(refusal, switch);
+                at.refuse(refusal, group.from_leader, switch);
                 Ok(())
             }
             _ => Err(Dropped::NotExpected),
@@ -383,14 +396,19 @@ struct Origin {
     upstream: (PortId, MacAddr),
 }
 
+impl Group {
+    /// Whether a packet came in elsewhere than the newest registration. A host may get another Ethernet address; behind a port of switches
+    /// it tells them apart.
+    fn is_from_elsewhere(&self, at: &Origin) -> bool {
+        self.upstream.0 != at.upstream.0 || (!self.from_leader && self.upstream.1 != at.upstream.1)
+    }
+}
+
 impl Origin {
-    /// Sends a refusal upstream.
-    fn refuse(&self, refusal: MrpRefusal, switch: &mut dyn Switch) -> Dropped {
+    /// Sends a refusal upstream: to the leader, or to the switch there.
+    fn refuse(&self, refusal: MrpRefusal, to_leader: bool, switch: &mut dyn Switch) -> Dropped {
         let (port, mac) = self.upstream;
-        let to = match switch.switch_at(port) {
-            Some(_) => self.mcst_id.0,
-            None => self.leader,
-        };
+        let to = if to_leader { self.leader } else { self.mcst_id.0 };
         switch.send(&Outgoing {
             port,
             mac,

@@ -9,29 +9,32 @@ use castnet_rules::{
 };
 use castnet_wire::{
     MacAddr, McstId, MrpBody, MrpMember, MrpMemory, MrpPacket, MrpPart, MrpReason, MrpRefusal, Pmtu, PortId,
+    Qpn,
 };
 
 use crate::group_name;
-use crate::registrar::{Hop, Outgoing, Switch};
+use crate::registrar::{Hop, Outgoing, Switch, Upstream};
 
 /// The records of a packet.
 #[derive(Debug)]
 pub(crate) enum Records {
     Members(Vec<MrpMember>),
     Memory(Vec<MrpMemory>),
+    /// The QPN of the switch upstream for this one.
+    Uplink(Qpn),
 }
 
 impl Records {
     pub(crate) fn members(&self) -> usize {
         match self {
             Self::Members(members) => members.len(),
-            Self::Memory(_) => 0,
+            Self::Memory(_) | Self::Uplink(_) => 0,
         }
     }
 
     pub(crate) fn regions(&self) -> usize {
         match self {
-            Self::Members(_) => 0,
+            Self::Members(_) | Self::Uplink(_) => 0,
             Self::Memory(regions) => regions.len(),
         }
     }
@@ -40,9 +43,10 @@ impl Records {
         self.members() + self.regions() == 0
     }
 
-    /// The records of members that `keep` selects.
+    /// The records of receivers that `keep` selects.
     fn only(&self, keep: impl Fn(Ipv4Addr) -> bool) -> Self {
         match self {
+            Self::Uplink(_) => Self::Members(Vec::new()),
             Self::Members(all) => {
                 Self::Members(all.iter().filter(|r| !r.source && keep(r.ip)).copied().collect())
             }
@@ -56,7 +60,9 @@ pub(crate) struct Registration<'a> {
     pub(crate) mcst_id: McstId,
     pub(crate) leader: Ipv4Addr,
     pub(crate) number: u32,
-    pub(crate) upstream: (PortId, MacAddr),
+    /// Where the packets came in, and from whom.
+    pub(crate) from: (PortId, MacAddr),
+    pub(crate) upstream: Upstream,
     pub(crate) pmtu: Pmtu,
     pub(crate) parts: &'a BTreeMap<u8, Records>,
 }
@@ -77,6 +83,7 @@ pub(crate) fn plan(of: &Registration<'_>, switch: &mut dyn Switch) -> Result<Pla
     };
     let mut members: BTreeMap<Ipv4Addr, MrpMember> = BTreeMap::new();
     let mut memory: BTreeMap<Ipv4Addr, RemoteMemory> = BTreeMap::new();
+    let mut uplink: Option<Qpn> = None;
     for records in of.parts.values() {
         let twice = match records {
             Records::Members(all) => all
@@ -87,6 +94,7 @@ pub(crate) fn plan(of: &Registration<'_>, switch: &mut dyn Switch) -> Result<Pla
                 .iter()
                 .find(|m| memory.insert(m.ip, region(m)).is_some())
                 .map(|m| m.ip),
+            Records::Uplink(qpn) => uplink.replace(*qpn).map(|_| Ipv4Addr::UNSPECIFIED),
         };
         twice.map_or(Ok(()), |ip| Err(contradiction(ip)))?;
     }
@@ -96,13 +104,18 @@ pub(crate) fn plan(of: &Registration<'_>, switch: &mut dyn Switch) -> Result<Pla
     {
         return Err(contradiction(*ip));
     }
-    let (upstream, mac) = of.upstream;
-    let above = match switch.switch_at(upstream) {
-        Some(name) => NextHop::switch(name, mac),
-        None => match members.get(&of.leader).filter(|m| m.source) {
+    let (port_above, mac) = of.from;
+    let above = match &of.upstream {
+        Upstream::Switch(name) => switch_hop(name.clone(), mac, uplink.unwrap_or(Qpn::VIRTUAL)),
+        Upstream::Leader => match members.get(&of.leader).filter(|m| m.source && uplink.is_none()) {
             Some(source) => NextHop::Host(host(source, mac, None)),
             None => return Err(contradiction(of.leader)),
         },
+    };
+    // Not back to where the data comes from. Behind one port, only a host and switches are told apart in both directions.
+    let is_back = |hop: &Hop| match of.upstream {
+        Upstream::Switch(_) => hop.port == port_above,
+        Upstream::Leader => (hop.port, hop.mac) == of.from,
     };
     members.retain(|_, member| !member.source);
     if members.is_empty() {
@@ -115,8 +128,7 @@ pub(crate) fn plan(of: &Registration<'_>, switch: &mut dyn Switch) -> Result<Pla
             let mut hops = switch.hops(member.ip);
             match hops.iter().position(|hop| hop.switch.is_none()) {
                 Some(direct) => hops = vec![hops.swap_remove(direct)],
-                // Not back to where the data comes from.
-                None => hops.retain(|hop| hop.port != upstream),
+                None => hops.retain(|hop| !is_back(hop)),
             }
             match hops.is_empty() {
                 false => Ok((*member, hops)),
@@ -129,13 +141,13 @@ pub(crate) fn plan(of: &Registration<'_>, switch: &mut dyn Switch) -> Result<Pla
         .collect::<Result<_, _>>()?;
     let is_forced = |hops: &[Hop]| hops.len() == 1 && hops[0].switch.is_some();
     let forced = choices.iter().filter(|(_, hops)| is_forced(hops));
-    let mut used: BTreeSet<PortId> = forced.map(|(_, hops)| hops[0].port).collect();
-    let mut endpoints: Vec<Endpoint> = vec![Endpoint::new(upstream, above)];
-    // The next switch at each port, and the members behind it; next hops that are members.
-    let mut switches: BTreeMap<PortId, (MacAddr, BTreeSet<Ipv4Addr>)> = BTreeMap::new();
+    let mut used: BTreeSet<(PortId, MacAddr)> = forced.map(|(_, hops)| (hops[0].port, hops[0].mac)).collect();
+    let mut endpoints: Vec<Endpoint> = vec![Endpoint::new(port_above, above)];
+    // The next switches, and the members behind each; next hops that are members.
+    let mut switches: BTreeMap<(PortId, MacAddr), BTreeSet<Ipv4Addr>> = BTreeMap::new();
     let mut hosts: Vec<(Ipv4Addr, PortId, MacAddr)> = Vec::new();
     for (member, hops) in &choices {
-        let shared = hops.iter().find(|hop| used.contains(&hop.port));
+        let shared = hops.iter().find(|hop| used.contains(&(hop.port, hop.mac)));
         let least = || {
             hops.iter()
                 .min_by_key(|hop| (switch.groups_at(hop.port, of.mcst_id), hop.port))
@@ -150,10 +162,12 @@ pub(crate) fn plan(of: &Registration<'_>, switch: &mut dyn Switch) -> Result<Pla
                 hosts.push((member.ip, hop.port, hop.mac));
             }
             Some(name) => {
-                used.insert(hop.port);
-                let (_, behind) = switches.entry(hop.port).or_insert_with(|| {
-                    endpoints.push(Endpoint::new(hop.port, NextHop::switch(name.clone(), hop.mac)));
-                    (hop.mac, BTreeSet::new())
+                let to = (hop.port, hop.mac);
+                used.insert(to);
+                let behind = switches.entry(to).or_insert_with(|| {
+                    let next = switch_hop(name.clone(), hop.mac, Qpn::VIRTUAL);
+                    endpoints.push(Endpoint::new(hop.port, next));
+                    BTreeSet::new()
                 });
                 behind.insert(member.ip);
             }
@@ -164,21 +178,27 @@ pub(crate) fn plan(of: &Registration<'_>, switch: &mut dyn Switch) -> Result<Pla
     }
     let rule = rule(of, endpoints);
     let mut sent = Vec::new();
-    for (port, (mac, behind)) in switches {
+    for (to, behind) in switches {
         let parts = of
             .parts
             .iter()
             .map(|(cause, records)| (*cause, records.only(|ip| behind.contains(&ip))));
-        let parts: Vec<(u8, Records)> = parts.filter(|(_, records)| !records.is_empty()).collect();
-        let total = parts.len() as u8;
-        let packets = parts.into_iter().enumerate();
-        sent.extend(packets.map(|(n, (cause, records))| {
-            let part = of.part(n as u8, total);
+        let mut parts: Vec<(u8, Records)> = parts.filter(|(_, records)| !records.is_empty()).collect();
+        let is_to = |e: &&Endpoint| (e.port, e.next_hop.mac()) == to && e.next_hop.host().is_none();
+        let own = rule.endpoints.iter().find(is_to).map(|e| e.virtual_qpn);
+        if let Some(qpn) = own.filter(|qpn| *qpn != Qpn::VIRTUAL) {
+            // It comes again with the first of the others.
+            parts.extend(parts.first().map(|(cause, _)| *cause).map(|cause| (cause, Records::Uplink(qpn))));
+        }
+        let total = u8::try_from(parts.len()).map_err(|_| MrpRefusal::of(MrpReason::TooManyMembers))?;
+        sent.extend((0..).zip(parts).map(|(n, (cause, records))| {
+            let part = of.part(n, total);
             let body = match records {
                 Records::Members(members) => MrpBody::Members(part, members),
                 Records::Memory(regions) => MrpBody::Memory(part, regions),
+                Records::Uplink(qpn) => MrpBody::Uplink(part, qpn),
             };
-            (cause, of.outgoing((port, mac), of.mcst_id.0, body))
+            (cause, of.outgoing(to, of.mcst_id.0, body))
         }));
     }
     let causes: BTreeMap<Ipv4Addr, u8> = of
@@ -186,7 +206,7 @@ pub(crate) fn plan(of: &Registration<'_>, switch: &mut dyn Switch) -> Result<Pla
         .iter()
         .filter_map(|(cause, records)| match records {
             Records::Members(all) => Some(all.iter().map(|m| (m.ip, *cause))),
-            Records::Memory(_) => None,
+            Records::Memory(_) | Records::Uplink(_) => None,
         })
         .flatten()
         .collect();
@@ -220,11 +240,28 @@ impl Registration<'_> {
     }
 }
 
-/// The rule with its endpoints in the order that the planner gives them; the first one leads to the source.
+/// The rule with its endpoints in the order that the planner gives them; the first one leads to the source. A switch that shares its port
+/// has a virtual QPN of its own, as frames between switches have no address that tells them apart.
 fn rule(of: &Registration<'_>, endpoints: Vec<Endpoint>) -> GroupRule {
     let mut order: Vec<usize> = (0..endpoints.len()).collect();
     order.sort_by_key(|i| (endpoints[*i].port, endpoints[*i].next_hop.name()));
     let source = order.iter().position(|i| *i == 0).unwrap_or_default() as u16;
+    let mut at_port: BTreeMap<PortId, (usize, u32)> = BTreeMap::new();
+    for endpoint in &endpoints {
+        at_port.entry(endpoint.port).or_insert((0, Qpn::VIRTUAL.value())).0 += 1;
+    }
+    let numbered = |i: usize| {
+        let mut endpoint = endpoints[i].clone();
+        if i != 0
+            && endpoint.next_hop.host().is_none()
+            && let Some((2.., last)) = at_port.get_mut(&endpoint.port)
+        {
+            *last += 1;
+            endpoint.virtual_qpn = Qpn::new(*last);
+        }
+        endpoint
+    };
+    let endpoints = order.into_iter().map(numbered).collect();
     GroupRule {
         name: group_name(of.mcst_id),
         generation: of.number.into(),
@@ -232,12 +269,22 @@ fn rule(of: &Registration<'_>, endpoints: Vec<Endpoint>) -> GroupRule {
         pmtu: of.pmtu,
         stall_timeout_ms: DEFAULT_STALL_TIMEOUT_MS,
         rate_limit: None,
-        endpoints: order.into_iter().map(|i| endpoints[i].clone()).collect(),
+        endpoints,
         kind: MulticastRule {
             source,
             ..MulticastRule::default()
         }
         .into(),
+    }
+}
+
+fn switch_hop(name: String, mac: MacAddr, qpn: Qpn) -> NextHop {
+    NextHop::Switch {
+        name,
+        ip: None,
+        qpn,
+        mac,
+        ranks: Vec::new(),
     }
 }
 

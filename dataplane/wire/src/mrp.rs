@@ -44,9 +44,12 @@ pub enum MrpBody {
     Refuse(McstId, MrpRefusal),
     /// A receiver gives the leader its connection.
     Join(McstId, MrpMember, Option<MrpMemory>),
+    /// The QPN of the group at the switch that sends this, for frames of the switch that receives it. Without this packet it is
+    /// [`Qpn::VIRTUAL`].
+    Uplink(MrpPart, Qpn),
 }
 
-/// The place of a packet among those of its registration. Both kinds are counted together.
+/// The place of a packet among those of its registration. All kinds are counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MrpPart {
     /// From 0, below `total`.
@@ -146,7 +149,8 @@ impl MrpPacket {
             })
         };
         // The fields of a part are zero in the other kinds.
-        if kind > KIND_MEMORY && (pmtu, sequence, total) != (0, 0, 0) {
+        let has_part = matches!(kind, KIND_MEMBERS | KIND_MEMORY | KIND_UPLINK);
+        if !has_part && (pmtu, sequence, total) != (0, 0, 0) {
             return Err(ParseError::rule(Header::Mrp, "reserved bytes are not zero"));
         }
         let body = match kind {
@@ -178,6 +182,15 @@ impl MrpPacket {
                 let region = rest[4 + MEMBER..].first_chunk().map(memory).transpose()?;
                 MrpBody::Join(group(rest)?, own, region)
             }
+            KIND_UPLINK => {
+                exactly(rest, 4)?;
+                let [zero, qpn @ ..] = *chunk::<4>(rest, Header::Mrp)?;
+                if zero != 0 {
+                    return Err(ParseError::rule(Header::Mrp, "reserved bytes are not zero"));
+                }
+                let [q0, q1, q2] = qpn;
+                MrpBody::Uplink(part()?, Qpn::new(u32::from_be_bytes([0, q0, q1, q2])))
+            }
             kind => return Err(field("kind", kind)),
         };
         Ok(Self { number, body })
@@ -192,6 +205,7 @@ impl MrpPacket {
             MrpBody::Confirm(..) => (KIND_CONFIRM, None),
             MrpBody::Refuse(..) => (KIND_REFUSE, None),
             MrpBody::Join(..) => (KIND_JOIN, None),
+            MrpBody::Uplink(part, _) => (KIND_UPLINK, Some(part)),
         };
         let mut out = alloc::vec![VERSION << 4 | kind, 0, 0, 0];
         if let Some(part) = part {
@@ -220,6 +234,7 @@ impl MrpPacket {
                 out.extend(member_bytes(member));
                 out.extend(memory.iter().flat_map(memory_bytes));
             }
+            MrpBody::Uplink(_, qpn) => out.extend(qpn.value().to_be_bytes()),
         }
         out
     }
@@ -231,6 +246,7 @@ const KIND_WITHDRAW: u8 = 3;
 const KIND_CONFIRM: u8 = 4;
 const KIND_REFUSE: u8 = 5;
 const KIND_JOIN: u8 = 6;
+const KIND_UPLINK: u8 = 7;
 
 fn exactly(bytes: &[u8], need: usize) -> Result<(), ParseError> {
     match bytes.len() {

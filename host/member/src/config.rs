@@ -32,7 +32,8 @@ pub enum Group {
         /// The group.
         address: GroupAddress,
     },
-    /// Registered by its source with MRP. The kernel of this host must have the address of the RNIC and a route to the McstID.
+    /// Registered by its source with MRP. An RNIC that carries no datagrams ([`castnet_rnic::Rnic::datagrams`]) needs a kernel that has its
+    /// address and a route to the McstID.
     InBand {
         /// This member's QPN. `None`: the device chooses it.
         qpn: Option<Qpn>,

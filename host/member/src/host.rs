@@ -10,9 +10,12 @@ use castnet_wire::Qpn;
 use crate::config::{Group, MemberConfig};
 use crate::controller::Controller;
 use crate::error::MemberError;
+use crate::registration::Registered;
 
 /// Longest sleep of a host that waits for a call.
 pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(2);
+/// How long an RNIC is polled that still carries the end of a registration: until the switch has taken it.
+const LINGER: Duration = Duration::from_millis(20);
 /// How often a waiting host announces itself: a later switch must learn it before the controller gives up.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -37,6 +40,8 @@ pub(crate) struct Host<'r> {
     pub(crate) config: MemberConfig,
     controller: Option<Caller>,
     announced: Option<Instant>,
+    /// Of a group that is registered in the band: kept up until this host is gone.
+    pub(crate) registered: Option<Registered>,
 }
 
 impl<'r> Host<'r> {
@@ -70,6 +75,7 @@ impl<'r> Host<'r> {
             config,
             controller,
             announced: None,
+            registered: None,
         })
     }
 
@@ -139,7 +145,23 @@ impl<'r> Host<'r> {
         }
     }
 
+    /// Ends the registration of the group: a leader withdraws it.
+    pub(crate) fn end_registration(&mut self) {
+        let Some(registered) = self.registered.take() else {
+            return;
+        };
+        drop(registered);
+        let start = Instant::now();
+        while start.elapsed() < LINGER && self.rnic.poll_or_wait(SLEEP_MAX).is_ok() {}
+    }
+
     pub(crate) fn idle(&mut self) -> Result<(), RnicError> {
         self.rnic.poll_or_wait(SLEEP_MAX).map(drop)
+    }
+}
+
+impl Drop for Host<'_> {
+    fn drop(&mut self) {
+        self.end_registration();
     }
 }

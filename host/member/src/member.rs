@@ -22,7 +22,7 @@ use crate::controller::{Lease, RETURN_PATIENCE, States};
 use crate::error::MemberError;
 use crate::host::{Host, SLEEP_MAX};
 use crate::passing::Passing;
-use crate::registration::{Registered, Registration};
+use crate::registration::{Carrier, Registered, Registration};
 use crate::safeguard::{Safeguard, Timed, Unsent, Watch};
 use crate::silence::Silence;
 use turns::Psns;
@@ -82,8 +82,6 @@ pub struct Member<'r, T> {
     psns: Option<Psns>,
     /// The sender of a turn that came after that of another member.
     late: Option<StreamSender>,
-    /// Kept up until this member is gone.
-    _registered: Option<Registered>,
 }
 
 /// Called before a stream is sent: makes this member the source.
@@ -259,7 +257,7 @@ impl<'r, T> Prepared<'r, T> {
 
     /// Destroys the QPs if it fails.
     fn wait_for_group(mut self) -> Result<Member<'r, T>, MemberError> {
-        let (group, lease, registered) = self.group().inspect_err(|_| self.host.destroy_qps(&self.qpns))?;
+        let (group, lease) = self.group().inspect_err(|_| self.host.destroy_qps(&self.qpns))?;
         Ok(Member {
             host: self.host,
             qpns: self.qpns,
@@ -277,21 +275,20 @@ impl<'r, T> Prepared<'r, T> {
             came_from: Vec::new(),
             psns: None,
             late: None,
-            _registered: registered,
         })
     }
 
-    fn group(&mut self) -> Result<(GroupAddress, Option<Lease>, Option<Registered>), MemberError> {
+    fn group(&mut self) -> Result<(GroupAddress, Option<Lease>), MemberError> {
         match &self.host.config.group {
-            Group::Fixed { address, .. } => Ok((address.clone(), None, None)),
+            Group::Fixed { address, .. } => Ok((address.clone(), None)),
             Group::InBand {
                 address,
                 registration,
                 ..
             } => {
                 let (address, registration) = (address.clone(), registration.clone());
-                let registered = self.register(&address, &registration)?;
-                Ok((address, None, Some(registered)))
+                self.register(&address, &registration)?;
+                Ok((address, None))
             }
             Group::Named { wait, .. } => {
                 let (wait, role, connection) = (*wait, self.role, self.connection.clone());
@@ -304,13 +301,13 @@ impl<'r, T> Prepared<'r, T> {
                         .await_call_within(self.host.config.join_within, call)??,
                     None => return Err(MemberError::Interrupted),
                 };
-                Ok((GroupAddress::try_from(&state)?, lease, None))
+                Ok((GroupAddress::try_from(&state)?, lease))
             }
         }
     }
 
     /// Registers the group in the band, or this receiver at its leader, and waits until the switches have the group.
-    fn register(&mut self, address: &GroupAddress, how: &Registration) -> Result<Registered, MemberError> {
+    fn register(&mut self, address: &GroupAddress, how: &Registration) -> Result<(), MemberError> {
         let (ip, qpn) = (self.host.rnic.attributes().ip, self.qpns[0]);
         let member = MrpMember {
             ip,
@@ -325,14 +322,16 @@ impl<'r, T> Prepared<'r, T> {
             length: ring.length as u64,
         });
         let group = (McstId(address.mcst_ids[0]), address.pmtu);
-        let registered = Registered::start(how, group, (member, memory))?;
+        let carrier = Carrier::open(self.host.rnic, how.udp_port)?;
+        let registered = Registered::start(carrier, how, group, (member, memory))?;
+        let results = registered.result();
+        self.host.registered = Some(registered);
         let mut result = None;
         self.host.poll_until(SLEEP_MAX, &mut |_| {
-            result = registered.poll();
+            result = results.try_recv().ok();
             result.is_some()
         })?;
-        result.ok_or(MemberError::Interrupted)??;
-        Ok(registered)
+        result.ok_or(MemberError::Interrupted)?
     }
 }
 
@@ -342,6 +341,7 @@ impl<'r, T> Member<'r, T> {
     /// minute at least.
     pub fn again(mut self) -> Result<Prepared<'r, T>, MemberError> {
         self.end_passing();
+        self.host.end_registration();
         for &qpn in &self.qpns {
             self.host.rnic.destroy_qp(qpn)?;
         }

@@ -1,5 +1,5 @@
-//! Registers a group in the band, without a controller: the machines of `castnet-mrp` over a UDP socket of the kernel, on a thread of
-//! their own, so that a transfer does not delay them.
+//! Registers a group in the band, without a controller: the machines of `castnet-mrp` over datagrams of the RNIC, or over a UDP socket of
+//! the kernel where the RNIC has none, on a thread of their own, so that a transfer does not delay them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use castnet_mrp::{Leader, LeaderConfig, Receiver};
+use castnet_rnic::{Datagrams, Rnic};
 use castnet_wire::datagram::PAYLOAD_MAX;
 use castnet_wire::mrp::DEFAULT_PORT;
 use castnet_wire::{McstId, MrpMember, MrpMemory, MrpPacket, Nanos, Pmtu};
@@ -58,7 +59,8 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Packets that withdraw a group: they are not confirmed.
 const WITHDRAWALS: usize = 3;
 
-/// A registration that is kept up until this is dropped. A leader withdraws it then.
+/// A registration that is kept up until this is dropped. A leader withdraws it then: an RNIC that carries the datagrams must be polled
+/// afterwards.
 #[derive(Debug)]
 pub(crate) struct Registered {
     stop: Arc<AtomicBool>,
@@ -69,17 +71,11 @@ pub(crate) struct Registered {
 impl Registered {
     /// Starts to register the group with this member's connection.
     pub(crate) fn start(
+        carrier: Carrier,
         how: &Registration,
         (mcst_id, pmtu): (McstId, Pmtu),
         (member, memory): (MrpMember, Option<MrpMemory>),
     ) -> Result<Self, MemberError> {
-        let socket = UdpSocket::bind(SocketAddrV4::new(member.ip, how.udp_port));
-        let socket = socket.and_then(|socket| socket.set_read_timeout(Some(LOOK)).map(|()| socket));
-        let socket = socket.map_err(|error| MemberError::Socket {
-            ip: member.ip,
-            port: how.udp_port,
-            error,
-        })?;
         let started = Instant::now();
         let patience = nanos(how.patience);
         let side = match &how.others {
@@ -107,7 +103,7 @@ impl Registered {
         let (to, result) = bounded(1);
         let stop = Arc::new(AtomicBool::new(false));
         let worker = Worker {
-            socket,
+            carrier,
             udp_port: how.udp_port,
             started,
             stop: stop.clone(),
@@ -124,9 +120,9 @@ impl Registered {
         })
     }
 
-    /// The result, once there is one.
-    pub(crate) fn poll(&self) -> Option<Result<(), MemberError>> {
-        self.result.try_recv().ok()
+    /// Returns the result of the registration, once.
+    pub(crate) fn result(&self) -> Results<Result<(), MemberError>> {
+        self.result.clone()
     }
 }
 
@@ -135,6 +131,60 @@ impl Drop for Registered {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+    }
+}
+
+/// What carries the packets of a host.
+#[derive(Debug)]
+pub(crate) enum Carrier {
+    Rnic(Datagrams),
+    Kernel(UdpSocket),
+}
+
+impl Carrier {
+    /// Opens the UDP port at the RNIC, or at the kernel if the RNIC carries no datagrams.
+    pub(crate) fn open(rnic: &mut dyn Rnic, udp_port: u16) -> Result<Self, MemberError> {
+        match rnic.datagrams(udp_port) {
+            Some(datagrams) => Ok(Self::Rnic(datagrams)),
+            None => Self::kernel(rnic.attributes().ip, udp_port),
+        }
+    }
+
+    fn kernel(ip: Ipv4Addr, port: u16) -> Result<Self, MemberError> {
+        let socket = UdpSocket::bind(SocketAddrV4::new(ip, port));
+        let socket = socket.and_then(|socket| socket.set_read_timeout(Some(LOOK)).map(|()| socket));
+        let failed = |error| MemberError::Socket { ip, port, error };
+        socket.map(Self::Kernel).map_err(failed)
+    }
+
+    /// What cannot be sent is repeated.
+    fn send(&self, to: SocketAddrV4, packet: &MrpPacket) {
+        let bytes = packet.to_bytes();
+        match self {
+            Self::Rnic(datagrams) => datagrams.send(to, &bytes),
+            Self::Kernel(socket) => {
+                if let Err(error) = socket.send_to(&bytes, to) {
+                    tracing::debug!(%to, %error, "a registration packet is not sent");
+                }
+            }
+        }
+    }
+
+    /// The next packet, or `None` after [`LOOK`].
+    fn receive(&self, buffer: &mut [u8; PAYLOAD_MAX]) -> Option<MrpPacket> {
+        match self {
+            Self::Rnic(datagrams) => MrpPacket::parse(&datagrams.receive(LOOK)?).ok(),
+            Self::Kernel(socket) => match socket.recv_from(buffer) {
+                Ok((length, _)) => MrpPacket::parse(&buffer[..length]).ok(),
+                Err(error) => {
+                    if !is_idle(&error) {
+                        // An answer to an earlier packet, such as a port that is not open yet.
+                        tracing::debug!(%error, "registration");
+                    }
+                    None
+                }
+            },
         }
     }
 }
@@ -157,7 +207,7 @@ enum Side {
 }
 
 struct Worker {
-    socket: UdpSocket,
+    carrier: Carrier,
     udp_port: u16,
     started: Instant,
     stop: Arc<AtomicBool>,
@@ -187,16 +237,9 @@ impl Worker {
                 Ok(true) => self.report(Ok(())),
                 Err(error) => return self.report(Err(error)),
             }
-            let packet = match self.socket.recv_from(&mut buffer) {
-                Ok((length, _)) => MrpPacket::parse(&buffer[..length]),
-                Err(error) if is_idle(&error) => continue,
-                Err(error) => {
-                    // An answer to an earlier packet, such as a port that is not open yet.
-                    tracing::debug!(%error, "registration");
-                    continue;
-                }
+            let Some(packet) = self.carrier.receive(&mut buffer) else {
+                continue;
             };
-            let Ok(packet) = packet else { continue };
             match &mut side {
                 Side::Leader(leader, _) => leader.handle(nanos(self.started.elapsed()), &packet),
                 Side::Receiver(receiver, to) => {
@@ -218,14 +261,8 @@ impl Worker {
         }
     }
 
-    /// What cannot be sent is repeated.
     fn send(&self, to: Ipv4Addr, packet: &MrpPacket) {
-        if let Err(error) = self
-            .socket
-            .send_to(&packet.to_bytes(), SocketAddrV4::new(to, self.udp_port))
-        {
-            tracing::debug!(%to, %error, "a registration packet is not sent");
-        }
+        self.carrier.send(SocketAddrV4::new(to, self.udp_port), packet);
     }
 }
 
@@ -294,7 +331,8 @@ mod tests {
                 udp_port,
                 ..Registration::new(others)
             };
-            Registered::start(&how, group, (member(n), None)).expect("a socket")
+            let carrier = Carrier::kernel(member(n).ip, udp_port).expect("a socket");
+            Registered::start(carrier, &how, group, (member(n), None)).expect("a thread")
         };
         let receivers = [2, 3].map(|n| start(n, Others::Leader(member(1).ip)));
         let leader = start(1, Others::Receivers([2, 3].map(|n| member(n).ip).into()));
@@ -317,7 +355,7 @@ mod tests {
             ..Registration::new(Others::Receivers([member(9).ip].into()))
         };
         // The port is in use.
-        let error = Registered::start(&how, group, (member(1), None)).expect_err("two sockets");
+        let error = Carrier::kernel(member(1).ip, udp_port).expect_err("two sockets");
         assert!(
             error
                 .to_string()
@@ -325,7 +363,8 @@ mod tests {
             "{error}"
         );
         drop(socket);
-        let registered = Registered::start(&how, group, (member(1), None)).expect("a socket");
+        let carrier = Carrier::kernel(member(1).ip, udp_port).expect("a socket");
+        let registered = Registered::start(carrier, &how, group, (member(1), None)).expect("a thread");
         let error = await_result(&registered)
             .expect_err("nobody is there")
             .to_string();

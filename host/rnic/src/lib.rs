@@ -22,6 +22,7 @@
 //! ```
 
 pub mod conformance;
+mod datagrams;
 mod error;
 pub mod messages;
 mod neighbours;
@@ -35,6 +36,7 @@ pub use castnet_endpoint::{
     QueueLimits, RecvWr, SendOp, SendWr, Status,
 };
 pub use castnet_port::Waker;
+pub use datagrams::Datagrams;
 pub use error::{RnicError, status_text};
 pub use neighbours::{NeighbourConfig, NeighbourStats, Resolution};
 pub use rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic, Traffic};

@@ -134,6 +134,7 @@ fn registrations() -> impl Iterator<Item = (&'static str, MrpPacket)> {
         ("confirm", MrpBody::Confirm(group, member)),
         ("refuse", MrpBody::Refuse(group, refusal)),
         ("join", MrpBody::Join(group, member, Some(memory))),
+        ("uplink", MrpBody::Uplink(part, Qpn::new(2))),
     ];
     bodies
         .into_iter()

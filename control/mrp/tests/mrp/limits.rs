@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use castnet_mrp::{Dropped, Limits, Received, Registrar, Switch};
+use castnet_mrp::{Dropped, Limits, Received, Registrar, Switch, Upstream};
 use castnet_topology::Topology;
 use castnet_wire::mrp::{MEMBERS_MAX, REGIONS_MAX};
 use castnet_wire::{
@@ -133,6 +133,39 @@ fn a_host_speaks_only_for_itself() {
     assert_eq!(registrar.groups().collect::<Vec<_>>(), [(MCST_ID, leader)]);
 }
 
+/// Only a switch gives the QPN of an uplink, and once.
+#[test]
+fn an_uplink_of_a_host_and_two_of_a_switch_are_refused() {
+    let fabric = fabric();
+    let hosts: Vec<String> = fabric.hosts().map(|h| h.name.clone()).collect();
+    // By port: of leaf 1's host over the spine, and of leaf 0's own host.
+    for (at, leader, uplinks, good) in [(3, 4, 1, true), (3, 4, 2, false), (0, 0, 1, false)] {
+        let (leader, MrpBody::Members(_, members)) = registration(&fabric, &hosts[leader], &[&hosts[1]]) else {
+            panic!("members");
+        };
+        let mut tables = Tables::default();
+        let mut registrar = Registrar::new(Limits::default());
+        let mut around = around(&fabric, &mut tables);
+        let part = |sequence| MrpPart {
+            sequence,
+            total: 1 + uplinks,
+            ..WHOLE
+        };
+        let packets = (1..=uplinks).map(|n| MrpBody::Uplink(part(n), Qpn::new(5)));
+        let packets = core::iter::once(MrpBody::Members(part(0), members)).chain(packets);
+        let results: Vec<_> = packets
+            .map(|body| registrar.handle(Nanos::ZERO, received(at, leader, MCST_ID, 1, body), &mut around))
+            .collect();
+        let last = results.last().copied().expect("packets");
+        let qpns: Vec<Qpn> = tables.groups.values().flat_map(|(_, rule)| &rule.endpoints)
+            .filter(|e| e.next_hop.host().is_none()).map(|e| e.next_hop.qpn()).collect();
+        match good {
+            true => assert_eq!((last, qpns), (Ok(()), vec![Qpn::new(5)])),
+            false => assert_eq!((reason(last), qpns), (Some(MrpReason::Contradiction), vec![])),
+        }
+    }
+}
+
 #[test]
 fn what_contradicts_itself_is_refused_by_the_name_of_the_member() {
     let fabric = fabric();
@@ -212,8 +245,9 @@ fn what_contradicts_itself_is_refused_by_the_name_of_the_member() {
     }
 }
 
-/// A switch that knows all addresses of 10/8 behind one port.
+/// A switch that knows all addresses of 10/8 behind one port, where so many switches are.
 struct Wide {
+    switches: u8,
     inner: Vec<castnet_mrp::Outgoing>,
     rules: usize,
 }
@@ -221,15 +255,16 @@ struct Wide {
 impl Switch for Wide {
     fn hops(&mut self, ip: Ipv4Addr) -> Vec<castnet_mrp::Hop> {
         let leader = ip.octets()[1] == 255;
-        let switch = (!leader).then(|| "spine".to_owned());
+        let n = ip.octets()[3] % self.switches;
+        let switch = (!leader).then(|| format!("spine{n}"));
         vec![castnet_mrp::Hop {
             port: port(u8::from(!leader)),
-            mac: MacAddr([2; 6]),
+            mac: MacAddr([2, 2, 2, 2, 2, n]),
             switch,
         }]
     }
-    fn switch_at(&mut self, at: castnet_wire::PortId) -> Option<String> {
-        (at == port(1)).then(|| "spine".to_owned())
+    fn upstream(&mut self, _: Ipv4Addr, from: (castnet_wire::PortId, MacAddr)) -> Option<Upstream> {
+        (from.0 == port(0)).then_some(Upstream::Leader)
     }
     fn groups_at(&mut self, _: castnet_wire::PortId, _: McstId) -> usize {
         0
@@ -285,12 +320,14 @@ fn the_largest_registration_is_served_and_one_member_more_is_refused() {
         .map(|(n, all)| MrpBody::Memory(part(n), all.to_vec()));
     let bodies: Vec<MrpBody> = members.chain(regions).collect();
     assert_eq!(bodies.len(), 255);
-    for (members, fits) in [(all.len(), true), (all.len() - 1, false)] {
+    // To each of two switches behind one port a packet more would have to go.
+    for (members, switches, fits) in [(all.len(), 1, true), (all.len() - 1, 1, false), (all.len(), 2, false)] {
         let mut registrar = Registrar::new(Limits {
             members,
             ..Limits::default()
         });
         let mut wide = Wide {
+            switches,
             inner: Vec::new(),
             rules: 0,
         };
@@ -329,7 +366,7 @@ proptest! {
     /// Packets of any kind, from any port, in any order: nothing panics, a group is installed once, and all is bounded.
     #[test]
     fn any_packets_in_any_order_keep_the_bounds(
-        steps in proptest::collection::vec((0..5_u8, 0..4_u8, 0..6_usize, 0..3_u32, 0..9_u8, 0..40_u64), 1..120),
+        steps in proptest::collection::vec((0..5_u8, 0..4_u8, 0..6_usize, 0..3_u32, 0..10_u8, 0..40_u64), 1..120),
     ) {
         let (fabric, mut tables) = (fabric(), Tables::default());
         let hosts: Vec<String> = fabric.hosts().map(|h| h.name.clone()).collect();
@@ -348,6 +385,7 @@ proptest! {
                 5 => MrpBody::Withdraw,
                 6 => MrpBody::Refuse(mcst_id(n), MrpRefusal::of(MrpReason::Refused)),
                 7 => MrpBody::Join(mcst_id(n), own, None),
+                8 if part.sequence < part.total => MrpBody::Uplink(part, own.qpn),
                 _ => MrpBody::Confirm(mcst_id(n), own),
             };
             let mut around = around(&fabric, &mut tables);

@@ -5,10 +5,10 @@ use std::net::Ipv4Addr;
 
 use castnet_mrp::{
     Hop, Leader, LeaderConfig, LeaderError, Limits, Outgoing, Received, Receiver, ReceiverError, Registrar,
-    Switch,
+    Switch, Upstream,
 };
 use castnet_rules::GroupRule;
-use castnet_topology::{End, Topology};
+use castnet_topology::{Distances, End, Topology};
 use castnet_wire::{
     Datagram, MacAddr, McstId, MrpMember, MrpMemory, MrpPacket, MrpReason, MrpRefusal, Nanos, Pmtu, PortId,
     Qpn,
@@ -79,23 +79,59 @@ fn hop(topology: &Topology, near: &End, far: &End) -> Hop {
     }
 }
 
+/// The hosts and Castnet switches on the way from a port of a Castnet switch, over ordinary switches, each with the port. With
+/// `distances`, only those on shortest paths to their host.
+fn beyond(topology: &Topology, from: &str, distances: Option<&Distances>) -> Vec<(End, End)> {
+    let next = |at: &str| match distances {
+        Some(distances) => topology.next_hops(at, distances),
+        None => topology.neighbours(at),
+    };
+    let mut found = Vec::new();
+    for first in next(from) {
+        let mut open = vec![(from.to_owned(), first.far.clone())];
+        while let Some((before, far)) = open.pop() {
+            if topology.is_plain(far.node()) {
+                let others = next(far.node()).into_iter().map(|n| n.far);
+                let others = others.filter(|end| end.node() != before);
+                open.extend(others.map(|end| (far.node().to_owned(), end)));
+            } else {
+                found.push((first.near.clone(), far));
+            }
+        }
+    }
+    found
+}
+
 impl Switch for Around<'_> {
     fn hops(&mut self, ip: Ipv4Addr) -> Vec<Hop> {
         let Some(host) = self.topology.host_with(ip) else {
             return Vec::new();
         };
         let distances = self.topology.distances(&host.name);
-        let hops = self.topology.next_hops(self.name, &distances);
-        hops.iter().map(|n| hop(self.topology, &n.near, &n.far)).collect()
+        let found = beyond(self.topology, self.name, Some(&distances));
+        let mut hops: Vec<Hop> = found
+            .iter()
+            .map(|(near, far)| hop(self.topology, near, far))
+            .collect();
+        hops.sort_by_key(|hop| (hop.port, hop.mac));
+        hops.dedup();
+        hops
     }
 
-    fn switch_at(&mut self, at: PortId) -> Option<String> {
-        let all = self.topology.neighbours(self.name);
-        let found = all
-            .iter()
-            .map(|n| hop(self.topology, &n.near, &n.far))
-            .find(|hop| hop.port == at);
-        found?.switch
+    fn upstream(&mut self, leader: Ipv4Addr, from: (PortId, MacAddr)) -> Option<Upstream> {
+        let found = beyond(self.topology, self.name, None);
+        let hops = found.iter().map(|(near, far)| (hop(self.topology, near, far), far));
+        let there: Vec<_> = hops.filter(|(hop, _)| hop.port == from.0).collect();
+        let is_alone = there.len() == 1;
+        let (hop, far) = there.into_iter().find(|(hop, _)| is_alone || hop.mac == from.1)?;
+        match hop.switch {
+            Some(name) => Some(Upstream::Switch(name)),
+            None => {
+                let host = self.topology.host_with(leader);
+                host.filter(|host| host.name == far.node())
+                    .map(|_| Upstream::Leader)
+            }
+        }
     }
 
     fn groups_at(&mut self, at: PortId, without: McstId) -> usize {
@@ -252,19 +288,37 @@ impl Net {
     /// From a host to the address of the group: to its switch.
     pub(crate) fn send_up(&mut self, name: &str, packet: &MrpPacket) {
         let (ip, mac) = self.host(name);
-        let (_, switch, port) = self.topology.attachment(name).expect("a link");
-        let end = End::Switch {
-            switch: switch.into(),
-            port,
-        };
-        let frame = frame((mac, MacAddr([2; 6])), (ip, MCST_ID.0), packet);
-        self.transmit(end, &frame);
+        let found = beyond(&self.topology, name, None);
+        let switch = found
+            .iter()
+            .map(|(_, far)| far)
+            .find(|far| matches!(far, End::Switch { .. }));
+        let to = self.mac(switch.expect("a switch"));
+        let frame = frame((mac, to), (ip, MCST_ID.0), packet);
+        self.arrives_beyond(&End::host(name), &frame);
+    }
+
+    fn mac(&self, end: &End) -> MacAddr {
+        match end {
+            End::Host(name) => self.host(name).1,
+            End::Switch { switch, port } => {
+                MacAddr(self.topology.switch(switch).expect("a switch").ports[port])
+            }
+        }
+    }
+
+    /// Puts a frame on the link at `near`. Ordinary switches behind it know no address: each host and Castnet switch there gets the frame.
+    fn arrives_beyond(&mut self, near: &End, frame: &[u8]) {
+        let found = beyond(&self.topology, near.node(), None);
+        for (_, far) in found.into_iter().filter(|(at, _)| at == near) {
+            self.transmit(far, frame);
+        }
     }
 
     /// Unicast between hosts, which this network does not simulate.
     fn between_hosts(&mut self, from: &str, to: &str, packet: &MrpPacket) {
-        let ((src, mac), (dst, _)) = (self.host(from), self.host(to));
-        let frame = frame((mac, MacAddr([2; 6])), (src, dst), packet);
+        let ((src, mac), (dst, to_mac)) = (self.host(from), self.host(to));
+        let frame = frame((mac, to_mac), (src, dst), packet);
         self.transmit(End::Host(to.into()), &frame);
     }
 
@@ -275,6 +329,10 @@ impl Net {
             self.dropped += 1;
             return;
         };
+        // What is for others is ignored: by the engine, and by RNICs.
+        if datagram.macs.0 != self.mac(to) {
+            return;
+        }
         match to {
             End::Host(name) if *name == self.source => self.leader.handle(self.now, &packet),
             End::Host(name) => {
@@ -314,15 +372,9 @@ impl Net {
                 switch: name.into(),
                 port: out.port.index() as u8,
             };
-            let link = self
-                .topology
-                .link_at(&near)
-                .and_then(|id| self.topology.link(id))
-                .expect("a link");
             let own = self.topology.switch(name).expect("a switch").ports[&(out.port.index() as u8)];
-            let far = link.far(name).clone();
             let frame = frame((MacAddr(own), out.mac), (out.from, out.to), &out.packet);
-            self.transmit(far, &frame);
+            self.arrives_beyond(&near, &frame);
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use castnet_planner::{LinkLoad, Member, Request, RoomTable, plan};
 use castnet_rules::{GroupRule, HostPart, MulticastRule, NextHop, RemoteMemory};
-use castnet_topology::Topology;
+use castnet_topology::{End, Topology, TopologyError};
 use castnet_wire::{Nanos, Pmtu};
 use proptest::prelude::*;
 
@@ -40,12 +40,37 @@ fn planned(topology: &Topology, load: &mut LinkLoad, members: &[String]) -> BTre
     rules
 }
 
+/// Leaves with one port each at one ordinary switch. With `racks`, the hosts of a leaf are behind an ordinary switch as well.
+fn segment(leaves: usize, hosts: usize, racks: bool) -> Result<Topology, TopologyError> {
+    let mut topology = Topology::new();
+    topology.add_plain("plain", leaves as u8)?;
+    for leaf in 0..leaves as u8 {
+        let name = format!("leaf{leaf}");
+        let macs = (0..=hosts as u8).map(|port| (port, [2, 0xAA, 0, 0, leaf, port]));
+        topology.add_switch(&name, macs.collect::<Vec<_>>())?;
+        topology.connect(End::port(&name, 0), End::port("plain", leaf), 1500)?;
+        let rack = format!("rack{leaf}");
+        if racks {
+            topology.add_plain(&rack, hosts as u8 + 1)?;
+            topology.connect(End::port(&name, 1), End::port(&rack, 0), 1500)?;
+        }
+        for n in 1..=hosts as u8 {
+            let host = format!("h{leaf}-{n}");
+            topology.add_host(&host, Some([10, 0, leaf, n].into()), Some([2, 0xBB, 0, 0, leaf, n]))?;
+            let at = if racks { &rack } else { &name };
+            topology.connect(End::host(host), End::port(at, n), 1500)?;
+        }
+    }
+    Ok(topology)
+}
+
 fn fabric() -> impl Strategy<Value = Topology> {
     let leaf_spine = (1..5_usize, 1..4_usize, 1..5_usize);
     prop_oneof![
         leaf_spine.prop_map(|(leaves, spines, hosts)| Topology::leaf_spine(leaves, spines, hosts)),
         prop_oneof![Just(2), Just(4)].prop_map(Topology::fat_tree),
         (1..4_usize, 1..4_usize).prop_map(|(fan_out, depth)| Topology::tree(fan_out, depth)),
+        (1..6_usize, 1..4_usize, any::<bool>()).prop_map(|(leaves, hosts, racks)| segment(leaves, hosts, racks)),
     ]
     .prop_map(|fabric| fabric.expect("a fabric"))
     .prop_filter("a source and a receiver", |fabric| fabric.hosts().count() > 1)

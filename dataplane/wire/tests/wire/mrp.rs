@@ -49,6 +49,7 @@ fn packet() -> impl Strategy<Value = MrpPacket> {
         (group(), refusal).prop_map(|(group, refusal)| MrpBody::Refuse(group, refusal)),
         (group(), member(), option::of(memory()))
             .prop_map(|(g, member, memory)| MrpBody::Join(g, member, memory)),
+        (part(), 0..=0xFF_FFFF_u32).prop_map(|(part, qpn)| MrpBody::Uplink(part, Qpn::new(qpn))),
     ];
     (any::<u32>(), body).prop_map(|(number, body)| MrpPacket { number, body })
 }

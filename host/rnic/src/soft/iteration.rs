@@ -9,6 +9,8 @@ use castnet_wire::{Arp, MacAddr, Nanos, Parsed, parse_frame};
 use tracing::warn;
 
 use super::SoftRnic;
+use crate::datagrams::{self, UdpPort};
+use crate::neighbours::Resolution;
 use crate::rnic::Rnic;
 
 /// The maximum number of batches received and sent per iteration. It bounds the time of an iteration.
@@ -28,6 +30,8 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
                 frame: scratch,
                 arps,
                 early,
+                udp_ports,
+                config,
                 ..
             } = self;
             let count = port.receive_with(scratch, &mut |frame| {
@@ -36,6 +40,9 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
                     return;
                 }
                 if frame.get(12..14) != Some(&[0x08, 0x06]) {
+                    if datagrams::receive(udp_ports, config.ip, frame) {
+                        return;
+                    }
                     if awaits_connection && early.len() < EARLY_MAX && endpoint.is_early(frame) {
                         early.push_back(frame.into());
                     } else {
@@ -82,6 +89,31 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
         if let Some(mac) = outcome.conflict {
             warn!(port = %self.attributes.name, ip = %self.config.ip, %mac, "another host claims this address");
         }
+    }
+
+    /// Sends datagrams whose next hops are known. Returns true if there were any.
+    pub(super) fn transmit_datagrams(&mut self, now: Nanos) -> bool {
+        if self.udp_ports.is_empty() {
+            return false;
+        }
+        let mut frames = Vec::new();
+        let mut udp_ports = std::mem::take(&mut self.udp_ports);
+        udp_ports.retain_mut(UdpPort::collect);
+        let own = (self.attributes.mac, self.config.ip);
+        for port in &mut udp_ports {
+            let next_hop = |ip| match self.resolve(now, ip) {
+                Resolution::Reachable(mac) => Some(Some(mac)),
+                Resolution::Pending => None,
+                Resolution::Unreachable | Resolution::NoRoom => Some(None),
+            };
+            port.due(own, next_hop, |frame| frames.push(frame));
+        }
+        self.udp_ports = udp_ports;
+        for frame in &frames {
+            let mut batch = Batch::from_iter(self.pool.copy_from(frame));
+            self.port.send(&mut batch);
+        }
+        !frames.is_empty()
     }
 
     fn send_arp(&mut self, dst: MacAddr, arp: &Arp) {

@@ -16,6 +16,7 @@ use castnet_port::{
 };
 use castnet_wire::{Arp, BitRate, MacAddr, Nanos, Pmtu, Qpn};
 
+use crate::datagrams::{Datagrams, UdpPort};
 use crate::error::RnicError;
 use crate::neighbours::{NeighbourConfig, NeighbourStats, Neighbours, Resolution};
 use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic, Traffic, range};
@@ -157,8 +158,9 @@ pub struct SoftRnic<P> {
     frame: Box<[u8]>,
     /// True if the last poll found work or a send was posted since: then waiting does not sleep.
     busy: bool,
-    /// Keeps the kernel from answering RoCEv2 frames with ICMP errors. Never read.
-    _kernel_port: Option<UdpSocket>,
+    udp_ports: Vec<UdpPort>,
+    /// Keeps the kernel from answering RoCEv2 frames with ICMP errors. `None`: the kernel does not have this address.
+    kernel_port: Option<UdpSocket>,
 }
 
 impl SoftRnic<BoxPort> {
@@ -184,7 +186,7 @@ impl SoftRnic<BoxPort> {
         let pool = Pool::new(PoolConfig::default());
         let port = spec.open(&pool, Sides::Both)?;
         let mut rnic = Self {
-            _kernel_port: kernel_port,
+            kernel_port,
             ..Self::new(port, pool, config)?
         };
         rnic.await_link();
@@ -247,7 +249,8 @@ impl<P: Port<Buf = PoolBuf>> SoftRnic<P> {
             arps: Vec::new(),
             early: VecDeque::new(),
             busy: true,
-            _kernel_port: None,
+            udp_ports: Vec::new(),
+            kernel_port: None,
             config,
         })
     }
@@ -503,7 +506,7 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
         if self.endpoint.stats().timeouts != timeouts {
             self.neighbours.confirm_all(now);
         }
-        let sent = self.transmit(now);
+        let sent = self.transmit_datagrams(now) | self.transmit(now);
         let completed = self.sort_completions();
         self.busy = received || sent || completed;
         Ok(self.busy)
@@ -517,6 +520,14 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
     fn poll_recv_completion(&mut self, qpn: Qpn) -> Option<Completion> {
         self.sort_completions();
         self.queues.get_mut(&qpn)?.receives.pop_front()
+    }
+
+    fn datagrams(&mut self, port: u16) -> Option<Datagrams> {
+        let in_kernel = self.kernel_port.as_ref();
+        let kernel_port = in_kernel.and_then(|_| UdpSocket::bind((self.config.ip, port)).ok());
+        let (open, user) = UdpPort::open(port, kernel_port, self.sleeper.waker());
+        self.udp_ports.push(open);
+        Some(user)
     }
 
     fn announce(&mut self) -> Result<(), RnicError> {
@@ -535,8 +546,15 @@ impl<P: Port<Buf = PoolBuf>> Rnic for SoftRnic<P> {
         }
         let timeout = timeout.min(self.idle_for(self.now()));
         if !timeout.is_zero() {
-            let port = &self.port;
-            self.sleeper.sleep(timeout, || port.ready() || ready());
+            let Self {
+                port,
+                udp_ports,
+                sleeper,
+                ..
+            } = self;
+            sleeper.sleep(timeout, || {
+                port.ready() || udp_ports.iter().any(UdpPort::has_work) || ready()
+            });
         }
         Ok(())
     }

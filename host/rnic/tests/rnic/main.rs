@@ -2,5 +2,6 @@
 
 mod common;
 mod conformance;
+mod datagrams;
 mod soft;
 mod stream;
