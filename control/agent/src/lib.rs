@@ -44,6 +44,7 @@ use parking_lot::Mutex;
 use tonic::service::Routes;
 
 use crate::events::Events;
+pub use crate::mrp::FabricPort;
 use crate::terms::Terms;
 
 pub(crate) struct Shared {
@@ -122,12 +123,12 @@ impl Agent {
     }
 
     /// Serves MRP from now on, for as long as this agent lives: hosts register groups from the ports and for the addresses of
-    /// [`castnet_worker::engine::RegistrationConfig`].
+    /// [`castnet_worker::engine::RegistrationConfig`]. LLDP shows the switches behind ports; `fabric` are others.
     ///
     /// # Errors
     /// No thread could be started.
-    pub fn serve_mrp(&self, limits: castnet_mrp::Limits) -> std::io::Result<()> {
-        mrp::start(&self.shared, limits)
+    pub fn serve_mrp(&self, limits: castnet_mrp::Limits, fabric: Vec<FabricPort>) -> std::io::Result<()> {
+        mrp::start(&self.shared, limits, fabric)
     }
 
     /// Its address, with the real port if it was started with port 0.

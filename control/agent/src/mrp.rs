@@ -6,10 +6,10 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use castnet_mrp::{Dropped, Hop, Limits, Outgoing, Received, Registrar, Switch};
+use castnet_mrp::{Dropped, Hop, Limits, Outgoing, Received, Registrar, Switch, Upstream};
 use castnet_rules::{Endpoint, GroupRule, RouteHop};
 use castnet_wire::{Datagram, DropReason, MacAddr, McstId, MrpPacket, MrpReason, MrpRefusal, Nanos, PortId};
-use castnet_worker::engine::{RegistrationFrame, Said};
+use castnet_worker::engine::{PortSet, RegistrationFrame, Said};
 use crossbeam::channel::RecvTimeoutError;
 use tonic::Code;
 
@@ -20,8 +20,17 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long tables are used before they are read again.
 const FRESH: Duration = Duration::from_millis(20);
 
+/// A port that leads to other switches which serve MRP, where no LLDP shows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FabricPort {
+    /// The port.
+    pub port: PortId,
+    /// The Ethernet address of a switch there. `None`: only routes lead to switches there, by the addresses of their next hops.
+    pub mac: Option<MacAddr>,
+}
+
 /// Starts the thread. It ends with the dataplane or with the agent.
-pub(crate) fn start(shared: &Arc<Shared>, limits: Limits) -> std::io::Result<()> {
+pub(crate) fn start(shared: &Arc<Shared>, limits: Limits, fabric: Vec<FabricPort>) -> std::io::Result<()> {
     let weak = Arc::downgrade(shared);
     let packets = shared.dataplane.registrations().clone();
     let thread = std::thread::Builder::new().name("castnet-mrp".into());
@@ -31,7 +40,7 @@ pub(crate) fn start(shared: &Arc<Shared>, limits: Limits) -> std::io::Result<()>
         loop {
             let packet = packets.recv_timeout(LOOK);
             let Some(shared) = weak.upgrade() else { return };
-            let mut around = Around::new(&shared, core::mem::take(&mut tables));
+            let mut around = Around::new(&shared, &fabric, core::mem::take(&mut tables));
             let now = shared.dataplane.now();
             if registrar.poll_timeout().is_some_and(|due| due <= now) {
                 registrar.handle_timeout(now, &mut around);
@@ -86,8 +95,10 @@ struct Tables {
     read: Option<Instant>,
     /// Hosts by address.
     hosts: BTreeMap<Ipv4Addr, (PortId, MacAddr)>,
-    /// Name of the switch at a port, and the Ethernet address of its port.
-    switches: BTreeMap<PortId, (String, MacAddr)>,
+    /// Ports that lead to switches.
+    fabric: PortSet,
+    /// Names of the switches at a port, by the Ethernet addresses of their ports.
+    switches: BTreeMap<(PortId, MacAddr), String>,
     /// By length and network, the longest prefix last.
     routes: BTreeMap<(u8, Ipv4Addr), Vec<RouteHop>>,
 }
@@ -95,6 +106,7 @@ struct Tables {
 /// The switch around the machine, for one packet.
 struct Around<'a> {
     shared: &'a Shared,
+    fabric: &'a [FabricPort],
     tables: Tables,
     frames: Vec<(PortId, Vec<u8>)>,
 }
@@ -104,10 +116,11 @@ fn owner(leader: Ipv4Addr) -> String {
 }
 
 impl<'a> Around<'a> {
-    const fn new(shared: &'a Shared, tables: Tables) -> Self {
+    const fn new(shared: &'a Shared, fabric: &'a [FabricPort], tables: Tables) -> Self {
         let frames = Vec::new();
         Self {
             shared,
+            fabric,
             tables,
             frames,
         }
@@ -130,11 +143,17 @@ impl<'a> Around<'a> {
                 read: Some(Instant::now()),
                 ..Tables::default()
             };
+            for FabricPort { port, mac } in self.fabric {
+                tables.fabric.insert(*port);
+                let named = mac.map(|mac| ((*port, mac), mac.to_string()));
+                tables.switches.extend(named);
+            }
             for neighbour in dataplane.neighbours().unwrap_or_default() {
                 match neighbour.said {
                     Said::Arp { ip, mac } => drop(tables.hosts.insert(ip, (neighbour.port, mac))),
                     Said::Lldp { system, mac, .. } => {
-                        tables.switches.insert(neighbour.port, (system.to_string(), mac));
+                        tables.fabric.insert(neighbour.port);
+                        tables.switches.insert((neighbour.port, mac), system.to_string());
                     }
                 }
             }
@@ -157,38 +176,58 @@ impl Tables {
         found.map(Vec::as_slice).unwrap_or_default()
     }
 
+    /// Name of the switch with this Ethernet address at a port; of one that is not known, its address. `None`: the port leads to hosts.
+    fn switch(&self, port: PortId, mac: MacAddr) -> Option<String> {
+        let known = self.switches.get(&(port, mac)).cloned();
+        known.or_else(|| self.fabric.contains(port).then(|| mac.to_string()))
+    }
+
+    /// The only known switch at a port. Which of several a host is behind, only routes can say.
+    fn only_switch(&self, at: PortId) -> Option<MacAddr> {
+        let mut there = self.switches.keys().filter(|(port, _)| *port == at);
+        let only = there.next().map(|(_, mac)| *mac);
+        only.filter(|_| there.next().is_none())
+    }
+
     /// A host that is directly connected, else routes, else the switch behind which ARP has seen the host.
     fn hops(&self, ip: Ipv4Addr) -> Vec<Hop> {
         let seen = self.hosts.get(&ip);
-        let switch = |port: PortId| self.switches.get(&port).map(|(name, _)| name.clone());
-        if let Some((port, mac)) = seen.filter(|(port, _)| !self.switches.contains_key(port)) {
+        if let Some((port, mac)) = seen.filter(|(port, _)| !self.fabric.contains(*port)) {
             return vec![Hop {
                 port: *port,
                 mac: *mac,
                 switch: None,
             }];
         }
+        let hop = |port, mac| Hop {
+            port,
+            mac,
+            switch: self.switch(port, mac),
+        };
         let mut hops: Vec<Hop> = self
             .route(ip)
             .iter()
-            .map(|hop| Hop {
-                port: hop.port,
-                mac: hop.mac,
-                switch: switch(hop.port),
-            })
+            .map(|next| hop(next.port, next.mac))
             .collect();
         if hops.is_empty()
             && let Some((port, _)) = seen
         {
-            let behind = self.switches.get(port);
-            hops.extend(behind.map(|(_, mac)| Hop {
-                port: *port,
-                mac: *mac,
-                switch: switch(*port),
-            }));
+            hops.extend(self.only_switch(*port).map(|mac| hop(*port, mac)));
         }
-        hops.sort_by_key(|hop| hop.port);
+        hops.sort_by_key(|hop| (hop.port, hop.mac));
         hops
+    }
+
+    fn upstream(&self, leader: Ipv4Addr, (port, mac): (PortId, MacAddr)) -> Option<Upstream> {
+        // Beside switches, the leader itself is known by its own Ethernet address.
+        if self.hosts.get(&leader) == Some(&(port, mac)) {
+            return Some(Upstream::Leader);
+        }
+        let of_leader = || self.hops(leader).iter().any(|hop| hop.port == port);
+        match self.switch(port, mac) {
+            Some(name) => Some(Upstream::Switch(name)),
+            None => of_leader().then_some(Upstream::Leader),
+        }
     }
 }
 
@@ -199,8 +238,8 @@ impl Switch for Around<'_> {
         hops
     }
 
-    fn switch_at(&mut self, port: PortId) -> Option<String> {
-        self.tables().switches.get(&port).map(|(name, _)| name.clone())
+    fn upstream(&mut self, leader: Ipv4Addr, from: (PortId, MacAddr)) -> Option<Upstream> {
+        self.tables().upstream(leader, from)
     }
 
     fn groups_at(&mut self, port: PortId, without: McstId) -> usize {

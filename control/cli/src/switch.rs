@@ -2,7 +2,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_agent::LoadError;
+use castnet_agent::{FabricPort, LoadError};
 use castnet_console::api;
 use castnet_console::connect;
 use castnet_console::drops;
@@ -72,6 +72,16 @@ impl SwitchCommand {
         let dataplane_config = dataplane_config(&config)?;
         check_rules(&rules, config.rules.as_deref(), dataplane_config.ports.len())?;
         let name = dataplane_config.engine.switch.clone();
+        let ports: Vec<&str> = dataplane_config
+            .ports
+            .iter()
+            .map(|port| port.name.as_str())
+            .collect();
+        let (fabric, _) = config.mrp.fabric(&ports);
+        let fabric = fabric
+            .into_iter()
+            .map(|(port, mac)| FabricPort { port, mac })
+            .collect();
         let signals = Signals::catch()?;
 
         let started = std::time::Instant::now();
@@ -92,7 +102,8 @@ impl SwitchCommand {
             .await
             .map_err(|e| connect::failure(&e, ""))?;
         if let Some(registration) = &dataplane.config().engine.registration {
-            agent.serve_mrp(limits(&config.mrp)).map_err(Failure::failed)?;
+            let served = agent.serve_mrp(limits(&config.mrp), fabric);
+            served.map_err(Failure::failed)?;
             let (pool, port) = (&registration.pool, registration.udp_port);
             tracing::info!(?pool, port, "hosts may register groups");
         }

@@ -242,8 +242,7 @@ impl Registrar {
                 return Err(Dropped::Stale { number: at.number });
             }
             // Between switches a new registration may take another path.
-            if group.is_from_elsewhere(at)
-                && (at.number == group.number || from_leader || group.from_leader)
+            if group.is_from_elsewhere(at) && (at.number == group.number || from_leader || group.from_leader)
             {
                 return Err(Dropped::WrongPort { port });
             }

@@ -188,7 +188,12 @@ pub(crate) fn plan(of: &Registration<'_>, switch: &mut dyn Switch) -> Result<Pla
         let own = rule.endpoints.iter().find(is_to).map(|e| e.virtual_qpn);
         if let Some(qpn) = own.filter(|qpn| *qpn != Qpn::VIRTUAL) {
             // It comes again with the first of the others.
-            parts.extend(parts.first().map(|(cause, _)| *cause).map(|cause| (cause, Records::Uplink(qpn))));
+            parts.extend(
+                parts
+                    .first()
+                    .map(|(cause, _)| *cause)
+                    .map(|cause| (cause, Records::Uplink(qpn))),
+            );
         }
         let total = u8::try_from(parts.len()).map_err(|_| MrpRefusal::of(MrpReason::TooManyMembers))?;
         sent.extend((0..).zip(parts).map(|(n, (cause, records))| {
@@ -248,7 +253,10 @@ fn rule(of: &Registration<'_>, endpoints: Vec<Endpoint>) -> GroupRule {
     let source = order.iter().position(|i| *i == 0).unwrap_or_default() as u16;
     let mut at_port: BTreeMap<PortId, (usize, u32)> = BTreeMap::new();
     for endpoint in &endpoints {
-        at_port.entry(endpoint.port).or_insert((0, Qpn::VIRTUAL.value())).0 += 1;
+        at_port
+            .entry(endpoint.port)
+            .or_insert((0, Qpn::VIRTUAL.value()))
+            .0 += 1;
     }
     let numbered = |i: usize| {
         let mut endpoint = endpoints[i].clone();

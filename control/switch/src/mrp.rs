@@ -6,7 +6,7 @@ use castnet_rules::Ipv4Net;
 use castnet_toml_reader::Value;
 use castnet_wire::mrp::DEFAULT_PORT;
 use castnet_wire::udp::ROCE_PORT;
-use castnet_wire::{Nanos, PortId};
+use castnet_wire::{MacAddr, Nanos, PortId};
 use castnet_worker::engine::RegistrationConfig;
 use clap::Args;
 
@@ -20,6 +20,10 @@ pub struct MrpRule {
     /// A port where registrations may come in: of a leader, or to another switch; may be given again
     #[arg(id = "mrp_port", long = "mrp-port", value_name = "NAME")]
     pub ports: Vec<String>,
+    /// Of these ports, one that leads to another switch where no LLDP shows it, and the Ethernet address of the switch's port; may be
+    /// given again, also for several switches behind one port. Without an address, only routes lead to switches there
+    #[arg(id = "mrp_fabric_port", long = "mrp-fabric-port", value_name = "NAME[=MAC]")]
+    pub fabric_ports: Vec<String>,
     /// UDP port of registrations [default: 4793]
     #[arg(id = "mrp_udp_port", long = "mrp-udp-port", value_name = "N")]
     pub udp_port: Option<u16>,
@@ -51,6 +55,7 @@ impl MrpRule {
         Self {
             pool: list(self.pool, other.pool),
             ports: list(self.ports, other.ports),
+            fabric_ports: list(self.fabric_ports, other.fabric_ports),
             udp_port: self.udp_port.or(other.udp_port),
             groups_per_leader: self.groups_per_leader.or(other.groups_per_leader),
             groups: self.groups.or(other.groups),
@@ -65,6 +70,11 @@ impl MrpRule {
         Some(Self {
             pool: t.items("pool", "a list of prefixes: [\"10.200.0.0/16\"]", |v| v.parse()),
             ports: t.items("ports", "a list of ports: [\"PORT\"]", |v| v.string()),
+            fabric_ports: t.items(
+                "fabric_ports",
+                "a list of ports with addresses: [\"PORT=MAC\"]",
+                |v| v.string(),
+            ),
             udp_port: t.get("udp_port", |v| {
                 v.number(0..=u64::from(u16::MAX), "is over 16 bits")
             }),
@@ -77,7 +87,7 @@ impl MrpRule {
 
     /// As the type of the dataplane; `None` if MRP is off. `names` are the ports of the switch in the order of their numbers.
     pub(crate) fn registration(&self, names: &[&str]) -> Outcome<Option<RegistrationConfig>> {
-        if self.pool.is_empty() && self.ports.is_empty() {
+        if self.pool.is_empty() && self.ports.is_empty() && self.fabric_ports.is_empty() {
             return Ok(None);
         }
         let mut faults = Vec::new();
@@ -93,6 +103,8 @@ impl MrpRule {
                 "MRP is asked for on port {name}, which this switch has not"
             ));
         }
+        let (_, more) = self.fabric(names);
+        faults.extend(more);
         let udp_port = self.udp_port.unwrap_or(DEFAULT_PORT);
         if udp_port == 0 || udp_port == ROCE_PORT {
             faults.push(format!(
@@ -113,6 +125,39 @@ impl MrpRule {
             ports: ports.filter_map(|n| PortId::new(u8::try_from(n).ok()?)).collect(),
             pool: self.pool.clone(),
         }))
+    }
+
+    /// The ports to switches that no LLDP shows, each with the Ethernet address of a switch there, and the faults of the list.
+    pub fn fabric(&self, names: &[&str]) -> (Vec<(PortId, Option<MacAddr>)>, Vec<String>) {
+        let (mut fabric, mut faults) = (Vec::new(), Vec::new());
+        for entry in &self.fabric_ports {
+            let (name, mac) = match entry.split_once('=') {
+                Some((name, mac)) => (name, Some(mac)),
+                None => (entry.as_str(), None),
+            };
+            let index = names.iter().position(|known| *known == name);
+            let port = index.and_then(|n| PortId::new(u8::try_from(n).ok()?));
+            let Some(port) = port else {
+                faults.push(format!(
+                    "MRP has the fabric port {name}, which this switch has not"
+                ));
+                continue;
+            };
+            if !self.ports.iter().any(|known| known == name) {
+                faults.push(format!(
+                    "MRP has the fabric port {name}, but may not come in there: --mrp-port {name}"
+                ));
+            }
+            match mac.map(str::parse::<MacAddr>).transpose() {
+                Ok(mac) if mac.is_none_or(|mac| !mac.is_multicast() && mac != MacAddr::UNSPECIFIED) => {
+                    fabric.push((port, mac));
+                }
+                _ => faults.push(format!(
+                    "fabric port {entry}: NAME=MAC, with the Ethernet address of the switch behind it (castnet port shows it there)"
+                )),
+            }
+        }
+        (fabric, faults)
     }
 
     /// The lifetime of a registration, if it is set.
@@ -158,5 +203,42 @@ mod tests {
             ..rule(&["10.200.0.0/16"], &["h9"])
         };
         assert_eq!(faults(bad).lines().count(), 3);
+        let fabric = |ports: &[&str]| {
+            let fabric_ports = ports.iter().map(|p| (*p).to_owned()).collect();
+            faults(MrpRule {
+                fabric_ports,
+                ..rule(&["10.200.0.0/16"], &["spine"])
+            })
+        };
+        assert!(fabric(&["h9=02:00:00:00:00:01"]).contains("fabric port h9, which this switch has not"));
+        assert!(fabric(&["h1"]).contains("--mrp-port h1"));
+        for mac in ["", "x", "01:00:00:00:00:01", "00:00:00:00:00:00"] {
+            assert!(fabric(&[&format!("spine={mac}")]).contains("NAME=MAC"), "{mac}");
+        }
+    }
+
+    #[test]
+    fn several_switches_may_be_behind_a_fabric_port() {
+        let macs = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
+        let rule = MrpRule {
+            fabric_ports: macs
+                .iter()
+                .map(|mac| format!("spine={mac}"))
+                .chain(["h1".into()])
+                .collect(),
+            ..rule(&["10.200.0.0/16"], &["spine", "h1"])
+        };
+        rule.registration(&NAMES).expect("no fault");
+        let (fabric, _) = rule.fabric(&NAMES);
+        let found: Vec<_> = fabric
+            .iter()
+            .map(|(port, mac)| (port.index(), mac.map(|mac| mac.to_string())))
+            .collect();
+        let wanted = [
+            (2, Some(macs[0].to_owned())),
+            (2, Some(macs[1].to_owned())),
+            (0, None),
+        ];
+        assert_eq!(found, wanted);
     }
 }

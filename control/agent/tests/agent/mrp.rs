@@ -146,7 +146,7 @@ impl Lab {
             let agent = Agent::start(dataplane.clone(), &listen, &Security::default())
                 .await
                 .unwrap();
-            agent.serve_mrp(limits).expect("a thread");
+            agent.serve_mrp(limits, Vec::new()).expect("a thread");
             switches.insert(name, (dataplane, agent));
         }
         let mut lab = Self {

@@ -140,7 +140,8 @@ fn an_uplink_of_a_host_and_two_of_a_switch_are_refused() {
     let hosts: Vec<String> = fabric.hosts().map(|h| h.name.clone()).collect();
     // By port: of leaf 1's host over the spine, and of leaf 0's own host.
     for (at, leader, uplinks, good) in [(3, 4, 1, true), (3, 4, 2, false), (0, 0, 1, false)] {
-        let (leader, MrpBody::Members(_, members)) = registration(&fabric, &hosts[leader], &[&hosts[1]]) else {
+        let (leader, MrpBody::Members(_, members)) = registration(&fabric, &hosts[leader], &[&hosts[1]])
+        else {
             panic!("members");
         };
         let mut tables = Tables::default();
@@ -157,8 +158,13 @@ fn an_uplink_of_a_host_and_two_of_a_switch_are_refused() {
             .map(|body| registrar.handle(Nanos::ZERO, received(at, leader, MCST_ID, 1, body), &mut around))
             .collect();
         let last = results.last().copied().expect("packets");
-        let qpns: Vec<Qpn> = tables.groups.values().flat_map(|(_, rule)| &rule.endpoints)
-            .filter(|e| e.next_hop.host().is_none()).map(|e| e.next_hop.qpn()).collect();
+        let qpns: Vec<Qpn> = tables
+            .groups
+            .values()
+            .flat_map(|(_, rule)| &rule.endpoints)
+            .filter(|e| e.next_hop.host().is_none())
+            .map(|e| e.next_hop.qpn())
+            .collect();
         match good {
             true => assert_eq!((last, qpns), (Ok(()), vec![Qpn::new(5)])),
             false => assert_eq!((reason(last), qpns), (Some(MrpReason::Contradiction), vec![])),
@@ -321,7 +327,11 @@ fn the_largest_registration_is_served_and_one_member_more_is_refused() {
     let bodies: Vec<MrpBody> = members.chain(regions).collect();
     assert_eq!(bodies.len(), 255);
     // To each of two switches behind one port a packet more would have to go.
-    for (members, switches, fits) in [(all.len(), 1, true), (all.len() - 1, 1, false), (all.len(), 2, false)] {
+    for (members, switches, fits) in [
+        (all.len(), 1, true),
+        (all.len() - 1, 1, false),
+        (all.len(), 2, false),
+    ] {
         let mut registrar = Registrar::new(Limits {
             members,
             ..Limits::default()

@@ -120,7 +120,9 @@ impl Switch for Around<'_> {
 
     fn upstream(&mut self, leader: Ipv4Addr, from: (PortId, MacAddr)) -> Option<Upstream> {
         let found = beyond(self.topology, self.name, None);
-        let hops = found.iter().map(|(near, far)| (hop(self.topology, near, far), far));
+        let hops = found
+            .iter()
+            .map(|(near, far)| (hop(self.topology, near, far), far));
         let there: Vec<_> = hops.filter(|(hop, _)| hop.port == from.0).collect();
         let is_alone = there.len() == 1;
         let (hop, far) = there.into_iter().find(|(hop, _)| is_alone || hop.mac == from.1)?;

@@ -56,7 +56,11 @@ fn segment(leaves: usize, hosts: usize, racks: bool) -> Result<Topology, Topolog
         }
         for n in 1..=hosts as u8 {
             let host = format!("h{leaf}-{n}");
-            topology.add_host(&host, Some([10, 0, leaf, n].into()), Some([2, 0xBB, 0, 0, leaf, n]))?;
+            topology.add_host(
+                &host,
+                Some([10, 0, leaf, n].into()),
+                Some([2, 0xBB, 0, 0, leaf, n]),
+            )?;
             let at = if racks { &rack } else { &name };
             topology.connect(End::host(host), End::port(at, n), 1500)?;
         }
@@ -70,7 +74,8 @@ fn fabric() -> impl Strategy<Value = Topology> {
         leaf_spine.prop_map(|(leaves, spines, hosts)| Topology::leaf_spine(leaves, spines, hosts)),
         prop_oneof![Just(2), Just(4)].prop_map(Topology::fat_tree),
         (1..4_usize, 1..4_usize).prop_map(|(fan_out, depth)| Topology::tree(fan_out, depth)),
-        (1..6_usize, 1..4_usize, any::<bool>()).prop_map(|(leaves, hosts, racks)| segment(leaves, hosts, racks)),
+        (1..6_usize, 1..4_usize, any::<bool>())
+            .prop_map(|(leaves, hosts, racks)| segment(leaves, hosts, racks)),
     ]
     .prop_map(|fabric| fabric.expect("a fabric"))
     .prop_filter("a source and a receiver", |fabric| fabric.hosts().count() > 1)

@@ -80,6 +80,11 @@ impl Bridging<'_> {
                 "groups cannot be registered from this port".into()
             });
         }
+        // An ordinary switch floods what is for another switch behind it.
+        let own = self.output.ports.mac(cx.ingress);
+        if Ethernet::parse(frame.head()).is_ok_and(|(ethernet, _)| ethernet.dst != own) {
+            return self.bridge(cx, frame);
+        }
         let mut bytes = [0; FRAME_MAX];
         let length = frame.copy_to(&mut bytes);
         if frame.length() > FRAME_MAX || bytes[12..14] != castnet_wire::ethernet::ETHERTYPE_IPV4.to_be_bytes()

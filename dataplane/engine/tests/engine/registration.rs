@@ -57,6 +57,20 @@ fn control_gets_a_packet_as_it_is() {
     assert_conserved(&e);
 }
 
+/// What an ordinary switch floods to this one is for another switch.
+#[test]
+fn a_packet_to_another_ethernet_address_is_switched() {
+    let mut e = registering();
+    let mut frame = packet(0, GROUP, DEFAULT_PORT);
+    frame[..6].copy_from_slice(&peer_mac(2).0);
+    let ports: Vec<usize> = feed(&mut e, T0, 0, &frame)
+        .iter()
+        .map(|(port, _)| *port)
+        .collect();
+    assert_eq!((ports, e.pop_registration()), (vec![1, 2], None));
+    assert_conserved(&e);
+}
+
 #[test]
 fn what_may_not_come_in_is_counted_by_its_reason() {
     let mut e = registering();

@@ -29,8 +29,16 @@ fn they_wait_for_the_next_hop_and_reach_every_user_of_their_port() {
             assert_eq!(receiver.receive(NO_WAIT).as_deref(), Some(&payload[..]));
         }
     }
-    assert!(receivers.iter().all(|receiver| receiver.receive(NO_WAIT).is_none()));
-    assert_eq!(net.rnics[1].stats().frames_in, 0, "they are nothing for the endpoint");
+    assert!(
+        receivers
+            .iter()
+            .all(|receiver| receiver.receive(NO_WAIT).is_none())
+    );
+    assert_eq!(
+        net.rnics[1].stats().frames_in,
+        0,
+        "they are nothing for the endpoint"
+    );
 }
 
 /// Connections on the same link lose nothing by it, and a host that does not answer keeps no others from theirs.
