@@ -283,6 +283,19 @@ impl Lab {
         Ok(())
     }
 
+    /// Limits what a switch's port sends to `rate` (as `tc` writes it), with a queue of `limit` bytes in front: a slow link.
+    pub fn shape(&self, switch: &str, port: &str, rate: &str, limit: u32) -> Result<()> {
+        let namespace = find(&self._fabric, switch).context("a switch of the plan")?;
+        let mut command = namespace.command("tc");
+        command.args(["qdisc", "replace", "dev", port, "root", "tbf", "rate", rate]);
+        command.args(["burst", "16kb", "limit", &limit.to_string()]);
+        let out = command.output().context("tc of iproute2")?;
+        if !out.status.success() {
+            bail!("{switch}: {command:?}: {}", text(&out.stderr));
+        }
+        Ok(())
+    }
+
     /// Starts the controller, on the store of the one before if there was one, and with the file `topology.toml` of the lab's folder
     /// where it has one.
     pub fn start_controller(&mut self) -> Result<()> {

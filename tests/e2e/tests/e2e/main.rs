@@ -4,6 +4,7 @@ mod bench;
 mod co_working;
 mod collective_lab;
 mod collectives;
+mod congestion;
 mod control;
 mod fabric;
 mod fallback;
