@@ -13,6 +13,8 @@ pub const DEPTH_MAX: u32 = 256;
 const STAGING_MAX: u64 = 1 << 30;
 /// Latencies are recorded with three significant digits.
 const DIGITS: u8 = 3;
+/// The longest latency that is told apart: an hour. A histogram that grows by itself saturates at its present end.
+const LATENCY_MAX: Nanos = Nanos::from_secs(3600);
 
 /// Memory that is written: that of one server, or of all members of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,9 +118,10 @@ impl Writer {
         workload.check()?;
         pace.check(workload.block)?;
         let staging = rnic.register_memory(pace.depth as usize * workload.block as usize, Access::READ)?;
-        let latencies = Histogram::new(DIGITS).map_err(|error| ReplicateError::OutOfRange {
-            what: error.to_string(),
-        })?;
+        let latencies =
+            Histogram::new_with_max(LATENCY_MAX.0, DIGITS).map_err(|error| ReplicateError::OutOfRange {
+                what: error.to_string(),
+            })?;
         Ok(Self {
             workload,
             pace,

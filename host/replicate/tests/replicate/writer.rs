@@ -151,6 +151,9 @@ proptest! {
         prop_assert_eq!(writer.certain(), (count, 0));
         let written = writer.finish(&mut net.rnics[0]).expect("finished");
         prop_assert_eq!((written.writes, written.latencies.len()), (count, count));
+        // A write is under way all the time, so the longest takes at least the mean of the whole. Three digits are kept.
+        let (longest, elapsed) = (written.latencies.max() as f64, written.elapsed.0 as f64);
+        prop_assert!(longest >= 0.9 * elapsed / count as f64 && longest <= 1.01 * elapsed, "{longest} ns of {elapsed}");
         let expected = expected(workload, count);
         for region in regions {
             let mut memory = vec![0; expected.len()];
