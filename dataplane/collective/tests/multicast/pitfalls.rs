@@ -384,9 +384,12 @@ fn with_repair_the_tries_are_those_of_the_switch() {
     s.data(0, 3);
     s.feedback(1, ack(2));
     s.feedback(2, ack(0));
-    let told: Vec<Told> = (1..=10)
-        .flat_map(|ms| s.timeout(Nanos::from_millis(ms)))
-        .collect();
+    let tick = |ms| {
+        let told = s.timeout(Nanos::from_millis(ms));
+        while s.machine.poll_resend().is_some() {}
+        told
+    };
+    let told: Vec<Told> = (1..=10).flat_map(tick).collect();
     let stalled = Effect::Stalled {
         path: path(2),
         since: Nanos::ZERO,
