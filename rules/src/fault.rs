@@ -122,14 +122,16 @@ pub enum FaultKind {
     ParentIsRank { name: String },
     #[error("{slots} is no power of two from 2 to 32768")]
     NotPowerOfTwo { slots: u16 },
-    #[error(
-        "{slots} slots are fewer than two messages: messages of {message_packets} packets need {need} or more"
-    )]
+    #[error("{slots} slots are too few: messages of {message_packets} packets need {need} or more")]
     TooFewSlots {
         slots: u16,
         message_packets: u16,
         need: u32,
     },
+    #[error(
+        "is \"reflect\": in the mode \"augmented\", each switch repairs. Give \"repair\", or the mode \"translated\""
+    )]
+    AugmentedReflects,
     #[error("is 0: a message has at least 1 packet")]
     EmptyMessages,
     #[error("is {given}: give at least {least} microseconds")]

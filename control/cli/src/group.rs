@@ -25,6 +25,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use tonic::Code;
 
+pub(crate) use collective::mode;
 use create::Create;
 pub(crate) use create::{number, qpn, virtual_qpn};
 use lines::{GroupLine, member_lines, rank_lines};

@@ -155,7 +155,7 @@ fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanE
     let kind = match request.kind {
         RequestKind::Multicast(rule) => GroupKind::from(rule),
         RequestKind::Collective { window_packets, rule } => GroupKind::from(TranslatedRule {
-            slots: slots(window_packets, rule.message_packets),
+            slots: slots(window_packets, rule.message_packets, rule.mode),
             ..rule
         }),
     };

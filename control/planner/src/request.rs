@@ -4,7 +4,7 @@ use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, HostPart, MulticastRule, TranslatedRule};
-use castnet_wire::{MacAddr, McstId, Pmtu, Qpn, RateLimit};
+use castnet_wire::{CollectiveMode, MacAddr, McstId, Pmtu, Qpn, RateLimit};
 
 /// A requested group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,15 +165,26 @@ impl Member {
 }
 
 /// Slots at a switch with room: the smallest power of two of at least two windows and two messages, at most 32768. Then
-/// no packet is ever early (docs/decisions/0005).
-pub const fn slots(window: u16, message_packets: u16) -> u16 {
-    power_of_two(2 * (window as u32 + message_packets as u32))
+/// no packet is ever early (docs/decisions/0005). In Mode-III a window in each pipe (docs/decisions/0018).
+pub const fn slots(window: u16, message_packets: u16, mode: CollectiveMode) -> u16 {
+    match mode {
+        CollectiveMode::Translated => power_of_two(2 * (window as u32 + message_packets as u32)),
+        CollectiveMode::Augmented => pipes(2 * window as u32),
+    }
 }
 
 /// The fewest slots that a group can work with: the smallest power of two of at least two windows, at most 32768 (2MW
-/// of EPIC 4.3). Either [`slots`] or half of that.
-pub const fn slots_min(window: u16) -> u16 {
-    power_of_two(2 * window as u32)
+/// of EPIC 4.3); in Mode-III half a window in each pipe. Either [`slots`] or half of that.
+pub const fn slots_min(window: u16, mode: CollectiveMode) -> u16 {
+    match mode {
+        CollectiveMode::Translated => power_of_two(2 * window as u32),
+        CollectiveMode::Augmented => pipes(window as u32),
+    }
+}
+
+/// Slots of both pipes: two for each at least.
+const fn pipes(at_least: u32) -> u16 {
+    power_of_two(if at_least < 4 { 4 } else { at_least })
 }
 
 const fn power_of_two(at_least: u32) -> u16 {
@@ -188,6 +199,7 @@ const fn power_of_two(at_least: u32) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use CollectiveMode::{Augmented, Translated};
 
     #[test]
     fn slots_hold_two_windows_and_are_a_power_of_two() {
@@ -200,9 +212,9 @@ mod tests {
             (65, 256),
             (16_384, 32_768),
         ] {
-            assert_eq!(slots_min(window), expected, "{window}");
+            assert_eq!(slots_min(window, Translated), expected, "{window}");
         }
-        assert_eq!(slots_min(u16::MAX), 32_768);
+        assert_eq!(slots_min(u16::MAX, Translated), 32_768);
     }
 
     #[test]
@@ -216,12 +228,21 @@ mod tests {
             (64, 64, 256),
             (16_384, 16, 32_768),
         ] {
-            assert_eq!(slots(window, message), expected, "{window} {message}");
+            assert_eq!(slots(window, message, Translated), expected, "{window} {message}");
         }
         for window in 1..=16_384 {
             for message in [1, window / 2 + 1, window] {
-                let (most, fewest) = (slots(window, message), slots_min(window));
-                assert!(most == fewest || most == 2 * fewest, "{window} {message}");
+                for mode in [Translated, Augmented] {
+                    let (most, fewest) = (slots(window, message, mode), slots_min(window, mode));
+                    assert!(most == fewest || most == 2 * fewest, "{window} {message}");
+                }
+                let (two, three) = (
+                    slots(window, message, Translated),
+                    slots(window, message, Augmented),
+                );
+                assert!(three <= two.max(4), "{window} {message}");
+                let halves = window.is_power_of_two() && (2..16_384).contains(&window);
+                assert!(!halves || two == 2 * three, "{window} {message}");
             }
         }
     }

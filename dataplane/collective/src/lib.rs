@@ -39,6 +39,6 @@ pub use multicast::{
 pub use path::{PathId, PathSet};
 pub use prefetch::Prefetch;
 pub use translated::{
-    CallId, EndpointConfig, EndpointId, EndpointKind, EndpointSet, EndpointStatus, LossPolicy, PacketShape,
-    RankSet, StragglerPolicy, Translated, TranslatedConfig, TranslatedStatus,
+    CallId, CollectiveMode, EndpointConfig, EndpointId, EndpointKind, EndpointSet, EndpointStatus,
+    LossPolicy, PacketShape, RankSet, StragglerPolicy, Translated, TranslatedConfig, TranslatedStatus,
 };

@@ -5,6 +5,18 @@ use core::str::FromStr;
 use crate::names;
 
 names! {
+    /// How the switches of a collective group carry its connections (EPIC 4).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum CollectiveMode {
+        /// Mode-II, connection translated (4.3): a rank's packet is acknowledged once its receivers have the result.
+        #[default]
+        Translated => "translated",
+        /// Mode-III, connection augmented (4.4): each switch acknowledges what it has stored, and repeats it itself.
+        Augmented => "augmented",
+    }
+}
+
+names! {
     /// Which side repairs losses.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum LossPolicy {
@@ -73,4 +85,4 @@ macro_rules! parsed_by_name {
     };
 }
 
-parsed_by_name!(AnySource, LossPolicy, MulticastRepair, StragglerPolicy);
+parsed_by_name!(AnySource, CollectiveMode, LossPolicy, MulticastRepair, StragglerPolicy);

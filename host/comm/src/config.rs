@@ -10,7 +10,7 @@ use std::time::Duration;
 use castnet_proto::convert::{WINDOW_MESSAGES_MAX, WINDOW_PACKETS_MAX, WINDOW_PACKETS_MIN};
 use castnet_proto::transport::{Controllers, Security};
 use castnet_rnic::OutOfRange;
-use castnet_rules::{LossPolicy, StragglerPolicy};
+use castnet_rules::{CollectiveMode, LossPolicy, StragglerPolicy};
 use castnet_wire::spin::Progress;
 use castnet_wire::{Pmtu, Psn, RateLimit};
 
@@ -105,6 +105,8 @@ pub struct CommConfig {
     pub reproducible: bool,
     /// Whether integer sums saturate instead of wrapping.
     pub saturate: bool,
+    /// How switches carry the connections of the group. `None`: as an existing group does, or translated in a new one.
+    pub mode: Option<CollectiveMode>,
     /// Which side repairs losses.
     pub loss: LossPolicy,
     /// How the ranks that wait for a late one are kept alive.
@@ -157,6 +159,7 @@ impl CommConfig {
             rate_limit: None,
             reproducible: false,
             saturate: false,
+            mode: None,
             loss: LossPolicy::default(),
             straggler: StragglerPolicy::default(),
             qp_timeout: 14,

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use castnet_proto::convert::{
-    disagreement_from_proto, loss_to_proto, rate_limit_from_proto, rate_limit_to_proto, straggler_to_proto,
+    disagreement_from_proto, loss_to_proto, mode_to_proto, rate_limit_from_proto, rate_limit_to_proto,
+    straggler_to_proto,
 };
 use castnet_proto::v1 as api;
 use castnet_rnic::{QpOptions, QpRemote, QueueLimits, Rnic};
@@ -138,6 +139,7 @@ impl Group {
             window_packets: self.config.window_packets,
             message_packets: self.config.message_packets,
             reproducible: Some(self.config.reproducible),
+            mode: self.config.mode.map_or(0, |mode| mode_to_proto(mode).into()),
             loss_policy: loss_to_proto(self.config.loss).into(),
             straggler_policy: straggler_to_proto(self.config.straggler).into(),
             ack_timeout_us: timeout_us(self.config.qp_timeout),
@@ -276,6 +278,8 @@ impl Group {
             pmtu,
             timeout: timeout_code(settings.ack_timeout_us),
             retry_cnt: self.config.retry_cnt,
+            // The switch keeps what is behind a gap. So it does in Mode-II, but there a NAK names the oldest unacknowledged packet.
+            selective_repeat: settings.mode() == api::CollectiveMode::Augmented,
             rate_limit: rate_limit.map(|limit| limit.per_lane(lanes).for_sender()),
             ..QpRemote::new(mcst_id, virtual_qpn)
         };

@@ -63,7 +63,7 @@ mod split;
 
 pub use buffers::{Buffers, CallLayout, LentBytes, OwnedBuffers};
 pub use castnet_proto::transport::Controllers;
-pub use castnet_rules::{LossPolicy, StragglerPolicy};
+pub use castnet_rules::{CollectiveMode, LossPolicy, StragglerPolicy};
 pub use castnet_wire::control::{DataType, Operation};
 pub use castnet_wire::spin::{Idle, Progress, Spinner};
 pub use communicator::{Communicator, Request, Running};

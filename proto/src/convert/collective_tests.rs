@@ -1,7 +1,8 @@
 //! Messages of collective groups: there and back, and refused with the field named.
 
 use castnet_rules::{
-    Endpoint, GroupRule, HostEndpoint, LossPolicy, NextHop, RankPart, StragglerPolicy, TranslatedRule,
+    CollectiveMode, Endpoint, GroupRule, HostEndpoint, LossPolicy, NextHop, RankPart, StragglerPolicy,
+    TranslatedRule,
 };
 use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use proptest::prelude::*;
@@ -38,6 +39,7 @@ prop_compose! {
         endpoints.extend(switch);
         let kind = TranslatedRule {
             start_psn: Psn::new(start_psn), slots: 1 << power, message_packets: 8, reproducible,
+            mode: if !reflect && start_psn % 2 == 1 { CollectiveMode::Augmented } else { CollectiveMode::Translated },
             loss_policy: if reflect { LossPolicy::Reflect } else { LossPolicy::Repair },
             straggler_policy: StragglerPolicy::ALL[straggler], ack_timeout_us, parent,
         };
@@ -107,7 +109,7 @@ fn what_is_left_open_stays_open_and_the_lease_has_a_default() {
 #[test]
 fn each_bad_join_names_its_field() {
     type Spoil = fn(&mut v1::InitGroupRequest);
-    let cases: [(&str, Spoil); 12] = [
+    let cases: [(&str, Spoil); 14] = [
         ("job", |m| m.job = "no blanks".into()),
         ("rank", |m| m.rank = 4),
         ("size", |m| m.size = 0),
@@ -134,6 +136,19 @@ fn each_bad_join_names_its_field() {
         ("settings.window_packets", |m| {
             m.settings = Some(v1::CollectiveSettings {
                 window_packets: 16 * WINDOW_MESSAGES_MAX + 1,
+                ..Default::default()
+            });
+        }),
+        ("settings.mode", |m| {
+            m.settings = Some(v1::CollectiveSettings {
+                mode: 3,
+                ..Default::default()
+            });
+        }),
+        ("settings.loss_policy", |m| {
+            m.settings = Some(v1::CollectiveSettings {
+                mode: v1::CollectiveMode::Augmented as i32,
+                loss_policy: v1::CollectiveLossPolicy::Reflect as i32,
                 ..Default::default()
             });
         }),

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use castnet_rules::{
-    DEFAULT_MESSAGE_PACKETS, FaultKind, HostEndpoint, HostPart, LossPolicy, RANKS_MAX, StragglerPolicy,
+    CollectiveMode, DEFAULT_MESSAGE_PACKETS, FaultKind, HostEndpoint, HostPart, LossPolicy, RANKS_MAX,
+    StragglerPolicy,
 };
 use castnet_wire::{McstId, Pmtu, Psn, RateLimit};
 
 use super::request::{laned_name, lanes, name, unicast_mcst_id};
-use super::rule::{check_burst, loss, rate_limit, straggler};
+use super::rule::{check_burst, loss, mode, rate_limit, straggler};
 use super::{Invalid, Reader, connection_from_proto, out_of_range, pmtu, psn};
 use crate::v1;
 
@@ -42,6 +43,8 @@ pub struct GivenSettings {
     pub message_packets: Option<u16>,
     /// Whether contributions are reduced in rank order.
     pub reproducible: Option<bool>,
+    /// How switches carry the connections.
+    pub mode: Option<CollectiveMode>,
     /// Who repairs losses.
     pub loss_policy: Option<LossPolicy>,
     /// How ranks that wait for a late rank are kept alive.
@@ -282,6 +285,7 @@ fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> Giv
         window_packets,
         message_packets,
         reproducible: given.reproducible,
+        mode: r.take("mode", mode(given.mode)).flatten(),
         loss_policy: r.take("loss_policy", loss(given.loss_policy)).flatten(),
         straggler_policy: r
             .take("straggler_policy", straggler(given.straggler_policy))
@@ -292,6 +296,9 @@ fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> Giv
         rate_limit: rate_limit(given.rate_limit, &mut r),
     };
     check_burst(settings.rate_limit, settings.pmtu, settings.lanes, &mut r);
+    if settings.mode == Some(CollectiveMode::Augmented) && settings.loss_policy == Some(LossPolicy::Reflect) {
+        r.fault("loss_policy", FaultKind::AugmentedReflects);
+    }
     if let Some(given) = settings.ack_timeout_us.filter(|t| *t < 4) {
         r.fault("ack_timeout_us", FaultKind::ShortAckTimeout { given, least: 4 });
     }

@@ -1,9 +1,9 @@
 use std::net::Ipv4Addr;
 
 use castnet_rules::{
-    Endpoint, Fault, FaultKind, ForwardingRule, GroupKind, GroupRule, HostEndpoint, HostPart, Limit,
-    LossPolicy, MulticastRule, NextHop, RankPart, RemoteMemory, RepairRule, StragglerPolicy, TranslatedRule,
-    bad_burst,
+    CollectiveMode, Endpoint, Fault, FaultKind, ForwardingRule, GroupKind, GroupRule, HostEndpoint, HostPart,
+    Limit, LossPolicy, MulticastRule, NextHop, RankPart, RemoteMemory, RepairRule, StragglerPolicy,
+    TranslatedRule, bad_burst,
 };
 use castnet_wire::{AnySource, BitRate, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 
@@ -147,6 +147,7 @@ fn translated(message: &v1::TranslatedRule, r: &mut Reader) -> TranslatedRule {
         slots: r.read("slots", short(message.slots, &Limit::SLOTS), 0),
         message_packets: r.read("message_packets", short(message.message_packets, &Limit::U16), 0),
         reproducible: message.reproducible,
+        mode: r.read("mode", mode(message.mode), None).unwrap_or_default(),
         loss_policy: r
             .read("loss_policy", loss(message.loss_policy), None)
             .unwrap_or_default(),
@@ -275,6 +276,7 @@ macro_rules! policy {
     };
 }
 
+policy!(mode, mode_to_proto: CollectiveMode, CollectiveMode { Translated, Augmented });
 policy!(loss, loss_to_proto: LossPolicy, CollectiveLossPolicy { Repair, Reflect });
 policy!(any_source, any_source_to_proto: AnySource, AnySource { Bridged, Synchronized });
 policy!(straggler, straggler_to_proto: StragglerPolicy, CollectiveStragglerPolicy { KeepAlive, Rnr, None });
@@ -305,6 +307,7 @@ pub fn rule_to_proto(group: &GroupRule) -> v1::GroupRule {
                 slots: rule.slots.into(),
                 message_packets: rule.message_packets.into(),
                 reproducible: rule.reproducible,
+                mode: mode_to_proto(rule.mode).into(),
                 loss_policy: loss_to_proto(rule.loss_policy).into(),
                 straggler_policy: straggler_to_proto(rule.straggler_policy).into(),
                 ack_timeout_us: rule.ack_timeout_us,

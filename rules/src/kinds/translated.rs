@@ -1,10 +1,10 @@
-//! Collectives over translated connections: EPIC's Mode-II.
+//! Collectives over translated or augmented connections: EPIC's Mode-II and Mode-III.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use castnet_toml_reader::{Table, Value};
-use castnet_wire::{LossPolicy, Pmtu, Psn, StragglerPolicy};
+use castnet_wire::{CollectiveMode, LossPolicy, Pmtu, Psn, StragglerPolicy};
 use serde::{Deserialize, Serialize};
 
 use super::{Fields, bad_index, endpoint_name};
@@ -16,6 +16,8 @@ use crate::limit::Limit;
 use crate::text;
 
 pub(super) const SLOTS_MIN: u16 = 2;
+/// Two for each pipe.
+const AUGMENTED_SLOTS_MIN: u32 = 4;
 /// Four ticks of a microsecond.
 const ACK_TIMEOUT_MIN_US: u32 = 4;
 /// Most ranks of one group.
@@ -36,7 +38,7 @@ const STATE_BYTES_PER_SLOT: u64 = 160;
 const SETS: u64 = 16;
 const SETS_PER_SLOT: u64 = 2;
 
-/// Fields of a group that computes: the IncTree context of EPIC 3.3 and 4.1 for Mode-II.
+/// Fields of a group that computes: the IncTree context of EPIC 3.3 and 4.1 for Mode-II and Mode-III.
 ///
 /// A rank has one RC QP, connected to `<mcst_id, virtual_qpn>` of its endpoint. The tree aggregates contributions on
 /// the way up and distributes the result on the way down. The switch next to a rank translates between its PSNs and the
@@ -47,7 +49,11 @@ pub struct TranslatedRule {
     /// PSN, in the group, of the first collective's control message; the same on all switches.
     #[serde(with = "text::psn", default)]
     pub start_psn: Psn,
-    /// Most packets in flight: the ring of 2MW slots of EPIC 4.3. A power of two, 2 to 32768, at least two messages.
+    /// How switches carry the connections; the same on all switches of the tree.
+    #[serde(with = "text::display", default)]
+    pub mode: CollectiveMode,
+    /// A power of two, 2 to 32768. In Mode-II the most packets in flight, the ring of 2MW slots of EPIC 4.3: at least two messages. In
+    /// Mode-III those of both pipes, 2N in EPIC 4.4: at least four and one message.
     pub slots: u16,
     /// Packets per message of the members, M; at least 1.
     #[serde(default = "default_message_packets")]
@@ -83,6 +89,7 @@ impl TranslatedRule {
     pub fn root(slots: u16) -> Self {
         Self {
             start_psn: Psn::new(0),
+            mode: CollectiveMode::default(),
             slots,
             message_packets: DEFAULT_MESSAGE_PACKETS.min(slots / 2).max(1),
             reproducible: false,
@@ -98,7 +105,7 @@ impl TranslatedRule {
         pmtu.bytes().next_multiple_of(SLOT_ALIGN)
     }
 
-    /// Packets that a slot stores: the sum and, in a reproducible group, each contribution.
+    /// Packets that a slot of contributions stores: the sum and, in a reproducible group, each contribution.
     pub const fn packets_per_slot(&self, endpoints: usize) -> usize {
         match self.reproducible {
             true => endpoints + 1,
@@ -106,9 +113,19 @@ impl TranslatedRule {
         }
     }
 
+    /// Slots of contributions, which come first: all in Mode-II, those of the aggregation pipe in Mode-III. Others store one packet.
+    pub const fn aggregation_slots(&self) -> u16 {
+        match self.mode {
+            CollectiveMode::Translated => self.slots,
+            CollectiveMode::Augmented => self.slots / 2,
+        }
+    }
+
     /// Payload bytes of all slots.
     pub const fn slot_bytes(&self, pmtu: Pmtu, endpoints: usize) -> u64 {
-        self.slots as u64 * Self::slot_stride(pmtu) as u64 * self.packets_per_slot(endpoints) as u64
+        let sums = self.aggregation_slots() as u64;
+        let packets = sums * self.packets_per_slot(endpoints) as u64 + (self.slots as u64 - sums);
+        packets * Self::slot_stride(pmtu) as u64
     }
 
     /// Bytes of group memory: slots and state. Controller and switch both use this number.
@@ -131,7 +148,10 @@ impl TranslatedRule {
         if slots < SLOTS_MIN || !slots.is_power_of_two() {
             return Some(FaultKind::NotPowerOfTwo { slots });
         }
-        let need = 2 * u32::from(message_packets);
+        let need = match self.mode {
+            CollectiveMode::Translated => 2 * u32::from(message_packets),
+            CollectiveMode::Augmented => u32::from(message_packets).max(AUGMENTED_SLOTS_MIN),
+        };
         (u32::from(slots) < need).then_some(FaultKind::TooFewSlots {
             slots,
             message_packets,
@@ -142,6 +162,9 @@ impl TranslatedRule {
     pub(super) fn read<'t>(t: &'t Table<'_>) -> (Self, Option<Value<'t>>) {
         let mut rule = Self {
             start_psn: t.get("start_psn", read_psn).unwrap_or_default(),
+            mode: t
+                .get("mode", |v| v.parsed("a mode: \"translated\" or \"augmented\""))
+                .unwrap_or_default(),
             slots: t
                 .need("slots", "a power of two, 2 to 32768", |v| Limit::SLOTS.read(v))
                 .unwrap_or_default(),
@@ -184,6 +207,7 @@ impl Fields for TranslatedRule {
     fn write(&self, group: &GroupRule, out: &mut String) {
         let Self {
             start_psn,
+            mode,
             slots,
             message_packets,
             reproducible,
@@ -195,7 +219,7 @@ impl Fields for TranslatedRule {
         line(
             out,
             format_args!(
-                "start_psn = {start_psn}\nslots = {slots}\nmessage_packets = {message_packets}\nreproducible = \
+                "start_psn = {start_psn}\nmode = \"{mode}\"\nslots = {slots}\nmessage_packets = {message_packets}\nreproducible = \
                  {reproducible}\nloss_policy = \"{loss_policy}\"\nstraggler_policy = \"{straggler_policy}\"\n\
                  ack_timeout_us = {ack_timeout_us}"
             ),
@@ -212,6 +236,9 @@ impl Fields for TranslatedRule {
         }
         if let Some(kind) = self.bad_slots() {
             fault("slots", kind);
+        }
+        if self.mode == CollectiveMode::Augmented && self.loss_policy == LossPolicy::Reflect {
+            fault("loss_policy", FaultKind::AugmentedReflects);
         }
         let (given, least) = (self.ack_timeout_us, ACK_TIMEOUT_MIN_US);
         if given < least {

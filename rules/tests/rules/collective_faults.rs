@@ -83,7 +83,7 @@ fn each_fault_has_its_position() {
         (
             "slots = 64",
             "slots = 16",
-            "6:9: groups[0].slots: 16 slots are fewer than two messages: messages of 16 packets need 32 or more",
+            "6:9: groups[0].slots: 16 slots are too few: messages of 16 packets need 32 or more",
         ),
         (
             "slots = 64",
@@ -99,6 +99,22 @@ fn each_fault_has_its_position() {
             "slots = 64",
             "slots = 64\nloss_policy = \"hope\"",
             "7:15: groups[0].loss_policy: \"hope\" is not a policy: \"repair\" or \"reflect\"",
+        ),
+        (
+            "slots = 64",
+            "slots = 64\nmode = \"both\"",
+            "7:8: groups[0].mode: \"both\" is not a mode: \"translated\" or \"augmented\"",
+        ),
+        (
+            "slots = 64",
+            "slots = 64\nmode = \"augmented\"\nloss_policy = \"reflect\"",
+            "8:15: groups[0].loss_policy: is \"reflect\": in the mode \"augmented\", each switch repairs. Give \"repair\", or the mode \
+             \"translated\"",
+        ),
+        (
+            "slots = 64",
+            "slots = 2\nmode = \"augmented\"\nmessage_packets = 1",
+            "6:9: groups[0].slots: 2 slots are too few: messages of 1 packets need 4 or more",
         ),
         (
             "slots = 64",

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use castnet_rules::{
-    BitRate, COLLECTIVE_EXAMPLE, Endpoint, ForwardingRule, GroupRule, HostEndpoint, HostPart, Ipv4Net,
-    LossPolicy, MulticastRule, NextHop, RankPart, RateLimit, RemoteMemory, RepairRule, Route, RouteHop,
-    RuleSet, StragglerPolicy, TWO_TIER_EXAMPLE, TranslatedRule,
+    BitRate, COLLECTIVE_EXAMPLE, CollectiveMode, Endpoint, ForwardingRule, GroupRule, HostEndpoint, HostPart,
+    Ipv4Net, LossPolicy, MulticastRule, NextHop, RankPart, RateLimit, RemoteMemory, RepairRule, Route,
+    RouteHop, RuleSet, StragglerPolicy, TWO_TIER_EXAMPLE, TranslatedRule,
 };
 use castnet_wire::{AnySource, MacAddr, McstId, Pmtu, PortId, Psn, Qpn};
 use proptest::prelude::*;
@@ -199,6 +199,11 @@ fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
             slots,
             message_packets: 1 + message % (slots / 2),
             reproducible,
+            mode: if !reflect && psn % 2 == 1 && slots >= 4 {
+                CollectiveMode::Augmented
+            } else {
+                CollectiveMode::Translated
+            },
             loss_policy: if reflect { LossPolicy::Reflect } else { LossPolicy::Repair },
             straggler_policy,
             ack_timeout_us: times.0,

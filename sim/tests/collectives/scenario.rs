@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{Collective, InNetworkConfig, Task};
 use castnet_planner::{Member, Request};
-use castnet_rules::{LossPolicy, RankPart, StragglerPolicy, TranslatedRule};
+use castnet_rules::{CollectiveMode, LossPolicy, RankPart, StragglerPolicy, TranslatedRule};
 use castnet_sim::{LinkProfile, RankQp};
 use castnet_topology::{End, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
@@ -131,11 +131,18 @@ impl Group {
         });
         let ranks = ranks.collect();
         let mcst_id = McstId(Ipv4Addr::new(10, number, rng.random(), 1));
+        let (start_psn, loss_policy) = (psn(rng), pick(rng, LossPolicy::ALL));
+        // Drawn from what was drawn before, so that the other values of a seed stay.
+        let augmented = loss_policy == LossPolicy::Repair && start_psn.value() % 2 == 1;
         let rule = TranslatedRule {
-            start_psn: psn(rng),
+            start_psn,
+            mode: match augmented {
+                true => CollectiveMode::Augmented,
+                false => CollectiveMode::Translated,
+            },
             message_packets: message as u16,
             reproducible,
-            loss_policy: pick(rng, LossPolicy::ALL),
+            loss_policy,
             straggler_policy: pick(rng, StragglerPolicy::ALL),
             ack_timeout_us: (4096 << timeout) / 1000,
             ..TranslatedRule::root(0)
@@ -160,6 +167,7 @@ impl Group {
                 timeout,
                 window: pick(rng, &[16, 64, 129, 1024]),
                 min_rnr_timer: rng.random_range(1..8),
+                selective_repeat: augmented && size.is_multiple_of(2),
                 ..RankQp::default()
             },
         }
@@ -189,7 +197,7 @@ impl Group {
             })
             .collect();
         format!(
-            "{}: {} ranks, PMTU {}, window {}, messages of {}, {} calls at a time, loss {}, stragglers {}, reproducible {}, PSN \
+            "{}: {} ranks, PMTU {}, window {}, messages of {}, {} calls at a time, {}, loss {}, stragglers {}, reproducible {}, PSN \
              from {}, {:?}\n  {}",
             request.name,
             request.members.len(),
@@ -197,6 +205,7 @@ impl Group {
             machine.window_packets,
             machine.message_packets,
             machine.calls_max,
+            rule.mode,
             rule.loss_policy,
             rule.straggler_policy,
             rule.reproducible,

@@ -1,8 +1,8 @@
-//! The Mode-II machine: any events from any endpoint in any order, compared with what was sent, and by which
+//! The machine of Mode-II and Mode-III: any events from any endpoint in any order, compared with what was sent, and by which
 //! endpoint.
 //!
 //! For each slot the oracle stores its packet and contributors (contract C1). For each endpoint it stores what was
-//! sent to it and what it has acknowledged (M1, M2, in both directions). It derives the position of a rank's packet
+//! sent to it and what it has acknowledged (M1, M2, in both directions); in Mode-III also what was accepted from it. It derives the position of a rank's packet
 //! from all collectives since the group began; the machine derives it from the last acknowledged packet.
 
 mod events;
@@ -12,10 +12,11 @@ mod paths;
 use crate::driver::{print_step, reached};
 use castnet_collective::translated::{Effect, Effects, Event};
 use castnet_collective::{
-    EndpointId, EndpointKind, EndpointSet, Translated, TranslatedConfig, TranslatedStatus,
+    CollectiveMode, EndpointId, EndpointKind, EndpointSet, Translated, TranslatedConfig, TranslatedStatus,
 };
 use castnet_wire::{Call, Nanos, Primitive, Psn, Syndrome};
 use events::config;
+use std::collections::BTreeSet;
 use std::mem::discriminant;
 use std::ops::Range;
 
@@ -86,6 +87,8 @@ struct World {
     past: Vec<Past>,
     slots: Vec<Option<Held>>,
     known: Vec<Known>,
+    /// Mode-III: the accepted packets.
+    accepted: BTreeSet<(EndpointId, u64)>,
     finished: u64,
 }
 
@@ -108,6 +111,7 @@ impl World {
             past: Vec::new(),
             slots: vec![None; machine.slots().into()],
             known: vec![Known::default(); config.endpoints.len()],
+            accepted: BTreeSet::new(),
             finished: 0,
             machine,
             config,
@@ -287,12 +291,66 @@ impl World {
                 let confirmed = status.endpoints[from.index()].packets.0;
                 self.sent_at(from, unwrapped(psn, confirmed, sq_psn.add(confirmed as i32))?)
             }
-            EndpointKind::Switch => unwrapped(psn, status.finished, status.base),
+            EndpointKind::Switch => self.unwrapped_near(psn, status.endpoints[from.index()].expected, status),
+        }
+    }
+
+    fn is_augmented(&self) -> bool {
+        self.config.mode == CollectiveMode::Augmented
+    }
+
+    /// The position of a PSN between switches: near what the endpoint was at in Mode-III, whose pipes may be far apart.
+    fn unwrapped_near(&self, psn: Psn, near: Psn, status: &TranslatedStatus) -> Option<u64> {
+        if !self.is_augmented() {
+            return unwrapped(psn, status.finished, status.base);
+        }
+        unwrapped(psn, unwrapped(near, status.finished, status.base)?, near)
+    }
+
+    /// The slot of a position.
+    fn slot(&self, g: u64, of_results: bool) -> u64 {
+        let all = self.slots.len() as u64;
+        match (self.is_augmented(), of_results) {
+            (false, _) => g % all,
+            (true, false) => g % (all / 2),
+            (true, true) => all / 2 + g % (all / 2),
+        }
+    }
+
+    /// EPIC H.4: nothing is written over a result that some receiver has not acknowledged.
+    fn check_overwritten(&self, slot: usize) {
+        let Some(held) = self.slots[slot].filter(|_| self.is_augmented()) else {
+            return;
+        };
+        let past = self.collective_at(held.g).expect("a collective");
+        let receivers = match past.call.primitive {
+            Primitive::AllReduce => self.config.parent.map_or_else(
+                || EndpointSet::first(self.config.endpoints.len()),
+                |parent| EndpointSet::first(self.config.endpoints.len()).without(parent),
+            ),
+            _ => self.receivers(&past.call, past.block_of(held.g)),
+        };
+        for e in receivers {
+            let number = match self.config.endpoints[e.index()].kind {
+                EndpointKind::Rank { .. } => self.count(e, false, held.g),
+                EndpointKind::Switch => held.g,
+            };
+            assert!(
+                number < self.known[e.index()].acknowledged,
+                "H.4: {held:?} is overwritten, and {e} has not acknowledged it"
+            );
         }
     }
 
     fn carry_out(&mut self, effects: &[Effect], cause: Option<(Event, Option<u64>)>) {
         for effect in effects {
+            if let (
+                Effect::Aggregate { .. } | Effect::Store { .. } | Effect::Merged,
+                Some((Event::Data { from, .. } | Event::Control { from, .. }, Some(g))),
+            ) = (effect, cause)
+            {
+                self.accepted.insert((from, g));
+            }
             match *effect {
                 Effect::Aggregate {
                     slot, from, first, ..
@@ -301,7 +359,8 @@ impl World {
                     let (Some((Event::Data { from, .. }, Some(g))), at) = (cause, usize::from(slot)) else {
                         panic!("no packet to store");
                     };
-                    assert_eq!(g % self.slots.len() as u64, u64::from(slot));
+                    assert_eq!(self.slot(g, true), u64::from(slot));
+                    self.check_overwritten(at);
                     let from = EndpointSet::only(from);
                     self.slots[at] = Some(Held {
                         g,
@@ -329,6 +388,13 @@ impl World {
                 } => self.acknowledge(to, psn, syndrome),
                 Effect::Stalled { waiting_for, .. } => assert!(!waiting_for.is_empty()),
                 Effect::Cnp { to } => assert!(!to.is_empty()),
+                Effect::HandOver { from, to } => {
+                    let held = self.slots[usize::from(from)].expect("a sum");
+                    assert!(self.is_augmented() && self.config.parent.is_none());
+                    assert_eq!(self.slot(held.g, true), u64::from(to));
+                    self.check_overwritten(to.into());
+                    self.slots[usize::from(to)] = Some(held);
+                }
                 Effect::Complete { .. }
                 | Effect::Merged
                 | Effect::Absorb
@@ -344,7 +410,7 @@ impl World {
         let Some((Event::Data { from: sender, .. }, Some(g))) = cause else {
             panic!("no packet to add");
         };
-        assert_eq!((sender, g % self.slots.len() as u64), (from, slot.into()));
+        assert_eq!((sender, self.slot(g, false)), (from, slot.into()));
         let slot = &mut self.slots[usize::from(slot)];
         if first {
             assert!(slot.is_none_or(|held| held.g < g), "C1: contributions are lost");
@@ -445,6 +511,15 @@ impl World {
     }
 
     fn check_acknowledged(&self, sender: EndpointId, past: &Past, g: u64) {
+        if self.is_augmented() {
+            let block = past.block(past.block_of(g));
+            let first = if g == past.start { g } else { block.start };
+            let missing = (first..=g).find(|&g| !self.accepted.contains(&(sender, g)));
+            return assert_eq!(
+                missing, None,
+                "it is acknowledged to {sender}, and was not accepted"
+            );
+        }
         let parent = self.config.parent;
         let up_down = g == past.start || past.call.primitive == Primitive::AllReduce;
         let deciders = match up_down {
@@ -477,18 +552,22 @@ impl World {
             return;
         };
         let all_of_it = u64::from(syndrome == Syndrome::Ack);
-        let known = &mut self.known[from.index()];
+        let known = self.known[from.index()];
         let upto = match state.kind {
             EndpointKind::Rank { rq_psn, .. } => {
                 let acked = state.packets.1;
                 unwrapped(psn, acked, rq_psn.add(acked as i32)).map(|d| d + all_of_it)
             }
             EndpointKind::Switch if all_of_it == 0 => None,
-            EndpointKind::Switch => unwrapped(psn, status.finished, status.base).map(|g| g + 1),
+            EndpointKind::Switch => {
+                let g = self.unwrapped_near(psn, state.unacknowledged, status);
+                g.map(|g| g + 1)
+            }
         };
         // An acknowledgement of unsent packets must be ignored. Skipped positions are not packets.
         let beyond = |upto: u64| is_rank(state.kind) && upto > known.sent_to;
         if let Some(upto) = upto.filter(|&upto| !beyond(upto)) {
+            let known = &mut self.known[from.index()];
             known.acknowledged = known.acknowledged.max(upto);
         }
     }
@@ -505,10 +584,10 @@ impl World {
             discriminant(event),
             drop,
             primitive,
-            self.config.loss,
+            (self.config.loss, self.config.mode),
             self.config.parent,
         ));
-        reached((discriminant(event), kinds, self.config.loss));
+        reached((discriminant(event), kinds, self.config.loss, self.config.mode));
         let flight = status.collectives.len().min(3);
         reached((
             flight,

@@ -23,11 +23,18 @@ fn main() -> ExitCode {
         ALL_FAULTS,
     ]
     .concat();
-    let in_network = [collectives::REPAIR, collectives::REFLECT, collectives::STRAGGLERS].concat();
+    let in_network = [
+        collectives::REPAIR,
+        collectives::REFLECT,
+        collectives::STRAGGLERS,
+        collectives::AUGMENTED,
+    ]
+    .concat();
+    let in_network_full = [&in_network, collectives::FULL, collectives::AUGMENTED_FULL].concat();
     let (multicast, in_network) = match std::env::args().nth(1).as_deref() {
         None => (multicast, in_network),
         Some("collectives") => (vec![], in_network),
-        Some("collectives-full") => (vec![], [&in_network, collectives::FULL].concat()),
+        Some("collectives-full") => (vec![], in_network_full),
         Some("full") => (
             [
                 &multicast,
@@ -38,7 +45,7 @@ fn main() -> ExitCode {
                 FULL,
             ]
             .concat(),
-            [&in_network, collectives::FULL].concat(),
+            in_network_full,
         ),
         Some(other) => {
             eprintln!("unknown argument {other}: nothing, `full`, `collectives` or `collectives-full`");
@@ -60,7 +67,7 @@ fn main() -> ExitCode {
     }
     if in_network.count() > 0 {
         for (primitive, states, unique) in collectives::EPIC_TABLE_8 {
-            let name = format!("{primitive}: EPIC's table 8, Mode-II, for comparison");
+            let name = format!("{primitive}: EPIC's table 8, for comparison");
             println!("{name:58} {states:>11} states {unique:>10} unique");
         }
     }

@@ -2,7 +2,10 @@
 //! written to standard error, which the test harness does not capture. Ranks send fewer packets here than the three
 //! of EPIC's appendix H, which `cargo run --release -p castnet-model -- collectives` explores.
 
-use castnet_model::collectives::{Collective, Fault, REFLECT, REPAIR, Run, STRAGGLERS, with_fault};
+use castnet_collective::translated::CollectiveMode::{self, Augmented, Translated};
+use castnet_model::collectives::{
+    AUGMENTED, Collective, Fault, REFLECT, REPAIR, Run, STRAGGLERS, with_fault,
+};
 use castnet_model::report::{Outcome, Until, explore};
 use std::io::Write;
 
@@ -32,10 +35,15 @@ fn late_ranks_barriers_and_ranks_that_disagree() {
     assert_sound(STRAGGLERS, 2);
 }
 
-fn assert_finds(fault: Fault, property: &str) {
+#[test]
+fn switches_that_acknowledge_at_each_hop() {
+    assert_sound(AUGMENTED, 1);
+}
+
+fn assert_finds(fault: Fault, mode: CollectiveMode, property: &str) {
     let outcome: Outcome = explore(
         format!("{fault:?}"),
-        Collective::new(with_fault(fault)),
+        Collective::new(with_fault(fault, mode)),
         Until::Fault,
         1,
     );
@@ -49,11 +57,18 @@ fn assert_finds(fault: Fault, property: &str) {
 /// The checker can fail: with hop-by-hop acknowledgements, data is lost after its sender got the ACK.
 #[test]
 fn a_premature_ack_is_found() {
-    assert_finds(Fault::AckAtOnce, "nothing is acknowledged before");
+    assert_finds(Fault::AckAtOnce, Translated, "nothing is acknowledged before");
+}
+
+/// Also in Mode-III, where what is acknowledged and not stored never comes again.
+#[test]
+fn an_ack_of_what_was_not_accepted_is_found() {
+    assert_finds(Fault::AckAtOnce, Augmented, "C2");
 }
 
 /// Without CheckDuplicate a repeated contribution is added twice.
 #[test]
 fn a_contribution_that_is_added_twice_is_found() {
-    assert_finds(Fault::AddAgain, "C1");
+    assert_finds(Fault::AddAgain, Translated, "C1");
+    assert_finds(Fault::AddAgain, Augmented, "C1");
 }

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{Collective, HostBasedConfig, InNetworkConfig, Machine, Task};
 use castnet_planner::{Member, Request};
-use castnet_rules::{LossPolicy, TranslatedRule};
+use castnet_rules::{CollectiveMode, LossPolicy, TranslatedRule};
 use castnet_sim::{End, LinkProfile, RankQp, SimConfig, Simulation};
 use castnet_topology::{End as LinkEnd, LinkId, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
@@ -39,6 +39,8 @@ pub(crate) struct Setting {
 pub(crate) enum Method {
     /// In the switch, by EPIC Mode-II.
     Epic(LossPolicy),
+    /// In the switch, by EPIC Mode-III. The ranks retransmit one packet for a NAK.
+    Augmented,
     /// In the switch, but the Broadcasts of an AllGather are sequential: each begins when the previous is acknowledged.
     InTurn,
     /// By CommLib's algorithms: rings, except for Reduce, Broadcast and Barrier, which follow appendix K.
@@ -158,8 +160,10 @@ pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Erro
     };
     let mut sim = Simulation::new(&topology, config, ())?;
     match method {
-        Method::Epic(policy) => join(&mut sim, &topology, &hosts, setting, policy)?,
-        Method::InTurn => join(&mut sim, &topology, &hosts, setting, LossPolicy::Repair)?,
+        Method::Epic(policy) => join(&mut sim, &topology, &hosts, setting, policy, method)?,
+        Method::InTurn | Method::Augmented => {
+            join(&mut sim, &topology, &hosts, setting, LossPolicy::Repair, method)?
+        }
         Method::Ring | Method::Steps | Method::Ideal { .. } => {
             wire_up(&mut sim, &hosts, setting, method, collective)?
         }
@@ -195,10 +199,15 @@ fn join(
     hosts: &[String],
     setting: Setting,
     loss_policy: LossPolicy,
+    method: Method,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let ranks = hosts.iter().map(|h| Member::new(h, Qpn::new(17))).collect();
     let mcst_id = McstId(Ipv4Addr::new(10, 255, 0, 1));
     let rule = TranslatedRule {
+        mode: match method {
+            Method::Augmented => CollectiveMode::Augmented,
+            _ => CollectiveMode::Translated,
+        },
         loss_policy,
         message_packets: setting.message_packets as u16,
         ack_timeout_us: (4096 << setting.timeout) / 1000,
@@ -210,7 +219,11 @@ fn join(
         message_packets: setting.message_packets,
         ..InNetworkConfig::new(0, RANKS)
     };
-    sim.join_group(topology, &request, machine, qp(setting))?;
+    let qp = RankQp {
+        selective_repeat: method == Method::Augmented,
+        ..qp(setting)
+    };
+    sim.join_group(topology, &request, machine, qp)?;
     Ok(())
 }
 

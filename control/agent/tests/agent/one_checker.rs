@@ -246,7 +246,7 @@ const SUMS: [Case<GroupRule>; 19] = [
         (host(g, 1).ip, host(g, 1).qpn) = (first.ip, first.qpn);
     }),
     ("is no power of two", |g| sums(g).slots = 48),
-    ("fewer than two messages", |g| sums(g).slots = 16),
+    ("16 slots are too few", |g| sums(g).slots = 16),
     ("a message has at least 1 packet", |g| sums(g).message_packets = 0),
     ("give at least 4 microseconds", |g| sums(g).ack_timeout_us = 3),
     ("give at least 1 millisecond", |g| g.stall_timeout_ms = 0),

@@ -9,11 +9,13 @@ use castnet_console::columns;
 use castnet_console::output::Page;
 use castnet_console::units::{count, span};
 use castnet_proto::convert::call_from_proto;
-use castnet_rules::{DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, LossPolicy, StragglerPolicy};
+use castnet_rules::{
+    CollectiveMode, DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, LossPolicy, StragglerPolicy,
+};
 use serde::Serialize;
 
 use super::facts::Facts;
-pub(crate) use args::CollectiveArgs;
+pub(crate) use args::{CollectiveArgs, mode};
 
 /// Defaults of `castnet host allreduce`.
 const DEFAULT_PMTU: u32 = 1024;
@@ -43,6 +45,7 @@ pub(super) fn policies_of_rule(rule: &api::GroupRule) -> api::CollectiveSettings
     let kind = rule.translated().copied().unwrap_or_default();
     api::CollectiveSettings {
         reproducible: Some(kind.reproducible),
+        mode: kind.mode,
         loss_policy: kind.loss_policy,
         straggler_policy: kind.straggler_policy,
         ack_timeout_us: kind.ack_timeout_us,
@@ -56,6 +59,10 @@ pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings) {
         true => "in rank order (reproducible)",
         false => "as they come",
     };
+    let mode = match settings.mode() {
+        api::CollectiveMode::Augmented => CollectiveMode::Augmented,
+        _ => CollectiveMode::Translated,
+    };
     let loss = match settings.loss_policy() {
         api::CollectiveLossPolicy::Reflect => LossPolicy::Reflect.name(),
         _ => LossPolicy::Repair.name(),
@@ -67,6 +74,7 @@ pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings) {
     };
     let (ack, stall) = (settings.ack_timeout_us, settings.stall_timeout_ms);
     let ack_text = format!("{} us", count(ack.into()));
+    facts.add("mode", "mode", mode.name());
     facts.add_as("reproducible", settings.reproducible(), "contributions", order);
     facts.add("loss_policy", "losses", loss);
     facts.add("straggler_policy", "stragglers", straggler);
@@ -92,6 +100,9 @@ pub(super) fn rank_flags(settings: &api::CollectiveSettings) -> String {
         flags.push_str(" --reproducible");
     }
     let mut add = |flag: &str, value: &dyn std::fmt::Display| flags += &format!(" {flag} {value}");
+    if settings.mode() == api::CollectiveMode::Augmented {
+        add("--mode", &CollectiveMode::Augmented);
+    }
     if settings.loss_policy() == api::CollectiveLossPolicy::Reflect {
         add("--loss", &LossPolicy::Reflect);
     }
@@ -167,6 +178,11 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(rank_flags(&defaults), "");
+        let augmented = api::CollectiveSettings {
+            mode: api::CollectiveMode::Augmented.into(),
+            ..defaults
+        };
+        assert_eq!(rank_flags(&augmented), " --mode augmented");
         let other = api::CollectiveSettings {
             pmtu: 4096,
             window_packets: 8,

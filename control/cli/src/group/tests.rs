@@ -51,12 +51,13 @@ fn disagreement() -> api::Disagreement {
 
 fn policies() -> Value {
     json!({
-        "reproducible": true, "loss_policy": "reflect", "straggler_policy": "rnr", "ack_timeout_us": 67108,
+        "mode": "translated", "reproducible": true, "loss_policy": "reflect", "straggler_policy": "rnr", "ack_timeout_us": 67108,
         "stall_timeout_ms": 1500, "pmtu": 4096, "message_packets": 32,
     })
 }
 
-const POLICIES: [&str; 5] = [
+const POLICIES: [&str; 6] = [
+    "mode translated",
     "contributions in rank order (reproducible)",
     "losses reflect",
     "stragglers rnr",
@@ -95,6 +96,7 @@ async fn a_collective_group_is_shown_with_its_policies_and_who_conflicts() {
         ack_timeout_us: 67_108,
         stall_timeout_ms: 1500,
         lanes: 1,
+        mode: api::CollectiveMode::Translated as i32,
         rate_limit: Some(api::RateLimit {
             bits_per_second: 400_000_000,
             burst_bytes: 256 << 10,

@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use castnet_comm::machine::Collective;
 use castnet_comm::{
-    CommConfig, DataType, Fallback, LossPolicy, Operation, Progress, Secret, StragglerPolicy, Timeouts,
+    CollectiveMode, CommConfig, DataType, Fallback, LossPolicy, Operation, Progress, Secret, StragglerPolicy,
+    Timeouts,
 };
 use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
@@ -130,6 +131,10 @@ struct NetworkArgs {
     /// Integer sums saturate instead of wrapping
     #[arg(long)]
     saturate: bool,
+    /// How switches carry the connections: translated (a rank's packet is acknowledged when its receivers have the result) or augmented
+    /// (each switch acknowledges and repeats what it has stored) [default: as an existing group does, translated for a new one]
+    #[arg(long, value_name = "MODE", value_parser = crate::group::mode)]
+    mode: Option<CollectiveMode>,
     /// Which side repairs losses: repair (the switch) or reflect (the hosts)
     #[arg(long, value_name = "POLICY", default_value_t = LossPolicy::Repair)]
     loss: LossPolicy,
@@ -462,6 +467,7 @@ impl RankArgs {
         config.rate_limit = network.rate.limit();
         config.reproducible = network.reproducible;
         config.saturate = network.saturate;
+        config.mode = network.mode;
         config.loss = network.loss;
         config.straggler = network.straggler;
         config.qp_timeout = network.qp.qp_timeout;

@@ -23,10 +23,10 @@ impl<const W: usize> Translated<W> {
         wire(self.cold().start_psn, g)
     }
 
-    /// The position of a group's PSN, as distance from `base`.
+    /// The position of a group's PSN, which is near `near`. `None` before the first position.
     #[inline]
-    pub(super) fn ahead_of_base(&self, psn: Psn) -> i64 {
-        i64::from(psn.diff(self.wire_g(self.base)))
+    pub(super) fn unfold(&self, near: u64, psn: Psn) -> Option<u64> {
+        near.checked_add_signed(psn.diff(self.wire_g(near)).into())
     }
 
     /// The PSN `u` of the packet `index` of a host.
@@ -58,13 +58,20 @@ impl<const W: usize> Translated<W> {
                     None => Location::Unknown,
                 }
             }
-            EndpointKind::Switch => match u64::try_from(self.ahead_of_base(psn)) {
-                Err(_) => Location::Done {
-                    newest: self.wire_g(receiving.confirmed).prev() == psn,
-                },
-                Ok(ahead) if self.base + ahead <= self.calls.end() => Location::At(self.base + ahead),
-                Ok(_) => Location::Unknown,
-            },
+            EndpointKind::Switch => {
+                // The pipes of Mode-III may be further apart than PSNs can be compared, but not the packets of one neighbour.
+                let (near, lowest) = match self.is_augmented() {
+                    true => (receiving.expected, receiving.confirmed),
+                    false => (self.base, self.base),
+                };
+                match self.unfold(near, psn) {
+                    Some(g) if g > self.calls.end() => Location::Unknown,
+                    Some(g) if g >= lowest => Location::At(g),
+                    _ => Location::Done {
+                        newest: self.wire_g(receiving.confirmed).prev() == psn,
+                    },
+                }
+            }
         }
     }
 
@@ -87,7 +94,7 @@ impl<const W: usize> Translated<W> {
         Header {
             machine: self,
             g,
-            at: self.base.saturating_add_signed(self.ahead_of_base(g)),
+            at: self.unfold(self.base, g).unwrap_or(0),
         }
     }
 

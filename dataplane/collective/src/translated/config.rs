@@ -3,7 +3,7 @@
 use super::EndpointId;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use castnet_wire::{LossPolicy, Nanos, Psn, StragglerPolicy};
+use castnet_wire::{CollectiveMode, LossPolicy, Nanos, Psn, StragglerPolicy};
 
 /// The context of one group at one switch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -14,8 +14,8 @@ pub struct TranslatedConfig {
     pub parent: Option<EndpointId>,
     /// The group's PSN of the first collective's control message.
     pub start_psn: Psn,
-    /// Most packets in flight, rounded up to a power of two from 2 to 32768: at least two windows of the hosts. With two messages no
-    /// packet is ever refused, because hosts acknowledge at the ends of messages.
+    /// Slots, rounded up to a power of two from 2 to 32768. In Mode-II, at least two windows of the hosts: with two messages more, no
+    /// packet is ever refused, because hosts acknowledge at the ends of messages. In Mode-III, half of them belong to each pipe.
     pub slots: u16,
     /// Packets of a full message, the paper's `M`; 0 if the data of a collective is one message.
     pub message_packets: u16,
@@ -25,7 +25,9 @@ pub struct TranslatedConfig {
     pub reproducible: bool,
     /// Most collectives in flight, rounded as `slots`. With the value of `slots` none is ever refused, since each needs a slot.
     pub collectives_max: u16,
-    /// The policy of loss repair.
+    /// Mode-II or Mode-III.
+    pub mode: CollectiveMode,
+    /// The policy of loss repair. Mode-III always repairs.
     pub loss: LossPolicy,
     /// The policy for ranks that wait for another one.
     pub straggler: StragglerPolicy,

@@ -5,6 +5,7 @@ use super::calls::{Flow, NO_SHAPE, Role};
 use super::emission::Readiness;
 use super::endpoint::Receiving;
 use super::machine::{Translated, emit};
+use super::pipe::Pipe;
 use super::slot::{Phase, Slots};
 use super::{CallId, Effect, Effects, EndpointId, EndpointKind, EndpointSet, PacketShape, Refusal};
 use crate::prefetch::Prefetch;
@@ -18,6 +19,7 @@ pub struct Nexts<'a, const W: usize = 1> {
     only: EndpointSet<W>,
     children: EndpointSet<W>,
     repairing: bool,
+    augmented: bool,
     sq_psn: Psn,
     end: u64,
     call: &'a Call,
@@ -41,10 +43,12 @@ impl<const W: usize> Nexts<'_, W> {
         if psn != wire(self.sq_psn, expected_u) || g >= self.end {
             return None;
         }
-        let number = self.slots.number(g);
-        let slot = self.slots.at_mut(g);
+        let number = self.slots.number(Pipe::Aggregation, g);
+        let slot = self.slots.at_mut(Pipe::Aggregation, g);
         let contributed = slot.contributed.or(self.only);
         if slot.contributed.is_empty()
+            // In Mode-III it is answered.
+            || (ack_request && self.augmented)
             || contributed == slot.contributed
             || slot.shape != shape
             || self.children.minus(contributed).is_empty()
@@ -80,8 +84,8 @@ impl<const W: usize> Translated<W> {
         let call = self.calls.oldest();
         by.prefetch(&call.start);
         by.prefetch(&call.call);
-        by.prefetch(self.slots.at(g));
-        Some(self.slots.number(g))
+        by.prefetch(self.slots.at(Pipe::Aggregation, g));
+        Some(self.slots.number(Pipe::Aggregation, g))
     }
 
     /// The fast path of contributions: a host's next packets to slots that have contributions and stay incomplete. `None` if the next
@@ -91,7 +95,7 @@ impl<const W: usize> Translated<W> {
         let EndpointKind::Rank { sq_psn, .. } = self.cold().endpoints.get(from.index())?.kind else {
             return None;
         };
-        let (window_end, children) = (self.window_end(), self.cold().children);
+        let (window_end, children) = (self.window_end(Pipe::Aggregation), self.cold().children);
         let Receiving {
             expected: g,
             seen,
@@ -112,6 +116,7 @@ impl<const W: usize> Translated<W> {
         }
         Some(Nexts {
             repairing: self.is_repairing(),
+            augmented: self.is_augmented(),
             receiving: &mut self.endpoints.get_mut(from.index())?.receiving,
             slots: &mut self.slots,
             only: EndpointSet::only(from),
@@ -124,13 +129,13 @@ impl<const W: usize> Translated<W> {
 
     pub(super) fn on_data(
         &mut self,
+        now: Nanos,
         from: EndpointId,
         psn: Psn,
-        shape: PacketShape,
-        ack_request: bool,
+        (shape, ack_request): (PacketShape, bool),
         out: &mut Effects<W>,
     ) {
-        let Some(g) = self.admit(from, psn, ack_request, out) else {
+        let Some(g) = self.admit(now, from, psn, ack_request, out) else {
             return;
         };
         let known = match self.kind(from) {
@@ -144,12 +149,13 @@ impl<const W: usize> Translated<W> {
         if g == call.start || !call.involves(from, Role::Sends, g) {
             return emit(out, Effect::Drop(DropReason::ContributionMismatch));
         }
-        if self.slots.check_duplicate(g, from) {
+        let (flow, part_end) = (call.flow(g), call.part_end(g));
+        let pipe = self.pipe_in(flow, from);
+        if g < self.psn_start(pipe) || self.slots.check_duplicate(pipe, g, from) {
             return self.on_repeat(from, g, ack_request, out);
         }
-        let (flow, part_end) = (call.flow(g), call.part_end(g));
         let kernel = CallId(index as u16);
-        let slot = self.slots.at(g);
+        let slot = self.slots.at(pipe, g);
         // The contribution in the slot has been checked against the rule.
         if slot.contributed.is_empty() || slot.shape != shape {
             let cold = self.cold();
@@ -167,16 +173,17 @@ impl<const W: usize> Translated<W> {
                 return self.refuse(from, g, (call.control.sequence, why), out);
             }
         }
-        let number = self.slots.number(g);
+        let number = self.slots.number(pipe, g);
         if flow == Flow::UpDown && self.is_parent(from) {
-            if slot.phase != Phase::Partial {
+            if !self.awaits_result(g) {
                 return emit(out, Effect::Drop(DropReason::Stale));
             }
+            self.slots.at_mut(pipe, g).shape = shape;
             emit(out, Effect::Store { slot: number });
-            self.take_result(g, from);
+            self.take_result(now, g, from);
         } else {
-            self.slots.at_mut(g).shape = shape;
-            let aggregated = self.slots.aggregate_data(g, from, self.inputs(flow));
+            self.slots.at_mut(pipe, g).shape = shape;
+            let aggregated = self.slots.aggregate_data(pipe, g, from, self.inputs(flow));
             if matches!(flow, Flow::Scatter(_)) {
                 emit(out, Effect::Store { slot: number });
             } else {
@@ -198,7 +205,7 @@ impl<const W: usize> Translated<W> {
                 self.complete(g, flow);
             }
         }
-        self.record_received(from, g, part_end, ack_request);
+        self.record_received(from, (pipe, g), part_end, ack_request);
     }
 
     pub(super) fn on_control(
@@ -210,7 +217,7 @@ impl<const W: usize> Translated<W> {
         ack_request: bool,
         out: &mut Effects<W>,
     ) {
-        let Some(g) = self.admit(from, psn, ack_request, out) else {
+        let Some(g) = self.admit(now, from, psn, ack_request, out) else {
             return;
         };
         if let Err(reason) = self.check_control(from, g, control) {
@@ -221,27 +228,31 @@ impl<const W: usize> Translated<W> {
         }
         let index = match self.calls.find(g) {
             Some(index) => index,
-            None if self.calls.is_full() => return self.refuse_early(from, g, out),
+            None if self.calls.is_full() => return self.refuse_early(now, from, g, out),
             None => match self.open(now, control) {
                 Ok(index) => index,
                 Err(reason) => return emit(out, Effect::Drop(reason)),
             },
         };
-        if self.slots.check_duplicate(g, from) {
+        let pipe = self.pipe_in(Flow::UpDown, from);
+        if g < self.psn_start(pipe) || self.slots.check_duplicate(pipe, g, from) {
             return self.on_repeat(from, g, ack_request, out);
         }
         if self.is_parent(from) {
-            if self.slots.at(g).phase != Phase::Partial {
+            if !self.awaits_result(g) {
                 return emit(out, Effect::Drop(DropReason::Stale));
             }
             emit(out, Effect::Merged);
             self.calls.get_mut(index).control = *control;
-            self.take_result(g, from);
+            self.slots.at_mut(pipe, g).shape = NO_SHAPE;
+            self.take_result(now, g, from);
         } else {
             emit(out, Effect::Merged);
-            self.slots.at_mut(g).shape = NO_SHAPE;
+            self.slots.at_mut(pipe, g).shape = NO_SHAPE;
             self.calls.get_mut(index).control.merge(control);
-            let aggregated = self.slots.aggregate_data(g, from, self.inputs(Flow::UpDown));
+            let aggregated = self
+                .slots
+                .aggregate_data(pipe, g, from, self.inputs(Flow::UpDown));
             if aggregated.complete {
                 self.complete(g, Flow::UpDown);
             }
@@ -256,16 +267,28 @@ impl<const W: usize> Translated<W> {
                 self.fail(g + 1);
             }
             // Before all control messages are received, the ranks of a conflict depend on the order of arrival.
-            if self.slots.at(g).phase == Phase::Result {
+            let is_final = match self.slots.at(pipe, g).phase {
+                Phase::Filling => false,
+                Phase::Partial => self.cold().parent.is_none(),
+                Phase::Result => true,
+            };
+            if is_final {
                 emit(out, Effect::Conflict { control });
             }
         }
-        self.record_received(from, g, g + 1, ack_request);
+        self.record_received(from, (pipe, g), g + 1, ack_request);
     }
 
     /// The position of a packet that can be handled. A finished one is acknowledged again; one too far ahead is refused.
     #[inline]
-    fn admit(&mut self, from: EndpointId, psn: Psn, ack_request: bool, out: &mut Effects<W>) -> Option<u64> {
+    fn admit(
+        &mut self,
+        now: Nanos,
+        from: EndpointId,
+        psn: Psn,
+        ack_request: bool,
+        out: &mut Effects<W>,
+    ) -> Option<u64> {
         match self.locate(from, psn) {
             Location::Done { newest } => {
                 if ack_request || newest {
@@ -275,7 +298,7 @@ impl<const W: usize> Translated<W> {
             Location::Unknown if self.limit != u64::MAX => emit(out, Effect::Drop(DropReason::GroupFailed)),
             Location::Unknown => self.control_missing(from, out),
             Location::At(g) if g >= self.limit => emit(out, Effect::Drop(DropReason::GroupFailed)),
-            Location::At(g) if g >= self.window_end() => self.refuse_early(from, g, out),
+            Location::At(g) if g >= self.window_for(from, g) => self.refuse_early(now, from, g, out),
             Location::At(g) => return Some(g),
         }
         None
@@ -340,6 +363,7 @@ impl<const W: usize> Translated<W> {
             self.blamed.insert(from);
             emit(out, Effect::Refused { from, sequence, why });
         }
+        self.confirm_received(from);
         if self.endpoint(from).receiving.confirmed == g {
             self.acknowledge(from, Syndrome::Nak(NakCode::InvalidRequest), out);
         }
@@ -355,28 +379,34 @@ impl<const W: usize> Translated<W> {
     }
 
     fn complete(&mut self, g: u64, flow: Flow) {
-        let goes_up = flow == Flow::UpDown && self.cold().parent.is_some();
-        self.slots.at_mut(g).phase = if goes_up { Phase::Partial } else { Phase::Result };
-        let to = match self.cold().parent {
-            Some(parent) if goes_up => EndpointSet::only(parent),
-            _ => self.outputs(flow),
+        let (parent, is_augmented) = (self.cold().parent, self.is_augmented());
+        let is_sum = flow == Flow::UpDown && (parent.is_some() || is_augmented);
+        let pipe = match flow {
+            Flow::Scatter(_) if is_augmented => Pipe::Broadcast,
+            _ => Pipe::Aggregation,
         };
-        self.ready(g, to);
+        self.slots.at_mut(pipe, g).phase = if is_sum { Phase::Partial } else { Phase::Result };
+        match parent {
+            Some(parent) if is_sum => self.ready(g, EndpointSet::only(parent)),
+            // `hand_over` follows.
+            None if is_sum => {}
+            _ => self.ready(g, self.outputs(flow)),
+        }
     }
 
-    fn take_result(&mut self, g: u64, parent: EndpointId) {
-        let slot = self.slots.at_mut(g);
+    fn take_result(&mut self, now: Nanos, g: u64, parent: EndpointId) {
+        let slot = self.slots.at_mut(self.pipe_in(Flow::UpDown, parent), g);
         slot.phase = Phase::Result;
         slot.contributed.insert(parent);
-        self.answered(parent);
+        self.answered(now, parent);
         self.ready(g, self.cold().children);
     }
 
     /// Marks those of `to` as pending for which `g` is next. `g` is in the window and ready for all of them.
-    fn ready(&mut self, g: u64, to: EndpointSet<W>) {
+    pub(super) fn ready(&mut self, g: u64, to: EndpointSet<W>) {
         for endpoint in to {
             let sending = &self.endpoint(endpoint).sending;
-            if sending.next == g && !sending.is_held(g) && !self.rnr_waiting.contains(endpoint) {
+            if sending.next == g && !self.is_held(endpoint, g) && !self.rnr_waiting.contains(endpoint) {
                 debug_assert_eq!(self.readiness(endpoint, g), Readiness::Ready);
                 self.pending.insert(endpoint);
             }
@@ -385,9 +415,15 @@ impl<const W: usize> Translated<W> {
 
     /// Moves the expected position past `g`, and requests missing packets before it. The endpoint sends all packets up to `part_end`.
     #[inline]
-    fn record_received(&mut self, from: EndpointId, g: u64, part_end: u64, ack_request: bool) {
+    fn record_received(
+        &mut self,
+        from: EndpointId,
+        (pipe, g): (Pipe, u64),
+        part_end: u64,
+        ack_request: bool,
+    ) {
         // For a result, the AckReq of the parent counts, too.
-        self.slots.at_mut(g).ack_request |= ack_request;
+        self.slots.at_mut(pipe, g).ack_request |= ack_request;
         let is_rank = self.is_rank(from);
         let receiving = &self.endpoint(from).receiving;
         let (mut expected, mut count) = (receiving.expected, 0);
@@ -398,8 +434,7 @@ impl<const W: usize> Translated<W> {
                 expected = self.calls.settle(from, Role::Sends, expected);
             }
             count = 1;
-            let end = self.window_end().min(self.calls.end());
-            while more && expected < end && self.slots.check_duplicate(expected, from) {
+            while more && self.has_received(expected, from) {
                 expected = self.calls.settle(from, Role::Sends, expected + 1);
                 count += 1;
             }
@@ -416,11 +451,16 @@ impl<const W: usize> Translated<W> {
             if repairing {
                 receiving.nak_sent = false;
             }
-            // A host repeats all unacknowledged packets on its own. From a switch, each missing packet is requested.
-            if is_rank {
+            let fills_gap = receiving.seen > g + 1;
+            if self.is_augmented() && (ack_request || fills_gap) {
+                self.acknowledge_received(from);
+            }
+            // In Mode-II a host repeats all unacknowledged packets on its own. Otherwise, each missing packet is requested.
+            if is_rank && !self.is_augmented() {
                 return;
             }
         }
+        let receiving = &self.endpoint(from).receiving;
         if receiving.expected < receiving.seen {
             self.gap(from);
         }
@@ -438,8 +478,12 @@ impl<const W: usize> Translated<W> {
         self.gap(from);
     }
 
-    fn refuse_early(&mut self, from: EndpointId, g: u64, out: &mut Effects<W>) {
+    fn refuse_early(&mut self, now: Nanos, from: EndpointId, g: u64, out: &mut Effects<W>) {
         emit(out, Effect::Drop(DropReason::EarlyContribution));
+        if self.is_augmented() && self.is_rank(from) {
+            // Rate synchronization: the rank is faster than others (EPIC 4.4). The NAK follows when it finds room.
+            self.mark_seen(now, from, out);
+        }
         if self.is_repairing() {
             let receiving = &mut self.endpoint_mut(from).receiving;
             receiving.seen = receiving.seen.max(g + 1);
@@ -463,13 +507,24 @@ impl<const W: usize> Translated<W> {
         let (expected, nak_sent) = (receiving.expected, receiving.nak_sent);
         if repairing && is_rank && nak_sent && g > expected {
             // The host has gone back, but the missing packet was lost again: this is the first packet behind it.
-            if (expected..g).all(|g| !self.slots.check_duplicate(g, from)) {
+            let mut missing = expected;
+            while missing < g && !self.has_received(missing, from) {
+                missing = self.calls.settle(from, Role::Sends, missing + 1);
+            }
+            if missing >= g {
                 self.nak_due.insert(from);
             }
         }
+        if self.is_augmented() {
+            // It is acknowledged, and the switch repeats what became of it.
+            if ack_request && g < expected {
+                self.acknowledge_received(from);
+            }
+            return;
+        }
         let Some(index) = self.calls.find(g) else { return };
         let flow = self.calls.get(index).flow(g);
-        let to = match self.slots.at(g).phase {
+        let to = match self.slots.at(Pipe::Aggregation, g).phase {
             Phase::Filling => return,
             // Every switch repeats its own contribution to its parent on its own timer.
             Phase::Partial if repairing && !is_rank => return,
@@ -490,7 +545,7 @@ impl<const W: usize> Translated<W> {
         if repairing && is_rank && !ack_request {
             return;
         }
-        self.slots.at_mut(g).ack_request |= ack_request;
+        self.slots.at_mut(Pipe::Aggregation, g).ack_request |= ack_request;
         // A receiver accepts none of this collective while it lacks packets of an earlier one, which it gets otherwise.
         let start = self.calls.get(index).start;
         let is_next = |e: EndpointId| repairing || self.endpoint(e).sending.acked >= start;

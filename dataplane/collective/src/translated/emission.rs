@@ -2,8 +2,12 @@
 
 use super::calls::{Flow, Role};
 use super::machine::{Translated, emit};
+use super::pipe::Pipe;
 use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointSet};
+
+/// Most unacknowledged retransmissions to a host: slightly more than a fast link holds in a round-trip time.
+const PACE: u64 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
@@ -18,8 +22,15 @@ impl<const W: usize> Translated<W> {
         let Some(index) = self.calls.find(g) else {
             return Readiness::NotYet;
         };
-        let up = self.calls.get(index).flow(g) == Flow::UpDown && self.is_parent(endpoint);
-        match self.slots.at(g).phase {
+        let flow = self.calls.get(index).flow(g);
+        let (up, pipe) = (
+            flow == Flow::UpDown && self.is_parent(endpoint),
+            self.pipe_out(flow, endpoint),
+        );
+        if g >= self.window_end(pipe) {
+            return Readiness::NotYet;
+        }
+        match self.slots.at(pipe, g).phase {
             Phase::Partial if up => Readiness::Ready,
             Phase::Result if up => Readiness::Answered,
             Phase::Result => Readiness::Ready,
@@ -41,23 +52,26 @@ impl<const W: usize> Translated<W> {
         if self.rnr_waiting.contains(endpoint) {
             return;
         }
-        let end = self.window_end().min(self.calls.end());
         loop {
             let g = self.endpoint(endpoint).sending.next;
-            let readiness = match g < end {
-                true => self.readiness(endpoint, g),
-                false => Readiness::NotYet,
-            };
-            match readiness {
+            match self.readiness(endpoint, g) {
                 Readiness::NotYet => {
                     self.endpoint_mut(endpoint).sending.pacing = false;
                     return;
                 }
-                Readiness::Ready if self.endpoint(endpoint).sending.is_held(g) => return,
+                Readiness::Ready if self.is_held(endpoint, g) => return,
                 Readiness::Ready => return self.pending.insert(endpoint),
                 Readiness::Answered => self.step(endpoint, g),
             }
         }
+    }
+
+    /// True if `g`, the next packet to `endpoint`, must wait for acknowledgements.
+    pub(super) fn is_held(&self, endpoint: EndpointId, g: u64) -> bool {
+        let sending = &self.endpoint(endpoint).sending;
+        let ahead = g.saturating_sub(sending.acked);
+        (sending.pacing && ahead >= PACE)
+            || (self.is_augmented() && !self.is_rank(endpoint) && ahead >= self.hop_window())
     }
 
     fn step(&mut self, endpoint: EndpointId, g: u64) {
@@ -92,14 +106,16 @@ impl<const W: usize> Translated<W> {
                 to.insert(endpoint);
             }
         }
+        // In Mode-III, the sum for the parent and the result for the children are in two slots.
+        let pipe = self.pipe_to(g, &mut to);
         // Within the data of a block, all receivers have the same following packet: if it is not ready, one check is enough.
         let next = g + 1;
         let alike = self.calls.find(g).is_some_and(|index| {
             let call = self.calls.get(index);
             g != call.start && next < call.part_end(g)
         });
-        let waits =
-            alike && (next >= self.window_end() || matches!(self.slots.at(next).phase, Phase::Filling));
+        let waits = alike
+            && (next >= self.window_end(pipe) || matches!(self.slots.at(pipe, next).phase, Phase::Filling));
         if waits {
             to.iter().for_each(|endpoint| self.step_to(endpoint, g, next));
             self.pending = self.pending.minus(to);
@@ -111,10 +127,34 @@ impl<const W: usize> Translated<W> {
         }
         // With pacing, acknowledgements release the next packets, so this one must request them.
         let paced = to.iter().any(|e| self.endpoint(e).sending.pacing);
-        self.put(g, to, paced, out);
+        self.put((pipe, g), to, paced, out);
     }
 
-    pub(super) fn emit_again(&mut self, g: u64, to: EndpointSet<W>, ack_request: bool, out: &mut Effects<W>) {
+    /// The pipe with the packet at `g` for the lowest of `to`. The others are removed if it is in another one for them.
+    fn pipe_to(&self, g: u64, to: &mut EndpointSet<W>) -> Pipe {
+        let flow = self.calls.find(g).map(|index| self.calls.get(index).flow(g));
+        let (Some(flow), Some(first)) = (flow, to.iter().next()) else {
+            return Pipe::Aggregation;
+        };
+        if let Some(parent) = self.cold().parent
+            && self.is_augmented()
+            && flow == Flow::UpDown
+        {
+            match first == parent {
+                true => *to = EndpointSet::only(parent),
+                false => to.remove(parent),
+            }
+        }
+        self.pipe_out(flow, first)
+    }
+
+    pub(super) fn emit_again(
+        &mut self,
+        g: u64,
+        mut to: EndpointSet<W>,
+        ack_request: bool,
+        out: &mut Effects<W>,
+    ) {
         if to.is_empty() {
             return;
         }
@@ -127,10 +167,11 @@ impl<const W: usize> Translated<W> {
                 sending.probing |= repairing && is_rank;
             }
         }
-        self.put(g, to, ack_request, out);
+        let pipe = self.pipe_to(g, &mut to);
+        self.put((pipe, g), to, ack_request, out);
     }
 
-    fn put(&self, g: u64, to: EndpointSet<W>, ack_request: bool, out: &mut Effects<W>) {
+    fn put(&self, (pipe, g): (Pipe, u64), to: EndpointSet<W>, ack_request: bool, out: &mut Effects<W>) {
         let Some(index) = self.calls.find(g) else { return };
         let call = self.calls.get(index);
         emit(
@@ -143,12 +184,17 @@ impl<const W: usize> Translated<W> {
                 }
             } else {
                 Effect::Emit {
-                    slot: self.slots.number(g),
+                    slot: self.slots.number(pipe, g),
                     g: self.wire_g(g),
                     to,
-                    ack_request: ack_request || self.slots.at(g).ack_request,
+                    ack_request: ack_request || self.slots.at(pipe, g).ack_request || self.ends_quarter(g),
                 }
             },
         );
+    }
+
+    /// True if the packet at `g` requests an acknowledgement because the window of Mode-III is moved by them, however long messages are.
+    fn ends_quarter(&self, g: u64) -> bool {
+        self.is_augmented() && (g + 1).is_multiple_of((self.hop_window() / 2).max(1))
     }
 }

@@ -2,9 +2,6 @@
 
 use castnet_wire::{Nanos, Syndrome};
 
-/// Most unacknowledged retransmissions to a host: slightly more than a fast link holds in a round-trip time.
-const PACE: u64 = 8;
-
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Endpoint {
     pub(super) sending: Sending,
@@ -42,11 +39,6 @@ impl Sending {
 
     pub(super) fn is_outstanding(&self) -> bool {
         self.acked < self.sent
-    }
-
-    /// True if `g`, the next packet, must wait because of pacing.
-    pub(super) fn is_held(&self, g: u64) -> bool {
-        self.pacing && g >= self.acked + PACE
     }
 }
 

@@ -3,7 +3,6 @@
 use super::bridge::wire;
 use super::calls::{Flow, Role};
 use super::machine::{Translated, emit};
-use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointKind};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
 
@@ -90,7 +89,8 @@ impl<const W: usize> Translated<W> {
     ) {
         let sending = &self.endpoint(from).sending;
         let (acked, sent) = (sending.acked, sending.sent);
-        let Some(g) = self.base.checked_add_signed(self.ahead_of_base(psn)) else {
+        let near = if self.is_augmented() { acked } else { self.base };
+        let Some(g) = self.unfold(near, psn) else {
             return;
         };
         if g < acked {
@@ -128,19 +128,20 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// The position below which all is acknowledged, once a switch has acknowledged all below `target`. A result alone acknowledges a
-    /// contribution to the parent, so further positions with a result count, too.
+    /// The position below which all is acknowledged, once a switch has acknowledged all below `target`. A result acknowledges a
+    /// contribution to the parent, so further positions with a result count, too; in Mode-II it alone does.
     fn acknowledged_below(&self, from: EndpointId, target: u64) -> u64 {
         let is_parent = self.is_parent(from);
-        let end = self.window_end().min(self.calls.end());
         let mut acked = self.endpoint(from).sending.acked;
-        while acked < end {
+        while acked < self.limit {
             let Some(index) = self.calls.find(acked) else {
                 break;
             };
             let call = self.calls.get(index);
-            let upto = if is_parent && call.flow(acked) == Flow::UpDown {
-                if self.slots.at(acked).phase != Phase::Result {
+            let by_result =
+                is_parent && call.flow(acked) == Flow::UpDown && !(self.is_augmented() && acked < target);
+            let upto = if by_result {
+                if !self.has_received(acked, from) {
                     break;
                 }
                 acked + 1
@@ -156,11 +157,14 @@ impl<const W: usize> Translated<W> {
     }
 
     /// A result from the parent acknowledges contributions as far as there are results.
-    pub(super) fn answered(&mut self, parent: EndpointId) {
+    pub(super) fn answered(&mut self, now: Nanos, parent: EndpointId) {
         let before = self.endpoint(parent).sending.acked;
         let acked = self.acknowledged_below(parent, before);
         if acked > before {
             self.moved(parent, acked);
+            if self.is_augmented() {
+                self.advance(now);
+            }
         }
     }
 
@@ -182,8 +186,10 @@ impl<const W: usize> Translated<W> {
     fn acknowledged(&mut self, now: Nanos, from: EndpointId, acked: u64) {
         let before = self.endpoint(from).sending.acked;
         self.moved(from, acked);
-        self.confirm_senders(from, before, acked);
-        self.advance_base(now);
+        if !self.is_augmented() {
+            self.confirm_senders(from, before, acked);
+        }
+        self.advance(now);
         if !self.is_repairing() {
             self.reflect();
         }
@@ -226,13 +232,22 @@ impl<const W: usize> Translated<W> {
         }
         let index = self.calls.find(g)?;
         let call = self.calls.get(index);
-        let deciders = self.deciders(sender, call.flow(g));
-        let acked = deciders.iter().map(|e| self.endpoint(e).sending.acked).min();
-        let upto = acked.unwrap_or(bound).min(bound).min(call.part_end(g));
+        let flow = call.flow(g);
+        let decided = if !self.is_augmented() {
+            let deciders = self.deciders(sender, flow);
+            deciders.iter().map(|e| self.endpoint(e).sending.acked).min()
+        } else if self.is_rank(sender) {
+            None
+        } else {
+            // An ACK lets a switch send further packets, for which there must be slots.
+            Some(self.psn_start(self.pipe_in(flow, sender)) + self.hop_window())
+        };
+        let upto = decided.unwrap_or(bound).min(bound).min(call.part_end(g));
         (upto > g).then_some((index, upto))
     }
 
-    /// Confirms packets of `sender` as far as its deciders have acknowledged them. An ACK becomes due on progress.
+    /// Confirms packets of `sender`: in Mode-II as far as its deciders have acknowledged them, and an ACK becomes due on progress; in
+    /// Mode-III as far as they have been received.
     fn confirm(&mut self, sender: EndpointId) {
         let (is_rank, message_packets) = (self.is_rank(sender), self.cold().message_packets);
         let mut news = false;
@@ -242,7 +257,7 @@ impl<const W: usize> Translated<W> {
             let (flow, messages) = (call.flow(g), call.messages(g, upto, message_packets));
             let confirmed = self.calls.settle(sender, Role::Sends, upto);
             // A switch below needs no ACK: the result acknowledges its contribution.
-            news |= is_rank || flow != Flow::UpDown || self.is_parent(sender);
+            news |= !self.is_augmented() && (is_rank || flow != Flow::UpDown || self.is_parent(sender));
             let receiving = &mut self.endpoint_mut(sender).receiving;
             receiving.confirmed = confirmed;
             if is_rank {
@@ -255,6 +270,40 @@ impl<const W: usize> Translated<W> {
         }
         if news {
             self.ack_due.insert(sender);
+        }
+    }
+
+    /// Mode-III: confirms what has been received. It is done before an ACK, not for each packet.
+    pub(super) fn confirm_received(&mut self, sender: EndpointId) {
+        if self.is_augmented() {
+            self.confirm(sender);
+        }
+    }
+
+    /// Mode-III: the ACK of what has been received is due. A switch may get the rest later.
+    pub(super) fn acknowledge_received(&mut self, sender: EndpointId) {
+        self.confirm(sender);
+        self.ack_due.insert(sender);
+        let receiving = &self.endpoint(sender).receiving;
+        if receiving.confirmed < receiving.expected && !self.is_rank(sender) {
+            self.withheld.insert(sender);
+        }
+    }
+
+    /// Mode-III: acknowledges what could not be acknowledged before the windows moved, at most once for each quarter of the ring.
+    pub(super) fn confirm_withheld(&mut self) {
+        let quarter = (self.hop_window() / 2).max(1);
+        for sender in self.withheld {
+            let before = self.endpoint(sender).receiving.confirmed;
+            self.confirm(sender);
+            let receiving = &self.endpoint(sender).receiving;
+            let all = receiving.confirmed >= receiving.expected;
+            if all || before / quarter != receiving.confirmed / quarter {
+                self.ack_due.insert(sender);
+            }
+            if all {
+                self.withheld.remove(sender);
+            }
         }
     }
 
@@ -296,6 +345,7 @@ impl<const W: usize> Translated<W> {
         let ack = self.ack_due.contains(to) || (nak && self.is_rank(to));
         self.ack_due.remove(to);
         self.nak_due.remove(to);
+        self.confirm_received(to);
         let receiving = &self.endpoint(to).receiving;
         if ack && (self.is_rank(to) || receiving.confirmed > 0) {
             self.acknowledge(to, Syndrome::Ack, out);

@@ -1,10 +1,11 @@
 use super::calls::{Calls, Flow};
 use super::congestion::Congestion;
 use super::endpoint::Endpoint;
+use super::pipe::{Pipe, Window};
 use super::slot::Slots;
 use super::{
-    CallId, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event, LossPolicy,
-    PacketShape, StragglerPolicy, TranslatedConfig,
+    CallId, CollectiveMode, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event,
+    LossPolicy, PacketShape, StragglerPolicy, TranslatedConfig,
 };
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -12,7 +13,6 @@ use alloc::vec;
 use castnet_wire::{Call, DropReason, Nanos, Psn};
 use core::hash::{Hash, Hasher};
 use core::mem::take;
-use core::ops::Range;
 
 /// The context of one collective group at one switch: endpoints, routing, transmission and computation states, without payloads. Sets of
 /// endpoints have `W` words, so there are at most `64 * W` endpoints.
@@ -29,8 +29,10 @@ pub struct Translated<const W: usize = 1> {
     pub(super) calls: Calls,
     /// The lowest unfinished position. A finished one is complete, and acknowledged by all its receivers.
     pub(super) base: u64,
-    /// An endpoint with the least acknowledgements, which holds `base`.
-    pub(super) slowest: EndpointId,
+    /// By pipe; Mode-II uses one.
+    pub(super) windows: [Window; 2],
+    /// At the root in Mode-III, the next position to hand over to the broadcast pipe. Otherwise `u64::MAX`.
+    pub(super) handed: u64,
     /// Positions from here on are not served: one past the control message on which ranks disagree.
     pub(super) limit: u64,
     /// Their next packet is ready.
@@ -39,6 +41,8 @@ pub struct Translated<const W: usize = 1> {
     pub(super) nak_due: EndpointSet<W>,
     /// Had a packet refused for lack of a free slot.
     pub(super) refused: EndpointSet<W>,
+    /// Switches that wait for an ACK of more than could be acknowledged when they requested it.
+    pub(super) withheld: EndpointSet<W>,
     /// Reported for breaking a rule.
     pub(super) blamed: EndpointSet<W>,
     /// Had no receive posted.
@@ -61,6 +65,7 @@ pub(super) struct Cold<const W: usize> {
     pub(super) message_packets: u16,
     pub(super) pmtu: u16,
     pub(super) reproducible: bool,
+    pub(super) mode: CollectiveMode,
     pub(super) loss: LossPolicy,
     pub(super) straggler: StragglerPolicy,
     pub(super) tick: Nanos,
@@ -83,11 +88,16 @@ impl<const W: usize> Translated<W> {
         let all = EndpointSet::first(endpoints.len());
         let parent = config.parent.filter(|&p| all.contains(p));
         let states = vec![Endpoint::default(); endpoints.len()].into_boxed_slice();
+        let is_augmented = config.mode == CollectiveMode::Augmented;
         Self {
-            slowest: slowest(&states).0,
+            windows: Self::new_windows(endpoints.len()),
+            handed: match parent {
+                None if is_augmented => 0,
+                _ => u64::MAX,
+            },
             endpoints: states,
             congestion: vec![Congestion::default(); endpoints.len()].into_boxed_slice(),
-            slots: Slots::new(config.slots),
+            slots: Slots::new(config.slots, 1 + u16::from(is_augmented)),
             calls: Calls::new(config.collectives_max),
             base: 0,
             limit: u64::MAX,
@@ -95,6 +105,7 @@ impl<const W: usize> Translated<W> {
             ack_due: EndpointSet::EMPTY,
             nak_due: EndpointSet::EMPTY,
             refused: EndpointSet::EMPTY,
+            withheld: EndpointSet::EMPTY,
             blamed: EndpointSet::EMPTY,
             rnr_waiting: EndpointSet::EMPTY,
             tick_at: Nanos::ZERO,
@@ -110,7 +121,11 @@ impl<const W: usize> Translated<W> {
                 message_packets: config.message_packets,
                 pmtu: config.pmtu,
                 reproducible: config.reproducible,
-                loss: config.loss,
+                loss: match config.mode {
+                    CollectiveMode::Translated => config.loss,
+                    CollectiveMode::Augmented => LossPolicy::Repair,
+                },
+                mode: config.mode,
                 straggler: config.straggler,
                 tick: config.tick,
                 stall_timeout: config.stall_timeout,
@@ -120,8 +135,8 @@ impl<const W: usize> Translated<W> {
 
     /// Copies the state of a machine of the same configuration to this new one. Does not allocate; takes time for each packet in flight.
     pub fn copy_state(&mut self, of: &Self) {
-        for g in of.in_flight() {
-            *self.slots.at_mut(g) = of.slots.at(g).clone();
+        for (pipe, g) in of.in_flight() {
+            *self.slots.at_mut(pipe, g) = of.slots.at(pipe, g).clone();
         }
         self.calls.copy_state(&of.calls);
         self.endpoints.clone_from(&of.endpoints);
@@ -136,15 +151,22 @@ impl<const W: usize> Translated<W> {
         };
     }
 
-    fn in_flight(&self) -> Range<u64> {
+    /// The pipe and the position of each slot in use.
+    fn in_flight(&self) -> impl Iterator<Item = (Pipe, u64)> {
         let seen = self.endpoints.iter().map(|e| e.receiving.seen).max();
-        let (base, end) = (self.base, self.base + self.slots.len());
-        base..seen.unwrap_or(0).clamp(base, end)
+        let pipes: &[Pipe] = match self.is_augmented() {
+            true => &[Pipe::Aggregation, Pipe::Broadcast],
+            false => &[Pipe::Aggregation],
+        };
+        pipes.iter().flat_map(move |&pipe| {
+            let (start, end) = (self.psn_start(pipe), self.psn_start(pipe) + self.slots.ring());
+            (start..seen.unwrap_or(0).clamp(start, end)).map(move |g| (pipe, g))
+        })
     }
 
     /// The slots of all positions in flight.
     pub fn slots_in_flight(&self) -> impl Iterator<Item = u16> {
-        self.in_flight().map(|g| self.slots.number(g))
+        self.in_flight().map(|(pipe, g)| self.slots.number(pipe, g))
     }
 
     /// Handles a frame. Clears `out`, and writes at least one effect.
@@ -164,7 +186,7 @@ impl<const W: usize> Translated<W> {
                 shape,
                 ack_request,
                 ..
-            } => self.on_data(from, psn, shape, ack_request, out),
+            } => self.on_data(now, from, psn, (shape, ack_request), out),
             Event::Control {
                 psn,
                 control,
@@ -175,12 +197,13 @@ impl<const W: usize> Translated<W> {
             Event::Cnp { .. } => self.receive_cnp(now, from, out),
             Event::Marked { .. } => self.mark_seen(now, from, out),
         }
-        self.conclude(out);
+        self.conclude(now, out);
     }
 
     #[inline]
-    fn conclude(&mut self, out: &mut Effects<W>) {
+    fn conclude(&mut self, now: Nanos, out: &mut Effects<W>) {
         self.send_acks(out, 1);
+        while out.remaining_capacity() > 1 && self.hand_over(now, out) {}
         self.replicate_data(out);
         if out.is_empty() {
             emit(out, Effect::Absorb);
@@ -190,12 +213,12 @@ impl<const W: usize> Translated<W> {
     /// Writes pending effects: acknowledgements that did not fit before, and packets that waited for another one. Call it until it
     /// returns false. Clears `out`, and writes at most one effect, or two acknowledgements to one endpoint.
     #[inline]
-    pub fn poll_emit(&mut self, _now: Nanos, out: &mut Effects<W>) -> bool {
+    pub fn poll_emit(&mut self, now: Nanos, out: &mut Effects<W>) -> bool {
         out.clear();
         if !self.has_more() {
             return false;
         }
-        self.emit_one(out);
+        self.emit_one(now, out);
         !out.is_empty()
     }
 
@@ -203,12 +226,16 @@ impl<const W: usize> Translated<W> {
     #[inline]
     pub fn has_more(&self) -> bool {
         !(self.ack_due.is_empty() && self.nak_due.is_empty() && self.pending.is_empty())
+            || self.can_hand_over()
     }
 
-    fn emit_one(&mut self, out: &mut Effects<W>) {
+    fn emit_one(&mut self, now: Nanos, out: &mut Effects<W>) {
         if let Some(endpoint) = self.ack_due.or(self.nak_due).iter().next() {
-            self.send_ack(endpoint, out);
-        } else {
+            return self.send_ack(endpoint, out);
+        }
+        // A control message is handed over without an effect.
+        while out.is_empty() && self.hand_over(now, out) {}
+        if out.is_empty() {
             self.replicate_data(out);
         }
     }
@@ -225,9 +252,9 @@ impl<const W: usize> Translated<W> {
         self.slots.numbered(slot).shape
     }
 
-    /// The number of slots.
+    /// The number of slots, of all pipes.
     pub fn slots(&self) -> u16 {
-        self.slots.len() as u16
+        self.slots.count()
     }
 
     /// Bytes of memory of the machine, without payloads.
@@ -262,6 +289,12 @@ impl<const W: usize> Translated<W> {
 
     pub(super) fn is_repairing(&self) -> bool {
         self.cold().loss == LossPolicy::Repair
+    }
+
+    /// True in Mode-III.
+    #[inline]
+    pub(super) fn is_augmented(&self) -> bool {
+        self.cold().mode == CollectiveMode::Augmented
     }
 
     pub(super) fn is_parent(&self, endpoint: EndpointId) -> bool {
@@ -305,55 +338,11 @@ impl<const W: usize> Translated<W> {
         self.base < self.calls.end().min(self.limit)
     }
 
-    pub(super) fn window_end(&self) -> u64 {
-        (self.base + self.slots.len()).min(self.limit)
-    }
-
     /// A packet was finished, or the first one was started.
     pub(super) fn progress(&mut self, now: Nanos) {
         self.since = now;
         self.stall_at = now + self.cold().stall_timeout;
     }
-
-    /// Raises `base` to the lowest position that is not acknowledged, and recycles the slots below it.
-    pub(super) fn advance_base(&mut self, now: Nanos) {
-        if self.endpoint(self.slowest).sending.acked <= self.base {
-            return;
-        }
-        let (slowest, acked) = slowest(&self.endpoints);
-        self.slowest = slowest;
-        let base = acked.min(self.limit);
-        if base <= self.base {
-            return;
-        }
-        self.slots.recycle_buffer(self.base, base);
-        self.base = base;
-        self.calls.retire(base, self.limit);
-        self.progress(now);
-        let window_end = self.window_end();
-        for endpoint in self.refused {
-            if self.endpoint(endpoint).receiving.expected < window_end && !self.calls.is_full() {
-                self.refused.remove(endpoint);
-                self.nak_due.insert(endpoint);
-                self.endpoint_mut(endpoint).receiving.nak_sent = true;
-            }
-        }
-        if !self.is_active() {
-            // All idle states are equal, which keeps the model's state space small.
-            (self.tick_at, self.tick_next) = (Nanos::ZERO, 0);
-            (self.since, self.stall_at) = (Nanos::ZERO, Nanos::ZERO);
-        }
-    }
-}
-
-/// An endpoint with the lowest acknowledged position, and that position: the last one, because endpoints mostly answer in the order in
-/// which packets are sent to them.
-fn slowest(endpoints: &[Endpoint]) -> (EndpointId, u64) {
-    let acked = (0..)
-        .map_while(EndpointId::new)
-        .zip(endpoints.iter().map(|e| e.sending.acked));
-    let least = acked.reduce(|least, next| if next.1 <= least.1 { next } else { least });
-    least.unwrap_or_default()
 }
 
 #[inline]

@@ -1,4 +1,5 @@
-//! Collectives in the network, with translated connections (EPIC 4.3, Mode-II) and PSN bridging at the first hop.
+//! Collectives in the network, with translated connections (EPIC 4.3, Mode-II) or augmented ones (4.4, Mode-III), and PSN bridging at the
+//! first hop. The modes differ in their pipes (`pipe`), and in when a contribution is acknowledged (`feedback`); all else is shared.
 //!
 //! A [`Translated`] is the context of one group at one switch of its tree. Functions have the names of EPIC 4.1.
 //!
@@ -14,7 +15,7 @@
 //! | Reduce | all but `e_r` | `e_r` |
 //! | Broadcast | `e_r` | all but `e_r` |
 //!
-//! How this differs from the paper, and why it is safe: `docs/decisions/0005-mode-two.md`.
+//! How this differs from the paper, and why it is safe: `docs/decisions/0005-mode-two.md`, and `0018-mode-three.md` for Mode-III.
 mod bridge;
 mod calls;
 mod config;
@@ -24,6 +25,7 @@ mod emission;
 mod endpoint;
 mod feedback;
 mod machine;
+mod pipe;
 mod slot;
 mod status;
 mod timer;
@@ -33,7 +35,7 @@ use arrayvec::ArrayVec;
 use castnet_wire::{Control, DropReason, Nanos, Opcode, Psn, Syndrome};
 
 pub use bridge::Header;
-pub use castnet_wire::{LossPolicy, StragglerPolicy};
+pub use castnet_wire::{CollectiveMode, LossPolicy, StragglerPolicy};
 pub use config::{EndpointConfig, EndpointKind, RankSet, TranslatedConfig};
 pub use congestion::{CNP_INTERVAL, CNP_WINDOW};
 pub use contribution::Nexts;
@@ -137,6 +139,13 @@ pub enum Effect<const W: usize = 1> {
     Store {
         /// The slot.
         slot: u16,
+    },
+    /// Copy the payload of a slot of the aggregation pipe into one of the broadcast pipe: at the root of a tree in Mode-III.
+    HandOver {
+        /// The slot with the sum; its [`Translated::shape`] may be gone.
+        from: u16,
+        /// The slot for the result, with its shape.
+        to: u16,
     },
     /// The received control message is new: it was merged with the others or, from the parent, is their result.
     Merged,

@@ -1,7 +1,9 @@
 //! The state of each packet in flight, without its payload. A slot first holds the sum of the children's contributions, and later the
-//! result of the whole tree. As in the paper, the slot of a position is `g % slots`. Only positions in `base .. base + slots` are
-//! accepted, and a slot is recycled when `base` passes it.
+//! result of the whole tree. In Mode-III the aggregation pipe has the sum, and the broadcast pipe the result. As in the paper, the slot of
+//! a position is `g % N` with `N` slots. Only positions in `psn_start .. psn_start + N` are accepted, and a slot is recycled when
+//! `psn_start` passes it.
 
+use super::pipe::Pipe;
 use super::{EndpointId, EndpointSet, PacketShape};
 use alloc::boxed::Box;
 use alloc::vec;
@@ -26,8 +28,13 @@ pub(super) struct Slot<const W: usize> {
     pub(super) ack_request: bool,
 }
 
+/// The slots of all pipes, one pipe after the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Slots<const W: usize>(Box<[Slot<W>]>);
+pub(super) struct Slots<const W: usize> {
+    slots: Box<[Slot<W>]>,
+    /// Slots of one pipe, the paper's `N`: a power of two.
+    ring: u16,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Aggregated {
@@ -36,47 +43,64 @@ pub(super) struct Aggregated {
 }
 
 impl<const W: usize> Slots<W> {
-    pub(super) fn new(slots: u16) -> Self {
-        let slots = usize::from(slots.clamp(2, 1 << 15)).next_power_of_two();
-        Self(vec![Slot::default(); slots].into_boxed_slice())
+    /// `pipes`: one or two.
+    pub(super) fn new(slots: u16, pipes: u16) -> Self {
+        let slots = slots.clamp(2 * pipes, 1 << 15).next_power_of_two();
+        Self {
+            slots: vec![Slot::default(); slots.into()].into_boxed_slice(),
+            ring: slots / pipes,
+        }
     }
 
-    pub(super) fn len(&self) -> u64 {
-        self.0.len() as u64
+    /// Slots of all pipes.
+    pub(super) fn count(&self) -> u16 {
+        self.slots.len() as u16
+    }
+
+    /// Slots of one pipe.
+    #[inline]
+    pub(super) fn ring(&self) -> u64 {
+        self.ring.into()
     }
 
     pub(super) fn bytes(&self) -> usize {
-        core::mem::size_of_val(&*self.0)
+        core::mem::size_of_val(&*self.slots)
     }
 
     #[inline]
-    pub(super) fn number(&self, g: u64) -> u16 {
-        (g & (self.len() - 1)) as u16
+    pub(super) fn number(&self, pipe: Pipe, g: u64) -> u16 {
+        pipe as u16 * self.ring + (g & (self.ring() - 1)) as u16
     }
 
     #[inline]
-    pub(super) fn at(&self, g: u64) -> &Slot<W> {
-        &self.0[usize::from(self.number(g))]
+    pub(super) fn at(&self, pipe: Pipe, g: u64) -> &Slot<W> {
+        &self.slots[usize::from(self.number(pipe, g))]
     }
 
     #[inline]
-    pub(super) fn at_mut(&mut self, g: u64) -> &mut Slot<W> {
-        let number = usize::from(self.number(g));
-        &mut self.0[number]
+    pub(super) fn at_mut(&mut self, pipe: Pipe, g: u64) -> &mut Slot<W> {
+        let number = usize::from(self.number(pipe, g));
+        &mut self.slots[number]
     }
 
     pub(super) fn numbered(&self, number: u16) -> &Slot<W> {
-        &self.0[usize::from(number) & (self.0.len() - 1)]
+        &self.slots[usize::from(number) & (self.slots.len() - 1)]
     }
 
     /// CheckDuplicate: true if the packet of the endpoint at `g` has been received.
-    pub(super) fn check_duplicate(&self, g: u64, from: EndpointId) -> bool {
-        self.at(g).contributed.contains(from)
+    pub(super) fn check_duplicate(&self, pipe: Pipe, g: u64, from: EndpointId) -> bool {
+        self.at(pipe, g).contributed.contains(from)
     }
 
     /// AggregateData: records the packet of the endpoint at `g` as received.
-    pub(super) fn aggregate_data(&mut self, g: u64, from: EndpointId, fan_in: EndpointSet<W>) -> Aggregated {
-        let slot = self.at_mut(g);
+    pub(super) fn aggregate_data(
+        &mut self,
+        pipe: Pipe,
+        g: u64,
+        from: EndpointId,
+        fan_in: EndpointSet<W>,
+    ) -> Aggregated {
+        let slot = self.at_mut(pipe, g);
         let first = slot.contributed.is_empty();
         slot.contributed.insert(from);
         Aggregated {
@@ -86,9 +110,9 @@ impl<const W: usize> Slots<W> {
     }
 
     /// RecycleBuffer: clears the slots from `start` to before `end`.
-    pub(super) fn recycle_buffer(&mut self, start: u64, end: u64) {
-        for g in start..end.min(start + self.len()) {
-            *self.at_mut(g) = Slot::default();
+    pub(super) fn recycle_buffer(&mut self, pipe: Pipe, start: u64, end: u64) {
+        for g in start..end.min(start + self.ring()) {
+            *self.at_mut(pipe, g) = Slot::default();
         }
     }
 }

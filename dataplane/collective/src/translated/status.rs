@@ -1,13 +1,15 @@
 //! The state of a group, for display.
 
 use super::machine::Translated;
-use super::{EndpointId, EndpointKind};
+use super::{CollectiveMode, EndpointId, EndpointKind};
 use alloc::vec::Vec;
 use castnet_wire::{Call, Control, Nanos, Psn};
 
 /// The state of a group at one switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TranslatedStatus {
+    /// Mode-II or Mode-III.
+    pub mode: CollectiveMode,
     /// The lowest unfinished `g`. A finished packet is complete, and acknowledged by all its receivers.
     pub base: Psn,
     /// The `g` of the next collective's control message.
@@ -90,6 +92,7 @@ impl<const W: usize> Translated<W> {
             }
         });
         TranslatedStatus {
+            mode: self.cold().mode,
             base: self.wire_g(self.base),
             next_collective: self.wire_g(self.calls.end()),
             next_sequence: self.calls.next_sequence(),

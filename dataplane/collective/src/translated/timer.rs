@@ -2,6 +2,7 @@
 
 use super::calls::Flow;
 use super::machine::{Translated, emit};
+use super::pipe::Pipe;
 use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointSet, StragglerPolicy, TimerReason};
 use castnet_wire::{Nanos, RnrTimer, Syndrome};
@@ -105,6 +106,7 @@ impl<const W: usize> Translated<W> {
         if !is_rank || !self.waits(endpoint) {
             return;
         }
+        self.confirm_received(endpoint);
         match self.cold().straggler {
             StragglerPolicy::KeepAlive => self.acknowledge(endpoint, Syndrome::Ack, out),
             StragglerPolicy::Rnr => {
@@ -115,10 +117,13 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// True if the host has contributed its oldest unacknowledged packet and can do nothing about the wait: contributions of others are
+    /// In Mode-III, true if the host's next packet was refused for lack of a slot. In Mode-II, true if the host has contributed its oldest unacknowledged packet and can do nothing about the wait: contributions of others are
     /// missing or, with repair by this switch, answers of switches, of hosts without a posted receive, or of hosts to which the packet
     /// has not been sent yet. False in all other cases, because an ACK also delays repetitions that are needed.
     fn waits(&self, host: EndpointId) -> bool {
+        if self.is_augmented() {
+            return self.refused.contains(host) && !self.has_room_for(host);
+        }
         let receiving = &self.endpoint(host).receiving;
         let g = receiving.confirmed;
         if g >= receiving.expected || g >= self.limit {
@@ -127,7 +132,7 @@ impl<const W: usize> Translated<W> {
         let Some(index) = self.calls.find(g) else {
             return false;
         };
-        if self.slots.at(g).phase != Phase::Result {
+        if self.slots.at(Pipe::Aggregation, g).phase != Phase::Result {
             return true;
         }
         let waits_for = |e: EndpointId| {
@@ -147,10 +152,16 @@ impl<const W: usize> Translated<W> {
             return EndpointSet::EMPTY;
         };
         let flow = self.calls.get(index).flow(self.base);
-        let slot = self.slots.at(self.base);
-        match (slot.phase, self.cold().parent) {
-            (Phase::Filling, _) => self.inputs(flow).minus(slot.contributed),
-            (Phase::Partial, Some(parent)) if flow == Flow::UpDown => EndpointSet::only(parent),
+        let missing: EndpointSet<W> = self
+            .inputs(flow)
+            .iter()
+            .filter(|&e| !self.has_received(self.base, e))
+            .collect();
+        match self.cold().parent {
+            _ if !missing.is_empty() => missing,
+            Some(parent) if flow == Flow::UpDown && !self.has_received(self.base, parent) => {
+                EndpointSet::only(parent)
+            }
             _ => self
                 .outputs(flow)
                 .iter()

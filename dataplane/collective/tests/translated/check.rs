@@ -3,10 +3,11 @@
 use crate::net::Net;
 use crate::program::{self, Payload};
 use castnet_collective::PacketShape;
+use castnet_collective::translated::CollectiveMode;
 use castnet_wire::{Control, Psn, Syndrome, Verdict};
 use std::ops::Range;
 
-/// A rank takes its packets in `news` for received: their receivers must have the results.
+/// A rank takes its packets in `news` for received: their receivers must have the results. In Mode-III, the switch must have them.
 pub(crate) fn acknowledged(net: &Net, host: usize, news: Range<u64>) {
     let sender = &net.hosts[host];
     assert!(
@@ -14,6 +15,16 @@ pub(crate) fn acknowledged(net: &Net, host: usize, news: Range<u64>) {
         "seed {}: an ACK ahead of the data at rank {host}",
         net.setting.seed
     );
+    if net.setting.mode == CollectiveMode::Augmented {
+        for at in news {
+            assert!(
+                net.accepted[host].contains(&at),
+                "seed {}: rank {host} is told that packet {at} is accepted",
+                net.setting.seed
+            );
+        }
+        return;
+    }
     let calls = net.setting.odd.get(&(host as u16)).unwrap_or(&net.setting.calls);
     for at in news {
         let item = sender.out[at as usize];

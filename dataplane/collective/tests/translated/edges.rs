@@ -17,8 +17,11 @@ proptest! {
     #![proptest_config(seed::config(250))]
 
     #[test]
-    fn any_traffic_at_all(events in events(), parent: bool, reflect: bool) {
+    fn any_traffic_at_all(events in events(), parent: bool, reflect: bool, augmented: bool) {
         let mut config = config(3, 2, parent);
+        if augmented {
+            config.mode = castnet_collective::translated::CollectiveMode::Augmented;
+        }
         if reflect {
             config.loss = LossPolicy::Reflect;
         }

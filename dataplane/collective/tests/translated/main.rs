@@ -1,6 +1,7 @@
 //! Mode-II on whole trees: the machines between hosts that behave as Linux rxe does, with payloads that are sets of the
 //! ranks that have contributed.
 
+mod augmented;
 mod check;
 mod congestion;
 mod edges;

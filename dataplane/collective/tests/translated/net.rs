@@ -5,7 +5,7 @@ use crate::host::{Answer, Host, HostConfig};
 use crate::paths::handle;
 use crate::program::{self, Payload};
 use crate::tree::{Peer, Tree};
-use castnet_collective::translated::{Effect, Effects, Event, Refusal};
+use castnet_collective::translated::{CollectiveMode, Effect, Effects, Event, Refusal};
 use castnet_collective::{
     EndpointConfig, EndpointId, EndpointKind, LossPolicy, PacketShape, StragglerPolicy, Translated,
     TranslatedConfig,
@@ -80,6 +80,7 @@ pub(crate) struct Setting {
     pub(crate) window: u64,
     pub(crate) slots: u16,
     pub(crate) collectives: u16,
+    pub(crate) mode: CollectiveMode,
     pub(crate) loss: LossPolicy,
     pub(crate) straggler: StragglerPolicy,
     pub(crate) timeout: Nanos,
@@ -107,6 +108,7 @@ impl Setting {
             window: 64,
             slots: 128,
             collectives: 32,
+            mode: CollectiveMode::Translated,
             loss: LossPolicy::Repair,
             straggler: StragglerPolicy::KeepAlive,
             timeout: Nanos::from_micros(67_109),
@@ -153,6 +155,8 @@ pub(crate) struct Net {
     /// Data frames that went over a link from one node to another.
     pub(crate) data: BTreeMap<(Node, Node), u64>,
     pub(crate) acks: BTreeMap<(Node, Node), u64>,
+    /// By host, its packets that its switch has accepted.
+    pub(crate) accepted: Vec<BTreeSet<u64>>,
 }
 
 impl Net {
@@ -184,6 +188,7 @@ impl Net {
             )
         });
         let hosts: Vec<_> = hosts.collect();
+        let ranks = tree.ranks;
         let mut at = vec![(0, 0); hosts.len()];
         let mut switches = Vec::new();
         for (switch, peers) in tree.endpoints.iter().enumerate() {
@@ -210,6 +215,7 @@ impl Net {
                 pmtu: 256,
                 reproducible: false,
                 collectives_max: setting.collectives,
+                mode: setting.mode,
                 loss: setting.loss,
                 straggler: setting.straggler,
                 tick: Nanos(setting.timeout.0 / 4),
@@ -239,6 +245,7 @@ impl Net {
             frames: 0,
             data: BTreeMap::new(),
             acks: BTreeMap::new(),
+            accepted: vec![BTreeSet::new(); usize::from(ranks)],
         };
         for host in 0..net.hosts.len() {
             net.wake(Node::Host(host), Some(Nanos::ZERO));
@@ -449,6 +456,13 @@ impl Net {
         let mut effects = Effects::new();
         handle(&mut self.switches[switch].machine, self.now, event, &mut effects);
         assert!(!effects.is_empty());
+        if let (Peer::Host(host), Frame::Data { psn, .. } | Frame::Control { psn, .. }) =
+            (self.setting.tree.endpoints[switch][from], frame)
+            && !effects.iter().any(|e| matches!(e, Effect::Drop(_)))
+        {
+            let index = psn.diff(self.hosts[host].config.sq_psn);
+            self.accepted[host].insert(index as u64);
+        }
         let alone = effects.len() == 1;
         for effect in effects {
             assert!(effect != Effect::Absorb || alone);
@@ -534,6 +548,10 @@ impl Net {
             Effect::Store { slot } => {
                 self.switches[switch].slots[usize::from(slot)] =
                     Some(payload.expect("a data frame to store"));
+            }
+            Effect::HandOver { from, to } => {
+                let slots = &mut self.switches[switch].slots;
+                slots[usize::from(to)] = slots[usize::from(from)];
             }
             Effect::Emit {
                 slot,

@@ -5,7 +5,7 @@ use crate::program::{call, control};
 use crate::seed;
 use crate::tree::Tree;
 use castnet_collective::LossPolicy;
-use castnet_collective::translated::Refusal;
+use castnet_collective::translated::{CollectiveMode, Refusal};
 use castnet_wire::{Call, CallFlags, Nanos, Primitive, Psn};
 use proptest::prelude::*;
 
@@ -76,10 +76,10 @@ fn settings(packets: u32, lost: impl Strategy<Value = u64>) -> impl Strategy<Val
     (
         (any::<u64>(), trees(), calls(packets), lost),
         (1u16..=24, 1u64..4, 2u8..12, any::<u32>()),
-        (0u64..40, 0u64..60, any::<bool>()),
+        (0u64..40, 0u64..60, 0u8..3),
     )
         .prop_map(
-            |((seed, tree, picks, lost), (m, windows, collectives, start), (doubled, late, reflect))| {
+            |((seed, tree, picks, lost), (m, windows, collectives, start), (doubled, late, policy))| {
                 let calls = program(picks, tree.ranks);
                 let mut setting = Setting::new(tree, calls);
                 setting.seed = seed;
@@ -94,8 +94,14 @@ fn settings(packets: u32, lost: impl Strategy<Value = u64>) -> impl Strategy<Val
                 });
                 setting.lost = lost;
                 (setting.doubled, setting.late) = (doubled, late);
-                if reflect {
-                    setting.loss = LossPolicy::Reflect;
+                match policy {
+                    0 => {}
+                    1 => setting.loss = LossPolicy::Reflect,
+                    _ => {
+                        setting.mode = CollectiveMode::Augmented;
+                        // Both pipes together: half of the slots of Mode-II.
+                        setting.slots = (setting.slots / 2).max(4);
+                    }
                 }
                 setting
             },
@@ -108,6 +114,7 @@ proptest! {
     #[test]
     fn all_end_with_each_contribution_once_without_loss(mut setting in settings(120, Just(0))) {
         (setting.doubled, setting.late) = (0, 0);
+        setting.mode = CollectiveMode::Translated;
         // Hosts acknowledge at the ends of messages, so this switch is one message behind what they have finished.
         setting.slots = (2 * (setting.window as u16 + setting.message_packets)).next_power_of_two();
         let mut net = Net::new(setting);

@@ -2,7 +2,7 @@
 
 use crate::net::endpoint;
 use crate::program::{call, control};
-use castnet_collective::translated::{Effect, Effects, Event, TimerReason};
+use castnet_collective::translated::{CollectiveMode, Effect, Effects, Event, TimerReason};
 use castnet_collective::{
     EndpointConfig, EndpointKind, EndpointSet, LossPolicy, PacketShape, RankSet, StragglerPolicy, Translated,
     TranslatedConfig,
@@ -48,6 +48,7 @@ pub(crate) fn config(ranks: u16, children: usize, parent: bool) -> TranslatedCon
         pmtu: 0,
         reproducible: false,
         collectives_max: 8,
+        mode: CollectiveMode::Translated,
         loss: LossPolicy::Repair,
         straggler: StragglerPolicy::KeepAlive,
         tick: TICK,
@@ -177,7 +178,7 @@ pub(crate) fn acks(effects: &[Effect]) -> Vec<(usize, u32, Syndrome)> {
 }
 
 /// The position and the receivers of what goes out, and whether it asks for an ACK.
-fn emitted(effects: &[Effect]) -> Vec<(u32, Vec<usize>, bool)> {
+pub(crate) fn emitted(effects: &[Effect]) -> Vec<(u32, Vec<usize>, bool)> {
     let list = |to: EndpointSet| to.iter().map(|e| e.index()).collect();
     let emit = |e: &Effect| match *e {
         Effect::Emit {

@@ -4,7 +4,7 @@ use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Engine, EventKind, FrameFilter, Refusal, TapId, Verdict as End_};
-use castnet_rules::{LossPolicy, StragglerPolicy, TranslatedRule};
+use castnet_rules::{CollectiveMode, LossPolicy, StragglerPolicy, TranslatedRule};
 use castnet_wire::{
     Call, CallFlags, Control, DataType, DropReason, Nanos, Opcode, Parsed, Primitive, Psn, Qpn, Syndrome,
     Verdict, parse_frame,
@@ -85,10 +85,12 @@ pub(super) fn finish(net: &mut Net, jobs: &[Job]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-fn loss_policy(reflect: bool) -> LossPolicy {
-    match reflect {
-        true => LossPolicy::Reflect,
-        false => LossPolicy::Repair,
+/// Mode-II with each policy of loss repair, or Mode-III.
+fn set_policy(rule: &mut TranslatedRule, policy: u8) {
+    match policy {
+        0 => rule.loss_policy = LossPolicy::Repair,
+        1 => rule.loss_policy = LossPolicy::Reflect,
+        _ => rule.mode = CollectiveMode::Augmented,
     }
 }
 
@@ -98,11 +100,11 @@ proptest! {
     #[test]
     fn one_switch_adds_what_all_ranks_send(
         (ranks, jobs) in (2usize..7).prop_flat_map(|n| (Just(n), prop::collection::vec(any_job(n), 1..6))),
-        faults in any_faults(), reproducible: bool, reflect: bool, vlan: bool, seed: u64,
+        faults in any_faults(), reproducible: bool, policy in 0u8..3, vlan: bool, seed: u64,
     ) {
         let rule = collective_star(ranks).with_translated(|rule| {
             rule.reproducible = reproducible;
-            rule.loss_policy = loss_policy(reflect);
+            set_policy(rule, policy);
         });
         let mut net = Net::star(&rule, &jobs, seed);
         net.faults = faults;
@@ -114,11 +116,11 @@ proptest! {
 
     #[test]
     fn two_tiers_add_what_all_ranks_send(
-        jobs in prop::collection::vec(any_job(6), 1..5), faults in any_faults(), reproducible: bool, reflect: bool, seed: u64,
+        jobs in prop::collection::vec(any_job(6), 1..5), faults in any_faults(), reproducible: bool, policy in 0u8..3, seed: u64,
     ) {
         let change = |rule: &mut TranslatedRule| {
             rule.reproducible = reproducible;
-            rule.loss_policy = loss_policy(reflect);
+            set_policy(rule, policy);
         };
         let mut net = Net::two_tiers(change, &jobs, seed);
         net.faults = faults;
@@ -127,9 +129,9 @@ proptest! {
 
     #[test]
     fn routers_between_switches_change_no_sum(
-        jobs in prop::collection::vec(any_job(6), 1..5), faults in any_faults(), slow: bool, reflect: bool, seed: u64,
+        jobs in prop::collection::vec(any_job(6), 1..5), faults in any_faults(), slow: bool, policy in 0u8..3, seed: u64,
     ) {
-        let change = |rule: &mut TranslatedRule| rule.loss_policy = loss_policy(reflect);
+        let change = |rule: &mut TranslatedRule| set_policy(rule, policy);
         let mut net = Net::routed_tiers(change, &jobs, seed);
         net.faults = faults;
         if slow {
@@ -142,10 +144,15 @@ proptest! {
 
     /// Rounding depends on the order of additions: if it is to be reproducible, it is the order of ranks.
     #[test]
-    fn a_reproducible_sum_does_not_depend_on_who_is_first(bits in prop::collection::vec(prop::collection::vec(-1e6f32..1e6, 200), 5), seed: u64) {
+    fn a_reproducible_sum_does_not_depend_on_who_is_first(
+        bits in prop::collection::vec(prop::collection::vec(-1e6f32..1e6, 200), 5), augmented: bool, seed: u64,
+    ) {
         let data = bits.iter().map(|v| v.iter().flat_map(|f| f.to_le_bytes()).collect()).collect();
         let jobs = [Job { primitive: Primitive::AllReduce, root: 0, data_type: DataType::F32, elements: 200, data }];
-        let rule = collective_star(5).with_translated(|r| r.reproducible = true);
+        let rule = collective_star(5).with_translated(|r| {
+            r.reproducible = true;
+            set_policy(r, if augmented { 2 } else { 0 });
+        });
         let mut net = Net::star(&rule, &jobs, seed);
         finish(&mut net, &jobs)?;
     }
@@ -630,14 +637,14 @@ proptest! {
     /// S1 over any traffic: every frame has one end; a dry run says what then happens, byte for byte; nothing panics.
     #[test]
     fn any_frame_ends_and_is_counted(
-        odds in prop::collection::vec((odd(), any::<bool>()), 1..80), controls in 0usize..4, buffers in prop::option::of(0usize..60), reproducible: bool, reflect: bool,
+        odds in prop::collection::vec((odd(), any::<bool>()), 1..80), controls in 0usize..4, buffers in prop::option::of(0usize..60), reproducible: bool, policy in 0u8..3,
     ) {
         let jobs = [job(Primitive::AllReduce, DataType::U64, 0, 300, 3, 1), job(Primitive::Broadcast, DataType::U8, 1, 500, 3, 1)];
         let mut engine = engine(4);
         let rule = collective_star(3).with_translated(|rule| {
             rule.reproducible = reproducible;
-            rule.loss_policy = loss_policy(reflect);
-            if reflect {
+            set_policy(rule, policy);
+            if policy == 1 {
                 rule.straggler_policy = StragglerPolicy::Rnr;
             }
         });

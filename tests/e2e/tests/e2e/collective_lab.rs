@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use castnet_comm::CollectiveMode::{self, Augmented, Translated};
 use castnet_comm::{
     CommConfig, CommError, CommPath, Communicator, Controllers, Element, Fallback, Operation,
 };
@@ -256,9 +257,9 @@ fn sizes_of(rank: &mut Rank, sizes: &[usize]) -> Result<()> {
 const LOSS: [&str; 2] = ["--fault", "loss=1%,seed=42"];
 
 /// All sizes over ports that lose frames, which they must have done.
-fn all_sizes_with_losses(lab: &Lab, size: u16, switches: &[&str]) -> Result<()> {
+fn all_sizes_with_losses(lab: &Lab, size: u16, mode: CollectiveMode, switches: &[&str]) -> Result<()> {
     println!("{}", LOSS[1]);
-    Job::start(lab, "lossy", size, |_| (), all_sizes)?.finish()?;
+    Job::start(lab, "lossy", size, |config| config.mode = Some(mode), all_sizes)?.finish()?;
     for switch in switches {
         let drops = lab.castnet(&["drops", "--agent", &lab.socket(switch)])?;
         ensure!(drops.contains("injected"), "{switch} lost nothing:\n{drops}");
@@ -284,7 +285,16 @@ fn six_collectives_at_one_switch() {
 
 #[test]
 fn six_collectives_at_one_switch_one_percent_loss() {
-    in_lab(STAR, &LOSS, |lab| all_sizes_with_losses(lab, 4, &["sw"]));
+    in_lab(STAR, &LOSS, |lab| {
+        all_sizes_with_losses(lab, 4, Translated, &["sw"])
+    });
+}
+
+#[test]
+fn six_collectives_at_one_switch_one_percent_loss_augmented() {
+    in_lab(STAR, &LOSS, |lab| {
+        all_sizes_with_losses(lab, 4, Augmented, &["sw"])
+    });
 }
 
 #[test]
@@ -297,7 +307,55 @@ fn six_collectives_over_two_tiers() {
 #[test]
 fn six_collectives_over_two_tiers_one_percent_loss() {
     in_lab(TWO_TIERS, &LOSS, |lab| {
-        all_sizes_with_losses(lab, 6, &["spine", "leaf1", "leaf2"])
+        all_sizes_with_losses(lab, 6, Translated, &["spine", "leaf1", "leaf2"])
+    });
+}
+
+#[test]
+fn six_collectives_over_two_tiers_one_percent_loss_augmented() {
+    in_lab(TWO_TIERS, &LOSS, |lab| {
+        all_sizes_with_losses(lab, 6, Augmented, &["spine", "leaf1", "leaf2"])
+    });
+}
+
+/// A group of an operator has its mode, and half of the slots; ranks take it as it is, or are refused with another one.
+#[test]
+fn an_augmented_group_is_created_shown_and_used() {
+    in_lab(TWO_TIERS, &LOSS, |lab| {
+        let controller = lab.socket("controller");
+        let on = ["--controller", &controller];
+        let create = [
+            "group",
+            "create",
+            "hop",
+            "--collective",
+            "--ranks",
+            "h1,h2,h3,h4,h5,h6",
+            "--mode",
+            "augmented",
+        ];
+        lab.castnet(&[&create[..], &on].concat())?;
+        let shown = lab.castnet(&[&["group", "show", "hop"][..], &on].concat())?;
+        ensure!(shown.contains("128 slots per switch"), "{shown}");
+        let json = lab.castnet_json(&[&["group", "show", "hop"][..], &on].concat())?;
+        ensure!(json["mode"] == "augmented", "{json}");
+        let run = |rank, more: &[&str]| {
+            let args = [
+                "--bytes",
+                "4K..64K",
+                "--verify",
+                "--fallback",
+                "forbidden",
+                "--iters",
+                "2",
+            ];
+            lab.start_rank("allreduce", "hop", rank, 6, &[&args, more].concat())
+        };
+        let mut other = run(0, &["--mode", "translated"])?;
+        ensure!(!other.wait()?.success(), "another mode was accepted");
+        ensure!(other.output().contains("settings.mode"), "{}", other.output());
+        let mut ranks = (0..6).map(|rank| run(rank, &[])).collect::<Result<Vec<_>>>()?;
+        ranks.iter_mut().try_for_each(Process::succeed)
     });
 }
 
@@ -306,6 +364,10 @@ fn six_collectives_over_two_tiers_one_percent_loss() {
 fn a_late_rank_is_waited_for() {
     in_lab(TWO_TIERS, &[], |lab| {
         let patient = |config: &mut CommConfig| (config.qp_timeout, config.retry_cnt) = (17, 3);
+        let augmented = |config: &mut CommConfig| {
+            patient(config);
+            config.mode = Some(Augmented);
+        };
         let part = |rank: &mut Rank| {
             // To join, to an AllReduce, and to a Broadcast whose source it is.
             for root in [4, 1] {
@@ -322,7 +384,8 @@ fn a_late_rank_is_waited_for() {
             rank.comm.broadcast(&mut data, 2)?;
             same(&data, "broadcast of a late rank", |_| 2)
         };
-        Job::start(lab, "late", 6, patient, part)?.finish()
+        Job::start(lab, "late", 6, patient, part)?.finish()?;
+        Job::start(lab, "late-augmented", 6, augmented, part)?.finish()
     });
 }
 

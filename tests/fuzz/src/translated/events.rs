@@ -3,8 +3,8 @@
 use super::{RANKS, RECORD, World, endpoint, unwrapped};
 use castnet_collective::translated::Event;
 use castnet_collective::{
-    EndpointConfig, EndpointId, EndpointKind, LossPolicy, PacketShape, RankSet, StragglerPolicy,
-    TranslatedConfig, TranslatedStatus,
+    CollectiveMode, EndpointConfig, EndpointId, EndpointKind, LossPolicy, PacketShape, RankSet,
+    StragglerPolicy, TranslatedConfig, TranslatedStatus,
 };
 use castnet_wire::{
     Call, CallFlags, Control, DataType, NakCode, Nanos, Opcode, Operation, Primitive, Psn, RnrTimer,
@@ -48,6 +48,7 @@ pub(super) fn config(setting: &[u8; RECORD]) -> TranslatedConfig {
         pmtu: 256 * u16::from(message / 6 % 2),
         reproducible: message / 12 % 2 == 0,
         collectives_max: 2 << (calls % 3),
+        mode: CollectiveMode::ALL[usize::from(policy / 6) % 2],
         loss: [LossPolicy::Repair, LossPolicy::Reflect][usize::from(policy) % 2],
         straggler: [
             StragglerPolicy::KeepAlive,

@@ -1,4 +1,4 @@
-//! Collectives in the network (EPIC 4.3, 5.1, appendix H): Tree-3-2, one spine, two leaves, four ranks, three packets each.
+//! Collectives in the network (EPIC 4.3, 4.4, 5.1, appendix H): Tree-3-2, one spine, two leaves, four ranks, three packets each.
 //!
 //! The switches are [`castnet_collective::Translated`], the code of the data plane. Ranks, links and the oracle
 //! belong to this crate. Packets carry the set of their contributors instead of a payload. So C1, each contribution
@@ -9,7 +9,7 @@ pub mod message;
 pub mod nodes;
 pub mod runs;
 
-use castnet_collective::translated::{LossPolicy, StragglerPolicy};
+use castnet_collective::translated::{CollectiveMode, LossPolicy, StragglerPolicy};
 use castnet_wire::{Call, CallFlags, Control, DataType, Operation, Primitive, Psn, Verdict};
 use host::{Host, Part};
 use message::Message;
@@ -19,7 +19,7 @@ use std::hash::{Hash, Hasher};
 
 pub use message::Content;
 pub use nodes::Fault;
-pub use runs::{EPIC_TABLE_8, FULL, REFLECT, REPAIR, Run, STRAGGLERS, with_fault};
+pub use runs::{AUGMENTED, AUGMENTED_FULL, EPIC_TABLE_8, FULL, REFLECT, REPAIR, Run, STRAGGLERS, with_fault};
 
 /// Number of ranks.
 pub const RANKS: usize = 4;
@@ -33,6 +33,8 @@ pub struct Config {
     pub root: u16,
     /// Data packets of each sender; they are one message.
     pub packets: u8,
+    /// Mode-II or Mode-III.
+    pub mode: CollectiveMode,
     /// Which side repairs losses.
     pub loss: LossPolicy,
     /// How a waiting rank is kept alive.
@@ -66,6 +68,7 @@ impl Config {
             primitive,
             root,
             packets: 3,
+            mode: CollectiveMode::Translated,
             loss,
             straggler: StragglerPolicy::KeepAlive,
             late_rank: None,
@@ -168,7 +171,8 @@ pub struct State {
 pub enum Rule {
     /// C1: each contribution exactly once.
     ExactlyOnce,
-    /// Nothing is acknowledged to a sender before its receivers have it.
+    /// Nothing is acknowledged to a sender before its receivers have it. In Mode-III it may be; what no switch has is then lost, and the
+    /// run does not end.
     NothingTooEarly,
     /// Messages are valid where they arrive, and not more than the model has capacity for.
     Sense,
@@ -296,7 +300,9 @@ impl Collective {
         {
             let all_below =
                 psn.diff(self.parts[rank].sq_psn) + i32::from(syndrome == castnet_wire::Syndrome::Ack);
-            if !self.have_all_received(state, rank, all_below) {
+            if self.config.mode == CollectiveMode::Translated
+                && !self.have_all_received(state, rank, all_below)
+            {
                 state.broken = state.broken.or(Some(Rule::NothingTooEarly));
             }
         }

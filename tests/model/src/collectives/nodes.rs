@@ -4,8 +4,8 @@ use super::host::Part;
 use super::message::{Content, Message};
 use super::{Config, RANKS};
 use castnet_collective::translated::{
-    Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event, PacketShape, RankSet,
-    Translated, TranslatedConfig,
+    CollectiveMode, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event,
+    PacketShape, RankSet, Translated, TranslatedConfig,
 };
 use castnet_wire::{Nanos, Opcode, Psn, Syndrome};
 
@@ -13,7 +13,7 @@ use castnet_wire::{Nanos, Opcode, Psn, Syndrome};
 pub const SWITCHES: usize = 3;
 /// Number of links: two for each of six edges.
 pub const LINKS: usize = 12;
-/// Slots of each switch: enough for two collectives of three packets.
+/// Slots of each switch: enough for two collectives of three packets, or for one in each pipe of Mode-III.
 const SLOTS: usize = 8;
 /// Endpoint of a leaf towards the spine. Endpoints of the spine lead to the leaves, the first two of a leaf to its
 /// ranks.
@@ -107,6 +107,7 @@ impl Nodes {
                 pmtu: 0,
                 reproducible: false,
                 collectives_max: 2,
+                mode: config.mode,
                 loss: config.loss,
                 straggler: config.straggler,
                 tick: Nanos::ZERO,
@@ -215,7 +216,12 @@ impl Nodes {
             && index == 0
             && !effects.iter().any(taken)
         {
-            let slot = psn.diff(START).rem_euclid(SLOTS as i32) as usize;
+            // The contributions of Mode-III are in the first half.
+            let ring = match switch.machine.status().mode {
+                CollectiveMode::Translated => SLOTS,
+                CollectiveMode::Augmented => SLOTS / 2,
+            };
+            let slot = psn.diff(START).rem_euclid(ring as i32) as usize;
             switch.contents[slot] = switch.contents[slot].plus(content);
         }
         if fault == Fault::AckAtOnce
@@ -292,6 +298,7 @@ impl Nodes {
                     let before = if first { Content::NONE } else { *slot };
                     *slot = before.plus(content.unwrap_or_default());
                 }
+                Effect::HandOver { from, to } => contents[usize::from(to)] = contents[usize::from(from)],
                 Effect::Store { slot } => contents[usize::from(slot)] = content.unwrap_or_default(),
                 Effect::Emit {
                     slot,

@@ -1,6 +1,6 @@
 use castnet_console::api;
 use castnet_console::units::name;
-use castnet_rules::{LossPolicy, StragglerPolicy};
+use castnet_rules::{CollectiveMode, LossPolicy, StragglerPolicy};
 use clap::Args;
 
 use crate::group::rate::RateArgs;
@@ -24,6 +24,10 @@ pub(crate) struct CollectiveArgs {
     /// and slot
     #[arg(long, requires = "collective")]
     reproducible: bool,
+    /// How switches carry the connections: translated (the default), where a rank's packet is acknowledged when its receivers have the
+    /// result, or augmented, where each switch acknowledges and repeats what it has stored
+    #[arg(long, value_name = "MODE", requires = "collective", value_parser = mode)]
+    mode: Option<CollectiveMode>,
     /// What repairs losses: the switch (repair, the default) or the hosts (reflect)
     #[arg(long, value_name = "POLICY", requires = "collective", value_parser = loss)]
     loss_policy: Option<LossPolicy>,
@@ -58,6 +62,11 @@ fn ack_timeout_us(text: &str) -> Result<u32, String> {
     }
 }
 
+pub(crate) fn mode(text: &str) -> Result<CollectiveMode, String> {
+    text.parse()
+        .map_err(|_| format!("'{text}' is no mode: translated or augmented"))
+}
+
 fn loss(text: &str) -> Result<LossPolicy, String> {
     text.parse()
         .map_err(|_| format!("'{text}' is no loss policy: repair or reflect"))
@@ -77,12 +86,13 @@ impl CollectiveArgs {
         stall_timeout_ms: u32,
         (lanes, rate): (u8, &RateArgs),
     ) -> api::CreateCollectiveRequest {
-        use castnet_proto::convert::{loss_to_proto, straggler_to_proto};
+        use castnet_proto::convert::{loss_to_proto, mode_to_proto, straggler_to_proto};
         let settings = api::CollectiveSettings {
             pmtu,
             window_packets: self.window.unwrap_or(0),
             message_packets: self.message_packets.unwrap_or(0),
             reproducible: Some(self.reproducible),
+            mode: self.mode.map_or(0, |m| mode_to_proto(m) as i32),
             loss_policy: self.loss_policy.map_or(0, |p| loss_to_proto(p) as i32),
             straggler_policy: self.straggler_policy.map_or(0, |p| straggler_to_proto(p) as i32),
             ack_timeout_us: self.ack_timeout_us.unwrap_or(0),

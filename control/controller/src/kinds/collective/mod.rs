@@ -120,6 +120,7 @@ impl GroupKind for Collective {
             start_psn: self.start_psn,
             message_packets: settings.message_packets,
             reproducible: settings.reproducible,
+            mode: settings.mode,
             loss_policy: settings.loss_policy,
             straggler_policy: settings.straggler_policy,
             ack_timeout_us: settings.ack_timeout_us,

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use castnet_proto::convert::GivenSettings;
 use castnet_rules::{
-    DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, DEFAULT_STALL_TIMEOUT_MS, LossPolicy, StragglerPolicy,
+    CollectiveMode, DEFAULT_ACK_TIMEOUT_US, DEFAULT_MESSAGE_PACKETS, DEFAULT_STALL_TIMEOUT_MS, LossPolicy,
+    StragglerPolicy,
 };
 use castnet_wire::{Pmtu, Psn, RateLimit};
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,8 @@ pub(crate) struct Settings {
     /// Packets of a full message, at most the window.
     pub(crate) message_packets: u16,
     pub(crate) reproducible: bool,
+    #[serde(with = "text::display", default)]
+    pub(crate) mode: CollectiveMode,
     #[serde(with = "text::display")]
     pub(crate) loss_policy: LossPolicy,
     #[serde(with = "text::display")]
@@ -91,6 +94,7 @@ impl Settings {
             window_packets: window,
             message_packets: message.min(window),
             reproducible: given.reproducible.unwrap_or(false),
+            mode: given.mode.unwrap_or_default(),
             loss_policy: given.loss_policy.unwrap_or_default(),
             straggler_policy: given.straggler_policy.unwrap_or_default(),
             ack_timeout_us: given.ack_timeout_us.unwrap_or(DEFAULT_ACK_TIMEOUT_US),
@@ -120,6 +124,7 @@ impl Settings {
             window_packets,
             message_packets,
             reproducible,
+            mode,
             loss_policy,
             straggler_policy,
             ack_timeout_us,
@@ -232,7 +237,8 @@ impl Collective {
 
     /// Slots that it requests of each of its switches.
     pub(crate) fn slots(&self) -> u16 {
-        castnet_planner::slots(self.settings.window_packets, self.settings.message_packets)
+        let settings = &self.settings;
+        castnet_planner::slots(settings.window_packets, settings.message_packets, settings.mode)
     }
 }
 

@@ -1,6 +1,8 @@
 use std::sync::Arc;
 
-use castnet_proto::convert::{disagreement_to_proto, loss_to_proto, rate_limit_to_proto, straggler_to_proto};
+use castnet_proto::convert::{
+    disagreement_to_proto, loss_to_proto, mode_to_proto, rate_limit_to_proto, straggler_to_proto,
+};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
@@ -33,6 +35,7 @@ fn settings(settings: &Settings, rate_limit: Option<RateLimit>) -> v1::Collectiv
         window_packets: settings.window_packets.into(),
         message_packets: settings.message_packets.into(),
         reproducible: Some(settings.reproducible),
+        mode: mode_to_proto(settings.mode) as i32,
         loss_policy: loss_to_proto(settings.loss_policy) as i32,
         straggler_policy: straggler_to_proto(settings.straggler_policy) as i32,
         ack_timeout_us: settings.ack_timeout_us,

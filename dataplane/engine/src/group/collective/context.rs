@@ -130,6 +130,7 @@ impl<const W: usize> CollectiveContext<W> {
             reproducible: kind.reproducible,
             // A barrier needs one packet, so there can be as many collectives as slots.
             collectives_max: kind.slots,
+            mode: kind.mode,
             loss: kind.loss_policy,
             straggler: kind.straggler_policy,
             tick: Nanos(u64::from(kind.ack_timeout_us) * 1_000 / TICKS),

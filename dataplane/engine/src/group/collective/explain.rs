@@ -80,6 +80,7 @@ pub(super) fn all<const W: usize>(group: &CollectiveContext<W>, effects: &[Effec
             } => format!("first contribution into slot {slot}"),
             Effect::Aggregate { slot, .. } => format!("add to slot {slot}"),
             Effect::Store { slot } => format!("result into slot {slot}"),
+            Effect::HandOver { from, to } => format!("hand slot {from} over to slot {to}"),
             Effect::Merged => "merge the control message".into(),
             Effect::Complete { slot, .. } => format!("slot {slot} is complete"),
             Effect::Emit { slot, g, to, .. } => {

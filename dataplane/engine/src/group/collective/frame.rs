@@ -392,6 +392,11 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
                     Step::new(Stage::Aggregate, decision, "it is already the result")
                 });
             }
+            Effect::HandOver { from, to } => {
+                // The machine may have recycled `from`.
+                let length = usize::from(group.machine.shape(to).payload);
+                group.slots.hand_over(from, to, length);
+            }
             Effect::Complete { slot, kernel } => {
                 let kernel = group.kernels.select(group.machine.call(kernel));
                 let length = usize::from(group.machine.shape(slot).payload);

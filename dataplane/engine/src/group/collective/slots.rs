@@ -26,8 +26,10 @@ pub(crate) struct Slots<const W: usize> {
     /// Offset of the first slot, whose address is a multiple of [`SLOT_ALIGN`].
     start: usize,
     stride: usize,
-    /// Per slot: the result and, if stored separately, one for each endpoint. 0 without payload.
+    /// Per slot of contributions: the result and, if stored separately, one for each endpoint. 0 without payload.
     packets: usize,
+    /// Slots of contributions. The others store one packet.
+    sums: u16,
     metadata: Box<[SlotMetadata<W>]>,
 }
 
@@ -53,6 +55,7 @@ impl<const W: usize> Slots<W> {
             } else {
                 0
             },
+            sums: kind.aggregation_slots(),
             metadata: vec![SlotMetadata::default(); kind.slots.into()].into_boxed_slice(),
         }
     }
@@ -65,10 +68,25 @@ impl<const W: usize> Slots<W> {
         self.packets > 1
     }
 
+    /// The first byte of a slot, and its packets.
+    #[inline]
+    fn place(&self, slot: u16) -> (usize, usize) {
+        let sums = usize::from(slot.min(self.sums));
+        let others = usize::from(slot) - sums;
+        let before = sums * self.packets + others * self.packets.min(1);
+        let packets = if slot < self.sums {
+            self.packets
+        } else {
+            self.packets.min(1)
+        };
+        (self.start + before * self.stride, packets)
+    }
+
     fn slot(&mut self, slot: u16) -> &mut [u8] {
-        let length = self.packets * self.stride;
-        let at = self.start + usize::from(slot) * length;
-        self.bytes.get_mut(at..at + length).unwrap_or_default()
+        let (at, packets) = self.place(slot);
+        self.bytes
+            .get_mut(at..at + packets * self.stride)
+            .unwrap_or_default()
     }
 
     #[inline]
@@ -80,7 +98,7 @@ impl<const W: usize> Slots<W> {
     }
 
     pub(crate) fn result(&self, slot: u16, length: usize) -> &[u8] {
-        let at = self.start + usize::from(slot) * self.packets * self.stride;
+        let (at, _) = self.place(slot);
         self.bytes
             .get(at..at + length.min(self.stride))
             .unwrap_or_default()
@@ -99,6 +117,19 @@ impl<const W: usize> Slots<W> {
         copy(self.slot(slot), payload);
         if let Some(metadata) = self.metadata_mut(slot) {
             metadata.icrc = None;
+        }
+    }
+
+    /// Copies the first `length` bytes of the result, and what is known of them, to another slot.
+    pub(crate) fn hand_over(&mut self, from: u16, to: u16, length: usize) {
+        let ((source, _), (target, _)) = (self.place(from), self.place(to));
+        let length = length.min(self.stride);
+        if self.packets > 0 && source + length <= self.bytes.len() && target + length <= self.bytes.len() {
+            self.bytes.copy_within(source..source + length, target);
+        }
+        let metadata = self.metadata(from);
+        if let Some(to) = self.metadata_mut(to) {
+            (to.imm, to.icrc) = (metadata.imm, metadata.icrc);
         }
     }
 

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Context, Engine};
 use castnet_rules::{
-    Endpoint, GroupRule, HostEndpoint, LossPolicy, NextHop, RankPart, StragglerPolicy, TranslatedRule,
+    CollectiveMode, Endpoint, GroupRule, HostEndpoint, LossPolicy, NextHop, RankPart, StragglerPolicy,
+    TranslatedRule,
 };
 use castnet_wire::{
     Aeth, Batch, Call, CallFlags, Control, DataType, ExtHeaders, Ipv4, Kind, NakCode, Nanos, Opcode,
@@ -73,6 +74,7 @@ pub fn collective_rule(endpoints: Vec<Endpoint>, parent: Option<usize>) -> Group
         slots: 32,
         message_packets: MSG as u16,
         reproducible: false,
+        mode: CollectiveMode::Translated,
         loss_policy: LossPolicy::Repair,
         straggler_policy: StragglerPolicy::KeepAlive,
         ack_timeout_us: (TIMEOUT.0 / 1000) as u32,
