@@ -46,6 +46,12 @@ pub(crate) const CLIFF: Reason = Reason {
            window of 64 to those of a window of 24. Its text names time-outs but does not explain the sudden drop; its \
            Mode-III does not show it. That part is not explained.",
 };
+pub(crate) const ONE_HOP: Reason = Reason {
+    letter: 'h',
+    text: "As f. In Mode-III each hop repairs its own losses, but a rank is an RC queue pair at the end of one: it drops what follows \
+           a lost result, and a repetition that is lost again costs it a time-out. From 8 % on that is more than rows 'ideal' cover; \
+           how much of it is time-outs was not separated.",
+};
 const NOT_KNOWN: Reason = Reason {
     letter: '?',
     text: "Not explained.",

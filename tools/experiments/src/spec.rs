@@ -315,7 +315,10 @@ fn lossy(
                 others: [24, 64]
                     .map(|window| (sample(ideal(window), loss), Counting::Settled))
                     .into(),
-                reason: reason.filter(|_| mode == 0),
+                reason: match mode {
+                    0 => reason,
+                    _ => (loss.rate > 0.05).then_some(reason::ONE_HOP),
+                },
             })
             .collect(),
         others: vec!["ideal, 24", "ideal, 64"],
