@@ -399,8 +399,9 @@ pub(super) fn carry_out<E: Egress, O: Observer, const W: usize>(
             }
             Effect::Complete { slot, kernel } => {
                 let kernel = group.kernels.select(group.machine.call(kernel));
-                let length = usize::from(group.machine.shape(slot).payload);
-                group.slots.complete(slot, &kernel, length);
+                // The machine may have recycled the slot; contributions to it are equally long.
+                let Some(received) = received else { continue };
+                group.slots.complete(slot, &kernel, received.length);
             }
             Effect::Emit {
                 slot,
