@@ -165,7 +165,7 @@ impl Member {
 }
 
 /// Slots at a switch with room: the smallest power of two of at least two windows and two messages, at most 32768. Then
-/// no packet is ever early (docs/decisions/0005). In Mode-III a window in each pipe (docs/decisions/0018).
+/// no packet is ever early (docs/decisions/0005). In Mode-III a window in each pipe (docs/decisions/0019).
 pub const fn slots(window: u16, message_packets: u16, mode: CollectiveMode) -> u16 {
     match mode {
         CollectiveMode::Translated => power_of_two(2 * (window as u32 + message_packets as u32)),

@@ -15,7 +15,7 @@
 //! | Reduce | all but `e_r` | `e_r` |
 //! | Broadcast | `e_r` | all but `e_r` |
 //!
-//! How this differs from the paper, and why it is safe: `docs/decisions/0005-mode-two.md`, and `0018-mode-three.md` for Mode-III.
+//! How this differs from the paper, and why it is safe: `docs/decisions/0005-mode-two.md`, and `0019-mode-three.md` for Mode-III.
 mod bridge;
 mod calls;
 mod config;
