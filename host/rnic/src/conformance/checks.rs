@@ -294,8 +294,8 @@ fn reset(s: &mut Session<'_>) -> Checked<String> {
     s.post_send(1, pair[1], 6, SendOp::Send, whole(&local))?;
     good(&s.received(0, pair[0])?, CompletionOp::Recv, 5)?;
     good(&s.sent(1, pair[1])?, CompletionOp::Send, 6)?;
-    for end in 0..2 {
-        let left = s.rnic(end).poll_recv_completion(pair[end]);
+    for (end, qpn) in pair.into_iter().enumerate() {
+        let left = s.rnic(end).poll_recv_completion(qpn);
         expect_equal("a completion of a receive before the reset", left, None)?;
     }
     one_send(s, pair, 64, None)?;

@@ -60,7 +60,7 @@ pub(crate) use receiver::ReceiveLane;
 pub use receiver::{Event, ReceiverConfig, StreamReceiver};
 pub use sender::{RemoteRing, SenderConfig, SenderLane, StreamSender, Transfer};
 pub(crate) use transfer::WAIT;
-pub use transfer::{Flow, receive, send, take_turn};
+pub use transfer::{Flow, Progress, receive, send, take_turn};
 
 #[cfg(doc)]
 use crate::Rnic;

@@ -12,6 +12,9 @@ use crate::rnic::Rnic;
 /// Longest sleep before the loop calls its owner again.
 pub(crate) const WAIT: Duration = Duration::from_millis(50);
 
+/// Called with the RNIC, the header once it has arrived, and the bytes received so far.
+pub type Progress<'a> = dyn FnMut(&mut dyn Rnic, Option<&StreamHeader>, u64) -> Flow + 'a;
+
 /// Decision of the owner of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
@@ -112,7 +115,7 @@ pub fn receive<W: Write>(
     rnic: &mut dyn Rnic,
     receiver: &mut StreamReceiver,
     open: &mut dyn FnMut(&StreamHeader) -> io::Result<W>,
-    progress: &mut dyn FnMut(&mut dyn Rnic, Option<&StreamHeader>, u64) -> Flow,
+    progress: &mut Progress<'_>,
 ) -> Result<(StreamSummary, W), StreamError> {
     let begun = StreamError::WrongOrder {
         call: "receive",
@@ -161,7 +164,7 @@ pub fn receive<W: Write>(
 fn report_progress(
     rnic: &mut dyn Rnic,
     receiver: &StreamReceiver,
-    progress: &mut dyn FnMut(&mut dyn Rnic, Option<&StreamHeader>, u64) -> Flow,
+    progress: &mut Progress<'_>,
 ) -> Result<(), StreamError> {
     let (header, bytes) = receiver.open_stream().unzip();
     progress(rnic, header, bytes.unwrap_or(0)).check()

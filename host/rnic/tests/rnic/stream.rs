@@ -303,7 +303,7 @@ fn messages_that_are_no_stream_are_refused() {
     // Raw messages to a receiver that expects a stream: payload, immediate, and the expected error.
     let cases: [(&[u8], Option<u32>, &str); 6] = [
         (b"hello", None, "it has no immediate"),
-        (b"hello", Some(3 << 30), "its kind is not known"),
+        (b"hello", Some(3 << 30), "a turn has no payload"),
         (b"hello", Some(1 << 30), "no stream has begun"),
         (b"hello", Some(0), "its begin is too short"),
         (&[0; 40], Some(0), "its begin has no magic"),

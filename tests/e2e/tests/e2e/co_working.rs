@@ -195,7 +195,7 @@ fn a_stream_goes_on_from_another_member_when_one_dies() {
         let mut sent = Sent::start(lab, "g", &all, 48 << 20, &["--rate", "40M"])?;
         sent.wait_until_has("h6", 1 << 20)?;
         // h4 has it from h2, and h6 from h4.
-        let mut dead = vec![sent.take("h2")?, sent.take("h5")?];
+        let mut dead = [sent.take("h2")?, sent.take("h5")?];
         dead.iter_mut().for_each(Process::kill);
         let bytes = sent.bytes;
         let (_, receivers) = sent.finish()?;

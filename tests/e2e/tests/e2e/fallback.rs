@@ -126,7 +126,7 @@ fn checks_go_from_host_to_host_if_the_switch_is_full() {
                 let report = report.with_context(|| said.clone())?;
                 let why = report["between_hosts"].as_str().unwrap_or_default();
                 ensure!(
-                    !why.is_empty() && report["count"].to_string() == count,
+                    !why.is_empty() && report["count"].to_string().as_str() == count,
                     "{report:#}"
                 );
                 digests.push(report["sha256"].to_string());
