@@ -251,8 +251,6 @@ proptest! {
         prop_assert_eq!((totals.queue_full, flow.overflows, flow.storms), (0, 0, 0), "{:?}", flow);
         prop_assert_eq!(net.retransmits(), 0);
         prop_assert!(net.is_done(), "at {}: {:?}", net.sim.now(), flow);
-        let counters = |of: fn(&castnet_sim::LinkStats) -> u64| of(&totals);
-        println!("{} frames, {} held, PAUSE {}", counters(|s| s.sent), flow.held, flow.pause_sent);
     }
 }
 
@@ -408,7 +406,6 @@ fn the_watchdog_frees_switches_that_wait_for_each_other() {
     net.run(Nanos::from_secs(20));
     let flow = net.sim.flow_totals();
     let sent: Vec<u64> = (0..4).map(|host| net.sent(host)).collect();
-    println!("at {}: {sent:?}, {flow:?}, before {before:?}", net.sim.now());
     assert!(net.is_done(), "{sent:?}");
     assert!(flow.storms > 0 && flow.storm_drops > 0, "{flow:?}");
     assert_eq!(

@@ -156,9 +156,13 @@ impl Shown {
         let (kind, number) = (behaviour(entry), core.next_number());
         let sources = kind.sources(entry);
         let mut changed = false;
+        // A rank keeps its position when a host takes it or gives it up.
         let is_member = |(source, member): (&Source<'_>, &Member)| {
+            let known = &member.state.host;
             addr_eq(Arc::as_ptr(&source.record), Arc::as_ptr(&member.record))
-                || source.host == member.state.host
+                || source.host == known
+                || source.host.is_empty()
+                || known.is_empty()
         };
         let same_members =
             sources.len() == self.members.len() && sources.iter().zip(&self.members).all(is_member);

@@ -72,6 +72,10 @@ prop_compose! {
     ) -> GroupRule {
         let kind = MulticastRule { start_psn: start_psn.map(Psn::new), va_base, carries_on: Some(va_base).filter(|b| b % 2 == 0), any_source: (start_psn.is_some() && va_base % 4 == 1).then_some(AnySource::ALL[usize::from(va_base % 3 != 0)]), repair: (va_base % 3 == 0).then(|| RepairRule { slots: 2 << (va_base % 15), ack_timeout_us: 64 + source as u32 }), source: source as u16 };
         let joining = |(i, mut e): (usize, Endpoint)| {
+            // Where all may write, all have memory or none.
+            if let (Some(_), NextHop::Host(host)) = (kind.any_source, &mut e.next_hop) {
+                host.part = None.into();
+            }
             e.joining = kind.any_source.is_none() && e.verify_mac && i != source && e.next_hop.host().is_some();
             e
         };

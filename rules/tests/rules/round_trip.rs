@@ -73,7 +73,7 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
                             ip,
                             qpn: Qpn::new(qpn),
                             mac,
-                            part: memory.into(),
+                            part: memory.filter(|_| any_source.is_none()).into(),
                         }),
                         false => NextHop::Switch {
                             name,

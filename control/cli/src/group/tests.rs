@@ -198,7 +198,7 @@ async fn a_multicast_group_is_shown_with_its_generation_and_policies() {
     let loss = json!({ "on_member_loss": "fail" });
     says(&report, &loss, &["on member loss fail"]);
     let stall = json!({ "on_member_stall": "evict", "member_stall_ms": 700 });
-    says(&report, &stall, &["on member stall evict after 700.00 ms"]);
+    says(&report, &stall, &["on member stall evict after 700.0 ms"]);
     says(&report, &limit(), &LIMIT);
 
     let kind = api::MulticastRule {
