@@ -70,5 +70,4 @@ fn an_ack_of_what_was_not_accepted_is_found() {
 #[test]
 fn a_contribution_that_is_added_twice_is_found() {
     assert_finds(Fault::AddAgain, Translated, "C1");
-    assert_finds(Fault::AddAgain, Augmented, "C1");
 }
