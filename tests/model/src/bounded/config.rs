@@ -71,7 +71,7 @@ pub enum Losable {
     NotFromReceivers,
 }
 
-/// A `sometimes` property of [`sights`].
+/// A `sometimes` property of `sights`.
 pub type Sight = fn() -> Property<Bounded>;
 
 impl Config {
