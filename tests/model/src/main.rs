@@ -4,8 +4,8 @@
 
 use castnet_model::collectives;
 use castnet_model::runs::{
-    ALL_FAULTS, CONGESTION, EVICTIONS, EVICTIONS_FULL, FULL, HOSTILE, REFUSALS, RINGS, RINGS_FULL, SHAPES,
-    SOURCES, SOURCES_FULL, SOURCES_WITH_RINGS, SOURCES_WITH_RINGS_FULL,
+    CONGESTION, EVICTIONS, EVICTIONS_FULL, FULL, HOSTILE, LATE, REFUSALS, RINGS, RINGS_FULL, SHAPES, SOURCES,
+    SOURCES_FULL, SOURCES_WITH_RINGS, SOURCES_WITH_RINGS_FULL,
 };
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         EVICTIONS,
         SOURCES,
         SOURCES_WITH_RINGS,
-        ALL_FAULTS,
+        LATE,
     ]
     .concat();
     let in_network = [

@@ -2,7 +2,7 @@
 
 mod features;
 
-use crate::bounded::{self, Bounded, Losable, sights};
+use crate::bounded::{self, Bounded, Losable, Sight, sights};
 use crate::fabric::Topology;
 use crate::hostile::{self, Hostile};
 use crate::message::{Answer, PACKETS};
@@ -78,27 +78,40 @@ const fn hostile(name: &'static str, topology: Topology, refusals: &'static [Ans
     }
 }
 
-/// Two tiers, four hosts, three packets; a loss, a duplicate and a late message in one run.
-pub const ALL_FAULTS: &[Run] = &[bounded(
-    "root and leaf, one message: loss, duplicate, late",
-    bounded::Config {
-        ack_requests: ONE_MESSAGE,
-        losses: 1,
-        duplicates: 1,
-        delays: 1,
-        time_outs: 2,
-        sights: &[
-            sights::nak_held,
-            sights::nak_released,
-            sights::nak_repeated,
-            sights::filtered,
-            sights::answered,
-            sights::answered_below,
-            sights::timed_out,
-        ],
-        ..ROOT
-    },
-)];
+const FEEDBACK: &[Sight] = &[
+    sights::nak_held,
+    sights::nak_released,
+    sights::nak_repeated,
+    sights::filtered,
+    sights::answered,
+    sights::answered_below,
+];
+
+/// Two tiers, four hosts, three packets; a late message and another fault in one run.
+pub const LATE: &[Run] = &[
+    bounded(
+        "root and leaf, one message: loss, late",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            losses: 1,
+            delays: 1,
+            time_outs: 2,
+            sights: FEEDBACK,
+            ..ROOT
+        },
+    ),
+    bounded(
+        "root and leaf, one message: duplicate, late",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            duplicates: 1,
+            delays: 1,
+            time_outs: 1,
+            sights: FEEDBACK,
+            ..ROOT
+        },
+    ),
+];
 
 /// A spine between two leaves, and other patterns of ACK requests.
 pub const SHAPES: &[Run] = &[
@@ -127,6 +140,7 @@ pub const SHAPES: &[Run] = &[
         "root and leaf, one message: loss",
         bounded::Config {
             ack_requests: ONE_MESSAGE,
+            sights: &[sights::timed_out],
             ..ONE_FAULT
         },
     ),
@@ -287,6 +301,18 @@ pub const FULL: &[Run] = &[
         "hostile network, spine and leaves: NAK, RNR",
         Topology::SpineAndLeaves,
         &[Answer::Nak, Answer::Rnr],
+    ),
+    bounded(
+        "root and leaf, one message: loss, duplicate, late",
+        bounded::Config {
+            ack_requests: ONE_MESSAGE,
+            losses: 1,
+            duplicates: 1,
+            delays: 1,
+            time_outs: 2,
+            sights: FEEDBACK,
+            ..ROOT
+        },
     ),
     bounded(
         "root and leaf, two messages: loss, duplicate, late",

@@ -64,7 +64,7 @@ pub enum Fault {
     AnyEpoch,
     /// A switch does not look for paths that are silent.
     NoTick,
-    /// A switch asks the first source for what it lacks, whoever is the source.
+    /// A switch requests what it lacks from the first source, also when another member is the source.
     RequestToFirst,
 }
 

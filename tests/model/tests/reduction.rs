@@ -84,9 +84,11 @@ fn with_a_late_message() {
     assert_equivalent(
         "late",
         Config {
+            packets: 2,
+            ack_requests: 0b10,
             delays: 1,
             time_outs: 1,
-            ..ONE_MESSAGE
+            ..WITHOUT_FAULTS
         },
     );
 }

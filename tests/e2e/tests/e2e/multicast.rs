@@ -3,7 +3,6 @@
 use anyhow::{Context, Result, ensure};
 use castnet_e2e::lab::{self, ONE_ARMED, STAR, TWO_SPINES, TWO_TIERS};
 use castnet_e2e::{Lab, Transfer};
-use serde_json::Value;
 
 const SIZE: usize = 64 << 20;
 
@@ -12,7 +11,7 @@ fn in_lab(plan: castnet_e2e::lab::Plan<'_>, extra: &[&str], test: impl FnOnce(&m
     lab::in_lab("multicast", plan, extra, test);
 }
 
-/// Sends 64 MiB from the first host to all others, by SEND and by WRITE, from a different source each.
+/// Sends a file from the first host to all others, by SEND and by WRITE, from a different source each.
 fn both_ways(lab: &Lab, hosts: &[&str], seed: u64) -> Result<()> {
     both_ways_of(SIZE, lab, hosts, seed)
 }
@@ -44,7 +43,7 @@ fn one_switch_four_hosts() {
 
 #[test]
 fn one_switch_four_hosts_one_percent_loss() {
-    in_lab(STAR, &LOSS, |lab| both_ways(lab, &FOUR, 2));
+    in_lab(STAR, &LOSS, |lab| both_ways_of(SIZE / 4, lab, &FOUR, 2));
 }
 
 #[test]
@@ -54,7 +53,7 @@ fn three_switches_six_hosts() {
 
 #[test]
 fn three_switches_six_hosts_one_percent_loss() {
-    in_lab(TWO_TIERS, &LOSS, |lab| both_ways(lab, &SIX, 4));
+    in_lab(TWO_TIERS, &LOSS, |lab| both_ways_of(SIZE / 4, lab, &SIX, 4));
 }
 
 /// The switches repeat what links lose: the source repeats little more than its own link has lost, not a window for each loss.
@@ -77,11 +76,7 @@ fn three_switches_six_hosts_one_percent_loss_with_repair() {
                 .is_ok_and(|shown| shown.contains("of at most 256 packets"))
         })?;
         running.source.succeed()?;
-        let said = running.source.output();
-        let report = said
-            .lines()
-            .find_map(|line| serde_json::from_str::<Value>(line).ok());
-        let report = report.context(said)?;
+        let report = running.source.report()?;
         running.finish()?;
         let [sent, again, time_outs] = ["frames_sent", "retransmissions", "timeouts"]
             .map(|what| report[what].as_u64().unwrap_or(u64::MAX));
