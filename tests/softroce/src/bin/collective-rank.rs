@@ -8,7 +8,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use castnet_comm::{CommConfig, Communicator, Element, Fallback, LossPolicy, Operation, Request};
+use castnet_comm::{
+    CollectiveMode, CommConfig, Communicator, Element, Fallback, LossPolicy, Operation, Request,
+};
 use castnet_port::{Pool, PoolConfig, PortSpec, Sides};
 use castnet_proto::transport::{Controllers, Security};
 use castnet_rnic::{
@@ -59,6 +61,8 @@ struct Options {
     retry: u8,
     #[arg(long, default_value_t = LossPolicy::Repair)]
     loss: LossPolicy,
+    #[arg(long)]
+    mode: Option<CollectiveMode>,
     /// Calls nothing for so long once all are connected, while the others wait
     #[arg(long, default_value_t = 0)]
     late_ms: u64,
@@ -194,6 +198,7 @@ fn run<T: Number>(options: &Options) -> Result<()> {
     config.qp_timeout = options.timeout;
     config.retry_cnt = options.retry;
     config.loss = options.loss;
+    config.mode = options.mode;
     config.timeouts.resolve = Duration::from_secs(20);
     let mut comm = Communicator::connect(config, Box::new(rnic))?;
     // All are connected; who is late does nothing at all now, not even with its RNIC.

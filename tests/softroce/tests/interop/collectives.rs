@@ -6,6 +6,8 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+
+use castnet_comm::CollectiveMode;
 use castnet_softroce::Job;
 use castnet_softroce_tests::ranks::Told;
 
@@ -34,6 +36,7 @@ struct Job4 {
     timeout: u8,
     retry: u8,
     late_ms: u64,
+    mode: CollectiveMode,
 }
 
 const PLAIN: Job4 = Job4 {
@@ -46,6 +49,16 @@ const PLAIN: Job4 = Job4 {
     timeout: PATIENT,
     retry: 7,
     late_ms: 0,
+    mode: CollectiveMode::Translated,
+};
+
+/// Mode-III of EPIC.
+const AUGMENTED: Job4 = Job4 {
+    name: "collectives-augmented",
+    hosts: MIXED,
+    bytes: SMALLER,
+    mode: CollectiveMode::Augmented,
+    ..PLAIN
 };
 
 pub(crate) fn scenarios(add: &mut impl FnMut(String, Scenario)) {
@@ -71,6 +84,15 @@ pub(crate) fn scenarios(add: &mut impl FnMut(String, Scenario)) {
             late_ms: LATE_MS,
             ..PLAIN
         },
+        AUGMENTED,
+        Job4 {
+            name: "collectives-augmented-late",
+            hosts: RXE,
+            timeout: BRISK,
+            retry: 3,
+            late_ms: LATE_MS,
+            ..AUGMENTED
+        },
     ] {
         add(job.name.into(), Box::new(move |scene| collectives(scene, job)));
     }
@@ -94,6 +116,13 @@ pub(crate) fn lossy_scenarios(add: &mut impl FnMut(String, Scenario)) {
             name: "collectives-loss-3",
             kind: "f32",
             faults: &["loss=3%,seed=14"],
+            ..lossy
+        },
+        Job4 {
+            name: "collectives-augmented-loss-3",
+            kind: "f32",
+            faults: &["loss=3%,seed=14"],
+            mode: CollectiveMode::Augmented,
             ..lossy
         },
     ] {
@@ -152,8 +181,8 @@ fn collectives(scene: &mut Scene, job: Job4) -> Result<String> {
         let late = if rank == 2 { job.late_ms } else { 0 };
         let line = format!(
             "--controller {controller} --name {host} --job {} --rank {rank} --size 4 --type {} --bytes {} \
-             --first-psn {} --timeout {} --retry {} --late-ms {late} --seed 7",
-            job.name, job.kind, job.bytes, FIRST_PSNS[rank], job.timeout, job.retry
+             --first-psn {} --timeout {} --retry {} --mode {} --late-ms {late} --seed 7",
+            job.name, job.kind, job.bytes, FIRST_PSNS[rank], job.timeout, job.retry, job.mode
         );
         ranks.push(match host.strip_prefix('s') {
             None => Rank::Machine(Box::new(

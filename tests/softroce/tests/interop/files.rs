@@ -2,12 +2,13 @@
 //! group that all of them join by name.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use castnet_e2e::lab::{digest, write_random};
 use castnet_e2e::process::{Process, castnet};
+use castnet_softroce_tests::events::{Event, Events};
 use castnet_softroce_tests::protocol::Op;
 use serde_json::Value;
 
@@ -28,7 +29,13 @@ pub(crate) fn scenarios(add: &mut impl FnMut(String, Scenario)) {
             Box::new(move |scene| file(scene, op)),
         );
     }
-    add("castnet-host-turns".into(), Box::new(turns));
+    for numbers in ["bridged", "synchronized"] {
+        add(
+            format!("castnet-host-turns-{numbers}"),
+            Box::new(move |scene| turns(scene, numbers)),
+        );
+    }
+    add("castnet-host-turns-at-once".into(), Box::new(turns_at_once));
     for source in ["s1", "h1"] {
         add(
             format!("castnet-host-repair-{source}"),
@@ -175,10 +182,29 @@ fn transfer(scene: &mut Scene, group: &str, source: &str, members: &Members) -> 
     Ok(said.unwrap_or_else(|| soft.output()))
 }
 
-/// Two machines and the software RNIC send in turn, over the queue pairs that they receive with. No PSN of the kernel's is changed.
-fn turns(scene: &mut Scene) -> Result<String> {
+/// A member of `castnet host turns` in a machine, with its part of the files in `turns`. Prints the digests of what it has received.
+fn takes_turns(
+    scene: &mut Scene,
+    members: &Members,
+    name: &'static str,
+    order: &str,
+    input: Option<&Path>,
+) -> Result<castnet_softroce::Job> {
+    let file = match input {
+        Some(input) => format!("--file {}", scene.lab.share(input)?),
+        None => String::new(),
+    };
+    let line = members.line("turns", name, &format!("--order {order} --out turns {file}"));
+    let script = format!("mkdir turns && {{ {line}; code=$?; sha256sum turns/*; rm -r turns; exit $code; }}");
+    Ok(scene.machine(name)?.spawn(&script)?)
+}
+
+/// Two machines and the software RNIC send in turn, over the queue pairs that they receive with. If the switch bridges PSNs, no PSN of the
+/// kernel's is changed; otherwise the hosts synchronize them (Cepheus, III.E).
+fn turns(scene: &mut Scene, numbers: &'static str) -> Result<String> {
     const ORDER: [&str; 5] = ["h1", "h2", "s1", "h2", "h1"];
-    let members = Members::of(scene, ("turns", "h1"), &[], &["--any-source"], Op::Send)?;
+    let (group, any_source) = (format!("turns-{numbers}"), format!("--any-source={numbers}"));
+    let members = Members::of(scene, (&group, "h1"), &[], &[&any_source], Op::Send)?;
     let (mut sent, mut inputs) = (BTreeMap::new(), BTreeMap::new());
     for (n, name) in (1..).zip(["h1", "h2", "s1"]) {
         let input = members.folder.join(format!("turn-{name}.bin"));
@@ -188,22 +214,10 @@ fn turns(scene: &mut Scene) -> Result<String> {
     let order = ORDER.join(",");
     let mut jobs = Vec::new();
     for name in ["h1", "h2", "h3"] {
-        let file = match inputs.get(name) {
-            Some(input) => format!("--file {}", scene.lab.share(input)?),
-            None => String::new(),
-        };
-        let line = members.line("turns", name, &format!("--order {order} --out turns {file}"));
-        let script = format!("mkdir turns && {line} && sha256sum turns/* && rm -r turns");
-        jobs.push(scene.machine(name)?.spawn(&script)?);
+        let input = inputs.get(name).map(PathBuf::as_path);
+        jobs.push(takes_turns(scene, &members, name, &order, input)?);
     }
-    let out = members.folder.join("turns");
-    std::fs::create_dir(&out)?;
-    let (file, folder) = (inputs["s1"].to_string_lossy(), out.to_string_lossy());
-    let mut soft = members.soft(
-        scene,
-        "turns",
-        &["--order", &order, "--out", &folder, "--file", &file],
-    )?;
+    let (mut soft, out) = soft_turns(scene, &members, &group, &order, Some(&inputs["s1"]))?;
     let others = |name: &'static str| (1..).zip(ORDER).filter(move |(_, sender)| *sender != name);
     for (job, name) in jobs.iter_mut().zip(["h1", "h2", "h3"]) {
         let said = job.wait(LONG).context(name)?;
@@ -218,6 +232,72 @@ fn turns(scene: &mut Scene) -> Result<String> {
         let got = digest(&out.join(format!("{turn:03}-{sender}")))?;
         ensure!(got == sent[sender], "turn {turn}: s1 has other bytes");
     }
-    scene.running()?.at_controller(&["group", "destroy", "turns"])?;
+    scene.running()?.at_controller(&["group", "destroy", &group])?;
     Ok(format!("files of {order} to all others, one after the other"))
+}
+
+/// The same at the software RNIC, and the folder of what it receives.
+fn soft_turns(
+    scene: &Scene,
+    members: &Members,
+    group: &str,
+    order: &str,
+    input: Option<&Path>,
+) -> Result<(Process, PathBuf)> {
+    let out = members.folder.join(group);
+    std::fs::create_dir(&out)?;
+    let folder = out.to_string_lossy();
+    let mut flags = vec!["--order", order, "--out", &folder];
+    let file = input.map(|input| input.to_string_lossy());
+    flags.extend(file.iter().flat_map(|file| ["--file", file]));
+    Ok((members.soft(scene, "turns", &flags)?, out))
+}
+
+/// Two machines send at once, where frames are lost. The switch reports it. One of them is the source and loses nothing, the other one ends
+/// with an error; its file reaches nobody.
+fn turns_at_once(scene: &mut Scene) -> Result<String> {
+    const RIVALS: [&str; 2] = ["h1", "h2"];
+    // So long that both are in their turns at the same time.
+    const LENGTH: usize = 4 * SIZE;
+    let faults = ["loss=0.5%,seed=19"];
+    let members = Members::of(scene, ("at-once", "h1"), &faults, &["--any-source"], Op::Send)?;
+    let events = Events::watch(&scene.running()?.agent())?;
+    let (mut sent, mut jobs) = (Vec::new(), Vec::new());
+    for (n, name) in (21..).zip(RIVALS) {
+        let input = members.folder.join(format!("at-once-{name}.bin"));
+        sent.push(write_random(&input, LENGTH, n)?);
+        jobs.push(takes_turns(scene, &members, name, name, Some(&input))?);
+    }
+    jobs.push(takes_turns(scene, &members, "h3", "h1", None)?);
+    let (mut soft, out) = soft_turns(scene, &members, "at-once", "h1", None)?;
+    let said = jobs
+        .iter_mut()
+        .map(|job| job.wait(LONG))
+        .collect::<Result<Vec<_>, _>>()?;
+    soft.succeed()?;
+    let late = said[..2].iter().position(|said| said.code != 0);
+    let late = late.with_context(|| format!("both have sent: {} {}", said[0], said[1]))?;
+    let (source, late) = (1 - late, &said[late]);
+    ensure!(
+        said[source].code == 0,
+        "neither has sent: {} {late}",
+        said[source]
+    );
+    ensure!(late.stderr.contains("another member sends"), "{late}");
+    let line = format!("{}  turns/001-h1", sent[source]);
+    ensure!(
+        said[2].code == 0 && said[2].stdout.contains(&line),
+        "h3 lacks {line}: {}",
+        said[2]
+    );
+    ensure!(digest(&out.join("001-h1"))? == sent[source], "s1 has other bytes");
+    let waits = events.wait_for(|e| match e {
+        Event::SourcesCompete(c) => Some(c.next_hop.clone()),
+        _ => None,
+    })?;
+    scene.running()?.at_controller(&["group", "destroy", "at-once"])?;
+    Ok(format!(
+        "{} has sent; the switch reports that {waits} competes",
+        RIVALS[source]
+    ))
 }
