@@ -99,14 +99,12 @@ impl FlowControl {
         let slot = port.index();
         let ingress = ingress.map_or(NO_INGRESS, |port| port.index() as u8);
         let is_suspended = self.suspended >> slot & 1 != 0;
-        let mut admitted = Admitted::Send(frame);
-        for unsent in [false, true] {
-            admitted = match admitted {
-                Admitted::Send(frame) if (unsent && !fits) || (!unsent && is_suspended) => {
-                    self.pfc.admit(slot, ingress, frame, unsent)
-                }
-                admitted => admitted,
-            };
+        let mut admitted = match is_suspended {
+            true => self.pfc.admit(slot, ingress, frame, false),
+            false => Admitted::Send(frame),
+        };
+        if !fits && let Admitted::Send(frame) = admitted {
+            admitted = self.pfc.admit(slot, ingress, frame, true);
         }
         match admitted {
             Admitted::Send(frame) => return Some(frame),

@@ -254,22 +254,28 @@ proptest! {
     }
 }
 
-fn star(hosts: usize, watchdog: Nanos) -> Net {
-    let links = LinkProfile {
+fn short_queues() -> LinkProfile {
+    LinkProfile {
         queue_bytes: 32 << 10,
         ..LinkProfile::default()
-    };
-    let poll_delay = Nanos(1_000);
-    let config = SimConfig {
+    }
+}
+
+fn with_pfc(watchdog: Option<Nanos>) -> SimConfig {
+    let (links, poll_delay) = (short_queues(), Nanos(1_000));
+    SimConfig {
         pfc: Some(PfcConfig {
-            watchdog: Some(watchdog),
+            watchdog,
             ..pfc(&links, poll_delay)
         }),
         poll_delay,
         links,
         ..SimConfig::new(1)
-    };
-    Net::new(Topology::star(hosts).expect("a switch"), config)
+    }
+}
+
+fn star(hosts: usize, watchdog: Nanos) -> Net {
+    Net::new(Topology::star(hosts).expect("a switch"), with_pfc(Some(watchdog)))
 }
 
 /// Without flow control, the same run drops frames and repeats them.
@@ -281,18 +287,14 @@ fn a_slow_receiver_stops_the_source_of_its_group_and_nobody_else() {
             net = Net::new(
                 Topology::star(6).expect("a switch"),
                 SimConfig {
-                    links: LinkProfile {
-                        queue_bytes: 32 << 10,
-                        ..LinkProfile::default()
-                    },
+                    links: short_queues(),
                     ..SimConfig::new(1)
                 },
             );
         }
         let slow = LinkProfile {
             rate_bps: 10_000_000_000,
-            queue_bytes: 32 << 10,
-            ..LinkProfile::default()
+            ..short_queues()
         };
         let link = net.link(1);
         net.sim.set_profile(link, [slow; 2]);
@@ -348,21 +350,7 @@ fn ring(watchdog: Option<Nanos>) -> Net {
             .connect(End::port(&this, 1), End::port(&next, 2), 9000)
             .expect("a link");
     }
-    let links = LinkProfile {
-        queue_bytes: 32 << 10,
-        ..LinkProfile::default()
-    };
-    let poll_delay = Nanos(1_000);
-    let config = SimConfig {
-        pfc: Some(PfcConfig {
-            watchdog,
-            ..pfc(&links, poll_delay)
-        }),
-        links,
-        poll_delay,
-        ..SimConfig::new(1)
-    };
-    let mut net = Net::new(topology, config);
+    let mut net = Net::new(topology, with_pfc(watchdog));
     for switch in 0..N {
         let route = |host: usize, port: usize, mac: [u8; 6]| Route {
             prefix: Ipv4Net::from(Ipv4Addr::new(10, 0, 0, 1 + host as u8)),

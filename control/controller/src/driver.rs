@@ -137,11 +137,7 @@ async fn turned_down(
     let may_move = {
         let mut core = shared.lock();
         // A multicast group gives up a switch only if the receivers there may be outside.
-        let stays = |e: &Entry| {
-            e.record()
-                .multicast()
-                .is_some_and(|kind| kind.may_be_outside().is_empty())
-        };
+        let stays = |e: &Entry| e.record().multicast().is_some() && !may_split(e);
         let stays = installing(&core, name, generation).is_none_or(stays);
         match (core.groups.get_mut(name), plan.rules.get(switch)) {
             (Some(entry), Some(rule)) if !stays => {
@@ -219,14 +215,15 @@ async fn lay_out(shared: &Arc<Shared>, name: &str, generation: u64) -> Option<Ar
     }
 }
 
+/// Whether a multicast group may run without some of its receivers.
+fn may_split(entry: &Entry) -> bool {
+    let kind = entry.record().multicast();
+    kind.is_some_and(|kind| !kind.may_be_outside().is_empty())
+}
+
 /// The reports that were waited for have not come. Whether the group can be tried without the receivers that are missing.
 fn goes_without(shared: &Arc<Shared>, name: &str, generation: u64) -> bool {
     let mut core = shared.lock();
-    let may_split = |e: &Entry| {
-        e.record()
-            .multicast()
-            .is_some_and(|kind| !kind.may_be_outside().is_empty())
-    };
     if !installing(&core, name, generation).is_some_and(may_split) {
         return false;
     }

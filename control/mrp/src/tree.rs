@@ -165,8 +165,7 @@ pub(crate) fn plan(of: &Registration<'_>, switch: &mut dyn Switch) -> Result<Pla
                 let to = (hop.port, hop.mac);
                 used.insert(to);
                 let behind = switches.entry(to).or_insert_with(|| {
-                    let next = switch_hop(name.clone(), hop.mac, Qpn::VIRTUAL);
-                    endpoints.push(Endpoint::new(hop.port, next));
+                    endpoints.push(Endpoint::new(hop.port, NextHop::switch(name.clone(), hop.mac)));
                     BTreeSet::new()
                 });
                 behind.insert(member.ip);
@@ -188,12 +187,8 @@ pub(crate) fn plan(of: &Registration<'_>, switch: &mut dyn Switch) -> Result<Pla
         let own = rule.endpoints.iter().find(is_to).map(|e| e.virtual_qpn);
         if let Some(qpn) = own.filter(|qpn| *qpn != Qpn::VIRTUAL) {
             // It comes again with the first of the others.
-            parts.extend(
-                parts
-                    .first()
-                    .map(|(cause, _)| *cause)
-                    .map(|cause| (cause, Records::Uplink(qpn))),
-            );
+            let uplink = parts.first().map(|(cause, _)| (*cause, Records::Uplink(qpn)));
+            parts.extend(uplink);
         }
         let total = u8::try_from(parts.len()).map_err(|_| MrpRefusal::of(MrpReason::TooManyMembers))?;
         sent.extend((0..).zip(parts).map(|(n, (cause, records))| {

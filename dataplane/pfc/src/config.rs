@@ -28,7 +28,7 @@ impl PfcConfig {
     const HEADROOM: u64 = 256 << 10;
     const WATCHDOG: Nanos = Nanos::from_millis(200);
 
-    /// Of a link whose speed nobody knows.
+    /// Speed of a link if neither the configuration nor the device gives it.
     const UNKNOWN_SPEED_MBPS: u32 = 10_000;
 
     /// With the default thresholds: XOFF at 128 KiB, XON at half of that, 256 KiB of headroom, a watchdog after 200 ms.

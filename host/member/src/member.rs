@@ -685,8 +685,7 @@ impl Member<'_, Source> {
         progress: &mut dyn FnMut(u64, Duration),
     ) -> Result<Transferred, MemberError> {
         let source = &mut self.buffered(source);
-        let sent = self.send_stream(0, header, source, None, &mut |_, _, _, _| Ok(()), progress);
-        Ok(sent.map(|(transferred, _)| transferred)?)
+        Ok(self.send_guarded(header, source, None, progress)?)
     }
 
     /// As [`Member::send`], and with a safeguard stops if the goodput is too low, with [`MemberError::Slow`]. What was taken from `source`,

@@ -39,6 +39,14 @@ pub(crate) struct Have<'h> {
     pub(crate) whole: Option<&'h StreamSummary>,
 }
 
+impl<'h> Have<'h> {
+    /// A stream that may go on.
+    pub(crate) fn begun(header: Option<&'h StreamHeader>, bytes: u64) -> Self {
+        let whole = None;
+        Self { header, bytes, whole }
+    }
+}
+
 /// The queue pair of a host that passes a stream on, or of its receiver, and how many bytes of the stream that has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peer {
@@ -499,7 +507,7 @@ mod tests {
         /// Receivers outside, each of which has the stream from one before it, or from one in the tree; at any byte one gets it from another
         /// member, which may have less than it.
         #[test]
-        fn all_outside_get_each_byte_once_whoever_passes_it_on(
+        fn all_outside_get_each_byte_once_from_any_members(
             length in 0usize..200, inside in 1usize..4, outside in 1usize..6, draws in proptest::collection::vec(any::<u32>(), 64),
         ) {
             let data: Vec<u8> = (0..length).map(|i| (i * 7 + i / 50) as u8).collect();

@@ -145,8 +145,6 @@ impl Fields for MulticastRule {
             let carries_on = self.carries_on.map(|_| "carries_on".to_owned());
             let fixed = endpoints.iter().enumerate().filter_map(joins).chain(carries_on);
             faults.extend(fixed.map(|field| Fault::new(field, FaultKind::AnySourceIsFixed)));
-        }
-        if self.any_source.is_some() {
             let hosts = endpoints
                 .iter()
                 .enumerate()

@@ -116,6 +116,16 @@ impl Process {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// Its last output in JSON.
+    pub fn report(&self) -> Result<serde_json::Value> {
+        let output = self.output();
+        let report = output
+            .lines()
+            .rev()
+            .find_map(|line| serde_json::from_str(line).ok());
+        report.with_context(|| output.clone())
+    }
+
     /// Waits until `ready` says yes; an error if the process ends first or the test's patience does.
     pub fn wait_until(&mut self, what: &str, mut ready: impl FnMut(&Self) -> bool) -> Result<()> {
         let start = Instant::now();

@@ -160,9 +160,8 @@ pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Erro
     };
     let mut sim = Simulation::new(&topology, config, ())?;
     match method {
-        Method::Epic(policy) => join(&mut sim, &topology, &hosts, setting, policy, method)?,
-        Method::InTurn | Method::Augmented => {
-            join(&mut sim, &topology, &hosts, setting, LossPolicy::Repair, method)?
+        Method::Epic(_) | Method::InTurn | Method::Augmented => {
+            join(&mut sim, &topology, &hosts, setting, method)?
         }
         Method::Ring | Method::Steps | Method::Ideal { .. } => {
             wire_up(&mut sim, &hosts, setting, method, collective)?
@@ -198,7 +197,6 @@ fn join(
     topology: &Topology,
     hosts: &[String],
     setting: Setting,
-    loss_policy: LossPolicy,
     method: Method,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let ranks = hosts.iter().map(|h| Member::new(h, Qpn::new(17))).collect();
@@ -208,7 +206,10 @@ fn join(
             Method::Augmented => CollectiveMode::Augmented,
             _ => CollectiveMode::Translated,
         },
-        loss_policy,
+        loss_policy: match method {
+            Method::Epic(policy) => policy,
+            _ => LossPolicy::Repair,
+        },
         message_packets: setting.message_packets as u16,
         ack_timeout_us: (4096 << setting.timeout) / 1000,
         ..TranslatedRule::root(0)

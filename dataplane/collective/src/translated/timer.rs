@@ -117,9 +117,10 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// In Mode-III, true if the host's next packet was refused for lack of a slot. In Mode-II, true if the host has contributed its oldest unacknowledged packet and can do nothing about the wait: contributions of others are
-    /// missing or, with repair by this switch, answers of switches, of hosts without a posted receive, or of hosts to which the packet
-    /// has not been sent yet. False in all other cases, because an ACK also delays repetitions that are needed.
+    /// True if the host can do nothing about the wait. In Mode-III, its next packet was refused for lack of a slot. In Mode-II, it has
+    /// contributed its oldest unacknowledged packet, and contributions of others are missing or, with repair by this switch, answers of
+    /// switches, of hosts without a posted receive, or of hosts to which the packet has not been sent yet. False in all other cases, because
+    /// an ACK also delays repetitions that are needed.
     fn waits(&self, host: EndpointId) -> bool {
         if self.is_augmented() {
             return self.refused.contains(host) && !self.has_room_for(host);

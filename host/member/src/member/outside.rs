@@ -236,20 +236,16 @@ impl Member<'_, StreamReceiver> {
                 return Err(MemberError::NotPassedOn { host, reason });
             }
             let position = got.stream.borrow().as_ref().map_or(0, OpenStream::bytes);
-            let Some((qpn, receiver)) = self.meet(&own, position)? else {
+            let Some((qpn, mut receiver)) = self.meet(&own, position)? else {
                 continue;
             };
-            let received = self.receive_from(
-                &own,
-                position,
-                (qpn, receiver),
-                (got, passing),
-                open,
-                kept,
-                progress,
-            );
+            let from = (&own, position, &mut receiver);
+            let received = self.receive_from(from, (got, passing), open, kept, progress);
             self.host.destroy_qps(&[qpn]);
-            if let Some(summary) = received? {
+            let closed = receiver.close(self.host.rnic);
+            let received = received?;
+            closed?;
+            if let Some(summary) = received {
                 return Ok(summary);
             }
         }
@@ -283,8 +279,7 @@ impl Member<'_, StreamReceiver> {
                     }
                     progress(header, bytes);
                     if let Some(passing) = passing {
-                        let whole = None;
-                        passing.step(rnic, Have { header, bytes, whole }, kept);
+                        passing.step(rnic, Have::begun(header, bytes), kept);
                     }
                     is_outside = is_now_outside(states.as_ref(), &host);
                     if is_outside {
@@ -346,12 +341,9 @@ impl Member<'_, StreamReceiver> {
     }
 
     /// `None`: it comes from another member from now on.
-    #[allow(clippy::too_many_arguments, reason = "it borrows each of them apart")]
     fn receive_from<W: Write>(
         &mut self,
-        own: &Outside,
-        position: u64,
-        (_, mut receiver): (Qpn, StreamReceiver),
+        (own, position, receiver): (&Outside, u64, &mut StreamReceiver),
         (got, passing): (&mut Got<W>, &mut Option<Passing>),
         open: &mut Open<'_, W>,
         kept: &mut ReadKept<'_>,
@@ -379,8 +371,7 @@ impl Member<'_, StreamReceiver> {
                 let bytes = stream.as_ref().map_or(0, OpenStream::bytes);
                 progress(header, bytes);
                 if let Some(passing) = passing {
-                    let whole = None;
-                    passing.step(rnic, Have { header, bytes, whole }, kept);
+                    passing.step(rnic, Have::begun(header, bytes), kept);
                 }
                 has_moved = states.as_ref().is_some_and(|states| !is_present(states, own));
                 if has_moved {
@@ -390,7 +381,7 @@ impl Member<'_, StreamReceiver> {
             };
             stream::receive(
                 rnic,
-                &mut receiver,
+                receiver,
                 &mut |header| {
                     begun.get_or_insert_with(Instant::now);
                     if stream.borrow().is_none() {
@@ -406,7 +397,7 @@ impl Member<'_, StreamReceiver> {
                 &mut |rnic, _, _| step(rnic),
             )?;
             let mut digest = |_: &StreamHeader| Ok(Vec::new());
-            stream::receive(rnic, &mut receiver, &mut digest, &mut |rnic, _, _| step(rnic))
+            stream::receive(rnic, receiver, &mut digest, &mut |rnic, _, _| step(rnic))
         });
         // The queue pair is destroyed by the caller; its last acknowledgement may be lost, as the member that passes the stream on sees this
         // one leave.

@@ -101,7 +101,7 @@ impl Sent {
         let mut all = Vec::new();
         for (host, receiver, out) in &mut self.receivers {
             receiver.succeed()?;
-            let received = report(receiver)?;
+            let received = receiver.report()?;
             ensure!(
                 digest(out)? == self.digest && received["sha256"] == self.digest.as_str(),
                 "{received:#}"
@@ -117,19 +117,10 @@ impl Sent {
             }
             all.push((*host, received));
         }
-        let sent = report(&self.source)?;
+        let sent = self.source.report()?;
         ensure!(sent["sha256"] == self.digest.as_str(), "{sent:#}");
         Ok((sent, all))
     }
-}
-
-fn report(process: &Process) -> Result<Value> {
-    let said = process.output();
-    let report = said
-        .lines()
-        .rev()
-        .find_map(|line| serde_json::from_str::<Value>(line).ok());
-    report.with_context(|| said.clone())
 }
 
 /// Hosts that a report or a group lists as outside, and from whom they have the stream.

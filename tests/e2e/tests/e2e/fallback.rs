@@ -1,9 +1,8 @@
 //! A group that the switches cannot install: its members send from host to host, or fail.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use castnet_e2e::lab::{self, STAR, digest, write_random};
 use castnet_e2e::{Lab, Transfer};
-use serde_json::Value;
 
 /// No group fits into the switch, as with too little memory (Cepheus, V.D).
 const FULL: [&str; 2] = ["--memory", "1"];
@@ -37,11 +36,7 @@ fn between_hosts(lab: &Lab, group: &str, size: usize) -> Result<()> {
     ));
     for (process, out) in &mut all {
         process.succeed()?;
-        let said = process.output();
-        let report = said
-            .lines()
-            .find_map(|line| serde_json::from_str::<Value>(line).ok());
-        let report = report.with_context(|| said.clone())?;
+        let report = process.report()?;
         let why = report["between_hosts"].as_str().unwrap_or_default();
         ensure!(!why.is_empty() && report["sha256"] == sent.as_str(), "{report:#}");
         if let Some(out) = out {
@@ -119,11 +114,7 @@ fn checks_go_from_host_to_host_if_the_switch_is_full() {
             let mut digests = Vec::new();
             for process in &mut all {
                 process.succeed()?;
-                let said = process.output();
-                let report = said
-                    .lines()
-                    .find_map(|line| serde_json::from_str::<Value>(line).ok());
-                let report = report.with_context(|| said.clone())?;
+                let report = process.report()?;
                 let why = report["between_hosts"].as_str().unwrap_or_default();
                 ensure!(
                     !why.is_empty() && report["count"].to_string().as_str() == count,

@@ -109,7 +109,7 @@ fn members_send_in_turn_where_switches_repair() {
     });
 }
 
-/// Each switch next to a receiver bridges the RETH to its memory, whoever sends.
+/// Each switch next to a receiver bridges the RETH of each sender to its memory.
 #[test]
 fn members_write_in_turn() {
     twice("--any-source", "write");

@@ -17,7 +17,7 @@ pub(in crate::host) struct Ways {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     outside: Vec<OutsideLine>,
     /// Bytes that this host has passed on to such receivers, to all together.
-    #[serde(skip_serializing_if = "is_none")]
+    #[serde(skip_serializing_if = "is_zero")]
     bytes_passed_on: u64,
     /// At the source: how long it waited for them after all others had everything.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -34,7 +34,7 @@ struct OutsideLine {
     why: String,
 }
 
-fn is_none(bytes: &u64) -> bool {
+fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }
 
@@ -51,9 +51,7 @@ struct Change {
 impl Ways {
     /// Begins between hosts, after so many bytes in the group.
     pub(super) fn new(begun: Instant, at_byte: u64, why: &str) -> Self {
-        let mut ways = Self {
-            ..Self::all_in_group(begun, at_byte)
-        };
+        let mut ways = Self::all_in_group(begun, at_byte);
         ways.change("hosts", at_byte, why);
         ways
     }

@@ -49,7 +49,7 @@ impl Locked<'_> {
             });
         }
         let has_rules = phase.has_run() && member.state.seat().is_some() && !kind.is_outside(host);
-        let topology = self.facts.topology();
+        let topology = (!kind.outside.is_empty()).then(|| self.facts.topology());
         let ends = has_rules && kind.any_source.is_some();
         self.change(group, |r| {
             let Kind::Multicast(kind) = &mut r.kind else {
@@ -63,7 +63,9 @@ impl Locked<'_> {
                     .filter(|m| m.host == host)
                     .for_each(|m| Arc::make_mut(m).state = Joining::Expected),
             }
-            kind.forget_outside(host, &topology);
+            if let Some(topology) = &topology {
+                kind.forget_outside(host, topology);
+            }
             // Without receivers it ends at once.
             if let Some(before) = r.plan.as_ref().filter(|_| has_rules && others && !ends) {
                 let mut plan = prune::without(before, host);

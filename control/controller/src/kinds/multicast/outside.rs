@@ -10,7 +10,7 @@ use castnet_planner::{Plan, PlanError, Request, RequestKind};
 use castnet_topology::{End, Topology};
 use serde::{Deserialize, Serialize};
 
-use super::record::Multicast;
+use super::record::{Multicast, Seat};
 use crate::core::Locked;
 use crate::error::Refusal;
 use crate::kinds::Joining;
@@ -151,7 +151,7 @@ impl Multicast {
         self.outside.iter().any(|out| out.host == host)
     }
 
-    fn seat(&self, host: &str) -> Option<&super::record::Seat> {
+    fn seat(&self, host: &str) -> Option<&Seat> {
         match &self.member(host)?.1.state {
             Joining::Joined(seat) => Some(seat),
             Joining::Expected | Joining::Left(_) => None,
@@ -248,9 +248,8 @@ impl Locked<'_> {
     ) -> Result<(), Refusal> {
         self.member(group, via)?;
         let (_, kind) = self.multicast(group)?;
-        let present = |out: &super::outside::Outside| {
-            (out.host.as_str(), out.via.as_str(), out.number) == (receiver, via, number)
-        };
+        let present =
+            |out: &Outside| (out.host.as_str(), out.via.as_str(), out.number) == (receiver, via, number);
         if !kind.outside.iter().any(present) {
             return Ok(());
         }
@@ -373,7 +372,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(16), cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whoever is outside and whoever goes: each of those that are left has the stream, over members, from one in the tree.
+        /// For any receivers outside, and any members that leave: each receiver that is left gets the stream from a member in the tree, directly or
+        /// over other members.
         #[test]
         fn all_have_the_stream_from_the_tree(
             receivers in 2u8..12, outside in proptest::collection::btree_set(1u8..12, 1..8), gone in proptest::collection::vec(1u8..12, 0..10),

@@ -101,10 +101,10 @@ pub struct Seat {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late: Option<Late>,
     /// A receiver can be outside; a source waits for those outside.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub co_works: bool,
     /// It keeps what it receives, and can pass it on.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub passes_on: bool,
 }
 
@@ -208,10 +208,6 @@ impl Multicast {
             }
         }
     }
-}
-
-fn is_false(value: &bool) -> bool {
-    !value
 }
 
 /// Whether a join stands on a call. The call ends with a failure of the group, or with the controller.
