@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use castnet_reduce::Checksum;
+use castnet_rules::CollectiveMode;
 use castnet_wire::icrc::{self, HeaderDelta, ShiftCache};
 use castnet_wire::{BATCH, Qpn, parse_frame};
 use common::collective::{self, Sums};
@@ -83,13 +84,14 @@ fn main() {
     // `cargo bench --bench summary -- sums` runs one part only.
     let only = std::env::args().skip(1).find(|a| !a.starts_with('-'));
     type Part = fn(&mut Table);
-    let parts: [(&str, Part); 8] = [
+    let parts: [(&str, Part); 9] = [
         ("parse", parse),
         ("plain", plain),
         ("acks", acks),
         ("replication", replication),
         ("repair", repair),
         ("sums", sums),
+        ("modes", modes),
         ("icrcs", icrcs),
         ("allocations", allocations),
     ];
@@ -255,7 +257,7 @@ fn sums(table: &mut Table) {
     const ROUNDS: u64 = 16;
     let checksum = Checksum::select();
     for (payload, reproducible) in [(256, false), (1024, false), (4096, false), (1024, true)] {
-        let mut benches = [(); 6].map(|()| Sums::new(payload, reproducible));
+        let mut benches = [(); 6].map(|()| Sums::new(payload, |r| r.reproducible = reproducible));
         let [bench, other, finishing, still, alone, ours] = &mut benches;
         let samples = samples::take([
             &mut || bench.contributions(true, ROUNDS),
@@ -301,6 +303,35 @@ fn sums(table: &mut Table) {
             format!("{} the port alone", ns(port)),
             format!("{:.1} x", with_ports / port),
             None,
+        );
+    }
+}
+
+/// The same contribution in both modes. In Mode-III, the last packet of each message is acknowledged at once.
+fn modes(table: &mut Table) {
+    const ROUNDS: u64 = 16;
+    for payload in [256, 1024, 4096] {
+        let [mut port, mut translated, mut augmented] = [
+            CollectiveMode::Translated,
+            CollectiveMode::Translated,
+            CollectiveMode::Augmented,
+        ]
+        .map(|mode| Sums::new(payload, |r| r.mode = mode));
+        let samples = samples::take([
+            &mut || port.contributions(false, ROUNDS),
+            &mut || translated.contributions(true, ROUNDS),
+            &mut || augmented.contributions(true, ROUNDS),
+        ]);
+        let [port, translated, augmented] = lowest_of(&samples);
+        let ratio = median(&samples, |[port, translated, augmented]| {
+            (augmented - port) / (translated - port)
+        });
+        table.row(
+            &format!("contribution, {payload:4} B of f32, in Mode-III"),
+            ns(augmented - port),
+            format!("{} in Mode-II", ns(translated - port)),
+            format!("{ratio:.2} x"),
+            (payload == 1024).then(|| at_most(1.3, ratio)),
         );
     }
 }
@@ -364,7 +395,7 @@ fn allocations(table: &mut Table) {
         bench.switch(true, batches);
     });
     // Installing a group allocates, outside of the rounds. The difference between rounds is the engine's.
-    let mut sums = Sums::new(1024, false);
+    let mut sums = Sums::new(1024, |_| ());
     let once = |rounds: &mut dyn FnMut()| {
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         rounds();

@@ -90,8 +90,9 @@ pub fn contribution(rule: &GroupRule, rank: usize, psn: u32, payload: &[u8]) -> 
 }
 
 impl Sums {
-    pub fn new(payload: usize, reproducible: bool) -> Self {
-        let rule = rule(MCST, SLOTS, payload).with_translated(|r| r.reproducible = reproducible);
+    /// `change` is what the group's rule has of its own.
+    pub fn new(payload: usize, change: impl FnOnce(&mut TranslatedRule)) -> Self {
+        let rule = rule(MCST, SLOTS, payload).with_translated(change);
         let engine = engine(RANKS);
         let mut sink = Sink::new();
         sink.pool = Pool::new(PoolConfig {

@@ -180,7 +180,8 @@ pub fn frame(
     payload: &[u8],
 ) -> Vec<u8> {
     let (network, ethernet) = (Network::v4(ip(from), group.0), ethernet(from));
-    let bth = Bth::new(opcode, Qpn::VIRTUAL, Psn::new(psn));
+    let mut bth = Bth::new(opcode, Qpn::VIRTUAL, Psn::new(psn));
+    bth.ack_request = opcode == Opcode::SendLast;
     let ext = ExtHeaders {
         imm,
         ..ExtHeaders::NONE
