@@ -22,6 +22,8 @@ use crate::error::{CommError, ControllerError, RankName};
 use crate::group::{GRACE, Group};
 use crate::machine::{HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Laned, Machine, peers};
 
+/// How much longer than a request itself its answer is waited for: the error of the controller says what is missing, ours does not.
+const MARGIN: Duration = Duration::from_secs(1);
 /// Longest sleep of a rank that waits for the controller. It must answer ARP in the meantime.
 const SLEEP_MAX: Duration = Duration::from_millis(2);
 /// Longest sleep of a rank that has waited long for an answer, such as one that has finished. A frame wakes it.
@@ -156,8 +158,7 @@ impl Group {
         }
         let (job, patience) = (self.config.job.clone(), self.config.timeouts.join);
         let answer = self.control()?.lanes(job, patience);
-        // Waits longer than the request itself: the controller's error is more precise than ours.
-        Ok(self.await_answer(answer, patience + GRACE)?.into())
+        Ok(self.await_answer(answer, patience + MARGIN)?.into())
     }
 
     /// Joins the group and connects its queue pairs, one for each lane.
@@ -392,12 +393,13 @@ impl Group {
         }
     }
 
+    /// The blobs of all ranks, once all have given theirs for this round.
     pub(crate) fn exchange(
         &mut self,
         round: u64,
         blob: Vec<u8>,
         patience: Duration,
-    ) -> Result<Answer<Vec<Vec<u8>>>, CommError> {
+    ) -> Result<Vec<Vec<u8>>, CommError> {
         let request = api::ExchangeRequest {
             job: self.config.job.clone(),
             rank: self.config.rank.into(),
@@ -407,7 +409,8 @@ impl Group {
             timeout_ms: patience.as_millis().min(600_000) as u32,
             secret: self.config.secret.0.clone(),
         };
-        Ok(self.control()?.exchange(request, patience))
+        let answer = self.control()?.exchange(request, patience);
+        self.await_answer(answer, patience + MARGIN)
     }
 
     fn connect_hosts(&mut self, reason: String) -> Result<(), CommError> {
@@ -448,8 +451,7 @@ impl Group {
 
     fn connect_peers(&mut self, own: &QueuePairs) -> Result<(), CommError> {
         let patience = self.config.timeouts.join;
-        let answer = self.exchange(EXCHANGE_QUEUE_PAIRS, own.to_bytes(), patience)?;
-        let blobs = self.await_answer(answer, patience)?;
+        let blobs = self.exchange(EXCHANGE_QUEUE_PAIRS, own.to_bytes(), patience)?;
         for &(peer, qpn, sq_psn) in &own.entries {
             let other = blobs
                 .get(usize::from(peer))
@@ -469,9 +471,7 @@ impl Group {
             self.rnic.connect_qp(qpn, &remote, self.config.timeouts.resolve)?;
         }
         // Wait until all are connected: this rank must answer ARP until then.
-        let answer = self.exchange(EXCHANGE_CONNECTED, Vec::new(), patience)?;
-        self.await_answer(answer, patience)?;
-        Ok(())
+        self.exchange(EXCHANGE_CONNECTED, Vec::new(), patience).map(drop)
     }
 
     /// The error of the group, if it has failed or was removed.

@@ -165,9 +165,7 @@ impl Group {
         }
         let patience = self.config.timeouts.close;
         self.drain(patience)?;
-        let answer = self.exchange(EXCHANGE_GOODBYE, Vec::new(), patience)?;
-        self.await_answer(answer, patience)?;
-        Ok(())
+        self.exchange(EXCHANGE_GOODBYE, Vec::new(), patience).map(drop)
     }
 
     fn drain(&mut self, patience: Duration) -> Result<(), CommError> {
