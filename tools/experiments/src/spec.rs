@@ -144,28 +144,34 @@ fn by_size(extent: Extent, paper: &paper::BySize) -> TableSpec {
     );
     // Bits that the paper divides by the time, per byte of the message.
     let amounts = match (gathers, scatters) {
-        (true, _) => [ranks, ranks - 1.0],
-        (_, true) => [1.0, (ranks - 1.0) / ranks],
-        _ => [1.0, 1.0],
+        (true, _) => [ranks, ranks, ranks - 1.0],
+        (_, true) => [1.0, 1.0, (ranks - 1.0) / ranks],
+        _ => [1.0; 3],
     };
     // The paper's counting and method: see `paper`.
     type Other = Option<(&'static str, Method, Reason)>;
     let in_steps: Other = Some(("in steps", Method::Steps, reason::RING_STEPS));
-    let (countings, others): ([Counting; 2], [Other; 2]) = match collective {
+    let in_turn: Other = Some(("one by one", Method::InTurn, reason::IN_TURN));
+    let (countings, others): ([Counting; 3], [Other; 3]) = match collective {
         Collective::AllReduce => (
-            [Settled, Arrived],
-            [None, Some(("in 15 steps", Method::Steps, reason::RING_ALLREDUCE))],
+            [Settled, Arrived, Arrived],
+            [
+                None,
+                None,
+                Some(("in 15 steps", Method::Steps, reason::RING_ALLREDUCE)),
+            ],
         ),
         Collective::Reduce { .. } => (
-            [Arrived, Settled],
-            [None, Some(("2 us a hop", Method::Steps, reason::RING_REDUCE))],
+            [Arrived, Arrived, Settled],
+            [
+                None,
+                None,
+                Some(("2 us a hop", Method::Steps, reason::RING_REDUCE)),
+            ],
         ),
-        Collective::Broadcast { .. } => ([Arrived, Settled], [None, None]),
-        Collective::AllGather => (
-            [Arrived, Arrived],
-            [Some(("one by one", Method::InTurn, reason::IN_TURN)), in_steps],
-        ),
-        Collective::ReduceScatter | Collective::Barrier => ([Arrived, Arrived], [None, in_steps]),
+        Collective::Broadcast { .. } => ([Arrived, Arrived, Settled], [None; 3]),
+        Collective::AllGather => ([Arrived; 3], [in_turn, in_turn, in_steps]),
+        Collective::ReduceScatter | Collective::Barrier => ([Arrived; 3], [None, None, in_steps]),
     };
     // An AllGather moves one message from each rank. Messages below 1 MiB do not reach a steady state.
     let whole = if gathers {
@@ -174,7 +180,8 @@ fn by_size(extent: Extent, paper: &paper::BySize) -> TableSpec {
         extent.whole_bytes
     };
     let sources = [
-        ("Mode-II", epic, &paper.epic),
+        ("Mode-II", epic, &paper.translated),
+        ("Mode-III", Method::Augmented, &paper.augmented),
         ("Ring", Method::Ring, &paper.ring),
     ];
     let rows = sources
@@ -210,19 +217,20 @@ fn by_size(extent: Extent, paper: &paper::BySize) -> TableSpec {
 
 fn barrier() -> TableSpec {
     let ways = [
-        ("Mode-II", Method::Epic(LossPolicy::Repair)),
-        ("to rank 0", Method::Ring),
+        ("Mode-II", Method::Epic(LossPolicy::Repair), Counting::Settled),
+        ("Mode-III", Method::Augmented, Counting::Arrived),
+        ("to rank 0", Method::Ring, Counting::Settled),
     ];
     let rows = ways
         .into_iter()
         .zip(paper::BARRIER)
-        .map(|((name, method), paper)| RowSpec {
+        .map(|((name, method, counting), paper)| RowSpec {
             name,
             cells: vec![CellSpec {
                 paper,
                 amount: 1e9,
                 sample: Sample::Mean(vec![quiet(method, Collective::Barrier, 0)]),
-                counting: Counting::Settled,
+                counting,
                 others: Vec::new(),
                 reason: None,
             }],

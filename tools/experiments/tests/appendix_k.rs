@@ -69,7 +69,7 @@ fn all_cells_are_near_the_paper_or_have_a_reason() {
     let all = run(&[]);
     println!("{}", all["setting"]);
     let cells = cells(&all);
-    assert_eq!(cells.len(), 5 * 2 * 9 + 2 + 3 * 10 + 3 * 9);
+    assert_eq!(cells.len(), 5 * 3 * 9 + 3 + 3 * 10 + 3 * 9);
     for cell in &cells {
         assert!(cell.castnet > 0.0, "{cell:?}");
         let is_near = (0.9..=1.1).contains(&cell.ratio());
@@ -80,11 +80,11 @@ fn all_cells_are_near_the_paper_or_have_a_reason() {
         let row = row.to_owned();
         cells.iter().filter(move |c| c.table == table && c.row == row)
     };
-    // In the network, without losses: AllReduce at all sizes, the others where one microsecond is a small part.
+    // In the network, without losses: Mode-II's AllReduce at all sizes, the others where one microsecond is a small part.
     for table in 25..=29 {
-        for cell in of(table, "Mode-II") {
+        for cell in of(table, "Mode-II").chain(of(table, "Mode-III")) {
             let is_long = ["4M", "64M", "256M", "1G"].contains(&cell.column.as_str());
-            if table == 25 || is_long {
+            if (table == 25 && cell.row == "Mode-II") || is_long {
                 assert!((0.97..=1.08).contains(&cell.ratio()), "{cell:?}");
             }
             assert!(cell.ratio() > 0.97, "{cell:?}");
@@ -92,9 +92,12 @@ fn all_cells_are_near_the_paper_or_have_a_reason() {
     }
     // The paper's own method has the paper's times.
     for table in 25..=29 {
-        for cell in of(table, "Ring").chain(of(table, "Mode-II")) {
+        let rows = ["Ring", "Mode-II", "Mode-III"];
+        for cell in rows.iter().flat_map(|row| of(table, row)) {
+            // The AllGather one by one is Mode-II's, whose last ACK is waited for: a microsecond.
+            let least = if cell.row == "Mode-III" { 0.94 } else { 0.97 };
             for other in &cell.others {
-                assert!((0.97..=1.03).contains(&(other / cell.paper)), "{cell:?}");
+                assert!((least..=1.03).contains(&(other / cell.paper)), "{cell:?}");
             }
         }
     }

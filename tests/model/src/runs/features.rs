@@ -520,11 +520,12 @@ pub const SOURCES_WITH_RINGS_FULL: &[Run] = &[
         },
     ),
     bounded(
-        "sources in turn, ring of 2, root and leaf, one message each: loss, early tick, early time-out",
+        "sources in turn, ring of 2, root and leaf, one message each: early tick, early time-out",
         bounded::Config {
             slots: 2,
-            sends: [1, 0, 3, 0],
+            sends: [1, 0, 1, 0],
             ack_requests: 0,
+            losses: 0,
             early_ticks: 1,
             early_time_outs: 1,
             ..TURNS_WITH_RING
