@@ -1,5 +1,5 @@
 //! `cargo run --release -p castnet-model` explores what the tests explore. With `full` it explores everything, which
-//! takes about half an hour and a gigabyte on two cores. With `collectives` or `collectives-full` it explores
+//! takes more than an hour and several gigabytes on two cores. With `collectives` or `collectives-full` it explores
 //! collectives only. A second argument selects the runs whose names contain it.
 
 use castnet_model::collectives;
