@@ -44,7 +44,7 @@ fn check(lab: &Lab) -> Result<()> {
 
     let table = lab.castnet(&["runtime", "--agent", &agent])?;
     for word in [
-        "over 1.",
+        "Workers, over ",
         "CLOCKS/FRAME",
         "HAND-OVER",
         "from port h4",
