@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use castnet_wire::mrp::{MEMBERS_MAX, REGIONS_MAX};
 use castnet_wire::{McstId, MrpBody, MrpMember, MrpMemory, MrpPacket, MrpPart, MrpRefusal, Nanos, Pmtu};
 
+use crate::meeting::Roll;
+
 /// Configuration of a leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderConfig {
@@ -76,6 +78,8 @@ fn refusal(refusal: &MrpRefusal) -> String {
 pub struct Leader {
     config: LeaderConfig,
     joined: BTreeMap<Ipv4Addr, (MrpMember, Option<MrpMemory>)>,
+    /// Those that receivers have chosen; 0: that takes no call.
+    keys: BTreeMap<Ipv4Addr, u32>,
     confirmed: BTreeSet<Ipv4Addr>,
     refused: Option<MrpRefusal>,
     /// Empty until all receivers have joined.
@@ -89,6 +93,7 @@ impl Leader {
     pub fn new(now: Nanos, config: LeaderConfig) -> Self {
         Self {
             joined: BTreeMap::new(),
+            keys: BTreeMap::new(),
             confirmed: BTreeSet::new(),
             refused: None,
             packets: Vec::new(),
@@ -108,7 +113,11 @@ impl Leader {
                     && memory.is_none_or(|memory| memory.ip == member.ip)
                     && !member.source;
                 let connection = (member, memory);
-                if !fits || self.is_registered() || self.joined.get(&member.ip) == Some(&connection) {
+                if !fits || self.is_registered() {
+                    return;
+                }
+                self.keys.insert(member.ip, packet.number);
+                if self.joined.get(&member.ip) == Some(&connection) {
                     return;
                 }
                 // The first connection may have been that of an earlier queue pair, from a packet that was late.
@@ -184,6 +193,13 @@ impl Leader {
     /// Whether all receivers have confirmed: the source may send.
     pub fn is_registered(&self) -> bool {
         !self.packets.is_empty() && self.confirmed.len() == self.config.receivers.len()
+    }
+
+    /// Those that can go on from host to host. `None`: a receiver has not joined, or takes no call.
+    pub fn roll(&self) -> Option<Roll> {
+        let keys = self.config.receivers.iter();
+        let keys = keys.map(|ip| Some((*ip, self.keys.get(ip).copied().filter(|key| *key != 0)?)));
+        keys.collect::<Option<_>>().map(Roll::Leader)
     }
 
     /// The packet that withdraws the registration. It should be sent several times: if all are lost, the registration expires.

@@ -1,5 +1,5 @@
 //! MRP, the in-band registration of multicast groups (Cepheus III.C), as pure machines: [`Registrar`] of a switch, [`Leader`] of the
-//! source, [`Receiver`] of a receiver. `docs/mrp.md` describes packets and rules.
+//! source, [`Receiver`] of a receiver. [`Meeting`] is for hosts that go on without switches. `docs/mrp.md` describes packets and rules.
 //!
 //! A leader sends its registration again and again: often until each receiver has confirmed, which repairs losses, and rarely later,
 //! as a switch forgets a registration that is not repeated. A switch sends packets on when it has all of a registration and has
@@ -7,11 +7,13 @@
 #![forbid(unsafe_code)]
 
 mod leader;
+mod meeting;
 mod receiver;
 mod registrar;
 mod tree;
 
 pub use leader::{Leader, LeaderConfig, LeaderError};
+pub use meeting::{Meeting, Roll, TooMuch};
 pub use receiver::{Receiver, ReceiverError};
 pub use registrar::{Dropped, Hop, Limits, Outgoing, Received, Registrar, Switch, Upstream};
 

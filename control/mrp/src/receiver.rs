@@ -1,9 +1,12 @@
 //! The machine of a receiver.
 
-use castnet_wire::{McstId, MrpBody, MrpMember, MrpMemory, MrpPacket, Nanos};
+use castnet_wire::{McstId, MrpBody, MrpCall, MrpMember, MrpMemory, MrpPacket, Nanos};
+
+/// How long a receiver whose group was withdrawn waits to be called by its leader.
+const CALL_GRACE: Nanos = Nanos::from_secs(3);
 
 /// Why a receiver is not in the group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages show what the fields are")]
 pub enum ReceiverError {
     /// The leader has not registered this receiver.
@@ -12,6 +15,9 @@ pub enum ReceiverError {
     /// The leader has withdrawn the registration.
     #[error("the leader has withdrawn the group")]
     Withdrawn,
+    /// The leader goes on from host to host, with this receiver.
+    #[error("the leader goes on from host to host: {}", .0.reason)]
+    Called(MrpCall),
 }
 
 /// The machine of a receiver: gives its connection to the leader until the switches send its record, and confirms each one.
@@ -26,6 +32,10 @@ pub struct Receiver {
     deadline: Nanos,
     registered: Option<u32>,
     withdrawn: bool,
+    withdrawn_at: Option<Nanos>,
+    /// That of its JOINs; 0: it takes no call.
+    key: u32,
+    called: Option<MrpCall>,
 }
 
 impl Receiver {
@@ -46,7 +56,15 @@ impl Receiver {
             deadline: now + patience,
             registered: None,
             withdrawn: false,
+            withdrawn_at: None,
+            key: 0,
+            called: None,
         }
+    }
+
+    /// A receiver that its leader may call to go on from host to host. Only the leader gets the key, so nobody else can call it.
+    pub fn with_key(self, key: u32) -> Self {
+        Self { key, ..self }
     }
 
     /// Handles a packet to this host. Returns the answer to the leader.
@@ -67,6 +85,12 @@ impl Receiver {
                 self.withdrawn = true;
                 None
             }
+            MrpBody::Call(mcst_id, call)
+                if *mcst_id == self.mcst_id && self.key != 0 && number == self.key =>
+            {
+                self.called = Some(call.clone());
+                None
+            }
             _ => None,
         }
     }
@@ -79,10 +103,18 @@ impl Receiver {
     /// The packet to be sent to the leader now.
     ///
     /// # Errors
-    /// The group does not have this receiver: not in time, or not any more.
+    /// The group does not have this receiver: not in time, or not any more; or its leader has called it. A call may follow the withdrawal
+    /// by some seconds.
     pub fn handle_timeout(&mut self, now: Nanos) -> Result<Option<MrpPacket>, ReceiverError> {
+        if let Some(call) = self.called.take() {
+            return Err(ReceiverError::Called(call));
+        }
         if self.withdrawn {
-            return Err(ReceiverError::Withdrawn);
+            let since = *self.withdrawn_at.get_or_insert(now);
+            return match self.key == 0 || now >= since + CALL_GRACE {
+                true => Err(ReceiverError::Withdrawn),
+                false => Ok(None),
+            };
         }
         if self.registered.is_some() || now < self.next {
             return Ok(None);
@@ -97,7 +129,7 @@ impl Receiver {
 
     const fn join(&self) -> MrpPacket {
         MrpPacket {
-            number: 0,
+            number: self.key,
             body: MrpBody::Join(self.mcst_id, self.member, self.memory),
         }
     }

@@ -191,7 +191,11 @@ impl Registrar {
             MrpBody::Uplink(part, qpn) => self.register(now, &at, part, Records::Uplink(qpn), switch),
             MrpBody::Withdraw => self.withdraw(now, &at, switch),
             MrpBody::Refuse(_, refusal) => self.refused_below(&at, refusal, switch),
-            MrpBody::Confirm(..) | MrpBody::Join(..) => Err(Dropped::NotExpected),
+            MrpBody::Confirm(..)
+            | MrpBody::Join(..)
+            | MrpBody::Call(..)
+            | MrpBody::Give(..)
+            | MrpBody::Take(..) => Err(Dropped::NotExpected),
         }
     }
 

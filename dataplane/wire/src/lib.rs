@@ -77,7 +77,7 @@ pub use ids::{MacAddr, McstId, Pmtu, PortId, Qpn};
 pub use ipv4::Ipv4;
 pub use ipv6::Ipv6;
 pub use lldp::{Lldp, LldpId};
-pub use mrp::{MrpBody, MrpMember, MrpMemory, MrpPacket, MrpPart, MrpReason, MrpRefusal};
+pub use mrp::{MrpBody, MrpCall, MrpGift, MrpMember, MrpMemory, MrpPacket, MrpPart, MrpReason, MrpRefusal};
 pub use opcode::{Headers, Kind, Opcode, OpcodeInfo, Position, Transport};
 pub use pause::{ClassMap, ClassSet, Pause, TrafficClass};
 pub use policy::{AnySource, CollectiveMode, LossPolicy, MulticastRepair, StragglerPolicy, UnknownPolicy};

@@ -1,5 +1,6 @@
 //! The MFT Registration Protocol (Cepheus III.C, Fig. 5). `docs/mrp.md` has the layout, byte by byte.
 
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::Ipv4Addr;
 
@@ -14,6 +15,11 @@ pub const DEFAULT_PORT: u16 = 4793;
 pub const MEMBERS_MAX: usize = (PAYLOAD_MAX - METADATA) / MEMBER;
 /// Most memory regions in a packet.
 pub const REGIONS_MAX: usize = (PAYLOAD_MAX - METADATA) / REGION;
+
+/// Longest gift of a host, and longest reason of a [`MrpBody::Call`], in bytes.
+pub const GIFT_MAX: usize = 1024;
+/// Most hosts that a [`MrpBody::Give`] asks for.
+pub const WANTED_MAX: usize = 128;
 
 const VERSION: u8 = 1;
 const METADATA: usize = 8;
@@ -47,6 +53,34 @@ pub enum MrpBody {
     /// The QPN of the group at the switch that sends this, for frames of the switch that receives it. Without this packet it is
     /// [`Qpn::VIRTUAL`].
     Uplink(MrpPart, Qpn),
+    /// The leader goes on from host to host, and calls a receiver to do the same.
+    Call(McstId, MrpCall),
+    /// What a called host gives to others, and those whose gifts it still lacks.
+    Give(McstId, MrpGift, Vec<u16>),
+    /// Gifts of the same round, from the leader to a host that lacks them. One without bytes of the leader: all hosts have given theirs.
+    Take(McstId, Vec<MrpGift>),
+}
+
+/// A receiver becomes a rank of those that go on from host to host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MrpCall {
+    /// Number of the receiver among them. That of the leader is 0.
+    pub rank: u16,
+    /// How many they are.
+    pub size: u16,
+    /// Why the group is not used.
+    pub reason: String,
+}
+
+/// What one host gives to others in a round of an exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MrpGift {
+    /// The round.
+    pub round: u8,
+    /// Who gives.
+    pub rank: u16,
+    /// What, at most [`GIFT_MAX`].
+    pub bytes: Vec<u8>,
 }
 
 /// The place of a packet among those of its registration. All kinds are counted together.
@@ -191,6 +225,37 @@ impl MrpPacket {
                 let [q0, q1, q2] = qpn;
                 MrpBody::Uplink(part()?, Qpn::new(u32::from_be_bytes([0, q0, q1, q2])))
             }
+            KIND_CALL => {
+                let group = group(rest)?;
+                let size = u16::from_be_bytes(*chunk(&rest[4..], Header::Mrp)?);
+                let (MrpGift { rank, bytes, .. }, rest) = gift(0, &rest[6..])?;
+                exactly(rest, 0)?;
+                let reason = String::from_utf8(bytes)
+                    .ok()
+                    .filter(|_| (1..size).contains(&rank));
+                let reason = reason.ok_or(ParseError::rule(Header::Mrp, "no rank, or no reason in UTF-8"))?;
+                MrpBody::Call(group, MrpCall { rank, size, reason })
+            }
+            KIND_GIVE => {
+                let group = group(rest)?;
+                let [round] = *chunk::<1>(&rest[4..], Header::Mrp)?;
+                let (gift, wanted) = gift(round, &rest[5..])?;
+                MrpBody::Give(group, gift, wanted_ranks(wanted)?)
+            }
+            KIND_TAKE => {
+                let group = group(rest)?;
+                let [round] = *chunk::<1>(&rest[4..], Header::Mrp)?;
+                let (mut gifts, mut left) = (Vec::new(), &rest[5..]);
+                loop {
+                    let (next, after) = gift(round, left)?;
+                    gifts.push(next);
+                    left = after;
+                    if left.is_empty() {
+                        break;
+                    }
+                }
+                MrpBody::Take(group, gifts)
+            }
             kind => return Err(field("kind", kind)),
         };
         Ok(Self { number, body })
@@ -206,6 +271,9 @@ impl MrpPacket {
             MrpBody::Refuse(..) => (KIND_REFUSE, None),
             MrpBody::Join(..) => (KIND_JOIN, None),
             MrpBody::Uplink(part, _) => (KIND_UPLINK, Some(part)),
+            MrpBody::Call(..) => (KIND_CALL, None),
+            MrpBody::Give(..) => (KIND_GIVE, None),
+            MrpBody::Take(..) => (KIND_TAKE, None),
         };
         let mut out = alloc::vec![VERSION << 4 | kind, 0, 0, 0];
         if let Some(part) = part {
@@ -235,6 +303,24 @@ impl MrpPacket {
                 out.extend(memory.iter().flat_map(memory_bytes));
             }
             MrpBody::Uplink(_, qpn) => out.extend(qpn.value().to_be_bytes()),
+            MrpBody::Call(group, call) => {
+                out.extend(group.0.octets());
+                out.extend(call.size.to_be_bytes());
+                let ends = (0..=call.reason.len().min(GIFT_MAX)).rev();
+                let whole = ends.filter_map(|end| call.reason.get(..end)).next();
+                out.extend(record(call.rank, whole.unwrap_or_default().as_bytes()));
+            }
+            MrpBody::Give(group, gift, wanted) => {
+                out.extend(group.0.octets());
+                out.push(gift.round);
+                out.extend(record(gift.rank, &gift.bytes));
+                out.extend(wanted.iter().take(WANTED_MAX).flat_map(|rank| rank.to_be_bytes()));
+            }
+            MrpBody::Take(group, gifts) => {
+                out.extend(group.0.octets());
+                out.push(gifts.first().map_or(0, |gift| gift.round));
+                out.extend(gifts.iter().flat_map(|gift| record(gift.rank, &gift.bytes)));
+            }
         }
         out
     }
@@ -247,6 +333,9 @@ const KIND_CONFIRM: u8 = 4;
 const KIND_REFUSE: u8 = 5;
 const KIND_JOIN: u8 = 6;
 const KIND_UPLINK: u8 = 7;
+const KIND_CALL: u8 = 8;
+const KIND_GIVE: u8 = 9;
+const KIND_TAKE: u8 = 10;
 
 fn exactly(bytes: &[u8], need: usize) -> Result<(), ParseError> {
     match bytes.len() {
@@ -292,6 +381,39 @@ fn member_bytes(member: &MrpMember) -> [u8; MEMBER] {
     let [a, b, c, d] = member.ip.octets();
     let [_, q0, q1, q2] = member.qpn.value().to_be_bytes();
     [a, b, c, d, q0, q1, q2, member.source.into()]
+}
+
+/// A gift, and the bytes behind it.
+fn gift(round: u8, bytes: &[u8]) -> Result<(MrpGift, &[u8]), ParseError> {
+    let [r0, r1, l0, l1] = *chunk::<4>(bytes, Header::Mrp)?;
+    let (rank, length) = (u16::from_be_bytes([r0, r1]), u16::from_be_bytes([l0, l1]));
+    let split = bytes[4..].split_at_checked(length.into());
+    let split = split.filter(|_| usize::from(length) <= GIFT_MAX);
+    let (bytes, rest) = split.ok_or(ParseError::rule(
+        Header::Mrp,
+        "a gift that is cut off, or too long",
+    ))?;
+    let bytes = bytes.to_vec();
+    Ok((MrpGift { round, rank, bytes }, rest))
+}
+
+fn record(rank: u16, bytes: &[u8]) -> Vec<u8> {
+    let bytes = &bytes[..bytes.len().min(GIFT_MAX)];
+    let mut out = rank.to_be_bytes().to_vec();
+    out.extend((bytes.len() as u16).to_be_bytes());
+    out.extend(bytes);
+    out
+}
+
+fn wanted_ranks(bytes: &[u8]) -> Result<Vec<u16>, ParseError> {
+    let (ranks, rest) = bytes.as_chunks::<2>();
+    if !rest.is_empty() || ranks.len() > WANTED_MAX {
+        return Err(ParseError::rule(
+            Header::Mrp,
+            "no whole number of ranks, or too many",
+        ));
+    }
+    Ok(ranks.iter().copied().map(u16::from_be_bytes).collect())
 }
 
 fn memory(bytes: &[u8; REGION]) -> Result<MrpMemory, ParseError> {

@@ -4,9 +4,9 @@
 use castnet_wire::build::{emit_arp, emit_lldp};
 use castnet_wire::{
     Aeth, Arp, AtomicEth, Bth, Call, CallFlags, Control, DataType, Datagram, Deth, Ethernet, ExtHeaders,
-    Lldp, LldpId, MacAddr, McstId, MrpBody, MrpMember, MrpMemory, MrpPacket, MrpPart, MrpReason, MrpRefusal,
-    Network, Opcode, Operation, Parsed, Pause, Pmtu, Primitive, Psn, Qpn, Reth, Syndrome, TrafficClass,
-    Verdict, VlanTag, emit_roce, parse_frame,
+    Lldp, LldpId, MacAddr, McstId, MrpBody, MrpCall, MrpGift, MrpMember, MrpMemory, MrpPacket, MrpPart,
+    MrpReason, MrpRefusal, Network, Opcode, Operation, Parsed, Pause, Pmtu, Primitive, Psn, Qpn, Reth,
+    Syndrome, TrafficClass, Verdict, VlanTag, emit_roce, parse_frame,
 };
 use pcap_file::pcap::PcapReader;
 use std::collections::BTreeMap;
@@ -127,7 +127,13 @@ fn registrations() -> impl Iterator<Item = (&'static str, MrpPacket)> {
         reason: MrpReason::ALL[0],
         member: member.ip,
     };
+    let (round, rank, bytes) = (1, 2, b"any".to_vec());
+    let gift = MrpGift { round, rank, bytes };
+    let (size, reason) = (3, "slow".to_owned());
     let bodies = [
+        ("call", MrpBody::Call(group, MrpCall { rank, size, reason })),
+        ("give", MrpBody::Give(group, gift.clone(), vec![0, 1])),
+        ("take", MrpBody::Take(group, vec![gift; 2])),
         ("members", MrpBody::Members(part, vec![member; 2])),
         ("memory", MrpBody::Memory(part, vec![memory])),
         ("withdraw", MrpBody::Withdraw),

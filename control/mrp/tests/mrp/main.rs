@@ -2,5 +2,6 @@
 
 mod faults;
 mod limits;
+mod meeting;
 mod net;
 mod planner;

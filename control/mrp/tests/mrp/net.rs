@@ -412,7 +412,7 @@ impl Net {
                         let leader = self.source.clone();
                         self.between_hosts(&name, &leader, &join);
                     }
-                    Ok(None) | Err(ReceiverError::Withdrawn) => {}
+                    Ok(None) | Err(ReceiverError::Withdrawn | ReceiverError::Called(_)) => {}
                     Err(ReceiverError::NotRegistered { .. }) => drop(self.receivers.remove(&name)),
                 }
             }

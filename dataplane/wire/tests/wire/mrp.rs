@@ -1,10 +1,10 @@
 //! MRP packets and their datagrams: round trips, random bytes, changed bits, and the UDP checksum of another library.
 
 use castnet_wire::datagram::PAYLOAD_MAX;
-use castnet_wire::mrp::{MEMBERS_MAX, REGIONS_MAX};
+use castnet_wire::mrp::{GIFT_MAX, MEMBERS_MAX, REGIONS_MAX, WANTED_MAX};
 use castnet_wire::{
-    Datagram, MacAddr, McstId, MrpBody, MrpMember, MrpMemory, MrpPacket, MrpPart, MrpReason, MrpRefusal,
-    Pmtu, Qpn,
+    Datagram, MacAddr, McstId, MrpBody, MrpCall, MrpGift, MrpMember, MrpMemory, MrpPacket, MrpPart,
+    MrpReason, MrpRefusal, Pmtu, Qpn,
 };
 use proptest::collection::vec;
 use proptest::option;
@@ -35,13 +35,28 @@ fn part() -> impl Strategy<Value = MrpPart> {
     })
 }
 
+fn gift(round: u8, most: usize) -> impl Strategy<Value = MrpGift> {
+    (any::<u16>(), vec(any::<u8>(), 0..=most)).prop_map(move |(rank, bytes)| MrpGift { round, rank, bytes })
+}
+
 fn packet() -> impl Strategy<Value = MrpPacket> {
     let group = || any::<u32>().prop_map(|ip| McstId(ip.into()));
     let refusal = (0..MrpReason::ALL.len(), any::<u32>()).prop_map(|(reason, member)| MrpRefusal {
         reason: MrpReason::ALL[reason],
         member: member.into(),
     });
+    let call = (1..=u16::MAX, any::<u16>(), ".{0,200}").prop_map(|(size, rank, reason)| MrpCall {
+        size: size.max(2),
+        rank: 1 + rank % (size.max(2) - 1),
+        reason,
+    });
+    let gifts = any::<u8>().prop_flat_map(|round| vec(gift(round, 200), 1..7));
+    let gift = any::<u8>().prop_flat_map(|round| gift(round, GIFT_MAX));
     let body = prop_oneof![
+        (group(), call).prop_map(|(group, call)| MrpBody::Call(group, call)),
+        (group(), gift, vec(any::<u16>(), 0..=WANTED_MAX))
+            .prop_map(|(group, gift, wanted)| MrpBody::Give(group, gift, wanted)),
+        (group(), gifts).prop_map(|(group, gifts)| MrpBody::Take(group, gifts)),
         (part(), vec(member(), 1..=MEMBERS_MAX)).prop_map(|(part, all)| MrpBody::Members(part, all)),
         (part(), vec(memory(), 1..=REGIONS_MAX)).prop_map(|(part, all)| MrpBody::Memory(part, all)),
         Just(MrpBody::Withdraw),
@@ -79,7 +94,7 @@ proptest! {
 
     #[test]
     fn all_bytes_are_refused_or_are_what_is_written(
-        first in 0..8_u8, pmtu in 7..14_u8, mut bytes in vec(any::<u8>(), 0..1600), zeros in any::<bool>(),
+        first in 0..12_u8, pmtu in 7..14_u8, mut bytes in vec(any::<u8>(), 0..1600), zeros in any::<bool>(),
     ) {
         prop_assert!(MrpPacket::parse(&bytes).is_ok_and(|p| p.to_bytes() == bytes) || MrpPacket::parse(&bytes).is_err());
         if let [kind, p, sequence, total, ..] = bytes.as_mut_slice() {
