@@ -10,7 +10,7 @@ use castnet_wire::control::{DataType, Operation};
 use crate::buffers::{Buffers, LentBytes, OwnedBuffers};
 use crate::config::{CommConfig, CommPath};
 use crate::element::Element;
-use crate::error::{CommError, RankName};
+use crate::error::{CommError, ControllerError, RankName};
 use crate::group::{Group, GroupRef};
 use crate::job::{Job, OWN_GROUP};
 use crate::machine::{Collective, TaskId};
@@ -123,6 +123,10 @@ impl Communicator {
     /// At all ranks: [`CommError::TooManyGroups`] if a rank would have more groups than [`CommConfig::groups_max`].
     /// [`CommError::NotASplit`] if a rank calls AllGather with as many bytes. Any error of a collective.
     pub fn split(&mut self, colour: Option<u32>, key: i32) -> Result<Option<Self>, CommError> {
+        if self.config.rendezvous.is_some() {
+            let what = "a job without a controller has no sub-communicators".into();
+            return Err(ControllerError::Invalid { what }.into());
+        }
         self.job.tidy();
         let (rank, size) = (usize::from(self.rank()), usize::from(self.size()));
         let own = Offer {

@@ -58,6 +58,20 @@ impl Default for Timeouts {
     }
 }
 
+/// Where the ranks of a job meet that has no controller. Each gives the others a few bytes, round by round; it must not block. Such a job is
+/// between hosts ([`Fallback::Only`]).
+pub trait Rendezvous: fmt::Debug + Send + Sync {
+    /// Begins a round with the bytes that this rank gives. Those of `wanted` are asked for; if it is empty, all ranks must have given theirs.
+    ///
+    /// # Errors
+    /// The bytes or the ranks are too many.
+    fn begin(&self, round: u8, gift: Vec<u8>, wanted: &[u16]) -> Result<(), String>;
+    /// What was asked for, once all is there.
+    fn poll(&self) -> Option<Vec<Vec<u8>>>;
+    /// The ranks that have not given anything in this round, as far as is known.
+    fn missing(&self) -> Vec<u16>;
+}
+
 /// The secret of a job. Not shown in logs.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(pub Vec<u8>);
@@ -77,6 +91,8 @@ pub const SECRET_VARIABLE: &str = "CASTNET_JOB_SECRET";
 pub struct CommConfig {
     /// Addresses of the controllers.
     pub controller: Controllers,
+    /// Takes the place of the controller in a job between hosts.
+    pub rendezvous: Option<Arc<dyn Rendezvous>>,
     /// Transport security of the connection to the controller.
     pub security: Security,
     /// Name of the job, which is also the name of the group.
@@ -142,6 +158,7 @@ impl CommConfig {
     ) -> Self {
         Self {
             controller: controller.into(),
+            rendezvous: None,
             security: Security::default(),
             job: job.into(),
             rank,

@@ -15,7 +15,7 @@ use castnet_proto::v1 as api;
 use castnet_rnic::{QpOptions, QpRemote, QueueLimits, Rnic};
 use castnet_wire::{MacAddr, Pmtu, Psn, Qpn, Verdict};
 
-use crate::config::{CommPath, Fallback};
+use crate::config::{CommPath, Fallback, Rendezvous};
 use crate::control::{Answer, Control, Lease};
 use crate::driver::Driver;
 use crate::error::{CommError, ControllerError, RankName};
@@ -30,10 +30,10 @@ const SLEEP_MAX: Duration = Duration::from_millis(2);
 const LONG_SLEEP_MAX: Duration = Duration::from_millis(50);
 
 /// Numbers of the exchanges, the same in each attempt: a restarted rank does not know how often the others joined.
-const EXCHANGE_QUEUE_PAIRS: u64 = 0;
-const EXCHANGE_CONNECTED: u64 = 1;
+const EXCHANGE_QUEUE_PAIRS: u8 = 0;
+const EXCHANGE_CONNECTED: u8 = 1;
 /// The exchange of [`Group::close`].
-pub(crate) const EXCHANGE_GOODBYE: u64 = 2;
+pub(crate) const EXCHANGE_GOODBYE: u8 = 2;
 
 /// How often a rank that waits for its group announces its address to the switches.
 const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(1);
@@ -81,7 +81,7 @@ impl Group {
         self.attempt = ATTEMPTS.fetch_add(1, Ordering::Relaxed);
         if self.config.size == 1 {
             self.connect_hosts("the job has one rank".into())?;
-        } else if self.config.fallback == Fallback::Only {
+        } else if self.config.fallback == Fallback::Only || self.config.rendezvous.is_some() {
             self.connect_hosts("asked for".into())?;
         } else {
             match self.connect_in_network() {
@@ -393,24 +393,56 @@ impl Group {
         }
     }
 
-    /// The blobs of all ranks, once all have given theirs for this round.
+    /// The blobs of these ranks, once all have given theirs for this round. Without any, all ranks must have taken part.
     pub(crate) fn exchange(
         &mut self,
-        round: u64,
-        blob: Vec<u8>,
+        round: u8,
+        (blob, wanted): (Vec<u8>, &[u16]),
         patience: Duration,
     ) -> Result<Vec<Vec<u8>>, CommError> {
+        if let Some(rendezvous) = self.config.rendezvous.clone() {
+            rendezvous.begin(round, blob, wanted).map_err(invalid)?;
+            return self.meet(&*rendezvous, patience);
+        }
         let request = api::ExchangeRequest {
             job: self.config.job.clone(),
             rank: self.config.rank.into(),
             size: self.config.size.into(),
-            round,
+            round: round.into(),
             blob,
             timeout_ms: patience.as_millis().min(600_000) as u32,
             secret: self.config.secret.0.clone(),
         };
         let answer = self.control()?.exchange(request, patience);
-        self.await_answer(answer, patience + MARGIN)
+        let mut blobs = self.await_answer(answer, patience + MARGIN)?;
+        let taken = wanted
+            .iter()
+            .map(|&rank| blobs.get_mut(usize::from(rank)).map(std::mem::take));
+        taken
+            .collect::<Option<_>>()
+            .ok_or_else(|| invalid(format!("{} blobs", blobs.len())))
+    }
+
+    fn meet(&mut self, rendezvous: &dyn Rendezvous, patience: Duration) -> Result<Vec<Vec<u8>>, CommError> {
+        let start = Instant::now();
+        loop {
+            if let Some(blobs) = rendezvous.poll() {
+                return Ok(blobs);
+            }
+            if self.config.is_interrupted() {
+                return Err(CommError::Interrupted);
+            }
+            let after = start.elapsed();
+            if after >= patience {
+                let missing = rendezvous.missing().into_iter().map(|rank| self.name(rank));
+                return Err(CommError::JoinTimedOut {
+                    after,
+                    reason: "not all ranks have given their queue pairs".into(),
+                    missing: missing.collect(),
+                });
+            }
+            self.idle(sleep_after(after))?;
+        }
     }
 
     fn connect_hosts(&mut self, reason: String) -> Result<(), CommError> {
@@ -451,11 +483,10 @@ impl Group {
 
     fn connect_peers(&mut self, own: &QueuePairs) -> Result<(), CommError> {
         let patience = self.config.timeouts.join;
-        let blobs = self.exchange(EXCHANGE_QUEUE_PAIRS, own.to_bytes(), patience)?;
-        for &(peer, qpn, sq_psn) in &own.entries {
-            let other = blobs
-                .get(usize::from(peer))
-                .and_then(|b| QueuePairs::from_bytes(b))
+        let peers: Vec<u16> = own.entries.iter().map(|entry| entry.0).collect();
+        let blobs = self.exchange(EXCHANGE_QUEUE_PAIRS, (own.to_bytes(), &peers), patience)?;
+        for (&(peer, qpn, sq_psn), blob) in own.entries.iter().zip(&blobs) {
+            let other = QueuePairs::from_bytes(blob)
                 .ok_or_else(|| invalid(format!("no queue pairs of rank {peer}")))?;
             let entry = other.entries.iter().find(|e| e.0 == self.config.rank);
             let &(_, other_qpn, rq_psn) =
@@ -471,7 +502,8 @@ impl Group {
             self.rnic.connect_qp(qpn, &remote, self.config.timeouts.resolve)?;
         }
         // Wait until all are connected: this rank must answer ARP until then.
-        self.exchange(EXCHANGE_CONNECTED, Vec::new(), patience).map(drop)
+        self.exchange(EXCHANGE_CONNECTED, (Vec::new(), &[]), patience)
+            .map(drop)
     }
 
     /// The error of the group, if it has failed or was removed.

@@ -29,6 +29,8 @@ const SLEEP_MAX: Duration = Duration::from_millis(20);
 const POLLS_PER_CHECK: u32 = 256;
 /// How long a group that is left without a goodbye waits for acknowledgements.
 const LINGER: Duration = Duration::from_millis(200);
+/// How long a rank answers others that may have lost its last acknowledgements, if no controller tells when they are done.
+const GOODBYE_LINGER: Duration = Duration::from_secs(1);
 /// How long to wait, after the controller reported a failed group, for the in-band report with the cause.
 pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
@@ -165,7 +167,16 @@ impl Group {
         }
         let patience = self.config.timeouts.close;
         self.drain(patience)?;
-        self.exchange(EXCHANGE_GOODBYE, Vec::new(), patience).map(drop)
+        if self.config.rendezvous.is_some() {
+            // The others may repeat what this rank has acknowledged, and there is no controller that tells when they are done.
+            let start = Instant::now();
+            while start.elapsed() < patience.min(GOODBYE_LINGER) {
+                self.rnic.poll_or_wait(SLEEP_MAX)?;
+            }
+            return Ok(());
+        }
+        self.exchange(EXCHANGE_GOODBYE, (Vec::new(), &[]), patience)
+            .map(drop)
     }
 
     fn drain(&mut self, patience: Duration) -> Result<(), CommError> {

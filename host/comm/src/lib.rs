@@ -67,7 +67,7 @@ pub use castnet_rules::{CollectiveMode, LossPolicy, StragglerPolicy};
 pub use castnet_wire::control::{DataType, Operation};
 pub use castnet_wire::spin::{Idle, Progress, Spinner};
 pub use communicator::{Communicator, Request, Running};
-pub use config::{CommConfig, CommPath, Fallback, SECRET_VARIABLE, Secret, Timeouts};
+pub use config::{CommConfig, CommPath, Fallback, Rendezvous, SECRET_VARIABLE, Secret, Timeouts};
 pub use element::Element;
 pub use error::{CommError, ControllerError, RankName};
 pub use half::{bf16, f16};

@@ -8,6 +8,7 @@ use tokio::task::JoinHandle;
 use tonic::{Code, Status, Streaming};
 
 use crate::error::MemberError;
+use crate::meeting::Hosts;
 use crate::passing::Peer;
 
 /// How long a call that leaves is repeated.
@@ -249,7 +250,7 @@ impl Controller {
                     return Err(MemberError::NotInstalled {
                         group: group.clone(),
                         reason: state.reason,
-                        members,
+                        hosts: Hosts::named(members),
                     });
                 }
                 phase => tracing::debug!(group, ?phase, reason = state.reason, "waiting"),

@@ -8,6 +8,7 @@ use castnet_proto::v1::{Diversion, Role};
 use castnet_rnic::stream::StreamError;
 use castnet_rnic::{RnicError, Status};
 
+use crate::meeting::Hosts;
 use crate::safeguard::Slowness;
 
 /// Error of a member.
@@ -61,8 +62,8 @@ pub enum MemberError {
     NotInstalled {
         group: String,
         reason: String,
-        /// All members, the source first.
-        members: Vec<String>,
+        /// All members.
+        hosts: Hosts,
     },
     /// The controller ended the call too early.
     #[error("the controller ended the call before group {group} was active")]
@@ -87,8 +88,8 @@ pub enum MemberError {
     Diverted {
         group: String,
         reason: String,
-        /// Those that go on, the source first.
-        hosts: Vec<String>,
+        /// Those that go on.
+        hosts: Hosts,
     },
     /// The tree does not reach this receiver, and no member can pass the stream on ([`crate::MemberConfig::passes_on`]).
     #[error("no member can pass the stream on to {host}, which is outside of the tree: {reason}")]
@@ -125,6 +126,7 @@ fn because(reason: &str) -> String {
 impl MemberError {
     pub(crate) fn diverted(group: String, diversion: Diversion) -> Self {
         let Diversion { reason, hosts } = diversion;
+        let hosts = Hosts::named(hosts);
         Self::Diverted { group, reason, hosts }
     }
 

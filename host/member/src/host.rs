@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use castnet_mrp::Roll;
 use castnet_proto::transport::{Call, Connection};
 use castnet_rnic::{Rnic, RnicError};
 use castnet_wire::Qpn;
+use crossbeam::channel::Receiver;
 
 use crate::config::{Group, MemberConfig};
 use crate::controller::Controller;
 use crate::error::MemberError;
-use crate::registration::Registered;
+use crate::registration::{Registered, Told};
 
 /// Longest sleep of a host that waits for a call.
 pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(2);
@@ -42,6 +44,8 @@ pub(crate) struct Host<'r> {
     announced: Option<Instant>,
     /// Of a group that is registered in the band: kept up until this host is gone.
     pub(crate) registered: Option<Registered>,
+    /// All members that go on from host to host with this source of such a group.
+    pub(crate) roll: Option<Roll>,
 }
 
 impl<'r> Host<'r> {
@@ -76,6 +80,7 @@ impl<'r> Host<'r> {
             controller,
             announced: None,
             registered: None,
+            roll: None,
         })
     }
 
@@ -143,6 +148,11 @@ impl<'r> Host<'r> {
                 tracing::debug!(%error, %qpn, "not destroyed");
             }
         }
+    }
+
+    /// What becomes of the registration of the group.
+    pub(crate) fn told(&self) -> Option<Receiver<Told>> {
+        self.registered.as_ref().map(Registered::results)
     }
 
     /// Ends the registration of the group: a leader withdraws it.

@@ -55,18 +55,21 @@ mod config;
 mod controller;
 mod error;
 mod host;
+mod meeting;
 mod member;
 mod passing;
 mod registration;
 mod safeguard;
 mod silence;
 
+pub use castnet_mrp::{Roll, TooMuch};
 pub use castnet_proto::transport::{Address, Controllers, Security};
 pub use castnet_proto::v1::{Connection, Role};
 pub use castnet_rnic::messages::{MessageReceiver, Messages, MessagesSummary};
 pub use castnet_rnic::stream::{OpenStream, StreamHeader, StreamReceiver, StreamSummary};
 pub use config::{Group, GroupAddress, MemberConfig};
 pub use error::MemberError;
+pub use meeting::{Hosts, MeetingPoint};
 pub use member::{
     CameFrom, Member, Outside, Prepared, Source, Transferred, message_receiver, receiver, region, source,
 };

@@ -16,13 +16,15 @@ use castnet_rnic::stream::{
 };
 use castnet_rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic};
 use castnet_wire::{McstId, MrpMember, MrpMemory, Psn, Qpn, RateLimit};
+use crossbeam::channel::Receiver as Results;
 
 use crate::config::{Group, GroupAddress, MemberConfig};
 use crate::controller::{Lease, RETURN_PATIENCE, States};
 use crate::error::MemberError;
 use crate::host::{Host, SLEEP_MAX};
+use crate::meeting::Hosts;
 use crate::passing::Passing;
-use crate::registration::{Carrier, Registered, Registration};
+use crate::registration::{Carrier, Registered, Registration, Told};
 use crate::safeguard::{Safeguard, Timed, Unsent, Watch};
 use crate::silence::Silence;
 use turns::Psns;
@@ -82,6 +84,16 @@ pub struct Member<'r, T> {
     psns: Option<Psns>,
     /// The sender of a turn that came after that of another member.
     late: Option<StreamSender>,
+    /// A call of the leader of a group without a controller.
+    called: Option<MemberError>,
+}
+
+/// The call of a leader that goes on from host to host.
+fn call(told: &Results<Told>) -> Option<MemberError> {
+    told.try_recv()
+        .ok()?
+        .err()
+        .filter(|error| matches!(error, MemberError::Diverted { .. }))
 }
 
 /// Called before a stream is sent: makes this member the source.
@@ -275,6 +287,7 @@ impl<'r, T> Prepared<'r, T> {
             came_from: Vec::new(),
             psns: None,
             late: None,
+            called: None,
         })
     }
 
@@ -323,15 +336,17 @@ impl<'r, T> Prepared<'r, T> {
         });
         let group = (McstId(address.mcst_ids[0]), address.pmtu);
         let carrier = Carrier::open(self.host.rnic, how.udp_port)?;
-        let registered = Registered::start(carrier, how, group, (member, memory))?;
-        let results = registered.result();
+        let name = self.host.config.host.clone();
+        let registered = Registered::start(carrier, how, group, (&name, member, memory))?;
+        let results = registered.results();
         self.host.registered = Some(registered);
         let mut result = None;
         self.host.poll_until(SLEEP_MAX, &mut |_| {
             result = results.try_recv().ok();
             result.is_some()
         })?;
-        result.ok_or(MemberError::Interrupted)?
+        self.host.roll = result.ok_or(MemberError::Interrupted)??.filter(|_| how.calls);
+        Ok(())
     }
 }
 
@@ -458,21 +473,30 @@ impl<T> Member<'_, T> {
         let left = self.leave_group(None);
         self.host.destroy_qps(&self.qpns);
         self.release_late()?;
-        match left? {
-            Some(diversion) if self.has_all || self.whole.is_some() => {
-                Err(MemberError::diverted(self.group_name(), diversion))
-            }
-            _ => Ok(()),
+        let diverted = left?.map(|diversion| MemberError::diverted(self.group_name(), diversion));
+        let diverted = diverted.or(self.called.take());
+        match diverted.filter(|_| self.has_all || self.whole.is_some()) {
+            Some(diverted) => Err(diverted),
+            None => Ok(()),
         }
     }
 
     /// Leaves the group as its source, which goes on from host to host for this reason. The QPs are destroyed. Returns the hosts that go on,
-    /// this one first; the other members get [`MemberError::Diverted`] with the same hosts. `None`: the group has ended, or has no
-    /// controller.
-    pub fn divert(mut self, reason: &str) -> Result<Option<Vec<String>>, MemberError> {
+    /// this one first; the other members get [`MemberError::Diverted`] with the same hosts, in a group that is registered in the band once
+    /// they are called ([`crate::MeetingPoint::open`]). `None`: the group has ended, or its members cannot be led.
+    pub fn divert(mut self, reason: &str) -> Result<Option<Hosts>, MemberError> {
         let left = self.leave_group(Some(reason.to_owned()));
         self.host.destroy_qps(&self.qpns);
-        Ok(left?.map(|diversion| diversion.hosts))
+        if let Some(roll) = self.host.roll.take() {
+            self.host.end_registration();
+            return left.map(|_| Some(Hosts::of_roll(roll, &self.host.config.host)));
+        }
+        Ok(left?.map(|diversion| Hosts::named(diversion.hosts)))
+    }
+
+    /// Whether [`Member::divert`] can lead the other members, as far as is known.
+    pub fn leads(&self) -> bool {
+        self.host.config.group.name().is_some() || self.host.roll.is_some()
     }
 
     fn group_name(&self) -> String {
@@ -509,8 +533,10 @@ impl<T> Member<'_, T> {
         let source_left = self.host.start(|controller| controller.source_left(states));
         let lease = self.lease.as_ref().map(|_| self.host.config.lease);
         let (mut silence, quiet) = (Silence::new(Instant::now()), QUIET + lease.unwrap_or_default());
+        let (told, called) = (self.host.told(), &mut self.called);
         self.host.poll_until(FINISHED_SLEEP_MAX, &mut |rnic| {
-            let has_left = source_left.as_ref().is_some_and(Call::is_finished);
+            *called = called.take().or_else(|| told.as_ref().and_then(call));
+            let has_left = called.is_some() || source_left.as_ref().is_some_and(Call::is_finished);
             has_left || silence.look(Instant::now(), 0, || rnic.traffic().requests) >= quiet
         })
     }
@@ -536,12 +562,16 @@ impl<T> Member<'_, T> {
     ) -> (S, Option<MemberError>) {
         let states = self.states();
         let lost = self.host.start(|controller| controller.lost(states));
+        let told = self.host.told();
         let config = &self.host.config;
-        let mut last = None;
+        let (mut last, mut called) = (None, None);
         let mut flow = |progress: u64| {
             // What came before the end of the group is still taken: the source may have left because all is acknowledged.
             let is_idle = last.replace(progress) == Some(progress);
-            let is_lost = is_idle && lost.as_ref().is_some_and(Call::is_finished);
+            if is_idle {
+                called = called.take().or_else(|| told.as_ref().and_then(call));
+            }
+            let is_lost = is_idle && (called.is_some() || lost.as_ref().is_some_and(Call::is_finished));
             if is_lost || config.is_interrupted() {
                 Flow::Stop
             } else {
@@ -549,7 +579,7 @@ impl<T> Member<'_, T> {
             }
         };
         let result = work(self.host.rnic, &mut self.side, &mut flow);
-        (result, lost.and_then(|mut call| call.poll()))
+        (result, lost.and_then(|mut call| call.poll()).or(called))
     }
 }
 

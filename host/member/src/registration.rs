@@ -2,6 +2,7 @@
 //! the kernel where the RNIC has none, on a thread of their own, so that a transfer does not delay them.
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::sync::Arc;
@@ -9,14 +10,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use castnet_mrp::{Leader, LeaderConfig, Receiver};
+use castnet_mrp::{Leader, LeaderConfig, LeaderError, Receiver, ReceiverError, Roll, group_name};
 use castnet_rnic::{Datagrams, Rnic};
 use castnet_wire::datagram::PAYLOAD_MAX;
 use castnet_wire::mrp::DEFAULT_PORT;
-use castnet_wire::{McstId, MrpMember, MrpMemory, MrpPacket, Nanos, Pmtu};
+use castnet_wire::{McstId, MrpCall, MrpMember, MrpMemory, MrpPacket, Nanos, Pmtu};
 use crossbeam::channel::{Receiver as Results, Sender, bounded};
 
 use crate::error::MemberError;
+use crate::meeting::Hosts;
 
 /// How a group is registered in the band.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +31,8 @@ pub struct Registration {
     pub patience: Duration,
     /// Interval of repetition of a registered group: a fraction of the lifetime that the switches give it.
     pub refresh: Duration,
+    /// Whether this member goes on from host to host if the group cannot be registered, or is slow. All members must.
+    pub calls: bool,
 }
 
 impl Registration {
@@ -39,6 +43,7 @@ impl Registration {
             others,
             patience: Duration::from_secs(60),
             refresh: Duration::from_secs(15),
+            calls: false,
         }
     }
 }
@@ -53,7 +58,7 @@ pub enum Others {
 }
 
 /// Interval of repetition until the group is registered.
-const REPEAT: Nanos = Nanos::from_millis(200);
+pub(crate) const REPEAT: Nanos = Nanos::from_millis(200);
 /// Longest wait for a packet before the machines are looked at.
 const LOOK: Duration = Duration::from_millis(20);
 /// Packets that withdraw a group: they are not confirmed.
@@ -64,9 +69,12 @@ const WITHDRAWALS: usize = 3;
 #[derive(Debug)]
 pub(crate) struct Registered {
     stop: Arc<AtomicBool>,
-    result: Results<Result<(), MemberError>>,
+    results: Results<Told>,
     thread: Option<JoinHandle<()>>,
 }
+
+/// That a group is registered, with all that the leader can call; and after that, why it is not any more.
+pub(crate) type Told = Result<Option<Roll>, MemberError>;
 
 impl Registered {
     /// Starts to register the group with this member's connection.
@@ -74,10 +82,15 @@ impl Registered {
         carrier: Carrier,
         how: &Registration,
         (mcst_id, pmtu): (McstId, Pmtu),
-        (member, memory): (MrpMember, Option<MrpMemory>),
+        (host, member, memory): (&str, MrpMember, Option<MrpMemory>),
     ) -> Result<Self, MemberError> {
         let started = Instant::now();
-        let patience = nanos(how.patience);
+        let mut patience = how.patience;
+        if how.calls && matches!(how.others, Others::Leader(_)) {
+            // The leader may wait as long for JOINs, and then for confirmations, before it calls.
+            patience = patience.saturating_mul(9) / 4;
+        }
+        let patience = nanos(patience);
         let side = match &how.others {
             Others::Receivers(receivers) => {
                 let config = LeaderConfig {
@@ -97,17 +110,21 @@ impl Registered {
             }
             Others::Leader(leader) => {
                 let receiver = Receiver::new(Nanos::ZERO, mcst_id, (member, memory), (REPEAT, patience));
-                Side::Receiver(receiver, *leader)
+                let key = if how.calls { random_key() } else { 0 };
+                Side::Receiver(receiver.with_key(key), *leader, key)
             }
         };
-        let (to, result) = bounded(1);
+        let (to, results) = bounded(2);
         let stop = Arc::new(AtomicBool::new(false));
         let worker = Worker {
             carrier,
             udp_port: how.udp_port,
+            group: group_name(mcst_id),
+            host: host.to_owned(),
             started,
             stop: stop.clone(),
-            to: Some(to),
+            is_registered: false,
+            to,
         };
         let thread = std::thread::Builder::new().name("castnet-mrp".into());
         let thread = thread
@@ -115,14 +132,14 @@ impl Registered {
             .map_err(MemberError::Thread)?;
         Ok(Self {
             stop,
-            result,
+            results,
             thread: Some(thread),
         })
     }
 
-    /// Returns the result of the registration, once.
-    pub(crate) fn result(&self) -> Results<Result<(), MemberError>> {
-        self.result.clone()
+    /// What becomes of the registration.
+    pub(crate) fn results(&self) -> Results<Told> {
+        self.results.clone()
     }
 }
 
@@ -159,7 +176,7 @@ impl Carrier {
     }
 
     /// What cannot be sent is repeated.
-    fn send(&self, to: SocketAddrV4, packet: &MrpPacket) {
+    pub(crate) fn send(&self, to: SocketAddrV4, packet: &MrpPacket) {
         let bytes = packet.to_bytes();
         match self {
             Self::Rnic(datagrams) => datagrams.send(to, &bytes),
@@ -172,7 +189,7 @@ impl Carrier {
     }
 
     /// The next packet, or `None` after [`LOOK`].
-    fn receive(&self, buffer: &mut [u8; PAYLOAD_MAX]) -> Option<MrpPacket> {
+    pub(crate) fn receive(&self, buffer: &mut [u8; PAYLOAD_MAX]) -> Option<MrpPacket> {
         match self {
             Self::Rnic(datagrams) => MrpPacket::parse(&datagrams.receive(LOOK)?).ok(),
             Self::Kernel(socket) => match socket.recv_from(buffer) {
@@ -195,24 +212,32 @@ fn number() -> u32 {
     since.map_or(1, |since| since.as_secs() as u32)
 }
 
-fn nanos(length: Duration) -> Nanos {
+pub(crate) fn nanos(length: Duration) -> Nanos {
     Nanos(u64::try_from(length.as_nanos()).unwrap_or(u64::MAX / 2))
+}
+
+/// Not 0.
+fn random_key() -> u32 {
+    RandomState::new().build_hasher().finish() as u32 | 1
 }
 
 enum Side {
     /// With the McstID, to which it sends.
     Leader(Leader, Ipv4Addr),
-    /// With the address of the leader.
-    Receiver(Receiver, Ipv4Addr),
+    /// With the address of the leader, and the key of its JOINs.
+    Receiver(Receiver, Ipv4Addr, u32),
 }
 
 struct Worker {
     carrier: Carrier,
     udp_port: u16,
+    /// Names of the group and of this host, for errors.
+    group: String,
+    host: String,
     started: Instant,
     stop: Arc<AtomicBool>,
-    /// Used once.
-    to: Option<Sender<Result<(), MemberError>>>,
+    is_registered: bool,
+    to: Sender<Told>,
 }
 
 impl Worker {
@@ -221,28 +246,43 @@ impl Worker {
         while !self.stop.load(Ordering::Relaxed) {
             let now = nanos(self.started.elapsed());
             let due = match &mut side {
-                Side::Leader(leader, to) => leader
-                    .handle_timeout(now)
-                    .map(|packets| packets.iter().for_each(|packet| self.send(*to, packet)))
-                    .map_err(MemberError::from)
-                    .map(|()| leader.is_registered()),
-                Side::Receiver(receiver, to) => receiver
-                    .handle_timeout(now)
-                    .map(|packet| packet.iter().for_each(|packet| self.send(*to, packet)))
-                    .map_err(MemberError::from)
-                    .map(|()| receiver.is_registered()),
+                Side::Leader(leader, to) => match leader.handle_timeout(now) {
+                    Ok(packets) => {
+                        packets.iter().for_each(|packet| self.send(*to, packet));
+                        Ok(leader.is_registered())
+                    }
+                    Err(error) => Err(self.not_registered(error, leader.roll())),
+                },
+                Side::Receiver(receiver, to, key) => match receiver.handle_timeout(now) {
+                    Ok(packet) => {
+                        packet.iter().for_each(|packet| self.send(*to, packet));
+                        Ok(receiver.is_registered())
+                    }
+                    Err(ReceiverError::Called(call)) => Err(self.called(call, (*to, *key))),
+                    Err(error) => Err(error.into()),
+                },
             };
             match due {
-                Ok(false) => {}
-                Ok(true) => self.report(Ok(())),
-                Err(error) => return self.report(Err(error)),
+                Ok(true) if !self.is_registered => {
+                    self.is_registered = true;
+                    let roll = match &side {
+                        Side::Leader(leader, _) => leader.roll(),
+                        Side::Receiver(..) => None,
+                    };
+                    let _ = self.to.send(Ok(roll));
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    let _ = self.to.send(Err(error));
+                    break;
+                }
             }
             let Some(packet) = self.carrier.receive(&mut buffer) else {
                 continue;
             };
             match &mut side {
                 Side::Leader(leader, _) => leader.handle(nanos(self.started.elapsed()), &packet),
-                Side::Receiver(receiver, to) => {
+                Side::Receiver(receiver, to, _) => {
                     receiver
                         .handle(&packet)
                         .iter()
@@ -255,9 +295,30 @@ impl Worker {
         }
     }
 
-    fn report(&mut self, result: Result<(), MemberError>) {
-        if let Some(to) = self.to.take() {
-            let _ = to.send(result);
+    /// All receivers have joined and can be called, but not all have confirmed.
+    fn not_registered(&self, error: LeaderError, roll: Option<Roll>) -> MemberError {
+        match (error, roll) {
+            (error @ LeaderError::NotConfirmed { .. }, Some(roll)) => MemberError::NotInstalled {
+                group: self.group.clone(),
+                reason: error.to_string(),
+                hosts: Hosts::of_roll(roll, &self.host),
+            },
+            (error, _) => error.into(),
+        }
+    }
+
+    fn called(&self, call: MrpCall, (leader, key): (Ipv4Addr, u32)) -> MemberError {
+        let (group, reason) = (self.group.clone(), call.reason);
+        let roll = Roll::Receiver {
+            leader,
+            key,
+            rank: call.rank,
+            size: call.size,
+        };
+        let hosts = Hosts::of_roll(roll, &self.host);
+        match self.is_registered {
+            true => MemberError::Diverted { group, reason, hosts },
+            false => MemberError::NotInstalled { group, reason, hosts },
         }
     }
 
@@ -314,9 +375,9 @@ mod tests {
         }
     }
 
-    fn await_result(registered: &Registered) -> Result<(), MemberError> {
+    fn await_result(registered: &Registered) -> Told {
         registered
-            .result
+            .results
             .recv_timeout(Duration::from_secs(20))
             .expect("a result")
     }
@@ -332,7 +393,7 @@ mod tests {
                 ..Registration::new(others)
             };
             let carrier = Carrier::kernel(member(n).ip, udp_port).expect("a socket");
-            Registered::start(carrier, &how, group, (member(n), None)).expect("a thread")
+            Registered::start(carrier, &how, group, ("h", member(n), None)).expect("a thread")
         };
         let receivers = [2, 3].map(|n| start(n, Others::Leader(member(1).ip)));
         let leader = start(1, Others::Receivers([2, 3].map(|n| member(n).ip).into()));
@@ -364,7 +425,7 @@ mod tests {
         );
         drop(socket);
         let carrier = Carrier::kernel(member(1).ip, udp_port).expect("a socket");
-        let registered = Registered::start(carrier, &how, group, (member(1), None)).expect("a thread");
+        let registered = Registered::start(carrier, &how, group, ("h", member(1), None)).expect("a thread");
         let error = await_result(&registered)
             .expect_err("nobody is there")
             .to_string();

@@ -7,18 +7,20 @@ mod checks;
 mod co_working;
 mod course;
 mod incoming;
+mod meeting;
 mod outgoing;
 mod receiving;
 mod sending;
 mod ways;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_comm::{CommConfig, CommError, Communicator, Fallback, Timeouts};
+use castnet_comm::{CommConfig, CommError, Communicator, Fallback, Rendezvous, Timeouts};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::remark;
 use castnet_console::units::{Ratio, Span, positive_span};
-use castnet_member::{MemberConfig, MemberError, Safeguard};
+use castnet_member::{Group, Hosts, MemberConfig, MemberError, Safeguard};
 use castnet_rnic::Rnic;
 use castnet_rnic::stream::StreamError;
 use castnet_rules::BitRate;
@@ -30,6 +32,7 @@ pub(super) use checks::{Pattern, header};
 pub(super) use co_working::{Watched, configure};
 use course::{Order, Position};
 pub(super) use incoming::Incoming;
+pub(super) use meeting::called;
 pub(super) use outgoing::Outgoing;
 pub(super) use ways::Ways;
 
@@ -86,9 +89,9 @@ pub(super) struct GuardArgs {
 }
 
 impl GuardArgs {
-    /// `None`: the group stays, however slow it is. Only a controller can lead its members elsewhere.
+    /// `None`: the group stays, however slow it is. The members of a group of a rule file do not know each other.
     pub(super) fn safeguard(&self, config: &MemberConfig) -> Option<Safeguard> {
-        let is_on = self.fallback == FallbackArg::Auto && config.group.name().is_some();
+        let is_on = self.fallback == FallbackArg::Auto && !matches!(config.group, Group::Fixed { .. });
         is_on.then(|| Safeguard {
             share: self.fallback_share.0,
             after: self.fallback_after.0,
@@ -106,8 +109,7 @@ impl GuardArgs {
 pub(super) struct Refused {
     group: String,
     reason: String,
-    /// The source first.
-    members: Vec<String>,
+    hosts: Hosts,
     /// Whether the group was installed, and its source has left it.
     was_installed: bool,
 }
@@ -116,14 +118,10 @@ impl FallbackArg {
     /// The group, if its members are to send from host to host instead; otherwise the error.
     pub(super) fn instead(self, error: MemberError) -> Result<Refused, MemberError> {
         match error {
-            MemberError::NotInstalled {
+            MemberError::NotInstalled { group, reason, hosts } if self == Self::Auto => Ok(Refused {
                 group,
                 reason,
-                members,
-            } if self == Self::Auto => Ok(Refused {
-                group,
-                reason,
-                members,
+                hosts,
                 was_installed: false,
             }),
             MemberError::Diverted { group, reason, hosts } if self == Self::Auto => {
@@ -139,31 +137,23 @@ impl From<Refused> for MemberError {
         let Refused {
             group,
             reason,
-            members,
+            hosts,
             was_installed,
         } = refused;
         match was_installed {
-            true => Self::Diverted {
-                group,
-                reason,
-                hosts: members,
-            },
-            false => Self::NotInstalled {
-                group,
-                reason,
-                members,
-            },
+            true => Self::Diverted { group, reason, hosts },
+            false => Self::NotInstalled { group, reason, hosts },
         }
     }
 }
 
 impl Refused {
     /// A group that its source has left.
-    pub(super) fn diverted(group: String, reason: String, members: Vec<String>) -> Self {
+    pub(super) fn diverted(group: String, reason: String, hosts: Hosts) -> Self {
         Self {
             group,
             reason,
-            members,
+            hosts,
             was_installed: true,
         }
     }
@@ -171,15 +161,15 @@ impl Refused {
     /// Connects this member with all others.
     fn connect(
         self,
-        args: &MemberArgs,
+        (args, config): (&MemberArgs, &MemberConfig),
         patience: PatienceArgs,
-        rnic: Box<dyn Rnic>,
+        mut rnic: Box<dyn Rnic>,
         stop: &Stop,
     ) -> Outcome<(Communicator, Ranks)> {
         let Self {
             group,
             reason,
-            members,
+            hosts,
             was_installed,
         } = self;
         let what = match was_installed {
@@ -189,11 +179,15 @@ impl Refused {
             }
         };
         remark(&format!("{}: {what}", args.name));
-        let rank = members.iter().position(|host| *host == args.name);
+        let rank = hosts.rank(&args.name);
         let rank =
             rank.ok_or_else(|| Failure::failed(format!("{} is no member of group {group}", args.name)))?;
+        let meeting = meeting::open(&mut *rnic, config, &hosts, &reason);
+        let meeting = meeting.map_err(super::failure::member)?;
+        let members = hosts.names;
         let job = format!("{group}.hosts");
         let config = CommConfig {
+            rendezvous: meeting.clone(),
             security: args.tls.security()?,
             qp_timeout: args.qp.qp_timeout,
             retry_cnt: args.qp.retry_cnt,
@@ -207,12 +201,16 @@ impl Refused {
             ..CommConfig::new(
                 args.join.controller.clone(),
                 job,
-                rank as u16,
+                rank,
                 members.len() as u16,
                 &args.name,
             )
         };
-        let ranks = Ranks { group, members };
+        let ranks = Ranks {
+            group,
+            members,
+            meeting,
+        };
         let hosts = Communicator::connect(config, rnic).map_err(|error| ranks.failed(error))?;
         Ok((hosts, ranks))
     }
@@ -222,6 +220,8 @@ impl Refused {
 struct Ranks {
     group: String,
     members: Vec<String>,
+    /// Of those without a controller: a late one may still need an answer.
+    meeting: Option<Arc<dyn Rendezvous>>,
 }
 
 impl Ranks {

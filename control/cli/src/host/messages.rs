@@ -69,6 +69,7 @@ impl SendCommand {
         let (args, guard) = (&self.member, self.guard.safeguard(&config));
         let source = castnet_member::source(config, rnic).map_err(failure::member)?;
         let (mut source, _ready) = args.join_or(self.guard.fallback, source)?;
+        let guard = guard.filter(|_| source.leads());
         outgoing.begun = Instant::now();
         let (mut acknowledged, mut is_remarked) = (0, false);
         let in_flight = self.messages.in_flight;

@@ -11,7 +11,7 @@ use castnet_member::{Member, MemberConfig, MemberError, Others, Prepared};
 use castnet_rnic::Rnic;
 use clap::Args;
 
-use super::fallback::{FallbackArg, Incoming, PatienceArgs, Watched, configure};
+use super::fallback::{FallbackArg, Incoming, PatienceArgs, Watched, called, configure};
 use super::messages::MessageArgs;
 use super::report::{Earlier, TransferReport};
 use super::sink::Target;
@@ -54,6 +54,13 @@ impl ReceiveCommand {
             from_next_message: self.late,
             ..args.config(stop, self.leader.map(Others::Leader))?
         };
+        // One that begins with any message cannot go on with the stream of all.
+        let fallback = if self.late {
+            FallbackArg::Off
+        } else {
+            self.fallback
+        };
+        let config = called(config, fallback);
         let Some(out) = &self.out else {
             return self.receive_messages(config, output, stop);
         };

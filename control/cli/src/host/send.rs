@@ -14,7 +14,7 @@ use castnet_proto::convert::reason_line;
 use castnet_rnic::Rnic;
 use clap::Args;
 
-use super::fallback::{GuardArgs, Outgoing, Refused, Watched, configure};
+use super::fallback::{GuardArgs, Outgoing, Refused, Watched, called, configure};
 use super::messages::MessageArgs;
 use super::report::TransferReport;
 use super::{MemberArgs, Stop, Stopped, failure, leave};
@@ -95,6 +95,7 @@ impl SendCommand {
             give_up: Some(self.give_up.0).filter(|most| !most.is_zero()),
             ..args.config(stop, self.others())?
         };
+        let config = called(config, self.guard.fallback);
         let Some(file) = &self.file else {
             return self.send_messages(config, output, stop);
         };
@@ -125,6 +126,7 @@ impl SendCommand {
         let guard = self.guard.safeguard(&config);
         let source = castnet_member::source(config, rnic).map_err(failure::member)?;
         let (mut source, _ready) = args.join_or(self.guard.fallback, source)?;
+        let guard = guard.filter(|_| source.leads());
         let watched = Watched::begin(&args.name, &source);
         let header = outgoing.header.clone();
         let bar = output
@@ -175,7 +177,7 @@ impl SendCommand {
     pub(super) fn lead_away(&self, source: Member<'_, Source>, error: &MemberError) -> Option<Refused> {
         let why = reason_line(&error.to_string());
         match source.divert(&why) {
-            Ok(Some(hosts)) if hosts.len() > 1 => {
+            Ok(Some(hosts)) if hosts.names.len() > 1 => {
                 Some(Refused::diverted(self.member.group_name(), why, hosts))
             }
             left => {

@@ -19,6 +19,7 @@ mod programs;
 mod ranks;
 mod rates;
 mod registered;
+mod registered_safeguard;
 mod replicate;
 mod restart;
 mod routed_groups;

@@ -11,7 +11,7 @@ use castnet_e2e::{Lab, net};
 const MCST_ID: &str = "10.0.0.200";
 const RECEIVERS: [&str; 3] = ["h2", "h4", "h6"];
 
-fn start_host(lab: &Lab, host: &str, verb: &str, rest: &[&str]) -> Result<Process> {
+pub(crate) fn start_host(lab: &Lab, host: &str, verb: &str, rest: &[&str]) -> Result<Process> {
     let mut command = lab.host(host)?.command(castnet());
     command.args(["host", verb, "--name", host, "--interface", "eth0"]);
     command.args(["--ip", &format!("{}/24", lab.address(host)), "--mcst-id", MCST_ID]);

@@ -2,16 +2,17 @@
 
 use std::cell::RefCell;
 use std::io::Write;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use castnet_comm::Communicator;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::Output;
-use castnet_member::{MemberConfig, MemberError, StreamHeader, StreamSummary, Transferred};
+use castnet_member::{Hosts, MemberConfig, MemberError, StreamHeader, StreamSummary, Transferred};
 use castnet_rnic::Rnic;
 use indicatif::ProgressBar;
 
 use super::course::{Order, Position, fresh};
+use super::meeting::joining_within;
 use super::{
     CHUNK, Incoming, NAME_MAX, PatienceArgs, Ranks, Refused, UNKNOWN, Ways, broadcast, close, ends,
     malformed, positions,
@@ -24,6 +25,7 @@ struct Receiving<'a, 't> {
     host: &'a str,
     ranks: Ranks,
     config: MemberConfig,
+    patience: Duration,
     hosts: Communicator,
     incoming: &'a RefCell<Incoming<'t>>,
     ways: Ways,
@@ -44,15 +46,16 @@ impl Refused {
         let (in_group, from_members) = incoming.borrow().came();
         let mut ways = Ways::new(begun, in_group, &self.reason);
         ways.add_between_hosts(from_members);
-        let (hosts, ranks) = self.connect(args, patience, rnic, stop)?;
+        let (hosts, ranks) = self.connect((args, &config), patience, rnic, stop)?;
         let mut receiving = Receiving {
             host: &args.name,
             ranks,
+            // So that the source is the first to give up.
             config: MemberConfig {
-                // So that the source is the first to give up.
                 join_within: Some(patience.join_again() * 2),
-                ..config
+                ..joining_within(config, patience.join_again())
             },
+            patience: patience.fallback_give_up.0,
             hosts,
             incoming,
             ways,
@@ -195,6 +198,26 @@ impl Receiving<'_, '_> {
 
     /// `came_from`: from which byte of the group's stream on it came from a member.
     fn try_group(&mut self, came_from: &mut Option<u64>) -> Result<(), MemberError> {
+        // The registration of the group needs the port.
+        self.ranks.meeting = None;
+        let mut led = None;
+        let tried = self.be_in_group(came_from, &mut led);
+        if let Err(MemberError::NotInstalled { hosts, .. } | MemberError::Diverted { hosts, .. }) = &tried {
+            led = Some(hosts.clone());
+        }
+        if let Some(all) = led {
+            let here = (self.hosts.rnic_mut(), &self.config);
+            self.ranks.gather(here, (&all, ""), self.patience)?;
+        }
+        tried
+    }
+
+    /// `led`: those that its source has led out of it, though this receiver has everything.
+    fn be_in_group(
+        &mut self,
+        came_from: &mut Option<u64>,
+        led: &mut Option<Hosts>,
+    ) -> Result<(), MemberError> {
         let Self {
             config,
             hosts,
@@ -220,8 +243,9 @@ impl Receiving<'_, '_> {
         ways.note_outside(&receiver.outside());
         ways.note_passed_on(receiver.passed_on());
         match receiver.leave() {
+            Ok(()) => {}
             // It goes on between the hosts in any case.
-            Ok(()) | Err(MemberError::Diverted { .. }) => {}
+            Err(MemberError::Diverted { hosts, .. }) => *led = Some(hosts),
             Err(error) => tracing::warn!(%error, "not left"),
         }
         received.map(drop)

@@ -6,7 +6,7 @@ use castnet_comm::Communicator;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::Output;
 use castnet_member::{
-    MemberConfig, MemberError, Messages, Safeguard, StreamHeader, StreamSummary, Transferred,
+    Hosts, MemberConfig, MemberError, Messages, Safeguard, StreamHeader, StreamSummary, Transferred,
 };
 use castnet_proto::convert::reason_line;
 use castnet_rnic::Rnic;
@@ -14,6 +14,7 @@ use indicatif::ProgressBar;
 
 use super::co_working;
 use super::course::{Course, Next, Order, Position};
+use super::meeting::joining_within;
 use super::{
     CHUNK, GuardArgs, NAME_MAX, Outgoing, Ranks, Refused, UNKNOWN, Ways, broadcast, close, ends, positions,
 };
@@ -25,6 +26,7 @@ struct Sending<'a, 'f> {
     host: &'a str,
     ranks: Ranks,
     config: MemberConfig,
+    patience: Duration,
     guard: Option<Safeguard>,
     hosts: Communicator,
     outgoing: &'a mut Outgoing<'f>,
@@ -45,15 +47,13 @@ impl Refused {
         (output, stop): (Output, &Stop),
     ) -> Outcome {
         let ways = Ways::new(outgoing.begun, outgoing.position(), &self.reason);
-        let (hosts, ranks) = self.connect(args, guard.patience, rnic, stop)?;
+        let (hosts, ranks) = self.connect((args, &config), guard.patience, rnic, stop)?;
         let bar = output.byte_bar(outgoing.header.length);
         let mut sending = Sending {
             host: &args.name,
             guard: guard.safeguard(&config),
-            config: MemberConfig {
-                join_within: Some(guard.patience.join_again()),
-                ..config
-            },
+            config: joining_within(config, guard.patience.join_again()),
+            patience: guard.patience.fallback_give_up.0,
             ranks,
             hosts,
             outgoing,
@@ -159,6 +159,22 @@ impl Sending<'_, '_> {
     }
 
     fn try_group(&mut self, offset: u64) -> Result<(), MemberError> {
+        // The registration of the group needs the port. All others have been answered: they have sent positions since.
+        self.ranks.meeting = None;
+        let mut led = None;
+        let tried = self.be_in_group(offset, &mut led);
+        if let Err(MemberError::NotInstalled { hosts, reason, .. }) = &tried {
+            led = Some((hosts.clone(), reason.clone()));
+        }
+        if let Some((all, reason)) = led {
+            let here = (self.hosts.rnic_mut(), &self.config);
+            self.ranks.gather(here, (&all, &reason), self.patience)?;
+        }
+        tried
+    }
+
+    /// `led`: those that the source has led out of it, and why.
+    fn be_in_group(&mut self, offset: u64, led: &mut Option<(Hosts, String)>) -> Result<(), MemberError> {
         let Self {
             config,
             guard,
@@ -173,7 +189,8 @@ impl Sending<'_, '_> {
             name: outgoing.header.name.clone(),
             length: outgoing.header.length.map(|length| length.saturating_sub(offset)),
         };
-        let sent = source.send_guarded(&header, &mut **outgoing, *guard, &mut |bytes, _| {
+        let guard = guard.filter(|_| source.leads());
+        let sent = source.send_guarded(&header, &mut **outgoing, guard, &mut |bytes, _| {
             bar.set_position(offset + bytes);
         });
         let left = match &sent {
@@ -182,7 +199,11 @@ impl Sending<'_, '_> {
                 let waited = co_working::await_outside(&mut source);
                 source.leave().and(waited)
             }
-            Err(unsent) => source.divert(&reason_line(&unsent.error.to_string())).map(drop),
+            Err(unsent) => {
+                let reason = reason_line(&unsent.error.to_string());
+                let diverted = source.divert(&reason);
+                diverted.map(|all| *led = all.map(|all| (all, reason)))
+            }
         };
         if let Err(error) = left {
             tracing::warn!(%error, "not left");

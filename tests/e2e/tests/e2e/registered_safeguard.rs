@@ -1,0 +1,171 @@
+//! Groups that their source registers itself, and that the switches refuse, or that are slow: their members go on from host to host, without a
+//! controller.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use castnet_e2e::Lab;
+use castnet_e2e::lab::{self, STAR, digest, write_random};
+use castnet_e2e::process::Process;
+use serde_json::Value;
+
+use crate::registered::start_host;
+
+const RECEIVERS: [&str; 3] = ["h2", "h3", "h4"];
+const MRP: [&str; 4] = ["--mrp-pool", "10.0.0.200/30", "--mrp-port", "h1"];
+const GIVE_UP: [&str; 2] = ["--fallback-give-up", "6s"];
+/// A goodput that no group reaches.
+const SLOW: [&str; 4] = ["--expect", "900G", "--fallback-after", "400ms"];
+
+/// A file under way from h1 to the others.
+struct Sent {
+    source: Process,
+    receivers: Vec<(Process, PathBuf)>,
+    digest: String,
+    bytes: u64,
+}
+
+impl Sent {
+    /// `both`: flags of all; `flags`: of the source; `last`: of the last receiver.
+    fn start(lab: &Lab, bytes: usize, both: &[&str], flags: &[&str], last: &[&str]) -> Result<Self> {
+        let file = lab.folder().join("sent");
+        let digest = write_random(&file, bytes, 61)?;
+        let leader = lab.address("h1");
+        let both = [&GIVE_UP, both].concat();
+        let receivers = RECEIVERS.map(|host| {
+            let out = lab.folder().join(format!("{host}.out"));
+            let text = out.to_string_lossy().into_owned();
+            let own = if host == "h4" { last } else { &[] };
+            let rest = [&["--leader", &leader, "--out", &text], &both[..], own].concat();
+            Ok((start_host(lab, host, "receive", &rest)?, out))
+        });
+        let receivers = receivers.into_iter().collect::<Result<_>>()?;
+        let to = RECEIVERS.map(|host| lab.address(host)).join(",");
+        let file = file.to_string_lossy();
+        let rest = [&["--register-for", &to, "--file", &file], &both[..], flags].concat();
+        let source = start_host(lab, "h1", "send", &rest)?;
+        let bytes = bytes as u64;
+        Ok(Self {
+            source,
+            receivers,
+            digest,
+            bytes,
+        })
+    }
+
+    /// All have each byte, and know why it did not come in the group. Returns what the source says.
+    fn finish(mut self) -> Result<Value> {
+        self.source.succeed()?;
+        let sent = self.source.report()?;
+        for (receiver, out) in &mut self.receivers {
+            receiver.succeed()?;
+            let received = receiver.report()?;
+            ensure!(digest(out)? == self.digest, "{received:#}");
+            ensure!(
+                received["between_hosts"] == sent["between_hosts"],
+                "{received:#}\n{sent:#}"
+            );
+            ensure!(all_ways(&received)? == self.bytes, "{received:#}");
+        }
+        ensure!(all_ways(&sent)? == self.bytes, "{sent:#}");
+        Ok(sent)
+    }
+}
+
+fn way(report: &Value, name: &str) -> Result<u64> {
+    let bytes = report["ways"][name].as_u64();
+    bytes.with_context(|| format!("{name}: {report:#}"))
+}
+
+fn all_ways(report: &Value) -> Result<u64> {
+    Ok(way(report, "bytes_in_group")? + way(report, "bytes_between_hosts")?)
+}
+
+#[test]
+fn a_group_that_a_switch_refuses_goes_from_host_to_host() {
+    let flags = [&MRP[..], &["--memory", "1", "--fault", "loss=1%,seed=42"]].concat();
+    lab::in_lab("fallback without a controller", STAR, &flags, |lab| {
+        let sent = Sent::start(lab, 5 << 20, &["--join-within", "2s"], &[], &[])?.finish()?;
+        let why = sent["between_hosts"].as_str().unwrap_or_default();
+        ensure!(why.contains("no confirmation from"), "{sent:#}");
+        ensure!(why.contains("a switch says: "), "{sent:#}");
+        ensure!(way(&sent, "bytes_in_group")? == 0, "{sent:#}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_registered_group_that_is_slow_is_left_in_the_middle_of_its_stream() {
+    let flags = [&MRP[..], &["--fault", "loss=1%,seed=43"]].concat();
+    lab::in_lab("fallback without a controller", STAR, &flags, |lab| {
+        let flags = [&SLOW[..], &["--fallback-retry", "0"]].concat();
+        let sent = Sent::start(lab, 32 << 20, &[], &flags, &[])?.finish()?;
+        let why = sent["between_hosts"].as_str().unwrap_or_default();
+        ensure!(why.contains("goodput was too low"), "{sent:#}");
+        ensure!(way(&sent, "bytes_between_hosts")? > 1 << 20, "{sent:#}");
+        let changes = sent["ways"]["changes"].as_array().map_or(0, Vec::len);
+        ensure!(changes == 1, "{sent:#}");
+        // The source has withdrawn it.
+        lab.wait_for("the end of the group", |lab| {
+            let groups = lab.castnet_json(&["group", "list", "--agent", &lab.socket("sw")])?;
+            ensure!(groups.as_array().is_some_and(Vec::is_empty), "{groups:#}");
+            Ok(())
+        })
+    });
+}
+
+/// It is registered anew each time, and the members find out of it again.
+#[test]
+fn a_registered_group_is_tried_again() {
+    lab::in_lab("fallback without a controller", STAR, &MRP, |lab| {
+        let flags = [&SLOW[..], &["--fallback-retry", "1ms"]].concat();
+        let sent = Sent::start(lab, 96 << 20, &[], &flags, &[])?.finish()?;
+        let changes = sent["ways"]["changes"].as_array().context("changes")?;
+        let to = |way: &str| changes.iter().filter(|change| change["to"] == way).count();
+        ensure!(to("hosts") > 0 && to("group") > 0, "{sent:#}");
+        ensure!(way(&sent, "bytes_in_group")? > 0, "{sent:#}");
+        Ok(())
+    });
+}
+
+/// The error of the source names it.
+#[test]
+fn a_receiver_that_dies_in_a_registered_group_is_named() {
+    lab::in_lab("fallback without a controller", STAR, &MRP, |lab| {
+        let ready = lab.folder().join("ready");
+        let flags = [
+            "--fallback-after",
+            "400ms",
+            "--ready-file",
+            &ready.to_string_lossy(),
+        ];
+        let mut sent = Sent::start(lab, 1 << 30, &["--op", "write"], &flags, &[])?;
+        let is_ready = |_: &Process| ready.exists();
+        sent.source.wait_until("it was registered", is_ready)?;
+        sent.receivers[2].0.kill();
+        ensure!(!sent.source.wait()?.success(), "a transfer to one that is dead");
+        let said = sent.source.output();
+        ensure!(said.contains("nothing was acknowledged for 400ms"), "{said}");
+        ensure!(said.contains(&format!("3 is {}", lab.address("h4"))), "{said}");
+        Ok(())
+    });
+}
+
+/// One that takes no calls keeps the others in the group: the registration is an error, as without fallback.
+#[test]
+fn without_fallback_at_one_receiver_a_refused_registration_is_an_error() {
+    let flags = [&MRP[..], &["--memory", "1"]].concat();
+    lab::in_lab("fallback without a controller", STAR, &flags, |lab| {
+        let off = ["--fallback", "off"];
+        let mut sent = Sent::start(lab, 1 << 20, &["--join-within", "1s"], &[], &off)?;
+        ensure!(!sent.source.wait()?.success(), "sent");
+        let said = sent.source.output();
+        ensure!(said.contains("registration: no confirmation from"), "{said}");
+        for (receiver, _) in &mut sent.receivers {
+            ensure!(!receiver.wait()?.success(), "received");
+            let said = receiver.output();
+            ensure!(said.contains("the leader has not registered this host"), "{said}");
+        }
+        Ok(())
+    });
+}
