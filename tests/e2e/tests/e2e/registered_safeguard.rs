@@ -13,7 +13,7 @@ use crate::registered::start_host;
 
 const RECEIVERS: [&str; 3] = ["h2", "h3", "h4"];
 const MRP: [&str; 4] = ["--mrp-pool", "10.0.0.200/30", "--mrp-port", "h1"];
-const GIVE_UP: [&str; 2] = ["--fallback-give-up", "6s"];
+const GIVE_UP: [&str; 2] = ["--fallback-give-up", "5s"];
 /// A goodput that no group reaches.
 const SLOW: [&str; 4] = ["--expect", "900G", "--fallback-after", "400ms"];
 
@@ -99,7 +99,7 @@ fn a_registered_group_that_is_slow_is_left_in_the_middle_of_its_stream() {
     let flags = [&MRP[..], &["--fault", "loss=1%,seed=43"]].concat();
     lab::in_lab("fallback without a controller", STAR, &flags, |lab| {
         let flags = [&SLOW[..], &["--fallback-retry", "0"]].concat();
-        let sent = Sent::start(lab, 32 << 20, &[], &flags, &[])?.finish()?;
+        let sent = Sent::start(lab, 8 << 20, &[], &flags, &[])?.finish()?;
         let why = sent["between_hosts"].as_str().unwrap_or_default();
         ensure!(why.contains("goodput was too low"), "{sent:#}");
         ensure!(way(&sent, "bytes_between_hosts")? > 1 << 20, "{sent:#}");
@@ -139,7 +139,7 @@ fn a_receiver_that_dies_in_a_registered_group_is_named() {
             "--ready-file",
             &ready.to_string_lossy(),
         ];
-        let mut sent = Sent::start(lab, 1 << 30, &["--op", "write"], &flags, &[])?;
+        let mut sent = Sent::start(lab, 256 << 20, &["--op", "write"], &flags, &[])?;
         let is_ready = |_: &Process| ready.exists();
         sent.source.wait_until("it was registered", is_ready)?;
         sent.receivers[2].0.kill();
