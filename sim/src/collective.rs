@@ -1,7 +1,7 @@
 //! Collective groups in a simulation: rules on the switches, ranks on the hosts.
 
 use castnet_comm::machine::{HostBased, HostBasedConfig, InNetwork, InNetworkConfig, Machine, Task, TaskId};
-use castnet_endpoint::{QpConfig, QueueLimits};
+use castnet_endpoint::{QpConfig, QueueLimits, ReactionConfig};
 use castnet_planner::{LinkLoad, Member, Plan, Request, RoomTable, plan};
 use castnet_rules::HostPart;
 use castnet_topology::Topology;
@@ -28,6 +28,8 @@ pub struct RankQp {
     /// The slots of messages have no memory, for measurements of time with long messages. Only for [`HostBased`] machines, and
     /// for tasks without memory.
     pub void_slots: bool,
+    /// As in [`QpConfig::reaction`]: how CNPs change the rate.
+    pub reaction: Option<ReactionConfig>,
 }
 
 impl Default for RankQp {
@@ -40,6 +42,7 @@ impl Default for RankQp {
             retry_cnt: 7,
             min_rnr_timer: 12,
             void_slots: false,
+            reaction: None,
         }
     }
 }
@@ -222,6 +225,7 @@ impl<W: Watch> Simulation<W> {
                         selective_repeat: options.selective_repeat,
                         retry_cnt: options.retry_cnt,
                         min_rnr_timer: options.min_rnr_timer,
+                        reaction: options.reaction,
                         ..qp
                     })
                     .map_err(|e| e.to_string())?;

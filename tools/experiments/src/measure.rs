@@ -4,18 +4,20 @@ use std::error::Error;
 use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{Collective, HostBasedConfig, InNetworkConfig, Machine, Task};
+use castnet_endpoint::ReactionConfig;
 use castnet_planner::{Member, Request};
 use castnet_rules::{CollectiveMode, LossPolicy, TranslatedRule};
 use castnet_sim::{End, LinkProfile, RankQp, SimConfig, Simulation};
 use castnet_topology::{End as LinkEnd, LinkId, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
-use castnet_wire::{McstId, Nanos, Pmtu, Qpn};
+use castnet_wire::{BitRate, McstId, Nanos, Pmtu, Qpn};
 
 use crate::ideal::{self, Ideal};
 use crate::machine::Rank;
 use crate::relay::{Relay, channel_ends};
 use crate::steps::Steps;
 
+/// Ranks in all tables but 34.
 pub(crate) const RANKS: u16 = 8;
 /// Path MTU; see [`crate::paper`] on header bytes.
 const PMTU: Pmtu = Pmtu::B4096;
@@ -41,6 +43,8 @@ pub(crate) enum Method {
     Epic(LossPolicy),
     /// In the switch, by EPIC Mode-III. The ranks retransmit one packet for a NAK.
     Augmented,
+    /// The same, with ranks that may have more packets in flight than the switch has room for, and lower their rate on a CNP, or do not.
+    Ahead { windows: u32, reacts: bool },
     /// In the switch, but the Broadcasts of an AllGather are sequential: each begins when the previous is acknowledged.
     InTurn,
     /// By CommLib's algorithms: rings, except for Reduce, Broadcast and Barrier, which follow appendix K.
@@ -73,7 +77,32 @@ pub(crate) struct Run {
     /// Message length as appendix K counts it.
     pub(crate) bytes: u64,
     pub(crate) loss: Loss,
+    pub(crate) net: Net,
     pub(crate) seed: u64,
+}
+
+/// The hosts and their links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Net {
+    pub(crate) ranks: u16,
+    pub(crate) gbps: u64,
+    /// Of the link of rank 0.
+    pub(crate) first_gbps: u64,
+}
+
+impl Net {
+    pub(crate) const PAPER: Self = Self {
+        ranks: RANKS,
+        gbps: 100,
+        first_gbps: 100,
+    };
+
+    fn link(&self, loss: f64) -> LinkProfile {
+        LinkProfile {
+            rate_bps: self.gbps * 1_000_000_000,
+            ..link(loss)
+        }
+    }
 }
 
 /// Duration of a run, in nanoseconds.
@@ -97,12 +126,12 @@ impl Times {
     }
 }
 
-fn star() -> Result<(Topology, Vec<String>), castnet_topology::TopologyError> {
+fn star(ranks: u16) -> Result<(Topology, Vec<String>), castnet_topology::TopologyError> {
     let mut t = Topology::new();
     let mac = |port: u8| [6, 0, 0, 0, 0, port];
-    t.add_switch("switch", (0..RANKS as u8).map(|p| (p, mac(p))))?;
+    t.add_switch("switch", (0..ranks as u8).map(|p| (p, mac(p))))?;
     let mut hosts = Vec::new();
-    for rank in 0..RANKS as u8 {
+    for rank in 0..ranks as u8 {
         let name = format!("h{rank}");
         let ip = Ipv4Addr::new(10, 0, 0, rank + 1);
         t.add_host(&name, Some(ip), Some([2, 0, 0, 0, 0, rank]))?;
@@ -133,6 +162,7 @@ pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Erro
         collective,
         bytes,
         loss,
+        net,
         seed,
     } = *run;
     if let Method::Ideal { window, notice } = method {
@@ -151,17 +181,17 @@ pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Erro
             settled: time,
         });
     }
-    let (topology, hosts) = star()?;
+    let (topology, hosts) = star(net.ranks)?;
     let config = SimConfig {
         // An ASIC handles frames without a polling delay.
         poll_delay: Nanos::ZERO,
-        links: link(0.0),
+        links: net.link(0.0),
         ..SimConfig::new(seed)
     };
     let mut sim = Simulation::new(&topology, config, ())?;
     match method {
-        Method::Epic(_) | Method::InTurn | Method::Augmented => {
-            join(&mut sim, &topology, &hosts, setting, method)?
+        Method::Epic(_) | Method::InTurn | Method::Augmented | Method::Ahead { .. } => {
+            join(&mut sim, &topology, &hosts, (setting, net), method)?
         }
         Method::Ring | Method::Steps | Method::Ideal { .. } => {
             wire_up(&mut sim, &hosts, setting, method, collective)?
@@ -171,6 +201,10 @@ pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Erro
     call(&mut sim, &hosts, Task::BARRIER)?;
     for i in 0..loss.links {
         sim.set_profile(LinkId(i), [link(loss.rate); 2]);
+    }
+    if net.first_gbps != net.gbps {
+        let gbps = net.first_gbps;
+        sim.set_profile(LinkId(0), [Net { gbps, ..net }.link(0.0); 2]);
     }
     if method != Method::InTurn {
         return call(&mut sim, &hosts, task(collective, bytes));
@@ -196,14 +230,14 @@ fn join(
     sim: &mut Simulation,
     topology: &Topology,
     hosts: &[String],
-    setting: Setting,
+    (setting, net): (Setting, Net),
     method: Method,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let ranks = hosts.iter().map(|h| Member::new(h, Qpn::new(17))).collect();
     let mcst_id = McstId(Ipv4Addr::new(10, 255, 0, 1));
     let rule = TranslatedRule {
         mode: match method {
-            Method::Augmented => CollectiveMode::Augmented,
+            Method::Augmented | Method::Ahead { .. } => CollectiveMode::Augmented,
             _ => CollectiveMode::Translated,
         },
         loss_policy: match method {
@@ -215,13 +249,19 @@ fn join(
         ..TranslatedRule::root(0)
     };
     let request = Request::collective("group", mcst_id, PMTU, ranks, (setting.window as u16, rule));
-    let machine = InNetworkConfig {
-        window_packets: setting.window,
-        message_packets: setting.message_packets,
-        ..InNetworkConfig::new(0, RANKS)
+    let (windows, reacts) = match method {
+        Method::Ahead { windows, reacts } => (windows, reacts),
+        _ => (1, false),
     };
+    let machine = InNetworkConfig {
+        window_packets: setting.window * windows,
+        message_packets: setting.message_packets,
+        ..InNetworkConfig::new(0, net.ranks)
+    };
+    let line = BitRate::new(net.gbps * 1_000_000_000);
     let qp = RankQp {
-        selective_repeat: method == Method::Augmented,
+        selective_repeat: matches!(method, Method::Augmented | Method::Ahead { .. }),
+        reaction: line.filter(|_| reacts).map(ReactionConfig::new),
         ..qp(setting)
     };
     sim.join_group(topology, &request, machine, qp)?;
@@ -248,12 +288,17 @@ fn wire_up(
             // A rank forwards when the previous rank has its acknowledgement: one link delay later.
             line.delay = line.delay + line.delay;
         }
-        for i in 0..u32::from(RANKS) {
+        for i in 0..hosts.len() as u32 {
             sim.set_profile(LinkId(i), [line, NO_DELAY]);
         }
     }
     if !in_steps && !relayed {
-        sim.join_hosts(hosts, PMTU, qp(setting), HostBasedConfig::new(0, RANKS))?;
+        sim.join_hosts(
+            hosts,
+            PMTU,
+            qp(setting),
+            HostBasedConfig::new(0, hosts.len() as u16),
+        )?;
         return Ok(());
     }
     sim.join_connected(hosts, PMTU, qp(setting), |rank| {

@@ -121,3 +121,67 @@ pub(crate) const BY_LINKS: [[f64; 2]; 9] = [
 ];
 /// Bytes of the AllReduce of tables 31 and 32: their first cells are table 25's at 4 MiB.
 pub(crate) const LOSS_BYTES: u64 = 4 << 20;
+
+/// A model of tables 33 and 34.
+pub(crate) struct Model {
+    pub(crate) name: &'static str,
+    parameters: f64,
+    /// Tensor and pipeline parallel ranks: each has such a part of the parameters.
+    parts: u32,
+    pub(crate) data_parallel: u16,
+    /// Seconds of an iteration, with Mode-II and Mode-III.
+    pub(crate) modes: [f64; 2],
+    pub(crate) ring: f64,
+}
+
+impl Model {
+    /// Two bytes for each parameter of a part. That is what the paper's times imply: those with rings and with Mode-II differ by 0.84, 0.249,
+    /// 1.249 and 0.129 s, as one AllReduce of so many bytes does. (Table 33 has 16, in bits, for the first model.)
+    pub(crate) fn gradient_bytes(&self) -> u64 {
+        (self.parameters * 2.0 / f64::from(self.parts)) as u64 & !3
+    }
+}
+
+const fn model(
+    name: &'static str,
+    parameters: f64,
+    (parts, data_parallel): (u32, u16),
+    modes: [f64; 2],
+    ring: f64,
+) -> Model {
+    Model {
+        name,
+        parameters,
+        parts,
+        data_parallel,
+        modes,
+        ring,
+    }
+}
+
+/// Tables 33 and 34.
+pub(crate) const MODELS: [Model; 4] = [
+    model("GPT-3 175B", 175e9, (32, 32), [32.35, 32.37], 33.19),
+    model("GPT-3 13B", 13e9, (8, 16), [1.154, 1.159], 1.403),
+    model("Llama 65B", 65e9, (8, 16), [8.831, 8.856], 10.08),
+    model("Llama 7B", 6.7e9, (8, 16), [1.132, 1.134], 1.261),
+];
+
+/// Message lengths of table 35. The paper prints 1K, 16K, 16K for the first three; 13.96 Gb/s are 4 KiB in 2.3 us, and a way takes 2 us.
+pub(crate) const SLOW_SIZES: [u64; 8] = [
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    16 << 20,
+    64 << 20,
+];
+
+/// Table 35, in 10^9 bits per second (96 of 100 Gb/s are more than the link has of 2^30): without and with CNPs to fast ranks, as the table has
+/// it. The paper's text (7.4) has the rows the other way round.
+pub(crate) const SLOW: [[f64; 8]; 2] = [
+    [13.96, 38.66, 70.37, 88.09, 94.38, 95.99, 95.87, 90.45],
+    [13.96, 38.66, 70.37, 88.09, 94.38, 44.60, 43.32, 20.25],
+];

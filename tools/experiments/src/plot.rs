@@ -16,6 +16,13 @@ pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box
     let file = folder.join(format!("table-{}.svg", spec.number));
     let root = SVGBackend::new(&file, (900, 520)).into_drawing_area();
     root.fill(&WHITE)?;
+    let cells = table.cells.iter().flatten();
+    let values = cells.flat_map(|cell| {
+        [cell.ours, cell.paper]
+            .into_iter()
+            .chain(cell.others.iter().copied())
+    });
+    let top = values.fold(0.0, f64::max) * 1.1;
     let mut chart = ChartBuilder::on(&root)
         .caption(
             format!("Table {}: {}", spec.number, spec.title),
@@ -24,7 +31,7 @@ pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box
         .margin(12)
         .x_label_area_size(36)
         .y_label_area_size(52)
-        .build_cartesian_2d(-0.2..columns as f64 - 0.8, 0.0..100.0)?;
+        .build_cartesian_2d(-0.2..columns as f64 - 0.8, 0.0..top)?;
     let name = |x: &f64| {
         let whole = x.round();
         let is_column = (x - whole).abs() < 1e-6 && whole >= 0.0;

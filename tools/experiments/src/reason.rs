@@ -52,6 +52,18 @@ pub(crate) const ONE_HOP: Reason = Reason {
            a lost result, and a repetition that is lost again costs it a time-out. From 8 % on that is more than rows 'ideal' cover; \
            how much of it is time-outs was not separated.",
 };
+pub(crate) const FREE_LINK: Reason = Reason {
+    letter: 'i',
+    text: "The paper's slow link has 200 Gb/s, and background traffic takes half of it, which a single packet does not meet. Row 'all \
+           200 Gb/s' has no slow link.",
+};
+pub(crate) const UNDERSHOOT: Reason = Reason {
+    letter: 'j',
+    text: "A CNP halves the rate of a rank (DCQCN), so ranks with 200 Gb/s become slower than the one that they have to wait for, and rise \
+           again by steps of microseconds to milliseconds. In the paper that begins at 4 MiB, here when a rank is first ahead of the pipe. \
+           How deep it goes depends on DCQCN's parameters, which the paper does not give; here they are the published ones. The \
+           paper's table agrees that CNPs cost throughput; its text (7.4) has the two rows the other way round.",
+};
 const NOT_KNOWN: Reason = Reason {
     letter: '?',
     text: "Not explained.",

@@ -4,7 +4,7 @@ use castnet_comm::machine::Collective;
 use castnet_rules::LossPolicy;
 use castnet_wire::Nanos;
 
-use crate::measure::{Loss, Method, RANKS, Run, Times};
+use crate::measure::{Loss, Method, Net, RANKS, Run, Times};
 use crate::paper;
 use crate::reason::{self, Reason};
 
@@ -73,16 +73,59 @@ impl Sample {
     }
 }
 
+/// What a cell shows of its time.
+#[derive(Clone, Debug)]
+pub(crate) enum Figure {
+    /// This amount, divided by the time in nanoseconds, which the paper rounds up.
+    Rate(f64),
+    /// The same, not rounded.
+    ExactRate(f64),
+    /// These seconds, and the time, less that of another method.
+    Seconds { base: f64, less: Sample },
+    /// How many seconds less it is than that of another method.
+    Saved(Sample),
+}
+
+impl Figure {
+    /// A time as the paper has it.
+    pub(crate) fn rounded(&self, time: f64) -> f64 {
+        match self {
+            Self::Rate(_) => (time / 1e3).ceil() * 1e3,
+            _ => time,
+        }
+    }
+
+    /// `time` is in nanoseconds.
+    pub(crate) fn value(&self, time: f64, of: impl Fn(&Run) -> Times) -> f64 {
+        let other = |sample: &Sample| sample.times(of).arrived;
+        match self {
+            Self::Rate(amount) | Self::ExactRate(amount) => amount / time,
+            Self::Seconds { base, less } => base + (time - other(less)) / 1e9,
+            Self::Saved(sample) => (other(sample) - time) / 1e9,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct CellSpec {
     pub(crate) paper: f64,
-    /// Divided by the time in nanoseconds.
-    pub(crate) amount: f64,
+    pub(crate) figure: Figure,
     pub(crate) sample: Sample,
     pub(crate) counting: Counting,
     pub(crate) others: Vec<(Sample, Counting)>,
     /// Why the cell differs, if the row's reason does not apply.
     pub(crate) reason: Option<Reason>,
+}
+
+impl CellSpec {
+    pub(crate) fn samples(&self) -> impl Iterator<Item = &Sample> {
+        let less = match &self.figure {
+            Figure::Rate(_) | Figure::ExactRate(_) => None,
+            Figure::Seconds { less, .. } | Figure::Saved(less) => Some(less),
+        };
+        let others = self.others.iter().map(|(sample, _)| sample);
+        [&self.sample].into_iter().chain(less).chain(others)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -115,6 +158,8 @@ pub(crate) fn tables(extent: Extent) -> Vec<TableSpec> {
     tables.push(barrier());
     tables.push(by_loss_rate(extent));
     tables.push(by_lossy_links(extent));
+    tables.push(training(extent));
+    tables.push(slow_link(extent));
     tables
 }
 
@@ -124,6 +169,7 @@ fn quiet(method: Method, collective: Collective, bytes: u64) -> Run {
         collective,
         bytes,
         loss: Loss::NONE,
+        net: Net::PAPER,
         seed: 0,
     }
 }
@@ -190,7 +236,7 @@ fn by_size(extent: Extent, paper: &paper::BySize) -> TableSpec {
         .map(|(i, (name, method, theirs))| {
             let cell = |(&bytes, &paper): (&u64, &f64)| CellSpec {
                 paper,
-                amount: gibit(bytes as f64 * amounts[i]),
+                figure: Figure::Rate(gibit(bytes as f64 * amounts[i])),
                 sample: Sample::of(quiet(method, collective, bytes), whole),
                 counting: countings[i],
                 others: others[i]
@@ -228,7 +274,7 @@ fn barrier() -> TableSpec {
             name,
             cells: vec![CellSpec {
                 paper,
-                amount: 1e9,
+                figure: Figure::Rate(1e9),
                 sample: Sample::Mean(vec![quiet(method, Collective::Barrier, 0)]),
                 counting,
                 others: Vec::new(),
@@ -297,6 +343,7 @@ fn lossy(
             collective: Collective::AllReduce,
             bytes: paper::LOSS_BYTES,
             loss,
+            net: Net::PAPER,
             seed,
         };
         Sample::Mean((extent.seed..extent.seed + seeds).map(run).collect())
@@ -317,7 +364,7 @@ fn lossy(
             .iter()
             .map(|&(loss, paper, reason)| CellSpec {
                 paper: paper[mode],
-                amount: gibit(paper::LOSS_BYTES as f64),
+                figure: Figure::Rate(gibit(paper::LOSS_BYTES as f64)),
                 sample: sample(method, loss),
                 counting: Counting::Settled,
                 others: [24, 64]
@@ -338,6 +385,115 @@ fn lossy(
         unit: "Gibit/s",
         columns: columns.to_vec(),
         rows: rows.into(),
+    }
+}
+
+/// An iteration ends with the AllReduce of the gradients among the ranks that have the same part of the model.
+fn training(extent: Extent) -> TableSpec {
+    let modes = [
+        ("Mode-II", Method::Epic(LossPolicy::Repair)),
+        ("Mode-III", Method::Augmented),
+    ];
+    let sample = |method, model: &paper::Model| {
+        let ranks = model.data_parallel;
+        let net = Net { ranks, ..Net::PAPER };
+        let run = quiet(method, Collective::AllReduce, model.gradient_bytes());
+        // A ring of so many ranks takes long to reach its steady state.
+        Sample::of(Run { net, ..run }, extent.whole_bytes.max(32 << 20))
+    };
+    let row = |name, method, mode: Option<usize>| {
+        let cell = |model: &paper::Model| {
+            let ring = sample(Method::Ring, model);
+            let (base, theirs) = (model.ring, mode.map_or(model.ring, |mode| model.modes[mode]));
+            CellSpec {
+                paper: theirs,
+                figure: Figure::Seconds { base, less: ring },
+                sample: sample(method, model),
+                counting: Counting::Arrived,
+                others: Vec::new(),
+                reason: None,
+            }
+        };
+        RowSpec {
+            name,
+            cells: paper::MODELS.iter().map(cell).collect(),
+            others: Vec::new(),
+            reason: None,
+        }
+    };
+    let saved = |name, method, mode: usize| {
+        let whole: RowSpec = row(name, method, Some(mode));
+        let cells = whole.cells.into_iter().zip(&paper::MODELS);
+        let cells = cells.map(|(cell, model)| CellSpec {
+            paper: model.ring - cell.paper,
+            figure: Figure::Saved(sample(Method::Ring, model)),
+            ..cell
+        });
+        RowSpec {
+            name,
+            cells: cells.collect(),
+            others: Vec::new(),
+            reason: None,
+        }
+    };
+    let [(two, translated), (three, augmented)] = modes;
+    TableSpec {
+        number: 34,
+        title: "an iteration of training, and what it takes less than with rings, s".into(),
+        unit: "s",
+        columns: paper::MODELS.iter().map(|model| model.name.to_owned()).collect(),
+        rows: vec![
+            row(two, translated, Some(0)),
+            row(three, augmented, Some(1)),
+            saved("Mode-II, less", translated, 0),
+            saved("Mode-III, less", augmented, 1),
+        ],
+    }
+}
+
+/// Links of 200 Gb/s, of which one has 100 Gb/s left.
+fn slow_link(extent: Extent) -> TableSpec {
+    let net = Net {
+        gbps: 200,
+        first_gbps: 100,
+        ..Net::PAPER
+    };
+    let row = |name, method, theirs: &[f64; 8], reason: Option<Reason>| {
+        let cell = |(&bytes, &paper): (&u64, &f64)| {
+            let run = quiet(method, Collective::AllReduce, bytes);
+            let sample = |net| Sample::of(Run { net, ..run }, extent.whole_bytes);
+            let free = Net {
+                first_gbps: net.gbps,
+                ..net
+            };
+            CellSpec {
+                paper,
+                figure: Figure::ExactRate(bytes as f64 * 8.0),
+                sample: sample(net),
+                counting: Counting::Arrived,
+                others: vec![(sample(free), Counting::Arrived)],
+                reason: reason.filter(|_| bytes >= 1 << 20),
+            }
+        };
+        RowSpec {
+            name,
+            cells: paper::SLOW_SIZES.iter().zip(theirs).map(cell).collect(),
+            others: vec!["all 200 Gb/s"],
+            reason: Some(reason::FREE_LINK),
+        }
+    };
+    let ahead = |reacts| Method::Ahead { windows: 4, reacts };
+    let [without, with] = &paper::SLOW;
+    TableSpec {
+        number: 35,
+        title: "AllReduce over seven links of 200 Gb/s and one of 100 Gb/s, Gbit/s".into(),
+        unit: "Gbit/s",
+        columns: paper::SLOW_SIZES.map(size_name).into(),
+        rows: vec![
+            row("one window", Method::Augmented, without, None),
+            row("four, no CNPs", ahead(false), without, None),
+            row("four, CNPs", ahead(true), with, Some(reason::UNDERSHOOT)),
+        ],
     }
 }
 

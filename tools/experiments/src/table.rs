@@ -33,27 +33,24 @@ pub(crate) struct Table {
     pub(crate) cells: Vec<Vec<Cell>>,
 }
 
-fn rounded_up(time: f64) -> f64 {
-    (time / 1e3).ceil() * 1e3
-}
-
 fn cell(spec: &CellSpec, row: Option<Reason>, of: &impl Fn(&Run) -> Times) -> Cell {
     let times = spec.sample.times(of);
     let time = spec.counting.of(&times);
+    let value = |time| spec.figure.value(time, of);
     let others: Vec<f64> = spec
         .others
         .iter()
-        .map(|(sample, counting)| spec.amount / rounded_up(counting.of(&sample.times(of))))
+        .map(|(sample, counting)| value(spec.figure.rounded(counting.of(&sample.times(of)))))
         .collect();
-    let ours = spec.amount / time;
+    let ours = value(time);
     Cell {
         paper: spec.paper,
         ours,
-        returned: spec.amount / times.returned,
+        returned: value(times.returned),
         reason: reason::of(Evidence {
             paper: spec.paper,
             ours,
-            rounded: spec.amount / rounded_up(time),
+            rounded: value(spec.figure.rounded(time)),
             others: &others,
             row,
             cell: spec.reason,
@@ -75,6 +72,8 @@ impl Table {
 
     /// Name and cells of each line, without the header.
     fn lines(&self) -> Vec<(String, Vec<String>)> {
+        let decimals = if self.spec.unit == "s" { 3 } else { 2 };
+        let value = |number| value(number, decimals);
         let mut lines = Vec::new();
         for (row, cells) in self.rows() {
             let mut line = |what: &str, text: &dyn Fn(&Cell) -> String| {
@@ -144,11 +143,10 @@ impl Table {
     }
 }
 
-fn value(value: f64) -> String {
-    if value >= 1000.0 {
-        format!("{value:.0}")
-    } else {
-        format!("{value:.2}")
+fn value(value: f64, decimals: usize) -> String {
+    match value {
+        1000.0.. => format!("{value:.0}"),
+        _ => format!("{value:.decimals$}"),
     }
 }
 

@@ -69,7 +69,7 @@ fn all_cells_are_near_the_paper_or_have_a_reason() {
     let all = run(&[]);
     println!("{}", all["setting"]);
     let cells = cells(&all);
-    assert_eq!(cells.len(), 5 * 3 * 9 + 3 + 3 * 10 + 3 * 9);
+    assert_eq!(cells.len(), 5 * 3 * 9 + 3 + 3 * 10 + 3 * 9 + 4 * 4 + 3 * 8);
     for cell in &cells {
         assert!(cell.castnet > 0.0, "{cell:?}");
         let is_near = (0.9..=1.1).contains(&cell.ratio());

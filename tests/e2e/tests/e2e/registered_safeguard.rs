@@ -101,7 +101,12 @@ fn a_registered_group_that_is_slow_is_left_in_the_middle_of_its_stream() {
         let flags = [&SLOW[..], &["--fallback-retry", "0"]].concat();
         let sent = Sent::start(lab, 8 << 20, &[], &flags, &[])?.finish()?;
         let why = sent["between_hosts"].as_str().unwrap_or_default();
-        ensure!(why.contains("goodput was too low"), "{sent:#}");
+        // A busy machine may acknowledge nothing in the last eighth of the time.
+        let whys = [
+            "goodput was too low for 400ms",
+            "nothing was acknowledged for 400ms",
+        ];
+        ensure!(whys.iter().any(|slow| why.contains(slow)), "{sent:#}");
         ensure!(way(&sent, "bytes_between_hosts")? > 1 << 20, "{sent:#}");
         let changes = sent["ways"]["changes"].as_array().map_or(0, Vec::len);
         ensure!(changes == 1, "{sent:#}");
