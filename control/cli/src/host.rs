@@ -331,10 +331,6 @@ impl MemberArgs {
             .unwrap_or_default()
     }
 
-    fn join<'r, T>(&self, prepared: Prepared<'r, T>) -> Outcome<(Member<'r, T>, Ready)> {
-        self.join_or(FallbackArg::Off, prepared).map_err(Stopped::failure)
-    }
-
     /// [`Stopped::Refused`] if the switches cannot install the group, and `fallback` allows to do without them.
     fn join_or<'r, T>(
         &self,

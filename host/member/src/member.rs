@@ -628,7 +628,7 @@ impl<T> Member<'_, T> {
                 unacknowledged,
             })
         };
-        let unsent = |error| unsent_of(error, OpenStream::new(header.clone()), Vec::new());
+        let unsent = |error| Unsent::before(error, header);
         let sender =
             StreamSender::new(self.host.rnic, config, &lanes).map_err(|error| unsent(error.into()))?;
         let mut sender = sender.beginning_at(first);

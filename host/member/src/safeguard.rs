@@ -6,7 +6,7 @@ use std::io::{self, BufRead, Read};
 use std::time::{Duration, Instant};
 
 use castnet_rnic::Traffic;
-use castnet_rnic::stream::OpenStream;
+use castnet_rnic::stream::{OpenStream, StreamHeader};
 
 use crate::error::MemberError;
 
@@ -167,6 +167,15 @@ pub struct Unsent {
 }
 
 impl Unsent {
+    /// Nothing was taken from the source.
+    pub(crate) fn before(error: MemberError, header: &StreamHeader) -> Box<Self> {
+        Box::new(Self {
+            error,
+            stream: OpenStream::new(header.clone()),
+            unacknowledged: Vec::new(),
+        })
+    }
+
     /// Whether the network is the reason, and the receivers may be reached in another way.
     pub fn is_slow(&self) -> bool {
         self.error.is_slow()

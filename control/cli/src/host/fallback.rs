@@ -11,6 +11,7 @@ mod meeting;
 mod outgoing;
 mod receiving;
 mod sending;
+mod turns;
 mod ways;
 
 use std::sync::Arc;
@@ -34,6 +35,7 @@ use course::{Order, Position};
 pub(super) use incoming::Incoming;
 pub(super) use meeting::called;
 pub(super) use outgoing::Outgoing;
+pub(super) use turns::Held;
 pub(super) use ways::Ways;
 
 /// Bytes that are sent at once. The hosts pass pieces of them on before they have all.
@@ -64,10 +66,21 @@ impl PatienceArgs {
     }
 }
 
-/// When the source of a group goes on from host to host.
+/// When the source of a group goes on from host to host, and tries the group again.
 #[derive(Clone, Copy, Debug, Args)]
 #[command(next_help_heading = "If the switches cannot install the group, or it is slow (docs/safeguard.md)")]
 pub(super) struct GuardArgs {
+    #[command(flatten)]
+    pub(super) slow: SlowArgs,
+    /// The group is tried again after this time, and after twice the time whenever that fails; 0: never
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    fallback_retry: Span,
+}
+
+/// When the source of a group goes on from host to host.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "If the switches cannot install the group, or it is slow (docs/safeguard.md)")]
+pub(super) struct SlowArgs {
     /// What to do then
     #[arg(long, value_enum, value_name = "HOW", default_value_t = FallbackArg::Auto)]
     pub(super) fallback: FallbackArg,
@@ -81,14 +94,11 @@ pub(super) struct GuardArgs {
     /// or delivers nothing]
     #[arg(long, value_name = "RATE")]
     expect: Option<BitRate>,
-    /// The group is tried again after this time, and after twice the time whenever that fails; 0: never
-    #[arg(long, value_name = "TIME", default_value = "30s")]
-    fallback_retry: Span,
     #[command(flatten)]
-    patience: PatienceArgs,
+    pub(super) patience: PatienceArgs,
 }
 
-impl GuardArgs {
+impl SlowArgs {
     /// `None`: the group stays, however slow it is. The members of a group of a rule file do not know each other.
     pub(super) fn safeguard(&self, config: &MemberConfig) -> Option<Safeguard> {
         let is_on = self.fallback == FallbackArg::Auto && !matches!(config.group, Group::Fixed { .. });
@@ -98,7 +108,9 @@ impl GuardArgs {
             expected: self.expect.map(|rate| rate.bits_per_second() as f64),
         })
     }
+}
 
+impl GuardArgs {
     fn retry(&self) -> Option<Duration> {
         Some(self.fallback_retry.0).filter(|time| !time.is_zero())
     }
@@ -209,6 +221,7 @@ impl Refused {
         let ranks = Ranks {
             group,
             members,
+            source: 0,
             meeting,
         };
         let hosts = Communicator::connect(config, rnic).map_err(|error| ranks.failed(error))?;
@@ -220,6 +233,8 @@ impl Refused {
 struct Ranks {
     group: String,
     members: Vec<String>,
+    /// The one that sends the stream.
+    source: u16,
     /// Of those without a controller: a late one may still need an answer.
     meeting: Option<Arc<dyn Rendezvous>>,
 }
@@ -251,7 +266,7 @@ fn close(hosts: Communicator) {
 fn broadcast(hosts: &mut Communicator, ranks: &Ranks, order: Order) -> Outcome<Order> {
     let mut words = order.to_words();
     hosts
-        .broadcast(&mut words, 0)
+        .broadcast(&mut words, ranks.source)
         .map_err(|error| ranks.failed(error))?;
     Order::from_words(words).ok_or_else(|| malformed("an unknown step"))
 }

@@ -13,7 +13,7 @@ use clap::Args;
 use super::fallback::{FallbackArg, Incoming, Outgoing, Pattern, header};
 use super::receive::ReceiveCommand;
 use super::report::{Earlier, TransferReport};
-use super::send::{SendCommand, remark_silence};
+use super::send::{SendCommand, lead_away, remark_silence};
 use super::sink::Target;
 use super::{Stop, Stopped, failure, leave};
 
@@ -66,9 +66,9 @@ impl SendCommand {
         outgoing: &mut Outgoing<'_>,
         output: Output,
     ) -> Result<(), Stopped> {
-        let (args, guard) = (&self.member, self.guard.safeguard(&config));
+        let (args, guard) = (&self.member, self.guard.slow.safeguard(&config));
         let source = castnet_member::source(config, rnic).map_err(failure::member)?;
-        let (mut source, _ready) = args.join_or(self.guard.fallback, source)?;
+        let (mut source, _ready) = args.join_or(self.guard.slow.fallback, source)?;
         let guard = guard.filter(|_| source.leads());
         outgoing.begun = Instant::now();
         let (mut acknowledged, mut is_remarked) = (0, false);
@@ -80,7 +80,7 @@ impl SendCommand {
         let elapsed = outgoing.begun.elapsed();
         let sent = match sent {
             Err(error) if guard.is_some() && error.is_slow() => {
-                let Some(refused) = self.lead_away(source, &error) else {
+                let Some(refused) = lead_away(args, source, &error) else {
                     return Err(failure::member(error).into());
                 };
                 let left = outgoing.left_group(messages, (acknowledged, in_flight), error);

@@ -95,11 +95,11 @@ impl SendCommand {
             give_up: Some(self.give_up.0).filter(|most| !most.is_zero()),
             ..args.config(stop, self.others())?
         };
-        let config = called(config, self.guard.fallback);
+        let config = called(config, self.guard.slow.fallback);
         let Some(file) = &self.file else {
             return self.send_messages(config, output, stop);
         };
-        let config = configure(config, self.guard.fallback, None);
+        let config = configure(config, self.guard.slow.fallback, None);
         let (mut file, header) = source(file)?;
         let mut rnic = args.device.open()?;
         let mut outgoing = Outgoing::new(&mut *file, header, config.message_size as usize);
@@ -123,9 +123,9 @@ impl SendCommand {
         output: Output,
     ) -> Result<(), Stopped> {
         let args = &self.member;
-        let guard = self.guard.safeguard(&config);
+        let guard = self.guard.slow.safeguard(&config);
         let source = castnet_member::source(config, rnic).map_err(failure::member)?;
-        let (mut source, _ready) = args.join_or(self.guard.fallback, source)?;
+        let (mut source, _ready) = args.join_or(self.guard.slow.fallback, source)?;
         let guard = guard.filter(|_| source.leads());
         let watched = Watched::begin(&args.name, &source);
         let header = outgoing.header.clone();
@@ -164,7 +164,7 @@ impl SendCommand {
         unsent: Box<Unsent>,
         outgoing: &mut Outgoing<'_>,
     ) -> Stopped {
-        match self.lead_away(source, &unsent.error) {
+        match lead_away(&self.member, source, &unsent.error) {
             Some(refused) => {
                 outgoing.take_back(unsent);
                 Stopped::Refused(refused)
@@ -172,20 +172,18 @@ impl SendCommand {
             None => Stopped::Failure(failure::member(unsent.error)),
         }
     }
+}
 
-    /// Leaves a group with all its receivers. `None`: they cannot be led from host to host.
-    pub(super) fn lead_away(&self, source: Member<'_, Source>, error: &MemberError) -> Option<Refused> {
-        let why = reason_line(&error.to_string());
-        match source.divert(&why) {
-            Ok(Some(hosts)) if hosts.names.len() > 1 => {
-                Some(Refused::diverted(self.member.group_name(), why, hosts))
+/// Leaves a group with all its other members. `None`: they cannot be led from host to host.
+pub(super) fn lead_away<T>(args: &MemberArgs, source: Member<'_, T>, error: &MemberError) -> Option<Refused> {
+    let why = reason_line(&error.to_string());
+    match source.divert(&why) {
+        Ok(Some(hosts)) if hosts.names.len() > 1 => Some(Refused::diverted(args.group_name(), why, hosts)),
+        left => {
+            if let Err(error) = left {
+                tracing::warn!(%error, "the other members could not be led from host to host");
             }
-            left => {
-                if let Err(error) = left {
-                    tracing::warn!(%error, "the receivers could not be led from host to host");
-                }
-                None
-            }
+            None
         }
     }
 }

@@ -7,13 +7,15 @@ use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::Output;
 use castnet_console::units::Span;
 use castnet_member::{Group, MemberConfig, MemberError};
+use castnet_rnic::Rnic;
 use castnet_rnic::stream::StreamError;
 use clap::Args;
 
+use super::fallback::{Held, Incoming, Outgoing, SlowArgs};
 use super::report::TransferReport;
-use super::send::{remark_silence, source};
+use super::send::{lead_away, remark_silence, source};
 use super::sink::Target;
-use super::{MemberArgs, Stop, failure, leave};
+use super::{MemberArgs, Stop, Stopped, failure, leave};
 
 #[derive(Debug, Args)]
 pub(super) struct TurnsCommand {
@@ -34,6 +36,8 @@ pub(super) struct TurnsCommand {
     /// Fails after so long without an answer to what it sends; 0: never
     #[arg(long, value_name = "TIME", default_value = "1m")]
     give_up: Span,
+    #[command(flatten)]
+    guard: SlowArgs,
 }
 
 impl TurnsCommand {
@@ -66,42 +70,137 @@ impl TurnsCommand {
         if let Group::Fixed { address, .. } = &mut config.group {
             address.synchronizes = self.synchronize;
         }
+        let targets = (1..).zip(&self.order);
+        let targets: Vec<_> = targets
+            .map(|(turn, sender)| Target(self.out.join(format!("{turn:03}-{sender}"))))
+            .collect();
         let mut rnic = args.device.open()?;
+        let mut held = Held {
+            turn: 0,
+            outgoing: None,
+            incoming: None,
+        };
         let mut reports = Vec::new();
-        let member = castnet_member::receiver(config, &mut *rnic).map_err(failure::member)?;
-        let (mut member, _ready) = args.join(member)?;
-        let mut turns = || -> Outcome {
-            for (turn, sender) in (1..).zip(&self.order) {
-                if let Some(file) = self.file.as_ref().filter(|_| *sender == args.name) {
-                    let (mut file, header) = source(file)?;
-                    let mut is_remarked = false;
-                    let sent = member.send(&header, &mut *file, &mut |_, silent| {
-                        remark_silence(&mut is_remarked, silent);
-                    });
-                    if let Err(error @ MemberError::Stream(StreamError::OutOfTurn)) = sent {
+        let taken = self.in_group(&config, &mut *rnic, &targets, (&mut held, &mut reports));
+        match taken {
+            Err(Stopped::Refused(refused)) => {
+                let open = || self.open(&config);
+                let incoming = |turn: usize| Incoming::new(&targets[turn]);
+                let between = (args, &self.guard);
+                let done = (output, stop);
+                reports.extend(refused.take_turns(
+                    between,
+                    &config,
+                    rnic,
+                    held,
+                    &self.order,
+                    &open,
+                    &incoming,
+                    done,
+                )?);
+            }
+            taken => taken.map_err(Stopped::failure)?,
+        }
+        for report in reports {
+            output.show_next(&report)?;
+        }
+        Ok(())
+    }
+
+    /// What this member sends.
+    fn open(&self, config: &MemberConfig) -> Outcome<Outgoing<'static>> {
+        let file = self
+            .file
+            .as_ref()
+            .ok_or_else(|| Failure::usage("--file is missing"))?;
+        let (file, header) = source(file)?;
+        Ok(Outgoing::new(file, header, config.message_size as usize))
+    }
+
+    /// Takes all turns in the group, and reports each one; or those before it is left.
+    fn in_group<'t>(
+        &self,
+        config: &MemberConfig,
+        rnic: &mut dyn Rnic,
+        targets: &'t [Target],
+        (held, reports): (&mut Held<'t>, &mut Vec<TransferReport>),
+    ) -> Result<(), Stopped> {
+        let (args, fallback) = (&self.member, self.guard.fallback);
+        let guard = self.guard.safeguard(config);
+        let member = castnet_member::receiver(config.clone(), rnic).map_err(failure::member)?;
+        let (mut member, _ready) = args.join_or(fallback, member)?;
+        let mut done = Vec::new();
+        let mut ended = Ok(());
+        for (turn, sender) in self.order.iter().enumerate() {
+            held.turn = turn;
+            if *sender == args.name {
+                let outgoing = held.outgoing.insert(self.open(config)?);
+                let (header, mut is_remarked) = (outgoing.header.clone(), false);
+                let sent = member.send_guarded(&header, outgoing, guard, &mut |_, silent| {
+                    remark_silence(&mut is_remarked, silent);
+                });
+                match sent {
+                    Ok(sent) => done.push(("source", sent, None)),
+                    Err(unsent) if matches!(unsent.error, MemberError::Stream(StreamError::OutOfTurn)) => {
                         // The other one is not held up by this member.
                         let received = member.receive(&mut |_| Ok(io::sink()), &mut |_, _| {});
                         received.map_err(failure::member)?;
-                        return Err(failure::member(error).while_doing(format!("turn {turn} of {sender}")));
+                        let doing = format!("turn {} of {sender}", turn + 1);
+                        return Err(failure::member(unsent.error).while_doing(doing).into());
                     }
-                    reports.push(("source", sent.map_err(failure::member)?, None));
-                    continue;
+                    Err(unsent) => {
+                        ended = Err(outgoing.take_back(unsent));
+                        break;
+                    }
                 }
-                let target = Target(self.out.join(format!("{turn:03}-{sender}")));
-                let received = member.receive(&mut |header| target.open(header), &mut |_, _| {});
-                let (received, sink) = received.map_err(failure::member)?;
-                let kept = sink.keep();
-                let path = kept.map_err(|e| Failure::failed(format!("{}: {e}", target.0.display())))?;
-                reports.push(("receiver", received, path));
+                held.outgoing = None;
+                continue;
             }
-            Ok(())
-        };
-        let done = turns();
-        leave(member);
-        done?;
-        for (role, transferred, path) in reports {
-            output.show_next(&TransferReport::of_stream(args, role, transferred, path, &*rnic))?;
+            let (_, incoming) = held.incoming.insert((turn, Incoming::new(&targets[turn])));
+            let incoming: &_ = incoming;
+            let received = member.receive(&mut |header| Incoming::open(incoming, header), &mut |_, _| {});
+            match received {
+                Ok((received, _)) => {
+                    let kept = incoming.borrow_mut().keep(received.summary.clone());
+                    let at = targets[turn].0.display();
+                    let path = kept.map_err(|error| Failure::failed(format!("{at}: {error}")))?;
+                    done.push(("receiver", received, path));
+                }
+                Err(error) => {
+                    incoming.borrow_mut().go_on(member.take_open_stream());
+                    ended = Err(error);
+                    break;
+                }
+            }
         }
-        Ok(())
+        let refused = match ended {
+            Ok(()) => {
+                held.turn = self.order.len();
+                // Another one may not know that all is here.
+                member.leave().map_err(|error| fallback.instead(error)).err()
+            }
+            Err(error) if guard.is_some() && error.is_slow() => match lead_away(args, member, &error) {
+                Some(refused) => Some(Ok(refused)),
+                None => Some(Err(error)),
+            },
+            Err(error) => {
+                leave(member);
+                Some(fallback.instead(error))
+            }
+        };
+        reports.extend(
+            done.into_iter().map(|(role, transferred, path)| {
+                TransferReport::of_stream(args, role, transferred, path, rnic)
+            }),
+        );
+        match refused {
+            None => Ok(()),
+            Some(Ok(refused)) => Err(Stopped::Refused(refused)),
+            Some(Err(error)) if held.turn == self.order.len() => {
+                tracing::warn!(%error, "not left");
+                Ok(())
+            }
+            Some(Err(error)) => Err(failure::member(error).into()),
+        }
     }
 }

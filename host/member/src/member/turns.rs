@@ -1,6 +1,6 @@
 //! Members that receive and send: groups whose source changes (Cepheus III.E).
 
-use std::io::Read;
+use std::io::{BufRead, Read};
 use std::time::Duration;
 
 use castnet_rnic::stream::{self, StreamError, StreamHeader, StreamReceiver};
@@ -8,6 +8,7 @@ use castnet_wire::Psn;
 
 use super::{Member, Sent, Transferred};
 use crate::error::MemberError;
+use crate::safeguard::{Safeguard, Unsent};
 
 /// The PSNs of a QP in a group with switches that do not bridge them. All hosts must have those of the group: the old source sets its
 /// rqPSN to its sqPSN, and the new source its sqPSN to its rqPSN. An RNIC takes a PSN when it connects, so the QP is reset and
@@ -54,28 +55,27 @@ impl Member<'_, StreamReceiver> {
         source: &mut dyn Read,
         progress: &mut dyn FnMut(u64, Duration),
     ) -> Result<Transferred, MemberError> {
-        if self.qpns.len() > 1 {
-            return Err(MemberError::CannotSend {
-                why: "it has several lanes, on which messages of several senders have no common order",
-            });
-        }
-        self.host.rnic.poll(self.host.rnic.now())?;
-        if self.side.next_turn(self.host.rnic)? {
-            return Err(StreamError::OutOfTurn.into());
-        }
-        if let Some(Psns { sq, group, .. }) = self.psns
-            && sq != group
-        {
-            self.synchronize()?;
-        }
+        let source = &mut self.buffered(source);
+        Ok(self.send_guarded(header, source, None, progress)?)
+    }
+
+    /// As [`Member::send`], and with a safeguard as [`Member<Source>::send_guarded`](Member::send_guarded).
+    pub fn send_guarded(
+        &mut self,
+        header: &StreamHeader,
+        source: &mut dyn BufRead,
+        guard: Option<Safeguard>,
+        progress: &mut dyn FnMut(u64, Duration),
+    ) -> Result<Transferred, Box<Unsent>> {
+        let begun = self.begin_to_send();
+        begun.map_err(|error| Unsent::before(error, header))?;
         let first = self.side.messages();
         let mut late = self.late.take();
-        let source = &mut self.buffered(source);
         let sent = self.send_stream(
             first,
             header,
             source,
-            None,
+            guard,
             &mut |rnic, side, sender, step| {
                 // Its turn is now, and those that receive it discard it.
                 while let Some(before) = &mut late {
@@ -94,12 +94,11 @@ impl Member<'_, StreamReceiver> {
             progress,
         );
         self.late = self.late.take().or(late);
-        let (transferred, Sent { messages, packets }) = sent.map_err(|unsent| {
+        let (transferred, Sent { messages, packets }) = sent.inspect_err(|_| {
             // Its turn has taken a PSN.
             if let Some(psns) = &mut self.psns {
                 psns.sq = after(psns.sq, 1);
             }
-            unsent.error
         })?;
         self.side.note_sent(messages);
         if let Some(psns) = &mut self.psns {
@@ -108,6 +107,22 @@ impl Member<'_, StreamReceiver> {
         }
         self.has_all = false;
         Ok(transferred)
+    }
+
+    fn begin_to_send(&mut self) -> Result<(), MemberError> {
+        if self.qpns.len() > 1 {
+            return Err(MemberError::CannotSend {
+                why: "it has several lanes, on which messages of several senders have no common order",
+            });
+        }
+        self.host.rnic.poll(self.host.rnic.now())?;
+        if self.side.next_turn(self.host.rnic)? {
+            return Err(StreamError::OutOfTurn.into());
+        }
+        match self.psns {
+            Some(Psns { sq, group, .. }) if sq != group => self.synchronize(),
+            _ => Ok(()),
+        }
     }
 
     /// The old source expects what the next one sends.

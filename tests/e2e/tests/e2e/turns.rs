@@ -77,8 +77,7 @@ fn twice(any_source: &str, op: &str) {
                 lab.start_host(HOSTS[n], "turns", "turns", &flags)
             })?;
         }
-        let controller = lab.socket("controller");
-        let shown = lab.castnet(&["group", "show", "turns", "--controller", &controller])?;
+        let shown = shown(lab)?;
         let (_, numbers) = any_source.split_once('=').unwrap_or(("", "bridged"));
         ensure!(
             shown.contains("any member, h1 first") && shown.contains(numbers),
@@ -102,9 +101,43 @@ fn members_send_in_turn_where_switches_repair() {
         take(lab, &HOSTS, &["h6", "h1", "h4"], |n, flags| {
             lab.start_host(HOSTS[n], "turns", "turns", flags)
         })?;
-        let controller = lab.socket("controller");
-        let shown = lab.castnet(&["group", "show", "turns", "--controller", &controller])?;
+        let shown = shown(lab)?;
         ensure!(shown.contains("from the switches, 128 packets each"), "{shown}");
+        Ok(())
+    });
+}
+
+const GIVE_UP: [&str; 2] = ["--fallback-give-up", "10s"];
+
+/// What the controller says of the group.
+fn shown(lab: &Lab) -> Result<String> {
+    let controller = lab.socket("controller");
+    lab.castnet(&["group", "show", "turns", "--controller", &controller])
+}
+
+#[test]
+fn turns_go_from_host_to_host_if_a_switch_refuses_their_group() {
+    let full = ["--memory", "1", "--fault", "loss=0.5%,seed=13"];
+    lab::in_lab("turns from host to host", TWO_TIERS, &full, |lab| {
+        create(lab, &HOSTS, &["--any-source"])?;
+        take(lab, &HOSTS, &["h4", "h1", "h6", "h6"], |n, flags| {
+            lab.start_host(HOSTS[n], "turns", "turns", &[&GIVE_UP, flags].concat())
+        })
+    });
+}
+
+/// The first turn is in the group. The source of the second one leaves it in the middle, and the turns behind it go the same way.
+#[test]
+fn turns_of_a_slow_group_go_on_from_host_to_host() {
+    lab::in_lab("turns from host to host", TWO_TIERS, &[], |lab| {
+        create(lab, &HOSTS, &["--any-source", "--rate", "4M"])?;
+        take(lab, &HOSTS, &["h1", "h4", "h6", "h4", "h1"], |n, flags| {
+            let expected = ["--expect", "400M", "--fallback-after", "800ms"];
+            let expected = if HOSTS[n] == "h4" { &expected[..] } else { &[] };
+            lab.start_host(HOSTS[n], "turns", "turns", &[&GIVE_UP, expected, flags].concat())
+        })?;
+        let shown = shown(lab)?;
+        ensure!(shown.contains("h4 went on from host to host"), "{shown}");
         Ok(())
     });
 }

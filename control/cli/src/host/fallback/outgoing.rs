@@ -10,7 +10,7 @@ pub(in crate::host) struct Outgoing<'f> {
     pub(in crate::host) header: StreamHeader,
     /// When the transfer began.
     pub(in crate::host) begun: Instant,
-    file: BufReader<&'f mut dyn Read>,
+    file: BufReader<Box<dyn Read + 'f>>,
     /// Bytes that come before those of `file`, from `at` on.
     back: Vec<u8>,
     at: usize,
@@ -21,11 +21,11 @@ pub(in crate::host) struct Outgoing<'f> {
 
 impl<'f> Outgoing<'f> {
     /// `piece`: bytes that are read at once.
-    pub(in crate::host) fn new(file: &'f mut dyn Read, header: StreamHeader, piece: usize) -> Self {
+    pub(in crate::host) fn new(file: impl Read + 'f, header: StreamHeader, piece: usize) -> Self {
         Self {
             header,
             begun: Instant::now(),
-            file: BufReader::with_capacity(piece, file),
+            file: BufReader::with_capacity(piece, Box::new(file)),
             back: Vec::new(),
             at: 0,
             position: 0,

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use castnet_comm::Communicator;
@@ -21,15 +22,15 @@ use crate::host::report::{Earlier, TransferReport};
 use crate::host::{MemberArgs, Stop, failure};
 
 /// A receiver whose stream is not only in its group.
-struct Receiving<'a, 't> {
-    host: &'a str,
-    ranks: Ranks,
-    config: MemberConfig,
-    patience: Duration,
-    hosts: Communicator,
-    incoming: &'a RefCell<Incoming<'t>>,
-    ways: Ways,
-    bar: ProgressBar,
+pub(super) struct Receiving<'a, 't> {
+    pub(super) host: &'a str,
+    pub(super) ranks: &'a mut Ranks,
+    pub(super) config: MemberConfig,
+    pub(super) patience: Duration,
+    pub(super) hosts: &'a mut Communicator,
+    pub(super) incoming: &'a RefCell<Incoming<'t>>,
+    pub(super) ways: Ways,
+    pub(super) bar: ProgressBar,
 }
 
 impl Refused {
@@ -46,33 +47,30 @@ impl Refused {
         let (in_group, from_members) = incoming.borrow().came();
         let mut ways = Ways::new(begun, in_group, &self.reason);
         ways.add_between_hosts(from_members);
-        let (hosts, ranks) = self.connect((args, &config), patience, rnic, stop)?;
+        let (mut hosts, mut ranks) = self.connect((args, &config), patience, rnic, stop)?;
         let mut receiving = Receiving {
             host: &args.name,
-            ranks,
+            ranks: &mut ranks,
             // So that the source is the first to give up.
             config: MemberConfig {
                 join_within: Some(patience.join_again() * 2),
                 ..joining_within(config, patience.join_again())
             },
             patience: patience.fallback_give_up.0,
-            hosts,
+            hosts: &mut hosts,
             incoming,
             ways,
             bar: output.byte_bar(None),
         };
         let received = receiving.run();
         receiving.bar.finish_and_clear();
-        let summary = received?;
-        let path = receiving.keep(&summary)?;
-        // The source waits for it.
-        let ended = receiving.hosts.barrier();
-        ended.map_err(|error| receiving.ranks.failed(error))?;
+        let (summary, path) = received?;
+        let ways = receiving.ways;
         let elapsed = begun.elapsed();
         let transferred = Transferred { summary, elapsed };
-        let report = TransferReport::of_stream(args, "receiver", transferred, path, receiving.hosts.rnic());
-        close(receiving.hosts);
-        let report = report.by(Some(receiving.ways)).after(earlier);
+        let report = TransferReport::of_stream(args, "receiver", transferred, path, hosts.rnic());
+        close(hosts);
+        let report = report.by(Some(ways)).after(earlier);
         let incoming = incoming.borrow();
         match incoming.messages() {
             Some(messages) => output.show_next(&report.checks(args, messages)),
@@ -86,13 +84,22 @@ impl Receiving<'_, '_> {
         Failure::failed(format!("{}: {error}", self.incoming.borrow().target.0.display()))
     }
 
-    fn keep(&self, summary: &StreamSummary) -> Outcome<Option<std::path::PathBuf>> {
+    fn keep(&self, summary: &StreamSummary) -> Outcome<Option<PathBuf>> {
         let kept = self.incoming.borrow_mut().keep(summary.clone());
         kept.map_err(|error| self.cannot_write(error))
     }
 
-    /// Until all bytes have come, and are those that were sent.
-    fn run(&mut self) -> Outcome<StreamSummary> {
+    /// Until all bytes have come, are those that were sent, and are kept.
+    pub(super) fn run(&mut self) -> Outcome<(StreamSummary, Option<PathBuf>)> {
+        let summary = self.take()?;
+        let path = self.keep(&summary)?;
+        // The source waits for it.
+        let ended = self.hosts.barrier();
+        ended.map_err(|error| self.ranks.failed(error))?;
+        Ok((summary, path))
+    }
+
+    fn take(&mut self) -> Outcome<StreamSummary> {
         let header = self.head()?;
         let name = header.name.clone();
         if let Some(length) = header.length {
@@ -103,19 +110,19 @@ impl Receiving<'_, '_> {
         let mut chunk = vec![0; CHUNK];
         loop {
             // What the source sends takes the place of the order given here.
-            let order = broadcast(&mut self.hosts, &self.ranks, Order::Positions)?;
+            let order = broadcast(self.hosts, self.ranks, Order::Positions)?;
             match order {
                 Order::Positions => {
                     let own = Position {
                         bytes: self.incoming.borrow().position(),
                         keeps: self.incoming.borrow().keeps(),
                     };
-                    positions(&mut self.hosts, &self.ranks, own)?;
+                    positions(self.hosts, self.ranks, own)?;
                 }
                 Order::Chunk { offset, bytes } | Order::Kept { offset, bytes, .. } => {
                     let from = match order {
                         Order::Kept { rank, .. } => rank,
-                        _ => 0,
+                        _ => self.ranks.source,
                     };
                     let chunk = usize::try_from(bytes)
                         .ok()
@@ -160,13 +167,17 @@ impl Receiving<'_, '_> {
     fn head(&mut self) -> Outcome<StreamHeader> {
         let failed = |error| self.ranks.failed(error);
         let mut head = [0_u64; 2];
-        self.hosts.broadcast(&mut head, 0).map_err(failed)?;
+        self.hosts
+            .broadcast(&mut head, self.ranks.source)
+            .map_err(failed)?;
         if head[1] > NAME_MAX {
             return Err(malformed("a name of over 512 bytes"));
         }
         let mut name = vec![0_u8; head[1] as usize];
         if !name.is_empty() {
-            self.hosts.broadcast(&mut name, 0).map_err(failed)?;
+            self.hosts
+                .broadcast(&mut name, self.ranks.source)
+                .map_err(failed)?;
         }
         Ok(StreamHeader {
             name: String::from_utf8_lossy(&name).into_owned(),
@@ -254,7 +265,7 @@ impl Receiving<'_, '_> {
     /// Compares what has come with what was sent.
     fn end(&mut self, name: &str, bytes: u64) -> Outcome<StreamSummary> {
         let mut sent = [0_u8; 32];
-        let digest = self.hosts.broadcast(&mut sent, 0);
+        let digest = self.hosts.broadcast(&mut sent, self.ranks.source);
         digest.map_err(|error| self.ranks.failed(error))?;
         let summary = self.incoming.borrow().summary();
         let same = |summary: &StreamSummary| summary.bytes == bytes && summary.digest.0 == sent;

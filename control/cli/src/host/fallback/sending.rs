@@ -22,18 +22,18 @@ use crate::host::report::TransferReport;
 use crate::host::{MemberArgs, Stop, failure};
 
 /// A source whose stream is not only in its group.
-struct Sending<'a, 'f> {
-    host: &'a str,
-    ranks: Ranks,
-    config: MemberConfig,
-    patience: Duration,
-    guard: Option<Safeguard>,
-    hosts: Communicator,
-    outgoing: &'a mut Outgoing<'f>,
-    course: Course,
-    ways: Ways,
-    start: Instant,
-    bar: ProgressBar,
+pub(super) struct Sending<'a, 'f> {
+    pub(super) host: &'a str,
+    pub(super) ranks: &'a mut Ranks,
+    pub(super) config: MemberConfig,
+    pub(super) patience: Duration,
+    pub(super) guard: Option<Safeguard>,
+    pub(super) hosts: &'a mut Communicator,
+    pub(super) outgoing: &'a mut Outgoing<'f>,
+    pub(super) course: Course,
+    pub(super) ways: Ways,
+    pub(super) start: Instant,
+    pub(super) bar: ProgressBar,
 }
 
 impl Refused {
@@ -47,15 +47,15 @@ impl Refused {
         (output, stop): (Output, &Stop),
     ) -> Outcome {
         let ways = Ways::new(outgoing.begun, outgoing.position(), &self.reason);
-        let (hosts, ranks) = self.connect((args, &config), guard.patience, rnic, stop)?;
+        let (mut hosts, mut ranks) = self.connect((args, &config), guard.slow.patience, rnic, stop)?;
         let bar = output.byte_bar(outgoing.header.length);
         let mut sending = Sending {
             host: &args.name,
-            guard: guard.safeguard(&config),
-            config: joining_within(config, guard.patience.join_again()),
-            patience: guard.patience.fallback_give_up.0,
-            ranks,
-            hosts,
+            guard: guard.slow.safeguard(&config),
+            config: joining_within(config, guard.slow.patience.join_again()),
+            patience: guard.slow.patience.fallback_give_up.0,
+            ranks: &mut ranks,
+            hosts: &mut hosts,
             outgoing,
             course: Course::new(Duration::ZERO, guard.retry()),
             ways,
@@ -66,10 +66,11 @@ impl Refused {
         sending.bar.finish_and_clear();
         let summary = summary?;
         let elapsed = sending.outgoing.begun.elapsed();
+        let ways = sending.ways;
         let transferred = Transferred { summary, elapsed };
-        let report = TransferReport::of_stream(args, "source", transferred, None, sending.hosts.rnic());
-        close(sending.hosts);
-        let report = report.by(Some(sending.ways));
+        let report = TransferReport::of_stream(args, "source", transferred, None, hosts.rnic());
+        close(hosts);
+        let report = report.by(Some(ways));
         output.show_next(&match checks {
             Some(messages) => report.checks(args, messages),
             None => report,
@@ -78,7 +79,7 @@ impl Refused {
 }
 
 impl Sending<'_, '_> {
-    fn run(&mut self) -> Outcome<StreamSummary> {
+    pub(super) fn run(&mut self) -> Outcome<StreamSummary> {
         self.head()?;
         let unread = |error| Failure::failed(format!("reading the source: {error}"));
         let mut chunk = vec![0; CHUNK];
@@ -90,8 +91,8 @@ impl Sending<'_, '_> {
                     let offset = self.outgoing.position();
                     let filled = self.outgoing.fill(&mut chunk).map_err(unread)?;
                     let bytes = filled as u64;
-                    broadcast(&mut self.hosts, &self.ranks, Order::Chunk { offset, bytes })?;
-                    let sent = self.hosts.broadcast(&mut chunk[..filled], 0);
+                    broadcast(self.hosts, self.ranks, Order::Chunk { offset, bytes })?;
+                    let sent = self.hosts.broadcast(&mut chunk[..filled], self.ranks.source);
                     sent.map_err(|error| self.ranks.failed(error))?;
                     self.course.handle_sent(bytes);
                     self.ways.add_between_hosts(bytes);
@@ -100,7 +101,7 @@ impl Sending<'_, '_> {
                 Next::Kept { rank, to } => {
                     let offset = self.course.position();
                     let bytes = (to - offset).min(CHUNK as u64);
-                    broadcast(&mut self.hosts, &self.ranks, Order::Kept { rank, offset, bytes })?;
+                    broadcast(self.hosts, self.ranks, Order::Kept { rank, offset, bytes })?;
                     let sent = self.hosts.broadcast(&mut chunk[..bytes as usize], rank);
                     sent.map_err(|error| self.ranks.failed(error))?;
                     self.course.handle_sent(bytes);
@@ -117,22 +118,28 @@ impl Sending<'_, '_> {
         let mut name = self.outgoing.header.name.clone().into_bytes();
         name.truncate(NAME_MAX as usize);
         let mut head = [self.outgoing.header.length.unwrap_or(UNKNOWN), name.len() as u64];
-        self.hosts.broadcast(&mut head, 0).map_err(failed)?;
+        self.hosts
+            .broadcast(&mut head, self.ranks.source)
+            .map_err(failed)?;
         if !name.is_empty() {
-            self.hosts.broadcast(&mut name, 0).map_err(failed)?;
+            self.hosts
+                .broadcast(&mut name, self.ranks.source)
+                .map_err(failed)?;
         }
         Ok(())
     }
 
     fn find_position(&mut self) -> Outcome {
-        broadcast(&mut self.hosts, &self.ranks, Order::Positions)?;
+        broadcast(self.hosts, self.ranks, Order::Positions)?;
         let kept = (self.outgoing.position(), self.outgoing.taken().bytes());
         let own = Position {
             bytes: kept.0,
             keeps: false,
         };
-        let all = positions(&mut self.hosts, &self.ranks, own)?;
-        let position = self.course.handle_positions(kept, &all[1..]);
+        let all = positions(self.hosts, self.ranks, own)?;
+        let mut others = all;
+        others.remove(self.ranks.source.into());
+        let position = self.course.handle_positions(kept, &others);
         let position = position.map_err(Failure::failed)?;
         self.ways.add_in_group(position.saturating_sub(kept.0));
         self.outgoing.skip_to(position);
@@ -142,7 +149,7 @@ impl Sending<'_, '_> {
     /// Sends in the group, until the stream or the group ends.
     fn send_in_group(&mut self) -> Outcome {
         let offset = self.outgoing.position();
-        broadcast(&mut self.hosts, &self.ranks, Order::Group { offset })?;
+        broadcast(self.hosts, self.ranks, Order::Group { offset })?;
         self.ways.tries_group(self.host, offset);
         self.course.handle_group(self.start.elapsed());
         let left = self.try_group(offset);
@@ -221,9 +228,9 @@ impl Sending<'_, '_> {
             )));
         }
         let bytes = summary.bytes;
-        broadcast(&mut self.hosts, &self.ranks, Order::End { bytes })?;
+        broadcast(self.hosts, self.ranks, Order::End { bytes })?;
         let mut digest = summary.digest.0;
-        let sent = self.hosts.broadcast(&mut digest, 0);
+        let sent = self.hosts.broadcast(&mut digest, self.ranks.source);
         // Until all have it.
         let ended = sent.and_then(|()| self.hosts.barrier());
         ended.map_err(|error| self.ranks.failed(error))?;

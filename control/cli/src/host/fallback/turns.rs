@@ -1,0 +1,173 @@
+//! Turns from host to host: what is left of those of a group. Each is a stream of its own, whose source is the member that has its turn.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use castnet_comm::Communicator;
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::Output;
+use castnet_member::{MemberConfig, Transferred};
+use castnet_rnic::Rnic;
+
+use super::course::Course;
+use super::receiving::Receiving;
+use super::sending::Sending;
+use super::{Incoming, Outgoing, Ranks, Refused, SlowArgs, Ways, close};
+use crate::host::report::TransferReport;
+use crate::host::{MemberArgs, Stop};
+
+/// What a member has of the turns when their group is left.
+pub(in crate::host) struct Held<'t> {
+    /// Turns that are over for it.
+    pub(in crate::host) turn: usize,
+    /// It has begun to send its turn.
+    pub(in crate::host) outgoing: Option<Outgoing<'static>>,
+    /// The last turn that it has begun to receive, and its number.
+    pub(in crate::host) incoming: Option<(usize, RefCell<Incoming<'t>>)>,
+}
+
+/// The turn that the members go on with, by the turns that are over for each of them and the ranks in the order of their turns. The switches let
+/// the next one send when all have everything (M1), so a sender that does not know that yet is done if all others are.
+fn next_turn(over: &[u64], order: &[u16]) -> Option<usize> {
+    let least = *over.iter().min()?;
+    let sender = order.get(least as usize).copied();
+    let others = (0..).zip(over).filter(|(rank, _)| Some(*rank) != sender);
+    let behind = others.map(|(_, turns)| *turns).min()?;
+    let next = match sender {
+        Some(_) => least.max(behind.min(least + 1)),
+        None => least,
+    };
+    over.iter()
+        .all(|turns| *turns <= next + 1)
+        .then_some(next as usize)
+}
+
+impl Refused {
+    /// Takes all turns that are left, of members in this order. `open` opens what this member sends, `incoming` what it receives in a turn.
+    pub(in crate::host) fn take_turns<'t>(
+        self,
+        (args, guard): (&MemberArgs, &SlowArgs),
+        config: &MemberConfig,
+        rnic: Box<dyn Rnic>,
+        mut held: Held<'t>,
+        order: &[String],
+        open: &dyn Fn() -> Outcome<Outgoing<'static>>,
+        incoming: &dyn Fn(usize) -> RefCell<Incoming<'t>>,
+        (output, stop): (Output, &Stop),
+    ) -> Outcome<Vec<TransferReport>> {
+        let reason = self.reason.clone();
+        let (mut hosts, mut ranks) = self.connect((args, config), guard.patience, rnic, stop)?;
+        let ranks_of = order.iter().map(|name| {
+            let rank = ranks.members.iter().position(|host| host == name);
+            let rank = rank.map(|rank| rank as u16);
+            rank.ok_or_else(|| {
+                Failure::failed(format!("{name} is to send, and is not in the group any more"))
+            })
+        });
+        let order: Vec<u16> = ranks_of.collect::<Outcome<_>>()?;
+        let first = agree(&mut hosts, &ranks, held.turn, &order)?;
+        let mut reports = Vec::new();
+        if first > held.turn
+            && let Some(mut outgoing) = held.outgoing.take()
+        {
+            let (summary, elapsed) = (outgoing.taken().summary(), outgoing.begun.elapsed());
+            let sent = Transferred { summary, elapsed };
+            reports.push(TransferReport::of_stream(
+                args,
+                "source",
+                sent,
+                None,
+                hosts.rnic(),
+            ));
+        }
+        for (turn, &source) in order.iter().enumerate().skip(first) {
+            ranks.source = source;
+            let report = if source == hosts.rank() {
+                let mut outgoing = match held.outgoing.take() {
+                    Some(outgoing) => outgoing,
+                    None => open()?,
+                };
+                let bar = output.byte_bar(outgoing.header.length);
+                let mut sending = Sending {
+                    host: &args.name,
+                    ways: Ways::new(outgoing.begun, outgoing.position(), &reason),
+                    guard: None,
+                    config: config.clone(),
+                    patience: Duration::ZERO,
+                    ranks: &mut ranks,
+                    hosts: &mut hosts,
+                    outgoing: &mut outgoing,
+                    // Members of the group have no PSNs in common any more.
+                    course: Course::new(Duration::ZERO, None),
+                    start: Instant::now(),
+                    bar,
+                };
+                let summary = sending.run()?;
+                let (ways, elapsed) = (sending.ways, outgoing.begun.elapsed());
+                let sent = Transferred { summary, elapsed };
+                TransferReport::of_stream(args, "source", sent, None, hosts.rnic()).by(Some(ways))
+            } else {
+                let begun = held.incoming.take().filter(|(number, _)| *number == turn);
+                let incoming = begun.map_or_else(|| incoming(turn), |(_, incoming)| incoming);
+                let start = Instant::now();
+                let (in_group, _) = incoming.borrow().came();
+                let mut receiving = Receiving {
+                    host: &args.name,
+                    ways: Ways::new(start, in_group, &reason),
+                    config: config.clone(),
+                    patience: Duration::ZERO,
+                    ranks: &mut ranks,
+                    hosts: &mut hosts,
+                    incoming: &incoming,
+                    bar: output.byte_bar(None),
+                };
+                let (summary, path) = receiving.run()?;
+                let (ways, elapsed) = (receiving.ways, start.elapsed());
+                let received = Transferred { summary, elapsed };
+                TransferReport::of_stream(args, "receiver", received, path, hosts.rnic()).by(Some(ways))
+            };
+            // One that had the whole turn in the group has reported it already.
+            if turn >= held.turn {
+                reports.push(report);
+            }
+        }
+        close(hosts);
+        Ok(reports)
+    }
+}
+
+fn agree(hosts: &mut Communicator, ranks: &Ranks, turn: usize, order: &[u16]) -> Outcome<usize> {
+    let mut over = vec![0; usize::from(hosts.size())];
+    let all = hosts.allgather((&[turn as u64][..], &mut over[..]));
+    all.map_err(|error| ranks.failed(error))?;
+    next_turn(&over, order).ok_or_else(|| {
+        Failure::failed(format!(
+            "the members have come to different turns: {over:?} of them are over"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_go_on_with_the_first_turn_that_one_of_them_lacks() {
+        let order = [0, 2, 1];
+        for (over, next) in [
+            ([0, 0, 0], Some(0)),
+            // The sender of turn 0 does not know that all have it.
+            ([0, 1, 1], Some(1)),
+            // Rank 1 has not all of it.
+            ([0, 0, 1], Some(0)),
+            ([1, 1, 1], Some(1)),
+            ([2, 2, 1], Some(2)),
+            ([2, 1, 1], Some(1)),
+            ([3, 2, 3], Some(3)),
+            ([3, 3, 3], Some(3)),
+            ([3, 1, 1], None),
+        ] {
+            assert_eq!(next_turn(&over, &order), next, "{over:?}");
+        }
+    }
+}
