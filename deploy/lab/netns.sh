@@ -3,6 +3,7 @@
 #
 #   netns.sh up            builds it with four hosts at four ports of the switch, starts switch and controller, and prints examples
 #   netns.sh up one-armed  eight hosts at an ordinary switch (a bridge of the kernel), and the Castnet switch at one port of that
+#   netns.sh up tree       three switches in two tiers: a spine, and two leaves with half of the hosts each
 #   netns.sh up --memif    connects the hosts to the switch by shared memory (memif) instead of veth pairs
 #   netns.sh up --hosts N  with N hosts, 2 to 32
 #   netns.sh up --controllers N   with N controllers, one of which leads; their store is an etcd server
@@ -44,6 +45,9 @@ find_castnet() {
 # The interface of a host.
 interface() { if [ -e "$lab/memif" ]; then echo "memif:$lab/$1.sock"; else echo eth0; fi; }
 
+# A switch, and where its agent listens: the one that is there in each lab is called lab.
+agent() { if [ "$1" = switch ]; then echo "lab=unix:$lab/switch.sock"; else echo "$1=unix:$lab/$1.sock"; fi; }
+
 inside() { ip netns exec "$prefix-$1" "${@:2}"; }
 
 # Starts "$@" in the background with its output in NAME.log, and waits for NAME.ready.
@@ -71,7 +75,7 @@ wire() {
 
 # Starts an etcd server and $1 controllers that store in it, and waits until one of them leads.
 start_controllers() {
-    local n try all=()
+    local n try name all=()
     command -v etcd >/dev/null || die "several controllers need etcd: install etcd-server"
     (cd "$lab" && exec etcd --listen-client-urls unix://etcd:0 --advertise-client-urls unix://etcd:0 \
         --listen-peer-urls unix://peer:0 --auto-compaction-mode revision --auto-compaction-retention 1000 \
@@ -81,10 +85,11 @@ start_controllers() {
         cat >"$lab/controller$n.toml" <<END
 listen = "unix:$lab/controller$n.sock"
 store = { etcd = ["unix:$lab/etcd:0"] }
-[[switches]]
-name = "lab"
-agent = "unix:$lab/switch.sock"
 END
+        for name in "${switches[@]}"; do
+            name=$(agent "$name")
+            printf '[[switches]]\nname = "%s"\nagent = "%s"\n' "${name%%=*}" "${name#*=}" >>"$lab/controller$n.toml"
+        done
         start "controller$n" "$castnet" controller --config "$lab/controller$n.toml"
         all+=("unix:$lab/controller$n.sock")
     done
@@ -119,11 +124,11 @@ kill-leader() {
 
 up() {
     [ -e "$lab" ] && die "the lab is there already: netns.sh down"
-    local host ports=() at=switch what="the switch's ports" controllers=0 count=
+    local host ports=() leaves=() agents=() switches=(switch) at=switch what="the switch's ports" controllers=0 count=
     while [ $# -gt 0 ]; do
         case "$1" in
-        one-armed | --memif)
-            [ $at = switch ] || die "up takes one-armed or --memif, not both"
+        one-armed | tree | --memif)
+            [ $at = switch ] || die "up takes one of one-armed, tree and --memif"
             at=${1#--}
             ;;
         --hosts)
@@ -136,7 +141,7 @@ up() {
             controllers=${1:-}
             [[ $controllers =~ ^[1-9]$ ]] || die "--controllers takes 1 to 9, not \"$controllers\""
             ;;
-        *) die "up takes one-armed or --memif, --hosts N and --controllers N, not $1" ;;
+        *) die "up takes one-armed, tree or --memif, --hosts N and --controllers N, not $1" ;;
         esac
         shift
     done
@@ -157,9 +162,19 @@ up() {
         ip -n "$prefix-bridge" link set switch master bridge0
         ports=(--port wire=af_packet:eth0)
     fi
+    if [ $at = tree ]; then
+        what="the spine's ports"
+        switches+=(leaf1 leaf2)
+        for host in leaf1 leaf2; do
+            ip netns add "$prefix-$host"
+            wire switch "$host" "$host" spine
+            ports+=(--port "$host=af_packet:$host")
+        done
+    fi
     for host in "${hosts[@]}"; do
         ip netns add "$prefix-$host"
         ip -n "$prefix-$host" link set lo up
+        if [ $at = tree ]; then at=leaf$((1 + (${host#h} > (count + 1) / 2))); fi
         if [ $at = memif ]; then
             touch "$lab/memif"
             ports+=(--port "$host=$(interface "$host")")
@@ -170,16 +185,25 @@ up() {
         ip -n "$prefix-$host" addr add "10.0.0.${host#h}/24" dev eth0
         case $at in
         bridge) ip -n "$prefix-bridge" link set "$host" master bridge0 ;;
+        leaf*)
+            leaves[${at#leaf}]+=" --port $host=af_packet:$host"
+            at=tree
+            ;;
         *) ports+=(--port "$host=af_packet:$host") ;;
         esac
     done
     start switch ip netns exec "$prefix-switch" "$castnet" switch --name lab --listen "unix:$lab/switch.sock" \
         "${ports[@]}" ${FAULT:+--fault "$FAULT"}
+    for host in "${switches[@]:1}"; do
+        # Each flag is a word of its own.
+        start "$host" ip netns exec "$prefix-$host" "$castnet" switch --name "$host" --listen "unix:$lab/$host.sock" \
+            --port spine=af_packet:spine ${leaves[${host#leaf}]} ${FAULT:+--fault "$FAULT"}
+    done
     if [ "$controllers" -gt 0 ]; then
         start_controllers "$controllers"
     else
-        start controller "$castnet" controller --listen "unix:$lab/controller.sock" --store "$lab/controller.redb" \
-            --switch "lab=unix:$lab/switch.sock"
+        for host in "${switches[@]}"; do agents+=(--switch "$(agent "$host")"); done
+        start controller "$castnet" controller --listen "unix:$lab/controller.sock" --store "$lab/controller.redb" "${agents[@]}"
         echo "unix:$lab/controller.sock" >"$lab/controllers"
     fi
     trap - ERR
@@ -346,7 +370,7 @@ status() {
 down() {
     local name pid try
     stop_servers
-    for pid in "$lab"/controller*.pid "$lab/etcd.pid" "$lab/switch.pid"; do
+    for pid in "$lab"/controller*.pid "$lab/etcd.pid" "$lab/switch.pid" "$lab"/leaf*.pid; do
         name=$(basename "$pid" .pid)
         [ -r "$lab/$name.pid" ] || continue
         pid=$(cat "$lab/$name.pid")
@@ -357,7 +381,7 @@ down() {
         done
         kill -9 "$pid" 2>/dev/null || true
     done
-    for name in switch bridge mpi "${hosts[@]}"; do
+    for name in switch leaf1 leaf2 bridge mpi "${hosts[@]}"; do
         ip netns del "$prefix-$name" 2>/dev/null || true
     done
     rm -rf "$lab"
@@ -370,5 +394,5 @@ case "${1:-}" in
 up | send | bench | replicate | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
 allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
 mpi | down) "$@" ;;
-*) sed -n '2,21s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '2,22s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

@@ -132,6 +132,25 @@ fn a_bench_over_veth_pairs_has_open_mpi_beside_it() -> Result<()> {
     Ok(())
 }
 
+/// Two leaves with two hosts each, and a spine, in both modes of collectives.
+#[test]
+fn a_tree_of_switches_sums_for_all_hosts() -> Result<()> {
+    let _turn = turn();
+    if let Some(why) = net::missing() {
+        net::skip("netns.sh up tree", &why);
+        return Ok(());
+    }
+    let lab = Lab::up("tree", &["tree"])?;
+    for mode in ["translated", "augmented"] {
+        let flags = ["--bytes", "64K", "--iters", "3", "--mode", mode];
+        let out = lab.run("allreduce", &flags)?;
+        let table = String::from_utf8_lossy(&out.stdout);
+        let is_right = table.contains("wrong elements: 0") && table.contains("at leaf1, leaf2");
+        ensure!(is_right, "{mode}: {table}");
+    }
+    Ok(())
+}
+
 /// Block writes by all three ways of Table I; each server holds all blocks of each.
 fn replicated(lab: &Lab, servers: usize) -> Result<()> {
     let out = lab.run(
