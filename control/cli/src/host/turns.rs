@@ -11,7 +11,7 @@ use castnet_rnic::Rnic;
 use castnet_rnic::stream::StreamError;
 use clap::Args;
 
-use super::fallback::{Held, Incoming, Outgoing, SlowArgs};
+use super::fallback::{Held, Incoming, Outgoing, SlowArgs, Turns};
 use super::report::TransferReport;
 use super::send::{lead_away, remark_silence, source};
 use super::sink::Target;
@@ -84,20 +84,13 @@ impl TurnsCommand {
         let taken = self.in_group(&config, &mut *rnic, &targets, (&mut held, &mut reports));
         match taken {
             Err(Stopped::Refused(refused)) => {
-                let open = || self.open(&config);
-                let incoming = |turn: usize| Incoming::new(&targets[turn]);
-                let between = (args, &self.guard);
-                let done = (output, stop);
-                reports.extend(refused.take_turns(
-                    between,
-                    &config,
-                    rnic,
-                    held,
-                    &self.order,
-                    &open,
-                    &incoming,
-                    done,
-                )?);
+                let turns = Turns {
+                    order: &self.order,
+                    open: &|| self.open(&config),
+                    incoming: &|turn| Incoming::new(&targets[turn]),
+                };
+                let (between, done) = ((args, &self.guard), (output, stop));
+                reports.extend(refused.take_turns(between, &config, rnic, (held, turns), done)?);
             }
             taken => taken.map_err(Stopped::failure)?,
         }

@@ -26,6 +26,16 @@ pub(in crate::host) struct Held<'t> {
     pub(in crate::host) incoming: Option<(usize, RefCell<Incoming<'t>>)>,
 }
 
+/// The turns of all members, as one of them sees them.
+pub(in crate::host) struct Turns<'a, 't> {
+    /// The names of those that send.
+    pub(in crate::host) order: &'a [String],
+    /// Opens what this member sends.
+    pub(in crate::host) open: &'a dyn Fn() -> Outcome<Outgoing<'static>>,
+    /// What it receives in a turn, by its number from 0.
+    pub(in crate::host) incoming: &'a dyn Fn(usize) -> RefCell<Incoming<'t>>,
+}
+
 /// The turn that the members go on with, by the turns that are over for each of them and the ranks in the order of their turns. The switches let
 /// the next one send when all have everything (M1), so a sender that does not know that yet is done if all others are.
 fn next_turn(over: &[u64], order: &[u16]) -> Option<usize> {
@@ -43,21 +53,18 @@ fn next_turn(over: &[u64], order: &[u16]) -> Option<usize> {
 }
 
 impl Refused {
-    /// Takes all turns that are left, of members in this order. `open` opens what this member sends, `incoming` what it receives in a turn.
+    /// Takes all turns that are left.
     pub(in crate::host) fn take_turns<'t>(
         self,
         (args, guard): (&MemberArgs, &SlowArgs),
         config: &MemberConfig,
         rnic: Box<dyn Rnic>,
-        mut held: Held<'t>,
-        order: &[String],
-        open: &dyn Fn() -> Outcome<Outgoing<'static>>,
-        incoming: &dyn Fn(usize) -> RefCell<Incoming<'t>>,
+        (mut held, turns): (Held<'t>, Turns<'_, 't>),
         (output, stop): (Output, &Stop),
     ) -> Outcome<Vec<TransferReport>> {
         let reason = self.reason.clone();
         let (mut hosts, mut ranks) = self.connect((args, config), guard.patience, rnic, stop)?;
-        let ranks_of = order.iter().map(|name| {
+        let ranks_of = turns.order.iter().map(|name| {
             let rank = ranks.members.iter().position(|host| host == name);
             let rank = rank.map(|rank| rank as u16);
             rank.ok_or_else(|| {
@@ -85,7 +92,7 @@ impl Refused {
             let report = if source == hosts.rank() {
                 let mut outgoing = match held.outgoing.take() {
                     Some(outgoing) => outgoing,
-                    None => open()?,
+                    None => (turns.open)()?,
                 };
                 let bar = output.byte_bar(outgoing.header.length);
                 let mut sending = Sending {
@@ -108,7 +115,7 @@ impl Refused {
                 TransferReport::of_stream(args, "source", sent, None, hosts.rnic()).by(Some(ways))
             } else {
                 let begun = held.incoming.take().filter(|(number, _)| *number == turn);
-                let incoming = begun.map_or_else(|| incoming(turn), |(_, incoming)| incoming);
+                let incoming = begun.map_or_else(|| (turns.incoming)(turn), |(_, incoming)| incoming);
                 let start = Instant::now();
                 let (in_group, _) = incoming.borrow().came();
                 let mut receiving = Receiving {
