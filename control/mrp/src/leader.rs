@@ -28,6 +28,9 @@ pub struct LeaderConfig {
     pub refresh: Nanos,
     /// How long receivers may take to join, and then to confirm.
     pub patience: Nanos,
+    /// How long switches may refuse the registration while no further receiver confirms. Some reasons pass, such as a route that is not
+    /// known yet.
+    pub refusals: Nanos,
 }
 
 /// Why a group could not be registered.
@@ -82,6 +85,8 @@ pub struct Leader {
     keys: BTreeMap<Ipv4Addr, u32>,
     confirmed: BTreeSet<Ipv4Addr>,
     refused: Option<MrpRefusal>,
+    /// Since when it is refused and nobody confirms.
+    refused_since: Option<Nanos>,
     /// Empty until all receivers have joined.
     packets: Vec<MrpPacket>,
     next: Nanos,
@@ -96,6 +101,7 @@ impl Leader {
             keys: BTreeMap::new(),
             confirmed: BTreeSet::new(),
             refused: None,
+            refused_since: None,
             packets: Vec::new(),
             next: now,
             deadline: now + config.patience,
@@ -125,6 +131,7 @@ impl Leader {
                 if !core::mem::take(&mut self.packets).is_empty() {
                     self.config.number = self.config.number.wrapping_add(1);
                     self.confirmed.clear();
+                    self.refused_since = None;
                 }
                 self.next = self.next.min(now);
             }
@@ -136,10 +143,13 @@ impl Leader {
                         .get(&member.ip)
                         .is_some_and(|(known, _)| *known == member) =>
             {
-                self.confirmed.insert(member.ip);
+                if self.confirmed.insert(member.ip) {
+                    self.refused_since = None;
+                }
             }
             MrpBody::Refuse(mcst_id, refusal) if current && mcst_id == self.config.mcst_id => {
                 self.refused = Some(refusal);
+                self.refused_since.get_or_insert(now);
             }
             _ => {}
         }
@@ -162,6 +172,7 @@ impl Leader {
             repeat,
             refresh,
             patience,
+            refusals,
             ..
         } = self.config;
         if self.packets.is_empty() {
@@ -179,10 +190,11 @@ impl Leader {
             self.packets = self.write()?;
             self.deadline = now + patience;
         }
-        if !self.is_registered() && now >= self.deadline {
+        let is_refused = self.refused_since.is_some_and(|since| now >= since + refusals);
+        if !self.is_registered() && (now >= self.deadline || is_refused) {
             return Err(LeaderError::NotConfirmed {
                 missing: self.missing(|ip| self.confirmed.contains(ip)),
-                after: patience,
+                after: (now + patience).since(self.deadline),
                 refused: self.refused,
             });
         }

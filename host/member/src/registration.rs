@@ -59,6 +59,8 @@ pub enum Others {
 
 /// Interval of repetition until the group is registered.
 pub(crate) const REPEAT: Nanos = Nanos::from_millis(200);
+/// How long switches may refuse a group whose members can go on from host to host.
+const REFUSALS: Nanos = Nanos::from_secs(5);
 /// Longest wait for a packet before the machines are looked at.
 const LOOK: Duration = Duration::from_millis(20);
 /// Packets that withdraw a group: they are not confirmed.
@@ -105,6 +107,12 @@ impl Registered {
                     repeat: REPEAT,
                     refresh: nanos(how.refresh),
                     patience,
+                    // With a way around the switches it need not wait long.
+                    refusals: if how.calls {
+                        patience.min(REFUSALS)
+                    } else {
+                        patience
+                    },
                 };
                 Side::Leader(Leader::new(Nanos::ZERO, config), mcst_id.0)
             }

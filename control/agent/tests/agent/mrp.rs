@@ -201,6 +201,7 @@ impl Lab {
             repeat: Nanos::from_millis(50),
             refresh: Nanos::from_millis(200),
             patience: Nanos::from_secs(20),
+            refusals: Nanos::from_secs(20),
         };
         Leader::new(self.now(), config)
     }

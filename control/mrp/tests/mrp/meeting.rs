@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use castnet_mrp::{Leader, LeaderConfig, Meeting, Receiver, ReceiverError, Roll};
-use castnet_wire::{McstId, MrpBody, MrpCall, MrpGift, MrpMember, MrpPacket, Nanos, Pmtu, Qpn};
+use castnet_wire::{
+    McstId, MrpBody, MrpCall, MrpGift, MrpMember, MrpPacket, MrpReason, MrpRefusal, Nanos, Pmtu, Qpn,
+};
 use proptest::prelude::*;
 
 use crate::net::{Faults, config};
@@ -97,55 +99,83 @@ fn wanted(rank: u16, size: u16) -> Vec<u16> {
         .collect()
 }
 
+/// Four rounds of so many hosts: in even ones each asks for the gifts of some others, in odd ones all wait for all.
+fn meet(size: u16, faults: Faults) {
+    let mut links = Links {
+        faults,
+        random: Random(faults.seed),
+        way: Vec::new(),
+    };
+    let mut now = Nanos::ZERO;
+    let meeting = |rank| Meeting::new(now, MCST_ID, &roll(rank, size), "slow", REPEAT);
+    let mut hosts: Vec<Meeting> = (0..size).map(meeting).collect();
+    let ranks: BTreeMap<Ipv4Addr, usize> = (0..size).map(|rank| (ip(rank), rank.into())).collect();
+    let mut rounds = vec![None::<u8>; size.into()];
+    while rounds.iter().any(|round| *round != Some(4)) {
+        assert!(now < Nanos::from_secs(120), "{rounds:?}");
+        for (rank, host) in (0..size).zip(&mut hosts) {
+            let round = rounds[usize::from(rank)];
+            let wants = |round: u8| match round % 2 {
+                1 => Vec::new(),
+                _ => wanted(rank, size),
+            };
+            let next = match round {
+                None => 0,
+                Some(4) => continue,
+                Some(round) => {
+                    let Some(taken) = host.take() else { continue };
+                    let expected: Vec<_> = wants(round).into_iter().map(|from| gift(round, from)).collect();
+                    assert_eq!(taken, expected);
+                    let has_come = |other: &Option<u8>| other.is_some_and(|other| other >= round);
+                    assert!(
+                        round % 2 == 0 || rounds.iter().all(has_come),
+                        "{rank} did not wait"
+                    );
+                    round + 1
+                }
+            };
+            rounds[usize::from(rank)] = Some(next);
+            if next < 4 {
+                let begun = host.begin(now, (next, rank), gift(next, rank), &wants(next));
+                begun.expect("it fits");
+            }
+        }
+        for (rank, host) in (0..size).zip(&mut hosts) {
+            let due = host.handle_timeout(now);
+            assert!(rank == 0 || due.iter().all(|(to, _)| *to == LEADER));
+            links.send(now, due);
+        }
+        for (to, packet) in links.arrived(now) {
+            let answers = hosts[ranks[&to]].handle(&packet);
+            links.send(now, answers);
+        }
+        now += Nanos::from_millis(50);
+    }
+}
+
+/// As many as a job may have ranks.
+#[test]
+fn a_thousand_hosts_meet() {
+    let (seed, loss, repeat, delay_ms) = (5, 5, 5, 100);
+    meet(
+        1024,
+        Faults {
+            seed,
+            loss,
+            repeat,
+            delay_ms,
+            ..Faults::default()
+        },
+    );
+}
+
 proptest! {
     #![proptest_config(config(64))]
     #[test]
     fn each_host_gets_what_it_asks_for_round_by_round(
         size in 2_u16..40, seed in any::<u64>(), loss in 0_u64..40, repeat in 0_u64..40, delay_ms in 0_u64..500,
     ) {
-        let faults = Faults { seed, loss, repeat, delay_ms, ..Faults::default() };
-        let mut links = Links { faults, random: Random(seed), way: Vec::new() };
-        let mut now = Nanos::ZERO;
-        let mut hosts: Vec<Meeting> =
-            (0..size).map(|rank| Meeting::new(now, MCST_ID, &roll(rank, size), "slow", REPEAT)).collect();
-        // The round of each host; an odd one waits for all.
-        let mut rounds = vec![None::<u8>; size.into()];
-        while rounds.iter().any(|round| *round != Some(4)) {
-            prop_assert!(now < Nanos::from_secs(120), "{rounds:?}");
-            for (rank, host) in (0..size).zip(&mut hosts) {
-                let round = rounds[usize::from(rank)];
-                let wants = |round: u8| if round % 2 == 1 { Vec::new() } else { wanted(rank, size) };
-                let next = match round {
-                    None => 0,
-                    Some(4) => continue,
-                    Some(round) => {
-                        let Some(taken) = host.take() else { continue };
-                        let expected: Vec<_> = wants(round).into_iter().map(|from| gift(round, from)).collect();
-                        prop_assert_eq!(&taken, &expected);
-                        if round % 2 == 1 {
-                            prop_assert!(rounds.iter().all(|other| other.is_some_and(|other| other >= round)));
-                        }
-                        round + 1
-                    }
-                };
-                rounds[usize::from(rank)] = Some(next);
-                if next < 4 {
-                    host.begin(now, (next, rank), gift(next, rank), &wants(next)).expect("it fits");
-                }
-            }
-            for (rank, host) in (0..size).zip(&mut hosts) {
-                let due = host.handle_timeout(now);
-                // A receiver that has not been called knows of no meeting; here all know it from the begin.
-                prop_assert!(rank == 0 || due.iter().all(|(to, _)| *to == LEADER));
-                links.send(now, due);
-            }
-            for (to, packet) in links.arrived(now) {
-                let rank = (0..size).find(|rank| ip(*rank) == to).expect("a host");
-                let answers = hosts[usize::from(rank)].handle(&packet);
-                links.send(now, answers);
-            }
-            now += Nanos::from_millis(50);
-        }
+        meet(size, Faults { seed, loss, repeat, delay_ms, ..Faults::default() });
     }
 
     /// Who does not know the key of a host neither calls it, nor gives or takes in its name.
@@ -200,6 +230,7 @@ fn a_leader_calls_the_receivers_that_have_joined_it() {
         repeat: REPEAT,
         refresh: Nanos::from_secs(15),
         patience: Nanos::from_secs(1),
+        refusals: Nanos::from_secs(1),
     };
     let mut leader = Leader::new(Nanos::ZERO, config);
     let mut receivers = [receiver(1, 11), receiver(2, 12)];
@@ -229,6 +260,68 @@ fn a_leader_calls_the_receivers_that_have_joined_it() {
         .expect("a join");
     leader.handle(Nanos::ZERO, &join);
     assert_eq!(leader.roll(), None);
+}
+
+/// Refusals end it earlier than silence, but not while receivers still confirm.
+#[test]
+fn a_registration_that_is_refused_for_long_fails() {
+    let seconds = Nanos::from_secs;
+    let config = LeaderConfig {
+        mcst_id: MCST_ID,
+        number: 1,
+        pmtu: Pmtu::B1024,
+        source: MrpMember {
+            source: true,
+            ..member(LEADER, 5)
+        },
+        receivers: [ip(1), ip(2)].into(),
+        repeat: REPEAT,
+        refresh: seconds(15),
+        patience: seconds(60),
+        refusals: seconds(5),
+    };
+    let refusal = MrpRefusal {
+        reason: MrpReason::NoCapacity,
+        member: ip(2),
+    };
+    let refuse = MrpPacket {
+        number: 1,
+        body: MrpBody::Refuse(MCST_ID, refusal),
+    };
+    let mut leader = Leader::new(Nanos::ZERO, config);
+    for rank in [1, 2] {
+        let join = receiver(rank, 9)
+            .handle_timeout(Nanos::ZERO)
+            .expect("in time")
+            .expect("a join");
+        leader.handle(Nanos::ZERO, &join);
+    }
+    assert!(
+        leader
+            .handle_timeout(Nanos::ZERO)
+            .is_ok_and(|packets| !packets.is_empty())
+    );
+    leader.handle(seconds(1), &refuse);
+    let confirm = MrpBody::Confirm(MCST_ID, member(ip(1), 7));
+    leader.handle(
+        seconds(2),
+        &MrpPacket {
+            number: 1,
+            body: confirm,
+        },
+    );
+    assert!(
+        leader.handle_timeout(seconds(6)).is_ok(),
+        "one has confirmed since"
+    );
+    leader.handle(seconds(7), &refuse);
+    assert!(leader.handle_timeout(seconds(11)).is_ok());
+    let error = leader
+        .handle_timeout(seconds(12))
+        .expect_err("refused for 5 s")
+        .to_string();
+    let said = "no confirmation from 10.1.0.2 within 12000 ms; a switch says: the switch has no capacity for the group (10.1.0.2)";
+    assert_eq!(error, said);
 }
 
 /// A call may come after the withdrawal of the group.

@@ -214,6 +214,7 @@ impl Net {
             repeat: Nanos::from_millis(100),
             refresh: Nanos::from_secs(10),
             patience: Nanos::from_secs(60),
+            refusals: Nanos::from_secs(60),
         };
         let join = |name: &String| {
             // Who connects again has a new queue pair.
