@@ -82,7 +82,7 @@ pub struct Member<'r, T> {
     came_from: Vec<CameFrom>,
     /// Of hosts that synchronize them when the source changes.
     psns: Option<Psns>,
-    /// The sender of a turn that came after that of another member.
+    /// The sender of a turn that came after that of another member, or of a stream whose acknowledgement is missing.
     late: Option<StreamSender>,
     /// A call of the leader of a group without a controller.
     called: Option<MemberError>,
@@ -105,10 +105,13 @@ type TakeTurn<'t, T> = dyn FnMut(
     ) -> Result<(), StreamError>
     + 't;
 
-/// What a stream has taken of the numbers of the group.
-struct Sent {
-    messages: u64,
-    packets: u64,
+/// Called when a whole stream is posted, with the number of messages: whether a message of the next source has come.
+type IsFollowed<'t, T> = dyn FnMut(&mut dyn Rnic, &mut T, u64) -> Result<bool, StreamError> + 't;
+
+/// How a member that also receives takes its turn, and sees the next one.
+struct Turns<'t, T> {
+    take: &'t mut TakeTurn<'t, T>,
+    is_followed: &'t mut IsFollowed<'t, T>,
 }
 
 /// Result of a transfer at one host.
@@ -600,16 +603,16 @@ impl<T> Member<'_, T> {
         BufReader::with_capacity(self.host.config.message_size as usize, source)
     }
 
-    /// Sends one stream, whose messages begin with `first`. Returns the number of its messages, too.
+    /// Sends one stream, whose messages begin with `first`. Returns the number of its packets, too.
     fn send_stream(
         &mut self,
         first: u64,
         header: &StreamHeader,
         source: &mut dyn BufRead,
         guard: Option<Safeguard>,
-        take_turn: &mut TakeTurn<'_, T>,
+        turns: Turns<'_, T>,
         progress: &mut dyn FnMut(u64, Duration),
-    ) -> Result<(Transferred, Sent), Box<Unsent>> {
+    ) -> Result<(Transferred, u64), Box<Unsent>> {
         let transfer = self.transfer();
         let lanes: Vec<_> = self
             .qpns
@@ -639,9 +642,10 @@ impl<T> Member<'_, T> {
             spent: &spent,
         };
         let mut slow = None;
+        let Turns { take, is_followed } = turns;
         let sent = self.send_by(progress, |rnic, side, step| {
-            take_turn(rnic, side, &mut sender, step)?;
-            stream::send(
+            take(rnic, side, &mut sender, step)?;
+            stream::send_unless_followed(
                 rnic,
                 &mut sender,
                 header,
@@ -656,13 +660,10 @@ impl<T> Member<'_, T> {
                     }
                     step(rnic, bytes)
                 },
+                &mut |rnic, messages| is_followed(rnic, side, messages),
             )
         });
-        let elapsed = start.elapsed();
-        let counts = Sent {
-            messages: sender.messages_acknowledged(),
-            packets: sender.packets(),
-        };
+        let (elapsed, packets) = (start.elapsed(), sender.packets());
         if let Err(MemberError::Stream(error @ StreamError::OutOfTurn)) = sent {
             self.late = Some(sender);
             return Err(unsent(error.into()));
@@ -676,10 +677,15 @@ impl<T> Member<'_, T> {
                 (_, Err(unread)) => unsent(unread.into()),
             }
         });
-        let closed = sender.close(self.host.rnic);
+        let closed = if sent.is_ok() && sender.has_unacknowledged() {
+            self.late = Some(sender);
+            Ok(())
+        } else {
+            sender.close(self.host.rnic)
+        };
         let summary = sent?;
         closed.map_err(|error| unsent(error.into()))?;
-        Ok((Transferred { summary, elapsed }, counts))
+        Ok((Transferred { summary, elapsed }, packets))
     }
 
     /// Runs `send`, and stops it when nothing has been acknowledged for too long.
@@ -727,7 +733,11 @@ impl Member<'_, Source> {
         guard: Option<Safeguard>,
         progress: &mut dyn FnMut(u64, Duration),
     ) -> Result<Transferred, Box<Unsent>> {
-        let sent = self.send_stream(0, header, source, guard, &mut |_, _, _, _| Ok(()), progress);
+        let turns = Turns {
+            take: &mut |_, _, _, _| Ok(()),
+            is_followed: &mut |_, _, _| Ok(false),
+        };
+        let sent = self.send_stream(0, header, source, guard, turns, progress);
         sent.map(|(transferred, _)| transferred)
     }
 

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::{Context, Result, bail};
 use rand::{RngCore, SeedableRng};
@@ -125,17 +125,29 @@ pub struct Lab {
     folder: TempDir,
 }
 
-/// Labs whose hosts are busy threads: two at once would take many times as long on few cores.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+/// Labs run beside each other, as most of what they do is waiting: as many as the test program has threads. Where the shares of one link
+/// or the speed of hosts are compared, a lab runs alone.
+static BESIDE_OTHERS: RwLock<()> = RwLock::new(());
 
-/// Waits until no other lab runs that has busy threads.
-pub fn turn() -> MutexGuard<'static, ()> {
-    ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner())
+/// Waits until no lab runs alone. No lab runs alone until this is dropped.
+pub fn turn() -> RwLockReadGuard<'static, ()> {
+    BESIDE_OTHERS.read().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Runs `test` in a lab of `plan`, its switches with `extra` flags, when no other runs; or says why `what` cannot be tested.
+/// Waits until no other lab runs. No other one does until this is dropped.
+pub fn alone() -> RwLockWriteGuard<'static, ()> {
+    BESIDE_OTHERS.write().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Runs `test` in a lab of `plan`, its switches with `extra` flags, beside others; or says why `what` cannot be tested.
 pub fn in_lab(what: &str, plan: Plan<'_>, extra: &[&str], test: impl FnOnce(&mut Lab) -> Result<()>) {
     in_lab_of(what, plan, |_| extra, test);
+}
+
+/// The same when no other lab runs.
+pub fn in_lab_alone(what: &str, plan: Plan<'_>, extra: &[&str], test: impl FnOnce(&mut Lab) -> Result<()>) {
+    let _alone = alone();
+    run(what, plan, |_| extra, test);
 }
 
 /// The same with flags of each switch, by its name.
@@ -146,6 +158,15 @@ pub fn in_lab_of<'f>(
     test: impl FnOnce(&mut Lab) -> Result<()>,
 ) {
     let _turn = turn();
+    run(what, plan, flags, test);
+}
+
+fn run<'f>(
+    what: &str,
+    plan: Plan<'_>,
+    flags: impl Fn(&str) -> &'f [&'f str],
+    test: impl FnOnce(&mut Lab) -> Result<()>,
+) {
     if let Some(why) = net::missing() {
         net::skip(what, &why);
         return;

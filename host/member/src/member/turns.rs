@@ -6,7 +6,7 @@ use std::time::Duration;
 use castnet_rnic::stream::{self, StreamError, StreamHeader, StreamReceiver};
 use castnet_wire::Psn;
 
-use super::{Member, Sent, Transferred};
+use super::{Member, Transferred, Turns};
 use crate::error::MemberError;
 use crate::safeguard::{Safeguard, Unsent};
 
@@ -71,12 +71,9 @@ impl Member<'_, StreamReceiver> {
         begun.map_err(|error| Unsent::before(error, header))?;
         let first = self.side.messages();
         let mut late = self.late.take();
-        let sent = self.send_stream(
-            first,
-            header,
-            source,
-            guard,
-            &mut |rnic, side, sender, step| {
+        let (is_bridged, mut is_noted) = (self.psns.is_none(), false);
+        let turns = Turns {
+            take: &mut |rnic, side: &mut StreamReceiver, sender, step| {
                 // Its turn is now, and those that receive it discard it.
                 while let Some(before) = &mut late {
                     before.poll(rnic)?;
@@ -91,16 +88,22 @@ impl Member<'_, StreamReceiver> {
                 }
                 stream::take_turn(rnic, sender, side, &mut |rnic| step(rnic, 0))
             },
-            progress,
-        );
+            is_followed: &mut |rnic, side: &mut StreamReceiver, messages| {
+                if !std::mem::replace(&mut is_noted, true) {
+                    side.note_sent(messages);
+                }
+                // Without bridging, nothing of the next source is taken before its PSNs are synchronized.
+                Ok(is_bridged && side.next_turn(rnic)?)
+            },
+        };
+        let sent = self.send_stream(first, header, source, guard, turns, progress);
         self.late = self.late.take().or(late);
-        let (transferred, Sent { messages, packets }) = sent.inspect_err(|_| {
+        let (transferred, packets) = sent.inspect_err(|_| {
             // Its turn has taken a PSN.
             if let Some(psns) = &mut self.psns {
                 psns.sq = after(psns.sq, 1);
             }
         })?;
-        self.side.note_sent(messages);
         if let Some(psns) = &mut self.psns {
             psns.sq = after(psns.sq, packets);
             psns.group = psns.sq;

@@ -29,7 +29,8 @@
 //! In a group whose source changes, with one lane, members number their messages in common. A member sends its stream after its turn
 //! message is acknowledged. If several members send a turn at once, with the same number, the switches order them: the first one is the
 //! source. The others receive its turn before theirs is acknowledged, and send no more. Receivers discard a turn with the number of
-//! an earlier message. It has no payload, so a WRITE of it changes no memory.
+//! an earlier message. It has no payload, so a WRITE of it changes no memory. A message of the next source also says that the stream before it
+//! has arrived everywhere, if the acknowledgement of that is lost.
 //!
 //! # Flow control
 //!
@@ -60,7 +61,7 @@ pub(crate) use receiver::ReceiveLane;
 pub use receiver::{Event, ReceiverConfig, StreamReceiver};
 pub use sender::{RemoteRing, SenderConfig, SenderLane, StreamSender, Transfer};
 pub(crate) use transfer::WAIT;
-pub use transfer::{Flow, Progress, receive, send, take_turn};
+pub use transfer::{Flow, Progress, receive, send, send_unless_followed, take_turn};
 
 #[cfg(doc)]
 use crate::Rnic;

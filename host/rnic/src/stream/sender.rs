@@ -163,6 +163,11 @@ impl StreamSender {
         (lane as u64 * in_flight + number % in_flight) * u64::from(self.config.message_size)
     }
 
+    /// Messages posted so far, over all streams.
+    pub fn messages_posted(&self) -> u64 {
+        self.posted
+    }
+
     /// Messages acknowledged by all receivers so far, over all streams.
     pub fn messages_acknowledged(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.acknowledged).sum()

@@ -44,6 +44,21 @@ pub fn send(
     source: &mut dyn BufRead,
     progress: &mut dyn FnMut(&dyn Rnic, u64, u64) -> Flow,
 ) -> Result<StreamSummary, StreamError> {
+    send_unless_followed(rnic, sender, header, source, progress, &mut |_, _| Ok(false))
+}
+
+/// As [`send`] where other members of a group may send next. `is_followed` is called when everything is posted, with the number of
+/// messages that this sender has posted: whether a message of another member has come. Switches let another one send only when all members
+/// have the stream, so only the answer to this member is missing, and the group may end before it comes. Then returns although the sender
+/// is not drained: keep it until it is, or reset the QP.
+pub fn send_unless_followed(
+    rnic: &mut dyn Rnic,
+    sender: &mut StreamSender,
+    header: &StreamHeader,
+    source: &mut dyn BufRead,
+    progress: &mut dyn FnMut(&dyn Rnic, u64, u64) -> Flow,
+    is_followed: &mut dyn FnMut(&mut dyn Rnic, u64) -> Result<bool, StreamError>,
+) -> Result<StreamSummary, StreamError> {
     let mut step = |rnic: &mut dyn Rnic, sender: &mut StreamSender, bytes| {
         rnic.poll_or_wait(WAIT)?;
         sender.poll(rnic)?;
@@ -76,7 +91,7 @@ pub fn send(
             None => step(rnic, sender, bytes)?,
         }
     };
-    while !sender.is_drained() {
+    while !is_followed(rnic, sender.messages_posted())? && !sender.is_drained() {
         step(rnic, sender, bytes)?;
     }
     Ok(summary)

@@ -3,8 +3,8 @@
 use crate::common::*;
 use castnet_port::{Faults, MemLink, MemLinkConfig, Pool, PoolConfig, Sides};
 use castnet_rnic::stream::{
-    Event, ReceiverConfig, RemoteRing, SenderConfig, SenderLane, StreamError, StreamHeader, StreamReceiver,
-    StreamSender, StreamSummary, Transfer,
+    Event, Flow, ReceiverConfig, RemoteRing, SenderConfig, SenderLane, StreamError, StreamHeader,
+    StreamReceiver, StreamSender, StreamSummary, Transfer, send_unless_followed,
 };
 use castnet_rnic::{
     Access, LocalSlice, QpOptions, QpRemote, QpState, Rnic, SendOp, SendWr, SoftRnic, SoftRnicConfig, Status,
@@ -482,5 +482,52 @@ proptest! {
             test.run("x", &some_bytes(length / 2, 1), 1).unwrap();
         }
         test.stop_after(&some_bytes(length, 2), turns);
+    }
+}
+
+/// The answer to the last messages is missing, and a message of the next source has come: all have the stream. The sender is drained later.
+#[test]
+fn a_stream_that_another_one_follows_has_arrived() {
+    let mut test = StreamTest::new(Net::quiet(), false, 1024, 16, 32);
+    let bytes = [7; 5000];
+    let header = StreamHeader {
+        name: "followed".into(),
+        length: Some(bytes.len() as u64),
+    };
+    let mut asked = Vec::new();
+    // The receiver's RNIC does nothing, so nothing is acknowledged.
+    let sent = send_unless_followed(
+        &mut test.net.rnics[0],
+        &mut test.sender,
+        &header,
+        &mut &bytes[..],
+        &mut |_, _, acknowledged| {
+            assert_eq!(acknowledged, 0);
+            Flow::Continue
+        },
+        &mut |_, messages| {
+            asked.push(messages);
+            Ok(asked.len() == 3)
+        },
+    );
+    let sent = sent.expect("it is followed");
+    let posted = test.sender.messages_posted();
+    assert_eq!(asked, [posted; 3]);
+    assert!(!test.sender.is_drained());
+    let mut arrived = Vec::new();
+    loop {
+        test.net.step();
+        let [left, right] = &mut test.net.rnics;
+        test.sender.poll(left).expect("no failure");
+        match test.receiver.next_event(right).expect("no failure") {
+            Some(Event::Data(data)) => arrived.extend_from_slice(data),
+            Some(Event::End(summary)) => break assert_eq!(summary, sent),
+            Some(Event::Begin(_)) | None => {}
+        }
+    }
+    assert_eq!(arrived, bytes);
+    while !test.sender.is_drained() {
+        test.net.step();
+        test.sender.poll(&mut test.net.rnics[0]).expect("no failure");
     }
 }

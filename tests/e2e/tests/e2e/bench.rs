@@ -117,7 +117,7 @@ fn runs(out: Output) -> Result<Vec<Value>> {
 
 /// Runs `test`, or says why it cannot.
 fn in_rig(name: &str, test: impl FnOnce() -> Result<()>) {
-    let _turn = castnet_e2e::lab::turn();
+    let _alone = castnet_e2e::lab::alone();
     if let Some(why) = net::missing() {
         net::skip(name, &why);
         return;

@@ -25,8 +25,8 @@ fn in_lab(plan: Plan<'_>, extra: &[&str], test: impl FnOnce(&mut Lab) -> Result<
 }
 
 /// A rank on a thread inside its host's namespace.
-struct Rank {
-    comm: Communicator,
+pub(crate) struct Rank {
+    pub(crate) comm: Communicator,
     here: Sender<u16>,
     go: Receiver<()>,
 }
@@ -54,7 +54,7 @@ impl Rank {
     }
 
     /// Waits until the test has seen all ranks here and lets them go on. Nobody looks after the RNIC meanwhile.
-    fn pause(&self) -> Result<()> {
+    pub(crate) fn pause(&self) -> Result<()> {
         self.here.send(self.comm.rank()).context("the test has ended")?;
         self.go.recv_timeout(PATIENCE).context("the test did not go on")
     }
@@ -69,7 +69,7 @@ impl Rank {
 }
 
 /// All ranks of a job.
-struct Job {
+pub(crate) struct Job {
     threads: Vec<JoinHandle<Result<()>>>,
     here: Receiver<u16>,
     go: Vec<Sender<()>>,
@@ -77,7 +77,7 @@ struct Job {
 
 impl Job {
     /// Starts ranks 0 to `size - 1` at h1 and so on.
-    fn start(
+    pub(crate) fn start(
         lab: &Lab,
         name: &str,
         size: u16,
@@ -126,7 +126,7 @@ impl Job {
     }
 
     /// Waits until all ranks pause.
-    fn paused(&self) -> Result<()> {
+    pub(crate) fn paused(&self) -> Result<()> {
         for _ in &self.threads {
             let patience = Instant::now();
             while self.here.recv_timeout(Duration::from_millis(100)).is_err() {
@@ -139,7 +139,7 @@ impl Job {
     }
 
     /// Lets all ranks go on.
-    fn go_on(&self) {
+    pub(crate) fn go_on(&self) {
         for go in &self.go {
             // One that has ended says why at its end.
             let _ = go.send(());
@@ -155,7 +155,7 @@ impl Job {
     }
 
     /// Waits for all ranks' ends; the errors of all that failed.
-    fn finish(self) -> Result<()> {
+    pub(crate) fn finish(self) -> Result<()> {
         let mut failed = Vec::new();
         for (rank, thread) in self.threads.into_iter().enumerate() {
             match thread.join() {
@@ -170,15 +170,15 @@ impl Job {
 }
 
 /// What a rank contributes as element `index`: small whole numbers, exact in all types here.
-fn value(rank: u16, index: usize) -> i32 {
+pub(crate) fn value(rank: u16, index: usize) -> i32 {
     ((index * 7 + usize::from(rank) * 3) % 11) as i32
 }
 
-fn sum(size: u16, index: usize) -> i32 {
+pub(crate) fn sum(size: u16, index: usize) -> i32 {
     (0..size).map(|rank| value(rank, index)).sum()
 }
 
-fn same<T: Element>(got: &[T], what: &str, must: impl Fn(usize) -> T) -> Result<()> {
+pub(crate) fn same<T: Element>(got: &[T], what: &str, must: impl Fn(usize) -> T) -> Result<()> {
     for (index, got) in got.iter().enumerate() {
         let must = must(index);
         ensure!(
@@ -619,7 +619,7 @@ fn a_group_without_room_at_a_switch_is_made_between_hosts_aloud() {
 }
 
 /// Calls AllReduce until it does what it must: a group whose switch was restarted fails first, and is joined again.
-fn sum_again(rank: &mut Rank, failures_max: u32) -> Result<u32> {
+pub(crate) fn sum_again(rank: &mut Rank, failures_max: u32) -> Result<u32> {
     for failures in 0..=failures_max {
         let mut data: Vec<i32> = (0..5000).map(|i| value(rank.comm.rank(), i)).collect();
         match rank.comm.allreduce(&mut data, Operation::Sum) {

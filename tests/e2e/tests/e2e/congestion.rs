@@ -129,7 +129,7 @@ fn a_source_follows_its_slowest_links() {
     let port = |name| format!("{name}=af_packet:{name},bypass=no,gso=off,ecn=2000:30000:100%");
     let ports = ["h1", "h2", "h3", "h4"].map(port);
     let extra: Vec<&str> = ports.iter().flat_map(|port| ["--port", port]).collect();
-    lab::in_lab("congestion control", STAR, &extra, |lab| {
+    lab::in_lab_alone("congestion control", STAR, &extra, |lab| {
         for host in ["h2", "h3"] {
             lab.shape("sw", host, &format!("{SLOW_MBPS}mbit"), QUEUE)?;
         }

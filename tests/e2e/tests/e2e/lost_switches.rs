@@ -8,7 +8,7 @@ use castnet_e2e::lab::{self, TWO_SPINES, Transfer};
 use castnet_e2e::{Lab, net};
 
 const GROUP: &str = "moving";
-const SPINES: [&str; 2] = ["spine1", "spine2"];
+pub(crate) const SPINES: [&str; 2] = ["spine1", "spine2"];
 
 const TRANSFER: Transfer<'static> = Transfer {
     group: GROUP,
@@ -53,7 +53,8 @@ fn topology(lab: &Lab) -> String {
     file
 }
 
-fn in_two_spines(file: bool, test: impl FnOnce(&mut Lab) -> Result<()>) {
+/// `more`: further flags of all switches.
+pub(crate) fn in_two_spines(file: bool, more: &[&str], test: impl FnOnce(&mut Lab) -> Result<()>) {
     let _turn = lab::turn();
     if let Some(why) = net::missing() {
         net::skip("lost switches", &why);
@@ -67,7 +68,7 @@ fn in_two_spines(file: bool, test: impl FnOnce(&mut Lab) -> Result<()>) {
             "leaf1" | "leaf2" => &["--no-flood", "spine2"][..],
             _ => &[],
         };
-        Ok(flags.iter().map(|flag| flag.to_string()).collect())
+        Ok(flags.iter().chain(more).map(|flag| flag.to_string()).collect())
     };
     let mut lab = Lab::start_with(TWO_SPINES, flags).expect("the lab starts");
     if let Err(error) = test(&mut lab) {
@@ -95,7 +96,7 @@ fn generation(lab: &Lab) -> Result<u64> {
 }
 
 fn is_lost(file: bool, how: Lost) {
-    in_two_spines(file, |lab| {
+    in_two_spines(file, &[], |lab| {
         let (mut running, lost) = under_way(lab)?;
         let other = if lost == "spine1" { "spine2" } else { "spine1" };
         match how {
@@ -139,7 +140,7 @@ fn a_group_goes_on_when_a_switch_hangs_and_is_not_disturbed_when_it_is_back() {
 #[test]
 fn a_group_stays_where_it_is_when_the_agent_of_a_switch_alone_is_gone() {
     for file in [false, true] {
-        in_two_spines(file, |lab| {
+        in_two_spines(file, &[], |lab| {
             let (running, spine) = under_way(lab)?;
             // The agent serves, but no new controller finds it.
             let socket = lab.folder().join(format!("{spine}.sock"));

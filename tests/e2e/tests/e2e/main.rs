@@ -2,8 +2,10 @@
 
 mod bench;
 mod co_working;
+mod collective_kills;
 mod collective_lab;
 mod collectives;
+mod competing;
 mod congestion;
 mod control;
 mod fabric;

@@ -23,7 +23,7 @@ fn of(groups: &Value, group: &str, counter: &str) -> u64 {
 
 #[test]
 fn a_limited_group_gets_at_most_its_rate_beside_another_one() {
-    lab::in_lab("rates", STAR, &[], |lab| {
+    lab::in_lab_alone("rates", STAR, &[], |lab| {
         let transfer = |group, source, receivers, size| Transfer {
             group,
             source,
