@@ -143,9 +143,8 @@ impl Leader {
                         .get(&member.ip)
                         .is_some_and(|(known, _)| *known == member) =>
             {
-                if self.confirmed.insert(member.ip) {
-                    self.refused_since = None;
-                }
+                let is_new = self.confirmed.insert(member.ip);
+                self.refused_since = self.refused_since.filter(|_| !is_new);
             }
             MrpBody::Refuse(mcst_id, refusal) if current && mcst_id == self.config.mcst_id => {
                 self.refused = Some(refusal);
