@@ -40,10 +40,10 @@ fn switches_that_acknowledge_at_each_hop() {
     assert_sound(AUGMENTED, 1);
 }
 
-fn assert_finds(fault: Fault, mode: CollectiveMode, property: &str) {
+fn assert_finds(fault: Fault, (mode, packets): (CollectiveMode, u8), property: &str) {
     let outcome: Outcome = explore(
         format!("{fault:?}"),
-        Collective::new(with_fault(fault, mode)),
+        Collective::new(with_fault(fault, mode, packets)),
         Until::Fault,
         1,
     );
@@ -57,17 +57,18 @@ fn assert_finds(fault: Fault, mode: CollectiveMode, property: &str) {
 /// The checker can fail: with hop-by-hop acknowledgements, data is lost after its sender got the ACK.
 #[test]
 fn a_premature_ack_is_found() {
-    assert_finds(Fault::AckAtOnce, Translated, "nothing is acknowledged before");
+    assert_finds(Fault::AckAtOnce, (Translated, 3), "nothing is acknowledged before");
 }
 
 /// Also in Mode-III, where what is acknowledged and not stored never comes again.
 #[test]
 fn an_ack_of_what_was_not_accepted_is_found() {
-    assert_finds(Fault::AckAtOnce, Augmented, "C2");
+    assert_finds(Fault::AckAtOnce, (Augmented, 3), "C2");
 }
 
 /// Without CheckDuplicate a repeated contribution is added twice.
 #[test]
 fn a_contribution_that_is_added_twice_is_found() {
-    assert_finds(Fault::AddAgain, Translated, "C1");
+    assert_finds(Fault::AddAgain, (Translated, 3), "C1");
+    assert_finds(Fault::AddAgain, (Augmented, 1), "C1");
 }

@@ -199,11 +199,12 @@ pub const FULL: &[Run] = &[
     ),
 ];
 
-/// A run with a deliberate fault.
-pub const fn with_fault(fault: Fault, mode: CollectiveMode) -> Config {
+/// A run with a deliberate fault, with so many packets of each rank.
+pub const fn with_fault(fault: Fault, mode: CollectiveMode, packets: u8) -> Config {
     Config {
         fault,
         mode,
+        packets,
         ..one_loss(all_reduce(Repair))
     }
 }
