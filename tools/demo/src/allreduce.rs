@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use castnet_comm::{CommConfig, CommError, CommPath, Communicator, Fallback, Operation, Timeouts};
+use castnet_comm::{
+    CollectiveMode, CommConfig, CommError, CommPath, Communicator, Fallback, Operation, Timeouts,
+};
 use castnet_console::api;
 use castnet_console::connect;
 use castnet_console::drops;
@@ -63,6 +65,7 @@ pub(crate) struct Script {
     pub(crate) job: &'static str,
     /// Between the hosts instead of in the switches.
     pub(crate) ring: bool,
+    pub(crate) mode: CollectiveMode,
     pub(crate) loss: Ratio,
     pub(crate) pmtu: u32,
     pub(crate) seed: u64,
@@ -264,6 +267,7 @@ fn rank(stage: &Stage, index: usize, end: MemEnd) -> Outcome<Told> {
     config.pmtu = Pmtu::from_bytes(script.pmtu).unwrap_or(Pmtu::B4096);
     config.window_packets = WINDOW_PACKETS;
     config.message_packets = MESSAGE_PACKETS;
+    config.mode = Some(script.mode);
     config.qp_timeout = QP_TIMEOUTS[usize::from(script.loss.0 > 0.0)];
     config.fallback = if script.ring {
         Fallback::Only

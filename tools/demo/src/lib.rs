@@ -10,6 +10,7 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use castnet_comm::CollectiveMode::{Augmented, Translated};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::Output;
 use castnet_console::units::{Ratio, Size, pmtu};
@@ -154,7 +155,7 @@ impl DemoCommand {
         let sums = tokio::task::spawn_blocking(move || allreduce::sums(seed, elements));
         let sums = sums.await.map_err(Failure::failed)?;
         let payload = elements as u64 * 4;
-        let play = async |name, job, ring, loss: Ratio| {
+        let play = async |name, job, (ring, mode), loss: Ratio| {
             // The links of a ring carry all blocks but one, twice.
             let carried = if ring {
                 payload * 2 * (HOSTS.len() as u64 - 1) / HOSTS.len() as u64
@@ -167,6 +168,7 @@ impl DemoCommand {
             let script = allreduce::Script {
                 job,
                 ring,
+                mode,
                 loss,
                 pmtu: self.pmtu,
                 seed,
@@ -176,15 +178,19 @@ impl DemoCommand {
             played.map_err(|failure| failure.while_doing(name))
         };
         let none = Ratio(0.0);
-        let clean = play("Act 3", "demo-sums-1", false, none).await?;
-        let ring = play("Act 3", "demo-ring", true, none).await?;
-        let lossy = play("Act 4", "demo-sums-2", false, self.loss).await?;
+        let switches = |mode| (false, mode);
+        let ring = (true, Translated);
+        let clean = play("Act 3", "demo-sums-1", switches(Translated), none).await?;
+        let ring = play("Act 3", "demo-ring", ring, none).await?;
+        let lossy = play("Act 4", "demo-sums-2", switches(Translated), self.loss).await?;
+        let hops = play("Act 5", "demo-sums-3", switches(Augmented), self.loss).await?;
         report.collective_tree = clean.counted.tree.clone();
         let acts = [
-            ("Act 3", "demo-sums-1", none, clean, Some(ring)),
-            ("Act 4", "demo-sums-2", self.loss, lossy, None),
+            ("Act 3", "demo-sums-1", (Translated, none), clean, Some(ring)),
+            ("Act 4", "demo-sums-2", (Translated, self.loss), lossy, None),
+            ("Act 5", "demo-sums-3", (Augmented, self.loss), hops, None),
         ];
-        for (name, group, loss, played, ring) in acts {
+        for (name, group, (mode, loss), played, ring) in acts {
             let is_right = |played: &Played| played.ranks.iter().all(|rank| rank.wrong == 0);
             let ok = is_right(&played) && ring.as_ref().is_none_or(is_right);
             report.ok &= ok;
@@ -197,6 +203,7 @@ impl DemoCommand {
                 elements: elements as u64,
                 bytes: payload,
                 loss,
+                mode: mode.name(),
                 ok,
                 seconds: played.seconds,
                 ring_seconds: ring.as_ref().map(|ring| ring.seconds),

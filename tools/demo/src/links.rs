@@ -43,6 +43,8 @@ pub(crate) struct AllReduceReport {
     pub(crate) bytes: u64,
     /// Share of the frames that each direction of each link loses.
     pub(crate) loss: Ratio,
+    /// How the switches carry the connections.
+    pub(crate) mode: &'static str,
     /// Whether every rank had every sum, bit for bit, also in the ring.
     pub(crate) ok: bool,
     /// Until the last rank had its sums.
@@ -163,8 +165,13 @@ fn bar(share: f64) -> String {
 impl AllReduceReport {
     pub(crate) fn section(&self, page: &mut Page) {
         page.title(format!(
-            "{}: AllReduce, {} (group {}, McstID {})",
+            "{}: AllReduce{}, {} (group {}, McstID {})",
             self.name,
+            if self.mode == "augmented" {
+                ", repaired at each hop"
+            } else {
+                ""
+            },
             losses(self.loss),
             self.group,
             self.mcst_id
@@ -255,6 +262,7 @@ mod tests {
             elements: 1 << 18,
             bytes: 1 << 20,
             loss: Ratio(0.0),
+            mode: "translated",
             ok: wrong == 0,
             seconds: 0.5,
             ring_seconds: Some(0.75),

@@ -754,7 +754,7 @@ fn the_demo_sends_files_of_any_length_with_any_path_mtu() {
         ]);
         assert_eq!(number(&report, &["size"]), length as u64);
         let acts = report["collectives"].as_array().expect("acts of collectives");
-        assert_eq!(acts.len(), if length == 0 { 0 } else { 2 });
+        assert_eq!(acts.len(), if length == 0 { 0 } else { 3 });
         assert!(acts.iter().all(|act| number(act, &["elements"]) == 2500));
     }
 }
@@ -771,8 +771,9 @@ fn the_demo_draws_its_tree_for_people() {
         "Act 3: AllReduce, no loss (group demo-sums-1, ",
         "RING TIMES",
         "Act 4: AllReduce, 1% loss",
+        "Act 5: AllReduce, repaired at each hop, 1% loss",
         "Every receiver has every byte, 2 times out of 2.",
-        "Every rank has every sum, bit for bit, 2 times out of 2.",
+        "Every rank has every sum, bit for bit, 3 times out of 3.",
     ] {
         assert!(text.contains(part), "no '{part}' in:\n{text}");
     }
