@@ -78,7 +78,11 @@ pub(crate) fn in_two_spines(file: bool, more: &[&str], test: impl FnOnce(&mut La
 
 /// Starts the transfer. Returns the spine that its data comes by.
 fn under_way(lab: &mut Lab) -> Result<(lab::RunningTransfer, &'static str)> {
-    lab.wait_for("the group was created", |lab| lab.create_group(&TRANSFER))?;
+    // Slow enough that it is still under way when a busy machine has looked at the other spine: four seconds.
+    let rate = ["--rate", "100M"];
+    lab.wait_for("the group was created", |lab| {
+        lab.create_group_with(&TRANSFER, &rate)
+    })?;
     // Otherwise they would go on without the group.
     let mut running = lab.start_transfer_with(&TRANSFER, &["--fallback", "off"])?;
     let mut spine = None;
