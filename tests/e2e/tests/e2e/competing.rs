@@ -245,11 +245,16 @@ fn watch_all(lab: &Lab) -> Result<Vec<(&'static str, u32, [Process; 2])>> {
     for (switch, member) in SWITCHES {
         let mut shown = [watch(lab, switch, "table")?, watch(lab, switch, "json")?];
         let host = if switch == "leaf1" { "h3" } else { "h6" };
-        let mut is_up = true;
+        let (agent, mut is_up) = (lab.socket(switch), true);
         for process in &mut shown {
             process.wait_until("it showed a link", |process| {
-                is_up = !is_up;
-                lab.set_link(switch, host, is_up).is_ok() && process.output().contains(host)
+                // One change after the other: the switch tells of each when it has seen it.
+                let port = lab.castnet_json(&["port", host, "--agent", &agent]);
+                if port.is_ok_and(|port| port[0]["up"] == is_up) {
+                    is_up = !is_up;
+                    let _ = lab.set_link(switch, host, is_up);
+                }
+                process.output().contains(host)
             })?;
         }
         lab.set_link(switch, host, true)?;

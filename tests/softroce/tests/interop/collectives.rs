@@ -15,7 +15,6 @@ use crate::Scenario;
 use crate::scene::{BRISK, LONG, PATIENT, Scene};
 
 const RXE: [&str; 4] = ["h1", "h2", "h3", "h4"];
-const OTHER_RXE: [&str; 4] = ["h5", "h6", "h7", "h8"];
 /// Three rxe hosts and the software RNIC.
 const MIXED: [&str; 4] = ["h1", "s1", "h2", "h3"];
 /// Each rank's first PSN; ranks 1 and 3 are soon gone round.
@@ -77,42 +76,26 @@ pub(crate) fn scenarios(add: &mut impl FnMut(String, Scenario)) {
             bytes: SMALLER,
             ..PLAIN
         },
+        Job4 {
+            name: "collectives-late",
+            bytes: SMALLER,
+            timeout: BRISK,
+            retry: 3,
+            late_ms: LATE_MS,
+            ..PLAIN
+        },
         AUGMENTED,
+        Job4 {
+            name: "collectives-augmented-late",
+            hosts: RXE,
+            timeout: BRISK,
+            retry: 3,
+            late_ms: LATE_MS,
+            ..AUGMENTED
+        },
     ] {
         add(job.name.into(), Box::new(move |scene| collectives(scene, job)));
     }
-    add("collectives-late".into(), Box::new(late));
-}
-
-/// In both modes at the same time, at other machines: nearly all of it is waiting.
-fn late(scene: &mut Scene) -> Result<String> {
-    let job = Job4 {
-        bytes: SMALLER,
-        timeout: BRISK,
-        retry: 3,
-        late_ms: LATE_MS,
-        ..PLAIN
-    };
-    let translated = Running::start(
-        scene,
-        Job4 {
-            name: "collectives-late",
-            ..job
-        },
-    )?;
-    let augmented = Running::start(
-        scene,
-        Job4 {
-            name: "collectives-augmented-late",
-            hosts: OTHER_RXE,
-            mode: CollectiveMode::Augmented,
-            ..job
-        },
-    );
-    // Both are waited for, so that no rank is left to the next scenario.
-    let translated = translated.finish();
-    let augmented = augmented?.finish();
-    Ok(format!("{}; augmented: {}", translated?, augmented?))
 }
 
 /// The same where frames are lost on their way in and out, with QPs that give up after three retries.
@@ -190,83 +173,66 @@ impl Rank {
 }
 
 fn collectives(scene: &mut Scene, job: Job4) -> Result<String> {
-    Running::start(scene, job)?.finish()
-}
-
-/// A job whose ranks run.
-struct Running {
-    job: Job4,
-    ranks: Vec<Rank>,
-}
-
-impl Running {
-    fn start(scene: &mut Scene, job: Job4) -> Result<Self> {
-        let program = Path::new(env!("CARGO_BIN_EXE_collective-rank"));
-        let controller = scene.wired(job.one_armed, job.faults)?.controller()?;
-        let shared = scene.lab.share(program)?;
-        let mut ranks = Vec::new();
-        for (rank, host) in job.hosts.into_iter().enumerate() {
-            let late = if rank == 2 { job.late_ms } else { 0 };
-            let line = format!(
-                "--controller {controller} --name {host} --job {} --rank {rank} --size 4 --type {} --bytes {} \
-                 --first-psn {} --timeout {} --retry {} --mode {} --late-ms {late} --seed 7",
-                job.name, job.kind, job.bytes, FIRST_PSNS[rank], job.timeout, job.retry, job.mode
-            );
-            ranks.push(match host.strip_prefix('s') {
-                None => Rank::Machine(Box::new(
-                    scene.machine(host)?.spawn(&format!("exec {shared} {line}"))?,
-                )),
-                Some(number) => {
-                    let number: u32 = number.parse()?;
-                    let mut command = scene.lab.command(program);
-                    command.args(line.split_whitespace()).args(["--soft", host]);
-                    command.args(["--ip", &format!("10.0.0.{}", 100 + number)]);
-                    let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
-                    Rank::Beside(piped.spawn()?)
-                }
-            });
-        }
-        Ok(Self { job, ranks })
+    let program = Path::new(env!("CARGO_BIN_EXE_collective-rank"));
+    let controller = scene.wired(job.one_armed, job.faults)?.controller()?;
+    let shared = scene.lab.share(program)?;
+    let mut ranks = Vec::new();
+    for (rank, host) in job.hosts.into_iter().enumerate() {
+        let late = if rank == 2 { job.late_ms } else { 0 };
+        let line = format!(
+            "--controller {controller} --name {host} --job {} --rank {rank} --size 4 --type {} --bytes {} \
+             --first-psn {} --timeout {} --retry {} --mode {} --late-ms {late} --seed 7",
+            job.name, job.kind, job.bytes, FIRST_PSNS[rank], job.timeout, job.retry, job.mode
+        );
+        ranks.push(match host.strip_prefix('s') {
+            None => Rank::Machine(Box::new(
+                scene.machine(host)?.spawn(&format!("exec {shared} {line}"))?,
+            )),
+            Some(number) => {
+                let number: u32 = number.parse()?;
+                let mut command = scene.lab.command(program);
+                command.args(line.split_whitespace()).args(["--soft", host]);
+                command.args(["--ip", &format!("10.0.0.{}", 100 + number)]);
+                let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+                Rank::Beside(piped.spawn()?)
+            }
+        });
     }
-
-    fn finish(self) -> Result<String> {
-        let Self { job, ranks } = self;
-        // All are waited for, so that none is left to the next scenario.
-        let ended: Vec<Result<Told>> = ranks
-            .into_iter()
-            .zip(job.hosts)
-            .map(|(rank, host)| rank.told(host))
-            .collect();
-        let faults: Vec<String> = ended
-            .iter()
-            .filter_map(|e| e.as_ref().err())
-            .map(|e| format!("{e:#}"))
-            .collect();
-        ensure!(faults.is_empty(), "{}", faults.join("; "));
-        let told: Vec<Told> = ended.into_iter().flatten().collect();
-        for (rank, one) in told.iter().enumerate() {
-            ensure!(
-                one.sq_psn == FIRST_PSNS[rank] && one.qps_created == 1 && one.qps_connected == 1,
-                "{one:?}"
-            );
-        }
-        if job.late_ms > 0 {
-            let waited = Duration::from_secs_f64(told[0].slowest_s);
-            ensure!(
-                waited >= Duration::from_millis(job.late_ms) / 2,
-                "nobody waited: {waited:?}"
-            );
-        }
-        let sum = |name: &str| told.iter().map(|t| t.counter(name)).sum::<u64>();
-        let longest = told.iter().map(|t| t.seconds).fold(0.0, f64::max);
-        Ok(format!(
-            "{} calls on one QP a rank in {longest:.1} s, slowest {:.1} s; {} times gone back, {} NAKs sent, {} results again",
-            told[0].calls,
-            told[0].slowest_s,
-            // After NAKs and time-outs.
-            sum("completer_retry_err"),
-            sum("out_of_seq_request"),
-            sum("duplicate_request")
-        ))
+    // All are waited for, so that none is left to the next scenario.
+    let ended: Vec<Result<Told>> = ranks
+        .into_iter()
+        .zip(job.hosts)
+        .map(|(rank, host)| rank.told(host))
+        .collect();
+    let faults: Vec<String> = ended
+        .iter()
+        .filter_map(|e| e.as_ref().err())
+        .map(|e| format!("{e:#}"))
+        .collect();
+    ensure!(faults.is_empty(), "{}", faults.join("; "));
+    let told: Vec<Told> = ended.into_iter().flatten().collect();
+    for (rank, one) in told.iter().enumerate() {
+        ensure!(
+            one.sq_psn == FIRST_PSNS[rank] && one.qps_created == 1 && one.qps_connected == 1,
+            "{one:?}"
+        );
     }
+    if job.late_ms > 0 {
+        let waited = Duration::from_secs_f64(told[0].slowest_s);
+        ensure!(
+            waited >= Duration::from_millis(job.late_ms) / 2,
+            "nobody waited: {waited:?}"
+        );
+    }
+    let sum = |name: &str| told.iter().map(|t| t.counter(name)).sum::<u64>();
+    let longest = told.iter().map(|t| t.seconds).fold(0.0, f64::max);
+    Ok(format!(
+        "{} calls on one QP a rank in {longest:.1} s, slowest {:.1} s; {} times gone back, {} NAKs sent, {} results again",
+        told[0].calls,
+        told[0].slowest_s,
+        // After NAKs and time-outs.
+        sum("completer_retry_err"),
+        sum("out_of_seq_request"),
+        sum("duplicate_request")
+    ))
 }
