@@ -57,7 +57,11 @@ fn assert_finds(fault: Fault, (mode, packets): (CollectiveMode, u8), property: &
 /// The checker can fail: with hop-by-hop acknowledgements, data is lost after its sender got the ACK.
 #[test]
 fn a_premature_ack_is_found() {
-    assert_finds(Fault::AckAtOnce, (Translated, 3), "nothing is acknowledged before");
+    assert_finds(
+        Fault::AckAtOnce,
+        (Translated, 3),
+        "nothing is acknowledged before",
+    );
 }
 
 /// Also in Mode-III, where what is acknowledged and not stored never comes again.
