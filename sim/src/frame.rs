@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use arrayvec::ArrayVec;
 use castnet_engine::Egress;
+use castnet_reduce::prefetch;
 use castnet_wire::{FrameBuf, PortId};
 
 const HEAD: usize = <Frame as FrameBuf>::HEAD;
@@ -67,6 +68,11 @@ impl Frame {
         let mut bytes = self.to_vec();
         bytes[bit / 8] ^= 1 << (bit % 8);
         *self = Self::new(&bytes);
+    }
+
+    /// Prefetches the frame without its body.
+    pub(crate) fn prefetch(&self) {
+        prefetch(&*self.0);
     }
 
     pub(crate) fn to_vec(&self) -> Vec<u8> {

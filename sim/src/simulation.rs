@@ -15,7 +15,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::flow::{FlowControl, Storm};
 use crate::frame::{Contiguous, Frame, Sent};
 use crate::link::{Direction, LinkStats};
-use crate::node::{HostNode, Kind, Node, NodeId, SwitchNode};
+use crate::node::{HostNode, Kind, Node, NodeId, ReceivedFrame, SwitchNode};
 use crate::profile::{HostCost, LinkProfile, SimConfig};
 use crate::queue::EventQueue;
 use crate::trace::Trace;
@@ -95,6 +95,8 @@ pub struct Simulation<W = ()> {
     pub(crate) trace: Trace,
     pub(crate) watch: W,
     pub(crate) sent: Sent,
+    /// Memory for the frames that a switch handles.
+    pub(crate) polled: Vec<ReceivedFrame>,
     pub(crate) contiguous: Contiguous,
     pub(crate) storms: Vec<Storm>,
     pub(crate) scratch: Vec<u8>,
@@ -119,6 +121,7 @@ impl<W: Watch> Simulation<W> {
             trace: Trace::new(config.trace_frames_max),
             watch,
             sent: Sent::default(),
+            polled: Vec::new(),
             contiguous: Contiguous::default(),
             storms: Vec::new(),
             scratch: vec![0; Endpoint::FRAME_MAX],
@@ -137,8 +140,7 @@ impl<W: Watch> Simulation<W> {
                     engine: switch.up.then_some(engine),
                     config,
                     out: [None; PortId::COUNT],
-                    received: (0..PortId::COUNT).map(|_| VecDeque::new()).collect(),
-                    has_received: 0,
+                    received: Vec::new(),
                     flow: None,
                     poll_waits: false,
                     missed: 0,
@@ -371,10 +373,7 @@ impl<W: Watch> Simulation<W> {
         let Some(node) = self.node(switch) else { return };
         if let Some(switch) = self.nodes[node.0].switch_mut() {
             switch.engine = None;
-            for frames in &mut switch.received {
-                switch.missed += frames.drain(..).count() as u64;
-            }
-            switch.has_received = 0;
+            switch.missed += switch.received.drain(..).count() as u64;
             self.watch.stopped(node);
         }
     }
