@@ -87,6 +87,7 @@ impl SwitchNode {
                 prefetch(&self.flow);
                 prefetch(&self.poll_waits);
                 prefetch(&self.missed);
+                self.engine.iter().for_each(Engine::prefetch_state);
             }
             _ => {
                 if let Some(first) = self.received.first() {

@@ -1,5 +1,6 @@
 //! Runs the events of a simulation.
 
+use castnet_reduce::prefetch;
 use castnet_wire::{Batch, FrameBuf, Nanos, Pause, PortId};
 
 use crate::frame::{Frame, Sent};
@@ -78,6 +79,7 @@ impl<W: Watch> Simulation<W> {
                     gate.set_time(now);
                     gate.obey(pause, profile.speed_mbps());
                 }
+                let icrc_good = frame.is_icrc_good(&mut self.shifts);
                 let nodes = &mut self.nodes;
                 self.contiguous.with(&frame, |bytes| {
                     let view = View { now, nodes };
@@ -89,7 +91,7 @@ impl<W: Watch> Simulation<W> {
                     };
                     self.watch.delivered(&view, delivery);
                     if let Some(host) = nodes[node.0].host_mut().filter(|_| pause.is_none()) {
-                        host.endpoint.handle_frame(now, bytes);
+                        host.endpoint.handle_checked(now, bytes, icrc_good);
                     }
                 });
                 self.serve_host(node);
@@ -183,6 +185,10 @@ impl<W: Watch> Simulation<W> {
             return;
         };
         let mut flow = switch.flow.take();
+        for (port, _) in sent.frames.iter().skip(1) {
+            let out = self.nodes[node.0].switch().and_then(|s| s.out[port.index()]);
+            out.into_iter().for_each(|out| prefetch(&self.directions[out]));
+        }
         for (port, frame) in sent.frames.drain(..) {
             let out = self.nodes[node.0].switch().and_then(|s| s.out[port.index()]);
             let Some(direction) = out else { continue };

@@ -8,6 +8,7 @@ use castnet_pfc::{Gate, PfcConfig};
 use castnet_planner::Plan;
 use castnet_rules::GroupRule;
 use castnet_topology::{End as LinkEnd, LinkId, Topology};
+use castnet_wire::icrc::ShiftCache;
 use castnet_wire::{CounterSet, MacAddr, Nanos, PortId};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -98,6 +99,8 @@ pub struct Simulation<W = ()> {
     /// Memory for the frames that a switch handles.
     pub(crate) polled: Vec<ReceivedFrame>,
     pub(crate) contiguous: Contiguous,
+    /// For the ICRC of payloads of zeros.
+    pub(crate) shifts: ShiftCache<4>,
     pub(crate) storms: Vec<Storm>,
     pub(crate) scratch: Vec<u8>,
     pub(crate) events: u64,
@@ -123,6 +126,7 @@ impl<W: Watch> Simulation<W> {
             sent: Sent::default(),
             polled: Vec::new(),
             contiguous: Contiguous::default(),
+            shifts: ShiftCache::new(),
             storms: Vec::new(),
             scratch: vec![0; Endpoint::FRAME_MAX],
             events: 0,
@@ -433,6 +437,7 @@ fn engine_config(topology: &Topology, name: &str, seed: u64) -> EngineConfig {
     EngineConfig {
         groups_max: 16,
         next_hops_max: 256,
+        flows: 256,
         fdb_capacity: 256,
         neighbours_max: 64,
         lldp_interval: None,
