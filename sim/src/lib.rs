@@ -23,6 +23,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod collective;
 mod contract;
 mod flow;

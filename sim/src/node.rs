@@ -6,6 +6,7 @@ use castnet_comm::machine::Action;
 use castnet_endpoint::{Completion, CompletionOp, Endpoint};
 use castnet_engine::{Engine, EngineConfig};
 use castnet_pfc::Gate;
+use castnet_reduce::prefetch;
 use castnet_wire::{Nanos, PortId};
 
 use crate::flow::FlowControl;
@@ -31,8 +32,14 @@ pub(crate) enum Kind {
     Host(Box<HostNode>),
 }
 
-/// A frame, and whether it arrived unchanged.
-pub(crate) type ReceivedFrame = (Frame, bool);
+/// A frame that waits for the worker of a switch.
+#[derive(Debug)]
+pub(crate) struct ReceivedFrame {
+    pub(crate) port: PortId,
+    pub(crate) frame: Frame,
+    /// Whether it arrived unchanged.
+    pub(crate) untouched: bool,
+}
 
 #[derive(Debug)]
 pub(crate) struct SwitchNode {
@@ -41,10 +48,8 @@ pub(crate) struct SwitchNode {
     pub(crate) config: EngineConfig,
     /// Outgoing direction of each port.
     pub(crate) out: [Option<usize>; PortId::COUNT],
-    /// Received frames that wait for the worker, by port.
-    pub(crate) received: Vec<VecDeque<ReceivedFrame>>,
-    /// Ports with such frames, one bit each.
-    pub(crate) has_received: u64,
+    /// In order of arrival.
+    pub(crate) received: Vec<ReceivedFrame>,
     pub(crate) flow: Option<Box<FlowControl>>,
     pub(crate) poll_waits: bool,
     pub(crate) missed: u64,
@@ -71,6 +76,26 @@ pub(crate) struct HostNode {
 pub(crate) enum Work {
     Complete(Completion),
     Post(Action),
+}
+
+impl SwitchNode {
+    /// Prefetches what a frame that arrives or waits touches. Step 1 reads what step 0 has prefetched.
+    pub(crate) fn prefetch(&self, step: usize) {
+        match step {
+            0 => {
+                prefetch(&self.received);
+                prefetch(&self.flow);
+                prefetch(&self.poll_waits);
+                prefetch(&self.missed);
+                self.engine.iter().for_each(Engine::prefetch_state);
+            }
+            _ => {
+                if let Some(first) = self.received.first() {
+                    prefetch(first);
+                }
+            }
+        }
+    }
 }
 
 impl Work {

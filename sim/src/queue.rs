@@ -1,30 +1,32 @@
 //! The event queue.
 
 use core::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 use castnet_wire::Nanos;
 
 /// Nanoseconds of a bucket, as a power of two.
-const WIDTH: u32 = 2;
+const WIDTH: u32 = 4;
 const BUCKETS: u64 = 4096;
 
 /// Events ordered by time; events of the same time keep their order of insertion.
 ///
-/// A calendar queue: a ring of buckets for the next 16 us, in which most events are, a heap of the bucket that is being handled, and a heap
-/// of all later events. So the cost of an event does not grow with the number of frames in flight.
+/// A calendar queue: a ring of buckets for the next 65 us, in which most events are, the sorted events of the bucket that is being handled,
+/// and a heap of all later events. So the cost of an event does not grow with the number of frames in flight.
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
     /// The number of the bucket whose events, and all earlier ones, are in `current`.
     bucket: u64,
-    current: BinaryHeap<Reverse<Entry<E>>>,
-    ring: Box<[Vec<Reverse<Entry<E>>>]>,
+    current: VecDeque<Entry<E>>,
+    /// Events of `current` and of earlier buckets that were inserted while it was handled, sorted.
+    fresh: VecDeque<Entry<E>>,
+    ring: Box<[Vec<Entry<E>>]>,
     /// Buckets of the ring that have events, one bit each.
     filled: Box<[u64]>,
     in_ring: usize,
     later: BinaryHeap<Reverse<Entry<E>>>,
     /// Buffers of empty buckets. A few serve the whole ring, and stay in the cache.
-    spare: Vec<Vec<Reverse<Entry<E>>>>,
+    spare: Vec<Vec<Entry<E>>>,
     count: u64,
 }
 
@@ -35,15 +37,16 @@ struct Entry<E> {
     event: E,
 }
 
-fn bucket_of<E>(entry: &Reverse<Entry<E>>) -> u64 {
-    entry.0.at.0 >> WIDTH
+fn bucket_of<E>(entry: &Entry<E>) -> u64 {
+    entry.at.0 >> WIDTH
 }
 
 impl<E> EventQueue<E> {
     pub(crate) fn new() -> Self {
         Self {
             bucket: 0,
-            current: BinaryHeap::new(),
+            current: VecDeque::new(),
+            fresh: VecDeque::new(),
             ring: (0..BUCKETS).map(|_| Vec::new()).collect(),
             filled: vec![0; (BUCKETS / 64) as usize].into(),
             in_ring: 0,
@@ -56,19 +59,24 @@ impl<E> EventQueue<E> {
     pub(crate) fn push(&mut self, at: Nanos, event: E) {
         let number = self.count;
         self.count += 1;
-        let entry = Reverse(Entry { at, number, event });
+        let entry = Entry { at, number, event };
         let bucket = bucket_of(&entry);
         if bucket <= self.bucket {
-            self.current.push(entry);
+            // Nearly always the last one.
+            let mut place = self.fresh.len();
+            while place > 0 && self.fresh[place - 1].at > at {
+                place -= 1;
+            }
+            self.fresh.insert(place, entry);
         } else if bucket - self.bucket < BUCKETS {
             self.put(bucket, entry);
         } else {
-            self.later.push(entry);
+            self.later.push(Reverse(entry));
         }
     }
 
     /// Puts an event in a bucket of the ring.
-    fn put(&mut self, bucket: u64, entry: Reverse<Entry<E>>) {
+    fn put(&mut self, bucket: u64, entry: Entry<E>) {
         let index = (bucket % BUCKETS) as usize;
         let filled = &mut self.filled[index / 64];
         if *filled >> (index % 64) & 1 == 0 {
@@ -79,32 +87,38 @@ impl<E> EventQueue<E> {
         self.in_ring += 1;
     }
 
+    fn later_bucket(&self) -> Option<u64> {
+        self.later.peek().map(|Reverse(entry)| bucket_of(entry))
+    }
+
     /// Moves on to the next bucket with events if the current one has none.
     fn advance(&mut self) {
-        while self.current.is_empty() {
-            let later = self.later.peek().map(bucket_of);
-            let Some(bucket) = self.next_in_ring().or(later) else {
-                return;
-            };
-            self.bucket = bucket;
-            let index = (bucket % BUCKETS) as usize;
-            if self.filled[index / 64] >> (index % 64) & 1 != 0 {
-                self.filled[index / 64] &= !(1 << (index % 64));
-                let entries = core::mem::take(&mut self.ring[index]);
-                self.in_ring -= entries.len();
-                let empty = core::mem::replace(&mut self.current, BinaryHeap::from(entries));
-                self.spare.push(empty.into_vec());
-            }
-            while let Some(bucket) = self.later.peek().map(bucket_of)
-                && bucket - self.bucket < BUCKETS
-                && let Some(entry) = self.later.pop()
-            {
-                match bucket == self.bucket {
-                    true => self.current.push(entry),
-                    false => self.put(bucket, entry),
-                }
+        if !self.current.is_empty() || !self.fresh.is_empty() {
+            return;
+        }
+        let Some(bucket) = self.next_in_ring().or(self.later_bucket()) else {
+            return;
+        };
+        self.bucket = bucket;
+        let index = (bucket % BUCKETS) as usize;
+        let mut entries = Vec::from(core::mem::take(&mut self.current));
+        if self.filled[index / 64] >> (index % 64) & 1 != 0 {
+            self.filled[index / 64] &= !(1 << (index % 64));
+            self.spare.push(entries);
+            entries = core::mem::take(&mut self.ring[index]);
+            self.in_ring -= entries.len();
+        }
+        while let Some(bucket) = self.later_bucket()
+            && bucket - self.bucket < BUCKETS
+            && let Some(Reverse(entry)) = self.later.pop()
+        {
+            match bucket == self.bucket {
+                true => entries.push(entry),
+                false => self.put(bucket, entry),
             }
         }
+        entries.sort_unstable();
+        self.current = entries.into();
     }
 
     /// The first bucket of the ring that has events.
@@ -123,14 +137,39 @@ impl<E> EventQueue<E> {
         }
     }
 
+    /// Whether the next event is one of `fresh`.
+    fn is_fresh_next(&self) -> bool {
+        match (self.current.front(), self.fresh.front()) {
+            (Some(old), Some(new)) => new < old,
+            (old, _) => old.is_none(),
+        }
+    }
+
     pub(crate) fn next_at(&mut self) -> Option<Nanos> {
         self.advance();
-        self.current.peek().map(|entry| entry.0.at)
+        let next = match self.is_fresh_next() {
+            true => self.fresh.front(),
+            false => self.current.front(),
+        };
+        next.map(|entry| entry.at)
     }
 
     pub(crate) fn pop(&mut self) -> Option<(Nanos, E)> {
         self.advance();
-        self.current.pop().map(|Reverse(entry)| (entry.at, entry.event))
+        let next = match self.is_fresh_next() {
+            true => self.fresh.pop_front(),
+            false => self.current.pop_front(),
+        };
+        next.map(|entry| (entry.at, entry.event))
+    }
+
+    /// An event that probably follows after `skipped` others; `None` if it is not in sight. For hints only.
+    pub(crate) fn ahead(&self, skipped: usize) -> Option<&E> {
+        let events = match self.is_fresh_next() {
+            true => &self.fresh,
+            false => &self.current,
+        };
+        events.get(skipped).map(|entry| &entry.event)
     }
 }
 

@@ -8,7 +8,7 @@ use castnet_comm::machine::{
 use castnet_endpoint::{
     Access, Completion, CompletionOp, Endpoint, LocalSlice, MemoryKey, RecvWr, SendOp, SendWr, Status,
 };
-use castnet_reduce::Kernel;
+use castnet_reduce::{Kernel, prefetch};
 use castnet_wire::{Nanos, Qpn};
 
 use crate::node::Work;
@@ -126,6 +126,21 @@ impl Rank {
         };
         rank.carry_out(Nanos::ZERO, endpoint);
         Ok(rank)
+    }
+
+    /// Prefetches what the next completion touches, in three steps. Each reads what the one before it has prefetched.
+    pub(crate) fn prefetch(&self, step: usize) {
+        match step {
+            0 => prefetch(self),
+            1 => {
+                prefetch(&*self.machine);
+                self.channels
+                    .first()
+                    .iter()
+                    .for_each(|channel| prefetch(*channel));
+            }
+            _ => {}
+        }
     }
 
     /// Number of the rank.

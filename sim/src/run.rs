@@ -1,10 +1,11 @@
 //! Runs the events of a simulation.
 
+use castnet_reduce::prefetch;
 use castnet_wire::{Batch, FrameBuf, Nanos, Pause, PortId};
 
 use crate::frame::{Frame, Sent};
 use crate::link::{Direction, Passage};
-use crate::node::{Kind, NodeId, Work};
+use crate::node::{Kind, NodeId, ReceivedFrame, Work};
 use crate::simulation::{End, Event, Simulation};
 use crate::trace::TraceRecord;
 use crate::watch::{Delivery, Hop, View, Watch};
@@ -38,6 +39,7 @@ impl<W: Watch> Simulation<W> {
         };
         self.now = at;
         self.events += 1;
+        self.look_ahead();
         match event {
             Event::Arrive {
                 direction,
@@ -77,6 +79,7 @@ impl<W: Watch> Simulation<W> {
                     gate.set_time(now);
                     gate.obey(pause, profile.speed_mbps());
                 }
+                let icrc_good = frame.is_icrc_good(&mut self.shifts);
                 let nodes = &mut self.nodes;
                 self.contiguous.with(&frame, |bytes| {
                     let view = View { now, nodes };
@@ -88,15 +91,18 @@ impl<W: Watch> Simulation<W> {
                     };
                     self.watch.delivered(&view, delivery);
                     if let Some(host) = nodes[node.0].host_mut().filter(|_| pause.is_none()) {
-                        host.endpoint.handle_frame(now, bytes);
+                        host.endpoint.handle_checked(now, bytes, icrc_good);
                     }
                 });
                 self.serve_host(node);
             }
             Kind::Switch(switch) if switch.engine.is_none() => switch.missed += 1,
             Kind::Switch(switch) => {
-                switch.received[port.index()].push_back((frame, untouched));
-                switch.has_received |= 1 << port.index();
+                switch.received.push(ReceivedFrame {
+                    port,
+                    frame,
+                    untouched,
+                });
                 if !switch.poll_waits {
                     switch.poll_waits = true;
                     self.queue.push(self.now + self.poll_delay, Event::Poll(node));
@@ -107,37 +113,53 @@ impl<W: Watch> Simulation<W> {
 
     fn poll_switch(&mut self, node: NodeId) {
         let now = self.now;
+        let mut polled = core::mem::take(&mut self.polled);
         if let Some(switch) = self.nodes[node.0].switch_mut() {
             switch.poll_waits = false;
             if let Some(flow) = &mut switch.flow {
                 flow.set_time(now);
             }
+            core::mem::swap(&mut polled, &mut switch.received);
         }
+        // Stable: frames of a port keep their order.
+        polled.sort_by_key(|received| received.port);
         let mut sent = core::mem::take(&mut self.sent);
         let mut batch = Batch::new();
-        while let Some(port) = self.fill_batch(node, &mut batch) {
+        let mut frames = polled.drain(..).peekable();
+        while let Some(port) = frames.peek().map(|next| next.port) {
+            let mut of_port = core::iter::from_fn(|| frames.next_if(|next| next.port == port));
+            self.fill_batch(node, port, &mut of_port, &mut batch);
             if let Some(engine) = self.nodes[node.0].switch_mut().and_then(|s| s.engine.as_mut()) {
                 engine.process(now, port, &mut batch, &mut sent);
             }
             self.send_all(node, Some(port), &mut sent);
         }
+        drop(frames);
+        self.polled = polled;
         self.sent = sent;
         self.poll_flow(node);
         self.arm(node);
     }
 
-    /// Takes received frames of the first port that has some.
-    fn fill_batch(&mut self, node: NodeId, batch: &mut Batch<Frame>) -> Option<PortId> {
+    /// Takes received frames of a port, until the batch is full.
+    fn fill_batch(
+        &mut self,
+        node: NodeId,
+        port: PortId,
+        received: &mut impl Iterator<Item = ReceivedFrame>,
+        batch: &mut Batch<Frame>,
+    ) {
         let now = self.now;
-        let switch = self.nodes[node.0].switch_mut()?;
-        let port = PortId::new(switch.has_received.trailing_zeros() as u8)?;
-        let speed_mbps = switch.out[port.index()].and_then(|out| self.directions[out].profile.speed_mbps());
         while !batch.is_full()
+            && let Some(ReceivedFrame { frame, untouched, .. }) = received.next()
             && let Some(switch) = self.nodes[node.0].switch_mut()
-            && let Some((frame, untouched)) = switch.received[port.index()].pop_front()
         {
-            let flow = switch.flow.as_mut();
-            let is_pause = flow.is_some_and(|flow| flow.take_pause(now, port, speed_mbps, &frame));
+            let mut is_pause = false;
+            if let Some(flow) = &mut switch.flow {
+                let out = switch.out[port.index()];
+                let speed_mbps = out.and_then(|out| self.directions[out].profile.speed_mbps());
+                is_pause = flow.take_pause(now, port, speed_mbps, &frame);
+            }
             if W::SEES_FRAMES {
                 let nodes = &self.nodes;
                 self.contiguous.with(&frame, |frame| {
@@ -155,11 +177,6 @@ impl<W: Watch> Simulation<W> {
                 batch.push(frame);
             }
         }
-        let switch = self.nodes[node.0].switch_mut()?;
-        if switch.received[port.index()].is_empty() {
-            switch.has_received &= !(1 << port.index());
-        }
-        Some(port)
     }
 
     /// Sends what the engine has sent because of frames of a port, or of a timer.
@@ -168,6 +185,10 @@ impl<W: Watch> Simulation<W> {
             return;
         };
         let mut flow = switch.flow.take();
+        for (port, _) in sent.frames.iter().skip(1) {
+            let out = self.nodes[node.0].switch().and_then(|s| s.out[port.index()]);
+            out.into_iter().for_each(|out| prefetch(&self.directions[out]));
+        }
         for (port, frame) in sent.frames.drain(..) {
             let out = self.nodes[node.0].switch().and_then(|s| s.out[port.index()]);
             let Some(direction) = out else { continue };

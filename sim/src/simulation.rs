@@ -8,6 +8,7 @@ use castnet_pfc::{Gate, PfcConfig};
 use castnet_planner::Plan;
 use castnet_rules::GroupRule;
 use castnet_topology::{End as LinkEnd, LinkId, Topology};
+use castnet_wire::icrc::ShiftCache;
 use castnet_wire::{CounterSet, MacAddr, Nanos, PortId};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -15,7 +16,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::flow::{FlowControl, Storm};
 use crate::frame::{Contiguous, Frame, Sent};
 use crate::link::{Direction, LinkStats};
-use crate::node::{HostNode, Kind, Node, NodeId, SwitchNode};
+use crate::node::{HostNode, Kind, Node, NodeId, ReceivedFrame, SwitchNode};
 use crate::profile::{HostCost, LinkProfile, SimConfig};
 use crate::queue::EventQueue;
 use crate::trace::Trace;
@@ -95,7 +96,11 @@ pub struct Simulation<W = ()> {
     pub(crate) trace: Trace,
     pub(crate) watch: W,
     pub(crate) sent: Sent,
+    /// Memory for the frames that a switch handles.
+    pub(crate) polled: Vec<ReceivedFrame>,
     pub(crate) contiguous: Contiguous,
+    /// For the ICRC of payloads of zeros.
+    pub(crate) shifts: ShiftCache<4>,
     pub(crate) storms: Vec<Storm>,
     pub(crate) scratch: Vec<u8>,
     pub(crate) events: u64,
@@ -119,7 +124,9 @@ impl<W: Watch> Simulation<W> {
             trace: Trace::new(config.trace_frames_max),
             watch,
             sent: Sent::default(),
+            polled: Vec::new(),
             contiguous: Contiguous::default(),
+            shifts: ShiftCache::new(),
             storms: Vec::new(),
             scratch: vec![0; Endpoint::FRAME_MAX],
             events: 0,
@@ -137,8 +144,7 @@ impl<W: Watch> Simulation<W> {
                     engine: switch.up.then_some(engine),
                     config,
                     out: [None; PortId::COUNT],
-                    received: (0..PortId::COUNT).map(|_| VecDeque::new()).collect(),
-                    has_received: 0,
+                    received: Vec::new(),
                     flow: None,
                     poll_waits: false,
                     missed: 0,
@@ -371,10 +377,7 @@ impl<W: Watch> Simulation<W> {
         let Some(node) = self.node(switch) else { return };
         if let Some(switch) = self.nodes[node.0].switch_mut() {
             switch.engine = None;
-            for frames in &mut switch.received {
-                switch.missed += frames.drain(..).count() as u64;
-            }
-            switch.has_received = 0;
+            switch.missed += switch.received.drain(..).count() as u64;
             self.watch.stopped(node);
         }
     }
@@ -434,6 +437,7 @@ fn engine_config(topology: &Topology, name: &str, seed: u64) -> EngineConfig {
     EngineConfig {
         groups_max: 16,
         next_hops_max: 256,
+        flows: 256,
         fdb_capacity: 256,
         neighbours_max: 64,
         lldp_interval: None,

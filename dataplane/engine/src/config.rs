@@ -50,6 +50,8 @@ pub struct EngineConfig {
     pub memory_bytes_max: usize,
     /// Most distinct next-hop Ethernet addresses of all groups together, at most 65,536.
     pub next_hops_max: usize,
+    /// Routed flows that are cached; 0 for none.
+    pub flows: usize,
     /// Most learned Ethernet addresses.
     pub fdb_capacity: usize,
     /// Time after which an Ethernet address that was not seen again is forgotten.
@@ -79,6 +81,7 @@ impl EngineConfig {
             groups_max: 4096,
             memory_bytes_max: 64 << 20,
             next_hops_max: 4096,
+            flows: 1024,
             fdb_capacity: 8192,
             fdb_ageing: Nanos::from_secs(300),
             neighbours_max: 1024,
@@ -103,6 +106,7 @@ impl EngineConfig {
         for (what, value, max) in [
             ("groups_max", self.groups_max, GROUPS_LIMIT),
             ("next_hops_max", self.next_hops_max, 1 << 16),
+            ("flows", self.flows, 1 << 20),
             ("fdb_capacity", self.fdb_capacity, 1 << 24),
             ("neighbours_max", self.neighbours_max, 1 << 20),
             ("events_max", self.events_max, 1 << 20),

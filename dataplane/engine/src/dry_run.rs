@@ -46,6 +46,7 @@ impl DryRun {
         let mut engine = Engine::build(EngineConfig {
             groups_max: GROUPS_MAX,
             next_hops_max: NEXT_HOPS_MAX,
+            flows: 0,
             events_max: 0,
             ..config.clone()
         });

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use castnet_wire::{Ethernet, McstId, Nanos, PortId};
+use castnet_reduce::prefetch;
+use castnet_wire::{Ethernet, FrameBuf, McstId, Nanos, PortId};
 
 use crate::bridge::{Bridge, RegistrationFrame};
 use crate::config::{ConfigError, EngineConfig};
@@ -86,6 +87,7 @@ impl Engine {
         let own = self.config.addresses.first().copied();
         with_group!(&mut group, group => group.bind(&mut self.services.output.next_hops, own))?;
         let (slot, replaced) = self.groups.insert(group);
+        self.bridge.forget_flows();
         self.services.timers.disarm(slot);
         if let Some(replaced) = &replaced {
             with_group!(replaced, group => group.unbind(&mut self.services.output.next_hops));
@@ -96,6 +98,7 @@ impl Engine {
     /// Removes a group, to be freed on another thread or [attached](Engine::attach) to another engine.
     pub fn remove(&mut self, mcst_id: McstId) -> Option<Context> {
         let (slot, group) = self.groups.remove(mcst_id)?;
+        self.bridge.forget_flows();
         self.services.timers.disarm(slot);
         with_group!(&group, group => group.unbind(&mut self.services.output.next_hops));
         Some(group)
@@ -212,6 +215,29 @@ impl Engine {
                 |group| with_group!(group, group => group.emit(services, &mut cx, slot)),
             );
         }
+    }
+
+    /// Prefetches what each batch touches. [`Engine::prefetch`] reads some of it.
+    pub fn prefetch_state(&self) {
+        prefetch(&self.taps);
+        prefetch(&self.groups);
+        self.bridge.prefetch();
+        prefetch(&self.services.output.counters);
+        self.services.timers.prefetch();
+    }
+
+    /// Prefetches what a routed frame touches. [`Engine::egress_of`] reads some of it.
+    pub fn prefetch(&self, ingress: PortId, frame: &impl FrameBuf) {
+        if let Some(dst) = crate::address::destination(frame.head()) {
+            self.groups.prefetch_index(dst);
+        }
+        self.bridge.prefetch_flow(ingress, frame.head());
+        self.services.output.counters.prefetch(ingress);
+    }
+
+    /// The port by which a routed frame of a cached flow leaves. `None` for other frames.
+    pub fn egress_of(&self, now: Nanos, ingress: PortId, frame: &impl FrameBuf) -> Option<PortId> {
+        self.bridge.egress_of(now, ingress, frame.head())
     }
 
     /// Removes and returns the oldest event.

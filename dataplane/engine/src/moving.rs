@@ -75,6 +75,7 @@ impl Engine {
             return Err((error, group));
         }
         let (index, _) = self.groups.insert(group);
+        self.bridge.forget_flows();
         let services = &mut self.services;
         self.groups.with(
             index,

@@ -59,6 +59,7 @@ mod lent;
 mod memory;
 mod pace;
 mod packet;
+mod qps;
 mod reaction;
 mod requester;
 mod responder;
@@ -67,7 +68,7 @@ mod stats;
 mod work;
 
 pub use config::{EndpointConfig, QpConfig, QueueLimits};
-pub use endpoint::{Endpoint, QpStatus, TimerReason};
+pub use endpoint::{Endpoint, Prefetch, QpStatus, TimerReason};
 pub use error::{MemoryError, OutOfRange, PostError, QpError};
 pub use lent::Lent;
 pub use memory::{Access, MemoryKey};

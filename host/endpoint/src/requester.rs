@@ -7,6 +7,7 @@ use alloc::collections::VecDeque;
 use castnet_wire::{BitRate, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
 use crate::config::QpConfig;
+use crate::endpoint::Prefetch;
 use crate::pace::Pace;
 use crate::work::{LocalSlice, SendOp, SendWr, Status};
 
@@ -132,6 +133,14 @@ impl Requester {
             rnr_deadline: None,
             pace: Pace::new(config, timeout).map(Box::new),
         }
+    }
+
+    pub(crate) fn prefetch(&self, by: &impl Prefetch) {
+        self.queue.front().iter().for_each(|oldest| by.prefetch(*oldest));
+        self.queue
+            .get(self.cursor)
+            .iter()
+            .for_each(|next| by.prefetch(*next));
     }
 
     pub(crate) fn queued(&self) -> usize {

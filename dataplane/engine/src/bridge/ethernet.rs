@@ -234,6 +234,7 @@ impl Bridging<'_> {
                 format!("{length} bytes, and port {} carries {mtu}", hop.port)
             });
         }
+        self.keep_flow(cx.now, cx.ingress, frame.head(), hop);
         let head = frame.head_mut();
         set_macs(head, hop.mac, self.output.ports.mac(hop.port));
         if let Some(packet) = head.get_mut(l3..) {

@@ -2,6 +2,7 @@
 
 mod arp;
 mod ethernet;
+mod flow;
 mod lldp;
 mod registration;
 
@@ -24,6 +25,7 @@ use crate::output::cx::Cx;
 use crate::output::{Output, Ports};
 use crate::port_set::PortSet;
 use crate::tables::fdb::Fdb;
+use crate::tables::flows::Flows;
 use crate::tables::neighbours::Neighbours;
 use crate::tables::published::Tables;
 
@@ -33,6 +35,7 @@ pub(crate) struct Bridge {
     pub(crate) tables: Arc<Tables>,
     pub(crate) fdb: Fdb,
     pub(crate) fdb_full_reported: bool,
+    pub(crate) flows: Flows,
     pub(crate) neighbours: Neighbours,
     pub(crate) lldp_at: Option<Nanos>,
     pub(crate) lldp_answers: Limit,
@@ -47,6 +50,7 @@ impl Bridge {
             tables: Arc::default(),
             fdb: Fdb::new(config.fdb_capacity, ageing, seed),
             fdb_full_reported: false,
+            flows: Flows::new(config.flows),
             neighbours: Neighbours::new(config.neighbours_max, ageing, seed),
             lldp_at: config.lldp_interval.map(|_| Nanos::ZERO),
             lldp_answers: ANSWERS,
@@ -64,6 +68,7 @@ impl Bridge {
         ports: &mut Ports,
         events: &mut Events,
     ) {
+        self.forget_flows();
         let up = tables.up.and(ports.present);
         let gone = PortSet(ports.up.0 & !up.0);
         if !gone.is_empty() {

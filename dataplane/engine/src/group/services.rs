@@ -2,6 +2,7 @@ use std::collections::VecDeque;
 
 use castnet_collective::path::WORDS_MAX;
 use castnet_collective::{Effects, translated};
+use castnet_reduce::prefetch;
 use castnet_wire::Nanos;
 
 use crate::config::EngineConfig;
@@ -54,6 +55,13 @@ impl Timers {
         self.coarse.disarm(slot);
         self.fine.disarm(slot);
         self.emitting.retain(|other| *other != slot);
+    }
+
+    /// Prefetches what [`Timers::poll`] reads without timers.
+    pub(crate) fn prefetch(&self) {
+        self.coarse.prefetch_armed();
+        self.fine.prefetch_armed();
+        prefetch(&self.emitting);
     }
 
     /// Pending emissions are due immediately.

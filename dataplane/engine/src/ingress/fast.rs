@@ -2,7 +2,7 @@
 //!
 //! The headers of a frame alone decide whether it takes the fast path, and its group has all state that it needs. For a batch of several
 //! groups, the engine first looks up all groups in stages: each prefetches the memory that the next one reads, so that up to 32 memory
-//! latencies overlap. Every other frame takes the slow path, in the order of the batch; the fast path has changed nothing for it.
+//! latencies overlap. Frames of no group take it if their flow is cached. Every other frame takes the slow path, in the order of the batch; the fast path has changed nothing for it.
 
 use core::net::Ipv4Addr;
 
@@ -45,7 +45,8 @@ impl Engine {
                 Some(group) => {
                     with_group!(group, group => group.fast_frames(&mut self.services, cx, slot, &mut same_group))
                 }
-                None => same_group.next(),
+                None => same_group
+                    .find_map(|frame| self.bridge.cached_frame(cx, &mut self.services.output, frame)),
             } {
                 self.slow(cx, frame);
             }

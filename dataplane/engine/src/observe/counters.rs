@@ -414,6 +414,10 @@ impl Counters {
         }
     }
 
+    pub(crate) fn prefetch(&self, port: PortId) {
+        castnet_reduce::prefetch(&self.traffic[port.index()]);
+    }
+
     pub(crate) fn received(&mut self, port: PortId, frames: u64, bytes: u64) {
         self.totals.received += frames;
         let traffic = &mut self.traffic[port.index()];

@@ -36,6 +36,8 @@ pub(crate) enum Learned {
 #[derive(Clone, Debug)]
 pub(crate) struct Fdb {
     pub(crate) table: PortTable<()>,
+    /// Times that an address was noted: what is known of other addresses may have changed.
+    pub(crate) notes: u64,
 }
 
 fn key(vlan: u16, mac: MacAddr) -> u64 {
@@ -47,6 +49,7 @@ impl Fdb {
     pub(crate) fn new(capacity: usize, ageing: Nanos, seed: u64) -> Self {
         Self {
             table: PortTable::new(capacity, ageing, seed),
+            notes: 0,
         }
     }
 
@@ -56,18 +59,28 @@ impl Fdb {
             return Learned::NotStation;
         }
         let key = key(vlan, mac);
-        if let Some(entry) = self.table.get(now, key)
-            && entry.port == port
-            && entry.is_seen_again()
-            && now.since(entry.seen).0 < self.table.ageing.0 / 16
-        {
+        if self.is_known(now, key, port).is_some_and(|until| now < until) {
             return Learned::Known;
         }
         self.note(now, key, port)
     }
 
+    /// Until when a known address need not be noted again.
+    #[inline]
+    fn is_known(&self, now: Nanos, key: u64, port: PortId) -> Option<Nanos> {
+        let entry = self.table.get(now, key)?;
+        let until = entry.seen + Nanos(self.table.ageing.0 / 16);
+        (entry.port == port && entry.is_seen_again()).then_some(until)
+    }
+
+    /// Until when [`Fdb::learn`] changes nothing for this address at this port, if no address is noted before.
+    pub(crate) fn known_until(&self, now: Nanos, vlan: u16, mac: MacAddr, port: PortId) -> Option<Nanos> {
+        self.is_known(now, key(vlan, mac), port)
+    }
+
     #[inline(never)]
     fn note(&mut self, now: Nanos, key: u64, port: PortId) -> Learned {
+        self.notes += 1;
         let before = self.table.get(now, key).map(|entry| entry.port);
         match (self.table.see(now, key, (), port, |_, _| false), before) {
             (Err(_), _) => Learned::Full,

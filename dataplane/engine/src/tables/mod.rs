@@ -2,6 +2,7 @@
 
 pub(crate) mod fdb;
 pub(crate) mod fixed_map;
+pub(crate) mod flows;
 pub(crate) mod neighbours;
 pub(crate) mod next_hops;
 mod port_table;

@@ -52,6 +52,10 @@ impl Wheel {
         }
     }
 
+    pub(crate) fn prefetch_armed(&self) {
+        castnet_reduce::prefetch(&self.armed);
+    }
+
     pub(crate) fn is_armed(&self, slot: u32) -> bool {
         self.nodes.get(slot as usize).is_some_and(|l| l.spoke != IDLE)
     }

@@ -9,6 +9,7 @@ mod contributions;
 mod feedback;
 mod floods;
 mod flow;
+mod flows;
 mod forwarding;
 mod joins;
 mod memory;
