@@ -215,9 +215,8 @@ fn receiver(rank: u16, key: u32) -> Receiver {
     Receiver::new(Nanos::ZERO, MCST_ID, (member(ip(rank), 7), None), times).with_key(key)
 }
 
-/// A leader whose registration fails knows the keys of all that have joined it. With them it calls them.
-#[test]
-fn a_leader_calls_the_receivers_that_have_joined_it() {
+/// A leader of the first two receivers.
+fn leader(patience: Nanos, refusals: Nanos) -> Leader {
     let config = LeaderConfig {
         mcst_id: MCST_ID,
         number: 1,
@@ -229,10 +228,16 @@ fn a_leader_calls_the_receivers_that_have_joined_it() {
         receivers: [ip(1), ip(2)].into(),
         repeat: REPEAT,
         refresh: Nanos::from_secs(15),
-        patience: Nanos::from_secs(1),
-        refusals: Nanos::from_secs(1),
+        patience,
+        refusals,
     };
-    let mut leader = Leader::new(Nanos::ZERO, config);
+    Leader::new(Nanos::ZERO, config)
+}
+
+/// A leader whose registration fails knows the keys of all that have joined it. With them it calls them.
+#[test]
+fn a_leader_calls_the_receivers_that_have_joined_it() {
+    let mut leader = leader(Nanos::from_secs(1), Nanos::from_secs(1));
     let mut receivers = [receiver(1, 11), receiver(2, 12)];
     for receiver in &mut receivers {
         assert_eq!(leader.roll(), None, "not all have joined");
@@ -266,20 +271,6 @@ fn a_leader_calls_the_receivers_that_have_joined_it() {
 #[test]
 fn a_registration_that_is_refused_for_long_fails() {
     let seconds = Nanos::from_secs;
-    let config = LeaderConfig {
-        mcst_id: MCST_ID,
-        number: 1,
-        pmtu: Pmtu::B1024,
-        source: MrpMember {
-            source: true,
-            ..member(LEADER, 5)
-        },
-        receivers: [ip(1), ip(2)].into(),
-        repeat: REPEAT,
-        refresh: seconds(15),
-        patience: seconds(60),
-        refusals: seconds(5),
-    };
     let refusal = MrpRefusal {
         reason: MrpReason::NoCapacity,
         member: ip(2),
@@ -288,7 +279,7 @@ fn a_registration_that_is_refused_for_long_fails() {
         number: 1,
         body: MrpBody::Refuse(MCST_ID, refusal),
     };
-    let mut leader = Leader::new(Nanos::ZERO, config);
+    let mut leader = leader(seconds(60), seconds(5));
     for rank in [1, 2] {
         let join = receiver(rank, 9)
             .handle_timeout(Nanos::ZERO)
