@@ -2,7 +2,7 @@ use core::fmt;
 use core::net::Ipv4Addr;
 
 use castnet_toml_reader::join;
-use castnet_wire::{MacAddr, McstId, PortId, Qpn};
+use castnet_wire::{CollectiveMode, MacAddr, McstId, PortId, Qpn};
 use ipnet::Ipv4Net;
 
 /// A fault of one field. Displays as `groups[0].endpoints[1].host.qpn: 0x1000000 is over the 24 bits of a QPN`.
@@ -129,9 +129,9 @@ pub enum FaultKind {
         need: u32,
     },
     #[error(
-        "is \"reflect\": in the mode \"augmented\", each switch repairs. Give \"repair\", or the mode \"translated\""
+        "is \"reflect\": in the mode \"{mode}\", each switch repairs. Give \"repair\", or the mode \"translated\""
     )]
-    AugmentedReflects,
+    ModeReflects { mode: CollectiveMode },
     #[error("is 0: a message has at least 1 packet")]
     EmptyMessages,
     #[error("is {given}: give at least {least} microseconds")]

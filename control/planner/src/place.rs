@@ -32,7 +32,7 @@ pub(crate) fn place(
 ) -> Result<Plan, PlanError> {
     let usable = wide_enough(topology, request)?;
     let wanted = slots(window_packets, rule.message_packets, rule.mode);
-    let fewest = slots_min(window_packets, rule.mode);
+    let fewest = slots_min(window_packets, rule.message_packets, rule.mode);
     let fit = |slots| fit(&usable, load, rooms, (request, slots), ranks);
     let found = match fit(wanted)? {
         Err(shortages) if fewest < wanted && shortages.iter().any(Shortage::is_of_memory) => fit(fewest)?,

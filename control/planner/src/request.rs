@@ -165,20 +165,23 @@ impl Member {
 }
 
 /// Slots at a switch with room: the smallest power of two of at least two windows and two messages, at most 32768. Then
-/// no packet is ever early (docs/decisions/0005). In Mode-III a window in each pipe (docs/decisions/0019).
+/// no packet is ever early (docs/decisions/0005). In Mode-III a window in each pipe (docs/decisions/0019). In Mode-I a window and a message
+/// in each ring (docs/decisions/0020).
 pub const fn slots(window: u16, message_packets: u16, mode: CollectiveMode) -> u16 {
     match mode {
         CollectiveMode::Translated => power_of_two(2 * (window as u32 + message_packets as u32)),
         CollectiveMode::Augmented => pipes(2 * window as u32),
+        CollectiveMode::Terminated => slots_min(window, message_packets, mode),
     }
 }
 
 /// The fewest slots that a group can work with: the smallest power of two of at least two windows, at most 32768 (2MW
-/// of EPIC 4.3); in Mode-III half a window in each pipe. Either [`slots`] or half of that.
-pub const fn slots_min(window: u16, mode: CollectiveMode) -> u16 {
+/// of EPIC 4.3); in Mode-III half a window in each pipe; in Mode-I as [`slots`]. Either [`slots`] or half of that.
+pub const fn slots_min(window: u16, message_packets: u16, mode: CollectiveMode) -> u16 {
     match mode {
         CollectiveMode::Translated => power_of_two(2 * window as u32),
         CollectiveMode::Augmented => pipes(window as u32),
+        CollectiveMode::Terminated => power_of_two(window as u32 + message_packets as u32),
     }
 }
 
@@ -199,7 +202,7 @@ const fn power_of_two(at_least: u32) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use CollectiveMode::{Augmented, Translated};
+    use CollectiveMode::{Augmented, Terminated, Translated};
 
     #[test]
     fn slots_hold_two_windows_and_are_a_power_of_two() {
@@ -212,9 +215,9 @@ mod tests {
             (65, 256),
             (16_384, 32_768),
         ] {
-            assert_eq!(slots_min(window, Translated), expected, "{window}");
+            assert_eq!(slots_min(window, 1, Translated), expected, "{window}");
         }
-        assert_eq!(slots_min(u16::MAX, Translated), 32_768);
+        assert_eq!(slots_min(u16::MAX, 1, Translated), 32_768);
     }
 
     #[test]
@@ -232,8 +235,8 @@ mod tests {
         }
         for window in 1..=16_384 {
             for message in [1, window / 2 + 1, window] {
-                for mode in [Translated, Augmented] {
-                    let (most, fewest) = (slots(window, message, mode), slots_min(window, mode));
+                for mode in [Translated, Augmented, Terminated] {
+                    let (most, fewest) = (slots(window, message, mode), slots_min(window, message, mode));
                     assert!(most == fewest || most == 2 * fewest, "{window} {message}");
                 }
                 let (two, three) = (

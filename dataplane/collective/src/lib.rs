@@ -2,7 +2,8 @@
 //!
 //! A machine takes events and returns effects. It uses no bytes, ports or clocks: the engine executes its effects on frames, the model
 //! checker on sets. [`Multicast`] is Cepheus' multicast forwarding table (III.B, III.D): one source, many paths, aggregated feedback.
-//! [`Translated`] is EPIC's Mode-II (4.3): AllReduce, Reduce and Broadcast over a tree of switches.
+//! [`Translated`] is EPIC's Mode-II (4.3) and Mode-III (4.4): AllReduce, Reduce and Broadcast over a tree of switches. [`Terminated`] is
+//! its Mode-I (4.2), which works with messages.
 //!
 //! ```
 //! use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathId};
@@ -27,9 +28,11 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod calls;
 pub mod multicast;
 pub mod path;
 mod prefetch;
+pub mod terminated;
 pub mod translated;
 
 pub use multicast::{
@@ -38,6 +41,7 @@ pub use multicast::{
 };
 pub use path::{PathId, PathSet};
 pub use prefetch::Prefetch;
+pub use terminated::Terminated;
 pub use translated::{
     CallId, CollectiveMode, EndpointConfig, EndpointId, EndpointKind, EndpointSet, EndpointStatus,
     LossPolicy, PacketShape, RankSet, StragglerPolicy, Translated, TranslatedConfig, TranslatedStatus,

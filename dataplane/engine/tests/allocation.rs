@@ -223,11 +223,17 @@ fn count_frames(mut engine: Engine) -> Engine {
 /// The same for collectives: contributions added and kept, results, feedback both ways, repeats, and what time asks for.
 #[test]
 fn a_contribution_costs_no_allocation() {
+    use castnet_rules::CollectiveMode::{Augmented, Terminated, Translated};
     use castnet_wire::{DataType, Primitive};
     use common::collective::*;
     const RANKS: usize = 8;
     const JOBS: usize = 60;
-    for reproducible in [false, true] {
+    for (mode, reproducible) in [
+        (Translated, false),
+        (Translated, true),
+        (Augmented, false),
+        (Terminated, false),
+    ] {
         let jobs: Vec<Job> = (0..JOBS)
             .map(|_| Job {
                 primitive: Primitive::AllReduce,
@@ -237,7 +243,8 @@ fn a_contribution_costs_no_allocation() {
                 data: vec![vec![0x40; 1024]; RANKS],
             })
             .collect();
-        let rule = collective_star(RANKS).with_translated(|r| r.reproducible = reproducible);
+        let rule =
+            collective_star(RANKS).with_translated(|r| (r.mode, r.reproducible) = (mode, reproducible));
         let mut engine = engine(RANKS + 1);
         install_collective(&mut engine, &rule);
         let ranks: Vec<Rank> = (0..RANKS).map(|r| Rank::new(r, T0, &jobs)).collect();
@@ -294,7 +301,7 @@ fn a_contribution_costs_no_allocation() {
             "{counters:?}"
         );
         println!(
-            "{} frames in, {} sent, {allocations} allocations",
+            "{mode}: {} frames in, {} sent, {allocations} allocations",
             frames.len(),
             egress.sent
         );

@@ -13,6 +13,8 @@ names! {
         Translated => "translated",
         /// Mode-III, connection augmented (4.4): each switch acknowledges what it has stored, and repeats it itself.
         Augmented => "augmented",
+        /// Mode-I, connection terminated (4.2): each switch ends the connections, and receives, reduces and sends whole messages.
+        Terminated => "terminated",
     }
 }
 

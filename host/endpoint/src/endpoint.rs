@@ -1,6 +1,6 @@
 //! [`Endpoint`]: QPs, memory, completions, and the order in which QPs send.
 
-use alloc::collections::{BTreeSet, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use castnet_wire::udp::entropy_port;
 use castnet_wire::{BitRate, MacAddr, Nanos, Psn, Qpn};
@@ -14,6 +14,7 @@ use crate::requester::{Requester, Response};
 use crate::responder::Responder;
 use crate::state::{QpEvent, QpState};
 use crate::stats::Stats;
+use crate::timers::Timers;
 use crate::work::{Completion, MESSAGE_MAX, RecvWr, SendWr, Status};
 
 /// Reason of a timer.
@@ -94,7 +95,7 @@ pub struct Endpoint {
     pub(crate) answering: VecDeque<Qpn>,
     /// QPs that may have requests to send, round robin.
     pub(crate) requesting: VecDeque<Qpn>,
-    timers: BTreeSet<(Nanos, Qpn)>,
+    timers: Timers,
     pub(crate) stats: Stats,
     /// IPv4 identification of the next frame.
     pub(crate) ident: u16,
@@ -111,10 +112,36 @@ impl Endpoint {
             outstanding: 0,
             answering: VecDeque::new(),
             requesting: VecDeque::new(),
-            timers: BTreeSet::new(),
+            timers: Timers::default(),
             stats: Stats::default(),
             ident: 0,
         }
+    }
+
+    /// Copies the state of the QPs of an endpoint with the same QPs and regions, without bytes of memory.
+    pub fn copy_state(&mut self, of: &Self) {
+        self.qps.copy_each(&of.qps, |qp, of| {
+            qp.requester.clone_from(&of.requester);
+            qp.responder.clone_from(&of.responder);
+            (qp.state, qp.answering, qp.requesting, qp.timer) =
+                (of.state, of.answering, of.requesting, of.timer);
+            qp.config.tos = of.config.tos;
+        });
+        self.answering.clone_from(&of.answering);
+        self.requesting.clone_from(&of.requesting);
+        self.timers.clone_from(&of.timers);
+        (self.outstanding, self.ident) = (of.outstanding, of.ident);
+    }
+
+    /// Bytes of memory without regions.
+    pub fn footprint(&self) -> usize {
+        let qp = |qp: &Qp| size_of::<Qp>() + qp.requester.footprint() + qp.responder.footprint();
+        size_of::<Self>()
+            + self
+                .qps
+                .iter()
+                .map(|(_, of)| size_of::<Qpn>() + 8 + qp(of))
+                .sum::<usize>()
     }
 
     /// The configuration.
@@ -250,11 +277,25 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Changes the type of service of all further frames but CNPs.
+    pub fn set_tos(&mut self, qpn: Qpn, tos: u8) -> Result<(), QpError> {
+        let qp = self.qps.get_mut(&qpn).ok_or(QpError::Unknown { qpn })?;
+        qp.config.tos = tos;
+        Ok(())
+    }
+
     /// Moves a QP to [`QpState::Error`] and flushes its work requests.
     pub fn fail_qp(&mut self, qpn: Qpn) -> Result<(), QpError> {
         self.qp_status(qpn)?;
         self.fail(qpn, None, None);
         Ok(())
+    }
+
+    /// Refuses what the remote has sent: a NAK for an invalid request ends its QP, and this one fails as by [`Endpoint::fail_qp`].
+    pub fn refuse_qp(&mut self, qpn: Qpn) -> Result<(), QpError> {
+        let qp = self.qps.get_mut(&qpn).ok_or(QpError::Unknown { qpn })?;
+        qp.responder.refuse();
+        self.fail_qp(qpn)
     }
 
     /// Resets a QP to [`QpState::Init`]. Its work requests are removed; completions stay until they are polled.
@@ -352,7 +393,7 @@ impl Endpoint {
 
     /// When and why [`Endpoint::handle_timeout`] must be called next.
     pub fn poll_timeout(&self) -> Option<(Nanos, TimerReason)> {
-        let &(at, qpn) = self.timers.first()?;
+        let (at, qpn) = self.timers.first()?;
         let requester = self.qps.get(&qpn).map(|qp| &qp.requester);
         let reason = match requester {
             Some(requester) if requester.rnr_deadline == Some(at) => TimerReason::RnrWait,
@@ -364,11 +405,11 @@ impl Endpoint {
 
     /// Processes all timers that expire at or before `now`.
     pub fn handle_timeout(&mut self, now: Nanos) {
-        while let Some(&(at, qpn)) = self.timers.first()
+        while let Some((at, qpn)) = self.timers.first()
             && at <= now
         {
             let Some(qp) = self.qps.get_mut(&qpn) else {
-                self.timers.pop_first();
+                self.timers.change(qpn, Some(at), None);
                 continue;
             };
             qp.requester.handle_rnr_timeout(now);
@@ -399,12 +440,7 @@ impl Endpoint {
             }
         }
         if timer != qp.timer {
-            if let Some(at) = qp.timer {
-                self.timers.remove(&(at, qpn));
-            }
-            if let Some(at) = timer {
-                self.timers.insert((at, qpn));
-            }
+            self.timers.change(qpn, qp.timer, timer);
             qp.timer = timer;
         }
         if qp.responder.has_answers() && !qp.answering {

@@ -31,10 +31,24 @@ impl Endpoint {
     /// As [`Endpoint::handle_frame`]. With `icrc_good` the caller has verified the ICRC; false: unknown, it must be computed.
     pub fn handle_checked(&mut self, now: Nanos, frame: &[u8], icrc_good: bool) {
         self.stats.frames_in += 1;
-        let (qpn, packet, marked) = match self.accept(frame, icrc_good) {
-            Ok(accepted) => accepted,
-            Err(reason) => return self.stats.discard(reason),
-        };
+        match self.accept(frame, icrc_good) {
+            Ok((qpn, packet, marked)) => self.handle_packet(now, qpn, packet, marked),
+            Err(reason) => self.stats.discard(reason),
+        }
+    }
+
+    /// Processes a frame of which the caller has verified addresses, partition, checksums and ICRC, and knows the QP.
+    pub fn handle_verified(&mut self, now: Nanos, qpn: Qpn, header: &RoceHeader, payload: &[u8]) {
+        self.stats.frames_in += 1;
+        let is_ready = self.qps.get(&qpn).is_some_and(|qp| qp.state == QpState::Ready);
+        match DecodedPacket::decode(header, payload) {
+            Some(packet) if is_ready => self.handle_packet(now, qpn, packet, is_marked(header)),
+            Some(_) => self.stats.discard(Discard::QpNotReady),
+            None => self.stats.discard(Discard::Malformed),
+        }
+    }
+
+    fn handle_packet(&mut self, now: Nanos, qpn: Qpn, packet: DecodedPacket<'_>, marked: bool) {
         match packet {
             DecodedPacket::Request(request) => {
                 if marked {
@@ -97,17 +111,19 @@ impl Endpoint {
         if !icrc_good && !icrc::verify_bytes(frame, header.l3, header.frame_len) {
             return Err(Discard::BadIcrc);
         }
-        let packet = DecodedPacket::decode(&header, frame).ok_or(Discard::Malformed)?;
-        Ok((bth.dest_qp, packet, header.tos & ipv4::ECN == ipv4::ECN))
+        let payload = frame.get(header.payload_at..header.payload_at + header.payload_len);
+        let packet = payload.and_then(|payload| DecodedPacket::decode(&header, payload));
+        Ok((bth.dest_qp, packet.ok_or(Discard::Malformed)?, is_marked(&header)))
     }
 
     /// The switches between the sender and this host are congested, also if the request is not in order.
-    fn handle_mark(&mut self, now: Nanos, qpn: Qpn) {
+    pub fn handle_mark(&mut self, now: Nanos, qpn: Qpn) {
         self.stats.marked_in += 1;
         let qp = self.qps.get_mut(&qpn);
         if let Some(notifier) = qp.and_then(|qp| qp.responder.notifier.as_mut()) {
             notifier.mark(now);
         }
+        self.refresh(qpn);
     }
 
     fn handle_cnp(&mut self, now: Nanos, qpn: Qpn) {
@@ -159,6 +175,11 @@ impl Endpoint {
     /// nothing to send. CNPs precede ACKs and NAKs, which precede requests. QPs are served round robin. `out` must have
     /// [`Endpoint::FRAME_MAX`] bytes: a shorter buffer is counted, and nothing is written.
     pub fn poll_transmit(&mut self, now: Nanos, out: &mut [u8]) -> Option<usize> {
+        self.poll_transmit_of(now, out).map(|(_, length)| length)
+    }
+
+    /// As [`Endpoint::poll_transmit`], with the QP that sends the frame.
+    pub fn poll_transmit_of(&mut self, now: Nanos, out: &mut [u8]) -> Option<(Qpn, usize)> {
         if out.len() < Self::FRAME_MAX {
             self.stats.short_buffers += 1;
             return None;
@@ -178,8 +199,8 @@ impl Endpoint {
                 None if notifies => self.emit_cnp(qpn, out),
                 None => None,
             };
-            if length.is_some() {
-                return length;
+            if let Some(length) = length {
+                return Some((qpn, length));
             }
         }
         while let Some(qpn) = self.pop_requesting() {
@@ -194,7 +215,7 @@ impl Endpoint {
                     if let Some(qp) = self.qps.get_mut(&qpn) {
                         qp.requester.sent_frame(now, length);
                     }
-                    return Some(length);
+                    return Some((qpn, length));
                 }
                 // The memory was deregistered after the send was posted.
                 None => self.fail(qpn, Some((packet.index, Status::LocalProtectionError)), None),
@@ -247,7 +268,11 @@ impl Endpoint {
     }
 
     fn emit_request(&mut self, qpn: Qpn, packet: &OutgoingPacket, out: &mut [u8]) -> Option<usize> {
-        let (ethernet, network) = self.envelope(qpn)?;
+        let (ethernet, mut network) = self.envelope(qpn)?;
+        if let Network::V4(ip) = &mut network {
+            // Consecutive packets of a QP have consecutive identifications, so ports can send them as super-frames.
+            ip.ident = packet.psn.value() as u16;
+        }
         let qp = self.qps.get(&qpn)?;
         let slice = packet.payload;
         let payload = self.memory.read(slice.key, slice.offset, slice.length as usize)?;
@@ -302,4 +327,8 @@ impl Endpoint {
         self.ident = self.ident.wrapping_add(1);
         Some((ethernet, network))
     }
+}
+
+fn is_marked(header: &RoceHeader) -> bool {
+    header.tos & ipv4::ECN == ipv4::ECN
 }

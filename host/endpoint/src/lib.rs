@@ -65,6 +65,7 @@ mod requester;
 mod responder;
 mod state;
 mod stats;
+mod timers;
 mod work;
 
 pub use config::{EndpointConfig, QpConfig, QueueLimits};

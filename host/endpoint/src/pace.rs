@@ -8,7 +8,7 @@ use crate::reaction::Reaction;
 /// Most bytes of headers and ICRC around a payload.
 const HEADERS_MAX: u64 = 128;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Pace {
     limit: Option<TokenBucket>,
     pub(crate) reaction: Option<Reaction>,

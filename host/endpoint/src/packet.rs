@@ -45,8 +45,8 @@ pub(crate) enum DecodedPacket<'a> {
 }
 
 impl<'a> DecodedPacket<'a> {
-    /// `None` if `header`, which was parsed from `frame`, does not agree with it.
-    pub(crate) fn decode(header: &RoceHeader, frame: &'a [u8]) -> Option<Self> {
+    /// `None` if the opcode is none of RC, or fields of its headers are missing.
+    pub(crate) fn decode(header: &RoceHeader, payload: &'a [u8]) -> Option<Self> {
         let info = header.bth.opcode.info();
         let kind = match info.kind {
             Kind::Send => RequestKind::Send,
@@ -73,7 +73,7 @@ impl<'a> DecodedPacket<'a> {
             target: header.reth,
             imm: header.imm,
             invalidate: header.ieth,
-            payload: frame.get(header.payload_at..header.payload_at + header.payload_len)?,
+            payload,
         }))
     }
 }

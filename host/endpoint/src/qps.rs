@@ -51,6 +51,17 @@ impl<Q> Qps<Q> {
         }
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &(Qpn, Box<Q>)> {
+        self.0.iter()
+    }
+
+    /// Copies what `copy` copies from each QP to that with its number; `of` has the same numbers.
+    pub(crate) fn copy_each(&mut self, of: &Self, copy: impl Fn(&mut Q, &Q)) {
+        for ((_, qp), (_, of)) in self.0.iter_mut().zip(&of.0) {
+            copy(qp, of);
+        }
+    }
+
     /// The first entries, at most `count`.
     pub(crate) fn first(&self, count: usize) -> &[(Qpn, Box<Q>)] {
         &self.0[..count.min(self.0.len())]

@@ -59,7 +59,7 @@ pub(crate) enum Response {
 /// Packets in a row that are sent again alone. If the next one is missing, too, the receiver keeps nothing behind a gap.
 const ALONE_MAX: u8 = 3;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Requester {
     start_psn: Psn,
     pmtu: u64,
@@ -141,6 +141,10 @@ impl Requester {
             .get(self.cursor)
             .iter()
             .for_each(|next| by.prefetch(*next));
+    }
+
+    pub(crate) fn footprint(&self) -> usize {
+        self.queue.capacity() * size_of::<QueuedSend>()
     }
 
     pub(crate) fn queued(&self) -> usize {

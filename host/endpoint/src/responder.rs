@@ -58,7 +58,7 @@ enum Refusal {
 const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, None);
 const NO_ACCESS: Refusal = Refusal::Fatal(NakCode::RemoteAccessError, None);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Responder {
     qpn: Qpn,
     pmtu: u32,
@@ -105,6 +105,10 @@ impl Responder {
         self.notifier = config.cnp_interval.map(Notifier::new);
     }
 
+    pub(crate) fn footprint(&self) -> usize {
+        self.queue.capacity() * size_of::<RecvWr>() + self.answers.capacity() * size_of::<Answer>()
+    }
+
     /// True if an ACK, a NAK or a CNP must be sent.
     pub(crate) fn has_answers(&self) -> bool {
         !self.answers.is_empty() || self.notifier.as_ref().is_some_and(Notifier::is_due)
@@ -129,6 +133,11 @@ impl Responder {
             _ if has_capacity => self.answers.push_back(answer),
             _ => self.answers_lost += 1,
         }
+    }
+
+    /// Queues a NAK for an invalid request.
+    pub(crate) fn refuse(&mut self) {
+        self.answer(self.expected, Syndrome::Nak(NakCode::InvalidRequest));
     }
 
     /// ICRC and addresses of the request are verified.

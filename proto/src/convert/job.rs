@@ -296,8 +296,9 @@ fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> Giv
         rate_limit: rate_limit(given.rate_limit, &mut r),
     };
     check_burst(settings.rate_limit, settings.pmtu, settings.lanes, &mut r);
-    if settings.mode == Some(CollectiveMode::Augmented) && settings.loss_policy == Some(LossPolicy::Reflect) {
-        r.fault("loss_policy", FaultKind::AugmentedReflects);
+    let mode = settings.mode.unwrap_or_default();
+    if mode != CollectiveMode::Translated && settings.loss_policy == Some(LossPolicy::Reflect) {
+        r.fault("loss_policy", FaultKind::ModeReflects { mode });
     }
     if let Some(given) = settings.ack_timeout_us.filter(|t| *t < 4) {
         r.fault("ack_timeout_us", FaultKind::ShortAckTimeout { given, least: 4 });

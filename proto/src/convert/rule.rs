@@ -276,7 +276,7 @@ macro_rules! policy {
     };
 }
 
-policy!(mode, mode_to_proto: CollectiveMode, CollectiveMode { Translated, Augmented });
+policy!(mode, mode_to_proto: CollectiveMode, CollectiveMode { Translated, Augmented, Terminated });
 policy!(loss, loss_to_proto: LossPolicy, CollectiveLossPolicy { Repair, Reflect });
 policy!(any_source, any_source_to_proto: AnySource, AnySource { Bridged, Synchronized });
 policy!(straggler, straggler_to_proto: StragglerPolicy, CollectiveStragglerPolicy { KeepAlive, Rnr, None });

@@ -1,4 +1,4 @@
-//! Collectives over translated or augmented connections: EPIC's Mode-II and Mode-III.
+//! Collectives: EPIC's Mode-II (translated), Mode-III (augmented) and Mode-I (terminated).
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -38,7 +38,10 @@ const STATE_BYTES_PER_SLOT: u64 = 160;
 const SETS: u64 = 16;
 const SETS_PER_SLOT: u64 = 2;
 
-/// Fields of a group that computes: the IncTree context of EPIC 3.3 and 4.1 for Mode-II and Mode-III.
+/// In Mode-I: per buffer of an endpoint, for the work requests and what is known of a message.
+const STATE_BYTES_PER_BUFFER: u64 = 256;
+
+/// Fields of a group that computes: the IncTree context of EPIC 3.3 and 4.1.
 ///
 /// A rank has one RC QP, connected to `<mcst_id, virtual_qpn>` of its endpoint. The tree aggregates contributions on
 /// the way up and distributes the result on the way down. The switch next to a rank translates between its PSNs and the
@@ -53,7 +56,8 @@ pub struct TranslatedRule {
     #[serde(with = "text::display", default)]
     pub mode: CollectiveMode,
     /// A power of two, 2 to 32768. In Mode-II the most packets in flight, the ring of 2MW slots of EPIC 4.3: at least two messages. In
-    /// Mode-III those of both pipes, 2N in EPIC 4.4: at least four and one message.
+    /// Mode-III those of both pipes, 2N in EPIC 4.4: at least four and one message. In Mode-I those in the buffers of each neighbour, and of
+    /// each of two pipes: at least two messages.
     pub slots: u16,
     /// Packets per message of the members, M; at least 1.
     #[serde(default = "default_message_packets")]
@@ -118,11 +122,26 @@ impl TranslatedRule {
         match self.mode {
             CollectiveMode::Translated => self.slots,
             CollectiveMode::Augmented => self.slots / 2,
+            CollectiveMode::Terminated => 0,
         }
+    }
+
+    /// Messages in the buffers of each neighbour, and of each of two pipes, in Mode-I.
+    pub const fn messages(&self) -> u16 {
+        self.slots
+            / if self.message_packets == 0 {
+                1
+            } else {
+                self.message_packets
+            }
     }
 
     /// Payload bytes of all slots.
     pub const fn slot_bytes(&self, pmtu: Pmtu, endpoints: usize) -> u64 {
+        if matches!(self.mode, CollectiveMode::Terminated) {
+            let packets = self.messages() as u64 * self.message_packets as u64;
+            return (endpoints as u64 + 2) * packets * pmtu.bytes() as u64;
+        }
         let sums = self.aggregation_slots() as u64;
         let packets = sums * self.packets_per_slot(endpoints) as u64 + (self.slots as u64 - sums);
         packets * Self::slot_stride(pmtu) as u64
@@ -136,7 +155,12 @@ impl TranslatedRule {
         } else {
             0
         };
+        let buffers = match self.mode {
+            CollectiveMode::Terminated => self.messages() as u64 * endpoints as u64,
+            _ => 0,
+        };
         self.slot_bytes(pmtu, endpoints)
+            + STATE_BYTES_PER_BUFFER * buffers
             + STATE_BYTES
             + SETS * extra_set_bytes
             + STATE_BYTES_PER_ENDPOINT * endpoints as u64
@@ -149,7 +173,7 @@ impl TranslatedRule {
             return Some(FaultKind::NotPowerOfTwo { slots });
         }
         let need = match self.mode {
-            CollectiveMode::Translated => 2 * u32::from(message_packets),
+            CollectiveMode::Translated | CollectiveMode::Terminated => 2 * u32::from(message_packets),
             CollectiveMode::Augmented => u32::from(message_packets).max(AUGMENTED_SLOTS_MIN),
         };
         (u32::from(slots) < need).then_some(FaultKind::TooFewSlots {
@@ -163,7 +187,9 @@ impl TranslatedRule {
         let mut rule = Self {
             start_psn: t.get("start_psn", read_psn).unwrap_or_default(),
             mode: t
-                .get("mode", |v| v.parsed("a mode: \"translated\" or \"augmented\""))
+                .get("mode", |v| {
+                    v.parsed("a mode: \"translated\", \"augmented\" or \"terminated\"")
+                })
                 .unwrap_or_default(),
             slots: t
                 .need("slots", "a power of two, 2 to 32768", |v| Limit::SLOTS.read(v))
@@ -237,8 +263,8 @@ impl Fields for TranslatedRule {
         if let Some(kind) = self.bad_slots() {
             fault("slots", kind);
         }
-        if self.mode == CollectiveMode::Augmented && self.loss_policy == LossPolicy::Reflect {
-            fault("loss_policy", FaultKind::AugmentedReflects);
+        if self.mode != CollectiveMode::Translated && self.loss_policy == LossPolicy::Reflect {
+            fault("loss_policy", FaultKind::ModeReflects { mode: self.mode });
         }
         let (given, least) = (self.ack_timeout_us, ACK_TIMEOUT_MIN_US);
         if given < least {

@@ -41,7 +41,7 @@ struct Sum {
     runs: u64,
     lossy: u64,
     by_policy: [u64; 2],
-    augmented: u64,
+    by_mode: [u64; 3],
     deepest: usize,
     /// Runs with links beyond a tree.
     meshed: u64,
@@ -57,7 +57,7 @@ impl Sum {
         self.lossy += u64::from(scenario.lossy);
         for group in &scenario.groups {
             self.by_policy[group.rule().loss_policy as usize] += 1;
-            self.augmented += u64::from(group.rule().mode == CollectiveMode::Augmented);
+            self.by_mode[group.rule().mode as usize] += 1;
             self.largest = self.largest.max(group.request.members.len());
         }
         self.pairs += u64::from(scenario.groups.len() > 1);
@@ -75,14 +75,15 @@ impl Sum {
     fn print(&self) {
         let total = &self.total;
         println!(
-            "{} runs ({} with faults, {} repair, {} reflect, {} augmented, up to {} switches and {} ranks in a group, {} not in a tree of links, {} with two \
+            "{} runs ({} with faults, {} repair, {} reflect, {} augmented, {} terminated, up to {} switches and {} ranks in a group, {} not in a tree of links, {} with two \
              groups), {} collectives, {} bytes of results \
              compared, {} events, {} of virtual time, {} packets sent again by hosts\nlinks: {:?}",
             self.runs,
             self.lossy,
             self.by_policy[0],
             self.by_policy[1],
-            self.augmented,
+            self.by_mode[CollectiveMode::Augmented as usize],
+            self.by_mode[CollectiveMode::Terminated as usize],
             self.deepest,
             self.largest,
             self.meshed,
@@ -134,7 +135,8 @@ fn every_result_is_right_and_every_collective_ends() {
         ("sent again", sum.total.retransmits),
         ("repair", sum.by_policy[0]),
         ("reflect", sum.by_policy[1]),
-        ("augmented", sum.augmented),
+        ("augmented", sum.by_mode[CollectiveMode::Augmented as usize]),
+        ("terminated", sum.by_mode[CollectiveMode::Terminated as usize]),
     ] {
         assert!(count > 100, "{what}: {count}");
     }

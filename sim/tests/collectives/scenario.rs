@@ -133,13 +133,14 @@ impl Group {
         let mcst_id = McstId(Ipv4Addr::new(10, number, rng.random(), 1));
         let (start_psn, loss_policy) = (psn(rng), pick(rng, LossPolicy::ALL));
         // Drawn from what was drawn before, so that the other values of a seed stay.
-        let augmented = loss_policy == LossPolicy::Repair && start_psn.value() % 2 == 1;
+        let mode = match (loss_policy, start_psn.value() % 4) {
+            (LossPolicy::Repair, 1 | 3) => CollectiveMode::Augmented,
+            (LossPolicy::Repair, 2) => CollectiveMode::Terminated,
+            _ => CollectiveMode::Translated,
+        };
         let rule = TranslatedRule {
             start_psn,
-            mode: match augmented {
-                true => CollectiveMode::Augmented,
-                false => CollectiveMode::Translated,
-            },
+            mode,
             message_packets: message as u16,
             reproducible,
             loss_policy,
@@ -167,7 +168,7 @@ impl Group {
                 timeout,
                 window: pick(rng, &[16, 64, 129, 1024]),
                 min_rnr_timer: rng.random_range(1..8),
-                selective_repeat: augmented && size.is_multiple_of(2),
+                selective_repeat: mode == CollectiveMode::Augmented && size.is_multiple_of(2),
                 ..RankQp::default()
             },
         }

@@ -59,10 +59,7 @@ pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings) {
         true => "in rank order (reproducible)",
         false => "as they come",
     };
-    let mode = match settings.mode() {
-        api::CollectiveMode::Augmented => CollectiveMode::Augmented,
-        _ => CollectiveMode::Translated,
-    };
+    let mode = mode_of(settings);
     let loss = match settings.loss_policy() {
         api::CollectiveLossPolicy::Reflect => LossPolicy::Reflect.name(),
         _ => LossPolicy::Repair.name(),
@@ -80,6 +77,14 @@ pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings) {
     facts.add("straggler_policy", "stragglers", straggler);
     facts.add_as("ack_timeout_us", ack, "ACK time-out", ack_text);
     facts.add_as("stall_timeout_ms", stall, "stall time-out", millis(stall));
+}
+
+fn mode_of(settings: &api::CollectiveSettings) -> CollectiveMode {
+    match settings.mode() {
+        api::CollectiveMode::Augmented => CollectiveMode::Augmented,
+        api::CollectiveMode::Terminated => CollectiveMode::Terminated,
+        _ => CollectiveMode::Translated,
+    }
 }
 
 /// The flags by which a rank asks for the settings of its group, where they are not the default.
@@ -100,8 +105,8 @@ pub(super) fn rank_flags(settings: &api::CollectiveSettings) -> String {
         flags.push_str(" --reproducible");
     }
     let mut add = |flag: &str, value: &dyn std::fmt::Display| flags += &format!(" {flag} {value}");
-    if settings.mode() == api::CollectiveMode::Augmented {
-        add("--mode", &CollectiveMode::Augmented);
+    if mode_of(settings) != CollectiveMode::default() {
+        add("--mode", &mode_of(settings));
     }
     if settings.loss_policy() == api::CollectiveLossPolicy::Reflect {
         add("--loss", &LossPolicy::Reflect);

@@ -1,10 +1,10 @@
 //! PSN bridging between PSNs on the wire and positions. The `u` and `d` of a host count only packets that it sends or receives.
 //! Conversion starts at the lowest unacknowledged position, whose `u` or `d` is known, and walks over the collectives in flight.
 
-use super::calls::Role;
 use super::endpoint::Receiving;
 use super::machine::Translated;
 use super::{EndpointId, EndpointKind};
+use crate::calls::Role;
 use castnet_wire::Psn;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

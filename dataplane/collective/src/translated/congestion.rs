@@ -4,9 +4,9 @@
 //! results wait for its contributions; for a Reduce all senders; for a Broadcast the source. Of the CNPs of a window, only those of the
 //! receiver with most CNPs are forwarded (Cepheus III.D, contract M4).
 
-use super::calls::Flow;
 use super::machine::{Translated, emit};
 use super::{Effect, Effects, EndpointId, EndpointSet};
+use crate::calls::Flow;
 use castnet_wire::Nanos;
 
 /// The least interval between two CNPs to a sender, as for notification points of DCQCN.

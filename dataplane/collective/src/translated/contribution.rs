@@ -1,13 +1,13 @@
 //! Handling of packets from an endpoint: contributions, control messages and results.
 
 use super::bridge::{Location, wire};
-use super::calls::{Flow, NO_SHAPE, Role};
 use super::emission::Readiness;
 use super::endpoint::Receiving;
 use super::machine::{Translated, emit};
 use super::pipe::Pipe;
 use super::slot::{Phase, Slots};
 use super::{CallId, Effect, Effects, EndpointId, EndpointKind, EndpointSet, PacketShape, Refusal};
+use crate::calls::{Flow, NO_SHAPE, Role};
 use crate::prefetch::Prefetch;
 use castnet_wire::{Call, Control, DropReason, NakCode, Nanos, Primitive, Psn, Syndrome, Verdict};
 

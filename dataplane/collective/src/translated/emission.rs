@@ -1,10 +1,10 @@
 //! ReplicateData: sends results and contributions to their receivers, in order the first time.
 
-use super::calls::{Flow, Role};
 use super::machine::{Translated, emit};
 use super::pipe::Pipe;
 use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointSet};
+use crate::calls::{Flow, Role};
 
 /// Most unacknowledged retransmissions to a host: slightly more than a fast link holds in a round-trip time.
 const PACE: u64 = 8;

@@ -1,9 +1,9 @@
 //! ReceiveAck and SendAck: feedback from the receivers of a packet, and feedback to its senders.
 
 use super::bridge::wire;
-use super::calls::{Flow, Role};
 use super::machine::{Translated, emit};
 use super::{Effect, Effects, EndpointId, EndpointKind};
+use crate::calls::{Flow, Role};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
 
 impl<const W: usize> Translated<W> {

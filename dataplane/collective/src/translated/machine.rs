@@ -1,4 +1,3 @@
-use super::calls::{Calls, Flow};
 use super::congestion::Congestion;
 use super::endpoint::Endpoint;
 use super::pipe::{Pipe, Window};
@@ -7,6 +6,7 @@ use super::{
     CallId, CollectiveMode, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event,
     LossPolicy, PacketShape, StragglerPolicy, TranslatedConfig,
 };
+use crate::calls::{Calls, Flow};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
@@ -123,7 +123,7 @@ impl<const W: usize> Translated<W> {
                 reproducible: config.reproducible,
                 loss: match config.mode {
                     CollectiveMode::Translated => config.loss,
-                    CollectiveMode::Augmented => LossPolicy::Repair,
+                    _ => LossPolicy::Repair,
                 },
                 mode: config.mode,
                 straggler: config.straggler,

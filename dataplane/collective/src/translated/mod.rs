@@ -17,7 +17,6 @@
 //!
 //! How this differs from the paper, and why it is safe: `docs/decisions/0005-mode-two.md`, and `0019-mode-three.md` for Mode-III.
 mod bridge;
-mod calls;
 mod config;
 mod congestion;
 mod contribution;

@@ -11,10 +11,10 @@
 //!
 //! Each pipe has its own `psn_start`, the lowest position that it still needs. Positions that a pipe never carries do not hold it back.
 
-use super::calls::{Flow, Role};
 use super::machine::{Translated, emit};
 use super::slot::Phase;
 use super::{Effect, Effects, EndpointId};
+use crate::calls::{Flow, Role};
 use castnet_wire::Nanos;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

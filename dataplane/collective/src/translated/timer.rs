@@ -1,10 +1,10 @@
 //! Retransmission and other timers.
 
-use super::calls::Flow;
 use super::machine::{Translated, emit};
 use super::pipe::Pipe;
 use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointSet, StragglerPolicy, TimerReason};
+use crate::calls::Flow;
 use castnet_wire::{Nanos, RnrTimer, Syndrome};
 
 const TICK_EFFECTS: usize = 4;

@@ -42,6 +42,7 @@ macro_rules! with_group {
             $crate::group::context::Context::Collective(group) => match group {
                 $crate::group::collective::Collective::Narrow($group) => $result,
                 $crate::group::collective::Collective::Wide($group) => $result,
+                $crate::group::collective::Collective::Terminated($group) => $result,
             },
             $crate::group::context::Context::Forwarding($group) => $result,
         }
@@ -141,6 +142,7 @@ impl Context {
             Self::Multicast(group) => ContextStatus::Multicast(group.status()),
             Self::Collective(Collective::Narrow(group)) => ContextStatus::Collective(group.status()),
             Self::Collective(Collective::Wide(group)) => ContextStatus::Collective(group.status()),
+            Self::Collective(Collective::Terminated(group)) => ContextStatus::Collective(group.status()),
             Self::Forwarding(group) => ContextStatus::Forwarding(group.status()),
         }
     }

@@ -2,6 +2,7 @@ use std::collections::VecDeque;
 
 use castnet_collective::path::WORDS_MAX;
 use castnet_collective::{Effects, translated};
+use castnet_endpoint::Endpoint;
 use castnet_reduce::prefetch;
 use castnet_wire::Nanos;
 
@@ -10,7 +11,8 @@ use crate::observe::events::Events;
 use crate::output::Output;
 use crate::tables::wheel::{FINE_TICK, TICK, Wheel};
 
-const PAYLOAD_MAX: usize = 4096;
+/// Room for a payload, or for a frame of a terminated connection.
+const ROOM: usize = Endpoint::FRAME_MAX;
 
 /// Output, timers, events and scratch memory for groups of all kinds. A group is borrowed beside them.
 #[derive(Debug)]
@@ -34,7 +36,7 @@ impl Services {
             scratch: Scratch {
                 effects: Effects::new(),
                 collective: CollectiveEffects::default(),
-                payload: Box::new([0; PAYLOAD_MAX]),
+                room: Box::new([0; ROOM]),
             },
         }
     }
@@ -50,7 +52,36 @@ pub(crate) struct Timers {
     pub(crate) emitting: VecDeque<u32>,
 }
 
+/// What of a collective group is armed and queued in [`Timers`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Scheduled {
+    pub(crate) armed_for: Nanos,
+    /// The group is queued because it has more to send.
+    pub(crate) emitting: bool,
+}
+
 impl Timers {
+    /// Queues the group if it has more to send, and arms its timer.
+    #[inline]
+    pub(crate) fn schedule(
+        &mut self,
+        (now, slot): (Nanos, u32),
+        scheduled: &mut Scheduled,
+        due: Option<Nanos>,
+        more: bool,
+    ) {
+        if more && !scheduled.emitting {
+            scheduled.emitting = true;
+            self.emitting.push_back(slot);
+        }
+        let Some(at) = due else { return };
+        if at < scheduled.armed_for || !self.fine.is_armed(slot) {
+            self.fine.disarm(slot);
+            self.fine.arm(now, slot, at);
+            scheduled.armed_for = at;
+        }
+    }
+
     pub(crate) fn disarm(&mut self, slot: u32) {
         self.coarse.disarm(slot);
         self.fine.disarm(slot);
@@ -78,8 +109,8 @@ impl Timers {
 pub(crate) struct Scratch {
     pub(crate) effects: Effects,
     pub(crate) collective: CollectiveEffects,
-    /// Buffer for a payload in several segments.
-    pub(crate) payload: Box<[u8; PAYLOAD_MAX]>,
+    /// Buffer for a payload in several segments, or for a frame to send.
+    pub(crate) room: Box<[u8; ROOM]>,
 }
 
 /// Effects of collective machines, for each width of endpoint sets.

@@ -85,12 +85,13 @@ pub(super) fn finish(net: &mut Net, jobs: &[Job]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Mode-II with each policy of loss repair, or Mode-III.
+/// Mode-II with each policy of loss repair, Mode-III, or Mode-I.
 fn set_policy(rule: &mut TranslatedRule, policy: u8) {
     match policy {
         0 => rule.loss_policy = LossPolicy::Repair,
         1 => rule.loss_policy = LossPolicy::Reflect,
-        _ => rule.mode = CollectiveMode::Augmented,
+        2 => rule.mode = CollectiveMode::Augmented,
+        _ => rule.mode = CollectiveMode::Terminated,
     }
 }
 
@@ -100,7 +101,7 @@ proptest! {
     #[test]
     fn one_switch_adds_what_all_ranks_send(
         (ranks, jobs) in (2usize..7).prop_flat_map(|n| (Just(n), prop::collection::vec(any_job(n), 1..6))),
-        faults in any_faults(), reproducible: bool, policy in 0u8..3, vlan: bool, seed: u64,
+        faults in any_faults(), reproducible: bool, policy in 0u8..4, vlan: bool, seed: u64,
     ) {
         let rule = collective_star(ranks).with_translated(|rule| {
             rule.reproducible = reproducible;
@@ -116,7 +117,7 @@ proptest! {
 
     #[test]
     fn two_tiers_add_what_all_ranks_send(
-        jobs in prop::collection::vec(any_job(6), 1..5), faults in any_faults(), reproducible: bool, policy in 0u8..3, seed: u64,
+        jobs in prop::collection::vec(any_job(6), 1..5), faults in any_faults(), reproducible: bool, policy in 0u8..4, seed: u64,
     ) {
         let change = |rule: &mut TranslatedRule| {
             rule.reproducible = reproducible;
@@ -129,7 +130,7 @@ proptest! {
 
     #[test]
     fn routers_between_switches_change_no_sum(
-        jobs in prop::collection::vec(any_job(6), 1..5), faults in any_faults(), slow: bool, policy in 0u8..3, seed: u64,
+        jobs in prop::collection::vec(any_job(6), 1..5), faults in any_faults(), slow: bool, policy in 0u8..4, seed: u64,
     ) {
         let change = |rule: &mut TranslatedRule| set_policy(rule, policy);
         let mut net = Net::routed_tiers(change, &jobs, seed);
@@ -637,7 +638,7 @@ proptest! {
     /// S1 over any traffic: every frame has one end; a dry run says what then happens, byte for byte; nothing panics.
     #[test]
     fn any_frame_ends_and_is_counted(
-        odds in prop::collection::vec((odd(), any::<bool>()), 1..80), controls in 0usize..4, buffers in prop::option::of(0usize..60), reproducible: bool, policy in 0u8..3,
+        odds in prop::collection::vec((odd(), any::<bool>()), 1..80), controls in 0usize..4, buffers in prop::option::of(0usize..60), reproducible: bool, policy in 0u8..4,
     ) {
         let jobs = [job(Primitive::AllReduce, DataType::U64, 0, 300, 3, 1), job(Primitive::Broadcast, DataType::U8, 1, 500, 3, 1)];
         let mut engine = engine(4);

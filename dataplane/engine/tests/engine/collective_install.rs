@@ -3,13 +3,15 @@
 use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::{Context, Engine, InstallError, PortInfo};
+use castnet_rules::CollectiveMode::{Augmented, Terminated, Translated};
 use castnet_rules::GroupRule;
 use castnet_wire::Pmtu;
 
 #[test]
 fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
-    for (ranks, slots, pmtu, reproducible) in [
-        (2, 2, Pmtu::B256, false),
+    let all = [Translated, Augmented, Terminated];
+    for ((ranks, slots, pmtu, reproducible), mode) in [
+        (2_usize, 2_u16, Pmtu::B256, false),
         (8, 512, Pmtu::B1024, false),
         (8, 512, Pmtu::B1024, true),
         (64, 4096, Pmtu::B256, false),
@@ -19,11 +21,23 @@ fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
         (1024, 2, Pmtu::B256, false),
         (1024, 4096, Pmtu::B1024, false),
         (1024, 4, Pmtu::B4096, true),
-    ] {
+    ]
+    .into_iter()
+    .flat_map(|case| all.map(|mode| (case, mode)))
+    {
+        // Mode-I has buffers for each endpoint: no more than what the test's machine has.
+        let slots = match mode {
+            Translated => slots,
+            Augmented => slots.max(4),
+            Terminated => slots
+                .min(((1_u32 << 18) >> ranks.ilog2() >> pmtu.bytes().ilog2()) as u16)
+                .max(2),
+        };
         let rule = GroupRule {
             pmtu,
             ..one_armed_star(ranks).with_translated(|rule| {
                 (rule.slots, rule.message_packets, rule.reproducible) = (slots, 1, reproducible);
+                rule.mode = mode;
             })
         };
         let slot_bytes = rule.translated().unwrap().slot_bytes(pmtu, ranks);
@@ -33,7 +47,7 @@ fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
             group.collective().unwrap().footprint(),
         );
         println!(
-            "{ranks} ranks, {slots} slots of {} B: {said} bytes said, {takes} taken, {} of them slots",
+            "{mode}, {ranks} ranks, {slots} slots of {} B: {said} bytes said, {takes} taken, {} of them slots",
             pmtu.bytes(),
             slot_bytes
         );

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use castnet_comm::CollectiveMode::{self, Augmented, Translated};
+use castnet_comm::CollectiveMode::{self, Augmented, Terminated, Translated};
 use castnet_comm::{
     CommConfig, CommError, CommPath, Communicator, Controllers, Element, Fallback, Operation,
 };
@@ -298,6 +298,13 @@ fn six_collectives_at_one_switch_one_percent_loss_augmented() {
 }
 
 #[test]
+fn six_collectives_at_one_switch_one_percent_loss_terminated() {
+    in_lab(STAR, &LOSS, |lab| {
+        all_sizes_with_losses(lab, 4, Terminated, &["sw"])
+    });
+}
+
+#[test]
 fn six_collectives_over_two_tiers() {
     in_lab(TWO_TIERS, &[], |lab| {
         Job::start(lab, "tiers", 6, |_| {}, all_sizes)?.finish()
@@ -315,6 +322,13 @@ fn six_collectives_over_two_tiers_one_percent_loss() {
 fn six_collectives_over_two_tiers_one_percent_loss_augmented() {
     in_lab(TWO_TIERS, &LOSS, |lab| {
         all_sizes_with_losses(lab, 6, Augmented, &["spine", "leaf1", "leaf2"])
+    });
+}
+
+#[test]
+fn six_collectives_over_two_tiers_one_percent_loss_terminated() {
+    in_lab(TWO_TIERS, &LOSS, |lab| {
+        all_sizes_with_losses(lab, 6, Terminated, &["spine", "leaf1", "leaf2"])
     });
 }
 

@@ -13,7 +13,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("rules", &["toml-reader", "wire"]),
     ("collective", &["wire"]),
     ("reduce", &["wire"]),
-    ("engine", &["collective", "reduce", "rules", "wire"]),
+    ("engine", &["collective", "endpoint", "reduce", "rules", "wire"]),
     ("pfc", &["wire"]),
     ("port", &["pfc"]),
     ("dpdk-sys", &[]),

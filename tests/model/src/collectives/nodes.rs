@@ -219,7 +219,7 @@ impl Nodes {
             // The contributions of Mode-III are in the first half.
             let ring = match switch.machine.status().mode {
                 CollectiveMode::Translated => SLOTS,
-                CollectiveMode::Augmented => SLOTS / 2,
+                _ => SLOTS / 2,
             };
             let slot = psn.diff(START).rem_euclid(ring as i32) as usize;
             switch.contents[slot] = switch.contents[slot].plus(content);

@@ -61,6 +61,13 @@ const AUGMENTED: Job4 = Job4 {
     ..PLAIN
 };
 
+/// Mode-I of EPIC.
+const TERMINATED: Job4 = Job4 {
+    name: "collectives-terminated",
+    mode: CollectiveMode::Terminated,
+    ..AUGMENTED
+};
+
 pub(crate) fn scenarios(add: &mut impl FnMut(String, Scenario)) {
     for job in [
         PLAIN,
@@ -93,6 +100,15 @@ pub(crate) fn scenarios(add: &mut impl FnMut(String, Scenario)) {
             late_ms: LATE_MS,
             ..AUGMENTED
         },
+        TERMINATED,
+        Job4 {
+            name: "collectives-terminated-late",
+            hosts: RXE,
+            timeout: BRISK,
+            retry: 3,
+            late_ms: LATE_MS,
+            ..TERMINATED
+        },
     ] {
         add(job.name.into(), Box::new(move |scene| collectives(scene, job)));
     }
@@ -123,6 +139,13 @@ pub(crate) fn lossy_scenarios(add: &mut impl FnMut(String, Scenario)) {
             kind: "f32",
             faults: &["loss=3%,seed=14"],
             mode: CollectiveMode::Augmented,
+            ..lossy
+        },
+        Job4 {
+            name: "collectives-terminated-loss-3",
+            kind: "f32",
+            faults: &["loss=3%,seed=14"],
+            mode: CollectiveMode::Terminated,
             ..lossy
         },
     ] {

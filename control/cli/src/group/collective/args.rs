@@ -25,7 +25,8 @@ pub(crate) struct CollectiveArgs {
     #[arg(long, requires = "collective")]
     reproducible: bool,
     /// How switches carry the connections: translated (the default), where a rank's packet is acknowledged when its receivers have the
-    /// result, or augmented, where each switch acknowledges and repeats what it has stored
+    /// result; augmented, where each switch acknowledges and repeats what it has stored; or terminated, where each switch ends the
+    /// connections and works with whole messages
     #[arg(long, value_name = "MODE", requires = "collective", value_parser = mode)]
     mode: Option<CollectiveMode>,
     /// What repairs losses: the switch (repair, the default) or the hosts (reflect)
@@ -64,7 +65,7 @@ fn ack_timeout_us(text: &str) -> Result<u32, String> {
 
 pub(crate) fn mode(text: &str) -> Result<CollectiveMode, String> {
     text.parse()
-        .map_err(|_| format!("'{text}' is no mode: translated or augmented"))
+        .map_err(|_| format!("'{text}' is no mode: translated, augmented or terminated"))
 }
 
 fn loss(text: &str) -> Result<LossPolicy, String> {

@@ -8,18 +8,20 @@ use castnet_rules::{GroupRule, NextHop, RankPart, TranslatedRule};
 use castnet_wire::layout::PACKET_HEADERS;
 use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::{
-    Call, CallFlags, DataType, MacAddr, McstId, Nanos, Operation, PortId, Qpn, RoceHeader, TokenBucket,
+    Call, CallFlags, CollectiveMode, DataType, MacAddr, McstId, Nanos, Operation, PortId, Qpn, RoceHeader,
+    TokenBucket,
 };
 use core::net::Ipv4Addr;
 
 use super::slots::Slots;
+use super::terminated::TerminatedContext;
 use super::translate::{EndpointConnection, GroupHeader};
 use crate::egress::Egress;
 use crate::group::install::{macs, rule_bytes};
 use crate::group::kind::{EnginePrefetch, Kind};
 use crate::group::lookup::LookupTable;
 use crate::group::meter;
-use crate::group::services::{CollectiveEffects, EffectsOfWidth, Services};
+use crate::group::services::{CollectiveEffects, EffectsOfWidth, Scheduled, Services};
 use crate::observe::counters::{
     CollectiveCounters, CongestionCounters, CountersSnapshot, EndpointCounters, EndpointSnapshot,
 };
@@ -30,7 +32,7 @@ use crate::tables::next_hops::{NextHops, NextHopsFull};
 /// IPv4, UDP, BTH, ImmDt and ICRC around a payload.
 pub(crate) const OVERHEAD: usize = PACKET_HEADERS + 4 + ICRC_LEN;
 /// Machine ticks per time-out of the members' QPs.
-const TICKS: u64 = 4;
+pub(super) const TICKS: u64 = 4;
 const NONE: u8 = u8::MAX;
 
 /// A compiled collective group. The width of its endpoint sets depends on the number of endpoints.
@@ -44,14 +46,20 @@ pub enum Collective {
     Narrow(Box<CollectiveContext<1>>),
     /// More than 64 endpoints.
     Wide(Box<CollectiveContext<WORDS_MAX>>),
+    /// Mode-I.
+    Terminated(Box<TerminatedContext>),
 }
 
 impl Collective {
     /// The rule is checked, its endpoints are in order. `payload`: with memory for payload.
     pub(crate) fn new(rule: GroupRule, kind: &TranslatedRule, payload: bool) -> Self {
+        let config = machine_config(&rule, kind);
         match rule.endpoints.len() <= EndpointSet::<1>::CAPACITY {
-            true => Self::Narrow(CollectiveContext::new(rule, kind, payload)),
-            false => Self::Wide(CollectiveContext::new(rule, kind, payload)),
+            _ if kind.mode == CollectiveMode::Terminated => {
+                Self::Terminated(TerminatedContext::new(config, rule, kind, payload))
+            }
+            true => Self::Narrow(CollectiveContext::new(config, rule, kind, payload)),
+            false => Self::Wide(CollectiveContext::new(config, rule, kind, payload)),
         }
     }
 
@@ -59,6 +67,7 @@ impl Collective {
         match (self, of) {
             (Self::Narrow(group), Self::Narrow(of)) => group.copy_state(of),
             (Self::Wide(group), Self::Wide(of)) => group.copy_state(of),
+            (Self::Terminated(group), Self::Terminated(of)) => group.copy_state(of),
             _ => debug_assert!(false, "both groups have the same rule"),
         }
     }
@@ -68,6 +77,7 @@ impl Collective {
         match self {
             Self::Narrow(group) => group.footprint(),
             Self::Wide(group) => group.footprint(),
+            Self::Terminated(group) => group.footprint(),
         }
     }
 
@@ -76,6 +86,7 @@ impl Collective {
         match self {
             Self::Narrow(group) => &group.counters,
             Self::Wide(group) => &group.counters,
+            Self::Terminated(group) => &group.counters,
         }
     }
 }
@@ -101,43 +112,18 @@ pub(crate) struct CollectiveContext<const W: usize> {
     pub(super) counters: CollectiveCounters,
     pub(super) congestion: CongestionCounters,
     pub(super) per_endpoint: Box<[EndpointCounters]>,
-    pub(super) armed_for: Nanos,
-    /// The group is queued because it has more to send.
-    pub(super) emitting: bool,
+    pub(super) scheduled: Scheduled,
     pub(super) rule: GroupRule,
 }
 
 impl<const W: usize> CollectiveContext<W> {
-    fn new(rule: GroupRule, kind: &TranslatedRule, payload: bool) -> Box<Self> {
+    fn new(config: TranslatedConfig, rule: GroupRule, kind: &TranslatedRule, payload: bool) -> Box<Self> {
         let mut by_port = [NONE; PortId::COUNT];
         for (i, endpoint) in rule.endpoints.iter().enumerate() {
             by_port[endpoint.port.index()] = i as u8;
         }
-        let machine = Translated::new(TranslatedConfig {
-            endpoints: rule
-                .endpoints
-                .iter()
-                .map(|e| EndpointConfig {
-                    kind: endpoint_kind(&e.next_hop),
-                    ranks: e.next_hop.ranks().iter().copied().collect(),
-                })
-                .collect(),
-            parent: kind.parent.and_then(|parent| EndpointId::new(parent.into())),
-            start_psn: kind.start_psn,
-            slots: kind.slots,
-            message_packets: kind.message_packets,
-            pmtu: rule.pmtu.bytes() as u16,
-            reproducible: kind.reproducible,
-            // A barrier needs one packet, so there can be as many collectives as slots.
-            collectives_max: kind.slots,
-            mode: kind.mode,
-            loss: kind.loss_policy,
-            straggler: kind.straggler_policy,
-            tick: Nanos(u64::from(kind.ack_timeout_us) * 1_000 / TICKS),
-            stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
-        });
         Box::new(Self {
-            machine,
+            machine: Translated::new(config),
             slots: Slots::new(&rule, kind, payload),
             connections: rule
                 .endpoints
@@ -159,8 +145,7 @@ impl<const W: usize> CollectiveContext<W> {
             counters: CollectiveCounters::default(),
             congestion: CongestionCounters::default(),
             per_endpoint: vec![EndpointCounters::default(); rule.endpoints.len()].into_boxed_slice(),
-            armed_for: Nanos::ZERO,
-            emitting: false,
+            scheduled: Scheduled::default(),
             rule,
         })
     }
@@ -336,7 +321,7 @@ where
     }
 
     fn resume(&mut self, services: &mut Services, now: Nanos, slot: u32) {
-        let more = std::mem::take(&mut self.emitting);
+        let more = std::mem::take(&mut self.scheduled.emitting);
         self.schedule(&mut services.timers, now, slot, more);
     }
 
@@ -383,6 +368,32 @@ impl KernelCache {
                 kernel
             }
         }
+    }
+}
+
+fn machine_config(rule: &GroupRule, kind: &TranslatedRule) -> TranslatedConfig {
+    TranslatedConfig {
+        endpoints: rule
+            .endpoints
+            .iter()
+            .map(|e| EndpointConfig {
+                kind: endpoint_kind(&e.next_hop),
+                ranks: e.next_hop.ranks().iter().copied().collect(),
+            })
+            .collect(),
+        parent: kind.parent.and_then(|parent| EndpointId::new(parent.into())),
+        start_psn: kind.start_psn,
+        slots: kind.slots,
+        message_packets: kind.message_packets,
+        pmtu: rule.pmtu.bytes() as u16,
+        reproducible: kind.reproducible,
+        // A barrier needs one packet, so there can be as many collectives as slots.
+        collectives_max: kind.slots,
+        mode: kind.mode,
+        loss: kind.loss_policy,
+        straggler: kind.straggler_policy,
+        tick: Nanos(u64::from(kind.ack_timeout_us) * 1_000 / TICKS),
+        stall_timeout: Nanos::from_millis(rule.stall_timeout_ms.into()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Describes the decisions of a collective group, for traces.
 
-use castnet_collective::EndpointId;
 use castnet_collective::translated::{Effect, Event};
+use castnet_collective::{EndpointId, terminated};
 use castnet_rules::GroupRule;
 
 use super::context::CollectiveContext;
@@ -18,6 +18,34 @@ pub(super) fn name(rule: &GroupRule, endpoint: EndpointId) -> String {
             format!("endpoint {endpoint} (port {}, {who})", e.port)
         }
         None => format!("endpoint {endpoint}"),
+    }
+}
+
+/// An action on a message, in Mode-I.
+pub(super) fn message<const W: usize>(rule: &GroupRule, effect: &terminated::Effect<W>) -> String {
+    use terminated::Effect;
+    match *effect {
+        Effect::Take {
+            from,
+            slot,
+            first,
+            bytes,
+            ..
+        } => {
+            let what = if first { "copied" } else { "added" };
+            format!("{bytes} bytes of {} {what} into slot {slot}", name(rule, from))
+        }
+        Effect::Send { slot, to, bytes } => {
+            let to = names(rule, to.iter());
+            format!("slot {slot}, {bytes} bytes, is sent to {to}")
+        }
+        Effect::SendControl { to, control, .. } => format!("{control}, to {}", names(rule, to.iter())),
+        Effect::Receive { from, buffer } => format!("buffer {buffer} of {} is free", name(rule, from)),
+        Effect::Refused { from } => format!("the message of {} is refused", name(rule, from)),
+        Effect::Conflict { control } => format!("conflict: {control}"),
+        Effect::Stalled { waiting_for, .. } => {
+            format!("stalled: waits for {}", names(rule, waiting_for.iter()))
+        }
     }
 }
 

@@ -68,7 +68,7 @@ where
         } = services;
         let length = shape.payload.into();
         let received = Received {
-            payload: slots::payload(&frame, PLAIN, length, &mut scratch.payload[..]),
+            payload: slots::payload(&frame, PLAIN, length, &mut scratch.room[..]),
             imm: None,
             length,
         };

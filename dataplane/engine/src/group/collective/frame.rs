@@ -4,10 +4,11 @@ use core::net::Ipv4Addr;
 
 use castnet_collective::translated::{Effect, Effects, Event, PacketShape};
 use castnet_collective::{EndpointId, EndpointSet};
-use castnet_rules::NextHop;
+use castnet_reduce::Checksum;
+use castnet_rules::{GroupRule, NextHop};
 use castnet_wire::ipv4::ECN;
 use castnet_wire::{
-    Aeth, Control, DropReason, FrameBuf, Headers, Kind, Nanos, Opcode, Psn, RoceHeader, Syndrome,
+    Aeth, Control, DropReason, FrameBuf, Headers, Kind, MacAddr, Nanos, Opcode, Psn, RoceHeader, Syndrome,
 };
 
 use super::context::CollectiveContext;
@@ -69,22 +70,14 @@ where
             events,
             scratch,
         } = services;
-        let (effects, room) = (scratch.collective.of(), &mut scratch.payload[..]);
+        let (effects, room) = (scratch.collective.of(), &mut scratch.room[..]);
         let payload = slots::payload(&frame, header.payload_at, header.payload_len, room);
         let event = match admit(cx, self, header, src, &frame, payload) {
             Ok(event) => event,
-            Err((stage, reason)) => {
+            Err(refusal) => {
                 self.counters.dropped += 1;
-                let from = (cx.ingress, src, address::source_mac(frame.head()));
-                return cx.drop(stage, reason, || {
-                    // Frames of an adjacent switch have the McstID as their source.
-                    let speaks_as = |hop: &NextHop| Some(hop.ip().unwrap_or(self.mcst_id.0));
-                    let texts = [
-                        "is neither SEND nor feedback",
-                        "the ICRC is wrong: it must not be added",
-                    ];
-                    classify::explain_refusal(reason, &self.rule, from, header, speaks_as, texts)
-                });
+                let who = (src, address::source_mac(frame.head()));
+                return refuse(cx, &self.rule, refusal, who, header);
             }
         };
         let mut congested =
@@ -166,7 +159,7 @@ where
         cx: &mut Cx<'_, E, O>,
         slot: u32,
     ) {
-        self.emitting = false;
+        self.scheduled.emitting = false;
         cx.observer.group(self.mcst_id);
         let mut effect_cx = EffectCx {
             output: &mut services.output,
@@ -177,22 +170,65 @@ where
         self.schedule(&mut services.timers, cx.now, slot, more);
     }
 
-    /// Queues the group if it has more to send, and arms its timer.
     #[inline]
     pub(super) fn schedule(&mut self, timers: &mut Timers, now: Nanos, slot: u32, more: bool) {
-        if more && !self.emitting {
-            self.emitting = true;
-            timers.emitting.push_back(slot);
-        }
-        let Some((at, _)) = self.machine.poll_timeout() else {
-            return;
-        };
-        if at < self.armed_for || !timers.fine.is_armed(slot) {
-            timers.fine.disarm(slot);
-            timers.fine.arm(now, slot, at);
-            self.armed_for = at;
-        }
+        let due = self.machine.poll_timeout().map(|(at, _)| at);
+        timers.schedule((now, slot), &mut self.scheduled, due, more);
     }
+}
+
+/// The class of a frame of an endpoint, or why it is dropped. The whole ICRC is verified, because results get a new one (contract C3).
+#[inline]
+pub(super) fn accept<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    rule: &GroupRule,
+    checksum: &Checksum,
+    (from, src): (Option<EndpointId>, Ipv4Addr),
+    header: &RoceHeader,
+    frame: &E::Buf,
+) -> Result<(EndpointId, Class), Refusal> {
+    let from = from.ok_or(classify::NOT_MEMBER)?;
+    let class = classify::class(header)?;
+    if matches!(class, Class::Data) && header.bth.opcode.info().kind != Kind::Send {
+        return Err((Stage::Classify, DropReason::NotMulticastable));
+    }
+    cx.observer.step(|| {
+        let (name, opcode) = (&rule.name, header.bth.opcode);
+        let decision = format!("group {name}, {opcode} from {}", explain::name(rule, from));
+        let qpn = header.bth.dest_qp;
+        let why = format!("dst {} qpn {qpn}, src {src}, port {}", rule.mcst_id, cx.ingress);
+        Step::new(Stage::Classify, decision, why)
+    });
+    classify::check_packet(header, frame, rule.pmtu.bytes())?;
+    if !verify::is_sound(checksum, frame, header) {
+        return Err((Stage::Verify, DropReason::BadIcrc));
+    }
+    cx.observer.step(|| {
+        let why = "results get a new ICRC, so that of each frame is verified in full";
+        Step::new(Stage::Verify, "ICRC is right", why)
+    });
+    Ok((from, class))
+}
+
+/// Explains why [`accept`] has refused a frame, and drops it.
+#[cold]
+pub(super) fn refuse<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    rule: &GroupRule,
+    (stage, reason): Refusal,
+    (src, mac): (Ipv4Addr, Option<MacAddr>),
+    header: &RoceHeader,
+) -> Verdict {
+    let from = (cx.ingress, src, mac);
+    cx.drop(stage, reason, || {
+        // Frames of an adjacent switch have the McstID as their source.
+        let speaks_as = |hop: &NextHop| Some(hop.ip().unwrap_or(rule.mcst_id.0));
+        let texts = [
+            "is neither SEND nor feedback",
+            "the ICRC is wrong: it must not be added",
+        ];
+        classify::explain_refusal(reason, rule, from, header, speaks_as, texts)
+    })
 }
 
 /// The event of a frame, or why it is dropped. The whole ICRC is verified first, because results get a new ICRC (contract C3).
@@ -207,26 +243,7 @@ fn admit<E: Egress, O: Observer, const W: usize>(
 ) -> Result<Event, Refusal> {
     let mac = address::source_mac(frame.head());
     let from = group.sender(cx.ingress, src, header.bth.dest_qp, mac);
-    let from = from.ok_or(classify::NOT_MEMBER)?;
-    let class = classify::class(header)?;
-    if matches!(class, Class::Data) && header.bth.opcode.info().kind != Kind::Send {
-        return Err((Stage::Classify, DropReason::NotMulticastable));
-    }
-    cx.observer.step(|| {
-        let (name, opcode) = (&group.rule.name, header.bth.opcode);
-        let decision = format!("group {name}, {opcode} from {}", explain::name(&group.rule, from));
-        let qpn = header.bth.dest_qp;
-        let why = format!("dst {} qpn {qpn}, src {src}, port {}", group.mcst_id, cx.ingress);
-        Step::new(Stage::Classify, decision, why)
-    });
-    classify::check_packet(header, frame, group.pmtu)?;
-    if !verify::is_sound(&group.checksum, frame, header) {
-        return Err((Stage::Verify, DropReason::BadIcrc));
-    }
-    cx.observer.step(|| {
-        let why = "results get a new ICRC, so that of each frame is verified in full";
-        Step::new(Stage::Verify, "ICRC is right", why)
-    });
+    let (from, class) = accept(cx, &group.rule, &group.checksum, (from, src), header, frame)?;
     let link = LinkHeader::of(Some(frame), header);
     if let Some(connection) = group.connections.get_mut(from.index()) {
         if connection.link != link {

@@ -10,6 +10,7 @@ mod fast;
 mod feedback;
 mod frame;
 mod slots;
+mod terminated;
 mod translate;
 
 pub(crate) use context::OVERHEAD;

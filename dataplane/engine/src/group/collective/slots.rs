@@ -203,8 +203,14 @@ pub(crate) fn payload<'f>(
     pieces(frame, at, length).unwrap_or_else(|| (gathered(frame, at, length, room), &[]))
 }
 
+/// Copies a payload to `room`.
 #[cold]
-fn gathered<'f>(frame: &'f impl FrameBuf, at: usize, length: usize, room: &'f mut [u8]) -> &'f [u8] {
+pub(crate) fn gathered<'f>(
+    frame: &'f impl FrameBuf,
+    at: usize,
+    length: usize,
+    room: &'f mut [u8],
+) -> &'f [u8] {
     let length = length.min(room.len());
     let (mut skip, mut to) = (at, &mut room[..length]);
     for segment in frame.segments() {

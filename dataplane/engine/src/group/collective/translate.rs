@@ -23,7 +23,7 @@ use castnet_wire::{Bth, FrameBuf, Ipv4, McstId, Opcode, PortId, Psn, Qpn, ipv4};
 const IMM: usize = 4;
 /// AckReq, reserved bits, PSN: the end of the BTH.
 const PSN_WORD: usize = 4;
-const ECT_0: u8 = 2;
+pub(super) const ECT_0: u8 = 2;
 /// So many zero bytes do not change the register of a CRC.
 const PERIOD: usize = u32::MAX as usize;
 /// From the identification to AckReq and PSN.

@@ -1,7 +1,7 @@
 //! The collectives in flight, with the senders and receivers of their packets. Positions count the group's packets in 64 bits and never
 //! wrap. Only `bridge` converts them from and to the 24 bits on the wire.
 
-use super::{EndpointId, PacketShape};
+use crate::translated::{EndpointId, PacketShape};
 use alloc::boxed::Box;
 use alloc::vec;
 use castnet_wire::{Call, CallFlags, Control, DataType, Opcode, Operation, Primitive, Verdict};
@@ -127,6 +127,22 @@ impl Collective {
             some => some / per_message,
         };
         (complete(to) - complete(from)) as u32
+    }
+
+    /// The end of the message that begins at `g`.
+    pub(super) fn message_end(&self, g: u64, message_packets: u16) -> u64 {
+        let end = self.part_end(g);
+        match g == self.start {
+            true => end,
+            false => end.min(g + u64::from(self.per_message(message_packets))),
+        }
+    }
+
+    /// Bytes of the data message that begins at `g`.
+    pub(super) fn message_bytes(&self, g: u64, pmtu: u16, message_packets: u16) -> u32 {
+        let (begin, pmtu) = (self.block_start(self.block(g)), u64::from(pmtu));
+        let upto = |g: u64| ((g - begin) * pmtu).min(self.call.bytes());
+        (upto(self.message_end(g, message_packets)) - upto(g)) as u32
     }
 
     fn per_message(&self, message_packets: u16) -> u32 {

@@ -1,0 +1,789 @@
+//! A collective group over terminated connections (EPIC 4.2, Mode-I): RC connections that end at the switch, with the requester and the
+//! responder of hosts ([`castnet_endpoint`]), and above them a machine that works with whole messages
+//! ([`castnet_collective::Terminated`]), whose actions are carried out here on bytes.
+//!
+//! All messages lie in one region: the slots of both pipes, then the buffers of each endpoint. The connection of endpoint `n` is the QP
+//! `FIRST_QPN + n`, a number that only the switch sees.
+
+use core::net::Ipv4Addr;
+
+use castnet_collective::path::WORDS_MAX;
+use castnet_collective::terminated::{Effect, Inbox, Message};
+use castnet_collective::{EndpointId, EndpointSet, Terminated, TranslatedConfig};
+use castnet_endpoint::{
+    Access, Completion, CompletionOp, EndpointConfig, LocalSlice, MemoryKey, QpConfig, QueueLimits, RecvWr,
+    SendOp, SendWr, Status,
+};
+use castnet_reduce::Checksum;
+use castnet_rules::{Endpoint, GroupRule, TranslatedRule};
+use castnet_wire::ipv4::ECN;
+use castnet_wire::layout::{self, PLAIN_FRAME};
+use castnet_wire::{
+    Control, DropReason, Ethernet, FrameBuf, Kind as PacketKind, MacAddr, McstId, NakCode, Nanos, Opcode,
+    PortId, Psn, Qpn, RoceHeader, Syndrome, TokenBucket,
+};
+
+use super::context::{CollectiveGroupStatus, KernelCache, TICKS};
+use super::explain;
+use super::frame::{self, accept};
+use super::slots;
+use super::translate::ECT_0;
+use crate::address;
+use crate::egress::Egress;
+use crate::group::classify::Class;
+use crate::group::install::{macs, rule_bytes};
+use crate::group::kind::Kind;
+use crate::group::lookup::LookupTable;
+use crate::group::meter::{self, Metered};
+use crate::group::services::{Scheduled, Services};
+use crate::group::verify;
+use crate::observe::counters::{
+    CollectiveCounters, CongestionCounters, CountersSnapshot, EndpointCounters, EndpointSnapshot,
+};
+use crate::observe::events::{EventKind, Events};
+use crate::observe::trace::{Observer, Stage, Step, Verdict};
+use crate::output::Output;
+use crate::output::acknowledge::{LinkHeader, MACS};
+use crate::output::cx::Cx;
+use crate::tables::next_hops::{NextHops, NextHopsFull};
+
+/// Most frames sent in one iteration.
+const EMISSIONS_MAX: usize = 32;
+const FIRST_QPN: u32 = 2;
+/// A neighbour without a buffer tries again after 0.16 ms.
+const RNR_TIMER: u8 = 8;
+/// A compiled group of Mode-I, with all its memory.
+#[derive(Debug)]
+pub(crate) struct TerminatedContext {
+    machine: Terminated<WORDS_MAX>,
+    connections: castnet_endpoint::Endpoint,
+    region: MemoryKey,
+    room: Room,
+    /// By endpoint and buffer.
+    messages: Box<[Message]>,
+    /// The control message in the frame that is handled, if it has immediate data.
+    control: Message,
+    senders: LookupTable,
+    neighbours: Box<[Neighbour]>,
+    mcst_id: McstId,
+    /// By endpoint; empty without a rate limit.
+    meters: Box<[Option<TokenBucket>]>,
+    kernels: KernelCache,
+    checksum: Checksum,
+    pub(super) counters: CollectiveCounters,
+    congestion: CongestionCounters,
+    per_endpoint: Box<[EndpointCounters]>,
+    scheduled: Scheduled,
+    rule: GroupRule,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Neighbour {
+    port: PortId,
+    next_hop: u16,
+    /// VLAN tags and class of service, from its last frame.
+    link: LinkHeader,
+    /// Its data is ECN-capable. Data to it then is, too.
+    ect: bool,
+}
+
+/// Where messages lie in the region.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    /// Bytes of a message.
+    message: usize,
+    /// Slots of a pipe, and buffers of an endpoint.
+    ring: usize,
+}
+
+impl Room {
+    fn slot(&self, slot: u16) -> usize {
+        usize::from(slot) * self.message
+    }
+
+    /// The number of a buffer among all.
+    fn buffer(&self, endpoint: EndpointId, buffer: u16) -> usize {
+        endpoint.index() * self.ring + usize::from(buffer)
+    }
+
+    /// The first byte of the buffers.
+    fn buffers(&self) -> usize {
+        2 * self.ring * self.message
+    }
+}
+
+/// What has arrived, for the machine.
+struct Received<'a> {
+    room: Room,
+    messages: &'a [Message],
+}
+
+impl Inbox for Received<'_> {
+    fn message(&self, from: EndpointId, buffer: u16) -> Message {
+        let message = self.messages.get(self.room.buffer(from, buffer));
+        message.copied().unwrap_or(Message::Invalid)
+    }
+}
+
+fn qpn(endpoint: EndpointId) -> Qpn {
+    Qpn::new(FIRST_QPN + endpoint.index() as u32)
+}
+
+fn endpoint_of(qpn: Qpn) -> Option<EndpointId> {
+    EndpointId::new(qpn.value().checked_sub(FIRST_QPN)? as usize)
+}
+
+/// The shortest time-out of a QP that is at least a tick of the group.
+fn timeout(ack_timeout_us: u32) -> u8 {
+    let tick = u64::from(ack_timeout_us) * 1_000 / TICKS;
+    let codes = (1..31_u8).find(|&code| 4096 << code >= tick);
+    codes.unwrap_or(31)
+}
+
+/// The connection to an endpoint: its PSNs are those of the rank or, between switches, start with that of the group.
+fn connection(
+    (endpoint, id): (&Endpoint, EndpointId),
+    rule: &GroupRule,
+    kind: &TranslatedRule,
+    ring: usize,
+) -> QpConfig {
+    let hop = &endpoint.next_hop;
+    let (sq_psn, rq_psn) = match hop.rank() {
+        Some(rank) => (rank.rq_psn, rank.sq_psn),
+        None => (kind.start_psn, kind.start_psn),
+    };
+    QpConfig {
+        limits: QueueLimits {
+            send: ring,
+            receive: ring,
+        },
+        sq_psn,
+        rq_psn,
+        pmtu: rule.pmtu,
+        timeout: timeout(kind.ack_timeout_us),
+        min_rnr_timer: RNR_TIMER,
+        cnp_interval: Some(QpConfig::CNP_INTERVAL),
+        ..QpConfig::new(qpn(id), hop.ip().unwrap_or(rule.mcst_id.0), hop.mac(), hop.qpn())
+    }
+}
+
+fn ids(rule: &GroupRule) -> impl Iterator<Item = (&Endpoint, EndpointId)> {
+    let ids = (0..).map_while(EndpointId::new);
+    rule.endpoints.iter().zip(ids)
+}
+
+impl TerminatedContext {
+    /// The rule is checked, its endpoints are in order. `payload`: with memory for messages.
+    pub(super) fn new(
+        config: TranslatedConfig,
+        rule: GroupRule,
+        kind: &TranslatedRule,
+        payload: bool,
+    ) -> Box<Self> {
+        let machine = Terminated::new(config);
+        let room = Room {
+            message: usize::from(kind.message_packets) * rule.pmtu.bytes(),
+            ring: machine.slots().into(),
+        };
+        let endpoints = rule.endpoints.len();
+        let mut connections = castnet_endpoint::Endpoint::new(EndpointConfig {
+            qps_max: endpoints,
+            completions_max: usize::MAX,
+            coalesce_acks: true,
+            responses_max: 16,
+            ..EndpointConfig::new(MacAddr::UNSPECIFIED, rule.mcst_id.0)
+        });
+        let bytes = room.buffers() + endpoints * room.ring * room.message;
+        let region = match payload {
+            // Not zeros: the kernel would map zeroed pages at the first access, while a frame is handled.
+            true => connections.register_memory(0, vec![u8::MAX; bytes], Access::LOCAL),
+            false => connections.register_void(bytes as u64, Access::LOCAL),
+        };
+        let mut group = Box::new(Self {
+            connections,
+            region: region.unwrap_or(MemoryKey::NONE),
+            room,
+            messages: vec![Message::Invalid; endpoints * room.ring].into_boxed_slice(),
+            control: Message::Invalid,
+            senders: LookupTable::of_all(&rule, Some(rule.mcst_id.0)),
+            neighbours: rule.endpoints.iter().map(Neighbour::new).collect(),
+            mcst_id: rule.mcst_id,
+            meters: match rule.rate_limit {
+                Some(_) => rule.endpoints.iter().map(|e| meter::of(&rule, e)).collect(),
+                None => Box::default(),
+            },
+            kernels: KernelCache::default(),
+            checksum: Checksum::select(),
+            counters: CollectiveCounters::default(),
+            congestion: CongestionCounters::default(),
+            per_endpoint: vec![EndpointCounters::default(); endpoints].into_boxed_slice(),
+            scheduled: Scheduled::default(),
+            machine,
+            rule,
+        });
+        let configs: Vec<_> = ids(&group.rule)
+            .map(|endpoint| connection(endpoint, &group.rule, kind, room.ring))
+            .collect();
+        for (config, id) in configs.into_iter().zip((0..).map_while(EndpointId::new)) {
+            let created = group.connections.create_qp(config);
+            debug_assert!(created.is_ok(), "the rule is checked: {created:?}");
+            for buffer in 0..room.ring as u16 {
+                group.receive(id, buffer);
+            }
+        }
+        group
+    }
+
+    pub(super) fn footprint(&self) -> usize {
+        let bytes = self.connections.memory(self.region).unwrap_or_default().len();
+        size_of::<Self>() - size_of::<Terminated<WORDS_MAX>>()
+            + self.machine.footprint()
+            + bytes
+            + self.connections.footprint()
+            + size_of_val(&*self.messages)
+            + self.senders.bytes()
+            + size_of_val(&*self.neighbours)
+            + size_of_val(&*self.meters)
+            + size_of_val(&*self.per_endpoint)
+            + rule_bytes(&self.rule)
+    }
+
+    pub(super) fn copy_state(&mut self, of: &Self) {
+        self.machine.copy_state(&of.machine);
+        self.connections.copy_state(&of.connections);
+        self.messages.copy_from_slice(&of.messages);
+        for (neighbour, of) in self.neighbours.iter_mut().zip(&of.neighbours) {
+            (neighbour.link, neighbour.ect) = (of.link, of.ect);
+        }
+        self.meters.clone_from_slice(&of.meters);
+    }
+
+    /// Posts a buffer.
+    fn receive(&mut self, from: EndpointId, buffer: u16) {
+        let at = self.room.buffers() + self.room.buffer(from, buffer) * self.room.message;
+        let local = LocalSlice {
+            key: self.region,
+            offset: at as u64,
+            length: self.room.message as u32,
+        };
+        let wr = RecvWr {
+            wr_id: buffer.into(),
+            local,
+        };
+        let posted = self.connections.post_recv(qpn(from), wr);
+        debug_assert!(posted.is_ok(), "each buffer is posted once: {posted:?}");
+    }
+
+    fn send(&mut self, slot: u16, to: EndpointSet<WORDS_MAX>, op: SendOp, bytes: u32) {
+        let local = LocalSlice {
+            key: self.region,
+            offset: self.room.slot(slot) as u64,
+            length: bytes,
+        };
+        for endpoint in to {
+            let posted = self
+                .connections
+                .post_send(qpn(endpoint), SendWr::new(slot.into(), op, local));
+            debug_assert!(posted.is_ok(), "each slot is sent once: {posted:?}");
+        }
+    }
+
+    /// Passes completions to the machine, and carries out its actions.
+    fn work<O: Observer>(&mut self, now: Nanos, observer: &mut O, events: &mut Events) {
+        loop {
+            while let Some(completion) = self.connections.poll_completion() {
+                self.complete(now, &completion, events);
+            }
+            let mut idle = true;
+            loop {
+                let received = Received {
+                    room: self.room,
+                    messages: &self.messages,
+                };
+                let Some(effect) = self.machine.poll(now, &received) else {
+                    break;
+                };
+                idle = false;
+                self.carry_out(now, &effect, observer, events);
+            }
+            if idle {
+                return;
+            }
+        }
+    }
+
+    fn complete(&mut self, now: Nanos, completion: &Completion, events: &mut Events) {
+        let Some(endpoint) = endpoint_of(completion.qpn) else {
+            return;
+        };
+        match (completion.status, completion.op) {
+            (Status::Success, CompletionOp::Recv | CompletionOp::RecvWriteImm) => {
+                let at = self.room.buffer(endpoint, completion.wr_id as u16);
+                if let Some(message) = self.messages.get_mut(at) {
+                    *message = match completion.imm {
+                        None => Message::Data(completion.byte_len),
+                        Some(_) => self.control,
+                    };
+                }
+                self.machine.arrived(now, endpoint);
+            }
+            (Status::Success, CompletionOp::Send | CompletionOp::Write) => {
+                self.machine.acknowledged(now, endpoint, completion.wr_id as u16);
+            }
+            (Status::Flushed, _) => {}
+            (_, _) => self.member_failed(now, endpoint, events),
+        }
+    }
+
+    /// Reports, once, that a connection has ended.
+    fn member_failed(&mut self, now: Nanos, endpoint: EndpointId, events: &mut Events) {
+        if self.machine.has_ended(endpoint) {
+            return;
+        }
+        self.machine.end(endpoint);
+        let kind = EventKind::MemberFailed {
+            mcst_id: self.mcst_id,
+            generation: self.rule.generation,
+            endpoint: endpoint.index() as u16,
+            syndrome: Syndrome::Nak(NakCode::InvalidRequest).byte(),
+        };
+        events.push(now, kind);
+    }
+
+    fn carry_out<O: Observer>(
+        &mut self,
+        now: Nanos,
+        effect: &Effect<WORDS_MAX>,
+        observer: &mut O,
+        events: &mut Events,
+    ) {
+        let (mcst_id, generation) = (self.mcst_id, self.rule.generation);
+        observer.step(|| {
+            Step::new(
+                Stage::Machine,
+                explain::message(&self.rule, effect),
+                "whole messages",
+            )
+        });
+        match *effect {
+            Effect::Take {
+                slot,
+                from,
+                buffer,
+                first,
+                bytes,
+                kernel,
+            } => {
+                let kernel = self.kernels.select(self.machine.call(kernel));
+                let (to, length) = (self.room.slot(slot), bytes as usize);
+                let at = self.room.buffer(from, buffer) * self.room.message;
+                let all = self.connections.memory_mut(self.region).unwrap_or_default();
+                let parts = all.split_at_mut_checked(self.room.buffers());
+                let Some((slots, buffers)) = parts else { return };
+                let (Some(sum), Some(message)) =
+                    (slots.get_mut(to..to + length), buffers.get(at..at + length))
+                else {
+                    return debug_assert!(false, "a message has at most the length of a buffer");
+                };
+                match first {
+                    true => sum.copy_from_slice(message),
+                    false => kernel.apply(sum, message),
+                }
+            }
+            Effect::Send { slot, to, bytes } => self.send(slot, to, SendOp::Send, bytes),
+            Effect::SendControl { slot, to, control } => {
+                let at = self.room.slot(slot);
+                let all = self.connections.memory_mut(self.region).unwrap_or_default();
+                if let Some(bytes) = all.get_mut(at..).and_then(|all| all.first_chunk_mut()) {
+                    control.emit(bytes);
+                }
+                self.send(slot, to, SendOp::SendImm(Control::IMMEDIATE), Control::LEN as u32);
+            }
+            Effect::Receive { from, buffer } => self.receive(from, buffer),
+            Effect::Refused { from } => {
+                self.counters.dropped += 1;
+                let refused = self.connections.refuse_qp(qpn(from));
+                debug_assert!(refused.is_ok(), "each endpoint has a QP");
+                let kind = EventKind::MemberFailed {
+                    mcst_id,
+                    generation,
+                    endpoint: from.index() as u16,
+                    syndrome: Syndrome::Nak(NakCode::InvalidRequest).byte(),
+                };
+                events.push(now, kind);
+            }
+            Effect::Conflict { control } => {
+                self.counters.conflicts += 1;
+                let kind = EventKind::CollectiveConflict {
+                    mcst_id,
+                    generation,
+                    control,
+                };
+                events.push(now, kind);
+            }
+            Effect::Stalled {
+                waiting_for,
+                g,
+                since,
+            } => {
+                self.counters.stalls += 1;
+                let kind = EventKind::CollectiveStalled {
+                    mcst_id,
+                    generation,
+                    waiting_for: waiting_for.iter().collect(),
+                    psn: g,
+                    since,
+                };
+                events.push(now, kind);
+            }
+        }
+    }
+
+    /// Sends frames of the connections, up to the limit of one iteration. True if there may be more.
+    fn transmit<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        output: &mut Output,
+        frame: &mut [u8],
+    ) -> bool {
+        for _ in 0..EMISSIONS_MAX {
+            let Some((qpn, length)) = self.connections.poll_transmit_of(cx.now, frame) else {
+                return false;
+            };
+            let Some(endpoint) = endpoint_of(qpn) else {
+                continue;
+            };
+            self.transmit_one(cx, output, endpoint, frame.get(..length).unwrap_or_default());
+        }
+        true
+    }
+
+    fn transmit_one<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        output: &mut Output,
+        endpoint: EndpointId,
+        bytes: &[u8],
+    ) {
+        let (Some(neighbour), Some(counters), Some(packet)) = (
+            self.neighbours.get(endpoint.index()),
+            self.per_endpoint.get_mut(endpoint.index()),
+            bytes.get(MACS + 2..),
+        ) else {
+            return output
+                .counters
+                .invariant_violated("a frame is for one of the endpoints");
+        };
+        let (port, all) = (neighbour.port, &mut self.counters);
+        let mut addresses = [0; MACS];
+        let (dst, src) = (output.next_hops.get(neighbour.next_hop), output.ports.mac(port));
+        castnet_wire::ethernet::set_macs(&mut addresses, dst, src);
+        let frame = match output.ports.up.contains(port) {
+            true => cx
+                .egress
+                .gather(port, &[&addresses, neighbour.link.bytes(), packet]),
+            false => None,
+        };
+        let Some(frame) = frame else {
+            all.lost += 1;
+            counters.lost += 1;
+            output.counters.totals.copies_lost += 1;
+            return cx
+                .observer
+                .step(|| Step::new(Stage::Translate, "not sent", "no buffer, or the port is down"));
+        };
+        count_sent(bytes, all, counters, &mut self.congestion);
+        output.counters.totals.originated += 1;
+        cx.observer.step(|| {
+            let who = explain::name(&self.rule, endpoint);
+            Step::new(
+                Stage::Translate,
+                format!("a frame for {who}"),
+                format!("by port {port}"),
+            )
+        });
+        cx.send(&mut output.counters, port, frame);
+    }
+
+    fn finish<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
+        self.work(cx.now, cx.observer, &mut services.events);
+        let more = self.transmit(cx, &mut services.output, &mut services.scratch.room[..]);
+        self.schedule(services, cx.now, slot, more);
+    }
+
+    fn schedule(&mut self, services: &mut Services, now: Nanos, slot: u32, more: bool) {
+        let timers = [
+            self.connections.poll_timeout().map(|(at, _)| at),
+            self.machine.poll_timeout(),
+        ];
+        let due = timers.into_iter().flatten().min();
+        let timers = &mut services.timers;
+        timers.schedule((now, slot), &mut self.scheduled, due, more);
+    }
+
+    fn endpoints(&self) -> impl Iterator<Item = EndpointSnapshot> {
+        let endpoints = self.rule.endpoints.iter().zip(&self.per_endpoint);
+        endpoints.map(|(endpoint, counters)| EndpointSnapshot {
+            port: endpoint.port,
+            counters: *counters,
+        })
+    }
+}
+
+impl Neighbour {
+    fn new(endpoint: &Endpoint) -> Self {
+        Self {
+            port: endpoint.port,
+            next_hop: 0,
+            link: LinkHeader::PLAIN,
+            ect: false,
+        }
+    }
+}
+
+/// A frame that a connection has written, without tags.
+fn count_sent(
+    bytes: &[u8],
+    all: &mut CollectiveCounters,
+    endpoint: &mut EndpointCounters,
+    congestion: &mut CongestionCounters,
+) {
+    let opcode = bytes
+        .get(Ethernet::LEN + layout::OPCODE)
+        .copied()
+        .and_then(Opcode::from_byte);
+    match opcode.map(|opcode| opcode.info().kind) {
+        Some(PacketKind::Ack) => {
+            let syndrome = bytes.get(PLAIN_FRAME).map(|byte| Syndrome::from_byte(*byte));
+            match syndrome {
+                Some(Some(Syndrome::RnrNak(_))) => {
+                    all.rnr_naks_out += 1;
+                    endpoint.rnr_naks_out += 1;
+                }
+                Some(Some(Syndrome::Nak(_))) => {
+                    all.naks_out += 1;
+                    endpoint.naks_out += 1;
+                }
+                _ => {
+                    all.acks_out += 1;
+                    endpoint.acks_out += 1;
+                }
+            }
+        }
+        Some(PacketKind::Cnp) => congestion.cnps_out += 1,
+        _ if opcode == Some(Opcode::SendOnlyImm) => all.controls_out += 1,
+        _ => {
+            all.results += 1;
+            all.result_bytes += bytes.len().saturating_sub(PLAIN_FRAME + 4) as u64;
+            endpoint.results += 1;
+        }
+    }
+}
+
+impl Kind for Box<TerminatedContext> {
+    type Status = CollectiveGroupStatus;
+
+    fn rule(&self) -> &GroupRule {
+        &self.rule
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.rule.reserved_bytes() as usize
+    }
+
+    fn bind(&mut self, next_hops: &mut NextHops, _: Option<Ipv4Addr>) -> Result<(), NextHopsFull> {
+        let TerminatedContext { rule, neighbours, .. } = &mut **self;
+        next_hops.acquire_all(macs(rule), |i, index| neighbours[i].next_hop = index)
+    }
+
+    fn unbind(&self, next_hops: &mut NextHops) {
+        self.neighbours
+            .iter()
+            .for_each(|neighbour| next_hops.release(neighbour.next_hop));
+    }
+
+    fn frame<E: Egress, O: Observer>(
+        &mut self,
+        services: &mut Services,
+        cx: &mut Cx<'_, E, O>,
+        slot: u32,
+        header: &RoceHeader,
+        src: Ipv4Addr,
+        frame: E::Buf,
+    ) -> Verdict {
+        cx.observer.group(self.mcst_id);
+        let mac = address::source_mac(frame.head());
+        let from = self.senders.find(cx.ingress, src, header.bth.dest_qp, mac);
+        let from = from.and_then(EndpointId::new);
+        let (from, class) = match accept(cx, &self.rule, &self.checksum, (from, src), header, &frame) {
+            Ok(accepted) => accepted,
+            Err(refusal) => {
+                self.counters.dropped += 1;
+                return frame::refuse(cx, &self.rule, refusal, (src, mac), header);
+            }
+        };
+        if self.machine.has_ended(from) {
+            self.counters.dropped += 1;
+            return cx.drop(Stage::Machine, DropReason::GroupFailed, || {
+                "the connection of its endpoint has ended".into()
+            });
+        }
+        let marked = header.tos & ECN == ECN && class == Class::Data;
+        self.congestion.marked += u64::from(marked);
+        if class == Class::Data
+            && header.imm.is_none()
+            && let Some(Some(bucket)) = self.meters.get_mut(from.index())
+        {
+            match meter::meter(cx, bucket, header, frame.length()) {
+                Metered::Within => {}
+                Metered::Marked => {
+                    self.counters.rate_marks += 1;
+                    self.connections.handle_mark(cx.now, qpn(from));
+                }
+                Metered::Over => {
+                    self.counters.dropped += 1;
+                    self.counters.rate_drops += 1;
+                    return meter::drop_over(cx, &self.rule, frame.length());
+                }
+            }
+        }
+        if let Some(neighbour) = self.neighbours.get_mut(from.index()) {
+            let link = LinkHeader::of(Some(&frame), header);
+            let ect = match class {
+                Class::Data => header.tos & ECN != 0,
+                Class::Feedback(_) | Class::Cnp => neighbour.ect,
+            };
+            if neighbour.link != link || neighbour.ect != ect {
+                (neighbour.link, neighbour.ect) = (link, ect);
+                let tos = link.tos() | if ect { ECT_0 } else { 0 };
+                let changed = self.connections.set_tos(qpn(from), tos);
+                debug_assert!(changed.is_ok(), "each endpoint has a QP");
+            }
+        }
+        let before = (
+            self.connections.stats().requests_in,
+            self.connections.stats().duplicates_in,
+        );
+        let (at, length) = (header.payload_at, header.payload_len);
+        let payload = match verify::pieces(&frame, at, length) {
+            Some((payload, [])) => payload,
+            _ => slots::gathered(&frame, at, length, &mut services.scratch.room[..]),
+        };
+        if header.imm.is_some() {
+            let is_control =
+                header.bth.opcode == Opcode::SendOnlyImm && header.imm == Some(Control::IMMEDIATE);
+            let control = Control::parse(payload).ok().filter(|_| is_control);
+            self.control = control.map_or(Message::Invalid, Message::Control);
+        }
+        self.connections
+            .handle_verified(cx.now, qpn(from), header, payload);
+        let stats = self.connections.stats();
+        let (taken, repeated) = (stats.requests_in > before.0, stats.duplicates_in > before.1);
+        drop(frame);
+        self.count(from, class, header, (taken, repeated));
+        self.finish(services, cx, slot);
+        Verdict::Absorbed
+    }
+
+    fn timeout<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
+        cx.observer.group(self.mcst_id);
+        self.connections.handle_timeout(cx.now);
+        if let Some(stalled) = self.machine.handle_timeout(cx.now) {
+            self.carry_out(cx.now, &stalled, cx.observer, &mut services.events);
+        }
+        self.finish(services, cx, slot);
+    }
+
+    fn emit<E: Egress, O: Observer>(&mut self, services: &mut Services, cx: &mut Cx<'_, E, O>, slot: u32) {
+        self.scheduled.emitting = false;
+        cx.observer.group(self.mcst_id);
+        self.finish(services, cx, slot);
+    }
+
+    fn resume(&mut self, services: &mut Services, now: Nanos, slot: u32) {
+        let more = std::mem::take(&mut self.scheduled.emitting);
+        self.schedule(services, now, slot, more);
+    }
+
+    fn note_dropped(&mut self) {
+        self.counters.dropped += 1;
+    }
+
+    fn snapshot(&self, into: &mut CountersSnapshot) -> bool {
+        into.collective.add(&self.rule, self.counters, self.endpoints())
+    }
+
+    fn status(&self) -> CollectiveGroupStatus {
+        let mut machine = self.machine.status();
+        for endpoint in &mut machine.endpoints {
+            if let Ok(qp) = self.connections.qp_status(qpn(endpoint.endpoint)) {
+                let start = self.rule.endpoints.get(endpoint.endpoint.index());
+                let rank = start.and_then(|e| e.next_hop.rank());
+                let since =
+                    |psn: Psn, start: Psn| u64::from(psn.value().wrapping_sub(start.value()) % Psn::MODULUS);
+                if let Some(rank) = rank {
+                    endpoint.packets = (
+                        since(qp.psn_expected, rank.sq_psn),
+                        since(qp.psn_unacked, rank.rq_psn),
+                    );
+                }
+            }
+        }
+        let packets = self.rule.translated().map_or(0, |kind| kind.message_packets);
+        CollectiveGroupStatus {
+            rule: self.rule.clone(),
+            machine,
+            counters: self.counters,
+            congestion: self.congestion,
+            endpoints: self.endpoints().collect(),
+            slots_used: self.machine.slots_used() * usize::from(packets),
+            memory_bytes: self.memory_bytes(),
+        }
+    }
+}
+
+impl TerminatedContext {
+    fn count(
+        &mut self,
+        from: EndpointId,
+        class: Class,
+        header: &RoceHeader,
+        (taken, repeated): (bool, bool),
+    ) {
+        let Some(endpoint) = self.per_endpoint.get_mut(from.index()) else {
+            return;
+        };
+        let all = &mut self.counters;
+        match class {
+            Class::Data if taken => {
+                endpoint.contributions += 1;
+                match header.imm {
+                    Some(_) => all.controls_in += 1,
+                    None => {
+                        all.contributions += 1;
+                        all.contribution_bytes += header.payload_len as u64;
+                    }
+                }
+            }
+            Class::Data => {
+                all.repeats += u64::from(repeated);
+                endpoint.repeats += u64::from(repeated);
+            }
+            Class::Cnp => self.congestion.cnps_in += 1,
+            Class::Feedback(aeth) => match aeth.syndrome {
+                Syndrome::Ack => {
+                    all.acks_in += 1;
+                    endpoint.acks_in += 1;
+                }
+                Syndrome::Nak(_) => {
+                    all.naks_in += 1;
+                    endpoint.naks_in += 1;
+                }
+                Syndrome::RnrNak(_) => {
+                    all.rnr_naks_in += 1;
+                    endpoint.rnr_naks_in += 1;
+                }
+            },
+        }
+    }
+}
