@@ -132,6 +132,12 @@ pub enum FaultKind {
         "is \"reflect\": in the mode \"{mode}\", each switch repairs. Give \"repair\", or the mode \"translated\""
     )]
     ModeReflects { mode: CollectiveMode },
+    #[error("is \"{mode}\", the mode here: leave it out, it is for a switch of another mode")]
+    SameMode { mode: CollectiveMode },
+    #[error(
+        "is \"{there}\", which cannot meet a switch with the loss policy \"reflect\": losses on this edge are repaired at its ends. Give          \"repair\""
+    )]
+    ReflectingEdge { there: CollectiveMode },
     #[error("is 0: a message has at least 1 packet")]
     EmptyMessages,
     #[error("is {given}: give at least {least} microseconds")]

@@ -12,7 +12,7 @@ use crate::group::{
     DEFAULT_STALL_TIMEOUT_MS, Endpoint, GroupRule, HostEndpoint, HostPart, NextHop, RankPart, RemoteMemory,
 };
 use crate::kinds::GroupKind;
-use crate::limit::{IP_TEXT, Limit, MAC_TEXT, PREFIX_TEXT, RATE_TEXT};
+use crate::limit::{IP_TEXT, Limit, MAC_TEXT, MODE_TEXT, PREFIX_TEXT, RATE_TEXT};
 use crate::route::{Route, RouteHop};
 use crate::set::RuleSet;
 
@@ -237,6 +237,7 @@ fn read_switch(value: Value<'_>, kind: &str) -> Option<NextHop> {
                 ranks.unwrap_or_default()
             }
         },
+        mode: t.get("mode", |v| v.parsed(MODE_TEXT)),
     })
 }
 
@@ -371,6 +372,7 @@ fn write_group(out: &mut String, group: &GroupRule) {
                 qpn,
                 mac,
                 ranks,
+                mode,
             } => {
                 let ip = ip.map_or_else(String::new, |ip| format!(", ip = \"{ip}\""));
                 let qpn = match *qpn {
@@ -381,8 +383,9 @@ fn write_group(out: &mut String, group: &GroupRule) {
                     [] if !has_ranks(kind.name()) => String::new(),
                     ranks => format!(", ranks = {ranks:?}"),
                 };
+                let mode = mode.map_or_else(String::new, |mode| format!(", mode = \"{mode}\""));
                 format!(
-                    "switch = {{ name = {}{ip}{qpn}{}{ranks} }}",
+                    "switch = {{ name = {}{ip}{qpn}{}{ranks}{mode} }}",
                     quoted(name),
                     mac_text(*mac)
                 )

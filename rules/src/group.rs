@@ -2,7 +2,7 @@
 
 use core::net::Ipv4Addr;
 
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
+use castnet_wire::{CollectiveMode, MacAddr, McstId, Pmtu, PortId, Psn, Qpn, RateLimit};
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::{GroupKind, MulticastRule, TranslatedRule};
@@ -118,6 +118,13 @@ pub enum NextHop {
         /// All ranks behind it; for the parent, those behind no other endpoint here. Empty in a group without ranks.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         ranks: Vec<u16>,
+        /// The mode of a collective group there, if it is another one than here: the edge is then an RC connection with PSNs of its own.
+        #[serde(
+            default,
+            skip_serializing_if = "Option::is_none",
+            with = "text::optional_mode"
+        )]
+        mode: Option<CollectiveMode>,
     },
 }
 
@@ -265,6 +272,7 @@ impl NextHop {
             qpn: Qpn::VIRTUAL,
             mac,
             ranks: Vec::new(),
+            mode: None,
         }
     }
 
@@ -286,6 +294,14 @@ impl NextHop {
         match self {
             Self::Host(host) => host.rank().map(|r| &r.rank).map_or(&[], core::slice::from_ref),
             Self::Switch { ranks, .. } => ranks,
+        }
+    }
+
+    /// The mode of a collective group at a switch, if it is another one than here.
+    pub const fn mode(&self) -> Option<CollectiveMode> {
+        match self {
+            Self::Host(_) => None,
+            Self::Switch { mode, .. } => *mode,
         }
     }
 

@@ -11,6 +11,8 @@ use crate::group::ENDPOINTS_MAX;
 pub const IP_TEXT: &str = "an IPv4 address, such as \"10.0.0.1\"";
 /// Description of a MAC address in faults.
 pub const MAC_TEXT: &str = "an Ethernet address, such as \"02:00:00:00:00:01\"";
+/// Description of a mode of collectives in faults.
+pub(crate) const MODE_TEXT: &str = "a mode: \"translated\", \"augmented\" or \"terminated\"";
 /// Description of an IPv4 prefix in faults.
 pub const PREFIX_TEXT: &str = "an IPv4 prefix, such as \"10.0.1.0/24\"";
 

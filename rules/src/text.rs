@@ -157,6 +157,22 @@ pub mod any_source {
     }
 }
 
+pub(crate) mod optional_mode {
+    use castnet_wire::CollectiveMode;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize)]
+    struct Value(#[serde(with = "super::display")] CollectiveMode);
+
+    pub(crate) fn serialize<S: Serializer>(value: &Option<CollectiveMode>, s: S) -> Result<S::Ok, S::Error> {
+        value.map(CollectiveMode::name).serialize(s)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<CollectiveMode>, D::Error> {
+        Ok(Option::<Value>::deserialize(d)?.map(|Value(mode)| mode))
+    }
+}
+
 pub(crate) mod optional_psn {
     use castnet_wire::Psn;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

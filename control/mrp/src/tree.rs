@@ -288,6 +288,7 @@ fn switch_hop(name: String, mac: MacAddr, qpn: Qpn) -> NextHop {
         qpn,
         mac,
         ranks: Vec::new(),
+        mode: None,
     }
 }
 

@@ -20,6 +20,9 @@ pub enum PlanError {
     /// No host of that name.
     #[error("{field}: the fabric has no host {host:?}")]
     UnknownHost { field: String, host: String },
+    /// No switch of that name, which has a mode of its own.
+    #[error("modes: the fabric has no switch {switch:?}")]
+    UnknownSwitch { switch: String },
     /// A host is a member of a multicast group twice.
     #[error("{field}: host {host:?} is {first} already; a host is a member of a group once")]
     MemberTwice {
@@ -116,6 +119,7 @@ impl PlanError {
             | Self::SourceAmongReceivers { field, .. }
             | Self::NoAddress { field, .. }
             | Self::NoPath { field, .. } => field.clone(),
+            Self::UnknownSwitch { .. } => "modes".into(),
             Self::McstIdIsHost { .. } => "mcst_id".into(),
             Self::NoCastnetSwitch => String::new(),
             Self::PmtuTooLarge { .. } => "pmtu".into(),

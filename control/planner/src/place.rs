@@ -8,7 +8,7 @@
 //!
 //! A switch without room is left out and the search starts again, until a tree fits or the ranks cannot be linked. If
 //! memory is lacking, the search is repeated with the fewest slots that a group can work with before shortages are
-//! reported. All switches of a group have the same number of slots.
+//! reported. All switches of a group with the same mode have the same number of slots.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,6 +30,11 @@ pub(crate) fn place(
     (window_packets, rule): (u16, TranslatedRule),
     ranks: &[HostEndpoint],
 ) -> Result<Plan, PlanError> {
+    if let Some(switch) = request.modes.keys().find(|name| topology.switch(name).is_none()) {
+        return Err(PlanError::UnknownSwitch {
+            switch: switch.clone(),
+        });
+    }
     let usable = wide_enough(topology, request)?;
     let wanted = slots(window_packets, rule.message_packets, rule.mode);
     let fewest = slots_min(window_packets, rule.message_packets, rule.mode);

@@ -25,6 +25,8 @@ pub struct Request {
     pub stall_timeout_ms: u32,
     /// Limit of the data of each sender, of one lane.
     pub rate_limit: Option<RateLimit>,
+    /// Switches at which a collective group has another mode than its own.
+    pub modes: BTreeMap<String, CollectiveMode>,
     /// Its members; for a collective group the ranks, rank 0 first.
     pub members: Vec<Member>,
     /// The fields of its kind.
@@ -116,6 +118,7 @@ impl Request {
             pmtu,
             stall_timeout_ms: DEFAULT_STALL_TIMEOUT_MS,
             rate_limit: None,
+            modes: BTreeMap::new(),
             members,
             kind: RequestKind::Multicast(rule),
         }

@@ -4,7 +4,7 @@ use core::net::Ipv4Addr;
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_rules::{
-    Endpoint, FaultKind, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, TranslatedRule,
+    Endpoint, FaultKind, GroupKind, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, TranslatedRule,
 };
 use castnet_topology::{NodeId, Topology};
 use castnet_wire::{MacAddr, McstId, PortId, Qpn};
@@ -13,7 +13,7 @@ use crate::error::PlanError;
 use crate::grow::{Node, Parents};
 use crate::overlay::Route;
 use crate::plan::Plan;
-use crate::request::{Request, RequestKind};
+use crate::request::{Request, RequestKind, slots, slots_min};
 use crate::tree::{Role, Tree, TreeNode};
 
 /// What all rules of a group share.
@@ -54,6 +54,7 @@ pub(crate) fn write(
     let (root, _) = writer.node(root, None, &mut rules);
     let tree = Tree { root };
     number(&mut rules, request);
+    mix(&mut rules, request, slots);
     if tree.is_routed() || request.own_addresses {
         address(&request.mcst_ids, &mut rules)?;
     }
@@ -211,8 +212,35 @@ impl<'a> Writer<'a> {
                     qpn: Qpn::VIRTUAL,
                     mac: mac.filter(|_| !routed).unwrap_or(MacAddr::UNSPECIFIED),
                     ranks: ranks.collect(),
+                    mode: None,
                 }
             }
+        }
+    }
+}
+
+/// Gives each switch its mode with the slots for it, and the modes of its neighbours.
+fn mix(rules: &mut BTreeMap<String, GroupRule>, request: &Request, chosen: u16) {
+    let RequestKind::Collective { window_packets, rule } = request.kind else {
+        return;
+    };
+    let is_most = chosen == slots(window_packets, rule.message_packets, rule.mode);
+    let size = if is_most { slots } else { slots_min };
+    let mode_at = |switch: &str| request.modes.get(switch).copied().unwrap_or(rule.mode);
+    for (switch, group) in rules {
+        let mode = mode_at(switch);
+        for endpoint in &mut group.endpoints {
+            if let NextHop::Switch {
+                name, mode: there, ..
+            } = &mut endpoint.next_hop
+            {
+                *there = Some(mode_at(name)).filter(|there| *there != mode);
+            }
+        }
+        if let GroupKind::Translated(kind) = &mut group.kind
+            && mode != rule.mode
+        {
+            (kind.mode, kind.slots) = (mode, size(window_packets, rule.message_packets, mode));
         }
     }
 }

@@ -23,8 +23,8 @@ use alloc::vec;
 
 use crate::calls::{Calls, Flow, Role};
 use crate::translated::{
-    CallId, CollectiveMode, CollectiveStatus, EndpointConfig, EndpointId, EndpointKind, EndpointSet,
-    EndpointStatus, TranslatedConfig, TranslatedStatus,
+    CallId, CollectiveMode, CollectiveStatus, EndpointConfig, EndpointId, EndpointSet, EndpointStatus,
+    TranslatedConfig, TranslatedStatus,
 };
 use castnet_wire::{Call, Control, Nanos, Primitive, Psn, Verdict};
 
@@ -400,14 +400,11 @@ impl<const W: usize> Terminated<W> {
 
     /// Whether a control message can be that of the endpoint for this collective.
     fn is_from(&self, from: EndpointId, control: &Control, sequence: u32) -> bool {
-        let EndpointConfig { kind, ranks } = &self.config.endpoints[from.index()];
-        control.sequence == sequence
-            && match kind {
-                EndpointKind::Rank { rank, .. } => {
-                    control.rank == *rank && control.verdict == Verdict::Agreed
-                }
-                EndpointKind::Switch => self.is_parent(from) || ranks.contains(control.rank),
-            }
+        let ranks = self.config.endpoints[from.index()].ranks.as_slice();
+        // Switches with several ranks merge what they say.
+        let may_conflict = ranks.len() > 1 || control.verdict == Verdict::Agreed;
+        let is_theirs = ranks.binary_search(&control.rank).is_ok() && may_conflict;
+        control.sequence == sequence && (self.is_parent(from) || is_theirs)
     }
 
     fn message(&self, from: EndpointId, index: u64, inbox: &impl Inbox) -> Message {

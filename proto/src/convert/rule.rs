@@ -201,6 +201,7 @@ fn read_switch(prefix: &str, message: &v1::SwitchEndpoint, r: &mut Reader) -> Ne
         qpn: r.read(format_args!("{prefix}qpn"), virtual_qpn(message.qpn), Qpn::new(0)),
         mac: r.read(format_args!("{prefix}mac"), mac, MacAddr::UNSPECIFIED),
         ranks,
+        mode: r.read(format_args!("{prefix}mode"), mode(message.mode), None),
     }
 }
 
@@ -327,12 +328,14 @@ fn endpoint_to_proto(endpoint: &Endpoint) -> v1::Endpoint {
             qpn,
             mac,
             ranks,
+            mode,
         } => Hop::Switch(v1::SwitchEndpoint {
             name: name.clone(),
             ip: ip.map(|ip| ip.to_string()),
             qpn: Some(qpn.value()),
             mac: mac_to_proto(*mac),
             ranks: ranks.iter().map(|r| u32::from(*r)).collect(),
+            mode: mode.map_or(0, |mode| mode_to_proto(mode).into()),
         }),
     };
     v1::Endpoint {

@@ -42,6 +42,7 @@ fn at_port(index: u8) -> impl Strategy<Value = Endpoint> {
             qpn: Qpn::new(qpn),
             mac,
             ranks: Vec::new(),
+            mode: None,
         }),
     ]
     .prop_flat_map(move |next_hop| {

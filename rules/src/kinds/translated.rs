@@ -12,7 +12,7 @@ use crate::check::Unread;
 use crate::fault::{Fault, FaultKind};
 use crate::file::{line, read_psn};
 use crate::group::{ENDPOINTS_MAX, Endpoint, GroupRule, NextHop};
-use crate::limit::Limit;
+use crate::limit::{Limit, MODE_TEXT};
 use crate::text;
 
 pub(super) const SLOTS_MIN: u16 = 2;
@@ -167,6 +167,15 @@ impl TranslatedRule {
             + (STATE_BYTES_PER_SLOT + SETS_PER_SLOT * extra_set_bytes) * self.slots as u64
     }
 
+    /// Why a switch of another mode cannot be at the other end of an edge. What meets there is an RC connection that both ends keep
+    /// reliable on their own.
+    fn bad_edge(&self, there: CollectiveMode) -> Option<FaultKind> {
+        if there == self.mode {
+            return Some(FaultKind::SameMode { mode: there });
+        }
+        (self.loss_policy == LossPolicy::Reflect).then_some(FaultKind::ReflectingEdge { there })
+    }
+
     fn bad_slots(&self) -> Option<FaultKind> {
         let (slots, message_packets) = (self.slots, self.message_packets);
         if slots < SLOTS_MIN || !slots.is_power_of_two() {
@@ -186,11 +195,7 @@ impl TranslatedRule {
     pub(super) fn read<'t>(t: &'t Table<'_>) -> (Self, Option<Value<'t>>) {
         let mut rule = Self {
             start_psn: t.get("start_psn", read_psn).unwrap_or_default(),
-            mode: t
-                .get("mode", |v| {
-                    v.parsed("a mode: \"translated\", \"augmented\" or \"terminated\"")
-                })
-                .unwrap_or_default(),
+            mode: t.get("mode", |v| v.parsed(MODE_TEXT)).unwrap_or_default(),
             slots: t
                 .need("slots", "a power of two, 2 to 32768", |v| Limit::SLOTS.read(v))
                 .unwrap_or_default(),
@@ -272,6 +277,13 @@ impl Fields for TranslatedRule {
         }
         if let Some(kind) = self.parent.and_then(|parent| bad_parent(parent, endpoints)) {
             fault("parent", kind);
+        }
+        for (i, endpoint) in endpoints.iter().enumerate() {
+            if let Some(there) = endpoint.next_hop.mode()
+                && let Some(kind) = self.bad_edge(there)
+            {
+                fault(&format!("endpoints[{i}].switch.mode"), kind);
+            }
         }
         check_ranks(endpoints, unread, faults);
     }

@@ -81,6 +81,7 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
                             qpn: Qpn::new(qpn),
                             mac: if far { mac } else { near },
                             ranks: Vec::new(),
+                            mode: None,
                         },
                     };
                     let joining = qpn % 3 == 0 && next_hop.host().is_some() && i != usize::from(source);

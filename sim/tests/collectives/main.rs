@@ -42,6 +42,8 @@ struct Sum {
     lossy: u64,
     by_policy: [u64; 2],
     by_mode: [u64; 3],
+    /// Groups whose switches may have different modes.
+    mixed: u64,
     deepest: usize,
     /// Runs with links beyond a tree.
     meshed: u64,
@@ -58,6 +60,7 @@ impl Sum {
         for group in &scenario.groups {
             self.by_policy[group.rule().loss_policy as usize] += 1;
             self.by_mode[group.rule().mode as usize] += 1;
+            self.mixed += u64::from(!group.request.modes.is_empty());
             self.largest = self.largest.max(group.request.members.len());
         }
         self.pairs += u64::from(scenario.groups.len() > 1);
@@ -75,7 +78,7 @@ impl Sum {
     fn print(&self) {
         let total = &self.total;
         println!(
-            "{} runs ({} with faults, {} repair, {} reflect, {} augmented, {} terminated, up to {} switches and {} ranks in a group, {} not in a tree of links, {} with two \
+            "{} runs ({} with faults, {} repair, {} reflect, {} augmented, {} terminated, {} mixed, up to {} switches and {} ranks in a group, {} not in a tree of links, {} with two \
              groups), {} collectives, {} bytes of results \
              compared, {} events, {} of virtual time, {} packets sent again by hosts\nlinks: {:?}",
             self.runs,
@@ -84,6 +87,7 @@ impl Sum {
             self.by_policy[1],
             self.by_mode[CollectiveMode::Augmented as usize],
             self.by_mode[CollectiveMode::Terminated as usize],
+            self.mixed,
             self.deepest,
             self.largest,
             self.meshed,
@@ -137,6 +141,7 @@ fn every_result_is_right_and_every_collective_ends() {
         ("reflect", sum.by_policy[1]),
         ("augmented", sum.by_mode[CollectiveMode::Augmented as usize]),
         ("terminated", sum.by_mode[CollectiveMode::Terminated as usize]),
+        ("mixed", sum.mixed),
     ] {
         assert!(count > 100, "{what}: {count}");
     }

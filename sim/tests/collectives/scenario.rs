@@ -74,6 +74,18 @@ impl Scenario {
         if !rest.is_empty() {
             groups.push(Group::random(more, 254, &rest, |_, _| {}));
         }
+        // Mode-I, II and III in one tree.
+        for group in &mut groups {
+            let repairs = group.rule().loss_policy == LossPolicy::Repair;
+            if repairs && more.random_bool(0.4) {
+                let switches: Vec<_> = topology.switches().map(|switch| switch.name.clone()).collect();
+                let modes = switches
+                    .into_iter()
+                    .map(|name| (name, pick(more, CollectiveMode::ALL)));
+                group.request.modes = modes.collect();
+                group.qp.selective_repeat = false;
+            }
+        }
         Self {
             seed,
             levels,
@@ -198,10 +210,11 @@ impl Group {
             })
             .collect();
         format!(
-            "{}: {} ranks, PMTU {}, window {}, messages of {}, {} calls at a time, {}, loss {}, stragglers {}, reproducible {}, PSN \
+            "{}: {} ranks, modes {:?}, PMTU {}, window {}, messages of {}, {} calls at a time, {}, loss {}, stragglers {}, reproducible {}, PSN \
              from {}, {:?}\n  {}",
             request.name,
             request.members.len(),
+            request.modes,
             request.pmtu.bytes(),
             machine.window_packets,
             machine.message_packets,

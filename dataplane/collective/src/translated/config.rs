@@ -49,16 +49,16 @@ pub struct EndpointConfig {
 /// What is at the other end of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EndpointKind {
-    /// A host.
+    /// A host, or a switch of another mode: an RC connection with PSNs of its own.
     Rank {
-        /// Its rank.
+        /// Its rank; for a switch, the lowest one behind it.
         rank: u16,
         /// Start of `u`: the first PSN that it sends.
         sq_psn: Psn,
         /// Start of `d`: the first PSN that it expects.
         rq_psn: Psn,
     },
-    /// Another switch of the tree, which uses the PSNs of the group.
+    /// Another switch of the tree with this mode, which uses the PSNs of the group.
     Switch,
 }
 

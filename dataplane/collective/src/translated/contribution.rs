@@ -256,10 +256,10 @@ impl<const W: usize> Translated<W> {
             if aggregated.complete {
                 self.complete(g, Flow::UpDown);
             }
-            if self.is_rank(from) {
-                let end = self.calls.get(index).end();
-                self.endpoint_mut(from).receiving.known = end;
-            }
+        }
+        if self.is_rank(from) {
+            let end = self.calls.get(index).end();
+            self.endpoint_mut(from).receiving.known = end;
         }
         let control = self.calls.get(index).control;
         if control.verdict != Verdict::Agreed {
@@ -311,12 +311,12 @@ impl<const W: usize> Translated<W> {
             None if self.is_parent(from) => return Err(DropReason::Stale),
             None => self.calls.next_sequence(),
         };
-        let agreed = control.verdict == Verdict::Agreed;
+        let ranks = &self.cold().endpoints[from.index()].ranks;
+        // Switches with several ranks merge what they say.
+        let agreed = control.verdict == Verdict::Agreed || ranks.as_slice().len() > 1;
         let member = match self.kind(from) {
-            EndpointKind::Rank { rank, .. } => control.rank == rank && agreed,
-            EndpointKind::Switch => {
-                self.is_parent(from) || self.cold().endpoints[from.index()].ranks.contains(control.rank)
-            }
+            EndpointKind::Rank { rank, .. } if !self.is_parent(from) => agreed && control.rank == rank,
+            _ => self.is_parent(from) || ranks.contains(control.rank),
         };
         if !member {
             Err(DropReason::NotMember)

@@ -161,6 +161,10 @@ impl<const W: usize> Translated<W> {
         let before = self.endpoint(parent).sending.acked;
         let acked = self.acknowledged_below(parent, before);
         if acked > before {
+            if self.is_rank(parent) {
+                let count = self.calls.count(parent, Role::Receives, before, acked);
+                self.endpoint_mut(parent).sending.acked_d += count;
+            }
             self.moved(parent, acked);
             if self.is_augmented() {
                 self.advance(now);

@@ -8,8 +8,8 @@ use castnet_rules::{GroupRule, NextHop, RankPart, TranslatedRule};
 use castnet_wire::layout::PACKET_HEADERS;
 use castnet_wire::roce::ICRC_LEN;
 use castnet_wire::{
-    Call, CallFlags, CollectiveMode, DataType, MacAddr, McstId, Nanos, Operation, PortId, Qpn, RoceHeader,
-    TokenBucket,
+    Call, CallFlags, CollectiveMode, DataType, MacAddr, McstId, Nanos, Operation, PortId, Psn, Qpn,
+    RoceHeader, TokenBucket,
 };
 use core::net::Ipv4Addr;
 
@@ -377,7 +377,7 @@ fn machine_config(rule: &GroupRule, kind: &TranslatedRule) -> TranslatedConfig {
             .endpoints
             .iter()
             .map(|e| EndpointConfig {
-                kind: endpoint_kind(&e.next_hop),
+                kind: endpoint_kind(&e.next_hop, kind.start_psn),
                 ranks: e.next_hop.ranks().iter().copied().collect(),
             })
             .collect(),
@@ -397,10 +397,13 @@ fn machine_config(rule: &GroupRule, kind: &TranslatedRule) -> TranslatedConfig {
     }
 }
 
-fn endpoint_kind(hop: &NextHop) -> EndpointKind {
-    match hop.rank() {
-        Some(&RankPart { rank, sq_psn, rq_psn }) => EndpointKind::Rank { rank, sq_psn, rq_psn },
-        None => EndpointKind::Switch,
+/// The PSNs of a connection between switches of different modes start, both ways, at that of the group.
+fn endpoint_kind(hop: &NextHop, start_psn: Psn) -> EndpointKind {
+    let (sq_psn, rq_psn) = (start_psn, start_psn);
+    match (hop.rank(), hop.mode(), hop.ranks()) {
+        (Some(&RankPart { rank, sq_psn, rq_psn }), ..) => EndpointKind::Rank { rank, sq_psn, rq_psn },
+        (None, Some(_), &[rank, ..]) => EndpointKind::Rank { rank, sq_psn, rq_psn },
+        _ => EndpointKind::Switch,
     }
 }
 
