@@ -326,7 +326,7 @@ fn modes(table: &mut Table) {
         ]);
         let lowest = lowest_of(&samples);
         for (name, mode, most) in [("III", 2, 1.3), ("I", 3, 3.0)] {
-            let ratio = median(&samples, |s: [f64; 4]| (s[mode] - s[0]) / (s[1] - s[0]));
+            let ratio = median(&samples, |s| (s[mode] - s[0]) / (s[1] - s[0]));
             table.row(
                 &format!("contribution, {payload:4} B of f32, in Mode-{name}"),
                 ns(lowest[mode] - lowest[0]),

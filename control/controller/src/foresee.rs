@@ -48,13 +48,9 @@ impl Wanted {
             Self::Collective(group) => {
                 core.check_collective(group)?;
                 let settings = Settings::new(&group.settings);
+                let (lanes, limit) = (settings.lanes, group.settings.rate_limit);
                 let kind = Collective::new(group.ranks.clone(), settings, false);
-                (
-                    &group.name,
-                    Kind::Collective(kind),
-                    settings.lanes,
-                    group.settings.rate_limit,
-                )
+                (&group.name, Kind::Collective(kind), lanes, limit)
             }
         };
         let mcst_ids = core.mcst_ids_for(self.mcst_id(), lanes)?;

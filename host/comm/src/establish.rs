@@ -142,6 +142,7 @@ impl Group {
             message_packets: self.config.message_packets,
             reproducible: Some(self.config.reproducible),
             mode: self.config.mode.map_or(0, |mode| mode_to_proto(mode).into()),
+            modes: Vec::new(),
             loss_policy: loss_to_proto(self.config.loss).into(),
             straggler_policy: straggler_to_proto(self.config.straggler).into(),
             ack_timeout_us: timeout_us(self.config.qp_timeout),
@@ -280,7 +281,7 @@ impl Group {
             timeout: timeout_code(settings.ack_timeout_us),
             retry_cnt: self.config.retry_cnt,
             // The switch keeps what is behind a gap. So it does in Mode-II, but there a NAK names the oldest unacknowledged packet.
-            selective_repeat: settings.mode() == api::CollectiveMode::Augmented,
+            selective_repeat: settings.mode() == api::CollectiveMode::Augmented && settings.modes.is_empty(),
             rate_limit: rate_limit.map(|limit| limit.per_lane(lanes).for_sender()),
             ..QpRemote::new(mcst_id, virtual_qpn)
         };

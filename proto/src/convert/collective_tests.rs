@@ -30,16 +30,22 @@ prop_compose! {
                 name: format!("h{n}"), ip: [10, 0, 0, n + 1].into(), qpn: Qpn::new(17), mac: mac(n),
                 part: RankPart { rank: n.into(), sq_psn, rq_psn }.into(),
             }))).collect();
+        let modes = [CollectiveMode::Translated, CollectiveMode::Augmented, CollectiveMode::Terminated];
+        let mode = if reflect { CollectiveMode::Translated } else { modes[start_psn as usize % 3] };
         let switch = others.map(|others| {
             let ranks = (0..others).map(|r| u16::from(ranks) + r).collect();
-            let next_hop = NextHop::Switch { name: "up".into(), ip: None, qpn: Qpn::new(5), mac: mac(99), ranks };
+            let there = modes[power as usize % 3];
+            let next_hop = NextHop::Switch {
+                name: "up".into(), ip: None, qpn: Qpn::new(5), mac: mac(99), ranks,
+                mode: Some(there).filter(|there| *there != mode && !reflect),
+            };
             Endpoint { virtual_qpn: Qpn::new(7), ..Endpoint::new(port_id(63), next_hop) }
         });
         let parent = switch.as_ref().map(|_| u16::from(ranks)).filter(|_| is_child);
         endpoints.extend(switch);
         let kind = TranslatedRule {
             start_psn: Psn::new(start_psn), slots: 1 << power, message_packets: 8, reproducible,
-            mode: if !reflect && start_psn % 2 == 1 { CollectiveMode::Augmented } else { CollectiveMode::Translated },
+            mode,
             loss_policy: if reflect { LossPolicy::Reflect } else { LossPolicy::Repair },
             straggler_policy: StragglerPolicy::ALL[straggler], ack_timeout_us, parent,
         };

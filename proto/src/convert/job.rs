@@ -45,6 +45,8 @@ pub struct GivenSettings {
     pub reproducible: Option<bool>,
     /// How switches carry the connections.
     pub mode: Option<CollectiveMode>,
+    /// Switches that do it in another way; ranks do not ask for them.
+    pub modes: BTreeMap<String, CollectiveMode>,
     /// Who repairs losses.
     pub loss_policy: Option<LossPolicy>,
     /// How ranks that wait for a late rank are kept alive.
@@ -260,6 +262,19 @@ pub fn too_many_messages(window_packets: u32, message_packets: u32) -> bool {
     window_packets.div_ceil(message_packets.max(1)) > WINDOW_MESSAGES_MAX
 }
 
+fn modes(given: &[v1::SwitchMode], r: &mut Reader) -> BTreeMap<String, CollectiveMode> {
+    let mut modes = BTreeMap::new();
+    for (i, v1::SwitchMode { switch, mode: given }) in given.iter().enumerate() {
+        let field = format!("modes[{i}].mode");
+        modes.extend(
+            r.take(&field, mode(*given))
+                .flatten()
+                .map(|mode| (switch.clone(), mode)),
+        );
+    }
+    modes
+}
+
 fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> GivenSettings {
     let Some(given) = message else {
         return GivenSettings::default();
@@ -286,6 +301,7 @@ fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> Giv
         message_packets,
         reproducible: given.reproducible,
         mode: r.take("mode", mode(given.mode)).flatten(),
+        modes: modes(&given.modes, &mut r),
         loss_policy: r.take("loss_policy", loss(given.loss_policy)).flatten(),
         straggler_policy: r
             .take("straggler_policy", straggler(given.straggler_policy))
@@ -296,8 +312,10 @@ fn settings(message: Option<&v1::CollectiveSettings>, outer: &mut Reader) -> Giv
         rate_limit: rate_limit(given.rate_limit, &mut r),
     };
     check_burst(settings.rate_limit, settings.pmtu, settings.lanes, &mut r);
-    let mode = settings.mode.unwrap_or_default();
-    if mode != CollectiveMode::Translated && settings.loss_policy == Some(LossPolicy::Reflect) {
+    let mut modes = settings.mode.iter().chain(settings.modes.values());
+    if settings.loss_policy == Some(LossPolicy::Reflect)
+        && let Some(&mode) = modes.find(|mode| **mode != CollectiveMode::Translated)
+    {
         r.fault("loss_policy", FaultKind::ModeReflects { mode });
     }
     if let Some(given) = settings.ack_timeout_us.filter(|t| *t < 4) {

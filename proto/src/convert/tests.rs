@@ -136,13 +136,15 @@ fn any_endpoint() -> impl Strategy<Value = v1::Endpoint> {
     );
     let ranks = proptest::collection::vec(any::<u32>(), 0..3);
     let ip = proptest::option::of(any_text());
-    let switch = (any_text(), ip, any_text(), ranks).prop_map(|(name, ip, mac, ranks)| {
+    let mode = prop_oneof![0i32..5, any::<i32>()];
+    let switch = (any_text(), ip, any_text(), ranks, mode).prop_map(|(name, ip, mac, ranks, mode)| {
         v1::endpoint::NextHop::Switch(v1::SwitchEndpoint {
             name,
             ip,
             mac,
             ranks,
             qpn: None,
+            mode,
         })
     });
     (
@@ -502,6 +504,7 @@ fn a_collective_group_travels_and_is_checked() {
         qpn: Qpn::new(3),
         mac: MacAddr([6, 0, 0, 0, 0, 1]),
         ranks: vec![2, 3],
+        mode: None,
     };
     let group = group.with_translated(|rule| {
         rule.loss_policy = castnet_rules::LossPolicy::Reflect;

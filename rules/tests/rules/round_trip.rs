@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
+use CollectiveMode::{Augmented, Terminated, Translated};
 use castnet_rules::{
     BitRate, COLLECTIVE_EXAMPLE, CollectiveMode, Endpoint, ForwardingRule, GroupRule, HostEndpoint, HostPart,
     Ipv4Net, LossPolicy, MulticastRule, NextHop, RankPart, RateLimit, RemoteMemory, RepairRule, Route,
@@ -154,6 +155,9 @@ fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
     (head, ends).prop_map(move |(head, (ports, hops, parent))| {
         let (name, generation, pmtu, psn, (slots, message), (reproducible, reflect), straggler_policy, times) = head;
         let mut rank = 0;
+        let slots = 1u16 << slots;
+        let modes = [Translated, Augmented, Terminated];
+        let mode = if reflect || slots < 4 { Translated } else { modes[psn as usize % 3] };
         let endpoints: Vec<Endpoint> = ports
             .into_iter()
             .zip(hops)
@@ -184,6 +188,7 @@ fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
                         qpn,
                         mac,
                         ranks,
+                        mode: Some(modes[psns.1 as usize % 3]).filter(|there| *there != mode && !reflect),
                     }
                 };
                 Endpoint {
@@ -194,17 +199,12 @@ fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
             })
             .collect();
         let parent = parent.index(endpoints.len());
-        let slots = 1u16 << slots;
         let kind = TranslatedRule {
             start_psn: Psn::new(psn),
             slots,
             message_packets: 1 + message % (slots / 2),
             reproducible,
-            mode: if !reflect && psn % 2 == 1 && slots >= 4 {
-                CollectiveMode::Augmented
-            } else {
-                CollectiveMode::Translated
-            },
+            mode,
             loss_policy: if reflect { LossPolicy::Reflect } else { LossPolicy::Repair },
             straggler_policy,
             ack_timeout_us: times.0,
@@ -287,10 +287,16 @@ proptest! {
         let kept = if rule.reproducible { endpoints as u64 + 1 } else { 1 };
         // In Mode-III, half of the slots have results, and keep no contributions.
         let (sums, results) = match rule.mode {
-            CollectiveMode::Translated => (u64::from(rule.slots), 0),
-            CollectiveMode::Augmented => (u64::from(rule.slots / 2), u64::from(rule.slots / 2)),
+            Translated => (u64::from(rule.slots), 0),
+            Augmented => (u64::from(rule.slots / 2), u64::from(rule.slots / 2)),
+            Terminated => (0, 0),
         };
-        let packets = sums * kept + results;
+        // In Mode-I, whole messages for each endpoint and both pipes.
+        let messages = match rule.mode {
+            Terminated => (endpoints as u64 + 2) * u64::from(rule.slots / rule.message_packets * rule.message_packets),
+            Translated | Augmented => 0,
+        };
+        let packets = sums * kept + results + messages;
         prop_assert_eq!(rule.slot_bytes(pmtu, endpoints), packets * pmtu.bytes() as u64);
         prop_assert!(rule.memory_bytes(pmtu, endpoints) > rule.slot_bytes(pmtu, endpoints));
     }
@@ -468,6 +474,7 @@ fn hosts_must_have_the_role_that_their_kind_needs() {
         qpn: Qpn::VIRTUAL,
         mac,
         ranks: vec![1],
+        mode: None,
     };
     let found: Vec<String> = group.check(64).iter().map(ToString::to_string).collect();
     assert_eq!(

@@ -59,7 +59,11 @@ pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings) {
         true => "in rank order (reproducible)",
         false => "as they come",
     };
-    let mode = mode_of(settings);
+    let mode = mode_of(settings.mode());
+    let modes = settings.modes.iter();
+    let modes: Vec<String> = modes
+        .map(|at| format!("{} {}", at.switch, mode_of(at.mode())))
+        .collect();
     let loss = match settings.loss_policy() {
         api::CollectiveLossPolicy::Reflect => LossPolicy::Reflect.name(),
         _ => LossPolicy::Repair.name(),
@@ -72,6 +76,10 @@ pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings) {
     let (ack, stall) = (settings.ack_timeout_us, settings.stall_timeout_ms);
     let ack_text = format!("{} us", count(ack.into()));
     facts.add("mode", "mode", mode.name());
+    if !modes.is_empty() {
+        let text = modes.join(", ");
+        facts.add_as("modes", modes, "mode elsewhere", text);
+    }
     facts.add_as("reproducible", settings.reproducible(), "contributions", order);
     facts.add("loss_policy", "losses", loss);
     facts.add("straggler_policy", "stragglers", straggler);
@@ -79,8 +87,8 @@ pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings) {
     facts.add_as("stall_timeout_ms", stall, "stall time-out", millis(stall));
 }
 
-fn mode_of(settings: &api::CollectiveSettings) -> CollectiveMode {
-    match settings.mode() {
+fn mode_of(mode: api::CollectiveMode) -> CollectiveMode {
+    match mode {
         api::CollectiveMode::Augmented => CollectiveMode::Augmented,
         api::CollectiveMode::Terminated => CollectiveMode::Terminated,
         _ => CollectiveMode::Translated,
@@ -105,8 +113,9 @@ pub(super) fn rank_flags(settings: &api::CollectiveSettings) -> String {
         flags.push_str(" --reproducible");
     }
     let mut add = |flag: &str, value: &dyn std::fmt::Display| flags += &format!(" {flag} {value}");
-    if mode_of(settings) != CollectiveMode::default() {
-        add("--mode", &mode_of(settings));
+    let mode = mode_of(settings.mode());
+    if mode != CollectiveMode::default() {
+        add("--mode", &mode);
     }
     if settings.loss_policy() == api::CollectiveLossPolicy::Reflect {
         add("--loss", &LossPolicy::Reflect);
@@ -185,7 +194,7 @@ mod tests {
         assert_eq!(rank_flags(&defaults), "");
         let augmented = api::CollectiveSettings {
             mode: api::CollectiveMode::Augmented.into(),
-            ..defaults
+            ..defaults.clone()
         };
         assert_eq!(rank_flags(&augmented), " --mode augmented");
         let other = api::CollectiveSettings {

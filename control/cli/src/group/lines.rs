@@ -75,7 +75,8 @@ impl From<api::Group> for GroupLine {
 impl From<api::Collective> for GroupLine {
     fn from(group: api::Collective) -> Self {
         let state = group.state.unwrap_or_default();
-        let limit = state.settings.and_then(|settings| settings.rate_limit);
+        let settings = state.settings.as_ref();
+        let limit = settings.and_then(|settings| settings.rate_limit);
         let members = state.members.iter();
         Self {
             kind: "collective",
@@ -83,10 +84,10 @@ impl From<api::Collective> for GroupLine {
             joined: members.filter(|m| m.phase() == MemberPhase::Joined).count(),
             members: state.members.len(),
             lanes: state.lanes.len().max(1),
+            pmtu: settings.map_or(0, |s| s.pmtu),
             group: state.name,
             mcst_id: state.mcst_id,
             source: String::new(),
-            pmtu: state.settings.map_or(0, |s| s.pmtu),
             rate_bits_per_second: limit.map(|limit| limit.bits_per_second),
             burst_bytes: limit.map(|limit| limit.burst_bytes),
             memory_bytes: group.tree.iter().map(|node| node.memory_bytes).sum(),

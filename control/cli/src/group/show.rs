@@ -165,7 +165,7 @@ impl GroupReport {
 
     fn of_collective(group: &api::Collective) -> (Self, Vec<api::Lane>) {
         let state = group.state.clone().unwrap_or_default();
-        let settings = state.settings.unwrap_or_default();
+        let settings = state.settings.clone().unwrap_or_default();
         let phase = last_word(state.phase().as_str_name());
         let mut report = Self::new("Collective group", &state.name, phase, &state.reason);
         report.ranks = Some(rank_lines(&state));

@@ -51,13 +51,14 @@ fn disagreement() -> api::Disagreement {
 
 fn policies() -> Value {
     json!({
-        "mode": "translated", "reproducible": true, "loss_policy": "reflect", "straggler_policy": "rnr", "ack_timeout_us": 67108,
+        "mode": "translated", "modes": ["leaf1 terminated"], "reproducible": true, "loss_policy": "reflect", "straggler_policy": "rnr", "ack_timeout_us": 67108,
         "stall_timeout_ms": 1500, "pmtu": 4096, "message_packets": 32,
     })
 }
 
-const POLICIES: [&str; 6] = [
+const POLICIES: [&str; 7] = [
     "mode translated",
+    "mode elsewhere leaf1 terminated",
     "contributions in rank order (reproducible)",
     "losses reflect",
     "stragglers rnr",
@@ -97,6 +98,10 @@ async fn a_collective_group_is_shown_with_its_policies_and_who_conflicts() {
         stall_timeout_ms: 1500,
         lanes: 1,
         mode: api::CollectiveMode::Translated as i32,
+        modes: vec![api::SwitchMode {
+            switch: "leaf1".into(),
+            mode: api::CollectiveMode::Terminated as i32,
+        }],
         rate_limit: Some(api::RateLimit {
             bits_per_second: 400_000_000,
             burst_bytes: 256 << 10,

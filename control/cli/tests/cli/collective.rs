@@ -158,7 +158,9 @@ async fn a_collective_group_on_real_switches_is_shown_with_its_tree() {
     // Their leases must not run out before the end.
     let (mut kept, mut refused) = (Vec::new(), None);
     for group in 0.. {
-        let mut ranks = fabric.ranks(&format!("large{group}"), 18 + group, large).await;
+        let mut ranks = fabric
+            .ranks(&format!("large{group}"), 18 + group, large.clone())
+            .await;
         let first = loop {
             let state = ranks[0]
                 .message()

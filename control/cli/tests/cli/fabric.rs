@@ -131,7 +131,7 @@ impl Fabric {
     ) -> Vec<Streaming<v1::CollectiveState>> {
         let mut ranks = Vec::new();
         for rank in 0..4 {
-            let request = self.rank(job, rank, qpn, settings);
+            let request = self.rank(job, rank, qpn, settings.clone());
             let stream = self.client.clone().init_group(request).await.expect("a rank");
             ranks.push(stream.into_inner());
         }

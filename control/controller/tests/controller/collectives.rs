@@ -42,7 +42,7 @@ async fn ranks_join_switches_confirm_and_destruction_leaves_nothing() {
             (1000 * (rank as u32 + 1), &*format!("h{rank}"))
         );
         assert_eq!(member.phase(), v1::MemberPhase::Joined);
-        let settings = state.settings.unwrap();
+        let settings = state.settings.clone().unwrap();
         assert_eq!(
             (settings.pmtu, settings.window_packets, settings.message_packets),
             (1024, 64, 16)
@@ -310,7 +310,7 @@ async fn a_group_that_was_created_first_settles_its_shape_and_outlives_its_ranks
         Rank::join(&client, at(1, "h0", 17)).await,
     ];
     let seen = all(&mut ranks, Active).await;
-    assert_eq!(seen[0].settings.unwrap().pmtu, 4096);
+    assert_eq!(seen[0].settings.clone().unwrap().pmtu, 4096);
     let taken = client.init_group(at(0, "h2", 99)).await.unwrap_err();
     assert_eq!(
         (taken.code(), taken.message().starts_with("rank: ")),

@@ -272,7 +272,7 @@ async fn ranks_have_a_queue_pair_in_each_lane_and_switches_set_memory_aside_for_
     let seen = all(&mut ranks, CollectivePhase::Active).await;
     let names: Vec<_> = seen[0].lanes.iter().map(|l| l.name.as_str()).collect();
     assert_eq!(
-        (names, seen[0].settings.unwrap().lanes),
+        (names, seen[0].settings.clone().unwrap().lanes),
         (vec!["job/0", "job/1"], 2)
     );
     let group = shown(&client, "job").await.unwrap();

@@ -90,7 +90,10 @@ async fn ranks_agree_on_the_limit_of_their_job() {
     ranks.push(Rank::join(&client, join(1, None)).await);
     let states = all(&mut ranks, CollectivePhase::Active).await;
     for state in states {
-        assert_eq!(state.settings.unwrap().rate_limit, limit(400_000_000, 262_144));
+        assert_eq!(
+            state.settings.clone().unwrap().rate_limit,
+            limit(400_000_000, 262_144)
+        );
     }
     assert_eq!(at(&lab, "leaf0"), [limit(400_000_000, 262_144)]);
 }

@@ -218,7 +218,7 @@ async fn a_tenant_may_have_a_default_limit() {
         ranks.push(Rank::join(&client, lab.rank("job", rank, 2, 27)).await);
     }
     let active = ranks[1].until(CollectivePhase::Active).await;
-    assert_eq!(active.settings.unwrap().rate_limit, default);
+    assert_eq!(active.settings.clone().unwrap().rate_limit, default);
     assert_eq!(bandwidth(&client).await.0, 800);
     let refused = client.create_group(lab.given("b", &["h0", "h2"], 37)).await;
     assert_eq!(refused.unwrap_err().code(), Code::ResourceExhausted);

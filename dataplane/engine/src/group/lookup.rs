@@ -140,6 +140,7 @@ mod tests {
                     qpn: Qpn::VIRTUAL,
                     mac,
                     ranks: Vec::new(),
+                    mode: None,
                 },
                 host => NextHop::Host(HostEndpoint {
                     name,

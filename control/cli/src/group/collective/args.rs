@@ -29,6 +29,10 @@ pub(crate) struct CollectiveArgs {
     /// connections and works with whole messages
     #[arg(long, value_name = "MODE", requires = "collective", value_parser = mode)]
     mode: Option<CollectiveMode>,
+    /// A switch with another mode than the group's, as SWITCH=MODE; give it once for each. An edge between switches of different modes is a
+    /// connection of its own
+    #[arg(long, value_name = "SWITCH=MODE", requires = "collective", value_parser = switch_mode)]
+    mode_at: Vec<(String, CollectiveMode)>,
     /// What repairs losses: the switch (repair, the default) or the hosts (reflect)
     #[arg(long, value_name = "POLICY", requires = "collective", value_parser = loss)]
     loss_policy: Option<LossPolicy>,
@@ -68,6 +72,14 @@ pub(crate) fn mode(text: &str) -> Result<CollectiveMode, String> {
         .map_err(|_| format!("'{text}' is no mode: translated, augmented or terminated"))
 }
 
+fn switch_mode(text: &str) -> Result<(String, CollectiveMode), String> {
+    let (switch, mode_of_it) = text
+        .split_once('=')
+        .filter(|(switch, _)| !switch.is_empty())
+        .ok_or_else(|| format!("'{text}' is no SWITCH=MODE, such as leaf1=terminated"))?;
+    Ok((switch.into(), mode(mode_of_it)?))
+}
+
 fn loss(text: &str) -> Result<LossPolicy, String> {
     text.parse()
         .map_err(|_| format!("'{text}' is no loss policy: repair or reflect"))
@@ -88,12 +100,17 @@ impl CollectiveArgs {
         (lanes, rate): (u8, &RateArgs),
     ) -> api::CreateCollectiveRequest {
         use castnet_proto::convert::{loss_to_proto, mode_to_proto, straggler_to_proto};
+        let to_proto = |(switch, mode)| api::SwitchMode {
+            switch,
+            mode: mode_to_proto(mode) as i32,
+        };
         let settings = api::CollectiveSettings {
             pmtu,
             window_packets: self.window.unwrap_or(0),
             message_packets: self.message_packets.unwrap_or(0),
             reproducible: Some(self.reproducible),
             mode: self.mode.map_or(0, |m| mode_to_proto(m) as i32),
+            modes: self.mode_at.into_iter().map(to_proto).collect(),
             loss_policy: self.loss_policy.map_or(0, |p| loss_to_proto(p) as i32),
             straggler_policy: self.straggler_policy.map_or(0, |p| straggler_to_proto(p) as i32),
             ack_timeout_us: self.ack_timeout_us.unwrap_or(0),

@@ -129,6 +129,7 @@ impl GroupKind for Collective {
         let window_and_rule = (settings.window_packets, rule);
         Request {
             stall_timeout_ms: settings.stall_timeout_ms,
+            modes: settings.modes.clone(),
             ..Request::collective(
                 &record.name,
                 record.mcst_id,

@@ -1,5 +1,6 @@
 //! Settings and ranks of a collective group.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use castnet_proto::convert::GivenSettings;
@@ -34,7 +35,7 @@ pub struct Collective {
 }
 
 /// Settings of a collective group. Units are in the names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     #[serde(with = "text::pmtu")]
     pub(crate) pmtu: Pmtu,
@@ -45,6 +46,9 @@ pub(crate) struct Settings {
     pub(crate) reproducible: bool,
     #[serde(with = "text::display", default)]
     pub(crate) mode: CollectiveMode,
+    /// Switches with another mode.
+    #[serde(with = "text::modes", default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) modes: BTreeMap<String, CollectiveMode>,
     #[serde(with = "text::display")]
     pub(crate) loss_policy: LossPolicy,
     #[serde(with = "text::display")]
@@ -95,6 +99,7 @@ impl Settings {
             message_packets: message.min(window),
             reproducible: given.reproducible.unwrap_or(false),
             mode: given.mode.unwrap_or_default(),
+            modes: given.modes.clone(),
             loss_policy: given.loss_policy.unwrap_or_default(),
             straggler_policy: given.straggler_policy.unwrap_or_default(),
             ack_timeout_us: given.ack_timeout_us.unwrap_or(DEFAULT_ACK_TIMEOUT_US),

@@ -26,7 +26,7 @@ impl Shared {
         let settings = Settings::new(&new.settings);
         let record = |core: &mut Locked<'_>| {
             core.check_collective(&new)?;
-            let kind = Kind::Collective(Collective::new(new.ranks.clone(), settings, false));
+            let kind = Kind::Collective(Collective::new(new.ranks.clone(), settings.clone(), false));
             let common = (settings.lanes, new.settings.rate_limit);
             core.draw_up(&new.name, kind, common, new.mcst_id, owner)
         };

@@ -15,7 +15,7 @@ use crate::record::{Ending, Plan};
 use crate::shown::{Planned, Shown};
 use crate::table::Entry;
 use crate::view::{self, lanes, problems, tree};
-use castnet_rules::{GroupRule, HostEndpoint, RateLimit};
+use castnet_rules::{CollectiveMode, GroupRule, HostEndpoint, RateLimit};
 
 fn phase(phase: Phase) -> v1::CollectivePhase {
     match phase {
@@ -29,6 +29,13 @@ fn phase(phase: Phase) -> v1::CollectivePhase {
     }
 }
 
+fn switch_mode((switch, mode): (&String, &CollectiveMode)) -> v1::SwitchMode {
+    v1::SwitchMode {
+        switch: switch.clone(),
+        mode: mode_to_proto(*mode) as i32,
+    }
+}
+
 fn settings(settings: &Settings, rate_limit: Option<RateLimit>) -> v1::CollectiveSettings {
     v1::CollectiveSettings {
         pmtu: settings.pmtu.bytes() as u32,
@@ -36,6 +43,7 @@ fn settings(settings: &Settings, rate_limit: Option<RateLimit>) -> v1::Collectiv
         message_packets: settings.message_packets.into(),
         reproducible: Some(settings.reproducible),
         mode: mode_to_proto(settings.mode) as i32,
+        modes: settings.modes.iter().map(switch_mode).collect(),
         loss_policy: loss_to_proto(settings.loss_policy) as i32,
         straggler_policy: straggler_to_proto(settings.straggler_policy) as i32,
         ack_timeout_us: settings.ack_timeout_us,

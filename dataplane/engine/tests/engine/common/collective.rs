@@ -62,6 +62,7 @@ pub fn switch_at(port_number: usize, ranks: &[u16]) -> Endpoint {
             qpn: Qpn::VIRTUAL,
             mac: peer_mac(port_number),
             ranks: ranks.to_vec(),
+            mode: None,
         },
     )
 }
