@@ -12,7 +12,7 @@
 //! - [`hostile`]: every message that was or could have been sent may arrive at any time, repeatedly, or never. Switches may
 //!   lose their state. M1 to M3 must hold for any number of losses, duplicates, delays, retransmissions and restarts.
 //!
-//! [`collectives`] does the same for [`castnet_collective::Translated`]. [`runs`] lists the explorations: those of the tests of
+//! [`collectives`] does the same for [`castnet_collective::Translated`], and [`terminated`] for [`castnet_collective::Terminated`]. [`runs`] lists the explorations: those of the tests of
 //! this crate, and those of `cargo run --release -p castnet-model -- full`.
 
 pub mod bounded;
@@ -25,3 +25,4 @@ pub mod plain;
 pub mod report;
 pub mod runs;
 pub mod switch;
+pub mod terminated;

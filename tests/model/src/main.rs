@@ -2,11 +2,11 @@
 //! takes more than an hour and several gigabytes on two cores. With `collectives` or `collectives-full` it explores
 //! collectives only. A second argument selects the runs whose names contain it.
 
-use castnet_model::collectives;
 use castnet_model::runs::{
     CONGESTION, EVICTIONS, EVICTIONS_FULL, FULL, HOSTILE, LATE, REFUSALS, RINGS, RINGS_FULL, SHAPES, SOURCES,
     SOURCES_FULL, SOURCES_WITH_RINGS, SOURCES_WITH_RINGS_FULL,
 };
+use castnet_model::{collectives, terminated};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -30,11 +30,13 @@ fn main() -> ExitCode {
         collectives::AUGMENTED,
     ]
     .concat();
+    let of_messages = terminated::RUNS.to_vec();
+    let of_messages_full = [terminated::RUNS, terminated::RUNS_FULL].concat();
     let in_network_full = [&in_network, collectives::FULL, collectives::AUGMENTED_FULL].concat();
-    let (multicast, in_network) = match std::env::args().nth(1).as_deref() {
-        None => (multicast, in_network),
-        Some("collectives") => (vec![], in_network),
-        Some("collectives-full") => (vec![], in_network_full),
+    let (multicast, in_network, of_messages) = match std::env::args().nth(1).as_deref() {
+        None => (multicast, in_network, of_messages),
+        Some("collectives") => (vec![], in_network, of_messages),
+        Some("collectives-full") => (vec![], in_network_full, of_messages_full),
         Some("full") => (
             [
                 &multicast,
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
             ]
             .concat(),
             in_network_full,
+            of_messages_full,
         ),
         Some(other) => {
             eprintln!("unknown argument {other}: nothing, `full`, `collectives` or `collectives-full`");
@@ -59,7 +62,9 @@ fn main() -> ExitCode {
     let multicast = multicast.iter().filter(|run| run.name.contains(&part));
     let in_network = in_network.iter().filter(|run| run.name.contains(&part));
     let outcomes = multicast.map(|run| run.explore(threads));
-    for outcome in outcomes.chain(in_network.clone().map(|run| run.explore(threads))) {
+    let of_messages = of_messages.iter().filter(|run| run.name.contains(&part));
+    let outcomes = outcomes.chain(in_network.clone().map(|run| run.explore(threads)));
+    for outcome in outcomes.chain(of_messages.map(|run| run.explore(threads))) {
         println!("{outcome}");
         states += outcome.states;
         unique += outcome.unique;

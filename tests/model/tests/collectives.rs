@@ -7,6 +7,7 @@ use castnet_model::collectives::{
     AUGMENTED, Collective, Fault, REFLECT, REPAIR, Run, STRAGGLERS, with_fault,
 };
 use castnet_model::report::{Outcome, Until, explore};
+use castnet_model::terminated;
 use std::io::Write;
 
 fn assert_sound(runs: &[Run], packets: u8) {
@@ -38,6 +39,25 @@ fn late_ranks_barriers_and_ranks_that_disagree() {
 #[test]
 fn switches_that_acknowledge_at_each_hop() {
     assert_sound(AUGMENTED, 1);
+}
+
+#[test]
+fn switches_that_end_connections() {
+    for run in terminated::RUNS {
+        let outcome = run.explore(1);
+        let _ = writeln!(std::io::stderr(), "{outcome}");
+        assert!(outcome.is_sound(), "{outcome}");
+    }
+}
+
+/// A message that is taken twice, and a buffer that is filled while its message is needed.
+#[test]
+fn faults_of_switches_that_end_connections_are_found() {
+    for fault in [terminated::Fault::TakeTwice, terminated::Fault::PostEarly] {
+        let outcome = terminated::Run::find(fault);
+        let found = outcome.faults.iter().find(|(name, _)| name.starts_with("C1"));
+        assert!(found.is_some_and(|(_, steps)| !steps.is_empty()), "{outcome}");
+    }
 }
 
 fn assert_finds(fault: Fault, (mode, packets): (CollectiveMode, u8), property: &str) {

@@ -43,7 +43,9 @@ pub(crate) enum Method {
     Epic(LossPolicy),
     /// In the switch, by EPIC Mode-III. The ranks retransmit one packet for a NAK.
     Augmented,
-    /// The same, with ranks that may have more packets in flight than the switch has room for, and lower their rate on a CNP, or do not.
+    /// In the switch, by EPIC Mode-I.
+    Terminated,
+    /// By Mode-III, with ranks that may have more packets in flight than the switch has room for, and lower their rate on a CNP, or do not.
     Ahead { windows: u32, reacts: bool },
     /// In the switch, but the Broadcasts of an AllGather are sequential: each begins when the previous is acknowledged.
     InTurn,
@@ -190,7 +192,7 @@ pub(crate) fn measure(setting: Setting, run: &Run) -> Result<Times, Box<dyn Erro
     };
     let mut sim = Simulation::new(&topology, config, ())?;
     match method {
-        Method::Epic(_) | Method::InTurn | Method::Augmented | Method::Ahead { .. } => {
+        Method::Epic(_) | Method::InTurn | Method::Augmented | Method::Ahead { .. } | Method::Terminated => {
             join(&mut sim, &topology, &hosts, (setting, net), method)?
         }
         Method::Ring | Method::Steps | Method::Ideal { .. } => {
@@ -238,6 +240,7 @@ fn join(
     let rule = TranslatedRule {
         mode: match method {
             Method::Augmented | Method::Ahead { .. } => CollectiveMode::Augmented,
+            Method::Terminated => CollectiveMode::Terminated,
             _ => CollectiveMode::Translated,
         },
         loss_policy: match method {

@@ -76,7 +76,8 @@ pub(crate) fn write(folder: &Path, table: &Table) -> Result<Option<PathBuf>, Box
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], shade.stroke_width(1)));
         }
         // Both policies are compared with the paper's one row.
-        if index == 0 || cells[0].paper.to_bits() != table.cells[0][0].paper.to_bits() {
+        let theirs = cells.iter().any(|cell| !cell.paper.is_nan());
+        if index == 0 || theirs && cells[0].paper.to_bits() != table.cells[0][0].paper.to_bits() {
             chart
                 .draw_series(DashedLineSeries::new(paper, 6, 4, color.stroke_width(1)))?
                 .label(format!("{way}, paper"))

@@ -89,7 +89,7 @@ pub(crate) struct Evidence<'a> {
 /// `None` for a cell that differs by at most 10 %.
 pub(crate) fn of(evidence: Evidence<'_>) -> Option<Reason> {
     let Evidence { paper, others, .. } = evidence;
-    if near(evidence.ours / paper) {
+    if paper.is_nan() || near(evidence.ours / paper) {
         return None;
     }
     if near(evidence.rounded / paper) {

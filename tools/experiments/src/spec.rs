@@ -108,6 +108,7 @@ impl Figure {
 
 #[derive(Clone, Debug)]
 pub(crate) struct CellSpec {
+    /// NaN for a row that the paper does not have.
     pub(crate) paper: f64,
     pub(crate) figure: Figure,
     pub(crate) sample: Sample,
@@ -171,6 +172,27 @@ fn quiet(method: Method, collective: Collective, bytes: u64) -> Run {
         loss: Loss::NONE,
         net: Net::PAPER,
         seed: 0,
+    }
+}
+
+/// A cell of Mode-I, which the paper does not simulate.
+fn ours_alone(sample: Sample) -> CellSpec {
+    CellSpec {
+        paper: f64::NAN,
+        figure: Figure::Rate(1e9),
+        sample,
+        counting: Counting::Arrived,
+        others: Vec::new(),
+        reason: None,
+    }
+}
+
+fn mode_one(cells: Vec<CellSpec>) -> RowSpec {
+    RowSpec {
+        name: "Mode-I",
+        cells,
+        others: Vec::new(),
+        reason: None,
     }
 }
 
@@ -252,12 +274,18 @@ fn by_size(extent: Extent, paper: &paper::BySize) -> TableSpec {
                 reason: others[i].map(|(.., reason)| reason),
             }
         });
+    let terminated = |&bytes: &u64| CellSpec {
+        figure: Figure::Rate(gibit(bytes as f64 * amounts[1])),
+        ..ours_alone(Sample::of(quiet(Method::Terminated, collective, bytes), whole))
+    };
     TableSpec {
         number: paper.number,
         title: format!("{} by message size, Gibit/s", paper.name),
         unit: "Gibit/s",
         columns: paper::SIZES.map(size_name).into(),
-        rows: rows.collect(),
+        rows: rows
+            .chain([mode_one(paper::SIZES.iter().map(terminated).collect())])
+            .collect(),
     }
 }
 
@@ -288,7 +316,13 @@ fn barrier() -> TableSpec {
         title: "barriers per second".into(),
         unit: "1/s",
         columns: vec!["1/s".into()],
-        rows: rows.collect(),
+        rows: rows
+            .chain([mode_one(vec![ours_alone(Sample::Mean(vec![quiet(
+                Method::Terminated,
+                Collective::Barrier,
+                0,
+            )]))])])
+            .collect(),
     }
 }
 
@@ -379,12 +413,18 @@ fn lossy(
         others: vec!["ideal, 24", "ideal, 64"],
         reason: Some(reason::GO_BACK),
     });
+    let terminated = |&(loss, ..): &(Loss, [f64; 2], Option<Reason>)| CellSpec {
+        figure: Figure::Rate(gibit(paper::LOSS_BYTES as f64)),
+        counting: Counting::Settled,
+        ..ours_alone(sample(Method::Terminated, loss))
+    };
+    let terminated = mode_one(cells.iter().map(terminated).collect());
     TableSpec {
         number,
         title: format!("{title}, Gibit/s"),
         unit: "Gibit/s",
         columns: columns.to_vec(),
-        rows: rows.into(),
+        rows: rows.into_iter().chain([terminated]).collect(),
     }
 }
 

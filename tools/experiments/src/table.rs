@@ -79,15 +79,20 @@ impl Table {
             let mut line = |what: &str, text: &dyn Fn(&Cell) -> String| {
                 lines.push((format!("{}: {what}", row.name), cells.iter().map(text).collect()));
             };
-            line("paper", &|c| value(c.paper));
+            let theirs = cells.iter().any(|cell| !cell.paper.is_nan());
+            if theirs {
+                line("paper", &|c| value(c.paper));
+            }
             line("castnet", &|c| value(c.ours));
             line("calls return", &|c| value(c.returned));
             for (i, name) in row.others.iter().enumerate() {
                 line(name, &|c| value(c.others[i]));
             }
-            line("ratio", &|c| {
-                format!("{:.2}{}", c.ratio(), c.reason.map_or(' ', |r| r.letter))
-            });
+            if theirs {
+                line("ratio", &|c| {
+                    format!("{:.2}{}", c.ratio(), c.reason.map_or(' ', |r| r.letter))
+                });
+            }
         }
         lines
     }
