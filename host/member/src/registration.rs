@@ -132,6 +132,7 @@ impl Registered {
             started,
             stop: stop.clone(),
             is_registered: false,
+            calls: how.calls,
             to,
         };
         let thread = std::thread::Builder::new().name("castnet-mrp".into());
@@ -245,6 +246,8 @@ struct Worker {
     started: Instant,
     stop: Arc<AtomicBool>,
     is_registered: bool,
+    /// Whether a leader calls its receivers when the group cannot be registered.
+    calls: bool,
     to: Sender<Told>,
 }
 
@@ -259,7 +262,7 @@ impl Worker {
                         packets.iter().for_each(|packet| self.send(*to, packet));
                         Ok(leader.is_registered())
                     }
-                    Err(error) => Err(self.not_registered(error, leader.roll())),
+                    Err(error) => Err(self.not_registered(error, self.roll(leader))),
                 },
                 Side::Receiver(receiver, to, key) => match receiver.handle_timeout(now) {
                     Ok(packet) => {
@@ -274,7 +277,7 @@ impl Worker {
                 Ok(true) if !self.is_registered => {
                     self.is_registered = true;
                     let roll = match &side {
-                        Side::Leader(leader, _) => leader.roll(),
+                        Side::Leader(leader, _) => self.roll(leader),
                         Side::Receiver(..) => None,
                     };
                     let _ = self.to.send(Ok(roll));
@@ -301,6 +304,11 @@ impl Worker {
         if let Side::Leader(leader, to) = side {
             (0..WITHDRAWALS).for_each(|_| self.send(to, &leader.withdraw()));
         }
+    }
+
+    /// All that this leader can call.
+    fn roll(&self, leader: &Leader) -> Option<Roll> {
+        leader.roll().filter(|_| self.calls)
     }
 
     /// All receivers have joined and can be called, but not all have confirmed.

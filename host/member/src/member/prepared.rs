@@ -255,7 +255,7 @@ impl<'r, T> Prepared<'r, T> {
             result = results.try_recv().ok();
             result.is_some()
         })?;
-        self.host.roll = result.ok_or(MemberError::Interrupted)??.filter(|_| how.calls);
+        self.host.roll = result.ok_or(MemberError::Interrupted)??;
         Ok(())
     }
 }
