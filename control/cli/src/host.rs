@@ -25,7 +25,9 @@ use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark};
 use castnet_console::service::{Ready, Signals};
 use castnet_console::units::{Size, Span, name, pmtu, positive_span};
-use castnet_member::{Group, GroupAddress, Member, MemberConfig, Others, Prepared, Registration};
+use castnet_member::{
+    Group, GroupAddress, Member, MemberConfig, MemberError, Others, Prepared, Registration,
+};
 use castnet_proto::transport::Controllers;
 use castnet_wire::mrp::DEFAULT_PORT;
 use castnet_wire::{Pmtu, Psn, Qpn};
@@ -34,7 +36,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use crate::group::{qpn, virtual_qpn};
 use collective::CollectiveCommand;
 use device::{Device, Kind};
-use fallback::{FallbackArg, Refused};
+use fallback::{Instead, Refused};
 use forget::ForgetCommand;
 use ping::PingCommand;
 use receive::ReceiveCommand;
@@ -331,10 +333,10 @@ impl MemberArgs {
             .unwrap_or_default()
     }
 
-    /// [`Stopped::Refused`] if the switches cannot install the group, and `fallback` allows to do without them.
+    /// [`Stopped::Refused`] if the switches cannot install the group, and `instead` allows to do without them.
     fn join_or<'r, T>(
         &self,
-        fallback: FallbackArg,
+        instead: Instead<'_>,
         prepared: Prepared<'r, T>,
     ) -> Result<(Member<'r, T>, Ready), Stopped> {
         let connection = prepared.connection();
@@ -357,10 +359,7 @@ impl MemberArgs {
                 ));
             }
         }
-        let member = prepared.join().or_else(|error| {
-            let refused = fallback.instead(error).map_err(failure::member)?;
-            Err(Stopped::Refused(refused))
-        })?;
+        let member = prepared.join().or_else(|error| refuse(instead, error))?;
         let ready = Ready::quiet(self.ready_file.as_deref(), &member.qpns()[0].to_string())?;
         Ok((member, ready))
     }
@@ -385,6 +384,10 @@ impl From<Failure> for Stopped {
     fn from(failure: Failure) -> Self {
         Self::Failure(failure)
     }
+}
+
+fn refuse<T>(instead: Instead<'_>, error: MemberError) -> Result<T, Stopped> {
+    Err(instead(error).map_or_else(|error| failure::member(error).into(), Stopped::Refused))
 }
 
 /// A failure is only logged: what was transferred is complete.

@@ -35,7 +35,7 @@ use course::{Order, Position};
 pub(super) use incoming::Incoming;
 pub(super) use meeting::called;
 pub(super) use outgoing::Outgoing;
-pub(super) use turns::{Held, Turns};
+pub(super) use turns::{Held, Instead, Turns};
 pub(super) use ways::Ways;
 
 /// Bytes that are sent at once. The hosts pass pieces of them on before they have all.

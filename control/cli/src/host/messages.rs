@@ -68,7 +68,7 @@ impl SendCommand {
     ) -> Result<(), Stopped> {
         let (args, guard) = (&self.member, self.guard.slow.safeguard(&config));
         let source = castnet_member::source(config, rnic).map_err(failure::member)?;
-        let (mut source, _ready) = args.join_or(self.guard.slow.fallback, source)?;
+        let (mut source, _ready) = args.join_or(&|error| self.guard.slow.fallback.instead(error), source)?;
         let guard = guard.filter(|_| source.leads());
         outgoing.begun = Instant::now();
         let (mut acknowledged, mut is_remarked) = (0, false);

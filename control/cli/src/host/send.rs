@@ -125,7 +125,7 @@ impl SendCommand {
         let args = &self.member;
         let guard = self.guard.slow.safeguard(&config);
         let source = castnet_member::source(config, rnic).map_err(failure::member)?;
-        let (mut source, _ready) = args.join_or(self.guard.slow.fallback, source)?;
+        let (mut source, _ready) = args.join_or(&|error| self.guard.slow.fallback.instead(error), source)?;
         let guard = guard.filter(|_| source.leads());
         let watched = Watched::begin(&args.name, &source);
         let header = outgoing.header.clone();

@@ -11,11 +11,11 @@ use castnet_rnic::Rnic;
 use castnet_rnic::stream::StreamError;
 use clap::Args;
 
-use super::fallback::{Held, Incoming, Outgoing, SlowArgs, Turns};
+use super::fallback::{GuardArgs, Held, Incoming, Instead, Outgoing, Turns};
 use super::report::TransferReport;
 use super::send::{lead_away, remark_silence, source};
 use super::sink::Target;
-use super::{MemberArgs, Stop, Stopped, failure, leave};
+use super::{MemberArgs, Stop, Stopped, failure, leave, refuse};
 
 #[derive(Debug, Args)]
 pub(super) struct TurnsCommand {
@@ -37,7 +37,7 @@ pub(super) struct TurnsCommand {
     #[arg(long, value_name = "TIME", default_value = "1m")]
     give_up: Span,
     #[command(flatten)]
-    guard: SlowArgs,
+    guard: GuardArgs,
 }
 
 impl TurnsCommand {
@@ -81,13 +81,18 @@ impl TurnsCommand {
             incoming: None,
         };
         let mut reports = Vec::new();
-        let taken = self.in_group(&config, &mut *rnic, &targets, (&mut held, &mut reports));
+        let instead = |error| self.guard.slow.fallback.instead(error);
+        let taken = (&mut held, &mut reports);
+        let taken = self.in_group(&config, &mut *rnic, &targets, taken, &instead);
         match taken {
             Err(Stopped::Refused(refused)) => {
                 let turns = Turns {
                     order: &self.order,
                     open: &|| self.open(&config),
                     incoming: &|turn| Incoming::new(&targets[turn]),
+                    in_group: &|config, rnic, taken, instead| {
+                        self.in_group(config, rnic, &targets, taken, instead)
+                    },
                 };
                 let (between, done) = ((args, &self.guard), (output, stop));
                 reports.extend(refused.take_turns(between, &config, rnic, (held, turns), done)?);
@@ -110,21 +115,22 @@ impl TurnsCommand {
         Ok(Outgoing::new(file, header, config.message_size as usize))
     }
 
-    /// Takes all turns in the group, and reports each one; or those before it is left.
+    /// Takes all turns that are left in the group, and reports each one; or those before it is left.
     fn in_group<'t>(
         &self,
         config: &MemberConfig,
         rnic: &mut dyn Rnic,
         targets: &'t [Target],
         (held, reports): (&mut Held<'t>, &mut Vec<TransferReport>),
+        instead: Instead<'_>,
     ) -> Result<(), Stopped> {
-        let (args, fallback) = (&self.member, self.guard.fallback);
-        let guard = self.guard.safeguard(config);
-        let member = castnet_member::receiver(config.clone(), rnic).map_err(failure::member)?;
-        let (mut member, _ready) = args.join_or(fallback, member)?;
+        let (args, guard) = (&self.member, self.guard.slow.safeguard(config));
+        let member = castnet_member::receiver(config.clone(), rnic);
+        let member = member.or_else(|error| refuse(instead, error))?;
+        let (mut member, _ready) = args.join_or(instead, member)?;
         let mut done = Vec::new();
         let mut ended = Ok(());
-        for (turn, sender) in self.order.iter().enumerate() {
+        for (turn, sender) in self.order.iter().enumerate().skip(held.turn) {
             held.turn = turn;
             if *sender == args.name {
                 let outgoing = held.outgoing.insert(self.open(config)?);
@@ -170,15 +176,15 @@ impl TurnsCommand {
             Ok(()) => {
                 held.turn = self.order.len();
                 // Another one may not know that all is here.
-                member.leave().map_err(|error| fallback.instead(error)).err()
+                member.leave().map_err(instead).err()
             }
-            Err(error) if guard.is_some() && error.is_slow() => match lead_away(args, member, &error) {
-                Some(refused) => Some(Ok(refused)),
-                None => Some(Err(error)),
-            },
+            Err(error) if guard.is_some() && error.is_slow() => {
+                let refused = lead_away(args, member, &error);
+                Some(refused.map_or_else(|| instead(error), Ok))
+            }
             Err(error) => {
                 leave(member);
-                Some(fallback.instead(error))
+                Some(instead(error))
             }
         };
         reports.extend(
