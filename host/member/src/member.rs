@@ -70,16 +70,16 @@ pub struct Member<'r, T> {
     psns: Option<Psns>,
     /// The sender of a turn that came after that of another member, or of a stream whose acknowledgement is missing.
     late: Option<StreamSender>,
-    /// A call of the leader of a group without a controller.
+    /// A call of the leader of a group without a controller, or its end.
     called: Option<MemberError>,
 }
 
-/// The call of a leader that goes on from host to host.
+/// The call of a leader that goes on from host to host, or that it has withdrawn the group.
 fn call(told: &Results<Told>) -> Option<MemberError> {
     told.try_recv()
         .ok()?
         .err()
-        .filter(|error| matches!(error, MemberError::Diverted { .. }))
+        .filter(|error| matches!(error, MemberError::Diverted { .. } | MemberError::Ended { .. }))
 }
 
 /// Called before a stream is sent: makes this member the source.
@@ -232,9 +232,11 @@ impl<T> Member<'_, T> {
         self.release_late()?;
         let diverted = left?.map(|diversion| MemberError::diverted(self.group_name(), diversion));
         let diverted = diverted.or(self.called.take());
-        match diverted.filter(|_| self.has_all || self.whole.is_some()) {
-            Some(diverted) => Err(diverted),
-            None => Ok(()),
+        match diverted {
+            Some(diverted @ MemberError::Diverted { .. }) if self.has_all || self.whole.is_some() => {
+                Err(diverted)
+            }
+            _ => Ok(()),
         }
     }
 

@@ -97,7 +97,7 @@ impl Registered {
             Others::Receivers(receivers) => {
                 let config = LeaderConfig {
                     mcst_id,
-                    number: number(),
+                    number: number(SystemTime::now()),
                     pmtu,
                     source: MrpMember {
                         source: true,
@@ -215,10 +215,13 @@ impl Carrier {
     }
 }
 
-/// Larger than those of all earlier runs, as long as the clock of the host does not go back.
-fn number() -> u32 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(1, |since| since.as_secs() as u32)
+/// The begin of 2025, in seconds since 1970. Numbers of registrations count from here on, up to 2042.
+const NUMBERS_SINCE: Duration = Duration::from_secs(1_735_689_600);
+
+/// Eighths of seconds: larger than those of earlier registrations, as long as the clock of the host does not go back.
+fn number(now: SystemTime) -> u32 {
+    let since = now.duration_since(SystemTime::UNIX_EPOCH + NUMBERS_SINCE);
+    since.map_or(1, |since| (since.as_millis() / 125) as u32)
 }
 
 pub(crate) fn nanos(length: Duration) -> Nanos {
@@ -270,6 +273,10 @@ impl Worker {
                         Ok(receiver.is_registered())
                     }
                     Err(ReceiverError::Called(call)) => Err(self.called(call, (*to, *key))),
+                    Err(error @ ReceiverError::Withdrawn) => Err(MemberError::Ended {
+                        group: self.group.clone(),
+                        reason: error.to_string(),
+                    }),
                     Err(error) => Err(error.into()),
                 },
             };
@@ -419,6 +426,13 @@ mod tests {
         }
         drop(leader);
         switches.join().expect("withdrawn");
+    }
+
+    /// The switches ignore a registration with the number of one that was withdrawn.
+    #[test]
+    fn a_registration_soon_after_another_one_has_a_larger_number() {
+        let now = SystemTime::now();
+        assert!(number(now + Duration::from_millis(125)) > number(now));
     }
 
     #[test]

@@ -39,10 +39,7 @@ impl Sent {
             Ok((start_host(lab, host, "receive", &rest)?, out))
         });
         let receivers = receivers.into_iter().collect::<Result<_>>()?;
-        let to = RECEIVERS.map(|host| lab.address(host)).join(",");
-        let file = file.to_string_lossy();
-        let rest = [&["--register-for", &to, "--file", &file], both, flags].concat();
-        let source = start_host(lab, "h1", "send", &rest)?;
+        let source = start_source(lab, &[both, flags].concat())?;
         let bytes = bytes as u64;
         Ok(Self {
             source,
@@ -69,6 +66,20 @@ impl Sent {
         ensure!(all_ways(&sent)? == self.bytes, "{sent:#}");
         Ok(sent)
     }
+}
+
+/// Starts the source of a file that is there.
+fn start_source(lab: &Lab, flags: &[&str]) -> Result<Process> {
+    let to = RECEIVERS.map(|host| lab.address(host)).join(",");
+    let file = lab.folder().join("sent");
+    let rest = ["--register-for", &to, "--file", &file.to_string_lossy()];
+    start_host(lab, "h1", "send", &[&rest, flags].concat())
+}
+
+/// Waits until more than a few packets have gone in the group.
+fn wait_for_data(lab: &Lab, source: &mut Process) -> Result<()> {
+    let carries = |_: &Process| lab.data_in("mrp-10.0.0.200", "sw") > Some(100);
+    source.wait_until("data in the group", carries)
 }
 
 fn way(report: &Value, name: &str) -> Result<u64> {
@@ -203,17 +214,14 @@ fn a_source_without_fallback_says_what_refuses_its_registration() {
 #[test]
 fn a_source_that_waits_for_the_others_can_be_interrupted() {
     lab::in_lab("fallback without a controller", STAR, &MRP, |lab| {
-        // The file takes longer than all that follows.
-        lab.shape("sw", "h2", "100mbit", 4 << 20)?;
         let both = ["--fallback-give-up", "10m"];
         let flags = ["--fallback-after", "800ms", "--fallback-retry", "1ms"];
-        let mut sent = Sent::start(lab, 96 << 20, &both, &flags, &[])?;
+        let mut sent = Sent::start(lab, 256 << 20, &both, &flags, &[])?;
         let source = &mut sent.source;
         for (times, says) in [(1, ""), (2, "tries its group again")] {
             lab.switch("sw")?.go_on()?;
-            source.wait_until("data in the group", |source| {
-                source.output().contains(says) && lab.data_in("mrp-10.0.0.200", "sw") > Some(100)
-            })?;
+            source.wait_until("it is in the group", |source| source.output().contains(says))?;
+            wait_for_data(lab, source)?;
             lab.switch("sw")?.stop()?;
             source.wait_until("it has left the group", |source| {
                 source.output().matches("goes on from host to host").count() == times
@@ -223,6 +231,30 @@ fn a_source_that_waits_for_the_others_can_be_interrupted() {
         ensure!(!source.wait()?.success(), "sent");
         let said = source.output();
         ensure!(said.contains("stopped by a signal"), "{said}");
+        Ok(())
+    });
+}
+
+/// It withdraws the group. The receivers begin anew with the next source.
+#[test]
+fn receivers_join_again_after_their_source_was_interrupted() {
+    lab::in_lab("fallback without a controller", STAR, &MRP, |lab| {
+        let mut sent = Sent::start(lab, 256 << 20, &[], &[], &[])?;
+        wait_for_data(lab, &mut sent.source)?;
+        sent.source.interrupt()?;
+        ensure!(!sent.source.wait()?.success(), "sent");
+        for (receiver, _) in &mut sent.receivers {
+            receiver.wait_until("it joins again", |receiver| {
+                receiver.output().contains("joining again")
+            })?;
+        }
+        start_source(lab, &[])?.succeed()?;
+        for (receiver, out) in &mut sent.receivers {
+            receiver.succeed()?;
+            let received = receiver.report()?;
+            ensure!(digest(out)? == sent.digest, "{received:#}");
+            ensure!(received["begun_again"] == 1, "{received:#}");
+        }
         Ok(())
     });
 }
