@@ -62,7 +62,9 @@ pub(crate) fn member(error: MemberError) -> Failure {
         MemberError::WrongRole { .. } => Failure::refused(what)
             .next("castnet host send is for the source, castnet host receive for receivers"),
         MemberError::Ended { group, .. } => {
-            Failure::failed(what).next(format!("castnet group show {group} lists whom it waits for"))
+            Failure::failed(what).next(format!(
+                "castnet host receive without --once joins it again; with a controller, castnet group show {group} lists whom it waits for"
+            ))
         }
         MemberError::Evicted { group, .. } => {
             Failure::refused(what).next(format!("castnet group show {group}"))
@@ -103,8 +105,7 @@ fn stream(error: StreamError) -> Failure {
 
 /// The exit code shows whether the other side did not answer, or refused.
 fn work(status: Status, error: &StreamError) -> Failure {
-    const ALIKE: &str =
-        "all members need the same --op, --message-size and --slots; see what each receiver reports";
+    const ALIKE: &str = "all members need the same --op, --message-size, --slots and, without a controller, --pmtu; see what each receiver reports";
     const DROPS: &str =
         "the QP has failed; see what the switches dropped: castnet drops; castnet group show GROUP";
     match status {

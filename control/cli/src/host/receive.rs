@@ -30,7 +30,7 @@ pub(super) struct ReceiveCommand {
     )]
     out: Option<PathBuf>,
     /// Joins the group --mcst-id, which the source at this address registers
-    #[arg(long, value_name = "IP", requires = "mcst_id")]
+    #[arg(long, value_name = "IP", requires = "mcst_id", conflicts_with = "group")]
     leader: Option<Ipv4Addr>,
     /// Also joins while the group runs, from the next message on
     #[arg(long, requires = "size")]

@@ -84,7 +84,7 @@ impl TurnsCommand {
         let instead = |error| self.guard.slow.fallback.instead(error);
         let taken = (&mut held, &mut reports);
         let taken = self.in_group(&config, &mut *rnic, &targets, taken, &instead);
-        match taken {
+        let ended = match taken {
             Err(Stopped::Refused(refused)) => {
                 let turns = Turns {
                     order: &self.order,
@@ -94,15 +94,16 @@ impl TurnsCommand {
                         self.in_group(config, rnic, &targets, taken, instead)
                     },
                 };
-                let (between, done) = ((args, &self.guard), (output, stop));
-                reports.extend(refused.take_turns(between, &config, rnic, (held, turns), done)?);
+                let between = ((args, &self.guard), &config, rnic);
+                refused.take_turns(between, (held, &mut reports), turns, (output, stop))
             }
-            taken => taken.map_err(Stopped::failure)?,
-        }
+            taken => taken.map_err(Stopped::failure),
+        };
+        // Those that are over are whole.
         for report in reports {
             output.show_next(&report)?;
         }
-        Ok(())
+        ended
     }
 
     /// What this member sends.
@@ -139,7 +140,7 @@ impl TurnsCommand {
                     remark_silence(&mut is_remarked, silent);
                 });
                 match sent {
-                    Ok(sent) => done.push(("source", sent, None)),
+                    Ok(sent) => done.push((turn, "source", sent, None)),
                     Err(unsent) if matches!(unsent.error, MemberError::Stream(StreamError::OutOfTurn)) => {
                         // The other one is not held up by this member.
                         let received = member.receive(&mut |_| Ok(io::sink()), &mut |_, _| {});
@@ -163,7 +164,7 @@ impl TurnsCommand {
                     let kept = incoming.borrow_mut().keep(received.summary.clone());
                     let at = targets[turn].0.display();
                     let path = kept.map_err(|error| Failure::failed(format!("{at}: {error}")))?;
-                    done.push(("receiver", received, path));
+                    done.push((turn, "receiver", received, path));
                 }
                 Err(error) => {
                     incoming.borrow_mut().go_on(member.take_open_stream());
@@ -187,11 +188,9 @@ impl TurnsCommand {
                 Some(instead(error))
             }
         };
-        reports.extend(
-            done.into_iter().map(|(role, transferred, path)| {
-                TransferReport::of_stream(args, role, transferred, path, rnic)
-            }),
-        );
+        reports.extend(done.into_iter().map(|(turn, role, transferred, path)| {
+            TransferReport::of_stream(args, role, transferred, path, rnic).of_turn(turn)
+        }));
         match refused {
             None => Ok(()),
             Some(Ok(refused)) => Err(Stopped::Refused(refused)),

@@ -86,7 +86,8 @@ fn went_between_hosts(members: &[Process]) -> Result<Vec<bool>> {
     let of = |member: &Process| {
         let output = member.output();
         let reports = output.lines().filter_map(|line| serde_json::from_str(line).ok());
-        let went = reports.map(|report: Value| {
+        let went = (1..).zip(reports).map(|(turn, report): (u32, Value)| {
+            ensure!(report["turn"] == turn, "{report:#}");
             let of = |name: &str| report["ways"][name].as_u64();
             let (Some(in_group), Some(between_hosts)) = (of("bytes_in_group"), of("bytes_between_hosts"))
             else {

@@ -81,12 +81,11 @@ impl Refused {
     /// Takes all turns that are left: from host to host, and in the group when that is well again.
     pub(in crate::host) fn take_turns<'t>(
         self,
-        (args, guard): (&MemberArgs, &GuardArgs),
-        config: &MemberConfig,
-        rnic: Box<dyn Rnic>,
-        (mut held, turns): (Held<'t>, Turns<'_, 't>),
+        ((args, guard), config, rnic): ((&MemberArgs, &GuardArgs), &MemberConfig, Box<dyn Rnic>),
+        (mut held, reports): (Held<'t>, &mut Vec<TransferReport>),
+        turns: Turns<'_, 't>,
         (output, stop): (Output, &Stop),
-    ) -> Outcome<Vec<TransferReport>> {
+    ) -> Outcome {
         let mut reason = self.reason.clone();
         let patience = guard.slow.patience;
         let (mut hosts, mut ranks) = self.connect((args, config), patience, rnic, stop)?;
@@ -102,7 +101,6 @@ impl Refused {
         let mut retry = Retry::new(Duration::ZERO, guard.retry());
         // One turn at least goes from host to host between two tries, so that they end.
         let mut may_try = false;
-        let mut reports = Vec::new();
         loop {
             may_try &= retry.is_due(start.elapsed());
             let (turn, all_try) = agree(&mut hosts, &ranks, (held.turn, may_try), &order)?;
@@ -111,13 +109,8 @@ impl Refused {
             {
                 let (summary, elapsed) = (outgoing.taken().summary(), outgoing.begun.elapsed());
                 let sent = Transferred { summary, elapsed };
-                reports.push(TransferReport::of_stream(
-                    args,
-                    "source",
-                    sent,
-                    None,
-                    hosts.rnic(),
-                ));
+                let report = TransferReport::of_stream(args, "source", sent, None, hosts.rnic());
+                reports.push(report.of_turn(held.turn));
             }
             let Some(&source) = order.get(turn) else {
                 break;
@@ -127,7 +120,7 @@ impl Refused {
                 remark(&format!("{name}: tries its group again, from turn {number} on"));
                 retry.handle_group(start.elapsed());
                 let config = joining_within(config.clone(), patience.join_again());
-                let taken = (&mut held, &mut reports);
+                let taken = (&mut held, &mut *reports);
                 let again = |error| Self::again(&ranks, error);
                 let left = (turns.in_group)(&config, hosts.rnic_mut(), taken, &again);
                 retry.handle_left(start.elapsed());
@@ -188,13 +181,13 @@ impl Refused {
             };
             // One that had the whole turn in the group has reported it already.
             if turn >= held.turn {
-                reports.push(report);
+                reports.push(report.of_turn(turn));
                 held.turn = turn + 1;
             }
             may_try = true;
         }
         close(hosts);
-        Ok(reports)
+        Ok(())
     }
 }
 
