@@ -74,7 +74,9 @@ enum Verb {
     /// Sends a file to all receivers of a group
     #[command(after_help = "Examples:
   castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file data.bin
-  tar c folder | castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file -")]
+  tar c folder | castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file -
+  castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --file data.bin \\
+      --mcst-id 10.0.0.200 --register-for 10.0.0.2,10.0.0.3       without a controller, where switches serve MRP")]
     Send(SendCommand),
     /// Receives a file from the source of a group
     #[command(
@@ -82,7 +84,9 @@ enum Verb {
 
 Examples:
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out folder/
-  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out - | tar x"
+  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out - | tar x
+  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --out copy.bin \\
+      --mcst-id 10.0.0.200 --leader 10.0.0.1                      without a controller, where switches serve MRP"
     )]
     Receive(ReceiveCommand),
     /// Sends files of the members of a group one after the other, each to all others, over the same queue pairs
