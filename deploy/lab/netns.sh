@@ -19,7 +19,8 @@
 #   netns.sh down          stops everything, and removes the namespaces and all files
 #
 # Needs root and `ip` (iproute2); for several controllers etcd (etcd-server); for Open MPI openmpi-bin, libopenmpi-dev and ethtool.
-# CASTNET is the binary; FAULT injects faults on all ports (FAULT=loss=1%,seed=42); LAB=NAME is another lab beside the first.
+# CASTNET is the binary; FAULT injects faults on all ports (FAULT=loss=1%,seed=42); LAB=NAME is another lab beside the first;
+# FLAGS are more flags of the switch (of the spine), as for groups without a controller: FLAGS="--mrp-pool 10.0.0.200/30 --mrp-port h1".
 set -euo pipefail
 
 lab=/run/castnet-${LAB:-lab}
@@ -193,7 +194,7 @@ up() {
         esac
     done
     start switch ip netns exec "$prefix-switch" "$castnet" switch --name lab --listen "unix:$lab/switch.sock" \
-        "${ports[@]}" ${FAULT:+--fault "$FAULT"}
+        "${ports[@]}" ${FAULT:+--fault "$FAULT"} ${FLAGS:-}
     for host in "${switches[@]:1}"; do
         # Each flag is a word of its own.
         start "$host" ip netns exec "$prefix-$host" "$castnet" switch --name "$host" --listen "unix:$lab/$host.sock" \
@@ -394,5 +395,5 @@ case "${1:-}" in
 up | send | bench | replicate | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
 allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
 mpi | down) "$@" ;;
-*) sed -n '2,22s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '2,23s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

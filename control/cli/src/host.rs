@@ -25,7 +25,9 @@ use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark};
 use castnet_console::service::{Ready, Signals};
 use castnet_console::units::{Size, Span, name, pmtu, positive_span};
-use castnet_member::{Group, GroupAddress, Member, MemberConfig, Others, Prepared, Registration};
+use castnet_member::{
+    Group, GroupAddress, Member, MemberConfig, MemberError, Others, Prepared, Registration,
+};
 use castnet_proto::transport::Controllers;
 use castnet_wire::mrp::DEFAULT_PORT;
 use castnet_wire::{Pmtu, Psn, Qpn};
@@ -34,7 +36,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use crate::group::{qpn, virtual_qpn};
 use collective::CollectiveCommand;
 use device::{Device, Kind};
-use fallback::{FallbackArg, Refused};
+use fallback::{Instead, Refused};
 use forget::ForgetCommand;
 use ping::PingCommand;
 use receive::ReceiveCommand;
@@ -72,7 +74,9 @@ enum Verb {
     /// Sends a file to all receivers of a group
     #[command(after_help = "Examples:
   castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file data.bin
-  tar c folder | castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file -")]
+  tar c folder | castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file -
+  castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --file data.bin \\
+      --mcst-id 10.0.0.200 --register-for 10.0.0.2,10.0.0.3       without a controller, where switches serve MRP")]
     Send(SendCommand),
     /// Receives a file from the source of a group
     #[command(
@@ -80,7 +84,9 @@ enum Verb {
 
 Examples:
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out folder/
-  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out - | tar x"
+  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out - | tar x
+  castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --out copy.bin \\
+      --mcst-id 10.0.0.200 --leader 10.0.0.1                      without a controller, where switches serve MRP"
     )]
     Receive(ReceiveCommand),
     /// Sends files of the members of a group one after the other, each to all others, over the same queue pairs
@@ -331,10 +337,10 @@ impl MemberArgs {
             .unwrap_or_default()
     }
 
-    /// [`Stopped::Refused`] if the switches cannot install the group, and `fallback` allows to do without them.
+    /// [`Stopped::Refused`] if the switches cannot install the group, and `instead` allows to do without them.
     fn join_or<'r, T>(
         &self,
-        fallback: FallbackArg,
+        instead: Instead<'_>,
         prepared: Prepared<'r, T>,
     ) -> Result<(Member<'r, T>, Ready), Stopped> {
         let connection = prepared.connection();
@@ -357,10 +363,7 @@ impl MemberArgs {
                 ));
             }
         }
-        let member = prepared.join().or_else(|error| {
-            let refused = fallback.instead(error).map_err(failure::member)?;
-            Err(Stopped::Refused(refused))
-        })?;
+        let member = prepared.join().or_else(|error| refuse(instead, error))?;
         let ready = Ready::quiet(self.ready_file.as_deref(), &member.qpns()[0].to_string())?;
         Ok((member, ready))
     }
@@ -385,6 +388,10 @@ impl From<Failure> for Stopped {
     fn from(failure: Failure) -> Self {
         Self::Failure(failure)
     }
+}
+
+fn refuse<T>(instead: Instead<'_>, error: MemberError) -> Result<T, Stopped> {
+    Err(instead(error).map_or_else(|error| failure::member(error).into(), Stopped::Refused))
 }
 
 /// A failure is only logged: what was transferred is complete.

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use castnet_rnic::{
-    Access, Completion, DeviceAttributes, Lent, MemoryKey, MemoryRegion, QpOptions, QpRemote, QpState,
-    RecvWr, Rnic, RnicError, SendWr, Traffic, Waker,
+    Access, Completion, Datagrams, DeviceAttributes, Lent, MemoryKey, MemoryRegion, QpOptions, QpRemote,
+    QpState, RecvWr, Rnic, RnicError, SendWr, Traffic, Waker,
 };
 use castnet_wire::{Nanos, Qpn};
 
@@ -107,6 +107,10 @@ impl Rnic for SharedRnic {
 
     fn poll_recv_completion(&mut self, qpn: Qpn) -> Option<Completion> {
         self.inner.borrow_mut().poll_recv_completion(qpn)
+    }
+
+    fn datagrams(&mut self, port: u16) -> Option<Datagrams> {
+        self.inner.borrow_mut().datagrams(port)
     }
 
     fn announce(&mut self) -> Result<(), RnicError> {

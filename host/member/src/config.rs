@@ -160,7 +160,8 @@ impl MemberConfig {
         }
     }
 
-    pub(crate) fn is_interrupted(&self) -> bool {
+    /// Whether [`MemberConfig::interrupt`] was set.
+    pub fn is_interrupted(&self) -> bool {
         self.interrupt
             .as_ref()
             .is_some_and(|flag| flag.load(Ordering::Relaxed))

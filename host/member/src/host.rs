@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use castnet_mrp::Roll;
 use castnet_proto::transport::{Call, Connection};
-use castnet_rnic::{Rnic, RnicError};
+use castnet_rnic::{MemoryRegion, Rnic, RnicError};
 use castnet_wire::Qpn;
 use crossbeam::channel::Receiver;
 
@@ -146,6 +146,16 @@ impl<'r> Host<'r> {
         for &qpn in qpns {
             if let Err(error) = self.rnic.destroy_qp(qpn) {
                 tracing::debug!(%error, %qpn, "not destroyed");
+            }
+        }
+    }
+
+    /// Destroys the QPs of a member, and gives back the memory that they received into.
+    pub(crate) fn release<'m>(&mut self, qpns: &[Qpn], rings: impl Iterator<Item = &'m MemoryRegion>) {
+        self.destroy_qps(qpns);
+        for ring in rings {
+            if let Err(error) = self.rnic.deregister_memory(ring.key) {
+                tracing::debug!(%error, "not deregistered");
             }
         }
     }

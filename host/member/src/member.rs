@@ -70,16 +70,16 @@ pub struct Member<'r, T> {
     psns: Option<Psns>,
     /// The sender of a turn that came after that of another member, or of a stream whose acknowledgement is missing.
     late: Option<StreamSender>,
-    /// A call of the leader of a group without a controller.
+    /// A call of the leader of a group without a controller, or its end.
     called: Option<MemberError>,
 }
 
-/// The call of a leader that goes on from host to host.
+/// The call of a leader that goes on from host to host, or that it has withdrawn the group.
 fn call(told: &Results<Told>) -> Option<MemberError> {
     told.try_recv()
         .ok()?
         .err()
-        .filter(|error| matches!(error, MemberError::Diverted { .. }))
+        .filter(|error| matches!(error, MemberError::Diverted { .. } | MemberError::Ended { .. }))
 }
 
 /// Called before a stream is sent: makes this member the source.
@@ -116,13 +116,7 @@ impl<'r, T> Member<'r, T> {
     pub fn again(mut self) -> Result<Prepared<'r, T>, MemberError> {
         self.end_passing();
         self.host.end_registration();
-        for &qpn in &self.qpns {
-            self.host.rnic.destroy_qp(qpn)?;
-        }
-        self.release_late()?;
-        for ring in self.rings.iter().filter(|_| self.owns_rings) {
-            self.host.rnic.deregister_memory(ring.key)?;
-        }
+        self.release()?;
         if let Group::Named { wait, .. } = &mut self.host.config.group {
             *wait = (*wait).max(RETURN_PATIENCE);
         }
@@ -166,6 +160,13 @@ impl<T> Member<'_, T> {
             lane: (self.qpns.len() > 1).then_some(lane),
             error,
         })
+    }
+
+    /// Destroys the QPs, and gives back all memory but that of the caller.
+    fn release(&mut self) -> Result<(), MemberError> {
+        let rings = self.rings.iter().filter(|_| self.owns_rings);
+        self.host.release(&self.qpns, rings);
+        self.release_late()
     }
 
     fn release_late(&mut self) -> Result<(), MemberError> {
@@ -222,28 +223,29 @@ impl<T> Member<'_, T> {
 
     /// Leaves the group; the others go on without a receiver that leaves. One that has everything first waits until the
     /// source has left, or is silent for 3 seconds and the time of a lease: a lost last acknowledgement must be sent again. If the controller cannot be reached, the group waits
-    /// for this member; what was transferred is complete. The QPs are destroyed.
+    /// for this member; what was transferred is complete. The QPs and memory are released.
     ///
     /// # Errors
     /// [`MemberError::Diverted`] if this receiver has everything, and its source does not know that and goes on from host to host.
     pub fn leave(mut self) -> Result<(), MemberError> {
         let left = self.leave_group(None);
-        self.host.destroy_qps(&self.qpns);
-        self.release_late()?;
+        self.release()?;
         let diverted = left?.map(|diversion| MemberError::diverted(self.group_name(), diversion));
         let diverted = diverted.or(self.called.take());
-        match diverted.filter(|_| self.has_all || self.whole.is_some()) {
-            Some(diverted) => Err(diverted),
-            None => Ok(()),
+        match diverted {
+            Some(diverted @ MemberError::Diverted { .. }) if self.has_all || self.whole.is_some() => {
+                Err(diverted)
+            }
+            _ => Ok(()),
         }
     }
 
-    /// Leaves the group as its source, which goes on from host to host for this reason. The QPs are destroyed. Returns the hosts that go on,
+    /// Leaves the group as its source, which goes on from host to host for this reason. The QPs and memory are released. Returns the hosts that go on,
     /// this one first; the other members get [`MemberError::Diverted`] with the same hosts, in a group that is registered in the band once
     /// they are called ([`crate::MeetingPoint::open`]). `None`: the group has ended, or its members cannot be led.
     pub fn divert(mut self, reason: &str) -> Result<Option<Hosts>, MemberError> {
         let left = self.leave_group(Some(reason.to_owned()));
-        self.host.destroy_qps(&self.qpns);
+        self.release()?;
         if let Some(roll) = self.host.roll.take() {
             self.host.end_registration();
             return left.map(|_| Some(Hosts::of_roll(roll, &self.host.config.host)));

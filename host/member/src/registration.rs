@@ -97,7 +97,7 @@ impl Registered {
             Others::Receivers(receivers) => {
                 let config = LeaderConfig {
                     mcst_id,
-                    number: number(),
+                    number: number(SystemTime::now()),
                     pmtu,
                     source: MrpMember {
                         source: true,
@@ -132,6 +132,7 @@ impl Registered {
             started,
             stop: stop.clone(),
             is_registered: false,
+            calls: how.calls,
             to,
         };
         let thread = std::thread::Builder::new().name("castnet-mrp".into());
@@ -214,10 +215,13 @@ impl Carrier {
     }
 }
 
-/// Larger than those of all earlier runs, as long as the clock of the host does not go back.
-fn number() -> u32 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    since.map_or(1, |since| since.as_secs() as u32)
+/// The begin of 2025, in seconds since 1970. Numbers of registrations count from here on, up to 2042.
+const NUMBERS_SINCE: Duration = Duration::from_secs(1_735_689_600);
+
+/// Eighths of seconds: larger than those of earlier registrations, as long as the clock of the host does not go back.
+fn number(now: SystemTime) -> u32 {
+    let since = now.duration_since(SystemTime::UNIX_EPOCH + NUMBERS_SINCE);
+    since.map_or(1, |since| (since.as_millis() / 125) as u32)
 }
 
 pub(crate) fn nanos(length: Duration) -> Nanos {
@@ -245,6 +249,8 @@ struct Worker {
     started: Instant,
     stop: Arc<AtomicBool>,
     is_registered: bool,
+    /// Whether a leader calls its receivers when the group cannot be registered.
+    calls: bool,
     to: Sender<Told>,
 }
 
@@ -259,7 +265,7 @@ impl Worker {
                         packets.iter().for_each(|packet| self.send(*to, packet));
                         Ok(leader.is_registered())
                     }
-                    Err(error) => Err(self.not_registered(error, leader.roll())),
+                    Err(error) => Err(self.not_registered(error, self.roll(leader))),
                 },
                 Side::Receiver(receiver, to, key) => match receiver.handle_timeout(now) {
                     Ok(packet) => {
@@ -267,6 +273,10 @@ impl Worker {
                         Ok(receiver.is_registered())
                     }
                     Err(ReceiverError::Called(call)) => Err(self.called(call, (*to, *key))),
+                    Err(error @ ReceiverError::Withdrawn) => Err(MemberError::Ended {
+                        group: self.group.clone(),
+                        reason: error.to_string(),
+                    }),
                     Err(error) => Err(error.into()),
                 },
             };
@@ -274,7 +284,7 @@ impl Worker {
                 Ok(true) if !self.is_registered => {
                     self.is_registered = true;
                     let roll = match &side {
-                        Side::Leader(leader, _) => leader.roll(),
+                        Side::Leader(leader, _) => self.roll(leader),
                         Side::Receiver(..) => None,
                     };
                     let _ = self.to.send(Ok(roll));
@@ -301,6 +311,11 @@ impl Worker {
         if let Side::Leader(leader, to) = side {
             (0..WITHDRAWALS).for_each(|_| self.send(to, &leader.withdraw()));
         }
+    }
+
+    /// All that this leader can call.
+    fn roll(&self, leader: &Leader) -> Option<Roll> {
+        leader.roll().filter(|_| self.calls)
     }
 
     /// All receivers have joined and can be called, but not all have confirmed.
@@ -411,6 +426,13 @@ mod tests {
         }
         drop(leader);
         switches.join().expect("withdrawn");
+    }
+
+    /// The switches ignore a registration with the number of one that was withdrawn.
+    #[test]
+    fn a_registration_soon_after_another_one_has_a_larger_number() {
+        let now = SystemTime::now();
+        assert!(number(now + Duration::from_millis(125)) > number(now));
     }
 
     #[test]

@@ -205,12 +205,9 @@ pub trait Rnic {
     /// Posts a receive. If that fails, usually with [`RnicError::Post`], nothing was posted.
     fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), RnicError>;
 
-    /// Opens a UDP port at the address of this RNIC. `None`: the RNIC carries no datagrams, and the kernel has its address, as in this
-    /// default. A port may be opened several times; all get what it receives.
-    fn datagrams(&mut self, port: u16) -> Option<Datagrams> {
-        let _ = port;
-        None
-    }
+    /// Opens a UDP port at the address of this RNIC. `None`: the RNIC carries no datagrams, and the kernel has its address. A
+    /// port may be opened several times; all get what it receives.
+    fn datagrams(&mut self, port: u16) -> Option<Datagrams>;
 
     /// Announces this host soon: a restarted switch has lost its table. This is a broadcast; once a second is enough.
     fn announce(&mut self) -> Result<(), RnicError>;

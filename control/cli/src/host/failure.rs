@@ -4,6 +4,7 @@ use castnet_console::connect::{self, NO_CONTROLLER};
 use castnet_console::exit::Failure;
 use castnet_console::units::span;
 use castnet_member::MemberError;
+use castnet_mrp::LeaderError;
 use castnet_rnic::stream::StreamError;
 use castnet_rnic::{RnicError, Status};
 
@@ -61,7 +62,9 @@ pub(crate) fn member(error: MemberError) -> Failure {
         MemberError::WrongRole { .. } => Failure::refused(what)
             .next("castnet host send is for the source, castnet host receive for receivers"),
         MemberError::Ended { group, .. } => {
-            Failure::failed(what).next(format!("castnet group show {group} lists whom it waits for"))
+            Failure::failed(what).next(format!(
+                "castnet host receive without --once joins it again; with a controller, castnet group show {group} lists whom it waits for"
+            ))
         }
         MemberError::Evicted { group, .. } => {
             Failure::refused(what).next(format!("castnet group show {group}"))
@@ -70,8 +73,18 @@ pub(crate) fn member(error: MemberError) -> Failure {
             Failure::unreachable(format!("nothing has been acknowledged for {}", span(after)))
                 .next("castnet group show GROUP lists the receivers that are behind")
         }
-        MemberError::Leader(_) | MemberError::Receiver(_) => Failure::unreachable(what)
-            .next("see docs/mrp.md, and what the switches have refused: castnet drops --agent URL"),
+        MemberError::Leader(error) => Failure::unreachable(what).next(match error {
+            LeaderError::NotJoined { .. } => {
+                "at each of them: castnet host receive --mcst-id ... --leader ...; castnet host ping shows which of them answer"
+            }
+            LeaderError::NotConfirmed { .. } => {
+                "MRP is refused by a switch without --mrp-port for the port to the leader, or with another --mrp-pool: castnet drops --agent URL\n\
+                 counts registration-refused; with --fallback auto at all members the data goes from host to host instead (docs/mrp.md)"
+            }
+            LeaderError::TooManyMembers { .. } => "a group of a controller has no such limit: castnet group create",
+        }),
+        MemberError::Receiver(_) => Failure::unreachable(what)
+            .next("the leader says why: castnet host send --mcst-id ... --register-for ... (docs/mrp.md)"),
         MemberError::Interrupted => interrupted(),
         _ => Failure::failed(what),
     }
@@ -92,8 +105,7 @@ fn stream(error: StreamError) -> Failure {
 
 /// The exit code shows whether the other side did not answer, or refused.
 fn work(status: Status, error: &StreamError) -> Failure {
-    const ALIKE: &str =
-        "all members need the same --op, --message-size and --slots; see what each receiver reports";
+    const ALIKE: &str = "all members need the same --op, --message-size, --slots and, without a controller, --pmtu; see what each receiver reports";
     const DROPS: &str =
         "the QP has failed; see what the switches dropped: castnet drops; castnet group show GROUP";
     match status {

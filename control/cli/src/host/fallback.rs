@@ -17,11 +17,11 @@ mod ways;
 use std::sync::Arc;
 use std::time::Duration;
 
-use castnet_comm::{CommConfig, CommError, Communicator, Fallback, Rendezvous, Timeouts};
+use castnet_comm::{CommConfig, CommError, Communicator, Fallback, Timeouts};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::remark;
 use castnet_console::units::{Ratio, Span, positive_span};
-use castnet_member::{Group, Hosts, MemberConfig, MemberError, Safeguard};
+use castnet_member::{Group, Hosts, MeetingPoint, MemberConfig, MemberError, Safeguard};
 use castnet_rnic::Rnic;
 use castnet_rnic::stream::StreamError;
 use castnet_rules::BitRate;
@@ -35,7 +35,7 @@ use course::{Order, Position};
 pub(super) use incoming::Incoming;
 pub(super) use meeting::called;
 pub(super) use outgoing::Outgoing;
-pub(super) use turns::{Held, Turns};
+pub(super) use turns::{Held, Instead, Turns};
 pub(super) use ways::Ways;
 
 /// Bytes that are sent at once. The hosts pass pieces of them on before they have all.
@@ -199,7 +199,7 @@ impl Refused {
         let members = hosts.names;
         let job = format!("{group}.hosts");
         let config = CommConfig {
-            rendezvous: meeting.clone(),
+            rendezvous: meeting.as_ref().map(meeting::rendezvous),
             security: args.tls.security()?,
             qp_timeout: args.qp.qp_timeout,
             retry_cnt: args.qp.retry_cnt,
@@ -236,7 +236,7 @@ struct Ranks {
     /// The one that sends the stream.
     source: u16,
     /// Of those without a controller: a late one may still need an answer.
-    meeting: Option<Arc<dyn Rendezvous>>,
+    meeting: Option<Arc<MeetingPoint>>,
 }
 
 impl Ranks {

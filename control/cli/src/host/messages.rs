@@ -13,7 +13,7 @@ use clap::Args;
 use super::fallback::{FallbackArg, Incoming, Outgoing, Pattern, header};
 use super::receive::ReceiveCommand;
 use super::report::{Earlier, TransferReport};
-use super::send::{SendCommand, lead_away, remark_silence};
+use super::send::{SendCommand, lead_away, leads, remark_silence};
 use super::sink::Target;
 use super::{Stop, Stopped, failure, leave};
 
@@ -45,7 +45,7 @@ impl MessageArgs {
 impl SendCommand {
     pub(super) fn send_messages(&self, config: MemberConfig, output: Output, stop: &Stop) -> Outcome {
         let (args, messages) = (&self.member, self.messages.messages()?);
-        let mut rnic = args.device.open()?;
+        let mut rnic = self.open()?;
         let mut pattern = Pattern::new(messages, 0);
         let piece = config.message_size as usize;
         let mut outgoing = Outgoing::new(&mut pattern, header(messages), piece);
@@ -68,8 +68,8 @@ impl SendCommand {
     ) -> Result<(), Stopped> {
         let (args, guard) = (&self.member, self.guard.slow.safeguard(&config));
         let source = castnet_member::source(config, rnic).map_err(failure::member)?;
-        let (mut source, _ready) = args.join_or(self.guard.slow.fallback, source)?;
-        let guard = guard.filter(|_| source.leads());
+        let (mut source, _ready) = args.join_or(&|error| self.guard.slow.fallback.instead(error), source)?;
+        let guard = guard.filter(|_| leads(&args.name, &source));
         outgoing.begun = Instant::now();
         let (mut acknowledged, mut is_remarked) = (0, false);
         let in_flight = self.messages.in_flight;

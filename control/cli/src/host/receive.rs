@@ -30,7 +30,7 @@ pub(super) struct ReceiveCommand {
     )]
     out: Option<PathBuf>,
     /// Joins the group --mcst-id, which the source at this address registers
-    #[arg(long, value_name = "IP", requires = "mcst_id")]
+    #[arg(long, value_name = "IP", requires = "mcst_id", conflicts_with = "group")]
     leader: Option<Ipv4Addr>,
     /// Also joins while the group runs, from the next message on
     #[arg(long, requires = "size")]
@@ -171,7 +171,7 @@ impl ReceiveCommand {
         mut receive: impl FnMut(&mut Member<'r, T>, &mut u64) -> Result<R, MemberError>,
     ) -> Result<(Member<'r, T>, Result<R, MemberError>), Stopped> {
         loop {
-            let (mut member, _ready) = self.member.join_or(fallback, prepared)?;
+            let (mut member, _ready) = self.member.join_or(&|error| fallback.instead(error), prepared)?;
             let mut bytes = 0;
             match receive(&mut member, &mut bytes) {
                 Err(ended) if ended.may_join_again() && self.may_begin_again(bytes) => {

@@ -33,6 +33,9 @@ pub(super) struct TransferReport {
     host: String,
     role: &'static str,
     group: String,
+    /// From 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    turn: Option<usize>,
     #[serde(flatten)]
     content: Content,
     bytes: u64,
@@ -137,6 +140,7 @@ impl TransferReport {
             host: args.name.clone(),
             role,
             group: args.group_name(),
+            turn: None,
             content,
             bytes,
             sha256,
@@ -147,6 +151,12 @@ impl TransferReport {
             ways: None,
             traffic: rnic.traffic(),
         }
+    }
+
+    /// Of a turn, by its number from 0.
+    pub(super) fn of_turn(self, turn: usize) -> Self {
+        let turn = Some(turn + 1);
+        Self { turn, ..self }
     }
 
     /// Of messages whose bytes went as a stream.
@@ -205,16 +215,21 @@ impl Report for TransferReport {
     fn page(&self, page: &mut Page) {
         let (host, is_source) = (&self.host, self.role == "source");
         let did = if is_source { "sent" } else { "received" };
-        page.line(match &self.content {
-            Content::Stream { name, .. } => format!("{host} {did} {name} ({})", bytes(self.bytes)),
-            Content::Messages {
-                op, size, count: n, ..
-            } => format!(
-                "{host} {did} {} messages of {} by {op}",
-                count((*n).into()),
-                bytes((*size).into())
-            ),
-        });
+        let turn = self
+            .turn
+            .map_or_else(String::new, |turn| format!("turn {turn}: "));
+        page.line(
+            turn + &match &self.content {
+                Content::Stream { name, .. } => format!("{host} {did} {name} ({})", bytes(self.bytes)),
+                Content::Messages {
+                    op, size, count: n, ..
+                } => format!(
+                    "{host} {did} {} messages of {} by {op}",
+                    count((*n).into()),
+                    bytes((*size).into())
+                ),
+            },
+        );
         let mut facts = vec![
             ("SHA-256", self.sha256.clone()),
             ("time", span(Duration::from_secs_f64(self.seconds))),

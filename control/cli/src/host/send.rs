@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use castnet_console::exit::{self, Outcome};
+use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, remark};
 use castnet_console::units::Span;
 use castnet_member::{Member, MemberConfig, MemberError, Others, Source, StreamHeader, Unsent};
@@ -35,7 +35,13 @@ pub(super) struct SendCommand {
     )]
     file: Option<PathBuf>,
     /// Registers --mcst-id as a group of these receivers: their addresses, with commas between them
-    #[arg(long, value_name = "IP", requires = "mcst_id", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "IP",
+        requires = "mcst_id",
+        conflicts_with = "group",
+        value_delimiter = ','
+    )]
     register_for: Vec<Ipv4Addr>,
     /// Fails after so long without an answer; 0: never
     #[arg(long, value_name = "TIME", default_value = "1m")]
@@ -89,6 +95,17 @@ impl SendCommand {
         (!self.register_for.is_empty()).then_some(Others::Receivers(receivers))
     }
 
+    pub(super) fn open(&self) -> Outcome<Box<dyn Rnic>> {
+        let rnic = self.member.device.open()?;
+        let ip = rnic.attributes().ip;
+        match self.register_for.contains(&ip) {
+            true => Err(Failure::usage(format!(
+                "--register-for has {ip}, which is this host's address: it sends"
+            ))),
+            false => Ok(rnic),
+        }
+    }
+
     pub(super) fn run(self, output: Output, stop: &Stop) -> Outcome {
         let args = &self.member;
         let config = MemberConfig {
@@ -101,7 +118,7 @@ impl SendCommand {
         };
         let config = configure(config, self.guard.slow.fallback, None);
         let (mut file, header) = source(file)?;
-        let mut rnic = args.device.open()?;
+        let mut rnic = self.open()?;
         let mut outgoing = Outgoing::new(&mut *file, header, config.message_size as usize);
         match self.send(config.clone(), &mut *rnic, &mut outgoing, output) {
             Err(Stopped::Refused(refused)) => refused.send(
@@ -125,8 +142,8 @@ impl SendCommand {
         let args = &self.member;
         let guard = self.guard.slow.safeguard(&config);
         let source = castnet_member::source(config, rnic).map_err(failure::member)?;
-        let (mut source, _ready) = args.join_or(self.guard.slow.fallback, source)?;
-        let guard = guard.filter(|_| source.leads());
+        let (mut source, _ready) = args.join_or(&|error| self.guard.slow.fallback.instead(error), source)?;
+        let guard = guard.filter(|_| leads(&args.name, &source));
         let watched = Watched::begin(&args.name, &source);
         let header = outgoing.header.clone();
         let bar = output
@@ -172,6 +189,16 @@ impl SendCommand {
             None => Stopped::Failure(failure::member(unsent.error)),
         }
     }
+}
+
+/// Whether the source can lead its receivers from host to host, or else a remark.
+pub(super) fn leads(host: &str, source: &Member<'_, Source>) -> bool {
+    if !source.leads() {
+        remark(&format!(
+            "{host}: stays in the group, however slow that is: a receiver has --fallback off"
+        ));
+    }
+    source.leads()
 }
 
 /// Leaves a group with all its other members. `None`: they cannot be led from host to host.

@@ -11,11 +11,11 @@ use castnet_rnic::Rnic;
 use castnet_rnic::stream::StreamError;
 use clap::Args;
 
-use super::fallback::{Held, Incoming, Outgoing, SlowArgs, Turns};
+use super::fallback::{GuardArgs, Held, Incoming, Instead, Outgoing, Turns};
 use super::report::TransferReport;
 use super::send::{lead_away, remark_silence, source};
 use super::sink::Target;
-use super::{MemberArgs, Stop, Stopped, failure, leave};
+use super::{MemberArgs, Stop, Stopped, failure, leave, refuse};
 
 #[derive(Debug, Args)]
 pub(super) struct TurnsCommand {
@@ -37,7 +37,7 @@ pub(super) struct TurnsCommand {
     #[arg(long, value_name = "TIME", default_value = "1m")]
     give_up: Span,
     #[command(flatten)]
-    guard: SlowArgs,
+    guard: GuardArgs,
 }
 
 impl TurnsCommand {
@@ -81,23 +81,29 @@ impl TurnsCommand {
             incoming: None,
         };
         let mut reports = Vec::new();
-        let taken = self.in_group(&config, &mut *rnic, &targets, (&mut held, &mut reports));
-        match taken {
+        let instead = |error| self.guard.slow.fallback.instead(error);
+        let taken = (&mut held, &mut reports);
+        let taken = self.in_group(&config, &mut *rnic, &targets, taken, &instead);
+        let ended = match taken {
             Err(Stopped::Refused(refused)) => {
                 let turns = Turns {
                     order: &self.order,
                     open: &|| self.open(&config),
                     incoming: &|turn| Incoming::new(&targets[turn]),
+                    in_group: &|config, rnic, taken, instead| {
+                        self.in_group(config, rnic, &targets, taken, instead)
+                    },
                 };
-                let (between, done) = ((args, &self.guard), (output, stop));
-                reports.extend(refused.take_turns(between, &config, rnic, (held, turns), done)?);
+                let between = ((args, &self.guard), &config, rnic);
+                refused.take_turns(between, (held, &mut reports), turns, (output, stop))
             }
-            taken => taken.map_err(Stopped::failure)?,
-        }
+            taken => taken.map_err(Stopped::failure),
+        };
+        // Those that are over are whole.
         for report in reports {
             output.show_next(&report)?;
         }
-        Ok(())
+        ended
     }
 
     /// What this member sends.
@@ -110,21 +116,22 @@ impl TurnsCommand {
         Ok(Outgoing::new(file, header, config.message_size as usize))
     }
 
-    /// Takes all turns in the group, and reports each one; or those before it is left.
+    /// Takes all turns that are left in the group, and reports each one; or those before it is left.
     fn in_group<'t>(
         &self,
         config: &MemberConfig,
         rnic: &mut dyn Rnic,
         targets: &'t [Target],
         (held, reports): (&mut Held<'t>, &mut Vec<TransferReport>),
+        instead: Instead<'_>,
     ) -> Result<(), Stopped> {
-        let (args, fallback) = (&self.member, self.guard.fallback);
-        let guard = self.guard.safeguard(config);
-        let member = castnet_member::receiver(config.clone(), rnic).map_err(failure::member)?;
-        let (mut member, _ready) = args.join_or(fallback, member)?;
+        let (args, guard) = (&self.member, self.guard.slow.safeguard(config));
+        let member = castnet_member::receiver(config.clone(), rnic);
+        let member = member.or_else(|error| refuse(instead, error))?;
+        let (mut member, _ready) = args.join_or(instead, member)?;
         let mut done = Vec::new();
         let mut ended = Ok(());
-        for (turn, sender) in self.order.iter().enumerate() {
+        for (turn, sender) in self.order.iter().enumerate().skip(held.turn) {
             held.turn = turn;
             if *sender == args.name {
                 let outgoing = held.outgoing.insert(self.open(config)?);
@@ -133,7 +140,7 @@ impl TurnsCommand {
                     remark_silence(&mut is_remarked, silent);
                 });
                 match sent {
-                    Ok(sent) => done.push(("source", sent, None)),
+                    Ok(sent) => done.push((turn, "source", sent, None)),
                     Err(unsent) if matches!(unsent.error, MemberError::Stream(StreamError::OutOfTurn)) => {
                         // The other one is not held up by this member.
                         let received = member.receive(&mut |_| Ok(io::sink()), &mut |_, _| {});
@@ -157,7 +164,7 @@ impl TurnsCommand {
                     let kept = incoming.borrow_mut().keep(received.summary.clone());
                     let at = targets[turn].0.display();
                     let path = kept.map_err(|error| Failure::failed(format!("{at}: {error}")))?;
-                    done.push(("receiver", received, path));
+                    done.push((turn, "receiver", received, path));
                 }
                 Err(error) => {
                     incoming.borrow_mut().go_on(member.take_open_stream());
@@ -170,22 +177,20 @@ impl TurnsCommand {
             Ok(()) => {
                 held.turn = self.order.len();
                 // Another one may not know that all is here.
-                member.leave().map_err(|error| fallback.instead(error)).err()
+                member.leave().map_err(instead).err()
             }
-            Err(error) if guard.is_some() && error.is_slow() => match lead_away(args, member, &error) {
-                Some(refused) => Some(Ok(refused)),
-                None => Some(Err(error)),
-            },
+            Err(error) if guard.is_some() && error.is_slow() => {
+                let refused = lead_away(args, member, &error);
+                Some(refused.map_or_else(|| instead(error), Ok))
+            }
             Err(error) => {
                 leave(member);
-                Some(fallback.instead(error))
+                Some(instead(error))
             }
         };
-        reports.extend(
-            done.into_iter().map(|(role, transferred, path)| {
-                TransferReport::of_stream(args, role, transferred, path, rnic)
-            }),
-        );
+        reports.extend(done.into_iter().map(|(turn, role, transferred, path)| {
+            TransferReport::of_stream(args, role, transferred, path, rnic).of_turn(turn)
+        }));
         match refused {
             None => Ok(()),
             Some(Ok(refused)) => Err(Stopped::Refused(refused)),

@@ -162,7 +162,7 @@ impl<'r, T> Prepared<'r, T> {
             if member.lease.as_ref().is_some_and(Lease::has_ended) {
                 // Its source may have gone on from host to host before this member was connected.
                 if let Err(diverted @ MemberError::Diverted { .. }) = member.confirm() {
-                    member.host.destroy_qps(&member.qpns);
+                    member.release()?;
                     return Err(diverted);
                 }
                 tracing::warn!(%error, "the group has ended before this member was connected: joining again");
@@ -177,9 +177,12 @@ impl<'r, T> Prepared<'r, T> {
         }
     }
 
-    /// Destroys the QPs if it fails.
+    /// Releases the QPs and memory if it fails.
     fn wait_for_group(mut self) -> Result<Member<'r, T>, MemberError> {
-        let (group, lease) = self.group().inspect_err(|_| self.host.destroy_qps(&self.qpns))?;
+        let (group, lease) = self.group().inspect_err(|_| {
+            let rings = self.rings.iter().filter(|_| self.owns_rings);
+            self.host.release(&self.qpns, rings);
+        })?;
         Ok(Member {
             host: self.host,
             qpns: self.qpns,
@@ -255,7 +258,7 @@ impl<'r, T> Prepared<'r, T> {
             result = results.try_recv().ok();
             result.is_some()
         })?;
-        self.host.roll = result.ok_or(MemberError::Interrupted)??.filter(|_| how.calls);
+        self.host.roll = result.ok_or(MemberError::Interrupted)??;
         Ok(())
     }
 }

@@ -10,7 +10,7 @@ use castnet_member::{
     Group, GroupAddress, MemberConfig, MemberError, Messages, Role, Safeguard, StreamHeader,
 };
 use castnet_port::{BoxPort, MemLink, MemLinkConfig, PortSpec};
-use castnet_rnic::{SoftRnic, SoftRnicConfig};
+use castnet_rnic::{MemoryKey, Rnic, SoftRnic, SoftRnicConfig};
 use castnet_wire::{Pmtu, Psn, Qpn};
 
 /// Address of a member; 0 is the source, 1 the receiver.
@@ -95,6 +95,32 @@ fn a_stream_arrives_whole() {
         (sent.summary.name.as_str(), &sent.summary.digest),
         ("a", &received.summary.digest)
     );
+}
+
+/// A member may join many times with one RNIC.
+#[test]
+fn a_receiver_that_leaves_gives_its_memory_back() {
+    let has_left = AtomicBool::new(false);
+    let (joined, left) = run(
+        |rnic| {
+            let mut source = castnet_member::source(config(0), rnic)?.join()?;
+            source.wait_until(&mut || has_left.load(Ordering::Relaxed))
+        },
+        |rnic, _| {
+            let config = MemberConfig {
+                by_write: true,
+                ..config(1)
+            };
+            let prepared = castnet_member::receiver(config, rnic).expect("prepared");
+            let rkey = prepared.connection().memory.expect("of WRITEs").rkey;
+            let left = prepared.join().and_then(|member| member.leave());
+            has_left.store(true, Ordering::Relaxed);
+            let read = rnic.read_memory(MemoryKey::new(rkey), 0, &mut [0]);
+            assert!(read.is_err(), "its memory is there");
+            left
+        },
+    );
+    joined.and(left).expect("a member");
 }
 
 #[test]

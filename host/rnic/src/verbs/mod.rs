@@ -32,6 +32,7 @@ use castnet_port::{Sleeper, Waker};
 use castnet_wire::{Nanos, Qpn};
 use tracing::{debug, warn};
 
+use crate::datagrams::Datagrams;
 use crate::error::RnicError;
 use crate::rnic::{DeviceAttributes, MemoryRegion, QpOptions, QpRemote, Rnic, Traffic, range};
 use handles::{Channel, Domain, QueuePair, Region};
@@ -600,6 +601,10 @@ impl Rnic for VerbsRnic {
     }
 
     /// Makes the kernel broadcast an ARP request on the device's interface. An RDMA device does not announce itself.
+    fn datagrams(&mut self, _: u16) -> Option<Datagrams> {
+        None
+    }
+
     fn announce(&mut self) -> Result<(), RnicError> {
         let interface = self.interface.as_deref().unwrap_or_default();
         announce::announce(interface, self.attributes.ip).map_err(RnicError::io("announcing the host by ARP"))

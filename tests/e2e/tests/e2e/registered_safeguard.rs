@@ -31,19 +31,15 @@ impl Sent {
         let file = lab.folder().join("sent");
         let digest = write_random(&file, bytes, 61)?;
         let leader = lab.address("h1");
-        let both = [&GIVE_UP, both].concat();
         let receivers = RECEIVERS.map(|host| {
             let out = lab.folder().join(format!("{host}.out"));
             let text = out.to_string_lossy().into_owned();
             let own = if host == "h4" { last } else { &[] };
-            let rest = [&["--leader", &leader, "--out", &text], &both[..], own].concat();
+            let rest = [&["--leader", &leader, "--out", &text], both, own].concat();
             Ok((start_host(lab, host, "receive", &rest)?, out))
         });
         let receivers = receivers.into_iter().collect::<Result<_>>()?;
-        let to = RECEIVERS.map(|host| lab.address(host)).join(",");
-        let file = file.to_string_lossy();
-        let rest = [&["--register-for", &to, "--file", &file], &both[..], flags].concat();
-        let source = start_host(lab, "h1", "send", &rest)?;
+        let source = start_source(lab, &[both, flags].concat())?;
         let bytes = bytes as u64;
         Ok(Self {
             source,
@@ -70,6 +66,20 @@ impl Sent {
         ensure!(all_ways(&sent)? == self.bytes, "{sent:#}");
         Ok(sent)
     }
+}
+
+/// Starts the source of a file that is there.
+fn start_source(lab: &Lab, flags: &[&str]) -> Result<Process> {
+    let to = RECEIVERS.map(|host| lab.address(host)).join(",");
+    let file = lab.folder().join("sent");
+    let rest = ["--register-for", &to, "--file", &file.to_string_lossy()];
+    start_host(lab, "h1", "send", &[&rest, flags].concat())
+}
+
+/// Waits until more than a few packets have gone in the group.
+fn wait_for_data(lab: &Lab, source: &mut Process) -> Result<()> {
+    let carries = |_: &Process| lab.data_in("mrp-10.0.0.200", "sw") > Some(100);
+    source.wait_until("data in the group", carries)
 }
 
 fn way(report: &Value, name: &str) -> Result<u64> {
@@ -126,9 +136,14 @@ fn a_registered_group_is_tried_again() {
         let flags = [&SLOW[..], &["--fallback-retry", "1ms"]].concat();
         let sent = Sent::start(lab, 96 << 20, &[], &flags, &[])?.finish()?;
         let changes = sent["ways"]["changes"].as_array().context("changes")?;
-        let to = |way: &str| changes.iter().filter(|change| change["to"] == way).count();
-        ensure!(to("hosts") > 0 && to("group") > 0, "{sent:#}");
-        ensure!(way(&sent, "bytes_in_group")? > 0, "{sent:#}");
+        let to: Vec<_> = changes
+            .iter()
+            .filter_map(|change| change["to"].as_str())
+            .collect();
+        ensure!(to.starts_with(&["hosts", "group", "hosts"]), "{sent:#}");
+        // It was left again for the same reason as the first time.
+        let why = changes[2]["why"].as_str().unwrap_or_default();
+        ensure!(why.contains(" for 400ms"), "{sent:#}");
         Ok(())
     });
 }
@@ -144,7 +159,8 @@ fn a_receiver_that_dies_in_a_registered_group_is_named() {
             "--ready-file",
             &ready.to_string_lossy(),
         ];
-        let mut sent = Sent::start(lab, 256 << 20, &["--op", "write"], &flags, &[])?;
+        let both = [&GIVE_UP[..], &["--op", "write"]].concat();
+        let mut sent = Sent::start(lab, 256 << 20, &both, &flags, &[])?;
         let is_ready = |_: &Process| ready.exists();
         sent.source.wait_until("it was registered", is_ready)?;
         sent.receivers[2].0.kill();
@@ -170,6 +186,74 @@ fn without_fallback_at_one_receiver_a_refused_registration_is_an_error() {
             ensure!(!receiver.wait()?.success(), "received");
             let said = receiver.output();
             ensure!(said.contains("the leader has not registered this host"), "{said}");
+        }
+        Ok(())
+    });
+}
+
+/// The same at the source: what it says is of MRP.
+#[test]
+fn a_source_without_fallback_says_what_refuses_its_registration() {
+    let flags = [&MRP[..], &["--memory", "1"]].concat();
+    lab::in_lab("fallback without a controller", STAR, &flags, |lab| {
+        let off = ["--fallback", "off"];
+        let mut sent = Sent::start(lab, 1 << 20, &["--join-within", "1s"], &off, &[])?;
+        ensure!(!sent.source.wait()?.success(), "sent");
+        let said = sent.source.output();
+        ensure!(said.contains("registration: no confirmation from"), "{said}");
+        ensure!(
+            said.contains("--mrp-port") && said.contains("--fallback auto"),
+            "{said}"
+        );
+        ensure!(!said.contains("castnet group show"), "{said}");
+        Ok(())
+    });
+}
+
+/// The switch stands still, and nobody answers the source that has left the group for the second time.
+#[test]
+fn a_source_that_waits_for_the_others_can_be_interrupted() {
+    lab::in_lab("fallback without a controller", STAR, &MRP, |lab| {
+        let both = ["--fallback-give-up", "10m"];
+        let flags = ["--fallback-after", "800ms", "--fallback-retry", "1ms"];
+        let mut sent = Sent::start(lab, 256 << 20, &both, &flags, &[])?;
+        let source = &mut sent.source;
+        for (times, says) in [(1, ""), (2, "tries its group again")] {
+            lab.switch("sw")?.go_on()?;
+            source.wait_until("it is in the group", |source| source.output().contains(says))?;
+            wait_for_data(lab, source)?;
+            lab.switch("sw")?.stop()?;
+            source.wait_until("it has left the group", |source| {
+                source.output().matches("goes on from host to host").count() == times
+            })?;
+        }
+        source.interrupt()?;
+        ensure!(!source.wait()?.success(), "sent");
+        let said = source.output();
+        ensure!(said.contains("stopped by a signal"), "{said}");
+        Ok(())
+    });
+}
+
+/// It withdraws the group. The receivers begin anew with the next source.
+#[test]
+fn receivers_join_again_after_their_source_was_interrupted() {
+    lab::in_lab("fallback without a controller", STAR, &MRP, |lab| {
+        let mut sent = Sent::start(lab, 256 << 20, &[], &[], &[])?;
+        wait_for_data(lab, &mut sent.source)?;
+        sent.source.interrupt()?;
+        ensure!(!sent.source.wait()?.success(), "sent");
+        for (receiver, _) in &mut sent.receivers {
+            receiver.wait_until("it joins again", |receiver| {
+                receiver.output().contains("joining again")
+            })?;
+        }
+        start_source(lab, &[])?.succeed()?;
+        for (receiver, out) in &mut sent.receivers {
+            receiver.succeed()?;
+            let received = receiver.report()?;
+            ensure!(digest(out)? == sent.digest, "{received:#}");
+            ensure!(received["begun_again"] == 1, "{received:#}");
         }
         Ok(())
     });

@@ -1,52 +1,108 @@
 //! Members of one group send one after the other, over one queue pair each.
 
 use std::fs;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use castnet_e2e::Lab;
-use castnet_e2e::lab::{self, TWO_TIERS, Transfer};
-use castnet_e2e::process::Process;
+use castnet_e2e::lab::{self, STAR, TWO_TIERS, Transfer};
+use castnet_e2e::process::{Process, castnet};
+use serde_json::Value;
 
-/// The hosts send in this order. `start` starts `castnet host turns` at a host, by its index.
+/// Members that take turns, and the digests of what they send.
+struct Taking<'a> {
+    hosts: &'a [&'a str],
+    order: &'a [&'a str],
+    members: Vec<(Process, PathBuf)>,
+    sent: Vec<String>,
+}
+
+impl<'a> Taking<'a> {
+    /// The hosts send in this order. `start` starts `castnet host turns` at a host, by its index.
+    fn start(
+        lab: &Lab,
+        hosts: &'a [&'a str],
+        order: &'a [&'a str],
+        start: impl Fn(usize, &[&str]) -> Result<Process>,
+    ) -> Result<Self> {
+        let (mut sent, mut members) = (Vec::new(), Vec::new());
+        for (n, host) in hosts.iter().enumerate() {
+            let (file, out) = (
+                lab.folder().join(format!("{host}.bin")),
+                lab.folder().join(format!("{host}.out")),
+            );
+            sent.push(lab::write_random(&file, 500_001 + 300_000 * n, 6 + n as u64)?);
+            fs::create_dir_all(&out)?;
+            let (file, folder) = (file.to_string_lossy(), out.to_string_lossy());
+            let order = order.join(",");
+            let mut flags = vec!["--order", &order, "--out", &folder];
+            if order.contains(host) {
+                flags.extend(["--file", &file]);
+            }
+            members.push((start(n, &flags)?, out));
+        }
+        Ok(Self {
+            hosts,
+            order,
+            members,
+            sent,
+        })
+    }
+
+    /// All have each turn. Returns the members.
+    fn finish(mut self) -> Result<Vec<Process>> {
+        for (process, _) in &mut self.members {
+            process.succeed()?;
+        }
+        for ((_, out), host) in self.members.iter().zip(self.hosts) {
+            for (turn, sender) in (1..).zip(self.order).filter(|(_, sender)| *sender != host) {
+                let path = out.join(format!("{turn:03}-{sender}"));
+                let got = lab::digest(&path)?;
+                let from = self.hosts.iter().position(|h| h == sender).context("a host")?;
+                ensure!(
+                    got == self.sent[from],
+                    "turn {turn} at {host}: SHA-256 {got}, sent was {}",
+                    self.sent[from]
+                );
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(self.members.into_iter().map(|(process, _)| process).collect())
+    }
+}
+
+/// The hosts send in this order, as [`Taking::start`].
 pub(crate) fn take(
     lab: &Lab,
     hosts: &[&str],
     order: &[&str],
     start: impl Fn(usize, &[&str]) -> Result<Process>,
 ) -> Result<()> {
-    let (mut sent, mut members) = (Vec::new(), Vec::new());
-    for (n, host) in hosts.iter().enumerate() {
-        let (file, out) = (
-            lab.folder().join(format!("{host}.bin")),
-            lab.folder().join(format!("{host}.out")),
-        );
-        sent.push(lab::write_random(&file, 500_001 + 300_000 * n, 6 + n as u64)?);
-        fs::create_dir_all(&out)?;
-        let (file, folder) = (file.to_string_lossy(), out.to_string_lossy());
-        let order = order.join(",");
-        let mut flags = vec!["--order", &order, "--out", &folder];
-        if order.contains(host) {
-            flags.extend(["--file", &file]);
-        }
-        members.push((start(n, &flags)?, out));
+    Taking::start(lab, hosts, order, start)?.finish().map(drop)
+}
+
+/// Whether bytes of each turn went from host to host, as all members report it.
+fn went_between_hosts(members: &[Process]) -> Result<Vec<bool>> {
+    let of = |member: &Process| {
+        let output = member.output();
+        let reports = output.lines().filter_map(|line| serde_json::from_str(line).ok());
+        let went = (1..).zip(reports).map(|(turn, report): (u32, Value)| {
+            ensure!(report["turn"] == turn, "{report:#}");
+            let of = |name: &str| report["ways"][name].as_u64();
+            let (Some(in_group), Some(between_hosts)) = (of("bytes_in_group"), of("bytes_between_hosts"))
+            else {
+                return Ok(false);
+            };
+            ensure!(report["bytes"] == in_group + between_hosts, "{report:#}");
+            Ok(between_hosts > 0)
+        });
+        went.collect::<Result<Vec<_>>>()
+    };
+    let first = of(&members[0])?;
+    for member in members {
+        ensure!(of(member)? == first, "{first:?}, and not at {}", member.output());
     }
-    for (process, _) in &mut members {
-        process.succeed()?;
-    }
-    for ((_, out), host) in members.iter().zip(hosts) {
-        for (turn, sender) in (1..).zip(order).filter(|(_, sender)| *sender != host) {
-            let path = out.join(format!("{turn:03}-{sender}"));
-            let got = lab::digest(&path)?;
-            let from = hosts.iter().position(|h| h == sender).context("a host")?;
-            ensure!(
-                got == sent[from],
-                "turn {turn} at {host}: SHA-256 {got}, sent was {}",
-                sent[from]
-            );
-            fs::remove_file(path)?;
-        }
-    }
-    Ok(())
+    Ok(first)
 }
 
 const HOSTS: [&str; 6] = ["h1", "h2", "h3", "h4", "h5", "h6"];
@@ -109,6 +165,21 @@ fn members_send_in_turn_where_switches_repair() {
 
 const GIVE_UP: [&str; 2] = ["--fallback-give-up", "10s"];
 
+/// Flags of a host: this one is not content with a group of 4 Mb/s.
+fn slow_for(this: &str, host: &str) -> &'static [&'static str] {
+    match this == host {
+        true => &[
+            "--fallback-give-up",
+            "10s",
+            "--expect",
+            "400M",
+            "--fallback-after",
+            "800ms",
+        ],
+        false => &GIVE_UP,
+    }
+}
+
 /// What the controller says of the group.
 fn shown(lab: &Lab) -> Result<String> {
     let controller = lab.socket("controller");
@@ -126,18 +197,76 @@ fn turns_go_from_host_to_host_if_a_switch_refuses_their_group() {
     });
 }
 
-/// The first turn is in the group. The source of the second one leaves it in the middle, and the turns behind it go the same way.
+/// The first turn is in the group. The source of the second one leaves it in the middle, and the turns behind it go the same way, as one
+/// member would not try the group again.
 #[test]
 fn turns_of_a_slow_group_go_on_from_host_to_host() {
     lab::in_lab("turns from host to host", TWO_TIERS, &[], |lab| {
         create(lab, &HOSTS, &["--any-source", "--rate", "4M"])?;
-        take(lab, &HOSTS, &["h1", "h4", "h6", "h4", "h1"], |n, flags| {
-            let expected = ["--expect", "400M", "--fallback-after", "800ms"];
-            let expected = if HOSTS[n] == "h4" { &expected[..] } else { &[] };
-            lab.start_host(HOSTS[n], "turns", "turns", &[&GIVE_UP, expected, flags].concat())
+        let order = ["h1", "h4", "h6", "h4", "h1"];
+        let taking = Taking::start(lab, &HOSTS, &order, |n, flags| {
+            let retry = ["--fallback-retry", if HOSTS[n] == "h5" { "0" } else { "1ms" }];
+            let flags = [slow_for("h4", HOSTS[n]), &retry, flags].concat();
+            lab.start_host(HOSTS[n], "turns", "turns", &flags)
         })?;
+        let went = went_between_hosts(&taking.finish()?)?;
+        ensure!(went == [false, true, true, true, true], "{went:?}");
         let shown = shown(lab)?;
         ensure!(shown.contains("h4 went on from host to host"), "{shown}");
+        Ok(())
+    });
+}
+
+/// Only this host expects more of the group. Between two turns it is tried again.
+#[test]
+fn turns_come_back_to_their_group_and_leave_it_again() {
+    lab::in_lab("turns from host to host", TWO_TIERS, &[], |lab| {
+        create(lab, &HOSTS, &["--any-source", "--rate", "4M"])?;
+        let order = ["h1", "h4", "h6", "h4", "h1"];
+        let taking = Taking::start(lab, &HOSTS, &order, |n, flags| {
+            let flags = [slow_for("h4", HOSTS[n]), &["--fallback-retry", "1ms"], flags].concat();
+            lab.start_host(HOSTS[n], "turns", "turns", &flags)
+        })?;
+        let went = went_between_hosts(&taking.finish()?)?;
+        ensure!(went == [false, true, false, true, false], "{went:?}");
+        Ok(())
+    });
+}
+
+/// The switch has memory for one group, and another one has it until the turns have begun.
+#[test]
+fn turns_come_to_their_group_when_the_switch_has_room_for_it() {
+    lab::in_lab("turns from host to host", STAR, &["--memory", "6MiB"], |lab| {
+        let controller = lab.socket("controller");
+        let mut ends = Vec::new();
+        for host in ["h1", "h2"] {
+            // The switch must have seen it.
+            let ip = lab.address(host);
+            let mut ping = lab.host(host)?.command(castnet());
+            ping.args(["host", "ping", "--interface", "eth0", "--ip", &format!("{ip}/24")]);
+            ping.arg(lab.address("h3")).output()?;
+            ends.push(format!("{host}={ip},{},99", lab.mac(host)?));
+        }
+        let large = ["--pmtu", "4096", "--repair", "switch", "--repair-slots", "1024"];
+        let other = ["group", "create", "other", "--source", "h1", "--members", "h2"];
+        let ends = ["--connection", &ends[0], "--connection", &ends[1]];
+        lab.castnet(&[&other[..], &large, &ends, &["--controller", &controller]].concat())?;
+        let hosts = &HOSTS[..4];
+        create(lab, hosts, &[&["--any-source"], &large[2..]].concat())?;
+        let order = ["h4", "h1", "h2", "h1", "h4", "h2", "h1"];
+        let mut taking = Taking::start(lab, hosts, &order, |n, flags| {
+            let flags = [&GIVE_UP, &["--fallback-retry", "1ms"], flags].concat();
+            lab.start_host(hosts[n], "turns", "turns", &flags)
+        })?;
+        let (last, _) = &mut taking.members[3];
+        let begins = "it is sent from host to host";
+        last.wait_until(begins, |last| last.output().contains(begins))?;
+        last.stop()?;
+        let destroy = ["group", "destroy", "other", "--controller", &controller];
+        lab.castnet(&destroy)?;
+        taking.members[3].0.go_on()?;
+        let went = went_between_hosts(&taking.finish()?)?;
+        ensure!(went[0] && !went[order.len() - 1], "{went:?}");
         Ok(())
     });
 }

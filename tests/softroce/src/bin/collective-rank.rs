@@ -14,8 +14,8 @@ use castnet_comm::{
 use castnet_port::{Pool, PoolConfig, PortSpec, Sides};
 use castnet_proto::transport::{Controllers, Security};
 use castnet_rnic::{
-    Access, Completion, DeviceAttributes, MemoryKey, MemoryRegion, QpOptions, QpRemote, QpState, RecvWr,
-    Rnic, RnicError, SendWr, SoftRnic, SoftRnicConfig, Traffic, Waker,
+    Access, Completion, Datagrams, DeviceAttributes, MemoryKey, MemoryRegion, QpOptions, QpRemote, QpState,
+    RecvWr, Rnic, RnicError, SendWr, SoftRnic, SoftRnicConfig, Traffic, Waker,
 };
 use castnet_softroce_tests::ranks::Told;
 use castnet_wire::{Nanos, Pmtu, Psn, Qpn};
@@ -413,6 +413,9 @@ impl Rnic for Watched {
     }
     fn post_recv(&mut self, qpn: Qpn, wr: RecvWr) -> Result<(), RnicError> {
         self.inner.post_recv(qpn, wr)
+    }
+    fn datagrams(&mut self, port: u16) -> Option<Datagrams> {
+        self.inner.datagrams(port)
     }
     fn announce(&mut self) -> Result<(), RnicError> {
         self.inner.announce()

@@ -96,14 +96,50 @@ pub(super) struct Position {
     pub(super) keeps: bool,
 }
 
-/// The course of a transfer that is between hosts, or tries its group again.
+/// When a group is tried again.
 #[derive(Debug)]
-pub(super) struct Course {
-    /// First time from host to host before the group is tried again; `None`: it is not.
-    retry: Option<Duration>,
+pub(super) struct Retry {
+    /// First time from host to host before that; `None`: it is not.
+    first: Option<Duration>,
     wait: Duration,
     /// When the group is tried again, or since when it is.
     at: Duration,
+}
+
+impl Retry {
+    pub(super) fn new(now: Duration, first: Option<Duration>) -> Self {
+        let wait = first.unwrap_or_default();
+        Self {
+            first,
+            wait,
+            at: now.saturating_add(wait),
+        }
+    }
+
+    pub(super) fn is_due(&self, now: Duration) -> bool {
+        self.first.is_some() && now >= self.at
+    }
+
+    /// The group is tried.
+    pub(super) fn handle_group(&mut self, now: Duration) {
+        self.at = now;
+    }
+
+    /// The group was left, or could not be had. The next try is after twice the time, if this one did not last as long as that before it.
+    pub(super) fn handle_left(&mut self, now: Duration) {
+        let lasted = now.saturating_sub(self.at);
+        self.wait = match self.first {
+            Some(first) if lasted >= self.wait => first,
+            _ => (self.wait * 2).min(WAIT_MAX.max(self.wait)),
+        };
+        self.at = now.saturating_add(self.wait);
+    }
+}
+
+/// The course of a transfer that is between hosts, or tries its group again.
+#[derive(Debug)]
+pub(super) struct Course {
+    retry: Retry,
     /// All receivers have the bytes below. `None`: they must report.
     position: Option<u64>,
     /// The receiver that keeps what the source does not have any more, and the first byte that the source has.
@@ -116,11 +152,8 @@ pub(super) struct Course {
 
 impl Course {
     pub(super) fn new(now: Duration, retry: Option<Duration>) -> Self {
-        let wait = retry.unwrap_or_default();
         Self {
-            retry,
-            wait,
-            at: now.saturating_add(wait),
+            retry: Retry::new(now, retry),
             position: None,
             keeper: None,
             most: 0,
@@ -138,14 +171,14 @@ impl Course {
         match self.position {
             None => Next::Positions,
             Some(_) if is_at_end => Next::End,
-            Some(position) if self.may_try(position) && now >= self.at => Next::Group,
+            Some(position) if self.may_try(position) && self.retry.is_due(now) => Next::Group,
             Some(_) => Next::Chunk,
         }
     }
 
     /// In the group, all begin at the same byte. Something is sent between two tries, so that the stream ends.
     fn may_try(&self, position: u64) -> bool {
-        self.retry.is_some() && self.sent > 0 && position >= self.most
+        self.sent > 0 && position >= self.most
     }
 
     /// The receivers have reported; the source can repeat the bytes from `from` on, and has taken those below `to`. Receivers that the tree
@@ -192,19 +225,13 @@ impl Course {
 
     /// The group is tried.
     pub(super) fn handle_group(&mut self, now: Duration) {
-        self.at = now;
+        self.retry.handle_group(now);
         self.position = None;
     }
 
-    /// The stream has left the group, or the group could not be had. The next try is after twice the time, if this one did not last as long
-    /// as that before it.
+    /// The stream has left the group, or the group could not be had.
     pub(super) fn handle_left(&mut self, now: Duration) {
-        let lasted = now.saturating_sub(self.at);
-        self.wait = match self.retry {
-            Some(first) if lasted >= self.wait => first,
-            _ => (self.wait * 2).min(WAIT_MAX.max(self.wait)),
-        };
-        self.at = now.saturating_add(self.wait);
+        self.retry.handle_left(now);
     }
 }
 

@@ -1,10 +1,10 @@
 //! Hosts without a controller: they exchange their queue pairs over the source of their group.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use castnet_comm::Rendezvous;
-use castnet_member::{Group, Hosts, MeetingPoint, MemberConfig, MemberError};
+use castnet_member::{Group, Hosts, MeetingPoint, MemberConfig, MemberError, TooMuch};
 use castnet_rnic::Rnic;
 
 use super::{FallbackArg, Ranks};
@@ -12,23 +12,28 @@ use super::{FallbackArg, Ranks};
 /// Longest sleep of a host that waits for the others.
 const SLEEP_MAX: Duration = Duration::from_millis(2);
 
+/// A meeting, until it is closed.
 #[derive(Debug)]
-struct Met(MeetingPoint);
+struct Met(Weak<MeetingPoint>);
 
 impl Rendezvous for Met {
     fn begin(&self, round: u8, gift: Vec<u8>, wanted: &[u16]) -> Result<(), String> {
-        self.0
-            .begin(round, gift, wanted)
-            .map_err(|error| error.to_string())
+        let point = self.0.upgrade().ok_or("the meeting has been closed")?;
+        let begun = point.begin(round, gift, wanted);
+        begun.map_err(|error| error.to_string())
     }
 
     fn poll(&self) -> Option<Vec<Vec<u8>>> {
-        self.0.take()
+        self.0.upgrade()?.take()
     }
 
     fn missing(&self) -> Vec<u16> {
-        self.0.missing()
+        self.0.upgrade().map_or_else(Vec::new, |point| point.missing())
     }
+}
+
+pub(super) fn rendezvous(meeting: &Arc<MeetingPoint>) -> Arc<dyn Rendezvous> {
+    Arc::new(Met(Arc::downgrade(meeting)))
 }
 
 /// Opens the meeting of these hosts. `None`: they meet at the controller.
@@ -37,12 +42,9 @@ pub(super) fn open(
     config: &MemberConfig,
     hosts: &Hosts,
     reason: &str,
-) -> Result<Option<Arc<dyn Rendezvous>>, MemberError> {
-    let Some(roll) = &hosts.roll else {
-        return Ok(None);
-    };
-    let point = MeetingPoint::open(rnic, config, roll, reason)?;
-    Ok(Some(Arc::new(Met(point))))
+) -> Result<Option<Arc<MeetingPoint>>, MemberError> {
+    let open = |roll| MeetingPoint::open(rnic, config, roll, reason).map(Arc::new);
+    hosts.roll.as_ref().map(open).transpose()
 }
 
 /// A member of a group that is registered with MRP goes on from host to host if `fallback` says so.
@@ -75,10 +77,15 @@ impl Ranks {
         let Some(meeting) = &self.meeting else {
             return Ok(());
         };
-        let invalid = |what| MemberError::Invalid { what };
+        let invalid = |error: TooMuch| MemberError::Invalid {
+            what: error.to_string(),
+        };
         meeting.begin(0, Vec::new(), &[]).map_err(invalid)?;
         let start = Instant::now();
-        while meeting.poll().is_none() && start.elapsed() < patience {
+        while meeting.take().is_none() && start.elapsed() < patience {
+            if config.is_interrupted() {
+                return Err(MemberError::Interrupted);
+            }
             rnic.poll_or_wait(SLEEP_MAX)?;
         }
         Ok(())

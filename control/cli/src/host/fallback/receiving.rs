@@ -192,38 +192,33 @@ impl Receiving<'_, '_> {
             return Err(malformed(&format!("the group from {offset} on after {position}")));
         }
         self.ways.tries_group(self.host, offset);
-        let mut came_from = None;
-        let received = self.try_group(&mut came_from);
+        // The registration of the group needs the port.
+        self.ranks.meeting = None;
+        let (mut came_from, mut led) = (None, None);
+        let received = self.be_in_group(&mut came_from, &mut led);
         let error = match received.err() {
             Some(error) if ends(&error) => return Err(failure::member(error)),
             error => error,
         };
         let at = self.incoming.borrow().position();
         let came_from = came_from.map_or(at, |from| at.min(offset + from));
-        let why = error.map(|error| error.to_string());
+        let why = error.as_ref().map(ToString::to_string);
         self.ways.add_between_hosts(at - came_from);
         self.ways
             .leaves_group(self.host, (at, came_from - offset), why.as_deref());
-        Ok(())
-    }
-
-    /// `came_from`: from which byte of the group's stream on it came from a member.
-    fn try_group(&mut self, came_from: &mut Option<u64>) -> Result<(), MemberError> {
-        // The registration of the group needs the port.
-        self.ranks.meeting = None;
-        let mut led = None;
-        let tried = self.be_in_group(came_from, &mut led);
-        if let Err(MemberError::NotInstalled { hosts, .. } | MemberError::Diverted { hosts, .. }) = &tried {
-            led = Some(hosts.clone());
+        if let Some(MemberError::NotInstalled { hosts, .. } | MemberError::Diverted { hosts, .. }) = error {
+            led = Some(hosts);
         }
         if let Some(all) = led {
             let here = (self.hosts.rnic_mut(), &self.config);
-            self.ranks.gather(here, (&all, ""), self.patience)?;
+            let gathered = self.ranks.gather(here, (&all, ""), self.patience);
+            gathered.map_err(failure::member)?;
         }
-        tried
+        Ok(())
     }
 
-    /// `led`: those that its source has led out of it, though this receiver has everything.
+    /// `came_from`: from which byte of the group's stream on it came from a member. `led`: those that its source has led out of it, though
+    /// this receiver has everything.
     fn be_in_group(
         &mut self,
         came_from: &mut Option<u64>,

@@ -152,9 +152,12 @@ impl Sending<'_, '_> {
         broadcast(self.hosts, self.ranks, Order::Group { offset })?;
         self.ways.tries_group(self.host, offset);
         self.course.handle_group(self.start.elapsed());
-        let left = self.try_group(offset);
+        // The registration of the group needs the port. All others have been answered: they have sent positions since.
+        self.ranks.meeting = None;
+        let mut led = None;
+        let tried = self.be_in_group(offset, &mut led);
         self.course.handle_left(self.start.elapsed());
-        let error = match left.err() {
+        let error = match tried.err() {
             Some(error) if ends(&error) => return Err(failure::member(error)),
             error => error,
         };
@@ -162,22 +165,15 @@ impl Sending<'_, '_> {
         let at = self.outgoing.position();
         self.ways
             .leaves_group(self.host, (at, at - offset), why.as_deref());
-        Ok(())
-    }
-
-    fn try_group(&mut self, offset: u64) -> Result<(), MemberError> {
-        // The registration of the group needs the port. All others have been answered: they have sent positions since.
-        self.ranks.meeting = None;
-        let mut led = None;
-        let tried = self.be_in_group(offset, &mut led);
-        if let Err(MemberError::NotInstalled { hosts, reason, .. }) = &tried {
-            led = Some((hosts.clone(), reason.clone()));
+        if let Some(MemberError::NotInstalled { hosts, reason, .. }) = error {
+            led = Some((hosts, reason));
         }
         if let Some((all, reason)) = led {
             let here = (self.hosts.rnic_mut(), &self.config);
-            self.ranks.gather(here, (&all, &reason), self.patience)?;
+            let gathered = self.ranks.gather(here, (&all, &reason), self.patience);
+            gathered.map_err(failure::member)?;
         }
-        tried
+        Ok(())
     }
 
     /// `led`: those that the source has led out of it, and why.

@@ -5,16 +5,28 @@ use std::time::{Duration, Instant};
 
 use castnet_comm::Communicator;
 use castnet_console::exit::{Failure, Outcome};
-use castnet_console::output::Output;
-use castnet_member::{MemberConfig, Transferred};
+use castnet_console::output::{Output, remark};
+use castnet_member::{Hosts, MemberConfig, MemberError, Transferred};
 use castnet_rnic::Rnic;
 
-use super::course::Course;
+use super::course::{Course, Retry};
+use super::meeting::joining_within;
 use super::receiving::Receiving;
 use super::sending::Sending;
-use super::{Incoming, Outgoing, Ranks, Refused, SlowArgs, Ways, close};
+use super::{FallbackArg, GuardArgs, Incoming, Outgoing, Ranks, Refused, Ways, close, ends};
 use crate::host::report::TransferReport;
-use crate::host::{MemberArgs, Stop};
+use crate::host::{MemberArgs, Stop, Stopped};
+
+/// What to do after an error in the group: all go on from host to host, or it is an error.
+pub(in crate::host) type Instead<'a> = &'a dyn Fn(MemberError) -> Result<Refused, MemberError>;
+
+/// Takes turns in the group, from the first one on that is not over, until all are or the group is left.
+pub(in crate::host) type InGroup<'a, 't> = &'a dyn Fn(
+    &MemberConfig,
+    &mut dyn Rnic,
+    (&mut Held<'t>, &mut Vec<TransferReport>),
+    Instead<'_>,
+) -> Result<(), Stopped>;
 
 /// What a member has of the turns when their group is left.
 pub(in crate::host) struct Held<'t> {
@@ -34,6 +46,7 @@ pub(in crate::host) struct Turns<'a, 't> {
     pub(in crate::host) open: &'a dyn Fn() -> Outcome<Outgoing<'static>>,
     /// What it receives in a turn, by its number from 0.
     pub(in crate::host) incoming: &'a dyn Fn(usize) -> RefCell<Incoming<'t>>,
+    pub(in crate::host) in_group: InGroup<'a, 't>,
 }
 
 /// The turn that the members go on with, by the turns that are over for each of them and the ranks in the order of their turns. The switches let
@@ -53,17 +66,29 @@ fn next_turn(over: &[u64], order: &[u16]) -> Option<usize> {
 }
 
 impl Refused {
-    /// Takes all turns that are left.
+    /// The group was tried again, from host to host. Nobody is led there: all come back.
+    fn again(ranks: &Ranks, error: MemberError) -> Result<Self, MemberError> {
+        match FallbackArg::Auto.instead(error) {
+            Err(error) if !ends(&error) => {
+                let (names, roll) = (ranks.members.clone(), None);
+                let hosts = Hosts { names, roll };
+                Ok(Self::diverted(ranks.group.clone(), error.to_string(), hosts))
+            }
+            refused => refused,
+        }
+    }
+
+    /// Takes all turns that are left: from host to host, and in the group when that is well again.
     pub(in crate::host) fn take_turns<'t>(
         self,
-        (args, guard): (&MemberArgs, &SlowArgs),
-        config: &MemberConfig,
-        rnic: Box<dyn Rnic>,
-        (mut held, turns): (Held<'t>, Turns<'_, 't>),
+        ((args, guard), config, rnic): ((&MemberArgs, &GuardArgs), &MemberConfig, Box<dyn Rnic>),
+        (mut held, reports): (Held<'t>, &mut Vec<TransferReport>),
+        turns: Turns<'_, 't>,
         (output, stop): (Output, &Stop),
-    ) -> Outcome<Vec<TransferReport>> {
-        let reason = self.reason.clone();
-        let (mut hosts, mut ranks) = self.connect((args, config), guard.patience, rnic, stop)?;
+    ) -> Outcome {
+        let mut reason = self.reason.clone();
+        let patience = guard.slow.patience;
+        let (mut hosts, mut ranks) = self.connect((args, config), patience, rnic, stop)?;
         let ranks_of = turns.order.iter().map(|name| {
             let rank = ranks.members.iter().position(|host| host == name);
             let rank = rank.map(|rank| rank as u16);
@@ -72,22 +97,43 @@ impl Refused {
             })
         });
         let order: Vec<u16> = ranks_of.collect::<Outcome<_>>()?;
-        let first = agree(&mut hosts, &ranks, held.turn, &order)?;
-        let mut reports = Vec::new();
-        if first > held.turn
-            && let Some(mut outgoing) = held.outgoing.take()
-        {
-            let (summary, elapsed) = (outgoing.taken().summary(), outgoing.begun.elapsed());
-            let sent = Transferred { summary, elapsed };
-            reports.push(TransferReport::of_stream(
-                args,
-                "source",
-                sent,
-                None,
-                hosts.rnic(),
-            ));
-        }
-        for (turn, &source) in order.iter().enumerate().skip(first) {
+        let start = Instant::now();
+        let mut retry = Retry::new(Duration::ZERO, guard.retry());
+        // One turn at least goes from host to host between two tries, so that they end.
+        let mut may_try = false;
+        loop {
+            may_try &= retry.is_due(start.elapsed());
+            let (turn, all_try) = agree(&mut hosts, &ranks, (held.turn, may_try), &order)?;
+            if turn > held.turn
+                && let Some(mut outgoing) = held.outgoing.take()
+            {
+                let (summary, elapsed) = (outgoing.taken().summary(), outgoing.begun.elapsed());
+                let sent = Transferred { summary, elapsed };
+                let report = TransferReport::of_stream(args, "source", sent, None, hosts.rnic());
+                reports.push(report.of_turn(held.turn));
+            }
+            let Some(&source) = order.get(turn) else {
+                break;
+            };
+            if all_try {
+                let (name, number) = (&args.name, turn + 1);
+                remark(&format!("{name}: tries its group again, from turn {number} on"));
+                retry.handle_group(start.elapsed());
+                let config = joining_within(config.clone(), patience.join_again());
+                let taken = (&mut held, &mut *reports);
+                let again = |error| Self::again(&ranks, error);
+                let left = (turns.in_group)(&config, hosts.rnic_mut(), taken, &again);
+                retry.handle_left(start.elapsed());
+                may_try = false;
+                match left {
+                    Err(Stopped::Refused(refused)) => {
+                        reason = refused.reason;
+                        remark(&format!("{name}: {reason}; goes on from host to host"));
+                    }
+                    left => left.map_err(Stopped::failure)?,
+                }
+                continue;
+            }
             ranks.source = source;
             let report = if source == hosts.rank() {
                 let mut outgoing = match held.outgoing.take() {
@@ -104,7 +150,7 @@ impl Refused {
                     ranks: &mut ranks,
                     hosts: &mut hosts,
                     outgoing: &mut outgoing,
-                    // Members of the group have no PSNs in common any more.
+                    // The group is tried between two turns.
                     course: Course::new(Duration::ZERO, None),
                     start: Instant::now(),
                     bar,
@@ -135,23 +181,34 @@ impl Refused {
             };
             // One that had the whole turn in the group has reported it already.
             if turn >= held.turn {
-                reports.push(report);
+                reports.push(report.of_turn(turn));
+                held.turn = turn + 1;
             }
+            may_try = true;
         }
         close(hosts);
-        Ok(reports)
+        Ok(())
     }
 }
 
-fn agree(hosts: &mut Communicator, ranks: &Ranks, turn: usize, order: &[u16]) -> Outcome<usize> {
-    let mut over = vec![0; usize::from(hosts.size())];
-    let all = hosts.allgather((&[turn as u64][..], &mut over[..]));
-    all.map_err(|error| ranks.failed(error))?;
-    next_turn(&over, order).ok_or_else(|| {
+/// The turn that all go on with, and whether all would try the group.
+fn agree(
+    hosts: &mut Communicator,
+    ranks: &Ranks,
+    (turn, may_try): (usize, bool),
+    order: &[u16],
+) -> Outcome<(usize, bool)> {
+    let mut all = vec![0; 2 * usize::from(hosts.size())];
+    hosts
+        .allgather((&[turn as u64, may_try.into()][..], &mut all[..]))
+        .map_err(|error| ranks.failed(error))?;
+    let (over, tries): (Vec<u64>, Vec<u64>) = all.as_chunks().0.iter().map(|[over, may]| (over, may)).unzip();
+    let next = next_turn(&over, order).ok_or_else(|| {
         Failure::failed(format!(
             "the members have come to different turns: {over:?} of them are over"
         ))
-    })
+    })?;
+    Ok((next, tries.iter().all(|may| *may == 1)))
 }
 
 #[cfg(test)]
