@@ -32,6 +32,8 @@ pub(crate) enum Refusal {
     },
     #[error("there is no host {host:?}: neither the topology has it nor has it been registered")]
     UnknownHost { field: String, host: String },
+    #[error("there is no switch {switch:?}: neither the topology has it nor has it reported")]
+    UnknownSwitch { field: String, switch: String },
     #[error("{name:?} is a switch")]
     NameOfSwitch { field: String, name: String },
     #[error("the topology says that host {host:?} has {known}, not {given}")]
@@ -177,7 +179,7 @@ impl Refusal {
             Self::UnknownGroup { .. } => (Code::NotFound, "group"),
             Self::DuplicateGroup { .. } => (Code::AlreadyExists, "name"),
             Self::NotAMember { .. } => (Code::NotFound, "host"),
-            Self::UnknownHost { field, .. } => (Code::NotFound, field),
+            Self::UnknownHost { field, .. } | Self::UnknownSwitch { field, .. } => (Code::NotFound, field),
             Self::NoHost { .. } => (Code::NotFound, "name"),
             Self::HostOfFile { .. } | Self::HostInGroups { .. } => (Code::FailedPrecondition, "name"),
             Self::OtherAddress { field, .. } | Self::AddressIsMcstId { field, .. } => {

@@ -1,11 +1,11 @@
-//! Switches that are killed in the middle of collectives, in both modes. Neither continues through that: the ranks get the name of the
+//! Switches that are killed in the middle of collectives, in each mode. None continues through that: the ranks get the name of the
 //! switch, and the next generation of the group starts afresh, on another tree where the switch is gone for good.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use castnet_comm::CollectiveMode::{self, Augmented, Translated};
+use castnet_comm::CollectiveMode::{self, Augmented, Terminated, Translated};
 use castnet_comm::{CommError, Operation};
 use castnet_e2e::Lab;
 use castnet_e2e::process::PATIENCE;
@@ -104,4 +104,9 @@ fn a_switch_that_is_killed_in_mid_collective_is_named_and_the_next_sum_is_right(
 #[test]
 fn a_switch_that_is_killed_in_mid_collective_is_named_and_the_next_sum_is_right_augmented() {
     killed(Augmented);
+}
+
+#[test]
+fn a_switch_that_is_killed_in_mid_collective_is_named_and_the_next_sum_is_right_terminated() {
+    killed(Terminated);
 }

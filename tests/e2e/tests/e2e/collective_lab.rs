@@ -373,6 +373,54 @@ fn an_augmented_group_is_created_shown_and_used() {
     });
 }
 
+/// Mode-III at the spine, Mode-I and Mode-II at the leaves; and what cannot be.
+#[test]
+fn a_group_with_a_mode_of_each_switch_is_created_shown_and_used() {
+    in_lab(TWO_TIERS, &LOSS, |lab| {
+        let controller = lab.socket("controller");
+        let on = ["--controller", &controller];
+        let create = |more: &[&str]| {
+            let ranks = [
+                "--collective",
+                "--ranks",
+                "h1,h2,h3,h4,h5,h6",
+                "--mode",
+                "augmented",
+            ];
+            lab.castnet(&[&["group", "create", "mixed"][..], &ranks, more, &on].concat())
+        };
+        for (flags, says) in [
+            (
+                &["--mode-at", "leaf9=terminated"][..],
+                "there is no switch \"leaf9\"",
+            ),
+            (&["--mode-at", "leaf1=best"][..], "is no mode"),
+            (&["--mode-at", "leaf1"][..], "is no SWITCH=MODE"),
+            (
+                &["--mode-at", "leaf1=terminated", "--loss-policy", "reflect"][..],
+                "each switch repairs",
+            ),
+        ] {
+            let refused = create(flags).err().context("it was created")?;
+            ensure!(format!("{refused:#}").contains(says), "{flags:?}: {refused:#}");
+        }
+        create(&["--mode-at", "leaf1=terminated", "--mode-at", "leaf2=translated"])?;
+        let shown = lab.castnet(&[&["group", "show", "mixed"][..], &on].concat())?;
+        ensure!(shown.contains("leaf1 terminated, leaf2 translated"), "{shown}");
+        for collective in ["allreduce", "broadcast", "allgather", "barrier"] {
+            let sizes: &[&str] = match collective {
+                "barrier" => &[],
+                _ => &["--bytes", "4K..64K", "--verify"],
+            };
+            let more = [sizes, &["--fallback", "forbidden", "--iters", "2"]].concat();
+            let run = |rank| lab.start_rank(collective, "mixed", rank, 6, &more);
+            let mut ranks = (0..6).map(run).collect::<Result<Vec<_>>>()?;
+            ranks.iter_mut().try_for_each(Process::succeed)?;
+        }
+        Ok(())
+    });
+}
+
 /// Queue pairs of three retries and 17 ms would be dead forty times over.
 #[test]
 fn a_late_rank_is_waited_for() {

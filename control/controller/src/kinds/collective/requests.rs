@@ -61,6 +61,12 @@ impl Locked<'_> {
             self.check_known(&field, host)?;
             self.check_no_switch(&field, host)?;
         }
+        for (i, switch) in new.settings.modes.keys().enumerate() {
+            if !self.facts.knows_switch(switch) {
+                let (field, switch) = (format!("settings.modes[{i}]"), switch.clone());
+                return Err(Refusal::UnknownSwitch { field, switch });
+            }
+        }
         Ok(())
     }
 
