@@ -147,7 +147,17 @@ fn each_bad_join_names_its_field() {
         }),
         ("settings.mode", |m| {
             m.settings = Some(v1::CollectiveSettings {
-                mode: 3,
+                mode: 4,
+                ..Default::default()
+            });
+        }),
+        ("settings.modes[1].mode", |m| {
+            let mode = |mode| v1::SwitchMode {
+                switch: "leaf1".into(),
+                mode,
+            };
+            m.settings = Some(v1::CollectiveSettings {
+                modes: vec![mode(3), mode(4)],
                 ..Default::default()
             });
         }),

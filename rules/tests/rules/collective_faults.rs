@@ -36,6 +36,23 @@ fn assert_fault(from: &str, to: &str, expected: &str) {
     assert_eq!(faults(&GOOD.replacen(from, to, 1)), expected, "{from} -> {to}");
 }
 
+/// Switches of different modes repair what is lost between them.
+#[test]
+fn a_switch_that_reflects_meets_none_of_another_mode() {
+    let mixed = GOOD.replacen(
+        ", ranks = [2, 3] }",
+        ", ranks = [2, 3], mode = \"terminated\" }",
+        1,
+    );
+    RuleSet::from_toml(&mixed).expect("modes may differ");
+    let reflecting = mixed.replacen("slots = 64", "slots = 64\nloss_policy = \"reflect\"", 1);
+    assert_eq!(
+        faults(&reflecting),
+        "20:75: groups[0].endpoints[2].switch.mode: is \"terminated\", which cannot meet a switch with the loss policy \"reflect\": losses on \
+         this edge are repaired at its ends. Give \"repair\""
+    );
+}
+
 #[test]
 fn the_valid_file_has_no_faults() {
     let set = RuleSet::from_toml(GOOD).unwrap_or_else(|e| panic!("{e}"));
@@ -103,7 +120,7 @@ fn each_fault_has_its_position() {
         (
             "slots = 64",
             "slots = 64\nmode = \"both\"",
-            "7:8: groups[0].mode: \"both\" is not a mode: \"translated\" or \"augmented\"",
+            "7:8: groups[0].mode: \"both\" is not a mode: \"translated\", \"augmented\" or \"terminated\"",
         ),
         (
             "slots = 64",
@@ -186,6 +203,11 @@ fn each_fault_has_its_position() {
             "0x12",
             "1",
             "15:55: groups[0].endpoints[1].host.qpn: 0x1 is reserved (0 and 1: management, 0xffffff: multicast); RC QPs are 0x2 to 0xfffffe",
+        ),
+        (
+            ", ranks = [2, 3] }",
+            ", ranks = [2, 3], mode = \"translated\" }",
+            "19:75: groups[0].endpoints[2].switch.mode: is \"translated\", the mode here: leave it out, it is for a switch of another mode",
         ),
         (
             "host = { rank = 0",

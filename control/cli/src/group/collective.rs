@@ -43,7 +43,15 @@ pub(super) fn millis(ms: u32) -> String {
 
 pub(super) fn policies_of_rule(rule: &api::GroupRule) -> api::CollectiveSettings {
     let kind = rule.translated().copied().unwrap_or_default();
+    let neighbours = rule.endpoints.iter().filter_map(|e| match &e.next_hop {
+        Some(api::endpoint::NextHop::Switch(switch)) if switch.mode != 0 => Some(api::SwitchMode {
+            switch: switch.name.clone(),
+            mode: switch.mode,
+        }),
+        _ => None,
+    });
     api::CollectiveSettings {
+        modes: neighbours.collect(),
         reproducible: Some(kind.reproducible),
         mode: kind.mode,
         loss_policy: kind.loss_policy,

@@ -154,6 +154,11 @@ fn a_switch_shows_the_same_of_its_part() {
     rule.generation = 3;
     rule.stall_timeout_ms = 1500;
     rule.pmtu = castnet_wire::Pmtu::B4096;
+    for endpoint in &mut rule.endpoints {
+        if let castnet_rules::NextHop::Switch { name, mode, .. } = &mut endpoint.next_hop {
+            (*name, *mode) = ("leaf1".into(), Some(castnet_rules::CollectiveMode::Terminated));
+        }
+    }
     let state = api::TranslatedState {
         failed: true,
         conflict: Some(disagreement()),
