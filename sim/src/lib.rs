@@ -35,6 +35,7 @@ mod queue;
 mod rank;
 mod routes;
 mod run;
+mod shards;
 mod simulation;
 mod task_memory;
 mod trace;
