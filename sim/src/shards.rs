@@ -48,31 +48,29 @@ pub(crate) struct Shards {
 }
 
 impl Shards {
-    /// Divides nodes among at most `most` shards. Hosts are in the shard of their switch, since their links may have no delay. Each shard
-    /// gets about as many hosts. Other switches are where most of their neighbours are.
+    /// Divides nodes among at most `most` shards. Hosts are in the shard of their switch, since their links may have no delay. These switches
+    /// are dealt out in turn, since hosts near each other often have the same load. Each other switch is where most of its neighbours are.
     pub(crate) fn new(most: usize, nodes: &[Node], directions: &[Direction]) -> Self {
+        if most < 2 {
+            return Self::default();
+        }
         let mut neighbours = vec![Vec::new(); nodes.len()];
         for Direction { from, to, .. } in directions {
             neighbours[from.0.0].push(to.0.0);
         }
-        let is_host = |node: usize| nodes[node].host().is_some();
-        let hosts = (0..nodes.len()).filter(|node| is_host(*node)).count();
         let mut shards = vec![None; nodes.len()];
         let mut links = vec![0; most];
-        let mut placed = 0;
-        for switch in (0..nodes.len()).filter(|node| !is_host(*node)) {
-            let own: Vec<usize> = neighbours[switch]
-                .iter()
-                .copied()
-                .filter(|node| is_host(*node))
-                .collect();
-            if !own.is_empty() {
-                let shard = placed * most / hosts;
-                placed += own.len();
-                links[shard] += neighbours[switch].len();
-                own.into_iter()
-                    .chain([switch])
-                    .for_each(|node| shards[node] = Some(shard));
+        let mut dealt = (0..most).cycle();
+        for (switch, near) in neighbours.iter().enumerate() {
+            let hosts = near.iter().copied().filter(|node| nodes[*node].host().is_some());
+            let hosts: Vec<usize> = hosts.collect();
+            if nodes[switch].switch().is_some() && !hosts.is_empty() {
+                let shard = dealt.next().unwrap_or_default();
+                links[shard] += near.len();
+                hosts
+                    .iter()
+                    .chain([&switch])
+                    .for_each(|node| shards[*node] = Some(shard));
             }
         }
         // Each iteration goes one link further from the hosts.
@@ -187,7 +185,8 @@ impl<W: Watch> Simulation<W> {
             let action = self.actions.keys().next().map(|key| key.at);
             let end = action.into_iter().fold(deadline.min(start + SPAN), Nanos::min);
             let (span, before) = (end.since(start).0, self.events);
-            if self.shards.events > 0
+            // First what takes no time, since most networks have few events.
+            if self.shards.events >= self.shards.events_min * WINDOWS_MIN
                 && let Some(lookahead) = self.lookahead()
                 && self.shards.events * lookahead.0 >= self.shards.events_min * SPAN.0
                 && span >= WINDOWS_MIN * lookahead.0
