@@ -1,6 +1,5 @@
-//! Speed of the simulator: frames that reach hosts per second, and the time of one simulated second of 1,024 hosts at load. The
-//! baseline is the least that a host does for a frame: a copy, and its ICRC. Times are those of the processor, so that other programs on the
-//! machine count less.
+//! Speed of the simulator, on one thread and on two: frames that reach hosts per second, and the time of one simulated second of 1,024
+//! hosts at load. The baseline is the least that a host does for a frame: a copy, and its ICRC.
 //!
 //! `cargo bench -p castnet-benches --bench sim`
 
@@ -10,7 +9,7 @@ use std::time::Instant;
 use castnet_comm::machine::{Collective, HostBasedConfig, Task};
 use castnet_planner::{Member, Request};
 use castnet_rules::MulticastRule;
-use castnet_sim::{RankQp, Routes, SimConfig, Simulation};
+use castnet_sim::{LinkStats, RankQp, Routes, SimConfig, Simulation};
 use castnet_topology::Topology;
 use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn, icrc};
 
@@ -19,10 +18,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const HOSTS: u16 = 1024;
 /// Simulated time of a measurement, after the start.
-const START: Nanos = Nanos::from_micros(100);
-const SPAN: Nanos = Nanos::from_micros(500);
+const START: Nanos = Nanos::from_micros(200);
+const SPAN: Nanos = Nanos::from_micros(100);
+const SPANS: u64 = 4;
 /// A message that outlasts it: 8 MiB take 690 us.
 const BYTES: u32 = 16 << 20;
+const THREADS: [usize; 2] = [1, 2];
 
 fn main() {
     let topology = Topology::three_tier(4, 8, 32).expect("a fabric");
@@ -33,46 +34,99 @@ fn main() {
         "1,024 hosts of a fat tree, 100 Gb/s, path MTU 4096, whole frames. One simulated second, in minutes, at this speed.\n"
     );
     println!(
-        "{:24} {:>12} {:>12} {:>14} {:>16} {:>10}",
-        "load", "events/s", "frames/s", "ns per frame", "over the least", "minutes"
+        "{:20} {:>7} {:>12} {:>12} {:>13} {:>15} {:>8} {:>18} {:>7}",
+        "load",
+        "threads",
+        "events/s",
+        "frames/s",
+        "ns per frame",
+        "over the least",
+        "minutes",
+        "processor minutes",
+        "faster"
     );
     for (name, is_group) in [("multicast to 1,023", true), ("512 pairs, unicast", false)] {
-        let mut sim = network(&topology, &routes, is_group);
-        sim.run(START);
-        let (events, frames) = (sim.events(), received(&sim));
-        let timer = Timer::start();
-        sim.run(START + SPAN);
-        let seconds = timer.seconds();
-        let (events, frames) = ((sim.events() - events) as f64, (received(&sim) - frames) as f64);
-        let per_frame = seconds * 1e9 / frames;
-        println!(
-            "{name:24} {:>12.0} {:>12.0} {per_frame:>14.0} {:>16.1} {:>10.1}",
-            events / seconds,
-            frames / seconds,
-            per_frame / least,
-            seconds * (1e9 / SPAN.0 as f64) / 60.0,
-        );
+        let mut sims = THREADS.map(|threads| network(&topology, &routes, is_group, threads));
+        sims.iter_mut().for_each(|sim| _ = sim.run(START));
+        let before = sims.each_ref().map(counts);
+        let mut times = THREADS.map(|_| Seconds::default());
+        // In turn, since other programs on the machine come and go.
+        for span in 1..=SPANS {
+            for (sim, times) in sims.iter_mut().zip(&mut times) {
+                let timer = Timer::start();
+                sim.run(START + Nanos(SPAN.0 * span));
+                let Seconds { clock, processor } = timer.seconds();
+                times.clock += clock;
+                times.processor += processor;
+            }
+        }
+        let after = sims.each_ref().map(counts);
+        assert_eq!(after[0], after[1], "the result depends on the number of threads");
+        let events = (after[0].events - before[0].events) as f64;
+        let frames = (after[0].frames - before[0].frames) as f64;
+        for (threads, Seconds { clock, processor }) in THREADS.iter().zip(&times) {
+            let per_frame = clock * 1e9 / frames;
+            let minutes = |seconds: f64| seconds * (1e9 / (SPAN.0 * SPANS) as f64) / 60.0;
+            println!(
+                "{name:20} {threads:>7} {:>12.0} {:>12.0} {per_frame:>13.0} {:>15.1} {:>8.1} {:>18.1} {:>7.2}",
+                events / clock,
+                frames / clock,
+                per_frame / least,
+                minutes(*clock),
+                minutes(*processor),
+                times[0].clock / clock,
+            );
+        }
     }
 }
 
-/// Seconds of this thread on a processor; those of the clock where the system does not count them.
-struct Timer(Instant, Option<u64>);
+#[derive(Default)]
+struct Seconds {
+    clock: f64,
+    /// Of all threads.
+    processor: f64,
+}
+
+struct Timer(Instant, f64);
 
 impl Timer {
-    fn on_processor() -> Option<u64> {
-        let text = fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-        text.split(' ').next()?.parse().ok()
+    /// Processor seconds of this process; 0 where the system does not count them.
+    fn on_processor() -> f64 {
+        let text = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        // User and system time in hundredths, the 14th and 15th field. The second one, the name, ends with a parenthesis.
+        let fields = text.rsplit(')').next().unwrap_or_default().split(' ');
+        let hundredths = fields
+            .skip(12)
+            .take(2)
+            .filter_map(|ticks| ticks.parse::<f64>().ok());
+        hundredths.sum::<f64>() / 100.0
     }
 
     fn start() -> Self {
         Self(Instant::now(), Self::on_processor())
     }
 
-    fn seconds(&self) -> f64 {
-        match (self.1, Self::on_processor()) {
-            (Some(begin), Some(end)) => (end - begin) as f64 / 1e9,
-            _ => self.0.elapsed().as_secs_f64(),
+    fn seconds(&self) -> Seconds {
+        Seconds {
+            clock: self.0.elapsed().as_secs_f64(),
+            processor: Self::on_processor() - self.1,
         }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Counts {
+    events: u64,
+    /// That have reached hosts.
+    frames: u64,
+    links: LinkStats,
+}
+
+fn counts(sim: &Simulation) -> Counts {
+    Counts {
+        events: sim.events(),
+        frames: received(sim),
+        links: sim.totals(),
     }
 }
 
@@ -86,8 +140,9 @@ fn received(sim: &Simulation) -> u64 {
 }
 
 /// One Broadcast to all hosts by a group, or one from each second host to the next one in another rack.
-fn network(topology: &Topology, routes: &Routes, is_group: bool) -> Simulation {
+fn network(topology: &Topology, routes: &Routes, is_group: bool, threads: usize) -> Simulation {
     let config = SimConfig {
+        threads,
         poll_delay: Nanos::ZERO,
         ..SimConfig::new(1)
     };
@@ -150,5 +205,5 @@ fn least_ns() -> f64 {
         copy.copy_from_slice(std::hint::black_box(&frame));
         std::hint::black_box(icrc::verify_bytes(&copy, 14, copy.len()));
     }
-    timer.seconds() * 1e9 / f64::from(FRAMES)
+    timer.seconds().clock * 1e9 / f64::from(FRAMES)
 }

@@ -40,7 +40,7 @@ impl<W: Watch> Simulation<W> {
         match self.kind_ahead(3 * STEP) {
             Some((Kind::Switch(switch), _)) => switch.prefetch(0),
             Some((Kind::Host(host), _)) => prefetch(&**host),
-            None => {}
+            Some((Kind::Elsewhere, _)) | None => {}
         }
         match self.kind_ahead(2 * STEP) {
             Some((Kind::Switch(switch), Event::Arrive { direction, frame, .. })) => {
@@ -48,13 +48,13 @@ impl<W: Watch> Simulation<W> {
                 let engine = switch.engine.iter();
                 engine.for_each(|engine| engine.prefetch(self.directions[*direction as usize].to.1, frame));
             }
-            Some((Kind::Switch(_), _)) | None => {}
+            Some((Kind::Switch(_) | Kind::Elsewhere, _)) | None => {}
             Some((Kind::Host(host), _)) => self.prefetch_host(host, 0),
         }
         match self.kind_ahead(STEP) {
             // The flows of the frames that wait were prefetched when they arrived.
             Some((Kind::Switch(switch), Event::Poll(_))) => self.prefetch_egress(switch),
-            Some((Kind::Switch(_), _)) | None => {}
+            Some((Kind::Switch(_) | Kind::Elsewhere, _)) | None => {}
             Some((Kind::Host(host), _)) => self.prefetch_host(host, 1),
         }
         if let Some((Kind::Host(host), _)) = self.kind_ahead(1) {
@@ -80,17 +80,13 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    fn kind_ahead(&self, skipped: usize) -> Option<(&Kind, &Event<W>)> {
+    fn kind_ahead(&self, skipped: usize) -> Option<(&Kind, &Event)> {
         let event = self.queue.ahead(skipped)?;
         Some((&self.node_of(event)?.kind, event))
     }
 
-    fn node_of(&self, event: &Event<W>) -> Option<&Node> {
-        let NodeId(node) = match event {
-            Event::Arrive { direction, .. } => self.directions[*direction as usize].to.0,
-            Event::Ready(node) | Event::Poll(node) | Event::Work(node) | Event::Timer(node) => *node,
-            Event::Action(_) => return None,
-        };
+    fn node_of(&self, event: &Event) -> Option<&Node> {
+        let NodeId(node) = self.recipient(event);
         self.nodes.get(node)
     }
 }

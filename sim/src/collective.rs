@@ -168,7 +168,7 @@ impl<W: Watch> Simulation<W> {
         hosts: &[String],
         pmtu: Pmtu,
         qp: RankQp,
-        mut make: impl FnMut(u16) -> (Box<dyn Machine>, Vec<ChannelEnd>),
+        mut make: impl FnMut(u16) -> (Box<dyn Machine + Send>, Vec<ChannelEnd>),
     ) -> Result<(), SimError> {
         let size = hosts.len() as u16;
         for (rank, host) in (0..).zip(hosts) {
@@ -202,7 +202,7 @@ impl<W: Watch> Simulation<W> {
         &mut self,
         host: &str,
         (rank, size): (u16, u16),
-        machine: Box<dyn Machine>,
+        machine: Box<dyn Machine + Send>,
         qps: Vec<QpConfig>,
         pmtu: Pmtu,
         options: RankQp,

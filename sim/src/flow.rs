@@ -167,7 +167,7 @@ impl<W: Watch> PausablePort for SimulatedPort<'_, W> {
 
     fn report_storm(&mut self, at: Nanos, class: TrafficClass, has_storm: bool) {
         let (switch, port) = (self.sim.nodes[self.node.0].name.clone(), self.port);
-        self.sim.storms.push(Storm {
+        self.sim.record_storm(Storm {
             at,
             switch,
             port,
@@ -243,6 +243,14 @@ impl<W: Watch> Simulation<W> {
     pub fn held_at_hosts(&self) -> usize {
         let gates = self.nodes.iter().filter_map(|node| node.host()?.gate.as_ref());
         gates.map(|gate| gate.held()).sum()
+    }
+
+    /// Storms of the same time are sorted by switch.
+    pub(crate) fn record_storm(&mut self, storm: Storm) {
+        let key = |storm: &Storm| (storm.at, storm.switch.clone());
+        let new = key(&storm);
+        let place = self.storms.partition_point(|old| key(old) <= new);
+        self.storms.insert(place, storm);
     }
 
     /// The beginnings and ends of storms of PAUSE frames, oldest first.

@@ -1,6 +1,6 @@
 //! Frames in the network: a private head, and a body that replicas share.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use castnet_engine::Egress;
@@ -31,7 +31,7 @@ enum Body {
     None,
     /// So many zeros, which are not stored: the payload of messages without memory.
     Zeros(usize),
-    Bytes(Rc<[u8]>),
+    Bytes(Arc<[u8]>),
 }
 
 /// The bytes of [`Body::Zeros`]: the payload of the longest packet fits.

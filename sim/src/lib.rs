@@ -3,7 +3,10 @@
 //! In a [`Simulation`] each switch of a topology runs a [`castnet_engine::Engine`], each host a
 //! [`castnet_endpoint::Endpoint`]. Links have rate, propagation delay, a bounded queue, loss, duplication, reordering
 //! and corruption, per direction ([`LinkProfile`]). Time jumps from event to event; events of the same time are handled
-//! in order of creation. All randomness comes from one seed, so a run can be repeated to the nanosecond.
+//! in order of creation, and those that nodes create at the same time by the port at which they arrive, unless links have
+//! faults. All randomness comes from one seed, so a run can be repeated to the nanosecond.
+//!
+//! [`Simulation::run`] uses several threads if it may ([`SimConfig::threads`]). Their number changes no result.
 //!
 //! With flow control (PFC, [`SimConfig::pfc`]), switches run the lines of a worker and hosts obey PAUSE, so that lossless classes lose nothing.
 //!
@@ -35,6 +38,7 @@ mod queue;
 mod rank;
 mod routes;
 mod run;
+mod shards;
 mod simulation;
 mod task_memory;
 mod trace;

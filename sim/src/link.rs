@@ -56,7 +56,7 @@ pub enum Fate {
     Down,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Direction {
     pub(crate) from: (NodeId, PortId),
     pub(crate) to: (NodeId, PortId),
@@ -66,6 +66,8 @@ pub(crate) struct Direction {
     pub(crate) busy_until: Nanos,
     red: Option<Red>,
     pub(crate) stats: LinkStats,
+    /// The shard that the frames go to, if it is another one.
+    pub(crate) shard: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +87,7 @@ impl Direction {
             busy_until: Nanos::ZERO,
             red: None,
             stats: LinkStats::default(),
+            shard: None,
         };
         direction.set_profile(profile);
         direction

@@ -30,6 +30,8 @@ pub(crate) struct Node {
 pub(crate) enum Kind {
     Switch(Box<SwitchNode>),
     Host(Box<HostNode>),
+    /// A node of another shard.
+    Elsewhere,
 }
 
 /// A frame that waits for the worker of a switch.
@@ -111,31 +113,38 @@ impl Work {
 }
 
 impl Node {
+    /// A node of another shard.
+    pub(crate) const ELSEWHERE: Self = Self {
+        name: String::new(),
+        kind: Kind::Elsewhere,
+        timer: None,
+    };
+
     pub(crate) fn host(&self) -> Option<&HostNode> {
         match &self.kind {
             Kind::Host(host) => Some(host),
-            Kind::Switch(_) => None,
+            Kind::Switch(_) | Kind::Elsewhere => None,
         }
     }
 
     pub(crate) fn host_mut(&mut self) -> Option<&mut HostNode> {
         match &mut self.kind {
             Kind::Host(host) => Some(host),
-            Kind::Switch(_) => None,
+            Kind::Switch(_) | Kind::Elsewhere => None,
         }
     }
 
     pub(crate) fn switch(&self) -> Option<&SwitchNode> {
         match &self.kind {
             Kind::Switch(switch) => Some(switch),
-            Kind::Host(_) => None,
+            Kind::Host(_) | Kind::Elsewhere => None,
         }
     }
 
     pub(crate) fn switch_mut(&mut self) -> Option<&mut SwitchNode> {
         match &mut self.kind {
             Kind::Switch(switch) => Some(switch),
-            Kind::Host(_) => None,
+            Kind::Host(_) | Kind::Elsewhere => None,
         }
     }
 
@@ -152,6 +161,7 @@ impl Node {
                 let gate = host.gate.as_ref().and_then(Gate::pause_ends);
                 endpoint.into_iter().chain(gate).min()
             }
+            Kind::Elsewhere => None,
         }
     }
 }

@@ -59,6 +59,13 @@ impl LinkProfile {
         u32::try_from(self.rate_bps / 1_000_000).ok()
     }
 
+    /// Whether chance decides what happens to frames. Marks of congestion have a generator per link.
+    pub(crate) fn has_chance(&self) -> bool {
+        [self.loss, self.duplication, self.reordering, self.corruption]
+            .iter()
+            .any(|probability| *probability > 0.0)
+    }
+
     /// Time until `bytes` have left.
     pub(crate) fn time_of(&self, bytes: u64) -> Nanos {
         Nanos((u128::from(bytes) * 8_000_000_000 / u128::from(self.rate_bps.max(1))) as u64)
@@ -105,10 +112,12 @@ pub struct SimConfig {
     pub filter_cnps: bool,
     /// Most frames that the trace keeps; it keeps the newest. 0 disables the trace.
     pub trace_frames_max: usize,
+    /// Threads of [`Simulation::run`](crate::Simulation::run), at most. The results do not depend on it.
+    pub threads: usize,
 }
 
 impl SimConfig {
-    /// Links without faults, switches that poll after one microsecond, hosts that take no time, no trace.
+    /// Links without faults, switches that poll after one microsecond, hosts that take no time, no trace, one thread.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
@@ -118,6 +127,7 @@ impl SimConfig {
             pfc: None,
             filter_cnps: true,
             trace_frames_max: 0,
+            threads: 1,
         }
     }
 }

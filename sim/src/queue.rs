@@ -1,7 +1,6 @@
 //! The event queue.
 
-use core::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use castnet_wire::Nanos;
 
@@ -9,10 +8,28 @@ use castnet_wire::Nanos;
 const WIDTH: u32 = 4;
 const BUCKETS: u64 = 4096;
 
-/// Events ordered by time; events of the same time keep their order of insertion.
+/// When an event is handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) at: Nanos,
+    /// Among events of the same time.
+    order: u64,
+}
+
+impl Key {
+    /// Of an event that is created now. `source` orders events of the same time that are created at the same time.
+    pub(crate) fn new(at: Nanos, now: Nanos, source: u8) -> Self {
+        Self {
+            at,
+            order: now.0 << 8 | u64::from(source),
+        }
+    }
+}
+
+/// Events ordered by their keys; events with the same key keep their order of insertion.
 ///
 /// A calendar queue: a ring of buckets for the next 65 us, in which most events are, the sorted events of the bucket that is being handled,
-/// and a heap of all later events. So the cost of an event does not grow with the number of frames in flight.
+/// and a tree of all later events. So the cost of an event does not grow with the number of frames in flight.
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
     /// The number of the bucket whose events, and all earlier ones, are in `current`.
@@ -24,21 +41,21 @@ pub(crate) struct EventQueue<E> {
     /// Buckets of the ring that have events, one bit each.
     filled: Box<[u64]>,
     in_ring: usize,
-    later: BinaryHeap<Reverse<Entry<E>>>,
+    later: BTreeMap<(Key, u64), E>,
+    /// Number of the next event of `later`.
+    number: u64,
     /// Buffers of empty buckets. A few serve the whole ring, and stay in the cache.
     spare: Vec<Vec<Entry<E>>>,
-    count: u64,
 }
 
 #[derive(Debug)]
 struct Entry<E> {
-    at: Nanos,
-    number: u64,
+    key: Key,
     event: E,
 }
 
-fn bucket_of<E>(entry: &Entry<E>) -> u64 {
-    entry.at.0 >> WIDTH
+fn bucket_of(key: Key) -> u64 {
+    key.at.0 >> WIDTH
 }
 
 impl<E> EventQueue<E> {
@@ -50,28 +67,27 @@ impl<E> EventQueue<E> {
             ring: (0..BUCKETS).map(|_| Vec::new()).collect(),
             filled: vec![0; (BUCKETS / 64) as usize].into(),
             in_ring: 0,
-            later: BinaryHeap::new(),
+            later: BTreeMap::new(),
+            number: 0,
             spare: Vec::new(),
-            count: 0,
         }
     }
 
-    pub(crate) fn push(&mut self, at: Nanos, event: E) {
-        let number = self.count;
-        self.count += 1;
-        let entry = Entry { at, number, event };
-        let bucket = bucket_of(&entry);
+    pub(crate) fn push(&mut self, key: Key, event: E) {
+        let entry = Entry { key, event };
+        let bucket = bucket_of(key);
         if bucket <= self.bucket {
             // Nearly always the last one.
             let mut place = self.fresh.len();
-            while place > 0 && self.fresh[place - 1].at > at {
+            while place > 0 && self.fresh[place - 1].key > key {
                 place -= 1;
             }
             self.fresh.insert(place, entry);
         } else if bucket - self.bucket < BUCKETS {
             self.put(bucket, entry);
         } else {
-            self.later.push(Reverse(entry));
+            self.later.insert((key, self.number), entry.event);
+            self.number += 1;
         }
     }
 
@@ -88,7 +104,7 @@ impl<E> EventQueue<E> {
     }
 
     fn later_bucket(&self) -> Option<u64> {
-        self.later.peek().map(|Reverse(entry)| bucket_of(entry))
+        self.later.first_key_value().map(|((key, _), _)| bucket_of(*key))
     }
 
     /// Moves on to the next bucket with events if the current one has none.
@@ -110,14 +126,15 @@ impl<E> EventQueue<E> {
         }
         while let Some(bucket) = self.later_bucket()
             && bucket - self.bucket < BUCKETS
-            && let Some(Reverse(entry)) = self.later.pop()
+            && let Some(((key, _), event)) = self.later.pop_first()
         {
+            let entry = Entry { key, event };
             match bucket == self.bucket {
                 true => entries.push(entry),
                 false => self.put(bucket, entry),
             }
         }
-        entries.sort_unstable();
+        entries.sort_by_key(|entry| entry.key);
         self.current = entries.into();
     }
 
@@ -140,27 +157,28 @@ impl<E> EventQueue<E> {
     /// Whether the next event is one of `fresh`.
     fn is_fresh_next(&self) -> bool {
         match (self.current.front(), self.fresh.front()) {
-            (Some(old), Some(new)) => new < old,
+            (Some(old), Some(new)) => new.key < old.key,
             (old, _) => old.is_none(),
         }
     }
 
-    pub(crate) fn next_at(&mut self) -> Option<Nanos> {
+    /// The key of the next event.
+    pub(crate) fn next(&mut self) -> Option<Key> {
         self.advance();
         let next = match self.is_fresh_next() {
             true => self.fresh.front(),
             false => self.current.front(),
         };
-        next.map(|entry| entry.at)
+        next.map(|entry| entry.key)
     }
 
-    pub(crate) fn pop(&mut self) -> Option<(Nanos, E)> {
+    pub(crate) fn pop(&mut self) -> Option<(Key, E)> {
         self.advance();
         let next = match self.is_fresh_next() {
             true => self.fresh.pop_front(),
             false => self.current.pop_front(),
         };
-        next.map(|entry| (entry.at, entry.event))
+        next.map(|entry| (entry.key, entry.event))
     }
 
     /// An event that probably follows after `skipped` others; `None` if it is not in sight. For hints only.
@@ -170,26 +188,6 @@ impl<E> EventQueue<E> {
             false => &self.current,
         };
         events.get(skipped).map(|entry| &entry.event)
-    }
-}
-
-impl<E> PartialEq for Entry<E> {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl<E> Eq for Entry<E> {}
-
-impl<E> PartialOrd for Entry<E> {
-    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<E> Ord for Entry<E> {
-    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
     }
 }
 
@@ -204,22 +202,23 @@ mod tests {
 
         /// Against a sorted set: times of the same bucket, of the ring and beyond it, while events are taken.
         #[test]
-        fn events_are_stably_sorted_by_time(
-            steps in prop::collection::vec((any::<bool>(), prop_oneof![0..8_u64, 0..30_000_u64, 0..1_000_000_000_u64]), 0..200)
+        fn events_are_stably_sorted(
+            steps in prop::collection::vec((any::<bool>(), prop_oneof![0..8_u64, 0..30_000_u64, 0..1_000_000_000_u64], 0..3_u8), 0..200)
         ) {
             let mut queue = EventQueue::new();
             let mut sorted = std::collections::BTreeSet::new();
-            let mut now = 0;
-            for (number, (is_push, after)) in steps.into_iter().enumerate() {
+            let mut now = Nanos::ZERO;
+            for (number, (is_push, after, source)) in steps.into_iter().enumerate() {
                 if is_push {
-                    queue.push(Nanos(now + after), number);
-                    sorted.insert((Nanos(now + after), number));
+                    let key = Key::new(now + Nanos(after), now, source);
+                    queue.push(key, number);
+                    sorted.insert((key, number));
                     continue;
                 }
-                prop_assert_eq!(queue.next_at(), sorted.first().map(|(at, _)| *at));
+                prop_assert_eq!(queue.next(), sorted.first().map(|(key, _)| *key));
                 let popped = queue.pop();
                 prop_assert_eq!(popped, sorted.pop_first());
-                now = popped.map_or(now, |(at, _)| at.0);
+                now = popped.map_or(now, |(key, _)| key.at);
             }
             let rest: Vec<_> = core::iter::from_fn(|| queue.pop()).collect();
             prop_assert_eq!(rest, sorted.into_iter().collect::<Vec<_>>());

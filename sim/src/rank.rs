@@ -71,7 +71,7 @@ struct Channel {
 pub struct Rank {
     rank: u16,
     size: u16,
-    machine: Box<dyn Machine>,
+    machine: Box<dyn Machine + Send>,
     shape: ChannelShape,
     channels: Vec<Channel>,
     tasks: BTreeMap<TaskId, RankTask>,
@@ -92,7 +92,7 @@ impl Rank {
     pub(crate) fn new(
         rank: u16,
         size: u16,
-        machine: Box<dyn Machine>,
+        machine: Box<dyn Machine + Send>,
         qpns: &[Qpn],
         endpoint: &mut Endpoint,
         void_slots: bool,

@@ -6,6 +6,8 @@ use castnet_wire::{Batch, FrameBuf, Nanos, Pause, PortId};
 use crate::frame::{Frame, Sent};
 use crate::link::{Direction, Passage};
 use crate::node::{Kind, NodeId, ReceivedFrame, Work};
+use crate::queue::Key;
+use crate::shards::Mail;
 use crate::simulation::{End, Event, Simulation};
 use crate::trace::TraceRecord;
 use crate::watch::{Delivery, Hop, View, Watch};
@@ -17,7 +19,7 @@ impl<W: Watch> Simulation<W> {
             if done(self) {
                 return End::Done;
             }
-            match self.queue.next_at() {
+            match self.next_at() {
                 None => return End::Idle,
                 Some(at) if at > deadline => {
                     self.now = self.now.max(deadline);
@@ -28,13 +30,24 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
-    /// Handles events until none is left, or until `deadline`.
-    pub fn run(&mut self, deadline: Nanos) -> End {
-        self.run_until(deadline, |_| false)
+    /// Time of the next event or action.
+    pub(crate) fn next_at(&mut self) -> Option<Nanos> {
+        let action = self.actions.keys().next().copied();
+        self.queue
+            .next()
+            .into_iter()
+            .chain(action)
+            .min()
+            .map(|key| key.at)
     }
 
-    fn step(&mut self) {
-        let Some((at, event)) = self.queue.pop() else {
+    pub(crate) fn step(&mut self) {
+        if let Some(action) = self.actions.first_entry()
+            && self.queue.next().is_none_or(|event| *action.key() < event)
+        {
+            return self.act();
+        }
+        let Some((Key { at, .. }, event)) = self.queue.pop() else {
             return;
         };
         self.now = at;
@@ -55,8 +68,34 @@ impl<W: Watch> Simulation<W> {
             Event::Poll(node) => self.poll_switch(node),
             Event::Work(node) => self.work(node),
             Event::Timer(node) => self.timer(node),
-            Event::Action(action) => (*action)(self),
         }
+    }
+
+    /// The node that handles an event.
+    pub(crate) fn recipient(&self, event: &Event) -> NodeId {
+        match event {
+            Event::Arrive { direction, .. } => self.directions[*direction as usize].to.0,
+            Event::Ready(node) | Event::Poll(node) | Event::Work(node) | Event::Timer(node) => *node,
+        }
+    }
+
+    /// Runs the next action.
+    fn act(&mut self) {
+        let Some(mut first) = self.actions.first_entry() else {
+            return;
+        };
+        let (at, action) = (first.key().at, first.get_mut().pop_front());
+        if first.get().is_empty() {
+            first.remove();
+        }
+        self.now = at;
+        self.events += 1;
+        action.into_iter().for_each(|action| action(self));
+    }
+
+    /// Schedules an event that a node creates for itself.
+    fn schedule(&mut self, at: Nanos, event: Event) {
+        self.queue.push(Key::new(at, self.now, 0), event);
     }
 
     fn arrive(&mut self, direction: usize, frame: Frame, untouched: bool) {
@@ -105,9 +144,10 @@ impl<W: Watch> Simulation<W> {
                 });
                 if !switch.poll_waits {
                     switch.poll_waits = true;
-                    self.queue.push(self.now + self.poll_delay, Event::Poll(node));
+                    self.schedule(self.now + self.poll_delay, Event::Poll(node));
                 }
             }
+            Kind::Elsewhere => {}
         }
     }
 
@@ -231,6 +271,7 @@ impl<W: Watch> Simulation<W> {
                     self.sent = sent;
                     self.poll_flow(node);
                 }
+                Kind::Elsewhere => {}
             }
         }
         self.arm(node);
@@ -254,7 +295,7 @@ impl<W: Watch> Simulation<W> {
         };
         if busy_until > self.now && !host.ready_waits {
             host.ready_waits = true;
-            self.queue.push(busy_until, Event::Ready(node));
+            self.schedule(busy_until, Event::Ready(node));
         }
         self.arm(node);
     }
@@ -325,7 +366,7 @@ impl<W: Watch> Simulation<W> {
         if let Some(oldest) = host.work.front().filter(|_| !host.works) {
             let duration = oldest.duration(cost);
             host.works = true;
-            self.queue.push(now + duration, Event::Work(node));
+            self.schedule(now + duration, Event::Work(node));
         }
         worked
     }
@@ -351,7 +392,7 @@ impl<W: Watch> Simulation<W> {
         };
         if self.nodes[node.0].timer.is_none_or(|waiting| at < waiting) {
             self.nodes[node.0].timer = Some(at);
-            self.queue.push(at, Event::Timer(node));
+            self.schedule(at, Event::Timer(node));
         }
     }
 
@@ -363,6 +404,7 @@ impl<W: Watch> Simulation<W> {
             flipped_bit,
         } = direction.pass(self.now, &mut frame, &mut self.rng);
         let ((from, from_port), (to, to_port)) = (direction.from, direction.to);
+        let shard = direction.shard;
         if W::SEES_FRAMES {
             let view = View {
                 now: self.now,
@@ -395,15 +437,28 @@ impl<W: Watch> Simulation<W> {
             frame,
             untouched,
         };
+        let source = if self.has_chance {
+            0
+        } else {
+            to_port.index() as u8 + 1
+        };
+        let now = self.now;
+        let mut push = |at, event| {
+            let key = Key::new(at, now, source);
+            match shard {
+                None => self.queue.push(key, event),
+                Some(shard) => self.outboxes[shard].push(Mail { key, event }),
+            }
+        };
         // The second copy is never damaged.
         if let Some(at) = arrivals[1] {
-            self.queue.push(at, arrive(frame.clone(), true));
+            push(at, arrive(frame.clone(), true));
         }
         if let Some(at) = arrivals[0] {
             if let Some(bit) = flipped_bit {
                 frame.flip(bit);
             }
-            self.queue.push(at, arrive(frame, flipped_bit.is_none()));
+            push(at, arrive(frame, flipped_bit.is_none()));
         }
     }
 }

@@ -18,7 +18,8 @@ use crate::frame::{Contiguous, Frame, Sent};
 use crate::link::{Direction, LinkStats};
 use crate::node::{HostNode, Kind, Node, NodeId, ReceivedFrame, SwitchNode};
 use crate::profile::{HostCost, LinkProfile, SimConfig};
-use crate::queue::EventQueue;
+use crate::queue::{EventQueue, Key};
+use crate::shards::{Mail, Shards};
 use crate::trace::Trace;
 use crate::watch::{View, Watch};
 
@@ -60,7 +61,7 @@ pub enum End {
     Idle,
 }
 
-pub(crate) enum Event<W> {
+pub(crate) enum Event {
     Arrive {
         direction: u32,
         frame: Frame,
@@ -73,16 +74,15 @@ pub(crate) enum Event<W> {
     /// The processor of a host has done the oldest piece of its work.
     Work(NodeId),
     Timer(NodeId),
-    /// In a box of its own, so that the other events are small.
-    Action(Box<Action<W>>),
 }
 
-pub(crate) type Action<W> = Box<dyn FnOnce(&mut Simulation<W>)>;
+type Action<W> = Box<dyn FnOnce(&mut Simulation<W>) + Send>;
 
 /// A network in virtual time.
 pub struct Simulation<W = ()> {
     pub(crate) now: Nanos,
-    pub(crate) queue: EventQueue<Event<W>>,
+    pub(crate) queue: EventQueue<Event>,
+    pub(crate) actions: BTreeMap<Key, VecDeque<Action<W>>>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) by_name: BTreeMap<String, NodeId>,
     /// Two per link: from its end `a`, and from its end `b`.
@@ -103,34 +103,19 @@ pub struct Simulation<W = ()> {
     pub(crate) shifts: ShiftCache<4>,
     pub(crate) storms: Vec<Storm>,
     pub(crate) scratch: Vec<u8>,
+    /// Chance has decided about frames: the random numbers that a frame gets depend on the order of all events.
+    pub(crate) has_chance: bool,
     pub(crate) events: u64,
+    pub(crate) shards: Shards,
+    /// Frames for other shards, by shard. Empty while the simulation is whole.
+    pub(crate) outboxes: Vec<Vec<Mail>>,
 }
 
 impl<W: Watch> Simulation<W> {
     /// A network of this topology, observed by `watch`. Links that are down in the topology are down. Fails if a host
     /// lacks an address, or a switch does not start.
     pub fn new(topology: &Topology, config: SimConfig, watch: W) -> Result<Self, SimError> {
-        let mut sim = Self {
-            now: Nanos::ZERO,
-            queue: EventQueue::new(),
-            nodes: Vec::new(),
-            by_name: BTreeMap::new(),
-            directions: Vec::new(),
-            rng: ChaCha8Rng::seed_from_u64(config.seed),
-            poll_delay: config.poll_delay,
-            pfc: None,
-            host_cost: config.host_cost,
-            is_routed: false,
-            trace: Trace::new(config.trace_frames_max),
-            watch,
-            sent: Sent::default(),
-            polled: Vec::new(),
-            contiguous: Contiguous::default(),
-            shifts: ShiftCache::new(),
-            storms: Vec::new(),
-            scratch: vec![0; Endpoint::FRAME_MAX],
-            events: 0,
-        };
+        let mut sim = Self::empty(&config, watch);
         let pfc = config.pfc.as_ref();
         for switch in topology.switches() {
             let config = EngineConfig {
@@ -182,15 +167,59 @@ impl<W: Watch> Simulation<W> {
                 match &mut sim.nodes[from.0.0].kind {
                     Kind::Switch(switch) => switch.out[from.1.index()] = Some(number),
                     Kind::Host(host) => host.out = Some(number),
+                    Kind::Elsewhere => {}
                 }
             }
         }
+        sim.shards = Shards::new(config.threads, &sim.nodes, &sim.directions);
         sim.pfc = config.pfc;
         for node in 0..sim.nodes.len() {
             sim.start_flow(NodeId(node));
             sim.arm(NodeId(node));
         }
         Ok(sim)
+    }
+
+    /// Without nodes and links.
+    fn empty(config: &SimConfig, watch: W) -> Self {
+        Self {
+            now: Nanos::ZERO,
+            queue: EventQueue::new(),
+            actions: BTreeMap::new(),
+            nodes: Vec::new(),
+            by_name: BTreeMap::new(),
+            directions: Vec::new(),
+            rng: ChaCha8Rng::seed_from_u64(config.seed),
+            poll_delay: config.poll_delay,
+            pfc: None,
+            host_cost: config.host_cost,
+            is_routed: false,
+            trace: Trace::new(config.trace_frames_max),
+            watch,
+            sent: Sent::default(),
+            polled: Vec::new(),
+            contiguous: Contiguous::default(),
+            shifts: ShiftCache::new(),
+            storms: Vec::new(),
+            scratch: vec![0; Endpoint::FRAME_MAX],
+            has_chance: config.links.has_chance(),
+            events: 0,
+            shards: Shards::default(),
+            outboxes: Vec::new(),
+        }
+    }
+
+    /// A simulation without nodes and links that handles events as this one does.
+    pub(crate) fn shard(&self, shards: usize) -> Simulation {
+        let config = SimConfig {
+            poll_delay: self.poll_delay,
+            host_cost: self.host_cost,
+            ..SimConfig::new(0)
+        };
+        let mut shard = Simulation::empty(&config, ());
+        shard.now = self.now;
+        shard.outboxes.resize_with(shards, Vec::new);
+        shard
     }
 
     /// Starts flow control at a switch, with empty queues.
@@ -309,6 +338,7 @@ impl<W: Watch> Simulation<W> {
 
     /// Sets the profiles of both directions of a link.
     pub fn set_profile(&mut self, link: LinkId, profiles: [LinkProfile; 2]) {
+        self.has_chance |= profiles.iter().any(LinkProfile::has_chance);
         let first = link.0 as usize * 2;
         for (direction, profile) in self.directions.iter_mut().skip(first).zip(profiles) {
             direction.set_profile(profile);
@@ -396,9 +426,9 @@ impl<W: Watch> Simulation<W> {
     }
 
     /// Schedules an action. If `at` has passed, it runs next, after other events of the current time.
-    pub fn at(&mut self, at: Nanos, action: impl FnOnce(&mut Self) + 'static) {
-        self.queue
-            .push(at.max(self.now), Event::Action(Box::new(Box::new(action))));
+    pub fn at(&mut self, at: Nanos, action: impl FnOnce(&mut Self) + Send + 'static) {
+        let key = Key::new(at.max(self.now), self.now, u8::MAX);
+        self.actions.entry(key).or_default().push_back(Box::new(action));
     }
 
     /// Sends a frame on the link of a host. Returns false if there is no such host.

@@ -63,6 +63,9 @@ pub trait Watch {
     /// False if neither [`Watch::sent`] nor [`Watch::delivered`] does anything: they are not called then.
     const SEES_FRAMES: bool = true;
 
+    /// True if no method does anything. Then [`Simulation::run`](crate::Simulation::run) may use several threads.
+    const SEES_NOTHING: bool = false;
+
     /// A node sent a frame on a link, with this fate.
     fn sent(&mut self, view: &View<'_>, hop: Hop, frame: &[u8], fate: Fate) {
         let _ = (view, hop, frame, fate);
@@ -86,4 +89,5 @@ pub trait Watch {
 
 impl Watch for () {
     const SEES_FRAMES: bool = false;
+    const SEES_NOTHING: bool = true;
 }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use castnet_endpoint::{Access, LocalSlice, QpConfig, RecvWr, SendOp, SendWr, Status};
 use castnet_sim::{Delivery, End, Fate, Hop, LinkProfile, SimConfig, SimError, Simulation, View, Watch};
@@ -197,19 +198,24 @@ fn links_and_switches_go_down_and_come_back() {
 #[test]
 fn actions_run_at_their_time_in_order() {
     let (mut sim, _, _) = pair(3, LinkProfile::default());
-    let seen = Rc::new(RefCell::new(Vec::new()));
+    let seen = Arc::new(Mutex::new(Vec::new()));
     for (at, what) in [(30, 'c'), (10, 'a'), (30, 'd'), (20, 'b')] {
-        let seen = Rc::clone(&seen);
-        sim.at(Nanos(at), move |sim| seen.borrow_mut().push((sim.now().0, what)));
+        let seen = Arc::clone(&seen);
+        sim.at(Nanos(at), move |sim| {
+            seen.lock().expect("no panic").push((sim.now().0, what))
+        });
     }
     let end = sim.run_until(Nanos::from_secs(1), |sim| sim.now() >= Nanos(30));
     assert_eq!(
-        (end, seen.borrow().len()),
+        (end, seen.lock().expect("no panic").len()),
         (End::Done, 3),
         "the fourth waits for its time"
     );
     assert_eq!(sim.run(Nanos(31)), End::Idle);
-    assert_eq!(*seen.borrow(), [(10, 'a'), (20, 'b'), (30, 'c'), (30, 'd')]);
+    assert_eq!(
+        *seen.lock().expect("no panic"),
+        [(10, 'a'), (20, 'b'), (30, 'c'), (30, 'd')]
+    );
 }
 
 #[test]

@@ -306,7 +306,7 @@ fn wire_up(
     }
     sim.join_connected(hosts, PMTU, qp(setting), |rank| {
         let mut channel_ends = channel_ends(rank, RANKS);
-        let machine: Box<dyn Machine> = if relayed {
+        let machine: Box<dyn Machine + Send> = if relayed {
             let (relay, channels) = (Relay::new(rank, RANKS), channel_ends.len() as u16);
             Box::new(Rank::new(relay, channels, RING_PIECE, RING_DEPTH))
         } else {

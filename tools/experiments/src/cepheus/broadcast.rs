@@ -119,7 +119,7 @@ fn sizes(least: u64, most: u64, step: u64) -> impl Iterator<Item = u64> {
 }
 
 pub(super) fn fig12(extent: Extent) -> Result<FigureReport, Failed> {
-    let fabric = Fabric::fat_tree()?;
+    let fabric = Fabric::fat_tree(extent.threads)?;
     let members = if extent.quick { 64 } else { 512 };
     let sweep = Sweep {
         fabric: &fabric,
@@ -260,6 +260,7 @@ mod tests {
     use super::*;
 
     const QUICK: Extent = Extent {
+        threads: 2,
         quick: true,
         whole: 1 << 20,
     };
@@ -283,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_long_message_is_continued_as_it_would_be_simulated() {
-        let fabric = Fabric::fat_tree().expect("a fabric");
+        let fabric = Fabric::fat_tree(2).expect("a fabric");
         for method in [
             Method::Cepheus,
             Method::Chain { slices: 40 },

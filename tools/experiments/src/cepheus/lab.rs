@@ -32,27 +32,34 @@ pub(crate) struct Fabric {
     pub(crate) routes: Routes,
     /// Propagation delay of its links.
     pub(crate) delay: Nanos,
+    /// Threads of a simulation.
+    pub(crate) threads: usize,
 }
 
 impl Fabric {
-    fn new(topology: Topology, delay: Nanos) -> Self {
+    fn new(topology: Topology, delay: Nanos, threads: usize) -> Self {
         let routes = Routes::new(&topology);
         Self {
             topology,
             routes,
             delay,
+            threads,
         }
     }
 
     /// Cepheus V.C: three tiers, 1,024 hosts, edge switches of 64 ports, no oversubscription. The paper does not give the
     /// delay of links.
-    pub(crate) fn fat_tree() -> Result<Self, Failed> {
-        Ok(Self::new(Topology::three_tier(4, 8, 32)?, Nanos::from_micros(1)))
+    pub(crate) fn fat_tree(threads: usize) -> Result<Self, Failed> {
+        Ok(Self::new(
+            Topology::three_tier(4, 8, 32)?,
+            Nanos::from_micros(1),
+            threads,
+        ))
     }
 
     /// Cepheus IV: four hosts at one switch.
     pub(crate) fn testbed(delay: Nanos) -> Result<Self, Failed> {
-        Ok(Self::new(Topology::star(4)?, delay))
+        Ok(Self::new(Topology::star(4)?, delay, 1))
     }
 }
 
@@ -146,6 +153,7 @@ impl Broadcast {
             poll_delay: Nanos::ZERO,
             host_cost: self.host_cost,
             links,
+            threads: fabric.threads,
             ..SimConfig::new(self.seed)
         };
         let mut sim = Simulation::new(&fabric.topology, config, ())?;

@@ -66,7 +66,7 @@ pub(super) fn fig13(extent: Extent) -> Result<FigureReport, Failed> {
         true => &[0.0, 1e-4],
         false => &[0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4],
     };
-    let fabric = Fabric::fat_tree()?;
+    let fabric = Fabric::fat_tree(extent.threads)?;
     let mut events = 0;
     let mut points = Vec::new();
     for members in scales {
@@ -209,6 +209,7 @@ mod tests {
     #[test]
     fn loss_costs_a_multicast_more_than_a_chain_unless_the_switches_repair() {
         let report = fig13(Extent {
+            threads: 2,
             quick: true,
             whole: 1 << 20,
         });

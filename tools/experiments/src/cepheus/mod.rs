@@ -41,6 +41,9 @@ pub struct CepheusCommand {
     /// Longest message that is simulated from its first to its last packet, in MiB; default 8, with --quick 1
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1024))]
     whole: Option<u64>,
+    /// Threads of a simulation, at most. The results do not depend on it. Default: the number of processors
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
+    threads: Option<u64>,
     /// Draws a plot; of several figures one each, with the name of the figure before the extension
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -123,11 +126,15 @@ pub(crate) struct Extent {
     pub(crate) quick: bool,
     /// Bytes of the longest message that is simulated whole.
     pub(crate) whole: u64,
+    /// Threads of a simulation.
+    pub(crate) threads: usize,
 }
 
 impl CepheusCommand {
     pub(crate) fn run(self, output: Output) -> Outcome {
+        let processors = || std::thread::available_parallelism().map_or(1, usize::from);
         let extent = Extent {
+            threads: self.threads.map_or_else(processors, |threads| threads as usize),
             quick: self.quick,
             whole: self.whole.unwrap_or(if self.quick { 1 } else { 8 }) << 20,
         };

@@ -162,6 +162,7 @@ mod tests {
     #[test]
     fn replicas_by_the_switch_cost_the_client_as_much_as_one() {
         let quick = Extent {
+            threads: 2,
             quick: true,
             whole: 1 << 20,
         };
