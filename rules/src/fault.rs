@@ -135,7 +135,8 @@ pub enum FaultKind {
     #[error("is \"{mode}\", the mode here: leave it out, it is for a switch of another mode")]
     SameMode { mode: CollectiveMode },
     #[error(
-        "is \"{there}\", which cannot meet a switch with the loss policy \"reflect\": losses on this edge are repaired at its ends. Give          \"repair\""
+        "is \"{there}\", which cannot meet a switch with the loss policy \"reflect\": losses on this edge are repaired at \
+         its ends. Give \"repair\""
     )]
     ReflectingEdge { there: CollectiveMode },
     #[error("is 0: a message has at least 1 packet")]

@@ -115,7 +115,7 @@ fn what_is_left_open_stays_open_and_the_lease_has_a_default() {
 #[test]
 fn each_bad_join_names_its_field() {
     type Spoil = fn(&mut v1::InitGroupRequest);
-    let cases: [(&str, Spoil); 14] = [
+    let cases: [(&str, Spoil); 15] = [
         ("job", |m| m.job = "no blanks".into()),
         ("rank", |m| m.rank = 4),
         ("size", |m| m.size = 0),

@@ -48,7 +48,7 @@ fn a_switch_that_reflects_meets_none_of_another_mode() {
     let reflecting = mixed.replacen("slots = 64", "slots = 64\nloss_policy = \"reflect\"", 1);
     assert_eq!(
         faults(&reflecting),
-        "20:75: groups[0].endpoints[2].switch.mode: is \"terminated\", which cannot meet a switch with the loss policy \"reflect\": losses on \
+        "20:74: groups[0].endpoints[2].switch.mode: is \"terminated\", which cannot meet a switch with the loss policy \"reflect\": losses on \
          this edge are repaired at its ends. Give \"repair\""
     );
 }
@@ -207,7 +207,7 @@ fn each_fault_has_its_position() {
         (
             ", ranks = [2, 3] }",
             ", ranks = [2, 3], mode = \"translated\" }",
-            "19:75: groups[0].endpoints[2].switch.mode: is \"translated\", the mode here: leave it out, it is for a switch of another mode",
+            "19:74: groups[0].endpoints[2].switch.mode: is \"translated\", the mode here: leave it out, it is for a switch of another mode",
         ),
         (
             "host = { rank = 0",
