@@ -107,12 +107,13 @@ impl<E> EventQueue<E> {
         self.later.first_key_value().map(|((key, _), _)| bucket_of(*key))
     }
 
-    /// Moves on to the next bucket with events if the current one has none.
-    fn advance(&mut self) {
+    /// Moves on to the next bucket with events if the current one has none. Not beyond `limit`: later events may be inserted before them.
+    fn advance(&mut self, limit: Nanos) {
         if !self.current.is_empty() || !self.fresh.is_empty() {
             return;
         }
-        let Some(bucket) = self.next_in_ring().or(self.later_bucket()) else {
+        let bucket = self.next_in_ring().or(self.later_bucket());
+        let Some(bucket) = bucket.filter(|bucket| *bucket <= limit.0 >> WIDTH) else {
             return;
         };
         self.bucket = bucket;
@@ -162,18 +163,25 @@ impl<E> EventQueue<E> {
         }
     }
 
-    /// The key of the next event.
-    pub(crate) fn next(&mut self) -> Option<Key> {
-        self.advance();
+    /// The key of the next event, if it is at `limit` or before.
+    pub(crate) fn next(&mut self, limit: Nanos) -> Option<Key> {
+        self.advance(limit);
         let next = match self.is_fresh_next() {
             true => self.fresh.front(),
             false => self.current.front(),
         };
-        next.map(|entry| entry.key)
+        next.map(|entry| entry.key).filter(|key| key.at <= limit)
+    }
+
+    /// A time before which there is no event; `None` if there is no event. It is at most a bucket before the next one.
+    pub(crate) fn earliest(&self) -> Option<Nanos> {
+        let sorted = self.current.front().into_iter().chain(self.fresh.front());
+        let first = sorted.map(|entry| entry.key.at).min();
+        first.or_else(|| Some(Nanos(self.next_in_ring().or(self.later_bucket())? << WIDTH)))
     }
 
     pub(crate) fn pop(&mut self) -> Option<(Key, E)> {
-        self.advance();
+        self.advance(Nanos(u64::MAX));
         let next = match self.is_fresh_next() {
             true => self.fresh.pop_front(),
             false => self.current.pop_front(),
@@ -215,7 +223,13 @@ mod tests {
                     sorted.insert((key, number));
                     continue;
                 }
-                prop_assert_eq!(queue.next(), sorted.first().map(|(key, _)| *key));
+                let limit = now + Nanos(after);
+                let first = sorted.first().map(|(key, _)| *key);
+                prop_assert_eq!(queue.next(limit), first.filter(|key| key.at <= limit));
+                prop_assert_eq!(
+                    queue.earliest().map(|at| at.0 >> WIDTH),
+                    first.map(|key| key.at.0 >> WIDTH)
+                );
                 let popped = queue.pop();
                 prop_assert_eq!(popped, sorted.pop_first());
                 now = popped.map_or(now, |(key, _)| key.at);

@@ -19,31 +19,28 @@ impl<W: Watch> Simulation<W> {
             if done(self) {
                 return End::Done;
             }
-            match self.next_at() {
-                None => return End::Idle,
-                Some(at) if at > deadline => {
-                    self.now = self.now.max(deadline);
-                    return End::Deadline;
-                }
-                Some(_) => self.step(),
+            if self.next_at(deadline).is_some() {
+                self.step(deadline);
+            } else if self.queue.earliest().is_none() && self.actions.is_empty() {
+                return End::Idle;
+            } else {
+                self.now = self.now.max(deadline);
+                return End::Deadline;
             }
         }
     }
 
-    /// Time of the next event or action.
-    pub(crate) fn next_at(&mut self) -> Option<Nanos> {
-        let action = self.actions.keys().next().copied();
-        self.queue
-            .next()
-            .into_iter()
-            .chain(action)
-            .min()
-            .map(|key| key.at)
+    /// Time of the next event or action, if it is at `limit` or before.
+    pub(crate) fn next_at(&mut self, limit: Nanos) -> Option<Nanos> {
+        let action = self.actions.keys().next().filter(|key| key.at <= limit);
+        let event = self.queue.next(limit);
+        event.into_iter().chain(action.copied()).min().map(|key| key.at)
     }
 
-    pub(crate) fn step(&mut self) {
+    /// Handles the next event or action, which is at `limit` or before.
+    pub(crate) fn step(&mut self, limit: Nanos) {
         if let Some(action) = self.actions.first_entry()
-            && self.queue.next().is_none_or(|event| *action.key() < event)
+            && self.queue.next(limit).is_none_or(|event| *action.key() < event)
         {
             return self.act();
         }

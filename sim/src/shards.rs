@@ -180,7 +180,7 @@ impl<W: Watch> Simulation<W> {
             && self.shards.count > 1
             && !self.trace.is_on()
             && !self.has_chance
-            && let Some(start) = self.next_at().filter(|start| *start < deadline)
+            && let Some(start) = self.next_at(deadline).filter(|start| *start < deadline)
         {
             let action = self.actions.keys().next().map(|key| key.at);
             let end = action.into_iter().fold(deadline.min(start + SPAN), Nanos::min);
@@ -241,7 +241,7 @@ impl<W: Watch> Simulation<W> {
     ) {
         let _present = Present(barrier);
         for exchange in exchanges.iter().cycle() {
-            let mut next = self.queue.next().map(|key| key.at.0);
+            let mut next = self.queue.earliest().map(|at| at.0);
             for (outbox, mail) in self.outboxes.iter_mut().zip(&exchange.mail[own]) {
                 next = next
                     .into_iter()
@@ -264,9 +264,10 @@ impl<W: Watch> Simulation<W> {
             if start >= end {
                 break;
             }
-            let window_end = end.min(start + lookahead);
-            while self.queue.next().is_some_and(|key| key.at < window_end) {
-                self.step();
+            // The window is at least a nanosecond long.
+            let last = Nanos(end.min(start + lookahead).0 - 1);
+            while self.queue.next(last).is_some() {
+                self.step(last);
             }
         }
     }
