@@ -129,17 +129,21 @@ fn join(sim: &mut Simulation, topology: &Topology, rng: &mut impl Rng) {
     }
 }
 
-/// The whole state, and whether threads ran.
+/// The whole state.
+fn state(sim: &Simulation) -> Vec<String> {
+    let links = sim.directions.iter().map(|direction| format!("{direction:?}"));
+    let nodes = sim.nodes.iter().map(|node| format!("{node:?}"));
+    let rest = format!("{} {} {:?}", sim.now(), sim.events(), sim.storms());
+    nodes.chain(links).chain([rest]).collect()
+}
+
+/// The state after a run, and whether threads ran.
 fn outcome(seed: u64, threads: usize) -> (Vec<String>, bool) {
     let mut sim = network(seed, threads);
     for end in [100, 150, 1000, 5000] {
         sim.run(Nanos::from_micros(end));
     }
-    let links = sim.directions.iter().map(|direction| format!("{direction:?}"));
-    let nodes = sim.nodes.iter().map(|node| format!("{node:?}"));
-    let rest = format!("{} {} {:?}", sim.now(), sim.events(), sim.storms());
-    let state = nodes.chain(links).chain([rest]).collect();
-    (state, sim.shards.runs > 0)
+    (state(&sim), sim.shards.runs > 0)
 }
 
 proptest! {
@@ -162,4 +166,36 @@ proptest! {
 fn most_networks_run_on_threads() {
     let runs = (0..12).filter(|seed| outcome(*seed, 3).1).count();
     assert!((6..12).contains(&runs), "{runs} of 12");
+}
+
+/// Two leaves send to the spine, the second one 1,000 ns after the first. Its frame arrives when the spine polls for the frame of the first,
+/// and was sent when that one arrived: only their sources order these two events.
+#[test]
+fn a_frame_that_arrives_when_a_switch_polls_is_in_order() {
+    let topology = Topology::leaf_spine(2, 1, 2).expect("a fabric");
+    let run = |threads, first: &'static str, second: &'static str| {
+        let links = LinkProfile {
+            // With 6 ns for a short frame, as long as until a poll.
+            delay: Nanos(994),
+            ..LinkProfile::default()
+        };
+        let config = SimConfig {
+            links,
+            threads,
+            ..SimConfig::new(1)
+        };
+        let mut sim = Simulation::new(&topology, config, ()).expect("a network");
+        sim.shards.events_min = 0;
+        for (at, host) in [(5_000, first), (6_000, second)] {
+            let mut frame = vec![0xFF; 60];
+            frame[6..12].copy_from_slice(&sim.endpoint(host).expect("a host").config().mac.0);
+            sim.at(Nanos(at), move |sim| _ = sim.inject(host, frame));
+        }
+        sim.run(Nanos::from_millis(1));
+        assert_eq!(sim.shards.runs > 0, threads > 1);
+        state(&sim)
+    };
+    for (first, second) in [("h0", "h2"), ("h2", "h0")] {
+        assert_eq!(run(1, first, second), run(2, first, second));
+    }
 }
