@@ -141,6 +141,10 @@ pub enum FaultKind {
     ReflectingEdge { there: CollectiveMode },
     #[error("is 0: a message has at least 1 packet")]
     EmptyMessages,
+    #[error(
+        "is {given}: in the mode \"terminated\", a switch adds whole messages, of at most {most} packets"
+    )]
+    LongMessages { given: u16, most: u16 },
     #[error("is {given}: give at least {least} microseconds")]
     ShortAckTimeout { given: u32, least: u32 },
     #[error("rank {rank} is behind {first} too")]

@@ -38,6 +38,8 @@ const STATE_BYTES_PER_SLOT: u64 = 160;
 const SETS: u64 = 16;
 const SETS_PER_SLOT: u64 = 2;
 
+/// Most packets of a message in Mode-I: a switch adds a message at once, and handles nothing else meanwhile.
+const TERMINATED_MESSAGE_MAX: u16 = 256;
 /// In Mode-I: per buffer of an endpoint, for the work requests and what is known of a message.
 const STATE_BYTES_PER_BUFFER: u64 = 256;
 
@@ -264,6 +266,10 @@ impl Fields for TranslatedRule {
         let mut fault = |field: &str, kind| faults.push(Fault::new(field, kind));
         if self.message_packets == 0 {
             fault("message_packets", FaultKind::EmptyMessages);
+        }
+        let (given, most) = (self.message_packets, TERMINATED_MESSAGE_MAX);
+        if self.mode == CollectiveMode::Terminated && given > most {
+            fault("message_packets", FaultKind::LongMessages { given, most });
         }
         if let Some(kind) = self.bad_slots() {
             fault("slots", kind);

@@ -135,6 +135,11 @@ fn each_fault_has_its_position() {
         ),
         (
             "slots = 64",
+            "slots = 1024\nmode = \"terminated\"\nmessage_packets = 257",
+            "8:19: groups[0].message_packets: is 257: in the mode \"terminated\", a switch adds whole messages, of at most 256 packets",
+        ),
+        (
+            "slots = 64",
             "slots = 64\nack_timeout_us = 3",
             "7:18: groups[0].ack_timeout_us: is 3: give at least 4 microseconds",
         ),

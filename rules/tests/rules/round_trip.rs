@@ -202,7 +202,7 @@ fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
         let kind = TranslatedRule {
             start_psn: Psn::new(psn),
             slots,
-            message_packets: 1 + message % (slots / 2),
+            message_packets: 1 + message % (slots / 2).min(if mode == Terminated { 256 } else { u16::MAX }),
             reproducible,
             mode,
             loss_policy: if reflect { LossPolicy::Reflect } else { LossPolicy::Repair },

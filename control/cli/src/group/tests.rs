@@ -154,10 +154,15 @@ fn a_switch_shows_the_same_of_its_part() {
     rule.generation = 3;
     rule.stall_timeout_ms = 1500;
     rule.pmtu = castnet_wire::Pmtu::B4096;
-    for endpoint in &mut rule.endpoints {
-        if let castnet_rules::NextHop::Switch { name, mode, .. } = &mut endpoint.next_hop {
-            (*name, *mode) = ("leaf1".into(), Some(castnet_rules::CollectiveMode::Terminated));
-        }
+    if let Some(last) = rule.endpoints.last_mut() {
+        last.next_hop = castnet_rules::NextHop::Switch {
+            name: "leaf1".into(),
+            ip: None,
+            qpn: castnet_wire::Qpn::VIRTUAL,
+            mac: last.next_hop.mac(),
+            ranks: last.next_hop.ranks().to_vec(),
+            mode: Some(castnet_rules::CollectiveMode::Terminated),
+        };
     }
     let state = api::TranslatedState {
         failed: true,

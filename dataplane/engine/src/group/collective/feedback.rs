@@ -7,6 +7,7 @@ use super::context::CollectiveContext;
 use super::explain;
 use super::frame::EffectCx;
 use crate::egress::Egress;
+use crate::observe::counters::{CollectiveCounters, EndpointCounters};
 use crate::observe::trace::{Observer, Stage, Step};
 use crate::output::acknowledge;
 use crate::output::cx::Cx;
@@ -36,24 +37,13 @@ pub(super) fn send<E: Egress, O: Observer, const W: usize>(
         endpoint.lost += 1;
         return;
     };
-    match ack.map(|(_, aeth)| aeth.syndrome) {
-        Some(Syndrome::Ack) => {
-            all.acks_out += 1;
-            endpoint.acks_out += 1;
-            if effect_cx.timed {
-                all.keep_alives += 1;
-                endpoint.keep_alives += 1;
-            }
-        }
-        Some(Syndrome::Nak(_)) => {
-            all.naks_out += 1;
-            endpoint.naks_out += 1;
-        }
-        Some(Syndrome::RnrNak(_)) => {
-            all.rnr_naks_out += 1;
-            endpoint.rnr_naks_out += 1;
-        }
+    match ack {
+        Some((_, aeth)) => count(all, endpoint, aeth.syndrome),
         None => group.congestion.cnps_out += 1,
+    }
+    if effect_cx.timed && ack.is_some_and(|(_, aeth)| aeth.syndrome == Syndrome::Ack) {
+        all.keep_alives += 1;
+        endpoint.keep_alives += 1;
     }
     cx.observer.step(|| {
         let who = explain::name(&group.rule, to);
@@ -65,4 +55,23 @@ pub(super) fn send<E: Egress, O: Observer, const W: usize>(
         Step::new(Stage::Feedback, decision, why)
     });
     cx.send(&mut output.counters, connection.port, frame);
+}
+
+/// Counts feedback that is sent.
+#[inline]
+pub(super) fn count(all: &mut CollectiveCounters, endpoint: &mut EndpointCounters, syndrome: Syndrome) {
+    match syndrome {
+        Syndrome::Ack => {
+            all.acks_out += 1;
+            endpoint.acks_out += 1;
+        }
+        Syndrome::Nak(_) => {
+            all.naks_out += 1;
+            endpoint.naks_out += 1;
+        }
+        Syndrome::RnrNak(_) => {
+            all.rnr_naks_out += 1;
+            endpoint.rnr_naks_out += 1;
+        }
+    }
 }

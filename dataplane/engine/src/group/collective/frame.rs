@@ -319,20 +319,29 @@ fn count_arrival<const W: usize>(
             }
             _ => count_repeat(all, endpoint, effects),
         },
-        Event::Feedback { syndrome, .. } => match syndrome {
-            Syndrome::Ack => {
-                all.acks_in += 1;
-                endpoint.acks_in += 1;
-            }
-            Syndrome::Nak(_) => {
-                all.naks_in += 1;
-                endpoint.naks_in += 1;
-            }
-            Syndrome::RnrNak(_) => {
-                all.rnr_naks_in += 1;
-                endpoint.rnr_naks_in += 1;
-            }
-        },
+        Event::Feedback { syndrome, .. } => count_feedback(all, endpoint, *syndrome),
+    }
+}
+
+#[inline]
+pub(super) fn count_feedback(
+    all: &mut CollectiveCounters,
+    endpoint: &mut EndpointCounters,
+    syndrome: Syndrome,
+) {
+    match syndrome {
+        Syndrome::Ack => {
+            all.acks_in += 1;
+            endpoint.acks_in += 1;
+        }
+        Syndrome::Nak(_) => {
+            all.naks_in += 1;
+            endpoint.naks_in += 1;
+        }
+        Syndrome::RnrNak(_) => {
+            all.rnr_naks_in += 1;
+            endpoint.rnr_naks_in += 1;
+        }
     }
 }
 

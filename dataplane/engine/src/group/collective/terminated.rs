@@ -25,6 +25,7 @@ use castnet_wire::{
 
 use super::context::{CollectiveGroupStatus, KernelCache, TICKS};
 use super::explain;
+use super::feedback;
 use super::frame::{self, accept};
 use super::slots;
 use super::translate::ECT_0;
@@ -554,21 +555,8 @@ fn count_sent(
         .and_then(Opcode::from_byte);
     match opcode.map(|opcode| opcode.info().kind) {
         Some(PacketKind::Ack) => {
-            let syndrome = bytes.get(PLAIN_FRAME).map(|byte| Syndrome::from_byte(*byte));
-            match syndrome {
-                Some(Some(Syndrome::RnrNak(_))) => {
-                    all.rnr_naks_out += 1;
-                    endpoint.rnr_naks_out += 1;
-                }
-                Some(Some(Syndrome::Nak(_))) => {
-                    all.naks_out += 1;
-                    endpoint.naks_out += 1;
-                }
-                _ => {
-                    all.acks_out += 1;
-                    endpoint.acks_out += 1;
-                }
-            }
+            let syndrome = bytes.get(PLAIN_FRAME).and_then(|byte| Syndrome::from_byte(*byte));
+            feedback::count(all, endpoint, syndrome.unwrap_or(Syndrome::Ack));
         }
         Some(PacketKind::Cnp) => congestion.cnps_out += 1,
         _ if opcode == Some(Opcode::SendOnlyImm) => all.controls_out += 1,
@@ -770,20 +758,7 @@ impl TerminatedContext {
                 endpoint.repeats += u64::from(repeated);
             }
             Class::Cnp => self.congestion.cnps_in += 1,
-            Class::Feedback(aeth) => match aeth.syndrome {
-                Syndrome::Ack => {
-                    all.acks_in += 1;
-                    endpoint.acks_in += 1;
-                }
-                Syndrome::Nak(_) => {
-                    all.naks_in += 1;
-                    endpoint.naks_in += 1;
-                }
-                Syndrome::RnrNak(_) => {
-                    all.rnr_naks_in += 1;
-                    endpoint.rnr_naks_in += 1;
-                }
-            },
+            Class::Feedback(aeth) => frame::count_feedback(all, endpoint, aeth.syndrome),
         }
     }
 }
