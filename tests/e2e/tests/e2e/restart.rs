@@ -10,7 +10,8 @@ const RECEIVERS: [&str; 5] = ["h2", "h3", "h4", "h5", "h6"];
 /// The source's leaf, the spine and the receivers' leaf, one after the other, each in mid-stream.
 fn every_switch_once(lab: &mut Lab, transfer: &Transfer<'_>) -> Result<()> {
     lab.create_group(transfer)?;
-    let mut running = lab.start_transfer(transfer)?;
+    // On a busy machine the safeguard would be faster than the switch.
+    let mut running = lab.start_transfer_with(transfer, &["--fallback", "off"])?;
     for switch in ["spine", "leaf2", "leaf1"] {
         running.source.wait_until("data was under way", |_| {
             lab.data_in(transfer.group, switch) > Some(1000)
