@@ -154,16 +154,18 @@ fn a_switch_shows_the_same_of_its_part() {
     rule.generation = 3;
     rule.stall_timeout_ms = 1500;
     rule.pmtu = castnet_wire::Pmtu::B4096;
-    if let Some(last) = rule.endpoints.last_mut() {
-        last.next_hop = castnet_rules::NextHop::Switch {
-            name: "leaf1".into(),
-            ip: None,
-            qpn: castnet_wire::Qpn::VIRTUAL,
-            mac: last.next_hop.mac(),
-            ranks: last.next_hop.ranks().to_vec(),
-            mode: Some(castnet_rules::CollectiveMode::Terminated),
-        };
-    }
+    let leaf = castnet_rules::NextHop::Switch {
+        name: "leaf1".into(),
+        ip: None,
+        qpn: castnet_wire::Qpn::VIRTUAL,
+        mac: castnet_wire::MacAddr([6, 0, 0, 0, 0, 1]),
+        ranks: vec![9],
+        mode: Some(castnet_rules::CollectiveMode::Terminated),
+    };
+    rule.endpoints.push(castnet_rules::Endpoint::new(
+        castnet_wire::PortId::default(),
+        leaf,
+    ));
     let state = api::TranslatedState {
         failed: true,
         conflict: Some(disagreement()),
