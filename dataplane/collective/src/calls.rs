@@ -1,7 +1,7 @@
 //! The collectives in flight, with the senders and receivers of their packets. Positions count the group's packets in 64 bits and never
 //! wrap. Only `bridge` converts them from and to the 24 bits on the wire.
 
-use crate::translated::{EndpointId, PacketShape};
+use crate::translated::{EndpointConfig, EndpointId, PacketShape};
 use alloc::boxed::Box;
 use alloc::vec;
 use castnet_wire::{Call, CallFlags, Control, DataType, Opcode, Operation, Primitive, Verdict};
@@ -31,6 +31,19 @@ pub(super) struct Collective {
 
 /// Endpoints of the roots of a call, one for each block.
 pub(super) type Roots = [EndpointId; Call::ROOTS_MAX as usize];
+
+/// The endpoints with the root ranks of a call behind them. `None` if a root is behind none of them.
+pub(super) fn roots(call: &Call, endpoints: &[EndpointConfig]) -> Option<Roots> {
+    let mut roots = Roots::default();
+    if call.primitive != Primitive::AllReduce {
+        for (root, nth) in roots.iter_mut().zip(0..call.roots) {
+            let rank = call.root.wrapping_add(nth);
+            let at = endpoints.iter().position(|e| e.ranks.contains(rank));
+            *root = EndpointId::new(at?)?;
+        }
+    }
+    Some(roots)
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {

@@ -21,12 +21,12 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
-use crate::calls::{Calls, Flow, Role};
+use crate::calls::{Calls, Flow, Role, roots};
 use crate::translated::{
     CallId, CollectiveMode, CollectiveStatus, EndpointConfig, EndpointId, EndpointSet, EndpointStatus,
     TranslatedConfig, TranslatedStatus,
 };
-use castnet_wire::{Call, Control, Nanos, Primitive, Psn, Verdict};
+use castnet_wire::{Call, Control, Nanos, Psn, Verdict};
 
 /// A received message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -200,13 +200,8 @@ impl<const W: usize> Terminated<W> {
         let parent = config.parent.filter(|&parent| all.contains(parent));
         let slots = usize::from(config.slots / config.message_packets.max(1)).max(2);
         let pipe = Pipe {
-            next: 0,
-            produced: 0,
-            released: 0,
-            begun: false,
-            left: EndpointSet::EMPTY,
             slots: vec![(0, EndpointSet::EMPTY); slots].into_boxed_slice(),
-            merged: None,
+            ..Pipe::default()
         };
         Self {
             streams: vec![Stream::default(); endpoints.len()].into_boxed_slice(),
@@ -382,18 +377,9 @@ impl<const W: usize> Terminated<W> {
             self.blocked.insert(from);
             return Opened::Wait;
         }
-        let call = &control.call;
-        let mut roots = [EndpointId::default(); Call::ROOTS_MAX as usize];
-        if call.primitive != Primitive::AllReduce {
-            for (root, nth) in roots.iter_mut().zip(0..call.roots) {
-                let rank = call.root.wrapping_add(nth);
-                let has = |e: &EndpointId| self.config.endpoints[e.index()].ranks.contains(rank);
-                match self.config.all.iter().find(has) {
-                    Some(found) => *root = found,
-                    None => return Opened::Refused,
-                }
-            }
-        }
+        let Some(roots) = roots(&control.call, &self.config.endpoints) else {
+            return Opened::Refused;
+        };
         self.calls.push(&control, roots);
         Opened::Call
     }

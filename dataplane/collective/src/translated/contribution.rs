@@ -7,7 +7,7 @@ use super::machine::{Translated, emit};
 use super::pipe::Pipe;
 use super::slot::{Phase, Slots};
 use super::{CallId, Effect, Effects, EndpointId, EndpointKind, EndpointSet, PacketShape, Refusal};
-use crate::calls::{Flow, NO_SHAPE, Role};
+use crate::calls::{Flow, NO_SHAPE, Role, roots};
 use crate::prefetch::Prefetch;
 use castnet_wire::{Call, Control, DropReason, NakCode, Nanos, Primitive, Psn, Syndrome, Verdict};
 
@@ -328,15 +328,7 @@ impl<const W: usize> Translated<W> {
     }
 
     fn open(&mut self, now: Nanos, control: &Control) -> Result<usize, DropReason> {
-        let call = &control.call;
-        let mut roots = [EndpointId::default(); Call::ROOTS_MAX as usize];
-        if call.primitive != Primitive::AllReduce {
-            for (root, nth) in roots.iter_mut().zip(0..call.roots) {
-                let rank = call.root.wrapping_add(nth);
-                let has = |e: &EndpointId| self.cold().endpoints[e.index()].ranks.contains(rank);
-                *root = self.cold().all.iter().find(has).ok_or(DropReason::Malformed)?;
-            }
-        }
+        let roots = roots(&control.call, &self.cold().endpoints).ok_or(DropReason::Malformed)?;
         if !self.is_active() {
             self.progress(now);
             self.tick_at = now + self.cold().tick;

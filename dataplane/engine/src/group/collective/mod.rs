@@ -1,4 +1,5 @@
-//! A collective group in the engine: translated connections, with payloads in slots (EPIC 4.3, Mode-II).
+//! A collective group in the engine: translated or augmented connections, with payloads in slots (EPIC 4.3 and 4.4, Mode-II and III), or
+//! terminated ones (4.2, Mode-I), which are in `terminated`.
 //!
 //! The machine decides without payloads ([`castnet_collective::Translated`]); this module executes its effects on bytes.
 //! `CollectiveContext::sender` is EPIC's LookupTable (contract C4), `slots` holds payloads for AggregateData, ReplicateData and

@@ -53,6 +53,7 @@ const EMISSIONS_MAX: usize = 32;
 const FIRST_QPN: u32 = 2;
 /// A neighbour without a buffer tries again after 0.16 ms.
 const RNR_TIMER: u8 = 8;
+
 /// A compiled group of Mode-I, with all its memory.
 #[derive(Debug)]
 pub(crate) struct TerminatedContext {
@@ -332,16 +333,16 @@ impl TerminatedContext {
                 self.machine.acknowledged(now, endpoint, completion.wr_id as u16);
             }
             (Status::Flushed, _) => {}
-            (_, _) => self.member_failed(now, endpoint, events),
+            (_, _) if self.machine.has_ended(endpoint) => {}
+            (_, _) => {
+                self.machine.end(endpoint);
+                self.report_ended(now, endpoint, events);
+            }
         }
     }
 
-    /// Reports, once, that a connection has ended.
-    fn member_failed(&mut self, now: Nanos, endpoint: EndpointId, events: &mut Events) {
-        if self.machine.has_ended(endpoint) {
-            return;
-        }
-        self.machine.end(endpoint);
+    /// The machine has ended a connection.
+    fn report_ended(&mut self, now: Nanos, endpoint: EndpointId, events: &mut Events) {
         let kind = EventKind::MemberFailed {
             mcst_id: self.mcst_id,
             generation: self.rule.generation,
@@ -405,13 +406,7 @@ impl TerminatedContext {
                 self.counters.dropped += 1;
                 let refused = self.connections.refuse_qp(qpn(from));
                 debug_assert!(refused.is_ok(), "each endpoint has a QP");
-                let kind = EventKind::MemberFailed {
-                    mcst_id,
-                    generation,
-                    endpoint: from.index() as u16,
-                    syndrome: Syndrome::Nak(NakCode::InvalidRequest).byte(),
-                };
-                events.push(now, kind);
+                self.report_ended(now, from, events);
             }
             Effect::Conflict { control } => {
                 self.counters.conflicts += 1;
@@ -660,7 +655,7 @@ impl Kind for Box<TerminatedContext> {
         if header.imm.is_some() {
             let is_control =
                 header.bth.opcode == Opcode::SendOnlyImm && header.imm == Some(Control::IMMEDIATE);
-            let control = Control::parse(payload).ok().filter(|_| is_control);
+            let control = is_control.then(|| Control::parse(payload).ok()).flatten();
             self.control = control.map_or(Message::Invalid, Message::Control);
         }
         self.connections
