@@ -27,6 +27,9 @@ pub struct EndpointConfig {
     /// True to send only the newest of several queued ACKs, which includes the others (IBA 9.7.5.1.2), as hardware
     /// RNICs do. rxe sends each ACK.
     pub coalesce_acks: bool,
+    /// True to send an ACK of all packets before a gap, then the NAK. The NAK acknowledges them, too, but for rxe only an ACK is progress: its
+    /// QP fails after `retry_cnt` NAKs within a message. rxe sends the NAK alone.
+    pub ack_before_nak: bool,
 }
 
 impl EndpointConfig {
@@ -41,6 +44,7 @@ impl EndpointConfig {
             completions_max: 65_536,
             responses_max: 256,
             coalesce_acks: false,
+            ack_before_nak: false,
         }
     }
 }

@@ -73,6 +73,7 @@ pub(crate) struct Responder {
     pub(crate) answers: VecDeque<Answer>,
     answers_max: usize,
     coalesces: bool,
+    ack_before_nak: bool,
     /// Because the queue was full.
     pub(crate) answers_lost: u64,
     pub(crate) notifier: Option<Notifier>,
@@ -92,6 +93,7 @@ impl Responder {
             answers: VecDeque::new(),
             answers_max: endpoint.responses_max.max(1),
             coalesces: endpoint.coalesce_acks,
+            ack_before_nak: endpoint.ack_before_nak,
             answers_lost: 0,
             notifier: config.cnp_interval.map(Notifier::new),
         }
@@ -147,6 +149,9 @@ impl Responder {
             1.. if self.nak_sent => return Verdict::OutOfOrder,
             1.. => {
                 self.nak_sent = true;
+                if self.ack_before_nak {
+                    self.answer(self.expected.prev(), Syndrome::Ack);
+                }
                 self.answer(self.expected, Syndrome::Nak(NakCode::PsnSequenceError));
                 return Verdict::Gap;
             }

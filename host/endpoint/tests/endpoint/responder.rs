@@ -89,6 +89,26 @@ fn queued_acks_are_coalesced_if_configured_and_naks_are_kept() {
 }
 
 #[test]
+fn an_ack_goes_before_the_nak_of_each_gap_if_configured() {
+    let endpoint = EndpointConfig {
+        ack_before_nak: true,
+        ..EndpointConfig::new(MY_MAC, MY_IP)
+    };
+    let config = QpConfig {
+        rq_psn: Psn::new(100),
+        ..config()
+    };
+    let mut b = Bench::with(config, endpoint);
+    b.write(Opcode::WriteOnly, 101, 16, VA, 16);
+    b.write(Opcode::WriteOnly, 102, 16, VA, 16);
+    b.sends(&["ACK 99 #0", "NAK0 100 #0"]);
+    let rkey = b.key.rkey();
+    b.feed(&Packet::request(Opcode::WriteFirst, 100, 1024).reth(VA, rkey, 3000));
+    b.send(Opcode::WriteLast, 102, 952);
+    b.sends(&["ACK 100 #0", "NAK0 101 #0"]);
+}
+
+#[test]
 fn a_write_uses_the_reth_and_only_its_immediate_takes_a_receive() {
     let mut b = bench();
     let rkey = b.key.rkey();

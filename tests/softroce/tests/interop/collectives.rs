@@ -141,6 +141,13 @@ pub(crate) fn lossy_scenarios(add: &mut impl FnMut(String, Scenario)) {
             mode: CollectiveMode::Augmented,
             ..lossy
         },
+        Job4 {
+            name: "collectives-terminated-loss-3",
+            kind: "f32",
+            faults: &["loss=3%,seed=14"],
+            mode: CollectiveMode::Terminated,
+            ..lossy
+        },
     ] {
         add(job.name.into(), Box::new(move |scene| collectives(scene, job)));
     }

@@ -65,8 +65,9 @@ impl World {
         Self {
             ends: [0, 1].map(|end| {
                 Endpoint::new(EndpointConfig {
-                    // Half of the runs coalesce ACKs as hardware RNICs do, chosen per end.
+                    // Half of the runs coalesce ACKs as hardware RNICs do, half have ACKs before NAKs, chosen per end.
                     coalesce_acks: (seed >> end) & 1 == 1,
+                    ack_before_nak: (seed >> (end + 2)) & 1 == 1,
                     ..EndpointConfig::new(mac(end), ip(end))
                 })
             }),
