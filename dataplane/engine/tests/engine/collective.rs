@@ -289,6 +289,35 @@ fn who_keeps_others_waiting_is_named_and_the_others_are_kept_alive() {
     assert_eq!(repeats, 0);
 }
 
+/// A rank of a group in Mode-I that notifies of congestion gets its results at the rate of DCQCN, the others as fast as before.
+#[test]
+fn a_congested_rank_gets_the_results_of_terminated_connections_slowly() {
+    // More than the burst of the limit.
+    let jobs: Vec<Job> = (0..30)
+        .map(|i| job(Primitive::AllReduce, DataType::I32, 0, 700, 3, i))
+        .collect();
+    let time = |cnps: u64| {
+        let rule = collective_star(3).with_translated(|rule| rule.mode = CollectiveMode::Terminated);
+        let mut net = Net::star(&rule, &jobs, 1);
+        let starts = T0 + Nanos::from_millis(2);
+        for rank in &mut net.ranks {
+            (rank.starts, rank.deadline) = (starts, starts);
+        }
+        let mut cnp = DataFrame::new(Opcode::Cnp, 0, &[]);
+        (cnp.src, cnp.dst, cnp.ethernet) = (host_ip(1), GROUP.0, ethernet(1));
+        for i in 0..cnps {
+            let now = T0 + Nanos::from_micros(50 * i);
+            feed(&mut net.engines[0], now, 1, &cnp.bytes());
+        }
+        finish(&mut net, &jobs).unwrap();
+        let status = net.engines[0].collective_status(GROUP).unwrap();
+        assert_eq!(status.congestion.cnps_in, cnps);
+        net.now.0 - starts.0
+    };
+    let (free, congested) = (time(0), time(40));
+    assert!(congested > 4 * free, "{congested} ns, {free} ns without CNPs");
+}
+
 /// Contract C4, and S1 for what a group cannot use.
 #[test]
 fn frames_that_are_no_members_of_the_group_end_counted() {

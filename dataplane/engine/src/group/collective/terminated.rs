@@ -11,16 +11,16 @@ use castnet_collective::path::WORDS_MAX;
 use castnet_collective::terminated::{Effect, Inbox, Message};
 use castnet_collective::{EndpointId, EndpointSet, Terminated, TranslatedConfig};
 use castnet_endpoint::{
-    Access, Completion, CompletionOp, EndpointConfig, LocalSlice, MemoryKey, QpConfig, QueueLimits, RecvWr,
-    SendOp, SendWr, Status,
+    Access, Completion, CompletionOp, EndpointConfig, LocalSlice, MemoryKey, QpConfig, QueueLimits,
+    ReactionConfig, RecvWr, SendOp, SendWr, Status,
 };
 use castnet_reduce::Checksum;
 use castnet_rules::{Endpoint, GroupRule, TranslatedRule};
 use castnet_wire::ipv4::ECN;
 use castnet_wire::layout::{self, PLAIN_FRAME};
 use castnet_wire::{
-    Control, DropReason, Ethernet, FrameBuf, Kind as PacketKind, MacAddr, McstId, NakCode, Nanos, Opcode,
-    PortId, Psn, Qpn, RoceHeader, Syndrome, TokenBucket,
+    BitRate, Control, DropReason, Ethernet, FrameBuf, Kind as PacketKind, MacAddr, McstId, NakCode, Nanos,
+    Opcode, PortId, Psn, Qpn, RoceHeader, Syndrome, TokenBucket,
 };
 
 use super::context::{CollectiveGroupStatus, KernelCache, TICKS};
@@ -51,6 +51,11 @@ use crate::tables::next_hops::{NextHops, NextHopsFull};
 /// Most frames sent in one iteration.
 const EMISSIONS_MAX: usize = 32;
 const FIRST_QPN: u32 = 2;
+/// Where congestion control starts: the rates of links are not known here. A slower one takes a few notifications more.
+const LINK_RATE: BitRate = match BitRate::new(100_000_000_000) {
+    Some(rate) => rate,
+    None => unreachable!(),
+};
 /// A neighbour without a buffer tries again after 0.16 ms.
 const RNR_TIMER: u8 = 8;
 
@@ -165,6 +170,7 @@ fn connection(
         timeout: timeout(kind.ack_timeout_us),
         min_rnr_timer: RNR_TIMER,
         cnp_interval: Some(QpConfig::CNP_INTERVAL),
+        reaction: Some(ReactionConfig::new(LINK_RATE)),
         ..QpConfig::new(qpn(id), hop.ip().unwrap_or(rule.mcst_id.0), hop.mac(), hop.qpn())
     }
 }
@@ -192,6 +198,7 @@ impl TerminatedContext {
             qps_max: endpoints,
             completions_max: usize::MAX,
             coalesce_acks: true,
+            ack_before_nak: true,
             responses_max: 16,
             ..EndpointConfig::new(MacAddr::UNSPECIFIED, rule.mcst_id.0)
         });
