@@ -157,18 +157,19 @@ pub mod any_source {
     }
 }
 
-pub(crate) mod optional_mode {
+/// A mode by its name, or none.
+pub mod optional_mode {
     use castnet_wire::CollectiveMode;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     #[derive(Deserialize)]
     struct Value(#[serde(with = "super::display")] CollectiveMode);
 
-    pub(crate) fn serialize<S: Serializer>(value: &Option<CollectiveMode>, s: S) -> Result<S::Ok, S::Error> {
+    pub fn serialize<S: Serializer>(value: &Option<CollectiveMode>, s: S) -> Result<S::Ok, S::Error> {
         value.map(CollectiveMode::name).serialize(s)
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<CollectiveMode>, D::Error> {
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<CollectiveMode>, D::Error> {
         Ok(Option::<Value>::deserialize(d)?.map(|Value(mode)| mode))
     }
 }

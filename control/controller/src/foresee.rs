@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use castnet_planner::{LinkLoad, Shortage};
-use castnet_proto::convert::{NewCollective, NewGroup, rate_limit_to_proto};
+use castnet_proto::convert::{NewCollective, NewGroup, mode_to_proto, rate_limit_to_proto};
 use castnet_proto::v1;
 use castnet_proto::v1::endpoint::NextHop;
 use castnet_rules::GroupRule;
@@ -16,6 +16,7 @@ use crate::error::Refusal;
 use crate::fabric::Reach;
 use crate::kinds::Kind;
 use crate::kinds::collective::record::{Collective, Settings};
+use crate::kinds::collective::view::{mode, mode_reason};
 use crate::kinds::multicast::record::Multicast;
 use crate::planning::{Layout, NoPlan};
 use crate::record::Record;
@@ -99,6 +100,10 @@ fn answer(core: &Core, mut record: Record, layout: Result<Layout, NoPlan>) -> v1
         format!("{}: {}", failure.field, failure.reason)
     });
     answer.passed_over = passed_over(core, &record);
+    if let Some(group) = record.collective() {
+        answer.mode = mode_to_proto(mode(&group.settings, &record)).into();
+        answer.mode_reason = mode_reason(&group.settings, &record);
+    }
     let parties = record.kind.behaviour().parties();
     let joined = parties.iter().filter(|p| p.ends.is_some()).map(|p| p.host);
     let joined: BTreeSet<&str> = joined.collect();

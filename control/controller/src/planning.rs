@@ -297,6 +297,7 @@ impl Draft {
                 outside,
                 plan: Plan {
                     tree: tree_switches(&plan.tree),
+                    shortages: lacking(core, record, &plan.shortages),
                     rules: plan.rules,
                 },
             }),
@@ -367,12 +368,20 @@ impl Shared {
     }
 }
 
+fn lacking(core: &Core, record: &Record, shortages: &[Shortage]) -> String {
+    let entry = core.groups.get(&record.name);
+    entry.map_or_else(
+        || Detours::default().explain(shortages),
+        |e| e.detours.explain(shortages),
+    )
+}
+
 fn no_plan(core: &Core, record: &Record, error: &PlanError) -> NoPlan {
     let none = Detours::default();
     let detours = core.groups.get(&record.name).map_or(&none, |e| &e.detours);
     let (cause, reason) = match error {
         PlanError::NoMcstId { switch } => return NoPlan::Never(core.no_mcst_id(record, switch)),
-        PlanError::NoRoom { shortages } => (Cause::NoRoom, detours.explain(shortages)),
+        PlanError::NoRoom { shortages } => (Cause::NoRoom, lacking(core, record, shortages)),
         _ => (Cause::Unfit, error.reason()),
     };
     let field = match error.field() {

@@ -83,6 +83,9 @@ pub struct Plan {
     pub tree: Vec<TreeSwitch>,
     /// Rule of each switch for the first lane.
     pub rules: BTreeMap<String, GroupRule>,
+    /// What switches lack for Mode-II, if a collective group is in Mode-III for that reason. Otherwise empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub shortages: String,
 }
 
 impl Plan {
@@ -310,7 +313,7 @@ pub(crate) mod text {
     use castnet_wire::{CollectiveMode, Control, McstId};
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-    pub(crate) use castnet_rules::text::{any_source, display, pmtu, psn, rate_limit};
+    pub(crate) use castnet_rules::text::{any_source, display, optional_mode, pmtu, psn, rate_limit};
 
     type Own<T> = BTreeMap<String, Vec<T>>;
 

@@ -8,21 +8,55 @@
 //!
 //! A switch without room is left out and the search starts again, until a tree fits or the ranks cannot be linked. If
 //! memory is lacking, the search is repeated with the fewest slots that a group can work with before shortages are
-//! reported. All switches of a group with the same mode have the same number of slots.
+//! reported, and then with Mode-III, if the mode may be chosen. All switches of a group with the same mode have the same number of slots.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_rules::{ENDPOINTS_MAX, GroupRule, HostEndpoint, TranslatedRule};
 use castnet_topology::{NodeId, Row, SwitchKind, Topology, Usable};
+use castnet_wire::CollectiveMode;
 
 use crate::error::{Lack, PlanError, Shortage};
 use crate::grow::{CANDIDATES_MAX, Leaf, Node, grow, leave_out};
 use crate::load::LinkLoad;
 use crate::plan::{Plan, needed_mtu, no_path, too_narrow};
-use crate::request::{Request, Room, Rooms, slots, slots_min};
+use crate::request::{Request, RequestKind, Room, Rooms, slots, slots_min};
 use crate::rules::write;
 
+/// Places the group in its mode or, if that lacks memory and the request allows it, in Mode-III.
 pub(crate) fn place(
+    topology: &Topology,
+    load: &LinkLoad,
+    rooms: &dyn Rooms,
+    request: &Request,
+    (window_packets, rule): (u16, TranslatedRule),
+    ranks: &[HostEndpoint],
+) -> Result<Plan, PlanError> {
+    let place = |request: &Request, rule| {
+        place_in_mode(topology, load, rooms, request, (window_packets, rule), ranks)
+    };
+    match place(request, rule) {
+        Err(PlanError::NoRoom { shortages })
+            if request.may_augment && shortages.iter().any(Shortage::is_of_memory) =>
+        {
+            let rule = TranslatedRule {
+                mode: CollectiveMode::Augmented,
+                ..rule
+            };
+            let request = Request {
+                kind: RequestKind::Collective { window_packets, rule },
+                ..request.clone()
+            };
+            match place(&request, rule) {
+                Ok(plan) => Ok(Plan { shortages, ..plan }),
+                Err(_) => Err(PlanError::NoRoom { shortages }),
+            }
+        }
+        placed => placed,
+    }
+}
+
+fn place_in_mode(
     topology: &Topology,
     load: &LinkLoad,
     rooms: &dyn Rooms,

@@ -9,7 +9,7 @@ use castnet_rules::{
 use castnet_topology::{Cut, Link, NodeId, Topology, Usable};
 use castnet_wire::{MacAddr, PortId, Psn};
 
-use crate::error::PlanError;
+use crate::error::{PlanError, Shortage};
 use crate::grow::{CANDIDATES_MAX, Leaf, Node, Parents, grow, leave_out};
 use crate::load::LinkLoad;
 use crate::overlay::{Route, cut_off, nearest};
@@ -29,6 +29,8 @@ pub struct Plan {
     pub tree: Tree,
     /// Rules by name of the switch.
     pub rules: BTreeMap<String, GroupRule>,
+    /// What switches lack for the mode of the request, if the group is in Mode-III instead ([`Request::may_augment`]).
+    pub shortages: Vec<Shortage>,
 }
 
 /// Plans a group. A collective group is placed at switches with room by `rooms`; a multicast group needs none.

@@ -27,6 +27,8 @@ pub struct Request {
     pub rate_limit: Option<RateLimit>,
     /// Switches at which a collective group has another mode than its own.
     pub modes: BTreeMap<String, CollectiveMode>,
+    /// Whether a collective group is placed in Mode-III, with half the slots, if no switch has memory for it in its mode.
+    pub may_augment: bool,
     /// Its members; for a collective group the ranks, rank 0 first.
     pub members: Vec<Member>,
     /// The fields of its kind.
@@ -119,6 +121,7 @@ impl Request {
             stall_timeout_ms: DEFAULT_STALL_TIMEOUT_MS,
             rate_limit: None,
             modes: BTreeMap::new(),
+            may_augment: false,
             members,
             kind: RequestKind::Multicast(rule),
         }

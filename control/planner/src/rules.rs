@@ -69,7 +69,11 @@ pub(crate) fn write(
             return Err(PlanError::BadRule { switch, faults });
         }
     }
-    Ok(Plan { tree, rules })
+    Ok(Plan {
+        tree,
+        rules,
+        shortages: Vec::new(),
+    })
 }
 
 impl<'a> Writer<'a> {

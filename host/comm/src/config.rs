@@ -121,7 +121,7 @@ pub struct CommConfig {
     pub reproducible: bool,
     /// Whether integer sums saturate instead of wrapping.
     pub saturate: bool,
-    /// How switches carry the connections of the group. `None`: as an existing group does, or translated in a new one.
+    /// How switches carry the connections of the group. `None`: as an existing group does; in a new one the controller chooses.
     pub mode: Option<CollectiveMode>,
     /// Which side repairs losses.
     pub loss: LossPolicy,

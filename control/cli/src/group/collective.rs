@@ -62,7 +62,7 @@ pub(super) fn policies_of_rule(rule: &api::GroupRule) -> api::CollectiveSettings
     }
 }
 
-pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings) {
+pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings, mode_reason: &str) {
     let order = match settings.reproducible() {
         true => "in rank order (reproducible)",
         false => "as they come",
@@ -83,7 +83,10 @@ pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings) {
     };
     let (ack, stall) = (settings.ack_timeout_us, settings.stall_timeout_ms);
     let ack_text = format!("{} us", count(ack.into()));
-    facts.add("mode", "mode", mode.name());
+    facts.add_as("mode", mode.name(), "mode", mode_text(mode.name(), mode_reason));
+    if !mode_reason.is_empty() {
+        facts.field("mode_reason", mode_reason);
+    }
     if !modes.is_empty() {
         let text = modes.join(", ");
         facts.add_as("modes", modes, "mode elsewhere", text);
@@ -95,7 +98,15 @@ pub(super) fn policies(facts: &mut Facts, settings: &api::CollectiveSettings) {
     facts.add_as("stall_timeout_ms", stall, "stall time-out", millis(stall));
 }
 
-fn mode_of(mode: api::CollectiveMode) -> CollectiveMode {
+/// `augmented (no memory for ...)`.
+pub(super) fn mode_text(mode: &str, reason: &str) -> String {
+    match reason {
+        "" => mode.into(),
+        reason => format!("{mode} ({reason})"),
+    }
+}
+
+pub(super) fn mode_of(mode: api::CollectiveMode) -> CollectiveMode {
     match mode {
         api::CollectiveMode::Augmented => CollectiveMode::Augmented,
         api::CollectiveMode::Terminated => CollectiveMode::Terminated,

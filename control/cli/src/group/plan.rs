@@ -9,6 +9,7 @@ use castnet_console::{columns, tree};
 use clap::Args;
 use serde::Serialize;
 
+use super::collective::{mode_of, mode_text};
 use super::create::Create;
 use super::{Place, in_lanes, rate, refused};
 
@@ -45,6 +46,9 @@ struct PlanReport {
     burst_bytes: Option<u64>,
     #[serde(skip)]
     rate_limit: String,
+    /// `None`: a multicast group.
+    mode: Option<&'static str>,
+    mode_reason: Option<String>,
     /// Why there is no place for it.
     refusal: Option<String>,
     /// Whether it would be created nevertheless, and wait.
@@ -163,6 +167,7 @@ impl PlanReport {
                 lanes: answer.lanes.into(),
             }
         };
+        let mode = Some(answer.mode()).filter(|mode| *mode != api::CollectiveMode::Unspecified);
         let switches = answer.switches.into_iter().map(line).collect();
         let passed_over = answer.passed_over.into_iter().map(|over| PassedOverLine {
             switch: over.switch_name,
@@ -175,6 +180,8 @@ impl PlanReport {
             rate_bits_per_second: answer.rate_limit.map(|limit| limit.bits_per_second),
             burst_bytes: answer.rate_limit.map(|limit| limit.burst_bytes),
             rate_limit: rate::text(answer.rate_limit),
+            mode: mode.map(|mode| mode_of(mode).name()),
+            mode_reason: mode.map(|_| answer.mode_reason),
             refusal: Some(answer.refusal).filter(|why| !why.is_empty()),
             may_come: answer.may_come,
             drawing: root.map(|root| root.draw()),
@@ -214,6 +221,9 @@ impl Report for PlanReport {
                 in_lanes(self.lanes as usize),
                 self.why
             ));
+        }
+        if let (Some(mode), Some(reason)) = (self.mode, &self.mode_reason) {
+            page.line(format!("Mode: {}", mode_text(mode, reason)));
         }
         if self.rate_bits_per_second.is_some() {
             page.line(format!("Rate limit: {}", self.rate_limit));

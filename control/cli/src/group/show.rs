@@ -199,7 +199,7 @@ impl GroupReport {
         facts.field("slots", slots);
         facts.field("message_packets", settings.message_packets);
         facts.add_as("window_packets", window, "window", window_text);
-        policies(facts, &settings);
+        policies(facts, &settings, &state.mode_reason);
         rate::add(facts, settings.rate_limit);
         facts.add_as("memory_bytes", memory_bytes, "memory", memory);
         (report, lanes::of(&state.lanes, &state.name, &state.mcst_id))
@@ -360,7 +360,7 @@ impl SwitchReport {
                 facts.field("kind", "collective");
                 facts.add("start_psn", "start PSN", kind.start_psn);
                 facts.add_as("message_packets", kind.message_packets, "message", message);
-                policies(&mut facts, &policies_of_rule(&rule));
+                policies(&mut facts, &policies_of_rule(&rule), "");
                 facts.field("parent_port", port);
                 facts.add_as("parent", name, "parent", parent);
                 facts.line("memory", bytes(state.memory_bytes));

@@ -132,7 +132,8 @@ struct NetworkArgs {
     #[arg(long)]
     saturate: bool,
     /// How switches carry the connections: translated (a rank's packet is acknowledged when its receivers have the result), augmented
-    /// (each switch acknowledges and repeats what it has stored) or terminated (each switch works with whole messages) [default: as an existing group does, translated for a new one]
+    /// (each switch acknowledges and repeats what it has stored) or terminated (each switch works with whole messages) [default: as an
+    /// existing group does; in a new one, translated or, where switches have no memory for that, augmented]
     #[arg(long, value_name = "MODE", value_parser = crate::group::mode)]
     mode: Option<CollectiveMode>,
     /// Which side repairs losses: repair (the switch) or reflect (the hosts)

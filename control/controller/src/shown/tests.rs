@@ -184,6 +184,7 @@ fn apply(core: &mut Core, name: &str, change: Change) {
             let plan = Plan {
                 tree: Vec::new(),
                 rules: BTreeMap::new(),
+                shortages: String::new(),
             };
             record.plan = planned.then(|| Arc::new(plan));
         }

@@ -114,6 +114,7 @@ fn record(shape: &Shape) -> Record {
         plan: Some(Arc::new(Plan {
             tree: Vec::new(),
             rules: rules.collect(),
+            shortages: String::new(),
         })),
         placed: shape.placed.iter().map(switch).collect(),
         ..Record::new(request.name, (lane(shape.name, 0), more), kind)

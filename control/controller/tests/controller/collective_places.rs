@@ -79,7 +79,7 @@ async fn where_there_is_no_other_place_all_refusals_are_told() {
     assert!(lab.placed().is_empty());
 }
 
-/// The switch has less memory than it said: half of the slots fit, and need no other place.
+/// The switch has less memory than it said: half of the slots fit, or those of Mode-III, and need no other place.
 #[tokio::test]
 async fn a_switch_short_of_memory_gets_fewer_slots() {
     let lab = Lab::two_tiers().await;
@@ -92,9 +92,17 @@ async fn a_switch_short_of_memory_gets_fewer_slots() {
         assert_eq!(state.reason, says);
     }
     lab.switch("spine0").with(|t| t.slots_max = Some(64));
-    let mut ranks = lab.ranks(&client, "other", 4, 18).await;
+    let mut ranks = lab.ranks(&client, "augmented", 4, 18).await;
+    for state in all(&mut ranks, Active).await {
+        let mode = state.settings.unwrap().mode();
+        assert_eq!((state.slots, mode), (64, v1::CollectiveMode::Augmented));
+        let says = "no memory for the slots of translated: switch spine0 refuses: rule.translated.slots: 128 are too many";
+        assert_eq!(state.mode_reason, says);
+    }
+    lab.switch("spine0").with(|t| t.slots_max = Some(32));
+    let mut ranks = lab.ranks(&client, "other", 4, 19).await;
     for state in all(&mut ranks, Refused).await {
-        let says = "switch spine0 refuses: rule.translated.slots: 128 are too many";
+        let says = "switch spine0 refuses: rule.translated.slots: 64 are too many";
         assert_eq!(
             (state.reason.as_str(), state.failed_switch.as_str()),
             (says, "spine0")
@@ -187,7 +195,7 @@ async fn memory_is_reserved_per_switch_and_a_shortage_is_named() {
     let lab = Lab::new(Topology::leaf_spine(2, 2, 2).unwrap()).await;
     let (needed, fewest) = leaf_memory(&lab).await;
     for leaf in ["leaf0", "leaf1"] {
-        lab.switch(leaf).set_memory(2 * needed + needed / 2);
+        lab.switch(leaf).set_memory(2 * needed + needed / 8);
     }
     let (_controller, client) = lab.start().await;
     let mut first = lab.ranks(&client, "a", 4, 17).await;
@@ -199,8 +207,8 @@ async fn memory_is_reserved_per_switch_and_a_shortage_is_named() {
     assert_eq!(lab.switch("spine1").groups().len(), 1);
     let mut third = lab.ranks(&client, "c", 4, 19).await;
     for state in all(&mut third, Refused).await {
-        // Half of the slots would do, but they are more than half of it all.
-        let says = format!("needs {fewest} bytes for it, {} are free", needed / 2);
+        // Half of the slots would do, and fewer in Mode-III, but these are more, too.
+        let says = format!("needs {fewest} bytes for it, {} are free", needed / 8);
         assert!(state.reason.contains(&says), "{}", state.reason);
         assert!(
             state
@@ -237,6 +245,30 @@ async fn a_group_has_fewer_slots_where_memory_is_short() {
             .map(|n| n.rule.as_ref().unwrap().translated().unwrap().slots);
         assert_eq!(rules.collect::<Vec<_>>(), [slots; 3]);
     }
+}
+
+/// Where Mode-II has no room, a group whose ranks name no mode is in Mode-III, and all are told why.
+#[tokio::test]
+async fn a_group_is_in_mode_three_where_mode_two_has_no_memory() {
+    let lab = Lab::two_tiers().await;
+    let (_, fewest) = leaf_memory(&lab).await;
+    lab.switch("leaf0").set_memory(fewest - 1);
+    let (_controller, client) = lab.start().await;
+    let mut ranks = lab.ranks(&client, "a", 4, 17).await;
+    for state in all(&mut ranks, Active).await {
+        assert_eq!(state.settings.unwrap().mode(), v1::CollectiveMode::Augmented);
+        let says = format!(
+            "switch leaf0 needs {fewest} bytes for it, {} are free",
+            fewest - 1
+        );
+        assert!(state.mode_reason.ends_with(&says), "{}", state.mode_reason);
+    }
+    let group = shown(&client, "a").await.unwrap();
+    let rules = group
+        .tree
+        .iter()
+        .map(|n| n.rule.as_ref().unwrap().translated().unwrap().mode());
+    assert_eq!(rules.collect::<Vec<_>>(), [v1::CollectiveMode::Augmented; 3]);
 }
 
 /// What a leaf of the two-tier fabric sets aside for four ranks with the default settings, and with the fewest slots.

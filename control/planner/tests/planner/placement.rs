@@ -7,6 +7,7 @@ use castnet_planner::{
 };
 use castnet_rules::{GroupRule, NextHop, TranslatedRule};
 use castnet_topology::{Cut, Down, End, Topology};
+use castnet_wire::CollectiveMode::{Augmented, Translated};
 use castnet_wire::{McstId, Pmtu, PortId, Qpn};
 use proptest::prelude::*;
 
@@ -178,6 +179,41 @@ fn slots_are_fewer_where_memory_is_short_and_never_too_few() {
     let rooms = RoomTable::from([("leaf0".to_owned(), none)]);
     let error = place(&t, &LinkLoad::new(), &rooms, &request(&["h0", "h1"])).unwrap_err();
     assert_eq!(error.to_string(), "switch leaf0 takes no more groups");
+}
+
+/// Where not even the fewest slots have room, a group whose mode may be chosen is in Mode-III, and the plan says what is short.
+#[test]
+fn a_group_is_in_mode_three_where_mode_two_has_no_room() {
+    let t = Topology::leaf_spine(2, 1, 1).unwrap();
+    let (_, fewest) = memory_of(&t, "leaf0");
+    let placed = |leaf0: u64, may_augment: bool| {
+        let rooms = RoomTable::from([("leaf0".to_owned(), free(leaf0))]);
+        let request = Request {
+            may_augment,
+            ..request(&["h0", "h1"])
+        };
+        place(&t, &LinkLoad::new(), &rooms, &request)
+    };
+    let plan = placed(fewest, true).unwrap();
+    assert!(plan.shortages.is_empty() && plan.rules.values().all(|r| kind(r).mode == Translated));
+    let plan = placed(fewest - 1, true).unwrap();
+    let lack = Lack::Memory {
+        needed: fewest,
+        free: fewest - 1,
+    };
+    assert!(matches!(&plan.shortages[..], [s] if s.switch == "leaf0" && s.lack == lack));
+    for rule in plan.rules.values() {
+        assert_eq!(kind(rule).mode, Augmented);
+        assert!(rule.reserved_bytes() < fewest, "{}", rule.reserved_bytes());
+    }
+    assert!(placed(fewest - 1, false).is_err());
+    // Where Mode-III has no room either, the shortages are those of the mode that is tried first.
+    let least = plan.rules["leaf0"].reserved_bytes() / 2;
+    let error = placed(least, true).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("switch leaf0 needs {fewest} bytes for it, {least} are free")
+    );
 }
 
 #[test]

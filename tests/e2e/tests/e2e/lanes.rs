@@ -49,7 +49,10 @@ fn both_carry(lab: &Lab, switch: &str, group: &str, counter: &str) -> Result<()>
     let lane = |n: u8| lane_at(lab, switch, &format!("{group}/{n}"), counter);
     let lanes = (lane(0), lane(1));
     let both = matches!(lanes, (Some((here, a)), Some((there, b))) if here != there && a > 0 && b > 0);
-    ensure!(both, "lanes of {group} at {switch} as (worker, {counter}): {lanes:?}");
+    ensure!(
+        both,
+        "lanes of {group} at {switch} as (worker, {counter}): {lanes:?}"
+    );
     Ok(())
 }
 

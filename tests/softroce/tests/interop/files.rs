@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use castnet_e2e::lab::{digest, write_random};
 use castnet_e2e::process::{Process, castnet};
+use castnet_softroce_tests::events::{Event, Events};
 use castnet_softroce_tests::protocol::Op;
 use serde_json::Value;
 
@@ -260,6 +261,7 @@ fn turns_at_once(scene: &mut Scene) -> Result<String> {
     const LENGTH: usize = 2 * SIZE;
     let faults = ["loss=0.5%,seed=19"];
     let members = Members::of(scene, ("at-once", "h1"), &faults, &["--any-source"], Op::Send)?;
+    let events = Events::watch(&scene.running()?.agent())?;
     let (mut sent, mut jobs) = (Vec::new(), Vec::new());
     for (n, name) in (21..).zip(RIVALS) {
         let input = members.folder.join(format!("at-once-{name}.bin"));
@@ -282,6 +284,11 @@ fn turns_at_once(scene: &mut Scene) -> Result<String> {
         said[source]
     );
     ensure!(late.stderr.contains("another member sends"), "{late}");
+    let competes = events.wait_for(|event| match event {
+        Event::SourcesCompete(event) => Some(event.next_hop.clone()),
+        _ => None,
+    })?;
+    ensure!(competes == RIVALS[1 - source], "the switch names {competes}");
     let line = format!("{}  turns/001-h1", sent[source]);
     ensure!(
         said[2].code == 0 && said[2].stdout.contains(&line),

@@ -24,7 +24,8 @@ pub(crate) struct CollectiveArgs {
     /// and slot
     #[arg(long, requires = "collective")]
     reproducible: bool,
-    /// How switches carry the connections: translated (the default), where a rank's packet is acknowledged when its receivers have the
+    /// How switches carry the connections: translated (the default, where switches have memory for it; else augmented, which takes half the
+    /// slots), where a rank's packet is acknowledged when its receivers have the
     /// result; augmented, where each switch acknowledges and repeats what it has stored; or terminated, where each switch ends the
     /// connections and works with whole messages
     #[arg(long, value_name = "MODE", requires = "collective", value_parser = mode)]

@@ -11,7 +11,7 @@ use castnet_planner::Request;
 use castnet_proto::convert::DEFAULT_LEASE_MS;
 use castnet_proto::v1;
 use castnet_rules::{GroupRule, HostPart, NextHop, RankPart, TranslatedRule};
-use castnet_wire::Psn;
+use castnet_wire::{LossPolicy, Psn};
 
 use self::live::Presence;
 use self::record::{Collective, RankRecord};
@@ -120,7 +120,7 @@ impl GroupKind for Collective {
             start_psn: self.start_psn,
             message_packets: settings.message_packets,
             reproducible: settings.reproducible,
-            mode: settings.mode,
+            mode: settings.mode.unwrap_or_default(),
             loss_policy: settings.loss_policy,
             straggler_policy: settings.straggler_policy,
             ack_timeout_us: settings.ack_timeout_us,
@@ -130,6 +130,7 @@ impl GroupKind for Collective {
         Request {
             stall_timeout_ms: settings.stall_timeout_ms,
             modes: settings.modes.clone(),
+            may_augment: settings.mode.is_none() && settings.loss_policy != LossPolicy::Reflect,
             ..Request::collective(
                 &record.name,
                 record.mcst_id,

@@ -44,8 +44,13 @@ pub(crate) struct Settings {
     /// Packets of a full message, at most the window.
     pub(crate) message_packets: u16,
     pub(crate) reproducible: bool,
-    #[serde(with = "text::display", default)]
-    pub(crate) mode: CollectiveMode,
+    /// `None`: Mode-II or, where that has no room, Mode-III.
+    #[serde(
+        with = "text::optional_mode",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub(crate) mode: Option<CollectiveMode>,
     /// Switches with another mode.
     #[serde(with = "text::modes", default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) modes: BTreeMap<String, CollectiveMode>,
@@ -98,7 +103,7 @@ impl Settings {
             window_packets: window,
             message_packets: message.min(window),
             reproducible: given.reproducible.unwrap_or(false),
-            mode: given.mode.unwrap_or_default(),
+            mode: given.mode,
             modes: given.modes.clone(),
             loss_policy: given.loss_policy.unwrap_or_default(),
             straggler_policy: given.straggler_policy.unwrap_or_default(),
@@ -125,11 +130,16 @@ impl Settings {
         }
         let pmtu = |pmtu: Pmtu| pmtu.bytes().to_string();
         let pmtu = ("settings.pmtu", given.pmtu.map(pmtu), pmtu(self.pmtu));
+        let mode = (
+            "settings.mode",
+            given.mode.map(|given| given.to_string()),
+            self.mode
+                .map_or_else(|| "the controller's choice".into(), |mode| mode.to_string()),
+        );
         let others = texts!(
             window_packets,
             message_packets,
             reproducible,
-            mode,
             loss_policy,
             straggler_policy,
             ack_timeout_us,
@@ -142,7 +152,7 @@ impl Settings {
             given.rate_limit.map(|given| given.to_string()),
             limit,
         );
-        let mut all = [pmtu, limit].into_iter().chain(others);
+        let mut all = [pmtu, limit, mode].into_iter().chain(others);
         all.find_map(|(field, given, is)| Some((field, given.filter(|given| *given != is)?, is)))
     }
 }
@@ -243,7 +253,8 @@ impl Collective {
     /// Slots that it requests of each of its switches.
     pub(crate) fn slots(&self) -> u16 {
         let settings = &self.settings;
-        castnet_planner::slots(settings.window_packets, settings.message_packets, settings.mode)
+        let mode = settings.mode.unwrap_or_default();
+        castnet_planner::slots(settings.window_packets, settings.message_packets, mode)
     }
 }
 

@@ -11,11 +11,11 @@ use super::record::{Collective, Settings};
 use crate::core::Core;
 use crate::kinds::News;
 use crate::lifecycle::{After, Phase};
-use crate::record::{Ending, Plan};
+use crate::record::{Ending, Plan, Record};
 use crate::shown::{Planned, Shown};
 use crate::table::Entry;
 use crate::view::{self, lanes, problems, tree};
-use castnet_rules::{CollectiveMode, GroupRule, HostEndpoint, RateLimit};
+use castnet_rules::{CollectiveMode, GroupRule, HostEndpoint};
 
 fn phase(phase: Phase) -> v1::CollectivePhase {
     match phase {
@@ -36,20 +36,42 @@ fn switch_mode((switch, mode): (&String, &CollectiveMode)) -> v1::SwitchMode {
     }
 }
 
-fn settings(settings: &Settings, rate_limit: Option<RateLimit>) -> v1::CollectiveSettings {
+/// The mode of switches that have no mode of their own; until the group is placed, the one that is tried first.
+pub(crate) fn mode(settings: &Settings, record: &Record) -> CollectiveMode {
+    let augmented = record
+        .plan
+        .as_ref()
+        .is_some_and(|plan| !plan.shortages.is_empty());
+    match (settings.mode, augmented) {
+        (None, true) => CollectiveMode::Augmented,
+        (given, _) => given.unwrap_or_default(),
+    }
+}
+
+fn settings(settings: &Settings, record: &Record) -> v1::CollectiveSettings {
     v1::CollectiveSettings {
         pmtu: settings.pmtu.bytes() as u32,
         window_packets: settings.window_packets.into(),
         message_packets: settings.message_packets.into(),
         reproducible: Some(settings.reproducible),
-        mode: mode_to_proto(settings.mode) as i32,
+        mode: mode_to_proto(mode(settings, record)) as i32,
         modes: settings.modes.iter().map(switch_mode).collect(),
         loss_policy: loss_to_proto(settings.loss_policy) as i32,
         straggler_policy: straggler_to_proto(settings.straggler_policy) as i32,
         ack_timeout_us: settings.ack_timeout_us,
         stall_timeout_ms: settings.stall_timeout_ms,
         lanes: settings.lanes.into(),
-        rate_limit: rate_limit.map(rate_limit_to_proto),
+        rate_limit: record.rate_limit.map(rate_limit_to_proto),
+    }
+}
+
+/// Why it has that mode.
+pub(crate) fn mode_reason(settings: &Settings, record: &Record) -> String {
+    let shortages = record.plan.as_ref().map_or("", |plan| &plan.shortages);
+    match (settings.mode, shortages) {
+        (Some(_), _) => "as requested".into(),
+        (None, "") => "by default".into(),
+        (None, shortages) => format!("no memory for the slots of translated: {shortages}"),
     }
 }
 
@@ -146,7 +168,8 @@ pub(crate) fn head(group: &Collective, entry: &Entry) -> v1::CollectiveState {
         generation: record.generation,
         start_psn: group.start_psn.value(),
         slots: slots(group, entry).into(),
-        settings: Some(settings(&group.settings, record.rate_limit)),
+        settings: Some(settings(&group.settings, record)),
+        mode_reason: mode_reason(&group.settings, record),
         waiting_for: entry.live.waiting_for.iter().map(|r| u32::from(*r)).collect(),
         conflict: ending.and_then(conflict),
         lanes: lanes(&record.name, record.mcst_ids().collect()),

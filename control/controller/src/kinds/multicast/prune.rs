@@ -104,6 +104,7 @@ mod tests {
         Plan {
             tree: tree.into(),
             rules: rules.map(|(name, rule)| (name.to_owned(), rule)).into(),
+            shortages: String::new(),
         }
     }
 
