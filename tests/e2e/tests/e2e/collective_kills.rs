@@ -76,9 +76,9 @@ fn killed(mode: CollectiveMode) {
         let controller = lab.socket("controller");
         let shown = lab.castnet(&["group", "show", JOB, "--controller", &controller])?;
         let other = if lost == "spine1" { "spine2" } else { "spine1" };
-        let words = mode.name();
+        let words = format!("{mode} (as requested)");
         let is_right = |line: &str| match line.split_whitespace().next() {
-            Some("mode") => line.ends_with(words),
+            Some("mode") => line.ends_with(&words),
             Some(name) => name != format!("[{lost}]"),
             None => true,
         };
