@@ -64,7 +64,7 @@ impl Target {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(true);
         let opened = options.open(&part);
-        let file = opened.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", part.display())))?;
+        let file = opened.map_err(|error| named(&part, error))?;
         let kept = file.try_clone()?;
         Ok(Sink {
             part: Some((part, path)),
@@ -73,6 +73,10 @@ impl Target {
             out: Box::new(BufWriter::with_capacity(1 << 16, file)),
         })
     }
+}
+
+fn named(path: &Path, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 /// Its file is removed if it is dropped before [`Sink::keep`].
@@ -99,11 +103,18 @@ impl Sink {
         self.kept.take()
     }
 
+    fn named(&self, error: io::Error) -> io::Error {
+        match &self.part {
+            Some((_, path)) => named(path, error),
+            None => error,
+        }
+    }
+
     /// Gives the complete file its final name, and returns that.
     pub(crate) fn keep(mut self) -> io::Result<Option<PathBuf>> {
-        self.out.flush()?;
+        self.flush()?;
         if let Some((part, path)) = &self.part {
-            std::fs::rename(part, path)?;
+            std::fs::rename(part, path).map_err(|error| named(path, error))?;
         }
         Ok(self.part.take().map(|(_, path)| path))
     }
@@ -111,11 +122,13 @@ impl Sink {
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.out.write(bytes)
+        let written = self.out.write(bytes);
+        written.map_err(|error| self.named(error))
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
+        let flushed = self.out.flush();
+        flushed.map_err(|error| self.named(error))
     }
 }
 
@@ -154,6 +167,27 @@ mod tests {
             b"whole"
         );
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
+
+    #[test]
+    fn an_error_of_writing_names_the_file() {
+        let sink = Sink {
+            part: Some((PathBuf::from("/nowhere/out.part"), PathBuf::from("/nowhere/out"))),
+            kept: None,
+            out: Box::new(
+                File::options()
+                    .write(true)
+                    .open("/dev/full")
+                    .expect("a full disk"),
+            ),
+        };
+        let mut sink = BufWriter::with_capacity(1, sink);
+        let error = sink.write_all(b"bytes").expect_err("no space");
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(
+            error.to_string().starts_with("/nowhere/out: No space left"),
+            "{error}"
+        );
     }
 
     #[test]
