@@ -65,6 +65,7 @@ impl ReceiveCommand {
             return self.receive_messages(config, output, stop);
         };
         let target = Target(out.clone());
+        target.check()?;
         let config = configure(config, self.fallback, Some(&target));
         let incoming = Incoming::new(&target);
         let mut rnic = args.device.open()?;

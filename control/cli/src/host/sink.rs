@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use castnet_console::exit::Outcome;
+use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, remark};
 use castnet_member::StreamHeader;
 
@@ -16,6 +16,18 @@ pub(crate) struct Target(pub(crate) PathBuf);
 impl Target {
     pub(crate) fn is_stdout(&self) -> bool {
         self.0 == Path::new("-")
+    }
+
+    /// A missing folder is found before the data comes.
+    pub(crate) fn check(&self) -> Outcome {
+        match self.0.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
+                let (out, folder) = (self.0.display(), folder.display());
+                let what = format!("--out {out}: {folder} is not a folder");
+                Err(Failure::usage(what).next(format!("mkdir -p {folder}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Shows the report of a transfer; beside a stream on stdout, on stderr.
@@ -167,6 +179,19 @@ mod tests {
             b"whole"
         );
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
+
+    #[test]
+    fn a_missing_folder_is_an_error_before_the_data() {
+        let check = |out: &str| Target(out.into()).check();
+        for out in ["-", "file", "/tmp", "/tmp/file"] {
+            check(out).expect(out);
+        }
+        for out in ["/nonexistent/file", "/dev/null/file"] {
+            let failure = check(out).expect_err(out);
+            assert_eq!(failure.code(), 2);
+            assert!(failure.text().contains("next: mkdir -p /"), "{}", failure.text());
+        }
     }
 
     #[test]

@@ -134,6 +134,10 @@ fn wrong_flags_and_values_end_with_2_and_say_what_would_be_right() {
             &["switch", "--port", "a=af_packet:a,ecn=9:8:1%"],
             "KMIN not above KMAX",
         ),
+        (
+            &["host", "replicate", "write", "--name", "h1", "--servers", "h2"],
+            "--group",
+        ),
         (&["trace", "--hex", "00"], "--port"),
         (&["trace", "--drops=gremlins"], "there is no reason"),
         (&["switch"], "needs ports"),
