@@ -138,18 +138,18 @@ struct MemberArgs {
     /// How long to wait for an answer to ARP for the group
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = positive_span)]
     connect_timeout: Span,
-    #[command(flatten)]
-    join: JoinArgs,
-    #[command(flatten)]
-    fixed: FixedArgs,
-    #[command(flatten)]
-    register: RegisterArgs,
     /// Before joining, writes this end of the connection (address, QPN, memory) into this file, as JSON
     #[arg(long, value_name = "PATH")]
     qp_file: Option<PathBuf>,
     /// Writes a line into this file when the QP is connected
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
+    #[command(flatten)]
+    join: JoinArgs,
+    #[command(flatten)]
+    fixed: FixedArgs,
+    #[command(flatten)]
+    register: RegisterArgs,
     #[command(flatten)]
     tls: Tls,
 }

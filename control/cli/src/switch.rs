@@ -34,6 +34,7 @@ use crate::counters::totals_sentence;
   memif:/run/castnet/h1.sock       memory shared with a process of this machine, such as castnet host or VPP (docs/memif.md)
   dpdk:0000:3b:00.0,mtu=4200       a device that DPDK drives, by PCI address or as a virtual one: dpdk:net_memif0,role=server;
                                    rx= tx= queues= mtu= promiscuous= are Castnet's options, all others the driver's (docs/dpdk.md)
+After any of them: ecn=on marks packets in long send queues (docs/congestion.md; not dpdk), pfc=3 makes class 3 lossless (docs/flow-control.md).
 
 Faults for labs, on all ports or on one ([PORT:]OPTIONS): loss=1% duplicate=1% reorder=1% corrupt=1% delay=50us jitter=1ms seed=7; rx. or tx. before an option means one direction.
 
@@ -50,11 +51,11 @@ pub(crate) struct SwitchCommand {
     /// Configuration file; flags win over it (an example: deploy/examples/switch.toml)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    #[command(flatten)]
-    flags: SwitchConfig,
     /// Writes the address into this file when it is ready, and removes the file when it stops
     #[arg(long, value_name = "PATH")]
     ready_file: Option<PathBuf>,
+    #[command(flatten)]
+    flags: SwitchConfig,
 }
 
 impl SwitchCommand {

@@ -138,6 +138,8 @@ impl From<tonic::Status> for Failure {
             text => text.to_owned(),
         };
         match status.code() {
+            // Its message is the next step.
+            Code::Unavailable if message.ends_with("try again soon") => Self::unreachable(message),
             Code::Unavailable | Code::DeadlineExceeded => Self::unreachable(message)
                 .next("see that the other side runs, and that the address and the port are right"),
             Code::Internal | Code::Unknown | Code::DataLoss | Code::Aborted | Code::Cancelled => {
@@ -164,6 +166,24 @@ pub fn read_text(path: &std::path::Path) -> Outcome<String> {
 pub fn cannot_read(path: &std::path::Path, error: &io::Error) -> Failure {
     Failure::usage(format!("cannot read {}: {error}", path.display()))
         .next("see that the path is right and that this user may read it")
+}
+
+/// The failure of writing a file.
+pub fn cannot_write(path: &std::path::Path, error: &io::Error) -> Failure {
+    not_written(format_args!("cannot write {}: {error}", path.display()), error)
+}
+
+/// A failure with the next step after an error of writing a file. `what` names the file and the error.
+pub fn not_written(what: impl fmt::Display, error: &io::Error) -> Failure {
+    use io::ErrorKind::{NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    let failure = Failure::failed(what);
+    match error.kind() {
+        StorageFull | QuotaExceeded => failure.next("free space there, or write to another place"),
+        NotFound | PermissionDenied | ReadOnlyFilesystem => {
+            failure.next("see that its folder exists and that this user may write there")
+        }
+        _ => failure,
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ use std::path::Path;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
+use crate::exit::{Failure, Outcome, cannot_write};
+
 /// Both axes of all panels.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Axes {
@@ -60,11 +62,19 @@ const PANELS_PER_LINE: usize = 3;
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn write(file: &Path, axes: Axes, panels: &[Panel]) -> Result<(), Box<dyn Error>> {
+pub fn write(file: &Path, axes: Axes, panels: &[Panel]) -> Outcome {
+    let svg = svg(axes, panels)
+        .map_err(|error| Failure::failed(format!("cannot draw {}: {error}", file.display())))?;
+    // The backend for files does not report a full disk.
+    std::fs::write(file, svg).map_err(|error| cannot_write(file, &error))
+}
+
+fn svg(axes: Axes, panels: &[Panel]) -> Result<String, Box<dyn Error>> {
+    let mut svg = String::new();
     let columns = panels.len().clamp(1, PANELS_PER_LINE);
     let lines = panels.len().div_ceil(columns).max(1);
     let size = (PANEL.0 * columns as u32, PANEL.1 * lines as u32);
-    let root = SVGBackend::new(file, size).into_drawing_area();
+    let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
     root.fill(&WHITE)?;
     for (area, panel) in root.split_evenly((lines, columns)).iter().zip(panels) {
         let points = || panel.curves.iter().flat_map(|curve| curve.points.iter().copied());
@@ -83,7 +93,8 @@ pub fn write(file: &Path, axes: Axes, panels: &[Panel]) -> Result<(), Box<dyn Er
         }
     }
     root.present()?;
-    Ok(())
+    drop(root);
+    Ok(svg)
 }
 
 fn draw<X, Y>(
@@ -156,7 +167,19 @@ mod tests {
         for (text, times) in [("one", 1), ("four", 1), ("fast", 4), ("slow", 4), ("nothing", 0)] {
             assert_eq!(svg.matches(&format!("\n{text}\n")).count(), times, "{text}");
         }
-        assert!(write(Path::new("/nowhere/plot.svg"), axes, &panels).is_err());
+        for (file, reason) in [
+            ("/nowhere/plot.svg", "No such file"),
+            ("/dev/full", "No space left"),
+        ] {
+            let failure = write(Path::new(file), axes, &panels).expect_err("no plot");
+            assert!(
+                failure
+                    .what
+                    .starts_with(&format!("cannot write {file}: {reason}")),
+                "{}",
+                failure.what
+            );
+        }
         write(&file, axes, &[]).expect("an empty plot");
         write(&file, Axes::linear("ms", "Gb/s"), &panels).expect("drawn");
         let svg = std::fs::read_to_string(&file).expect("the file");

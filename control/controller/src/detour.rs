@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use castnet_planner::{Room, Shortage};
-use castnet_topology::Topology;
+use castnet_topology::{Down, Topology};
 
 use crate::lifecycle::{Cause, Failure};
 use castnet_rules::GroupRule;
@@ -117,10 +117,24 @@ impl Detours {
             // The planner names the switches, and `explain` their refusals.
             Cause::NoRoom => failure,
             _ => Failure {
-                reason: format!("{}; no place elsewhere: {}", self.words(), failure.reason),
+                reason: format!(
+                    "{}; no place elsewhere: {}",
+                    self.words(),
+                    self.name_refusals(failure.reason)
+                ),
                 ..last.failure.clone()
             },
         }
+    }
+
+    /// The planner takes switches that have refused for down ([`Detours::without_switches`]).
+    fn name_refusals(&self, reason: String) -> String {
+        self.refusals
+            .iter()
+            .fold(reason, |reason, Detour { switch, .. }| {
+                let down = Down::Switch(switch.clone()).to_string();
+                reason.replace(&down, &format!("switch {switch} refuses"))
+            })
     }
 }
 
@@ -181,6 +195,20 @@ mod tests {
         assert_eq!(room(&detours, "u"), Room::UNKNOWN);
         assert_eq!(detours.of("t").as_deref(), Some("switch t refuses: full"));
         assert_eq!(detours.words().matches("refuses: full").count(), 3);
+    }
+
+    #[test]
+    fn a_switch_that_has_refused_is_not_reported_as_down() {
+        let mut detours = Detours::default();
+        detours.note("s", &rule(2), false, &failure(Cause::NoRoom));
+        let no_path = Failure {
+            reason: "no path: switch s is down, switch t is down".into(),
+            ..failure(Cause::Refused)
+        };
+        assert_eq!(
+            detours.end(no_path).reason,
+            "switch s refuses: full; no place elsewhere: no path: switch s refuses, switch t is down"
+        );
     }
 
     #[test]

@@ -55,6 +55,9 @@ pub(crate) fn problems(entry: &Entry, switch: &str) -> String {
 /// What a group waits for; of many members, the first.
 pub(crate) fn waits_for<M>(members: &[M], name: impl Fn(&M) -> String) -> String {
     const NAMED_MAX: usize = 8;
+    if members.is_empty() {
+        return "all have joined".to_owned();
+    }
     let named: Vec<String> = members.iter().take(NAMED_MAX).map(name).collect();
     let more = match members.len() - named.len() {
         0 => String::new(),

@@ -284,7 +284,7 @@ fn parse(text: &str) -> Result<PortSpec, String> {
         }
     }
     let control = faults(&mut options)?;
-    let what = "on, or BYTES:BYTES:SHARE such as 5000:200000:1%";
+    let what = "on, or KMIN:KMAX:PMAX such as 5000:200000:1%: bytes, KMIN not above KMAX, and a share";
     let marking = options.take("ecn", what, thresholds)?;
     let pfc = pfc::read(&mut options)?;
     let mut spec = match kind {
@@ -660,10 +660,10 @@ mod tests {
             ("pcap:a,b,c", "write pcap:IN,OUT"),
             ("pcap:a,timed=maybe", "yes or no"),
             ("memory:", "write memory:NAME"),
-            ("af_packet:eth0,ecn=yes", "on, or BYTES:BYTES:SHARE"),
-            ("af_packet:eth0,ecn=2:1:1%", "on, or BYTES:BYTES:SHARE"),
-            ("af_packet:eth0,ecn=1:2:101%", "on, or BYTES:BYTES:SHARE"),
-            ("af_packet:eth0,ecn=1:2:1%:3", "on, or BYTES:BYTES:SHARE"),
+            ("af_packet:eth0,ecn=yes", "on, or KMIN:KMAX:PMAX"),
+            ("af_packet:eth0,ecn=2:1:1%", "on, or KMIN:KMAX:PMAX"),
+            ("af_packet:eth0,ecn=1:2:101%", "on, or KMIN:KMAX:PMAX"),
+            ("af_packet:eth0,ecn=1:2:1%:3", "on, or KMIN:KMAX:PMAX"),
             ("dpdk:net_null0,ecn=on", "the depth of send queues"),
             ("af_packet:eth0,pfc=8", "`pfc=8`: must be classes from 0 to 7"),
             ("af_packet:eth0,pfc=3+", "classes from 0 to 7"),

@@ -91,6 +91,11 @@ impl Client {
         addresses: &[Address],
         stop: &Arc<AtomicBool>,
     ) -> Result<Self, ReplicateError> {
+        let mut others = addresses.iter().enumerate();
+        if let Some((_, twice)) = others.find(|(i, address)| addresses[..*i].contains(address)) {
+            let what = format!("server {twice} is given twice");
+            return Err(ReplicateError::OutOfRange { what });
+        }
         let over = Arc::default();
         let mut servers: Vec<(ServerInfo, Control)> = Vec::new();
         for address in addresses {

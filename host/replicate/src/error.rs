@@ -71,6 +71,9 @@ pub enum ReplicateError {
     /// The file cannot be served.
     #[error("{}: {what}", .path.display())]
     BadFile { path: PathBuf, what: String },
+    /// The server's flag to stop was set while a client wrote.
+    #[error("the server was stopped")]
+    Stopped,
     /// The flag to stop was set.
     #[error("interrupted")]
     Interrupted,

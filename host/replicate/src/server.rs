@@ -344,6 +344,7 @@ impl Server<'_> {
     fn finished(&self, next: Option<Next>) -> Result<(), ReplicateError> {
         match next {
             Some(Next::Finish) => Ok(()),
+            Some(Next::Gone) if self.stop.load(Ordering::Relaxed) => Err(ReplicateError::Stopped),
             Some(Next::Gone) => Err(ReplicateError::Gone {
                 server: self.client.clone(),
                 why: "before it has finished".to_owned(),

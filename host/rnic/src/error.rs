@@ -38,7 +38,7 @@ pub enum RnicError {
     #[error(transparent)]
     Open(#[from] OpenError),
     /// The next hop did not reply to ARP.
-    #[error("no answer from {next_hop} to ARP, the next hop towards {remote}, within {waited:?}")]
+    #[error("no answer from {next_hop} to ARP, the next hop towards {remote}, within {} ms", .waited.as_millis())]
     Unreachable {
         remote: Ipv4Addr,
         next_hop: Ipv4Addr,

@@ -70,6 +70,10 @@ fn main() -> ExitCode {
         unique += outcome.unique;
         sound &= outcome.is_sound();
     }
+    if states == 0 {
+        eprintln!("no run has {part:?} in its name");
+        return ExitCode::from(2);
+    }
     if in_network.count() > 0 {
         for (primitive, states, unique) in collectives::EPIC_TABLE_8 {
             let name = format!("{primitive}: EPIC's table 8, for comparison");

@@ -77,7 +77,7 @@ pub(crate) struct Create {
     #[arg(long, value_enum, value_name = "SIDE", default_value_t = Repair::Source)]
     repair: Repair,
     /// Packets that each switch keeps: at least as many as the source has outstanding; a power of two
-    #[arg(long, value_name = "PACKETS", default_value_t = DEFAULT_REPAIR_SLOTS, value_parser = clap::value_parser!(u16).range(2..=32768))]
+    #[arg(long, value_name = "PACKETS", default_value_t = DEFAULT_REPAIR_SLOTS, requires = "repair", value_parser = clap::value_parser!(u16).range(2..=32768))]
     repair_slots: u16,
     #[command(flatten)]
     rate: RateArgs,

@@ -1,7 +1,9 @@
 //! Failures of RNICs and members, with what the user can do about them.
 
+use std::io;
+
 use castnet_console::connect::{self, NO_CONTROLLER};
-use castnet_console::exit::Failure;
+use castnet_console::exit::{Failure, not_written};
 use castnet_console::units::span;
 use castnet_member::MemberError;
 use castnet_mrp::LeaderError;
@@ -10,6 +12,11 @@ use castnet_rnic::{RnicError, Status};
 
 pub(crate) fn interrupted() -> Failure {
     Failure::failed("stopped by a signal before the end")
+}
+
+/// A received stream could not be written; the error names the file.
+pub(crate) fn sink(error: io::Error) -> Failure {
+    not_written(format_args!("writing what arrived: {error}"), &error)
 }
 
 pub(crate) fn rnic(error: RnicError) -> Failure {
@@ -63,7 +70,8 @@ pub(crate) fn member(error: MemberError) -> Failure {
             .next("castnet host send is for the source, castnet host receive for receivers"),
         MemberError::Ended { group, .. } => {
             Failure::failed(what).next(format!(
-                "castnet host receive without --once joins it again; with a controller, castnet group show {group} lists whom it waits for"
+                "join it again, as castnet host receive without --once does by itself; with a controller, \
+                 castnet group show {group} lists whom it waits for"
             ))
         }
         MemberError::Evicted { group, .. } => {
@@ -96,7 +104,8 @@ fn stream(error: StreamError) -> Failure {
         StreamError::Work { status, .. } => work(status, &error),
         StreamError::OutOfRange { .. } => Failure::usage(error),
         StreamError::Malformed { .. } | StreamError::OutOfSequence { .. } => Failure::failed(error)
-            .next("all members need the same --op and --message-size, and a group that was not used before"),
+            .next("all members need the same --op and --message-size (or --size and --count), and a group that was not used before"),
+        StreamError::Io { ref source, .. } => not_written(&error, source),
         StreamError::OutOfTurn => Failure::refused(error)
             .next("the members need one order: castnet events shows who wanted to send, sources-compete"),
         other => Failure::failed(other),

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::Outcome;
 use castnet_console::output::{Output, remark};
 use castnet_member::{Member, MemberConfig, MemberError, Others, Prepared};
 use castnet_rnic::Rnic;
@@ -65,6 +65,7 @@ impl ReceiveCommand {
             return self.receive_messages(config, output, stop);
         };
         let target = Target(out.clone());
+        target.check()?;
         let config = configure(config, self.fallback, Some(&target));
         let incoming = Incoming::new(&target);
         let mut rnic = args.device.open()?;
@@ -143,7 +144,7 @@ impl ReceiveCommand {
         // A complete file appears before anything else can fail.
         let target = incoming.borrow().target;
         let stored = incoming.borrow_mut().keep(received.summary.clone());
-        let stored = stored.map_err(|e| Failure::failed(format!("{}: {e}", target.0.display())));
+        let stored = stored.map_err(failure::sink);
         let bytes = received.summary.bytes;
         let ways = match watched.filter(|_| stored.is_ok()) {
             Some(watched) => watched.received(&mut receiver, bytes, &mut kept),

@@ -196,7 +196,7 @@ struct WriteCommand {
     #[arg(long, value_enum, default_value_t = By::Multicast)]
     by: By,
     /// The group: this host is its source, and the servers are its receivers
-    #[arg(long, value_parser = name, required_if_eq("by", "multicast"))]
+    #[arg(long, value_parser = name, required_if_eq("by", "multicast"), required_unless_present = "by")]
     group: Option<String>,
     /// Bytes of each write
     #[arg(long, value_name = "SIZE", default_value = "8KiB")]

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use castnet_console::exit::Outcome;
+use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Page, Report, remark};
 use castnet_member::StreamHeader;
 
@@ -16,6 +16,18 @@ pub(crate) struct Target(pub(crate) PathBuf);
 impl Target {
     pub(crate) fn is_stdout(&self) -> bool {
         self.0 == Path::new("-")
+    }
+
+    /// A missing folder is found before the data comes.
+    pub(crate) fn check(&self) -> Outcome {
+        match self.0.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() && !folder.is_dir() => {
+                let (out, folder) = (self.0.display(), folder.display());
+                let what = format!("--out {out}: {folder} is not a folder");
+                Err(Failure::usage(what).next(format!("mkdir -p {folder}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Shows the report of a transfer; beside a stream on stdout, on stderr.
@@ -64,7 +76,7 @@ impl Target {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(true);
         let opened = options.open(&part);
-        let file = opened.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", part.display())))?;
+        let file = opened.map_err(|error| named(&part, error))?;
         let kept = file.try_clone()?;
         Ok(Sink {
             part: Some((part, path)),
@@ -73,6 +85,10 @@ impl Target {
             out: Box::new(BufWriter::with_capacity(1 << 16, file)),
         })
     }
+}
+
+fn named(path: &Path, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
 /// Its file is removed if it is dropped before [`Sink::keep`].
@@ -99,11 +115,18 @@ impl Sink {
         self.kept.take()
     }
 
+    fn named(&self, error: io::Error) -> io::Error {
+        match &self.part {
+            Some((_, path)) => named(path, error),
+            None => error,
+        }
+    }
+
     /// Gives the complete file its final name, and returns that.
     pub(crate) fn keep(mut self) -> io::Result<Option<PathBuf>> {
-        self.out.flush()?;
+        self.flush()?;
         if let Some((part, path)) = &self.part {
-            std::fs::rename(part, path)?;
+            std::fs::rename(part, path).map_err(|error| named(path, error))?;
         }
         Ok(self.part.take().map(|(_, path)| path))
     }
@@ -111,11 +134,13 @@ impl Sink {
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.out.write(bytes)
+        let written = self.out.write(bytes);
+        written.map_err(|error| self.named(error))
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
+        let flushed = self.out.flush();
+        flushed.map_err(|error| self.named(error))
     }
 }
 
@@ -154,6 +179,40 @@ mod tests {
             b"whole"
         );
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
+
+    #[test]
+    fn a_missing_folder_is_an_error_before_the_data() {
+        let check = |out: &str| Target(out.into()).check();
+        for out in ["-", "file", "/tmp", "/tmp/file"] {
+            check(out).expect(out);
+        }
+        for out in ["/nonexistent/file", "/dev/null/file"] {
+            let failure = check(out).expect_err(out);
+            assert_eq!(failure.code(), 2);
+            assert!(failure.text().contains("next: mkdir -p /"), "{}", failure.text());
+        }
+    }
+
+    #[test]
+    fn an_error_of_writing_names_the_file() {
+        let sink = Sink {
+            part: Some((PathBuf::from("/nowhere/out.part"), PathBuf::from("/nowhere/out"))),
+            kept: None,
+            out: Box::new(
+                File::options()
+                    .write(true)
+                    .open("/dev/full")
+                    .expect("a full disk"),
+            ),
+        };
+        let mut sink = BufWriter::with_capacity(1, sink);
+        let error = sink.write_all(b"bytes").expect_err("no space");
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(
+            error.to_string().starts_with("/nowhere/out: No space left"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `castnet host turns`: the members of a group send one after the other, over the queue pair that they receive with.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::Output;
@@ -44,18 +44,25 @@ impl TurnsCommand {
     /// Wrong flags, before anything is opened.
     fn check(&self) -> Outcome {
         let name = &self.member.name;
-        let sends = self.order.contains(name);
-        match (&self.file, sends) {
-            (None, true) => Err(Failure::usage(format!(
+        let turns = self.order.iter().filter(|sender| *sender == name).count();
+        match (&self.file, turns) {
+            (None, 1..) => Err(Failure::usage(format!(
                 "{name} sends by --order: --file is missing"
             ))),
-            (Some(_), false) => Err(Failure::usage(format!(
+            (Some(_), 0) => Err(Failure::usage(format!(
                 "--file is given, but {name} is not in --order"
             ))),
+            (Some(file), 2..) if file == Path::new("-") => {
+                let what = format!("{name} sends {turns} times, and stdin can be read once");
+                Err(Failure::usage(what).next("give a file"))
+            }
+            _ if self.order.iter().any(String::is_empty) => Err(Failure::usage("--order has an empty name")),
             _ if !self.out.is_dir() => {
                 let out = self.out.display();
-                Err(Failure::usage(format!("--out {out} is not a folder")))
+                Err(Failure::usage(format!("--out {out} is not a folder")).next(format!("mkdir {out}")))
             }
+            // This member's turn may come late.
+            (Some(file), _) => source(file).map(drop),
             _ => Ok(()),
         }
     }
@@ -162,8 +169,7 @@ impl TurnsCommand {
             match received {
                 Ok((received, _)) => {
                     let kept = incoming.borrow_mut().keep(received.summary.clone());
-                    let at = targets[turn].0.display();
-                    let path = kept.map_err(|error| Failure::failed(format!("{at}: {error}")))?;
+                    let path = kept.map_err(failure::sink)?;
                     done.push((turn, "receiver", received, path));
                 }
                 Err(error) => {

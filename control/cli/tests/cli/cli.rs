@@ -116,6 +116,28 @@ fn wrong_flags_and_values_end_with_2_and_say_what_would_be_right() {
             ],
             "path MTU",
         ),
+        (
+            &[
+                "group",
+                "create",
+                "g",
+                "--source",
+                "h1",
+                "--members",
+                "h2",
+                "--repair-slots",
+                "64",
+            ],
+            "--repair",
+        ),
+        (
+            &["switch", "--port", "a=af_packet:a,ecn=9:8:1%"],
+            "KMIN not above KMAX",
+        ),
+        (
+            &["host", "replicate", "write", "--name", "h1", "--servers", "h2"],
+            "--group",
+        ),
         (&["trace", "--hex", "00"], "--port"),
         (&["trace", "--drops=gremlins"], "there is no reason"),
         (&["switch"], "needs ports"),
@@ -190,6 +212,28 @@ fn wrong_flags_and_values_end_with_2_and_say_what_would_be_right() {
 
 /// An address at which nobody listens: a socket file that does not exist.
 const NOBODY: &str = "unix:/nonexistent/castnet.sock";
+
+#[test]
+fn turns_that_could_not_be_taken_are_refused_before_joining() {
+    for (order, file, out, word) in [
+        ("h1,h2", Some("/nonexistent"), "/tmp", "cannot read /nonexistent"),
+        ("h1,h2", Some("/tmp"), "/tmp", "it is a folder"),
+        ("h1,h2", Some("/dev/null"), "/nonexistent", "mkdir /nonexistent"),
+        ("h1,,h2", Some("/dev/null"), "/tmp", "empty name"),
+        ("h1,h2,h1", Some("-"), "/tmp", "h1 sends 2 times"),
+        ("h1,h2", None, "/tmp", "--file is missing"),
+        ("h2", Some("/dev/null"), "/tmp", "not in --order"),
+    ] {
+        let mut args = vec!["host", "turns", "--name", "h1", "--group", "g", "--order", order];
+        args.extend(["--out", out]);
+        args.extend(file.iter().flat_map(|file| ["--file", file]));
+        let (code, text) = failure(&args);
+        assert!(
+            code == 2 && text.contains(word),
+            "{order} {file:?}: {code} {text}"
+        );
+    }
+}
 
 #[test]
 fn nobody_there_ends_with_4_and_says_what_to_do() {

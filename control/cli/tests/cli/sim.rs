@@ -32,6 +32,20 @@ fn each_figure_has_the_papers_numbers_beside_ours_and_a_plot() {
 }
 
 #[test]
+fn a_plot_that_cannot_be_written_is_an_error_behind_the_table() {
+    for svg in ["/nowhere/fig8.svg", "/dev/full"] {
+        let run = sim(&["fig8", "--quick", "--svg", svg]).code(1);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (table, error) = (text(&run.get_output().stdout), text(&run.get_output().stderr));
+        assert!(table.contains("HEADLINE") && !table.contains("Drawn"), "{table}");
+        assert!(
+            error.starts_with(&format!("error: cannot write {svg}: ")),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn a_table_is_for_people_and_unknown_figures_are_refused() {
     let run = sim(&["fig8", "--quick"]).success();
     let text = String::from_utf8_lossy(&run.get_output().stdout).into_owned();

@@ -33,12 +33,17 @@ fn member() -> MemberConfig {
 
 struct Place {
     folder: tempfile::TempDir,
+    /// Stops the server.
+    stop: Arc<AtomicBool>,
 }
 
 impl Place {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        Self { folder }
+        Self {
+            folder,
+            stop: Arc::default(),
+        }
     }
 
     fn socket(&self) -> PathBuf {
@@ -65,11 +70,12 @@ impl Place {
         };
         let (left, right) = MemLink::pair(&MemLinkConfig::default());
         let (events, seen) = channel();
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = &self.stop;
+        stop.store(false, Ordering::Relaxed);
         thread::scope(|scope| {
             let server = scope.spawn(|| {
                 let mut rnic = open(&right.into(), 2);
-                serve(&mut rnic, &config, &stop, &mut |event| {
+                serve(&mut rnic, &config, stop, &mut |event| {
                     events.send(event).expect("heard")
                 })
             });
@@ -208,6 +214,38 @@ fn what_a_server_cannot_do_is_an_error_that_names_it() {
             .expect_err("beyond the memory");
         assert!(beyond.to_string().contains("not in the memory"), "{beyond}");
     });
+}
+
+#[test]
+fn a_server_that_is_stopped_says_so_to_its_client() {
+    let place = Place::new();
+    let events = place.with_server(Some(100_000), None, |rnic, stop| {
+        let mut client = place.connect(stop).expect("connected");
+        let pace = Pace {
+            count: None,
+            duration: Some(PACE.give_up),
+            ..PACE
+        };
+        let mut stop_server = |_| place.stop.store(true, Ordering::Relaxed);
+        let error = client
+            .write(rnic, &unicasts(), WORKLOAD, pace, &mut stop_server)
+            .expect_err("the server has gone");
+        assert!(
+            error.to_string().starts_with("h2: the server was stopped; "),
+            "{error}"
+        );
+    });
+    let error = Some("the server was stopped".to_owned());
+    let name = "h1".to_owned();
+    assert_eq!(events.last(), Some(&ServerEvent::Left { name, error }));
+}
+
+#[test]
+fn a_server_is_given_once() {
+    let address: Address = "10.0.0.2:4794".parse().expect("an address");
+    let twice = Client::connect("h1", &[address.clone(), address], &Arc::default());
+    let error = twice.err().expect("refused");
+    assert_eq!(error.to_string(), "server 10.0.0.2:4794 is given twice");
 }
 
 #[test]

@@ -136,7 +136,7 @@ pub(super) fn fig12(extent: Extent) -> Result<FigureReport, Failed> {
         Headline::single(what, paper, ours)
             .because(format!("the group has {members} members, the paper's 512"))
     };
-    let title = "Multicast to 512 of 1,024 hosts: time until the last receiver has the message";
+    let title = "Multicast in a fabric of 1,024 hosts: time until the last receiver has the message";
     Ok(FigureReport {
         name: "fig12",
         title,

@@ -298,9 +298,9 @@ pub(super) fn fig14(extent: Extent) -> Result<FigureReport, Failed> {
         table: Table {
             columns: vec![
                 "phase",
-                "f1 Gb per s",
-                "f2 Gb per s",
-                "f3 Gb per s",
+                "f1 Gbit per s",
+                "f2 Gbit per s",
+                "f3 Gbit per s",
                 "f1 settles after ms",
             ],
             rows: phases

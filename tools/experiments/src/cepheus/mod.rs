@@ -23,8 +23,8 @@ use report::{FigureReport, Reports};
 /// The figures of Cepheus: multicast in the switches beside chain, binomial tree and unicasts
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Time is virtual: hosts, switches and links take the time that the text above each table says. Messages over --whole MiB are
-continued at the rate of the second half of that message.
+    after_help = "Time is virtual: hosts, switches and links take the time that the text above each table says.
+Messages over --whole MiB are continued at the rate of the second half of that message.
 
 Examples:
   castnet sim cepheus fig12                    one figure
@@ -152,22 +152,26 @@ impl CepheusCommand {
         for figure in figures {
             reports.figures.push(figure.run(extent).map_err(Failure::failed)?);
         }
-        if let Some(file) = &self.svg {
-            let is_one = reports.figures.len() == 1;
-            for figure in &reports.figures {
-                let file = if is_one {
-                    file.clone()
-                } else {
-                    beside(file, figure.name)
-                };
-                let report::Plot { axes, panels } = &figure.plot;
-                plot::write(&file, *axes, panels).map_err(|error| {
-                    Failure::failed(error).while_doing(format!("drawing {}", file.display()))
-                })?;
-                reports.plots.push(file.display().to_string());
-            }
+        let drawn = self.svg.map_or(Ok(()), |file| reports.draw(&file));
+        output.show(&reports)?;
+        drawn
+    }
+}
+
+impl Reports {
+    fn draw(&mut self, file: &Path) -> Outcome {
+        let is_one = self.figures.len() == 1;
+        for figure in &self.figures {
+            let file = if is_one {
+                file.to_owned()
+            } else {
+                beside(file, figure.name)
+            };
+            let report::Plot { axes, panels } = &figure.plot;
+            plot::write(&file, *axes, panels)?;
+            self.plots.push(file.display().to_string());
         }
-        output.show(&reports)
+        Ok(())
     }
 }
 

@@ -71,7 +71,7 @@ pub(super) fn table1(extent: Extent) -> Result<FigureReport, Failed> {
              842 ns for each message: the first line is set by that, the others follow from it."
         ),
         table: Table {
-            columns: vec!["scheme", "M IOPS", "goodput Gb per s"],
+            columns: vec!["scheme", "M IOPS", "goodput Gbit per s"],
             rows,
         },
         headlines,

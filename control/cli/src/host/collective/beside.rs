@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use castnet_comm::machine::Collective;
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::{Failure, Outcome, cannot_write};
 use castnet_console::output::{Page, Report};
 use castnet_console::plot::{self, Axes, Curve, Panel};
 use castnet_console::units;
@@ -224,8 +224,7 @@ impl Sides {
 
     /// Writes all rows, one JSON object per line.
     pub(super) fn write(&self, file: &Path) -> Outcome {
-        std::fs::write(file, &self.json)
-            .map_err(|error| Failure::failed(format!("cannot write {}: {error}", file.display())))
+        std::fs::write(file, &self.json).map_err(|error| cannot_write(file, &error))
     }
 
     /// Draws a panel for each collective that has sizes.
@@ -250,7 +249,6 @@ impl Sides {
         }
         let axes = Axes::logarithmic("bytes", "microseconds per call");
         plot::write(file, axes, &panels)
-            .map_err(|error| Failure::failed(format!("cannot draw {}: {error}", file.display())))
     }
 }
 

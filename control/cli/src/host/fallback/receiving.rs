@@ -80,13 +80,9 @@ impl Refused {
 }
 
 impl Receiving<'_, '_> {
-    fn cannot_write(&self, error: std::io::Error) -> Failure {
-        Failure::failed(format!("{}: {error}", self.incoming.borrow().target.0.display()))
-    }
-
     fn keep(&self, summary: &StreamSummary) -> Outcome<Option<PathBuf>> {
         let kept = self.incoming.borrow_mut().keep(summary.clone());
-        kept.map_err(|error| self.cannot_write(error))
+        kept.map_err(failure::sink)
     }
 
     /// Until all bytes have come, are those that were sent, and are kept.
@@ -106,7 +102,7 @@ impl Receiving<'_, '_> {
             self.bar.set_length(length);
         }
         let begun = self.incoming.borrow_mut().begin(header);
-        begun.map_err(|error| self.cannot_write(error))?;
+        begun.map_err(failure::sink)?;
         let mut chunk = vec![0; CHUNK];
         loop {
             // What the source sends takes the place of the order given here.
@@ -137,7 +133,7 @@ impl Receiving<'_, '_> {
                     let fresh = fresh(position, offset, chunk)
                         .ok_or_else(|| malformed(&format!("bytes from {offset} on after {position}")))?;
                     let written = self.incoming.borrow_mut().write_all(fresh);
-                    written.map_err(|error| self.cannot_write(error))?;
+                    written.map_err(failure::sink)?;
                     self.ways.add_between_hosts(fresh.len() as u64);
                     self.bar.set_position(position + fresh.len() as u64);
                 }
