@@ -2,9 +2,10 @@
 //! written to standard error, which the test harness does not capture. Ranks send fewer packets here than the three
 //! of EPIC's appendix H, which `cargo run --release -p castnet-model -- collectives` explores.
 
-use castnet_collective::translated::CollectiveMode::{self, Augmented, Translated};
+use castnet_collective::translated::CollectiveMode::{Augmented, Translated};
 use castnet_model::collectives::{
-    AUGMENTED, Collective, Fault, REFLECT, REPAIR, Run, STRAGGLERS, with_fault,
+    AUGMENTED, Collective, Config, Fault, Losable, REFLECT, REPAIR, Run, STRAGGLERS, short, with_fault,
+    without_timers,
 };
 use castnet_model::report::{Outcome, Until, explore};
 use castnet_model::terminated;
@@ -60,13 +61,14 @@ fn faults_of_switches_that_end_connections_are_found() {
     }
 }
 
-fn assert_finds(fault: Fault, (mode, packets): (CollectiveMode, u8), property: &str) {
+fn assert_finds(config: Config, property: &str) {
     let outcome: Outcome = explore(
-        format!("{fault:?}"),
-        Collective::new(with_fault(fault, mode, packets)),
+        format!("{:?}", config.fault),
+        Collective::new(config),
         Until::Fault,
         1,
     );
+    println!("{outcome}");
     let found = outcome.faults.iter().find(|(name, _)| name.starts_with(property));
     assert!(
         found.is_some_and(|(_, steps)| !steps.is_empty()),
@@ -78,8 +80,7 @@ fn assert_finds(fault: Fault, (mode, packets): (CollectiveMode, u8), property: &
 #[test]
 fn a_premature_ack_is_found() {
     assert_finds(
-        Fault::AckAtOnce,
-        (Translated, 3),
+        with_fault(Fault::AckAtOnce, Translated, 3),
         "nothing is acknowledged before",
     );
 }
@@ -87,12 +88,62 @@ fn a_premature_ack_is_found() {
 /// Also in Mode-III, where what is acknowledged and not stored never comes again.
 #[test]
 fn an_ack_of_what_was_not_accepted_is_found() {
-    assert_finds(Fault::AckAtOnce, (Augmented, 3), "C2");
+    assert_finds(with_fault(Fault::AckAtOnce, Augmented, 3), "C2");
 }
 
 /// Without CheckDuplicate a repeated contribution is added twice.
 #[test]
 fn a_contribution_that_is_added_twice_is_found() {
-    assert_finds(Fault::AddAgain, (Translated, 3), "C1");
-    assert_finds(Fault::AddAgain, (Augmented, 1), "C1");
+    assert_finds(with_fault(Fault::AddAgain, Translated, 3), "C1");
+    assert_finds(with_fault(Fault::AddAgain, Augmented, 1), "C1");
+}
+
+/// EPIC 5.1 and H.4, window synchronization: the slots of a faster rank are recycled when a packet before them is complete.
+#[test]
+fn slots_that_are_recycled_without_regard_to_windows_are_found() {
+    assert_finds(with_fault(Fault::RecycleWhenComplete, Augmented, 3), "C1");
+}
+
+/// EPIC 5.1 and H.4, window synchronization: without the range of the pipe, two packets share a slot.
+#[test]
+fn a_contribution_beyond_the_range_of_the_pipe_is_found() {
+    assert_finds(short(with_fault(Fault::AddBeyondRange, Augmented, 3)), "C1");
+}
+
+/// EPIC H.4, root-specific treatment: the root overwrites a result that a rank still lacks.
+#[test]
+fn a_sum_that_is_copied_over_a_result_in_use_is_found() {
+    let config = Config {
+        losable: Losable::Results,
+        ..short(with_fault(Fault::HandOverAtOnce, Augmented, 3))
+    };
+    assert_finds(config, "C1");
+}
+
+/// EPIC H.4, rate limiting of NAKs: each packet behind a gap causes one.
+#[test]
+fn a_nak_for_each_packet_behind_a_gap_is_found() {
+    for mode in [Translated, Augmented] {
+        // What is on its way to a rank arrives at once in the reduced exploration.
+        let exhaustive = Config {
+            exhaustive: true,
+            ..with_fault(Fault::NakEach, mode, 2)
+        };
+        assert_finds(exhaustive, "a gap causes one NAK");
+    }
+}
+
+/// EPIC H.4, necessity of NAKs: without them, a loss is repaired by a timer only.
+#[test]
+fn a_loss_that_waits_for_a_timer_is_found() {
+    for mode in [Translated, Augmented] {
+        let config = without_timers(with_fault(Fault::NoNak, mode, 2));
+        assert_finds(config, "C2");
+        let shipped = Config {
+            fault: Fault::Nothing,
+            ..config
+        };
+        let outcome = explore("without timers", Collective::new(shipped), Until::All, 1);
+        assert!(outcome.is_sound(), "{outcome}");
+    }
 }

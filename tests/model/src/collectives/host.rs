@@ -14,7 +14,7 @@ pub struct Part {
     pub sends: u8,
     /// Data packets that it receives, after the control result.
     pub receives: u8,
-    /// Contributors to the data that it receives.
+    /// Contributions to a packet of the data that it receives.
     pub content: Content,
     /// PSN of the first packet that it sends.
     pub sq_psn: Psn,
@@ -110,7 +110,7 @@ impl Host {
                 let is_next = at == i32::from(self.expected);
                 let mut reaction = self.packet(part, at, ask);
                 reaction.invalid |= at == 0 || self.conflict;
-                reaction.wrong = is_next && content != part.content;
+                reaction.wrong = is_next && content != part.content.to_packet(at as u8);
                 reaction
             }
         }
@@ -166,7 +166,7 @@ impl Host {
             _ => Message::Data {
                 psn,
                 ask: index + 1 == part.packets_out(),
-                content: Content::only(part.rank),
+                content: Content::only(part.rank, index),
             },
         }
     }

@@ -1,7 +1,7 @@
 //! Collectives in the network (EPIC 4.3, 4.4, 5.1, appendix H): Tree-3-2, one spine, two leaves, four ranks, three packets each.
 //!
 //! The switches are [`castnet_collective::Translated`], the code of the data plane. Ranks, links and the oracle
-//! belong to this crate. Packets carry the set of their contributors instead of a payload. So C1, each contribution
+//! belong to this crate. Packets carry the set of their contributions instead of a payload. So C1, each contribution
 //! exactly once, is checked on every packet that a rank receives. C2, the end, is checked in every final state.
 
 pub mod host;
@@ -13,13 +13,16 @@ use castnet_collective::translated::{CollectiveMode, LossPolicy, StragglerPolicy
 use castnet_wire::{Call, CallFlags, Control, DataType, Operation, Primitive, Psn, Verdict};
 use host::{Host, Part};
 use message::Message;
-use nodes::{LINKS, Nodes, Seen, Step, Switch};
+use nodes::{LINKS, Nodes, SWITCHES, Seen, Step, Switch};
 use stateright::{Model, Property};
 use std::hash::{Hash, Hasher};
 
 pub use message::Content;
 pub use nodes::Fault;
-pub use runs::{AUGMENTED, AUGMENTED_FULL, EPIC_TABLE_8, FULL, REFLECT, REPAIR, Run, STRAGGLERS, with_fault};
+pub use runs::{
+    AUGMENTED, AUGMENTED_FULL, EPIC_TABLE_8, FULL, REFLECT, REPAIR, Run, STRAGGLERS, short, with_fault,
+    without_timers,
+};
 
 /// Number of ranks.
 pub const RANKS: usize = 4;
@@ -33,8 +36,10 @@ pub struct Config {
     pub root: u16,
     /// Data packets of each sender; they are one message.
     pub packets: u8,
-    /// Mode-II or Mode-III.
-    pub mode: CollectiveMode,
+    /// Mode-II or Mode-III, of the spine and of each leaf.
+    pub modes: [CollectiveMode; SWITCHES],
+    /// Slots of each switch, at most [`nodes::SLOTS`]. In Mode-III, half of them are in each pipe.
+    pub slots: u16,
     /// Which side repairs losses.
     pub loss: LossPolicy,
     /// How a waiting rank is kept alive.
@@ -45,6 +50,8 @@ pub struct Config {
     pub dissenter: Option<u16>,
     /// Most lost messages.
     pub losses: u8,
+    /// The messages that may be lost.
+    pub losable: Losable,
     /// Most duplicated messages.
     pub duplicates: u8,
     /// Most delayed messages, overtaken by any number of later ones: at most one.
@@ -57,8 +64,21 @@ pub struct Config {
     pub kept: u8,
     /// Most rounds of time-outs while no message is in flight. In a round every waiting rank has one, in any order.
     pub time_outs: u8,
+    /// Whether to explore all orders of events, even those that commute.
+    pub exhaustive: bool,
     /// A deliberate fault.
     pub fault: Fault,
+}
+
+/// The messages that may be lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Losable {
+    /// All.
+    All,
+    /// Packets that another one follows on their link: no timer is needed to repair such a loss.
+    Followed,
+    /// Results that the spine sends.
+    Results,
 }
 
 impl Config {
@@ -68,18 +88,21 @@ impl Config {
             primitive,
             root,
             packets: 3,
-            mode: CollectiveMode::Translated,
+            modes: [CollectiveMode::Translated; SWITCHES],
+            slots: nodes::SLOTS as u16,
             loss,
             straggler: StragglerPolicy::KeepAlive,
             late_rank: None,
             dissenter: None,
             losses: 0,
+            losable: Losable::All,
             duplicates: 0,
             delays: 0,
             early: 0,
             ticks: 2,
             kept: 0,
             time_outs: 3,
+            exhaustive: false,
             fault: Fault::Nothing,
         }
     }
@@ -131,7 +154,7 @@ impl Config {
             receives: u8::from(receives) * self.packets,
             content: ranks
                 .filter(contributes)
-                .fold(Content::NONE, |sum, r| sum.plus(Content::only(r))),
+                .fold(Content::NONE, |sum, r| sum.plus(Content::only(r, 0))),
             sq_psn: before_the_wrap(1 + u32::from(rank)),
             rq_psn: before_the_wrap(4 - u32::from(rank)),
         }
@@ -148,7 +171,7 @@ pub struct Collective {
 /// State of ranks, switches and links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    switches: [Switch; nodes::SWITCHES],
+    switches: [Switch; SWITCHES],
     hosts: [Host; RANKS],
     links: [Vec<Message>; LINKS],
     /// The delayed message: its link, the message, and whether another one has overtaken it.
@@ -174,6 +197,8 @@ pub enum Rule {
     /// Nothing is acknowledged to a sender before its receivers have it. In Mode-III it may be; what no switch has is then lost, and the
     /// run does not end.
     NothingTooEarly,
+    /// A gap causes one NAK (EPIC H.4): no link has the same NAK twice. It holds while no switch ticks early.
+    OneNak,
     /// Messages are valid where they arrive, and not more than the model has capacity for.
     Sense,
 }
@@ -249,6 +274,9 @@ impl Collective {
     /// between. (A premature acknowledgement that this order hides shows up when the packet is lost instead.) The
     /// same holds for an ACK without information for its switch.
     fn priority_link(&self, state: &State) -> Option<usize> {
+        if self.config.exhaustive {
+            return None;
+        }
         let stale = |&link: &usize| {
             let head = state.links[link].first();
             head.is_some_and(|head| Nodes.is_stale(&state.switches, link, head))
@@ -264,10 +292,23 @@ impl Collective {
             })
     }
 
+    /// Returns true if the oldest message of a link may be lost.
+    fn is_losable(&self, state: &State, link: usize) -> bool {
+        let is_packet = |message: &Message| !matches!(message, Message::Feedback { .. });
+        let mut packets = state.links[link].iter().map(is_packet);
+        match self.config.losable {
+            Losable::All => true,
+            Losable::Followed => packets.next() == Some(true) && packets.any(|is_packet| is_packet),
+            Losable::Results => {
+                Nodes.is_from_spine(link) && matches!(state.links[link].first(), Some(Message::Data { .. }))
+            }
+        }
+    }
+
     fn link_actions(&self, state: &State, link: usize, actions: &mut Vec<Action>) {
         if let Some(&message) = state.links[link].first() {
             actions.push(Action::Deliver(link, message));
-            if state.losses > 0 {
+            if state.losses > 0 && self.is_losable(state, link) {
                 actions.push(Action::Lose(link, message));
             }
             if state.duplicates > 0 {
@@ -300,13 +341,16 @@ impl Collective {
         {
             let all_below =
                 psn.diff(self.parts[rank].sq_psn) + i32::from(syndrome == castnet_wire::Syndrome::Ack);
-            if self.config.mode == CollectiveMode::Translated
+            if self.config.modes == [CollectiveMode::Translated; SWITCHES]
                 && !self.have_all_received(state, rank, all_below)
             {
                 state.broken = state.broken.or(Some(Rule::NothingTooEarly));
             }
         }
         let queue = &mut state.links[link];
+        if message.is_nak() && queue.contains(&message) {
+            state.broken = state.broken.or(Some(Rule::OneNak));
+        }
         queue.push(message);
         if queue.len() > 64 {
             state.broken = Some(Rule::Sense);
@@ -352,7 +396,9 @@ impl Collective {
 
     fn apply_step(&self, state: &mut State, step: Step) {
         state.seen = step.seen;
-        for (link, message) in step.sent {
+        let is_sent =
+            |(_, message): &(usize, Message)| self.config.fault != Fault::NoNak || !message.is_nak();
+        for (link, message) in step.sent.into_iter().filter(is_sent) {
             self.put(state, link, message);
         }
     }
@@ -412,7 +458,7 @@ impl Model for Collective {
         let waits = |rank: &usize| state.hosts[*rank].may_time_out(&self.parts[*rank]);
         if !Self::is_network_empty(state) {
             if state.early > 0 {
-                let ticking = (0..nodes::SWITCHES).filter(|&s| state.switches[s].is_active());
+                let ticking = (0..SWITCHES).filter(|&s| state.switches[s].is_active());
                 actions.extend(ticking.map(Action::EarlyTick));
                 actions.extend((0..RANKS).filter(waits).map(Action::EarlyTimeOut));
             }
@@ -476,7 +522,7 @@ impl Model for Collective {
             }
             Action::Tick => {
                 state.ticks -= 1;
-                for switch in 0..nodes::SWITCHES {
+                for switch in 0..SWITCHES {
                     self.tick(&mut state, switch);
                 }
             }
@@ -513,6 +559,9 @@ impl Model for Collective {
                 "nothing is acknowledged before its receivers have it",
                 |_, s: &State| s.broken != Some(Rule::NothingTooEarly),
             ),
+            Property::always("a gap causes one NAK", |_, s: &State| {
+                s.broken != Some(Rule::OneNak)
+            }),
             Property::always("every message is expected where it arrives", |_, s: &State| {
                 s.broken != Some(Rule::Sense)
             }),

@@ -4,24 +4,24 @@ use super::host::Part;
 use super::message::{Content, Message};
 use super::{Config, RANKS};
 use castnet_collective::translated::{
-    CollectiveMode, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event,
+    CallId, CollectiveMode, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event,
     PacketShape, RankSet, Translated, TranslatedConfig,
 };
-use castnet_wire::{Nanos, Opcode, Psn, Syndrome};
+use castnet_wire::{DropReason, NakCode, Nanos, Opcode, Psn, Syndrome};
 
 /// Number of switches: the spine, then the leaves.
 pub const SWITCHES: usize = 3;
 /// Number of links: two for each of six edges.
 pub const LINKS: usize = 12;
-/// Slots of each switch: enough for two collectives of three packets, or for one in each pipe of Mode-III.
-const SLOTS: usize = 8;
+/// Most slots of a switch: enough for two collectives of three packets, or for one in each pipe of Mode-III.
+pub const SLOTS: usize = 8;
 /// Endpoint of a leaf towards the spine. Endpoints of the spine lead to the leaves, the first two of a leaf to its
 /// ranks.
 const UP: usize = 2;
 /// PSN of the control message in the group. Data begins behind the wrap.
 const START: Psn = Psn::new(Psn::MODULUS - 1);
 
-/// A deliberate fault that the checker must find.
+/// A deliberate fault that the checker must find. The machine is unchanged: the fault changes its effects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// None.
@@ -30,9 +30,19 @@ pub enum Fault {
     AckAtOnce,
     /// A repeated contribution is added again.
     AddAgain,
+    /// A contribution beyond the range of the pipe is added to the slot of another packet (EPIC 5.1).
+    AddBeyondRange,
+    /// When the sum of a packet is complete, the slot half a ring ahead is recycled, as in the paper's Mode-II (EPIC 5.1, figure 6).
+    RecycleWhenComplete,
+    /// The root copies a complete sum into the broadcast pipe at once (EPIC H.4).
+    HandOverAtOnce,
+    /// Each packet behind a gap causes a NAK (EPIC H.4).
+    NakEach,
+    /// Switches send no NAKs (EPIC H.4).
+    NoNak,
 }
 
-/// A switch: the machine, and the contributors instead of payloads.
+/// A switch: the machine, and the contributions instead of payloads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Switch {
     machine: Translated,
@@ -85,16 +95,24 @@ impl Nodes {
                 },
                 ranks: RankSet::only(rank as u16),
             };
-            let to_switch = |ranks| EndpointConfig {
-                kind: EndpointKind::Switch,
+            // An edge between two modes is an RC connection for both its ends (decision 20).
+            let to_switch = |other: usize, ranks: RankSet| EndpointConfig {
+                kind: match ranks.as_slice() {
+                    [rank, ..] if config.modes[index] != config.modes[other] => EndpointKind::Rank {
+                        rank: *rank,
+                        sq_psn: START,
+                        rq_psn: START,
+                    },
+                    _ => EndpointKind::Switch,
+                },
                 ranks,
             };
             let (endpoints, parent) = match index {
-                0 => (vec![to_switch(leaf(0)), to_switch(leaf(1))], None),
+                0 => (vec![to_switch(1, leaf(0)), to_switch(2, leaf(1))], None),
                 _ => {
                     let first = 2 * (index - 1);
                     let others = leaf(2 - index);
-                    let endpoints = vec![to_rank(first), to_rank(first + 1), to_switch(others)];
+                    let endpoints = vec![to_rank(first), to_rank(first + 1), to_switch(0, others)];
                     (endpoints, EndpointId::new(UP))
                 }
             };
@@ -102,12 +120,12 @@ impl Nodes {
                 endpoints,
                 parent,
                 start_psn: START,
-                slots: SLOTS as u16,
+                slots: config.slots,
                 message_packets: 0,
                 pmtu: 0,
                 reproducible: false,
                 collectives_max: 2,
-                mode: config.mode,
+                mode: config.modes[index],
                 loss: config.loss,
                 straggler: config.straggler,
                 tick: Nanos::ZERO,
@@ -128,6 +146,11 @@ impl Nodes {
     /// The outgoing link of a rank.
     pub fn link_from_rank(&self, rank: usize) -> usize {
         self.link_to_rank(rank) + 1
+    }
+
+    /// Returns true if the spine sends on a link.
+    pub fn is_from_spine(&self, link: usize) -> bool {
+        link < 4 && link.is_multiple_of(2)
     }
 
     /// The rank that a link leads to.
@@ -205,33 +228,8 @@ impl Nodes {
             ),
         };
         switch.machine.handle(Nanos::ZERO, event, &mut effects);
-        let taken = |e: &Effect| {
-            matches!(
-                e,
-                Effect::Aggregate { .. } | Effect::Store { .. } | Effect::Drop(_)
-            )
-        };
-        if fault == Fault::AddAgain
-            && let (Message::Data { psn, .. }, Some(content)) = (message, content)
-            && index == 0
-            && !effects.iter().any(taken)
-        {
-            // The contributions of Mode-III are in the first half.
-            let ring = match switch.machine.status().mode {
-                CollectiveMode::Translated => SLOTS,
-                _ => SLOTS / 2,
-            };
-            let slot = psn.diff(START).rem_euclid(ring as i32) as usize;
-            switch.contents[slot] = switch.contents[slot].plus(content);
-        }
-        if fault == Fault::AckAtOnce
-            && index > 0
-            && endpoint != UP
-            && let Message::Data { psn, .. } = *message
-        {
-            let syndrome = Syndrome::Ack;
-            let ack = Message::Feedback { psn, syndrome };
-            step.sent.push((self.away(index, endpoint), ack));
+        if let Message::Data { psn, .. } = *message {
+            apply_fault(fault, switch, (index, from), psn, &mut effects);
         }
         self.carry_out(index, switch, &effects, content, &mut step);
         self.send_pending(index, switch, &mut step);
@@ -335,4 +333,72 @@ impl Nodes {
         }
         switch.contents = contents;
     }
+}
+
+/// Changes the effects of a data packet of `from`.
+fn apply_fault(
+    fault: Fault,
+    switch: &mut Switch,
+    (index, from): (usize, EndpointId),
+    psn: Psn,
+    effects: &mut Effects,
+) {
+    let status = switch.machine.status();
+    let endpoint = &status.endpoints[from.index()];
+    let (start, missing) = match endpoint.kind {
+        EndpointKind::Rank { sq_psn, .. } => (sq_psn, endpoint.unconfirmed),
+        EndpointKind::Switch => (START, endpoint.expected),
+    };
+    // The contributions of Mode-III are in the first half.
+    let ring = switch.machine.slots() >> u16::from(status.mode == CollectiveMode::Augmented);
+    let is_taken = |e: &Effect| matches!(e, Effect::Aggregate { .. } | Effect::Store { .. });
+    let (taken, refused) = (
+        effects.iter().any(is_taken),
+        effects.iter().any(|e| matches!(e, Effect::Drop(_))),
+    );
+    let complete = effects.iter().find_map(|e| match *e {
+        Effect::Complete { slot, .. } => Some(slot),
+        _ => None,
+    });
+    let feedback = |psn, syndrome| Effect::Acknowledge {
+        to: from,
+        psn,
+        msn: 0,
+        syndrome,
+    };
+    let add = Effect::Aggregate {
+        slot: psn.diff(start).rem_euclid(ring.into()) as u16,
+        from,
+        first: false,
+        kernel: CallId(0),
+    };
+    match (fault, complete) {
+        (Fault::AckAtOnce, _) if index > 0 && from.index() != UP => {
+            effects.insert(0, feedback(psn, Syndrome::Ack));
+        }
+        (Fault::AddAgain, _) if index == 0 && !taken && !refused => effects.push(add),
+        (Fault::AddBeyondRange, _) if effects.contains(&Effect::Drop(DropReason::EarlyContribution)) => {
+            effects.push(add);
+        }
+        (Fault::RecycleWhenComplete, Some(slot)) => {
+            switch.contents[usize::from((slot + ring / 2) % ring)] = Content::NONE;
+        }
+        (Fault::HandOverAtOnce, Some(slot)) if index == 0 => effects.push(Effect::HandOver {
+            from: slot,
+            to: ring + slot,
+        }),
+        (Fault::NakEach, _)
+            if (taken || effects.contains(&Effect::Drop(DropReason::ControlMissing)))
+                && endpoint.nak_sent
+                && !effects.iter().any(is_nak) =>
+        {
+            let missing = start.add(missing.diff(START));
+            effects.push(feedback(missing, Syndrome::Nak(NakCode::PsnSequenceError)));
+        }
+        _ => {}
+    }
+}
+
+fn is_nak(effect: &Effect) -> bool {
+    matches!(effect, Effect::Acknowledge { syndrome, .. } if *syndrome != Syndrome::Ack)
 }

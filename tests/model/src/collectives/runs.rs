@@ -1,6 +1,7 @@
 //! The explorations: EPIC's appendix H and additions.
 
-use super::{Collective, Config, Fault};
+use super::nodes::SWITCHES;
+use super::{Collective, Config, Fault, Losable};
 use crate::report::{Outcome, Until, explore};
 use castnet_collective::translated::{CollectiveMode, LossPolicy, StragglerPolicy};
 use castnet_wire::Primitive;
@@ -95,9 +96,24 @@ const fn duplicate_and_late(config: Config) -> Config {
     }
 }
 
+/// Pipes of two slots.
+pub const fn short(config: Config) -> Config {
+    Config { slots: 4, ..config }
+}
+
+/// No timer expires, and what is lost shows at once.
+pub const fn without_timers(config: Config) -> Config {
+    Config {
+        losable: Losable::Followed,
+        ticks: 0,
+        time_outs: 0,
+        ..config
+    }
+}
+
 const fn augmented(config: Config) -> Config {
     Config {
-        mode: CollectiveMode::Augmented,
+        modes: [CollectiveMode::Augmented; SWITCHES],
         ..config
     }
 }
@@ -203,7 +219,7 @@ pub const FULL: &[Run] = &[
 pub const fn with_fault(fault: Fault, mode: CollectiveMode, packets: u8) -> Config {
     Config {
         fault,
-        mode,
+        modes: [mode; SWITCHES],
         packets,
         ..one_loss(all_reduce(Repair))
     }
