@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         collectives::REFLECT,
         collectives::STRAGGLERS,
         collectives::AUGMENTED,
+        collectives::MIXED,
     ]
     .concat();
     let of_messages = terminated::RUNS.to_vec();

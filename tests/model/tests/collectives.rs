@@ -4,8 +4,8 @@
 
 use castnet_collective::translated::CollectiveMode::{Augmented, Translated};
 use castnet_model::collectives::{
-    AUGMENTED, Collective, Config, Fault, Losable, REFLECT, REPAIR, Run, STRAGGLERS, short, with_fault,
-    without_timers,
+    AUGMENTED, Collective, Config, Fault, Losable, MIXED, REFLECT, REPAIR, Run, STRAGGLERS, short,
+    with_fault, without_timers,
 };
 use castnet_model::report::{Outcome, Until, explore};
 use castnet_model::terminated;
@@ -40,6 +40,11 @@ fn late_ranks_barriers_and_ranks_that_disagree() {
 #[test]
 fn switches_that_acknowledge_at_each_hop() {
     assert_sound(AUGMENTED, 1);
+}
+
+#[test]
+fn switches_of_several_modes() {
+    assert_sound(MIXED, 1);
 }
 
 #[test]

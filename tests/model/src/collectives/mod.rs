@@ -4,8 +4,10 @@
 //! belong to this crate. Packets carry the set of their contributions instead of a payload. So C1, each contribution
 //! exactly once, is checked on every packet that a rank receives. C2, the end, is checked in every final state.
 
+pub mod connection;
 pub mod host;
 pub mod message;
+pub mod messages;
 pub mod nodes;
 pub mod runs;
 
@@ -20,8 +22,8 @@ use std::hash::{Hash, Hasher};
 pub use message::Content;
 pub use nodes::Fault;
 pub use runs::{
-    AUGMENTED, AUGMENTED_FULL, EPIC_TABLE_8, FULL, REFLECT, REPAIR, Run, STRAGGLERS, short, with_fault,
-    without_timers,
+    AUGMENTED, AUGMENTED_FULL, EPIC_TABLE_8, FULL, MIXED, REFLECT, REPAIR, Run, STRAGGLERS, short,
+    with_fault, without_timers,
 };
 
 /// Number of ranks.
@@ -36,7 +38,7 @@ pub struct Config {
     pub root: u16,
     /// Data packets of each sender; they are one message.
     pub packets: u8,
-    /// Mode-II or Mode-III, of the spine and of each leaf.
+    /// The modes of the spine and of each leaf.
     pub modes: [CollectiveMode; SWITCHES],
     /// Slots of each switch, at most [`nodes::SLOTS`]. In Mode-III, half of them are in each pipe.
     pub slots: u16,
@@ -359,7 +361,7 @@ impl Collective {
 
     /// Returns true if all receivers have the packets of `rank` before index `count`.
     fn have_all_received(&self, state: &State, rank: usize, count: i32) -> bool {
-        let has = |rank: usize| i32::from(state.hosts[rank].expected) >= count;
+        let has = |rank: usize| i32::from(state.hosts[rank].connection.expected) >= count;
         if count <= 1 {
             return count <= 0 || has(rank);
         }
@@ -396,6 +398,9 @@ impl Collective {
 
     fn apply_step(&self, state: &mut State, step: Step) {
         state.seen = step.seen;
+        if step.refused {
+            state.broken = state.broken.or(Some(Rule::Sense));
+        }
         let is_sent =
             |(_, message): &(usize, Message)| self.config.fault != Fault::NoNak || !message.is_nak();
         for (link, message) in step.sent.into_iter().filter(is_sent) {

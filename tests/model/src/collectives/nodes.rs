@@ -2,6 +2,7 @@
 
 use super::host::Part;
 use super::message::{Content, Message};
+use super::messages::{BYTES, MessageSwitch};
 use super::{Config, RANKS};
 use castnet_collective::translated::{
     CallId, CollectiveMode, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event,
@@ -19,7 +20,7 @@ pub const SLOTS: usize = 8;
 /// ranks.
 const UP: usize = 2;
 /// PSN of the control message in the group. Data begins behind the wrap.
-const START: Psn = Psn::new(Psn::MODULUS - 1);
+pub const START: Psn = Psn::new(Psn::MODULUS - 1);
 
 /// A deliberate fault that the checker must find. The machine is unchanged: the fault changes its effects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,17 +43,29 @@ pub enum Fault {
     NoNak,
 }
 
-/// A switch: the machine, and the contributions instead of payloads.
+/// A switch of Mode-II or Mode-III: the machine, and the contributions instead of payloads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Switch {
+pub struct PacketSwitch {
     machine: Translated,
     contents: [Content; SLOTS],
+}
+
+/// A switch.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Switch {
+    /// Of Mode-II or Mode-III.
+    Packets(PacketSwitch),
+    /// Of Mode-I.
+    Messages(MessageSwitch),
 }
 
 impl Switch {
     /// Returns true if something is in flight.
     pub fn is_active(&self) -> bool {
-        self.machine.poll_timeout().is_some()
+        match self {
+            Self::Packets(switch) => switch.machine.poll_timeout().is_some(),
+            Self::Messages(switch) => switch.is_active(),
+        }
     }
 }
 
@@ -76,6 +89,8 @@ pub struct Step {
     pub sent: Vec<(usize, Message)>,
     /// Notable events.
     pub seen: Seen,
+    /// A switch of Mode-I has refused the message.
+    pub refused: bool,
 }
 
 /// The tree.
@@ -116,7 +131,7 @@ impl Nodes {
                     (endpoints, EndpointId::new(UP))
                 }
             };
-            let machine = Translated::new(TranslatedConfig {
+            let config = TranslatedConfig {
                 endpoints,
                 parent,
                 start_psn: START,
@@ -130,10 +145,13 @@ impl Nodes {
                 straggler: config.straggler,
                 tick: Nanos::ZERO,
                 stall_timeout: Nanos::ZERO,
-            });
-            Switch {
-                machine,
-                contents: [Content::NONE; SLOTS],
+            };
+            match config.mode {
+                CollectiveMode::Terminated => Switch::Messages(MessageSwitch::new(config)),
+                _ => Switch::Packets(PacketSwitch {
+                    machine: Translated::new(config),
+                    contents: [Content::NONE; SLOTS],
+                }),
             }
         })
     }
@@ -189,7 +207,15 @@ impl Nodes {
         let Some(from) = EndpointId::new(endpoint) else {
             return step;
         };
-        let switch = &mut switches[index];
+        let switch = match &mut switches[index] {
+            Switch::Packets(switch) => switch,
+            Switch::Messages(switch) => {
+                let sent = switch.arrive(from, message);
+                step.refused = sent.is_none();
+                self.put_on_links(index, sent.unwrap_or_default(), &mut step);
+                return step;
+            }
+        };
         let mut effects = Effects::new();
         let (event, content) = match *message {
             Message::Control { psn, control } => {
@@ -210,7 +236,7 @@ impl Nodes {
                     psn,
                     shape: PacketShape {
                         opcode: Opcode::SendOnly,
-                        payload: 1024,
+                        payload: BYTES,
                         pad: 0,
                     },
                     ack_request: ask,
@@ -256,7 +282,13 @@ impl Nodes {
     /// The tick of a switch.
     pub fn tick(&self, switches: &mut [Switch; SWITCHES], index: usize) -> Step {
         let mut step = Step::default();
-        let switch = &mut switches[index];
+        let switch = match &mut switches[index] {
+            Switch::Packets(switch) => switch,
+            Switch::Messages(switch) => {
+                self.put_on_links(index, switch.tick(), &mut step);
+                return step;
+            }
+        };
         let mut effects = Effects::new();
         // One call handles the ticks of three endpoints.
         switch.machine.handle_timeout(Nanos::ZERO, &mut effects);
@@ -265,7 +297,13 @@ impl Nodes {
         step
     }
 
-    fn send_pending(&self, index: usize, switch: &mut Switch, step: &mut Step) {
+    fn put_on_links(&self, index: usize, sent: Vec<(usize, Message)>, step: &mut Step) {
+        let sent = sent.into_iter();
+        step.sent
+            .extend(sent.map(|(endpoint, message)| (self.away(index, endpoint), message)));
+    }
+
+    fn send_pending(&self, index: usize, switch: &mut PacketSwitch, step: &mut Step) {
         let mut effects = Effects::new();
         while switch.machine.poll_emit(Nanos::ZERO, &mut effects) {
             self.carry_out(index, switch, &effects, None, step);
@@ -275,7 +313,7 @@ impl Nodes {
     fn carry_out(
         &self,
         index: usize,
-        switch: &mut Switch,
+        switch: &mut PacketSwitch,
         effects: &Effects,
         content: Option<Content>,
         step: &mut Step,
@@ -287,7 +325,7 @@ impl Nodes {
                     out.push((self.away(index, endpoint.index()), make(psn)));
                 }
             };
-        let Step { sent, seen } = step;
+        let Step { sent, seen, .. } = step;
         let mut contents = switch.contents;
         for effect in effects {
             match *effect {
@@ -338,7 +376,7 @@ impl Nodes {
 /// Changes the effects of a data packet of `from`.
 fn apply_fault(
     fault: Fault,
-    switch: &mut Switch,
+    switch: &mut PacketSwitch,
     (index, from): (usize, EndpointId),
     psn: Psn,
     effects: &mut Effects,

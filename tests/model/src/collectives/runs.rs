@@ -42,6 +42,7 @@ const fn one_loss(config: Config) -> Config {
     Config { losses: 1, ..config }
 }
 
+use CollectiveMode::{Augmented, Terminated, Translated};
 use LossPolicy::{Reflect, Repair};
 
 /// The switches repair: the default.
@@ -113,7 +114,7 @@ pub const fn without_timers(config: Config) -> Config {
 
 const fn augmented(config: Config) -> Config {
     Config {
-        modes: [CollectiveMode::Augmented; SWITCHES],
+        modes: [Augmented; SWITCHES],
         ..config
     }
 }
@@ -165,6 +166,51 @@ pub const AUGMENTED_FULL: &[Run] = &[
     run(
         "Broadcast, augmented: duplicate, late message",
         augmented(duplicate_and_late(broadcast(Repair))),
+    ),
+];
+
+const fn mixed(modes: [CollectiveMode; SWITCHES], config: Config) -> Config {
+    Config { modes, ..config }
+}
+
+/// Switches of several modes in one tree: each edge between two modes is an RC connection for both its ends. The order is that of
+/// [`Config::modes`].
+pub const MIXED: &[Run] = &[
+    run(
+        "AllReduce, Mode-III above II and III: loss",
+        mixed([Augmented, Translated, Augmented], one_loss(all_reduce(Repair))),
+    ),
+    run(
+        "Reduce, Mode-III above II and III: loss",
+        mixed([Augmented, Translated, Augmented], one_loss(reduce(Repair))),
+    ),
+    run(
+        "Broadcast, Mode-III above II and III: loss",
+        mixed([Augmented, Translated, Augmented], one_loss(broadcast(Repair))),
+    ),
+    run(
+        "AllReduce, Mode-II above III and II: loss",
+        mixed([Translated, Augmented, Translated], one_loss(all_reduce(Repair))),
+    ),
+    run(
+        "AllReduce, Mode-I above II and III: loss",
+        mixed([Terminated, Translated, Augmented], one_loss(all_reduce(Repair))),
+    ),
+    run(
+        "Reduce, Mode-I above II and III: loss",
+        mixed([Terminated, Translated, Augmented], one_loss(reduce(Repair))),
+    ),
+    run(
+        "Broadcast, Mode-I above II and III: loss",
+        mixed([Terminated, Translated, Augmented], one_loss(broadcast(Repair))),
+    ),
+    run(
+        "AllReduce, Mode-II above I and III: loss",
+        mixed([Translated, Terminated, Augmented], one_loss(all_reduce(Repair))),
+    ),
+    run(
+        "AllReduce, Mode-III above I and II: loss",
+        mixed([Augmented, Terminated, Translated], one_loss(all_reduce(Repair))),
     ),
 ];
 
