@@ -2,7 +2,7 @@
 //! written to standard error, which the test harness does not capture. Ranks send fewer packets here than the three
 //! of EPIC's appendix H, which `cargo run --release -p castnet-model -- collectives` explores.
 
-use castnet_collective::translated::CollectiveMode::{Augmented, Translated};
+use castnet_collective::translated::CollectiveMode::{Augmented, Terminated, Translated};
 use castnet_model::collectives::{
     AUGMENTED, Collective, Config, Fault, Losable, MIXED, REFLECT, REPAIR, Run, STRAGGLERS, short,
     with_fault, without_timers,
@@ -45,6 +45,26 @@ fn switches_that_acknowledge_at_each_hop() {
 #[test]
 fn switches_of_several_modes() {
     assert_sound(MIXED, 1);
+}
+
+/// An ACK of a contribution that was not accepted, at a leaf of Mode-II below or beside Mode-I.
+#[test]
+fn a_premature_ack_is_found_beside_other_modes() {
+    for modes in [
+        [Terminated, Translated, Augmented],
+        [Augmented, Translated, Terminated],
+    ] {
+        let config = with_fault(Fault::AckAtOnce, Translated, 1);
+        assert_finds(Config { modes, ..config }, "C2");
+    }
+}
+
+/// Between switches of Mode-II, a contribution of an AllReduce is acknowledged by its result only. Mode-I waits for an ACK.
+#[test]
+fn an_edge_between_modes_that_is_no_connection_is_found() {
+    let config = with_fault(Fault::OneMode, Translated, 1);
+    let modes = [Translated, Terminated, Augmented];
+    assert_finds(Config { modes, ..config }, "C2");
 }
 
 #[test]

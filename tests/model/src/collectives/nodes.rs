@@ -41,6 +41,8 @@ pub enum Fault {
     NakEach,
     /// Switches send no NAKs (EPIC H.4).
     NoNak,
+    /// Switches treat an edge between two modes as one between switches of one mode.
+    OneMode,
 }
 
 /// A switch of Mode-II or Mode-III: the machine, and the contributions instead of payloads.
@@ -113,11 +115,15 @@ impl Nodes {
             // An edge between two modes is an RC connection for both its ends (decision 20).
             let to_switch = |other: usize, ranks: RankSet| EndpointConfig {
                 kind: match ranks.as_slice() {
-                    [rank, ..] if config.modes[index] != config.modes[other] => EndpointKind::Rank {
-                        rank: *rank,
-                        sq_psn: START,
-                        rq_psn: START,
-                    },
+                    [rank, ..]
+                        if config.modes[index] != config.modes[other] && config.fault != Fault::OneMode =>
+                    {
+                        EndpointKind::Rank {
+                            rank: *rank,
+                            sq_psn: START,
+                            rq_psn: START,
+                        }
+                    }
                     _ => EndpointKind::Switch,
                 },
                 ranks,
