@@ -28,6 +28,8 @@ fn main() -> ExitCode {
         collectives::REFLECT,
         collectives::STRAGGLERS,
         collectives::AUGMENTED,
+        collectives::SHORT,
+        collectives::WITHOUT_TIMERS,
         collectives::MIXED,
     ]
     .concat();

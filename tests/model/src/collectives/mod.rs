@@ -22,8 +22,8 @@ use std::hash::{Hash, Hasher};
 pub use message::Content;
 pub use nodes::Fault;
 pub use runs::{
-    AUGMENTED, AUGMENTED_FULL, EPIC_TABLE_8, FULL, MIXED, REFLECT, REPAIR, Run, STRAGGLERS, short,
-    with_fault, without_timers,
+    AUGMENTED, AUGMENTED_FULL, EPIC_TABLE_8, FULL, MIXED, REFLECT, REPAIR, Run, SHORT, STRAGGLERS,
+    WITHOUT_TIMERS, short, with_fault, without_timers,
 };
 
 /// Number of ranks.

@@ -22,7 +22,7 @@ const UP: usize = 2;
 /// PSN of the control message in the group. Data begins behind the wrap.
 pub const START: Psn = Psn::new(Psn::MODULUS - 1);
 
-/// A deliberate fault that the checker must find. The machine is unchanged: the fault changes its effects.
+/// A deliberate fault that the checker must find. The machine is unchanged: the fault changes its effects or its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// None.

@@ -88,12 +88,15 @@ pub const STRAGGLERS: &[Run] = &[
     ),
 ];
 
+const fn two_packets(config: Config) -> Config {
+    Config { packets: 2, ..config }
+}
+
 const fn duplicate_and_late(config: Config) -> Config {
     Config {
         duplicates: 1,
         delays: 1,
-        packets: 2,
-        ..config
+        ..two_packets(config)
     }
 }
 
@@ -157,8 +160,36 @@ pub const AUGMENTED: &[Run] = &[
     ),
 ];
 
+/// Pipes that are shorter than what a rank sends.
+pub const SHORT: &[Run] = &[
+    run(
+        "AllReduce, augmented: short pipes",
+        two_packets(short(augmented(all_reduce(Repair)))),
+    ),
+    run(
+        "Broadcast, augmented: short pipes, loss",
+        short(augmented(one_loss(broadcast(Repair)))),
+    ),
+];
+
+/// Losses that no timer needs to repair.
+pub const WITHOUT_TIMERS: &[Run] = &[
+    run(
+        "AllReduce, repair: loss, no timers",
+        two_packets(without_timers(one_loss(all_reduce(Repair)))),
+    ),
+    run(
+        "AllReduce, augmented: loss, no timers",
+        two_packets(without_timers(augmented(one_loss(all_reduce(Repair))))),
+    ),
+];
+
 /// Runs of Mode-III that are too large for the tests.
 pub const AUGMENTED_FULL: &[Run] = &[
+    run(
+        "Reduce, augmented: short pipes, loss",
+        two_packets(short(augmented(one_loss(reduce(Repair))))),
+    ),
     run(
         "Reduce, augmented: duplicate, late message",
         augmented(duplicate_and_late(reduce(Repair))),
