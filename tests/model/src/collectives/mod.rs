@@ -11,13 +11,14 @@ pub mod messages;
 pub mod nodes;
 pub mod runs;
 
+use crate::plain::Parts;
 use castnet_collective::translated::{CollectiveMode, LossPolicy, StragglerPolicy};
 use castnet_wire::{Call, CallFlags, Control, DataType, Operation, Primitive, Psn, Verdict};
 use host::{Host, Part};
 use message::Message;
 use nodes::{LINKS, Nodes, SWITCHES, Seen, Step, Switch};
 use stateright::{Model, Property};
-use std::hash::{Hash, Hasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 pub use message::Content;
 pub use nodes::Fault;
@@ -192,7 +193,7 @@ pub struct State {
 }
 
 /// A rule that a step violated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
     /// C1: each contribution exactly once.
     ExactlyOnce,
@@ -225,6 +226,28 @@ impl Hash for State {
             self.timed_out,
         ];
         (switches, hosts, links, late, broken, budgets).hash(hasher);
+    }
+}
+
+impl Parts for State {
+    type Rule = Rule;
+
+    fn broken(&self) -> Option<Rule> {
+        self.broken
+    }
+
+    fn parts(&self, mut each: impl FnMut(DefaultHasher)) {
+        let mut part = |state: &dyn Fn(&mut DefaultHasher)| {
+            let mut hasher = DefaultHasher::new();
+            state(&mut hasher);
+            each(hasher);
+        };
+        for (index, switch) in self.switches.iter().enumerate() {
+            part(&|hasher| (index, switch).hash(hasher));
+        }
+        for (index, host) in self.hosts.iter().enumerate() {
+            part(&|hasher| (SWITCHES + index, host).hash(hasher));
+        }
     }
 }
 
