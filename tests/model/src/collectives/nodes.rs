@@ -1,14 +1,15 @@
 //! The switches and their links: a spine, two leaves, and two ranks at each leaf.
 
+use super::fault::{Fault, apply_fault};
 use super::host::Part;
 use super::message::{Content, Message};
 use super::messages::{BYTES, MessageSwitch};
 use super::{Config, RANKS};
 use castnet_collective::translated::{
-    CallId, CollectiveMode, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event,
+    CollectiveMode, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event,
     PacketShape, RankSet, Translated, TranslatedConfig,
 };
-use castnet_wire::{DropReason, NakCode, Nanos, Opcode, Psn, Syndrome};
+use castnet_wire::{Nanos, Opcode, Psn, Syndrome};
 
 /// Number of switches: the spine, then the leaves.
 pub const SWITCHES: usize = 3;
@@ -18,47 +19,24 @@ pub const LINKS: usize = 12;
 pub const SLOTS: usize = 8;
 /// Endpoint of a leaf towards the spine. Endpoints of the spine lead to the leaves, the first two of a leaf to its
 /// ranks.
-const UP: usize = 2;
+pub(super) const UP: usize = 2;
 /// PSN of the control message in the group. Data begins behind the wrap.
 pub const START: Psn = Psn::new(Psn::MODULUS - 1);
-
-/// A deliberate fault that the checker must find. The machine is unchanged: the fault changes its effects or its configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// None.
-    Nothing,
-    /// A leaf acknowledges a contribution when it arrives, as between two hosts.
-    AckAtOnce,
-    /// A repeated contribution is added again.
-    AddAgain,
-    /// A contribution beyond the range of the pipe is added to the slot of another packet (EPIC 5.1).
-    AddBeyondRange,
-    /// When the sum of a packet is complete, the slot half a ring ahead is recycled, as in the paper's Mode-II (EPIC 5.1, figure 6).
-    RecycleWhenComplete,
-    /// The root copies a complete sum into the broadcast pipe at once (EPIC H.4).
-    HandOverAtOnce,
-    /// Each packet behind a gap causes a NAK (EPIC H.4).
-    NakEach,
-    /// Switches send no NAKs (EPIC H.4).
-    NoNak,
-    /// Switches treat an edge between two modes as one between switches of one mode.
-    OneMode,
-}
 
 /// A switch of Mode-II or Mode-III: the machine, and the contributions instead of payloads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PacketSwitch {
-    machine: Translated,
-    contents: [Content; SLOTS],
+    pub(super) machine: Translated,
+    pub(super) contents: [Content; SLOTS],
 }
 
 /// A switch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Switch {
     /// Of Mode-II or Mode-III.
-    Packets(PacketSwitch),
+    Packets(Box<PacketSwitch>),
     /// Of Mode-I.
-    Messages(MessageSwitch),
+    Messages(Box<MessageSwitch>),
 }
 
 impl Switch {
@@ -153,11 +131,11 @@ impl Nodes {
                 stall_timeout: Nanos::ZERO,
             };
             match config.mode {
-                CollectiveMode::Terminated => Switch::Messages(MessageSwitch::new(config)),
-                _ => Switch::Packets(PacketSwitch {
+                CollectiveMode::Terminated => Switch::Messages(Box::new(MessageSwitch::new(config))),
+                _ => Switch::Packets(Box::new(PacketSwitch {
                     machine: Translated::new(config),
                     contents: [Content::NONE; SLOTS],
-                }),
+                })),
             }
         })
     }
@@ -260,7 +238,9 @@ impl Nodes {
             ),
         };
         switch.machine.handle(Nanos::ZERO, event, &mut effects);
-        if let Message::Data { psn, .. } = *message {
+        if fault != Fault::Nothing
+            && let Message::Data { psn, .. } = *message
+        {
             apply_fault(fault, switch, (index, from), psn, &mut effects);
         }
         self.carry_out(index, switch, &effects, content, &mut step);
@@ -377,72 +357,4 @@ impl Nodes {
         }
         switch.contents = contents;
     }
-}
-
-/// Changes the effects of a data packet of `from`.
-fn apply_fault(
-    fault: Fault,
-    switch: &mut PacketSwitch,
-    (index, from): (usize, EndpointId),
-    psn: Psn,
-    effects: &mut Effects,
-) {
-    let status = switch.machine.status();
-    let endpoint = &status.endpoints[from.index()];
-    let (start, missing) = match endpoint.kind {
-        EndpointKind::Rank { sq_psn, .. } => (sq_psn, endpoint.unconfirmed),
-        EndpointKind::Switch => (START, endpoint.expected),
-    };
-    // The contributions of Mode-III are in the first half.
-    let ring = switch.machine.slots() >> u16::from(status.mode == CollectiveMode::Augmented);
-    let is_taken = |e: &Effect| matches!(e, Effect::Aggregate { .. } | Effect::Store { .. });
-    let (taken, refused) = (
-        effects.iter().any(is_taken),
-        effects.iter().any(|e| matches!(e, Effect::Drop(_))),
-    );
-    let complete = effects.iter().find_map(|e| match *e {
-        Effect::Complete { slot, .. } => Some(slot),
-        _ => None,
-    });
-    let feedback = |psn, syndrome| Effect::Acknowledge {
-        to: from,
-        psn,
-        msn: 0,
-        syndrome,
-    };
-    let add = Effect::Aggregate {
-        slot: psn.diff(start).rem_euclid(ring.into()) as u16,
-        from,
-        first: false,
-        kernel: CallId(0),
-    };
-    match (fault, complete) {
-        (Fault::AckAtOnce, _) if index > 0 && from.index() != UP => {
-            effects.insert(0, feedback(psn, Syndrome::Ack));
-        }
-        (Fault::AddAgain, _) if index == 0 && !taken && !refused => effects.push(add),
-        (Fault::AddBeyondRange, _) if effects.contains(&Effect::Drop(DropReason::EarlyContribution)) => {
-            effects.push(add);
-        }
-        (Fault::RecycleWhenComplete, Some(slot)) => {
-            switch.contents[usize::from((slot + ring / 2) % ring)] = Content::NONE;
-        }
-        (Fault::HandOverAtOnce, Some(slot)) if index == 0 => effects.push(Effect::HandOver {
-            from: slot,
-            to: ring + slot,
-        }),
-        (Fault::NakEach, _)
-            if (taken || effects.contains(&Effect::Drop(DropReason::ControlMissing)))
-                && endpoint.nak_sent
-                && !effects.iter().any(is_nak) =>
-        {
-            let missing = start.add(missing.diff(START));
-            effects.push(feedback(missing, Syndrome::Nak(NakCode::PsnSequenceError)));
-        }
-        _ => {}
-    }
-}
-
-fn is_nak(effect: &Effect) -> bool {
-    matches!(effect, Effect::Acknowledge { syndrome, .. } if *syndrome != Syndrome::Ack)
 }
