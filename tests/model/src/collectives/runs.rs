@@ -202,7 +202,10 @@ pub const AUGMENTED_FULL: &[Run] = &[
 ];
 
 const fn mixed(modes: [CollectiveMode; SWITCHES], config: Config) -> Config {
-    Config { modes, ..config }
+    Config {
+        modes,
+        ..two_packets(one_loss(config))
+    }
 }
 
 /// Switches of several modes in one tree: each edge between two modes is an RC connection for both its ends. The order is that of
@@ -210,39 +213,39 @@ const fn mixed(modes: [CollectiveMode; SWITCHES], config: Config) -> Config {
 pub const MIXED: &[Run] = &[
     run(
         "AllReduce, Mode-III above II and III: loss",
-        mixed([Augmented, Translated, Augmented], one_loss(all_reduce(Repair))),
+        mixed([Augmented, Translated, Augmented], all_reduce(Repair)),
     ),
     run(
         "Reduce, Mode-III above II and III: loss",
-        mixed([Augmented, Translated, Augmented], one_loss(reduce(Repair))),
+        mixed([Augmented, Translated, Augmented], reduce(Repair)),
     ),
     run(
         "Broadcast, Mode-III above II and III: loss",
-        mixed([Augmented, Translated, Augmented], one_loss(broadcast(Repair))),
+        mixed([Augmented, Translated, Augmented], broadcast(Repair)),
     ),
     run(
         "AllReduce, Mode-II above III and II: loss",
-        mixed([Translated, Augmented, Translated], one_loss(all_reduce(Repair))),
+        mixed([Translated, Augmented, Translated], all_reduce(Repair)),
     ),
     run(
         "AllReduce, Mode-I above II and III: loss",
-        mixed([Terminated, Translated, Augmented], one_loss(all_reduce(Repair))),
+        mixed([Terminated, Translated, Augmented], all_reduce(Repair)),
     ),
     run(
         "Reduce, Mode-I above II and III: loss",
-        mixed([Terminated, Translated, Augmented], one_loss(reduce(Repair))),
+        mixed([Terminated, Translated, Augmented], reduce(Repair)),
     ),
     run(
         "Broadcast, Mode-I above II and III: loss",
-        mixed([Terminated, Translated, Augmented], one_loss(broadcast(Repair))),
+        mixed([Terminated, Translated, Augmented], broadcast(Repair)),
     ),
     run(
         "AllReduce, Mode-II above I and III: loss",
-        mixed([Translated, Terminated, Augmented], one_loss(all_reduce(Repair))),
+        mixed([Translated, Terminated, Augmented], all_reduce(Repair)),
     ),
     run(
         "AllReduce, Mode-III above I and II: loss",
-        mixed([Augmented, Terminated, Translated], one_loss(all_reduce(Repair))),
+        mixed([Augmented, Terminated, Translated], all_reduce(Repair)),
     ),
 ];
 
