@@ -28,6 +28,9 @@ fn main() -> ExitCode {
         collectives::REFLECT,
         collectives::STRAGGLERS,
         collectives::AUGMENTED,
+        collectives::SHORT,
+        collectives::WITHOUT_TIMERS,
+        collectives::MIXED,
     ]
     .concat();
     let of_messages = terminated::RUNS.to_vec();

@@ -1,15 +1,25 @@
-//! A simple exploration, compared in tests with the checker and with the reduction of [`crate::bounded`].
+//! A simple exploration, compared in tests with the checker and with the reductions of [`crate::bounded`] and [`crate::collectives`].
 
-use crate::bounded::{Bounded, State};
-use crate::switch::Rule;
 use stateright::Model;
 use std::collections::hash_map::{DefaultHasher, Entry, HashMap};
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{Hash, Hasher};
 
+/// A state of switches and hosts.
+pub trait Parts {
+    /// The rules of its model.
+    type Rule;
+
+    /// The rule that the path to this state violated.
+    fn broken(&self) -> Option<Self::Rule>;
+
+    /// Calls `each` with a hash of each switch and host, without messages in flight and remaining faults.
+    fn parts(&self, each: impl FnMut(DefaultHasher));
+}
+
 /// Result of an exploration.
-#[derive(Clone, Debug, Default)]
-pub struct Found {
+#[derive(Clone, Debug)]
+pub struct Found<Rule> {
     /// Number of different states.
     pub unique: usize,
     /// True if a state is reachable from itself.
@@ -23,14 +33,25 @@ pub struct Found {
 }
 
 /// Explores all states, depth first.
-pub fn explore(model: &Bounded) -> Found {
-    let mut found = Found::default();
+pub fn explore<M>(model: &M) -> Found<<M::State as Parts>::Rule>
+where
+    M: Model,
+    M::State: Parts + Hash,
+    <M::State as Parts>::Rule: Ord,
+{
+    let mut found = Found {
+        unique: 0,
+        cycle: false,
+        local: BTreeSet::new(),
+        ends: BTreeSet::new(),
+        broken: BTreeSet::new(),
+    };
     let mut cycle = false;
     // True while the state is on the current path.
     let mut open: HashMap<u64, bool> = HashMap::new();
-    let mut path: Vec<(u64, Vec<State>)> = Vec::new();
+    let mut path: Vec<(u64, Vec<M::State>)> = Vec::new();
     let (mut local, mut ends) = (HashSet::new(), HashSet::new());
-    let mut enter = |state: &State, print: u64, path: &mut Vec<(u64, Vec<State>)>| {
+    let mut enter = |state: &M::State, print: u64, path: &mut Vec<(u64, Vec<M::State>)>| {
         let next = model.next_states(state);
         found.broken.extend(state.broken());
         // A state that violates a rule has no successors.

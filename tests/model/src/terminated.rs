@@ -161,7 +161,7 @@ impl Run {
         let result = ranks
             .clone()
             .filter(sends)
-            .fold(Content::NONE, |sum, rank| sum.plus(Content::only(rank)));
+            .fold(Content::NONE, |sum, rank| sum.plus(Content::only(rank, 0)));
         let mut letters = Vec::new();
         for collective in 0..self.collectives {
             let mut control = self.control(if sent { rank } else { 0 }, collective);
@@ -174,12 +174,12 @@ impl Run {
                 message: Message::Control(control),
                 content: Content::NONE,
             });
-            let data = Letter {
-                message: Message::Data(256),
-                content: if sent { Content::only(rank) } else { result },
-            };
+            let content = if sent { Content::only(rank, 0) } else { result };
             let count = if takes_part { self.messages } else { 0 };
-            letters.extend((0..count).map(|_| data));
+            letters.extend((0..count).map(|index| Letter {
+                message: Message::Data(256),
+                content: content.to_packet(index),
+            }));
         }
         letters
     }

@@ -1,11 +1,15 @@
 //! The reduced exploration reaches the same states of each switch and host, and the same final states, as the
 //! exhaustive one. Neither contains a cycle, which `eventually` of the checker would miss.
 
+use castnet_collective::CollectiveMode::{Augmented, Terminated, Translated};
 use castnet_model::bounded::{Bounded, Config};
 use castnet_model::fabric::Topology;
-use castnet_model::plain;
+use castnet_model::plain::{self, Parts};
 use castnet_model::report::{Until, explore};
 use castnet_model::switch::Fault;
+use stateright::Model;
+use std::fmt::Debug;
+use std::hash::Hash;
 
 const WITHOUT_FAULTS: Config = Config::without_faults(Topology::RootAndLeaf);
 const ONE_MESSAGE: Config = Config {
@@ -13,15 +17,16 @@ const ONE_MESSAGE: Config = Config {
     ..WITHOUT_FAULTS
 };
 
-fn assert_equivalent(name: &str, config: Config) {
-    let reduced = plain::explore(&Bounded::new(config));
-    let all = plain::explore(&Bounded::new(Config {
-        exhaustive: true,
-        ..config
-    }));
+fn assert_same<M>(name: &str, reduced: &M, all: &M)
+where
+    M: Model,
+    M::State: Parts + Hash,
+    <M::State as Parts>::Rule: Debug + Ord,
+{
+    let reduced = plain::explore(reduced);
+    let all = plain::explore(all);
     println!(
-        "{name}, {:?}: {} states instead of {}, {} local states, {} ends, broken {:?}",
-        config.fault,
+        "{name}: {} states instead of {}, {} local states, {} ends, broken {:?}",
         reduced.unique,
         all.unique,
         all.local.len(),
@@ -36,15 +41,51 @@ fn assert_equivalent(name: &str, config: Config) {
     assert!(reduced.ends == all.ends, "{name}: different final states");
     assert_eq!(reduced.broken, all.broken, "{name}");
     assert!(reduced.unique < all.unique, "{name}: the reduction saves nothing");
+}
+
+fn assert_equivalent(name: &str, config: Config) {
+    let reduced = Bounded::new(config);
+    let exhaustive = Bounded::new(Config {
+        exhaustive: true,
+        ..config
+    });
+    assert_same(&format!("{name}, {:?}", config.fault), &reduced, &exhaustive);
     if config.fault != Fault::Nothing {
         return;
     }
     // The checker's own count of the same states.
     assert_eq!(
-        explore(name, Bounded::new(config), Until::All, 1).unique,
-        reduced.unique,
+        explore(name, reduced.clone(), Until::All, 1).unique,
+        plain::explore(&reduced).unique,
         "{name}"
     );
+}
+
+/// A barrier, whose ranks have one packet each way, in each mode.
+#[test]
+fn of_collectives_with_a_loss() {
+    use castnet_model::collectives::{Collective, Config, Fault, with_fault};
+    for modes in [
+        [Translated; 3],
+        [Augmented; 3],
+        [Terminated, Translated, Augmented],
+    ] {
+        let config = Config {
+            modes,
+            ticks: 1,
+            time_outs: 1,
+            ..with_fault(Fault::Nothing, Translated, 0)
+        };
+        let exhaustive = Config {
+            exhaustive: true,
+            ..config
+        };
+        assert_same(
+            &format!("{modes:?}"),
+            &Collective::new(config),
+            &Collective::new(exhaustive),
+        );
+    }
 }
 
 #[test]

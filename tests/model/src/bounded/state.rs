@@ -5,6 +5,7 @@ use super::{Bounded, LATE_MAX};
 use crate::fabric::{LINKS, RECEIVERS};
 use crate::host::{Requester, Responder};
 use crate::message::{Message, Queue};
+use crate::plain::Parts;
 use crate::switch::{Rule, Seen, Switches};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -91,13 +92,19 @@ impl State {
         delivered && self.source.is_done() || self.source.failed
     }
 
-    /// The rule that the path to this state violated.
-    pub fn broken(&self) -> Option<Rule> {
+    pub(super) fn is_network_empty(&self) -> bool {
+        self.links.iter().all(|queue| queue.is_empty()) && self.late == [None; LATE_MAX]
+    }
+}
+
+impl Parts for State {
+    type Rule = Rule;
+
+    fn broken(&self) -> Option<Rule> {
         self.broken
     }
 
-    /// Calls `each` with a hash of each switch and host, without messages in flight and remaining faults.
-    pub fn parts(&self, mut each: impl FnMut(DefaultHasher)) {
+    fn parts(&self, mut each: impl FnMut(DefaultHasher)) {
         let mut part = |index: usize, state: &dyn Fn(&mut DefaultHasher)| {
             let mut hasher = DefaultHasher::new();
             index.hash(&mut hasher);
@@ -123,9 +130,5 @@ impl State {
         for (i, switch) in switches {
             part(1 + RECEIVERS + i, &|hasher| switch.hash(hasher));
         }
-    }
-
-    pub(super) fn is_network_empty(&self) -> bool {
-        self.links.iter().all(|queue| queue.is_empty()) && self.late == [None; LATE_MAX]
     }
 }

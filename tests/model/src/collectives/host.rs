@@ -1,8 +1,8 @@
-//! A rank that behaves like rxe: the requester accepts any ACK and goes back to the oldest packet, the responder
-//! sends one NAK per gap. Everything that it sends in a collective fits its window.
+//! A rank. Everything that it sends in a collective fits its window.
 
+use super::connection::Connection;
 use super::message::{Content, Message};
-use castnet_wire::{Control, NakCode, Psn, Syndrome, Verdict};
+use castnet_wire::{Control, Psn, Syndrome, Verdict};
 use std::ops::Range;
 
 /// The role of a rank in the collective.
@@ -14,7 +14,7 @@ pub struct Part {
     pub sends: u8,
     /// Data packets that it receives, after the control result.
     pub receives: u8,
-    /// Contributors to the data that it receives.
+    /// Contributions to a packet of the data that it receives.
     pub content: Content,
     /// PSN of the first packet that it sends.
     pub sq_psn: Psn,
@@ -39,14 +39,8 @@ impl Part {
 pub struct Host {
     /// True if it has started.
     pub started: bool,
-    /// All packets below this index are acknowledged.
-    pub unacked: u8,
-    /// True if it went back and has seen no progress since: further NAKs are ignored.
-    retrying: bool,
-    /// It has received all packets below this index.
-    pub expected: u8,
-    /// True if the current gap was reported by a NAK.
-    nak_sent: bool,
+    /// Its connection.
+    pub connection: Connection,
     /// True if the control result reported a conflict. Nothing follows it.
     pub conflict: bool,
 }
@@ -78,18 +72,17 @@ impl Host {
         let received = if self.conflict { 1 } else { part.packets_in() };
         // After a conflict the ACK does not matter: the QP is given up.
         let acknowledged = if self.conflict { 0 } else { part.packets_out() };
-        self.expected >= received && self.unacked >= acknowledged
+        self.connection.expected >= received && self.connection.unacked >= acknowledged
     }
 
     /// Returns true if its retransmission timer runs. After a conflict its QP is given up.
     pub fn may_time_out(&self, part: &Part) -> bool {
-        self.started && !self.conflict && self.unacked < part.packets_out()
+        self.started && !self.conflict && self.connection.unacked < part.packets_out()
     }
 
     /// Handles expiry of the retransmission timer. Returns the packets that it retransmits.
     pub fn go_back(&mut self, part: &Part) -> Range<u8> {
-        self.retrying = false;
-        self.unacked..part.packets_out()
+        self.connection.go_back(part.packets_out())
     }
 
     /// Handles a message.
@@ -99,7 +92,7 @@ impl Host {
             Message::Control { psn, control } => {
                 let at = psn.diff(part.rq_psn);
                 let mut reaction = self.packet(part, at, true);
-                if self.expected == 1 && at == 0 {
+                if self.connection.expected == 1 && at == 0 {
                     self.conflict = control.verdict != Verdict::Agreed;
                 }
                 reaction.invalid |= at != 0;
@@ -107,55 +100,34 @@ impl Host {
             }
             Message::Data { psn, ask, content } => {
                 let at = psn.diff(part.rq_psn);
-                let is_next = at == i32::from(self.expected);
+                let is_next = at == i32::from(self.connection.expected);
                 let mut reaction = self.packet(part, at, ask);
                 reaction.invalid |= at == 0 || self.conflict;
-                reaction.wrong = is_next && content != part.content;
+                reaction.wrong = is_next && content != part.content.to_packet(at as u8);
                 reaction
             }
         }
     }
 
     fn packet(&mut self, part: &Part, at: i32, ask: bool) -> Reaction {
-        let mut reaction = Reaction::NOTHING;
-        let expected = i32::from(self.expected);
-        reaction.invalid = at < 0 || at >= i32::from(part.packets_in());
-        let feedback = |at: i32, syndrome| Message::Feedback {
-            psn: part.rq_psn.add(at.max(0)),
-            syndrome,
-        };
-        reaction.answer = if at < expected {
-            Some(feedback(expected - 1, Syndrome::Ack))
-        } else if at > expected {
-            let first = !std::mem::replace(&mut self.nak_sent, true);
-            first.then(|| feedback(expected, Syndrome::Nak(NakCode::PsnSequenceError)))
-        } else {
-            self.nak_sent = false;
-            self.expected += 1;
-            ask.then(|| feedback(at, Syndrome::Ack))
-        };
-        reaction
+        let answer = self.connection.receive(at, ask);
+        Reaction {
+            answer: answer.map(|(at, syndrome)| Message::Feedback {
+                psn: part.rq_psn.add(at.max(0)),
+                syndrome,
+            }),
+            invalid: at < 0 || at >= i32::from(part.packets_in()),
+            ..Reaction::NOTHING
+        }
     }
 
     fn feedback(&mut self, part: &Part, psn: Psn, syndrome: Syndrome) -> Reaction {
-        let mut reaction = Reaction::NOTHING;
         let at = psn.diff(part.sq_psn);
-        if at < i32::from(self.unacked) {
-            return reaction;
+        Reaction {
+            retransmits: self.connection.feedback(at, syndrome, part.packets_out()),
+            invalid: at >= i32::from(part.packets_out()),
+            ..Reaction::NOTHING
         }
-        reaction.invalid = at >= i32::from(part.packets_out());
-        let at = at as u8;
-        if syndrome == Syndrome::Ack {
-            self.unacked = at + 1;
-            self.retrying = false;
-        } else {
-            self.unacked = at;
-            if !self.retrying {
-                self.retrying = true;
-                reaction.retransmits = at..part.packets_out();
-            }
-        }
-        reaction
     }
 
     /// The packet with an index, as it is sent.
@@ -166,7 +138,7 @@ impl Host {
             _ => Message::Data {
                 psn,
                 ask: index + 1 == part.packets_out(),
-                content: Content::only(part.rank),
+                content: Content::only(part.rank, index),
             },
         }
     }

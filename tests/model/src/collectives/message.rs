@@ -1,26 +1,46 @@
-//! Messages. Instead of a payload, a packet carries the set of its contributors.
+//! Messages. Instead of a payload, a packet carries the set of its contributions.
 
 use castnet_wire::{Control, Psn, Syndrome};
 
-/// Contributors to a payload: two bits for each of four ranks count its contributions.
+/// Contributions to a payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Content(u8);
+pub struct Content {
+    /// Two bits for each of four ranks count its contributions.
+    ranks: u8,
+    /// Bit set of the packets that they belong to.
+    packets: u8,
+}
 
 impl Content {
-    /// No contributor.
-    pub const NONE: Self = Self(0);
+    /// No contribution.
+    pub const NONE: Self = Self { ranks: 0, packets: 0 };
 
-    /// One contribution of `rank`.
-    pub fn only(rank: u16) -> Self {
-        Self(1 << (2 * (rank & 3)))
+    /// One contribution of `rank` to the packet with this index.
+    pub fn only(rank: u16, packet: u8) -> Self {
+        Self {
+            ranks: 1 << (2 * (rank & 3)),
+            packets: 1 << packet,
+        }
+    }
+
+    /// The same contributors to another packet.
+    pub fn to_packet(self, packet: u8) -> Self {
+        Self {
+            packets: 1 << packet,
+            ..self
+        }
     }
 
     /// Sum of both. Three contributions of one rank stand for any higher number.
     pub fn plus(self, other: Self) -> Self {
-        (0..4).fold(Self(0), |sum, rank| {
-            let count = |content: Self| content.0 >> (2 * rank) & 3;
-            Self(sum.0 | (count(self) + count(other)).min(3) << (2 * rank))
-        })
+        let ranks = (0..4).fold(0, |sum, rank| {
+            let count = |content: Self| content.ranks >> (2 * rank) & 3;
+            sum | (count(self) + count(other)).min(3) << (2 * rank)
+        });
+        Self {
+            ranks,
+            packets: self.packets | other.packets,
+        }
     }
 }
 
@@ -40,7 +60,7 @@ pub enum Message {
         psn: Psn,
         /// AckReq bit.
         ask: bool,
-        /// Contributors.
+        /// Contributions.
         content: Content,
     },
     /// An acknowledge packet.
@@ -52,16 +72,24 @@ pub enum Message {
     },
 }
 
+impl Message {
+    /// Returns true if it is a NAK.
+    pub fn is_nak(&self) -> bool {
+        matches!(self, Self::Feedback { syndrome, .. } if *syndrome != Syndrome::Ack)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn repeated_contributions_are_visible() {
-        let (a, b) = (Content::only(0), Content::only(3));
+        let (a, b) = (Content::only(0, 1), Content::only(3, 1));
         assert_eq!(a.plus(b), b.plus(a));
         assert_ne!(a.plus(a), a);
         assert_ne!(a.plus(a).plus(b), a.plus(b));
+        assert_ne!(a.plus(b), Content::only(0, 2).plus(b));
         assert_eq!(Content::NONE.plus(b), b);
         assert_eq!(a.plus(a).plus(a).plus(a), a.plus(a).plus(a));
     }

@@ -1,142 +1,39 @@
 //! Collectives in the network (EPIC 4.3, 4.4, 5.1, appendix H): Tree-3-2, one spine, two leaves, four ranks, three packets each.
 //!
 //! The switches are [`castnet_collective::Translated`], the code of the data plane. Ranks, links and the oracle
-//! belong to this crate. Packets carry the set of their contributors instead of a payload. So C1, each contribution
+//! belong to this crate. Packets carry the set of their contributions instead of a payload. So C1, each contribution
 //! exactly once, is checked on every packet that a rank receives. C2, the end, is checked in every final state.
+//! Switches may have several modes. Those of Mode-I are [`castnet_collective::Terminated`]; the connections that end there belong to this
+//! crate ([`connection`]), and lose packets as well. [`crate::terminated`] has the order of messages in a tree of Mode-I alone.
 
+pub mod config;
+pub mod connection;
+pub mod fault;
 pub mod host;
 pub mod message;
+pub mod messages;
 pub mod nodes;
 pub mod runs;
 
-use castnet_collective::translated::{CollectiveMode, LossPolicy, StragglerPolicy};
-use castnet_wire::{Call, CallFlags, Control, DataType, Operation, Primitive, Psn, Verdict};
+use crate::plain::Parts;
+use castnet_collective::translated::CollectiveMode;
+use castnet_wire::Primitive;
 use host::{Host, Part};
 use message::Message;
-use nodes::{LINKS, Nodes, Seen, Step, Switch};
+use nodes::{LINKS, Nodes, SWITCHES, Seen, Step, Switch};
 use stateright::{Model, Property};
-use std::hash::{Hash, Hasher};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
+pub use config::{Config, Losable};
+pub use fault::Fault;
 pub use message::Content;
-pub use nodes::Fault;
-pub use runs::{AUGMENTED, AUGMENTED_FULL, EPIC_TABLE_8, FULL, REFLECT, REPAIR, Run, STRAGGLERS, with_fault};
+pub use runs::{
+    AUGMENTED, AUGMENTED_FULL, EPIC_TABLE_8, FULL, MIXED, REFLECT, REPAIR, Run, SHORT, STRAGGLERS,
+    WITHOUT_TIMERS, short, with_fault, without_timers,
+};
 
 /// Number of ranks.
 pub const RANKS: usize = 4;
-
-/// Bounds of a run. Faults may affect any message on any link in either direction.
-#[derive(Clone, Copy, Debug)]
-pub struct Config {
-    /// The data flow.
-    pub primitive: Primitive,
-    /// The receiving rank of a Reduce, the sending rank of a Broadcast.
-    pub root: u16,
-    /// Data packets of each sender; they are one message.
-    pub packets: u8,
-    /// Mode-II or Mode-III.
-    pub mode: CollectiveMode,
-    /// Which side repairs losses.
-    pub loss: LossPolicy,
-    /// How a waiting rank is kept alive.
-    pub straggler: StragglerPolicy,
-    /// The rank that starts only when no message is in flight, if any.
-    pub late_rank: Option<u16>,
-    /// The rank that calls another operation, if any.
-    pub dissenter: Option<u16>,
-    /// Most lost messages.
-    pub losses: u8,
-    /// Most duplicated messages.
-    pub duplicates: u8,
-    /// Most delayed messages, overtaken by any number of later ones: at most one.
-    pub delays: u8,
-    /// Most ticks of switches and time-outs of ranks while messages are in flight.
-    pub early: u8,
-    /// Most ticks of all switches while no message is in flight.
-    pub ticks: u8,
-    /// Ticks, and rounds of time-outs, reserved until the late rank starts. They repair later losses.
-    pub kept: u8,
-    /// Most rounds of time-outs while no message is in flight. In a round every waiting rank has one, in any order.
-    pub time_outs: u8,
-    /// A deliberate fault.
-    pub fault: Fault,
-}
-
-impl Config {
-    /// A run without faults.
-    pub const fn without_faults(primitive: Primitive, root: u16, loss: LossPolicy) -> Self {
-        Self {
-            primitive,
-            root,
-            packets: 3,
-            mode: CollectiveMode::Translated,
-            loss,
-            straggler: StragglerPolicy::KeepAlive,
-            late_rank: None,
-            dissenter: None,
-            losses: 0,
-            duplicates: 0,
-            delays: 0,
-            early: 0,
-            ticks: 2,
-            kept: 0,
-            time_outs: 3,
-            fault: Fault::Nothing,
-        }
-    }
-
-    fn call(&self, rank: u16) -> Call {
-        let operation = match self.dissenter == Some(rank) {
-            true => Operation::Max,
-            false => Operation::Sum,
-        };
-        Call {
-            primitive: self.primitive,
-            root: self.root,
-            roots: 1,
-            operation,
-            data_type: DataType::F32,
-            flags: CallFlags::NONE,
-            elements: u64::from(self.packets) * 256,
-            packets: self.packets.into(),
-        }
-    }
-
-    fn control(&self, rank: u16) -> Control {
-        Control {
-            sequence: 0,
-            rank,
-            call: self.call(rank),
-            verdict: Verdict::Agreed,
-        }
-    }
-
-    fn part(&self, rank: u16) -> Part {
-        let is_root = rank == self.root;
-        let (sends, receives) = match self.primitive {
-            Primitive::AllReduce => (true, true),
-            Primitive::Reduce => (!is_root, is_root),
-            Primitive::Broadcast => (is_root, !is_root),
-        };
-        let contributes = |&r: &u16| match self.primitive {
-            Primitive::AllReduce => true,
-            Primitive::Reduce => r != self.root,
-            Primitive::Broadcast => r == self.root,
-        };
-        let ranks = 0..RANKS as u16;
-        // PSNs wrap at a different packet in each PSN space.
-        let before_the_wrap = |packets: u32| Psn::new(Psn::MODULUS - packets);
-        Part {
-            rank,
-            sends: u8::from(sends) * self.packets,
-            receives: u8::from(receives) * self.packets,
-            content: ranks
-                .filter(contributes)
-                .fold(Content::NONE, |sum, r| sum.plus(Content::only(r))),
-            sq_psn: before_the_wrap(1 + u32::from(rank)),
-            rq_psn: before_the_wrap(4 - u32::from(rank)),
-        }
-    }
-}
 
 /// The model of a run.
 #[derive(Clone)]
@@ -148,7 +45,7 @@ pub struct Collective {
 /// State of ranks, switches and links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    switches: [Switch; nodes::SWITCHES],
+    switches: [Switch; SWITCHES],
     hosts: [Host; RANKS],
     links: [Vec<Message>; LINKS],
     /// The delayed message: its link, the message, and whether another one has overtaken it.
@@ -167,13 +64,15 @@ pub struct State {
 }
 
 /// A rule that a step violated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
     /// C1: each contribution exactly once.
     ExactlyOnce,
     /// Nothing is acknowledged to a sender before its receivers have it. In Mode-III it may be; what no switch has is then lost, and the
     /// run does not end.
     NothingTooEarly,
+    /// A gap causes one NAK (EPIC H.4): no link has the same NAK twice. It holds while no switch ticks early.
+    OneNak,
     /// Messages are valid where they arrive, and not more than the model has capacity for.
     Sense,
 }
@@ -198,6 +97,28 @@ impl Hash for State {
             self.timed_out,
         ];
         (switches, hosts, links, late, broken, budgets).hash(hasher);
+    }
+}
+
+impl Parts for State {
+    type Rule = Rule;
+
+    fn broken(&self) -> Option<Rule> {
+        self.broken
+    }
+
+    fn parts(&self, mut each: impl FnMut(DefaultHasher)) {
+        let mut part = |state: &dyn Fn(&mut DefaultHasher)| {
+            let mut hasher = DefaultHasher::new();
+            state(&mut hasher);
+            each(hasher);
+        };
+        for (index, switch) in self.switches.iter().enumerate() {
+            part(&|hasher| (index, switch).hash(hasher));
+        }
+        for (index, host) in self.hosts.iter().enumerate() {
+            part(&|hasher| (SWITCHES + index, host).hash(hasher));
+        }
     }
 }
 
@@ -249,6 +170,9 @@ impl Collective {
     /// between. (A premature acknowledgement that this order hides shows up when the packet is lost instead.) The
     /// same holds for an ACK without information for its switch.
     fn priority_link(&self, state: &State) -> Option<usize> {
+        if self.config.exhaustive {
+            return None;
+        }
         let stale = |&link: &usize| {
             let head = state.links[link].first();
             head.is_some_and(|head| Nodes.is_stale(&state.switches, link, head))
@@ -264,10 +188,23 @@ impl Collective {
             })
     }
 
+    /// Returns true if the oldest message of a link may be lost.
+    fn is_losable(&self, state: &State, link: usize) -> bool {
+        let is_packet = |message: &Message| !matches!(message, Message::Feedback { .. });
+        let mut packets = state.links[link].iter().map(is_packet);
+        match self.config.losable {
+            Losable::All => true,
+            Losable::Followed => packets.next() == Some(true) && packets.any(|is_packet| is_packet),
+            Losable::Results => {
+                Nodes.is_from_spine(link) && matches!(state.links[link].first(), Some(Message::Data { .. }))
+            }
+        }
+    }
+
     fn link_actions(&self, state: &State, link: usize, actions: &mut Vec<Action>) {
         if let Some(&message) = state.links[link].first() {
             actions.push(Action::Deliver(link, message));
-            if state.losses > 0 {
+            if state.losses > 0 && self.is_losable(state, link) {
                 actions.push(Action::Lose(link, message));
             }
             if state.duplicates > 0 {
@@ -300,13 +237,16 @@ impl Collective {
         {
             let all_below =
                 psn.diff(self.parts[rank].sq_psn) + i32::from(syndrome == castnet_wire::Syndrome::Ack);
-            if self.config.mode == CollectiveMode::Translated
+            if self.config.modes == [CollectiveMode::Translated; SWITCHES]
                 && !self.have_all_received(state, rank, all_below)
             {
                 state.broken = state.broken.or(Some(Rule::NothingTooEarly));
             }
         }
         let queue = &mut state.links[link];
+        if message.is_nak() && queue.contains(&message) {
+            state.broken = state.broken.or(Some(Rule::OneNak));
+        }
         queue.push(message);
         if queue.len() > 64 {
             state.broken = Some(Rule::Sense);
@@ -315,7 +255,7 @@ impl Collective {
 
     /// Returns true if all receivers have the packets of `rank` before index `count`.
     fn have_all_received(&self, state: &State, rank: usize, count: i32) -> bool {
-        let has = |rank: usize| i32::from(state.hosts[rank].expected) >= count;
+        let has = |rank: usize| i32::from(state.hosts[rank].connection.expected) >= count;
         if count <= 1 {
             return count <= 0 || has(rank);
         }
@@ -352,7 +292,12 @@ impl Collective {
 
     fn apply_step(&self, state: &mut State, step: Step) {
         state.seen = step.seen;
-        for (link, message) in step.sent {
+        if step.refused {
+            state.broken = state.broken.or(Some(Rule::Sense));
+        }
+        let is_sent =
+            |(_, message): &(usize, Message)| self.config.fault != Fault::NoNak || !message.is_nak();
+        for (link, message) in step.sent.into_iter().filter(is_sent) {
             self.put(state, link, message);
         }
     }
@@ -412,7 +357,7 @@ impl Model for Collective {
         let waits = |rank: &usize| state.hosts[*rank].may_time_out(&self.parts[*rank]);
         if !Self::is_network_empty(state) {
             if state.early > 0 {
-                let ticking = (0..nodes::SWITCHES).filter(|&s| state.switches[s].is_active());
+                let ticking = (0..SWITCHES).filter(|&s| state.switches[s].is_active());
                 actions.extend(ticking.map(Action::EarlyTick));
                 actions.extend((0..RANKS).filter(waits).map(Action::EarlyTimeOut));
             }
@@ -476,7 +421,7 @@ impl Model for Collective {
             }
             Action::Tick => {
                 state.ticks -= 1;
-                for switch in 0..nodes::SWITCHES {
+                for switch in 0..SWITCHES {
                     self.tick(&mut state, switch);
                 }
             }
@@ -513,6 +458,9 @@ impl Model for Collective {
                 "nothing is acknowledged before its receivers have it",
                 |_, s: &State| s.broken != Some(Rule::NothingTooEarly),
             ),
+            Property::always("a gap causes one NAK", |_, s: &State| {
+                s.broken != Some(Rule::OneNak)
+            }),
             Property::always("every message is expected where it arrives", |_, s: &State| {
                 s.broken != Some(Rule::Sense)
             }),

@@ -1,7 +1,9 @@
 //! The switches and their links: a spine, two leaves, and two ranks at each leaf.
 
+use super::fault::{Fault, apply_fault};
 use super::host::Part;
 use super::message::{Content, Message};
+use super::messages::{BYTES, MessageSwitch};
 use super::{Config, RANKS};
 use castnet_collective::translated::{
     CollectiveMode, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event,
@@ -13,36 +15,37 @@ use castnet_wire::{Nanos, Opcode, Psn, Syndrome};
 pub const SWITCHES: usize = 3;
 /// Number of links: two for each of six edges.
 pub const LINKS: usize = 12;
-/// Slots of each switch: enough for two collectives of three packets, or for one in each pipe of Mode-III.
-const SLOTS: usize = 8;
+/// Most slots of a switch: enough for two collectives of three packets, or for one in each pipe of Mode-III.
+pub const SLOTS: usize = 8;
 /// Endpoint of a leaf towards the spine. Endpoints of the spine lead to the leaves, the first two of a leaf to its
 /// ranks.
-const UP: usize = 2;
+pub(super) const UP: usize = 2;
 /// PSN of the control message in the group. Data begins behind the wrap.
-const START: Psn = Psn::new(Psn::MODULUS - 1);
+pub const START: Psn = Psn::new(Psn::MODULUS - 1);
 
-/// A deliberate fault that the checker must find.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// None.
-    Nothing,
-    /// A leaf acknowledges a contribution when it arrives, as between two hosts.
-    AckAtOnce,
-    /// A repeated contribution is added again.
-    AddAgain,
+/// A switch of Mode-II or Mode-III: the machine, and the contributions instead of payloads.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PacketSwitch {
+    pub(super) machine: Translated,
+    pub(super) contents: [Content; SLOTS],
 }
 
-/// A switch: the machine, and the contributors instead of payloads.
+/// A switch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Switch {
-    machine: Translated,
-    contents: [Content; SLOTS],
+pub enum Switch {
+    /// Of Mode-II or Mode-III.
+    Packets(Box<PacketSwitch>),
+    /// Of Mode-I.
+    Messages(Box<MessageSwitch>),
 }
 
 impl Switch {
     /// Returns true if something is in flight.
     pub fn is_active(&self) -> bool {
-        self.machine.poll_timeout().is_some()
+        match self {
+            Self::Packets(switch) => switch.machine.poll_timeout().is_some(),
+            Self::Messages(switch) => switch.is_active(),
+        }
     }
 }
 
@@ -66,6 +69,8 @@ pub struct Step {
     pub sent: Vec<(usize, Message)>,
     /// Notable events.
     pub seen: Seen,
+    /// A switch of Mode-I has refused the message.
+    pub refused: bool,
 }
 
 /// The tree.
@@ -85,37 +90,52 @@ impl Nodes {
                 },
                 ranks: RankSet::only(rank as u16),
             };
-            let to_switch = |ranks| EndpointConfig {
-                kind: EndpointKind::Switch,
+            // An edge between two modes is an RC connection for both its ends (decision 20).
+            let to_switch = |other: usize, ranks: RankSet| EndpointConfig {
+                kind: match ranks.as_slice() {
+                    [rank, ..]
+                        if config.modes[index] != config.modes[other] && config.fault != Fault::OneMode =>
+                    {
+                        EndpointKind::Rank {
+                            rank: *rank,
+                            sq_psn: START,
+                            rq_psn: START,
+                        }
+                    }
+                    _ => EndpointKind::Switch,
+                },
                 ranks,
             };
             let (endpoints, parent) = match index {
-                0 => (vec![to_switch(leaf(0)), to_switch(leaf(1))], None),
+                0 => (vec![to_switch(1, leaf(0)), to_switch(2, leaf(1))], None),
                 _ => {
                     let first = 2 * (index - 1);
                     let others = leaf(2 - index);
-                    let endpoints = vec![to_rank(first), to_rank(first + 1), to_switch(others)];
+                    let endpoints = vec![to_rank(first), to_rank(first + 1), to_switch(0, others)];
                     (endpoints, EndpointId::new(UP))
                 }
             };
-            let machine = Translated::new(TranslatedConfig {
+            let config = TranslatedConfig {
                 endpoints,
                 parent,
                 start_psn: START,
-                slots: SLOTS as u16,
+                slots: config.slots,
                 message_packets: 0,
                 pmtu: 0,
                 reproducible: false,
                 collectives_max: 2,
-                mode: config.mode,
+                mode: config.modes[index],
                 loss: config.loss,
                 straggler: config.straggler,
                 tick: Nanos::ZERO,
                 stall_timeout: Nanos::ZERO,
-            });
-            Switch {
-                machine,
-                contents: [Content::NONE; SLOTS],
+            };
+            match config.mode {
+                CollectiveMode::Terminated => Switch::Messages(Box::new(MessageSwitch::new(config))),
+                _ => Switch::Packets(Box::new(PacketSwitch {
+                    machine: Translated::new(config),
+                    contents: [Content::NONE; SLOTS],
+                })),
             }
         })
     }
@@ -128,6 +148,11 @@ impl Nodes {
     /// The outgoing link of a rank.
     pub fn link_from_rank(&self, rank: usize) -> usize {
         self.link_to_rank(rank) + 1
+    }
+
+    /// Returns true if the spine sends on a link.
+    pub fn is_from_spine(&self, link: usize) -> bool {
+        link < 4 && link.is_multiple_of(2)
     }
 
     /// The rank that a link leads to.
@@ -166,7 +191,15 @@ impl Nodes {
         let Some(from) = EndpointId::new(endpoint) else {
             return step;
         };
-        let switch = &mut switches[index];
+        let switch = match &mut switches[index] {
+            Switch::Packets(switch) => switch,
+            Switch::Messages(switch) => {
+                let sent = switch.arrive(from, message);
+                step.refused = sent.is_none();
+                self.put_on_links(index, sent.unwrap_or_default(), &mut step);
+                return step;
+            }
+        };
         let mut effects = Effects::new();
         let (event, content) = match *message {
             Message::Control { psn, control } => {
@@ -187,7 +220,7 @@ impl Nodes {
                     psn,
                     shape: PacketShape {
                         opcode: Opcode::SendOnly,
-                        payload: 1024,
+                        payload: BYTES,
                         pad: 0,
                     },
                     ack_request: ask,
@@ -205,33 +238,10 @@ impl Nodes {
             ),
         };
         switch.machine.handle(Nanos::ZERO, event, &mut effects);
-        let taken = |e: &Effect| {
-            matches!(
-                e,
-                Effect::Aggregate { .. } | Effect::Store { .. } | Effect::Drop(_)
-            )
-        };
-        if fault == Fault::AddAgain
-            && let (Message::Data { psn, .. }, Some(content)) = (message, content)
-            && index == 0
-            && !effects.iter().any(taken)
-        {
-            // The contributions of Mode-III are in the first half.
-            let ring = match switch.machine.status().mode {
-                CollectiveMode::Translated => SLOTS,
-                _ => SLOTS / 2,
-            };
-            let slot = psn.diff(START).rem_euclid(ring as i32) as usize;
-            switch.contents[slot] = switch.contents[slot].plus(content);
-        }
-        if fault == Fault::AckAtOnce
-            && index > 0
-            && endpoint != UP
+        if fault != Fault::Nothing
             && let Message::Data { psn, .. } = *message
         {
-            let syndrome = Syndrome::Ack;
-            let ack = Message::Feedback { psn, syndrome };
-            step.sent.push((self.away(index, endpoint), ack));
+            apply_fault(fault, switch, (index, from), psn, &mut effects);
         }
         self.carry_out(index, switch, &effects, content, &mut step);
         self.send_pending(index, switch, &mut step);
@@ -258,7 +268,13 @@ impl Nodes {
     /// The tick of a switch.
     pub fn tick(&self, switches: &mut [Switch; SWITCHES], index: usize) -> Step {
         let mut step = Step::default();
-        let switch = &mut switches[index];
+        let switch = match &mut switches[index] {
+            Switch::Packets(switch) => switch,
+            Switch::Messages(switch) => {
+                self.put_on_links(index, switch.tick(), &mut step);
+                return step;
+            }
+        };
         let mut effects = Effects::new();
         // One call handles the ticks of three endpoints.
         switch.machine.handle_timeout(Nanos::ZERO, &mut effects);
@@ -267,7 +283,13 @@ impl Nodes {
         step
     }
 
-    fn send_pending(&self, index: usize, switch: &mut Switch, step: &mut Step) {
+    fn put_on_links(&self, index: usize, sent: Vec<(usize, Message)>, step: &mut Step) {
+        let sent = sent.into_iter();
+        step.sent
+            .extend(sent.map(|(endpoint, message)| (self.away(index, endpoint), message)));
+    }
+
+    fn send_pending(&self, index: usize, switch: &mut PacketSwitch, step: &mut Step) {
         let mut effects = Effects::new();
         while switch.machine.poll_emit(Nanos::ZERO, &mut effects) {
             self.carry_out(index, switch, &effects, None, step);
@@ -277,7 +299,7 @@ impl Nodes {
     fn carry_out(
         &self,
         index: usize,
-        switch: &mut Switch,
+        switch: &mut PacketSwitch,
         effects: &Effects,
         content: Option<Content>,
         step: &mut Step,
@@ -289,7 +311,7 @@ impl Nodes {
                     out.push((self.away(index, endpoint.index()), make(psn)));
                 }
             };
-        let Step { sent, seen } = step;
+        let Step { sent, seen, .. } = step;
         let mut contents = switch.contents;
         for effect in effects {
             match *effect {

@@ -1,6 +1,7 @@
 //! The explorations: EPIC's appendix H and additions.
 
-use super::{Collective, Config, Fault};
+use super::nodes::SWITCHES;
+use super::{Collective, Config, Fault, Losable};
 use crate::report::{Outcome, Until, explore};
 use castnet_collective::translated::{CollectiveMode, LossPolicy, StragglerPolicy};
 use castnet_wire::Primitive;
@@ -41,6 +42,7 @@ const fn one_loss(config: Config) -> Config {
     Config { losses: 1, ..config }
 }
 
+use CollectiveMode::{Augmented, Terminated, Translated};
 use LossPolicy::{Reflect, Repair};
 
 /// The switches repair: the default.
@@ -86,18 +88,36 @@ pub const STRAGGLERS: &[Run] = &[
     ),
 ];
 
+const fn two_packets(config: Config) -> Config {
+    Config { packets: 2, ..config }
+}
+
 const fn duplicate_and_late(config: Config) -> Config {
     Config {
         duplicates: 1,
         delays: 1,
-        packets: 2,
+        ..two_packets(config)
+    }
+}
+
+/// Pipes of two slots.
+pub const fn short(config: Config) -> Config {
+    Config { slots: 4, ..config }
+}
+
+/// No timer expires, and what is lost shows at once.
+pub const fn without_timers(config: Config) -> Config {
+    Config {
+        losable: Losable::Followed,
+        ticks: 0,
+        time_outs: 0,
         ..config
     }
 }
 
 const fn augmented(config: Config) -> Config {
     Config {
-        mode: CollectiveMode::Augmented,
+        modes: [Augmented; SWITCHES],
         ..config
     }
 }
@@ -140,8 +160,37 @@ pub const AUGMENTED: &[Run] = &[
     ),
 ];
 
+/// Pipes that are shorter than what a rank sends. With three packets, a rank may wait for its time-out because it ignores the second of two
+/// NAKs of a refused packet; the ticks that pass meanwhile are not left for a later loss.
+pub const SHORT: &[Run] = &[
+    run(
+        "AllReduce, augmented: short pipes",
+        two_packets(short(augmented(all_reduce(Repair)))),
+    ),
+    run(
+        "Broadcast, augmented: short pipes, loss",
+        two_packets(short(augmented(one_loss(broadcast(Repair))))),
+    ),
+];
+
+/// Losses that no timer needs to repair.
+pub const WITHOUT_TIMERS: &[Run] = &[
+    run(
+        "AllReduce, repair: loss, no timers",
+        two_packets(without_timers(one_loss(all_reduce(Repair)))),
+    ),
+    run(
+        "AllReduce, augmented: loss, no timers",
+        two_packets(without_timers(augmented(one_loss(all_reduce(Repair))))),
+    ),
+];
+
 /// Runs of Mode-III that are too large for the tests.
 pub const AUGMENTED_FULL: &[Run] = &[
+    run(
+        "Reduce, augmented: short pipes, loss",
+        two_packets(short(augmented(one_loss(reduce(Repair))))),
+    ),
     run(
         "Reduce, augmented: duplicate, late message",
         augmented(duplicate_and_late(reduce(Repair))),
@@ -149,6 +198,54 @@ pub const AUGMENTED_FULL: &[Run] = &[
     run(
         "Broadcast, augmented: duplicate, late message",
         augmented(duplicate_and_late(broadcast(Repair))),
+    ),
+];
+
+const fn mixed(modes: [CollectiveMode; SWITCHES], config: Config) -> Config {
+    Config {
+        modes,
+        ..two_packets(one_loss(config))
+    }
+}
+
+/// Switches of several modes in one tree: each edge between two modes is an RC connection for both its ends. The order is that of
+/// [`Config::modes`].
+pub const MIXED: &[Run] = &[
+    run(
+        "AllReduce, Mode-III above II and III: loss",
+        mixed([Augmented, Translated, Augmented], all_reduce(Repair)),
+    ),
+    run(
+        "Reduce, Mode-III above II and III: loss",
+        mixed([Augmented, Translated, Augmented], reduce(Repair)),
+    ),
+    run(
+        "Broadcast, Mode-III above II and III: loss",
+        mixed([Augmented, Translated, Augmented], broadcast(Repair)),
+    ),
+    run(
+        "AllReduce, Mode-II above III and II: loss",
+        mixed([Translated, Augmented, Translated], all_reduce(Repair)),
+    ),
+    run(
+        "AllReduce, Mode-I above II and III: loss",
+        mixed([Terminated, Translated, Augmented], all_reduce(Repair)),
+    ),
+    run(
+        "Reduce, Mode-I above II and III: loss",
+        mixed([Terminated, Translated, Augmented], reduce(Repair)),
+    ),
+    run(
+        "Broadcast, Mode-I above II and III: loss",
+        mixed([Terminated, Translated, Augmented], broadcast(Repair)),
+    ),
+    run(
+        "AllReduce, Mode-II above I and III: loss",
+        mixed([Translated, Terminated, Augmented], all_reduce(Repair)),
+    ),
+    run(
+        "AllReduce, Mode-III above I and II: loss",
+        mixed([Augmented, Terminated, Translated], all_reduce(Repair)),
     ),
 ];
 
@@ -203,7 +300,7 @@ pub const FULL: &[Run] = &[
 pub const fn with_fault(fault: Fault, mode: CollectiveMode, packets: u8) -> Config {
     Config {
         fault,
-        mode,
+        modes: [mode; SWITCHES],
         packets,
         ..one_loss(all_reduce(Repair))
     }
