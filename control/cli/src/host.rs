@@ -14,6 +14,7 @@ mod selftest;
 mod send;
 mod sink;
 mod turns;
+mod waiting;
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -32,6 +33,7 @@ use castnet_proto::transport::Controllers;
 use castnet_wire::mrp::DEFAULT_PORT;
 use castnet_wire::{Pmtu, Psn, Qpn};
 use clap::{Args, Subcommand, ValueEnum};
+use indicatif::ProgressBar;
 
 use crate::group::{qpn, virtual_qpn};
 use collective::CollectiveCommand;
@@ -45,6 +47,7 @@ use report::connection_line;
 use selftest::SelftestCommand;
 use send::SendCommand;
 use turns::TurnsCommand;
+use waiting::{Joiner, Waiting};
 
 /// Set when a signal asks the command to stop.
 type Stop = Arc<AtomicBool>;
@@ -363,7 +366,17 @@ impl MemberArgs {
                 ));
             }
         }
-        let member = prepared.join().or_else(|error| refuse(instead, error))?;
+        let security = self.tls.security()?;
+        let joiner = self.join.group.as_deref().map(|group| Joiner {
+            host: &self.name,
+            group: Some(group),
+            controllers: &self.join.controller,
+            security: &security,
+        });
+        let waiting = joiner.map(|joiner| Waiting::begin(&joiner, ProgressBar::hidden()));
+        let member = prepared.join().or_else(|error| refuse(instead, error));
+        drop(waiting);
+        let member = member?;
         let ready = Ready::quiet(self.ready_file.as_deref(), &member.qpns()[0].to_string())?;
         Ok((member, ready))
     }

@@ -9,7 +9,6 @@ mod sizes;
 mod sweep;
 mod table;
 mod threads;
-mod waiting;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,16 +1,18 @@
 //! Who calls collectives: this thread, or a runner for it.
 
 use castnet_comm::machine::Collective;
-use castnet_comm::{Buffers, CommConfig, CommError, CommPath, Communicator, Element, Operation, SharedRnic};
+use castnet_comm::{
+    Buffers, CommConfig, CommError, CommPath, Communicator, Element, Fallback, Operation, SharedRnic,
+};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, remark};
 use castnet_local::{Hierarchical, Options, PathCounters, RankPath};
 use castnet_runner::{Comm, Runner, StartError};
 
 use super::failure::failure;
-use super::waiting::Waiting;
 use super::{NetworkArgs, RankArgs};
 use crate::host::device::Device;
+use crate::host::waiting::{Joiner, Waiting};
 
 /// The RNIC of this rank, and how it works with the other ranks of its host.
 pub(super) struct Callers {
@@ -51,7 +53,14 @@ impl Callers {
 
     /// Joins the job of `config`, and reports on standard error what it waits for.
     pub(super) fn connect(&self, rank: &RankArgs, config: CommConfig, output: Output) -> Outcome<Caller> {
-        let (job, waiting) = (config.job.clone(), Waiting::begin(rank, &config, output));
+        let job = config.job.clone();
+        let joiner = Joiner {
+            host: &rank.name,
+            group: (config.fallback != Fallback::Only).then_some(&*rank.job),
+            controllers: &config.controller,
+            security: &config.security,
+        };
+        let waiting = Waiting::begin(&joiner, output.bar(None, "{spinner} {elapsed} {wide_msg}"));
         let (own, options) = (config.clone(), self.options);
         let connected = match &self.rnic {
             CallerRnic::Thread(rnic) => Communicator::connect(config, Box::new(rnic.clone()))
