@@ -477,12 +477,8 @@ impl<const W: usize> Translated<W> {
             self.mark_seen(now, from, out);
         }
         if self.is_repairing() {
-            let is_augmented = self.is_augmented();
             let receiving = &mut self.endpoint_mut(from).receiving;
-            // In Mode-III the sender goes back to it. If it counted as seen, each packet until then would have a gap behind it.
-            if !is_augmented {
-                receiving.seen = receiving.seen.max(g + 1);
-            }
+            receiving.seen = receiving.seen.max(g + 1);
             self.refused.insert(from);
         }
     }

@@ -128,10 +128,7 @@ fn a_rank_that_is_too_fast_gets_a_cnp_and_later_a_nak() {
         assert_eq!(news, if index == 3 { nak } else { vec![] }, "{index}");
     }
     assert_eq!(acks(&b.tick()), []);
-    // It goes back. What was refused behind the packet is no gap.
-    let again = b.data(0, 8, false);
-    assert_eq!((added(&again), acks(&again)), (vec![(0, true)], vec![]));
-    assert_eq!(acks(&b.data(0, 9, true)), [(0, 1009, Syndrome::Ack)]);
+    assert_eq!(added(&b.data(0, 8, true)), [(0, true)]);
 }
 
 /// A switch repeats its contribution to its parent from the oldest that is not acknowledged, without its ranks.
