@@ -4,6 +4,7 @@ mod bench;
 mod cli;
 mod collective;
 mod connections;
+mod demo;
 mod fabric;
 mod live;
 mod lives;
