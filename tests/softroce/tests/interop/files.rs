@@ -124,7 +124,12 @@ fn repaired(scene: &mut Scene, source: &'static str) -> Result<String> {
     let (faults, create) = (["loss=3%,seed=17"], ["--repair", "switch"]);
     let members = Members::of(scene, (&group, source), &faults, &create, Op::Send)?;
     let said = transfer(scene, &group, source, &members)?;
-    let report: Value = serde_json::from_str(said.trim()).context(said.clone())?;
+    // Beside it stands what the source has waited for.
+    let report = said
+        .lines()
+        .find(|line| line.starts_with('{'))
+        .unwrap_or_default();
+    let report: Value = serde_json::from_str(report).context(said.clone())?;
     let counted = |what: &str| report[what].as_u64();
     let packets = SIZE as u64 / 1024;
     // A time-out, when the last ACK is lost, repeats up to a window.
