@@ -32,38 +32,6 @@ pub(crate) fn place(
     (window_packets, rule): (u16, TranslatedRule),
     ranks: &[HostEndpoint],
 ) -> Result<Plan, PlanError> {
-    let place = |request: &Request, rule| {
-        place_in_mode(topology, load, rooms, request, (window_packets, rule), ranks)
-    };
-    match place(request, rule) {
-        Err(PlanError::NoRoom { shortages })
-            if request.may_augment && shortages.iter().any(Shortage::is_of_memory) =>
-        {
-            let rule = TranslatedRule {
-                mode: CollectiveMode::Augmented,
-                ..rule
-            };
-            let request = Request {
-                kind: RequestKind::Collective { window_packets, rule },
-                ..request.clone()
-            };
-            match place(&request, rule) {
-                Ok(plan) => Ok(Plan { shortages, ..plan }),
-                Err(_) => Err(PlanError::NoRoom { shortages }),
-            }
-        }
-        placed => placed,
-    }
-}
-
-fn place_in_mode(
-    topology: &Topology,
-    load: &LinkLoad,
-    rooms: &dyn Rooms,
-    request: &Request,
-    (window_packets, rule): (u16, TranslatedRule),
-    ranks: &[HostEndpoint],
-) -> Result<Plan, PlanError> {
     if let Some(switch) = request.modes.keys().find(|name| topology.switch(name).is_none()) {
         return Err(PlanError::UnknownSwitch {
             switch: switch.clone(),
@@ -77,10 +45,27 @@ fn place_in_mode(
         Err(shortages) if fewest < wanted && shortages.iter().any(Shortage::is_of_memory) => fit(fewest)?,
         found => found,
     };
-    found.map_err(|shortages| match shortages.is_empty() {
-        true => no_path(topology, request, 0),
-        false => PlanError::NoRoom { shortages },
-    })
+    let shortages = match found {
+        Ok(plan) => return Ok(plan),
+        Err(shortages) if shortages.is_empty() => return Err(no_path(topology, request, 0)),
+        Err(shortages) => shortages,
+    };
+    if request.may_augment && shortages.iter().any(Shortage::is_of_memory) {
+        let rule = TranslatedRule {
+            mode: CollectiveMode::Augmented,
+            ..rule
+        };
+        let request = Request {
+            kind: RequestKind::Collective { window_packets, rule },
+            may_augment: false,
+            ..request.clone()
+        };
+        let placed = place(topology, load, rooms, &request, (window_packets, rule), ranks);
+        if let Ok(plan) = placed {
+            return Ok(Plan { shortages, ..plan });
+        }
+    }
+    Err(PlanError::NoRoom { shortages })
 }
 
 /// The best tree of switches with room; or the switches without room, if the ranks cannot be linked without them.
