@@ -124,12 +124,7 @@ fn repaired(scene: &mut Scene, source: &'static str) -> Result<String> {
     let (faults, create) = (["loss=3%,seed=17"], ["--repair", "switch"]);
     let members = Members::of(scene, (&group, source), &faults, &create, Op::Send)?;
     let said = transfer(scene, &group, source, &members)?;
-    // Beside it stands what the source has waited for.
-    let report = said
-        .lines()
-        .find(|line| line.starts_with('{'))
-        .unwrap_or_default();
-    let report: Value = serde_json::from_str(report).context(said.clone())?;
+    let report: Value = serde_json::from_str(said.trim()).context(said.clone())?;
     let counted = |what: &str| report[what].as_u64();
     let packets = SIZE as u64 / 1024;
     // A time-out, when the last ACK is lost, repeats up to a window.
@@ -184,7 +179,7 @@ fn transfer(scene: &mut Scene, group: &str, source: &str, members: &Members) -> 
     }
     soft.succeed()?;
     ensure!(soft_sends || digest(&out)? == sent, "s1 has other bytes");
-    Ok(said.unwrap_or_else(|| soft.output()))
+    said.map_or_else(|| Ok(soft.report()?.to_string()), Ok)
 }
 
 /// A member of `castnet host turns` in a machine, with its part of the files in `turns`. Prints the digests of what it has received.
