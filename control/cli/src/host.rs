@@ -366,14 +366,18 @@ impl MemberArgs {
                 ));
             }
         }
-        let security = self.tls.security()?;
-        let joiner = self.join.group.as_deref().map(|group| Joiner {
-            host: &self.name,
-            group: Some(group),
-            controllers: &self.join.controller,
-            security: &security,
-        });
-        let waiting = joiner.map(|joiner| Waiting::begin(&joiner, ProgressBar::hidden()));
+        let waiting = match self.join.group.as_deref() {
+            Some(group) => {
+                let joiner = Joiner {
+                    host: &self.name,
+                    group: Some(group),
+                    controllers: &self.join.controller,
+                    security: &self.tls.security()?,
+                };
+                Some(Waiting::begin(&joiner, ProgressBar::hidden()))
+            }
+            None => None,
+        };
         let member = prepared.join().or_else(|error| refuse(instead, error));
         drop(waiting);
         let member = member?;
