@@ -110,6 +110,7 @@ impl<const W: usize> Translated<W> {
             || seen > g
             || call.call.primitive != Primitive::AllReduce
             || !children.contains(from)
+            || self.refused.contains(from)
             || self.has_more()
         {
             return None;
@@ -298,7 +299,9 @@ impl<const W: usize> Translated<W> {
             Location::Unknown if self.limit != u64::MAX => emit(out, Effect::Drop(DropReason::GroupFailed)),
             Location::Unknown => self.control_missing(from, out),
             Location::At(g) if g >= self.limit => emit(out, Effect::Drop(DropReason::GroupFailed)),
-            Location::At(g) if g >= self.window_for(from, g) => self.refuse_early(now, from, g, out),
+            Location::At(g) if g >= self.window_for(from, g) || self.is_behind_refused(from, g) => {
+                self.refuse_early(now, from, g, out);
+            }
             Location::At(g) => return Some(g),
         }
         None
@@ -421,6 +424,10 @@ impl<const W: usize> Translated<W> {
         let (mut expected, mut count) = (receiving.expected, 0);
         if g == expected {
             let more = receiving.seen > g + 1;
+            if receiving.nak_sent && !more && self.must_go_back(from) {
+                // It was called back, and is here.
+                self.refused.remove(from);
+            }
             expected = g + 1;
             if expected == part_end {
                 expected = self.calls.settle(from, Role::Sends, expected);
@@ -443,6 +450,10 @@ impl<const W: usize> Translated<W> {
             if repairing {
                 receiving.nak_sent = false;
             }
+            if self.must_go_back(from) {
+                self.call_back(from);
+            }
+            let receiving = &self.endpoint(from).receiving;
             let fills_gap = receiving.seen > g + 1;
             if self.is_augmented() && (ack_request || fills_gap) {
                 self.acknowledge_received(from);
@@ -470,16 +481,44 @@ impl<const W: usize> Translated<W> {
         self.gap(from);
     }
 
+    /// Mode-III: true if a packet of the rank was refused, and it has not gone back to it yet.
+    pub(super) fn must_go_back(&self, endpoint: EndpointId) -> bool {
+        self.refused.contains(endpoint) && self.is_augmented() && self.is_rank(endpoint)
+    }
+
+    /// What comes behind a refused packet is refused, too: the rank repeats it. If it were stored, each packet before it would, when repeated,
+    /// seem to have a gap behind it.
+    fn is_behind_refused(&self, from: EndpointId, g: u64) -> bool {
+        let receiving = &self.endpoint(from).receiving;
+        self.must_go_back(from) && g > receiving.expected && g >= receiving.seen
+    }
+
     fn refuse_early(&mut self, now: Nanos, from: EndpointId, g: u64, out: &mut Effects<W>) {
         emit(out, Effect::Drop(DropReason::EarlyContribution));
-        if self.is_augmented() && self.is_rank(from) {
+        if self.is_repairing() {
+            self.refused.insert(from);
+        }
+        if self.must_go_back(from) {
             // Rate synchronization: the rank is faster than others (EPIC 4.4). The NAK follows when it finds room.
             self.mark_seen(now, from, out);
-        }
-        if self.is_repairing() {
+        } else if self.is_repairing() {
             let receiving = &mut self.endpoint_mut(from).receiving;
             receiving.seen = receiving.seen.max(g + 1);
-            self.refused.insert(from);
+        }
+    }
+
+    /// Requests what was refused, if there is room for it now. A rank of Mode-III stays refused until it has gone back.
+    pub(super) fn call_back(&mut self, endpoint: EndpointId) {
+        let receiving = &self.endpoint(endpoint).receiving;
+        let goes_back = self.must_go_back(endpoint);
+        // A gap before it is closed first.
+        let is_told = receiving.nak_sent || receiving.expected < receiving.seen;
+        if !(goes_back && is_told) && self.has_room_for(endpoint) {
+            if !goes_back {
+                self.refused.remove(endpoint);
+            }
+            self.nak_due.insert(endpoint);
+            self.endpoint_mut(endpoint).receiving.nak_sent = true;
         }
     }
 

@@ -4,7 +4,10 @@ use super::bridge::wire;
 use super::machine::{Translated, emit};
 use super::{Effect, Effects, EndpointId, EndpointKind};
 use crate::calls::{Flow, Role};
-use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
+use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
+
+/// 10 us.
+const SHORTEST_WAIT: RnrTimer = RnrTimer::new(1);
 
 impl<const W: usize> Translated<W> {
     pub(super) fn receive_ack(
@@ -356,6 +359,8 @@ impl<const W: usize> Translated<W> {
         }
         if nak {
             let syndrome = match self.is_repairing() {
+                // Every RNIC answers it by all packets from there on, one that repeats single packets after a loss as well.
+                true if self.is_called_back(to) => Some(Syndrome::RnrNak(SHORTEST_WAIT)),
                 true => Some(Syndrome::Nak(NakCode::PsnSequenceError)),
                 false => self.refusal(to),
             };
@@ -363,6 +368,12 @@ impl<const W: usize> Translated<W> {
                 self.acknowledge(to, syndrome, out);
             }
         }
+    }
+
+    /// True if the NAK to an endpoint is for what was refused, and not for a gap.
+    fn is_called_back(&self, to: EndpointId) -> bool {
+        let receiving = &self.endpoint(to).receiving;
+        self.must_go_back(to) && receiving.expected >= receiving.seen
     }
 
     /// An ACK of the last confirmed packet of `to`, or a NAK of the next one.

@@ -239,11 +239,7 @@ impl<const W: usize> Translated<W> {
             self.progress(now);
         }
         for endpoint in self.refused {
-            if self.has_room_for(endpoint) {
-                self.refused.remove(endpoint);
-                self.nak_due.insert(endpoint);
-                self.endpoint_mut(endpoint).receiving.nak_sent = true;
-            }
+            self.call_back(endpoint);
         }
         if !self.is_active() {
             // All idle states are equal, which keeps the model's state space small.

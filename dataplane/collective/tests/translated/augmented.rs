@@ -7,9 +7,11 @@ use crate::tree::Tree;
 use castnet_collective::translated::{CollectiveMode, Effect};
 use castnet_collective::{EndpointSet, TranslatedConfig};
 use castnet_wire::Primitive::{AllReduce, Broadcast, Reduce};
-use castnet_wire::{DropReason, NakCode, Nanos, Syndrome};
+use castnet_wire::{DropReason, NakCode, Nanos, RnrTimer, Syndrome};
 
 const NAK: Syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
+/// What calls a rank back whose packets were refused.
+const CALL_BACK: Syndrome = Syndrome::RnrNak(RnrTimer::new(1));
 
 /// `ring`: the slots of each pipe.
 fn augmented(ranks: u16, children: usize, parent: bool, ring: u16) -> TranslatedConfig {
@@ -106,7 +108,7 @@ fn a_gap_gets_one_nak() {
 
 /// EPIC 4.4, rate synchronization: a rank that is too fast gets a CNP at once, and a NAK when it finds room. Until then it is kept alive.
 #[test]
-fn a_rank_that_is_too_fast_gets_a_cnp_and_later_a_nak() {
+fn a_rank_that_is_too_fast_gets_a_cnp_and_later_an_rnr_nak() {
     let mut b = Bench::new(augmented(2, 0, false, 8));
     let all = call(AllReduce, 0, 20);
     b.control(0, 0, 0, all);
@@ -124,11 +126,41 @@ fn a_rank_that_is_too_fast_gets_a_cnp_and_later_a_nak() {
     for index in 1..8 {
         let news = acks(&b.data(1, index, false));
         // With half of the ring free.
-        let nak = vec![(0, 1007, Syndrome::Ack), (0, 1008, NAK)];
+        let nak = vec![(0, 1007, Syndrome::Ack), (0, 1008, CALL_BACK)];
         assert_eq!(news, if index == 3 { nak } else { vec![] }, "{index}");
     }
     assert_eq!(acks(&b.tick()), []);
-    assert_eq!(added(&b.data(0, 8, true)), [(0, true)]);
+    // What was on its way when the rank was called back is refused: it comes again.
+    assert_eq!(drops(&b.data(0, 11, true)), [DropReason::EarlyContribution]);
+    // The rank repeats all from there on, and nothing of it seems to have a gap behind it.
+    for index in 8..12 {
+        let effects = b.data(0, index, index == 11);
+        assert_eq!(added(&effects), [((index % 8) as u16, true)], "{index}");
+        let ack = vec![(0, 1011, Syndrome::Ack)];
+        assert_eq!(acks(&effects), if index == 11 { ack } else { vec![] }, "{index}");
+    }
+}
+
+/// A gap before a refused packet is closed first: an RNIC that repeats single packets gets a NAK for one, and then all from the refused one on.
+#[test]
+fn a_gap_is_closed_before_a_rank_is_called_back() {
+    let mut b = Bench::new(augmented(2, 0, false, 8));
+    let all = call(AllReduce, 0, 20);
+    b.control(0, 0, 0, all);
+    b.control(1, 0, 0, all);
+    b.data(0, 1, false);
+    assert_eq!(
+        acks(&b.data(0, 3, false)),
+        [(0, 1001, Syndrome::Ack), (0, 1002, NAK)]
+    );
+    (4..10).for_each(|index| _ = b.data(0, index, false));
+    for index in 1..8 {
+        assert_eq!(acks(&b.data(1, index, false)), [], "{index}");
+    }
+    // All before the refused packet is there, and half of the ring is free.
+    let news = acks(&b.data(0, 2, false));
+    assert_eq!(news.first(), Some(&(0, 1008, Syndrome::Ack)));
+    assert_eq!(news.last(), Some(&(0, 1009, CALL_BACK)), "{news:?}");
 }
 
 /// A switch repeats its contribution to its parent from the oldest that is not acknowledged, without its ranks.

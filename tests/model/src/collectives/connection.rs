@@ -45,7 +45,9 @@ impl Connection {
             return 0..0;
         }
         self.unacked = at;
-        match std::mem::replace(&mut self.retrying, true) {
+        // It goes back after each RNR NAK.
+        let is_rnr = matches!(syndrome, Syndrome::RnrNak(_));
+        match !is_rnr && std::mem::replace(&mut self.retrying, true) {
             true => 0..0,
             false => at..sent,
         }

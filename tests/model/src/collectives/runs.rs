@@ -160,8 +160,7 @@ pub const AUGMENTED: &[Run] = &[
     ),
 ];
 
-/// Pipes that are shorter than what a rank sends. With three packets, a rank may wait for its time-out because it ignores the second of two
-/// NAKs of a refused packet; the ticks that pass meanwhile are not left for a later loss.
+/// Pipes that are shorter than what a rank sends: what is refused is called back.
 pub const SHORT: &[Run] = &[
     run(
         "AllReduce, augmented: short pipes",
@@ -170,6 +169,10 @@ pub const SHORT: &[Run] = &[
     run(
         "Broadcast, augmented: short pipes, loss",
         two_packets(short(augmented(one_loss(broadcast(Repair))))),
+    ),
+    run(
+        "Broadcast, augmented: short pipes, three packets, loss",
+        short(augmented(one_loss(broadcast(Repair)))),
     ),
 ];
 
@@ -190,6 +193,10 @@ pub const AUGMENTED_FULL: &[Run] = &[
     run(
         "Reduce, augmented: short pipes, loss",
         two_packets(short(augmented(one_loss(reduce(Repair))))),
+    ),
+    run(
+        "Reduce, augmented: short pipes, three packets, loss",
+        short(augmented(one_loss(reduce(Repair)))),
     ),
     run(
         "Reduce, augmented: duplicate, late message",
