@@ -6,6 +6,7 @@ use core::fmt::{self, Display};
 use core::net::Ipv4Addr;
 
 use castnet_wire::{MacAddr, Pmtu, PortId, Qpn, RateLimit};
+use ipnet::Ipv4Net;
 
 use crate::fault::{Fault, FaultKind};
 use crate::group::{ENDPOINTS_MAX, GroupRule, HostEndpoint, HostPart, NextHop};
@@ -253,6 +254,10 @@ pub fn check_routes(routes: &[Route], ports: usize, unread: &Unread) -> Vec<Faul
     for (i, route) in routes.iter().enumerate() {
         let field = format!("routes[{i}].prefix");
         let (prefix, network) = (route.prefix, route.prefix.trunc());
+        if route.replicate && !unread.has(&field) && !is_replicable(&prefix) {
+            let field = format!("routes[{i}].replicate");
+            faults.push(Fault::new(field, FaultKind::NotReplicable { prefix }));
+        }
         if network != prefix {
             faults.push(Fault::new(field, FaultKind::HostBits { prefix, network }));
         } else if !unread.has(&field) {
@@ -270,6 +275,15 @@ pub fn check_routes(routes: &[Route], ports: usize, unread: &Unread) -> Vec<Faul
     }
     faults.retain(|fault| !unread.has(&fault.field));
     faults
+}
+
+/// True for multicast addresses that routers forward: all but those of the local link (RFC 5771).
+fn is_replicable(prefix: &Ipv4Net) -> bool {
+    let local = Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 24);
+    prefix.prefix_len() >= 4
+        && prefix.addr().is_multicast()
+        && !prefix.contains(&local)
+        && !local.contains(prefix)
 }
 
 fn next_hops(hops: &[RouteHop], field: &str, ports: usize, unread: &Unread, faults: &mut Vec<Fault>) {

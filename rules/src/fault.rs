@@ -159,6 +159,10 @@ pub enum FaultKind {
     DuplicatePrefix { prefix: Ipv4Net, first: String },
     #[error("is empty: a route needs at least one next hop")]
     NoNextHops,
+    #[error(
+        "is only for multicast addresses that routers forward, 224.0.1.0 to 239.255.255.255; {prefix} has others"
+    )]
+    NotReplicable { prefix: Ipv4Net },
     #[error("is {first} again: list each next hop once")]
     DuplicateNextHop { first: String },
 }

@@ -251,6 +251,9 @@ fn read_route(value: Value<'_>) -> Route {
     Route {
         prefix: prefix.unwrap_or_default(),
         next_hops: next_hops.unwrap_or_default(),
+        replicate: t
+            .and_then(|t| t.get("replicate", Value::flag))
+            .unwrap_or_default(),
     }
 }
 
@@ -440,10 +443,11 @@ fn write_route(out: &mut String, route: &Route) {
         .map(|hop| format!("{{ port = {}, mac = \"{}\" }}", hop.port, hop.mac))
         .collect();
     let hops = hops.join(", ");
+    let replicate = if route.replicate { "replicate = true\n" } else { "" };
     line(
         out,
         format_args!(
-            "[[routes]]\nprefix = \"{}\"\nnext_hops = [{hops}]\n",
+            "[[routes]]\nprefix = \"{}\"\nnext_hops = [{hops}]\n{replicate}",
             route.prefix
         ),
     );

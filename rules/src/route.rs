@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::text;
 
-/// A route. The longest prefix wins; a hash of the flow selects one of several next hops (ECMP).
+/// A route. The longest prefix wins. A hash of the flow selects one of several next hops (ECMP), or each gets a copy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Route {
@@ -12,6 +12,10 @@ pub struct Route {
     pub prefix: Ipv4Net,
     /// At least one, each different.
     pub next_hops: Vec<RouteHop>,
+    /// A static replicate rule: each next hop gets a copy, but none leaves by the port that the packet came in by. Only for multicast
+    /// addresses.
+    #[serde(default)]
+    pub replicate: bool,
 }
 
 /// One next hop of a route.

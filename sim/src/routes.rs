@@ -79,6 +79,7 @@ fn route(topology: &Topology, host: &str, port: u8, mac: Option<[u8; 6]>) -> Opt
             port: PortId::new(port)?,
             mac: MacAddr(mac?),
         }],
+        replicate: false,
     })
 }
 

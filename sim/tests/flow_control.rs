@@ -358,6 +358,7 @@ fn ring(watchdog: Option<Nanos>) -> Net {
                 port: PortId::new(port as u8).expect("a port"),
                 mac: MacAddr(mac),
             }],
+            replicate: false,
         };
         let routes: Vec<Route> = (0..N)
             .map(|host| match host == switch {

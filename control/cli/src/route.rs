@@ -17,9 +17,10 @@ use crate::port::{AtPort, PortNames};
 #[command(after_help = "Examples:
   castnet route list
   castnet route add 10.2.0.0/16 --via spine1=02:00:00:00:00:11 --via spine2=02:00:00:00:00:12
+  castnet route add 239.1.0.0/16 --replicate --via leaf0=02:00:00:00:00:21 --via leaf1=02:00:00:00:00:22
   castnet route remove 10.2.0.0/16
 
-Several --via share the flows between them (equal-cost multipath, by hash).")]
+Several --via share the flows between them (equal-cost multipath, by hash); with --replicate each gets a copy.")]
 pub(crate) struct RouteCommand {
     #[command(subcommand)]
     verb: Verb,
@@ -38,6 +39,9 @@ enum Verb {
         /// A next hop: the port (name or number) and the Ethernet address at its other end; may be given again
         #[arg(long, value_name = "PORT=MAC", required = true)]
         via: Vec<Via>,
+        /// Each next hop gets a copy, but none leaves by the port that the packet came in by; only for multicast addresses
+        #[arg(long)]
+        replicate: bool,
     },
     /// Removes the route of a prefix
     #[command(visible_alias = "del")]
@@ -74,6 +78,7 @@ impl FromStr for Via {
 struct RouteRow {
     prefix: String,
     next_hops: Vec<AtPort<api::RouteHop>>,
+    replicate: bool,
 }
 
 impl RouteRow {
@@ -82,7 +87,8 @@ impl RouteRow {
         let hops: Vec<_> = hops
             .map(|hop| format!("{} at {}", hop.of.mac, hop.port_name))
             .collect();
-        hops.join(", ")
+        let all = if self.replicate { "a copy to each: " } else { "" };
+        format!("{all}{}", hops.join(", "))
     }
 }
 
@@ -106,6 +112,7 @@ impl RouteCommand {
                 let row = |r: api::Route| RouteRow {
                     prefix: r.prefix,
                     next_hops: r.next_hops.into_iter().map(hop).collect(),
+                    replicate: r.replicate,
                 };
                 let rows = listed.into_inner().routes.into_iter().map(row).collect();
                 output.show(&Rows::new(
@@ -113,7 +120,11 @@ impl RouteCommand {
                     "no routes: traffic of no group is switched by Ethernet address",
                 ))
             }
-            Verb::Add { prefix, via } => {
+            Verb::Add {
+                prefix,
+                via,
+                replicate,
+            } => {
                 let names = PortNames::fetch(&mut agent).await?;
                 let hop = |v: &Via| {
                     Ok(api::RouteHop {
@@ -125,6 +136,7 @@ impl RouteCommand {
                 let route = api::Route {
                     prefix: prefix.to_string(),
                     next_hops,
+                    replicate,
                 };
                 let request = api::AddRouteRequest { route: Some(route) };
                 let replaced = agent.add_route(request).await?.into_inner().replaced;

@@ -49,7 +49,11 @@ fn route(index: usize, message: &v1::Route, r: &mut Reader) -> Route {
         }
     });
     let next_hops = hops.collect();
-    Route { prefix, next_hops }
+    Route {
+        prefix,
+        next_hops,
+        replicate: message.replicate,
+    }
 }
 
 /// A route as a message.
@@ -61,5 +65,6 @@ pub fn route_to_proto(route: &Route) -> v1::Route {
     v1::Route {
         prefix: route.prefix.to_string(),
         next_hops: hops.collect(),
+        replicate: route.replicate,
     }
 }

@@ -89,9 +89,11 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn route()(third in any::<u8>(), hops in proptest::collection::btree_set((0u8..64, host_mac()), 1..8)) -> Route {
+    fn route()(third in any::<u8>(), replicate: bool, hops in proptest::collection::btree_set((0u8..64, host_mac()), 1..8)) -> Route {
         let hop = |(port, mac)| RouteHop { port: PortId::new(port).unwrap(), mac };
-        Route { prefix: format!("10.1.{third}.0/24").parse().unwrap(), next_hops: hops.into_iter().map(hop).collect() }
+        let first = if replicate { 239 } else { 10 };
+        let prefix = format!("{first}.1.{third}.0/24").parse().unwrap();
+        Route { prefix, next_hops: hops.into_iter().map(hop).collect(), replicate }
     }
 }
 
@@ -256,9 +258,9 @@ proptest! {
     }
 
     #[test]
-    fn no_route_panics(prefix in any_text(), hops in proptest::collection::vec((any::<u32>(), any_text()), 0..4)) {
+    fn no_route_panics(prefix in any_text(), replicate: bool, hops in proptest::collection::vec((any::<u32>(), any_text()), 0..4)) {
         let next_hops = hops.into_iter().map(|(port, mac)| v1::RouteHop { port, mac }).collect();
-        let message = v1::Route { prefix, next_hops };
+        let message = v1::Route { prefix, next_hops, replicate };
         let _ = routes_from_proto(&[message.clone(), message]);
     }
 

@@ -296,6 +296,12 @@ fn faults_that_types_do_not_prevent() {
              10.1.0.0/16 is the network",
         ),
         (
+            "prefix = \"10.1.0.0/16\"",
+            "replicate = true\nprefix = \"224.0.0.0/16\"",
+            "21:13: routes[0].replicate: is only for multicast addresses that routers forward, 224.0.1.0 to \
+             239.255.255.255; 224.0.0.0/16 has others",
+        ),
+        (
             "[{ port = 4, mac = \"06:00:00:00:00:02\" }]",
             "[]",
             "22:13: routes[0].next_hops: is empty: a route needs at \

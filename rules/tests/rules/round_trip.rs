@@ -237,12 +237,14 @@ fn forwarding(g: u8) -> impl Strategy<Value = GroupRule> {
 }
 
 fn route(r: u8) -> impl Strategy<Value = Route> {
-    proptest::collection::btree_set((select(ports()), mac()), 1..5).prop_map(move |hops| Route {
-        prefix: Ipv4Net::new_assert(Ipv4Addr::new(10, 200, r, 0), 24),
+    let hops = proptest::collection::btree_set((select(ports()), mac()), 1..5);
+    (hops, any::<bool>()).prop_map(move |(hops, replicate)| Route {
+        prefix: Ipv4Net::new_assert(Ipv4Addr::new(if replicate { 239 } else { 10 }, 200, r, 0), 24),
         next_hops: hops
             .into_iter()
             .map(|(port, mac)| RouteHop { port, mac })
             .collect(),
+        replicate,
     })
 }
 

@@ -373,6 +373,7 @@ async fn routes_are_added_replaced_and_removed() {
             port: at,
             mac: mac(9).to_string(),
         }],
+        replicate: false,
     };
     let routes = vec![route("10.1.0.0/16", 0), route("10.2.0.0/16", 1)];
     lab.client

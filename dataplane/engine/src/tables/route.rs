@@ -1,5 +1,5 @@
 //! Static IPv4 routes: longest prefix match. A hash of the flow selects among equal next hops, so that a flow keeps its path and the
-//! loss of a hop moves only the flows that used it.
+//! loss of a hop moves only the flows that used it. A static replicate rule (PEEL 3.2, Shufflecast 3.2.1) is a route whose hops all get a copy.
 
 use core::hash::BuildHasher;
 use core::net::Ipv4Addr;
@@ -38,15 +38,25 @@ pub struct Hop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Routed {
     Hop { hop: Hop, prefix: u8, of: usize },
+    All { hops: Hops, prefix: u8 },
     NoRoute,
     AllDown { prefix: u8 },
+}
+
+/// Hops of one route, by number: see [`Routes::hop`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hops {
+    pub(crate) first: u32,
+    pub(crate) end: u32,
+    /// All of them get a copy.
+    replicate: bool,
 }
 
 /// One exact-match table for all prefix lengths, and the set of used lengths.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routes {
-    /// Maps (network, length) to a range of `hops`.
-    table: HashMap<(u32, u8), (u32, u32), FixedState>,
+    /// Maps (network, length) to its hops.
+    table: HashMap<(u32, u8), Hops, FixedState>,
     /// Bit n is set if a prefix has length n.
     lengths: u64,
     hops: Vec<Hop>,
@@ -70,32 +80,44 @@ impl Routes {
             }));
             let length = route.prefix.prefix_len();
             let network = network(u32::from(route.prefix.addr()), length);
-            compiled
-                .table
-                .insert((network, length), (first, route.next_hops.len() as u32));
+            let hops = Hops {
+                first,
+                end: compiled.hops.len() as u32,
+                replicate: route.replicate,
+            };
+            compiled.table.insert((network, length), hops);
             compiled.lengths |= 1 << length;
         }
         compiled
     }
 
-    fn longest(&self, dst: Ipv4Addr) -> Option<(u8, &[Hop])> {
+    fn longest(&self, dst: Ipv4Addr) -> Option<(u8, Hops)> {
         let mut lengths = self.lengths;
         while lengths != 0 {
             let length = 63 - lengths.leading_zeros() as u8;
             lengths &= !(1 << length);
-            if let Some((first, n)) = self.table.get(&(network(u32::from(dst), length), length)) {
-                let (first, n) = (*first as usize, *n as usize);
-                return Some((length, self.hops.get(first..first + n).unwrap_or_default()));
+            if let Some(hops) = self.table.get(&(network(u32::from(dst), length), length)) {
+                return Some((length, *hops));
             }
         }
         None
     }
 
-    /// Only hops whose port is in `up`.
+    #[inline]
+    pub(crate) fn hop(&self, number: u32) -> Option<Hop> {
+        self.hops.get(number as usize).copied()
+    }
+
+    /// Only hops whose port is in `up`, but for a static replicate rule.
     pub(crate) fn lookup(&self, flow: &Flow, up: PortSet) -> Routed {
         let Some((prefix, hops)) = self.longest(flow.dst) else {
             return Routed::NoRoute;
         };
+        if hops.replicate {
+            return Routed::All { hops, prefix };
+        }
+        let hops = self.hops.get(hops.first as usize..hops.end as usize);
+        let hops = hops.unwrap_or_default();
         match hops
             .iter()
             .filter(|h| up.contains(h.port))
@@ -148,6 +170,7 @@ mod tests {
         Route {
             prefix,
             next_hops: hops.iter().map(|n| hop(*n)).collect(),
+            replicate: false,
         }
     }
 

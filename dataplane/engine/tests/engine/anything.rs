@@ -291,6 +291,7 @@ fn nobody_speaks_in_the_name_of_a_group() {
                 port: port(0),
                 mac: peer_mac(0),
             }],
+            replicate: false,
         };
         engine.set_tables(
             T0,

@@ -337,10 +337,12 @@ fn a_route_leads_on_with_one_hop_less_and_a_right_checksum() {
         Route {
             prefix: "10.1.0.0/16".parse().unwrap(),
             next_hops: vec![hop(1), hop(2)],
+            replicate: false,
         },
         Route {
             prefix: "10.1.2.0/24".parse().unwrap(),
             next_hops: vec![hop(3)],
+            replicate: false,
         },
     ];
     e.set_tables(
@@ -402,6 +404,86 @@ fn a_route_leads_on_with_one_hop_less_and_a_right_checksum() {
     // To another Ethernet address it is switched, whatever its IP address.
     frame.ethernet.dst = peer_mac(2);
     assert_eq!(to(&routed(&mut e, &frame)), [1, 2, 3]);
+    assert_conserved(&e);
+}
+
+/// A static replicate rule (PEEL 3.2): each hop but that of the ingress port gets the packet, with its own Ethernet addresses and one hop
+/// less. Compared with copies that are made one by one.
+#[test]
+fn a_route_that_replicates_leads_to_all_its_hops() {
+    let mut e = engine(4);
+    let hop = |n: usize, mac: u8| RouteHop {
+        port: port(n),
+        mac: MacAddr([2, 0, 0, 0, n as u8, mac]),
+    };
+    let rule = |prefix: &str, next_hops: Vec<RouteHop>| Route {
+        prefix: prefix.parse().unwrap(),
+        next_hops,
+        replicate: true,
+    };
+    let all = vec![hop(0, 1), hop(1, 1), hop(1, 2), hop(3, 1)];
+    let routes = [
+        rule("239.1.0.0/16", all.clone()),
+        rule("239.1.7.0/24", vec![hop(0, 1)]),
+        Route {
+            replicate: false,
+            ..rule("239.0.0.0/8", vec![hop(2, 1)])
+        },
+    ];
+    let tables = |generation, up: &[usize], mtu| {
+        let up = up.iter().map(|n| port(*n));
+        let mut tables = crate::common::tables(generation, [], &routes, up);
+        tables.mtus = vec![(port(3), mtu)];
+        Arc::new(tables)
+    };
+    e.set_tables(T0, tables(1, &[0, 1, 2, 3], 1500));
+    for length in [0, 64, 1024] {
+        let mut frame = DataFrame::new(Opcode::SendOnly, 1, &vec![7; length]);
+        frame.dst = Ipv4Addr::new(239, 1, 2, 3);
+        let sent = routed(&mut e, &frame);
+        let expected: Vec<_> = all[1..]
+            .iter()
+            .map(|hop| {
+                let copy = DataFrame {
+                    ttl: frame.ttl - 1,
+                    ..frame.clone()
+                };
+                let mut bytes = copy.bytes();
+                bytes[..6].copy_from_slice(&hop.mac.0);
+                bytes[6..12].copy_from_slice(&port_mac(hop.port.index()).0);
+                (hop.port.index(), bytes)
+            })
+            .collect();
+        assert_eq!(sent, expected, "{length}");
+    }
+    let mut frame = DataFrame::new(Opcode::SendOnly, 1, &[7; 1024]);
+    frame.dst = Ipv4Addr::new(239, 1, 2, 3);
+    // A hop whose port is down, or too narrow, holds up no other.
+    e.set_tables(T0, tables(2, &[0, 1, 3], 576));
+    assert_eq!(to(&routed(&mut e, &frame)), [1, 1]);
+    e.set_tables(T0, tables(3, &[0, 3], 1500));
+    assert_eq!(to(&routed(&mut e, &frame)), [3]);
+    e.set_tables(T0, tables(4, &[0], 1500));
+    assert_eq!(routed(&mut e, &frame), []);
+    e.set_tables(T0, tables(5, &[0, 3], 576));
+    assert_eq!(routed(&mut e, &frame), []);
+    e.set_tables(T0, tables(6, &[0, 1, 2, 3], 1500));
+    frame.ttl = 1;
+    assert_eq!(routed(&mut e, &frame), []);
+    frame.ttl = 64;
+    frame.dst = Ipv4Addr::new(239, 1, 7, 1);
+    assert_eq!(routed(&mut e, &frame), []);
+    for reason in [
+        DropReason::PortDown,
+        DropReason::TooLong,
+        DropReason::TtlExpired,
+        DropReason::SamePort,
+    ] {
+        assert_eq!(drops(&e, reason), 1, "{reason}");
+    }
+    // The longest prefix wins, whether it replicates or not.
+    frame.dst = Ipv4Addr::new(239, 2, 7, 1);
+    assert_eq!(to(&routed(&mut e, &frame)), [2]);
     assert_conserved(&e);
 }
 

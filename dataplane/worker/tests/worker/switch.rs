@@ -243,6 +243,7 @@ fn routes_are_checked_used_and_listed() {
             port: port(p),
             mac: host_mac(p),
         }],
+        replicate: false,
     };
     let generation = lab.dataplane.generation();
     assert!(matches!(
@@ -252,6 +253,7 @@ fn routes_are_checked_used_and_listed() {
     let empty = Route {
         prefix: "10.7.0.0/16".parse().unwrap(),
         next_hops: Vec::new(),
+        replicate: false,
     };
     assert!(matches!(lab.dataplane.set_routes(vec![empty]), Err(RouteError::Faults(f)) if f.len() == 1));
     assert_eq!(lab.dataplane.generation(), generation, "nothing was published");
@@ -429,6 +431,7 @@ fn an_open_next_hop_is_resolved_by_routes_and_arp() {
             port: port_1,
             mac: MacAddr([6, 0, 0, 0, 0, last]),
         }],
+        replicate: false,
     };
     let routes = vec![via("10.0.0.0/8", 8), via("10.0.0.2/32", 32)];
     lab.dataplane.set_routes(routes).unwrap();

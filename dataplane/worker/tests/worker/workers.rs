@@ -169,6 +169,7 @@ fn new_tables_lose_no_frame() {
                 .add_route(Route {
                     prefix,
                     next_hops: vec![hop],
+                    replicate: false,
                 })
                 .unwrap();
         });

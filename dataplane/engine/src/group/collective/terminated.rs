@@ -5,8 +5,6 @@
 //! All messages lie in one region: the slots of both pipes, then the buffers of each endpoint. The connection of endpoint `n` is the QP
 //! `FIRST_QPN + n`, a number that only the switch sees.
 
-use core::net::Ipv4Addr;
-
 use castnet_collective::path::WORDS_MAX;
 use castnet_collective::terminated::{Effect, Inbox, Message};
 use castnet_collective::{EndpointId, EndpointSet, Terminated, TranslatedConfig};
@@ -16,33 +14,18 @@ use castnet_endpoint::{
 };
 use castnet_reduce::Checksum;
 use castnet_rules::{Endpoint, GroupRule, TranslatedRule};
-use castnet_wire::ipv4::ECN;
-use castnet_wire::layout::{self, PLAIN_FRAME};
-use castnet_wire::{
-    BitRate, Control, DropReason, Ethernet, FrameBuf, Kind as PacketKind, MacAddr, McstId, NakCode, Nanos,
-    Opcode, PortId, Psn, Qpn, RoceHeader, Syndrome, TokenBucket,
-};
+use castnet_wire::{BitRate, Control, MacAddr, McstId, NakCode, Nanos, PortId, Qpn, Syndrome, TokenBucket};
 
-use super::context::{CollectiveGroupStatus, KernelCache, TICKS};
+use super::context::{KernelCache, TICKS};
 use super::explain;
-use super::feedback;
-use super::frame::{self, accept};
-use super::slots;
-use super::translate::ECT_0;
-use crate::address;
 use crate::egress::Egress;
-use crate::group::classify::Class;
-use crate::group::install::{macs, rule_bytes};
-use crate::group::kind::Kind;
+use crate::group::install::rule_bytes;
 use crate::group::lookup::LookupTable;
-use crate::group::meter::{self, Metered};
+use crate::group::meter;
 use crate::group::services::{Scheduled, Services};
-use crate::group::verify;
-use crate::observe::counters::{
-    CollectiveCounters, CongestionCounters, CountersSnapshot, EndpointCounters, EndpointSnapshot,
-};
+use crate::observe::counters::{CollectiveCounters, CongestionCounters, EndpointCounters, EndpointSnapshot};
 use crate::observe::events::{EventKind, Events};
-use crate::observe::trace::{Observer, Stage, Step, Verdict};
+use crate::observe::trace::{Observer, Stage, Step};
 use crate::output::Output;
 use crate::output::acknowledge::{LinkHeader, MACS};
 use crate::output::cx::Cx;
