@@ -14,13 +14,15 @@ pub mod message;
 pub mod messages;
 pub mod nodes;
 pub mod runs;
+pub mod shared;
 
 use crate::plain::Parts;
 use castnet_collective::translated::CollectiveMode;
 use castnet_wire::Primitive;
 use host::{Host, Part};
 use message::Message;
-use nodes::{LINKS, Nodes, SWITCHES, Seen, Step, Switch};
+use nodes::{LINKS, Nodes, SWITCHES, Seen, Step};
+use shared::{Reactions, SharedSwitch};
 use stateright::{Model, Property};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -40,12 +42,13 @@ pub const RANKS: usize = 4;
 pub struct Collective {
     config: Config,
     parts: [Part; RANKS],
+    reactions: Reactions,
 }
 
 /// State of ranks, switches and links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    switches: [Switch; SWITCHES],
+    switches: [SharedSwitch; SWITCHES],
     hosts: [Host; RANKS],
     links: [Vec<Message>; LINKS],
     /// The delayed message: its link, the message, and whether another one has overtaken it.
@@ -152,12 +155,16 @@ impl Collective {
     pub fn new(config: Config) -> Self {
         assert!(config.delays <= 1, "at most one late message");
         let parts = std::array::from_fn(|rank| config.part(rank as u16));
-        Self { config, parts }
+        Self {
+            config,
+            parts,
+            reactions: Reactions::default(),
+        }
     }
 
     fn is_done(&self, state: &State) -> bool {
         let mut hosts = state.hosts.iter().zip(&self.parts);
-        let finished = state.switches.iter().all(|switch| !switch.is_active());
+        let finished = state.switches.iter().all(|switch| !switch.get().is_active());
         hosts.all(|(host, part)| host.is_done(part)) && finished
     }
 
@@ -175,7 +182,9 @@ impl Collective {
         }
         let stale = |&link: &usize| {
             let head = state.links[link].first();
-            head.is_some_and(|head| Nodes.is_stale(&state.switches, link, head))
+            head.is_some_and(|head| {
+                Nodes.is_stale((&state.switches, &self.reactions), link, head, self.config.fault)
+            })
         };
         (0..RANKS)
             .map(|rank| Nodes.link_to_rank(rank))
@@ -286,7 +295,7 @@ impl Collective {
             return;
         }
         let fault = self.config.fault;
-        let step = Nodes.arrive(&mut state.switches, link, &message, fault);
+        let step = Nodes.arrive((&mut state.switches, &self.reactions), link, &message, fault);
         self.apply_step(state, step);
     }
 
@@ -357,7 +366,7 @@ impl Model for Collective {
         let waits = |rank: &usize| state.hosts[*rank].may_time_out(&self.parts[*rank]);
         if !Self::is_network_empty(state) {
             if state.early > 0 {
-                let ticking = (0..SWITCHES).filter(|&s| state.switches[s].is_active());
+                let ticking = (0..SWITCHES).filter(|&s| state.switches[s].get().is_active());
                 actions.extend(ticking.map(Action::EarlyTick));
                 actions.extend((0..RANKS).filter(waits).map(Action::EarlyTimeOut));
             }
@@ -371,7 +380,7 @@ impl Model for Collective {
             true => 0,
             false => self.config.kept,
         };
-        if state.ticks > kept && state.switches.iter().any(Switch::is_active) {
+        if state.ticks > kept && state.switches.iter().any(|switch| switch.get().is_active()) {
             actions.push(Action::Tick);
         }
         if state.time_outs > kept {

@@ -4,6 +4,7 @@ use super::fault::{Fault, apply_fault};
 use super::host::Part;
 use super::message::{Content, Message};
 use super::messages::{BYTES, MessageSwitch};
+use super::shared::{Reactions, Shared, SharedSwitch};
 use super::{Config, RANKS};
 use castnet_collective::translated::{
     CollectiveMode, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event,
@@ -34,9 +35,9 @@ pub struct PacketSwitch {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Switch {
     /// Of Mode-II or Mode-III.
-    Packets(Box<PacketSwitch>),
+    Packets(PacketSwitch),
     /// Of Mode-I.
-    Messages(Box<MessageSwitch>),
+    Messages(MessageSwitch),
 }
 
 impl Switch {
@@ -79,7 +80,7 @@ pub struct Nodes;
 
 impl Nodes {
     /// The switches in their initial state.
-    pub fn switches(&self, config: &Config, parts: &[Part; RANKS]) -> [Switch; SWITCHES] {
+    pub fn switches(&self, config: &Config, parts: &[Part; RANKS]) -> [SharedSwitch; SWITCHES] {
         std::array::from_fn(|index| {
             let leaf = |l: usize| (2 * l as u16..2 * l as u16 + 2).collect::<RankSet>();
             let to_rank = |rank: usize| EndpointConfig {
@@ -130,13 +131,13 @@ impl Nodes {
                 tick: Nanos::ZERO,
                 stall_timeout: Nanos::ZERO,
             };
-            match config.mode {
-                CollectiveMode::Terminated => Switch::Messages(Box::new(MessageSwitch::new(config))),
-                _ => Switch::Packets(Box::new(PacketSwitch {
+            Shared::new(match config.mode {
+                CollectiveMode::Terminated => Switch::Messages(MessageSwitch::new(config)),
+                _ => Switch::Packets(PacketSwitch {
                     machine: Translated::new(config),
                     contents: [Content::NONE; SLOTS],
-                })),
-            }
+                }),
+            })
         })
     }
 
@@ -181,17 +182,30 @@ impl Nodes {
     /// A message arrives at a switch.
     pub fn arrive(
         &self,
-        switches: &mut [Switch; SWITCHES],
+        (switches, reactions): (&mut [SharedSwitch; SWITCHES], &Reactions),
         link: usize,
         message: &Message,
         fault: Fault,
     ) -> Step {
-        let mut step = Step::default();
         let (index, endpoint) = self.end(link);
-        let Some(from) = EndpointId::new(endpoint) else {
-            return step;
-        };
-        let switch = match &mut switches[index] {
+        let before = (&switches[index], link, message);
+        let (after, step) = reactions.get(before, |switch| {
+            let from = EndpointId::new(endpoint).expect("at most three endpoints");
+            self.react(index, switch, (from, message), fault)
+        });
+        switches[index] = after;
+        step
+    }
+
+    fn react(
+        &self,
+        index: usize,
+        switch: &mut Switch,
+        (from, message): (EndpointId, &Message),
+        fault: Fault,
+    ) -> Step {
+        let mut step = Step::default();
+        let switch = match switch {
             Switch::Packets(switch) => switch,
             Switch::Messages(switch) => {
                 let sent = switch.arrive(from, message);
@@ -250,7 +264,13 @@ impl Nodes {
 
     /// Returns true if an ACK has no information for the switch at the end of a link. It never will: acknowledged
     /// counts only increase.
-    pub fn is_stale(&self, switches: &[Switch; SWITCHES], link: usize, message: &Message) -> bool {
+    pub fn is_stale(
+        &self,
+        (switches, reactions): (&[SharedSwitch; SWITCHES], &Reactions),
+        link: usize,
+        message: &Message,
+        fault: Fault,
+    ) -> bool {
         if !matches!(
             message,
             Message::Feedback {
@@ -261,25 +281,25 @@ impl Nodes {
             return false;
         }
         let mut after = switches.clone();
-        let step = self.arrive(&mut after, link, message, Fault::Nothing);
+        let step = self.arrive((&mut after, reactions), link, message, fault);
         step.sent.is_empty() && after == *switches
     }
 
     /// The tick of a switch.
-    pub fn tick(&self, switches: &mut [Switch; SWITCHES], index: usize) -> Step {
+    pub fn tick(&self, switches: &mut [SharedSwitch; SWITCHES], index: usize) -> Step {
         let mut step = Step::default();
-        let switch = match &mut switches[index] {
-            Switch::Packets(switch) => switch,
-            Switch::Messages(switch) => {
-                self.put_on_links(index, switch.tick(), &mut step);
-                return step;
+        let mut after = switches[index].get().clone();
+        match &mut after {
+            Switch::Packets(switch) => {
+                let mut effects = Effects::new();
+                // One call handles the ticks of three endpoints.
+                switch.machine.handle_timeout(Nanos::ZERO, &mut effects);
+                self.carry_out(index, switch, &effects, None, &mut step);
+                self.send_pending(index, switch, &mut step);
             }
-        };
-        let mut effects = Effects::new();
-        // One call handles the ticks of three endpoints.
-        switch.machine.handle_timeout(Nanos::ZERO, &mut effects);
-        self.carry_out(index, switch, &effects, None, &mut step);
-        self.send_pending(index, switch, &mut step);
+            Switch::Messages(switch) => self.put_on_links(index, switch.tick(), &mut step),
+        }
+        switches[index] = Shared::new(after);
         step
     }
 
