@@ -252,6 +252,25 @@ fn groups_and_routes_of_a_switch_can_be_changed() {
         code == 3 && error["error"].as_str().is_some_and(|e| e.contains("bits set")),
         "{error}"
     );
+
+    let replicate = |prefix: &'static str| {
+        let via = ["--via", "up1=02:00:00:00:00:11", "--via", "5=02:00:00:00:00:12"];
+        [&["route", "add", prefix, "--replicate"], &via[..]].concat()
+    };
+    ask(&replicate("239.1.0.0/16"), &switch);
+    let listed = ask(&["route", "list"], &switch);
+    let rule = listed
+        .as_array()
+        .and_then(|all| all.iter().find(|r| r["prefix"] == "239.1.0.0/16"));
+    assert!(rule.is_some_and(|r| r["replicate"] == true), "{listed}");
+    let (code, error) = refusal(&replicate("10.9.0.0/16"), &switch, "--agent");
+    assert!(
+        code == 3
+            && error["error"]
+                .as_str()
+                .is_some_and(|e| e.contains("multicast addresses")),
+        "{error}"
+    );
 }
 
 #[test]
