@@ -14,6 +14,8 @@
 //! The ends of a path over a router are in different networks: rules leave the router's Ethernet address to the switch,
 //! and the group has a McstID of its own at each switch, as one address cannot lead to several.
 //!
+//! [`reference`] has the trees that those of plans are compared with.
+//!
 //! The IncTree of a collective group hangs below a switch of the lowest level that reaches all ranks (EPIC 6.2),
 //! without switches that lack room.
 //!
@@ -41,6 +43,7 @@ mod load;
 mod overlay;
 mod place;
 mod plan;
+pub mod reference;
 mod request;
 mod rules;
 mod tree;

@@ -1,5 +1,6 @@
 //! The number of links of trees beside that of exact Steiner trees, in fabrics with links down (PEEL 2.2).
 
+use castnet_planner::reference::{ENDS_MAX, TooManyEnds, lower_bound, peel, steiner};
 use castnet_planner::{LinkLoad, Member, Request, RoomTable};
 use castnet_rules::TranslatedRule;
 use castnet_topology::{LinkId, NodeId, Topology};
@@ -9,42 +10,6 @@ use proptest::sample::Index;
 use proptest::strategy::ValueTree;
 
 use crate::common::{plan, request};
-
-/// Links of the smallest tree that has all `ends`; `None` if there is none. Dreyfus and Wagner's recurrence: over the
-/// sets of ends, the best tree of the set that has a node, for each node.
-fn steiner(t: &Topology, ends: &[NodeId]) -> Option<u32> {
-    const FAR: u32 = u32::MAX / 4;
-    let nodes = t.switch_ids().count() + t.hosts().count();
-    let (first, rest) = ends.split_first()?;
-    let mut best = vec![vec![FAR; nodes]; 1 << rest.len()];
-    for set in 1usize..1 << rest.len() {
-        if set.is_power_of_two() {
-            best[set][rest[set.trailing_zeros() as usize].0 as usize] = 0;
-        }
-        let mut part = (set - 1) & set;
-        while part > 0 {
-            let joined = best[part].iter().zip(&best[set & !part]);
-            let joined: Vec<u32> = joined.map(|(x, y)| x + y).collect();
-            for (known, joined) in best[set].iter_mut().zip(joined) {
-                *known = joined.min(*known);
-            }
-            part = (part - 1) & set;
-        }
-        // Trees that grow to the next node: all links cost one.
-        let mut open: Vec<NodeId> = (0..nodes as u32).map(NodeId).collect();
-        while let Some(node) = open.pop() {
-            for hop in t.hops(node).iter().filter(|hop| hop.up) {
-                let (here, there) = (best[set][node.0 as usize], hop.far.node.0 as usize);
-                if here + 1 < best[set][there] {
-                    best[set][there] = here + 1;
-                    open.push(hop.far.node);
-                }
-            }
-        }
-    }
-    let links = best.last()?[first.0 as usize];
-    (links < FAR).then_some(links)
-}
 
 /// A fabric of at least two shapes with 10 to 30 % of the links between switches down, and four to eight of its hosts.
 fn asymmetric() -> impl Strategy<Value = (Topology, Vec<String>)> {
@@ -80,14 +45,18 @@ fn asymmetric() -> impl Strategy<Value = (Topology, Vec<String>)> {
     })
 }
 
+fn ends(t: &Topology, members: &[String]) -> Vec<NodeId> {
+    let ids = members.iter().map(|host| t.id(host).expect("a host"));
+    ids.collect()
+}
+
 /// Sums over many fabrics: links of the planned trees and of the smallest.
 fn sums(planned: impl Fn(&Topology, &[String]) -> Option<usize>) -> (u64, u64) {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let (mut ours, mut least) = (0, 0);
     for _ in 0..400 {
         let (t, members) = asymmetric().new_tree(&mut runner).expect("a fabric").current();
-        let ends: Option<Vec<NodeId>> = members.iter().map(|host| t.id(host)).collect();
-        let exact = ends.and_then(|ends| steiner(&t, &ends));
+        let exact = steiner(&t, &ends(&t, &members)).expect("few members");
         let links = planned(&t, &members);
         assert_eq!(
             links.is_some(),
@@ -119,6 +88,50 @@ fn multicast_trees_have_at_most_one_percent_more_links_than_the_smallest() {
         least > 2000 && ours * 100 <= least * 101,
         "{ours} links, {least} at least"
     );
+}
+
+/// The paper proves that layer peeling is within min(F, |D|) of the smallest tree (theorem 2.5).
+#[test]
+fn layer_peeling_is_between_the_bounds_of_the_paper() {
+    let (links, least) = sums(|t, members| {
+        let ends = ends(t, members);
+        let (source, receivers) = (ends[0], &ends[1..]);
+        let links = peel(t, source, receivers)?;
+        let bound = lower_bound(t, source, receivers)?;
+        let exact = steiner(t, &ends).ok()??;
+        let distances = t.distances(&members[0]);
+        let far = members[1..]
+            .iter()
+            .filter_map(|host| t.distance(host, &distances));
+        let factor = far.max()?.min(receivers.len() as u32);
+        assert!(
+            bound <= exact && exact <= links && links <= exact * factor,
+            "{bound} {exact} {links} {factor}"
+        );
+        Some(links as usize)
+    });
+    assert!(
+        least > 2000 && links * 100 <= least * 105,
+        "{links} links, {least} at least"
+    );
+}
+
+#[test]
+fn known_trees_have_the_links_that_can_be_counted() {
+    let t = Topology::leaf_spine(3, 2, 2).expect("a fabric");
+    let ids: Vec<NodeId> = (0..6).map(|h| t.id(&format!("h{h}")).expect("a host")).collect();
+    // The link of each host, and one of each leaf.
+    for (count, links) in [(2, 2), (4, 6), (6, 9)] {
+        let ends = &ids[..count];
+        assert_eq!(steiner(&t, ends), Ok(Some(links)));
+        assert_eq!(peel(&t, ends[0], &ends[1..]), Some(links));
+    }
+    assert_eq!(lower_bound(&t, ids[0], &ids[1..2]), Some(2));
+    assert_eq!(lower_bound(&t, ids[0], &ids[1..]), Some(5));
+    assert_eq!(steiner(&t, &[]), Ok(Some(0)));
+    assert_eq!(peel(&t, ids[0], &[]), None, "no receivers");
+    let many = vec![ids[0]; ENDS_MAX + 1];
+    assert_eq!(steiner(&t, &many), Err(TooManyEnds { ends: ENDS_MAX + 1 }));
 }
 
 /// The root of an IncTree is a switch of the lowest level (EPIC 6.2), which may cost links.
