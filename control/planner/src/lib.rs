@@ -14,7 +14,8 @@
 //! The ends of a path over a router are in different networks: rules leave the router's Ethernet address to the switch,
 //! and the group has a McstID of its own at each switch, as one address cannot lead to several.
 //!
-//! [`reference`] has the trees that those of plans are compared with.
+//! [`prefix`] is the other way to a group: no state in the switches that replicate, and a packet for each block of
+//! receivers (PEEL 3.2). [`reference`] has the trees that those of plans are compared with. Plans use neither.
 //!
 //! The IncTree of a collective group hangs below a switch of the lowest level that reaches all ranks (EPIC 6.2),
 //! without switches that lack room.
@@ -43,6 +44,7 @@ mod load;
 mod overlay;
 mod place;
 mod plan;
+pub mod prefix;
 pub mod reference;
 mod request;
 mod rules;

@@ -4,6 +4,7 @@ mod common;
 mod mixed;
 mod placement;
 mod plans;
+mod prefix;
 mod properties;
 mod routed;
 mod steiner;
