@@ -24,12 +24,38 @@ const FAR: u32 = u32::MAX / 4;
 /// # Errors
 /// There are too many ends.
 pub fn steiner(t: &Topology, ends: &[NodeId]) -> Result<Option<u32>, TooManyEnds> {
-    let Some((first, rest)) = ends.split_first() else {
-        return Ok(Some(0));
-    };
-    if ends.len() > ENDS_MAX {
-        return Err(TooManyEnds { ends: ends.len() });
+    match ends.split_first() {
+        Some((first, rest)) => exact(t, *first, rest, |_, _| true),
+        None => Ok(Some(0)),
     }
+}
+
+/// As [`steiner`], of the trees in which each path from the source is a shortest one, as in plans.
+///
+/// # Errors
+/// There are too many ends.
+pub fn shortest_paths(
+    t: &Topology,
+    source: NodeId,
+    receivers: &[NodeId],
+) -> Result<Option<u32>, TooManyEnds> {
+    let distances = distances(t, source);
+    let is_nearer = |from: NodeId, to: NodeId| distances[to.0 as usize] + 1 == distances[from.0 as usize];
+    exact(t, source, receivers, is_nearer)
+}
+
+/// Of trees whose links, from the other ends to the first one, are all `allowed`.
+fn exact(
+    t: &Topology,
+    first: NodeId,
+    rest: &[NodeId],
+    allowed: impl Fn(NodeId, NodeId) -> bool,
+) -> Result<Option<u32>, TooManyEnds> {
+    let ends = rest.len() + 1;
+    if ends > ENDS_MAX {
+        return Err(TooManyEnds { ends });
+    }
+    let step = |from, to| (to == first || t.kind(to).is_some()) && allowed(from, to);
     let mut best = vec![vec![FAR; nodes(t)]; 1 << rest.len()];
     best[0][first.0 as usize] = 0;
     for set in 1usize..1 << rest.len() {
@@ -45,28 +71,28 @@ pub fn steiner(t: &Topology, ends: &[NodeId]) -> Result<Option<u32>, TooManyEnds
             }
             part = (part - 1) & set;
         }
-        grow(t, &mut best[set]);
+        grow(t, &mut best[set], step);
     }
     let links = best.last().map_or(FAR, |all| all[first.0 as usize]);
     Ok((links < FAR).then_some(links))
 }
 
-/// Lets trees grow to their neighbours, the smallest first. Each link costs one.
-fn grow(t: &Topology, best: &mut [u32]) {
-    let mut open: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    for (node, links) in (0..).zip(&*best).filter(|(_, links)| **links < FAR) {
+/// Lets trees grow by one link at a time, the smallest first. Each link costs one.
+fn grow(t: &Topology, best: &mut [u32], step: impl Fn(NodeId, NodeId) -> bool) {
+    let mut open: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
+    for (node, links) in (0..).map(NodeId).zip(&*best).filter(|(_, links)| **links < FAR) {
         open.entry(*links).or_default().push(node);
     }
     while let Some((links, nodes)) = open.pop_first() {
         for node in nodes {
-            if best[node as usize] < links {
+            if best[node.0 as usize] < links {
                 continue;
             }
-            for far in near(t, NodeId(node)) {
+            for far in near(t, node).filter(|far| step(node, *far)) {
                 let known = &mut best[far.0 as usize];
                 if links + 1 < *known {
                     *known = links + 1;
-                    open.entry(links + 1).or_default().push(far.0);
+                    open.entry(links + 1).or_default().push(far);
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! The number of links of trees beside that of exact Steiner trees, in fabrics with links down (PEEL 2.2).
 
-use castnet_planner::reference::{ENDS_MAX, TooManyEnds, lower_bound, peel, steiner};
+use castnet_planner::reference::{ENDS_MAX, TooManyEnds, lower_bound, peel, shortest_paths, steiner};
 use castnet_planner::{LinkLoad, Member, Request, RoomTable};
 use castnet_rules::TranslatedRule;
 use castnet_topology::{LinkId, NodeId, Topology};
@@ -82,7 +82,11 @@ fn multicast_trees_have_at_most_one_percent_more_links_than_the_smallest() {
     let (ours, least) = sums(|t, members| {
         let receivers: Vec<&str> = members[1..].iter().map(String::as_str).collect();
         let plan = plan(t, &LinkLoad::new(), &request(&members[0], &receivers)).ok()?;
-        Some(plan.tree.links().len())
+        let ends = ends(t, members);
+        let least = shortest_paths(t, ends[0], &ends[1..]).expect("few members");
+        let links = plan.tree.links().len();
+        assert!(least <= Some(links as u32), "shortest paths only");
+        Some(links)
     });
     assert!(
         least > 2000 && ours * 100 <= least * 101,
@@ -99,13 +103,14 @@ fn layer_peeling_is_between_the_bounds_of_the_paper() {
         let links = peel(t, source, receivers)?;
         let bound = lower_bound(t, source, receivers)?;
         let exact = steiner(t, &ends).ok()??;
+        let shortest = shortest_paths(t, source, receivers).ok()??;
         let distances = t.distances(&members[0]);
         let far = members[1..]
             .iter()
             .filter_map(|host| t.distance(host, &distances));
         let factor = far.max()?.min(receivers.len() as u32);
         assert!(
-            bound <= exact && exact <= links && links <= exact * factor,
+            bound <= exact && exact <= shortest && shortest <= links && links <= exact * factor,
             "{bound} {exact} {links} {factor}"
         );
         Some(links as usize)
