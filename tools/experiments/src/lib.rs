@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 pub mod cepheus;
+mod figures;
+mod report;
 
 use castnet_console::exit::Outcome;
 use castnet_console::output::Output;
