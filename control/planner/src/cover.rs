@@ -2,8 +2,11 @@
 //!
 //! Leaves that join one by one take more switches than needed where links are down: the first one's choice does not
 //! know the others. Here a layer's switches are chosen together, as a small set that covers the next layer. PEEL (2.3)
-//! chooses greedily, from the outside in; this search is exact as long as [`STEPS_MAX`] allows, and then greedy.
+//! chooses greedily, from the outside in; this search is exact as long as [`STEPS_MAX`] allows, and then greedy. Chosen
+//! from the outside in, a layer may still need more switches inside of it than another choice of the same size: then
+//! trees that begin with a switch which many leaves share are compared ([`shared`]).
 
+use core::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_topology::{NodeId, Row, Usable};
@@ -55,6 +58,54 @@ pub(crate) fn smaller(
         cover.extend(found.unwrap_or_else(|| part.used.iter().copied().collect()));
     }
     (cover.len() < used.len()).then_some(cover)
+}
+
+/// The switches at distance `layer` from the root by the number of leaves that they have shortest paths to, most first,
+/// then the least load on their links; none if the tree has no more there than such leaves need.
+pub(crate) fn shared(
+    fabric: &Usable<'_>,
+    load: &LinkLoad,
+    (distances, layer): (&Row, u16),
+    parents: &Parents,
+    fixed: &[bool],
+) -> Vec<NodeId> {
+    let distance = |node: NodeId| distances[node.0 as usize];
+    let inner = parents.switches().map(|(node, _)| node);
+    let used = inner.filter(|node| distance(*node) == layer && !fixed[node.0 as usize]);
+    let used = used.count();
+    if used < 2 {
+        return Vec::new();
+    }
+    let entries = (0..).map(NodeId).zip(fixed).filter(|(_, fixed)| **fixed);
+    let entries = entries
+        .map(|(entry, _)| entry)
+        .filter(|entry| distance(*entry) > layer);
+    let mut seen = vec![None; distances.len()];
+    let mut options: Vec<Vec<NodeId>> = Vec::new();
+    for entry in entries {
+        let mut nodes = vec![entry];
+        for _ in layer..distance(entry) {
+            let next = nodes.iter().flat_map(|node| nearer(fabric, *node, distances));
+            let next = next.map(|hop| hop.far.node);
+            nodes = next
+                .filter(|node| seen[node.0 as usize].replace(entry) != Some(entry))
+                .collect();
+        }
+        options.extend((!nodes.iter().any(|node| fixed[node.0 as usize])).then_some(nodes));
+    }
+    if apart(options.iter().map(|nodes| nodes.iter().copied()), distances.len()) >= used {
+        return Vec::new();
+    }
+    let mut counts: BTreeMap<NodeId, usize> = BTreeMap::new();
+    for node in options.into_iter().flatten() {
+        *counts.entry(node).or_default() += 1;
+    }
+    let mut counts: Vec<(NodeId, usize)> = counts.into_iter().collect();
+    counts.sort_by_cached_key(|(node, count)| {
+        let links = fabric.hops(*node).map(|hop| u64::from(load.get(hop.link)));
+        (Reverse(*count), links.sum::<u64>(), *node)
+    });
+    counts.into_iter().map(|(node, _)| node).collect()
 }
 
 /// How many of these share no switch with those counted before. A cover of all has at least as many switches.
@@ -162,7 +213,7 @@ impl Part {
             }
             let most = counts
                 .into_iter()
-                .max_by_key(|(node, count)| (*count, core::cmp::Reverse(*node)));
+                .max_by_key(|(node, count)| (*count, Reverse(*node)));
             let Some((option, _)) = most else { break };
             open = self.without(&open, option);
             cover.push(option);

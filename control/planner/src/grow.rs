@@ -5,12 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_topology::{NodeId, Row, Usable, links_from};
 
-use crate::cover::smaller;
+use crate::cover::{shared, smaller};
 use crate::load::LinkLoad;
 use crate::overlay::{Reach, Route, Step, between, nearer, nearest, steps};
 
 /// Maximum number of trees that are compared. Of more tops, those with the least load count, then the first by name.
 pub(crate) const CANDIDATES_MAX: usize = 16;
+
+/// Maximum number of trees that are compared for one layer.
+const SHARED_MAX: usize = 4;
 
 /// A node of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -191,9 +194,12 @@ pub(crate) fn grow(
     let mut fixed = vec![false; distances.len()];
     let mut far = 0;
     for route in leaves.iter().flat_map(|leaf| &leaf.nearest) {
-        let entry = route.far.node.0 as usize;
-        fixed[entry] = true;
-        far = distances[entry].max(far);
+        let entry = route.far.node;
+        // A host may have another switch too, which has no path.
+        if links_from(entry, distances).is_some() {
+            fixed[entry.0 as usize] = true;
+            far = distances[entry.0 as usize].max(far);
+        }
     }
     fixed[root.0 as usize] = true;
     let mut first: Vec<NodeId> = Vec::new();
@@ -201,6 +207,17 @@ pub(crate) fn grow(
         if let Some(cover) = smaller(fabric, load, (distances, layer), &best, &fixed) {
             // Those near the root join first.
             let chosen = [cover, first.clone()].concat();
+            let parents = tree(&chosen);
+            if parents.cost(load) < best.cost(load) {
+                (best, first) = (parents, chosen);
+            }
+        }
+    }
+    // A layer that is chosen without the layers inside of it may need more switches there than another choice.
+    for layer in 1..far {
+        let shared = shared(fabric, load, (distances, layer), &best, &fixed);
+        for switch in shared.into_iter().take(SHARED_MAX) {
+            let chosen = [vec![switch], first.clone()].concat();
             let parents = tree(&chosen);
             if parents.cost(load) < best.cost(load) {
                 (best, first) = (parents, chosen);
