@@ -17,6 +17,9 @@ use crate::overlay::nearer;
 
 /// Maximum number of steps of a search for one cover.
 const STEPS_MAX: u32 = 4000;
+/// Maximum number of switches that are passed for the most shared ones of a layer. Beyond, it would take several times as
+/// long as the plan without them.
+const SHARED_WALK_MAX: usize = 4096;
 
 /// Switches of the next layer that share no option with others outside: a cover of theirs is chosen on its own.
 #[derive(Default)]
@@ -61,7 +64,8 @@ pub(crate) fn smaller(
 }
 
 /// The switches at distance `layer` from the root by the number of leaves that they have shortest paths to, most first,
-/// then the least load on their links; none if the tree has no more there than such leaves need.
+/// then the least load on their links; none if the tree has no more there than such leaves need, or if they have more
+/// than [`SHARED_WALK_MAX`] such paths.
 pub(crate) fn shared(
     fabric: &Usable<'_>,
     load: &LinkLoad,
@@ -80,7 +84,7 @@ pub(crate) fn shared(
     let entries = entries
         .map(|(entry, _)| entry)
         .filter(|entry| distance(*entry) > layer);
-    let mut seen = vec![None; distances.len()];
+    let (mut seen, mut walked) = (vec![None; distances.len()], 0);
     let mut options: Vec<Vec<NodeId>> = Vec::new();
     for entry in entries {
         let mut nodes = vec![entry];
@@ -90,6 +94,10 @@ pub(crate) fn shared(
             nodes = next
                 .filter(|node| seen[node.0 as usize].replace(entry) != Some(entry))
                 .collect();
+            walked += nodes.len();
+            if walked > SHARED_WALK_MAX {
+                return Vec::new();
+            }
         }
         options.extend((!nodes.iter().any(|node| fixed[node.0 as usize])).then_some(nodes));
     }
