@@ -201,7 +201,7 @@ impl Space {
     /// Covers of at most `packets_max` prefixes, each with the fewest over-covered identifiers for its number of
     /// prefixes. From one to the next, packets increase and over-covered identifiers decrease; the last one is that of
     /// [`Space::cover`], if that is short enough. What a packet and a copy cost decides between them. Empty without
-    /// members. Time grows at most as members * bits * packets_max.
+    /// members. Time grows at most as members * (bits + packets_max^2).
     ///
     /// # Errors
     /// [`PrefixError::NoSuchId`], [`PrefixError::NoPackets`].

@@ -153,7 +153,7 @@ pub(super) fn fig3() -> Result<FigureReport, Failed> {
                 ),
             ),
             Headline::bound(
-                "overhead of a rate of 20 % in percent, k over 32, least",
+                "overhead at 20 % in percent, all hosts, k over 32, least",
                 Relation::AtLeast,
                 100.0,
                 least.fold(f64::INFINITY, f64::min),
