@@ -19,7 +19,7 @@ use crate::overlay::nearer;
 const STEPS_MAX: u32 = 4000;
 /// Maximum number of switches that are passed for the most shared ones of a layer. Beyond, it would take several times as
 /// long as the plan without them.
-const SHARED_WALK_MAX: usize = 4096;
+const SHARED_WALK_MAX: usize = 1024;
 
 /// Switches of the next layer that share no option with others outside: a cover of theirs is chosen on its own.
 #[derive(Default)]
