@@ -15,7 +15,7 @@
 //! and the group has a McstID of its own at each switch, as one address cannot lead to several.
 //!
 //! [`prefix`] is the other way to a group: no state in the switches that replicate, and a packet for each block of
-//! receivers (PEEL 3.2). [`reference`] has the trees that those of plans are compared with. Plans use neither.
+//! receivers (PEEL 3.2). [`mod@reference`] has the trees that plans are compared with. Plans use neither.
 //!
 //! The IncTree of a collective group hangs below a switch of the lowest level that reaches all ranks (EPIC 6.2),
 //! without switches that lack room.
