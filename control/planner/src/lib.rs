@@ -43,6 +43,7 @@ mod place;
 mod plan;
 mod request;
 mod rules;
+pub mod shufflecast;
 mod tree;
 
 pub use error::{Lack, PlanError, Shortage};

@@ -6,4 +6,5 @@ mod placement;
 mod plans;
 mod properties;
 mod routed;
+mod shufflecast;
 mod steiner;
