@@ -26,6 +26,7 @@ pub use reach::Reach;
 pub use relay::Relaying;
 
 use core::fmt;
+use core::str::FromStr;
 
 /// ToRs of a Shufflecast, at most.
 pub const TORS_MAX: usize = 1 << 16;
@@ -44,6 +45,9 @@ pub enum ShufflecastError {
         least: usize,
         most: usize,
     },
+    /// A text that is no `p,k`.
+    #[error("{given:?} is not P,K, such as 4,3")]
+    NotASize { given: String },
     /// More than [`TORS_MAX`].
     #[error("a {p},{k}-Shufflecast has more than {TORS_MAX} ToRs: give a smaller p or k")]
     TooManyTors { p: usize, k: usize },
@@ -76,6 +80,27 @@ pub struct Shufflecast {
     k: usize,
     /// Of a column: `p^k`.
     rows: usize,
+}
+
+/// `p,k`
+impl fmt::Display for Shufflecast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{},{}", self.p, self.k)
+    }
+}
+
+/// `p,k`
+impl FromStr for Shufflecast {
+    type Err = ShufflecastError;
+
+    fn from_str(given: &str) -> Result<Self, ShufflecastError> {
+        let size = given
+            .split_once(',')
+            .and_then(|(p, k)| Some((p.parse().ok()?, k.parse().ok()?)));
+        let given = given.to_owned();
+        let (p, k) = size.ok_or(ShufflecastError::NotASize { given })?;
+        Self::new(p, k)
+    }
 }
 
 impl Shufflecast {
@@ -156,7 +181,8 @@ impl Shufflecast {
 
     /// The `p` ToRs that receive what `tor` sends to its splitter.
     pub fn splitter(self, tor: Tor) -> impl ExactSizeIterator<Item = Tor> {
-        (0..self.p).map(move |digit| self.next(tor, digit))
+        let first = self.next(tor, 0).0;
+        (first..first + self.p).map(Tor)
     }
 
     /// The ToR of the previous column, in partition `digit`, whose splitter reaches `tor`.

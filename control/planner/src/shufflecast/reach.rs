@@ -50,19 +50,24 @@ impl Relaying {
             copies: vec![0; tors],
         };
         reach.hops[source.number()] = Some(0);
+        let mut relays = vec![false; tors];
+        let working = self.relays(source).filter(|relay| Some(*relay) != failed);
+        working.for_each(|relay| relays[relay.number()] = true);
         let mut senders = vec![source];
         for hop in 1.. {
-            senders.retain(|tor| Some(*tor) != failed && self.is_relay(*tor, source));
+            senders.retain(|tor| relays[tor.number()]);
             if senders.is_empty() {
                 break;
             }
             let mut new = Vec::new();
-            for receiver in senders.iter().flat_map(|tor| self.fabric.splitter(*tor)) {
-                reach.copies[receiver.number()] += 1;
-                let hops = &mut reach.hops[receiver.number()];
-                if hops.is_none() {
-                    *hops = Some(hop);
-                    new.push(receiver);
+            for sender in senders {
+                for receiver in self.fabric.splitter(sender) {
+                    reach.copies[receiver.number()] += 1;
+                    let hops = &mut reach.hops[receiver.number()];
+                    if hops.is_none() {
+                        *hops = Some(hop);
+                        new.push(receiver);
+                    }
                 }
             }
             senders = new;

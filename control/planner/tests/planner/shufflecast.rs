@@ -223,6 +223,13 @@ fn sizes_that_no_shufflecast_has_are_refused() {
         "a 2,13-Shufflecast has more than 65536 ToRs: give a smaller p or k"
     );
     assert_eq!(fabric(2, 12).size(), 49_152);
+    assert_eq!("4,3".parse(), Ok(fabric(4, 3)));
+    assert_eq!(fabric(4, 3).to_string(), "4,3");
+    for given in ["4", "4,3,2", "4;3", "-4,3", ""] {
+        let given = given.to_owned();
+        let parsed: Result<Shufflecast, _> = given.parse();
+        assert_eq!(parsed, Err(ShufflecastError::NotASize { given }));
+    }
     assert_eq!(
         fabric(2, 2).tor(8),
         Err(ShufflecastError::NoSuchTor { number: 8, tors: 8 })
