@@ -1,20 +1,24 @@
-//! `castnet sim`: experiments of papers on the simulated network, beside the papers' numbers. [`cepheus`] has those of
-//! Cepheus; the program of this crate has those of EPIC's appendix K.
+//! `castnet sim`: experiments of papers, beside the papers' numbers. [`cepheus`] has those of Cepheus, on the simulated
+//! network. [`shufflecast`] has those of Shufflecast, which need none. The program of this crate has those of EPIC's
+//! appendix K.
 #![forbid(unsafe_code)]
 
 pub mod cepheus;
+mod report;
+pub mod shufflecast;
 
 use castnet_console::exit::Outcome;
 use castnet_console::output::Output;
 use clap::{Args, Subcommand};
 
-/// Experiments of papers on the simulated network, beside the papers' numbers
+/// Experiments of papers, beside the papers' numbers
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   castnet sim cepheus fig12                       multicast to 512 hosts, 64 B to 1 GiB, beside chain and binomial tree
   castnet sim cepheus all --quick                 all figures in a few points
   castnet sim cepheus fig12 --svg fig12.svg       and a plot
-  castnet sim cepheus table1 --output json")]
+  castnet sim cepheus table1 --output json
+  castnet sim shufflecast cost                    power and cost of Shufflecast, beside IP multicast")]
 pub struct SimCommand {
     #[command(subcommand)]
     paper: Paper,
@@ -23,6 +27,7 @@ pub struct SimCommand {
 #[derive(Debug, Subcommand)]
 enum Paper {
     Cepheus(cepheus::CepheusCommand),
+    Shufflecast(shufflecast::ShufflecastCommand),
 }
 
 impl SimCommand {
@@ -33,6 +38,7 @@ impl SimCommand {
     pub fn run(self, output: Output) -> Outcome {
         match self.paper {
             Paper::Cepheus(command) => command.run(output),
+            Paper::Shufflecast(command) => command.run(output),
         }
     }
 }

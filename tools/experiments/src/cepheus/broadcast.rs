@@ -7,7 +7,7 @@ use castnet_wire::Nanos;
 
 use super::Extent;
 use super::lab::{Broadcast, Fabric, Failed, Method, Times};
-use super::report::{Cell, FigureReport, Headline, Plot, Table};
+use crate::report::{Cell, FigureReport, Headline, Plot, Table};
 
 /// Completion times of the three methods for one size, in nanoseconds.
 #[derive(Clone, Copy, Debug)]

@@ -15,7 +15,7 @@ use castnet_wire::{ClassSet, MacAddr, McstId, Nanos, Pmtu, Psn, Qpn, TrafficClas
 
 use super::Extent;
 use super::lab::{Fabric, Failed};
-use super::report::{Cell, FigureReport, Headline, Plot, Table};
+use crate::report::{Cell, FigureReport, Headline, Plot, Table};
 
 /// Rate of all links, in bits per second.
 const LINE: u64 = 100_000_000_000;

@@ -5,7 +5,7 @@ use castnet_console::units::bytes;
 
 use super::Extent;
 use super::lab::{Broadcast, Fabric, Failed, Loss, Method};
-use super::report::{Cell, FigureReport, Headline, Plot, Relation, Table};
+use crate::report::{Cell, FigureReport, Headline, Plot, Relation, Table};
 
 /// How data reach all members under loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,7 +216,7 @@ mod tests {
         let report = report.expect("it runs");
         let cell = |row: usize, column: usize| match &report.table.rows[row][column] {
             Cell::Number(value) => *value,
-            Cell::Text(text) => panic!("{text}"),
+            other => panic!("{other:?}"),
         };
         // Rows: 16 members without loss and with 1e-4, 64 members without and with.
         let [cepheus, repair, chain] = [5, 6, 7].map(|column| cell(3, column));

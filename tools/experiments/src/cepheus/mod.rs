@@ -6,19 +6,17 @@ mod broadcast;
 mod flows;
 mod lab;
 mod loss;
-mod report;
 mod storage;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::Output;
-use castnet_console::plot;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
+use crate::report::{FigureReport, Reports};
 use lab::Failed;
-use report::{FigureReport, Reports};
 
 /// The figures of Cepheus: multicast in the switches beside chain, binomial tree and unicasts
 #[derive(Debug, Args)]
@@ -145,40 +143,8 @@ impl CepheusCommand {
         let mut figures: Vec<Figure> = self.figures.into_iter().flat_map(of).collect();
         figures.sort_unstable();
         figures.dedup();
-        let mut reports = Reports {
-            figures: Vec::new(),
-            plots: Vec::new(),
-        };
-        for figure in figures {
-            reports.figures.push(figure.run(extent).map_err(Failure::failed)?);
-        }
-        let drawn = self.svg.map_or(Ok(()), |file| reports.draw(&file));
-        output.show(&reports)?;
-        drawn
+        let reports = figures.into_iter().map(|figure| figure.run(extent));
+        let reports: Result<Vec<_>, _> = reports.collect();
+        Reports::of(reports.map_err(Failure::failed)?).show(self.svg, output)
     }
-}
-
-impl Reports {
-    fn draw(&mut self, file: &Path) -> Outcome {
-        let is_one = self.figures.len() == 1;
-        for figure in &self.figures {
-            let file = if is_one {
-                file.to_owned()
-            } else {
-                beside(file, figure.name)
-            };
-            let report::Plot { axes, panels } = &figure.plot;
-            plot::write(&file, *axes, panels)?;
-            self.plots.push(file.display().to_string());
-        }
-        Ok(())
-    }
-}
-
-/// `plots/all.svg` becomes `plots/all-fig8.svg`.
-fn beside(file: &Path, name: &str) -> PathBuf {
-    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-    let extension = file.extension().unwrap_or_default().to_string_lossy();
-    let dot = if extension.is_empty() { "" } else { "." };
-    file.with_file_name(format!("{stem}-{name}{dot}{extension}"))
 }

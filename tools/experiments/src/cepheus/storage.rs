@@ -8,7 +8,7 @@ use castnet_wire::Nanos;
 use super::Extent;
 use super::broadcast::TESTBED_DELAY;
 use super::lab::{Broadcast, Fabric, Failed, Method};
-use super::report::{Cell, FigureReport, Headline, Plot, Table};
+use crate::report::{Cell, FigureReport, Headline, Plot, Table};
 
 /// Time of the client's storage stack for each message: the reciprocal of the paper's IOPS with one unicast. That stack is the
 /// bottleneck there, not the link (V.B).

@@ -1,7 +1,10 @@
 //! Reports of figures: tables, the paper's headline numbers beside ours, and why they differ.
 
-use castnet_console::output::{Page, Report};
-use castnet_console::plot::{Axes, Panel};
+use std::path::{Path, PathBuf};
+
+use castnet_console::exit::Outcome;
+use castnet_console::output::{Output, Page, Report};
+use castnet_console::plot::{self, Axes, Panel};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
@@ -14,6 +17,7 @@ pub(crate) const TOLERANCE: f64 = 0.10;
 pub(crate) enum Cell {
     Text(String),
     Number(f64),
+    Count(usize),
 }
 
 impl Cell {
@@ -21,6 +25,7 @@ impl Cell {
         match self {
             Self::Text(text) => text.clone(),
             Self::Number(value) => number(*value),
+            Self::Count(count) => count.to_string(),
         }
     }
 }
@@ -80,6 +85,7 @@ pub(crate) struct Headline {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Relation {
     About,
+    Exactly,
     AtLeast,
     AtMost,
 }
@@ -97,6 +103,14 @@ impl Headline {
             castnet,
             reason: None,
             relation: Relation::About,
+        }
+    }
+
+    /// A number that follows from a rule. All of ours must be equal to it.
+    pub(crate) fn exact(what: &str, paper: f64, castnet: (f64, f64)) -> Self {
+        Self {
+            relation: Relation::Exactly,
+            ..Self::range(what, (paper, paper), castnet)
         }
     }
 
@@ -135,6 +149,7 @@ impl Headline {
     fn ends_met(&self) -> [bool; 2] {
         let near = |ours: f64, paper: f64| match self.relation {
             Relation::About => (ours / paper - 1.0).abs() <= TOLERANCE,
+            Relation::Exactly => (ours - paper).abs() < 1e-9,
             Relation::AtLeast => ours >= paper,
             Relation::AtMost => ours <= paper,
         };
@@ -151,12 +166,13 @@ impl Headline {
         };
         let verdict = match (self.is_met(), &self.reason, self.relation) {
             (true, _, Relation::About) => "within 10 %",
+            (true, _, Relation::Exactly) => "equal",
             (true, ..) => "holds",
             (false, Some(_), _) => "see below",
             (false, None, _) => "differs",
         };
         let bound = match self.relation {
-            Relation::About => "",
+            Relation::About | Relation::Exactly => "",
             Relation::AtLeast => "at least ",
             Relation::AtMost => "at most ",
         };
@@ -178,13 +194,18 @@ pub(crate) struct FigureReport {
     pub(crate) setting: String,
     pub(crate) table: Table,
     pub(crate) headlines: Vec<Headline>,
-    /// Handled events of all simulations.
+    /// Handled events of all simulations; 0 if nothing was simulated.
+    #[serde(skip_serializing_if = "is_zero")]
     pub(crate) events: u64,
     #[serde(skip)]
     pub(crate) plot: Plot,
 }
 
-/// Panels with their axes.
+fn is_zero(events: &u64) -> bool {
+    *events == 0
+}
+
+/// Panels with their axes. Without panels, nothing is drawn.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plot {
     pub(crate) axes: Axes,
@@ -196,6 +217,44 @@ pub(crate) struct Plot {
 pub(crate) struct Reports {
     pub(crate) figures: Vec<FigureReport>,
     pub(crate) plots: Vec<String>,
+}
+
+impl Reports {
+    pub(crate) fn of(figures: Vec<FigureReport>) -> Self {
+        let plots = Vec::new();
+        Self { figures, plots }
+    }
+
+    /// Draws and prints all. A plot that cannot be drawn is an error behind the tables.
+    pub(crate) fn show(mut self, svg: Option<PathBuf>, output: Output) -> Outcome {
+        let drawn = svg.map_or(Ok(()), |file| self.draw(&file));
+        output.show(&self)?;
+        drawn
+    }
+
+    fn draw(&mut self, file: &Path) -> Outcome {
+        let drawn = |figure: &&FigureReport| !figure.plot.panels.is_empty();
+        let is_one = self.figures.iter().filter(drawn).count() == 1;
+        for figure in self.figures.iter().filter(drawn) {
+            let file = if is_one {
+                file.to_owned()
+            } else {
+                beside(file, figure.name)
+            };
+            let Plot { axes, panels } = &figure.plot;
+            plot::write(&file, *axes, panels)?;
+            self.plots.push(file.display().to_string());
+        }
+        Ok(())
+    }
+}
+
+/// `plots/all.svg` becomes `plots/all-fig8.svg`.
+fn beside(file: &Path, name: &str) -> PathBuf {
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = file.extension().unwrap_or_default().to_string_lossy();
+    let dot = if extension.is_empty() { "" } else { "." };
+    file.with_file_name(format!("{stem}-{name}{dot}{extension}"))
 }
 
 impl Report for Reports {
