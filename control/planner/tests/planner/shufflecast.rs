@@ -64,7 +64,7 @@ fn cut_off(fabric: Shufflecast, source: Tor, failed: Tor) -> usize {
         spine.push(next.expect("a digit"));
     }
     if let Some(i) = spine.iter().position(|tor| *tor == failed) {
-        return (k - i) * (p.pow(k as u32) - 1) + k - 1 - i;
+        return (k - i) * p.pow(k as u32) - 1;
     }
     let on_spine = route.iter().take_while(|tor| spine.contains(tor)).count();
     let depth = route.len() - 1 - on_spine;

@@ -51,7 +51,7 @@ fn hops(fabrics: &[Shufflecast], extent: Extent) -> FigureReport {
     FigureReport {
         name: "lemma31",
         title: "Hops of a multicast to all ToRs",
-        setting: "Static rules of Algorithm 1, from each ToR in turn, of large Shufflecasts from some. The table is that of the last.".to_owned(),
+        setting: "Static rules of Algorithm 1, from each ToR in turn, of large Shufflecasts from some. The table shows the last.".to_owned(),
         table: Table {
             columns: vec!["fabric", "hops", "tors", "tors so far", "percent"],
             rows,
@@ -126,7 +126,7 @@ fn by_3_3_1(fabric: Shufflecast) -> Counts {
     }
     // On the major spine, from its root: the islands and the spine below it.
     for i in 0..k {
-        add((k - i) * (power(k) - 1) + k - 1 - i, 1);
+        add((k - i) * power(k) - 1, 1);
     }
     counts
 }
