@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cepheus;
+mod figures;
 mod report;
 pub mod shufflecast;
 

@@ -1,10 +1,7 @@
 //! Reports of figures: tables, the paper's headline numbers beside ours, and why they differ.
 
-use std::path::{Path, PathBuf};
-
-use castnet_console::exit::Outcome;
-use castnet_console::output::{Output, Page, Report};
-use castnet_console::plot::{self, Axes, Panel};
+use castnet_console::output::{Page, Report};
+use castnet_console::plot::{Axes, Panel};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
@@ -217,44 +214,6 @@ pub(crate) struct Plot {
 pub(crate) struct Reports {
     pub(crate) figures: Vec<FigureReport>,
     pub(crate) plots: Vec<String>,
-}
-
-impl Reports {
-    pub(crate) fn of(figures: Vec<FigureReport>) -> Self {
-        let plots = Vec::new();
-        Self { figures, plots }
-    }
-
-    /// Draws and prints all. A plot that cannot be drawn is an error behind the tables.
-    pub(crate) fn show(mut self, svg: Option<PathBuf>, output: Output) -> Outcome {
-        let drawn = svg.map_or(Ok(()), |file| self.draw(&file));
-        output.show(&self)?;
-        drawn
-    }
-
-    fn draw(&mut self, file: &Path) -> Outcome {
-        let drawn = |figure: &&FigureReport| !figure.plot.panels.is_empty();
-        let is_one = self.figures.iter().filter(drawn).count() == 1;
-        for figure in self.figures.iter().filter(drawn) {
-            let file = if is_one {
-                file.to_owned()
-            } else {
-                beside(file, figure.name)
-            };
-            let Plot { axes, panels } = &figure.plot;
-            plot::write(&file, *axes, panels)?;
-            self.plots.push(file.display().to_string());
-        }
-        Ok(())
-    }
-}
-
-/// `plots/all.svg` becomes `plots/all-fig8.svg`.
-fn beside(file: &Path, name: &str) -> PathBuf {
-    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-    let extension = file.extension().unwrap_or_default().to_string_lossy();
-    let dot = if extension.is_empty() { "" } else { "." };
-    file.with_file_name(format!("{stem}-{name}{dot}{extension}"))
 }
 
 impl Report for Reports {

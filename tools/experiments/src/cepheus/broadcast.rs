@@ -6,7 +6,8 @@ use castnet_sim::HostCost;
 use castnet_wire::Nanos;
 
 use super::Extent;
-use super::lab::{Broadcast, Fabric, Failed, Method, Times};
+use super::lab::{Broadcast, Fabric, Method, Times};
+use crate::figures::Failed;
 use crate::report::{Cell, FigureReport, Headline, Plot, Table};
 
 /// Completion times of the three methods for one size, in nanoseconds.

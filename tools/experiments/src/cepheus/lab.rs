@@ -1,6 +1,5 @@
 //! One Broadcast on the simulated network.
 
-use std::error::Error;
 use std::net::Ipv4Addr;
 
 use castnet_comm::machine::{BroadcastAlgorithm, Collective, HostBasedConfig, Task};
@@ -11,7 +10,7 @@ use castnet_topology::{End, LinkId, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
 use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
 
-pub(crate) type Failed = Box<dyn Error + Send + Sync>;
+use crate::figures::Failed;
 
 const PMTU: Pmtu = Pmtu::B4096;
 /// Packets of a QP that are sent and not acknowledged.

@@ -8,15 +8,12 @@ mod lab;
 mod loss;
 mod storage;
 
-use std::path::PathBuf;
-
-use castnet_console::exit::{Failure, Outcome};
+use castnet_console::exit::Outcome;
 use castnet_console::output::Output;
-use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
-use crate::report::{FigureReport, Reports};
-use lab::Failed;
+use crate::figures::{Failed, FigureArgs};
+use crate::report::FigureReport;
 
 /// The figures of Cepheus: multicast in the switches beside chain, binomial tree and unicasts
 #[derive(Debug, Args)]
@@ -30,21 +27,14 @@ Examples:
   castnet sim cepheus all --svg cepheus.svg    all, and cepheus-fig8.svg and so on"
 )]
 pub struct CepheusCommand {
-    /// Figures and tables of the paper
-    #[arg(value_enum, value_name = "FIGURE", required = true)]
-    figures: Vec<Choice>,
-    /// Few points, small groups: seconds instead of minutes
-    #[arg(long)]
-    quick: bool,
+    #[command(flatten)]
+    figures: FigureArgs<Figure>,
     /// Longest message that is simulated from its first to its last packet, in MiB; default 8, with --quick 1
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1024))]
     whole: Option<u64>,
     /// Threads of a simulation, at most. The results do not depend on it. Default: the number of processors
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
     threads: Option<u64>,
-    /// Draws a plot; of several figures one each, with the name of the figure before the extension
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -65,46 +55,7 @@ enum Figure {
     Fig14,
 }
 
-/// What is run.
-#[derive(Clone, Copy, Debug)]
-enum Choice {
-    All,
-    One(Figure),
-}
-
-impl ValueEnum for Choice {
-    fn value_variants<'a>() -> &'a [Self] {
-        const ALL: [Choice; Figure::EACH.len() + 1] = {
-            let mut all = [Choice::All; Figure::EACH.len() + 1];
-            let mut i = 0;
-            while i < Figure::EACH.len() {
-                all[i] = Choice::One(Figure::EACH[i]);
-                i += 1;
-            }
-            all
-        };
-        &ALL
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        match self {
-            Self::All => Some(PossibleValue::new("all").help("Each of them")),
-            Self::One(figure) => figure.to_possible_value(),
-        }
-    }
-}
-
 impl Figure {
-    const EACH: [Self; 7] = [
-        Self::Fig8,
-        Self::Fig9,
-        Self::Table1,
-        Self::Fig10,
-        Self::Fig12,
-        Self::Fig13,
-        Self::Fig14,
-    ];
-
     fn run(self, extent: Extent) -> Result<FigureReport, Failed> {
         match self {
             Self::Fig8 => broadcast::fig8(extent),
@@ -133,18 +84,9 @@ impl CepheusCommand {
         let processors = || std::thread::available_parallelism().map_or(1, usize::from);
         let extent = Extent {
             threads: self.threads.map_or_else(processors, |threads| threads as usize),
-            quick: self.quick,
-            whole: self.whole.unwrap_or(if self.quick { 1 } else { 8 }) << 20,
+            quick: self.figures.quick,
+            whole: self.whole.unwrap_or(if self.figures.quick { 1 } else { 8 }) << 20,
         };
-        let of = |choice: Choice| match choice {
-            Choice::All => Figure::EACH.to_vec(),
-            Choice::One(figure) => vec![figure],
-        };
-        let mut figures: Vec<Figure> = self.figures.into_iter().flat_map(of).collect();
-        figures.sort_unstable();
-        figures.dedup();
-        let reports = figures.into_iter().map(|figure| figure.run(extent));
-        let reports: Result<Vec<_>, _> = reports.collect();
-        Reports::of(reports.map_err(Failure::failed)?).show(self.svg, output)
+        self.figures.run(output, |figure| figure.run(extent))
     }
 }

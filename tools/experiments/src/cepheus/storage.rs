@@ -7,7 +7,8 @@ use castnet_wire::Nanos;
 
 use super::Extent;
 use super::broadcast::TESTBED_DELAY;
-use super::lab::{Broadcast, Fabric, Failed, Method};
+use super::lab::{Broadcast, Fabric, Method};
+use crate::figures::Failed;
 use crate::report::{Cell, FigureReport, Headline, Plot, Table};
 
 /// Time of the client's storage stack for each message: the reciprocal of the paper's IOPS with one unicast. That stack is the
