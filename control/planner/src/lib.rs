@@ -48,6 +48,7 @@ pub mod prefix;
 pub mod reference;
 mod request;
 mod rules;
+pub mod shufflecast;
 mod tree;
 
 pub use error::{Lack, PlanError, Shortage};

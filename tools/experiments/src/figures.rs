@@ -50,23 +50,28 @@ impl<F: Figure> FigureArgs<F> {
         let mut figures: Vec<F> = self.figures.into_iter().flat_map(|chosen| chosen.0).collect();
         figures.sort_unstable();
         figures.dedup();
-        let mut reports = Reports {
-            figures: Vec::new(),
-            plots: Vec::new(),
-        };
-        for figure in figures {
-            reports.figures.push(run(figure).map_err(Failure::failed)?);
-        }
-        let drawn = self.svg.map_or(Ok(()), |file| reports.draw(&file));
-        output.show(&reports)?;
-        drawn
+        let reports: Result<Vec<_>, _> = figures.into_iter().map(run).collect();
+        Reports::of(reports.map_err(Failure::failed)?).show(self.svg, output)
     }
 }
 
 impl Reports {
+    pub(crate) fn of(figures: Vec<FigureReport>) -> Self {
+        let plots = Vec::new();
+        Self { figures, plots }
+    }
+
+    /// Draws and prints all. A plot that cannot be drawn is an error behind the tables.
+    pub(crate) fn show(mut self, svg: Option<PathBuf>, output: Output) -> Outcome {
+        let drawn = svg.map_or(Ok(()), |file| self.draw(&file));
+        output.show(&self)?;
+        drawn
+    }
+
     fn draw(&mut self, file: &Path) -> Outcome {
-        let is_one = self.figures.len() == 1;
-        for figure in &self.figures {
+        let drawn = |figure: &&FigureReport| !figure.plot.panels.is_empty();
+        let is_one = self.figures.iter().filter(drawn).count() == 1;
+        for figure in self.figures.iter().filter(drawn) {
             let file = if is_one {
                 file.to_owned()
             } else {

@@ -1,11 +1,13 @@
-//! `castnet sim`: experiments of papers, beside the papers' numbers. [`cepheus`] has those of Cepheus on the simulated
-//! network, [`peel`] what PEEL counts; the program of this crate has those of EPIC's appendix K.
+//! `castnet sim`: experiments of papers, beside the papers' numbers. [`cepheus`] has those of Cepheus, on the simulated
+//! network. [`peel`] and [`shufflecast`] have what these papers count, which needs none. The program of this crate has those
+//! of EPIC's appendix K.
 #![forbid(unsafe_code)]
 
 pub mod cepheus;
 mod figures;
 pub mod peel;
 mod report;
+pub mod shufflecast;
 
 use castnet_console::exit::Outcome;
 use castnet_console::output::Output;
@@ -18,7 +20,8 @@ use clap::{Args, Subcommand};
   castnet sim cepheus all --quick                 all figures in a few points
   castnet sim cepheus fig12 --svg fig12.svg       and a plot
   castnet sim cepheus table1 --output json
-  castnet sim peel fig3 trees                     headers beside Bloom filters, trees where links have failed")]
+  castnet sim peel fig3 trees                     headers beside Bloom filters, trees where links have failed
+  castnet sim shufflecast cost                    power and cost of Shufflecast, beside IP multicast")]
 pub struct SimCommand {
     #[command(subcommand)]
     paper: Paper,
@@ -28,6 +31,7 @@ pub struct SimCommand {
 enum Paper {
     Cepheus(cepheus::CepheusCommand),
     Peel(peel::PeelCommand),
+    Shufflecast(shufflecast::ShufflecastCommand),
 }
 
 impl SimCommand {
@@ -39,6 +43,7 @@ impl SimCommand {
         match self.paper {
             Paper::Cepheus(command) => command.run(output),
             Paper::Peel(command) => command.run(output),
+            Paper::Shufflecast(command) => command.run(output),
         }
     }
 }

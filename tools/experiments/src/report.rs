@@ -14,6 +14,7 @@ pub(crate) const TOLERANCE: f64 = 0.10;
 pub(crate) enum Cell {
     Text(String),
     Number(f64),
+    Count(usize),
 }
 
 impl Cell {
@@ -21,6 +22,7 @@ impl Cell {
         match self {
             Self::Text(text) => text.clone(),
             Self::Number(value) => number(*value),
+            Self::Count(count) => count.to_string(),
         }
     }
 }
@@ -80,6 +82,7 @@ pub(crate) struct Headline {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Relation {
     About,
+    Exactly,
     AtLeast,
     AtMost,
 }
@@ -97,6 +100,14 @@ impl Headline {
             castnet,
             reason: None,
             relation: Relation::About,
+        }
+    }
+
+    /// A number that follows from a rule. All of ours must be equal to it.
+    pub(crate) fn exact(what: &str, paper: f64, castnet: (f64, f64)) -> Self {
+        Self {
+            relation: Relation::Exactly,
+            ..Self::range(what, (paper, paper), castnet)
         }
     }
 
@@ -135,6 +146,7 @@ impl Headline {
     fn ends_met(&self) -> [bool; 2] {
         let near = |ours: f64, paper: f64| match self.relation {
             Relation::About => (ours / paper - 1.0).abs() <= TOLERANCE,
+            Relation::Exactly => (ours - paper).abs() < 1e-9,
             Relation::AtLeast => ours >= paper,
             Relation::AtMost => ours <= paper,
         };
@@ -151,12 +163,13 @@ impl Headline {
         };
         let verdict = match (self.is_met(), &self.reason, self.relation) {
             (true, _, Relation::About) => "within 10 %",
+            (true, _, Relation::Exactly) => "equal",
             (true, ..) => "holds",
             (false, Some(_), _) => "see below",
             (false, None, _) => "differs",
         };
         let bound = match self.relation {
-            Relation::About => "",
+            Relation::About | Relation::Exactly => "",
             Relation::AtLeast => "at least ",
             Relation::AtMost => "at most ",
         };
@@ -178,13 +191,18 @@ pub(crate) struct FigureReport {
     pub(crate) setting: String,
     pub(crate) table: Table,
     pub(crate) headlines: Vec<Headline>,
-    /// Handled events of all simulations.
+    /// Handled events of all simulations; 0 if nothing was simulated.
+    #[serde(skip_serializing_if = "is_zero")]
     pub(crate) events: u64,
     #[serde(skip)]
     pub(crate) plot: Plot,
 }
 
-/// Panels with their axes.
+fn is_zero(events: &u64) -> bool {
+    *events == 0
+}
+
+/// Panels with their axes. Without panels, nothing is drawn.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plot {
     pub(crate) axes: Axes,

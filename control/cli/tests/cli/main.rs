@@ -11,4 +11,5 @@ mod lives;
 mod operators;
 mod pki;
 mod purge;
+mod shufflecast;
 mod sim;

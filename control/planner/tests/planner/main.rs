@@ -7,4 +7,5 @@ mod plans;
 mod prefix;
 mod properties;
 mod routed;
+mod shufflecast;
 mod steiner;

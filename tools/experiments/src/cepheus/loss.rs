@@ -217,7 +217,7 @@ mod tests {
         let report = report.expect("it runs");
         let cell = |row: usize, column: usize| match &report.table.rows[row][column] {
             Cell::Number(value) => *value,
-            Cell::Text(text) => panic!("{text}"),
+            other => panic!("{other:?}"),
         };
         // Rows: 16 members without loss and with 1e-4, 64 members without and with.
         let [cepheus, repair, chain] = [5, 6, 7].map(|column| cell(3, column));
