@@ -1,5 +1,5 @@
-//! What many states of a run have in common: states of single switches, and their reactions. A run has some ten thousand of these for
-//! hundreds of millions of states. So each is computed once, and a state only refers to it.
+//! What many states of a run have in common: states of single switches, and their reactions. There are far fewer of them than states of the
+//! tree. So each is computed once, and a state only refers to it.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
