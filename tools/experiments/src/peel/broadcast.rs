@@ -100,13 +100,13 @@ pub(super) fn fig1(extent: Extent) -> Result<FigureReport, Failed> {
 
 fn table(points: &[Point]) -> Table {
     let row = |point: &Point| {
-        let text = |number: u32| Cell::Text(number.to_string());
+        let count = |number: u32| Cell::Count(number as usize);
         vec![
-            text(point.leaves),
-            text(point.hosts),
-            text(point.ring),
-            text(point.binary_tree),
-            text(point.multicast),
+            count(point.leaves),
+            count(point.hosts),
+            count(point.ring),
+            count(point.binary_tree),
+            count(point.multicast),
             Cell::Number(point.by_ring()),
             Cell::Number(point.by_tree()),
         ]

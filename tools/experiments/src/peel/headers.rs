@@ -99,12 +99,12 @@ pub(super) fn fig3() -> Result<FigureReport, Failed> {
         let tors = Space::new(k / 2)?;
         for parts in [1, 4] {
             let tree = FatTree::part(k, parts);
-            let mut cells = vec![Cell::Text(k.to_string()), Cell::Text(tree.hosts.to_string())];
-            cells.push(Cell::Text(tree.outgoing().to_string()));
+            let mut cells = vec![Cell::Count(k as usize), Cell::Count(tree.hosts as usize)];
+            cells.push(Cell::Count(tree.outgoing() as usize));
             cells.extend(RATES.map(|rate| Cell::Number(tree.filter(rate))));
             cells.push(Cell::Number(tree.overhead(GENEROUS)));
-            cells.push(Cell::Text(tors.header_bits().to_string()));
-            cells.push(Cell::Text(tors.rules().count().to_string()));
+            cells.push(Cell::Count(tors.header_bits().into()));
+            cells.push(Cell::Count(tors.rules().count()));
             rows.push(cells);
         }
     }

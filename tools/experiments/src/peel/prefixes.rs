@@ -402,9 +402,9 @@ fn table(rows: &[Row]) -> Table {
         let mean = |sum| Cell::Number(point.mean(sum));
         let links = |cost| Cell::Number(point.links(cost));
         vec![
-            Cell::Text(setting.k.to_string()),
-            Cell::Text(setting.tors.to_string()),
-            Cell::Text(setting.hosts().to_string()),
+            Cell::Count(setting.k as usize),
+            Cell::Count(setting.tors as usize),
+            Cell::Count(setting.hosts() as usize),
             Cell::Text(placement.name()),
             mean(point.exact.packets),
             links(point.exact),

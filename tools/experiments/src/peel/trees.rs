@@ -276,8 +276,8 @@ fn table(all: &[(Setting, Vec<Point>)]) -> Table {
         vec![
             Cell::Text(setting.fabric.name().to_owned()),
             Cell::Text(format!("{} {}", setting.members, setting.placement())),
-            Cell::Text(point.percent.to_string()),
-            Cell::Text(point.cut.to_string()),
+            Cell::Count(point.percent as usize),
+            Cell::Count(point.cut as usize),
             Cell::Number(f64::from(point.planned) / f64::from(point.trees)),
             Cell::Number(f64::from(point.planned) / f64::from(point.bound)),
             Cell::Number(above(point.peeled, point.planned)),
@@ -355,7 +355,8 @@ mod tests {
         let report = report.expect("it runs");
         let number = |cell: &Cell| match cell {
             Cell::Number(value) => Some(*value),
-            Cell::Text(text) => text.parse().ok(),
+            Cell::Count(count) => Some(*count as f64),
+            Cell::Text(_) => None,
         };
         for row in &report.table.rows {
             let above: Vec<f64> = row[7..].iter().filter_map(number).collect();
