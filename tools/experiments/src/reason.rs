@@ -64,6 +64,11 @@ pub(crate) const UNDERSHOOT: Reason = Reason {
            How deep it goes depends on DCQCN's parameters, which the paper does not give; here they are the published ones. The \
            paper's table agrees that CNPs cost throughput; its text (7.4) has the two rows the other way round.",
 };
+pub(crate) const CALLED_BACK: Reason = Reason {
+    letter: 'k',
+    text: "A rank that was ahead of the pipe is called back by an RNR NAK, and then waits for 10 us. Without that wait 256 KiB take 24 us, with it \
+           30 us. In longer messages the wait is a smaller part.",
+};
 const NOT_KNOWN: Reason = Reason {
     letter: '?',
     text: "Not explained.",

@@ -35,9 +35,9 @@ pub struct PacketSwitch {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Switch {
     /// Of Mode-II or Mode-III.
-    Packets(PacketSwitch),
+    Packets(Box<PacketSwitch>),
     /// Of Mode-I.
-    Messages(MessageSwitch),
+    Messages(Box<MessageSwitch>),
 }
 
 impl Switch {
@@ -132,11 +132,11 @@ impl Nodes {
                 stall_timeout: Nanos::ZERO,
             };
             Shared::new(match config.mode {
-                CollectiveMode::Terminated => Switch::Messages(MessageSwitch::new(config)),
-                _ => Switch::Packets(PacketSwitch {
+                CollectiveMode::Terminated => Switch::Messages(Box::new(MessageSwitch::new(config))),
+                _ => Switch::Packets(Box::new(PacketSwitch {
                     machine: Translated::new(config),
                     contents: [Content::NONE; SLOTS],
-                }),
+                })),
             })
         })
     }

@@ -43,11 +43,12 @@ impl<T> Hash for Shared<T> {
 /// A switch in a state of the model.
 pub type SharedSwitch = Shared<Switch>;
 
-type Key = (SharedSwitch, usize, Message);
+/// By switch, link and message.
+type Known = HashMap<(SharedSwitch, usize, Message), (SharedSwitch, Step)>;
 
 /// The reactions of switches to messages: each is computed once in a run.
 #[derive(Clone, Debug, Default)]
-pub struct Reactions(Arc<[Mutex<HashMap<Key, (SharedSwitch, Step)>>; Self::SHARDS]>);
+pub struct Reactions(Arc<[Mutex<Known>; Self::SHARDS]>);
 
 impl Reactions {
     /// Each has a lock of its own, so that threads seldom wait.
