@@ -13,7 +13,7 @@ use crate::output::Output;
 use crate::output::cx::Cx;
 use crate::port_set::PortSet;
 use crate::tables::fdb::Learned;
-use crate::tables::route::{Flow, Hop, Hops, Routed};
+use crate::tables::route::{Flow, Hop, Routed};
 use castnet_wire::ethernet::set_macs;
 
 const PROTOCOL_TCP: u8 = 6;
@@ -215,7 +215,9 @@ impl Bridging<'_> {
         let flow = flow(&ip, packet.get(header_len..).unwrap_or_default());
         let (hop, prefix, of) = match self.own.tables.routes.lookup(&flow, self.output.ports.up) {
             Routed::Hop { hop, prefix, of } => (hop, prefix, of),
-            Routed::All { hops, prefix } => return self.replicate(cx, (l3, &ip), (hops, prefix), frame),
+            Routed::All { hops, prefix } => {
+                return replicate(cx, self.output, (l3, &ip), (hops, prefix), frame);
+            }
             Routed::NoRoute => {
                 return cx.drop(Stage::Route, DropReason::NoRoute, || {
                     format!("no prefix covers {}", ip.dst)
@@ -259,64 +261,62 @@ impl Bridging<'_> {
         cx.send(&mut self.output.counters, hop.port, frame);
         Verdict::Routed
     }
+}
 
-    /// A static replicate rule: copies to all hops but those at the ingress port, the frame itself to the last one.
-    fn replicate<E: Egress, O: Observer>(
-        &mut self,
-        cx: &mut Cx<'_, E, O>,
-        (l3, ip): (usize, &Ipv4),
-        (hops, prefix): (Hops, u8),
-        mut frame: E::Buf,
-    ) -> Verdict {
-        if ip.ttl <= 1 {
-            return cx.drop(Stage::Route, DropReason::TtlExpired, || format!("TTL {}", ip.ttl));
-        }
-        if let Some(packet) = frame.head_mut().get_mut(l3..) {
-            ipv4::decrement_ttl(packet);
-        }
-        let Output { ports, counters, .. } = &mut *self.output;
-        let (length, mut refusal) = (usize::from(ip.total_len), DropReason::SamePort);
-        let mut waiting: Option<Hop> = None;
-        let mut sent = 0;
-        for hop in (hops.first..hops.end).filter_map(|number| self.own.tables.routes.hop(number)) {
-            if hop.port == cx.ingress {
-                continue;
-            }
-            if !ports.up.contains(hop.port) || length > ports.mtu(hop.port) {
-                refusal = match ports.up.contains(hop.port) {
-                    true => DropReason::TooLong,
-                    false => DropReason::PortDown,
-                };
-                counters.totals.copies_lost += 1;
-                continue;
-            }
-            let Some(hop) = waiting.replace(hop) else {
-                continue;
-            };
-            match cx.egress.replicate(hop.port, &frame, l3) {
-                Some(mut copy) => {
-                    sent += 1;
-                    counters.totals.copies += 1;
-                    set_macs(copy.head_mut(), hop.mac, ports.mac(hop.port));
-                    cx.send(counters, hop.port, copy);
-                }
-                None => counters.totals.copies_lost += 1,
-            }
-        }
-        let Some(hop) = waiting else {
-            return cx.drop(Stage::Route, refusal, || {
-                format!("no next hop of the /{prefix} of {} takes it", ip.dst)
-            });
-        };
-        cx.observer.step(|| {
-            let decision = format!("to {} next hops", sent + 1);
-            let why = format!("{} matches a /{prefix} that replicates", ip.dst);
-            Step::new(Stage::Route, decision, why)
-        });
-        set_macs(frame.head_mut(), hop.mac, ports.mac(hop.port));
-        cx.send(counters, hop.port, frame);
-        Verdict::Routed
+/// A static replicate rule: copies to all hops but those at the ingress port, the frame itself to the last one.
+fn replicate<E: Egress, O: Observer>(
+    cx: &mut Cx<'_, E, O>,
+    output: &mut Output,
+    (l3, ip): (usize, &Ipv4),
+    (hops, prefix): (&[Hop], u8),
+    mut frame: E::Buf,
+) -> Verdict {
+    if ip.ttl <= 1 {
+        return cx.drop(Stage::Route, DropReason::TtlExpired, || format!("TTL {}", ip.ttl));
     }
+    if let Some(packet) = frame.head_mut().get_mut(l3..) {
+        ipv4::decrement_ttl(packet);
+    }
+    let Output { ports, counters, .. } = output;
+    let (length, mut refusal) = (usize::from(ip.total_len), DropReason::SamePort);
+    let mut waiting: Option<Hop> = None;
+    let mut sent = 0;
+    let ingress = cx.ingress;
+    for &hop in hops.iter().filter(|hop| hop.port != ingress) {
+        if !ports.up.contains(hop.port) || length > ports.mtu(hop.port) {
+            refusal = match ports.up.contains(hop.port) {
+                true => DropReason::TooLong,
+                false => DropReason::PortDown,
+            };
+            counters.totals.copies_lost += 1;
+            continue;
+        }
+        let Some(hop) = waiting.replace(hop) else {
+            continue;
+        };
+        match cx.egress.replicate(hop.port, &frame, l3) {
+            Some(mut copy) => {
+                sent += 1;
+                counters.totals.copies += 1;
+                set_macs(copy.head_mut(), hop.mac, ports.mac(hop.port));
+                cx.send(counters, hop.port, copy);
+            }
+            None => counters.totals.copies_lost += 1,
+        }
+    }
+    let Some(hop) = waiting else {
+        return cx.drop(Stage::Route, refusal, || {
+            format!("no next hop of the /{prefix} of {} takes it", ip.dst)
+        });
+    };
+    cx.observer.step(|| {
+        let decision = format!("to {} next hops", sent + 1);
+        let why = format!("{} matches a /{prefix} that replicates", ip.dst);
+        Step::new(Stage::Route, decision, why)
+    });
+    set_macs(frame.head_mut(), hop.mac, ports.mac(hop.port));
+    cx.send(counters, hop.port, frame);
+    Verdict::Routed
 }
 
 /// Selects among equal next hops. A fragment has only addresses, so that all fragments of a packet take the same path.

@@ -36,18 +36,18 @@ pub struct Hop {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Routed {
+pub(crate) enum Routed<'a> {
     Hop { hop: Hop, prefix: u8, of: usize },
-    All { hops: Hops, prefix: u8 },
+    All { hops: &'a [Hop], prefix: u8 },
     NoRoute,
     AllDown { prefix: u8 },
 }
 
-/// Hops of one route, by number: see [`Routes::hop`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Hops {
-    pub(crate) first: u32,
-    pub(crate) end: u32,
+/// A range of the hops of all routes.
+#[derive(Clone, Copy, Debug)]
+struct Hops {
+    first: u32,
+    end: u32,
     /// All of them get a copy.
     replicate: bool,
 }
@@ -91,33 +91,28 @@ impl Routes {
         compiled
     }
 
-    fn longest(&self, dst: Ipv4Addr) -> Option<(u8, Hops)> {
+    /// The length of the prefix, its hops, and whether all of them get a copy.
+    fn longest(&self, dst: Ipv4Addr) -> Option<(u8, &[Hop], bool)> {
         let mut lengths = self.lengths;
         while lengths != 0 {
             let length = 63 - lengths.leading_zeros() as u8;
             lengths &= !(1 << length);
             if let Some(hops) = self.table.get(&(network(u32::from(dst), length), length)) {
-                return Some((length, *hops));
+                let range = hops.first as usize..hops.end as usize;
+                return Some((length, self.hops.get(range).unwrap_or_default(), hops.replicate));
             }
         }
         None
     }
 
-    #[inline]
-    pub(crate) fn hop(&self, number: u32) -> Option<Hop> {
-        self.hops.get(number as usize).copied()
-    }
-
     /// Only hops whose port is in `up`, but for a static replicate rule.
-    pub(crate) fn lookup(&self, flow: &Flow, up: PortSet) -> Routed {
-        let Some((prefix, hops)) = self.longest(flow.dst) else {
+    pub(crate) fn lookup(&self, flow: &Flow, up: PortSet) -> Routed<'_> {
+        let Some((prefix, hops, replicate)) = self.longest(flow.dst) else {
             return Routed::NoRoute;
         };
-        if hops.replicate {
+        if replicate {
             return Routed::All { hops, prefix };
         }
-        let hops = self.hops.get(hops.first as usize..hops.end as usize);
-        let hops = hops.unwrap_or_default();
         match hops
             .iter()
             .filter(|h| up.contains(h.port))
