@@ -4,7 +4,7 @@ use super::fault::{Fault, apply_fault};
 use super::host::Part;
 use super::message::{Content, Message};
 use super::messages::{BYTES, MessageSwitch};
-use super::shared::{Reactions, Shared, SharedSwitch};
+use super::shared::{Reactions, SharedSwitch};
 use super::{Config, RANKS};
 use castnet_collective::translated::{
     CollectiveMode, Effect, Effects, EndpointConfig, EndpointId, EndpointKind, EndpointSet, Event,
@@ -131,7 +131,7 @@ impl Nodes {
                 tick: Nanos::ZERO,
                 stall_timeout: Nanos::ZERO,
             };
-            Shared::new(match config.mode {
+            SharedSwitch::new(match config.mode {
                 CollectiveMode::Terminated => Switch::Messages(Box::new(MessageSwitch::new(config))),
                 _ => Switch::Packets(Box::new(PacketSwitch {
                     machine: Translated::new(config),
@@ -299,7 +299,7 @@ impl Nodes {
             }
             Switch::Messages(switch) => self.put_on_links(index, switch.tick(), &mut step),
         }
-        switches[index] = Shared::new(after);
+        switches[index] = SharedSwitch::new(after);
         step
     }
 

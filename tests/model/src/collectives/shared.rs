@@ -8,40 +8,37 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::message::Message;
 use super::nodes::{Step, Switch};
 
-/// A value that is hashed once. Two with the same hash are taken for equal, as states are by the checker.
+/// A switch in a state of the model, hashed once. Two with the same hash are taken for equal, as states are by the checker.
 #[derive(Clone, Debug)]
-pub struct Shared<T>(Arc<(u64, T)>);
+pub struct SharedSwitch(Arc<(u64, Switch)>);
 
-impl<T: Hash> Shared<T> {
-    /// Shares a value.
-    pub fn new(value: T) -> Self {
+impl SharedSwitch {
+    /// Shares a switch.
+    pub fn new(switch: Switch) -> Self {
         let mut hasher = DefaultHasher::new();
-        value.hash(&mut hasher);
-        Self(Arc::new((hasher.finish(), value)))
+        switch.hash(&mut hasher);
+        Self(Arc::new((hasher.finish(), switch)))
     }
 
-    /// The value.
-    pub fn get(&self) -> &T {
+    /// The switch.
+    pub fn get(&self) -> &Switch {
         &self.0.1
     }
 }
 
-impl<T> PartialEq for Shared<T> {
+impl PartialEq for SharedSwitch {
     fn eq(&self, other: &Self) -> bool {
         self.0.0 == other.0.0
     }
 }
 
-impl<T> Eq for Shared<T> {}
+impl Eq for SharedSwitch {}
 
-impl<T> Hash for Shared<T> {
+impl Hash for SharedSwitch {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.0.0);
     }
 }
-
-/// A switch in a state of the model.
-pub type SharedSwitch = Shared<Switch>;
 
 /// By switch, link and message.
 type Known = HashMap<(SharedSwitch, usize, Message), (SharedSwitch, Step)>;
@@ -70,7 +67,7 @@ impl Reactions {
         known.unwrap_or_else(|| {
             let mut after = switch.get().clone();
             let step = compute(&mut after);
-            let reaction = (Shared::new(after), step);
+            let reaction = (SharedSwitch::new(after), step);
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             shard.insert(key, reaction.clone());
             reaction
