@@ -86,7 +86,7 @@ impl Member<'_, StreamReceiver> {
                         return Err(StreamError::Stopped);
                     }
                 }
-                stream::take_turn(rnic, sender, side, &mut |rnic| step(rnic, 0))
+                stream::take_turn(rnic, sender, side, is_bridged, &mut |rnic| step(rnic, 0))
             },
             is_followed: &mut |rnic, side: &mut StreamReceiver, messages| {
                 if !std::mem::replace(&mut is_noted, true) {

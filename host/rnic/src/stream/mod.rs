@@ -12,7 +12,7 @@
 //! |---|---|---|
 //! | 0 | begin | "CNST", version, three zero bytes, length (8 bytes; all ones: not known), name's length (2), name |
 //! | 1 | data | the bytes |
-//! | 2 | end | bytes in all (8), SHA-256 of them (32) |
+//! | 2 | end | bytes in all (8), SHA-256 of them (32); none: a turn is withdrawn |
 //! | 3 | turn | none: in a group whose source changes, the next stream is of the sender of this message |
 //!
 //! Numbers are big endian. The digest is last, so the sender reads its source only once.
@@ -27,10 +27,13 @@
 //! # Turns
 //!
 //! In a group whose source changes, with one lane, members number their messages in common. A member sends its stream after its turn
-//! message is acknowledged. If several members send a turn at once, with the same number, the switches order them: the first one is the
-//! source. The others receive its turn before theirs is acknowledged, and send no more. Receivers discard a turn with the number of
-//! an earlier message. It has no payload, so a WRITE of it changes no memory. A message of the next source also says that the stream before it
-//! has arrived everywhere, if the acknowledgement of that is lost.
+//! message is acknowledged. If several members send a turn at once, with the same number, the switches order them, and a member has the turns
+//! before its own when that is acknowledged. It may have a later one, too, so a member with the turn of another one does not send: it
+//! withdraws by an end without payload, and takes its turn again after a random time, unless the other one sends. A member whose turn is
+//! acknowledged sends when all turns that it has received are withdrawn. Without bridging, only one of the turns arrives.
+//! Receivers count the first turn, and discard withdrawals and turns with the number of an earlier message. They have no payload, so a WRITE
+//! of them changes no memory. A message of the next source also says that the stream before it has arrived everywhere, if the acknowledgement
+//! of that is lost.
 //!
 //! # Flow control
 //!
@@ -52,6 +55,7 @@ mod frame;
 mod receiver;
 mod sender;
 mod transfer;
+mod turn;
 
 pub use error::StreamError;
 pub(crate) use error::check_work;
@@ -61,7 +65,8 @@ pub(crate) use receiver::ReceiveLane;
 pub use receiver::{Event, ReceiverConfig, StreamReceiver};
 pub use sender::{RemoteRing, SenderConfig, SenderLane, StreamSender, Transfer};
 pub(crate) use transfer::WAIT;
-pub use transfer::{Flow, Progress, receive, send, send_unless_followed, take_turn};
+pub use transfer::{Flow, Progress, receive, send, send_unless_followed};
+pub use turn::take_turn;
 
 #[cfg(doc)]
 use crate::Rnic;

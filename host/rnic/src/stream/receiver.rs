@@ -139,6 +139,53 @@ pub struct StreamReceiver {
     message: Vec<u8>,
 }
 
+/// What a member says of its turn.
+#[derive(Clone, Copy)]
+struct Turn {
+    is_withdrawal: bool,
+    /// The number of the next message minus its number.
+    behind: u32,
+}
+
+impl Turn {
+    /// Of a member that did not become the source.
+    fn is_old(self) -> bool {
+        self.behind > 0
+    }
+}
+
+/// The other members that want to send next.
+#[derive(Debug, Default)]
+pub(super) struct Rivals {
+    turns: u32,
+    withdrawals: u32,
+}
+
+impl Rivals {
+    fn count(&mut self, turn: Turn) {
+        match turn {
+            _ if turn.is_old() => {}
+            Turn {
+                is_withdrawal: false, ..
+            } => self.turns += 1,
+            Turn {
+                is_withdrawal: true, ..
+            } => self.withdrawals += 1,
+        }
+    }
+
+    /// Whether a turn has no withdrawal.
+    pub(super) fn any(&self) -> bool {
+        self.turns > self.withdrawals
+    }
+
+    #[cfg(test)]
+    pub(super) fn add(&mut self, turns: u32, withdrawals: u32) {
+        self.turns += turns;
+        self.withdrawals += withdrawals;
+    }
+}
+
 impl StreamReceiver {
     /// Creates a receiver over lanes, each with its own ring, and posts its receives. The QPs have received nothing yet
     /// and need not be connected; no other code may post receives to them. Fails if a value is out of range, or the RNIC
@@ -190,11 +237,33 @@ impl StreamReceiver {
             let Some(completion) = rnic.poll_recv_completion(self.lanes[0].qpn) else {
                 break;
             };
-            if self.is_old_turn(&completion) {
-                self.take(rnic, 0, &completion)?;
+            if self.turn(&completion).is_some_and(Turn::is_old) {
+                self.take(rnic, 0, &completion, true)?;
             } else {
                 self.pending = Some(completion);
             }
+        }
+        Ok(self.pending.is_some())
+    }
+
+    /// Consumes the turns and withdrawals of other members and counts those for the present turn. Returns whether another message has
+    /// arrived: the member that has sent it is the source. One turn counts as a message then.
+    pub(super) fn next_after_turns(
+        &mut self,
+        rnic: &mut dyn Rnic,
+        rivals: &mut Rivals,
+    ) -> Result<bool, StreamError> {
+        while self.pending.is_none() {
+            let Some(completion) = rnic.poll_recv_completion(self.lanes[0].qpn) else {
+                break;
+            };
+            let Some(turn) = self.turn(&completion) else {
+                self.discarded -= u64::from(rivals.turns > 0);
+                self.pending = Some(completion);
+                break;
+            };
+            rivals.count(turn);
+            self.take(rnic, 0, &completion, true)?;
         }
         Ok(self.pending.is_some())
     }
@@ -210,12 +279,19 @@ impl StreamReceiver {
         Ok(())
     }
 
-    fn is_old_turn(&self, completion: &Completion) -> bool {
-        let Some((MessageKind::Turn, found)) = completion.imm.map(frame::read_immediate) else {
-            return false;
+    /// The turn or withdrawal that arrived, if it is one.
+    fn turn(&self, completion: &Completion) -> Option<Turn> {
+        let (kind, found) = completion.imm.map(frame::read_immediate)?;
+        let is_withdrawal = match kind {
+            MessageKind::Turn => false,
+            MessageKind::End if completion.byte_len == 0 => true,
+            _ => return None,
         };
         let behind = (self.messages() as u32).wrapping_sub(found) & 0x3FFF_FFFF;
-        (1..1 << 29).contains(&behind)
+        (behind < 1 << 29).then_some(Turn {
+            is_withdrawal,
+            behind,
+        })
     }
 
     /// This host has sent so many messages to the group, which has one lane and all of whose members number them in common.
@@ -245,8 +321,10 @@ impl StreamReceiver {
             let Some(completion) = pending.or_else(|| rnic.poll_recv_completion(qpn)) else {
                 return Ok(None);
             };
-            match self.take(rnic, lane_index, &completion)? {
+            let is_old = self.turn(&completion).is_some_and(Turn::is_old);
+            match self.take(rnic, lane_index, &completion, is_old)? {
                 MessageKind::Turn => {}
+                _ if is_old => {}
                 kind => break kind,
             }
         };
@@ -273,12 +351,13 @@ impl StreamReceiver {
         }
     }
 
-    /// Copies a message out of its slot and frees the slot.
+    /// Copies a message out of its slot and frees the slot. `is_discarded`: it is a turn or withdrawal that counts for nothing.
     fn take(
         &mut self,
         rnic: &mut dyn Rnic,
         lane_index: usize,
         completion: &Completion,
+        is_discarded: bool,
     ) -> Result<MessageKind, StreamError> {
         let Completion { byte_len, imm, .. } = *completion;
         check_work(completion, lane_index, self.lanes.len())?;
@@ -286,14 +365,14 @@ impl StreamReceiver {
         let malformed = |what| StreamError::Malformed { number, what };
         let imm = imm.ok_or(malformed("it has no immediate"))?;
         let (kind, found) = frame::read_immediate(imm);
-        let (expected, is_old_turn) = (self.messages(), self.is_old_turn(completion));
-        if !is_old_turn && found != expected as u32 & 0x3FFF_FFFF {
+        let expected = self.messages();
+        if !is_discarded && found != expected as u32 & 0x3FFF_FFFF {
             return Err(StreamError::OutOfSequence { expected, found });
         }
         if byte_len > self.message_size {
             return Err(malformed("it is longer than a slot"));
         }
-        if kind == MessageKind::Turn && (byte_len > 0 || self.open.is_some() && !is_old_turn) {
+        if kind == MessageKind::Turn && (byte_len > 0 || self.open.is_some() && !is_discarded) {
             return Err(malformed("a turn has no payload, and is in no stream"));
         }
         let lanes = self.lanes.len() as u64;
@@ -303,7 +382,7 @@ impl StreamReceiver {
         self.message.resize(byte_len as usize, 0);
         lane.read(rnic, slot / lanes, &mut self.message)?;
         self.consumed += 1;
-        self.discarded += u64::from(is_old_turn);
+        self.discarded += u64::from(is_discarded);
         self.packets += self.pmtu.packets(byte_len.into());
         lane.post(rnic, number / lanes)?;
         Ok(kind)

@@ -91,6 +91,8 @@ pub struct StreamSender {
     first: u64,
     /// Messages posted, over all streams.
     posted: u64,
+    /// Of them, turns and withdrawals that receivers discard: all but one turn.
+    discarded: u64,
     /// Packets of these messages.
     packets: u64,
     /// Bytes in the message that is being filled.
@@ -128,6 +130,7 @@ impl StreamSender {
             staging,
             first: 0,
             posted: 0,
+            discarded: 0,
             packets: 0,
             filled: 0,
             before: 0,
@@ -163,9 +166,9 @@ impl StreamSender {
         (lane as u64 * in_flight + number % in_flight) * u64::from(self.config.message_size)
     }
 
-    /// Messages posted so far, over all streams.
+    /// Messages posted so far, over all streams, without those that receivers discard.
     pub fn messages_posted(&self) -> u64 {
-        self.posted
+        self.posted - self.discarded
     }
 
     /// Messages acknowledged by all receivers so far, over all streams.
@@ -185,6 +188,18 @@ impl StreamSender {
 
     /// Posts the turn of this member, before its first stream.
     pub(super) fn post_turn(&mut self, rnic: &mut dyn Rnic) -> Result<(), StreamError> {
+        self.post(rnic, MessageKind::Turn)
+    }
+
+    /// Withdraws the turn.
+    pub(super) fn post_withdrawal(&mut self, rnic: &mut dyn Rnic) -> Result<(), StreamError> {
+        self.discarded += 1;
+        self.post(rnic, MessageKind::End)
+    }
+
+    /// Posts the turn after its withdrawal. It has the same number.
+    pub(super) fn post_turn_again(&mut self, rnic: &mut dyn Rnic) -> Result<(), StreamError> {
+        self.discarded += 1;
         self.post(rnic, MessageKind::Turn)
     }
 
@@ -337,12 +352,16 @@ impl StreamSender {
     }
 
     fn post(&mut self, rnic: &mut dyn Rnic, kind: MessageKind) -> Result<(), StreamError> {
-        let imm = frame::immediate(kind, self.first + self.posted);
+        let imm = frame::immediate(kind, self.first + self.messages_posted());
         let lane_index = self.next_lane();
         let SenderLane { qpn, transfer } = self.lanes[lane_index].at;
         let number = self.lanes[lane_index].posted;
         // With several lanes, `first` is 0.
-        let op = transfer.op(self.first + number, self.config.message_size, imm);
+        let op = transfer.op(
+            self.first + number - self.discarded,
+            self.config.message_size,
+            imm,
+        );
         let local = LocalSlice {
             key: self.staging.key,
             offset: self.staged_at(),

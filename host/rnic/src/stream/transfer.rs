@@ -97,32 +97,6 @@ pub fn send_unless_followed(
     Ok(summary)
 }
 
-/// Makes this member the source of a group whose source changes: returns when all members have its turn. It has received all earlier
-/// streams. `progress` is called several times per second and may stop the loop.
-///
-/// # Errors
-/// [`StreamError::OutOfTurn`] if another member was faster. Then the turn of this one may still be on the way: keep the sender until it is
-/// acknowledged, or reset the QP.
-pub fn take_turn(
-    rnic: &mut dyn Rnic,
-    sender: &mut StreamSender,
-    receiver: &mut StreamReceiver,
-    progress: &mut dyn FnMut(&dyn Rnic) -> Flow,
-) -> Result<(), StreamError> {
-    sender.post_turn(rnic)?;
-    loop {
-        rnic.poll_or_wait(WAIT)?;
-        // An RNIC that is polled acknowledges the turn of a faster member before it gets the acknowledgement of its own.
-        if sender.poll(rnic)? > 0 {
-            return Ok(());
-        }
-        if receiver.next_turn(rnic)? {
-            return Err(StreamError::OutOfTurn);
-        }
-        progress(rnic).check()?;
-    }
-}
-
 /// Receives one stream into the sink that `open` creates from the header. Returns the flushed sink with the summary.
 /// `progress` is called about once per message and at least several times per second, with the RNIC, and may stop the loop. The last
 /// acknowledgement may be unsent or get lost: continue to poll the RNIC until the sender is known to be done.
