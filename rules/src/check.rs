@@ -87,8 +87,35 @@ impl GroupRule {
             faults.push(Fault::new("endpoints", kind));
         }
         self.check_endpoints(ports, unread, &mut faults);
+        self.check_core(unread, &mut faults);
         faults.retain(|fault| !unread.has(&fault.field));
         faults
+    }
+
+    fn check_core(&self, unread: &Unread, faults: &mut Vec<Fault>) {
+        let mut first_of = BTreeMap::new();
+        for (i, hop) in self.endpoints.iter().map(|e| &e.next_hop).enumerate() {
+            let Some(address) = hop.core().filter(|_| !unread.has_hop(i)) else {
+                continue;
+            };
+            let mut fault = |kind| faults.push(Fault::new(format!("endpoints[{i}].switch.core"), kind));
+            if !is_replicable(&address.into()) {
+                fault(FaultKind::NotCoreAddress { address });
+            }
+            if hop.ip().is_none() && !unread.has(format_args!("endpoints[{i}].switch.ip")) {
+                fault(FaultKind::CoreNeedsIp);
+            }
+            match self.multicast() {
+                Some(rule) if rule.any_source.is_some() => fault(FaultKind::CoreOfAnySource),
+                None if !unread.has("kind") => fault(FaultKind::CoreOfNoMulticast),
+                _ => {}
+            }
+            let (first, qpn) = *first_of.entry(address).or_insert((i, hop.qpn()));
+            if qpn != hop.qpn() && !unread.has(format_args!("endpoints[{first}].switch.qpn")) {
+                let first = format!("endpoints[{first}].switch");
+                fault(FaultKind::CoreQpnDiffers { first });
+            }
+        }
     }
 
     fn check_endpoints(&self, ports: usize, unread: &Unread, faults: &mut Vec<Fault>) {

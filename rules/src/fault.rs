@@ -114,6 +114,20 @@ pub enum FaultKind {
         "is \"switch\" in a group whose hosts synchronize their PSNs: any_source = \"bridged\" can repair"
     )]
     AnySourceRepairs,
+    #[error("is given for a switch without ip: a core lies between switches behind routers")]
+    CoreNeedsIp,
+    #[error(
+        "{address} is no multicast address that routers forward: give one of 224.0.1.0 to 239.255.255.255"
+    )]
+    NotCoreAddress { address: Ipv4Addr },
+    #[error("is given in a group that is not of kind \"multicast\": leave it out")]
+    CoreOfNoMulticast,
+    #[error("is given in a group with any_source: a static core leads from one source")]
+    CoreOfAnySource,
+    #[error("is the address of {first} too, which has another qpn: one copy is for both")]
+    CoreQpnDiffers { first: String },
+    #[error("{ip} is the source of {group}, too: data to the core's address belongs to one group")]
+    DuplicateCoreSource { ip: Ipv4Addr, group: String },
     #[error("is given in a group that does not compute: leave it out")]
     RankOfNoCollective,
     #[error("has no rank: each host of a group that computes is a rank")]

@@ -238,6 +238,7 @@ fn read_switch(value: Value<'_>, kind: &str) -> Option<NextHop> {
             }
         },
         mode: t.get("mode", |v| v.parsed(MODE_TEXT)),
+        core: t.get("core", read_ip),
     })
 }
 
@@ -376,6 +377,7 @@ fn write_group(out: &mut String, group: &GroupRule) {
                 mac,
                 ranks,
                 mode,
+                core,
             } => {
                 let ip = ip.map_or_else(String::new, |ip| format!(", ip = \"{ip}\""));
                 let qpn = match *qpn {
@@ -387,8 +389,9 @@ fn write_group(out: &mut String, group: &GroupRule) {
                     ranks => format!(", ranks = {ranks:?}"),
                 };
                 let mode = mode.map_or_else(String::new, |mode| format!(", mode = \"{mode}\""));
+                let core = core.map_or_else(String::new, |core| format!(", core = \"{core}\""));
                 format!(
-                    "switch = {{ name = {}{ip}{qpn}{}{ranks}{mode} }}",
+                    "switch = {{ name = {}{ip}{qpn}{}{ranks}{mode}{core} }}",
                     quoted(name),
                     mac_text(*mac)
                 )

@@ -125,6 +125,11 @@ pub enum NextHop {
             with = "text::optional_mode"
         )]
         mode: Option<CollectiveMode>,
+        /// Of a multicast group with switches behind a core that replicates by static routes: a multicast address of such a route, which
+        /// leads to this switch. Data for two or more switches with the same address is sent once, to this address; data from this
+        /// switch may come to it. Repeated data for one switch, and feedback, have unicast addresses.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        core: Option<Ipv4Addr>,
     },
 }
 
@@ -223,6 +228,12 @@ impl GroupRule {
         self.endpoints.get(usize::from(index))
     }
 
+    /// The source address of data that comes from a static core: the group's McstID at the switch next to the source. Unique at a switch.
+    pub fn core_source(&self) -> Option<Ipv4Addr> {
+        let hop = &self.multicast().and(self.upstream())?.next_hop;
+        hop.core().and(hop.ip()).filter(|ip| !ip.is_unspecified())
+    }
+
     /// Sorts the endpoints as a switch keeps them: by the lowest rank behind them, or by port without ranks.
     #[must_use]
     pub fn in_order(mut self) -> Self {
@@ -273,6 +284,7 @@ impl NextHop {
             mac,
             ranks: Vec::new(),
             mode: None,
+            core: None,
         }
     }
 
@@ -310,6 +322,14 @@ impl NextHop {
         match self {
             Self::Host(host) => Some(host.ip),
             Self::Switch { ip, .. } => *ip,
+        }
+    }
+
+    /// The address of the static core that leads to the switch, if the group uses one.
+    pub const fn core(&self) -> Option<Ipv4Addr> {
+        match self {
+            Self::Host(_) => None,
+            Self::Switch { core, .. } => *core,
         }
     }
 

@@ -18,6 +18,8 @@ pub struct GroupIndex {
     names: BTreeMap<Arc<str>, McstId>,
     mcst_ids: BTreeMap<McstId, Arc<str>>,
     qps: BTreeMap<(Ipv4Addr, Qpn), Arc<str>>,
+    /// See [`GroupRule::core_source`].
+    core_sources: BTreeMap<Ipv4Addr, Arc<str>>,
 }
 
 impl GroupIndex {
@@ -63,6 +65,14 @@ impl GroupIndex {
                 fault("qpn", FaultKind::DuplicateQp { ip, qpn, group });
             }
         }
+        if let Some(ip) = group.core_source()
+            && let Some(name) = self.core_sources.get(&ip).filter(|name| is_other(name))
+            && let Some(upstream) = group.kind.fields().upstream()
+        {
+            let group = describe(name);
+            let field = format!("endpoints[{upstream}].switch.ip");
+            faults.push(Fault::new(field, FaultKind::DuplicateCoreSource { ip, group }));
+        }
         faults
     }
 
@@ -78,6 +88,9 @@ impl GroupIndex {
         for qp in group.endpoints.iter().filter_map(|e| e.next_hop.qp()) {
             self.qps.entry(qp).or_insert_with(|| name.clone());
         }
+        if let Some(ip) = group.core_source() {
+            self.core_sources.entry(ip).or_insert(name);
+        }
     }
 
     /// Removes a group.
@@ -86,6 +99,9 @@ impl GroupIndex {
         self.mcst_ids.remove(&group.mcst_id);
         for qp in group.endpoints.iter().filter_map(|e| e.next_hop.qp()) {
             self.qps.remove(&qp);
+        }
+        if let Some(ip) = group.core_source() {
+            self.core_sources.remove(&ip);
         }
     }
 }

@@ -289,6 +289,7 @@ fn switch_hop(name: String, mac: MacAddr, qpn: Qpn) -> NextHop {
         mac,
         ranks: Vec::new(),
         mode: None,
+        core: None,
     }
 }
 

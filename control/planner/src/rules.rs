@@ -217,6 +217,7 @@ impl<'a> Writer<'a> {
                     mac: mac.filter(|_| !routed).unwrap_or(MacAddr::UNSPECIFIED),
                     ranks: ranks.collect(),
                     mode: None,
+                    core: None,
                 }
             }
         }

@@ -2,13 +2,55 @@
 
 use core::net::Ipv4Addr;
 
+use castnet_rules::GroupRule;
 use castnet_wire::ethernet::{ETHERTYPE_IPV4, SRC_AT};
 use castnet_wire::layout;
-use castnet_wire::{Ethernet, MacAddr};
+use castnet_wire::{Ethernet, MacAddr, McstId};
 
-/// The destination of an IPv4 frame, for the dispatch to workers. `head` begins with the Ethernet header; two VLAN tags may follow.
+/// What a frame finds its group by. Worker and engine use the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum GroupKey {
+    /// The destination is the group's McstID.
+    To(Ipv4Addr),
+    /// The destination is a multicast address of a static core; the source is the group's McstID at the switch next to its source. The core
+    /// can bring frames to switches without the group, so no group has that destination.
+    From(Ipv4Addr),
+}
+
+impl GroupKey {
+    /// The key of an IPv4 frame, for the dispatch to workers. `head` begins with the Ethernet header; two VLAN tags may follow.
+    #[inline]
+    pub fn of_frame(head: &[u8]) -> Option<Self> {
+        let to = destination(head)?;
+        match to.is_multicast() {
+            false => Some(Self::To(to)),
+            true => source(head).map(Self::From),
+        }
+    }
+
+    /// All keys of a group.
+    pub fn of_group(rule: &GroupRule) -> impl Iterator<Item = Self> {
+        let core = rule.core_source().map(Self::From);
+        core.into_iter().chain([rule.mcst_id.into()])
+    }
+
+    /// In a table of 64-bit keys, none of which has all bits set.
+    pub(crate) fn bits(self) -> u64 {
+        match self {
+            Self::To(address) => address.to_bits().into(),
+            Self::From(address) => 1 << 32 | u64::from(address.to_bits()),
+        }
+    }
+}
+
+impl From<McstId> for GroupKey {
+    fn from(mcst_id: McstId) -> Self {
+        Self::To(mcst_id.0)
+    }
+}
+
 #[inline]
-pub fn destination(head: &[u8]) -> Option<Ipv4Addr> {
+pub(crate) fn destination(head: &[u8]) -> Option<Ipv4Addr> {
     address(head, layout::DST.start)
 }
 

@@ -4,13 +4,12 @@
 //! affects the frame ([`Engine::copy_into`]), and the stages run on the calling thread ([`DryRun::run`]). The copy is bounded by the
 //! packets in flight in the frame's groups or, without a group, by the address tables. Payload in slots is not copied.
 
-use core::net::Ipv4Addr;
 use std::sync::Arc;
 
 use castnet_rules::ENDPOINTS_MAX;
-use castnet_wire::{Arp, McstId, Nanos, Parsed, PortId, parse_frame, parse_network};
+use castnet_wire::{Arp, Nanos, Parsed, PortId, parse_frame, parse_network};
 
-use crate::address;
+use crate::address::{self, GroupKey};
 use crate::config::EngineConfig;
 use crate::engine::Engine;
 use crate::group::context::{Context, with_group};
@@ -36,12 +35,12 @@ pub struct DryRun {
 }
 
 impl DryRun {
-    /// Allocates all memory. `compile` returns the group of an address, compiled by [`Context::compile_dry`] from the running rule.
+    /// Allocates all memory. `compile` returns the group of a key, compiled by [`Context::compile_dry`] from the running rule.
     pub fn new(
         config: &EngineConfig,
         ingress: PortId,
         frame: Vec<u8>,
-        compile: impl FnMut(Ipv4Addr) -> Option<Context>,
+        compile: impl FnMut(GroupKey) -> Option<Context>,
     ) -> Self {
         let mut engine = Engine::build(EngineConfig {
             groups_max: GROUPS_MAX,
@@ -51,7 +50,7 @@ impl DryRun {
             ..config.clone()
         });
         let own = config.addresses.first().copied();
-        let mut groups: Vec<_> = addresses(&frame).into_iter().flatten().map(compile).collect();
+        let mut groups: Vec<_> = keys(&frame).into_iter().flatten().map(compile).collect();
         for group in groups.iter_mut().flatten() {
             let next_hops = &mut engine.services.output.next_hops;
             let bound = with_group!(group, group => group.bind(next_hops, own));
@@ -83,12 +82,13 @@ impl DryRun {
     }
 }
 
-fn addresses(frame: &[u8]) -> [Option<Ipv4Addr>; GROUPS_MAX] {
+fn keys(frame: &[u8]) -> [Option<GroupKey>; GROUPS_MAX] {
+    let to = GroupKey::To;
     let [a, b] = match parse_network(frame, frame.len()) {
         Ok(Parsed::Arp(Arp {
             sender_ip, target_ip, ..
-        })) => [Some(sender_ip), Some(target_ip)],
-        _ => [address::destination(frame), address::source(frame)],
+        })) => [Some(to(sender_ip)), Some(to(target_ip))],
+        _ => [GroupKey::of_frame(frame), address::source(frame).map(to)],
     };
     [a, b.filter(|_| a != b)]
 }
@@ -97,8 +97,8 @@ impl Engine {
     /// The trace of a frame: a whole [`DryRun`], which changes nothing.
     pub fn trace(&self, now: Nanos, ingress: PortId, frame: &[u8]) -> Trace {
         let ports = &self.config.ports;
-        let compile = |address| {
-            let group = self.groups.get(McstId(address))?;
+        let compile = |key| {
+            let group = self.groups.at(self.groups.find_key(key)?)?;
             Context::compile_dry(group.rule(), ports).ok()
         };
         let mut dry = DryRun::new(&self.config, ingress, frame.to_vec(), compile);
@@ -130,7 +130,7 @@ impl Engine {
         }
         // Frames of a group do not read the address tables.
         let of_group = matches!(parse_frame(frame, frame.len()), Ok(Parsed::Roce(_)))
-            && address::destination(frame).is_some_and(|dst| engine.groups.find(dst).is_some());
+            && GroupKey::of_frame(frame).is_some_and(|key| engine.groups.find_key(key).is_some());
         if !of_group {
             engine.bridge.fdb.table.copy_from(&self.bridge.fdb.table);
             engine.bridge.neighbours.copy_from(&self.bridge.neighbours);

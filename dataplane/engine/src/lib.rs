@@ -57,7 +57,7 @@ pub mod plain;
 mod port_set;
 mod tables;
 
-pub use address::destination;
+pub use address::GroupKey;
 pub use bridge::RegistrationFrame;
 pub use castnet_collective::path::WORDS_MAX;
 pub use castnet_collective::translated::Refusal;

@@ -3,17 +3,20 @@
 //! [`Engine::expect`] reserves capacity in the target, so that the move cannot fail later; [`Engine::remove`] takes the group from the
 //! source; [`Engine::attach`] continues it in the target without interruption. None of them allocates.
 
+use castnet_rules::GroupRule;
 use castnet_wire::{MacAddr, McstId, Nanos};
 
+use crate::address::GroupKey;
 use crate::engine::Engine;
 use crate::group::context::{Context, with_group};
-use crate::group::install::InstallError;
+use crate::group::install::{InstallError, macs};
 use crate::group::kind::Kind;
 
 /// What an engine reserves for a group. Create and free it outside the worker threads.
 #[derive(Clone, Debug)]
 pub struct Expected {
     mcst_id: McstId,
+    keys: [GroupKey; 2],
     memory_bytes: usize,
     macs: Box<[MacAddr]>,
     indexes: Box<[u16]>,
@@ -21,14 +24,22 @@ pub struct Expected {
 
 impl Expected {
     /// `memory_bytes` is the group memory in use.
-    pub fn new(mcst_id: McstId, memory_bytes: usize, next_hops: impl IntoIterator<Item = MacAddr>) -> Self {
-        let macs: Box<[MacAddr]> = next_hops.into_iter().collect();
+    pub fn new(rule: &GroupRule, memory_bytes: usize) -> Self {
+        let macs: Box<[MacAddr]> = macs(rule).collect();
+        let own = GroupKey::from(rule.mcst_id);
+        let first = GroupKey::of_group(rule).next().unwrap_or(own);
         Self {
-            mcst_id,
+            mcst_id: rule.mcst_id,
+            keys: [first, own],
             memory_bytes,
             indexes: vec![0; macs.len()].into_boxed_slice(),
             macs,
         }
+    }
+
+    /// What frames find the group by.
+    pub fn keys(&self) -> [GroupKey; 2] {
+        self.keys
     }
 
     /// The group's address.

@@ -353,8 +353,8 @@ fn a_dry_run_costs_a_worker_no_allocation_and_never_the_payload() {
         (2, arp_request(2, GROUP.0)),
         (2, plain_frame(peer_mac(1), peer_mac(2), None, 60)),
     ] {
-        let compile = |address| {
-            let rule = (address == GROUP.0).then_some(&rule)?;
+        let compile = |key| {
+            let rule = (key == GROUP.into()).then_some(&rule)?;
             Some(Context::compile_dry(rule, &engine.config().ports).unwrap())
         };
         let mut dry = DryRun::new(engine.config(), port(ingress), frame, compile);

@@ -37,6 +37,9 @@ names! {
         RegistrationRefused => "registration-refused",
         /// No route to the destination address.
         NoRoute => "no-route",
+        /// A copy of multicast data that a static core has brought to a switch without members of the group: a prefix covers more switches than
+        /// the group has, or a route leads on from none.
+        OverCovered => "over-covered",
         /// TTL or hop limit used up.
         TtlExpired => "ttl-expired",
         /// The only egress port is the ingress port.

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use castnet_engine::{
-    Context, InstallError as Refused, Members, Owners, PortInfo, PortSet, Tables, port_count,
+    Context, GroupKey, InstallError as Refused, Members, Owners, PortInfo, PortSet, Tables, port_count,
 };
 use castnet_pfc::PfcShared;
 use castnet_port::{PortLink, Waker};
@@ -581,7 +581,9 @@ impl State {
         self.memory_used += group.memory;
         self.count(&group, 1);
         self.count_ports(&group.rule, 1);
-        self.owners.insert(group.rule.mcst_id, group.worker);
+        for key in GroupKey::of_group(&group.rule) {
+            self.owners.insert(key, group.worker);
+        }
         self.groups.insert(group.rule.mcst_id, group);
     }
 
@@ -592,7 +594,7 @@ impl State {
         self.memory_used -= group.memory;
         self.count(&group, -1);
         self.count_ports(&group.rule, -1);
-        self.owners.remove(mcst_id);
+        GroupKey::of_group(&group.rule).for_each(|key| self.owners.remove(key));
         Some(group)
     }
 

@@ -7,8 +7,8 @@ use std::time::SystemTime;
 
 use arc_swap::ArcSwap;
 use castnet_engine::{
-    Captured, Context, DryRun, FdbEntry, FrameFilter, Neighbour, RegistrationFrame, TAPS_MAX, Tables, Trace,
-    destination,
+    Captured, Context, DryRun, FdbEntry, FrameFilter, GroupKey, Neighbour, RegistrationFrame, TAPS_MAX,
+    Tables, Trace,
 };
 use castnet_pfc::PfcShared;
 use castnet_port::{Memory, OpenError, Pool, Steered};
@@ -423,12 +423,18 @@ impl Dataplane {
     pub fn trace(&self, port: PortId, frame: &[u8]) -> Result<Trace, TapError> {
         self.check_port(port)?;
         let state = self.shared.state.lock();
-        let group_of = |address| state.groups.get(&McstId(address));
+        let group_of = |key| match key {
+            GroupKey::To(address) => state.groups.get(&McstId(address)),
+            from => {
+                let mut groups = state.groups.values();
+                groups.find(|group| GroupKey::of_group(&group.rule).any(|key| key == from))
+            }
+        };
         let config = worker::engine_config(&self.shared.config, &self.shared.links);
-        let mut dry = Box::new(DryRun::new(&config, port, frame.to_vec(), |address| {
-            Context::compile_dry(&group_of(address)?.rule, &self.shared.infos).ok()
+        let mut dry = Box::new(DryRun::new(&config, port, frame.to_vec(), |key| {
+            Context::compile_dry(&group_of(key)?.rule, &self.shared.infos).ok()
         }));
-        let owner = destination(frame)
+        let owner = GroupKey::of_frame(frame)
             .and_then(group_of)
             .map_or(0, |group| group.worker);
         let worker = self.shared.workers.get(owner).ok_or(Stopped)?;

@@ -5,9 +5,8 @@
 //! a worker that finds a ring full keeps the frame and stops receiving.
 
 use std::collections::VecDeque;
-use std::net::Ipv4Addr;
 
-use castnet_engine::{Context, Expected, InstallError, destination};
+use castnet_engine::{Context, Expected, GroupKey, InstallError};
 use castnet_port::{BATCH, Batch, FrameBuf, HandOver, Memory};
 use castnet_wire::{DropReason, McstId, Nanos, PortId};
 use crossbeam::channel::Sender;
@@ -22,8 +21,8 @@ const BLOCKED_MAX: Nanos = Nanos::from_secs(1);
 
 /// Control moves one group at a time.
 pub(crate) struct MoveState<B> {
-    /// The group that will be attached here.
-    expecting: Option<Ipv4Addr>,
+    /// The keys of the group that will be attached here: its McstID, and that for data of a static core.
+    expecting: Option<[GroupKey; 2]>,
     /// Oldest first.
     held: VecDeque<(PortId, B)>,
     held_max: usize,
@@ -60,16 +59,17 @@ impl<B> MoveState<B> {
         }
     }
 
-    /// True if the group of `destination` is expected and not yet attached.
+    /// True if the group of `key` is expected and not yet attached.
     #[inline]
-    pub(crate) fn must_hold(&self, destination: Option<Ipv4Addr>) -> bool {
-        self.expecting.is_some() && self.expecting == destination
+    pub(crate) fn must_hold(&self, key: Option<GroupKey>) -> bool {
+        self.expecting
+            .is_some_and(|keys| key.is_some_and(|key| keys.contains(&key)))
     }
 
-    /// As [`Self::must_hold`], for a frame whose destination has not been read.
+    /// As [`Self::must_hold`], for a frame whose key has not been read.
     #[inline]
     pub(crate) fn must_hold_frame(&self, frame: &impl FrameBuf) -> bool {
-        self.expecting.is_some() && self.expecting == destination(frame.head())
+        self.expecting.is_some() && self.must_hold(GroupKey::of_frame(frame.head()))
     }
 
     /// The caller has checked the [capacity](Self::has_capacity).
@@ -137,7 +137,7 @@ impl<M: Memory> Worker<M> {
 
     pub(crate) fn expect(&mut self, group: &mut Expected) -> Result<(), InstallError> {
         self.engine.expect(group)?;
-        self.moving.expecting = Some(group.mcst_id().0);
+        self.moving.expecting = Some(group.keys());
         Ok(())
     }
 

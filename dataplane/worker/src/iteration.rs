@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use castnet_engine::destination;
+use castnet_engine::GroupKey;
 use castnet_port::{BATCH, FrameBuf, HandOver, Memory, Port, RingUse};
 use castnet_wire::{CounterSet, DropReason, Nanos, Pause, PortId};
 use crossbeam::channel::{Sender, TryRecvError, TrySendError};
@@ -170,11 +170,11 @@ impl<M: Memory> Worker<M> {
                 self.moving.block(now, port_index, frame);
                 continue;
             }
-            let destination = destination(frame.head());
-            let owner = published.owner(destination);
+            let key = GroupKey::of_frame(frame.head());
+            let owner = published.owner(key);
             let ring = match self.setup.outbound.get(owner) {
                 Some(ring) if owner != self.setup.index => ring,
-                _ if self.moving.must_hold(destination) => {
+                _ if self.moving.must_hold(key) => {
                     self.moving.hold(slot.id, frame);
                     continue;
                 }

@@ -39,8 +39,7 @@ impl SharedControl {
             return Err(MoveError::Already { name, worker: to });
         }
         let source = self.workers.get(from).ok_or(Stopped)?;
-        let next_hops: Vec<_> = group.rule.endpoints.iter().map(|e| e.next_hop.mac()).collect();
-        let expected = Box::new(Expected::new(mcst_id, group.memory, next_hops));
+        let expected = Box::new(Expected::new(&group.rule, group.memory));
         // The target reserves memory first, so that it cannot refuse the group later.
         let (answer, expected) = target.request(|reply| Command::Expect(expected, reply))?;
         answer.map_err(MoveError::Refused)?;

@@ -1,9 +1,8 @@
 //! Snapshots that control publishes to all workers. Workers load them between two batches.
 
-use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-use castnet_engine::Tables;
+use castnet_engine::{GroupKey, Tables};
 
 #[derive(Debug)]
 pub(crate) struct Published {
@@ -22,11 +21,9 @@ impl Published {
         self.tables.generation
     }
 
-    /// The worker that processes frames to `destination`: the group's worker, or worker 0.
-    pub(crate) fn owner(&self, destination: Option<Ipv4Addr>) -> usize {
-        destination
-            .and_then(|address| self.tables.owner(address))
-            .unwrap_or(0)
+    /// The worker that processes frames with this key: the group's worker, or worker 0.
+    pub(crate) fn owner(&self, key: Option<GroupKey>) -> usize {
+        key.and_then(|key| self.tables.owner(key)).unwrap_or(0)
     }
 }
 
@@ -35,6 +32,7 @@ mod tests {
     use super::*;
     use castnet_engine::Owners;
     use castnet_wire::McstId;
+    use std::net::Ipv4Addr;
 
     #[test]
     fn frames_of_no_group_go_to_worker_0() {
@@ -46,7 +44,7 @@ mod tests {
         let mut tables = Tables::default();
         tables.owners = owners;
         let published = Published::new(tables, false);
-        let owner = |n| published.owner(Some(group(n).0));
+        let owner = |n| published.owner(Some(group(n).into()));
         assert_eq!([1, 2, 5, 9, 10].map(owner), [1, 0, 0, 2, 0]);
         assert_eq!(published.owner(None), 0);
     }

@@ -38,6 +38,7 @@ prop_compose! {
             let next_hop = NextHop::Switch {
                 name: "up".into(), ip: None, qpn: Qpn::new(5), mac: mac(99), ranks,
                 mode: Some(there).filter(|there| *there != mode && !reflect),
+                    core: None,
             };
             Endpoint { virtual_qpn: Qpn::new(7), ..Endpoint::new(port_id(63), next_hop) }
         });

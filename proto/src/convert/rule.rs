@@ -194,6 +194,7 @@ fn read_switch(prefix: &str, message: &v1::SwitchEndpoint, r: &mut Reader) -> Ne
         ranks.push(r.read(format_args!("{prefix}ranks[{i}]"), rank(*value), u16::MAX));
     }
     let mac = mac_or_none(&message.mac, message.ip.is_some());
+    let core = message.core.as_deref().map(ip).transpose();
     let ip = message.ip.as_deref().map(ip).transpose();
     NextHop::Switch {
         name: message.name.clone(),
@@ -202,6 +203,7 @@ fn read_switch(prefix: &str, message: &v1::SwitchEndpoint, r: &mut Reader) -> Ne
         mac: r.read(format_args!("{prefix}mac"), mac, MacAddr::UNSPECIFIED),
         ranks,
         mode: r.read(format_args!("{prefix}mode"), mode(message.mode), None),
+        core: r.read(format_args!("{prefix}core"), core, Some(Ipv4Addr::UNSPECIFIED)),
     }
 }
 
@@ -329,6 +331,7 @@ fn endpoint_to_proto(endpoint: &Endpoint) -> v1::Endpoint {
             mac,
             ranks,
             mode,
+            core,
         } => Hop::Switch(v1::SwitchEndpoint {
             name: name.clone(),
             ip: ip.map(|ip| ip.to_string()),
@@ -336,6 +339,7 @@ fn endpoint_to_proto(endpoint: &Endpoint) -> v1::Endpoint {
             mac: mac_to_proto(*mac),
             ranks: ranks.iter().map(|r| u32::from(*r)).collect(),
             mode: mode.map_or(0, |mode| mode_to_proto(mode).into()),
+            core: core.map(|core| core.to_string()),
         }),
     };
     v1::Endpoint {

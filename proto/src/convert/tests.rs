@@ -43,6 +43,7 @@ fn at_port(index: u8) -> impl Strategy<Value = Endpoint> {
             mac,
             ranks: Vec::new(),
             mode: None,
+            core: (far && qpn % 2 == 0).then_some([239, 1, 0, index].into()),
         }),
     ]
     .prop_flat_map(move |next_hop| {
@@ -76,6 +77,9 @@ prop_compose! {
             // Where all may write, all have memory or none.
             if let (Some(_), NextHop::Host(host)) = (kind.any_source, &mut e.next_hop) {
                 host.part = None.into();
+            }
+            if let (Some(_), NextHop::Switch { core, .. }) = (kind.any_source, &mut e.next_hop) {
+                *core = None;
             }
             e.joining = kind.any_source.is_none() && e.verify_mac && i != source && e.next_hop.host().is_some();
             e
@@ -141,12 +145,13 @@ fn any_endpoint() -> impl Strategy<Value = v1::Endpoint> {
     let mode = prop_oneof![0i32..5, any::<i32>()];
     let switch = (any_text(), ip, any_text(), ranks, mode).prop_map(|(name, ip, mac, ranks, mode)| {
         v1::endpoint::NextHop::Switch(v1::SwitchEndpoint {
+            qpn: None,
+            mode,
+            core: name.get(..1).map(|_| mac.clone()),
             name,
             ip,
             mac,
             ranks,
-            qpn: None,
-            mode,
         })
     });
     (
@@ -507,6 +512,7 @@ fn a_collective_group_travels_and_is_checked() {
         mac: MacAddr([6, 0, 0, 0, 0, 1]),
         ranks: vec![2, 3],
         mode: None,
+        core: None,
     };
     let group = group.with_translated(|rule| {
         rule.loss_policy = castnet_rules::LossPolicy::Reflect;

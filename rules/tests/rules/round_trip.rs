@@ -83,6 +83,8 @@ fn group(g: u8) -> impl Strategy<Value = GroupRule> {
                             mac: if far { mac } else { near },
                             ranks: Vec::new(),
                             mode: None,
+                            core: (far && qpn % 2 == 0 && any_source.is_none())
+                                .then_some([239, 1, 0, i as u8].into()),
                         },
                     };
                     let joining = qpn % 3 == 0 && next_hop.host().is_some() && i != usize::from(source);
@@ -189,6 +191,7 @@ fn collective(g: u8) -> impl Strategy<Value = GroupRule> {
                         mac,
                         ranks,
                         mode: Some(modes[psns.1 as usize % 3]).filter(|there| *there != mode && !reflect),
+                        core: None,
                     }
                 };
                 Endpoint {
@@ -477,6 +480,7 @@ fn hosts_must_have_the_role_that_their_kind_needs() {
         mac,
         ranks: vec![1],
         mode: None,
+        core: None,
     };
     let found: Vec<String> = group.check(64).iter().map(ToString::to_string).collect();
     assert_eq!(

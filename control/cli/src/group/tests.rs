@@ -161,6 +161,7 @@ fn a_switch_shows_the_same_of_its_part() {
         mac: castnet_wire::MacAddr([6, 0, 0, 0, 0, 1]),
         ranks: vec![9],
         mode: Some(castnet_rules::CollectiveMode::Terminated),
+        core: None,
     };
     rule.endpoints.push(castnet_rules::Endpoint::new(
         castnet_wire::PortId::default(),

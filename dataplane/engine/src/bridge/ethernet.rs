@@ -2,6 +2,7 @@
 
 use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use castnet_wire::ipv4::{self, PROTOCOL_UDP};
+use castnet_wire::udp::ROCE_PORT;
 use castnet_wire::{DropReason, Ethernet, FrameBuf, Ipv4, MacAddr, Nanos, PortId};
 
 use crate::address;
@@ -213,10 +214,30 @@ impl Bridging<'_> {
             });
         }
         let flow = flow(&ip, packet.get(header_len..).unwrap_or_default());
-        let (hop, prefix, of) = match self.own.tables.routes.lookup(&flow, self.output.ports.up) {
+        let routed = self.own.tables.routes.lookup(&flow, self.output.ports.up);
+        // Routes to unicast addresses do not lead to multicast addresses, a default route neither.
+        let routed = match routed {
+            Routed::Hop { prefix, .. } | Routed::AllDown { prefix }
+                if ip.dst.is_multicast() && prefix < 4 =>
+            {
+                Routed::NoRoute
+            }
+            routed => routed,
+        };
+        let (hop, prefix, of) = match routed {
             Routed::Hop { hop, prefix, of } => (hop, prefix, of),
             Routed::All { hops, prefix } => {
                 return replicate(cx, self.output, (l3, &ip), (hops, prefix), frame);
+            }
+            Routed::NoRoute
+                if ip.dst.is_multicast() && (flow.protocol, flow.dst_port) == (PROTOCOL_UDP, ROCE_PORT) =>
+            {
+                return cx.drop(Stage::Route, DropReason::OverCovered, || {
+                    format!(
+                        "no group here has its source at {}, and no route leads on",
+                        ip.src
+                    )
+                });
             }
             Routed::NoRoute => {
                 return cx.drop(Stage::Route, DropReason::NoRoute, || {

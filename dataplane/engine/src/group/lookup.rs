@@ -141,6 +141,7 @@ mod tests {
                     mac,
                     ranks: Vec::new(),
                     mode: None,
+                    core: None,
                 },
                 host => NextHop::Host(HostEndpoint {
                     name,

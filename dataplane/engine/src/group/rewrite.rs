@@ -30,6 +30,11 @@ impl PathDestination {
         }
     }
 
+    /// The same next hop, with a copy for another address.
+    pub(super) const fn with_ip(self, ip: [u8; 4]) -> Self {
+        Self { ip, ..self }
+    }
+
     /// True if the next hop has an IP address, the source of its frames. False for an adjacent switch.
     pub(crate) fn is_addressed(&self) -> bool {
         self.ip != [0; 4]
@@ -176,6 +181,25 @@ fn headers_of(copy: &mut impl FrameBuf, l3: usize) -> Option<(&mut [u8; PACKET_H
 /// Bytes between the last rewritten header and the ICRC.
 pub(super) fn bytes_after(header: &RoceHeader) -> usize {
     header.after_reth().unwrap_or(header.after_bth())
+}
+
+/// Writes the destination `new` instead of `old` into a private frame; checksum and ICRC change by difference.
+pub(crate) fn set_destination(frame: &mut impl FrameBuf, header: &RoceHeader, old: Ipv4Addr, new: Ipv4Addr) {
+    let Some(icrc) = icrc::read(frame, header.frame_len) else {
+        return;
+    };
+    let Some((fixed, _)) = headers_of(frame, header.l3) else {
+        return;
+    };
+    let [high, low] = fixed[IPV4_CHECKSUM] else {
+        return;
+    };
+    let sum = u32::from(!u16::from_be_bytes([high, low])) + 2 * 0xFFFF - address_sum(old) + address_sum(new);
+    fixed[IPV4_CHECKSUM].copy_from_slice(&(!ipv4::fold(sum)).to_be_bytes());
+    fixed[DST].copy_from_slice(&new.octets());
+    fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
+    let change = icrc::shift(HeaderDelta::dst(old, new).at_bth(), header.after_bth());
+    icrc::write(frame, header.frame_len, icrc ^ change);
 }
 
 /// Writes the PSN `new` instead of `old` into a private frame; the ICRC changes by difference.

@@ -5,6 +5,7 @@ use core::net::Ipv4Addr;
 use castnet_reduce::prefetch;
 use castnet_wire::McstId;
 
+use crate::address::GroupKey;
 use crate::group::context::Context;
 use crate::group::install::InstallError;
 use crate::tables::fixed_map::FixedMap;
@@ -13,15 +14,17 @@ use crate::tables::fixed_map::FixedMap;
 pub(crate) const NO_GROUP: u32 = u32::MAX;
 
 fn key(address: Ipv4Addr) -> u64 {
-    u32::from(address).into()
+    GroupKey::To(address).bits()
 }
 
-/// Keys have 32 bits, so no key has all 64 bits set.
+/// No key has all bits set.
 const NONE: (u64, u32) = (u64::MAX, 0);
 
 #[derive(Debug)]
 pub(crate) struct Groups {
     index: FixedMap<u32>,
+    /// Those that data of a static core finds by its source, see [`GroupKey::From`].
+    core: FixedMap<u32>,
     /// The last look-up: the key, and its slot or [`NO_GROUP`].
     last: (u64, u32),
     slots: Vec<Option<Context>>,
@@ -35,6 +38,7 @@ impl Groups {
     pub(crate) fn new(groups_max: usize, memory_max: usize, seed: u64) -> Self {
         Self {
             index: FixedMap::new(groups_max, seed),
+            core: FixedMap::new(groups_max, seed),
             last: NONE,
             slots: Vec::with_capacity(groups_max),
             free: Vec::with_capacity(groups_max),
@@ -47,6 +51,15 @@ impl Groups {
     #[inline]
     pub(crate) fn find(&self, address: Ipv4Addr) -> Option<u32> {
         self.index.get(key(address)).copied()
+    }
+
+    #[inline]
+    pub(crate) fn find_key(&self, key: GroupKey) -> Option<u32> {
+        let index = match key {
+            GroupKey::To(_) => &self.index,
+            GroupKey::From(_) => &self.core,
+        };
+        index.get(key.bits()).copied()
     }
 
     /// Caches the look-up: consecutive frames often belong to the same group.
@@ -129,10 +142,12 @@ impl Groups {
     pub(crate) fn insert(&mut self, group: Context) -> (u32, Option<Context>) {
         self.last = NONE;
         self.memory_used += group.memory_bytes();
-        let key = key(group.mcst_id().0);
+        let (key, core) = (key(group.mcst_id().0), group.rule().core_source());
         if let Some(slot) = self.index.get(key).copied() {
             let old = self.slots.get_mut(slot as usize).and_then(|p| p.replace(group));
             self.memory_used -= old.as_ref().map_or(0, |g| g.memory_bytes());
+            self.forget_core(slot, old.as_ref());
+            self.note_core(slot, core);
             return (slot, old);
         }
         let slot = match self.free.pop() {
@@ -146,7 +161,22 @@ impl Groups {
             }
         };
         let _ = self.index.insert(key, slot);
+        self.note_core(slot, core);
         (slot, None)
+    }
+
+    fn note_core(&mut self, slot: u32, source: Option<Ipv4Addr>) {
+        if let Some(source) = source {
+            let _ = self.core.insert(GroupKey::From(source).bits(), slot);
+        }
+    }
+
+    fn forget_core(&mut self, slot: u32, group: Option<&Context>) {
+        let source = group.and_then(|group| group.rule().core_source());
+        let key = source.map(|source| GroupKey::From(source).bits());
+        if let Some(key) = key.filter(|key| self.core.get(*key) == Some(&slot)) {
+            self.core.remove(key);
+        }
     }
 
     pub(crate) fn remove(&mut self, mcst_id: McstId) -> Option<(u32, Context)> {
@@ -155,6 +185,7 @@ impl Groups {
         let group = self.slots.get_mut(slot as usize)?.take()?;
         self.free.push(slot);
         self.memory_used -= group.memory_bytes();
+        self.forget_core(slot, Some(&group));
         Some((slot, group))
     }
 

@@ -9,12 +9,13 @@ use castnet_wire::{
     parse_network,
 };
 
-use crate::address;
+use crate::address::{self, GroupKey};
 use crate::bridge::Bridging;
 use crate::egress::Egress;
 use crate::engine::Engine;
-use crate::group::context::with_group;
+use crate::group::context::{Context, with_group};
 use crate::group::kind::Kind;
+use crate::group::rewrite::set_destination;
 use crate::group::services::Services;
 use crate::observe::trace::{Observer, Off, Recorder, Stage, Step, Verdict};
 use crate::output::cx::Cx;
@@ -80,10 +81,15 @@ impl Engine {
         let parsed = parse_frame(frame.head(), frame.length());
         match &parsed {
             Ok(Parsed::Roce(header)) => {
-                if let IpAddrs::V4 { src, dst } = header.ip
-                    && let Some(slot) = self.groups.find_next(dst)
-                {
-                    return self.group_frame(cx, slot, header, src, frame);
+                if let IpAddrs::V4 { src, dst } = header.ip {
+                    if let Some(slot) = self.groups.find_next(dst) {
+                        return self.group_frame(cx, slot, header, src, frame);
+                    }
+                    if dst.is_multicast()
+                        && let Some(slot) = self.groups.find_key(GroupKey::From(src))
+                    {
+                        return self.core_frame(cx, slot, header, (src, dst), frame);
+                    }
                 }
                 self.ungrouped_frame(cx, &parsed, frame)
             }
@@ -114,6 +120,43 @@ impl Engine {
                 verdict
             }
         }
+    }
+
+    /// Data that a static core has brought. It is handled as data from the switch next to the source, which it is from: its address gives way to
+    /// the McstID, and it may have come by another port.
+    #[inline(never)]
+    fn core_frame<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        slot: u32,
+        header: &RoceHeader,
+        (src, dst): (Ipv4Addr, Ipv4Addr),
+        mut frame: E::Buf,
+    ) -> Verdict {
+        let rule = self.groups.at(slot).map(Context::rule);
+        let Some((mcst_id, source)) = rule.and_then(|rule| Some((rule.mcst_id, rule.upstream()?))) else {
+            return Verdict::Dropped(DropReason::NotMember);
+        };
+        if source.next_hop.core() != Some(dst) {
+            let name = mcst_id;
+            self.note_dropped(cx, Some(slot));
+            return cx.drop(Stage::Classify, DropReason::OverCovered, || {
+                format!("data from {src} to {name} comes by another address than {dst}")
+            });
+        }
+        let port = source.port;
+        set_destination(&mut frame, header, dst, mcst_id.0);
+        let mut own = *header;
+        own.ip = IpAddrs::V4 { src, dst: mcst_id.0 };
+        cx.observer.step(|| {
+            let why =
+                format!("{dst} is an address of the static core, and {src} the source of this group there");
+            Step::new(Stage::Classify, format!("dst {mcst_id} instead of {dst}"), why)
+        });
+        let ingress = std::mem::replace(&mut cx.ingress, port);
+        let verdict = self.group_frame(cx, slot, &own, src, frame);
+        cx.ingress = ingress;
+        verdict
     }
 
     /// Returns false if there is no group.

@@ -4,32 +4,33 @@ use core::net::Ipv4Addr;
 use std::sync::Arc;
 
 use castnet_rules::{GroupRule, Route};
-use castnet_wire::{McstId, PortId};
+use castnet_wire::PortId;
 use immutable_chunkmap::map::MapM;
 
+use crate::address::GroupKey;
 use crate::port_set::PortSet;
 use crate::tables::route::Routes;
 
 /// The groups of a switch and the worker of each. A copy shares memory with the original, and a change costs the same for any number of
 /// groups: a switch publishes a copy each time that a group is installed or removed.
 #[derive(Clone, Debug, Default)]
-pub struct Owners(MapM<Ipv4Addr, u16>);
+pub struct Owners(MapM<GroupKey, u16>);
 
 impl Owners {
-    /// Sets the worker of a group.
-    pub fn insert(&mut self, mcst_id: McstId, worker: usize) {
-        self.0.insert_cow(mcst_id.0, worker as u16);
+    /// Sets the worker of a group that frames find by this key.
+    pub fn insert(&mut self, key: impl Into<GroupKey>, worker: usize) {
+        self.0.insert_cow(key.into(), worker as u16);
     }
 
-    /// Removes a group.
-    pub fn remove(&mut self, mcst_id: McstId) {
-        self.0.remove_cow(&mcst_id.0);
+    /// Removes the key of a group.
+    pub fn remove(&mut self, key: impl Into<GroupKey>) {
+        self.0.remove_cow(&key.into());
     }
 
-    /// The worker of the group with this address; `None` without group.
+    /// The worker of the group with this key; `None` without group.
     #[inline]
-    pub fn get(&self, address: Ipv4Addr) -> Option<usize> {
-        self.0.get(&address).map(|worker| usize::from(*worker))
+    pub fn get(&self, key: GroupKey) -> Option<usize> {
+        self.0.get(&key).map(|worker| usize::from(*worker))
     }
 }
 
@@ -104,15 +105,15 @@ impl Tables {
         self.routes = Arc::new(Routes::new(routes));
     }
 
-    /// The worker of the group with this address; `None` without group.
+    /// The worker of the group with this key; `None` without group.
     #[inline]
-    pub fn owner(&self, address: Ipv4Addr) -> Option<usize> {
-        self.owners.get(address)
+    pub fn owner(&self, key: GroupKey) -> Option<usize> {
+        self.owners.get(key)
     }
 
     /// True for the McstID of a group of this switch.
     pub fn is_group(&self, address: Ipv4Addr) -> bool {
-        self.owner(address).is_some()
+        self.owner(GroupKey::To(address)).is_some()
     }
 
     /// True if the host at `port` is a member of a group of this switch.
@@ -157,7 +158,7 @@ mod tests {
             members,
             ..tables.clone()
         };
-        let seen = |t: &Tables| (t.owner(rule.mcst_id.0), t.is_member(port, host.ip));
+        let seen = |t: &Tables| (t.owner(rule.mcst_id.into()), t.is_member(port, host.ip));
         assert_eq!((seen(&tables), seen(&after)), ((Some(3), true), (None, false)));
         // Removing the group of a host that is no member changes nothing.
         let mut none = Members::default();

@@ -21,5 +21,6 @@ mod repair;
 mod replication;
 mod routed;
 mod shared_ports;
+mod static_core;
 mod switching;
 mod watching;

@@ -141,15 +141,15 @@ fn a_promise_is_kept_or_given_back() {
     let mut config = config(5);
     config.next_hops_max = 4;
     let mut engine = Engine::new(config).unwrap();
-    let macs = |from: usize| (from..from + 3).map(peer_mac).collect::<Vec<_>>();
-    let mut coming = Expected::new(MCST, 100, macs(0));
+    let hosts = |from: usize| rule((from..from + 3).map(host).collect());
+    let mut coming = Expected::new(&hosts(0), 100);
     engine.expect(&mut coming).unwrap();
-    let mut other = Expected::new(MCST, 100, macs(2));
+    let mut other = Expected::new(&hosts(2), 100);
     assert_eq!(engine.expect(&mut other), Err(InstallError::NextHopsFull));
     engine.unexpect(&coming);
     engine.expect(&mut other).unwrap();
     engine.unexpect(&other);
-    let mut large = Expected::new(MCST, usize::MAX, []);
+    let mut large = Expected::new(&hosts(0), usize::MAX);
     assert!(matches!(
         engine.expect(&mut large),
         Err(InstallError::NoMemory { .. })

@@ -12,6 +12,7 @@ use crate::group::install::{feedback_sport, macs, rule_bytes};
 use crate::group::kind::{EnginePrefetch, Kind};
 use crate::group::lookup::LookupTable;
 use crate::group::meter;
+use crate::group::multicast::core::Core;
 use crate::group::multicast::frame::arm;
 use crate::group::multicast::ring::Ring;
 use crate::group::rewrite::PathDestination;
@@ -42,6 +43,8 @@ pub(crate) struct Hot {
     pub(crate) meter: Option<Box<TokenBucket>>,
     source_port: PortId,
     pub(crate) source: PathId,
+    /// Data is sent to addresses of a static core, too: it takes the slow path.
+    pub(super) uses_core: bool,
     pub(crate) counters: HotCounters,
 }
 
@@ -107,6 +110,7 @@ pub(crate) struct Cold {
     pub(crate) feedback: Address,
     /// Source address of feedback to an adjacent switch.
     own: Option<Ipv4Addr>,
+    pub(super) core: Core,
     /// Present if the switch repairs losses.
     pub(super) ring: Option<Box<Ring>>,
     /// Data of the group before the present source.
@@ -184,6 +188,7 @@ impl Group {
             Some(_) => hosts().next().map(|(_, host)| host),
             None => rule.upstream(),
         };
+        let core = Core::new(&rule, source);
         let hot = Hot {
             ports,
             table: LookupTable::new(&rule, None),
@@ -194,6 +199,7 @@ impl Group {
             meter: metered.and_then(|source| meter::of(&rule, source)).map(Box::new),
             source_port: rule.upstream().map(|e| e.port).unwrap_or_default(),
             source,
+            uses_core: core.is_used(),
             counters: HotCounters::default(),
         };
         let paths = vec![PathCounters::default(); rule.endpoints.len()].into_boxed_slice();
@@ -205,6 +211,7 @@ impl Group {
             va_base: kind.va_base,
             feedback,
             own: None,
+            core,
             ring,
             data_before: 0,
             ack,
@@ -313,6 +320,7 @@ impl Group {
             + rule_bytes(&self.cold.rule)
             + size_of_val(&*self.paths)
             + self.hot.machine.cold_bytes()
+            + self.cold.core.bytes()
             + self.cold.ring.as_ref().map_or(0, |ring| ring.footprint())
     }
 

@@ -9,6 +9,7 @@ use castnet_wire::{DropReason, FrameBuf, PortId, Qpn, Reth, RoceHeader};
 
 use crate::egress::Egress;
 use crate::group::multicast::context::{Cold, Group};
+use crate::group::multicast::core::Way;
 use crate::group::rewrite::PathDestination;
 use crate::group::rewrite::{CopyRewriter, FrameRewrite, Target, bytes_after, set_psn};
 use crate::observe::counters::{Counters, PathCounters};
@@ -22,6 +23,16 @@ pub(crate) fn count_lost_copy(group: &mut Group, counters: &mut Counters, path: 
     group.cold.exceptions.lost += 1;
     if let Some(counters) = group.paths.get_mut(path.index()) {
         counters.lost += 1;
+    }
+}
+
+/// Of a copy to an address of a static core.
+#[cold]
+fn count_lost_copies(group: &mut Group, counters: &mut Counters, address: [u8; 4]) {
+    for i in 0..group.cold.core.paths(address).len() {
+        if let Some(path) = group.cold.core.paths(address).get(i).copied() {
+            count_lost_copy(group, counters, path);
+        }
     }
 }
 
@@ -57,7 +68,8 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
     let length = frame.length();
     let (mut members, mut sent) = (group.hot.ports, 0u64);
     // Sent once the next path is known, because the last one gets the frame itself.
-    let mut waiting: Option<(PathId, PortId)> = None;
+    let mut waiting: Option<(PathId, PortId, Option<[u8; 4]>)> = None;
+    group.cold.core.begin();
     for path in (0..group.hot.destinations.len()).map_while(PathId::new) {
         let Some(port) = group.hot.next_port(&mut members, path.index()) else {
             counters.invariant_violated("each path has a port");
@@ -70,25 +82,35 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
             count_lost_copy(group, counters, path);
             continue;
         }
-        let Some((path, port)) = waiting.replace((path, port)) else {
+        let machine = &group.hot.machine;
+        let takes = |path| machine.takes(path, header.bth.psn);
+        let core = match group.cold.core.way(path, takes) {
+            Way::Own => None,
+            Way::Core(address) => Some(address),
+            Way::Sent => continue,
+        };
+        let Some((path, port, core)) = waiting.replace((path, port, core)) else {
             continue;
         };
         if let Some(copy) = cx.egress.replicate(port, &frame, private) {
-            rewriter.send_copy(cx, counters, group, port, path, copy);
+            rewriter.send_copy(cx, counters, group, (port, path, core), copy);
             sent += 1;
         } else {
             let who = || format!("{} skipped", group.cold.describe(path));
             cx.observer
                 .step(|| Step::new(Stage::Replicate, who(), "no buffer"));
-            count_lost_copy(group, counters, path);
+            match core {
+                None => count_lost_copy(group, counters, path),
+                Some(address) => count_lost_copies(group, counters, address),
+            }
         }
     }
-    let Some((path, port)) = waiting else {
+    let Some((path, port, core)) = waiting else {
         return cx.drop(Stage::Replicate, DropReason::PortDown, || {
             "the ports of all its paths are down".into()
         });
     };
-    rewriter.send_copy(cx, counters, group, port, path, frame);
+    rewriter.send_copy(cx, counters, group, (port, path, core), frame);
     sent += 1;
     let hot = &mut group.hot.counters;
     hot.copies_out += sent;
@@ -112,7 +134,7 @@ pub(super) fn send_one<E: Egress, O: Observer>(
         ports: &output.ports,
         next_hops: &output.next_hops,
     };
-    rewriter.send_copy(cx, &mut output.counters, group, port, path, copy);
+    rewriter.send_copy(cx, &mut output.counters, group, (port, path, None), copy);
 }
 
 impl Target {
@@ -151,13 +173,17 @@ impl CopyRewriter<'_> {
         cx: &mut Cx<'_, E, O>,
         counters: &mut Counters,
         group: &mut Group,
-        port: PortId,
-        path: PathId,
+        (port, path, core): (PortId, PathId, Option<[u8; 4]>),
         mut copy: E::Buf,
     ) {
         let Some(dest) = group.hot.destinations.get(path.index()) else {
             return counters.invariant_violated("each path has a leg");
         };
+        if let Some(address) = core {
+            self.rewrite(&dest.with_ip(address), port, None, &mut copy);
+            cx.observer.step(|| explain_core(&group.cold, dest, address));
+            return cx.send(counters, port, copy);
+        }
         let reth = self.packet.header.reth.as_ref().filter(|_| dest.is_addressed());
         let target = reth.map(|reth| write_target(&mut group.cold, &mut group.paths, path, reth));
         self.rewrite(dest, port, target, &mut copy);
@@ -182,6 +208,15 @@ fn write_target(cold: &mut Cold, paths: &mut [PathCounters], path: PathId, reth:
         }
     }
     target
+}
+
+fn explain_core(cold: &Cold, dest: &PathDestination, address: [u8; 4]) -> Step {
+    let (paths, qpn) = (cold.core.paths(address), Qpn::from_bytes(dest.qpn));
+    let what = format!("one copy for {} paths", paths.len());
+    let why = "next hop is a static core: addressed to the multicast address that leads to all of them";
+    let mut facts = vec![format!("dst {}, qpn {qpn}", Ipv4Addr::from(address))];
+    facts.extend(paths.iter().map(|path| cold.describe(*path)));
+    Step::new(Stage::Replicate, what, why).with(facts)
 }
 
 fn explain(

@@ -63,6 +63,7 @@ pub fn switch_at(port_number: usize, ranks: &[u16]) -> Endpoint {
             mac: peer_mac(port_number),
             ranks: ranks.to_vec(),
             mode: None,
+            core: None,
         },
     )
 }

@@ -334,15 +334,11 @@ pub fn feed_into(engine: &mut Engine, now: Nanos, ingress: usize, frame: &[u8], 
 /// Puts all groups into a new engine, which goes on in the place of this one.
 pub fn move_on(engine: &mut Engine, now: Nanos) {
     let mut next = Engine::new(engine.config().clone()).unwrap();
-    let all = engine.groups().map(|g| {
-        let macs: Vec<MacAddr> = g.rule().endpoints.iter().map(|e| e.next_hop.mac()).collect();
-        (g.mcst_id(), g.memory_bytes(), macs)
-    });
+    let all = engine.groups().map(|g| Expected::new(g.rule(), g.memory_bytes()));
     let all: Vec<_> = all.collect();
-    for (mcst_id, memory, macs) in all {
-        let mut expected = Expected::new(mcst_id, memory, macs);
+    for mut expected in all {
         next.expect(&mut expected).unwrap();
-        let group = engine.remove(mcst_id).unwrap();
+        let group = engine.remove(expected.mcst_id()).unwrap();
         next.attach(now, group, &expected).unwrap();
     }
     *engine = next;

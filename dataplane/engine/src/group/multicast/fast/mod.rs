@@ -45,7 +45,7 @@ impl Group {
                     next = frames.next();
                     continue;
                 }
-                if from != Some(self.hot.source) {
+                if from != Some(self.hot.source) || self.hot.uses_core {
                     return Some(frame);
                 }
                 self.try_data(services, cx, (slot, repairs), (frame, &headers), frames)
