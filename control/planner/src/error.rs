@@ -68,6 +68,9 @@ pub enum PlanError {
     /// Every tree of a collective group has a switch without room.
     #[error("{}", joined(.shortages))]
     NoRoom { shortages: Vec<Shortage> },
+    /// No router replicates, or a switch next to a receiver is not reached over routers alone.
+    #[error("core: {reason}")]
+    NoStaticCore { reason: String },
     /// The tree passes routers, and the request has no McstID for one of its switches.
     #[error("switch {switch:?} has no McstID of its own, as each has where a tree passes routers")]
     NoMcstId { switch: String },
@@ -120,6 +123,7 @@ impl PlanError {
             | Self::NoAddress { field, .. }
             | Self::NoPath { field, .. } => field.clone(),
             Self::UnknownSwitch { .. } => "modes".into(),
+            Self::NoStaticCore { .. } => "core".into(),
             Self::McstIdIsHost { .. } => "mcst_id".into(),
             Self::NoCastnetSwitch => String::new(),
             Self::PmtuTooLarge { .. } => "pmtu".into(),

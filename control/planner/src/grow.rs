@@ -64,7 +64,7 @@ fn length(route: &Route, distances: &Row) -> Option<u32> {
 }
 
 impl Parents {
-    fn new(root: NodeId, switches: usize, members: usize) -> Self {
+    pub(crate) fn new(root: NodeId, switches: usize, members: usize) -> Self {
         Self {
             root,
             switches: vec![None; switches],

@@ -17,6 +17,9 @@
 //! [`prefix`] is the other way to a group: no state in the switches that replicate, and a packet for each block of
 //! receivers (PEEL 3.2). [`mod@reference`] has the trees that plans are compared with. Plans use neither.
 //!
+//! A group with a static core has no state between the switches next to its members: these are a star over routers, which replicate by
+//! static routes what is sent to a multicast address ([`Request::core`]).
+//!
 //! The IncTree of a collective group hangs below a switch of the lowest level that reaches all ranks (EPIC 6.2),
 //! without switches that lack room.
 //!
@@ -49,6 +52,7 @@ pub mod reference;
 mod request;
 mod rules;
 pub mod shufflecast;
+mod static_core;
 mod tree;
 
 pub use error::{Lack, PlanError, Shortage};

@@ -7,7 +7,7 @@ use castnet_rules::{
     TranslatedRule,
 };
 use castnet_topology::{Cut, Link, NodeId, Topology, Usable};
-use castnet_wire::{MacAddr, PortId, Psn};
+use castnet_wire::{CoreKind, MacAddr, PortId, Psn};
 
 use crate::error::{PlanError, Shortage};
 use crate::grow::{CANDIDATES_MAX, Leaf, Node, Parents, grow, leave_out};
@@ -16,6 +16,7 @@ use crate::overlay::{Route, cut_off, nearest};
 use crate::place::place;
 use crate::request::{Request, RequestKind, Rooms, slots};
 use crate::rules::write;
+use crate::static_core::star;
 use crate::tree::Tree;
 
 /// Minimum MTU of a link beyond the path MTU, in bytes: the longest headers of RoCEv2 over IPv4 (20 IP, 8 UDP, 12 BTH,
@@ -50,7 +51,10 @@ pub fn plan(
     match request.kind {
         RequestKind::Multicast(rule) => {
             let source = usize::from(rule.source);
-            let parents = best_tree(topology, load, request, source)?;
+            let parents = match request.core {
+                CoreKind::Stateful => best_tree(topology, load, request, source)?,
+                CoreKind::Static => star(topology, load, request, source)?,
+            };
             if let Some(link) = parents
                 .routes()
                 .find_map(|route| narrow(topology, request, route))

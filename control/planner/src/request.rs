@@ -4,7 +4,7 @@ use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, HostPart, MulticastRule, TranslatedRule};
-use castnet_wire::{CollectiveMode, MacAddr, McstId, Pmtu, Qpn, RateLimit};
+use castnet_wire::{CollectiveMode, CoreKind, MacAddr, McstId, Pmtu, Qpn, RateLimit};
 
 /// A requested group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,10 @@ pub struct Request {
     pub mcst_ids: BTreeMap<String, McstId>,
     /// Whether the switches have these addresses also in a tree that passes no routers: its members have connected to them.
     pub own_addresses: bool,
+    /// For a multicast group. With a static core, the switch next to the source sends to those next to receivers, over routers: one copy to the
+    /// multicast addresses of the fabric that lead to several of them
+    /// ([`Topology::multicast_routes`](castnet_topology::Topology::multicast_routes)).
+    pub core: CoreKind,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
     /// Milliseconds after which a stalled path or collective is reported.
@@ -117,6 +121,7 @@ impl Request {
             mcst_id,
             mcst_ids: BTreeMap::new(),
             own_addresses: false,
+            core: CoreKind::Stateful,
             pmtu,
             stall_timeout_ms: DEFAULT_STALL_TIMEOUT_MS,
             rate_limit: None,

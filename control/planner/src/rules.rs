@@ -7,13 +7,14 @@ use castnet_rules::{
     Endpoint, FaultKind, GroupKind, GroupRule, HostEndpoint, HostPart, MulticastRule, NextHop, TranslatedRule,
 };
 use castnet_topology::{NodeId, Topology};
-use castnet_wire::{MacAddr, McstId, PortId, Qpn};
+use castnet_wire::{CoreKind, MacAddr, McstId, PortId, Qpn};
 
 use crate::error::PlanError;
 use crate::grow::{Node, Parents};
 use crate::overlay::Route;
 use crate::plan::Plan;
 use crate::request::{Request, RequestKind, slots, slots_min};
+use crate::static_core;
 use crate::tree::{Role, Tree, TreeNode};
 
 /// What all rules of a group share.
@@ -57,6 +58,9 @@ pub(crate) fn write(
     mix(&mut rules, request, slots);
     if tree.is_routed() || request.own_addresses {
         address(&request.mcst_ids, &mut rules)?;
+    }
+    if request.core == CoreKind::Static {
+        static_core::assign(topology, &tree, &mut rules);
     }
     for (switch, rule) in &rules {
         let mut faults = rule.check(PortId::COUNT);

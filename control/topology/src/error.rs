@@ -1,3 +1,5 @@
+use core::net::Ipv4Addr;
+
 use ipnet::Ipv4Net;
 
 use crate::graph::End;
@@ -56,6 +58,9 @@ pub enum TopologyError {
     /// Routers lead to a Castnet switch that has no prefix of McstIDs.
     #[error("missing: the prefix of McstIDs that router {router:?} and others route to switch {switch:?}")]
     PrefixMissing { switch: String, router: String },
+    /// Routers cannot lead the address to these switches.
+    #[error("{address}: {reason}")]
+    BadMulticastRoute { address: Ipv4Addr, reason: String },
     /// A builder is asked for a size that it does not support.
     #[error("{what} is {given}: {allowed}")]
     BadSize {

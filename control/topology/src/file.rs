@@ -1,7 +1,7 @@
 //! Reads and writes topology files (TOML).
 
 use core::fmt::Write;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_toml_reader::{Faults, Value};
 use castnet_wire::MacAddr;
@@ -42,6 +42,10 @@ impl Topology {
     /// b = "h0"
     /// mtu = 9000                                           # the default
     /// up = true                                            # the default
+    ///
+    /// [[multicast_routes]]                                 # routers replicate what is sent to the address, by static routes
+    /// address = "239.1.0.1"
+    /// switches = ["leaf", "leaf2"]                         # the Castnet switches that get a copy
     /// ```
     pub fn from_toml(text: &str) -> Result<Self, Faults> {
         castnet_toml_reader::read(text, &[], |file| {
@@ -51,6 +55,11 @@ impl Topology {
             });
             file.items("hosts", "a list of hosts: [[hosts]]", |v| reader.host(v));
             file.items("links", "a list of links: [[links]]", |v| reader.link(v));
+            file.items(
+                "multicast_routes",
+                "a list of addresses: [[multicast_routes]]",
+                |v| reader.multicast_route(v),
+            );
             for error in reader.topology.prefixes_missing() {
                 if let TopologyError::PrefixMissing { switch, .. } = &error
                     && let Some(path) = reader.without_prefix.get(switch)
@@ -107,6 +116,14 @@ impl Topology {
                 out,
                 "[[links]]\na = {a}\nb = {b}\nmtu = {}\nup = {}\n",
                 link.mtu, link.up
+            );
+        }
+        for (address, switches) in self.multicast_routes() {
+            let switches: Vec<String> = switches.iter().map(|name| quoted(name)).collect();
+            let _ = writeln!(
+                out,
+                "[[multicast_routes]]\naddress = \"{address}\"\nswitches = [{}]\n",
+                switches.join(", ")
             );
         }
         out
@@ -174,6 +191,24 @@ impl Reader {
             Err(e) => t.fault_at(at_fault, e),
         }
         None
+    }
+}
+
+impl Reader {
+    fn multicast_route(&mut self, value: Value<'_>) -> Option<()> {
+        const SWITCHES: &str = "a list of names of Castnet switches";
+        let t = value.table("an address: [[multicast_routes]]")?;
+        let address = t.need("address", "a multicast address, such as \"239.1.0.1\"", |v| {
+            v.parsed(IP)
+        });
+        let names = |v: Value<'_>| Some(v.list(SWITCHES)?.map(|v| v.text().map(String::from)).collect());
+        let switches: Option<Vec<Option<String>>> = t.need("switches", SWITCHES, names);
+        let switches: BTreeSet<String> = switches?.into_iter().collect::<Option<_>>()?;
+        // A switch that could not be read is a fault already.
+        if switches.iter().any(|name| self.broken.contains(name)) {
+            return None;
+        }
+        t.accept_at("address", self.topology.add_multicast_route(address?, switches))
     }
 }
 

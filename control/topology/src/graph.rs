@@ -1,7 +1,7 @@
 use core::fmt;
 use core::net::Ipv4Addr;
 use core::str::FromStr;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
 
 use ipnet::Ipv4Net;
@@ -143,6 +143,8 @@ pub struct Topology {
     switches: usize,
     /// Number of plain switches and routers.
     forwarders: usize,
+    /// By address.
+    multicast_routes: Arc<BTreeMap<Ipv4Addr, BTreeSet<String>>>,
     /// Shared by clones until one of them changes something other than addresses.
     index: Arc<OnceLock<Index>>,
 }
@@ -444,6 +446,49 @@ impl Topology {
             None => return Err(TopologyError::UnknownNode { name: name.into() }),
         }
         Ok(())
+    }
+
+    /// Adds a multicast address that routers lead to these Castnet switches by static routes: each gets a copy of a packet to it.
+    ///
+    /// # Errors
+    /// The address is no multicast address that routers forward, or has a route; there are fewer than two switches, or one of them is no
+    /// Castnet switch with a prefix of McstIDs.
+    pub fn add_multicast_route(
+        &mut self,
+        address: Ipv4Addr,
+        switches: BTreeSet<String>,
+    ) -> Result<(), TopologyError> {
+        let bad = |reason| TopologyError::BadMulticastRoute { address, reason };
+        let octets = address.octets();
+        if !address.is_multicast() || octets[..3] == [224, 0, 0] {
+            return Err(bad("give an address of 224.0.1.0 to 239.255.255.255".into()));
+        }
+        if self.multicast_routes.contains_key(&address) {
+            return Err(bad("it has a route already".into()));
+        }
+        if switches.len() < 2 {
+            return Err(bad("it leads to two switches or more".into()));
+        }
+        for name in &switches {
+            match self.switch(name) {
+                None => return Err(bad(format!("there is no switch {name:?}"))),
+                Some(switch) if switch.mcst_prefix.is_none() => {
+                    return Err(bad(format!(
+                        "switch {name:?} has no mcst_prefix, by which it is reached over routers"
+                    )));
+                }
+                Some(_) => {}
+            }
+        }
+        Arc::make_mut(&mut self.multicast_routes).insert(address, switches);
+        Ok(())
+    }
+
+    /// The multicast addresses that routers replicate to Castnet switches, and these.
+    pub fn multicast_routes(&self) -> impl Iterator<Item = (Ipv4Addr, &BTreeSet<String>)> {
+        self.multicast_routes
+            .iter()
+            .map(|(address, switches)| (*address, switches))
     }
 
     /// Sets the addresses of a host; false if there is no such host.

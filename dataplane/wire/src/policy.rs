@@ -58,6 +58,18 @@ names! {
 }
 
 names! {
+    /// What the switches between those next to a multicast group's members know of it.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum CoreKind {
+        /// Each switch of the tree has state of the group (Cepheus).
+        #[default]
+        Stateful => "stateful",
+        /// Nothing: static routes replicate what the switch next to the source sends to multicast addresses (PEEL, Shufflecast).
+        Static => "static",
+    }
+}
+
+names! {
     /// Whose PSNs the hosts of a group with several sources have.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum AnySource {
@@ -90,6 +102,7 @@ macro_rules! parsed_by_name {
 parsed_by_name!(
     AnySource,
     CollectiveMode,
+    CoreKind,
     LossPolicy,
     MulticastRepair,
     StragglerPolicy

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule};
-use castnet_wire::{AnySource, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
+use castnet_wire::{AnySource, CoreKind, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
 
 use super::job::{DEFAULT_LEASE_MS, wait};
 use super::rule::{self, memory_to_proto};
@@ -46,6 +46,8 @@ pub struct NewGroup {
     pub on_stall: Option<OnStall>,
     /// Whether each member may send, and whose PSNs they have.
     pub any_source: Option<AnySource>,
+    /// What the switches between those next to its members know of it.
+    pub core: CoreKind,
     /// Of the source, all lanes together; `None`: no limit, or that of its tenant.
     pub rate_limit: Option<RateLimit>,
     /// Repair from the switches; `None`: the source repeats what is lost.
@@ -147,6 +149,10 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         let expected = "is not possible with any_source: messages of several senders have no common order on several lanes";
         r.fault("lanes", out_of_range(message.lanes, expected));
     }
+    let core = r.read("core", rule::core(message.core), None).unwrap_or_default();
+    if core == CoreKind::Static && any_source.is_some() {
+        r.fault("core", FaultKind::CoreOfAnySource);
+    }
     let group = name.zip(source).zip(pmtu).map(|((name, source), pmtu)| NewGroup {
         name,
         source,
@@ -163,6 +169,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         fails_with_receiver,
         on_stall,
         any_source,
+        core,
         rate_limit,
         repair,
     });

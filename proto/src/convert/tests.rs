@@ -203,6 +203,7 @@ prop_compose! {
         let members = members.into_iter().map(|(host, connection)| v1::NewMember { host, connection }).collect();
         v1::CreateGroupRequest {
             name, source, members, pmtu, start_psn, va_base, mcst_id, stall_timeout_ms, lanes, on_member_loss, rate_limit, any_source,
+            core: stall_timeout_ms as i32 % 4,
             on_member_stall: (va_base % 5 == 1).then_some(v1::StallPolicy { after_ms: stall_timeout_ms, then: on_member_loss }),
             repair: (va_base % 3 == 1).then_some(v1::MulticastRepair { slots: lanes, ack_timeout_us: pmtu }),
         }
@@ -215,7 +216,12 @@ proptest! {
         let mut pair = group.clone();
         pair.endpoints.truncate(2);
         pair.kind = ForwardingRule {}.into();
-        pair.endpoints.iter_mut().for_each(|endpoint| endpoint.joining = false);
+        for endpoint in &mut pair.endpoints {
+            endpoint.joining = false;
+            if let NextHop::Switch { core, .. } = &mut endpoint.next_hop {
+                *core = None;
+            }
+        }
         for rule in [group, pair] {
             prop_assert_eq!(rule_from_proto("group", Some(&rule_to_proto(&rule))), Ok(rule));
         }
@@ -315,7 +321,9 @@ fn a_member_brings_a_queue_pair_for_each_lane() {
     assert_eq!((group.lanes, qpns), (3, vec![17, 18, 19]));
 
     type Spoil = fn(&mut v1::CreateGroupRequest);
-    let cases: [(&str, Spoil); 17] = [
+    let cases: [(&str, Spoil); 19] = [
+        ("core", |m| m.core = 3),
+        ("core", |m| (m.core, m.any_source) = (2, 1)),
         ("lanes", |m| m.lanes = 17),
         ("lanes", |m| m.any_source = 2),
         ("any_source", |m| m.any_source = 3),

@@ -531,3 +531,75 @@ fn a_group_with_any_source_needs_a_start_and_keeps_its_members() {
         "{fault}"
     );
 }
+
+/// [`GOOD`] with a switch behind a core at port 2.
+fn over_core(core: &str) -> String {
+    let far = format!(
+        r#"{{ name = "s", ip = "10.255.0.2", core = "{core}" }}
+
+[[groups.endpoints]]
+port = 2
+switch = {{ name = "t", ip = "10.255.0.3", core = "239.1.0.1" }}"#
+    );
+    GOOD.replacen(r#"{ name = "s", mac = "06:00:00:00:00:01" }"#, &far, 1)
+}
+
+#[test]
+fn an_address_of_a_static_core_is_a_multicast_address_of_switches_behind_routers() {
+    let file = over_core("239.1.0.1");
+    let set = RuleSet::from_toml(&file).expect("no faults");
+    let cores: Vec<_> = set.groups[0]
+        .endpoints
+        .iter()
+        .map(|e| e.next_hop.core())
+        .collect();
+    let core = Some([239, 1, 0, 1].into());
+    assert_eq!(cores, [None, None, core, core]);
+    assert_eq!(set.groups[0].core_source(), None);
+    let at = |from: &str, to: &str| {
+        assert!(file.contains(from), "{from}");
+        faults(&file.replacen(from, to, 1)).to_string()
+    };
+    for address in ["10.0.0.1", "224.0.0.9", "240.0.0.1"] {
+        assert_eq!(
+            faults(&over_core(address)).to_string(),
+            format!(
+                "rules.toml:18:50: groups[0].endpoints[2].switch.core: {address} is no multicast address that routers forward: give \
+                 one of 224.0.1.0 to 239.255.255.255"
+            )
+        );
+    }
+    let near = at(r#"ip = "10.255.0.2""#, r#"mac = "06:00:00:00:00:01""#);
+    let says = "groups[0].endpoints[2].switch.core: is given for a switch without ip: a core lies between switches behind routers";
+    assert!(near.contains(says), "{near}");
+    assert_eq!(
+        at(r#"ip = "10.255.0.3""#, r#"ip = "10.255.0.3", qpn = 7"#),
+        "rules.toml:22:65: groups[0].endpoints[3].switch.core: is the address of endpoints[2].switch too, which has another qpn: \
+         one copy is for both"
+    );
+    let any = at("start_psn = 7", "start_psn = 7\nany_source = true");
+    let says = "groups[0].endpoints[3].switch.core: is given in a group with any_source: a static core leads from one source";
+    assert!(any.contains(says), "{any}");
+    let forwards = at("start_psn = 7\nsource = 0", "kind = \"forwarding\"");
+    let says = "groups[0].endpoints[3].switch.core: is given in a group that is not of kind \"multicast\": leave it out";
+    assert!(forwards.contains(says), "{forwards}");
+}
+
+/// Data of the core is told by its source alone.
+#[test]
+fn two_groups_have_no_common_source_behind_a_core() {
+    let file = over_core("239.1.0.1").replacen("source = 0", "source = \"s\"", 1);
+    let one = RuleSet::from_toml(&file).expect("no faults");
+    assert_eq!(one.groups[0].core_source(), Some([10, 255, 0, 2].into()));
+    let other = file
+        .replacen("\"g\"", "\"h\"", 1)
+        .replacen("10.255.0.1", "10.255.0.9", 1)
+        .replace("qpn = 0x1", "qpn = 0x3")
+        .replace("core =", "qpn = 2, core =");
+    let other = other.split("[[routes]]").next().expect("the group");
+    assert_eq!(
+        faults(&format!("{other}{file}")).to_string(),
+        "rules.toml:41:29: groups[1].endpoints[2].switch.ip: 10.255.0.2 is the source of group \"h\", too: data to the core's address \
+         belongs to one group"
+    );
+}

@@ -73,6 +73,10 @@ pub(crate) struct Create {
         conflicts_with_all = ["rules", "collective"]
     )]
     any_source: Option<Numbers>,
+    /// What the switches between those next to the members know of it: each has state of the group, or none has any, and routers replicate
+    /// what is sent to the multicast addresses of the topology file ([[multicast_routes]]). Shown by castnet group show
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = Core::Stateful, conflicts_with_all = ["rules", "collective", "any_source"])]
+    core: Core,
     /// Who repeats what is lost: the source, or the nearest switch, which keeps --repair-slots packets for it
     #[arg(long, value_enum, value_name = "SIDE", default_value_t = Repair::Source)]
     repair: Repair,
@@ -89,6 +93,12 @@ pub(crate) struct Create {
     pub(crate) rules: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) collective: CollectiveArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Core {
+    Stateful,
+    Static,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -268,6 +278,10 @@ impl Create {
                 slots: self.repair_slots.into(),
                 ack_timeout_us: 0,
             }),
+            core: match self.core {
+                Core::Stateful => api::CoreKind::Stateful,
+                Core::Static => api::CoreKind::Static,
+            } as i32,
             on_member_loss: self.on_member_loss.message(),
             on_member_stall: self.on_member_stall.message(self.member_stall_ms),
             any_source: match self.any_source {
@@ -324,6 +338,7 @@ mod tests {
             on_member_stall: Stall::Fail,
             member_stall_ms: 700,
             any_source: None,
+            core: Core::Static,
             repair: Repair::Source,
             repair_slots: DEFAULT_REPAIR_SLOTS,
             rate: RateArgs::default(),

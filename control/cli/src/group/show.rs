@@ -128,6 +128,9 @@ impl GroupReport {
             facts.add("psns", "PSNs of hosts", last_word(numbers.as_str_name()));
         }
         facts.add_as("source", state.source.as_str(), "source", source);
+        if state.core() == api::CoreKind::Static {
+            facts.add("core", "core", "static");
+        }
         facts.add("pmtu", "PMTU", state.pmtu);
         facts.add("start_psn", "start PSN", state.start_psn);
         base_and_timeout(facts, state.va_base, state.stall_timeout_ms);

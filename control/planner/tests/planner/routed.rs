@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use castnet_planner::{LinkLoad, PlanError, Request};
 use castnet_rules::GroupRule;
 use castnet_topology::{End, Topology};
-use castnet_wire::{MacAddr, McstId};
+use castnet_wire::{CoreKind, MacAddr, McstId};
 
 use crate::common::{plan, request};
 use crate::mixed::{Fabric, check, job, names};
@@ -191,4 +191,124 @@ fn the_way_within_a_segment_is_taken_though_it_is_longer() {
     let p = multicast(&t, &[], 2).expect("a plan");
     assert!(!p.tree.to_string().contains("<rt>"), "{}", p.tree);
     assert!(p.tree.to_string().contains("(a)─(b)─(c)"), "{}", p.tree);
+}
+
+/// One host at leaf0, two at each other leaf, and two routers that join all leaves.
+fn core(leaves: usize, routes: &[(u8, &[usize])]) -> Topology {
+    let mut f = Fabric::default();
+    f.router("rt0");
+    f.router("rt1");
+    for leaf in 0..leaves {
+        let name = format!("leaf{leaf}");
+        f.castnet(&name);
+        f.hosts(&name, if leaf == 0 { 1 } else { 2 });
+        f.link(&name, "rt0");
+        f.link(&name, "rt1");
+        let prefix = format!("10.20{leaf}.0.0/24").parse().unwrap();
+        f.topology.set_mcst_prefix(&name, prefix).unwrap();
+    }
+    for (last, leaves) in routes {
+        let leaves = leaves.iter().map(|leaf| format!("leaf{leaf}")).collect();
+        f.topology
+            .add_multicast_route([239, 1, 0, *last].into(), leaves)
+            .unwrap();
+    }
+    f.topology
+}
+
+fn over_core(t: &Topology, hosts: &[&str]) -> Result<castnet_planner::Plan, PlanError> {
+    let leaves: Vec<String> = t
+        .switches()
+        .map(|s| s.name.clone())
+        .filter(|name| name.starts_with("leaf"))
+        .collect();
+    let leaves: Vec<&str> = leaves.iter().map(String::as_str).collect();
+    let wanted = Request {
+        mcst_ids: ids(&leaves),
+        core: CoreKind::Static,
+        ..request("h0", hosts)
+    };
+    plan(t, &LinkLoad::new(), &wanted)
+}
+
+/// The last byte of the address of the core for each switch, at the switch next to the source; the rule there says the same.
+fn cores(p: &castnet_planner::Plan) -> BTreeMap<String, u8> {
+    let of = |rule: &GroupRule| -> BTreeMap<String, u8> {
+        let hops = rule.endpoints.iter().map(|e| &e.next_hop);
+        hops.filter_map(|hop| Some((hop.name().to_owned(), hop.core()?.octets()[3])))
+            .collect()
+    };
+    let cores = of(&p.rules["leaf0"]);
+    for (leaf, rule) in p.rules.iter().filter(|(leaf, _)| *leaf != "leaf0") {
+        assert_eq!(of(rule).get("leaf0"), cores.get(leaf), "{leaf}");
+    }
+    cores
+}
+
+#[test]
+fn a_static_core_is_a_star_with_the_fewest_exact_addresses() {
+    // Blocks of four leaves, as of a pod; leaf0 is next to the source.
+    let t = core(
+        6,
+        &[
+            (1, &[0, 1]),
+            (2, &[2, 3]),
+            (3, &[0, 1, 2, 3]),
+            (4, &[4, 5]),
+            (5, &[0, 1, 2, 3, 4, 5]),
+        ],
+    );
+    for (hosts, expected) in [
+        // h0; h1, h2; h3, h4; h5, h6; h7, h8; h9, h10.
+        (
+            &["h1", "h3", "h5", "h7", "h9"][..],
+            vec![(1, 5), (2, 5), (3, 5), (4, 5), (5, 5)],
+        ),
+        (&["h1", "h3", "h6"], vec![(1, 3), (2, 3), (3, 3)]),
+        (&["h3", "h5", "h7", "h8"], vec![(2, 2), (3, 2)]),
+        (&["h1", "h3"], vec![]),
+        (&["h7", "h9", "h10", "h4"], vec![(4, 4), (5, 4)]),
+    ] {
+        let p = over_core(&t, hosts).expect("a plan");
+        let expected: BTreeMap<_, _> = expected
+            .into_iter()
+            .map(|(leaf, last)| (format!("leaf{leaf}"), last))
+            .collect();
+        assert_eq!(cores(&p), expected, "{hosts:?}\n{}", p.tree);
+        let source = &p.tree.root.children[0];
+        assert!(
+            source
+                .children
+                .iter()
+                .all(|leaf| leaf.children.iter().all(|node| node.children.is_empty()))
+        );
+        p.rules.values().for_each(|rule| assert_eq!(rule.check(64), []));
+    }
+    // Without it, the switches in between have state or none of them replicates.
+    let stateful = plan(
+        &t,
+        &LinkLoad::new(),
+        &Request {
+            mcst_ids: ids(&["leaf0", "leaf1", "leaf2"]),
+            ..request("h0", &["h1", "h3"])
+        },
+    );
+    assert!(cores(&stateful.expect("a plan")).is_empty());
+}
+
+#[test]
+fn a_static_core_needs_routers_that_replicate() {
+    let said = |t: &Topology, hosts: &[&str]| over_core(t, hosts).expect_err("no plan").to_string();
+    let none = core(3, &[]);
+    assert_eq!(
+        said(&none, &["h1", "h3"]),
+        "core: the topology has no [[multicast_routes]]: no router replicates"
+    );
+    // One other switch needs no copies.
+    over_core(&none, &["h1", "h2"]).expect("a plan");
+    let adjacent = Topology::leaf_spine(2, 1, 2).unwrap();
+    assert_eq!(
+        said(&adjacent, &["h1", "h2"]),
+        "core: no path of routers alone joins switch \"leaf0\", next to the source, and switch \"leaf1\""
+    );
 }

@@ -205,7 +205,7 @@ a = "a:0"
 b = "x"
 "#;
     let faults = Topology::from_toml(text).unwrap_err().in_file("fabric.toml");
-    let expected = r#"fabric.toml:2:1: hosst: unknown field; allowed: switches, hosts, links
+    let expected = r#"fabric.toml:2:1: hosst: unknown field; allowed: switches, hosts, links, multicast_routes
 fabric.toml:5:9: switches[0].ports: 70 is out of range: ports of a switch, 1 to 64
 fabric.toml:8:31: switches[1].ports[1]: "nonsense" is not an Ethernet address, such as "02:00:00:00:00:01"
 fabric.toml:12:1: switches[2].colour: unknown field; allowed: name, kind, ports, up, mcst_prefix
@@ -237,4 +237,53 @@ proptest::proptest! {
         let cut = text.floor_char_boundary(cut);
         let _ = Topology::from_toml(&format!("{}{with}{}", &text[..cut], &text[cut..]));
     }
+}
+
+#[test]
+fn multicast_routes_are_read_and_written_and_checked() {
+    let route = "[[multicast_routes]]\naddress = \"239.1.0.1\"\nswitches = [\"a\", \"b\"]\n";
+    let file = format!("{ROUTED}{route}");
+    let t = Topology::from_toml(&file).expect("no faults");
+    let routes: Vec<_> = t.multicast_routes().collect();
+    let switches = ["a", "b"].map(String::from).into();
+    assert_eq!(routes, [([239, 1, 0, 1].into(), &switches)]);
+    let again = Topology::from_toml(&t.to_toml()).expect("no faults");
+    assert!(again.multicast_routes().eq(routes));
+    for (bad, expected) in [
+        (
+            route.replace("239.1.0.1", "10.1.0.1"),
+            "10.1.0.1: give an address of 224.0.1.0 to 239.255.255.255",
+        ),
+        (
+            route.replace("239.1.0.1", "224.0.0.5"),
+            "224.0.0.5: give an address of 224.0.1.0 to 239.255.255.255",
+        ),
+        (
+            route.replace(", \"b\"", ""),
+            "239.1.0.1: it leads to two switches or more",
+        ),
+        (
+            route.replace("\"b\"", "\"x\""),
+            "239.1.0.1: there is no switch \"x\"",
+        ),
+        (
+            route.replace("\"b\"", "\"rt\""),
+            "239.1.0.1: switch \"rt\" has no mcst_prefix, by which it is reached over routers",
+        ),
+    ] {
+        let faults = Topology::from_toml(&format!("{ROUTED}{bad}"))
+            .expect_err("a fault")
+            .to_string();
+        assert!(
+            faults.ends_with(&format!("multicast_routes[0].address: {expected}")),
+            "{faults}"
+        );
+    }
+    let twice = Topology::from_toml(&format!("{file}{route}"))
+        .expect_err("a fault")
+        .to_string();
+    assert!(
+        twice.ends_with("multicast_routes[1].address: 239.1.0.1: it has a route already"),
+        "{twice}"
+    );
 }

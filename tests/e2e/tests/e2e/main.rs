@@ -31,6 +31,7 @@ mod runtime;
 mod safeguard;
 mod shared_memory;
 mod splits;
+mod static_core;
 mod static_rules;
 mod switching;
 mod turns;

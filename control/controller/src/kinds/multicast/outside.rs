@@ -298,6 +298,7 @@ mod tests {
             fails_with_receiver: false,
             rate_limit: None,
             any_source: None,
+            core: Default::default(),
             repair: None,
         };
         let mut group = Multicast::new(group, Psn::new(0));

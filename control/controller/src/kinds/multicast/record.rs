@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use castnet_proto::convert::{NewGroup, NewMember, OnStall};
 use castnet_rules::RepairRule;
-use castnet_wire::{AnySource, Pmtu, Psn};
+use castnet_wire::{AnySource, CoreKind, Pmtu, Psn};
 use serde::{Deserialize, Serialize};
 
 use super::late::Late;
@@ -34,6 +34,9 @@ pub struct Multicast {
     /// Whether each member may send, and whose PSNs they have. Switches cannot change the members of such a group while it runs.
     #[serde(with = "text::any_source", default)]
     pub any_source: Option<AnySource>,
+    /// What the switches between those next to its members know of it.
+    #[serde(with = "text::display", default)]
+    pub core: CoreKind,
     /// Repair from the switches; `None`: the source repeats what is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<RepairRule>,
@@ -149,6 +152,7 @@ impl Multicast {
                 fails,
             }),
             any_source: group.any_source,
+            core: group.core,
             repair: group.repair,
             diverted: None,
             outside: Vec::new(),

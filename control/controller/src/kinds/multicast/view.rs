@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use castnet_proto::convert::{any_source_to_proto, rate_limit_to_proto, repair_to_proto};
+use castnet_proto::convert::{any_source_to_proto, core_to_proto, rate_limit_to_proto, repair_to_proto};
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 
@@ -154,6 +154,7 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
         any_source: group
             .any_source
             .map_or(0, |numbers| any_source_to_proto(numbers).into()),
+        core: core_to_proto(group.core).into(),
         repair: group.repair.map(repair_to_proto),
         diversion: group.diverted.as_ref().map(diversion),
         outside: group.outside.iter().map(outside).collect(),
