@@ -574,7 +574,7 @@ fn an_address_of_a_static_core_is_a_multicast_address_of_switches_behind_routers
     assert!(near.contains(says), "{near}");
     assert_eq!(
         at(r#"ip = "10.255.0.3""#, r#"ip = "10.255.0.3", qpn = 7"#),
-        "rules.toml:22:65: groups[0].endpoints[3].switch.core: is the address of endpoints[2].switch too, which has another qpn: \
+        "rules.toml:22:59: groups[0].endpoints[3].switch.core: is the address of endpoints[2].switch too, which has another qpn: \
          one copy is for both"
     );
     let any = at("start_psn = 7", "start_psn = 7\nany_source = true");
