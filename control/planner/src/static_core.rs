@@ -50,7 +50,7 @@ pub(crate) fn star(
             let way = reach
                 .path(&fabric, load, switch)
                 .filter(|way| way.is_routed(topology));
-            let way = way.ok_or_else(|| not_routed(topology, top, switch))?;
+            let way = way.ok_or_else(|| not_routed(topology, request, (source, member), (top, switch)))?;
             parents.set(Node::Switch(switch), Some(way));
         }
         parents.set(Node::Member(member), Some(route.clone()));
@@ -64,7 +64,16 @@ pub(crate) fn star(
     Ok(parents)
 }
 
-fn not_routed(topology: &Topology, top: NodeId, switch: NodeId) -> PlanError {
+fn not_routed(
+    topology: &Topology,
+    request: &Request,
+    (source, member): (usize, usize),
+    (top, switch): (NodeId, NodeId),
+) -> PlanError {
+    let host = |member: usize| &request.members[member].host;
+    if topology.cut(host(source), host(member)).is_some() {
+        return no_path(topology, request, source);
+    }
     let (top, switch) = (topology.name(top), topology.name(switch));
     let reason =
         format!("no path of routers alone joins switch {top:?}, next to the source, and switch {switch:?}");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rand::{RngCore, SeedableRng};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -20,7 +20,8 @@ use crate::process::{Process, castnet};
 const MTU: u32 = 4300;
 
 /// A switch of a lab's plan: its name, and the names of what its ports lead to, hosts or switches. One whose name begins with `br` is an
-/// ordinary switch, a bridge of the kernel; one with `rt` a router, of the kernel as well ([`ROUTED`], [`ROUTED_LEAVES`]).
+/// ordinary switch, a bridge of the kernel; one with `rt` a router, of the kernel as well ([`ROUTED`], [`ROUTED_LEAVES`]). A switch `core` runs
+/// no groups.
 pub type Plan<'a> = &'a [(&'a str, &'a [&'a str])];
 
 /// One switch and four hosts.
@@ -331,7 +332,8 @@ impl Lab {
         if topology.exists() {
             command.arg("--topology").arg(topology);
         }
-        for Switch { name, .. } in &self.switches {
+        // One that only routes has no groups for the controller.
+        for Switch { name, .. } in self.switches.iter().filter(|switch| switch.name != "core") {
             command.args(["--switch", &format!("{name}={}", self.socket(name))]);
         }
         self.controller = Some(self.ready("controller", command)?);
@@ -348,6 +350,21 @@ impl Lab {
         });
         self.controller = Some(controller);
         waited.with_context(|| last.map_or_else(String::new, |error| format!("{error:#}")))
+    }
+
+    /// Waits until each switch has reported its links, and all links are up. Before, a group can be created, and its installation be refused.
+    pub fn wait_for_links(&mut self) -> Result<()> {
+        self.wait_for("all links were up", |lab| {
+            let shown = lab.castnet_json(&["topology", "--controller", &lab.socket("controller")])?;
+            let all = |what: &str, is: fn(&Value) -> bool| {
+                shown[what].as_array().is_some_and(|all| all.iter().all(is))
+            };
+            let reported = all("switches", |s| {
+                s["ports"].as_array().is_some_and(|ports| !ports.is_empty())
+            });
+            ensure!(reported && all("links", |link| link["up"] == true), "{shown}");
+            Ok(())
+        })
     }
 
     /// Kills the controller as `kill -9` does.

@@ -137,6 +137,14 @@ fn collective_sentence(status: &api::TranslatedState) -> String {
     )
 }
 
+fn core(installed: &api::InstalledGroup, endpoint: usize) -> Option<String> {
+    let endpoint = installed.rule.as_ref()?.endpoints.get(endpoint)?;
+    match endpoint.next_hop.as_ref()? {
+        api::endpoint::NextHop::Switch(switch) => switch.core.clone(),
+        api::endpoint::NextHop::Host(_) => None,
+    }
+}
+
 fn virtual_qpn(installed: &api::InstalledGroup, endpoint: usize) -> u32 {
     let rule = installed.rule.as_ref();
     let endpoint = rule.and_then(|rule| rule.endpoints.get(endpoint));
@@ -151,11 +159,17 @@ pub(super) struct PathRow {
     role: &'static str,
     /// PSNs from this path's last acknowledged one to the newest of the source.
     behind: Option<u32>,
+    /// The multicast address of a static core that leads to it, or that its data comes to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core: Option<String>,
 }
 
 impl PathRow {
-    fn remark(&self) -> &'static str {
-        if self.path.stalled { "stalled" } else { "" }
+    fn remark(&self) -> String {
+        let stalled = self.path.stalled.then(|| "stalled".to_owned());
+        let core = self.core.as_ref().map(|core| format!("core {core}"));
+        let remarks: Vec<String> = stalled.into_iter().chain(core).collect();
+        remarks.join("; ")
     }
 }
 
@@ -179,6 +193,7 @@ fn path_rows(installed: &api::InstalledGroup, state: &api::MulticastState) -> Ve
         let ack_psn = path.ack_psn.filter(|_| !path.source);
         PathRow {
             virtual_qpn: virtual_qpn(installed, i),
+            core: core(installed, i),
             role: if path.source { "source" } else { "receiver" },
             behind: state
                 .newest_psn

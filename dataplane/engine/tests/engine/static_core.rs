@@ -10,7 +10,7 @@ use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Context, Engine, FrameFilter, TapId};
 use castnet_rules::{Endpoint, GroupRule, Ipv4Net, NextHop, RepairRule, Route, RouteHop};
 use castnet_wire::{
-    Aeth, DropReason, McstId, NakCode, Nanos, Opcode, Parsed, RoceHeader, Syndrome, parse_frame,
+    Aeth, DropReason, McstId, NakCode, Nanos, Opcode, Parsed, Reth, RoceHeader, Syndrome, parse_frame,
 };
 use proptest::prelude::*;
 
@@ -264,7 +264,14 @@ impl Net {
             }
             if self.next < end.min(self.acknowledged + WINDOW) {
                 let psn = self.next;
-                let mut frame = DataFrame::new(Opcode::SendOnly, psn, &payload(psn));
+                let opcode = [Opcode::SendOnly, Opcode::WriteOnly][psn as usize % 2];
+                let mut frame = DataFrame::new(opcode, psn, &payload(psn));
+                let dma_len = frame.payload.len() as u32;
+                frame.ext.reth = (opcode == Opcode::WriteOnly).then_some(Reth {
+                    va: VA_BASE,
+                    rkey: 7,
+                    dma_len,
+                });
                 (frame.dst, frame.ack_request) = (mcst(0).0, true);
                 self.over(0, 0, frame.bytes());
                 self.next += 1;

@@ -55,17 +55,7 @@ fn multicast(lab: &mut Lab, controller: &str) -> Result<()> {
         size: 3_000_001,
         seed: 7,
     };
-    // A switch that has not reported counts as up, with all its links: a group can be created, and its installation be refused.
-    lab.wait_for("all links were up", |lab| {
-        let shown = lab.castnet_json(&["topology", "--controller", controller])?;
-        let all =
-            |what: &str, is: fn(&Value) -> bool| shown[what].as_array().is_some_and(|all| all.iter().all(is));
-        let reported = all("switches", |s| {
-            s["ports"].as_array().is_some_and(|ports| !ports.is_empty())
-        });
-        ensure!(reported && all("links", |link| link["up"] == true), "{shown}");
-        Ok(())
-    })?;
+    lab.wait_for_links()?;
     lab.create_group(&transfer)?;
     let said = lab.castnet_json(&["group", "show", "wide", "--controller", controller])?;
     let own =

@@ -180,7 +180,8 @@ impl CopyRewriter<'_> {
             return counters.invariant_violated("each path has a leg");
         };
         if let Some(address) = core {
-            self.rewrite(&dest.with_ip(address), port, None, &mut copy);
+            let target = self.packet.header.reth.as_ref().map(Target::unchanged);
+            self.rewrite(&dest.with_ip(address), port, target, &mut copy);
             cx.observer.step(|| explain_core(&group.cold, dest, address));
             return cx.send(counters, port, copy);
         }
