@@ -15,10 +15,10 @@
 //! and the group has a McstID of its own at each switch, as one address cannot lead to several.
 //!
 //! [`prefix`] is the other way to a group: no state in the switches that replicate, and a packet for each block of
-//! receivers (PEEL 3.2). [`mod@reference`] has the trees that plans are compared with. Plans use neither.
+//! receivers (PEEL 3.2). [`mod@reference`] has the trees that plans are compared with; plans do not use it.
 //!
 //! A group with a static core has no state between the switches next to its members: these are a star over routers, which replicate by
-//! static routes what is sent to a multicast address ([`Request::core`]).
+//! static routes what is sent to a multicast address ([`Request::core`]). [`static_core::layout`] has these addresses and routes.
 //!
 //! The IncTree of a collective group hangs below a switch of the lowest level that reaches all ranks (EPIC 6.2),
 //! without switches that lack room.
@@ -52,7 +52,7 @@ pub mod reference;
 mod request;
 mod rules;
 pub mod shufflecast;
-mod static_core;
+pub mod static_core;
 mod tree;
 
 pub use error::{Lack, PlanError, Shortage};

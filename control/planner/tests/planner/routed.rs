@@ -1,10 +1,12 @@
 //! Trees that pass routers.
 
+use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
 
+use castnet_planner::static_core::{Layout, layout};
 use castnet_planner::{LinkLoad, PlanError, Request};
-use castnet_rules::GroupRule;
-use castnet_topology::{End, Topology};
+use castnet_rules::{GroupRule, Ipv4Net};
+use castnet_topology::{End, SwitchKind, Topology};
 use castnet_wire::{CoreKind, MacAddr, McstId};
 
 use crate::common::{plan, request};
@@ -294,6 +296,149 @@ fn a_static_core_is_a_star_with_the_fewest_exact_addresses() {
         },
     );
     assert!(cores(&stateful.expect("a plan")).is_empty());
+}
+
+/// A fat tree whose edge switches run Castnet, and whose others are routers.
+fn fat_tree(k: usize) -> Topology {
+    let mut t = Topology::fat_tree(k).unwrap();
+    let names: Vec<String> = t.switches().map(|s| s.name.clone()).collect();
+    for (n, name) in names.iter().enumerate() {
+        match name.starts_with("edge") {
+            true => {
+                let prefix = Ipv4Net::new_assert(Ipv4Addr::from(0x0A00_0000 | (n as u32) << 8), 24);
+                t.set_mcst_prefix(name, prefix).unwrap();
+            }
+            false => assert!(t.set_switch_kind(name, SwitchKind::Router)),
+        }
+    }
+    t
+}
+
+/// Where a packet to `address` goes from a router, which got it from `from`: each switch, as often as it gets a copy.
+fn copies(
+    t: &Topology,
+    layout: &Layout,
+    (router, from): (&str, &str),
+    address: Ipv4Addr,
+    out: &mut Vec<String>,
+) {
+    let routes = layout.routes.get(router).into_iter().flatten();
+    let route = routes
+        .filter(|route| route.prefix.contains(&address))
+        .max_by_key(|route| route.prefix.prefix_len());
+    let Some(route) = route else { return };
+    let hops = &route.next_hops[..if route.replicate { route.next_hops.len() } else { 1 }];
+    for hop in hops {
+        let neighbours = t.neighbours(router);
+        let far = neighbours
+            .iter()
+            .find(|n| n.near == End::port(router, hop.port.index() as u8))
+            .unwrap();
+        let name = far.far.node();
+        match &far.far {
+            _ if route.replicate && name == from => {}
+            End::Switch { switch, port } => {
+                assert_eq!(MacAddr(t.switch(switch).unwrap().ports[port]), hop.mac);
+                match t.is_router(switch) {
+                    true => copies(t, layout, (switch, router), address, out),
+                    false => out.push(switch.clone()),
+                }
+            }
+            End::Host(_) => panic!("a route to a host"),
+        }
+    }
+}
+
+#[test]
+fn the_routes_of_a_layout_bring_one_copy_to_each_switch_of_an_address() {
+    let block: Ipv4Net = "239.0.0.0/8".parse().unwrap();
+    for t in [fat_tree(4), fat_tree(8), core(6, &[])] {
+        let layout = layout(&t, block).unwrap();
+        let edges = t.switches().filter(|s| s.mcst_prefix.is_some());
+        for edge in edges.map(|s| s.name.clone()) {
+            let up = t.neighbours(&edge).into_iter().map(|n| n.far.node().to_owned());
+            for router in up.filter(|name| t.is_router(name)) {
+                for (address, switches) in &layout.addresses {
+                    let mut got = Vec::new();
+                    copies(&t, &layout, (&router, &edge), *address, &mut got);
+                    got.sort();
+                    let expected: Vec<_> = switches.iter().filter(|name| **name != edge).cloned().collect();
+                    assert_eq!(got, expected, "{address} from {edge} by {router}");
+                }
+            }
+        }
+        // A topology with the addresses plans groups with them.
+        let mut with = t.clone();
+        for (address, switches) in layout.addresses {
+            with.add_multicast_route(address, switches).unwrap();
+        }
+    }
+}
+
+/// PEEL 3.2: k - 1 rules. Of them, 31 of a 64-ary fat tree replicate to two or more ToRs, and the other 32 would lead to one.
+#[test]
+fn a_core_switch_of_a_64_ary_fat_tree_has_at_most_95_routes() {
+    let block: Ipv4Net = "239.0.0.0/8".parse().unwrap();
+    let t = fat_tree(64);
+    let layout = layout(&t, block).unwrap();
+    let count = |router: &str, replicate: bool| {
+        let routes = layout.routes[router].iter();
+        routes.filter(|route| route.replicate == replicate).count()
+    };
+    // 63 other pods, and 64.
+    assert_eq!((count("agg0-0", true), count("agg0-0", false)), (31, 63));
+    assert_eq!((count("core0", true), count("core0", false)), (0, 64));
+    assert!(layout.routes.values().all(|routes| routes.len() <= 95));
+    assert_eq!(layout.addresses.len(), 64 * 31);
+    let small = castnet_planner::static_core::layout(&t, "239.1.0.0/24".parse().unwrap());
+    let said = small.unwrap_err().to_string();
+    assert_eq!(said, "core: 239.1.0.0/24 is too small: 64 pods need a /18");
+}
+
+/// Switches without state are not even named: groups come and go at the edges alone.
+#[test]
+fn a_hundred_thousand_groups_touch_no_switch_of_the_core() {
+    let mut t = fat_tree(8);
+    for (address, switches) in layout(&t, "239.0.0.0/8".parse().unwrap()).unwrap().addresses {
+        t.add_multicast_route(address, switches).unwrap();
+    }
+    let hosts: Vec<String> = t.hosts().map(|host| host.name.clone()).collect();
+    let edges: Vec<String> = t
+        .switches()
+        .filter(|s| s.mcst_prefix.is_some())
+        .map(|s| s.name.clone())
+        .collect();
+    let load = LinkLoad::new();
+    let (mut touched, mut addresses) = (BTreeMap::<String, u32>::new(), 0);
+    for n in 0..100_000_usize {
+        let members: Vec<&str> = (0..5)
+            .map(|i| hosts[(n * 31 + i * (n % 25 + 1)) % hosts.len()].as_str())
+            .collect();
+        let mcst_ids = edges.iter().map(|edge| {
+            let prefix = t.switch(edge).and_then(|s| s.mcst_prefix).unwrap();
+            (
+                edge.clone(),
+                McstId((prefix.network().to_bits() + 1 + n as u32 % 250).into()),
+            )
+        });
+        let wanted = Request {
+            mcst_ids: mcst_ids.collect(),
+            core: CoreKind::Static,
+            ..request(members[0], &members[1..])
+        };
+        let p = plan(&t, &load, &wanted).unwrap();
+        for (switch, rule) in p.rules {
+            *touched.entry(switch).or_default() += 1;
+            addresses += rule
+                .endpoints
+                .iter()
+                .filter(|e| e.next_hop.core().is_some())
+                .count();
+        }
+    }
+    assert!(touched.keys().all(|name| name.starts_with("edge")), "{touched:?}");
+    assert_eq!(touched.len(), edges.len());
+    assert!(addresses > 50_000, "{addresses}");
 }
 
 #[test]

@@ -1,8 +1,12 @@
 //! Groups at the edges of a core without state: a star over routers, and the multicast addresses that lead to several of its ends.
 
+mod layout;
+
 use core::cmp::Reverse;
 use core::net::Ipv4Addr;
 use std::collections::{BTreeMap, BTreeSet};
+
+pub use layout::{Layout, layout};
 
 use castnet_rules::{GroupRule, NextHop};
 use castnet_topology::{NodeId, Topology, Usable};
