@@ -1,3 +1,5 @@
+mod core;
+
 use std::path::{Path, PathBuf};
 
 use castnet_console::exit::{self, Failure, Outcome};
@@ -8,7 +10,7 @@ use castnet_toml_reader::Fault as FileFault;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-/// Checks rule files, or shows an example of one
+/// Checks and makes rule files
 #[derive(Debug, Args)]
 #[command(
     after_help = "A rule file has the groups and routes of one switch that runs without a controller.
@@ -16,6 +18,7 @@ use serde::Serialize;
 Examples:
   castnet rules example > rules.toml
   castnet rules example --collective        a switch that computes a collective
+  castnet rules core topology.toml --out core   the routes of a core that replicates for any group
   castnet rules check rules.toml            each fault with file, line, column and field; exit 1 if there is one
   castnet switch --rules rules.toml ...     runs them"
 )]
@@ -41,6 +44,17 @@ enum Verb {
         #[arg(long)]
         collective: bool,
     },
+    /// Writes the routes of a static core: one rule file for each router of a topology, and the topology with the multicast addresses
+    #[command(
+        after_help = "Groups with a static core have no state in it (castnet group create --core static): the switch next to the source
+sends one copy to a multicast address, and the routers replicate it by routes that never change.
+
+Examples:
+  castnet rules core topology.toml --out core
+  castnet switch --rules core/spine1.toml ...            a router that runs Castnet
+  castnet controller --topology core/topology.toml ...   knows the addresses"
+    )]
+    Core(core::CoreArgs),
 }
 
 #[derive(Debug, Serialize)]
@@ -148,6 +162,7 @@ impl Report for Checked {
 impl RulesCommand {
     pub(crate) fn run(self, output: Output) -> Outcome {
         match self.verb {
+            Verb::Core(args) => args.run(output),
             Verb::Example { collective: false } => write_stdout(EXAMPLE),
             Verb::Example { collective: true } => write_stdout(COLLECTIVE_EXAMPLE),
             Verb::Check { files, ports } => {

@@ -681,3 +681,88 @@ fn a_reader_that_goes_away_is_no_fault() {
     assert!(child.wait().expect("it ends").success());
     assert_eq!(text, "");
 }
+
+/// Two leaves and two spines that are routers.
+const ROUTED: &str = r#"# ours
+[[switches]]
+name = "leaf1"
+ports = 4
+mcst_prefix = "10.201.0.0/24"
+[[switches]]
+name = "leaf2"
+ports = 4
+mcst_prefix = "10.202.0.0/24"
+[[switches]]
+name = "spine1"
+kind = "router"
+ports = 2
+[[switches]]
+name = "spine2"
+kind = "router"
+ports = 2
+[[links]]
+a = "leaf1:2"
+b = "spine1:0"
+[[links]]
+a = "leaf2:2"
+b = "spine1:1"
+[[links]]
+a = "leaf1:3"
+b = "spine2:0"
+[[links]]
+a = "leaf2:3"
+b = "spine2:1"
+"#;
+
+#[test]
+fn the_routes_of_a_core_are_files_and_written_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (file, out) = (folder.path().join("topology.toml"), folder.path().join("core"));
+    let run = |text: &str, more: &[&str]| {
+        std::fs::write(&file, text).expect("a file");
+        let mut command = castnet();
+        command
+            .args(["rules", "core"])
+            .arg(&file)
+            .arg("--out")
+            .arg(&out)
+            .args(more);
+        command
+    };
+    let refused = |text: &str, more: &[&str], says: &str| {
+        let output = run(text, more).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(says), "{says}: {said}");
+    };
+    refused(
+        ROUTED,
+        &["--addresses", "10.0.0.0/8"],
+        "10.0.0.0/8 is no block of the addresses 224.0.1.0 to 239.255.255.255",
+    );
+    refused(
+        ROUTED,
+        &["--addresses", "239.1.0.0/32"],
+        "239.1.0.0/32 is too small: 1 pods need a /30",
+    );
+    let plain = ROUTED.replace("router", "plain");
+    refused(
+        &plain,
+        &[],
+        "no router is next to two Castnet switches with an mcst_prefix",
+    );
+    assert!(!out.exists());
+    let said = stdout(&mut run(ROUTED, &[]));
+    assert!(
+        said.contains("2 routers: at most 1 route that replicate"),
+        "{said}"
+    );
+    let rules: Vec<_> = ["spine1.toml", "spine2.toml"].map(|name| out.join(name)).into();
+    stdout(castnet().args(["rules", "check", "--ports", "2"]).args(&rules));
+    let with = std::fs::read_to_string(out.join("topology.toml")).expect("a file");
+    assert!(
+        with.starts_with(ROUTED) && with.ends_with("switches = [\"leaf1\", \"leaf2\"]\n"),
+        "{with}"
+    );
+    refused(ROUTED, &[], "core: File exists");
+    refused(&with, &[], "has [[multicast_routes]] already");
+}
