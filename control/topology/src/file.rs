@@ -8,7 +8,7 @@ use castnet_wire::MacAddr;
 
 use crate::build::port_mac;
 use crate::error::TopologyError;
-use crate::graph::{DEFAULT_MTU, End, PORTS_MAX, SwitchKind, Topology};
+use crate::graph::{DEFAULT_MTU, End, MulticastRoute, PORTS_MAX, SwitchKind, Topology};
 
 const NAME: &str = "a name in quotes";
 const KIND: &str = "a kind of switch: \"castnet\", \"plain\" or \"router\"";
@@ -46,6 +46,7 @@ impl Topology {
     /// [[multicast_routes]]                                 # routers replicate what is sent to the address, by static routes
     /// address = "239.1.0.1"
     /// switches = ["leaf", "leaf2"]                         # the Castnet switches that get a copy
+    /// source = "leaf3"                                     # optional: only this switch sends to it, also for fewer receivers
     /// ```
     pub fn from_toml(text: &str) -> Result<Self, Faults> {
         castnet_toml_reader::read(text, &[], |file| {
@@ -118,13 +119,17 @@ impl Topology {
                 link.mtu, link.up
             );
         }
-        for (address, switches) in self.multicast_routes() {
-            let switches: Vec<String> = switches.iter().map(|name| quoted(name)).collect();
+        for (address, route) in self.multicast_routes() {
+            let switches: Vec<String> = route.switches.iter().map(|name| quoted(name)).collect();
             let _ = writeln!(
                 out,
-                "[[multicast_routes]]\naddress = \"{address}\"\nswitches = [{}]\n",
+                "[[multicast_routes]]\naddress = \"{address}\"\nswitches = [{}]",
                 switches.join(", ")
             );
+            if let Some(source) = &route.source {
+                let _ = writeln!(out, "source = {}", quoted(source));
+            }
+            out.push('\n');
         }
         out
     }
@@ -203,12 +208,18 @@ impl Reader {
         });
         let names = |v: Value<'_>| Some(v.list(SWITCHES)?.map(|v| v.text().map(String::from)).collect());
         let switches: Option<Vec<Option<String>>> = t.need("switches", SWITCHES, names);
+        let source = t.get("source", |v| v.text().map(String::from));
         let switches: BTreeSet<String> = switches?.into_iter().collect::<Option<_>>()?;
         // A switch that could not be read is a fault already.
-        if switches.iter().any(|name| self.broken.contains(name)) {
+        if switches
+            .iter()
+            .chain(&source)
+            .any(|name| self.broken.contains(name))
+        {
             return None;
         }
-        t.accept_at("address", self.topology.add_multicast_route(address?, switches))
+        let route = MulticastRoute { switches, source };
+        t.accept_at("address", self.topology.add_multicast_route(address?, route))
     }
 }
 

@@ -126,6 +126,16 @@ pub(crate) enum What {
     Host(Host),
 }
 
+/// Where static routes lead what is sent to a multicast address.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MulticastRoute {
+    /// The Castnet switches that get a copy, two at least.
+    pub switches: BTreeSet<String>,
+    /// The only switch that may send to it, as in Shufflecast, where each source has relays of its own. A group behind it may have fewer switches
+    /// than get a copy.
+    pub source: Option<String>,
+}
+
 /// A fabric: switches, hosts and links, each up or down.
 ///
 /// Queries by name build an integer form of the fabric when they first need it; a change discards it, except one of
@@ -144,7 +154,7 @@ pub struct Topology {
     /// Number of plain switches and routers.
     forwarders: usize,
     /// By address.
-    multicast_routes: Arc<BTreeMap<Ipv4Addr, BTreeSet<String>>>,
+    multicast_routes: Arc<BTreeMap<Ipv4Addr, MulticastRoute>>,
     /// Shared by clones until one of them changes something other than addresses.
     index: Arc<OnceLock<Index>>,
 }
@@ -448,7 +458,7 @@ impl Topology {
         Ok(())
     }
 
-    /// Adds a multicast address that routers lead to these Castnet switches by static routes: each gets a copy of a packet to it.
+    /// Adds a multicast address.
     ///
     /// # Errors
     /// The address is no multicast address that routers forward, or has a route; there are fewer than two switches, or one of them is no
@@ -456,7 +466,7 @@ impl Topology {
     pub fn add_multicast_route(
         &mut self,
         address: Ipv4Addr,
-        switches: BTreeSet<String>,
+        route: MulticastRoute,
     ) -> Result<(), TopologyError> {
         let bad = |reason| TopologyError::BadMulticastRoute { address, reason };
         let octets = address.octets();
@@ -466,10 +476,10 @@ impl Topology {
         if self.multicast_routes.contains_key(&address) {
             return Err(bad("it has a route already".into()));
         }
-        if switches.len() < 2 {
+        if route.switches.len() < 2 {
             return Err(bad("it leads to two switches or more".into()));
         }
-        for name in &switches {
+        for name in route.switches.iter().chain(&route.source) {
             match self.switch(name) {
                 None => return Err(bad(format!("there is no switch {name:?}"))),
                 Some(switch) if switch.mcst_prefix.is_none() => {
@@ -480,12 +490,12 @@ impl Topology {
                 Some(_) => {}
             }
         }
-        Arc::make_mut(&mut self.multicast_routes).insert(address, switches);
+        Arc::make_mut(&mut self.multicast_routes).insert(address, route);
         Ok(())
     }
 
-    /// The multicast addresses that routers replicate to Castnet switches, and these.
-    pub fn multicast_routes(&self) -> impl Iterator<Item = (Ipv4Addr, &BTreeSet<String>)> {
+    /// The multicast addresses of the fabric.
+    pub fn multicast_routes(&self) -> impl Iterator<Item = (Ipv4Addr, &MulticastRoute)> {
         self.multicast_routes
             .iter()
             .map(|(address, switches)| (*address, switches))

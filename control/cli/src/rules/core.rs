@@ -9,7 +9,7 @@ use castnet_console::settings;
 use castnet_console::units::plural;
 use castnet_planner::static_core::{Layout, layout};
 use castnet_rules::{Ipv4Net, RuleSet};
-use castnet_topology::Topology;
+use castnet_topology::{MulticastRoute, Topology};
 use clap::Args;
 use serde::Serialize;
 
@@ -89,9 +89,12 @@ impl CoreArgs {
 fn write(folder: &Path, topology: &str, layout: &Layout) -> std::io::Result<()> {
     let mut text = topology.trim_end().to_owned();
     text.push('\n');
-    for (address, switches) in &layout.addresses {
+    for (address, MulticastRoute { switches, source }) in &layout.addresses {
         let switches: Vec<&String> = switches.iter().collect();
         text += &format!("\n[[multicast_routes]]\naddress = \"{address}\"\nswitches = {switches:?}\n");
+        if let Some(source) = source {
+            text += &format!("source = {source:?}\n");
+        }
     }
     fs::write(folder.join("topology.toml"), text)?;
     for (router, routes) in &layout.routes {

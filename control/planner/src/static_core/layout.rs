@@ -9,7 +9,7 @@ use core::net::Ipv4Addr;
 use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_rules::{Ipv4Net, Route, RouteHop};
-use castnet_topology::{Hop, NodeId, SwitchKind, Topology, Usable};
+use castnet_topology::{Hop, MulticastRoute, NodeId, SwitchKind, Topology, Usable};
 use castnet_wire::{MacAddr, PortId};
 
 use crate::error::PlanError;
@@ -19,7 +19,7 @@ use crate::prefix::Space;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
     /// The multicast addresses and the switches that they lead to: `[[multicast_routes]]` of a topology file.
-    pub addresses: BTreeMap<Ipv4Addr, BTreeSet<String>>,
+    pub addresses: BTreeMap<Ipv4Addr, MulticastRoute>,
     /// The routes of each router, by prefix.
     pub routes: BTreeMap<String, Vec<Route>>,
 }
@@ -108,7 +108,11 @@ pub fn layout(topology: &Topology, block: Ipv4Net) -> Result<Layout, PlanError> 
                 layout.add(topology, *router, address.into(), hops, true);
             }
             let names = inside.iter().map(|node| topology.name(*node).to_owned());
-            layout.addresses.insert(address, names.collect());
+            let route = MulticastRoute {
+                switches: names.collect(),
+                source: None,
+            };
+            layout.addresses.insert(address, route);
         }
         let pod = Ipv4Net::new_assert(base.into(), 32 - bits);
         for (router, hops) in nearer(&fabric, &routers, own) {

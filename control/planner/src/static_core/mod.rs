@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use layout::{Layout, layout};
 
 use castnet_rules::{GroupRule, NextHop};
-use castnet_topology::{NodeId, Topology, Usable};
+use castnet_topology::{MulticastRoute, NodeId, Topology, Usable};
 
 use crate::error::PlanError;
 use crate::grow::{Leaf, Node, Parents};
@@ -101,15 +101,20 @@ pub(crate) fn assign<'a>(topology: &'a Topology, tree: &Tree, rules: &mut BTreeM
             .find(|endpoint| endpoint.next_hop.name() == name)?;
         Some(endpoint.next_hop.qpn())
     };
-    // A router sends no copy back, so an address may lead to the switch next to the source, too.
-    let exact = |(address, switches): (Ipv4Addr, &'a BTreeSet<String>)| {
+    // A router sends no copy back, so an address may lead to the switch next to the source, too. With relays of its own, a source reaches all
+    // switches or none.
+    let usable = |(address, route): (Ipv4Addr, &'a MulticastRoute)| {
+        let is_own = route.source.as_ref() == Some(&top.name);
+        let switches = &route.switches;
         let (members, others): (Vec<&str>, Vec<&str>) = switches
             .iter()
             .map(String::as_str)
             .partition(|name| left.contains(name));
-        (others.iter().all(|name| *name == top.name)).then_some((address, members))
+        let is_exact = others.iter().all(|name| *name == top.name);
+        let is_usable = is_own || is_exact && route.source.is_none();
+        is_usable.then_some((address, members))
     };
-    let mut routes: Vec<_> = topology.multicast_routes().filter_map(exact).collect();
+    let mut routes: Vec<_> = topology.multicast_routes().filter_map(usable).collect();
     routes.sort_by_key(|(address, members)| (Reverse(members.len()), *address));
     let mut chosen = BTreeMap::new();
     for (address, members) in routes {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use castnet_planner::static_core::{Layout, layout};
 use castnet_planner::{LinkLoad, PlanError, Request};
 use castnet_rules::{GroupRule, Ipv4Net};
-use castnet_topology::{End, SwitchKind, Topology};
+use castnet_topology::{End, MulticastRoute, SwitchKind, Topology};
 use castnet_wire::{CoreKind, MacAddr, McstId};
 
 use crate::common::{plan, request};
@@ -210,9 +210,12 @@ fn core(leaves: usize, routes: &[(u8, &[usize])]) -> Topology {
         f.topology.set_mcst_prefix(&name, prefix).unwrap();
     }
     for (last, leaves) in routes {
-        let leaves = leaves.iter().map(|leaf| format!("leaf{leaf}")).collect();
+        let route = MulticastRoute {
+            switches: leaves.iter().map(|leaf| format!("leaf{leaf}")).collect(),
+            source: None,
+        };
         f.topology
-            .add_multicast_route([239, 1, 0, *last].into(), leaves)
+            .add_multicast_route([239, 1, 0, *last].into(), route)
             .unwrap();
     }
     f.topology
@@ -349,6 +352,29 @@ fn copies(
     }
 }
 
+/// A source with relays of its own has one copy for all, also for those that drop it.
+#[test]
+fn an_address_of_one_source_is_for_any_of_its_receivers() {
+    let mut t = core(4, &[(1, &[2, 3])]);
+    for source in [0, 2] {
+        let route = MulticastRoute {
+            switches: (0..4).map(|leaf| format!("leaf{leaf}")).collect(),
+            source: Some(format!("leaf{source}")),
+        };
+        t.add_multicast_route([239, 2, 0, source].into(), route).unwrap();
+    }
+    let p = over_core(&t, &["h3", "h5"]).expect("a plan");
+    let both: BTreeMap<_, _> = ["leaf2", "leaf3"].map(|leaf| (leaf.to_owned(), 1)).into();
+    assert_eq!(cores(&p), both, "the exact one");
+    let p = over_core(&t, &["h1", "h5"]).expect("a plan");
+    let core = p.rules["leaf0"]
+        .endpoints
+        .iter()
+        .filter_map(|e| e.next_hop.core());
+    assert_eq!(core.collect::<Vec<_>>(), [Ipv4Addr::new(239, 2, 0, 0); 2]);
+    assert!(cores(&over_core(&t, &["h5"]).expect("a plan")).is_empty());
+}
+
 #[test]
 fn the_routes_of_a_layout_bring_one_copy_to_each_switch_of_an_address() {
     let block: Ipv4Net = "239.0.0.0/8".parse().unwrap();
@@ -358,11 +384,16 @@ fn the_routes_of_a_layout_bring_one_copy_to_each_switch_of_an_address() {
         for edge in edges.map(|s| s.name.clone()) {
             let up = t.neighbours(&edge).into_iter().map(|n| n.far.node().to_owned());
             for router in up.filter(|name| t.is_router(name)) {
-                for (address, switches) in &layout.addresses {
+                for (address, route) in &layout.addresses {
                     let mut got = Vec::new();
                     copies(&t, &layout, (&router, &edge), *address, &mut got);
                     got.sort();
-                    let expected: Vec<_> = switches.iter().filter(|name| **name != edge).cloned().collect();
+                    let expected: Vec<_> = route
+                        .switches
+                        .iter()
+                        .filter(|name| **name != edge)
+                        .cloned()
+                        .collect();
                     assert_eq!(got, expected, "{address} from {edge} by {router}");
                 }
             }

@@ -1,6 +1,6 @@
 //! Topology files: there and back, and every fault with its place.
 
-use castnet_topology::{End, SwitchKind, Topology};
+use castnet_topology::{End, MulticastRoute, SwitchKind, Topology};
 
 fn same(a: &Topology, b: &Topology) -> bool {
     a.to_toml() == b.to_toml()
@@ -245,11 +245,23 @@ fn multicast_routes_are_read_and_written_and_checked() {
     let file = format!("{ROUTED}{route}");
     let t = Topology::from_toml(&file).expect("no faults");
     let routes: Vec<_> = t.multicast_routes().collect();
-    let switches = ["a", "b"].map(String::from).into();
-    assert_eq!(routes, [([239, 1, 0, 1].into(), &switches)]);
+    let mut expected = MulticastRoute {
+        switches: ["a", "b"].map(String::from).into(),
+        source: None,
+    };
+    assert_eq!(routes, [([239, 1, 0, 1].into(), &expected)]);
     let again = Topology::from_toml(&t.to_toml()).expect("no faults");
     assert!(again.multicast_routes().eq(routes));
+    let of_a = format!("{ROUTED}{route}source = \"a\"\n");
+    let of_a = Topology::from_toml(&of_a).and_then(|t| Topology::from_toml(&t.to_toml()));
+    expected.source = Some("a".into());
+    let of_a = of_a.expect("no faults");
+    assert!(of_a.multicast_routes().all(|(_, route)| *route == expected));
     for (bad, expected) in [
+        (
+            format!("{route}source = \"z\"\n"),
+            "239.1.0.1: there is no switch \"z\"",
+        ),
         (
             route.replace("239.1.0.1", "10.1.0.1"),
             "10.1.0.1: give an address of 224.0.1.0 to 239.255.255.255",

@@ -122,7 +122,7 @@ impl Engine {
         }
     }
 
-    /// Data that a static core has brought. It is handled as data from the switch next to the source, which it is from: its address gives way to
+    /// Data that a static core has brought, and may take on. It is handled as data from the switch next to the source, which it is from: its address gives way to
     /// the McstID, and it may have come by another port.
     #[inline(never)]
     fn core_frame<E: Egress, O: Observer>(
@@ -145,6 +145,9 @@ impl Engine {
             });
         }
         let port = source.port;
+        if self.bridge.tables.routes.replicates(dst) {
+            self.relay(cx, &frame);
+        }
         set_destination(&mut frame, header, dst, mcst_id.0);
         let mut own = *header;
         own.ip = IpAddrs::V4 { src, dst: mcst_id.0 };
@@ -157,6 +160,17 @@ impl Engine {
         let verdict = self.group_frame(cx, slot, &own, src, frame);
         cx.ingress = ingress;
         verdict
+    }
+
+    /// Data of the core for a group here that goes on to others, too: this switch is a relay (Shufflecast 3).
+    fn relay<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, frame: &E::Buf) {
+        let copy = cx.egress.gather(cx.ingress, &frame.segments());
+        let verdict = copy.map(|copy| self.bridging().bridge(cx, copy));
+        let totals = &mut self.services.output.counters.totals;
+        match verdict {
+            Some(Verdict::Dropped(_)) | None => totals.copies_lost += 1,
+            Some(_) => totals.copies += 1,
+        }
     }
 
     /// Returns false if there is no group.

@@ -105,6 +105,11 @@ impl Routes {
         None
     }
 
+    /// Whether packets to this address are replicated.
+    pub(crate) fn replicates(&self, dst: Ipv4Addr) -> bool {
+        self.longest(dst).is_some_and(|(.., replicate)| replicate)
+    }
+
     /// Only hops whose port is in `up`, but for a static replicate rule.
     pub(crate) fn lookup(&self, flow: &Flow, up: PortSet) -> Routed<'_> {
         let Some((prefix, hops, replicate)) = self.longest(flow.dst) else {

@@ -392,6 +392,50 @@ fn data_of_the_core_is_found_by_its_source_and_address() {
     }
 }
 
+/// A relay of Shufflecast has members and sends the data on, with its address. The switch next to the source sends no own data on.
+#[test]
+fn a_relay_delivers_and_sends_on_but_not_what_its_own_hosts_have_sent() {
+    let route = Route {
+        prefix: Ipv4Net::from(ADDRESS),
+        next_hops: [3, UP]
+            .map(|n| RouteHop {
+                port: port(n),
+                mac: peer_mac(n),
+            })
+            .into(),
+        replicate: true,
+    };
+    let relay = |n: usize| {
+        let mut engine = engine(CORE);
+        install(&mut engine, &group(n, false, Some(ADDRESS)));
+        let tables = tables(1, [mcst(n)], std::slice::from_ref(&route), (0..CORE).map(port));
+        engine.set_tables(T0, tables.into());
+        engine
+    };
+    for (ttl, sent_on, lost) in [(64, 1, 0), (1, 0, 1)] {
+        let mut engine = relay(1);
+        let mut frame = DataFrame::new(Opcode::SendOnly, FIRST, &[7; 64]);
+        (frame.src, frame.dst, frame.ethernet, frame.ttl) = (mcst(0).0, ADDRESS, ethernet(UP), ttl);
+        let sent = feed(&mut engine, T0, UP, &frame.bytes());
+        assert!(sent.iter().all(|(_, frame)| is_sound(frame)));
+        let to: Vec<_> = sent
+            .iter()
+            .map(|(port, frame)| (*port, roce(frame).ip.v4().unwrap()))
+            .collect();
+        let on = (3, (mcst(0).0, ADDRESS));
+        let own = [1, 2].map(|n| (n, (mcst(1).0, host_ip(n))));
+        assert_eq!(to, [&[on][..sent_on], &own].concat());
+        assert_eq!(engine.totals().copies_lost, lost);
+        assert_conserved(&engine);
+    }
+    let mut source = relay(0);
+    assert!(feed(&mut source, T0, UP, &of_core(mcst(0).0, ADDRESS, UP)).is_empty());
+    assert_eq!(drops(&source, DropReason::NotMember), 1);
+    // For a source without members here, it only sends on.
+    let other = of_core(mcst(3).0, ADDRESS, UP);
+    assert_eq!(feed(&mut source, T0, UP, &other).len(), 1);
+}
+
 /// A packet that one edge alone lacks goes to that edge.
 #[test]
 fn a_packet_for_one_edge_is_no_burden_for_the_others() {
