@@ -44,10 +44,12 @@ enum Verb {
         #[arg(long)]
         collective: bool,
     },
-    /// Writes the routes of a static core: one rule file for each router of a topology, and the topology with the multicast addresses
+    /// Writes the routes of a static core: one rule file for each router, or each ToR with a splitter, and the topology with the multicast
+    /// addresses
     #[command(
         after_help = "Groups with a static core have no state in it (castnet group create --core static): the switch next to the source
-sends one copy to a multicast address, and the routers replicate it by routes that never change.
+sends one copy to a multicast address, and the routers replicate it by routes that never change. With [[splitters]] in the topology, the
+switches next to hosts do so themselves, as relays of a Shufflecast.
 
 Examples:
   castnet rules core topology.toml --out core

@@ -61,6 +61,9 @@ pub enum TopologyError {
     /// Routers cannot lead the address to these switches.
     #[error("{address}: {reason}")]
     BadMulticastRoute { address: Ipv4Addr, reason: String },
+    /// A ToR cannot have this splitter.
+    #[error("splitter of {from:?}: {reason}")]
+    BadSplitter { from: String, reason: String },
     /// A builder is asked for a size that it does not support.
     #[error("{what} is {given}: {allowed}")]
     BadSize {

@@ -8,7 +8,7 @@ use castnet_wire::MacAddr;
 
 use crate::build::port_mac;
 use crate::error::TopologyError;
-use crate::graph::{DEFAULT_MTU, End, MulticastRoute, PORTS_MAX, SwitchKind, Topology};
+use crate::graph::{DEFAULT_MTU, End, MulticastRoute, PORTS_MAX, Splitter, SwitchKind, Topology};
 
 const NAME: &str = "a name in quotes";
 const KIND: &str = "a kind of switch: \"castnet\", \"plain\" or \"router\"";
@@ -47,6 +47,10 @@ impl Topology {
     /// address = "239.1.0.1"
     /// switches = ["leaf", "leaf2"]                         # the Castnet switches that get a copy
     /// source = "leaf3"                                     # optional: only this switch sends to it, also for fewer receivers
+    ///
+    /// [[splitters]]                                        # of a Shufflecast, in the order of its ToRs; not among the links
+    /// from = "leaf"
+    /// links = [{ port = 2, to = "leaf2:3" }, { port = 3, to = "leaf3:3" }]
     /// ```
     pub fn from_toml(text: &str) -> Result<Self, Faults> {
         castnet_toml_reader::read(text, &[], |file| {
@@ -61,6 +65,9 @@ impl Topology {
                 "a list of addresses: [[multicast_routes]]",
                 |v| reader.multicast_route(v),
             );
+            file.items("splitters", "a list of splitters: [[splitters]]", |v| {
+                reader.splitter(v)
+            });
             for error in reader.topology.prefixes_missing() {
                 if let TopologyError::PrefixMissing { switch, .. } = &error
                     && let Some(path) = reader.without_prefix.get(switch)
@@ -131,6 +138,17 @@ impl Topology {
             }
             out.push('\n');
         }
+        for Splitter { from, links } in self.splitters() {
+            let link =
+                |(port, to): &(u8, End)| format!("{{ port = {port}, to = {} }}", quoted(&to.to_string()));
+            let links: Vec<String> = links.iter().map(link).collect();
+            let _ = writeln!(
+                out,
+                "[[splitters]]\nfrom = {}\nlinks = [{}]\n",
+                quoted(from),
+                links.join(", ")
+            );
+        }
         out
     }
 }
@@ -200,6 +218,29 @@ impl Reader {
 }
 
 impl Reader {
+    fn splitter(&mut self, value: Value<'_>) -> Option<()> {
+        const LINKS: &str = "a list of { port, to }";
+        let t = value.table("a splitter: [[splitters]]")?;
+        let from = t.need("from", NAME, |v| v.text().map(String::from));
+        let link = |v: Value<'_>| {
+            let t = v.table("a link: { port = 2, to = \"leaf2:3\" }")?;
+            let port = t.need("port", "a port, 0 to 63", |v| {
+                v.number(0..=63, "is no port: 0 to 63")
+            });
+            let to = t.need("to", "\"switch:port\"", read_end);
+            Some((port?, to?))
+        };
+        let links = |v: Value<'_>| Some(v.list(LINKS)?.map(link).collect());
+        let links: Option<Vec<Option<(u8, End)>>> = t.need("links", LINKS, links);
+        let links: Vec<(u8, End)> = links?.into_iter().collect::<Option<_>>()?;
+        let from = from?;
+        let is_broken = |name: &str| self.broken.iter().any(|broken| broken == name);
+        if is_broken(&from) || links.iter().any(|(_, end)| is_broken(end.node())) {
+            return None;
+        }
+        t.accept_at("links", self.topology.add_splitter(Splitter { from, links }))
+    }
+
     fn multicast_route(&mut self, value: Value<'_>) -> Option<()> {
         const SWITCHES: &str = "a list of names of Castnet switches";
         let t = value.table("an address: [[multicast_routes]]")?;

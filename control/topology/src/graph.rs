@@ -136,6 +136,15 @@ pub struct MulticastRoute {
     pub source: Option<String>,
 }
 
+/// What a ToR of a Shufflecast sends to its splitter, and who gets a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Splitter {
+    /// The ToR.
+    pub from: String,
+    /// Its port, and the switch and port that it leads to. An emulated splitter has a port for each copy.
+    pub links: Vec<(u8, End)>,
+}
+
 /// A fabric: switches, hosts and links, each up or down.
 ///
 /// Queries by name build an integer form of the fabric when they first need it; a change discards it, except one of
@@ -155,6 +164,7 @@ pub struct Topology {
     forwarders: usize,
     /// By address.
     multicast_routes: Arc<BTreeMap<Ipv4Addr, MulticastRoute>>,
+    splitters: Arc<Vec<Splitter>>,
     /// Shared by clones until one of them changes something other than addresses.
     index: Arc<OnceLock<Index>>,
 }
@@ -499,6 +509,45 @@ impl Topology {
         self.multicast_routes
             .iter()
             .map(|(address, switches)| (*address, switches))
+    }
+
+    /// Adds the splitter of the next ToR: their order numbers the ToRs. Groups do not use its links but by multicast addresses.
+    ///
+    /// # Errors
+    /// A switch has no such port or is no Castnet switch with a prefix of McstIDs, the ToR has a splitter, or a port is twice in it.
+    pub fn add_splitter(&mut self, splitter: Splitter) -> Result<(), TopologyError> {
+        let Splitter { from, links } = &splitter;
+        let bad = |reason| TopologyError::BadSplitter {
+            from: from.clone(),
+            reason,
+        };
+        if self.splitters.iter().any(|other| other.from == *from) {
+            return Err(bad("it has a splitter already".into()));
+        }
+        let near = links.iter().map(|(port, _)| End::port(from.as_str(), *port));
+        let far = links.iter().map(|(_, end)| end.clone());
+        for end in near.chain(far) {
+            self.check_end(&end)?;
+            let switch = self.switch(end.node());
+            if switch.is_none_or(|switch| switch.mcst_prefix.is_none()) {
+                return Err(bad(format!(
+                    "{end} is no port of a Castnet switch with an mcst_prefix"
+                )));
+            }
+        }
+        let mut ports = BTreeSet::new();
+        if let Some((port, _)) = links.iter().find(|(port, _)| !ports.insert(*port)) {
+            return Err(bad(format!(
+                "port {port} is there twice: copies of one port would need one Ethernet address for all; give a port for each"
+            )));
+        }
+        Arc::make_mut(&mut self.splitters).push(splitter);
+        Ok(())
+    }
+
+    /// The splitters, in the order of the numbers of their ToRs.
+    pub fn splitters(&self) -> &[Splitter] {
+        &self.splitters
     }
 
     /// Sets the addresses of a host; false if there is no such host.

@@ -35,8 +35,8 @@ pub use castnet_toml_reader::Faults;
 pub use chunks::Chunks;
 pub use error::TopologyError;
 pub use graph::{
-    DEFAULT_MTU, End, Host, Link, LinkId, MulticastRoute, PORTS_MAX, Switch, SwitchKind, Topology, overlaps,
-    pool_fault,
+    DEFAULT_MTU, End, Host, Link, LinkId, MulticastRoute, PORTS_MAX, Splitter, Switch, SwitchKind, Topology,
+    overlaps, pool_fault,
 };
 pub use index::{EndId, Hop, NodeId, Row, links_from};
 pub use query::{Cut, Distances, Down, Neighbour};

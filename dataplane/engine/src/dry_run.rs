@@ -69,6 +69,7 @@ impl DryRun {
     /// The trace of the frame. Payload from a group's slots is zeros.
     pub fn run(mut self) -> Trace {
         self.engine.bridge.tables = self.tables.unwrap_or_default();
+        self.engine.services.output.routes = self.engine.bridge.tables.routes.clone();
         let mut recorder = Recorder::new(self.at, self.ingress, self.frame.clone());
         let mut egress = PlainEgress::default();
         let mut cx = Cx {

@@ -153,6 +153,7 @@ impl Engine {
     /// Replaces the tables. Addresses learned on ports that went down are forgotten.
     pub fn set_tables(&mut self, now: Nanos, tables: Arc<Tables>) {
         let Services { output, events, .. } = &mut self.services;
+        output.routes = tables.routes.clone();
         self.bridge.set_tables(now, tables, &mut output.ports, events);
     }
 

@@ -7,16 +7,17 @@ use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, Page, Report};
 use castnet_console::settings;
 use castnet_console::units::plural;
-use castnet_planner::static_core::{Layout, layout};
+use castnet_planner::shufflecast;
+use castnet_planner::static_core::{self, Layout};
 use castnet_rules::{Ipv4Net, RuleSet};
 use castnet_topology::{MulticastRoute, Topology};
 use clap::Args;
 use serde::Serialize;
 
-/// The files of the routers of a static core
+/// The files of the routers of a static core, or of the ToRs of a Shufflecast
 #[derive(Debug, Args)]
 pub(super) struct CoreArgs {
-    /// The topology file of the controller, with the routers and the mcst_prefix of each Castnet switch
+    /// The topology file of the controller, with the routers or splitters and the mcst_prefix of each Castnet switch
     topology: PathBuf,
     /// The multicast addresses of the core
     #[arg(long, value_name = "PREFIX", default_value = "239.0.0.0/8")]
@@ -30,12 +31,14 @@ pub(super) struct CoreArgs {
 struct Written {
     folder: String,
     addresses: usize,
-    routers: Vec<RouterFile>,
+    /// Number of splitters, each emulated by a port for each copy.
+    emulated_splitters: usize,
+    switches: Vec<SwitchFile>,
 }
 
 #[derive(Debug, Serialize)]
-struct RouterFile {
-    router: String,
+struct SwitchFile {
+    switch: String,
     /// Routes that replicate.
     replicate: usize,
     /// Routes to one of several next hops.
@@ -52,7 +55,11 @@ impl CoreArgs {
             let what = format!("{shown} has [[multicast_routes]] already");
             return Err(Failure::refused(what).next("remove them from a copy, and give that"));
         }
-        let layout = layout(&topology, self.addresses).map_err(|error| {
+        let layout = match topology.splitters() {
+            [] => static_core::layout(&topology, self.addresses),
+            _ => shufflecast::layout(&topology, self.addresses),
+        };
+        let layout = layout.map_err(|error| {
             let next = "castnet rules core --help; deploy/README.md says what a static core needs";
             Failure::refused(format!("{shown}: {}", error.reason())).next(next)
         })?;
@@ -69,10 +76,10 @@ impl CoreArgs {
             let _ = fs::remove_dir_all(&self.out);
             return Err(cannot(error));
         }
-        let routers = layout.routes.into_iter().map(|(router, routes)| {
+        let switches = layout.routes.into_iter().map(|(switch, routes)| {
             let replicate = routes.iter().filter(|route| route.replicate).count();
-            RouterFile {
-                router,
+            SwitchFile {
+                switch,
                 replicate,
                 forward: routes.len() - replicate,
             }
@@ -80,7 +87,8 @@ impl CoreArgs {
         output.show(&Written {
             folder: self.out.display().to_string(),
             addresses: layout.addresses.len(),
-            routers: routers.collect(),
+            emulated_splitters: topology.splitters().len(),
+            switches: switches.collect(),
         })
     }
 }
@@ -109,17 +117,23 @@ fn write(folder: &Path, topology: &str, layout: &Layout) -> std::io::Result<()> 
 
 impl Report for Written {
     fn page(&self, page: &mut Page) {
-        let most = |count: fn(&RouterFile) -> usize| self.routers.iter().map(count).max().unwrap_or(0);
+        let most = |count: fn(&SwitchFile) -> usize| self.switches.iter().map(count).max().unwrap_or(0);
         let folder = &self.folder;
         page.line(format!(
-            "{folder}/topology.toml: {} that lead to switches",
-            plural(self.addresses, "multicast address")
+            "{folder}/topology.toml: the topology with [[multicast_routes]], {} of them",
+            self.addresses
         ));
         page.line(format!(
-            "{folder}/ROUTER.toml for {}: at most {} that replicate and {} that do not",
-            plural(self.routers.len(), "router"),
-            plural(most(|router| router.replicate), "route"),
-            most(|router| router.forward)
+            "{folder}/SWITCH.toml, {}: {} or fewer that replicate, {} or fewer that do not",
+            plural(self.switches.len(), "file"),
+            plural(most(|switch| switch.replicate), "route"),
+            most(|switch| switch.forward)
         ));
+        if self.emulated_splitters > 0 {
+            page.line(format!(
+                "{} are emulated: the switch sends a copy by a port of its own to each switch behind one",
+                plural(self.emulated_splitters, "splitter")
+            ));
+        }
     }
 }

@@ -753,7 +753,7 @@ fn the_routes_of_a_core_are_files_and_written_whole_or_not_at_all() {
     assert!(!out.exists());
     let said = stdout(&mut run(ROUTED, &[]));
     assert!(
-        said.contains("2 routers: at most 1 route that replicate"),
+        said.contains("2 files: 1 route or fewer that replicate, 0 or fewer that do not"),
         "{said}"
     );
     let rules: Vec<_> = ["spine1.toml", "spine2.toml"].map(|name| out.join(name)).into();

@@ -3,7 +3,7 @@
 //! The ToRs stand in `k` columns of `p^k` rows. A ToR sends to a splitter, which copies to `p` ToRs of the next column
 //! (3.1.1). To multicast, each ToR needs to know for which source ToRs it relays: sends what it receives to its own
 //! splitter (3.1.3). These rules depend on nothing else, so they are installed once ([`Relaying::of`]), and are changed
-//! only if a relay fails ([`Shufflecast::recovery`]). Groups are known at the edges alone, where ToRs send to servers.
+//! only if a relay fails ([`Shufflecast::recovery`]). [`layout`] has them as routes of switches. Groups are known at the edges alone, where ToRs send to servers.
 //!
 //! ```
 //! use castnet_planner::shufflecast::{Relaying, Shufflecast};
@@ -18,10 +18,12 @@
 //! ```
 
 mod failure;
+mod layout;
 mod reach;
 mod relay;
 
 pub use failure::Update;
+pub use layout::layout;
 pub use reach::Reach;
 pub use relay::Relaying;
 

@@ -32,11 +32,7 @@ pub struct Layout {
 pub fn layout(topology: &Topology, block: Ipv4Net) -> Result<Layout, PlanError> {
     let refuse = |reason: String| Err(PlanError::NoStaticCore { reason });
     let network = block.network();
-    if block != block.trunc() || !network.is_multicast() || network < Ipv4Addr::new(224, 0, 1, 0) {
-        return refuse(format!(
-            "{block} is no block of the addresses 224.0.1.0 to 239.255.255.255"
-        ));
-    }
+    is_multicast_block(block)?;
     let fabric = Usable::new(topology, 0);
     let is_edge = |node: NodeId| {
         topology
@@ -123,6 +119,18 @@ pub fn layout(topology: &Topology, block: Ipv4Net) -> Result<Layout, PlanError> 
         routes.sort_by_key(|route| route.prefix);
     }
     Ok(layout)
+}
+
+/// # Errors
+/// [`PlanError::NoStaticCore`].
+pub(crate) fn is_multicast_block(block: Ipv4Net) -> Result<(), PlanError> {
+    let network = block.network();
+    match block == block.trunc() && network.is_multicast() && network >= Ipv4Addr::new(224, 0, 1, 0) {
+        true => Ok(()),
+        false => Err(PlanError::NoStaticCore {
+            reason: format!("{block} is no block of the addresses 224.0.1.0 to 239.255.255.255"),
+        }),
+    }
 }
 
 impl Layout {

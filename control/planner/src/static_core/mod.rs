@@ -6,6 +6,7 @@ use core::cmp::Reverse;
 use core::net::Ipv4Addr;
 use std::collections::{BTreeMap, BTreeSet};
 
+pub(crate) use layout::is_multicast_block;
 pub use layout::{Layout, layout};
 
 use castnet_rules::{GroupRule, NextHop};

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use castnet_planner::shufflecast::{FAN_OUT_MAX, Relaying, Shufflecast, ShufflecastError, Tor};
+use castnet_planner::shufflecast::{FAN_OUT_MAX, Relaying, Shufflecast, ShufflecastError, Tor, layout};
+use castnet_rules::Ipv4Net;
+use castnet_topology::{End, Splitter, Topology};
 use proptest::prelude::*;
 
 fn fabric(p: usize, k: usize) -> Shufflecast {
@@ -341,4 +343,86 @@ proptest! {
         prop_assert_eq!(rules.loads(&rest).into_iter().max(), Some(1));
         prop_assert!(rules.rates(&rest).iter().all(|rate| (rate - 1.0).abs() < 1e-9));
     }
+}
+
+/// A fabric with the splitters of a Shufflecast: port 0 to `p - 1` of ToR `n` lead to its splitter, the others come from splitters.
+fn splitters(fabric: Shufflecast) -> Topology {
+    let mut t = Topology::new();
+    let name = |tor: Tor| format!("tor{tor}");
+    for tor in fabric.tors() {
+        let n = tor.number() as u8;
+        t.add_switch(
+            &name(tor),
+            (0..2 * fabric.p() as u8).map(|port| (port, [2, 0, 0, 0, n, port])),
+        )
+        .unwrap();
+        t.set_mcst_prefix(&name(tor), Ipv4Net::new_assert([10, 1, n, 0].into(), 24))
+            .unwrap();
+    }
+    for tor in fabric.tors() {
+        let port = fabric.p() + fabric.partition(tor);
+        let links = (0..)
+            .zip(fabric.splitter(tor))
+            .map(|(n, to)| (n, End::port(name(to), port as u8)));
+        let from = name(tor);
+        let links = links.collect();
+        t.add_splitter(Splitter { from, links }).unwrap();
+    }
+    t
+}
+
+/// 3.2.1: what a ToR sends to its own address comes once to each other one, and back to it, where no route leads on.
+#[test]
+fn the_routes_of_a_layout_bring_one_copy_to_each_other_tor() {
+    let block: Ipv4Net = "239.0.0.0/8".parse().unwrap();
+    for fabric in [fabric(2, 2), fabric(3, 2), fabric(2, 3)] {
+        let t = splitters(fabric);
+        let layout = layout(&t, block).unwrap();
+        let rules = fabric.k() * fabric.p().pow(fabric.k() as u32 - 1);
+        assert!(layout.routes.values().all(|routes| routes.len() == rules));
+        assert_eq!(layout.addresses.len(), fabric.size());
+        for (address, route) in &layout.addresses {
+            let source = route.source.clone().unwrap();
+            let (mut got, mut open) = (Vec::new(), vec![source.clone()]);
+            while let Some(tor) = open.pop() {
+                let own = layout.routes[&tor]
+                    .iter()
+                    .filter(|route| route.prefix.contains(address));
+                for hop in own.flat_map(|route| &route.next_hops) {
+                    // By the Ethernet address of a port, the ToR of that port.
+                    let to = format!("tor{}", hop.mac.0[4]);
+                    got.push(to.clone());
+                    open.extend((to != source).then_some(to));
+                }
+            }
+            got.retain(|tor| *tor != source);
+            got.sort();
+            assert!(got.iter().eq(&route.switches), "{source} of {fabric}: {got:?}");
+        }
+    }
+}
+
+#[test]
+fn splitters_that_form_no_shufflecast_are_refused() {
+    let block: Ipv4Net = "239.0.0.0/8".parse().unwrap();
+    let t = splitters(fabric(2, 2));
+    let said = |t: &Topology, block: Ipv4Net| layout(t, block).unwrap_err().to_string();
+    assert_eq!(
+        said(&t, "239.0.0.0/30".parse().unwrap()),
+        "core: 239.0.0.0/30 is too small: 8 ToRs have an address each"
+    );
+    let first = |from: &str, to: &str| Topology::from_toml(&t.to_toml().replacen(from, to, 1)).unwrap();
+    let wrong = first("{ port = 0, to = \"tor4:2\" }", "{ port = 0, to = \"tor6:2\" }");
+    assert_eq!(
+        said(&wrong, block),
+        "core: the splitter of \"tor0\" leads to {\"tor5\", \"tor6\"}; ToR 0 of a 2,2-Shufflecast has {\"tor4\", \"tor5\"}"
+    );
+    let fewer = first(
+        "[[splitters]]\nfrom = \"tor7\"\nlinks = [{ port = 0, to = \"tor2:3\" }, { port = 1, to = \"tor3:3\" }]",
+        "",
+    );
+    assert_eq!(
+        said(&fewer, block),
+        "core: 7 [[splitters]] with 2 links each are no Shufflecast, which has k * 2^k ToRs for a k from 2 on"
+    );
 }

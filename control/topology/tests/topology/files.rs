@@ -1,6 +1,6 @@
 //! Topology files: there and back, and every fault with its place.
 
-use castnet_topology::{End, MulticastRoute, SwitchKind, Topology};
+use castnet_topology::{End, MulticastRoute, Splitter, SwitchKind, Topology};
 
 fn same(a: &Topology, b: &Topology) -> bool {
     a.to_toml() == b.to_toml()
@@ -205,7 +205,7 @@ a = "a:0"
 b = "x"
 "#;
     let faults = Topology::from_toml(text).unwrap_err().in_file("fabric.toml");
-    let expected = r#"fabric.toml:2:1: hosst: unknown field; allowed: switches, hosts, links, multicast_routes
+    let expected = r#"fabric.toml:2:1: hosst: unknown field; allowed: switches, hosts, links, multicast_routes, splitters
 fabric.toml:5:9: switches[0].ports: 70 is out of range: ports of a switch, 1 to 64
 fabric.toml:8:31: switches[1].ports[1]: "nonsense" is not an Ethernet address, such as "02:00:00:00:00:01"
 fabric.toml:12:1: switches[2].colour: unknown field; allowed: name, kind, ports, up, mcst_prefix
@@ -298,4 +298,47 @@ fn multicast_routes_are_read_and_written_and_checked() {
         twice.ends_with("multicast_routes[1].address: 239.1.0.1: it has a route already"),
         "{twice}"
     );
+}
+
+#[test]
+fn splitters_are_read_and_written_and_checked() {
+    let splitter =
+        "[[splitters]]\nfrom = \"a\"\nlinks = [{ port = 2, to = \"b:3\" }, { port = 3, to = \"a:3\" }]\n";
+    let t = Topology::from_toml(&format!("{ROUTED}{splitter}")).expect("no faults");
+    let expected = Splitter {
+        from: "a".into(),
+        links: vec![(2, End::port("b", 3)), (3, End::port("a", 3))],
+    };
+    assert_eq!(t.splitters(), [expected]);
+    let again = Topology::from_toml(&t.to_toml()).expect("no faults");
+    assert_eq!(again.splitters(), t.splitters());
+    let twice = format!("{splitter}{splitter}");
+    for (bad, expected) in [
+        (
+            twice,
+            "splitters[1].links: splitter of \"a\": it has a splitter already",
+        ),
+        (
+            splitter.replace("b:3", "b:9"),
+            "splitters[0].links: switch \"b\" has no port 9",
+        ),
+        (
+            splitter.replace("b:3", "x:9"),
+            "splitters[0].links: \"x\" is neither a switch nor a host of this fabric",
+        ),
+        (
+            splitter.replace("b:3", "rack:3"),
+            "splitters[0].links: splitter of \"a\": rack:3 is no port of a Castnet switch with an mcst_prefix",
+        ),
+        (splitter.replace("port = 3", "port = 2"), "port 2 is there twice"),
+        (
+            splitter.replace("port = 3", "port = 64"),
+            "splitters[0].links[1].port: 64 is no port: 0 to 63",
+        ),
+    ] {
+        let faults = Topology::from_toml(&format!("{ROUTED}{bad}"))
+            .expect_err("a fault")
+            .to_string();
+        assert!(faults.contains(expected), "{faults}");
+    }
 }

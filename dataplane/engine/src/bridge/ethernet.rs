@@ -214,17 +214,7 @@ impl Bridging<'_> {
             });
         }
         let flow = flow(&ip, packet.get(header_len..).unwrap_or_default());
-        let routed = self.own.tables.routes.lookup(&flow, self.output.ports.up);
-        // Routes to unicast addresses do not lead to multicast addresses, a default route neither.
-        let routed = match routed {
-            Routed::Hop { prefix, .. } | Routed::AllDown { prefix }
-                if ip.dst.is_multicast() && prefix < 4 =>
-            {
-                Routed::NoRoute
-            }
-            routed => routed,
-        };
-        let (hop, prefix, of) = match routed {
+        let (hop, prefix, of) = match self.own.tables.routes.lookup(&flow, self.output.ports.up) {
             Routed::Hop { hop, prefix, of } => (hop, prefix, of),
             Routed::All { hops, prefix } => {
                 return replicate(cx, self.output, (l3, &ip), (hops, prefix), frame);

@@ -11,6 +11,7 @@ use castnet_wire::{FrameBuf, PortId, Psn, Qpn, Reth, RoceHeader, ipv4};
 
 use crate::output::{Output, Ports};
 use crate::tables::next_hops::NextHops;
+use crate::tables::route::Routes;
 
 /// The destination of frames to one path, in nine bytes. The group's set of ports or its look-up table has the port.
 #[derive(Clone, Copy, Debug)]
@@ -236,6 +237,7 @@ pub(super) struct CopyRewriter<'a> {
     pub(super) operator: Option<&'a Shift>,
     pub(super) ports: &'a Ports,
     pub(super) next_hops: &'a NextHops,
+    pub(super) routes: &'a Routes,
 }
 
 impl CopyRewriter<'_> {
@@ -278,6 +280,7 @@ pub(crate) fn bridge(
         operator: output.shifts.find(bytes_after(header)),
         ports: &output.ports,
         next_hops: &output.next_hops,
+        routes: &output.routes,
     };
     rewriter.rewrite(dest, port, header.reth.as_ref().map(Target::unchanged), frame);
 }

@@ -3,6 +3,8 @@
 pub(crate) mod acknowledge;
 pub(crate) mod cx;
 
+use std::sync::Arc;
+
 use castnet_wire::icrc::ShiftCache;
 use castnet_wire::{MacAddr, PortId};
 
@@ -10,6 +12,7 @@ use crate::config::{EngineConfig, PortInfo};
 use crate::observe::counters::Counters;
 use crate::port_set::PortSet;
 use crate::tables::next_hops::NextHops;
+use crate::tables::route::Routes;
 
 /// Cached ICRC operators for 16 frame lengths, 4 KiB each.
 pub(crate) type Shifts = ShiftCache<16>;
@@ -59,6 +62,8 @@ impl Ports {
 pub(crate) struct Output {
     pub(crate) ports: Ports,
     pub(crate) next_hops: NextHops,
+    /// Those of the tables in use.
+    pub(crate) routes: Arc<Routes>,
     pub(crate) shifts: Shifts,
     pub(crate) counters: Counters,
 }
@@ -68,6 +73,7 @@ impl Output {
         Self {
             ports: Ports::new(&config.ports),
             next_hops: NextHops::new(config.next_hops_max, config.hash_seed),
+            routes: Arc::default(),
             shifts: Shifts::new(),
             counters: Counters::new(),
         }

@@ -110,9 +110,13 @@ impl Routes {
         self.longest(dst).is_some_and(|(.., replicate)| replicate)
     }
 
-    /// Only hops whose port is in `up`, but for a static replicate rule.
+    /// Only hops whose port is in `up`, but for a static replicate rule. Routes to unicast addresses do not lead to multicast addresses, a
+    /// default route neither.
     pub(crate) fn lookup(&self, flow: &Flow, up: PortSet) -> Routed<'_> {
-        let Some((prefix, hops, replicate)) = self.longest(flow.dst) else {
+        let route = self.longest(flow.dst);
+        let Some((prefix, hops, replicate)) =
+            route.filter(|(prefix, ..)| *prefix >= 4 || !flow.dst.is_multicast())
+        else {
             return Routed::NoRoute;
         };
         if replicate {

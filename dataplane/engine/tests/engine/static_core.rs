@@ -392,6 +392,55 @@ fn data_of_the_core_is_found_by_its_source_and_address() {
     }
 }
 
+/// The source's edge takes its own route to the address, if it has one: a relay of its own, or one of several routers. Another one is left if
+/// that is down.
+#[test]
+fn the_copy_for_the_core_takes_the_route_to_its_address() {
+    let hop = |n: usize| RouteHop {
+        port: port(n),
+        mac: peer_mac(n),
+    };
+    let route = |replicate| Route {
+        prefix: Ipv4Net::new_assert([239, 0, 0, 0].into(), 8),
+        next_hops: vec![hop(2), hop(3)],
+        replicate,
+    };
+    let mut data = DataFrame::new(Opcode::WriteOnly, FIRST, &[7; 64]);
+    data.dst = mcst(0).0;
+    data.ext.reth = Some(Reth {
+        va: VA_BASE,
+        rkey: 7,
+        dma_len: 64,
+    });
+    for (replicate, up, expected) in [
+        (true, 0..5, vec![2, 3]),
+        (true, 3..5, vec![3]),
+        (true, 4..5, vec![UP]),
+        (false, 2..3, vec![2]),
+        (false, 3..4, vec![3]),
+        (false, 4..5, vec![UP]),
+    ] {
+        let mut source = engine(CORE);
+        install(&mut source, &group(0, false, Some(ADDRESS)));
+        let up = [0, 1, UP].into_iter().chain(up).map(port);
+        source.set_tables(T0, tables(1, [mcst(0)], &[route(replicate)], up).into());
+        assert_eq!(
+            source.trace(T0, port(0), &data.bytes()).sent.len(),
+            1 + expected.len()
+        );
+        let sent = feed(&mut source, T0, 0, &data.bytes());
+        let (own, core): (Vec<_>, Vec<_>) = sent.into_iter().partition(|(port, _)| *port == 1);
+        assert_eq!(own.len(), 1);
+        for (port, frame) in &core {
+            assert!(is_sound(frame) && frame[..6] == peer_mac(*port).0 && frame[6..12] == port_mac(*port).0);
+            assert_eq!(roce(frame).ip.v4(), Some((mcst(0).0, ADDRESS)));
+        }
+        let ports: Vec<usize> = core.iter().map(|(port, _)| *port).collect();
+        assert_eq!(ports, expected, "{replicate}");
+        assert_conserved(&source);
+    }
+}
+
 /// A relay of Shufflecast has members and sends the data on, with its address. The switch next to the source sends no own data on.
 #[test]
 fn a_relay_delivers_and_sends_on_but_not_what_its_own_hosts_have_sent() {

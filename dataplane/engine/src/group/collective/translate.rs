@@ -234,6 +234,7 @@ pub(super) fn send<E: Egress, O: Observer, const W: usize>(
         next_hops,
         shifts,
         counters,
+        ..
     } = output;
     let length = packet.length();
     let after_qpn = packet.after_bth() + PSN_WORD;

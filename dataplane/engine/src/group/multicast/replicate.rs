@@ -5,7 +5,10 @@ use core::net::Ipv4Addr;
 
 use castnet_collective::PathId;
 use castnet_rules::RemoteMemory;
-use castnet_wire::{DropReason, FrameBuf, PortId, Qpn, Reth, RoceHeader};
+use castnet_wire::ethernet::set_macs;
+use castnet_wire::ipv4::PROTOCOL_UDP;
+use castnet_wire::udp::ROCE_PORT;
+use castnet_wire::{DropReason, FrameBuf, MacAddr, PortId, Qpn, Reth, RoceHeader};
 
 use crate::egress::Egress;
 use crate::group::multicast::context::{Cold, Group};
@@ -16,6 +19,7 @@ use crate::observe::counters::{Counters, PathCounters};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
 use crate::output::cx::Cx;
+use crate::tables::route::{Flow, Hop, Routed};
 
 #[cold]
 pub(crate) fn count_lost_copy(group: &mut Group, counters: &mut Counters, path: PathId) {
@@ -36,6 +40,97 @@ fn count_lost_copies(group: &mut Group, counters: &mut Counters, address: [u8; 4
     }
 }
 
+/// A copy that is to be sent.
+#[derive(Clone, Copy)]
+struct Leg {
+    path: PathId,
+    port: PortId,
+    /// To an address of a static core; with the next hop's Ethernet address if that is not the path's.
+    core: Option<([u8; 4], Option<MacAddr>)>,
+}
+
+/// The copies of one packet. The one that is known last is sent at the end, because it gets the frame itself.
+struct Copies<'a, B> {
+    rewriter: CopyRewriter<'a>,
+    frame: B,
+    /// Bytes of a private head.
+    private: usize,
+    waiting: Option<Leg>,
+    sent: u64,
+}
+
+impl<B: FrameBuf> Copies<'_, B> {
+    #[inline(always)]
+    fn add<E: Egress<Buf = B>, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        counters: &mut Counters,
+        group: &mut Group,
+        leg: Leg,
+    ) {
+        let Some(leg) = self.waiting.replace(leg) else {
+            return;
+        };
+        if let Some(copy) = cx.egress.replicate(leg.port, &self.frame, self.private) {
+            self.rewriter.send_copy(cx, counters, group, leg, copy);
+            self.sent += 1;
+            return;
+        }
+        let who = || format!("{} skipped", group.cold.describe(leg.path));
+        cx.observer
+            .step(|| Step::new(Stage::Replicate, who(), "no buffer"));
+        match leg.core {
+            None => count_lost_copy(group, counters, leg.path),
+            Some((address, _)) => count_lost_copies(group, counters, address),
+        }
+    }
+
+    /// One copy for each next hop of the switch's own route to the address, or one by the path's port.
+    fn add_core<E: Egress<Buf = B>, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        counters: &mut Counters,
+        group: &mut Group,
+        leg: Leg,
+        address: [u8; 4],
+    ) {
+        let ports = self.rewriter.ports;
+        let packet = &self.rewriter.packet;
+        let flow = Flow {
+            src: packet.mcst_id,
+            dst: address.into(),
+            protocol: PROTOCOL_UDP,
+            src_port: packet.header.sport,
+            dst_port: ROCE_PORT,
+        };
+        let one;
+        let hops = match self.rewriter.routes.lookup(&flow, ports.up) {
+            Routed::All { hops, .. } => hops,
+            Routed::Hop { hop, .. } => {
+                one = [hop];
+                &one[..]
+            }
+            Routed::NoRoute | Routed::AllDown { .. } => &[],
+        };
+        let packet_len = self.frame.length().saturating_sub(packet.header.l3);
+        let fits = |hop: &&Hop| ports.up.contains(hop.port) && packet_len <= ports.mtu(hop.port);
+        let mut any = false;
+        for hop in hops.iter().filter(fits) {
+            any = true;
+            let leg = Leg {
+                port: hop.port,
+                core: Some((address, Some(hop.mac))),
+                ..leg
+            };
+            self.add(cx, counters, group, leg);
+        }
+        if !any {
+            let core = Some((address, None));
+            self.add(cx, counters, group, Leg { core, ..leg });
+        }
+    }
+}
+
 /// Sends to all paths that take it, those that have not acknowledged it: copies, and the frame itself to the last path.
 #[inline]
 pub(crate) fn replicate<E: Egress, O: Observer>(
@@ -49,15 +144,10 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
     let Output {
         ports,
         next_hops,
+        routes,
         shifts,
         counters,
     } = output;
-    let rewriter = CopyRewriter {
-        packet: FrameRewrite::new(header, src, group.hot.mcst_id.0, &frame),
-        operator: shifts.find(bytes_after(header)),
-        ports,
-        next_hops,
-    };
     // With padding the ICRC is not in the trailer: it must lie in the private head.
     let padded = header.frame_len != frame.length();
     let private = if padded {
@@ -66,9 +156,20 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
         header.payload_at
     };
     let length = frame.length();
-    let (mut members, mut sent) = (group.hot.ports, 0u64);
-    // Sent once the next path is known, because the last one gets the frame itself.
-    let mut waiting: Option<(PathId, PortId, Option<[u8; 4]>)> = None;
+    let mut copies = Copies {
+        rewriter: CopyRewriter {
+            packet: FrameRewrite::new(header, src, group.hot.mcst_id.0, &frame),
+            operator: shifts.find(bytes_after(header)),
+            ports,
+            next_hops,
+            routes,
+        },
+        frame,
+        private,
+        waiting: None,
+        sent: 0,
+    };
+    let mut members = group.hot.ports;
     group.cold.core.begin();
     for path in (0..group.hot.destinations.len()).map_while(PathId::new) {
         let Some(port) = group.hot.next_port(&mut members, path.index()) else {
@@ -78,39 +179,37 @@ pub(crate) fn replicate<E: Egress, O: Observer>(
         if !group.hot.machine.takes(path, header.bth.psn) {
             continue;
         }
-        if !rewriter.ports.up.contains(port) {
+        if !copies.rewriter.ports.up.contains(port) {
             count_lost_copy(group, counters, path);
             continue;
         }
         let machine = &group.hot.machine;
         let takes = |path| machine.takes(path, header.bth.psn);
-        let core = match group.cold.core.way(path, takes) {
-            Way::Own => None,
-            Way::Core(address) => Some(address),
-            Way::Sent => continue,
+        let way = group.cold.core.way(path, takes);
+        let leg = Leg {
+            path,
+            port,
+            core: None,
         };
-        let Some((path, port, core)) = waiting.replace((path, port, core)) else {
-            continue;
-        };
-        if let Some(copy) = cx.egress.replicate(port, &frame, private) {
-            rewriter.send_copy(cx, counters, group, (port, path, core), copy);
-            sent += 1;
-        } else {
-            let who = || format!("{} skipped", group.cold.describe(path));
-            cx.observer
-                .step(|| Step::new(Stage::Replicate, who(), "no buffer"));
-            match core {
-                None => count_lost_copy(group, counters, path),
-                Some(address) => count_lost_copies(group, counters, address),
-            }
+        match way {
+            Way::Own => copies.add(cx, counters, group, leg),
+            Way::Core(address) => copies.add_core(cx, counters, group, leg, address),
+            Way::Sent => {}
         }
     }
-    let Some((path, port, core)) = waiting else {
+    let Copies {
+        rewriter,
+        frame,
+        waiting,
+        mut sent,
+        ..
+    } = copies;
+    let Some(leg) = waiting else {
         return cx.drop(Stage::Replicate, DropReason::PortDown, || {
             "the ports of all its paths are down".into()
         });
     };
-    rewriter.send_copy(cx, counters, group, (port, path, core), frame);
+    rewriter.send_copy(cx, counters, group, leg, frame);
     sent += 1;
     let hot = &mut group.hot.counters;
     hot.copies_out += sent;
@@ -133,8 +232,14 @@ pub(super) fn send_one<E: Egress, O: Observer>(
         operator: output.shifts.find(bytes_after(header)),
         ports: &output.ports,
         next_hops: &output.next_hops,
+        routes: &output.routes,
     };
-    rewriter.send_copy(cx, &mut output.counters, group, (port, path, None), copy);
+    let leg = Leg {
+        path,
+        port,
+        core: None,
+    };
+    rewriter.send_copy(cx, &mut output.counters, group, leg, copy);
 }
 
 impl Target {
@@ -173,15 +278,18 @@ impl CopyRewriter<'_> {
         cx: &mut Cx<'_, E, O>,
         counters: &mut Counters,
         group: &mut Group,
-        (port, path, core): (PortId, PathId, Option<[u8; 4]>),
+        Leg { path, port, core }: Leg,
         mut copy: E::Buf,
     ) {
         let Some(dest) = group.hot.destinations.get(path.index()) else {
             return counters.invariant_violated("each path has a leg");
         };
-        if let Some(address) = core {
+        if let Some((address, mac)) = core {
             let target = self.packet.header.reth.as_ref().map(Target::unchanged);
             self.rewrite(&dest.with_ip(address), port, target, &mut copy);
+            if let Some(mac) = mac {
+                set_macs(copy.head_mut(), mac, self.ports.mac(port));
+            }
             cx.observer.step(|| explain_core(&group.cold, dest, address));
             return cx.send(counters, port, copy);
         }
