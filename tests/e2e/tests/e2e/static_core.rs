@@ -94,7 +94,7 @@ fn splitters() -> Result<String> {
     for tor in 0..8 {
         let first = (4 - tor / 4 * 4) + tor % 4 * 2 % 4;
         let from = format!("edge{tor}");
-        let link = |to: usize| {
+        let link = |to: usize| -> Result<String> {
             let to = format!("edge{to}");
             let (near, far) = (port(TORS, &from, &to)?, port(TORS, &to, &from)?);
             Ok(format!("{{ port = {near}, to = \"{to}:{far}\" }}"))
