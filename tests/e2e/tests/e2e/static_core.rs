@@ -50,7 +50,7 @@ fn port(plan: Plan<'static>, switch: &str, end: &str) -> Result<usize> {
 
 /// The prefix of an edge's McstIDs, which the core routes to it.
 fn prefix(edge: &str) -> String {
-    format!("10.20{}.0.192/26", edge.trim_start_matches("edge"))
+    format!("10.21{}.0.192/26", edge.trim_start_matches("edge"))
 }
 
 /// The fabric as the controller sees it: the core is a router.
