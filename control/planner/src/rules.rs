@@ -54,11 +54,11 @@ pub(crate) fn write(
     let mut rules = BTreeMap::new();
     let (root, _) = writer.node(root, None, &mut rules);
     let tree = Tree { root };
-    number(&mut rules, request);
-    mix(&mut rules, request, slots);
     if tree.is_routed() || request.own_addresses {
         address(&request.mcst_ids, &mut rules)?;
     }
+    number(&mut rules, request);
+    mix(&mut rules, request, slots);
     if request.core == CoreKind::Static {
         static_core::assign(topology, &tree, &mut rules);
     }
@@ -278,7 +278,7 @@ fn address(own: &BTreeMap<String, McstId>, rules: &mut BTreeMap<String, GroupRul
 ///
 /// Members of one host have one address, but it may be missing from the request, which then has a stand-in for each.
 fn number(rules: &mut BTreeMap<String, GroupRule>, request: &Request) {
-    /// Whose frames an endpoint may be confused with: a switch's have the addresses of any host.
+    /// Whose frames an endpoint may be confused with: those of an adjacent switch have the addresses of any host.
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Sender<'r> {
         Any,
@@ -289,15 +289,16 @@ fn number(rules: &mut BTreeMap<String, GroupRule>, request: &Request) {
         HostPart::Rank(part) => Some(Sender::Host(&request.members[usize::from(part.rank)].host)),
         HostPart::Plain | HostPart::Memory(_) => None,
     };
-    let senders = |hop: &NextHop| match hop.host() {
-        None => [Some(Sender::Any), None],
-        Some(host) => [Some(Sender::Ip(host.ip)), host_of(host)],
+    let senders = |hop: &NextHop| match (hop, hop.ip()) {
+        (NextHop::Host(host), _) => [Some(Sender::Ip(host.ip)), host_of(host)],
+        (NextHop::Switch { .. }, Some(ip)) => [Some(Sender::Ip(ip)), None],
+        (NextHop::Switch { .. }, None) => [Some(Sender::Any), None],
     };
     let mut known: BTreeMap<(String, String), Qpn> = BTreeMap::new();
     for (switch, rule) in rules.iter_mut() {
         let mut alike: BTreeMap<(PortId, Sender<'_>), u32> = BTreeMap::new();
         for endpoint in &rule.endpoints {
-            let any = endpoint.next_hop.host().map(|_| Sender::Any);
+            let any = endpoint.next_hop.ip().map(|_| Sender::Any);
             let each = senders(&endpoint.next_hop).into_iter().chain([any]);
             for sender in each.flatten() {
                 *alike.entry((endpoint.port, sender)).or_default() += 1;

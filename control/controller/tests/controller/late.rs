@@ -300,3 +300,74 @@ async fn what_cannot_be_added_is_named() {
     }
     becomes(&client, &[Expected; 2]).await;
 }
+
+/// The addresses of the core that the rule of a switch has for others.
+fn cores(lab: &Lab, switch: &str) -> Vec<(String, String)> {
+    lab.switch(switch).with(|toy| {
+        let (rule, _) = toy.groups.values().next().expect("a group");
+        let hops = rule.endpoints.iter().filter_map(|e| e.next_hop.as_ref());
+        let core = |hop: &v1::endpoint::NextHop| match hop {
+            v1::endpoint::NextHop::Switch(switch) => Some((switch.name.clone(), switch.core.clone()?)),
+            v1::endpoint::NextHop::Host(_) => None,
+        };
+        hops.filter_map(core).collect()
+    })
+}
+
+/// Its switch is new in the group, so another address leads to all of them.
+#[tokio::test]
+async fn a_late_receiver_may_change_the_addresses_of_a_static_core() {
+    let mut file = "[[switches]]\nname = \"rt\"\nkind = \"router\"\nports = 4\n".to_owned();
+    let mut links = String::new();
+    for leaf in 0..4 {
+        file += &format!(
+            "[[switches]]\nname = \"leaf{leaf}\"\nports = 2\nmcst_prefix = \"10.20{leaf}.1.0/24\"\n"
+        );
+        let last = leaf + 1;
+        file += &format!(
+            "[[hosts]]\nname = \"h{leaf}\"\nip = \"10.0.0.{last}\"\nmac = \"02:00:00:00:00:0{last}\"\n"
+        );
+        links += &format!(
+            "[[links]]\na = \"leaf{leaf}:0\"\nb = \"h{leaf}\"\n[[links]]\na = \"leaf{leaf}:1\"\nb = \"rt:{leaf}\"\n"
+        );
+    }
+    for (last, switches) in [
+        (1, "\"leaf1\", \"leaf3\""),
+        (2, "\"leaf1\", \"leaf2\", \"leaf3\""),
+    ] {
+        links += &format!("[[multicast_routes]]\naddress = \"239.1.0.{last}\"\nswitches = [{switches}]\n");
+    }
+    let lab = Lab::new(castnet_topology::Topology::from_toml(&(file + &links)).unwrap()).await;
+    let (controller, client) = lab.start().await;
+    let hosts = ["h0", "h1", "h3"];
+    let request = v1::CreateGroupRequest {
+        core: v1::CoreKind::Static as i32,
+        ..creation("g", &hosts)
+    };
+    client.clone().create_group(request).await.unwrap();
+    let mut calls = Vec::new();
+    for host in hosts {
+        calls.push(join(&lab, &client, host, 17).await);
+    }
+    for call in &mut calls {
+        while next(call).await.phase() != Active {}
+    }
+    let address = |switch: &str, last: u8| (switch.to_owned(), format!("239.1.0.{last}"));
+    assert_eq!(cores(&lab, "leaf0"), [address("leaf1", 1), address("leaf3", 1)]);
+    add(&client, "g", "h2").await.unwrap();
+    let _late = join(&lab, &client, "h2", 18).await;
+    becomes(&client, &[Joined, Joined, Joined, Joining]).await;
+    placed(
+        &lab,
+        &client,
+        &["leaf0 g.2", "leaf1 g.2", "leaf2 g.2", "leaf3 g.2"],
+    )
+    .await;
+    let all = ["leaf1", "leaf2", "leaf3"].map(|leaf| address(leaf, 2));
+    assert_eq!(cores(&lab, "leaf0"), all);
+    assert_eq!(cores(&lab, "leaf2"), [address("leaf0", 2)]);
+    // Another controller knows it.
+    controller.stop().await;
+    let (_controller, client) = lab.start().await;
+    assert_eq!(get(&client).await.state.unwrap().core(), v1::CoreKind::Static);
+}

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use castnet_proto::convert::mcst_id_from_proto;
 use castnet_proto::v1;
-use castnet_rules::{Endpoint, GroupRule, HostEndpoint};
+use castnet_rules::{Endpoint, GroupRule, HostEndpoint, NextHop};
 use castnet_wire::Psn;
 use serde::{Deserialize, Serialize};
 
@@ -252,9 +252,11 @@ fn extend(plan: &mut Plan, (before, generation): (&Plan, u64), host: &str) -> Re
             .iter()
             .filter(|e| e.next_hop.host().is_none_or(|h| h.name != host))
         {
+            // An address of a static core may change: what is lost on the way to another one is sent again.
+            let hop = without_core(&endpoint.next_hop);
             let same = |e: &&mut Endpoint| {
-                (e.port, e.virtual_qpn, &e.next_hop)
-                    == (endpoint.port, endpoint.virtual_qpn, &endpoint.next_hop)
+                (e.port, e.virtual_qpn, without_core(&e.next_hop))
+                    == (endpoint.port, endpoint.virtual_qpn, hop.clone())
             };
             match new.endpoints.iter_mut().find(same) {
                 Some(same) => same.joining = endpoint.joining,
@@ -268,6 +270,14 @@ fn extend(plan: &mut Plan, (before, generation): (&Plan, u64), host: &str) -> Re
         .for_each(|endpoint| endpoint.joining = true);
     carry_on(plan, before, generation);
     Ok(())
+}
+
+fn without_core(hop: &NextHop) -> NextHop {
+    let mut hop = hop.clone();
+    if let NextHop::Switch { core, .. } = &mut hop {
+        *core = None;
+    }
+    hop
 }
 
 /// Lets the rules of a plan carry on the stream of the one `before`, of `generation`.
