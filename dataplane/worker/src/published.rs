@@ -41,11 +41,15 @@ mod tests {
         for (n, worker) in [(9, 2), (1, 1), (5, 0)] {
             owners.insert(group(n), worker);
         }
+        // Data of a static core to group 9, whose McstID at its source's switch is 10.7.0.1.
+        owners.insert(GroupKey::From([10, 7, 0, 1].into()), 2);
         let mut tables = Tables::default();
         tables.owners = owners;
         let published = Published::new(tables, false);
         let owner = |n| published.owner(Some(group(n).into()));
         assert_eq!([1, 2, 5, 9, 10].map(owner), [1, 0, 0, 2, 0]);
         assert_eq!(published.owner(None), 0);
+        let of_core = |src| published.owner(Some(GroupKey::From(src)));
+        assert_eq!([of_core([10, 7, 0, 1].into()), of_core(group(9).0)], [2, 0]);
     }
 }

@@ -1,4 +1,6 @@
-//! One switch on the lab's interfaces, and its controller.
+//! One switch on the lab's interfaces, or switches around a static core, and their controller.
+
+mod core;
 
 use std::fs;
 use std::path::Path;
@@ -12,6 +14,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::capture::Capture;
+
+pub use core::EDGES;
 
 /// The switch's name.
 pub const SWITCH: &str = "sw";
@@ -79,6 +83,7 @@ pub struct Fabric {
     // Dropped in this order: processes before the folder.
     _controller: Process,
     switch: Process,
+    _others: Vec<Process>,
     namespace: String,
     folder: TempDir,
     groups_made: u32,
@@ -100,12 +105,7 @@ impl Fabric {
     ) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("castnet-softroce-").tempdir()?;
         let at = |name: &str| folder.path().join(name);
-        let inside = |program: &Path| {
-            let mut command = Command::new("ip");
-            command.args(["netns", "exec", namespace]).arg(program);
-            command
-        };
-        let mut command = inside(castnet());
+        let mut command = inside(namespace, castnet());
         command.args(["switch", "--name", SWITCH, "--lldp", "0s", "--listen"]);
         command.arg(format!("unix:{}", at("switch.sock").display()));
         for (name, interface) in ports {
@@ -117,7 +117,7 @@ impl Fabric {
         let switch = ready("switch", folder.path(), command)?;
 
         fs::write(at("topology.toml"), topology(ports, behind, mtu))?;
-        let mut command = inside(castnet());
+        let mut command = inside(namespace, castnet());
         command
             .args(["controller", "--insecure", "--listen"])
             .arg(match controller {
@@ -133,6 +133,7 @@ impl Fabric {
         let fabric = Self {
             _controller: controller,
             switch,
+            _others: Vec::new(),
             namespace: namespace.to_owned(),
             folder,
             groups_made: 0,
@@ -199,9 +200,7 @@ impl Fabric {
 
     /// A command that will run in the lab's namespace.
     pub fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.namespace]).arg(program);
-        command
+        inside(&self.namespace, program)
     }
 
     /// A `castnet` verb that asks the switch, as JSON.
@@ -351,6 +350,12 @@ const SNAP: u32 = 128;
 const STALL_MS: &str = "4000";
 /// The same as a time.
 pub const STALL: Duration = Duration::from_secs(4);
+
+fn inside(namespace: &str, program: &Path) -> Command {
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", namespace]).arg(program);
+    command
+}
 
 /// Starts `command` and waits for its ready file.
 fn ready(name: &str, folder: &Path, mut command: Command) -> Result<Process> {

@@ -131,6 +131,10 @@ fn flags(lab: &Lab, plan: Plan<'static>, splitters: &str, switch: &str) -> Resul
     fs::write(&file, routes)?;
     let flags = ["--rules", &file.to_string_lossy(), "--fault", "loss=1%,seed=9"];
     let mut flags: Vec<String> = flags.map(String::from).into();
+    // One worker hands frames over to the other one, which has the group.
+    if plan.len() < TORS.len() {
+        flags.extend(["--worker", "any", "--worker", "any"].map(String::from));
+    }
     if switch != "core" {
         for end in ends(plan, switch)
             .into_iter()

@@ -35,6 +35,12 @@ pub(crate) fn scenarios(add: &mut impl FnMut(String, Scenario)) {
         );
     }
     add("castnet-host-turns-at-once".into(), Box::new(turns_at_once));
+    for repair in ["source", "switch"] {
+        add(
+            format!("castnet-host-static-core-{repair}"),
+            Box::new(move |scene| over_static_core(scene, repair)),
+        );
+    }
     for source in ["s1", "h1"] {
         add(
             format!("castnet-host-repair-{source}"),
@@ -52,15 +58,15 @@ struct Members {
 }
 
 impl Members {
-    /// Creates a group of h1, h2, h3 and the software RNIC s1; `source` sends first.
-    fn of(
-        scene: &mut Scene,
-        (group, source): (&str, &str),
-        faults: &[&str],
-        create: &[&str],
-        op: Op,
-    ) -> Result<Self> {
-        let fabric = scene.fabric(faults)?;
+    /// Creates a group of h1, h2, h3 and the software RNIC s1 at one switch; `source` sends first.
+    fn of(scene: &mut Scene, group: (&str, &str), faults: &[&str], create: &[&str], op: Op) -> Result<Self> {
+        scene.fabric(faults)?;
+        Self::of_running(scene, group, create, op)
+    }
+
+    /// The same at the switches that run.
+    fn of_running(scene: &mut Scene, (group, source): (&str, &str), create: &[&str], op: Op) -> Result<Self> {
+        let fabric = scene.running()?;
         let controller = fabric.controller()?;
         let folder = fabric.folder().to_owned();
         let mut others = vec!["h1", "h2", "h3", "s1"];
@@ -114,6 +120,27 @@ fn file(scene: &mut Scene, op: Op) -> Result<String> {
     transfer(scene, &group, "h1", &members)?;
     scene.running()?.at_controller(&["group", "destroy", &group])?;
     Ok(format!("{SIZE} bytes from h1 to h2, h3 and s1"))
+}
+
+/// A file from h1 to machines and a software RNIC at other edges of a static core, with losses on each link.
+fn over_static_core(scene: &mut Scene, repair: &str) -> Result<String> {
+    scene.static_core(&["loss=1%,seed=23"])?;
+    let group = format!("core-{repair}");
+    let create = ["--core", "static", "--repair", repair];
+    let members = Members::of_running(scene, (&group, "h1"), &create, Op::Write)?;
+    transfer(scene, &group, "h1", &members)?;
+    let fabric = scene.running()?;
+    let core = fabric.at_other("core", &["counters"])?;
+    let totals = &core["totals"];
+    let copies = totals["copies"].as_u64().unwrap_or(0);
+    ensure!(
+        copies >= SIZE as u64 / 1024 && totals["replicated"] == 0,
+        "the core copies each packet once: {core}"
+    );
+    fabric.at_controller(&["group", "destroy", &group])?;
+    Ok(format!(
+        "{SIZE} bytes from h1 to h2, h3 and s1; {copies} copies in the core"
+    ))
 }
 
 /// A file through a switch that repairs, where three frames of a hundred are lost each way. No queue pair dies. The software RNIC as the

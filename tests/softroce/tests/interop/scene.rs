@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use castnet_e2e::net;
 use castnet_softroce::{Host, Lab, LabConfig};
-use castnet_softroce_tests::fabric::{Group, Member};
+use castnet_softroce_tests::fabric::{EDGES, Group, Member};
 use castnet_softroce_tests::protocol::{Ask, Op, digest, payload};
 use castnet_softroce_tests::{Fabric, Peer};
 
@@ -30,11 +30,21 @@ pub(crate) struct Scene {
     seed: u64,
 }
 
+/// What leads to the hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wires {
+    /// A port for each.
+    Ports,
+    /// One port, beside a bridge that all hosts hang on.
+    OneArmed,
+    /// Ports of three switches with a static core between them.
+    StaticCore,
+}
+
 /// What a switch runs with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Wiring {
-    /// Whether it has one port, beside a bridge that all hosts hang on.
-    one_armed: bool,
+    wires: Wires,
     faults: Vec<String>,
 }
 
@@ -92,13 +102,17 @@ impl Scene {
                 "link add sw-{soft} mtu {mtu} type veth peer name {soft} mtu {mtu}"
             ))?;
             for interface in [format!("sw-{soft}"), soft.to_string()] {
-                // No IPv6 chatter: the frames of a test are the test's own.
-                let quiet = format!("echo 1 > /proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
-                let _ = scene.lab.command(Path::new("sh")).args(["-c", &quiet]).output();
-                scene.ip(&format!("link set {interface} up"))?;
+                scene.quiet_up(&interface)?;
             }
         }
         Ok(scene)
+    }
+
+    /// Takes an interface up, without IPv6 chatter: the frames of a test are the test's own.
+    fn quiet_up(&self, interface: &str) -> Result<()> {
+        let quiet = format!("echo 1 > /proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
+        let _ = self.lab.command(Path::new("sh")).args(["-c", &quiet]).output();
+        self.ip(&format!("link set {interface} up"))
     }
 
     /// Runs `ip` inside the lab's namespace.
@@ -133,27 +147,56 @@ impl Scene {
         self.wired(true, faults)
     }
 
+    /// Three switches at the edges of a static core.
+    pub(crate) fn static_core(&mut self, faults: &[&str]) -> Result<&mut Fabric> {
+        self.wire(Wires::StaticCore, faults)
+    }
+
     pub(crate) fn wired(&mut self, one_armed: bool, faults: &[&str]) -> Result<&mut Fabric> {
+        let wires = if one_armed { Wires::OneArmed } else { Wires::Ports };
+        self.wire(wires, faults)
+    }
+
+    fn wire(&mut self, wires: Wires, faults: &[&str]) -> Result<&mut Fabric> {
         let faults = faults.iter().map(|f| f.to_string()).collect();
-        let wiring = Wiring { one_armed, faults };
+        let wiring = Wiring { wires, faults };
         if self.fabric.as_ref().is_none_or(|(with, _)| *with != wiring) {
-            if let Some((Wiring { one_armed: true, .. }, _)) = self.fabric.take() {
+            match self.fabric.take().map(|(with, _)| with.wires) {
                 // The interfaces that were the bridge's are their own again.
-                self.ip("link del bridge")?;
-                self.ip("link del arm")?;
+                Some(Wires::OneArmed) => ["bridge", "arm"]
+                    .iter()
+                    .try_for_each(|name| self.ip(&format!("link del {name}")))?,
+                Some(Wires::StaticCore) => {
+                    (0..EDGES.len()).try_for_each(|n| self.ip(&format!("link del e{n}")))?
+                }
+                Some(Wires::Ports) | None => {}
             }
             let mut ports: Vec<(String, String)> = Vec::new();
             for host in self.lab.hosts() {
                 ports.push((host.name().to_string(), host.tap().to_string()));
             }
             ports.extend(SOFT.map(|soft| (soft.to_string(), format!("sw-{soft}"))));
+            let controller = format!("http://{}:0", self.lab.management_ip());
+            if wires == Wires::StaticCore {
+                let mtu = self.mtu;
+                for n in 0..EDGES.len() {
+                    self.ip(&format!(
+                        "link add e{n} mtu {mtu} type veth peer name c{n} mtu {mtu}"
+                    ))?;
+                    for interface in [format!("e{n}"), format!("c{n}")] {
+                        self.quiet_up(&interface)?;
+                    }
+                }
+                let fabric = Fabric::over_core(self.lab.netns(), &ports, mtu, &wiring.faults, &controller)?;
+                self.fabric = Some((wiring, fabric));
+                return self.running();
+            }
             let mut behind = Vec::new();
-            if one_armed {
+            if wires == Wires::OneArmed {
                 let wire = ("wire".into(), self.bridge(&ports)?);
                 behind = ports.into_iter().map(|(host, _)| host).collect();
                 ports = vec![wire];
             }
-            let controller = format!("http://{}:0", self.lab.management_ip());
             let fabric = Fabric::start(
                 self.lab.netns(),
                 &ports,
