@@ -74,7 +74,7 @@ pub(crate) struct Create {
     )]
     any_source: Option<Numbers>,
     /// What the switches between those next to the members know of it: each has state of the group, or none has any, and routers replicate
-    /// what is sent to the multicast addresses of the topology file ([[multicast_routes]]). Shown by castnet group show
+    /// what is sent to the multicast addresses of the topology file (its multicast_routes). Shown by castnet group show
     #[arg(long, value_name = "KIND", value_enum, default_value_t = Core::Stateful, conflicts_with_all = ["rules", "collective", "any_source"])]
     core: Core,
     /// Who repeats what is lost: the source, or the nearest switch, which keeps --repair-slots packets for it
