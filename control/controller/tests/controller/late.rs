@@ -321,7 +321,7 @@ async fn a_late_receiver_may_change_the_addresses_of_a_static_core() {
     let mut links = String::new();
     for leaf in 0..4 {
         file += &format!(
-            "[[switches]]\nname = \"leaf{leaf}\"\nports = 2\nmcst_prefix = \"10.20{leaf}.1.0/24\"\n"
+            "[[switches]]\nname = \"leaf{leaf}\"\nports = 2\nmcst_prefix = \"10.21{leaf}.1.0/24\"\n"
         );
         let last = leaf + 1;
         file += &format!(
