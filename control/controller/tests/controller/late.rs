@@ -339,33 +339,40 @@ async fn a_late_receiver_may_change_the_addresses_of_a_static_core() {
     }
     let lab = Lab::new(castnet_topology::Topology::from_toml(&(file + &links)).unwrap()).await;
     let (controller, client) = lab.start().await;
-    let hosts = ["h0", "h1", "h3"];
     let request = v1::CreateGroupRequest {
         core: v1::CoreKind::Static as i32,
-        ..creation("g", &hosts)
+        ..creation("g", &HOSTS)
     };
     client.clone().create_group(request).await.unwrap();
     let mut calls = Vec::new();
-    for host in hosts {
+    for host in HOSTS {
         calls.push(join(&lab, &client, host, 17).await);
     }
     for call in &mut calls {
         while next(call).await.phase() != Active {}
     }
     let address = |switch: &str, last: u8| (switch.to_owned(), format!("239.1.0.{last}"));
-    assert_eq!(cores(&lab, "leaf0"), [address("leaf1", 1), address("leaf3", 1)]);
-    add(&client, "g", "h2").await.unwrap();
+    let all = ["leaf1", "leaf2", "leaf3"].map(|leaf| address(leaf, 2));
+    assert_eq!(cores(&lab, "leaf0"), all);
+    let leave = v1::LeaveGroupRequest {
+        group: "g".into(),
+        host: "h2".into(),
+        ..Default::default()
+    };
+    client.clone().leave_group(leave).await.unwrap();
+    placed(&lab, &client, &["leaf0 g.2", "leaf1 g.2", "leaf3 g.2"]).await;
+    let few = cores(&lab, "leaf0");
     let _late = join(&lab, &client, "h2", 18).await;
-    becomes(&client, &[Joined, Joined, Joined, Joining]).await;
+    becomes(&client, &[Joined, Joined, Joining, Joined]).await;
     placed(
         &lab,
         &client,
-        &["leaf0 g.2", "leaf1 g.2", "leaf2 g.2", "leaf3 g.2"],
+        &["leaf0 g.3", "leaf1 g.3", "leaf2 g.3", "leaf3 g.3"],
     )
     .await;
-    let all = ["leaf1", "leaf2", "leaf3"].map(|leaf| address(leaf, 2));
     assert_eq!(cores(&lab, "leaf0"), all);
     assert_eq!(cores(&lab, "leaf2"), [address("leaf0", 2)]);
+    assert_eq!(few, [address("leaf1", 1), address("leaf3", 1)]);
     // Another controller knows it.
     controller.stop().await;
     let (_controller, client) = lab.start().await;
