@@ -46,8 +46,8 @@ fn summing(lab: &mut Lab, job: &str, switches: &[&'static str]) -> Result<&'stat
 
 fn killed(mode: CollectiveMode) {
     const JOB: &str = "killed";
-    // Its neighbours forget a switch after four seconds instead of two minutes.
-    in_two_spines(false, &["--lldp", "1s"], |lab| {
+    // Its neighbours forget a switch after eight seconds instead of two minutes. A busy machine is silent for four.
+    in_two_spines(false, &["--lldp", "2s"], |lab| {
         let reasons = Arc::new(Mutex::new(Vec::new()));
         let told = reasons.clone();
         let part = move |rank: &mut Rank| {
