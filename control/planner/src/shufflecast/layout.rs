@@ -5,11 +5,10 @@ use std::collections::BTreeSet;
 
 use castnet_rules::{Ipv4Net, Route, RouteHop};
 use castnet_topology::{End, MulticastRoute, Splitter, Topology};
-use castnet_wire::{MacAddr, PortId};
 
 use super::{Relaying, Shufflecast, Tor};
 use crate::error::PlanError;
-use crate::static_core::{Layout, is_multicast_block};
+use crate::static_core::{Layout, is_multicast_block, route_hop};
 
 /// An address of `block` for each ToR, its number, and for each source that a ToR relays for a route to the links of its splitter. For its own
 /// servers it is the source.
@@ -78,11 +77,8 @@ fn shape(splitters: &[Splitter]) -> Result<Shufflecast, String> {
 }
 
 fn hop(topology: &Topology, port: u8, to: &End) -> Option<RouteHop> {
-    let End::Switch { switch, port: far } = to else {
-        return None;
-    };
-    Some(RouteHop {
-        port: PortId::new(port)?,
-        mac: MacAddr(*topology.switch(switch)?.ports.get(far)?),
-    })
+    match to {
+        End::Switch { switch, port: far } => route_hop(topology, port, (switch, *far)),
+        End::Host(_) => None,
+    }
 }

@@ -133,6 +133,14 @@ pub(crate) fn is_multicast_block(block: Ipv4Net) -> Result<(), PlanError> {
     }
 }
 
+/// The next hop by a port to the port of a switch.
+pub(crate) fn route_hop(topology: &Topology, port: u8, (switch, far): (&str, u8)) -> Option<RouteHop> {
+    Some(RouteHop {
+        port: PortId::new(port)?,
+        mac: MacAddr(*topology.switch(switch)?.ports.get(&far)?),
+    })
+}
+
 impl Layout {
     fn add<'t>(
         &mut self,
@@ -143,13 +151,8 @@ impl Layout {
         replicate: bool,
     ) {
         let next_hop = |hop: &Hop| {
-            let ports = topology
-                .switch(topology.name(hop.far.node))
-                .map(|switch| &switch.ports)?;
-            Some(RouteHop {
-                port: PortId::new(hop.near.port)?,
-                mac: MacAddr(*ports.get(&hop.far.port)?),
-            })
+            let far = (topology.name(hop.far.node), hop.far.port);
+            route_hop(topology, hop.near.port, far)
         };
         let route = Route {
             prefix,

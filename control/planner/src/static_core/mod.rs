@@ -6,8 +6,8 @@ use core::cmp::Reverse;
 use core::net::Ipv4Addr;
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(crate) use layout::is_multicast_block;
 pub use layout::{Layout, layout};
+pub(crate) use layout::{is_multicast_block, route_hop};
 
 use castnet_rules::{GroupRule, NextHop};
 use castnet_topology::{MulticastRoute, NodeId, Topology, Usable};

@@ -122,8 +122,8 @@ impl Engine {
         }
     }
 
-    /// Data that a static core has brought, and may take on. It is handled as data from the switch next to the source, which it is from: its address gives way to
-    /// the McstID, and it may have come by another port.
+    /// Data that a static core has brought, and may take on. It is handled as data from the switch next to the source, which it is from: its
+    /// address gives way to the McstID, and it may have come by another port.
     #[inline(never)]
     fn core_frame<E: Egress, O: Observer>(
         &mut self,
@@ -138,10 +138,9 @@ impl Engine {
             return Verdict::Dropped(DropReason::NotMember);
         };
         if source.next_hop.core() != Some(dst) {
-            let name = mcst_id;
             self.note_dropped(cx, Some(slot));
             return cx.drop(Stage::Classify, DropReason::OverCovered, || {
-                format!("data from {src} to {name} comes by another address than {dst}")
+                format!("data from {src} to {mcst_id} comes by another address than {dst}")
             });
         }
         let port = source.port;

@@ -255,8 +255,9 @@ fn extend(plan: &mut Plan, (before, generation): (&Plan, u64), host: &str) -> Re
             // An address of a static core may change: what is lost on the way to another one is sent again.
             let hop = without_core(&endpoint.next_hop);
             let same = |e: &&mut Endpoint| {
-                (e.port, e.virtual_qpn, without_core(&e.next_hop))
-                    == (endpoint.port, endpoint.virtual_qpn, hop.clone())
+                (e.port, e.virtual_qpn, e.next_hop.name())
+                    == (endpoint.port, endpoint.virtual_qpn, hop.name())
+                    && without_core(&e.next_hop) == hop
             };
             match new.endpoints.iter_mut().find(same) {
                 Some(same) => same.joining = endpoint.joining,
