@@ -27,7 +27,7 @@ use report::DemoReport;
 /// Runs a controller, three switches in two tiers and five hosts in one process
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Agents and controller talk gRPC over loopback, hosts join as `castnet host` does, and frames use links in memory. One host sends to four, first without losses, then with losses. Then the five hosts are ranks of a job, and the switches compute an AllReduce of f32. The sums are compared bit for bit with sums computed at one place, and the bytes that each link carried with those of a ring between the hosts. The exit code is 0 if every receiver has every byte and every rank every sum, each time.
+    after_help = "Agents and controller talk gRPC over loopback, hosts join as `castnet host` does, and frames use links in memory. One host sends to four, first without losses, then with losses. Then the five hosts are ranks of a job, and the switches compute an AllReduce of f32, without losses, with losses, and with losses that are repaired at each hop. The sums are compared bit for bit with sums computed at one place, and the bytes that each link carried with those of a ring between the hosts. The exit code is 0 if every receiver has every byte and every rank every sum, each time.
 
 Examples:
   castnet demo
@@ -46,7 +46,7 @@ pub struct DemoCommand {
     /// Bytes of f32 that each host contributes to the AllReduce; 0: no AllReduce
     #[arg(long, value_name = "SIZE", default_value = "16MiB")]
     allreduce: Size,
-    /// Share of the frames that each link loses in acts 2 and 4, in each direction
+    /// Share of the frames that each link loses in acts 2, 4 and 5, in each direction
     #[arg(long, value_name = "SHARE", default_value = "1%")]
     loss: Ratio,
     /// Seed of losses and content

@@ -6,7 +6,7 @@ use super::slot::Phase;
 use super::{Effect, Effects, EndpointId, EndpointSet};
 use crate::calls::{Flow, Role};
 
-/// Most unacknowledged retransmissions to a host: slightly more than a fast link holds in a round-trip time.
+/// Most unacknowledged packets to a host that is paced: slightly more than a fast link holds in a round-trip time.
 const PACE: u64 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl<const W: usize> Translated<W> {
             let g = self.endpoint(endpoint).sending.next;
             match self.readiness(endpoint, g) {
                 Readiness::NotYet => {
-                    self.endpoint_mut(endpoint).sending.pacing = false;
+                    self.endpoint_mut(endpoint).sending.end_pace();
                     return;
                 }
                 Readiness::Ready if self.is_held(endpoint, g) => return,

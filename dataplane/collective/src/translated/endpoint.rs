@@ -2,6 +2,9 @@
 
 use castnet_wire::{Nanos, Syndrome};
 
+/// New packets that are paced after a loss. Where one packet of a hundred is lost, most are.
+const PACED: u64 = 256;
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Endpoint {
     pub(super) sending: Sending,
@@ -22,8 +25,10 @@ pub(super) struct Sending {
     pub(super) sent: u64,
     /// The oldest unacknowledged packet was sent as a probe. If its answer does not acknowledge everything, all behind it was lost, too.
     pub(super) probing: bool,
-    /// Retransmissions after a loss are unfinished. Few are unacknowledged at a time: a further loss makes all behind it useless.
+    /// A packet was lost. Few are unacknowledged at a time: a further loss makes all behind it useless.
     pub(super) pacing: bool,
+    /// The position from which on `pacing` may end.
+    pub(super) paced_until: u64,
     /// A packet was acknowledged since the last tick, or sent when none was outstanding.
     pub(super) moved: bool,
     /// Of the packet at `acked`. Used only if NAKs are reflected.
@@ -35,6 +40,16 @@ pub(super) struct Sending {
 impl Sending {
     pub(super) fn go_back(&mut self) {
         (self.next, self.next_d) = (self.acked, self.acked_d);
+    }
+
+    pub(super) fn pace(&mut self) {
+        self.pacing = true;
+        self.paced_until = self.sent + PACED;
+    }
+
+    /// Nothing is ready to be sent: all retransmissions are out.
+    pub(super) fn end_pace(&mut self) {
+        self.pacing &= self.next < self.paced_until;
     }
 
     pub(super) fn is_outstanding(&self) -> bool {

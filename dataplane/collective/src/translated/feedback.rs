@@ -69,7 +69,7 @@ impl<const W: usize> Translated<W> {
             debug_assert_eq!(sending.acked, to);
             sending.go_back();
             sending.probing = false;
-            sending.pacing = true;
+            sending.pace();
             if let Syndrome::RnrNak(timer) = syndrome {
                 sending.rnr_until = now + timer.wait();
                 self.rnr_waiting.insert(from);
@@ -182,7 +182,9 @@ impl<const W: usize> Translated<W> {
         sending.moved = true;
         sending.refusal = None;
         // The answer to a probe acknowledges all that the host had, and the probe.
-        sending.pacing |= sending.probing && goes_back && acked < sending.next;
+        if sending.probing && goes_back && acked < sending.next {
+            sending.pace();
+        }
         if (sending.probing && goes_back) || sending.next < acked {
             sending.go_back();
         }
