@@ -4,6 +4,8 @@
 #   netns.sh up            builds it with four hosts at four ports of the switch, starts switch and controller, and prints examples
 #   netns.sh up one-armed  eight hosts at an ordinary switch (a bridge of the kernel), and the Castnet switch at one port of that
 #   netns.sh up tree       three switches in two tiers: a spine, and two leaves with half of the hosts each
+#   netns.sh up relays     no Castnet switch in the network: an ordinary one (a bridge of the kernel), and a switch at each host that passes
+#                          data on to those of others. TREE=chain (or star, binomial, postal:LATENCY,PACKETS) for send
 #   netns.sh up --memif    connects the hosts to the switch by shared memory (memif) instead of veth pairs
 #   netns.sh up --hosts N  with N hosts, 2 to 32
 #   netns.sh up --controllers N   with N controllers, one of which leads; their store is an etcd server
@@ -125,11 +127,11 @@ kill-leader() {
 
 up() {
     [ -e "$lab" ] && die "the lab is there already: netns.sh down"
-    local host ports=() leaves=() agents=() switches=(switch) at=switch what="the switch's ports" controllers=0 count=
+    local host ports=() leaves=() agents=() switches=(switch) at=switch what="the switch's ports" controllers=0 count= flags=()
     while [ $# -gt 0 ]; do
         case "$1" in
-        one-armed | tree | --memif)
-            [ $at = switch ] || die "up takes one of one-armed, tree and --memif"
+        one-armed | tree | relays | --memif)
+            [ $at = switch ] || die "up takes one of one-armed, tree, relays and --memif"
             at=${1#--}
             ;;
         --hosts)
@@ -142,7 +144,7 @@ up() {
             controllers=${1:-}
             [[ $controllers =~ ^[1-9]$ ]] || die "--controllers takes 1 to 9, not \"$controllers\""
             ;;
-        *) die "up takes one-armed, tree or --memif, --hosts N and --controllers N, not $1" ;;
+        *) die "up takes one-armed, tree, relays or --memif, --hosts N and --controllers N, not $1" ;;
         esac
         shift
     done
@@ -153,12 +155,18 @@ up() {
     mkdir -m 700 "$lab"
     trap 'down >/dev/null 2>&1' ERR
     echo "${hosts[@]}" >"$lab/hosts"
-    ip netns add "$prefix-switch"
-    if [ $at = bridge ]; then
-        what="the switch's only port"
+    if [ $at = bridge ] || [ $at = relays ]; then
         ip netns add "$prefix-bridge"
         ip -n "$prefix-bridge" link add bridge0 type bridge
         ip -n "$prefix-bridge" link set bridge0 mtu $mtu up
+    fi
+    if [ $at = relays ]; then
+        relays
+        return
+    fi
+    ip netns add "$prefix-switch"
+    if [ $at = bridge ]; then
+        what="the switch's only port"
         wire switch eth0 bridge switch
         ip -n "$prefix-bridge" link set switch master bridge0
         ports=(--port wire=af_packet:eth0)
@@ -200,18 +208,69 @@ up() {
         start "$host" ip netns exec "$prefix-$host" "$castnet" switch --name "$host" --listen "unix:$lab/$host.sock" \
             --port spine=af_packet:spine ${leaves[${host#leaf}]} ${FAULT:+--fault "$FAULT"}
     done
+    control
+    trap - ERR
+    examples switch
+}
+
+# Starts the controllers of "${switches[@]}", with "${flags[@]}".
+control() {
     if [ "$controllers" -gt 0 ]; then
         start_controllers "$controllers"
     else
         for host in "${switches[@]}"; do agents+=(--switch "$(agent "$host")"); done
-        start controller "$castnet" controller --listen "unix:$lab/controller.sock" --store "$lab/controller.redb" "${agents[@]}"
+        start controller "$castnet" controller --listen "unix:$lab/controller.sock" --store "$lab/controller.redb" "${agents[@]}" "${flags[@]}"
         echo "unix:$lab/controller.sock" >"$lab/controllers"
     fi
+}
+
+# A switch at each host, between the interface of its RNIC (eth0) and that of the network (nic).
+relays() {
+    local number
+    what="the ports of the switch at h1"
+    switches=() flags=(--topology "$lab/topology.toml")
+    printf '[[switches]]\nname = "ethernet"\nkind = "plain"\nports = %d\n' "${#hosts[@]}" >"$lab/topology.toml"
+    for host in "${hosts[@]}"; do
+        number=${host#h}
+        ip netns add "$prefix-$host"
+        ip -n "$prefix-$host" link set lo up
+        wire bridge "$host" "$host" nic
+        ip -n "$prefix-bridge" link set "$host" master bridge0
+        wire "$host" relay "$host" eth0
+        ip -n "$prefix-$host" addr add "10.0.0.$number/24" dev eth0
+        # Only the interface with the address answers for it.
+        inside "$host" sh -c 'echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore'
+        start "relay$number" ip netns exec "$prefix-$host" "$castnet" switch --name "relay$number" --listen "unix:$lab/relay$number.sock" \
+            --port host=af_packet:relay --port net=af_packet:nic ${FAULT:+--fault "$FAULT"} ${FLAGS:-}
+        cat >>"$lab/topology.toml" <<END
+[[switches]]
+name = "relay$number"
+ports = ["$(inside "$host" cat /sys/class/net/relay/address)", "$(inside "$host" cat /sys/class/net/nic/address)"]
+[[hosts]]
+name = "$host"
+ip = "10.0.0.$number"
+[[links]]
+a = "relay$number:0"
+b = "$host"
+mtu = $mtu
+[[links]]
+a = "relay$number:1"
+b = "ethernet:$((number - 1))"
+mtu = $mtu
+END
+        switches+=("relay$number")
+    done
+    control
     trap - ERR
+    examples relay1
+}
+
+# Commands to begin with; $1 is the switch whose agent they ask.
+examples() {
     cat <<END
 The lab is up. In this shell:
 
-  export CASTNET_AGENT=unix:$lab/switch.sock CASTNET_CONTROLLER=$(cat "$lab/controllers")
+  export CASTNET_AGENT=unix:$lab/$1.sock CASTNET_CONTROLLER=$(cat "$lab/controllers")
 
   $castnet port                               # $what
   $0 send FILE                             # one file from h1 to all others
@@ -226,9 +285,9 @@ END
 send() {
     local file=${1:-} op=${OP:-send} host pids=() failed=0 receivers=("${hosts[@]:1}")
     [ -r "$file" ] || die "send FILE: a file that can be read"
-    [ -e "$lab/switch.ready" ] || die "the lab is not up: netns.sh up"
+    [ -e "$lab/controllers" ] || die "the lab is not up: netns.sh up"
     export CASTNET_CONTROLLER=$(cat "$lab/controllers")
-    "$castnet" group create lab-file --source h1 --pmtu 4096 \
+    "$castnet" group create lab-file --source h1 --pmtu 4096 ${TREE:+--tree "$TREE"} \
         --members "$(IFS=,; echo "${receivers[*]}")"
     for host in "${receivers[@]}"; do
         inside "$host" "$castnet" host receive --interface "$(interface "$host")" --ip "10.0.0.${host#h}/24" --name "$host" \
@@ -251,7 +310,7 @@ send() {
 collective() {
     local primitive=$1 rank size=${RANKS:-${#hosts[@]}} number pids=() failed=0 pid
     shift
-    [ -e "$lab/switch.ready" ] || die "the lab is not up: netns.sh up"
+    [ -e "$lab/controllers" ] || die "the lab is not up: netns.sh up"
     [ ! -e "$lab/memif" ] || [ "$size" -le ${#hosts[@]} ] || die "over memif a host has one rank: netns.sh up --memif --hosts $size"
     for ((rank = size - 1; rank >= 0; rank--)); do
         number=$((rank % ${#hosts[@]} + 1))
@@ -281,7 +340,7 @@ bench() {
         if [ ${#missing[@]} -gt 0 ]; then
             echo "netns.sh: without Open MPI, which needs the packages: ${missing[*]}" >&2
         else
-            [ -e "$lab/switch.ready" ] || die "the lab is not up: netns.sh up"
+            [ -e "$lab/controllers" ] || die "the lab is not up: netns.sh up"
             prepare_mpi
             script=$here/$(basename "${BASH_SOURCE[0]}")
             for side in on off; do
@@ -335,7 +394,7 @@ mpi() {
 # Servers at the first three hosts beside h1, and a `castnet host replicate compare` at h1.
 replicate() {
     local host at addresses=() members=("${hosts[@]:1:3}") failed=0 pid
-    [ -e "$lab/switch.ready" ] || die "the lab is not up: netns.sh up"
+    [ -e "$lab/controllers" ] || die "the lab is not up: netns.sh up"
     export CASTNET_CONTROLLER=$(cat "$lab/controllers")
     trap stop_servers EXIT
     for host in "${members[@]}"; do
@@ -371,7 +430,7 @@ status() {
 down() {
     local name pid try
     stop_servers
-    for pid in "$lab"/controller*.pid "$lab/etcd.pid" "$lab/switch.pid" "$lab"/leaf*.pid; do
+    for pid in "$lab"/controller*.pid "$lab/etcd.pid" "$lab/switch.pid" "$lab"/leaf*.pid "$lab"/relay*.pid; do
         name=$(basename "$pid" .pid)
         [ -r "$lab/$name.pid" ] || continue
         pid=$(cat "$lab/$name.pid")
@@ -395,5 +454,5 @@ case "${1:-}" in
 up | send | bench | replicate | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
 allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
 mpi | down) "$@" ;;
-*) sed -n '2,23s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '2,25s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

@@ -17,6 +17,9 @@
 //! [`prefix`] is the other way to a group: no state in the switches that replicate, and a packet for each block of
 //! receivers (PEEL 3.2). [`mod@reference`] has the trees that plans are compared with; plans do not use it.
 //!
+//! Where switches are joined by forwarders alone, as relays at the hosts of an ordinary network are, the tree is a star, or has another shape
+//! ([`Request::tree`]).
+//!
 //! A group with a static core has no state between the switches next to its members: these are a star over routers, which replicate by
 //! static routes what is sent to a multicast address ([`Request::core`]). [`static_core::layout`] has these addresses and routes.
 //!
@@ -49,6 +52,7 @@ mod place;
 mod plan;
 pub mod prefix;
 pub mod reference;
+mod relay;
 mod request;
 mod rules;
 pub mod shufflecast;

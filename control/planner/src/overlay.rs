@@ -40,6 +40,11 @@ impl Route {
         self.links.len() as u32
     }
 
+    /// Forwarders between its ends.
+    pub(crate) fn via(&self) -> &[NodeId] {
+        &self.via
+    }
+
     pub(crate) fn load(&self, load: &LinkLoad) -> u64 {
         self.links.iter().map(|link| u64::from(load.get(*link))).sum()
     }

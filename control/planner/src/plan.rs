@@ -14,6 +14,7 @@ use crate::grow::{CANDIDATES_MAX, Leaf, Node, Parents, grow, leave_out};
 use crate::load::LinkLoad;
 use crate::overlay::{Route, cut_off, nearest};
 use crate::place::place;
+use crate::relay::arrange;
 use crate::request::{Request, RequestKind, Rooms, slots};
 use crate::rules::write;
 use crate::static_core::star;
@@ -233,6 +234,7 @@ fn best_tree(
         let mut parents = grow(&fabric, load, (top, &distances), &leaves, request.members.len());
         parents.set(Node::Switch(top), Some(entry.reversed()));
         leave_out(&fabric, load, &mut parents);
+        arrange(&fabric, load, &mut parents, request.tree);
         trees.push((parents.cost(load), top, parents));
     }
     let best = trees.into_iter().min_by_key(|(cost, top, _)| (*cost, *top));

@@ -4,7 +4,7 @@ use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, HostPart, MulticastRule, TranslatedRule};
-use castnet_wire::{CollectiveMode, CoreKind, MacAddr, McstId, Pmtu, Qpn, RateLimit};
+use castnet_wire::{CollectiveMode, CoreKind, MacAddr, McstId, Pmtu, Qpn, RateLimit, TreeShape};
 
 /// A requested group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct Request {
     /// multicast addresses of the fabric that lead to several of them
     /// ([`Topology::multicast_routes`](castnet_topology::Topology::multicast_routes)).
     pub core: CoreKind,
+    /// For a multicast group: the shape of its tree where forwarders alone join switches. Not with a static core, which needs a star.
+    pub tree: TreeShape,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
     /// Milliseconds after which a stalled path or collective is reported.
@@ -122,6 +124,7 @@ impl Request {
             mcst_ids: BTreeMap::new(),
             own_addresses: false,
             core: CoreKind::Stateful,
+            tree: TreeShape::Shortest,
             pmtu,
             stall_timeout_ms: DEFAULT_STALL_TIMEOUT_MS,
             rate_limit: None,

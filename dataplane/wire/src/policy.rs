@@ -1,5 +1,6 @@
 //! Policies of a collective group.
 
+use core::fmt;
 use core::str::FromStr;
 
 use crate::names;
@@ -81,6 +82,78 @@ names! {
     }
 }
 
+/// The shape of a multicast group's tree where it leads from switch to switch over ordinary switches and routers alone: there, relays at the hosts
+/// pass data on to each other (NIC-based multicast over Myrinet, 3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TreeShape {
+    /// That of shortest paths: `shortest`. Among relays, it is a star.
+    #[default]
+    Shortest,
+    /// The switch next to the source sends to all others: `star`.
+    Star,
+    /// Each passes it on to one other: `chain`.
+    Chain,
+    /// Each that has it sends to one more in each round: `binomial`.
+    Binomial,
+    /// All have a message soonest, by the postal model (5.5): `postal:LATENCY[,PACKETS]`.
+    Postal {
+        /// Time from a switch to the next one, in hundredths of the time that one more copy takes there.
+        latency: u32,
+        /// Packets of a message.
+        packets: u32,
+    },
+}
+
+impl TreeShape {
+    /// How shapes are written.
+    pub const FORMS: &str = "shortest, star, chain, binomial or postal:LATENCY[,PACKETS], with the latency of a hop in times of a copy, 1 to \
+        1000, and the packets of a message, 1 to 1000000";
+}
+
+impl fmt::Display for TreeShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Shortest => f.write_str("shortest"),
+            Self::Star => f.write_str("star"),
+            Self::Chain => f.write_str("chain"),
+            Self::Binomial => f.write_str("binomial"),
+            Self::Postal { latency, packets } => {
+                write!(f, "postal:{}.{:02},{packets}", latency / 100, latency % 100)
+            }
+        }
+    }
+}
+
+/// Error: the text names no shape of a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no shape of a tree: write {}", TreeShape::FORMS)]
+pub struct NoTreeShape;
+
+impl FromStr for TreeShape {
+    type Err = NoTreeShape;
+
+    fn from_str(text: &str) -> Result<Self, NoTreeShape> {
+        Ok(match text {
+            "shortest" => Self::Shortest,
+            "star" => Self::Star,
+            "chain" => Self::Chain,
+            "binomial" => Self::Binomial,
+            _ => {
+                let model = text.strip_prefix("postal:").ok_or(NoTreeShape)?;
+                let (latency, packets) = model.split_once(',').unwrap_or((model, "1"));
+                let latency: f64 = latency.parse().map_err(|_| NoTreeShape)?;
+                let packets: u32 = packets.parse().map_err(|_| NoTreeShape)?;
+                if !(1.0..=1000.0).contains(&latency) || !(1..=1_000_000).contains(&packets) {
+                    return Err(NoTreeShape);
+                }
+                // Rounded; `f64::round` is not in `core`.
+                let latency = (latency * 100.0 + 0.5) as u32;
+                Self::Postal { latency, packets }
+            }
+        })
+    }
+}
+
 /// Error: the text names no policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such policy")]
@@ -107,3 +180,46 @@ parsed_by_name!(
     MulticastRepair,
     StragglerPolicy
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn shapes_of_trees_are_read_as_they_are_written() {
+        for text in [
+            "shortest",
+            "star",
+            "chain",
+            "binomial",
+            "postal:1.00,1",
+            "postal:4.25,16",
+        ] {
+            let shape: TreeShape = text.parse().expect(text);
+            assert_eq!(shape.to_string(), text);
+        }
+        let short: TreeShape = "postal:4.256".parse().expect("without packets");
+        assert_eq!(
+            short,
+            TreeShape::Postal {
+                latency: 426,
+                packets: 1
+            }
+        );
+        let bad = [
+            "",
+            "ring",
+            "postal",
+            "postal:",
+            "postal:0.5",
+            "postal:NaN,1",
+            "postal:2,0",
+            "postal:2000",
+            "postal:2,1,1",
+        ];
+        for text in bad {
+            assert_eq!(text.parse::<TreeShape>(), Err(NoTreeShape), "{text}");
+        }
+    }
+}

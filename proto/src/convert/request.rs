@@ -5,7 +5,10 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule};
-use castnet_wire::{AnySource, CoreKind, DropReason, FrameFilter, McstId, Pmtu, PortId, Psn, RateLimit};
+use castnet_wire::{
+    AnySource, CoreKind, DropReason, FrameFilter, McstId, NoTreeShape, Pmtu, PortId, Psn, RateLimit,
+    TreeShape,
+};
 
 use super::job::{DEFAULT_LEASE_MS, wait};
 use super::rule::{self, memory_to_proto};
@@ -48,6 +51,8 @@ pub struct NewGroup {
     pub any_source: Option<AnySource>,
     /// What the switches between those next to its members know of it.
     pub core: CoreKind,
+    /// The shape of its tree where forwarders alone join switches.
+    pub tree: TreeShape,
     /// Of the source, all lanes together; `None`: no limit, or that of its tenant.
     pub rate_limit: Option<RateLimit>,
     /// Repair from the switches; `None`: the source repeats what is lost.
@@ -153,6 +158,21 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     if core == CoreKind::Static && any_source.is_some() {
         r.fault("core", FaultKind::CoreOfAnySource);
     }
+    let tree = match message.tree.as_str() {
+        "" => TreeShape::Shortest,
+        text => {
+            let shape = text
+                .parse()
+                .map_err(|_: NoTreeShape| bad_text(text, TreeShape::FORMS));
+            r.take("tree", shape).unwrap_or_default()
+        }
+    };
+    if core == CoreKind::Static && tree != TreeShape::Shortest {
+        r.fault(
+            "tree",
+            bad_text(&message.tree, "shortest: a static core needs a star"),
+        );
+    }
     let group = name.zip(source).zip(pmtu).map(|((name, source), pmtu)| NewGroup {
         name,
         source,
@@ -170,6 +190,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         on_stall,
         any_source,
         core,
+        tree,
         rate_limit,
         repair,
     });

@@ -6,7 +6,7 @@ use castnet_console::api;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::units::{name, pmtu};
 use castnet_rules::DEFAULT_REPAIR_SLOTS;
-use castnet_wire::{MacAddr, Qpn};
+use castnet_wire::{MacAddr, Qpn, TreeShape};
 use clap::{Args, ValueEnum};
 
 use super::collective::CollectiveArgs;
@@ -77,6 +77,11 @@ pub(crate) struct Create {
     /// what is sent to the multicast addresses of the topology file (its multicast_routes). Shown by castnet group show
     #[arg(long, value_name = "KIND", value_enum, default_value_t = Core::Stateful, conflicts_with_all = ["rules", "collective", "any_source"])]
     core: Core,
+    /// Its tree where ordinary switches and routers alone lead from switch to switch, as between relays at hosts: shortest (a star there), star,
+    /// chain, binomial, or postal:LATENCY[,PACKETS], the tree in which all have a message of so many packets soonest, if a packet takes LATENCY
+    /// times as long to the next switch as one more copy of it takes
+    #[arg(long, value_name = "SHAPE", default_value_t = TreeShape::Shortest, conflicts_with_all = ["rules", "collective"])]
+    tree: TreeShape,
     /// Who repeats what is lost: the source, or the nearest switch, which keeps --repair-slots packets for it
     #[arg(long, value_enum, value_name = "SIDE", default_value_t = Repair::Source)]
     repair: Repair,
@@ -282,6 +287,7 @@ impl Create {
                 Core::Stateful => api::CoreKind::Stateful,
                 Core::Static => api::CoreKind::Static,
             } as i32,
+            tree: self.tree.to_string(),
             on_member_loss: self.on_member_loss.message(),
             on_member_stall: self.on_member_stall.message(self.member_stall_ms),
             any_source: match self.any_source {
@@ -339,6 +345,7 @@ mod tests {
             member_stall_ms: 700,
             any_source: None,
             core: Core::Static,
+            tree: TreeShape::Shortest,
             repair: Repair::Source,
             repair_slots: DEFAULT_REPAIR_SLOTS,
             rate: RateArgs::default(),

@@ -131,6 +131,9 @@ impl GroupReport {
         if state.core() == api::CoreKind::Static {
             facts.add("core", "core", "static");
         }
+        if state.tree != "shortest" {
+            facts.add("tree_shape", "tree shape", state.tree.as_str());
+        }
         facts.add("pmtu", "PMTU", state.pmtu);
         facts.add("start_psn", "start PSN", state.start_psn);
         base_and_timeout(facts, state.va_base, state.stall_timeout_ms);

@@ -115,6 +115,7 @@ impl GroupKind for Multicast {
         Request {
             stall_timeout_ms: self.report_stalls_ms(),
             core: self.core,
+            tree: self.tree,
             ..Request::multicast(&record.name, record.mcst_id, self.pmtu, members, rule)
         }
     }

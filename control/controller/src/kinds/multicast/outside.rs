@@ -299,6 +299,7 @@ mod tests {
             rate_limit: None,
             any_source: None,
             core: Default::default(),
+            tree: Default::default(),
             repair: None,
         };
         let mut group = Multicast::new(group, Psn::new(0));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use castnet_proto::convert::{NewGroup, NewMember, OnStall};
 use castnet_rules::RepairRule;
-use castnet_wire::{AnySource, CoreKind, Pmtu, Psn};
+use castnet_wire::{AnySource, CoreKind, Pmtu, Psn, TreeShape};
 use serde::{Deserialize, Serialize};
 
 use super::late::Late;
@@ -37,6 +37,9 @@ pub struct Multicast {
     /// What the switches between those next to its members know of it.
     #[serde(with = "text::display", default)]
     pub core: CoreKind,
+    /// The shape of its tree where forwarders alone join switches.
+    #[serde(with = "text::display", default)]
+    pub tree: TreeShape,
     /// Repair from the switches; `None`: the source repeats what is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<RepairRule>,
@@ -153,6 +156,7 @@ impl Multicast {
             }),
             any_source: group.any_source,
             core: group.core,
+            tree: group.tree,
             repair: group.repair,
             diverted: None,
             outside: Vec::new(),
