@@ -5,12 +5,13 @@
 #   netns.sh up one-armed  eight hosts at an ordinary switch (a bridge of the kernel), and the Castnet switch at one port of that
 #   netns.sh up tree       three switches in two tiers: a spine, and two leaves with half of the hosts each
 #   netns.sh up relays     no Castnet switch in the network: an ordinary one (a bridge of the kernel), and a switch at each host that passes
-#                          data on to those of others. TREE=chain (or star, binomial, postal:LATENCY,PACKETS) for send
+#                          data on to those of others: GROUP="--tree chain --repair switch" netns.sh send FILE
 #   netns.sh up --memif    connects the hosts to the switch by shared memory (memif) instead of veth pairs
 #   netns.sh up --hosts N  with N hosts, 2 to 32
 #   netns.sh up --controllers N   with N controllers, one of which leads; their store is an etcd server
 #   netns.sh kill-leader   kills the controller that leads (kill -9); another one goes on
-#   netns.sh send FILE     sends a file from h1 to all others (OP=write for RDMA WRITE), and compares what arrived
+#   netns.sh send FILE     sends a file from h1 to all others (OP=write for RDMA WRITE), and compares what arrived. GROUP="FLAGS" are flags
+#                          of castnet group create
 #   netns.sh allreduce [FLAGS]   an AllReduce of all hosts in the switch (or another collective: reduce, broadcast, ...);
 #                          RANKS=N: number of ranks, also more than hosts
 #   netns.sh bench [--mpi] [FLAGS]   all collectives over many sizes, in the switch and between hosts; with --mpi also by Open MPI
@@ -287,7 +288,7 @@ send() {
     [ -r "$file" ] || die "send FILE: a file that can be read"
     [ -e "$lab/controllers" ] || die "the lab is not up: netns.sh up"
     export CASTNET_CONTROLLER=$(cat "$lab/controllers")
-    "$castnet" group create lab-file --source h1 --pmtu 4096 ${TREE:+--tree "$TREE"} \
+    "$castnet" group create lab-file --source h1 --pmtu 4096 ${GROUP:-} \
         --members "$(IFS=,; echo "${receivers[*]}")"
     for host in "${receivers[@]}"; do
         inside "$host" "$castnet" host receive --interface "$(interface "$host")" --ip "10.0.0.${host#h}/24" --name "$host" \
@@ -454,5 +455,5 @@ case "${1:-}" in
 up | send | bench | replicate | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
 allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
 mpi | down) "$@" ;;
-*) sed -n '2,25s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '2,26s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

@@ -19,6 +19,9 @@ use crate::record::{Ending, Record};
 use crate::table::Entry;
 use castnet_rules::{GroupKind, NextHop};
 
+/// Begins the name of a switch in [`DownLink::name`].
+const SWITCH: &str = "switch ";
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DownLink {
     /// `link leaf0:2 - spine0:0`, or `switch spine0`.
@@ -30,6 +33,10 @@ pub(crate) struct DownLink {
 }
 
 impl DownLink {
+    fn is_switch(&self) -> bool {
+        self.name.starts_with(SWITCH)
+    }
+
     pub(crate) fn words(&self) -> String {
         format!("{} is down: {}", self.name, self.why)
     }
@@ -103,6 +110,7 @@ fn look(core: &mut Locked<'_>, name: &str, now: Instant) -> Option<Instant> {
         .values()
         .map(|(since, link)| (*since + grace, link))
         .min_by_key(|(at, _)| *at);
+    let cut_off = dead_switches(entry, &down, now);
     let next = match up {
         Some((_, link)) if moves => {
             let shared = core.shared;
@@ -125,7 +133,21 @@ fn look(core: &mut Locked<'_>, name: &str, now: Instant) -> Option<Instant> {
         entry.live.links_down = down;
         core.notify(name);
     }
+    core.lose_cut_off(name, &cut_off);
     next
+}
+
+/// Switches of the tree that have been dead for as long as a receiver may stall, if the group is not to wait for it, and why.
+fn dead_switches(entry: &Entry, down: &DownLinks, now: Instant) -> Vec<(String, String)> {
+    let Some(policy) = entry.record().multicast().and_then(|kind| kind.on_stall) else {
+        return Vec::new();
+    };
+    let after = Duration::from_millis(policy.after_ms.into());
+    let dead = down
+        .values()
+        .filter(|(since, link)| link.is_switch() && *since + after <= now);
+    dead.filter_map(|(_, link)| Some((link.switch.clone()?, link.words())))
+        .collect()
 }
 
 /// Whether it fails with a link of its tree, or gets another tree.
@@ -142,7 +164,7 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
     let mut all = Vec::new();
     for (switch, rule) in &plan.rules {
         all.extend(why_dead(core, entry, switch).map(|why| DownLink {
-            name: format!("switch {switch}"),
+            name: format!("{SWITCH}{switch}"),
             why,
             rank: None,
             switch: Some(switch.clone()),

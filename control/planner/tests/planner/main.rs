@@ -6,6 +6,7 @@ mod placement;
 mod plans;
 mod prefix;
 mod properties;
+mod relays;
 mod routed;
 mod shufflecast;
 mod steiner;

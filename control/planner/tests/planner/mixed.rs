@@ -9,7 +9,7 @@ use castnet_planner::{
 };
 use castnet_rules::{ENDPOINTS_MAX, Endpoint, GroupRule, NextHop, TranslatedRule};
 use castnet_topology::{End, LinkId, SwitchKind, Topology};
-use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Qpn};
+use castnet_wire::{MacAddr, McstId, Pmtu, PortId, Qpn, TreeShape};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -352,6 +352,17 @@ fn load_counts_the_links_that_full_packets_fit_through() {
 /// McstIDs of switches.
 type Own = BTreeMap<String, McstId>;
 
+pub(crate) fn shape() -> impl Strategy<Value = TreeShape> {
+    let postal = (100_u32..2000, 1_u32..1000);
+    prop_oneof![
+        Just(TreeShape::Shortest),
+        Just(TreeShape::Star),
+        Just(TreeShape::Chain),
+        Just(TreeShape::Binomial),
+        postal.prop_map(|(latency, packets)| TreeShape::Postal { latency, packets }),
+    ]
+}
+
 /// Any fabric of the other properties, with some switches plain and some routers; members; and a McstID for each Castnet switch.
 fn mixed() -> impl Strategy<Value = (Topology, Vec<String>, Own)> {
     let kind = prop_oneof![
@@ -512,9 +523,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn multicast_reaches_each_member_once((t, members, own) in mixed()) {
+    fn multicast_reaches_each_member_once((t, members, own) in mixed(), tree in shape()) {
         let (source, receivers) = (members[0].as_str(), members[1..].iter().map(String::as_str));
-        let wanted = Request { mcst_ids: own.clone(), ..request(source, &receivers.collect::<Vec<_>>()) };
+        let wanted = Request { mcst_ids: own.clone(), tree, ..request(source, &receivers.collect::<Vec<_>>()) };
         let castnet = t.switches().any(|s| s.kind == SwitchKind::Castnet && t.connected(source, &s.name));
         match plan(&t, &LinkLoad::new(), &wanted) {
             Ok(p) => {
