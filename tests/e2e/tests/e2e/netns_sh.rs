@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use castnet_e2e::lab::{turn, write_random};
 use castnet_e2e::net;
 use castnet_e2e::process::castnet;
@@ -15,13 +16,20 @@ use serde_json::Value;
 struct Lab {
     name: String,
     path: OsString,
+    /// Losses on each link.
+    fault: &'static str,
 }
 
 impl Lab {
     fn up(role: &str, options: &[&str]) -> Result<Self> {
+        Self::with_faults("", role, options)
+    }
+
+    fn with_faults(fault: &'static str, role: &str, options: &[&str]) -> Result<Self> {
         let lab = Self {
             name: format!("{}-{role}", std::process::id()),
             path: std::env::var_os("PATH").unwrap_or_default(),
+            fault,
         };
         lab.run("up", options)?;
         Ok(lab)
@@ -32,7 +40,7 @@ impl Lab {
         command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/lab/netns.sh"));
         command.arg(verb).args(arguments);
         command.env("LAB", &self.name).env("CASTNET", castnet());
-        command.env("PATH", &self.path);
+        command.env("PATH", &self.path).env("FAULT", self.fault);
         command
     }
 
@@ -151,6 +159,93 @@ fn a_tree_of_switches_sums_for_all_hosts() -> Result<()> {
     Ok(())
 }
 
+/// Sends a file, and returns what the members say. `group` are flags of `castnet group create`.
+fn send(lab: &Lab, file: &Path, group: &str) -> Result<Output> {
+    let mut command = lab.command("send", &[&file.to_string_lossy()]);
+    Ok(command.env("GROUP", group).output()?)
+}
+
+/// Bytes that the switch at h1 has sent to the network.
+fn sent_by_first(lab: &Lab) -> Result<u64> {
+    let agent = format!("unix:/run/castnet-{}/relay1.sock", lab.name);
+    let out = Command::new(castnet())
+        .args(["port", "--agent", &agent, "--output", "json"])
+        .output()?;
+    let ports: Value = serde_json::from_slice(&out.stdout)?;
+    let mut ports = ports.as_array().into_iter().flatten();
+    let port = ports.find(|port| port["name"] == "net").context("a port")?;
+    port["tx_bytes"].as_u64().with_context(|| port.to_string())
+}
+
+/// There is no Castnet switch between the hosts: those next to them pass the file on, with losses on each link.
+#[test]
+fn relays_at_hosts_pass_a_file_on() -> Result<()> {
+    let _turn = turn();
+    if let Some(why) = net::missing() {
+        net::skip("netns.sh up relays", &why);
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("file");
+    let size = 3_000_001;
+    write_random(&file, size, 5)?;
+    let lab = Lab::with_faults("loss=1%,seed=4", "relays", &["relays", "--hosts", "5"])?;
+    let mut before = sent_by_first(&lab)?;
+    for (shape, copies) in [("star", 4), ("chain", 1), ("binomial", 3), ("postal:3,1000", 2)] {
+        let out = send(&lab, &file, &format!("--tree {shape} --repair switch"))?;
+        let [said, errors] = [&out.stdout, &out.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+        ensure!(out.status.success(), "{shape}: {said}\n{errors}");
+        let now = sent_by_first(&lab)?;
+        // Headers, losses and what is sent again after a time-out of a window come on top.
+        let sent = (now - before) as f64 / size as f64;
+        let most = f64::from(copies) * 1.5 + 0.5;
+        ensure!(
+            sent > f64::from(copies) && sent < most,
+            "{shape}: {sent} times the file"
+        );
+        before = now;
+    }
+    Ok(())
+}
+
+/// A relay in the middle of a chain dies. The receiver behind it is put out, and the others get every byte over the relays that are left.
+#[test]
+fn a_relay_that_dies_is_planned_around() -> Result<()> {
+    let _turn = turn();
+    if let Some(why) = net::missing() {
+        net::skip("netns.sh: a relay that dies", &why);
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("file");
+    write_random(&file, 20_000_000, 6)?;
+    let lab = Lab::with_faults("loss=0.1%,seed=4", "dying", &["relays", "--hosts", "4"])?;
+    let mut command = lab.command("send", &[&file.to_string_lossy()]);
+    let group = "--tree chain --repair switch --rate 40M --on-member-stall evict --member-stall-ms 1000";
+    let running = command
+        .env("GROUP", group)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let (begun, before) = (Instant::now(), sent_by_first(&lab)?);
+    while sent_by_first(&lab)? < before + 2_000_000 {
+        ensure!(begun.elapsed() < Duration::from_secs(60), "the file is not sent");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let pid = std::fs::read_to_string(format!("/run/castnet-{}/relay3.pid", lab.name))?;
+    ensure!(Command::new("kill").args(["-9", pid.trim()]).status()?.success());
+    let out = running.wait_with_output()?;
+    let [said, errors] = [&out.stdout, &out.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    let has = |host: &str| said.contains(&format!("{host} has every byte"));
+    ensure!(has("h2") && has("h4") && !has("h3"), "{said}\n{errors}");
+    ensure!(
+        errors.contains("host h3 is cut off: switch relay3 is down"),
+        "{errors}"
+    );
+    ensure!(!errors.contains("from host to host"), "{errors}");
+    Ok(())
+}
+
 /// Block writes by all three ways of Table I; each server holds all blocks of each.
 fn replicated(lab: &Lab, servers: usize) -> Result<()> {
     let out = lab.run(
@@ -258,6 +353,7 @@ fn what_is_wrong_with_a_lab_is_named() -> Result<()> {
     }
     let lab = Lab {
         name: format!("{}-none", std::process::id()),
+        fault: "",
         path: std::env::var_os("PATH").unwrap_or_default(),
     };
     for (verb, flags, wrong) in [

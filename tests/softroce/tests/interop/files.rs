@@ -41,6 +41,7 @@ pub(crate) fn scenarios(add: &mut impl FnMut(String, Scenario)) {
             Box::new(move |scene| over_static_core(scene, repair)),
         );
     }
+    add("castnet-host-relays".into(), Box::new(over_relays));
     for source in ["s1", "h1"] {
         add(
             format!("castnet-host-repair-{source}"),
@@ -140,6 +141,28 @@ fn over_static_core(scene: &mut Scene, repair: &str) -> Result<String> {
     fabric.at_controller(&["group", "destroy", &group])?;
     Ok(format!(
         "{SIZE} bytes from h1 to h2, h3 and s1; {copies} copies in the core"
+    ))
+}
+
+/// The same without multicast addresses: the edges pass it on to each other in a chain, and the core routes.
+fn over_relays(scene: &mut Scene) -> Result<String> {
+    scene.static_core(&["loss=1%,seed=23"])?;
+    let copied = |scene: &mut Scene| -> Result<u64> {
+        let core = scene.running()?.at_other("core", &["counters"])?;
+        core["totals"]["copies"]
+            .as_u64()
+            .with_context(|| core.to_string())
+    };
+    let (group, before) = ("relays", copied(scene)?);
+    let create = ["--tree", "chain", "--repair", "switch"];
+    let members = Members::of_running(scene, (group, "h1"), &create, Op::Write)?;
+    transfer(scene, group, "h1", &members)?;
+    let copies = copied(scene)? - before;
+    // Some frames of other protocols are flooded.
+    ensure!(copies < SIZE as u64 / 8192, "the core copies {copies} packets");
+    scene.running()?.at_controller(&["group", "destroy", group])?;
+    Ok(format!(
+        "{SIZE} bytes from h1 to h2, h3 and s1, over one edge after the other"
     ))
 }
 
