@@ -208,6 +208,67 @@ fn relays_at_hosts_pass_a_file_on() -> Result<()> {
     Ok(())
 }
 
+/// Packets that the path to a host lacks, as the switch next to it says.
+fn behind(lab: &Lab, host: &str) -> Result<u64> {
+    let controller = format!("unix:/run/castnet-{}/controller.sock", lab.name);
+    let out = Command::new(castnet())
+        .args(["group", "show", "lab-file", "--controller", &controller])
+        .args(["--output", "json"])
+        .output()?;
+    let shown: Value = serde_json::from_slice(&out.stdout)?;
+    let switches = shown["switches"].as_array().into_iter().flatten();
+    let mut paths = switches.flat_map(|switch| switch["paths"].as_array().into_iter().flatten());
+    let path = paths.find(|path| path["next_hop"] == host);
+    let path = path.with_context(|| format!("{host}: {shown}"))?;
+    path["behind"].as_u64().with_context(|| path.to_string())
+}
+
+/// The receiver at the second relay of a chain hangs. Those below it get what its relay has got, and the file goes on with it.
+#[test]
+fn an_application_that_hangs_delays_nobody_below_its_relay() -> Result<()> {
+    let _turn = turn();
+    if let Some(why) = net::missing() {
+        net::skip("netns.sh: a receiver that hangs", &why);
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("file");
+    write_random(&file, 10_000_000, 6)?;
+    let lab = Lab::up("hangs", &["relays", "--hosts", "4"])?;
+    let mut command = lab.command("send", &[&file.to_string_lossy()]);
+    let group = "--tree chain --repair switch --rate 20M";
+    let command = command.env("GROUP", group).stdout(Stdio::piped());
+    let (running, before) = (command.stderr(Stdio::piped()).spawn()?, sent_by_first(&lab)?);
+    let until = |what: &str, is: &dyn Fn() -> Result<bool>| -> Result<()> {
+        let begun = Instant::now();
+        while !is()? {
+            ensure!(begun.elapsed() < Duration::from_secs(60), "not {what}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    };
+    until("sent", &|| Ok(sent_by_first(&lab)? > before + 1_000_000))?;
+    // The programs of h2 but its relay.
+    let relay = std::fs::read_to_string(format!("/run/castnet-{}/relay2.pid", lab.name))?;
+    let pids = Command::new("ip")
+        .args(["netns", "pids", &format!("castnet-{}-h2", lab.name)])
+        .output()?;
+    let pids = String::from_utf8(pids.stdout)?;
+    let pids: Vec<&str> = pids.lines().filter(|pid| *pid != relay.trim()).collect();
+    let signal = |signal: &str| Command::new("kill").arg(signal).args(&pids).status();
+    ensure!(signal("-STOP")?.success(), "{pids:?}");
+    // What its relay has, the last one of the chain has passed on.
+    until("all at h4, and h2 behind", &|| {
+        Ok(behind(&lab, "h2").is_ok_and(|lacks| lacks >= 8)
+            && behind(&lab, "h4").is_ok_and(|lacks| lacks == 0))
+    })?;
+    ensure!(signal("-CONT")?.success(), "{pids:?}");
+    let out = running.wait_with_output()?;
+    let [said, errors] = [&out.stdout, &out.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    ensure!(out.status.success(), "{said}\n{errors}");
+    Ok(())
+}
+
 /// A relay in the middle of a chain dies. The receiver behind it is put out, and the others get every byte over the relays that are left.
 #[test]
 fn a_relay_that_dies_is_planned_around() -> Result<()> {
