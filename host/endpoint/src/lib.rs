@@ -73,7 +73,7 @@ pub use endpoint::{Endpoint, Prefetch, QpStatus, TimerReason};
 pub use error::{MemoryError, OutOfRange, PostError, QpError};
 pub use lent::Lent;
 pub use memory::{Access, MemoryKey};
-pub use reaction::ReactionConfig;
+pub use reaction::{Reaction, ReactionConfig};
 pub use state::{QpEvent, QpState};
 pub use stats::{Discard, Stats};
 pub use work::{Completion, CompletionOp, LocalSlice, MESSAGE_MAX, RecvWr, SendOp, SendWr, Status};

@@ -98,9 +98,9 @@ const ONE: u32 = 1 << 20;
 /// Steps of a timer that one call makes up for. The others stay due. After so many steps alpha and the rate hardly change.
 const STEPS_MAX: u32 = 4096;
 
-/// The rate of a sender: R_C, R_T and alpha of the paper.
+/// The reaction point of a sender: R_C, R_T and alpha of the paper.
 #[derive(Clone, Debug)]
-pub(crate) struct Reaction {
+pub struct Reaction {
     config: ReactionConfig,
     bucket: TokenBucket,
     /// R_C in bits per second.
@@ -120,7 +120,8 @@ pub(crate) struct Reaction {
 }
 
 impl Reaction {
-    pub(crate) fn new(config: ReactionConfig) -> Self {
+    /// A sender without congestion, at the rate of the link.
+    pub fn new(config: ReactionConfig) -> Self {
         let limit = RateLimit {
             rate: config.rate_max,
             burst_bytes: config.burst_bytes,
@@ -142,7 +143,7 @@ impl Reaction {
     }
 
     /// R_C.
-    pub(crate) fn rate(&self) -> BitRate {
+    pub fn rate(&self) -> BitRate {
         BitRate::new(self.current).unwrap_or(self.config.rate_max)
     }
 
@@ -157,7 +158,7 @@ impl Reaction {
     }
 
     /// Lowers the rate. False: the guard timer runs, and nothing has changed.
-    pub(crate) fn handle_cnp(&mut self, now: Nanos) -> bool {
+    pub fn handle_cnp(&mut self, now: Nanos) -> bool {
         if now < self.guarded_until {
             return false;
         }
@@ -177,7 +178,7 @@ impl Reaction {
     }
 
     /// Makes the steps that are due by time, and refills the bucket.
-    pub(crate) fn advance(&mut self, now: Nanos) {
+    pub fn advance(&mut self, now: Nanos) {
         for _ in 0..STEPS_MAX {
             if self.alpha_at > now || self.alpha == 0 {
                 break;
@@ -204,6 +205,14 @@ impl Reaction {
         }
         let taken = self.bucket.take(bytes);
         debug_assert!(taken, "the bucket had as many bytes");
+        self.count(now, bytes);
+    }
+
+    /// Counts bytes of a sender that keeps to [`Reaction::rate`] by itself: the rate rises by bytes too.
+    pub fn count(&mut self, now: Nanos, bytes: u64) {
+        if self.bucket().is_none() {
+            return;
+        }
         self.bytes += bytes;
         if self.bytes >= self.config.increase_bytes {
             self.bytes -= self.config.increase_bytes;

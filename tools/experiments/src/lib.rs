@@ -1,10 +1,11 @@
 //! `castnet sim`: experiments of papers, beside the papers' numbers. [`cepheus`] has those of Cepheus, on the simulated
-//! network. [`peel`] and [`shufflecast`] have what these papers count, which needs none. The program of this crate has those
-//! of EPIC's appendix K.
+//! network. [`peel`] has what PEEL counts, and its completion times; [`shufflecast`] has what that paper counts. The program of
+//! this crate has the experiments of EPIC's appendix K.
 #![forbid(unsafe_code)]
 
 pub mod cepheus;
 mod figures;
+pub mod parallel;
 pub mod peel;
 mod report;
 pub mod shufflecast;
@@ -21,6 +22,7 @@ use clap::{Args, Subcommand};
   castnet sim cepheus fig12 --svg fig12.svg       and a plot
   castnet sim cepheus table1 --output json
   castnet sim peel fig3 trees                     headers beside Bloom filters, trees where links have failed
+  castnet sim peel fig5                           completion times of PEEL, Orca, ring and tree
   castnet sim shufflecast cost                    power and cost of Shufflecast, beside IP multicast")]
 pub struct SimCommand {
     #[command(subcommand)]

@@ -103,7 +103,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let runs = cells.flat_map(|c| c.samples()).flat_map(|s| s.runs()).collect();
     let jobs = options
         .jobs
-        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        .unwrap_or_else(castnet_experiments::parallel::processors);
     let results = pool::run(setting, runs, jobs, !options.no_progress).map_err(|e| e as Box<dyn Error>)?;
     let tables: Vec<Table> = specs
         .into_iter()

@@ -1,10 +1,8 @@
 //! Performs all runs, on all processors.
 
 use std::error::Error;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use castnet_experiments::parallel;
 
 use crate::measure::{Run, Setting, Times, measure};
 
@@ -34,34 +32,8 @@ pub(crate) fn run(
     });
     // Long runs first, so that none remains for a single processor at the end.
     runs.sort_by_key(|run| std::cmp::Reverse(run.bytes));
-    let target = match shows_progress {
-        true => ProgressDrawTarget::stderr(),
-        false => ProgressDrawTarget::hidden(),
-    };
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {elapsed}, {eta} to go")?;
-    let bar = ProgressBar::with_draw_target(Some(runs.len() as u64), target).with_style(style);
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Ok(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..jobs.clamp(1, 64) {
-            scope.spawn(|| {
-                while let Some(run) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let times = measure(setting, run);
-                    bar.inc(1);
-                    let mut done = done.lock().unwrap_or_else(|e| e.into_inner());
-                    match (times, done.as_mut()) {
-                        (Ok(times), Ok(all)) => all.push((*run, times)),
-                        (Ok(_), Err(_)) => return,
-                        (Err(error), _) => {
-                            *done = Err(format!("{run:?}: {error}"));
-                            return;
-                        }
-                    }
-                }
-            });
-        }
-    });
-    bar.finish_and_clear();
-    let done = done.into_inner().unwrap_or_else(|e| e.into_inner());
-    Ok(Results(done?))
+    let times = parallel::map(&runs, jobs, shows_progress, |run| {
+        measure(setting, run).map_err(|error| format!("{run:?}: {error}"))
+    })?;
+    Ok(Results(runs.into_iter().zip(times).collect()))
 }

@@ -13,6 +13,7 @@ use castnet_console::output::Output;
 use clap::{Args, ValueEnum};
 
 use crate::figures::{Failed, FigureArgs};
+use crate::parallel::processors;
 use crate::report::FigureReport;
 
 /// The figures of Cepheus: multicast in the switches beside chain, binomial tree and unicasts
@@ -81,7 +82,6 @@ pub(crate) struct Extent {
 
 impl CepheusCommand {
     pub(crate) fn run(self, output: Output) -> Outcome {
-        let processors = || std::thread::available_parallelism().map_or(1, usize::from);
         let extent = Extent {
             threads: self.threads.map_or_else(processors, |threads| threads as usize),
             quick: self.figures.quick,

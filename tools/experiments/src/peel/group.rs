@@ -12,13 +12,18 @@ pub(super) fn host(number: u32) -> String {
 
 /// The tree of a multicast group in a fabric without other groups. The first member is the source.
 pub(super) fn planned(t: &Topology, members: &[u32]) -> Result<Tree, PlanError> {
+    planned_beside(t, &LinkLoad::new(), members)
+}
+
+/// The tree of a multicast group beside others. The first member is the source.
+pub(super) fn planned_beside(t: &Topology, load: &LinkLoad, members: &[u32]) -> Result<Tree, PlanError> {
     let members = members
         .iter()
         .map(|number| Member::new(&host(*number), Qpn::new(0x11)));
     let mcst_id = McstId([10, 255, 0, 1].into());
     let rule = MulticastRule::default();
     let request = Request::multicast("group", mcst_id, Pmtu::B4096, members.collect(), rule);
-    let plan = plan(t, &LinkLoad::new(), &RoomTable::new(), &request)?;
+    let plan = plan(t, load, &RoomTable::new(), &request)?;
     Ok(plan.tree)
 }
 
