@@ -175,7 +175,9 @@ pub(crate) fn grow(
             distances,
             parents: Parents::new(root, distances.len(), members),
             numbers: vec![NOT_PASSED; distances.len()],
+            offers: vec![None; if layered { distances.len() } else { 0 }],
         };
+        growth.offer(root);
         first.iter().for_each(|switch| growth.add_switch(*switch));
         order.iter().for_each(|leaf| growth.add_leaf(leaf));
         if !first.is_empty() {
@@ -229,6 +231,14 @@ pub(crate) fn grow(
 
 const NOT_PASSED: u32 = u32::MAX;
 
+/// How a switch is reached from the tree: new links, the groups on them, and the last step.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    links: u32,
+    groups: u64,
+    step: Step,
+}
+
 /// A tree while it grows.
 struct Growth<'a, 't> {
     fabric: &'a Usable<'t>,
@@ -237,6 +247,8 @@ struct Growth<'a, 't> {
     parents: Parents,
     /// Of each switch: [`NOT_PASSED`], but for those that a search has passed.
     numbers: Vec<u32>,
+    /// Of each switch: the best step to a switch that is in the tree, or was. Only in fabrics without forwarders, where a step is a link.
+    offers: Vec<Option<Step>>,
 }
 
 impl Growth<'_, '_> {
@@ -304,16 +316,38 @@ impl Growth<'_, '_> {
         false
     }
 
+    /// Offers a switch of the tree to those that are one link farther from the root.
+    fn offer(&mut self, switch: NodeId) {
+        if self.offers.is_empty() {
+            return;
+        }
+        let farther = links_from(switch, self.distances).map(|links| links + 1);
+        for hop in self.fabric.hops(switch) {
+            if links_from(hop.far.node, self.distances) == farther {
+                let step = Step::over(hop.link, (hop.far, hop.near), self.load);
+                let best = &mut self.offers[hop.far.node.0 as usize];
+                if best.is_none_or(|best| step.key() < best.key()) {
+                    *best = Some(step);
+                }
+            }
+        }
+    }
+
+    /// The best step of a switch to one of the tree, one link nearer to the root.
+    fn offered(&mut self, switch: NodeId) -> Option<Step> {
+        let best = self.offers.get_mut(switch.0 as usize)?;
+        if best.is_some_and(|step| !self.parents.has(step.far.node)) {
+            let hops = nearer(self.fabric, switch, self.distances);
+            let hops = hops.filter(|hop| self.parents.has(hop.far.node));
+            let steps = hops.map(|hop| Step::over(hop.link, (hop.near, hop.far), self.load));
+            *best = steps.min_by_key(Step::key);
+        }
+        *best
+    }
+
     /// Adds a node over the fewest new links; among equals with the least load, then first by ends. `entries` are the
     /// first steps from it.
     fn join(&mut self, mut child: Node, entries: &[Step]) {
-        let Self {
-            fabric,
-            load,
-            distances,
-            parents,
-            numbers,
-        } = self;
         // Walk from the leaf over its shortest paths, by number of links, until switches of the tree are there.
         let mut open: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
         for entry in entries {
@@ -322,17 +356,22 @@ impl Growth<'_, '_> {
         let mut passed: Vec<(NodeId, Range<usize>)> = Vec::new();
         let mut all: Vec<Step> = Vec::new();
         while let Some((links, layer)) = open.pop_first() {
-            if layer.iter().any(|node| parents.has(*node)) {
+            if layer.iter().any(|node| self.parents.has(*node)) {
                 break;
             }
+            // Next to the tree, steps to other switches need not be looked at.
+            let is_next = layer.iter().any(|node| self.offered(*node).is_some());
             for node in layer {
-                let number = &mut numbers[node.0 as usize];
+                let number = &mut self.numbers[node.0 as usize];
                 if *number != NOT_PASSED {
                     continue;
                 }
                 *number = passed.len() as u32;
                 let first = all.len();
-                steps(fabric, load, node, distances, &mut all);
+                match is_next {
+                    true => all.extend(self.offered(node)),
+                    false => steps(self.fabric, self.load, node, self.distances, &mut all),
+                }
                 passed.push((node, first..all.len()));
                 for step in &all[first..] {
                     open.entry(links + step.length).or_default().push(step.far.node);
@@ -341,48 +380,46 @@ impl Growth<'_, '_> {
         }
         // From the tree back to the leaf: the best path of each switch.
         let mut best: Vec<Option<Way>> = vec![None; passed.len()];
-        passed.sort_by_key(|(node, _)| distances[node.0 as usize]);
+        passed.sort_by_key(|(node, _)| self.distances[node.0 as usize]);
         for (node, own) in &passed {
-            best[numbers[node.0 as usize] as usize] = cheapest(&all[own.clone()], parents, &best, numbers);
+            best[self.numbers[node.0 as usize] as usize] = self.cheapest(&all[own.clone()], &best);
         }
-        let mut way = cheapest(entries, parents, &best, numbers);
+        let mut way = self.cheapest(entries, &best);
         while let Some(Way { step, .. }) = way {
-            parents.set(child, between(fabric, step.near, step.far));
+            self.parents.set(child, between(self.fabric, step.near, step.far));
+            if let Node::Switch(switch) = child {
+                self.offer(switch);
+            }
             child = Node::Switch(step.far.node);
-            let number = numbers[step.far.node.0 as usize];
+            let number = self.numbers[step.far.node.0 as usize];
             way = best.get_mut(number as usize).and_then(Option::take);
         }
         for (node, _) in passed {
-            numbers[node.0 as usize] = NOT_PASSED;
+            self.numbers[node.0 as usize] = NOT_PASSED;
         }
+    }
+
+    /// The best of these steps, with the ways of the switches that they lead to.
+    fn cheapest(&self, steps: &[Step], best: &[Option<Way>]) -> Option<Way> {
+        let each = steps.iter().filter_map(|step| {
+            let (links, groups) = match self.parents.has(step.far.node) {
+                true => (0, 0),
+                false => {
+                    let number = self.numbers[step.far.node.0 as usize];
+                    let way = best.get(number as usize)?.as_ref()?;
+                    (way.links, way.groups)
+                }
+            };
+            Some(Way {
+                links: links + step.length,
+                groups: groups + step.groups,
+                step: *step,
+            })
+        });
+        each.min_by_key(|way| (way.links, way.groups, way.step.far, way.step.near))
     }
 }
 
-/// How a switch is reached from the tree: new links, the groups on them, and the last step.
-#[derive(Clone, Copy, Debug)]
-struct Way {
-    links: u32,
-    groups: u64,
-    step: Step,
-}
-
-fn cheapest(steps: &[Step], parents: &Parents, best: &[Option<Way>], numbers: &[u32]) -> Option<Way> {
-    let each = steps.iter().filter_map(|step| {
-        let (links, groups) = match parents.has(step.far.node) {
-            true => (0, 0),
-            false => {
-                let way = best.get(numbers[step.far.node.0 as usize] as usize)?.as_ref()?;
-                (way.links, way.groups)
-            }
-        };
-        Some(Way {
-            links: links + step.length,
-            groups: groups + step.groups,
-            step: *step,
-        })
-    });
-    each.min_by_key(|way| (way.links, way.groups, way.step.far, way.step.near))
-}
 
 /// Removes each switch that saves no links: its children hang on its parent instead if that takes fewer links in total,
 /// over plain switches and routers. Starts with the switches farthest from the top. A host keeps one child, a switch.

@@ -183,6 +183,21 @@ pub(crate) struct Step {
 }
 
 impl Step {
+    /// One link.
+    pub(crate) fn over(link: LinkId, (near, far): (EndId, EndId), load: &LinkLoad) -> Self {
+        Self {
+            near,
+            far,
+            length: 1,
+            groups: load.get(link).into(),
+        }
+    }
+
+    /// The lesser one is better. Among the steps of one length.
+    pub(crate) fn key(&self) -> (u64, EndId, EndId) {
+        (self.groups, self.far, self.near)
+    }
+
     pub(crate) fn of(route: &Route, load: &LinkLoad) -> Self {
         Self {
             near: route.near,
@@ -204,12 +219,7 @@ pub(crate) fn steps(
     let topology = fabric.topology;
     for first in nearer(fabric, from, distances) {
         if !topology.forwards(first.far.node) {
-            steps.push(Step {
-                near: first.near,
-                far: first.far,
-                length: 1,
-                groups: load.get(first.link).into(),
-            });
+            steps.push(Step::over(first.link, (first.near, first.far), load));
             continue;
         }
         let mut ends = BTreeSet::new();

@@ -170,9 +170,7 @@ impl Topology {
     /// The first host with this address.
     pub fn host_with(&self, ip: Ipv4Addr) -> Option<&Host> {
         let ids = &self.index().ids;
-        let all = ids.iter().zip(self.ips.iter());
-        let with = all.filter(|(_, bits)| **bits == ip.to_bits());
-        let first = with.map(|(id, _)| *id).min()?;
+        let first = self.ips.all_of(&ip.to_bits()).map(|at| ids[at]).min()?;
         self.host(self.name(first)).filter(|host| host.ip == Some(ip))
     }
 
