@@ -1,11 +1,12 @@
 //! The checks of rules that types cannot express.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use core::fmt::{self, Display};
 use core::net::Ipv4Addr;
 
 use castnet_wire::{MacAddr, Pmtu, PortId, Qpn, RateLimit};
+use foldhash::fast::FixedState;
 use ipnet::Ipv4Net;
 
 use crate::fault::{Fault, FaultKind};
@@ -119,8 +120,13 @@ impl GroupRule {
     }
 
     fn check_endpoints(&self, ports: usize, unread: &Unread, faults: &mut Vec<Fault>) {
-        let mut name_of: BTreeMap<&str, HopField> = BTreeMap::new();
-        let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), HopField> = BTreeMap::new();
+        let count = self.endpoints.len();
+        let mut name_of: HashMap<&str, HopField, FixedState> = with_capacity(count);
+        let mut qp_of: HashMap<(Ipv4Addr, Qpn), HopField, FixedState> = with_capacity(count);
+        let mut at_port = [0; PortId::COUNT];
+        for endpoint in &self.endpoints {
+            at_port[endpoint.port.index()] += 1;
+        }
         let mut senders: BTreeMap<(PortId, Qpn), Senders> = BTreeMap::new();
         for (i, endpoint) in self.endpoints.iter().enumerate() {
             let (port, virtual_qpn) = (endpoint.port, endpoint.virtual_qpn);
@@ -168,7 +174,8 @@ impl GroupRule {
                 }
             }
             // Each frame must belong to one endpoint.
-            let comparable = bad_virtual_qpn(virtual_qpn).is_none()
+            let comparable = at_port[port.index()] > 1
+                && bad_virtual_qpn(virtual_qpn).is_none()
                 && ip != Some(Ipv4Addr::UNSPECIFIED)
                 && !unread.has(format_args!("endpoints[{i}].port"));
             if comparable && let Some(first) = senders.entry((port, virtual_qpn)).or_default().insert(i, ip) {
@@ -222,6 +229,10 @@ impl HostEndpoint {
     }
 }
 
+fn with_capacity<K, V>(capacity: usize) -> HashMap<K, V, FixedState> {
+    HashMap::with_capacity_and_hasher(capacity, FixedState::default())
+}
+
 fn all_of<const N: usize>(faults: [(&str, Option<FaultKind>); N]) -> Vec<Fault> {
     let faults = faults.into_iter();
     faults
@@ -233,7 +244,9 @@ fn all_of<const N: usize>(faults: [(&str, Option<FaultKind>); N]) -> Vec<Fault> 
 #[derive(Default)]
 struct Senders {
     any: Option<usize>,
-    by_ip: BTreeMap<Ipv4Addr, usize>,
+    by_ip: HashMap<Ipv4Addr, usize, FixedState>,
+    /// The first one of `by_ip`.
+    first: Option<usize>,
 }
 
 impl Senders {
@@ -241,11 +254,14 @@ impl Senders {
     fn insert(&mut self, endpoint: usize, src: Option<Ipv4Addr>) -> Option<usize> {
         let first = match src {
             Some(ip) => self.by_ip.get(&ip).copied(),
-            None => self.by_ip.values().copied().min(),
+            None => self.first,
         };
         let first = self.any.or(first);
         match src {
-            Some(ip) => _ = self.by_ip.entry(ip).or_insert(endpoint),
+            Some(ip) => {
+                self.by_ip.entry(ip).or_insert(endpoint);
+                self.first = self.first.or(Some(endpoint));
+            }
             None => self.any = self.any.or(Some(endpoint)),
         }
         first
@@ -344,6 +360,9 @@ pub fn bad_burst(limit: RateLimit, pmtu: Pmtu, lanes: u8) -> Option<FaultKind> {
 }
 
 fn bad_name(name: &str) -> Option<FaultKind> {
+    if (1..=NAME_LENGTH_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return None;
+    }
     let length_fits = (1..=NAME_LENGTH_MAX).contains(&name.chars().count());
     let is_printable = name.chars().all(|c| !c.is_control() && !c.is_whitespace());
     (!length_fits || !is_printable).then(|| FaultKind::BadName { name: name.into() })

@@ -30,7 +30,7 @@ pub(crate) struct Parents {
     /// By number of the switch.
     switches: Vec<Option<Box<Route>>>,
     /// By index in the request.
-    members: Vec<Option<Box<Route>>>,
+    members: Vec<Option<Route>>,
 }
 
 #[derive(Clone, Debug)]
@@ -41,12 +41,9 @@ pub(crate) struct Leaf {
 }
 
 impl Leaf {
-    pub(crate) fn new(fabric: &Usable<'_>, member: usize, host: &str) -> Self {
-        let host = fabric.topology.id(host);
-        Self {
-            member,
-            nearest: host.map(|host| nearest(fabric, host)).unwrap_or_default(),
-        }
+    pub(crate) fn new(fabric: &Usable<'_>, member: usize, host: NodeId) -> Self {
+        let nearest = nearest(fabric, host);
+        Self { member, nearest }
     }
 
     /// Links to the destination of `distances`, over the nearest Castnet switch.
@@ -73,18 +70,15 @@ impl Parents {
     }
 
     pub(crate) fn routes(&self) -> impl Iterator<Item = &Route> {
-        self.switches
-            .iter()
-            .chain(&self.members)
-            .flatten()
-            .map(|route| &**route)
+        let switches = self.switches.iter().flatten().map(|route| &**route);
+        switches.chain(self.members.iter().flatten())
     }
 
     /// All nodes but the root, with their paths to their parents.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (Node, &Route)> {
         let switches = self.switches().map(|(id, route)| (Node::Switch(id), route));
         let members = (0..).map(Node::Member).zip(&self.members);
-        switches.chain(members.filter_map(|(node, route)| Some((node, route.as_deref()?))))
+        switches.chain(members.filter_map(|(node, route)| Some((node, route.as_ref()?))))
     }
 
     /// The switches but the root, with their paths to their parents.
@@ -132,14 +126,13 @@ impl Parents {
     fn of(&self, node: Node) -> Option<&Route> {
         match node {
             Node::Switch(id) => self.of_switch(id),
-            Node::Member(member) => self.members[member].as_deref(),
+            Node::Member(member) => self.members[member].as_ref(),
         }
     }
 
     pub(crate) fn set(&mut self, node: Node, route: Option<Route>) {
-        let route = route.map(Box::new);
         match node {
-            Node::Switch(id) => self.switches[id.0 as usize] = route,
+            Node::Switch(id) => self.switches[id.0 as usize] = route.map(Box::new),
             Node::Member(member) => self.members[member] = route,
         }
     }
@@ -261,6 +254,12 @@ impl Growth<'_, '_> {
     }
 
     fn add_leaf(&mut self, leaf: &Leaf) {
+        if let [route] = &leaf.nearest[..]
+            && self.parents.has(route.far.node)
+        {
+            self.parents.set(Node::Member(leaf.member), Some(route.clone()));
+            return;
+        }
         let least = leaf.distance(self.distances);
         let nearest = leaf.nearest.iter();
         let nearest = nearest.filter(|route| length(route, self.distances) == least);
@@ -286,7 +285,7 @@ impl Growth<'_, '_> {
                     };
                     at = up.far.node;
                 }
-                if self.is_nearer(entry, &branch) {
+                if branch.len() > 1 && self.is_nearer(entry, &branch) {
                     for switch in branch {
                         self.parents.set(Node::Switch(switch), None);
                     }
@@ -300,17 +299,20 @@ impl Growth<'_, '_> {
 
     /// Whether the tree without `branch`, which begins at `entry`, is fewer links away from `entry` than by `branch`.
     fn is_nearer(&self, entry: NodeId, branch: &[NodeId]) -> bool {
-        let mut layer = BTreeSet::from([entry]);
-        for _ in 1..branch.len() {
+        let mut layer = vec![entry];
+        for links in 1..branch.len() {
             let hops = layer
                 .iter()
                 .flat_map(|node| nearer(self.fabric, *node, self.distances));
-            layer = hops.map(|hop| hop.far.node).collect();
-            if layer
-                .iter()
-                .any(|node| self.parents.has(*node) && !branch.contains(node))
-            {
+            let far = hops.map(|hop| hop.far.node);
+            let is_other = |node: NodeId| self.parents.has(node) && !branch.contains(&node);
+            if far.clone().any(is_other) {
                 return true;
+            }
+            if links + 1 < branch.len() {
+                layer = far.collect();
+                layer.sort_unstable();
+                layer.dedup();
             }
         }
         false

@@ -1,12 +1,12 @@
 //! From request to rules.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_rules::{
     Endpoint, FaultKind, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RANKS_MAX, RankPart,
     TranslatedRule,
 };
-use castnet_topology::{Cut, Link, NodeId, Topology, Usable};
+use castnet_topology::{Cut, Host, Link, NodeId, Topology, Usable};
 use castnet_wire::{CoreKind, MacAddr, PortId, Psn};
 
 use crate::error::{PlanError, Shortage};
@@ -34,6 +34,13 @@ pub struct Plan {
     pub shortages: Vec<Shortage>,
 }
 
+/// The members of a request, by index.
+pub(crate) struct Members {
+    pub(crate) hosts: Vec<NodeId>,
+    /// With their names in the tree.
+    pub(crate) endpoints: Vec<HostEndpoint>,
+}
+
 /// Plans a group. A collective group is placed at switches with room by `rooms`; a multicast group needs none.
 ///
 /// The order of a multicast group's members does not matter. Endpoints and leaves of the tree have the names of their
@@ -52,17 +59,16 @@ pub fn plan(
         RequestKind::Multicast(rule) => {
             let source = usize::from(rule.source);
             let parents = match request.core {
-                CoreKind::Stateful => best_tree(topology, load, request, source)?,
-                CoreKind::Static => star(topology, load, request, source)?,
+                CoreKind::Stateful => best_tree(topology, load, request, (source, &members.hosts))?,
+                CoreKind::Static => star(topology, load, request, (source, &members.hosts))?,
             };
-            if let Some(link) = parents
-                .routes()
-                .find_map(|route| narrow(topology, request, route))
+            if topology.mtu_min() < needed_mtu(request)
+                && let Some(link) = parents.routes().find_map(|r| narrow(topology, request, r))
             {
                 return Err(too_narrow(request, link));
             }
             let root = Node::Member(source);
-            write(topology, (request, 0), &members, (root, &parents))
+            write(topology, (request, 0), &members.endpoints, (root, &parents))
         }
         RequestKind::Collective { window_packets, rule } => {
             place(topology, load, rooms, request, (window_packets, rule), &members)
@@ -71,7 +77,7 @@ pub fn plan(
 }
 
 /// The members with their addresses and names in the tree. Checks all that can be checked without paths.
-fn resolve(topology: &Topology, request: &Request) -> Result<Vec<HostEndpoint>, PlanError> {
+fn resolve(topology: &Topology, request: &Request) -> Result<Members, PlanError> {
     let count = request.members.len();
     match request.kind {
         RequestKind::Multicast(rule) if count < 2 || usize::from(rule.source) >= count => {
@@ -82,51 +88,67 @@ fn resolve(topology: &Topology, request: &Request) -> Result<Vec<HostEndpoint>, 
         }
         _ => {}
     }
-    let mut members_at: HashMap<&str, Vec<usize>> = HashMap::with_capacity(count);
-    for (index, member) in request.members.iter().enumerate() {
-        members_at.entry(&member.host).or_default().push(index);
+    let hosts = request.members.iter().map(|member| topology.id(&member.host));
+    let mut by_host: Vec<(Option<NodeId>, usize)> = hosts.zip(0..).collect();
+    by_host.sort_unstable();
+    let mut known = vec![None; count];
+    for same in by_host.chunk_by(|(x, _), (y, _)| x == y) {
+        for (host, index) in same {
+            let (first, members) = (same[0].1, same.len());
+            known[*index] = host.and_then(|id| Some(Known { id, host: topology.host_at(id)?, first, members }));
+        }
     }
-    let mut members = Vec::with_capacity(count);
-    for index in 0..count {
-        members.push(resolve_member(topology, request, index, &members_at)?);
+    let mut hosts = Vec::with_capacity(count);
+    let mut endpoints = Vec::with_capacity(count);
+    for (index, known) in known.into_iter().enumerate() {
+        let (host, endpoint) = resolve_member(request, index, known)?;
+        hosts.push(host);
+        endpoints.push(endpoint);
     }
-    check_values(request, &members)?;
+    let endpoints = check_values(request, endpoints)?;
     match topology.host_with(request.mcst_id.0) {
         Some(host) => Err(PlanError::McstIdIsHost {
             mcst_id: request.mcst_id,
             host: host.name.clone(),
         }),
-        None => Ok(members),
+        None => Ok(Members { hosts, endpoints }),
     }
 }
 
+/// A host of the fabric with the members there.
+#[derive(Clone, Copy)]
+struct Known<'t> {
+    id: NodeId,
+    host: &'t Host,
+    /// Index of the first member there.
+    first: usize,
+    /// Number of members there.
+    members: usize,
+}
+
 fn resolve_member(
-    topology: &Topology,
     request: &Request,
     index: usize,
-    members_at: &HashMap<&str, Vec<usize>>,
-) -> Result<HostEndpoint, PlanError> {
+    known: Option<Known<'_>>,
+) -> Result<(NodeId, HostEndpoint), PlanError> {
     let member = &request.members[index];
     let (field, host) = (|| request.field(index), || member.host.clone());
-    let at_host = members_at
-        .get(member.host.as_str())
-        .map_or(&[][..], Vec::as_slice);
     let (name, part) = match request.kind {
         RequestKind::Multicast(rule) => {
             let source = usize::from(rule.source);
-            if index != source && at_host.contains(&source) {
+            if index != source && request.members[source].host == member.host {
                 let (field, host) = (field(), host());
                 return Err(PlanError::SourceAmongReceivers { field, host });
             }
-            if let Some(first) = at_host.first().filter(|first| **first != index) {
-                let (field, host, first) = (field(), host(), request.field(*first));
+            if let Some(Known { first, .. }) = known.filter(|known| known.first != index) {
+                let (field, host, first) = (field(), host(), request.field(first));
                 return Err(PlanError::MemberTwice { field, host, first });
             }
             (host(), member.part)
         }
         RequestKind::Collective { .. } => {
-            let name = match at_host.len() {
-                2.. => format!("{}#{index}", member.host),
+            let name = match known {
+                Some(Known { members: 2.., .. }) => format!("{}#{index}", member.host),
                 _ => host(),
             };
             let (sq_psn, rq_psn) = match member.part {
@@ -137,7 +159,7 @@ fn resolve_member(
             (name, RankPart { rank, sq_psn, rq_psn }.into())
         }
     };
-    let Some(known) = topology.host(&member.host) else {
+    let Some(Known { id, host: known, .. }) = known else {
         let (field, host) = (field(), host());
         return Err(PlanError::UnknownHost { field, host });
     };
@@ -147,17 +169,18 @@ fn resolve_member(
         address,
     };
     let (ip, mac) = (member.ip.or(known.ip), member.mac.or(known.mac.map(MacAddr)));
-    Ok(HostEndpoint {
+    let endpoint = HostEndpoint {
         name,
         ip: ip.ok_or_else(|| lacking("IP address"))?,
         mac: mac.ok_or_else(|| lacking("Ethernet address"))?,
         qpn: member.qpn,
         part,
-    })
+    };
+    Ok((id, endpoint))
 }
 
-/// Checks the values of the request with the rule checker, as if all members were endpoints of one switch.
-fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanError> {
+/// Checks the values of the request with the rule checker, as if all members were endpoints of one switch. Returns the members.
+fn check_values(request: &Request, members: Vec<HostEndpoint>) -> Result<Vec<HostEndpoint>, PlanError> {
     let kind = match request.kind {
         RequestKind::Multicast(rule) => GroupKind::from(rule),
         RequestKind::Collective { window_packets, rule } => GroupKind::from(TranslatedRule {
@@ -165,7 +188,7 @@ fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanE
             ..rule
         }),
     };
-    let endpoint = |member: &HostEndpoint| Endpoint::new(PortId::default(), NextHop::Host(member.clone()));
+    let endpoint = |member| Endpoint::new(PortId::default(), NextHop::Host(member));
     let group = GroupRule {
         name: request.name.clone(),
         generation: 0,
@@ -173,7 +196,7 @@ fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanE
         pmtu: request.pmtu,
         stall_timeout_ms: request.stall_timeout_ms,
         rate_limit: request.rate_limit,
-        endpoints: members.iter().map(endpoint).collect(),
+        endpoints: members.into_iter().map(endpoint).collect(),
         kind,
     };
     let mut faults = group.check(PortId::COUNT);
@@ -182,7 +205,11 @@ fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanE
         fault.field != "endpoints" && !matches!(fault.kind, FaultKind::AmbiguousEndpoint { .. })
     });
     if faults.is_empty() {
-        return Ok(());
+        let hosts = group.endpoints.into_iter().filter_map(|e| match e.next_hop {
+            NextHop::Host(host) => Some(host),
+            NextHop::Switch { .. } => None,
+        });
+        return Ok(hosts.collect());
     }
     for fault in &mut faults {
         in_request(request, &mut fault.field);
@@ -211,10 +238,10 @@ fn best_tree(
     topology: &Topology,
     load: &LinkLoad,
     request: &Request,
-    source: usize,
+    (source, hosts): (usize, &[NodeId]),
 ) -> Result<Parents, PlanError> {
     let fabric = Usable::new(topology, 0);
-    let leaf = |index: usize| Leaf::new(&fabric, index, &request.members[index].host);
+    let leaf = |index: usize| Leaf::new(&fabric, index, hosts[index]);
     let from = leaf(source).nearest;
     let receivers = (0..request.members.len()).filter(|index| *index != source);
     let leaves: Vec<Leaf> = receivers.map(leaf).collect();
@@ -284,7 +311,7 @@ pub(crate) fn needed_mtu(request: &Request) -> u32 {
 }
 
 fn narrow<'t>(topology: &'t Topology, request: &Request, route: &Route) -> Option<&'t Link> {
-    let mut links = route.links.iter().filter_map(|link| topology.link(*link));
+    let mut links = route.links().filter_map(|link| topology.link(link));
     links.find(|link| link.mtu < needed_mtu(request))
 }
 
