@@ -28,15 +28,17 @@ pub struct Unread(pub BTreeSet<String>);
 
 impl Unread {
     /// Whether `field`, or a list or table that it is in, could not be read.
+    #[inline]
     pub fn has(&self, field: impl Display) -> bool {
-        if self.0.is_empty() {
-            return false;
-        }
-        let field = field.to_string();
-        let outer = field.match_indices(['.', '[']).map(|(end, _)| &field[..end]);
-        outer.chain([&*field]).any(|path| self.0.contains(path))
+        !self.0.is_empty() && self.has_field(&field.to_string())
     }
 
+    fn has_field(&self, field: &str) -> bool {
+        let outer = field.match_indices(['.', '[']).map(|(end, _)| &field[..end]);
+        outer.chain([field]).any(|path| self.0.contains(path))
+    }
+
+    #[inline]
     pub(crate) fn has_hop(&self, endpoint: usize) -> bool {
         let has = |hop| self.has(format_args!("endpoints[{endpoint}].{hop}"));
         has("host") || has("switch")
@@ -121,8 +123,9 @@ impl GroupRule {
 
     fn check_endpoints(&self, ports: usize, unread: &Unread, faults: &mut Vec<Fault>) {
         let count = self.endpoints.len();
-        let mut name_of: HashMap<&str, HopField, FixedState> = with_capacity(count);
-        let mut qp_of: HashMap<(Ipv4Addr, Qpn), HopField, FixedState> = with_capacity(count);
+        let mut name_of: HashMap<&str, u32, FixedState> = with_capacity(count);
+        let mut qp_of: HashMap<(Ipv4Addr, Qpn), u32, FixedState> = with_capacity(count);
+        let field_of = |i: u32| HopField(i as usize, self.endpoints[i as usize].next_hop.kind());
         let mut at_port = [0; PortId::COUNT];
         for endpoint in &self.endpoints {
             at_port[endpoint.port.index()] += 1;
@@ -148,9 +151,9 @@ impl GroupRule {
             let (hop, name) = (HopField(i, endpoint.next_hop.kind()), endpoint.next_hop.name());
             let mut fault = |field: &str, kind| faults.push(Fault::new(format!("{hop}.{field}"), kind));
             if bad_name(name).is_none() {
-                let first = *name_of.entry(name).or_insert(hop);
-                if first.0 != i {
-                    let (name, first) = (name.into(), first.to_string());
+                let first = *name_of.entry(name).or_insert(i as u32);
+                if first != i as u32 {
+                    let (name, first) = (name.into(), field_of(first).to_string());
                     fault("name", FaultKind::DuplicateName { name, first });
                 }
             }
@@ -167,9 +170,9 @@ impl GroupRule {
                 fault(&field, kind);
             }
             if let Some((ip, qpn)) = endpoint.next_hop.qp() {
-                let first = *qp_of.entry((ip, qpn)).or_insert(hop);
-                if first.0 != i {
-                    let first = first.to_string();
+                let first = *qp_of.entry((ip, qpn)).or_insert(i as u32);
+                if first != i as u32 {
+                    let first = field_of(first).to_string();
                     fault("qpn", FaultKind::DuplicateMember { ip, qpn, first });
                 }
             }
@@ -178,7 +181,7 @@ impl GroupRule {
                 && bad_virtual_qpn(virtual_qpn).is_none()
                 && ip != Some(Ipv4Addr::UNSPECIFIED)
                 && !unread.has(format_args!("endpoints[{i}].port"));
-            if comparable && let Some(first) = senders.entry((port, virtual_qpn)).or_default().insert(i, ip) {
+            if comparable && let Some(first) = senders.entry((port, virtual_qpn)).or_default().insert(i as u32, ip) {
                 let kind = FaultKind::AmbiguousEndpoint {
                     port,
                     virtual_qpn,
@@ -243,15 +246,15 @@ fn all_of<const N: usize>(faults: [(&str, Option<FaultKind>); N]) -> Vec<Fault> 
 /// Endpoints with one port and QPN: `any` accepts frames from every source address, those in `by_ip` from one.
 #[derive(Default)]
 struct Senders {
-    any: Option<usize>,
-    by_ip: HashMap<Ipv4Addr, usize, FixedState>,
+    any: Option<u32>,
+    by_ip: HashMap<Ipv4Addr, u32, FixedState>,
     /// The first one of `by_ip`.
-    first: Option<usize>,
+    first: Option<u32>,
 }
 
 impl Senders {
     /// Returns an earlier endpoint that could have sent the same frame.
-    fn insert(&mut self, endpoint: usize, src: Option<Ipv4Addr>) -> Option<usize> {
+    fn insert(&mut self, endpoint: u32, src: Option<Ipv4Addr>) -> Option<u32> {
         let first = match src {
             Some(ip) => self.by_ip.get(&ip).copied(),
             None => self.first,

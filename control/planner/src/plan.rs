@@ -6,7 +6,7 @@ use castnet_rules::{
     Endpoint, FaultKind, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RANKS_MAX, RankPart,
     TranslatedRule,
 };
-use castnet_topology::{Cut, Host, Link, NodeId, Topology, Usable};
+use castnet_topology::{Cut, Link, NodeId, Topology, Usable};
 use castnet_wire::{CoreKind, MacAddr, PortId, Psn};
 
 use crate::error::{PlanError, Shortage};
@@ -89,19 +89,20 @@ fn resolve(topology: &Topology, request: &Request) -> Result<Members, PlanError>
         _ => {}
     }
     let hosts = request.members.iter().map(|member| topology.id(&member.host));
-    let mut by_host: Vec<(Option<NodeId>, usize)> = hosts.zip(0..).collect();
+    let mut by_host: Vec<(Option<NodeId>, u32)> = hosts.zip(0..).collect();
     by_host.sort_unstable();
-    let mut known = vec![None; count];
+    let mut at_host = vec![AtHost::default(); count];
     for same in by_host.chunk_by(|(x, _), (y, _)| x == y) {
-        for (host, index) in same {
-            let (first, members) = (same[0].1, same.len());
-            known[*index] = host.and_then(|id| Some(Known { id, host: topology.host_at(id)?, first, members }));
+        let (node, first) = same[0];
+        let members = same.len() as u32;
+        for (_, index) in same {
+            at_host[*index as usize] = AtHost { node, first, members };
         }
     }
     let mut hosts = Vec::with_capacity(count);
     let mut endpoints = Vec::with_capacity(count);
-    for (index, known) in known.into_iter().enumerate() {
-        let (host, endpoint) = resolve_member(request, index, known)?;
+    for (index, at_host) in at_host.into_iter().enumerate() {
+        let (host, endpoint) = resolve_member(topology, request, index, at_host)?;
         hosts.push(host);
         endpoints.push(endpoint);
     }
@@ -115,21 +116,21 @@ fn resolve(topology: &Topology, request: &Request) -> Result<Members, PlanError>
     }
 }
 
-/// A host of the fabric with the members there.
-#[derive(Clone, Copy)]
-struct Known<'t> {
-    id: NodeId,
-    host: &'t Host,
-    /// Index of the first member there.
-    first: usize,
-    /// Number of members there.
-    members: usize,
+/// The members at one host.
+#[derive(Clone, Copy, Default)]
+struct AtHost {
+    /// `None`: the fabric does not have it.
+    node: Option<NodeId>,
+    /// Index of the first one.
+    first: u32,
+    members: u32,
 }
 
 fn resolve_member(
+    topology: &Topology,
     request: &Request,
     index: usize,
-    known: Option<Known<'_>>,
+    at_host: AtHost,
 ) -> Result<(NodeId, HostEndpoint), PlanError> {
     let member = &request.members[index];
     let (field, host) = (|| request.field(index), || member.host.clone());
@@ -140,15 +141,16 @@ fn resolve_member(
                 let (field, host) = (field(), host());
                 return Err(PlanError::SourceAmongReceivers { field, host });
             }
-            if let Some(Known { first, .. }) = known.filter(|known| known.first != index) {
+            let first = at_host.first as usize;
+            if at_host.node.is_some() && first != index {
                 let (field, host, first) = (field(), host(), request.field(first));
                 return Err(PlanError::MemberTwice { field, host, first });
             }
             (host(), member.part)
         }
         RequestKind::Collective { .. } => {
-            let name = match known {
-                Some(Known { members: 2.., .. }) => format!("{}#{index}", member.host),
+            let name = match at_host.members {
+                2.. => format!("{}#{index}", member.host),
                 _ => host(),
             };
             let (sq_psn, rq_psn) = match member.part {
@@ -159,7 +161,8 @@ fn resolve_member(
             (name, RankPart { rank, sq_psn, rq_psn }.into())
         }
     };
-    let Some(Known { id, host: known, .. }) = known else {
+    let known = at_host.node.and_then(|id| Some((id, topology.host_at(id)?)));
+    let Some((id, known)) = known else {
         let (field, host) = (field(), host());
         return Err(PlanError::UnknownHost { field, host });
     };

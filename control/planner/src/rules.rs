@@ -101,8 +101,11 @@ impl<'a> Writer<'a> {
             Node::Member(member) if up.is_none() => self.topology.id(&self.request.members[member].host),
             Node::Member(_) => None,
         };
-        let below = id.and_then(|id| self.children.get(&id)).into_iter().flatten();
-        let (mut children, mut ranks, mut endpoints) = (Vec::new(), BTreeSet::new(), Vec::new());
+        let below = id.and_then(|id| self.children.get(&id)).map_or(&[][..], Vec::as_slice);
+        let mut children = Vec::with_capacity(below.len());
+        // One more for the parent.
+        let mut endpoints = Vec::with_capacity(below.len() + usize::from(!below.is_empty()));
+        let mut ranks = BTreeSet::new();
         for (route, child) in below {
             let (tree, theirs) = self.node(*child, Some((node, route)), rules);
             let port = PortId::new(route.far.port);
