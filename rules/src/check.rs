@@ -181,7 +181,12 @@ impl GroupRule {
                 && bad_virtual_qpn(virtual_qpn).is_none()
                 && ip != Some(Ipv4Addr::UNSPECIFIED)
                 && !unread.has(format_args!("endpoints[{i}].port"));
-            if comparable && let Some(first) = senders.entry((port, virtual_qpn)).or_default().insert(i as u32, ip) {
+            if comparable
+                && let Some(first) = senders
+                    .entry((port, virtual_qpn))
+                    .or_default()
+                    .insert(i as u32, ip)
+            {
                 let kind = FaultKind::AmbiguousEndpoint {
                     port,
                     virtual_qpn,

@@ -7,7 +7,7 @@ use castnet_topology::{NodeId, Row, Usable, links_from};
 
 use crate::cover::{shared, smaller};
 use crate::load::LinkLoad;
-use crate::overlay::{Reach, Route, Step, between, nearer, nearest, steps};
+use crate::overlay::{Reach, Route, Step, nearer, nearest, steps};
 
 /// Maximum number of trees that are compared. Of more tops, those with the least load count, then the first by name.
 pub(crate) const CANDIDATES_MAX: usize = 16;
@@ -169,6 +169,7 @@ pub(crate) fn grow(
             parents: Parents::new(root, distances.len(), members),
             numbers: vec![NOT_PASSED; distances.len()],
             offers: vec![None; if layered { distances.len() } else { 0 }],
+            walk: Walk::default(),
         };
         growth.offer(root);
         first.iter().for_each(|switch| growth.add_switch(*switch));
@@ -232,6 +233,35 @@ struct Way {
     step: Step,
 }
 
+/// The walk from a node to the tree. Reused for the next one.
+#[derive(Debug, Default)]
+struct Walk {
+    /// The switches that are to be passed, by number of links.
+    layers: Vec<Vec<NodeId>>,
+    /// The switches that were passed, each with its steps.
+    passed: Vec<(NodeId, Range<usize>)>,
+    steps: Vec<Step>,
+    /// The best path of each, by its number.
+    best: Vec<Option<Way>>,
+}
+
+impl Walk {
+    fn clear(&mut self) {
+        self.layers.iter_mut().for_each(Vec::clear);
+        self.passed.clear();
+        self.steps.clear();
+        self.best.clear();
+    }
+
+    fn open(&mut self, links: u32, node: NodeId) {
+        let links = links as usize;
+        if self.layers.len() <= links {
+            self.layers.resize(links + 1, Vec::new());
+        }
+        self.layers[links].push(node);
+    }
+}
+
 /// A tree while it grows.
 struct Growth<'a, 't> {
     fabric: &'a Usable<'t>,
@@ -242,6 +272,7 @@ struct Growth<'a, 't> {
     numbers: Vec<u32>,
     /// Of each switch: the best step to a switch that is in the tree, or was. Only in fabrics without forwarders, where a step is a link.
     offers: Vec<Option<Step>>,
+    walk: Walk,
 }
 
 impl Growth<'_, '_> {
@@ -351,54 +382,60 @@ impl Growth<'_, '_> {
     /// first steps from it.
     fn join(&mut self, mut child: Node, entries: &[Step]) {
         // Walk from the leaf over its shortest paths, by number of links, until switches of the tree are there.
-        let mut open: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
+        let mut walk = core::mem::take(&mut self.walk);
+        walk.clear();
         for entry in entries {
-            open.entry(entry.length).or_default().push(entry.far.node);
+            walk.open(entry.length, entry.far.node);
         }
-        let mut passed: Vec<(NodeId, Range<usize>)> = Vec::new();
-        let mut all: Vec<Step> = Vec::new();
-        while let Some((links, layer)) = open.pop_first() {
+        let mut links = 0;
+        while let Some(layer) = walk.layers.get_mut(links as usize).map(core::mem::take) {
             if layer.iter().any(|node| self.parents.has(*node)) {
                 break;
             }
             // Next to the tree, steps to other switches need not be looked at.
             let is_next = layer.iter().any(|node| self.offered(*node).is_some());
-            for node in layer {
+            for node in &layer {
                 let number = &mut self.numbers[node.0 as usize];
                 if *number != NOT_PASSED {
                     continue;
                 }
-                *number = passed.len() as u32;
-                let first = all.len();
+                *number = walk.passed.len() as u32;
+                let first = walk.steps.len();
                 match is_next {
-                    true => all.extend(self.offered(node)),
-                    false => steps(self.fabric, self.load, node, self.distances, &mut all),
+                    true => walk.steps.extend(self.offered(*node)),
+                    false => steps(self.fabric, self.load, *node, self.distances, &mut walk.steps),
                 }
-                passed.push((node, first..all.len()));
-                for step in &all[first..] {
-                    open.entry(links + step.length).or_default().push(step.far.node);
+                walk.passed.push((*node, first..walk.steps.len()));
+                for at in first..walk.steps.len() {
+                    let step = walk.steps[at];
+                    walk.open(links + step.length, step.far.node);
                 }
             }
+            walk.layers[links as usize] = layer;
+            links += 1;
         }
         // From the tree back to the leaf: the best path of each switch.
-        let mut best: Vec<Option<Way>> = vec![None; passed.len()];
-        passed.sort_by_key(|(node, _)| self.distances[node.0 as usize]);
-        for (node, own) in &passed {
-            best[self.numbers[node.0 as usize] as usize] = self.cheapest(&all[own.clone()], &best);
+        walk.best.resize(walk.passed.len(), None);
+        walk.passed
+            .sort_by_key(|(node, _)| self.distances[node.0 as usize]);
+        for (node, own) in &walk.passed {
+            let way = self.cheapest(&walk.steps[own.clone()], &walk.best);
+            walk.best[self.numbers[node.0 as usize] as usize] = way;
         }
-        let mut way = self.cheapest(entries, &best);
+        let mut way = self.cheapest(entries, &walk.best);
         while let Some(Way { step, .. }) = way {
-            self.parents.set(child, between(self.fabric, step.near, step.far));
+            self.parents.set(child, step.route(self.fabric));
             if let Node::Switch(switch) = child {
                 self.offer(switch);
             }
             child = Node::Switch(step.far.node);
             let number = self.numbers[step.far.node.0 as usize];
-            way = best.get_mut(number as usize).and_then(Option::take);
+            way = walk.best.get_mut(number as usize).and_then(Option::take);
         }
-        for (node, _) in passed {
+        for (node, _) in &walk.passed {
             self.numbers[node.0 as usize] = NOT_PASSED;
         }
+        self.walk = walk;
     }
 
     /// The best of these steps, with the ways of the switches that they lead to.
@@ -421,7 +458,6 @@ impl Growth<'_, '_> {
         each.min_by_key(|way| (way.links, way.groups, way.step.far, way.step.near))
     }
 }
-
 
 /// Removes each switch that saves no links: its children hang on its parent instead if that takes fewer links in total,
 /// over plain switches and routers. Starts with the switches farthest from the top. A host keeps one child, a switch.

@@ -187,6 +187,7 @@ pub(crate) fn nearer<'t>(
 pub(crate) struct Step {
     pub(crate) near: EndId,
     pub(crate) far: EndId,
+    first: LinkId,
     /// Its links, and the groups on them.
     pub(crate) length: u32,
     pub(crate) groups: u64,
@@ -198,8 +199,22 @@ impl Step {
         Self {
             near,
             far,
+            first: link,
             length: 1,
             groups: load.get(link).into(),
+        }
+    }
+
+    pub(crate) fn route(&self, fabric: &Usable<'_>) -> Option<Route> {
+        let (near, far, first) = (self.near, self.far, self.first);
+        match self.length {
+            1 => Some(Route {
+                near,
+                far,
+                first,
+                rest: Vec::new(),
+            }),
+            _ => between(fabric, near, far),
         }
     }
 
@@ -212,6 +227,7 @@ impl Step {
         Self {
             near: route.near,
             far: route.far,
+            first: route.first,
             length: route.length(),
             groups: route.load(load),
         }
@@ -227,8 +243,9 @@ pub(crate) fn steps(
     steps: &mut Vec<Step>,
 ) {
     let topology = fabric.topology;
+    let has_forwarders = topology.has_forwarders();
     for first in nearer(fabric, from, distances) {
-        if !topology.forwards(first.far.node) {
+        if !has_forwarders || !topology.forwards(first.far.node) {
             steps.push(Step::over(first.link, (first.near, first.far), load));
             continue;
         }

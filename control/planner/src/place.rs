@@ -134,7 +134,13 @@ fn lowest(
         return Ok(None);
     };
     let root = Node::Switch(root);
-    write(usable.topology, (request, slots), &ranks.endpoints, (root, &parents)).map(Some)
+    write(
+        usable.topology,
+        (request, slots),
+        &ranks.endpoints,
+        (root, &parents),
+    )
+    .map(Some)
 }
 
 /// The first [`CANDIDATES_MAX`] Castnet switches of the lowest level, by groups on their links, then by name.

@@ -101,7 +101,9 @@ impl<'a> Writer<'a> {
             Node::Member(member) if up.is_none() => self.topology.id(&self.request.members[member].host),
             Node::Member(_) => None,
         };
-        let below = id.and_then(|id| self.children.get(&id)).map_or(&[][..], Vec::as_slice);
+        let below = id
+            .and_then(|id| self.children.get(&id))
+            .map_or(&[][..], Vec::as_slice);
         let mut children = Vec::with_capacity(below.len());
         // One more for the parent.
         let mut endpoints = Vec::with_capacity(below.len() + usize::from(!below.is_empty()));

@@ -44,7 +44,11 @@ impl<T> Chunks<T> {
 impl<T: PartialEq> Chunks<T> {
     /// Indices of all items that equal `item`. Numbers are compared several at a time.
     pub fn all_of<'c>(&'c self, item: &'c T) -> impl Iterator<Item = usize> + 'c {
-        let with = self.chunks.iter().enumerate().filter(|(_, chunk)| chunk.contains(item));
+        let with = self
+            .chunks
+            .iter()
+            .enumerate()
+            .filter(|(_, chunk)| chunk.contains(item));
         with.flat_map(move |(number, chunk)| {
             let equal = chunk.iter().enumerate().filter(move |(_, own)| *own == item);
             equal.map(move |(at, _)| number * CHUNK + at)

@@ -42,9 +42,49 @@ pub(crate) fn plans(seed: u64) -> Vec<Result<Plan, PlanError>> {
     each.collect()
 }
 
+/// Digest (FNV-1a) of what [`plans`] returns: errors, trees with their ports, and what endpoints of rules have.
+pub(crate) fn digest(seed: u64) -> u64 {
+    let mut text = String::new();
+    for planned in plans(seed) {
+        let plan = match planned {
+            Ok(plan) => plan,
+            Err(error) => {
+                text += &error.to_string();
+                continue;
+            }
+        };
+        text += &plan.tree.to_string();
+        text += &format!("{:?}", plan.tree.links());
+        for (switch, rule) in &plan.rules {
+            text += &format!("{switch} {}", rule.mcst_id);
+            for (number, endpoint) in rule.endpoints.iter().enumerate() {
+                let (hop, is_source) = (
+                    &endpoint.next_hop,
+                    rule.multicast().map(|m| usize::from(m.source) == number),
+                );
+                let is_parent = rule
+                    .translated()
+                    .map(|t| t.parent.map(usize::from) == Some(number));
+                text += &format!(
+                    "{} {} {} {:?} {:?} {} {:?} {is_source:?} {is_parent:?}",
+                    endpoint.port,
+                    endpoint.virtual_qpn,
+                    hop.name(),
+                    hop.qpn(),
+                    hop.ranks(),
+                    hop.mac(),
+                    hop.ip()
+                );
+            }
+        }
+    }
+    let step = |digest: u64, byte| (digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
+    text.bytes().fold(0xCBF2_9CE4_8422_2325, step)
+}
+
 fn fabric(random: &mut Random) -> Topology {
     let mut t = match random.below(6) {
-        0 => Topology::fat_tree(random.one_of(&[4, 6, 8])),
+        0 => Topology::fat_tree(random.one_of(&[4, 6, 8, 12])),
         1 => Topology::leaf_spine(2 + random.below(10), 1 + random.below(5), 1 + random.below(4)),
         2 => Topology::three_tier(2 + random.below(5), 1 + random.below(4), 1 + random.below(3)),
         3 => Topology::tree(2 + random.below(3), 2 + random.below(2)),
@@ -110,7 +150,8 @@ fn irregular(random: &mut Random) -> Topology {
         t.add_host(&name, Some(ip), Some([2, 0, 0, 0, 0, h as u8]))
             .expect("a new name");
         let near = end(random.below(switches));
-        t.connect(near, End::host(name), DEFAULT_MTU).expect("a free port");
+        t.connect(near, End::host(name), DEFAULT_MTU)
+            .expect("a free port");
     }
     t
 }
@@ -130,7 +171,10 @@ fn request(random: &mut Random, topology: &Topology) -> Request {
         let at = random.below(hosts.len());
         hosts[at] = "nobody";
     }
-    let mut members: Vec<Member> = hosts.iter().map(|host| Member::new(host, Qpn::new(0x11))).collect();
+    let mut members: Vec<Member> = hosts
+        .iter()
+        .map(|host| Member::new(host, Qpn::new(0x11)))
+        .collect();
     for (number, member) in members.iter_mut().enumerate().filter(|_| collective) {
         member.qpn = Qpn::new(0x11 + number as u32);
     }
