@@ -122,9 +122,14 @@ impl GroupRule {
     }
 
     fn check_endpoints(&self, ports: usize, unread: &Unread, faults: &mut Vec<Fault>) {
-        let count = self.endpoints.len();
-        let mut name_of: HashMap<&str, u32, FixedState> = with_capacity(count);
-        let mut qp_of: HashMap<(Ipv4Addr, Qpn), u32, FixedState> = with_capacity(count);
+        let mut ips: Vec<Option<Ipv4Addr>> = self.endpoints.iter().map(|e| e.next_hop.ip()).collect();
+        ips.sort_unstable();
+        // Endpoints with addresses of their own differ in their QPs, and their frames do.
+        let own_ips =
+            ips.first().is_some_and(Option::is_some) && ips.windows(2).all(|pair| pair[0] != pair[1]);
+        let mut name_of: HashMap<&str, u32, FixedState> =
+            HashMap::with_capacity_and_hasher(self.endpoints.len(), FixedState::default());
+        let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), u32> = BTreeMap::new();
         let field_of = |i: u32| HopField(i as usize, self.endpoints[i as usize].next_hop.kind());
         let mut at_port = [0; PortId::COUNT];
         for endpoint in &self.endpoints {
@@ -169,7 +174,7 @@ impl GroupRule {
             for Fault { field, kind } in endpoint.next_hop.check() {
                 fault(&field, kind);
             }
-            if let Some((ip, qpn)) = endpoint.next_hop.qp() {
+            if let Some((ip, qpn)) = endpoint.next_hop.qp().filter(|_| !own_ips) {
                 let first = *qp_of.entry((ip, qpn)).or_insert(i as u32);
                 if first != i as u32 {
                     let first = field_of(first).to_string();
@@ -177,7 +182,8 @@ impl GroupRule {
                 }
             }
             // Each frame must belong to one endpoint.
-            let comparable = at_port[port.index()] > 1
+            let comparable = !own_ips
+                && at_port[port.index()] > 1
                 && bad_virtual_qpn(virtual_qpn).is_none()
                 && ip != Some(Ipv4Addr::UNSPECIFIED)
                 && !unread.has(format_args!("endpoints[{i}].port"));
@@ -237,10 +243,6 @@ impl HostEndpoint {
     }
 }
 
-fn with_capacity<K, V>(capacity: usize) -> HashMap<K, V, FixedState> {
-    HashMap::with_capacity_and_hasher(capacity, FixedState::default())
-}
-
 fn all_of<const N: usize>(faults: [(&str, Option<FaultKind>); N]) -> Vec<Fault> {
     let faults = faults.into_iter();
     faults
@@ -252,7 +254,7 @@ fn all_of<const N: usize>(faults: [(&str, Option<FaultKind>); N]) -> Vec<Fault> 
 #[derive(Default)]
 struct Senders {
     any: Option<u32>,
-    by_ip: HashMap<Ipv4Addr, u32, FixedState>,
+    by_ip: BTreeMap<Ipv4Addr, u32>,
     /// The first one of `by_ip`.
     first: Option<u32>,
 }
