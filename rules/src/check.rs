@@ -1,11 +1,12 @@
 //! The checks of rules that types cannot express.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use core::fmt::{self, Display};
 use core::net::Ipv4Addr;
 
 use castnet_wire::{MacAddr, Pmtu, PortId, Qpn, RateLimit};
+use foldhash::fast::FixedState;
 use ipnet::Ipv4Net;
 
 use crate::fault::{Fault, FaultKind};
@@ -27,15 +28,17 @@ pub struct Unread(pub BTreeSet<String>);
 
 impl Unread {
     /// Whether `field`, or a list or table that it is in, could not be read.
+    #[inline]
     pub fn has(&self, field: impl Display) -> bool {
-        if self.0.is_empty() {
-            return false;
-        }
-        let field = field.to_string();
-        let outer = field.match_indices(['.', '[']).map(|(end, _)| &field[..end]);
-        outer.chain([&*field]).any(|path| self.0.contains(path))
+        !self.0.is_empty() && self.has_field(&field.to_string())
     }
 
+    fn has_field(&self, field: &str) -> bool {
+        let outer = field.match_indices(['.', '[']).map(|(end, _)| &field[..end]);
+        outer.chain([field]).any(|path| self.0.contains(path))
+    }
+
+    #[inline]
     pub(crate) fn has_hop(&self, endpoint: usize) -> bool {
         let has = |hop| self.has(format_args!("endpoints[{endpoint}].{hop}"));
         has("host") || has("switch")
@@ -119,8 +122,19 @@ impl GroupRule {
     }
 
     fn check_endpoints(&self, ports: usize, unread: &Unread, faults: &mut Vec<Fault>) {
-        let mut name_of: BTreeMap<&str, HopField> = BTreeMap::new();
-        let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), HopField> = BTreeMap::new();
+        let mut ips: Vec<Option<Ipv4Addr>> = self.endpoints.iter().map(|e| e.next_hop.ip()).collect();
+        ips.sort_unstable();
+        // Endpoints with addresses of their own differ in their QPs, and their frames do.
+        let own_ips =
+            ips.first().is_some_and(Option::is_some) && ips.windows(2).all(|pair| pair[0] != pair[1]);
+        let mut name_of: HashMap<&str, u32, FixedState> =
+            HashMap::with_capacity_and_hasher(self.endpoints.len(), FixedState::default());
+        let mut qp_of: BTreeMap<(Ipv4Addr, Qpn), u32> = BTreeMap::new();
+        let field_of = |i: u32| HopField(i as usize, self.endpoints[i as usize].next_hop.kind());
+        let mut at_port = [0; PortId::COUNT];
+        for endpoint in &self.endpoints {
+            at_port[endpoint.port.index()] += 1;
+        }
         let mut senders: BTreeMap<(PortId, Qpn), Senders> = BTreeMap::new();
         for (i, endpoint) in self.endpoints.iter().enumerate() {
             let (port, virtual_qpn) = (endpoint.port, endpoint.virtual_qpn);
@@ -142,9 +156,9 @@ impl GroupRule {
             let (hop, name) = (HopField(i, endpoint.next_hop.kind()), endpoint.next_hop.name());
             let mut fault = |field: &str, kind| faults.push(Fault::new(format!("{hop}.{field}"), kind));
             if bad_name(name).is_none() {
-                let first = *name_of.entry(name).or_insert(hop);
-                if first.0 != i {
-                    let (name, first) = (name.into(), first.to_string());
+                let first = *name_of.entry(name).or_insert(i as u32);
+                if first != i as u32 {
+                    let (name, first) = (name.into(), field_of(first).to_string());
                     fault("name", FaultKind::DuplicateName { name, first });
                 }
             }
@@ -160,18 +174,25 @@ impl GroupRule {
             for Fault { field, kind } in endpoint.next_hop.check() {
                 fault(&field, kind);
             }
-            if let Some((ip, qpn)) = endpoint.next_hop.qp() {
-                let first = *qp_of.entry((ip, qpn)).or_insert(hop);
-                if first.0 != i {
-                    let first = first.to_string();
+            if let Some((ip, qpn)) = endpoint.next_hop.qp().filter(|_| !own_ips) {
+                let first = *qp_of.entry((ip, qpn)).or_insert(i as u32);
+                if first != i as u32 {
+                    let first = field_of(first).to_string();
                     fault("qpn", FaultKind::DuplicateMember { ip, qpn, first });
                 }
             }
             // Each frame must belong to one endpoint.
-            let comparable = bad_virtual_qpn(virtual_qpn).is_none()
+            let comparable = !own_ips
+                && at_port[port.index()] > 1
+                && bad_virtual_qpn(virtual_qpn).is_none()
                 && ip != Some(Ipv4Addr::UNSPECIFIED)
                 && !unread.has(format_args!("endpoints[{i}].port"));
-            if comparable && let Some(first) = senders.entry((port, virtual_qpn)).or_default().insert(i, ip) {
+            if comparable
+                && let Some(first) = senders
+                    .entry((port, virtual_qpn))
+                    .or_default()
+                    .insert(i as u32, ip)
+            {
                 let kind = FaultKind::AmbiguousEndpoint {
                     port,
                     virtual_qpn,
@@ -232,20 +253,25 @@ fn all_of<const N: usize>(faults: [(&str, Option<FaultKind>); N]) -> Vec<Fault> 
 /// Endpoints with one port and QPN: `any` accepts frames from every source address, those in `by_ip` from one.
 #[derive(Default)]
 struct Senders {
-    any: Option<usize>,
-    by_ip: BTreeMap<Ipv4Addr, usize>,
+    any: Option<u32>,
+    by_ip: BTreeMap<Ipv4Addr, u32>,
+    /// The first one of `by_ip`.
+    first: Option<u32>,
 }
 
 impl Senders {
     /// Returns an earlier endpoint that could have sent the same frame.
-    fn insert(&mut self, endpoint: usize, src: Option<Ipv4Addr>) -> Option<usize> {
+    fn insert(&mut self, endpoint: u32, src: Option<Ipv4Addr>) -> Option<u32> {
         let first = match src {
             Some(ip) => self.by_ip.get(&ip).copied(),
-            None => self.by_ip.values().copied().min(),
+            None => self.first,
         };
         let first = self.any.or(first);
         match src {
-            Some(ip) => _ = self.by_ip.entry(ip).or_insert(endpoint),
+            Some(ip) => {
+                self.by_ip.entry(ip).or_insert(endpoint);
+                self.first = self.first.or(Some(endpoint));
+            }
             None => self.any = self.any.or(Some(endpoint)),
         }
         first
@@ -344,6 +370,9 @@ pub fn bad_burst(limit: RateLimit, pmtu: Pmtu, lanes: u8) -> Option<FaultKind> {
 }
 
 fn bad_name(name: &str) -> Option<FaultKind> {
+    if (1..=NAME_LENGTH_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return None;
+    }
     let length_fits = (1..=NAME_LENGTH_MAX).contains(&name.chars().count());
     let is_printable = name.chars().all(|c| !c.is_control() && !c.is_whitespace());
     (!length_fits || !is_printable).then(|| FaultKind::BadName { name: name.into() })

@@ -7,7 +7,7 @@ use castnet_topology::{NodeId, Row, Usable, links_from};
 
 use crate::cover::{shared, smaller};
 use crate::load::LinkLoad;
-use crate::overlay::{Reach, Route, Step, between, nearer, nearest, steps};
+use crate::overlay::{Reach, Route, Step, nearer, nearest, steps};
 
 /// Maximum number of trees that are compared. Of more tops, those with the least load count, then the first by name.
 pub(crate) const CANDIDATES_MAX: usize = 16;
@@ -30,7 +30,7 @@ pub(crate) struct Parents {
     /// By number of the switch.
     switches: Vec<Option<Box<Route>>>,
     /// By index in the request.
-    members: Vec<Option<Box<Route>>>,
+    members: Vec<Option<Route>>,
 }
 
 #[derive(Clone, Debug)]
@@ -41,12 +41,9 @@ pub(crate) struct Leaf {
 }
 
 impl Leaf {
-    pub(crate) fn new(fabric: &Usable<'_>, member: usize, host: &str) -> Self {
-        let host = fabric.topology.id(host);
-        Self {
-            member,
-            nearest: host.map(|host| nearest(fabric, host)).unwrap_or_default(),
-        }
+    pub(crate) fn new(fabric: &Usable<'_>, member: usize, host: NodeId) -> Self {
+        let nearest = nearest(fabric, host);
+        Self { member, nearest }
     }
 
     /// Links to the destination of `distances`, over the nearest Castnet switch.
@@ -73,18 +70,15 @@ impl Parents {
     }
 
     pub(crate) fn routes(&self) -> impl Iterator<Item = &Route> {
-        self.switches
-            .iter()
-            .chain(&self.members)
-            .flatten()
-            .map(|route| &**route)
+        let switches = self.switches.iter().flatten().map(|route| &**route);
+        switches.chain(self.members.iter().flatten())
     }
 
     /// All nodes but the root, with their paths to their parents.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = (Node, &Route)> {
         let switches = self.switches().map(|(id, route)| (Node::Switch(id), route));
         let members = (0..).map(Node::Member).zip(&self.members);
-        switches.chain(members.filter_map(|(node, route)| Some((node, route.as_deref()?))))
+        switches.chain(members.filter_map(|(node, route)| Some((node, route.as_ref()?))))
     }
 
     /// The switches but the root, with their paths to their parents.
@@ -132,14 +126,13 @@ impl Parents {
     fn of(&self, node: Node) -> Option<&Route> {
         match node {
             Node::Switch(id) => self.of_switch(id),
-            Node::Member(member) => self.members[member].as_deref(),
+            Node::Member(member) => self.members[member].as_ref(),
         }
     }
 
     pub(crate) fn set(&mut self, node: Node, route: Option<Route>) {
-        let route = route.map(Box::new);
         match node {
-            Node::Switch(id) => self.switches[id.0 as usize] = route,
+            Node::Switch(id) => self.switches[id.0 as usize] = route.map(Box::new),
             Node::Member(member) => self.members[member] = route,
         }
     }
@@ -175,7 +168,10 @@ pub(crate) fn grow(
             distances,
             parents: Parents::new(root, distances.len(), members),
             numbers: vec![NOT_PASSED; distances.len()],
+            offers: vec![None; if layered { distances.len() } else { 0 }],
+            walk: Walk::default(),
         };
+        growth.offer(root);
         first.iter().for_each(|switch| growth.add_switch(*switch));
         order.iter().for_each(|leaf| growth.add_leaf(leaf));
         if !first.is_empty() {
@@ -229,6 +225,43 @@ pub(crate) fn grow(
 
 const NOT_PASSED: u32 = u32::MAX;
 
+/// How a switch is reached from the tree: new links, the groups on them, and the last step.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    links: u32,
+    groups: u64,
+    step: Step,
+}
+
+/// The walk from a node to the tree. Reused for the next one.
+#[derive(Debug, Default)]
+struct Walk {
+    /// The switches that are to be passed, by number of links.
+    layers: Vec<Vec<NodeId>>,
+    /// The switches that were passed, each with its steps.
+    passed: Vec<(NodeId, Range<usize>)>,
+    steps: Vec<Step>,
+    /// The best path of each, by its number.
+    best: Vec<Option<Way>>,
+}
+
+impl Walk {
+    fn clear(&mut self) {
+        self.layers.iter_mut().for_each(Vec::clear);
+        self.passed.clear();
+        self.steps.clear();
+        self.best.clear();
+    }
+
+    fn open(&mut self, links: u32, node: NodeId) {
+        let links = links as usize;
+        if self.layers.len() <= links {
+            self.layers.resize(links + 1, Vec::new());
+        }
+        self.layers[links].push(node);
+    }
+}
+
 /// A tree while it grows.
 struct Growth<'a, 't> {
     fabric: &'a Usable<'t>,
@@ -237,6 +270,9 @@ struct Growth<'a, 't> {
     parents: Parents,
     /// Of each switch: [`NOT_PASSED`], but for those that a search has passed.
     numbers: Vec<u32>,
+    /// Of each switch: the best step to a switch that is in the tree, or was. Only in fabrics without forwarders, where a step is a link.
+    offers: Vec<Option<Step>>,
+    walk: Walk,
 }
 
 impl Growth<'_, '_> {
@@ -249,6 +285,12 @@ impl Growth<'_, '_> {
     }
 
     fn add_leaf(&mut self, leaf: &Leaf) {
+        if let [route] = &leaf.nearest[..]
+            && self.parents.has(route.far.node)
+        {
+            self.parents.set(Node::Member(leaf.member), Some(route.clone()));
+            return;
+        }
         let least = leaf.distance(self.distances);
         let nearest = leaf.nearest.iter();
         let nearest = nearest.filter(|route| length(route, self.distances) == least);
@@ -274,7 +316,7 @@ impl Growth<'_, '_> {
                     };
                     at = up.far.node;
                 }
-                if self.is_nearer(entry, &branch) {
+                if branch.len() > 1 && self.is_nearer(entry, &branch) {
                     for switch in branch {
                         self.parents.set(Node::Switch(switch), None);
                     }
@@ -288,100 +330,133 @@ impl Growth<'_, '_> {
 
     /// Whether the tree without `branch`, which begins at `entry`, is fewer links away from `entry` than by `branch`.
     fn is_nearer(&self, entry: NodeId, branch: &[NodeId]) -> bool {
-        let mut layer = BTreeSet::from([entry]);
-        for _ in 1..branch.len() {
+        let mut layer = vec![entry];
+        for links in 1..branch.len() {
             let hops = layer
                 .iter()
                 .flat_map(|node| nearer(self.fabric, *node, self.distances));
-            layer = hops.map(|hop| hop.far.node).collect();
-            if layer
-                .iter()
-                .any(|node| self.parents.has(*node) && !branch.contains(node))
-            {
+            let far = hops.map(|hop| hop.far.node);
+            let is_other = |node: NodeId| self.parents.has(node) && !branch.contains(&node);
+            if far.clone().any(is_other) {
                 return true;
+            }
+            if links + 1 < branch.len() {
+                layer = far.collect();
+                layer.sort_unstable();
+                layer.dedup();
             }
         }
         false
     }
 
+    /// Offers a switch of the tree to those that are one link farther from the root.
+    fn offer(&mut self, switch: NodeId) {
+        if self.offers.is_empty() {
+            return;
+        }
+        let farther = links_from(switch, self.distances).map(|links| links + 1);
+        for hop in self.fabric.hops(switch) {
+            if links_from(hop.far.node, self.distances) == farther {
+                let step = Step::over(hop.link, (hop.far, hop.near), self.load);
+                let best = &mut self.offers[hop.far.node.0 as usize];
+                if best.is_none_or(|best| step.key() < best.key()) {
+                    *best = Some(step);
+                }
+            }
+        }
+    }
+
+    /// The best step of a switch to one of the tree, one link nearer to the root.
+    fn offered(&mut self, switch: NodeId) -> Option<Step> {
+        let best = self.offers.get_mut(switch.0 as usize)?;
+        if best.is_some_and(|step| !self.parents.has(step.far.node)) {
+            let hops = nearer(self.fabric, switch, self.distances);
+            let hops = hops.filter(|hop| self.parents.has(hop.far.node));
+            let steps = hops.map(|hop| Step::over(hop.link, (hop.near, hop.far), self.load));
+            *best = steps.min_by_key(Step::key);
+        }
+        *best
+    }
+
     /// Adds a node over the fewest new links; among equals with the least load, then first by ends. `entries` are the
     /// first steps from it.
     fn join(&mut self, mut child: Node, entries: &[Step]) {
-        let Self {
-            fabric,
-            load,
-            distances,
-            parents,
-            numbers,
-        } = self;
         // Walk from the leaf over its shortest paths, by number of links, until switches of the tree are there.
-        let mut open: BTreeMap<u32, Vec<NodeId>> = BTreeMap::new();
+        let mut walk = core::mem::take(&mut self.walk);
+        walk.clear();
         for entry in entries {
-            open.entry(entry.length).or_default().push(entry.far.node);
+            walk.open(entry.length, entry.far.node);
         }
-        let mut passed: Vec<(NodeId, Range<usize>)> = Vec::new();
-        let mut all: Vec<Step> = Vec::new();
-        while let Some((links, layer)) = open.pop_first() {
-            if layer.iter().any(|node| parents.has(*node)) {
+        let mut links = 0;
+        while let Some(layer) = walk.layers.get_mut(links as usize).map(core::mem::take) {
+            if layer.iter().any(|node| self.parents.has(*node)) {
                 break;
             }
-            for node in layer {
-                let number = &mut numbers[node.0 as usize];
+            // Next to the tree, steps to other switches need not be looked at.
+            let is_next = layer.iter().any(|node| self.offered(*node).is_some());
+            for node in &layer {
+                let number = &mut self.numbers[node.0 as usize];
                 if *number != NOT_PASSED {
                     continue;
                 }
-                *number = passed.len() as u32;
-                let first = all.len();
-                steps(fabric, load, node, distances, &mut all);
-                passed.push((node, first..all.len()));
-                for step in &all[first..] {
-                    open.entry(links + step.length).or_default().push(step.far.node);
+                *number = walk.passed.len() as u32;
+                let first = walk.steps.len();
+                match is_next {
+                    true => walk.steps.extend(self.offered(*node)),
+                    false => steps(self.fabric, self.load, *node, self.distances, &mut walk.steps),
+                }
+                walk.passed.push((*node, first..walk.steps.len()));
+                for at in first..walk.steps.len() {
+                    let step = walk.steps[at];
+                    walk.open(links + step.length, step.far.node);
                 }
             }
+            walk.layers[links as usize] = layer;
+            links += 1;
         }
         // From the tree back to the leaf: the best path of each switch.
-        let mut best: Vec<Option<Way>> = vec![None; passed.len()];
-        passed.sort_by_key(|(node, _)| distances[node.0 as usize]);
-        for (node, own) in &passed {
-            best[numbers[node.0 as usize] as usize] = cheapest(&all[own.clone()], parents, &best, numbers);
+        walk.best.resize(walk.passed.len(), None);
+        walk.passed
+            .sort_by_key(|(node, _)| self.distances[node.0 as usize]);
+        for (node, own) in &walk.passed {
+            let way = self.cheapest(&walk.steps[own.clone()], &walk.best);
+            walk.best[self.numbers[node.0 as usize] as usize] = way;
         }
-        let mut way = cheapest(entries, parents, &best, numbers);
+        let mut way = self.cheapest(entries, &walk.best);
         while let Some(Way { step, .. }) = way {
-            parents.set(child, between(fabric, step.near, step.far));
-            child = Node::Switch(step.far.node);
-            let number = numbers[step.far.node.0 as usize];
-            way = best.get_mut(number as usize).and_then(Option::take);
-        }
-        for (node, _) in passed {
-            numbers[node.0 as usize] = NOT_PASSED;
-        }
-    }
-}
-
-/// How a switch is reached from the tree: new links, the groups on them, and the last step.
-#[derive(Clone, Copy, Debug)]
-struct Way {
-    links: u32,
-    groups: u64,
-    step: Step,
-}
-
-fn cheapest(steps: &[Step], parents: &Parents, best: &[Option<Way>], numbers: &[u32]) -> Option<Way> {
-    let each = steps.iter().filter_map(|step| {
-        let (links, groups) = match parents.has(step.far.node) {
-            true => (0, 0),
-            false => {
-                let way = best.get(numbers[step.far.node.0 as usize] as usize)?.as_ref()?;
-                (way.links, way.groups)
+            self.parents.set(child, step.route(self.fabric));
+            if let Node::Switch(switch) = child {
+                self.offer(switch);
             }
-        };
-        Some(Way {
-            links: links + step.length,
-            groups: groups + step.groups,
-            step: *step,
-        })
-    });
-    each.min_by_key(|way| (way.links, way.groups, way.step.far, way.step.near))
+            child = Node::Switch(step.far.node);
+            let number = self.numbers[step.far.node.0 as usize];
+            way = walk.best.get_mut(number as usize).and_then(Option::take);
+        }
+        for (node, _) in &walk.passed {
+            self.numbers[node.0 as usize] = NOT_PASSED;
+        }
+        self.walk = walk;
+    }
+
+    /// The best of these steps, with the ways of the switches that they lead to.
+    fn cheapest(&self, steps: &[Step], best: &[Option<Way>]) -> Option<Way> {
+        let each = steps.iter().filter_map(|step| {
+            let (links, groups) = match self.parents.has(step.far.node) {
+                true => (0, 0),
+                false => {
+                    let number = self.numbers[step.far.node.0 as usize];
+                    let way = best.get(number as usize)?.as_ref()?;
+                    (way.links, way.groups)
+                }
+            };
+            Some(Way {
+                links: links + step.length,
+                groups: groups + step.groups,
+                step: *step,
+            })
+        });
+        each.min_by_key(|way| (way.links, way.groups, way.step.far, way.step.near))
+    }
 }
 
 /// Removes each switch that saves no links: its children hang on its parent instead if that takes fewer links in total,

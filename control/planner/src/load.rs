@@ -90,7 +90,7 @@ impl Edge {
         let far = self.far(topology)?;
         let fabric = Usable::new(topology, self.mtu);
         let route = between(&fabric, near, far)?;
-        Some((route.links, near > far))
+        Some((route.links().collect(), near > far))
     }
 
     /// The far end of a path over plain switches and routers. Ranks that share a host are called `host#rank`.

@@ -21,9 +21,9 @@ const ROUTER: u32 = 1 << 16;
 pub(crate) struct Route {
     pub(crate) near: EndId,
     pub(crate) far: EndId,
-    pub(crate) links: Vec<LinkId>,
-    /// Forwarders between the links.
-    via: Vec<NodeId>,
+    first: LinkId,
+    /// Forwarders, each with the link after it. Most routes have none.
+    rest: Vec<(NodeId, LinkId)>,
 }
 
 impl Route {
@@ -31,13 +31,21 @@ impl Route {
         Self {
             near: hop.near,
             far: hop.far,
-            links: vec![hop.link],
-            via: Vec::new(),
+            first: hop.link,
+            rest: Vec::new(),
         }
     }
 
     pub(crate) fn length(&self) -> u32 {
-        self.links.len() as u32
+        1 + self.rest.len() as u32
+    }
+
+    pub(crate) fn links(&self) -> impl Iterator<Item = LinkId> {
+        core::iter::once(self.first).chain(self.rest.iter().map(|(_, link)| *link))
+    }
+
+    fn via(&self) -> impl Iterator<Item = NodeId> {
+        self.rest.iter().map(|(node, _)| *node)
     }
 
     /// Forwarders between its ends.
@@ -46,31 +54,34 @@ impl Route {
     }
 
     pub(crate) fn load(&self, load: &LinkLoad) -> u64 {
-        self.links.iter().map(|link| u64::from(load.get(*link))).sum()
+        self.links().map(|link| u64::from(load.get(link))).sum()
     }
 
     pub(crate) fn reversed(mut self) -> Self {
         core::mem::swap(&mut self.near, &mut self.far);
-        self.links.reverse();
-        self.via.reverse();
+        // Each forwarder has the link before it instead of the link after it.
+        for (_, link) in &mut self.rest {
+            core::mem::swap(&mut self.first, link);
+        }
+        self.rest.reverse();
         self
     }
 
     /// Whether routers lie between its ends.
     pub(crate) fn is_routed(&self, topology: &Topology) -> bool {
-        let mut kinds = self.via.iter().map(|node| topology.kind(*node));
+        let mut kinds = self.via().map(|node| topology.kind(node));
         kinds.any(|kind| kind == Some(SwitchKind::Router))
     }
 
     pub(crate) fn named(&self, topology: &Topology) -> Path {
-        let name = |node: &NodeId| topology.name(*node).to_string();
-        let is_router = |node: &&NodeId| topology.kind(**node) == Some(SwitchKind::Router);
+        let name = |node: NodeId| topology.name(node).to_string();
+        let is_router = |node: &NodeId| topology.kind(*node) == Some(SwitchKind::Router);
         Path {
             near: topology.end(self.near),
             far: topology.end(self.far),
-            links: self.links.clone(),
-            via: self.via.iter().map(name).collect(),
-            routers: self.via.iter().filter(is_router).map(name).collect(),
+            links: self.links().collect(),
+            via: self.via().map(name).collect(),
+            routers: self.via().filter(is_router).map(name).collect(),
         }
     }
 }
@@ -121,12 +132,11 @@ pub(crate) fn between(fabric: &Usable<'_>, near: EndId, far: EndId) -> Option<Ro
         while hop.far != to {
             let here = hop.far.node;
             let rest = costs.get(&here)? - step(fabric.topology, here);
-            route.via.push(here);
             hop = fabric.hops(here).find(|hop| match rest {
                 0 => hop.far == to,
                 _ => costs.get(&hop.far.node) == Some(&rest),
             })?;
-            route.links.push(hop.link);
+            route.rest.push((here, hop.link));
         }
         route.far = to;
     }
@@ -182,16 +192,47 @@ pub(crate) fn nearer<'t>(
 pub(crate) struct Step {
     pub(crate) near: EndId,
     pub(crate) far: EndId,
+    first: LinkId,
     /// Its links, and the groups on them.
     pub(crate) length: u32,
     pub(crate) groups: u64,
 }
 
 impl Step {
+    /// One link.
+    pub(crate) fn over(link: LinkId, (near, far): (EndId, EndId), load: &LinkLoad) -> Self {
+        Self {
+            near,
+            far,
+            first: link,
+            length: 1,
+            groups: load.get(link).into(),
+        }
+    }
+
+    pub(crate) fn route(&self, fabric: &Usable<'_>) -> Option<Route> {
+        let (near, far, first) = (self.near, self.far, self.first);
+        match self.length {
+            1 => Some(Route {
+                near,
+                far,
+                first,
+                rest: Vec::new(),
+            }),
+            _ => between(fabric, near, far),
+        }
+    }
+
+    /// The lesser one is better. Among the steps of one length.
+    pub(crate) fn key(&self) -> (u64, EndId, EndId) {
+        (self.groups, self.far, self.near)
+    }
+
     pub(crate) fn of(route: &Route, load: &LinkLoad) -> Self {
         Self {
             near: route.near,
             far: route.far,
+            first: route.first,
             length: route.length(),
             groups: route.load(load),
         }
@@ -207,14 +248,10 @@ pub(crate) fn steps(
     steps: &mut Vec<Step>,
 ) {
     let topology = fabric.topology;
+    let has_forwarders = topology.has_forwarders();
     for first in nearer(fabric, from, distances) {
-        if !topology.forwards(first.far.node) {
-            steps.push(Step {
-                near: first.near,
-                far: first.far,
-                length: 1,
-                groups: load.get(first.link).into(),
-            });
+        if !has_forwarders || !topology.forwards(first.far.node) {
+            steps.push(Step::over(first.link, (first.near, first.far), load));
             continue;
         }
         let mut ends = BTreeSet::new();

@@ -12,14 +12,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_rules::{ENDPOINTS_MAX, GroupRule, HostEndpoint, TranslatedRule};
+use castnet_rules::{ENDPOINTS_MAX, GroupRule, TranslatedRule};
 use castnet_topology::{NodeId, Row, SwitchKind, Topology, Usable};
 use castnet_wire::CollectiveMode;
 
 use crate::error::{Lack, PlanError, Shortage};
 use crate::grow::{CANDIDATES_MAX, Leaf, Node, grow, leave_out};
 use crate::load::LinkLoad;
-use crate::plan::{Plan, needed_mtu, no_path, too_narrow};
+use crate::plan::{Members, Plan, needed_mtu, no_path, too_narrow};
 use crate::request::{Request, RequestKind, Room, Rooms, slots, slots_min};
 use crate::rules::write;
 
@@ -30,7 +30,7 @@ pub(crate) fn place(
     rooms: &dyn Rooms,
     request: &Request,
     (window_packets, rule): (u16, TranslatedRule),
-    ranks: &[HostEndpoint],
+    ranks: &Members,
 ) -> Result<Plan, PlanError> {
     if let Some(switch) = request.modes.keys().find(|name| topology.switch(name).is_none()) {
         return Err(PlanError::UnknownSwitch {
@@ -74,7 +74,7 @@ fn fit(
     load: &LinkLoad,
     rooms: &dyn Rooms,
     wanted: (&Request, u16),
-    ranks: &[HostEndpoint],
+    ranks: &Members,
 ) -> Result<Result<Plan, Vec<Shortage>>, PlanError> {
     let mut usable = usable.clone();
     let mut shortages: Vec<Shortage> = Vec::new();
@@ -118,16 +118,15 @@ fn lowest(
     usable: &Usable<'_>,
     load: &LinkLoad,
     (request, slots): (&Request, u16),
-    ranks: &[HostEndpoint],
+    ranks: &Members,
 ) -> Result<Option<Plan>, PlanError> {
-    let members = request.members.iter().enumerate();
-    let leaves: Vec<Leaf> = members
-        .map(|(index, member)| Leaf::new(usable, index, &member.host))
-        .collect();
+    let hosts = ranks.hosts.iter().enumerate();
+    let leaves = hosts.map(|(index, host)| Leaf::new(usable, index, *host));
+    let leaves: Vec<Leaf> = leaves.collect();
     let roots = roots(usable, load, &leaves);
     let rows = usable.distances(&roots);
     let grown = roots.into_iter().zip(rows).map(|(root, distances)| {
-        let mut parents = grow(usable, load, (root, &distances), &leaves, ranks.len());
+        let mut parents = grow(usable, load, (root, &distances), &leaves, ranks.hosts.len());
         leave_out(usable, load, &mut parents);
         (parents.cost(load), root, parents)
     });
@@ -135,7 +134,13 @@ fn lowest(
         return Ok(None);
     };
     let root = Node::Switch(root);
-    write(usable.topology, (request, slots), ranks, (root, &parents)).map(Some)
+    write(
+        usable.topology,
+        (request, slots),
+        &ranks.endpoints,
+        (root, &parents),
+    )
+    .map(Some)
 }
 
 /// The first [`CANDIDATES_MAX`] Castnet switches of the lowest level, by groups on their links, then by name.

@@ -1,6 +1,6 @@
 //! From request to rules.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use castnet_rules::{
     Endpoint, FaultKind, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RANKS_MAX, RankPart,
@@ -35,6 +35,13 @@ pub struct Plan {
     pub shortages: Vec<Shortage>,
 }
 
+/// The members of a request, by index.
+pub(crate) struct Members {
+    pub(crate) hosts: Vec<NodeId>,
+    /// With their names in the tree.
+    pub(crate) endpoints: Vec<HostEndpoint>,
+}
+
 /// Plans a group. A collective group is placed at switches with room by `rooms`; a multicast group needs none.
 ///
 /// The order of a multicast group's members does not matter. Endpoints and leaves of the tree have the names of their
@@ -53,17 +60,16 @@ pub fn plan(
         RequestKind::Multicast(rule) => {
             let source = usize::from(rule.source);
             let parents = match request.core {
-                CoreKind::Stateful => best_tree(topology, load, request, source)?,
-                CoreKind::Static => star(topology, load, request, source)?,
+                CoreKind::Stateful => best_tree(topology, load, request, (source, &members.hosts))?,
+                CoreKind::Static => star(topology, load, request, (source, &members.hosts))?,
             };
-            if let Some(link) = parents
-                .routes()
-                .find_map(|route| narrow(topology, request, route))
+            if topology.mtu_min() < needed_mtu(request)
+                && let Some(link) = parents.routes().find_map(|r| narrow(topology, request, r))
             {
                 return Err(too_narrow(request, link));
             }
             let root = Node::Member(source);
-            write(topology, (request, 0), &members, (root, &parents))
+            write(topology, (request, 0), &members.endpoints, (root, &parents))
         }
         RequestKind::Collective { window_packets, rule } => {
             place(topology, load, rooms, request, (window_packets, rule), &members)
@@ -72,7 +78,7 @@ pub fn plan(
 }
 
 /// The members with their addresses and names in the tree. Checks all that can be checked without paths.
-fn resolve(topology: &Topology, request: &Request) -> Result<Vec<HostEndpoint>, PlanError> {
+fn resolve(topology: &Topology, request: &Request) -> Result<Members, PlanError> {
     let count = request.members.len();
     match request.kind {
         RequestKind::Multicast(rule) if count < 2 || usize::from(rule.source) >= count => {
@@ -83,50 +89,68 @@ fn resolve(topology: &Topology, request: &Request) -> Result<Vec<HostEndpoint>, 
         }
         _ => {}
     }
-    let mut members_at: HashMap<&str, Vec<usize>> = HashMap::with_capacity(count);
-    for (index, member) in request.members.iter().enumerate() {
-        members_at.entry(&member.host).or_default().push(index);
+    let hosts = request.members.iter().map(|member| topology.id(&member.host));
+    let mut by_host: Vec<(Option<NodeId>, u32)> = hosts.zip(0..).collect();
+    by_host.sort_unstable();
+    let mut at_host = vec![AtHost::default(); count];
+    for same in by_host.chunk_by(|(x, _), (y, _)| x == y) {
+        let (node, first) = same[0];
+        let members = same.len() as u32;
+        for (_, index) in same {
+            at_host[*index as usize] = AtHost { node, first, members };
+        }
     }
-    let mut members = Vec::with_capacity(count);
-    for index in 0..count {
-        members.push(resolve_member(topology, request, index, &members_at)?);
+    let mut hosts = Vec::with_capacity(count);
+    let mut endpoints = Vec::with_capacity(count);
+    for (index, at_host) in at_host.into_iter().enumerate() {
+        let (host, endpoint) = resolve_member(topology, request, index, at_host)?;
+        hosts.push(host);
+        endpoints.push(endpoint);
     }
-    check_values(request, &members)?;
+    let endpoints = check_values(request, endpoints)?;
     match topology.host_with(request.mcst_id.0) {
         Some(host) => Err(PlanError::McstIdIsHost {
             mcst_id: request.mcst_id,
             host: host.name.clone(),
         }),
-        None => Ok(members),
+        None => Ok(Members { hosts, endpoints }),
     }
+}
+
+/// The members at one host.
+#[derive(Clone, Copy, Default)]
+struct AtHost {
+    /// `None`: the fabric does not have it.
+    node: Option<NodeId>,
+    /// Index of the first one.
+    first: u32,
+    members: u32,
 }
 
 fn resolve_member(
     topology: &Topology,
     request: &Request,
     index: usize,
-    members_at: &HashMap<&str, Vec<usize>>,
-) -> Result<HostEndpoint, PlanError> {
+    at_host: AtHost,
+) -> Result<(NodeId, HostEndpoint), PlanError> {
     let member = &request.members[index];
     let (field, host) = (|| request.field(index), || member.host.clone());
-    let at_host = members_at
-        .get(member.host.as_str())
-        .map_or(&[][..], Vec::as_slice);
     let (name, part) = match request.kind {
         RequestKind::Multicast(rule) => {
             let source = usize::from(rule.source);
-            if index != source && at_host.contains(&source) {
+            if index != source && request.members[source].host == member.host {
                 let (field, host) = (field(), host());
                 return Err(PlanError::SourceAmongReceivers { field, host });
             }
-            if let Some(first) = at_host.first().filter(|first| **first != index) {
-                let (field, host, first) = (field(), host(), request.field(*first));
+            let first = at_host.first as usize;
+            if at_host.node.is_some() && first != index {
+                let (field, host, first) = (field(), host(), request.field(first));
                 return Err(PlanError::MemberTwice { field, host, first });
             }
             (host(), member.part)
         }
         RequestKind::Collective { .. } => {
-            let name = match at_host.len() {
+            let name = match at_host.members {
                 2.. => format!("{}#{index}", member.host),
                 _ => host(),
             };
@@ -138,7 +162,8 @@ fn resolve_member(
             (name, RankPart { rank, sq_psn, rq_psn }.into())
         }
     };
-    let Some(known) = topology.host(&member.host) else {
+    let known = at_host.node.and_then(|id| Some((id, topology.host_at(id)?)));
+    let Some((id, known)) = known else {
         let (field, host) = (field(), host());
         return Err(PlanError::UnknownHost { field, host });
     };
@@ -148,17 +173,18 @@ fn resolve_member(
         address,
     };
     let (ip, mac) = (member.ip.or(known.ip), member.mac.or(known.mac.map(MacAddr)));
-    Ok(HostEndpoint {
+    let endpoint = HostEndpoint {
         name,
         ip: ip.ok_or_else(|| lacking("IP address"))?,
         mac: mac.ok_or_else(|| lacking("Ethernet address"))?,
         qpn: member.qpn,
         part,
-    })
+    };
+    Ok((id, endpoint))
 }
 
-/// Checks the values of the request with the rule checker, as if all members were endpoints of one switch.
-fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanError> {
+/// Checks the values of the request with the rule checker, as if all members were endpoints of one switch. Returns the members.
+fn check_values(request: &Request, members: Vec<HostEndpoint>) -> Result<Vec<HostEndpoint>, PlanError> {
     let kind = match request.kind {
         RequestKind::Multicast(rule) => GroupKind::from(rule),
         RequestKind::Collective { window_packets, rule } => GroupKind::from(TranslatedRule {
@@ -166,7 +192,7 @@ fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanE
             ..rule
         }),
     };
-    let endpoint = |member: &HostEndpoint| Endpoint::new(PortId::default(), NextHop::Host(member.clone()));
+    let endpoint = |member| Endpoint::new(PortId::default(), NextHop::Host(member));
     let group = GroupRule {
         name: request.name.clone(),
         generation: 0,
@@ -174,7 +200,7 @@ fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanE
         pmtu: request.pmtu,
         stall_timeout_ms: request.stall_timeout_ms,
         rate_limit: request.rate_limit,
-        endpoints: members.iter().map(endpoint).collect(),
+        endpoints: members.into_iter().map(endpoint).collect(),
         kind,
     };
     let mut faults = group.check(PortId::COUNT);
@@ -183,7 +209,11 @@ fn check_values(request: &Request, members: &[HostEndpoint]) -> Result<(), PlanE
         fault.field != "endpoints" && !matches!(fault.kind, FaultKind::AmbiguousEndpoint { .. })
     });
     if faults.is_empty() {
-        return Ok(());
+        let hosts = group.endpoints.into_iter().filter_map(|e| match e.next_hop {
+            NextHop::Host(host) => Some(host),
+            NextHop::Switch { .. } => None,
+        });
+        return Ok(hosts.collect());
     }
     for fault in &mut faults {
         in_request(request, &mut fault.field);
@@ -212,10 +242,10 @@ fn best_tree(
     topology: &Topology,
     load: &LinkLoad,
     request: &Request,
-    source: usize,
+    (source, hosts): (usize, &[NodeId]),
 ) -> Result<Parents, PlanError> {
     let fabric = Usable::new(topology, 0);
-    let leaf = |index: usize| Leaf::new(&fabric, index, &request.members[index].host);
+    let leaf = |index: usize| Leaf::new(&fabric, index, hosts[index]);
     let from = leaf(source).nearest;
     let receivers = (0..request.members.len()).filter(|index| *index != source);
     let leaves: Vec<Leaf> = receivers.map(leaf).collect();
@@ -286,7 +316,7 @@ pub(crate) fn needed_mtu(request: &Request) -> u32 {
 }
 
 fn narrow<'t>(topology: &'t Topology, request: &Request, route: &Route) -> Option<&'t Link> {
-    let mut links = route.links.iter().filter_map(|link| topology.link(*link));
+    let mut links = route.links().filter_map(|link| topology.link(link));
     links.find(|link| link.mtu < needed_mtu(request))
 }
 

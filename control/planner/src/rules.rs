@@ -23,8 +23,8 @@ struct Writer<'a> {
     request: &'a Request,
     slots: u16,
     members: &'a [HostEndpoint],
-    /// The children of each node with the paths to them, by port, then by name.
-    children: BTreeMap<NodeId, Vec<(Route, Node)>>,
+    /// The children of each node with their paths to it, by port, then by name.
+    children: BTreeMap<NodeId, Vec<(&'a Route, Node)>>,
 }
 
 /// The plan for the tree of `parents` below `root`. `members` are those of the request, with their names in the tree.
@@ -34,10 +34,9 @@ pub(crate) fn write(
     members: &[HostEndpoint],
     (root, parents): (Node, &Parents),
 ) -> Result<Plan, PlanError> {
-    let mut children: BTreeMap<NodeId, Vec<(Route, Node)>> = BTreeMap::new();
+    let mut children: BTreeMap<NodeId, Vec<(&Route, Node)>> = BTreeMap::new();
     for (child, route) in parents.nodes() {
-        let down = (route.clone().reversed(), child);
-        children.entry(route.far.node).or_default().push(down);
+        children.entry(route.far.node).or_default().push((route, child));
     }
     let mut writer = Writer {
         topology,
@@ -48,13 +47,13 @@ pub(crate) fn write(
     };
     for children in children.values_mut() {
         let name = |node: &Node| writer.name(*node);
-        children.sort_by(|(x, a), (y, b)| x.near.cmp(&y.near).then_with(|| name(a).cmp(name(b))));
+        children.sort_by(|(x, a), (y, b)| x.far.cmp(&y.far).then_with(|| name(a).cmp(name(b))));
     }
     writer.children = children;
     let mut rules = BTreeMap::new();
     let (root, _) = writer.node(root, None, &mut rules);
     let tree = Tree { root };
-    if tree.is_routed() || request.own_addresses {
+    if request.own_addresses || topology.has_forwarders() && tree.is_routed() {
         address(&request.mcst_ids, &mut rules)?;
     }
     number(&mut rules, request);
@@ -102,12 +101,17 @@ impl<'a> Writer<'a> {
             Node::Member(member) if up.is_none() => self.topology.id(&self.request.members[member].host),
             Node::Member(_) => None,
         };
-        let below = id.and_then(|id| self.children.get(&id)).into_iter().flatten();
-        let (mut children, mut ranks, mut endpoints) = (Vec::new(), BTreeSet::new(), Vec::new());
+        let below = id
+            .and_then(|id| self.children.get(&id))
+            .map_or(&[][..], Vec::as_slice);
+        let mut children = Vec::with_capacity(below.len());
+        // One more for the parent.
+        let mut endpoints = Vec::with_capacity(below.len() + usize::from(!below.is_empty()));
+        let mut ranks = BTreeSet::new();
         for (route, child) in below {
             let (tree, theirs) = self.node(*child, Some((node, route)), rules);
-            let port = PortId::new(route.near.port);
-            let hop = self.next_hop(*child, route, route.far.port, theirs.iter().copied());
+            let port = PortId::new(route.far.port);
+            let hop = self.next_hop(*child, route, route.near.port, theirs.iter().copied());
             endpoints.extend(port.map(|port| Endpoint::new(port, hop)));
             children.push(tree);
             ranks.extend(theirs);
@@ -126,7 +130,7 @@ impl<'a> Writer<'a> {
         let tree = TreeNode {
             name: name.into(),
             role,
-            up: up.map(|(_, route)| route.named(self.topology)),
+            up: up.map(|(_, route)| route.clone().reversed().named(self.topology)),
             children,
         };
         (tree, ranks)
@@ -160,8 +164,8 @@ impl<'a> Writer<'a> {
                 RequestKind::Collective { .. } => self.members.len() as u16,
             };
             let elsewhere = (0..ranks).filter(|rank| !below.contains(rank));
-            let hop = self.next_hop(parent, route, route.near.port, elsewhere);
-            let port = PortId::new(route.far.port);
+            let hop = self.next_hop(parent, route, route.far.port, elsewhere);
+            let port = PortId::new(route.near.port);
             endpoints.extend(port.map(|port| Endpoint::new(port, hop)));
         }
         let order = |e: &Endpoint| (e.next_hop.ranks().first().copied(), e.port);
@@ -296,8 +300,13 @@ fn number(rules: &mut BTreeMap<String, GroupRule>, request: &Request) {
     };
     let mut known: BTreeMap<(String, String), Qpn> = BTreeMap::new();
     for (switch, rule) in rules.iter_mut() {
-        let mut alike: BTreeMap<(PortId, Sender<'_>), u32> = BTreeMap::new();
+        let mut at_port = [0; PortId::COUNT];
         for endpoint in &rule.endpoints {
+            at_port[endpoint.port.index()] += 1;
+        }
+        let is_alone = |endpoint: &Endpoint| at_port[endpoint.port.index()] == 1;
+        let mut alike: BTreeMap<(PortId, Sender<'_>), u32> = BTreeMap::new();
+        for endpoint in rule.endpoints.iter().filter(|endpoint| !is_alone(endpoint)) {
             let any = endpoint.next_hop.ip().map(|_| Sender::Any);
             let each = senders(&endpoint.next_hop).into_iter().chain([any]);
             for sender in each.flatten() {
@@ -307,15 +316,19 @@ fn number(rules: &mut BTreeMap<String, GroupRule>, request: &Request) {
         let mut last: BTreeMap<PortId, u32> = BTreeMap::new();
         for endpoint in &mut rule.endpoints {
             let mut each = senders(&endpoint.next_hop).into_iter().flatten();
-            if each.any(|sender| alike[&(endpoint.port, sender)] > 1) {
+            if !is_alone(endpoint) && each.any(|sender| alike[&(endpoint.port, sender)] > 1) {
                 let qpn = last.entry(endpoint.port).or_insert(Qpn::VIRTUAL.value());
                 *qpn += 1;
                 endpoint.virtual_qpn = Qpn::new(*qpn);
-            }
-            if let NextHop::Switch { name, .. } = &endpoint.next_hop {
-                known.insert((switch.clone(), name.clone()), endpoint.virtual_qpn);
+                if let NextHop::Switch { name, .. } = &endpoint.next_hop {
+                    known.insert((switch.clone(), name.clone()), endpoint.virtual_qpn);
+                }
             }
         }
+    }
+    // All others keep the QPN that both ends have from the start.
+    if known.is_empty() {
+        return;
     }
     for (switch, rule) in rules.iter_mut() {
         for endpoint in &mut rule.endpoints {

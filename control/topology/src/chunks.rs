@@ -41,6 +41,21 @@ impl<T> Chunks<T> {
     }
 }
 
+impl<T: PartialEq> Chunks<T> {
+    /// Indices of all items that equal `item`. Numbers are compared several at a time.
+    pub fn all_of<'c>(&'c self, item: &'c T) -> impl Iterator<Item = usize> + 'c {
+        let with = self
+            .chunks
+            .iter()
+            .enumerate()
+            .filter(|(_, chunk)| chunk.contains(item));
+        with.flat_map(move |(number, chunk)| {
+            let equal = chunk.iter().enumerate().filter(move |(_, own)| *own == item);
+            equal.map(move |(at, _)| number * CHUNK + at)
+        })
+    }
+}
+
 impl<T: Clone> Chunks<T> {
     /// The item at an index, to be changed.
     pub fn get_mut(&mut self, at: usize) -> Option<&mut T> {
@@ -84,6 +99,7 @@ mod tests {
         assert_eq!((list[CHUNK], list[CHUNK - 1], list[numbers]), (0, CHUNK - 1, 1));
         assert!(Arc::ptr_eq(&list.chunks[0], &copy.chunks[0]), "shared");
         assert_eq!((list.get_mut(numbers + 1), copy.get(numbers)), (None, None));
+        assert!(list.all_of(&0).eq([0, CHUNK]) && list.all_of(&1).eq([1, numbers]));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The fabric in integers: nodes in order, links by port, and distances that are computed once and shared.
 
+use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use crate::graph::{LinkId, SwitchKind, Topology, What};
@@ -57,6 +58,8 @@ pub(crate) struct Index {
     hops: Lists<Hop>,
     /// The switches that a usable link leads to, of each switch.
     near: Lists<NodeId>,
+    /// Of each switch: the first one that the same switches are next to, as all edge switches of a pod; itself, if it is down.
+    twins: Vec<NodeId>,
     /// Distances to each switch over all links that are up.
     rows: Vec<OnceLock<Row>>,
 }
@@ -132,10 +135,17 @@ impl Index {
             let usable = hops.of(id).iter().filter(|hop| hop.up).map(|hop| hop.far.node);
             near.push(usable.filter(|far| (far.0 as usize) < switches));
         }
+        let mut firsts: HashMap<&[NodeId], NodeId> = HashMap::new();
+        let twin = |node: NodeId| match up[node.0 as usize] {
+            true => *firsts.entry(near.of(node)).or_insert(node),
+            false => node,
+        };
+        let twins = (0..switches as u32).map(NodeId).map(twin).collect();
         Self {
             order,
             ids,
             switches,
+            twins,
             kinds,
             up,
             mtu_min: topology.links.iter().map(|l| l.mtu).min().unwrap_or(u32::MAX),
@@ -155,14 +165,33 @@ impl Index {
 
     /// Distances to switches that are up, over all links that are up.
     pub(crate) fn rows(&self, to: &[NodeId]) -> Vec<Row> {
-        let mut missing = to.to_vec();
-        missing.retain(|n| self.rows[n.0 as usize].get().is_none());
-        let filled = self.search(&missing, |node| self.near.of(node).iter().copied());
-        for (node, row) in missing.iter().zip(filled) {
-            _ = self.rows[node.0 as usize].set(row);
+        let is_missing = |node: &NodeId| self.rows[node.0 as usize].get().is_none();
+        let missing = to.iter().filter(|node| is_missing(node));
+        let mut searched: Vec<NodeId> = missing.map(|node| self.twins[node.0 as usize]).collect();
+        searched.retain(is_missing);
+        searched.sort_unstable();
+        searched.dedup();
+        if !searched.is_empty() {
+            let filled = self.search(&searched, |node| self.near.of(node).iter().copied());
+            for (node, row) in searched.iter().zip(filled) {
+                _ = self.rows[node.0 as usize].set(row);
+            }
         }
-        let row = |n: &NodeId| self.rows[n.0 as usize].get().cloned().unwrap_or_default();
-        to.iter().map(row).collect()
+        to.iter().map(|node| self.row(*node)).collect()
+    }
+
+    /// Distances to a switch that has been searched, or whose twin has. Both are equally far from all others.
+    fn row(&self, node: NodeId) -> Row {
+        let row = self.rows[node.0 as usize].get_or_init(|| {
+            let twin = self.twins[node.0 as usize];
+            let twins = self.rows[twin.0 as usize].get();
+            let mut row: Vec<u16> = twins.map(|row| row.to_vec()).unwrap_or_default();
+            if !row.is_empty() {
+                row.swap(node.0 as usize, twin.0 as usize);
+            }
+            row.into()
+        });
+        Arc::clone(row)
     }
 
     /// Breadth-first search from switches that are up, 64 of them in one pass: a bit for each. `near` has the switches

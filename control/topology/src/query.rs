@@ -167,13 +167,19 @@ impl Topology {
         self.index().hops(node)
     }
 
+    /// The host of that number.
+    pub fn host_at(&self, node: NodeId) -> Option<&Host> {
+        match self.at(node) {
+            What::Host(host) => Some(host),
+            What::Switch(_) => None,
+        }
+    }
+
     /// The first host with this address.
     pub fn host_with(&self, ip: Ipv4Addr) -> Option<&Host> {
         let ids = &self.index().ids;
-        let all = ids.iter().zip(self.ips.iter());
-        let with = all.filter(|(_, bits)| **bits == ip.to_bits());
-        let first = with.map(|(id, _)| *id).min()?;
-        self.host(self.name(first)).filter(|host| host.ip == Some(ip))
+        let first = self.ips.all_of(&ip.to_bits()).map(|at| ids[at]).min()?;
+        self.host_at(first).filter(|host| host.ip == Some(ip))
     }
 
     /// Numbers of all switches.
@@ -205,6 +211,11 @@ impl Topology {
     /// All links, oldest first.
     pub fn links(&self) -> impl Iterator<Item = (LinkId, &Link)> {
         (0..).map(LinkId).zip(self.links.iter())
+    }
+
+    /// The least MTU of a link, in bytes; [`u32::MAX`] if there are no links.
+    pub fn mtu_min(&self) -> u32 {
+        self.index().mtu_min
     }
 
     /// The link of that number.

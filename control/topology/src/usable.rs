@@ -34,7 +34,9 @@ impl<'t> Usable<'t> {
 
     /// The link at an end, if it is usable.
     pub fn hop(&self, end: EndId) -> Option<&'t Hop> {
-        self.hops(end.node).find(|hop| hop.near == end)
+        let hops = self.topology.hops(end.node);
+        let at = hops.binary_search_by_key(&end.port, |hop| hop.near.port).ok()?;
+        Some(&hops[at]).filter(|hop| self.has(hop))
     }
 
     #[inline]

@@ -25,11 +25,11 @@ pub(crate) fn star(
     topology: &Topology,
     load: &LinkLoad,
     request: &Request,
-    source: usize,
+    (source, hosts): (usize, &[NodeId]),
 ) -> Result<Parents, PlanError> {
     let fabric = Usable::new(topology, 0);
     let nearest = |member: usize| -> Result<Vec<Route>, PlanError> {
-        let mut routes = Leaf::new(&fabric, member, &request.members[member].host).nearest;
+        let mut routes = Leaf::new(&fabric, member, hosts[member]).nearest;
         routes.sort_by_cached_key(|route| (route.load(load), route.far));
         match routes.is_empty() {
             true => Err(no_path(topology, request, member)),
@@ -42,7 +42,7 @@ pub(crate) fn star(
     parents.set(Node::Switch(top), Some(entry.reversed()));
     let reach = Reach::new(&fabric, top);
     let mut joined = BTreeSet::from([top]);
-    for member in (0..request.members.len()).filter(|member| *member != source) {
+    for member in (0..hosts.len()).filter(|member| *member != source) {
         let routes = nearest(member)?;
         // A host with several links joins where others are, the source's switch first.
         let is_there = |route: &&Route| joined.contains(&route.far.node);
