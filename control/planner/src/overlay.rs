@@ -44,13 +44,9 @@ impl Route {
         core::iter::once(self.first).chain(self.rest.iter().map(|(_, link)| *link))
     }
 
-    fn via(&self) -> impl Iterator<Item = NodeId> {
-        self.rest.iter().map(|(node, _)| *node)
-    }
-
     /// Forwarders between its ends.
-    pub(crate) fn via(&self) -> &[NodeId] {
-        &self.via
+    pub(crate) fn via(&self) -> impl DoubleEndedIterator<Item = NodeId> {
+        self.rest.iter().map(|(node, _)| *node)
     }
 
     pub(crate) fn load(&self, load: &LinkLoad) -> u64 {

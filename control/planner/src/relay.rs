@@ -25,8 +25,8 @@ pub(crate) fn arrange(fabric: &Usable<'_>, load: &LinkLoad, parents: &mut Parent
     let mut stars: BTreeMap<NodeId, Vec<(Vec<NodeId>, NodeId)>> = BTreeMap::new();
     for (switch, route) in parents.switches() {
         // The source is above its switch.
-        if !route.via().is_empty() && fabric.topology.kind(route.far.node).is_some() {
-            let path = route.via().iter().rev().copied().collect();
+        let path: Vec<NodeId> = route.via().rev().collect();
+        if !path.is_empty() && fabric.topology.kind(route.far.node).is_some() {
             stars.entry(route.far.node).or_default().push((path, switch));
         }
     }
