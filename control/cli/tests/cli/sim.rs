@@ -19,7 +19,7 @@ fn each_figure_of_cepheus_has_the_papers_numbers_beside_ours_and_a_plot() {
 
 #[test]
 fn each_figure_of_peel_has_the_papers_numbers_beside_ours_and_a_plot() {
-    each_figure_has_numbers_and_a_plot("peel", 4);
+    each_figure_has_numbers_and_a_plot("peel", 9);
 }
 
 fn each_figure_has_numbers_and_a_plot(paper: &str, count: usize) {
