@@ -142,6 +142,12 @@ impl Collective {
         (complete(to) - complete(from)) as u32
     }
 
+    /// Whether the packet at `g` continues a message.
+    pub(super) fn is_in_message(&self, g: u64, message_packets: u16) -> bool {
+        let per_message = u64::from(self.per_message(message_packets));
+        g > self.start && !(g - self.block_start(self.block(g))).is_multiple_of(per_message)
+    }
+
     /// The end of the message that begins at `g`.
     pub(super) fn message_end(&self, g: u64, message_packets: u16) -> u64 {
         let end = self.part_end(g);
@@ -449,6 +455,8 @@ mod tests {
             let walked = (from..to).filter(|&i| ends(i)).count() as u32;
             prop_assert_eq!(call.messages(8 + from, 8 + to, m), walked);
             prop_assert_eq!(call.messages(7, 8, m), 1);
+            let continues = (1..u64::from(packets)).contains(&from) && !ends(from - 1);
+            prop_assert_eq!(from < u64::from(packets) && call.is_in_message(8 + from, m), continues);
         }
     }
 }

@@ -103,7 +103,7 @@ impl<const W: usize> Translated<W> {
             }
             return;
         }
-        if !is_rank || !self.waits(endpoint) {
+        if !is_rank || !self.waits(endpoint) || (!moved && self.stops_in_message(endpoint)) {
             return;
         }
         self.confirm_received(endpoint);
@@ -145,6 +145,15 @@ impl<const W: usize> Translated<W> {
                 .deciders(host, self.calls.get(index).flow(g))
                 .iter()
                 .any(waits_for)
+    }
+
+    /// True if the host has stopped in the middle of a message. It waits for its timer, because its last packet was lost or an RNR NAK came
+    /// between, and an answer would put that off. The others may need the rest of the message: a switch of Mode-I adds whole ones.
+    fn stops_in_message(&self, host: EndpointId) -> bool {
+        let expected = self.endpoint(host).receiving.expected;
+        let found = self.calls.find(expected).map(|index| self.calls.get(index));
+        !self.is_augmented()
+            && found.is_some_and(|call| call.is_in_message(expected, self.cold().message_packets))
     }
 
     /// The endpoints whose contribution to `base` is missing or, if none is, those that have not acknowledged it.

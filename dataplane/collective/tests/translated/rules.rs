@@ -509,6 +509,29 @@ fn what_waits_above_is_repeated_upwards_each_tick_and_the_hosts_are_kept_alive()
     assert_eq!(acks(&second), [(0, 999, Syndrome::Ack), (1, 1999, Syndrome::Ack)]);
 }
 
+/// It waits for its timer: the rest may be lost, or an RNR NAK came between. Others may need the rest, as a switch of Mode-I above does.
+#[test]
+fn a_host_that_stops_in_the_middle_of_a_message_is_not_kept_alive() {
+    let mut b = Bench::new(config(2, 0, true));
+    b.control(0, 0, 0, call(AllReduce, 0, 6));
+    b.control(1, 0, 0, call(AllReduce, 0, 6));
+    // Messages of four packets: rank 0 has sent one, rank 1 a half.
+    for i in 1..=4 {
+        b.data(0, i, false);
+    }
+    b.data(1, 1, false);
+    let kept = |effects: &[Effect]| acks(effects).iter().map(|(to, ..)| *to).collect::<Vec<_>>();
+    assert_eq!(kept(&b.tick()), [0, 1], "it sends");
+    b.data(1, 2, false);
+    assert_eq!(kept(&b.tick()), [0, 1]);
+    assert_eq!(kept(&b.tick()), [0]);
+    assert_eq!(kept(&b.tick()), [0]);
+    b.data(1, 3, false);
+    b.data(1, 4, false);
+    assert_eq!(kept(&b.tick()), [0, 1], "the whole message");
+    assert_eq!(kept(&b.tick()), [0, 1]);
+}
+
 #[test]
 fn a_parent_answers_a_repeat_to_a_finished_slot_with_the_result() {
     let mut b = Bench::new(config(1, 1, false));
