@@ -78,7 +78,7 @@ pub(crate) struct Create {
     #[arg(long, value_name = "KIND", value_enum, default_value_t = Core::Stateful, conflicts_with_all = ["rules", "collective", "any_source"])]
     core: Core,
     /// Its tree where ordinary switches and routers alone lead from switch to switch, as between relays at hosts: shortest (a star there), star,
-    /// chain, binomial, or postal:LATENCY[,PACKETS], the tree in which all have a message of so many packets soonest, if a packet takes LATENCY
+    /// chain, binomial, or `postal:LATENCY[,PACKETS]`, the tree in which all have a message of so many packets soonest, if a packet takes LATENCY
     /// times as long to the next switch as one more copy of it takes
     #[arg(long, value_name = "SHAPE", default_value_t = TreeShape::Shortest, conflicts_with_all = ["rules", "collective"])]
     tree: TreeShape,
