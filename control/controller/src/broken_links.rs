@@ -19,13 +19,12 @@ use crate::record::{Ending, Record};
 use crate::table::Entry;
 use castnet_rules::{GroupKind, NextHop};
 
-/// Begins the name of a switch in [`DownLink::name`].
-const SWITCH: &str = "switch ";
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DownLink {
     /// `link leaf0:2 - spine0:0`, or `switch spine0`.
     pub(crate) name: String,
+    /// It is a dead switch, and no link.
+    is_switch: bool,
     why: String,
     /// The rank that it leads to, or else the switch below it.
     rank: Option<u16>,
@@ -33,10 +32,6 @@ pub(crate) struct DownLink {
 }
 
 impl DownLink {
-    fn is_switch(&self) -> bool {
-        self.name.starts_with(SWITCH)
-    }
-
     pub(crate) fn words(&self) -> String {
         format!("{} is down: {}", self.name, self.why)
     }
@@ -145,7 +140,7 @@ fn dead_switches(entry: &Entry, down: &DownLinks, now: Instant) -> Vec<(String, 
     let after = Duration::from_millis(policy.after_ms.into());
     let dead = down
         .values()
-        .filter(|(since, link)| link.is_switch() && *since + after <= now);
+        .filter(|(since, link)| link.is_switch && *since + after <= now);
     dead.filter_map(|(_, link)| Some((link.switch.clone()?, link.words())))
         .collect()
 }
@@ -164,7 +159,8 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
     let mut all = Vec::new();
     for (switch, rule) in &plan.rules {
         all.extend(why_dead(core, entry, switch).map(|why| DownLink {
-            name: format!("{SWITCH}{switch}"),
+            name: format!("switch {switch}"),
+            is_switch: true,
             why,
             rank: None,
             switch: Some(switch.clone()),
@@ -179,6 +175,7 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
             match &endpoint.next_hop {
                 NextHop::Host(host) => all.extend(silent_port(facts, near).map(|why| DownLink {
                     name: format!("link {} - {}", End::port(switch, near.1), host.name),
+                    is_switch: false,
                     why,
                     rank: host.rank().map(|part| part.rank),
                     switch: None,
@@ -196,6 +193,7 @@ pub(crate) fn down(core: &Core, entry: &Entry) -> Vec<DownLink> {
                         .or_else(|| unheard(facts, near, far));
                     all.extend(why.map(|why| DownLink {
                         name: format!("link {} - {}", End::port(switch, near.1), End::port(name, far.1)),
+                        is_switch: false,
                         why,
                         rank: None,
                         switch: Some(switch.clone()),
