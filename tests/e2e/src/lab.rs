@@ -249,6 +249,7 @@ impl Lab {
             });
         }
         lab.start_controller()?;
+        lab.wait_for_links()?;
         Ok(lab)
     }
 
@@ -352,8 +353,9 @@ impl Lab {
         waited.with_context(|| last.map_or_else(String::new, |error| format!("{error:#}")))
     }
 
-    /// Waits until each switch has reported its links, and all links are up. Before, a group can be created, and its installation be refused.
-    pub fn wait_for_links(&mut self) -> Result<()> {
+    /// Waits until each switch has reported its links, and all links are up. Before, a group can be created, and its installation
+    /// be refused, or be without the members behind a link that is still down.
+    fn wait_for_links(&mut self) -> Result<()> {
         self.wait_for("all links were up", |lab| {
             let shown = lab.castnet_json(&["topology", "--controller", &lab.socket("controller")])?;
             let all = |what: &str, is: fn(&Value) -> bool| {

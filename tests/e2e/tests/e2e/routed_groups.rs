@@ -55,7 +55,6 @@ fn multicast(lab: &mut Lab, controller: &str) -> Result<()> {
         size: 3_000_001,
         seed: 7,
     };
-    lab.wait_for_links()?;
     lab.create_group(&transfer)?;
     let said = lab.castnet_json(&["group", "show", "wide", "--controller", controller])?;
     let own =

@@ -184,11 +184,7 @@ fn in_lab(what: &str, plan: Plan<'static>, splitters: &str, test: impl FnOnce(&m
     let lab = Lab::start_with(plan, |lab, switch| flags(lab, plan, splitters, switch));
     let mut lab = lab.expect("the lab starts");
     let controller = lab.socket("controller");
-    let all = |lab: &mut Lab| {
-        lab.wait_for_links()?;
-        test(lab, &controller)
-    };
-    if let Err(error) = all(&mut lab) {
+    if let Err(error) = test(&mut lab, &controller) {
         panic!("{error:#}\n{}", lab.logs());
     }
 }
