@@ -536,6 +536,7 @@ impl<const W: usize> Translated<W> {
             receiving.nak_sent = false;
         }
         let (expected, nak_sent) = (receiving.expected, receiving.nak_sent);
+        let is_unconfirmed = g == receiving.confirmed;
         if repairing && is_rank && nak_sent && g > expected {
             // The host has gone back, but the missing packet was lost again: this is the first packet behind it.
             let mut missing = expected;
@@ -547,8 +548,9 @@ impl<const W: usize> Translated<W> {
             }
         }
         if self.is_augmented() {
-            // It is acknowledged, and the switch repeats what became of it.
-            if ack_request && g < expected {
+            // It is acknowledged, and the switch repeats what became of it. A requester that repeats from its oldest packet on knows of none
+            // behind it, and the one with AckReq may be lost each time.
+            if (ack_request || is_unconfirmed) && g < expected {
                 self.acknowledge_received(from);
             }
             return;

@@ -43,6 +43,8 @@ impl<const W: usize> Translated<W> {
         let refused = syndrome != Syndrome::Ack;
         let ahead = psn.diff(wire(rq_psn, sending.acked_d)) + i32::from(!refused);
         if ahead < 0 || (ahead == 0 && !refused) {
+            // A parent of another mode keeps this switch waiting, as a host.
+            self.endpoint_mut(from).sending.moved |= ahead == 0 && self.is_parent(from);
             return;
         }
         let count = ahead as u64;
@@ -65,11 +67,15 @@ impl<const W: usize> Translated<W> {
             return;
         }
         if self.is_repairing() {
+            let is_parent = self.is_parent(from);
             let sending = &mut self.endpoint_mut(from).sending;
             debug_assert_eq!(sending.acked, to);
             sending.go_back();
             sending.probing = false;
-            sending.pace();
+            // A parent of Mode-II acknowledges too late for that.
+            if !is_parent {
+                sending.pace();
+            }
             if let Syndrome::RnrNak(timer) = syndrome {
                 sending.rnr_until = now + timer.wait();
                 self.rnr_waiting.insert(from);
@@ -176,16 +182,16 @@ impl<const W: usize> Translated<W> {
     }
 
     fn moved(&mut self, from: EndpointId, acked: u64) {
-        let goes_back = self.is_repairing() && self.is_rank(from);
+        let is_probed = self.is_repairing() && self.is_rank(from) && !self.is_parent(from);
         let sending = &mut self.endpoint_mut(from).sending;
         sending.acked = acked;
         sending.moved = true;
         sending.refusal = None;
         // The answer to a probe acknowledges all that the host had, and the probe.
-        if sending.probing && goes_back && acked < sending.next {
+        if sending.probing && is_probed && acked < sending.next {
             sending.pace();
         }
-        if (sending.probing && goes_back) || sending.next < acked {
+        if (sending.probing && is_probed) || sending.next < acked {
             sending.go_back();
         }
         sending.probing = false;

@@ -74,7 +74,8 @@ impl<const W: usize> Translated<W> {
     }
 
     /// Retransmits packets unacknowledged for a whole tick. A host gets the oldest, and its answer shows how much it has received. A
-    /// switch gets the oldest and the newest, and then detects each gap between them.
+    /// switch gets the oldest and the newest, and then detects each gap between them. A parent of another mode gets all, as from a host: if
+    /// it is of Mode-II, it acknowledges nothing before the result, for which a switch of Mode-I may need a whole message.
     fn repeat(&mut self, endpoint: EndpointId, out: &mut Effects<W>) {
         let is_rank = self.is_rank(endpoint);
         let sending = &mut self.endpoint_mut(endpoint).sending;
@@ -82,6 +83,10 @@ impl<const W: usize> Translated<W> {
         let (oldest, newest) = (sending.acked, sending.sent.saturating_sub(1));
         if moved || !sending.is_outstanding() || (is_rank && !self.is_repairing()) {
             return;
+        }
+        if is_rank && self.is_parent(endpoint) {
+            self.endpoint_mut(endpoint).sending.go_back();
+            return self.refresh(endpoint);
         }
         for g in [Some(oldest), (!is_rank && newest > oldest).then_some(newest)] {
             if let Some(g) = g.filter(|&g| self.lacks(endpoint, g)) {

@@ -2,6 +2,7 @@
 //! ranks that have contributed.
 
 mod augmented;
+mod boundaries;
 mod check;
 mod congestion;
 mod edges;
