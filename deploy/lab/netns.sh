@@ -16,6 +16,7 @@
 #                          RANKS=N: number of ranks, also more than hosts
 #   netns.sh bench [--mpi] [FLAGS]   all collectives over many sizes, in the switch and between hosts; with --mpi also by Open MPI
 #                          over TCP between the same hosts, with and without segmentation offload. --svg FILE, --json FILE
+#   netns.sh calibrate [FLAGS]   the times between h1 and h2 from which trees of relays are computed: castnet host calibrate
 #   netns.sh replicate [FLAGS]   replicated block writes as in Table I of Cepheus: from h1 to one server, to three (h2, h3, h4) over
 #                          connections of their own, and to three by multicast. SIZE=N: bytes of each server's memory
 #   netns.sh status        shows the switch's ports and groups
@@ -454,6 +455,7 @@ command -v ip >/dev/null || die "needs the command ip: install iproute2"
 case "${1:-}" in
 up | send | bench | replicate | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
 allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
+calibrate) castnet=$(find_castnet) && RANKS=2 collective "$@" ;;
 mpi | down) "$@" ;;
-*) sed -n '2,26s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '2,27s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

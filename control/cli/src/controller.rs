@@ -10,6 +10,7 @@ use castnet_controller::{Config, Controller, DEFAULT_LISTEN, StartError, SwitchC
 use castnet_proto::transport::Address;
 use castnet_rules::Ipv4Net;
 use castnet_topology::Topology;
+use castnet_wire::tree_latency;
 use clap::Args;
 
 /// Runs the controller: plans groups over the fabric and programs its switches
@@ -44,6 +45,10 @@ pub(crate) struct ControllerCommand {
     /// Switches drop frames of a member that have another Ethernet address than the member; groups then do without the fast path
     #[arg(long)]
     verify_mac: bool,
+    /// Time of a packet from one relay at the edge to the next one, in times of one more copy there, for groups created with --tree auto:
+    /// castnet host calibrate measures it [default: 10]
+    #[arg(long, value_name = "N", value_parser = latency)]
+    relay_latency: Option<u32>,
     /// Where to listen; port 0 takes any free one
     #[arg(long, value_name = "URL", help = format!("Where to listen; port 0 takes any free one [default: {DEFAULT_LISTEN}]"))]
     listen: Option<Address>,
@@ -77,6 +82,10 @@ impl FromStr for NamedSwitch {
             .map_err(|e: castnet_proto::transport::BadAddress| e.to_string())?;
         Ok(Self(SwitchConfig { name, agent }))
     }
+}
+
+fn latency(text: &str) -> Result<u32, String> {
+    tree_latency(text).map_err(|_| format!("'{text}' is no latency: 1 to 1000 times that of a copy"))
 }
 
 impl ControllerCommand {
@@ -117,6 +126,7 @@ impl ControllerCommand {
             config.mcst_pool = pool;
         }
         config.verify_mac |= self.verify_mac;
+        config.relay_latency = self.relay_latency.unwrap_or(config.relay_latency);
         if let Some(listen) = &self.listen {
             config.listen = listen.clone();
         }

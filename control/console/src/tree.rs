@@ -70,6 +70,14 @@ fn missing(node: &api::TreeNode) -> String {
     }
 }
 
+/// The ordinary switches and routers between a switch and the one above it.
+fn over(node: &api::TreeNode) -> String {
+    match node.via.is_empty() {
+        true => String::new(),
+        false => format!(" over {}", node.via.join(", ")),
+    }
+}
+
 /// Text behind the name of a switch.
 type SwitchRemark<'a> = &'a dyn Fn(&api::TreeNode) -> String;
 
@@ -88,7 +96,8 @@ fn of_switch(
 ) -> Node {
     use api::endpoint::NextHop;
     let name = &switch.switch_name;
-    let mut out = Node::new(format!("[{name}]{}{}", at_switch(switch), missing(switch)));
+    let (over, more) = (over(switch), at_switch(switch));
+    let mut out = Node::new(format!("[{name}]{over}{more}{}", missing(switch)));
     for endpoint in switch.rule.iter().flat_map(|rule| rule.downstream()) {
         let mut node = match &endpoint.next_hop {
             Some(NextHop::Host(host)) => {

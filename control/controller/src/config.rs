@@ -11,6 +11,7 @@ use castnet_proto::transport::{Address, Security, SocketAccess, TlsFiles};
 use castnet_rules::{Ipv4Net, PREFIX_TEXT};
 use castnet_toml_reader::{Faults, Value};
 use castnet_topology::{Topology, pool_fault};
+use castnet_wire::tree_latency;
 
 use crate::check::{TIMEOUT_MAX, timeout_text};
 use crate::store::etcd::EtcdConfig;
@@ -18,6 +19,8 @@ use crate::tenants::Tenant;
 
 /// Default pool of McstIDs: 65,534 of them. No host may have an address of it.
 pub const DEFAULT_MCST_POOL: &str = "10.200.0.0/16";
+/// Default latency of relays, in hundredths of a copy: as between network namespaces of a machine (docs/decisions/0022).
+pub(crate) const DEFAULT_RELAY_LATENCY: u32 = 1000;
 /// Default address of a controller.
 pub const DEFAULT_LISTEN: &str = "http://127.0.0.1:7470";
 
@@ -48,6 +51,9 @@ pub struct Config {
     pub etcd: Option<EtcdConfig>,
     /// The address that other controllers give to clients; `None`: that of `listen`.
     pub advertise: Option<Address>,
+    /// Time of a packet from one relay at the edge to the next one, in hundredths of the time that one more copy of it takes there. The
+    /// controller chooses trees by it.
+    pub relay_latency: u32,
     /// How long things may take.
     pub timeouts: Timeouts,
     /// For tests: places to stand still at.
@@ -114,6 +120,7 @@ impl Config {
             store: None,
             etcd: None,
             advertise: None,
+            relay_latency: DEFAULT_RELAY_LATENCY,
             timeouts: Timeouts::default(),
             checkpoints: Checkpoints::default(),
         }
@@ -130,6 +137,7 @@ impl Config {
     /// topology = "fabric.toml"              # left out: from the switches' reports
     /// mcst_pool = "10.200.0.0/16"           # the default
     /// verify_mac = false                    # the default
+    /// relay_latency = "10"                  # the default: that of castnet host calibrate
     /// insecure = false                      # the default
     /// tls = { ca = "ca.pem", cert = "controller.pem", key = "controller.key" }
     /// audit_log = "audit.jsonl"             # a line for each call that is more than reading; left out: none
@@ -206,6 +214,13 @@ impl Config {
                 config.mcst_pool = pool;
             }
             config.verify_mac = t.get("verify_mac", Value::flag).unwrap_or_default();
+            let latency = t.get("relay_latency", |v| {
+                v.accept(
+                    tree_latency(v.text()?)
+                        .map_err(|_| "is no latency: \"1\" to \"1000\" times that of a copy"),
+                )
+            });
+            config.relay_latency = latency.unwrap_or(DEFAULT_RELAY_LATENCY);
             config.security.insecure = t.get("insecure", Value::flag).unwrap_or_default();
             config.security.socket = SocketAccess {
                 group: t.get("socket_group", Value::string),
@@ -303,6 +318,7 @@ mod tests {
             listen = "unix:/run/c.sock"
             store = "state.redb"
             verify_mac = true
+            relay_latency = "2.5"
             tls = { ca = "ca.pem", cert = "c.pem", key = "/abs/c.key" }
             timeouts = { switch_ms = 7 }
             [[switches]]
@@ -313,6 +329,7 @@ mod tests {
         config.check().unwrap();
         assert_eq!(config.store, Some("/etc/castnet/state.redb".into()));
         assert!(config.verify_mac && !Config::new(Vec::new()).verify_mac);
+        assert_eq!(config.relay_latency, 250);
         let tls = config.security.tls.unwrap();
         assert_eq!(
             (tls.ca, tls.key),
@@ -374,6 +391,7 @@ mod tests {
                 "[[switches]]\nname = \"a b\"\nagent = \"unix:/b\"",
                 "2:8: switches[0].name: \"a b\" is not a name: 1 to 63 ",
             ),
+            ("relay_latency = \"0\"", "1:17: relay_latency: is no latency"),
             ("colour = 1", "1:1: colour: unknown field; allowed: listen, "),
         ];
         for (text, start) in cases {

@@ -43,7 +43,9 @@ impl Wanted {
         let (name, kind, lanes, rate_limit) = match self {
             Self::Multicast(group) => {
                 core.check_multicast(group)?;
-                let kind = Multicast::new(group.clone(), group.start_psn.unwrap_or(Psn::new(0)));
+                let start_psn = group.start_psn.unwrap_or(Psn::new(0));
+                let latency = core.shared.config.relay_latency;
+                let kind = Multicast::new(group.clone(), start_psn, latency);
                 (&group.name, Kind::Multicast(kind), group.lanes, group.rate_limit)
             }
             Self::Collective(group) => {

@@ -465,9 +465,11 @@ fn tree_switches(tree: &Tree) -> Vec<TreeSwitch> {
     while let Some((node, parent)) = next.get(at).copied() {
         at += 1;
         let here = (node.role == Role::Switch).then_some(node.name.as_str());
+        let via = node.up.as_ref().filter(|_| parent.is_some());
         all.extend(here.map(|name| TreeSwitch {
             name: name.into(),
             parent: parent.map(String::from),
+            via: via.map_or_else(Vec::new, |up| up.via.clone()),
         }));
         next.extend(node.children.iter().map(|child| (child, here)));
     }

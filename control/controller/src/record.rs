@@ -122,6 +122,9 @@ pub struct TreeSwitch {
     pub name: String,
     /// The switch above it; `None` for the first.
     pub parent: Option<String>,
+    /// Ordinary switches and routers between them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub via: Vec<String>,
 }
 
 impl Record {

@@ -38,6 +38,7 @@ pub(crate) fn tree(entry: &Entry) -> Vec<v1::TreeNode> {
                 true => Vec::new(),
                 false => lanes(&record.name, record.mcst_ids_on(&switch.name).collect()),
             },
+            via: switch.via.clone(),
             memory_bytes: rule.map_or(0, |rule| u64::from(record.lanes()) * rule.reserved_bytes()),
         }
     };

@@ -62,5 +62,6 @@ mod tree;
 pub use error::{Lack, PlanError, Shortage};
 pub use load::{Edge, LinkLoad};
 pub use plan::{HEADROOM, Plan, plan};
+pub use relay::relay_time;
 pub use request::{Member, Request, RequestKind, Room, RoomTable, Rooms, slots, slots_min};
 pub use tree::{Path, Role, Tree, TreeNode};

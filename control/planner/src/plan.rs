@@ -6,8 +6,8 @@ use castnet_rules::{
     Endpoint, FaultKind, GroupKind, GroupRule, HostEndpoint, HostPart, NextHop, RANKS_MAX, RankPart,
     TranslatedRule,
 };
-use castnet_topology::{Cut, Link, NodeId, Topology, Usable};
-use castnet_wire::{CoreKind, MacAddr, PortId, Psn};
+use castnet_topology::{Cut, Link, NodeId, SwitchKind, Topology, Usable};
+use castnet_wire::{CoreKind, MacAddr, PortId, Psn, TreePath};
 
 use crate::error::{PlanError, Shortage};
 use crate::grow::{CANDIDATES_MAX, Leaf, Node, Parents, grow, leave_out};
@@ -59,10 +59,23 @@ pub fn plan(
     match request.kind {
         RequestKind::Multicast(rule) => {
             let source = usize::from(rule.source);
-            let parents = match request.core {
-                CoreKind::Stateful => best_tree(topology, load, request, (source, &members.hosts))?,
-                CoreKind::Static => star(topology, load, request, (source, &members.hosts))?,
+            let parents = match (request.core, request.path) {
+                (CoreKind::Static, _) => star(topology, load, request, (source, &members.hosts))?,
+                (CoreKind::Stateful, TreePath::Edge) => {
+                    let edge = edge(topology, &members.hosts);
+                    best_tree(&edge, load, request, (source, &members.hosts))?
+                }
+                (CoreKind::Stateful, _) => best_tree(topology, load, request, (source, &members.hosts))?,
             };
+            if request.path == TreePath::Switches
+                && let Some((relay, route)) = relays(topology, &parents).next()
+            {
+                return Err(PlanError::AtEdge {
+                    relay: topology.name(relay).to_string(),
+                    parent: topology.name(route.far.node).to_string(),
+                    via: route.named(topology).via,
+                });
+            }
             if topology.mtu_min() < needed_mtu(request)
                 && let Some(link) = parents.routes().find_map(|r| narrow(topology, request, r))
             {
@@ -234,6 +247,26 @@ fn in_request(request: &Request, field: &mut String) {
     {
         *field = format!("{}{rest}", request.field(index));
     }
+}
+
+/// The fabric with those Castnet switches alone that are nearest to members. The others forward frames, as plain switches do.
+fn edge(topology: &Topology, members: &[NodeId]) -> Topology {
+    let fabric = Usable::new(topology, 0);
+    let nearest = members.iter().flat_map(|host| nearest(&fabric, *host));
+    let edge: BTreeSet<NodeId> = nearest.map(|route| route.far.node).collect();
+    let mut rest = topology.clone();
+    for node in topology.switch_ids() {
+        if topology.kind(node) == Some(SwitchKind::Castnet) && !edge.contains(&node) {
+            rest.set_switch_kind(topology.name(node), SwitchKind::Plain);
+        }
+    }
+    rest
+}
+
+/// The switches to which forwarders alone lead from the switch above them, and the paths.
+fn relays<'a>(topology: &Topology, parents: &'a Parents) -> impl Iterator<Item = (NodeId, &'a Route)> {
+    let below = |route: &Route| topology.kind(route.far.node).is_some() && route.via().next().is_some();
+    parents.switches().filter(move |(_, route)| below(route))
 }
 
 /// Of the trees that begin at the source's nearest Castnet switches the one with the fewest links, then the least load,

@@ -74,44 +74,60 @@ fn parents_of(nodes: usize, shape: TreeShape) -> Vec<usize> {
     }
 }
 
-/// The tree in which all have a message soonest. A node sends one copy in a unit of time, and it arrives after `latency` hundredths of
-/// that (Bar-Noy and Kipnis). A relay passes each packet on before the next one, and has a copy for its own host: so one packet after the other takes
-/// as long as the most copies that a node makes of it.
+/// The time until `relays` relays have a message of so many packets from the one next to the source, in hundredths of the time of a copy, where a
+/// hop takes `latency` hundredths, by the postal model (5.5 of the paper).
+pub fn relay_time(relays: usize, shape: TreeShape, latency: u32, packets: u32) -> u64 {
+    time(&parents_of(relays + 1, shape), latency, packets)
+}
+
+/// A node sends one copy in a unit of time, and it arrives after `latency` hundredths of that (Bar-Noy and Kipnis). A relay passes each packet on
+/// before the next one, and then has a copy for its own host: so one packet after the other takes as long as the most copies that a node makes
+/// of it.
+fn time(parents: &[usize], latency: u32, packets: u32) -> u64 {
+    let latency = u64::from(latency).max(UNIT);
+    let (mut arrives, mut copies) = (vec![0; parents.len()], vec![1; parents.len()]);
+    let (mut last, mut most) = (0, 0);
+    for (node, &parent) in parents.iter().enumerate().skip(1) {
+        // The source is next to the root.
+        let sent = copies[parent] - 1;
+        arrives[node] = arrives[parent] + sent * UNIT + latency;
+        copies[parent] += 1;
+        last = arrives[node].max(last);
+        most = (copies[parent] - u64::from(parent == 0)).max(most);
+    }
+    last + u64::from(packets.saturating_sub(1)) * most * UNIT
+}
+
+/// The fastest tree of those whose nodes make at most so many copies.
 fn postal(nodes: usize, latency: u32, packets: u32) -> Vec<usize> {
     let copies = (2..=COPIES_MAX).chain([u32::MAX]);
-    let trees = copies.map(|most| {
-        let (parents, last, copies) = greedy(nodes, latency, most);
-        let packets = u64::from(packets).saturating_sub(1);
-        (last + packets * u64::from(copies) * UNIT, parents)
-    });
-    let best = trees.min_by_key(|(time, _)| *time);
-    best.map(|(_, parents)| parents).unwrap_or_default()
+    let trees = copies.map(|most| greedy(nodes, latency, most));
+    trees
+        .min_by_key(|parents| time(parents, latency, packets))
+        .unwrap_or_default()
 }
 
 /// A unit of time, in the hundredths of latencies.
 const UNIT: u64 = 100;
 
-/// The tree in which each node sends to the next ones as soon as it has the packet, if it makes at most `most` copies, two at least; the time at
-/// which the last node has it, and the most copies of a node.
-fn greedy(nodes: usize, latency: u32, most: u32) -> (Vec<usize>, u64, u32) {
+/// The tree in which each node sends to the next ones as soon as it has the packet, if it makes at most `most` copies, two at least.
+fn greedy(nodes: usize, latency: u32, most: u32) -> Vec<usize> {
     // When the next copy of a node arrives, the node, and the copies that it has made.
     let latency = u64::from(latency).max(UNIT);
     let mut ready = BinaryHeap::from([Reverse((latency, 0, 0_u32))]);
-    let (mut parents, mut last, mut copies) = (vec![0; nodes.min(1)], 0, 0);
+    let mut parents = vec![0; nodes.min(1)];
     while parents.len() < nodes
         && let Some(Reverse((arrives, from, made))) = ready.pop()
     {
         let node = parents.len();
         parents.push(from);
-        last = arrives;
-        copies = copies.max(made + 1);
         if made + 1 < most {
             ready.push(Reverse((arrives + UNIT, from, made + 1)));
         }
         // The copy for its own host comes last.
         ready.push(Reverse((arrives + latency, node, 1)));
     }
-    (parents, last, copies)
+    parents
 }
 
 #[cfg(test)]
@@ -158,6 +174,15 @@ mod tests {
         assert_eq!(postal(600, 100_000), [0, 0, 0, 1, 2, 3, 4]);
     }
 
+    /// Three relays, ten copies a hop. A chain: three hops, then a packet in two copies; a star: a hop and two copies, then a packet in three.
+    #[test]
+    fn the_time_is_that_of_the_first_packet_and_of_the_most_copies_of_the_others() {
+        assert_eq!(relay_time(3, TreeShape::Chain, 1000, 1), 3000);
+        assert_eq!(relay_time(3, TreeShape::Chain, 1000, 5), 3000 + 4 * 200);
+        assert_eq!(relay_time(3, TreeShape::Star, 1000, 5), 1200 + 4 * 300);
+        assert_eq!(relay_time(1, TreeShape::Star, 1000, 5), 1000 + 4 * 100);
+    }
+
     proptest! {
         /// Each node is below an earlier one, so each is reached and there is no cycle.
         #[test]
@@ -183,26 +208,18 @@ mod tests {
                 let time = reached.len();
                 reached.push(reached[time - 1] + reached[time - latency]);
             }
-            let (_, last, _) = greedy(nodes, latency as u32 * 100, u32::MAX);
+            let latency = latency as u32 * 100;
+            let last = time(&greedy(nodes, latency, u32::MAX), latency, 1);
             prop_assert_eq!(last, (reached.len() as u64 - 1) * UNIT);
         }
 
         /// No shape that can be asked for is faster by the model than the postal tree.
         #[test]
         fn a_postal_tree_is_the_fastest_of_all(nodes in 2_usize..100, latency in 100_u32..2000, packets in 1_u32..100) {
-            let time = |parents: &[usize]| {
-                let (mut at, mut sent) = (vec![0_u64; nodes], vec![0_u64; nodes]);
-                for node in 1..nodes {
-                    let parent = parents[node];
-                    at[node] = at[parent] + sent[parent] * UNIT + u64::from(latency);
-                    sent[parent] += 1;
-                }
-                let copies = (0..nodes).filter(|n| sent[*n] > 0).map(|n| sent[n] + u64::from(n > 0)).max();
-                at.into_iter().max().unwrap_or(0) + u64::from(packets - 1) * copies.unwrap_or(0) * UNIT
-            };
-            let best = time(&parents_of(nodes, TreeShape::Postal { latency, packets }));
+            let time = |shape| relay_time(nodes - 1, shape, latency, packets);
+            let best = time(TreeShape::Postal { latency, packets });
             for shape in [TreeShape::Chain, TreeShape::Binomial] {
-                prop_assert!(best <= time(&parents_of(nodes, shape)), "{shape}");
+                prop_assert!(best <= time(shape), "{shape}");
             }
         }
     }

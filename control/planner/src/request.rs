@@ -4,7 +4,7 @@ use core::net::Ipv4Addr;
 use std::collections::BTreeMap;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, HostPart, MulticastRule, TranslatedRule};
-use castnet_wire::{CollectiveMode, CoreKind, MacAddr, McstId, Pmtu, Qpn, RateLimit, TreeShape};
+use castnet_wire::{CollectiveMode, CoreKind, MacAddr, McstId, Pmtu, Qpn, RateLimit, TreePath, TreeShape};
 
 /// A requested group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct Request {
     pub core: CoreKind,
     /// For a multicast group: the shape of its tree where forwarders alone join switches. Not with a static core, which needs a star.
     pub tree: TreeShape,
+    /// For a multicast group with a stateful core: where its copies are made.
+    pub path: TreePath,
     /// Payload bytes of a full packet.
     pub pmtu: Pmtu,
     /// Milliseconds after which a stalled path or collective is reported.
@@ -125,6 +127,7 @@ impl Request {
             own_addresses: false,
             core: CoreKind::Stateful,
             tree: TreeShape::Shortest,
+            path: TreePath::Auto,
             pmtu,
             stall_timeout_ms: DEFAULT_STALL_TIMEOUT_MS,
             rate_limit: None,

@@ -82,7 +82,7 @@ pub use opcode::{Headers, Kind, Opcode, OpcodeInfo, Position, Transport};
 pub use pause::{ClassMap, ClassSet, Pause, TrafficClass};
 pub use policy::{
     AnySource, CollectiveMode, CoreKind, LossPolicy, MulticastRepair, NoTreeShape, StragglerPolicy,
-    TreeShape, UnknownPolicy,
+    TreeChoice, TreePath, TreeShape, UnknownPolicy, tree_latency,
 };
 pub use psn::Psn;
 pub use rate::{BitRate, NotARate, RateLimit, TokenBucket};

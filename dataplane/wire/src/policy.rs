@@ -82,6 +82,20 @@ names! {
     }
 }
 
+names! {
+    /// Where the copies of a multicast group are made.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum TreePath {
+        /// In the Castnet switches on the way, and at the edge where ordinary switches and routers alone lead on.
+        #[default]
+        Auto => "auto",
+        /// As for `auto`; but there is no group if relays at the edge would have to pass its data on.
+        Switches => "switches",
+        /// At the edge alone, in the Castnet switches next to members: others are taken for ordinary switches (Myrinet).
+        Edge => "edge",
+    }
+}
+
 /// The shape of a multicast group's tree where it leads from switch to switch over ordinary switches and routers alone: there, relays at the hosts
 /// pass data on to each other (NIC-based multicast over Myrinet, 3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -104,11 +118,8 @@ pub enum TreeShape {
     },
 }
 
-impl TreeShape {
-    /// How shapes are written.
-    pub const FORMS: &str = "shortest, star, chain, binomial or postal:LATENCY[,PACKETS], with the latency of a hop in times of a copy, 1 to \
-        1000, and the packets of a message, 1 to 1000000";
-}
+/// Most packets of a message.
+const PACKETS_MAX: u32 = 1_000_000;
 
 impl fmt::Display for TreeShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -126,8 +137,86 @@ impl fmt::Display for TreeShape {
 
 /// Error: the text names no shape of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no shape of a tree: write {}", TreeShape::FORMS)]
+#[error("no shape of a tree: write {}", TreeChoice::FORMS)]
 pub struct NoTreeShape;
+
+/// How the shape of a tree is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TreeChoice {
+    /// The controller chooses that of the postal model for messages of so many bytes: `auto[:BYTES]`. It knows the latency.
+    Auto {
+        /// Bytes of a message.
+        message: u32,
+    },
+    /// This one.
+    Shape(TreeShape),
+}
+
+impl TreeChoice {
+    /// How choices are written.
+    pub const FORMS: &str = "auto[:BYTES], shortest, star, chain, binomial or postal:LATENCY[,PACKETS], with the bytes of a message, the latency \
+        of a hop in times of a copy, 1 to 1000, and the packets of a message, 1 to 1000000";
+    /// Bytes of a message where none are given: a long one.
+    const MESSAGE: u32 = 1 << 20;
+
+    /// The shape, if a hop takes `latency` hundredths of a copy, and packets carry `payload` bytes.
+    pub fn shape(self, latency: u32, payload: u32) -> TreeShape {
+        match self {
+            Self::Auto { message } => TreeShape::Postal {
+                latency,
+                packets: message.div_ceil(payload.max(1)).clamp(1, PACKETS_MAX),
+            },
+            Self::Shape(shape) => shape,
+        }
+    }
+}
+
+impl Default for TreeChoice {
+    fn default() -> Self {
+        Self::Shape(TreeShape::Shortest)
+    }
+}
+
+impl fmt::Display for TreeChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto { message } => write!(f, "auto:{message}"),
+            Self::Shape(shape) => shape.fmt(f),
+        }
+    }
+}
+
+impl FromStr for TreeChoice {
+    type Err = NoTreeShape;
+
+    fn from_str(text: &str) -> Result<Self, NoTreeShape> {
+        let message = match text.strip_prefix("auto") {
+            Some("") => Some(Self::MESSAGE),
+            Some(bytes) => {
+                let bytes = bytes.strip_prefix(':').and_then(|bytes| bytes.parse().ok());
+                Some(bytes.filter(|bytes| *bytes > 0).ok_or(NoTreeShape)?)
+            }
+            None => None,
+        };
+        Ok(match message {
+            Some(message) => Self::Auto { message },
+            None => Self::Shape(text.parse()?),
+        })
+    }
+}
+
+/// A latency as it is written in a shape, in hundredths of a copy.
+///
+/// # Errors
+/// It is no number from 1 to 1000.
+pub fn tree_latency(text: &str) -> Result<u32, NoTreeShape> {
+    let latency: f64 = text.parse().map_err(|_| NoTreeShape)?;
+    if !(1.0..=1000.0).contains(&latency) {
+        return Err(NoTreeShape);
+    }
+    // Rounded; `f64::round` is not in `core`.
+    Ok((latency * 100.0 + 0.5) as u32)
+}
 
 impl FromStr for TreeShape {
     type Err = NoTreeShape;
@@ -141,13 +230,11 @@ impl FromStr for TreeShape {
             _ => {
                 let model = text.strip_prefix("postal:").ok_or(NoTreeShape)?;
                 let (latency, packets) = model.split_once(',').unwrap_or((model, "1"));
-                let latency: f64 = latency.parse().map_err(|_| NoTreeShape)?;
+                let latency = tree_latency(latency)?;
                 let packets: u32 = packets.parse().map_err(|_| NoTreeShape)?;
-                if !(1.0..=1000.0).contains(&latency) || !(1..=1_000_000).contains(&packets) {
+                if !(1..=PACKETS_MAX).contains(&packets) {
                     return Err(NoTreeShape);
                 }
-                // Rounded; `f64::round` is not in `core`.
-                let latency = (latency * 100.0 + 0.5) as u32;
                 Self::Postal { latency, packets }
             }
         })
@@ -178,7 +265,8 @@ parsed_by_name!(
     CoreKind,
     LossPolicy,
     MulticastRepair,
-    StragglerPolicy
+    StragglerPolicy,
+    TreePath
 );
 
 #[cfg(test)]
@@ -220,6 +308,25 @@ mod tests {
         ];
         for text in bad {
             assert_eq!(text.parse::<TreeShape>(), Err(NoTreeShape), "{text}");
+            assert_eq!(text.parse::<TreeChoice>(), Err(NoTreeShape), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_postal_tree_is_chosen_for_a_message_in_packets() {
+        let choice = |text: &str| text.parse::<TreeChoice>().expect("a choice");
+        for text in ["auto:65537", "chain", "postal:4.25,16"] {
+            assert_eq!(choice(text).to_string(), text);
+        }
+        assert_eq!(choice("auto").shape(1000, 4096).to_string(), "postal:10.00,256");
+        assert_eq!(
+            choice("auto:65537").shape(425, 1024).to_string(),
+            "postal:4.25,65"
+        );
+        assert_eq!(choice("auto:1").shape(425, 1024).to_string(), "postal:4.25,1");
+        assert_eq!(choice("star").shape(425, 1024), TreeShape::Star);
+        for text in ["auto:", "auto:0", "auto:x", "automatic", "auto:-1"] {
+            assert_eq!(text.parse::<TreeChoice>(), Err(NoTreeShape), "{text}");
         }
     }
 }

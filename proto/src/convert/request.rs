@@ -7,7 +7,7 @@ use std::time::Duration;
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule};
 use castnet_wire::{
     AnySource, CoreKind, DropReason, FrameFilter, McstId, NoTreeShape, Pmtu, PortId, Psn, RateLimit,
-    TreeShape,
+    TreeChoice, TreePath, TreeShape, UnknownPolicy,
 };
 
 use super::job::{DEFAULT_LEASE_MS, wait};
@@ -52,7 +52,9 @@ pub struct NewGroup {
     /// What the switches between those next to its members know of it.
     pub core: CoreKind,
     /// The shape of its tree where forwarders alone join switches.
-    pub tree: TreeShape,
+    pub tree: TreeChoice,
+    /// Where its copies are made.
+    pub path: TreePath,
     /// Of the source, all lanes together; `None`: no limit, or that of its tenant.
     pub rate_limit: Option<RateLimit>,
     /// Repair from the switches; `None`: the source repeats what is lost.
@@ -159,19 +161,36 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         r.fault("core", FaultKind::CoreOfAnySource);
     }
     let tree = match message.tree.as_str() {
-        "" => TreeShape::Shortest,
+        "" => TreeChoice::default(),
         text => {
-            let shape = text
+            let choice = text
                 .parse()
-                .map_err(|_: NoTreeShape| bad_text(text, TreeShape::FORMS));
-            r.take("tree", shape).unwrap_or_default()
+                .map_err(|_: NoTreeShape| bad_text(text, TreeChoice::FORMS));
+            r.take("tree", choice).unwrap_or_default()
         }
     };
-    if core == CoreKind::Static && tree != TreeShape::Shortest {
-        r.fault(
-            "tree",
-            bad_text(&message.tree, "shortest: a static core needs a star"),
-        );
+    let path = match message.path.as_str() {
+        "" => TreePath::default(),
+        text => {
+            let path = text
+                .parse()
+                .map_err(|_: UnknownPolicy| bad_text(text, "auto, switches or edge"));
+            r.take("path", path).unwrap_or_default()
+        }
+    };
+    if core == CoreKind::Static {
+        if tree != TreeChoice::Shape(TreeShape::Shortest) {
+            r.fault(
+                "tree",
+                bad_text(&message.tree, "shortest: a static core needs a star"),
+            );
+        }
+        if path != TreePath::Auto {
+            r.fault(
+                "path",
+                bad_text(&message.path, "auto: a static core is at the edge"),
+            );
+        }
     }
     let group = name.zip(source).zip(pmtu).map(|((name, source), pmtu)| NewGroup {
         name,
@@ -191,6 +210,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         any_source,
         core,
         tree,
+        path,
         rate_limit,
         repair,
     });

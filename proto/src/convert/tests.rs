@@ -204,7 +204,8 @@ prop_compose! {
         v1::CreateGroupRequest {
             name, source, members, pmtu, start_psn, va_base, mcst_id, stall_timeout_ms, lanes, on_member_loss, rate_limit, any_source,
             core: stall_timeout_ms as i32 % 4,
-            tree: ["", "chain", "postal:2,9", "ring"][lanes as usize % 4].to_owned(),
+            tree: ["", "chain", "auto:9", "ring"][lanes as usize % 4].to_owned(),
+            path: ["", "edge", "switches", "host"][lanes as usize % 4].to_owned(),
             on_member_stall: (va_base % 5 == 1).then_some(v1::StallPolicy { after_ms: stall_timeout_ms, then: on_member_loss }),
             repair: (va_base % 3 == 1).then_some(v1::MulticastRepair { slots: lanes, ack_timeout_us: pmtu }),
         }

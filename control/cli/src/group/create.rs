@@ -6,7 +6,7 @@ use castnet_console::api;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::units::{name, pmtu};
 use castnet_rules::DEFAULT_REPAIR_SLOTS;
-use castnet_wire::{MacAddr, Qpn, TreeShape};
+use castnet_wire::{MacAddr, Qpn, TreeChoice, TreePath};
 use clap::{Args, ValueEnum};
 
 use super::collective::CollectiveArgs;
@@ -79,9 +79,14 @@ pub(crate) struct Create {
     core: Core,
     /// Its tree where ordinary switches and routers alone lead from switch to switch, as between relays at hosts: shortest (a star there), star,
     /// chain, binomial, or `postal:LATENCY[,PACKETS]`, the tree in which all have a message of so many packets soonest, if a packet takes LATENCY
-    /// times as long to the next switch as one more copy of it takes
-    #[arg(long, value_name = "SHAPE", default_value_t = TreeShape::Shortest, conflicts_with_all = ["rules", "collective"])]
-    tree: TreeShape,
+    /// times as long to the next switch as one more copy of it takes. With `auto[:BYTES]` the controller chooses that for messages of so many
+    /// bytes, 1 MiB by default, with the latency that castnet host calibrate has measured
+    #[arg(long, value_name = "SHAPE", default_value_t = TreeChoice::default(), conflicts_with_all = ["rules", "collective"])]
+    tree: TreeChoice,
+    /// Where its copies are made: in the switches on the way and, where ordinary switches and routers alone lead on, at the edge (auto); not at
+    /// the edge (switches); or only there, in the switches next to members (edge). castnet group show tells what came of it
+    #[arg(long, value_name = "PATH", default_value_t = TreePath::Auto, conflicts_with_all = ["rules", "collective"])]
+    path: TreePath,
     /// Who repeats what is lost: the source, or the nearest switch, which keeps --repair-slots packets for it
     #[arg(long, value_enum, value_name = "SIDE", default_value_t = Repair::Source)]
     repair: Repair,
@@ -288,6 +293,7 @@ impl Create {
                 Core::Static => api::CoreKind::Static,
             } as i32,
             tree: self.tree.to_string(),
+            path: self.path.to_string(),
             on_member_loss: self.on_member_loss.message(),
             on_member_stall: self.on_member_stall.message(self.member_stall_ms),
             any_source: match self.any_source {
@@ -345,7 +351,8 @@ mod tests {
             member_stall_ms: 700,
             any_source: None,
             core: Core::Static,
-            tree: TreeShape::Shortest,
+            tree: TreeChoice::default(),
+            path: TreePath::Auto,
             repair: Repair::Source,
             repair_slots: DEFAULT_REPAIR_SLOTS,
             rate: RateArgs::default(),

@@ -49,6 +49,35 @@ struct SwitchPart {
     progress: Progress,
 }
 
+/// Where the copies of a multicast group are made, in one word and in several, with the reason.
+fn path(tree: &[api::TreeNode]) -> (&'static str, String) {
+    /// Most paths that are named.
+    const NAMED_MAX: usize = 4;
+    let below = tree.iter().filter(|node| !node.parent.is_empty());
+    let (edge, inside): (Vec<_>, Vec<_>) = below.partition(|node| !node.via.is_empty());
+    if edge.is_empty() {
+        return ("switches", "in the switches".into());
+    }
+    let (path, place) = match inside.is_empty() {
+        true => ("edge", "at the edge"),
+        false => ("mixed", "in the switches, and at the edge"),
+    };
+    let named = edge.iter().take(NAMED_MAX);
+    let named = named.map(|node| format!("{} - {} ({})", node.parent, node.switch_name, node.via.join(", ")));
+    let named: Vec<String> = named.collect();
+    let more = match edge.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (
+        path,
+        format!(
+            "{place}, where no Castnet switch is on the way: {}{more}",
+            named.join(", ")
+        ),
+    )
+}
+
 impl GroupReport {
     pub(super) async fn gather(
         group: api::Group,
@@ -61,6 +90,10 @@ impl GroupReport {
             None => Self::of_multicast(&state),
         };
         let tree = group.collective.as_ref().map_or(&group.tree, |group| &group.tree);
+        if group.collective.is_none() && state.core() == api::CoreKind::Stateful {
+            let (path, words) = path(tree);
+            report.facts.add_as("path", path, "path", words);
+        }
         for node in tree {
             let memory_bytes = node.memory_bytes / lanes.len() as u64;
             let memory_bytes = group.collective.as_ref().map(|_| memory_bytes);

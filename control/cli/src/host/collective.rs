@@ -1,6 +1,7 @@
 //! A rank of a job. Runs a collective over a range of sizes, checks and measures it, as nccl-tests do.
 
 mod beside;
+mod calibrate;
 mod caller;
 mod failure;
 mod measure;
@@ -32,11 +33,12 @@ use indicatif::ProgressBar;
 
 use super::device::Device;
 use super::help::{
-    ALL_GATHER_HELP, ALL_REDUCE_HELP, BARRIER_HELP, BENCH_HELP, BROADCAST_HELP, REDUCE_HELP,
+    ALL_GATHER_HELP, ALL_REDUCE_HELP, BARRIER_HELP, BENCH_HELP, BROADCAST_HELP, CALIBRATE_HELP, REDUCE_HELP,
     REDUCE_SCATTER_HELP, TABLE_HELP,
 };
 use super::{QpArgs, Stop};
 use crate::group::rate::RateArgs;
+use calibrate::CalibrateArgs;
 use caller::Callers;
 use castnet_console::units::{name, pmtu, positive_span};
 pub(crate) use failure::failure;
@@ -216,6 +218,9 @@ pub(super) enum CollectiveCommand {
     /// All collectives over a range of sizes, in the network beside those between hosts; as table, JSON and plot
     #[command(after_help = BENCH_HELP)]
     Bench(RankCommand<SweepArgs>),
+    /// Measures the times between two hosts from which trees of relays at the edge are computed
+    #[command(after_help = CALIBRATE_HELP)]
+    Calibrate(RankCommand<CalibrateArgs>),
 }
 
 /// A collective of one rank. `W` has the flags of what is computed.
@@ -277,6 +282,9 @@ impl CollectiveCommand {
                 Call::unreduced(Collective::AllGather, Some(data))
             }),
             Self::Bench(command) => sweep::run(&command.rank, &command.what, &command.how, output, stop),
+            Self::Calibrate(command) => {
+                calibrate::run(&command.rank, &command.what, &command.how, output, stop)
+            }
         }
     }
 }

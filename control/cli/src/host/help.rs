@@ -55,6 +55,17 @@ pub(super) const BENCH_HELP: &str = collective_help!(
     "bench ... --output json                         one JSON object per line: collective, size and path"
 );
 
+pub(super) const CALIBRATE_HELP: &str =
+    "Two hosts send each other messages over the network between them, past all groups: a hop is the time of a short message, a copy that of
+one more full packet. The controller needs their ratio, the latency, for groups created with --tree auto. Rank 0 prints it, and the times in
+which relays at the edge have a message in trees of each shape (docs/decisions/0022).
+
+Examples:
+  castnet host calibrate --interface eth0 --ip 10.0.0.1/24 --name h1 --job c --rank 0 --size 2     at one host
+  castnet host calibrate --interface eth0 --ip 10.0.0.2/24 --name h2 --job c --rank 1 --size 2     at another one
+  castnet controller ... --relay-latency 12.5                                       then
+  castnet group create NAME ... --tree auto:65536";
+
 /// How to read the table; for `--help`, not for `-h`.
 pub(super) const TABLE_HELP: &str = "
 

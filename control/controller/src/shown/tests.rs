@@ -59,7 +59,7 @@ fn record(name: &str) -> Record {
                 ..Default::default()
             };
             let group = new_group_from_proto(&request).unwrap();
-            (Kind::Multicast(Multicast::new(group, Psn::new(1))), 1)
+            (Kind::Multicast(Multicast::new(group, Psn::new(1), 100)), 1)
         }
         _ => {
             let hosts = (0..MEMBERS).map(host).collect();

@@ -104,6 +104,7 @@ fn record(shape: &Shape) -> Record {
         false => Kind::Multicast(Multicast::new(
             new_group_from_proto(&request).unwrap(),
             Psn::new(1),
+            100,
         )),
     };
     let switch = |s: &u8| format!("s{s}");

@@ -39,7 +39,7 @@ pub(crate) fn record(name: &str) -> Record {
     };
     let group = new_group_from_proto(&request).unwrap();
     let lane = |n| McstId([10, 200, 0, n].into());
-    let kind = Kind::Multicast(Multicast::new(group, Psn::new(0xFF_FFFF)));
+    let kind = Kind::Multicast(Multicast::new(group, Psn::new(0xFF_FFFF), 100));
     Record::new(name.into(), (lane(1), vec![lane(2)]), kind)
 }
 

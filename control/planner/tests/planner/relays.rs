@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use castnet_planner::{LinkLoad, Plan, Request};
 use castnet_topology::Topology;
-use castnet_wire::{McstId, TreeShape};
+use castnet_wire::{McstId, TreePath, TreeShape};
 
 use crate::common::{plan, request};
 use crate::mixed::{Fabric, check, names};
@@ -113,6 +113,65 @@ fn a_mixed_tree_keeps_its_switches_and_has_relays_behind_the_last_one() {
     };
     let p = plan(&f.topology, &LinkLoad::new(), &wanted).expect("a plan");
     assert_eq!(above(&p), pairs(&[(9, 0), (2, 9), (3, 2), (4, 3)]));
+}
+
+/// Two spines above four leaves with a host each, and one leaf more.
+#[test]
+fn at_the_edge_the_switches_above_only_forward() {
+    let t = Topology::leaf_spine(5, 2, 1).expect("a fabric");
+    let wanted = |path, tree| Request {
+        path,
+        tree,
+        ..request("h0", &["h1", "h2", "h3"])
+    };
+    let planned = |path, tree| plan(&t, &LinkLoad::new(), &wanted(path, tree)).expect("a plan");
+    let auto = planned(TreePath::Auto, TreeShape::Chain);
+    let switches: Vec<&str> = auto.rules.keys().map(String::as_str).collect();
+    assert_eq!(switches, ["leaf0", "leaf1", "leaf2", "leaf3", "spine0"]);
+    assert_eq!(
+        planned(TreePath::Switches, TreeShape::Chain),
+        auto,
+        "no relay is needed"
+    );
+    let chain = planned(TreePath::Edge, TreeShape::Chain);
+    let switches: Vec<&str> = chain.rules.keys().map(String::as_str).collect();
+    assert_eq!(switches, ["leaf0", "leaf1", "leaf2", "leaf3"]);
+    let nodes = chain.tree.nodes();
+    let above = nodes.iter().filter(|n| n.name.starts_with("leaf"));
+    let above: Vec<_> = above
+        .filter_map(|n| Some((&*n.name, &n.up.as_ref()?.via)))
+        .collect();
+    assert_eq!(above.len(), 4);
+    assert!(
+        above
+            .iter()
+            .skip(1)
+            .all(|(_, via)| via.len() == 1 && via[0].starts_with("spine")),
+        "{above:?}"
+    );
+    // The source, one child on, and its own host.
+    assert!(
+        chain.rules.values().all(|rule| rule.endpoints.len() <= 3),
+        "{chain:?}"
+    );
+}
+
+#[test]
+fn relays_that_are_not_wanted_are_named() {
+    for is_routed in [false, true] {
+        let own = |host| (format!("relay{host}"), McstId([10, 200, host, 7].into()));
+        let wanted = Request {
+            mcst_ids: (0..3).map(own).collect(),
+            path: TreePath::Switches,
+            ..request("h0", &["h2"])
+        };
+        let error = plan(&segment(3, is_routed), &LinkLoad::new(), &wanted).expect_err("a relay");
+        assert_eq!(error.field(), "path");
+        assert_eq!(
+            error.to_string(),
+            "path: no Castnet switch is between relay0 and relay2, only even: relay0 would pass the data on at the edge"
+        );
+    }
 }
 
 #[test]

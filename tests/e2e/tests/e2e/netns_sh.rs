@@ -191,8 +191,19 @@ fn relays_at_hosts_pass_a_file_on() -> Result<()> {
     write_random(&file, size, 5)?;
     let lab = Lab::with_faults("loss=1%,seed=4", "relays", &["relays", "--hosts", "5"])?;
     let mut before = sent_by_first(&lab)?;
-    for (shape, copies) in [("star", 4), ("chain", 1), ("binomial", 3), ("postal:3,1000", 2)] {
-        let out = send(&lab, &file, &format!("--tree {shape} --repair switch"))?;
+    let shapes = [
+        ("star", 4),
+        ("chain", 1),
+        ("binomial", 3),
+        ("auto:4096", 4),
+        ("auto", 1),
+    ];
+    for (shape, copies) in shapes {
+        let out = send(
+            &lab,
+            &file,
+            &format!("--tree {shape} --path edge --repair switch"),
+        )?;
         let [said, errors] = [&out.stdout, &out.stderr].map(|bytes| String::from_utf8_lossy(bytes));
         ensure!(out.status.success(), "{shape}: {said}\n{errors}");
         let now = sent_by_first(&lab)?;
@@ -204,6 +215,41 @@ fn relays_at_hosts_pass_a_file_on() -> Result<()> {
             "{shape}: {sent} times the file"
         );
         before = now;
+    }
+    // No group is left that any relay would have to pass on.
+    let out = send(&lab, &file, "--path switches")?;
+    let errors = String::from_utf8_lossy(&out.stderr);
+    ensure!(
+        !out.status.success() && errors.contains("path: no Castnet switch is between relay1 and relay"),
+        "{errors}"
+    );
+    Ok(())
+}
+
+/// The times between two hosts, and what trees make of them.
+#[test]
+fn the_times_of_relays_are_measured() -> Result<()> {
+    let _turn = turn();
+    if let Some(why) = net::missing() {
+        net::skip("netns.sh calibrate", &why);
+        return Ok(());
+    }
+    let lab = Lab::up("calibrate", &["relays", "--hosts", "2"])?;
+    let out = lab.run(
+        "calibrate",
+        &["--bytes", "1K,1M", "--output", "json", "--iters", "50"],
+    )?;
+    let found: Value = serde_json::from_slice(&out.stdout)?;
+    let [hop, copy, latency] =
+        ["hop_us", "copy_us", "latency"].map(|name| found[name].as_f64().unwrap_or(0.0));
+    ensure!(hop > 0.0 && copy > 0.0 && latency >= 1.0, "{found}");
+    let messages = found["messages"].as_array().context("messages")?;
+    ensure!(messages.len() == 2, "{found}");
+    for message in messages {
+        ensure!(
+            message["auto_us"].as_f64() <= message["chain_us"].as_f64(),
+            "{message}"
+        );
     }
     Ok(())
 }

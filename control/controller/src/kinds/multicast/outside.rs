@@ -300,9 +300,10 @@ mod tests {
             any_source: None,
             core: Default::default(),
             tree: Default::default(),
+            path: Default::default(),
             repair: None,
         };
-        let mut group = Multicast::new(group, Psn::new(0));
+        let mut group = Multicast::new(group, Psn::new(0), 100);
         for member in std::sync::Arc::make_mut(&mut group.members) {
             if let Joining::Joined(seat) = &mut std::sync::Arc::make_mut(member).state {
                 (seat.co_works, seat.passes_on) = (true, true);

@@ -95,6 +95,7 @@ mod tests {
         let tree = tree.map(|(name, parent)| TreeSwitch {
             name: name.into(),
             parent: parent.map(String::from),
+            via: Vec::new(),
         });
         let rules = [
             ("a", rule(vec![host(1), switch(5, "b"), host(0)], 2)),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use castnet_proto::convert::{NewGroup, NewMember, OnStall};
 use castnet_rules::RepairRule;
-use castnet_wire::{AnySource, CoreKind, Pmtu, Psn, TreeShape};
+use castnet_wire::{AnySource, CoreKind, Pmtu, Psn, TreePath, TreeShape};
 use serde::{Deserialize, Serialize};
 
 use super::late::Late;
@@ -40,6 +40,9 @@ pub struct Multicast {
     /// The shape of its tree where forwarders alone join switches.
     #[serde(with = "text::display", default)]
     pub tree: TreeShape,
+    /// Where its copies are made.
+    #[serde(with = "text::display", default)]
+    pub path: TreePath,
     /// Repair from the switches; `None`: the source repeats what is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<RepairRule>,
@@ -126,8 +129,8 @@ pub enum JoinedBy {
 }
 
 impl Multicast {
-    /// A new group.
-    pub fn new(group: NewGroup, start_psn: Psn) -> Self {
+    /// A new group. Where the controller chooses the tree, a hop takes `latency` hundredths of a copy.
+    pub fn new(group: NewGroup, start_psn: Psn, latency: u32) -> Self {
         let member = |m: NewMember| {
             let by = JoinedBy::Creation;
             let seat = Ends::new(m.ends).map(|ends| Seat {
@@ -156,7 +159,8 @@ impl Multicast {
             }),
             any_source: group.any_source,
             core: group.core,
-            tree: group.tree,
+            tree: group.tree.shape(latency, group.pmtu.bytes() as u32),
+            path: group.path,
             repair: group.repair,
             diverted: None,
             outside: Vec::new(),

@@ -309,7 +309,8 @@ impl Shared {
         let start_psn = group.start_psn.unwrap_or_else(|| Psn::new(draw() as u32));
         let record = |core: &mut Locked<'_>| {
             core.check_multicast(&group)?;
-            let kind = Kind::Multicast(Multicast::new(group.clone(), start_psn));
+            let latency = core.shared.config.relay_latency;
+            let kind = Kind::Multicast(Multicast::new(group.clone(), start_psn, latency));
             core.draw_up(&group.name, kind, (group.lanes, group.rate_limit), wanted, owner)
         };
         let then = |core: &mut Locked<'_>, record, layout| {

@@ -156,6 +156,7 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
             .map_or(0, |numbers| any_source_to_proto(numbers).into()),
         core: core_to_proto(group.core).into(),
         tree: group.tree.to_string(),
+        path: group.path.to_string(),
         repair: group.repair.map(repair_to_proto),
         diversion: group.diverted.as_ref().map(diversion),
         outside: group.outside.iter().map(outside).collect(),
