@@ -82,7 +82,7 @@ impl Service {
     }
 
     fn begin(&mut self, oldest: Option<&ReceivedFrame>) -> Option<Nanos> {
-        let is_making = self.copying == Copying::Making;
+        let is_making = self.copying == Copying::Making && !self.waiting.is_empty();
         self.job = if is_making { Job::Copy } else { Job::Frame };
         match self.job {
             Job::Copy => Some(self.cost.copy),
@@ -197,11 +197,10 @@ impl<W: Watch> Simulation<W> {
     /// Sends the copy that the processor has made.
     pub(crate) fn send_copy(&mut self, node: NodeId) {
         let service = self.nodes[node.0].switch_mut().and_then(|s| s.service.as_mut());
-        let next = service.and_then(|service| {
+        if let Some(service) = service
+            && let Some(Waiting { port, frame, .. }) = service.waiting.pop_front()
+        {
             service.copying = Copying::Leaving;
-            service.waiting.pop_front()
-        });
-        if let Some(Waiting { port, frame, .. }) = next {
             let left = self.send_now(node, port, frame);
             self.schedule(left, Event::Left(node));
         }
