@@ -5,10 +5,11 @@ use castnet_endpoint::{QpConfig, QueueLimits, ReactionConfig};
 use castnet_planner::{LinkLoad, Member, Plan, Request, RoomTable, plan};
 use castnet_rules::HostPart;
 use castnet_topology::Topology;
-use castnet_wire::{Pmtu, Qpn};
+use castnet_wire::{Nanos, Pmtu, Qpn};
 
+use crate::node::Work;
 use crate::rank::Rank;
-use crate::simulation::{SimError, Simulation};
+use crate::simulation::{Event, SimError, Simulation};
 use crate::task_memory::TaskMemory;
 use crate::watch::Watch;
 
@@ -254,6 +255,20 @@ impl<W: Watch> Simulation<W> {
         let id = here.rank.as_mut()?.start(now, &mut here.endpoint, task, input);
         self.serve_host(node);
         Some(id)
+    }
+
+    /// The process of a rank computes for some time from now on: messages arrive, and wait for it. False: the host has no rank.
+    pub fn compute(&mut self, host: &str, time: Nanos) -> bool {
+        let cost = self.host_cost;
+        let Some(node) = self.node(host) else { return false };
+        let Some(host) = self.nodes[node.0].host_mut().filter(|h| h.rank.is_some()) else {
+            return false;
+        };
+        host.work.push_back(Work::Compute(time));
+        if let Some(duration) = host.begin_work(cost) {
+            self.schedule(self.now + duration, Event::Work(node));
+        }
+        true
     }
 
     /// The rank of a host.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use castnet_comm::machine::Action;
+use castnet_comm::machine::{Action, Content};
 use castnet_endpoint::{Completion, CompletionOp, Endpoint};
 use castnet_engine::{Engine, EngineConfig};
 use castnet_pfc::Gate;
@@ -13,6 +13,7 @@ use crate::flow::FlowControl;
 use crate::frame::Frame;
 use crate::profile::HostCost;
 use crate::rank::Rank;
+use crate::service::Service;
 
 /// Identifier of a switch or host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,6 +55,8 @@ pub(crate) struct SwitchNode {
     pub(crate) received: Vec<ReceivedFrame>,
     pub(crate) flow: Option<Box<FlowControl>>,
     pub(crate) poll_waits: bool,
+    /// Its processor takes time for each frame.
+    pub(crate) service: Option<Box<Service>>,
     pub(crate) missed: u64,
 }
 
@@ -76,6 +79,8 @@ pub(crate) struct HostNode {
 /// A piece of work of a host's processor.
 #[derive(Debug)]
 pub(crate) enum Work {
+    /// The process of the rank does something else.
+    Compute(Nanos),
     Complete(Completion),
     Post(Action),
 }
@@ -100,15 +105,39 @@ impl SwitchNode {
     }
 }
 
+impl HostNode {
+    /// Takes up the oldest piece of work, unless there is one in hand; returns its duration.
+    pub(crate) fn begin_work(&mut self, cost: HostCost) -> Option<Nanos> {
+        let oldest = self.work.front().filter(|_| !self.works)?;
+        let duration = oldest.duration(cost);
+        self.works = true;
+        Some(duration)
+    }
+}
+
 impl Work {
     pub(crate) fn duration(&self, cost: HostCost) -> Nanos {
         match self {
-            Self::Post(_) => cost.send,
+            Self::Compute(time) => *time,
+            Self::Post(action) => cost.send + cost.copies(bytes_of(action)),
             Self::Complete(completion) => match completion.op {
-                CompletionOp::Recv | CompletionOp::RecvWriteImm => cost.receive,
+                CompletionOp::Recv | CompletionOp::RecvWriteImm => {
+                    cost.receive + cost.copies(completion.byte_len)
+                }
                 CompletionOp::Send | CompletionOp::Write => Nanos::ZERO,
             },
         }
+    }
+}
+
+/// Payload bytes of the message that an action posts.
+fn bytes_of(action: &Action) -> u32 {
+    match action {
+        Action::Send {
+            content: Content::Data { length, .. },
+            ..
+        } => *length,
+        _ => 0,
     }
 }
 

@@ -86,9 +86,15 @@ pub struct HostCost {
     pub send: Nanos,
     /// From the completion of a received message until the rank has it.
     pub receive: Nanos,
+    /// For each KiB of a message, both times: it is copied.
+    pub copy_per_kib: Nanos,
 }
 
 impl HostCost {
+    pub(crate) fn copies(self, bytes: u32) -> Nanos {
+        Nanos(self.copy_per_kib.0 * u64::from(bytes) / 1024)
+    }
+
     pub(crate) fn is_zero(self) -> bool {
         self == Self::default()
     }

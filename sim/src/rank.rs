@@ -26,6 +26,8 @@ pub struct RankTask {
     pub started: Nanos,
     /// Time of the last message that was stored in its memory.
     pub delivered: Option<Nanos>,
+    /// Time at which its last message was posted.
+    pub posted: Option<Nanos>,
     /// Time and result of its end; `None` while it runs.
     pub ended: Option<(Nanos, Result<(), Failure>)>,
     memory: Option<Memory>,
@@ -206,6 +208,7 @@ impl Rank {
                 task,
                 started: now,
                 delivered: None,
+                posted: None,
                 ended: None,
                 memory,
                 kernel: Kernel::select(task.operation, task.data_type, task.flags),
@@ -362,6 +365,9 @@ impl Rank {
                     }
                 };
                 let op = immediate.map_or(SendOp::Send, SendOp::SendImm);
+                if let Some(task) = self.tasks.get_mut(&task) {
+                    task.posted = Some(now);
+                }
                 let posted = endpoint.post_send(channel.qpn, SendWr::new(wr, op, local));
                 posted.map_err(|e| e.to_string())
             }

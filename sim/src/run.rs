@@ -7,6 +7,7 @@ use crate::frame::{Frame, Sent};
 use crate::link::{Direction, Passage};
 use crate::node::{Kind, NodeId, ReceivedFrame, Work};
 use crate::queue::Key;
+use crate::service::Job;
 use crate::shards::Mail;
 use crate::simulation::{End, Event, Simulation};
 use crate::trace::TraceRecord;
@@ -63,6 +64,7 @@ impl<W: Watch> Simulation<W> {
                 }
             }
             Event::Poll(node) => self.poll_switch(node),
+            Event::Left(node) => self.copy_left(node),
             Event::Work(node) => self.work(node),
             Event::Timer(node) => self.timer(node),
         }
@@ -72,7 +74,11 @@ impl<W: Watch> Simulation<W> {
     pub(crate) fn recipient(&self, event: &Event) -> NodeId {
         match event {
             Event::Arrive { direction, .. } => self.directions[*direction as usize].to.0,
-            Event::Ready(node) | Event::Poll(node) | Event::Work(node) | Event::Timer(node) => *node,
+            Event::Ready(node)
+            | Event::Poll(node)
+            | Event::Left(node)
+            | Event::Work(node)
+            | Event::Timer(node) => *node,
         }
     }
 
@@ -91,7 +97,7 @@ impl<W: Watch> Simulation<W> {
     }
 
     /// Schedules an event that a node creates for itself.
-    fn schedule(&mut self, at: Nanos, event: Event) {
+    pub(crate) fn schedule(&mut self, at: Nanos, event: Event) {
         self.queue.push(Key::new(at, self.now, 0), event);
     }
 
@@ -139,10 +145,7 @@ impl<W: Watch> Simulation<W> {
                     frame,
                     untouched,
                 });
-                if !switch.poll_waits {
-                    switch.poll_waits = true;
-                    self.schedule(self.now + self.poll_delay, Event::Poll(node));
-                }
+                self.schedule_poll(node);
             }
             Kind::Elsewhere => {}
         }
@@ -156,7 +159,11 @@ impl<W: Watch> Simulation<W> {
             if let Some(flow) = &mut switch.flow {
                 flow.set_time(now);
             }
-            core::mem::swap(&mut polled, &mut switch.received);
+            match switch.job() {
+                None => core::mem::swap(&mut polled, &mut switch.received),
+                Some(Job::Frame) => polled.extend(switch.received.drain(..switch.received.len().min(1))),
+                Some(Job::Copy) => self.send_copy(node),
+            }
         }
         // Stable: frames of a port keep their order.
         polled.sort_by_key(|received| received.port);
@@ -169,12 +176,16 @@ impl<W: Watch> Simulation<W> {
             if let Some(engine) = self.nodes[node.0].switch_mut().and_then(|s| s.engine.as_mut()) {
                 engine.process(now, port, &mut batch, &mut sent);
             }
-            self.send_all(node, Some(port), &mut sent);
+            match self.nodes[node.0].switch().is_some_and(|s| s.service.is_some()) {
+                true => self.send_copies(node, &mut sent),
+                false => self.send_all(node, Some(port), &mut sent),
+            }
         }
         drop(frames);
         self.polled = polled;
         self.sent = sent;
         self.poll_flow(node);
+        self.schedule_poll(node);
         self.arm(node);
     }
 
@@ -338,7 +349,7 @@ impl<W: Watch> Simulation<W> {
             self.watch.completed(&view, node, &completion);
             let takes_time = !self.host_cost.is_zero();
             match self.nodes[node.0].host_mut() {
-                Some(host) if host.rank.is_some() && takes_time => {
+                Some(host) if host.rank.is_some() && (takes_time || !host.work.is_empty()) => {
                     host.work.push_back(Work::Complete(completion));
                 }
                 Some(host) if host.rank.is_some() => {
@@ -355,14 +366,12 @@ impl<W: Watch> Simulation<W> {
             return false;
         };
         let Some(rank) = &mut host.rank else { return false };
-        if cost.is_zero() {
+        if cost.is_zero() && host.work.is_empty() {
             return rank.carry_out(now, &mut host.endpoint);
         }
         // What the rank sends waits for the processor.
         let worked = rank.carry_out_without_sends(now, &mut host.endpoint, &mut host.work);
-        if let Some(oldest) = host.work.front().filter(|_| !host.works) {
-            let duration = oldest.duration(cost);
-            host.works = true;
+        if let Some(duration) = host.begin_work(cost) {
             self.schedule(now + duration, Event::Work(node));
         }
         worked
@@ -374,6 +383,7 @@ impl<W: Watch> Simulation<W> {
             host.works = false;
             if let (Some(rank), Some(work)) = (&mut host.rank, host.work.pop_front()) {
                 match work {
+                    Work::Compute(_) => {}
                     Work::Complete(completion) => rank.completed(now, &mut host.endpoint, &completion),
                     Work::Post(action) => rank.try_execute(now, &mut host.endpoint, action),
                 }

@@ -19,6 +19,7 @@ use crate::link::{Direction, LinkStats};
 use crate::node::{HostNode, Kind, Node, NodeId, ReceivedFrame, SwitchNode};
 use crate::profile::{HostCost, LinkProfile, SimConfig};
 use crate::queue::{EventQueue, Key};
+use crate::service::{Service, SwitchCost};
 use crate::shards::{Mail, Shards};
 use crate::trace::Trace;
 use crate::watch::{View, Watch};
@@ -71,6 +72,8 @@ pub(crate) enum Event {
     Ready(NodeId),
     /// The worker of a switch polls its ports.
     Poll(NodeId),
+    /// A copy has left a switch, and the next one may.
+    Left(NodeId),
     /// The processor of a host has done the oldest piece of its work.
     Work(NodeId),
     Timer(NodeId),
@@ -89,7 +92,7 @@ pub struct Simulation<W = ()> {
     pub(crate) directions: Vec<Direction>,
     pub(crate) rng: ChaCha8Rng,
     pub(crate) poll_delay: Nanos,
-    pfc: Option<PfcConfig>,
+    pub(crate) pfc: Option<PfcConfig>,
     pub(crate) host_cost: HostCost,
     /// Hosts send to their first hop, not to the host itself.
     pub(crate) is_routed: bool,
@@ -132,6 +135,7 @@ impl<W: Watch> Simulation<W> {
                     received: Vec::new(),
                     flow: None,
                     poll_waits: false,
+                    service: None,
                     missed: 0,
                 })),
             );
@@ -345,6 +349,21 @@ impl<W: Watch> Simulation<W> {
         }
     }
 
+    /// The processor of a switch takes time for each frame, instead of polling for all. Not for switches with flow control. Fails with
+    /// [`SimError::NoSwitch`].
+    pub fn set_switch_cost(&mut self, switch: &str, cost: SwitchCost) -> Result<(), SimError> {
+        let node = self.node(switch);
+        let ends = self.directions.iter();
+        let hosts = ends.filter(|d| Some(d.from.0) == node && self.nodes[d.to.0.0].host().is_some());
+        let hosts = hosts.map(|direction| direction.from.1).collect();
+        let found = node.and_then(|node| self.nodes[node.0].switch_mut());
+        let switch = found.ok_or_else(|| SimError::NoSwitch {
+            switch: switch.into(),
+        })?;
+        switch.service = Some(Box::new(Service::new(cost, hosts)));
+        Ok(())
+    }
+
     /// Takes a link up or down. Frames in flight arrive.
     pub fn set_link_up(&mut self, link: LinkId, up: bool) {
         self.directions
@@ -407,6 +426,7 @@ impl<W: Watch> Simulation<W> {
         let Some(node) = self.node(switch) else { return };
         if let Some(switch) = self.nodes[node.0].switch_mut() {
             switch.engine = None;
+            switch.service.iter_mut().for_each(|service| service.stop());
             switch.missed += switch.received.drain(..).count() as u64;
             self.watch.stopped(node);
         }

@@ -5,9 +5,9 @@ use std::net::Ipv4Addr;
 use castnet_comm::machine::{BroadcastAlgorithm, Collective, HostBasedConfig, Task};
 use castnet_planner::{Member, Request};
 use castnet_rules::MulticastRule;
-use castnet_sim::{HostCost, LinkProfile, RankQp, Routes, SimConfig, Simulation, TaskMemory};
-use castnet_topology::Topology;
-use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
+use castnet_sim::{HostCost, LinkProfile, RankQp, Routes, SimConfig, Simulation, SwitchCost, TaskMemory};
+use castnet_topology::{SwitchKind, Topology};
+use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn, TreeShape};
 
 fn broadcast(bytes: u64) -> Task {
     Task {
@@ -92,7 +92,7 @@ fn join_multicast(
     topology: &Topology,
     hosts: &[String],
     config: HostBasedConfig,
-    qp: RankQp,
+    (qp, tree): (RankQp, TreeShape),
 ) {
     let members = hosts.iter().map(|h| Member::new(h, Qpn::new(17))).collect();
     let rule = MulticastRule {
@@ -100,7 +100,10 @@ fn join_multicast(
         ..MulticastRule::default()
     };
     let mcst_id = McstId(Ipv4Addr::new(10, 255, 0, 1));
-    let request = Request::multicast("g", mcst_id, Pmtu::B1024, members, rule);
+    let request = Request {
+        tree,
+        ..Request::multicast("g", mcst_id, Pmtu::B1024, members, rule)
+    };
     sim.join_multicast(topology, &request, qp, config)
         .expect("placed");
 }
@@ -125,7 +128,7 @@ fn a_multicast_group_delivers_broadcasts_to_all_its_members_under_loss() {
         message_bytes: 7000,
         ..HostBasedConfig::new(0, 0)
     };
-    join_multicast(&mut sim, &topology, &hosts, config, qp);
+    join_multicast(&mut sim, &topology, &hosts, config, (qp, TreeShape::Shortest));
     for bytes in [1, 7000, 50_000] {
         run(&mut sim, &hosts, bytes);
     }
@@ -163,8 +166,115 @@ fn the_processor_of_a_host_takes_its_time_for_each_message() {
     let cost = |send, receive| HostCost {
         send: Nanos(send),
         receive: Nanos(receive),
+        copy_per_kib: Nanos::ZERO,
     };
     // Two hops: each host posts the message, and takes it.
     let difference = ended(cost(1000, 300)).since(ended(cost(600, 200)));
     assert_eq!(difference, Nanos(2 * (400 + 100)));
+}
+
+/// When each host has the data of a Broadcast, after one that teaches the ordinary switch where the others are.
+fn delivered(sim: &mut Simulation, hosts: &[String], bytes: u64) -> Vec<Nanos> {
+    for _ in 0..2 {
+        for host in hosts {
+            sim.start_task(host, broadcast(bytes), None).expect("a rank");
+        }
+        sim.run(sim.now() + Nanos::from_millis(1));
+    }
+    let delivered = |host: &String| sim.rank(host)?.tasks().last()?.delivered;
+    hosts[1..]
+        .iter()
+        .map(|host| delivered(host).expect("it arrives"))
+        .collect()
+}
+
+/// Four hosts, each at a switch whose processor takes time, joined by an ordinary switch.
+fn relays(cost: SwitchCost, bytes: u64, tree: Option<TreeShape>) -> Vec<Nanos> {
+    let mut topology = Topology::leaf_spine(4, 1, 1).expect("a fabric");
+    topology.set_switch_kind("spine0", SwitchKind::Plain);
+    let hosts: Vec<String> = (0..4).map(|i| format!("h{i}")).collect();
+    let config = SimConfig {
+        poll_delay: Nanos::ZERO,
+        ..SimConfig::new(1)
+    };
+    let mut sim = Simulation::new(&topology, config, ()).expect("a network");
+    sim.install_routes(&Routes::new(&topology)).expect("routes");
+    let config = HostBasedConfig {
+        broadcast: BroadcastAlgorithm::Unicasts,
+        ..HostBasedConfig::new(0, 4)
+    };
+    let qp = RankQp {
+        void_slots: true,
+        ..RankQp::default()
+    };
+    match tree {
+        Some(tree) => join_multicast(&mut sim, &topology, &hosts, config, (qp, tree)),
+        None => sim.join_hosts(&hosts, Pmtu::B1024, qp, config).expect("ranks"),
+    }
+    for switch in ["leaf0", "leaf1", "leaf2", "leaf3"] {
+        sim.set_switch_cost(switch, cost).expect("a switch");
+    }
+    delivered(&mut sim, &hosts, bytes)
+}
+
+/// By how much later the hosts have the data if costs are higher by 1 us for a request, 100 ns for a packet, 10 ns for a copy.
+fn later(bytes: u64, tree: Option<TreeShape>) -> Vec<u64> {
+    let cost = |more: u64| SwitchCost {
+        message: Nanos(20_000 + 1000 * more),
+        packet: Nanos(5_000 + 100 * more),
+        control: Nanos(1),
+        copy: Nanos(700 + 10 * more),
+    };
+    let (low, high) = (relays(cost(0), bytes, tree), relays(cost(1), bytes, tree));
+    low.iter()
+        .zip(high)
+        .map(|(low, high)| high.since(*low).0)
+        .collect()
+}
+
+#[test]
+fn the_processor_of_a_switch_takes_its_time_for_each_frame_and_each_copy() {
+    // The source takes up one request after the other; each destination receives a packet.
+    assert_eq!(later(1, None), [1100, 2100, 3100]);
+    // One request, then copies.
+    assert_eq!(later(1, Some(TreeShape::Star)), [1100, 1110, 1120]);
+    // Each relay makes a copy for the next one.
+    assert_eq!(later(1, Some(TreeShape::Chain)), [1100, 1210, 1320]);
+    // The second packet waits for the first one's turn at the source and at each relay, which takes it up before it copies the first one.
+    assert_eq!(later(2000, Some(TreeShape::Chain)), [1200, 1410, 1620]);
+}
+
+#[test]
+fn messages_wait_for_a_process_that_computes() {
+    let topology = Topology::star(2).expect("a fabric");
+    let hosts: Vec<String> = (0..2).map(|i| format!("h{i}")).collect();
+    for receive in [Nanos::ZERO, Nanos(500)] {
+        let config = SimConfig {
+            host_cost: HostCost {
+                receive,
+                copy_per_kib: receive,
+                ..HostCost::default()
+            },
+            ..SimConfig::new(1)
+        };
+        let mut sim = Simulation::new(&topology, config, ()).expect("a network");
+        sim.install_routes(&Routes::new(&topology)).expect("routes");
+        let config = HostBasedConfig::new(0, 2);
+        sim.join_hosts(&hosts, Pmtu::B1024, RankQp::default(), config)
+            .expect("ranks");
+        let late = Nanos::from_micros(80);
+        assert!(sim.compute("h1", late) && !sim.compute("h9", late));
+        sim.start_task("h0", broadcast(4096), None).expect("a rank");
+        sim.run(late);
+        sim.start_task("h1", broadcast(4096), None).expect("a rank");
+        sim.run(Nanos::from_millis(1));
+        let task = sim.rank("h1").and_then(|rank| rank.tasks().next());
+        // The RNIC has taken and acknowledged the message long before.
+        assert_eq!(task.and_then(|t| t.delivered), Some(late + Nanos(receive.0 * 5)));
+        let source = sim.rank("h0").and_then(|rank| rank.tasks().next()?.ended);
+        assert!(
+            source.is_some_and(|(at, _)| at < Nanos::from_micros(20)),
+            "{source:?}"
+        );
+    }
 }

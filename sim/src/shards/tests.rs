@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use crate::{HostCost, LinkProfile, RankQp, Routes, SimConfig};
+use crate::{HostCost, LinkProfile, RankQp, Routes, SimConfig, SwitchCost};
 
 /// A network and its load, of which a seed decides everything but the number of threads.
 fn network(seed: u64, threads: usize) -> Simulation {
@@ -59,6 +59,16 @@ fn network(seed: u64, threads: usize) -> Simulation {
         });
         if rng.random_bool(0.2) {
             sim.set_profile(LinkId(link), profiles);
+        }
+    }
+    for switch in topology.switches() {
+        if sim.pfc.is_none() && rng.random_bool(0.2) {
+            let cost = SwitchCost {
+                packet: Nanos(rng.random_range(0..200)),
+                copy: Nanos(rng.random_range(0..200)),
+                ..SwitchCost::default()
+            };
+            sim.set_switch_cost(&switch.name, cost).expect("a switch");
         }
     }
     join(&mut sim, &topology, &mut rng);

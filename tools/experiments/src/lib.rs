@@ -1,10 +1,12 @@
 //! `castnet sim`: experiments of papers, beside the papers' numbers. [`cepheus`] has those of Cepheus, on the simulated
-//! network. [`peel`] has what PEEL counts, and its completion times; [`shufflecast`] has what that paper counts. The program of
+//! network, and [`myrinet`] those of multicast by NICs. [`peel`] has what PEEL counts, and its completion times; [`shufflecast`] has what that paper counts. The program of
 //! this crate has the experiments of EPIC's appendix K.
 #![forbid(unsafe_code)]
 
 pub mod cepheus;
 mod figures;
+mod lab;
+pub mod myrinet;
 pub mod parallel;
 pub mod peel;
 mod report;
@@ -23,6 +25,7 @@ use clap::{Args, Subcommand};
   castnet sim cepheus table1 --output json
   castnet sim peel fig3 trees                     headers beside Bloom filters, trees where links have failed
   castnet sim peel fig5                           completion times of PEEL, Orca, ring and tree
+  castnet sim myrinet fig5                        multicast by relays at the hosts, beside a tree of hosts
   castnet sim shufflecast cost                    power and cost of Shufflecast, beside IP multicast")]
 pub struct SimCommand {
     #[command(subcommand)]
@@ -32,6 +35,7 @@ pub struct SimCommand {
 #[derive(Debug, Subcommand)]
 enum Paper {
     Cepheus(cepheus::CepheusCommand),
+    Myrinet(myrinet::MyrinetCommand),
     Peel(peel::PeelCommand),
     Shufflecast(shufflecast::ShufflecastCommand),
 }
@@ -44,6 +48,7 @@ impl SimCommand {
     pub fn run(self, output: Output) -> Outcome {
         match self.paper {
             Paper::Cepheus(command) => command.run(output),
+            Paper::Myrinet(command) => command.run(output),
             Paper::Peel(command) => command.run(output),
             Paper::Shufflecast(command) => command.run(output),
         }

@@ -22,6 +22,32 @@ fn each_figure_of_peel_has_the_papers_numbers_beside_ours_and_a_plot() {
     each_figure_has_numbers_and_a_plot("peel", 9);
 }
 
+#[test]
+fn each_figure_of_myrinet_has_the_papers_numbers_beside_ours_and_a_plot() {
+    each_figure_has_numbers_and_a_plot("myrinet", 5);
+}
+
+#[test]
+fn costs_of_other_machines_change_the_figures_of_myrinet() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("costs.toml");
+    let example = run("myrinet", &["--example"]).success();
+    let text = String::from_utf8_lossy(&example.get_output().stdout).into_owned();
+    let figure = |args: &[&str]| {
+        let run = run("myrinet", &[&["fig4", "--quick"][..], args].concat()).success();
+        String::from_utf8_lossy(&run.get_output().stdout).into_owned()
+    };
+    let path = file.to_str().expect("a path");
+    std::fs::write(&file, &text).expect("a file");
+    assert_eq!(figure(&["--costs", path]), figure(&[]));
+    std::fs::write(&file, text.replace("copy_ns = 1100", "copy_ns = 9900")).expect("a file");
+    assert_ne!(figure(&["--costs", path]), figure(&[]));
+    std::fs::write(&file, text.replace("copy_ns = 1100", "copies = 1")).expect("a file");
+    run("myrinet", &["fig4", "--costs", path]).code(2);
+    run("myrinet", &["fig9"]).code(2);
+    run("myrinet", &["fig7", "--calls", "0"]).code(2);
+}
+
 fn each_figure_has_numbers_and_a_plot(paper: &str, count: usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let svg = folder.path().join("all.svg");

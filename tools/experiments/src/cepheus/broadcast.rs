@@ -6,8 +6,8 @@ use castnet_sim::HostCost;
 use castnet_wire::Nanos;
 
 use super::Extent;
-use super::lab::{Broadcast, Fabric, Method, Times};
 use crate::figures::Failed;
+use crate::lab::{Broadcast, Fabric, Method, Times};
 use crate::report::{Cell, FigureReport, Headline, Plot, Table};
 
 /// Completion times of the three methods for one size, in nanoseconds.
@@ -165,12 +165,14 @@ pub(super) const TESTBED_DELAY: Nanos = Nanos(300);
 const TESTBED_COST: HostCost = HostCost {
     send: Nanos(400),
     receive: Nanos(400),
+    copy_per_kib: Nanos::ZERO,
 };
 
 /// MPI's messages between two hosts: matching and copies cost as much again.
 const MPI_COST: HostCost = HostCost {
     send: Nanos(800),
     receive: Nanos(800),
+    copy_per_kib: Nanos::ZERO,
 };
 
 fn testbed(extent: Extent, least: u64, most: u64) -> Result<(Vec<Point>, Vec<Point>, u64), Failed> {

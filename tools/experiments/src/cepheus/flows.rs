@@ -14,8 +14,8 @@ use castnet_wire::red::RedConfig;
 use castnet_wire::{ClassSet, MacAddr, McstId, Nanos, Pmtu, Psn, Qpn, TrafficClass};
 
 use super::Extent;
-use super::lab::Fabric;
 use crate::figures::Failed;
+use crate::lab::Fabric;
 use crate::report::{Cell, FigureReport, Headline, Plot, Table};
 
 /// Rate of all links, in bits per second.

@@ -4,8 +4,8 @@ use castnet_console::plot::{Axes, Curve, Panel};
 use castnet_console::units::bytes;
 
 use super::Extent;
-use super::lab::{Broadcast, Fabric, Loss, Method};
 use crate::figures::Failed;
+use crate::lab::{Broadcast, Fabric, Loss, Method};
 use crate::report::{Cell, FigureReport, Headline, Plot, Relation, Table};
 
 /// How data reach all members under loss.

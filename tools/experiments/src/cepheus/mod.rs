@@ -4,7 +4,6 @@
 
 mod broadcast;
 mod flows;
-mod lab;
 mod loss;
 mod storage;
 

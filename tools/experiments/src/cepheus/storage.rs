@@ -7,8 +7,8 @@ use castnet_wire::Nanos;
 
 use super::Extent;
 use super::broadcast::TESTBED_DELAY;
-use super::lab::{Broadcast, Fabric, Method};
 use crate::figures::Failed;
+use crate::lab::{Broadcast, Fabric, Method};
 use crate::report::{Cell, FigureReport, Headline, Plot, Table};
 
 /// Time of the client's storage stack for each message: the reciprocal of the paper's IOPS with one unicast. That stack is the
@@ -16,6 +16,7 @@ use crate::report::{Cell, FigureReport, Headline, Plot, Table};
 const CLIENT: HostCost = HostCost {
     send: Nanos(842),
     receive: Nanos::ZERO,
+    copy_per_kib: Nanos::ZERO,
 };
 
 /// Further time of the storage stacks of client and server for an IO, whatever the method: set so that 8 KiB has the difference

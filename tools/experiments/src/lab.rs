@@ -1,4 +1,4 @@
-//! One Broadcast on the simulated network.
+//! Broadcasts on the simulated network.
 
 use std::net::Ipv4Addr;
 
@@ -8,7 +8,7 @@ use castnet_rules::{MulticastRule, RepairRule};
 use castnet_sim::{HostCost, LinkProfile, RankQp, Routes, SimConfig, Simulation};
 use castnet_topology::{End, LinkId, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
-use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
+use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn, TreeShape};
 
 use crate::figures::Failed;
 
@@ -36,7 +36,7 @@ pub(crate) struct Fabric {
 }
 
 impl Fabric {
-    fn new(topology: Topology, delay: Nanos, threads: usize) -> Self {
+    pub(crate) fn new(topology: Topology, delay: Nanos, threads: usize) -> Self {
         let routes = Routes::new(&topology);
         Self {
             topology,
@@ -87,6 +87,10 @@ pub(crate) struct Broadcast {
     pub(crate) loss: Loss,
     /// The switches of the group repair losses.
     pub(crate) repairs: bool,
+    /// Shape of the group's tree among relays.
+    pub(crate) tree: TreeShape,
+    /// Longer messages of a binomial tree to several peers are sent one after the other.
+    pub(crate) in_turn_above: u32,
     pub(crate) seed: u64,
 }
 
@@ -121,6 +125,8 @@ impl Broadcast {
             host_cost: HostCost::default(),
             loss: Loss::default(),
             repairs: false,
+            tree: TreeShape::Shortest,
+            in_turn_above: IN_TURN_ABOVE,
             seed: 1,
         }
     }
@@ -142,7 +148,33 @@ impl Broadcast {
     }
 
     fn simulate(&self, fabric: &Fabric) -> Result<Times, Failed> {
-        let hosts: Vec<String> = (0..self.members).map(|i| format!("h{i}")).collect();
+        let mut sim = self.build(fabric)?;
+        for _ in 0..self.calls {
+            for host in self.hosts() {
+                sim.start_task(&host, self.task(), None).ok_or("no rank")?;
+            }
+        }
+        self.finish(&mut sim)
+    }
+
+    /// Names of the members.
+    pub(crate) fn hosts(&self) -> impl Iterator<Item = String> + use<> {
+        (0..self.members).map(|i| format!("h{i}"))
+    }
+
+    /// What each member calls.
+    pub(crate) fn task(&self) -> Task {
+        Task {
+            collective: Collective::Broadcast { root: 0 },
+            operation: Operation::Sum,
+            data_type: DataType::U8,
+            flags: CallFlags(0),
+            elements: self.bytes,
+        }
+    }
+
+    /// A network in which the members have joined, and no call is made.
+    pub(crate) fn build(&self, fabric: &Fabric) -> Result<Simulation, Failed> {
         let links = LinkProfile {
             delay: fabric.delay,
             ..LinkProfile::default()
@@ -158,20 +190,8 @@ impl Broadcast {
         let mut sim = Simulation::new(&fabric.topology, config, ())?;
         sim.install_routes(&fabric.routes)?;
         self.set_loss(&mut sim, &fabric.topology, links);
-        self.join(&mut sim, &fabric.topology, &hosts)?;
-        let task = Task {
-            collective: Collective::Broadcast { root: 0 },
-            operation: Operation::Sum,
-            data_type: DataType::U8,
-            flags: CallFlags(0),
-            elements: self.bytes,
-        };
-        for _ in 0..self.calls {
-            for host in &hosts {
-                sim.start_task(host, task, None).ok_or("no rank")?;
-            }
-        }
-        self.finish(&mut sim, &hosts)
+        self.join(&mut sim, &fabric.topology)?;
+        Ok(sim)
     }
 
     fn set_loss(&self, sim: &mut Simulation, topology: &Topology, links: LinkProfile) {
@@ -189,7 +209,8 @@ impl Broadcast {
         }
     }
 
-    fn join(&self, sim: &mut Simulation, topology: &Topology, hosts: &[String]) -> Result<(), Failed> {
+    fn join(&self, sim: &mut Simulation, topology: &Topology) -> Result<(), Failed> {
+        let hosts: Vec<String> = self.hosts().collect();
         let (broadcast, slices) = match self.method {
             Method::Cepheus | Method::Unicasts => (BroadcastAlgorithm::Unicasts, 1),
             Method::BinomialTree => (BroadcastAlgorithm::BinomialTree, 1),
@@ -201,7 +222,7 @@ impl Broadcast {
             depth: if slices > 1 || self.calls > 1 { DEPTH } else { 1 },
             broadcast,
             in_turn_above: match self.method {
-                Method::BinomialTree => IN_TURN_ABOVE,
+                Method::BinomialTree => self.in_turn_above,
                 _ => u32::MAX,
             },
             ..HostBasedConfig::new(0, self.members)
@@ -218,7 +239,7 @@ impl Broadcast {
             ..RankQp::default()
         };
         if self.method != Method::Cepheus {
-            sim.join_hosts(hosts, PMTU, qp, config)?;
+            sim.join_hosts(&hosts, PMTU, qp, config)?;
             return Ok(());
         }
         let qpn = Qpn::new(17);
@@ -232,38 +253,50 @@ impl Broadcast {
             }),
             ..MulticastRule::default()
         };
-        let request = Request::multicast("group", mcst_id, PMTU, members, rule);
+        let request = Request {
+            tree: self.tree,
+            ..Request::multicast("group", mcst_id, PMTU, members, rule)
+        };
         sim.join_multicast(topology, &request, qp, config)?;
         Ok(())
     }
 
-    fn finish(&self, sim: &mut Simulation, hosts: &[String]) -> Result<Times, Failed> {
-        let is_done = |sim: &Simulation, host: &String| sim.rank(host).is_some_and(|rank| rank.is_done());
-        while !hosts.iter().all(|host| is_done(sim, host)) {
+    fn finish(&self, sim: &mut Simulation) -> Result<Times, Failed> {
+        self.run_to_end(sim)?;
+        let mut times = Times {
+            events: sim.events(),
+            ..Times::default()
+        };
+        for host in self.hosts() {
+            for task in sim.rank(&host).ok_or("no rank")?.tasks() {
+                let delivered = task.delivered.map_or(0.0, |at| at.0 as f64);
+                times.arrived = times.arrived.max(delivered);
+                let ended = task.ended.map_or(0.0, |(at, _)| at.0 as f64);
+                times.returned = times.returned.max(ended);
+            }
+        }
+        Ok(times)
+    }
+
+    /// Runs until all calls have ended. Fails if one fails, or does not end.
+    pub(crate) fn run_to_end(&self, sim: &mut Simulation) -> Result<(), Failed> {
+        let is_done = |sim: &Simulation, host: &str| sim.rank(host).is_some_and(|rank| rank.is_done());
+        while !self.hosts().all(|host| is_done(sim, &host)) {
             if sim.now() > PATIENCE {
                 return Err(format!("{self:?} has not ended after {PATIENCE}").into());
             }
             sim.run(sim.now() + STEP);
         }
-        let mut times = Times {
-            events: sim.events(),
-            ..Times::default()
-        };
-        for host in hosts {
-            let rank = sim.rank(host).ok_or("no rank")?;
+        for host in self.hosts() {
+            let rank = sim.rank(&host).ok_or("no rank")?;
             if let Some(fault) = rank.faults().first() {
                 return Err(format!("{host}: {fault}").into());
             }
-            for task in rank.tasks() {
-                let delivered = task.delivered.map_or(0.0, |at| at.0 as f64);
-                times.arrived = times.arrived.max(delivered);
-                match task.ended {
-                    Some((at, Ok(()))) => times.returned = times.returned.max(at.0 as f64),
-                    Some((_, Err(failure))) => return Err(format!("{host}: {failure}").into()),
-                    None => {}
-                }
+            let failure = rank.tasks().find_map(|task| task.ended?.1.err());
+            if let Some(failure) = failure {
+                return Err(format!("{host}: {failure}").into());
             }
         }
-        Ok(times)
+        Ok(())
     }
 }
