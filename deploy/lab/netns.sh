@@ -6,6 +6,8 @@
 #   netns.sh up tree       three switches in two tiers: a spine, and two leaves with half of the hosts each
 #   netns.sh up relays     no Castnet switch in the network: an ordinary one (a bridge of the kernel), and a switch at each host that passes
 #                          data on to those of others: GROUP="--tree chain --repair switch" netns.sh send FILE
+#   netns.sh up shufflecast   eight ToRs of a 2,2-Shufflecast with a host each, and a router between them as the ordinary network. What is
+#                          sent to a splitter is emulated by a link for each copy
 #   netns.sh up --memif    connects the hosts to the switch by shared memory (memif) instead of veth pairs
 #   netns.sh up --hosts N  with N hosts, 2 to 32
 #   netns.sh up --controllers N   with N controllers, one of which leads; their store is an etcd server
@@ -19,12 +21,17 @@
 #   netns.sh calibrate [FLAGS]   the times between h1 and h2 from which trees of relays are computed: castnet host calibrate
 #   netns.sh replicate [FLAGS]   replicated block writes as in Table I of Cepheus: from h1 to one server, to three (h2, h3, h4) over
 #                          connections of their own, and to three by multicast. SIZE=N: bytes of each server's memory
+#   netns.sh consensus [FLAGS]   figure 8(d) of Shufflecast: 1-byte values from h1 to 3, 5 and 7 acceptors, one after the other, over connections
+#                          of their own and by multicast over the splitters. FLAGS are those of castnet host replicate consensus
+#   netns.sh model [MB]    figure 8(a) of Shufflecast: so many MB (64) from h1 to seven readers: to each of them, along a chain of hosts,
+#                          and by multicast over the splitters; 735 is the paper's model
 #   netns.sh status        shows the switch's ports and groups
 #   netns.sh down          stops everything, and removes the namespaces and all files
 #
 # Needs root and `ip` (iproute2); for several controllers etcd (etcd-server); for Open MPI openmpi-bin, libopenmpi-dev and ethtool.
 # CASTNET is the binary; FAULT injects faults on all ports (FAULT=loss=1%,seed=42); LAB=NAME is another lab beside the first;
 # FLAGS are more flags of the switch (of the spine), as for groups without a controller: FLAGS="--mrp-pool 10.0.0.200/30 --mrp-port h1".
+# LINK=RATE netns.sh up limits each veth pair to a rate (LINK=100mbit), by tc (iproute2).
 set -euo pipefail
 
 lab=/run/castnet-${LAB:-lab}
@@ -48,7 +55,10 @@ find_castnet() {
 }
 
 # The interface of a host.
-interface() { if [ -e "$lab/memif" ]; then echo "memif:$lab/$1.sock"; else echo eth0; fi; }
+interface() { if [ -e "$lab/memif" ]; then echo "memif:$lab/$1.sock"; else echo "af_packet:eth0$(cat "$lab/bypass")"; fi; }
+
+# The flag of a switch for port $1 at interface $2.
+port() { echo "--port $1=af_packet:$2$(cat "$lab/bypass")"; }
 
 # A switch, and where its agent listens: the one that is there in each lab is called lab.
 agent() { if [ "$1" = switch ]; then echo "lab=unix:$lab/switch.sock"; else echo "$1=unix:$lab/$1.sock"; fi; }
@@ -71,11 +81,49 @@ start() {
     die "$name is not ready after 10 s: see $lab/$name.log"
 }
 
+# Starts switch $1 in namespace $2 with the flags "${@:3}".
+start_switch() {
+    start "$1" ip netns exec "$prefix-$2" "$castnet" switch --name "$1" --listen "unix:$lab/$1.sock" "${@:3}" ${FAULT:+--fault "$FAULT"}
+}
+
 # Connects interface $2 of namespace $1 with interface $4 of namespace $3.
 wire() {
     ip link add "$2" netns "$prefix-$1" type veth peer name "$4" netns "$prefix-$3"
-    ip -n "$prefix-$1" link set "$2" mtu $mtu up
-    ip -n "$prefix-$3" link set "$4" mtu $mtu up
+    local end
+    for end in "$1 $2" "$3 $4"; do
+        ip -n "$prefix-${end% *}" link set "${end#* }" mtu $mtu up
+        [ -z "${LINK:-}" ] || tc -n "$prefix-${end% *}" qdisc add dev "${end#* }" root tbf rate "$LINK" burst 64kb limit 4mb
+    done
+}
+
+add_namespace() {
+    ip netns add "$prefix-$1"
+    ip -n "$prefix-$1" link set lo up
+}
+
+mac() { inside "$1" cat "/sys/class/net/$2/address"; }
+
+# Adds host $1 (its namespace is there if it is $2), whose eth0 is connected with interface $3 of namespace $2.
+add_host() {
+    [ "$1" = "$2" ] || add_namespace "$1"
+    wire "$2" "$3" "$1" eth0
+    # castnet host finds interface and address by itself.
+    ip -n "$prefix-$1" addr add "10.0.0.${1#h}/24" dev eth0
+}
+
+# Writes switch $1 into the topology file: $2 is a further line, and its ports are the interfaces "${@:4}" of namespace $3.
+describe_switch() {
+    local interface macs=()
+    for interface in "${@:4}"; do macs+=("\"$(mac "$3" "$interface")\""); done
+    printf '[[switches]]\nname = "%s"\n%s\nports = [%s]\n' "$1" "$2" "$(IFS=,; echo "${macs[*]}")" >>"$lab/topology.toml"
+}
+
+describe_link() { printf '[[links]]\na = "%s"\nb = "%s"\nmtu = %d\n' "$1" "$2" $mtu >>"$lab/topology.toml"; }
+
+# Writes host $1 at port $2 into it.
+describe_host() {
+    printf '[[hosts]]\nname = "%s"\nip = "10.0.0.%d"\n' "$1" "${1#h}" >>"$lab/topology.toml"
+    describe_link "$2" "$1"
 }
 
 # Starts an etcd server and $1 controllers that store in it, and waits until one of them leads.
@@ -132,8 +180,8 @@ up() {
     local host ports=() leaves=() agents=() switches=(switch) at=switch what="the switch's ports" controllers=0 count= flags=()
     while [ $# -gt 0 ]; do
         case "$1" in
-        one-armed | tree | relays | --memif)
-            [ $at = switch ] || die "up takes one of one-armed, tree, relays and --memif"
+        one-armed | tree | relays | shufflecast | --memif)
+            [ $at = switch ] || die "up takes one of one-armed, tree, relays, shufflecast and --memif"
             at=${1#--}
             ;;
         --hosts)
@@ -146,32 +194,37 @@ up() {
             controllers=${1:-}
             [[ $controllers =~ ^[1-9]$ ]] || die "--controllers takes 1 to 9, not \"$controllers\""
             ;;
-        *) die "up takes one-armed, tree, relays or --memif, --hosts N and --controllers N, not $1" ;;
+        *) die "up takes one-armed, tree, relays, shufflecast or --memif, --hosts N and --controllers N, not $1" ;;
         esac
         shift
     done
-    if [ $at = one-armed ]; then at=bridge count=${count:-8}; fi
+    if [ $at = shufflecast ]; then [ "${count:-8}" = 8 ] || die "a 2,2-Shufflecast with a host at each ToR has 8 hosts, not $count"; fi
+    if [ $at = one-armed ]; then at=bridge; fi
+    if [ $at = bridge ] || [ $at = shufflecast ]; then count=${count:-8}; fi
     count=${count:-4}
     hosts=()
     for ((host = 1; host <= count; host++)); do hosts+=("h$host"); done
     mkdir -m 700 "$lab"
     trap 'down >/dev/null 2>&1' ERR
     echo "${hosts[@]}" >"$lab/hosts"
+    # Only what passes the queueing discipline of an interface keeps to the rate of the link.
+    echo "${LINK:+,bypass=no}" >"$lab/bypass"
     if [ $at = bridge ] || [ $at = relays ]; then
         ip netns add "$prefix-bridge"
         ip -n "$prefix-bridge" link add bridge0 type bridge
         ip -n "$prefix-bridge" link set bridge0 mtu $mtu up
     fi
-    if [ $at = relays ]; then
-        relays
+    case $at in relays | shufflecast)
+        $at
         return
-    fi
+        ;;
+    esac
     ip netns add "$prefix-switch"
     if [ $at = bridge ]; then
         what="the switch's only port"
         wire switch eth0 bridge switch
         ip -n "$prefix-bridge" link set switch master bridge0
-        ports=(--port wire=af_packet:eth0)
+        ports=($(port wire eth0))
     fi
     if [ $at = tree ]; then
         what="the spine's ports"
@@ -179,36 +232,32 @@ up() {
         for host in leaf1 leaf2; do
             ip netns add "$prefix-$host"
             wire switch "$host" "$host" spine
-            ports+=(--port "$host=af_packet:$host")
+            ports+=($(port "$host" "$host"))
         done
     fi
     for host in "${hosts[@]}"; do
-        ip netns add "$prefix-$host"
-        ip -n "$prefix-$host" link set lo up
         if [ $at = tree ]; then at=leaf$((1 + (${host#h} > (count + 1) / 2))); fi
         if [ $at = memif ]; then
             touch "$lab/memif"
+            add_namespace "$host"
             ports+=(--port "$host=$(interface "$host")")
             continue
         fi
-        wire "$at" "$host" "$host" eth0
-        # castnet host finds interface and address by itself.
-        ip -n "$prefix-$host" addr add "10.0.0.${host#h}/24" dev eth0
+        add_host "$host" "$at" "$host"
         case $at in
         bridge) ip -n "$prefix-bridge" link set "$host" master bridge0 ;;
         leaf*)
-            leaves[${at#leaf}]+=" --port $host=af_packet:$host"
+            leaves[${at#leaf}]+=" $(port "$host" "$host")"
             at=tree
             ;;
-        *) ports+=(--port "$host=af_packet:$host") ;;
+        *) ports+=($(port "$host" "$host")) ;;
         esac
     done
     start switch ip netns exec "$prefix-switch" "$castnet" switch --name lab --listen "unix:$lab/switch.sock" \
         "${ports[@]}" ${FAULT:+--fault "$FAULT"} ${FLAGS:-}
     for host in "${switches[@]:1}"; do
         # Each flag is a word of its own.
-        start "$host" ip netns exec "$prefix-$host" "$castnet" switch --name "$host" --listen "unix:$lab/$host.sock" \
-            --port spine=af_packet:spine ${leaves[${host#leaf}]} ${FAULT:+--fault "$FAULT"}
+        start_switch "$host" "$host" $(port spine spine) ${leaves[${host#leaf}]}
     done
     control
     trap - ERR
@@ -234,37 +283,85 @@ relays() {
     printf '[[switches]]\nname = "ethernet"\nkind = "plain"\nports = %d\n' "${#hosts[@]}" >"$lab/topology.toml"
     for host in "${hosts[@]}"; do
         number=${host#h}
-        ip netns add "$prefix-$host"
-        ip -n "$prefix-$host" link set lo up
+        add_namespace "$host"
         wire bridge "$host" "$host" nic
         ip -n "$prefix-bridge" link set "$host" master bridge0
-        wire "$host" relay "$host" eth0
-        ip -n "$prefix-$host" addr add "10.0.0.$number/24" dev eth0
+        add_host "$host" "$host" relay
         # Only the interface with the address answers for it.
         inside "$host" sh -c 'echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore'
-        start "relay$number" ip netns exec "$prefix-$host" "$castnet" switch --name "relay$number" --listen "unix:$lab/relay$number.sock" \
-            --port host=af_packet:relay --port net=af_packet:nic ${FAULT:+--fault "$FAULT"} ${FLAGS:-}
-        cat >>"$lab/topology.toml" <<END
-[[switches]]
-name = "relay$number"
-ports = ["$(inside "$host" cat /sys/class/net/relay/address)", "$(inside "$host" cat /sys/class/net/nic/address)"]
-[[hosts]]
-name = "$host"
-ip = "10.0.0.$number"
-[[links]]
-a = "relay$number:0"
-b = "$host"
-mtu = $mtu
-[[links]]
-a = "relay$number:1"
-b = "ethernet:$((number - 1))"
-mtu = $mtu
-END
+        start_switch "relay$number" "$host" $(port host relay) $(port net nic) ${FLAGS:-}
+        describe_switch "relay$number" "" "$host" relay nic
+        describe_host "$host" "relay$number:0"
+        describe_link "relay$number:1" "ethernet:$((number - 1))"
         switches+=("relay$number")
     done
     control
     trap - ERR
     examples relay1
+}
+
+# A route of switch $1 to prefix $2 by its port $3, to interface $5 of namespace $4.
+route() {
+    printf '[[routes]]\nprefix = "%s"\nnext_hops = [{ port = %d, mac = "%s" }]\n' "$2" "$3" "$(mac "$4" "$5")" >>"$lab/core/$1.toml"
+}
+
+# The ToRs of a 2,2-Shufflecast, a host at each, and a router between them as the ordinary network. Each output of a splitter is emulated by a
+# link of its own, into which the ToR sends a copy.
+shufflecast() {
+    local n to port links ports=() arguments
+    # The ToRs behind the splitter of each ToR, and those whose splitters lead to it (3.1.1).
+    local behind=([1]="5 6" [2]="7 8" [3]="5 6" [4]="7 8" [5]="1 2" [6]="3 4" [7]="1 2" [8]="3 4")
+    local before=([1]="5 7" [2]="5 7" [3]="6 8" [4]="6 8" [5]="1 3" [6]="1 3" [7]="2 4" [8]="2 4")
+    what="the ports of the ToR of h1"
+    switches=() flags=(--topology "$lab/core/topology.toml")
+    add_namespace core
+    for n in {1..8}; do
+        add_namespace "tor$n"
+        wire "tor$n" core core "tor$n"
+        add_host "h$n" "tor$n" "h$n"
+    done
+    for n in {1..8}; do
+        for to in ${behind[n]}; do wire "tor$n" "to$to" "tor$to" "from$n"; done
+    done
+    describe_switch core 'kind = "router"' core tor{1..8}
+    for n in {1..8}; do
+        ports[n]="h$n core $(printf 'to%s ' ${behind[n]})$(printf 'from%s ' ${before[n]})"
+        describe_switch "tor$n" "mcst_prefix = \"10.21$n.0.192/26\"" "tor$n" ${ports[n]}
+        describe_host "h$n" "tor$n:0"
+        describe_link "tor$n:1" "core:$((n - 1))"
+        links=()
+        for to in ${behind[n]}; do
+            # At the other end, the port from the first or from the second ToR before that.
+            if [ "${before[to]% *}" = "$n" ]; then port=4; else port=5; fi
+            links+=("{ port = $((2 + ${#links[@]})), to = \"tor$to:$port\" }")
+        done
+        printf '[[splitters]]\nfrom = "tor%d"\nlinks = [%s]\n' "$n" "$(IFS=,; echo "${links[*]}")" >>"$lab/topology.toml"
+    done
+    "$castnet" rules core "$lab/topology.toml" --out "$lab/core" >/dev/null
+    for n in {1..8}; do
+        route core "10.21$n.0.192/26" $((n - 1)) "tor$n" core
+        route "tor$n" 0.0.0.0/0 1 core "tor$n"
+    done
+    start_switch core core --rules "$lab/core/core.toml" $(for n in tor{1..8}; do port "$n" "$n"; done)
+    for n in {1..8}; do
+        arguments=()
+        for port in ${ports[n]}; do
+            arguments+=($(port "$port" "$port"))
+            case $port in to* | from*) arguments+=(--no-flood "$port") ;; esac
+        done
+        start_switch "tor$n" "tor$n" --rules "$lab/core/tor$n.toml" "${arguments[@]}"
+        switches+=("tor$n")
+    done
+    control
+    # A group that is installed before all links are known may lack hosts.
+    for n in {1..100}; do
+        links=$("$castnet" topology --controller "$(cat "$lab/controllers")" | grep -c '^tor.* core .* up$' || true)
+        [ "$links" != 8 ] || break
+        sleep 0.1
+    done
+    [ "$links" = 8 ] || die "not all links are up after 10 s: castnet topology"
+    trap - ERR
+    examples tor1
 }
 
 # Commands to begin with; $1 is the switch whose agent they ask.
@@ -393,57 +490,144 @@ mpi() {
         --mca mpi_yield_when_idle 1 --mca plm_rsh_agent "$lab/mpi-agent" "$lab/mpi" "${@:2}"
 }
 
-# Servers at the first three hosts beside h1, and a `castnet host replicate compare` at h1.
-replicate() {
-    local host at addresses=() members=("${hosts[@]:1:3}") failed=0 pid
+# Starts servers of $1 bytes at the hosts "${@:2}", whose addresses are then in $servers.
+serve() {
+    local host at addresses=()
     [ -e "$lab/controllers" ] || die "the lab is not up: netns.sh up"
     export CASTNET_CONTROLLER=$(cat "$lab/controllers")
     trap stop_servers EXIT
-    for host in "${members[@]}"; do
+    for host in "${@:2}"; do
         # Without interface the kernel has no address there.
         if [ -e "$lab/memif" ]; then at=unix:$lab/$host.blocks; else at=10.0.0.${host#h}; fi
         addresses+=("$at")
         rm -f "$lab/serve-$host.ready"
         start "serve-$host" ip netns exec "$prefix-$host" "$castnet" host replicate serve --interface "$(interface "$host")" \
-            --ip "10.0.0.${host#h}/24" --name "$host" --size "${SIZE:-256M}" --listen "$at"
+            --ip "10.0.0.${host#h}/24" --name "$host" --size "$1" --listen "$at"
     done
-    "$castnet" group create lab-blocks --source h1 --members "$(IFS=,; echo "${members[*]}")" --pmtu 4096 >/dev/null
-    inside h1 "$castnet" host replicate compare --interface "$(interface h1)" --ip 10.0.0.1/24 --name h1 \
-        --servers "$(IFS=,; echo "${addresses[*]}")" --group lab-blocks "$@" || failed=1
-    "$castnet" group destroy lab-blocks >/dev/null
+    servers=$(IFS=,; echo "${addresses[*]}")
+}
+
+# A `castnet host replicate $1` at h1 for these servers.
+at_servers() {
+    inside h1 "$castnet" host replicate "$1" --interface "$(interface h1)" --ip 10.0.0.1/24 --name h1 --servers "$servers" "${@:2}"
+}
+
+# Creates the group $1 from h1 to the hosts "${@:2}".
+create_group() {
+    "$castnet" group create "$1" --source h1 --members "$(IFS=,; echo "${*:2}")" --pmtu 4096 ${GROUP:-} >/dev/null
+}
+
+destroy_groups() {
+    local group
+    for group; do "$castnet" group destroy "$group" >/dev/null; done
+}
+
+replicate() {
+    local failed=0 servers
+    serve "${SIZE:-256M}" "${hosts[@]:1:3}"
+    create_group lab-blocks "${hosts[@]:1:3}"
+    at_servers compare --group lab-blocks "$@" || failed=1
+    destroy_groups lab-blocks
     return $failed
 }
 
+# What bounds the figures of a lab beside those of a testbed.
+remark_bounds() {
+    [ ! -e "$lab/core" ] || echo "Splitters are emulated: a ToR sends a copy for each output." >&2
+    echo "All hosts and switches share $(nproc) processors, which bound each way." >&2
+}
+
+consensus() {
+    local n groups=() failed=0 servers GROUP=${GROUP---core static}
+    serve 16M "${hosts[@]:1}"
+    for ((n = 1; n < ${#hosts[@]}; n++)); do
+        create_group "lab-values-$n" "${hosts[@]:1:n}"
+        groups+=("lab-values-$n")
+    done
+    at_servers consensus --group lab-values "$@" || failed=1
+    destroy_groups "${groups[@]}"
+    remark_bounds
+    return $failed
+}
+
+# Of each block that is written, the servers' SHA-256 is compared with that of what was sent; of the chain, each element.
+model() {
+    local mb=${1:-64} way seed=0 failed=0 slow servers GROUP=${GROUP---core static}
+    [[ $mb =~ ^[1-9][0-9]{0,3}$ ]] || die "model takes a number of MB, 1 to 9999, not \"$mb\""
+    [ $# -le 1 ] || [ "${*:2}" = "--output json" ] || die "model takes a number of MB and --output json, not ${*:2}"
+    # What waits in front of a slow link for more than the usual time-out is not lost.
+    slow=$(cat "$lab/bypass")
+    serve "${mb}MB" "${hosts[@]:1}"
+    create_group lab-model "${hosts[@]:1}"
+    # The first time, the readers' memory is touched, which takes a time of its own. Other data follows.
+    for way in multicast unicasts multicast; do
+        seed=$((seed + 1))
+        at_servers write --by $way --group lab-model --size 1MB --pattern sequential --count "$mb" --depth 4 --seed $seed \
+            ${slow:+--qp-timeout 17} --output json >"$lab/model$seed.json" || failed=1
+    done
+    destroy_groups lab-model
+    stop_servers
+    [ $failed = 0 ] || return 1
+    collective broadcast --fallback only --type f32 --bytes "${mb}MB" --iters 1 --warmup 1 --timeout 10m \
+        --output json >"$lab/chain.json" 2>"$lab/chain.log" || { cat "$lab/chain.log" >&2 && return 1; }
+    remark_bounds
+    if [ $# -gt 1 ]; then
+        cat "$lab"/model[23].json "$lab/chain.json"
+        return
+    fi
+    awk -v mb="$mb" -v readers=$((${#hosts[@]} - 1)) -F '[:,]+ *' '
+        function row(what, seconds, paper) {
+            printf "%-24s  %7.2f  %6.1f  %14.2f  %s\n", what, seconds, mb / seconds, seconds / time["\"multicast\""], paper
+        }
+        /"by"/ { by = $2 }
+        /"seconds"/ { time[by] = $2 }
+        /"time_max_us"/ { for (i = 1; i < NF; i++) if ($i == "\"time_max_us\"") chain = $(i + 1) / 1e6 }
+        END {
+            printf "%-24s  %7s  %6s  %14s  %s\n", mb " MB TO " readers " READERS", "SECONDS", "MB/S", "OF MULTICAST", "PAPER"
+            row("repeated unicast", time["\"unicasts\""], "6.24 (HTTP)")
+            row("chain of hosts", chain, "3.25 (Cornet)")
+            row("multicast", time["\"multicast\""], "1")
+        }' "$lab"/model[23].json "$lab/chain.json"
+}
+
 stop_servers() {
-    local file
+    local file pid
     for file in "$lab"/serve-*.pid; do
-        if [ -e "$file" ]; then kill "$(cat "$file")" 2>/dev/null || true; fi
+        [ -e "$file" ] || continue
+        pid=$(cat "$file")
         rm -f "$file"
+        # The next server listens at the same address.
+        if kill "$pid" 2>/dev/null; then wait "$pid" 2>/dev/null || true; fi
     done
 }
 
 status() {
-    export CASTNET_AGENT="unix:$lab/switch.sock" CASTNET_CONTROLLER=$(cat "$lab/controllers")
+    local name
+    export CASTNET_CONTROLLER=$(cat "$lab/controllers")
+    for name in switch relay1 tor1; do
+        if [ -e "$lab/$name.sock" ]; then export CASTNET_AGENT="unix:$lab/$name.sock"; fi
+    done
     "$castnet" port
     echo
     "$castnet" group list
 }
 
 down() {
-    local name pid try
+    local name file pid pids=() try
     stop_servers
-    for pid in "$lab"/controller*.pid "$lab/etcd.pid" "$lab/switch.pid" "$lab"/leaf*.pid "$lab"/relay*.pid; do
-        name=$(basename "$pid" .pid)
-        [ -r "$lab/$name.pid" ] || continue
-        pid=$(cat "$lab/$name.pid")
-        kill "$pid" 2>/dev/null || continue
+    for file in "$lab"/controller*.pid "$lab/etcd.pid" "$lab"/{switch,core}.pid "$lab"/{leaf,relay,tor}*.pid; do
+        [ -r "$file" ] || continue
+        pid=$(cat "$file")
+        if kill "$pid" 2>/dev/null; then pids+=("$pid"); fi
+    done
+    for pid in "${pids[@]}"; do
         for try in $(seq 100); do
             kill -0 "$pid" 2>/dev/null || break
             sleep 0.05
         done
         kill -9 "$pid" 2>/dev/null || true
     done
-    for name in switch leaf1 leaf2 bridge mpi "${hosts[@]}"; do
+    for name in switch leaf1 leaf2 bridge mpi core tor{1..8} "${hosts[@]}"; do
         ip netns del "$prefix-$name" 2>/dev/null || true
     done
     rm -rf "$lab"
@@ -453,9 +637,9 @@ down() {
 [ "$(id -u)" = 0 ] || die "needs root: sudo $0 ${*:-up}"
 command -v ip >/dev/null || die "needs the command ip: install iproute2"
 case "${1:-}" in
-up | send | bench | replicate | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
+up | send | bench | replicate | consensus | model | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
 allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
 calibrate) castnet=$(find_castnet) && RANKS=2 collective "$@" ;;
 mpi | down) "$@" ;;
-*) sed -n '2,27s/^# \{0,1\}//p' "$0" && exit 2 ;;
+*) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 2 ;;
 esac

@@ -33,8 +33,11 @@ pub struct Target {
 /// How to write.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// Most writes under way, 1 to [`DEPTH_MAX`]. A write is under way until all targets have acknowledged it.
+    /// Most writes that are not acknowledged, 1 to [`DEPTH_MAX`].
     pub depth: u32,
+    /// A write is acknowledged when so many targets have acknowledged it; `None`: when all have. The others may be up to [`DEPTH_MAX`] writes
+    /// behind.
+    pub quorum: Option<usize>,
     /// Ends after so many writes.
     pub count: Option<u64>,
     /// Ends after this time: no write is posted any more. At least one of the two limits is needed.
@@ -52,10 +55,11 @@ impl Pace {
         if depth == 0 || depth > DEPTH_MAX {
             return range(format!("depth {depth}: 1 to {DEPTH_MAX} are possible"));
         }
-        let staging = u64::from(depth) * u64::from(block);
+        let slots = self.slots();
+        let staging = u64::from(slots) * u64::from(block);
         if staging > STAGING_MAX {
             return range(format!(
-                "{depth} writes of {block} bytes under way are {staging} bytes: at most {STAGING_MAX} are possible"
+                "{slots} writes of {block} bytes under way are {staging} bytes: at most {STAGING_MAX} are possible"
             ));
         }
         if self.count.is_none() && self.duration.is_none() {
@@ -66,16 +70,21 @@ impl Pace {
         }
         Ok(())
     }
+
+    /// Most writes that any target has not acknowledged.
+    fn slots(&self) -> u32 {
+        self.quorum.map_or(self.depth, |_| DEPTH_MAX)
+    }
 }
 
 /// What was written.
 #[derive(Clone, Debug)]
 pub struct Written {
-    /// Writes that all targets have acknowledged.
+    /// Writes that are acknowledged.
     pub writes: u64,
     /// From the first post to the last acknowledgement.
     pub elapsed: Nanos,
-    /// Nanoseconds per write from its post until all targets have acknowledged it.
+    /// Nanoseconds per write from its post until it is acknowledged.
     pub latencies: Histogram<u64>,
 }
 
@@ -88,13 +97,14 @@ struct Slot {
 }
 
 /// Posts the writes of a workload to all targets. Call [`Writer::poll`] and [`Rnic::poll`] until it is done. A
-/// write is acknowledged when the completions of all targets are there.
+/// write is acknowledged when the completions of all targets are there, or of a quorum.
 pub struct Writer {
     workload: Workload,
     pace: Pace,
     targets: Vec<Target>,
-    /// `depth` blocks.
+    /// A block for each slot.
     staging: MemoryRegion,
+    /// Writes that are under way: some target has not acknowledged them.
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
     buffer: Vec<u8>,
@@ -117,7 +127,12 @@ impl Writer {
     ) -> Result<Self, ReplicateError> {
         workload.check()?;
         pace.check(workload.block)?;
-        let staging = rnic.register_memory(pace.depth as usize * workload.block as usize, Access::READ)?;
+        if let Some(quorum) = pace.quorum.filter(|quorum| !(1..=targets.len()).contains(quorum)) {
+            let what = format!("a quorum of {quorum} among {} targets", targets.len());
+            return Err(ReplicateError::OutOfRange { what });
+        }
+        let slots = pace.slots();
+        let staging = rnic.register_memory(slots as usize * workload.block as usize, Access::READ)?;
         let latencies =
             Histogram::new_with_max(LATENCY_MAX.0, DIGITS).map_err(|error| ReplicateError::OutOfRange {
                 what: error.to_string(),
@@ -127,8 +142,8 @@ impl Writer {
             pace,
             targets,
             staging,
-            slots: vec![None; pace.depth as usize],
-            free: (0..pace.depth).rev().collect(),
+            slots: vec![None; slots as usize],
+            free: (0..slots).rev().collect(),
             buffer: vec![0; workload.block as usize],
             next: 0,
             acknowledged: 0,
@@ -138,12 +153,12 @@ impl Writer {
         })
     }
 
-    /// Writes that all targets have acknowledged, in any order.
+    /// Writes that are acknowledged, in any order.
     pub fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
 
-    /// Writes from the first one on that are all acknowledged, and the number of those posted after them. The latter may have
+    /// Writes from the first one on that all targets have acknowledged, and the number of those posted after them. The latter may have
     /// arrived at any target, wholly or in part.
     pub fn certain(&self) -> (u64, u64) {
         let oldest = self.slots.iter().flatten().map(|slot| slot.write).min();
@@ -157,14 +172,19 @@ impl Writer {
         has_count || self.begun.is_some_and(is_late)
     }
 
-    /// Whether all writes were posted and acknowledged.
+    /// Whether another write would exceed the depth, or no slot is free.
+    fn is_full(&self) -> bool {
+        self.free.is_empty() || self.next - self.acknowledged >= u64::from(self.pace.depth)
+    }
+
+    /// Whether all writes were posted, and all targets have acknowledged them.
     pub fn is_done(&self, now: Nanos) -> bool {
         self.has_all_posted(now) && self.free.len() == self.slots.len()
     }
 
     /// Until when the next write may not be posted, by the rate. `None`: it may be posted, or waits for an acknowledgement.
     pub fn next_post(&self, now: Nanos) -> Option<Nanos> {
-        if self.free.is_empty() || self.has_all_posted(now) {
+        if self.is_full() || self.has_all_posted(now) {
             return None;
         }
         let (rate, begun) = (self.pace.rate?, self.begun?);
@@ -187,7 +207,7 @@ impl Writer {
                 }
             }
         }
-        while !self.free.is_empty() && !self.has_all_posted(now) && self.next_post(now).is_none() {
+        while !self.is_full() && !self.has_all_posted(now) && self.next_post(now).is_none() {
             self.post(rnic, now)?;
         }
         let is_waiting = self.free.len() < self.slots.len();
@@ -253,18 +273,17 @@ impl Writer {
                 status,
             });
         }
-        if slot.missing > 1 {
-            *place = Some(Slot {
-                missing: slot.missing - 1,
-                ..slot
-            });
-            return Ok(());
+        let missing = slot.missing - 1;
+        *place = (missing > 0).then_some(Slot { missing, ..slot });
+        if missing == 0 {
+            self.free.push(wr_id as u32);
         }
-        *place = None;
-        self.free.push(wr_id as u32);
-        self.acknowledged += 1;
-        self.progress = now;
-        self.latencies.saturating_record(now.since(slot.posted).0);
+        let targets = self.targets.len();
+        if targets - missing == self.pace.quorum.unwrap_or(targets) {
+            self.acknowledged += 1;
+            self.progress = now;
+            self.latencies.saturating_record(now.since(slot.posted).0);
+        }
         Ok(())
     }
 

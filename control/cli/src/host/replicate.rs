@@ -1,5 +1,6 @@
 //! `castnet host replicate`: a client writes blocks into the memory of several servers, and checks what they hold.
 
+mod consensus;
 mod report;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::device::Device;
 use super::{QpArgs, Stop, failure};
+use consensus::ConsensusCommand;
 use report::{Comparison, VerifyReport, WriteReport};
 
 /// Replicated block writes: a client writes the memory of several servers, and has them prove what they hold
@@ -34,6 +36,7 @@ Examples:
   castnet host replicate serve --name h2 --size 1GiB                       at h2, and so at h3 and h4
   castnet host replicate write --name h1 --servers 10.0.0.2,10.0.0.3,10.0.0.4 --group blocks --size 8KiB --duration 10s
   castnet host replicate compare --name h1 --servers ... --group blocks    as Table I of Cepheus: one server, three connections, multicast
+  castnet host replicate consensus --name h1 --servers ... --group blocks  as figure 8(d) of Shufflecast; groups blocks-3, blocks-5, blocks-7
   castnet host replicate verify --name h1 --servers ... --count 5000       that the servers still hold what `write --count 5000` wrote"
 )]
 pub(super) struct ReplicateCommand {
@@ -49,6 +52,8 @@ enum Verb {
     Write(WriteCommand),
     /// Writes to one server, to all over connections of their own, and to all by multicast, and compares these ways
     Compare(CompareCommand),
+    /// Sends values of one byte to several acceptors, one after the other, and compares latencies over connections and by multicast
+    Consensus(ConsensusCommand),
     /// Checks that all servers hold what an earlier `write` with these values wrote
     Verify(VerifyCommand),
 }
@@ -142,6 +147,9 @@ struct LoadArgs {
     /// Writes under way at once, 1 to 256
     #[arg(long, value_name = "N", default_value_t = 16)]
     depth: u32,
+    /// As in [`Pace`], over connections.
+    #[arg(skip)]
+    quorum: Option<usize>,
     /// Ends after so many writes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
@@ -246,6 +254,7 @@ impl ReplicateCommand {
             Verb::Serve(command) => command.run(output, stop),
             Verb::Write(command) => command.run(output, stop),
             Verb::Compare(command) => command.run(output, stop),
+            Verb::Consensus(command) => command.run(output, stop),
             Verb::Verify(command) => command.run(output, stop),
         }
     }
@@ -314,6 +323,7 @@ impl LoadArgs {
         };
         Pace {
             depth: self.depth,
+            quorum: self.quorum,
             count: self.count,
             duration: duration.map(nanos),
             rate: self.rate,

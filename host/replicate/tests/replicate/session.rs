@@ -103,6 +103,7 @@ const WORKLOAD: Workload = Workload {
 
 const PACE: Pace = Pace {
     depth: 16,
+    quorum: None,
     count: Some(1000),
     duration: None,
     rate: None,

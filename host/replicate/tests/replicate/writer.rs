@@ -115,6 +115,7 @@ fn expected(workload: Workload, writes: u64) -> Vec<u8> {
 fn pace(depth: u32, count: u64) -> Pace {
     Pace {
         depth,
+        quorum: None,
         count: Some(count),
         duration: None,
         rate: None,
@@ -132,7 +133,7 @@ proptest! {
         block in prop_oneof![1u32..200, 900u32..1200, 4000u32..9000],
         blocks in 1u64..40,
         random in any::<bool>(),
-        (servers, lanes, depth) in (1usize..4, 1usize..3, 1u32..40),
+        (servers, lanes, depth, quorum) in (1usize..4, 1usize..3, 1u32..40, 0usize..4),
         count in 1u64..150,
         (loss, duplicate, reorder, corrupt) in (0.0..0.03, 0.0..0.05, 0.0..0.05, 0.0..0.02),
         seed in any::<u64>(),
@@ -146,12 +147,14 @@ proptest! {
             seed,
         };
         let (targets, regions) = net.targets(servers, lanes, workload.span as usize);
-        let mut writer = Writer::new(&mut net.rnics[0], workload, pace(depth, count), targets).expect("a writer");
+        let quorum = (1..=servers).contains(&quorum).then_some(quorum);
+        let pace = Pace { quorum, ..pace(depth, count) };
+        let mut writer = Writer::new(&mut net.rnics[0], workload, pace, targets).expect("a writer");
         net.write(&mut writer).expect("written");
         prop_assert_eq!(writer.certain(), (count, 0));
         let written = writer.finish(&mut net.rnics[0]).expect("finished");
         prop_assert_eq!((written.writes, written.latencies.len()), (count, count));
-        // A write is under way all the time, so the longest takes at least the mean of the whole. Three digits are kept.
+        // A write is not acknowledged all the time, so the longest takes at least the mean of the whole. Three digits are kept.
         let (longest, elapsed) = (written.latencies.max() as f64, written.elapsed.0 as f64);
         prop_assert!(longest >= 0.9 * elapsed / count as f64 && longest <= 1.01 * elapsed, "{longest} ns of {elapsed}");
         let expected = expected(workload, count);
@@ -187,6 +190,40 @@ fn a_rate_spreads_the_writes_and_a_duration_ends_them() {
     let written = writer.finish(&mut net.rnics[0]).expect("finished");
     assert_eq!(written.writes, 100);
     assert!(written.elapsed >= Nanos::from_millis(99) && written.elapsed < Nanos::from_millis(101));
+}
+
+/// One of three servers never answers. Two are a majority, and the third one is known to lack everything.
+#[test]
+fn a_quorum_does_not_wait_for_the_slowest_server() {
+    let mut net = Net::new(Faults::NONE, 0);
+    let (mut targets, regions) = net.targets(3, 1, 1000);
+    let deaf = net.rnics[0].create_qp(&QpOptions::default()).expect("a QP");
+    let nobody = QpRemote::new(IPS[1], Qpn::new(0xABCDE));
+    net.rnics[0]
+        .connect_qp(deaf, &nobody, Duration::ZERO)
+        .expect("connected");
+    targets[2].qpns = vec![deaf];
+    let pace = Pace {
+        quorum: Some(2),
+        ..pace(1, 10)
+    };
+    let mut writer = Writer::new(&mut net.rnics[0], workload(), pace, targets).expect("a writer");
+    while writer.acknowledged() < 10 {
+        assert!(net.now < Nanos::from_secs(1), "no progress");
+        writer.poll(&mut net.rnics[0], net.now).expect("polled");
+        net.step();
+    }
+    assert!(!writer.is_done(net.now));
+    assert_eq!(writer.certain(), (0, 10));
+    let written = writer.finish(&mut net.rnics[0]).expect("released");
+    assert_eq!((written.writes, written.latencies.len()), (10, 10));
+    for (region, writes) in regions.iter().zip([10, 10, 0]) {
+        let mut memory = vec![0; 1000];
+        net.rnics[1]
+            .read_memory(region.key, 0, &mut memory)
+            .expect("read");
+        assert_eq!(memory, expected(workload(), writes));
+    }
 }
 
 /// The second server refuses a write outside of its memory. What both have acknowledged before is known.
@@ -274,6 +311,14 @@ fn values_out_of_range_are_refused_before_anything_is_posted() {
                 ..pace(1, 1)
             },
             "0 writes per second",
+        ),
+        (
+            workload(),
+            Pace {
+                quorum: Some(1),
+                ..pace(1, 1)
+            },
+            "a quorum of 1 among 0 targets",
         ),
     ] {
         let error = refused(workload, pace, &mut net).expect_err(expected);

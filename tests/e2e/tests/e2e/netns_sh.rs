@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
-use castnet_e2e::lab::{turn, write_random};
+use anyhow::{Context as _, Result, bail, ensure};
+use castnet_e2e::lab::{alone, turn, write_random};
 use castnet_e2e::net;
 use castnet_e2e::process::castnet;
 use serde_json::Value;
@@ -165,16 +165,21 @@ fn send(lab: &Lab, file: &Path, group: &str) -> Result<Output> {
     Ok(command.env("GROUP", group).output()?)
 }
 
-/// Bytes that the switch at h1 has sent to the network.
-fn sent_by_first(lab: &Lab) -> Result<u64> {
-    let agent = format!("unix:/run/castnet-{}/relay1.sock", lab.name);
+/// Bytes that a switch has sent by a port.
+fn sent(lab: &Lab, switch: &str, port: &str) -> Result<u64> {
+    let agent = format!("unix:/run/castnet-{}/{switch}.sock", lab.name);
     let out = Command::new(castnet())
         .args(["port", "--agent", &agent, "--output", "json"])
         .output()?;
     let ports: Value = serde_json::from_slice(&out.stdout)?;
     let mut ports = ports.as_array().into_iter().flatten();
-    let port = ports.find(|port| port["name"] == "net").context("a port")?;
+    let port = ports.find(|found| found["name"] == port).context("a port")?;
     port["tx_bytes"].as_u64().with_context(|| port.to_string())
+}
+
+/// Those of the switch at h1 to the network.
+fn sent_by_first(lab: &Lab) -> Result<u64> {
+    sent(lab, "relay1", "net")
 }
 
 /// There is no Castnet switch between the hosts: those next to them pass the file on, with losses on each link.
@@ -353,6 +358,14 @@ fn a_relay_that_dies_is_planned_around() -> Result<()> {
     Ok(())
 }
 
+/// Servers that hold all that was written in one way.
+fn right(row: &Value) -> usize {
+    let servers = row["servers"].as_array().into_iter().flatten();
+    servers
+        .filter(|server| server["checked"]["differing"] == 0)
+        .count()
+}
+
 /// Block writes by all three ways of Table I; each server holds all blocks of each.
 fn replicated(lab: &Lab, servers: usize) -> Result<()> {
     let out = lab.run(
@@ -363,12 +376,8 @@ fn replicated(lab: &Lab, servers: usize) -> Result<()> {
     let ways = ["one", "unicasts", "multicast"];
     ensure!(rows.len() == 3, "{rows:#?}");
     for ((row, way), servers) in rows.iter().zip(ways).zip([1, servers, servers]) {
-        let checked = row["servers"].as_array().into_iter().flatten();
-        let right = checked
-            .filter(|server| server["checked"]["differing"] == 0)
-            .count();
         ensure!(
-            row["by"] == way && row["writes"] == 500 && right == servers,
+            row["by"] == way && row["writes"] == 500 && right(row) == servers,
             "{row:#}"
         );
         ensure!(
@@ -390,6 +399,88 @@ fn blocks_are_replicated_over_veth_pairs() -> Result<()> {
     replicated(&lab, 3)?;
     // Once more: the servers of before have ended.
     replicated(&lab, 3)
+}
+
+/// Values to acceptors and a model to readers over the ToRs of a Shufflecast, with `fault` on all ports. Returns the lab.
+fn over_splitters(fault: &'static str, role: &str) -> Result<Lab> {
+    let lab = Lab::with_faults(fault, role, &["shufflecast"])?;
+    let flags = ["--acceptors", "3,7", "--count", "5", "--output", "json"];
+    let out = lab.run("consensus", &flags)?;
+    let shown: Value = serde_json::from_slice(&out.stdout)?;
+    let runs = shown["runs"].as_array().into_iter().flatten().map(|run| {
+        let by = run["by"].as_str().unwrap_or_default();
+        let has_all = run["writes"] == 5 && run["acceptors"] == right(run);
+        (by, run["accepted_by"].as_u64(), has_all)
+    });
+    let ways = [2, 3, 3, 4, 7, 7]
+        .into_iter()
+        .zip(["unicasts", "unicasts", "multicast"].into_iter().cycle());
+    ensure!(
+        runs.eq(ways.map(|(accepted_by, by)| (by, Some(accepted_by), true))),
+        "{shown:#}"
+    );
+    let times = shown["improvements"].as_array().into_iter().flatten();
+    ensure!(
+        times.filter(|times| times["p99"].as_f64() > Some(0.0)).count() == 4,
+        "{shown:#}"
+    );
+
+    let out = lab.run("model", &["1", "--output", "json"])?;
+    let shown = serde_json::Deserializer::from_slice(&out.stdout).into_iter();
+    let shown = shown.collect::<Result<Vec<Value>, _>>()?;
+    let [unicasts, multicast, chain] = &shown[..] else {
+        bail!("{shown:#?}");
+    };
+    for (row, way) in [(unicasts, "unicasts"), (multicast, "multicast")] {
+        ensure!(
+            row["by"] == way && row["writes"] == 1 && right(row) == 7,
+            "{row:#}"
+        );
+    }
+    ensure!(
+        chain["ranks"] == 8 && chain["path"] == "between-hosts" && chain["wrong"] == 0,
+        "{chain:#}"
+    );
+    // What h2 has got came from h1 over the splitters of its ToR and of a relay.
+    let relayed = [("tor1", "to5"), ("tor5", "to2")].map(|(tor, port)| sent(&lab, tor, port));
+    for bytes in relayed {
+        ensure!(bytes? > 1_000_000);
+    }
+    Ok(lab)
+}
+
+#[test]
+fn values_and_a_model_go_over_splitters() -> Result<()> {
+    // Nine switches and eight hosts: too many beside other labs.
+    let _alone = alone();
+    if let Some(why) = net::missing() {
+        net::skip("netns.sh up shufflecast", &why);
+        return Ok(());
+    }
+    let lab = over_splitters("", "splitters")?;
+    for (verb, flags, last) in [
+        ("consensus", &["--count", "5"][..], "paper: Paxos"),
+        ("model", &["1"], "multicast "),
+    ] {
+        let out = lab.run(verb, flags)?;
+        let [table, bounds] = [&out.stdout, &out.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+        let has_last = table.lines().last().is_some_and(|line| line.starts_with(last));
+        ensure!(
+            has_last && bounds.contains("Splitters are emulated"),
+            "{table}\n{bounds}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn values_and_a_model_go_over_splitters_that_lose() -> Result<()> {
+    let _alone = alone();
+    if let Some(why) = net::missing() {
+        net::skip("netns.sh up shufflecast with losses", &why);
+        return Ok(());
+    }
+    over_splitters("loss=1%,seed=42", "losing").map(drop)
 }
 
 /// A folder with all programs of this machine but Open MPI's.
@@ -469,6 +560,8 @@ fn what_is_wrong_with_a_lab_is_named() -> Result<()> {
         ("up", &["--hosts", "33"], "not \"33\""),
         ("up", &["--memif", "one-armed"], "--memif"),
         ("up", &["--shared"], "not --shared"),
+        ("up", &["shufflecast", "--hosts", "4"], "has 8 hosts, not 4"),
+        ("model", &["0"], "not \"0\""),
         ("bench", &["--mpi"], "netns.sh up"),
     ] {
         let out = lab.command(verb, flags).output()?;

@@ -10,17 +10,17 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 pub(super) struct WriteReport {
     /// `one`, `unicasts` or `multicast`.
-    by: &'static str,
+    pub(super) by: &'static str,
     #[serde(flatten)]
     workload: Workload,
     depth: u32,
     writes: u64,
     seconds: f64,
-    /// Writes per second that all servers have acknowledged.
+    /// Acknowledged writes per second.
     iops: f64,
     /// Of blocks, counted once.
     goodput_bits_per_s: f64,
-    latency_us: Latency,
+    pub(super) latency_us: Latency,
     /// Processor time of the client while it wrote, as a share of one processor.
     client_cpu: f64,
     /// Frames that the client sent; not counted by every device.
@@ -30,10 +30,11 @@ pub(super) struct WriteReport {
 }
 
 #[derive(Debug, Serialize)]
-struct Latency {
+pub(super) struct Latency {
     least: f64,
-    p50: f64,
-    p99: f64,
+    pub(super) p50: f64,
+    pub(super) p90: f64,
+    pub(super) p99: f64,
     p999: f64,
     most: f64,
 }
@@ -83,6 +84,7 @@ impl WriteReport {
             latency_us: Latency {
                 least: us(written.latencies.min()),
                 p50: at(0.5),
+                p90: at(0.9),
                 p99: at(0.99),
                 p999: at(0.999),
                 most: us(written.latencies.max()),
@@ -108,7 +110,21 @@ impl WriteReport {
         all / self.servers.len().max(1) as f64
     }
 
-    fn is_right(&self) -> String {
+    pub(super) fn client_cpu(&self) -> String {
+        percent(self.client_cpu)
+    }
+
+    /// `3 connections` or `multicast to 3`.
+    pub(super) fn way(&self) -> String {
+        let servers = self.servers.len();
+        match self.by {
+            "one" => "1 server".to_owned(),
+            "unicasts" => format!("{servers} connections"),
+            _ => format!("multicast to {servers}"),
+        }
+    }
+
+    pub(super) fn is_right(&self) -> String {
         match self
             .checks()
             .map(|check| check.differing)
@@ -202,19 +218,14 @@ pub(super) struct Comparison {
 impl Report for Comparison {
     fn page(&self, page: &mut Page) {
         let rows = self.rows.iter().map(|row| {
-            let servers = row.servers.len();
             vec![
                 bytes(row.workload.block.into()),
-                match row.by {
-                    "one" => "1 server".to_owned(),
-                    "unicasts" => format!("{servers} connections"),
-                    _ => format!("multicast to {servers}"),
-                },
+                row.way(),
                 count(row.iops as u64),
                 bit_rate(row.goodput_bits_per_s),
                 format!("{:.0}", row.latency_us.p50),
                 format!("{:.0}", row.latency_us.p99),
-                percent(row.client_cpu),
+                row.client_cpu(),
                 percent(row.server_cpu()),
                 row.is_right(),
             ]
