@@ -201,7 +201,7 @@ fn relays_at_hosts_pass_a_file_on() -> Result<()> {
         ("chain", 1),
         ("binomial", 3),
         ("auto:4096", 4),
-        ("auto", 1),
+        ("auto", 2),
     ];
     for (shape, copies) in shapes {
         let out = send(
