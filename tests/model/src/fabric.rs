@@ -1,6 +1,5 @@
 //! The switches of both models and their links.
 
-use castnet_collective::path::Paths;
 use castnet_collective::{Multicast, MulticastConfig, PathId, RepairConfig};
 use castnet_wire::{AnySource, Nanos, Psn};
 
@@ -212,10 +211,7 @@ impl Fabric {
             slots: self.slots,
             // The clock stands still: each tick is due.
             tick: Nanos::ZERO,
-            switches: (0..paths)
-                .filter(is_host)
-                .map(path_id)
-                .fold(Paths::first(paths), Paths::without),
+            source_is_switch: !is_host(&self.ups[index]),
         })
     }
 

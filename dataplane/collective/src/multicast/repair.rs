@@ -7,8 +7,7 @@
 //! were queued at once, the next loss would make them worthless.
 //!
 //! **Losses towards a path.** A NAK moves the cursor back, and is not sent to the source. Silence is found by a tick: a path that acknowledges
-//! nothing gets its oldest packet again after 2, 4, 8 and then each 16 ticks. Silence of a switch may be that of a receiver below it, so what
-//! is new is sent to it meanwhile.
+//! nothing gets its oldest packet again after 2, 4, 8 and then each 16 ticks.
 //!
 //! **Losses from the source.** Packets behind a gap are kept, but not sent. A source next to this switch gets a NAK of the gap when all
 //! paths have everything before it (M2); a repeated packet with AckReq makes them acknowledge. A switch gets a [`Signal::Resend`] at once,
@@ -39,8 +38,8 @@ pub struct RepairConfig {
     pub slots: u16,
     /// Period of the tick.
     pub tick: Nanos,
-    /// The paths that lead to switches.
-    pub switches: Paths,
+    /// True if the path of the first source leads to a switch.
+    pub source_is_switch: bool,
 }
 
 /// A packet to send from the ring: [`Multicast::poll_resend`].
@@ -79,7 +78,6 @@ pub(super) struct Repair {
     takes: Paths,
     /// Paths that may have something to get from the ring.
     ready: Paths,
-    switches: Paths,
     source_is_switch: bool,
     /// The gap at `frontier` has been reported.
     reported: bool,
@@ -97,13 +95,11 @@ pub(super) struct Repair {
     tick_at: Nanos,
 }
 
-/// The state of a path: 13 bytes.
+/// The state of a path: nine bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Cursor {
     /// The next packet, after AckPSN and at most `frontier`.
     next: [u8; 3],
-    /// It has been sent all from here on: `next` went back to before it. Of a switch only.
-    until: Option<[u8; 3]>,
     /// A packet to repeat once, out of order.
     wanted: Option<[u8; 3]>,
     /// Most packets beyond AckPSN; 0 without limit, as for a path that has missed nothing.
@@ -116,7 +112,6 @@ impl Cursor {
     const fn at(next: Psn) -> Self {
         Self {
             next: next.to_bytes(),
-            until: None,
             wanted: None,
             window: 0,
             quiet: 0,
@@ -127,29 +122,9 @@ impl Cursor {
         Psn::from_bytes(self.next)
     }
 
-    fn go_back(&mut self, psn: Psn, window: u8, is_switch: bool) {
-        if is_switch {
-            self.until.get_or_insert(self.next);
-        }
+    fn go_back(&mut self, psn: Psn, window: u8) {
         self.next = psn.to_bytes();
         self.window = window;
-    }
-
-    /// Nothing before this has to be repeated. Ends going back where that began.
-    fn move_on(&mut self, to: Psn, frontier: Psn) {
-        let has_caught_up = |until: [u8; 3]| !to.is_before(Psn::from_bytes(until));
-        let caught_up = self.until.is_some_and(has_caught_up);
-        let skips = caught_up && to.is_before(frontier);
-        self.next = if skips { frontier } else { to }.to_bytes();
-        self.until = self.until.filter(|_| !caught_up);
-    }
-
-    /// All before this have been sent to it.
-    fn sent(&self, frontier: Psn) -> Psn {
-        match self.until {
-            Some(_) => frontier,
-            None => self.next(),
-        }
     }
 
     /// Counts a tick without progress. Returns the number of packets to repeat: more each time, because a neighbour that has lost its state
@@ -161,7 +136,7 @@ impl Cursor {
 }
 
 impl Repair {
-    fn new(config: RepairConfig, paths: usize, frontier: Psn, source: PathId) -> Self {
+    fn new(config: RepairConfig, paths: usize, frontier: Psn) -> Self {
         let slots = config.slots.clamp(1, 1 << 15);
         debug_assert!(slots.is_power_of_two(), "PSNs wrap at a multiple of the slots");
         Self {
@@ -171,8 +146,7 @@ impl Repair {
             frontier,
             takes: Paths::EMPTY,
             ready: Paths::EMPTY,
-            switches: config.switches,
-            source_is_switch: config.switches.contains(source),
+            source_is_switch: config.source_is_switch,
             reported: false,
             gap_ticks: 0,
             repeats_until: None,
@@ -196,13 +170,13 @@ impl Repair {
     }
 
     /// The source changes. All paths have acknowledged all data, so the ring is empty, and all cursors are at `frontier`.
-    pub(super) fn change_source(&mut self, frontier: Psn, source: PathId) {
+    pub(super) fn change_source(&mut self, frontier: Psn, source_is_switch: bool) {
         debug_assert!(
             self.held.iter().all(|word| *word == 0),
             "all data is acknowledged"
         );
         self.restart(frontier);
-        self.source_is_switch = self.switches.contains(source);
+        self.source_is_switch = source_is_switch;
     }
 
     /// Takes over the gap and the cursors, but not the packets.
@@ -313,12 +287,12 @@ impl Repair {
         (progress, again): (bool, bool),
         refused: Option<Psn>,
     ) {
-        let (frontier, is_switch) = (self.frontier, self.switches.contains(from));
+        let frontier = self.frontier;
         let Some(cursor) = self.paths.get_mut(from.index()) else {
             return;
         };
         if cursor.next().is_before(ack.next()) {
-            cursor.move_on(ack.next(), frontier);
+            cursor.next = ack.next().to_bytes();
         }
         let caught_up = cursor.next() == frontier;
         if progress {
@@ -330,7 +304,7 @@ impl Repair {
             };
         }
         if let Some(psn) = refused.filter(|_| again || cursor.window == 0) {
-            cursor.go_back(psn, BURST, is_switch);
+            cursor.go_back(psn, BURST);
         }
         if cursor.next() != frontier || cursor.wanted.is_some() {
             self.ready.insert(from);
@@ -344,11 +318,8 @@ impl Repair {
         self.takes = Paths::EMPTY;
         let mut any = false;
         for ((path, entry), cursor) in (0..).map_while(PathId::new).zip(table).zip(&mut self.paths) {
-            let takes = cursor.next == frontier || cursor.until.is_some();
-            if path != source && takes && entry.refusal.is_none() {
-                if cursor.until.is_none() {
-                    cursor.next = next;
-                }
+            if path != source && cursor.next == frontier && entry.refusal.is_none() {
+                cursor.next = next;
                 self.takes.insert(path);
                 any = true;
             }
@@ -361,7 +332,7 @@ impl Multicast {
     /// Lets a new machine repair losses: after [`with_switching`](Self::with_switching), if the source may change.
     #[must_use]
     pub fn with_repair(mut self, config: RepairConfig) -> Self {
-        let repair = Repair::new(config, self.table.len(), self.newest.next(), self.source);
+        let repair = Repair::new(config, self.table.len(), self.newest.next());
         self.rare.repair = Some(Box::new(repair));
         self.fast = false;
         self
@@ -625,10 +596,10 @@ impl Multicast {
         let Some(repair) = self.rare.repair.as_deref_mut() else {
             return;
         };
-        let (held, frontier) = (repair.holds(agg_ack, psn), repair.frontier);
+        let held = repair.holds(agg_ack, psn);
         if let Some(cursor) = repair.paths.get_mut(from.index())
             && held
-            && psn.is_before(cursor.sent(frontier))
+            && psn.is_before(cursor.next())
         {
             cursor.wanted = Some(psn.to_bytes());
             cursor.quiet = 0;
@@ -655,16 +626,16 @@ impl Multicast {
         for (path, entry) in (0..).map_while(PathId::new).zip(&mut self.table) {
             let oldest = entry.ack().next();
             let held = repair.holds(agg_ack, oldest);
-            let (fatal, is_switch) = (entry.refusal.is_fatal(), repair.switches.contains(path));
+            let fatal = entry.refusal.is_fatal();
             let Some(cursor) = repair.paths.get_mut(path.index()) else {
                 break;
             };
-            let idle = cursor.next() == oldest && cursor.until.is_none() && entry.refusal.is_none();
+            let idle = cursor.next() == oldest && entry.refusal.is_none();
             if path == source || fatal || idle {
                 cursor.quiet = 0;
             } else if let Some(window) = cursor.overdue().filter(|_| held) {
                 entry.refusal.serve();
-                cursor.go_back(oldest, window, is_switch);
+                cursor.go_back(oldest, window);
                 repair.ready.insert(path);
                 tries |= oldest == agg_ack.next();
             }
@@ -713,15 +684,13 @@ impl Repair {
         let wanted = cursor.wanted.take().map(Psn::from_bytes);
         let wanted = wanted.filter(|psn| psn.is_after(ack) && self.holds(agg_ack, *psn));
         let next = cursor.next();
-        let end = cursor.until.map_or(frontier, Psn::from_bytes);
         let found = if let Some(psn) = wanted {
             Some((psn, true))
-        } else if !next.is_before(end) {
-            cursor.move_on(next, frontier);
+        } else if !next.is_before(frontier) {
             None
         } else if !self.holds(agg_ack, next) {
             // It was sent or dropped, but never kept. The path refuses what follows.
-            (cursor.next, cursor.until) = (frontier.to_bytes(), None);
+            cursor.next = frontier.to_bytes();
             None
         } else if cursor.window != 0 && next.diff(ack) > cursor.window.into() {
             None

@@ -2,9 +2,8 @@
 
 use crate::common::Told;
 use crate::common::tree::{Chance, Shape, Tree};
-use crate::common::{Switch, ack, nak, path, replicate, seed};
+use crate::common::{Switch, ack, nak, replicate, seed};
 use crate::tree::{chance, run, shape, start};
-use castnet_collective::path::Paths;
 use castnet_collective::{Effect, MulticastConfig, RepairConfig};
 use castnet_wire::{Nanos, Psn};
 use proptest::prelude::*;
@@ -93,7 +92,7 @@ fn repairing(start_psn: Option<u32>) -> Switch {
     switch.machine = switch.machine.with_repair(RepairConfig {
         slots: 128,
         tick: Nanos(1000),
-        switches: Paths::EMPTY,
+        source_is_switch: false,
     });
     switch
 }
@@ -168,34 +167,6 @@ fn a_restarted_switch_does_not_wait_for_what_the_source_has_forgotten() {
     assert_eq!(switch.status().repair.and_then(|ring| ring.missing), None);
 }
 
-/// A host cannot use what is behind a packet that it lacks. A switch may lack nothing, and wait for a receiver below it.
-#[test]
-fn new_data_is_sent_to_a_silent_switch_and_not_to_a_silent_host() {
-    let mut switch = Switch::with(Switch::config(3));
-    switch.machine = switch.machine.with_repair(RepairConfig {
-        slots: 128,
-        tick: Nanos(1000),
-        switches: Paths::only(path(2)),
-    });
-    let resent = |switch: &mut Switch| -> Vec<(usize, u32)> {
-        let each = core::iter::from_fn(|| switch.machine.poll_resend());
-        each.map(|resend| (resend.path.index(), resend.psn.value()))
-            .collect()
-    };
-    assert_eq!(switch.data(0, 4)[1], replicate(&[1, 2]));
-    (1..=2).for_each(|tick| _ = switch.timeout(Nanos(tick * 1000)));
-    assert_eq!(resent(&mut switch), [(1, 0), (2, 0)]);
-    assert_eq!(switch.data(4, 2)[1], replicate(&[2]));
-    // What the switch had when it fell silent is repeated in order, as to a host.
-    switch.feedback(2, ack(0));
-    assert_eq!(resent(&mut switch), [(2, 1), (2, 2), (2, 3)]);
-    // It has got all that it lacked.
-    switch.feedback(2, ack(5));
-    switch.feedback(1, ack(3));
-    assert_eq!(resent(&mut switch), [(1, 4), (1, 5)]);
-    assert_eq!(switch.data(6, 1)[1], replicate(&[1, 2]));
-}
-
 /// A path of 40 packets there and back, beside a source that sends at the rate of the link. Eight packets at a time would be a fifth of it,
 /// and the path would never catch up: the source waits for it, and goes on at its rate.
 #[test]
@@ -207,7 +178,7 @@ fn a_path_that_repeats_catches_up_with_a_source_at_full_rate() {
     switch.machine = switch.machine.with_repair(RepairConfig {
         slots: 256,
         tick: Nanos(1000),
-        switches: Paths::EMPTY,
+        source_is_switch: false,
     });
     let (mut next, mut acked, mut expected, mut refused) = (0, 0, 0, None);
     let mut link = VecDeque::new();

@@ -1,11 +1,9 @@
 //! A tree of machines with hosts at its ends, an unfair network between, and an oracle that knows the truth.
 
 use super::hosts::{Receiver, Source};
-use super::{path, paths};
-use castnet_collective::path::Paths;
+use super::path;
 use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, RepairConfig, Signal};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
-use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 /// Where a path of a switch leads.
@@ -127,13 +125,7 @@ impl Tree {
         let up = below.len().min(1);
         let peers = vec![parent; below.len() + 1];
         let acked = vec![-1; peers.len()];
-        let is_switch = |at: &usize| match at.cmp(&up) {
-            Ordering::Less => matches!(below[*at], Shape::Switch(_)),
-            Ordering::Equal => matches!(parent, Peer::Switch { .. }),
-            Ordering::Greater => matches!(below[at - 1], Shape::Switch(_)),
-        };
-        let switches = paths((0..peers.len()).filter(is_switch));
-        let machine = self.machine(switches, peers.len(), up, Some(self.start));
+        let machine = self.machine(index, peers.len(), up, Some(self.start));
         self.nodes.push(Node {
             machine,
             peers,
@@ -162,7 +154,7 @@ impl Tree {
         index
     }
 
-    fn machine(&self, switches: Paths, paths: usize, up: usize, start_psn: Option<Psn>) -> Multicast {
+    fn machine(&self, index: usize, paths: usize, up: usize, start_psn: Option<Psn>) -> Multicast {
         let (paths, source) = (paths as u16, path(up as u8));
         let machine = Multicast::new(MulticastConfig {
             paths,
@@ -176,7 +168,7 @@ impl Tree {
         machine.with_repair(RepairConfig {
             slots: self.slots,
             tick: TICK,
-            switches,
+            source_is_switch: index != 0,
         })
     }
 
@@ -277,10 +269,8 @@ impl Tree {
     }
 
     fn restart(&mut self, index: usize) {
-        let Node { peers, up, .. } = &self.nodes[index];
-        let is_switch = |path: &usize| matches!(peers[*path], Peer::Switch { .. });
-        let switches = paths((0..peers.len()).filter(is_switch));
-        let machine = self.machine(switches, peers.len(), *up, None);
+        let (paths, up) = (self.nodes[index].peers.len(), self.nodes[index].up);
+        let machine = self.machine(index, paths, up, None);
         let node = &mut self.nodes[index];
         node.machine = machine;
         node.acked.fill(i64::MIN);
