@@ -47,7 +47,7 @@ pub(crate) struct ControllerCommand {
     verify_mac: bool,
     /// Time of a packet from one relay at the edge to the next one, in times of one more copy there, for groups created with --tree auto:
     /// castnet host calibrate measures it [default: 10]
-    #[arg(long, value_name = "N", value_parser = latency)]
+    #[arg(long, value_name = "N", value_parser = tree_latency)]
     relay_latency: Option<u32>,
     /// Where to listen; port 0 takes any free one
     #[arg(long, value_name = "URL", help = format!("Where to listen; port 0 takes any free one [default: {DEFAULT_LISTEN}]"))]
@@ -82,10 +82,6 @@ impl FromStr for NamedSwitch {
             .map_err(|e: castnet_proto::transport::BadAddress| e.to_string())?;
         Ok(Self(SwitchConfig { name, agent }))
     }
-}
-
-fn latency(text: &str) -> Result<u32, String> {
-    tree_latency(text).map_err(|_| format!("'{text}' is no latency: 1 to 1000 times that of a copy"))
 }
 
 impl ControllerCommand {

@@ -206,6 +206,16 @@ pub fn span(span: Duration) -> String {
     }
 }
 
+/// The first `most` of some things with commas between them, and how many more there are.
+pub fn first_of<T: ToString>(all: impl ExactSizeIterator<Item = T>, most: usize) -> String {
+    let more = match all.len().saturating_sub(most) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let named: Vec<String> = all.take(most).map(|thing| thing.to_string()).collect();
+    named.join(", ") + &more
+}
+
 /// Decodes hexadecimal digits. Spaces, colons, line ends and a leading `0x` are skipped.
 pub fn from_hex(text: &str) -> Result<Vec<u8>, String> {
     let text = text.trim();

@@ -214,12 +214,7 @@ impl Config {
                 config.mcst_pool = pool;
             }
             config.verify_mac = t.get("verify_mac", Value::flag).unwrap_or_default();
-            let latency = t.get("relay_latency", |v| {
-                v.accept(
-                    tree_latency(v.text()?)
-                        .map_err(|_| "is no latency: \"1\" to \"1000\" times that of a copy"),
-                )
-            });
+            let latency = t.get("relay_latency", |v| v.accept(tree_latency(v.text()?)));
             config.relay_latency = latency.unwrap_or(DEFAULT_RELAY_LATENCY);
             config.security.insecure = t.get("insecure", Value::flag).unwrap_or_default();
             config.security.socket = SocketAccess {

@@ -14,7 +14,7 @@ use crate::grow::{CANDIDATES_MAX, Leaf, Node, Parents, grow, leave_out};
 use crate::load::LinkLoad;
 use crate::overlay::{Route, cut_off, nearest};
 use crate::place::place;
-use crate::relay::arrange;
+use crate::relay::{arrange, relays};
 use crate::request::{Request, RequestKind, Rooms, slots};
 use crate::rules::write;
 use crate::static_core::star;
@@ -261,12 +261,6 @@ fn edge(topology: &Topology, members: &[NodeId]) -> Topology {
         }
     }
     rest
-}
-
-/// The switches to which forwarders alone lead from the switch above them, and the paths.
-fn relays<'a>(topology: &Topology, parents: &'a Parents) -> impl Iterator<Item = (NodeId, &'a Route)> {
-    let below = |route: &Route| topology.kind(route.far.node).is_some() && route.via().next().is_some();
-    parents.switches().filter(move |(_, route)| below(route))
 }
 
 /// Of the trees that begin at the source's nearest Castnet switches the one with the fewest links, then the least load,

@@ -4,7 +4,7 @@
 use core::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use castnet_topology::{NodeId, Usable};
+use castnet_topology::{NodeId, Topology, Usable};
 use castnet_wire::TreeShape;
 
 use crate::grow::{Node, Parents};
@@ -15,6 +15,15 @@ use crate::overlay::{Reach, Route};
 /// short messages.
 const COPIES_MAX: u32 = 32;
 
+/// The switches to which forwarders alone lead from the switch above them, and the paths to that. The source, which is no switch, is above the first.
+pub(crate) fn relays<'a>(
+    topology: &Topology,
+    parents: &'a Parents,
+) -> impl Iterator<Item = (NodeId, &'a Route)> {
+    let is_relay = |route: &Route| topology.kind(route.far.node).is_some() && route.via().next().is_some();
+    parents.switches().filter(move |(_, route)| is_relay(route))
+}
+
 /// Gives the switches below each switch another shape, if forwarders lead to all of them: instead of a star, which it is with most of them.
 /// The relays are in the order of their paths, then by name, and each is below an earlier one or the root: so no two groups wait for each other
 /// (5.4 of the paper).
@@ -23,12 +32,9 @@ pub(crate) fn arrange(fabric: &Usable<'_>, load: &LinkLoad, parents: &mut Parent
         return;
     }
     let mut stars: BTreeMap<NodeId, Vec<(Vec<NodeId>, NodeId)>> = BTreeMap::new();
-    for (switch, route) in parents.switches() {
-        // The source is above its switch.
-        let path: Vec<NodeId> = route.via().rev().collect();
-        if !path.is_empty() && fabric.topology.kind(route.far.node).is_some() {
-            stars.entry(route.far.node).or_default().push((path, switch));
-        }
+    for (switch, route) in relays(fabric.topology, parents) {
+        let path = route.via().rev().collect();
+        stars.entry(route.far.node).or_default().push((path, switch));
     }
     for (root, mut relays) in stars {
         relays.sort();

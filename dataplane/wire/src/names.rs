@@ -1,6 +1,6 @@
 //! Enums whose members have names.
 
-/// Defines an enum with a name for each member: `ALL`, `name` and `Display`.
+/// Defines an enum with a name for each member: `ALL`, `NAMES`, `name` and `Display`.
 #[macro_export]
 macro_rules! names {
     ($(#[$meta:meta])* $vis:vis enum $enum:ident {
@@ -12,6 +12,9 @@ macro_rules! names {
         impl $enum {
             /// All members, in the order of their numbers.
             pub const ALL: &'static [Self] = &[$(Self::$member,)*];
+
+            /// The names of all members, in the same order.
+            pub const NAMES: &'static [&'static str] = &[$($text,)*];
 
             /// Its name in texts, tables and metrics.
             pub const fn name(self) -> &'static str {

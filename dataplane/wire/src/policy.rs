@@ -205,14 +205,19 @@ impl FromStr for TreeChoice {
     }
 }
 
+/// Error: the text is no latency of a hop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is no latency: 1 to 1000 times that of a copy")]
+pub struct NoLatency;
+
 /// A latency as it is written in a shape, in hundredths of a copy.
 ///
 /// # Errors
 /// It is no number from 1 to 1000.
-pub fn tree_latency(text: &str) -> Result<u32, NoTreeShape> {
-    let latency: f64 = text.parse().map_err(|_| NoTreeShape)?;
+pub fn tree_latency(text: &str) -> Result<u32, NoLatency> {
+    let latency: f64 = text.parse().map_err(|_| NoLatency)?;
     if !(1.0..=1000.0).contains(&latency) {
-        return Err(NoTreeShape);
+        return Err(NoLatency);
     }
     // Rounded; `f64::round` is not in `core`.
     Ok((latency * 100.0 + 0.5) as u32)
@@ -230,7 +235,7 @@ impl FromStr for TreeShape {
             _ => {
                 let model = text.strip_prefix("postal:").ok_or(NoTreeShape)?;
                 let (latency, packets) = model.split_once(',').unwrap_or((model, "1"));
-                let latency = tree_latency(latency)?;
+                let latency = tree_latency(latency).map_err(|_| NoTreeShape)?;
                 let packets: u32 = packets.parse().map_err(|_| NoTreeShape)?;
                 if !(1..=PACKETS_MAX).contains(&packets) {
                     return Err(NoTreeShape);
@@ -243,8 +248,8 @@ impl FromStr for TreeShape {
 
 /// Error: the text names no policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no such policy")]
-pub struct UnknownPolicy;
+#[error("no such policy: write one of {}", .0.join(", "))]
+pub struct UnknownPolicy(pub &'static [&'static str]);
 
 macro_rules! parsed_by_name {
     ($($policy:ty),*) => {
@@ -253,7 +258,7 @@ macro_rules! parsed_by_name {
 
             fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
                 let found = Self::ALL.iter().find(|policy| policy.name() == text);
-                found.copied().ok_or(UnknownPolicy)
+                found.copied().ok_or(UnknownPolicy(Self::NAMES))
             }
         })*
     };

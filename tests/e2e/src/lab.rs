@@ -168,8 +168,7 @@ fn run<'f>(
     flags: impl Fn(&str) -> &'f [&'f str],
     test: impl FnOnce(&mut Lab) -> Result<()>,
 ) {
-    if let Some(why) = net::missing() {
-        net::skip(what, &why);
+    if net::is_skipped(what) {
         return;
     }
     let flags = |_: &Lab, switch: &str| Ok(flags(switch).iter().map(|flag| flag.to_string()).collect());

@@ -25,6 +25,11 @@ pub fn missing() -> Option<String> {
 
 pub use castnet_wrap_up::skip;
 
+/// Whether `what` cannot be tested here, which is said then.
+pub fn is_skipped(what: &str) -> bool {
+    missing().inspect(|why| skip(what, why)).is_some()
+}
+
 /// Runs `ip` with the words of `line`.
 pub fn ip(line: &str) -> Result<Output> {
     let out = Command::new("ip")

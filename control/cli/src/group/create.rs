@@ -84,7 +84,7 @@ pub(crate) struct Create {
     #[arg(long, value_name = "SHAPE", default_value_t = TreeChoice::default(), conflicts_with_all = ["rules", "collective"])]
     tree: TreeChoice,
     /// Where its copies are made: in the switches on the way and, where ordinary switches and routers alone lead on, at the edge (auto); not at
-    /// the edge (switches); or only there, in the switches next to members (edge). castnet group show tells what came of it
+    /// the edge (switches); or only there, in the switches next to members (edge). castnet group show tells where they are made, and why
     #[arg(long, value_name = "PATH", default_value_t = TreePath::Auto, conflicts_with_all = ["rules", "collective"])]
     path: TreePath,
     /// Who repeats what is lost: the source, or the nearest switch, which keeps --repair-slots packets for it

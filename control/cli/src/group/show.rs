@@ -4,7 +4,7 @@ use castnet_console::api::{self, installed_group::State};
 use castnet_console::connect;
 use castnet_console::output::{Page, Report};
 use castnet_console::tree::{self, Node};
-use castnet_console::units::{bytes, count, plural};
+use castnet_console::units::{bytes, count, first_of, plural};
 use castnet_proto::transport::{Address, Security};
 use castnet_worker::engine::MulticastCounters;
 use serde::Serialize;
@@ -62,19 +62,12 @@ fn path(tree: &[api::TreeNode]) -> (&'static str, String) {
         true => ("edge", "at the edge"),
         false => ("mixed", "in the switches, and at the edge"),
     };
-    let named = edge.iter().take(NAMED_MAX);
-    let named = named.map(|node| format!("{} - {} ({})", node.parent, node.switch_name, node.via.join(", ")));
-    let named: Vec<String> = named.collect();
-    let more = match edge.len() - named.len() {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
+    let each = edge.iter();
+    let each = each.map(|node| format!("{} - {} ({})", node.parent, node.switch_name, node.via.join(", ")));
+    let named = first_of(each, NAMED_MAX);
     (
         path,
-        format!(
-            "{place}, where no Castnet switch is on the way: {}{more}",
-            named.join(", ")
-        ),
+        format!("{place}, where no Castnet switch is on the way: {named}"),
     )
 }
 

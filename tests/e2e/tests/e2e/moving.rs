@@ -9,8 +9,7 @@ const TWO_WORKERS: [&str; 6] = ["--worker", "any", "--worker", "any", "--balance
 
 #[test]
 fn a_group_goes_to_and_fro_between_workers_under_a_transfer() {
-    if let Some(why) = net::missing() {
-        net::skip("moving groups", &why);
+    if net::is_skipped("moving groups") {
         return;
     }
     let lab = Lab::start(STAR, &TWO_WORKERS).expect("the lab starts");

@@ -104,8 +104,7 @@ fn is_installed(program: &str) -> bool {
 #[test]
 fn a_bench_over_veth_pairs_has_open_mpi_beside_it() -> Result<()> {
     let _turn = turn();
-    if let Some(why) = net::missing() {
-        net::skip("netns.sh over veth pairs", &why);
+    if net::is_skipped("netns.sh over veth pairs") {
         return Ok(());
     }
     let needed = [
@@ -144,8 +143,7 @@ fn a_bench_over_veth_pairs_has_open_mpi_beside_it() -> Result<()> {
 #[test]
 fn a_tree_of_switches_sums_for_all_hosts() -> Result<()> {
     let _turn = turn();
-    if let Some(why) = net::missing() {
-        net::skip("netns.sh up tree", &why);
+    if net::is_skipped("netns.sh up tree") {
         return Ok(());
     }
     let lab = Lab::up("tree", &["tree"])?;
@@ -186,8 +184,7 @@ fn sent_by_first(lab: &Lab) -> Result<u64> {
 #[test]
 fn relays_at_hosts_pass_a_file_on() -> Result<()> {
     let _turn = turn();
-    if let Some(why) = net::missing() {
-        net::skip("netns.sh up relays", &why);
+    if net::is_skipped("netns.sh up relays") {
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
@@ -221,7 +218,7 @@ fn relays_at_hosts_pass_a_file_on() -> Result<()> {
         );
         before = now;
     }
-    // No group is left that any relay would have to pass on.
+    // A group that needs relays is refused.
     let out = send(&lab, &file, "--path switches")?;
     let errors = String::from_utf8_lossy(&out.stderr);
     ensure!(
@@ -235,8 +232,7 @@ fn relays_at_hosts_pass_a_file_on() -> Result<()> {
 #[test]
 fn the_times_of_relays_are_measured() -> Result<()> {
     let _turn = turn();
-    if let Some(why) = net::missing() {
-        net::skip("netns.sh calibrate", &why);
+    if net::is_skipped("netns.sh calibrate") {
         return Ok(());
     }
     let lab = Lab::up("calibrate", &["relays", "--hosts", "2"])?;
@@ -278,8 +274,7 @@ fn behind(lab: &Lab, host: &str) -> Result<u64> {
 #[test]
 fn an_application_that_hangs_delays_nobody_below_its_relay() -> Result<()> {
     let _turn = turn();
-    if let Some(why) = net::missing() {
-        net::skip("netns.sh: a receiver that hangs", &why);
+    if net::is_skipped("netns.sh: a receiver that hangs") {
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
@@ -324,8 +319,7 @@ fn an_application_that_hangs_delays_nobody_below_its_relay() -> Result<()> {
 #[test]
 fn a_relay_that_dies_is_planned_around() -> Result<()> {
     let _turn = turn();
-    if let Some(why) = net::missing() {
-        net::skip("netns.sh: a relay that dies", &why);
+    if net::is_skipped("netns.sh: a relay that dies") {
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
@@ -391,8 +385,7 @@ fn replicated(lab: &Lab, servers: usize) -> Result<()> {
 #[test]
 fn blocks_are_replicated_over_veth_pairs() -> Result<()> {
     let _turn = turn();
-    if let Some(why) = net::missing() {
-        net::skip("netns.sh replicate", &why);
+    if net::is_skipped("netns.sh replicate") {
         return Ok(());
     }
     let lab = Lab::up("blocks", &[])?;
@@ -453,8 +446,7 @@ fn over_splitters(fault: &'static str, role: &str) -> Result<Lab> {
 fn values_and_a_model_go_over_splitters() -> Result<()> {
     // Nine switches and eight hosts: too many beside other labs.
     let _alone = alone();
-    if let Some(why) = net::missing() {
-        net::skip("netns.sh up shufflecast", &why);
+    if net::is_skipped("netns.sh up shufflecast") {
         return Ok(());
     }
     let lab = over_splitters("", "splitters")?;
@@ -476,8 +468,7 @@ fn values_and_a_model_go_over_splitters() -> Result<()> {
 #[test]
 fn values_and_a_model_go_over_splitters_that_lose() -> Result<()> {
     let _alone = alone();
-    if let Some(why) = net::missing() {
-        net::skip("netns.sh up shufflecast with losses", &why);
+    if net::is_skipped("netns.sh up shufflecast with losses") {
         return Ok(());
     }
     over_splitters("loss=1%,seed=42", "losing").map(drop)
@@ -500,8 +491,7 @@ fn programs_without_mpi(folder: &Path) -> Result<PathBuf> {
 #[test]
 fn hosts_over_shared_memory_do_all_that_hosts_over_veth_pairs_do() -> Result<()> {
     let _turn = turn();
-    if let Some(why) = net::missing() {
-        net::skip("netns.sh over memif", &why);
+    if net::is_skipped("netns.sh over memif") {
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
@@ -545,8 +535,7 @@ fn hosts_over_shared_memory_do_all_that_hosts_over_veth_pairs_do() -> Result<()>
 
 #[test]
 fn what_is_wrong_with_a_lab_is_named() -> Result<()> {
-    if let Some(why) = net::missing() {
-        net::skip("netns.sh with wrong flags", &why);
+    if net::is_skipped("netns.sh with wrong flags") {
         return Ok(());
     }
     let lab = Lab {

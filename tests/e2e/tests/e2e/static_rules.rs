@@ -231,8 +231,7 @@ fn over(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>) {
 /// Transfers over the static group of a lab, from one host or, with `any_source`, from each.
 fn run(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>, any_source: &str) {
     let _turn = lab::turn();
-    if let Some(why) = net::missing() {
-        net::skip("static rules", &why);
+    if net::is_skipped("static rules") {
         return;
     }
     let mut lab = Lab::start_with(plan, |lab, switch| {

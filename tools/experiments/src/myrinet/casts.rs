@@ -42,7 +42,7 @@ pub(super) struct Cast {
     pub(super) bytes: u64,
 }
 
-/// When a host called, and what came of it, in nanoseconds.
+/// The times of a host's call, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call {
     /// From its call to the data; 0 at the source.
@@ -138,9 +138,24 @@ impl Cast {
     }
 }
 
-/// The paper's optimal tree (5.5) for messages of this length, from times between two hosts and of one more destination at the
-/// source. Whole messages are what it counts in.
+/// The paper's optimal tree (5.5) for messages of this length. Whole messages are what it counts in.
 pub(super) fn optimal(costs: &Costs, bytes: u64) -> Result<TreeShape, Failed> {
+    Ok(TreeShape::Postal {
+        latency: latency(costs, bytes)?,
+        packets: 1,
+    })
+}
+
+/// Castnet's tree for the same, which counts in packets: a relay passes each on as it comes.
+pub(super) fn by_packets(costs: &Costs, bytes: u64) -> Result<TreeShape, Failed> {
+    Ok(TreeShape::Postal {
+        latency: latency(costs, bytes.min(PACKET))?,
+        packets: bytes.div_ceil(PACKET).max(1) as u32,
+    })
+}
+
+/// The time of a message between two hosts, in hundredths of the time of one more destination at the source.
+fn latency(costs: &Costs, bytes: u64) -> Result<u32, Failed> {
     let to = |nodes| {
         let cast = Cast {
             scheme: Scheme::Nic(TreeShape::Star),
@@ -152,20 +167,5 @@ pub(super) fn optimal(costs: &Costs, bytes: u64) -> Result<TreeShape, Failed> {
     };
     let (one, more) = (to(1)?, to(MORE)?);
     let copy = (more - one) / f64::from(MORE - 1);
-    Ok(TreeShape::Postal {
-        latency: (one / copy * 100.0) as u32,
-        packets: 1,
-    })
-}
-
-/// Castnet's tree for the same, which counts in packets: a relay passes each on as it comes.
-pub(super) fn by_packets(costs: &Costs, bytes: u64) -> Result<TreeShape, Failed> {
-    let packets = bytes.div_ceil(PACKET).max(1);
-    match optimal(costs, bytes.min(PACKET))? {
-        TreeShape::Postal { latency, .. } => Ok(TreeShape::Postal {
-            latency,
-            packets: packets as u32,
-        }),
-        other => Ok(other),
-    }
+    Ok((one / copy * 100.0) as u32)
 }

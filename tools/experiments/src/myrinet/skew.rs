@@ -192,7 +192,7 @@ pub(super) fn fig7(extent: Extent) -> Result<FigureReport, Failed> {
         let what = format!("{}, {LAST} us", bytes(size));
         let headline = Headline::single(&what, paper, last(&points, NODES, size)).because(format!(
             "here all leave the barrier before the broadcast at once. If the root leaves it later by the time of a message between two hosts, it is\n\
-             {:.2}: all who are not late wait longer, whoever passes the data on",
+             {:.2}: then the processes that are not late wait longer, with NICs as with hosts",
             late_root(&extent, size)?,
         ));
         headlines.push(headline);

@@ -3,7 +3,7 @@
 use castnet_comm::{CommError, ControllerError, RankName};
 use castnet_console::connect::{self, NO_CONTROLLER};
 use castnet_console::exit::Failure;
-use castnet_console::units::span;
+use castnet_console::units::{first_of, span};
 
 use crate::host::failure;
 
@@ -11,12 +11,7 @@ use crate::host::failure;
 const NAMED: usize = 16;
 
 fn names(ranks: &[RankName]) -> String {
-    let names: Vec<_> = ranks.iter().take(NAMED).map(ToString::to_string).collect();
-    let more = match ranks.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    names.join(", ") + &more
+    first_of(ranks.iter(), NAMED)
 }
 
 pub(crate) fn failure(error: CommError, job: &str) -> Failure {
