@@ -93,12 +93,13 @@ fn is_whole(run: &Value) {
         for receiver in flows(run, "receiver").filter(|r| r["group"] == source["group"]) {
             let came = number(receiver, "data_received") - number(receiver, "repeats");
             assert_eq!(came, number(source, "data_sent"), "{receiver}");
-            // A source that the machine kept from running for long enough repeats, too.
-            if number(&run["total"], "timeouts") == 0 {
-                assert_eq!(
-                    number(receiver, "repeats") > 0,
-                    receiver["pattern"] == "nak" && number(receiver, "naks_sent") > 0
-                );
+            // Who refuses gets all again. So may one beside it whose ACK comes after that refusal, and anyone after a time-out: only
+            // these depend on how the machine runs hosts and switch.
+            let repeats = number(receiver, "repeats");
+            if number(receiver, "naks_sent") > 0 {
+                assert!(repeats > 0, "{receiver}");
+            } else if receiver["pattern"] != "nak" && number(&run["total"], "timeouts") == 0 {
+                assert_eq!(repeats, 0, "{receiver}");
             }
         }
     }
