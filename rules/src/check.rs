@@ -320,8 +320,15 @@ pub fn check_routes(routes: &[Route], ports: usize, unread: &Unread) -> Vec<Faul
                 faults.push(Fault::new(field, FaultKind::DuplicatePrefix { prefix, first }));
             }
         }
+        let field = format!("routes[{i}].copy_to");
+        copies(
+            route,
+            &field,
+            unread.has(&format!("routes[{i}].prefix")),
+            &mut faults,
+        );
         let field = format!("routes[{i}].next_hops");
-        if route.next_hops.is_empty() {
+        if route.next_hops.is_empty() && route.copy_to.is_empty() {
             faults.push(Fault::new(&field, FaultKind::NoNextHops));
         }
         next_hops(&route.next_hops, &field, ports, unread, &mut faults);
@@ -330,8 +337,41 @@ pub fn check_routes(routes: &[Route], ports: usize, unread: &Unread) -> Vec<Faul
     faults
 }
 
+fn copies(route: &Route, field: &str, is_unread: bool, faults: &mut Vec<Fault>) {
+    let Route { prefix, copy_to, .. } = route;
+    if copy_to.is_empty() {
+        return;
+    }
+    let mut fault = |kind| faults.push(Fault::new(field, kind));
+    if !route.next_hops.is_empty() || route.replicate {
+        fault(FaultKind::CopiesAndHops);
+    }
+    if !is_unread && (prefix.prefix_len() != 32 || !is_replicable(prefix)) {
+        fault(FaultKind::NotOneAddress { prefix: *prefix });
+    }
+    let (count, most) = (copy_to.len(), ENDPOINTS_MAX);
+    if count > most {
+        fault(FaultKind::TooManyCopies { count, most });
+    }
+    let mut seen = BTreeSet::new();
+    for (i, address) in copy_to.iter().enumerate() {
+        let own = *address == prefix.addr();
+        let reason = match address {
+            _ if own => "the address of the route itself",
+            _ if !seen.insert(address) => "there twice: it would get each packet twice",
+            address if address.is_unspecified() || address.is_broadcast() => "no address to route to",
+            _ => continue,
+        };
+        let address = *address;
+        faults.push(Fault::new(
+            format!("{field}[{i}]"),
+            FaultKind::BadCopy { address, reason },
+        ));
+    }
+}
+
 /// True for multicast addresses that routers forward: all but those of the local link (RFC 5771).
-fn is_replicable(prefix: &Ipv4Net) -> bool {
+pub fn is_replicable(prefix: &Ipv4Net) -> bool {
     let local = Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 24);
     prefix.prefix_len() >= 4
         && prefix.addr().is_multicast()

@@ -177,6 +177,18 @@ pub enum FaultKind {
         "is only for multicast addresses that routers forward, 224.0.1.0 to 239.255.255.255; {prefix} has others"
     )]
     NotReplicable { prefix: Ipv4Net },
+    #[error("is outside of the scope: {prefix} is in none of its prefixes")]
+    OutOfScope { prefix: Ipv4Net },
+    #[error("is for one multicast address, such as 239.200.0.1/32; {prefix} has more, or others")]
+    NotOneAddress { prefix: Ipv4Net },
+    #[error(
+        "gives copies, so the route has no next hops and does not replicate: each copy takes another route"
+    )]
+    CopiesAndHops,
+    #[error("has {count} addresses; a packet has at most {most} copies")]
+    TooManyCopies { count: usize, most: usize },
+    #[error("{address} is {reason}")]
+    BadCopy { address: Ipv4Addr, reason: &'static str },
     #[error("is {first} again: list each next hop once")]
     DuplicateNextHop { first: String },
 }

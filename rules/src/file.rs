@@ -244,17 +244,27 @@ fn read_switch(value: Value<'_>, kind: &str) -> Option<NextHop> {
 
 fn read_route(value: Value<'_>) -> Route {
     const NEXT_HOPS: &str = "a list of { port, mac }";
+    const COPY_TO: &str = "a list of IPv4 addresses";
     let t = value.table("a route: [[routes]]");
     let t = t.as_ref();
     let prefix = t.and_then(|t| t.need("prefix", PREFIX_TEXT, |v| v.parsed(PREFIX_TEXT)));
     let hops = |v: Value<'_>| Some(v.list(NEXT_HOPS)?.map(read_route_hop).collect());
-    let next_hops = t.and_then(|t| t.need("next_hops", NEXT_HOPS, hops));
+    let addresses = |v: Value<'_>| {
+        let address = |v| read_ip(v).unwrap_or(Ipv4Addr::UNSPECIFIED);
+        Some(v.list(COPY_TO)?.map(address).collect())
+    };
+    let copy_to: Option<Vec<Ipv4Addr>> = t.and_then(|t| t.get("copy_to", addresses));
+    let next_hops = t.and_then(|t| match &copy_to {
+        Some(_) => t.get("next_hops", hops),
+        None => t.need("next_hops", NEXT_HOPS, hops),
+    });
     Route {
         prefix: prefix.unwrap_or_default(),
         next_hops: next_hops.unwrap_or_default(),
         replicate: t
             .and_then(|t| t.get("replicate", Value::flag))
             .unwrap_or_default(),
+        copy_to: copy_to.unwrap_or_default(),
     }
 }
 
@@ -440,6 +450,14 @@ fn host_text(host: &HostEndpoint) -> String {
 }
 
 fn write_route(out: &mut String, route: &Route) {
+    if !route.copy_to.is_empty() {
+        let copies: Vec<String> = route.copy_to.iter().map(|to| format!("\"{to}\"")).collect();
+        let (prefix, copies) = (route.prefix, copies.join(", "));
+        return line(
+            out,
+            format_args!("[[routes]]\nprefix = \"{prefix}\"\ncopy_to = [{copies}]\n"),
+        );
+    }
     let hops: Vec<String> = route
         .next_hops
         .iter()

@@ -1,3 +1,5 @@
+use core::net::Ipv4Addr;
+
 use castnet_wire::{MacAddr, PortId};
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
@@ -16,6 +18,10 @@ pub struct Route {
     /// addresses.
     #[serde(default)]
     pub replicate: bool,
+    /// A rule for one multicast address, without next hops: a copy of each RoCEv2 packet goes to each of these addresses, by the other routes
+    /// of the switch. It names the group's part of a static core (PEEL 3.3).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copy_to: Vec<Ipv4Addr>,
 }
 
 /// One next hop of a route.

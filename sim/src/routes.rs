@@ -80,6 +80,7 @@ fn route(topology: &Topology, host: &str, port: u8, mac: Option<[u8; 6]>) -> Opt
             mac: MacAddr(mac?),
         }],
         replicate: false,
+        copy_to: Vec::new(),
     })
 }
 

@@ -359,6 +359,7 @@ fn ring(watchdog: Option<Nanos>) -> Net {
                 mac: MacAddr(mac),
             }],
             replicate: false,
+            copy_to: Vec::new(),
         };
         let routes: Vec<Route> = (0..N)
             .map(|host| match host == switch {

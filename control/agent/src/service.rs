@@ -7,8 +7,8 @@ use std::sync::Arc;
 use castnet_proto::access::Caller;
 use castnet_proto::convert::{
     Invalid, RULES_TOGETHER_MAX, filter_from_proto, install_result_to_proto, mcst_id_from_proto,
-    of_one_route, port_from_proto, prefix_from_proto, refuse, route_from_proto, route_to_proto,
-    routes_from_proto, rule_from_proto,
+    multicast_routes_from_proto, of_one_route, port_from_proto, prefix_from_proto, refuse, route_from_proto,
+    route_to_proto, routes_from_proto, rule_from_proto,
 };
 use castnet_proto::term::term_of;
 use castnet_proto::v1;
@@ -234,6 +234,28 @@ impl v1::agent_server::Agent for Service {
         self.ask(move |shared| {
             let removed = shared.dataplane.remove_route(prefix).map_err(stopped)?;
             Ok(v1::RemoveRouteResponse { removed })
+        })
+        .await
+    }
+
+    async fn set_multicast_routes(
+        &self,
+        request: Request<v1::SetMulticastRoutesRequest>,
+    ) -> Answer<v1::SetMulticastRoutesResponse> {
+        let who = Caller::of(&request)?;
+        let caller = term_of(request.metadata())?;
+        let (scope, routes) = multicast_routes_from_proto(request.get_ref())?;
+        who.concerns(format!("{} multicast routes", routes.len()));
+        self.ask(move |shared| {
+            // Held until the end, so that an earlier call of another controller does not come after this one.
+            let mut owners = shared.owners.lock();
+            owners.check(&caller)?;
+            let done = shared.dataplane.set_routes_within(&scope, routes);
+            let (added, removed) = done.map_err(|error| route_refused(error, |routes| routes))?;
+            Ok(v1::SetMulticastRoutesResponse {
+                added: added as u32,
+                removed: removed as u32,
+            })
         })
         .await
     }

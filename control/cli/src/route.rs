@@ -1,3 +1,4 @@
+use std::net::Ipv4Addr;
 use std::str::FromStr;
 
 use castnet_console::api;
@@ -18,6 +19,7 @@ use crate::port::{AtPort, PortNames};
   castnet route list
   castnet route add 10.2.0.0/16 --via spine1=02:00:00:00:00:11 --via spine2=02:00:00:00:00:12
   castnet route add 239.1.0.0/16 --replicate --via leaf0=02:00:00:00:00:21 --via leaf1=02:00:00:00:00:22
+  castnet route add 239.200.0.1/32 --copy-to 239.1.0.4,10.201.0.7
   castnet route remove 10.2.0.0/16
 
 Several --via share the flows between them (equal-cost multipath, by hash); with --replicate each gets a copy.")]
@@ -37,11 +39,14 @@ enum Verb {
         /// Destination addresses, such as 10.2.0.0/16
         prefix: Ipv4Net,
         /// A next hop: the port (name or number) and the Ethernet address at its other end; may be given again
-        #[arg(long, value_name = "PORT=MAC", required = true)]
+        #[arg(long, value_name = "PORT=MAC", required_unless_present = "copy_to")]
         via: Vec<Via>,
         /// Each next hop gets a copy, but none leaves by the port that the packet came in by; only for multicast addresses
         #[arg(long)]
         replicate: bool,
+        /// For one multicast address, instead of next hops: each RoCEv2 packet is copied to these addresses, by the other routes
+        #[arg(long, value_name = "IP,IP", value_delimiter = ',', conflicts_with_all = ["via", "replicate"])]
+        copy_to: Vec<Ipv4Addr>,
     },
     /// Removes the route of a prefix
     #[command(visible_alias = "del")]
@@ -79,10 +84,15 @@ struct RouteRow {
     prefix: String,
     next_hops: Vec<AtPort<api::RouteHop>>,
     replicate: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    copy_to: Vec<String>,
 }
 
 impl RouteRow {
     fn next_hops(&self) -> String {
+        if !self.copy_to.is_empty() {
+            return format!("a copy to each: {}", self.copy_to.join(", "));
+        }
         let hops = self.next_hops.iter();
         let hops: Vec<_> = hops
             .map(|hop| format!("{} at {}", hop.of.mac, hop.port_name))
@@ -113,6 +123,7 @@ impl RouteCommand {
                     prefix: r.prefix,
                     next_hops: r.next_hops.into_iter().map(hop).collect(),
                     replicate: r.replicate,
+                    copy_to: r.copy_to,
                 };
                 let rows = listed.into_inner().routes.into_iter().map(row).collect();
                 output.show(&Rows::new(
@@ -124,6 +135,7 @@ impl RouteCommand {
                 prefix,
                 via,
                 replicate,
+                copy_to,
             } => {
                 let names = PortNames::fetch(&mut agent).await?;
                 let hop = |v: &Via| {
@@ -137,6 +149,7 @@ impl RouteCommand {
                     prefix: prefix.to_string(),
                     next_hops,
                     replicate,
+                    copy_to: copy_to.iter().map(Ipv4Addr::to_string).collect(),
                 };
                 let request = api::AddRouteRequest { route: Some(route) };
                 let replaced = agent.add_route(request).await?.into_inner().replaced;

@@ -450,6 +450,35 @@ impl SharedControl {
         Ok(replaced)
     }
 
+    /// Returns how many routes are new or different, and how many are gone.
+    pub(crate) fn set_routes_within(
+        &self,
+        scope: &[Ipv4Net],
+        routes: Vec<Route>,
+    ) -> Result<(usize, usize), RouteError> {
+        self.check_routes(&routes)?;
+        let mut state = self.state.lock();
+        let before = state.routes.len();
+        let prefixes: BTreeSet<Ipv4Net> = routes.iter().map(|route| route.prefix).collect();
+        let is_within = |prefix: &Ipv4Net| scope.iter().any(|scope| scope.contains(prefix));
+        state
+            .routes
+            .retain(|prefix, _| prefixes.contains(prefix) || !is_within(prefix));
+        let removed = before - state.routes.len();
+        let mut added = 0;
+        for route in routes {
+            if state.routes.get(&route.prefix) != Some(&route) {
+                added += 1;
+                state.routes.insert(route.prefix, route);
+            }
+        }
+        if added + removed > 0 {
+            state.compile_routes();
+            self.publish_and_wait(&mut state)?;
+        }
+        Ok((added, removed))
+    }
+
     pub(crate) fn remove_route(&self, prefix: Ipv4Net) -> Result<bool, Stopped> {
         let mut state = self.state.lock();
         let removed = state.routes.remove(&prefix).is_some();

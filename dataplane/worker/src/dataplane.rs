@@ -303,6 +303,19 @@ impl Dataplane {
         self.shared.add_route(route)
     }
 
+    /// Sets all routes within the prefixes of `scope`, at once; other routes stay. Returns how many are new or different, and how many are
+    /// gone.
+    ///
+    /// # Errors
+    /// Those of [`Dataplane::set_routes`]. Nothing is changed then.
+    pub fn set_routes_within(
+        &self,
+        scope: &[Ipv4Net],
+        routes: Vec<Route>,
+    ) -> Result<(usize, usize), RouteError> {
+        self.shared.set_routes_within(scope, routes)
+    }
+
     /// Removes the route with this prefix. Returns false if there is none.
     pub fn remove_route(&self, prefix: Ipv4Net) -> Result<bool, Stopped> {
         self.shared.remove_route(prefix)

@@ -1,7 +1,9 @@
-use castnet_rules::{Fault, Ipv4Net, Route, RouteHop, check_routes};
+use core::net::Ipv4Addr;
+
+use castnet_rules::{Fault, FaultKind, Ipv4Net, Route, RouteHop, check_routes, is_replicable};
 use castnet_wire::{MacAddr, PortId};
 
-use super::{Invalid, Reader, mac, port, port_to_proto, prefix};
+use super::{Invalid, Reader, ip, mac, port, port_to_proto, prefix};
 use crate::v1;
 
 /// Reads all routes of a switch. Reports every fault, with fields such as `routes[2].next_hops[0].mac`.
@@ -11,6 +13,29 @@ pub fn routes_from_proto(messages: &[v1::Route]) -> Result<Vec<Route>, Invalid> 
     let routes: Vec<Route> = routes.map(|(i, m)| route(i, m, &mut r)).collect();
     r.0.extend(check_routes(&routes, PortId::COUNT, &r.unread()));
     r.finish(Some(routes))
+}
+
+/// Reads the scope and the routes of a [`v1::SetMulticastRoutesRequest`]. Reports every fault.
+pub fn multicast_routes_from_proto(
+    message: &v1::SetMulticastRoutesRequest,
+) -> Result<(Vec<Ipv4Net>, Vec<Route>), Invalid> {
+    let mut r = Reader::default();
+    let scope = (0..).zip(&message.scope).map(|(i, text): (usize, _)| {
+        let replicable = prefix(text).and_then(|prefix| match is_replicable(&prefix) {
+            true => Ok(prefix),
+            false => Err(FaultKind::NotReplicable { prefix }),
+        });
+        r.read(format_args!("scope[{i}]"), replicable, Ipv4Net::default())
+    });
+    let scope: Vec<Ipv4Net> = scope.collect();
+    let routes = routes_from_proto(&message.routes)?;
+    for (i, route) in routes.iter().enumerate() {
+        if !scope.iter().any(|scope| scope.contains(&route.prefix)) {
+            let kind = FaultKind::OutOfScope { prefix: route.prefix };
+            r.0.push(Fault::new(format!("routes[{i}].prefix"), kind));
+        }
+    }
+    r.finish(Some((scope, routes)))
 }
 
 /// Reads one route. Reports every fault, with fields such as `route.next_hops[0].mac`.
@@ -49,10 +74,16 @@ fn route(index: usize, message: &v1::Route, r: &mut Reader) -> Route {
         }
     });
     let next_hops = hops.collect();
+    let copy_to = message.copy_to.iter().enumerate();
+    let copy_to = copy_to.map(|(i, address)| {
+        let field = format_args!("{field}.copy_to[{i}]");
+        r.read(field, ip(address), Ipv4Addr::UNSPECIFIED)
+    });
     Route {
         prefix,
         next_hops,
         replicate: message.replicate,
+        copy_to: copy_to.collect(),
     }
 }
 
@@ -66,5 +97,6 @@ pub fn route_to_proto(route: &Route) -> v1::Route {
         prefix: route.prefix.to_string(),
         next_hops: hops.collect(),
         replicate: route.replicate,
+        copy_to: route.copy_to.iter().map(Ipv4Addr::to_string).collect(),
     }
 }

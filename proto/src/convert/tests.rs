@@ -97,7 +97,7 @@ prop_compose! {
         let hop = |(port, mac)| RouteHop { port: PortId::new(port).unwrap(), mac };
         let first = if replicate { 239 } else { 10 };
         let prefix = format!("{first}.1.{third}.0/24").parse().unwrap();
-        Route { prefix, next_hops: hops.into_iter().map(hop).collect(), replicate }
+        Route { prefix, next_hops: hops.into_iter().map(hop).collect(), replicate, copy_to: Vec::new() }
     }
 }
 
@@ -271,9 +271,9 @@ proptest! {
     }
 
     #[test]
-    fn no_route_panics(prefix in any_text(), replicate: bool, hops in proptest::collection::vec((any::<u32>(), any_text()), 0..4)) {
+    fn no_route_panics(prefix in any_text(), replicate: bool, hops in proptest::collection::vec((any::<u32>(), any_text()), 0..4), copy_to in proptest::collection::vec(any_text(), 0..3)) {
         let next_hops = hops.into_iter().map(|(port, mac)| v1::RouteHop { port, mac }).collect();
-        let message = v1::Route { prefix, next_hops, replicate };
+        let message = v1::Route { prefix, next_hops, replicate, copy_to };
         let _ = routes_from_proto(&[message.clone(), message]);
     }
 

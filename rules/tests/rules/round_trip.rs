@@ -241,14 +241,23 @@ fn forwarding(g: u8) -> impl Strategy<Value = GroupRule> {
 
 fn route(r: u8) -> impl Strategy<Value = Route> {
     let hops = proptest::collection::btree_set((select(ports()), mac()), 1..5);
-    (hops, any::<bool>()).prop_map(move |(hops, replicate)| Route {
+    let hops = (hops, any::<bool>()).prop_map(move |(hops, replicate)| Route {
         prefix: Ipv4Net::new_assert(Ipv4Addr::new(if replicate { 239 } else { 10 }, 200, r, 0), 24),
         next_hops: hops
             .into_iter()
             .map(|(port, mac)| RouteHop { port, mac })
             .collect(),
         replicate,
-    })
+        copy_to: Vec::new(),
+    });
+    let addresses = proptest::collection::btree_set(any::<[u8; 3]>(), 1..5);
+    let copies = addresses.prop_map(move |to| Route {
+        prefix: Ipv4Net::from(Ipv4Addr::new(239, 201, r, 0)),
+        next_hops: Vec::new(),
+        replicate: false,
+        copy_to: to.into_iter().map(|[b, c, d]| [10, b, c, d].into()).collect(),
+    });
+    prop_oneof![hops, copies]
 }
 
 fn set() -> impl Strategy<Value = RuleSet> {

@@ -374,6 +374,7 @@ async fn routes_are_added_replaced_and_removed() {
             mac: mac(9).to_string(),
         }],
         replicate: false,
+        copy_to: Vec::new(),
     };
     let routes = vec![route("10.1.0.0/16", 0), route("10.2.0.0/16", 1)];
     lab.client

@@ -51,6 +51,7 @@ pub fn layout(topology: &Topology, block: Ipv4Net) -> Result<Layout, PlanError> 
             prefix: address(source).into(),
             next_hops: hops.clone(),
             replicate: true,
+            copy_to: Vec::new(),
         });
         layout.routes.insert(splitter.from.clone(), routes.collect());
         let others = fabric.tors().filter(|other| *other != tor);

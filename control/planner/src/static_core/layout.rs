@@ -158,6 +158,7 @@ impl Layout {
             prefix,
             next_hops: hops.filter_map(next_hop).collect(),
             replicate,
+            copy_to: Vec::new(),
         };
         let routes = self.routes.entry(topology.name(router).to_owned()).or_default();
         routes.push(route);

@@ -1,13 +1,18 @@
 //! Frames of no group: switched by Ethernet address (contract S4), or routed if the port's own address is theirs and a route matches.
 
+use core::ops::Range;
+
 use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use castnet_wire::ipv4::{self, PROTOCOL_UDP};
 use castnet_wire::udp::ROCE_PORT;
-use castnet_wire::{DropReason, Ethernet, FrameBuf, Ipv4, MacAddr, Nanos, PortId};
+use castnet_wire::{
+    DropReason, Ethernet, FrameBuf, IpAddrs, Ipv4, MacAddr, Nanos, Parsed, PortId, RoceHeader, parse_frame,
+};
 
 use crate::address;
 use crate::bridge::Bridging;
 use crate::egress::Egress;
+use crate::group::rewrite::set_destination;
 use crate::observe::events::EventKind;
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
@@ -219,6 +224,7 @@ impl Bridging<'_> {
             Routed::All { hops, prefix } => {
                 return replicate(cx, self.output, (l3, &ip), (hops, prefix), frame);
             }
+            Routed::Copies(addresses) => return self.copies(cx, addresses, frame),
             Routed::NoRoute
                 if ip.dst.is_multicast() && (flow.protocol, flow.dst_port) == (PROTOCOL_UDP, ROCE_PORT) =>
             {
@@ -271,6 +277,56 @@ impl Bridging<'_> {
         });
         cx.send(&mut self.output.counters, hop.port, frame);
         Verdict::Routed
+    }
+}
+
+impl Bridging<'_> {
+    /// A group's rule in a programmable core (PEEL 3.3): a copy to each address, by the route to it, the frame itself to the last one.
+    #[inline(never)]
+    fn copies<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        addresses: Range<u32>,
+        frame: E::Buf,
+    ) -> Verdict {
+        let parsed = parse_frame(frame.head(), frame.length());
+        let Ok(Parsed::Roce(header)) = &parsed else {
+            return cx.drop(Stage::Route, DropReason::NoRoute, || {
+                "the route is for data of a group, and this is no RoCEv2".into()
+            });
+        };
+        let last = addresses.end.saturating_sub(1);
+        for at in addresses.start..last {
+            let copy = cx.egress.gather(cx.ingress, &frame.segments());
+            let totals = match copy.map(|copy| self.copy(cx, header, at, copy)) {
+                Some(Verdict::Routed) => &mut self.output.counters.totals.copies,
+                Some(_) | None => &mut self.output.counters.totals.copies_lost,
+            };
+            *totals += 1;
+        }
+        self.copy(cx, header, last, frame)
+    }
+
+    fn copy<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        header: &RoceHeader,
+        at: u32,
+        mut frame: E::Buf,
+    ) -> Verdict {
+        let routes = &self.own.tables.routes;
+        let to = routes.copy_to(at).filter(|to| !routes.copies(*to));
+        let (IpAddrs::V4 { dst, .. }, Some(to)) = (header.ip, to) else {
+            return cx.drop(Stage::Route, DropReason::NoRoute, || {
+                "copies of copies are not made".into()
+            });
+        };
+        cx.observer.step(|| {
+            let why = format!("{dst} is the address of a group, which has a copy to {to}");
+            Step::new(Stage::Route, format!("dst {to} instead of {dst}"), why)
+        });
+        set_destination(&mut frame, header, dst, to);
+        self.route(cx, header.l3, frame)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use core::hash::BuildHasher;
 use core::net::Ipv4Addr;
+use core::ops::Range;
 
 use castnet_rules::Route;
 use castnet_wire::{MacAddr, PortId};
@@ -35,21 +36,40 @@ pub struct Hop {
     pub mac: MacAddr,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Routed<'a> {
-    Hop { hop: Hop, prefix: u8, of: usize },
-    All { hops: &'a [Hop], prefix: u8 },
+    Hop {
+        hop: Hop,
+        prefix: u8,
+        of: usize,
+    },
+    All {
+        hops: &'a [Hop],
+        prefix: u8,
+    },
+    /// A copy to each address of this range of [`Routes::copy_to`].
+    Copies(Range<u32>),
     NoRoute,
-    AllDown { prefix: u8 },
+    AllDown {
+        prefix: u8,
+    },
 }
 
-/// A range of the hops of all routes.
+/// A range of the hops of all routes, or of the addresses of all copies.
 #[derive(Clone, Copy, Debug)]
 struct Hops {
     first: u32,
     end: u32,
-    /// All of them get a copy.
-    replicate: bool,
+    takes: Takes,
+}
+
+/// Who gets a packet of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Takes {
+    OneHop,
+    EachHop,
+    /// Other addresses, by their routes.
+    EachAddress,
 }
 
 /// One exact-match table for all prefix lengths, and the set of used lengths.
@@ -60,6 +80,7 @@ pub(crate) struct Routes {
     /// Bit n is set if a prefix has length n.
     lengths: u64,
     hops: Vec<Hop>,
+    copy_to: Vec<Ipv4Addr>,
 }
 
 const fn network(address: u32, length: u8) -> u32 {
@@ -73,33 +94,35 @@ impl Routes {
     pub(crate) fn new(routes: &[Route]) -> Self {
         let mut compiled = Self::default();
         for route in routes {
-            let first = compiled.hops.len() as u32;
+            let (first, copies) = (compiled.hops.len() as u32, compiled.copy_to.len() as u32);
             compiled.hops.extend(route.next_hops.iter().map(|h| Hop {
                 port: h.port,
                 mac: h.mac,
             }));
+            compiled.copy_to.extend(&route.copy_to);
             let length = route.prefix.prefix_len();
             let network = network(u32::from(route.prefix.addr()), length);
-            let hops = Hops {
-                first,
-                end: compiled.hops.len() as u32,
-                replicate: route.replicate,
+            let (first, end, takes) = match (route.copy_to.is_empty(), route.replicate) {
+                (true, false) => (first, compiled.hops.len(), Takes::OneHop),
+                (true, true) => (first, compiled.hops.len(), Takes::EachHop),
+                (false, _) => (copies, compiled.copy_to.len(), Takes::EachAddress),
             };
+            let end = end as u32;
+            let hops = Hops { first, end, takes };
             compiled.table.insert((network, length), hops);
             compiled.lengths |= 1 << length;
         }
         compiled
     }
 
-    /// The length of the prefix, its hops, and whether all of them get a copy.
-    fn longest(&self, dst: Ipv4Addr) -> Option<(u8, &[Hop], bool)> {
+    /// The length of the prefix, and its hops or addresses.
+    fn longest(&self, dst: Ipv4Addr) -> Option<(u8, Hops)> {
         let mut lengths = self.lengths;
         while lengths != 0 {
             let length = 63 - lengths.leading_zeros() as u8;
             lengths &= !(1 << length);
             if let Some(hops) = self.table.get(&(network(u32::from(dst), length), length)) {
-                let range = hops.first as usize..hops.end as usize;
-                return Some((length, self.hops.get(range).unwrap_or_default(), hops.replicate));
+                return Some((length, *hops));
             }
         }
         None
@@ -107,20 +130,35 @@ impl Routes {
 
     /// Whether packets to this address are replicated.
     pub(crate) fn replicates(&self, dst: Ipv4Addr) -> bool {
-        self.longest(dst).is_some_and(|(.., replicate)| replicate)
+        self.longest(dst)
+            .is_some_and(|(_, hops)| hops.takes != Takes::OneHop)
+    }
+
+    /// Whether packets to this address are copied to others.
+    pub(crate) fn copies(&self, dst: Ipv4Addr) -> bool {
+        self.longest(dst)
+            .is_some_and(|(_, hops)| hops.takes == Takes::EachAddress)
+    }
+
+    /// An address of [`Routed::Copies`].
+    pub(crate) fn copy_to(&self, at: u32) -> Option<Ipv4Addr> {
+        self.copy_to.get(at as usize).copied()
     }
 
     /// Only hops whose port is in `up`, but for a static replicate rule. Routes to unicast addresses do not lead to multicast addresses, a
     /// default route neither.
     pub(crate) fn lookup(&self, flow: &Flow, up: PortSet) -> Routed<'_> {
         let route = self.longest(flow.dst);
-        let Some((prefix, hops, replicate)) =
-            route.filter(|(prefix, ..)| *prefix >= 4 || !flow.dst.is_multicast())
+        let Some((prefix, Hops { first, end, takes })) =
+            route.filter(|(prefix, _)| *prefix >= 4 || !flow.dst.is_multicast())
         else {
             return Routed::NoRoute;
         };
-        if replicate {
-            return Routed::All { hops, prefix };
+        let hops = self.hops.get(first as usize..end as usize).unwrap_or_default();
+        match takes {
+            Takes::OneHop => {}
+            Takes::EachHop => return Routed::All { hops, prefix },
+            Takes::EachAddress => return Routed::Copies(first..end),
         }
         match hops
             .iter()
@@ -175,6 +213,7 @@ mod tests {
             prefix,
             next_hops: hops.iter().map(|n| hop(*n)).collect(),
             replicate: false,
+            copy_to: Vec::new(),
         }
     }
 
@@ -215,7 +254,7 @@ mod tests {
             for sport in sports {
                 let flow = flow(0x0102_0304, sport);
                 let before = routes.lookup(&flow, PortSet::ALL);
-                prop_assert_eq!(before, routes.lookup(&flow, PortSet::ALL));
+                prop_assert_eq!(before.clone(), routes.lookup(&flow, PortSet::ALL));
                 let (Routed::Hop { hop: a, .. }, Routed::Hop { hop: b, .. }) =
                     (before, routes.lookup(&flow, PortSet::ALL.without(port(lost)))) else {
                     panic!("no hop");

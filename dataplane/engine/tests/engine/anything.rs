@@ -292,6 +292,7 @@ fn nobody_speaks_in_the_name_of_a_group() {
                 mac: peer_mac(0),
             }],
             replicate: false,
+            copy_to: Vec::new(),
         };
         engine.set_tables(
             T0,

@@ -115,7 +115,7 @@ proptest! {
                 Step::Tables(hops, up, mtu) => {
                     let route = |prefix: &str, hop: usize| Route {
                         prefix: prefix.parse().unwrap(),
-                        next_hops: vec![RouteHop { port: port(hop), mac: peer_mac(hop) }], replicate: false,
+                        next_hops: vec![RouteHop { port: port(hop), mac: peer_mac(hop) }], replicate: false, copy_to: Vec::new(),
                     };
                     let routes = [route("10.1.0.0/16", hops[0]), route("10.1.1.0/24", hops[1])];
                     let up = (0..PORTS).filter(|n| up >> n & 1 == 1).map(port);
@@ -154,6 +154,7 @@ fn a_flow_is_cached_from_its_second_frame_until_the_tables_change() {
             mac: peer_mac(3),
         }],
         replicate: false,
+        copy_to: Vec::new(),
     };
     let tables = Arc::new(tables(1, [], &[route], (0..PORTS).map(port)));
     engine.set_tables(T0, tables.clone());

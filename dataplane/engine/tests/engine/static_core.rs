@@ -70,6 +70,7 @@ fn routes() -> Vec<Route> {
         prefix: Ipv4Net::from(to),
         next_hops: edges.map(hop).collect(),
         replicate: to.is_multicast(),
+        copy_to: Vec::new(),
     };
     let unicast = (0..MEMBERS).map(|n| route(mcst(n).0, n..n + 1));
     unicast.chain([route(ADDRESS, 0..CORE)]).collect()
@@ -493,6 +494,7 @@ fn the_copy_for_the_core_takes_the_route_to_its_address() {
         prefix: Ipv4Net::new_assert([239, 0, 0, 0].into(), 8),
         next_hops: vec![hop(2), hop(3)],
         replicate,
+        copy_to: Vec::new(),
     };
     let mut data = DataFrame::new(Opcode::WriteOnly, FIRST, &[7; 64]);
     data.dst = mcst(0).0;
@@ -542,6 +544,7 @@ fn a_relay_delivers_and_sends_on_but_not_what_its_own_hosts_have_sent() {
             })
             .into(),
         replicate: true,
+        copy_to: Vec::new(),
     };
     let relay = |n: usize| {
         let mut engine = engine(CORE);
@@ -619,6 +622,7 @@ fn an_over_covered_copy_does_not_follow_the_default_route() {
             mac: peer_mac(UP),
         }],
         replicate: false,
+        copy_to: Vec::new(),
     };
     engine.set_tables(T0, tables(1, [], &[default], (0..CORE).map(port)).into());
     assert!(feed(&mut engine, T0, UP, &of_core(mcst(0).0, ADDRESS, UP)).is_empty());

@@ -338,11 +338,13 @@ fn a_route_leads_on_with_one_hop_less_and_a_right_checksum() {
             prefix: "10.1.0.0/16".parse().unwrap(),
             next_hops: vec![hop(1), hop(2)],
             replicate: false,
+            copy_to: Vec::new(),
         },
         Route {
             prefix: "10.1.2.0/24".parse().unwrap(),
             next_hops: vec![hop(3)],
             replicate: false,
+            copy_to: Vec::new(),
         },
     ];
     e.set_tables(
@@ -420,6 +422,7 @@ fn a_route_that_replicates_leads_to_all_its_hops() {
         prefix: prefix.parse().unwrap(),
         next_hops,
         replicate: true,
+        copy_to: Vec::new(),
     };
     let all = vec![hop(0, 1), hop(1, 1), hop(1, 2), hop(3, 1)];
     let routes = [
@@ -504,5 +507,63 @@ fn rdma_between_hosts_that_is_no_groups_is_switched_untouched_even_where_it_is_o
     assert_eq!(feed(&mut e, T0, 0, &bytes)[0].1, bytes);
     assert!(!matches!(parse_frame(&bytes, bytes.len()), Ok(Parsed::Roce(_))));
     assert_eq!(e.totals().dropped, 0);
+    assert_conserved(&e);
+}
+
+/// A group's rule in a programmable core (PEEL 3.3): the packet goes to other addresses, by their routes. Compared with packets that had these
+/// addresses from the first.
+#[test]
+fn a_route_that_copies_leads_to_the_routes_of_other_addresses() {
+    let mut e = engine(5);
+    let hops = |ports: &[usize]| {
+        let hop = |n: &usize| RouteHop {
+            port: port(*n),
+            mac: peer_mac(*n),
+        };
+        ports.iter().map(hop).collect()
+    };
+    let route = |prefix: &str, ports: &[usize], replicate, copy_to: &[Ipv4Addr]| Route {
+        prefix: prefix.parse().unwrap(),
+        next_hops: hops(ports),
+        replicate,
+        copy_to: copy_to.into(),
+    };
+    let (group, pod, edge) = (
+        Ipv4Addr::new(239, 200, 0, 7),
+        Ipv4Addr::new(239, 1, 0, 4),
+        Ipv4Addr::new(10, 9, 0, 1),
+    );
+    let nowhere = Ipv4Addr::new(10, 77, 0, 1);
+    let routes = [
+        route("239.1.0.0/24", &[0, 1, 2], true, &[]),
+        route("10.9.0.0/16", &[4], false, &[]),
+        route("239.200.0.7/32", &[], false, &[nowhere, pod, edge]),
+        route("239.200.0.8/32", &[], false, &[group, edge]),
+    ];
+    e.set_tables(T0, tables(1, [], &routes, (0..5).map(port)).into());
+    for length in [0, 64, 1024] {
+        let mut frame = DataFrame::new(Opcode::SendOnly, 1, &vec![7; length]);
+        let mut expected = Vec::new();
+        for dst in [pod, edge] {
+            frame.dst = dst;
+            expected.extend(routed(&mut e, &frame));
+        }
+        assert_eq!(to(&expected), [1, 2, 4], "port 0 is the one that it came in by");
+        frame.dst = group;
+        let before = e.totals().clone();
+        assert_eq!(routed(&mut e, &frame), expected, "{length}");
+        let after = e.totals().clone();
+        assert_eq!(
+            (
+                after.copies - before.copies,
+                after.copies_lost - before.copies_lost
+            ),
+            (2, 1),
+            "the one without route is lost"
+        );
+        // Copies are not copied again.
+        frame.dst = [239, 200, 0, 8].into();
+        assert_eq!(to(&routed(&mut e, &frame)), [4]);
+    }
     assert_conserved(&e);
 }

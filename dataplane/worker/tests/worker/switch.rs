@@ -244,6 +244,7 @@ fn routes_are_checked_used_and_listed() {
             mac: host_mac(p),
         }],
         replicate: false,
+        copy_to: Vec::new(),
     };
     let generation = lab.dataplane.generation();
     assert!(matches!(
@@ -254,6 +255,7 @@ fn routes_are_checked_used_and_listed() {
         prefix: "10.7.0.0/16".parse().unwrap(),
         next_hops: Vec::new(),
         replicate: false,
+        copy_to: Vec::new(),
     };
     assert!(matches!(lab.dataplane.set_routes(vec![empty]), Err(RouteError::Faults(f)) if f.len() == 1));
     assert_eq!(lab.dataplane.generation(), generation, "nothing was published");
@@ -432,6 +434,7 @@ fn an_open_next_hop_is_resolved_by_routes_and_arp() {
             mac: MacAddr([6, 0, 0, 0, 0, last]),
         }],
         replicate: false,
+        copy_to: Vec::new(),
     };
     let routes = vec![via("10.0.0.0/8", 8), via("10.0.0.2/32", 32)];
     lab.dataplane.set_routes(routes).unwrap();

@@ -170,6 +170,7 @@ fn new_tables_lose_no_frame() {
                     prefix,
                     next_hops: vec![hop],
                     replicate: false,
+                    copy_to: Vec::new(),
                 })
                 .unwrap();
         });

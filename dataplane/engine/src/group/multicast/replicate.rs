@@ -110,7 +110,7 @@ impl<B: FrameBuf> Copies<'_, B> {
                 one = [hop];
                 &one[..]
             }
-            Routed::NoRoute | Routed::AllDown { .. } => &[],
+            Routed::NoRoute | Routed::AllDown { .. } | Routed::Copies(_) => &[],
         };
         let packet_len = self.frame.length().saturating_sub(packet.header.l3);
         let fits = |hop: &&Hop| ports.up.contains(hop.port) && packet_len <= ports.mtu(hop.port);
