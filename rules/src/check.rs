@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use core::fmt::{self, Display};
 use core::net::Ipv4Addr;
 
+use castnet_wire::ipv4::is_forwarded_multicast;
 use castnet_wire::{MacAddr, Pmtu, PortId, Qpn, RateLimit};
 use foldhash::fast::FixedState;
 use ipnet::Ipv4Net;
@@ -370,13 +371,9 @@ fn copies(route: &Route, field: &str, is_unread: bool, faults: &mut Vec<Fault>) 
     }
 }
 
-/// True for multicast addresses that routers forward: all but those of the local link (RFC 5771).
+/// True for multicast addresses that routers forward.
 pub fn is_replicable(prefix: &Ipv4Net) -> bool {
-    let local = Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 24);
-    prefix.prefix_len() >= 4
-        && prefix.addr().is_multicast()
-        && !prefix.contains(&local)
-        && !local.contains(prefix)
+    is_forwarded_multicast(prefix.addr(), prefix.prefix_len())
 }
 
 fn next_hops(hops: &[RouteHop], field: &str, ports: usize, unread: &Unread, faults: &mut Vec<Fault>) {

@@ -10,6 +10,7 @@ use castnet_proto::transport::Address;
 use castnet_topology::{Switch, SwitchKind, Topology, overlaps, pool_fault};
 
 use crate::config::{Config, SwitchConfig};
+use crate::multicast_routes::MulticastRoutes;
 
 /// Longest time limit.
 pub(crate) const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -109,9 +110,22 @@ impl Config {
     fn check_topology(&self, faults: &mut ConfigFaults) {
         let Some(topology) = &self.topology else { return };
         let names = self.names();
-        for Switch { name, kind, .. } in topology.switches() {
-            // Castnet switches have agents, others have none.
+        if let Err(reason) = MulticastRoutes::new(Some(topology)) {
+            faults.add("topology", format_args!("[[splitters]]: {reason}"));
+        }
+        for Switch {
+            name,
+            kind,
+            programmable,
+            ..
+        } in topology.switches()
+        {
+            // Castnet switches and programmable routers have agents, others have none.
             let reason = match (kind, names.contains(name)) {
+                (SwitchKind::Router, false) if *programmable => format!(
+                    "the topology says that router {name:?} is programmable, but its agent is not configured"
+                ),
+                (SwitchKind::Router, true) if *programmable => continue,
                 (SwitchKind::Castnet, false) => format!(
                     "the topology has a switch {name:?}, but its agent is not configured; one without is of kind = \"plain\" or \"router\""
                 ),

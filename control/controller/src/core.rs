@@ -25,6 +25,7 @@ use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
 use crate::link::{Link, SwitchError};
 use crate::lost_switches::Signs;
+use crate::multicast_routes::MulticastRoutes;
 use crate::record::Record;
 use crate::state::Postponed;
 use crate::store::StoreError;
@@ -56,6 +57,9 @@ pub(crate) struct Core {
     pub(crate) postponed: Postponed,
     pub(crate) links_changed: Changed,
     pub(crate) signs: Signs,
+    pub(crate) multicast_routes: MulticastRoutes,
+    /// After a switch cannot be reached for so long, it is no relay any more, unless it still speaks.
+    pub(crate) relay_patience: Duration,
 }
 
 impl Core {

@@ -147,6 +147,9 @@ impl Facts {
                 topology.set_switch_kind(&name, filed.kind);
             }
         }
+        if let Some(file) = &self.file {
+            topology.set_core_of(file);
+        }
         for (a, b, mtu, up) in self.switch_links() {
             self.link(&mut topology, a, b, mtu, up);
         }

@@ -38,6 +38,7 @@ pub mod kinds;
 pub mod lifecycle;
 mod link;
 mod lost_switches;
+mod multicast_routes;
 mod planning;
 mod pool;
 mod reconcile;
@@ -79,6 +80,7 @@ use crate::fabric::{Fabric, Facts};
 use crate::front::Front;
 use crate::health::Probe;
 use crate::journal::Journal;
+use crate::multicast_routes::MulticastRoutes;
 use crate::state::Postponed;
 use crate::store::etcd::{EtcdConfig, Lead};
 use crate::store::memory::MemoryStore;
@@ -221,6 +223,8 @@ async fn begin(
         postponed: Postponed::default(),
         links_changed: Default::default(),
         signs: Default::default(),
+        multicast_routes: MulticastRoutes::new(config.topology.as_ref()).unwrap_or_default(),
+        relay_patience: config.timeouts.link,
     };
     let term = ControllerTerm {
         owner: stored.owner,
@@ -236,10 +240,18 @@ async fn begin(
         shared.spawn(link.clone().run(shared.clone()));
     }
     shared.spawn(broken_links::watch(shared.clone()));
+    shared.spawn(multicast_routes::watch(shared.clone()));
     {
         let mut core = shared.lock();
         core.forget_other_switches();
         for name in core.groups.names() {
+            let plan = core
+                .groups
+                .get(&name)
+                .and_then(|entry| entry.record().plan.clone());
+            if let Some(refinement) = plan.as_ref().and_then(|plan| plan.refinement.as_ref()) {
+                core.multicast_routes.keep(&name, refinement);
+            }
             core.lease_absent(&name);
             core.run_leases(&name);
             core.drive(&name);

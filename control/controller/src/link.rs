@@ -25,6 +25,7 @@ use crate::lifecycle::{Cause, Failure};
 mod install;
 mod purge;
 mod reconcile;
+mod routes;
 
 /// Groups that are handled together: a switch publishes them at once, which also bounds how long the core's lock is
 /// held.
@@ -48,6 +49,8 @@ pub(crate) struct Link {
     turn: tokio::sync::Mutex<()>,
     /// Whether it still answers is of interest now.
     look: Notify,
+    /// Held while a task changes the routes of the switch.
+    routes_turn: tokio::sync::Mutex<()>,
     /// What drivers have asked for since a task last had the turn.
     asked: parking_lot::Mutex<VecDeque<install::Asked>>,
 }
@@ -138,6 +141,7 @@ impl Link {
             connection: watch::Sender::new(None),
             turn: tokio::sync::Mutex::default(),
             look: Notify::new(),
+            routes_turn: tokio::sync::Mutex::default(),
             asked: parking_lot::Mutex::default(),
         }
     }
@@ -238,6 +242,11 @@ impl Link {
         }
         self.reconcile(shared, &mut client).await?;
         tracing::info!(switch = self.config.name, "switch connected");
+        let file = shared.config.topology.as_ref();
+        let known = file.and_then(|file| file.switch(&self.config.name));
+        if known.is_some_and(|switch| switch.programmable) {
+            shared.lock().refine_all();
+        }
         let period = shared.config.timeouts.reconcile;
         let (mut look_at, mut pause) = (Instant::now() + period, BURST);
         loop {

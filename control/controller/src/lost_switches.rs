@@ -65,6 +65,12 @@ impl Signs {
         since.is_none_or(|since| heard.max().is_some_and(|at| *at > *since + GRACE))
     }
 
+    /// Since when its agent cannot be reached, if no neighbour has heard it since.
+    pub(crate) fn silent_since(&self, switch: &str) -> Option<Instant> {
+        let since = self.unreachable.get(switch).copied();
+        since.filter(|_| !self.lives(switch))
+    }
+
     /// Those that have heard it, if none hears it any more.
     fn silence(&self, facts: &Facts, switch: &str) -> Option<String> {
         let heard = self.heard.get(switch)?;

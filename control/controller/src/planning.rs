@@ -299,6 +299,7 @@ impl Draft {
                     tree: tree_switches(&plan.tree),
                     shortages: lacking(core, record, &plan.shortages),
                     rules: plan.rules,
+                    refinement: None,
                 },
             }),
             Err(error) => Err(no_plan(core, record, &error)),

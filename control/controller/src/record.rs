@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::kinds::Kind;
 use crate::kinds::collective::record::Collective;
 use crate::kinds::multicast::record::Multicast;
+use crate::kinds::multicast::refine::Refinement;
 use crate::lifecycle::{Cause, Failure, Phase};
 use crate::reconcile::Version;
 use castnet_rules::{GroupRule, NextHop};
@@ -86,6 +87,9 @@ pub struct Plan {
     /// What switches lack for Mode-II, if a collective group is in Mode-III for that reason. Otherwise empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub shortages: String,
+    /// The second stage of a group with a static core, if programmable routers have its rule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refinement: Option<Refinement>,
 }
 
 impl Plan {

@@ -12,7 +12,9 @@ use crate::detour::Detours;
 use crate::driver;
 use crate::error::Refusal;
 use crate::journal::{Retry, Undo};
+use crate::kinds::multicast::refine;
 use crate::lifecycle::{Event, Next, Phase};
+use crate::multicast_routes;
 use crate::record::{Ending, Record};
 use crate::shown::Cache;
 use crate::table::Entry;
@@ -63,6 +65,11 @@ impl Locked<'_> {
         if *entry.record() == record {
             return Ok(());
         }
+        let address = |record: &Record| Some(record.plan.as_ref()?.refinement.as_ref()?.address);
+        let (is_freed, is_refinable) = (
+            address(entry.record()).is_some_and(|before| address(&record) != Some(before)),
+            refine::is_wanted(&record),
+        );
         core.journal.stage_changed(entry);
         if record.generation != entry.record().generation || !record.phase.wants_rules() {
             entry.confirmed.clear();
@@ -72,6 +79,18 @@ impl Locked<'_> {
         self.groups.put(record);
         self.notify(&name);
         self.drive(&name);
+        if is_freed {
+            multicast_routes::sweep_soon(self);
+        }
+        if is_refinable
+            && self
+                .facts
+                .file
+                .as_ref()
+                .is_some_and(|f| f.group_addresses().is_some())
+        {
+            refine::soon(self.shared, &name);
+        }
         Ok(())
     }
 
@@ -249,6 +268,10 @@ impl Locked<'_> {
         self.journal.check_open()?;
         if let Some(entry) = self.groups.remove(name) {
             entry.changed.send_replace(());
+            let plan = entry.record().plan.as_ref();
+            if plan.is_some_and(|plan| plan.refinement.is_some()) {
+                multicast_routes::sweep_soon(self);
+            }
             self.journal.stage_forgotten(entry);
             let group = name.to_owned();
             self.journal.log(move || tracing::info!(group, "gone"));

@@ -61,6 +61,14 @@ pub enum TopologyError {
     /// Routers cannot lead the address to these switches.
     #[error("{address}: {reason}")]
     BadMulticastRoute { address: Ipv4Addr, reason: String },
+    /// Only routers are programmable.
+    #[error(
+        "{name:?} is no router: only kind = \"router\" may be programmable, Castnet switches have groups anyway"
+    )]
+    NotARouter { name: String },
+    /// Groups cannot have these addresses.
+    #[error("{block} cannot be the addresses of groups: {reason}")]
+    BadGroupAddresses { block: Ipv4Net, reason: String },
     /// A ToR cannot have this splitter.
     #[error("splitter of {from:?}: {reason}")]
     BadSplitter { from: String, reason: String },

@@ -22,6 +22,8 @@ impl Topology {
     /// only that is reported. If `ports` is a number, addresses are generated. McstID prefixes must not overlap.
     ///
     /// ```toml
+    /// group_addresses = "239.200.0.0/16"                   # optional: multicast addresses of groups, for programmable routers
+    ///
     /// [[switches]]
     /// name = "leaf"
     /// ports = ["06:00:00:00:01:00", "06:00:00:00:01:01"]   # addresses of ports 0 and 1; or a number of ports
@@ -30,6 +32,12 @@ impl Topology {
     /// [[switches]]
     /// name = "rack"
     /// kind = "plain"                                       # an ordinary switch; or "router"; default "castnet"
+    /// ports = 8
+    ///
+    /// [[switches]]
+    /// name = "core"
+    /// kind = "router"
+    /// programmable = true                                  # it has an agent, and the controller gives it rules for groups
     /// ports = 8
     ///
     /// [[hosts]]
@@ -68,6 +76,10 @@ impl Topology {
             file.items("splitters", "a list of splitters: [[splitters]]", |v| {
                 reader.splitter(v)
             });
+            let block = file.get("group_addresses", |v| v.parsed(PREFIX));
+            block.and_then(|block| {
+                file.accept_at("group_addresses", reader.topology.set_group_addresses(block))
+            });
             for error in reader.topology.prefixes_missing() {
                 if let TopologyError::PrefixMissing { switch, .. } = &error
                     && let Some(path) = reader.without_prefix.get(switch)
@@ -82,6 +94,9 @@ impl Topology {
     /// The fabric as a topology file; [`Topology::from_toml`] reads it back.
     pub fn to_toml(&self) -> String {
         let mut out = String::new();
+        if let Some(block) = self.group_addresses() {
+            let _ = writeln!(out, "group_addresses = \"{block}\"\n");
+        }
         let quoted = |text: &str| toml::Value::String(text.into()).to_string();
         for switch in self.switches() {
             let _ = writeln!(
@@ -92,6 +107,9 @@ impl Topology {
             );
             if switch.kind != SwitchKind::default() {
                 let _ = writeln!(out, "kind = \"{}\"", switch.kind.name());
+            }
+            if switch.programmable {
+                out.push_str("programmable = true\n");
             }
             if let Some(prefix) = switch.mcst_prefix {
                 let _ = writeln!(out, "mcst_prefix = \"{prefix}\"");
@@ -170,6 +188,7 @@ impl Reader {
         let kind = t.optional("kind", SwitchKind::default(), |v| v.parsed(KIND));
         let ports = t.need("ports", PORTS, |v| read_ports(v, number));
         let up = t.optional("up", true, Value::flag);
+        let programmable = t.optional("programmable", false, Value::flag);
         let prefix = t.value("mcst_prefix");
         let mcst_prefix = prefix.and_then(|v| v.parsed(PREFIX));
         let name = name?;
@@ -180,6 +199,10 @@ impl Reader {
         t.accept_at("name", self.topology.add_switch(name, ports))?;
         self.topology.set_switch_kind(name, kind);
         self.topology.set_switch_up(name, up);
+        let programmable = self
+            .topology
+            .set_programmable(name, programmable.unwrap_or_default());
+        t.accept_at("programmable", programmable);
         if prefix.is_none() {
             self.without_prefix.insert(name.into(), value.path());
         }

@@ -4,6 +4,7 @@ use core::str::FromStr;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
 
+use castnet_wire::ipv4::is_forwarded_multicast;
 use ipnet::Ipv4Net;
 
 use crate::build::port_mac;
@@ -67,6 +68,8 @@ pub struct Switch {
     pub ports: BTreeMap<u8, [u8; 6]>,
     /// McstIDs that routers route to it, for groups that pass routers. Only Castnet switches have it.
     pub mcst_prefix: Option<Ipv4Net>,
+    /// Whether a router has an agent, by which the controller gives it rules for groups (PEEL 3.3).
+    pub programmable: bool,
     /// Whether it forwards.
     pub up: bool,
 }
@@ -165,6 +168,7 @@ pub struct Topology {
     /// By address.
     multicast_routes: Arc<BTreeMap<Ipv4Addr, MulticastRoute>>,
     splitters: Arc<Vec<Splitter>>,
+    group_addresses: Option<Ipv4Net>,
     /// Shared by clones until one of them changes something other than addresses.
     index: Arc<OnceLock<Index>>,
 }
@@ -252,6 +256,7 @@ impl Topology {
                 kind: SwitchKind::Castnet,
                 ports,
                 mcst_prefix: None,
+                programmable: false,
                 up: true,
             }),
         )
@@ -479,12 +484,14 @@ impl Topology {
         route: MulticastRoute,
     ) -> Result<(), TopologyError> {
         let bad = |reason| TopologyError::BadMulticastRoute { address, reason };
-        let octets = address.octets();
-        if !address.is_multicast() || octets[..3] == [224, 0, 0] {
+        if !is_forwarded_multicast(address, 32) {
             return Err(bad("give an address of 224.0.1.0 to 239.255.255.255".into()));
         }
         if self.multicast_routes.contains_key(&address) {
             return Err(bad("it has a route already".into()));
+        }
+        if let Some(block) = self.group_addresses.filter(|block| block.contains(&address)) {
+            return Err(bad(format!("it is one of the group_addresses {block}")));
         }
         if route.switches.len() < 2 {
             return Err(bad("it leads to two switches or more".into()));
@@ -509,6 +516,59 @@ impl Topology {
         self.multicast_routes
             .iter()
             .map(|(address, switches)| (*address, switches))
+    }
+
+    /// Sets whether the controller gives a router rules for groups.
+    ///
+    /// # Errors
+    /// It is no router.
+    pub fn set_programmable(&mut self, name: &str, programmable: bool) -> Result<(), TopologyError> {
+        match self.switch_mut(name) {
+            Some(switch) if switch.kind == SwitchKind::Router || !programmable => {
+                switch.programmable = programmable;
+                Ok(())
+            }
+            Some(_) => Err(TopologyError::NotARouter { name: name.into() }),
+            None => Err(TopologyError::UnknownNode { name: name.into() }),
+        }
+    }
+
+    /// The routers that the controller gives rules for groups.
+    pub fn programmable(&self) -> impl Iterator<Item = &Switch> {
+        self.switches().filter(|switch| switch.programmable)
+    }
+
+    /// Sets the multicast addresses of single groups, for which programmable routers have rules.
+    ///
+    /// # Errors
+    /// They are not all multicast addresses that routers forward, or one of them has a route already.
+    pub fn set_group_addresses(&mut self, block: Ipv4Net) -> Result<(), TopologyError> {
+        let bad = |reason| Err(TopologyError::BadGroupAddresses { block, reason });
+        if block != block.trunc() || !is_forwarded_multicast(block.addr(), block.prefix_len()) {
+            return bad(
+                "give a block of the addresses 224.0.1.0 to 239.255.255.255, such as 239.200.0.0/16".into(),
+            );
+        }
+        if let Some((address, _)) = self
+            .multicast_routes()
+            .find(|(address, _)| block.contains(address))
+        {
+            return bad(format!("{address} of it is in [[multicast_routes]]"));
+        }
+        self.group_addresses = Some(block);
+        Ok(())
+    }
+
+    /// The multicast addresses of single groups, for which programmable routers have rules.
+    pub fn group_addresses(&self) -> Option<Ipv4Net> {
+        self.group_addresses
+    }
+
+    /// Takes over what another description of the same fabric says of its static core.
+    pub fn set_core_of(&mut self, other: &Self) {
+        self.multicast_routes = other.multicast_routes.clone();
+        self.splitters = other.splitters.clone();
+        self.group_addresses = other.group_addresses;
     }
 
     /// Adds the splitter of the next ToR: their order numbers the ToRs. Groups do not use its links but by multicast addresses.

@@ -215,3 +215,9 @@ pub fn decrement_ttl(bytes: &mut [u8]) -> Option<u8> {
         .to_be_bytes();
     Some(ttl)
 }
+/// Whether the addresses of a prefix are multicast addresses that routers forward: 224.0.1.0 to 239.255.255.255, without those of the local
+/// link (RFC 5771).
+pub const fn is_forwarded_multicast(first: Ipv4Addr, length: u8) -> bool {
+    const FORWARDED: Ipv4Addr = Ipv4Addr::new(224, 0, 1, 0);
+    length >= 4 && first.is_multicast() && first.to_bits() >= FORWARDED.to_bits()
+}

@@ -332,8 +332,9 @@ impl Lab {
         if topology.exists() {
             command.arg("--topology").arg(topology);
         }
-        // One that only routes has no groups for the controller.
-        for Switch { name, .. } in self.switches.iter().filter(|switch| switch.name != "core") {
+        // One that only routes is nothing to the controller.
+        let only_routes = |name: &str| name == "core" || name.starts_with("agg");
+        for Switch { name, .. } in self.switches.iter().filter(|switch| !only_routes(&switch.name)) {
             command.args(["--switch", &format!("{name}={}", self.socket(name))]);
         }
         self.controller = Some(self.ready("controller", command)?);

@@ -171,6 +171,26 @@ impl ControllerEventLine {
                     facts,
                 )
             }
+            Event::RelayChanged(r) => {
+                let facts = json!({
+                    "failed": !r.reason.is_empty(), "reason": r.reason, "mirror": r.mirror, "rules": r.rules,
+                    "not_covered": r.not_covered,
+                });
+                let message = match r.reason.is_empty() {
+                    true => format!("switch {} relays again", r.switch_name),
+                    false => {
+                        let others = match r.not_covered.is_empty() {
+                            true => String::new(),
+                            false => format!("; nobody relays in the place of {}", r.not_covered.join(", ")),
+                        };
+                        format!(
+                            "switch {} no longer relays, {} does in its place ({} rules changed): {}{others}",
+                            r.switch_name, r.mirror, r.rules, r.reason
+                        )
+                    }
+                };
+                ("relay", None, Some(r.switch_name), message, facts)
+            }
             Event::Lagged(lost) => {
                 let message = format!("{lost} events came too fast and are lost");
                 ("lagged", None, None, message, json!({ "events": lost }))
@@ -211,11 +231,9 @@ fn absent(group: &api::GroupState) -> Vec<&str> {
 /// The names of a few, and how many more there are.
 fn without(absent: &[&str]) -> String {
     const NAMES_MAX: usize = 8;
-    let names = &absent[..absent.len().min(NAMES_MAX)];
-    match absent.len() - names.len() {
-        _ if names.is_empty() => String::new(),
-        0 => format!(", without {}", names.join(", ")),
-        more => format!(", without {} and {more} more", names.join(", ")),
+    match absent.is_empty() {
+        true => String::new(),
+        false => format!(", without {}", units::first_of(absent.iter(), NAMES_MAX)),
     }
 }
 

@@ -49,10 +49,11 @@ struct SwitchPart {
     progress: Progress,
 }
 
+/// Paths or addresses that are named, at most.
+const NAMED_MAX: usize = 4;
+
 /// Where the copies of a multicast group are made, in one word and in several, with the reason.
 fn path(tree: &[api::TreeNode]) -> (&'static str, String) {
-    /// Most paths that are named.
-    const NAMED_MAX: usize = 4;
     let below = tree.iter().filter(|node| !node.parent.is_empty());
     let (edge, inside): (Vec<_>, Vec<_>) = below.partition(|node| !node.via.is_empty());
     if edge.is_empty() {
@@ -155,7 +156,21 @@ impl GroupReport {
         }
         facts.add_as("source", state.source.as_str(), "source", source);
         if state.core() == api::CoreKind::Static {
-            facts.add("core", "core", "static");
+            let words = match &state.refinement {
+                None => "static".to_owned(),
+                Some(refined) => {
+                    facts.field(
+                        "refinement",
+                        json!({ "address": refined.address, "copies": refined.copies }),
+                    );
+                    format!(
+                        "static; one copy to {}, from which programmable routers make those for {}",
+                        refined.address,
+                        first_of(refined.copies.iter(), NAMED_MAX)
+                    )
+                }
+            };
+            facts.add_as("core", "static", "core", words);
         }
         if state.tree != "shortest" {
             facts.add("tree_shape", "tree shape", state.tree.as_str());

@@ -51,6 +51,11 @@ impl Link {
                 Ok(()) => {}
             }
         }
+        match self.sync_routes(shared, None).await {
+            Err(error @ SwitchError::Unreachable(_)) => return Err(error),
+            Err(error) => tracing::warn!(switch, %error, "multicast routes refused"),
+            Ok(()) => {}
+        }
         {
             let mut core = shared.lock();
             if core.cleaned(switch, &still) {

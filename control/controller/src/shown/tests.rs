@@ -185,6 +185,7 @@ fn apply(core: &mut Core, name: &str, change: Change) {
                 tree: Vec::new(),
                 rules: BTreeMap::new(),
                 shortages: String::new(),
+                refinement: None,
             };
             record.plan = planned.then(|| Arc::new(plan));
         }

@@ -20,6 +20,12 @@ impl Update {
         rules.map(BTreeSet::len).sum()
     }
 
+    /// The relays whose rules change.
+    pub fn tors(&self) -> impl Iterator<Item = Tor> {
+        let tors = self.deactivated.keys().chain(self.activated.keys());
+        tors.copied()
+    }
+
     fn rewire(&mut self, from: Tor, to: Tor, source: Tor) {
         self.deactivated.entry(from).or_default().insert(source);
         self.activated.entry(to).or_default().insert(source);

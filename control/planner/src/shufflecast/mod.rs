@@ -23,7 +23,7 @@ mod reach;
 mod relay;
 
 pub use failure::Update;
-pub use layout::layout;
+pub use layout::{Relays, layout};
 pub use reach::Reach;
 pub use relay::Relaying;
 

@@ -8,7 +8,7 @@
 use core::net::Ipv4Addr;
 use std::collections::{BTreeMap, BTreeSet};
 
-use castnet_rules::{Ipv4Net, Route, RouteHop};
+use castnet_rules::{Ipv4Net, Route, RouteHop, is_replicable};
 use castnet_topology::{Hop, MulticastRoute, NodeId, SwitchKind, Topology, Usable};
 use castnet_wire::{MacAddr, PortId};
 
@@ -115,6 +115,15 @@ pub fn layout(topology: &Topology, block: Ipv4Net) -> Result<Layout, PlanError> 
             layout.add(topology, router, pod, hops.into_iter(), false);
         }
     }
+    if let Some(block) = topology.group_addresses() {
+        let programmable = topology.programmable();
+        let programmable = programmable
+            .filter_map(|router| topology.id(&router.name))
+            .collect();
+        for (router, hops) in nearer(&fabric, &routers, &programmable) {
+            layout.add(topology, router, block, hops.into_iter(), false);
+        }
+    }
     for routes in layout.routes.values_mut() {
         routes.sort_by_key(|route| route.prefix);
     }
@@ -124,8 +133,7 @@ pub fn layout(topology: &Topology, block: Ipv4Net) -> Result<Layout, PlanError> 
 /// # Errors
 /// [`PlanError::NoStaticCore`].
 pub(crate) fn is_multicast_block(block: Ipv4Net) -> Result<(), PlanError> {
-    let network = block.network();
-    match block == block.trunc() && network.is_multicast() && network >= Ipv4Addr::new(224, 0, 1, 0) {
+    match block == block.trunc() && is_replicable(&block) {
         true => Ok(()),
         false => Err(PlanError::NoStaticCore {
             reason: format!("{block} is no block of the addresses 224.0.1.0 to 239.255.255.255"),

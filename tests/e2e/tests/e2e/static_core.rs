@@ -16,6 +16,17 @@ const LEAVES: Plan<'static> = &[
     ("edge2", &["h4", "h5"]),
 ];
 
+/// Two pods, each of an aggregation switch with two edges, and a programmable core switch between them.
+const PODS: Plan<'static> = &[
+    ("top", &["agg0", "agg1"]),
+    ("agg0", &["edge0", "edge1"]),
+    ("agg1", &["edge2", "edge3"]),
+    ("edge0", &["h1", "h2"]),
+    ("edge1", &["h3"]),
+    ("edge2", &["h4"]),
+    ("edge3", &["h5"]),
+];
+
 /// The ToRs of a 2,2-Shufflecast. A link between two of them stands for one of a splitter in each direction, where both have one; the core is the
 /// ordinary network.
 const TORS: Plan<'static> = &[
@@ -48,6 +59,30 @@ fn port(plan: Plan<'static>, switch: &str, end: &str) -> Result<usize> {
     at.with_context(|| format!("{switch} has no link to {end}"))
 }
 
+fn is_edge(name: &str) -> bool {
+    name.starts_with("edge")
+}
+
+fn is_router(name: &str) -> bool {
+    !is_edge(name) && !name.starts_with('h')
+}
+
+/// The next switch on the way over routers to an edge.
+fn towards(plan: Plan<'static>, from: &str, edge: &str) -> Option<&'static str> {
+    let (mut seen, mut layer) = (vec![edge], vec![edge]);
+    while !layer.is_empty() {
+        let near = |end: &&str| ends(plan, from).contains(end);
+        if let Some(next) = layer.iter().find(|end| near(end)) {
+            return ends(plan, from).into_iter().find(|end| end == next);
+        }
+        let next = layer.iter().flat_map(|at| ends(plan, at));
+        let next: Vec<&str> = next.filter(|end| is_router(end) && !seen.contains(end)).collect();
+        seen.extend(&next);
+        layer = next;
+    }
+    None
+}
+
 /// The prefix of an edge's McstIDs, which the core routes to it.
 fn prefix(edge: &str) -> String {
     format!("10.21{}.0.192/26", edge.trim_start_matches("edge"))
@@ -62,7 +97,8 @@ fn topology(lab: &Lab, plan: Plan<'static>, splitters: &str) -> Result<String> {
         let macs = macs.map(|end| Ok(format!("\"{}\"", lab.port_mac(switch, end)?)));
         let macs = macs.collect::<Result<Vec<_>>>()?.join(", ");
         let kind = match *switch {
-            "core" => "kind = \"router\"".to_owned(),
+            "top" => "kind = \"router\"\nprogrammable = true".to_owned(),
+            router if is_router(router) => "kind = \"router\"".to_owned(),
             edge => format!("mcst_prefix = \"{}\"", prefix(edge)),
         };
         let _ = write!(
@@ -71,7 +107,10 @@ fn topology(lab: &Lab, plan: Plan<'static>, splitters: &str) -> Result<String> {
         );
         for (at, end) in ends(plan, switch).into_iter().enumerate() {
             let far = match end {
-                "core" => format!("core:{}", port(plan, "core", switch)?),
+                router if is_router(router) && is_edge(switch) => {
+                    format!("{router}:{}", port(plan, router, switch)?)
+                }
+                below if *switch == "top" => format!("{below}:{}", port(plan, below, switch)?),
                 host if host.starts_with('h') => {
                     let ip = lab.address(host);
                     let _ = write!(file, "[[hosts]]\nname = \"{host}\"\nip = \"{ip}\"\n");
@@ -85,7 +124,11 @@ fn topology(lab: &Lab, plan: Plan<'static>, splitters: &str) -> Result<String> {
             );
         }
     }
-    Ok(file + &links + splitters)
+    let addresses = match plan.iter().any(|(name, _)| *name == "top") {
+        true => "group_addresses = \"239.200.0.0/16\"\n",
+        false => "",
+    };
+    Ok(addresses.to_owned() + &file + &links + splitters)
 }
 
 /// 3.1.1: each ToR of a column to two of the other one.
@@ -122,11 +165,18 @@ fn flags(lab: &Lab, plan: Plan<'static>, splitters: &str, switch: &str) -> Resul
         let _ = write!(routes, "[[routes]]\nprefix = \"{prefix}\"\nnext_hops = [{hop}]\n");
         Ok(())
     };
-    match switch {
-        "core" => ends(plan, "core")
-            .into_iter()
-            .try_for_each(|edge| route(&prefix(edge), edge))?,
-        _ => route("0.0.0.0/0", "core")?,
+    let edges = plan.iter().map(|(name, _)| *name).filter(|name| is_edge(name));
+    match is_edge(switch) {
+        true => {
+            let up = ends(plan, switch).into_iter().find(|end| is_router(end));
+            route("0.0.0.0/0", up.context("a router")?)?;
+        }
+        false => {
+            for edge in edges {
+                let next = towards(plan, switch, edge).context("a way to each edge")?;
+                route(&prefix(edge), next)?;
+            }
+        }
     }
     fs::write(&file, routes)?;
     let flags = ["--rules", &file.to_string_lossy(), "--fault", "loss=1%,seed=9"];
@@ -135,11 +185,8 @@ fn flags(lab: &Lab, plan: Plan<'static>, splitters: &str, switch: &str) -> Resul
     if plan.len() < TORS.len() {
         flags.extend(["--worker", "any", "--worker", "any"].map(String::from));
     }
-    if switch != "core" {
-        for end in ends(plan, switch)
-            .into_iter()
-            .filter(|end| end.starts_with("edge"))
-        {
+    if is_edge(switch) {
+        for end in ends(plan, switch).into_iter().filter(|end| is_edge(end)) {
             flags.extend(["--no-flood".to_owned(), end.to_owned()]);
         }
     }
@@ -194,6 +241,64 @@ fn counted(lab: &Lab, switch: &str, field: &str) -> Result<u64> {
     number.with_context(|| format!("{field}: {counted}"))
 }
 
+/// Algorithm 2, in the middle of a file: edge4 relays for the source, and dies. Its mirror edge6 relays in its place until it is back.
+fn a_relay_fails(lab: &mut Lab, controller: &str) -> Result<()> {
+    let routes = |lab: &Lab, tor: &str| -> Result<String> {
+        Ok(lab
+            .castnet_json(&["route", "list", "--agent", &lab.socket(tor)])?
+            .to_string())
+    };
+    let transfer = Transfer {
+        group: "after-failure",
+        source: "h1",
+        receivers: &["h2", "h3", "h4", "h5"],
+        op: "write",
+        size: 24_000_001,
+        seed: 8,
+    };
+    lab.create_group_with(&transfer, &["--core", "static", "--rate", "20M"])?;
+    let running = lab.start_transfer_with(&transfer, &["--fallback", "off"])?;
+    let relayed = counted(lab, "edge1", "routed")?;
+    lab.wait_for("edge1 relays", |lab| {
+        let more = counted(lab, "edge1", "routed")? - relayed;
+        ensure!(more > 100, "{more}");
+        Ok(())
+    })?;
+    let shown = lab.castnet_json(&["group", "show", "after-failure", "--agent", &lab.socket("edge0")])?;
+    let rule = shown.to_string();
+    let at = rule.find("\"core\":\"239.").context("an address of edge0")? + 8;
+    let address: String = rule[at..].chars().take_while(|c| *c != '"').collect();
+    ensure!(
+        !routes(lab, "edge6")?.contains(&format!("{address}/")),
+        "edge6 is no relay of edge0"
+    );
+    lab.kill_switch("edge4")?;
+    lab.wait_for("the mirror relays", |lab| {
+        ensure!(
+            routes(lab, "edge6")?.contains(&format!("{address}/")),
+            "{}",
+            routes(lab, "edge6")?
+        );
+        Ok(())
+    })?;
+    // It gets them from edge3, which relays in the place of edge1: that one would have them from edge6 alone.
+    let copies = counted(lab, "edge6", "copies")?;
+    lab.wait_for("the mirror has what it relays", |lab| {
+        let more = counted(lab, "edge6", "copies")? - copies;
+        ensure!(more > 100, "{more}");
+        Ok(())
+    })?;
+    lab.restart_switch("edge4")?;
+    lab.wait_for("the static rules hold again", |lab| {
+        ensure!(routes(lab, "edge4")?.contains(&format!("{address}/")), "edge4");
+        ensure!(!routes(lab, "edge6")?.contains(&format!("{address}/")), "edge6");
+        Ok(())
+    })?;
+    running.finish()?;
+    lab.castnet(&["group", "destroy", "after-failure", "--controller", controller])?;
+    Ok(())
+}
+
 #[test]
 fn a_file_goes_over_a_core_without_state_of_its_group() {
     let _turn = lab::turn();
@@ -226,6 +331,7 @@ fn a_file_goes_over_the_relays_of_a_shufflecast() {
             for repair in ["source", "switch"] {
                 send(lab, controller, repair, 3)?;
             }
+            a_relay_fails(lab, controller)?;
             // A relay without members of the group.
             let relayed = counted(lab, "edge4", "routed")? + counted(lab, "edge5", "copies")?;
             ensure!(relayed > 1000, "{relayed}");
@@ -234,4 +340,59 @@ fn a_file_goes_over_the_relays_of_a_shufflecast() {
             Ok(())
         },
     );
+}
+
+/// PEEL 3.3: a file begins with a copy for each address of the cover. In its middle, the programmable core gets a rule for the group, and the
+/// source's edge sends one copy. The core loses the rule with a restart, and gets it again; it is gone with the group.
+#[test]
+fn a_programmable_core_takes_over_the_copies_in_the_middle_of_a_file() {
+    let _turn = lab::turn();
+    in_lab("groups in a programmable core", PODS, "", |lab, controller| {
+        let transfer = Transfer {
+            group: "wide",
+            source: "h1",
+            receivers: &["h2", "h3", "h4", "h5"],
+            op: "write",
+            size: 24_000_001,
+            seed: 7,
+        };
+        lab.create_group_with(&transfer, &["--core", "static", "--rate", "40M"])?;
+        let running = lab.start_transfer_with(&transfer, &["--fallback", "off"])?;
+        let mut refinement = Value::Null;
+        lab.wait_for("the core has the group", |lab| {
+            let shown = lab.castnet_json(&["group", "show", "wide", "--controller", controller])?;
+            refinement = shown["refinement"].clone();
+            let copies = refinement["copies"].as_array().map_or(0, Vec::len);
+            ensure!(copies == 2, "the address of pod 1, and edge1: {shown:#}");
+            Ok(())
+        })?;
+        let address = refinement["address"].as_str().unwrap_or_default().to_owned();
+        let routes = |lab: &Lab| -> Result<String> {
+            Ok(lab
+                .castnet_json(&["route", "list", "--agent", &lab.socket("top")])?
+                .to_string())
+        };
+        ensure!(routes(lab)?.contains(&format!("{address}/")), "{}", routes(lab)?);
+        // Its copies, beside those of loss.
+        lab.wait_for("packets take the core", |lab| {
+            let copies = counted(lab, "top", "copies")?;
+            ensure!(copies > 300, "{copies}");
+            Ok(())
+        })?;
+        lab.restart_switch("top")?;
+        lab.wait_for("the core has the group again", |lab| {
+            let copies = counted(lab, "top", "copies")?;
+            ensure!(
+                copies > 300 && routes(lab)?.contains(&format!("{address}/")),
+                "{copies}"
+            );
+            Ok(())
+        })?;
+        running.finish()?;
+        lab.castnet(&["group", "destroy", "wide", "--controller", controller])?;
+        lab.wait_for("the core has forgotten the group", |lab| {
+            ensure!(!routes(lab)?.contains("239.200."), "{}", routes(lab)?);
+            Ok(())
+        })
+    });
 }

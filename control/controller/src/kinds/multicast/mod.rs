@@ -23,6 +23,7 @@ mod lease;
 pub mod outside;
 mod prune;
 pub mod record;
+pub mod refine;
 pub(crate) mod replan;
 pub(crate) mod requests;
 pub(crate) mod stall;

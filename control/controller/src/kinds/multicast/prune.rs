@@ -106,6 +106,7 @@ mod tests {
             tree: tree.into(),
             rules: rules.map(|(name, rule)| (name.to_owned(), rule)).into(),
             shortages: String::new(),
+            refinement: None,
         }
     }
 

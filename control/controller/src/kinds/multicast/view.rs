@@ -8,9 +8,11 @@ use castnet_proto::v1::controller_event::Event;
 use super::late::Late;
 use super::outside::Outside;
 use super::record::{Diverted, MemberRecord, Multicast};
+use super::refine::Refinement;
 use crate::core::Core;
 use crate::kinds::News;
 use crate::lifecycle::{After, Phase};
+use crate::record::Record;
 use crate::shown::Planned;
 use crate::table::Entry;
 use crate::view::{self, lanes, problems, tree};
@@ -155,6 +157,7 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
             .any_source
             .map_or(0, |numbers| any_source_to_proto(numbers).into()),
         core: core_to_proto(group.core).into(),
+        refinement: refinement(record),
         tree: group.tree.to_string(),
         path: group.path.to_string(),
         repair: group.repair.map(repair_to_proto),
@@ -163,6 +166,14 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
         owner: record.owner.clone(),
         ..Default::default()
     }
+}
+
+fn refinement(record: &Record) -> Option<v1::CoreRefinement> {
+    let Refinement { address, copies } = record.plan.as_ref()?.refinement.as_ref()?;
+    Some(v1::CoreRefinement {
+        address: address.to_string(),
+        copies: copies.iter().map(ToString::to_string).collect(),
+    })
 }
 
 pub(super) fn diversion(diverted: &Diverted) -> v1::Diversion {

@@ -1,0 +1,192 @@
+//! The second stage of a group with a static core (PEEL 3.3). It begins with a copy for each address of its cover. In the background,
+//! programmable routers get a rule for it. Then the switch next to its source sends one copy, to an address of the group, and these routers
+//! make the copies for the addresses of the cover. Nothing changes for the receivers, and a packet takes the one way or the other.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use castnet_rules::{GroupRule, NextHop};
+use castnet_wire::CoreKind;
+use serde::{Deserialize, Serialize};
+
+use super::late::carry_on;
+use crate::core::{Core, Locked, Shared};
+use crate::driver;
+use crate::fabric::Reach;
+use crate::lifecycle::Phase;
+use crate::multicast_routes;
+use crate::record::{Plan, Record};
+
+/// Pause before a group is looked at whose rules are on their way to its switches.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// One copy to an address of the group, of which programmable routers make several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refinement {
+    /// The address of the group.
+    pub address: Ipv4Addr,
+    /// What the copies are addressed to: addresses of the static core, and switches.
+    pub copies: Vec<Ipv4Addr>,
+}
+
+struct Draft {
+    generation: u64,
+    refinement: Refinement,
+    routers: Vec<String>,
+}
+
+/// Whether a group may get a second stage.
+pub(crate) fn is_wanted(record: &Record) -> bool {
+    let is_static = |kind: &super::record::Multicast| kind.core == CoreKind::Static;
+    let plan = record.plan.as_ref();
+    record.phase == Phase::Active
+        && record.lanes() == 1
+        && record.multicast().is_some_and(is_static)
+        && plan.is_some_and(|plan| plan.refinement.is_none() && copies(plan).is_some())
+}
+
+/// What the source's switch sends copies to; `None`: fewer than two, or they are for different queue pairs.
+fn copies(plan: &Plan) -> Option<Vec<Ipv4Addr>> {
+    let mut copies = Vec::new();
+    let mut qpns = Vec::new();
+    for hop in below(plan.rules.get(&plan.tree.first()?.name)?) {
+        let address = hop.core().or(hop.ip())?;
+        if !copies.contains(&address) {
+            copies.push(address);
+        }
+        qpns.push(hop.qpn());
+    }
+    (copies.len() > 1 && qpns.windows(2).all(|two| two[0] == two[1])).then_some(copies)
+}
+
+/// The switches that the one next to the source sends to.
+fn below(rule: &GroupRule) -> impl Iterator<Item = &NextHop> {
+    let source = rule.upstream().map(|source| source.next_hop.name());
+    let hops = rule.endpoints.iter().map(|endpoint| &endpoint.next_hop);
+    hops.filter(move |hop| hop.host().is_none() && Some(hop.name()) != source)
+}
+
+/// Refines a group soon, if it can be.
+pub(crate) fn soon(shared: &Arc<Shared>, name: &str) {
+    let (task, name) = (shared.clone(), name.to_owned());
+    shared.spawn(async move {
+        tokio::time::sleep(PAUSE).await;
+        refine(task, name).await;
+    });
+}
+
+async fn refine(shared: Arc<Shared>, name: String) {
+    let Some(draft) = shared.lock().begin_refinement(&name) else {
+        return;
+    };
+    let address = draft.refinement.address;
+    for router in &draft.routers {
+        let Some(link) = shared.links.get(router) else {
+            continue;
+        };
+        if let Err(error) = link.sync_routes(&shared, Some(address)).await {
+            tracing::warn!(group = name, router, %error, "stays on the addresses of the static core");
+            multicast_routes::sweep_soon(&mut shared.lock());
+            return;
+        }
+    }
+    shared.lock().finish_refinement(&name, draft);
+}
+
+impl Core {
+    /// The routers that are to have a rule for each group that is refined. Empty: there are none, or one does not answer.
+    fn refining_routers(&self) -> Vec<String> {
+        let file = self.facts.file.iter();
+        let routers: Vec<String> = file
+            .flat_map(|file| file.programmable().map(|router| router.name.clone()))
+            .collect();
+        let is_up = |name: &String| matches!(self.facts.switches.get(name), Some((Reach::Up, _)));
+        match routers.iter().all(is_up) {
+            true => routers,
+            false => Vec::new(),
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// Refines all groups that may be, when a router has come.
+    pub(crate) fn refine_all(&self) {
+        for name in self.groups.names() {
+            if self
+                .groups
+                .get(&name)
+                .is_some_and(|entry| is_wanted(entry.record()))
+            {
+                soon(self.shared, &name);
+            }
+        }
+    }
+
+    fn begin_refinement(&mut self, name: &str) -> Option<Draft> {
+        let block = self.facts.file.as_ref()?.group_addresses()?;
+        let routers = self.refining_routers();
+        let (entry, kind) = self.multicast(name).ok()?;
+        let record = entry.record();
+        if routers.is_empty() || !is_wanted(record) || self.multicast_routes.is_being_refined(name) {
+            return None;
+        }
+        if !entry.is_confirmed() || kind.members.iter().any(|member| member.is_waiting()) {
+            soon(self.shared, name);
+            return None;
+        }
+        let (generation, copies) = (record.generation, copies(record.plan.as_ref()?)?);
+        let Some(address) = self.multicast_routes.take(block, name, &copies) else {
+            tracing::warn!(group = name, %block, "no group address is free: it stays on those of the static core");
+            return None;
+        };
+        Some(Draft {
+            generation,
+            refinement: Refinement { address, copies },
+            routers,
+        })
+    }
+
+    /// The routers are ready: the source's switch sends one copy from now on.
+    fn finish_refinement(&mut self, name: &str, draft: Draft) {
+        let Draft {
+            generation,
+            refinement,
+            ..
+        } = draft;
+        let address = refinement.address;
+        self.multicast_routes.is_ready(address);
+        let entry = self.groups.get(name);
+        let fits = |e: &crate::table::Entry| {
+            e.record().generation == generation && is_wanted(e.record()) && e.is_confirmed()
+        };
+        let plan = entry.filter(|e| fits(e)).and_then(|e| e.record().plan.clone());
+        let Some(before) = plan else {
+            return multicast_routes::sweep_soon(self);
+        };
+        let mut plan = Plan::clone(&before);
+        let top = before.tree.first().and_then(|top| plan.rules.get_mut(&top.name));
+        if let Some(rule) = top {
+            let names: Vec<String> = below(rule).map(|hop| hop.name().to_owned()).collect();
+            for endpoint in &mut rule.endpoints {
+                if let NextHop::Switch { name, core, .. } = &mut endpoint.next_hop
+                    && names.contains(name)
+                {
+                    *core = Some(address);
+                }
+            }
+        }
+        for rule in plan.rules.values_mut() {
+            rule.generation = generation + 1;
+        }
+        carry_on(&mut plan, &before, generation);
+        plan.refinement = Some(refinement);
+        tracing::info!(group = name, %address, "one copy to the programmable routers from now on");
+        self.try_change(name, |record| {
+            record.generation = generation + 1;
+            record.plan = Some(Arc::new(plan));
+        });
+        let shared = self.shared;
+        shared.spawn(driver::update(shared.clone(), name.into(), true));
+    }
+}
