@@ -256,7 +256,8 @@ fn a_relay_fails(lab: &mut Lab, controller: &str) -> Result<()> {
         size: 24_000_001,
         seed: 8,
     };
-    lab.create_group_with(&transfer, &["--core", "static", "--rate", "20M"])?;
+    let create = ["--core", "static", "--repair", "switch", "--rate", "20M"];
+    lab.create_group_with(&transfer, &create)?;
     let running = lab.start_transfer_with(&transfer, &["--fallback", "off"])?;
     let relayed = counted(lab, "edge1", "routed")?;
     lab.wait_for("edge1 relays", |lab| {
@@ -356,7 +357,8 @@ fn a_programmable_core_takes_over_the_copies_in_the_middle_of_a_file() {
             size: 24_000_001,
             seed: 7,
         };
-        lab.create_group_with(&transfer, &["--core", "static", "--rate", "40M"])?;
+        let create = ["--core", "static", "--repair", "switch", "--rate", "40M"];
+        lab.create_group_with(&transfer, &create)?;
         let running = lab.start_transfer_with(&transfer, &["--fallback", "off"])?;
         let mut refinement = Value::Null;
         lab.wait_for("the core has the group", |lab| {
