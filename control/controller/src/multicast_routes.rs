@@ -92,8 +92,8 @@ impl MulticastRoutes {
         self.groups.insert(refinement.address, kept);
     }
 
-    /// All routers have the rule of an address.
-    pub(crate) fn is_ready(&mut self, address: Ipv4Addr) {
+    /// The routers have the rule of an address, or will not get it.
+    pub(crate) fn settle(&mut self, address: Ipv4Addr) {
         if let Some(group) = self.groups.get_mut(&address) {
             group.is_new = false;
         }

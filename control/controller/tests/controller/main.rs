@@ -9,6 +9,7 @@ mod collective_restarts;
 mod collectives;
 mod common;
 mod contents;
+mod core_routes;
 mod durability;
 mod etcd;
 mod evict;

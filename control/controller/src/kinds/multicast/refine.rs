@@ -87,8 +87,9 @@ async fn refine(shared: Arc<Shared>, name: String) {
         };
         if let Err(error) = link.sync_routes(&shared, Some(address)).await {
             tracing::warn!(group = name, router, %error, "stays on the addresses of the static core");
-            multicast_routes::sweep_soon(&mut shared.lock());
-            return;
+            let mut core = shared.lock();
+            core.multicast_routes.settle(address);
+            return multicast_routes::sweep_soon(&mut core);
         }
     }
     shared.lock().finish_refinement(&name, draft);
@@ -155,7 +156,7 @@ impl Locked<'_> {
             ..
         } = draft;
         let address = refinement.address;
-        self.multicast_routes.is_ready(address);
+        self.multicast_routes.settle(address);
         let entry = self.groups.get(name);
         let fits = |e: &crate::table::Entry| {
             e.record().generation == generation && is_wanted(e.record()) && e.is_confirmed()

@@ -15,12 +15,15 @@ use std::time::Duration;
 
 use castnet_controller::store::Store;
 use castnet_controller::{Config, Controller, SwitchConfig};
-use castnet_proto::convert::{install_result_to_proto, refuse, rule_from_proto};
+use castnet_proto::convert::{
+    install_result_to_proto, multicast_routes_from_proto, refuse, route_to_proto, rule_from_proto,
+};
 use castnet_proto::term::{term_is_over, term_of};
 use castnet_proto::transport::{Address, Security, Server, connect, serve};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_server::{Agent, AgentServer};
 use castnet_proto::v1::controller_client::ControllerClient;
+use castnet_rules::Ipv4Net;
 use castnet_topology::{SwitchKind, Topology};
 use tempfile::TempDir;
 use tokio::sync::{Semaphore, broadcast, mpsc};
@@ -52,6 +55,10 @@ pub(crate) struct Toy {
     pub(crate) slots_max: Option<u32>,
     pub(crate) ports: Vec<v1::Port>,
     pub(crate) neighbours: Vec<v1::Neighbour>,
+    /// By prefix.
+    pub(crate) routes: BTreeMap<String, v1::Route>,
+    /// Refuses multicast routes with this.
+    pub(crate) refuse_routes: Option<Status>,
     /// Installations wait for a permit of this, and say so.
     pub(crate) gate: Option<(Arc<Semaphore>, mpsc::UnboundedSender<()>)>,
     /// How many rules each call to install had.
@@ -312,7 +319,29 @@ impl Agent for ToyAgent {
         &self,
         _: Request<v1::ListRoutesRequest>,
     ) -> Result<Response<v1::ListRoutesResponse>, Status> {
-        Err(Status::unimplemented(""))
+        let routes = self.toy.lock().routes.values().cloned().collect();
+        Ok(Response::new(v1::ListRoutesResponse { routes }))
+    }
+
+    async fn set_multicast_routes(
+        &self,
+        request: Request<v1::SetMulticastRoutesRequest>,
+    ) -> Result<Response<v1::SetMulticastRoutesResponse>, Status> {
+        let mut toy = self.toy.lock();
+        toy.check(&request)?;
+        if let Some(status) = &toy.refuse_routes {
+            return Err(status.clone());
+        }
+        let (scope, routes) = multicast_routes_from_proto(request.get_ref())?;
+        let is_within = |prefix: &Ipv4Net| scope.iter().any(|scope| scope.contains(prefix));
+        toy.routes
+            .retain(|prefix, _| !is_within(&prefix.parse().unwrap()));
+        for route in &routes {
+            let prefix = route.prefix.to_string();
+            self.journal.lock().push(format!("{} {prefix}", self.name));
+            toy.routes.insert(prefix, route_to_proto(route));
+        }
+        Ok(Response::new(v1::SetMulticastRoutesResponse::default()))
     }
 
     async fn get_counters(
@@ -412,6 +441,7 @@ impl Switch {
         self.with(|t| {
             t.boot_id += 1;
             t.groups.clear();
+            t.routes.clear();
         });
         self.start().await;
     }
@@ -443,13 +473,14 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// The Castnet switches of a topology, all running; the controller gets the topology as from a file, and a store.
+    /// The Castnet switches and programmable routers of a topology, all running; the controller gets the topology as from a file, and a store.
     pub(crate) async fn new(topology: Topology) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let journal = Journal::default();
         let mut switches = BTreeMap::new();
         let mut configs = Vec::new();
-        for known in topology.switches().filter(|s| s.kind == SwitchKind::Castnet) {
+        let has_agent = |s: &&castnet_topology::Switch| s.kind == SwitchKind::Castnet || s.programmable;
+        for known in topology.switches().filter(has_agent) {
             let path: PathBuf = folder.path().join(format!("{}.sock", known.name));
             let port = |(number, mac): (&u8, &[u8; 6])| v1::Port {
                 port: u32::from(*number),

@@ -1,0 +1,308 @@
+//! Routes to multicast addresses that the controller keeps: those of relays, and those of groups in programmable routers.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use castnet_planner::shufflecast::{Relaying, Relays, Shufflecast};
+use castnet_planner::static_core;
+use castnet_proto::convert::route_to_proto;
+use castnet_proto::v1;
+use castnet_proto::v1::GroupPhase::Active;
+use castnet_proto::v1::controller_event::Event;
+use castnet_proto::v1::endpoint::NextHop;
+use castnet_rules::Ipv4Net;
+use castnet_topology::{MulticastRoute, Topology};
+use tonic::Status;
+
+use crate::collective_places::set_link;
+use crate::common::{Client, Events, Lab, PATIENCE, destruction, reaches};
+
+/// Six leaves with a host each below a programmable router, with the addresses of `castnet rules core`.
+fn star(block: &str) -> Topology {
+    let mut file = format!("group_addresses = \"{block}\"\n");
+    file += "[[switches]]\nname = \"core\"\nkind = \"router\"\nprogrammable = true\nports = 6\n";
+    for leaf in 0..6 {
+        let _ = write!(
+            file,
+            "[[switches]]\nname = \"leaf{leaf}\"\nports = 2\nmcst_prefix = \"10.21{leaf}.0.0/24\"\n\
+             [[hosts]]\nname = \"h{leaf}\"\nip = \"10.0.0.{n}\"\nmac = \"02:00:00:00:00:0{n}\"\n\
+             [[links]]\na = \"leaf{leaf}:0\"\nb = \"h{leaf}\"\n[[links]]\na = \"leaf{leaf}:1\"\nb = \"core:{leaf}\"\n",
+            n = leaf + 1
+        );
+    }
+    with_addresses(Topology::from_toml(&file).unwrap(), |t, block| {
+        static_core::layout(t, block).unwrap().addresses
+    })
+}
+
+fn with_addresses(
+    mut topology: Topology,
+    layout: impl Fn(&Topology, Ipv4Net) -> BTreeMap<std::net::Ipv4Addr, MulticastRoute>,
+) -> Topology {
+    for (address, route) in layout(&topology, "239.1.0.0/16".parse().unwrap()) {
+        topology.add_multicast_route(address, route).unwrap();
+    }
+    topology
+}
+
+/// Groups with a static core: the first host sends.
+async fn create(lab: &Lab, client: &Client, (name, qpn): (&str, u32), hosts: &[&str]) {
+    let request = v1::CreateGroupRequest {
+        core: v1::CoreKind::Static.into(),
+        ..lab.given(name, hosts, qpn)
+    };
+    client.clone().create_group(request).await.unwrap();
+    reaches(client, name, Active).await;
+}
+
+async fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let waited = async {
+        while !is() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waited)
+        .await
+        .unwrap_or_else(|_| panic!("{what}"));
+}
+
+/// What the programmable router copies, by address.
+fn copies(lab: &Lab) -> BTreeMap<String, Vec<String>> {
+    let routes = lab.switch("core").with(|toy| toy.routes.clone());
+    let routes = routes.into_iter();
+    routes.map(|(prefix, route)| (prefix, route.copy_to)).collect()
+}
+
+/// The addresses of the core that a switch sends to for a group.
+fn cores(lab: &Lab, switch: &str, group: &str) -> Vec<Option<String>> {
+    let rules = lab.switch(switch).with(|toy| toy.groups.clone());
+    let rule = rules
+        .into_values()
+        .map(|(rule, _)| rule)
+        .find(|rule| rule.name == group);
+    let endpoints = rule.into_iter().flat_map(|rule| rule.endpoints);
+    let core = |endpoint: v1::Endpoint| match endpoint.next_hop? {
+        NextHop::Host(_) => None,
+        NextHop::Switch(to) => Some(to.core),
+    };
+    endpoints.filter_map(core).collect()
+}
+
+/// The rule is in the router before the source's switch sends to it, receivers' switches keep theirs, and all outlives restarts of both.
+#[tokio::test]
+async fn a_group_gets_a_rule_in_the_core_and_then_one_copy_of_its_source() {
+    let mut lab = Lab::new(star("239.200.0.0/24")).await;
+    let foreign = v1::Route {
+        prefix: "239.9.0.0/16".into(),
+        ..Default::default()
+    };
+    let keep = |toy: &mut crate::common::Toy| {
+        toy.routes.insert(foreign.prefix.clone(), foreign.clone());
+    };
+    lab.switch("core").with(keep);
+    let (controller, client) = lab.start().await;
+    create(&lab, &client, ("g", 17), &["h0", "h1", "h4", "h5"]).await;
+    let refined = [Some("239.200.0.0".to_owned())];
+    until("refined", || {
+        cores(&lab, "leaf0", "g")
+            .iter()
+            .all(|core| [core.clone()] == refined)
+    })
+    .await;
+    assert_eq!(cores(&lab, "leaf0", "g").len(), 3);
+    let all = copies(&lab);
+    let pod: Vec<&String> = all["239.200.0.0/32"].iter().collect();
+    assert_eq!((pod.len(), all.len()), (2, 2), "{all:?}");
+    assert_eq!(pod[0], "10.211.0.1", "leaf0 is in the block of leaf1");
+    assert_eq!(cores(&lab, "leaf4", "g"), [Some(pod[1].clone())]);
+    assert_eq!(cores(&lab, "leaf1", "g"), [None]);
+    let journal = lab.journal.lock().clone();
+    let at = |what: &str| journal.iter().position(|done| done == what);
+    assert!(at("core 239.200.0.0/32") < at("leaf0 +g.2"), "{journal:?}");
+    let carries_on = lab
+        .switch("leaf0")
+        .with(|toy| toy.groups.values().next().unwrap().0.clone());
+    assert!(
+        format!("{carries_on:?}").contains("carries_on: Some(1)"),
+        "{carries_on:?}"
+    );
+    let shown = v1::GetGroupRequest { group: "g".into() };
+    let shown = client.clone().get_group(shown).await.unwrap().into_inner();
+    let refinement = shown.state.unwrap().refinement.unwrap();
+    assert_eq!(refinement.address, "239.200.0.0");
+    controller.stop().await;
+    let (_controller, client) = lab.start().await;
+    reaches(&client, "g", Active).await;
+    lab.switches.get_mut("core").unwrap().restart().await;
+    until("again", || copies(&lab).contains_key("239.200.0.0/32")).await;
+    assert!(lab.placed().contains(&"leaf0 g.2".to_owned()));
+    client.clone().destroy_group(destruction("g")).await.unwrap();
+    until("forgotten", || copies(&lab).is_empty()).await;
+}
+
+/// Routers that refuse, are away, or have no address left: groups stay with the addresses of the static core, and one that waits for a router
+/// is refined when that comes.
+#[tokio::test]
+async fn a_group_that_no_router_takes_stays_as_it_is() {
+    let mut lab = Lab::new(star("239.200.0.0/32")).await;
+    lab.switch("core")
+        .with(|toy| toy.refuse_routes = Some(Status::resource_exhausted("no room")));
+    let (_controller, client) = lab.start().await;
+    create(&lab, &client, ("g", 17), &["h0", "h1", "h4", "h5"]).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let own = cores(&lab, "leaf0", "g");
+    assert!(
+        own.contains(&None) && own.iter().flatten().all(|core| core.starts_with("239.1.")),
+        "{own:?}"
+    );
+    // Its address is free again some time after.
+    let core = lab.switches.get_mut("core").unwrap();
+    core.stop().await;
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    core.with(|toy| toy.refuse_routes = None);
+    core.start().await;
+    let refined = |name: &'static str| {
+        let own = cores(&lab, "leaf0", name);
+        own.iter().all(|core| core.as_deref() == Some("239.200.0.0"))
+    };
+    until("refined", || refined("g")).await;
+    create(&lab, &client, ("second", 18), &["h0", "h1", "h4", "h5"]).await;
+    // One edge, or one address: there is nothing to refine.
+    create(&lab, &client, ("near", 19), &["h0", "h1"]).await;
+    create(&lab, &client, ("pod", 20), &["h0", "h2", "h3"]).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!refined("second") && copies(&lab).len() == 1);
+    client.clone().destroy_group(destruction("g")).await.unwrap();
+    until("forgotten", || copies(&lab).is_empty()).await;
+}
+
+/// The eight ToRs of a 2,2-Shufflecast.
+fn shufflecast() -> Topology {
+    let fabric = Shufflecast::new(2, 2).unwrap();
+    let mut file = String::new();
+    let mut splitters = String::new();
+    for tor in fabric.tors() {
+        let name = format!("tor{tor}");
+        let _ = write!(
+            file,
+            "[[switches]]\nname = \"{name}\"\nports = 6\nmcst_prefix = \"10.21{tor}.0.0/24\"\n"
+        );
+        // Ports 0 and 1 send, 2 to 5 receive.
+        let links = (0..).zip(fabric.splitter(tor));
+        let links = links.map(|(port, to): (usize, _)| {
+            let far = 2 + fabric.partition(tor);
+            format!("{{ port = {port}, to = \"tor{to}:{far}\" }}")
+        });
+        let links: Vec<String> = links.collect();
+        let _ = write!(
+            splitters,
+            "[[splitters]]\nfrom = \"{name}\"\nlinks = [{}]\n",
+            links.join(", ")
+        );
+    }
+    with_addresses(Topology::from_toml(&(file + &splitters)).unwrap(), |t, block| {
+        castnet_planner::shufflecast::layout(t, block).unwrap().addresses
+    })
+}
+
+/// Whether all ToRs have the routes of these rules, and each one the operator's, too.
+fn has(lab: &Lab, relays: &Relays, relaying: &Relaying) -> bool {
+    relays.tors().all(|(tor, splitter)| {
+        let wanted = relays.routes(&lab.topology, relaying, tor);
+        let mut wanted: BTreeMap<String, v1::Route> = wanted
+            .iter()
+            .map(|route| (route.prefix.to_string(), route_to_proto(route)))
+            .collect();
+        wanted.insert(
+            "239.9.0.0/16".into(),
+            v1::Route {
+                prefix: "239.9.0.0/16".into(),
+                ..Default::default()
+            },
+        );
+        lab.switch(&splitter.from).with(|toy| toy.routes == wanted)
+    })
+}
+
+/// ToRs get their routes, each relay fails in turn: by a port without link, or dead. Of two, one is recovered from.
+#[tokio::test]
+async fn relays_get_their_routes_and_those_of_a_failed_one_move() {
+    let mut lab = Lab::new(shufflecast()).await;
+    lab.config.timeouts.link = Duration::from_millis(100);
+    for switch in lab.switches.values() {
+        let foreign = v1::Route {
+            prefix: "239.9.0.0/16".into(),
+            ..Default::default()
+        };
+        // One of Castnet's is wrong.
+        let hop = v1::RouteHop {
+            port: 4,
+            mac: "02:00:00:00:00:99".into(),
+        };
+        let wrong = v1::Route {
+            prefix: "239.1.0.1/32".into(),
+            next_hops: vec![hop],
+            ..foreign.clone()
+        };
+        switch.with(|toy| {
+            toy.routes
+                .extend([foreign, wrong].map(|route| (route.prefix.clone(), route)))
+        });
+    }
+    let (_controller, client) = lab.start().await;
+    let relays = Relays::of(&lab.topology).unwrap().unwrap();
+    let fabric = relays.fabric();
+    let fixed = Relaying::of(fabric);
+    until("static rules", || has(&lab, &relays, &fixed)).await;
+    let mut events = Events::of(&client).await;
+    for (tor, splitter) in relays.tors() {
+        let mut recovered = fixed.clone();
+        recovered.apply(&fabric.recovery(tor));
+        set_link(lab.switch(&splitter.from), 1, false);
+        until("Algorithm 2", || has(&lab, &relays, &recovered)).await;
+        set_link(lab.switch(&splitter.from), 1, true);
+        until("static rules", || has(&lab, &relays, &fixed)).await;
+    }
+    let relay = |event: &Event| match event {
+        Event::RelayChanged(change) => Some(change.clone()),
+        _ => None,
+    };
+    let said = events.until(relay).await;
+    assert_eq!(
+        (said.switch_name.as_str(), said.mirror.as_str(), said.rules > 0),
+        ("tor0", "tor2", true)
+    );
+    assert_eq!(said.reason, "port tor0-p1 of switch tor0 has no link");
+    assert_eq!(
+        events.until(relay).await,
+        v1::RelayChanged {
+            switch_name: "tor0".into(),
+            ..Default::default()
+        }
+    );
+    // tor5 fails, then tor3, too; tor5 comes back.
+    let after = |number: usize| {
+        let mut recovered = fixed.clone();
+        recovered.apply(&fabric.recovery(fabric.tor(number).unwrap()));
+        recovered
+    };
+    lab.switches.get_mut("tor5").unwrap().stop().await;
+    let others = |relaying: &Relaying| {
+        relays
+            .tors()
+            .filter(|(tor, _)| tor.number() != 5)
+            .all(|(tor, splitter)| {
+                let routes = lab.switch(&splitter.from).with(|toy| toy.routes.len());
+                routes == 1 + relaying.sources(tor).count()
+            })
+    };
+    until("tor5 is dead", || others(&after(5))).await;
+    set_link(lab.switch("tor3"), 0, false);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(others(&after(5)), "one failure is recovered from");
+    let tor5 = lab.switches.get_mut("tor5").unwrap();
+    tor5.with(|toy| toy.routes.retain(|prefix, _| prefix == "239.9.0.0/16"));
+    tor5.start().await;
+    until("tor3 alone", || has(&lab, &relays, &after(3))).await;
+}
