@@ -302,6 +302,12 @@ fn faults_that_types_do_not_prevent() {
              239.255.255.255; 224.0.0.0/16 has others",
         ),
         (
+            "prefix = \"10.1.0.0/16\"",
+            "copy_to = [\"10.9.0.1\"]\nprefix = \"239.1.0.0/16\"",
+            "21:11: routes[0].copy_to: gives copies, so the route has no next hops and does not replicate: each copy takes \
+             another route\nrules.toml:21:11: routes[0].copy_to: is for one multicast address, such as 239.200.0.1/32; 239.1.0.0/16 has more, or others",
+        ),
+        (
             "[{ port = 4, mac = \"06:00:00:00:00:02\" }]",
             "[]",
             "22:13: routes[0].next_hops: is empty: a route needs at \

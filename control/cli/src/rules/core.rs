@@ -63,6 +63,15 @@ impl CoreArgs {
             let next = "castnet rules core --help; deploy/README.md says what a static core needs";
             Failure::refused(format!("{shown}: {}", error.reason())).next(next)
         })?;
+        if let Some(block) = topology.group_addresses()
+            && let Some(address) = layout.addresses.keys().find(|address| block.contains(*address))
+        {
+            let what = format!(
+                "{shown}: {address} of {} is one of the group_addresses {block}",
+                self.addresses
+            );
+            return Err(Failure::refused(what).next("give other addresses: --addresses PREFIX"));
+        }
         let strange = |name: &&String| name.contains('/') || name.starts_with('.');
         if let Some(name) = layout.routes.keys().find(strange) {
             return Err(Failure::refused(format!(

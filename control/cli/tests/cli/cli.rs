@@ -750,6 +750,12 @@ fn the_routes_of_a_core_are_files_and_written_whole_or_not_at_all() {
         &[],
         "no router is next to two Castnet switches with an mcst_prefix",
     );
+    let grouped = format!("group_addresses = \"239.0.0.0/16\"\n{ROUTED}");
+    refused(
+        &grouped,
+        &[],
+        "239.0.0.0 of 239.0.0.0/8 is one of the group_addresses 239.0.0.0/16",
+    );
     assert!(!out.exists());
     let said = stdout(&mut run(ROUTED, &[]));
     assert!(

@@ -426,6 +426,40 @@ fn a_core_switch_of_a_64_ary_fat_tree_has_at_most_95_routes() {
     assert_eq!(said, "core: 239.1.0.0/24 is too small: 64 pods need a /18");
 }
 
+/// PEEL 3.3: of a fat tree's routers, only its core switches know groups. The others lead to them.
+#[test]
+fn what_is_sent_to_a_group_comes_to_a_programmable_router() {
+    let mut t = fat_tree(8);
+    let is_core = |name: &str| name.starts_with("core");
+    let routers: Vec<String> = t.switches().map(|s| s.name.clone()).collect();
+    let (cores, others): (Vec<_>, Vec<_>) = routers
+        .into_iter()
+        .filter(|name| t.is_router(name))
+        .partition(|name| is_core(name));
+    for core in &cores {
+        t.set_programmable(core, true).unwrap();
+    }
+    t.set_group_addresses("239.200.0.0/16".parse().unwrap()).unwrap();
+    let layout = layout(&t, "239.1.0.0/16".parse().unwrap()).unwrap();
+    let routes = |router: &str| {
+        let all = layout.routes.get(router).into_iter().flatten();
+        all.filter(|route| route.prefix.to_string() == "239.200.0.0/16")
+    };
+    assert!(cores.iter().all(|core| routes(core).next().is_none()));
+    for router in &others {
+        let [route] = &routes(router).collect::<Vec<_>>()[..] else {
+            panic!("{router} has one route to all groups");
+        };
+        assert!(!route.replicate);
+        for hop in &route.next_hops {
+            let near = End::port(router, hop.port.index() as u8);
+            let far = t.neighbours(router).into_iter().find(|n| n.near == near).unwrap();
+            assert!(is_core(far.far.node()), "{router} leads to {}", far.far);
+        }
+        assert_eq!(route.next_hops.len(), 4, "over each link upwards");
+    }
+}
+
 /// Switches without state are not even named: groups come and go at the edges alone.
 #[test]
 fn a_hundred_thousand_groups_touch_no_switch_of_the_core() {

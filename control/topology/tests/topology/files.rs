@@ -205,10 +205,10 @@ a = "a:0"
 b = "x"
 "#;
     let faults = Topology::from_toml(text).unwrap_err().in_file("fabric.toml");
-    let expected = r#"fabric.toml:2:1: hosst: unknown field; allowed: switches, hosts, links, multicast_routes, splitters
+    let expected = r#"fabric.toml:2:1: hosst: unknown field; allowed: switches, hosts, links, multicast_routes, splitters, group_addresses
 fabric.toml:5:9: switches[0].ports: 70 is out of range: ports of a switch, 1 to 64
 fabric.toml:8:31: switches[1].ports[1]: "nonsense" is not an Ethernet address, such as "02:00:00:00:00:01"
-fabric.toml:12:1: switches[2].colour: unknown field; allowed: name, kind, ports, up, mcst_prefix
+fabric.toml:12:1: switches[2].colour: unknown field; allowed: name, kind, ports, up, programmable, mcst_prefix
 fabric.toml:15:6: hosts[0].ip: "10.0.0.256" is not an IPv4 address, such as "10.0.0.1"
 fabric.toml:16:7: hosts[0].mac: a whole number where an Ethernet address, such as "02:00:00:00:00:01" belongs
 fabric.toml:17:1: hosts[1].name: missing: a name in quotes
@@ -341,4 +341,41 @@ fn splitters_are_read_and_written_and_checked() {
             .to_string();
         assert!(faults.contains(expected), "{faults}");
     }
+}
+
+#[test]
+fn programmable_routers_and_group_addresses_are_read_and_written_and_checked() {
+    let text = ROUTED.replace("kind = \"router\"", "kind = \"router\"\nprogrammable = true");
+    let text = format!("group_addresses = \"239.200.0.0/16\"\n{text}");
+    let t = Topology::from_toml(&text).unwrap();
+    let routers = |t: &Topology| -> Vec<String> { t.programmable().map(|s| s.name.clone()).collect() };
+    assert_eq!(routers(&t), ["rt"]);
+    let block = t.group_addresses().unwrap();
+    assert_eq!(block.to_string(), "239.200.0.0/16");
+    let again = Topology::from_toml(&t.to_toml()).unwrap();
+    assert_eq!(
+        (routers(&again), again.group_addresses()),
+        (routers(&t), Some(block))
+    );
+    let refused = |text: String, expected: &str| {
+        let faults = Topology::from_toml(&text).unwrap_err().to_string();
+        assert!(faults.contains(expected), "{faults}");
+    };
+    refused(
+        text.replace("239.200.0.0/16", "10.0.0.0/8"),
+        "1:19: group_addresses: 10.0.0.0/8 cannot be the addresses of groups: give a block of the addresses 224.0.1.0 to",
+    );
+    refused(
+        text.replace("239.200.0.0/16", "239.200.1.0/16"),
+        "1:19: group_addresses: 239.200.1.0/16 cannot be the addresses of groups: give a block",
+    );
+    refused(
+        text.replace("name = \"b\"", "name = \"b\"\nprogrammable = true"),
+        "switches[3].programmable: \"b\" is no router: only kind = \"router\" may be programmable",
+    );
+    let route = "[[multicast_routes]]\naddress = \"239.200.0.1\"\nswitches = [\"a\", \"b\"]\n";
+    refused(
+        text + route,
+        "group_addresses: 239.200.0.0/16 cannot be the addresses of groups: 239.200.0.1 of it is in [[multicast_routes]]",
+    );
 }
