@@ -300,6 +300,7 @@ impl Draft {
                     shortages: lacking(core, record, &plan.shortages),
                     rules: plan.rules,
                     refinement: None,
+                    over_covered: plan.over_covered,
                 },
             }),
             Err(error) => Err(no_plan(core, record, &error)),

@@ -90,6 +90,9 @@ pub struct Plan {
     /// The second stage of a group with a static core, if programmable routers have its rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refinement: Option<Refinement>,
+    /// Switches without members that get copies of a static core.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub over_covered: BTreeSet<String>,
 }
 
 impl Plan {

@@ -33,6 +33,8 @@ pub struct Plan {
     pub rules: BTreeMap<String, GroupRule>,
     /// What switches lack for the mode of the request, if the group is in Mode-III instead ([`Request::may_augment`]).
     pub shortages: Vec<Shortage>,
+    /// Switches without members that get copies of a static core ([`Request::core_copies`]).
+    pub over_covered: BTreeSet<String>,
 }
 
 /// The members of a request, by index.

@@ -1,6 +1,7 @@
 //! The requested group, and the room of switches.
 
 use core::net::Ipv4Addr;
+use core::num::NonZeroU16;
 use std::collections::BTreeMap;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, HostPart, MulticastRule, TranslatedRule};
@@ -23,6 +24,9 @@ pub struct Request {
     /// multicast addresses of the fabric that lead to several of them
     /// ([`Topology::multicast_routes`](castnet_topology::Topology::multicast_routes)).
     pub core: CoreKind,
+    /// With a static core, the most copies of a packet that leave the switch next to the source: switches without members may get some of
+    /// them, and drop them (PEEL 3.2). `None`: as many as reach switches with members alone.
+    pub core_copies: Option<NonZeroU16>,
     /// For a multicast group: the shape of its tree where forwarders alone join switches. Not with a static core, which needs a star.
     pub tree: TreeShape,
     /// For a multicast group with a stateful core: where its copies are made.
@@ -126,6 +130,7 @@ impl Request {
             mcst_ids: BTreeMap::new(),
             own_addresses: false,
             core: CoreKind::Stateful,
+            core_copies: None,
             tree: TreeShape::Shortest,
             path: TreePath::Auto,
             pmtu,

@@ -58,9 +58,10 @@ pub(crate) fn write(
     }
     number(&mut rules, request);
     mix(&mut rules, request, slots);
-    if request.core == CoreKind::Static {
-        static_core::assign(topology, &tree, &mut rules);
-    }
+    let over_covered = match request.core {
+        CoreKind::Static => static_core::assign(topology, &tree, &mut rules, request.core_copies)?,
+        CoreKind::Stateful => BTreeSet::new(),
+    };
     for (switch, rule) in &rules {
         let mut faults = rule.check(PortId::COUNT);
         if rule.translated().is_some() {
@@ -73,6 +74,7 @@ pub(crate) fn write(
         }
     }
     Ok(Plan {
+        over_covered,
         tree,
         rules,
         shortages: Vec::new(),

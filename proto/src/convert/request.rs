@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
+use std::num::NonZeroU16;
 use std::time::Duration;
 
 use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule};
@@ -21,6 +22,9 @@ const DEFAULT_STALL_MS: u32 = 5_000;
 const NAME_LENGTH_MAX: usize = 63;
 /// Leaves space for the suffix of a lane: `/15`.
 const LANED_NAME_LENGTH_MAX: usize = 61;
+
+/// Copies that no group of a static core may have: one more than endpoints of a group.
+const COPIES_BEYOND: u32 = 1025;
 
 /// A multicast group that is to be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +55,8 @@ pub struct NewGroup {
     pub any_source: Option<AnySource>,
     /// What the switches between those next to its members know of it.
     pub core: CoreKind,
+    /// With a static core, the most copies that leave the source's switch.
+    pub core_copies: Option<NonZeroU16>,
     /// The shape of its tree where forwarders alone join switches.
     pub tree: TreeChoice,
     /// Where its copies are made.
@@ -160,6 +166,19 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
     if core == CoreKind::Static && any_source.is_some() {
         r.fault("core", FaultKind::CoreOfAnySource);
     }
+    let core_copies = match (message.core_copies, core) {
+        (1.., CoreKind::Stateful) => {
+            let expected = "is for a static core: with state in each switch, one copy leaves by each link";
+            r.fault("core_copies", out_of_range(message.core_copies, expected));
+            None
+        }
+        (COPIES_BEYOND.., _) => {
+            let expected = "is out of range: 1 to 1024 copies";
+            r.fault("core_copies", out_of_range(message.core_copies, expected));
+            None
+        }
+        (copies, _) => u16::try_from(copies).ok().and_then(NonZeroU16::new),
+    };
     let tree = match message.tree.as_str() {
         "" => TreeChoice::default(),
         text => {
@@ -209,6 +228,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
         on_stall,
         any_source,
         core,
+        core_copies,
         tree,
         path,
         rate_limit,

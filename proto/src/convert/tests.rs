@@ -325,6 +325,8 @@ fn a_member_brings_a_queue_pair_for_each_lane() {
     type Spoil = fn(&mut v1::CreateGroupRequest);
     let cases: [(&str, Spoil); 21] = [
         ("core", |m| m.core = 3),
+        ("core_copies", |m| m.core_copies = 1),
+        ("core_copies", |m| (m.core, m.core_copies) = (2, 1025)),
         ("core", |m| (m.core, m.any_source) = (2, 1)),
         ("tree", |m| m.tree = "ring".into()),
         ("tree", |m| (m.core, m.tree) = (2, "chain".into())),

@@ -77,6 +77,10 @@ pub(crate) struct Create {
     /// what is sent to the multicast addresses of the topology file (its multicast_routes). Shown by castnet group show
     #[arg(long, value_name = "KIND", value_enum, default_value_t = Core::Stateful, conflicts_with_all = ["rules", "collective", "any_source"])]
     core: Core,
+    /// With --core static: at most so many copies of a packet leave the source's switch. Some may reach switches without members, which drop
+    /// them: castnet group show names these
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024), conflicts_with_all = ["rules", "collective"])]
+    core_copies: Option<u16>,
     /// Its tree where ordinary switches and routers alone lead from switch to switch, as between relays at hosts: shortest (a star there), star,
     /// chain, binomial, or `postal:LATENCY[,PACKETS]`, the tree in which all have a message of so many packets soonest, if a packet takes LATENCY
     /// times as long to the next switch as one more copy of it takes. With `auto[:BYTES]` the controller chooses that for messages of so many
@@ -292,6 +296,7 @@ impl Create {
                 Core::Stateful => api::CoreKind::Stateful,
                 Core::Static => api::CoreKind::Static,
             } as i32,
+            core_copies: self.core_copies.map_or(0, u32::from),
             tree: self.tree.to_string(),
             path: self.path.to_string(),
             on_member_loss: self.on_member_loss.message(),

@@ -171,6 +171,14 @@ impl GroupReport {
                 }
             };
             facts.add_as("core", "static", "core", words);
+            if state.core_copies > 0 {
+                facts.add("core_copies", "most copies", state.core_copies);
+            }
+            if !state.over_covered.is_empty() {
+                let named = first_of(state.over_covered.iter(), NAMED_MAX);
+                let words = format!("{named}: they have no members, and drop a copy of each packet");
+                facts.add_as("over_covered", json!(state.over_covered), "over-covered", words);
+            }
         }
         if state.tree != "shortest" {
             facts.add("tree_shape", "tree shape", state.tree.as_str());

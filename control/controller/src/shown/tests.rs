@@ -186,6 +186,7 @@ fn apply(core: &mut Core, name: &str, change: Change) {
                 rules: BTreeMap::new(),
                 shortages: String::new(),
                 refinement: None,
+                over_covered: Default::default(),
             };
             record.plan = planned.then(|| Arc::new(plan));
         }

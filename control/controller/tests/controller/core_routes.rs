@@ -177,6 +177,40 @@ async fn a_group_that_no_router_takes_stays_as_it_is() {
     until("forgotten", || copies(&lab).is_empty()).await;
 }
 
+/// Packing (PEEL 3.2): fewer copies, and switches without members that get some. With one copy there is nothing to refine.
+#[tokio::test]
+async fn a_group_with_few_copies_says_which_switches_get_them_for_nothing() {
+    let lab = Lab::new(star("239.200.0.0/24")).await;
+    let (controller, client) = lab.start().await;
+    let request = |name: &str, copies, qpn| v1::CreateGroupRequest {
+        core: v1::CoreKind::Static.into(),
+        core_copies: copies,
+        ..lab.given(name, &["h0", "h1", "h4"], qpn)
+    };
+    client.clone().create_group(request("g", 1, 17)).await.unwrap();
+    reaches(&client, "g", Active).await;
+    controller.stop().await;
+    let (_controller, client) = lab.start().await;
+    let state = reaches(&client, "g", Active).await.state.unwrap();
+    assert_eq!(state.over_covered, ["leaf2", "leaf3", "leaf5"]);
+    assert_eq!(state.core_copies, 1);
+    let own = cores(&lab, "leaf0", "g");
+    assert!(own.len() == 2 && own[0].is_some() && own[0] == own[1], "{own:?}");
+    // An exact cover needs no more than two.
+    client
+        .clone()
+        .create_group(request("exact", 2, 18))
+        .await
+        .unwrap();
+    let state = reaches(&client, "exact", Active).await.state.unwrap();
+    assert!(state.over_covered.is_empty());
+    until("refined", || {
+        cores(&lab, "leaf0", "exact").iter().all(Option::is_some)
+    })
+    .await;
+    assert_eq!(cores(&lab, "leaf0", "g"), own);
+}
+
 /// The eight ToRs of a 2,2-Shufflecast.
 fn shufflecast() -> Topology {
     let fabric = Shufflecast::new(2, 2).unwrap();

@@ -1,16 +1,19 @@
 //! Groups at the edges of a core without state: a star over routers, and the multicast addresses that lead to several of its ends.
 
 mod layout;
+mod pack;
 
 use core::cmp::Reverse;
 use core::net::Ipv4Addr;
-use std::collections::{BTreeMap, BTreeSet};
+use core::num::NonZeroU16;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 pub use layout::{Layout, layout};
 pub(crate) use layout::{is_multicast_block, route_hop};
 
 use castnet_rules::{GroupRule, NextHop};
-use castnet_topology::{MulticastRoute, NodeId, Topology, Usable};
+use castnet_topology::{NodeId, Topology, Usable};
+use castnet_wire::Qpn;
 
 use crate::error::PlanError;
 use crate::grow::{Leaf, Node, Parents};
@@ -19,6 +22,7 @@ use crate::overlay::{Reach, Route};
 use crate::plan::no_path;
 use crate::request::Request;
 use crate::tree::{Role, Tree};
+use pack::{Candidate, pack};
 
 /// The switch next to the source below the source, all other switches below that one, and each receiver below the one next to it.
 pub(crate) fn star(
@@ -87,58 +91,109 @@ fn not_routed(
 
 /// Gives each switch the multicast address that brings data to it: as few addresses as lead to switches of the group alone, the ones with
 /// most switches first. Blocks of a pod's switches are nested, so that is the exact cover (PEEL 3.2). A switch that no address leads to with
-/// another one has none.
-pub(crate) fn assign<'a>(topology: &'a Topology, tree: &Tree, rules: &mut BTreeMap<String, GroupRule>) {
+/// another one has none. If that is more than `copies_max` copies, some addresses lead to other switches, too. Returns those.
+///
+/// # Errors
+/// [`PlanError::NoStaticCore`]: there is no cover with so few copies.
+pub(crate) fn assign(
+    topology: &Topology,
+    tree: &Tree,
+    rules: &mut BTreeMap<String, GroupRule>,
+    copies_max: Option<NonZeroU16>,
+) -> Result<BTreeSet<String>, PlanError> {
     // The source is above its switch, and all other switches are below that one.
     let Some(top) = tree.root.children.first() else {
-        return;
+        return Ok(BTreeSet::new());
     };
     let below = top.children.iter().filter(|node| node.role == Role::Switch);
-    let mut left: BTreeSet<&str> = below.map(|node| node.name.as_str()).collect();
-    let qpn_at = |name: &str| {
-        let endpoints = &rules.get(&top.name)?.endpoints;
-        let endpoint = endpoints
-            .iter()
-            .find(|endpoint| endpoint.next_hop.name() == name)?;
-        Some(endpoint.next_hop.qpn())
+    let members: BTreeSet<&str> = below.map(|node| node.name.as_str()).collect();
+    let qpns: HashMap<&str, Qpn> = rules
+        .get(&top.name)
+        .into_iter()
+        .flat_map(|rule| &rule.endpoints)
+        .map(|endpoint| (endpoint.next_hop.name(), endpoint.next_hop.qpn()))
+        .collect();
+    // One copy has one QPN. A router sends no copy back, so an address may lead to the switch next to the source, too. With relays of its own,
+    // a source reaches all switches or none.
+    let mut usable = Vec::new();
+    for (address, route) in topology.multicast_routes() {
+        let switches = route.switches.iter().map(String::as_str);
+        let switches: Vec<&str> = switches.filter(|name| *name != top.name).collect();
+        let own = switches.iter().filter(|name| members.contains(*name));
+        let numbers: BTreeSet<Qpn> = own.clone().filter_map(|name| qpns.get(name).copied()).collect();
+        let is_for_top = route.source.as_ref().is_none_or(|source| *source == top.name);
+        if is_for_top && numbers.len() == 1 && own.count() > 1 {
+            let is_own = route.source.is_some();
+            usable.push((is_own, Candidate { address, switches }));
+        }
+    }
+    let exact = exact(&usable, &members);
+    let copies = exact.len() + members.len() - exact.values().map(Vec::len).sum::<usize>();
+    let chosen: Vec<Ipv4Addr> = match copies_max.map(|most| usize::from(most.get())) {
+        Some(most) if copies > most => {
+            let candidates = usable.iter().map(|(_, candidate)| candidate.clone()).collect();
+            pack(candidates, &members, most).map_err(|least| PlanError::NoStaticCore {
+                reason: format!(
+                    "{most} copies are too few: the multicast addresses of the fabric lead to the members with {least} or more"
+                ),
+            })?
+        }
+        _ => exact.keys().copied().collect(),
     };
-    // A router sends no copy back, so an address may lead to the switch next to the source, too. With relays of its own, a source reaches all
-    // switches or none.
-    let usable = |(address, route): (Ipv4Addr, &'a MulticastRoute)| {
-        let is_own = route.source.as_ref() == Some(&top.name);
-        let switches = &route.switches;
-        let (members, others): (Vec<&str>, Vec<&str>) = switches
-            .iter()
-            .map(String::as_str)
-            .partition(|name| left.contains(name));
-        let is_exact = others.iter().all(|name| *name == top.name);
-        let is_usable = is_own || is_exact && route.source.is_none();
-        is_usable.then_some((address, members))
-    };
-    let mut routes: Vec<_> = topology.multicast_routes().filter_map(usable).collect();
-    routes.sort_by_key(|(address, members)| (Reverse(members.len()), *address));
-    let mut chosen = BTreeMap::new();
-    for (address, members) in routes {
-        // One copy has one QPN.
-        let mut qpns = members.iter().map(|name| qpn_at(name));
-        let first = qpns.next();
-        let are_left = members.iter().all(|name| left.contains(name));
-        if members.len() > 1 && are_left && qpns.all(|qpn| Some(qpn) == first) {
-            for name in members {
-                left.remove(name);
-                chosen.insert(name.to_owned(), address);
+    let mut over_covered = BTreeSet::new();
+    for (is_own, Candidate { address, switches }) in &usable {
+        if !chosen.contains(address) {
+            continue;
+        }
+        for name in switches {
+            match members.contains(name) {
+                true => set_core(rules, (&top.name, name), *address),
+                // Relays of a Shufflecast are no waste: they send it on.
+                false if !is_own => drop(over_covered.insert((*name).to_owned())),
+                false => {}
             }
         }
     }
-    for (name, address) in chosen {
-        for (at, to) in [(&top.name, &name), (&name, &top.name)] {
-            let endpoints = rules.get_mut(at).map(|rule| &mut rule.endpoints);
-            for endpoint in endpoints.into_iter().flatten() {
-                if let NextHop::Switch { name, core, .. } = &mut endpoint.next_hop
-                    && name == to
-                {
-                    *core = Some(address);
-                }
+    Ok(over_covered)
+}
+
+/// The addresses that lead to members alone, or only from this source, and to which; the ones with most members first.
+fn exact<'a>(
+    usable: &[(bool, Candidate<'a>)],
+    members: &BTreeSet<&'a str>,
+) -> BTreeMap<Ipv4Addr, Vec<&'a str>> {
+    let mut left = members.clone();
+    let of = |candidate: &Candidate<'a>| -> Vec<&'a str> {
+        let own = candidate.switches.iter().copied();
+        own.filter(|name| members.contains(name)).collect()
+    };
+    let is_exact = |(is_own, candidate): &&(bool, Candidate<'a>)| {
+        *is_own || candidate.switches.iter().all(|name| members.contains(name))
+    };
+    let exact = usable.iter().filter(is_exact);
+    let mut exact: Vec<_> = exact
+        .map(|(_, candidate)| (candidate.address, of(candidate)))
+        .collect();
+    exact.sort_by_key(|(address, own)| (Reverse(own.len()), *address));
+    exact.retain(|(_, own)| {
+        let are_left = own.iter().all(|name| left.contains(name));
+        if are_left {
+            left.retain(|name| !own.contains(name));
+        }
+        are_left
+    });
+    exact.into_iter().collect()
+}
+
+/// Both ends of a path of the star know the address.
+fn set_core(rules: &mut BTreeMap<String, GroupRule>, (top, switch): (&str, &str), address: Ipv4Addr) {
+    for (at, to) in [(top, switch), (switch, top)] {
+        let endpoints = rules.get_mut(at).map(|rule| &mut rule.endpoints);
+        for endpoint in endpoints.into_iter().flatten() {
+            if let NextHop::Switch { name, core, .. } = &mut endpoint.next_hop
+                && name == to
+            {
+                *core = Some(address);
             }
         }
     }

@@ -1,13 +1,16 @@
 //! Trees that pass routers.
 
 use core::net::Ipv4Addr;
-use std::collections::BTreeMap;
+use core::num::NonZeroU16;
+use std::collections::{BTreeMap, BTreeSet};
 
+use castnet_planner::prefix::Space;
 use castnet_planner::static_core::{Layout, layout};
 use castnet_planner::{LinkLoad, PlanError, Request};
 use castnet_rules::{GroupRule, Ipv4Net};
 use castnet_topology::{End, MulticastRoute, SwitchKind, Topology};
 use castnet_wire::{CoreKind, MacAddr, McstId};
+use proptest::prelude::*;
 
 use crate::common::{plan, request};
 use crate::mixed::{Fabric, check, job, names};
@@ -222,6 +225,15 @@ fn core(leaves: usize, routes: &[(u8, &[usize])]) -> Topology {
 }
 
 fn over_core(t: &Topology, hosts: &[&str]) -> Result<castnet_planner::Plan, PlanError> {
+    over_core_with(t, hosts, None)
+}
+
+/// With at most so many copies.
+fn over_core_with(
+    t: &Topology,
+    hosts: &[&str],
+    copies: Option<u16>,
+) -> Result<castnet_planner::Plan, PlanError> {
     let leaves: Vec<String> = t
         .switches()
         .map(|s| s.name.clone())
@@ -231,6 +243,7 @@ fn over_core(t: &Topology, hosts: &[&str]) -> Result<castnet_planner::Plan, Plan
     let wanted = Request {
         mcst_ids: ids(&leaves),
         core: CoreKind::Static,
+        core_copies: copies.and_then(NonZeroU16::new),
         ..request("h0", hosts)
     };
     plan(t, &LinkLoad::new(), &wanted)
@@ -299,6 +312,68 @@ fn a_static_core_is_a_star_with_the_fewest_exact_addresses() {
         },
     );
     assert!(cores(&stateful.expect("a plan")).is_empty());
+}
+
+/// Copies that leave leaf0 for other switches, and the switches that each address leads to.
+fn sent(t: &Topology, p: &castnet_planner::Plan) -> (usize, Vec<String>) {
+    let hops = p.rules["leaf0"].endpoints.iter().map(|e| &e.next_hop);
+    let hops: Vec<_> = hops.filter(|hop| hop.host().is_none()).collect();
+    let cores: BTreeSet<Ipv4Addr> = hops.iter().filter_map(|hop| hop.core()).collect();
+    let singles = hops.iter().filter(|hop| hop.core().is_none());
+    let mut reached: Vec<String> = singles.clone().map(|hop| hop.name().to_owned()).collect();
+    for (_, route) in t
+        .multicast_routes()
+        .filter(|(address, _)| cores.contains(address))
+    {
+        reached.extend(route.switches.iter().filter(|name| *name != "leaf0").cloned());
+    }
+    (cores.len() + singles.count(), reached)
+}
+
+proptest! {
+    /// PEEL 3.2, packing: as many over-covered switches as by the covers of the identifiers, which know of no topology.
+    #[test]
+    fn fewer_copies_reach_as_few_switches_without_members_as_can_be(
+        leaves in 3usize..10,
+        members in proptest::collection::btree_set(1u32..9, 1..9),
+        most in 1u16..6,
+    ) {
+        let members: BTreeSet<u32> = members.into_iter().filter(|id| (*id as usize) < leaves).collect();
+        prop_assume!(!members.is_empty());
+        let t = core(leaves, &[]);
+        let routes = layout(&t, "239.1.0.0/16".parse().unwrap()).unwrap().addresses;
+        let mut with_routes = t;
+        for (address, route) in routes {
+            with_routes.add_multicast_route(address, route).unwrap();
+        }
+        let t = with_routes;
+        let hosts: Vec<String> = members.iter().map(|id| format!("h{}", 2 * id)).collect();
+        let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+        let p = over_core_with(&t, &hosts, Some(most)).unwrap();
+        let covers = Space::new(leaves as u32).unwrap().pack(&members, &[0].into(), most.into()).unwrap();
+        let best = covers.last().unwrap();
+        let (copies, mut reached) = sent(&t, &p);
+        prop_assert_eq!((copies, p.over_covered.len()), (best.prefixes.len(), best.over as usize));
+        let mut expected: Vec<String> = members.iter().map(|id| format!("leaf{id}")).collect();
+        expected.extend(p.over_covered.iter().cloned());
+        reached.sort();
+        expected.sort();
+        prop_assert_eq!(reached, expected, "each gets one copy");
+        p.rules.values().for_each(|rule| assert_eq!(rule.check(64), []));
+    }
+}
+
+#[test]
+fn too_few_copies_are_refused_with_how_many_it_takes() {
+    let t = core(6, &[(1, &[1, 2]), (2, &[3, 4]), (3, &[2, 3])]);
+    let all = ["h1", "h5", "h9"];
+    let p = over_core_with(&t, &all, Some(2)).unwrap_err();
+    assert_eq!(
+        p.to_string(),
+        "core: 2 copies are too few: the multicast addresses of the fabric lead to the members with 3 or more"
+    );
+    let exact = over_core_with(&t, &["h1", "h3", "h5"], Some(2)).unwrap();
+    assert_eq!((sent(&t, &exact).0, exact.over_covered.len()), (2, 0));
 }
 
 /// A fat tree whose edge switches run Castnet, and whose others are routers.

@@ -107,6 +107,7 @@ mod tests {
             rules: rules.map(|(name, rule)| (name.to_owned(), rule)).into(),
             shortages: String::new(),
             refinement: None,
+            over_covered: Default::default(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Source and members of a multicast group.
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use castnet_proto::convert::{NewGroup, NewMember, OnStall};
@@ -37,6 +38,9 @@ pub struct Multicast {
     /// What the switches between those next to its members know of it.
     #[serde(with = "text::display", default)]
     pub core: CoreKind,
+    /// With a static core, the most copies that leave the source's switch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub core_copies: Option<NonZeroU16>,
     /// The shape of its tree where forwarders alone join switches.
     #[serde(with = "text::display", default)]
     pub tree: TreeShape,
@@ -159,6 +163,7 @@ impl Multicast {
             }),
             any_source: group.any_source,
             core: group.core,
+            core_copies: group.core_copies,
             tree: group.tree.shape(latency, group.pmtu.bytes() as u32),
             path: group.path,
             repair: group.repair,

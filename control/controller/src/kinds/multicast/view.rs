@@ -158,6 +158,12 @@ pub(crate) fn head(group: &Multicast, entry: &Entry) -> v1::GroupState {
             .map_or(0, |numbers| any_source_to_proto(numbers).into()),
         core: core_to_proto(group.core).into(),
         refinement: refinement(record),
+        core_copies: group.core_copies.map_or(0, |copies| copies.get().into()),
+        over_covered: record
+            .plan
+            .iter()
+            .flat_map(|plan| plan.over_covered.iter().cloned())
+            .collect(),
         tree: group.tree.to_string(),
         path: group.path.to_string(),
         repair: group.repair.map(repair_to_proto),
