@@ -325,7 +325,7 @@ pub fn check_routes(routes: &[Route], ports: usize, unread: &Unread) -> Vec<Faul
         copies(
             route,
             &field,
-            unread.has(&format!("routes[{i}].prefix")),
+            unread.has(format!("routes[{i}].prefix")),
             &mut faults,
         );
         let field = format!("routes[{i}].next_hops");

@@ -58,8 +58,6 @@ pub(crate) struct Core {
     pub(crate) links_changed: Changed,
     pub(crate) signs: Signs,
     pub(crate) multicast_routes: MulticastRoutes,
-    /// After a switch cannot be reached for so long, it is no relay any more, unless it still speaks.
-    pub(crate) relay_patience: Duration,
 }
 
 impl Core {

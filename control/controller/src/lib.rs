@@ -224,7 +224,6 @@ async fn begin(
         links_changed: Default::default(),
         signs: Default::default(),
         multicast_routes: MulticastRoutes::new(config.topology.as_ref()).unwrap_or_default(),
-        relay_patience: config.timeouts.link,
     };
     let term = ControllerTerm {
         owner: stored.owner,

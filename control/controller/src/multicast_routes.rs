@@ -152,25 +152,6 @@ impl Core {
         }
         (!wanted.scope.is_empty()).then_some(wanted)
     }
-
-    /// Why a relay no longer sends to its splitter, or when it will be taken for dead. `None`: it sends.
-    fn relay_fault(&self, splitter: &Splitter, now: Instant) -> Option<Result<String, Instant>> {
-        let name = &splitter.from;
-        if let Some((Reach::Down(gone), _)) = self.facts.switches.get(name) {
-            // One whose agent alone is gone relays on.
-            let since = self.signs.silent_since(name)?;
-            return Some(match since + self.relay_patience {
-                at if at <= now => Ok(format!("its agent cannot be reached ({gone})")),
-                at => Err(at),
-            });
-        }
-        let near = splitter.links.iter().map(|(port, _)| (name.as_str(), *port));
-        let far = splitter.links.iter().filter_map(|(_, end)| match end {
-            End::Switch { switch, port } => Some((switch.as_str(), *port)),
-            End::Host(_) => None,
-        });
-        near.chain(far).find_map(|end| no_link(&self.facts, end)).map(Ok)
-    }
 }
 
 fn no_link(facts: &Facts, (switch, port): (&str, u8)) -> Option<String> {
@@ -183,6 +164,25 @@ fn no_link(facts: &Facts, (switch, port): (&str, u8)) -> Option<String> {
 }
 
 impl Locked<'_> {
+    /// Why a relay no longer sends to its splitter, or when it will be taken for dead. `None`: it sends.
+    fn relay_fault(&self, splitter: &Splitter, now: Instant) -> Option<Result<String, Instant>> {
+        let name = &splitter.from;
+        if let Some((Reach::Down(gone), _)) = self.facts.switches.get(name) {
+            // One whose agent alone is gone relays on.
+            let since = self.signs.silent_since(name)?;
+            return Some(match since + self.shared.config.timeouts.link {
+                at if at <= now => Ok(format!("its agent cannot be reached ({gone})")),
+                at => Err(at),
+            });
+        }
+        let near = splitter.links.iter().map(|(port, _)| (name.as_str(), *port));
+        let far = splitter.links.iter().filter_map(|(_, end)| match end {
+            End::Switch { switch, port } => Some((switch.as_str(), *port)),
+            End::Host(_) => None,
+        });
+        near.chain(far).find_map(|end| no_link(&self.facts, end)).map(Ok)
+    }
+
     /// Moves rules if a relay has failed or works again. Returns the switches whose routes change, and when to look again.
     fn look_at_relays(&mut self, relays: &Relays, now: Instant) -> (BTreeSet<String>, Option<Instant>) {
         let faults = relays

@@ -204,6 +204,7 @@ prop_compose! {
         v1::CreateGroupRequest {
             name, source, members, pmtu, start_psn, va_base, mcst_id, stall_timeout_ms, lanes, on_member_loss, rate_limit, any_source,
             core: stall_timeout_ms as i32 % 4,
+            core_copies: pmtu % 7,
             tree: ["", "chain", "auto:9", "ring"][lanes as usize % 4].to_owned(),
             path: ["", "edge", "switches", "host"][lanes as usize % 4].to_owned(),
             on_member_stall: (va_base % 5 == 1).then_some(v1::StallPolicy { after_ms: stall_timeout_ms, then: on_member_loss }),
@@ -323,7 +324,7 @@ fn a_member_brings_a_queue_pair_for_each_lane() {
     assert_eq!((group.lanes, qpns), (3, vec![17, 18, 19]));
 
     type Spoil = fn(&mut v1::CreateGroupRequest);
-    let cases: [(&str, Spoil); 21] = [
+    let cases: [(&str, Spoil); 23] = [
         ("core", |m| m.core = 3),
         ("core_copies", |m| m.core_copies = 1),
         ("core_copies", |m| (m.core, m.core_copies) = (2, 1025)),

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use crate::capture::Capture;
 
-pub use core::EDGES;
+pub use core::splitters;
 
 /// The switch's name.
 pub const SWITCH: &str = "sw";

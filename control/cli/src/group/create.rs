@@ -356,6 +356,7 @@ mod tests {
             member_stall_ms: 700,
             any_source: None,
             core: Core::Static,
+            core_copies: None,
             tree: TreeChoice::default(),
             path: TreePath::Auto,
             repair: Repair::Source,

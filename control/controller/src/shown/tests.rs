@@ -35,6 +35,7 @@ fn core() -> Core {
         postponed: Default::default(),
         links_changed: Default::default(),
         signs: Default::default(),
+        multicast_routes: Default::default(),
     }
 }
 

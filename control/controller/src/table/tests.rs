@@ -116,6 +116,8 @@ fn record(shape: &Shape) -> Record {
             tree: Vec::new(),
             rules: rules.collect(),
             shortages: String::new(),
+            refinement: None,
+            over_covered: Default::default(),
         })),
         placed: shape.placed.iter().map(switch).collect(),
         ..Record::new(request.name, (lane(shape.name, 0), more), kind)

@@ -550,9 +550,9 @@ fn a_route_that_copies_leads_to_the_routes_of_other_addresses() {
         }
         assert_eq!(to(&expected), [1, 2, 4], "port 0 is the one that it came in by");
         frame.dst = group;
-        let before = e.totals().clone();
+        let before = e.totals();
         assert_eq!(routed(&mut e, &frame), expected, "{length}");
-        let after = e.totals().clone();
+        let after = e.totals();
         assert_eq!(
             (
                 after.copies - before.copies,

@@ -42,6 +42,7 @@ pub(crate) fn scenarios(add: &mut impl FnMut(String, Scenario)) {
         );
     }
     add("castnet-host-relays".into(), Box::new(over_relays));
+    add("castnet-host-shufflecast".into(), Box::new(over_shufflecast));
     for source in ["s1", "h1"] {
         add(
             format!("castnet-host-repair-{source}"),
@@ -125,7 +126,7 @@ fn file(scene: &mut Scene, op: Op) -> Result<String> {
 
 /// A file from h1 to machines and a software RNIC at other edges of a static core, with losses on each link.
 fn over_static_core(scene: &mut Scene, repair: &str) -> Result<String> {
-    scene.static_core(&["loss=1%,seed=23"])?;
+    scene.static_core(3, &["loss=1%,seed=23"])?;
     let group = format!("core-{repair}");
     let create = ["--core", "static", "--repair", repair];
     let members = Members::of_running(scene, (&group, "h1"), &create, Op::Write)?;
@@ -144,9 +145,27 @@ fn over_static_core(scene: &mut Scene, repair: &str) -> Result<String> {
     ))
 }
 
+/// A file from h1 to machines and a software RNIC at other ToRs of a 2,2-Shufflecast, over its relays, with losses on each link. The controller
+/// gives the ToRs their routes.
+fn over_shufflecast(scene: &mut Scene) -> Result<String> {
+    scene.static_core(8, &["loss=1%,seed=23"])?;
+    let create = ["--core", "static", "--repair", "switch"];
+    let members = Members::of_running(scene, ("shufflecast", "h1"), &create, Op::Write)?;
+    transfer(scene, "shufflecast", "h1", &members)?;
+    let fabric = scene.running()?;
+    // One that has no members.
+    let relay = fabric.at_other("edge4", &["counters"])?;
+    let routed = relay["totals"]["routed"].as_u64().unwrap_or(0);
+    ensure!(routed >= SIZE as u64 / 1024, "edge4 relays each packet: {relay}");
+    fabric.at_controller(&["group", "destroy", "shufflecast"])?;
+    Ok(format!(
+        "{SIZE} bytes from h1 to h2, h3 and s1; {routed} packets over a relay without members"
+    ))
+}
+
 /// The same without multicast addresses: the edges pass it on to each other in a chain, and the core routes.
 fn over_relays(scene: &mut Scene) -> Result<String> {
-    scene.static_core(&["loss=1%,seed=23"])?;
+    scene.static_core(3, &["loss=1%,seed=23"])?;
     let copied = |scene: &mut Scene| -> Result<u64> {
         let core = scene.running()?.at_other("core", &["counters"])?;
         core["totals"]["copies"]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use castnet_e2e::net;
 use castnet_softroce::{Host, Lab, LabConfig};
-use castnet_softroce_tests::fabric::{EDGES, Group, Member};
+use castnet_softroce_tests::fabric::{Group, Member, splitters};
 use castnet_softroce_tests::protocol::{Ask, Op, digest, payload};
 use castnet_softroce_tests::{Fabric, Peer};
 
@@ -37,8 +37,8 @@ enum Wires {
     Ports,
     /// One port, beside a bridge that all hosts hang on.
     OneArmed,
-    /// Ports of three switches with a static core between them.
-    StaticCore,
+    /// Ports of so many switches with a static core between them.
+    StaticCore(usize),
 }
 
 /// What a switch runs with.
@@ -81,6 +81,13 @@ impl Default for Manner<'_> {
             wrong_key_at: None,
         }
     }
+}
+
+/// The interfaces between edges and core, and between ToRs.
+fn core_wires(edges: usize) -> Vec<(String, String)> {
+    let up = (0..edges).map(|n| (format!("e{n}"), format!("c{n}")));
+    let across = splitters(edges).into_iter().map(|(_, near, _, far)| (near, far));
+    up.chain(across).collect()
 }
 
 impl Scene {
@@ -147,9 +154,9 @@ impl Scene {
         self.wired(true, faults)
     }
 
-    /// Three switches at the edges of a static core.
-    pub(crate) fn static_core(&mut self, faults: &[&str]) -> Result<&mut Fabric> {
-        self.wire(Wires::StaticCore, faults)
+    /// Three switches at the edges of a static core, or the eight ToRs of a 2,2-Shufflecast.
+    pub(crate) fn static_core(&mut self, edges: usize, faults: &[&str]) -> Result<&mut Fabric> {
+        self.wire(Wires::StaticCore(edges), faults)
     }
 
     pub(crate) fn wired(&mut self, one_armed: bool, faults: &[&str]) -> Result<&mut Fabric> {
@@ -166,8 +173,10 @@ impl Scene {
                 Some(Wires::OneArmed) => ["bridge", "arm"]
                     .iter()
                     .try_for_each(|name| self.ip(&format!("link del {name}")))?,
-                Some(Wires::StaticCore) => {
-                    (0..EDGES.len()).try_for_each(|n| self.ip(&format!("link del e{n}")))?
+                Some(Wires::StaticCore(edges)) => {
+                    for (near, _) in core_wires(edges) {
+                        self.ip(&format!("link del {near}"))?;
+                    }
                 }
                 Some(Wires::Ports) | None => {}
             }
@@ -177,17 +186,17 @@ impl Scene {
             }
             ports.extend(SOFT.map(|soft| (soft.to_string(), format!("sw-{soft}"))));
             let controller = format!("http://{}:0", self.lab.management_ip());
-            if wires == Wires::StaticCore {
+            if let Wires::StaticCore(edges) = wires {
                 let mtu = self.mtu;
-                for n in 0..EDGES.len() {
+                for (near, far) in core_wires(edges) {
                     self.ip(&format!(
-                        "link add e{n} mtu {mtu} type veth peer name c{n} mtu {mtu}"
+                        "link add {near} mtu {mtu} type veth peer name {far} mtu {mtu}"
                     ))?;
-                    for interface in [format!("e{n}"), format!("c{n}")] {
-                        self.quiet_up(&interface)?;
-                    }
+                    self.quiet_up(&near)?;
+                    self.quiet_up(&far)?;
                 }
-                let fabric = Fabric::over_core(self.lab.netns(), &ports, mtu, &wiring.faults, &controller)?;
+                let namespace = self.lab.netns();
+                let fabric = Fabric::over_core(namespace, &ports, mtu, &wiring.faults, &controller, edges)?;
                 self.fabric = Some((wiring, fabric));
                 return self.running();
             }
