@@ -149,14 +149,15 @@ fn over_static_core(scene: &mut Scene, repair: &str) -> Result<String> {
 /// gives the ToRs their routes.
 fn over_shufflecast(scene: &mut Scene) -> Result<String> {
     scene.static_core(8, &["loss=1%,seed=23"])?;
-    let create = ["--core", "static", "--repair", "switch"];
+    let create = ["--core", "static"];
     let members = Members::of_running(scene, ("shufflecast", "h1"), &create, Op::Write)?;
     transfer(scene, "shufflecast", "h1", &members)?;
     let fabric = scene.running()?;
     // One that has no members.
     let relay = fabric.at_other("edge4", &["counters"])?;
     let routed = relay["totals"]["routed"].as_u64().unwrap_or(0);
-    ensure!(routed >= SIZE as u64 / 1024, "edge4 relays each packet: {relay}");
+    // What one ToR alone lacks goes to it over the ordinary network.
+    ensure!(routed >= SIZE as u64 / 2048, "edge4 relays what is new: {relay}");
     fabric.at_controller(&["group", "destroy", "shufflecast"])?;
     Ok(format!(
         "{SIZE} bytes from h1 to h2, h3 and s1; {routed} packets over a relay without members"
