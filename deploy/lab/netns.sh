@@ -25,6 +25,9 @@
 #                          of their own and by multicast over the splitters. FLAGS are those of castnet host replicate consensus
 #   netns.sh model [MB]    figure 8(a) of Shufflecast: so many MB (64) from h1 to seven readers: to each of them, along a chain of hosts,
 #                          and by multicast over the splitters; 735 is the paper's model
+#   netns.sh multisend     figure 4 of NIC-based multicast over Myrinet, after up relays: messages from h1 to 3, 4 and 8 hosts, by one request
+#                          whose copies its relay makes, and by a request for each host. COUNT=N messages (500) of each size
+#   netns.sh multicast     figure 5 likewise: to all other hosts, over the postal tree of the relays, and in a tree or chain of the hosts
 #   netns.sh status        shows the switch's ports and groups
 #   netns.sh down          stops everything, and removes the namespaces and all files
 #
@@ -590,6 +593,65 @@ model() {
         }' "$lab"/model[23].json "$lab/chain.json"
 }
 
+# The median in microseconds of messages from h1 to the first $2 servers of a group, each when all have the one before.
+median_to() {
+    local all=$servers
+    local servers=$(cut -d, -f"1-$2" <<<"$all")
+    at_servers write --by "$1" --group "$3" --size "$4" --count "${COUNT:-500}" --depth 1 --output json |
+        awk -F '[:,]+ *' '/"p50"/ { print $2 }'
+}
+
+# A row: hosts, bytes, the two times in microseconds, and the factor of the paper, if it gives one.
+factor() {
+    awk -v n="$1" -v bytes="$2" -v relay="$3" -v host="$4" -v paper="${5:-}" 'BEGIN {
+        if (relay <= 0 || host <= 0) exit 1
+        printf "%-5s  %7s  %8.1f  %8.1f  %6.2f  %s\n", n, bytes, relay, host, host / relay, paper
+    }'
+}
+
+multisend() {
+    local n size paper failed=0 servers
+    [ $# = 0 ] || die "multisend takes no arguments; COUNT=N messages of each size"
+    [ ${#hosts[@]} -ge 4 ] || die "multisend needs four hosts: netns.sh up relays"
+    serve 1M "${hosts[@]:1}"
+    printf '%-5s  %7s  %8s  %8s  %6s  %s\n' HOSTS BYTES "RELAY US" "HOST US" FACTOR PAPER
+    for n in 3 4 8; do
+        [ "$n" -lt ${#hosts[@]} ] || continue
+        for size in 1 128 512 1024 4096 16384; do
+            GROUP="--tree star" create_group lab-multisend "${hosts[@]:1:n}"
+            paper=
+            if [ "$size" -le 128 ]; then paper="at most 2.05"; elif [ "$size" = 16384 ]; then paper="a little below 1"; fi
+            factor "$n" "$size" "$(median_to multicast "$n" lab-multisend "$size")" \
+                "$(median_to unicasts "$n" lab-multisend "$size")" "$paper" || failed=1
+            destroy_groups lab-multisend
+        done
+    done
+    [ $failed = 0 ] || tail -qn 3 "$lab"/serve-*.log >&2
+    remark_bounds
+    return $failed
+}
+
+multicast() {
+    local n=$((${#hosts[@]} - 1)) size paper failed=0 servers between
+    [ $# = 0 ] || die "multicast takes no arguments; COUNT=N messages of each size"
+    collective broadcast --fallback only --type u8 --bytes 1,128,512,1024,4096,16384 --output json >"$lab/hosts.json" 2>"$lab/hosts.log" ||
+        { cat "$lab/hosts.log" >&2 && return 1; }
+    mapfile -t between < <(grep -o '"time_median_us": *[0-9.]*' "$lab/hosts.json" | grep -o '[0-9.]*$')
+    serve 1M "${hosts[@]:1}"
+    printf '%-5s  %7s  %8s  %8s  %6s  %s\n' NODES BYTES "RELAY US" "HOST US" FACTOR "PAPER, 16 NODES"
+    for size in 1 128 512 1024 4096 16384; do
+        paper=
+        if [ "$size" -le 512 ]; then paper="at most 1.48"; elif [ "$size" = 16384 ]; then paper=1.86; fi
+        GROUP="--tree auto:$size" create_group lab-multicast "${hosts[@]:1}"
+        factor "${#hosts[@]}" "$size" "$(median_to multicast "$n" lab-multicast "$size")" "${between[0]:-0}" "$paper" || failed=1
+        between=("${between[@]:1}")
+        destroy_groups lab-multicast
+    done
+    [ $failed = 0 ] || tail -qn 3 "$lab"/serve-*.log >&2
+    remark_bounds
+    return $failed
+}
+
 stop_servers() {
     local file pid
     for file in "$lab"/serve-*.pid; do
@@ -637,7 +699,7 @@ down() {
 [ "$(id -u)" = 0 ] || die "needs root: sudo $0 ${*:-up}"
 command -v ip >/dev/null || die "needs the command ip: install iproute2"
 case "${1:-}" in
-up | send | bench | replicate | consensus | model | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
+up | send | bench | replicate | consensus | model | multisend | multicast | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
 allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
 calibrate) castnet=$(find_castnet) && RANKS=2 collective "$@" ;;
 mpi | down) "$@" ;;

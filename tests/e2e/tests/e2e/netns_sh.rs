@@ -255,6 +255,33 @@ fn the_times_of_relays_are_measured() -> Result<()> {
     Ok(())
 }
 
+/// Figures 4 and 5 of NIC-based multicast over Myrinet, with losses: a row for each size, with the times of relays and of hosts.
+#[test]
+fn messages_over_relays_stand_beside_those_of_hosts() -> Result<()> {
+    let _turn = turn();
+    if net::is_skipped("netns.sh multisend") {
+        return Ok(());
+    }
+    let lab = Lab::with_faults("loss=1%,seed=6", "multisend", &["relays", "--hosts", "4"])?;
+    for (verb, hosts) in [("multisend", "3"), ("multicast", "4")] {
+        let out = lab.command(verb, &[]).env("COUNT", "20").output()?;
+        let text = String::from_utf8_lossy(&out.stdout);
+        ensure!(out.status.success(), "{verb}: {out:?}");
+        let rows: Vec<Vec<&str>> = text
+            .lines()
+            .skip(1)
+            .map(|row| row.split_whitespace().collect())
+            .collect();
+        ensure!(rows.len() == 6, "{text}");
+        for row in rows {
+            let [relay, host, factor] = [2, 3, 4].map(|at| row[at].parse::<f64>().unwrap_or(0.0));
+            let is_ratio = (factor - host / relay).abs() <= 0.01 * (factor + 1.0);
+            ensure!(row[0] == hosts && relay > 0.0 && host > 0.0 && is_ratio, "{text}");
+        }
+    }
+    Ok(())
+}
+
 /// Packets that the path to a host lacks, as the switch next to it says.
 fn behind(lab: &Lab, host: &str) -> Result<u64> {
     let controller = format!("unix:/run/castnet-{}/controller.sock", lab.name);
