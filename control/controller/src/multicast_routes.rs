@@ -304,4 +304,6 @@ fn sweep(core: &mut Locked<'_>) {
     for router in routers {
         sync(core.shared, &router, None);
     }
+    // Those that found no free address.
+    core.refine_all();
 }

@@ -8,4 +8,5 @@ mod forwarding;
 mod mrp;
 mod next_hops;
 mod one_checker;
+mod routes;
 mod terms;

@@ -28,7 +28,8 @@ fn to_and_fro(lab: &Lab) -> Result<()> {
         size: 96 << 20,
         seed: 7,
     };
-    lab.create_group(&transfer)?;
+    // It takes four seconds, so that there is time for moves on a busy machine.
+    lab.create_group_with(&transfer, &["--rate", "200M"])?;
     let mut running = lab.start_transfer(&transfer)?;
     running
         .source
