@@ -297,11 +297,7 @@ fn sweep(core: &mut Locked<'_>) {
     for address in gone {
         core.multicast_routes.groups.remove(&address);
     }
-    let file = core.facts.file.iter();
-    let routers: Vec<String> = file
-        .flat_map(|f| f.programmable().map(|r| r.name.clone()))
-        .collect();
-    for router in routers {
+    for router in core.programmable_routers() {
         sync(core.shared, &router, None);
     }
     // Those that found no free address.

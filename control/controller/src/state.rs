@@ -12,7 +12,6 @@ use crate::detour::Detours;
 use crate::driver;
 use crate::error::Refusal;
 use crate::journal::{Retry, Undo};
-use crate::kinds::multicast::refine;
 use crate::lifecycle::{Event, Next, Phase};
 use crate::multicast_routes;
 use crate::record::{Ending, Record};
@@ -66,10 +65,8 @@ impl Locked<'_> {
             return Ok(());
         }
         let address = |record: &Record| Some(record.plan.as_ref()?.refinement.as_ref()?.address);
-        let (is_freed, is_refinable) = (
-            address(entry.record()).is_some_and(|before| address(&record) != Some(before)),
-            refine::is_wanted(&record),
-        );
+        let before = address(entry.record());
+        let is_freed = before.is_some() && address(&record) != before;
         core.journal.stage_changed(entry);
         if record.generation != entry.record().generation || !record.phase.wants_rules() {
             entry.confirmed.clear();
@@ -82,15 +79,7 @@ impl Locked<'_> {
         if is_freed {
             multicast_routes::sweep_soon(self);
         }
-        if is_refinable
-            && self
-                .facts
-                .file
-                .as_ref()
-                .is_some_and(|f| f.group_addresses().is_some())
-        {
-            refine::soon(self.shared, &name);
-        }
+        self.refine_soon(&name);
         Ok(())
     }
 

@@ -5,7 +5,9 @@ use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use castnet_rules::{DEFAULT_STALL_TIMEOUT_MS, FaultKind, HostEndpoint, LANES_MAX, RepairRule};
+use castnet_rules::{
+    DEFAULT_STALL_TIMEOUT_MS, ENDPOINTS_MAX, FaultKind, HostEndpoint, LANES_MAX, RepairRule,
+};
 use castnet_wire::{
     AnySource, CoreKind, DropReason, FrameFilter, McstId, NoTreeShape, Pmtu, PortId, Psn, RateLimit,
     TreeChoice, TreePath, TreeShape, UnknownPolicy,
@@ -22,9 +24,6 @@ const DEFAULT_STALL_MS: u32 = 5_000;
 const NAME_LENGTH_MAX: usize = 63;
 /// Leaves space for the suffix of a lane: `/15`.
 const LANED_NAME_LENGTH_MAX: usize = 61;
-
-/// Copies that no group of a static core may have: one more than endpoints of a group.
-const COPIES_BEYOND: u32 = 1025;
 
 /// A multicast group that is to be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,7 +171,7 @@ pub fn new_group_from_proto(message: &v1::CreateGroupRequest) -> Result<NewGroup
             r.fault("core_copies", out_of_range(message.core_copies, expected));
             None
         }
-        (COPIES_BEYOND.., _) => {
+        (copies, _) if copies as usize > ENDPOINTS_MAX => {
             let expected = "is out of range: 1 to 1024 copies";
             r.fault("core_copies", out_of_range(message.core_copies, expected));
             None

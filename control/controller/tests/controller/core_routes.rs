@@ -46,6 +46,14 @@ fn with_addresses(
     topology
 }
 
+/// A route that the controller leaves alone.
+fn operators() -> v1::Route {
+    v1::Route {
+        prefix: "239.9.0.0/16".into(),
+        ..Default::default()
+    }
+}
+
 /// Groups with a static core: the first host sends.
 async fn create(lab: &Lab, client: &Client, (name, qpn): (&str, u32), hosts: &[&str]) {
     let request = v1::CreateGroupRequest {
@@ -93,10 +101,7 @@ fn cores(lab: &Lab, switch: &str, group: &str) -> Vec<Option<String>> {
 #[tokio::test]
 async fn a_group_gets_a_rule_in_the_core_and_then_one_copy_of_its_source() {
     let mut lab = Lab::new(star("239.200.0.0/24")).await;
-    let foreign = v1::Route {
-        prefix: "239.9.0.0/16".into(),
-        ..Default::default()
-    };
+    let foreign = operators();
     let keep = |toy: &mut crate::common::Toy| {
         toy.routes.insert(foreign.prefix.clone(), foreign.clone());
     };
@@ -254,13 +259,7 @@ fn has(lab: &Lab, relays: &Relays, relaying: &Relaying) -> bool {
             .iter()
             .map(|route| (route.prefix.to_string(), route_to_proto(route)))
             .collect();
-        wanted.insert(
-            "239.9.0.0/16".into(),
-            v1::Route {
-                prefix: "239.9.0.0/16".into(),
-                ..Default::default()
-            },
-        );
+        wanted.insert("239.9.0.0/16".into(), operators());
         lab.switch(&splitter.from).with(|toy| toy.routes == wanted)
     })
 }
@@ -271,10 +270,7 @@ async fn relays_get_their_routes_and_those_of_a_failed_one_move() {
     let mut lab = Lab::new(shufflecast()).await;
     lab.config.timeouts.link = Duration::from_millis(100);
     for switch in lab.switches.values() {
-        let foreign = v1::Route {
-            prefix: "239.9.0.0/16".into(),
-            ..Default::default()
-        };
+        let foreign = operators();
         // One of Castnet's is wrong.
         let hop = v1::RouteHop {
             port: 4,

@@ -37,7 +37,7 @@ struct Draft {
 }
 
 /// Whether a group may get a second stage.
-pub(crate) fn is_wanted(record: &Record) -> bool {
+fn is_wanted(record: &Record) -> bool {
     let is_static = |kind: &super::record::Multicast| kind.core == CoreKind::Static;
     let plan = record.plan.as_ref();
     record.phase == Phase::Active
@@ -60,15 +60,14 @@ fn copies(plan: &Plan) -> Option<Vec<Ipv4Addr>> {
     (copies.len() > 1 && qpns.windows(2).all(|two| two[0] == two[1])).then_some(copies)
 }
 
-/// The switches that the one next to the source sends to.
+/// The switches that the one next to the source sends to: all that it is next to, as the source is a host.
 fn below(rule: &GroupRule) -> impl Iterator<Item = &NextHop> {
-    let source = rule.upstream().map(|source| source.next_hop.name());
     let hops = rule.endpoints.iter().map(|endpoint| &endpoint.next_hop);
-    hops.filter(move |hop| hop.host().is_none() && Some(hop.name()) != source)
+    hops.filter(|hop| hop.host().is_none())
 }
 
 /// Refines a group soon, if it can be.
-pub(crate) fn soon(shared: &Arc<Shared>, name: &str) {
+fn soon(shared: &Arc<Shared>, name: &str) {
     let (task, name) = (shared.clone(), name.to_owned());
     shared.spawn(async move {
         tokio::time::sleep(PAUSE).await;
@@ -96,17 +95,11 @@ async fn refine(shared: Arc<Shared>, name: String) {
 }
 
 impl Core {
-    /// The routers that are to have a rule for each group that is refined. Empty: there are none, or one does not answer.
-    fn refining_routers(&self) -> Vec<String> {
+    /// The routers that are to have a rule for each group that is refined.
+    pub(crate) fn programmable_routers(&self) -> Vec<String> {
         let file = self.facts.file.iter();
-        let routers: Vec<String> = file
-            .flat_map(|file| file.programmable().map(|router| router.name.clone()))
-            .collect();
-        let is_up = |name: &String| matches!(self.facts.switches.get(name), Some((Reach::Up, _)));
-        match routers.iter().all(is_up) {
-            true => routers,
-            false => Vec::new(),
-        }
+        file.flat_map(|file| file.programmable().map(|router| router.name.clone()))
+            .collect()
     }
 }
 
@@ -114,22 +107,29 @@ impl Locked<'_> {
     /// Refines all groups that may be, when a router has come.
     pub(crate) fn refine_all(&self) {
         for name in self.groups.names() {
-            if self
-                .groups
-                .get(&name)
-                .is_some_and(|entry| is_wanted(entry.record()))
-            {
-                soon(self.shared, &name);
-            }
+            self.refine_soon(&name);
+        }
+    }
+
+    /// Refines a group soon, if it may be, and groups have addresses.
+    pub(crate) fn refine_soon(&self, name: &str) {
+        let file = self.facts.file.as_ref();
+        let entry = self.groups.get(name);
+        if file.is_some_and(|file| file.group_addresses().is_some())
+            && entry.is_some_and(|entry| is_wanted(entry.record()))
+        {
+            soon(self.shared, name);
         }
     }
 
     fn begin_refinement(&mut self, name: &str) -> Option<Draft> {
         let block = self.facts.file.as_ref()?.group_addresses()?;
-        let routers = self.refining_routers();
+        let routers = self.programmable_routers();
+        let is_up = |name: &String| matches!(self.facts.switches.get(name), Some((Reach::Up, _)));
         let (entry, kind) = self.multicast(name).ok()?;
         let record = entry.record();
-        if routers.is_empty() || !is_wanted(record) || self.multicast_routes.is_being_refined(name) {
+        let is_ready = !routers.is_empty() && routers.iter().all(is_up);
+        if !is_ready || !is_wanted(record) || self.multicast_routes.is_being_refined(name) {
             return None;
         }
         if !entry.is_confirmed() || kind.members.iter().any(|member| member.is_waiting()) {
@@ -167,14 +167,9 @@ impl Locked<'_> {
         };
         let mut plan = Plan::clone(&before);
         let top = before.tree.first().and_then(|top| plan.rules.get_mut(&top.name));
-        if let Some(rule) = top {
-            let names: Vec<String> = below(rule).map(|hop| hop.name().to_owned()).collect();
-            for endpoint in &mut rule.endpoints {
-                if let NextHop::Switch { name, core, .. } = &mut endpoint.next_hop
-                    && names.contains(name)
-                {
-                    *core = Some(address);
-                }
+        for endpoint in top.into_iter().flat_map(|rule| &mut rule.endpoints) {
+            if let NextHop::Switch { core, .. } = &mut endpoint.next_hop {
+                *core = Some(address);
             }
         }
         for rule in plan.rules.values_mut() {
