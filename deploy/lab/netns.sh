@@ -28,6 +28,8 @@
 #   netns.sh multisend     figure 4 of NIC-based multicast over Myrinet, after up relays: messages from h1 to 3, 4 and 8 hosts, by one request
 #                          whose copies its relay makes, and by a request for each host. COUNT=N messages (500) of each size
 #   netns.sh multicast     figure 5 likewise: to all other hosts, over the postal tree of the relays, and in a tree or chain of the hosts
+#   netns.sh skew [FLAGS]  figures 6 to 8 likewise: broadcasts from h1 to processes that are late by average skews, over the postal tree of the relays
+#                          and in a tree of the hosts. RANKS=N: of so many hosts; FLAGS are those of castnet host skew
 #   netns.sh status        shows the switch's ports and groups
 #   netns.sh down          stops everything, and removes the namespaces and all files
 #
@@ -652,6 +654,19 @@ multicast() {
     return $failed
 }
 
+skew() {
+    local n=${RANKS:-${#hosts[@]}} failed=0
+    [ -e "$lab/controllers" ] || die "the lab is not up: netns.sh up relays"
+    [[ $n =~ ^[0-9]+$ ]] && [ "$n" -ge 2 ] && [ "$n" -le ${#hosts[@]} ] || die "RANKS=$n: the lab has ${#hosts[@]} hosts, and a broadcast at least 2"
+    export CASTNET_CONTROLLER=$(cat "$lab/controllers")
+    GROUP=${GROUP:---tree auto:4096} create_group lab-skew "${hosts[@]:1:n-1}"
+    RANKS=$n collective skew --group lab-skew "$@" || failed=1
+    # It has ended if its source has left.
+    "$castnet" group destroy lab-skew >/dev/null 2>&1 || true
+    [ $failed = 1 ] || remark_bounds
+    return $failed
+}
+
 stop_servers() {
     local file pid
     for file in "$lab"/serve-*.pid; do
@@ -699,7 +714,7 @@ down() {
 [ "$(id -u)" = 0 ] || die "needs root: sudo $0 ${*:-up}"
 command -v ip >/dev/null || die "needs the command ip: install iproute2"
 case "${1:-}" in
-up | send | bench | replicate | consensus | model | multisend | multicast | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
+up | send | bench | replicate | consensus | model | multisend | multicast | skew | status | kill-leader) castnet=$(find_castnet) && "$@" ;;
 allreduce | reduce | broadcast | barrier | reducescatter | allgather) castnet=$(find_castnet) && collective "$@" ;;
 calibrate) castnet=$(find_castnet) && RANKS=2 collective "$@" ;;
 mpi | down) "$@" ;;

@@ -7,6 +7,7 @@ mod failure;
 mod measure;
 mod numbers;
 mod sizes;
+mod skew;
 mod sweep;
 mod table;
 mod threads;
@@ -34,7 +35,7 @@ use indicatif::ProgressBar;
 use super::device::Device;
 use super::help::{
     ALL_GATHER_HELP, ALL_REDUCE_HELP, BARRIER_HELP, BENCH_HELP, BROADCAST_HELP, CALIBRATE_HELP, REDUCE_HELP,
-    REDUCE_SCATTER_HELP, TABLE_HELP,
+    REDUCE_SCATTER_HELP, SKEW_HELP, TABLE_HELP,
 };
 use super::{QpArgs, Stop};
 use crate::group::rate::RateArgs;
@@ -44,6 +45,7 @@ use castnet_console::units::{name, pmtu, positive_span};
 pub(crate) use failure::failure;
 use measure::{Calls, Measure};
 use sizes::Sizes;
+use skew::SkewArgs;
 use sweep::SweepArgs;
 use table::Table;
 
@@ -88,7 +90,7 @@ pub(super) struct HowArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "How it is measured (the same at all ranks)")]
 struct MeasureArgs {
-    /// Measured calls per size [default: 20; for bench as many as fit in --budget]
+    /// Measured calls per size [default: 20; 100 for skew; for bench as many as fit in --budget]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     iters: Option<u32>,
     /// Calls before them that are not measured
@@ -221,6 +223,9 @@ pub(super) enum CollectiveCommand {
     /// Measures the times between two hosts from which trees of relays at the edge are computed
     #[command(after_help = CALIBRATE_HELP)]
     Calibrate(RankCommand<CalibrateArgs>),
+    /// Measures broadcasts among processes that are late: over a multicast group, and in a tree of hosts
+    #[command(after_help = SKEW_HELP)]
+    Skew(RankCommand<SkewArgs>),
 }
 
 /// A collective of one rank. `W` has the flags of what is computed.
@@ -285,6 +290,7 @@ impl CollectiveCommand {
             Self::Calibrate(command) => {
                 calibrate::run(&command.rank, &command.what, &command.how, output, stop)
             }
+            Self::Skew(command) => skew::run(&command.rank, &command.what, &command.how, output, stop),
         }
     }
 }

@@ -98,7 +98,7 @@ pub(crate) fn member(error: MemberError) -> Failure {
     }
 }
 
-fn stream(error: StreamError) -> Failure {
+pub(crate) fn stream(error: StreamError) -> Failure {
     match error {
         StreamError::Rnic(error) => rnic(error),
         StreamError::Work { status, .. } => work(status, &error),

@@ -66,6 +66,19 @@ Examples:
   castnet controller ... --relay-latency 12.5                                       then
   castnet group create NAME ... --tree auto:65536";
 
+pub(super) const SKEW_HELP: &str =
+    "Figures 6 to 8 of NIC-based multicast over Myrinet. In each call all ranks leave a barrier; then each but rank 0 is late by a time between -max/2 and
+max/2, if that is above 0, where max is three times the average skew. While it is late, its RNIC works, and it has not called. Measured is the
+time in the call: over the multicast group, where rank 0 posts an RDMA WRITE and a receiver finds it in its memory and copies it; and by
+CommLib's broadcast between hosts (binomial tree, or chain), where a late host delays those that it passes the data on to. Both ways take turns, with the same
+skews. Rank 0 prints the mean of all processes and calls, and the median over calls of the process that takes longest (LAST).
+
+Examples:
+  castnet group create b --source h1 --members h2,h3 --tree auto:4096
+  castnet host skew --interface eth0 --ip 10.0.0.1/24 --name h1 --group b --job s --rank 0 --size 3     at the source
+  castnet host skew --interface eth0 --ip 10.0.0.2/24 --name h2 --group b --job s --rank 1 --size 3     at each receiver
+  castnet host skew ... --skew 0 --bytes 1..16K                  no skew: the latency of a broadcast";
+
 /// How to read the table; for `--help`, not for `-h`.
 pub(super) const TABLE_HELP: &str = "
 
