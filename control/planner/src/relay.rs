@@ -25,8 +25,8 @@ pub(crate) fn relays<'a>(
 }
 
 /// Gives the switches below each switch another shape, if forwarders lead to all of them: instead of a star, which it is with most of them.
-/// The relays are in the order of their paths, then by name, and each is below an earlier one or the root: so no two groups wait for each other
-/// (5.4 of the paper).
+/// The relays are in the order of their paths, then by name, and each is below an earlier one or the root. Over one forwarder this is one order for
+/// all groups, as the paper wants it (5.4); in general it is not, and relays of Castnet do not wait for each other.
 pub(crate) fn arrange(fabric: &Usable<'_>, load: &LinkLoad, parents: &mut Parents, shape: TreeShape) {
     if shape == TreeShape::Shortest {
         return;

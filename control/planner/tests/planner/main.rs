@@ -1,6 +1,7 @@
 //! Plans of known fabrics, and what holds for any plan in any fabric.
 
 mod common;
+mod deadlock;
 mod golden;
 mod mixed;
 mod placement;

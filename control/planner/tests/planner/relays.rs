@@ -9,34 +9,47 @@ use castnet_wire::{McstId, TreePath, TreeShape};
 use crate::common::{plan, request};
 use crate::mixed::{Fabric, check, names};
 
-/// Hosts with a relay each: those with even numbers at one ordinary switch, the others at a second one.
-fn segment(hosts: u8, is_routed: bool) -> Topology {
+/// Hosts with a relay each: those with even numbers at one ordinary switch or router, the others at the second one if there are two.
+pub(crate) fn segment(hosts: u8, racks: u8, is_routed: bool) -> Topology {
     let mut f = Fabric::default();
-    for rack in ["even", "odd"] {
+    let names = &["even", "odd"][..racks.into()];
+    for rack in names {
         match is_routed {
             true => f.router(rack),
             false => f.plain(rack),
         }
     }
-    f.link("even", "odd");
+    if let [first, second] = names {
+        f.link(first, second);
+    }
     for host in 0..hosts {
         let relay = format!("relay{host}");
         f.castnet(&relay);
         f.hosts(&relay, 1);
-        f.link(&relay, if host % 2 == 0 { "even" } else { "odd" });
+        f.link(&relay, names[usize::from(host % racks)]);
     }
     f.topology
 }
 
 fn planned(t: &Topology, hosts: u8, tree: TreeShape) -> Plan {
+    planned_from(t, (0, hosts), tree)
+}
+
+/// From one of the hosts to all others.
+pub(crate) fn planned_from(t: &Topology, (source, hosts): (u8, u8), tree: TreeShape) -> Plan {
     let own = |host| (format!("relay{host}"), McstId([10, 200, host, 7].into()));
     let own: BTreeMap<String, McstId> = (0..hosts).map(own).collect();
-    let receivers = names(1..hosts);
-    let receivers: Vec<&str> = receivers.iter().map(String::as_str).collect();
+    let source = format!("h{source}");
+    let receivers = names(0..hosts);
+    let receivers: Vec<&str> = receivers
+        .iter()
+        .map(String::as_str)
+        .filter(|host| *host != source)
+        .collect();
     let wanted = Request {
         mcst_ids: own.clone(),
         tree,
-        ..request("h0", &receivers)
+        ..request(&source, &receivers)
     };
     let p = plan(t, &LinkLoad::new(), &wanted).expect("a plan");
     check(t, &p.tree, &p.rules, &own).expect("a right plan");
@@ -44,7 +57,7 @@ fn planned(t: &Topology, hosts: u8, tree: TreeShape) -> Plan {
 }
 
 /// The relay above each relay but the first.
-fn above(p: &Plan) -> Vec<(String, String)> {
+pub(crate) fn above(p: &Plan) -> Vec<(String, String)> {
     let mut above = Vec::new();
     for node in p.tree.nodes() {
         let below = node
@@ -71,7 +84,7 @@ fn pairs(pairs: &[(u8, u8)]) -> Vec<(String, String)> {
 #[test]
 fn a_tree_of_relays_has_the_shape_that_was_asked_for() {
     for is_routed in [false, true] {
-        let t = segment(6, is_routed);
+        let t = segment(6, 2, is_routed);
         let shape = |tree| above(&planned(&t, 6, tree));
         let star = pairs(&[(1, 0), (2, 0), (3, 0), (4, 0), (5, 0)]);
         assert_eq!(shape(TreeShape::Shortest), star, "routed: {is_routed}");
@@ -165,7 +178,7 @@ fn relays_that_are_not_wanted_are_named() {
             path: TreePath::Switches,
             ..request("h0", &["h2"])
         };
-        let error = plan(&segment(3, is_routed), &LinkLoad::new(), &wanted).expect_err("a relay");
+        let error = plan(&segment(3, 2, is_routed), &LinkLoad::new(), &wanted).expect_err("a relay");
         assert_eq!(error.field(), "path");
         assert_eq!(
             error.to_string(),

@@ -279,7 +279,9 @@ fn messages_over_relays_stand_beside_those_of_hosts() -> Result<()> {
             ensure!(row[0] == hosts && relay > 0.0 && host > 0.0 && is_ratio, "{text}");
         }
     }
-    let flags = ["--bytes", "1,8K", "--skew", "0,2ms", "--iters", "10", "--output", "json"];
+    let flags = [
+        "--bytes", "1,8K", "--skew", "0,2ms", "--iters", "10", "--output", "json",
+    ];
     let out = lab.command("skew", &flags).output()?;
     ensure!(out.status.success(), "skew: {out:?}");
     let skews: Value = serde_json::from_slice(&out.stdout)?;
@@ -287,8 +289,12 @@ fn messages_over_relays_stand_beside_those_of_hosts() -> Result<()> {
     ensure!(points.len() == 4, "{skews}");
     for point in points {
         let time = |way: &str, which: &str| point[way][which].as_f64().unwrap_or(0.0);
-        let times = ["multicast", "hosts"].map(|way| time(way, "mean_us") > 0.0 && time(way, "last_us") > 0.0);
-        ensure!(point["ranks"] == 4 && point["wrong"] == 0 && times == [true; 2], "{point}");
+        let times =
+            ["multicast", "hosts"].map(|way| time(way, "mean_us") > 0.0 && time(way, "last_us") > 0.0);
+        ensure!(
+            point["ranks"] == 4 && point["wrong"] == 0 && times == [true; 2],
+            "{point}"
+        );
     }
     Ok(())
 }
