@@ -70,12 +70,13 @@ fn missing(node: &api::TreeNode) -> String {
     }
 }
 
-/// The ordinary switches and routers between a switch and the one above it.
-fn over(node: &api::TreeNode) -> String {
-    match node.via.is_empty() {
+/// The ordinary switches and routers between a switch and the one above it, and the multicast address to which that sends.
+fn over(node: &api::TreeNode, core: Option<&str>) -> String {
+    let via = match node.via.is_empty() {
         true => String::new(),
         false => format!(" over {}", node.via.join(", ")),
-    }
+    };
+    core.map_or(via.clone(), |address| format!("{via} by {address}"))
 }
 
 /// Text behind the name of a switch.
@@ -84,11 +85,12 @@ type SwitchRemark<'a> = &'a dyn Fn(&api::TreeNode) -> String;
 fn of_group(tree: &[api::TreeNode], at_switch: SwitchRemark<'_>, remark: Remark<'_>) -> Option<Node> {
     let first = tree.iter().find(|node| node.parent.is_empty())?;
     // A wrong plan may have a circle. A tree has at most as many levels as switches.
-    Some(of_switch(first, tree, at_switch, remark, tree.len()))
+    Some(of_switch((first, None), tree, at_switch, remark, tree.len()))
 }
 
+/// `core`: the address of a static core to which the switch above sends.
 fn of_switch(
-    switch: &api::TreeNode,
+    (switch, core): (&api::TreeNode, Option<&str>),
     tree: &[api::TreeNode],
     at_switch: SwitchRemark<'_>,
     remark: Remark<'_>,
@@ -96,7 +98,7 @@ fn of_switch(
 ) -> Node {
     use api::endpoint::NextHop;
     let name = &switch.switch_name;
-    let (over, more) = (over(switch), at_switch(switch));
+    let (over, more) = (over(switch, core), at_switch(switch));
     let mut out = Node::new(format!("[{name}]{over}{more}{}", missing(switch)));
     for endpoint in switch.rule.iter().flat_map(|rule| rule.downstream()) {
         let mut node = match &endpoint.next_hop {
@@ -109,7 +111,10 @@ fn of_switch(
                 Node::new(format!("{}{}{ip}", rank.unwrap_or_default(), host.name))
             }
             Some(NextHop::Switch(next)) => match tree.iter().find(|node| node.switch_name == next.name) {
-                Some(found) if depth_left > 0 => of_switch(found, tree, at_switch, remark, depth_left - 1),
+                Some(found) if depth_left > 0 => {
+                    let below = (found, next.core.as_deref());
+                    of_switch(below, tree, at_switch, remark, depth_left - 1)
+                }
                 _ => Node::new(format!("[{}]", next.name)),
             },
             None => continue,

@@ -102,6 +102,8 @@ fn answer(core: &Core, mut record: Record, layout: Result<Layout, NoPlan>) -> v1
         format!("{}: {}", failure.field, failure.reason)
     });
     answer.passed_over = passed_over(core, &record);
+    let plan = record.plan.as_ref();
+    answer.over_covered = plan.map_or_else(Vec::new, |plan| plan.over_covered.iter().cloned().collect());
     if let Some(group) = record.collective() {
         answer.mode = mode_to_proto(mode(&group.settings, &record)).into();
         answer.mode_reason = mode_reason(&group.settings, &record);

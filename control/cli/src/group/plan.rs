@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::collective::{mode_of, mode_text};
 use super::create::Create;
+use super::show::over_covered;
 use super::{Place, in_lanes, rate, refused};
 
 /// Where a group would be placed now, and why; nothing is installed or reserved
@@ -60,6 +61,8 @@ struct PlanReport {
     switches: Vec<SwitchLine>,
     links: Vec<LinkLine>,
     passed_over: Vec<PassedOverLine>,
+    /// Switches without members that would get copies.
+    over_covered: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -194,6 +197,7 @@ impl PlanReport {
             switches,
             links,
             passed_over: passed_over.collect(),
+            over_covered: answer.over_covered,
         }
     }
 }
@@ -227,6 +231,9 @@ impl Report for PlanReport {
         }
         if self.rate_bits_per_second.is_some() {
             page.line(format!("Rate limit: {}", self.rate_limit));
+        }
+        if !self.over_covered.is_empty() {
+            page.line(format!("Over-covered: {}", over_covered(&self.over_covered)));
         }
         if let Some(drawing) = &self.drawing {
             page.title(drawing.trim_end());

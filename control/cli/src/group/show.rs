@@ -52,6 +52,12 @@ struct SwitchPart {
 /// Paths or addresses that are named, at most.
 const NAMED_MAX: usize = 4;
 
+/// What the switches do that a static core leads copies to, and that have no members.
+pub(super) fn over_covered(switches: &[String]) -> String {
+    let named = first_of(switches.iter(), NAMED_MAX);
+    format!("{named}: no members there; a copy of each packet is dropped")
+}
+
 /// Where the copies of a multicast group are made, in one word and in several, with the reason.
 fn path(tree: &[api::TreeNode]) -> (&'static str, String) {
     let below = tree.iter().filter(|node| !node.parent.is_empty());
@@ -175,8 +181,7 @@ impl GroupReport {
                 facts.add("core_copies", "most copies", state.core_copies);
             }
             if !state.over_covered.is_empty() {
-                let named = first_of(state.over_covered.iter(), NAMED_MAX);
-                let words = format!("{named}: they have no members, and drop a copy of each packet");
+                let words = over_covered(&state.over_covered);
                 facts.add_as("over_covered", json!(state.over_covered), "over-covered", words);
             }
         }

@@ -205,6 +205,11 @@ async fn a_group_with_few_copies_says_which_switches_get_them_for_nothing() {
     let state = reaches(&client, "g", Active).await.state.unwrap();
     assert_eq!(state.over_covered, ["leaf2", "leaf3", "leaf5"]);
     assert_eq!(state.core_copies, 1);
+    let planned = v1::PlanGroupRequest {
+        group: Some(v1::plan_group_request::Group::Multicast(request("other", 1, 19))),
+    };
+    let planned = client.clone().plan_group(planned).await.unwrap().into_inner();
+    assert_eq!(planned.over_covered, ["leaf2", "leaf3", "leaf5"], "{planned:?}");
     let own = cores(&lab, "leaf0", "g");
     assert!(own.len() == 2 && own[0].is_some() && own[0] == own[1], "{own:?}");
     // An exact cover needs no more than two.
