@@ -8,6 +8,8 @@
 #                          data on to those of others: GROUP="--tree chain --repair switch" netns.sh send FILE
 #   netns.sh up shufflecast   eight ToRs of a 2,2-Shufflecast with a host each, and a router between them as the ordinary network. What is
 #                          sent to a splitter is emulated by a link for each copy
+#   netns.sh up pods       two pods, each a router with two ToRs and four hosts, and a programmable router above both: a core without state for PEEL.
+#                          GROUP="--core static" netns.sh send FILE
 #   netns.sh up --memif    connects the hosts to the switch by shared memory (memif) instead of veth pairs
 #   netns.sh up --hosts N  with N hosts, 2 to 32
 #   netns.sh up --controllers N   with N controllers, one of which leads; their store is an etcd server
@@ -185,8 +187,8 @@ up() {
     local host ports=() leaves=() agents=() switches=(switch) at=switch what="the switch's ports" controllers=0 count= flags=()
     while [ $# -gt 0 ]; do
         case "$1" in
-        one-armed | tree | relays | shufflecast | --memif)
-            [ $at = switch ] || die "up takes one of one-armed, tree, relays, shufflecast and --memif"
+        one-armed | tree | relays | shufflecast | pods | --memif)
+            [ $at = switch ] || die "up takes one of one-armed, tree, relays, shufflecast, pods and --memif"
             at=${1#--}
             ;;
         --hosts)
@@ -199,13 +201,13 @@ up() {
             controllers=${1:-}
             [[ $controllers =~ ^[1-9]$ ]] || die "--controllers takes 1 to 9, not \"$controllers\""
             ;;
-        *) die "up takes one-armed, tree, relays, shufflecast or --memif, --hosts N and --controllers N, not $1" ;;
+        *) die "up takes one-armed, tree, relays, shufflecast, pods or --memif, --hosts N and --controllers N, not $1" ;;
         esac
         shift
     done
-    if [ $at = shufflecast ]; then [ "${count:-8}" = 8 ] || die "a 2,2-Shufflecast with a host at each ToR has 8 hosts, not $count"; fi
+    if [ $at = shufflecast ] || [ $at = pods ]; then [ "${count:-8}" = 8 ] || die "$at has 8 hosts, not $count"; fi
     if [ $at = one-armed ]; then at=bridge; fi
-    if [ $at = bridge ] || [ $at = shufflecast ]; then count=${count:-8}; fi
+    case $at in bridge | shufflecast | pods) count=${count:-8} ;; esac
     count=${count:-4}
     hosts=()
     for ((host = 1; host <= count; host++)); do hosts+=("h$host"); done
@@ -219,7 +221,7 @@ up() {
         ip -n "$prefix-bridge" link add bridge0 type bridge
         ip -n "$prefix-bridge" link set bridge0 mtu $mtu up
     fi
-    case $at in relays | shufflecast)
+    case $at in relays | shufflecast | pods)
         $at
         return
         ;;
@@ -358,13 +360,70 @@ shufflecast() {
         switches+=("tor$n")
     done
     control
-    # A group that is installed before all links are known may lack hosts.
-    for n in {1..100}; do
-        links=$("$castnet" topology --controller "$(cat "$lab/controllers")" | grep -c '^tor.* core .* up$' || true)
-        [ "$links" != 8 ] || break
+    await_links 8
+    trap - ERR
+    examples tor1
+}
+
+# Waits until the links of all ToRs to routers are known: a group that is installed before may lack hosts.
+await_links() {
+    local try links
+    for try in {1..100}; do
+        links=$("$castnet" topology --controller "$(cat "$lab/controllers")" | grep -cE '^tor.* (core|pod[12]) .* up$' || true)
+        [ "$links" != "$1" ] || return 0
         sleep 0.1
     done
-    [ "$links" = 8 ] || die "not all links are up after 10 s: castnet topology"
+    die "not all links are up after 10 s: castnet topology"
+}
+
+# Two pods, each a router with two ToRs of two hosts, and a programmable router above both.
+pods() {
+    local n pod tor own block
+    what="the ports of the ToR of h1 and h2"
+    switches=(core) flags=(--topology "$lab/core/topology.toml")
+    echo 'group_addresses = "239.200.0.0/16"' >"$lab/topology.toml"
+    add_namespace core
+    for pod in 1 2; do
+        add_namespace "pod$pod"
+        wire "pod$pod" core core "pod$pod"
+        for n in $((2 * pod - 1)) $((2 * pod)); do
+            add_namespace "tor$n"
+            wire "tor$n" "pod$pod" "pod$pod" "tor$n"
+            add_host "h$((2 * n - 1))" "tor$n" "h$((2 * n - 1))"
+            add_host "h$((2 * n))" "tor$n" "h$((2 * n))"
+        done
+    done
+    describe_switch core $'kind = "router"\nprogrammable = true' core pod1 pod2
+    for pod in 1 2; do
+        own=("tor$((2 * pod - 1))" "tor$((2 * pod))")
+        describe_switch "pod$pod" 'kind = "router"' "pod$pod" "${own[@]}" core
+        describe_link "pod$pod:2" "core:$((pod - 1))"
+        for n in 0 1; do
+            tor=${own[n]#tor}
+            describe_switch "tor$tor" "mcst_prefix = \"10.21$tor.0.192/26\"" "tor$tor" "h$((2 * tor - 1))" "h$((2 * tor))" "pod$pod"
+            describe_host "h$((2 * tor - 1))" "tor$tor:0"
+            describe_host "h$((2 * tor))" "tor$tor:1"
+            describe_link "tor$tor:2" "pod$pod:$n"
+        done
+    done
+    "$castnet" rules core "$lab/topology.toml" --out "$lab/core" >/dev/null
+    for tor in {1..4}; do
+        pod=$(((tor + 1) / 2)) block="10.21$tor.0.192/26"
+        route "tor$tor" 0.0.0.0/0 2 "pod$pod" "tor$tor"
+        route "pod$pod" "$block" $(((tor + 1) % 2)) "tor$tor" "pod$pod"
+        route "pod$((3 - pod))" "$block" 2 core "pod$((3 - pod))"
+        route core "$block" $((pod - 1)) "pod$pod" core
+    done
+    start_switch core core --rules "$lab/core/core.toml" $(port pod1 pod1) $(port pod2 pod2)
+    for pod in 1 2; do
+        start_switch "pod$pod" "pod$pod" --rules "$lab/core/pod$pod.toml" $(for n in "tor$((2 * pod - 1))" "tor$((2 * pod))" core; do port "$n" "$n"; done)
+    done
+    for tor in {1..4}; do
+        start_switch "tor$tor" "tor$tor" --rules "$lab/core/tor$tor.toml" $(for n in "h$((2 * tor - 1))" "h$((2 * tor))" "pod$(((tor + 1) / 2))"; do port "$n" "$n"; done)
+        switches+=("tor$tor")
+    done
+    control
+    await_links 4
     trap - ERR
     examples tor1
 }
@@ -692,7 +751,7 @@ status() {
 down() {
     local name file pid pids=() try
     stop_servers
-    for file in "$lab"/controller*.pid "$lab/etcd.pid" "$lab"/{switch,core}.pid "$lab"/{leaf,relay,tor}*.pid; do
+    for file in "$lab"/controller*.pid "$lab/etcd.pid" "$lab"/{switch,core}.pid "$lab"/{leaf,relay,tor,pod}*.pid; do
         [ -r "$file" ] || continue
         pid=$(cat "$file")
         if kill "$pid" 2>/dev/null; then pids+=("$pid"); fi
@@ -704,7 +763,7 @@ down() {
         done
         kill -9 "$pid" 2>/dev/null || true
     done
-    for name in switch leaf1 leaf2 bridge mpi core tor{1..8} "${hosts[@]}"; do
+    for name in switch leaf1 leaf2 bridge mpi core pod1 pod2 tor{1..8} "${hosts[@]}"; do
         ip netns del "$prefix-$name" 2>/dev/null || true
     done
     rm -rf "$lab"

@@ -518,6 +518,28 @@ fn values_and_a_model_go_over_splitters_that_lose() -> Result<()> {
     over_splitters("loss=1%,seed=42", "losing").map(drop)
 }
 
+/// A core without state over two pods: the ToR of the source sends two copies and then, when the router above the pods has a rule, one.
+#[test]
+fn a_file_goes_over_a_core_of_pods() -> Result<()> {
+    // Seven switches and eight hosts: too many beside other labs.
+    let _alone = alone();
+    if net::is_skipped("netns.sh up pods") {
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("file");
+    let size = 20_000_000;
+    write_random(&file, size, 7)?;
+    let lab = Lab::up("pods", &["pods"])?;
+    let out = send(&lab, &file, "--core static --rate 80M")?;
+    let [said, errors] = [&out.stdout, &out.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    ensure!(out.status.success(), "{said}\n{errors}");
+    ensure!(said.matches("has every byte").count() == 7, "{said}");
+    let copies = sent(&lab, "tor1", "pod1")? as f64 / size as f64;
+    ensure!(copies > 1.0 && copies < 1.9, "{copies} copies");
+    Ok(())
+}
+
 /// A folder with all programs of this machine but Open MPI's.
 fn programs_without_mpi(folder: &Path) -> Result<PathBuf> {
     let programs = folder.join("bin");
@@ -594,6 +616,7 @@ fn what_is_wrong_with_a_lab_is_named() -> Result<()> {
         ("up", &["--memif", "one-armed"], "--memif"),
         ("up", &["--shared"], "not --shared"),
         ("up", &["shufflecast", "--hosts", "4"], "has 8 hosts, not 4"),
+        ("up", &["pods", "tree"], "takes one of"),
         ("model", &["0"], "not \"0\""),
         ("bench", &["--mpi"], "netns.sh up"),
     ] {
