@@ -282,8 +282,13 @@ impl Switches {
         let mut effects = Effects::new();
         // A switch tries the fast path first.
         let fast = match event {
-            Event::Data { from, psn, .. } => {
-                from == path_id(setup.fabric.up(index)) && self.fast(setup, index, psn, &mut effects)
+            Event::Data {
+                from,
+                psn,
+                ack_request,
+            } => {
+                let data = (psn, ack_request);
+                from == path_id(setup.fabric.up(index)) && self.fast(setup, index, data, &mut effects)
             }
             _ => false,
         };
@@ -319,9 +324,15 @@ impl Switches {
     }
 
     /// The fast paths of data.
-    fn fast(&mut self, setup: &Setup<'_>, index: usize, psn: Psn, out: &mut Effects) -> bool {
+    fn fast(
+        &mut self,
+        setup: &Setup<'_>,
+        index: usize,
+        (psn, ack_request): (Psn, bool),
+        out: &mut Effects,
+    ) -> bool {
         let machine = &mut self.machines[index];
-        if let Some(slot) = machine.next_kept(setup.now(), psn) {
+        if let Some(slot) = machine.next_kept(setup.now(), psn, ack_request) {
             out.push(Effect::Keep { psn, slot });
         } else if !machine.next_data(setup.now(), psn) {
             return false;

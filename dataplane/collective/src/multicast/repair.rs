@@ -6,8 +6,9 @@
 //! that goes back. A path that repeats gets at most [`BURST`] packets beyond its AckPSN, each with AckReq, and one more with each ACK: if all
 //! were queued at once, the next loss would make them worthless.
 //!
-//! **Losses towards a path.** A NAK moves the cursor back, and is not sent to the source. Silence is found by a tick: a path that acknowledges
-//! nothing gets its oldest packet again after 2, 4, 8 and then each 16 ticks.
+//! **Losses towards a path.** A NAK moves the cursor back, and is not sent to the source. Silence is found by a tick: a path that was sent a
+//! packet with AckReq and acknowledges nothing gets its oldest packet again after 2, 4, 8 and then each 16 ticks. Without AckReq a responder need not
+//! answer, and a slow source sends few packets in a tick.
 //!
 //! **Losses from the source.** Packets behind a gap are kept, but not sent. A source next to this switch gets a NAK of the gap when all
 //! paths have everything before it (M2); a repeated packet with AckReq makes them acknowledge. A switch gets a [`Signal::Resend`] at once,
@@ -91,15 +92,19 @@ pub(super) struct Repair {
     goes_back: bool,
     /// An ACK is withheld for so many ticks.
     withheld: Option<u8>,
+    /// The newest packet with AckReq, until AggAckPSN reaches it.
+    asked: Option<Psn>,
     tick: Nanos,
     tick_at: Nanos,
 }
 
-/// The state of a path: nine bytes.
+/// The state of a path: 13 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Cursor {
     /// The next packet, after AckPSN and at most `frontier`.
     next: [u8; 3],
+    /// It has been sent all before this: a tick has gone back from here.
+    until: Option<[u8; 3]>,
     /// A packet to repeat once, out of order.
     wanted: Option<[u8; 3]>,
     /// Most packets beyond AckPSN; 0 without limit, as for a path that has missed nothing.
@@ -112,6 +117,7 @@ impl Cursor {
     const fn at(next: Psn) -> Self {
         Self {
             next: next.to_bytes(),
+            until: None,
             wanted: None,
             window: 0,
             quiet: 0,
@@ -125,6 +131,16 @@ impl Cursor {
     fn go_back(&mut self, psn: Psn, window: u8) {
         self.next = psn.to_bytes();
         self.window = window;
+    }
+
+    /// All up to `ack` have arrived. If that is more than was repeated after a time-out, the time-out came too early, and nothing was lost.
+    fn acknowledge(&mut self, ack: Psn) {
+        if self.next().is_before(ack.next()) {
+            let sent = self.until.take().map_or(ack.next(), Psn::from_bytes);
+            let is_early = sent.is_after(ack.next());
+            self.next = if is_early { sent } else { ack.next() }.to_bytes();
+            self.window = if is_early { 0 } else { self.window };
+        }
     }
 
     /// Counts a tick without progress. Returns the number of packets to repeat: more each time, because a neighbour that has lost its state
@@ -153,6 +169,7 @@ impl Repair {
             covers: None,
             goes_back: false,
             withheld: None,
+            asked: None,
             tick: config.tick,
             tick_at: Nanos::ZERO,
         }
@@ -166,7 +183,7 @@ impl Repair {
         self.ready = Paths::EMPTY;
         self.close_gap();
         (self.repeats_until, self.covers, self.withheld) = (None, None, None);
-        self.goes_back = false;
+        (self.goes_back, self.asked) = (false, None);
     }
 
     /// The source changes. All paths have acknowledged all data, so the ring is empty, and all cursors are at `frontier`.
@@ -184,6 +201,13 @@ impl Repair {
         if let (Some(cursor), Some(old)) = (self.paths.get_mut(kept.0.index()), of.paths.get(kept.1.index()))
         {
             cursor.next = old.next;
+        }
+        self.asked = of.asked;
+    }
+
+    fn note_asked(&mut self, psn: Psn) {
+        if self.asked.is_none_or(|asked| psn.is_after(asked)) {
+            self.asked = Some(psn);
         }
     }
 
@@ -291,10 +315,11 @@ impl Repair {
         let Some(cursor) = self.paths.get_mut(from.index()) else {
             return;
         };
-        if cursor.next().is_before(ack.next()) {
-            cursor.next = ack.next().to_bytes();
-        }
+        cursor.acknowledge(ack);
         let caught_up = cursor.next() == frontier;
+        if caught_up {
+            cursor.until = None;
+        }
         if progress {
             cursor.quiet = 0;
             cursor.window = match cursor.window {
@@ -304,6 +329,7 @@ impl Repair {
             };
         }
         if let Some(psn) = refused.filter(|_| again || cursor.window == 0) {
+            cursor.until = None;
             cursor.go_back(psn, BURST);
         }
         if cursor.next() != frontier || cursor.wanted.is_some() {
@@ -398,6 +424,9 @@ impl Multicast {
         let Some(repair) = self.rare.repair.as_deref_mut() else {
             return;
         };
+        if ack_request {
+            repair.note_asked(psn);
+        }
         let (frontier, held) = (repair.frontier, repair.holds(agg_ack, psn));
         let gap = !newest.is_before(frontier);
         if psn.is_before(frontier) || held {
@@ -441,7 +470,7 @@ impl Multicast {
     /// PSN. Returns the slot in which it must be kept; the paths that [take](Self::takes) it are those of the packets before it, until
     /// another method is called. Otherwise `None`: nothing changes.
     #[inline]
-    pub fn next_kept(&mut self, now: Nanos, psn: Psn) -> Option<u16> {
+    pub fn next_kept(&mut self, now: Nanos, psn: Psn, ack_request: bool) -> Option<u16> {
         let (agg_ack, source) = (self.agg_ack, self.source);
         let expected = self.phase != Phase::Learning && psn == self.newest.next() && psn.is_after(agg_ack);
         let fixed = match &self.rare.special {
@@ -457,6 +486,9 @@ impl Multicast {
             return None;
         }
         let slot = repair.keep(agg_ack, psn)?;
+        if ack_request {
+            repair.note_asked(psn);
+        }
         repair.advance(agg_ack);
         if !self.is_outstanding() {
             self.begin_ticks(now);
@@ -623,6 +655,8 @@ impl Multicast {
         repair.withheld = ticks.filter(|ticks| *ticks < WITHHELD_TICKS);
         let acknowledges = ticks.is_some() && repair.withheld.is_none();
         let mut tries = false;
+        repair.asked = repair.asked.filter(|asked| asked.is_after(agg_ack));
+        let asked = repair.asked;
         for (path, entry) in (0..).map_while(PathId::new).zip(&mut self.table) {
             let oldest = entry.ack().next();
             let held = repair.holds(agg_ack, oldest);
@@ -630,11 +664,13 @@ impl Multicast {
             let Some(cursor) = repair.paths.get_mut(path.index()) else {
                 break;
             };
-            let idle = cursor.next() == oldest && entry.refusal.is_none();
+            let is_asked = cursor.window != 0 || asked.is_some_and(|asked| asked.is_after(entry.ack()));
+            let idle = (cursor.next() == oldest || !is_asked) && entry.refusal.is_none();
             if path == source || fatal || idle {
                 cursor.quiet = 0;
             } else if let Some(window) = cursor.overdue().filter(|_| held) {
                 entry.refusal.serve();
+                cursor.until.get_or_insert(cursor.next);
                 cursor.go_back(oldest, window);
                 repair.ready.insert(path);
                 tries |= oldest == agg_ack.next();

@@ -381,7 +381,8 @@ fn with_repair_the_tries_are_those_of_the_switch() {
         tick: Nanos::from_millis(1),
         source_is_switch: true,
     });
-    s.data(0, 3);
+    s.data(0, 2);
+    s.retransmit_asking(2);
     s.feedback(1, ack(2));
     s.feedback(2, ack(0));
     let tick = |ms| {

@@ -97,6 +97,55 @@ fn repairing(start_psn: Option<u32>) -> Switch {
     switch
 }
 
+/// A responder need not acknowledge what does not request it, and a slow source sends little in a tick.
+#[test]
+fn a_path_that_was_not_asked_for_an_ack_is_not_silent() {
+    let mut switch = repairing(Some(10));
+    let repeated = |switch: &mut Switch, ticks: core::ops::Range<u64>| {
+        ticks
+            .flat_map(|tick| {
+                switch.timeout(Nanos(1000 * tick));
+                let each = core::iter::from_fn(|| switch.machine.poll_resend());
+                each.map(|resend| resend.psn.value()).collect::<Vec<_>>()
+            })
+            .collect::<Vec<_>>()
+    };
+    switch.data(10, 2);
+    assert_eq!(repeated(&mut switch, 1..40), []);
+    switch.retransmit_asking(12);
+    assert_eq!(repeated(&mut switch, 40..42), [10]);
+    // It is asked with that.
+    assert_eq!(repeated(&mut switch, 42..44), [10, 11]);
+    switch.feedback(1, ack(12));
+    switch.data(13, 1);
+    assert_eq!(repeated(&mut switch, 44..80), []);
+}
+
+/// An ACK of more than was repeated says that the time-out came too early: what was sent before is not sent again.
+#[test]
+fn a_time_out_that_came_too_early_repeats_one_packet() {
+    let mut switch = repairing(Some(10));
+    switch.data(10, 5);
+    switch.retransmit_asking(15);
+    let resent = |switch: &mut Switch| {
+        let each = core::iter::from_fn(|| switch.machine.poll_resend());
+        each.map(|resend| resend.psn.value()).collect::<Vec<_>>()
+    };
+    for tick in 1..3 {
+        switch.timeout(Nanos(1000 * tick));
+    }
+    assert_eq!(resent(&mut switch), [10]);
+    // What came meanwhile was not sent to the path.
+    switch.data(16, 2);
+    assert_eq!(resent(&mut switch), []);
+    switch.feedback(1, ack(12));
+    assert_eq!(resent(&mut switch), [16, 17]);
+    // It gets the next one with all others, and again what it refuses.
+    assert_eq!(switch.data(18, 1)[1], replicate(&[1]));
+    switch.feedback(1, nak(13));
+    assert_eq!(resent(&mut switch), [13, 14, 15, 16, 17, 18]);
+}
+
 /// The source goes back after a NAK: ACKs wait until they cover all that it sent before. A source that repeats one packet gets each.
 #[test]
 fn acks_are_withheld_from_a_source_that_goes_back() {

@@ -504,14 +504,19 @@ fn check_fast(
     event: Event,
     (machine, out): (&Multicast, &Effects),
 ) -> Result<(), String> {
-    let Event::Data { from, psn, .. } = event else {
+    let Event::Data {
+        from,
+        psn,
+        ack_request,
+    } = event
+    else {
         return Ok(());
     };
     if from != fast.source() {
         return Ok(());
     }
     let replicate = Effect::Replicate { psn };
-    let effects: Vec<Effect> = match fast.next_kept(now, psn) {
+    let effects: Vec<Effect> = match fast.next_kept(now, psn, ack_request) {
         Some(slot) => vec![Effect::Keep { psn, slot }, replicate],
         None if fast.next_data(now, psn) => vec![replicate],
         None => return Ok(()),

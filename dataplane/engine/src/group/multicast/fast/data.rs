@@ -232,7 +232,7 @@ impl Group {
         if verify::is_sound_in_place(&ring.checksum, frame, L3) != Some(true) {
             return false;
         }
-        let Some(slot) = machine.next_kept(now, headers.psn()) else {
+        let Some(slot) = machine.next_kept(now, headers.psn(), headers.ack_request()) else {
             return false;
         };
         ring.keep_plain(slot, frame, headers);
