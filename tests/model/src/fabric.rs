@@ -1,5 +1,6 @@
 //! The switches of both models and their links.
 
+use castnet_collective::path::Paths;
 use castnet_collective::{Multicast, MulticastConfig, PathId, RepairConfig};
 use castnet_wire::{AnySource, Nanos, Psn};
 
@@ -211,7 +212,10 @@ impl Fabric {
             slots: self.slots,
             // The clock stands still: each tick is due.
             tick: Nanos::ZERO,
-            source_is_switch: !is_host(&self.ups[index]),
+            switches: (0..paths)
+                .filter(is_host)
+                .map(path_id)
+                .fold(Paths::first(paths), Paths::without),
         })
     }
 

@@ -8,7 +8,9 @@
 //!
 //! **Losses towards a path.** A NAK moves the cursor back, and is not sent to the source. Silence is found by a tick: a path that was sent a
 //! packet with AckReq and acknowledges nothing gets its oldest packet again after 2, 4, 8 and then each 16 ticks. Without AckReq a responder need not
-//! answer, and a slow source sends few packets in a tick.
+//! answer, and a slow source sends few packets in a tick. Silence of a switch may be that of a receiver below it: at first it gets its oldest
+//! packet alone, and what is new with all others. If a path then acknowledges more than was repeated, the time-out came too early, and the cursor
+//! returns to where it was.
 //!
 //! **Losses from the source.** Packets behind a gap are kept, but not sent. A source next to this switch gets a NAK of the gap when all
 //! paths have everything before it (M2); a repeated packet with AckReq makes them acknowledge. A switch gets a [`Signal::Resend`] at once,
@@ -27,6 +29,8 @@ use castnet_wire::{DropReason, Nanos, Psn};
 
 /// Most repeated packets to a path that it has not acknowledged, at first. Each ACK allows one more, so that a long path catches up.
 const BURST: u8 = 8;
+/// Ticks of silence until a switch is sent its oldest packets from there on, as a host is at once.
+const TRIED_TICKS: u8 = 4;
 /// Ticks with a gap after which a NAK is sent to a switch, too: it may not repair.
 const INSIST: u8 = 8;
 /// Most ticks for which an ACK is withheld: an eighth of the time-out of the source, if the tick is its 64th part.
@@ -39,8 +43,8 @@ pub struct RepairConfig {
     pub slots: u16,
     /// Period of the tick.
     pub tick: Nanos,
-    /// True if the path of the first source leads to a switch.
-    pub source_is_switch: bool,
+    /// The paths that lead to switches.
+    pub switches: Paths,
 }
 
 /// A packet to send from the ring: [`Multicast::poll_resend`].
@@ -79,6 +83,7 @@ pub(super) struct Repair {
     takes: Paths,
     /// Paths that may have something to get from the ring.
     ready: Paths,
+    switches: Paths,
     source_is_switch: bool,
     /// The gap at `frontier` has been reported.
     reported: bool,
@@ -98,7 +103,7 @@ pub(super) struct Repair {
     tick_at: Nanos,
 }
 
-/// The state of a path: 13 bytes.
+/// The state of a path: 17 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Cursor {
     /// The next packet, after AckPSN and at most `frontier`.
@@ -107,6 +112,8 @@ struct Cursor {
     until: Option<[u8; 3]>,
     /// A packet to repeat once, out of order.
     wanted: Option<[u8; 3]>,
+    /// A tick has repeated this packet for a switch that is silent, and nothing after it.
+    tried: Option<[u8; 3]>,
     /// Most packets beyond AckPSN; 0 without limit, as for a path that has missed nothing.
     window: u8,
     /// Ticks without progress.
@@ -119,6 +126,7 @@ impl Cursor {
             next: next.to_bytes(),
             until: None,
             wanted: None,
+            tried: None,
             window: 0,
             quiet: 0,
         }
@@ -131,6 +139,15 @@ impl Cursor {
     fn go_back(&mut self, psn: Psn, window: u8) {
         self.next = psn.to_bytes();
         self.window = window;
+    }
+
+    /// Tries a switch with one packet: what follows has arrived there, or it asks for it. One that has lost its state does neither.
+    fn try_switch(&mut self, oldest: Psn, frontier: Psn) -> bool {
+        let tries = self.next() == frontier && self.quiet <= TRIED_TICKS;
+        if tries {
+            (self.wanted, self.tried) = (Some(oldest.to_bytes()), Some(oldest.to_bytes()));
+        }
+        tries
     }
 
     /// All up to `ack` have arrived. If that is more than was repeated after a time-out, the time-out came too early, and nothing was lost.
@@ -152,7 +169,7 @@ impl Cursor {
 }
 
 impl Repair {
-    fn new(config: RepairConfig, paths: usize, frontier: Psn) -> Self {
+    fn new(config: RepairConfig, paths: usize, frontier: Psn, source: PathId) -> Self {
         let slots = config.slots.clamp(1, 1 << 15);
         debug_assert!(slots.is_power_of_two(), "PSNs wrap at a multiple of the slots");
         Self {
@@ -162,7 +179,8 @@ impl Repair {
             frontier,
             takes: Paths::EMPTY,
             ready: Paths::EMPTY,
-            source_is_switch: config.source_is_switch,
+            switches: config.switches,
+            source_is_switch: config.switches.contains(source),
             reported: false,
             gap_ticks: 0,
             repeats_until: None,
@@ -187,13 +205,13 @@ impl Repair {
     }
 
     /// The source changes. All paths have acknowledged all data, so the ring is empty, and all cursors are at `frontier`.
-    pub(super) fn change_source(&mut self, frontier: Psn, source_is_switch: bool) {
+    pub(super) fn change_source(&mut self, frontier: Psn, source: PathId) {
         debug_assert!(
             self.held.iter().all(|word| *word == 0),
             "all data is acknowledged"
         );
         self.restart(frontier);
-        self.source_is_switch = source_is_switch;
+        self.source_is_switch = self.switches.contains(source);
     }
 
     /// Takes over the gap and the cursors, but not the packets.
@@ -320,6 +338,12 @@ impl Repair {
         if caught_up {
             cursor.until = None;
         }
+        let tried = cursor.tried.take_if(|_| progress).map(Psn::from_bytes);
+        if tried == Some(ack) && ack.next().is_before(cursor.next()) {
+            // It has what was repeated, and nothing after it.
+            cursor.until = Some(cursor.next);
+            cursor.go_back(ack.next(), BURST);
+        }
         if progress {
             cursor.quiet = 0;
             cursor.window = match cursor.window {
@@ -358,7 +382,7 @@ impl Multicast {
     /// Lets a new machine repair losses: after [`with_switching`](Self::with_switching), if the source may change.
     #[must_use]
     pub fn with_repair(mut self, config: RepairConfig) -> Self {
-        let repair = Repair::new(config, self.table.len(), self.newest.next());
+        let repair = Repair::new(config, self.table.len(), self.newest.next(), self.source);
         self.rare.repair = Some(Box::new(repair));
         self.fast = false;
         self
@@ -670,8 +694,10 @@ impl Multicast {
                 cursor.quiet = 0;
             } else if let Some(window) = cursor.overdue().filter(|_| held) {
                 entry.refusal.serve();
-                cursor.until.get_or_insert(cursor.next);
-                cursor.go_back(oldest, window);
+                if !repair.switches.contains(path) || !cursor.try_switch(oldest, repair.frontier) {
+                    cursor.until.get_or_insert(cursor.next);
+                    cursor.go_back(oldest, window);
+                }
                 repair.ready.insert(path);
                 tries |= oldest == agg_ack.next();
             }

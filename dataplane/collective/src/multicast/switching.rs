@@ -474,9 +474,8 @@ impl Multicast {
         self.source = path;
         self.nak_sent = false;
         self.rare.cnps.forget(path);
-        let source_is_switch = !self.is_root();
         if let Some(repair) = self.rare.repair.as_deref_mut() {
-            repair.change_source(newest.next(), source_is_switch);
+            repair.change_source(newest.next(), path);
         }
         self.progress(now);
     }

@@ -1,7 +1,7 @@
 //! The known pitfalls of multicast over RC, each as a test with an explanation.
 
 use crate::common::{Switch, Told, ack, fatal, nak, path, replicate, rnr};
-use castnet_collective::path::PATHS_MAX;
+use castnet_collective::path::{PATHS_MAX, Paths};
 use castnet_collective::{Effect, Event, Multicast, MulticastConfig, PathId, RepairConfig, TimerReason};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
 
@@ -379,7 +379,7 @@ fn with_repair_the_tries_are_those_of_the_switch() {
     s.machine = s.machine.with_repair(RepairConfig {
         slots: 8,
         tick: Nanos::from_millis(1),
-        source_is_switch: true,
+        switches: Paths::only(path(0)),
     });
     s.data(0, 2);
     s.retransmit_asking(2);

@@ -2,8 +2,9 @@
 
 use crate::common::Told;
 use crate::common::tree::{Chance, Shape, Tree};
-use crate::common::{Switch, ack, nak, replicate, seed};
+use crate::common::{Switch, ack, nak, path, replicate, seed};
 use crate::tree::{chance, run, shape, start};
+use castnet_collective::path::Paths;
 use castnet_collective::{Effect, MulticastConfig, RepairConfig};
 use castnet_wire::{Nanos, Psn};
 use proptest::prelude::*;
@@ -92,7 +93,7 @@ fn repairing(start_psn: Option<u32>) -> Switch {
     switch.machine = switch.machine.with_repair(RepairConfig {
         slots: 128,
         tick: Nanos(1000),
-        source_is_switch: false,
+        switches: Paths::EMPTY,
     });
     switch
 }
@@ -144,6 +145,43 @@ fn a_time_out_that_came_too_early_repeats_one_packet() {
     assert_eq!(switch.data(18, 1)[1], replicate(&[1]));
     switch.feedback(1, nak(13));
     assert_eq!(resent(&mut switch), [13, 14, 15, 16, 17, 18]);
+}
+
+/// A host cannot use what is behind a packet that it lacks. A switch may lack nothing, and wait for a receiver below it.
+#[test]
+fn a_silent_switch_gets_one_packet_again_and_what_is_new() {
+    let mut switch = Switch::with(Switch::config(3));
+    switch.machine = switch.machine.with_repair(RepairConfig {
+        slots: 128,
+        tick: Nanos(1000),
+        switches: Paths::only(path(2)),
+    });
+    let resent = |switch: &mut Switch| {
+        let each = core::iter::from_fn(|| switch.machine.poll_resend());
+        each.map(|resend| (resend.path.index(), resend.psn.value()))
+            .collect::<Vec<_>>()
+    };
+    switch.data(0, 3);
+    switch.retransmit_asking(3);
+    for tick in 1..3 {
+        switch.timeout(Nanos(1000 * tick));
+    }
+    assert_eq!(resent(&mut switch), [(1, 0), (2, 0)]);
+    assert_eq!(switch.data(4, 1)[1], replicate(&[2]));
+    switch.feedback(1, ack(3));
+    switch.feedback(2, ack(0));
+    // It has what was repeated, and lacks what follows.
+    assert_eq!(resent(&mut switch), [(1, 4), (2, 1), (2, 2), (2, 3), (2, 4)]);
+    // One that says nothing at all may have lost its state.
+    let all: Vec<_> = (3..40)
+        .flat_map(|tick| {
+            switch.timeout(Nanos(1000 * tick));
+            resent(&mut switch)
+        })
+        .filter(|(path, _)| *path == 2)
+        .map(|(_, psn)| psn)
+        .collect();
+    assert!(all.starts_with(&[1, 1, 1, 2, 3, 4]), "{all:?}");
 }
 
 /// The source goes back after a NAK: ACKs wait until they cover all that it sent before. A source that repeats one packet gets each.
@@ -227,7 +265,7 @@ fn a_path_that_repeats_catches_up_with_a_source_at_full_rate() {
     switch.machine = switch.machine.with_repair(RepairConfig {
         slots: 256,
         tick: Nanos(1000),
-        source_is_switch: false,
+        switches: Paths::EMPTY,
     });
     let (mut next, mut acked, mut expected, mut refused) = (0, 0, 0, None);
     let mut link = VecDeque::new();

@@ -5,8 +5,8 @@
 mod properties;
 
 use crate::common::hosts::{Receiver, Source};
-use crate::common::path;
 use crate::common::tree::{Shape, TICK, TICKS_MAX};
+use crate::common::{path, paths};
 use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathId, RepairConfig, Signal};
 use castnet_wire::{AnySource, DropReason, NakCode, Nanos, Psn, Syndrome};
 
@@ -157,12 +157,18 @@ impl Net {
 
     /// All switches repair with so many slots. `selective`: hosts repeat one packet after a NAK.
     fn repairing(mut self, slots: u16, selective: bool) -> Self {
+        let is_switch = |(_, peer): &(usize, &Peer)| matches!(peer, Peer::Switch { .. });
         for node in &mut self.nodes {
-            let source = node.machine.source().index();
             node.machine = node.machine.clone().with_repair(RepairConfig {
                 slots,
                 tick: TICK,
-                source_is_switch: matches!(node.peers[source], Peer::Switch { .. }),
+                switches: paths(
+                    node.peers
+                        .iter()
+                        .enumerate()
+                        .filter(is_switch)
+                        .map(|(path, _)| path),
+                ),
             });
             node.ring = vec![None; slots.into()];
         }

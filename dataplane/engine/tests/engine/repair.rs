@@ -187,7 +187,11 @@ fn a_switch_asks_the_switch_above_for_one_packet() {
 #[test]
 fn silence_is_repaired_with_a_growing_distance() {
     let mut engine = switch_of((0..2).map(host).collect());
-    feed(&mut engine, T0, 0, &send(100, &[1; 64]));
+    let last = DataFrame {
+        ack_request: true,
+        ..DataFrame::new(Opcode::SendOnly, 100, &[1; 64])
+    };
+    feed(&mut engine, T0, 0, &last.bytes());
     let mut at = Vec::new();
     for micros in 1..=700 {
         let sent = tick(&mut engine, T0 + Nanos::from_micros(micros));

@@ -6,6 +6,7 @@ pub mod seed;
 pub mod tree;
 pub mod twin;
 
+use castnet_collective::path::Paths;
 use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, MulticastStatus, PathId};
 pub use twin::Told;
 
@@ -14,6 +15,14 @@ use castnet_wire::{NakCode, Nanos, Psn, RnrTimer, Syndrome};
 /// The path `index`.
 pub fn path(index: u8) -> PathId {
     PathId::new(index.into()).expect("below the most")
+}
+
+/// The paths with these indices.
+pub fn paths(indices: impl Iterator<Item = usize>) -> Paths {
+    indices
+        .filter_map(PathId::new)
+        .map(Paths::only)
+        .fold(Paths::EMPTY, Paths::or)
 }
 
 /// Feedback by its parts.

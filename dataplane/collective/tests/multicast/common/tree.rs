@@ -1,9 +1,11 @@
 //! A tree of machines with hosts at its ends, an unfair network between, and an oracle that knows the truth.
 
 use super::hosts::{Receiver, Source};
-use super::path;
+use super::{path, paths};
+use castnet_collective::path::Paths;
 use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, RepairConfig, Signal};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 /// Where a path of a switch leads.
@@ -125,7 +127,13 @@ impl Tree {
         let up = below.len().min(1);
         let peers = vec![parent; below.len() + 1];
         let acked = vec![-1; peers.len()];
-        let machine = self.machine(index, peers.len(), up, Some(self.start));
+        let is_switch = |at: &usize| match at.cmp(&up) {
+            Ordering::Less => matches!(below[*at], Shape::Switch(_)),
+            Ordering::Equal => matches!(parent, Peer::Switch { .. }),
+            Ordering::Greater => matches!(below[at - 1], Shape::Switch(_)),
+        };
+        let switches = paths((0..peers.len()).filter(is_switch));
+        let machine = self.machine(switches, peers.len(), up, Some(self.start));
         self.nodes.push(Node {
             machine,
             peers,
@@ -154,7 +162,7 @@ impl Tree {
         index
     }
 
-    fn machine(&self, index: usize, paths: usize, up: usize, start_psn: Option<Psn>) -> Multicast {
+    fn machine(&self, switches: Paths, paths: usize, up: usize, start_psn: Option<Psn>) -> Multicast {
         let (paths, source) = (paths as u16, path(up as u8));
         let machine = Multicast::new(MulticastConfig {
             paths,
@@ -168,7 +176,7 @@ impl Tree {
         machine.with_repair(RepairConfig {
             slots: self.slots,
             tick: TICK,
-            source_is_switch: index != 0,
+            switches,
         })
     }
 
@@ -269,8 +277,10 @@ impl Tree {
     }
 
     fn restart(&mut self, index: usize) {
-        let (paths, up) = (self.nodes[index].peers.len(), self.nodes[index].up);
-        let machine = self.machine(index, paths, up, None);
+        let Node { peers, up, .. } = &self.nodes[index];
+        let is_switch = |path: &usize| matches!(peers[*path], Peer::Switch { .. });
+        let switches = paths((0..peers.len()).filter(is_switch));
+        let machine = self.machine(switches, peers.len(), *up, None);
         let node = &mut self.nodes[index];
         node.machine = machine;
         node.acked.fill(i64::MIN);

@@ -1,6 +1,7 @@
 //! A multicast group in the engine. Each frame touches hot state: at most 16 bytes per path in use (contract M6), seven in the machine,
 //! nine in [`PathDestination`]. Set-up, exceptions and first packets of WRITEs touch cold state.
 
+use castnet_collective::path::Paths;
 use castnet_collective::{Multicast, MulticastConfig, MulticastStatus, PathId, RepairConfig};
 use castnet_reduce::prefetch;
 use castnet_rules::{Endpoint, GroupRule, HostEndpoint, MulticastRule, NextHop};
@@ -168,15 +169,16 @@ impl Group {
             let endpoints = rule.endpoints.iter().enumerate();
             endpoints.filter(|(_, e)| e.next_hop.host().is_some())
         };
+        let host_paths = || hosts().filter_map(|(i, _)| PathId::new(i));
         let machine = match kind.any_source {
-            Some(numbers) => machine.with_switching(numbers, hosts().filter_map(|(i, _)| PathId::new(i))),
+            Some(numbers) => machine.with_switching(numbers, host_paths()),
             None => machine,
         };
         let machine = match &kind.repair {
             Some(repair) => machine.with_repair(RepairConfig {
                 slots: repair.slots,
                 tick: Nanos(u64::from(repair.ack_timeout_us) * 1_000 / TICKS),
-                source_is_switch: rule.upstream().is_some_and(|e| e.next_hop.host().is_none()),
+                switches: host_paths().fold(Paths::first(rule.endpoints.len()), Paths::without),
             }),
             None => machine,
         };
