@@ -57,7 +57,7 @@ struct PlanReport {
     #[serde(skip)]
     drawing: Option<String>,
     #[serde(skip)]
-    why: &'static str,
+    why: String,
     switches: Vec<SwitchLine>,
     links: Vec<LinkLine>,
     passed_over: Vec<PassedOverLine>,
@@ -134,7 +134,8 @@ struct PassedOverLine {
 columns!(row: PassedOverLine => row { switch, reason });
 
 impl PlanReport {
-    fn new(answer: api::PlanGroupResponse, source: Option<&str>) -> Self {
+    /// `source`: of a multicast group, and the shape of its tree between relays.
+    fn new(answer: api::PlanGroupResponse, source: Option<(&str, &str)>) -> Self {
         // Nothing is installed, which the drawing need not say.
         let node = |s: &api::PlannedSwitch| {
             Some(api::TreeNode {
@@ -144,7 +145,7 @@ impl PlanReport {
         };
         let nodes: Vec<api::TreeNode> = answer.switches.iter().filter_map(node).collect();
         let root = match source {
-            Some(source) => tree::of_multicast(source, &nodes),
+            Some((source, _)) => tree::of_multicast(source, &nodes),
             None => tree::of_collective(&nodes, &|_, _| String::new()),
         };
         let mut links = Vec::new();
@@ -189,9 +190,14 @@ impl PlanReport {
             may_come: answer.may_come,
             drawing: root.map(|root| root.draw()),
             why: match source {
-                Some(_) => "along the shortest paths from the source, over the links with the fewest groups",
+                Some((_, "" | "shortest")) => {
+                    "along the shortest paths from the source, over the links with the fewest groups".to_owned()
+                }
+                Some((_, shape)) => format!(
+                    "along the shortest paths from the source, and where these pass ordinary switches and routers alone, in the shape {shape}"
+                ),
                 None => {
-                    "below the lowest switch that reaches all ranks, on switches with room, over the links with the fewest groups"
+                    "below the lowest switch that reaches all ranks, on switches with room, over the links with the fewest groups".to_owned()
                 }
             },
             switches,
@@ -270,9 +276,9 @@ pub(super) async fn run(create: Create, place: &Place, output: Output) -> Outcom
         )
     } else {
         let request = create.request();
-        let (name, source) = (request.name.clone(), request.source.clone());
+        let source = (request.source.clone(), request.tree.clone());
         (
-            name,
+            request.name.clone(),
             Some(source),
             api::plan_group_request::Group::Multicast(request),
         )
@@ -282,7 +288,10 @@ pub(super) async fn run(create: Create, place: &Place, output: Output) -> Outcom
         .plan_group(request)
         .await
         .map_err(|s| refused(s, &name))?;
-    let report = PlanReport::new(answer.into_inner(), source.as_deref());
+    let report = PlanReport::new(
+        answer.into_inner(),
+        source.as_ref().map(|(source, tree)| (&**source, &**tree)),
+    );
     output.show(&report)?;
     match report.refusal {
         Some(_) if !report.may_come => Err(Failure::refused(format!("group {name} has no place"))),
