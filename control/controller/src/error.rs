@@ -212,8 +212,10 @@ impl Refusal {
                 Cause::Unseen | Cause::Unreachable => (Code::Unavailable, field),
             },
             // The one that leads may be asked.
-            Self::Store(error) if matches!(**error, StoreError::NotLeading { .. }) => (Code::Unavailable, ""),
-            Self::Store(_) => (Code::Internal, ""),
+            Self::Store(error) => match **error {
+                StoreError::NotLeading { .. } | StoreError::Closed { .. } => (Code::Unavailable, ""),
+                _ => (Code::Internal, ""),
+            },
             Self::Stopping => (Code::Unavailable, ""),
         }
     }
