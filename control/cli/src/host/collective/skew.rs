@@ -281,7 +281,7 @@ impl Process<'_> {
         let mut rng = StdRng::seed_from_u64(seed ^ u64::from(self.rank.rank) << 32);
         let (mut times, mut wrong) = (Vec::new(), 0);
         let bytes = bytes as usize;
-        for call in 0..warmup + calls {
+        for call in 0..warmup.saturating_add(calls) {
             let late = delay(skew, self.rank.rank, &mut rng);
             let mut taken = [0.0; 2];
             for (by, taken) in [By::Group, By::Hosts].into_iter().zip(&mut taken) {
