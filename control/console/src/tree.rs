@@ -76,7 +76,10 @@ fn over(node: &api::TreeNode, core: Option<&str>) -> String {
         true => String::new(),
         false => format!(" over {}", node.via.join(", ")),
     };
-    core.map_or(via.clone(), |address| format!("{via} by {address}"))
+    match core {
+        Some(address) => format!("{via} by {address}"),
+        None => via,
+    }
 }
 
 /// Text behind the name of a switch.

@@ -98,8 +98,7 @@ impl Measure {
             .collect::<Result<Vec<f64>, CommError>>()?;
         let ranks_path = caller.last_path().name();
         let mean = times.iter().sum::<f64>() / times.len() as f64;
-        times.sort_unstable_by(f64::total_cmp);
-        let median = times[times.len() / 2];
+        let median = median(&mut times);
         let wrong = if self.verify {
             memory.fill(self, caller, count);
             memory.call(self, caller)?;
@@ -154,6 +153,12 @@ impl Measure {
             wrong,
         })
     }
+}
+
+/// Of at least one time.
+pub(super) fn median(times: &mut [f64]) -> f64 {
+    times.sort_unstable_by(f64::total_cmp);
+    times[times.len() / 2]
 }
 
 #[derive(Debug)]

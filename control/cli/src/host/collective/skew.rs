@@ -17,6 +17,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
 
+use super::measure::median;
 use super::sizes::Sizes;
 use super::{Call, HowArgs, RankArgs, failure, wrong_elements};
 use crate::host::{Stop, failure as host_failure};
@@ -453,11 +454,6 @@ fn delay(skew: Duration, rank: u16, rng: &mut StdRng) -> Duration {
         rng.random_range(-half..=half)
     };
     Duration::from_secs_f64(drawn.max(0.0))
-}
-
-fn median(times: &mut [f64]) -> f64 {
-    times.sort_unstable_by(f64::total_cmp);
-    times[times.len() / 2]
 }
 
 #[cfg(test)]
