@@ -2,7 +2,7 @@
 
 use castnet_engine::{Egress, PortSet};
 use castnet_pfc::{Admitted, NO_INGRESS, PausablePort, Pfc};
-use castnet_port::{BATCH, Batch, FrameBuf, Memory, MemoryPort, PoolBuf, Port};
+use castnet_port::{BATCH, Batch, FrameBuf, Memory, MemoryPort, PoolBuf, Port, PortLink};
 use castnet_wire::{DropReason, Drops, MacAddr, Nanos, Pause, PortId, TrafficClass};
 use crossbeam::channel::Sender;
 
@@ -114,11 +114,18 @@ impl<M: Memory> Outputs<M> {
         }
     }
 
-    /// Port numbers are unique; the configuration is checked before.
-    pub(crate) fn add(&mut self, id: PortId, port: MemoryPort<M>, receives: bool, reports_link: bool) {
+    /// Port numbers are unique; the configuration is checked before. `link`: as the switch knows it, whatever it has become since.
+    pub(crate) fn add(
+        &mut self,
+        id: PortId,
+        port: MemoryPort<M>,
+        link: &PortLink,
+        receives: bool,
+        reports_link: bool,
+    ) {
         self.slot_of_port[id.index()] = self.slots.len() as u8;
         self.multi_segment |= u64::from(port.multi_segment()) << id.index();
-        let (reported_link, speed_mbps) = ((port.is_up(), port.mtu()), port.speed_mbps());
+        let (reported_link, speed_mbps) = ((link.up, link.mtu), port.speed_mbps());
         self.slots.push(PortSlot {
             id,
             mac: port.info().mac,

@@ -13,7 +13,7 @@ use crate::config::DataplaneConfig;
 use crate::control::WorkerHandle;
 use crate::error::StartError;
 use crate::steering::FlowTables;
-use crate::worker::{OpenedWorker, Ring};
+use crate::worker::{OpenedWorker, Ring, rank};
 
 pub(crate) struct StartingWorker {
     pub(crate) commands: Sender<Command>,
@@ -27,7 +27,8 @@ pub(crate) fn await_opened(
     mut failed: Option<StartError>,
 ) -> Result<(Vec<WorkerHandle>, Vec<PortLink>, FlowTables), StartError> {
     let (mut handles, mut links, mut flow_tables) = (Vec::new(), Vec::new(), Vec::new());
-    for worker in workers {
+    let count = workers.len();
+    for (index, worker) in workers.into_iter().enumerate() {
         match worker.opened.recv() {
             Ok(Ok(ready)) => {
                 handles.push(WorkerHandle {
@@ -36,7 +37,14 @@ pub(crate) fn await_opened(
                     generation_in_use: worker.generation_in_use,
                     alive: ready.alive,
                 });
-                links = ready.links;
+                for (port, link) in ready.links.into_iter().enumerate() {
+                    match links.get_mut(port) {
+                        None => links.push(link),
+                        // This worker reports what the link becomes after this.
+                        Some(known) if rank(index, port, count) == 0 => *known = link,
+                        Some(_) => {}
+                    }
+                }
                 flow_tables = ready.flow_tables;
             }
             Ok(Err(error)) => failed = failed.or(Some(error)),
@@ -49,8 +57,7 @@ pub(crate) fn await_opened(
     if let Some(error) = failed {
         return Err(error);
     }
-    let workers = handles.len();
-    Ok((handles, links, FlowTables::new(flow_tables, workers)))
+    Ok((handles, links, FlowTables::new(flow_tables, count)))
 }
 
 /// From each worker to each other one. The ring from a worker to itself is never used and has capacity 1.

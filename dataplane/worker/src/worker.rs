@@ -135,9 +135,10 @@ impl<M: Memory> Worker<M> {
             };
             let mut open = memory.open(&port.spec, sides, rank).map_err(failed)?;
             open.attach(&mut sleeper).map_err(StartError::Thread)?;
-            links.push(open.info());
+            let link = open.info();
             flow_tables.push(open.flow_table());
-            outputs.add(port.id, open, receives, rank == 0);
+            outputs.add(port.id, open, &link, receives, rank == 0);
+            links.push(link);
         }
         for (from, ring) in setup
             .inbound

@@ -615,31 +615,54 @@ fn start_errors_name_the_reason() {
     ));
 }
 
-/// A port that panics when it sends a frame.
-#[derive(Debug)]
-struct Trap(castnet_port::MemEnd);
+/// What is odd about a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Odd {
+    /// It panics when it sends a frame.
+    Trap,
+    /// Its link comes up as soon as it was first looked at.
+    Late,
+}
 
-struct TrapPort(castnet_port::BoxPort);
+/// With both ends of its link.
+#[derive(Clone, Debug)]
+struct OddEnd([castnet_port::MemEnd; 2], Odd);
 
-impl Backend for Trap {
-    fn open(&self, pool: &Pool, sides: Sides) -> Result<BoxPort, OpenError> {
-        Ok(Box::new(TrapPort(Box::new(self.0.open(pool, sides)))))
-    }
-    fn text(&self) -> String {
-        "trap".into()
+struct OddPort(BoxPort, OddEnd);
+
+impl OddEnd {
+    fn spec(odd: Odd) -> PortSpec {
+        let ends = MemLink::pair(&MemLinkConfig::between("odd", "far"));
+        ends.0.set_up(odd != Odd::Late);
+        PortSpec::Custom(Arc::new(Self(ends.into(), odd)))
     }
 }
 
-impl Port for TrapPort {
+impl Backend for OddEnd {
+    fn open(&self, pool: &Pool, sides: Sides) -> Result<BoxPort, OpenError> {
+        Ok(Box::new(OddPort(
+            Box::new(self.0[0].open(pool, sides)),
+            self.clone(),
+        )))
+    }
+    fn text(&self) -> String {
+        "odd".into()
+    }
+}
+
+impl Port for OddPort {
     type Buf = PoolBuf;
     fn receive(&mut self, batch: &mut Batch<PoolBuf>) {
         self.0.receive(batch);
     }
-    fn send(&mut self, _: &mut Batch<PoolBuf>) {
-        panic!("the trap");
+    fn send(&mut self, batch: &mut Batch<PoolBuf>) {
+        assert_ne!(self.1.1, Odd::Trap, "the trap");
+        self.0.send(batch);
     }
     fn info(&self) -> PortLink {
-        self.0.info()
+        let link = self.0.info();
+        self.1.0[0].set_up(true);
+        link
     }
     fn is_up(&self) -> bool {
         self.0.is_up()
@@ -656,10 +679,25 @@ impl Port for TrapPort {
 }
 
 #[test]
+fn a_link_that_comes_up_while_the_switch_starts_is_up() {
+    for workers in [1, 2] {
+        let lab = Lab::with(3, workers, |config| {
+            for port in &mut config.ports {
+                port.spec = OddEnd::spec(Odd::Late);
+            }
+        });
+        let start = Instant::now();
+        while lab.dataplane.ports().unwrap().iter().any(|port| !port.link.up) {
+            assert!(start.elapsed() < TIMEOUT, "{workers} workers");
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
 fn a_dead_worker_is_noticed_and_the_others_still_end() {
-    let (trap, _far) = MemLink::pair(&MemLinkConfig::between("trap", "far"));
     let lab = Lab::with(2, 2, |config| {
-        config.ports[1].spec = PortSpec::Custom(Arc::new(Trap(trap)));
+        config.ports[1].spec = OddEnd::spec(Odd::Trap);
     });
     let mut h0 = Host::new(&lab.ends[0]);
     h0.send_one(plain(host_mac(0), MacAddr::BROADCAST, 1, 60));
