@@ -128,7 +128,7 @@ impl<M: Memory> Outputs<M> {
         let (reported_link, speed_mbps) = ((link.up, link.mtu), port.speed_mbps());
         self.slots.push(PortSlot {
             id,
-            mac: port.info().mac,
+            mac: link.mac,
             port,
             receives,
             reports_link,
