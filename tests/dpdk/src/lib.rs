@@ -8,8 +8,8 @@ pub mod wrap;
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use castnet_dpdk::{Config, Hugepages, Runtime, Thresholds};
@@ -76,11 +76,15 @@ pub fn config(specs: &[String], workers: usize, hand_over: usize) -> DataplaneCo
     config
 }
 
+/// A process has one memory of DPDK, as large as its first switch needs: the tests of a program take turns.
+static DPDK: Mutex<()> = Mutex::new(());
+
 /// A switch that receives nothing before its gate opens.
 pub struct Switch {
     /// It.
     pub dataplane: Dataplane,
     gate: Arc<AtomicBool>,
+    _turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Switch {
@@ -93,6 +97,7 @@ impl Switch {
             .filter_map(|p| p.spec.dpdk().cloned())
             .collect();
         let (pool, open, hand_over) = (config.pool, gate.clone(), config.hand_over);
+        let turn = (!devices.is_empty()).then(|| DPDK.lock().unwrap_or_else(PoisonError::into_inner));
         let dataplane = if devices.is_empty() {
             Dataplane::start_in(config, move |_| {
                 Ok(Wrapped::new(Pool::new(pool), Gate::new(open.clone())))
@@ -116,7 +121,11 @@ impl Switch {
         for group in groups {
             dataplane.install(group).expect("a group");
         }
-        Self { dataplane, gate }
+        Self {
+            dataplane,
+            gate,
+            _turn: turn,
+        }
     }
 
     /// Lets frames in.
