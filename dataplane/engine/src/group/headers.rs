@@ -48,12 +48,12 @@ pub(crate) struct Headers {
     pub(crate) length: u32,
 }
 
-/// Equal in plain data of the same length from one sender to one group: constant fields but the opcode; source, destination, QPN.
+/// Equal in plain data of the same length from one sender to one group: constant fields but the opcode; source, destination, source port, QPN.
 const ALIKE: [u64; 6] = [
     WORD_1.0,
     WORD_2.0,
     u64::from_le_bytes([0, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF]),
-    WORD_4.0 | 0xFFFF,
+    WORD_4.0 | 0xFFFF_FFFF,
     WORD_5 | u64::from_le_bytes([0, 0, 0, 0, 0, 0, 0, 0xFF]),
     0xFFFF,
 ];
@@ -176,6 +176,18 @@ impl Headers {
     }
 
     #[inline(always)]
+    pub(crate) fn dst(&self) -> Ipv4Addr {
+        let [_, _, w3, w4, ..] = self.words;
+        Ipv4Addr::from(((w3 >> 48 | w4 << 16) as u32).to_le_bytes())
+    }
+
+    #[inline(always)]
+    pub(crate) fn sport(&self) -> u16 {
+        let [_, _, _, w4, ..] = self.words;
+        ((w4 >> 16) as u16).swap_bytes()
+    }
+
+    #[inline(always)]
     pub(crate) fn qpn(&self) -> Qpn {
         let [.., w5, w6] = self.words;
         Qpn::new(((w5 >> 56 | w6 << 8) as u32).swap_bytes() >> 8)
@@ -258,7 +270,8 @@ mod tests {
                 };
                 let opcode = parsed.bth.opcode;
                 prop_assert_eq!((parsed.l3, parsed.frame_len, parsed.bth.pad), (L3, frame.len(), 0));
-                prop_assert_eq!(parsed.ip.v4().map(|(src, _)| src), Some(headers.src()));
+                prop_assert_eq!(parsed.ip.v4(), Some((headers.src(), headers.dst())));
+                prop_assert_eq!(parsed.sport, headers.sport());
                 prop_assert_eq!((parsed.bth.dest_qp, parsed.bth.psn), (headers.qpn(), headers.psn()));
                 prop_assert_eq!((parsed.tos, parsed.bth.ack_request), (headers.tos(), headers.ack_request()));
                 prop_assert_eq!(headers.is_sound(&frame), ipv4::checksum_is_right(&frame[L3..]));

@@ -9,6 +9,7 @@ use castnet_wire::icrc::{self, HeaderDelta, Shift};
 use castnet_wire::layout::{DEST_QP, DST, IPV4_CHECKSUM, PACKET_HEADERS, PSN, SRC, UDP_CHECKSUM};
 use castnet_wire::{FrameBuf, PortId, Psn, Qpn, Reth, RoceHeader, ipv4};
 
+use crate::group::headers::L3;
 use crate::output::{Output, Ports};
 use crate::tables::next_hops::NextHops;
 use crate::tables::route::Routes;
@@ -189,7 +190,27 @@ pub(crate) fn set_destination(frame: &mut impl FrameBuf, header: &RoceHeader, ol
     let Some(icrc) = icrc::read(frame, header.frame_len) else {
         return;
     };
-    let Some((fixed, _)) = headers_of(frame, header.l3) else {
+    replace_destination(frame, header.l3, old, new);
+    let change = icrc::shift(HeaderDelta::dst(old, new).at_bth(), header.after_bth());
+    icrc::write(frame, header.frame_len, icrc ^ change);
+}
+
+/// The same for a plain frame. `change` is the difference of its ICRC.
+#[inline(always)]
+pub(crate) fn set_plain_destination(
+    frame: &mut impl FrameBuf,
+    change: u32,
+    (old, new): (Ipv4Addr, Ipv4Addr),
+) {
+    let icrc = u32::from_le_bytes(frame.trailer());
+    replace_destination(frame, L3, old, new);
+    frame.set_trailer((icrc ^ change).to_le_bytes());
+}
+
+/// Leaves the ICRC.
+#[inline(always)]
+fn replace_destination(frame: &mut impl FrameBuf, l3: usize, old: Ipv4Addr, new: Ipv4Addr) {
+    let Some((fixed, _)) = headers_of(frame, l3) else {
         return;
     };
     let [high, low] = fixed[IPV4_CHECKSUM] else {
@@ -199,8 +220,6 @@ pub(crate) fn set_destination(frame: &mut impl FrameBuf, header: &RoceHeader, ol
     fixed[IPV4_CHECKSUM].copy_from_slice(&(!ipv4::fold(sum)).to_be_bytes());
     fixed[DST].copy_from_slice(&new.octets());
     fixed[UDP_CHECKSUM].copy_from_slice(&[0; 2]);
-    let change = icrc::shift(HeaderDelta::dst(old, new).at_bth(), header.after_bth());
-    icrc::write(frame, header.frame_len, icrc ^ change);
 }
 
 /// Writes the PSN `new` instead of `old` into a private frame; the ICRC changes by difference.

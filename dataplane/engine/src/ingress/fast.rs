@@ -6,13 +6,17 @@
 
 use core::net::Ipv4Addr;
 
+use castnet_wire::icrc::{self, HeaderDelta};
 use castnet_wire::layout::{DST, in_frame};
 use castnet_wire::{BATCH, Batch, FrameBuf, PortId};
 
+use crate::address::GroupKey;
 use crate::egress::Egress;
 use crate::engine::Engine;
 use crate::group::context::with_group;
+use crate::group::headers::Headers;
 use crate::group::kind::Kind;
+use crate::group::rewrite::set_plain_destination;
 use crate::group::table::NO_GROUP;
 use crate::observe::trace::Off;
 use crate::output::cx::Cx;
@@ -45,13 +49,101 @@ impl Engine {
                 Some(group) => {
                     with_group!(group, group => group.fast_frames(&mut self.services, cx, slot, &mut same_group))
                 }
-                None => same_group
-                    .find_map(|frame| self.bridge.cached_frame(cx, &mut self.services.output, frame)),
+                None => self.ungrouped_frames(cx, &mut same_group),
             } {
                 self.slow(cx, frame);
             }
             slots = &slots[same..];
         }
+    }
+
+    /// Handles frames to no McstID: those whose flow is cached, and data of a static core. Returns the first one that needs the slow path.
+    #[inline]
+    fn ungrouped_frames<E: Egress>(
+        &mut self,
+        cx: &mut Cx<'_, E, Off>,
+        frames: &mut impl Iterator<Item = E::Buf>,
+    ) -> Option<E::Buf> {
+        let mut next = frames.next();
+        while let Some(mut frame) = next {
+            if dst(&frame).is_multicast() {
+                match self.core_frames(cx, frame, frames) {
+                    Ok(other) => {
+                        next = other;
+                        continue;
+                    }
+                    Err(other) => frame = other,
+                }
+            }
+            let output = &mut self.services.output;
+            if let Some(slow) = self.bridge.cached_frame(cx, output, frame) {
+                return Some(slow);
+            }
+            next = frames.next();
+        }
+        None
+    }
+
+    /// Handles plain data that a static core has brought for a group here, and the following `frames` while they are alike. They become
+    /// data from the switch next to the source. Returns the next frame or, as an error with nothing changed, the first one if it is no
+    /// such data. Slow twin: `core_frame`.
+    #[inline(never)]
+    fn core_frames<E: Egress>(
+        &mut self,
+        cx: &mut Cx<'_, E, Off>,
+        frame: E::Buf,
+        frames: &mut impl Iterator<Item = E::Buf>,
+    ) -> Result<Option<E::Buf>, E::Buf> {
+        let first = Headers::of(&frame);
+        let is_data = first.is_data() && first.is_sound(&frame);
+        let Some((slot, port, mcst_id)) = is_data.then(|| self.core_group(&first)).flatten() else {
+            return Err(frame);
+        };
+        let addresses = (first.dst(), mcst_id);
+        let delta = HeaderDelta::dst(addresses.0, addresses.1).at_bth();
+        let after_bth = first.payload() as usize;
+        let change = match self.services.output.shifts.find(after_bth) {
+            Some(operator) => operator.apply(delta),
+            None => icrc::shift(delta, after_bth),
+        };
+        let mut run = Batch::<E::Buf>::new();
+        let mut next = Some(frame);
+        while let Some(mut frame) = next.take() {
+            let headers = Headers::of(&frame);
+            if !headers.is_data_like(&first) || !headers.is_sound(&frame) || run.is_full() {
+                next = Some(frame);
+                break;
+            }
+            set_plain_destination(&mut frame, change, addresses);
+            run.push(frame);
+            next = frames.next();
+        }
+        let ingress = std::mem::replace(&mut cx.ingress, port);
+        let mut run = run.drain(..);
+        while let Some(frame) = match self.groups.at_mut(slot) {
+            Some(group) => {
+                with_group!(group, group => group.fast_frames(&mut self.services, cx, slot, &mut run))
+            }
+            None => run.next(),
+        } {
+            let verdict = self.forward(cx, frame);
+            self.services.output.counters.account(ingress, verdict);
+        }
+        cx.ingress = ingress;
+        Ok(next)
+    }
+
+    /// The slot, the source's port and the McstID of the group here that plain data of a static core is for. `None` if this switch is a
+    /// relay, too.
+    fn core_group(&self, headers: &Headers) -> Option<(u32, PortId, Ipv4Addr)> {
+        let (src, dst) = (headers.src(), headers.dst());
+        let slot = self.groups.find_key(GroupKey::From(src))?;
+        let context = self.groups.at(slot)?;
+        let (group, source) = (context.multicast()?, context.rule().upstream()?);
+        let is_from_source = source.next_hop.core() == Some(dst)
+            && group.hot.sender(source.port, src, headers.qpn(), None) == Some(group.hot.source);
+        let is_relay = self.bridge.tables.routes.replicates(dst);
+        (is_from_source && !is_relay).then(|| (slot, source.port, group.hot.mcst_id.0))
     }
 
     /// Writes the group slot of each frame to `slots`, and prefetches what plain frames of these groups touch.

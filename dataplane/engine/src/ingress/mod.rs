@@ -9,7 +9,7 @@ use castnet_wire::{
     parse_network,
 };
 
-use crate::address::{self, GroupKey};
+use crate::address::GroupKey;
 use crate::bridge::Bridging;
 use crate::egress::Egress;
 use crate::engine::Engine;
@@ -192,6 +192,11 @@ impl Engine {
         }
     }
 
+    /// The group of a frame, whatever it is.
+    fn group_of(&self, head: &[u8]) -> Option<u32> {
+        self.groups.find_key(GroupKey::of_frame(head)?)
+    }
+
     /// Handles a frame that belongs to no group, or that is for a group but not RoCEv2.
     #[inline(never)]
     fn ungrouped_frame<E: Egress, O: Observer>(
@@ -211,8 +216,7 @@ impl Engine {
             Ok(Parsed::Ipv4 { header, l3 }) if self.bridge.is_registration(header, *l3, frame.head()) => {
                 self.bridging().registration_frame(cx, frame)
             }
-            Ok(Parsed::Ipv4 { header, .. }) if self.groups.find(header.dst).is_some() => {
-                self.note_dropped(cx, self.groups.find(header.dst));
+            Ok(Parsed::Ipv4 { header, .. }) if self.note_dropped(cx, self.group_of(frame.head())) => {
                 cx.drop(Stage::Classify, DropReason::NotMulticastable, || {
                     let (dst, protocol) = (header.dst, header.protocol);
                     format!("{dst} is a group, and this is not RoCEv2 (IP protocol {protocol})")
@@ -234,8 +238,7 @@ impl Engine {
         error: ParseError,
         frame: E::Buf,
     ) -> Verdict {
-        let group = address::destination(frame.head()).and_then(|dst| self.groups.find(dst));
-        if self.note_dropped(cx, group) {
+        if self.note_dropped(cx, self.group_of(frame.head())) {
             let reason = match error {
                 ParseError::Field {
                     header: Header::Bth,

@@ -270,7 +270,7 @@ pub(super) fn feed_batch(
 }
 
 /// What timers cause, and packets from rings.
-fn tick(engine: &mut Engine, now: Nanos) -> Vec<(usize, Vec<u8>)> {
+pub(super) fn tick(engine: &mut Engine, now: Nanos) -> Vec<(usize, Vec<u8>)> {
     let mut egress = PlainEgress::default();
     engine.handle_timeout(now, &mut egress);
     taken(egress)

@@ -22,5 +22,6 @@ mod replication;
 mod routed;
 mod shared_ports;
 mod static_core;
+mod static_core_batches;
 mod switching;
 mod watching;

@@ -15,19 +15,19 @@ use castnet_wire::{
 use proptest::prelude::*;
 
 /// The edges with members: the first one is next to the source.
-const MEMBERS: usize = 4;
+pub(super) const MEMBERS: usize = 4;
 /// The edge that the address covers, but that has no members.
 const OTHER: usize = MEMBERS;
 /// The core. Its port `n` leads to edge `n`.
-const CORE: usize = MEMBERS + 1;
+pub(super) const CORE: usize = MEMBERS + 1;
 /// The port of each edge towards the core.
-const UP: usize = 4;
-const ADDRESS: Ipv4Addr = Ipv4Addr::new(239, 1, 0, 1);
-const FIRST: u32 = 100;
+pub(super) const UP: usize = 4;
+pub(super) const ADDRESS: Ipv4Addr = Ipv4Addr::new(239, 1, 0, 1);
+pub(super) const FIRST: u32 = 100;
 const WINDOW: u32 = 16;
 const TIMEOUT: Nanos = Nanos::from_millis(2);
 
-fn mcst(edge: usize) -> McstId {
+pub(super) fn mcst(edge: usize) -> McstId {
     McstId([10, 20, 0, edge as u8 + 1].into())
 }
 
@@ -42,7 +42,7 @@ fn edge(n: usize, core: Option<Ipv4Addr>) -> Endpoint {
     endpoint
 }
 
-fn group(n: usize, repair: bool, core: Option<Ipv4Addr>) -> GroupRule {
+pub(super) fn group(n: usize, repair: bool, core: Option<Ipv4Addr>) -> GroupRule {
     let endpoints: Vec<_> = match n {
         0 => [host(0), host(1)]
             .into_iter()
@@ -420,14 +420,47 @@ proptest! {
             let (of_core, of_switch) = (sent.next().unwrap(), sent.next().unwrap());
             prop_assert_eq!(of_core, of_switch, "{:?}", step);
             let [of_core, of_switch] = engines.each_ref().map(|engine| {
-                let mut status = engine.group_status(mcst(1)).unwrap();
-                // What is no RoCEv2 frame by the wrong bit is of no group if it has no McstID.
-                status.counters.dropped = 0;
+                let status = engine.group_status(mcst(1)).unwrap();
                 (status.machine, status.counters, status.paths)
             });
             prop_assert_eq!(of_core, of_switch, "{:?}", step);
         }
         engines.iter().for_each(assert_conserved);
+    }
+}
+
+/// A copy that there is no buffer for is lacked by all paths of its address.
+#[test]
+fn a_copy_for_the_core_that_is_lost_is_lost_for_all_its_paths() {
+    for slow in [false, true] {
+        let mut net = Net::new(false, slow, Faults::default(), 1);
+        let mut frame = DataFrame::new(Opcode::SendOnly, FIRST, &[7; 64]);
+        frame.dst = mcst(0).0;
+        let route = Route {
+            prefix: Ipv4Net::from(ADDRESS),
+            next_hops: [2, 3]
+                .map(|n| RouteHop {
+                    port: port(n),
+                    mac: peer_mac(n),
+                })
+                .into(),
+            replicate: true,
+            copy_to: Vec::new(),
+        };
+        let edge = &mut net.engines[0];
+        edge.set_tables(T0, tables(1, [mcst(0)], &[route], (0..CORE).map(port)).into());
+        // One for the receiver here, none for the first of the two next hops; the other one gets the frame itself.
+        let mut egress = PlainEgress {
+            buffers: Some(1),
+            ..PlainEgress::default()
+        };
+        feed_into(edge, T0, 0, &frame.bytes(), &mut egress);
+        let ports: Vec<_> = taken(egress).iter().map(|(port, _)| *port).collect();
+        assert_eq!(ports, [1, 3]);
+        let status = edge.group_status(mcst(0)).unwrap();
+        let lost: Vec<_> = status.paths.iter().map(|path| path.counters.lost).collect();
+        assert_eq!(lost, [0, 0, 1, 1, 1]);
+        assert_eq!(edge.totals().copies_lost, 3);
     }
 }
 

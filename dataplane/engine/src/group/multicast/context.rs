@@ -44,7 +44,7 @@ pub(crate) struct Hot {
     pub(crate) meter: Option<Box<TokenBucket>>,
     source_port: PortId,
     pub(crate) source: PathId,
-    /// Data is sent to addresses of a static core, too: it takes the slow path.
+    /// Data is sent to addresses of a static core, too.
     pub(super) uses_core: bool,
     pub(crate) counters: HotCounters,
 }

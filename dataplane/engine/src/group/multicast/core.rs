@@ -1,7 +1,15 @@
 //! Copies for switches behind a static core: one for all with the same address of the core, which has no state of the group.
 
+use core::net::Ipv4Addr;
+
 use castnet_collective::PathId;
 use castnet_rules::GroupRule;
+use castnet_wire::ipv4::PROTOCOL_UDP;
+use castnet_wire::udp::ROCE_PORT;
+
+use crate::group::multicast::fast::Leg;
+use crate::output::Ports;
+use crate::tables::route::{Flow, Hop, Routed, Routes};
 
 /// No path has this number.
 const NONE: u16 = u16::MAX;
@@ -12,6 +20,8 @@ pub(crate) struct Core {
     sets: Box<[Set]>,
     /// By path, its set or [`NONE`]. Empty without any.
     set_of: Box<[u16]>,
+    /// Memory of the fast path.
+    pub(super) legs: Vec<Leg>,
 }
 
 /// The paths with one address.
@@ -65,6 +75,7 @@ impl Core {
         });
         Self {
             sets: sets.collect(),
+            legs: Vec::with_capacity(set_of.len()),
             set_of: set_of.into(),
         }
     }
@@ -105,6 +116,31 @@ impl Core {
 
     pub(super) fn bytes(&self) -> usize {
         let paths = self.sets.iter().map(|set| size_of_val(&*set.paths));
-        size_of_val(&*self.sets) + size_of_val(&*self.set_of) + paths.sum::<usize>()
+        let legs = self.set_of.len() * size_of::<Leg>();
+        size_of_val(&*self.sets) + size_of_val(&*self.set_of) + legs + paths.sum::<usize>()
     }
+}
+
+/// The next hops of the switch's own route to an address of the core that are up and take a packet of this length. Without any, a copy takes
+/// the port and next hop of a path.
+pub(super) fn hops<'a>(
+    routes: &'a Routes,
+    ports: &'a Ports,
+    (mcst_id, address, src_port): (Ipv4Addr, Ipv4Addr, u16),
+    packet_len: usize,
+) -> impl Iterator<Item = Hop> + 'a {
+    let flow = Flow {
+        src: mcst_id,
+        dst: address,
+        protocol: PROTOCOL_UDP,
+        src_port,
+        dst_port: ROCE_PORT,
+    };
+    let (all, one) = match routes.lookup(&flow, ports.up) {
+        Routed::All { hops, .. } => (hops, None),
+        Routed::Hop { hop, .. } => (&[][..], Some(hop)),
+        Routed::NoRoute | Routed::AllDown { .. } | Routed::Copies(_) => (&[][..], None),
+    };
+    let fits = move |hop: &Hop| ports.up.contains(hop.port) && packet_len <= ports.mtu(hop.port);
+    all.iter().copied().chain(one).filter(fits)
 }

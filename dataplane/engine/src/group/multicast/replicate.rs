@@ -6,20 +6,17 @@ use core::net::Ipv4Addr;
 use castnet_collective::PathId;
 use castnet_rules::RemoteMemory;
 use castnet_wire::ethernet::set_macs;
-use castnet_wire::ipv4::PROTOCOL_UDP;
-use castnet_wire::udp::ROCE_PORT;
 use castnet_wire::{DropReason, FrameBuf, MacAddr, PortId, Qpn, Reth, RoceHeader};
 
 use crate::egress::Egress;
 use crate::group::multicast::context::{Cold, Group};
-use crate::group::multicast::core::Way;
+use crate::group::multicast::core::{Way, hops};
 use crate::group::rewrite::PathDestination;
 use crate::group::rewrite::{CopyRewriter, FrameRewrite, Target, bytes_after, set_psn};
 use crate::observe::counters::{Counters, PathCounters};
 use crate::observe::trace::{Observer, Stage, Step, Verdict};
 use crate::output::Output;
 use crate::output::cx::Cx;
-use crate::tables::route::{Flow, Hop, Routed};
 
 #[cold]
 pub(crate) fn count_lost_copy(group: &mut Group, counters: &mut Counters, path: PathId) {
@@ -32,7 +29,7 @@ pub(crate) fn count_lost_copy(group: &mut Group, counters: &mut Counters, path: 
 
 /// Of a copy to an address of a static core.
 #[cold]
-fn count_lost_copies(group: &mut Group, counters: &mut Counters, address: [u8; 4]) {
+pub(super) fn count_lost_copies(group: &mut Group, counters: &mut Counters, address: [u8; 4]) {
     for i in 0..group.cold.core.paths(address).len() {
         if let Some(path) = group.cold.core.paths(address).get(i).copied() {
             count_lost_copy(group, counters, path);
@@ -94,28 +91,16 @@ impl<B: FrameBuf> Copies<'_, B> {
         leg: Leg,
         address: [u8; 4],
     ) {
-        let ports = self.rewriter.ports;
-        let packet = &self.rewriter.packet;
-        let flow = Flow {
-            src: packet.mcst_id,
-            dst: address.into(),
-            protocol: PROTOCOL_UDP,
-            src_port: packet.header.sport,
-            dst_port: ROCE_PORT,
-        };
-        let one;
-        let hops = match self.rewriter.routes.lookup(&flow, ports.up) {
-            Routed::All { hops, .. } => hops,
-            Routed::Hop { hop, .. } => {
-                one = [hop];
-                &one[..]
-            }
-            Routed::NoRoute | Routed::AllDown { .. } | Routed::Copies(_) => &[],
-        };
+        let CopyRewriter {
+            packet,
+            ports,
+            routes,
+            ..
+        } = &self.rewriter;
+        let addresses = (packet.mcst_id, address.into(), packet.header.sport);
         let packet_len = self.frame.length().saturating_sub(packet.header.l3);
-        let fits = |hop: &&Hop| ports.up.contains(hop.port) && packet_len <= ports.mtu(hop.port);
         let mut any = false;
-        for hop in hops.iter().filter(fits) {
+        for hop in hops(routes, ports, addresses, packet_len) {
             any = true;
             let leg = Leg {
                 port: hop.port,

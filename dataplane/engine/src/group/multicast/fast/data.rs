@@ -12,7 +12,7 @@ use arrayvec::ArrayVec;
 use castnet_collective::PathId;
 use castnet_collective::path::Paths;
 use castnet_wire::ethernet::{MACS_LEN, SRC_AT};
-use castnet_wire::icrc::{self, HeaderDelta, Neutral};
+use castnet_wire::icrc::{self, HeaderDelta, Neutral, Shift};
 use castnet_wire::layout::{self, DEST_QP, DST, IPV4_CHECKSUM, SRC, UDP_CHECKSUM, in_frame};
 use castnet_wire::{BATCH, FrameBuf, MacAddr, Nanos, Qpn};
 
@@ -25,14 +25,15 @@ use crate::group::rewrite::{PathDestination, address_sum};
 use crate::group::services::Services;
 use crate::group::verify;
 use crate::observe::trace::Observer;
+use crate::output::Output;
 use crate::output::cx::Cx;
 
 /// Consecutive accepted packets of the source with equal length. They are sent path by path, to compute the constants of a path once.
 #[derive(Debug)]
-struct Run<B> {
+pub(super) struct Run<B> {
     /// Each with its received IPv4 checksum and ICRC.
-    frames: ArrayVec<(B, (u16, u32)), BATCH>,
-    headers: Headers,
+    pub(super) frames: ArrayVec<(B, (u16, u32)), BATCH>,
+    pub(super) headers: Headers,
 }
 
 impl<B: FrameBuf> Run<B> {
@@ -43,17 +44,43 @@ impl<B: FrameBuf> Run<B> {
     }
 }
 
-struct RunCommon {
+pub(super) struct RunCommon {
     mcst_id: Ipv4Addr,
     src: Ipv4Addr,
     qpn: Qpn,
     from_source: HeaderDelta,
     /// Term of the IPv4 checksum. The McstID moves from destination to source, so only the old source is subtracted.
     sum: u32,
+    /// Bytes between the BTH and the ICRC.
+    pub(super) payload: usize,
+}
+
+impl RunCommon {
+    #[inline(always)]
+    fn new(mcst_id: Ipv4Addr, headers: &Headers) -> Self {
+        let src = headers.src();
+        Self {
+            mcst_id,
+            src,
+            qpn: headers.qpn(),
+            from_source: HeaderDelta::src(src, mcst_id),
+            sum: 2 * 0xFFFF - address_sum(src),
+            payload: headers.payload() as usize,
+        }
+    }
+
+    /// The ICRC difference of replicas. `operator` is that for `payload`, if it is cached.
+    #[inline(always)]
+    pub(super) fn icrc_change(&self, operator: Option<&Shift>, rewrite: &Rewrite) -> u32 {
+        match operator {
+            Some(operator) => operator.apply(rewrite.register),
+            None => icrc::shift(rewrite.register, self.payload),
+        }
+    }
 }
 
 /// What is written into the replicas for one path.
-struct Rewrite {
+pub(super) struct Rewrite {
     /// Addresses of the next hop and of the port.
     macs: [u8; MACS_LEN],
     /// The McstID and the next hop, or the received ones towards an adjacent switch. Zeros if only Ethernet addresses are written.
@@ -67,7 +94,7 @@ struct Rewrite {
 
 impl Rewrite {
     #[inline(always)]
-    fn new(common: &RunCommon, dest: &PathDestination, (dst, src): (MacAddr, MacAddr)) -> Self {
+    pub(super) fn new(common: &RunCommon, dest: &PathDestination, (dst, src): (MacAddr, MacAddr)) -> Self {
         let (ip, qpn) = (Ipv4Addr::from(dest.ip), Qpn::from_bytes(dest.qpn));
         let to_qp = HeaderDelta::dest_qp(common.qpn, qpn);
         let delta = common
@@ -123,7 +150,7 @@ impl Rewrite {
 
     /// Rewrites a replica with a private trailer. `icrc` is that of the original, `change` its difference (XOR).
     #[inline(always)]
-    fn write(&self, (checksum, icrc): (u16, u32), change: u32, copy: &mut impl FrameBuf) {
+    pub(super) fn write(&self, (checksum, icrc): (u16, u32), change: u32, copy: &mut impl FrameBuf) {
         let Some(head) = copy.head_mut().first_chunk_mut::<PLAIN>() else {
             debug_assert!(false, "a replica has all headers");
             return;
@@ -204,7 +231,25 @@ impl Group {
             meter.take(run.frames.len() as u64 * u64::from(run.headers.length));
         }
         let takes = repairs.then(|| self.hot.machine.taking());
-        self.send_run(services, cx, slot, &mut run, takes.as_ref());
+        let common = RunCommon::new(self.hot.mcst_id.0, &run.headers);
+        let (frames, length) = (run.frames.len() as u64, u64::from(run.headers.length));
+        let output = &mut services.output;
+        let sent = match self.hot.uses_core {
+            false => self.send_run(output, cx, (&common, &mut run), takes.as_ref()),
+            true => self.send_to_core(output, cx, (&common, &mut run), takes.as_ref()),
+        };
+        let hot = &mut self.hot.counters;
+        hot.data_in += frames;
+        hot.data_bytes_in += frames * length;
+        hot.copies_out += sent;
+        hot.copy_bytes_out += sent * length;
+        let totals = &mut output.counters.totals;
+        totals.replicated += frames;
+        totals.copies += sent.saturating_sub(frames);
+        if let Some(takes) = &takes {
+            self.count_skipped(takes, frames);
+        }
+        slow::arm(&mut services.timers, cx.now, slot, &self.hot.machine);
         Ok(next)
     }
 
@@ -251,32 +296,19 @@ impl Group {
         }
     }
 
+    /// Sends the packets of a run to the paths in `takes`, by default all but the source's. Returns the number of frames sent.
     #[inline(never)]
     fn send_run<E: Egress, O: Observer>(
         &mut self,
-        services: &mut Services,
+        output: &mut Output,
         cx: &mut Cx<'_, E, O>,
-        slot: u32,
-        run: &mut Run<E::Buf>,
+        (common, run): (&RunCommon, &mut Run<E::Buf>),
         takes: Option<&Paths>,
-    ) {
+    ) -> u64 {
         let group = self;
-        let Services { output, timers, .. } = services;
-        let mcst_id = group.hot.mcst_id.0;
-        let common = RunCommon {
-            mcst_id,
-            src: run.headers.src(),
-            qpn: run.headers.qpn(),
-            from_source: HeaderDelta::src(run.headers.src(), mcst_id),
-            sum: 2 * 0xFFFF - address_sum(run.headers.src()),
-        };
         let (frames, length) = (run.frames.len() as u64, u64::from(run.headers.length));
-        let after_bth = run.headers.payload() as usize;
-        let operator = output.shifts.find(after_bth);
-        let change = |rewrite: &Rewrite| match operator {
-            Some(operator) => operator.apply(rewrite.register),
-            None => icrc::shift(rewrite.register, after_bth),
-        };
+        let operator = output.shifts.find(common.payload);
+        let change = |rewrite: &Rewrite| common.icrc_change(operator, rewrite);
         let source = group.hot.source.index();
         // The original frames go to the last path.
         let end = group.hot.destinations.len();
@@ -308,7 +340,7 @@ impl Group {
             }
             others = others.saturating_sub(1);
             let rewrite = Rewrite::new(
-                &common,
+                common,
                 dest,
                 (output.next_hops.get(dest.next_hop()), output.ports.mac(port)),
             );
@@ -343,7 +375,7 @@ impl Group {
             group.hot.destinations.get(last),
         ) {
             let rewrite = Rewrite::new(
-                &common,
+                common,
                 dest,
                 (output.next_hops.get(dest.next_hop()), output.ports.mac(port)),
             );
@@ -364,17 +396,6 @@ impl Group {
             sent -= frames;
             output.counters.totals.copies_lost += run.frames.drain(..).count() as u64;
         }
-        let hot = &mut group.hot.counters;
-        hot.data_in += frames;
-        hot.data_bytes_in += frames * length;
-        hot.copies_out += sent;
-        hot.copy_bytes_out += sent * length;
-        let totals = &mut output.counters.totals;
-        totals.replicated += frames;
-        totals.copies += sent.saturating_sub(frames);
-        if let Some(takes) = takes {
-            group.count_skipped(takes, frames);
-        }
-        slow::arm(timers, cx.now, slot, &group.hot.machine);
+        sent
     }
 }

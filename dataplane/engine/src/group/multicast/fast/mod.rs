@@ -1,10 +1,12 @@
 //! The fast path of multicast: plain data of the source, and plain ACKs.
 
 mod ack;
+mod core;
 mod data;
 
 use castnet_wire::{DropReason, FrameBuf};
 
+pub(super) use self::core::Leg;
 use super::context::Group;
 use crate::address;
 use crate::egress::Egress;
@@ -45,7 +47,7 @@ impl Group {
                     next = frames.next();
                     continue;
                 }
-                if from != Some(self.hot.source) || self.hot.uses_core {
+                if from != Some(self.hot.source) {
                     return Some(frame);
                 }
                 self.try_data(services, cx, (slot, repairs), (frame, &headers), frames)
