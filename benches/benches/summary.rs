@@ -84,12 +84,13 @@ fn main() {
     // `cargo bench --bench summary -- sums` runs one part only.
     let only = std::env::args().skip(1).find(|a| !a.starts_with('-'));
     type Part = fn(&mut Table);
-    let parts: [(&str, Part); 9] = [
+    let parts: [(&str, Part); 10] = [
         ("parse", parse),
         ("plain", plain),
         ("acks", acks),
         ("replication", replication),
         ("repair", repair),
+        ("core", core),
         ("sums", sums),
         ("modes", modes),
         ("icrcs", icrcs),
@@ -233,11 +234,11 @@ fn repair(table: &mut Table) {
     for payload in [256, 1024, 4096] {
         for receivers in [1, 8] {
             let bench = || Bench::new(receivers);
-            let (mut plain, mut fast, mut slow) = (bench(), bench().repairing(), bench().repairing());
+            let (mut plain, mut fast, mut slow) = (bench(), bench().repairing(), bench().repairing().slow());
             let [plain, fast, slow] = lowest([
-                &mut || plain.windows(payload, false),
-                &mut || fast.windows(payload, false),
-                &mut || slow.windows(payload, true),
+                &mut || plain.windows(payload),
+                &mut || fast.windows(payload),
+                &mut || slow.windows(payload),
             ]);
             table.row(
                 &format!("keep and replicate 1 to {receivers}, {payload:4} B payload"),
@@ -248,6 +249,42 @@ fn repair(table: &mut Table) {
             );
             let (what, ratio) = ("  on the slow path", format!("{:.2} x", slow / plain));
             table.row(what, ns(slow), "", ratio, None);
+        }
+    }
+}
+
+/// The edges of a static core, beside a group with as many copies.
+fn core(table: &mut Table) {
+    let edges: [(&str, fn() -> Bench); 2] = [
+        ("two copies for 8 edges", || Bench::new(8).source_edge(2)),
+        ("from the core, 1 to 2", || Bench::new(2).receiver_edge()),
+    ];
+    for payload in [64, 1024, 4096] {
+        for (what, edge) in edges {
+            let (mut plain, mut fast, mut slow) = (Bench::new(2), edge(), edge().slow());
+            const BATCHES: u64 = 500;
+            let items = BATCHES * BATCH as u64;
+            let [plain, fast, slow] = lowest([
+                &mut || (plain.replicate(payload, BATCHES), items),
+                &mut || (fast.replicate(payload, BATCHES), items),
+                &mut || (slow.replicate(payload, BATCHES), items),
+            ]);
+            let ratio = format!("{:.2} x", fast / plain);
+            let without = format!("{} 1 to 2 without core", ns(plain));
+            table.row(
+                &format!("{what}, {payload:4} B payload"),
+                ns(fast),
+                without,
+                ratio,
+                None,
+            );
+            table.row(
+                "  on the slow path",
+                ns(slow),
+                "",
+                format!("{:.2} x", slow / plain),
+                None,
+            );
         }
     }
 }

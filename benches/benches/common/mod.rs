@@ -179,7 +179,18 @@ pub fn frame(
     imm: Option<u32>,
     payload: &[u8],
 ) -> Vec<u8> {
-    let (network, ethernet) = (Network::v4(ip(from), group.0), ethernet(from));
+    frame_between((ip(from), group.0), from, opcode, psn, imm, payload)
+}
+
+fn frame_between(
+    (src, dst): (Ipv4Addr, Ipv4Addr),
+    from: usize,
+    opcode: Opcode,
+    psn: u32,
+    imm: Option<u32>,
+    payload: &[u8],
+) -> Vec<u8> {
+    let (network, ethernet) = (Network::v4(src, dst), ethernet(from));
     let mut bth = Bth::new(opcode, Qpn::VIRTUAL, Psn::new(psn));
     bth.ack_request = opcode == Opcode::SendLast;
     let ext = ExtHeaders {
@@ -234,8 +245,15 @@ pub struct Bench {
     pub sink: Sink,
     templates: Vec<PoolBuf>,
     receivers: usize,
-    repair: Option<RepairRule>,
+    rule: GroupRule,
+    /// Source and destination of data.
+    addresses: (Ipv4Addr, Ipv4Addr),
+    /// Data has a VLAN tag, so that it takes the slow path.
+    tagged: bool,
 }
+
+/// Of a static core.
+const CORE: Ipv4Addr = Ipv4Addr::new(239, 1, 0, 1);
 
 impl Bench {
     pub fn new(receivers: usize) -> Self {
@@ -245,20 +263,67 @@ impl Bench {
             sink: Sink::new(),
             templates: Vec::new(),
             receivers,
-            repair: None,
+            rule: star(receivers),
+            addresses: (ip(0), MCST.0),
+            tagged: false,
         }
     }
 
     /// The switch repairs losses.
     pub fn repairing(mut self) -> Self {
-        self.repair = Some(RepairRule::default());
+        self.rule = self
+            .rule
+            .with_multicast(|rule| rule.repair = Some(RepairRule::default()));
+        self
+    }
+
+    /// Data takes the slow path.
+    pub fn slow(mut self) -> Self {
+        self.tagged = true;
+        self
+    }
+
+    /// An endpoint becomes a switch that gets copies by an address of a static core.
+    fn over_core(&mut self, endpoint: usize, address: Ipv4Addr) {
+        let mut next_hop = NextHop::switch(format!("s{endpoint}"), mac(0xAA, endpoint));
+        if let NextHop::Switch { ip: at, core, .. } = &mut next_hop {
+            (*at, *core) = (Some(ip(endpoint)), Some(address));
+        }
+        self.rule.endpoints[endpoint].next_hop = next_hop;
+    }
+
+    /// The receivers are switches behind `copies` addresses of a static core.
+    pub fn source_edge(mut self, copies: u32) -> Self {
+        for n in 1..=self.receivers {
+            self.over_core(n, (CORE.to_bits() + n as u32 % copies).into());
+        }
+        self
+    }
+
+    /// Data comes over a static core.
+    pub fn receiver_edge(mut self) -> Self {
+        self.over_core(0, CORE);
+        self.addresses.1 = CORE;
         self
     }
 
     /// Installs the group again, outside of any measured time.
     pub fn reset(&mut self) {
-        let rule = star(self.receivers).with_multicast(|rule| rule.repair = self.repair);
-        install(&mut self.engine, &rule);
+        install(&mut self.engine, &self.rule);
+    }
+
+    /// Data of the source.
+    fn data(&self, payload: usize) -> Vec<u8> {
+        let payload: Vec<u8> = (0..payload).map(|i| i as u8).collect();
+        let mut frame = frame_between(self.addresses, 0, Opcode::SendMiddle, 0, None, &payload);
+        if self.tagged {
+            frame.splice(12..12, [0x81, 0, 0, 7]);
+        }
+        frame
+    }
+
+    const fn psn_at(&self) -> usize {
+        PSN_AT + if self.tagged { 4 } else { 0 }
     }
 
     fn load(&mut self, frames: impl IntoIterator<Item = Vec<u8>>) {
@@ -270,7 +335,7 @@ impl Bench {
     }
 
     pub fn replicate(&mut self, payload: usize, batches: u64) -> Duration {
-        self.load((0..BATCH).map(|_| data(payload)));
+        self.load(vec![self.data(payload); BATCH]);
         self.timed_data(batches, |bench, batch| {
             bench.engine.process(NOW, port(0), batch, &mut bench.sink);
         })
@@ -278,7 +343,7 @@ impl Bench {
 
     /// Baseline without an engine: frames are made, replicated and queued as often, and released.
     pub fn move_only(&mut self, payload: usize, batches: u64) -> Duration {
-        self.load((0..BATCH).map(|_| data(payload)));
+        self.load(vec![self.data(payload); BATCH]);
         let receivers = self.receivers;
         self.timed_data(batches, |bench, batch| {
             for frame in batch.drain(..) {
@@ -294,13 +359,9 @@ impl Bench {
 
     /// Sends windows of 128 packets, each followed by an ACK of each receiver. `tagged`: with a VLAN tag, so data takes the slow path.
     /// Returns the time and the number of packets.
-    pub fn windows(&mut self, payload: usize, tagged: bool) -> (Duration, u64) {
+    pub fn windows(&mut self, payload: usize) -> (Duration, u64) {
         const WINDOWS: u32 = 32;
-        let mut frame = data(payload);
-        if tagged {
-            frame.splice(12..12, [0x81, 0, 0, 7]);
-        }
-        let at = PSN_AT + if tagged { 4 } else { 0 };
+        let (mut frame, at) = (self.data(payload), self.psn_at());
         // The ICRC of each packet: it is verified.
         let icrc = |psn: u32| {
             frame[at..at + 3].copy_from_slice(&Psn::new(psn).to_bytes());
@@ -344,7 +405,8 @@ impl Bench {
             .map(|group| group.counters())
             .unwrap_or_default();
         let packets = u64::from(WINDOWS * ACKS);
-        let kept = if self.repair.is_some() { packets } else { 0 };
+        let repairs = self.rule.multicast().is_some_and(|rule| rule.repair.is_some());
+        let kept = if repairs { packets } else { 0 };
         assert_eq!(
             (counters.copies_out, counters.kept),
             (packets * self.receivers as u64, kept),
@@ -356,6 +418,7 @@ impl Bench {
     fn timed_data(&mut self, batches: u64, mut run: impl FnMut(&mut Self, &mut Batch<PoolBuf>)) -> Duration {
         const PER_RESET: u64 = 4096;
         let (mut left, mut total) = (batches, Duration::ZERO);
+        let at = self.psn_at();
         let mut batch = Batch::new();
         while left > 0 {
             self.reset();
@@ -364,7 +427,7 @@ impl Bench {
             for _ in 0..round {
                 for template in &self.templates {
                     if let Some(mut frame) = template.replicate() {
-                        frame.head_mut()[PSN_AT..PSN_AT + 3].copy_from_slice(&Psn::new(psn).to_bytes());
+                        frame.head_mut()[at..at + 3].copy_from_slice(&Psn::new(psn).to_bytes());
                         psn += 1;
                         batch.push(frame);
                     }
