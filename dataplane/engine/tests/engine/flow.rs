@@ -374,6 +374,27 @@ fn replicas_that_borrow_their_body_and_icrc_are_right_all_the_same() {
     assert_conserved(&lending);
 }
 
+/// Routers choose among equal paths by the source port, which the packets that take the slow path keep.
+#[test]
+fn replicas_keep_their_source_port_where_a_switch_is_behind_routers() {
+    let mut engine = engine(6);
+    let rule = rule((0..4).map(host).chain([far_switch(4)]).collect());
+    install(&mut engine, &rule);
+    for psn in 100..110 {
+        let mut egress = Lending::default();
+        let mut batch = Batch::new();
+        let frame = data(Opcode::SendMiddle, psn, 1024).bytes();
+        batch.push(Lent::new(&frame));
+        engine.process(T0, port(0), &mut batch, &mut egress);
+        assert_eq!((egress.sent.len(), egress.lent), (4, 0));
+        for (_, copy) in &egress.sent {
+            let copy = copy.segments().concat();
+            assert!(is_sound(&copy));
+            assert_eq!(roce(&copy).sport, roce(&frame).sport);
+        }
+    }
+}
+
 #[test]
 fn a_replica_without_a_buffer_is_counted_as_lost_on_the_fast_path_too() {
     let mut engine = engine(6);

@@ -46,6 +46,8 @@ pub(crate) struct Hot {
     pub(crate) source: PathId,
     /// Data is sent to addresses of a static core, too.
     pub(super) uses_core: bool,
+    /// A switch is behind routers, which choose among equal paths by the source port: replicas keep theirs.
+    pub(super) has_routers: bool,
     pub(crate) counters: HotCounters,
 }
 
@@ -202,6 +204,10 @@ impl Group {
             source_port: rule.upstream().map(|e| e.port).unwrap_or_default(),
             source,
             uses_core: core.is_used(),
+            has_routers: rule
+                .endpoints
+                .iter()
+                .any(|e| e.next_hop.host().is_none() && e.next_hop.ip().is_some()),
             counters: HotCounters::default(),
         };
         let paths = vec![PathCounters::default(); rule.endpoints.len()].into_boxed_slice();

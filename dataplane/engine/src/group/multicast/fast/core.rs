@@ -34,8 +34,7 @@ enum Lost {
 }
 
 impl Group {
-    /// Sends the packets of a run to the paths in `takes`, by default all but the source's. Returns the number of frames sent. Replicas do
-    /// not share their ICRC: all packets of a connection keep their source port, by which routers choose among equal paths.
+    /// Sends the packets of a run to the paths in `takes`, by default all but the source's. Returns the number of frames sent.
     #[inline(never)]
     pub(super) fn send_to_core<E: Egress, O: Observer>(
         &mut self,

@@ -321,7 +321,8 @@ impl Group {
             None => (end - 1, end.saturating_sub(2)),
         };
         // A single destination needs no replicas.
-        let lends = others != 0 && cx.egress.lends(group.hot.ports, length as usize);
+        let lends =
+            others != 0 && !group.hot.has_routers && cx.egress.lends(group.hot.ports, length as usize);
         let mut ports = group.hot.ports;
         let mut sent = frames;
         for path in 0..last {
