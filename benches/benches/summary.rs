@@ -255,12 +255,12 @@ fn repair(table: &mut Table) {
 
 /// The edges of a static core, beside a group with as many copies.
 fn core(table: &mut Table) {
-    let edges: [(&str, fn() -> Bench); 2] = [
-        ("two copies for 8 edges", || Bench::new(8).source_edge(2)),
-        ("from the core, 1 to 2", || Bench::new(2).receiver_edge()),
-    ];
     for payload in [64, 1024, 4096] {
-        for (what, edge) in edges {
+        for source in [true, false] {
+            let edge = || match source {
+                true => Bench::new(8).source_edge(2),
+                false => Bench::new(2).receiver_edge(),
+            };
             let (mut plain, mut fast, mut slow) = (Bench::new(2), edge(), edge().slow());
             const BATCHES: u64 = 500;
             let items = BATCHES * BATCH as u64;
@@ -270,6 +270,10 @@ fn core(table: &mut Table) {
                 &mut || (slow.replicate(payload, BATCHES), items),
             ]);
             let ratio = format!("{:.2} x", fast / plain);
+            let what = match source {
+                true => "two copies for 8 edges",
+                false => "from the core, 1 to 2",
+            };
             let without = format!("{} 1 to 2 without core", ns(plain));
             table.row(
                 &format!("{what}, {payload:4} B payload"),

@@ -143,7 +143,7 @@ impl Engine {
         let is_from_source = source.next_hop.core() == Some(dst)
             && group.hot.sender(source.port, src, headers.qpn(), None) == Some(group.hot.source);
         let is_relay = self.bridge.tables.routes.replicates(dst);
-        (is_from_source && !is_relay).then(|| (slot, source.port, group.hot.mcst_id.0))
+        (is_from_source && !is_relay).then_some((slot, source.port, group.hot.mcst_id.0))
     }
 
     /// Writes the group slot of each frame to `slots`, and prefetches what plain frames of these groups touch.
