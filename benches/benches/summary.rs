@@ -255,12 +255,13 @@ fn repair(table: &mut Table) {
 
 /// The edges of a static core, beside a group with as many copies.
 fn core(table: &mut Table) {
+    type Edge = fn() -> Bench;
+    let edges: [(&str, Edge); 2] = [
+        ("two copies for 8 edges", || Bench::new(8).source_edge(2)),
+        ("from the core, 1 to 2", || Bench::new(2).receiver_edge()),
+    ];
     for payload in [64, 1024, 4096] {
-        for source in [true, false] {
-            let edge = || match source {
-                true => Bench::new(8).source_edge(2),
-                false => Bench::new(2).receiver_edge(),
-            };
+        for (what, edge) in edges {
             let (mut plain, mut fast, mut slow) = (Bench::new(2), edge(), edge().slow());
             const BATCHES: u64 = 500;
             let items = BATCHES * BATCH as u64;
@@ -269,26 +270,11 @@ fn core(table: &mut Table) {
                 &mut || (fast.replicate(payload, BATCHES), items),
                 &mut || (slow.replicate(payload, BATCHES), items),
             ]);
-            let ratio = format!("{:.2} x", fast / plain);
-            let what = match source {
-                true => "two copies for 8 edges",
-                false => "from the core, 1 to 2",
-            };
+            let [ratio, slow_ratio] = [fast, slow].map(|ns| format!("{:.2} x", ns / plain));
+            let what = format!("{what}, {payload:4} B payload");
             let without = format!("{} 1 to 2 without core", ns(plain));
-            table.row(
-                &format!("{what}, {payload:4} B payload"),
-                ns(fast),
-                without,
-                ratio,
-                None,
-            );
-            table.row(
-                "  on the slow path",
-                ns(slow),
-                "",
-                format!("{:.2} x", slow / plain),
-                None,
-            );
+            table.row(&what, ns(fast), without, ratio, None);
+            table.row("  on the slow path", ns(slow), "", slow_ratio, None);
         }
     }
 }

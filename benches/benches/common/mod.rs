@@ -179,18 +179,7 @@ pub fn frame(
     imm: Option<u32>,
     payload: &[u8],
 ) -> Vec<u8> {
-    frame_between((ip(from), group.0), from, opcode, psn, imm, payload)
-}
-
-fn frame_between(
-    (src, dst): (Ipv4Addr, Ipv4Addr),
-    from: usize,
-    opcode: Opcode,
-    psn: u32,
-    imm: Option<u32>,
-    payload: &[u8],
-) -> Vec<u8> {
-    let (network, ethernet) = (Network::v4(src, dst), ethernet(from));
+    let (network, ethernet) = (Network::v4(ip(from), group.0), ethernet(from));
     let mut bth = Bth::new(opcode, Qpn::VIRTUAL, Psn::new(psn));
     bth.ack_request = opcode == Opcode::SendLast;
     let ext = ExtHeaders {
@@ -246,8 +235,8 @@ pub struct Bench {
     templates: Vec<PoolBuf>,
     receivers: usize,
     rule: GroupRule,
-    /// Source and destination of data.
-    addresses: (Ipv4Addr, Ipv4Addr),
+    /// The destination of data.
+    to: McstId,
     /// Data has a VLAN tag, so that it takes the slow path.
     tagged: bool,
 }
@@ -264,7 +253,7 @@ impl Bench {
             templates: Vec::new(),
             receivers,
             rule: star(receivers),
-            addresses: (ip(0), MCST.0),
+            to: MCST,
             tagged: false,
         }
     }
@@ -303,7 +292,7 @@ impl Bench {
     /// Data comes over a static core.
     pub fn receiver_edge(mut self) -> Self {
         self.over_core(0, CORE);
-        self.addresses.1 = CORE;
+        self.to = McstId(CORE);
         self
     }
 
@@ -314,8 +303,7 @@ impl Bench {
 
     /// Data of the source.
     fn data(&self, payload: usize) -> Vec<u8> {
-        let payload: Vec<u8> = (0..payload).map(|i| i as u8).collect();
-        let mut frame = frame_between(self.addresses, 0, Opcode::SendMiddle, 0, None, &payload);
+        let mut frame = data_from(0, self.to, 0, payload);
         if self.tagged {
             frame.splice(12..12, [0x81, 0, 0, 7]);
         }
@@ -357,7 +345,7 @@ impl Bench {
         })
     }
 
-    /// Sends windows of 128 packets, each followed by an ACK of each receiver. `tagged`: with a VLAN tag, so data takes the slow path.
+    /// Sends windows of 128 packets, each followed by an ACK of each receiver.
     /// Returns the time and the number of packets.
     pub fn windows(&mut self, payload: usize) -> (Duration, u64) {
         const WINDOWS: u32 = 32;

@@ -6,7 +6,7 @@
 
 use core::net::Ipv4Addr;
 
-use castnet_wire::icrc::{self, HeaderDelta};
+use castnet_wire::icrc::HeaderDelta;
 use castnet_wire::layout::{DST, in_frame};
 use castnet_wire::{BATCH, Batch, FrameBuf, PortId};
 
@@ -102,10 +102,7 @@ impl Engine {
         let addresses = (first.dst(), mcst_id);
         let delta = HeaderDelta::dst(addresses.0, addresses.1).at_bth();
         let after_bth = first.payload() as usize;
-        let change = match self.services.output.shifts.find(after_bth) {
-            Some(operator) => operator.apply(delta),
-            None => icrc::shift(delta, after_bth),
-        };
+        let change = self.services.output.shifts.apply(delta, after_bth);
         let mut run = Batch::<E::Buf>::new();
         let mut next = Some(frame);
         while let Some(mut frame) = next.take() {

@@ -61,18 +61,22 @@ pub(super) fn group(n: usize, repair: bool, core: Option<Ipv4Addr>) -> GroupRule
     }
 }
 
-fn routes() -> Vec<Route> {
+/// A multicast address gets a copy by each port.
+pub(super) fn route(to: Ipv4Addr, ports: impl IntoIterator<Item = usize>) -> Route {
     let hop = |n: usize| RouteHop {
         port: port(n),
         mac: peer_mac(n),
     };
-    let route = |to: Ipv4Addr, edges: std::ops::Range<usize>| Route {
+    Route {
         prefix: Ipv4Net::from(to),
-        next_hops: edges.map(hop).collect(),
+        next_hops: ports.into_iter().map(hop).collect(),
         replicate: to.is_multicast(),
         copy_to: Vec::new(),
-    };
-    let unicast = (0..MEMBERS).map(|n| route(mcst(n).0, n..n + 1));
+    }
+}
+
+fn routes() -> Vec<Route> {
+    let unicast = (0..MEMBERS).map(|n| route(mcst(n).0, [n]));
     unicast.chain([route(ADDRESS, 0..CORE)]).collect()
 }
 
@@ -429,6 +433,30 @@ proptest! {
     }
 }
 
+/// A wrong bit made it a frame of no group, with a route of this switch for the address: the data that follows does not take that route.
+#[test]
+fn a_corrupted_frame_of_the_core_takes_no_data_along() {
+    let mut engine = engine(CORE);
+    install(&mut engine, &group(1, false, Some(ADDRESS)));
+    let up = Route {
+        replicate: false,
+        ..route(ADDRESS, [3])
+    };
+    engine.set_tables(T0, tables(1, [mcst(1)], &[up], (0..CORE).map(port)).into());
+    let good = of_core(mcst(0).0, ADDRESS, UP);
+    let mut wrong = good.clone();
+    wrong[42] = 0xFF;
+    for _ in 0..3 {
+        assert!(feed(&mut engine, T0, UP, &wrong).is_empty());
+    }
+    assert_eq!(drops(&engine, DropReason::NotMulticastable), 3);
+    let ports: Vec<_> = feed(&mut engine, T0, UP, &good)
+        .iter()
+        .map(|(port, _)| *port)
+        .collect();
+    assert_eq!(ports, [1, 2]);
+}
+
 /// A copy that there is no buffer for is lacked by all paths of its address.
 #[test]
 fn a_copy_for_the_core_that_is_lost_is_lost_for_all_its_paths() {
@@ -436,17 +464,7 @@ fn a_copy_for_the_core_that_is_lost_is_lost_for_all_its_paths() {
         let mut net = Net::new(false, slow, Faults::default(), 1);
         let mut frame = DataFrame::new(Opcode::SendOnly, FIRST, &[7; 64]);
         frame.dst = mcst(0).0;
-        let route = Route {
-            prefix: Ipv4Net::from(ADDRESS),
-            next_hops: [2, 3]
-                .map(|n| RouteHop {
-                    port: port(n),
-                    mac: peer_mac(n),
-                })
-                .into(),
-            replicate: true,
-            copy_to: Vec::new(),
-        };
+        let route = route(ADDRESS, [2, 3]);
         let edge = &mut net.engines[0];
         edge.set_tables(T0, tables(1, [mcst(0)], &[route], (0..CORE).map(port)).into());
         // One for the receiver here, none for the first of the two next hops; the other one gets the frame itself.
@@ -519,15 +537,10 @@ fn data_of_the_core_is_found_by_its_source_and_address() {
 /// that is down.
 #[test]
 fn the_copy_for_the_core_takes_the_route_to_its_address() {
-    let hop = |n: usize| RouteHop {
-        port: port(n),
-        mac: peer_mac(n),
-    };
     let route = |replicate| Route {
         prefix: Ipv4Net::new_assert([239, 0, 0, 0].into(), 8),
-        next_hops: vec![hop(2), hop(3)],
         replicate,
-        copy_to: Vec::new(),
+        ..route(ADDRESS, [2, 3])
     };
     let mut data = DataFrame::new(Opcode::WriteOnly, FIRST, &[7; 64]);
     data.dst = mcst(0).0;
@@ -568,17 +581,7 @@ fn the_copy_for_the_core_takes_the_route_to_its_address() {
 /// A relay of Shufflecast has members and sends the data on, with its address. The switch next to the source sends no own data on.
 #[test]
 fn a_relay_delivers_and_sends_on_but_not_what_its_own_hosts_have_sent() {
-    let route = Route {
-        prefix: Ipv4Net::from(ADDRESS),
-        next_hops: [3, UP]
-            .map(|n| RouteHop {
-                port: port(n),
-                mac: peer_mac(n),
-            })
-            .into(),
-        replicate: true,
-        copy_to: Vec::new(),
-    };
+    let route = route(ADDRESS, [3, UP]);
     let relay = |n: usize| {
         let mut engine = engine(CORE);
         install(&mut engine, &group(n, false, Some(ADDRESS)));

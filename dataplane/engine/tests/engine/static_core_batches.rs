@@ -3,10 +3,10 @@
 use core::net::Ipv4Addr;
 
 use super::batches::{feed_batch, tick};
-use super::static_core::{ADDRESS, CORE, FIRST, MEMBERS, UP, group, mcst};
+use super::static_core::{ADDRESS, CORE, FIRST, MEMBERS, UP, group, mcst, route};
 use crate::common::*;
 use castnet_engine::{CountersSnapshot, Engine, FrameFilter, PortSet, TapId};
-use castnet_rules::{GroupRule, Ipv4Net, NextHop, Route, RouteHop};
+use castnet_rules::{GroupRule, NextHop, Route};
 use castnet_wire::{Aeth, NakCode, Nanos, Opcode, Reth, Syndrome};
 use proptest::prelude::*;
 
@@ -178,7 +178,7 @@ proptest! {
     /// At the source's edge, whatever route there is to the address, and at that of receivers, also where it is a relay.
     #[test]
     fn the_fast_path_of_an_edge_does_with_batches_what_the_slow_one_does(
-        n in 0..2_usize, repair: bool, alone: bool, route in prop::option::of((0..CORE, 0..CORE, any::<bool>())),
+        n in 0..2_usize, repair: bool, alone: bool, hops in prop::option::of((0..CORE, 0..CORE, any::<bool>())),
         batches in prop::collection::vec(batch(), 1..40),
     ) {
         let mut rule = group(n, repair, Some(ADDRESS));
@@ -189,11 +189,8 @@ proptest! {
                 *core = Some(Ipv4Addr::new(239, 1, 0, 2));
             }
         }
-        let hop = |n: usize| RouteHop { port: port(n), mac: peer_mac(n) };
-        let route = route.filter(|(a, b, _)| a != b).map(|(a, b, replicate)| Route {
-            prefix: Ipv4Net::from(ADDRESS), next_hops: vec![hop(a), hop(b)], replicate, copy_to: Vec::new(),
-        });
-        let routes: Vec<_> = route.into_iter().collect();
+        let hops = hops.filter(|(a, b, _)| a != b);
+        let routes: Vec<_> = hops.map(|(a, b, replicate)| Route { replicate, ..route(ADDRESS, [a, b]) }).into_iter().collect();
         let mut twins = Twins::new(&rule, n);
         let links = |twins: &mut Twins, generation, up| for engine in [&mut twins.fast, &mut twins.slow] {
             engine.set_tables(twins.now, tables(generation, [mcst(n)], &routes, PortSet(up)).into());

@@ -6,7 +6,7 @@ use castnet_wire::{MacAddr, PortId};
 
 use super::data::{Rewrite, Run, RunCommon};
 use crate::egress::Egress;
-use crate::group::headers::{Headers, L3, PLAIN};
+use crate::group::headers::{Headers, L3};
 use crate::group::multicast::context::Group;
 use crate::group::multicast::core::{Way, hops};
 use crate::group::multicast::replicate::{count_lost_copies, count_lost_copy};
@@ -55,14 +55,7 @@ impl Group {
             for leg in others {
                 let rewrite = Rewrite::new(common, &leg.dest, leg.macs);
                 let change = common.icrc_change(operator, &rewrite);
-                let mut copies = 0;
-                for (frame, check) in &run.frames {
-                    if let Some(mut copy) = cx.egress.replicate(leg.port, frame, PLAIN) {
-                        rewrite.write(*check, change, &mut copy);
-                        cx.egress.send(leg.port, copy);
-                        copies += 1;
-                    }
-                }
+                let copies = run.replicate(cx, leg.port, (&rewrite, change));
                 for _ in copies..frames {
                     match leg.lost {
                         Lost::Path(path) => count_lost_copy(self, counters, path),

@@ -14,7 +14,7 @@ use castnet_collective::path::Paths;
 use castnet_wire::ethernet::{MACS_LEN, SRC_AT};
 use castnet_wire::icrc::{self, HeaderDelta, Neutral, Shift};
 use castnet_wire::layout::{self, DEST_QP, DST, IPV4_CHECKSUM, SRC, UDP_CHECKSUM, in_frame};
-use castnet_wire::{BATCH, FrameBuf, MacAddr, Nanos, Qpn};
+use castnet_wire::{BATCH, FrameBuf, MacAddr, Nanos, PortId, Qpn};
 
 use crate::egress::Egress;
 use crate::group::headers::{Headers, L3, PLAIN};
@@ -41,6 +41,25 @@ impl<B: FrameBuf> Run<B> {
     fn push(&mut self, headers: &Headers, frame: B) {
         let icrc = u32::from_le_bytes(frame.trailer());
         self.frames.push((frame, (headers.checksum(), icrc)));
+    }
+
+    /// Sends a replica of each packet by `port`, with a private trailer. Returns how many there were buffers for.
+    #[inline(always)]
+    pub(super) fn replicate<E: Egress<Buf = B>, O: Observer>(
+        &self,
+        cx: &mut Cx<'_, E, O>,
+        port: PortId,
+        (rewrite, change): (&Rewrite, u32),
+    ) -> u64 {
+        let mut copies = 0;
+        for (frame, check) in &self.frames {
+            if let Some(mut copy) = cx.egress.replicate(port, frame, PLAIN) {
+                rewrite.write(*check, change, &mut copy);
+                cx.egress.send(port, copy);
+                copies += 1;
+            }
+        }
+        copies
     }
 }
 
@@ -356,14 +375,7 @@ impl Group {
                     }
                 }
             } else {
-                let change = change(&rewrite);
-                for (frame, check) in &run.frames {
-                    if let Some(mut copy) = cx.egress.replicate(port, frame, PLAIN) {
-                        rewrite.write(*check, change, &mut copy);
-                        cx.egress.send(port, copy);
-                        copies += 1;
-                    }
-                }
+                copies = run.replicate(cx, port, (&rewrite, change(&rewrite)));
             }
             if let Some(path) = PathId::new(path).filter(|_| copies < frames) {
                 (copies..frames).for_each(|_| count_lost_copy(group, &mut output.counters, path));
