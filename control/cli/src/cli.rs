@@ -1,6 +1,7 @@
 use castnet_console::exit::Outcome;
-use castnet_console::output::{Format, Output};
-use clap::{ArgAction, Parser, Subcommand};
+use castnet_console::output::Output;
+use castnet_console::program::{Everywhere, client, service};
+use clap::{Parser, Subcommand};
 
 const ABOUT: &str =
     "A software switch for RDMA: one RoCEv2 RC sender reaches many ordinary receivers, reliably";
@@ -34,13 +35,8 @@ pub(crate) const VERSION: &str = env!("CASTNET_VERSION");
 #[command(name = "castnet", version = VERSION, about = ABOUT, after_help = AFTER_HELP, max_term_width = 110)]
 #[command(arg_required_else_help = true, subcommand_required = true)]
 pub(crate) struct Cli {
-    /// table for people, json for programs (output that goes on is one object a line)
-    #[arg(short = 'O', long, global = true, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
-    #[arg(help_heading = "Everywhere", hide_possible_values = true)]
-    pub(crate) output: Format,
-    /// More log messages on stderr; given twice, even more
-    #[arg(short, long, global = true, action = ArgAction::Count, help_heading = "Everywhere")]
-    pub(crate) verbose: u8,
+    #[command(flatten)]
+    pub(crate) everywhere: Everywhere,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -52,7 +48,7 @@ pub(crate) enum Command {
     Bench(castnet_bench::BenchCommand),
     Switch(crate::switch::SwitchCommand),
     Controller(crate::controller::ControllerCommand),
-    Host(crate::host::HostCommand),
+    Host(castnet_commands::HostCommand),
     Group(crate::group::GroupCommand),
     Plan(crate::group::PlanCommand),
     #[command(visible_alias = "ports")]
@@ -74,24 +70,21 @@ pub(crate) enum Command {
     LogLevel(crate::log_level::LogLevelCommand),
     Pki(crate::pki::PkiCommand),
     Doctor(castnet_doctor::DoctorCommand),
-    Sim(castnet_experiments::SimCommand),
     Completions(crate::completions::CompletionsCommand),
 }
 
 impl Cli {
-    pub(crate) fn run(self) -> Outcome {
-        let output = Output::new(self.output);
+    pub(crate) fn run(self, output: Output) -> Outcome {
         match self.command {
             Command::Rules(command) => command.run(output),
             Command::Pki(command) => command.run(output),
             Command::Doctor(command) => command.run(output),
-            Command::Sim(command) => command.run(output),
             Command::Completions(command) => command.run(),
             Command::Demo(command) => service(command.run(output)),
             Command::Bench(command) => service(command.run(output)),
             Command::Switch(command) => service(command.run(output)),
             Command::Controller(command) => service(command.run(output)),
-            Command::Host(command) => service(command.run(output)),
+            Command::Host(command) => command.run(output),
             Command::Group(command) => client(command.run(output)),
             Command::Plan(command) => client(command.run(output)),
             Command::Port(command) => client(command.run(output)),
@@ -109,26 +102,6 @@ impl Cli {
             Command::LogLevel(command) => client(command.run(output)),
         }
     }
-}
-
-/// One thread is enough for requests.
-fn client(work: impl Future<Output = Outcome>) -> Outcome {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?
-        .block_on(work)
-}
-
-/// Serves requests on two threads, beside the threads that forward frames.
-fn service(work: impl Future<Output = Outcome>) -> Outcome {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
-    let outcome = runtime.block_on(work);
-    // Blocking threads must not delay the end.
-    runtime.shutdown_timeout(std::time::Duration::from_millis(500));
-    outcome
 }
 
 #[cfg(test)]

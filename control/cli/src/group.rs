@@ -8,7 +8,6 @@ mod members;
 mod plan;
 mod progress;
 mod purge;
-pub(crate) mod rate;
 mod show;
 #[cfg(test)]
 mod tests;
@@ -25,9 +24,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use tonic::Code;
 
-pub(crate) use collective::mode;
 use create::Create;
-pub(crate) use create::{number, qpn, virtual_qpn};
 use lines::{GroupLine, member_lines, rank_lines};
 pub(crate) use lines::{last_word, or_dash};
 pub(crate) use plan::PlanCommand;

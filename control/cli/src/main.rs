@@ -9,9 +9,7 @@ mod drops;
 mod events;
 mod fdb;
 mod group;
-mod host;
 mod log_level;
-mod logging;
 mod neighbours;
 mod packets;
 mod pick;
@@ -28,7 +26,6 @@ mod trace;
 
 use std::process::ExitCode;
 
-use castnet_console::output::Output;
 use clap::Parser;
 
 /// A controller of many groups spends a third of its time in the allocator of the C library.
@@ -37,13 +34,5 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
-    castnet_proto::process::set_version(cli::VERSION);
-    let output = Output::new(cli.output);
-    match logging::start(cli.verbose).and_then(|()| cli.run()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            output.failure(&failure);
-            ExitCode::from(failure.code())
-        }
-    }
+    cli.everywhere.run(cli::VERSION, |output| cli.run(output))
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use castnet_rules::CollectiveMode;
+use castnet_wire::Qpn;
 use serde::Serialize;
 
 /// A number of bytes: `1500`, `64KiB`, `1GB`. `k`, `M` and `G` alone are powers of 1024.
@@ -248,6 +250,38 @@ pub fn pmtu(text: &str) -> Result<u32, String> {
 pub fn name(text: &str) -> Result<String, String> {
     let checked = castnet_proto::convert::name_from_proto("", text);
     checked.map_err(|invalid| invalid.to_string())
+}
+
+/// Decimal, or with `0x`.
+pub fn number(text: &str) -> Result<u64, String> {
+    let fault = || format!("'{text}' is no number: write it decimal or with 0x");
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).map_err(|_| fault()),
+        None => text.parse().map_err(|_| fault()),
+    }
+}
+
+/// The number of a queue pair.
+pub fn qpn(text: &str) -> Result<Qpn, String> {
+    qpn_from(2, text).ok_or_else(|| format!("'{text}' is no QPN of a queue pair: 2 to 0xfffffe"))
+}
+
+/// The number that hosts send to.
+pub fn virtual_qpn(text: &str) -> Result<Qpn, String> {
+    qpn_from(1, text).ok_or_else(|| format!("'{text}' is no QPN of a switch: 1 to 0xfffffe"))
+}
+
+fn qpn_from(least: u64, text: &str) -> Option<Qpn> {
+    let value = number(text).ok()?;
+    (least..0xFF_FFFF)
+        .contains(&value)
+        .then(|| Qpn::new(value as u32))
+}
+
+/// How switches carry the connections of a collective group.
+pub fn mode(text: &str) -> Result<CollectiveMode, String> {
+    text.parse()
+        .map_err(|_| format!("'{text}' is no mode: translated, augmented or terminated"))
 }
 
 /// A time that must not be 0.

@@ -9,7 +9,7 @@ use castnet_console::connect::{self, ServeArgs, Tls};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::settings;
 use castnet_console::units::{Size, Span};
-use castnet_port::PortSpec;
+use castnet_port::{PortSpec, port_text};
 use castnet_proto::access::Roles;
 use castnet_proto::transport::Address;
 use castnet_toml_reader::Value;
@@ -85,22 +85,6 @@ fn port_name(name: &str) -> Result<String, String> {
         ));
     }
     Ok(name.to_owned())
-}
-
-/// Checks the text of a port and completes it. A bare interface name is short for `af_packet:INTERFACE`.
-pub fn port_text(spec: &str) -> Result<String, String> {
-    // Options may have colons: the colon of a kind is before the first option.
-    let head = spec.split(',').next().unwrap_or(spec);
-    let whole = if head.contains(':') {
-        spec.to_owned()
-    } else {
-        format!("af_packet:{spec}")
-    };
-    // A memory link can be parsed only once, when the port is opened: parsing takes its end.
-    if !whole.starts_with("memory:") {
-        whole.parse::<PortSpec>().map_err(|e| e.to_string())?;
-    }
-    Ok(whole)
 }
 
 /// Faults to inject: `[PORT:]OPTIONS`, with the options of [`PortSpec`].

@@ -61,5 +61,5 @@ pub use port::{
 };
 pub use ring::{FrameRing, HandOver, MoveRing};
 pub use sleep::{Sleeper, Waker};
-pub use spec::{Backend, BadPortSpec, OpenError, PortSpec};
+pub use spec::{Backend, BadPortSpec, OpenError, PortSpec, port_text};
 pub use steer::{FlowTable, Steered};

@@ -521,6 +521,25 @@ pub(crate) fn duration(value: &str) -> Option<Nanos> {
     number.checked_mul(unit).map(Nanos)
 }
 
+/// Checks the text of a port and completes it. A bare interface name is short for `af_packet:INTERFACE`.
+///
+/// # Errors
+/// The text describes no port.
+pub fn port_text(spec: &str) -> Result<String, String> {
+    // Options may have colons: the colon of a kind is before the first option.
+    let head = spec.split(',').next().unwrap_or(spec);
+    let whole = if head.contains(':') {
+        spec.to_owned()
+    } else {
+        format!("af_packet:{spec}")
+    };
+    // A memory link can be parsed only once, when the port is opened: parsing takes its end.
+    if !whole.starts_with("memory:") {
+        whole.parse::<PortSpec>().map_err(|e| e.to_string())?;
+    }
+    Ok(whole)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

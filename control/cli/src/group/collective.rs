@@ -15,7 +15,7 @@ use castnet_rules::{
 use serde::Serialize;
 
 use super::facts::Facts;
-pub(crate) use args::{CollectiveArgs, mode};
+pub(crate) use args::CollectiveArgs;
 
 /// Defaults of `castnet host allreduce`.
 const DEFAULT_PMTU: u32 = 1024;

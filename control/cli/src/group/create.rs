@@ -4,13 +4,13 @@ use std::str::FromStr;
 
 use castnet_console::api;
 use castnet_console::exit::{Failure, Outcome};
-use castnet_console::units::{name, pmtu};
+use castnet_console::rate::RateArgs;
+use castnet_console::units::{name, number, pmtu, qpn};
 use castnet_rules::DEFAULT_REPAIR_SLOTS;
-use castnet_wire::{MacAddr, Qpn, TreeChoice, TreePath};
+use castnet_wire::{MacAddr, TreeChoice, TreePath};
 use clap::{Args, ValueEnum};
 
 use super::collective::CollectiveArgs;
-use super::rate::RateArgs;
 
 /// The settings of a group.
 #[derive(Clone, Debug, Args)]
@@ -84,7 +84,7 @@ pub(crate) struct Create {
     /// Its tree where ordinary switches and routers alone lead from switch to switch, as between relays at hosts: shortest (a star there), star,
     /// chain, binomial, or `postal:LATENCY[,PACKETS]`, the tree in which all have a message of so many packets soonest, if a packet takes LATENCY
     /// times as long to the next switch as one more copy of it takes. With `auto[:BYTES]` the controller chooses that for messages of so many
-    /// bytes, 1 MiB by default, with the latency that castnet host calibrate has measured
+    /// bytes, 1 MiB by default, with the latency that castnet-lab calibrate has measured
     #[arg(long, value_name = "SHAPE", default_value_t = TreeChoice::default(), conflicts_with_all = ["rules", "collective"])]
     tree: TreeChoice,
     /// Where its copies are made: in the switches on the way and, where ordinary switches and routers alone lead on, at the edge (auto); not at
@@ -158,30 +158,6 @@ enum Repair {
 enum Numbers {
     Bridged,
     Synchronized,
-}
-
-/// Decimal, or with `0x`.
-pub(crate) fn number(text: &str) -> Result<u64, String> {
-    let fault = || format!("'{text}' is no number: write it decimal or with 0x");
-    match text.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16).map_err(|_| fault()),
-        None => text.parse().map_err(|_| fault()),
-    }
-}
-
-pub(crate) fn qpn(text: &str) -> Result<Qpn, String> {
-    qpn_from(2, text).ok_or_else(|| format!("'{text}' is no QPN of a queue pair: 2 to 0xfffffe"))
-}
-
-pub(crate) fn virtual_qpn(text: &str) -> Result<Qpn, String> {
-    qpn_from(1, text).ok_or_else(|| format!("'{text}' is no QPN of a switch: 1 to 0xfffffe"))
-}
-
-fn qpn_from(least: u64, text: &str) -> Option<Qpn> {
-    let value = number(text).ok()?;
-    (least..0xFF_FFFF)
-        .contains(&value)
-        .then(|| Qpn::new(value as u32))
 }
 
 #[derive(Clone, Debug)]

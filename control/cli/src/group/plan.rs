@@ -1,10 +1,10 @@
 //! Where a group would be placed, before it is created.
 
-use castnet_console::api;
 use castnet_console::connect;
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Output, Page, Report};
 use castnet_console::units::bytes;
+use castnet_console::{api, rate};
 use castnet_console::{columns, tree};
 use clap::Args;
 use serde::Serialize;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::collective::{mode_of, mode_text};
 use super::create::Create;
 use super::show::over_covered;
-use super::{Place, in_lanes, rate, refused};
+use super::{Place, in_lanes, refused};
 
 /// Where a group would be placed now, and why; nothing is installed or reserved
 #[derive(Debug, Args)]

@@ -1,10 +1,10 @@
 //! Reports of one group: at the controller, with its tree, and at one switch.
 
 use castnet_console::api::{self, installed_group::State};
-use castnet_console::connect;
 use castnet_console::output::{Page, Report};
 use castnet_console::tree::{self, Node};
 use castnet_console::units::{bytes, count, first_of, plural};
+use castnet_console::{connect, rate};
 use castnet_proto::transport::{Address, Security};
 use castnet_worker::engine::MulticastCounters;
 use serde::Serialize;
@@ -15,7 +15,6 @@ use super::facts::Facts;
 use super::lanes::{self, LaneLine};
 use super::lines::{RankLine, last_word, rank_lines};
 use super::progress::Progress;
-use super::rate;
 use crate::counters::Counted;
 
 #[derive(Debug, Serialize)]
@@ -207,7 +206,7 @@ impl GroupReport {
             let text = format!("from the switches, {} packets each", repair.slots);
             facts.add_as("repair_slots", repair.slots, "repair", text);
         }
-        rate::add(facts, state.rate_limit);
+        add_rate(facts, state.rate_limit);
         if !state.outside.is_empty() {
             let line = |out: &api::OutsideReceiver| json!({ "host": out.host, "via": out.via, "reason": out.reason });
             let text = |out: &api::OutsideReceiver| format!("{} from {}: {}", out.host, out.via, out.reason);
@@ -260,7 +259,7 @@ impl GroupReport {
         facts.field("message_packets", settings.message_packets);
         facts.add_as("window_packets", window, "window", window_text);
         policies(facts, &settings, &state.mode_reason);
-        rate::add(facts, settings.rate_limit);
+        add_rate(facts, settings.rate_limit);
         facts.add_as("memory_bytes", memory_bytes, "memory", memory);
         (report, lanes::of(&state.lanes, &state.name, &state.mcst_id))
     }
@@ -406,7 +405,7 @@ impl SwitchReport {
         facts.add_as("owner", owner, "owner", owner_text(owner));
         facts.add("generation", "generation", rule.generation);
         facts.add("pmtu", "PMTU", rule.pmtu);
-        rate::add(&mut facts, rule.rate_limit);
+        add_rate(&mut facts, rule.rate_limit);
         let port = rule.upstream().map(|endpoint| endpoint.port);
         let name = rule.upstream().map(|endpoint| endpoint.name().to_owned());
         let title = match &installed.state {
@@ -551,4 +550,10 @@ mod tests {
             ("  20 packets behind", "", "")
         );
     }
+}
+
+fn add_rate(facts: &mut Facts, limit: Option<api::RateLimit>) {
+    let rate = limit.map(|limit| limit.bits_per_second);
+    facts.add_as("rate_bits_per_second", rate, "rate limit", rate::text(limit));
+    facts.field("burst_bytes", limit.map(|limit| limit.burst_bytes));
 }

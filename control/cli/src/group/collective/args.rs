@@ -1,9 +1,8 @@
 use castnet_console::api;
-use castnet_console::units::name;
+use castnet_console::rate::RateArgs;
+use castnet_console::units::{mode, name};
 use castnet_rules::{CollectiveMode, LossPolicy, StragglerPolicy};
 use clap::Args;
-
-use crate::group::rate::RateArgs;
 
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Collective groups")]
@@ -66,11 +65,6 @@ fn ack_timeout_us(text: &str) -> Result<u32, String> {
             "no queue pair has a time-out of {given} us: {below} and {above} are the next ones"
         )),
     }
-}
-
-pub(crate) fn mode(text: &str) -> Result<CollectiveMode, String> {
-    text.parse()
-        .map_err(|_| format!("'{text}' is no mode: translated, augmented or terminated"))
 }
 
 fn switch_mode(text: &str) -> Result<(String, CollectiveMode), String> {

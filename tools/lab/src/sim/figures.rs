@@ -1,0 +1,94 @@
+//! What the commands of all papers have in common: which figures they run, and where reports and plots go.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use castnet_console::exit::{Failure, Outcome};
+use castnet_console::output::Output;
+use castnet_console::plot;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
+
+use crate::sim::report::{FigureReport, Plot, Reports};
+
+pub(crate) type Failed = Box<dyn Error + Send + Sync>;
+
+/// The figures of a paper.
+pub(crate) trait Figure: ValueEnum + Ord + Send + Sync + 'static {}
+
+impl<F: ValueEnum + Ord + Send + Sync + 'static> Figure for F {}
+
+#[derive(Debug, Args)]
+pub(crate) struct FigureArgs<F: Figure> {
+    /// Figures and tables of the paper
+    #[arg(value_parser = chosen::<F>(), value_name = "FIGURE", required = true)]
+    figures: Vec<Chosen<F>>,
+    /// Few points, small groups: seconds instead of minutes
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Draws a plot; of several figures one each, with the name of the figure before the extension
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// What one argument names: a figure, or all.
+#[derive(Clone, Debug)]
+struct Chosen<F>(Vec<F>);
+
+fn chosen<F: Figure>() -> impl TypedValueParser<Value = Chosen<F>> {
+    let all = PossibleValue::new("all").help("Each of them");
+    let each = F::value_variants().iter().filter_map(F::to_possible_value);
+    PossibleValuesParser::new([all].into_iter().chain(each)).map(|name| {
+        let one = F::from_str(&name, false).map(|figure| vec![figure]);
+        Chosen(one.unwrap_or_else(|_| F::value_variants().to_vec()))
+    })
+}
+
+impl<F: Figure> FigureArgs<F> {
+    /// Runs each figure once, in order, and prints the reports.
+    pub(crate) fn run(self, output: Output, run: impl Fn(F) -> Result<FigureReport, Failed>) -> Outcome {
+        let mut figures: Vec<F> = self.figures.into_iter().flat_map(|chosen| chosen.0).collect();
+        figures.sort_unstable();
+        figures.dedup();
+        let reports: Result<Vec<_>, _> = figures.into_iter().map(run).collect();
+        Reports::of(reports.map_err(Failure::failed)?).show(self.svg, output)
+    }
+}
+
+impl Reports {
+    pub(crate) fn of(figures: Vec<FigureReport>) -> Self {
+        let plots = Vec::new();
+        Self { figures, plots }
+    }
+
+    /// Draws and prints all. A plot that cannot be drawn is an error behind the tables.
+    pub(crate) fn show(mut self, svg: Option<PathBuf>, output: Output) -> Outcome {
+        let drawn = svg.map_or(Ok(()), |file| self.draw(&file));
+        output.show(&self)?;
+        drawn
+    }
+
+    fn draw(&mut self, file: &Path) -> Outcome {
+        let drawn = |figure: &&FigureReport| !figure.plot.panels.is_empty();
+        let is_one = self.figures.iter().filter(drawn).count() == 1;
+        for figure in self.figures.iter().filter(drawn) {
+            let file = if is_one {
+                file.to_owned()
+            } else {
+                beside(file, figure.name)
+            };
+            let Plot { axes, panels } = &figure.plot;
+            plot::write(&file, *axes, panels)?;
+            self.plots.push(file.display().to_string());
+        }
+        Ok(())
+    }
+}
+
+/// `plots/all.svg` becomes `plots/all-fig8.svg`.
+fn beside(file: &Path, name: &str) -> PathBuf {
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = file.extension().unwrap_or_default().to_string_lossy();
+    let dot = if extension.is_empty() { "" } else { "." };
+    file.with_file_name(format!("{stem}-{name}{dot}{extension}"))
+}
