@@ -3,4 +3,5 @@
 mod docs;
 mod fences;
 mod layers;
+mod links;
 mod rooms;
