@@ -1,4 +1,4 @@
-// Measures Open MPI's collectives as `castnet host bench` measures ours: each call alone, all ranks begin together, as many calls as
+// Measures Open MPI's collectives as `castnet-lab bench` measures ours: each call alone, all ranks begin together, as many calls as
 // fit in a budget, at least 3 and at most 1000. Prints one JSON line per collective and size: the mean over ranks of the medians.
 //
 // collectives BUDGET_SECONDS NAME BYTES [NAME BYTES]...

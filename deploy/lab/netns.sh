@@ -20,23 +20,23 @@
 #                          RANKS=N: number of ranks, also more than hosts
 #   netns.sh bench [--mpi] [FLAGS]   all collectives over many sizes, in the switch and between hosts; with --mpi also by Open MPI
 #                          over TCP between the same hosts, with and without segmentation offload. --svg FILE, --json FILE
-#   netns.sh calibrate [FLAGS]   the times between h1 and h2 from which trees of relays are computed: castnet host calibrate
+#   netns.sh calibrate [FLAGS]   the times between h1 and h2 from which trees of relays are computed: castnet-lab calibrate
 #   netns.sh replicate [FLAGS]   replicated block writes as in Table I of Cepheus: from h1 to one server, to three (h2, h3, h4) over
 #                          connections of their own, and to three by multicast. SIZE=N: bytes of each server's memory
 #   netns.sh consensus [FLAGS]   figure 8(d) of Shufflecast: 1-byte values from h1 to 3, 5 and 7 acceptors, one after the other, over connections
-#                          of their own and by multicast over the splitters. FLAGS are those of castnet host replicate consensus
+#                          of their own and by multicast over the splitters. FLAGS are those of castnet-lab consensus
 #   netns.sh model [MB]    figure 8(a) of Shufflecast: so many MB (64) from h1 to seven readers: to each of them, along a chain of hosts,
 #                          and by multicast over the splitters; 735 is the paper's model
 #   netns.sh multisend     figure 4 of NIC-based multicast over Myrinet, after up relays: messages from h1 to 3, 4 and 8 hosts, by one request
 #                          whose copies its relay makes, and by a request for each host. COUNT=N messages (500) of each size
 #   netns.sh multicast     figure 5 likewise: to all other hosts, over the postal tree of the relays, and in a tree or chain of the hosts
 #   netns.sh skew [FLAGS]  figures 6 to 8 likewise: broadcasts from h1 to processes that are late by average skews, over the postal tree of the relays
-#                          and in a tree of the hosts. RANKS=N: of so many hosts; FLAGS are those of castnet host skew
+#                          and in a tree of the hosts. RANKS=N: of so many hosts; FLAGS are those of castnet-lab skew
 #   netns.sh status        shows the switch's ports and groups
 #   netns.sh down          stops everything, and removes the namespaces and all files
 #
 # Needs root and `ip` (iproute2); for several controllers etcd (etcd-server); for Open MPI openmpi-bin, libopenmpi-dev and ethtool.
-# CASTNET is the binary; FAULT injects faults on all ports (FAULT=loss=1%,seed=42); LAB=NAME is another lab beside the first;
+# CASTNET is the binary, and castnet-lab, which bench, calibrate, consensus and skew need, stands beside it; FAULT injects faults on all ports (FAULT=loss=1%,seed=42); LAB=NAME is another lab beside the first;
 # FLAGS are more flags of the switch (of the spine), as for groups without a controller: FLAGS="--mrp-pool 10.0.0.200/30 --mrp-port h1".
 # LINK=RATE netns.sh up limits each veth pair to a rate (LINK=100mbit), by tc (iproute2).
 set -euo pipefail
@@ -60,6 +60,9 @@ find_castnet() {
     done
     die "no binary: cargo build --release, or CASTNET=/path/to/castnet"
 }
+
+# The program of experiments, which stands beside the binary.
+find_lab() { command -v "$castnet-lab" || die "no $castnet-lab: cargo build --release -p castnet-lab"; }
 
 # The interface of a host.
 interface() { if [ -e "$lab/memif" ]; then echo "memif:$lab/$1.sock"; else echo "af_packet:eth0$(cat "$lab/bypass")"; fi; }
@@ -471,13 +474,16 @@ send() {
 
 # One rank per host, or RANKS ranks. Rank 0 prints the table. FLAGS are those of `castnet host allreduce`.
 collective() {
-    local primitive=$1 rank size=${RANKS:-${#hosts[@]}} number pids=() failed=0 pid
+    local primitive=$1 rank size=${RANKS:-${#hosts[@]}} number pids=() failed=0 pid program=("$castnet" host)
     shift
+    case "$primitive" in
+    bench | calibrate | skew) program=("$(find_lab)") || return ;;
+    esac
     [ -e "$lab/controllers" ] || die "the lab is not up: netns.sh up"
     [ ! -e "$lab/memif" ] || [ "$size" -le ${#hosts[@]} ] || die "over memif a host has one rank: netns.sh up --memif --hosts $size"
     for ((rank = size - 1; rank >= 0; rank--)); do
         number=$((rank % ${#hosts[@]} + 1))
-        inside "h$number" "$castnet" host "$primitive" --controller "$(cat "$lab/controllers")" \
+        inside "h$number" "${program[@]}" "$primitive" --controller "$(cat "$lab/controllers")" \
             --interface "$(interface "h$number")" --ip "10.0.0.$number/24" --name "h$number" --job "lab-$primitive" --rank "$rank" --size "$size" \
             --pmtu 4096 "$@" &
         pids+=($!)
@@ -486,7 +492,7 @@ collective() {
     return $failed
 }
 
-# A `castnet host bench`, whose rank 0 measures Open MPI afterwards.
+# A `castnet-lab bench`, whose rank 0 measures Open MPI afterwards.
 bench() {
     local arguments=() argument program script side label missing=() mpi=no
     for argument in "$@"; do
@@ -571,9 +577,11 @@ serve() {
     servers=$(IFS=,; echo "${addresses[*]}")
 }
 
-# A `castnet host replicate $1` at h1 for these servers.
+# A `castnet host replicate $1`, or a `castnet-lab consensus`, at h1 for these servers.
 at_servers() {
-    inside h1 "$castnet" host replicate "$1" --interface "$(interface h1)" --ip 10.0.0.1/24 --name h1 --servers "$servers" "${@:2}"
+    local program=("$castnet" host replicate)
+    if [ "$1" = consensus ]; then program=("$(find_lab)") || return; fi
+    inside h1 "${program[@]}" "$1" --interface "$(interface h1)" --ip 10.0.0.1/24 --name h1 --servers "$servers" "${@:2}"
 }
 
 # Creates the group $1 from h1 to the hosts "${@:2}".

@@ -46,7 +46,7 @@ pub(crate) struct ControllerCommand {
     #[arg(long)]
     verify_mac: bool,
     /// Time of a packet from one relay at the edge to the next one, in times of one more copy there, for groups created with --tree auto:
-    /// castnet host calibrate measures it [default: 10]
+    /// castnet-lab calibrate measures it [default: 10]
     #[arg(long, value_name = "N", value_parser = tree_latency)]
     relay_latency: Option<u32>,
     /// Where to listen; port 0 takes any free one

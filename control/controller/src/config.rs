@@ -137,7 +137,7 @@ impl Config {
     /// topology = "fabric.toml"              # left out: from the switches' reports
     /// mcst_pool = "10.200.0.0/16"           # the default
     /// verify_mac = false                    # the default
-    /// relay_latency = "10"                  # the default: that of castnet host calibrate
+    /// relay_latency = "10"                  # the default: that of castnet-lab calibrate
     /// insecure = false                      # the default
     /// tls = { ca = "ca.pem", cert = "controller.pem", key = "controller.key" }
     /// audit_log = "audit.jsonl"             # a line for each call that is more than reading; left out: none

@@ -11,5 +11,3 @@ mod lives;
 mod operators;
 mod pki;
 mod purge;
-mod shufflecast;
-mod sim;

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
-use std::process::Command;
 
 use crate::fences::root;
 
@@ -18,7 +17,7 @@ struct Page {
 #[test]
 fn links_of_pages_lead_to_files_and_headings() {
     let root = root();
-    let pages: BTreeMap<PathBuf, Page> = tracked(&root)
+    let pages: BTreeMap<PathBuf, Page> = castnet_house::commands::pages()
         .into_iter()
         .map(|path| {
             let text = fs::read_to_string(root.join(&path)).expect("UTF-8");
@@ -39,26 +38,6 @@ fn links_of_pages_lead_to_files_and_headings() {
         "only {checked} links: they are not recognized any more"
     );
     assert!(faults.is_empty(), "\n{}", faults.join("\n"));
-}
-
-/// Pages under version control, so that what lies beside them does not matter.
-fn tracked(root: &Path) -> Vec<PathBuf> {
-    let listed = Command::new("git")
-        .args(["ls-files", "-z", "--", "*.md"])
-        .current_dir(root)
-        .output()
-        .expect("git");
-    assert!(
-        listed.status.success(),
-        "{}",
-        String::from_utf8_lossy(&listed.stderr)
-    );
-    let names = String::from_utf8(listed.stdout).expect("UTF-8");
-    names
-        .split_terminator('\0')
-        .map(PathBuf::from)
-        .filter(|path| root.join(path).exists())
-        .collect()
 }
 
 fn is_relative(target: &str) -> bool {

@@ -3,5 +3,6 @@
 mod docs;
 mod fences;
 mod layers;
+mod limit;
 mod links;
 mod rooms;

@@ -1,4 +1,4 @@
-//! `castnet sim shufflecast`: rules, failures and costs beside the paper's.
+//! `castnet-lab sim shufflecast`: rules, failures and costs beside the paper's.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use assert_cmd::assert::Assert;
 use serde_json::Value;
 
 fn shufflecast(args: &[&str]) -> Assert {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("castnet"));
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("castnet-lab"));
     command.args(["sim", "shufflecast"]).args(args).assert()
 }
 

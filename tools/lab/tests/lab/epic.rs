@@ -32,9 +32,9 @@ fn text(value: &Value) -> String {
 }
 
 fn run(options: &[&str]) -> Value {
-    let program = env!("CARGO_BIN_EXE_castnet-experiments");
+    let program = env!("CARGO_BIN_EXE_castnet-lab");
     let output = Command::new(program)
-        .args(["--quick", "--no-progress", "--output", "json"])
+        .args(["sim", "epic", "--quick", "--output", "json"])
         .args(options)
         .output()
         .expect("it starts");

@@ -1,4 +1,4 @@
-//! `castnet sim`: experiments of papers.
+//! `castnet-lab sim`: experiments of papers.
 
 use assert_cmd::Command;
 use serde_json::Value;
@@ -8,7 +8,7 @@ fn sim(args: &[&str]) -> assert_cmd::assert::Assert {
 }
 
 fn run(paper: &str, args: &[&str]) -> assert_cmd::assert::Assert {
-    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("castnet"));
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("castnet-lab"));
     command.args(["sim", paper]).args(args).assert()
 }
 
