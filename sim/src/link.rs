@@ -2,7 +2,7 @@
 
 use castnet_wire::red::{Red, mark_frame};
 use castnet_wire::{FrameBuf, Nanos, PortId, counters};
-use rand::Rng;
+use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
 use crate::frame::Frame;

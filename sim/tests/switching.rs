@@ -14,7 +14,7 @@ use castnet_sim::{LinkProfile, NodeId, SimConfig, Simulation, View, Watch};
 use castnet_topology::{LinkId, Topology};
 use castnet_wire::{AnySource, DropReason, McstId, Nanos, Pmtu, Psn, Qpn};
 use rand::seq::{IndexedRandom, SliceRandom};
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 const VA_BASE: u64 = 0x10_0000;

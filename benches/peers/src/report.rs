@@ -316,7 +316,7 @@ fn figures(rate: Option<Rate>) -> String {
 fn lines(header: Vec<String>, rows: Vec<Vec<String>>, left: usize) -> String {
     let mut table = Table::new();
     table
-        .load_preset(presets::NOTHING)
+        .load_style(presets::NOTHING)
         .set_header(header.iter().map(|h| h.to_uppercase()))
         .add_rows(rows);
     for column in table.column_iter_mut().skip(left) {

@@ -181,7 +181,7 @@ impl Page {
     fn wrapped(&mut self, header: Vec<String>, rows: Vec<Vec<String>>, figures: &[bool]) {
         let mut table = Table::new();
         table
-            .load_preset(presets::NOTHING)
+            .load_style(presets::NOTHING)
             .set_content_arrangement(ContentArrangement::Dynamic);
         table.set_header(header);
         table.add_rows(rows);

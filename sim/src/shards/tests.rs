@@ -8,7 +8,7 @@ use castnet_topology::{LinkId, Topology};
 use castnet_wire::red::RedConfig;
 use castnet_wire::{ClassSet, McstId, Nanos, Pmtu, Psn, Qpn, TrafficClass};
 use proptest::prelude::*;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
@@ -84,7 +84,7 @@ fn network(seed: u64, threads: usize) -> Simulation {
 }
 
 /// A multicast group of some hosts, and collectives of the others.
-fn join(sim: &mut Simulation, topology: &Topology, rng: &mut impl Rng) {
+fn join(sim: &mut Simulation, topology: &Topology, rng: &mut impl RngExt) {
     let hosts: Vec<String> = topology.hosts().map(|host| host.name.clone()).collect();
     let (group, others) = hosts.split_at(rng.random_range(0..=hosts.len()));
     let qp = RankQp {

@@ -10,7 +10,7 @@ use castnet_topology::{End, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
 use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
 use rand::seq::{IndexedRandom, SliceRandom};
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// One call of all ranks, and the time at which each rank makes it.

@@ -8,7 +8,7 @@ use castnet_sim::LinkProfile;
 use castnet_topology::{End, Topology};
 use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
 use rand::seq::IndexedRandom;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// Operation of a message.

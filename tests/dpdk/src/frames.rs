@@ -8,7 +8,7 @@ use castnet_wire::{
     Aeth, Arp, Bth, Ethernet, ExtHeaders, MacAddr, McstId, NakCode, Network, Opcode, Pmtu, Psn, Qpn, Reth,
     Syndrome, emit_roce,
 };
-use rand::Rng;
+use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
 use crate::port;

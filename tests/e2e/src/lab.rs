@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::{Context, Result, bail, ensure};
-use rand::{RngCore, SeedableRng};
+use rand::{Rng, SeedableRng};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;

@@ -15,7 +15,7 @@ use castnet_wire::Qpn;
 use clap::Args;
 use indicatif::ProgressBar;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 
 use crate::help::SKEW_HELP;

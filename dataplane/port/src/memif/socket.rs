@@ -107,10 +107,7 @@ impl Listening {
     /// The next connection, if any.
     pub(super) fn accept(&self) -> Option<Connection> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = accept4(self.fd.as_raw_fd(), flags).ok()?;
-        // SAFETY: the kernel has just made this descriptor for us, and nothing else owns it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Connection::new(fd).ok()
+        Connection::new(accept4(&self.fd, flags).ok()?).ok()
     }
 }
 

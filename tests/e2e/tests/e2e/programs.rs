@@ -9,7 +9,7 @@ use castnet_comm::{
 };
 use castnet_runner::{Comm, Pending, Runner};
 use castnet_wire::Pmtu;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// One step of a program, the same at all ranks.

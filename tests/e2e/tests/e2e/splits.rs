@@ -10,7 +10,7 @@ use crate::programs::{self, Line, Open};
 use castnet_comm::{CommConfig, CommError, CommPath, Communicator, Fallback, Operation, Request, SharedRnic};
 use castnet_proto::transport;
 use castnet_proto::v1::ListControllerGroupsRequest;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// Communicators that a drawn program has at once, at most.

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use castnet_sim::LinkProfile;
 use castnet_wire::Nanos;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// Frame lengths in bytes, without preamble, FCS and gap: a full data packet, and an ACK.

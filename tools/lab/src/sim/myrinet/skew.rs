@@ -3,7 +3,7 @@
 use castnet_console::plot::{Axes, Curve, Panel};
 use castnet_console::units::bytes;
 use castnet_wire::Nanos;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::Extent;

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use crate::sim::peel::group::planned;
     use castnet_topology::Topology;
-    use rand::{Rng, SeedableRng};
+    use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
     #[test]

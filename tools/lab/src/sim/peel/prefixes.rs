@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use castnet_console::plot::{Axes, Curve, Panel};
 use castnet_planner::prefix::{Cover, PrefixError, Space};
 use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::Extent;

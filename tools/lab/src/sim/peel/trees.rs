@@ -6,7 +6,7 @@ use castnet_planner::PlanError;
 use castnet_planner::reference::{ENDS_MAX, lower_bound, peel, shortest_paths, steiner};
 use castnet_topology::{LinkId, NodeId, Topology};
 use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::Extent;

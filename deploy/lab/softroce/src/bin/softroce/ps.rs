@@ -36,7 +36,7 @@ fn hosts(lab: &LabState) -> Vec<Host> {
 
 fn table(labs: &[LabState]) -> comfy_table::Table {
     let mut table = comfy_table::Table::new();
-    table.load_preset(comfy_table::presets::NOTHING);
+    table.load_style(comfy_table::presets::NOTHING);
     table.set_header([
         "lab",
         "state",

@@ -70,7 +70,7 @@ fn explain(lab: &Lab, ask: &Up) {
     let seconds = lab.boot_time().as_secs_f32();
     println!("The lab {} is up after {seconds:.1} s.\n", lab.netns());
     let mut table = comfy_table::Table::new();
-    table.load_preset(comfy_table::presets::NOTHING);
+    table.load_style(comfy_table::presets::NOTHING);
     table.set_header(["host", "eth0, rxe0", "MAC", "tap", "eth1 (management)"]);
     for host in lab.hosts() {
         table.add_row([

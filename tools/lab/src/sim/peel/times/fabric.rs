@@ -2,7 +2,7 @@
 
 use castnet_planner::{Role, TreeNode};
 use castnet_topology::{NodeId, Topology};
-use rand::Rng;
+use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
 use crate::sim::figures::Failed;

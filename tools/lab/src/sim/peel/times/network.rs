@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use castnet_endpoint::{Reaction, ReactionConfig};
 use castnet_rules::BitRate;
 use castnet_wire::Nanos;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::fabric::{DirectedLink, Fabric, Tree};

@@ -2,7 +2,7 @@
 
 use castnet_topology::{LinkId, Topology};
 use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::fabric::Fabric;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use castnet_planner::prefix::{PrefixError, Space};
 use castnet_planner::{LinkLoad, Tree as PlannedTree};
 use castnet_topology::Topology;
-use rand::Rng;
+use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
 use super::fabric::{Fabric, Tree, TreeBuilder};
