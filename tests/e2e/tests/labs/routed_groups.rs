@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::fs;
 
 use anyhow::{Result, ensure};
+use castnet_e2e::Lab;
 use castnet_e2e::lab::{self, ROUTED_LEAVES, Transfer};
-use castnet_e2e::{Lab, net};
 use serde_json::Value;
 
 /// Two leaves with two hosts each, and a router that routes to each leaf the McstIDs from .192 on of its network.
@@ -109,30 +109,24 @@ fn allreduce(lab: &Lab) -> Result<()> {
 
 #[test]
 fn a_controller_plans_groups_over_a_router() {
-    let _turn = lab::turn();
-    if net::is_skipped("groups over a router") {
-        return;
-    }
-    let mut lab = Lab::start_with(ROUTED_LEAVES, flags).expect("the lab starts");
+    lab::in_lab_with("groups over a router", ROUTED_LEAVES, flags, all);
+}
+
+fn all(lab: &mut Lab) -> Result<()> {
     let controller = lab.socket("controller");
-    let all = |lab: &mut Lab| -> Result<()> {
-        let shown = lab.castnet(&["topology", "--controller", &controller])?;
-        ensure!(
-            shown.contains("router") && shown.contains("10.202.0.192/26"),
-            "{shown}"
-        );
-        multicast(lab, &controller)?;
-        lab.kill_controller();
-        lab.start_controller()?;
-        allreduce(lab)?;
-        lab.castnet(&["group", "destroy", "wide", "--controller", &controller])?;
-        for leaf in ["leaf1", "leaf2"] {
-            let left = lab.castnet(&["group", "list", "--agent", &lab.socket(leaf)])?;
-            ensure!(!left.contains("wide"), "{leaf} has a part left:\n{left}");
-        }
-        Ok(())
-    };
-    if let Err(error) = all(&mut lab) {
-        panic!("{error:#}\n{}", lab.logs());
+    let shown = lab.castnet(&["topology", "--controller", &controller])?;
+    ensure!(
+        shown.contains("router") && shown.contains("10.202.0.192/26"),
+        "{shown}"
+    );
+    multicast(lab, &controller)?;
+    lab.kill_controller();
+    lab.start_controller()?;
+    allreduce(lab)?;
+    lab.castnet(&["group", "destroy", "wide", "--controller", &controller])?;
+    for leaf in ["leaf1", "leaf2"] {
+        let left = lab.castnet(&["group", "list", "--agent", &lab.socket(leaf)])?;
+        ensure!(!left.contains("wide"), "{leaf} has a part left:\n{left}");
     }
+    Ok(())
 }

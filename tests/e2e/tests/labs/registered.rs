@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use castnet_e2e::Lab;
 use castnet_e2e::lab::{self, TWO_TIERS};
 use castnet_e2e::process::{Process, castnet};
-use castnet_e2e::{Lab, net};
 
 const MCST_ID: &str = "10.0.0.200";
 const RECEIVERS: [&str; 3] = ["h2", "h4", "h6"];
@@ -59,7 +59,7 @@ fn transfer(lab: &mut Lab, switches: [&str; 3], op: &str, seed: u64) -> Result<(
 
 /// One who never comes is named.
 fn missing(lab: &Lab) -> Result<()> {
-    let file = lab.folder().join("send.bin");
+    let file = lab.folder().join("write.bin");
     let rest = [
         "--register-for",
         "10.0.0.5",
@@ -80,11 +80,7 @@ fn missing(lab: &Lab) -> Result<()> {
 
 #[test]
 fn a_source_registers_its_group_by_itself_over_two_tiers_with_losses() {
-    let _turn = lab::turn();
-    if net::is_skipped("registration in the band") {
-        return;
-    }
-    let mut lab = Lab::start_with(TWO_TIERS, |_, switch| {
+    let flags = |_: &Lab, switch: &str| {
         let ports: &[&str] = match switch {
             "spine" => &["leaf1", "leaf2"],
             "leaf1" => &["h1", "spine"],
@@ -95,18 +91,13 @@ fn a_source_registers_its_group_by_itself_over_two_tiers_with_losses() {
             .iter()
             .flat_map(|port| ["--mrp-port".to_owned(), (*port).to_owned()]);
         Ok(flags.into_iter().chain(ports).collect())
-    })
-    .expect("the lab starts");
-    // The hosts' kernels have no addresses.
-    let mut test = || {
-        let switches = ["leaf1", "spine", "leaf2"];
-        transfer(&mut lab, switches, "send", 1)?;
-        transfer(&mut lab, switches, "write", 2)?;
-        missing(&lab)
     };
-    if let Err(error) = test() {
-        panic!("{error:#}\n{}", lab.logs());
-    }
+    // The hosts' kernels have no addresses.
+    lab::in_lab_with("registration in the band", TWO_TIERS, flags, |lab| {
+        let switches = ["leaf1", "spine", "leaf2"];
+        transfer(lab, switches, "write", 2)?;
+        missing(lab)
+    });
 }
 
 /// Three switches at one ordinary switch, two hosts each.
@@ -143,19 +134,9 @@ fn segment_flags(lab: &Lab, leaf: &str) -> Result<Vec<String>> {
 /// No LLDP passes the ordinary switch: the fabric ports are listed.
 #[test]
 fn several_switches_behind_one_port_are_told_apart() {
-    let _turn = lab::turn();
-    if net::is_skipped("several switches behind a port") {
-        return;
-    }
-    let mut lab = Lab::start_with(SEGMENT, segment_flags).expect("the lab starts");
-    let mut test = || {
-        let switches = ["leaf1", "leaf2", "leaf3"];
-        transfer(&mut lab, switches, "send", 3)?;
-        transfer(&mut lab, switches, "write", 4)
-    };
-    if let Err(error) = test() {
-        panic!("{error:#}\n{}", lab.logs());
-    }
+    lab::in_lab_with("several switches behind a port", SEGMENT, segment_flags, |lab| {
+        transfer(lab, ["leaf1", "leaf2", "leaf3"], "send", 3)
+    });
 }
 
 fn socket(folder: &Path, name: &str) -> String {
@@ -220,7 +201,6 @@ fn over_memif(folder: &Path) -> Result<()> {
 
 #[test]
 fn hosts_behind_memif_register_their_group() {
-    let _turn = lab::turn();
     let folder = tempfile::tempdir().expect("a folder");
     if let Err(error) = over_memif(folder.path()) {
         panic!("{error:#}");

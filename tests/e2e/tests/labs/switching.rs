@@ -1,7 +1,7 @@
 //! What belongs to no group is switched as an Ethernet switch would (contract S4): the kernel's own traffic goes through.
 
 use anyhow::{Result, ensure};
-use castnet_e2e::lab::{STAR, TWO_TIERS};
+use castnet_e2e::lab::{self, TWO_TIERS};
 use castnet_e2e::{Lab, net};
 
 /// Gives the kernels of `hosts` their addresses.
@@ -17,7 +17,7 @@ fn address(lab: &Lab, hosts: &[&str]) -> Result<()> {
 }
 
 #[test]
-fn ping_crosses_one_switch_and_three() {
+fn a_ping_crosses_one_switch_and_three() {
     let no_ping = || match std::process::Command::new("ping").arg("-V").output() {
         Ok(_) => None,
         Err(_) => Some("needs the command `ping` (package iputils-ping)".to_string()),
@@ -26,15 +26,13 @@ fn ping_crosses_one_switch_and_three() {
         net::skip("switching", &why);
         return;
     }
-    for (plan, from, to) in [(STAR, "h1", "h4"), (TWO_TIERS, "h1", "h6")] {
-        let lab = Lab::start(plan, &[]).expect("the lab starts");
-        if let Err(error) = reach(&lab, from, to) {
-            panic!("{error:#}\n{}", lab.logs());
-        }
-    }
+    lab::in_lab("switching", TWO_TIERS, &[], |lab| {
+        reach(lab, "h1", "h2", "leaf1")?;
+        reach(lab, "h3", "h6", "leaf2")
+    });
 }
 
-fn reach(lab: &Lab, from: &str, to: &str) -> Result<()> {
+fn reach(lab: &Lab, from: &str, to: &str, switch: &str) -> Result<()> {
     address(lab, &[from, to])?;
     // Small, and as large as one frame can be.
     for size in ["56", "4200"] {
@@ -60,11 +58,7 @@ fn reach(lab: &Lab, from: &str, to: &str) -> Result<()> {
             "{from} to {to}, {size} bytes: {text}"
         );
     }
-    let table = lab.castnet(&[
-        "fdb",
-        "--agent",
-        &lab.socket(if to == "h6" { "leaf2" } else { "sw" }),
-    ])?;
+    let table = lab.castnet(&["fdb", "--agent", &lab.socket(switch)])?;
     ensure!(table.contains(to), "the switch has not learned {to}:\n{table}");
     Ok(())
 }

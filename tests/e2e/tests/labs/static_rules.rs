@@ -4,15 +4,16 @@ use std::fmt::Write as _;
 use std::fs;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use castnet_e2e::Lab;
 use castnet_e2e::lab::{self, Plan, ROUTED, ROUTED_LEAVES, STAR};
 use castnet_e2e::process::{Process, castnet};
-use castnet_e2e::{Lab, net};
 
 use crate::turns;
 
 const HOSTS: [&str; 4] = ["h1", "h2", "h3", "h4"];
 /// Close to the wrap, so that the transfer crosses it.
 const START_PSN: &str = "16777000";
+const LOSS: [&str; 2] = ["--fault", "loss=1%,seed=9"];
 
 /// A group of all hosts, and where they are.
 struct Group {
@@ -223,18 +224,10 @@ impl Group {
     }
 }
 
-/// A transfer over the static group of a lab, with no controller, its switches with these flags as well.
-fn over(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>) {
-    run(plan, flags, group, "false");
-}
-
-/// Transfers over the static group of a lab, from one host or, with `any_source`, from each.
+/// Transfers over the static group of a lab with no controller, its switches with these flags as well, from one host or, with `any_source`, from
+/// each.
 fn run(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>, any_source: &str) {
-    let _turn = lab::turn();
-    if net::is_skipped("static rules") {
-        return;
-    }
-    let mut lab = Lab::start_with(plan, |lab, switch| {
+    let flags = |lab: &Lab, switch: &str| {
         let file = lab.folder().join(format!("{switch}.toml"));
         fs::write(&file, group(lab)?.rules(switch, any_source)?)?;
         lab.castnet(&["rules", "check", &file.to_string_lossy()])?;
@@ -243,62 +236,36 @@ fn run(plan: Plan<'_>, flags: &[&str], group: fn(&Lab) -> Result<Group>, any_sou
             .into_iter()
             .chain(flags)
             .collect())
-    })
-    .expect("the lab starts");
-    lab.kill_controller();
-    if let Err(error) = group(&lab).and_then(|group| match any_source {
-        "false" => group.transfer(&lab),
-        numbers => turns::take(&lab, &HOSTS, &["h1", "h3", "h2", "h4", "h4", "h1"], |n, flags| {
-            let synchronize = numbers.contains("synchronized").then_some("--synchronize");
+    };
+    lab::in_lab_with("static rules", plan, flags, |lab| {
+        lab.kill_controller();
+        let group = group(lab)?;
+        if any_source == "false" {
+            return group.transfer(lab);
+        }
+        turns::take(lab, &HOSTS, &["h1", "h3", "h2", "h4", "h4", "h1"], |n, flags| {
+            let synchronize = any_source.contains("synchronized").then_some("--synchronize");
             let flags: Vec<_> = flags.iter().copied().chain(synchronize).collect();
-            group.start(&lab, n, "turns", &flags)
-        }),
-    }) {
-        panic!("{error:#}\n{}", lab.logs());
-    }
-}
-
-#[test]
-fn a_rule_file_is_enough_for_one_sender_and_three_receivers() {
-    over(STAR, &[], Group::at_ports);
+            group.start(lab, n, "turns", &flags)
+        })
+    });
 }
 
 /// One-armed in layer 3: the groups' addresses are routed to the switch, and each host has another network and QPN.
 #[test]
 fn hosts_behind_a_router_are_served_by_one_port() {
-    over(ROUTED, &["--fault", "loss=1%,seed=9"], Group::routed);
-}
-
-/// A router between the switches: each has an address of its own for the group, and hosts at both.
-#[test]
-fn switches_with_a_router_between_them_serve_one_group() {
-    over(
-        ROUTED_LEAVES,
-        &["--fault", "loss=1%,seed=9"],
-        Group::at_routed_leaves,
-    );
-}
-
-/// Each host sends in its turn, over the queue pair that it receives with, and no PSN of a host is changed.
-#[test]
-fn hosts_of_one_group_send_one_after_the_other() {
-    run(STAR, &["--fault", "loss=1%,seed=9"], Group::at_ports, "true");
+    run(ROUTED, &LOSS, Group::routed, "false");
 }
 
 /// The switch does not bridge PSNs: each host synchronizes its own, without switch, peers or a controller.
 #[test]
 fn hosts_with_the_numbers_of_the_group_send_one_after_the_other() {
-    let numbers = "\"synchronized\"";
-    run(STAR, &["--fault", "loss=1%,seed=9"], Group::at_ports, numbers);
+    run(STAR, &LOSS, Group::at_ports, "\"synchronized\"");
 }
 
-/// Also with several switches, and a router between them.
+/// A router between the switches: each has an address of its own for the group, and hosts at both. Each host sends in its turn, over the queue
+/// pair that it receives with, and no PSN of a host is changed.
 #[test]
-fn hosts_at_several_switches_send_one_after_the_other() {
-    run(
-        ROUTED_LEAVES,
-        &["--fault", "loss=1%,seed=9"],
-        Group::at_routed_leaves,
-        "true",
-    );
+fn hosts_at_several_switches_with_a_router_between_them_send_one_after_the_other() {
+    run(ROUTED_LEAVES, &LOSS, Group::at_routed_leaves, "true");
 }
