@@ -3,7 +3,7 @@
 
 use castnet_comm::machine::{Collective, Failure, InNetworkConfig, Task};
 use castnet_planner::{Member, Request};
-use castnet_rules::{CollectiveMode, RankPart, TranslatedRule};
+use castnet_rules::{CollectiveMode, GroupRule, RankPart, TranslatedRule};
 use castnet_sim::{LinkProfile, RankQp, SimConfig, Simulation, TaskMemory};
 use castnet_topology::{LinkId, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
@@ -60,8 +60,8 @@ impl Net {
         }
     }
 
-    /// Joins the next generation of the group. Returns the switches that have it.
-    fn join(&mut self, qp: RankQp) -> Vec<String> {
+    /// Joins the next generation of the group. Returns the switches that have it, with their rules.
+    fn join(&mut self, qp: RankQp) -> Vec<(String, GroupRule)> {
         self.generation += 1;
         let generation = u32::from(self.generation);
         let members = (0..SIZE).zip(HOSTS).map(|(rank, host)| {
@@ -89,7 +89,7 @@ impl Net {
             ..InNetworkConfig::new(0, SIZE)
         };
         let plan = self.sim.join_group(&self.topology, &request, machine, qp);
-        plan.expect("joined").rules.into_keys().collect()
+        plan.expect("joined").rules.into_iter().collect()
     }
 
     fn start(&mut self, rank: u16, call: usize, task: Task) {
@@ -175,8 +175,8 @@ fn a_rank_that_is_seconds_late_costs_nobody_a_queue_pair() {
     });
 }
 
-/// None of the three switches of the tree continues a sum that it does not know: what ends has the right result, and the rest never ends. The
-/// next generation of the group sums as if nothing had been.
+/// None of the three switches of the tree continues a sum that it does not know, with its rule or without: what ends has the right result, and
+/// the rest never ends. The next generation of the group sums as if nothing had been.
 #[test]
 fn a_switch_that_loses_its_state_in_mid_sum_gives_no_wrong_sum() {
     let mut killed_within = 0;
@@ -193,9 +193,13 @@ fn a_switch_that_loses_its_state_in_mid_sum_gives_no_wrong_sum() {
                 (0..SIZE).for_each(|rank| net.start(rank, call, sum(20_000)));
             }
             net.sim.run(Nanos::from_micros(rng.random_range(50..400)));
-            let lost = &switches[rng.random_range(0..switches.len())];
+            let (lost, rule) = &switches[rng.random_range(0..switches.len())];
             net.sim.stop_switch(lost);
             net.sim.start_switch(lost).expect("started");
+            // A controller that has not noticed that the state is gone.
+            if rng.random() {
+                net.sim.install(lost, rule).expect("installed");
+            }
             let later = net.sim.now() + Nanos::from_millis(500);
             net.sim.run(later);
             let ended = net.check();

@@ -10,6 +10,9 @@ use castnet_comm::{
 };
 use castnet_rnic::Rnic;
 
+/// After which a rank that is silent is dead, or a collective does not end: a busy machine is not silent for so long.
+pub(crate) const LEASE: Duration = Duration::from_secs(3);
+
 /// Runs a rank's part on a thread of each host, and gives what they return, in rank order.
 pub(crate) fn ranks<R: Send + 'static>(
     fabric: &Fabric,
@@ -269,35 +272,12 @@ fn ranks_that_disagree_are_named_and_the_group_stays_usable() {
     fabric.stop();
 }
 
-/// A rank that comes later than three retries of the others' queue pairs would last.
-#[test]
-fn a_straggler_is_waited_for() {
-    let fabric = Fabric::start(STAR, 7);
-    ranks(&fabric, "late", 3, |rank, mut config, rnic| {
-        config.qp_timeout = 16;
-        config.retry_cnt = 3;
-        let mut comm = Communicator::connect(config, rnic).expect("connected");
-        if rank == 0 {
-            // 268 ms and three retries are over in this. On a busy machine shorter ones are over by themselves.
-            let start = Instant::now();
-            while start.elapsed() < Duration::from_millis(1700) {
-                comm.progress().expect("progress");
-            }
-        }
-        let mut data = vec![1_u32; 3000];
-        comm.allreduce(&mut data, Operation::Sum).expect("allreduce");
-        assert_eq!(data, vec![3; 3000]);
-        comm.close().expect("closed");
-    });
-    fabric.stop();
-}
-
 #[test]
 fn a_rank_that_dies_is_named_to_the_others() {
     let fabric = Fabric::start(STAR, 8);
     let before = Arc::new(Barrier::new(3));
     ranks(&fabric, "dying", 3, move |rank, mut config, rnic| {
-        config.timeouts.lease = Duration::from_millis(300);
+        config.timeouts.lease = LEASE;
         let mut comm = Communicator::connect(config, rnic).expect("connected");
         comm.barrier().expect("barrier");
         before.wait();
@@ -324,8 +304,8 @@ fn a_rank_that_died_is_replaced() {
         let job = format!("replaced-{fallback:?}").to_lowercase();
         let before = Arc::new(Barrier::new(3));
         ranks(&fabric, &job, 3, move |rank, mut config, rnic| {
-            config.timeouts.lease = Duration::from_millis(300);
-            config.timeouts.collective = Duration::from_secs(3);
+            config.timeouts.lease = LEASE;
+            config.timeouts.collective = Duration::from_secs(8);
             config.qp_timeout = 14;
             config.fallback = fallback;
             let shared = SharedRnic::new(rnic);
@@ -356,7 +336,7 @@ fn a_collective_that_does_not_end_says_what_it_waited_for() {
     let fabric = Fabric::start(STAR, 9);
     let after = Arc::new(Barrier::new(3));
     ranks(&fabric, "stuck", 3, move |rank, mut config, rnic| {
-        config.timeouts.collective = Duration::from_millis(400);
+        config.timeouts.collective = LEASE;
         let mut comm = Communicator::connect(config, rnic).expect("connected");
         comm.barrier().expect("barrier");
         if rank != 2 {
@@ -375,7 +355,7 @@ fn memory_of_a_call_that_was_given_up_is_not_written() {
     let fabric = Fabric::start(STAR, 12);
     let [given_up, after] = [0; 2].map(|_| Arc::new(Barrier::new(3)));
     ranks(&fabric, "given-up", 3, move |rank, mut config, rnic| {
-        config.timeouts.collective = Duration::from_millis(400);
+        config.timeouts.collective = LEASE;
         let mut rnic = SharedRnic::new(rnic);
         let mut comm = Communicator::connect(config, Box::new(rnic.clone())).expect("connected");
         comm.barrier().expect("barrier");

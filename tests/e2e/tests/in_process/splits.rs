@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use crate::collectives::ranks;
+use crate::collectives::{LEASE, ranks};
 use crate::fabric::{Fabric, STAR, TWO_TIERS};
 use crate::programs::{self, Line, Open};
 use castnet_comm::{CommConfig, CommError, CommPath, Communicator, Fallback, Operation, Request, SharedRnic};
@@ -347,7 +347,7 @@ fn a_rank_that_dies_is_named_in_its_part_and_all_split_again_with_its_successor(
     let fabric = Fabric::start(STAR, 24);
     let before = Arc::new(Barrier::new(3));
     ranks(&fabric, "mortal", 3, move |rank, mut config, rnic| {
-        config.timeouts.lease = Duration::from_millis(300);
+        config.timeouts.lease = LEASE;
         let shared = SharedRnic::new(rnic);
         let connect = || Communicator::connect(config.clone(), Box::new(shared.clone())).expect("connected");
         let mut world = connect();
@@ -387,7 +387,7 @@ fn ranks_that_do_not_split_as_the_others_are_named() {
             config.fallback = fallback;
             if fallback == Fallback::Only {
                 // Of ranks that differ, some only wait.
-                config.timeouts.collective = Duration::from_secs(3);
+                config.timeouts.collective = Duration::from_secs(8);
             }
             let mut world = Communicator::connect(config, rnic).expect("connected");
             let error = match rank {

@@ -162,6 +162,13 @@ fn a_group_of_several_lanes_uses_all_workers_of_its_switches() {
     ];
     lab::in_lab("lanes", TWO_TIERS, &flags, |lab| {
         a_file(lab, "send", &["leaf1", "spine", "leaf2"], &["h2", "h4", "h6"])?;
-        sums(lab)
+        sums(lab)?;
+        for bad in ["0", "17", "x"] {
+            let flags = ["--source", "h1", "--members", "h2", "--lanes", bad];
+            let refused = create(lab, "g", &flags).err().context("it was taken")?;
+            let text = format!("{refused:#}");
+            ensure!(text.contains("--lanes") && text.contains(bad), "{text}");
+        }
+        Ok(())
     });
 }
