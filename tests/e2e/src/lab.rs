@@ -593,10 +593,7 @@ impl RunningTransfer {
         for (host, process, out) in &mut self.receivers {
             process.succeed()?;
             let got = digest(out)?;
-            ensure!(
-                got == sent,
-                "{host} has SHA-256 {got}, sent was {sent}"
-            );
+            ensure!(got == sent, "{host} has SHA-256 {got}, sent was {sent}");
         }
         self.source.report()
     }

@@ -31,7 +31,7 @@ fn under_way(lab: &Lab, transfer: &Transfer<'_>, create: &[&str], flags: &[&str]
 fn a_receiver_is_killed(lab: &Lab) -> Result<()> {
     let (agent, controller) = (lab.socket("sw"), lab.socket("controller"));
     let transfer = transfer("killed", &["h2", "h3"]);
-    let mut running = under_way(lab, &transfer, &[], &[])?;
+    let mut running = under_way(lab, &transfer, &[], &["--fallback", "off"])?;
     running.receiver("h3")?.kill();
     running.source.wait_until("the killed receiver was named", |_| {
         lab.castnet(&["group", "show", "killed", "--controller", &controller])
@@ -60,7 +60,7 @@ fn a_receiver_is_killed(lab: &Lab) -> Result<()> {
 fn a_receiver_is_stopped(lab: &Lab) -> Result<()> {
     let controller = lab.socket("controller");
     let transfer = transfer("stopped", &["h2", "h3", "h4"]);
-    let policy = ["--on-member-stall", "evict", "--member-stall-ms", "3000"];
+    let policy = ["--on-member-stall", "evict", "--member-stall-ms", "6000"];
     let mut running = under_way(lab, &transfer, &policy, &["--fallback", "off"])?;
     let mut stopped = running.take("h3")?;
     stopped.stop()?;

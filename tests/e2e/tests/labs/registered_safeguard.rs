@@ -96,7 +96,7 @@ fn all_ways(report: &Value) -> Result<u64> {
 
 /// From host to host, over links that lose.
 fn it_goes_from_host_to_host(lab: &Lab) -> Result<()> {
-    let sent = Sent::start(lab, Some(5 << 20), &["--join-within", "2s"], &[], &[])?.finish()?;
+    let sent = Sent::start(lab, Some(5 << 20), &["--join-within", "6s"], &[], &[])?.finish()?;
     let why = sent["between_hosts"].as_str().unwrap_or_default();
     ensure!(why.contains("no confirmation from"), "{sent:#}");
     ensure!(why.contains("a switch says: "), "{sent:#}");
@@ -107,7 +107,7 @@ fn it_goes_from_host_to_host(lab: &Lab) -> Result<()> {
 /// One that takes no calls keeps the others in the group: the registration is an error, as without fallback.
 fn one_receiver_has_no_fallback(lab: &Lab) -> Result<()> {
     let off = ["--fallback", "off"];
-    let mut sent = Sent::start(lab, Some(1 << 20), &["--join-within", "1s"], &[], &off)?;
+    let mut sent = Sent::start(lab, Some(1 << 20), &["--join-within", "6s"], &[], &off)?;
     ensure!(!sent.source.wait()?.success(), "sent");
     let said = sent.source.output();
     ensure!(said.contains("registration: no confirmation from"), "{said}");
@@ -122,7 +122,7 @@ fn one_receiver_has_no_fallback(lab: &Lab) -> Result<()> {
 /// The same at the source: what it says is of MRP.
 fn the_source_has_no_fallback(lab: &Lab) -> Result<()> {
     let off = ["--fallback", "off"];
-    let mut sent = Sent::start(lab, Some(1 << 20), &["--join-within", "1s"], &off, &[])?;
+    let mut sent = Sent::start(lab, Some(1 << 20), &["--join-within", "6s"], &off, &[])?;
     ensure!(!sent.source.wait()?.success(), "sent");
     let said = sent.source.output();
     ensure!(said.contains("registration: no confirmation from"), "{said}");

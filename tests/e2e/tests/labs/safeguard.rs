@@ -13,7 +13,7 @@ const RECEIVERS: [&str; 3] = ["h2", "h3", "h4"];
 const AFTER: [&str; 2] = ["--fallback-after", "800ms"];
 
 /// How long members wait for one that is dead.
-const GIVE_UP: [&str; 2] = ["--fallback-give-up", "3s"];
+const GIVE_UP: [&str; 2] = ["--fallback-give-up", "6s"];
 
 /// A file under way from h1 to the others.
 struct Sent {
