@@ -61,10 +61,12 @@ fn a_paused_receiver_stops_the_source_of_its_group() {
         })?;
         let running = lab.start_transfer(&transfer)?;
         lab.wait_for("the source is paused", |lab| {
+            // The one before may be over.
+            pause(lab, "h3", u16::MAX)?;
             let (receiver, source) = (class_at(lab, "h3")?, class_at(lab, "h1")?);
             ensure!(receiver["queued_bytes"].as_u64() >= Some(65_536), "{receiver}");
             ensure!(
-                source["stopping"] == true && source["pause_sent"] == 1,
+                source["stopping"] == true && source["pause_sent"].as_u64() >= Some(1),
                 "{source}"
             );
             Ok(())
@@ -87,7 +89,7 @@ fn a_paused_receiver_stops_the_source_of_its_group() {
             }
             let receiver = class_at(lab, "h3")?;
             ensure!(
-                receiver["pause_received"] == 2 && receiver["queued_bytes"] == 0,
+                receiver["pause_received"].as_u64() >= Some(2) && receiver["queued_bytes"] == 0,
                 "{receiver}"
             );
             Ok(())
