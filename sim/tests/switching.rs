@@ -512,6 +512,42 @@ fn a_conflict_is_reported_and_nothing_is_lost() {
     }
 }
 
+/// With the numbers of the group, who sends out of turn is not heard: the source loses nothing to it, and nobody has a byte of the other one.
+#[test]
+fn with_the_numbers_of_the_group_who_sends_out_of_turn_is_not_heard() {
+    for (seed, topology) in [(4, Topology::star(4)), (5, Topology::leaf_spine(2, 1, 2))] {
+        let message = |host, offset| Message {
+            host,
+            write: false,
+            offset,
+            length: 1_000_000,
+        };
+        let messages = vec![message(0, 0), message(1, 1_000_000)];
+        let numbers = (Pmtu::B1024, Psn::new(Psn::MODULUS - 9), AnySource::Synchronized);
+        let mut net = Net::new(seed, topology.expect("a fabric"), 4, messages, numbers, None);
+        net.post_receives();
+        // The other one is posted by hand, and must not arrive.
+        net.messages.truncate(1);
+        net.begin();
+        // Some packets make it the source.
+        let begun = net.sim.now() + Nanos::from_micros(20);
+        net.sim.run_until(begun, |_| false);
+        let local = Net::slice(net.keys[1][0], &message(1, 1_000_000));
+        let wr = SendWr::new(9, SendOp::Send, local);
+        let posted = net
+            .sim
+            .with_endpoint(&net.hosts[1], |e, _| e.post_send(qpn(1), wr));
+        posted.expect("a host").expect("posted");
+        let through = |net: &Net| [0, 2, 3].map(|host| net.sim.completions(&net.hosts[host]).len());
+        net.run_until(seed, |net| through(net) == [1, 1, 1] && net.received(1) == 1);
+        net.check(seed);
+        assert!(net.drops(DropReason::NotSource) > 0, "seed {seed}");
+        let later = net.sim.now() + Nanos::from_millis(20);
+        net.sim.run_until(later, |_| false);
+        assert_eq!(through(&net), [1, 1, 1], "seed {seed}: it is heard after all");
+    }
+}
+
 /// Without faults, no packet is sent twice when hosts take turns at one switch, and none is refused.
 #[test]
 fn turns_at_one_switch_repeat_nothing() {

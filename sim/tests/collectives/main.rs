@@ -5,6 +5,7 @@
 //! The normal test runs the seeds from 0 on. `CASTNET_SEED=<n>` runs one seed and, if it fails, prints its last
 //! frames. `CASTNET_SOAK_RUNS=<n>` runs so many other seeds, from `CASTNET_SOAK_FROM` on.
 
+mod faults;
 mod run;
 mod scenario;
 #[path = "../seeds/mod.rs"]

@@ -1,18 +1,14 @@
 //! Switches, hosts and a controller as an operator would start them, each in a namespace of its own.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use anyhow::{Context, Result, bail, ensure};
-use rand::{Rng, SeedableRng};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
+pub use crate::content::{Content, Sent, digest, write_random};
 use crate::net::{self, Namespace};
 use crate::process::{Process, castnet};
 
@@ -126,29 +122,9 @@ pub struct Lab {
     folder: TempDir,
 }
 
-/// Labs run beside each other, as most of what they do is waiting: as many as the test program has threads. Where the shares of one link
-/// or the speed of hosts are compared, a lab runs alone.
-static BESIDE_OTHERS: RwLock<()> = RwLock::new(());
-
-/// Waits until no lab runs alone. No lab runs alone until this is dropped.
-pub fn turn() -> RwLockReadGuard<'static, ()> {
-    BESIDE_OTHERS.read().unwrap_or_else(|e| e.into_inner())
-}
-
-/// Waits until no other lab runs. No other one does until this is dropped.
-pub fn alone() -> RwLockWriteGuard<'static, ()> {
-    BESIDE_OTHERS.write().unwrap_or_else(|e| e.into_inner())
-}
-
-/// Runs `test` in a lab of `plan`, its switches with `extra` flags, beside others; or says why `what` cannot be tested.
+/// Runs `test` in a lab of `plan`, its switches with `extra` flags; or says why `what` cannot be tested.
 pub fn in_lab(what: &str, plan: Plan<'_>, extra: &[&str], test: impl FnOnce(&mut Lab) -> Result<()>) {
     in_lab_of(what, plan, |_| extra, test);
-}
-
-/// The same when no other lab runs.
-pub fn in_lab_alone(what: &str, plan: Plan<'_>, extra: &[&str], test: impl FnOnce(&mut Lab) -> Result<()>) {
-    let _alone = alone();
-    run(what, plan, |_| extra, test);
 }
 
 /// The same with flags of each switch, by its name.
@@ -158,20 +134,20 @@ pub fn in_lab_of<'f>(
     flags: impl Fn(&str) -> &'f [&'f str],
     test: impl FnOnce(&mut Lab) -> Result<()>,
 ) {
-    let _turn = turn();
-    run(what, plan, flags, test);
+    let flags = |_: &Lab, switch: &str| Ok(flags(switch).iter().map(|flag| flag.to_string()).collect());
+    in_lab_with(what, plan, flags, test);
 }
 
-fn run<'f>(
+/// The same with flags of each switch that depend on what was built, such as a rule file with the interfaces' addresses.
+pub fn in_lab_with(
     what: &str,
     plan: Plan<'_>,
-    flags: impl Fn(&str) -> &'f [&'f str],
+    flags: impl Fn(&Lab, &str) -> Result<Vec<String>>,
     test: impl FnOnce(&mut Lab) -> Result<()>,
 ) {
     if net::is_skipped(what) {
         return;
     }
-    let flags = |_: &Lab, switch: &str| Ok(flags(switch).iter().map(|flag| flag.to_string()).collect());
     let mut lab = Lab::start_with(plan, flags).unwrap_or_else(|e| panic!("the lab does not start: {e:#}"));
     if let Err(error) = test(&mut lab) {
         panic!("{error:#}\n{}", lab.logs());
@@ -181,14 +157,7 @@ fn run<'f>(
 impl Lab {
     /// Builds the namespaces of `plan`, starts its switches with `extra` flags and the controller, and waits until all are
     /// ready. Ports in `extra` replace those of the plan.
-    pub fn start(plan: Plan<'_>, extra: &[&str]) -> Result<Self> {
-        Self::start_with(plan, |_, _| {
-            Ok(extra.iter().map(|flag| flag.to_string()).collect())
-        })
-    }
-
-    /// The same with flags of each switch that depend on what was built, such as a rule file with the interfaces' addresses.
-    pub fn start_with(plan: Plan<'_>, extra: impl Fn(&Self, &str) -> Result<Vec<String>>) -> Result<Self> {
+    fn start_with(plan: Plan<'_>, extra: impl Fn(&Self, &str) -> Result<Vec<String>>) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("castnet-e2e-").tempdir()?;
         let mut fabric = Vec::new();
         for (switch, _) in plan {
@@ -528,25 +497,40 @@ impl Lab {
     /// The same with more flags of all hosts.
     pub fn start_transfer_with(&self, transfer: &Transfer<'_>, more: &[&str]) -> Result<RunningTransfer> {
         let file = self.folder().join(format!("{}.bin", transfer.group));
-        let digest = write_random(&file, transfer.size, transfer.seed)?;
+        let content = Content::file(&file, transfer.size, transfer.seed)?;
+        self.start_with_content(transfer, content, more)
+    }
+
+    /// Starts the hosts of a transfer that lasts until the test ends it, whatever its size: see [`RunningTransfer::finish`]. The group's rate
+    /// should have a limit, as the source has always something to send.
+    pub fn start_stream(&self, transfer: &Transfer<'_>, more: &[&str]) -> Result<RunningTransfer> {
+        let pipe = self.folder().join(format!("{}.pipe", transfer.group));
+        let content = Content::stream(&pipe, transfer.seed)?;
+        self.start_with_content(transfer, content, more)
+    }
+
+    fn start_with_content(
+        &self,
+        transfer: &Transfer<'_>,
+        content: Content,
+        more: &[&str],
+    ) -> Result<RunningTransfer> {
         let mut receivers = Vec::new();
         for host in transfer.receivers {
             let out = self.folder().join(format!("{}.{host}.out", transfer.group));
-            let process = self.start_host(
-                host,
-                "receive",
-                transfer.group,
-                &[&["--op", transfer.op, "--out", &out.to_string_lossy()], more].concat(),
-            )?;
+            let path = out.to_string_lossy();
+            let rest = [&["--op", transfer.op, "--out", &path], more].concat();
+            let process = self.start_host(host, "receive", transfer.group, &rest)?;
             receivers.push((host.to_string(), process, out));
         }
-        let send = ["--op", transfer.op, "--file", &file.to_string_lossy()];
-        let send = [&send, more].concat();
+        let path = content.path().to_string_lossy();
+        let send = [&["--op", transfer.op, "--file", &path], more].concat();
         let source = self.start_host(transfer.source, "send", transfer.group, &send)?;
+        drop(path);
         Ok(RunningTransfer {
             source,
             receivers,
-            digest,
+            content,
         })
     }
 
@@ -571,7 +555,7 @@ impl Lab {
             .iter()
             .map(|switch| (switch.name.as_str(), &switch.process));
         let all = switches.chain(self.controller.as_ref().map(|c| ("controller", c)));
-        all.map(|(name, process)| format!("--- {name}\n{}", process.output()))
+        all.map(|(name, process)| format!("--- {name}\n{}", process.log()))
             .collect()
     }
 }
@@ -581,7 +565,7 @@ pub struct RunningTransfer {
     /// The sending host.
     pub source: Process,
     receivers: Vec<(String, Process, PathBuf)>,
-    digest: String,
+    content: Content,
 }
 
 impl RunningTransfer {
@@ -600,17 +584,18 @@ impl RunningTransfer {
         Ok(self.receivers.remove(at).1)
     }
 
-    /// Waits for its end, and demands that each receiver has exactly the bytes that were sent.
-    pub fn finish(mut self) -> Result<()> {
+    /// Ends a stream, waits for the end, and demands that each receiver has exactly the bytes that were sent. Returns what the source
+    /// reports.
+    pub fn finish(mut self) -> Result<Value> {
+        // If the source has failed, that says more.
+        let sent = self.content.end().with_context(|| self.source.output())?.digest;
         self.source.succeed()?;
         for (host, process, out) in &mut self.receivers {
             process.succeed()?;
             let got = digest(out)?;
-            if got != self.digest {
-                bail!("{host} has SHA-256 {got}, sent was {}", self.digest);
-            }
+            ensure!(got == sent, "{host} has SHA-256 {got}, sent was {sent}");
         }
-        Ok(())
+        self.source.report()
     }
 }
 
@@ -634,28 +619,4 @@ fn find_number(value: &Value, name: &str) -> Option<u64> {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Writes `size` bytes drawn from `seed`; their SHA-256 in hexadecimal.
-pub fn write_random(path: &Path, size: usize, seed: u64) -> Result<String> {
-    let mut bytes = vec![0; size];
-    rand_chacha::ChaCha8Rng::seed_from_u64(seed).fill_bytes(&mut bytes);
-    File::create(path)?.write_all(&bytes)?;
-    Ok(hex(&Sha256::digest(&bytes)))
-}
-
-/// The SHA-256 of a file in hexadecimal.
-pub fn digest(path: &Path) -> Result<String> {
-    let mut file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
-    let (mut hasher, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(hex(&hasher.finalize())),
-            n => hasher.update(&buffer[..n]),
-        }
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

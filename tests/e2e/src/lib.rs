@@ -3,6 +3,7 @@
 //! A [`Lab`] owns everything it makes, and takes it down when it is dropped: a folder, namespaces, veth pairs, processes.
 //! Control goes over unix sockets in the folder, since these cross network namespaces; data goes over veth pairs.
 
+mod content;
 pub mod lab;
 pub mod net;
 pub mod process;

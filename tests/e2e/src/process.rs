@@ -91,13 +91,16 @@ pub struct Process {
     name: String,
     child: Child,
     log: PathBuf,
+    /// Bytes that earlier processes of this name have written there.
+    before: usize,
 }
 
 impl Process {
-    /// Starts `command`, output into `<folder>/<name>.log`.
+    /// Starts `command`, output into `<folder>/<name>.log`, behind that of an earlier process of the same name.
     pub fn start(name: &str, folder: &Path, mut command: Command) -> Result<Self> {
         let log = folder.join(format!("{name}.log"));
         let out = fs::OpenOptions::new().create(true).append(true).open(&log)?;
+        let before = out.metadata()?.len() as usize;
         let child = command
             .stdin(Stdio::null())
             .stderr(out.try_clone()?)
@@ -108,11 +111,18 @@ impl Process {
             name: name.into(),
             child,
             log,
+            before,
         })
     }
 
     /// All that it has printed.
     pub fn output(&self) -> String {
+        let log = fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(log.get(self.before..).unwrap_or_default()).into_owned()
+    }
+
+    /// The same, and what earlier processes of its name have printed.
+    pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 

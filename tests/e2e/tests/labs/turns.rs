@@ -1,0 +1,201 @@
+//! Members of one group send one after the other, over one queue pair each.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use castnet_e2e::Lab;
+use castnet_e2e::lab::{self, TWO_TIERS};
+use castnet_e2e::process::Process;
+use serde_json::Value;
+
+/// Members that take turns, and the digests of what they send.
+struct Taking<'a> {
+    hosts: &'a [&'a str],
+    order: &'a [&'a str],
+    members: Vec<(Process, PathBuf)>,
+    sent: Vec<String>,
+}
+
+impl<'a> Taking<'a> {
+    /// The hosts send in this order. `start` starts `castnet host turns` at a host, by its index.
+    fn start(
+        lab: &Lab,
+        hosts: &'a [&'a str],
+        order: &'a [&'a str],
+        start: impl Fn(usize, &[&str]) -> Result<Process>,
+    ) -> Result<Self> {
+        let (mut sent, mut members) = (Vec::new(), Vec::new());
+        for (n, host) in hosts.iter().enumerate() {
+            let (file, out) = (
+                lab.folder().join(format!("{host}.bin")),
+                lab.folder().join(format!("{host}.out")),
+            );
+            sent.push(lab::write_random(&file, 500_001 + 300_000 * n, 6 + n as u64)?);
+            fs::create_dir_all(&out)?;
+            let (file, folder) = (file.to_string_lossy(), out.to_string_lossy());
+            let order = order.join(",");
+            let mut flags = vec!["--order", &order, "--out", &folder];
+            if order.contains(host) {
+                flags.extend(["--file", &file]);
+            }
+            members.push((start(n, &flags)?, out));
+        }
+        Ok(Self {
+            hosts,
+            order,
+            members,
+            sent,
+        })
+    }
+
+    /// All have each turn. Returns the members.
+    fn finish(mut self) -> Result<Vec<Process>> {
+        for (process, _) in &mut self.members {
+            process.succeed()?;
+        }
+        for ((_, out), host) in self.members.iter().zip(self.hosts) {
+            for (turn, sender) in (1..).zip(self.order).filter(|(_, sender)| *sender != host) {
+                let path = out.join(format!("{turn:03}-{sender}"));
+                let got = lab::digest(&path)?;
+                let from = self.hosts.iter().position(|h| h == sender).context("a host")?;
+                ensure!(
+                    got == self.sent[from],
+                    "turn {turn} at {host}: SHA-256 {got}, sent was {}",
+                    self.sent[from]
+                );
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(self.members.into_iter().map(|(process, _)| process).collect())
+    }
+}
+
+/// The hosts send in this order, as [`Taking::start`].
+pub(crate) fn take(
+    lab: &Lab,
+    hosts: &[&str],
+    order: &[&str],
+    start: impl Fn(usize, &[&str]) -> Result<Process>,
+) -> Result<()> {
+    Taking::start(lab, hosts, order, start)?.finish().map(drop)
+}
+
+/// Whether bytes of each turn went from host to host, as all members report it.
+fn went_between_hosts(members: &[Process]) -> Result<Vec<bool>> {
+    let of = |member: &Process| {
+        let output = member.output();
+        let reports = output.lines().filter_map(|line| serde_json::from_str(line).ok());
+        let went = (1..).zip(reports).map(|(turn, report): (u32, Value)| {
+            ensure!(report["turn"] == turn, "{report:#}");
+            let of = |name: &str| report["ways"][name].as_u64();
+            let (Some(in_group), Some(between_hosts)) = (of("bytes_in_group"), of("bytes_between_hosts"))
+            else {
+                return Ok(false);
+            };
+            ensure!(report["bytes"] == in_group + between_hosts, "{report:#}");
+            Ok(between_hosts > 0)
+        });
+        went.collect::<Result<Vec<_>>>()
+    };
+    let first = of(&members[0])?;
+    for member in members {
+        ensure!(of(member)? == first, "{first:?}, and not at {}", member.output());
+    }
+    Ok(first)
+}
+
+const HOSTS: [&str; 6] = ["h1", "h2", "h3", "h4", "h5", "h6"];
+
+fn create(lab: &Lab, hosts: &[&str], options: &[&str]) -> Result<()> {
+    let (controller, members) = (lab.socket("controller"), hosts[1..].join(","));
+    let create = [
+        "group",
+        "create",
+        "turns",
+        "--source",
+        "h1",
+        "--members",
+        &members,
+    ];
+    let more = ["--pmtu", "4096", "--controller", &controller];
+    lab.castnet(&[&create[..], &more, options].concat()).map(drop)
+}
+
+/// Turns in a group of the controller: it ends with its members, who can join it again.
+fn in_order(lab: &Lab, op: &str, order: &[&str]) -> Result<()> {
+    take(lab, &HOSTS, order, |n, flags| {
+        lab.start_host(HOSTS[n], "turns", "turns", &[&["--op", op], flags].concat())
+    })
+}
+
+/// Each switch next to a receiver bridges the PSNs and the RETH of each sender; then the hosts synchronize their PSNs (Cepheus III.E).
+#[test]
+fn members_send_and_write_in_turn_over_links_that_lose() {
+    lab::in_lab("turns", TWO_TIERS, &["--fault", "loss=1%,seed=11"], |lab| {
+        let controller = lab.socket("controller");
+        for (any_source, numbers) in [
+            ("--any-source", "bridged"),
+            ("--any-source=synchronized", "synchronized"),
+        ] {
+            create(lab, &HOSTS, &[any_source])?;
+            in_order(lab, "write", &["h1", "h4", "h6", "h6"])?;
+            in_order(lab, "send", &["h5", "h2", "h5"])?;
+            let shown = shown(lab)?;
+            ensure!(
+                shown.contains("any member, h1 first") && shown.contains(numbers),
+                "{shown}"
+            );
+            lab.castnet(&["group", "destroy", "turns", "--controller", &controller])?;
+        }
+        Ok(())
+    });
+}
+
+/// Turns of a group that the switches have no room for.
+pub(crate) fn from_host_to_host(lab: &Lab, hosts: &[&str], order: &[&str]) -> Result<()> {
+    create(lab, hosts, &["--any-source"])?;
+    take(lab, hosts, order, |n, flags| {
+        lab.start_host(hosts[n], "turns", "turns", &[&GIVE_UP, flags].concat())
+    })
+}
+
+/// Nobody leaves a group because the machine is busy.
+const GIVE_UP: [&str; 4] = ["--fallback-give-up", "1m", "--fallback-after", "1m"];
+
+/// Flags of a host: this one is not content with a group of 4 Mb/s.
+fn slow_for(this: &str, host: &str) -> &'static [&'static str] {
+    match this == host {
+        true => &[
+            "--fallback-give-up",
+            "1m",
+            "--expect",
+            "400M",
+            "--fallback-after",
+            "800ms",
+        ],
+        false => &GIVE_UP,
+    }
+}
+
+/// What the controller says of the group.
+fn shown(lab: &Lab) -> Result<String> {
+    let controller = lab.socket("controller");
+    lab.castnet(&["group", "show", "turns", "--controller", &controller])
+}
+
+/// Only one host expects more of the group, and leaves it in the middle of its turns. Between two turns it is tried again.
+#[test]
+fn turns_come_back_to_their_group_and_leave_it_again() {
+    lab::in_lab("turns from host to host", TWO_TIERS, &[], |lab| {
+        create(lab, &HOSTS, &["--any-source", "--rate", "4M"])?;
+        let order = ["h1", "h4", "h6", "h4", "h1"];
+        let taking = Taking::start(lab, &HOSTS, &order, |n, flags| {
+            let flags = [slow_for("h4", HOSTS[n]), &["--fallback-retry", "1ms"], flags].concat();
+            lab.start_host(HOSTS[n], "turns", "turns", &flags)
+        })?;
+        let went = went_between_hosts(&taking.finish()?)?;
+        ensure!(went == [false, true, false, true, false], "{went:?}");
+        Ok(())
+    });
+}
