@@ -2,10 +2,13 @@
 
 use std::net::Ipv4Addr;
 
-use castnet_mrp::{Dropped, Limits, Outgoing, Received, Registrar};
+use castnet_mrp::{Dropped, Hop, Limits, Outgoing, Received, Registrar, Switch, Upstream};
+use castnet_rules::{ENDPOINTS_MAX, GroupRule};
 use castnet_topology::Topology;
+use castnet_wire::mrp::MEMBERS_MAX;
 use castnet_wire::{
     MacAddr, McstId, MrpBody, MrpMember, MrpMemory, MrpPacket, MrpPart, MrpReason, MrpRefusal, Nanos, Pmtu,
+    PortId, Qpn,
 };
 
 use crate::net::{Around, MCST_ID, Tables, member, port};
@@ -358,5 +361,75 @@ fn the_packets_of_a_registration_agree_on_their_number_and_the_path_mtu() {
             Err(Dropped::Refused(refusal))
         };
         assert_eq!(leaf.handle(Nanos::ZERO, packet(second)).0, expected);
+    }
+}
+
+/// A switch with all hosts of 10/8 at its ports.
+#[derive(Default)]
+struct Flat {
+    rules: usize,
+}
+
+impl Switch for Flat {
+    fn hops(&mut self, ip: Ipv4Addr) -> Vec<Hop> {
+        let [.., high, low] = ip.octets();
+        vec![Hop {
+            port: port(low % 64),
+            mac: MacAddr([2, 0, 0, 0, high, low]),
+            switch: None,
+        }]
+    }
+    fn upstream(&mut self, _: Ipv4Addr, _: (PortId, MacAddr)) -> Option<Upstream> {
+        Some(Upstream::Leader)
+    }
+    fn groups_at(&mut self, _: PortId, _: McstId) -> usize {
+        0
+    }
+    fn install(&mut self, _: Ipv4Addr, rule: &GroupRule) -> Result<(), MrpRefusal> {
+        assert!(rule.endpoints.len() <= ENDPOINTS_MAX);
+        self.rules += 1;
+        Ok(())
+    }
+    fn remove(&mut self, _: Ipv4Addr, _: McstId) {}
+    fn send(&mut self, _: &Outgoing) {}
+}
+
+#[test]
+fn a_group_has_1024_next_hops_at_most_on_a_switch() {
+    for (members, fits) in [(1024, true), (1025, false), (1026, false)] {
+        let member = |n: u32| MrpMember {
+            ip: Ipv4Addr::from(0x0A00_0001 + n),
+            qpn: Qpn::new(2 + n),
+            source: n == 0,
+        };
+        let all: Vec<MrpMember> = (0..members).map(member).collect();
+        let mut registrar = Registrar::new(Limits {
+            members: 2000,
+            ..Limits::default()
+        });
+        let mut switch = Flat::default();
+        let chunks = all.chunks(MEMBERS_MAX);
+        let total = chunks.len() as u8;
+        let mut last = Ok(());
+        for (sequence, some) in (0..).zip(chunks) {
+            let part = MrpPart {
+                sequence,
+                total,
+                ..WHOLE
+            };
+            let body = MrpBody::Members(part, some.to_vec());
+            let packet = received((1, mac(1)), all[0].ip, 1, body);
+            last = registrar.handle(Nanos::ZERO, packet, &mut switch);
+        }
+        let refusal = MrpRefusal::of(MrpReason::TooManyMembers);
+        assert_eq!(
+            last,
+            if fits {
+                Ok(())
+            } else {
+                Err(Dropped::Refused(refusal))
+            }
+        );
+        assert_eq!(switch.rules, usize::from(fits));
     }
 }
