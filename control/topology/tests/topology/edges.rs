@@ -50,7 +50,6 @@ fn sizes_of_builders_have_their_bounds() {
         (Topology::tree(1, 8), true),
         (Topology::tree(1, 0), false),
         (Topology::tree(1, 9), false),
-        (Topology::tree(4, 8), true),
         (Topology::tree(41, 3), false),
         (Topology::leaf_spine(64, 1, 1), true),
         (Topology::leaf_spine(1, 0, 64), true),
