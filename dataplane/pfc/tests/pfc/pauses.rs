@@ -127,6 +127,20 @@ fn what_a_port_does_not_accept_waits_in_order_and_is_counted_by_its_bytes() {
     assert_eq!(switch.workers[0].held(), 0);
 }
 
+/// A port that takes a part of a batch is not asked again in this iteration.
+#[test]
+fn a_port_that_takes_a_part_is_left_alone_until_the_next_iteration() {
+    let mut switch = Switch::new(&config(), 1, 16);
+    for number in 1..=3 {
+        assert!(switch.holds_unsent(frame(3, 100, number)));
+    }
+    switch.port.at_once = 1;
+    for number in 1..=3 {
+        assert_eq!(switch.poll(Nanos(0)), number < 3);
+        assert_eq!(switch.port.numbers(), [number]);
+    }
+}
+
 /// Frames are charged to their ingress also after a part of them was put back.
 #[test]
 fn frames_put_back_keep_their_ingress() {
@@ -364,4 +378,24 @@ fn all_ports_are_stopped_while_memory_is_scarce() {
         switch.poll(Nanos(0));
         assert_eq!(stopped(&switch), [left > 2; 2], "{left} frames");
     }
+}
+
+/// What a port was paused for and what it stops are two things.
+#[test]
+fn a_port_may_be_paused_and_stop_its_peer_at_once() {
+    let mut switch = Switch::new(&config(), 1, 16);
+    let now = Nanos(7_000);
+    switch.pause(now, 100);
+    assert!(switch.poll(now));
+    assert_eq!(switch.workers[0].poll_timeout(), None, "nothing waits");
+    for number in 0..2 {
+        let admitted = switch.workers[0].admit(0, 0, frame(3, 1_000, number), false);
+        assert!(matches!(admitted, Admitted::Held));
+    }
+    assert_eq!(switch.workers[0].attention(), 0b1);
+    let retry = Nanos::from_micros(20);
+    assert_eq!(switch.workers[0].poll_timeout(), Some(now + retry));
+    assert!(switch.poll(now));
+    assert_eq!(switch.port.take_pauses(), [[(3, u16::MAX)]]);
+    assert_eq!(switch.workers[0].attention(), 0b1);
 }

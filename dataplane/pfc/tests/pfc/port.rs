@@ -49,6 +49,8 @@ pub(crate) struct Port {
     pub(crate) speed_mbps: Option<u32>,
     /// Frames that still fit in the send queue.
     pub(crate) room: usize,
+    /// Frames of one batch that it takes, at most.
+    pub(crate) at_once: usize,
     pub(crate) takes_pauses: bool,
     pub(crate) sent: Vec<Vec<u8>>,
     pub(crate) pauses: Vec<Pause>,
@@ -62,6 +64,7 @@ impl Port {
             is_owner: true,
             speed_mbps: None,
             room: usize::MAX,
+            at_once: usize::MAX,
             takes_pauses: true,
             sent: Vec::new(),
             pauses: Vec::new(),
@@ -100,7 +103,7 @@ impl PausablePort for Port {
     }
 
     fn offer(&mut self, batch: &mut Batch<Vec<u8>>) {
-        let taken = batch.len().min(self.room);
+        let taken = batch.len().min(self.room).min(self.at_once);
         self.room -= taken;
         self.sent.extend(batch.drain(..taken));
     }
