@@ -295,4 +295,6 @@ fn pmtu(value: u32) -> Result<Pmtu, FaultKind> {
 #[cfg(test)]
 mod collective_tests;
 #[cfg(test)]
+mod limit_tests;
+#[cfg(test)]
 mod tests;

@@ -340,6 +340,7 @@ impl<B: FrameBuf> Pfc<B> {
                 self.shared.suspended.fetch_or(1 << slot, Ordering::AcqRel);
             }
         }
+        self.queues.settle(slot, class);
         self.publish(class);
     }
 

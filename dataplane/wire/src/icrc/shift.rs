@@ -65,16 +65,15 @@ impl Shift {
     /// The operator for `bytes` bytes.
     pub const fn by_bytes(bytes: usize) -> Self {
         let mut factor = ONE;
-        let (mut left, mut k) = (bytes as u64, 0);
+        let mut left = bytes as u64;
         // A constant cannot read a static, so the powers are computed by squaring here.
         let mut base = ONE >> 8;
-        while left != 0 && k < 64 {
+        while left != 0 {
             if left & 1 != 0 {
                 factor = multiply(factor, base);
             }
             base = multiply(base, base);
             left >>= 1;
-            k += 1;
         }
         Self::by_factor(factor)
     }

@@ -3,6 +3,7 @@
 
 mod capture;
 mod control;
+mod edges;
 mod golden;
 mod icrc;
 mod in_place;

@@ -2,6 +2,7 @@
 
 mod common;
 mod congestion;
+mod edges;
 mod golden;
 mod lent;
 mod lossy;

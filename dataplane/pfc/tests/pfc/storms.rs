@@ -1,0 +1,163 @@
+//! The watchdog.
+
+use castnet_pfc::{Admitted, PfcCounters};
+use castnet_wire::{DropReason, Nanos};
+
+use crate::port::{Switch, WATCHDOG, config, frame};
+
+const START: Nanos = Nanos(1_000);
+
+/// A switch whose peer has paused class 3 for so long that the watchdog has noticed. Returns the time.
+fn in_storm(switch: &mut Switch) -> Nanos {
+    switch.pause(START, u16::MAX);
+    assert!(switch.poll(START));
+    let begin = START + WATCHDOG + Nanos(1);
+    assert!(switch.poll(begin));
+    assert_eq!(switch.port.storms, [(begin, 3, true)]);
+    begin
+}
+
+#[test]
+fn a_storm_begins_when_the_pause_is_longer_than_the_limit() {
+    let mut switch = Switch::new(&config(), 1, 16);
+    switch.pause(START, u16::MAX);
+    assert!(switch.poll(START));
+    for number in 1..=2 {
+        assert!(switch.holds(frame(3, 300, number)));
+    }
+    assert!(switch.poll(START + WATCHDOG));
+    assert!(!switch.report(0, 3, START).has_storm);
+    let begin = START + WATCHDOG + Nanos(1);
+    assert!(switch.poll(begin));
+    assert!(switch.report(0, 3, begin).has_storm);
+    assert_eq!(switch.port.storms, [(begin, 3, true)]);
+    // What waits is dropped, and what comes; other classes go on.
+    assert_eq!(switch.port.drops, [DropReason::PfcStorm; 2]);
+    let admitted = switch.workers[0].admit(0, 1, frame(3, 100, 3), false);
+    assert!(matches!(admitted, Admitted::Dropped(DropReason::PfcStorm)));
+    let admitted = switch.workers[0].admit(0, 1, frame(4, 100, 4), false);
+    assert!(matches!(admitted, Admitted::Send(_)));
+    // It is one storm, however long it takes.
+    assert!(switch.poll(begin + WATCHDOG));
+    assert_eq!(switch.port.storms.len(), 1);
+    let report = switch.report(0, 3, begin + WATCHDOG);
+    assert_eq!((report.queued_bytes, switch.workers[0].held()), (0, 0));
+    let expected = PfcCounters {
+        pause_received: 1,
+        paused_ns: 2 * WATCHDOG.0 + 1,
+        held: 2,
+        storms: 1,
+        storm_drops: 3,
+        ..PfcCounters::default()
+    };
+    assert_eq!(report.counters, expected);
+}
+
+#[test]
+fn a_pause_that_ends_in_between_is_not_a_storm() {
+    let mut switch = Switch::new(&config(), 1, 16);
+    for start in [START, START + WATCHDOG] {
+        switch.pause(start, u16::MAX);
+        assert!(switch.poll(start));
+        assert!(switch.poll(start + Nanos(WATCHDOG.0 - 1)));
+        switch.pause(start, 0);
+        assert!(!switch.poll(start + Nanos(WATCHDOG.0 - 1)));
+    }
+    assert_eq!(switch.port.storms, []);
+}
+
+#[test]
+fn a_storm_ends_after_one_whole_quiet_time() {
+    let mut switch = Switch::new(&config(), 1, 16);
+    let begin = in_storm(&mut switch);
+    // Quiet, almost long enough; paused again; quiet.
+    switch.pause(begin, 0);
+    assert!(switch.poll(begin));
+    assert!(switch.poll(begin + WATCHDOG));
+    let again = begin + WATCHDOG;
+    switch.pause(again, 1);
+    assert!(switch.poll(again));
+    switch.pause(again, 0);
+    let quiet = again + Nanos(10);
+    assert!(switch.poll(quiet));
+    assert!(switch.poll(quiet + WATCHDOG));
+    assert_eq!(switch.port.storms.len(), 1);
+    let end = quiet + WATCHDOG + Nanos(1);
+    assert!(!switch.poll(end));
+    assert_eq!(switch.port.storms[1..], [(end, 3, false)]);
+    assert!(!switch.report(0, 3, end).has_storm);
+    assert!(!switch.holds(frame(3, 100, 1)), "frames go on");
+    assert!(!switch.poll(end + WATCHDOG));
+    assert_eq!(switch.workers[0].attention(), 0);
+}
+
+/// The quiet time of the first storm says nothing about the second.
+#[test]
+fn a_second_storm_ends_after_a_quiet_time_of_its_own() {
+    let mut switch = Switch::new(&config(), 1, 16);
+    let begin = in_storm(&mut switch);
+    switch.pause(begin, 0);
+    assert!(switch.poll(begin));
+    let end = begin + WATCHDOG + Nanos(1);
+    assert!(!switch.poll(end));
+    switch.pause(end, u16::MAX);
+    assert!(switch.poll(end));
+    let second = end + WATCHDOG + Nanos(1);
+    assert!(switch.poll(second));
+    switch.pause(second, 0);
+    assert!(switch.poll(second));
+    assert!(switch.poll(second + WATCHDOG));
+    assert_eq!(switch.report(0, 3, second).counters.storms, 2);
+    assert!(!switch.poll(second + WATCHDOG + Nanos(1)));
+    assert_eq!(
+        switch.port.storms.iter().map(|at| at.2).collect::<Vec<_>>(),
+        [true, false, true, false]
+    );
+}
+
+#[test]
+fn without_a_watchdog_there_is_no_storm() {
+    let mut config = config();
+    config.watchdog = None;
+    let mut switch = Switch::new(&config, 1, 16);
+    for n in 0..100 {
+        let now = Nanos(1_000_000_000 * n);
+        switch.pause(now, u16::MAX);
+        assert!(switch.poll(now));
+    }
+    assert!(switch.holds(frame(3, 100, 1)));
+    assert_eq!(switch.port.storms, []);
+    assert_eq!(switch.report(0, 3, Nanos(0)).counters.paused_ns, 99_000_000_000);
+}
+
+#[test]
+fn a_port_that_accepts_nothing_for_longer_than_the_limit_has_a_storm() {
+    let mut switch = Switch::new(&config(), 1, 16);
+    switch.port.room = 0;
+    switch.at(START);
+    for number in 1..=4 {
+        assert!(switch.holds_unsent(frame(3, 300, number)));
+    }
+    assert!(switch.poll(START + WATCHDOG));
+    // Progress, and then a pause: the time starts anew after each.
+    switch.port.room = 1;
+    assert!(switch.poll(START + WATCHDOG));
+    let paused = START + WATCHDOG + WATCHDOG;
+    assert!(switch.poll(paused));
+    switch.pause(paused, 1);
+    assert!(switch.poll(paused));
+    switch.pause(paused, 0);
+    assert!(switch.poll(paused + WATCHDOG));
+    assert_eq!((switch.port.storms.len(), switch.port.numbers()), (0, vec![1]));
+    let begin = paused + WATCHDOG + Nanos(1);
+    assert!(switch.poll(begin));
+    assert_eq!(switch.port.storms, [(begin, 3, true)]);
+    assert_eq!(switch.port.drops, []);
+    // The next iteration drops what waits. The storm ends like any other.
+    assert_eq!(switch.workers[0].attention(), 1);
+    assert!(switch.poll(begin));
+    assert_eq!(switch.port.drops, [DropReason::PfcStorm; 3]);
+    assert!(!switch.poll(begin + WATCHDOG + Nanos(1)));
+    let counters = switch.report(0, 3, begin).counters;
+    assert_eq!((counters.storms, counters.storm_drops), (1, 3));
+}

@@ -1,0 +1,794 @@
+//! The edges of what is accepted: the largest value and one more, the smallest and one less.
+
+use std::fmt::Debug;
+
+use castnet_wire::{Call, CallFlags, DataType, DropReason, Operation, Primitive};
+
+use super::*;
+use crate::v1;
+
+/// A number of a message, which is good up to an edge. Faults name `field` alone.
+struct Edge<M> {
+    field: &'static str,
+    set: fn(&mut M, u32),
+    good: &'static [u32],
+    bad: &'static [u32],
+}
+
+fn check<M: Clone, T: Debug>(
+    message: &M,
+    read: impl Fn(&M) -> Result<T, Invalid>,
+    edges: impl IntoIterator<Item = Edge<M>>,
+) {
+    for Edge {
+        field,
+        set,
+        good,
+        bad,
+    } in edges
+    {
+        let read = |value: u32| {
+            let mut message = message.clone();
+            set(&mut message, value);
+            read(&message)
+        };
+        for value in good {
+            assert!(read(*value).is_ok(), "{field} {value}: {:?}", read(*value));
+        }
+        for value in bad {
+            let invalid = read(*value).expect_err(field);
+            let fields: Vec<&str> = invalid
+                .faults()
+                .iter()
+                .map(|fault| fault.field.as_str())
+                .collect();
+            assert_eq!(fields, [field], "{value}: {invalid}");
+        }
+    }
+}
+
+macro_rules! edge {
+    ($field:literal, $set:expr, $good:expr, $bad:expr) => {
+        Edge {
+            field: $field,
+            set: $set,
+            good: &$good,
+            bad: &$bad,
+        }
+    };
+}
+
+fn connection(last: u32) -> v1::Connection {
+    v1::Connection {
+        ip: format!("10.0.0.{last}"),
+        mac: format!("02:00:00:00:00:{last:02x}"),
+        qpn: 17,
+        ..Default::default()
+    }
+}
+
+fn more_lanes(count: u32) -> Vec<v1::LaneConnection> {
+    let lane = |n| v1::LaneConnection {
+        qpn: 100 + n,
+        memory: None,
+    };
+    (0..count).map(lane).collect()
+}
+
+fn joining() -> v1::InitGroupRequest {
+    v1::InitGroupRequest {
+        job: "job".into(),
+        rank: 1,
+        size: 4,
+        host: "h1".into(),
+        connection: Some(connection(2)),
+        settings: Some(v1::CollectiveSettings::default()),
+        ..Default::default()
+    }
+}
+
+fn settings(message: &mut v1::InitGroupRequest) -> &mut v1::CollectiveSettings {
+    message.settings.as_mut().expect("settings")
+}
+
+#[test]
+fn numbers_of_a_join_are_taken_up_to_their_edges() {
+    type M = v1::InitGroupRequest;
+    let edges = [
+        edge!(
+            "size",
+            |m: &mut M, n| m.size = n,
+            [2, 1024],
+            [0, 1, 1025, 65_536 + 4]
+        ),
+        edge!("rank", |m: &mut M, n| m.rank = n, [0, 3], [4, 65_536]),
+        edge!(
+            "job",
+            |m: &mut M, n| m.job = "j".repeat(n as usize),
+            [1, 63],
+            [0, 64]
+        ),
+        edge!(
+            "lease_ms",
+            |m: &mut M, n| m.lease_ms = n,
+            [0, 1, 600_000],
+            [600_001]
+        ),
+        edge!(
+            "sq_psn",
+            |m: &mut M, n| m.sq_psn = n,
+            [0, 0xFF_FFFF],
+            [0x100_0000]
+        ),
+        edge!(
+            "secret",
+            |m: &mut M, n| m.secret = vec![0; n as usize],
+            [0, 256],
+            [257]
+        ),
+        edge!(
+            "connection.qpn",
+            |m: &mut M, n| m.connection.as_mut().unwrap().qpn = n,
+            [2, 0xFF_FFFE],
+            [0, 1, 0xFF_FFFF, 0x100_0000]
+        ),
+        edge!(
+            "connection.more_lanes",
+            |m: &mut M, n| m.connection.as_mut().unwrap().more_lanes = more_lanes(n),
+            [0, 15],
+            [16]
+        ),
+        edge!(
+            "settings.pmtu",
+            |m: &mut M, n| settings(m).pmtu = n,
+            [0, 256, 512, 1024, 2048, 4096],
+            [255, 257, 4095, 8192]
+        ),
+        // In messages of 16 packets, if nothing else is given.
+        edge!(
+            "settings.window_packets",
+            |m: &mut M, n| settings(m).window_packets = n,
+            [0, 16, 16 * 496],
+            [16 * 496 + 1, 16_385, 65_536 + 16]
+        ),
+        edge!(
+            "settings.window_packets",
+            |m: &mut M, n| (settings(m).window_packets, settings(m).message_packets) = (n, 34),
+            [34, 16_384],
+            [16_385]
+        ),
+        edge!(
+            "settings.window_packets",
+            |m: &mut M, n| (settings(m).window_packets, settings(m).message_packets) = (n, 1),
+            [2, 496],
+            [497]
+        ),
+        edge!(
+            "settings.message_packets",
+            |m: &mut M, n| settings(m).message_packets = n,
+            [0, 1, 16_384],
+            [16_385, 65_536 + 16]
+        ),
+        edge!(
+            "settings.message_packets",
+            |m: &mut M, n| (settings(m).window_packets, settings(m).message_packets) = (40, n),
+            [1, 40],
+            [41]
+        ),
+        edge!(
+            "settings.ack_timeout_us",
+            |m: &mut M, n| settings(m).ack_timeout_us = n,
+            [0, 4, u32::MAX],
+            [1, 3]
+        ),
+        edge!(
+            "settings.lanes",
+            |m: &mut M, n| settings(m).lanes = n,
+            [0, 1, 16],
+            [17, 256, 257]
+        ),
+        edge!(
+            "settings.mode",
+            |m: &mut M, n| settings(m).mode = n as i32,
+            [0, 1, 2, 3],
+            [4, u32::MAX]
+        ),
+        edge!(
+            "settings.loss_policy",
+            |m: &mut M, n| settings(m).loss_policy = n as i32,
+            [0, 1, 2],
+            [3, u32::MAX]
+        ),
+        edge!(
+            "settings.straggler_policy",
+            |m: &mut M, n| settings(m).straggler_policy = n as i32,
+            [0, 1, 2, 3],
+            [4, u32::MAX]
+        ),
+    ];
+    check(&joining(), rank_join_from_proto, edges);
+    assert_eq!(
+        [496, 497].map(|window| too_many_messages(window, 0)),
+        [false, true]
+    );
+}
+
+/// Repeated reflections need a mode that reflects, of the group and of each switch.
+#[test]
+fn only_translated_switches_reflect() {
+    for (mode, there, reflects) in [
+        (0, 0, true),
+        (1, 1, true),
+        (2, 1, false),
+        (1, 2, false),
+        (0, 3, false),
+    ] {
+        let mut message = joining();
+        let switch = v1::SwitchMode {
+            switch: "leaf1".into(),
+            mode: there,
+        };
+        (settings(&mut message).mode, settings(&mut message).modes) = (mode, vec![switch]);
+        settings(&mut message).loss_policy = v1::CollectiveLossPolicy::Reflect.into();
+        assert_eq!(
+            rank_join_from_proto(&message).is_ok(),
+            reflects,
+            "{mode}, {there}"
+        );
+        settings(&mut message).loss_policy = v1::CollectiveLossPolicy::Repair.into();
+        assert!(rank_join_from_proto(&message).is_ok());
+    }
+}
+
+#[test]
+fn numbers_of_an_exchange_are_taken_up_to_their_edges() {
+    type M = v1::ExchangeRequest;
+    let exchange = v1::ExchangeRequest {
+        job: "job".into(),
+        rank: 0,
+        size: 1,
+        ..Default::default()
+    };
+    let edges = [
+        edge!("size", |m: &mut M, n| m.size = n, [1, 1024], [0, 1025]),
+        edge!("rank", |m: &mut M, n| m.rank = n, [0], [1]),
+        edge!(
+            "blob",
+            |m: &mut M, n| m.blob = vec![0; n as usize],
+            [0, 65_536],
+            [65_537]
+        ),
+        edge!(
+            "secret",
+            |m: &mut M, n| m.secret = vec![0; n as usize],
+            [256],
+            [257]
+        ),
+        edge!(
+            "timeout_ms",
+            |m: &mut M, n| m.timeout_ms = n,
+            [0, 600_000],
+            [600_001]
+        ),
+    ];
+    check(&exchange, |m| exchange_from_proto(m.clone()), edges);
+    let call = exchange_from_proto(exchange).expect("good");
+    assert_eq!(call.timeout.as_millis(), 30_000);
+}
+
+#[test]
+fn a_collective_group_has_2_to_1024_ranks() {
+    type M = v1::CreateCollectiveRequest;
+    let creation = M {
+        name: "job".into(),
+        ranks: vec!["h0".into(), "h1".into()],
+        ..Default::default()
+    };
+    let edges = [
+        edge!(
+            "ranks",
+            |m: &mut M, n| m.ranks = (0..n).map(|n| format!("h{n}")).collect(),
+            [2, 1024],
+            [0, 1, 1025]
+        ),
+        edge!(
+            "name",
+            |m: &mut M, n| m.name = "j".repeat(n as usize),
+            [1, 63],
+            [0, 64]
+        ),
+        edge!(
+            "name",
+            |m: &mut M, n| {
+                m.name = "j".repeat(n as usize);
+                m.settings = Some(v1::CollectiveSettings {
+                    lanes: 2,
+                    ..Default::default()
+                });
+            },
+            [61],
+            [62]
+        ),
+    ];
+    check(&creation, new_collective_from_proto, edges);
+    let mut twice = creation;
+    twice.ranks.push("h0".into());
+    let invalid = new_collective_from_proto(&twice).expect_err("twice");
+    assert_eq!(invalid.faults()[0].field, "ranks[2]");
+    assert!(invalid.to_string().contains("ranks[0]"), "{invalid}");
+}
+
+fn creation() -> v1::CreateGroupRequest {
+    let member = |host: &str, last| v1::NewMember {
+        host: host.into(),
+        connection: Some(connection(last)),
+    };
+    v1::CreateGroupRequest {
+        name: "g".into(),
+        source: "a".into(),
+        members: vec![member("a", 1), member("b", 2)],
+        ..Default::default()
+    }
+}
+
+#[test]
+fn numbers_of_a_creation_are_taken_up_to_their_edges() {
+    type M = v1::CreateGroupRequest;
+    let edges = [
+        edge!(
+            "name",
+            |m: &mut M, n| m.name = "g".repeat(n as usize),
+            [1, 63],
+            [0, 64]
+        ),
+        edge!(
+            "start_psn",
+            |m: &mut M, n| m.start_psn = Some(n),
+            [0, 0xFF_FFFF],
+            [0x100_0000]
+        ),
+        edge!("pmtu", |m: &mut M, n| m.pmtu = n, [0, 256, 4096], [255, 8192]),
+        edge!(
+            "on_member_loss",
+            |m: &mut M, n| m.on_member_loss = n as i32,
+            [0, 1, 2],
+            [3, u32::MAX]
+        ),
+        edge!(
+            "any_source",
+            |m: &mut M, n| m.any_source = n as i32,
+            [0, 1, 2],
+            [3, u32::MAX]
+        ),
+        edge!("core", |m: &mut M, n| m.core = n as i32, [0, 1, 2], [3, u32::MAX]),
+        edge!(
+            "core_copies",
+            |m: &mut M, n| m.core_copies = n,
+            [0],
+            [1, u32::MAX]
+        ),
+        edge!(
+            "core_copies",
+            |m: &mut M, n| (m.core, m.core_copies) = (v1::CoreKind::Static.into(), n),
+            [0, 1, 1024],
+            [1025, 65_537]
+        ),
+        edge!(
+            "on_member_stall.after_ms",
+            |m: &mut M, n| m.on_member_stall = Some(v1::StallPolicy { after_ms: n, then: 0 }),
+            [0, 1, 600_000],
+            [600_001]
+        ),
+        edge!(
+            "repair.slots",
+            |m: &mut M, n| {
+                m.repair = Some(v1::MulticastRepair {
+                    slots: n,
+                    ack_timeout_us: 0,
+                });
+            },
+            [0, 2, 32_768],
+            [1, 3, 32_769, 65_536]
+        ),
+        edge!(
+            "rate_limit.burst_bytes",
+            |m: &mut M, n| {
+                m.rate_limit = Some(v1::RateLimit {
+                    bits_per_second: 1000,
+                    burst_bytes: n.into(),
+                });
+            },
+            [0, 1152, 1 << 30],
+            [1, 1151, (1 << 30) + 1]
+        ),
+        edge!(
+            "rate_limit.bits_per_second",
+            |m: &mut M, n| {
+                m.rate_limit = Some(v1::RateLimit {
+                    bits_per_second: 1_000_000_000_000 - 1_000_000 + u64::from(n),
+                    burst_bytes: 0,
+                });
+            },
+            [1_000_000],
+            [1_000_001]
+        ),
+        edge!(
+            "rate_limit.bits_per_second",
+            |m: &mut M, n| {
+                m.rate_limit = Some(v1::RateLimit {
+                    bits_per_second: n.into(),
+                    burst_bytes: 0,
+                });
+            },
+            [1000],
+            [0, 999]
+        ),
+    ];
+    check(&creation(), new_group_from_proto, edges);
+}
+
+/// Several lanes leave 61 characters for the name, and need one sender.
+#[test]
+fn lanes_limit_the_name_and_the_senders() {
+    let laned = |lanes: u32, name: usize, any_source: i32| {
+        let mut message = v1::CreateGroupRequest {
+            lanes,
+            name: "g".repeat(name),
+            any_source,
+            ..creation()
+        };
+        for member in &mut message.members {
+            let connection = member.connection.as_mut().expect("a connection");
+            connection.more_lanes = more_lanes(lanes.saturating_sub(1));
+        }
+        new_group_from_proto(&message).map(|group| group.lanes)
+    };
+    for (lanes, name, any_source, field) in [
+        (0, 63, 1, None),
+        (1, 63, 1, None),
+        (2, 61, 0, None),
+        (16, 61, 0, None),
+        (2, 62, 0, Some("name")),
+        (2, 61, 1, Some("lanes")),
+    ] {
+        let result = laned(lanes, name, any_source);
+        let named = result
+            .as_ref()
+            .err()
+            .map(|invalid| invalid.faults()[0].field.as_str());
+        assert_eq!(named, field, "{lanes} lanes");
+        assert!(field.is_some() || result == Ok(lanes.max(1) as u8));
+    }
+}
+
+/// A static core makes a star at the edge.
+#[test]
+fn a_static_core_has_one_tree_and_one_path() {
+    for (core, tree, path, fields) in [
+        (2, "", "", vec![]),
+        (2, "shortest", "auto", vec![]),
+        (2, "chain", "", vec!["tree"]),
+        (2, "", "edge", vec!["path"]),
+        (2, "star", "switches", vec!["tree", "path"]),
+        (1, "chain", "edge", vec![]),
+        (1, "star", "switches", vec![]),
+        (1, "ring", "host", vec!["tree", "path"]),
+    ] {
+        let message = v1::CreateGroupRequest {
+            core,
+            tree: tree.into(),
+            path: path.into(),
+            ..creation()
+        };
+        let result = new_group_from_proto(&message);
+        let named: Vec<&str> = match &result {
+            Ok(_) => Vec::new(),
+            Err(invalid) => invalid.faults().iter().map(|f| f.field.as_str()).collect(),
+        };
+        assert_eq!(named, fields, "{core} {tree} {path}");
+    }
+}
+
+#[test]
+fn policies_of_a_creation_are_read() {
+    let mut message = creation();
+    message.on_member_loss = v1::MemberLoss::Fail.into();
+    message.stall_timeout_ms = 7;
+    let group = new_group_from_proto(&message).expect("good");
+    assert_eq!((group.fails_with_receiver, group.stall_timeout_ms), (true, 7));
+    message.on_member_loss = 0;
+    message.repair = Some(v1::MulticastRepair::default());
+    let group = new_group_from_proto(&message).expect("good");
+    assert!(!group.fails_with_receiver);
+    assert_eq!(group.repair, Some(castnet_rules::RepairRule::default()));
+    message.repair = Some(v1::MulticastRepair {
+        slots: 64,
+        ack_timeout_us: 5_000,
+    });
+    let repair = new_group_from_proto(&message).expect("good").repair;
+    assert_eq!(
+        repair.map(|repair| (repair.slots, repair.ack_timeout_us)),
+        Some((64, 5_000))
+    );
+    // The lease of a member.
+    for (given, expected) in [(None, None), (Some(0), Some(5_000)), (Some(9), Some(9))] {
+        let lease = lease_from_proto(given).expect("good");
+        assert_eq!(lease.map(|lease| lease.as_millis()), expected);
+    }
+    assert!(lease_from_proto(Some(600_001)).is_err());
+}
+
+fn translated() -> v1::GroupRule {
+    let set = castnet_rules::RuleSet::from_toml(castnet_rules::COLLECTIVE_EXAMPLE).expect("the example");
+    rule_to_proto(&set.groups[0])
+}
+
+fn kind(rule: &mut v1::GroupRule) -> &mut v1::TranslatedRule {
+    match &mut rule.kind {
+        Some(v1::group_rule::Kind::Translated(kind)) => kind,
+        _ => panic!("it computes"),
+    }
+}
+
+fn rank(rule: &mut v1::GroupRule) -> &mut v1::RankPart {
+    match &mut rule.endpoints[0].next_hop {
+        Some(v1::endpoint::NextHop::Host(v1::HostEndpoint {
+            part: Some(v1::host_endpoint::Part::Rank(part)),
+            ..
+        })) => part,
+        _ => panic!("a rank"),
+    }
+}
+
+#[test]
+fn numbers_of_a_rule_are_taken_up_to_their_edges() {
+    type M = v1::GroupRule;
+    let edges = [
+        edge!(
+            "rule.endpoints[0].port",
+            |m: &mut M, n| m.endpoints[0].port = n,
+            [63],
+            [64, 256]
+        ),
+        edge!(
+            "rule.translated.start_psn",
+            |m: &mut M, n| kind(m).start_psn = n,
+            [0, 0xFF_FFFF],
+            [0x100_0000]
+        ),
+        edge!(
+            "rule.translated.message_packets",
+            |m: &mut M, n| kind(m).message_packets = n,
+            [],
+            [65_536]
+        ),
+        edge!(
+            "rule.translated.slots",
+            |m: &mut M, n| kind(m).slots = n,
+            [32_768],
+            [32_769, 65_536]
+        ),
+        edge!(
+            "rule.translated.parent",
+            |m: &mut M, n| kind(m).parent = Some(n),
+            [],
+            [1024, 65_536]
+        ),
+        edge!(
+            "rule.endpoints[0].host.rank",
+            |m: &mut M, n| rank(m).rank = n,
+            [0],
+            [1024, 65_536]
+        ),
+        edge!(
+            "rule.endpoints[0].host.rank.sq_psn",
+            |m: &mut M, n| rank(m).sq_psn = n,
+            [0xFF_FFFF],
+            [0x100_0000]
+        ),
+        edge!(
+            "rule.endpoints[0].host.rank.rq_psn",
+            |m: &mut M, n| rank(m).rq_psn = n,
+            [0xFF_FFFF],
+            [0x100_0000]
+        ),
+        edge!(
+            "rule.endpoints[0].virtual_qpn",
+            |m: &mut M, n| m.endpoints[0].virtual_qpn = Some(n),
+            [1, 0xFF_FFFE],
+            [0x100_0000]
+        ),
+    ];
+    check(&translated(), |m| rule_from_proto("rule", Some(m)), edges);
+}
+
+#[test]
+fn numbers_of_a_call_are_taken_up_to_their_edges() {
+    type M = v1::CollectiveCall;
+    let call = Call {
+        primitive: Primitive::Reduce,
+        root: 0,
+        roots: 1,
+        operation: Operation::Sum,
+        data_type: DataType::F32,
+        flags: CallFlags::NONE,
+        elements: 1024,
+        packets: 4,
+    };
+    let edges = [
+        edge!(
+            "call.root",
+            |m: &mut M, n| m.root = n,
+            [0, 1023, 65_535],
+            [65_536]
+        ),
+        edge!(
+            "call.further_roots",
+            |m: &mut M, n| m.further_roots = n,
+            [0, 7],
+            [8, 65_535, 65_536]
+        ),
+        edge!(
+            "call.primitive",
+            |m: &mut M, n| m.primitive = n as i32,
+            [1],
+            [0, 256, 257]
+        ),
+        edge!(
+            "call.operation",
+            |m: &mut M, n| m.operation = n as i32,
+            [1],
+            [256, 257]
+        ),
+        edge!(
+            "call.data_type",
+            |m: &mut M, n| m.data_type = n as i32,
+            [],
+            [256, 257]
+        ),
+    ];
+    check(&call_to_proto(&call), |m| call_from_proto("call", m), edges);
+}
+
+#[test]
+fn a_filter_says_which_of_its_fields_is_wrong() {
+    type M = v1::FrameFilter;
+    let edges = [edge!(
+        "filter.port",
+        |m: &mut M, n| m.port = Some(n),
+        [0, 63],
+        [64, 256]
+    )];
+    check(&M::default(), |m| filter_from_proto("filter", Some(m)), edges);
+    let all = DropReason::ALL.iter().map(|reason| {
+        let filter = M {
+            drop_reason: Some(reason.name().into()),
+            ..Default::default()
+        };
+        filter_from_proto("filter", Some(&filter))
+            .expect("a reason")
+            .reason
+    });
+    let all: Vec<_> = all.collect();
+    assert!(all.iter().copied().eq(DropReason::ALL.iter().copied().map(Some)));
+    let wrong = M {
+        mcst_id: Some("1".into()),
+        src_ip: Some("2".into()),
+        dst_ip: Some("3".into()),
+        drop_reason: Some("rain".into()),
+        ..Default::default()
+    };
+    let invalid = filter_from_proto("filter", Some(&wrong)).expect_err("four faults");
+    let fields: Vec<&str> = invalid.faults().iter().map(|f| f.field.as_str()).collect();
+    assert_eq!(
+        fields,
+        [
+            "filter.mcst_id",
+            "filter.src_ip",
+            "filter.dst_ip",
+            "filter.drop_reason"
+        ]
+    );
+}
+
+#[test]
+fn the_address_of_a_group_is_a_unicast_address_that_no_host_has() {
+    for (text, is_good) in [
+        ("0.255.255.255", false),
+        ("1.0.0.0", true),
+        ("126.255.255.255", true),
+        ("127.0.0.0", false),
+        ("128.0.0.0", true),
+        ("223.255.255.255", true),
+        ("224.0.0.0", false),
+        ("255.255.255.255", false),
+        ("", false),
+        ("10.0.0", false),
+    ] {
+        let message = v1::CreateGroupRequest {
+            mcst_id: Some(text.into()),
+            ..creation()
+        };
+        assert_eq!(new_group_from_proto(&message).is_ok(), is_good, "{text}");
+    }
+}
+
+#[test]
+fn a_name_has_63_plain_characters_at_most() {
+    for c in (0..=0x17F).filter_map(char::from_u32) {
+        let is_plain = c.is_ascii_alphanumeric() || "-_.".contains(c);
+        assert_eq!(name_from_proto("name", &c.to_string()).is_ok(), is_plain, "{c:?}");
+    }
+    let of_length = |n| name_from_proto("name", &"n".repeat(n)).is_ok();
+    assert_eq!([0, 1, 63, 64].map(of_length), [false, true, true, false]);
+}
+
+#[test]
+fn a_reason_is_a_line_of_512_bytes_at_most() {
+    let is_good = |text: &str| {
+        let given = unreached_from_proto(text.into());
+        assert_eq!(given.is_ok(), diversion_from_proto(text.into()).is_ok());
+        given.is_ok()
+    };
+    for (text, expected) in [
+        (String::new(), false),
+        ("r".into(), true),
+        ("r".repeat(512), true),
+        ("r".repeat(513), false),
+        ("two\nlines".into(), false),
+    ] {
+        assert_eq!(is_good(&text), expected, "{} bytes", text.len());
+        let line = reason_line(&text);
+        assert_eq!(is_good(&line), !text.is_empty());
+        assert_eq!(line == text, expected || text.is_empty());
+    }
+    // It is cut between characters: 511 bytes and one of two.
+    let long = "r".repeat(511) + "\u{e9}";
+    assert_eq!(reason_line(&long), "r".repeat(511));
+    assert_eq!(reason_line(&long[1..]), &long[1..]);
+}
+
+#[test]
+fn a_refused_text_is_shown_up_to_64_characters() {
+    let shown = |n: usize| {
+        let invalid = mcst_id_from_proto("mcst_id", &"9".repeat(n)).expect_err("no address");
+        invalid.to_string()
+    };
+    assert!(shown(64).contains(&"9".repeat(64)) && !shown(64).contains("..."));
+    assert!(shown(65).contains(&("9".repeat(64) + "...")) && !shown(65).contains(&"9".repeat(65)));
+}
+
+#[test]
+fn a_refusal_counts_the_faults_that_it_does_not_name() {
+    let refused = |count: u32| {
+        let fault = |n| Fault::new(format!("f{n}"), missing("a number"));
+        let invalid = Invalid::all((0..count).map(fault).collect()).expect("faults");
+        let status = Status::from(invalid);
+        (violations(&status).len(), status.message().to_owned())
+    };
+    let (named, message) = refused(32);
+    assert_eq!((named, message.contains("more")), (32, false));
+    let (named, message) = refused(33);
+    assert_eq!((named, message.ends_with("; and 1 more")), (33, true));
+}
+
+/// To the byte: a rule goes into the request if that has a mebibyte of rules with it.
+#[test]
+fn a_request_has_a_mebibyte_of_rules_at_most() {
+    let rule = |bytes: usize| {
+        let set = castnet_rules::RuleSet::from_toml(castnet_rules::COLLECTIVE_EXAMPLE).expect("the example");
+        let mut rule = set.groups[0].clone();
+        // Lengths of 16,384 to 2,097,151 take three bytes.
+        rule.name = "n".repeat(16_384);
+        let rest = rule_to_proto(&rule).encoded_len() - 16_384;
+        rule.name = "n".repeat(bytes - rest);
+        assert_eq!(rule_to_proto(&rule).encoded_len(), bytes);
+        rule
+    };
+    let half = 1 << 19;
+    for (second, requests) in [(half, vec![2, 1]), (half + 1, vec![1, 2])] {
+        let rules = [rule(half), rule(second), rule(half - 1)];
+        let counts: Vec<usize> = install_requests("us", &rules).map(|r| r.rules.len()).collect();
+        assert_eq!(counts, requests);
+    }
+}
