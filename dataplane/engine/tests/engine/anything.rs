@@ -206,7 +206,7 @@ fn build(input: &Input) -> (usize, Vec<u8>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1500))]
+    #![proptest_config(cases(600))]
 
     /// S1 over any traffic, with and without buffers; and a dry run says what then happens, byte for byte, having
     /// changed nothing.

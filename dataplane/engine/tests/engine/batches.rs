@@ -341,7 +341,7 @@ fn seen(engine: &mut Engine, [trace, capture]: [TapId; 2]) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(cases(150))]
 
     #[test]
     fn the_fast_path_does_with_batches_what_the_slow_one_does(

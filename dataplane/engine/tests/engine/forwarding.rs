@@ -72,7 +72,7 @@ fn status(engine: &Engine) -> ForwardingStatus {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(cases(500))]
 
     /// Both ways, over ports of their own and over one, and with the group on the move.
     #[test]

@@ -4,6 +4,7 @@ mod anything;
 mod batches;
 mod collective;
 mod collective_install;
+mod collective_refusals;
 mod common;
 mod contributions;
 mod feedback;

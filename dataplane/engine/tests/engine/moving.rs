@@ -48,7 +48,7 @@ fn frame(step: &Step) -> Option<(usize, Vec<u8>)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(cases(200))]
 
     /// What leaves, the group's state and counters are those of a group that stays, and so is who is told to have stalled.
     #[test]

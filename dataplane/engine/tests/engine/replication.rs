@@ -181,7 +181,7 @@ fn from_source(mut frame: DataFrame, rule: &GroupRule, psn: u32) -> DataFrame {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3000))]
+    #![proptest_config(cases(1500))]
 
     #[test]
     fn every_copy_is_what_building_it_anew_gives(

@@ -257,7 +257,7 @@ impl Step {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(cases(120))]
 
     #[test]
     fn a_router_between_two_switches_changes_nothing_for_their_hosts(

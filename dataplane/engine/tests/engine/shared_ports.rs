@@ -118,7 +118,7 @@ fn compile(engine: &mut Engine, rule: &GroupRule) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(cases(80))]
 
     #[test]
     fn endpoints_that_share_ports_are_served_as_those_with_a_port_each(

@@ -324,7 +324,7 @@ fn whole(frame: &[u8]) -> Option<RoceHeader> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(cases(40))]
 
     /// All receivers get all data in order, whatever is lost, repeated, late or wrong on any link.
     #[test]

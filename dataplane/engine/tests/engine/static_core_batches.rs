@@ -173,7 +173,7 @@ impl Twins {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(cases(150))]
 
     /// At the source's edge, whatever route there is to the address, and at that of receivers, also where it is a relay.
     #[test]

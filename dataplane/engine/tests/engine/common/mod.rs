@@ -15,6 +15,7 @@ use castnet_wire::{
     Aeth, Arp, Batch, BitRate, Bth, Ethernet, ExtHeaders, Ipv4, MacAddr, McstId, Nanos, Network, Opcode,
     Parsed, Pmtu, PortId, Psn, Qpn, RateLimit, RoceHeader, Syndrome, VlanTag, emit_roce, icrc, parse_frame,
 };
+use proptest::prelude::ProptestConfig;
 
 /// The group's address.
 pub const MCST: McstId = McstId(Ipv4Addr::new(10, 9, 0, 1));
@@ -376,3 +377,11 @@ pub fn assert_conserved(engine: &Engine) {
 }
 
 pub const T0: Nanos = Nanos(1_000_000_000);
+
+/// `cases` cases, or as many as `PROPTEST_CASES` wants.
+pub fn cases(cases: u32) -> ProptestConfig {
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default(),
+        None => ProptestConfig::with_cases(cases),
+    }
+}
