@@ -156,9 +156,8 @@ mod tests {
 
     #[test]
     fn every_command_line_in_pages_is_one_that_the_program_takes() {
-        let (count, faults) = castnet_house::commands::faults("castnet", |words| {
-            Cli::try_parse_from(words).map(drop)
-        });
+        let (count, faults) =
+            castnet_house::commands::faults("castnet", |words| Cli::try_parse_from(words).map(drop));
         assert!(count > 100, "only {count} are found");
         assert!(faults.is_empty(), "\n{}", faults.join("\n"));
     }

@@ -222,6 +222,72 @@ mod tests {
         Event::Cleared,
     ];
 
+    /// The diagram at the top of this file, edge by edge. What it does not draw has no effect; destroying is drawn once.
+    const DRAWN: [(Phase, Event, Option<Phase>); 22] = {
+        use {After as A, Event as E, Phase as P};
+        [
+            (P::Registered, E::AllJoined, Some(P::Installing)),
+            (P::Installing, E::Confirmed, Some(P::Active)),
+            (P::Installing, E::Withdrawn, Some(P::Removing(A::Registered))),
+            (P::Installing, E::Elsewhere, Some(P::Removing(A::Registered))),
+            (P::Installing, E::Refused, Some(P::Removing(A::Refused))),
+            (P::Active, E::SwitchLost, Some(P::Degraded)),
+            (P::Active, E::Broke, Some(P::Broken)),
+            (P::Active, E::Lost, Some(P::Removing(A::Failed))),
+            (P::Active, E::Ended, Some(P::Removing(A::Registered))),
+            (P::Degraded, E::SwitchesBack, Some(P::Active)),
+            (P::Degraded, E::Lost, Some(P::Removing(A::Failed))),
+            (P::Degraded, E::Ended, Some(P::Removing(A::Registered))),
+            (P::Broken, E::Lost, Some(P::Removing(A::Failed))),
+            (P::Broken, E::TimeUp, Some(P::Removing(A::Failed))),
+            (P::Broken, E::AllJoined, Some(P::Removing(A::Registered))),
+            (P::Broken, E::Ended, Some(P::Removing(A::Registered))),
+            (P::Refused, E::Joined, Some(P::Registered)),
+            (P::Failed, E::Joined, Some(P::Registered)),
+            (P::Removing(A::Registered), E::Cleared, Some(P::Registered)),
+            (P::Removing(A::Refused), E::Cleared, Some(P::Refused)),
+            (P::Removing(A::Failed), E::Cleared, Some(P::Failed)),
+            (P::Removing(A::Gone), E::Cleared, None),
+        ]
+    };
+
+    #[test]
+    fn the_table_has_the_edges_of_the_diagram_and_no_others() {
+        for phase in PHASES {
+            for event in EVENTS {
+                let drawn = DRAWN.iter().find(|edge| (edge.0, edge.1) == (phase, event));
+                let wanted = match (event, drawn) {
+                    (Event::Destroy, _) => Some(Next::Phase(Phase::Removing(After::Gone))),
+                    (_, Some((.., next))) => Some(next.map_or(Next::Gone, Next::Phase)),
+                    (_, None) => None,
+                };
+                assert_eq!(phase.step(event), wanted, "{phase:?} {event:?}");
+            }
+        }
+    }
+
+    /// Of each phase: whether rules belong on switches, whether members may have sent, whether there is work at switches.
+    #[test]
+    fn each_phase_says_what_is_on_switches_and_what_is_to_do() {
+        let rows = [
+            ("registered", [false, false, false]),
+            ("installing", [true, false, true]),
+            ("active", [true, true, false]),
+            ("degraded", [true, true, false]),
+            ("broken", [true, true, false]),
+            ("refused", [false, false, false]),
+            ("failed", [false, false, false]),
+            ("removing", [false, false, true]),
+            ("removing", [false, false, true]),
+            ("removing", [false, false, true]),
+            ("removing", [false, false, true]),
+        ];
+        for (phase, row) in PHASES.into_iter().zip(rows) {
+            let is = [phase.wants_rules(), phase.has_run(), phase.needs_driver()];
+            assert_eq!((phase.name(), is), row, "{phase:?}");
+        }
+    }
+
     /// Rules come onto switches by way of Installing and leave them by way of Removing, whatever happens.
     #[test]
     fn rules_come_and_go_by_the_two_doors() {

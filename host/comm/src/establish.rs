@@ -280,8 +280,7 @@ impl Group {
             pmtu,
             timeout: timeout_code(settings.ack_timeout_us),
             retry_cnt: self.config.retry_cnt,
-            // The switch keeps what is behind a gap. So it does in Mode-II, but there a NAK names the oldest unacknowledged packet.
-            selective_repeat: settings.mode() == api::CollectiveMode::Augmented && settings.modes.is_empty(),
+            selective_repeat: repeats_one_packet(&settings),
             rate_limit: rate_limit.map(|limit| limit.per_lane(lanes).for_sender()),
             ..QpRemote::new(mcst_id, virtual_qpn)
         };
@@ -643,6 +642,12 @@ impl QueuePairs {
     }
 }
 
+/// Whether a NAK asks for one packet: the switch keeps what is behind a gap. So it does in Mode-II, but there a NAK names the oldest
+/// unacknowledged packet. Which mode the switch next to this rank has is not known where switches have modes of their own.
+fn repeats_one_packet(settings: &api::CollectiveSettings) -> bool {
+    settings.mode() == api::CollectiveMode::Augmented && settings.modes.is_empty()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -652,6 +657,26 @@ mod tests {
     fn a_rank_that_waits_long_sleeps_long() {
         let sleep = |waited| sleep_after(Duration::from_millis(waited)).as_millis();
         assert_eq!([0, 8, 100, 200, 10_000].map(sleep), [2, 2, 25, 50, 50]);
+    }
+
+    #[test]
+    fn one_packet_is_repeated_where_all_switches_are_augmented() {
+        use api::CollectiveMode::{Augmented, Terminated, Translated, Unspecified};
+        for mode in [Unspecified, Translated, Augmented, Terminated] {
+            for own in [None, Some(Translated), Some(Augmented)] {
+                let of = |mode: api::CollectiveMode| api::SwitchMode {
+                    switch: "leaf0".into(),
+                    mode: mode.into(),
+                };
+                let settings = api::CollectiveSettings {
+                    mode: mode.into(),
+                    modes: own.map(of).into_iter().collect(),
+                    ..Default::default()
+                };
+                let all_are = mode == Augmented && own.is_none();
+                assert_eq!(repeats_one_packet(&settings), all_are, "{mode:?} {own:?}");
+            }
+        }
     }
 
     #[test]

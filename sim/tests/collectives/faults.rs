@@ -8,7 +8,7 @@ use castnet_sim::{LinkProfile, RankQp, SimConfig, Simulation, TaskMemory};
 use castnet_topology::{LinkId, Topology};
 use castnet_wire::control::{CallFlags, DataType, Operation};
 use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::seeds::number;

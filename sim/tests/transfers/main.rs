@@ -8,7 +8,7 @@ use castnet_sim::Simulation;
 use castnet_topology::{LinkId, Topology};
 use castnet_wire::Nanos;
 use rand::seq::SliceRandom;
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use transfer::{DEADLINE, Transfer, network, place};
 

@@ -8,7 +8,7 @@ use castnet_rules::{HostPart, MulticastRule, RemoteMemory, RepairRule};
 use castnet_sim::{LinkProfile, SimConfig, Simulation};
 use castnet_topology::{LinkId, Topology};
 use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
-use rand::{Rng, SeedableRng};
+use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 const MESSAGE: usize = 32 << 10;

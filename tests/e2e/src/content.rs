@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, anyhow};
-use rand::{RngCore, SeedableRng};
+use rand::{Rng, SeedableRng};
 use sha2::{Digest, Sha256};
 
 /// What a source reads: a path for `--file`.

@@ -46,10 +46,7 @@ pub fn pages() -> Vec<PathBuf> {
 ///
 /// # Panics
 /// If a page cannot be read.
-pub fn faults(
-    program: &str,
-    parse: impl Fn(&[String]) -> Result<(), clap::Error>,
-) -> (usize, Vec<String>) {
+pub fn faults(program: &str, parse: impl Fn(&[String]) -> Result<(), clap::Error>) -> (usize, Vec<String>) {
     let mut faults = Vec::new();
     let mut count = 0;
     for page in pages() {
@@ -131,7 +128,10 @@ pub fn lines(page: &str, text: &str) -> Vec<Line> {
 /// The commands of a line of a shell, without prompts, comments and redirections.
 fn simple_commands(line: &str) -> Vec<Vec<String>> {
     let line = line.trim_start();
-    let line = line.strip_prefix("$ ").or(line.strip_prefix("# ")).unwrap_or(line);
+    let line = line
+        .strip_prefix("$ ")
+        .or(line.strip_prefix("# "))
+        .unwrap_or(line);
     let mut commands = vec![Vec::new()];
     let mut skips = false;
     for word in split_words(line) {
@@ -260,7 +260,10 @@ mod tests {
             ("castnet-lab sim epic", false),
             ("castnet demo", false),
         ];
-        assert_eq!(found(text), expected.map(|(line, is_part)| (line.to_owned(), is_part)));
+        assert_eq!(
+            found(text),
+            expected.map(|(line, is_part)| (line.to_owned(), is_part))
+        );
     }
 
     #[test]

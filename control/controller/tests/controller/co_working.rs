@@ -6,7 +6,7 @@ use castnet_proto::v1::MemberLoss;
 use castnet_proto::v1::MemberPhase::{Expected, Joined};
 use tonic::{Status, Streaming};
 
-use crate::common::{Client, Events, Lab, creation, next, reaches};
+use crate::common::{Client, Events, Lab, PATIENCE, creation, next, reaches};
 
 const HOSTS: [&str; 4] = ["h0", "h1", "h2", "h3"];
 
@@ -189,4 +189,31 @@ async fn without_receivers_in_the_tree_a_group_ends() {
     leave(&client, "h1").await;
     let state = events.group("g", v1::GroupPhase::Registered).await;
     assert!(state.outside.is_empty(), "{state:?}");
+}
+
+/// Nothing flows before the group runs, so what a member says of its receiver then takes out nobody.
+#[tokio::test]
+async fn a_member_lost_before_the_group_runs_neither_fails_nor_evicts() {
+    for loss in [MemberLoss::Evict, MemberLoss::Fail] {
+        let lab = Lab::two_tiers().await;
+        is_full(&lab, "leaf1", true);
+        let (_controller, client) = lab.start().await;
+        create(&client, loss).await;
+        let (gate, mut held) = lab.switch("leaf0").hold();
+        let _calls = join(&lab, &client, 17, &[]).await;
+        // The switch of the source is the last: leaf1 has refused, and the group is placed without it.
+        let held = tokio::time::timeout(PATIENCE, held.recv());
+        held.await.expect("in time").unwrap();
+        let request = v1::GetGroupRequest { group: "g".into() };
+        let group = client.clone().get_group(request).await.unwrap();
+        let state = group.into_inner().state.unwrap();
+        assert_eq!(state.phase(), v1::GroupPhase::Installing, "{state:?}");
+        report(&client, "h1", &state.outside[0]).await.unwrap();
+        gate.add_permits(1000);
+        let state = reaches(&client, "g", Active).await.state.unwrap();
+        assert_eq!(
+            (state.generation, via(&state)),
+            (2, vec![("h2", "h1"), ("h3", "h2")])
+        );
+    }
 }

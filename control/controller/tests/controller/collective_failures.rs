@@ -317,3 +317,47 @@ async fn late_reports_of_an_old_generation_change_nothing() {
     assert_eq!((group.phase(), group.conflict), (Active, None));
     assert_eq!(lab.placed(), ["leaf0 job.2", "leaf1 job.2", "spine0 job.2"]);
 }
+
+/// Its connection is of the next generation: the switches go on telling the others why the present one is over.
+#[tokio::test]
+async fn a_rank_that_joined_again_and_goes_ends_nothing_of_the_generation_before() {
+    for leaves in [true, false] {
+        let lab = Lab::two_tiers().await;
+        let (_controller, client) = lab.start().await;
+        let mut ranks = lab.ranks(&client, "job", 4, 17).await;
+        let mcst_id = all(&mut ranks, Active).await[0].mcst_id.clone();
+        lab.switch("leaf1")
+            .report(conflict(&mcst_id, 1, disagreement(0, 3)));
+        all(&mut ranks, Failed).await;
+        let mut first = ranks.remove(0);
+        first.request.lease_ms = if leaves { 600_000 } else { 1 };
+        let first = first.again(&client, 1).await;
+        if leaves {
+            let request = v1::LeaveGroupRequest {
+                group: "job".into(),
+                rank: Some(0),
+                ..Default::default()
+            };
+            let left = client.clone().leave_group(request).await.unwrap();
+            assert!(left.into_inner().left);
+        } else {
+            drop(first.stream);
+        }
+        let expected = |group: &v1::Collective| {
+            let state = group.state.as_ref().unwrap();
+            state.members[0].phase() == v1::MemberPhase::Expected
+        };
+        becomes(&client, "job", expected).await;
+        assert_eq!(lab.placed(), ["leaf0 job.1", "leaf1 job.1", "spine0 job.1"]);
+        let mut again = vec![Rank::join(&client, lab.rank("job", 0, 4, 18)).await];
+        for rank in ranks {
+            again.push(rank.again(&client, 1).await);
+        }
+        for state in all(&mut again, Active).await {
+            assert_eq!(state.generation, 2);
+        }
+        // The rules were removed once, when all had joined again.
+        let removals: Vec<_> = lab.switch("leaf0").changes();
+        assert_eq!(removals, ["+job.1", "-job.1", "+job.2"]);
+    }
+}

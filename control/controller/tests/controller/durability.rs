@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::common::faults::{FaultyStore, Random};
+use crate::common::faults::{FaultyStore, Random, seeds};
 use crate::common::ranks::{Rank, all, shown};
 use crate::common::{Client, Events, Lab, PATIENCE, creation, destruction, reaches, start_with};
 use castnet_controller::Controller;
@@ -205,14 +205,14 @@ async fn what_was_answered_is_there(open: &Open, faulty: bool, seed: u64) {
 
 #[tokio::test]
 async fn what_was_answered_is_there_in_memory() {
-    for seed in 0..4 {
+    for seed in seeds(2) {
         what_was_answered_is_there(&memory(), false, seed).await;
     }
 }
 
 #[tokio::test]
 async fn what_was_answered_is_there_in_redb() {
-    for seed in 0..4 {
+    for seed in seeds(2) {
         let folder = tempfile::tempdir().unwrap();
         what_was_answered_is_there(&redb(folder.path()), false, seed).await;
     }
@@ -220,10 +220,10 @@ async fn what_was_answered_is_there_in_redb() {
 
 #[tokio::test]
 async fn what_was_answered_is_there_though_the_store_fails() {
-    for seed in 0..8 {
+    for seed in seeds(3) {
         what_was_answered_is_there(&memory(), true, seed).await;
     }
-    for seed in 0..4 {
+    for seed in seeds(1) {
         let folder = tempfile::tempdir().unwrap();
         what_was_answered_is_there(&redb(folder.path()), true, seed).await;
     }

@@ -226,6 +226,28 @@ async fn refusals_name_the_reason() {
     assert_eq!(status.code(), Code::NotFound, "no member any more: {status}");
 }
 
+/// leaf1 goes on serving h3 by its old rule, and gets the new one late: one that joins now would be carried on from a rule that leaf1 never had.
+#[tokio::test]
+async fn a_late_join_waits_while_switches_are_being_changed() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, mut client) = lab.start().await;
+    let _calls = group(&lab, &client, &HOSTS, MemberLoss::Evict).await;
+    let (gate, mut held) = lab.switch("leaf1").hold();
+    let leave = v1::LeaveGroupRequest {
+        group: "g".into(),
+        host: "h2".into(),
+        ..Default::default()
+    };
+    client.leave_group(leave).await.unwrap();
+    held.recv().await.unwrap();
+    let status = try_join(&lab, &client, "h2", 18, LEASE).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("try again soon"), "{status}");
+    gate.add_permits(1000);
+    let _late = join(&lab, &client, "h2", 18).await;
+    placed(&lab, &client, &["leaf0 g.3", "leaf1 g.3", "spine0 g.3"]).await;
+}
+
 async fn add(client: &Client, group: &str, host: &str) -> Result<v1::AddMemberResponse, Status> {
     let (group, host) = (group.into(), host.into());
     let answer = client

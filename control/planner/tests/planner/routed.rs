@@ -481,24 +481,32 @@ fn the_routes_of_a_layout_bring_one_copy_to_each_switch_of_an_address() {
     }
 }
 
-/// PEEL 3.2: k - 1 rules. Of them, 31 of a 64-ary fat tree replicate to two or more ToRs, and the other 32 would lead to one.
+/// PEEL 3.2: k - 1 rules. Of them, k / 2 - 1 of a k-ary fat tree replicate to two or more ToRs, and the other k / 2 would lead to one: so a
+/// router of a 64-ary one has at most 95. `cargo bench -p castnet-benches --bench plans` lays out a fabric of that size.
 #[test]
-fn a_core_switch_of_a_64_ary_fat_tree_has_at_most_95_routes() {
+fn a_core_switch_of_a_k_ary_fat_tree_has_at_most_a_route_and_a_half_for_each_port() {
     let block: Ipv4Net = "239.0.0.0/8".parse().unwrap();
-    let t = fat_tree(64);
-    let layout = layout(&t, block).unwrap();
-    let count = |router: &str, replicate: bool| {
-        let routes = layout.routes[router].iter();
-        routes.filter(|route| route.replicate == replicate).count()
-    };
-    // 63 other pods, and 64.
-    assert_eq!((count("agg0-0", true), count("agg0-0", false)), (31, 63));
-    assert_eq!((count("core0", true), count("core0", false)), (0, 64));
-    assert!(layout.routes.values().all(|routes| routes.len() <= 95));
-    assert_eq!(layout.addresses.len(), 64 * 31);
+    for k in [4, 8, 16] {
+        let t = fat_tree(k);
+        let layout = layout(&t, block).unwrap();
+        let count = |router: &str, replicate: bool| {
+            let routes = layout.routes[router].iter();
+            routes.filter(|route| route.replicate == replicate).count()
+        };
+        // The other pods; all of them.
+        let agg = (count("agg0-0", true), count("agg0-0", false));
+        assert_eq!(agg, (k / 2 - 1, k - 1));
+        assert_eq!((count("core0", true), count("core0", false)), (0, k));
+        let most = layout.routes.values().map(Vec::len).max();
+        assert_eq!(most, Some(3 * k / 2 - 2));
+        assert_eq!(layout.addresses.len(), k * (k / 2 - 1));
+    }
+    // PEEL 3.2, header bits of 8 ToRs: m + ceil(log2(m + 1)) = 5; 4 more for the pod.
+    let t = fat_tree(16);
+    assert!(castnet_planner::static_core::layout(&t, "239.1.0.0/23".parse().unwrap()).is_ok());
     let small = castnet_planner::static_core::layout(&t, "239.1.0.0/24".parse().unwrap());
     let said = small.unwrap_err().to_string();
-    assert_eq!(said, "core: 239.1.0.0/24 is too small: 64 pods need a /18");
+    assert_eq!(said, "core: 239.1.0.0/24 is too small: 16 pods need a /23");
 }
 
 /// PEEL 3.3: of a fat tree's routers, only its core switches know groups. The others lead to them.
@@ -535,9 +543,9 @@ fn what_is_sent_to_a_group_comes_to_a_programmable_router() {
     }
 }
 
-/// Switches without state are not even named: groups come and go at the edges alone.
+/// Switches without state are not even named: groups come and go at the edges alone. After 3,200 groups the hosts repeat.
 #[test]
-fn a_hundred_thousand_groups_touch_no_switch_of_the_core() {
+fn groups_of_a_static_core_touch_no_switch_of_the_core() {
     let mut t = fat_tree(8);
     for (address, switches) in layout(&t, "239.0.0.0/8".parse().unwrap()).unwrap().addresses {
         t.add_multicast_route(address, switches).unwrap();
@@ -550,7 +558,7 @@ fn a_hundred_thousand_groups_touch_no_switch_of_the_core() {
         .collect();
     let load = LinkLoad::new();
     let (mut touched, mut addresses) = (BTreeMap::<String, u32>::new(), 0);
-    for n in 0..100_000_usize {
+    for n in 0..3200_usize {
         let members: Vec<&str> = (0..5)
             .map(|i| hosts[(n * 31 + i * (n % 25 + 1)) % hosts.len()].as_str())
             .collect();
@@ -578,7 +586,7 @@ fn a_hundred_thousand_groups_touch_no_switch_of_the_core() {
     }
     assert!(touched.keys().all(|name| name.starts_with("edge")), "{touched:?}");
     assert_eq!(touched.len(), edges.len());
-    assert!(addresses > 50_000, "{addresses}");
+    assert!(addresses > 1600, "{addresses}");
 }
 
 #[test]

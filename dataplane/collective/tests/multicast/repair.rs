@@ -237,6 +237,25 @@ fn a_nak_is_repeated_three_times() {
     assert_eq!(at, [101, 103, 107]);
 }
 
+/// The source goes back, and loses again what it was asked for, and the packet after it: it does not know, and must be asked.
+#[test]
+fn what_a_source_that_goes_back_loses_again_is_asked_for_again() {
+    for goes_back in [true, false] {
+        let mut switch = repairing(Some(10));
+        switch.data(10, 1);
+        switch.data(13, 1);
+        let naks = |told: Vec<Told>| told.iter().filter(|told| **told == nak(11).up(0)).count();
+        assert_eq!(naks(switch.feedback(1, ack(10))), 1);
+        if goes_back {
+            assert_eq!(naks(switch.data(13, 1)), 0, "11 and 12 may be on their way");
+        }
+        let at: Vec<u64> = (1..200)
+            .filter(|tick| naks(switch.timeout(Nanos(tick * 1000))) == 1)
+            .collect();
+        assert_eq!(at, [2, 4, 8], "{goes_back}");
+    }
+}
+
 /// Seed 3 of the property test: a switch had acknowledged 11 to the source and then lost its state. It waited for 11, which the source
 /// does not send again, and kept what the source repeated from 12 on.
 #[test]

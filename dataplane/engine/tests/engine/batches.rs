@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::collective::any_job;
+use crate::cases::cases;
 use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
@@ -341,7 +342,7 @@ fn seen(engine: &mut Engine, [trace, capture]: [TapId; 2]) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(cases(150))]
 
     #[test]
     fn the_fast_path_does_with_batches_what_the_slow_one_does(

@@ -2,8 +2,10 @@
 
 mod anything;
 mod batches;
+mod cases;
 mod collective;
 mod collective_install;
+mod collective_refusals;
 mod common;
 mod contributions;
 mod feedback;

@@ -1,5 +1,6 @@
 //! Groups that move between engines at any moment continue as if they had not moved.
 
+use crate::cases::cases;
 use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
@@ -48,7 +49,7 @@ fn frame(step: &Step) -> Option<(usize, Vec<u8>)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(cases(200))]
 
     /// What leaves, the group's state and counters are those of a group that stays, and so is who is told to have stalled.
     #[test]

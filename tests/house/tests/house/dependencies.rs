@@ -43,7 +43,10 @@ fn no_crate_has_a_known_vulnerability() {
                 source = \"registry+https://github.com/rust-lang/crates.io-index\"\n";
     std::fs::write(&old, lock).expect("a file");
     let found = vulnerable(&database, &old);
-    assert!(found.iter().any(|line| line.contains("RUSTSEC-2020-0071")), "{found:?}");
+    assert!(
+        found.iter().any(|line| line.contains("RUSTSEC-2020-0071")),
+        "{found:?}"
+    );
 }
 
 fn vulnerable(database: &Database, lock: &Path) -> Vec<String> {
@@ -63,10 +66,14 @@ fn vulnerable(database: &Database, lock: &Path) -> Vec<String> {
 #[test]
 fn every_crate_is_under_a_licence_that_deny_toml_allows() {
     let text = std::fs::read_to_string(root().join("deny.toml")).expect("UTF-8");
-    let list = text.split_once("allow = [").and_then(|(_, rest)| rest.split_once(']'));
+    let list = text
+        .split_once("allow = [")
+        .and_then(|(_, rest)| rest.split_once(']'));
     let (list, _) = list.expect("a list of licences");
     let allowed: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
-    let metadata = cargo_metadata::MetadataCommand::new().exec().expect("cargo metadata");
+    let metadata = cargo_metadata::MetadataCommand::new()
+        .exec()
+        .expect("cargo metadata");
     let mut refused: BTreeMap<String, String> = BTreeMap::new();
     for package in &metadata.packages {
         let licence = package.license.clone().unwrap_or_default();
@@ -89,7 +96,12 @@ fn is_allowed(expression: &str, allowed: &[&str]) -> bool {
 #[test]
 fn a_licence_is_chosen_among_alternatives_only() {
     let allowed = ["MIT", "ISC", "Apache-2.0"];
-    for good in ["MIT", "GPL-3.0 OR MIT", "MIT/Apache-2.0", "(MIT OR GPL-2.0) AND ISC"] {
+    for good in [
+        "MIT",
+        "GPL-3.0 OR MIT",
+        "MIT/Apache-2.0",
+        "(MIT OR GPL-2.0) AND ISC",
+    ] {
         assert!(is_allowed(good, &allowed), "{good}");
     }
     for bad in ["", "GPL-3.0", "MIT AND GPL-3.0", "(GPL-2.0 OR GPL-3.0) AND MIT"] {

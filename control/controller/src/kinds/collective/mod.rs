@@ -30,6 +30,8 @@ pub(crate) mod record;
 mod reports;
 pub(crate) mod requests;
 pub(crate) mod secret;
+#[cfg(test)]
+mod tests;
 pub(crate) mod view;
 
 impl GroupKind for Collective {

@@ -27,6 +27,8 @@ pub mod refine;
 pub(crate) mod replan;
 pub(crate) mod requests;
 pub(crate) mod stall;
+#[cfg(test)]
+mod tests;
 pub(crate) mod view;
 
 impl GroupKind for Multicast {

@@ -6,6 +6,15 @@ use std::sync::Arc;
 use castnet_controller::store::{Batch, Entry, Key, Store, StoreError, Table};
 use tokio::sync::{Semaphore, mpsc};
 
+/// The seeds of a test whose steps are drawn: `count` of them, or `CASTNET_RUNS`; or the one that `CASTNET_SEED` names.
+pub(crate) fn seeds(count: u64) -> std::ops::Range<u64> {
+    let variable = |name| std::env::var(name).ok()?.parse::<u64>().ok();
+    match variable("CASTNET_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..variable("CASTNET_RUNS").unwrap_or(count),
+    }
+}
+
 /// What happens to the next batches.
 #[derive(Debug, Default)]
 struct Faults {

@@ -2,6 +2,7 @@
 //! connections between hosts. A seed determines the order of events.
 
 mod between_hosts;
+mod calls;
 mod in_network;
 mod rank;
 
