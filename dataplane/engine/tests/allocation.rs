@@ -7,7 +7,7 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use castnet_engine::{CountersSnapshot, Egress, Engine};
+use castnet_engine::{Context, CountersSnapshot, Egress, Engine};
 use castnet_rules::{ForwardingRule, GroupRule, RepairRule};
 use castnet_wire::{Batch, FrameBuf, MacAddr, McstId, NakCode, Nanos, Opcode, PortId, Reth, Syndrome};
 use common::*;
@@ -18,6 +18,7 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
     static BYTES: Cell<usize> = const { Cell::new(0) };
     static FREED: Cell<u64> = const { Cell::new(0) };
+    static FREED_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
 // SAFETY: every call goes on to the system's allocator unchanged; counting touches a plain thread-local number that
@@ -32,6 +33,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         let _ = FREED.try_with(|n| n.set(n.get() + 1));
+        let _ = FREED_BYTES.try_with(|n| n.set(n.get() + layout.size()));
         // SAFETY: `memory` came from `alloc` with this layout, so from the system's allocator.
         unsafe { System.dealloc(memory, layout) }
     }
@@ -39,6 +41,7 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
         let _ = BYTES.try_with(|n| n.set(n.get() + size));
+        let _ = FREED_BYTES.try_with(|n| n.set(n.get() + layout.size()));
         // SAFETY: as above.
         unsafe { System.realloc(memory, layout, size) }
     }
@@ -365,4 +368,62 @@ fn a_dry_run_costs_a_worker_no_allocation_and_never_the_payload() {
     }
     assert_eq!(engine.collective_status(GROUP).unwrap(), status);
     assert_eq!(engine.totals(), totals);
+}
+
+/// Contract M6 counts on it: what a group says that it takes is what it has allocated.
+#[test]
+fn a_group_takes_the_memory_that_it_says() {
+    use castnet_rules::CollectiveMode::{Augmented, Terminated, Translated};
+    use common::collective::{collective_star, one_armed_star};
+    let repair = RepairRule {
+        slots: 64,
+        ack_timeout_us: 640,
+    };
+    let any_source = |rule: &mut castnet_rules::MulticastRule| {
+        rule.any_source = Some(castnet_wire::AnySource::Bridged);
+    };
+    let mut rules = vec![
+        star(1),
+        star(40),
+        star(40).with_multicast(|rule| rule.repair = Some(repair)),
+        star(9).with_multicast(any_source),
+        rule((0..100).map(|n| host_at(0, n)).collect()),
+    ];
+    for mode in [Translated, Augmented, Terminated] {
+        for group in [collective_star(3), collective_star(40), one_armed_star(100)] {
+            for reproducible in [false, true] {
+                let change = |rule: &mut castnet_rules::TranslatedRule| {
+                    (rule.mode, rule.reproducible) = (mode, reproducible);
+                };
+                rules.push(group.clone().with_translated(change));
+            }
+        }
+    }
+    let live = || BYTES.get() - FREED_BYTES.get();
+    let ports = ports(64);
+    for rule in rules {
+        let before = live();
+        let group = Context::compile(&rule, &ports).unwrap();
+        let takes = live() - before;
+        let says = match (group.multicast(), group.collective()) {
+            (Some(group), _) => group.hot_bytes() + group.cold_bytes(),
+            (_, Some(group)) => group.footprint(),
+            _ => unreachable!("of one of both kinds"),
+        };
+        // The counts of what copies of a machine share; of Mode-I, the tables of its connections as well.
+        let unsaid = match rule.translated().map(|rule| rule.mode) {
+            None => 0..=0,
+            Some(Translated | Augmented) => 16..=16,
+            Some(Terminated) => 0..=takes / 30,
+        };
+        let kind = &rule.kind;
+        assert!(
+            unsaid.contains(&(takes - says)),
+            "says {says}, takes {takes}: {kind:?}"
+        );
+        let reserves = group.memory_bytes();
+        assert!(takes <= reserves, "reserves {reserves}, takes {takes}: {kind:?}");
+        drop(group);
+        assert_eq!(live(), before);
+    }
 }

@@ -271,6 +271,8 @@ fn settings_that_are_not_given_fit_those_that_are() {
     assert_eq!(of(Some(100), Some(200)), (100, 100));
 }
 
+type Change<'c> = &'c dyn Fn(&mut GivenSettings);
+
 /// What a rank gives must be what the group has. What it does not give is the group's.
 #[test]
 fn each_setting_that_differs_is_named_with_both_values() {
@@ -298,13 +300,13 @@ fn each_setting_that_differs_is_named_with_both_values() {
     let limit = same.rate_limit;
     assert_eq!(is.differs(&same, limit), None);
     assert_eq!(is.differs(&GivenSettings::default(), limit), None);
-    let changed = |change: &dyn Fn(&mut GivenSettings)| {
+    let changed = |change: Change<'_>| {
         let mut given = same.clone();
         change(&mut given);
         let (field, given, is) = is.differs(&given, limit).expect("a difference");
         format!("{field} {given} {is}")
     };
-    let rows: [(&dyn Fn(&mut GivenSettings), &str); 10] = [
+    let rows: [(Change<'_>, &str); 10] = [
         (&|g| g.pmtu = Some(Pmtu::B2048), "settings.pmtu 2048 1024"),
         (&|g| g.window_packets = Some(65), "settings.window_packets 65 64"),
         (
