@@ -5,7 +5,7 @@ use castnet_endpoint::{
     Access, Discard, Endpoint, EndpointConfig, LocalSlice, MemoryError, OutOfRange, PostError, QpConfig,
     QpError, QpEvent, QpState, QueueLimits, RecvWr, SendOp, SendWr,
 };
-use castnet_wire::{BitRate, Opcode, Qpn, RateLimit, ipv4};
+use castnet_wire::{BitRate, Nanos, Opcode, Parsed, Qpn, RateLimit, Syndrome, ipv4, parse_frame};
 
 fn endpoint(change: impl FnOnce(&mut EndpointConfig)) -> Endpoint {
     let mut config = EndpointConfig::new(MY_MAC, MY_IP);
@@ -355,4 +355,71 @@ fn each_counter_counts_its_own_frames() {
     ];
     let (counted, expected): (Vec<u64>, Vec<u64>) = counters.into_iter().unzip();
     assert_eq!(counted, expected, "{stats:?}");
+}
+
+/// A frame that the caller has verified is handled like any other: the same frames out, completions and counters.
+#[test]
+fn a_verified_frame_is_handled_like_any_other() {
+    let marked = |packet: Packet| with_ecn(packet.frame(), 3);
+    let frames = [
+        marked(Packet::request(Opcode::SendOnly, 0, 4).ack_request()),
+        Packet::request(Opcode::SendOnly, 0, 4).ack_request().frame(),
+        Packet::request(Opcode::SendOnly, 2, 4).frame(),
+        Packet::response(0, Syndrome::Ack).frame(),
+        Packet::new(Opcode::ReadResponseMiddle, 0).frame(),
+        Packet::new(Opcode::Cnp, 0).frame(),
+    ];
+    let [plain, verified] = [false, true].map(|is_verified| {
+        let mut b = Bench::new(QpConfig {
+            cnp_interval: Some(QpConfig::CNP_INTERVAL),
+            ..config()
+        });
+        b.post_recv(1, 8);
+        b.post(2, SendOp::Send, 8);
+        let mut sent = b.drain();
+        for frame in &frames {
+            let Ok(Parsed::Roce(header)) = parse_frame(frame, frame.len()) else {
+                panic!("RoCE");
+            };
+            match is_verified {
+                false => b.endpoint.handle_frame(b.now, frame),
+                true => {
+                    let payload = &frame[header.payload_at..][..header.payload_len];
+                    b.endpoint.handle_verified(b.now, MY_QPN, &header, payload);
+                }
+            }
+            sent.extend(b.drain());
+        }
+        let completions = b.completions();
+        assert_eq!(completions.len(), 2);
+        (sent, completions, b.endpoint.stats().clone())
+    });
+    assert_eq!(plain, verified);
+    assert_eq!((plain.2.cnps_out, plain.2.cnps_in), (1, 1));
+}
+
+#[test]
+fn a_frame_for_a_qp_that_is_not_connected_is_early() {
+    let mut endpoint = endpoint(|_| {});
+    let request = Packet::request(Opcode::SendOnly, 0, 4);
+    let elsewhere = Packet {
+        dst: PEER_IP,
+        ..request.clone()
+    };
+    let (frame, elsewhere) = (request.frame(), elsewhere.frame());
+    assert!(!endpoint.is_early(&frame), "no such QP");
+    endpoint
+        .open_qp(MY_QPN, QueueLimits::default())
+        .expect("a number");
+    assert!(endpoint.is_early(&frame));
+    assert!(!endpoint.is_early(&elsewhere) && !endpoint.is_early(&frame[..40]));
+    let Ok(Parsed::Roce(header)) = parse_frame(&frame, frame.len()) else {
+        panic!("RoCE");
+    };
+    endpoint.handle_verified(Nanos::ZERO, MY_QPN, &header, &[0; 4]);
+    endpoint.handle_frame(Nanos::ZERO, &frame);
+    assert_eq!(endpoint.stats().discarded(Discard::QpNotReady), 2);
+    assert_eq!(endpoint.stats().frames_in, 2);
+    endpoint.connect_qp(config()).expect("it is new");
+    assert!(!endpoint.is_early(&frame));
 }
