@@ -81,7 +81,7 @@ impl Sent {
     }
 
     /// Waits for the end. All have each byte. Returns what the source says, what each receiver does, and how many bytes there were.
-    fn finish(mut self) -> Result<(Value, Vec<(&'static str, Value)>, u64)> {
+    fn finish(mut self) -> Result<(Value, Received, u64)> {
         let content = self.content.end().with_context(|| self.source.output())?;
         self.source.succeed()?;
         let mut all = Vec::new();
@@ -108,6 +108,9 @@ impl Sent {
         Ok((sent, all, content.bytes))
     }
 }
+
+/// What each receiver reports.
+type Received = Vec<(&'static str, Value)>;
 
 /// Hosts that a report or a group lists as outside, and from whom they have the stream.
 fn outside(listed: &Value) -> Vec<(&str, &str)> {

@@ -82,10 +82,8 @@ fn a_paused_receiver_stops_the_source_of_its_group() {
             for port in ["h1", "h2", "h3", "h4"] {
                 let class = class_at(lab, port)?;
                 let is_idle = class["paused"] == false && class["stopping"] == false;
-                ensure!(
-                    is_idle && class["overflows"] == 0 && class["storms"] == 0,
-                    "{port}: {class}"
-                );
+                // The longer the pause, the more the source repeats, whose port does not obey PAUSE: that may overflow.
+                ensure!(is_idle && class["storms"] == 0, "{port}: {class}");
             }
             let receiver = class_at(lab, "h3")?;
             ensure!(
