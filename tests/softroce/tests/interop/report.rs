@@ -28,7 +28,9 @@ impl Report {
     pub(crate) fn wants(&self, name: &str) -> bool {
         match &self.words[..] {
             [] => GATE.contains(&name),
-            words => words.iter().any(|word| word == "all" || name.contains(word.as_str())),
+            words => words
+                .iter()
+                .any(|word| word == "all" || name.contains(word.as_str())),
         }
     }
 
