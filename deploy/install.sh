@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Installs the operator's binary of a release build, stripped, with its debug information beside it, where gdb and perf find it.
+#
+#   cargo build --release && sudo deploy/install.sh [DESTDIR]
+#
+# DESTDIR is the root of the file system that it goes to (/). PREFIX is /usr/local. Needs objcopy and strip (binutils).
+set -euo pipefail
+built=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+built=${CARGO_TARGET_DIR:-$built/target}/release/castnet
+bin=${1:-}${PREFIX:-/usr/local}/bin debug=${1:-}/usr/lib/debug${PREFIX:-/usr/local}/bin
+
+[ -e "$built" ] || { echo "install.sh: no $built: cargo build --release" >&2 && exit 1; }
+for program in objcopy strip; do
+    command -v $program >/dev/null || { echo "install.sh: needs $program: install binutils" >&2 && exit 1; }
+done
+install -d "$bin" "$debug"
+objcopy --only-keep-debug "$built" "$debug/castnet.debug"
+# A running binary cannot be written, but replaced.
+strip -o "$bin/castnet.new" "$built"
+objcopy --add-gnu-debuglink="$debug/castnet.debug" "$bin/castnet.new"
+chmod 755 "$bin/castnet.new" && chmod 644 "$debug/castnet.debug"
+mv "$bin/castnet.new" "$bin/castnet"
+ls -lh "$bin/castnet" "$debug/castnet.debug"
