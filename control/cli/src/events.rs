@@ -488,6 +488,19 @@ mod tests {
             line.message,
             "g moved from worker 0 to worker 1: that worker was busy 97 % of the time"
         );
+        let compete = api::SourcesCompete {
+            group: "g".to_owned(),
+            generation: 3,
+            next_hop: "h2".to_owned(),
+            ..Default::default()
+        };
+        let line = EventLine::new(event(Event::SourcesCompete(compete)), &names).expect("an event");
+        let json = serde_json::to_value(&line).expect("JSON");
+        assert_eq!(
+            (&json["kind"], &json["group"]),
+            (&json!("sources-compete"), &json!("g"))
+        );
+        assert_eq!(line.message, "h2 wants to send while another member sends");
         let full = api::TableFull {
             entries: 1024,
             port: 0,

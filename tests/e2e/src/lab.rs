@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 pub use crate::content::{Content, Sent, digest, write_random};
 use crate::net::{self, Namespace};
-use crate::process::{Process, castnet};
+use crate::process::{Process, castnet, castnet_lab};
 
 /// MTU of the veth pairs: the largest RoCE path MTU and all headers fit.
 const MTU: u32 = 4300;
@@ -470,7 +470,7 @@ impl Lab {
         self.start_rank_at(&format!("h{}", rank + 1), verb, job, (rank, size), rest)
     }
 
-    /// The same at any host.
+    /// The same at any host; with `bench`, `castnet-lab bench`.
     pub fn start_rank_at(
         &self,
         host: &str,
@@ -479,8 +479,13 @@ impl Lab {
         (rank, size): (usize, usize),
         rest: &[&str],
     ) -> Result<Process> {
-        let mut command = self.host(host)?.command(castnet());
-        command.args(["host", verb, "--name", host, "--interface", "eth0"]);
+        let (program, noun) = match verb {
+            "bench" => (castnet_lab(), None),
+            _ => (castnet().to_owned(), Some("host")),
+        };
+        let mut command = self.host(host)?.command(program);
+        command.args(noun);
+        command.args([verb, "--name", host, "--interface", "eth0"]);
         command.args(["--ip", &format!("{}/24", self.address(host)), "--job", job]);
         command.args(["--rank", &rank.to_string(), "--size", &size.to_string()]);
         command

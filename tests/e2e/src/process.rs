@@ -20,17 +20,23 @@ pub fn castnet() -> &'static Path {
         if let Some(path) = std::env::var_os("CASTNET_BINARY") {
             return path.into();
         }
-        up_to_date().unwrap_or_else(|| build(&[]).expect("the binary under test"))
+        up_to_date().unwrap_or_else(|| build(&["--package", "castnet-lab"]).expect("the binary under test"))
     })
 }
 
-/// `castnet` beside this test program, where it is newer than all that it may have been built from. `cargo test --workspace`
+/// `castnet-lab` beside it.
+pub fn castnet_lab() -> PathBuf {
+    castnet().with_file_name("castnet-lab")
+}
+
+/// `castnet` beside this test program, where it and `castnet-lab` are newer than all that they may have been built from. `cargo test --workspace`
 /// builds it; building it here once more, without the features that other members ask for, would cost minutes.
 fn up_to_date() -> Option<PathBuf> {
     // target/debug/deps/program: cargo puts binaries two folders above.
     let program = std::env::current_exe().ok()?;
     let binary = program.parent()?.parent()?.join("castnet");
-    let built = fs::metadata(&binary).ok()?.modified().ok()?;
+    let written = |path: &Path| fs::metadata(path).ok()?.modified().ok();
+    let built = written(&binary)?.min(written(&binary.with_file_name("castnet-lab"))?);
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let rooms = [
         "control",
@@ -38,6 +44,8 @@ fn up_to_date() -> Option<PathBuf> {
         "host",
         "proto",
         "rules",
+        "sim",
+        "tools",
         "Cargo.lock",
         "Cargo.toml",
     ];
