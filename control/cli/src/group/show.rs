@@ -515,6 +515,12 @@ pub(super) fn owner_text(owner: &str) -> String {
     if owner.is_empty() { "operator" } else { owner }.to_owned()
 }
 
+fn add_rate(facts: &mut Facts, limit: Option<api::RateLimit>) {
+    let rate = limit.map(|limit| limit.bits_per_second);
+    facts.add_as("rate_bits_per_second", rate, "rate limit", rate::text(limit));
+    facts.field("burst_bytes", limit.map(|limit| limit.burst_bytes));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -550,10 +556,4 @@ mod tests {
             ("  20 packets behind", "", "")
         );
     }
-}
-
-fn add_rate(facts: &mut Facts, limit: Option<api::RateLimit>) {
-    let rate = limit.map(|limit| limit.bits_per_second);
-    facts.add_as("rate_bits_per_second", rate, "rate limit", rate::text(limit));
-    facts.field("burst_bytes", limit.map(|limit| limit.burst_bytes));
 }

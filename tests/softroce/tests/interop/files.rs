@@ -135,8 +135,13 @@ fn over_static_core(scene: &mut Scene, repair: &str) -> Result<String> {
     let core = fabric.at_other("core", &["counters"])?;
     let totals = &core["totals"];
     let copies = totals["copies"].as_u64().unwrap_or(0);
+    // Where switches repair, new data goes to single switches, not to the address, while one of them is silent: on a slow machine, often.
+    let least = match repair {
+        "switch" => 1,
+        _ => SIZE as u64 / 1024,
+    };
     ensure!(
-        copies >= SIZE as u64 / 1024 && totals["replicated"] == 0,
+        copies >= least && totals["replicated"] == 0,
         "the core copies each packet once: {core}"
     );
     fabric.at_controller(&["group", "destroy", &group])?;
