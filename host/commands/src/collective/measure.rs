@@ -40,7 +40,7 @@ pub struct Measure {
 pub enum Calls {
     /// So many.
     Exactly(u32),
-    /// As many as take so long, at least [`Calls::LEAST`] and at most [`Calls::MOST`].
+    /// As many as take so long, at least 3 and at most 1000.
     Within(Duration),
 }
 
