@@ -188,23 +188,26 @@ impl Phase {
     }
 }
 
+/// All of them.
+#[cfg(test)]
+pub(crate) const PHASES: [Phase; 11] = [
+    Phase::Registered,
+    Phase::Installing,
+    Phase::Active,
+    Phase::Degraded,
+    Phase::Broken,
+    Phase::Refused,
+    Phase::Failed,
+    Phase::Removing(After::Registered),
+    Phase::Removing(After::Refused),
+    Phase::Removing(After::Failed),
+    Phase::Removing(After::Gone),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PHASES: [Phase; 11] = [
-        Phase::Registered,
-        Phase::Installing,
-        Phase::Active,
-        Phase::Degraded,
-        Phase::Broken,
-        Phase::Refused,
-        Phase::Failed,
-        Phase::Removing(After::Registered),
-        Phase::Removing(After::Refused),
-        Phase::Removing(After::Failed),
-        Phase::Removing(After::Gone),
-    ];
     const EVENTS: [Event; 14] = [
         Event::Joined,
         Event::AllJoined,

@@ -13,21 +13,7 @@ use castnet_wire::{
 use super::record::{Collective, Seat, Settings};
 use crate::error::Refusal;
 use crate::kinds::{Ends, GroupKind, Joining};
-use crate::lifecycle::{After, Event, Phase};
-
-const PHASES: [Phase; 11] = [
-    Phase::Registered,
-    Phase::Installing,
-    Phase::Active,
-    Phase::Degraded,
-    Phase::Broken,
-    Phase::Refused,
-    Phase::Failed,
-    Phase::Removing(After::Registered),
-    Phase::Removing(After::Refused),
-    Phase::Removing(After::Failed),
-    Phase::Removing(After::Gone),
-];
+use crate::lifecycle::{After, Event, PHASES, Phase};
 
 /// The generation that runs or ran.
 const NOW: u64 = 5;

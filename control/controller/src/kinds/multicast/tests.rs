@@ -9,21 +9,7 @@ use castnet_wire::{AnySource, MacAddr, Pmtu, Psn, Qpn};
 use super::outside::Outside;
 use super::record::{Diverted, JoinedBy, MemberState, Multicast, Seat, StallPolicy};
 use crate::kinds::{GroupKind, Joining};
-use crate::lifecycle::{After, Event, Phase};
-
-const PHASES: [Phase; 11] = [
-    Phase::Registered,
-    Phase::Installing,
-    Phase::Active,
-    Phase::Degraded,
-    Phase::Broken,
-    Phase::Refused,
-    Phase::Failed,
-    Phase::Removing(After::Registered),
-    Phase::Removing(After::Refused),
-    Phase::Removing(After::Failed),
-    Phase::Removing(After::Gone),
-];
+use crate::lifecycle::{After, Event, PHASES, Phase};
 
 fn end(number: u8) -> HostEndpoint {
     HostEndpoint {
