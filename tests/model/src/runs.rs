@@ -117,8 +117,9 @@ pub const LATE: &[Run] = &[
 pub const SHAPES: &[Run] = &[
     bounded("root and leaf, three messages: no faults", ROOT),
     bounded(
-        "spine and leaves, three messages: loss, duplicate",
+        "spine and leaves, one message: loss, duplicate",
         bounded::Config {
+            ack_requests: ONE_MESSAGE,
             losses: 1,
             duplicates: 1,
             time_outs: 2,
@@ -127,8 +128,9 @@ pub const SHAPES: &[Run] = &[
         },
     ),
     bounded(
-        "spine and leaves, three messages: late",
+        "spine and leaves, one message: late",
         bounded::Config {
+            ack_requests: ONE_MESSAGE,
             delays: 1,
             time_outs: 1,
             sights: &[sights::nak_released, sights::filtered],
@@ -211,10 +213,10 @@ pub const HOSTILE: &[Run] = &[
         &[Answer::Nak],
     ),
     Run {
-        name: "hostile network, root and leaf: NAK, a switch restarts",
+        name: "hostile network, root and leaf: two packets, NAK, a switch restarts",
         bounds: Bounds::Hostile(hostile::Config {
             topology: Topology::RootAndLeaf,
-            packets: PACKETS,
+            packets: 2,
             slots: 0,
             ticks: 0,
             restarts: 1,
@@ -226,6 +228,33 @@ pub const HOSTILE: &[Run] = &[
 
 /// Runs that are too large for the tests.
 pub const FULL: &[Run] = &[
+    bounded(
+        "spine and leaves, three messages: loss, duplicate",
+        bounded::Config {
+            losses: 1,
+            duplicates: 1,
+            time_outs: 2,
+            ..SPINE
+        },
+    ),
+    bounded(
+        "spine and leaves, three messages: late",
+        bounded::Config {
+            delays: 1,
+            time_outs: 1,
+            ..SPINE
+        },
+    ),
+    bounded(
+        "congestion, root and leaf: ageing, loss, duplicate",
+        bounded::Config {
+            cnps: [1, 1, 1],
+            windows: 1,
+            losses: 1,
+            duplicates: 1,
+            ..features::CONGESTED
+        },
+    ),
     bounded(
         "root and leaf, three messages: loss, late",
         bounded::Config {

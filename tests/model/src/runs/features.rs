@@ -8,7 +8,7 @@ use crate::message::Answer;
 use crate::switch::Fault;
 
 /// One packet.
-const CONGESTED: bounded::Config = bounded::Config {
+pub(super) const CONGESTED: bounded::Config = bounded::Config {
     packets: 1,
     time_outs: 2,
     ..ROOT
@@ -352,12 +352,11 @@ pub const CONGESTION: &[Run] = &[
         },
     ),
     bounded(
-        "congestion, root and leaf: ageing, loss, duplicate",
+        "congestion, root and leaf: ageing, loss",
         bounded::Config {
             cnps: [1, 1, 1],
             windows: 1,
             losses: 1,
-            duplicates: 1,
             ..CONGESTED
         },
     ),

@@ -11,8 +11,8 @@ use castnet_wire::{McstId, Nanos, Pmtu, Psn, Qpn};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::values;
 use crate::seeds::number;
-use crate::values;
 
 const HOSTS: [&str; 6] = ["h0", "h1", "h2", "h3", "h4", "h5"];
 const SIZE: u16 = HOSTS.len() as u16;

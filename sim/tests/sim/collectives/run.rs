@@ -5,8 +5,8 @@ use castnet_sim::{End, LinkStats, SimConfig, Simulation, TaskMemory};
 use castnet_topology::LinkId;
 use castnet_wire::Nanos;
 
-use crate::scenario::{Group, Scenario};
-use crate::values;
+use super::scenario::{Group, Scenario};
+use super::values;
 
 /// Most virtual time of a run: every collective ends (C2).
 const DEADLINE: Nanos = Nanos::from_secs(5);

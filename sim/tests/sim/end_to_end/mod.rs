@@ -5,13 +5,11 @@
 
 mod run;
 mod scenario;
-#[path = "../seeds/mod.rs"]
-mod seeds;
 
+use crate::seeds::{number, run_all, run_scenario, soak_seeds};
 use castnet_wire::CounterSet;
 use run::{Outcome, run};
 use scenario::{Flavour, Scenario};
-use seeds::{number, run_all, run_scenario, soak_seeds};
 
 const RUNS: u64 = 3_000;
 

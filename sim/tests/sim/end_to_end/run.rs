@@ -10,7 +10,7 @@ use castnet_sim::{Contract, End, LinkStats, Sightings, SimConfig, Simulation};
 use castnet_topology::LinkId;
 use castnet_wire::{Nanos, Psn, Qpn};
 
-use crate::scenario::{Message, Op, Scenario, VA_BASE};
+use super::scenario::{Message, Op, Scenario, VA_BASE};
 
 /// Most virtual time of a run.
 const DEADLINE: Nanos = Nanos::from_secs(3);

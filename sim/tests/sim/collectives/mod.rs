@@ -8,15 +8,13 @@
 mod faults;
 mod run;
 mod scenario;
-#[path = "../seeds/mod.rs"]
-mod seeds;
 mod values;
 
+use crate::seeds::{number, run_all, run_scenario, soak_seeds};
 use castnet_rules::CollectiveMode;
 use castnet_wire::CounterSet;
 use run::{Outcome, run};
 use scenario::Scenario;
-use seeds::{number, run_all, run_scenario, soak_seeds};
 
 const RUNS: u64 = 1_500;
 
