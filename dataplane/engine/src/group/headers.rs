@@ -234,6 +234,101 @@ mod tests {
     };
     use proptest::prelude::*;
 
+    /// A SEND with all fields that may differ set to something.
+    fn data() -> Vec<u8> {
+        let network = Network::V4(Ipv4 {
+            tos: 2,
+            ident: 77,
+            ..Ipv4::udp([10, 0, 0, 1].into(), [10, 9, 0, 1].into())
+        });
+        let ethernet = Ethernet {
+            dst: MacAddr([2; 6]),
+            src: MacAddr([4; 6]),
+            vlan: None,
+            ethertype: 0x0800,
+        };
+        let bth = Bth::new(Opcode::SendOnly, Qpn::new(0x8001), Psn::new(5));
+        let mut frame = vec![0; 256];
+        let length = emit_roce(
+            &mut frame,
+            &ethernet,
+            &network,
+            49_152,
+            &bth,
+            &ExtHeaders::NONE,
+            &[7; 8],
+        );
+        frame.truncate(length.expect("it fits"));
+        frame
+    }
+
+    /// Each bit of the headers, turned: those of constant fields make a frame that is not plain, those of the sender and the group one that
+    /// is not alike, and all others neither.
+    #[test]
+    fn each_bit_of_the_headers_is_compared_as_its_field_says() {
+        let frame = data();
+        let headers = Headers::of(&frame);
+        assert!(headers.is_data() && headers.is_data_like(&headers));
+        for bit in 0..8 * PLAIN {
+            let (byte, mask) = (bit / 8, 0x80 >> (bit % 8));
+            // "Do not fragment" and the bit above it may be set, and solicited events and migration, in front of padding and version.
+            let is_constant = match byte {
+                12..=14 | 16 | 17 | 21 | 23 | 36..=39 => true,
+                20 => mask & 0x3F != 0,
+                43 => mask & 0x3F != 0,
+                _ => false,
+            };
+            // Source, destination, source port, QPN.
+            let is_flow = matches!(byte, 26..=35 | 47..=49);
+            let mut turned = frame.clone();
+            turned[byte] ^= mask;
+            let turned = Headers::of(&turned);
+            assert_eq!(turned.is_plain(), !is_constant, "byte {byte}, mask {mask:#x}");
+            if byte != 42 {
+                let is_alike = !is_constant && !is_flow;
+                assert_eq!(
+                    turned.is_data_like(&headers),
+                    is_alike,
+                    "byte {byte}, mask {mask:#x}"
+                );
+            }
+        }
+        let longer = [&frame[..], &[0; 4]].concat();
+        assert!(!Headers::of(&longer).is_data_like(&headers), "of another length");
+    }
+
+    /// All opcodes: what is data, and what a SEND.
+    #[test]
+    fn each_opcode_is_data_or_not() {
+        let mut frame = data();
+        let headers = Headers::of(&frame);
+        for opcode in 0..=u8::MAX {
+            frame[42] = opcode;
+            let other = Headers::of(&frame);
+            let is_data = matches!(opcode, 0..=2 | 4 | 7 | 8);
+            assert_eq!(other.is_data(), is_data, "{opcode:#x}");
+            assert_eq!(other.may_be_data(), is_data, "{opcode:#x}");
+            assert_eq!(other.is_data_like(&headers), is_data, "{opcode:#x}");
+            let send = matches!(opcode, 0..=2 | 4).then_some(opcode);
+            assert_eq!(other.send().map(|opcode| opcode as u8), send, "{opcode:#x}");
+            assert!(!other.is_ack(), "{opcode:#x}: no AETH");
+        }
+    }
+
+    /// The longest frame whose total length IPv4 can say, one word less, and one more.
+    #[test]
+    fn a_length_that_ipv4_cannot_say_is_not_plain() {
+        for (length, is_plain) in [(65_545, false), (65_546, true), (65_550, false), (131_082, false)] {
+            let mut headers = Headers::of(&data());
+            headers.length = length;
+            let total = (length as u16).wrapping_sub(14).to_be_bytes();
+            let udp = (length as u16).wrapping_sub(34).to_be_bytes();
+            headers.words[1] = headers.words[1] & !0xFFFF | u64::from(u16::from_le_bytes(total));
+            headers.words[3] = headers.words[3] << 16 >> 16 | u64::from(u16::from_le_bytes(udp)) << 48;
+            assert_eq!(headers.is_plain(), is_plain, "{length}");
+        }
+    }
+
     proptest! {
         /// Headers of a frame that is taken for plain agree with the parser, also after bit flips, cuts and padding.
         #[test]
