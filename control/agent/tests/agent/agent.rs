@@ -21,7 +21,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 /// Longer than anything here takes; only a test that fails waits for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) struct Lab {
     pub(crate) dataplane: Arc<Dataplane>,

@@ -1,6 +1,6 @@
 //! Groups that hosts register with MRP, through real switches: two leaves below a spine, each with two hosts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -370,7 +370,15 @@ async fn who_may_register_is_limited_and_what_is_refused_is_counted() {
     // Withdrawal frees the state on all switches.
     let withdraw = leader.withdraw();
     lab.send_up(0, MCST_ID, &withdraw);
-    lab.until("withdrawn", |lab| lab.rules().is_empty());
+    // And reaches the receivers: those of the next registration would take it for theirs.
+    let mut told = BTreeSet::new();
+    lab.until("withdrawn", |lab| {
+        for n in 1..4 {
+            let packets = lab.hosts[n].receive();
+            told.extend(packets.iter().any(|p| p.body == MrpBody::Withdraw).then_some(n));
+        }
+        lab.rules().is_empty() && told.len() == 3
+    });
     leader = lab.register(2);
     assert!(leader.is_registered() && lab.rules().len() == 3);
 }

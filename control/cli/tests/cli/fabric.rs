@@ -21,7 +21,7 @@ use tonic::Streaming;
 use tonic::transport::Channel;
 
 /// Longer than anything here takes; only a test that fails waits for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Two leaves with two hosts each, one spine.
 pub(crate) struct Fabric {

@@ -20,7 +20,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::gettid;
 
 /// The time after which a test without a frame fails.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs `test` in a thread with its own network namespace without IPv6 traffic. Returns false if that is not permitted.
 pub(crate) fn in_namespace(test: impl FnOnce() + Send + 'static) -> bool {

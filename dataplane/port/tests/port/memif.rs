@@ -11,7 +11,7 @@ use castnet_wire::{DropReason, Nanos};
 use proptest::prelude::*;
 
 /// No test waits longer for something that must happen.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn pool() -> Pool {
     Pool::new(PoolConfig::default())

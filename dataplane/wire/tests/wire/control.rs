@@ -319,6 +319,34 @@ fn the_packet_decoder_shows_a_control_message() {
     assert_eq!(roce(&right).imm, Some(Control::IMMEDIATE));
 }
 
+#[test]
+fn a_reproducible_call_with_contributions_is_in_rank_order() {
+    let reproducible = Call {
+        flags: CallFlags::REPRODUCIBLE,
+        ..CALL
+    };
+    for (primitive, is_in_rank_order) in [
+        (Primitive::AllReduce, true),
+        (Primitive::Reduce, true),
+        (Primitive::Broadcast, false),
+    ] {
+        let call = Call {
+            primitive,
+            ..reproducible
+        };
+        assert_eq!(call.is_in_rank_order(), is_in_rank_order, "{primitive}");
+        let empty = Call { packets: 0, ..call };
+        let not_so = Call {
+            flags: CallFlags::SATURATE,
+            ..call
+        };
+        assert!(
+            !empty.is_in_rank_order() && !not_so.is_in_rank_order(),
+            "{primitive}"
+        );
+    }
+}
+
 /// A few consistent calls, so that ranks often agree.
 fn call() -> impl Strategy<Value = Call> {
     (

@@ -12,7 +12,7 @@ use castnet_reduce::CallFlags;
 use crate::Network;
 
 /// Longest wait for a rank that does not come.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Debug)]
 struct Given {

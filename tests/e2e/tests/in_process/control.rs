@@ -24,7 +24,7 @@ use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig};
 
 /// Longer than anything here takes; only a test that fails waits for it.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Switches by their ports: who is behind each.
 const FABRIC: [(&str, &[&str]); 3] = [

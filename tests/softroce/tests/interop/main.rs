@@ -65,7 +65,9 @@ fn main() -> ExitCode {
         net::skip("softroce", &why.to_string());
         return ExitCode::SUCCESS;
     }
-    for mtu in [1500, 4200] {
+    // What the gate plays with long frames has one source and three receivers: machines take seconds to boot.
+    let long_hosts = if report.is_gate() { 4 } else { HOSTS };
+    for (mtu, hosts) in [(1500, HOSTS), (4200, long_hosts)] {
         let place = format!("mtu{mtu}");
         let scenarios = scenarios(mtu);
         if !scenarios
@@ -74,7 +76,7 @@ fn main() -> ExitCode {
         {
             continue;
         }
-        let mut scene = match Scene::start(HOSTS, mtu) {
+        let mut scene = match Scene::start(hosts, mtu) {
             Ok(scene) => scene,
             Err(error) => {
                 report.failed(&format!("{place}/boot"), Duration::ZERO, &error);

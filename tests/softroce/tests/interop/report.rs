@@ -25,6 +25,11 @@ impl Report {
         }
     }
 
+    /// Whether the scenarios of the gate run, and no others.
+    pub(crate) fn is_gate(&self) -> bool {
+        self.words.is_empty()
+    }
+
     pub(crate) fn wants(&self, name: &str) -> bool {
         match &self.words[..] {
             [] => GATE.contains(&name),

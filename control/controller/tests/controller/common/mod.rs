@@ -36,7 +36,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 pub(crate) type Client = ControllerClient<Channel>;
 
 /// Longer than anything here takes; only a test that fails waits for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a toy switch is and has.
 #[derive(Default)]

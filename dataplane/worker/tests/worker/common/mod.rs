@@ -18,7 +18,7 @@ use castnet_wire::{
 use castnet_worker::{Counters, Dataplane, DataplaneConfig, PortConfig, WorkerConfig};
 
 /// The time after which a test fails.
-pub const TIMEOUT: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub fn port(n: usize) -> PortId {
     PortId::new(n as u8).unwrap()
@@ -66,13 +66,25 @@ impl Host {
         }
     }
 
-    /// Sends frames. The link must have capacity for them.
-    pub fn send(&mut self, frames: &[Vec<u8>]) {
+    /// Sends frames, as many as the link and the pool have capacity for.
+    pub fn flood(&mut self, frames: &[Vec<u8>]) -> usize {
+        let mut sent = 0;
         for frames in frames.chunks(32) {
             let mut batch = Batch::new();
-            batch.extend(frames.iter().map(|f| self.pool.copy_from(f).unwrap()));
+            batch.extend(frames.iter().map_while(|f| self.pool.copy_from(f)));
+            sent += batch.len();
             self.port.send(&mut batch);
         }
+        sent
+    }
+
+    /// Sends frames. The link must have capacity for them.
+    pub fn send(&mut self, frames: &[Vec<u8>]) {
+        assert_eq!(
+            self.flood(frames),
+            frames.len(),
+            "the test sends more than the pool has"
+        );
         assert_eq!(
             self.port.stats().drops.total(),
             0,
