@@ -1,7 +1,8 @@
 //! Contract M6: state bounded by paths in use, small enough that what a frame touches stays in L2.
 
-use crate::common::Switch;
-use castnet_collective::Multicast;
+use crate::common::{Switch, path, paths};
+use castnet_collective::{Multicast, RepairConfig};
+use castnet_wire::Nanos;
 
 const GROUPS: usize = 1000;
 /// Cepheus III.D: 1,000 groups at 64 ports in 0.69 MB, that is 690 bytes per group.
@@ -33,4 +34,26 @@ fn only_paths_in_use_take_memory() {
     assert!(per_path <= PER_PATH_MAX);
     assert_eq!(bytes(64) - bytes(2), 62 * per_path);
     assert!(bytes(2) - 2 * per_path <= HEAD_MAX);
+}
+
+/// A bit for each slot, in words, and a cursor for each path.
+#[test]
+fn what_a_switch_needs_to_repair_grows_with_slots_and_paths() {
+    let bytes = |count, slots| {
+        let config = RepairConfig {
+            slots,
+            tick: Nanos(1000),
+            switches: paths(core::iter::once(path(1).index())),
+        };
+        let repairing = Multicast::new(Switch::config(count)).with_repair(config);
+        let without = Multicast::new(Switch::config(count));
+        repairing.cold_bytes() - without.cold_bytes()
+    };
+    // Few bytes beside them.
+    assert!(bytes(2, 64) < 512);
+    let cursor = bytes(3, 64) - bytes(2, 64);
+    assert!((4..=16).contains(&cursor), "{cursor}");
+    // The filter of CNPs is the same in both.
+    assert_eq!(bytes(64, 64) - bytes(2, 64), 62 * cursor);
+    assert_eq!(bytes(2, 1024) - bytes(2, 64), 15 * 8);
 }

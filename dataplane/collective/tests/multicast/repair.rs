@@ -122,6 +122,24 @@ fn a_path_that_was_not_asked_for_an_ack_is_not_silent() {
     assert_eq!(repeated(&mut switch, 44..80), []);
 }
 
+/// What is on its way to a path goes to it again only with a request for an ACK, or if it is behind a gap.
+#[test]
+fn a_packet_that_was_sent_is_not_repeated_without_a_reason() {
+    let mut switch = repairing(Some(10));
+    switch.data(10, 3);
+    let repeats = |told: Vec<_>| told.contains(&replicate(&[1]));
+    for psn in 10..13 {
+        assert!(!repeats(switch.retransmit(psn)), "{psn}");
+    }
+    assert!(repeats(switch.retransmit_asking(12)));
+    // What the path has is not for it.
+    switch.feedback(1, ack(11));
+    assert!(!repeats(switch.retransmit_asking(11)));
+    // 13 is lost. 14 comes again: 13 was lost again too.
+    switch.data(14, 1);
+    assert!(repeats(switch.retransmit(14)));
+}
+
 /// An ACK of more than was repeated says that the time-out came too early: what was sent before is not sent again.
 #[test]
 fn a_time_out_that_came_too_early_repeats_one_packet() {

@@ -98,6 +98,17 @@ pub(crate) fn config(
     }
 }
 
+/// A connection reads the slot whenever it repeats what is not acknowledged.
+fn assert_unused(lanes: &[[Lane; 2]], slot: u16) {
+    for [_, lane] in lanes {
+        let sent = lane.letters.iter().map(|(slot, _)| slot);
+        assert!(
+            sent.chain(&lane.unacknowledged).all(|sent| *sent != slot),
+            "slot {slot} is filled again before what was in it is acknowledged"
+        );
+    }
+}
+
 impl Net {
     pub(crate) fn new(tree: Tree, message_packets: u16, messages: u16, collectives: u16, seed: u64) -> Self {
         let switches = (0..tree.endpoints.len()).map(|s| {
@@ -312,6 +323,9 @@ impl Net {
                 } => {
                     let letter = switch.buffers[from.index()][usize::from(buffer)].clone();
                     let letter = letter.expect("a message is taken before its buffer is free");
+                    if first {
+                        assert_unused(&self.lanes[s], slot);
+                    }
                     let sum = &mut switch.slots[usize::from(slot)];
                     match (first, sum.as_mut()) {
                         (false, Some(sum)) => {
@@ -329,6 +343,7 @@ impl Net {
                     self.send(s, to, slot, &letter.expect("a slot is filled before it is sent"));
                 }
                 Effect::SendControl { slot, to, control } => {
+                    assert_unused(&self.lanes[s], slot);
                     let letter = Letter {
                         message: Message::Control(control),
                         place: (control.sequence as usize, 0),
