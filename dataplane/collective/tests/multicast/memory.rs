@@ -50,7 +50,7 @@ fn what_a_switch_needs_to_repair_grows_with_slots_and_paths() {
         repairing.cold_bytes() - without.cold_bytes()
     };
     // Few bytes beside them.
-    assert!(bytes(2, 64) < 512);
+    assert!(bytes(2, 64) < 1024);
     let cursor = bytes(3, 64) - bytes(2, 64);
     assert!((4..=16).contains(&cursor), "{cursor}");
     // The filter of CNPs is the same in both.
