@@ -6,10 +6,11 @@ use std::sync::Arc;
 use crate::common::*;
 use castnet_engine::{CountersSnapshot, Engine, EngineConfig};
 use castnet_rules::{Route, RouteHop};
-use castnet_wire::{McstId, Nanos, Opcode};
+use castnet_wire::{DropReason, McstId, Nanos, Opcode};
 use proptest::prelude::*;
 
 use super::batches::feed_batch;
+use super::collective::drops;
 
 const PORTS: usize = 4;
 
@@ -183,4 +184,44 @@ fn a_flow_is_cached_from_its_second_frame_until_the_tables_change() {
     assert_eq!(engine.egress_of(T0, port(1), &frame), None);
     engine.set_tables(T0, tables);
     assert_eq!(engine.egress_of(T0, port(0), &frame), None);
+}
+
+/// A packet as long as the MTU of its egress port is routed, known flow or not; a longer one is dropped and counted.
+#[test]
+fn a_packet_longer_than_the_mtu_is_dropped() {
+    let route = Route {
+        prefix: "10.1.0.0/16".parse().unwrap(),
+        next_hops: vec![RouteHop {
+            port: port(3),
+            mac: peer_mac(3),
+        }],
+        replicate: false,
+        copy_to: Vec::new(),
+    };
+    let mut tables = tables(1, [], &[route], (0..PORTS).map(port));
+    // IPv4, UDP, BTH and ICRC are 44 bytes.
+    tables.mtus = vec![(port(3), 300)];
+    let mut engine = engine(PORTS);
+    engine.set_tables(T0, Arc::new(tables));
+    let mut send = |payload| {
+        let frame = Frame {
+            mac: 0,
+            src: 0,
+            dst: 0,
+            sport: 0xC000,
+            ttl: 64,
+            payload,
+            to_switch: true,
+            wrong: None,
+            padding: 0,
+        };
+        let sent = feed_batch(&mut engine, T0, 0, &[bytes(0, &frame)]);
+        (sent.len(), drops(&engine, DropReason::TooLong))
+    };
+    for _ in 0..3 {
+        assert_eq!(send(256), (1, 0));
+    }
+    assert_eq!(send(260), (0, 1));
+    assert_eq!(send(1024), (0, 2));
+    assert_eq!(send(256), (1, 2));
 }
