@@ -8,7 +8,7 @@ use crate::cases::cases;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Context, CountersSnapshot, Engine, InstallError, PortInfo, Verdict};
-use castnet_rules::{GroupRule, NextHop, Route, RouteHop};
+use castnet_rules::{CollectiveMode, GroupRule, NextHop, Route, RouteHop};
 use castnet_wire::build::emit_arp;
 use castnet_wire::{Arp, DropReason, MacAddr, McstId, NakCode, Nanos, Opcode, Qpn, Reth, Syndrome};
 use proptest::prelude::*;
@@ -536,6 +536,43 @@ fn what_cannot_run_is_refused_with_its_reason() {
         engine.install(own).unwrap_err(),
         InstallError::OwnAddress { mcst_id: OTHER }
     );
+}
+
+/// Groups come and go, and are replaced, each time with other next hops, of which there is room for those of one group and its successor.
+#[test]
+fn a_removed_group_gives_its_next_hops_back() {
+    let other_macs = |rule: &GroupRule, turn: usize| {
+        let mut rule = rule.clone();
+        rule.generation = turn as u64 + 1;
+        for (n, endpoint) in rule.endpoints.iter_mut().enumerate() {
+            let other = MacAddr([2, 7, 0, 0, turn as u8, n as u8]);
+            match &mut endpoint.next_hop {
+                NextHop::Host(host) => host.mac = other,
+                NextHop::Switch { mac, .. } => *mac = other,
+            }
+        }
+        rule
+    };
+    let sums = collective::collective_star(3);
+    for rule in [
+        star(2),
+        sums.clone(),
+        sums.with_translated(|kind| kind.mode = CollectiveMode::Terminated),
+    ] {
+        let config = castnet_engine::EngineConfig {
+            next_hops_max: 6,
+            ..config(3)
+        };
+        let mut engine = Engine::new(config).unwrap();
+        for turn in 0..12 {
+            let ports = &engine.config().ports;
+            let group = Context::compile(&other_macs(&rule, turn), ports).unwrap();
+            assert!(engine.install(group).is_ok(), "turn {turn}");
+            if turn % 3 == 0 {
+                assert!(engine.remove(rule.mcst_id).is_some());
+            }
+        }
+    }
 }
 
 #[test]

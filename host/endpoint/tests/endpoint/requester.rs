@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use castnet_endpoint::{Discard, PostError, QpConfig, QpState, SendOp, SendWr, Status, TimerReason};
-use castnet_wire::{NakCode, Nanos, Pmtu, Psn};
+use castnet_wire::{NakCode, Nanos, Opcode, Pmtu, Psn, Qpn};
 
 #[test]
 fn a_message_is_segmented_at_the_pmtu_and_requests_an_ack_at_its_end() {
@@ -462,6 +462,7 @@ fn a_fatal_nak_fails_its_work_request_and_flushes_the_rest() {
         assert_eq!(b.drain().len(), 6);
         b.nak(3, code);
         b.completes(&[(1, Status::Success), (2, status), (3, Status::Flushed)]);
+        assert_eq!(b.endpoint.stats().fatal_naks_in, 1);
         assert_eq!(b.endpoint.qp_status(MY_QPN).unwrap().state, QpState::Error);
         b.ack(5);
         b.completes(&[]);
@@ -623,4 +624,18 @@ fn qps_send_round_robin_and_answers_first() {
         "SEND_LAST 502 A [952]",
         "SEND_LAST 3 A [1024]",
     ]);
+}
+
+/// What another queue pair has to send, answers and requests, is sent all the same.
+#[test]
+fn a_queue_pair_that_is_destroyed_takes_nothing_of_another_along() {
+    let other = Qpn::new(0x13);
+    let mut b = Bench::new(config());
+    let config = QpConfig::new(other, PEER_IP, PEER_MAC, PEER_QPN);
+    b.endpoint.create_qp(config).unwrap();
+    b.post_recv(1, 8);
+    b.feed(&Packet::request(Opcode::SendOnly, 0, 4).ack_request());
+    b.post(1, SendOp::Send, 10);
+    b.endpoint.destroy_qp(other).unwrap();
+    assert_eq!(b.drain().len(), 2);
 }
