@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::ranks::{all, all_again, becomes, shown};
+use crate::common::ranks::{Rank, all, all_again, becomes, shown};
 use crate::common::{Events, Lab, Switch, destruction, memory};
 use castnet_proto::convert::refuse;
 use castnet_proto::v1;
@@ -269,6 +269,34 @@ async fn a_group_is_in_mode_three_where_mode_two_has_no_memory() {
         .iter()
         .map(|n| n.rule.as_ref().unwrap().translated().unwrap().mode());
     assert_eq!(rules.collect::<Vec<_>>(), [v1::CollectiveMode::Augmented; 3]);
+}
+
+/// The mode that the ranks ask for is that of the rule of each switch.
+#[tokio::test]
+async fn a_group_is_in_the_mode_that_its_ranks_ask_for() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    for (job, mode) in [
+        ("one", v1::CollectiveMode::Terminated),
+        ("two", v1::CollectiveMode::Translated),
+        ("three", v1::CollectiveMode::Augmented),
+    ] {
+        let mut ranks = Vec::new();
+        for rank in 0..4 {
+            let mut request = lab.rank(job, rank, 4, 17);
+            request.settings = Some(v1::CollectiveSettings {
+                mode: mode as i32,
+                ..Default::default()
+            });
+            ranks.push(Rank::join(&client, request).await);
+        }
+        all(&mut ranks, Active).await;
+        let group = shown(&client, job).await.unwrap();
+        let rules = group.tree.iter().map(|n| n.rule.as_ref().unwrap());
+        let modes = rules.map(|rule| rule.translated().unwrap().mode());
+        assert_eq!(modes.collect::<Vec<_>>(), [mode; 3], "{job}");
+        client.clone().destroy_group(destruction(job)).await.unwrap();
+    }
 }
 
 /// What a leaf of the two-tier fabric sets aside for four ranks with the default settings, and with the fewest slots.
