@@ -370,14 +370,16 @@ async fn who_may_register_is_limited_and_what_is_refused_is_counted() {
     // Withdrawal frees the state on all switches.
     let withdraw = leader.withdraw();
     lab.send_up(0, MCST_ID, &withdraw);
-    // And reaches the receivers: those of the next registration would take it for theirs.
-    let mut told = BTreeSet::new();
+    // It also reaches all receivers. If it came later, the receivers of the next registration would take it for theirs.
+    let mut informed = BTreeSet::new();
     lab.until("withdrawn", |lab| {
         for n in 1..4 {
             let packets = lab.hosts[n].receive();
-            told.extend(packets.iter().any(|p| p.body == MrpBody::Withdraw).then_some(n));
+            if packets.iter().any(|packet| packet.body == MrpBody::Withdraw) {
+                informed.insert(n);
+            }
         }
-        lab.rules().is_empty() && told.len() == 3
+        lab.rules().is_empty() && informed.len() == 3
     });
     leader = lab.register(2);
     assert!(leader.is_registered() && lab.rules().len() == 3);

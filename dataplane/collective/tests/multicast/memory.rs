@@ -1,6 +1,7 @@
 //! Contract M6: state bounded by paths in use, small enough that what a frame touches stays in L2.
 
-use crate::common::{Switch, path, paths};
+use crate::common::{Switch, path};
+use castnet_collective::path::Paths;
 use castnet_collective::{Multicast, RepairConfig};
 use castnet_wire::Nanos;
 
@@ -43,7 +44,7 @@ fn what_a_switch_needs_to_repair_grows_with_slots_and_paths() {
         let config = RepairConfig {
             slots,
             tick: Nanos(1000),
-            switches: paths(core::iter::once(path(1).index())),
+            switches: Paths::only(path(1)),
         };
         let repairing = Multicast::new(Switch::config(count)).with_repair(config);
         let without = Multicast::new(Switch::config(count));

@@ -122,22 +122,22 @@ fn a_path_that_was_not_asked_for_an_ack_is_not_silent() {
     assert_eq!(repeated(&mut switch, 44..80), []);
 }
 
-/// What is on its way to a path goes to it again only with a request for an ACK, or if it is behind a gap.
+/// A path gets a packet that it was sent before only if the source requests an ACK with it, or if a packet before it was lost.
 #[test]
 fn a_packet_that_was_sent_is_not_repeated_without_a_reason() {
     let mut switch = repairing(Some(10));
     switch.data(10, 3);
-    let repeats = |told: Vec<_>| told.contains(&replicate(&[1]));
+    let is_sent = |effects: Vec<_>| effects.contains(&replicate(&[1]));
     for psn in 10..13 {
-        assert!(!repeats(switch.retransmit(psn)), "{psn}");
+        assert!(!is_sent(switch.retransmit(psn)), "{psn}");
     }
-    assert!(repeats(switch.retransmit_asking(12)));
-    // What the path has is not for it.
+    assert!(is_sent(switch.retransmit_asking(12)));
+    // The path has acknowledged this one.
     switch.feedback(1, ack(11));
-    assert!(!repeats(switch.retransmit_asking(11)));
+    assert!(!is_sent(switch.retransmit_asking(11)));
     // 13 is lost. 14 comes again: 13 was lost again too.
     switch.data(14, 1);
-    assert!(repeats(switch.retransmit(14)));
+    assert!(is_sent(switch.retransmit(14)));
 }
 
 /// An ACK of more than was repeated says that the time-out came too early: what was sent before is not sent again.

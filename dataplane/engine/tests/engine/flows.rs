@@ -144,11 +144,9 @@ proptest! {
     }
 }
 
-/// The FDB has a source address for good once it has seen it twice; from then on the flow is cached, until the tables change.
-#[test]
-fn a_flow_is_cached_from_its_second_frame_until_the_tables_change() {
-    let mut engine = engine(PORTS);
-    let route = Route {
+/// To all hosts by the last port.
+fn route() -> Route {
+    Route {
         prefix: "10.1.0.0/16".parse().unwrap(),
         next_hops: vec![RouteHop {
             port: port(3),
@@ -156,23 +154,31 @@ fn a_flow_is_cached_from_its_second_frame_until_the_tables_change() {
         }],
         replicate: false,
         copy_to: Vec::new(),
-    };
-    let tables = Arc::new(tables(1, [], &[route], (0..PORTS).map(port)));
+    }
+}
+
+/// A frame that this route covers.
+fn routed(payload: usize) -> Frame {
+    Frame {
+        mac: 0,
+        src: 0,
+        dst: 0,
+        sport: 0xC000,
+        ttl: 64,
+        payload,
+        to_switch: true,
+        wrong: None,
+        padding: 0,
+    }
+}
+
+/// The FDB has a source address for good once it has seen it twice; from then on the flow is cached, until the tables change.
+#[test]
+fn a_flow_is_cached_from_its_second_frame_until_the_tables_change() {
+    let mut engine = engine(PORTS);
+    let tables = Arc::new(tables(1, [], &[route()], (0..PORTS).map(port)));
     engine.set_tables(T0, tables.clone());
-    let frame = bytes(
-        0,
-        &Frame {
-            mac: 0,
-            src: 0,
-            dst: 0,
-            sport: 0xC000,
-            ttl: 64,
-            payload: 64,
-            to_switch: true,
-            wrong: None,
-            padding: 0,
-        },
-    );
+    let frame = bytes(0, &routed(64));
     for (sent, egress) in [(1, None), (2, Some(port(3))), (3, Some(port(3)))] {
         assert_eq!(
             feed_batch(&mut engine, T0, 0, std::slice::from_ref(&frame)).len(),
@@ -189,33 +195,13 @@ fn a_flow_is_cached_from_its_second_frame_until_the_tables_change() {
 /// A packet as long as the MTU of its egress port is routed, known flow or not; a longer one is dropped and counted.
 #[test]
 fn a_packet_longer_than_the_mtu_is_dropped() {
-    let route = Route {
-        prefix: "10.1.0.0/16".parse().unwrap(),
-        next_hops: vec![RouteHop {
-            port: port(3),
-            mac: peer_mac(3),
-        }],
-        replicate: false,
-        copy_to: Vec::new(),
-    };
-    let mut tables = tables(1, [], &[route], (0..PORTS).map(port));
+    let mut tables = tables(1, [], &[route()], (0..PORTS).map(port));
     // IPv4, UDP, BTH and ICRC are 44 bytes.
     tables.mtus = vec![(port(3), 300)];
     let mut engine = engine(PORTS);
     engine.set_tables(T0, Arc::new(tables));
     let mut send = |payload| {
-        let frame = Frame {
-            mac: 0,
-            src: 0,
-            dst: 0,
-            sport: 0xC000,
-            ttl: 64,
-            payload,
-            to_switch: true,
-            wrong: None,
-            padding: 0,
-        };
-        let sent = feed_batch(&mut engine, T0, 0, &[bytes(0, &frame)]);
+        let sent = feed_batch(&mut engine, T0, 0, &[bytes(0, &routed(payload))]);
         (sent.len(), drops(&engine, DropReason::TooLong))
     };
     for _ in 0..3 {

@@ -52,7 +52,7 @@ fn expect_equal<T: PartialEq + std::fmt::Debug>(what: &str, seen: T, expected: T
 }
 
 /// Timeout for every expected event.
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Sleep between polls for conditions that no event reports.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 

@@ -65,7 +65,7 @@ fn main() -> ExitCode {
         net::skip("softroce", &why.to_string());
         return ExitCode::SUCCESS;
     }
-    // What the gate plays with long frames has one source and three receivers: machines take seconds to boot.
+    // With long frames, the gate needs one source and three receivers. Each further machine takes seconds to boot.
     let long_hosts = if report.is_gate() { 4 } else { HOSTS };
     for (mtu, hosts) in [(1500, HOSTS), (4200, long_hosts)] {
         let place = format!("mtu{mtu}");
