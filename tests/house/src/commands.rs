@@ -1,6 +1,7 @@
 //! Command lines in pages: each must be one that its program takes.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -97,32 +98,71 @@ fn is_placeholder(value: &str) -> bool {
                 .all(|c| c.is_ascii_uppercase() || matches!(c, '_' | '-' | '/' | '[' | ']' | '|'))
 }
 
-/// All command lines of a page.
+/// All command lines of a page: in blocks of code, and between backticks.
 #[must_use]
 pub fn lines(page: &str, text: &str) -> Vec<Line> {
     let mut found = Vec::new();
-    let mut fence = false;
-    let mut all = text.lines().enumerate().peekable();
+    let place = |number: usize| format!("{page}:{}", number + 1);
+    // The paragraph that is being read, and its first line. Code between backticks may go on over lines.
+    let (mut first, mut paragraph) = (0, String::new());
+    let mut end_paragraph = |first: usize, paragraph: &mut String, found: &mut Vec<Line>| {
+        for span in code_spans(paragraph) {
+            let number = first + paragraph[..span.start].matches('\n').count();
+            let code = paragraph[span].trim_matches('`').replace('\n', " ");
+            found.extend(command_line(&place(number), split_words(&code), true));
+        }
+        paragraph.clear();
+    };
+    let mut fence: Option<&str> = None;
+    let mut all = text.lines().map(|line| line.trim_start_matches("> ")).enumerate();
     while let Some((number, line)) = all.next() {
-        let place = format!("{page}:{}", number + 1);
-        if line.trim_start().starts_with("```") {
-            fence = !fence;
-        } else if fence || line.starts_with("    ") {
+        let marks = ["```", "~~~"].into_iter().find(|marks| line.trim_start().starts_with(marks));
+        if marks.is_some() && (fence.is_none() || fence == marks) {
+            end_paragraph(first, &mut paragraph, &mut found);
+            fence = if fence.is_none() { marks } else { None };
+        } else if fence.is_some() || line.starts_with("    ") || line.starts_with('\t') {
             let mut whole = line.to_owned();
             while let Some(begin) = whole.strip_suffix('\\') {
                 let next = all.next().map_or("", |(_, next)| next.trim());
                 whole = format!("{begin}{next}");
             }
             for command in simple_commands(&whole) {
-                found.extend(command_line(&place, command, false));
+                found.extend(command_line(&place(number), command, false));
             }
+        } else if line.trim().is_empty() {
+            end_paragraph(first, &mut paragraph, &mut found);
         } else {
-            for span in line.split('`').skip(1).step_by(2) {
-                found.extend(command_line(&place, split_words(span), true));
+            if paragraph.is_empty() {
+                first = number;
+            }
+            paragraph.push_str(line);
+            paragraph.push('\n');
+        }
+    }
+    end_paragraph(first, &mut paragraph, &mut found);
+    found
+}
+
+/// Code between backticks, with these: a span ends at as many as it begins with, and may go on over lines.
+#[must_use]
+pub fn code_spans(paragraph: &str) -> Vec<Range<usize>> {
+    let ticks = |at: usize| paragraph[at..].bytes().take_while(|b| *b == b'`').count();
+    let next = |from: usize| paragraph[from..].find('`').map(|found| from + found);
+    let (mut spans, mut at) = (Vec::new(), 0);
+    while let Some(open) = next(at) {
+        let width = ticks(open);
+        at = open + width;
+        let mut close = at;
+        while let Some(found) = next(close) {
+            close = found + ticks(found);
+            if ticks(found) == width {
+                spans.push(open..close);
+                at = close;
+                break;
             }
         }
     }
-    found
+    spans
 }
 
 /// The commands of a line of a shell, without prompts, comments and redirections.
@@ -131,10 +171,11 @@ fn simple_commands(line: &str) -> Vec<Vec<String>> {
     let line = line
         .strip_prefix("$ ")
         .or(line.strip_prefix("# "))
-        .unwrap_or(line);
+        .unwrap_or(line)
+        .replace("$(", " ; ");
     let mut commands = vec![Vec::new()];
     let mut skips = false;
-    for word in split_words(line) {
+    for word in split_words(&line) {
         match &*word {
             "#" => break,
             ";" | "|" | "&" | "&&" | "||" | "(" | ")" => {
@@ -182,36 +223,55 @@ fn split_words(line: &str) -> Vec<String> {
     words
 }
 
-/// The command line of a program of ours, if it is one. What runs it is left out: `sudo`, variables, `cargo run`.
+/// The name of a program of ours, without its folder and the bracket of a subshell.
+fn program(word: &str) -> Option<&'static str> {
+    let name = word.trim_start_matches('(').rsplit('/').next()?;
+    ["castnet", "castnet-lab"].into_iter().find(|program| *program == name)
+}
+
+/// The command line of a program of ours, if it is one. What runs it is left out: `sudo`, variables, `cargo run`, `ssh`, a prompt.
 fn command_line(place: &str, words: Vec<String>, mut is_part: bool) -> Option<Line> {
     let mut words = &words[..];
     loop {
         let rest = &words.get(1..)?;
         words = match &*words[0] {
-            "sudo" | "exec" | "time" | "nohup" => rest,
             "ip" if words.len() > 4 && words[1] == "netns" && words[2] == "exec" => &words[4..],
+            "ssh" => words.get(2..)?,
+            "sudo" | "env" | "exec" | "time" | "nohup" | "watch" | "nice" | "timeout" => {
+                // Their own options, and a number or a duration.
+                let is_own = |word: &String| word.starts_with('-') || word.starts_with(|c: char| c.is_ascii_digit());
+                &rest[rest.iter().take_while(|word| is_own(word)).count()..]
+            }
+            "if" | "then" | "else" | "while" | "until" | "do" | "!" => rest,
             word if word.contains('=') && !word.starts_with('-') => rest,
+            // Prompts: `h1$ castnet`, `h2, h3: castnet`.
+            word if word.ends_with(['$', ':', ',']) => rest,
+            "cargo" => break,
+            // softroce run h2 -- castnet; docker run IMAGE castnet
+            word if program(word).is_none() => {
+                let is_container = matches!(word, "docker" | "podman");
+                let at = (1..words.len()).find(|at| {
+                    program(&words[*at]).is_some() && (is_container || words[at - 1] == "--")
+                })?;
+                &words[at..]
+            }
             _ => break,
         };
     }
-    let program = match words[0].rsplit('/').next()? {
-        "castnet" => "castnet",
-        "castnet-lab" => "castnet-lab",
+    let program = match &*words[0] {
         "cargo" if words.get(1).is_some_and(|word| word == "run") => {
             let end = words.iter().position(|word| word == "--")?;
-            let package = words[..end].iter().position(|word| word == "-p");
-            let program = package.map_or("castnet", |at| &*words[at + 1]);
+            let package = words[..end].iter().position(|word| word == "-p" || word == "--package");
+            let name = package.map_or("castnet", |at| &*words[at + 1]);
             words = &words[end..];
-            match program {
-                "castnet" => "castnet",
-                "castnet-lab" => "castnet-lab",
-                _ => return None,
-            }
+            program(name)?
         }
-        _ => return None,
+        word => program(word)?,
     };
     let mut line = vec![program.to_owned()];
     for word in &words[1..] {
+        // The end of a subshell.
+        let word = word.strip_suffix(')').filter(|rest| !rest.contains('(')).unwrap_or(word);
         if word.contains("...") {
             is_part = true;
             // A list that goes on, or the rest.
@@ -219,7 +279,7 @@ fn command_line(place: &str, words: Vec<String>, mut is_part: bool) -> Option<Li
                 break;
             }
         }
-        line.push(word.clone());
+        line.push(word.to_owned());
     }
     // `castnet` alone is the name of the program.
     (line.len() > 1).then_some(Line {
@@ -264,6 +324,38 @@ mod tests {
             found(text),
             expected.map(|(line, is_part)| (line.to_owned(), is_part))
         );
+    }
+
+    #[test]
+    fn command_lines_are_found_behind_what_runs_them() {
+        for line in [
+            "sudo -E castnet port",
+            "env A=b castnet port",
+            "watch -n 2 castnet port",
+            "timeout 5s nice -n 5 castnet port",
+            "for h in h1 h2; do castnet port; done",
+            "if ! castnet port; then",
+            "(castnet port)",
+            "rates=$(castnet port)",
+            "h1$ castnet port",
+            "h2, h3: castnet port",
+            "ssh h1 castnet port",
+            "softroce run h2 -- castnet port",
+            "docker run --rm image castnet port",
+            "cargo run --package castnet -- port",
+        ] {
+            for block in [
+                format!("```\n{line}\n```\n"),
+                format!("~~~\n{line}\n~~~\n"),
+                format!("> ```\n> {line}\n> ```\n"),
+                format!("\t{line}\n"),
+            ] {
+                assert_eq!(found(&block), [("castnet port".to_owned(), false)], "{block}");
+            }
+        }
+        let sentence = "A lone ` tick. See `castnet\nport` and\n`castnet drops`.\n\nAnd `` castnet events ``.\n";
+        let expected = ["castnet port", "castnet drops", "castnet events"];
+        assert_eq!(found(sentence), expected.map(|line| (line.to_owned(), true)));
     }
 
     #[test]

@@ -72,6 +72,7 @@ fn every_crate_is_under_a_licence_that_deny_toml_allows() {
     let (list, _) = list.expect("a list of licences");
     let allowed: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
     let metadata = cargo_metadata::MetadataCommand::new()
+        .features(cargo_metadata::CargoOpt::AllFeatures)
         .exec()
         .expect("cargo metadata");
     let mut refused: BTreeMap<String, String> = BTreeMap::new();

@@ -9,8 +9,14 @@ const HANG: &str = "CASTNET_HANG";
 
 #[test]
 fn hangs_if_asked() {
-    while std::env::var_os(HANG).is_some() {
+    if std::env::var_os(HANG).is_none() {
+        return;
+    }
+    // It has the output of this program, as a process that a lab starts.
+    let mut child = Command::new("sh").args(["-c", "sleep 20; echo survived"]).spawn().expect("sh");
+    loop {
         std::thread::park();
+        assert!(child.try_wait().expect("a child").is_none());
     }
 }
 
@@ -31,5 +37,7 @@ fn a_test_that_hangs_is_killed_and_named() {
     assert!(!hung.status.success(), "{said}");
     // Names of threads have 15 characters.
     assert!(said.contains("HANGS: limit::hangs_if,"), "{said}");
+    assert!(said.contains("killed after 1 s"), "{said}");
+    assert!(!String::from_utf8_lossy(&hung.stdout).contains("survived"), "its child lives on");
     assert!(run(false).status.success());
 }

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use castnet_house::commands::code_spans;
+
 use crate::fences::root;
 
 /// A page without its code blocks.
@@ -12,6 +14,10 @@ struct Page {
     anchors: BTreeSet<String>,
     /// Line and target, as written.
     links: Vec<(usize, String)>,
+    /// Line and name of `[text][name]`.
+    references: Vec<(usize, String)>,
+    /// The names that targets are given elsewhere on the page.
+    names: BTreeSet<String>,
 }
 
 #[test]
@@ -31,6 +37,11 @@ fn links_of_pages_lead_to_files_and_headings() {
             if let Err(fault) = follow(&root, &pages, path, target) {
                 faults.push(format!("{}:{line}: {target}: {fault}", path.display()));
             }
+        }
+    }
+    for (path, page) in &pages {
+        for (line, name) in page.references.iter().filter(|(_, name)| !page.names.contains(name)) {
+            faults.push(format!("{}:{line}: [{name}]: has no target on this page", path.display()));
         }
     }
     assert!(
@@ -93,6 +104,8 @@ impl Page {
         let mut page = Self {
             anchors: BTreeSet::new(),
             links: Vec::new(),
+            references: Vec::new(),
+            names: BTreeSet::new(),
         };
         let mut paragraph = (0, String::new());
         for (line, text) in outside_fences(text) {
@@ -125,18 +138,22 @@ impl Page {
         }
     }
 
-    /// `](TARGET)` and `[NAME]: TARGET`, but not in code.
+    /// `](TARGET)`, `href="TARGET"`, `[NAME]: TARGET` and `][NAME]`, but not in code.
     fn add_links(&mut self, (first, paragraph): &(usize, String)) {
         let text = without_code(paragraph);
         let line_at = |at: usize| first + text[..at].matches('\n').count();
-        for (at, _) in text.match_indices("](") {
-            let rest = &text[at + 2..];
-            let end = rest.find([')', ' ', '\n']).unwrap_or(rest.len());
-            self.links.push((line_at(at), rest[..end].to_owned()));
-        }
+        let after = |begin: &str, ends: &[char]| -> Vec<(usize, String)> {
+            let rest = text.match_indices(begin).map(|(at, _)| (at, &text[at + begin.len()..]));
+            rest.map(|(at, rest)| (line_at(at), rest[..rest.find(ends).unwrap_or(rest.len())].to_owned()))
+                .collect()
+        };
+        self.links.extend(after("](", &[')', ' ', '\n']));
+        self.links.extend(after("href=\"", &['"']));
+        self.references.extend(after("][", &[']']));
         for (number, line) in text.lines().enumerate() {
             let definition = line.strip_prefix('[').and_then(|rest| rest.split_once("]: "));
-            if let Some((_, target)) = definition {
+            if let Some((name, target)) = definition {
+                self.names.insert(name.to_owned());
                 self.links.push((first + number, target.trim().to_owned()));
             }
         }
@@ -183,28 +200,14 @@ fn slug(heading: &str) -> String {
         .collect()
 }
 
-/// Code between backticks is blank; a span ends at as many backticks as it begins with. Bytes and lines keep their places.
+/// Code between backticks is blank. Bytes and lines keep their places.
 fn without_code(text: &str) -> String {
-    let ticks = |at: usize| text[at..].bytes().take_while(|b| *b == b'`').count();
     let mut out = String::with_capacity(text.len());
     let mut at = 0;
-    while let Some(open) = text[at..].find('`').map(|found| at + found) {
-        out.push_str(&text[at..open]);
-        let width = ticks(open);
-        at = open + width;
-        let mut close = at;
-        while let Some(found) = text[close..].find('`').map(|found| close + found) {
-            if ticks(found) == width {
-                let span = text[open..found + width].bytes();
-                out.extend(span.map(|b| if b == b'\n' { '\n' } else { ' ' }));
-                at = found + width;
-                break;
-            }
-            close = found + ticks(found);
-        }
-        if at == open + width {
-            out.push_str(&text[open..at]);
-        }
+    for span in code_spans(text) {
+        out.push_str(&text[at..span.start]);
+        out.extend(text[span.clone()].bytes().map(|b| if b == b'\n' { '\n' } else { ' ' }));
+        at = span.end;
     }
     out.push_str(&text[at..]);
     out
@@ -241,4 +244,8 @@ fn links_in_code_are_none() {
     ));
     let links: Vec<(usize, &str)> = page.links.iter().map(|(l, t)| (*l, t.as_str())).collect();
     assert_eq!(links, [(1, "a.md#x"), (3, "e.md"), (5, "f.md"), (9, "h.md")]);
+    let page = Page::read("An <a href=\"i.md\">old</a> one, [one][name] and\n[another][].\n\n[name]: f.md\n");
+    assert_eq!(page.links, [(1, "i.md".to_owned()), (4, "f.md".to_owned())]);
+    assert_eq!(page.references, [(1, "name".to_owned()), (2, String::new())]);
+    assert!(page.names.contains("name"));
 }
