@@ -3,11 +3,14 @@
 #
 #   cargo build --release && sudo deploy/install.sh [DESTDIR]
 #
-# DESTDIR is the root of the file system that it goes to (/). PREFIX is /usr/local. Needs objcopy and strip (binutils).
+# DESTDIR, an argument or a variable, is the root of the file system that it goes to (/). PREFIX is /usr/local: the units of deploy/systemd
+# start what is there. Needs objcopy and strip (binutils).
 set -euo pipefail
+root=${1:-${DESTDIR:-}}
+case "$root" in -*) echo "usage: [PREFIX=/usr/local] deploy/install.sh [DESTDIR]" >&2 && exit 2 ;; esac
 built=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 built=${CARGO_TARGET_DIR:-$built/target}/release/castnet
-bin=${1:-}${PREFIX:-/usr/local}/bin debug=${1:-}/usr/lib/debug${PREFIX:-/usr/local}/bin
+bin=$root${PREFIX:-/usr/local}/bin debug=$root/usr/lib/debug${PREFIX:-/usr/local}/bin
 
 [ -e "$built" ] || { echo "install.sh: no $built: cargo build --release" >&2 && exit 1; }
 for program in objcopy strip; do

@@ -18,6 +18,8 @@ Then, on real interfaces (each in its own terminal or unit; see deploy/):
   castnet host receive --interface veth0 --ip 10.0.0.2/24 --name h2 --group g --out copy.bin
   castnet host send    --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file data.bin
 
+Experiments, such as the figures of papers, are a program of their own: castnet-lab --help.
+
 Exit codes:
   0  done
   1  failed: the command ran, and failed

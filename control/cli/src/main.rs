@@ -27,12 +27,49 @@ mod trace;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// A controller of many groups spends a third of its time in the allocator of the C library.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
+    let cli = cli::Cli::try_parse().unwrap_or_else(|error| {
+        if let Some(name) = experiment(&error) {
+            eprintln!("error: castnet has no command {name}: it is an experiment\nnext: castnet-lab {name} (cargo build --release -p castnet-lab)");
+            std::process::exit(2);
+        }
+        error.exit()
+    });
     cli.everywhere.run(cli::VERSION, |output| cli.run(output))
+}
+
+/// The command of `castnet-lab` that was looked for here, if one was.
+fn experiment(error: &clap::Error) -> Option<&str> {
+    match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(name)) if error.kind() == ErrorKind::InvalidSubcommand => {
+            ["sim", "bench", "skew", "calibrate", "consensus"]
+                .into_iter()
+                .find(|known| known == name)
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experiments_are_in_the_other_program() {
+        for (line, name) in [
+            (&["castnet", "sim", "epic"][..], Some("sim")),
+            (&["castnet", "host", "bench", "--name", "h1"], Some("bench")),
+            (&["castnet", "sims"], None),
+            (&["castnet", "port", "sim"], None),
+        ] {
+            let error = cli::Cli::try_parse_from(line).expect_err("no such command");
+            assert_eq!(experiment(&error), name, "{line:?}");
+        }
+    }
 }

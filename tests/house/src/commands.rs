@@ -116,7 +116,9 @@ pub fn lines(page: &str, text: &str) -> Vec<Line> {
     let mut fence: Option<&str> = None;
     let mut all = text.lines().map(|line| line.trim_start_matches("> ")).enumerate();
     while let Some((number, line)) = all.next() {
-        let marks = ["```", "~~~"].into_iter().find(|marks| line.trim_start().starts_with(marks));
+        let marks = ["```", "~~~"]
+            .into_iter()
+            .find(|marks| line.trim_start().starts_with(marks));
         if marks.is_some() && (fence.is_none() || fence == marks) {
             end_paragraph(first, &mut paragraph, &mut found);
             fence = if fence.is_none() { marks } else { None };
@@ -226,7 +228,9 @@ fn split_words(line: &str) -> Vec<String> {
 /// The name of a program of ours, without its folder and the bracket of a subshell.
 fn program(word: &str) -> Option<&'static str> {
     let name = word.trim_start_matches('(').rsplit('/').next()?;
-    ["castnet", "castnet-lab"].into_iter().find(|program| *program == name)
+    ["castnet", "castnet-lab"]
+        .into_iter()
+        .find(|program| *program == name)
 }
 
 /// The command line of a program of ours, if it is one. What runs it is left out: `sudo`, variables, `cargo run`, `ssh`, a prompt.
@@ -239,7 +243,8 @@ fn command_line(place: &str, words: Vec<String>, mut is_part: bool) -> Option<Li
             "ssh" => words.get(2..)?,
             "sudo" | "env" | "exec" | "time" | "nohup" | "watch" | "nice" | "timeout" => {
                 // Their own options, and a number or a duration.
-                let is_own = |word: &String| word.starts_with('-') || word.starts_with(|c: char| c.is_ascii_digit());
+                let is_own =
+                    |word: &String| word.starts_with('-') || word.starts_with(|c: char| c.is_ascii_digit());
                 &rest[rest.iter().take_while(|word| is_own(word)).count()..]
             }
             "if" | "then" | "else" | "while" | "until" | "do" | "!" => rest,
@@ -250,9 +255,8 @@ fn command_line(place: &str, words: Vec<String>, mut is_part: bool) -> Option<Li
             // softroce run h2 -- castnet; docker run IMAGE castnet
             word if program(word).is_none() => {
                 let is_container = matches!(word, "docker" | "podman");
-                let at = (1..words.len()).find(|at| {
-                    program(&words[*at]).is_some() && (is_container || words[at - 1] == "--")
-                })?;
+                let at = (1..words.len())
+                    .find(|at| program(&words[*at]).is_some() && (is_container || words[at - 1] == "--"))?;
                 &words[at..]
             }
             _ => break,
@@ -261,7 +265,9 @@ fn command_line(place: &str, words: Vec<String>, mut is_part: bool) -> Option<Li
     let program = match &*words[0] {
         "cargo" if words.get(1).is_some_and(|word| word == "run") => {
             let end = words.iter().position(|word| word == "--")?;
-            let package = words[..end].iter().position(|word| word == "-p" || word == "--package");
+            let package = words[..end]
+                .iter()
+                .position(|word| word == "-p" || word == "--package");
             let name = package.map_or("castnet", |at| &*words[at + 1]);
             words = &words[end..];
             program(name)?
@@ -271,7 +277,10 @@ fn command_line(place: &str, words: Vec<String>, mut is_part: bool) -> Option<Li
     let mut line = vec![program.to_owned()];
     for word in &words[1..] {
         // The end of a subshell.
-        let word = word.strip_suffix(')').filter(|rest| !rest.contains('(')).unwrap_or(word);
+        let word = word
+            .strip_suffix(')')
+            .filter(|rest| !rest.contains('('))
+            .unwrap_or(word);
         if word.contains("...") {
             is_part = true;
             // A list that goes on, or the rest.
@@ -353,7 +362,8 @@ mod tests {
                 assert_eq!(found(&block), [("castnet port".to_owned(), false)], "{block}");
             }
         }
-        let sentence = "A lone ` tick. See `castnet\nport` and\n`castnet drops`.\n\nAnd `` castnet events ``.\n";
+        let sentence =
+            "A lone `` tick. See `castnet\nport` and\n`castnet drops`.\n\nAnd `` castnet events ``.\n";
         let expected = ["castnet port", "castnet drops", "castnet events"];
         assert_eq!(found(sentence), expected.map(|line| (line.to_owned(), true)));
     }

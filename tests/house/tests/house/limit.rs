@@ -13,7 +13,10 @@ fn hangs_if_asked() {
         return;
     }
     // It has the output of this program, as a process that a lab starts.
-    let mut child = Command::new("sh").args(["-c", "sleep 20; echo survived"]).spawn().expect("sh");
+    let mut child = Command::new("sh")
+        .args(["-c", "sleep 20; echo survived"])
+        .spawn()
+        .expect("sh");
     loop {
         std::thread::park();
         assert!(child.try_wait().expect("a child").is_none());
@@ -38,6 +41,9 @@ fn a_test_that_hangs_is_killed_and_named() {
     // Names of threads have 15 characters.
     assert!(said.contains("HANGS: limit::hangs_if,"), "{said}");
     assert!(said.contains("killed after 1 s"), "{said}");
-    assert!(!String::from_utf8_lossy(&hung.stdout).contains("survived"), "its child lives on");
+    assert!(
+        !String::from_utf8_lossy(&hung.stdout).contains("survived"),
+        "its child lives on"
+    );
     assert!(run(false).status.success());
 }

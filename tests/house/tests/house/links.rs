@@ -40,8 +40,15 @@ fn links_of_pages_lead_to_files_and_headings() {
         }
     }
     for (path, page) in &pages {
-        for (line, name) in page.references.iter().filter(|(_, name)| !page.names.contains(name)) {
-            faults.push(format!("{}:{line}: [{name}]: has no target on this page", path.display()));
+        for (line, name) in page
+            .references
+            .iter()
+            .filter(|(_, name)| !page.names.contains(name))
+        {
+            faults.push(format!(
+                "{}:{line}: [{name}]: has no target on this page",
+                path.display()
+            ));
         }
     }
     assert!(
@@ -143,9 +150,16 @@ impl Page {
         let text = without_code(paragraph);
         let line_at = |at: usize| first + text[..at].matches('\n').count();
         let after = |begin: &str, ends: &[char]| -> Vec<(usize, String)> {
-            let rest = text.match_indices(begin).map(|(at, _)| (at, &text[at + begin.len()..]));
-            rest.map(|(at, rest)| (line_at(at), rest[..rest.find(ends).unwrap_or(rest.len())].to_owned()))
-                .collect()
+            let rest = text
+                .match_indices(begin)
+                .map(|(at, _)| (at, &text[at + begin.len()..]));
+            rest.map(|(at, rest)| {
+                (
+                    line_at(at),
+                    rest[..rest.find(ends).unwrap_or(rest.len())].to_owned(),
+                )
+            })
+            .collect()
         };
         self.links.extend(after("](", &[')', ' ', '\n']));
         self.links.extend(after("href=\"", &['"']));
@@ -206,7 +220,11 @@ fn without_code(text: &str) -> String {
     let mut at = 0;
     for span in code_spans(text) {
         out.push_str(&text[at..span.start]);
-        out.extend(text[span.clone()].bytes().map(|b| if b == b'\n' { '\n' } else { ' ' }));
+        out.extend(
+            text[span.clone()]
+                .bytes()
+                .map(|b| if b == b'\n' { '\n' } else { ' ' }),
+        );
         at = span.end;
     }
     out.push_str(&text[at..]);
