@@ -36,7 +36,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     let cli = cli::Cli::try_parse().unwrap_or_else(|error| {
         if let Some(name) = experiment(&error) {
-            eprintln!("error: castnet has no command {name}: it is an experiment\nnext: castnet-lab {name} (cargo build --release -p castnet-lab)");
+            eprintln!("error: no command {name} here: experiments are in castnet-lab\nnext: castnet-lab {name} (cargo build --release -p castnet-lab)");
             std::process::exit(2);
         }
         error.exit()
@@ -66,7 +66,7 @@ mod tests {
             (&["castnet", "sim", "epic"][..], Some("sim")),
             (&["castnet", "host", "bench", "--name", "h1"], Some("bench")),
             (&["castnet", "sims"], None),
-            (&["castnet", "port", "sim"], None),
+            (&["castnet", "group", "--rank"], None),
         ] {
             let error = cli::Cli::try_parse_from(line).expect_err("no such command");
             assert_eq!(experiment(&error), name, "{line:?}");
