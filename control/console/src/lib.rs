@@ -13,6 +13,7 @@ pub mod api;
 pub mod connect;
 pub mod drops;
 pub mod exit;
+pub mod files;
 pub mod logging;
 pub mod output;
 pub mod plot;

@@ -4,15 +4,20 @@ use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::exit::{Failure, Outcome};
+use crate::files::{Place, place};
 use crate::output::{Done, Output};
 
 /// 128 + SIGINT.
 const FORCED: i32 = 130;
+
+/// Signals within this time of the first one are one with it. Nobody presses a key twice that fast and means both.
+const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// Catches SIGINT and SIGTERM.
 #[derive(Debug)]
@@ -30,10 +35,21 @@ impl Signals {
         })
     }
 
-    /// Waits for the first signal. A second one ends the process at once.
+    /// Waits for the first signal. A second one ends the process by force.
+    ///
+    /// `timeout`, `sudo` and supervisors signal a program and then its group: signals at once are one.
     pub async fn first(mut self) {
         self.any().await;
         tokio::spawn(async move {
+            let at_once = tokio::time::sleep(AT_ONCE);
+            tokio::pin!(at_once);
+            loop {
+                tokio::select! {
+                    biased;
+                    () = self.any() => {}
+                    () = &mut at_once => break,
+                }
+            }
             self.any().await;
             let _ = writeln!(
                 std::io::stderr(),
@@ -58,7 +74,7 @@ struct Listening<'a> {
     listening: &'a str,
 }
 
-/// Reports readiness on stdout, to systemd, and in a file. The file is removed on drop.
+/// Reports readiness on stdout, to systemd, and in a file. A regular file is removed on drop.
 #[derive(Debug)]
 pub struct Ready {
     file: Option<PathBuf>,
@@ -87,15 +103,19 @@ impl Ready {
 
     /// Reports in the file only, if there is one.
     pub fn quiet(file: Option<&Path>, text: &str) -> Outcome<Self> {
-        if let Some(path) = file {
-            write_whole(path, &format!("{text}\n")).map_err(|e| {
-                Failure::usage(format!("cannot write the ready file {}: {e}", path.display()))
-                    .next("give --ready-file a path in a folder that this user may write to")
-            })?;
-        }
-        Ok(Self {
-            file: file.map(Path::to_owned),
-        })
+        let Some(path) = file else {
+            return Ok(Self { file: None });
+        };
+        let text = format!("{text}\n");
+        let written = place(path).and_then(|place| match place {
+            Place::Special => std::fs::write(path, text).map(|()| None),
+            Place::File(path) => write_whole(&path, &text).map(|()| Some(path)),
+        });
+        let file = written.map_err(|e| {
+            Failure::usage(format!("cannot write the ready file {}: {e}", path.display()))
+                .next("give --ready-file a path in a folder that this user may write to")
+        })?;
+        Ok(Self { file })
     }
 }
 
@@ -150,6 +170,15 @@ mod tests {
         );
         drop(ready);
         assert!(!path.exists());
+        // A device stays what it is, and a link leads to the file.
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("ready", &link).expect("a link");
+        let ready = Ready::quiet(Some(&link), "here").expect("written");
+        assert!(link.is_symlink() && path.exists());
+        drop(ready);
+        assert!(link.is_symlink() && !path.exists());
+        drop(Ready::quiet(Some(Path::new("/dev/null")), "here").expect("written"));
+        assert!(!Path::new("/dev/null").is_file());
         let failure =
             Ready::announce(output, "x", "y", Some(Path::new("/nonexistent/ready"))).expect_err("no folder");
         assert_eq!(failure.code(), 2);

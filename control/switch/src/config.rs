@@ -329,7 +329,20 @@ impl SwitchConfig {
                 None => port.spec.clone(),
             };
             match text.parse() {
-                Ok(spec) => specs.push((port.name.clone(), spec)),
+                Ok(spec) => {
+                    let interface = PortSpec::interface(&spec);
+                    let same = |(_, other): &&(String, PortSpec)| {
+                        interface.is_some() && other.interface() == interface
+                    };
+                    if let Some((other, _)) = specs.iter().find(same) {
+                        let interface = interface.unwrap_or_default();
+                        faults.push(format!(
+                            "ports {other} and {} are the same interface, {interface}",
+                            port.name
+                        ));
+                    }
+                    specs.push((port.name.clone(), spec));
+                }
                 Err(error) => faults.push(format!("port {}: {error}", port.name)),
             }
         }
@@ -481,6 +494,13 @@ mod tests {
             ..SwitchConfig::default()
         };
         assert!(twice.port_specs().is_err_and(|f| f.what.contains("two ports")));
+        let ports = ["a=eth0", "b=memif:/s", "c=af_packet:eth0,loss=1%", "d=eth1"];
+        let same = SwitchConfig {
+            ports: ports.iter().map(|port| port.parse().expect("a port")).collect(),
+            ..SwitchConfig::default()
+        };
+        let failure = same.port_specs().expect_err("one interface");
+        assert_eq!(failure.what, "ports a and c are the same interface, eth0");
         let all = SwitchConfig {
             no_flood: vec!["c".into()],
             faults: vec!["d:loss=1%".parse().expect("faults")],

@@ -175,6 +175,15 @@ impl PortSpec {
         }
     }
 
+    /// The interface of the kernel that this port takes for itself, also behind a fault injector.
+    pub fn interface(&self) -> Option<&str> {
+        match self {
+            Self::AfPacket(spec) => Some(&spec.interface),
+            Self::Marking(inner, _) | Self::Faulty(inner, _) | Self::Pfc(inner, _) => inner.interface(),
+            _ => None,
+        }
+    }
+
     /// Wraps the port in a fault injector.
     pub fn with_faults(self, control: FaultControl) -> Self {
         Self::Faulty(Box::new(self), control)

@@ -1,4 +1,4 @@
-//! The target of a received stream: stdout, or a file that appears whole or not at all.
+//! The target of a received stream: stdout, a device or pipe, or a file that appears whole or not at all.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -6,16 +6,22 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use castnet_console::exit::{Failure, Outcome};
+use castnet_console::files::{Place, place};
 use castnet_console::output::{Output, Page, Report, remark};
 use castnet_member::StreamHeader;
 
-/// A file, a folder, or `-` for stdout.
+/// A file, a folder, a device, a pipe, or `-` for stdout.
 #[derive(Clone, Debug)]
 pub(crate) struct Target(pub(crate) PathBuf);
 
 impl Target {
     pub(crate) fn is_stdout(&self) -> bool {
         self.0 == Path::new("-")
+    }
+
+    /// Whether what was written can be read again.
+    pub(crate) fn is_kept(&self) -> bool {
+        !self.is_stdout() && place(&self.0).is_ok_and(|place| place != Place::Special)
     }
 
     /// A missing folder is found before the data comes.
@@ -69,6 +75,13 @@ impl Target {
                 kept: None,
                 out: Box::new(io::stdout()),
             });
+        };
+        let path = match place(&path).map_err(|error| named(&path, error))? {
+            Place::File(path) => path,
+            Place::Special => {
+                let opened = File::options().write(true).open(&path);
+                return Ok(Sink::into(opened.map_err(|error| named(&path, error))?));
+            }
         };
         let mut part = path.as_os_str().to_owned();
         part.push(".part");
@@ -179,6 +192,35 @@ mod tests {
             b"whole"
         );
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
+
+    #[test]
+    fn devices_and_pipes_are_written_to_and_links_followed() {
+        use std::os::unix::fs::{FileTypeExt, symlink};
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        let write = |name: &str| {
+            let target = Target(at(name));
+            let mut sink = target.open(&header("x")).expect("a place");
+            sink.write_all(b"data").expect("written");
+            (sink.keep().expect("kept"), target.is_kept())
+        };
+        std::fs::write(at("file"), "old").expect("written");
+        symlink("file", at("link")).expect("a link");
+        assert_eq!(write("link"), (Some(at("file")), true));
+        assert!(at("link").is_symlink());
+        assert_eq!(std::fs::read(at("file")).expect("a file"), b"data");
+
+        symlink("/dev/null", at("null")).expect("a link");
+        assert_eq!(write("null"), (None, false));
+        let status = std::process::Command::new("mkfifo").arg(at("pipe")).status();
+        assert!(status.expect("mkfifo").success());
+        let path = at("pipe");
+        let reader = std::thread::spawn(move || std::fs::read(path));
+        assert_eq!(write("pipe"), (None, false));
+        assert_eq!(reader.join().expect("a thread").expect("read"), b"data");
+        let kind = std::fs::symlink_metadata(at("pipe")).expect("there").file_type();
+        assert!(kind.is_fifo());
     }
 
     #[test]

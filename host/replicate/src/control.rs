@@ -4,6 +4,7 @@
 use std::fmt;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -325,6 +326,13 @@ impl Drop for Control {
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            // A slip of the keyboard may name a file, or a link to one.
+            if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+                return Err(io::Error::new(
+                    ErrorKind::AlreadyExists,
+                    "there is a file that is no socket",
+                ));
+            }
             let is_left = UnixStream::connect(path).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused);
             if !is_left {
                 return Err(error);

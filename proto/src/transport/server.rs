@@ -1,5 +1,4 @@
 use std::io;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -136,16 +135,6 @@ impl Peer {
     }
 }
 
-/// Removes the file of a Unix socket when its listener ends.
-struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        // It may be gone already.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 /// Returns the accepted sockets, and the address with the real port.
 async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Address), TransportError> {
     let failed = |error: io::Error| TransportError::Listen(address.clone(), error.into());
@@ -173,7 +162,7 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
         }
         Address::Unix(path) => {
             let listener = socket::bind(path, &security.socket).map_err(failed)?;
-            let file = SocketFile(path.clone());
+            let file = socket::SocketFile::new(path).map_err(failed)?;
             let sockets = UnixListenerStream::new(listener).map(move |socket| {
                 let _until_the_end = &file;
                 let socket = socket?;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use nix::unistd::Group;
@@ -74,7 +74,15 @@ impl SocketAccess {
 pub(super) fn bind(path: &Path, access: &SocketAccess) -> io::Result<UnixListener> {
     let listener = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            // A slip of the keyboard may name a configuration, or a link to one.
+            if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "there is a file that is no socket",
+                ));
+            }
+            let connected = std::os::unix::net::UnixStream::connect(path);
+            if !connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
                 return Err(error);
             }
             std::fs::remove_file(path)?;
@@ -88,9 +96,77 @@ pub(super) fn bind(path: &Path, access: &SocketAccess) -> io::Result<UnixListene
     Ok(listener)
 }
 
+/// Device, inode and time of a file, to know it again: a new file may get the inode of an old one.
+type Identity = (u64, u64, i64, i64);
+
+fn identity(path: &Path) -> io::Result<Identity> {
+    let file = std::fs::symlink_metadata(path)?;
+    Ok((file.dev(), file.ino(), file.ctime(), file.ctime_nsec()))
+}
+
+/// Removes the file of a socket when its listener ends, unless another one has taken its place.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    path: PathBuf,
+    own: Identity,
+}
+
+impl SocketFile {
+    pub(super) fn new(path: &Path) -> io::Result<Self> {
+        Ok(Self {
+            path: path.to_owned(),
+            own: identity(path)?,
+        })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|now| now == self.own) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn only_a_socket_that_nobody_listens_at_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name| folder.path().join(name);
+        let bound = |name| bind(&place(name), &SocketAccess::default());
+        std::fs::write(place("file"), "precious").unwrap();
+        std::os::unix::fs::symlink(place("file"), place("link")).unwrap();
+        nix::unistd::mkfifo(&place("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::fs::create_dir(place("folder")).unwrap();
+        for name in ["file", "link", "pipe", "folder"] {
+            let refused = bound(name).unwrap_err();
+            assert_eq!(refused.to_string(), "there is a file that is no socket", "{name}");
+        }
+        assert_eq!(std::fs::read_to_string(place("link")).unwrap(), "precious");
+        assert!(place("link").is_symlink() && place("folder").is_dir());
+
+        let first = bound("socket").unwrap();
+        assert_eq!(bound("socket").unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        bound("socket").unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_socket_of_a_successor_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = bind(&path, &SocketAccess::default()).unwrap();
+        let file = SocketFile::new(&path).unwrap();
+        let others = SocketFile::new(&path).unwrap();
+        drop(file);
+        assert!(!path.exists());
+        std::fs::write(&path, "of another one").unwrap();
+        drop((others, listener));
+        assert!(path.exists());
+    }
 
     #[test]
     fn modes_are_octal() {
@@ -102,7 +178,6 @@ mod tests {
 
     #[tokio::test]
     async fn a_file_has_the_mode_and_the_group_that_are_configured() {
-        use std::os::unix::fs::MetadataExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let own = Group::from_gid(nix::unistd::getegid()).unwrap().unwrap();

@@ -105,7 +105,7 @@ pub fn lines(page: &str, text: &str) -> Vec<Line> {
     let place = |number: usize| format!("{page}:{}", number + 1);
     // The paragraph that is being read, and its first line. Code between backticks may go on over lines.
     let (mut first, mut paragraph) = (0, String::new());
-    let mut end_paragraph = |first: usize, paragraph: &mut String, found: &mut Vec<Line>| {
+    let end_paragraph = |first: usize, paragraph: &mut String, found: &mut Vec<Line>| {
         for span in code_spans(paragraph) {
             let number = first + paragraph[..span.start].matches('\n').count();
             let code = paragraph[span].trim_matches('`').replace('\n', " ");

@@ -189,7 +189,11 @@ fn a_switch_answers_every_question_and_ends_with_a_summary() {
         "a"
     );
 
-    let (last, code) = switch.stop(Signal::SIGTERM);
+    // Two signals at once, as `timeout` sends them to a program and to its group, are one.
+    for signal in [Signal::SIGSTOP, Signal::SIGTERM, Signal::SIGINT] {
+        switch.signal(signal);
+    }
+    let (last, code) = switch.stop(Signal::SIGCONT);
     let summary: Value = serde_json::from_str(&last).expect("a summary");
     assert_eq!(
         (code, &summary["name"], &summary["groups"]),

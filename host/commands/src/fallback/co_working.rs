@@ -17,7 +17,7 @@ pub(crate) fn configure(
     let co_works = fallback == FallbackArg::Auto && config.group.name().is_some();
     MemberConfig {
         co_works,
-        passes_on: co_works && target.is_some_and(|target| !target.is_stdout()),
+        passes_on: co_works && target.is_some_and(Target::is_kept),
         ..config
     }
 }

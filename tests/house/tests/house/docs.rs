@@ -4,7 +4,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::fences::root;
-use crate::links::outside_fences;
 
 /// Of README.md, as `wc -w` counts them.
 const README_WORDS_MAX: usize = 900;

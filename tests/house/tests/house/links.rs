@@ -175,7 +175,7 @@ impl Page {
 }
 
 /// Lines with their numbers, from 1. A line in a fence, and the fence itself, is empty.
-pub(crate) fn outside_fences(text: &str) -> impl Iterator<Item = (usize, &str)> {
+fn outside_fences(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_code = false;
     text.lines().enumerate().map(move |(at, line)| {
         let is_fence = line.trim_start().starts_with("```");
