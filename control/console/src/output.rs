@@ -138,10 +138,7 @@ impl Page {
 
     /// A table, with columns of figures aligned to the right.
     pub fn table(&mut self, columns: &[&str], rows: Vec<Vec<String>>) {
-        let header: Vec<String> = columns
-            .iter()
-            .map(|c| c.replace('_', " ").to_uppercase())
-            .collect();
+        let header: Vec<String> = columns.iter().map(|column| capitals(column)).collect();
         let figures: Vec<bool> = (0..columns.len())
             .map(|i| {
                 let mut cells = rows
@@ -225,6 +222,16 @@ fn widths(header: &[String], rows: &[Vec<String>]) -> Option<Vec<usize>> {
     let total: usize = widths.iter().map(|width| width + 2).sum();
     let fits = Table::new().width().is_none_or(|columns| total <= columns.into());
     fits.then_some(widths)
+}
+
+/// The heading of a column in capitals, but for units that these would change: Gb/s are bits, GB/s bytes.
+fn capitals(column: &str) -> String {
+    let word = |word: &str| match word.contains('/') && word.contains(char::is_uppercase) {
+        true => word.to_owned(),
+        false => word.to_uppercase(),
+    };
+    let words: Vec<String> = column.split(['_', ' ']).map(word).collect();
+    words.join(" ")
 }
 
 /// `12`, `1 234`, `1.5 KiB`, `2.31 Gb/s`, `-`; not addresses or versions.
@@ -391,6 +398,19 @@ mod tests {
 
     fn page<R: Report>(report: &R) -> String {
         Output::new(Format::Table).render(report, true).expect("text")
+    }
+
+    #[test]
+    fn units_of_headings_stay_as_they_are() {
+        for (column, heading) in [
+            ("Gb/s in", "Gb/s IN"),
+            ("GB/s", "GB/s"),
+            ("M/s out", "M/s OUT"),
+            ("frames/s", "FRAMES/S"),
+            ("queued_bytes", "QUEUED BYTES"),
+        ] {
+            assert_eq!(capitals(column), heading);
+        }
     }
 
     #[test]
