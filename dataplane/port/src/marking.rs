@@ -1,7 +1,7 @@
 //! ECN marking at the send queue of a port: [`Marking`] wraps any port whose queue is visible.
 
 use castnet_wire::red::{Red, RedConfig, mark_frame};
-use castnet_wire::{Batch, FrameBuf, Nanos};
+use castnet_wire::{BATCH, Batch, FrameBuf, Nanos};
 
 use crate::port::{Port, PortStats, delegate_port};
 
@@ -23,16 +23,19 @@ impl<P: Port> Marking<P> {
         }
     }
 
-    /// The frames of the batch are behind one another in the queue.
-    fn mark(&mut self, batch: &mut Batch<P::Buf>) {
+    /// The frames of the batch are behind one another in the queue. Returns the positions of the random numbers before each frame.
+    fn mark(&mut self, batch: &mut Batch<P::Buf>) -> [u64; BATCH] {
+        let mut positions = [self.red.position(); BATCH];
         if let Some(mut queued) = self.inner.backlog() {
-            for frame in batch.iter_mut() {
+            for (frame, position) in batch.iter_mut().zip(&mut positions) {
+                *position = self.red.position();
                 if self.red.marks(queued) {
                     self.marks += u64::from(mark_frame(frame.head_mut()));
                 }
                 queued += frame.length() as u64;
             }
         }
+        positions
     }
 }
 
@@ -53,8 +56,12 @@ impl<P: Port> Port for Marking<P> {
     }
 
     fn offer(&mut self, batch: &mut Batch<Self::Buf>) {
-        self.mark(batch);
+        let (offered, positions) = (batch.len(), self.mark(batch));
         self.inner.offer(batch);
+        // What was refused is offered again, until there is room. It has one chance to be marked, as a frame that finds room at once.
+        if !batch.is_empty() {
+            self.red.back_to(positions[offered - batch.len()]);
+        }
     }
 
     fn receive_with(&mut self, scratch: &mut [u8], take: &mut dyn FnMut(&[u8])) -> usize {

@@ -62,6 +62,16 @@ impl Red {
         drawn * u128::from(most_bytes - least_bytes) < chance
     }
 
+    /// Where the random numbers are, for [`Red::back_to`].
+    pub const fn position(&self) -> u64 {
+        self.random
+    }
+
+    /// Draws again what has been drawn since `position`: for frames that were not sent after all.
+    pub const fn back_to(&mut self, position: u64) {
+        self.random = position;
+    }
+
     /// splitmix64.
     fn draw(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);

@@ -58,6 +58,36 @@ const STEP: RedConfig = RedConfig {
     most_ppm: RedConfig::PPM,
 };
 
+/// The queue is full for a hundred offers. A frame is drawn once all the same.
+#[test]
+fn frames_that_are_offered_again_are_not_drawn_again() {
+    let pool = Pool::new(PoolConfig::default());
+    let (a, b) = MemLink::pair(&MemLinkConfig::default().capacity(64));
+    let tenth = RedConfig {
+        least_bytes: 0,
+        most_bytes: 128_000,
+        most_ppm: RedConfig::PPM / 10,
+    };
+    let mut a = Marking::new(a.open(&pool, Sides::Both), tenth, 1);
+    let mut b = b.open(&pool, Sides::Both);
+    let mut marked = 0;
+    for _ in 0..20 {
+        send(&mut a, &pool, &vec![frame(0, 1000); 64]);
+        let mut batch = Batch::new();
+        batch.extend((0..32).map_while(|_| pool.copy_from(&frame(2, 1000))));
+        for _ in 0..100 {
+            a.offer(&mut batch);
+            assert_eq!(batch.len(), 32);
+        }
+        drain(&mut b);
+        a.offer(&mut batch);
+        assert!(batch.is_empty());
+        marked += drain(&mut b).into_iter().filter(|marked| *marked).count();
+    }
+    // Of 640, one in twenty to one in ten.
+    assert!((15..=80).contains(&marked), "{marked}");
+}
+
 #[test]
 fn frames_behind_a_long_queue_are_marked() {
     let pool = Pool::new(PoolConfig::default());

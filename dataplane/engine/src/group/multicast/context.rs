@@ -240,17 +240,16 @@ impl Group {
         let same_source = rule
             .upstream()
             .zip(before.upstream())
-            .is_some_and(|(a, b)| is_same(a, b));
+            .is_some_and(|(a, b)| neighbour(a) == neighbour(b));
         if !same_source || since.is_none_or(|since| before.generation < since) {
             return;
         }
-        // Both are in the order of their ports, so the next one is mostly the same.
-        let (count, mut next) = (before.endpoints.len(), 0);
+        let key_at = |at: &usize| before.endpoints.get(*at).map(neighbour);
+        let mut sorted: Vec<usize> = (0..before.endpoints.len()).collect();
+        sorted.sort_unstable_by_key(key_at);
         let kept = rule.endpoints.iter().enumerate().filter_map(|(i, endpoint)| {
-            let mut order = (next..count).chain(0..next);
-            let at = order.find(|at| before.endpoints.get(*at).is_some_and(|e| is_same(e, endpoint)))?;
-            next = at + 1;
-            PathId::new(i).zip(PathId::new(at))
+            let found = sorted.binary_search_by_key(&Some(neighbour(endpoint)), key_at);
+            PathId::new(i).zip(PathId::new(*sorted.get(found.ok()?)?))
         });
         self.hot.machine.carry_on(&old.hot.machine, kept);
         if rule.rate_limit == before.rate_limit {
@@ -481,10 +480,10 @@ pub struct GroupStatus {
     pub cold_bytes: usize,
 }
 
-/// Whether two endpoints are the same neighbour with the same queue pair.
-fn is_same(a: &Endpoint, b: &Endpoint) -> bool {
-    let key = |e: &Endpoint| (e.port, e.next_hop.ip(), e.next_hop.qpn());
-    key(a) == key(b) && a.next_hop.name() == b.next_hop.name()
+/// What makes two endpoints the same: port, address, queue pair and name of the neighbour.
+fn neighbour(endpoint: &Endpoint) -> (PortId, Option<Ipv4Addr>, Qpn, &str) {
+    let hop = &endpoint.next_hop;
+    (endpoint.port, hop.ip(), hop.qpn(), hop.name())
 }
 
 /// The addresses of feedback to `to`, from the McstID to a member and a switch behind routers; as for a member to an adjacent switch.
