@@ -20,7 +20,12 @@ pub(crate) type Caller = Option<ControllerTerm>;
 
 impl Owners {
     pub(crate) fn check(&mut self, caller: &Caller) -> Result<(), Status> {
-        caller.as_ref().map_or(Ok(()), |term| self.terms.check(term))
+        let Some(term) = caller else {
+            return Ok(());
+        };
+        let groups = &self.groups;
+        self.terms
+            .check(term, |owner| groups.values().any(|of| of == owner))
     }
 }
 
@@ -43,13 +48,22 @@ impl Shared {
     ) -> Result<T, Status> {
         let mut owners = self.owners.lock();
         owners.check(&caller)?;
+        if let Some(term) = caller.filter(|term| term.owner != owner) {
+            let reason = format!(
+                "the controller of {:?} installs no groups of {}",
+                term.owner,
+                who(owner)
+            );
+            return Err(refuse(Code::InvalidArgument, "owner", reason));
+        }
         let owners = &mut owners.groups;
         let together =
             |installer: &mut Installer<'_>| all(&mut |rule| install(installer, owners, rule, owner));
         self.dataplane.install_together(together).map_err(stopped)
     }
 
-    /// Removes a group if it has this owner and generation; false if there was none.
+    /// Removes a group if it has this owner and generation; false if there was none. Without an owner a controller removes its own groups
+    /// only, an operator any.
     pub(crate) fn remove(
         &self,
         caller: Caller,
@@ -64,6 +78,7 @@ impl Shared {
             return Ok(false);
         };
         let has = owners.get(&mcst_id).map_or(NOBODY, String::as_str);
+        let owner = owner.or(caller.as_ref().map(|term| &*term.owner));
         if let Some(owner) = owner.filter(|owner| *owner != has) {
             let (name, has, owner) = (&running.name, who(has), who(owner));
             let reason = format!("group {name:?} is of {has}, not of {owner}");

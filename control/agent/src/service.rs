@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use castnet_proto::access::Caller;
+use castnet_proto::access::{Caller, Right, Role};
 use castnet_proto::convert::{
     Invalid, RULES_TOGETHER_MAX, filter_from_proto, install_result_to_proto, mcst_id_from_proto,
     multicast_routes_from_proto, of_one_route, port_from_proto, prefix_from_proto, refuse, route_from_proto,
@@ -47,6 +47,26 @@ impl Service {
     }
 }
 
+/// The term that a call carries, from who may change groups: a term deposes other controllers.
+fn term<T>(who: &Caller, request: &Request<T>) -> Result<Option<v1::ControllerTerm>, Status> {
+    let term = term_of(request.metadata())?;
+    if term.is_some() && !Right::Program.roles().contains(&who.role) {
+        let rule = "that is for controllers (roles.controllers of the switch) and operators";
+        return Err(who.denied("speak for a controller", rule).into());
+    }
+    Ok(term)
+}
+
+/// The same for a call that changes groups. A controller must say which one it is.
+fn term_to_change<T>(who: &Caller, request: &Request<T>) -> Result<Option<v1::ControllerTerm>, Status> {
+    let term = term(who, request)?;
+    if term.is_none() && who.role == Role::Controller {
+        let rule = "a controller names its term (castnet-term-bin) in each call";
+        return Err(who.denied("change groups without a term", rule).into());
+    }
+    Ok(term)
+}
+
 fn streamed<T>(from: mpsc::Receiver<Result<T, Status>>) -> Response<Messages<T>> {
     Response::new(ReceiverStream::new(from))
 }
@@ -81,7 +101,7 @@ impl v1::agent_server::Agent for Service {
         &self,
         request: Request<v1::GetCapabilitiesRequest>,
     ) -> Answer<v1::Capabilities> {
-        let caller = term_of(request.metadata())?;
+        let caller = term(&*Caller::of(&request)?, &request)?;
         self.ask(move |shared| {
             shared.owners.lock().check(&caller)?;
             view::capabilities(shared)
@@ -94,7 +114,7 @@ impl v1::agent_server::Agent for Service {
         request: Request<v1::InstallGroupRequest>,
     ) -> Answer<v1::InstallGroupResponse> {
         let who = Caller::of(&request)?;
-        let caller = term_of(request.metadata())?;
+        let caller = term_to_change(&who, &request)?;
         let v1::InstallGroupRequest { rule, owner } = request.into_inner();
         let rule = rule_from_proto("rule", rule.as_ref())?;
         who.concerns(rule.name.clone());
@@ -115,7 +135,7 @@ impl v1::agent_server::Agent for Service {
         request: Request<v1::InstallGroupsRequest>,
     ) -> Answer<v1::InstallGroupsResponse> {
         let who = Caller::of(&request)?;
-        let caller = term_of(request.metadata())?;
+        let caller = term_to_change(&who, &request)?;
         let v1::InstallGroupsRequest { rules, owner } = request.into_inner();
         who.concerns(format!("{} groups", rules.len()));
         if rules.len() > RULES_TOGETHER_MAX {
@@ -141,7 +161,7 @@ impl v1::agent_server::Agent for Service {
         request: Request<v1::RemoveGroupRequest>,
     ) -> Answer<v1::RemoveGroupResponse> {
         let who = Caller::of(&request)?;
-        let caller = term_of(request.metadata())?;
+        let caller = term_to_change(&who, &request)?;
         let v1::RemoveGroupRequest {
             mcst_id,
             owner,
@@ -243,7 +263,7 @@ impl v1::agent_server::Agent for Service {
         request: Request<v1::SetMulticastRoutesRequest>,
     ) -> Answer<v1::SetMulticastRoutesResponse> {
         let who = Caller::of(&request)?;
-        let caller = term_of(request.metadata())?;
+        let caller = term_to_change(&who, &request)?;
         let (scope, routes) = multicast_routes_from_proto(request.get_ref())?;
         who.concerns(format!("{} multicast routes", routes.len()));
         self.ask(move |shared| {

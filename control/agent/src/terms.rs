@@ -4,7 +4,7 @@ use castnet_proto::term::term_is_over;
 use castnet_proto::v1::ControllerTerm;
 use tonic::Status;
 
-/// Owners that are remembered. A controller without a store is a new owner at each start.
+/// Owners without groups that are remembered. A controller without a store is a new owner at each start.
 const OWNERS_MAX: usize = 64;
 
 /// The last controller of each owner, the one that came last at the end.
@@ -12,8 +12,13 @@ const OWNERS_MAX: usize = 64;
 pub(crate) struct Terms(Vec<ControllerTerm>);
 
 impl Terms {
-    /// Fails if another controller has taken over. A larger epoch takes over.
-    pub(crate) fn check(&mut self, term: &ControllerTerm) -> Result<(), Status> {
+    /// Fails if another controller has taken over. A larger epoch takes over. An owner that `has_groups` is never forgotten: an earlier
+    /// controller of it would come back.
+    pub(crate) fn check(
+        &mut self,
+        term: &ControllerTerm,
+        has_groups: impl Fn(&str) -> bool,
+    ) -> Result<(), Status> {
         let ControllerTerm {
             owner,
             epoch,
@@ -41,10 +46,12 @@ impl Terms {
             }
         }
         tracing::info!(owner, epoch, address, "a controller takes over");
-        match at {
-            Some(at) => drop(self.0.remove(at)),
-            None if self.0.len() == OWNERS_MAX => drop(self.0.remove(0)),
-            None => {}
+        let forgotten = || match self.0.len() < OWNERS_MAX {
+            true => None,
+            false => self.0.iter().position(|t| !has_groups(&t.owner)),
+        };
+        if let Some(at) = at.or_else(forgotten) {
+            self.0.remove(at);
         }
         self.0.push(term.clone());
         Ok(())
@@ -64,28 +71,39 @@ mod tests {
         }
     }
 
+    /// Owner 3 has groups.
+    fn check(terms: &mut Terms, term: ControllerTerm) -> Result<(), Status> {
+        terms.check(&term, |owner| owner == "controller-3")
+    }
+
     #[test]
     fn a_larger_epoch_takes_over_and_an_older_one_is_refused_by_name() {
         let mut terms = Terms::default();
-        terms.check(&term(1, 5, 1)).unwrap();
-        terms.check(&term(1, 5, 1)).unwrap();
-        terms.check(&term(2, 1, 9)).unwrap();
-        let copy = terms.check(&term(1, 5, 2)).unwrap_err();
+        check(&mut terms, term(1, 5, 1)).unwrap();
+        check(&mut terms, term(1, 5, 1)).unwrap();
+        check(&mut terms, term(2, 1, 9)).unwrap();
+        let copy = check(&mut terms, term(1, 5, 2)).unwrap_err();
         assert!(copy.message().contains("c1:7470 runs on a copy"), "{copy}");
-        terms.check(&term(1, 6, 2)).unwrap();
-        let old = terms.check(&term(1, 5, 1)).unwrap_err();
+        check(&mut terms, term(1, 6, 2)).unwrap();
+        let old = check(&mut terms, term(1, 5, 1)).unwrap_err();
         assert!(old.message().contains("c2:7470 has taken over"), "{old}");
         assert!(castnet_proto::term::is_term_over(&old));
     }
 
     #[test]
-    fn owners_are_bounded_and_the_oldest_is_forgotten_first() {
+    fn owners_are_bounded_and_the_oldest_without_groups_is_forgotten_first() {
         let mut terms = Terms::default();
         for owner in 0..=OWNERS_MAX as u64 {
-            terms.check(&term(owner, 2, 1)).unwrap();
+            check(&mut terms, term(owner, 2, 1)).unwrap();
         }
         assert_eq!(terms.0.len(), OWNERS_MAX);
-        terms.check(&term(1, 1, 1)).unwrap_err();
-        terms.check(&term(0, 1, 1)).unwrap();
+        check(&mut terms, term(1, 1, 1)).unwrap_err();
+        check(&mut terms, term(0, 1, 1)).unwrap();
+        for owner in 100..300 {
+            check(&mut terms, term(owner, 2, 1)).unwrap();
+        }
+        assert_eq!(terms.0.len(), OWNERS_MAX);
+        check(&mut terms, term(3, 1, 1)).unwrap_err();
+        check(&mut terms, term(1, 1, 1)).unwrap();
     }
 }

@@ -9,16 +9,23 @@ use std::sync::Arc;
 use authority::Authority;
 use castnet_agent::Agent;
 use castnet_proto::access::{Access, Roles};
+use castnet_proto::term::WithTerm;
 use castnet_proto::transport::{Address, connect};
 use castnet_proto::v1;
 use castnet_proto::v1::agent_client::AgentClient;
 use castnet_worker::{Dataplane, DataplaneConfig};
-use tonic::Code;
+use tonic::service::Interceptor;
 use tonic::transport::Channel;
+use tonic::{Code, Request};
 
 async fn client(authority: &Authority, folder: &Path, agent: &Agent, name: &str) -> AgentClient<Channel> {
     let security = authority.issue(&folder.join(name), &[name]);
     AgentClient::new(connect(agent.address(), &security).await.unwrap())
+}
+
+fn with_term<T>(term: &v1::ControllerTerm, message: T) -> Request<T> {
+    let (metadata, extensions, ()) = WithTerm::new(term).call(Request::new(())).unwrap().into_parts();
+    Request::from_parts(metadata, extensions, message)
 }
 
 #[tokio::test]
@@ -50,18 +57,28 @@ async fn a_switch_takes_orders_of_its_controllers_and_operators_only() {
     };
     let routes = || v1::SetRoutesRequest::default();
     let ports = || v1::ListPortsRequest::default();
-    // Reads, programs groups, sets routes.
+    let term = v1::ControllerTerm {
+        owner: "us".into(),
+        epoch: u64::MAX,
+        ..Default::default()
+    };
+    // Reads, programs groups with a term and without one, sets routes, takes the term of a controller.
     for (name, may) in [
-        ("ops", [true, true, true]),
-        ("c1", [true, true, false]),
-        ("grafana", [true, false, false]),
-        ("h1", [false, false, false]),
+        ("ops", [true, true, true, true, true]),
+        ("c1", [true, true, false, false, true]),
+        ("grafana", [true, false, false, false, false]),
+        ("h1", [false, false, false, false, false]),
     ] {
         let mut client = client(&authority, folder, &agent, name).await;
         let answers = [
             client.list_ports(ports()).await.map(drop),
+            client.remove_group(with_term(&term, remove())).await.map(drop),
             client.remove_group(remove()).await.map(drop),
             client.set_routes(routes()).await.map(drop),
+            client
+                .get_capabilities(with_term(&term, v1::GetCapabilitiesRequest {}))
+                .await
+                .map(drop),
         ];
         assert_eq!(answers.each_ref().map(|a| a.is_ok()), may, "{name}: {answers:?}");
         for status in answers.into_iter().filter_map(Result::err) {

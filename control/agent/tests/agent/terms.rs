@@ -15,8 +15,12 @@ use crate::agent::{Lab, rule};
 type Client = AgentClient<InterceptedService<Channel, WithTerm>>;
 
 async fn controller(lab: &Lab, epoch: u64, instance: u64) -> Client {
+    controller_of(lab, "us", epoch, instance).await
+}
+
+async fn controller_of(lab: &Lab, owner: &str, epoch: u64, instance: u64) -> Client {
     let term = v1::ControllerTerm {
-        owner: "us".into(),
+        owner: owner.into(),
         epoch,
         instance,
         address: format!("http://c{instance}:7470"),
@@ -83,4 +87,31 @@ async fn a_term_that_does_not_read_is_refused() {
     request.metadata_mut().insert_bin("castnet-term-bin", bad);
     let refused = lab.client.get_capabilities(request).await.unwrap_err();
     assert!(refused.message().starts_with("castnet-term-bin: "), "{refused}");
+}
+
+/// Owner "them" neither removes the groups of "us" without a word, nor installs for them.
+#[tokio::test]
+async fn a_controller_touches_the_groups_of_its_owner_only() {
+    let mut lab = Lab::new(|_| ()).await;
+    let mut ours = controller_of(&lab, "us", 1, 1).await;
+    let mut theirs = controller_of(&lab, "them", 1, 2).await;
+    ours.install_groups(installation()).await.unwrap();
+    let refused = theirs.install_groups(installation()).await.unwrap_err();
+    assert!(
+        refused
+            .message()
+            .contains("the controller of \"them\" installs no groups of \"us\""),
+        "{refused}"
+    );
+    let remove = || v1::RemoveGroupRequest {
+        mcst_id: "10.200.0.1".into(),
+        ..Default::default()
+    };
+    let refused = theirs.remove_group(remove()).await.unwrap_err();
+    assert!(
+        refused.message().contains("is of \"us\", not of \"them\""),
+        "{refused}"
+    );
+    assert_eq!(lab.groups().await.len(), 1);
+    assert!(ours.remove_group(remove()).await.unwrap().into_inner().removed);
 }
