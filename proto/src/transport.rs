@@ -27,7 +27,7 @@ pub use calls::{ANSWER_BYTES_MAX, Call, CallThread, ControllerClient, RETRY_DELA
 pub use connection::{Clients, Connection};
 pub use controllers::{Controllers, controller};
 pub use server::{Peer, Server, serve};
-pub use socket::{SocketAccess, SocketMode};
+pub use socket::{SocketAccess, SocketFile, SocketMode, bind_unix};
 
 /// Longest time until a connection is established, TLS included.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -26,6 +26,8 @@ mod trace;
 
 use std::process::ExitCode;
 
+use castnet_console::exit::Failure;
+use castnet_console::output::{Format, Output};
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -34,13 +36,20 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::try_parse().unwrap_or_else(|error| {
-        if let Some(name) = experiment(&error) {
-            eprintln!("error: no command {name} here: experiments are in castnet-lab\nnext: castnet-lab {name} (cargo build --release -p castnet-lab)");
-            std::process::exit(2);
+    let cli = match cli::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let Some(name) = experiment(&error) else {
+                error.exit();
+            };
+            let failure = Failure::usage(format!("no command {name} here: experiments are in castnet-lab"))
+                .next(format!(
+                    "castnet-lab {name} (cargo build --release -p castnet-lab)"
+                ));
+            Output::new(Format::Table).failure(&failure);
+            return ExitCode::from(failure.code());
         }
-        error.exit()
-    });
+    };
     cli.everywhere.run(cli::VERSION, |output| cli.run(output))
 }
 

@@ -41,15 +41,13 @@ impl Signals {
     pub async fn first(mut self) {
         self.any().await;
         tokio::spawn(async move {
-            let at_once = tokio::time::sleep(AT_ONCE);
-            tokio::pin!(at_once);
-            loop {
-                tokio::select! {
-                    biased;
-                    () = self.any() => {}
-                    () = &mut at_once => break,
+            // Looks for a signal before it looks at the clock.
+            let rest = async {
+                loop {
+                    self.any().await;
                 }
-            }
+            };
+            let _: Result<(), _> = tokio::time::timeout(AT_ONCE, rest).await;
             self.any().await;
             let _ = writeln!(
                 std::io::stderr(),

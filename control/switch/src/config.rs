@@ -1,6 +1,6 @@
 //! The configuration of a switch: a file, and flags with the same fields. Flags win.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -314,7 +314,7 @@ impl SwitchConfig {
             ));
         }
         let mut specs: Vec<(String, PortSpec)> = Vec::new();
-        let mut names = BTreeSet::new();
+        let (mut names, mut interfaces) = (BTreeSet::new(), BTreeMap::new());
         for (index, port) in self.ports.iter().enumerate() {
             if !names.insert(&port.name) {
                 faults.push(format!("two ports have the name {}", port.name));
@@ -331,14 +331,12 @@ impl SwitchConfig {
             match text.parse() {
                 Ok(spec) => {
                     let interface = PortSpec::interface(&spec);
-                    let same = |(_, other): &&(String, PortSpec)| {
-                        interface.is_some() && other.interface() == interface
-                    };
-                    if let Some((other, _)) = specs.iter().find(same) {
-                        let interface = interface.unwrap_or_default();
+                    if let Some(interface) = interface
+                        && let Some(other) = interfaces.insert(interface.to_owned(), &port.name)
+                    {
+                        let name = &port.name;
                         faults.push(format!(
-                            "ports {other} and {} are the same interface, {interface}",
-                            port.name
+                            "ports {other} and {name} are the same interface, {interface}"
                         ));
                     }
                     specs.push((port.name.clone(), spec));

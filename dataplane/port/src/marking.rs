@@ -1,5 +1,6 @@
 //! ECN marking at the send queue of a port: [`Marking`] wraps any port whose queue is visible.
 
+use arrayvec::ArrayVec;
 use castnet_wire::red::{Red, RedConfig, mark_frame};
 use castnet_wire::{BATCH, Batch, FrameBuf, Nanos};
 
@@ -23,19 +24,17 @@ impl<P: Port> Marking<P> {
         }
     }
 
-    /// The frames of the batch are behind one another in the queue. Returns the positions of the random numbers before each frame.
-    fn mark(&mut self, batch: &mut Batch<P::Buf>) -> [u64; BATCH] {
-        let mut positions = [self.red.position(); BATCH];
+    /// The frames of the batch are behind one another in the queue. `before_each` gets the position of the random numbers.
+    fn mark(&mut self, batch: &mut Batch<P::Buf>, mut before_each: impl FnMut(u64)) {
         if let Some(mut queued) = self.inner.backlog() {
-            for (frame, position) in batch.iter_mut().zip(&mut positions) {
-                *position = self.red.position();
+            for frame in batch.iter_mut() {
+                before_each(self.red.position());
                 if self.red.marks(queued) {
                     self.marks += u64::from(mark_frame(frame.head_mut()));
                 }
                 queued += frame.length() as u64;
             }
         }
-        positions
     }
 }
 
@@ -51,16 +50,17 @@ impl<P: Port> Port for Marking<P> {
     }
 
     fn send(&mut self, batch: &mut Batch<Self::Buf>) {
-        self.mark(batch);
+        self.mark(batch, |_| ());
         self.inner.send(batch);
     }
 
     fn offer(&mut self, batch: &mut Batch<Self::Buf>) {
-        let (offered, positions) = (batch.len(), self.mark(batch));
+        let (offered, mut positions) = (batch.len(), ArrayVec::<u64, BATCH>::new());
+        self.mark(batch, |position| positions.push(position));
         self.inner.offer(batch);
         // What was refused is offered again, until there is room. It has one chance to be marked, as a frame that finds room at once.
-        if !batch.is_empty() {
-            self.red.back_to(positions[offered - batch.len()]);
+        if let Some(first_refused) = positions.get(offered - batch.len()) {
+            self.red.back_to(*first_refused);
         }
     }
 

@@ -4,9 +4,8 @@
 use std::fmt;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +13,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use castnet_proto::transport::{SocketFile, bind_unix};
 use serde::{Deserialize, Serialize};
 
 use crate::error::ReplicateError;
@@ -176,7 +176,7 @@ stream!(UnixStream);
 /// Accepts clients without blocking. The file of a Unix socket is removed on drop.
 pub(crate) enum Listener {
     Tcp(TcpListener),
-    Unix(UnixListener, PathBuf),
+    Unix(UnixListener, SocketFile),
 }
 
 impl Listener {
@@ -188,7 +188,7 @@ impl Listener {
             }),
             Address::Unix(path) => bind_unix(path).and_then(|listener| {
                 listener.set_nonblocking(true)?;
-                Ok(Self::Unix(listener, path.clone()))
+                Ok(Self::Unix(listener, SocketFile::new(path)?))
             }),
         };
         bound.map_err(|error| ReplicateError::Listen {
@@ -203,7 +203,7 @@ impl Listener {
             Self::Tcp(listener) => listener
                 .local_addr()
                 .map_or_else(|_| String::new(), |at| at.to_string()),
-            Self::Unix(_, path) => Address::Unix(path.clone()).to_string(),
+            Self::Unix(_, file) => Address::Unix(file.path().to_owned()).to_string(),
         }
     }
 
@@ -221,14 +221,6 @@ impl Listener {
         Control::new("the client".to_owned(), stream, stop.clone(), Arc::default())
             .inspect_err(|error| tracing::warn!(%error, "a client's connection"))
             .ok()
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Self::Unix(_, path) = self {
-            let _ = std::fs::remove_file(path);
-        }
     }
 }
 
@@ -319,28 +311,6 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         self.stream.end();
-    }
-}
-
-/// A socket that a killed server has left is replaced.
-fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            // A slip of the keyboard may name a file, or a link to one.
-            if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
-                return Err(io::Error::new(
-                    ErrorKind::AlreadyExists,
-                    "there is a file that is no socket",
-                ));
-            }
-            let is_left = UnixStream::connect(path).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused);
-            if !is_left {
-                return Err(error);
-            }
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)
-        }
-        bound => bound,
     }
 }
 

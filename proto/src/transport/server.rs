@@ -161,8 +161,7 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
             Ok((sockets, Address::tcp(*tls, bound)))
         }
         Address::Unix(path) => {
-            let listener = socket::bind(path, &security.socket).map_err(failed)?;
-            let file = socket::SocketFile::new(path).map_err(failed)?;
+            let (listener, file) = socket::bind(path, &security.socket).map_err(failed)?;
             let sockets = UnixListenerStream::new(listener).map(move |socket| {
                 let _until_the_end = &file;
                 let socket = socket?;

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use nix::unistd::Group;
-use tokio::net::UnixListener;
 
 /// Who may connect to a Unix socket. Default: its owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,30 +70,40 @@ impl SocketAccess {
     }
 }
 
-/// Replaces the socket of a dead process, but not that of a running server.
-pub(super) fn bind(path: &Path, access: &SocketAccess) -> io::Result<UnixListener> {
-    let listener = match UnixListener::bind(path) {
+/// Listens at the file of a socket. It replaces the socket of a dead process, but not that of a running server, and no other file.
+///
+/// # Errors
+/// A server listens there, or a file that is not a socket is there; those of the file system.
+pub fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             // A slip of the keyboard may name a configuration, or a link to one.
             if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
                 return Err(io::Error::new(
                     io::ErrorKind::AlreadyExists,
-                    "there is a file that is no socket",
+                    "the file that is there is not a socket",
                 ));
             }
-            let connected = std::os::unix::net::UnixStream::connect(path);
+            let connected = UnixStream::connect(path);
             if !connected.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
                 return Err(error);
             }
             std::fs::remove_file(path)?;
-            UnixListener::bind(path)?
+            UnixListener::bind(path)
         }
-        bound => bound?,
-    };
+        bound => bound,
+    }
+}
+
+/// The same for a server of tokio, with its access. The file is removed when the second value is dropped.
+pub(super) fn bind(path: &Path, access: &SocketAccess) -> io::Result<(tokio::net::UnixListener, SocketFile)> {
+    let listener = bind_unix(path)?;
     access.apply(path).inspect_err(|_| {
         let _ = std::fs::remove_file(path);
     })?;
-    Ok(listener)
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::UnixListener::from_std(listener)?;
+    Ok((listener, SocketFile::new(path)?))
 }
 
 /// Device, inode and time of a file, to know it again: a new file may get the inode of an old one.
@@ -106,17 +116,26 @@ fn identity(path: &Path) -> io::Result<Identity> {
 
 /// Removes the file of a socket when its listener ends, unless another one has taken its place.
 #[derive(Debug)]
-pub(super) struct SocketFile {
+pub struct SocketFile {
     path: PathBuf,
     own: Identity,
 }
 
 impl SocketFile {
-    pub(super) fn new(path: &Path) -> io::Result<Self> {
+    /// The file that is there now.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn new(path: &Path) -> io::Result<Self> {
         Ok(Self {
             path: path.to_owned(),
             own: identity(path)?,
         })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -143,7 +162,11 @@ mod tests {
         std::fs::create_dir(place("folder")).unwrap();
         for name in ["file", "link", "pipe", "folder"] {
             let refused = bound(name).unwrap_err();
-            assert_eq!(refused.to_string(), "there is a file that is no socket", "{name}");
+            assert_eq!(
+                refused.to_string(),
+                "the file that is there is not a socket",
+                "{name}"
+            );
         }
         assert_eq!(std::fs::read_to_string(place("link")).unwrap(), "precious");
         assert!(place("link").is_symlink() && place("folder").is_dir());
@@ -158,8 +181,7 @@ mod tests {
     async fn the_socket_of_a_successor_stays() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let listener = bind(&path, &SocketAccess::default()).unwrap();
-        let file = SocketFile::new(&path).unwrap();
+        let (listener, file) = bind(&path, &SocketAccess::default()).unwrap();
         let others = SocketFile::new(&path).unwrap();
         drop(file);
         assert!(!path.exists());

@@ -137,7 +137,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
         return Err(io::Error::new(
             io::ErrorKind::AlreadyExists,
-            "there is a file that is no socket",
+            "the file that is there is not a socket",
         ));
     }
     match connect(new_socket()?.as_raw_fd(), &UnixAddr::new(path)?) {

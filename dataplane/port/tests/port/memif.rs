@@ -293,7 +293,7 @@ fn the_socket_has_its_mode_and_the_place_of_a_dead_one_but_not_of_another() {
 
     std::fs::write(&path, "a file").unwrap();
     let refused = spec(folder.path(), "").open(&pool, Sides::Both).err().unwrap();
-    assert!(refused.to_string().contains("no socket"), "{refused}");
+    assert!(refused.to_string().contains("is not a socket"), "{refused}");
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file");
     let nowhere: PortSpec = "memif:/no/such/folder/s".parse().unwrap();
     let refused = nowhere.open(&pool, Sides::Both).err().unwrap();
