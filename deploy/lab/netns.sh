@@ -75,6 +75,16 @@ agent() { if [ "$1" = switch ]; then echo "lab=unix:$lab/switch.sock"; else echo
 
 inside() { ip netns exec "$prefix-$1" "${@:2}"; }
 
+# Waits until the command "${@:2}" succeeds. After two minutes, dies with the message $1.
+await() {
+    local try
+    for try in {1..2400}; do
+        "${@:2}" && return
+        sleep 0.05
+    done
+    die "$1"
+}
+
 # Starts "$@" in the background with its output in NAME.log, and waits for NAME.ready.
 start() {
     local name=$1
@@ -82,13 +92,13 @@ start() {
     "$@" --ready-file "$lab/$name.ready" >"$lab/$name.log" 2>&1 &
     local pid=$!
     echo "$pid" >"$lab/$name.pid"
-    local try
-    for try in $(seq 200); do
-        [ -e "$lab/$name.ready" ] && return
-        kill -0 "$pid" 2>/dev/null || { cat "$lab/$name.log" >&2; die "$name ended before it was ready"; }
-        sleep 0.05
-    done
-    die "$name is not ready after 10 s: see $lab/$name.log"
+    await "$name is not ready: see $lab/$name.log" is_ready "$name" "$pid"
+}
+
+is_ready() {
+    [ -e "$lab/$1.ready" ] && return
+    kill -0 "$2" 2>/dev/null || { cat "$lab/$1.log" >&2; die "$1 ended before it was ready"; }
+    return 1
 }
 
 # Starts switch $1 in namespace $2 with the flags "${@:3}".
@@ -138,7 +148,7 @@ describe_host() {
 
 # Starts an etcd server and $1 controllers that store in it, and waits until one of them leads.
 start_controllers() {
-    local n try name all=()
+    local n name all=()
     command -v etcd >/dev/null || die "several controllers need etcd: install etcd-server"
     (cd "$lab" && exec etcd --listen-client-urls unix://etcd:0 --advertise-client-urls unix://etcd:0 \
         --listen-peer-urls unix://peer:0 --auto-compaction-mode revision --auto-compaction-retention 1000 \
@@ -157,11 +167,7 @@ END
         all+=("unix:$lab/controller$n.sock")
     done
     (IFS=,; echo "${all[*]}") >"$lab/controllers"
-    for try in $(seq 100); do
-        leader >/dev/null && return
-        sleep 0.1
-    done
-    die "no controller leads after 10 s: see $lab/controller*.log"
+    await "no controller leads: see $lab/controller*.log" leader >/dev/null
 }
 
 # The name of the controller that leads.
@@ -370,13 +376,11 @@ shufflecast() {
 
 # Waits until the links of all ToRs to routers are known: a group that is installed before may lack hosts.
 await_links() {
-    local try links
-    for try in {1..100}; do
-        links=$("$castnet" topology --controller "$(cat "$lab/controllers")" | grep -cE '^tor.* (core|pod[12]) .* up$' || true)
-        [ "$links" != "$1" ] || return 0
-        sleep 0.1
-    done
-    die "not all links are up after 10 s: castnet topology"
+    await "not all links are up: castnet topology" links_are_up "$1"
+}
+
+links_are_up() {
+    [ "$("$castnet" topology --controller "$(cat "$lab/controllers")" | grep -cE '^tor.* (core|pod[12]) .* up$')" = "$1" ]
 }
 
 # Two pods, each a router with two ToRs of two hosts, and a programmable router above both.
