@@ -16,7 +16,7 @@ use tonic::server::NamedService;
 use tonic::service::Routes;
 use tonic::{Code, Request, Status};
 
-use crate::audit::AuditLog;
+use crate::audit::{self, AuditLog};
 use crate::transport::{self, Address, Peer, Security, Server, TransportError};
 
 /// What a client is.
@@ -152,7 +152,7 @@ impl Caller {
 
     /// Says what the call is about, for the audit log. The first one counts.
     pub fn concerns(&self, object: impl Into<String>) {
-        let _ = self.object.set(object.into());
+        let _ = self.object.set(audit::cut(&object.into()).into_owned());
     }
 
     /// What the call is about; empty if that is not known.

@@ -1,8 +1,10 @@
 //! The audit log: one JSON object a line for each call that is more than reading.
 //!
 //! A thread writes it, so that no call waits for the disk. If the disk is full or slow, lines are lost; how many, the log of the
-//! service says. A file that was renamed or removed is made anew, as log rotation wants it.
+//! service says. A file that was renamed or removed is made anew, as log rotation wants it. One of 64 MiB becomes `FILE.1`, that before
+//! it `FILE.2`, up to `FILE.3`: it never takes more than 256 MiB, whoever calls.
 
+use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -18,6 +20,12 @@ use crate::access::Caller;
 
 /// Lines that wait to be written.
 const WAITING_MAX: usize = 4096;
+/// Most bytes of a file.
+const SIZE_MAX: u64 = 64 << 20;
+/// Full files that are kept.
+const KEPT: u32 = 3;
+/// Most characters of a text that a caller gives.
+const TEXT_MAX: usize = 256;
 /// Lost lines are logged at most so often.
 const LOST_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -72,12 +80,20 @@ impl AuditLog {
             method,
             object: caller.object(),
             outcome,
-            reason,
+            reason: &cut(reason),
         };
         let sent = serde_json::to_string(&line).map(|line| self.lines.try_send(line));
         if !matches!(sent, Ok(Ok(()))) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+/// A text of a caller, cut if it is too long.
+pub(crate) fn cut(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(TEXT_MAX) {
+        Some((end, _)) => format!("{}... ({} bytes)", &text[..end], text.len()).into(),
+        None => text.into(),
     }
 }
 
@@ -116,7 +132,26 @@ impl LogFile {
         let same = |named: std::fs::Metadata| (named.dev(), named.ino()) == (own.dev(), own.ino());
         if !std::fs::metadata(&self.path).is_ok_and(same) {
             self.file = open(&self.path)?;
+        } else if own.len() >= SIZE_MAX {
+            self.put_aside()?;
         }
+        Ok(())
+    }
+
+    fn put_aside(&mut self) -> io::Result<()> {
+        let kept = |n: u32| {
+            let mut name = self.path.clone().into_os_string();
+            name.push(format!(".{n}"));
+            name
+        };
+        for n in (1..KEPT).rev() {
+            match std::fs::rename(kept(n), kept(n + 1)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        std::fs::rename(&self.path, kept(1))?;
+        self.file = open(&self.path)?;
         Ok(())
     }
 
@@ -131,5 +166,47 @@ impl LogFile {
             let reason = error.map_or_else(|| "too many at once".into(), |e| e.to_string());
             tracing::warn!(file = %self.path.display(), lost, reason, "lines of the audit log are lost");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_files_are_put_aside_and_three_are_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("audit.jsonl");
+        let mut log = LogFile {
+            path: path.clone(),
+            file: open(&path).expect("a file"),
+            lost: Arc::default(),
+            told: None,
+        };
+        for n in 1..=6_u64 {
+            log.file.set_len(SIZE_MAX + n).expect("longer");
+            log.reopen().expect("rotated");
+            assert_eq!(log.file.metadata().expect("it").len(), 0);
+        }
+        let size =
+            |name: &str| std::fs::metadata(folder.path().join(name)).map_or(0, |file| file.len() - SIZE_MAX);
+        assert_eq!(
+            ["audit.jsonl.1", "audit.jsonl.2", "audit.jsonl.3"].map(size),
+            [6, 5, 4]
+        );
+        assert_eq!(std::fs::read_dir(folder.path()).expect("files").count(), 4);
+        log.file.set_len(SIZE_MAX - 1).expect("longer");
+        log.reopen().expect("not rotated");
+        assert_eq!(log.file.metadata().expect("it").len(), SIZE_MAX - 1);
+    }
+
+    #[test]
+    fn a_text_of_a_caller_is_cut() {
+        assert_eq!(cut("g1 host h1"), "g1 host h1");
+        assert_eq!(cut(&"x".repeat(256)), "x".repeat(256));
+        assert_eq!(
+            cut(&"é".repeat(257)),
+            format!("{}... (514 bytes)", "é".repeat(256))
+        );
     }
 }

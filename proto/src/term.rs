@@ -6,7 +6,7 @@ use tonic::metadata::{BinaryMetadataValue, MetadataMap};
 use tonic::service::Interceptor;
 use tonic::{Code, Request, Status};
 
-use crate::convert::{Invalid, refuse, violations};
+use crate::convert::{Invalid, check_term, refuse, violations};
 use crate::transport::Address;
 use crate::v1::ControllerTerm;
 
@@ -36,15 +36,16 @@ impl Interceptor for WithTerm {
 /// The term of the controller that makes a call; `None`: the caller is no controller.
 ///
 /// # Errors
-/// The metadata cannot be decoded.
+/// The metadata cannot be decoded, or is none that a controller sends.
 pub fn term_of(metadata: &MetadataMap) -> Result<Option<ControllerTerm>, Invalid> {
     let Some(value) = metadata.get_bin(METADATA) else {
         return Ok(None);
     };
     let bytes = value.to_bytes().ok();
     let term = bytes.and_then(|bytes| ControllerTerm::decode(bytes).ok());
-    let wrong = || Invalid::out_of_range(METADATA, "its value", "is no ControllerTerm");
-    term.map(Some).ok_or_else(wrong)
+    let term = term.ok_or_else(|| Invalid::out_of_range(METADATA, "its value", "is no ControllerTerm"))?;
+    check_term(&term)?;
+    Ok(Some(term))
 }
 
 /// The status for a controller whose term is over.

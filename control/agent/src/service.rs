@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use castnet_proto::access::{Caller, Right, Role};
 use castnet_proto::convert::{
-    Invalid, RULES_TOGETHER_MAX, filter_from_proto, install_result_to_proto, mcst_id_from_proto,
+    Invalid, RULES_TOGETHER_MAX, check_owner, filter_from_proto, install_result_to_proto, mcst_id_from_proto,
     multicast_routes_from_proto, of_one_route, port_from_proto, prefix_from_proto, refuse, route_from_proto,
     route_to_proto, routes_from_proto, rule_from_proto,
 };
@@ -116,6 +116,7 @@ impl v1::agent_server::Agent for Service {
         let who = Caller::of(&request)?;
         let caller = term_to_change(&who, &request)?;
         let v1::InstallGroupRequest { rule, owner } = request.into_inner();
+        check_owner(&owner)?;
         let rule = rule_from_proto("rule", rule.as_ref())?;
         who.concerns(rule.name.clone());
         self.ask(move |shared| {
@@ -137,6 +138,7 @@ impl v1::agent_server::Agent for Service {
         let who = Caller::of(&request)?;
         let caller = term_to_change(&who, &request)?;
         let v1::InstallGroupsRequest { rules, owner } = request.into_inner();
+        check_owner(&owner)?;
         who.concerns(format!("{} groups", rules.len()));
         if rules.len() > RULES_TOGETHER_MAX {
             let value = format!("{} rules", rules.len());

@@ -1,6 +1,6 @@
 //! State of the dataplane as messages.
 
-use castnet_proto::convert::{port_to_proto, rule_to_proto};
+use castnet_proto::convert::{port_to_proto, shown_rule};
 use castnet_proto::v1;
 use castnet_proto::v1::installed_group::State;
 use castnet_rules::{ENDPOINTS_MAX, GroupRule};
@@ -55,7 +55,7 @@ pub(crate) fn next_hop(rule: Option<&GroupRule>, endpoint: usize) -> &str {
 pub(crate) fn group(installed: &InstalledGroup, owner: String, now: Nanos) -> v1::InstalledGroup {
     let InstalledGroup { worker, rule, status } = installed;
     v1::InstalledGroup {
-        rule: Some(rule_to_proto(rule)),
+        rule: Some(shown_rule(rule)),
         owner,
         worker: *worker as u32,
         state: Some(match status {
@@ -84,7 +84,7 @@ pub(crate) fn counted_group(
 ) -> v1::InstalledGroup {
     let brief = || brief(report.mcst_id, report.name.clone(), report.generation);
     v1::InstalledGroup {
-        rule: Some(rule.map_or_else(brief, rule_to_proto)),
+        rule: Some(rule.map_or_else(brief, shown_rule)),
         owner,
         worker: report.worker as u32,
         state: Some(match &report.counters {

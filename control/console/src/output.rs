@@ -1,5 +1,7 @@
 //! Output of commands: tables for people and JSON for machines, from the same data.
 
+use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 
 use castnet_wire::CounterSet;
@@ -336,7 +338,7 @@ impl Output {
             } else {
                 failure.text()
             };
-            let _ = io::stderr().write_all(text.as_bytes());
+            let _ = io::stderr().write_all(printable(&text).as_bytes());
         }
     }
 
@@ -363,8 +365,40 @@ impl Output {
     }
 }
 
+/// Whether a terminal may take the character for a command, or show what stands around it in another order.
+fn is_unprintable(c: char) -> bool {
+    c.is_control() && !matches!(c, '\n' | '\t')
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A text as a terminal may get it, with `\u001b` for ESC. Names and reasons come from switches, hosts and neighbours, who may be hostile. In
+/// JSON it means the same as before.
+fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_unprintable) {
+        return text.into();
+    }
+    let mut printable = String::with_capacity(text.len());
+    for c in text.chars() {
+        // All of them have four digits.
+        let _ = match is_unprintable(c) {
+            true => write!(printable, "\\u{:04x}", u32::from(c)),
+            false => printable.write_char(c),
+        };
+    }
+    printable.into()
+}
+
 /// Writes text to stdout and flushes it.
 pub fn write_stdout(text: &str) -> Outcome {
+    write_raw(&printable(text))
+}
+
+/// Clears the terminal.
+pub(crate) fn clear() -> Outcome {
+    write_raw("\x1b[2J\x1b[H")
+}
+
+fn write_raw(text: &str) -> Outcome {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()?;
@@ -374,7 +408,7 @@ pub fn write_stdout(text: &str) -> Outcome {
 /// Writes a remark for people to stderr.
 pub fn remark(text: &str) {
     // One write, so that lines of several processes do not mix.
-    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+    let _ = io::stderr().write_all(format!("{}\n", printable(text)).as_bytes());
 }
 
 #[cfg(test)]
@@ -410,6 +444,24 @@ mod tests {
             ("queued_bytes", "QUEUED BYTES"),
         ] {
             assert_eq!(capitals(column), heading);
+        }
+    }
+
+    #[test]
+    fn no_text_reaches_a_terminal_as_a_command() {
+        for (text, shown) in [
+            ("leaf1\tup\n", "leaf1\tup\n"),
+            ("\x1b]0;owned\x07", "\\u001b]0;owned\\u0007"),
+            ("\u{9b}2J\r\x7f", "\\u009b2J\\u000d\\u007f"),
+            ("a\u{202e}b\u{2066}c\u{2028}d", "a\\u202eb\\u2066c\\u2028d"),
+            ("München", "München"),
+        ] {
+            assert_eq!(printable(text), shown);
+            let json = serde_json::to_string(text).expect("JSON");
+            assert_eq!(
+                serde_json::from_str::<String>(&printable(&json)).expect("JSON"),
+                text
+            );
         }
     }
 

@@ -7,10 +7,9 @@ use clap::Args;
 use tokio::time::MissedTickBehavior;
 
 use crate::exit::Outcome;
-use crate::output::{Output, Report, write_stdout};
+use crate::output::{Output, Report, clear, write_stdout};
 use crate::units::Span;
 
-const CLEAR: &str = "\x1b[2J\x1b[H";
 const EVERY_MIN: Duration = Duration::from_millis(10);
 
 /// Interval and number of reports.
@@ -47,11 +46,11 @@ impl WatchArgs {
             ticks.tick().await;
             let report = look().await?;
             if !output.is_json() {
-                write_stdout(match (clears, shown) {
-                    (true, _) => CLEAR,
-                    (false, 0) => "",
-                    (false, _) => "\n",
-                })?;
+                match (clears, shown) {
+                    (true, _) => clear()?,
+                    (false, 0) => {}
+                    (false, _) => write_stdout("\n")?,
+                }
             }
             output.show_next(&report)?;
             shown += 1;

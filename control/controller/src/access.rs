@@ -1,11 +1,13 @@
 //! Who may call what at the controller: a host joins as itself, and sees its own groups.
 
 use castnet_proto::access::{Caller, Right, Role};
-use castnet_proto::v1;
+use castnet_proto::convert::ExchangeCall;
+use castnet_proto::v1::{self, ExchangeAmong};
 
 use crate::core::Core;
 use crate::error::Refusal;
 use crate::kinds::collective::record::Collective;
+use crate::kinds::collective::secret::Secret;
 use crate::table::Entry;
 
 /// The right that a method needs. The test below fails if one is missing.
@@ -44,6 +46,43 @@ impl Core {
         let what = format!("{what} as rank {rank} of group {job:?}");
         let rule = "another host has this rank; a host acts for its own ranks alone, an operator for all";
         Err(caller.denied(what, rule).into())
+    }
+
+    /// Refuses a host that has not this seat in an exchange. In a job without a group no host has one, and the secret keeps others out.
+    pub(crate) fn check_exchange(&self, caller: &Caller, call: &ExchangeCall) -> Result<(), Refusal> {
+        let ExchangeCall { job, rank, .. } = call;
+        let seats = match call.among {
+            ExchangeAmong::Unspecified => {
+                self.check_rank(caller, job, (*rank).into(), "exchange")?;
+                return self.check_secret(job, *rank, &Secret::new(job, &call.secret));
+            }
+            ExchangeAmong::Members => self.multicast(job)?.1.from_host_to_host(),
+            ExchangeAmong::Outside => {
+                let ends = self.multicast(job)?.1.ends_outside(call.round);
+                ends.ok_or_else(|| Refusal::NobodyOutside {
+                    group: job.clone(),
+                    number: call.round,
+                })?
+            }
+        };
+        if seats.len() != usize::from(call.size) {
+            return Err(Refusal::OtherSize {
+                job: job.clone(),
+                size: seats.len() as u16,
+                given: call.size,
+            });
+        }
+        match seats.get(usize::from(*rank)) {
+            Some(host) if caller.may_be(host) => Ok(()),
+            host => {
+                let what = format!("exchange as rank {rank} beside group {job:?}");
+                let rule = format!(
+                    "this is the place of host {:?}",
+                    host.copied().unwrap_or_default()
+                );
+                Err(caller.denied(what, rule).into())
+            }
+        }
     }
 
     /// Refuses a host that is no member of a group.

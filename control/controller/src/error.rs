@@ -158,6 +158,9 @@ pub(crate) enum Refusal {
         waited: Duration,
         missing: Vec<u16>,
     },
+    /// It may have been chosen, and the member that calls does not know yet.
+    #[error("no receiver outside of the tree of group {group:?} has the number {number} now")]
+    NobodyOutside { group: String, number: u64 },
     #[error("{bytes} bytes wait to be exchanged already; try again when other jobs are done")]
     ExchangesFull { bytes: usize },
     /// The group does not fit the fabric or its switches.
@@ -204,6 +207,7 @@ impl Refusal {
             Self::OtherSecret { .. } => (Code::PermissionDenied, "secret"),
             Self::UnknownRank { .. } => (Code::NotFound, "rank"),
             Self::ExchangeTimeout { .. } => (Code::DeadlineExceeded, "round"),
+            Self::NobodyOutside { .. } => (Code::Unavailable, "round"),
             Self::ExchangesFull { .. } => (Code::ResourceExhausted, "blob"),
             Self::Failed(Failure { cause, field, .. }) => match cause {
                 Cause::Unfit => (Code::InvalidArgument, field),

@@ -18,7 +18,6 @@ use tonic::{Request, Response, Status};
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
 use crate::foresee::Wanted;
-use crate::kinds::collective::secret::Secret;
 use crate::kinds::multicast::requests::HowToJoin;
 use crate::link::{GROUPS_TOGETHER, Link};
 use crate::requests::{Seen, StandingCall};
@@ -439,11 +438,7 @@ impl Controller for Service {
         let caller = Caller::of(&request)?;
         let call = exchange_from_proto(request.into_inner())?;
         caller.concerns(format!("{} rank {}", call.job, call.rank));
-        {
-            let core = self.shared.lock();
-            core.check_rank(&caller, &call.job, call.rank.into(), "exchange")?;
-            core.check_secret(&call.job, call.rank, &Secret::new(&call.job, &call.secret))?;
-        }
+        self.shared.lock().check_exchange(&caller, &call)?;
         Ok(Response::new(self.shared.exchanges.exchange(call, caller).await?))
     }
 

@@ -1,4 +1,4 @@
-use castnet_proto::convert::{connection_to_proto, rule_to_proto};
+use castnet_proto::convert::{connection_to_proto, shown_rule};
 use castnet_proto::v1;
 use castnet_rules::{BitRate, lane_name};
 use castnet_topology::{End, Link, Topology};
@@ -33,7 +33,7 @@ pub(crate) fn tree(entry: &Entry) -> Vec<v1::TreeNode> {
             parent: switch.parent.clone().unwrap_or_default(),
             installed: entry.confirmed.contains(&switch.name),
             reason: entry.problems.get(&switch.name).cloned().unwrap_or_default(),
-            rule: rule.map(rule_to_proto),
+            rule: rule.map(shown_rule),
             lanes: match record.own_mcst_ids.is_empty() {
                 true => Vec::new(),
                 false => lanes(&record.name, record.mcst_ids_on(&switch.name).collect()),

@@ -97,6 +97,9 @@ pub struct CommConfig {
     pub security: Security,
     /// Name of the job, which is also the name of the group.
     pub job: String,
+    /// Whether the ranks are the members of the multicast group of this name, who go on from host to host: each has its own place, and
+    /// `fallback` must be [`Fallback::Only`].
+    pub is_of_members: bool,
     /// This rank, below `size`.
     pub rank: u16,
     /// Number of ranks of the job, 1 to 1024.
@@ -161,6 +164,7 @@ impl CommConfig {
             rendezvous: None,
             security: Security::default(),
             job: job.into(),
+            is_of_members: false,
             rank,
             size,
             host: host.into(),

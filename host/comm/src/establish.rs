@@ -404,8 +404,13 @@ impl Group {
             rendezvous.begin(round, blob, wanted).map_err(invalid)?;
             return self.meet(&*rendezvous, patience);
         }
+        let among = match self.config.is_of_members {
+            true => api::ExchangeAmong::Members,
+            false => api::ExchangeAmong::Unspecified,
+        };
         let request = api::ExchangeRequest {
             job: self.config.job.clone(),
+            among: among.into(),
             rank: self.config.rank.into(),
             size: self.config.size.into(),
             round: round.into(),

@@ -197,12 +197,12 @@ impl Refused {
         let meeting = meeting::open(&mut *rnic, config, &hosts, &reason);
         let meeting = meeting.map_err(super::failure::member)?;
         let members = hosts.names;
-        let job = format!("{group}.hosts");
         let config = CommConfig {
             rendezvous: meeting.as_ref().map(meeting::rendezvous),
             security: args.tls.security()?,
             qp_timeout: args.qp.qp_timeout,
             retry_cnt: args.qp.retry_cnt,
+            is_of_members: true,
             fallback: Fallback::Only,
             timeouts: Timeouts {
                 join: patience.fallback_give_up.0,
@@ -212,7 +212,7 @@ impl Refused {
             interrupt: Some(stop.clone()),
             ..CommConfig::new(
                 args.join.controller.clone(),
-                job,
+                group.clone(),
                 rank,
                 members.len() as u16,
                 &args.name,

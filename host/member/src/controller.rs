@@ -292,7 +292,8 @@ impl Controller {
         patience: Duration,
     ) -> Result<Peer, MemberError> {
         let request = api::ExchangeRequest {
-            job: format!("{}.outside", self.group),
+            job: self.group.clone(),
+            among: api::ExchangeAmong::Outside.into(),
             rank: rank as u32,
             size: 2,
             round: number,

@@ -104,8 +104,10 @@ pub struct RankJoin {
 /// The part of one rank in an exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExchangeCall {
-    /// Name of the job.
+    /// Name of the job or of the multicast group.
     pub job: String,
+    /// Between whom it is.
+    pub among: v1::ExchangeAmong,
     /// The rank, below `size`.
     pub rank: u16,
     /// Number of ranks, 1 to [`RANKS_MAX`].
@@ -197,16 +199,25 @@ pub fn exchange_from_proto(message: v1::ExchangeRequest) -> Result<ExchangeCall,
         r.fault("blob", out_of_range(message.blob.len(), why));
     }
     check_secret(&message.secret, &mut r);
+    let among = v1::ExchangeAmong::try_from(message.among);
+    let among = r.take(
+        "among",
+        among.map_err(|_| out_of_range(message.among, "is unknown")),
+    );
     let timeout = wait("timeout_ms", message.timeout_ms, DEFAULT_EXCHANGE_MS, &mut r);
-    let call = job.zip(rank_of).map(|(job, (rank, size))| ExchangeCall {
-        job,
-        rank,
-        size,
-        round: message.round,
-        blob: message.blob,
-        timeout,
-        secret: message.secret,
-    });
+    let call = job
+        .zip(rank_of)
+        .zip(among)
+        .map(|((job, (rank, size)), among)| ExchangeCall {
+            job,
+            among,
+            rank,
+            size,
+            round: message.round,
+            blob: message.blob,
+            timeout,
+            secret: message.secret,
+        });
     r.finish(call)
 }
 

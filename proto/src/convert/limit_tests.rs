@@ -270,6 +270,7 @@ fn numbers_of_an_exchange_are_taken_up_to_their_edges() {
             [0, 600_000],
             [600_001]
         ),
+        edge!("among", |m: &mut M, n| m.among = n as i32, [0, 2], [3]),
     ];
     check(&exchange, |m| exchange_from_proto(m.clone()), edges);
     let call = exchange_from_proto(exchange).expect("good");

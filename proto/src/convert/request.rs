@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use castnet_rules::{
@@ -14,7 +15,7 @@ use castnet_wire::{
 };
 
 use super::job::{DEFAULT_LEASE_MS, wait};
-use super::rule::{self, memory_to_proto};
+use super::rule::{self, memory_to_proto, without_keys};
 use super::{Invalid, Reader, bad_text, ip, mcst_id, missing, out_of_range, parse, pmtu, port, psn};
 use crate::v1;
 use crate::v1::host_endpoint::Part;
@@ -301,15 +302,42 @@ pub fn unreached_from_proto(reason: String) -> Result<String, Invalid> {
     line("reason", reason)
 }
 
+/// Checks whose groups are meant: the name of an owner, empty for operators.
+pub fn check_owner(owner: &str) -> Result<(), Invalid> {
+    check_line("owner", owner, 0..=255, "a name: a line of at most 255 bytes")
+}
+
+/// Checks what a controller says of itself.
+pub fn check_term(term: &v1::ControllerTerm) -> Result<(), Invalid> {
+    check_owner(&term.owner)?;
+    check_line(
+        "address",
+        &term.address,
+        0..=1024,
+        "an address: a line of at most 1024 bytes",
+    )
+}
+
 fn line(field: &str, reason: String) -> Result<String, Invalid> {
-    if (1..=REASON_MAX).contains(&reason.len()) && !reason.contains(char::is_control) {
-        return Ok(reason);
+    check_line(
+        field,
+        &reason,
+        1..=REASON_MAX,
+        "a reason: a line of 1 to 512 bytes",
+    )?;
+    Ok(reason)
+}
+
+fn check_line(
+    field: &str,
+    text: &str,
+    bytes: RangeInclusive<usize>,
+    expected: &'static str,
+) -> Result<(), Invalid> {
+    match bytes.contains(&text.len()) && !text.contains(char::is_control) {
+        true => Ok(()),
+        false => Err(Invalid::one(field, bad_text(text, expected))),
     }
-    let kind = FaultKind::BadText {
-        value: reason.chars().take(80).collect(),
-        expected: "a reason: a line of 1 to 512 bytes",
-    };
-    Err(Invalid::one(field, kind))
 }
 
 /// `None` if it is not given.
@@ -374,7 +402,7 @@ pub fn connection_from_proto(
     Ok(ends)
 }
 
-/// The connections of a member as a message, first lane first.
+/// The connections of a member as a message, first lane first, without the keys of its memory: these are for switches.
 pub fn connection_to_proto<'e>(ends: impl IntoIterator<Item = &'e HostEndpoint>) -> v1::Connection {
     let mut ends = ends.into_iter().peekable();
     let Some(&first) = ends.peek() else {
@@ -382,7 +410,7 @@ pub fn connection_to_proto<'e>(ends: impl IntoIterator<Item = &'e HostEndpoint>)
     };
     let lane = |end: &HostEndpoint| v1::LaneConnection {
         qpn: end.qpn.value(),
-        memory: end.memory().map(memory_to_proto),
+        memory: end.memory().map(|memory| without_keys(&memory_to_proto(memory))),
     };
     v1::Connection::new(first.ip, first.mac, ends.map(lane))
 }

@@ -377,6 +377,28 @@ fn host_to_proto(host: &HostEndpoint) -> v1::HostEndpoint {
     }
 }
 
+/// The rule of a group as it is shown, without the keys of its members' memory: with them, whoever may look could write there.
+pub fn shown_rule(group: &GroupRule) -> v1::GroupRule {
+    let mut rule = rule_to_proto(group);
+    for endpoint in &mut rule.endpoints {
+        if let Some(Hop::Host(v1::HostEndpoint {
+            part: Some(Part::Memory(memory)),
+            ..
+        })) = &mut endpoint.next_hop
+        {
+            *memory = without_keys(memory);
+        }
+    }
+    rule
+}
+
+pub(super) fn without_keys(memory: &v1::RemoteMemory) -> v1::RemoteMemory {
+    v1::RemoteMemory {
+        length: memory.length,
+        ..Default::default()
+    }
+}
+
 /// The memory of a member as a message.
 pub fn memory_to_proto(memory: &RemoteMemory) -> v1::RemoteMemory {
     v1::RemoteMemory {

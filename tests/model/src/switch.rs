@@ -125,6 +125,8 @@ pub struct Switches {
     pub newest: [u8; SWITCHES],
     /// By switch, whether it has lost its state before.
     pub restarted: [bool; SWITCHES],
+    /// By switch, whether the source has gone back since then.
+    went_back: [bool; SWITCHES],
     /// By switch and path, the CNPs received, halved with each window.
     pub congestion: [[u8; PATHS]; SWITCHES],
     /// By switch, the window of its newest CNP.
@@ -197,6 +199,7 @@ impl Switches {
                 .collect(),
             acknowledged: [[0; PATHS]; SWITCHES],
             newest: [0; SWITCHES],
+            went_back: [false; SWITCHES],
             restarted: [false; SWITCHES],
             congestion: [[0; PATHS]; SWITCHES],
             windows: [0; SWITCHES],
@@ -214,7 +217,7 @@ impl Switches {
         self.machines[index] = fabric.machine(index, fabric.paths(index), done);
         self.acknowledged[index] = [0; PATHS];
         self.newest[index] = 0;
-        self.restarted[index] = true;
+        (self.restarted[index], self.went_back[index]) = (true, false);
         self.received[index] = 0;
         self.rings[index] = [0; SLOTS_MAX];
     }
@@ -303,7 +306,7 @@ impl Switches {
             match *effect {
                 // Only a switch that has lost its state receives feedback about data that it has not seen.
                 Effect::Drop(DropReason::AckAhead) if ahead => {}
-                Effect::Absorb if !ahead => {}
+                Effect::Absorb => {}
                 Effect::Cnp { to } if to == path_id(setup.fabric.up(index)) => {
                     outcome.sent.push((to.index(), message));
                 }
@@ -362,13 +365,20 @@ impl Switches {
         let Arrival { index, path, message } = arrival;
         match message {
             Message::Data(at, _) => {
+                self.went_back[index] |= self.restarted[index] && at < self.newest[index];
                 self.newest[index] = self.newest[index].max(at + 1);
                 if setup.fabric.slots() > 0 {
                     self.received[index] |= 1 << at;
                 }
                 false
             }
-            Message::Feedback(_, at) if at >= self.newest[index] => true,
+            Message::Feedback(_, at) if at >= self.newest[index] => {
+                // A path that is ahead has all that has passed here.
+                if self.went_back[index] {
+                    self.acknowledged[index][path] = self.newest[index];
+                }
+                true
+            }
             Message::Feedback(..) => {
                 let count = &mut self.acknowledged[index][path];
                 *count = message.acknowledges().max(*count);
@@ -548,7 +558,10 @@ impl Switches {
             .any(|path| self.acknowledged[index][*path] < below)
         {
             outcome.broken = Some(if answer == Answer::Ack { Rule::M1 } else { Rule::M2 });
-        } else if msn != completed(setup.message_ends, below) {
+        } else if msn != completed(setup.message_ends, below)
+            // If all paths are ahead, all have completed more.
+            && !(self.went_back[index] && msn > completed(setup.message_ends, below))
+        {
             outcome.broken = Some(Rule::Msn);
         } else if index == 0 && answer == Answer::Nak && all_kept && self.received[0] >> at & 1 != 0 {
             outcome.broken = Some(Rule::Repair);

@@ -7,7 +7,9 @@
 //! again before the next access, and that commit is taken back.
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -62,7 +64,23 @@ impl RedbStore {
             path: path.into(),
             state: Mutex::new(State::Closed),
         };
-        let database = file.attempt(None, || Ok(Database::create(path)?))?;
+        let database = file.attempt(None, || {
+            // Groups have keys of their members' memory.
+            let new = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(path);
+            match new {
+                Ok(_) => {}
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
+                Err(_) if std::fs::metadata(path)?.len() == 0 => {
+                    return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
+                }
+                Err(_) => {}
+            }
+            Ok(Database::create(path)?)
+        })?;
         file.prepare(&database)?;
         *file.state.lock() = State::Open(database);
         Ok(Self(Arc::new(file)))
@@ -354,6 +372,7 @@ fn advice(error: &redb::Error) -> &'static str {
         ErrorKind::PermissionDenied => ": let the controller's user write to it",
         ErrorKind::NotFound => ": put it back",
         ErrorKind::InvalidData => ": it is no store",
+        ErrorKind::UnexpectedEof => ": restore it from a copy, or remove it if there were no groups",
         ErrorKind::IsADirectory => ": give the path of a file",
         _ => ": check its disk",
     }
@@ -369,6 +388,8 @@ fn text(transaction: &WriteTransaction, key: &str) -> Result<Option<String>, red
 #[cfg(test)]
 mod tests {
     use super::super::Version;
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     fn write(name: &str, was: Version) -> (Key, Write) {
@@ -401,6 +422,23 @@ mod tests {
         assert!(matches!(failed.await, Err(StoreError::Failed { .. })));
         assert_eq!(store.load().await.unwrap(), before);
         store.commit([write("a", 1)].into()).await.unwrap();
+    }
+
+    #[test]
+    fn an_empty_file_is_no_new_store_and_a_new_one_is_for_its_owner_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c.redb");
+        std::fs::write(&path, "").unwrap();
+        let error = RedbStore::open(&path).unwrap_err().to_string();
+        assert!(
+            error.contains("c.redb: unexpected end of file: restore it"),
+            "{error}"
+        );
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+        std::fs::remove_file(&path).unwrap();
+        RedbStore::open(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        RedbStore::open(&path).unwrap();
     }
 
     #[tokio::test]

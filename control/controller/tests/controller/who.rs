@@ -3,7 +3,7 @@
 use castnet_controller::{Config, Controller};
 use castnet_proto::access::Roles;
 use castnet_proto::v1;
-use castnet_proto::v1::CollectivePhase;
+use castnet_proto::v1::{CollectivePhase, ExchangeAmong};
 use castnet_topology::Topology;
 use tonic::{Code, Status};
 
@@ -279,6 +279,72 @@ async fn over_tls_somebody_must_be_an_operator() {
     };
     let refused = Controller::start(config).await.unwrap_err().to_string();
     assert!(refused.contains("--operators"), "{refused}");
+}
+
+/// Members that go on from host to host meet at the controller, each at its own place.
+#[tokio::test]
+async fn nobody_takes_the_place_of_a_member_beside_its_group() {
+    let tls = Tls::new().await;
+    let mut operator = tls.operator.clone();
+    let group = creation("g", &["h0", "h1", "h2"]);
+    operator.create_group(group).await.unwrap();
+    let [mut h0, mut h1, mut h2, mut h3] = [
+        tls.client(&["h0"]).await,
+        tls.client(&["h1"]).await,
+        tls.client(&["h2"]).await,
+        tls.client(&["h3"]).await,
+    ];
+    let exchange = |rank: u32, among: ExchangeAmong| v1::ExchangeRequest {
+        job: "g".into(),
+        rank,
+        size: 3,
+        round: 1,
+        blob: vec![rank as u8],
+        among: among.into(),
+        ..Default::default()
+    };
+    let members = |rank| exchange(rank, ExchangeAmong::Members);
+    for rank in 0..3 {
+        denied(
+            h3.exchange(members(rank)).await,
+            &[
+                "h3 (host",
+                &format!("rank {rank} beside group \"g\""),
+                &format!("host \"h{rank}\""),
+            ],
+        );
+    }
+    denied(h1.exchange(members(0)).await, &["rank 0"]);
+    denied(h1.exchange(members(2)).await, &["rank 2"]);
+    let refused = |answer: Result<tonic::Response<v1::ExchangeResponse>, Status>| answer.unwrap_err().code();
+    let other_size = v1::ExchangeRequest {
+        size: 2,
+        ..members(0)
+    };
+    assert_eq!(refused(h0.exchange(other_size).await), Code::InvalidArgument);
+    let no_group = v1::ExchangeRequest {
+        job: "none".into(),
+        ..members(0)
+    };
+    assert_eq!(refused(h0.exchange(no_group).await), Code::NotFound);
+    // Nobody is outside of the tree.
+    let outside = h1.exchange(exchange(1, ExchangeAmong::Outside)).await;
+    assert_eq!(refused(outside), Code::Unavailable);
+
+    // A job of that name is another exchange.
+    let _other = tokio::spawn({
+        let mut h3 = h3.clone();
+        let call = exchange(0, ExchangeAmong::Unspecified);
+        async move { h3.exchange(call).await }
+    });
+    let (a, b, c) = tokio::join!(
+        h0.exchange(members(0)),
+        h1.exchange(members(1)),
+        h2.exchange(members(2))
+    );
+    for blobs in [a, b, c].map(|answer| answer.unwrap().into_inner().blobs) {
+        assert_eq!(blobs, [[0], [1], [2]]);
+    }
 }
 
 #[tokio::test]

@@ -15,6 +15,8 @@ use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
 /// The assumed distance of the paths behind the first data if the start PSN is unknown: half of the half circle that can be compared.
 /// It is more than any requester has outstanding, and leaves the same distance ahead.
 const UNKNOWN_BEHIND: i32 = 1 << 22;
+/// Most packets that a path of a running stream can be ahead: more than sources have on their way.
+const AHEAD_MAX: i32 = 1 << 16;
 
 /// The state of one group at one switch: Cepheus' MFT without the fields for rewriting.
 ///
@@ -60,6 +62,7 @@ pub struct Multicast {
     pub(super) phase: Phase,
     /// The NAK of `agg_ack + 1` has been sent, and the source has not gone back since.
     pub(super) nak_sent: bool,
+    pub(super) start: Start,
     /// The start is known and no path waits: [`next_data`](Multicast::next_data) may handle data.
     pub(super) fast: bool,
     pub(super) rare: Box<Rare>,
@@ -72,6 +75,16 @@ pub(super) struct Rare {
     pub(super) repair: Option<Box<Repair>>,
     pub(super) tries: Tries,
     pub(super) cnps: CnpFilter,
+}
+
+/// How the machine has come to know the start of its stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Start {
+    Given,
+    /// From the data of a stream that runs: a path may have received more of it before.
+    Learned,
+    /// So, and the source has gone back since.
+    WentBack,
 }
 
 /// State that few groups have.
@@ -124,6 +137,7 @@ impl Multicast {
                 Phase::Learning
             },
             nak_sent: false,
+            start: Start::Given,
             fast: start_psn.is_some(),
             rare: Box::new(Rare {
                 special: None,
@@ -177,6 +191,7 @@ impl Multicast {
         }
         (self.newest, self.agg_ack, self.phase) = (of.newest, of.agg_ack, of.phase);
         (self.since, self.stall_at) = (of.since, of.stall_at);
+        self.start = of.start;
         if self.table.len() > 1 {
             self.raise_agg_ack();
         }
@@ -211,11 +226,12 @@ impl Multicast {
             lowest,
             phase,
             nak_sent,
+            start,
             fast,
         } = *of;
         (self.since, self.stall_at, self.stall_timeout) = (since, stall_at, stall_timeout);
         (self.newest, self.agg_ack, self.source, self.lowest) = (newest, agg_ack, source, lowest);
-        (self.phase, self.nak_sent, self.fast) = (phase, nak_sent, fast);
+        (self.phase, self.nak_sent, self.start, self.fast) = (phase, nak_sent, start, fast);
     }
 
     fn joining(&self) -> Option<&Joining> {
@@ -445,6 +461,9 @@ impl Multicast {
         if let Some(repair) = &mut self.rare.repair {
             repair.clear_takes();
         }
+        if !psn.is_after(self.newest) && self.start == Start::Learned {
+            self.start = Start::WentBack;
+        }
         // First, because a PSN beyond the half circle after AggAckPSN is not newer. So all stored PSNs can be compared.
         if !psn.is_after(self.agg_ack) {
             self.on_acknowledged_data(psn, ack_request, out);
@@ -509,6 +528,7 @@ impl Multicast {
             repair.restart(psn);
         }
         self.phase = Phase::Baseline;
+        self.start = Start::Learned;
         self.fast = self.joining().is_none() && !self.repairs();
     }
 
@@ -521,6 +541,13 @@ impl Multicast {
         if let Some(repair) = &mut self.rare.repair {
             repair.restart(psn.next());
         }
+    }
+
+    /// Whether feedback beyond the newest data is from a path that was ahead when this switch joined the stream: it has all that has passed
+    /// here. A source that is slower than its time-out never comes as far as that path, and goes back for ever unless it is told. Feedback
+    /// that was on its way when the paths changed is over when the source goes back.
+    fn is_ahead(&self, psn: Psn) -> bool {
+        self.start == Start::WentBack && psn.diff(self.newest) <= AHEAD_MAX
     }
 
     /// A requester that goes back repeats all packets from there on, which serves all later refusals.
@@ -579,7 +606,10 @@ impl Multicast {
         let refusal = Refusal::of(syndrome);
         let ack = if refusal.is_none() { psn } else { psn.prev() };
         if psn.is_after(self.newest) {
-            return emit(out, Effect::Drop(DropReason::AckAhead));
+            return match self.is_ahead(psn) {
+                true => self.on_feedback(now, from, self.newest, msn, Syndrome::Ack, out),
+                false => emit(out, Effect::Drop(DropReason::AckAhead)),
+            };
         }
         let entry = &mut self.table[from.index()];
         if !psn.is_after(entry.ack()) {
@@ -612,7 +642,10 @@ impl Multicast {
                 let strongest = strongest.max(self.own_refusal());
                 self.progress(now);
                 self.phase = Phase::Acknowledged;
-                let msn = self.table[first].msn();
+                let msn = match self.start {
+                    Start::WentBack => self.msn(),
+                    _ => self.table[first].msn(),
+                };
                 let agg_ack = self.agg_ack;
                 let repair = self.rare.repair.as_deref_mut();
                 let withheld = repair.is_some_and(|repair| repair.withholds(agg_ack)) && strongest.is_none();
@@ -690,8 +723,15 @@ impl Multicast {
         }
     }
 
+    /// The MSN of the slowest path. One that is ahead has completed more messages than others with the same AckPSN here.
     pub(super) fn msn(&self) -> u32 {
-        self.table[self.waits_for().index()].msn()
+        let first = self.table[self.waits_for().index()].msn();
+        if self.start != Start::WentBack {
+            return first;
+        }
+        let slowest = self.entries().filter(|(_, entry)| entry.ack() == self.agg_ack);
+        let behind = slowest.map(|(_, entry)| Psn::new(entry.msn()).diff(Psn::new(first)));
+        Psn::new(first).add(behind.min().unwrap_or(0)).value()
     }
 
     fn acknowledge(&self, (psn, msn): (Psn, u32), syndrome: Syndrome, out: &mut Effects) {

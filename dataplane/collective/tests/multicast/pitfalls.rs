@@ -195,6 +195,35 @@ fn a_switch_that_joins_in_mid_stream_assumes_nothing() {
     assert_eq!(s.feedback(2, ack(5)), [ack(5).up(0)]);
 }
 
+/// A path that was ahead when the switch joined, and a source that goes back before it comes as far: it must hear that the others have got
+/// what it repeats. Feedback of another path that was on its way when the switch joined must not count.
+#[test]
+fn a_path_that_is_ahead_of_a_stream_that_goes_back_has_what_comes() {
+    let mut s = Switch::with(MulticastConfig {
+        start_psn: None,
+        ..Switch::config(3)
+    });
+    let dropped = [Effect::Drop(DropReason::AckAhead)];
+    s.data(WRAP - 1, 2);
+    assert_eq!(s.feedback(1, ack(WRAP + 20).msn(9)), dropped);
+    assert_eq!(s.feedback(2, ack(WRAP - 1).msn(4)), [Effect::Absorb]);
+    s.retransmit(WRAP - 1);
+    assert_eq!(s.feedback(1, ack(WRAP + (1 << 16) + 1)), dropped);
+    assert_eq!(s.feedback(1, ack(WRAP + 20).msn(9)), [ack(WRAP - 1).msn(4).up(0)]);
+    assert_eq!(s.feedback(2, ack(WRAP).msn(5)), [ack(WRAP).msn(5).up(0)]);
+    // It lacks nothing up to there, and gets the rest as all do.
+    s.data(WRAP + 1, 1);
+    assert_eq!(s.feedback(1, nak(WRAP + 3).msn(10)), [Effect::Absorb]);
+    assert_eq!(s.retransmit(WRAP + 1), [replicate(&[2])]);
+    assert_eq!(s.feedback(2, ack(WRAP + 1).msn(6)), [ack(WRAP + 1).msn(6).up(0)]);
+
+    // Where the start is known, no path can be ahead.
+    let mut s = Switch::new(2, WRAP - 1);
+    s.data(WRAP - 1, 2);
+    s.retransmit(WRAP - 1);
+    assert_eq!(s.feedback(1, ack(WRAP + 1)), dropped);
+}
+
 /// Coming again after the wait serves a gap too, and too early would be refused again.
 #[test]
 fn rnr_wins_over_a_gap_and_the_longer_wait_over_the_shorter() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use castnet_proto::access::{Caller, Role};
 use castnet_proto::convert::ExchangeCall;
-use castnet_proto::v1;
+use castnet_proto::v1::{self, ExchangeAmong};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -16,6 +16,8 @@ use crate::error::Refusal;
 /// Maximum bytes of all waiting blobs.
 const WAITING_BYTES_MAX: usize = 256 << 20;
 type Blobs = Arc<Vec<Vec<u8>>>;
+/// Name of the job or the group, between whom it is, and number of the round.
+type Key = (String, ExchangeAmong, u64);
 type Done = watch::Receiver<Option<Blobs>>;
 
 #[derive(Clone, Debug, Default)]
@@ -23,7 +25,7 @@ pub(crate) struct Exchanges(Arc<Mutex<Open>>);
 
 #[derive(Debug, Default)]
 struct Open {
-    rounds: BTreeMap<(String, u64), Round>,
+    rounds: BTreeMap<Key, Round>,
     bytes: usize,
     calls: u64,
 }
@@ -49,7 +51,7 @@ struct Blob {
 /// A rank's part in a round: taken back if dropped before the round is complete.
 struct Part {
     exchanges: Exchanges,
-    key: (String, u64),
+    key: Key,
     rank: u16,
     call: u64,
 }
@@ -61,7 +63,7 @@ impl Exchanges {
         caller: Arc<Caller>,
     ) -> Result<v1::ExchangeResponse, Refusal> {
         let deadline = Instant::now() + call.timeout;
-        let (waited, key) = (call.timeout, (call.job.clone(), call.round));
+        let (waited, key) = (call.timeout, (call.job.clone(), call.among, call.round));
         let (part, mut done) = self.put(call, caller)?;
         let blobs = match timeout_at(deadline, done.wait_for(Option::is_some)).await {
             Ok(Ok(blobs)) => blobs.clone(),
@@ -72,7 +74,7 @@ impl Exchanges {
                 drop(part);
                 return Err(Refusal::ExchangeTimeout {
                     job: key.0,
-                    round: key.1,
+                    round: key.2,
                     waited,
                     missing,
                 });
@@ -87,7 +89,7 @@ impl Exchanges {
 
     fn put(&self, call: ExchangeCall, caller: Arc<Caller>) -> Result<(Part, Done), Refusal> {
         let open = &mut *self.0.lock();
-        let key = (call.job, call.round);
+        let key = (call.job, call.among, call.round);
         if let Some(round) = open.rounds.get(&key)
             && round.size != call.size
         {
@@ -150,7 +152,7 @@ impl Exchanges {
         Ok((part, done))
     }
 
-    fn missing(&self, key: &(String, u64)) -> Vec<u16> {
+    fn missing(&self, key: &Key) -> Vec<u16> {
         let open = self.0.lock();
         let round = open.rounds.get(key);
         round.map_or_else(Vec::new, |r| {
@@ -195,6 +197,7 @@ mod tests {
     fn call(rank: u16, size: u16, round: u64, blob: &[u8]) -> ExchangeCall {
         ExchangeCall {
             job: "job".into(),
+            among: ExchangeAmong::Unspecified,
             rank,
             size,
             round,

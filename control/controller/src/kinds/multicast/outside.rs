@@ -151,6 +151,12 @@ impl Multicast {
         self.outside.iter().any(|out| out.host == host)
     }
 
+    /// The receiver outside for whom this was the number of a choice, and who passes the stream on to it.
+    pub(crate) fn ends_outside(&self, number: u64) -> Option<Vec<&str>> {
+        let out = self.outside.iter().find(|out| out.number == number)?;
+        Some(vec![&out.host, &out.via])
+    }
+
     fn seat(&self, host: &str) -> Option<&Seat> {
         match &self.member(host)?.1.state {
             Joining::Joined(seat) => Some(seat),
@@ -335,6 +341,8 @@ mod tests {
         assert_eq!(via(&group), [("h3", "h1"), ("h4", "h2"), ("h5", "h3")]);
         let numbers: Vec<u64> = group.outside.iter().map(|out| out.number).collect();
         assert_eq!(numbers, [1, 2, 3]);
+        assert_eq!(group.ends_outside(3), Some(vec!["h5", "h3"]));
+        assert_eq!(group.ends_outside(4), None);
         // Those that had it from a member that is gone get it from another one; the rest stays.
         remove(&mut group, "h1");
         assert_eq!(via(&group), [("h3", "h4"), ("h4", "h2"), ("h5", "h3")]);

@@ -217,6 +217,16 @@ impl Multicast {
         waits.map(|m| m.host.as_str()).collect()
     }
 
+    /// Those that go on from host to host, the source first.
+    pub(crate) fn from_host_to_host(&self) -> Vec<&str> {
+        if let Some(diverted) = &self.diverted {
+            return diverted.hosts.iter().map(String::as_str).collect();
+        }
+        let others = self.members.iter().map(|m| m.host.as_str());
+        let others = others.filter(|host| *host != self.source);
+        std::iter::once(self.source.as_str()).chain(others).collect()
+    }
+
     /// Members whose state is `of` must join again.
     pub(crate) fn forget(&mut self, of: impl Fn(&MemberState) -> bool) {
         for member in Arc::make_mut(&mut self.members) {

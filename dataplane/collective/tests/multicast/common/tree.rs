@@ -32,6 +32,9 @@ struct Node {
     acked: Vec<i64>,
     /// The newest data since the machine began.
     newest: i64,
+    /// Whether the switch was restarted, and whether the source has gone back since.
+    restarted: bool,
+    went_back: bool,
     /// What is in the slots, where the switch repairs.
     ring: Vec<Option<(Psn, bool)>>,
     /// All data that has come from its source.
@@ -140,6 +143,8 @@ impl Tree {
             up,
             acked,
             newest: -1,
+            restarted: false,
+            went_back: false,
             ring: vec![None; self.slots.into()],
             received: BTreeSet::new(),
         });
@@ -285,6 +290,7 @@ impl Tree {
         node.machine = machine;
         node.acked.fill(i64::MIN);
         node.newest = i64::MIN;
+        (node.restarted, node.went_back) = (true, false);
         node.ring.fill(None);
         node.received.clear();
     }
@@ -424,6 +430,7 @@ impl Tree {
             Packet::Data { psn, .. } => {
                 let at = self.at(psn);
                 let node = &mut self.nodes[index];
+                node.went_back |= node.restarted && at <= node.newest;
                 node.newest = node.newest.max(at);
                 node.received.insert(at);
             }
@@ -434,6 +441,9 @@ impl Tree {
                 let node = &mut self.nodes[index];
                 if at <= node.newest {
                     node.acked[from] = node.acked[from].max(upto);
+                } else if node.went_back {
+                    // It was ahead when the machine began, and has all that has come since.
+                    node.acked[from] = node.newest;
                 }
             }
         }

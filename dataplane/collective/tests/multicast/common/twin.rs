@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 /// How far behind the first data a group without a known start assumes its paths.
 pub const BEHIND: i64 = 1 << 22;
+/// How far ahead of it a path may be.
+const AHEAD: i64 = 1 << 16;
 
 /// An effect as a test sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +76,9 @@ pub struct Twin {
     pub refused: BTreeMap<u8, Syndrome>,
     acknowledged: bool,
     nak_sent: bool,
+    learned: bool,
+    /// The source has gone back in a stream whose start was learned.
+    went_back: bool,
 }
 
 impl Twin {
@@ -90,6 +95,8 @@ impl Twin {
             refused: BTreeMap::new(),
             acknowledged: false,
             nak_sent: false,
+            learned: start.is_none(),
+            went_back: false,
         }
     }
 
@@ -139,6 +146,7 @@ impl Twin {
             self.aggregated = at - BEHIND;
             self.acked.values_mut().for_each(|acked| *acked = at - BEHIND);
         }
+        self.went_back |= self.learned && Some(at) <= self.newest;
         self.newest = self.newest.max(Some(at));
         let acked = &self.acked;
         self.refused
@@ -167,6 +175,11 @@ impl Twin {
             return vec![Effect::Drop(DropReason::NotMember).into()];
         }
         let ahead = self.newest.is_none_or(|newest| at > newest);
+        if let Some(newest) = self.newest.filter(|newest| at > *newest && at - newest <= AHEAD)
+            && self.went_back
+        {
+            return self.feedback(from, newest, msn, Syndrome::Ack);
+        }
         if ahead {
             return vec![Effect::Drop(DropReason::AckAhead).into()];
         }
@@ -206,15 +219,24 @@ impl Twin {
 
     fn up(&self, at: i64, syndrome: Syndrome) -> Effect {
         let lowest = self.acked.values().min().expect("a receiver");
-        let (holder, _) = self
+        let mut holders = self
             .acked
             .iter()
-            .find(|(_, acked)| *acked == lowest)
-            .expect("it is there");
+            .filter(|(_, acked)| *acked == lowest)
+            .map(|(path, _)| self.msn[path]);
+        let first = holders.next().expect("it is there");
+        // One that is ahead has completed more messages.
+        let msn = match self.went_back {
+            true => holders
+                .chain([first])
+                .min_by_key(|msn| Psn::new(*msn).diff(Psn::new(first)))
+                .expect("it"),
+            false => first,
+        };
         Effect::Acknowledge {
             to: path(self.source),
             psn: wrap(at),
-            msn: self.msn[holder],
+            msn,
             syndrome,
         }
     }
