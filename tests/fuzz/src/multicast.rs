@@ -142,8 +142,14 @@ impl World {
 
     fn feedback(&mut self, from: u8, at: i64, syndrome: Syndrome) {
         let (at, psn) = (self.seen(at), wrap(at));
-        if self.twin.newest.is_some_and(|newest| at <= newest) {
-            let upto = at - i64::from(syndrome != Syndrome::Ack);
+        let newest = self.twin.newest.unwrap_or(i64::MIN);
+        // A path that is ahead has all that has passed.
+        let upto = match at - i64::from(syndrome != Syndrome::Ack) {
+            upto if at <= newest => Some(upto),
+            _ if self.twin.went_back && at - newest <= twin::AHEAD => Some(newest),
+            _ => None,
+        };
+        if let Some(upto) = upto {
             let highest = self.acknowledged_by.entry(from).or_insert(upto);
             *highest = upto.max(*highest);
         }

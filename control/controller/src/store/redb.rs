@@ -431,7 +431,7 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         let error = RedbStore::open(&path).unwrap_err().to_string();
         assert!(
-            error.contains("c.redb: unexpected end of file: restore it"),
+            error.contains("c.redb: I/O error: unexpected end of file: restore it"),
             "{error}"
         );
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);

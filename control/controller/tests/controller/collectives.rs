@@ -446,8 +446,7 @@ async fn blobs_are_exchanged_between_the_ranks_of_a_job() {
         size: 3,
         round,
         blob: vec![rank as u8; 5],
-        timeout_ms: 0,
-        secret: Vec::new(),
+        ..Default::default()
     };
     for round in 0..2 {
         let calls = (0..3).map(|rank| {

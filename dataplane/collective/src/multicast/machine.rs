@@ -461,11 +461,12 @@ impl Multicast {
         if let Some(repair) = &mut self.rare.repair {
             repair.clear_takes();
         }
-        if !psn.is_after(self.newest) && self.start == Start::Learned {
+        // First, because a PSN beyond the half circle after AggAckPSN is not newer. So all stored PSNs can be compared.
+        let is_acknowledged = !psn.is_after(self.agg_ack);
+        if self.start == Start::Learned && (is_acknowledged || !psn.is_after(self.newest)) {
             self.start = Start::WentBack;
         }
-        // First, because a PSN beyond the half circle after AggAckPSN is not newer. So all stored PSNs can be compared.
-        if !psn.is_after(self.agg_ack) {
+        if is_acknowledged {
             self.on_acknowledged_data(psn, ack_request, out);
         } else if self.repairs() {
             self.on_ring_data(now, psn, ack_request, out);

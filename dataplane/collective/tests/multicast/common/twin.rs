@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// How far behind the first data a group without a known start assumes its paths.
 pub const BEHIND: i64 = 1 << 22;
 /// How far ahead of it a path may be.
-const AHEAD: i64 = 1 << 16;
+pub const AHEAD: i64 = 1 << 16;
 
 /// An effect as a test sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ pub struct Twin {
     nak_sent: bool,
     learned: bool,
     /// The source has gone back in a stream whose start was learned.
-    went_back: bool,
+    pub went_back: bool,
 }
 
 impl Twin {
