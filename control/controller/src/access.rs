@@ -56,7 +56,7 @@ impl Core {
                 self.check_rank(caller, job, (*rank).into(), "exchange")?;
                 return self.check_secret(job, *rank, &Secret::new(job, &call.secret));
             }
-            ExchangeAmong::Members => self.multicast(job)?.1.from_host_to_host(),
+            ExchangeAmong::Members => self.multicast(job)?.1.source_first(),
             ExchangeAmong::Outside => {
                 let ends = self.multicast(job)?.1.ends_outside(call.round);
                 ends.ok_or_else(|| Refusal::NobodyOutside {

@@ -218,7 +218,7 @@ impl Multicast {
     }
 
     /// Those that go on from host to host, the source first.
-    pub(crate) fn from_host_to_host(&self) -> Vec<&str> {
+    pub(crate) fn source_first(&self) -> Vec<&str> {
         if let Some(diverted) = &self.diverted {
             return diverted.hosts.iter().map(String::as_str).collect();
         }
