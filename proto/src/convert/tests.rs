@@ -228,7 +228,7 @@ proptest! {
         let shown = shown_rule(&group);
         let read = rule_from_proto("group", Some(&shown)).expect("a rule");
         let memories = |rule: &GroupRule| {
-            let each = rule.endpoints.iter().filter_map(|e| Some(e.next_hop.host()?.memory()?.clone()));
+            let each = rule.endpoints.iter().filter_map(|e| Some(*e.next_hop.host()?.memory()?));
             each.map(|memory| (memory.va, memory.rkey, memory.length)).collect::<Vec<_>>()
         };
         let lengths: Vec<_> = memories(&group).into_iter().map(|(.., length)| (0, 0, length)).collect();
