@@ -298,3 +298,28 @@ async fn a_connection_is_shared_and_outlives_its_controller() {
         server.stop().await;
     }
 }
+
+/// Who begins handshakes and ends none keeps nobody out, at the same address or at another one.
+#[tokio::test]
+async fn silent_connections_keep_nobody_out() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let security = with(issue(&authority, folder.path()));
+    let server = serve(&address("https://127.0.0.1:0"), &security, Routes::default())
+        .await
+        .unwrap();
+    let at = server.address().to_string();
+    let at: std::net::SocketAddr = at.strip_prefix("https://").unwrap().parse().unwrap();
+    let mut silent = Vec::new();
+    for n in 0..400 {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        let own = if n % 2 == 0 {
+            [127, 0, 0, 1]
+        } else {
+            [127, 0, 1, (n / 40) as u8 + 1]
+        };
+        socket.bind((std::net::Ipv4Addr::from(own), 0).into()).unwrap();
+        silent.push(socket.connect(at).await.unwrap());
+    }
+    assert!(meets(server.address(), &security).await);
+    drop(silent);
+}

@@ -13,7 +13,7 @@ use crate::record::Record;
 pub struct Tenant {
     /// Its name.
     pub name: String,
-    /// Names of certificates and of hosts; `*` stands for any text. A group belongs to the first tenant that has its
+    /// Names of certificates and of hosts in any case; `*` stands for any text. A group belongs to the first tenant that has its
     /// owner, otherwise to the first that has the host of its source or of its first rank.
     pub members: Vec<String>,
     /// Maximum number of groups; each lane counts. `None`: no limit.
@@ -68,7 +68,9 @@ impl Tenant {
     }
 
     fn has(&self, name: &str) -> bool {
-        !name.is_empty() && self.members.iter().any(|pattern| fits(pattern, name))
+        let name = name.to_ascii_lowercase();
+        let fits = |pattern: &String| fits(&pattern.to_ascii_lowercase(), &name);
+        !name.is_empty() && self.members.iter().any(fits)
     }
 }
 
@@ -146,6 +148,24 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Names of certificates are in lower case, those of hosts as they are given.
+    #[test]
+    fn a_tenant_has_its_members_in_any_case() {
+        let tenant = Tenant {
+            members: vec!["H*".into(), "gpu-1".into()],
+            ..Tenant::default()
+        };
+        for (name, is_member) in [
+            ("h9", true),
+            ("H9", true),
+            ("GPU-1", true),
+            ("gpu-2", false),
+            ("", false),
+        ] {
+            assert_eq!(tenant.has(name), is_member, "{name}");
+        }
+    }
 
     #[test]
     fn a_star_stands_for_any_text() {

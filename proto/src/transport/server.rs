@@ -1,13 +1,17 @@
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use nix::errno::Errno;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt};
@@ -23,10 +27,11 @@ use super::{
 
 /// How long calls may run on after a stop. Watchers do not end by themselves.
 const STOP_GRACE: Duration = Duration::from_millis(300);
-/// TLS handshakes at the same time. Further connections wait.
+/// TLS handshakes at the same time, and of one address.
 const HANDSHAKES_MAX: usize = 256;
-/// Delay before the next connection is accepted, after that has failed.
-const ACCEPT_DELAY: Duration = Duration::from_millis(50);
+const HANDSHAKES_OF_ADDRESS_MAX: usize = 64;
+/// Delay before the next connection is accepted, if descriptors are used up.
+const ACCEPT_DELAY: Duration = Duration::from_millis(500);
 
 /// A running server. Dropping it closes its socket and connections at once.
 #[derive(Debug)]
@@ -152,7 +157,7 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
             let bound = listener.local_addr().map_err(failed)?;
             let sockets: Sockets = match protection {
                 Some(protection) => Box::pin(handshakes(listener, protection)),
-                None => Box::pin(TcpListenerStream::new(listener).map(|socket| {
+                None => Box::pin(TcpListenerStream::new(listener).then(patient).map(|socket| {
                     let socket = undelayed(socket?);
                     let peer = Peer::of_socket(&socket, None);
                     Ok((Either::Left(Either::Left(socket)), peer))
@@ -162,12 +167,14 @@ async fn bind(address: &Address, security: &Security) -> Result<(Sockets, Addres
         }
         Address::Unix(path) => {
             let (listener, file) = socket::bind(path, &security.socket).map_err(failed)?;
-            let sockets = UnixListenerStream::new(listener).map(move |socket| {
-                let _until_the_end = &file;
-                let socket = socket?;
-                let peer = Peer::of_unix(&socket);
-                Ok((Either::Left(Either::Right(socket)), peer))
-            });
+            let sockets = UnixListenerStream::new(listener)
+                .then(patient)
+                .map(move |socket| {
+                    let _until_the_end = &file;
+                    let socket = socket?;
+                    let peer = Peer::of_unix(&socket);
+                    Ok((Either::Left(Either::Right(socket)), peer))
+                });
             Ok((Box::pin(sockets), address.clone()))
         }
     }
@@ -179,50 +186,133 @@ fn undelayed(socket: TcpStream) -> TcpStream {
     socket
 }
 
+/// A failed accept. Descriptors and memory that are used up are waited for.
+async fn not_accepted(error: &io::Error) {
+    let used_up = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
+    let Some(errno) = used_up
+        .into_iter()
+        .find(|e| error.raw_os_error() == Some(*e as i32))
+    else {
+        return tracing::info!(%error, "a connection ended before it was accepted");
+    };
+    let advice = match errno {
+        Errno::EMFILE => {
+            ": raise the limit of open files (ulimit -n, LimitNOFILE), or see who has so many connections"
+        }
+        _ => "",
+    };
+    tracing::warn!("no connections are accepted now: {error}{advice}");
+    tokio::time::sleep(ACCEPT_DELAY).await;
+}
+
+/// Waits after sockets that could not be accepted.
+async fn patient<S>(accepted: io::Result<S>) -> io::Result<S> {
+    if let Err(error) = &accepted {
+        not_accepted(error).await;
+    }
+    accepted
+}
+
+/// TLS handshakes in progress, the oldest of each address first.
+#[derive(Default)]
+struct Handshakes {
+    by_address: BTreeMap<IpAddr, VecDeque<(u64, AbortHandle)>>,
+    begun: u64,
+}
+
+impl Handshakes {
+    /// Who begins many handshakes and ends none must not keep others out: where there are too many, the oldest one ends of the address
+    /// that has most.
+    fn begin(&mut self, address: IpAddr, spawn: impl FnOnce(u64) -> AbortHandle) {
+        let own = self.by_address.get(&address).map_or(0, VecDeque::len);
+        let all: usize = self.by_address.values().map(VecDeque::len).sum();
+        let most = || {
+            self.by_address
+                .iter()
+                .max_by_key(|(_, of)| of.len())
+                .map(|(of, _)| *of)
+        };
+        let gives_way = match own >= HANDSHAKES_OF_ADDRESS_MAX {
+            true => Some(address),
+            false if all >= HANDSHAKES_MAX => most(),
+            false => None,
+        };
+        if let Some(client) = gives_way
+            && let Some((_, oldest)) = self.by_address.get_mut(&client).and_then(VecDeque::pop_front)
+        {
+            tracing::info!(%client, "no connection: the TLS handshake gave way to a later one");
+            oldest.abort();
+        }
+        self.begun += 1;
+        let handshake = (self.begun, spawn(self.begun));
+        self.by_address.entry(address).or_default().push_back(handshake);
+    }
+
+    fn end(&mut self, address: IpAddr, number: u64) {
+        if let Some(of) = self.by_address.get_mut(&address) {
+            of.retain(|(n, _)| *n != number);
+            if of.is_empty() {
+                self.by_address.remove(&address);
+            }
+        }
+    }
+}
+
+/// A handshake of an address, with its number, until it is dropped.
+struct Handshake(Arc<Mutex<Handshakes>>, IpAddr, u64);
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        let Self(running, client, number) = self;
+        running.lock().end(*client, *number);
+    }
+}
+
 /// Connections after their TLS handshakes, which run beside each other.
 fn handshakes(
     listener: TcpListener,
     protection: tls::ServerTls,
 ) -> impl Stream<Item = io::Result<(Socket, Peer)>> + Send {
     let (to, from) = mpsc::channel(HANDSHAKES_MAX);
-    let protection = Arc::new(protection);
+    let (protection, handshakes) = (Arc::new(protection), Arc::new(Mutex::new(Handshakes::default())));
     tokio::spawn(async move {
         loop {
-            // Reserved for the handshake: so many run at most.
-            let Ok(permit) = to.clone().reserve_owned().await else {
-                return;
-            };
             let accepted = tokio::select! {
                 () = to.closed() => return,
                 accepted = listener.accept() => accepted,
             };
-            let socket = match accepted {
-                Ok((socket, _)) => undelayed(socket),
+            let (socket, client) = match accepted {
+                Ok((socket, client)) => (undelayed(socket), client),
                 Err(error) => {
-                    tracing::warn!(%error, "a connection cannot be accepted");
-                    tokio::time::sleep(ACCEPT_DELAY).await;
+                    not_accepted(&error).await;
                     continue;
                 }
             };
             let (protection, to) = (protection.clone(), to.clone());
-            tokio::spawn(async move {
-                let client = Peer::of_socket(&socket, None).address;
-                let shaken = tokio::select! {
-                    () = to.closed() => return,
-                    shaken = tokio::time::timeout(CONNECT_TIMEOUT, protection.accept(socket)) => shaken,
+            let running = handshakes.clone();
+            let spawn = |number| {
+                let handshake = async move {
+                    // Also if it gives way.
+                    let _until_the_end = Handshake(running, client.ip(), number);
+                    let shaken = tokio::select! {
+                        () = to.closed() => return,
+                        shaken = tokio::time::timeout(CONNECT_TIMEOUT, protection.accept(socket)) => shaken,
+                    };
+                    match shaken {
+                        Ok(Ok(socket)) => {
+                            let names = Some(tls::names(&socket));
+                            let peer = Peer::of_socket(socket.get_ref().0, names);
+                            let _ = to.send(Ok((Either::Right(socket), peer))).await;
+                        }
+                        Ok(Err(error)) => {
+                            tracing::info!(%client, %error, "no connection: the TLS handshake failed")
+                        }
+                        Err(_) => tracing::info!(%client, "no connection: the TLS handshake took too long"),
+                    }
                 };
-                match shaken {
-                    Ok(Ok(socket)) => {
-                        let names = Some(tls::names(&socket));
-                        let peer = Peer::of_socket(socket.get_ref().0, names);
-                        permit.send(Ok((Either::Right(socket), peer)));
-                    }
-                    Ok(Err(error)) => {
-                        tracing::info!(client, %error, "no connection: the TLS handshake failed")
-                    }
-                    Err(_) => tracing::info!(client, "no connection: the TLS handshake took too long"),
-                }
-            });
+                tokio::spawn(handshake).abort_handle()
+            };
+            handshakes.lock().begin(client.ip(), spawn);
         }
     });
     ReceiverStream::new(from)

@@ -344,6 +344,12 @@ impl Multicast {
         path != self.source && psn.is_after(self.agg_ack) && entry.is_some_and(|e| psn.is_after(e.ack()))
     }
 
+    /// Whether a path has refused a packet that it lacks with a NAK that ends its connection.
+    pub fn has_failed(&self, path: PathId) -> bool {
+        let entry = self.table.get(path.index());
+        entry.is_some_and(|entry| entry.refusal.is_fatal())
+    }
+
     /// Prefetches the memory outside of the machine that feedback of `from` touches.
     #[inline]
     pub fn prefetch(&self, from: PathId, by: &impl Prefetch) {

@@ -19,7 +19,14 @@ impl<const W: usize> Translated<W> {
         out: &mut Effects<W>,
     ) {
         match syndrome {
-            Syndrome::Nak(code) if code.is_fatal() => emit(out, Effect::MemberFailed { from, syndrome }),
+            Syndrome::Nak(code) if code.is_fatal() => {
+                if !self.is_outstanding(from, psn) {
+                    emit(out, Effect::Drop(DropReason::AckAhead));
+                } else if !self.failed.contains(from) {
+                    self.failed.insert(from);
+                    emit(out, Effect::MemberFailed { from, syndrome });
+                }
+            }
             _ => match self.kind(from) {
                 EndpointKind::Rank { rq_psn, .. } => {
                     self.host_feedback(now, from, rq_psn, psn, syndrome, out)
@@ -27,6 +34,23 @@ impl<const W: usize> Translated<W> {
                 EndpointKind::Switch => self.switch_feedback(now, from, psn, syndrome, out),
             },
         }
+    }
+
+    /// Whether an endpoint was sent a packet of this PSN, and has not acknowledged it.
+    fn is_outstanding(&self, from: EndpointId, psn: Psn) -> bool {
+        let sending = &self.endpoint(from).sending;
+        let (acked, sent) = (sending.acked, sending.sent);
+        let g = match self.kind(from) {
+            EndpointKind::Rank { rq_psn, .. } => {
+                let ahead = u64::try_from(psn.diff(wire(rq_psn, sending.acked_d))).ok();
+                ahead.and_then(|ahead| self.calls.forward(from, Role::Receives, acked, ahead, sent))
+            }
+            EndpointKind::Switch => {
+                let near = if self.is_augmented() { acked } else { self.base };
+                self.unfold(near, psn)
+            }
+        };
+        g.is_some_and(|g| (acked..sent).contains(&g))
     }
 
     /// An ACK of `d` acknowledges all up to it, a NAK all before it.

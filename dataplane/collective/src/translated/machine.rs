@@ -47,6 +47,8 @@ pub struct Translated<const W: usize = 1> {
     pub(super) blamed: EndpointSet<W>,
     /// Had no receive posted.
     pub(super) rnr_waiting: EndpointSet<W>,
+    /// Those of which it was told that their connection has ended.
+    pub(super) failed: EndpointSet<W>,
     /// While something is in flight.
     pub(super) tick_at: Nanos,
     /// Where a tick continues whose effects did not fit into one call.
@@ -108,6 +110,7 @@ impl<const W: usize> Translated<W> {
             withheld: EndpointSet::EMPTY,
             blamed: EndpointSet::EMPTY,
             rnr_waiting: EndpointSet::EMPTY,
+            failed: EndpointSet::EMPTY,
             tick_at: Nanos::ZERO,
             tick_next: 0,
             since: Nanos::ZERO,

@@ -329,7 +329,7 @@ fn successive_losses_in_one_message_are_repaired_at_once() {
 
 #[test]
 fn nobody_is_told_of_an_end_that_is_none() {
-    // A host's fatal NAK is told to the operator, and changes nothing else.
+    // A host's fatal NAK of a packet that it was not sent is dropped, and changes nothing.
     let setting = Setting::new(Tree::star(2), vec![call(AllReduce, 0, 3)]);
     let net = Net::new(setting);
     let machine = &net.switches[0].machine;
@@ -346,7 +346,9 @@ fn nobody_is_told_of_an_end_that_is_none() {
     copy.handle(Nanos::ZERO, event, &mut effects);
     assert_eq!(
         effects.as_slice(),
-        [castnet_collective::translated::Effect::MemberFailed { from, syndrome }]
+        [castnet_collective::translated::Effect::Drop(
+            castnet_wire::DropReason::AckAhead
+        )]
     );
     assert_eq!(&copy, machine);
 }

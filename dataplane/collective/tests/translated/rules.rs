@@ -396,6 +396,26 @@ fn an_ack_ahead_of_the_data_is_dropped() {
 }
 
 #[test]
+fn a_fatal_nak_is_told_once_and_only_of_what_was_sent() {
+    let mut b = Bench::new(config(2, 0, false));
+    b.agree(0, 0, call(AllReduce, 0, 3));
+    b.data(0, 1, true);
+    b.data(1, 1, true);
+    let fatal = Syndrome::Nak(NakCode::RemoteAccessError);
+    let failed = |effects: &[Effect]| {
+        let each = effects.iter().filter_map(|effect| match effect {
+            Effect::MemberFailed { from, .. } => Some(from.index()),
+            _ => None,
+        });
+        each.collect::<Vec<_>>()
+    };
+    assert_eq!(drops(&b.feedback(0, 2, fatal)), [DropReason::AckAhead]);
+    assert_eq!(failed(&b.feedback(0, 1, fatal)), [0]);
+    assert_eq!(b.feedback(0, 1, fatal), [Effect::Absorb]);
+    assert_eq!(failed(&b.feedback(1, 0, fatal)), [1]);
+}
+
+#[test]
 fn what_there_is_no_room_for_is_refused_and_asked_for_when_there_is() {
     let mut b = Bench::new(config(2, 0, false));
     b.agree(0, 0, call(AllReduce, 0, 40));

@@ -220,7 +220,10 @@ fn a_member_that_fails_and_a_first_psn_that_was_learned_are_told() {
     install(&mut engine, &star(2).with_multicast(|rule| rule.start_psn = None));
     feed(&mut engine, T0, 0, &send(5000, &[1; 64]));
     let fatal = Syndrome::Nak(NakCode::RemoteAccessError);
-    feed(&mut engine, T0, 2, &ack(2, 5000, 0, fatal));
+    // Neither of what was not sent, nor again.
+    for psn in [5001, 4_000_000, 5000, 5000] {
+        feed(&mut engine, T0, 2, &ack(2, psn, 0, fatal));
+    }
     let events: Vec<EventKind> = core::iter::from_fn(|| engine.pop_event())
         .map(|e| e.kind)
         .collect();

@@ -92,6 +92,8 @@ impl Group {
         {
             group.hot.machine.handle_message(from, psn);
         }
+        let may_fail = matches!(event, Event::Feedback { syndrome: Syndrome::Nak(code), .. } if code.is_fatal())
+            && !group.hot.machine.has_failed(from);
         group.hot.machine.handle(cx.now, event, &mut scratch.effects);
         if switching {
             group.adopt_source();
@@ -138,10 +140,8 @@ impl Group {
             Event::Data { psn, .. } if before.is_none() && group.hot.machine.next_psn().is_some() => {
                 events.push(cx.now, EventKind::BaselineLearned { mcst_id, psn });
             }
-            Event::Feedback {
-                syndrome: syndrome @ Syndrome::Nak(code),
-                ..
-            } if code.is_fatal() && !matches!(verdict, Verdict::Dropped(_)) => {
+            // Once for a member, however often it says so.
+            Event::Feedback { syndrome, .. } if may_fail && group.hot.machine.has_failed(from) => {
                 let kind = EventKind::MemberFailed {
                     mcst_id,
                     generation: group.cold.rule.generation,
