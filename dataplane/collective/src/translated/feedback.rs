@@ -19,14 +19,14 @@ impl<const W: usize> Translated<W> {
         out: &mut Effects<W>,
     ) {
         match syndrome {
-            Syndrome::Nak(code) if code.is_fatal() => {
-                if !self.is_outstanding(from, psn) {
-                    emit(out, Effect::Drop(DropReason::AckAhead));
-                } else if !self.failed.contains(from) {
+            Syndrome::Nak(code) if code.is_fatal() => match self.is_outstanding(from, psn) {
+                Some(false) => emit(out, Effect::Drop(DropReason::AckAhead)),
+                Some(true) if !self.failed.contains(from) => {
                     self.failed.insert(from);
                     emit(out, Effect::MemberFailed { from, syndrome });
                 }
-            }
+                _ => {}
+            },
             _ => match self.kind(from) {
                 EndpointKind::Rank { rq_psn, .. } => {
                     self.host_feedback(now, from, rq_psn, psn, syndrome, out)
@@ -36,21 +36,21 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// Whether an endpoint was sent a packet of this PSN, and has not acknowledged it.
-    fn is_outstanding(&self, from: EndpointId, psn: Psn) -> bool {
+    /// Whether an endpoint was sent a packet of this PSN. `None`: it has acknowledged it.
+    fn is_outstanding(&self, from: EndpointId, psn: Psn) -> Option<bool> {
         let sending = &self.endpoint(from).sending;
         let (acked, sent) = (sending.acked, sending.sent);
         let g = match self.kind(from) {
             EndpointKind::Rank { rq_psn, .. } => {
-                let ahead = u64::try_from(psn.diff(wire(rq_psn, sending.acked_d))).ok();
-                ahead.and_then(|ahead| self.calls.forward(from, Role::Receives, acked, ahead, sent))
+                let ahead = u64::try_from(psn.diff(wire(rq_psn, sending.acked_d))).ok()?;
+                self.calls.forward(from, Role::Receives, acked, ahead, sent)
             }
             EndpointKind::Switch => {
                 let near = if self.is_augmented() { acked } else { self.base };
-                self.unfold(near, psn)
+                Some(self.unfold(near, psn).filter(|g| *g >= acked)?)
             }
         };
-        g.is_some_and(|g| (acked..sent).contains(&g))
+        Some(g.is_some_and(|g| g < sent))
     }
 
     /// An ACK of `d` acknowledges all up to it, a NAK all before it.

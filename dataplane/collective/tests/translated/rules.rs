@@ -412,7 +412,8 @@ fn a_fatal_nak_is_told_once_and_only_of_what_was_sent() {
     assert_eq!(drops(&b.feedback(0, 2, fatal)), [DropReason::AckAhead]);
     assert_eq!(failed(&b.feedback(0, 1, fatal)), [0]);
     assert_eq!(b.feedback(0, 1, fatal), [Effect::Absorb]);
-    assert_eq!(failed(&b.feedback(1, 0, fatal)), [1]);
+    assert_eq!(b.feedback(1, 0, fatal), [Effect::Absorb], "acknowledged");
+    assert_eq!(failed(&b.feedback(1, 1, fatal)), [1]);
 }
 
 #[test]
