@@ -48,7 +48,8 @@ impl Core {
         Err(caller.denied(what, rule).into())
     }
 
-    /// Refuses a host that has not this seat in an exchange. In a job without a group no host has one, and the secret keeps others out.
+    /// Refuses a host that does not have this rank in the exchange. In a job without a group no rank belongs to a host; its secret keeps
+    /// strangers out.
     pub(crate) fn check_exchange(&self, caller: &Caller, call: &ExchangeCall) -> Result<(), Refusal> {
         let ExchangeCall { job, rank, .. } = call;
         let seats = match call.among {

@@ -15,7 +15,7 @@ use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
 /// The assumed distance of the paths behind the first data if the start PSN is unknown: half of the half circle that can be compared.
 /// It is more than any requester has outstanding, and leaves the same distance ahead.
 const UNKNOWN_BEHIND: i32 = 1 << 22;
-/// Most packets that a path of a running stream can be ahead: more than sources have on their way.
+/// The largest number of packets by which a path may be ahead of the newest data. No source has so many outstanding.
 const AHEAD_MAX: i32 = 1 << 16;
 
 /// The state of one group at one switch: Cepheus' MFT without the fields for rewriting.
@@ -550,9 +550,10 @@ impl Multicast {
         }
     }
 
-    /// Whether feedback beyond the newest data is from a path that was ahead when this switch joined the stream: it has all that has passed
-    /// here. A source that is slower than its time-out never comes as far as that path, and goes back for ever unless it is told. Feedback
-    /// that was on its way when the paths changed is over when the source goes back.
+    /// Whether feedback beyond the newest data comes from a path that was ahead when this switch joined the stream. Such a path has received
+    /// every packet that has passed this switch. Its feedback must count: a source that cannot send its whole window within its time-out
+    /// never reaches the position of that path, and would go back again and again. It counts only after the source has gone back once. By
+    /// then, no feedback is left in the network that was sent before the tree changed.
     fn is_ahead(&self, psn: Psn) -> bool {
         self.start == Start::WentBack && psn.diff(self.newest) <= AHEAD_MAX
     }

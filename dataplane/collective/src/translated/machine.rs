@@ -47,7 +47,7 @@ pub struct Translated<const W: usize = 1> {
     pub(super) blamed: EndpointSet<W>,
     /// Had no receive posted.
     pub(super) rnr_waiting: EndpointSet<W>,
-    /// Those of which it was told that their connection has ended.
+    /// Endpoints whose failure was reported.
     pub(super) failed: EndpointSet<W>,
     /// While something is in flight.
     pub(super) tick_at: Nanos,

@@ -195,8 +195,8 @@ fn a_switch_that_joins_in_mid_stream_assumes_nothing() {
     assert_eq!(s.feedback(2, ack(5)), [ack(5).up(0)]);
 }
 
-/// A path that was ahead when the switch joined, and a source that goes back before it comes as far: it must hear that the others have got
-/// what it repeats. Feedback of another path that was on its way when the switch joined must not count.
+/// A path was ahead when the switch joined, and the source goes back before it reaches the position of that path. The source must get ACKs of
+/// what it repeats. Feedback that was sent before the switch joined must not count.
 #[test]
 fn a_path_that_is_ahead_of_a_stream_that_goes_back_has_what_comes() {
     let mut s = Switch::with(MulticastConfig {
