@@ -5,8 +5,8 @@ use castnet_fuzz::{TARGETS, Target};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-const USAGE: &str = "usage: castnet-fuzz [TARGET...] [--seconds N] [--seed N]   fuzz these targets (default: all), each on a thread
-       castnet-fuzz TARGET FILE                           replay one input and print its steps";
+const USAGE: &str = "usage: castnet-fuzz [TARGET...] [--seconds N | --runs N] [--seed N]   fuzz these targets (default: all), each on a thread
+       castnet-fuzz TARGET FILE                                      replay one input and print its steps";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -20,15 +20,19 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    let (mut targets, mut seconds, mut seed) = (Vec::new(), 60, 0x00CA_57E7);
+    let (mut targets, mut bound, mut seed) = (Vec::new(), Bound::Seconds(60), 0x00CA_57E7);
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         let mut number = || rest.next().and_then(|n| n.parse::<u64>().ok());
         match (argument.as_str(), named(argument)) {
             (_, Some(target)) => targets.push(target),
             ("--seconds", _) => match number() {
-                Some(n) => seconds = n,
+                Some(n) => bound = Bound::Seconds(n),
                 None => return usage_error("--seconds takes a number"),
+            },
+            ("--runs", _) => match number() {
+                Some(n) => bound = Bound::Runs(n),
+                None => return usage_error("--runs takes a number"),
             },
             ("--seed", _) => match number() {
                 Some(n) => seed = n,
@@ -40,11 +44,10 @@ fn main() -> ExitCode {
     if targets.is_empty() {
         targets.extend(TARGETS);
     }
-    let until = Instant::now() + Duration::from_secs(seconds);
     let passed = std::thread::scope(|scope| {
         let threads: Vec<_> = targets
             .iter()
-            .map(|target| scope.spawn(move || fuzz(target, seed, until)))
+            .map(|target| scope.spawn(move || fuzz(target, seed, bound)))
             .collect();
         let passed: Vec<bool> = threads
             .into_iter()
@@ -65,11 +68,21 @@ fn usage_error(what: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// How long to fuzz each target. So many runs of a seed are the same on each machine.
+#[derive(Clone, Copy)]
+enum Bound {
+    Seconds(u64),
+    Runs(u64),
+}
+
 /// Returns true if no failure was found.
-fn fuzz(target: &Target, seed: u64, until: Instant) -> bool {
-    let name = target.name;
+fn fuzz(target: &Target, seed: u64, bound: Bound) -> bool {
+    let (name, begun) = (target.name, Instant::now());
     let mut fuzzer = Fuzzer::new(target, seed);
-    while Instant::now() < until {
+    while match bound {
+        Bound::Seconds(seconds) => begun.elapsed() < Duration::from_secs(seconds),
+        Bound::Runs(runs) => fuzzer.runs() < runs,
+    } {
         let Err(failure) = fuzzer.step() else { continue };
         let file = target.folder().join(format!("found-{seed}-{}", failure.run));
         let hex: String = failure.input.iter().map(|b| format!("{b:02x}")).collect();

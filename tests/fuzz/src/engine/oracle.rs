@@ -59,32 +59,46 @@ pub(super) fn group_of(groups: &[Option<Member>], frame: &[u8]) -> Option<usize>
     })
 }
 
+/// How far ahead of a stream a path may be, in packets.
+const AHEAD: i32 = 1 << 16;
+
 /// Acknowledgements of the members of a group.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Feedback {
     /// By port, all PSNs that a multicast receiver has acknowledged.
     acknowledged: BTreeMap<PortId, Vec<Psn>>,
+    /// The source has repeated data of a stream whose beginning the rule does not name.
+    went_back: bool,
 }
 
 impl Feedback {
     /// Records a frame of a member, before `engine` handles it.
     pub(super) fn record_frame(&mut self, rule: &GroupRule, engine: &Engine, ingress: PortId, frame: &[u8]) {
-        if rule.multicast().is_none() {
+        let (Some(kind), Some((header, ..))) = (rule.multicast(), parsed(frame)) else {
             return;
-        }
-        let Some((header, ..)) = parsed(frame) else { return };
-        let newest = engine
-            .group_status(rule.mcst_id)
-            .and_then(|s| s.machine.newest_psn);
-        // An acknowledgement of unsent data must be ignored.
-        if let (Some(aeth), Some(newest), Kind::Ack) = (header.aeth, newest, header.bth.opcode.info().kind)
-            && !header.bth.psn.is_after(newest)
-        {
-            let psn = match aeth.syndrome {
-                Syndrome::Ack => header.bth.psn,
-                _ => header.bth.psn.prev(),
-            };
-            self.acknowledged.entry(ingress).or_default().push(psn);
+        };
+        let Some(machine) = engine.group_status(rule.mcst_id).map(|status| status.machine) else {
+            return;
+        };
+        let Some(newest) = machine.newest_psn else { return };
+        let psn = header.bth.psn;
+        match (header.bth.opcode.info().kind, header.aeth) {
+            (Kind::Send | Kind::Write, _) => {
+                let repeated = !psn.is_after(newest) || machine.agg_ack_psn.is_some_and(|a| !psn.is_after(a));
+                self.went_back |= kind.start_psn.is_none() && repeated;
+            }
+            (Kind::Ack, Some(aeth)) => {
+                let acknowledged = match aeth.syndrome {
+                    // An acknowledgement of unsent data must be ignored, unless the path was ahead when the stream came here: such a path
+                    // has all that has passed.
+                    _ if psn.is_after(newest) && !(self.went_back && psn.diff(newest) <= AHEAD) => return,
+                    _ if psn.is_after(newest) => newest,
+                    Syndrome::Ack => psn,
+                    _ => psn.prev(),
+                };
+                self.acknowledged.entry(ingress).or_default().push(acknowledged);
+            }
+            _ => {}
         }
     }
 
