@@ -10,12 +10,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use castnet_proto::v1;
 use castnet_proto::v1::controller_event::Event;
 use castnet_wire::McstId;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::core::{EVENTS_MAX, Locked, Shared};
 use crate::error::Refusal;
@@ -25,6 +26,9 @@ use crate::record::Record;
 use crate::store::{self, Entry, Key, Store, StoreError, Table, Version, Write, encode};
 use crate::table;
 use crate::written_off::WrittenOff;
+
+/// A write that takes longer is worth a word in the log.
+const SLOW: Duration = Duration::from_secs(5);
 
 /// The outcome of a batch; `None` while it is being written.
 type Outcome = Option<Result<(), Arc<StoreError>>>;
@@ -333,7 +337,7 @@ async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe) {
             (false, None) => {
                 let writes = batch.encoded();
                 probe.set_size(&writes);
-                store.commit(writes).await.map_err(Arc::new)
+                commit(store, writes).await.map_err(Arc::new)
             }
         };
         match written {
@@ -346,6 +350,19 @@ async fn write_all(shared: &Arc<Shared>, store: &dyn Store, mut probe: Probe) {
             }
         }
     }
+}
+
+/// Commits, and says if that takes long: switches and hosts wait for it.
+async fn commit(store: &dyn Store, writes: store::Batch) -> Result<(), StoreError> {
+    let mut commit = std::pin::pin!(store.commit(writes));
+    if let Ok(done) = timeout(SLOW, &mut commit).await {
+        return done;
+    }
+    tracing::warn!("the store has not confirmed a write for {SLOW:?}: changes wait for it");
+    let begun = Instant::now();
+    let done = commit.await;
+    tracing::warn!("the store took {:.1?} for a write", begun.elapsed() + SLOW);
+    done
 }
 
 fn store_fails(shared: &Arc<Shared>, health: &mut Health, error: Arc<StoreError>) {
