@@ -42,6 +42,8 @@
 set -euo pipefail
 
 lab=/run/castnet-${LAB:-lab}
+# All processes of the lab have it.
+export CASTNET_LAB=$lab
 prefix=castnet-${LAB:-lab}
 mtu=4200
 # The hosts of the running lab.
@@ -49,6 +51,9 @@ read -ra hosts 2>/dev/null <"$lab/hosts" || hosts=(h1 h2 h3 h4)
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 die() { printf 'netns.sh: %s\n' "$*" >&2; exit 1; }
+
+# Whether process $1 runs and is one of this lab. One that has ended may have left its number to another, which must not be killed.
+is_ours() { grep -qzxF "CASTNET_LAB=$lab" "/proc/$1/environ" 2>/dev/null; }
 
 find_castnet() {
     local found
@@ -175,7 +180,7 @@ leader() {
     local pid name
     for pid in "$lab"/controller*.pid; do
         name=$(basename "$pid" .pid)
-        kill -0 "$(cat "$pid")" 2>/dev/null || continue
+        is_ours "$(cat "$pid")" || continue
         if grep 'this controller' "$lab/$name.log" | tail -1 | grep -q 'this controller leads'; then
             echo "$name"
             return
@@ -745,7 +750,7 @@ stop_servers() {
         pid=$(cat "$file")
         rm -f "$file"
         # The next server listens at the same address.
-        if kill "$pid" 2>/dev/null; then wait "$pid" 2>/dev/null || true; fi
+        if is_ours "$pid" && kill "$pid"; then wait "$pid" 2>/dev/null || true; fi
     done
 }
 
@@ -766,11 +771,11 @@ down() {
     for file in "$lab"/controller*.pid "$lab/etcd.pid" "$lab"/{switch,core}.pid "$lab"/{leaf,relay,tor,pod}*.pid; do
         [ -r "$file" ] || continue
         pid=$(cat "$file")
-        if kill "$pid" 2>/dev/null; then pids+=("$pid"); fi
+        if is_ours "$pid" && kill "$pid" 2>/dev/null; then pids+=("$pid"); fi
     done
     for pid in "${pids[@]}"; do
-        for try in $(seq 100); do
-            kill -0 "$pid" 2>/dev/null || break
+        for try in {1..100}; do
+            is_ours "$pid" || continue 2
             sleep 0.05
         done
         kill -9 "$pid" 2>/dev/null || true

@@ -440,10 +440,11 @@ fn host<T: Send + 'static>(
     thread
 }
 
-/// Forwards all frames between two interfaces until `stop` is set.
-fn forward(interfaces: [&str; 2], stop: &AtomicBool) {
+/// Tells when it has opened two interfaces, and forwards all frames between them until `stop` is set.
+fn forward(interfaces: [&str; 2], opened: &mpsc::Sender<()>, stop: &AtomicBool) {
     let pool = pool();
     let mut ports = interfaces.map(|i| open(i, &pool));
+    opened.send(()).unwrap();
     let mut sleeper = Sleeper::new().unwrap();
     for port in &mut ports {
         port.attach(&mut sleeper).unwrap();
@@ -476,6 +477,18 @@ fn udp_and_tcp_pass(offload: bool) {
         ip(&format!("link add {near} type veth peer name {far}"));
         ip(&format!("link set {near} up"));
     }
+    // First: a datagram that comes before is lost.
+    let stop = Arc::new(AtomicBool::new(false));
+    let namespace = fs::File::open("/proc/thread-self/ns/net").unwrap();
+    let (opened, is_open) = mpsc::channel();
+    let switch = thread::spawn({
+        let stop = stop.clone();
+        move || {
+            nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET).unwrap();
+            forward(["sa", "sb"], &opened, &stop);
+        }
+    });
+    is_open.recv().unwrap();
     let (bound, server_is_up) = mpsc::channel();
     let server = host("hb", "10.9.0.2/24", offload, move || {
         let udp = UdpSocket::bind("10.9.0.2:0").unwrap();
@@ -517,15 +530,6 @@ fn udp_and_tcp_pass(offload: bool) {
         let mut stream = TcpStream::connect_timeout(&tcp_to, TIMEOUT).unwrap();
         stream.set_write_timeout(Some(TIMEOUT)).unwrap();
         stream.write_all(&pattern()).unwrap();
-    });
-    let stop = Arc::new(AtomicBool::new(false));
-    let namespace = fs::File::open("/proc/thread-self/ns/net").unwrap();
-    let switch = thread::spawn({
-        let stop = stop.clone();
-        move || {
-            nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET).unwrap();
-            forward(["sa", "sb"], &stop);
-        }
     });
     client.join().unwrap();
     assert!(server.join().unwrap() == pattern(), "the stream arrived changed");
