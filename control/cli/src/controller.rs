@@ -16,7 +16,7 @@ use clap::Args;
 /// Runs the controller: plans groups over the fabric and programs its switches
 #[derive(Debug, Args)]
 #[command(
-    after_help = "It stops at SIGINT or SIGTERM; the switches keep their groups, and a controller that is started with the same --store continues to manage them.
+    after_help = "It stops at SIGINT or SIGTERM; the switches keep their groups, and a controller that is started with the same --store continues to manage them. A controller whose store has no groups creates none where switches have groups of other controllers, as its store may be the wrong one, until it is started once with --init.
 
 Examples:
   castnet controller --switch leaf1=http://127.0.0.1:7471
@@ -38,6 +38,9 @@ pub(crate) struct ControllerCommand {
     /// in etcd: see `store` in deploy/examples/controller.toml
     #[arg(long, value_name = "PATH")]
     store: Option<PathBuf>,
+    /// A store without groups is meant to be new, although switches have groups of other controllers; to be given once
+    #[arg(long)]
+    init: bool,
     /// Addresses for groups; no host may have one of them. Where a group passes routers, each switch has one of the mcst_prefix that
     /// the topology file gives it
     #[arg(long, value_name = "PREFIX")]
@@ -121,6 +124,7 @@ impl ControllerCommand {
         if let Some(pool) = self.mcst_pool {
             config.mcst_pool = pool;
         }
+        config.init = self.init;
         config.verify_mac |= self.verify_mac;
         config.relay_latency = self.relay_latency.unwrap_or(config.relay_latency);
         if let Some(listen) = &self.listen {

@@ -38,7 +38,7 @@ enum Verb {
         /// File of the store, or the configuration of a controller that names it: a path that ends in .toml
         store: PathBuf,
     },
-    /// Prints the content of a store as a document; changes nothing
+    /// Prints the content of a store as a document, and names the entries that it leaves out as they do not read; changes nothing
     Export {
         /// File of the store, or the configuration of a controller that names it: a path that ends in .toml
         store: PathBuf,
@@ -133,7 +133,14 @@ impl Place {
 
     async fn read(&self) -> Outcome<Entries> {
         match self {
-            Self::File(path) => redb::content(path).map_err(failed),
+            Self::File(path) => {
+                // redb panics at some damages, which are errors here.
+                let hook = std::panic::take_hook();
+                std::panic::set_hook(Box::new(|_| {}));
+                let entries = redb::content(path).map_err(failed);
+                std::panic::set_hook(hook);
+                entries
+            }
             Self::Etcd(config) => {
                 let store = lead(config).await?;
                 let entries = store.load().await.map_err(failed);
@@ -193,12 +200,18 @@ impl StoreCommand {
                 match found {
                     0 => Ok(()),
                     _ => Err(Failure::failed(format!("{found} fault(s)"))
-                        .next("castnet store export STORE, correct the document, castnet store import STORE DOCUMENT --force")),
+                        .next("castnet store export STORE, correct the document, castnet store import STORE DOCUMENT --force: what \
+                               an export leaves out is lost then")),
                 }
             }
             Verb::Export { store } => {
-                let text = content::export(&Place::of(&store)?.read().await?).map_err(Failure::failed)?;
-                write_stdout(&text)
+                let (text, faults) = content::export(&Place::of(&store)?.read().await?);
+                write_stdout(&text)?;
+                if faults.is_empty() {
+                    return Ok(());
+                }
+                let lines: Vec<String> = faults.iter().map(|fault| format!("left out: {fault}")).collect();
+                Err(Failure::failed(lines.join("\n")))
             }
             Verb::Import {
                 store,

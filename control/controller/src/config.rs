@@ -49,6 +49,8 @@ pub struct Config {
     pub store: Option<PathBuf>,
     /// The store of several controllers, instead of a file.
     pub etcd: Option<EtcdConfig>,
+    /// A store without groups is meant to be a new one, although switches may have groups of other controllers. It is stored.
+    pub init: bool,
     /// The address that other controllers give to clients; `None`: that of `listen`.
     pub advertise: Option<Address>,
     /// Time of a packet from one relay at the edge to the next one, in hundredths of the time that one more copy of it takes there. The
@@ -119,6 +121,7 @@ impl Config {
             verify_mac: false,
             store: None,
             etcd: None,
+            init: false,
             advertise: None,
             relay_latency: DEFAULT_RELAY_LATENCY,
             timeouts: Timeouts::default(),

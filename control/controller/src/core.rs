@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 use crate::broken_links::Changed;
 use crate::config::Config;
 use crate::error::Refusal;
-use crate::fabric::Fabric;
+use crate::fabric::{Fabric, Reach};
 use crate::journal::{Journal, Ticket};
 use crate::kinds::collective::exchange::Exchanges;
 use crate::kinds::collective::record::Collective;
@@ -26,6 +26,7 @@ use crate::kinds::multicast::record::Multicast;
 use crate::link::{Link, SwitchError};
 use crate::lost_switches::Signs;
 use crate::multicast_routes::MulticastRoutes;
+use crate::others::Others;
 use crate::record::Record;
 use crate::state::Postponed;
 use crate::store::StoreError;
@@ -42,6 +43,9 @@ pub(crate) struct Core {
     pub(crate) capabilities: BTreeMap<String, (v1::Capabilities, Usage)>,
     pub(crate) groups: Groups,
     pub(crate) written_off: AllWrittenOff,
+    /// Groups whose records in the store do not read, and why. What switches have of them stays as it is.
+    pub(crate) set_apart: BTreeMap<String, String>,
+    pub(crate) others: Others,
     /// Number of the last call to join.
     pub(crate) calls: u64,
     /// Number of the last state of a group that was shown.
@@ -62,9 +66,31 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn group(&self, name: &str) -> Result<&Entry, Refusal> {
-        self.groups
+        self.groups.get(name).ok_or_else(|| self.unknown(name))
+    }
+
+    /// There is no such group; or it may exist, and a member must not be told that it is gone.
+    pub(crate) fn unknown(&self, name: &str) -> Refusal {
+        let unread = self
+            .set_apart
             .get(name)
-            .ok_or_else(|| Refusal::UnknownGroup { name: name.into() })
+            .map(|why| format!("its record in the store {why}"));
+        match unread.or_else(|| self.others.doubt()) {
+            Some(reason) => Refusal::NotKnown {
+                name: name.into(),
+                reason,
+            },
+            None => Refusal::UnknownGroup { name: name.into() },
+        }
+    }
+
+    /// Whether a switch that answers has not told yet what it has, while that is of interest.
+    fn waits_for_lists(&self) -> bool {
+        let down = |switch: &String| {
+            let known = self.facts.switches.get(switch);
+            known.is_some_and(|(reach, _)| matches!(reach, Reach::Down(_)))
+        };
+        self.others.unasked().any(|switch| !down(switch))
     }
 
     pub(crate) fn multicast(&self, name: &str) -> Result<(&Entry, &Multicast), Refusal> {
@@ -86,13 +112,19 @@ impl Core {
         Some((entry, entry.record().collective()?))
     }
 
+    /// Whether a group may be created with this name.
     pub(crate) fn free_name(&self, name: &str) -> Result<(), Refusal> {
-        match self.groups.get(name) {
-            Some(entry) => Err(Refusal::DuplicateGroup {
+        let taken = |phase| {
+            Err(Refusal::DuplicateGroup {
                 name: name.into(),
-                phase: entry.phase_name(),
-            }),
-            None => Ok(()),
+                phase,
+            })
+        };
+        match (self.groups.get(name), self.others.wrong_store()) {
+            (Some(entry), _) => taken(entry.phase_name()),
+            (None, _) if self.set_apart.contains_key(name) => taken("its record does not read"),
+            (None, Some(reason)) => Err(Refusal::WrongStore { reason }),
+            (None, None) => Ok(()),
         }
     }
 }
@@ -223,6 +255,19 @@ impl Shared {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Waits, where what switches have decides whether a group may be created, until they have told it.
+    pub(crate) async fn lists(self: &Arc<Self>) {
+        let mut fabric = self.fabric.subscribe();
+        let told = async {
+            while self.lock().waits_for_lists() {
+                if fabric.changed().await.is_err() {
+                    break;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(self.config.timeouts.switch, told).await;
     }
 
     /// A switch has reported that another controller has taken over.

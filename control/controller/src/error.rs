@@ -22,6 +22,11 @@ pub(crate) enum Refusal {
     Denied(#[from] Denied),
     #[error("there is no group {name:?}")]
     UnknownGroup { name: String },
+    /// It may exist.
+    #[error("group {name:?} is not known yet: {reason}")]
+    NotKnown { name: String, reason: String },
+    #[error("no group is created: {reason}")]
+    WrongStore { reason: String },
     #[error("there is a group {name:?} already ({phase})")]
     DuplicateGroup { name: String, phase: &'static str },
     #[error("host {host:?} is no member of group {group:?}; its members: {}", .members.join(", "))]
@@ -180,6 +185,8 @@ impl Refusal {
             Self::Invalid(_) => (Code::InvalidArgument, ""),
             Self::Denied(_) => (Code::PermissionDenied, ""),
             Self::UnknownGroup { .. } => (Code::NotFound, "group"),
+            Self::NotKnown { .. } => (Code::Unavailable, "group"),
+            Self::WrongStore { .. } => (Code::FailedPrecondition, "name"),
             Self::DuplicateGroup { .. } => (Code::AlreadyExists, "name"),
             Self::NotAMember { .. } => (Code::NotFound, "host"),
             Self::UnknownHost { field, .. } | Self::UnknownSwitch { field, .. } => (Code::NotFound, field),

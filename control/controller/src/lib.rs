@@ -39,6 +39,7 @@ pub mod lifecycle;
 mod link;
 mod lost_switches;
 mod multicast_routes;
+mod others;
 mod planning;
 mod pool;
 mod reconcile;
@@ -81,11 +82,12 @@ use crate::front::Front;
 use crate::health::Probe;
 use crate::journal::Journal;
 use crate::multicast_routes::MulticastRoutes;
+use crate::others::Others;
 use crate::state::Postponed;
 use crate::store::etcd::{EtcdConfig, Lead};
 use crate::store::memory::MemoryStore;
 use crate::store::redb::RedbStore;
-use crate::store::{Store, Stored};
+use crate::store::{Store, Stored, Table};
 use crate::table::Groups;
 pub use crate::tenants::Tenant;
 
@@ -201,19 +203,35 @@ async fn begin(
     lead: Option<Arc<Lead>>,
 ) -> Result<Arc<Shared>, StartError> {
     let owner = format!("controller-{:016x}", requests::draw());
-    let stored = Stored::load(&*store, &owner, lead.is_none()).await?;
+    let stored = Stored::load(&*store, &owner, lead.is_none(), config.init).await?;
     let staged = Arc::new(Notify::new());
     let probe = Probe::new(&stored.versions);
     let mut groups = Groups::default();
     for record in stored.groups {
         groups.put(record.after_restart());
     }
+    for (entry, reason) in &stored.set_apart {
+        tracing::error!(%entry, reason, "set apart: castnet store check says more; what switches have of it stays");
+    }
+    let apart = stored
+        .set_apart
+        .into_iter()
+        .filter(|(key, _)| key.table == Table::Groups);
+    let set_apart: BTreeMap<String, String> = apart.map(|(key, reason)| (key.name, reason)).collect();
     let switches = config.switches.iter().map(|s| s.name.clone());
+    // What is in memory alone is new at each start, as everybody knows.
+    let may_be_wrong = stored.is_new && (config.store.is_some() || config.etcd.is_some());
     let core = Core {
-        facts: Fabric::new(Facts::new(config.topology.clone(), switches, stored.hosts)),
+        facts: Fabric::new(Facts::new(
+            config.topology.clone(),
+            switches.clone(),
+            stored.hosts,
+        )),
         capabilities: BTreeMap::new(),
         groups,
         written_off: stored.written_off,
+        others: Others::new(may_be_wrong, !set_apart.is_empty(), switches),
+        set_apart,
         calls: 0,
         numbers: AtomicU64::new(0),
         mcst_pool: config.mcst_pool,

@@ -56,11 +56,15 @@ impl Core {
         }
     }
 
-    /// Addresses of a pool that neither groups, also those written off, nor hosts have, starting after the last one given out.
+    /// Addresses of a pool that neither groups, also those written off and those of others on switches, nor hosts have, starting after
+    /// the last one given out.
     pub(crate) fn free_mcst_ids(&self, pool: Ipv4Net) -> impl Iterator<Item = McstId> {
         let last = self.last_mcst_ids.get(&pool).map(|m| m.0);
         let free = self.groups.mcst_ids().free_in(pool, last).map(McstId);
-        free.filter(|m| !self.written_off.contains_key(m) && self.facts.host_of(m.0, None).is_none())
+        free.filter(|m| {
+            let is_taken = self.written_off.contains_key(m) || self.others.have(*m);
+            !is_taken && self.facts.host_of(m.0, None).is_none()
+        })
     }
 
     /// The pool of a switch's McstIDs, for groups whose trees pass routers: the prefix that is routed to it, or the
@@ -268,6 +272,7 @@ impl Draft {
             let holder = core.groups.by_mcst_id(*mcst_id).map(|e| &e.record().name);
             holder.is_none_or(|name| *name == record.name)
                 && !core.written_off.contains_key(mcst_id)
+                && !core.others.have(*mcst_id)
                 && core.facts.host_of(mcst_id.0, None).is_none()
         };
         let fits = |Split { plan, .. }: &Split| {

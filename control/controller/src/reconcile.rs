@@ -18,7 +18,6 @@ pub(crate) struct Version {
 pub(crate) struct Found {
     pub(crate) mcst_id: McstId,
     pub(crate) generation: u64,
-    pub(crate) owner: String,
 }
 
 /// What turns `found` into `wanted`. Removals come first, as they make room.
@@ -42,12 +41,10 @@ impl Version {
 }
 
 /// Drivers install groups that have not run yet, switch by switch: a missing rule of such a group is not installed
-/// here, and a present one stays. Rules of other owners (rule files, operators, other controllers) are left alone. A
-/// version newer than the desired one (the store was restored from a backup) is removed first, as a switch refuses
-/// older versions.
-pub(crate) fn diff(owner: &str, wanted: &BTreeMap<McstId, Version>, found: &[Found]) -> Diff {
-    let ours = found.iter().filter(|f| f.owner == owner);
-    let ours: BTreeMap<McstId, u64> = ours.map(|f| (f.mcst_id, f.generation)).collect();
+/// here, and a present one stays. `found`: those of this controller. A version newer than the desired one (the store was restored from a
+/// backup) is removed first, as a switch refuses older versions.
+pub(crate) fn diff(wanted: &BTreeMap<McstId, Version>, found: &[Found]) -> Diff {
+    let ours: BTreeMap<McstId, u64> = found.iter().map(|f| (f.mcst_id, f.generation)).collect();
     let installs = wanted
         .iter()
         .filter(|(mcst_id, wanted)| wanted.has_run && ours.get(mcst_id) != Some(&wanted.generation))
@@ -96,69 +93,54 @@ mod tests {
     }
 
     /// A switch that does what it is told, by the agent's rules.
-    fn carry_out(diff: &Diff, owner: &str, wanted: &BTreeMap<McstId, Version>, found: &mut Vec<Found>) {
+    fn carry_out(diff: &Diff, wanted: &BTreeMap<McstId, Version>, found: &mut Vec<Found>) {
         for (mcst_id, generation) in &diff.removals {
             let before = found.len();
-            found.retain(|f| (f.mcst_id, f.generation, f.owner.as_str()) != (*mcst_id, *generation, owner));
+            found.retain(|f| (f.mcst_id, f.generation) != (*mcst_id, *generation));
             assert_eq!(found.len(), before - 1, "removes what is there");
         }
         for mcst_id in &diff.installs {
             let generation = wanted[mcst_id].generation;
             if let Some(old) = found.iter().position(|f| f.mcst_id == *mcst_id) {
                 let old = found.remove(old);
-                assert!(
-                    old.owner == owner && old.generation < generation,
-                    "replaces an older own one"
-                );
+                assert!(old.generation < generation, "replaces an older one");
             }
             found.push(Found {
                 mcst_id: *mcst_id,
                 generation,
-                owner: owner.into(),
             });
         }
     }
 
     proptest! {
-        /// Carried out once, nothing is left to do; strangers are untouched; what was right is untouched.
+        /// Carried out once, nothing is left to do; what was right is untouched.
         #[test]
         fn one_round_settles_it(
             wanted in proptest::collection::btree_map(0u8..8, (0u64..4, any::<bool>()), 0..8),
-            found in proptest::collection::btree_map(0u8..16, (0u64..4, any::<bool>()), 0..16),
+            found in proptest::collection::btree_map(0u8..16, 0u64..4, 0..16),
         ) {
-            // Strangers have other McstIDs: an agent refuses one of theirs.
-            let stranger = |n: u8, ours: bool| !ours || n >= 8;
             let wanted: BTreeMap<McstId, Version> = wanted
                 .into_iter()
                 .map(|(n, (generation, has_run))| (id(n), Version { generation, has_run }))
                 .collect();
-            let mut found: Vec<Found> = found
-                .into_iter()
-                .map(|(n, (generation, ours))| {
-                    let (n, owner) = if stranger(n, ours) { (n | 64, "them") } else { (n, "us") };
-                    Found { mcst_id: id(n), generation, owner: owner.into() }
-                })
-                .collect();
-            let strangers: Vec<Found> = found.iter().filter(|f| f.owner == "them").cloned().collect();
-            let actions = diff("us", &wanted, &found);
+            let found = found.into_iter().map(|(n, generation)| Found { mcst_id: id(n), generation });
+            let mut found: Vec<Found> = found.collect();
+            let actions = diff(&wanted, &found);
             for mcst_id in &actions.installs {
                 prop_assert!(wanted[mcst_id].has_run);
             }
-            let was_there: Vec<(McstId, u64)> =
-                found.iter().filter(|f| f.owner == "us").map(|f| (f.mcst_id, f.generation)).collect();
-            carry_out(&actions, "us", &wanted, &mut found);
-            prop_assert_eq!(diff("us", &wanted, &found), Diff::default());
-            let ours: BTreeMap<McstId, u64> =
-                found.iter().filter(|f| f.owner == "us").map(|f| (f.mcst_id, f.generation)).collect();
+            let all = |found: &[Found]| found.iter().map(|f| (f.mcst_id, f.generation)).collect();
+            let before: BTreeMap<McstId, u64> = all(&found);
+            carry_out(&actions, &wanted, &mut found);
+            prop_assert_eq!(diff(&wanted, &found), Diff::default());
             // Of those that are being installed: what was there and is not too new.
             let stays = |m: &McstId, w: &Version| {
-                let there = was_there.iter().find(|(id, _)| id == m).map(|(_, generation)| *generation);
+                let there = before.get(m).copied();
                 if w.has_run { Some(w.generation) } else { there.filter(|g| *g <= w.generation) }
             };
             let expected: BTreeMap<McstId, u64> =
                 wanted.iter().filter_map(|(m, w)| Some((*m, stays(m, w)?))).collect();
-            prop_assert_eq!(ours, expected);
-            prop_assert_eq!(found.into_iter().filter(|f| f.owner == "them").collect::<Vec<_>>(), strangers);
+            prop_assert_eq!(all(&found), expected);
         }
     }
 
@@ -184,8 +166,7 @@ mod tests {
         let found = [Found {
             mcst_id: id(1),
             generation: 3,
-            owner: "us".into(),
         }];
-        assert_eq!(diff("us", &wanted, &found), Diff::default());
+        assert_eq!(diff(&wanted, &found), Diff::default());
     }
 }

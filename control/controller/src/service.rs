@@ -148,6 +148,7 @@ impl Controller for Service {
         let group = new_group_from_proto(request.get_ref())?;
         let name = group.name.clone();
         caller.concerns(&name);
+        self.shared.lists().await;
         let complete = self.shared.create_multicast(group, caller.identity()).await?;
         let created = self.shared.created(&name, complete).await;
         if let Err(Refusal::Failed(_)) = created {
@@ -404,6 +405,7 @@ impl Controller for Service {
         let caller = Caller::of(&request)?;
         let new = new_collective_from_proto(request.get_ref())?;
         caller.concerns(&new.name);
+        self.shared.lists().await;
         let group = self.shared.create_collective(new, caller.identity()).await?;
         Ok(Response::new(v1::CreateCollectiveResponse { group: Some(group) }))
     }
@@ -425,6 +427,7 @@ impl Controller for Service {
         let differences = request.get_ref().differences;
         caller.concerns(format!("{} rank {}", join.job, join.rank));
         caller.check_host(&join.endpoint.name, "join")?;
+        self.shared.lists().await;
         let init = |core: &mut Locked<'_>| {
             core.check_rank(&caller, &join.job, join.rank.into(), "join")?;
             core.init(join, caller.identity())

@@ -9,7 +9,7 @@ use castnet_rules::GroupRule;
 use castnet_wire::McstId;
 
 use super::{Client, GROUPS_TOGETHER, Link, SwitchError, call};
-use crate::core::{Core, Shared};
+use crate::core::{Core, Locked, Shared};
 use crate::reconcile::{Found, Version, diff};
 
 struct Part<'n> {
@@ -35,9 +35,9 @@ impl Link {
             brief: true,
         };
         let listed = call(shared.config.timeouts.switch, client.list_groups(request)).await?;
-        let found = found(listed);
+        let found = self.sort(&mut shared.lock(), listed);
         let (names, wanted) = shared.read(|core| wanted(core, switch)).await?;
-        let diff = diff(&shared.owner, &wanted, &found);
+        let diff = diff(&wanted, &found);
         tracing::debug!(switch, ?diff, "reconciling");
         let mut still = BTreeSet::new();
         for (mcst_id, generation) in diff.removals {
@@ -66,13 +66,38 @@ impl Link {
         if !lacking.is_empty() {
             tracing::info!(switch, rules = lacking.len(), "installing what is lacking");
         }
-        let ours = found.iter().filter(|f| f.owner == shared.owner);
-        let ours = ours.map(|f| (f.mcst_id, f.generation)).collect();
+        let ours = found.iter().map(|f| (f.mcst_id, f.generation)).collect();
         for names in names.chunks(GROUPS_TOGETHER) {
             self.reconcile_groups(shared, client, names, (&lacking, &ours))
                 .await?;
         }
         Ok(())
+    }
+
+    /// Returns the groups of this controller, and notes what else the switch has. That stays as it is: it is of other owners (rule files,
+    /// operators, other controllers), or of groups whose records do not read.
+    fn sort(&self, core: &mut Locked<'_>, listed: v1::ListGroupsResponse) -> Vec<Found> {
+        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        for v1::InstalledGroup { rule, owner, .. } in listed.groups {
+            let Some(rule) = rule else { continue };
+            let Ok(mcst_id) = mcst_id_from_proto("mcst_id", &rule.mcst_id) else {
+                continue;
+            };
+            let (generation, is_own) = (rule.generation, owner == core.shared.owner);
+            match is_own && !core.set_apart.contains_key(&rule.name) {
+                true => ours.push(Found { mcst_id, generation }),
+                // Groups of rule files have no owner.
+                false => others.push((mcst_id, !is_own && !owner.is_empty())),
+            }
+        }
+        let switch = &self.config.name;
+        if core.others.listed(switch, others.into_iter())
+            && let Some(reason) = core.others.wrong_store()
+        {
+            tracing::error!(switch, "{reason}");
+        }
+        core.shared.fabric.send_replace(());
+        ours
     }
 
     /// Installs the missing rules of these groups, and notes their state there.
@@ -141,16 +166,4 @@ fn wanted(core: &Core, switch: &str) -> (Vec<String>, BTreeMap<McstId, Version>)
     let versions = versions.flat_map(|(r, version)| r.mcst_ids_on(switch).map(move |lane| (lane, version)));
     let versions = versions.collect();
     (names, versions)
-}
-
-fn found(listed: v1::ListGroupsResponse) -> Vec<Found> {
-    let read = |group: v1::InstalledGroup| {
-        let rule = group.rule?;
-        Some(Found {
-            mcst_id: mcst_id_from_proto("mcst_id", &rule.mcst_id).ok()?,
-            generation: rule.generation,
-            owner: group.owner,
-        })
-    };
-    listed.groups.into_iter().filter_map(read).collect()
 }

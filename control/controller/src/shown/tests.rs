@@ -26,6 +26,8 @@ fn core() -> Core {
         capabilities: BTreeMap::new(),
         groups: Groups::default(),
         written_off: BTreeMap::new(),
+        set_apart: BTreeMap::new(),
+        others: Default::default(),
         calls: 0,
         numbers: AtomicU64::new(0),
         mcst_pool: "10.200.0.0/24".parse().unwrap(),

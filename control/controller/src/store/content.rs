@@ -85,24 +85,23 @@ fn is_passing(key: &Key) -> bool {
     key.table == Table::Meta && ["probe", "epoch", "instance"].contains(&key.name.as_str())
 }
 
-/// The content of a store as text: JSON, sorted by name, values as stored. Equal for equal content.
-///
-/// # Errors
-/// An entry is not JSON.
-pub fn export(entries: &Entries) -> Result<String, EntryFault> {
+/// The content of a store as text: JSON, sorted by name, values as stored. Equal for equal content. The second value names the entries that
+/// are left out, as they are not JSON.
+pub fn export(entries: &Entries) -> (String, Vec<EntryFault>) {
     let mut document = Document {
         schema: STORE_VERSION,
         ..Document::default()
     };
+    let mut faults = Vec::new();
     for (key, entry) in entries.iter().filter(|(key, _)| !is_passing(key)) {
-        let value = serde_json::from_slice(&entry.value).map_err(|error| fault(key, error))?;
-        document.table(key.table).insert(key.name.clone(), value);
+        match serde_json::from_slice(&entry.value) {
+            Ok(value) => drop(document.table(key.table).insert(key.name.clone(), value)),
+            Err(error) => faults.push(fault(key, format_args!("does not read: {error}"))),
+        }
     }
-    let text = serde_json::to_string_pretty(&document);
-    text.map(|text| text + "\n").map_err(|error| EntryFault {
-        entry: "document".into(),
-        reason: error.to_string(),
-    })
+    // Cannot fail: all keys are strings, and it writes to memory.
+    let text = serde_json::to_string_pretty(&document).unwrap_or_default();
+    (text + "\n", faults)
 }
 
 /// Writes an exported document into a store, in one transaction; with `force` in place of what it has. The epoch becomes

@@ -36,7 +36,8 @@ pub enum Table {
     Hosts,
     /// McstIDs of groups that were destroyed by force, by McstID.
     WrittenOff,
-    /// Of the controller itself: `owner`; `epoch` and `instance`, its term; and `probe`, which has no meaning.
+    /// Of the controller itself: `owner`; `epoch` and `instance`, its term; `init`, if the store was meant to be new; and `probe`, which
+    /// has no meaning.
     Meta,
 }
 
@@ -137,9 +138,6 @@ pub enum StoreError {
         entry: Key,
         error: serde_json::Error,
     },
-    /// The name of an entry is not what its table has.
-    #[error("store of the controller: the entry {entry} has a name that does not read")]
-    Name { entry: Key },
     /// Somebody else has written the entry.
     #[error("store {store}: {entry} was written by somebody else: version {found}, not {expected}")]
     Conflict {
@@ -171,6 +169,10 @@ pub struct Stored {
     pub hosts: Vec<HostRecord>,
     /// McstIDs of groups that were destroyed by force.
     pub written_off: BTreeMap<McstId, WrittenOff>,
+    /// Entries of groups, hosts and McstIDs that do not read, and why.
+    pub set_apart: BTreeMap<Key, String>,
+    /// It has no groups, and nobody has said that this is meant.
+    pub is_new: bool,
     /// Versions of all entries.
     pub versions: BTreeMap<Key, Version>,
 }
@@ -178,11 +180,17 @@ pub struct Stored {
 impl Stored {
     /// Reads everything for a controller that starts: a new store gets `owner`, and the term is the next one. If this
     /// cannot be written, the controller has the term of the last one. `may_continue`: no other controller has the store
-    /// open.
+    /// open. `init`: if it has no groups, this is meant. An entry of a group, a host or a McstID that does not read is set apart: the others
+    /// go on.
     ///
     /// # Errors
-    /// The store fails, or an entry cannot be decoded.
-    pub async fn load(store: &dyn Store, owner: &str, may_continue: bool) -> Result<Self, StoreError> {
+    /// The store fails, or an entry about the controller cannot be decoded.
+    pub async fn load(
+        store: &dyn Store,
+        owner: &str,
+        may_continue: bool,
+        init: bool,
+    ) -> Result<Self, StoreError> {
         let mut entries = store.load().await?;
         let key = |name: &str| Key {
             table: Table::Meta,
@@ -198,6 +206,9 @@ impl Stored {
         let mut new = vec![("epoch", encode(&(epoch + 1))), ("instance", encode(&draw()))];
         if !entries.contains_key(&key("owner")) {
             new.push(("owner", encode(&owner)));
+        }
+        if init && !entries.contains_key(&key("init")) {
+            new.push(("init", encode(&true)));
         }
         let (mut batch, mut changed) = (Batch::new(), BTreeMap::new());
         for (key, value) in new.into_iter().map(|(name, value)| (key(name), value)) {
@@ -217,27 +228,54 @@ impl Stored {
             }
             Err(error) => return Err(error),
         }
-        let mut stored = Self::default();
+        let is_content = |key: &Key| matches!(key.table, Table::Groups | Table::WrittenOff);
+        let mut stored = Self {
+            is_new: !entries.contains_key(&key("init")) && !entries.keys().any(is_content),
+            ..Self::default()
+        };
         for (key, entry) in entries {
             match key.table {
-                Table::Groups => stored.groups.push(parse(&key, &entry)?),
-                Table::Hosts => stored.hosts.push(parse(&key, &entry)?),
-                Table::WrittenOff => {
-                    let mcst_id = key
-                        .name
-                        .parse()
-                        .map_err(|_| StoreError::Name { entry: key.clone() })?;
-                    stored.written_off.insert(McstId(mcst_id), parse(&key, &entry)?);
-                }
                 Table::Meta if key.name == "owner" => stored.owner = parse(&key, &entry)?,
                 Table::Meta if key.name == "epoch" => stored.epoch = parse(&key, &entry)?,
                 Table::Meta if key.name == "instance" => stored.instance = parse(&key, &entry)?,
-                // The entry of the probe.
                 Table::Meta => {}
+                _ => {
+                    if let Err(reason) = stored.take(&key, &entry) {
+                        stored.set_apart.insert(key.clone(), reason);
+                    }
+                }
             }
             stored.versions.insert(key, entry.version);
         }
         Ok(stored)
+    }
+
+    /// Takes an entry that is not about the controller, or says why it does not read.
+    fn take(&mut self, key: &Key, entry: &Entry) -> Result<(), String> {
+        let unread = |error| format!("does not read: {error}");
+        let named = |name: &str| match name == key.name {
+            true => Ok(()),
+            false => Err(format!("is that of {name:?}")),
+        };
+        match key.table {
+            Table::Groups => {
+                let record: Record = serde_json::from_slice(&entry.value).map_err(unread)?;
+                named(&record.name)?;
+                self.groups.push(record);
+            }
+            Table::Hosts => {
+                let host: HostRecord = serde_json::from_slice(&entry.value).map_err(unread)?;
+                named(&host.name)?;
+                self.hosts.push(host);
+            }
+            Table::WrittenOff => {
+                let mcst_id = key.name.parse().map_err(|_| "has a name that is no McstID")?;
+                let of = serde_json::from_slice(&entry.value).map_err(unread)?;
+                self.written_off.insert(McstId(mcst_id), of);
+            }
+            Table::Meta => {}
+        }
+        Ok(())
     }
 }
 

@@ -10,11 +10,15 @@ use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use redb::{
+    Database, DatabaseError, ReadOnlyDatabase, ReadTransaction, ReadableDatabase, ReadableTable,
+    TableDefinition, TableError, WriteTransaction,
+};
 
 use super::{
     Batch, Entry, Key, STORE_VERSION, Store, StoreError, Table, Write, check, encode, parts, v1, with_version,
@@ -102,7 +106,8 @@ impl RedbStore {
     }
 }
 
-/// All entries of the store at `path`, in the present layout. Changes nothing there.
+/// All entries of the store at `path`, in the present layout. Changes nothing there, and needs no permission to write unless a controller was
+/// killed or the layout is an older one.
 ///
 /// # Errors
 /// There is no such file, it is in use, or it has a layout that is newer than [`STORE_VERSION`].
@@ -111,6 +116,14 @@ pub fn content(path: &Path) -> Result<BTreeMap<Key, Entry>, StoreError> {
         path: path.into(),
         state: Mutex::new(State::Closed),
     };
+    let present = file.attempt(None, || match ReadOnlyDatabase::open(path) {
+        Ok(database) => file.present(&database),
+        Err(DatabaseError::RepairAborted) => Ok(None),
+        Err(error) => Err(error.into()),
+    })?;
+    if let Some(entries) = present {
+        return Ok(entries);
+    }
     let database = file.attempt(None, || Ok(Database::open(path)?))?;
     let transaction = file.attempt(None, || Ok(database.begin_write()?))?;
     file.convert(&transaction)?;
@@ -155,11 +168,15 @@ impl File {
         entry: Option<&Key>,
         act: impl FnOnce() -> Result<T, redb::Error>,
     ) -> Result<T, StoreError> {
-        act().map_err(|error| StoreError::Failed {
-            store: self.name(),
-            entry: entry.cloned(),
-            error: format!("{error}{}", advice(&error)).into(),
-        })
+        // redb panics at some bytes that it cannot have written.
+        let done = catch_unwind(AssertUnwindSafe(act));
+        let damaged = || redb::Error::Corrupted("it is damaged".into());
+        done.unwrap_or_else(|_| Err(damaged()))
+            .map_err(|error| StoreError::Failed {
+                store: self.name(),
+                entry: entry.cloned(),
+                error: format!("{error}{}", advice(&error)).into(),
+            })
     }
 
     fn access<T>(
@@ -298,14 +315,21 @@ impl File {
     }
 
     fn read(&self, database: &Database) -> Result<BTreeMap<Key, Entry>, StoreError> {
-        self.attempt(None, || {
-            let transaction = database.begin_read()?;
-            let mut all = BTreeMap::new();
-            for of in Table::ALL {
-                collect(of, &transaction.open_table(table(of))?, &mut all)?;
-            }
-            Ok(all)
-        })
+        self.attempt(None, || read(&database.begin_read()?))
+    }
+
+    /// All entries, if the layout is the present one.
+    fn present(&self, database: &ReadOnlyDatabase) -> Result<Option<BTreeMap<Key, Entry>>, redb::Error> {
+        let transaction = database.begin_read()?;
+        let version = match transaction.open_table(META) {
+            Ok(meta) => meta.get("version")?.map(|value| value.value().to_string()),
+            Err(TableError::TableDoesNotExist(_)) => None,
+            Err(error) => return Err(error.into()),
+        };
+        match version == Some(STORE_VERSION.to_string()) {
+            true => read(&transaction).map(Some),
+            false => Ok(None),
+        }
     }
 
     fn commit(&self, database: &Database, batch: &Batch, before: &mut Before) -> Result<(), StoreError> {
@@ -342,6 +366,14 @@ impl File {
     }
 }
 
+fn read(transaction: &ReadTransaction) -> Result<BTreeMap<Key, Entry>, redb::Error> {
+    let mut all = BTreeMap::new();
+    for of in Table::ALL {
+        collect(of, &transaction.open_table(table(of))?, &mut all)?;
+    }
+    Ok(all)
+}
+
 fn collect(
     of: Table,
     from: &impl ReadableTable<&'static str, &'static [u8]>,
@@ -362,8 +394,10 @@ fn collect(
 
 /// What to do about an error of the file.
 fn advice(error: &redb::Error) -> &'static str {
-    let redb::Error::Io(error) = error else {
-        return "";
+    let error = match error {
+        redb::Error::Io(error) => error,
+        redb::Error::Corrupted(_) => return ": restore it from a copy (castnet store export, import)",
+        _ => return "",
     };
     match error.kind() {
         ErrorKind::StorageFull => ": free space on its file system",
@@ -439,6 +473,36 @@ mod tests {
         RedbStore::open(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         RedbStore::open(&path).unwrap();
+    }
+
+    /// Whatever is in the file: it is read, or refused.
+    #[tokio::test]
+    async fn a_damaged_file_is_an_error_and_no_panic() {
+        let folder = tempfile::tempdir().unwrap();
+        let (whole, path) = (folder.path().join("whole.redb"), folder.path().join("c.redb"));
+        let store = RedbStore::open(&whole).unwrap();
+        let names: Vec<String> = (0..200).map(|n| format!("host{n}")).collect();
+        store
+            .commit(names.iter().map(|name| write(name, 0)).collect())
+            .await
+            .unwrap();
+        store.close().await.unwrap();
+        let bytes = std::fs::read(&whole).unwrap();
+        // The header, and each byte near another one that means something.
+        let used = (0..bytes.len())
+            .filter(|at| *at < 320 || bytes[*at] != 0)
+            .step_by(97);
+        let mut read = [0; 2];
+        for at in used {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 0xA5;
+            std::fs::write(&path, &bytes).unwrap();
+            read[0] += usize::from(content(&path).is_ok());
+            if let Ok(store) = RedbStore::open(&path) {
+                read[1] += usize::from(store.load().await.is_ok());
+            }
+        }
+        assert!(read.iter().all(|n| *n > 10), "most bytes are of values: {read:?}");
     }
 
     #[tokio::test]

@@ -20,8 +20,14 @@ fn entries(path: &Path) -> Entries {
 /// Seconds since 1970.
 const NOW: u64 = 1_700_000_000;
 
+fn exported(entries: &Entries) -> String {
+    let (text, faults) = export(entries);
+    assert_eq!(faults, []);
+    text
+}
+
 fn document(entries: &Entries) -> Value {
-    serde_json::from_str(&export(entries).unwrap()).unwrap()
+    serde_json::from_str(&exported(entries)).unwrap()
 }
 
 fn lines(entries: &Entries) -> Vec<String> {
@@ -34,7 +40,7 @@ async fn what_is_exported_is_imported_and_exported_again_the_same() {
     let old = folder.path().join("old.redb");
     let before = entries(&old);
     assert_eq!(lines(&before), [""; 0]);
-    let text = export(&before).unwrap();
+    let text = exported(&before);
     assert_eq!(document(&before)["schema"], STORE_VERSION);
     // Reading has not converted it.
     assert_eq!(content(&old).unwrap(), before);
@@ -43,8 +49,8 @@ async fn what_is_exported_is_imported_and_exported_again_the_same() {
     for store in stores {
         import(store, &text, false, NOW).await.unwrap();
         let after = store.load().await.unwrap();
-        assert_eq!(export(&after).unwrap(), text);
-        let stored = Stored::load(store, "another", true).await.unwrap();
+        assert_eq!(exported(&after), text);
+        let stored = Stored::load(store, "another", true, false).await.unwrap();
         assert_ne!(stored.owner, "another", "who it is to the switches is imported");
         assert_eq!(stored.epoch, NOW + 1, "it takes over");
         let after = store.load().await.unwrap();
@@ -59,7 +65,7 @@ async fn what_is_exported_is_imported_and_exported_again_the_same() {
         let left = store.load().await.unwrap();
         assert_eq!(document(&left)["groups"], json!({}));
         assert_eq!(
-            Stored::load(store, "another", true).await.unwrap().epoch,
+            Stored::load(store, "another", true, false).await.unwrap().epoch,
             NOW + 3,
             "never less"
         );

@@ -22,7 +22,7 @@ async fn it_keeps_the_contract_of_a_store() {
     assert!(matches!(store.load().await, Err(StoreError::Closed { .. })));
 
     let store = cluster.store().await;
-    let first = Stored::load(&store, "first", true).await.unwrap();
+    let first = Stored::load(&store, "first", true, false).await.unwrap();
     assert_eq!((first.owner.as_str(), first.epoch), ("first", 1));
     assert_eq!((first.versions[&key("a")], first.versions[&key("b")]), (2, 1));
     let remove = Write { was: 1, entry: None };
@@ -30,7 +30,7 @@ async fn it_keeps_the_contract_of_a_store() {
     drop(store);
     // As killed: the next leads when the lease has ended.
     let store = cluster.store().await;
-    let second = Stored::load(&store, "second", true).await.unwrap();
+    let second = Stored::load(&store, "second", true, false).await.unwrap();
     assert_eq!((second.owner.as_str(), second.epoch), ("first", 2));
     assert_eq!(second.groups, [record("a")]);
 }

@@ -45,7 +45,7 @@ async fn layout_1_is_read_and_written_anew() {
     let path = folder.path().join("c.redb");
     write_layout_1(&path, |_| {});
     let first = RedbStore::open(&path).unwrap();
-    let stored = Stored::load(&first, "us", true).await.unwrap();
+    let stored = Stored::load(&first, "us", true, false).await.unwrap();
     assert!(
         stored.owner.starts_with("controller-"),
         "who it was to the switches"
@@ -82,7 +82,7 @@ async fn layout_1_is_read_and_written_anew() {
     assert_eq!(&serde_json::from_value::<Record>(written).unwrap(), of("running"));
     drop(first);
     // Once written anew, it is read as any other.
-    let again = Stored::load(&RedbStore::open(&path).unwrap(), "us", true)
+    let again = Stored::load(&RedbStore::open(&path).unwrap(), "us", true, false)
         .await
         .unwrap();
     assert_eq!(

@@ -34,8 +34,28 @@ async fn what_a_controller_left_is_removed_by_its_name_alone() {
     let owner = old.owner();
     old.stop().await;
     lab.config.store = Some(lab.folder.path().join("new.redb"));
-    lab.config.mcst_pool = "10.201.0.0/16".parse().unwrap();
+
+    // Its store may be the wrong one: nobody is told that a group is gone, and none is created.
+    let (wrong, mut client) = lab.start().await;
+    let new = lab.given("new", &["h2", "h3"], 18);
+    let refused = client.create_group(new.clone()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    let reason =
+        "switch leaf0 has 1 of other controllers: start it with the store that knows them, or with --init";
+    assert!(refused.message().contains(reason), "{refused}");
+    let asked = |name: &str| v1::GetGroupRequest { group: name.into() };
+    let unknown = client.get_group(asked("old")).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::Unavailable, "{unknown}");
+    assert!(unknown.message().contains("is not known yet"), "{unknown}");
+    wrong.stop().await;
+
+    lab.config.init = true;
+    let (init, _) = lab.start().await;
+    init.stop().await;
+    lab.config.init = false;
     let (new, mut client) = lab.start().await;
+    let gone = client.get_group(asked("old")).await.unwrap_err();
+    assert_eq!(gone.code(), Code::NotFound, "{gone}");
     client
         .create_group(lab.given("new", &["h2", "h3"], 18))
         .await

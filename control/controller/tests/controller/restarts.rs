@@ -2,6 +2,9 @@
 
 use crate::common::ranks::Rank;
 use crate::common::{Events, Lab, PATIENCE, creation, destruction, reaches, start};
+use castnet_controller::store::content::{export, import};
+use castnet_controller::store::redb::{RedbStore, content};
+use castnet_controller::store::{Entry, Store, Write};
 use castnet_controller::{Checkpoint, Checkpoints, Config};
 use castnet_proto::v1;
 use castnet_proto::v1::GroupPhase::{Active, Degraded, Failed, Registered};
@@ -221,6 +224,83 @@ async fn a_restarted_switch_gets_its_groups_again() {
     };
     assert_eq!((psn("spine0"), psn("leaf0")), (None, Some(100)));
     assert_eq!(lab.switch("leaf0").changes(), ["+g.1"]);
+}
+
+/// A record of the store does not read: the others go on, and nothing is taken from the members of that group.
+#[tokio::test]
+async fn a_group_whose_record_does_not_read_is_set_apart() {
+    let lab = Lab::two_tiers().await;
+    let (controller, mut client) = lab.start().await;
+    client
+        .create_group(lab.given("g", &["h0", "h2"], 17))
+        .await
+        .unwrap();
+    client
+        .create_group(lab.given("k", &["h0", "h2"], 18))
+        .await
+        .unwrap();
+    controller.stop().await;
+    let store = RedbStore::open(lab.config.store.as_ref().unwrap()).unwrap();
+    let (key, entry) = store
+        .load()
+        .await
+        .unwrap()
+        .into_iter()
+        .find(|(key, _)| key.name == "g")
+        .unwrap();
+    let (was, version) = (entry.version, entry.version + 1);
+    let value = entry.value[..entry.value.len() / 2].to_vec();
+    let entry = Some(Entry { version, value });
+    store.commit([(key, Write { was, entry })].into()).await.unwrap();
+    store.close().await.unwrap();
+
+    let (controller, mut client) = lab.start().await;
+    reaches(&client, "k", Active).await;
+    let asked = v1::GetGroupRequest { group: "g".into() };
+    let unknown = client.get_group(asked).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::Unavailable, "{unknown}");
+    assert!(
+        unknown
+            .message()
+            .contains("its record in the store does not read"),
+        "{unknown}"
+    );
+    let taken = client
+        .create_group(lab.given("g", &["h1", "h3"], 19))
+        .await
+        .unwrap_err();
+    assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
+    // Its addresses are not free either.
+    let new = client
+        .create_group(lab.given("new", &["h1", "h3"], 19))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(new.group.unwrap().mcst_id, "10.200.0.3");
+    assert_eq!(lab.switch("leaf0").groups(), ["g.1", "k.1", "new.1"]);
+    controller.stop().await;
+
+    // What reads is saved; the group is given up with it.
+    let path = lab.config.store.as_ref().unwrap();
+    let (text, left_out) = export(&content(path).unwrap());
+    assert_eq!(left_out.len(), 1, "{left_out:?}");
+    assert!(
+        left_out[0]
+            .to_string()
+            .starts_with("groups/g: does not read: EOF"),
+        "{left_out:?}"
+    );
+    let store = RedbStore::open(path).unwrap();
+    import(&store, &text, true, 1).await.unwrap();
+    store.close().await.unwrap();
+    let (_controller, client) = lab.start().await;
+    reaches(&client, "k", Active).await;
+    let gone = async {
+        while lab.switch("leaf0").groups() != ["k.1", "new.1"] {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("it is removed");
 }
 
 #[tokio::test]

@@ -65,7 +65,10 @@ async fn what_is_written_is_read_after_reopening() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c.redb");
     let store = RedbStore::open(&path).unwrap();
-    assert_eq!(Stored::load(&store, "first", true).await.unwrap().owner, "first");
+    assert_eq!(
+        Stored::load(&store, "first", true, false).await.unwrap().owner,
+        "first"
+    );
     let (a, b) = (record("a"), record("b"));
     store.commit([put(0, &a), put(0, &b)].into()).await.unwrap();
     match RedbStore::open(&path) {
@@ -75,14 +78,14 @@ async fn what_is_written_is_read_after_reopening() {
     store.close().await.unwrap();
     assert!(matches!(store.load().await, Err(StoreError::Closed { .. })));
     let store = RedbStore::open(&path).unwrap();
-    let stored = Stored::load(&store, "second", true).await.unwrap();
+    let stored = Stored::load(&store, "second", true, false).await.unwrap();
     assert_eq!(stored.owner, "first", "who it is to the switches outlives it");
     assert_eq!(stored.groups, [a.clone(), b]);
     assert_eq!(stored.versions[&key("b")], 1);
     let remove = Write { was: 1, entry: None };
     store.commit([(key("b"), remove)].into()).await.unwrap();
     drop(store);
-    let stored = Stored::load(&RedbStore::open(&path).unwrap(), "third", true)
+    let stored = Stored::load(&RedbStore::open(&path).unwrap(), "third", true, false)
         .await
         .unwrap();
     assert_eq!(stored.groups.as_slice(), std::slice::from_ref(&a));
