@@ -3,6 +3,7 @@
 use castnet_proto::access::{Caller, Right, Role};
 use castnet_proto::convert::ExchangeCall;
 use castnet_proto::v1::{self, ExchangeAmong};
+use castnet_rules::HostEndpoint;
 
 use crate::core::Core;
 use crate::error::Refusal;
@@ -83,6 +84,31 @@ impl Core {
                 );
                 Err(caller.denied(what, rule).into())
             }
+        }
+    }
+
+    /// Refuses a host that takes the address of another one, or another spelling of its name: a certificate is one host. A machine that has got
+    /// another name has both in its certificate, or an operator forgets the old one.
+    pub(crate) fn check_itself(&self, caller: &Caller, endpoint: &HostEndpoint) -> Result<(), Refusal> {
+        let HostEndpoint { name: host, ip, .. } = endpoint;
+        if caller.role != Role::Host {
+            return Ok(());
+        }
+        let own = caller.peer.names.iter().flatten();
+        if let Some(name) = own.into_iter().find(|name| name.eq_ignore_ascii_case(host))
+            && name != host
+            && !self.facts.knows_host(host)
+        {
+            let (host, name) = (host.clone(), name.clone());
+            return Err(Refusal::OtherSpelling { host, name });
+        }
+        match self.facts.host_of(*ip, Some(host)) {
+            Some(other) if !caller.may_be(other) => Err(Refusal::AddressTaken {
+                field: "ip".into(),
+                ip: *ip,
+                host: other.into(),
+            }),
+            _ => Ok(()),
         }
     }
 

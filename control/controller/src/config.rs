@@ -19,6 +19,8 @@ use crate::tenants::Tenant;
 
 /// Default pool of McstIDs: 65,534 of them. No host may have an address of it.
 pub const DEFAULT_MCST_POOL: &str = "10.200.0.0/16";
+/// Default number of groups that a host may have created: a 64th of the default pool.
+const DEFAULT_HOST_GROUPS: u64 = 1024;
 /// Default latency of relays, in hundredths of a copy: as between network namespaces of a machine (docs/decisions/0022).
 pub(crate) const DEFAULT_RELAY_LATENCY: u32 = 1000;
 /// Default address of a controller.
@@ -37,6 +39,9 @@ pub struct Config {
     pub audit_log: Option<PathBuf>,
     /// Those who share the fabric, with their quotas.
     pub tenants: Vec<Tenant>,
+    /// Maximum number of groups that a host has created, if it has no tenant; each lane counts. A host is who calls with a certificate that
+    /// is in no list of `roles`.
+    pub host_groups: u64,
     /// The switches.
     pub switches: Vec<SwitchConfig>,
     /// The fabric; `None`: from the switches' reports.
@@ -114,6 +119,7 @@ impl Config {
             roles: Roles::default(),
             audit_log: None,
             tenants: Vec::new(),
+            host_groups: DEFAULT_HOST_GROUPS,
             switches,
             topology: None,
             // A private range that is rarely in use.
@@ -147,6 +153,7 @@ impl Config {
     /// socket_group = "castnet"              # who may connect, where listen is unix:; left out: the owner
     /// socket_mode = "0660"                  # the default with a group
     /// roles = { operators = ["ops.example"], read_only = ["grafana.example"] }    # others with a certificate are hosts
+    /// host_groups = 1024                    # the default: groups that a host without a tenant may have created
     /// timeouts = { switch_ms = 5000, host_ms = 15000, reconcile_ms = 10000, link_ms = 5000 }
     ///
     /// [[switches]]
@@ -244,6 +251,10 @@ impl Config {
                 Some(())
             });
             config.tenants = t.items("tenants", "a list of tenants: [[tenants]]", Tenant::read);
+            let host_groups = t.get("host_groups", |v| {
+                v.number(0..=u64::MAX, "is no number of groups")
+            });
+            config.host_groups = host_groups.unwrap_or(config.host_groups);
             config.switches = t.items("switches", "a list of switches: [[switches]]", |v| {
                 let t = v.table("a switch: [[switches]]")?;
                 let name = t.need("name", "a name in quotes", |v| v.accept(name_of(v.text()?)));

@@ -97,6 +97,18 @@ pub(crate) enum Refusal {
         more: String,
     },
     #[error(
+        "host {host:?} may have created {quota} groups, has {used}, and this one needs {more}: an operator gives it a tenant, or more \
+         host_groups"
+    )]
+    HostQuota {
+        host: String,
+        quota: u64,
+        used: u64,
+        more: u64,
+    },
+    #[error("host {host:?} is not known; the certificate of the caller has the name {name:?}: use this one")]
+    OtherSpelling { host: String, name: String },
+    #[error(
         "tenant {tenant:?} may have {quota}b/s of bandwidth for all its groups, so each of them needs a rate limit: give it one \
          (--rate), or name one for all in the controller's configuration (group_bandwidth)"
     )]
@@ -202,6 +214,8 @@ impl Refusal {
             Self::McstIdNotOwn { .. } => (Code::InvalidArgument, "mcst_id"),
             Self::PoolExhausted { .. } => (Code::ResourceExhausted, "mcst_id"),
             Self::Quota { .. } => (Code::ResourceExhausted, "tenant"),
+            Self::HostQuota { .. } => (Code::ResourceExhausted, "host_groups"),
+            Self::OtherSpelling { .. } => (Code::InvalidArgument, "host"),
             Self::NoRateLimit { .. } => (Code::InvalidArgument, "rate_limit"),
             Self::NotTakenIn { .. } => (Code::FailedPrecondition, "group"),
             Self::NotNow { field, .. } => (Code::FailedPrecondition, field),

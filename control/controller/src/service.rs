@@ -181,6 +181,9 @@ impl Controller for Service {
         caller.check_host(&host, "join")?;
         let join = |core: &mut Locked<'_>| {
             core.check_member(&caller, &group, "join")?;
+            if let Some(end) = ends.first() {
+                core.check_itself(&caller, end)?;
+            }
             let how = HowToJoin {
                 lease,
                 from_next_message,
@@ -355,7 +358,11 @@ impl Controller for Service {
         let caller = Caller::of(&request)?;
         caller.concerns(&host.name);
         caller.check_host(&host.name, "register")?;
-        self.stored(|core| core.register(&host)).await?;
+        let register = |core: &mut Locked<'_>| {
+            core.check_itself(&caller, &host)?;
+            core.register(&host)
+        };
+        self.stored(register).await?;
         self.read(|core| {
             let known = view::host(core, &host.name);
             let host = Some(known.ok_or_else(|| Invalid::missing("name", "a host"))?);
@@ -430,6 +437,7 @@ impl Controller for Service {
         self.shared.lists().await;
         let init = |core: &mut Locked<'_>| {
             core.check_rank(&caller, &join.job, join.rank.into(), "join")?;
+            core.check_itself(&caller, &join.endpoint)?;
             core.init(join, caller.identity())
         };
         let mut attendance = self.stored(init).await?;

@@ -141,6 +141,8 @@ struct Indexes {
     by_switch: BTreeMap<String, BTreeSet<String>>,
     own: BTreeMap<String, Usage>,
     tenants: BTreeMap<String, Quotas>,
+    /// Number of groups by owner. Each lane counts as a group.
+    owners: HashMap<String, u64>,
     load: load::Index,
     queue_pairs: HashMap<(Ipv4Addr, Qpn), Vec<Holder>>,
     /// Groups by host, with the number of its members or ranks there.
@@ -236,6 +238,11 @@ impl Groups {
         self.indexes.tenants.get(tenant).copied().unwrap_or_default()
     }
 
+    /// The number of groups of an owner. Each lane counts as a group.
+    pub(crate) fn owned_by(&self, owner: &str) -> u64 {
+        self.indexes.owners.get(owner).copied().unwrap_or_default()
+    }
+
     /// Our usage of a switch, without group `but`.
     pub(crate) fn own(&self, switch: &str, but: Option<&str>) -> Usage {
         let mut own = self.indexes.own.get(switch).copied().unwrap_or_default();
@@ -298,6 +305,13 @@ impl Indexes {
                 self.tenants.remove(tenant);
             }
         }
+        if let Some((owner, lanes)) = footprint.owner {
+            let owned = self.owners.entry(owner.into()).or_default();
+            *owned = count(*owned, lanes, add);
+            if *owned == 0 {
+                self.owners.remove(owner);
+            }
+        }
         self.load.set(&footprint.load, add);
         for (queue_pair, host) in &footprint.queue_pairs {
             let holders = self.queue_pairs.entry(*queue_pair).or_default();
@@ -347,6 +361,8 @@ struct Footprint<'r> {
     switches: BTreeSet<&'r str>,
     own: BTreeMap<&'r str, Usage>,
     tenant: Option<(&'r str, Quotas)>,
+    /// With the number of lanes.
+    owner: Option<(&'r str, u64)>,
     load: Load,
     queue_pairs: Vec<((Ipv4Addr, Qpn), &'r str)>,
     /// Of all members and ranks.
@@ -365,6 +381,7 @@ impl<'r> Footprint<'r> {
         part(&mut self.switches, &mut other.switches);
         part(&mut self.own, &mut other.own);
         part(&mut self.tenant, &mut other.tenant);
+        part(&mut self.owner, &mut other.owner);
         part(&mut self.load, &mut other.load);
         // A member that joins or leaves changes only its own.
         fn ends<T: PartialEq>(one: &mut Vec<T>, other: &mut Vec<T>) {
@@ -401,6 +418,7 @@ impl<'r> Footprint<'r> {
                 .filter_map(|s| Some((s.as_str(), usage(record, s)?)))
                 .collect(),
             tenant: (!record.tenant.is_empty()).then(|| (record.tenant.as_str(), Quotas::of(record))),
+            owner: Some((record.owner.as_str(), lanes.into())),
             load: load.collect(),
             ..Self::of_members(record)
         }

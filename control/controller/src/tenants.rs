@@ -1,5 +1,6 @@
 //! Tenants, who share the fabric: how many groups and slots and how much bandwidth each may have.
 
+use castnet_proto::transport::Address;
 use castnet_rules::{BitRate, RATE_TEXT, RateLimit};
 use castnet_toml_reader::Value;
 
@@ -101,6 +102,16 @@ impl Config {
         tenant.map(|tenant| tenant.name.clone()).unwrap_or_default()
     }
 
+    /// Whether an owner of groups is a host, by its certificate.
+    fn is_host(&self, owner: &str) -> bool {
+        let is_operator = self
+            .roles
+            .operators
+            .iter()
+            .any(|name| name.eq_ignore_ascii_case(owner));
+        matches!(self.listen, Address::Tcp { tls: true, .. }) && !is_operator
+    }
+
     /// Sets the tenant of a new group, and its rate limit if it has none and the tenant has a default.
     pub(crate) fn assign_tenant(&self, record: &mut Record) {
         record.tenant = self.tenant_of(record);
@@ -111,9 +122,19 @@ impl Config {
 }
 
 impl Core {
-    /// Refuses a group that exceeds a quota of its tenant.
+    /// Refuses a group that exceeds a quota of its tenant; without a tenant, that of the host that creates it.
     pub(crate) fn check_quotas(&self, config: &Config, record: &Record) -> Result<(), Refusal> {
         let Some(tenant) = config.tenants.iter().find(|tenant| tenant.name == record.tenant) else {
+            let (used, more) = (self.groups.owned_by(&record.owner), record.lanes().into());
+            if config.is_host(&record.owner) && used + more > config.host_groups {
+                let (host, quota) = (record.owner.clone(), config.host_groups);
+                return Err(Refusal::HostQuota {
+                    host,
+                    quota,
+                    used,
+                    more,
+                });
+            }
             return Ok(());
         };
         if let (Some(quota), None) = (tenant.bandwidth, record.rate_limit) {

@@ -20,6 +20,10 @@ struct Tls {
 
 impl Tls {
     async fn new() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    async fn with(change: impl FnOnce(&mut Config)) -> Self {
         let mut lab = Lab::new(Topology::star(4).unwrap()).await;
         let authority = Authority::new();
         lab.config = Config {
@@ -32,6 +36,7 @@ impl Tls {
             },
             ..lab.config
         };
+        change(&mut lab.config);
         let controller = Controller::start(lab.config.clone()).await.unwrap();
         let at = controller.address().unwrap();
         let operator = authority.client(lab.folder.path(), at, &["ops"]).await;
@@ -264,6 +269,91 @@ async fn a_job_is_made_of_the_ranks_of_its_hosts() {
     }
     crate::common::ranks::vanishes(&tls.operator, "job").await;
     drop((first, second));
+}
+
+fn registration(lab: &Lab, name: &str, of: &str) -> v1::RegisterHostRequest {
+    let known = lab.topology.host(of).unwrap();
+    v1::RegisterHostRequest {
+        name: name.into(),
+        ip: known.ip.unwrap().to_string(),
+        mac: castnet_wire::MacAddr(known.mac.unwrap()).to_string(),
+    }
+}
+
+/// Also where no topology file says which host has which address.
+#[tokio::test]
+async fn a_host_has_one_name_and_nobody_takes_its_address() {
+    let tls = Tls::with(|config| config.topology = None).await;
+    let lab = &tls.lab;
+    let (mut h1, mut h2) = (tls.client(&["H1", "old"]).await, tls.client(&["h2"]).await);
+    h1.register_host(registration(lab, "h1", "h1")).await.unwrap();
+    for (name, code) in [("h2", Code::AlreadyExists), ("H2", Code::InvalidArgument)] {
+        let refused = h2.register_host(registration(lab, name, "h1")).await.unwrap_err();
+        assert_eq!(refused.code(), code, "{refused}");
+    }
+    let refused = h2.register_host(registration(lab, "H2", "h2")).await.unwrap_err();
+    assert!(
+        refused.message().contains("has the name \"h2\": use this one"),
+        "{refused}"
+    );
+    let mut job = lab.rank("job", 2, 4, 0x12);
+    job.connection = Some(lab.connection("h1", 0x12));
+    let refused = h2.init_group(job).await.unwrap_err();
+    assert_eq!(refused.code(), Code::AlreadyExists, "{refused}");
+    h2.register_host(registration(lab, "h2", "h2")).await.unwrap();
+    // A machine that has got another name, and an operator.
+    h1.register_host(registration(lab, "old", "h1")).await.unwrap();
+    let mut operator = tls.operator.clone();
+    operator
+        .register_host(registration(lab, "h1", "h1"))
+        .await
+        .unwrap();
+    let hosts = operator
+        .list_hosts(v1::ListHostsRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .hosts;
+    let names: Vec<String> = hosts.into_iter().map(|host| host.name).collect();
+    assert_eq!(names, ["h1", "h2"]);
+}
+
+#[tokio::test]
+async fn no_host_takes_all_groups() {
+    let tls = Tls::with(|config| config.host_groups = 3).await;
+    let lab = &tls.lab;
+    let (h0, h1) = (tls.client(&["h0"]).await, tls.client(&["h1"]).await);
+    let job = |name: &str, rank, lanes: u32| {
+        let mut job = lab.rank(name, rank, 2, 0x10);
+        job.settings = Some(v1::CollectiveSettings {
+            lanes,
+            ..Default::default()
+        });
+        let more = (1..lanes).map(|lane| v1::LaneConnection {
+            qpn: 0x10 + lane,
+            memory: None,
+        });
+        job.connection.as_mut().unwrap().more_lanes = more.collect();
+        job
+    };
+    let first = Rank::join(&h0, job("a", 0, 2)).await;
+    let mut more = job("b", 0, 2);
+    more.connection.as_mut().unwrap().qpn = 0x20;
+    more.connection.as_mut().unwrap().more_lanes[0].qpn = 0x21;
+    let refused = h0.clone().init_group(more).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    let reason = "host \"h0\" may have created 3 groups, has 2, and this one needs 2";
+    assert!(refused.message().contains(reason), "{refused}");
+    let other = Rank::join(&h1, job("c", 1, 2)).await;
+    // An operator is no host.
+    for name in ["d", "e", "f", "g"] {
+        tls.operator
+            .clone()
+            .create_group(creation(name, &["h0", "h1"]))
+            .await
+            .unwrap();
+    }
+    drop((first, other));
 }
 
 #[tokio::test]

@@ -15,6 +15,8 @@ use crate::error::Refusal;
 
 /// Maximum bytes of all waiting blobs.
 const WAITING_BYTES_MAX: usize = 256 << 20;
+/// The same of those of a host, which must not keep others out.
+const WAITING_BYTES_OF_HOST_MAX: usize = WAITING_BYTES_MAX / 8;
 type Blobs = Arc<Vec<Vec<u8>>>;
 /// Name of the job or the group, between whom it is, and number of the round.
 type Key = (String, ExchangeAmong, u64);
@@ -27,6 +29,8 @@ pub(crate) struct Exchanges(Arc<Mutex<Open>>);
 struct Open {
     rounds: BTreeMap<Key, Round>,
     bytes: usize,
+    /// Of each host that has some, by its identity.
+    by_host: BTreeMap<String, usize>,
     calls: u64,
 }
 
@@ -46,6 +50,38 @@ struct Blob {
     call: u64,
     caller: Arc<Caller>,
     bytes: Vec<u8>,
+}
+
+impl Open {
+    /// Refuses a blob for which there is no room.
+    fn check_room(&self, caller: &Caller, more: usize) -> Result<(), Refusal> {
+        let of_host = self.by_host.get(caller.identity()).copied().unwrap_or_default();
+        let limits = [
+            (self.bytes, WAITING_BYTES_MAX),
+            (of_host, WAITING_BYTES_OF_HOST_MAX),
+        ];
+        match limits.into_iter().find(|(bytes, max)| bytes + more > *max) {
+            Some((_, bytes)) => Err(Refusal::ExchangesFull { bytes }),
+            None => Ok(()),
+        }
+    }
+
+    fn add(&mut self, blob: &Blob) {
+        self.bytes += blob.bytes.len();
+        if blob.caller.role == Role::Host {
+            *self.by_host.entry(blob.caller.identity().into()).or_default() += blob.bytes.len();
+        }
+    }
+
+    fn end(&mut self, blob: &Blob) {
+        self.bytes -= blob.bytes.len();
+        if let Some(bytes) = self.by_host.get_mut(blob.caller.identity()) {
+            *bytes -= blob.bytes.len();
+            if *bytes == 0 {
+                self.by_host.remove(blob.caller.identity());
+            }
+        }
+    }
 }
 
 /// A rank's part in a round: taken back if dropped before the round is complete.
@@ -112,11 +148,7 @@ impl Exchanges {
             let what = format!("exchange as rank {} of job {:?}", call.rank, key.0);
             return Err(caller.denied(what, "another host has called as this rank").into());
         }
-        if open.bytes + call.blob.len() > WAITING_BYTES_MAX {
-            return Err(Refusal::ExchangesFull {
-                bytes: WAITING_BYTES_MAX,
-            });
-        }
+        open.check_room(&caller, call.blob.len())?;
         open.calls += 1;
         let number = open.calls;
         let round = open.rounds.entry(key.clone()).or_insert_with(|| Round {
@@ -126,21 +158,22 @@ impl Exchanges {
             done: watch::Sender::new(None),
         });
         let done = round.done.subscribe();
-        open.bytes += call.blob.len();
-        // A rank that calls again has lost its first call: the newer blob counts.
         let blob = Blob {
             call: number,
             caller,
             bytes: call.blob,
         };
-        if let Some(old) = round.blobs.insert(call.rank, blob) {
-            open.bytes -= old.bytes.len();
+        // A rank that calls again has lost its first call: the newer blob counts.
+        let old = round.blobs.remove(&call.rank);
+        let is_complete = round.blobs.len() + 1 == usize::from(round.size);
+        open.add(&blob);
+        old.iter().for_each(|old| open.end(old));
+        if let Some(round) = open.rounds.get_mut(&key) {
+            round.blobs.insert(call.rank, blob);
         }
-        if round.blobs.len() == usize::from(round.size)
-            && let Some(complete) = open.rounds.remove(&key)
-        {
-            let blobs: Vec<Vec<u8>> = complete.blobs.into_values().map(|blob| blob.bytes).collect();
-            open.bytes -= blobs.iter().map(Vec::len).sum::<usize>();
+        if is_complete && let Some(complete) = open.rounds.remove(&key) {
+            complete.blobs.values().for_each(|blob| open.end(blob));
+            let blobs = complete.blobs.into_values().map(|blob| blob.bytes).collect();
             complete.done.send_replace(Some(Arc::new(blobs)));
         }
         let part = Part {
@@ -170,10 +203,10 @@ impl Drop for Part {
         if round.blobs.get(&self.rank).is_some_and(|b| b.call == self.call)
             && let Some(blob) = round.blobs.remove(&self.rank)
         {
-            open.bytes -= blob.bytes.len();
-        }
-        if round.blobs.is_empty() {
-            open.rounds.remove(&self.key);
+            if round.blobs.is_empty() {
+                open.rounds.remove(&self.key);
+            }
+            open.end(&blob);
         }
     }
 }
@@ -205,6 +238,31 @@ mod tests {
             timeout: Duration::from_secs(60),
             secret: Vec::new(),
         }
+    }
+
+    #[tokio::test]
+    async fn a_host_does_not_keep_others_out() {
+        let exchanges = Exchanges::default();
+        let blob = vec![0; 1 << 20];
+        let mut parts = Vec::new();
+        let put = |host, round| exchanges.put(call(0, 2, round, &blob), caller(host));
+        for round in 0..32 {
+            parts.push(put(Some("h9"), round).unwrap());
+        }
+        let refused = put(Some("h9"), 32).map(drop).unwrap_err();
+        assert!(
+            matches!(refused, Refusal::ExchangesFull { bytes } if bytes == 32 << 20),
+            "{refused}"
+        );
+        // The newer blob of a call counts, and what has ended does not.
+        let again = put(Some("h9"), 0);
+        assert!(again.is_err(), "both count until the first has ended");
+        parts.push(put(Some("h1"), 33).unwrap());
+        drop(parts);
+        parts = vec![put(Some("h9"), 0).unwrap()];
+        drop(parts);
+        let open = exchanges.0.lock();
+        assert_eq!((open.bytes, open.by_host.len(), open.rounds.len()), (0, 0, 0));
     }
 
     #[tokio::test]
