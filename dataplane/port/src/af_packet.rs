@@ -15,33 +15,38 @@
 //!   in vain. This needs Linux 6.6 and CAP_NET_ADMIN.
 //! - One thread receives. Each sending thread has its own socket.
 //! - The port follows changes of the interface's MTU up to the MTU at opening, which sizes the slots of the ring.
+//! - The interface may be deleted, renamed and made again: [`InterfaceWatch`] moves the port to the interface that has its
+//!   name. The port keeps its Ethernet address, which is in rules, routes and tables of its neighbours.
 
+mod attachment;
 mod cut;
 mod join;
+mod reattach;
+mod sockets;
 mod stack;
 mod sys;
 mod transmit;
+mod watch;
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arrayvec::ArrayVec;
 use castnet_wire::{Batch, DropReason, FrameBuf, MacAddr, Nanos};
-use nix::net::if_::if_nametoindex;
 
-use crate::checksum;
 use crate::pool::{Pool, PoolBuf};
 use crate::port::{
     Port, PortDevice, PortLink, PortStats, RingUse, Segmentation, Sides, fits_from, frame_max,
 };
-use crate::sleep::Sleeper;
+use crate::sleep::{Sleeper, WakeFile};
 use crate::spec::OpenError;
-use cut::{Cutter, VNET_HEADER};
-use stack::RoceFilter;
-use sys::RxRing;
-use transmit::{Pieces, SEND_MAX, Transmitter};
+pub use attachment::Detached;
+pub use reattach::Reattach;
+use sockets::{Interface, Receiver, Sockets};
+use transmit::{Pieces, SEND_MAX};
+pub use watch::InterfaceWatch;
 
 /// Default capacities in frames of a switch port.
 const RX_FRAMES: usize = 1024;
@@ -106,79 +111,20 @@ impl AfPacketSpec {
     /// # Errors
     /// The interface does not exist, the process has no permission, or the kernel rejected a step of the setup.
     pub fn open(&self, pool: &Pool, sides: Sides) -> Result<AfPacketPort, OpenError> {
-        let step = |step: &'static str, hint: &'static str| {
-            move |source: io::Error| match source.raw_os_error() {
-                Some(libc::ENODEV | libc::ENXIO) => OpenError::NoSuchInterface(self.interface.clone()),
-                Some(libc::EPERM | libc::EACCES) => OpenError::NoPermission {
-                    interface: self.interface.clone(),
-                },
-                _ => OpenError::SetUp {
-                    interface: self.interface.clone(),
-                    step,
-                    source,
-                    hint,
-                },
-            }
-        };
-        let index = if_nametoindex(self.interface.as_str())
-            .map_err(|_| OpenError::NoSuchInterface(self.interface.clone()))?;
-        let general = "is AF_PACKET in this kernel, and is this an Ethernet interface?";
-        let memory = "take smaller rings (rx=, tx=), or free memory";
-
-        let control = sys::packet_socket().map_err(step("socket", general))?;
-        let mac = sys::mac(&control, &self.interface).map_err(step("read the address", general))?;
-        let mtu = sys::mtu(&control, &self.interface).map_err(step("read the MTU", general))?;
+        let interface = Interface::find(self)?;
+        let (mac, mtu) = (interface.mac, interface.mtu);
         let mtu = mtu.min(pool.frame_max().saturating_sub(frame_max(0)));
-
-        let rx = if sides.receives() {
-            if !self.keep_offloads {
-                // An interface without this offload returns an error, which does not matter.
-                let _ = set_offloads(&self.interface, &[Offload::Receive], false);
-            }
-            let fd = sys::packet_socket().map_err(step("socket", general))?;
-            sys::set_option(&fd, libc::PACKET_IGNORE_OUTGOING, &1)
-                .map_err(step("ignore outgoing frames", "needs Linux 4.20 or newer"))?;
-            let ring = RxRing::new(fd, self.rx_frames.unwrap_or(RX_FRAMES), frame_max(mtu))
-                .map_err(step("map the receive ring", memory))?;
-            sys::bind(ring.file(), index, true).map_err(step("bind", general))?;
-            if self.promiscuous {
-                sys::promiscuous(ring.file(), index).map_err(step("promiscuous mode", general))?;
-            }
-            Some(Receiver {
-                ring,
-                cutter: Cutter::new(),
-                unread: 0,
-            })
-        } else {
-            None
-        };
-        // Optional: without the filter the kernel only does unnecessary work.
-        let roce_filter = (rx.is_some() && !self.share_roce)
-            .then(|| RoceFilter::new(index).ok())
-            .flatten();
-
-        let fd = sys::packet_socket().map_err(step("socket", general))?;
-        if self.qdisc_bypass {
-            sys::set_option(&fd, libc::PACKET_QDISC_BYPASS, &1).map_err(step(
-                "bypass the queueing discipline",
-                "or open it with bypass=no",
-            ))?;
-        }
-        let waiting = self.tx_frames.unwrap_or(TX_FRAMES) * frame_max(mtu);
-        sys::send_buffer(&fd, waiting.max(SEND_BUFFER_MIN));
-        sys::bind(&fd, index, false).map_err(step("bind", general))?;
-        let tx = Transmitter::new(fd, self.segmentation).map_err(step("send super-frames", general))?;
-
+        let sockets = Sockets::open(self, sides, interface, mtu, mac)?;
+        let reattach = Reattach::new(self.clone(), sides, mtu, mac, sockets.control.clone());
         Ok(AfPacketPort {
             interface: self.interface.clone(),
-            control,
             mac,
             mtu,
             mtu_max: mtu,
             next_mtu_check: Nanos::ZERO,
-            rx,
-            tx,
-            roce_filter,
+            file: WakeFile::new(sockets.file()),
+            sockets: Some(Box::new(sockets)),
+            reattach: Arc::new(reattach),
             arena: vec![0; SEND_MAX * frame_max(mtu).max(IN_PLACE_MIN)].into(),
             unsent: ArrayVec::new(),
             pool: pool.clone(),
@@ -192,15 +138,15 @@ impl AfPacketSpec {
 #[derive(Debug)]
 pub struct AfPacketPort {
     interface: String,
-    control: OwnedFd,
     mac: MacAddr,
     mtu: usize,
     /// The MTU that the slots of the ring are sized for.
     mtu_max: usize,
     next_mtu_check: Nanos,
-    rx: Option<Receiver>,
-    tx: Transmitter,
-    roce_filter: Option<RoceFilter>,
+    /// `None` while there is no interface with the port's name.
+    sockets: Option<Box<Sockets>>,
+    reattach: Arc<Reattach>,
+    file: WakeFile,
     /// Memory for frames that are built in place, one behind another.
     arena: Box<[u8]>,
     /// Frames in it that could not be sent yet.
@@ -214,12 +160,17 @@ pub struct AfPacketPort {
 impl AfPacketPort {
     /// Returns true if RoCE frames are hidden from the kernel's IP stack.
     pub fn hides_roce(&self) -> bool {
-        self.roce_filter.is_some()
+        self.sockets.as_ref().is_some_and(|s| s.roce_filter.is_some())
+    }
+
+    fn receiver(&self) -> Option<&Receiver> {
+        self.sockets.as_ref()?.rx.as_ref()
     }
 
     fn device(&self) -> PortDevice {
-        let (driver, bus) = sys::driver(&self.control, &self.interface)
-            .unwrap_or_else(|_| ("af_packet".to_owned(), String::new()));
+        let known = self.sockets.as_ref();
+        let known = known.and_then(|s| sys::driver(&s.control, &self.interface).ok());
+        let (driver, bus) = known.unwrap_or_else(|| ("af_packet".to_owned(), String::new()));
         PortDevice {
             speed_mbps: self.speed_mbps(),
             numa_node: numa_node(&bus),
@@ -230,15 +181,44 @@ impl AfPacketPort {
 
     /// Reads the interface's MTU and applies it up to the limit of the rings.
     fn update_mtu(&mut self) {
-        if let Ok(mtu) = sys::mtu(&self.control, &self.interface) {
+        if let Some(sockets) = &self.sockets
+            && let Ok(mtu) = sys::mtu(&sockets.control, &self.interface)
+            && sockets.are_on(&self.interface)
+        {
             self.mtu = mtu.min(self.mtu_max);
         }
+    }
+
+    /// Replaces the sockets by those that another thread has opened. That thread closes the old ones. What waits in them is lost.
+    #[cold]
+    fn exchange_sockets(&mut self) {
+        let reattach = self.reattach.clone();
+        reattach.exchange(|sockets| {
+            let old = std::mem::replace(&mut self.sockets, sockets);
+            self.file.set(self.sockets.as_ref().and_then(|s| s.file()));
+            if let Some(old) = &old {
+                self.stats.tx_gso += old.tx.joined();
+            }
+            if let Some(rx) = old.as_ref().and_then(|old| old.rx.as_ref()) {
+                let (missed, unread) = rx.missed();
+                let waiting = rx.ring.usage().used as u64;
+                self.missed
+                    .fetch_add(missed + unread + waiting, Ordering::Relaxed);
+            }
+            old
+        });
+        self.stats.drops[DropReason::PortDown] += self.unsent.len() as u64;
+        self.unsent.clear();
+        self.update_mtu();
     }
 
     /// Sends frames. An error has the number of those that were sent or dropped; the others cannot be sent now.
     fn send_frames(&mut self, frames: &[Pieces<'_>]) -> Result<(), (usize, DropReason)> {
         let (stats, mut was_too_long) = (&mut self.stats, false);
-        let result = self.tx.send(frames, &mut |index, sent| {
+        let Some(sockets) = &mut self.sockets else {
+            return Err((0, DropReason::PortDown));
+        };
+        let result = sockets.tx.send(frames, &mut |index, sent| {
             was_too_long |= sent == Err(DropReason::TooLong);
             stats.count_send(frames[index].iter().map(|p| p.len()).sum(), sent);
         });
@@ -307,72 +287,6 @@ fn check_length(head: &[u8], length: usize, mtu: usize) -> Result<(), DropReason
     Ok(())
 }
 
-/// The receiving side: a ring, and the super-frame that is being taken apart.
-#[derive(Debug)]
-struct Receiver {
-    ring: RxRing,
-    cutter: Cutter,
-    /// Packets that the kernel could not keep because too many super-frames waited.
-    unread: u64,
-}
-
-impl Receiver {
-    /// Passes the next packet in up to three pieces to `with`. Returns the reason if a frame must be dropped.
-    fn next<T>(&mut self, with: impl FnOnce(&[&[u8]]) -> T) -> Option<Result<T, DropReason>> {
-        while self.cutter.is_empty() {
-            let mut received = self.ring.next()?;
-            if received.vnet_header().is_single() && !received.is_copied() {
-                return Some(take(received, with));
-            }
-            if let Err(reason) = load(received, &mut self.cutter, &mut self.unread) {
-                return Some(Err(reason));
-            }
-        }
-        self.cutter.next().map(|packet| Ok(with(&[packet])))
-    }
-
-    fn is_ready(&self) -> bool {
-        !self.cutter.is_empty() || !self.ring.is_empty()
-    }
-}
-
-/// Moves a frame that is a super-frame, or longer than its slot, to `cutter`.
-fn load(mut received: sys::Received<'_>, cutter: &mut Cutter, unread: &mut u64) -> Result<(), DropReason> {
-    let (header, tag, length) = (received.vnet_header(), received.vlan(), received.wire_length());
-    let buffer = cutter.buffer();
-    if received.is_copied() {
-        let read = received.copy_to(buffer).unwrap_or(0);
-        if read != VNET_HEADER + length {
-            return Err(DropReason::TooLong);
-        }
-    } else {
-        let bytes = received.bytes();
-        if bytes.len() < length {
-            *unread += header.packets(length);
-            return Ok(());
-        }
-        buffer[VNET_HEADER..VNET_HEADER + length].copy_from_slice(bytes);
-    }
-    cutter.start(header, length, tag)
-}
-
-/// Passes one received frame in up to three pieces to `with`. Returns the reason if the frame must be dropped.
-fn take<T>(mut received: sys::Received<'_>, with: impl FnOnce(&[&[u8]]) -> T) -> Result<T, DropReason> {
-    let (wire_length, vlan, lacks_checksum) =
-        (received.wire_length(), received.vlan(), received.lacks_checksum());
-    let bytes = received.bytes();
-    if bytes.len() < wire_length {
-        return Err(DropReason::TooLong);
-    }
-    if lacks_checksum {
-        checksum::complete(bytes);
-    }
-    Ok(match (vlan, bytes.split_at_checked(12)) {
-        (Some(tag), Some((addresses, rest))) => with(&[addresses, &tag, rest]),
-        _ => with(&[bytes]),
-    })
-}
-
 /// A buffer is free, so an allocation can fail only because the frame is too long.
 fn into_buffer(pool: &Pool, pieces: &[&[u8]]) -> Result<PoolBuf, DropReason> {
     let frame = match pieces {
@@ -386,7 +300,9 @@ impl Port for AfPacketPort {
     type Buf = PoolBuf;
 
     fn receive(&mut self, batch: &mut Batch<PoolBuf>) {
-        let Some(receiver) = &mut self.rx else { return };
+        let Some(receiver) = self.sockets.as_mut().and_then(|s| s.rx.as_mut()) else {
+            return;
+        };
         while !batch.is_full() && self.pool.has_capacity() {
             let Some(received) = receiver.next(|pieces| into_buffer(&self.pool, pieces)) else {
                 break;
@@ -402,7 +318,9 @@ impl Port for AfPacketPort {
     }
 
     fn receive_with(&mut self, scratch: &mut [u8], with: &mut dyn FnMut(&[u8])) -> usize {
-        let Some(receiver) = &mut self.rx else { return 0 };
+        let Some(receiver) = self.sockets.as_mut().and_then(|s| s.rx.as_mut()) else {
+            return 0;
+        };
         let mut count = 0;
         while count < BATCH
             && let Some(length) = receiver.next(|pieces| match pieces {
@@ -508,47 +426,51 @@ impl Port for AfPacketPort {
     }
 
     fn is_up(&self) -> bool {
-        sys::is_up(&self.control, &self.interface).unwrap_or(false)
+        self.sockets.as_ref().is_some_and(|sockets| {
+            sys::is_up(&sockets.control, &self.interface).unwrap_or(false) && sockets.are_on(&self.interface)
+        })
     }
 
     fn stats(&self) -> PortStats {
-        let (now, unread) = self
-            .rx
-            .as_ref()
-            .map_or((0, 0), |rx| (rx.ring.missed(), rx.unread));
+        let (now, unread) = self.receiver().map_or((0, 0), Receiver::missed);
         let rx_missed = self.missed.fetch_add(now, Ordering::Relaxed) + now + unread;
         PortStats {
             rx_missed,
-            tx_gso: self.tx.joined(),
+            tx_gso: self.stats.tx_gso + self.sockets.as_ref().map_or(0, |s| s.tx.joined()),
             ..self.stats
         }
     }
 
     fn ready(&self) -> bool {
-        self.rx.as_ref().is_some_and(Receiver::is_ready)
+        self.receiver().is_some_and(Receiver::is_ready)
     }
 
     fn receive_ring(&self) -> Option<RingUse> {
-        self.rx.as_ref().map(|rx| rx.ring.usage())
+        self.receiver().map(|rx| rx.ring.usage())
     }
 
     /// Memory of the kernel for frames in the queueing discipline and in the ring of the device: more than the bytes of the frames. A
     /// veth pair has no queue.
     fn backlog(&self) -> Option<u64> {
-        self.tx.backlog()
+        self.sockets.as_ref()?.tx.backlog()
     }
 
     fn speed_mbps(&self) -> Option<u32> {
-        sys::speed_mbps(&self.control, &self.interface)
+        sys::speed_mbps(&self.sockets.as_ref()?.control, &self.interface)
     }
 
     fn segmentation(&self) -> Segmentation {
-        self.tx.segmentation()
+        let sockets = self.sockets.as_ref();
+        sockets.map_or(Segmentation::None, |s| s.tx.segmentation())
+    }
+
+    fn reattach(&self) -> Option<Arc<Reattach>> {
+        Some(self.reattach.clone())
     }
 
     fn attach(&mut self, sleeper: &mut Sleeper) -> io::Result<()> {
-        match &self.rx {
-            Some(rx) => sleeper.add_file(rx.ring.file().clone()),
+        match self.receiver() {
+            Some(_) => sleeper.add_wake_file(self.file.clone()),
             None => Ok(()),
         }
     }
@@ -558,12 +480,17 @@ impl Port for AfPacketPort {
     }
 
     fn poll(&mut self, now: Nanos) {
+        if self.reattach.is_offered() {
+            self.exchange_sockets();
+        }
         // What is left is tried again by the next call.
         let _ = self.send_unsent();
         if now >= self.next_mtu_check {
             self.next_mtu_check = now + MTU_INTERVAL;
             self.update_mtu();
-            self.tx.resume();
+            if let Some(sockets) = &mut self.sockets {
+                sockets.tx.resume();
+            }
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use castnet_wire::{Batch, DropReason, Drops, FrameBuf, MacAddr, Nanos, counters};
 
+use crate::af_packet::Reattach;
 use crate::pool::PoolBuf;
 use crate::sleep::Sleeper;
 use crate::steer::FlowTable;
@@ -133,6 +134,11 @@ pub trait Port {
     fn flow_table(&self) -> Option<Arc<dyn FlowTable>> {
         None
     }
+
+    /// For [`InterfaceWatch`](crate::InterfaceWatch): moves this side of the port to another interface. `None` if the port has none.
+    fn reattach(&self) -> Option<Arc<Reattach>> {
+        None
+    }
 }
 
 /// Implements the methods of [`Port`] that describe the device, by those of another port.
@@ -177,6 +183,10 @@ macro_rules! delegate_port {
         fn flow_table(&self) -> Option<std::sync::Arc<dyn $crate::FlowTable>> {
             let $this = self;
             $inner.flow_table()
+        }
+        fn reattach(&self) -> Option<std::sync::Arc<$crate::Reattach>> {
+            let $this = self;
+            $inner.reattach()
         }
     };
 }

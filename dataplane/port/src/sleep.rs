@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -59,11 +59,29 @@ impl Waker {
     }
 }
 
+/// A file that wakes a sleeper when it is readable. Its owner can replace it, but not while the sleeper sleeps.
+#[derive(Clone, Debug)]
+pub(crate) struct WakeFile(Arc<Mutex<Option<Arc<OwnedFd>>>>);
+
+impl WakeFile {
+    pub(crate) fn new(file: Option<Arc<OwnedFd>>) -> Self {
+        Self(Arc::new(Mutex::new(file)))
+    }
+
+    pub(crate) fn set(&self, file: Option<Arc<OwnedFd>>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = file;
+    }
+
+    fn get(&self) -> Option<Arc<OwnedFd>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 /// Lets one thread sleep until one of its sources has work.
 #[derive(Debug)]
 pub struct Sleeper {
     events: Vec<Arc<WakeEvent>>,
-    files: Vec<Arc<OwnedFd>>,
+    files: Vec<WakeFile>,
     own_event: Arc<WakeEvent>,
 }
 
@@ -93,6 +111,10 @@ impl Sleeper {
     /// # Errors
     /// Too many sources.
     pub fn add_file(&mut self, file: Arc<OwnedFd>) -> io::Result<()> {
+        self.add_wake_file(WakeFile::new(Some(file)))
+    }
+
+    pub(crate) fn add_wake_file(&mut self, file: WakeFile) -> io::Result<()> {
         self.check_capacity()?;
         self.files.push(file);
         Ok(())
@@ -140,17 +162,18 @@ impl Sleeper {
     }
 
     fn poll(&self, timeout: Duration) {
+        let files: ArrayVec<_, SOURCES_MAX> = self.files.iter().filter_map(WakeFile::get).collect();
         let mut fds = ArrayVec::<PollFd<'_>, SOURCES_MAX>::new();
         let events = self.events.iter().filter_map(|b| b.event.get()).map(AsFd::as_fd);
         fds.extend(
             events
-                .chain(self.files.iter().map(|f| f.as_fd()))
+                .chain(files.iter().map(|f| f.as_fd()))
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN)),
         );
         // A signal may end the sleep early. Other errors cannot occur with descriptors that are open.
         let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(timeout)), None);
         // A socket whose interface went down stays readable until its error is read, which would prevent any sleep.
-        for (fd, file) in fds.iter().rev().zip(self.files.iter().rev()) {
+        for (fd, file) in fds.iter().rev().zip(files.iter().rev()) {
             if fd.revents().is_some_and(|r| r.contains(PollFlags::POLLERR)) {
                 let _ = getsockopt(file, sockopt::SocketError);
             }

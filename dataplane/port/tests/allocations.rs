@@ -5,11 +5,11 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use castnet_port::{
-    AfPacketSpec, Batch, FaultControl, Faults, FrameBuf, MemLink, MemLinkConfig, Memory, Pool, PoolConfig,
-    Port, PortSpec, Sides, Sleeper,
+    AfPacketSpec, Batch, FaultControl, Faults, FrameBuf, InterfaceWatch, MemLink, MemLinkConfig, Memory,
+    Pool, PoolConfig, Port, PortSpec, Sides, Sleeper,
 };
 use castnet_wire::{Bth, Ethernet, ExtHeaders, Ipv4, MacAddr, Nanos, Network, Opcode, Psn, Qpn, emit_roce};
 use castnet_wrap_up::skip;
@@ -140,6 +140,46 @@ fn a_super_frame_costs_no_allocation() {
             assert!(warm_up || ALLOCATIONS.get() == before);
         }
         assert_eq!(arrived, 6400);
+    });
+    thread.join().unwrap();
+}
+
+/// The sockets of a port are replaced because its interface is deleted and made again. Needs root.
+#[test]
+fn other_sockets_cost_the_ports_thread_no_allocation() {
+    let thread = thread::spawn(|| {
+        if unshare(CloneFlags::CLONE_NEWNET).is_err() {
+            return skip(
+                "replaced sockets",
+                "needs root (CAP_NET_ADMIN) for network namespaces",
+            );
+        }
+        let ip = |line: &str| {
+            let status = Command::new("ip").args(line.split_whitespace()).status();
+            assert!(status.expect("iproute2 is installed").success(), "{line}");
+        };
+        ip("link add v0 type veth peer name v1");
+        let pool = Pool::new(PoolConfig::default());
+        let mut port = AfPacketSpec::new("v0").open(&pool, Sides::Both).unwrap();
+        let mut sleeper = Sleeper::new().unwrap();
+        port.attach(&mut sleeper).unwrap();
+        let mut watch = InterfaceWatch::new(vec![vec![port.reattach().unwrap()]]).unwrap();
+        for (line, attached) in [
+            ("link delete v0", false),
+            ("link add v0 type veth peer name v1", true),
+        ] {
+            ip(line);
+            let (start, mut changed) = (Instant::now(), None);
+            while changed != Some(attached) {
+                watch.poll(Nanos(0), &mut |_, detached| changed = Some(detached.is_none()));
+                assert!(start.elapsed() < Duration::from_secs(120), "{line}: no change");
+            }
+            let before = ALLOCATIONS.get();
+            port.poll(Nanos(0));
+            sleeper.sleep(Duration::from_micros(1), || port.ready());
+            assert_eq!(ALLOCATIONS.get() - before, 0, "{line}");
+            assert_eq!(port.receive_ring().is_some(), attached, "{line}");
+        }
     });
     thread.join().unwrap();
 }

@@ -76,6 +76,9 @@ struct Map {
     layout: Layout,
 }
 
+// SAFETY: the mapping is of no thread. It is reached through this handle alone, which is not `Clone`.
+unsafe impl Send for Map {}
+
 impl Map {
     fn new(fd: &OwnedFd, option: c_int, layout: Layout) -> io::Result<Self> {
         set_option(
@@ -357,14 +360,38 @@ pub(super) fn bind(fd: &OwnedFd, interface: u32, receive: bool) -> io::Result<()
     check(rc)
 }
 
+/// The index of the interface that a socket is bound to. `None` if the interface was deleted or moved to another network
+/// namespace: the kernel unbinds its sockets then, for good, also if another interface gets the index.
+pub(super) fn bound_to(fd: &OwnedFd) -> Option<u32> {
+    // SAFETY: plain integers, for which zeros are valid.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: pointer and length describe `address`, which outlives the call.
+    let rc = unsafe { libc::getsockname(fd.as_raw_fd(), (&raw mut address).cast(), &raw mut length) };
+    check(rc).ok()?;
+    u32::try_from(address.sll_ifindex).ok().filter(|index| *index > 0)
+}
+
 /// Enables promiscuous mode while the socket is open.
 pub(super) fn promiscuous(fd: &OwnedFd, interface: u32) -> io::Result<()> {
-    let request = libc::packet_mreq {
+    add_membership(fd, interface, libc::PACKET_MR_PROMISC, &[])
+}
+
+/// Lets the interface receive frames to a further address while the socket is open.
+pub(super) fn further_address(fd: &OwnedFd, interface: u32, mac: MacAddr) -> io::Result<()> {
+    /// linux/if_packet.h
+    const PACKET_MR_UNICAST: c_int = 3;
+    add_membership(fd, interface, PACKET_MR_UNICAST, &mac.0)
+}
+
+fn add_membership(fd: &OwnedFd, interface: u32, kind: c_int, address: &[u8]) -> io::Result<()> {
+    let mut request = libc::packet_mreq {
         mr_ifindex: interface as c_int,
-        mr_type: libc::PACKET_MR_PROMISC as u16,
-        mr_alen: 0,
+        mr_type: kind as u16,
+        mr_alen: address.len() as u16,
         mr_address: [0; 8],
     };
+    request.mr_address[..address.len()].copy_from_slice(address);
     set_option(fd, libc::PACKET_ADD_MEMBERSHIP, &request)
 }
 
@@ -402,6 +429,14 @@ pub(super) fn out_queue(fd: &OwnedFd) -> Option<u64> {
     let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
     check(rc).ok()?;
     u64::try_from(bytes).ok()
+}
+
+/// The index of the interface with this name.
+pub(super) fn index(fd: &OwnedFd, interface: &str) -> io::Result<u32> {
+    let request = interface_request(fd, interface, libc::SIOCGIFINDEX)?;
+    // SAFETY: the kernel has filled in this member of the union; any bits are an integer.
+    let index = unsafe { request.ifr_ifru.ifru_ifindex };
+    u32::try_from(index).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
 }
 
 pub(super) fn mtu(fd: &OwnedFd, interface: &str) -> io::Result<usize> {

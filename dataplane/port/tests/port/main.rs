@@ -3,6 +3,7 @@
 mod af_packet;
 mod bridge;
 mod faulty;
+mod interfaces;
 mod marking;
 mod memif;
 mod memory;

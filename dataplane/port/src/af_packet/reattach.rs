@@ -1,0 +1,149 @@
+//! Hands sockets to a port while its thread runs. Another thread opens and closes them, because both wait for the kernel. The
+//! port's thread only exchanges a pointer.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+
+use castnet_wire::MacAddr;
+
+use super::AfPacketSpec;
+use super::sockets::{Interface, Sockets};
+use super::sys;
+use crate::port::Sides;
+use crate::sleep::Waker;
+use crate::spec::OpenError;
+
+/// Moves one side of a port to another interface: [`InterfaceWatch`](super::InterfaceWatch).
+#[derive(Debug)]
+pub struct Reattach {
+    spec: AfPacketSpec,
+    sides: Sides,
+    /// MTU and address of the port, which stay.
+    mtu: usize,
+    mac: MacAddr,
+    is_offered: AtomicBool,
+    has_retired: AtomicBool,
+    mail: Mutex<Mail>,
+    /// Wakes the thread that opens and closes sockets.
+    waker: OnceLock<Waker>,
+}
+
+#[derive(Debug)]
+struct Mail {
+    /// Of the sockets opened last.
+    control: Arc<OwnedFd>,
+    /// `Some(None)`: close the sockets.
+    offered: Option<Option<Box<Sockets>>>,
+    /// To be closed. `None` while sockets are offered, so the port's thread closes none.
+    retired: Option<Box<Sockets>>,
+}
+
+/// For the port's thread. Nothing here blocks, allocates or closes a socket.
+impl Reattach {
+    pub(super) fn is_offered(&self) -> bool {
+        self.is_offered.load(Ordering::Acquire)
+    }
+
+    /// Passes offered sockets to `swap`, which returns the old ones. Does nothing while the other thread has the lock.
+    pub(super) fn exchange(&self, swap: impl FnOnce(Option<Box<Sockets>>) -> Option<Box<Sockets>>) {
+        let mut mail = match self.mail.try_lock() {
+            Ok(mail) => mail,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let Some(offered) = mail.offered.take() else {
+            return;
+        };
+        mail.retired = swap(offered);
+        self.is_offered.store(false, Ordering::Relaxed);
+        self.has_retired.store(true, Ordering::Release);
+        drop(mail);
+        if let Some(waker) = self.waker.get() {
+            waker.wake();
+        }
+    }
+}
+
+/// For the thread that opens and closes sockets.
+impl Reattach {
+    /// `control` is that of the sockets in use.
+    pub(super) fn new(
+        spec: AfPacketSpec,
+        sides: Sides,
+        mtu: usize,
+        mac: MacAddr,
+        control: Arc<OwnedFd>,
+    ) -> Self {
+        Self {
+            spec,
+            sides,
+            mtu,
+            mac,
+            is_offered: AtomicBool::new(false),
+            has_retired: AtomicBool::new(false),
+            mail: Mutex::new(Mail {
+                control,
+                offered: None,
+                retired: None,
+            }),
+            waker: OnceLock::new(),
+        }
+    }
+
+    fn mail(&self) -> MutexGuard<'_, Mail> {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn wake_with(&self, waker: Waker) {
+        let _ = self.waker.set(waker);
+    }
+
+    /// Opens sockets on the interface that has the port's name now.
+    pub(super) fn open(&self) -> Result<Box<Sockets>, OpenError> {
+        let name = &self.spec.interface;
+        let interface = Interface::find(&self.spec)?;
+        let sockets = Sockets::open(&self.spec, self.sides, interface, self.mtu, self.mac)?;
+        match sockets.are_on(name) {
+            true => Ok(Box::new(sockets)),
+            false => Err(OpenError::NoSuchInterface(name.clone())),
+        }
+    }
+
+    /// Offers sockets to the port, or none, so that it closes those that it has.
+    pub(super) fn offer(&self, sockets: Option<Box<Sockets>>) {
+        let mut mail = self.mail();
+        let control = match &sockets {
+            Some(sockets) => Some(std::mem::replace(&mut mail.control, sockets.control.clone())),
+            None => None,
+        };
+        let unused = mail.offered.replace(sockets);
+        let retired = mail.retired.take();
+        self.is_offered.store(true, Ordering::Release);
+        drop(mail);
+        // Closing them takes long.
+        drop((control, unused, retired));
+    }
+
+    /// True if the port has returned sockets that must be closed.
+    pub(super) fn has_retired(&self) -> bool {
+        self.has_retired.load(Ordering::Acquire)
+    }
+
+    pub(super) fn close_retired(&self) {
+        if self.has_retired.swap(false, Ordering::Acquire) {
+            let retired = self.mail().retired.take();
+            drop(retired);
+        }
+    }
+
+    /// Index of the interface that the sockets opened last are bound to.
+    pub(super) fn bound_to(&self) -> Option<u32> {
+        sys::bound_to(&self.mail().control)
+    }
+
+    /// Index of the interface that has the port's name.
+    pub(super) fn named(&self) -> Option<u32> {
+        sys::index(&self.mail().control, &self.spec.interface).ok()
+    }
+}
