@@ -67,11 +67,18 @@ fn pump(stream: &EventStream, dataplane: &Weak<Dataplane>, to: &Weak<Events>) {
 fn message(dataplane: &Dataplane, SwitchEvent { at, kind }: SwitchEvent) -> Option<v1::AgentEvent> {
     let event = match kind {
         SwitchEventKind::Engine(kind) => engine_event(dataplane, at, kind),
-        SwitchEventKind::Port { port, name, up, mtu } => Event::Port(v1::PortChanged {
+        SwitchEventKind::Port {
+            port,
+            name,
+            up,
+            mtu,
+            reason,
+        } => Event::Port(v1::PortChanged {
             port: port_to_proto(port),
             name,
             up,
             mtu: mtu as u32,
+            reason,
         }),
         SwitchEventKind::Storm {
             port,

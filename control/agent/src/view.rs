@@ -121,6 +121,7 @@ pub(crate) fn port(report: &PortReport) -> v1::Port {
         numa_node: device.numa_node,
         gso: device.segmentation.to_string(),
         pfc: report.pfc.iter().map(pfc_class).collect(),
+        reason: report.reason.clone(),
     }
 }
 

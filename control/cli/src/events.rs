@@ -108,9 +108,10 @@ impl EventLine {
         let (kind, group, port, message, facts) = match event.event? {
             Event::Hello(_) => return None,
             Event::Port(p) => {
-                let facts = json!({ "up": p.up, "mtu": p.mtu });
+                let facts = json!({ "up": p.up, "mtu": p.mtu, "reason": p.reason });
                 let state = if p.up { "up" } else { "down" };
-                let message = format!("{} is {state}, MTU {}", p.name, p.mtu);
+                let reason = p.reason.map_or_else(String::new, |reason| format!(": {reason}"));
+                let message = format!("{} is {state}, MTU {}{reason}", p.name, p.mtu);
                 ("port", None, Some(p.name), message, facts)
             }
             Event::Neighbour(change) => {
@@ -391,6 +392,17 @@ mod tests {
             ..Default::default()
         }));
         assert_eq!((&port["up"], &port["mtu"]), (&json!(true), &json!(1500)));
+        let gone = json(Event::Port(api::PortChanged {
+            name: "h1".to_owned(),
+            mtu: 1500,
+            reason: Some("the interface is gone".to_owned()),
+            ..Default::default()
+        }));
+        assert_eq!(gone["reason"], json!("the interface is gone"));
+        assert_eq!(
+            gone["message"],
+            json!("h1 is down, MTU 1500: the interface is gone")
+        );
         let stalled = json(Event::CollectiveStalled(api::CollectiveStalled {
             ranks: vec![2, 5],
             psn: 9,

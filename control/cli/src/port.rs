@@ -13,6 +13,8 @@ use serde::Serialize;
 /// Ports of a switch: link, device and counters
 #[derive(Debug, Args)]
 #[command(after_help = "Columns:
+  state      up or down; with a reason if the interface was deleted or renamed, or cannot be used. The
+             port works again when there is an interface with its name
   mtu        that of the interface, at most what it was when the switch started; for more, restart
              the switch
   rx missed  frames that the device or the kernel lost before the switch received them (castnet
@@ -65,8 +67,12 @@ impl PortRow {
         "numa",
     ];
 
-    fn state(&self) -> &'static str {
-        if self.0.up { "up" } else { "down" }
+    fn state(&self) -> String {
+        match &self.0.reason {
+            Some(reason) => format!("down: {reason}"),
+            None if self.0.up => "up".to_owned(),
+            None => "down".to_owned(),
+        }
     }
 
     pub(crate) fn counters(&self) -> PortTotals {
@@ -80,7 +86,7 @@ impl PortRow {
         vec![
             port.port.to_string(),
             port.name.clone(),
-            self.state().to_owned(),
+            self.state(),
             speed.unwrap_or_else(|| "-".to_owned()),
             port.mtu.to_string(),
             port.mac.clone(),

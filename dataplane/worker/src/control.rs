@@ -134,6 +134,21 @@ impl Default for PortCounts {
     }
 }
 
+/// What decides whether a port is up.
+struct PortStates {
+    /// Ports with a link, as workers have reported.
+    linked: PortSet,
+    /// Why ports have no interface.
+    reasons: BTreeMap<PortId, String>,
+}
+
+impl PortStates {
+    fn up(&self) -> PortSet {
+        let without = self.reasons.keys();
+        without.fold(self.linked, |up, port| up.without(*port))
+    }
+}
+
 pub(crate) struct RegisteredGroup {
     /// With its endpoints in the engine's order.
     pub(crate) rule: GroupRule,
@@ -188,7 +203,9 @@ pub(crate) struct SharedControl {
     pub(crate) clock: Clock,
     pub(crate) infos: Vec<PortInfo>,
     pub(crate) links: Vec<PortLink>,
+    /// Ports that are up.
     up: AtomicU64,
+    port_states: Mutex<PortStates>,
     /// Current MTUs in the order of `infos`, which has those at start.
     mtus: Vec<AtomicUsize>,
     published: Arc<ArcSwap<Published>>,
@@ -225,6 +242,10 @@ impl SharedControl {
             clock,
             links,
             up: AtomicU64::new(up.0),
+            port_states: Mutex::new(PortStates {
+                linked: up,
+                reasons: BTreeMap::new(),
+            }),
             mtus: infos.iter().map(|i| AtomicUsize::new(i.mtu)).collect(),
             infos,
             published,
@@ -262,17 +283,58 @@ impl SharedControl {
         infos
     }
 
-    pub(crate) fn set_link(&self, port: PortId, up: bool, mtu: usize) {
+    /// Why a port has no interface. `None` if it has one.
+    pub(crate) fn no_interface(&self, port: PortId) -> Option<String> {
+        self.port_states.lock().reasons.get(&port).cloned()
+    }
+
+    /// A worker reports a link. Returns the event if the port has changed.
+    pub(crate) fn set_link(&self, port: PortId, up: bool, mtu: usize) -> Option<SwitchEventKind> {
+        self.change_port(port, |states, mtu_now| {
+            match up {
+                true => states.linked.insert(port),
+                false => states.linked = states.linked.without(port),
+            }
+            mtu_now.store(mtu, Ordering::Relaxed);
+        })
+    }
+
+    /// The port has no interface, for this reason, or has one again. Returns the event if the port has changed.
+    pub(crate) fn set_interface(&self, port: PortId, reason: Option<String>) -> Option<SwitchEventKind> {
+        self.change_port(port, |states, _| {
+            match reason {
+                Some(reason) => states.reasons.insert(port, reason),
+                None => states.reasons.remove(&port),
+            };
+        })
+    }
+
+    fn change_port(
+        &self,
+        port: PortId,
+        change: impl FnOnce(&mut PortStates, &AtomicUsize),
+    ) -> Option<SwitchEventKind> {
         let mut state = self.state.lock();
-        if let Some(port_index) = self.infos.iter().position(|i| i.id == port) {
-            self.mtus[port_index].store(mtu, Ordering::Relaxed);
-        }
-        let bit = 1 << port.index();
-        match up {
-            true => self.up.fetch_or(bit, Ordering::Relaxed),
-            false => self.up.fetch_and(!bit, Ordering::Relaxed),
+        let port_index = self.infos.iter().position(|info| info.id == port)?;
+        let mtu = &self.mtus[port_index];
+        let mut states = self.port_states.lock();
+        let event = |states: &PortStates| SwitchEventKind::Port {
+            port,
+            name: self.infos[port_index].name.clone(),
+            up: states.up().contains(port),
+            mtu: mtu.load(Ordering::Relaxed),
+            reason: states.reasons.get(&port).cloned(),
         };
+        let before = event(&states);
+        change(&mut states, mtu);
+        self.up.store(states.up().0, Ordering::Relaxed);
+        let after = event(&states);
+        drop(states);
+        if after == before {
+            return None;
+        }
         self.publish(&mut state);
+        Some(after)
     }
 
     /// Workers load the new tables before their next batch.

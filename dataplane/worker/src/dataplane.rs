@@ -23,12 +23,13 @@ use crate::control::{Clock, Installed, Installer, SharedControl};
 use crate::error::{InstallError, MoveError, RouteError, StartError, Stopped, TapError};
 use crate::events::{EventStream, MoveCause};
 use crate::housekeeping::{self, Note};
+use crate::interfaces::InterfaceThread;
 use crate::moves::Moved;
 use crate::published::Published;
 use crate::report::{
     Counters, InstalledGroup, PortReport, Report, Ring, RingReport, WORKERS_MAX, WorkerReport, WorkerStats,
 };
-use crate::startup::{StartingWorker, await_opened, join, rings};
+use crate::startup::{OpenedWorkers, StartingWorker, await_opened, join, rings};
 use crate::sum::Sum;
 use crate::tap::{TapGuard, TapStream};
 use crate::worker::{self, MakeMemory, WorkerSetup};
@@ -50,6 +51,8 @@ pub struct Dataplane {
 
 struct Threads {
     workers: Vec<JoinHandle<()>>,
+    /// `None` if no port is on an interface.
+    interfaces: Option<InterfaceThread>,
     housekeeping: JoinHandle<()>,
     notes: Sender<Note>,
 }
@@ -124,7 +127,12 @@ impl Dataplane {
                 opened: opened_reply,
             });
         }
-        let opened = match await_opened(starting, failed) {
+        let OpenedWorkers {
+            handles,
+            links,
+            flow_tables,
+            interfaces,
+        } = match await_opened(starting, failed) {
             Ok(ready) => ready,
             Err(error) => {
                 join(threads);
@@ -134,7 +142,7 @@ impl Dataplane {
         let shared = Arc::new(SharedControl::new(
             config,
             clock,
-            opened,
+            (handles, links, flow_tables),
             published,
             events_lost,
             pfc,
@@ -151,11 +159,22 @@ impl Dataplane {
                 return Err(StartError::Thread(error));
             }
         };
+        let interfaces = match InterfaceThread::start(interfaces, &shared, &notes) {
+            Ok(interfaces) => interfaces,
+            Err(error) => {
+                let _ = notes.send(Note::End);
+                join(vec![housekeeping]);
+                drop(shared);
+                join(threads);
+                return Err(StartError::Thread(error));
+            }
+        };
         for worker in &shared.workers {
             let _ = worker.send(Command::Go);
         }
         let threads = Threads {
             workers: threads,
+            interfaces,
             housekeeping,
             notes,
         };
@@ -525,6 +544,9 @@ impl Dataplane {
         }
         join(threads.workers);
         drop(no_moves);
+        if let Some(interfaces) = threads.interfaces {
+            interfaces.stop();
+        }
         let _ = threads.notes.send(Note::End);
         join(vec![threads.housekeeping]);
         last

@@ -26,7 +26,7 @@ pub struct SwitchEvent {
 pub enum SwitchEventKind {
     /// Reported by an engine: stalls, baselines, neighbours.
     Engine(EventKind),
-    /// The link of a port went up or down, or its MTU changed.
+    /// A port went up or down, or its MTU or the reason why it is down changed.
     Port {
         /// The port.
         port: PortId,
@@ -36,6 +36,8 @@ pub enum SwitchEventKind {
         up: bool,
         /// The MTU in bytes.
         mtu: usize,
+        /// Why the port has no interface. `None` if it has one.
+        reason: Option<String>,
     },
     /// A lossless class was paused for so long that its frames are dropped, or no longer is (the watchdog of flow control).
     Storm {

@@ -22,6 +22,12 @@ pub(crate) enum Note {
         up: bool,
         mtu: usize,
     },
+    /// The port has no interface, for this reason, or has one again.
+    Interface {
+        at: Nanos,
+        port: PortId,
+        reason: Option<String>,
+    },
     Storm {
         at: Nanos,
         port: PortId,
@@ -55,12 +61,18 @@ pub(crate) fn run(shared: &Arc<SharedControl>, notes: &Receiver<Note>) {
                 });
             }
             Note::Link { at, port, up, mtu } => {
-                shared.set_link(port, up, mtu);
-                let name = shared.port_name(port);
-                shared.subscribers.send(&SwitchEvent {
-                    at,
-                    kind: SwitchEventKind::Port { port, name, up, mtu },
-                });
+                if let Some(kind) = shared.set_link(port, up, mtu) {
+                    shared.subscribers.send(&SwitchEvent { at, kind });
+                }
+            }
+            Note::Interface { at, port, reason } => {
+                match &reason {
+                    Some(reason) => tracing::warn!(port = shared.port_name(port), %reason, "port is down"),
+                    None => tracing::info!(port = shared.port_name(port), "port has an interface again"),
+                }
+                if let Some(kind) = shared.set_interface(port, reason) {
+                    shared.subscribers.send(&SwitchEvent { at, kind });
+                }
             }
             Note::Storm {
                 at,

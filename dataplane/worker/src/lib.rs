@@ -42,6 +42,7 @@ mod error;
 mod events;
 mod hold;
 mod housekeeping;
+mod interfaces;
 mod iteration;
 mod meter;
 mod moves;

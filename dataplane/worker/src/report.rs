@@ -174,6 +174,8 @@ pub struct PortReport {
     pub name: String,
     /// Description of the port, with its link as last read.
     pub link: PortLink,
+    /// Why the port has no interface, and is down. `None` if it has one.
+    pub reason: Option<String>,
     /// Statistics of the queues of all workers. The drops are frames dropped in the port.
     pub stats: PortStats,
     /// Counters of the engines. The drops are frames received here and dropped in an engine or on the way to one.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 
-use castnet_port::{HandOver, Memory, PortLink};
+use castnet_port::{HandOver, Memory, PortLink, Reattach};
 use crossbeam::channel::{Receiver, Sender};
 
 use crate::command::Command;
@@ -21,12 +21,22 @@ pub(crate) struct StartingWorker {
     pub(crate) opened: Receiver<Result<OpenedWorker, StartError>>,
 }
 
+/// Workers that have opened their ports.
+pub(crate) struct OpenedWorkers {
+    pub(crate) handles: Vec<WorkerHandle>,
+    pub(crate) links: Vec<PortLink>,
+    pub(crate) flow_tables: FlowTables,
+    /// For each port, the sides of all workers, if the port is on an interface.
+    pub(crate) interfaces: Vec<Vec<Arc<Reattach>>>,
+}
+
 /// On failure the other workers end because their command channels close. `failed` is earlier and takes precedence.
 pub(crate) fn await_opened(
     workers: Vec<StartingWorker>,
     mut failed: Option<StartError>,
-) -> Result<(Vec<WorkerHandle>, Vec<PortLink>, FlowTables), StartError> {
+) -> Result<OpenedWorkers, StartError> {
     let (mut handles, mut links, mut flow_tables) = (Vec::new(), Vec::new(), Vec::new());
+    let mut interfaces: Vec<Vec<_>> = Vec::new();
     let count = workers.len();
     for (index, worker) in workers.into_iter().enumerate() {
         match worker.opened.recv() {
@@ -46,6 +56,10 @@ pub(crate) fn await_opened(
                     }
                 }
                 flow_tables = ready.flow_tables;
+                interfaces.resize(ready.interfaces.len(), Vec::new());
+                for (sides, side) in interfaces.iter_mut().zip(ready.interfaces) {
+                    sides.extend(side);
+                }
             }
             Ok(Err(error)) => failed = failed.or(Some(error)),
             Err(_) => {
@@ -57,7 +71,12 @@ pub(crate) fn await_opened(
     if let Some(error) = failed {
         return Err(error);
     }
-    Ok((handles, links, FlowTables::new(flow_tables, count)))
+    Ok(OpenedWorkers {
+        handles,
+        links,
+        flow_tables: FlowTables::new(flow_tables, count),
+        interfaces,
+    })
 }
 
 /// From each worker to each other one. The ring from a worker to itself is never used and has capacity 1.

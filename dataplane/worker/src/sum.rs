@@ -28,6 +28,7 @@ impl<'a> Sum<'a> {
                     id: info.id,
                     name: info.name,
                     link,
+                    reason: shared.no_interface(info.id),
                     stats: PortStats::default(),
                     engine: PortCounters::default(),
                     pfc: shared.pfc.report(slot, now),

@@ -10,7 +10,9 @@ use arc_swap::ArcSwap;
 use arc_swap::cache::Cache;
 use castnet_engine::{Engine, EngineConfig, PortInfo, RegistrationFrame, TAPS_MAX};
 use castnet_pfc::{Pfc, PfcShared};
-use castnet_port::{Batch, FlowTable, HandOver, Memory, OpenError, Port, PortLink, Sides, Sleeper, Waker};
+use castnet_port::{
+    Batch, FlowTable, HandOver, Memory, OpenError, Port, PortLink, Reattach, Sides, Sleeper, Waker,
+};
 use castnet_wire::spin::{self, Progress, Spinner};
 use castnet_wire::{MacAddr, Nanos};
 use crossbeam::channel::{Receiver, Sender};
@@ -62,6 +64,7 @@ pub(crate) struct OpenedWorker {
     /// In the order of the configuration.
     pub(crate) links: Vec<PortLink>,
     pub(crate) flow_tables: Vec<Option<Arc<dyn FlowTable>>>,
+    pub(crate) interfaces: Vec<Option<Arc<Reattach>>>,
 }
 
 pub(crate) fn run<M: Memory>(setup: WorkerSetup<M>, make: &MakeMemory<M>) {
@@ -123,7 +126,7 @@ impl<M: Memory> Worker<M> {
         let pfc = Pfc::new(&setup.pfc, index, config.pfc_frames);
         let meter = Meter::new(setup.clock.clone());
         let mut outputs = Outputs::new(memory.clone(), meter, pfc, setup.notes.clone());
-        let (mut links, mut flow_tables) = (Vec::new(), Vec::new());
+        let (mut links, mut flow_tables, mut interfaces) = (Vec::new(), Vec::new(), Vec::new());
         for (port_index, port) in config.ports.iter().enumerate() {
             let rank = rank(index, port_index, config.workers.len());
             let receives = rank < port.spec.receivers();
@@ -137,6 +140,7 @@ impl<M: Memory> Worker<M> {
             open.attach(&mut sleeper).map_err(StartError::Thread)?;
             let link = open.info();
             flow_tables.push(open.flow_table());
+            interfaces.push(open.reattach());
             outputs.add(port.id, open, &link, receives, rank == 0);
             links.push(link);
         }
@@ -156,6 +160,7 @@ impl<M: Memory> Worker<M> {
             waker: sleeper.waker(),
             links,
             flow_tables,
+            interfaces,
         };
         let mut stats = WorkerStats::new(index, core);
         stats.clock_hz = setup.clock.ticks_per_second();

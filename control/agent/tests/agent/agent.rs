@@ -209,7 +209,10 @@ async fn next<T>(stream: &mut Streaming<T>) -> T {
         .expect("a message")
 }
 
-async fn until<T>(stream: &mut Streaming<v1::AgentEvent>, wanted: impl Fn(&Event) -> Option<T>) -> T {
+pub(crate) async fn until<T>(
+    stream: &mut Streaming<v1::AgentEvent>,
+    wanted: impl Fn(&Event) -> Option<T>,
+) -> T {
     loop {
         if let Some(found) = next(stream).await.event.as_ref().and_then(&wanted) {
             return found;

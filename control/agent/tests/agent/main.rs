@@ -5,6 +5,7 @@ mod agent;
 mod bulk;
 mod collectives;
 mod forwarding;
+mod interfaces;
 mod mrp;
 mod next_hops;
 mod one_checker;

@@ -499,7 +499,8 @@ fn changes_raise_events() {
             port: port(1),
             name: "p1".into(),
             up: false,
-            mtu: 4200
+            mtu: 4200,
+            reason: None
         }
     );
     assert!(!lab.dataplane.ports().unwrap()[1].link.up);
@@ -510,7 +511,8 @@ fn changes_raise_events() {
             port: port(1),
             name: "p1".into(),
             up: true,
-            mtu: 4200
+            mtu: 4200,
+            reason: None
         }
     );
     assert!(lab.dataplane.ports().unwrap()[1].link.up);
