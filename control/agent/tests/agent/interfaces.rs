@@ -53,7 +53,7 @@ fn until_frames_pass() {
 }
 
 /// The event that port 0 is up, or down for this reason.
-fn is(up: bool, reason: Option<&'static str>) -> impl Fn(&Event) -> Option<()> {
+fn is_now(up: bool, reason: Option<&'static str>) -> impl Fn(&Event) -> Option<()> {
     move |event| match event {
         Event::Port(p) if p.name == "p0" && p.up == up && p.reason.as_deref() == reason => Some(()),
         _ => None,
@@ -97,19 +97,16 @@ async fn interfaces_change() {
         .unwrap()
         .into_inner();
     until_frames_pass();
-    let before = port_0(&mut client).await;
-    assert_eq!((before.up, before.reason), (true, None));
+    let before = until_listed(&mut client, true, None).await;
 
     ip("link delete p0");
-    until(&mut events, is(false, GONE)).await;
-    let gone = port_0(&mut client).await;
-    assert_eq!((gone.up, gone.reason.as_deref()), (false, GONE));
+    until(&mut events, is_now(false, GONE)).await;
+    until_listed(&mut client, false, GONE).await;
 
     wire(0);
-    until(&mut events, is(true, None)).await;
+    until(&mut events, is_now(true, None)).await;
     until_frames_pass();
-    let again = port_0(&mut client).await;
-    assert_eq!((again.up, again.reason), (true, None));
+    let again = until_listed(&mut client, true, None).await;
     // Neighbours know this address.
     assert_eq!((again.mac, again.mtu), (before.mac, before.mtu));
 
@@ -117,17 +114,29 @@ async fn interfaces_change() {
         ip(&format!("link set {line}"));
     }
     let renamed = Some("the interface was renamed to q0");
-    until(&mut events, is(false, renamed)).await;
-    assert_eq!(port_0(&mut client).await.reason.as_deref(), renamed);
+    until(&mut events, is_now(false, renamed)).await;
+    until_listed(&mut client, false, renamed).await;
     for line in ["q0 down", "q0 name p0", "p0 up"] {
         ip(&format!("link set {line}"));
     }
-    until(&mut events, is(true, None)).await;
+    until(&mut events, is_now(true, None)).await;
     until_frames_pass();
     assert!(dataplane.stop().is_some());
 }
 
-async fn port_0(client: &mut AgentClient<tonic::transport::Channel>) -> v1::Port {
-    let answer = client.list_ports(v1::ListPortsRequest {}).await.unwrap();
-    answer.into_inner().ports.swap_remove(0)
+/// Waits until port 0 is listed as up, or as down for this reason.
+async fn until_listed(
+    client: &mut AgentClient<tonic::transport::Channel>,
+    up: bool,
+    reason: Option<&str>,
+) -> v1::Port {
+    let start = Instant::now();
+    loop {
+        let answer = client.list_ports(v1::ListPortsRequest {}).await.unwrap();
+        let port = answer.into_inner().ports.swap_remove(0);
+        if port.up == up && port.reason.as_deref() == reason {
+            return port;
+        }
+        assert!(start.elapsed() < PATIENCE, "{port:?}");
+    }
 }
