@@ -113,10 +113,9 @@ impl Reattach {
     /// Offers sockets to the port, or none, so that it closes those that it has.
     pub(super) fn offer(&self, sockets: Option<Box<Sockets>>) {
         let mut mail = self.mail();
-        let control = match &sockets {
-            Some(sockets) => Some(std::mem::replace(&mut mail.control, sockets.control.clone())),
-            None => None,
-        };
+        let control = sockets
+            .as_ref()
+            .map(|new| std::mem::replace(&mut mail.control, new.control.clone()));
         let unused = mail.offered.replace(sockets);
         let retired = mail.retired.take();
         self.is_offered.store(true, Ordering::Release);

@@ -206,7 +206,8 @@ fn a_changed_mtu_raises_an_event_and_applies_to_frames_and_rules() {
                 port: port(1),
                 name: "p1".into(),
                 up: true,
-                mtu
+                mtu,
+                reason: None
             }
         );
         assert_eq!(lab.dataplane.ports().unwrap()[1].link.mtu, mtu);
