@@ -77,15 +77,11 @@ impl Attachment {
         None
     }
 
-    /// Takes the result of opening sockets on the interface `index`.
-    pub(super) fn handle_opened(&mut self, now: Nanos, index: u32, opened: Result<(), String>) {
-        match opened {
-            Ok(()) => *self = Self::default(),
-            Err(reason) => {
-                self.detached = Some(Detached::Refused { reason });
-                self.retry = Some((index, now + RETRY_INTERVAL));
-            }
-        }
+    /// Takes the result of opening sockets on the interface `index`. An interface that is gone meanwhile is not tried again: a
+    /// message about the next one with its name follows.
+    pub(super) fn handle_opened(&mut self, now: Nanos, index: u32, opened: Result<(), Detached>) {
+        self.retry = matches!(opened, Err(Detached::Refused { .. })).then_some((index, now + RETRY_INTERVAL));
+        self.detached = opened.err();
     }
 }
 
@@ -157,12 +153,16 @@ mod tests {
         let mut attachment = Attachment::default();
         let mut now = Nanos::ZERO;
         assert_eq!(attachment.handle_sight(now, &sight(None, Some(4))), Some(4));
-        attachment.handle_opened(now, 4, Err("no memory".into()));
+        let refused = || {
+            let reason = "no memory".to_owned();
+            Err(Detached::Refused { reason })
+        };
+        attachment.handle_opened(now, 4, refused());
         let at = attachment.poll_timeout().expect("a further attempt");
         assert_eq!(attachment.handle_sight(now, &sight(None, Some(4))), None);
         now = at;
         assert_eq!(attachment.handle_sight(now, &sight(None, Some(4))), Some(4));
-        attachment.handle_opened(now, 4, Err("no memory".into()));
+        attachment.handle_opened(now, 4, refused());
         assert_eq!(
             attachment.detached().map(ToString::to_string).as_deref(),
             Some("no memory")
@@ -280,11 +280,14 @@ mod tests {
                 self.apply(change);
             }
             let opened = match self.named() {
-                Some(interface) if !self.refuses => {
+                Some(_) if self.refuses => Err(Detached::Refused {
+                    reason: "refused".to_owned(),
+                }),
+                Some(interface) => {
                     self.bound = interface.identity;
                     Ok(())
                 }
-                _ => Err("refused".to_owned()),
+                None => Err(Detached::Gone),
             };
             self.attachment.handle_opened(now, index, opened);
         }

@@ -101,12 +101,11 @@ impl Reattach {
 
     /// Opens sockets on the interface that has the port's name now.
     pub(super) fn open(&self) -> Result<Box<Sockets>, OpenError> {
-        let name = &self.spec.interface;
         let interface = Interface::find(&self.spec)?;
         let sockets = Sockets::open(&self.spec, self.sides, interface, self.mtu, self.mac)?;
-        match sockets.are_on(name) {
+        match sockets.are_on(self.name()) {
             true => Ok(Box::new(sockets)),
-            false => Err(OpenError::NoSuchInterface(name.clone())),
+            false => Err(OpenError::NoSuchInterface(self.spec.interface.clone())),
         }
     }
 
@@ -139,6 +138,10 @@ impl Reattach {
     /// Index of the interface that the sockets opened last are bound to.
     pub(super) fn bound_to(&self) -> Option<u32> {
         sys::bound_to(&self.mail().control)
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.spec.interface
     }
 
     /// Index of the interface that has the port's name.

@@ -114,17 +114,15 @@ impl WatchedPort {
         let Some(first) = self.sides.first() else { return };
         let bound = first.bound_to();
         let is_one = self.sides.iter().all(|side| side.bound_to() == bound);
-        let name = |index| {
-            if_indextoname(index)
-                .ok()
-                .map(|name| name.to_string_lossy().into_owned())
+        let name_of = |index| {
+            let name = if_indextoname(index).ok()?;
+            Some((index, name.to_string_lossy().into_owned()))
         };
-        let sight = Sight {
-            bound: bound
-                .filter(|_| is_one)
-                .and_then(|index| Some((index, name(index)?))),
-            named: first.named(),
-        };
+        let bound = bound.filter(|_| is_one).and_then(name_of);
+        let named = first.named();
+        // An interface that is deleted between the two readings has the port's name in the first one.
+        let bound = bound.filter(|(index, name)| named == Some(*index) || name != first.name());
+        let sight = Sight { bound, named };
         let before = self.attachment.detached().cloned();
         let wanted = self.attachment.handle_sight(now, &sight);
         let detached = self.attachment.detached();
@@ -136,7 +134,12 @@ impl WatchedPort {
         }
         let Some(index) = wanted else { return };
         let before = detached.cloned();
-        let opened = self.open().map_err(|error| error.to_string());
+        let opened = self.open().map_err(|error| match error {
+            OpenError::NoSuchInterface(_) => Detached::Gone,
+            _ => Detached::Refused {
+                reason: error.to_string(),
+            },
+        });
         self.attachment.handle_opened(now, index, opened);
         let detached = self.attachment.detached();
         if detached != before.as_ref() {
