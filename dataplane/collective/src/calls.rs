@@ -1,6 +1,9 @@
 //! The collectives in flight, with the senders and receivers of their packets. Positions count the group's packets in 64 bits and never
 //! wrap. Only `bridge` converts them from and to the 24 bits on the wire.
 
+mod count;
+
+use self::count::{STRIDE, Tally};
 use crate::translated::{EndpointConfig, EndpointId, PacketShape};
 use alloc::boxed::Box;
 use alloc::vec;
@@ -94,6 +97,46 @@ impl Collective {
     fn root(&self, g: u64) -> EndpointId {
         // A call has at most `ROOTS_MAX` blocks.
         self.roots[self.block(g) as usize % self.roots.len()]
+    }
+
+    /// The roots of its blocks.
+    fn roots(&self) -> &[EndpointId] {
+        let blocks = usize::from(self.call.roots);
+        self.roots.get(..blocks).unwrap_or(&self.roots)
+    }
+
+    /// Packets from `from` to before `to`, both in this collective, for which `endpoint` has this role.
+    fn count(&self, endpoint: EndpointId, role: Role, from: u64, to: u64) -> u64 {
+        let (mut g, mut count) = (from, 0);
+        while g < to {
+            let end = self.part_end(g).min(to);
+            if self.involves(endpoint, role, g) {
+                count += end - g;
+            }
+            g = end;
+        }
+        count
+    }
+
+    /// All packets for which `endpoint` has this role: at least the control message.
+    fn packets(&self, endpoint: EndpointId, role: Role) -> u64 {
+        self.count(endpoint, role, self.start, self.end())
+    }
+
+    /// The position of the packet `index` of this role, from 0; the end of the collective if it has fewer.
+    fn position(&self, endpoint: EndpointId, role: Role, index: u64) -> u64 {
+        let (mut g, mut left) = (self.start, index);
+        while g < self.end() {
+            let end = self.part_end(g);
+            if self.involves(endpoint, role, g) {
+                if left < end - g {
+                    return g + left;
+                }
+                left -= end - g;
+            }
+            g = end;
+        }
+        g
     }
 
     /// The first packet of a block.
@@ -203,16 +246,33 @@ pub(super) struct Calls {
     first: u32,
     count: u32,
     end: u64,
+    /// Before the oldest collective in flight.
+    oldest: Tally,
+    /// Before the next collective.
+    next: Tally,
+    /// Before each collective in flight, except the oldest, whose number is a multiple of [`STRIDE`]. Otherwise zero. Without any, all
+    /// that are in flight may be visited.
+    checkpoints: Box<[Tally]>,
 }
 
 impl Calls {
-    pub(super) fn new(max: u16) -> Self {
+    /// `endpoints`: those for which packets are counted, or 0.
+    pub(super) fn new(max: u16, endpoints: usize) -> Self {
         let max = usize::from(max.clamp(2, 1 << 15)).next_power_of_two();
+        let checkpoints = match max / STRIDE as usize {
+            0 | 1 => 0,
+            _ if endpoints == 0 => 0,
+            many => many,
+        };
+        let endpoints = if checkpoints == 0 { 0 } else { endpoints };
         Self {
             ring: vec![Collective::EMPTY; max].into_boxed_slice(),
             first: 0,
             count: 0,
             end: 0,
+            oldest: Tally::new(endpoints),
+            next: Tally::new(endpoints),
+            checkpoints: vec![Tally::new(endpoints); checkpoints].into_boxed_slice(),
         }
     }
 
@@ -222,6 +282,14 @@ impl Calls {
             self.ring[index] = of.ring[index].clone();
         }
         (self.first, self.count, self.end) = (of.first, of.count, of.end);
+        self.oldest.copy(&of.oldest);
+        self.next.copy(&of.next);
+        for section in 1..=of.section(of.count.saturating_sub(1)) {
+            let index = of.index(of.section_start(section)) / STRIDE as usize;
+            if let Some((own, of)) = self.checkpoints.get_mut(index).zip(of.checkpoints.get(index)) {
+                own.copy(of);
+            }
+        }
     }
 
     pub(super) fn end(&self) -> u64 {
@@ -237,7 +305,8 @@ impl Calls {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        core::mem::size_of_val(&*self.ring)
+        let tally = size_of_val(&*self.next.as_root);
+        size_of_val(&*self.ring) + size_of_val(&*self.checkpoints) + (self.checkpoints.len() + 2) * tally
     }
 
     /// `control` is the first received control message of the new collective.
@@ -249,6 +318,13 @@ impl Calls {
             control: *control,
             roots,
         };
+        if self.count > 0
+            && self.next_sequence().is_multiple_of(STRIDE)
+            && let Some(checkpoint) = self.checkpoints.get_mut(index / STRIDE as usize)
+        {
+            checkpoint.copy(&self.next);
+        }
+        self.next.add(&self.ring[index]);
         self.end = self.ring[index].end();
         self.count += 1;
         index
@@ -262,9 +338,17 @@ impl Calls {
             if end > base || end >= limit {
                 break;
             }
+            self.oldest.add(&self.ring[index]);
             self.ring[index] = Collective::EMPTY;
             self.first = self.first.wrapping_add(1);
             self.count -= 1;
+            let oldest = self.index(0);
+            if self.count > 0
+                && self.first.is_multiple_of(STRIDE)
+                && let Some(checkpoint) = self.checkpoints.get_mut(oldest / STRIDE as usize)
+            {
+                checkpoint.clear();
+            }
         }
     }
 
@@ -278,20 +362,33 @@ impl Calls {
         if g < self.ring[oldest].end() {
             return Some(oldest);
         }
-        self.search(g)
+        Some(self.index(self.search(g)))
     }
 
-    fn search(&self, g: u64) -> Option<usize> {
+    /// The collective in flight, counted from the oldest one, of a position in one of them.
+    fn search(&self, g: u64) -> u32 {
         let (mut low, mut high) = (0, self.count);
         while high - low > 1 {
             let middle = low.midpoint(high);
-            if self.ring[self.index(middle)].start <= g {
+            if self.nth(middle).start <= g {
                 low = middle;
             } else {
                 high = middle;
             }
         }
-        Some(self.index(low))
+        low
+    }
+
+    /// A collective in flight, counted from the oldest one.
+    fn nth(&self, nth: u32) -> &Collective {
+        #[cfg(test)]
+        tests::VISITED.with(|visited| visited.set(visited.get() + 1));
+        &self.ring[self.index(nth)]
+    }
+
+    fn nth_of(&self, g: u64) -> Option<u32> {
+        let is_in_flight = self.count > 0 && self.nth(0).start <= g && g < self.end;
+        is_in_flight.then(|| self.search(g))
     }
 
     pub(super) fn get(&self, index: usize) -> &Collective {
@@ -323,45 +420,6 @@ impl Calls {
         g
     }
 
-    /// Packets from `from` to before `to` for which `endpoint` has this role.
-    pub(super) fn count(&self, endpoint: EndpointId, role: Role, from: u64, to: u64) -> u64 {
-        let (mut g, mut count) = (from, 0);
-        while g < to {
-            let Some(index) = self.find(g) else { break };
-            let call = &self.ring[index];
-            let end = call.part_end(g).min(to);
-            if call.involves(endpoint, role, g) {
-                count += end - g;
-            }
-            g = end;
-        }
-        count
-    }
-
-    /// The position `count` packets of this role after `from`, settled; `None` if that is past `limit`.
-    pub(super) fn forward(
-        &self,
-        endpoint: EndpointId,
-        role: Role,
-        from: u64,
-        count: u64,
-        limit: u64,
-    ) -> Option<u64> {
-        let (mut g, mut left) = (from, count);
-        loop {
-            g = self.settle(endpoint, role, g);
-            if left == 0 {
-                return Some(g);
-            }
-            if g >= limit {
-                return None;
-            }
-            let step = left.min(self.ring[self.find(g)?].part_end(g) - g);
-            g += step;
-            left -= step;
-        }
-    }
-
     fn index(&self, nth: u32) -> usize {
         self.first.wrapping_add(nth) as usize & (self.ring.len() - 1)
     }
@@ -377,8 +435,14 @@ pub(super) const NO_SHAPE: PacketShape = PacketShape {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::cell::Cell;
     use proptest::prelude::*;
     use std::vec::Vec;
+
+    std::thread_local! {
+        /// How often a collective was looked at.
+        pub(super) static VISITED: Cell<u32> = const { Cell::new(0) };
+    }
 
     fn endpoint(index: usize) -> EndpointId {
         EndpointId::new(index).unwrap()
@@ -387,31 +451,101 @@ mod tests {
     fn ring() -> impl Strategy<Value = Calls> {
         let call = (0u8..3, 0u8..4, prop_oneof![Just(0u32), 1u32..9], 1u16..=8);
         (proptest::collection::vec(call, 1..20), 0u64..40).prop_map(|(picks, base)| {
-            let mut calls = Calls::new(32);
+            let mut calls = Calls::new(32, 4);
             calls.first = u32::MAX - 3;
-            for (sequence, (primitive, root, packets, roots)) in picks.into_iter().enumerate() {
-                let primitive =
-                    [Primitive::AllReduce, Primitive::Reduce, Primitive::Broadcast][usize::from(primitive)];
-                let many = primitive != Primitive::AllReduce && packets > 0;
-                let call = Call {
-                    primitive,
-                    roots: if many { roots } else { 1 },
-                    packets,
-                    ..NO_CALL
-                };
-                let control = Control {
-                    sequence: sequence as u32,
-                    call,
-                    ..Collective::EMPTY.control
-                };
-                calls.push(
-                    &control,
-                    std::array::from_fn(|block| endpoint((usize::from(root) + block) % 4)),
-                );
-            }
+            picks.into_iter().for_each(|pick| push(&mut calls, pick));
             calls.retire(base, u64::MAX);
             calls
         })
+    }
+
+    type Pick = (u8, u8, u32, u16);
+
+    fn push(calls: &mut Calls, (primitive, root, packets, roots): Pick) {
+        let primitive =
+            [Primitive::AllReduce, Primitive::Reduce, Primitive::Broadcast][usize::from(primitive)];
+        let many = primitive != Primitive::AllReduce && packets > 0;
+        let call = Call {
+            primitive,
+            roots: if many { roots } else { 1 },
+            packets,
+            ..NO_CALL
+        };
+        let control = Control {
+            sequence: calls.next_sequence(),
+            call,
+            ..Collective::EMPTY.control
+        };
+        calls.push(
+            &control,
+            std::array::from_fn(|block| endpoint((usize::from(root) + block) % 4)),
+        );
+    }
+
+    /// Several sections, of calls of which some were retired before others came.
+    fn large_ring() -> impl Strategy<Value = Calls> {
+        let call = (
+            0u8..3,
+            0u8..4,
+            prop_oneof![2 => Just(0u32), 1 => 1u32..5],
+            1u16..=8,
+        );
+        (proptest::collection::vec(call, 1..900), 1u32..256, 0u32..300).prop_map(|(picks, step, last)| {
+            let mut calls = Calls::new(256, 4);
+            calls.first = u32::MAX - 300;
+            for pick in picks {
+                if calls.is_full() {
+                    retire(&mut calls, step);
+                }
+                push(&mut calls, pick);
+            }
+            retire(&mut calls, last);
+            calls
+        })
+    }
+
+    fn retire(calls: &mut Calls, count: u32) {
+        let end = match count {
+            0 => 0,
+            _ if count > calls.count => calls.end,
+            _ => calls.nth(count - 1).end(),
+        };
+        calls.retire(end, u64::MAX);
+    }
+
+    /// The slow twin of `count`, by a walk over all parts of calls.
+    fn walked(calls: &Calls, endpoint: EndpointId, role: Role, from: u64, to: u64) -> u64 {
+        let (mut g, mut count) = (from, 0);
+        while g < to
+            && let Some(index) = calls.find(g)
+        {
+            let call = calls.get(index);
+            let end = call.part_end(g).min(to);
+            if call.involves(endpoint, role, g) {
+                count += end - g;
+            }
+            g = end;
+        }
+        count
+    }
+
+    /// Each repeated PSN of a rank, and each repeated packet to one, is converted: of a full window of barriers, few are visited.
+    #[test]
+    fn few_of_a_full_window_of_calls_are_visited() {
+        const MANY: u64 = 1 << 15;
+        let mut calls = Calls::new(MANY as u16, 64);
+        (0..MANY).for_each(|_| push(&mut calls, (0, 0, 0, 1)));
+        assert!(calls.is_full());
+        for (n, role) in [0, 1, 100, MANY / 2 + 5, MANY - 1]
+            .into_iter()
+            .flat_map(|n| [(n, Role::Sends), (n, Role::Receives)])
+        {
+            VISITED.set(0);
+            assert_eq!(calls.forward(endpoint(3), role, 0, n, MANY), Some(n));
+            assert_eq!(calls.count(endpoint(3), role, 0, n), n);
+            let visited = VISITED.get();
+            assert!(visited < 6 * STRIDE, "{n}: {visited}");
+        }
     }
 
     /// The collective of `g`, by a linear scan.
@@ -444,6 +578,30 @@ mod tests {
             for g in from..calls.end() + 1 {
                 let found = calls.find(g).map(|i| calls.get(i).start);
                 prop_assert_eq!(found, of(&calls, g).map(|c| c.start));
+            }
+        }
+
+        /// With checkpoints, as well. A copy has the same ones.
+        #[test]
+        fn a_search_agrees_with_a_walk(
+            calls in large_ring(), e in 0u8..4, sends: bool,
+            queries in proptest::collection::vec((any::<u32>(), any::<u32>()), 1..20),
+        ) {
+            let mut copy = Calls::new(256, 4);
+            copy.copy_state(&calls);
+            prop_assert_eq!(&copy, &calls);
+            let (e, role) = (endpoint(e.into()), if sends { Role::Sends } else { Role::Receives });
+            let oldest = calls.iter().map(|(_, c)| c.start).next().unwrap_or(calls.end());
+            let length = calls.end() - oldest;
+            for (from, to) in queries {
+                let from = oldest + u64::from(from) % (length + 1);
+                let to = from + u64::from(to) % (calls.end() - from + 1);
+                let count = walked(&calls, e, role, from, to);
+                prop_assert_eq!(calls.count(e, role, from, to), count);
+                prop_assert_eq!(calls.forward(e, role, from, count, u64::MAX), Some(calls.settle(e, role, to)));
+                let all = walked(&calls, e, role, from, calls.end());
+                prop_assert_eq!(calls.forward(e, role, from, all, calls.end()), Some(calls.end()));
+                prop_assert_eq!(calls.forward(e, role, from, all + 1, u64::MAX), None);
             }
         }
 

@@ -206,7 +206,7 @@ impl<const W: usize> Terminated<W> {
         Self {
             streams: vec![Stream::default(); endpoints.len()].into_boxed_slice(),
             pipes: [pipe.clone(), pipe],
-            calls: Calls::new(config.collectives_max),
+            calls: Calls::new(config.collectives_max, 0),
             limit: u64::MAX,
             conflict: None,
             conflict_due: false,

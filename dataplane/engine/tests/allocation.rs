@@ -399,6 +399,8 @@ fn a_group_takes_the_memory_that_it_says() {
             }
         }
     }
+    // With checkpoints for the collectives in flight.
+    rules.push(collective_star(40).with_translated(|rule| rule.slots = 1 << 10));
     let live = || BYTES.get() - FREED_BYTES.get();
     let ports = ports(64);
     for rule in rules {

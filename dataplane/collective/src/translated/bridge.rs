@@ -1,5 +1,6 @@
 //! PSN bridging between PSNs on the wire and positions. The `u` and `d` of a host count only packets that it sends or receives.
-//! Conversion starts at the lowest unacknowledged position, whose `u` or `d` is known, and walks over the collectives in flight.
+//! Conversion starts at the lowest unacknowledged position, whose `u` or `d` is known, and searches the collectives in flight: whoever
+//! repeats a packet must not make this switch visit all of them.
 
 use super::endpoint::Receiving;
 use super::machine::Translated;
@@ -75,7 +76,7 @@ impl<const W: usize> Translated<W> {
         }
     }
 
-    /// The same for the next packet of a host, by a walk over the collectives.
+    /// The same for the next packet of a host, by a search.
     fn locate_in_turn(&self, from: EndpointId) -> Option<u64> {
         let Receiving {
             confirmed,
@@ -106,13 +107,13 @@ impl<const W: usize> Translated<W> {
         match self.kind(endpoint) {
             EndpointKind::Rank { rq_psn, .. } => {
                 let sending = &state.sending;
-                let walked =
+                let searched =
                     || sending.acked_d + self.calls.count(endpoint, Role::Receives, sending.acked, at);
                 let d = if at + 1 == sending.next {
-                    debug_assert_eq!(walked(), sending.next_d - 1);
+                    debug_assert_eq!(searched(), sending.next_d - 1);
                     sending.next_d - 1
                 } else {
-                    walked()
+                    searched()
                 };
                 wire(rq_psn, d)
             }

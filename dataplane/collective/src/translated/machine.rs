@@ -100,7 +100,7 @@ impl<const W: usize> Translated<W> {
             endpoints: states,
             congestion: vec![Congestion::default(); endpoints.len()].into_boxed_slice(),
             slots: Slots::new(config.slots, 1 + u16::from(is_augmented)),
-            calls: Calls::new(config.collectives_max),
+            calls: Calls::new(config.collectives_max, all.len()),
             base: 0,
             limit: u64::MAX,
             pending: EndpointSet::EMPTY,
