@@ -7,7 +7,6 @@ use castnet_rules::GroupRule;
 use castnet_wire::ipv4::PROTOCOL_UDP;
 use castnet_wire::udp::ROCE_PORT;
 
-use crate::group::multicast::fast::Leg;
 use crate::output::Ports;
 use crate::tables::route::{Flow, Hop, Routed, Routes};
 
@@ -20,8 +19,6 @@ pub(crate) struct Core {
     sets: Box<[Set]>,
     /// By path, its set or [`NONE`]. Empty without any.
     set_of: Box<[u16]>,
-    /// Memory of the fast path.
-    pub(super) legs: Vec<Leg>,
 }
 
 /// The paths with one address.
@@ -75,7 +72,6 @@ impl Core {
         });
         Self {
             sets: sets.collect(),
-            legs: Vec::with_capacity(set_of.len()),
             set_of: set_of.into(),
         }
     }
@@ -116,8 +112,7 @@ impl Core {
 
     pub(super) fn bytes(&self) -> usize {
         let paths = self.sets.iter().map(|set| size_of_val(&*set.paths));
-        let legs = self.set_of.len() * size_of::<Leg>();
-        size_of_val(&*self.sets) + size_of_val(&*self.set_of) + legs + paths.sum::<usize>()
+        size_of_val(&*self.sets) + size_of_val(&*self.set_of) + paths.sum::<usize>()
     }
 }
 

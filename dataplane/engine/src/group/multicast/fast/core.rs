@@ -2,22 +2,24 @@
 
 use castnet_collective::PathId;
 use castnet_collective::path::Paths;
+use castnet_wire::icrc::Shift;
 use castnet_wire::{MacAddr, PortId};
 
 use super::data::{Rewrite, Run, RunCommon};
 use crate::egress::Egress;
-use crate::group::headers::{Headers, L3};
+use crate::group::headers::L3;
 use crate::group::multicast::context::Group;
 use crate::group::multicast::core::{Way, hops};
 use crate::group::multicast::replicate::{count_lost_copies, count_lost_copy};
 use crate::group::rewrite::PathDestination;
+use crate::observe::counters::Counters;
 use crate::observe::trace::Observer;
 use crate::output::Output;
 use crate::output::cx::Cx;
 
 /// A copy of each packet of a run.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::group::multicast) struct Leg {
+#[derive(Clone, Copy)]
+struct Leg {
     port: PortId,
     /// Destination and source.
     macs: (MacAddr, MacAddr),
@@ -26,11 +28,68 @@ pub(in crate::group::multicast) struct Leg {
 }
 
 /// Who lacks a packet whose copy is lost.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 enum Lost {
     Path(PathId),
     /// All paths of an address of the core.
     Core([u8; 4]),
+}
+
+/// The copies of a run. Those that are known last are sent at the end, because they get the frames themselves.
+struct Copies<'a> {
+    common: &'a RunCommon,
+    operator: Option<&'a Shift>,
+    waiting: Option<Leg>,
+    sent: u64,
+}
+
+impl Copies<'_> {
+    fn add<E: Egress, O: Observer>(
+        &mut self,
+        cx: &mut Cx<'_, E, O>,
+        counters: &mut Counters,
+        group: &mut Group,
+        run: &Run<E::Buf>,
+        leg: Leg,
+    ) {
+        let Some(leg) = self.waiting.replace(leg) else {
+            return;
+        };
+        let rewrite = Rewrite::new(self.common, &leg.dest, leg.macs);
+        let change = self.common.icrc_change(self.operator, &rewrite);
+        let copies = run.replicate(cx, leg.port, (&rewrite, change));
+        for _ in copies..run.frames.len() as u64 {
+            match leg.lost {
+                Lost::Path(path) => count_lost_copy(group, counters, path),
+                Lost::Core(address) => count_lost_copies(group, counters, address),
+            }
+        }
+        counters.sent(leg.port, copies, copies * u64::from(run.headers.length));
+        self.sent += copies;
+    }
+
+    /// Returns the number of frames sent.
+    fn finish<E: Egress, O: Observer>(
+        self,
+        cx: &mut Cx<'_, E, O>,
+        counters: &mut Counters,
+        run: &mut Run<E::Buf>,
+    ) -> u64 {
+        let (frames, length) = (run.frames.len() as u64, u64::from(run.headers.length));
+        let Some(last) = self.waiting else {
+            debug_assert!(false, "a packet that is accepted has a path to go to");
+            counters.totals.copies_lost += run.frames.drain(..).count() as u64;
+            return self.sent;
+        };
+        let rewrite = Rewrite::new(self.common, &last.dest, last.macs);
+        let change = self.common.icrc_change(self.operator, &rewrite);
+        for (mut frame, check) in run.frames.drain(..) {
+            rewrite.write(check, change, &mut frame);
+            cx.egress.send(last.port, frame);
+        }
+        counters.sent(last.port, frames, frames * length);
+        self.sent + frames
+    }
 }
 
 impl Group {
@@ -43,63 +102,31 @@ impl Group {
         (common, run): (&RunCommon, &mut Run<E::Buf>),
         takes: Option<&Paths>,
     ) -> u64 {
-        // Kept between runs for its memory.
-        let mut legs = std::mem::take(&mut self.cold.core.legs);
-        legs.clear();
-        self.find_legs(output, &run.headers, takes, &mut legs);
-        let (frames, length) = (run.frames.len() as u64, u64::from(run.headers.length));
-        let mut sent = 0;
-        let Output { shifts, counters, .. } = output;
-        let operator = shifts.find(common.payload);
-        if let Some((last, others)) = legs.split_last() {
-            for leg in others {
-                let rewrite = Rewrite::new(common, &leg.dest, leg.macs);
-                let change = common.icrc_change(operator, &rewrite);
-                let copies = run.replicate(cx, leg.port, (&rewrite, change));
-                for _ in copies..frames {
-                    match leg.lost {
-                        Lost::Path(path) => count_lost_copy(self, counters, path),
-                        Lost::Core(address) => count_lost_copies(self, counters, address),
-                    }
-                }
-                counters.sent(leg.port, copies, copies * length);
-                sent += copies;
-            }
-            let rewrite = Rewrite::new(common, &last.dest, last.macs);
-            let change = common.icrc_change(operator, &rewrite);
-            for (mut frame, check) in run.frames.drain(..) {
-                rewrite.write(check, change, &mut frame);
-                cx.egress.send(last.port, frame);
-            }
-            counters.sent(last.port, frames, frames * length);
-            sent += frames;
-        } else {
-            debug_assert!(false, "a packet that is accepted has a path to go to");
-            counters.totals.copies_lost += run.frames.drain(..).count() as u64;
-        }
-        self.cold.core.legs = legs;
-        sent
-    }
-
-    fn find_legs(
-        &mut self,
-        output: &mut Output,
-        headers: &Headers,
-        takes: Option<&Paths>,
-        legs: &mut Vec<Leg>,
-    ) {
+        let Output {
+            ports,
+            next_hops,
+            routes,
+            shifts,
+            counters,
+        } = output;
         let source = self.hot.source;
         let takes = |path| path != source && takes.is_none_or(|takes| takes.contains(path));
-        let mcst_id = self.hot.mcst_id.0;
-        let mut ports = self.hot.ports;
+        let (mcst_id, sport) = (self.hot.mcst_id.0, run.headers.sport());
+        let packet_len = run.headers.length as usize - L3;
+        let mut copies = Copies {
+            common,
+            operator: shifts.find(common.payload),
+            waiting: None,
+            sent: 0,
+        };
+        let mut members = self.hot.ports;
         self.cold.core.begin();
         for path in (0..self.hot.destinations.len()).map_while(PathId::new) {
-            let (Some(port), Some(dest)) =
-                (self.hot.next_port(&mut ports, path.index()), self.hot.dest(path))
-            else {
-                output
-                    .counters
-                    .invariant_violated("each path has a port and a destination");
+            let (Some(port), Some(dest)) = (
+                self.hot.next_port(&mut members, path.index()),
+                self.hot.dest(path),
+            ) else {
+                counters.invariant_violated("each path has a port and a destination");
                 break;
             };
             if !takes(path) {
@@ -107,13 +134,13 @@ impl Group {
             }
             let own = Leg {
                 port,
-                macs: (output.next_hops.get(dest.next_hop()), output.ports.mac(port)),
+                macs: (next_hops.get(dest.next_hop()), ports.mac(port)),
                 dest: *dest,
                 lost: Lost::Path(path),
             };
             let address = match self.cold.core.way(path, takes) {
                 Way::Own => {
-                    legs.push(own);
+                    copies.add(cx, counters, self, run, own);
                     continue;
                 }
                 Way::Sent => continue,
@@ -124,19 +151,20 @@ impl Group {
                 lost: Lost::Core(address),
                 ..own
             };
-            let before = legs.len();
-            let addresses = (mcst_id, address.into(), headers.sport());
-            let packet_len = headers.length as usize - L3;
-            legs.extend(
-                hops(&output.routes, &output.ports, addresses, packet_len).map(|hop| Leg {
+            let mut any = false;
+            for hop in hops(routes, ports, (mcst_id, address.into(), sport), packet_len) {
+                any = true;
+                let leg = Leg {
                     port: hop.port,
-                    macs: (hop.mac, output.ports.mac(hop.port)),
+                    macs: (hop.mac, ports.mac(hop.port)),
                     ..core
-                }),
-            );
-            if legs.len() == before {
-                legs.push(core);
+                };
+                copies.add(cx, counters, self, run, leg);
+            }
+            if !any {
+                copies.add(cx, counters, self, run, core);
             }
         }
+        copies.finish(cx, counters, run)
     }
 }

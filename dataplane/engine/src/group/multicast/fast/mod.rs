@@ -6,7 +6,6 @@ mod data;
 
 use castnet_wire::{DropReason, FrameBuf};
 
-pub(super) use self::core::Leg;
 use super::context::Group;
 use crate::address;
 use crate::egress::Egress;
