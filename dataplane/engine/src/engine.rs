@@ -18,12 +18,15 @@ use crate::group::table::Groups;
 use crate::observe::counters::{CountersSnapshot, Totals};
 use crate::observe::events::EngineEvent;
 use crate::observe::neighbour::Neighbour;
-use crate::observe::tap::Taps;
-use crate::observe::trace::{Observer, Off, Recorder, Verdict};
+use crate::observe::tap::{Taps, Watch};
+use crate::observe::trace::{Observer, Off};
 use crate::output::Output;
 use crate::output::cx::Cx;
 use crate::tables::fdb::FdbEntry;
 use crate::tables::published::Tables;
+
+/// Most groups that one call of [`Engine::handle_timeout`] handles: of each wheel, and of those with more to send.
+const GROUPS_PER_CALL: usize = 256;
 
 /// The engine of one worker.
 #[derive(Debug)]
@@ -168,13 +171,13 @@ impl Engine {
         own.into_iter().chain(self.services.timers.poll()).min()
     }
 
-    /// Runs all due timers: LLDP, a bounded part of ageing, stall reports, retransmissions and pending emissions of groups.
+    /// Runs due timers: LLDP, a bounded part of ageing, stall reports, retransmissions and pending emissions of a bounded number of groups.
+    /// While further groups are due, so is [`Engine::poll_timeout`]: handle frames, and call it again.
     pub fn handle_timeout<E: Egress>(&mut self, now: Nanos, egress: &mut E) {
-        if self.taps.armed() {
-            let mut recorder = Recorder::new(now, PortId::default(), Vec::new());
-            self.on_time(now, egress, &mut recorder);
-            let trace = recorder.finish(Verdict::Absorbed);
-            self.taps.take_sent(&trace);
+        if self.taps.want_sent() {
+            let mut watch = Watch::of_timers(std::mem::take(&mut self.taps), now);
+            self.on_time(now, egress, &mut watch);
+            self.taps = watch.finish();
         } else {
             self.on_time(now, egress, &mut Off);
         }
@@ -194,20 +197,26 @@ impl Engine {
             ..
         } = self;
         bridge.handle_timeout(&mut cx, services);
-        while let Some(slot) = services.timers.coarse.pop(now) {
+        for _ in 0..GROUPS_PER_CALL {
+            let Some(slot) = services.timers.coarse.pop(now) else {
+                break;
+            };
             groups.with(
                 slot,
                 |group| with_group!(group, group => group.timeout(services, &mut cx, slot)),
             );
         }
-        while let Some(slot) = services.timers.fine.pop(now) {
+        for _ in 0..GROUPS_PER_CALL {
+            let Some(slot) = services.timers.fine.pop(now) else {
+                break;
+            };
             groups.with(
                 slot,
                 |group| with_group!(group, group => group.timeout(services, &mut cx, slot)),
             );
         }
         // A group that has still more to send is queued again.
-        for _ in 0..services.timers.emitting.len() {
+        for _ in 0..services.timers.emitting.len().min(GROUPS_PER_CALL) {
             let Some(slot) = services.timers.emitting.pop_front() else {
                 return;
             };

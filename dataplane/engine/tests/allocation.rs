@@ -312,6 +312,138 @@ fn a_contribution_costs_no_allocation() {
     }
 }
 
+/// Copies for a static core, of which there are as many as the route to its address has next hops: more than the group has endpoints.
+#[test]
+fn copies_for_a_static_core_cost_no_allocation() {
+    use castnet_rules::{Ipv4Net, NextHop, Route, RouteHop};
+    const HOPS: usize = 8;
+    let core = std::net::Ipv4Addr::new(239, 1, 0, 1);
+    let edge = |n: usize| {
+        let mut endpoint = switch(HOPS + 1);
+        if let NextHop::Switch {
+            name, ip, core: at, ..
+        } = &mut endpoint.next_hop
+        {
+            (*name, *ip, *at) = (format!("edge{n}"), Some(far_ip(n)), Some(core));
+        }
+        endpoint
+    };
+    let mut engine = engine(HOPS + 2);
+    install(&mut engine, &rule(vec![host(0), edge(1), edge(2)]));
+    let mut egress = Recycling {
+        stock: (0..64).map(|_| Vec::with_capacity(2048)).collect(),
+        sent: 0,
+    };
+    let mut batch = Batch::new();
+    // With one next hop, frames fill the cache of ICRC operators.
+    for (psn, hops) in (100..).zip([1, 1, HOPS]) {
+        let hop = |n: usize| RouteHop {
+            port: port(n),
+            mac: peer_mac(n),
+        };
+        let route = Route {
+            prefix: Ipv4Net::from(core),
+            next_hops: (1..=hops).map(hop).collect(),
+            replicate: true,
+            copy_to: Vec::new(),
+        };
+        let tables = tables(psn.into(), [MCST], &[route], (0..HOPS + 2).map(port));
+        engine.set_tables(T0, tables.into());
+        let mut frame = egress.stock.pop().unwrap();
+        frame.clear();
+        frame.extend_from_slice(&send(psn, &[1; 1024]));
+        batch.push(frame);
+        let before = (ALLOCATIONS.get(), egress.sent);
+        engine.process(T0, port(0), &mut batch, &mut egress);
+        assert_eq!(egress.sent - before.1, hops as u64);
+        if hops == HOPS {
+            assert_eq!(ALLOCATIONS.get(), before.0);
+        }
+    }
+}
+
+/// A capture costs the bytes that it keeps, however many endpoints the group has. What it does not want costs nothing, and neither do
+/// the timers of other groups.
+#[test]
+fn a_capture_takes_the_memory_that_it_keeps() {
+    use castnet_engine::{FrameFilter, TapId};
+    use castnet_wire::{DataType, Primitive};
+    use common::collective::*;
+    const RECEIVERS: usize = 200;
+    const KEPT: usize = 64;
+    let mut engine = engine(3);
+    let endpoints = (0..=RECEIVERS).map(|n| host_at(usize::from(n > 0), n));
+    install(&mut engine, &rule(endpoints.collect()));
+    install_collective(&mut engine, &collective_star(2));
+    let mut egress = Recycling {
+        stock: Vec::new(),
+        sent: 0,
+    };
+    let tap = TapId::all().next().unwrap();
+    let mut batch = Batch::new();
+    // The bytes allocated for a frame, and the number of captured frames.
+    let mut cost = |engine: &mut Engine, egress: &mut Recycling, ingress: usize, bytes: &[u8]| {
+        egress
+            .stock
+            .resize_with(2 * RECEIVERS, || Vec::with_capacity(2048));
+        let mut frame = egress.stock.pop().unwrap();
+        frame.clear();
+        frame.extend_from_slice(bytes);
+        batch.push(frame);
+        let before = BYTES.get();
+        engine.process(T0, port(ingress), &mut batch, egress);
+        let taken = BYTES.get() - before;
+        let captured = std::iter::from_fn(|| engine.taps.pop_captured(tap)).count();
+        (taken, captured)
+    };
+    let of_group = FrameFilter {
+        group: Some(MCST),
+        ..FrameFilter::default()
+    };
+    engine.taps.arm_capture(tap, of_group, KEPT, u64::MAX);
+    // The queues of the subscriber grow once.
+    for psn in 100..104 {
+        cost(&mut engine, &mut egress, 0, &send(psn, &[1; 1024]));
+    }
+    let data = cost(&mut engine, &mut egress, 0, &send(104, &[1; 1024]));
+    assert_eq!(data, ((1 + RECEIVERS) * KEPT, 1 + RECEIVERS));
+    cost(&mut engine, &mut egress, 1, &ack(1, 104, 1, Syndrome::Ack));
+    let feedback = ack(2, 104, 1, Syndrome::Ack);
+    let (taken, captured) = cost(&mut engine, &mut egress, 1, &feedback);
+    assert_eq!((taken, captured), (feedback.len().min(KEPT), 1));
+
+    // Rank 0 waits for rank 1, and is kept alive.
+    let job = Job {
+        primitive: Primitive::AllReduce,
+        root: 0,
+        data_type: DataType::F32,
+        elements: 64,
+        data: vec![vec![0; 256]; 2],
+    };
+    let rank = Rank::new(0, T0, &[job]);
+    assert_eq!(cost(&mut engine, &mut egress, 0, &rank.frame(0)).1, 0);
+    for n in 1..=4 {
+        let before = (ALLOCATIONS.get(), egress.sent);
+        engine.handle_timeout(T0 + Nanos(TIMEOUT.0 * n), &mut egress);
+        assert!(egress.sent > before.1);
+        // The first frames fill the cache of ICRC operators.
+        assert!(n < 3 || ALLOCATIONS.get() == before.0);
+    }
+
+    let drops = FrameFilter {
+        drops: true,
+        ..FrameFilter::default()
+    };
+    engine.taps.arm_capture(tap, drops, KEPT, u64::MAX);
+    // Data of the group at a port without an endpoint of it.
+    assert_eq!(cost(&mut engine, &mut egress, 2, &send(105, &[1; 1024])).1, 1);
+    assert_eq!(
+        cost(&mut engine, &mut egress, 2, &send(105, &[1; 1024])),
+        (KEPT, 1)
+    );
+    assert_eq!(cost(&mut engine, &mut egress, 0, &send(105, &[1; 1024])), (0, 0));
+}
+
 /// A dry run of a group with as many slots as may be: payload is not copied, and where the group is, no memory is taken or
 /// given back. Nothing changes.
 #[test]

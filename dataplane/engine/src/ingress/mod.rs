@@ -17,7 +17,8 @@ use crate::group::context::{Context, with_group};
 use crate::group::kind::Kind;
 use crate::group::rewrite::set_destination;
 use crate::group::services::Services;
-use crate::observe::trace::{Observer, Off, Recorder, Stage, Step, Verdict};
+use crate::observe::tap::Watch;
+use crate::observe::trace::{Observer, Off, Stage, Step, Verdict};
 use crate::output::cx::Cx;
 
 impl Engine {
@@ -56,19 +57,19 @@ impl Engine {
         self.fast_batch(&mut cx, &mut others);
     }
 
-    /// Handles a frame with a recorder: a subscriber may want it or one that it causes.
+    /// Handles a frame that a subscriber may want, or one that it causes.
     #[inline(never)]
     fn recorded_frame<E: Egress>(&mut self, cx: &mut Cx<'_, E, Off>, frame: E::Buf) {
-        let mut recorder = Recorder::new(cx.now, cx.ingress, frame.segments().concat());
+        let mut watch = Watch::of_frame(std::mem::take(&mut self.taps), cx.now, cx.ingress, &frame);
         let mut cx = Cx {
             now: cx.now,
             ingress: cx.ingress,
             egress: &mut *cx.egress,
-            observer: &mut recorder,
+            observer: &mut watch,
         };
         let verdict = self.forward(&mut cx, frame);
         self.services.output.counters.account(cx.ingress, verdict);
-        self.taps.take(recorder.finish(verdict));
+        self.taps = watch.finish_frame(verdict);
     }
 
     #[inline]

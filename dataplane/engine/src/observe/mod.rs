@@ -1,5 +1,6 @@
 //! Counters, events, traces and captures.
 
+mod addresses;
 pub(crate) mod counters;
 pub(crate) mod events;
 pub(crate) mod limit;

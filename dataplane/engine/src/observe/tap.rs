@@ -1,15 +1,16 @@
 //! Live traces and captured frames for subscribers, in bounded queues that the worker drains. Without subscribers the cost is a branch
-//! per batch. With subscribers, frames that one may want take the slow path, are recorded and may cause allocations; for others port
-//! and destination are checked.
+//! per batch. With subscribers, frames that one may want take the slow path and may cause allocations; for others port and destination
+//! are checked. A capture copies the bytes that it keeps, and nothing else. Only frames that a live trace may want are recorded: that
+//! takes time for the paths of a group.
 
 use core::net::Ipv4Addr;
 use std::collections::VecDeque;
 
-use castnet_wire::ethernet::{ETHERTYPE_ARP, ETHERTYPE_AT, ETHERTYPE_IPV4, is_tag};
-use castnet_wire::layout;
-use castnet_wire::{Arp, DropReason, Ethernet, FrameBuf, FrameFilter, Ipv4, McstId, Nanos, PortId, VlanTag};
+use castnet_wire::ethernet::{ETHERTYPE_AT, ETHERTYPE_IPV4};
+use castnet_wire::{DropReason, Ethernet, FrameBuf, FrameFilter, Ipv4, McstId, Nanos, PortId};
 
-use crate::observe::trace::{Trace, Verdict};
+use crate::observe::addresses::{Addresses, addresses};
+use crate::observe::trace::{Observer, Recorder, Step, Trace, Verdict};
 use crate::port_set::PortSet;
 
 const QUEUE_MAX: usize = 1024;
@@ -66,26 +67,6 @@ impl Gate {
     }
 }
 
-/// Of the outermost IPv4 or ARP header. The frame may be malformed otherwise.
-fn addresses(frame: &[u8]) -> (Option<Ipv4Addr>, Option<Ipv4Addr>) {
-    let bytes = |at: usize| frame.get(at..)?.first_chunk::<2>().copied();
-    let ethertype = |at: usize| bytes(at).map(u16::from_be_bytes);
-    let mut at = ETHERTYPE_AT;
-    while ethertype(at).is_some_and(is_tag) {
-        at += VlanTag::LEN;
-    }
-    let (src, dst) = match ethertype(at) {
-        Some(ETHERTYPE_IPV4) => (layout::SRC.start, layout::DST.start),
-        Some(ETHERTYPE_ARP) => (Arp::SENDER_IP.start, Arp::TARGET_IP.start),
-        _ => return (None, None),
-    };
-    let address = |offset: usize| {
-        let octets = frame.get(at + 2 + offset..)?.first_chunk::<4>()?;
-        Some(Ipv4Addr::from(*octets))
-    };
-    (address(src), address(dst))
-}
-
 /// Direction and verdict of a captured frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
@@ -133,10 +114,16 @@ struct Subscription {
 }
 
 impl Subscription {
-    fn wants(&self, port: PortId, group: Option<McstId>, seen: Seen, frame: &[u8]) -> bool {
+    fn wants(
+        &self,
+        port: PortId,
+        group: Option<McstId>,
+        seen: Seen,
+        addresses: impl FnOnce() -> Addresses,
+    ) -> bool {
         let (filter, dropped) = (&self.filter, seen.dropped());
         let by_address = || {
-            let (src, dst) = addresses(frame);
+            let (src, dst) = addresses();
             (filter.src.is_none() || filter.src == src) && (filter.dst.is_none() || filter.dst == dst)
         };
         self.left > 0
@@ -160,8 +147,41 @@ impl Subscription {
 #[derive(Debug)]
 enum Queue {
     Traces(VecDeque<Trace>),
-    /// With the most bytes to keep of each frame.
-    Captured(VecDeque<Captured>, usize),
+    Captured(Capture),
+}
+
+#[derive(Debug)]
+struct Capture {
+    waiting: VecDeque<Captured>,
+    /// The most bytes to keep of each frame.
+    length_max: usize,
+    /// Sent because of the present frame, which comes before them: those for which there is room.
+    sent: Vec<Captured>,
+    /// The number of further ones.
+    more: u64,
+}
+
+impl Capture {
+    fn new(length_max: usize) -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            length_max,
+            sent: Vec::new(),
+            more: 0,
+        }
+    }
+
+    /// Puts the sent frames behind the present one.
+    fn put_sent(&mut self, subscription: &mut Subscription) {
+        for captured in self.sent.drain(..) {
+            if subscription.left > 0 {
+                subscription.put(&mut self.waiting, || captured);
+            }
+        }
+        let lost = std::mem::take(&mut self.more).min(subscription.left);
+        subscription.left -= lost;
+        subscription.lost += lost;
+    }
 }
 
 #[derive(Debug)]
@@ -179,7 +199,7 @@ impl Tap {
     }
 
     /// True if it may want this frame, or one sent because of it.
-    fn may_want(&self, ingress: PortId, (src, dst): (Option<Ipv4Addr>, Option<Ipv4Addr>)) -> bool {
+    fn may_want(&self, ingress: PortId, (src, dst): Addresses) -> bool {
         let (filter, incoming) = (&self.subscription.filter, self.is_incoming());
         self.subscription.left > 0
             && filter.group.is_none_or(|group| dst == Some(group.0))
@@ -195,13 +215,18 @@ impl Tap {
 pub struct Taps {
     all: Vec<Tap>,
     wanting: bool,
+    /// One wants frames that are sent.
+    wanting_sent: bool,
     gate: Gate,
     lost: u64,
+    /// The first bytes of the received frame, as many as are kept.
+    received: Vec<u8>,
 }
 
 impl Taps {
-    pub(crate) fn armed(&self) -> bool {
-        self.wanting
+    /// True if a subscriber wants frames that timers cause.
+    pub(crate) fn want_sent(&self) -> bool {
+        self.wanting_sent
     }
 
     /// Traces the next `count` frames that match, for [`Taps::pop_trace`]. Replaces an earlier subscription of the same id.
@@ -211,7 +236,7 @@ impl Taps {
 
     /// As [`Taps::arm_trace`], but captures up to `length_max` bytes of each frame, for [`Taps::pop_captured`].
     pub fn arm_capture(&mut self, id: TapId, filter: FrameFilter, length_max: usize, count: u64) {
-        self.arm(id, filter, count, Queue::Captured(VecDeque::new(), length_max));
+        self.arm(id, filter, count, Queue::Captured(Capture::new(length_max)));
     }
 
     fn arm(&mut self, id: TapId, filter: FrameFilter, left: u64, queue: Queue) {
@@ -240,10 +265,11 @@ impl Taps {
             count: Some(0),
             ..Gate::default()
         };
-        self.wanting = false;
+        (self.wanting, self.wanting_sent) = (false, false);
         for tap in self.all.iter().filter(|tap| tap.subscription.left > 0) {
             self.wanting = true;
             let (filter, incoming) = (&tap.subscription.filter, tap.is_incoming());
+            self.wanting_sent |= !incoming;
             match filter.port.filter(|_| incoming) {
                 Some(port) => gate.ports.insert(port),
                 None => gate.ports = PortSet::ALL,
@@ -271,11 +297,8 @@ impl Taps {
 
     /// True if this frame, or one sent because of it, may be wanted.
     pub(crate) fn may_want(&self, ingress: PortId, frame: &impl FrameBuf) -> bool {
-        let head = frame.head();
-        let found = addresses(head);
-        // The addresses may lie behind more tags than fit into the head.
-        let hidden = found == (None, None) && head.len() < frame.length();
-        hidden || self.all.iter().any(|tap| tap.may_want(ingress, found))
+        let found = addresses(frame);
+        self.all.iter().any(|tap| tap.may_want(ingress, found))
     }
 
     fn find(&mut self, id: TapId) -> Option<&mut Tap> {
@@ -292,14 +315,14 @@ impl Taps {
     pub fn pop_trace(&mut self, id: TapId) -> Option<Trace> {
         match &mut self.find(id)?.queue {
             Queue::Traces(waiting) => waiting.pop_front(),
-            Queue::Captured(..) => None,
+            Queue::Captured(_) => None,
         }
     }
 
     /// Removes and returns the oldest captured frame of a subscriber.
     pub fn pop_captured(&mut self, id: TapId) -> Option<Captured> {
         match &mut self.find(id)?.queue {
-            Queue::Captured(waiting, _) => waiting.pop_front(),
+            Queue::Captured(capture) => capture.waiting.pop_front(),
             Queue::Traces(_) => None,
         }
     }
@@ -318,19 +341,13 @@ impl Taps {
         self.lost
     }
 
-    /// Passes the trace of a received frame to the subscribers that want it.
-    pub(crate) fn take(&mut self, trace: Trace) {
-        let seen = match trace.verdict {
-            Verdict::Dropped(reason) => Seen::Dropped(reason),
-            _ => Seen::In,
-        };
-        self.capture(trace.at, trace.ingress, seen, trace.group, &trace.frame);
-        self.take_sent(&trace);
+    /// Passes a trace to the subscribers that want it.
+    fn take_trace(&mut self, trace: Trace, seen: Seen, addresses: Addresses) {
         let mut takers = self.all.iter_mut().filter_map(|tap| match &mut tap.queue {
             Queue::Traces(waiting)
                 if tap
                     .subscription
-                    .wants(trace.ingress, trace.group, seen, &trace.frame) =>
+                    .wants(trace.ingress, trace.group, seen, || addresses) =>
             {
                 Some((&mut tap.subscription, waiting))
             }
@@ -345,34 +362,155 @@ impl Taps {
             }
             subscription.put(waiting, || trace.clone());
         }
-        self.update_wanting();
     }
 
-    /// Passes the sent frames of a trace, which a frame or a timer has caused.
-    pub(crate) fn take_sent(&mut self, trace: &Trace) {
-        for sent in &trace.sent {
-            self.capture(trace.at, sent.port, Seen::Out, sent.group, &sent.bytes);
-        }
-        self.update_wanting();
+    fn captures(&mut self) -> impl Iterator<Item = (&mut Subscription, &mut Capture)> {
+        self.all.iter_mut().filter_map(|tap| match &mut tap.queue {
+            Queue::Captured(capture) => Some((&mut tap.subscription, capture)),
+            Queue::Traces(_) => None,
+        })
     }
 
-    fn capture(&mut self, at: Nanos, port: PortId, seen: Seen, group: Option<McstId>, bytes: &[u8]) {
-        for Tap {
-            subscription, queue, ..
-        } in &mut self.all
-        {
-            if let Queue::Captured(waiting, length_max) = queue
-                && subscription.wants(port, group, seen, bytes)
-            {
-                subscription.put(waiting, || Captured {
-                    at,
-                    port,
-                    seen,
-                    group,
-                    length: bytes.len(),
-                    bytes: bytes.get(..*length_max).unwrap_or(bytes).to_vec(),
-                });
+    /// Captures a sent frame for the subscribers that want it and have room for it.
+    fn take_sent(&mut self, at: Nanos, port: PortId, group: Option<McstId>, frame: &impl FrameBuf) {
+        for (subscription, capture) in self.captures() {
+            if !subscription.wants(port, group, Seen::Out, || addresses(frame)) {
+                continue;
             }
+            let room = QUEUE_MAX.saturating_sub(capture.waiting.len()) as u64;
+            if capture.sent.len() as u64 >= room.min(subscription.left) {
+                capture.more += 1;
+                continue;
+            }
+            let length = frame.length();
+            let mut bytes = vec![0; length.min(capture.length_max)];
+            frame.copy_to(&mut bytes);
+            capture.sent.push(Captured {
+                at,
+                port,
+                seen: Seen::Out,
+                group,
+                length,
+                bytes,
+            });
+        }
+    }
+}
+
+/// A received frame. Its bytes are in [`Taps::received`].
+#[derive(Clone, Copy, Debug)]
+struct Received {
+    ingress: PortId,
+    addresses: Addresses,
+    length: usize,
+}
+
+/// Observes one frame, or what timers cause, for the subscribers. It has them meanwhile.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    taps: Taps,
+    at: Nanos,
+    group: Option<McstId>,
+    received: Option<Received>,
+    /// If a subscriber may want the trace.
+    recorder: Option<Recorder>,
+}
+
+impl Watch {
+    pub(crate) fn of_timers(taps: Taps, at: Nanos) -> Self {
+        Self {
+            taps,
+            at,
+            group: None,
+            received: None,
+            recorder: None,
+        }
+    }
+
+    pub(crate) fn of_frame(mut taps: Taps, at: Nanos, ingress: PortId, frame: &impl FrameBuf) -> Self {
+        let (addresses, length) = (addresses(frame), frame.length());
+        let (mut keep, mut traces) = (0, false);
+        for tap in taps.all.iter().filter(|tap| tap.may_want(ingress, addresses)) {
+            match &tap.queue {
+                Queue::Traces(_) => traces = true,
+                Queue::Captured(capture) => keep = keep.max(capture.length_max.min(length)),
+            }
+        }
+        taps.received.resize(keep, 0);
+        frame.copy_to(&mut taps.received);
+        Self {
+            received: Some(Received {
+                ingress,
+                addresses,
+                length,
+            }),
+            recorder: traces.then(|| Recorder::new(at, ingress, frame.segments().concat())),
+            ..Self::of_timers(taps, at)
+        }
+    }
+
+    /// The subscribers, with what they get.
+    pub(crate) fn finish(mut self) -> Taps {
+        for (subscription, capture) in self.taps.captures() {
+            capture.put_sent(subscription);
+        }
+        self.taps.update_wanting();
+        self.taps
+    }
+
+    /// As [`Watch::finish`], for a frame with this verdict.
+    pub(crate) fn finish_frame(mut self, verdict: Verdict) -> Taps {
+        let seen = match verdict {
+            Verdict::Dropped(reason) => Seen::Dropped(reason),
+            _ => Seen::In,
+        };
+        let (at, group) = (self.at, self.group);
+        if let Some(Received {
+            ingress,
+            addresses,
+            length,
+        }) = self.received
+        {
+            let received = std::mem::take(&mut self.taps.received);
+            for (subscription, capture) in self.taps.captures() {
+                if subscription.wants(ingress, group, seen, || addresses) {
+                    subscription.put(&mut capture.waiting, || Captured {
+                        at,
+                        port: ingress,
+                        seen,
+                        group,
+                        length,
+                        bytes: received.get(..capture.length_max).unwrap_or(&received).to_vec(),
+                    });
+                }
+            }
+            self.taps.received = received;
+            if let Some(recorder) = self.recorder.take() {
+                self.taps.take_trace(recorder.finish(verdict), seen, addresses);
+            }
+        }
+        self.finish()
+    }
+}
+
+impl Observer for Watch {
+    fn step(&mut self, step: impl FnOnce() -> Step) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.step(step);
+        }
+    }
+
+    fn group(&mut self, mcst_id: McstId) {
+        self.group = Some(mcst_id);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.group(mcst_id);
+        }
+    }
+
+    fn sent(&mut self, port: PortId, frame: &impl FrameBuf) {
+        self.taps.take_sent(self.at, port, self.group, frame);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.sent(port, frame);
         }
     }
 }

@@ -123,9 +123,9 @@ pub struct Trace {
     pub frame: Vec<u8>,
     /// The group of the frame.
     pub group: Option<McstId>,
-    /// The stages that it passed.
+    /// The stages that it passed: the first 256 steps, and one that counts what was left out.
     pub steps: Vec<Step>,
-    /// The frames that were sent because of it, in order.
+    /// The frames that were sent because of it, in order: the first 64.
     pub sent: Vec<SentFrame>,
     /// The verdict.
     pub verdict: Verdict,
@@ -175,9 +175,15 @@ impl Observer for Off {
     fn sent(&mut self, _: PortId, _: &impl FrameBuf) {}
 }
 
+/// Bounds of a trace: a frame may be sent to 1,024 endpoints.
+const STEPS_MAX: usize = 256;
+const SENT_MAX: usize = 64;
+
 #[derive(Clone, Debug)]
 pub(crate) struct Recorder {
     trace: Trace,
+    steps_left_out: usize,
+    sent_left_out: usize,
 }
 
 impl Recorder {
@@ -193,10 +199,18 @@ impl Recorder {
                 sent: Vec::new(),
                 verdict,
             },
+            steps_left_out: 0,
+            sent_left_out: 0,
         }
     }
 
     pub(crate) fn finish(mut self, verdict: Verdict) -> Trace {
+        let (steps, sent) = (self.steps_left_out, self.sent_left_out);
+        if steps + sent > 0 {
+            let what = format!("{steps} more steps, {sent} more frames");
+            let step = Step::new(Stage::Send, what, "a trace is bounded");
+            self.trace.steps.push(step);
+        }
         self.trace.verdict = verdict;
         self.trace
     }
@@ -204,7 +218,10 @@ impl Recorder {
 
 impl Observer for Recorder {
     fn step(&mut self, step: impl FnOnce() -> Step) {
-        self.trace.steps.push(step());
+        match self.trace.steps.len() < STEPS_MAX {
+            true => self.trace.steps.push(step()),
+            false => self.steps_left_out += 1,
+        }
     }
 
     fn group(&mut self, mcst_id: McstId) {
@@ -212,11 +229,15 @@ impl Observer for Recorder {
     }
 
     fn sent(&mut self, port: PortId, frame: &impl FrameBuf) {
+        if self.trace.sent.len() == SENT_MAX {
+            self.sent_left_out += 1;
+            return;
+        }
         let bytes = frame.segments().concat();
-        let text = describe(&bytes, bytes.len()).to_string();
-        self.trace
-            .steps
-            .push(Step::new(Stage::Send, format!("to port {port}"), text));
+        self.step(|| {
+            let text = describe(&bytes, bytes.len()).to_string();
+            Step::new(Stage::Send, format!("to port {port}"), text)
+        });
         let group = self.trace.group;
         self.trace.sent.push(SentFrame { port, group, bytes });
     }

@@ -1,10 +1,14 @@
 //! Feedback to the source and to the switch above: valid frames with the decision of the machine.
 
+use std::collections::BTreeSet;
+
 use crate::common::*;
 use castnet_engine::EventKind;
 use castnet_engine::plain::PlainEgress;
+use castnet_rules::GroupRule;
 use castnet_wire::{
-    DropReason, Ethernet, IpAddrs, Ipv4, NakCode, Nanos, Opcode, Psn, Qpn, RnrTimer, Syndrome, VlanTag, icrc,
+    DropReason, Ethernet, IpAddrs, Ipv4, McstId, NakCode, Nanos, Opcode, Psn, Qpn, RnrTimer, Syndrome,
+    VlanTag, icrc,
 };
 use proptest::prelude::*;
 
@@ -283,6 +287,45 @@ fn a_path_that_owes_acknowledgements_is_reported_in_time() {
     }
     assert_eq!(engine.poll_timeout(), None);
     assert!(egress.sent.is_empty());
+}
+
+/// Frames are handled in between: no call handles all groups that are due. None is forgotten, and none is late.
+#[test]
+fn many_groups_that_stall_at_once_are_reported_some_at_a_time() {
+    const GROUPS: usize = 1000;
+    let mut engine = engine(3);
+    for n in 0..GROUPS {
+        let mcst_id = McstId([10, 9, 1 + (n >> 8) as u8, n as u8].into());
+        let group = GroupRule {
+            name: format!("g{n}"),
+            mcst_id,
+            ..star(1)
+        };
+        install(&mut engine, &group);
+        let mut data = DataFrame::new(Opcode::SendOnly, 100, &[1; 64]);
+        data.dst = mcst_id.0;
+        assert_eq!(feed(&mut engine, T0, 0, &data.bytes()).len(), 1);
+    }
+    let mut egress = PlainEgress::default();
+    let (mut stalled, mut times, mut calls) = (BTreeSet::new(), BTreeSet::new(), 0);
+    let mut now = T0;
+    while stalled.len() < GROUPS {
+        let due = engine.poll_timeout().expect("groups that are waited for");
+        now = now.max(due);
+        engine.handle_timeout(now, &mut egress);
+        let before = stalled.len();
+        while let Some(event) = engine.pop_event() {
+            if let EventKind::PathStalled { mcst_id, .. } = event.kind {
+                assert!(stalled.insert(mcst_id), "{mcst_id} is reported twice");
+                times.insert(event.at);
+            }
+        }
+        assert!(stalled.len() - before <= 256, "{}", stalled.len() - before);
+        calls += 1;
+        assert!(calls < 1000, "{} of the groups are reported", stalled.len());
+    }
+    assert_eq!(times.len(), 1, "{times:?}");
+    assert!(engine.poll_timeout() > Some(now), "nothing is due any more");
 }
 
 fn any_syndrome() -> impl Strategy<Value = Syndrome> {

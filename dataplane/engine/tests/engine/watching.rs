@@ -6,7 +6,7 @@ use crate::common::collective::*;
 use crate::common::*;
 use castnet_engine::plain::PlainEgress;
 use castnet_engine::{Engine, FrameFilter, Seen, Stage, TapId, Verdict};
-use castnet_rules::GroupRule;
+use castnet_rules::{GroupRule, RepairRule};
 use castnet_wire::{DataType, DropReason, McstId, Opcode, Primitive, Syndrome};
 
 /// An AllReduce of so many zeros.
@@ -181,6 +181,68 @@ fn a_trace_of_a_large_group_names_only_a_few_endpoints() {
     assert_eq!((last.facts.len(), sent), (2, RANKS));
     assert!(last.facts[1].starts_with("endpoint 0 (port 0, rank 0 on h0): expects"));
     assert!(last.decision.contains("56 more"), "{}", last.decision);
+}
+
+/// A trace of a frame that goes to many endpoints shows some of them, and counts the others.
+#[test]
+fn a_trace_of_many_copies_is_bounded() {
+    const RECEIVERS: usize = 200;
+    let mut engine = engine(2);
+    let endpoints = (0..=RECEIVERS).map(|n| host_at(usize::from(n > 0), n));
+    install(&mut engine, &rule(endpoints.collect()));
+    let trace = engine.trace(T0, port(0), &send(100, &[1; 64]));
+    assert_eq!((trace.verdict, trace.sent.len()), (Verdict::Replicated, 64));
+    let last = trace.steps.last().unwrap();
+    assert!(last.decision.ends_with("136 more frames"), "{last:?}");
+    assert!(trace.steps.len() <= 257, "{}", trace.steps.len());
+    let machine = trace.steps.iter().find(|s| s.stage == Stage::Machine).unwrap();
+    let named = machine
+        .facts
+        .iter()
+        .filter(|fact| fact.starts_with("path "))
+        .count();
+    assert_eq!(named, 16, "{machine:?}");
+    assert!(
+        machine.facts.last().unwrap().ends_with("more paths"),
+        "{machine:?}"
+    );
+}
+
+/// Packets that a timer sends again from the ring of a multicast group are of that group.
+#[test]
+fn what_a_group_repeats_is_captured_for_it() {
+    let mut engine = engine(3);
+    let repair = RepairRule {
+        slots: 16,
+        ack_timeout_us: 640,
+    };
+    install(
+        &mut engine,
+        &star(1).with_multicast(|rule| rule.repair = Some(repair)),
+    );
+    let mut data = DataFrame::new(Opcode::SendOnly, 100, &[1; 64]);
+    data.ack_request = true;
+    assert_eq!(feed(&mut engine, T0, 0, &data.bytes()).len(), 1);
+    let tap = TapId::all().next().unwrap();
+    let of_group = FrameFilter {
+        group: Some(MCST),
+        ..FrameFilter::default()
+    };
+    engine.taps.arm_capture(tap, of_group, usize::MAX, u64::MAX);
+    let mut egress = PlainEgress::default();
+    for _ in 0..100 {
+        if !egress.sent.is_empty() {
+            break;
+        }
+        let due = engine.poll_timeout().expect("the path is silent");
+        engine.handle_timeout(due, &mut egress);
+    }
+    let seen = core::iter::from_fn(|| engine.taps.pop_captured(tap));
+    let seen: Vec<_> = seen.map(|c| (c.seen, c.port, c.bytes)).collect();
+    let sent = egress.sent.into_iter();
+    let sent: Vec<_> = sent.map(|(port, bytes)| (Seen::Out, port, bytes)).collect();
+    assert!(!sent.is_empty());
+    assert_eq!(seen, sent);
 }
 
 /// Frames sent by timers are attributed to their group, also if many groups are due at once. So are frames that a group

@@ -179,6 +179,7 @@ impl Group {
             scratch,
         } = services;
         let now = cx.now;
+        cx.observer.group(self.hot.mcst_id);
         let due = self.hot.machine.poll_timeout().is_some_and(|(at, _)| at <= now);
         if due {
             self.hot.machine.handle_timeout(now, &mut scratch.effects);
@@ -233,6 +234,7 @@ impl Group {
         cx: &mut Cx<'_, E, O>,
         slot: u32,
     ) {
+        cx.observer.group(self.hot.mcst_id);
         if let Some(ring) = &mut self.cold.ring {
             ring.emitting = false;
         }
@@ -499,6 +501,9 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
     verdict
 }
 
+/// Most paths whose state a trace shows.
+const NAMED_MAX: usize = 16;
+
 fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effect]) -> Step {
     let what = match event {
         Event::Data { psn, .. } => match expected.map(|e| psn.diff(e)) {
@@ -553,7 +558,7 @@ fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effec
         status.me_psn.map_or("none".into(), |p| p.to_string()),
     )];
     let replicated = effects.iter().any(|e| matches!(e, Effect::Replicate { .. }));
-    for path in &status.paths {
+    for path in status.paths.iter().take(NAMED_MAX) {
         let ack = psn_text(path.ack_psn);
         let who = group.cold.describe(path.path);
         facts.push(match event {
@@ -563,6 +568,9 @@ fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effec
             Event::Data { psn, .. } => format!("{who} skipped: AckPSN {ack}, packet {psn}"),
             _ => format!("{who}: AckPSN {ack}"),
         });
+    }
+    if let more @ 1.. = status.paths.len().saturating_sub(NAMED_MAX) {
+        facts.push(format!("{more} more paths"));
     }
     Step::new(Stage::Machine, decisions.join(", then "), what).with(facts)
 }
