@@ -393,7 +393,7 @@ impl<W: Watch> Simulation<W> {
     pub fn install(&mut self, switch: &str, group: &GroupRule) -> Result<(), SimError> {
         self.install_at(switch, |engine| {
             let group = Context::compile(group, &engine.config().ports)?;
-            engine.install(group).map(drop)
+            engine.install(group).map(drop).map_err(|(refused, _)| refused)
         })
     }
 

@@ -67,11 +67,12 @@ impl Engine {
     /// replaces, or itself if its rule is already running, to be freed on another thread.
     ///
     /// # Errors
-    /// The McstID is an address of the switch, or no capacity or memory is left for the group. Nothing has changed then.
-    pub fn install(&mut self, mut group: Context) -> Result<Option<Context>, InstallError> {
+    /// The McstID is an address of the switch, or no capacity or memory is left for the group. Nothing has changed then. The group comes
+    /// back, to be freed on another thread as well.
+    pub fn install(&mut self, mut group: Context) -> Result<Option<Context>, (InstallError, Context)> {
         let mcst_id = group.mcst_id();
         if self.config.addresses.contains(&mcst_id.0) {
-            return Err(InstallError::OwnAddress { mcst_id });
+            return Err((InstallError::OwnAddress { mcst_id }, group));
         }
         if self
             .groups
@@ -80,7 +81,9 @@ impl Engine {
         {
             return Ok(Some(group));
         }
-        self.groups.check_capacity(mcst_id, group.memory_bytes())?;
+        if let Err(error) = self.groups.check_capacity(mcst_id, group.memory_bytes()) {
+            return Err((error, group));
+        }
         if let Some(old) = self.groups.get(mcst_id) {
             group.carry_on(old);
         }
@@ -88,7 +91,10 @@ impl Engine {
             group.filter_cnps(self.config.filter_cnps);
         }
         let own = self.config.addresses.first().copied();
-        with_group!(&mut group, group => group.bind(&mut self.services.output.next_hops, own))?;
+        let next_hops = &mut self.services.output.next_hops;
+        if let Err(full) = with_group!(&mut group, group => group.bind(next_hops, own)) {
+            return Err((full.into(), group));
+        }
         let (slot, replaced) = self.groups.insert(group);
         self.bridge.forget_flows();
         self.services.timers.disarm(slot);

@@ -502,6 +502,35 @@ fn a_dry_run_costs_a_worker_no_allocation_and_never_the_payload() {
     assert_eq!(engine.totals(), totals);
 }
 
+/// A group may take hundreds of megabytes. One that is refused is not freed where frames wait.
+#[test]
+fn a_refused_group_comes_back_whole() {
+    use castnet_engine::{EngineConfig, InstallError};
+    let own = EngineConfig {
+        addresses: vec![MCST.0],
+        ..config(3)
+    };
+    let no_memory = EngineConfig {
+        memory_bytes_max: 1,
+        ..config(3)
+    };
+    let no_next_hops = EngineConfig {
+        next_hops_max: 0,
+        ..config(3)
+    };
+    for config in [own, no_memory, no_next_hops] {
+        let mut engine = Engine::new(config).unwrap();
+        let group = Context::compile(&star(1), &ports(3)).unwrap();
+        let before = FREED.get();
+        let Err((error, group)) = engine.install(group) else {
+            panic!("it is refused");
+        };
+        assert_eq!(FREED.get(), before, "{error}");
+        assert!(!matches!(error, InstallError::Faults(_)));
+        assert_eq!((group.mcst_id(), engine.group_count()), (MCST, 0));
+    }
+}
+
 /// Contract M6 counts on it: what a group says that it takes is what it has allocated.
 #[test]
 fn a_group_takes_the_memory_that_it_says() {

@@ -34,7 +34,8 @@ pub(crate) type Attached<E> = (Result<(), E>, Box<Expected>);
 pub(crate) enum Command {
     /// All workers are ready: start the main loop.
     Go,
-    Install(Context, Sender<Result<Option<Context>, InstallError>>),
+    /// A refused group is returned.
+    Install(Context, Sender<Result<Option<Context>, (InstallError, Context)>>),
     Remove(McstId, Sender<Option<Context>>),
     Status(McstId, Sender<Option<ContextStatus>>),
     /// The groups continue at the report's cursor.

@@ -442,8 +442,9 @@ impl SharedControl {
         };
         let group = made.map_or_else(|| Context::compile(rule, infos), Ok)?;
         let handle = self.workers.get(worker).ok_or(Stopped)?;
-        // The worker returns the replaced context, or the new one if both are equal. Control frees it.
-        drop(handle.request(|reply| Command::Install(group, reply))??);
+        // The worker returns the replaced context, or the new one if both are equal or it is refused. Control frees it.
+        let answer = handle.request(|reply| Command::Install(group, reply))?;
+        drop(answer.map_err(|(refused, _)| refused)?);
         if let (None, Some((_, since))) = (&before, state.loads.get_mut(worker)) {
             *since += 1;
         }

@@ -445,7 +445,7 @@ fn groups_come_go_and_stay() {
         ..star(1)
     };
     assert_eq!(
-        engine.install(compile(&third)).unwrap_err(),
+        engine.install(compile(&third)).unwrap_err().0,
         InstallError::GroupsFull { max: 2 }
     );
     let memory = engine.group_memory_bytes();
@@ -533,7 +533,7 @@ fn what_cannot_run_is_refused_with_its_reason() {
     )
     .unwrap();
     assert_eq!(
-        engine.install(own).unwrap_err(),
+        engine.install(own).unwrap_err().0,
         InstallError::OwnAddress { mcst_id: OTHER }
     );
 }

@@ -67,7 +67,7 @@ fn what_a_group_takes_is_what_its_rule_says_and_no_more() {
             ..room
         })
         .unwrap();
-        let refused = engine.install(group).map(|_| ()).unwrap_err();
+        let (refused, _) = engine.install(group).unwrap_err();
         assert_eq!(
             refused,
             InstallError::NoMemory {
