@@ -393,6 +393,16 @@ impl Port for AfPacketPort {
     }
 
     fn offer(&mut self, batch: &mut Batch<PoolBuf>) {
+        // Frames that were built in place before go first.
+        if !self.unsent.is_empty()
+            && let Err(reason) = self.send_unsent()
+        {
+            if reason != DropReason::TxFull {
+                self.stats.drops[reason] += batch.len() as u64;
+                batch.clear();
+            }
+            return;
+        }
         let (stats, mtu) = (&mut self.stats, self.mtu);
         batch.retain(|frame| {
             let length = check_length(frame.head(), frame.length(), mtu);
