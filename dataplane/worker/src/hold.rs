@@ -77,6 +77,15 @@ impl<B> MoveState<B> {
         self.held.push_back((from, frame));
     }
 
+    /// Takes held frames of one port, oldest first, as many as fit. Returns the port that they came by; `None` if none is held.
+    fn take_held(&mut self, into: &mut Batch<B>) -> Option<PortId> {
+        let port = self.held.front()?.0;
+        while !into.is_full() && self.held.front().is_some_and(|(from, _)| *from == port) {
+            into.extend(self.held.pop_front().map(|(_, frame)| frame));
+        }
+        Some(port)
+    }
+
     /// Capacity for held frames. There is no limit if no group is expected.
     #[inline]
     pub(crate) fn has_capacity(&self, frames: usize) -> bool {
@@ -162,19 +171,11 @@ impl<M: Memory> Worker<M> {
         self.engine.attach(now, group, expected)?;
         self.stats.counters.groups_in += 1;
         self.moving.expecting = None;
-        let mut port = None;
-        while let Some((from, frame)) = self.moving.held.pop_front() {
-            self.outputs.set_ingress(Some(from));
-            if let Some(before) = port.replace(from).filter(|p| *p != from || self.batch.is_full()) {
-                self.engine
-                    .process(now, before, &mut self.batch, &mut self.outputs);
-                self.outputs.flush();
-            }
-            self.batch.push(frame);
+        while let Some(port) = self.moving.take_held(&mut self.batch) {
+            self.process_taken(now, port);
+            self.outputs.flush();
         }
-        if let Some(port) = port {
-            self.engine.process(now, port, &mut self.batch, &mut self.outputs);
-        }
+        self.outputs.set_ingress(None);
         Ok(())
     }
 
@@ -224,5 +225,34 @@ impl<M: Memory> Worker<M> {
                 let _ = reply.send(());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Flow control charges the frames of a batch to the port that they came by.
+    #[test]
+    fn held_frames_are_taken_in_order_and_only_those_of_one_port() {
+        let mut moving = MoveState::new(&DataplaneConfig::new("s1", Vec::new()));
+        let port = |n: u8| PortId::new(n).expect("a port");
+        for (from, count) in [(0, 3), (1, BATCH + 2), (0, 1)] {
+            (0..count).for_each(|n| moving.hold(port(from), (from, n)));
+        }
+        let (mut batch, mut taken) = (Batch::new(), Vec::new());
+        while let Some(from) = moving.take_held(&mut batch) {
+            taken.push((from, batch.drain(..).collect::<Vec<_>>()));
+        }
+        let frames = |from: u8, range: std::ops::Range<usize>| {
+            (port(from), range.map(|n| (from, n)).collect::<Vec<_>>())
+        };
+        let expected = [
+            frames(0, 0..3),
+            frames(1, 0..BATCH),
+            frames(1, BATCH..BATCH + 2),
+            frames(0, 0..1),
+        ];
+        assert_eq!(taken, expected);
     }
 }

@@ -124,7 +124,7 @@ impl<M: Memory> Worker<M> {
         frames
     }
 
-    /// Takes PFC frames out of the batch. Other MAC control frames stay in it: the engine drops and counts them.
+    /// Takes PFC frames of lossless classes out of the batch. Other MAC control frames stay in it: the engine drops and counts them.
     fn take_pauses(&mut self, now: Nanos, port_index: usize) {
         let (slot, Some(pfc)) = (&self.outputs.slots[port_index], &self.outputs.pfc) else {
             return;
@@ -132,12 +132,15 @@ impl<M: Memory> Worker<M> {
         if !self.batch.iter().any(|frame| Pause::is_control(frame.head())) {
             return;
         }
+        let config = self.setup.config.ports.get(port_index);
+        let classes = config.and_then(|port| port.pfc.as_ref()).map(|pfc| pfc.classes);
+        let classes = classes.unwrap_or_default();
         self.batch.retain(|frame| match Pause::parse(frame.head()) {
-            Some(pause) => {
+            Some(pause) if classes.iter().any(|class| pause.of(class).is_some()) => {
                 pfc.received(port_index, now, slot.speed_mbps, &pause);
                 false
             }
-            None => true,
+            _ => true,
         });
     }
 
@@ -243,7 +246,7 @@ impl<M: Memory> Worker<M> {
         taken
     }
 
-    fn process_taken(&mut self, now: Nanos, port: PortId) {
+    pub(crate) fn process_taken(&mut self, now: Nanos, port: PortId) {
         self.outputs.meter.lap(Part::HandOver);
         self.outputs.set_ingress(Some(port));
         self.engine.process(now, port, &mut self.batch, &mut self.outputs);

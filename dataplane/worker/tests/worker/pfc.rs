@@ -110,6 +110,12 @@ fn a_paused_class_waits_and_the_others_pass() {
         h[1].send_one(link_pause);
         let counters = lab.wait("it is dropped", |c| c.drops[DropReason::Reserved] == 1);
         assert!(!at(&counters, 1).is_paused);
+        let mut lossy = Pause::default();
+        lossy.set(class(5), u16::MAX);
+        h[1].send_one(lossy.emit(host_mac(9)).to_vec());
+        let counters = lab.wait("it is counted", |c| c.drops[DropReason::Reserved] == 2);
+        let report = at(&counters, 1);
+        assert_eq!((report.is_paused, report.counters.pause_received), (false, 2));
     }
 }
 
