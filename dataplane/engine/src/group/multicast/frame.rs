@@ -501,7 +501,7 @@ pub(crate) fn carry_out<E: Egress, O: Observer>(
     verdict
 }
 
-/// Most paths whose state a trace shows.
+/// Most paths whose state a trace shows, beside the one that the frame came by.
 const NAMED_MAX: usize = 16;
 
 fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effect]) -> Step {
@@ -558,7 +558,16 @@ fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effec
         status.me_psn.map_or("none".into(), |p| p.to_string()),
     )];
     let replicated = effects.iter().any(|e| matches!(e, Effect::Replicate { .. }));
-    for path in status.paths.iter().take(NAMED_MAX) {
+    let (Event::Data { from, .. }
+    | Event::Feedback { from, .. }
+    | Event::Cnp { from }
+    | Event::Signal { from, .. }) = *event;
+    let mut left_out = 0;
+    for (i, path) in status.paths.iter().enumerate() {
+        if i >= NAMED_MAX && path.path != from {
+            left_out += 1;
+            continue;
+        }
         let ack = psn_text(path.ack_psn);
         let who = group.cold.describe(path.path);
         facts.push(match event {
@@ -569,8 +578,8 @@ fn explain(group: &Group, event: &Event, expected: Option<Psn>, effects: &[Effec
             _ => format!("{who}: AckPSN {ack}"),
         });
     }
-    if let more @ 1.. = status.paths.len().saturating_sub(NAMED_MAX) {
-        facts.push(format!("{more} more paths"));
+    if left_out > 0 {
+        facts.push(format!("{left_out} more paths"));
     }
     Step::new(Stage::Machine, decisions.join(", then "), what).with(facts)
 }
