@@ -355,6 +355,8 @@ impl Calls {
     /// The ring index of the collective of `g`.
     #[inline(always)]
     pub(super) fn find(&self, g: u64) -> Option<usize> {
+        #[cfg(test)]
+        VISITED.set(VISITED.get() + 1);
         let oldest = self.index(0);
         if self.count == 0 || g < self.ring[oldest].start || g >= self.end {
             return None;
@@ -382,7 +384,7 @@ impl Calls {
     /// A collective in flight, counted from the oldest one.
     fn nth(&self, nth: u32) -> &Collective {
         #[cfg(test)]
-        tests::VISITED.with(|visited| visited.set(visited.get() + 1));
+        VISITED.set(VISITED.get() + 1);
         &self.ring[self.index(nth)]
     }
 
@@ -425,6 +427,12 @@ impl Calls {
     }
 }
 
+#[cfg(test)]
+std::thread_local! {
+    /// How often a collective was looked at, for tests that count work.
+    pub(crate) static VISITED: core::cell::Cell<u32> = const { core::cell::Cell::new(0) };
+}
+
 /// In the slot of a control message; not compared.
 pub(super) const NO_SHAPE: PacketShape = PacketShape {
     opcode: Opcode::SendOnlyImm,
@@ -435,14 +443,8 @@ pub(super) const NO_SHAPE: PacketShape = PacketShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::cell::Cell;
     use proptest::prelude::*;
     use std::vec::Vec;
-
-    std::thread_local! {
-        /// How often a collective was looked at.
-        pub(super) static VISITED: Cell<u32> = const { Cell::new(0) };
-    }
 
     fn endpoint(index: usize) -> EndpointId {
         EndpointId::new(index).unwrap()

@@ -441,6 +441,9 @@ impl<const W: usize> Translated<W> {
         let repairing = self.is_repairing();
         let receiving = &mut self.endpoint_mut(from).receiving;
         receiving.seen = receiving.seen.max(g + 1);
+        if g > receiving.expected {
+            receiving.missing_to.0 = receiving.missing_to.0.min(g);
+        }
         if receiving.expected != expected {
             receiving.expected = expected;
             if is_rank {
@@ -535,14 +538,17 @@ impl<const W: usize> Translated<W> {
         if !repairing && g == receiving.confirmed {
             receiving.nak_sent = false;
         }
-        let (expected, nak_sent) = (receiving.expected, receiving.nak_sent);
+        let (expected, nak_sent, missing_to) =
+            (receiving.expected, receiving.nak_sent, receiving.missing_to.0);
         let is_unconfirmed = g == receiving.confirmed;
         if repairing && is_rank && nak_sent && g > expected {
             // The host has gone back, but the missing packet was lost again: this is the first packet behind it.
-            let mut missing = expected;
+            // It may be repeated at will, so the gap is searched once.
+            let mut missing = expected.max(missing_to);
             while missing < g && !self.has_received(missing, from) {
                 missing = self.calls.settle(from, Role::Sends, missing + 1);
             }
+            self.endpoint_mut(from).receiving.missing_to.0 = missing;
             if missing >= g {
                 self.nak_due.insert(from);
             }
@@ -584,5 +590,83 @@ impl<const W: usize> Translated<W> {
         let is_next = |e: EndpointId| repairing || self.endpoint(e).sending.acked >= start;
         let lacking = to.iter().filter(|&e| is_next(e) && self.lacks(e, g)).collect();
         self.emit_again(g, lacking, ack_request, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::calls::VISITED;
+    use crate::translated::{
+        CollectiveMode, EndpointConfig, Event, LossPolicy, RankSet, StragglerPolicy, TranslatedConfig,
+    };
+    use castnet_wire::{CallFlags, DataType, Operation};
+
+    /// A rank repeats the last packet of its window, and nothing before it.
+    #[test]
+    fn a_gap_is_searched_once_however_often_the_packet_behind_it_comes() {
+        const SLOTS: u16 = 1 << 12;
+        let start = Psn::new(0);
+        let endpoint = |rank: u16| EndpointConfig {
+            kind: EndpointKind::Rank {
+                rank,
+                sq_psn: start,
+                rq_psn: start,
+            },
+            ranks: RankSet::only(rank),
+        };
+        let mut machine = Translated::<1>::new(TranslatedConfig {
+            endpoints: (0..2).map(endpoint).collect(),
+            parent: None,
+            start_psn: start,
+            slots: SLOTS,
+            message_packets: 0,
+            pmtu: 0,
+            reproducible: false,
+            collectives_max: 2,
+            mode: CollectiveMode::Translated,
+            loss: LossPolicy::Repair,
+            straggler: StragglerPolicy::None,
+            tick: Nanos::from_secs(1),
+            stall_timeout: Nanos::ZERO,
+        });
+        let control = Control {
+            sequence: 0,
+            rank: 0,
+            call: Call {
+                primitive: Primitive::AllReduce,
+                root: 0,
+                roots: 1,
+                operation: Operation::Sum,
+                data_type: DataType::U8,
+                flags: CallFlags::default(),
+                elements: SLOTS.into(),
+                packets: SLOTS.into(),
+            },
+            verdict: Verdict::Agreed,
+        };
+        let from = EndpointId::new(0).expect("an endpoint");
+        let mut out = Effects::new();
+        let mut visits = |event: Event| {
+            VISITED.set(0);
+            machine.handle(Nanos::ZERO, event, &mut out);
+            VISITED.get()
+        };
+        visits(Event::Control {
+            from,
+            psn: start,
+            control,
+            ack_request: false,
+        });
+        let last = Event::Data {
+            from,
+            psn: Psn::new(u32::from(SLOTS) - 1),
+            shape: PacketShape::default(),
+            ack_request: false,
+        };
+        visits(last);
+        let [first, second] = [last, last].map(visits);
+        assert!(first > u32::from(SLOTS) / 2, "the gap is searched: {first}");
+        assert!(second < 100, "{second}");
     }
 }

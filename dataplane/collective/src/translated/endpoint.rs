@@ -1,6 +1,7 @@
 //! The state of one endpoint: the flow from this switch to it, and the flow from it.
 
 use castnet_wire::{Nanos, Syndrome};
+use core::hash::{Hash, Hasher};
 
 /// New packets that are paced after a loss. Where one packet of a hundred is lost, most are.
 const PACED: u64 = 256;
@@ -66,6 +67,8 @@ pub(super) struct Receiving {
     pub(super) expected_u: u64,
     /// One past the highest received position.
     pub(super) seen: u64,
+    /// No packet from `expected` to before here has been received.
+    pub(super) missing_to: Checked,
     /// End of the last collective whose control message came from this host. Its later PSNs cannot be mapped.
     pub(super) known: u64,
     /// The lowest position not acknowledged to it.
@@ -78,4 +81,20 @@ pub(super) struct Receiving {
     pub(super) nak_sent: bool,
     /// `expected` has moved since the last tick.
     pub(super) moved: bool,
+}
+
+/// A position up to which something has been checked. It saves work and decides nothing, so it is neither compared nor hashed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Checked(pub(super) u64);
+
+impl PartialEq for Checked {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Checked {}
+
+impl Hash for Checked {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
 }
