@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use castnet_proto::access::Caller;
 use castnet_proto::convert::{
-    Invalid, connection_from_proto, diversion_from_proto, exchange_from_proto, lease_from_proto,
-    name_from_proto, new_collective_from_proto, new_group_from_proto, rank_join_from_proto,
+    Invalid, check_received, connection_from_proto, diversion_from_proto, exchange_from_proto,
+    lease_from_proto, name_from_proto, new_collective_from_proto, new_group_from_proto, rank_join_from_proto,
     registration_from_proto, unreached_from_proto,
 };
 use castnet_proto::v1;
@@ -18,6 +18,7 @@ use tonic::{Request, Response, Status};
 use crate::core::{Core, Locked, Shared};
 use crate::error::Refusal;
 use crate::foresee::Wanted;
+use crate::kinds::multicast::record::Received;
 use crate::kinds::multicast::requests::HowToJoin;
 use crate::link::{GROUPS_TOGETHER, Link};
 use crate::requests::{Seen, StandingCall};
@@ -204,8 +205,10 @@ impl Controller for Service {
             host,
             rank,
             diverts,
+            received,
         } = request.into_inner();
         let diverts = diverts.map(diversion_from_proto).transpose()?;
+        received.as_ref().map(check_received).transpose()?;
         caller.concerns(match rank {
             Some(rank) => format!("{group} rank {rank}"),
             None => format!("{group} host {host}"),
@@ -222,7 +225,7 @@ impl Controller for Service {
             None => {
                 caller.check_host(&host, "leave")?;
                 core.check_member(&caller, &group, "leave")?;
-                core.leave(&group, &host, diverts)
+                core.leave(&group, &host, diverts, received.map(Received::from))
             }
         };
         Ok(Response::new(self.stored(leave).await?))

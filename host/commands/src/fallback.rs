@@ -21,7 +21,7 @@ use castnet_comm::{CommConfig, CommError, Communicator, Fallback, Timeouts};
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::remark;
 use castnet_console::units::{Ratio, Span, positive_span};
-use castnet_member::{Group, Hosts, MeetingPoint, MemberConfig, MemberError, Safeguard};
+use castnet_member::{Group, Hosts, MeetingPoint, MemberConfig, MemberError, ReceiverState, Safeguard};
 use castnet_rnic::Rnic;
 use castnet_rnic::stream::StreamError;
 use castnet_rules::BitRate;
@@ -124,6 +124,8 @@ pub(super) struct Refused {
     hosts: Hosts,
     /// Whether the group was installed, and its source has left it.
     was_installed: bool,
+    /// At the source: what became of the receivers before, where it knows.
+    before: Vec<ReceiverState>,
 }
 
 impl FallbackArg {
@@ -135,6 +137,7 @@ impl FallbackArg {
                 reason,
                 hosts,
                 was_installed: false,
+                before: Vec::new(),
             }),
             MemberError::Diverted { group, reason, hosts } if self == Self::Auto => {
                 Ok(Refused::diverted(group, reason, hosts))
@@ -151,6 +154,7 @@ impl From<Refused> for MemberError {
             reason,
             hosts,
             was_installed,
+            before: _,
         } = refused;
         match was_installed {
             true => Self::Diverted { group, reason, hosts },
@@ -167,7 +171,13 @@ impl Refused {
             reason,
             hosts,
             was_installed: true,
+            before: Vec::new(),
         }
+    }
+
+    /// Of a source that knows what became of the receivers of the group.
+    pub(super) fn knowing(self, before: Vec<ReceiverState>) -> Self {
+        Self { before, ..self }
     }
 
     /// Connects this member with all others.
@@ -183,6 +193,7 @@ impl Refused {
             reason,
             hosts,
             was_installed,
+            before: _,
         } = self;
         let what = match was_installed {
             true => format!("{reason}; the stream of group {group} goes on from host to host"),

@@ -12,6 +12,7 @@ mod interface;
 mod messages;
 mod ping;
 mod receive;
+mod receivers;
 pub mod replicate;
 mod report;
 mod selftest;
@@ -81,7 +82,9 @@ pub struct HostCommand {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Sends a file to all receivers of a group
-    #[command(after_help = "Examples:
+    #[command(after_help = "The report names each receiver: all (it has acknowledged everything), late (it joined with --late), part, nothing, or gone (the group went on without it). If one has not everything, or that is not known, the exit code is not 0.
+
+Examples:
   castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file data.bin
   tar c folder | castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file -
   castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --file data.bin \\

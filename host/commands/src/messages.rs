@@ -12,8 +12,9 @@ use clap::Args;
 
 use super::fallback::{FallbackArg, Incoming, Outgoing, Pattern, header};
 use super::receive::ReceiveCommand;
+use super::receivers::Receivers;
 use super::report::{Earlier, TransferReport};
-use super::send::{SendCommand, lead_away, leads, remark_silence};
+use super::send::{SendCommand, known_receivers, lead_away, leads, remark_silence};
 use super::sink::Target;
 use super::{Stop, Stopped, failure, leave};
 
@@ -49,13 +50,14 @@ impl SendCommand {
         let mut pattern = Pattern::new(messages, 0);
         let piece = config.message_size as usize;
         let mut outgoing = Outgoing::new(&mut pattern, header(messages), piece);
-        match self.send_checks(config.clone(), &mut *rnic, messages, &mut outgoing, output) {
+        let report = match self.send_checks(config.clone(), &mut *rnic, messages, &mut outgoing) {
             Err(Stopped::Refused(refused)) => {
                 let outgoing = (&mut outgoing, Some(messages));
-                refused.send((args, &self.guard), config, rnic, outgoing, (output, stop))
+                refused.send((args, &self.guard), config, rnic, outgoing, (output, stop))?
             }
-            sent => sent.map_err(Stopped::failure),
-        }
+            sent => sent.map_err(Stopped::failure)?,
+        };
+        report.end(self.allow_missing, output)
     }
 
     fn send_checks(
@@ -64,8 +66,7 @@ impl SendCommand {
         rnic: &mut dyn Rnic,
         messages: Messages,
         outgoing: &mut Outgoing<'_>,
-        output: Output,
-    ) -> Result<(), Stopped> {
+    ) -> Result<TransferReport, Stopped> {
         let (args, guard) = (&self.member, self.guard.slow.safeguard(&config));
         let source = castnet_member::source(config, rnic).map_err(failure::member)?;
         let (mut source, _ready) = args.join_or(&|error| self.guard.slow.fallback.instead(error), source)?;
@@ -78,22 +79,28 @@ impl SendCommand {
             remark_silence(&mut is_remarked, silent);
         });
         let elapsed = outgoing.begun.elapsed();
-        let sent = match sent {
+        let (sent, receivers) = match sent {
             Err(error) if guard.is_some() && error.is_slow() => {
-                let Some(refused) = lead_away(args, source, &error) else {
+                let receivers = known_receivers(&mut source);
+                let Some(refused) = lead_away(args, source, receivers, &error) else {
                     return Err(failure::member(error).into());
                 };
                 let left = outgoing.left_group(messages, (acknowledged, in_flight), error);
                 left.map_err(|error| Failure::failed(format!("making the messages again: {error}")))?;
                 return Err(Stopped::Refused(refused));
             }
-            sent => {
+            Ok(sent) => {
+                let receivers = Receivers::ask(&mut source, sent.bytes);
                 leave(source);
-                sent.map_err(failure::member)?
+                (sent, receivers)
+            }
+            Err(error) => {
+                leave(source);
+                return Err(failure::member(error).into());
             }
         };
         let report = TransferReport::of_messages(args, "source", messages, sent, elapsed, rnic);
-        Ok(output.show_next(&report)?)
+        Ok(report.to(receivers))
     }
 }
 

@@ -150,7 +150,10 @@ impl ReceiveCommand {
             Some(watched) => watched.received(&mut receiver, bytes, &mut kept),
             None => Ok(None),
         };
-        let left = receiver.leave();
+        let left = match &stored {
+            Ok(_) => receiver.leave(),
+            Err(failure) => receiver.give_up(bytes, &failure.what),
+        };
         let (path, ways) = (stored?, ways.map_err(failure::member)?);
         match left.map_err(|error| self.fallback.instead(error)) {
             Ok(()) => {}

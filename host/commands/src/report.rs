@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use castnet_console::output::{Page, Report};
+use castnet_console::exit::Outcome;
+use castnet_console::output::{Output, Page, Report};
 use castnet_console::units::{bit_rate, bytes, count, rate_of, span};
 use castnet_member::{Connection, Messages, MessagesSummary, Transferred};
 use castnet_rnic::{DeviceAttributes, Rnic, Traffic};
@@ -12,6 +13,7 @@ use serde_json::json;
 
 use super::device::Kind;
 use super::fallback::Ways;
+use super::receivers::Receivers;
 use super::{MemberArgs, Op};
 
 /// What a receiver got of transfers that ended before their end, before it began again.
@@ -51,6 +53,9 @@ pub(super) struct TransferReport {
     /// How many bytes went which way then.
     #[serde(skip_serializing_if = "Option::is_none")]
     ways: Option<Ways>,
+    /// At the source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    receivers: Option<Receivers>,
     #[serde(flatten)]
     traffic: Traffic,
 }
@@ -149,6 +154,7 @@ impl TransferReport {
             earlier: None,
             between_hosts: None,
             ways: None,
+            receivers: None,
             traffic: rnic.traffic(),
         }
     }
@@ -178,6 +184,20 @@ impl TransferReport {
             ways,
             ..self
         }
+    }
+
+    /// Of a source that knows what became of its receivers.
+    pub(super) fn to(self, receivers: Receivers) -> Self {
+        let receivers = Some(receivers);
+        Self { receivers, ..self }
+    }
+
+    /// Shows it. Fails if a receiver has not everything, unless that is allowed.
+    pub(super) fn end(&self, allow_missing: bool, output: Output) -> Outcome {
+        let shown = output.show_next(self);
+        let receivers = self.receivers.as_ref();
+        receivers.map_or(Ok(()), |receivers| receivers.check(allow_missing))?;
+        shown
     }
 
     fn repairs(&self) -> (&'static str, String) {
@@ -256,6 +276,9 @@ impl Report for TransferReport {
         }
         if let Some(ways) = &self.ways {
             facts.push(("ways", ways.text()));
+        }
+        for (at, text) in self.receivers.iter().flat_map(Receivers::texts).enumerate() {
+            facts.push((if at == 0 { "receivers" } else { "" }, text));
         }
         facts.push(self.repairs());
         page.facts(&facts);

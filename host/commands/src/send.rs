@@ -9,13 +9,16 @@ use std::time::{Duration, Instant};
 use castnet_console::exit::{self, Failure, Outcome};
 use castnet_console::output::{Output, remark};
 use castnet_console::units::Span;
-use castnet_member::{Member, MemberConfig, MemberError, Others, Source, StreamHeader, Unsent};
+use castnet_member::{
+    Member, MemberConfig, MemberError, Others, ReceiverState, Source, StreamHeader, Unsent,
+};
 use castnet_proto::convert::reason_line;
 use castnet_rnic::Rnic;
 use clap::Args;
 
 use super::fallback::{GuardArgs, Outgoing, Refused, Watched, called, configure};
 use super::messages::MessageArgs;
+use super::receivers::Receivers;
 use super::report::TransferReport;
 use super::{MemberArgs, Stop, Stopped, failure, leave};
 
@@ -46,6 +49,9 @@ pub(super) struct SendCommand {
     /// Fails after so long without an answer; 0: never
     #[arg(long, value_name = "TIME", default_value = "1m")]
     give_up: Span,
+    /// Ends with success although a receiver got nothing, or is gone before it had everything
+    #[arg(long)]
+    pub(super) allow_missing: bool,
     #[command(flatten)]
     pub(super) guard: GuardArgs,
     #[command(flatten)]
@@ -120,16 +126,17 @@ impl SendCommand {
         let (mut file, header) = source(file)?;
         let mut rnic = self.open()?;
         let mut outgoing = Outgoing::new(&mut *file, header, config.message_size as usize);
-        match self.send(config.clone(), &mut *rnic, &mut outgoing, output) {
+        let report = match self.send(config.clone(), &mut *rnic, &mut outgoing, output) {
             Err(Stopped::Refused(refused)) => refused.send(
                 (args, &self.guard),
                 config,
                 rnic,
                 (&mut outgoing, None),
                 (output, stop),
-            ),
-            sent => sent.map_err(Stopped::failure),
-        }
+            )?,
+            sent => sent.map_err(Stopped::failure)?,
+        };
+        report.end(self.allow_missing, output)
     }
 
     fn send(
@@ -138,7 +145,7 @@ impl SendCommand {
         rnic: &mut dyn Rnic,
         outgoing: &mut Outgoing<'_>,
         output: Output,
-    ) -> Result<(), Stopped> {
+    ) -> Result<TransferReport, Stopped> {
         let args = &self.member;
         let guard = self.guard.slow.safeguard(&config);
         let source = castnet_member::source(config, rnic).map_err(failure::member)?;
@@ -156,11 +163,12 @@ impl SendCommand {
             remark_silence(&mut is_remarked, silent);
         });
         bar.finish_and_clear();
-        let (sent, ways) = match sent {
+        let (sent, ways, receivers) = match sent {
             Ok(sent) => {
                 let ways = watched.sent(&mut source, sent.summary.bytes);
+                let receivers = Receivers::ask(&mut source, sent.summary.bytes);
                 leave(source);
-                (sent, ways.map_err(failure::member)?)
+                (sent, ways.map_err(failure::member)?, receivers)
             }
             Err(unsent) if guard.is_some() && unsent.is_slow() => {
                 return Err(self.divert(source, unsent, outgoing));
@@ -171,17 +179,18 @@ impl SendCommand {
             }
         };
         let report = TransferReport::of_stream(args, "source", sent, None, rnic);
-        Ok(output.show_next(&report.by(ways))?)
+        Ok(report.by(ways).to(receivers))
     }
 
     /// Leaves a group that is slow, with all its receivers.
     fn divert(
         &self,
-        source: Member<'_, Source>,
+        mut source: Member<'_, Source>,
         unsent: Box<Unsent>,
         outgoing: &mut Outgoing<'_>,
     ) -> Stopped {
-        match lead_away(&self.member, source, &unsent.error) {
+        let receivers = known_receivers(&mut source);
+        match lead_away(&self.member, source, receivers, &unsent.error) {
             Some(refused) => {
                 outgoing.take_back(unsent);
                 Stopped::Refused(refused)
@@ -201,11 +210,30 @@ pub(super) fn leads(host: &str, source: &Member<'_, Source>) -> bool {
     source.leads()
 }
 
-/// Leaves a group with all its other members. `None`: they cannot be led from host to host.
-pub(super) fn lead_away<T>(args: &MemberArgs, source: Member<'_, T>, error: &MemberError) -> Option<Refused> {
+/// What has become of the receivers so far, before the source leaves a group that is slow.
+pub(super) fn known_receivers(source: &mut Member<'_, Source>) -> Vec<ReceiverState> {
+    match source.receivers() {
+        Ok(receivers) => receivers.unwrap_or_default(),
+        Err(error) => {
+            tracing::warn!(%error, "who has been put out so far is not known");
+            Vec::new()
+        }
+    }
+}
+
+/// Leaves a group with all its other members. `receivers`: what became of them so far, where this host knows. `None`: they cannot be led from
+/// host to host.
+pub(super) fn lead_away<T>(
+    args: &MemberArgs,
+    source: Member<'_, T>,
+    receivers: Vec<ReceiverState>,
+    error: &MemberError,
+) -> Option<Refused> {
     let why = reason_line(&error.to_string());
     match source.divert(&why) {
-        Ok(Some(hosts)) if hosts.names.len() > 1 => Some(Refused::diverted(args.group_name(), why, hosts)),
+        Ok(Some(hosts)) if hosts.names.len() > 1 => {
+            Some(Refused::diverted(args.group_name(), why, hosts).knowing(receivers))
+        }
         left => {
             if let Err(error) = left {
                 tracing::warn!(%error, "the other members could not be led from host to host");

@@ -186,7 +186,7 @@ impl TurnsCommand {
                 member.leave().map_err(instead).err()
             }
             Err(error) if guard.is_some() && error.is_slow() => {
-                let refused = lead_away(args, member, &error);
+                let refused = lead_away(args, member, Vec::new(), &error);
                 Some(refused.map_or_else(|| instead(error), Ok))
             }
             Err(error) => {

@@ -149,7 +149,7 @@ impl Controller {
             }
         };
         if matches!(joined, Err(MemberError::WrongRole { .. }))
-            && let Err(error) = self.leave(None).await
+            && let Err(error) = self.leave(None, None).await
         {
             tracing::warn!(%error, "not left");
         }
@@ -259,13 +259,19 @@ impl Controller {
         Err(MemberError::NotActive { group: group.clone() })
     }
 
-    /// Leaves the group; as its source, which goes on from host to host, with the reason. A group that does not exist any more is left.
-    pub(crate) async fn leave(self, diverts: Option<String>) -> Result<Option<api::Diversion>, MemberError> {
+    /// Leaves the group; as its source, which goes on from host to host, with the reason; as a receiver, with what it has. A group that does
+    /// not exist any more is left.
+    pub(crate) async fn leave(
+        self,
+        diverts: Option<String>,
+        received: Option<api::Received>,
+    ) -> Result<Option<api::Diversion>, MemberError> {
         let request = api::LeaveGroupRequest {
             group: self.group.clone(),
             host: self.host.clone(),
             rank: None,
             diverts,
+            received,
         };
         let leave = || async {
             match self.client().await?.leave_group(request.clone()).await {
@@ -384,13 +390,18 @@ impl Controller {
         }
     }
 
-    /// Fails if the group does not run with this member.
-    pub(crate) async fn confirm(self) -> Result<(), MemberError> {
+    /// The group with all its members.
+    pub(crate) async fn look(self) -> Result<api::GroupState, MemberError> {
         let ask = || async {
             let state = self.state(&mut self.client().await?).await;
             state.map_err(|status| self.refused("looking at", status))
         };
-        let state = retry(RETURN_PATIENCE, is_away, ask).await?;
+        retry(RETURN_PATIENCE, is_away, ask).await
+    }
+
+    /// Fails if the group does not run with this member.
+    pub(crate) async fn confirm(self) -> Result<(), MemberError> {
+        let state = self.clone().look().await?;
         match self.lost_by(&state) {
             Some(lost) => Err(lost),
             None if self.runs_with(&state) => Ok(()),

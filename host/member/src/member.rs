@@ -2,12 +2,14 @@
 
 mod outside;
 mod prepared;
+mod receivers;
 mod turns;
 
 use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
+use castnet_proto::convert::reason_line;
 use castnet_proto::transport::Call;
 use castnet_proto::v1 as api;
 use castnet_rnic::messages::{self, MessageReceiver, Messages, MessagesSummary};
@@ -33,6 +35,7 @@ use turns::Psns;
 pub use outside::{CameFrom, Outside};
 use prepared::Make;
 pub use prepared::{Prepared, message_receiver, receiver, region, source};
+pub use receivers::{Fate, ReceiverState};
 
 /// Silence after which a source that has not left is taken for dead: several of its time-outs. With a controller the time of
 /// a lease is added: while another receiver is lost, the source is silent, and the group needs the receivers that are left.
@@ -59,6 +62,10 @@ pub struct Member<'r, T> {
     has_all: bool,
     /// Without a controller there is none.
     lease: Option<Lease>,
+    /// At the source: the group when it began.
+    at_begin: Option<Call<Result<api::GroupState, MemberError>>>,
+    /// What a receiver has of its last stream.
+    received: Option<api::Received>,
     /// To receivers outside of the tree.
     passing: Option<Passing>,
     /// What has come whole.
@@ -240,6 +247,17 @@ impl<T> Member<'_, T> {
         }
     }
 
+    /// Leaves the group as a receiver that does not get everything. Its source reports why, and the bytes that this one has of the stream.
+    ///
+    /// # Errors
+    /// As [`Member::leave`].
+    pub fn give_up(mut self, bytes: u64, why: &str) -> Result<(), MemberError> {
+        self.note_lacks(bytes, why);
+        // The source need not repeat anything.
+        self.has_all = false;
+        self.leave()
+    }
+
     /// Leaves the group as its source, which goes on from host to host for this reason. The QPs and memory are released. Returns the hosts that go on,
     /// this one first; the other members get [`MemberError::Diverted`] with the same hosts, in a group that is registered in the band once
     /// they are called ([`crate::MeetingPoint::open`]). `None`: the group has ended, or its members cannot be led.
@@ -268,7 +286,8 @@ impl<T> Member<'_, T> {
             true => self.await_source_left(),
             false => Ok(()),
         };
-        let Some(mut call) = self.host.start(|controller| controller.leave(diverts)) else {
+        let received = self.received.clone();
+        let Some(mut call) = self.host.start(|controller| controller.leave(diverts, received)) else {
             return polled.map(|()| None);
         };
         // Not interrupted: what ended the transfer also comes here. An RNIC that has failed does not keep the member in.
@@ -281,6 +300,18 @@ impl<T> Member<'_, T> {
                 Err(_) => std::thread::sleep(SLEEP_MAX),
             }
         }
+    }
+
+    /// A receiver has a whole stream.
+    fn note_whole(&mut self, bytes: u64) {
+        let lacks = String::new();
+        self.received = Some(api::Received { bytes, lacks });
+    }
+
+    /// A receiver has not got all of a stream.
+    fn note_lacks(&mut self, bytes: u64, why: &str) {
+        let lacks = reason_line(why);
+        self.received = Some(api::Received { bytes, lacks });
     }
 
     fn states(&self) -> Option<States> {
@@ -539,12 +570,16 @@ impl Member<'_, MessageReceiver> {
         &mut self,
         progress: &mut dyn FnMut(u64),
     ) -> Result<MessagesSummary, MemberError> {
-        let summary = self.watched(|rnic, receiver, flow| {
+        let (size, mut count) = (u64::from(self.side.message_size()), 0);
+        let received = self.watched(|rnic, receiver, flow| {
             receiver.receive(rnic, &mut |messages| {
+                count = messages;
                 progress(messages);
                 flow(messages)
             })
-        })?;
+        });
+        let summary = received.inspect_err(|error| self.note_lacks(count * size, &error.to_string()))?;
+        self.note_whole(summary.bytes);
         self.has_all = true;
         Ok(summary)
     }

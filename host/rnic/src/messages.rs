@@ -159,6 +159,11 @@ impl MessageReceiver {
         self
     }
 
+    /// Bytes of each message.
+    pub fn message_size(&self) -> u32 {
+        self.messages.size
+    }
+
     /// The rings, one per lane. With WRITE, a member of a group publishes them as its memory.
     pub fn rings(&self) -> impl Iterator<Item = MemoryRegion> {
         self.lanes.iter().map(|lane| lane.ring)

@@ -729,6 +729,10 @@ fn a_reason_is_a_line_of_512_bytes_at_most() {
     let is_good = |text: &str| {
         let given = unreached_from_proto(text.into());
         assert_eq!(given.is_ok(), diversion_from_proto(text.into()).is_ok());
+        let (bytes, lacks) = (0, text.into());
+        let has_all = text.is_empty();
+        let received = check_received(&v1::Received { bytes, lacks });
+        assert_eq!(received.is_ok(), given.is_ok() || has_all);
         given.is_ok()
     };
     for (text, expected) in [

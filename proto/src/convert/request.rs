@@ -302,6 +302,16 @@ pub fn unreached_from_proto(reason: String) -> Result<String, Invalid> {
     line("reason", reason)
 }
 
+/// Checks what a receiver says that it has of a stream when it leaves.
+pub fn check_received(received: &v1::Received) -> Result<(), Invalid> {
+    check_line(
+        "received.lacks",
+        &received.lacks,
+        0..=REASON_MAX,
+        "a reason: a line of at most 512 bytes",
+    )
+}
+
 /// Checks whose groups are meant: the name of an owner, empty for operators.
 pub fn check_owner(owner: &str) -> Result<(), Invalid> {
     check_line("owner", owner, 0..=255, "a name: a line of at most 255 bytes")

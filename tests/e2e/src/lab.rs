@@ -591,17 +591,41 @@ impl RunningTransfer {
 
     /// Ends a stream, waits for the end, and demands that each receiver has exactly the bytes that were sent. Returns what the source
     /// reports.
-    pub fn finish(mut self) -> Result<Value> {
+    pub fn finish(self) -> Result<Value> {
+        self.finish_without(&[])
+    }
+
+    /// The same, where the source must report that these receivers have not everything.
+    pub fn finish_without(mut self, missing: &[&str]) -> Result<Value> {
         // If the source has failed, that says more.
         let sent = self.content.end().with_context(|| self.source.output())?.digest;
-        self.source.succeed()?;
+        let report = without(&mut self.source, missing)?;
         for (host, process, out) in &mut self.receivers {
             process.succeed()?;
             let got = digest(out)?;
             ensure!(got == sent, "{host} has SHA-256 {got}, sent was {sent}");
         }
-        self.source.report()
+        Ok(report)
     }
+}
+
+/// Waits for the end of a source, which must report that all receivers but these have everything, and fail if there are any. Returns its
+/// report.
+pub fn without(source: &mut Process, missing: &[&str]) -> Result<Value> {
+    let (status, output) = (source.wait()?, source.output());
+    let code = i32::from(!missing.is_empty());
+    ensure!(
+        status.code() == Some(code),
+        "the source ended ({status}):\n{output}"
+    );
+    let mut lines = output.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let report: Option<Value> = lines.find(|line: &Value| line["role"] == "source");
+    let report = report.with_context(|| output.clone())?;
+    let receivers = report["receivers"].as_array().into_iter().flatten();
+    let lacking = receivers.filter(|receiver| receiver["outcome"] != "all");
+    let lacking: Vec<_> = lacking.map(|receiver| receiver["host"].clone()).collect();
+    ensure!(lacking == missing, "{missing:?} have not everything: {report:#}");
+    Ok(report)
 }
 
 fn find<'a>(all: &'a [(String, Namespace)], name: &str) -> Option<&'a Namespace> {

@@ -107,6 +107,55 @@ async fn a_receiver_that_leaves_is_put_out_at_once_and_the_others_go_on() {
     }
 }
 
+/// The source asks for it when its stream is acknowledged. Whoever joins again has nothing of the next stream.
+#[tokio::test]
+async fn what_a_receiver_has_when_it_leaves_is_kept_until_it_joins_again() {
+    let lab = Lab::two_tiers().await;
+    let (_controller, client) = lab.start().await;
+    let _calls = group(&lab, &client, MemberLoss::Evict, true).await;
+    let leave = |host: &str, bytes, lacks: &str| {
+        let received = Some(v1::Received {
+            bytes,
+            lacks: lacks.into(),
+        });
+        let request = v1::LeaveGroupRequest {
+            group: "g".into(),
+            host: host.into(),
+            received,
+            ..Default::default()
+        };
+        let mut client = client.clone();
+        async move { client.leave_group(request).await }
+    };
+    let refused = leave("h2", 0, &"r".repeat(513)).await.expect_err("too long");
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    assert!(
+        leave("h2", 7, "the disk is full")
+            .await
+            .unwrap()
+            .into_inner()
+            .left
+    );
+    let state = reaches(&client, "g", Active).await.state.unwrap();
+    let received = state.members[2].received.as_ref().expect("it has said it");
+    assert_eq!((received.bytes, received.lacks.as_str()), (7, "the disk is full"));
+    assert!(
+        state
+            .reason
+            .ends_with("host h2 has left before the end: the disk is full"),
+        "{}",
+        state.reason
+    );
+    assert_eq!(state.members[1].received, None);
+
+    // The source leaves, and all join again.
+    assert!(leave("h0", 0, "").await.unwrap().into_inner().left);
+    reaches(&client, "g", Registered).await;
+    let _calls = all_join(&lab, &client, 18, true).await;
+    let state = reaches(&client, "g", Active).await.state.unwrap();
+    assert!(state.members.iter().all(|m| m.received.is_none()), "{state:?}");
+}
+
 /// There is nobody to send to. The source learns it by its call; all join again with new queue pairs.
 #[tokio::test]
 async fn without_receivers_a_group_waits_for_its_members_again() {

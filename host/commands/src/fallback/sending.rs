@@ -18,6 +18,7 @@ use super::meeting::joining_within;
 use super::{
     CHUNK, GuardArgs, NAME_MAX, Outgoing, Ranks, Refused, UNKNOWN, Ways, broadcast, close, ends, positions,
 };
+use crate::receivers::Receivers;
 use crate::report::TransferReport;
 use crate::{MemberArgs, Stop, failure};
 
@@ -39,13 +40,14 @@ pub(super) struct Sending<'a, 'f> {
 impl Refused {
     /// Sends what is left of a file to all other members. Returns when they have it.
     pub(crate) fn send(
-        self,
+        mut self,
         (args, guard): (&MemberArgs, &GuardArgs),
         config: MemberConfig,
         rnic: Box<dyn Rnic>,
         (outgoing, checks): (&mut Outgoing<'_>, Option<Messages>),
         (output, stop): (Output, &Stop),
-    ) -> Outcome {
+    ) -> Outcome<TransferReport> {
+        let before = std::mem::take(&mut self.before);
         let ways = Ways::new(outgoing.begun, outgoing.position(), &self.reason);
         let (mut hosts, mut ranks) = self.connect((args, &config), guard.slow.patience, rnic, stop)?;
         let bar = output.byte_bar(outgoing.header.length);
@@ -65,13 +67,17 @@ impl Refused {
         let summary = sending.run();
         sending.bar.finish_and_clear();
         let summary = summary?;
+        let bytes = summary.bytes;
         let elapsed = sending.outgoing.begun.elapsed();
         let ways = sending.ways;
         let transferred = Transferred { summary, elapsed };
         let report = TransferReport::of_stream(args, "source", transferred, None, hosts.rnic());
         close(hosts);
-        let report = report.by(Some(ways));
-        output.show_next(&match checks {
+        let others = ranks.members.iter().skip(1);
+        let report = report
+            .by(Some(ways))
+            .to(Receivers::between_hosts(others, before, bytes));
+        Ok(match checks {
             Some(messages) => report.checks(args, messages),
             None => report,
         })

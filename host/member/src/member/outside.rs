@@ -198,9 +198,17 @@ impl Member<'_, StreamReceiver> {
         };
         self.came_from.clear();
         let mut passing = self.take_passing();
-        let received = self.receive_by(&mut got, &mut passing, open, kept, progress);
+        let mut so_far = 0;
+        let received = self.receive_by(&mut got, &mut passing, open, kept, &mut |header, bytes| {
+            so_far = bytes;
+            progress(header, bytes);
+        });
         self.passing = passing;
-        let summary = received.inspect_err(|_| self.outside_stream = got.stream.take())?;
+        let summary = received.inspect_err(|error| {
+            self.outside_stream = got.stream.take();
+            self.note_lacks(so_far, &error.to_string());
+        })?;
+        self.note_whole(summary.bytes);
         let elapsed = got.begun.map(|begun| begun.elapsed()).unwrap_or_default();
         let group = self.group_name();
         // Without a stream that has begun, nothing is received.

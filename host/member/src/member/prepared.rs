@@ -8,7 +8,7 @@ use castnet_wire::{McstId, MrpMember, MrpMemory, Qpn};
 
 use super::{Member, Source};
 use crate::config::{Group, GroupAddress, MemberConfig};
-use crate::controller::Lease;
+use crate::controller::{Controller, Lease};
 use crate::error::MemberError;
 use crate::host::{Host, SLEEP_MAX};
 use crate::registration::{Carrier, Registered, Registration};
@@ -170,7 +170,7 @@ impl<'r, T> Prepared<'r, T> {
                 continue;
             }
             // The group must not wait for this member.
-            if let Err(error) = member.leave() {
+            if let Err(error) = member.give_up(0, &error.to_string()) {
                 tracing::warn!(%error, "not left");
             }
             return Err(error);
@@ -183,7 +183,10 @@ impl<'r, T> Prepared<'r, T> {
             let rings = self.rings.iter().filter(|_| self.owns_rings);
             self.host.release(&self.qpns, rings);
         })?;
+        let is_source = self.role == api::Role::Source;
+        let look = is_source.then(|| self.host.start(Controller::look)).flatten();
         Ok(Member {
+            at_begin: look,
             host: self.host,
             qpns: self.qpns,
             role: self.role,
@@ -194,6 +197,7 @@ impl<'r, T> Prepared<'r, T> {
             group,
             has_all: false,
             lease,
+            received: None,
             passing: None,
             whole: None,
             outside_stream: None,

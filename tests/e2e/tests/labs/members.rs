@@ -79,8 +79,45 @@ fn a_receiver_is_stopped(lab: &Lab) -> Result<()> {
         said.contains("put out of group stopped: host h3 stalls"),
         "{said}"
     );
-    running.finish()?;
+    let report = running.finish_without(&["h3"])?;
+    let of_h3 = &report["receivers"][1];
+    ensure!(
+        of_h3["outcome"] == "gone"
+            && of_h3["why"]
+                .as_str()
+                .is_some_and(|why| why.contains("host h3 stalls")),
+        "{report:#}"
+    );
     ensure!(!lab.folder().join("stopped.h3.out").exists(), "it has the file");
+    Ok(())
+}
+
+/// The path MTU of the group does not fit into its interface. It leaves at once, and the source names it.
+fn a_receiver_gets_nothing(lab: &Lab) -> Result<()> {
+    let controller = lab.socket("controller");
+    let transfer = Transfer {
+        size: 300_000,
+        ..transfer("small", &["h2", "h3", "h4"])
+    };
+    lab.create_group(&transfer)?;
+    let set_mtu = |mtu: &str| {
+        let mut ip = lab.host("h3")?.command("ip");
+        let status = ip.args(["link", "set", "eth0", "mtu", mtu]).status()?;
+        ensure!(status.success(), "ip link set: {status}");
+        Ok(())
+    };
+    set_mtu("1500")?;
+    let mut running = lab.start_transfer(&transfer)?;
+    let mut small = running.take("h3")?;
+    ensure!(!small.wait()?.success(), "{}", small.output());
+    let report = running.finish_without(&["h3"])?;
+    let of_h3 = &report["receivers"][1];
+    ensure!(
+        of_h3["outcome"] == "nothing" && of_h3["why"].as_str().is_some_and(|why| why.contains("MTU")),
+        "{report:#}"
+    );
+    set_mtu("4200")?;
+    lab.castnet(&["group", "destroy", "small", "--controller", &controller])?;
     Ok(())
 }
 
@@ -99,6 +136,7 @@ fn members_that_are_killed_hang_or_are_started_again_are_noticed() {
     lab::in_lab("members", STAR, &workers, |lab| {
         a_receiver_is_killed(lab)?;
         a_receiver_is_stopped(lab)?;
+        a_receiver_gets_nothing(lab)?;
         source_goes(lab, "again", Goes::Killed)?;
         source_goes(lab, "anew", Goes::Interrupted)
     });

@@ -8,7 +8,7 @@ use super::record::MemberRecord;
 use super::view;
 use crate::core::Locked;
 use crate::error::Refusal;
-use crate::kinds::{Joining, Kind};
+use crate::kinds::Kind;
 use crate::lifecycle::{After, Phase};
 
 impl Locked<'_> {
@@ -43,11 +43,7 @@ impl Locked<'_> {
         if added {
             self.change(group, |r| {
                 if let Kind::Multicast(kind) = &mut r.kind {
-                    Arc::make_mut(&mut kind.members).push(Arc::new(MemberRecord {
-                        host: host.into(),
-                        state: Joining::Expected,
-                        put_out: None,
-                    }));
+                    Arc::make_mut(&mut kind.members).push(Arc::new(MemberRecord::expected(host.into())));
                 }
             })?;
             tracing::info!(group, host, "is a member");

@@ -89,9 +89,7 @@ impl Locked<'_> {
             .iter_mut()
             .filter(|m| m.host == host)
         {
-            let member = Arc::make_mut(member);
-            member.state = Joining::Joined(seat.clone());
-            member.put_out = None;
+            Arc::make_mut(member).join(seat.clone());
         }
         let members = part.members.clone();
         Arc::make_mut(&mut part.members).retain(|m| m.host == host || is_in(&m.host));

@@ -1,13 +1,12 @@
 //! Leases of members: calls that stand while the member is in the group.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::evict::Afterwards;
 use super::record::{JoinedBy, Multicast, Seat};
 use crate::core::Locked;
 use crate::error::Refusal;
-use crate::kinds::{Joining, Kind};
+use crate::kinds::Joining;
 use crate::lifecycle::Event;
 use crate::record::Ending;
 
@@ -117,13 +116,6 @@ impl Locked<'_> {
             return self.step(group, Event::Ended, None);
         }
         self.evict_host(group, host, Afterwards::Member)?;
-        self.change(group, |r| {
-            if let Kind::Multicast(kind) = &mut r.kind {
-                let mut members = Arc::make_mut(&mut kind.members).iter_mut();
-                if let Some(member) = members.find(|m| m.host == host) {
-                    Arc::make_mut(member).put_out = Some(reason);
-                }
-            }
-        })
+        self.change_member(group, host, |member| member.put_out = Some(reason))
     }
 }

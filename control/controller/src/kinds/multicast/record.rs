@@ -4,6 +4,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use castnet_proto::convert::{NewGroup, NewMember, OnStall};
+use castnet_proto::v1;
 use castnet_rules::RepairRule;
 use castnet_wire::{AnySource, CoreKind, Pmtu, Psn, TreePath, TreeShape};
 use serde::{Deserialize, Serialize};
@@ -93,6 +94,43 @@ pub struct MemberRecord {
     /// Why it was put out; `None`: it was not, or has joined again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub put_out: Option<String>,
+    /// What it has said when it left; `None`: nothing, or it has joined again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub received: Option<Received>,
+}
+
+/// What a receiver that has left has of the stream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Received {
+    /// So many bytes.
+    pub bytes: u64,
+    /// Why it has not everything; empty: it has.
+    pub lacks: String,
+}
+
+impl From<v1::Received> for Received {
+    fn from(v1::Received { bytes, lacks }: v1::Received) -> Self {
+        Self { bytes, lacks }
+    }
+}
+
+impl MemberRecord {
+    /// Has not joined.
+    pub(crate) fn expected(host: String) -> Self {
+        Self {
+            host,
+            state: Joining::Expected,
+            put_out: None,
+            received: None,
+        }
+    }
+
+    pub(crate) fn join(&mut self, seat: Seat) {
+        *self = Self {
+            state: Joining::Joined(seat),
+            ..Self::expected(std::mem::take(&mut self.host))
+        };
+    }
 }
 
 /// Whether a member has joined.
@@ -146,9 +184,8 @@ impl Multicast {
                 passes_on: false,
             });
             Arc::new(MemberRecord {
-                host: m.host,
                 state: seat.map_or(Joining::Expected, Joining::Joined),
-                put_out: None,
+                ..MemberRecord::expected(m.host)
             })
         };
         Self {

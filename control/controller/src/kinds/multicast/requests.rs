@@ -8,7 +8,7 @@ use castnet_wire::{McstId, Psn};
 
 use super::evict::Afterwards;
 use super::late::Late;
-use super::record::{Diverted, JoinedBy, MemberRecord, MemberState, Multicast, Seat};
+use super::record::{Diverted, JoinedBy, MemberRecord, MemberState, Multicast, Received, Seat};
 use super::view;
 use crate::core::{Core, Locked, Shared};
 use crate::driver;
@@ -233,11 +233,13 @@ impl Locked<'_> {
 
     /// A receiver that leaves is none of those that are lost: the others go on without it, whatever the policy. The group
     /// waits for its members again if none are left, or if one leaves that it needs. `diverts`: why that one goes on from host to host.
+    /// `received`: what a receiver has.
     pub(crate) fn leave(
         &mut self,
         group: &str,
         host: &str,
         diverts: Option<String>,
+        received: Option<Received>,
     ) -> Result<v1::LeaveGroupResponse, Refusal> {
         let (record, member) = self.member(group, host)?;
         let runs = record.phase.has_run();
@@ -253,7 +255,10 @@ impl Locked<'_> {
                     }
                     self.step(group, Event::Ended, None)?;
                 }
-                (true, false) => self.evict_host(group, host, Afterwards::Member)?,
+                (true, false) => {
+                    self.evict_host(group, host, Afterwards::Member)?;
+                    self.change_member(group, host, |member| member.received = received)?;
+                }
                 (false, _) => {
                     self.set_member(group, host, Joining::Expected)?;
                     self.step(group, Event::Withdrawn, None)?;
@@ -282,17 +287,25 @@ impl Locked<'_> {
     }
 
     fn set_member(&mut self, group: &str, host: &str, state: MemberState) -> Result<(), Refusal> {
+        self.change_member(group, host, |member| match state {
+            Joining::Joined(seat) => member.join(seat),
+            state => member.state = state,
+        })
+    }
+
+    pub(super) fn change_member(
+        &mut self,
+        group: &str,
+        host: &str,
+        change: impl FnOnce(&mut MemberRecord),
+    ) -> Result<(), Refusal> {
         self.change(group, |r| {
             if let Kind::Multicast(kind) = &mut r.kind
                 && let Some(member) = Arc::make_mut(&mut kind.members)
                     .iter_mut()
                     .find(|m| m.host == host)
             {
-                let member = Arc::make_mut(member);
-                if matches!(state, Joining::Joined(_)) {
-                    member.put_out = None;
-                }
-                member.state = state;
+                change(Arc::make_mut(member));
             }
         })
     }

@@ -7,7 +7,7 @@ use castnet_proto::v1::controller_event::Event;
 
 use super::late::Late;
 use super::outside::Outside;
-use super::record::{Diverted, MemberRecord, Multicast};
+use super::record::{Diverted, MemberRecord, Multicast, Received};
 use super::refine::Refinement;
 use crate::core::Core;
 use crate::kinds::News;
@@ -123,6 +123,11 @@ pub(crate) fn member(group: &Multicast, core: &Core, at: usize) -> v1::MemberSta
         state.set_phase(v1::MemberPhase::Joining);
     }
     state.put_out = member.put_out.clone().unwrap_or_default();
+    let received = member.received.as_ref();
+    state.received = received.map(|Received { bytes, lacks }| v1::Received {
+        bytes: *bytes,
+        lacks: lacks.clone(),
+    });
     state
 }
 
@@ -221,6 +226,12 @@ fn outside_text(group: &Multicast) -> String {
     }
 }
 
+/// Why a receiver has left before it had everything.
+fn left(member: &MemberRecord) -> Option<String> {
+    let lacks = &member.received.as_ref()?.lacks;
+    (!lacks.is_empty()).then(|| format!("host {} has left before the end: {lacks}", member.host))
+}
+
 fn reason(group: &Multicast, entry: &Entry) -> String {
     let record = entry.record();
     match record.phase {
@@ -244,7 +255,10 @@ fn reason(group: &Multicast, entry: &Entry) -> String {
         }
         Phase::Active | Phase::Degraded => {
             let links = entry.live.links_down.values().map(|(_, link)| link.words());
-            let out = group.members.iter().filter_map(|m| m.put_out.clone());
+            let out = group
+                .members
+                .iter()
+                .filter_map(|m| m.put_out.clone().or_else(|| left(m)));
             let outside = outside_text(group);
             let note = Some(entry.note.clone()).filter(|_| outside.is_empty());
             let parts = links

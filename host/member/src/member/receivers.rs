@@ -1,0 +1,202 @@
+//! What became of the receivers of a stream, as its source knows it when all in its group have acknowledged everything.
+
+use castnet_proto::v1 as api;
+
+use super::{Member, Source};
+use crate::config::Group;
+use crate::error::MemberError;
+use crate::registration::Others;
+
+/// A receiver of a group, as its source sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReceiverState {
+    /// Its name; in a group without a controller its address.
+    pub host: String,
+    /// What became of it.
+    pub fate: Fate,
+}
+
+/// What became of a receiver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It has everything that the source has sent and seen acknowledged.
+    All,
+    /// It joined while the stream ran, and has what came from then on.
+    Late,
+    /// It left, and has said that it has only so many bytes.
+    Left {
+        /// Bytes of the stream.
+        bytes: u64,
+        /// Why.
+        why: String,
+    },
+    /// The group went on without it. It may have a part of the stream.
+    Gone {
+        /// Why.
+        why: String,
+    },
+    /// It became a member while the group ran, and took no part.
+    Absent,
+}
+
+impl Member<'_, Source> {
+    /// What became of each receiver. Call it when the stream is acknowledged, before [`Member::leave`]. `None`: the group is that of a rule
+    /// file, whose receivers this host does not know.
+    ///
+    /// # Errors
+    /// The controller does not answer for a minute, or this host is interrupted.
+    pub fn receivers(&mut self) -> Result<Option<Vec<ReceiverState>>, MemberError> {
+        let (now, host) = match &self.host.config.group {
+            Group::Fixed { .. } => return Ok(None),
+            Group::InBand { registration, .. } => {
+                let all = match &registration.others {
+                    Others::Receivers(all) => all.iter(),
+                    Others::Leader(_) => return Ok(None),
+                };
+                // It has no member that the switches go on without.
+                let state = |ip: &std::net::Ipv4Addr| ReceiverState {
+                    host: ip.to_string(),
+                    fate: Fate::All,
+                };
+                return Ok(Some(all.map(state).collect()));
+            }
+            Group::Named { .. } => (
+                self.host.start(|controller| controller.look()),
+                self.host.config.host.clone(),
+            ),
+        };
+        let Some(now) = now else {
+            return Ok(None);
+        };
+        let now = self.host.await_call(now)??;
+        // Without it, one that an operator has put out is not known.
+        let begin = match self.at_begin.take() {
+            Some(begin) => self.host.await_call(begin)?.ok(),
+            None => None,
+        };
+        Ok(Some(fates(&host, begin.as_ref(), &now)))
+    }
+}
+
+/// `begin`, `now`: the group when the stream began, and when it is acknowledged.
+fn fates(source: &str, begin: Option<&api::GroupState>, now: &api::GroupState) -> Vec<ReceiverState> {
+    let find = |state: &'_ api::GroupState, host: &str| state.members.iter().position(|m| m.host == host);
+    let fate = |member: &api::MemberState| {
+        let before = begin.map(|begin| find(begin, &member.host).map(|at| &begin.members[at]));
+        let was_in = before.is_none_or(|before| {
+            before.is_some_and(|m| m.phase() == api::MemberPhase::Joined && m.connection == member.connection)
+        });
+        match (member.phase(), &member.received) {
+            (api::MemberPhase::Joined, _) if was_in => Fate::All,
+            (api::MemberPhase::Joined, _) => Fate::Late,
+            (_, Some(received)) if received.lacks.is_empty() => Fate::All,
+            (_, Some(api::Received { bytes, lacks })) => Fate::Left {
+                bytes: *bytes,
+                why: lacks.clone(),
+            },
+            _ if !member.put_out.is_empty() => Fate::Gone {
+                why: member.put_out.clone(),
+            },
+            _ if before
+                .is_some_and(|before| before.is_none_or(|m| m.phase() != api::MemberPhase::Joined)) =>
+            {
+                Fate::Absent
+            }
+            _ => Fate::Gone {
+                why: "it left before the end, and did not say why".to_owned(),
+            },
+        }
+    };
+    let present = now.members.iter().map(|member| ReceiverState {
+        host: member.host.clone(),
+        fate: fate(member),
+    });
+    let evicted = begin.into_iter().flat_map(|begin| &begin.members);
+    let evicted = evicted.filter(|m| find(now, &m.host).is_none());
+    let evicted = evicted.map(|m| ReceiverState {
+        host: m.host.clone(),
+        fate: Fate::Gone {
+            why: "an operator has put it out".to_owned(),
+        },
+    });
+    let mut all: Vec<_> = present.chain(evicted).collect();
+    all.retain(|receiver| receiver.host != source);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use api::MemberPhase::{Expected, Joined, Joining};
+
+    fn member(host: &str, phase: api::MemberPhase) -> api::MemberState {
+        api::MemberState {
+            host: host.into(),
+            phase: phase.into(),
+            ..Default::default()
+        }
+    }
+
+    fn group(receivers: impl IntoIterator<Item = api::MemberState>) -> api::GroupState {
+        let members = [member("h1", Joined)].into_iter().chain(receivers);
+        api::GroupState {
+            members: members.collect(),
+            ..Default::default()
+        }
+    }
+
+    /// The fate of h2.
+    fn fate(begin: Option<api::MemberState>, now: Option<api::MemberState>) -> Fate {
+        let all = fates("h1", Some(&group(begin)), &group(now));
+        assert_eq!(all.len(), 1, "{all:?}");
+        all[0].fate.clone()
+    }
+
+    fn left(bytes: u64, lacks: &str) -> api::MemberState {
+        let received = Some(api::Received {
+            bytes,
+            lacks: lacks.into(),
+        });
+        api::MemberState {
+            received,
+            ..member("h2", Expected)
+        }
+    }
+
+    #[test]
+    fn each_receiver_has_its_fate() {
+        let joined = || Some(member("h2", Joined));
+        let gone = |why: &str| Fate::Gone { why: why.to_owned() };
+        assert_eq!(fate(joined(), joined()), Fate::All);
+        // It left before the source had asked for the first time.
+        let why = "its interface has an MTU of 1500".to_owned();
+        let nothing = Fate::Left { bytes: 0, why };
+        let without = || Some(left(0, "its interface has an MTU of 1500"));
+        assert_eq!(fate(without(), without()), nothing);
+        assert_eq!(fate(joined(), without()), nothing);
+        assert_eq!(fate(joined(), Some(left(9, ""))), Fate::All);
+        let put_out = api::MemberState {
+            put_out: "host h2 stalls".into(),
+            ..member("h2", Expected)
+        };
+        assert_eq!(fate(joined(), Some(put_out)), gone("host h2 stalls"));
+        let silent = "it left before the end, and did not say why";
+        assert_eq!(fate(joined(), Some(member("h2", Expected))), gone(silent));
+        assert_eq!(fate(joined(), None), gone("an operator has put it out"));
+        // Added while the group ran, and those that join then.
+        assert_eq!(fate(None, Some(member("h2", Expected))), Fate::Absent);
+        assert_eq!(fate(None, Some(member("h2", Joining))), Fate::Absent);
+        assert_eq!(fate(None, joined()), Fate::Late);
+        let mut again = member("h2", Joined);
+        again.connection = Some(api::Connection::default());
+        assert_eq!(fate(joined(), Some(again)), Fate::Late);
+    }
+
+    #[test]
+    fn without_a_controller_at_the_begin_those_that_are_in_have_all() {
+        let now = group([member("h2", Joined), member("h3", Expected)]);
+        let all = fates("h1", None, &now);
+        assert_eq!(all[0].fate, Fate::All);
+        assert!(matches!(all[1].fate, Fate::Gone { .. }), "{all:?}");
+    }
+}
