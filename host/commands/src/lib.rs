@@ -82,13 +82,15 @@ pub struct HostCommand {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Sends a file to all receivers of a group
-    #[command(after_help = "The report names each receiver: all (it has acknowledged everything), late (it joined with --late), part, nothing, or gone (the group went on without it). If one has not everything, or that is not known, the exit code is not 0.
+    #[command(
+        after_help = "The report names each receiver: all (it has acknowledged everything), late (it joined with --late), part, nothing, or gone (the group went on without it). If one has not everything, or that is not known, the exit code is not 0.
 
 Examples:
   castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file data.bin
   tar c folder | castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --group g --file -
   castnet host send --interface veth0 --ip 10.0.0.1/24 --name h1 --file data.bin \\
-      --mcst-id 10.0.0.200 --register-for 10.0.0.2,10.0.0.3       without a controller, where switches serve MRP")]
+      --mcst-id 10.0.0.200 --register-for 10.0.0.2,10.0.0.3       without a controller, where switches serve MRP"
+    )]
     Send(SendCommand),
     /// Receives a file from the source of a group
     #[command(

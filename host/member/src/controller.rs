@@ -39,6 +39,8 @@ pub(crate) type States = watch::Receiver<api::GroupState>;
 pub(crate) struct Lease {
     task: JoinHandle<()>,
     pub(crate) states: States,
+    /// At a source: the group with all its members, when it joined.
+    pub(crate) at_begin: Option<api::GroupState>,
 }
 
 impl Lease {
@@ -233,10 +235,18 @@ impl Controller {
                 api::GroupPhase::Active | api::GroupPhase::Degraded => {
                     // Earlier controllers do not know leases.
                     let has_lease = state.on_member_loss() != api::MemberLoss::Unspecified;
+                    let at_begin = match role {
+                        api::Role::Source => self.state(&mut client).await.ok(),
+                        _ => None,
+                    };
                     let lease = has_lease.then(|| {
                         let (seen, all) = watch::channel(state.clone());
                         let task = tokio::spawn(self.clone().hold(states, request, seen));
-                        Lease { task, states: all }
+                        Lease {
+                            task,
+                            states: all,
+                            at_begin,
+                        }
                     });
                     return Ok((state, lease));
                 }

@@ -62,8 +62,6 @@ pub struct Member<'r, T> {
     has_all: bool,
     /// Without a controller there is none.
     lease: Option<Lease>,
-    /// At the source: the group when it began.
-    at_begin: Option<Call<Result<api::GroupState, MemberError>>>,
     /// What a receiver has of its last stream.
     received: Option<api::Received>,
     /// To receivers outside of the tree.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use castnet_comm::Operation;
-use castnet_member::{Group, MemberConfig, MemberError, Role, StreamHeader};
+use castnet_member::{Fate, Group, MemberConfig, MemberError, ReceiverState, Role, StreamHeader};
 use castnet_port::BoxPort;
 use castnet_proto::transport::Security;
 use castnet_proto::v1;
@@ -105,12 +105,12 @@ fn part(fabric: &Fabric, host: usize) -> (impl FnOnce() -> SoftRnic<BoxPort> + S
     (fabric.rnic(host), config(fabric, &format!("h{host}"), "g"))
 }
 
-/// h0 sends to all others; what it has sent is acknowledged.
+/// h0 sends to all others; what it has sent is acknowledged. Returns what became of them.
 pub(crate) fn send(
     fabric: &Fabric,
     bytes: Vec<u8>,
     acknowledged: watch::Sender<u64>,
-) -> JoinHandle<Result<(), MemberError>> {
+) -> JoinHandle<Result<Vec<ReceiverState>, MemberError>> {
     let (open, config) = part(fabric, 0);
     spawn_blocking(move || {
         let mut rnic = open();
@@ -123,8 +123,14 @@ pub(crate) fn send(
             acknowledged.send_replace(bytes);
         };
         source.send(&header, &mut bytes.as_slice(), &mut tell)?;
-        source.leave()
+        let receivers = source.receivers()?.expect("of a controller");
+        source.leave().map(|()| receivers)
     })
+}
+
+fn state_of(host: &str, fate: Fate) -> ReceiverState {
+    let host = host.to_owned();
+    ReceiverState { host, fate }
 }
 
 /// The receiver joins again whenever the group ends before it has everything.
@@ -236,7 +242,22 @@ async fn a_stream_goes_on_without_a_receiver_that_is_gone() {
         if by_operator {
             fabric.run("group evict g h2".split(' ').collect()).await;
         }
-        source.await.expect("no panic").expect("all is acknowledged");
+        let mut fates = source.await.expect("no panic").expect("all is acknowledged");
+        fates.sort_by(|a, b| a.host.cmp(&b.host));
+        let [h1, h2, h3] = &fates[..] else {
+            panic!("{fates:?}")
+        };
+        let whole = [h1, h3].map(ReceiverState::clone);
+        assert_eq!(whole, ["h1", "h3"].map(|host| state_of(host, Fate::All)));
+        match (goes, &h2.fate) {
+            (Goes::Dies, Fate::Gone { why }) => assert_eq!(why, "an operator has put it out"),
+            (Goes::LeaseEnds, Fate::Gone { why }) => assert!(why.contains("host h2 is gone"), "{why}"),
+            (Goes::Leaves, Fate::Left { bytes, why }) => {
+                assert!((100_000..3_000_000).contains(bytes), "{bytes}");
+                assert_eq!(why, "interrupted");
+            }
+            other => panic!("{other:?}"),
+        }
         for receiver in receivers {
             let copy = receiver.await.expect("no panic").expect("all has come");
             assert!(copy == content, "{} bytes", copy.len());
@@ -438,7 +459,8 @@ async fn a_receiver_comes_back_into_the_running_stream() {
                     assert!(waited.expect("in time"));
                 }
             })?;
-            source.leave()
+            let receivers = source.receivers()?.expect("of a controller");
+            source.leave().map(|()| receivers)
         });
         let receivers: Vec<_> = others
             .into_iter()
@@ -474,7 +496,10 @@ async fn a_receiver_comes_back_into_the_running_stream() {
         go.send_replace(true);
         let late = late.await.expect("no panic").expect("it is in again");
         assert!((1..=1500).contains(&late), "{late} messages");
-        source.await.expect("no panic").expect("all is acknowledged");
+        let fates = source.await.expect("no panic").expect("all is acknowledged");
+        assert!(fates.contains(&state_of("h2", Fate::Late)), "{fates:?}");
+        let others = fates.iter().filter(|other| other.host != "h2");
+        assert!(others.map(|other| &other.fate).all(|fate| *fate == Fate::All));
         for receiver in receivers {
             assert_eq!(receiver.await.expect("no panic").expect("all has come"), 2000);
         }

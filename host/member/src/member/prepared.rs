@@ -8,7 +8,7 @@ use castnet_wire::{McstId, MrpMember, MrpMemory, Qpn};
 
 use super::{Member, Source};
 use crate::config::{Group, GroupAddress, MemberConfig};
-use crate::controller::{Controller, Lease};
+use crate::controller::Lease;
 use crate::error::MemberError;
 use crate::host::{Host, SLEEP_MAX};
 use crate::registration::{Carrier, Registered, Registration};
@@ -183,10 +183,7 @@ impl<'r, T> Prepared<'r, T> {
             let rings = self.rings.iter().filter(|_| self.owns_rings);
             self.host.release(&self.qpns, rings);
         })?;
-        let is_source = self.role == api::Role::Source;
-        let look = is_source.then(|| self.host.start(Controller::look)).flatten();
         Ok(Member {
-            at_begin: look,
             host: self.host,
             qpns: self.qpns,
             role: self.role,

@@ -70,11 +70,8 @@ impl Member<'_, Source> {
         };
         let now = self.host.await_call(now)??;
         // Without it, one that an operator has put out is not known.
-        let begin = match self.at_begin.take() {
-            Some(begin) => self.host.await_call(begin)?.ok(),
-            None => None,
-        };
-        Ok(Some(fates(&host, begin.as_ref(), &now)))
+        let begin = self.lease.as_ref().and_then(|lease| lease.at_begin.as_ref());
+        Ok(Some(fates(&host, begin, &now)))
     }
 }
 
