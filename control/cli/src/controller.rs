@@ -3,6 +3,7 @@ use std::str::FromStr;
 
 use castnet_console::connect::{self, ServeArgs, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::files;
 use castnet_console::output::{Output, remark};
 use castnet_console::service::{Ready, Signals};
 use castnet_console::settings;
@@ -143,6 +144,8 @@ impl ControllerCommand {
     pub(crate) async fn run(self, output: Output) -> Outcome {
         let config = self.settings()?;
         let signals = Signals::catch()?;
+        let log = config.audit_log.as_deref();
+        let _reader = log.map(files::await_reader).transpose()?;
         let controller = Controller::start(config).await.map_err(|e| match e {
             StartError::Config(_) | StartError::AuditLog { .. } => Failure::usage(e),
             StartError::Store(_) => Failure::failed(e).next(

@@ -7,6 +7,7 @@ use castnet_console::api;
 use castnet_console::connect;
 use castnet_console::drops;
 use castnet_console::exit::{Failure, Outcome};
+use castnet_console::files;
 use castnet_console::output::{Output, Page, Report, named};
 use castnet_console::service::{Ready, Signals};
 use castnet_console::settings;
@@ -84,11 +85,13 @@ impl SwitchCommand {
             .map(|(port, mac)| FabricPort { port, mac })
             .collect();
         let signals = Signals::catch()?;
+        let log = config.serve.audit_log.as_deref();
+        let _reader = log.map(files::await_reader).transpose()?;
 
         let started = std::time::Instant::now();
         let dataplane = start_with(dataplane_config, config.hugepages.unwrap_or_default()).await?;
         install(&dataplane, rules).await?;
-        let open = |path: &PathBuf| {
+        let open = |path: &Path| {
             let failed = |e| Failure::usage(format!("audit log {}: {e}", path.display()));
             AuditLog::open(path).map_err(failed)
         };
@@ -97,7 +100,7 @@ impl SwitchCommand {
                 controllers: config.controllers.clone(),
                 ..config.serve.roles()
             },
-            audit: config.serve.audit_log.as_ref().map(open).transpose()?,
+            audit: log.map(open).transpose()?,
         };
         let agent = castnet_agent::Agent::start_for(dataplane.clone(), &config.listen(), &security, access)
             .await

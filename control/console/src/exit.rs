@@ -1,10 +1,13 @@
 //! Exit codes, and failures with the next step for the user.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 
 use castnet_proto::transport::chain;
 use serde::Serialize;
+
+use crate::files;
 
 /// Exit codes. `castnet --help` prints their table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -157,13 +160,23 @@ impl From<tonic::Status> for Failure {
     }
 }
 
+/// A signal has stopped the command.
+pub fn interrupted() -> Failure {
+    Failure::failed("stopped by a signal before the end")
+}
+
 /// Reads a text file. The failure names the file and the reason.
 pub fn read_text(path: &std::path::Path) -> Outcome<String> {
-    std::fs::read_to_string(path).map_err(|e| cannot_read(path, &e))
+    let file = files::open(path, File::options().read(true));
+    let text = file.and_then(io::read_to_string);
+    text.map_err(|e| cannot_read(path, &e))
 }
 
 /// The failure of reading a file.
 pub fn cannot_read(path: &std::path::Path, error: &io::Error) -> Failure {
+    if files::is_by_signal(error) {
+        return interrupted();
+    }
     Failure::usage(format!("cannot read {}: {error}", path.display()))
         .next("see that the path is right and that this user may read it")
 }
@@ -176,6 +189,9 @@ pub fn cannot_write(path: &std::path::Path, error: &io::Error) -> Failure {
 /// A failure with the next step after an error of writing a file. `what` names the file and the error.
 pub fn not_written(what: impl fmt::Display, error: &io::Error) -> Failure {
     use io::ErrorKind::{NotFound, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    if files::is_by_signal(error) {
+        return interrupted();
+    }
     let failure = Failure::failed(what);
     match error.kind() {
         StorageFull | QuotaExceeded => failure.next("free space there, or write to another place"),

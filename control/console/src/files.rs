@@ -1,7 +1,15 @@
-//! Where a file that a user names is written.
+//! Where a file that a user names is written, and how it is opened.
 
-use std::io;
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use crate::exit::{self, Outcome};
+use crate::service::is_stopped;
 
 /// What stands at a path, or will.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,10 +43,140 @@ pub fn place(path: &Path) -> io::Result<Place> {
     Err(io::Error::other("too many links"))
 }
 
+/// How often a program that waits for the other end of a pipe looks whether a signal has asked it to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A signal has ended a wait.
+#[derive(Debug)]
+struct Stopped;
+
+impl fmt::Display for Stopped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("stopped by a signal")
+    }
+}
+
+impl std::error::Error for Stopped {}
+
+/// A signal has ended what waited. Not [`io::ErrorKind::Interrupted`], after which callers try again.
+pub fn stopped() -> io::Error {
+    io::Error::other(Stopped)
+}
+
+/// Whether an error is [`stopped`].
+pub fn is_by_signal(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<Stopped>())
+}
+
+/// Opens a file that a user names. A pipe waits for its other end, and a signal ends the wait, with [`stopped`].
+pub fn open(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    open_until(path, options, is_stopped)
+}
+
+fn open_until(path: &Path, options: &OpenOptions, is_stopped: impl Fn() -> bool) -> io::Result<File> {
+    if !is_pipe(path) {
+        return options.open(path);
+    }
+    let (to, opened) = channel();
+    let (path, options) = (path.to_owned(), options.clone());
+    // Nothing ends the system call, so the thread may stay until the process ends.
+    let thread = std::thread::Builder::new().name("castnet-open".into());
+    thread.spawn(move || to.send(options.open(path)))?;
+    loop {
+        match opened.recv_timeout(LOOK) {
+            Ok(file) => return file,
+            Err(RecvTimeoutError::Timeout) if is_stopped() => return Err(stopped()),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+}
+
+fn is_pipe(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_fifo())
+}
+
+/// Reads all of a file that a user names, which may be a pipe: see [`open`].
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path, File::options().read(true))?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Writes a file that a user names, which may be a pipe: see [`open`].
+pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true);
+    open(path, &options)?.write_all(bytes)
+}
+
+/// Waits for the reader of a pipe. While the result is held, it can be opened again without a wait. `None`: it is no pipe, or cannot be opened.
+///
+/// # Errors
+/// A signal has ended the wait.
+pub fn await_reader(path: &Path) -> Outcome<Option<File>> {
+    if !is_pipe(path) {
+        return Ok(None);
+    }
+    match open(path, File::options().append(true)) {
+        Err(error) if is_by_signal(&error) => Err(exit::interrupted()),
+        opened => Ok(opened.ok()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+    use std::process::Command;
+
+    fn pipe(folder: &Path, name: &str) -> PathBuf {
+        let path = folder.join(name);
+        let made = Command::new("mkfifo").arg(&path).status();
+        assert!(made.expect("mkfifo").success());
+        path
+    }
+
+    #[test]
+    fn a_wait_for_the_other_end_of_a_pipe_ends_at_a_signal() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (name, reads) in [("in", true), ("out", false)] {
+            let path = pipe(folder.path(), name);
+            let mut options = File::options();
+            options.read(reads).write(!reads);
+            let error = open_until(&path, &options, || true).expect_err("there is no other end");
+            assert!(is_by_signal(&error), "{error}");
+            let failures = [
+                exit::cannot_read(&path, &error),
+                exit::cannot_write(&path, &error),
+            ];
+            for failure in failures {
+                assert_eq!((failure.code(), failure.what), (1, exit::interrupted().what));
+            }
+        }
+    }
+
+    #[test]
+    fn a_pipe_is_read_and_written_once_its_other_end_is_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = pipe(folder.path(), "pipe");
+        let writer = std::thread::spawn({
+            let path = path.clone();
+            move || write(&path, b"bytes")
+        });
+        assert_eq!(read(&path).expect("read"), b"bytes");
+        writer.join().expect("a thread").expect("written");
+        // What is held is its reader's other end.
+        let reader = std::thread::spawn({
+            let path = path.clone();
+            move || read(&path)
+        });
+        let held = await_reader(&path).expect("no signal");
+        write(&path, b"more").expect("without a wait");
+        drop(held);
+        assert_eq!(reader.join().expect("a thread").expect("read"), b"more");
+        assert!(await_reader(Path::new("/dev/null")).is_ok_and(|held| held.is_none()));
+    }
 
     #[test]
     fn links_are_followed_and_devices_are_special() {

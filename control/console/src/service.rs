@@ -4,13 +4,14 @@ use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::exit::{Failure, Outcome};
-use crate::files::{Place, place};
+use crate::exit::{self, Failure, Outcome};
+use crate::files::{self, Place, place};
 use crate::output::{Done, Output};
 
 /// 128 + SIGINT.
@@ -26,9 +27,26 @@ pub struct Signals {
     terminate: Signal,
 }
 
+/// Whether a signal that was caught has asked this process to end.
+static STOPPED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a signal has asked this process to end, since [`Signals::catch`].
+pub fn is_stopped() -> bool {
+    STOPPED.load(Ordering::Relaxed)
+}
+
 impl Signals {
     /// Call it before readiness is announced: an earlier signal ends the process.
     pub fn catch() -> Outcome<Self> {
+        let mut noted = Self::listen()?;
+        tokio::spawn(async move {
+            noted.any().await;
+            STOPPED.store(true, Ordering::Relaxed);
+        });
+        Self::listen()
+    }
+
+    fn listen() -> Outcome<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
@@ -106,10 +124,13 @@ impl Ready {
         };
         let text = format!("{text}\n");
         let written = place(path).and_then(|place| match place {
-            Place::Special => std::fs::write(path, text).map(|()| None),
+            Place::Special => files::write(path, text.as_bytes()).map(|()| None),
             Place::File(path) => write_whole(&path, &text).map(|()| Some(path)),
         });
         let file = written.map_err(|e| {
+            if files::is_by_signal(&e) {
+                return exit::interrupted();
+            }
             Failure::usage(format!("cannot write the ready file {}: {e}", path.display()))
                 .next("give --ready-file a path in a folder that this user may write to")
         })?;

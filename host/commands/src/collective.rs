@@ -18,6 +18,7 @@ use castnet_comm::{
 };
 use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::files;
 use castnet_console::output::{Output, write_stdout};
 use castnet_console::units::{self, Span};
 use castnet_local::PathChoice;
@@ -478,7 +479,7 @@ impl RankArgs {
         );
         config.security = how.tls.security()?;
         if let Some(path) = &how.network.secret_file {
-            config.secret = Secret(std::fs::read(path).map_err(|e| exit::cannot_read(path, &e))?);
+            config.secret = Secret(files::read(path).map_err(|e| exit::cannot_read(path, &e))?);
         }
         config.pmtu = Pmtu::from_bytes(network.pmtu).unwrap_or(Pmtu::B1024);
         config.lanes = network.lanes.unwrap_or(0);

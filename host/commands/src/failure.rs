@@ -3,17 +3,13 @@
 use std::io;
 
 use castnet_console::connect::{self, NO_CONTROLLER};
+pub use castnet_console::exit::interrupted;
 use castnet_console::exit::{Failure, not_written};
 use castnet_console::units::span;
 use castnet_member::MemberError;
 use castnet_mrp::LeaderError;
 use castnet_rnic::stream::StreamError;
 use castnet_rnic::{RnicError, Status};
-
-/// A signal stopped the command.
-pub fn interrupted() -> Failure {
-    Failure::failed("stopped by a signal before the end")
-}
 
 /// A received stream could not be written; the error names the file.
 pub(crate) fn sink(error: io::Error) -> Failure {

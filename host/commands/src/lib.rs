@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use castnet_console::connect::{CONTROLLER, Tls};
 use castnet_console::exit::{Failure, Outcome};
+use castnet_console::files;
 use castnet_console::output::{Output, remark};
 use castnet_console::program;
 use castnet_console::service::{Ready, Signals};
@@ -371,7 +372,8 @@ impl MemberArgs {
         let connection = prepared.connection();
         if let Some(path) = &self.qp_file {
             let line = connection_line(&self.name, self.device.rnic, prepared.attributes(), connection);
-            std::fs::write(path, line).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+            let written = files::write(path, line.as_bytes());
+            written.map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
         }
         // A group that is registered with MRP has no rule file.
         if self.fixed.mcst_id.is_some() && self.fixed.start_psn.is_some() {

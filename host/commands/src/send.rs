@@ -3,11 +3,14 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::files;
 use castnet_console::output::{Output, remark};
+use castnet_console::service::is_stopped;
 use castnet_console::units::Span;
 use castnet_member::{
     Member, MemberConfig, MemberError, Others, ReceiverState, Source, StreamHeader, Unsent,
@@ -15,6 +18,8 @@ use castnet_member::{
 use castnet_proto::convert::reason_line;
 use castnet_rnic::Rnic;
 use clap::Args;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 
 use super::fallback::{GuardArgs, Outgoing, Refused, Watched, called, configure};
 use super::messages::MessageArgs;
@@ -71,8 +76,9 @@ pub(super) fn remark_silence(is_remarked: &mut bool, silent: Duration) {
 /// The header has the file's name, and its length if it is a regular file.
 pub(super) fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
     if path == Path::new("-") {
+        let stdin = io::stdin().as_fd().try_clone_to_owned();
         return Ok((
-            Box::new(io::stdin()),
+            Box::new(Pipe(stdin.map_err(|e| exit::cannot_read(path, &e))?.into())),
             StreamHeader {
                 name: "stdin".to_owned(),
                 length: None,
@@ -80,7 +86,7 @@ pub(super) fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
         ));
     }
     let open = || {
-        let file = File::open(path)?;
+        let file = files::open(path, File::options().read(true))?;
         let meta = file.metadata()?;
         if meta.is_dir() {
             return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a folder"));
@@ -92,7 +98,31 @@ pub(super) fn source(path: &Path) -> Outcome<(Box<dyn Read>, StreamHeader)> {
         .file_name()
         .map(|n| n.to_string_lossy().into_owned())
         .unwrap_or_default();
-    Ok((Box::new(file), StreamHeader { name, length }))
+    let file: Box<dyn Read> = match length {
+        Some(_) => Box::new(file),
+        None => Box::new(Pipe(file)),
+    };
+    Ok((file, StreamHeader { name, length }))
+}
+
+/// How often a source that waits for bytes looks whether a signal has asked it to end.
+const LOOK_MS: u8 = 50;
+
+/// A file whose bytes may be late, such as a pipe. A signal ends the wait for them.
+struct Pipe(File);
+
+impl Read for Pipe {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while !is_stopped() {
+            let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, LOOK_MS) {
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => return self.0.read(out),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(files::stopped())
+    }
 }
 
 impl SendCommand {

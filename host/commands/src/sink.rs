@@ -6,7 +6,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use castnet_console::exit::{Failure, Outcome};
-use castnet_console::files::{Place, place};
+use castnet_console::files::{self, Place, place};
 use castnet_console::output::{Output, Page, Report, remark};
 use castnet_member::StreamHeader;
 
@@ -79,7 +79,7 @@ impl Target {
         let path = match place(&path).map_err(|error| named(&path, error))? {
             Place::File(path) => path,
             Place::Special => {
-                let opened = File::options().write(true).open(&path);
+                let opened = files::open(&path, File::options().write(true));
                 return Ok(Sink::into(opened.map_err(|error| named(&path, error))?));
             }
         };
@@ -101,6 +101,9 @@ impl Target {
 }
 
 fn named(path: &Path, error: io::Error) -> io::Error {
+    if files::is_by_signal(&error) {
+        return error;
+    }
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 

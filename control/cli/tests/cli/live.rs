@@ -4,12 +4,15 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command as Process, Stdio};
+use std::time::Instant;
 
 use assert_cmd::Command;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::fabric::PATIENCE;
 
 const RULES: &str = include_str!("../../../../rules/examples/star.toml");
 
@@ -100,6 +103,62 @@ impl Drop for Service {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Whether a process catches SIGTERM.
+fn catches_sigterm(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    caught.is_some_and(|mask| mask & (1 << (Signal::SIGTERM as u32 - 1)) != 0)
+}
+
+/// Nobody opens the other end of the pipe.
+#[test]
+fn a_signal_ends_a_program_that_waits_for_the_other_end_of_a_pipe() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let pipe = at("pipe");
+    let made = Process::new("mkfifo").arg(&pipe).status();
+    assert!(made.expect("mkfifo").success());
+    let (memif, unix) = (format!("memif:{}", at("h1")), format!("unix:{}", at("s")));
+    let (none, port) = (format!("s=unix:{}", at("none")), format!("a=memif:{}", at("a")));
+    let group = ["--mcst-id", "10.255.0.1", "--qpn", "0x12", "--start-psn", "0"];
+    let host = ["--interface", &memif, "--ip", "10.0.0.1/24", "--name", "h1"];
+    let switch = ["switch", "--name", "s", "--port", &port, "--listen", &unix];
+    let controller = ["controller", "--switch", &none, "--listen", &unix];
+    for args in [
+        [&["host", "send", "--file", &pipe][..], &host, &group].concat(),
+        [&switch[..], &["--audit-log", &pipe]].concat(),
+        [&switch[..], &["--ready-file", &pipe]].concat(),
+        [&controller[..], &["--audit-log", &pipe]].concat(),
+    ] {
+        let mut child = Process::new(castnet().get_program())
+            .args(&args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        while !catches_sigterm(child.id()) {
+            assert!(child.try_wait().expect("a child").is_none(), "{args:?}");
+            std::thread::yield_now();
+        }
+        kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).expect("it is there");
+        let (since, mut ended) = (Instant::now(), None);
+        while ended.is_none() && since.elapsed() < PATIENCE {
+            ended = child.try_wait().expect("a child");
+            std::thread::yield_now();
+        }
+        let _ = child.kill();
+        let output = child.wait_with_output().expect("its output");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            ended.and_then(|status| status.code()),
+            Some(1),
+            "{args:?}: {said}"
+        );
+        assert!(said.contains("stopped by a signal"), "{args:?}: {said}");
     }
 }
 
