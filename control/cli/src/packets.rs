@@ -1,12 +1,14 @@
 //! Packet files: frames out of pcap and pcapng, captures into pcapng.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
 use castnet_console::exit::{self, Failure, Outcome};
+use castnet_console::files;
 use pcap_file::DataLink;
 use pcap_file::PcapError;
 use pcap_file::pcap::PcapReader;
@@ -19,52 +21,149 @@ use pcap_file::pcapng::{Block, PcapNgReader, PcapNgWriter};
 /// The block type that a pcapng file starts with.
 const PCAPNG: [u8; 4] = [0x0A, 0x0D, 0x0D, 0x0A];
 
-/// The first `most` frames of a pcap or pcapng file.
-pub(crate) fn read(path: &Path, most: usize) -> Outcome<Vec<Vec<u8>>> {
-    let mut file = File::open(path).map_err(|e| exit::cannot_read(path, &e))?;
-    let mut magic = [0; 4];
-    let known = file
-        .read_exact(&mut magic)
-        .and_then(|()| file.seek(SeekFrom::Start(0)));
-    known.map_err(|e| exit::cannot_read(path, &e))?;
-    let frames = if magic == PCAPNG {
-        read_pcapng(file, most)
-    } else {
-        read_pcap(file, most)
-    };
-    frames.map_err(|e| {
-        Failure::usage(format!(
-            "{} is no packet file that can be read: {e}",
-            path.display()
+/// A frame of a pcap or pcapng file, by its number from 1. `-` is stdin.
+///
+/// # Errors
+/// The file or the frame cannot be read, the frame is not one of Ethernet, or it was cut when it was captured.
+pub(crate) fn frame(path: &Path, number: usize) -> Outcome<Vec<u8>> {
+    let name = path.display();
+    let mut reader = Reader::open(path)?;
+    for at in 1..=number {
+        let frame = match reader.next() {
+            Ok(Some(frame)) => frame,
+            Ok(None) => {
+                let what = format!(
+                    "{name} has no frame {number}: frames are counted from 1, and it has {}",
+                    at - 1
+                );
+                return Err(Failure::usage(what));
+            }
+            Err(error) => return Err(unread(path, at, error)),
+        };
+        if at == number {
+            return frame.whole(&format!("frame {at} of {name}"));
+        }
+    }
+    Err(Failure::usage("--frame 0: frames are counted from 1"))
+}
+
+/// The failure of reading a frame.
+fn unread(path: &Path, at: usize, error: PcapError) -> Failure {
+    let name = path.display();
+    match error {
+        PcapError::IoError(error) if error.kind() == io::ErrorKind::UnexpectedEof => Failure::usage(format!(
+            "{name} ends in the middle of frame {at}, or is damaged there; {} before it can be read",
+            at - 1
         ))
-        .next("give a pcap or pcapng file with Ethernet frames")
-    })
+        .next("--frame takes one of those; for this one, capture again"),
+        PcapError::IoError(error) => exit::cannot_read(path, &error),
+        error => Failure::usage(format!("{name}: frame {at} cannot be read: {error}")),
+    }
 }
 
-fn read_pcap(file: File, most: usize) -> Result<Vec<Vec<u8>>, PcapError> {
-    let mut reader = PcapReader::new(BufReader::new(file))?;
-    let mut frames = Vec::new();
-    while frames.len() < most {
-        match reader.next_packet() {
-            Some(packet) => frames.push(packet?.data.into_owned()),
-            None => break,
-        }
-    }
-    Ok(frames)
+/// A frame as a packet file has it.
+struct Captured {
+    bytes: Vec<u8>,
+    /// On the wire.
+    length: usize,
+    link: DataLink,
 }
 
-fn read_pcapng(file: File, most: usize) -> Result<Vec<Vec<u8>>, PcapError> {
-    let mut reader = PcapNgReader::new(BufReader::new(file))?;
-    let mut frames = Vec::new();
-    while frames.len() < most {
-        match reader.next_block().transpose()? {
-            Some(Block::EnhancedPacket(packet)) => frames.push(packet.data.into_owned()),
-            Some(Block::SimplePacket(packet)) => frames.push(packet.data.into_owned()),
-            Some(_) => {}
-            None => break,
+impl Captured {
+    fn whole(self, name: &str) -> Outcome<Vec<u8>> {
+        let Self { bytes, length, link } = self;
+        if link != DataLink::ETHERNET {
+            let what = format!(
+                "{name} has link type {} ({link:?}), and not Ethernet",
+                u32::from(link)
+            );
+            return Err(Failure::usage(what).next("capture at one interface and not at all: tcpdump -i eth0"));
+        }
+        if bytes.len() < length {
+            let what = format!("{name} was cut to {} of {length} bytes", bytes.len());
+            return Err(Failure::usage(what)
+                .next("capture whole frames: tcpdump -s 0, castnet capture without --snap"));
+        }
+        Ok(bytes)
+    }
+}
+
+enum Reader {
+    Pcap(PcapReader<Box<dyn Read>>),
+    PcapNg(PcapNgReader<Box<dyn Read>>),
+}
+
+impl Reader {
+    fn open(path: &Path) -> Outcome<Self> {
+        let mut file: Box<dyn Read> = match path == Path::new("-") {
+            true => Box::new(io::stdin()),
+            false => {
+                let file = files::open(path, File::options().read(true));
+                Box::new(file.map_err(|e| exit::cannot_read(path, &e))?)
+            }
+        };
+        let mut magic = [0; 4];
+        file.read_exact(&mut magic).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => refused(path, &"it is shorter than the header of one"),
+            _ => exit::cannot_read(path, &error),
+        })?;
+        // A pipe cannot go back.
+        let whole: Box<dyn Read> = Box::new(io::Cursor::new(magic).chain(file));
+        let reader = match magic {
+            PCAPNG => PcapNgReader::new(whole).map(Self::PcapNg),
+            _ => PcapReader::new(whole).map(Self::Pcap),
+        };
+        reader.map_err(|error| refused(path, &error))
+    }
+
+    fn next(&mut self) -> Result<Option<Captured>, PcapError> {
+        match self {
+            Self::Pcap(reader) => {
+                let link = reader.header().datalink;
+                // Without what the library compares with the snap length: 0 is no limit, and frames may have been longer.
+                let packet = reader.next_raw_packet().transpose()?;
+                Ok(packet.map(|packet| Captured {
+                    length: packet.orig_len as usize,
+                    bytes: packet.data.into_owned(),
+                    link,
+                }))
+            }
+            Self::PcapNg(reader) => loop {
+                let (interface, length, mut bytes, is_simple) = match reader.next_block().transpose()? {
+                    Some(Block::EnhancedPacket(packet)) => {
+                        let length = packet.original_len as usize;
+                        (packet.interface_id, length, packet.data.into_owned(), false)
+                    }
+                    Some(Block::SimplePacket(packet)) => {
+                        let length = packet.original_len as usize;
+                        (0, length, packet.data.into_owned(), true)
+                    }
+                    Some(_) => continue,
+                    None => return Ok(None),
+                };
+                let of = reader.interfaces().get(interface as usize);
+                let of = of.ok_or(PcapError::InvalidInterfaceId(interface))?;
+                if is_simple {
+                    // It is padded, and does not say how much of it there is.
+                    let most = Some(of.snaplen as usize).filter(|most| *most > 0);
+                    bytes.truncate(most.unwrap_or(length).min(length));
+                }
+                return Ok(Some(Captured {
+                    bytes,
+                    length,
+                    link: of.linktype,
+                }));
+            },
         }
     }
-    Ok(frames)
+}
+
+fn refused(path: &Path, why: &dyn fmt::Display) -> Failure {
+    Failure::usage(format!(
+        "{} is no packet file that can be read: {why}",
+        path.display()
+    ))
+    .next("give a pcap or pcapng file with Ethernet frames")
 }
 
 #[derive(Clone, Debug)]
@@ -186,12 +285,137 @@ mod tests {
         assert_eq!(names, ["h1", "spine"]);
     }
 
+    const FRAME: [u8; 122] = [7; 122];
+
+    /// A pcap file as its header and records are given: snap length and link type; length on the wire, and bytes.
+    fn pcap(magic: u32, is_big: bool, (snap, link): (u32, u32), records: &[(u32, &[u8])]) -> Vec<u8> {
+        let word = |n: u32| if is_big { n.to_be_bytes() } else { n.to_le_bytes() };
+        // The version is 2.4, as two halves of a word.
+        let version = if is_big { 2 << 16 | 4 } else { 4 << 16 | 2 };
+        let header = [magic, version, 0, 0, snap, link];
+        let mut file: Vec<u8> = header.into_iter().flat_map(word).collect();
+        for (length, bytes) in records {
+            let record = [1, 2, bytes.len() as u32, *length];
+            file.extend(record.into_iter().flat_map(word));
+            file.extend_from_slice(bytes);
+        }
+        file
+    }
+
+    const MICROS: u32 = 0xA1B2_C3D4;
+    const NANOS: u32 = 0xA1B2_3C4D;
+
+    fn read(bytes: &[u8], number: usize) -> Outcome<Vec<u8>> {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), bytes).expect("written");
+        frame(file.path(), number)
+    }
+
+    /// What is said about a frame that is refused.
+    fn refusal(bytes: &[u8], number: usize) -> String {
+        let failure = read(bytes, number).expect_err("it is refused");
+        assert_eq!(failure.code(), 2, "{}", failure.what);
+        failure.text()
+    }
+
+    #[test]
+    fn frames_of_each_byte_order_and_unit_of_time_are_read() {
+        for (magic, is_big) in [(MICROS, false), (MICROS, true), (NANOS, false), (NANOS, true)] {
+            // A snap length of 0 is no limit; some tools write one that is shorter than the frames.
+            for snap in [0, 60, 262_144] {
+                let file = pcap(magic, is_big, (snap, 1), &[(2, &[1, 2]), (122, &FRAME)]);
+                assert_eq!(read(&file, 2).expect("a frame"), FRAME);
+            }
+        }
+    }
+
+    #[test]
+    fn a_frame_that_was_cut_or_is_of_another_link_type_is_refused_with_the_reason() {
+        for snap in [60, 65_535] {
+            let file = pcap(MICROS, false, (snap, 1), &[(122, &FRAME[..60])]);
+            let said = refusal(&file, 1);
+            assert!(
+                said.contains("was cut to 60 of 122 bytes") && said.contains("tcpdump -s 0"),
+                "{said}"
+            );
+        }
+        let said = refusal(&pcap(MICROS, false, (262_144, 113), &[(122, &FRAME)]), 1);
+        assert!(
+            said.contains("link type 113 (LINUX_SLL)") && said.contains("tcpdump -i"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn a_file_that_ends_in_a_frame_is_read_up_to_there() {
+        let whole = pcap(MICROS, false, (65_535, 1), &[(122, &FRAME), (122, &FRAME)]);
+        // In the frame, in its record's header, and behind it.
+        for cut in [whole.len() - 1, whole.len() - 122, whole.len() - 130] {
+            let file = &whole[..cut];
+            assert_eq!(read(file, 1).expect("a frame"), FRAME);
+            let said = refusal(file, 2);
+            assert!(said.contains("ends in the middle of frame 2"), "{said}");
+        }
+        let said = refusal(&whole, 3);
+        assert!(said.contains("no frame 3") && said.contains("it has 2"), "{said}");
+        assert!(refusal(&whole, 0).contains("counted from 1"));
+    }
+
+    fn pcapng(bytes: &[u8], length: u32) -> Vec<u8> {
+        let mut file = Vec::new();
+        let mut writer = Writer::new(&mut file, ["h1"], 0).expect("a writer");
+        let record = Record {
+            interface: 0,
+            at_unix_ns: 1,
+            length,
+            bytes,
+            outbound: None,
+            comment: None,
+        };
+        writer.write(&record).expect("written");
+        drop(writer);
+        file
+    }
+
+    #[test]
+    fn frames_of_pcapng_are_read_whole_or_refused() {
+        assert_eq!(read(&pcapng(&FRAME, 122), 1).expect("a frame"), FRAME);
+        let said = refusal(&pcapng(&FRAME[..60], 122), 1);
+        assert!(said.contains("was cut to 60 of 122 bytes"), "{said}");
+        let whole = pcapng(&FRAME, 122);
+        let said = refusal(&whole[..whole.len() - 8], 1);
+        assert!(said.contains("ends in the middle of frame 1"), "{said}");
+
+        // A simple packet is padded: 3 is the type of its block.
+        let mut file = Vec::new();
+        drop(Writer::new(&mut file, ["h1"], 0).expect("a writer"));
+        let padded = [&FRAME[..61], &[0; 3]].concat();
+        let length = 16 + padded.len() as u32;
+        let words = [3, length, 61].map(u32::to_le_bytes);
+        file.extend([&words.concat()[..], &padded, &length.to_le_bytes()].concat());
+        assert_eq!(read(&file, 1).expect("a frame"), &FRAME[..61]);
+    }
+
+    #[test]
+    fn a_pipe_is_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(made.expect("mkfifo").success());
+        let writer = std::thread::spawn({
+            let path = path.clone();
+            move || files::write(&path, &pcapng(&FRAME, 122))
+        });
+        assert_eq!(frame(&path, 1).expect("a frame"), FRAME);
+        writer.join().expect("a thread").expect("written");
+    }
+
     #[test]
     fn files_that_hold_no_packets_are_refused_by_name() {
-        let file = tempfile::NamedTempFile::new().expect("a file");
-        std::fs::write(file.path(), b"not packets at all").expect("written");
-        let failure = read(file.path(), 1).expect_err("no packets");
-        assert_eq!(failure.code(), 2);
-        assert!(read(Path::new("/nonexistent/x.pcap"), 1).is_err());
+        for bytes in [&b"not packets at all"[..], b"no", b""] {
+            let said = refusal(bytes, 1);
+            assert!(said.contains("no packet file"), "{said}");
+        }
+        assert!(frame(Path::new("/nonexistent/x.pcap"), 1).is_err());
     }
 }

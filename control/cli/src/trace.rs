@@ -1,5 +1,5 @@
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use castnet_console::api;
 use castnet_console::connect::AgentArgs;
@@ -28,7 +28,7 @@ pub(crate) struct TraceCommand {
     /// Dry run: the frame from its Ethernet header on, without FCS, in hexadecimal
     #[arg(long, value_name = "DIGITS", requires = "port", conflicts_with = "pcap")]
     hex: Option<String>,
-    /// Dry run: take the frame from this pcap or pcapng file
+    /// Dry run: take the frame from this pcap or pcapng file; `-` is stdin
     #[arg(long, value_name = "FILE", requires = "port")]
     pcap: Option<PathBuf>,
     /// The frame of the file, from 1
@@ -121,7 +121,7 @@ impl TraceCommand {
             (Some(digits), _) => {
                 Some(units::from_hex(digits).map_err(|e| Failure::usage(format!("--hex: {e}")))?)
             }
-            (None, Some(file)) => Some(frame_of(file, self.frame)?),
+            (None, Some(file)) => Some(packets::frame(file, self.frame)?),
             (None, None) => None,
         };
         let mut agent = self.agent.connect().await?;
@@ -167,17 +167,6 @@ impl TraceCommand {
         }
         Ok(())
     }
-}
-
-fn frame_of(file: &Path, number: usize) -> Outcome<Vec<u8>> {
-    let frames = packets::read(file, number)?;
-    let found = frames.len();
-    frames.into_iter().nth(number.wrapping_sub(1)).ok_or_else(|| {
-        Failure::usage(format!(
-            "{} has no frame {number}: frames are counted from 1, and {found} could be read",
-            file.display()
-        ))
-    })
 }
 
 #[cfg(test)]
