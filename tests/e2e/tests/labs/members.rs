@@ -100,7 +100,7 @@ fn a_receiver_gets_nothing(lab: &Lab) -> Result<()> {
         ..transfer("small", &["h2", "h3", "h4"])
     };
     lab.create_group(&transfer)?;
-    let set_mtu = |mtu: &str| {
+    let set_mtu = |mtu: &str| -> Result<()> {
         let mut ip = lab.host("h3")?.command("ip");
         let status = ip.args(["link", "set", "eth0", "mtu", mtu]).status()?;
         ensure!(status.success(), "ip link set: {status}");
