@@ -1,4 +1,4 @@
-//! Puts commit and features into the version. Git is asked only if this is a checkout of its own: sources from an
+//! Puts commit and features into the version, of castnet and of castnet-lab. Git is asked only if this is a checkout of its own: sources from an
 //! archive build too.
 
 use std::path::{Path, PathBuf};
@@ -53,7 +53,7 @@ fn main() {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     let root = manifest.and_then(|folder| folder.join("../..").canonicalize().ok());
     let root = root.unwrap_or_default();
-    println!("cargo::rerun-if-changed=build.rs");
+    // This file is among them.
     for source in SOURCES
         .map(|name| root.join(name))
         .iter()

@@ -22,7 +22,7 @@ Experiments, such as the figures of papers, are a program of their own: castnet-
 
 Exit codes:
   0  done
-  1  failed: the command ran, and failed
+  1  failed: the command ran, and failed, or what it checked has faults
   2  usage: the command line or a file is wrong; nothing was tried
   3  refused: the other side refused
   4  unreachable: the other side did not answer

@@ -27,7 +27,8 @@ mod trace;
 use std::process::ExitCode;
 
 use castnet_console::exit::Failure;
-use castnet_console::output::{Format, Output};
+use castnet_console::output::Output;
+use castnet_console::program;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -40,13 +41,13 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let Some(name) = experiment(&error) else {
-                error.exit();
+                return program::end(&error);
             };
             let failure = Failure::usage(format!("no command {name} here: experiments are in castnet-lab"))
                 .next(format!(
                     "castnet-lab {name} (cargo build --release -p castnet-lab)"
                 ));
-            Output::new(Format::Table).failure(&failure);
+            Output::new(program::asked_format()).failure(&failure);
             return ExitCode::from(failure.code());
         }
     };

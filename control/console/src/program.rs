@@ -1,10 +1,12 @@
 //! A program with commands: its common flags, and the runtimes that its commands run on.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{ArgAction, Args};
 
-use crate::exit::Outcome;
+use crate::exit::{Failure, Outcome};
 use crate::logging;
 use crate::output::{Format, Output};
 
@@ -35,6 +37,61 @@ impl Everywhere {
     }
 }
 
+/// The format that a command line asks for which cannot be parsed.
+pub fn asked_format() -> Format {
+    format_of(std::env::args_os().skip(1))
+}
+
+fn format_of(args: impl Iterator<Item = OsString>) -> Format {
+    let args = args.map(|arg| arg.to_string_lossy().into_owned());
+    let mut args = args.take_while(|arg| arg != "--");
+    let mut format = Format::Table;
+    while let Some(arg) = args.next() {
+        let value = match arg.as_str() {
+            "-O" | "--output" => args.next(),
+            arg => arg
+                .strip_prefix("--output=")
+                .or_else(|| arg.strip_prefix("-O"))
+                .map(|value| value.trim_start_matches('=').to_owned()),
+        };
+        if let Some(value) = value {
+            format = if value == "json" {
+                Format::Json
+            } else {
+                Format::Table
+            };
+        }
+    }
+    format
+}
+
+/// Ends a program whose command line is wrong, or asks for help or the version.
+pub fn end(error: &clap::Error) -> ExitCode {
+    let format = asked_format();
+    if error.use_stderr() && format == Format::Json {
+        let failure = usage(error);
+        Output::new(format).failure(&failure);
+        return ExitCode::from(failure.code());
+    }
+    let _ = error.print();
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(u8::MAX))
+}
+
+/// What is wrong with a command line, and what would be right.
+fn usage(error: &clap::Error) -> Failure {
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let (what, next) = match error.kind() {
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => ("a command is missing", text),
+        _ => text.split_once("\n\n").unwrap_or((text, "")),
+    };
+    let failure = Failure::usage(what.trim());
+    match next.trim() {
+        "" => failure,
+        next => failure.next(next),
+    }
+}
+
 /// Runs a client: one thread is enough for requests.
 ///
 /// # Errors
@@ -59,4 +116,47 @@ pub fn service(work: impl Future<Output = Outcome>) -> Outcome {
     // Blocking threads must not delay the end.
     runtime.shutdown_timeout(std::time::Duration::from_millis(500));
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_format_is_known_although_the_command_line_is_wrong() {
+        for (line, format) in [
+            ("port --colour", Format::Table),
+            ("port --colour -O json", Format::Json),
+            ("-Ojson port --colour", Format::Json),
+            ("-O=json port", Format::Json),
+            ("port --output json --colour", Format::Json),
+            ("--output=json port", Format::Json),
+            ("port --output table", Format::Table),
+            ("port -- --output json", Format::Table),
+            ("port --output", Format::Table),
+        ] {
+            let args = line.split(' ').map(OsString::from);
+            assert_eq!(format_of(args), format, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_a_failure_with_what_would_be_right() {
+        let command = || clap::Command::new("x").arg(clap::arg!(--name <NAME>).required(true));
+        let of = |args: &[&str]| usage(&command().try_get_matches_from(args).expect_err("wrong"));
+        let failure = of(&["x", "--fly"]);
+        assert_eq!(failure.code(), 2);
+        assert!(
+            failure.what.starts_with("unexpected argument '--fly'"),
+            "{}",
+            failure.what
+        );
+        let next = failure.next.expect("the usage");
+        assert!(next.contains("Usage: x"), "{next}");
+        let failure = of(&["x"]);
+        assert!(failure.what.contains("--name <NAME>"), "{}", failure.what);
+        let helped = command().arg_required_else_help(true).try_get_matches_from(["x"]);
+        let failure = usage(&helped.expect_err("nothing is given"));
+        assert_eq!(failure.what, "a command is missing");
+    }
 }

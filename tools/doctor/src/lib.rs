@@ -267,13 +267,23 @@ fn show(examination: Examination, output: Output) -> Outcome {
     if examination.missing.is_empty() {
         return Ok(());
     }
-    let advice: Vec<_> = examination
+    let advice = advice(&examination);
+    Err(Failure::failed("something that is needed is missing").next(advice))
+}
+
+/// What to do about what is missing. Several checks may have the same remedy.
+fn advice(examination: &Examination) -> String {
+    let missing = examination
         .checks
         .iter()
-        .filter(|c| examination.missing.contains(&c.what))
-        .map(|c| c.advice.as_str())
-        .collect();
-    Err(Failure::failed("something that is needed is missing").next(advice.join("\n")))
+        .filter(|c| c.level == Level::Missing && examination.missing.contains(&c.what));
+    let mut all: Vec<&str> = Vec::new();
+    for check in missing {
+        if !all.contains(&check.advice.as_str()) {
+            all.push(&check.advice);
+        }
+    }
+    all.join("\n")
 }
 
 #[cfg(test)]
@@ -292,6 +302,18 @@ mod tests {
             ["raw sockets"]
         );
         assert_eq!(Examination::new(Use::Lab, checks).missing, ["raw sockets"]);
+    }
+
+    #[test]
+    fn a_remedy_is_given_once() {
+        let checks = vec![
+            Check::of(Use::Demo, "raw sockets").missing("not permitted", "run as root"),
+            Check::of(Use::File, "port h1").missing("not permitted", "run as root"),
+            Check::of(Use::File, "port h2").missing("there is none", "ip link"),
+            Check::of(Use::Speed, "port h2").warn("slow", "another one"),
+        ];
+        let examination = Examination::new(Use::Demo, checks);
+        assert_eq!(advice(&examination), "run as root\nip link");
     }
 
     #[test]

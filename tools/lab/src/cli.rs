@@ -22,11 +22,14 @@ Between real hosts, in a lab that deploy/lab/netns.sh starts, for instance:
 
 Operators need none of this: see castnet --help. Exit codes are those of castnet.";
 
+/// With commit and features, as that of castnet: their build script is one.
+pub(crate) const VERSION: &str = env!("CASTNET_VERSION");
+
 /// The command line.
 #[derive(Debug, Parser)]
 #[command(
     name = "castnet-lab",
-    version,
+    version = VERSION,
     about = "Experiments with Castnet: the figures of papers, and measurements in a lab"
 )]
 #[command(after_help = AFTER_HELP, max_term_width = 110, arg_required_else_help = true, subcommand_required = true)]

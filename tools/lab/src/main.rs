@@ -12,10 +12,12 @@ mod skew;
 
 use std::process::ExitCode;
 
+use castnet_console::program;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
-    cli.everywhere
-        .run(env!("CARGO_PKG_VERSION"), |output| cli.command.run(output))
+    match cli::Cli::try_parse() {
+        Ok(cli) => cli.everywhere.run(cli::VERSION, |output| cli.command.run(output)),
+        Err(error) => program::end(&error),
+    }
 }

@@ -217,6 +217,28 @@ fn wrong_flags_and_values_end_with_2_and_say_what_would_be_right() {
     }
 }
 
+#[test]
+fn a_wrong_command_line_is_json_if_json_was_asked_for() {
+    for args in [
+        &["port", "--colour", "--output", "json"][..],
+        &["-O", "json", "fly"],
+        &["group", "create", "g", "-Ojson"],
+        &["sim", "--output=json"],
+    ] {
+        let (code, text) = failure(args);
+        assert_eq!(code, 2, "{args:?}: {text}");
+        let error: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{args:?}: {e}: {text}"));
+        assert_eq!(
+            (&error["kind"], &error["exit_code"]),
+            (&"usage".into(), &2.into())
+        );
+        assert!(error["next"].is_string(), "{args:?}: {error}");
+    }
+    // Help is no error.
+    let help = stdout(castnet().args(["port", "--help", "-O", "json"]));
+    assert!(help.contains("Examples:"), "{help}");
+}
+
 /// An address at which nobody listens: a socket file that does not exist.
 const NOBODY: &str = "unix:/nonexistent/castnet.sock";
 
