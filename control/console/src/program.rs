@@ -142,7 +142,8 @@ mod tests {
 
     #[test]
     fn a_wrong_command_line_is_a_failure_with_what_would_be_right() {
-        let command = || clap::Command::new("x").arg(clap::arg!(--name <NAME>).required(true));
+        let name = || clap::Arg::new("name").long("name").value_name("NAME");
+        let command = || clap::Command::new("x").arg(name().required(true));
         let of = |args: &[&str]| usage(&command().try_get_matches_from(args).expect_err("wrong"));
         let failure = of(&["x", "--fly"]);
         assert_eq!(failure.code(), 2);

@@ -228,10 +228,8 @@ fn a_wrong_command_line_is_json_if_json_was_asked_for() {
         let (code, text) = failure(args);
         assert_eq!(code, 2, "{args:?}: {text}");
         let error: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{args:?}: {e}: {text}"));
-        assert_eq!(
-            (&error["kind"], &error["exit_code"]),
-            (&"usage".into(), &2.into())
-        );
+        assert_eq!(error["kind"], "usage");
+        assert_eq!(error["exit_code"], 2);
         assert!(error["next"].is_string(), "{args:?}: {error}");
     }
     // Help is no error.
