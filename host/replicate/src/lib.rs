@@ -10,6 +10,7 @@
 mod client;
 mod control;
 mod error;
+mod parts;
 mod server;
 mod store;
 mod verify;
@@ -19,6 +20,7 @@ mod writer;
 pub use client::{Client, ClientWork, ServerInfo, ServerWork, Way};
 pub use control::{Address, DEFAULT_PORT};
 pub use error::ReplicateError;
+pub use parts::Spread;
 pub use server::{ServerConfig, ServerEvent, serve};
 pub use verify::{Checked, Difference};
 pub use workload::{Pattern, Workload};

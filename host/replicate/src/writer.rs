@@ -5,6 +5,7 @@ use castnet_wire::{Nanos, Qpn};
 use hdrhistogram::Histogram;
 
 use crate::error::ReplicateError;
+use crate::parts::{Parts, Spread};
 use crate::workload::Workload;
 
 /// Most writes under way. QPs have queues of this length.
@@ -86,6 +87,8 @@ pub struct Written {
     pub elapsed: Nanos,
     /// Nanoseconds per write from its post until it is acknowledged.
     pub latencies: Histogram<u64>,
+    /// How even the rate was. `None`: the run was too short.
+    pub spread: Option<Spread>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -115,6 +118,8 @@ pub struct Writer {
     /// When a write was last acknowledged, or posted while none was under way.
     progress: Nanos,
     latencies: Histogram<u64>,
+    /// Of what is acknowledged, since `begun`.
+    parts: Parts,
 }
 
 impl Writer {
@@ -150,6 +155,7 @@ impl Writer {
             begun: None,
             progress: Nanos::ZERO,
             latencies,
+            parts: Parts::new(),
         })
     }
 
@@ -283,6 +289,8 @@ impl Writer {
             self.acknowledged += 1;
             self.progress = now;
             self.latencies.saturating_record(now.since(slot.posted).0);
+            self.parts
+                .add(self.begun.map_or(Nanos::ZERO, |begun| now.since(begun)));
         }
         Ok(())
     }
@@ -300,6 +308,7 @@ impl Writer {
             writes: self.acknowledged,
             elapsed,
             latencies: self.latencies,
+            spread: self.parts.spread(elapsed),
         })
     }
 }

@@ -3,7 +3,7 @@
 use castnet_console::exit::{Failure, Outcome};
 use castnet_console::output::{Page, Report};
 use castnet_console::units::{bit_rate, bytes, count, plural, rate_of};
-use castnet_replicate::{Checked, ClientWork, ServerInfo, Workload};
+use castnet_replicate::{Checked, ClientWork, ServerInfo, Spread, Workload};
 use castnet_rnic::Traffic;
 use serde::Serialize;
 
@@ -19,6 +19,8 @@ pub struct WriteReport {
     seconds: f64,
     /// Acknowledged writes per second.
     iops: f64,
+    /// The same in the parts of the run; `null`: it was too short.
+    spread: Option<SpreadReport>,
     /// Of blocks, counted once.
     goodput_bits_per_s: f64,
     /// Of single writes.
@@ -44,6 +46,35 @@ pub struct Latency {
     p999: f64,
     most: f64,
 }
+
+/// Writes per second in the slowest and in the fastest part of a run, of so many milliseconds each.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct SpreadReport {
+    part_ms: f64,
+    least: f64,
+    most: f64,
+}
+
+impl From<Spread> for SpreadReport {
+    fn from(Spread { part, least, most }: Spread) -> Self {
+        let part_ms = part.0 as f64 / 1e6;
+        Self { part_ms, least, most }
+    }
+}
+
+impl SpreadReport {
+    fn text(&self) -> String {
+        format!("{} to {}", count(self.least as u64), count(self.most as u64))
+    }
+
+    /// Whether the rate of the whole run says little.
+    fn is_wider_than(&self, result: f64) -> bool {
+        self.most - self.least > result
+    }
+}
+
+/// Said where a rate says little.
+const WIDE: &str = "the spread is wider than the result, which says little: repeat it, for a longer time, on a machine with less to do";
 
 #[derive(Debug, Serialize)]
 struct ServerReport {
@@ -86,6 +117,7 @@ impl WriteReport {
             writes: written.writes,
             seconds,
             iops: share(written.writes as f64),
+            spread: written.spread.map(SpreadReport::from),
             goodput_bits_per_s: rate_of(written.writes * u64::from(workload.block), seconds),
             latency_us: Latency {
                 least: us(written.latencies.min()),
@@ -100,6 +132,27 @@ impl WriteReport {
             frames_again: since(|traffic| traffic.retransmissions),
             servers: servers.iter().zip(&work.servers).map(server).collect(),
         }
+    }
+
+    fn rate(&self) -> String {
+        let rate = count(self.iops as u64);
+        let Some(spread) = self.spread else {
+            return rate;
+        };
+        let wide = if self.is_wide() {
+            format!("; {WIDE}")
+        } else {
+            String::new()
+        };
+        format!(
+            "{rate}; {} in parts of {:.0} ms{wide}",
+            spread.text(),
+            spread.part_ms
+        )
+    }
+
+    fn is_wide(&self) -> bool {
+        self.spread.is_some_and(|spread| spread.is_wider_than(self.iops))
     }
 
     fn checks(&self) -> impl Iterator<Item = &Checked> {
@@ -188,7 +241,7 @@ impl Report for WriteReport {
         ));
         let mut facts = vec![
             ("time", format!("{:.3} s", self.seconds)),
-            ("writes per second", count(self.iops as u64)),
+            ("writes per second", self.rate()),
             ("goodput", bit_rate(self.goodput_bits_per_s)),
             (
                 "latency",
@@ -233,6 +286,9 @@ impl Report for Comparison {
                 bytes(row.workload.block.into()),
                 row.way(),
                 count(row.iops as u64),
+                row.spread
+                    .as_ref()
+                    .map_or_else(|| "-".to_owned(), SpreadReport::text),
                 bit_rate(row.goodput_bits_per_s),
                 format!("{:.0}", row.latency_us.p50),
                 format!("{:.0}", row.latency_us.p99),
@@ -245,6 +301,7 @@ impl Report for Comparison {
             "size",
             "by",
             "writes/s",
+            "in parts of the run",
             "goodput",
             "p50 us",
             "p99 us",
@@ -253,6 +310,13 @@ impl Report for Comparison {
             "all there",
         ];
         page.table(&columns, rows.collect());
+        for row in self.rows.iter().filter(|row| row.is_wide()) {
+            page.line(format!(
+                "{}, {}: {WIDE}",
+                bytes(row.workload.block.into()),
+                row.way()
+            ));
+        }
     }
 }
 
@@ -276,5 +340,23 @@ impl Report for VerifyReport {
             &["server", "blocks checked", "differing"],
             self.servers.iter().map(row).collect(),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use castnet_wire::Nanos;
+
+    use super::*;
+
+    #[test]
+    fn a_spread_that_is_wider_than_the_result_is_said() {
+        let spread = |least: f64, most: f64| {
+            let part = Nanos::from_millis(100);
+            SpreadReport::from(Spread { part, least, most })
+        };
+        assert_eq!(spread(0.0, 15_271.0).text(), "0 to 15 271");
+        assert!(spread(0.0, 15_271.0).is_wider_than(3_000.0));
+        assert!(!spread(29_000.0, 31_000.0).is_wider_than(30_000.0));
     }
 }
