@@ -155,7 +155,11 @@ async fn a_receiver_that_was_lost_comes_back_while_the_others_go_on() {
     };
     assert_eq!((state.start_psn, state.mcst_id), (777, before.mcst_id.clone()));
     let group = becomes(&client, &[Joined; 3]).await;
-    assert_eq!(group.state.unwrap().start_psn, before.start_psn);
+    let whole = group.state.unwrap();
+    assert_eq!(whole.start_psn, before.start_psn);
+    let late = whole.members.iter().filter(|m| m.from_psn.is_some());
+    let late: Vec<_> = late.map(|m| (m.host.as_str(), m.from_psn)).collect();
+    assert_eq!(late, [("h2", Some(777))]);
     let mut endpoints = group
         .tree
         .iter()

@@ -77,39 +77,30 @@ impl Member<'_, Source> {
 
 /// `begin`, `now`: the group when the stream began, and when it is acknowledged.
 fn fates(source: &str, begin: Option<&api::GroupState>, now: &api::GroupState) -> Vec<ReceiverState> {
-    let find = |state: &'_ api::GroupState, host: &str| state.members.iter().position(|m| m.host == host);
-    let fate = |member: &api::MemberState| {
-        let before = begin.map(|begin| find(begin, &member.host).map(|at| &begin.members[at]));
-        let was_in = before.is_none_or(|before| {
-            before.is_some_and(|m| m.phase() == api::MemberPhase::Joined && m.connection == member.connection)
-        });
-        match (member.phase(), &member.received) {
-            (api::MemberPhase::Joined, _) if was_in => Fate::All,
-            (api::MemberPhase::Joined, _) => Fate::Late,
-            (_, Some(received)) if received.lacks.is_empty() => Fate::All,
-            (_, Some(api::Received { bytes, lacks })) => Fate::Left {
-                bytes: *bytes,
-                why: lacks.clone(),
-            },
-            _ if !member.put_out.is_empty() => Fate::Gone {
-                why: member.put_out.clone(),
-            },
-            _ if before
-                .is_some_and(|before| before.is_none_or(|m| m.phase() != api::MemberPhase::Joined)) =>
-            {
-                Fate::Absent
-            }
-            _ => Fate::Gone {
-                why: "it left before the end, and did not say why".to_owned(),
-            },
-        }
+    let find = |state: &api::GroupState, host: &str| state.members.iter().any(|m| m.host == host);
+    let fate = |member: &api::MemberState| match (member.phase(), &member.received) {
+        (api::MemberPhase::Joined, _) if member.from_psn.is_some() => Fate::Late,
+        (api::MemberPhase::Joined, _) => Fate::All,
+        (_, Some(received)) if received.lacks.is_empty() => Fate::All,
+        (_, Some(api::Received { bytes, lacks })) => Fate::Left {
+            bytes: *bytes,
+            why: lacks.clone(),
+        },
+        _ if !member.put_out.is_empty() => Fate::Gone {
+            why: member.put_out.clone(),
+        },
+        (api::MemberPhase::Joining, _) => Fate::Absent,
+        _ if begin.is_some_and(|begin| !find(begin, &member.host)) => Fate::Absent,
+        _ => Fate::Gone {
+            why: "it left before the end, and did not say why".to_owned(),
+        },
     };
     let present = now.members.iter().map(|member| ReceiverState {
         host: member.host.clone(),
         fate: fate(member),
     });
     let evicted = begin.into_iter().flat_map(|begin| &begin.members);
-    let evicted = evicted.filter(|m| find(now, &m.host).is_none());
+    let evicted = evicted.filter(|m| !find(now, &m.host));
     let evicted = evicted.map(|m| ReceiverState {
         host: m.host.clone(),
         fate: Fate::Gone {
@@ -183,10 +174,11 @@ mod tests {
         // Added while the group ran, and those that join then.
         assert_eq!(fate(None, Some(member("h2", Expected))), Fate::Absent);
         assert_eq!(fate(None, Some(member("h2", Joining))), Fate::Absent);
-        assert_eq!(fate(None, joined()), Fate::Late);
-        let mut again = member("h2", Joined);
-        again.connection = Some(api::Connection::default());
-        assert_eq!(fate(joined(), Some(again)), Fate::Late);
+        let late = api::MemberState {
+            from_psn: Some(7),
+            ..member("h2", Joined)
+        };
+        assert_eq!(fate(joined(), Some(late)), Fate::Late);
     }
 
     #[test]

@@ -123,6 +123,9 @@ pub(crate) fn member(group: &Multicast, core: &Core, at: usize) -> v1::MemberSta
         state.set_phase(v1::MemberPhase::Joining);
     }
     state.put_out = member.put_out.clone().unwrap_or_default();
+    if let Some(Late::From(psn)) = member.late() {
+        state.from_psn = Some(psn.value());
+    }
     let received = member.received.as_ref();
     state.received = received.map(|Received { bytes, lacks }| v1::Received {
         bytes: *bytes,
