@@ -498,7 +498,7 @@ fn what_cannot_run_is_refused_with_its_reason() {
         ..config(3)
     };
     let mut engine = Engine::new(config).unwrap();
-    let error = engine
+    let (error, _) = engine
         .install(Context::compile(&star(2), &ports).unwrap())
         .unwrap_err();
     assert!(matches!(
@@ -515,7 +515,7 @@ fn what_cannot_run_is_refused_with_its_reason() {
         ..self::config(3)
     };
     let mut engine = Engine::new(config).unwrap();
-    let error = engine
+    let (error, _) = engine
         .install(Context::compile(&star(2), &ports).unwrap())
         .unwrap_err();
     assert_eq!(error, InstallError::NextHopsFull);

@@ -115,7 +115,8 @@ impl WatchedPort {
         let bound = first.bound_to();
         let is_one = self.sides.iter().all(|side| side.bound_to() == bound);
         let name_of = |index| {
-            let name = if_indextoname(index).ok()?;
+            // nix gives an empty name where there is no such interface.
+            let name = if_indextoname(index).ok().filter(|name| !name.is_empty())?;
             Some((index, name.to_string_lossy().into_owned()))
         };
         let bound = bound.filter(|_| is_one).and_then(name_of);
