@@ -18,7 +18,7 @@ pub enum GroupKey {
 }
 
 impl GroupKey {
-    /// The key of an IPv4 frame, for the dispatch to workers. `head` begins with the Ethernet header; two VLAN tags may follow.
+    /// The key of an IPv4 frame, for the dispatch to workers. `head` begins with the Ethernet header; VLAN tags may follow.
     #[inline]
     pub fn of_frame(head: &[u8]) -> Option<Self> {
         let to = destination(head)?;
@@ -66,7 +66,10 @@ pub(crate) fn source_mac(head: &[u8]) -> Option<MacAddr> {
 
 #[inline]
 fn address(head: &[u8], at: usize) -> Option<Ipv4Addr> {
-    let (ethernet, l3) = Ethernet::parse(head).ok()?;
+    // Hosts remove any number of tags.
+    let (ethernet, l3) = Ethernet::parse(head)
+        .or_else(|_| Ethernet::parse_any(head))
+        .ok()?;
     if ethernet.ethertype != ETHERTYPE_IPV4 {
         return None;
     }

@@ -10,7 +10,8 @@ names! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     #[repr(u8)]
     pub enum DropReason {
-        /// The frame is shorter than its headers require, a header breaks its own rules, or there are more than two VLAN tags.
+        /// The frame is shorter than its Ethernet header; or a frame for a group or for the switch itself is shorter than its headers require,
+        /// breaks their rules, or has more than two VLAN tags.
         Malformed => "malformed",
         /// The IPv4 header checksum is wrong.
         BadIpChecksum => "bad-ip-checksum",

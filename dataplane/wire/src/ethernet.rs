@@ -133,6 +133,37 @@ impl Ethernet {
         Ok((ethernet, length))
     }
 
+    /// The same for any number of tags, for frames that are only forwarded.
+    ///
+    /// # Errors
+    /// Too few bytes.
+    #[cold]
+    pub fn parse_any(bytes: &[u8]) -> Result<(Self, usize), ParseError> {
+        let b: &[u8; Self::LEN] = chunk(bytes, Header::Ethernet)?;
+        let ethertype = |at: usize| {
+            let [high, low] = *chunk(bytes.get(at..).unwrap_or_default(), Header::Vlan)?;
+            Ok(u16::from_be_bytes([high, low]))
+        };
+        let tags = bytes[ETHERTYPE_AT..].chunks(VlanTag::LEN);
+        let tags =
+            tags.take_while(|tag| matches!(tag, [t0, t1, ..] if is_tag(u16::from_be_bytes([*t0, *t1]))));
+        let end = ETHERTYPE_AT + tags.count() * VlanTag::LEN;
+        let outer = match end {
+            ETHERTYPE_AT => None,
+            _ => Some(VlanTag::from_words(
+                ethertype(ETHERTYPE_AT)?,
+                ethertype(ETHERTYPE_AT + 2)?,
+            )),
+        };
+        let ethernet = Self {
+            dst: MacAddr([b[0], b[1], b[2], b[3], b[4], b[5]]),
+            src: MacAddr([b[6], b[7], b[8], b[9], b[10], b[11]]),
+            vlan: outer,
+            ethertype: ethertype(end)?,
+        };
+        Ok((ethernet, end + 2))
+    }
+
     /// Bytes that [`Ethernet::emit`] writes: 14, or 18 with a tag.
     pub const fn length(&self) -> usize {
         match self.vlan {

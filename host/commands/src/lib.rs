@@ -413,15 +413,21 @@ impl MemberArgs {
 /// Why a member has not joined.
 enum Stopped {
     Failure(Failure),
-    Refused(Refused),
+    Refused(Box<Refused>),
 }
 
 impl Stopped {
     fn failure(self) -> Failure {
         match self {
             Self::Failure(failure) => failure,
-            Self::Refused(refused) => failure::member(refused.into()),
+            Self::Refused(refused) => failure::member((*refused).into()),
         }
+    }
+}
+
+impl From<Refused> for Stopped {
+    fn from(refused: Refused) -> Self {
+        Self::Refused(Box::new(refused))
     }
 }
 
@@ -432,7 +438,7 @@ impl From<Failure> for Stopped {
 }
 
 fn refuse<T>(instead: Instead<'_>, error: MemberError) -> Result<T, Stopped> {
-    Err(instead(error).map_or_else(|error| failure::member(error).into(), Stopped::Refused))
+    Err(instead(error).map_or_else(|error| failure::member(error).into(), Stopped::from))
 }
 
 /// A failure is only logged: what was transferred is complete.

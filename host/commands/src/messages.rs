@@ -87,7 +87,7 @@ impl SendCommand {
                 };
                 let left = outgoing.left_group(messages, (acknowledged, in_flight), error);
                 left.map_err(|error| Failure::failed(format!("making the messages again: {error}")))?;
-                return Err(Stopped::Refused(refused));
+                return Err(refused.into());
             }
             Ok(sent) => {
                 let receivers = Receivers::ask(&mut source, sent.bytes);
@@ -159,15 +159,13 @@ impl ReceiveCommand {
             Ok(received) => received,
             Err(error) => {
                 leave(receiver);
-                return Err(Stopped::Refused(
-                    fallback.instead(error).map_err(failure::member)?,
-                ));
+                return Err(fallback.instead(error).map_err(failure::member)?.into());
             }
         };
         match receiver.leave().map_err(|error| fallback.instead(error)) {
             Ok(()) => {}
             // Its source does not know that all is here.
-            Err(Ok(refused)) => return Err(Stopped::Refused(refused)),
+            Err(Ok(refused)) => return Err(refused.into()),
             Err(Err(error)) => tracing::warn!(%error, "not left"),
         }
         let elapsed = received.times.last().copied().unwrap_or_default();

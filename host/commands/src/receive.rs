@@ -138,7 +138,7 @@ impl ReceiveCommand {
                 }
                 leave(receiver);
                 let refused = self.fallback.instead(error).map_err(failure::member)?;
-                return Err(Stopped::Refused(refused));
+                return Err(refused.into());
             }
         };
         // A complete file appears before anything else can fail.
@@ -158,7 +158,7 @@ impl ReceiveCommand {
         match left.map_err(|error| self.fallback.instead(error)) {
             Ok(()) => {}
             // Its source does not know that all is here.
-            Err(Ok(refused)) => return Err(Stopped::Refused(refused)),
+            Err(Ok(refused)) => return Err(refused.into()),
             Err(Err(error)) => tracing::warn!(%error, "not left"),
         }
         let report = TransferReport::of_stream(args, "receiver", received, path, rnic);

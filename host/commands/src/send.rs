@@ -223,7 +223,7 @@ impl SendCommand {
         match lead_away(&self.member, source, receivers, &unsent.error) {
             Some(refused) => {
                 outgoing.take_back(unsent);
-                Stopped::Refused(refused)
+                Stopped::from(refused)
             }
             None => Stopped::Failure(failure::member(unsent.error)),
         }

@@ -199,7 +199,7 @@ impl TurnsCommand {
         }));
         match refused {
             None => Ok(()),
-            Some(Ok(refused)) => Err(Stopped::Refused(refused)),
+            Some(Ok(refused)) => Err(refused.into()),
             Some(Err(error)) if held.turn == self.order.len() => {
                 tracing::warn!(%error, "not left");
                 Ok(())

@@ -2,11 +2,12 @@
 
 use core::ops::Range;
 
-use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
+use castnet_wire::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TAGS_MAX};
 use castnet_wire::ipv4::{self, PROTOCOL_UDP};
 use castnet_wire::udp::ROCE_PORT;
 use castnet_wire::{
-    DropReason, Ethernet, FrameBuf, IpAddrs, Ipv4, MacAddr, Nanos, Parsed, PortId, RoceHeader, parse_frame,
+    DropReason, Ethernet, FrameBuf, IpAddrs, Ipv4, MacAddr, Nanos, Parsed, PortId, RoceHeader, VlanTag,
+    parse_frame,
 };
 
 use crate::address;
@@ -36,7 +37,8 @@ pub(crate) fn vlan(ethernet: &Ethernet) -> u16 {
 
 impl Bridging<'_> {
     pub(crate) fn bridge<E: Egress, O: Observer>(&mut self, cx: &mut Cx<'_, E, O>, frame: E::Buf) -> Verdict {
-        let (ethernet, l3) = match Ethernet::parse(frame.head()) {
+        let parsed = Ethernet::parse(frame.head()).or_else(|_| Ethernet::parse_any(frame.head()));
+        let (ethernet, l3) = match parsed {
             Ok(parsed) => parsed,
             Err(error) => return cx.drop(Stage::Parse, DropReason::Malformed, || error.to_string()),
         };
@@ -58,6 +60,11 @@ impl Bridging<'_> {
         }
         self.learn(cx, &ethernet);
         if ethernet.dst == self.output.ports.mac(cx.ingress) {
+            if l3 > Ethernet::LEN + TAGS_MAX * VlanTag::LEN {
+                return cx.drop(Stage::Parse, DropReason::Malformed, || {
+                    "for the switch itself, with more than two tags".into()
+                });
+            }
             return match ethernet.ethertype {
                 ETHERTYPE_IPV4 => self.route(cx, l3, frame),
                 ETHERTYPE_IPV6 => cx.drop(Stage::Route, DropReason::NoRoute, || "IPv6 is not routed".into()),

@@ -231,7 +231,8 @@ impl Engine {
         }
     }
 
-    /// The RoCEv2 parser refused the frame. For a group it is dropped, else forwarded if Ethernet and IP headers are valid.
+    /// The RoCEv2 parser refused the frame. For a group it is dropped. Else it is a frame like any other: what is behind its Ethernet header
+    /// concerns its hosts (contract S4).
     #[inline(never)]
     fn unparsed_frame<E: Egress, O: Observer>(
         &mut self,
@@ -250,10 +251,8 @@ impl Engine {
             };
             return cx.drop(Stage::Parse, reason, || error.to_string());
         }
-        match parse_network(frame.head(), frame.length()) {
-            parsed @ Ok(_) => self.ungrouped_frame(cx, &parsed, frame),
-            Err(error) => cx.drop(Stage::Parse, DropReason::Malformed, || error.to_string()),
-        }
+        let parsed = parse_network(frame.head(), frame.length());
+        self.ungrouped_frame(cx, &parsed, frame)
     }
 }
 

@@ -119,6 +119,54 @@ fn a_full_table_forgets_the_oldest_and_says_so_once() {
     assert_eq!(kept, [8, 9].map(peer_mac));
 }
 
+/// What is behind the Ethernet header concerns the hosts: three tags, and IPv4 headers as no switch reads them (Linux sends total length 0).
+/// But hosts remove all tags, so a frame for a group or in its name is one with any number of them.
+#[test]
+fn frames_of_others_pass_whatever_is_in_them() {
+    let mut e = star_switch(2);
+    let tags = |n: usize| [0x81, 0, 0, 5].repeat(n);
+    let frame = |tags: &[u8], ip: &[u8]| {
+        let macs = [peer_mac(8).0, peer_mac(9).0].concat();
+        [&macs[..], tags, &[8, 0][..], ip, &[0; 40][..]].concat()
+    };
+    let mut header = vec![0x45, 0, 0, 60, 0, 0, 0, 0, 64, 6, 0, 0, 10, 7, 0, 1, 10, 7, 0, 2];
+    let mut others = Vec::new();
+    for count in [0, 1, 2, 3, 7] {
+        others.push(frame(&tags(count), &header));
+    }
+    for (at, byte) in [(0, 0x05), (0, 0x4F), (0, 0x41), (3, 0), (2, 0xFF)] {
+        let before = std::mem::replace(&mut header[at], byte);
+        others.push(frame(&[], &header));
+        header[at] = before;
+    }
+    others.push(frame(&[], &header[..9]));
+    for other in others {
+        let sent = feed(&mut e, T0, 0, &other);
+        assert!(
+            !sent.is_empty() && sent.iter().all(|(_, frame)| *frame == other),
+            "{other:02x?}"
+        );
+    }
+    let group = MCST.0;
+    for at in [12, 16] {
+        let mut header = header.clone();
+        header[at..at + 4].copy_from_slice(&group.octets());
+        assert_eq!(
+            feed(&mut e, T0, 0, &frame(&tags(3), &header)),
+            [],
+            "for a group, or in its name"
+        );
+    }
+    // For the switch itself, and one whose tags do not end.
+    let mut own = frame(&tags(3), &header);
+    own[..6].copy_from_slice(&port_mac(0).0);
+    let endless = [&own[..12], &tags(40)[..]].concat();
+    for frame in [own, endless] {
+        assert_eq!(feed(&mut e, T0, 0, &frame), []);
+    }
+    assert_conserved(&e);
+}
+
 #[test]
 fn frames_that_no_bridge_forwards_or_no_station_sends_are_dropped() {
     let mut e = engine(2);
