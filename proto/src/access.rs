@@ -377,6 +377,48 @@ pub fn methods(proto: &str) -> Vec<&str> {
     rpcs.filter_map(|rpc| rpc.split('(').next()).collect()
 }
 
+/// Why a table of calls of a document is not that of a service, for tests: a row is missing, is of no method, or names other roles. The rows
+/// are those below `heading`: method, roles, and more.
+pub fn document_faults(
+    document: &str,
+    heading: &str,
+    proto: &str,
+    right: fn(&str) -> Option<Right>,
+) -> Vec<String> {
+    let section = document
+        .split("\n## ")
+        .find(|section| section.starts_with(heading));
+    let rows = section
+        .unwrap_or_default()
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"));
+    let rows: Vec<(&str, &str)> = rows
+        .filter_map(|row| row.split_once("` | "))
+        .filter_map(|(method, rest)| Some((method, rest.split(" |").next()?)))
+        .collect();
+    let said: Vec<(&str, String)> = methods(proto)
+        .into_iter()
+        .map(|method| {
+            let roles = right(method).map_or(&[][..], Right::roles);
+            let roles: Vec<String> = roles.iter().map(Role::to_string).collect();
+            (method, roles.join(", "))
+        })
+        .collect();
+    let has = |row: &(&str, &str)| {
+        said.iter()
+            .any(|(method, roles)| (*method, roles.as_str()) == *row)
+    };
+    let is_there = |method: &str| rows.iter().any(|(row, _)| *row == method);
+    let wrong = rows
+        .iter()
+        .filter(|row| !has(row))
+        .map(|row| format!("{row:?} is not what the service does"));
+    let missing = said.iter().filter(|(method, _)| !is_there(method));
+    wrong
+        .chain(missing.map(|(method, roles)| format!("{method} ({roles}) has no row")))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -171,4 +171,13 @@ mod tests {
         }
         assert_eq!(right("Reboot"), None);
     }
+
+    #[test]
+    fn the_document_says_who_may_call_what() {
+        let document = include_str!("../../../docs/security.md");
+        let proto = include_str!("../../../proto/castnet/v1/controller.proto");
+        let faults =
+            castnet_proto::access::document_faults(document, "Calls to the controller", proto, right);
+        assert_eq!(faults, [""; 0]);
+    }
 }

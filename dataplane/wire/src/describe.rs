@@ -25,7 +25,7 @@ impl fmt::Display for Describe<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ethernet, at) = match Ethernet::parse(self.head) {
             Ok(parsed) => parsed,
-            Err(error) => return write!(f, "malformed: {error}, {} bytes", self.frame_len),
+            Err(error) => return write!(f, "not read: {error}, {} bytes", self.frame_len),
         };
         write!(f, "{} > {}", ethernet.src, ethernet.dst)?;
         if let Some(tag) = ethernet.vlan {
@@ -48,7 +48,7 @@ impl fmt::Display for Describe<'_> {
                         l.chassis, l.port
                     )
                 }
-                Err(error) => write!(f, "malformed: {error}"),
+                Err(error) => write!(f, "not read: {error}"),
             },
             Ok(Parsed::Ipv4 { header: h, .. }) => {
                 write!(
@@ -65,7 +65,7 @@ impl fmt::Display for Describe<'_> {
                 )
             }
             Ok(Parsed::Other(e)) => write!(f, "ethertype {:#06x}", e.ethertype),
-            Err(error) => write!(f, "malformed: {error}"),
+            Err(error) => write!(f, "not read: {error}"),
         }?;
         write!(f, ", {} bytes", self.frame_len)
     }

@@ -10,7 +10,7 @@ names! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     #[repr(u8)]
     pub enum DropReason {
-        /// The frame is shorter than its Ethernet header; or a frame for a group or for the switch itself is shorter than its headers require,
+        /// The frame is shorter than its Ethernet header; or ARP, or a frame for a group or for the switch itself, is shorter than its headers require,
         /// breaks their rules, or has more than two VLAN tags.
         Malformed => "malformed",
         /// The IPv4 header checksum is wrong.

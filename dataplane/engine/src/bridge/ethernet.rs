@@ -220,6 +220,12 @@ impl Bridging<'_> {
             Ok(parsed) => parsed,
             Err(error) => return cx.drop(Stage::Route, DropReason::Malformed, || error.to_string()),
         };
+        let (said, room) = (usize::from(ip.total_len), frame.length() - l3);
+        if !(header_len..=room).contains(&said) {
+            return cx.drop(Stage::Route, DropReason::Malformed, || {
+                format!("IPv4: total length says {said}, but there is room for {room}")
+            });
+        }
         if !frame.checksum_good() && !ipv4::checksum_is_right(packet) {
             return cx.drop(Stage::Route, DropReason::BadIpChecksum, || {
                 "IPv4 header checksum".into()

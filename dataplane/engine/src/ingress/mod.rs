@@ -4,9 +4,10 @@ mod fast;
 
 use core::net::Ipv4Addr;
 
+use castnet_wire::ethernet::ETHERTYPE_ARP;
 use castnet_wire::{
-    Batch, DropReason, FrameBuf, Header, IpAddrs, Nanos, ParseError, Parsed, PortId, RoceHeader, parse_frame,
-    parse_network,
+    Batch, DropReason, Ethernet, FrameBuf, Header, IpAddrs, Nanos, ParseError, Parsed, PortId, RoceHeader,
+    parse_frame, parse_network,
 };
 
 use crate::address::GroupKey;
@@ -252,7 +253,14 @@ impl Engine {
             return cx.drop(Stage::Parse, reason, || error.to_string());
         }
         let parsed = parse_network(frame.head(), frame.length());
-        self.ungrouped_frame(cx, &parsed, frame)
+        // Hosts remove any number of tags, and would believe it.
+        let is_arp = |(ethernet, _): (Ethernet, usize)| ethernet.ethertype == ETHERTYPE_ARP;
+        match parsed {
+            Err(error) if Ethernet::parse_any(frame.head()).is_ok_and(is_arp) => {
+                cx.drop(Stage::Parse, DropReason::Malformed, || error.to_string())
+            }
+            parsed => self.ungrouped_frame(cx, &parsed, frame),
+        }
     }
 }
 
