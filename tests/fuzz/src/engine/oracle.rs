@@ -84,7 +84,8 @@ impl Feedback {
         let psn = header.bth.psn;
         match (header.bth.opcode.info().kind, header.aeth) {
             (Kind::Send | Kind::Write, _) => {
-                let repeated = !psn.is_after(newest) || machine.agg_ack_psn.is_some_and(|a| !psn.is_after(a));
+                // What is so far ahead may be more than half the circle after AggAckPSN, and counts as old then.
+                let repeated = !(1..1 << 21).contains(&psn.diff(newest));
                 self.went_back |= kind.start_psn.is_none() && repeated;
             }
             (Kind::Ack, Some(aeth)) => {
