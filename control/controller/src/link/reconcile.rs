@@ -91,12 +91,16 @@ impl Link {
             }
         }
         let switch = &self.config.name;
+        let is_first = core.others.unasked().any(|unasked| unasked == switch);
         if core.others.listed(switch, others.into_iter())
             && let Some(reason) = core.others.wrong_store()
         {
             tracing::error!(switch, "{reason}");
         }
-        core.shared.fabric.send_replace(());
+        if is_first {
+            // Calls wait for it.
+            core.shared.fabric.send_replace(());
+        }
         ours
     }
 
