@@ -369,6 +369,7 @@ shufflecast() {
         for port in ${ports[n]}; do
             arguments+=($(port "$port" "$port"))
             case $port in to* | from*) arguments+=(--no-flood "$port") ;; esac
+            case $port in from*) arguments+=(--core-port "$port") ;; esac
         done
         start_switch "tor$n" "tor$n" --rules "$lab/core/tor$n.toml" "${arguments[@]}"
         switches+=("tor$n")

@@ -212,6 +212,10 @@ pub struct SwitchConfig {
     /// both ends of a link. Groups use the link all the same
     #[arg(long, value_name = "NAME")]
     pub no_flood: Vec<String>,
+    /// A port by which a static core may bring data although no route leads there, such as one behind the splitter of another
+    /// switch; may be given again. From other ports such data is dropped
+    #[arg(long = "core-port", value_name = "NAME")]
+    pub core_ports: Vec<String>,
     /// Maximal number of groups [default: 4096]
     #[arg(long, value_name = "N")]
     pub groups_max: Option<usize>,
@@ -264,11 +268,20 @@ impl SwitchConfig {
             },
             faults: list(self.faults, other.faults),
             no_flood: list(self.no_flood, other.no_flood),
+            core_ports: list(self.core_ports, other.core_ports),
             groups_max: self.groups_max.or(other.groups_max),
             memory: self.memory.or(other.memory),
             lldp: self.lldp.or(other.lldp),
             hugepages: self.hugepages.or(other.hugepages),
             mrp: self.mrp.or(other.mrp),
+        }
+    }
+
+    /// What certificates of clients may do.
+    pub fn roles(&self) -> Roles {
+        Roles {
+            controllers: self.controllers.clone(),
+            ..self.serve.roles()
         }
     }
 
@@ -311,6 +324,11 @@ impl SwitchConfig {
         for port in self.no_flood.iter().filter(|port| !has(port)) {
             faults.push(format!(
                 "no flooding is asked for on port {port}, which this switch has not"
+            ));
+        }
+        for port in self.core_ports.iter().filter(|port| !has(port)) {
+            faults.push(format!(
+                "port {port} is to lead to a static core, and this switch has none of that name"
             ));
         }
         let mut specs: Vec<(String, PortSpec)> = Vec::new();
@@ -389,6 +407,7 @@ impl SwitchConfig {
                 balance: t.get("balance", BalanceRule::read),
                 faults: t.items("faults", "a list of faults: [\"PORT:loss=1%\"]", |v| v.parse()),
                 no_flood: t.items("no_flood", "a list of ports: [\"PORT\"]", |v| v.string()),
+                core_ports: t.items("core_ports", "a list of ports: [\"PORT\"]", |v| v.string()),
                 groups_max: t.get("groups_max", |v| v.number(0..=u64::MAX, "is over 64 bits")),
                 memory: t.get("memory", Value::number_or_text),
                 lldp: t.get("lldp", Value::number_or_text),
@@ -501,11 +520,12 @@ mod tests {
         assert_eq!(failure.what, "ports a and c are the same interface, eth0");
         let all = SwitchConfig {
             no_flood: vec!["c".into()],
+            core_ports: vec!["e".into()],
             faults: vec!["d:loss=1%".parse().expect("faults")],
             ..twice
         };
-        let failure = all.port_specs().expect_err("three faults");
-        assert_eq!(failure.what.lines().count(), 3, "{failure}");
+        let failure = all.port_specs().expect_err("four faults");
+        assert_eq!(failure.what.lines().count(), 4, "{failure}");
     }
 
     #[test]

@@ -60,6 +60,11 @@ pub fn dataplane_config(config: &SwitchConfig) -> Outcome<DataplaneConfig> {
             })
         });
     let mut out = DataplaneConfig::new(config.name.clone().unwrap_or_else(machine_name), ports.collect());
+    let core_ports = out
+        .ports
+        .iter()
+        .filter(|port| config.core_ports.contains(&port.name));
+    out.engine.core_ports = core_ports.map(|port| port.id).collect();
     let idle = match config.idle.unwrap_or_default() {
         Idle::Busy => WorkerIdle::Busy,
         Idle::Adaptive => WorkerIdle::default(),
@@ -144,6 +149,20 @@ mod tests {
         let dataplane = dataplane_config(&config).expect("a dataplane");
         assert_eq!(dataplane.engine.lldp_interval, None);
         assert!(!dataplane.engine.switch.is_empty());
+    }
+
+    #[test]
+    fn a_port_that_is_named_may_bring_data_of_a_core() {
+        let ports = ["a=eth0", "b=eth1", "c=eth2"]
+            .map(|p| p.parse().expect("a port"))
+            .into();
+        let config = SwitchConfig {
+            ports,
+            core_ports: vec!["c".into(), "b".into()],
+            ..SwitchConfig::default()
+        };
+        let dataplane = dataplane_config(&config).expect("a configuration");
+        assert_eq!(dataplane.engine.core_ports.0, 0b110);
     }
 
     #[test]

@@ -44,6 +44,8 @@ pub struct EngineConfig {
     pub addresses: Vec<Ipv4Addr>,
     /// Its ports, each number once.
     pub ports: Vec<PortInfo>,
+    /// Ports by which a static core may bring data although no route leads there, such as those behind the splitters of other switches.
+    pub core_ports: PortSet,
     /// Most groups.
     pub groups_max: usize,
     /// Most bytes of state of all groups together.
@@ -78,6 +80,7 @@ impl EngineConfig {
             mac: ports.first().map(|p| p.mac).unwrap_or_default(),
             addresses: Vec::new(),
             ports,
+            core_ports: PortSet::default(),
             groups_max: 4096,
             memory_bytes_max: 64 << 20,
             next_hops_max: 4096,

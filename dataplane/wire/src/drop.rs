@@ -21,8 +21,8 @@ names! {
         TooLong => "too-long",
         /// The destination is a group, but the opcode cannot be multicast (READ, atomics, other transports).
         NotMulticastable => "not-multicastable",
-        /// The destination is a group, and port, address or QPN are not those of a member; or a frame to a host has a group address as
-        /// its source (contract C4).
+        /// The destination is a group, and port, address or QPN are not those of a member; a frame to a host has a group address as
+        /// its source; or data of a static core comes by a port that does not lead there (contract C4).
         NotMember => "not-member",
         /// Data to a group from a member that is not its source.
         NotSource => "not-source",
@@ -30,6 +30,8 @@ names! {
         FeedbackFromSource => "feedback-from-source",
         /// An ACK or NAK for a PSN that the source has not sent. Accepting it would lose data silently.
         AckAhead => "ack-ahead",
+        /// Data so far ahead of what all paths of its group have acknowledged that no source has it outstanding.
+        AheadOfWindow => "ahead-of-window",
         /// Payload longer than the group's path MTU.
         OverPmtu => "over-pmtu",
         /// Data of a host beyond the rate limit of its group.

@@ -2,6 +2,7 @@
 
 use super::congestion::CnpFilter;
 use super::entry::{Entry, Refusal};
+use super::joining::Joining;
 use super::repair::Repair;
 use super::stall::Tries;
 use super::switching::Switching;
@@ -17,6 +18,9 @@ use castnet_wire::{DropReason, NakCode, Nanos, Psn, Syndrome};
 const UNKNOWN_BEHIND: i32 = 1 << 22;
 /// The largest number of packets by which a path may be ahead of the newest data. No source has so many outstanding.
 const AHEAD_MAX: i32 = 1 << 16;
+/// The largest number of packets by which data other than the next may be ahead of AggAckPSN. No source has so many outstanding: such a packet
+/// is forged, and would make the genuine ones look repeated.
+const WINDOW_MAX: i32 = 1 << 20;
 
 /// The state of one group at one switch: Cepheus' MFT without the fields for rewriting.
 ///
@@ -35,12 +39,6 @@ const AHEAD_MAX: i32 = 1 << 16;
 /// its receiver does not repeat it, and sent each time the source goes back to that PSN or requests an acknowledgement.
 ///
 /// Congestion. Of the CNPs of the paths, those of the most congested path are sent to the source ([`Event::Cnp`], M4).
-///
-/// Joining. A path that joins a running stream gets nothing before the first packet of a message with the PSN after the newest. Until
-/// then the machine acknowledges each new packet for it, so it holds up nobody; a switch with no other paths acknowledges all data. From
-/// that packet on it is a path like the others: its AckPSN is the PSN before. No ACK of that packet can have been sent, as it is newer
-/// than all data that this switch has seen, and the machine remembers its data when the rule is replaced ([`Multicast::carry_on`]). A
-/// switch that has lost its state lets no path join before all others have sent feedback.
 ///
 /// Only [`handle_message`](Self::handle_message), [`handle`](Self::handle), [`next_data`](Self::next_data) and
 /// [`handle_timeout`](Self::handle_timeout) advance the state. Call `handle` for each frame, then `poll_timeout`, and `handle_timeout` at
@@ -94,14 +92,6 @@ pub(super) enum Special {
     Switching(Switching),
 }
 
-/// Paths that join a running stream, all with the same packet.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Joining {
-    paths: Box<[PathId]>,
-    /// PSN of their first packet; `None` while they wait for it.
-    first: Option<Psn>,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Phase {
     /// No data has been received; the start is unknown.
@@ -148,18 +138,6 @@ impl Multicast {
         }
     }
 
-    /// Lets these paths of a new machine join the stream: before [`carry_on`](Self::carry_on).
-    #[must_use]
-    pub fn with_joining(mut self, paths: impl IntoIterator<Item = PathId>) -> Self {
-        let own = |path: &PathId| path.index() < self.table.len() && *path != self.source;
-        let paths: Box<[PathId]> = paths.into_iter().filter(own).collect();
-        if !paths.is_empty() {
-            self.rare.special = Some(Special::Joining(Joining { paths, first: None }));
-            self.fast = false;
-        }
-        self
-    }
-
     /// Whether only CNPs of the most congested path are sent to the source (M4), which is the default. False: all of them.
     pub fn filter_cnps(&mut self, filters: bool) {
         self.rare.cnps.filters = filters;
@@ -179,7 +157,7 @@ impl Multicast {
             repair.frontier = frontier;
         }
         for (path, before) in kept {
-            let joins = self.joining().is_some_and(|j| j.paths.contains(&path));
+            let joins = self.joins(path);
             let entries = (self.table.get_mut(path.index()), of.table.get(before.index()));
             if let (false, (Some(entry), Some(old))) = (joins, entries) {
                 *entry = *old;
@@ -207,7 +185,7 @@ impl Multicast {
         self.rare.tries = of.rare.tries;
         self.rare.cnps.copy_state(&of.rare.cnps);
         match (&mut self.rare.special, &of.rare.special) {
-            (Some(Special::Joining(own)), Some(Special::Joining(of))) => own.first = of.first,
+            (Some(Special::Joining(own)), Some(Special::Joining(of))) => own.copy_state(of),
             (Some(Special::Switching(own)), Some(Special::Switching(of))) => own.copy_state(of),
             _ => {}
         }
@@ -232,53 +210,6 @@ impl Multicast {
         (self.since, self.stall_at, self.stall_timeout) = (since, stall_at, stall_timeout);
         (self.newest, self.agg_ack, self.source, self.lowest) = (newest, agg_ack, source, lowest);
         (self.phase, self.nak_sent, self.start, self.fast) = (phase, nak_sent, start, fast);
-    }
-
-    fn joining(&self) -> Option<&Joining> {
-        match &self.rare.special {
-            Some(Special::Joining(joining)) => Some(joining),
-            _ => None,
-        }
-    }
-
-    /// Data of `psn` from `from` is about to be handled, and begins a message: waiting paths join with it, if it is the next after the
-    /// newest. Its ICRC must have been verified.
-    pub fn handle_message(&mut self, from: PathId, psn: Psn) {
-        let Some(Special::Joining(joining @ Joining { first: None, .. })) = &mut self.rare.special else {
-            return;
-        };
-        let gap = self
-            .rare
-            .repair
-            .as_ref()
-            .is_some_and(|r| r.frontier != self.newest.next());
-        let joins = match self.phase {
-            // Nothing has been acknowledged by this switch, and no path but those that wait has received anything.
-            Phase::Learning => joining.paths.len() + 1 == self.table.len(),
-            Phase::Baseline => self.newest == self.agg_ack && psn == self.newest.next(),
-            Phase::Acknowledged => psn == self.newest.next(),
-        };
-        if !joins || gap || from != self.source {
-            return;
-        }
-        joining.first = Some(psn);
-        self.fast = self.rare.repair.is_none();
-        if self.phase == Phase::Learning {
-            self.start_after(psn.prev());
-            self.phase = Phase::Acknowledged;
-        }
-    }
-
-    /// True while a path waits for the first packet of a message.
-    pub fn is_waiting(&self) -> bool {
-        !self.fast && self.joining().is_some_and(|j| j.first.is_none())
-    }
-
-    /// The paths that have joined with the data packet of `psn`, and have not acknowledged it.
-    pub fn joined_with(&self, psn: Psn) -> impl Iterator<Item = PathId> {
-        let joining = self.joining().filter(|j| j.first == Some(psn));
-        let paths = joining.into_iter().flat_map(|j| j.paths.iter().copied());
-        paths.filter(move |path| self.lacks(*path, psn))
     }
 
     /// Handles a frame. Clears `out`, and writes one or two effects to it.
@@ -446,7 +377,7 @@ impl Multicast {
     /// Bytes of the state that plain data and feedback do not touch: paths that join, sources that change, and counts of CNPs.
     pub fn cold_bytes(&self) -> usize {
         let special = match &self.rare.special {
-            Some(Special::Joining(joining)) => size_of_val(&*joining.paths),
+            Some(Special::Joining(joining)) => joining.bytes(),
             Some(Special::Switching(switching)) => switching.bytes(),
             None => 0,
         };
@@ -457,6 +388,9 @@ impl Multicast {
     fn on_data(&mut self, now: Nanos, from: PathId, psn: Psn, ack_request: bool, out: &mut Effects) {
         if from.index() >= self.table.len() {
             return emit(out, Effect::Drop(DropReason::NotMember));
+        }
+        if self.is_ahead_of_window(psn) {
+            return emit(out, Effect::Drop(DropReason::AheadOfWindow));
         }
         if from != self.source && !self.take_turn(now, from, psn, ack_request, out) {
             return;
@@ -493,15 +427,16 @@ impl Multicast {
         }
     }
 
-    /// Acknowledges new data for the paths that wait.
-    pub(super) fn pass_waiting(&mut self, now: Nanos, psn: Psn, out: &mut Effects) {
-        let count = self.joining().map_or(0, |j| j.paths.len());
-        for i in 0..count {
-            let path = self.joining().and_then(|j| j.paths.get(i).copied());
-            if let Some(path) = path {
-                self.on_feedback(now, path, psn, 0, Syndrome::Ack, out);
-            }
-        }
+    /// Whether no source that waits for the paths of this switch has this packet outstanding. Paths that wait to join hold up no source.
+    fn is_ahead_of_window(&self, psn: Psn) -> bool {
+        let assumed = match (self.phase, self.start) {
+            (Phase::Learning, _) => return false,
+            (Phase::Baseline, Start::Learned | Start::WentBack) => UNKNOWN_BEHIND,
+            _ => 0,
+        };
+        psn.diff(self.agg_ack) > WINDOW_MAX + assumed
+            && psn != self.newest.next()
+            && self.table.len() > 1 + self.waiting()
     }
 
     /// Data of the source was received that may be new.
@@ -540,7 +475,7 @@ impl Multicast {
     }
 
     /// Counts as if all paths had acknowledged all data up to `psn`.
-    fn start_after(&mut self, psn: Psn) {
+    pub(super) fn start_after(&mut self, psn: Psn) {
         self.table.fill(Entry::new(psn));
         self.newest = psn;
         self.agg_ack = psn;
@@ -595,7 +530,7 @@ impl Multicast {
         }
     }
 
-    fn on_feedback(
+    pub(super) fn on_feedback(
         &mut self,
         now: Nanos,
         from: PathId,

@@ -2,6 +2,7 @@
 
 mod congestion;
 mod entry;
+mod joining;
 mod machine;
 mod repair;
 mod stall;

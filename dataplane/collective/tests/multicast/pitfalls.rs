@@ -122,6 +122,39 @@ fn feedback_ahead_of_the_data_is_dropped() {
     assert_eq!(s.feedback(1, ack(WRAP)), [ack(WRAP).up(0)]);
 }
 
+/// A packet that no source has outstanding would make the genuine ones look repeated, and be waited for until its group stalls.
+#[test]
+fn data_far_ahead_of_what_is_acknowledged_changes_nothing() {
+    const WINDOW: u32 = 1 << 20;
+    let dropped = [Effect::Drop(DropReason::AheadOfWindow)];
+    let mut s = Switch::new(3, WRAP - 1);
+    s.data(WRAP - 1, 2);
+    let before = s.machine.clone();
+    for ahead in [WINDOW - 1, WINDOW + 7, 1 << 22, (1 << 23) - 3] {
+        assert_eq!(s.data(WRAP + ahead, 1), dropped, "{ahead}");
+    }
+    assert_eq!(s.machine, before);
+    assert_eq!(s.data(WRAP + WINDOW - 2, 1), [replicate(&[1, 2])]);
+    // The next packet in order is new, however long nobody has acknowledged any.
+    assert_eq!(s.data(WRAP + WINDOW - 1, 1), [replicate(&[1, 2])]);
+    assert_eq!(s.data(WRAP + WINDOW + 1, 1), dropped);
+    // It counts from what all paths have.
+    s.feedback(1, ack(WRAP + 2));
+    assert_eq!(s.data(WRAP + WINDOW + 1, 1), dropped);
+    s.feedback(2, ack(WRAP + 1));
+    assert_eq!(s.data(WRAP + WINDOW + 2, 1), dropped);
+    assert_eq!(s.data(WRAP + WINDOW + 1, 1), [replicate(&[1, 2])]);
+
+    // Where the start is not known, from the first data on.
+    let mut s = Switch::with(MulticastConfig {
+        start_psn: None,
+        ..Switch::config(3)
+    });
+    s.data(WRAP - 1, 1);
+    assert_eq!(s.data(WRAP + WINDOW, 1), dropped);
+    assert_eq!(s.data(WRAP + WINDOW - 1, 1), [replicate(&[1, 2])]);
+}
+
 /// A repeated finished packet means that the source has missed its ACK: the ACK must be sent again.
 #[test]
 fn a_retransmission_that_all_have_is_answered_with_the_newest_ack() {

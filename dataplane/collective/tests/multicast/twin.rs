@@ -1,6 +1,6 @@
 //! Compares the machine with its slow twin, and checks it with random input.
 
-use crate::common::twin::{Step, Twin, wrap};
+use crate::common::twin::{Step, Twin, WINDOW, wrap};
 use crate::common::{Switch, path, seed};
 use castnet_collective::{Effect, Effects, Event, Multicast, MulticastConfig, PathId};
 use castnet_wire::{DropReason, NakCode, Nanos, Psn, RnrTimer, Syndrome};
@@ -44,7 +44,7 @@ fn syndrome() -> impl Strategy<Value = Syndrome> {
 
 fn draw() -> impl Strategy<Value = Draw> {
     prop_oneof![
-        4 => (prop_oneof![8 => Just(0i64), 1 => 1i64..4], any::<bool>())
+        4 => (prop_oneof![16 => Just(0i64), 2 => 1i64..4, 1 => WINDOW - 4..WINDOW + 4], any::<bool>())
             .prop_map(|(gap, ack_request)| Draw::New { gap, ack_request }),
         4 => (0i64..8, any::<bool>()).prop_map(|(back, ack_request)| Draw::Again { back, ack_request }),
         12 => (0u8..7, -3i64..5, 0u32..1 << 24, syndrome())

@@ -9,7 +9,7 @@ mod registration;
 use core::net::Ipv4Addr;
 use std::sync::Arc;
 
-use castnet_wire::Nanos;
+use castnet_wire::{Nanos, PortId, RoceHeader, Transport};
 
 use crate::bridge::lldp::ANSWERS;
 pub use crate::bridge::registration::RegistrationFrame;
@@ -58,6 +58,23 @@ impl Bridge {
             registrations: Registrations::new(config.registration.as_ref()),
             config,
         }
+    }
+
+    /// The ports by which a static core may bring data: those of next hops, and others that are configured. Hosts are at other ports.
+    pub(crate) fn core_ports(&self) -> PortSet {
+        PortSet(self.tables.routes.ports.0 | self.config.core_ports.0)
+    }
+
+    /// The address of a static core in a packet that comes by a port which does not lead there: a host has sent it, because nothing but a core
+    /// sends RC to a multicast address. A switch that knows no ports of a core has no part in one, and passes what it gets (contract S4).
+    pub(crate) fn forged_core(&self, ingress: PortId, header: &RoceHeader) -> Option<Ipv4Addr> {
+        let (_, dst) = header.ip.v4()?;
+        let ports = self.core_ports();
+        let is_forged = dst.is_multicast()
+            && header.bth.opcode.info().transport == Transport::Rc
+            && !ports.is_empty()
+            && !ports.contains(ingress);
+        is_forged.then_some(dst)
     }
 
     /// Forgets addresses learned on ports that went down.

@@ -96,7 +96,8 @@ impl Engine {
     ) -> Result<Option<E::Buf>, E::Buf> {
         let first = Headers::of(&frame);
         let is_data = first.is_data() && first.is_sound(&frame);
-        let Some((slot, port, mcst_id)) = is_data.then(|| self.core_group(&first)).flatten() else {
+        let Some((slot, port, mcst_id)) = is_data.then(|| self.core_group(cx.ingress, &first)).flatten()
+        else {
             return Err(frame);
         };
         let addresses = (first.dst(), mcst_id);
@@ -132,15 +133,16 @@ impl Engine {
 
     /// The slot, the source's port and the McstID of the group here that plain data of a static core is for. `None` if this switch is a
     /// relay, too.
-    fn core_group(&self, headers: &Headers) -> Option<(u32, PortId, Ipv4Addr)> {
+    fn core_group(&self, ingress: PortId, headers: &Headers) -> Option<(u32, PortId, Ipv4Addr)> {
         let (src, dst) = (headers.src(), headers.dst());
         let slot = self.groups.find_key(GroupKey::From(src))?;
         let context = self.groups.at(slot)?;
         let (group, source) = (context.multicast()?, context.rule().upstream()?);
         let is_from_source = source.next_hop.core() == Some(dst)
             && group.hot.sender(source.port, src, headers.qpn(), None) == Some(group.hot.source);
+        let is_of_core = ingress == source.port || self.bridge.core_ports().contains(ingress);
         let is_relay = self.bridge.tables.routes.replicates(dst);
-        (is_from_source && !is_relay).then_some((slot, source.port, group.hot.mcst_id.0))
+        (is_from_source && is_of_core && !is_relay).then_some((slot, source.port, group.hot.mcst_id.0))
     }
 
     /// Writes the group slot of each frame to `slots`, and prefetches what plain frames of these groups touch.

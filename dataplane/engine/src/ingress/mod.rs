@@ -125,7 +125,7 @@ impl Engine {
     }
 
     /// Data that a static core has brought, and may take on. It is handled as data from the switch next to the source, which it is from: its
-    /// address gives way to the McstID, and it may have come by another port.
+    /// address gives way to the McstID, and it may have come by another port, but by none of a host.
     #[inline(never)]
     fn core_frame<E: Egress, O: Observer>(
         &mut self,
@@ -139,13 +139,19 @@ impl Engine {
         let Some((mcst_id, source)) = rule.and_then(|rule| Some((rule.mcst_id, rule.upstream()?))) else {
             return Verdict::Dropped(DropReason::NotMember);
         };
+        let (port, ingress) = (source.port, cx.ingress);
+        if ingress != port && !self.bridge.core_ports().contains(ingress) {
+            self.note_dropped(cx, Some(slot));
+            return cx.drop(Stage::Classify, DropReason::NotMember, || {
+                from_no_core(ingress, dst)
+            });
+        }
         if source.next_hop.core() != Some(dst) {
             self.note_dropped(cx, Some(slot));
             return cx.drop(Stage::Classify, DropReason::OverCovered, || {
                 format!("data from {src} to {mcst_id} comes by another address than {dst}")
             });
         }
-        let port = source.port;
         if self.bridge.tables.routes.replicates(dst) {
             self.relay(cx, &frame);
         }
@@ -157,7 +163,7 @@ impl Engine {
                 format!("{dst} is an address of the static core, and {src} the source of this group there");
             Step::new(Stage::Classify, format!("dst {mcst_id} instead of {dst}"), why)
         });
-        let ingress = std::mem::replace(&mut cx.ingress, port);
+        cx.ingress = port;
         let verdict = self.group_frame(cx, slot, &own, src, frame);
         cx.ingress = ingress;
         verdict
@@ -212,6 +218,14 @@ impl Engine {
                 "the switch has no such port".into()
             });
         }
+        if let Ok(Parsed::Roce(header)) = parsed
+            && let Some(dst) = self.bridge.forged_core(cx.ingress, header)
+        {
+            let ingress = cx.ingress;
+            return cx.drop(Stage::Classify, DropReason::NotMember, || {
+                from_no_core(ingress, dst)
+            });
+        }
         match parsed {
             Ok(Parsed::Arp(arp)) => self.bridging().arp_frame(cx, arp, frame),
             Ok(Parsed::Lldp { at }) => self.bridging().lldp_frame(cx, *at, frame),
@@ -262,6 +276,10 @@ impl Engine {
             parsed => self.ungrouped_frame(cx, &parsed, frame),
         }
     }
+}
+
+fn from_no_core(ingress: PortId, dst: Ipv4Addr) -> String {
+    format!("{dst} is of a static core, and no route leads there by port {ingress}, nor is it a core port")
 }
 
 /// Removes bytes behind a packet longer than a head: its ICRC would lie in the part that replicas share. Padded frames are shorter.

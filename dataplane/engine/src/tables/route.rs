@@ -81,6 +81,8 @@ pub(crate) struct Routes {
     lengths: u64,
     hops: Vec<Hop>,
     copy_to: Vec<Ipv4Addr>,
+    /// The ports of all next hops.
+    pub(crate) ports: PortSet,
 }
 
 const fn network(address: u32, length: u8) -> u32 {
@@ -99,6 +101,10 @@ impl Routes {
                 port: h.port,
                 mac: h.mac,
             }));
+            route
+                .next_hops
+                .iter()
+                .for_each(|hop| compiled.ports.insert(hop.port));
             compiled.copy_to.extend(&route.copy_to);
             let length = route.prefix.prefix_len();
             let network = network(u32::from(route.prefix.addr()), length);

@@ -164,7 +164,7 @@ impl Fabric {
             let ports: Vec<(String, String)> = ports;
             for (port, interface) in ports {
                 if port == interface {
-                    command.args(["--no-flood", &port]);
+                    command.args(["--no-flood", &port, "--core-port", &port]);
                 }
                 command.args(["--port", &format!("{port}=af_packet:{interface},rx=8192,tx=4096")]);
             }

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 pub const BEHIND: i64 = 1 << 22;
 /// How far ahead of it a path may be.
 pub const AHEAD: i64 = 1 << 16;
+/// How far ahead of what all have acknowledged data may be, but for the next.
+pub const WINDOW: i64 = 1 << 20;
 
 /// An effect as a test sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,6 +140,16 @@ impl Twin {
     fn data(&mut self, from: u8, at: i64, ack_request: bool) -> Vec<Told> {
         if from >= self.paths {
             return vec![Effect::Drop(DropReason::NotMember).into()];
+        }
+        // Where the start was learned, and nothing is acknowledged yet, the paths are only assumed to be so far behind.
+        let behind = if self.learned && !self.acknowledged {
+            BEHIND
+        } else {
+            0
+        };
+        let unexpected = self.newest.is_some_and(|newest| at != newest + 1);
+        if unexpected && at - self.aggregated > behind + WINDOW {
+            return vec![Effect::Drop(DropReason::AheadOfWindow).into()];
         }
         if from != self.source {
             return vec![Effect::Drop(DropReason::NotSource).into()];
